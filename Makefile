@@ -1,0 +1,28 @@
+# The two commands of the README are `make demo` and `make test`. Each fetches libtorch by itself the first time.
+
+CARGO ?= cargo
+DEMO_DIR ?= colossal-demo
+SEED ?= 1
+
+.PHONY: demo test build libtorch check clean
+
+demo: build
+	target/release/colossal-chat demo --out $(DEMO_DIR) --seed $(SEED)
+
+test: libtorch
+	$(CARGO) test --release --workspace
+
+build: libtorch
+	$(CARGO) build --release --bin colossal-chat
+
+# Sets `.libtorch`, the link that .cargo/config.toml points the build at.
+libtorch:
+	@python3 setup/libtorch.py
+
+check: libtorch
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps
+
+clean:
+	$(CARGO) clean
