@@ -1,0 +1,31 @@
+//! What a process sets before its first tensor operation: heap policy and threads.
+//!
+//! More threads than cores make every operation wait for a scheduler slice, so `ranks x threads <= cores` is a rule and not
+//! advice. The environment of a launcher is read here and nowhere else.
+
+use parallel_sys::{memory, runtime};
+
+use crate::Error;
+
+/// Prepares the process. `threads` is the number of threads of one operation, or `None` for one a core.
+///
+/// Returns the number set. Call first thing in `main`.
+pub fn prepare(threads: Option<usize>) -> Result<usize, Error> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = threads.unwrap_or(cores);
+    if threads == 0 || threads > cores {
+        return Err(Error::Threads { threads, cores });
+    }
+    memory::keep_large_buffers()?;
+    runtime::set_threads(threads);
+    Ok(threads)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn more_threads_than_cores_are_refused() {
+        let error = super::prepare(Some(100_000)).unwrap_err().to_string();
+        assert!(error.starts_with("100000 threads were asked for"), "{error}");
+    }
+}

@@ -1,0 +1,124 @@
+//! The process mesh: ranks arranged along named axes.
+//!
+//! The first axis varies slowest. Ranks that differ in one coordinate only form that axis' group; they are the ones that
+//! a collective over the axis joins. Knows no communicator.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// A direction of the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Axis {
+    /// Stages of layers.
+    Pipeline,
+    /// Replicas on different rows (and ZeRO's shards).
+    Data,
+    /// Parts of one sequence.
+    Sequence,
+    /// Parts of one weight.
+    Tensor,
+}
+
+impl Axis {
+    /// Every axis, slowest first.
+    pub const ALL: [Self; 4] = [Self::Pipeline, Self::Data, Self::Sequence, Self::Tensor];
+
+    /// The name in the configuration and in `plan`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pipeline => "pipeline",
+            Self::Data => "data",
+            Self::Sequence => "sequence",
+            Self::Tensor => "tensor",
+        }
+    }
+}
+
+/// The size of every axis, and where this process stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    sizes: [usize; 4],
+    rank: usize,
+}
+
+impl Mesh {
+    /// One process.
+    pub fn single() -> Self {
+        Self { sizes: [1; 4], rank: 0 }
+    }
+
+    /// A mesh with the given sizes, in the order of [`Axis::ALL`], for rank `rank` of `world_size`.
+    pub fn new(sizes: [usize; 4], rank: usize, world_size: usize) -> Result<Self, Error> {
+        let wanted = sizes.iter().product();
+        if wanted != world_size || wanted == 0 {
+            let axes: Vec<String> =
+                Axis::ALL.iter().zip(sizes).map(|(axis, size)| format!("{} {size}", axis.name())).collect();
+            return Err(Error::MeshSize { mesh: axes.join(" x "), wanted, there: world_size });
+        }
+        if rank >= world_size {
+            return Err(Error::Rank { rank, size: world_size });
+        }
+        Ok(Self { sizes, rank })
+    }
+
+    /// This process.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// All processes.
+    pub fn world_size(&self) -> usize {
+        self.sizes.iter().product()
+    }
+
+    /// The number of ranks along `axis`.
+    pub fn size(&self, axis: Axis) -> usize {
+        self.sizes[axis as usize]
+    }
+
+    /// This process' place along `axis`.
+    pub fn coordinate(&self, axis: Axis) -> usize {
+        self.rank / self.stride(axis) % self.size(axis)
+    }
+
+    /// The ranks that differ from this one along `axis` only, in order, this one among them.
+    pub fn group(&self, axis: Axis) -> Vec<usize> {
+        let first = self.rank - self.coordinate(axis) * self.stride(axis);
+        (0..self.size(axis)).map(|place| first + place * self.stride(axis)).collect()
+    }
+
+    fn stride(&self, axis: Axis) -> usize {
+        self.sizes[axis as usize + 1..].iter().product()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_process_is_alone_on_every_axis() {
+        for axis in Axis::ALL {
+            assert_eq!(Mesh::single().group(axis), [0]);
+        }
+    }
+
+    #[test]
+    fn coordinates_and_groups_of_a_2_x_2_x_1_x_3_mesh() {
+        // rank = ((pipeline * 2 + data) * 1 + sequence) * 3 + tensor; 10 = (1 * 2 + 1) * 3 + 1.
+        let mesh = Mesh::new([2, 2, 1, 3], 10, 12).unwrap();
+        let place: Vec<usize> = Axis::ALL.iter().map(|&axis| mesh.coordinate(axis)).collect();
+        assert_eq!(place, [1, 1, 0, 1]);
+        assert_eq!(mesh.group(Axis::Tensor), [9, 10, 11]);
+        assert_eq!(mesh.group(Axis::Data), [7, 10]);
+        assert_eq!(mesh.group(Axis::Pipeline), [4, 10]);
+    }
+
+    #[test]
+    fn a_mesh_that_does_not_fit_is_refused() {
+        let error = Mesh::new([1, 2, 1, 2], 0, 1).unwrap_err().to_string();
+        assert!(error.contains("data 2 x sequence 1 x tensor 2 = 4 ranks, but 1 is running"), "{error}");
+    }
+}

@@ -1,0 +1,222 @@
+//! A network as a chain of segments, and its backward pass one segment at a time.
+//!
+//! The segment is the unit of execution. Between two segments the autograd graph is cut: each one's input is a leaf, and the
+//! backward pass hands `d loss / d output` of one segment to the one before it by the vector-Jacobian product
+//! ([`autograd::grad`](crate::autograd::grad)). What happens at a cut is a policy and not a different trainer: keep
+//! the segment's graph, or only its input and run it again (activation checkpointing, Chen et al. 2016, arXiv 1604.06174).
+//! Knows no layer, no loss and no optimiser.
+
+use tch::{Tensor, no_grad};
+
+use crate::{Error, Parameter, autograd};
+
+/// A network that runs as a chain of segments. A head on top (vocabulary, scalar) is not a segment: it belongs to the loss.
+pub trait Segmented {
+    /// What each segment reads beside the hidden states: token ids, positions, who attends to whom.
+    type Context;
+
+    /// The number of segments; segment 0 makes the first hidden states from the context alone.
+    fn num_segments(&self) -> usize;
+
+    /// Runs segment `index`. `hidden` is the output of the segment before, and `None` for segment 0.
+    fn forward_segment(&self, index: usize, hidden: Option<&Tensor>, context: &Self::Context) -> Tensor;
+
+    /// Which of [`parameters`](Self::parameters) segment `index` uses.
+    fn segment_parameters(&self, index: usize) -> Vec<usize>;
+
+    /// Which of [`parameters`](Self::parameters) the head uses (a tied embedding is used by segment 0 and the head).
+    fn head_parameters(&self) -> Vec<usize>;
+
+    /// Every parameter, in order of use and without repetition.
+    fn parameters(&self) -> &[Parameter];
+
+    /// The last hidden states, without a graph.
+    fn infer(&self, context: &Self::Context) -> Tensor {
+        no_grad(|| {
+            let mut hidden = self.forward_segment(0, None, context);
+            for index in 1..self.num_segments() {
+                hidden = self.forward_segment(index, Some(&hidden), context);
+            }
+            hidden
+        })
+    }
+}
+
+/// What is kept of a segment between forward and backward.
+enum Record {
+    /// Its input and output, joined by a graph.
+    Graph { input: Option<Tensor>, output: Tensor },
+    /// Its input alone.
+    Input(Option<Tensor>),
+}
+
+/// A forward pass that can be run backward once.
+pub struct Tape<'a, M: Segmented> {
+    model: &'a M,
+    context: &'a M::Context,
+    records: Vec<Record>,
+    hidden: Tensor,
+}
+
+impl<'a, M: Segmented> Tape<'a, M> {
+    /// Runs the network forward. With `checkpoint`, only the inputs of the segments are kept.
+    pub fn record(model: &'a M, context: &'a M::Context, checkpoint: bool) -> Self {
+        let mut records = Vec::with_capacity(model.num_segments());
+        let mut hidden: Option<Tensor> = None;
+        for index in 0..model.num_segments() {
+            let input = hidden.take();
+            let (record, output) = if checkpoint {
+                let output = no_grad(|| model.forward_segment(index, input.as_ref(), context));
+                (Record::Input(input), output)
+            } else {
+                run(model, index, input, context)
+            };
+            records.push(record);
+            hidden = Some(output);
+        }
+        let hidden = hidden.expect("a network has a segment").set_requires_grad(true);
+        Self { model, context, records, hidden }
+    }
+
+    /// The last hidden states, a leaf: the loss is built on this.
+    pub fn hidden(&self) -> &Tensor {
+        &self.hidden
+    }
+
+    /// Runs the network backward from the scalar `loss` built on [`hidden`](Self::hidden).
+    ///
+    /// `deliver` receives the gradient of each parameter by its index as soon as it is known; a parameter that is used twice
+    /// is delivered twice.
+    pub fn backward(self, loss: &Tensor, deliver: &mut dyn FnMut(usize, Tensor)) -> Result<(), Error> {
+        let Self { model, context, records, hidden } = self;
+        let mut upstream = vector_jacobian(model, loss, &loss.ones_like(), Some(&hidden), &model.head_parameters(), deliver)?;
+        drop(hidden);
+        for (index, record) in records.into_iter().enumerate().rev() {
+            let Some(seed) = upstream else { return Ok(()) };
+            let (input, output) = match record {
+                Record::Graph { input, output } => (input, output),
+                Record::Input(input) => match run(model, index, input, context).0 {
+                    Record::Graph { input, output } => (input, output),
+                    Record::Input(_) => unreachable!("`run` keeps the graph"),
+                },
+            };
+            let parameters = model.segment_parameters(index);
+            upstream = vector_jacobian(model, &output, &seed, input.as_ref(), &parameters, deliver)?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs one segment with a graph that starts at its input. The second tensor is the output cut off from the graph.
+fn run<M: Segmented>(model: &M, index: usize, input: Option<Tensor>, context: &M::Context) -> (Record, Tensor) {
+    let input = input.map(|input| input.detach().set_requires_grad(true));
+    let output = model.forward_segment(index, input.as_ref(), context);
+    let cut = output.detach();
+    (Record::Graph { input, output }, cut)
+}
+
+/// `seed^T d output / d (input, parameters)`: returns the first and delivers the others.
+fn vector_jacobian<M: Segmented>(
+    model: &M,
+    output: &Tensor,
+    seed: &Tensor,
+    input: Option<&Tensor>,
+    parameters: &[usize],
+    deliver: &mut dyn FnMut(usize, Tensor),
+) -> Result<Option<Tensor>, Error> {
+    let trained: Vec<usize> =
+        parameters.iter().copied().filter(|&index| model.parameters()[index].tensor.requires_grad()).collect();
+    let leaves: Vec<&Tensor> =
+        input.into_iter().chain(trained.iter().map(|&index| &model.parameters()[index].tensor)).collect();
+    if leaves.is_empty() || !output.requires_grad() {
+        return Ok(None);
+    }
+    let mut grads = autograd::grad(&[output], &[seed], &leaves)?.into_iter();
+    let upstream = if input.is_some() { grads.next().flatten() } else { None };
+    for (&index, grad) in trained.iter().zip(grads) {
+        if let Some(grad) = grad {
+            deliver(index, grad);
+        }
+    }
+    Ok(upstream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use tch::Kind;
+
+    /// h0 = w0 * context; h1 = w1 * h0^2; h2 = w2 * h1; head: w0 (tied).
+    struct Chain {
+        parameters: Vec<Parameter>,
+        forwards: Cell<usize>,
+    }
+
+    impl Chain {
+        fn new() -> Self {
+            let parameter = |name: &str, value: f64| {
+                Parameter::replicated(name, &Tensor::from_slice(&[value]).set_requires_grad(true))
+            };
+            Self {
+                parameters: vec![parameter("w0", 2.0), parameter("w1", 3.0), parameter("w2", 5.0)],
+                forwards: Cell::new(0),
+            }
+        }
+    }
+
+    impl Segmented for Chain {
+        type Context = Tensor;
+        fn num_segments(&self) -> usize {
+            3
+        }
+        fn forward_segment(&self, index: usize, hidden: Option<&Tensor>, context: &Tensor) -> Tensor {
+            self.forwards.set(self.forwards.get() + 1);
+            let weight = &self.parameters[index].tensor;
+            match index {
+                0 => weight * context,
+                1 => weight * hidden.unwrap().square(),
+                _ => weight * hidden.unwrap(),
+            }
+        }
+        fn segment_parameters(&self, index: usize) -> Vec<usize> {
+            vec![index]
+        }
+        fn head_parameters(&self) -> Vec<usize> {
+            vec![0]
+        }
+        fn parameters(&self) -> &[Parameter] {
+            &self.parameters
+        }
+    }
+
+    fn gradients(checkpoint: bool) -> (Vec<f64>, usize) {
+        let model = Chain::new();
+        let context = Tensor::from_slice(&[7.0]);
+        let mut grads = vec![0.0; 3];
+        let tape = Tape::record(&model, &context, checkpoint);
+        let loss = (tape.hidden() * &model.parameters[0].tensor).sum(Kind::Double);
+        tape.backward(&loss, &mut |index, grad| grads[index] += grad.double_value(&[0])).unwrap();
+        (grads, model.forwards.get())
+    }
+
+    #[test]
+    fn gradients_by_hand_with_and_without_checkpointing() {
+        // loss = w0 * w2 * w1 * (w0 c)^2 = w0^3 w1 w2 c^2, with w = (2, 3, 5), c = 7.
+        // d/dw0 = 3 * 4 * 15 * 49 = 8820; d/dw1 = 8 * 5 * 49 = 1960; d/dw2 = 8 * 3 * 49 = 1176.
+        assert_eq!(gradients(false), (vec![8820.0, 1960.0, 1176.0], 3));
+        assert_eq!(gradients(true), (vec![8820.0, 1960.0, 1176.0], 6));
+    }
+
+    #[test]
+    fn a_frozen_parameter_gets_no_gradient() {
+        let model = Chain::new();
+        let _ = model.parameters[1].tensor.shallow_clone().set_requires_grad(false);
+        let context = Tensor::from_slice(&[7.0]);
+        let tape = Tape::record(&model, &context, false);
+        let loss = tape.hidden().sum(Kind::Double);
+        let mut seen = Vec::new();
+        tape.backward(&loss, &mut |index, _| seen.push(index)).unwrap();
+        assert_eq!(seen, [2, 0]);
+    }
+}

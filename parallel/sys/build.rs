@@ -1,0 +1,28 @@
+//! Compiles the shim against the headers of the libtorch that `LIBTORCH` names.
+
+use std::path::PathBuf;
+
+fn main() {
+    println!("cargo:rerun-if-changed=cpp");
+    println!("cargo:rerun-if-env-changed=LIBTORCH");
+    let libtorch = PathBuf::from(
+        std::env::var("LIBTORCH").expect("LIBTORCH is not set: run `make libtorch` once, it sets .libtorch up"),
+    );
+    let include = libtorch.join("include");
+    assert!(
+        include.join("torch/csrc/api/include/torch/torch.h").is_file(),
+        "no libtorch headers under {}: run `make libtorch`",
+        include.display()
+    );
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .include(&include)
+        .include(include.join("torch/csrc/api/include"))
+        .define("_GLIBCXX_USE_CXX11_ABI", "1")
+        .flag("-Wno-unused-parameter")
+        .flag("-Wno-deprecated-declarations")
+        .flag("-Wno-attributes")
+        .files(["cpp/error.cpp", "cpp/dispatch.cpp", "cpp/autograd.cpp", "cpp/runtime.cpp"])
+        .compile("colossal_shim");
+}

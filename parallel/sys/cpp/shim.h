@@ -1,0 +1,60 @@
+// The C face of what libtorch has and tch lacks. Every function returns 0, or 1 with the reason in `shim_last_error`.
+// Nothing but `at::Tensor *` and plain numbers crosses this line, and no C++ exception does.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+extern "C" {
+
+// The text of the last failure on this thread; valid until the next failing call on this thread.
+const char *shim_last_error();
+
+// One argument of, or result from, a dispatched operation.
+enum ShimTag : int32_t {
+  SHIM_NONE = 0,
+  SHIM_TENSOR = 1,
+  SHIM_INT = 2,
+  SHIM_DOUBLE = 3,
+  SHIM_BOOL = 4,
+  SHIM_STRING = 5,
+  SHIM_TENSOR_LIST = 6,
+  SHIM_INT_LIST = 7,
+  SHIM_DOUBLE_LIST = 8,
+};
+struct ShimValue {
+  int32_t tag;
+  int64_t integer;       // SHIM_INT, SHIM_BOOL
+  double real;           // SHIM_DOUBLE
+  const void *data;      // SHIM_TENSOR: at::Tensor *; lists: array; SHIM_STRING: UTF-8 bytes
+  size_t length;         // lists and strings
+};
+
+// Calls `name.overload`. `sink` receives each result in order; tensors handed to it are owned by the receiver.
+typedef void (*ShimSink)(void *context, const ShimValue *value);
+int shim_call(const char *name, const char *overload, const ShimValue *arguments, size_t count, ShimSink sink,
+              void *context);
+
+// d(sum_i <outputs_i, seeds_i>) / d(inputs). `results[i]` is owned by the caller, or null where the input was not used.
+int shim_grad(at::Tensor *const *outputs, at::Tensor *const *seeds, size_t output_count, at::Tensor *const *inputs,
+              size_t input_count, bool retain_graph, bool create_graph, bool allow_unused, at::Tensor **results);
+
+// An autograd node whose backward is the caller's. The callback fills `input_grads` (owned tensors, or null for no gradient) and returns 0,
+// or returns 1 after `shim_fail`. `drop` frees `state`, once.
+typedef int (*ShimBackward)(void *state, at::Tensor *const *output_grads, size_t output_count,
+                            at::Tensor **input_grads, size_t input_count);
+typedef void (*ShimDrop)(void *state);
+int shim_attach(at::Tensor *const *outputs, size_t output_count, at::Tensor *const *inputs, size_t input_count,
+                void *state, ShimBackward backward, ShimDrop drop, at::Tensor **results);
+
+// Leaves a message for `shim_last_error`: for callbacks.
+void shim_fail(const char *message);
+
+// "Build settings" as libtorch prints them. `sink` receives one SHIM_STRING.
+int shim_show_config(ShimSink sink, void *context);
+// Whether denormal numbers are flushed to zero on this thread from now on.
+int shim_set_flush_denormal(bool flush, bool *supported);
+// Floating-point behaviour: whether operations without a deterministic form are refused.
+int shim_set_deterministic(bool deterministic);
+}

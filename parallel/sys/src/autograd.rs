@@ -1,0 +1,219 @@
+//! Gradients with seeds, and autograd nodes whose backward is a Rust function.
+
+use std::ffi::{CString, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use crate::{Error, check, raw};
+
+/// The vector-Jacobian product: for each input, `sum_i seeds[i]^T d outputs[i] / d input`.
+///
+/// `None` where an input takes no part in the outputs. The graph is freed.
+pub fn grad(outputs: &[&Tensor], seeds: &[&Tensor], inputs: &[&Tensor]) -> Result<Vec<Option<Tensor>>, Error> {
+    assert_eq!(outputs.len(), seeds.len(), "one seed for each output");
+    let (output_list, seed_list, input_list) = (pointers(outputs), pointers(seeds), pointers(inputs));
+    let mut results = vec![std::ptr::null_mut::<C_tensor>(); inputs.len()];
+    // SAFETY: the pointers are borrowed from the argument slices, and `results` has room for one tensor an input.
+    let code = unsafe {
+        raw::shim_grad(
+            output_list.as_ptr(),
+            seed_list.as_ptr(),
+            output_list.len(),
+            input_list.as_ptr(),
+            input_list.len(),
+            false,
+            false,
+            true,
+            results.as_mut_ptr(),
+        )
+    };
+    check("autograd::grad", code)?;
+    Ok(results.into_iter().map(owned).collect())
+}
+
+/// The backward of a custom node: from one gradient an output (`None` where none arrived) to one an input.
+pub type Backward = Box<dyn FnMut(&[Option<Tensor>]) -> Result<Vec<Option<Tensor>>, Error> + Send>;
+
+/// Gives `outputs` (computed without a graph) a history: their backward with respect to `inputs` is `backward`.
+///
+/// Returns the outputs that carry the history. A panic in `backward` becomes an error of the backward pass.
+pub fn attach(outputs: &[&Tensor], inputs: &[&Tensor], backward: Backward) -> Result<Vec<Tensor>, Error> {
+    let (output_list, input_list) = (pointers(outputs), pointers(inputs));
+    let mut results = vec![std::ptr::null_mut::<C_tensor>(); outputs.len()];
+    let state: *mut Backward = Box::into_raw(Box::new(backward));
+    // SAFETY: the node takes ownership of `state` and gives it back to `free` exactly once; the pointer lists outlive the call.
+    let code = unsafe {
+        raw::shim_attach(
+            output_list.as_ptr(),
+            output_list.len(),
+            input_list.as_ptr(),
+            input_list.len(),
+            state.cast(),
+            run,
+            free,
+            results.as_mut_ptr(),
+        )
+    };
+    check("autograd::attach", code)?;
+    Ok(results.into_iter().filter_map(owned).collect())
+}
+
+fn pointers(tensors: &[&Tensor]) -> Vec<*const C_tensor> {
+    tensors.iter().map(|tensor| tensor.as_ptr()).collect()
+}
+
+fn owned(pointer: *mut C_tensor) -> Option<Tensor> {
+    // SAFETY: a non-null result of the shim is a tensor that now belongs to us.
+    (!pointer.is_null()).then(|| unsafe { Tensor::from_ptr(pointer) })
+}
+
+extern "C" fn run(
+    state: *mut c_void,
+    output_grads: *const *const C_tensor,
+    output_count: usize,
+    input_grads: *mut *mut C_tensor,
+    input_count: usize,
+) -> c_int {
+    // SAFETY: `state` is the box of `attach`; the two arrays have the lengths that the shim states.
+    let (backward, given, made) = unsafe {
+        (
+            &mut *state.cast::<Backward>(),
+            std::slice::from_raw_parts(output_grads, output_count),
+            std::slice::from_raw_parts_mut(input_grads, input_count),
+        )
+    };
+    let answer = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: a non-null entry is a live tensor, of which `clone_from_ptr` makes a handle of our own.
+        let grads: Vec<Option<Tensor>> = given
+            .iter()
+            .map(|&pointer| (!pointer.is_null()).then(|| unsafe { Tensor::clone_from_ptr(pointer.cast_mut()) }))
+            .collect();
+        backward(&grads)
+    }));
+    match answer {
+        Ok(Ok(grads)) if grads.len() == made.len() => {
+            for (slot, grad) in made.iter_mut().zip(grads) {
+                *slot = grad.map_or(std::ptr::null_mut(), Tensor::into_ptr_owned);
+            }
+            0
+        }
+        Ok(Ok(grads)) => fail(&format!("backward gave {} gradients for {} inputs", grads.len(), made.len())),
+        Ok(Err(error)) => fail(&error.to_string()),
+        Err(panic) => fail(&format!("backward panicked: {}", panic_text(panic.as_ref()))),
+    }
+}
+
+/// Hands a tensor over to the other side of the border.
+trait IntoPointer {
+    fn into_ptr_owned(self) -> *mut C_tensor;
+}
+
+impl IntoPointer for Tensor {
+    fn into_ptr_owned(self) -> *mut C_tensor {
+        let tensor = std::mem::ManuallyDrop::new(self);
+        tensor.as_ptr().cast_mut()
+    }
+}
+
+fn fail(message: &str) -> c_int {
+    let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
+    // SAFETY: the text lives until the call returns, and the shim copies it.
+    unsafe { raw::shim_fail(text.as_ptr()) };
+    1
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+extern "C" fn free(state: *mut c_void) {
+    // SAFETY: `state` came from `Box::into_raw` in `attach`, and the node calls this once.
+    drop(unsafe { Box::from_raw(state.cast::<Backward>()) });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Kind;
+
+    fn leaf(values: &[f64]) -> Tensor {
+        Tensor::from_slice(values).set_requires_grad(true)
+    }
+
+    #[test]
+    fn grad_takes_its_seed() {
+        let x = leaf(&[1.0, 2.0, 3.0]);
+        let y = &x * &x;
+        let seed = Tensor::from_slice(&[1.0, 10.0, 100.0]);
+        let grads = grad(&[&y], &[&seed], &[&x]).unwrap();
+        // d(x^2) = 2x, times the seed.
+        assert_eq!(Vec::<f64>::try_from(grads[0].as_ref().unwrap()).unwrap(), [2.0, 40.0, 600.0]);
+    }
+
+    #[test]
+    fn an_unused_input_has_no_gradient() {
+        let (x, z) = (leaf(&[1.0]), leaf(&[1.0]));
+        let y = &x * 3.0;
+        let grads = grad(&[&y], &[&y.ones_like()], &[&x, &z]).unwrap();
+        assert!(grads[0].is_some() && grads[1].is_none());
+    }
+
+    #[test]
+    fn a_custom_node_runs_its_backward() {
+        let x = leaf(&[2.0, 4.0]);
+        let value = tch::no_grad(|| &x * 7.0);
+        let outputs = attach(
+            &[&value],
+            &[&x],
+            Box::new(|grads| Ok(vec![grads[0].as_ref().map(|grad| grad * 5.0)])),
+        )
+        .unwrap();
+        assert_eq!(Vec::<f64>::try_from(&outputs[0]).unwrap(), [14.0, 28.0]);
+        let total = (&outputs[0] * 2.0).sum(Kind::Double);
+        let grads = grad(&[&total], &[&total.ones_like()], &[&x]).unwrap();
+        // The node says 5, the product says 2.
+        assert_eq!(Vec::<f64>::try_from(grads[0].as_ref().unwrap()).unwrap(), [10.0, 10.0]);
+    }
+
+    #[test]
+    fn a_panic_in_backward_is_an_error() {
+        let x = leaf(&[1.0]);
+        let value = tch::no_grad(|| &x * 1.0);
+        let outputs = attach(&[&value], &[&x], Box::new(|_| panic!("rank 3 is gone"))).unwrap();
+        let error = grad(&[&outputs[0]], &[&value.ones_like()], &[&x]).unwrap_err().to_string();
+        assert!(error.contains("rank 3 is gone"), "{error}");
+    }
+
+    #[test]
+    fn an_error_in_backward_is_an_error() {
+        let x = leaf(&[1.0]);
+        let value = tch::no_grad(|| &x * 1.0);
+        let outputs = attach(&[&value], &[&x], Box::new(|_| Ok(vec![]))).unwrap();
+        let error = grad(&[&outputs[0]], &[&value.ones_like()], &[&x]).unwrap_err().to_string();
+        assert!(error.contains("0 gradients for 1 inputs"), "{error}");
+    }
+
+    #[test]
+    fn the_state_is_dropped_once() {
+        use std::sync::Arc;
+        let counter = Arc::new(());
+        let held = Arc::clone(&counter);
+        let x = leaf(&[1.0]);
+        let value = tch::no_grad(|| &x * 1.0);
+        let outputs = attach(
+            &[&value],
+            &[&x],
+            Box::new(move |_| {
+                let _ = &held;
+                Ok(vec![None])
+            }),
+        )
+        .unwrap();
+        assert_eq!(Arc::strong_count(&counter), 2);
+        drop(outputs);
+        assert_eq!(Arc::strong_count(&counter), 1);
+    }
+}

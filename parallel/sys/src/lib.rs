@@ -1,0 +1,47 @@
+//! What libtorch has and tch lacks, in two levels.
+//!
+//! | level | module | what a call looks like |
+//! |---|---|---|
+//! | raw | [`raw`] | the C functions of `cpp/shim.h`, in its order |
+//! | safe | [`dispatch`], [`autograd`], [`runtime`] | tensors and `Result`s |
+//!
+//! This crate and the NCCL communicator hold the only `unsafe` of the project. No C++ exception and no Rust panic crosses
+//! the border: exceptions become [`Error::Torch`], panics in a callback become an error on the C++ side.
+
+pub mod autograd;
+pub mod dispatch;
+pub mod memory;
+pub mod raw;
+pub mod runtime;
+
+/// What can go wrong below tch.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// libtorch threw, or a callback failed; the text is its own, cut at the C++ backtrace.
+    #[error("{call}: {message}")]
+    Torch {
+        /// The shim call, or the name of the dispatched operation.
+        call: String,
+        /// What libtorch said.
+        message: String,
+    },
+    /// The C library refused a setting.
+    #[error("the C library refused {setting} = {value}")]
+    Malloc {
+        /// The name of the `mallopt` setting.
+        setting: &'static str,
+        /// The value that was refused.
+        value: i32,
+    },
+}
+
+/// Turns the shim's return code into a `Result` that names the call.
+fn check(call: &str, code: libc::c_int) -> Result<(), Error> {
+    if code == 0 {
+        return Ok(());
+    }
+    // SAFETY: the shim returns a NUL-terminated string that lives until the next failing call on this thread.
+    let text = unsafe { std::ffi::CStr::from_ptr(raw::shim_last_error()) }.to_string_lossy().into_owned();
+    let message = text.split("\nException raised from").next().unwrap_or_default().to_owned();
+    Err(Error::Torch { call: call.to_owned(), message })
+}

@@ -1,0 +1,54 @@
+//! Settings of libtorch as a whole: threads, denormals, determinism.
+
+use std::ffi::c_void;
+
+use crate::raw::ShimValue;
+use crate::{Error, check, raw};
+
+/// The build settings that libtorch prints of itself, several lines.
+pub fn show_config() -> Result<String, Error> {
+    let mut text = String::new();
+    // SAFETY: `copy` is only called during the call, with `text` as its context.
+    let code = unsafe { raw::shim_show_config(copy, (&raw mut text).cast()) };
+    check("show_config", code)?;
+    Ok(text)
+}
+
+extern "C" fn copy(context: *mut c_void, value: *const ShimValue) {
+    // SAFETY: `show_config` passes a live `String`, and the shim bytes that live during the call.
+    unsafe {
+        let value = &*value;
+        let bytes = std::slice::from_raw_parts(value.data.cast::<u8>(), value.length);
+        (*context.cast::<String>()).push_str(&String::from_utf8_lossy(bytes));
+    }
+}
+
+/// Flushes denormal numbers to zero on this thread; says whether the processor can.
+pub fn set_flush_denormal(flush: bool) -> Result<bool, Error> {
+    let mut supported = false;
+    // SAFETY: `supported` lives during the call.
+    let code = unsafe { raw::shim_set_flush_denormal(flush, &raw mut supported) };
+    check("set_flush_denormal", code)?;
+    Ok(supported)
+}
+
+/// Refuses operations that have no deterministic form.
+pub fn set_deterministic(deterministic: bool) -> Result<(), Error> {
+    // SAFETY: a plain call.
+    check("set_deterministic", unsafe { raw::shim_set_deterministic(deterministic) })
+}
+
+/// Sets the number of threads of one operation, and one thread between operations. Call before the first operation.
+pub fn set_threads(threads: usize) {
+    tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
+    tch::set_num_interop_threads(1);
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn libtorch_describes_itself() {
+        let text = super::show_config().unwrap();
+        assert!(text.contains("PyTorch built with"), "{text}");
+    }
+}
