@@ -1,0 +1,142 @@
+//! The `[train]` section: how one optimiser step is made.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// How the learning rate moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scheduler {
+    /// Constant after the warm-up.
+    Constant,
+    /// Straight down to zero.
+    Linear,
+    /// Half a cosine down to zero.
+    Cosine,
+}
+
+/// The update rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Optimizer {
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101).
+    Adamw,
+}
+
+/// The `[train]` section.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    /// Optimiser steps; absent: as many as `epochs` makes.
+    pub steps: Option<u64>,
+    /// Passes over the training rows, when `steps` is absent.
+    pub epochs: u64,
+    /// Rows that are run at once.
+    pub micro_batch_size: usize,
+    /// Micro-batches of one optimiser step.
+    pub gradient_accumulation_steps: usize,
+    /// The highest learning rate.
+    pub lr: f64,
+    /// How the learning rate moves.
+    pub scheduler: Scheduler,
+    /// Steps of linear rise from zero.
+    pub warmup_steps: u64,
+    /// The update rule.
+    pub optimizer: Optimizer,
+    /// Decay of the two moments.
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decay of matrices and embeddings; norms and biases have none.
+    pub weight_decay: f64,
+    /// The gradient is scaled down to this norm; 0 turns clipping off.
+    pub max_grad_norm: f64,
+    /// Keep only the inputs of segments, and run each again in the backward pass.
+    pub activation_checkpointing: bool,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            steps: None,
+            epochs: 1,
+            micro_batch_size: 8,
+            gradient_accumulation_steps: 1,
+            lr: 1e-5,
+            scheduler: Scheduler::Cosine,
+            warmup_steps: 0,
+            optimizer: Optimizer::Adamw,
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 1.0,
+            activation_checkpointing: false,
+        }
+    }
+}
+
+impl TrainConfig {
+    /// Refuses settings that cannot be.
+    pub fn check(&self) -> Result<(), Error> {
+        let refuse = |key, value: String, wanted| Err(Error::Setting { key, value, wanted });
+        if self.micro_batch_size == 0 {
+            return refuse("micro_batch_size", "0".into(), "must be at least 1");
+        }
+        if self.gradient_accumulation_steps == 0 {
+            return refuse("gradient_accumulation_steps", "0".into(), "must be at least 1");
+        }
+        if !(self.lr.is_finite() && self.lr >= 0.0) {
+            return refuse("lr", self.lr.to_string(), "must be a number, 0 or more");
+        }
+        let (beta1, beta2) = self.betas;
+        if !((0.0..1.0).contains(&beta1) && (0.0..1.0).contains(&beta2)) {
+            return refuse("betas", format!("{:?}", self.betas), "each must be at least 0 and less than 1");
+        }
+        if !(self.eps.is_finite() && self.eps > 0.0) {
+            return refuse("eps", self.eps.to_string(), "must be more than 0");
+        }
+        if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
+            return refuse("weight_decay", self.weight_decay.to_string(), "must be 0 or more");
+        }
+        if !(self.max_grad_norm.is_finite() && self.max_grad_norm >= 0.0) {
+            return refuse("max_grad_norm", self.max_grad_norm.to_string(), "must be 0 (off) or more");
+        }
+        if self.steps == Some(0) || (self.steps.is_none() && self.epochs == 0) {
+            return refuse("steps", "0".into(), "give at least one step or epoch");
+        }
+        Ok(())
+    }
+
+    /// Rows of one optimiser step.
+    pub fn batch_size(&self) -> usize {
+        self.micro_batch_size * self.gradient_accumulation_steps
+    }
+
+    /// Optimiser steps over `rows` training rows: `steps`, or whole batches of `epochs` passes, the last one perhaps short.
+    pub fn total_steps(&self, rows: usize) -> u64 {
+        self.steps.unwrap_or_else(|| (rows as u64 * self.epochs).div_ceil(self.batch_size() as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_from_epochs_round_up() {
+        let config =
+            TrainConfig { epochs: 3, micro_batch_size: 4, gradient_accumulation_steps: 2, ..TrainConfig::default() };
+        // 3 x 9 rows in batches of 8: 27 / 8 = 3.375.
+        assert_eq!(config.total_steps(9), 4);
+    }
+
+    #[test]
+    fn a_setting_that_cannot_be_is_named() {
+        let config = TrainConfig { betas: (0.9, 1.0), ..TrainConfig::default() };
+        assert_eq!(
+            config.check().unwrap_err().to_string(),
+            "[train] betas = (0.9, 1.0): each must be at least 0 and less than 1"
+        );
+    }
+}

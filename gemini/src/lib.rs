@@ -1,0 +1,85 @@
+//! The memory and the step of training: one optimiser step over a segmented network, and what is saved of it.
+//!
+//! Sees an ordered list of named parameters; knows no model family, no data and no algorithm.
+
+pub mod checkpoint;
+pub mod config;
+pub mod engine;
+pub mod optimizer;
+pub mod schedule;
+
+use std::path::PathBuf;
+
+pub use config::TrainConfig;
+pub use engine::{Engine, StepReport};
+
+/// What can go wrong in a training step or a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The training layer below.
+    #[error(transparent)]
+    Parallel(#[from] parallel::Error),
+    /// libtorch or the C library refused a call.
+    #[error(transparent)]
+    Sys(#[from] parallel::SysError),
+    /// A tensor operation failed, most often for lack of memory.
+    #[error("{what}: {source}")]
+    Tensor {
+        /// What was being done.
+        what: &'static str,
+        /// libtorch's reason.
+        #[source]
+        source: tch::TchError,
+    },
+    /// The loss or the gradient is not a number any more.
+    #[error(
+        "the {what} of optimiser step {step} is {value}: lower [train] lr, raise warmup_steps, or look at the rows of this step; \
+         the last checkpoint is whole"
+    )]
+    Diverged {
+        /// `loss` or `gradient norm`.
+        what: &'static str,
+        /// The optimiser step, from 1.
+        step: u64,
+        /// What it became.
+        value: f64,
+    },
+    /// A setting that cannot be.
+    #[error("[train] {key} = {value}: {wanted}")]
+    Setting {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// The bound, and the fix.
+        wanted: &'static str,
+    },
+    /// Nothing to train.
+    #[error("no parameter of this model is trained: every one is frozen")]
+    NothingTrained,
+    /// The file system.
+    #[error("{}: {source}{}", path.display(), space_hint(source))]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A saved state that does not belong to this run.
+    #[error("{}: {problem}; resume with the model and the [train] section that wrote it", path.display())]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        problem: String,
+    },
+}
+
+/// Says what to do when a disk is full.
+fn space_hint(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::StorageFull => ": free some space, or lower [checkpoint] keep; what was there before is untouched",
+        _ => "",
+    }
+}

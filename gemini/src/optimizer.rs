@@ -1,0 +1,136 @@
+//! AdamW over a list of tensors, in one fused call a group.
+//!
+//! With gradient `g`, moments `m`, `v`, step `t` (from 1), rate `r` and decay `d`:
+//! `w -= r d w`; `m = b1 m + (1 - b1) g`; `v = b2 v + (1 - b2) g^2`;
+//! `w -= r (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)` (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2).
+//! The scaling of a clipped gradient rides in the same call. Knows no schedule and no model.
+
+use parallel::dispatch::{Value, call};
+use tch::{Kind, Tensor, no_grad};
+
+use crate::{Error, TrainConfig};
+
+/// The state of one parameter.
+#[derive(Debug)]
+pub(crate) struct Moments {
+    pub(crate) exp_avg: Tensor,
+    pub(crate) exp_avg_sq: Tensor,
+}
+
+impl Moments {
+    pub(crate) fn zeros_like(master: &Tensor) -> Self {
+        Self { exp_avg: master.zeros_like(), exp_avg_sq: master.zeros_like() }
+    }
+}
+
+/// One parameter of an update: the values in fp32, their gradient, the moments, and whether decay applies.
+pub(crate) struct Update<'a> {
+    pub(crate) master: &'a Tensor,
+    pub(crate) grad: &'a Tensor,
+    pub(crate) moments: &'a Moments,
+    pub(crate) decay: bool,
+}
+
+/// Updates every parameter in place. The gradients are divided by `grad_divisor` first; `step` counts from 1.
+pub(crate) fn adamw(
+    updates: &[Update<'_>],
+    config: &TrainConfig,
+    lr: f64,
+    step: u64,
+    grad_divisor: f64,
+) -> Result<(), Error> {
+    for decay in [true, false] {
+        let group: Vec<&Update<'_>> = updates.iter().filter(|update| update.decay == decay).collect();
+        if !group.is_empty() {
+            let weight_decay = if decay { config.weight_decay } else { 0.0 };
+            fused(&group, config, [lr, weight_decay, grad_divisor], step)?;
+        }
+    }
+    Ok(())
+}
+
+fn fused(
+    group: &[&Update<'_>],
+    config: &TrainConfig,
+    [lr, weight_decay, grad_divisor]: [f64; 3],
+    step: u64,
+) -> Result<(), Error> {
+    let device = group[0].master.device();
+    // The kernel increments nothing: it reads the number of the step that is being made.
+    let count = Tensor::from(step as f64).to_kind(Kind::Float).to_device(device);
+    let divisor = Tensor::from(grad_divisor).to_kind(Kind::Float).to_device(device);
+    let masters: Vec<&Tensor> = group.iter().map(|update| update.master).collect();
+    let grads: Vec<&Tensor> = group.iter().map(|update| update.grad).collect();
+    let firsts: Vec<&Tensor> = group.iter().map(|update| &update.moments.exp_avg).collect();
+    let seconds: Vec<&Tensor> = group.iter().map(|update| &update.moments.exp_avg_sq).collect();
+    let counts: Vec<&Tensor> = group.iter().map(|_| &count).collect();
+    let arguments = [
+        Value::Tensors(&masters),
+        Value::Tensors(&grads),
+        Value::Tensors(&firsts),
+        Value::Tensors(&seconds),
+        Value::Tensors(&[]),
+        Value::Tensors(&counts),
+        Value::Double(lr),
+        Value::Double(config.betas.0),
+        Value::Double(config.betas.1),
+        Value::Double(weight_decay),
+        Value::Double(config.eps),
+        Value::Bool(false),
+        Value::Bool(false),
+        Value::Tensor(&divisor),
+    ];
+    no_grad(|| call("aten::_fused_adamw_", "", &arguments))?;
+    Ok(())
+}
+
+/// The Euclidean norm of all gradients taken as one vector.
+pub(crate) fn global_norm(grads: &[&Tensor]) -> Result<f64, Error> {
+    let norms = parallel::dispatch::call_tensors(
+        "aten::_foreach_norm",
+        "Scalar",
+        &[Value::Tensors(grads), Value::Double(2.0)],
+    )?;
+    let norms: Vec<Tensor> = norms.iter().map(|norm| norm.to_kind(Kind::Double)).collect();
+    Ok(Tensor::stack(&norms, 0).square().sum(Kind::Double).sqrt().double_value(&[]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_step_by_hand() {
+        // w = 1, g = 4 / 2 (divisor 2), lr 0.1, decay 0.5: w (1 - 0.05) = 0.95; m^ = 2, v^ = 4: w -= 0.1 * 2 / (2 + 1e-8).
+        let config = TrainConfig { weight_decay: 0.5, ..TrainConfig::default() };
+        let (master, grad) = (Tensor::from_slice(&[1.0f32]), Tensor::from_slice(&[4.0f32]));
+        let moments = Moments::zeros_like(&master);
+        let update = |decay| Update { master: &master, grad: &grad, moments: &moments, decay };
+        adamw(&[update(true)], &config, 0.1, 1, 2.0).unwrap();
+        assert!((master.double_value(&[0]) - 0.85).abs() < 1e-6, "{master:?}");
+    }
+
+    /// torch 2.11.0: three `torch.optim.AdamW` steps with grads (0.5, -2), (0.1, 1), (-0.3, 0.2).
+    #[test]
+    fn three_steps_equal_those_of_torch() {
+        let config = TrainConfig { weight_decay: 0.1, betas: (0.9, 0.95), eps: 1e-6, ..TrainConfig::default() };
+        let master = Tensor::from_slice(&[1.0f32, -1.0]);
+        let moments = Moments::zeros_like(&master);
+        for (step, grad) in [[0.5f32, -2.0], [0.1, 1.0], [-0.3, 0.2]].iter().enumerate() {
+            let grad = Tensor::from_slice(grad);
+            let update = Update { master: &master, grad: &grad, moments: &moments, decay: true };
+            adamw(&[update], &config, 0.01, step as u64 + 1, 1.0).unwrap();
+        }
+        let got = Vec::<f32>::try_from(&master).unwrap();
+        let expected = EXPECTED;
+        assert!((got[0] - expected[0]).abs() < 1e-6 && (got[1] - expected[1]).abs() < 1e-6, "{got:?}");
+    }
+
+    const EXPECTED: [f32; 2] = [0.9767745, -0.9828310];
+
+    #[test]
+    fn the_norm_is_over_all_tensors() {
+        let (a, b) = (Tensor::from_slice(&[3.0f32]), Tensor::from_slice(&[0.0f32, 4.0]));
+        assert!((global_norm(&[&a, &b]).unwrap() - 5.0).abs() < 1e-12);
+    }
+}
