@@ -1,0 +1,221 @@
+//! The keys and values of tokens already seen, in slots that are allocated once.
+//!
+//! Each layer holds `[slots, kv_heads, capacity, D]` for keys and for values; a slot is one text, with its own length.
+//! New tokens are written in place: no concatenation, and no copy of a key-value head for the query heads that share it.
+
+use tch::{Device, Kind, Tensor, no_grad};
+
+use crate::batch::MaskKind;
+use crate::config::Config;
+
+/// Keys and values of several texts.
+#[derive(Debug)]
+pub struct KvCache {
+    keys: Vec<Tensor>,
+    values: Vec<Tensor>,
+    lengths: Vec<i64>,
+    kv_heads: i64,
+    capacity: i64,
+}
+
+impl KvCache {
+    /// Empty slots for texts of up to `capacity` tokens.
+    pub fn new(config: &Config, slots: i64, capacity: i64, kind: Kind, device: Device) -> Self {
+        let shape = [slots, config.num_kv_heads(), capacity, config.head_dim()];
+        // Zeros and not just memory: a masked key is multiplied by zero, and zero times NaN is NaN.
+        let layers = || (0..config.num_layers()).map(|_| Tensor::zeros(shape, (kind, device))).collect();
+        Self {
+            keys: layers(),
+            values: layers(),
+            lengths: vec![0; slots as usize],
+            kv_heads: config.num_kv_heads(),
+            capacity,
+        }
+    }
+
+    /// Bytes of a cache with these sizes.
+    pub fn bytes(config: &Config, slots: i64, capacity: i64, kind: Kind) -> u64 {
+        let numbers = 2 * config.num_layers() * slots * config.num_kv_heads() * capacity * config.head_dim();
+        numbers as u64 * kind.elt_size_in_bytes() as u64
+    }
+
+    /// Tokens in each slot.
+    pub fn lengths(&self) -> &[i64] {
+        &self.lengths
+    }
+
+    /// The number of slots.
+    pub fn slots(&self) -> i64 {
+        self.lengths.len() as i64
+    }
+
+    /// The most tokens that a slot can hold.
+    pub fn capacity(&self) -> i64 {
+        self.capacity
+    }
+
+    /// Forgets the text of a slot.
+    pub fn reset_slot(&mut self, slot: i64) {
+        self.lengths[slot as usize] = 0;
+    }
+
+    /// Shortens the text of a slot to its first `length` tokens.
+    pub fn truncate_slot(&mut self, slot: i64, length: i64) {
+        let held = &mut self.lengths[slot as usize];
+        assert!(length <= *held, "slot {slot} holds {held} tokens and cannot be cut to {length}");
+        *held = length;
+    }
+
+    /// Moves the texts of `slots` (ascending, without repetition) to the first slots in this order, and empties the others.
+    pub fn keep(&mut self, slots: &[i64]) {
+        assert!(slots.windows(2).all(|pair| pair[0] < pair[1]), "the slots to keep are in ascending order");
+        let longest = slots.iter().map(|&slot| self.lengths[slot as usize]).max().unwrap_or(0);
+        no_grad(|| {
+            for (to, &from) in slots.iter().enumerate().filter(|&(to, &from)| to as i64 != from) {
+                for layer in self.keys.iter().chain(&self.values) {
+                    let part = |slot: i64| layer.select(0, slot).narrow(1, 0, longest);
+                    part(to as i64).copy_(&part(from));
+                }
+            }
+        });
+        let mut lengths: Vec<i64> = slots.iter().map(|&slot| self.lengths[slot as usize]).collect();
+        lengths.resize(self.lengths.len(), 0);
+        self.lengths = lengths;
+    }
+
+    /// Copies the text of slot `from` to slot `to`: one prompt, several answers.
+    pub fn copy_slot(&mut self, from: i64, to: i64) {
+        let length = self.lengths[from as usize];
+        no_grad(|| {
+            for layer in self.keys.iter().chain(&self.values) {
+                let part = |slot: i64| layer.select(0, slot).narrow(1, 0, length);
+                part(to).copy_(&part(from));
+            }
+        });
+        self.lengths[to as usize] = length;
+    }
+
+    /// Where `counts[r]` new tokens for each `slots[r]` go: rows of the flat `[slots * kv_heads * capacity, D]`, in the
+    /// order `[token, kv_head]`.
+    pub(crate) fn places(&self, slots: &[i64], counts: &[i64], device: Device) -> Tensor {
+        let mut places = Vec::new();
+        for (&slot, &count) in slots.iter().zip(counts) {
+            let length = self.lengths[slot as usize];
+            let (needed, capacity) = (length + count, self.capacity);
+            assert!(
+                needed <= capacity,
+                "slot {slot} needs room for {needed} tokens and the cache holds {capacity}"
+            );
+            for token in length..needed {
+                places
+                    .extend((0..self.kv_heads).map(|head| (slot * self.kv_heads + head) * capacity + token));
+            }
+        }
+        Tensor::from_slice(&places).to_device(device)
+    }
+
+    /// Writes keys and values `[N, kv_heads, D]` of a layer to [`places`](Self::places).
+    pub(crate) fn write(&self, layer: usize, places: &Tensor, k: &Tensor, v: &Tensor) {
+        for (held, new) in [(&self.keys[layer], k), (&self.values[layer], v)] {
+            let dim = new.size()[2];
+            let _ = held.view([-1, dim]).index_copy_(0, places, &new.reshape([-1, dim]));
+        }
+    }
+
+    /// Counts `counts[r]` new tokens in for each `slots[r]`.
+    pub(crate) fn advance(&mut self, slots: &[i64], counts: &[i64]) {
+        for (&slot, &count) in slots.iter().zip(counts) {
+            self.lengths[slot as usize] += count;
+        }
+    }
+
+    /// Keys and values `[count, kv_heads, length, D]` of a layer, of `count` slots from `first` on.
+    pub(crate) fn read(&self, layer: usize, first: i64, count: i64, length: i64) -> [Tensor; 2] {
+        [&self.keys[layer], &self.values[layer]].map(|held| held.narrow(0, first, count).narrow(2, 0, length))
+    }
+
+    /// What each of the first `rows` slots sees with its next token in place: `[rows, 1 or heads, 1, longest + 1]`, or `None`
+    /// where each sees everything.
+    pub(crate) fn decoding_mask(
+        &self,
+        rows: i64,
+        wanted: &MaskKind,
+        kind: Kind,
+        device: Device,
+    ) -> Option<Tensor> {
+        let lengths = &self.lengths[..rows as usize];
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let equal = lengths.iter().all(|&length| length == longest);
+        let windowed = wanted.window.is_some_and(|window| window <= longest);
+        if equal && !windowed && wanted.alibi_heads.is_none() {
+            return None;
+        }
+        let queries = Tensor::from_slice(lengths).to_device(device).to_kind(Kind::Float).view([-1, 1, 1]);
+        let distance = Tensor::arange(longest + 1, (Kind::Float, device)) - queries; // [rows, 1, keys]
+        Some(wanted.price(&distance).to_kind(kind))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache() -> KvCache {
+        let text = r#"{"model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 6,
+            "num_hidden_layers": 1, "num_attention_heads": 2}"#;
+        KvCache::new(&Config::from_json(text, "test").unwrap(), 3, 4, Kind::Float, Device::Cpu)
+    }
+
+    fn write(cache: &mut KvCache, slot: i64, count: i64, value: f64) {
+        let places = cache.places(&[slot], &[count], Device::Cpu);
+        let new = Tensor::full([count, 2, 2], value, (Kind::Float, Device::Cpu));
+        cache.write(0, &places, &new, &(&new * 10.0));
+        cache.advance(&[slot], &[count]);
+    }
+
+    #[test]
+    fn kept_slots_move_to_the_front() {
+        let mut cache = cache();
+        write(&mut cache, 1, 2, 5.0);
+        write(&mut cache, 2, 3, 7.0);
+        cache.keep(&[1, 2]);
+        assert_eq!(cache.lengths(), [2, 3, 0]);
+        let [keys, values] = cache.read(0, 0, 2, 3);
+        assert_eq!(keys.double_value(&[0, 1, 1, 0]), 5.0);
+        assert_eq!(values.double_value(&[1, 0, 2, 1]), 70.0);
+    }
+
+    #[test]
+    fn a_token_more_goes_behind_the_others() {
+        let mut cache = cache();
+        write(&mut cache, 1, 2, 5.0);
+        write(&mut cache, 1, 1, 6.0);
+        let [keys, _] = cache.read(0, 1, 1, 3);
+        assert_eq!(Vec::<f32>::try_from(keys.select(3, 0).select(1, 1).view([3])).unwrap(), [5.0, 5.0, 6.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "needs room for 5 tokens and the cache holds 4")]
+    fn more_than_the_capacity_is_refused() {
+        write(&mut cache(), 0, 5, 1.0);
+    }
+
+    #[test]
+    fn masks_by_hand() {
+        let mut cache = cache();
+        write(&mut cache, 0, 2, 1.0);
+        write(&mut cache, 1, 1, 1.0);
+        let plain = MaskKind { window: None, alibi_heads: None };
+        let mask = cache.decoding_mask(2, &plain, Kind::Float, Device::Cpu).unwrap();
+        assert_eq!(mask.size(), [2, 1, 1, 3]);
+        // The second slot's new token is its second: the third key is none of its own.
+        assert_eq!(
+            Vec::<f32>::try_from(mask.view([6])).unwrap(),
+            [0.0, 0.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY]
+        );
+        assert!(cache.decoding_mask(1, &plain, Kind::Float, Device::Cpu).is_none());
+        let window = MaskKind { window: Some(2), alibi_heads: None };
+        let mask = cache.decoding_mask(1, &window, Kind::Float, Device::Cpu).unwrap();
+        assert_eq!(Vec::<f32>::try_from(mask.view([3])).unwrap(), [f32::NEG_INFINITY, 0.0, 0.0]);
+    }
+}

@@ -1,0 +1,167 @@
+//! A decoder with a vocabulary head: a policy or a reference.
+//!
+//! Logits are not made here: they are the business of whoever knows which of them are needed.
+
+use std::path::Path;
+
+use parallel::{Parameter, Segmented};
+use tch::Tensor;
+
+use crate::Error;
+use crate::batch::Batch;
+use crate::cache::KvCache;
+use crate::config::Config;
+use crate::decoder::{Decoder, Head, SCORE};
+use crate::initialize;
+use crate::layer::Request;
+use crate::weights::{self, WeightFolder};
+
+pub use crate::decoder::LoadOptions;
+
+/// A causal language model.
+#[derive(Debug)]
+pub struct CausalLm {
+    decoder: Decoder,
+}
+
+impl CausalLm {
+    /// Loads a folder with `config.json` and safetensors weights.
+    pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
+        let decoder = load(folder, Head::Vocabulary, options, None)?;
+        Ok(Self { decoder })
+    }
+
+    /// A new model as transformers would initialise it; the same for a seed everywhere.
+    pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
+        let decoder =
+            Decoder::build(config, Head::Vocabulary, &mut |request| Ok(fresh(request, seed, options)))?;
+        Ok(Self { decoder })
+    }
+
+    /// A model of its own with the same values.
+    pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
+        let decoder = copy(&self.decoder, Head::Vocabulary, options, 0)?;
+        Ok(Self { decoder })
+    }
+
+    /// Writes `config.json` and the weights.
+    pub fn save(&self, folder: &Path) -> Result<(), Error> {
+        weights::save(folder, self.decoder.parameters())?;
+        let config = self.config().for_causal_lm(self.decoder.kind());
+        weights::write_file(folder, "config.json", config.to_json().as_bytes())
+    }
+
+    /// The trunk.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// Where its parameters live.
+    pub fn device(&self) -> tch::Device {
+        self.decoder.device()
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &Config {
+        self.decoder.config()
+    }
+
+    /// The vocabulary head `[V, H]`.
+    pub fn head_weight(&self) -> &Tensor {
+        self.decoder.head_weight()
+    }
+
+    /// The head's bias; no known family has one.
+    pub fn head_bias(&self) -> Option<&Tensor> {
+        None
+    }
+
+    /// See [`Decoder::forward`].
+    pub fn forward(&self, batch: &Batch) -> Tensor {
+        self.decoder.forward(batch)
+    }
+
+    /// See [`Decoder::prefill`].
+    pub fn prefill(&self, batch: &Batch, cache: &mut KvCache, slots: &[i64]) -> Tensor {
+        self.decoder.prefill(batch, cache, slots)
+    }
+
+    /// See [`Decoder::decode`].
+    pub fn decode(&self, input_ids: &Tensor, cache: &mut KvCache) -> Tensor {
+        self.decoder.decode(input_ids, cache)
+    }
+}
+
+impl Segmented for CausalLm {
+    type Context = Batch;
+
+    fn num_segments(&self) -> usize {
+        self.decoder.num_segments()
+    }
+
+    fn forward_segment(&self, index: usize, hidden: Option<&Tensor>, context: &Batch) -> Tensor {
+        self.decoder.forward_segment(index, hidden, context)
+    }
+
+    fn segment_parameters(&self, index: usize) -> Vec<usize> {
+        self.decoder.segment_parameters(index)
+    }
+
+    fn head_parameters(&self) -> Vec<usize> {
+        self.decoder.head_parameters()
+    }
+
+    fn parameters(&self) -> &[Parameter] {
+        self.decoder.parameters()
+    }
+}
+
+/// Loads a decoder; with `score_seed`, a score that the folder does not have is drawn anew.
+pub(crate) fn load(
+    folder: &Path,
+    head: Head,
+    options: &LoadOptions,
+    score_seed: Option<u64>,
+) -> Result<Decoder, Error> {
+    let config = Config::from_folder(folder)?;
+    let names = config.architecture().names;
+    let mut files = WeightFolder::open(folder)?;
+    let decoder = Decoder::build(config, head, &mut |request| {
+        if let (SCORE, Some(seed)) = (request.name, score_seed) {
+            return Ok(fresh(request, seed, options));
+        }
+        let mut spellings = vec![request.name.to_owned()];
+        spellings.extend(request.name.strip_prefix(names.prefix).map(str::to_owned));
+        if request.name == format!("{}.weight", names.head) {
+            spellings.push("lm_head.weight".to_owned());
+        }
+        Ok(options.place(request.name, &files.tensor(&spellings, request.shape)?))
+    })?;
+    files.check_all_used(harmless)?;
+    Ok(decoder)
+}
+
+/// Tensors that no forward pass reads: buffers that old versions saved, and the head of another purpose.
+fn harmless(name: &str) -> bool {
+    const BUFFERS: [&str; 5] =
+        ["attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias", "rotary_emb.inv_freq"];
+    const HEADS: [&str; 3] = ["lm_head.weight", "embed_out.weight", SCORE];
+    let is_buffer = |end: &&str| name.strip_suffix(*end).is_some_and(|rest| rest.ends_with('.'));
+    HEADS.contains(&name) || BUFFERS.iter().any(|end| is_buffer(&end))
+}
+
+/// A decoder of its own with the values of another; a score that the other does not have is drawn anew.
+pub(crate) fn copy(from: &Decoder, head: Head, options: &LoadOptions, seed: u64) -> Result<Decoder, Error> {
+    Decoder::build(from.config().clone(), head, &mut |request| {
+        let held = from.parameters().iter().find(|parameter| parameter.name == request.name);
+        Ok(held.map_or_else(
+            || fresh(request, seed, options),
+            |parameter| options.place(request.name, &parameter.tensor.detach().copy()),
+        ))
+    })
+}
+
+/// A new parameter.
+pub(crate) fn fresh(request: &Request<'_>, seed: u64, options: &LoadOptions) -> Tensor {
+    options.place(request.name, &initialize::values(request.initial, request.shape, seed, request.name))
+}

@@ -1,0 +1,229 @@
+//! A HF `config.json`: the file as it was, and the [`Architecture`] that it means.
+//!
+//! The source text is kept key by key, so that what is saved beside new weights is what transformers wrote, with only the keys
+//! changed that the new weights change. Knows no weights.
+
+mod fields;
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+pub use self::fields::Fields;
+use crate::architecture::Architecture;
+use crate::{Error, family};
+
+/// A parsed and checked `config.json`.
+#[derive(Clone, Debug)]
+pub struct Config {
+    origin: String,
+    raw: Map<String, Value>,
+    architecture: Architecture,
+}
+
+impl Config {
+    /// Reads `folder/config.json`.
+    pub fn from_folder(folder: &Path) -> Result<Self, Error> {
+        let path = folder.join("config.json");
+        let text =
+            std::fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        Self::from_json(&text, &path.display().to_string())
+    }
+
+    /// Parses the text of a `config.json`; `origin` names it in messages.
+    pub fn from_json(text: &str, origin: &str) -> Result<Self, Error> {
+        let raw: Map<String, Value> =
+            serde_json::from_str(text).map_err(|source| Error::Json { path: origin.to_owned(), source })?;
+        let architecture = family::resolve(&Fields::new(&raw, origin))?;
+        Ok(Self { origin: origin.to_owned(), raw, architecture })
+    }
+
+    /// The resolved architecture.
+    pub fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+
+    /// Where the configuration came from.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// The text of the file: the keys of the source in their order, then those that were added.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(&self.raw).expect("a JSON map has only text keys");
+        text.push('\n');
+        text
+    }
+
+    /// The value of a key of the source; `None` where it is absent or null.
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        self.raw.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Sets a key of the file and checks the result anew.
+    pub fn set(&mut self, key: &str, value: Value) -> Result<(), Error> {
+        self.raw.insert(key.to_owned(), value);
+        self.architecture = family::resolve(&Fields::new(&self.raw, &self.origin))?;
+        Ok(())
+    }
+
+    /// Rows of the token embedding.
+    pub fn vocab_size(&self) -> i64 {
+        self.architecture.vocab_size
+    }
+
+    /// Width of the residual stream.
+    pub fn hidden_size(&self) -> i64 {
+        self.architecture.hidden_size
+    }
+
+    /// Width of what a head reads; `hidden_size` in all models but OPT-350m.
+    pub fn output_size(&self) -> i64 {
+        self.architecture.embedding_size
+    }
+
+    /// Blocks.
+    pub fn num_layers(&self) -> i64 {
+        self.architecture.num_layers
+    }
+
+    /// Query heads.
+    pub fn num_heads(&self) -> i64 {
+        self.architecture.num_heads
+    }
+
+    /// Key and value heads.
+    pub fn num_kv_heads(&self) -> i64 {
+        self.architecture.num_kv_heads
+    }
+
+    /// Width of one head.
+    pub fn head_dim(&self) -> i64 {
+        self.architecture.head_dim
+    }
+
+    /// Positions that the model was made for.
+    pub fn max_positions(&self) -> i64 {
+        self.architecture.max_positions
+    }
+
+    /// The ids that end a text: `eos_token_id` as one number or a list; empty where there is none.
+    pub fn eos_token_ids(&self) -> Vec<i64> {
+        match self.value("eos_token_id") {
+            Some(Value::Array(ids)) => ids.iter().filter_map(Value::as_i64).collect(),
+            Some(id) => id.as_i64().into_iter().collect(),
+            None => Vec::new(),
+        }
+    }
+
+    /// The id that begins a text.
+    pub fn bos_token_id(&self) -> Option<i64> {
+        self.value("bos_token_id").and_then(Value::as_i64)
+    }
+
+    /// The id that fills up a row for software that needs rows of equal length.
+    pub fn pad_token_id(&self) -> Option<i64> {
+        self.value("pad_token_id").and_then(Value::as_i64)
+    }
+
+    /// Whether the folder holds a model with a score in place of a vocabulary head.
+    pub fn is_sequence_classification(&self) -> bool {
+        let names = self.value("architectures").and_then(Value::as_array);
+        names.is_some_and(|names| {
+            names.iter().filter_map(Value::as_str).any(|name| name.ends_with("ForSequenceClassification"))
+        })
+    }
+
+    /// Refuses a vocabulary that has ids beyond the embedding.
+    pub fn check_vocabulary(&self, what: &str, needed: i64) -> Result<(), Error> {
+        if needed <= self.vocab_size() {
+            return Ok(());
+        }
+        Err(Error::VocabMismatch {
+            origin: self.origin.clone(),
+            model: self.vocab_size(),
+            what: what.to_owned(),
+            needed,
+        })
+    }
+
+    /// The same model with a vocabulary head, its weights stored as `kind`.
+    pub(crate) fn for_causal_lm(&self, kind: tch::Kind) -> Self {
+        let mut config = self.stored_as(kind);
+        config
+            .raw
+            .insert("architectures".to_owned(), json!([self.class(self.architecture.names.causal_suffix)]));
+        for key in ["num_labels", "id2label", "label2id", "problem_type"] {
+            config.raw.shift_remove(key);
+        }
+        config
+    }
+
+    /// The same model with a score, its weights stored as `kind`. transformers finds the last token by `pad_token_id`:
+    /// without one the end-of-text id is written, or 0 where there is none either.
+    pub(crate) fn for_scalar(&self, kind: tch::Kind) -> Self {
+        let mut config = self.stored_as(kind);
+        config.raw.insert("architectures".to_owned(), json!([self.class("ForSequenceClassification")]));
+        config.raw.insert("num_labels".to_owned(), json!(1));
+        config.raw.insert("id2label".to_owned(), json!({"0": "LABEL_0"}));
+        config.raw.insert("label2id".to_owned(), json!({"LABEL_0": 0}));
+        if config.pad_token_id().is_none() {
+            let pad = self.eos_token_ids().first().copied().unwrap_or(0);
+            config.raw.insert("pad_token_id".to_owned(), json!(pad));
+        }
+        config
+    }
+
+    fn class(&self, suffix: &str) -> String {
+        format!("{}{suffix}", self.architecture.names.class)
+    }
+
+    fn stored_as(&self, kind: tch::Kind) -> Self {
+        let name = match kind {
+            tch::Kind::BFloat16 => "bfloat16",
+            tch::Kind::Half => "float16",
+            tch::Kind::Double => "float64",
+            _ => "float32",
+        };
+        let mut config = self.clone();
+        let key = if self.raw.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
+        config.raw.insert(key.to_owned(), json!(name));
+        config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LLAMA: &str = r#"{"model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 6,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "mystery": {"b": 1, "a": [2.50]}}"#;
+
+    #[test]
+    fn unknown_keys_survive_in_their_order() {
+        let config = Config::from_json(LLAMA, "test").unwrap().for_causal_lm(tch::Kind::Float);
+        let text = config.to_json();
+        let saved: Map<String, Value> = serde_json::from_str(&text).unwrap();
+        assert_eq!(saved["mystery"].to_string(), r#"{"b":1,"a":[2.5]}"#);
+        assert_eq!(saved.keys().next().unwrap(), "model_type");
+        assert_eq!(saved["architectures"], json!(["LlamaForCausalLM"]));
+        assert_eq!(saved["dtype"], "float32");
+    }
+
+    #[test]
+    fn a_score_gets_one_label_and_a_pad_id() {
+        let config =
+            Config::from_json(&LLAMA.replace("\"mystery\"", "\"eos_token_id\": [7, 3], \"mystery\""), "t");
+        let saved = config.unwrap().for_scalar(tch::Kind::Float);
+        assert_eq!(saved.pad_token_id(), Some(7));
+        assert_eq!(saved.value("num_labels"), Some(&json!(1)));
+    }
+
+    #[test]
+    fn a_vocabulary_beyond_the_embedding_is_refused() {
+        let config = Config::from_json(LLAMA, "dir").unwrap();
+        config.check_vocabulary("the tokenizer", 8).unwrap();
+        let error = config.check_vocabulary("the tokenizer", 9).unwrap_err().to_string();
+        assert!(error.contains("knows 8 tokens and the tokenizer needs 9"), "{error}");
+    }
+}

@@ -1,0 +1,376 @@
+//! The decoder that all families are: embeddings, blocks, a last norm; as segments, as prefill and as a decoding step.
+//!
+//! Segment 0 makes `[N, H]` from tokens, segments `1..=L` are the blocks, segment `L + 1` is the last norm (and, in
+//! OPT-350m, a projection). The head that reads the result is kept here as one more parameter and applied by the loss.
+
+use parallel::{Parameter, Segmented};
+use tch::{Device, Kind, Tensor, no_grad};
+
+use crate::Error;
+use crate::architecture::{Architecture, Position};
+use crate::attention::{Attention, scaled_dot_product};
+use crate::batch::{Batch, MaskKind};
+use crate::block::Block;
+use crate::cache::KvCache;
+use crate::config::Config;
+use crate::initialize::Initial;
+use crate::layer::{Linear, Norm, Registry, Source};
+use crate::rope::Rotary;
+
+/// The name of a score's weight in sequence-classification checkpoints.
+pub const SCORE: &str = "score.weight";
+
+/// Kind, device and purpose of the parameters of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// The numbers' kind; a score is fp32 always.
+    pub kind: Kind,
+    /// Where they live.
+    pub device: Device,
+    /// Whether they have gradients.
+    pub trainable: bool,
+}
+
+impl LoadOptions {
+    /// A parameter as these options want it.
+    pub(crate) fn place(&self, name: &str, tensor: &Tensor) -> Tensor {
+        let kind = if name == SCORE { Kind::Float } else { self.kind };
+        tensor.to_device(self.device).to_kind(kind).set_requires_grad(self.trainable)
+    }
+}
+
+/// What reads the last hidden states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// A logit for each token of the vocabulary: the token embedding if tied, otherwise a matrix of its own.
+    Vocabulary,
+    /// One score.
+    Scalar,
+}
+
+/// The trunk of a language model with the weight of its head.
+#[derive(Debug)]
+pub struct Decoder {
+    config: Config,
+    token_embedding: Tensor,
+    position_embedding: Option<Tensor>,
+    project_in: Option<Linear>,
+    embedding_norm: Option<Norm>,
+    blocks: Vec<Block>,
+    final_norm: Option<Norm>,
+    project_out: Option<Linear>,
+    head: Tensor,
+    parameters: Vec<Parameter>,
+    /// The first parameter of each segment, and of what comes after the last.
+    bounds: Vec<usize>,
+    head_parameters: Vec<usize>,
+}
+
+impl Decoder {
+    /// Builds a model whose parameters come from `source`, asked for in order of use.
+    pub fn build(config: Config, head: Head, source: &mut Source<'_>) -> Result<Self, Error> {
+        let architecture = config.architecture().clone();
+        let names = &architecture.names;
+        let (hidden, width) = (architecture.hidden_size, architecture.embedding_size);
+        let mut registry = Registry::new(&architecture, source);
+        let mut bounds = vec![0];
+        let token_embedding = registry.embedding(names.token_embedding, architecture.vocab_size, width)?;
+        let project_in =
+            optional(architecture.projects(), || registry.linear(names.project_in, width, hidden, false))?;
+        let position_embedding = match architecture.position {
+            Position::Learned { offset } => {
+                let rows = architecture.max_positions + offset;
+                Some(registry.embedding(names.position_embedding, rows, hidden)?)
+            }
+            Position::Rope(_) | Position::Alibi => None,
+        };
+        let embedding_norm =
+            optional(architecture.embedding_norm, || registry.norm(names.embedding_norm, hidden))?;
+        let mut blocks = Vec::new();
+        for layer in 0..architecture.num_layers as usize {
+            bounds.push(registry.len());
+            blocks.push(Block::new(&mut registry, &architecture, layer)?);
+        }
+        bounds.push(registry.len());
+        let final_norm = optional(architecture.final_norm, || registry.norm(names.final_norm, hidden))?;
+        let project_out =
+            optional(architecture.projects(), || registry.linear(names.project_out, hidden, width, false))?;
+        bounds.push(registry.len());
+        let (head, head_parameters) = head_weight(&mut registry, &architecture, head, &token_embedding)?;
+        let parameters = registry.into_parameters();
+        Ok(Self {
+            config,
+            token_embedding,
+            position_embedding,
+            project_in,
+            embedding_norm,
+            blocks,
+            final_norm,
+            project_out,
+            head,
+            parameters,
+            bounds,
+            head_parameters,
+        })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The weight of the head: `[V, H]` or `[1, H]`.
+    pub fn head_weight(&self) -> &Tensor {
+        &self.head
+    }
+
+    /// The kind of the hidden states.
+    pub fn kind(&self) -> Kind {
+        self.token_embedding.kind()
+    }
+
+    /// Where the model is.
+    pub fn device(&self) -> Device {
+        self.token_embedding.device()
+    }
+
+    /// The last hidden states `[N, H]` of a batch, with a graph if gradients are on.
+    pub fn forward(&self, batch: &Batch) -> Tensor {
+        let rotary = self.batch_rotary(batch);
+        let mut hidden = self.embed(&batch.input_ids, &batch.positions);
+        for block in &self.blocks {
+            hidden = block
+                .forward(&hidden, rotary.as_ref(), &mut |attention, qkv| mix_batch(batch, attention, qkv));
+        }
+        self.finish(&hidden)
+    }
+
+    /// Runs row `r` of the batch into slot `slots[r]` of the cache, behind what it holds already; the last hidden states
+    /// `[N, H]` of the new tokens, without a graph.
+    pub fn prefill(&self, batch: &Batch, cache: &mut KvCache, slots: &[i64]) -> Tensor {
+        assert_eq!(batch.lengths.len(), slots.len(), "one slot for each row");
+        let past: Vec<i64> = slots.iter().map(|&slot| cache.lengths()[slot as usize]).collect();
+        let places = cache.places(slots, &batch.lengths, self.device());
+        let last = no_grad(|| {
+            if past.iter().all(|&length| length == 0) {
+                let rotary = self.batch_rotary(batch);
+                return self.run(
+                    &batch.input_ids,
+                    &batch.positions,
+                    rotary.as_ref(),
+                    &mut |layer, attention, qkv| {
+                        cache.write(layer, &places, &qkv[1], &qkv[2]);
+                        mix_batch(batch, attention, qkv)
+                    },
+                );
+            }
+            let continued = Continued::new(batch, slots, &past);
+            let rotary = self.rotary(&continued.positions, &batch.lengths, &continued.lengths);
+            self.run(&batch.input_ids, &continued.positions, rotary.as_ref(), &mut |layer, attention, qkv| {
+                cache.write(layer, &places, &qkv[1], &qkv[2]);
+                continued.mix(cache, layer, attention, &qkv[0])
+            })
+        });
+        cache.advance(slots, &batch.lengths);
+        last
+    }
+
+    /// One more token, `input_ids` int64 `[B]`, for each of the first `B` slots; their last hidden states `[B, H]`,
+    /// without a graph.
+    pub fn decode(&self, input_ids: &Tensor, cache: &mut KvCache) -> Tensor {
+        let rows = input_ids.size()[0];
+        let slots: Vec<i64> = (0..rows).collect();
+        let ones = vec![1; rows as usize];
+        let last = no_grad(|| {
+            let held = &cache.lengths()[..rows as usize];
+            let longest = held.iter().copied().max().unwrap_or(0) + 1;
+            let positions = Tensor::from_slice(held).to_device(self.device());
+            let lengths: Vec<i64> = held.iter().map(|length| length + 1).collect();
+            let places = cache.places(&slots, &ones, self.device());
+            let rotary = self.rotary(&positions, &ones, &lengths);
+            let mut masks: Vec<(MaskKind, Option<Tensor>)> = Vec::new();
+            self.run(input_ids, &positions, rotary.as_ref(), &mut |layer, attention, [q, k, v]| {
+                cache.write(layer, &places, k, v);
+                let [keys, values] = cache.read(layer, 0, rows, longest);
+                if !masks.iter().any(|(kind, _)| kind == attention.mask()) {
+                    let mask = cache.decoding_mask(rows, attention.mask(), q.kind(), q.device());
+                    masks.push((attention.mask().clone(), mask));
+                }
+                let mask = masks
+                    .iter()
+                    .find(|(kind, _)| kind == attention.mask())
+                    .and_then(|(_, mask)| mask.as_ref());
+                mix_step(attention, q, &keys, &values, mask)
+            })
+        });
+        cache.advance(&slots, &ones);
+        last
+    }
+
+    fn run(
+        &self,
+        input_ids: &Tensor,
+        positions: &Tensor,
+        rotary: Option<&Rotary>,
+        mix: &mut dyn FnMut(usize, &Attention, &[Tensor; 3]) -> Tensor,
+    ) -> Tensor {
+        let mut hidden = self.embed(input_ids, positions);
+        for (layer, block) in self.blocks.iter().enumerate() {
+            hidden = block.forward(&hidden, rotary, &mut |attention, qkv| mix(layer, attention, qkv));
+        }
+        self.finish(&hidden)
+    }
+
+    fn embed(&self, input_ids: &Tensor, positions: &Tensor) -> Tensor {
+        let mut hidden = Tensor::embedding(&self.token_embedding, input_ids, -1, false, false);
+        if let Some(project) = &self.project_in {
+            hidden = project.forward(&hidden);
+        }
+        if let (Some(table), Position::Learned { offset }) =
+            (&self.position_embedding, &self.architecture().position)
+        {
+            let rows = if *offset == 0 { positions.shallow_clone() } else { positions + *offset };
+            hidden += Tensor::embedding(table, &rows, -1, false, false);
+        }
+        match &self.embedding_norm {
+            Some(norm) => norm.forward(&hidden),
+            None => hidden,
+        }
+    }
+
+    fn finish(&self, hidden: &Tensor) -> Tensor {
+        let normed = match &self.final_norm {
+            Some(norm) => norm.forward(hidden),
+            None => hidden.shallow_clone(),
+        };
+        match &self.project_out {
+            Some(project) => project.forward(&normed),
+            None => normed,
+        }
+    }
+
+    fn architecture(&self) -> &Architecture {
+        self.config.architecture()
+    }
+
+    fn batch_rotary(&self, batch: &Batch) -> Option<Rotary> {
+        match &self.architecture().position {
+            Position::Rope(rope) => Some(batch.rotary(rope, self.kind())),
+            Position::Learned { .. } | Position::Alibi => None,
+        }
+    }
+
+    fn rotary(&self, positions: &Tensor, counts: &[i64], lengths: &[i64]) -> Option<Rotary> {
+        match &self.architecture().position {
+            Position::Rope(rope) => Some(rope.rotary(positions, counts, lengths, self.kind())),
+            Position::Learned { .. } | Position::Alibi => None,
+        }
+    }
+}
+
+impl Segmented for Decoder {
+    type Context = Batch;
+
+    fn num_segments(&self) -> usize {
+        self.blocks.len() + 2
+    }
+
+    fn forward_segment(&self, index: usize, hidden: Option<&Tensor>, batch: &Batch) -> Tensor {
+        let Some(hidden) = hidden else { return self.embed(&batch.input_ids, &batch.positions) };
+        match self.blocks.get(index - 1) {
+            Some(block) => block.forward(hidden, self.batch_rotary(batch).as_ref(), &mut |attention, qkv| {
+                mix_batch(batch, attention, qkv)
+            }),
+            None => self.finish(hidden),
+        }
+    }
+
+    fn segment_parameters(&self, index: usize) -> Vec<usize> {
+        (self.bounds[index]..self.bounds[index + 1]).collect()
+    }
+
+    fn head_parameters(&self) -> Vec<usize> {
+        self.head_parameters.clone()
+    }
+
+    fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+}
+
+/// Rows that go on behind what the cache holds of them.
+struct Continued<'a> {
+    slots: &'a [i64],
+    past: &'a [i64],
+    counts: &'a [i64],
+    lengths: Vec<i64>,
+    positions: Tensor,
+}
+
+impl<'a> Continued<'a> {
+    fn new(batch: &'a Batch, slots: &'a [i64], past: &'a [i64]) -> Self {
+        let counts = batch.lengths.as_slice();
+        let lengths = counts.iter().zip(past).map(|(count, past)| count + past).collect();
+        let positions: Vec<i64> =
+            counts.iter().zip(past).flat_map(|(&count, &past)| past..past + count).collect();
+        let positions = Tensor::from_slice(&positions).to_device(batch.input_ids.device());
+        Self { slots, past, counts, lengths, positions }
+    }
+
+    /// One row at a time: such prefills are the turns of a chat, and few.
+    fn mix(&self, cache: &KvCache, layer: usize, attention: &Attention, q: &Tensor) -> Tensor {
+        let mut start = 0;
+        let mut rows = Vec::new();
+        for ((&slot, &past), &count) in self.slots.iter().zip(self.past).zip(self.counts) {
+            let [keys, values] = cache.read(layer, slot, 1, past + count);
+            let mask = attention.mask().tensor(past, count, q.kind(), q.device());
+            let row = q.narrow(0, start, count).unsqueeze(0).transpose(1, 2);
+            let mixed = scaled_dot_product(&row, &keys, &values, Some(&mask), attention.scale());
+            rows.push(mixed.squeeze_dim(0).transpose(0, 1).reshape([count, -1]));
+            start += count;
+        }
+        Tensor::cat(&rows, 0)
+    }
+}
+
+fn mix_batch(batch: &Batch, attention: &Attention, [q, k, v]: &[Tensor; 3]) -> Tensor {
+    batch.attend(q, k, v, attention.scale(), attention.mask())
+}
+
+/// One query a row. Query heads that share a key-value head are left to the kernel, which repeats nothing.
+fn mix_step(
+    attention: &Attention,
+    q: &Tensor,
+    keys: &Tensor,
+    values: &Tensor,
+    mask: Option<&Tensor>,
+) -> Tensor {
+    let (q, grouped) = (q.unsqueeze(2), q.size()[1] != keys.size()[1]);
+    Tensor::scaled_dot_product_attention(&q, keys, values, mask, 0.0, false, attention.scale(), grouped)
+        .reshape([q.size()[0], -1])
+}
+
+fn head_weight(
+    registry: &mut Registry<'_>,
+    architecture: &Architecture,
+    head: Head,
+    token_embedding: &Tensor,
+) -> Result<(Tensor, Vec<usize>), Error> {
+    let index = registry.len();
+    let width = architecture.embedding_size;
+    match head {
+        Head::Vocabulary if architecture.tied => Ok((token_embedding.shallow_clone(), vec![0])),
+        Head::Vocabulary => {
+            let weight = registry.embedding(architecture.names.head, architecture.vocab_size, width)?;
+            Ok((weight, vec![index]))
+        }
+        Head::Scalar => {
+            let initial = Initial::Normal(((width + 1) as f64).sqrt().recip());
+            Ok((registry.take(SCORE, &[1, width], initial)?, vec![index]))
+        }
+    }
+}
+
+fn optional<T>(wanted: bool, make: impl FnOnce() -> Result<T, Error>) -> Result<Option<T>, Error> {
+    if wanted { make().map(Some) } else { Ok(None) }
+}

@@ -1,0 +1,165 @@
+//! What can go wrong between a model folder and a running model.
+
+use std::path::PathBuf;
+
+/// The error of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file that should be JSON is not.
+    #[error("{path} is no valid JSON: {source}")]
+    Json {
+        /// Where the text came from.
+        path: String,
+        /// The parser's message with line and column.
+        source: serde_json::Error,
+    },
+    /// A setting is missing or of the wrong kind.
+    #[error("{path}: `{key}` must be {expected}, got {got}")]
+    Field {
+        /// Where the configuration came from.
+        path: String,
+        /// The setting.
+        key: String,
+        /// What would be right.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
+    /// A setting that changes the numbers and that this crate does not implement.
+    #[error("{path}: `{key}` = {value} is not supported: {fix}")]
+    Unsupported {
+        /// Where the configuration came from.
+        path: String,
+        /// The setting.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What to do.
+        fix: String,
+    },
+    /// The weights lack a tensor.
+    #[error("{}: the tensor `{name}` is missing: the weights do not belong to this config.json", path.display())]
+    MissingTensor {
+        /// The folder or file of the weights.
+        path: PathBuf,
+        /// The name asked for.
+        name: String,
+    },
+    /// The weights hold a tensor that nothing uses.
+    #[error("{}: nothing in this architecture uses the tensor `{name}`: check `model_type`, or merge the adapter first", path.display())]
+    UnexpectedTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("{}: `{name}` has shape {got:?}, and config.json makes it {expected:?}", path.display())]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// By the configuration.
+        expected: Vec<i64>,
+        /// In the file.
+        got: Vec<i64>,
+    },
+    /// A tensor is stored as numbers that cannot be loaded.
+    #[error("{}: `{name}` is stored as {dtype}: convert it to F32, BF16, F16 or F64", path.display())]
+    Dtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// As the file calls it.
+        dtype: String,
+    },
+    /// A safetensors file is shorter than its header says.
+    #[error("{} is truncated: {got} bytes of {expected}: download or copy it again", path.display())]
+    TruncatedSafetensors {
+        /// The file.
+        path: PathBuf,
+        /// By its header.
+        expected: u64,
+        /// On disk.
+        got: u64,
+    },
+    /// A safetensors file whose header makes no sense.
+    #[error("{} is no safetensors file: {reason}", path.display())]
+    MalformedSafetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Two vocabularies that must match do not.
+    #[error(
+        "{origin}: the model knows {model} tokens and {what} needs {needed}: use the tokenizer that came with the model"
+    )]
+    VocabMismatch {
+        /// The model.
+        origin: String,
+        /// Rows of its embedding.
+        model: i64,
+        /// Who asks.
+        what: String,
+        /// Tokens needed.
+        needed: i64,
+    },
+    /// The training layer failed.
+    #[error(transparent)]
+    Sys(#[from] parallel::Error),
+    /// libtorch failed.
+    #[error(transparent)]
+    Torch(#[from] tch::TchError),
+    /// A sampling setting that cannot be.
+    #[error("{key} = {value}: {wanted}")]
+    Sampling {
+        /// The setting.
+        key: &'static str,
+        /// Its value.
+        value: f64,
+        /// The bound.
+        wanted: &'static str,
+    },
+    /// A prompt without a token.
+    #[error("prompt {index} (from 0) has no tokens: give it at least one")]
+    EmptyPrompt {
+        /// Its place among the prompts.
+        index: usize,
+    },
+    /// A prompt that leaves no room for a reply.
+    #[error(
+        "prompt {index} (from 0) has {length} tokens, and this model takes at most {longest} with the reply: shorten it"
+    )]
+    LongPrompt {
+        /// Its place among the prompts.
+        index: usize,
+        /// Its tokens.
+        length: usize,
+        /// The longest sequence of the model.
+        longest: i64,
+    },
+    /// A token that the model has no embedding for.
+    #[error(
+        "prompt {index} (from 0) holds the token {id}, and the model's vocabulary ends before {vocab_size}: \
+         use the tokenizer that belongs to this model"
+    )]
+    TokenOutsideVocabulary {
+        /// Its place among the prompts.
+        index: usize,
+        /// The token.
+        id: i64,
+        /// The size of the vocabulary.
+        vocab_size: i64,
+    },
+}

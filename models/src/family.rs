@@ -1,0 +1,183 @@
+//! From the keys of a `config.json` to an [`Architecture`], one function for each family.
+//!
+//! A key that changes the numbers is either read here or refused by name. Keys that only training with dropout, text
+//! generation or another head would read are passed over.
+
+mod bloom;
+mod gpt2;
+mod llama;
+mod neox;
+mod opt;
+mod qwen;
+
+use serde_json::{Value, json};
+
+use crate::Error;
+use crate::architecture::{Activation, Architecture};
+use crate::config::Fields;
+
+/// Resolves a configuration by its `model_type`.
+pub(crate) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
+    refuse_foreign(fields)?;
+    let architecture = match fields.text_or("model_type", "")? {
+        "llama" => llama::llama(fields),
+        "mistral" => llama::mistral(fields),
+        "qwen2" => qwen::qwen2(fields),
+        "qwen3" => qwen::qwen3(fields),
+        "gpt2" => gpt2::resolve(fields),
+        "opt" => opt::resolve(fields),
+        "bloom" => bloom::resolve(fields),
+        "gpt_neox" => neox::resolve(fields),
+        other => Err(fields.unsupported(
+            "model_type",
+            &json!(other),
+            "the known ones are llama, mistral, qwen2, qwen3, gpt2, opt, bloom and gpt_neox",
+        )),
+    }?;
+    check_heads(fields, &architecture)?;
+    Ok(architecture)
+}
+
+/// Keys that would change the numbers in any family.
+fn refuse_foreign(fields: &Fields<'_>) -> Result<(), Error> {
+    let off = [json!(false)];
+    let one = [json!(1)];
+    let empty = [json!({}), json!([])];
+    let rules: [(&str, &[Value], &str); 17] = [
+        ("quantization_config", &[], "save the model dequantised (in bf16 or fp32) with transformers first"),
+        (
+            "auto_map",
+            &[],
+            "the checkpoint brings its own Python code; use one that transformers knows by itself",
+        ),
+        ("pruned_heads", &empty, "prune the weights themselves and remove the key"),
+        ("is_encoder_decoder", &off, "only decoders are implemented"),
+        ("add_cross_attention", &off, "only decoders without an encoder are implemented"),
+        ("tie_encoder_decoder", &off, "only decoders are implemented"),
+        ("is_causal", &[json!(true)], "only causal attention is implemented"),
+        ("use_bidirectional_attention", &off, "only causal attention is implemented"),
+        ("attn_logit_softcapping", &[], "soft capping is not implemented"),
+        ("final_logit_softcapping", &[], "soft capping is not implemented"),
+        (
+            "query_pre_attn_scalar",
+            &[],
+            "the scale of attention is 1/sqrt(head_dim); use a checkpoint of another family",
+        ),
+        ("embedding_multiplier", &one, "multipliers are not implemented"),
+        ("residual_multiplier", &one, "multipliers are not implemented"),
+        ("attention_multiplier", &[], "multipliers are not implemented"),
+        ("logits_scaling", &one, "multipliers are not implemented"),
+        ("logit_scale", &one, "multipliers are not implemented"),
+        ("alibi", &off, "linear biases exist in model_type bloom only"),
+    ];
+    rules.iter().try_for_each(|(key, neutral, fix)| fields.refuse_unless(key, neutral, fix))
+}
+
+fn check_heads(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), Error> {
+    let (heads, kv_heads) = (architecture.num_heads, architecture.num_kv_heads);
+    if heads % kv_heads == 0 {
+        return Ok(());
+    }
+    Err(fields.wrong(
+        "num_key_value_heads",
+        &format!("a divisor of the {heads} attention heads"),
+        &json!(kv_heads),
+    ))
+}
+
+/// The width of a head where the file does not give it: `hidden_size / heads`, which must be whole.
+fn whole_head_dim(fields: &Fields<'_>, hidden_size: i64, heads: i64) -> Result<i64, Error> {
+    if hidden_size % heads == 0 {
+        return Ok(hidden_size / heads);
+    }
+    Err(fields.wrong(
+        "hidden_size",
+        &format!("a multiple of the {heads} attention heads"),
+        &json!(hidden_size),
+    ))
+}
+
+/// The activation under `key`.
+fn activation(fields: &Fields<'_>, key: &str, default: &str) -> Result<Activation, Error> {
+    match fields.text_or(key, "")? {
+        "" => by_name(default),
+        name => by_name(name),
+    }
+    .ok_or_else(|| {
+        let value = fields.get(key).unwrap_or(&Value::Null);
+        fields.unsupported(
+            key,
+            value,
+            "the known ones are silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh and relu",
+        )
+    })
+}
+
+fn by_name(name: &str) -> Option<Activation> {
+    match name {
+        "silu" | "swish" => Some(Activation::Silu),
+        "gelu" | "gelu_python" => Some(Activation::Gelu),
+        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" | "gelu_python_tanh" => Some(Activation::GeluTanh),
+        "relu" => Some(Activation::Relu),
+        _ => None,
+    }
+}
+
+/// One score factor for all layers.
+fn uniform_scales(num_layers: i64, head_dim: i64) -> Vec<f64> {
+    vec![(head_dim as f64).sqrt().recip(); num_layers as usize]
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    const LLAMA: &str = r#"{"model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 6,
+        "num_hidden_layers": 1, "num_attention_heads": 2}"#;
+
+    fn refusal(from: &str, to: &str) -> String {
+        Config::from_json(&LLAMA.replacen(from, to, 1), "dir/config.json").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_would_change_the_numbers_is_refused_by_name() {
+        for (key, value) in [
+            ("quantization_config", r#"{"bits": 4}"#),
+            ("auto_map", r#"{"AutoModel": "x.Y"}"#),
+            ("pruned_heads", r#"{"0": [1]}"#),
+            ("is_encoder_decoder", "true"),
+            ("final_logit_softcapping", "30.0"),
+            ("hidden_act", r#""relu6""#),
+            ("rope_scaling", r#"{"type": "su"}"#),
+        ] {
+            let error = refusal("{", &format!("{{\"{key}\": {value}, "));
+            assert!(error.starts_with("dir/config.json: `") && error.contains(key), "{error}");
+        }
+        assert!(
+            refusal("llama", "mamba").contains("`model_type` = \"mamba\" is not supported: the known ones")
+        );
+    }
+
+    #[test]
+    fn neutral_values_pass() {
+        let text = LLAMA.replacen(
+            '{',
+            r#"{"pruned_heads": {}, "is_encoder_decoder": false, "logit_scale": 1.0, "#,
+            1,
+        );
+        Config::from_json(&text, "test").unwrap();
+    }
+
+    #[test]
+    fn missing_and_impossible_sizes_are_named() {
+        assert!(
+            refusal("\"hidden_size\": 4,", "")
+                .contains("`hidden_size` must be a whole number above zero, got nothing")
+        );
+        assert!(
+            refusal("\"num_attention_heads\": 2", "\"num_attention_heads\": 3").contains("`hidden_size`")
+        );
+        assert!(refusal("{", "{\"num_key_value_heads\": 3, ").contains("a divisor of the 2 attention heads"));
+        assert!(refusal("\"vocab_size\": 8", "\"vocab_size\": \"x\"").contains("`vocab_size`"));
+    }
+}

@@ -1,0 +1,70 @@
+//! BLOOM (Le Scao et al. 2022, arXiv 2211.05100): linear biases by distance, a norm on the embeddings, queries, keys and
+//! values interleaved by head.
+
+use super::{uniform_scales, whole_head_dim};
+use crate::Error;
+use crate::architecture::{Activation, Architecture, Names, NormKind, Position, Qkv, Residual};
+use crate::config::Fields;
+
+const NAMES: Names = Names {
+    class: "Bloom",
+    causal_suffix: "ForCausalLM",
+    prefix: "transformer.",
+    token_embedding: "transformer.word_embeddings",
+    position_embedding: "",
+    embedding_norm: "transformer.word_embeddings_layernorm",
+    project_in: "",
+    layers: "transformer.h",
+    first_norm: "input_layernorm",
+    qkv: ["self_attention.query_key_value", "", ""],
+    out: "self_attention.dense",
+    second_norm: "post_attention_layernorm",
+    gate: "",
+    up: "mlp.dense_h_to_4h",
+    down: "mlp.dense_4h_to_h",
+    final_norm: "transformer.ln_f",
+    project_out: "",
+    head: "lm_head",
+};
+
+/// `model_type` bloom. `slow_but_exact` with `pretraining_tp` only splits matrix products and is passed over.
+pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
+    let hidden_size = fields.size(&["n_embed", "hidden_size"])?;
+    let num_layers = fields.size(&["n_layer", "num_hidden_layers"])?;
+    let num_heads = fields.size(&["n_head", "num_attention_heads"])?;
+    let head_dim = whole_head_dim(fields, hidden_size, num_heads)?;
+    let initializer_range = fields.number_or("initializer_range", 0.02)?;
+    let normed = fields.flag_or("apply_residual_connection_post_layernorm", false)?;
+    Ok(Architecture {
+        vocab_size: fields.size(&["vocab_size"])?,
+        hidden_size,
+        embedding_size: hidden_size,
+        intermediate_size: 4 * hidden_size,
+        num_layers,
+        num_heads,
+        num_kv_heads: num_heads,
+        head_dim,
+        max_positions: fields.size_or(&["seq_length"], 2048)?,
+        position: Position::Alibi,
+        norm: NormKind::Layer,
+        norm_eps: fields.number_or("layer_norm_epsilon", 1e-5)?,
+        norm_affine: true,
+        residual: if normed { Residual::Normed } else { Residual::Before },
+        qkv: Qkv::PerHead,
+        qk_norm: false,
+        qkv_bias: true,
+        out_bias: true,
+        mlp_bias: true,
+        gated: false,
+        activation: Activation::GeluTanh,
+        in_out: false,
+        windows: vec![None; num_layers as usize],
+        scales: uniform_scales(num_layers, head_dim),
+        embedding_norm: true,
+        final_norm: true,
+        tied: fields.flag_or("tie_word_embeddings", true)?,
+        initializer_range,
+        residual_initializer_range: initializer_range,
+        names: NAMES,
+    })
+}

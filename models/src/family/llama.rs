@@ -1,0 +1,110 @@
+//! LLaMA 1, 2 and 3 (Touvron et al. 2023, arXiv 2302.13971) and Mistral (Jiang et al. 2023, arXiv 2310.06825).
+
+use super::{activation, uniform_scales, whole_head_dim};
+use crate::Error;
+use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, Residual};
+use crate::config::Fields;
+use crate::rope::Rope;
+
+const NAMES: Names = Names {
+    class: "Llama",
+    causal_suffix: "ForCausalLM",
+    prefix: "model.",
+    token_embedding: "model.embed_tokens",
+    position_embedding: "",
+    embedding_norm: "",
+    project_in: "",
+    layers: "model.layers",
+    first_norm: "input_layernorm",
+    qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    out: "self_attn.o_proj",
+    second_norm: "post_attention_layernorm",
+    gate: "mlp.gate_proj",
+    up: "mlp.up_proj",
+    down: "mlp.down_proj",
+    final_norm: "model.norm",
+    project_out: "",
+    head: "lm_head",
+};
+
+/// What the families of this build differ in.
+pub(super) struct Variant {
+    /// The class name of transformers.
+    pub(super) class: &'static str,
+    /// `head_dim` where the file has none; `None` for `hidden_size / heads`.
+    pub(super) head_dim: Option<i64>,
+    /// `num_key_value_heads` where the file has none; `None` for as many as query heads.
+    pub(super) num_kv_heads: Option<i64>,
+    /// `max_position_embeddings` where the file has none.
+    pub(super) max_positions: i64,
+}
+
+/// The shape that LLaMA, Mistral and Qwen share; no biases and no windows.
+pub(super) fn gated(fields: &Fields<'_>, variant: &Variant) -> Result<Architecture, Error> {
+    let hidden_size = fields.size(&["hidden_size"])?;
+    let num_layers = fields.size(&["num_hidden_layers"])?;
+    let num_heads = fields.size(&["num_attention_heads"])?;
+    let default_dim = match variant.head_dim {
+        Some(dim) => dim,
+        None if fields.get("head_dim").is_some() => 0,
+        None => whole_head_dim(fields, hidden_size, num_heads)?,
+    };
+    let head_dim = fields.size_or(&["head_dim"], default_dim)?;
+    let max_positions = fields.size_or(&["max_position_embeddings"], variant.max_positions)?;
+    let initializer_range = fields.number_or("initializer_range", 0.02)?;
+    Ok(Architecture {
+        vocab_size: fields.size(&["vocab_size"])?,
+        hidden_size,
+        embedding_size: hidden_size,
+        intermediate_size: fields.size(&["intermediate_size"])?,
+        num_layers,
+        num_heads,
+        num_kv_heads: fields.size_or(&["num_key_value_heads"], variant.num_kv_heads.unwrap_or(num_heads))?,
+        head_dim,
+        max_positions,
+        position: Position::Rope(Rope::from_fields(fields, head_dim, max_positions, 1.0)?),
+        norm: NormKind::Rms,
+        norm_eps: fields.number_or("rms_norm_eps", 1e-6)?,
+        norm_affine: true,
+        residual: Residual::Before,
+        qkv: Qkv::Separate,
+        qk_norm: false,
+        qkv_bias: false,
+        out_bias: false,
+        mlp_bias: false,
+        gated: true,
+        activation: activation(fields, "hidden_act", "silu")?,
+        in_out: false,
+        windows: vec![None; num_layers as usize],
+        scales: uniform_scales(num_layers, head_dim),
+        embedding_norm: false,
+        final_norm: true,
+        tied: fields.flag_or("tie_word_embeddings", false)?,
+        initializer_range,
+        residual_initializer_range: initializer_range,
+        names: Names { class: variant.class, ..NAMES },
+    })
+}
+
+/// `model_type` llama. `pretraining_tp` above 1 only splits matrix products and is passed over.
+pub(super) fn llama(fields: &Fields<'_>) -> Result<Architecture, Error> {
+    let bias = fields.flag_or("attention_bias", false)?;
+    let variant = Variant { class: "Llama", head_dim: None, num_kv_heads: None, max_positions: 2048 };
+    Ok(Architecture {
+        qkv_bias: bias,
+        out_bias: bias,
+        mlp_bias: fields.flag_or("mlp_bias", false)?,
+        ..gated(fields, &variant)?
+    })
+}
+
+/// `model_type` mistral: every layer looks back `sliding_window` tokens, or without bound where that is null.
+pub(super) fn mistral(fields: &Fields<'_>) -> Result<Architecture, Error> {
+    let fix = "alternating attention is implemented for model_type qwen2 and qwen3";
+    fields.refuse_unless("layer_types", &[], fix)?;
+    let variant =
+        Variant { class: "Mistral", head_dim: None, num_kv_heads: Some(8), max_positions: 4096 * 32 };
+    let architecture = gated(fields, &variant)?;
+    let window = fields.get("sliding_window").map(|_| fields.size(&["sliding_window"])).transpose()?;
+    Ok(Architecture { windows: vec![window; architecture.num_layers as usize], ..architecture })
+}

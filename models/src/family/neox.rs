@@ -1,0 +1,72 @@
+//! GPT-NeoX (Black et al. 2022, arXiv 2204.06745) and Pythia: partly rotated heads, attention and MLP side by side.
+
+use super::{activation, uniform_scales, whole_head_dim};
+use crate::Error;
+use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, Residual};
+use crate::config::Fields;
+use crate::rope::Rope;
+
+const NAMES: Names = Names {
+    class: "GPTNeoX",
+    causal_suffix: "ForCausalLM",
+    prefix: "gpt_neox.",
+    token_embedding: "gpt_neox.embed_in",
+    position_embedding: "",
+    embedding_norm: "",
+    project_in: "",
+    layers: "gpt_neox.layers",
+    first_norm: "input_layernorm",
+    qkv: ["attention.query_key_value", "", ""],
+    out: "attention.dense",
+    second_norm: "post_attention_layernorm",
+    gate: "",
+    up: "mlp.dense_h_to_4h",
+    down: "mlp.dense_4h_to_h",
+    final_norm: "gpt_neox.final_layer_norm",
+    project_out: "",
+    head: "embed_out",
+};
+
+/// `model_type` gpt_neox.
+pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
+    let hidden_size = fields.size(&["hidden_size"])?;
+    let num_layers = fields.size(&["num_hidden_layers"])?;
+    let num_heads = fields.size(&["num_attention_heads"])?;
+    let head_dim = whole_head_dim(fields, hidden_size, num_heads)?;
+    let max_positions = fields.size_or(&["max_position_embeddings"], 2048)?;
+    let initializer_range = fields.number_or("initializer_range", 0.02)?;
+    let bias = fields.flag_or("attention_bias", true)?;
+    let parallel = fields.flag_or("use_parallel_residual", true)?;
+    Ok(Architecture {
+        vocab_size: fields.size(&["vocab_size"])?,
+        hidden_size,
+        embedding_size: hidden_size,
+        intermediate_size: fields.size(&["intermediate_size"])?,
+        num_layers,
+        num_heads,
+        num_kv_heads: num_heads,
+        head_dim,
+        max_positions,
+        position: Position::Rope(Rope::from_fields(fields, head_dim, max_positions, 0.25)?),
+        norm: NormKind::Layer,
+        norm_eps: fields.number_or("layer_norm_eps", 1e-5)?,
+        norm_affine: true,
+        residual: if parallel { Residual::Parallel } else { Residual::Before },
+        qkv: Qkv::PerHead,
+        qk_norm: false,
+        qkv_bias: bias,
+        out_bias: bias,
+        mlp_bias: true,
+        gated: false,
+        activation: activation(fields, "hidden_act", "gelu")?,
+        in_out: false,
+        windows: vec![None; num_layers as usize],
+        scales: uniform_scales(num_layers, head_dim),
+        embedding_norm: false,
+        final_norm: true,
+        tied: fields.flag_or("tie_word_embeddings", false)?,
+        initializer_range,
+        residual_initializer_range: initializer_range,
+        names: NAMES,
+    })
+}

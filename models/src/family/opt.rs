@@ -1,0 +1,74 @@
+//! OPT (Zhang et al. 2022, arXiv 2205.01068): learned positions from row 2 on, ReLU, and in OPT-350m norms after the
+//! residual and a narrower embedding.
+
+use serde_json::json;
+
+use super::{activation, uniform_scales, whole_head_dim};
+use crate::Error;
+use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, Residual};
+use crate::config::Fields;
+
+const NAMES: Names = Names {
+    class: "OPT",
+    causal_suffix: "ForCausalLM",
+    prefix: "model.",
+    token_embedding: "model.decoder.embed_tokens",
+    position_embedding: "model.decoder.embed_positions",
+    embedding_norm: "",
+    project_in: "model.decoder.project_in",
+    layers: "model.decoder.layers",
+    first_norm: "self_attn_layer_norm",
+    qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    out: "self_attn.out_proj",
+    second_norm: "final_layer_norm",
+    gate: "",
+    up: "fc1",
+    down: "fc2",
+    final_norm: "model.decoder.final_layer_norm",
+    project_out: "model.decoder.project_out",
+    head: "lm_head",
+};
+
+/// `model_type` opt. The norms' epsilon is 1e-5 and no setting, as in transformers.
+pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
+    let hidden_size = fields.size(&["hidden_size"])?;
+    let num_layers = fields.size(&["num_hidden_layers"])?;
+    let num_heads = fields.size(&["num_attention_heads"])?;
+    let head_dim = whole_head_dim(fields, hidden_size, num_heads)?;
+    let norm_first = fields.flag_or("do_layer_norm_before", true)?;
+    let initializer_range = fields.number_or("init_std", 0.02)?;
+    let bias = fields.flag_or("enable_bias", true)?;
+    fields.refuse_unless("layerdrop", &[json!(0)], "layers are never skipped: set it to 0")?;
+    Ok(Architecture {
+        vocab_size: fields.size(&["vocab_size"])?,
+        hidden_size,
+        embedding_size: fields.size_or(&["word_embed_proj_dim"], hidden_size)?,
+        intermediate_size: fields.size(&["ffn_dim"])?,
+        num_layers,
+        num_heads,
+        num_kv_heads: num_heads,
+        head_dim,
+        max_positions: fields.size_or(&["max_position_embeddings"], 2048)?,
+        position: Position::Learned { offset: 2 },
+        norm: NormKind::Layer,
+        norm_eps: 1e-5,
+        norm_affine: fields.flag_or("layer_norm_elementwise_affine", true)?,
+        residual: if norm_first { Residual::Before } else { Residual::After },
+        qkv: Qkv::Separate,
+        qk_norm: false,
+        qkv_bias: bias,
+        out_bias: bias,
+        mlp_bias: bias,
+        gated: false,
+        activation: activation(fields, "activation_function", "relu")?,
+        in_out: false,
+        windows: vec![None; num_layers as usize],
+        scales: uniform_scales(num_layers, head_dim),
+        embedding_norm: false,
+        final_norm: norm_first && !fields.flag_or("_remove_final_layer_norm", false)?,
+        tied: fields.flag_or("tie_word_embeddings", true)?,
+        initializer_range,
+        residual_initializer_range: initializer_range,
+        names: NAMES,
+    })
+}

@@ -1,0 +1,236 @@
+//! The generation engine: prompts in, replies out, as token ids.
+//!
+//! Prompts are run through the network once and their keys and values kept; after that each step runs one token of every live
+//! reply. A finished reply gives its slot to the next waiting prompt; when none waits, slots that stand idle are closed, so
+//! that a long reply does not drag finished ones along. The draw of a request depends on the seed and on its place
+//! among the prompts, never on the batch it shares. Knows no tokenizer and no template.
+
+use std::ops::ControlFlow;
+
+use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
+use tch::{Kind, Tensor, no_grad};
+
+use crate::Error;
+use crate::batch::Batch;
+use crate::cache::KvCache;
+use crate::causal_lm::CausalLm;
+use crate::head::Head;
+use crate::sample::{Drawn, Sampling};
+
+/// How replies are made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// The longest reply, its stop token included.
+    pub max_new_tokens: usize,
+    /// Tokens that end a reply; empty to run to the length limit.
+    pub stop_ids: Vec<i64>,
+    /// Chooses the draws.
+    pub seed: u64,
+    /// Replies that are in work at once.
+    pub batch_size: usize,
+}
+
+/// Why a reply ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// A stop token.
+    Stop,
+    /// `max_new_tokens`, or the longest sequence that the model takes.
+    Length,
+    /// The listener asked.
+    Interrupted,
+}
+
+/// One reply.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// The new tokens, the stop token included.
+    pub ids: Vec<i64>,
+    /// Each one's log-probability at the sampling temperature, before top-k and top-p.
+    pub logprobs: Vec<f32>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+}
+
+/// Called with the prompt's index and each new token; breaking ends that reply.
+pub type Listener<'a> = dyn FnMut(usize, i64) -> ControlFlow<()> + 'a;
+
+/// Makes one reply to each prompt, in the order of the prompts.
+pub fn generate(
+    model: &CausalLm,
+    prompts: &[Vec<i64>],
+    options: &Options,
+    listener: &mut Listener<'_>,
+) -> Result<Vec<Completion>, Error> {
+    options.sampling.check()?;
+    check_prompts(model, prompts)?;
+    no_grad(|| Generation::new(model, prompts, options).run(listener))
+}
+
+fn check_prompts(model: &CausalLm, prompts: &[Vec<i64>]) -> Result<(), Error> {
+    let (vocab_size, longest) = (model.config().vocab_size(), model.config().max_positions());
+    for (index, prompt) in prompts.iter().enumerate() {
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt { index });
+        }
+        if prompt.len() as i64 >= longest {
+            return Err(Error::LongPrompt { index, length: prompt.len(), longest });
+        }
+        if let Some(&id) = prompt.iter().find(|&&id| id < 0 || id >= vocab_size) {
+            return Err(Error::TokenOutsideVocabulary { index, id, vocab_size });
+        }
+    }
+    Ok(())
+}
+
+/// A reply in work.
+struct Live {
+    request: usize,
+    budget: usize,
+    last: i64,
+    generator: ChaCha8Rng,
+}
+
+struct Generation<'a> {
+    model: &'a CausalLm,
+    prompts: &'a [Vec<i64>],
+    options: &'a Options,
+    next: usize,
+    /// One entry a slot; `None` for a slot that stands idle.
+    slots: Vec<Option<Live>>,
+    completions: Vec<Completion>,
+    scratch: Vec<f32>,
+}
+
+impl<'a> Generation<'a> {
+    fn new(model: &'a CausalLm, prompts: &'a [Vec<i64>], options: &'a Options) -> Self {
+        let empty = Completion { ids: Vec::new(), logprobs: Vec::new(), finish_reason: FinishReason::Length };
+        let slots = prompts.len().min(options.batch_size.max(1));
+        Self {
+            model,
+            prompts,
+            options,
+            next: 0,
+            slots: (0..slots).map(|_| None).collect(),
+            completions: vec![empty; prompts.len()],
+            scratch: Vec::new(),
+        }
+    }
+
+    fn run(mut self, listener: &mut Listener<'_>) -> Result<Vec<Completion>, Error> {
+        if self.prompts.is_empty() || self.options.max_new_tokens == 0 {
+            return Ok(self.completions);
+        }
+        let weight = self.model.head_weight();
+        let capacity =
+            self.prompts.iter().map(|prompt| prompt.len() + self.budget(prompt.len())).max().unwrap_or(0);
+        let (kind, device) = (weight.kind(), weight.device());
+        let mut cache =
+            KvCache::new(self.model.config(), self.slots.len() as i64, capacity as i64, kind, device);
+        loop {
+            self.admit(&mut cache, listener)?;
+            self.close_idle_slots(&mut cache);
+            if self.slots.is_empty() {
+                return Ok(self.completions);
+            }
+            let tokens: Vec<i64> =
+                self.slots.iter().map(|slot| slot.as_ref().map_or(0, |live| live.last)).collect();
+            let hidden = self.model.decode(&Tensor::from_slice(&tokens).to_device(device), &mut cache);
+            let slots: Vec<usize> = (0..self.slots.len()).collect();
+            self.draw(&hidden, &slots, &mut cache, listener)?;
+        }
+    }
+
+    /// Tokens that may follow a prompt of `length`.
+    fn budget(&self, length: usize) -> usize {
+        self.options.max_new_tokens.min(self.model.config().max_positions() as usize - length)
+    }
+
+    /// Runs waiting prompts in idle slots and draws their first tokens.
+    fn admit(&mut self, cache: &mut KvCache, listener: &mut Listener<'_>) -> Result<(), Error> {
+        while self.next < self.prompts.len() {
+            let idle: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.slots[slot].is_none()).collect();
+            let idle = &idle[..idle.len().min(self.prompts.len() - self.next)];
+            if idle.is_empty() {
+                return Ok(());
+            }
+            for &slot in idle {
+                cache.reset_slot(slot as i64);
+                let generator = Sampling::generator(self.options.seed, self.next as u64);
+                let budget = self.budget(self.prompts[self.next].len());
+                self.slots[slot] = Some(Live { request: self.next, budget, last: 0, generator });
+                self.next += 1;
+            }
+            let first = self.next - idle.len();
+            let rows: Vec<&[i64]> = self.prompts[first..self.next].iter().map(Vec::as_slice).collect();
+            let batch = Batch::new(&rows, self.model.head_weight().device());
+            let places: Vec<i64> = idle.iter().map(|&slot| slot as i64).collect();
+            let hidden = self.model.prefill(&batch, cache, &places);
+            let last = Tensor::from_slice(&batch.last_indices()).to_device(hidden.device());
+            self.draw(&hidden.index_select(0, &last), idle, cache, listener)?;
+        }
+        Ok(())
+    }
+
+    /// Draws one token for each of `slots` from the rows of `hidden`, and ends the replies that are done.
+    fn draw(
+        &mut self,
+        hidden: &Tensor,
+        slots: &[usize],
+        cache: &mut KvCache,
+        listener: &mut Listener<'_>,
+    ) -> Result<(), Error> {
+        let head = Head { weight: self.model.head_weight(), bias: self.model.head_bias() };
+        let logits = head.logits(hidden).to_kind(Kind::Float).to_device(tch::Device::Cpu).contiguous();
+        let width = logits.size()[1] as usize;
+        let logits = Vec::<f32>::try_from(logits.view([-1]))?;
+        for (row, &slot) in logits.chunks_exact(width).zip(slots) {
+            let Some(live) = &mut self.slots[slot] else { continue };
+            let Drawn { id, logprob } =
+                self.options.sampling.draw(row, &mut live.generator, &mut self.scratch);
+            let completion = &mut self.completions[live.request];
+            completion.ids.push(id);
+            completion.logprobs.push(logprob);
+            live.last = id;
+            let stops = self.options.stop_ids.contains(&id);
+            let interrupted = listener(live.request, id).is_break();
+            if stops || interrupted || completion.ids.len() == live.budget {
+                completion.finish_reason = match (stops, interrupted) {
+                    (true, _) => FinishReason::Stop,
+                    (_, true) => FinishReason::Interrupted,
+                    _ => FinishReason::Length,
+                };
+                self.slots[slot] = None;
+                // An idle slot that still runs along attends to one token and cannot outgrow the cache.
+                cache.reset_slot(slot as i64);
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes idle slots once a quarter of them is idle and no prompt waits: moving the others costs a copy.
+    fn close_idle_slots(&mut self, cache: &mut KvCache) {
+        let live: Vec<i64> = (0..self.slots.len())
+            .filter(|&slot| self.slots[slot].is_some())
+            .map(|slot| slot as i64)
+            .collect();
+        if live.len() * 4 > self.slots.len() * 3 && self.next == self.prompts.len() {
+            for slot in 0..self.slots.len() {
+                if self.slots[slot].is_none() {
+                    cache.reset_slot(slot as i64);
+                }
+            }
+            return;
+        }
+        if live.len() < self.slots.len() {
+            if !live.is_empty() {
+                cache.keep(&live);
+            }
+            self.slots.retain(Option::is_some);
+        }
+    }
+}

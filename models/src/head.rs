@@ -1,0 +1,341 @@
+//! The vocabulary head, a few rows at a time: cross-entropy and log-probabilities without a `[N, V]` tensor.
+//!
+//! For hidden states `h_n`, weights `W` and temperature `t`: `z = (W h_n + b) / t`,
+//! `log p(y_n) = z[y_n] - log sum_v exp z[v]`, entropy `H_n = log sum exp z - sum_v p_v z_v`.
+//! Both run over chunks of rows whose logits fill [`CHUNK_ELEMENTS`] numbers. [`cross_entropy`] makes its gradient on the way forward,
+//! while the logits are at hand, since a sum's gradient is known up to a factor; [`logprobs`] recomputes the logits in its backward.
+//! (The idea: Wijmans et al. 2024, arXiv 2411.09009.)
+//!
+//! `N` rows, `H` hidden size, `V` vocabulary. The softmax is in fp32 whatever the weights are. Knows no reduction and no algorithm.
+
+use parallel::SysError;
+use parallel::autograd::{Backward, attach};
+use tch::{Kind, Tensor, no_grad};
+
+use crate::Error;
+
+/// Logits held at once: 4 MiB in fp32, which stays in the cache of one core.
+pub const CHUNK_ELEMENTS: i64 = 1 << 20;
+
+/// The weights of a vocabulary head.
+#[derive(Clone, Copy, Debug)]
+pub struct Head<'a> {
+    /// `[V, H]`.
+    pub weight: &'a Tensor,
+    /// `[V]`.
+    pub bias: Option<&'a Tensor>,
+}
+
+/// What [`logprobs`] finds out about each row.
+#[derive(Debug)]
+pub struct TokenLogprobs {
+    /// `log p(target)`, `[N]`, fp32, differentiable in the hidden states and the head.
+    pub logprobs: Tensor,
+    /// The entropy in nats, `[N]`, fp32, without a gradient.
+    pub entropy: Tensor,
+}
+
+impl Head<'_> {
+    /// The logits of a few rows: `[N, V]`, for the sampler.
+    pub fn logits(&self, hidden: &Tensor) -> Tensor {
+        hidden.linear(self.weight, self.bias)
+    }
+
+    fn inputs<'a>(&'a self, hidden: &'a Tensor) -> Vec<&'a Tensor> {
+        [Some(hidden), Some(self.weight), self.bias].into_iter().flatten().collect()
+    }
+
+    fn owned(&self) -> OwnedHead {
+        OwnedHead { weight: self.weight.detach(), bias: self.bias.map(Tensor::detach) }
+    }
+
+    fn chunk_rows(&self) -> i64 {
+        (CHUNK_ELEMENTS / self.weight.size()[0]).max(16)
+    }
+}
+
+struct OwnedHead {
+    weight: Tensor,
+    bias: Option<Tensor>,
+}
+
+impl OwnedHead {
+    fn logits(&self, hidden: &Tensor, temperature: f64) -> Tensor {
+        let mut logits = hidden.linear(&self.weight, self.bias.as_ref()).to_kind(Kind::Float);
+        if temperature != 1.0 {
+            let _ = logits.g_div_scalar_(temperature);
+        }
+        logits
+    }
+}
+
+/// `-sum_n w_n log p(target_n)`, a scalar in fp32. `hidden` is `[N, H]`, `targets` `[N]`, `weights` `[N]` or absent for ones.
+pub fn cross_entropy(
+    hidden: &Tensor,
+    head: Head<'_>,
+    targets: &Tensor,
+    weights: Option<&Tensor>,
+) -> Result<Tensor, Error> {
+    let wants_grad = head.inputs(hidden).iter().any(|input| input.requires_grad());
+    let mut sums = Gradient::new(hidden, &head, wants_grad);
+    let mut total = Tensor::zeros([], (Kind::Double, hidden.device()));
+    no_grad(|| {
+        let owned = head.owned();
+        for (start, length) in chunks(hidden.size()[0], head.chunk_rows()) {
+            let rows = hidden.narrow(0, start, length).detach();
+            let target = targets.narrow(0, start, length).unsqueeze(1);
+            let weight = weights.map(|weights| weights.narrow(0, start, length).to_kind(Kind::Float));
+            let logprobs = owned.logits(&rows, 1.0).log_softmax(1, Kind::Float);
+            let picked = logprobs.gather(1, &target, false).squeeze_dim(1);
+            let picked = weight.as_ref().map_or_else(|| picked.shallow_clone(), |weight| &picked * weight);
+            total -= picked.sum(Kind::Double);
+            if wants_grad {
+                // d loss / d z = w (p - onehot).
+                let mut slope = logprobs.exp();
+                let _ = slope.scatter_add_(
+                    1,
+                    &target,
+                    &Tensor::full([length, 1], -1.0, (Kind::Float, hidden.device())),
+                );
+                let slope =
+                    weight.map_or_else(|| slope.shallow_clone(), |weight| &slope * weight.unsqueeze(1));
+                sums.add(&owned, &rows, &slope, start);
+            }
+        }
+    });
+    let total = total.to_kind(Kind::Float);
+    if !wants_grad {
+        return Ok(total);
+    }
+    let count = head.inputs(hidden).len();
+    let backward: Backward =
+        Box::new(move |grads| Ok(grads[0].as_ref().map_or_else(|| nothing(count), |grad| sums.scaled(grad))));
+    attach_one(&total, &head.inputs(hidden), backward)
+}
+
+/// `log p(target_n)` and the entropy of each row, at `temperature`. `hidden` is `[N, H]`, `targets` `[N]`.
+pub fn logprobs(
+    hidden: &Tensor,
+    head: Head<'_>,
+    targets: &Tensor,
+    temperature: f64,
+) -> Result<TokenLogprobs, Error> {
+    let chunk_rows = head.chunk_rows();
+    let (mut values, mut entropies) = (Vec::new(), Vec::new());
+    no_grad(|| {
+        let owned = head.owned();
+        for (start, length) in chunks(hidden.size()[0], chunk_rows) {
+            let target = targets.narrow(0, start, length).unsqueeze(1);
+            let logits = owned.logits(&hidden.narrow(0, start, length), temperature);
+            let logprobs = logits.log_softmax(1, Kind::Float);
+            values.push(logprobs.gather(1, &target, false).squeeze_dim(1));
+            entropies.push(-(logprobs.exp() * logprobs).nan_to_num(0.0, None, None).sum_dim_intlist(
+                1,
+                false,
+                Kind::Float,
+            ));
+        }
+    });
+    let (values, entropy) = if values.is_empty() {
+        let empty = || Tensor::zeros([0], (Kind::Float, hidden.device()));
+        (empty(), empty())
+    } else {
+        (Tensor::cat(&values, 0), Tensor::cat(&entropies, 0))
+    };
+    if !head.inputs(hidden).iter().any(|input| input.requires_grad()) {
+        return Ok(TokenLogprobs { logprobs: values, entropy });
+    }
+    let (owned, rows, targets) = (head.owned(), hidden.detach(), targets.shallow_clone());
+    let mut sums = Gradient::new(hidden, &head, true);
+    let count = head.inputs(hidden).len();
+    let backward: Backward = Box::new(move |grads| {
+        let Some(grad) = &grads[0] else { return Ok(nothing(count)) };
+        no_grad(|| {
+            for (start, length) in chunks(rows.size()[0], chunk_rows) {
+                let chunk = rows.narrow(0, start, length);
+                let target = targets.narrow(0, start, length).unsqueeze(1);
+                let seed = grad.narrow(0, start, length).unsqueeze(1) / temperature;
+                // d log p(y) / d z = onehot - p, and z = logits / temperature.
+                let mut slope = owned.logits(&chunk, temperature).softmax(1, Kind::Float) * -&seed;
+                let _ = slope.scatter_add_(1, &target, &seed);
+                sums.add(&owned, &chunk, &slope, start);
+            }
+        });
+        Ok(std::mem::take(&mut sums).taken())
+    });
+    Ok(TokenLogprobs { logprobs: attach_one(&values, &head.inputs(hidden), backward)?, entropy })
+}
+
+/// The most likely token of each row and whether it is `target`; for accuracies.
+pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Tensor {
+    no_grad(|| {
+        let owned = head.owned();
+        let best: Vec<Tensor> = chunks(hidden.size()[0], head.chunk_rows())
+            .map(|(start, length)| owned.logits(&hidden.narrow(0, start, length), 1.0).argmax(1, false))
+            .collect();
+        Tensor::cat(&best, 0)
+    })
+}
+
+/// The gradients of hidden states and head, gathered chunk by chunk. Those of the head are sums in fp32.
+#[derive(Default)]
+struct Gradient {
+    hidden: Option<Tensor>,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    has_bias: bool,
+}
+
+impl Gradient {
+    fn new(hidden: &Tensor, head: &Head<'_>, wanted: bool) -> Self {
+        let zeros = |tensor: &Tensor, kind| {
+            (wanted && tensor.requires_grad()).then(|| Tensor::zeros(tensor.size(), (kind, tensor.device())))
+        };
+        Self {
+            hidden: zeros(hidden, hidden.kind()),
+            weight: zeros(head.weight, Kind::Float),
+            bias: head.bias.and_then(|bias| zeros(bias, Kind::Float)),
+            has_bias: head.bias.is_some(),
+        }
+    }
+
+    /// Adds `slope = d loss / d logits` of the rows from `start`.
+    fn add(&mut self, head: &OwnedHead, rows: &Tensor, slope: &Tensor, start: i64) {
+        let kind = rows.kind();
+        let narrow = slope.to_kind(kind);
+        if let Some(hidden) = &mut self.hidden {
+            hidden.narrow(0, start, rows.size()[0]).copy_(&narrow.matmul(&head.weight));
+        }
+        if let Some(weight) = &mut self.weight {
+            if kind == Kind::Float {
+                let _ = weight.addmm_(&narrow.tr(), rows);
+            } else {
+                let _ = weight.g_add_(&narrow.tr().matmul(rows));
+            }
+        }
+        if let Some(bias) = &mut self.bias {
+            let _ = bias.g_add_(&slope.sum_dim_intlist(0, false, Kind::Float));
+        }
+    }
+
+    fn taken(self) -> Vec<Option<Tensor>> {
+        let bias = self.has_bias.then_some(self.bias);
+        [Some(self.hidden), Some(self.weight), bias].into_iter().flatten().collect()
+    }
+
+    fn scaled(&self, factor: &Tensor) -> Vec<Option<Tensor>> {
+        let scale = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| tensor * factor);
+        let bias = self.has_bias.then(|| scale(&self.bias));
+        [Some(scale(&self.hidden)), Some(scale(&self.weight)), bias].into_iter().flatten().collect()
+    }
+}
+
+/// No gradient for any of `count` inputs.
+fn nothing(count: usize) -> Vec<Option<Tensor>> {
+    (0..count).map(|_| None).collect()
+}
+
+fn attach_one(output: &Tensor, inputs: &[&Tensor], backward: Backward) -> Result<Tensor, Error> {
+    let mut outputs =
+        attach(&[output], inputs, backward).map_err(|error: SysError| parallel::Error::from(error))?;
+    Ok(outputs.remove(0))
+}
+
+/// `(start, length)` of each chunk of at most `size` rows.
+fn chunks(rows: i64, size: i64) -> impl Iterator<Item = (i64, i64)> {
+    (0..rows).step_by(size as usize).map(move |start| (start, size.min(rows - start)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Device;
+
+    struct Case {
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+    }
+
+    /// More rows than one chunk holds: V = 70_000 makes chunks of 16 rows.
+    fn case(rows: i64, vocabulary: i64) -> Case {
+        tch::manual_seed(7);
+        let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        Case {
+            hidden: random(&[rows, 8]),
+            weight: random(&[vocabulary, 8]),
+            bias: random(&[vocabulary]),
+            targets: Tensor::randint(vocabulary, [rows], (Kind::Int64, Device::Cpu)),
+        }
+    }
+
+    fn close(left: &Tensor, right: &Tensor) {
+        let worst = (left - right).abs().max().double_value(&[]);
+        let scale = right.abs().max().double_value(&[]).max(1.0);
+        assert!(worst < 2e-5 * scale, "{worst} against {scale}");
+    }
+
+    fn grads(loss: &Tensor, case: &Case) -> Vec<Tensor> {
+        Tensor::run_backward(&[loss], &[&case.hidden, &case.weight, &case.bias], false, false)
+    }
+
+    #[test]
+    fn cross_entropy_equals_the_dense_form_with_its_gradients() {
+        for (rows, vocabulary) in [(5, 11), (40, 70_000)] {
+            let case = case(rows, vocabulary);
+            let head = Head { weight: &case.weight, bias: Some(&case.bias) };
+            let weights = Tensor::arange(rows, (Kind::Float, Device::Cpu)) / rows as f64;
+            let ours = cross_entropy(&case.hidden, head, &case.targets, Some(&weights)).unwrap() * 3.0;
+            let dense = case.hidden.linear(&case.weight, Some(&case.bias)).log_softmax(1, Kind::Float);
+            let picked = dense.gather(1, &case.targets.unsqueeze(1), false).squeeze_dim(1);
+            let dense = -(picked * &weights).sum(Kind::Float) * 3.0;
+            close(&ours, &dense);
+            for (left, right) in grads(&ours, &case).iter().zip(&grads(&dense, &case)) {
+                close(left, right);
+            }
+        }
+    }
+
+    #[test]
+    fn logprobs_and_entropy_equal_the_dense_form_with_gradients() {
+        for (rows, vocabulary) in [(5, 11), (40, 70_000)] {
+            let case = case(rows, vocabulary);
+            let head = Head { weight: &case.weight, bias: Some(&case.bias) };
+            let ours = logprobs(&case.hidden, head, &case.targets, 0.7).unwrap();
+            let logits = case.hidden.linear(&case.weight, Some(&case.bias)) / 0.7;
+            let dense = logits.log_softmax(1, Kind::Float);
+            let picked = dense.gather(1, &case.targets.unsqueeze(1), false).squeeze_dim(1);
+            close(&ours.logprobs, &picked);
+            close(&ours.entropy, &-(dense.exp() * &dense).sum_dim_intlist(1, false, Kind::Float));
+            let seeds = Tensor::arange(rows, (Kind::Float, Device::Cpu)) - 2.0;
+            let (left, right) =
+                ((&ours.logprobs * &seeds).sum(Kind::Float), (&picked * &seeds).sum(Kind::Float));
+            for (left, right) in grads(&left, &case).iter().zip(&grads(&right, &case)) {
+                close(left, right);
+            }
+        }
+    }
+
+    #[test]
+    fn a_uniform_head_by_hand() {
+        // W = 0: p = 1/4 for every token: log p = -ln 4, entropy = ln 4.
+        let hidden = Tensor::ones([2, 3], (Kind::Float, Device::Cpu));
+        let weight = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu));
+        let targets = Tensor::from_slice(&[1i64, 3]);
+        let found = logprobs(&hidden, Head { weight: &weight, bias: None }, &targets, 1.0).unwrap();
+        assert!((found.logprobs.double_value(&[0]) + 4f64.ln()).abs() < 1e-6);
+        assert!((found.entropy.double_value(&[1]) - 4f64.ln()).abs() < 1e-6);
+        let loss = cross_entropy(&hidden, Head { weight: &weight, bias: None }, &targets, None).unwrap();
+        assert!((loss.double_value(&[]) - 2.0 * 4f64.ln()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn no_rows_give_no_numbers() {
+        let hidden = Tensor::zeros([0, 3], (Kind::Float, Device::Cpu));
+        let weight = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu));
+        let targets = Tensor::from_slice::<i64>(&[]);
+        let found = logprobs(&hidden, Head { weight: &weight, bias: None }, &targets, 1.0).unwrap();
+        assert_eq!(found.logprobs.size(), [0]);
+    }
+}

@@ -1,0 +1,82 @@
+//! New weights: normal, zero or one, the same for a seed on every machine and with any number of threads.
+//!
+//! Each parameter draws from a ChaCha8 stream of its own that its name chooses, so that neither the order of creation nor
+//! another parameter changes it. Normal numbers by Box and Muller (1958).
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tch::Tensor;
+
+/// The distribution of a new parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initial {
+    /// Normal with mean 0 and this standard deviation.
+    Normal(f64),
+    /// Zeros: biases.
+    Zeros,
+    /// Ones: weights of norms.
+    Ones,
+}
+
+/// The values of the parameter `name`, fp32 on the CPU.
+pub fn values(initial: Initial, shape: &[i64], seed: u64, name: &str) -> Tensor {
+    let options = (tch::Kind::Float, tch::Device::Cpu);
+    match initial {
+        Initial::Zeros => Tensor::zeros(shape, options),
+        Initial::Ones => Tensor::ones(shape, options),
+        Initial::Normal(deviation) => {
+            let count = shape.iter().product::<i64>() as usize;
+            Tensor::from_slice(&normal(count, deviation, seed, name)).view(shape)
+        }
+    }
+}
+
+fn normal(count: usize, deviation: f64, seed: u64, name: &str) -> Vec<f32> {
+    let mut generator = ChaCha8Rng::seed_from_u64(seed);
+    generator.set_stream(fnv1a(name));
+    let mut numbers = Vec::with_capacity(count + 1);
+    while numbers.len() < count {
+        let radius = (-2.0 * (1.0 - generator.random::<f64>()).ln()).sqrt() * deviation;
+        let (sine, cosine) = (std::f64::consts::TAU * generator.random::<f64>()).sin_cos();
+        numbers.extend([(radius * cosine) as f32, (radius * sine) as f32]);
+    }
+    numbers.truncate(count);
+    numbers
+}
+
+/// The 64-bit FNV-1a hash.
+fn fnv1a(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hash_has_its_published_values() {
+        assert_eq!(fnv1a(""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a("a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv1a("foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn seed_and_name_decide_and_nothing_else() {
+        let draw = |seed, name| normal(4, 1.0, seed, name);
+        assert_eq!(draw(1, "a"), draw(1, "a"));
+        assert_eq!(draw(1, "a")[..3], normal(3, 1.0, 1, "a")[..]);
+        assert_ne!(draw(1, "a"), draw(2, "a"));
+        assert_ne!(draw(1, "a"), draw(1, "b"));
+    }
+
+    #[test]
+    fn moments_are_those_of_the_normal_distribution() {
+        let numbers = normal(200_000, 0.02, 3, "weight");
+        let mean = numbers.iter().map(|&x| f64::from(x)).sum::<f64>() / 200_000.0;
+        let variance = numbers.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / 200_000.0;
+        // Standard errors: 0.02 / sqrt(2e5) = 4.5e-5, and sqrt(2 / 2e5) = 0.3 % of the variance.
+        assert!(mean.abs() < 2e-4, "{mean}");
+        assert!((variance / 4e-4 - 1.0).abs() < 0.015, "{variance}");
+    }
+}

@@ -1,0 +1,407 @@
+//! Rotary position embeddings (Su et al. 2021, arXiv 2104.09864) and their scalings for longer texts.
+//!
+//! Pair `j` of a head's `dim` rotated numbers turns by `position * inv_freq[j]`, `inv_freq[j] = theta^(-2j/dim)`; the pair is
+//! `(x[j], x[j + dim/2])` as in all HF checkpoints. Scalings change `inv_freq`: `linear` (positions divided), `dynamic` (NTK: a
+//! larger theta for longer rows), `llama3` (long waves divided), `yarn` (Peng et al. 2023, arXiv 2309.00071). Frequencies,
+//! angles, sine and cosine are fp32 in the order of operations of transformers, and are cast at the end.
+//!
+//! `dynamic` depends on the length of a row. Here it is the row's own length, so a row gets the same numbers whatever
+//! else is in the batch; transformers takes the longest row of the batch. With a key-value cache each new token is
+//! rotated for the length so far and old keys stay as they are, as in transformers.
+
+use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor};
+
+use crate::Error;
+use crate::config::Fields;
+
+/// The rotation of one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// The longest wave, before scaling.
+    pub theta: f64,
+    /// Numbers of each head that are rotated, the first ones; the others pass.
+    pub dim: i64,
+    /// How it is stretched.
+    pub scaling: Scaling,
+}
+
+/// How frequencies are stretched for texts longer than those of the pretraining.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scaling {
+    /// Not at all.
+    None,
+    /// `inv_freq / factor`.
+    Linear {
+        /// At least 1.
+        factor: f64,
+    },
+    /// `theta * (factor * length / max - (factor - 1))^(dim / (dim - 2))` for rows longer than `max_positions`.
+    Dynamic {
+        /// At least 1.
+        factor: f64,
+        /// The length up to which nothing changes.
+        max_positions: i64,
+    },
+    /// Waves longer than `original / low` are divided by `factor`, shorter than `original / high` kept, in between blended.
+    Llama3 {
+        /// For the long waves.
+        factor: f64,
+        /// Wave length bound, as a divisor of `original`.
+        low: f64,
+        /// Wave length bound, as a divisor of `original`.
+        high: f64,
+        /// Positions of the pretraining.
+        original: f64,
+    },
+    /// Blend of kept and divided frequencies by a ramp over the pairs, and a factor on sine and cosine.
+    Yarn {
+        /// For the divided part.
+        factor: f64,
+        /// First pair of the ramp.
+        ramp_start: f64,
+        /// Last pair of the ramp.
+        ramp_end: f64,
+        /// Factor of sine and cosine.
+        attention_factor: f64,
+    },
+}
+
+/// Sine and cosine of the tokens of a batch.
+#[derive(Debug)]
+pub struct Rotary {
+    /// `[N, 1, dim]`.
+    cos: Tensor,
+    /// `[N, 1, dim]`, its first half negated.
+    sin: Tensor,
+}
+
+impl Rotary {
+    /// Rotates the first `dim` numbers of each head: `x` and the result `[N, heads, D]`.
+    pub fn apply(&self, x: &Tensor) -> Tensor {
+        let (dim, head_dim) = (self.cos.size()[2], x.size()[2]);
+        if dim == head_dim {
+            return self.turn(x, dim);
+        }
+        let turned = self.turn(&x.narrow(2, 0, dim), dim);
+        Tensor::cat(&[turned, x.narrow(2, dim, head_dim - dim)], 2)
+    }
+
+    /// `x cos + (x2, x1) (-sin, sin)`.
+    fn turn(&self, x: &Tensor, dim: i64) -> Tensor {
+        let half = dim / 2;
+        let swapped = Tensor::cat(&[x.narrow(2, half, half), x.narrow(2, 0, half)], 2);
+        (x * &self.cos).addcmul(&swapped, &self.sin)
+    }
+
+    fn shallow_clone(&self) -> Self {
+        Self { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone() }
+    }
+}
+
+impl Clone for Rotary {
+    fn clone(&self) -> Self {
+        self.shallow_clone()
+    }
+}
+
+impl Rope {
+    /// Reads `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` beside it; `max_positions` is
+    /// the model's and `rotated` the share of a head that is rotated where the file does not say.
+    pub fn from_fields(
+        fields: &Fields<'_>,
+        head_dim: i64,
+        max_positions: i64,
+        rotated: f64,
+    ) -> Result<Self, Error> {
+        let scaling = fields.object("rope_scaling")?;
+        let parameters = if scaling.is_some() { scaling } else { fields.object("rope_parameters")? };
+        let theta_key = fields.first(&["rope_theta", "rotary_emb_base"]).unwrap_or("rope_theta");
+        let outer_theta = fields.number_or(theta_key, 10_000.0)?;
+        let share_key = fields.first(&["partial_rotary_factor", "rotary_pct"]).unwrap_or("rotary_pct");
+        let outer_share = fields.number_or(share_key, rotated)?;
+        let (theta, share, scaling) = match parameters {
+            None => (outer_theta, outer_share, Scaling::None),
+            Some(parameters) => {
+                let theta = parameters.number_or("rope_theta", outer_theta)?;
+                let share = parameters.number_or("partial_rotary_factor", outer_share)?;
+                let dim = rotated_dim(head_dim, share);
+                let original = fields.number("original_max_position_embeddings")?;
+                let reader = ScalingReader { parameters, theta, dim, max_positions, original };
+                (theta, share, reader.read()?)
+            }
+        };
+        let dim = rotated_dim(head_dim, share);
+        if dim < 2 || dim % 2 == 1 || dim > head_dim || theta <= 1.0 {
+            let value = json!({"rope_theta": theta, "rotated": dim, "head_dim": head_dim});
+            return Err(fields.wrong(
+                "rope_parameters",
+                "theta above 1 and an even rotated width within the head",
+                &value,
+            ));
+        }
+        if rotated >= 1.0 && dim != head_dim {
+            return Err(fields.unsupported(
+                "partial_rotary_factor",
+                &json!(share),
+                "this family rotates whole heads; use a GPT-NeoX checkpoint for partial rotation",
+            ));
+        }
+        Ok(Self { theta, dim, scaling })
+    }
+
+    /// The frequencies for rows of `length` tokens, fp32 `[dim / 2]`.
+    pub fn inv_freq(&self, length: i64, device: Device) -> Tensor {
+        let exponents = Tensor::arange_start_step(0, self.dim, 2, (Kind::Float, device)) / self.dim as f64;
+        let powers = |theta: f64| Tensor::pow_scalar(theta, &exponents);
+        match self.scaling {
+            Scaling::None => powers(self.theta).reciprocal(),
+            Scaling::Linear { factor } => powers(self.theta).reciprocal() / factor,
+            Scaling::Dynamic { factor, max_positions } => {
+                let stretch =
+                    factor * length.max(max_positions) as f64 / max_positions as f64 - (factor - 1.0);
+                let dim = self.dim as f64;
+                powers(self.theta * stretch.powf(dim / (dim - 2.0))).reciprocal()
+            }
+            Scaling::Llama3 { factor, low, high, original } => {
+                let plain = powers(self.theta).reciprocal();
+                let wave = plain.reciprocal() * (2.0 * std::f64::consts::PI);
+                let smooth = (wave.reciprocal() * original - low) / (high - low);
+                let blend = (1.0 - &smooth) * &plain / factor + smooth * &plain;
+                let long = (&plain / factor).where_self(&wave.gt(original / low), &blend);
+                plain.where_self(&wave.lt(original / high), &long)
+            }
+            Scaling::Yarn { factor, ramp_start, ramp_end, .. } => {
+                let powers = powers(self.theta);
+                let pairs = Tensor::arange(self.dim / 2, (Kind::Float, device));
+                let divided = ((pairs - ramp_start) / (ramp_end - ramp_start)).clamp(0.0, 1.0);
+                (&powers * factor).reciprocal() * &divided + powers.reciprocal() * (1.0 - divided)
+            }
+        }
+    }
+
+    /// Sine and cosine at `positions` (int64 `[N]`). `counts` are the tokens of each row among them, `lengths` those of the
+    /// whole row so far: the same in a packed batch, and one for each row in a decoding step.
+    pub fn rotary(&self, positions: &Tensor, counts: &[i64], lengths: &[i64], kind: Kind) -> Rotary {
+        tch::no_grad(|| {
+            let device = positions.device();
+            let positions = positions.to_kind(Kind::Float).unsqueeze(1);
+            let angles = match self.scaling {
+                Scaling::Dynamic { max_positions, .. }
+                    if lengths.iter().any(|&length| length > max_positions) =>
+                {
+                    let row = |(&length, &count): (&i64, &i64)| {
+                        self.inv_freq(length, device).unsqueeze(0).expand([count, -1], false)
+                    };
+                    let rows: Vec<Tensor> = lengths.iter().zip(counts).map(row).collect();
+                    positions * Tensor::cat(&rows, 0)
+                }
+                _ => positions * self.inv_freq(0, device),
+            };
+            let (cos, sin) = (angles.cos(), angles.sin());
+            let factor = self.attention_factor();
+            let finish = |left: &Tensor, right: &Tensor| {
+                let joined = Tensor::cat(&[left, right], 1).unsqueeze(1);
+                (if (factor - 1.0).abs() > 0.0 { joined * factor } else { joined }).to_kind(kind)
+            };
+            Rotary { cos: finish(&cos, &cos), sin: finish(&-&sin, &sin) }
+        })
+    }
+
+    fn attention_factor(&self) -> f64 {
+        match self.scaling {
+            Scaling::Yarn { attention_factor, .. } => attention_factor,
+            _ => 1.0,
+        }
+    }
+}
+
+fn rotated_dim(head_dim: i64, share: f64) -> i64 {
+    (head_dim as f64 * share) as i64
+}
+
+/// The object that says how to stretch, and what it needs beside itself.
+struct ScalingReader<'a> {
+    parameters: Fields<'a>,
+    theta: f64,
+    dim: i64,
+    max_positions: i64,
+    original: Option<f64>,
+}
+
+impl ScalingReader<'_> {
+    fn read(&self) -> Result<Scaling, Error> {
+        let key = self.parameters.first(&["rope_type", "type"]).unwrap_or("rope_type");
+        let kind = self.parameters.text_or(key, "default")?;
+        let known: &[&str] = match kind {
+            "default" => &[],
+            "linear" | "dynamic" => &["factor"],
+            "llama3" => {
+                &["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+            }
+            "yarn" => &[
+                "factor",
+                "original_max_position_embeddings",
+                "attention_factor",
+                "beta_fast",
+                "beta_slow",
+                "mscale",
+                "mscale_all_dim",
+                "truncate",
+                "finetuned",
+            ],
+            other => {
+                let fix = "the known ones are default, linear, dynamic, llama3 and yarn";
+                return Err(self.parameters.unsupported(key, &json!(other), fix));
+            }
+        };
+        self.refuse_unknown_keys(known)?;
+        match kind {
+            "linear" => Ok(Scaling::Linear { factor: self.factor()? }),
+            "dynamic" => Ok(Scaling::Dynamic { factor: self.factor()?, max_positions: self.max_positions }),
+            "llama3" => self.llama3(),
+            "yarn" => self.yarn(),
+            _ => Ok(Scaling::None),
+        }
+    }
+
+    fn refuse_unknown_keys(&self, known: &[&str]) -> Result<(), Error> {
+        let always = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
+        let unknown = self
+            .parameters
+            .keys()
+            .find(|key| !always.contains(key) && !known.contains(key) && self.parameters.get(key).is_some());
+        match unknown {
+            None => Ok(()),
+            Some(key) => {
+                let value = self.parameters.get(key).unwrap_or(&Value::Null);
+                Err(self.parameters.unsupported(
+                    key,
+                    value,
+                    "this rope type has no such parameter: remove it",
+                ))
+            }
+        }
+    }
+
+    fn required(&self, key: &str) -> Result<f64, Error> {
+        let missing = || self.parameters.wrong(key, "a number", &Value::Null);
+        self.parameters.number(key)?.ok_or_else(missing)
+    }
+
+    fn factor(&self) -> Result<f64, Error> {
+        let factor = self.required("factor")?;
+        if factor >= 1.0 {
+            Ok(factor)
+        } else {
+            Err(self.parameters.wrong("factor", "at least 1", &json!(factor)))
+        }
+    }
+
+    /// The model's own key wins over the one among the parameters, as in transformers.
+    fn original(&self) -> Result<f64, Error> {
+        match self.original {
+            Some(original) => Ok(original),
+            None => self.parameters.number_or("original_max_position_embeddings", self.max_positions as f64),
+        }
+    }
+
+    fn llama3(&self) -> Result<Scaling, Error> {
+        let (low, high) = (self.required("low_freq_factor")?, self.required("high_freq_factor")?);
+        if high <= low {
+            return Err(self.parameters.wrong("high_freq_factor", "above low_freq_factor", &json!(high)));
+        }
+        Ok(Scaling::Llama3 { factor: self.factor()?, low, high, original: self.original()? })
+    }
+
+    fn yarn(&self) -> Result<Scaling, Error> {
+        let original = self.original()?;
+        let factor = match self.parameters.number("factor")? {
+            Some(_) => self.factor()?,
+            None => self.max_positions as f64 / original,
+        };
+        let attention_factor = match self.parameters.number("attention_factor")? {
+            Some(given) => given,
+            None => {
+                let mscale = self.parameters.number_or("mscale", 0.0)?;
+                let all_dim = self.parameters.number_or("mscale_all_dim", 0.0)?;
+                let both = mscale != 0.0 && all_dim != 0.0;
+                if both {
+                    magnitude(factor, mscale) / magnitude(factor, all_dim)
+                } else {
+                    magnitude(factor, 1.0)
+                }
+            }
+        };
+        let bound = |key: &str, default: f64| {
+            let rotations = self.parameters.number(key)?.filter(|&number| number != 0.0).unwrap_or(default);
+            let dim = self.dim as f64;
+            Ok::<f64, Error>(
+                dim * (original / (rotations * 2.0 * std::f64::consts::PI)).ln() / (2.0 * self.theta.ln()),
+            )
+        };
+        let (mut start, mut end) = (bound("beta_fast", 32.0)?, bound("beta_slow", 1.0)?);
+        if self.parameters.flag_or("truncate", true)? {
+            (start, end) = (start.floor(), end.ceil());
+        }
+        let (ramp_start, mut ramp_end) = (start.max(0.0), end.min(self.dim as f64 - 1.0));
+        if (ramp_start - ramp_end).abs() < f64::EPSILON {
+            ramp_end += 0.001;
+        }
+        Ok(Scaling::Yarn { factor, ramp_start, ramp_end, attention_factor })
+    }
+}
+
+/// `0.1 m ln(factor) + 1`: eq. 22 of the `YaRN` paper with `m = 1`.
+fn magnitude(factor: f64, m: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Map;
+
+    fn read(text: &str) -> Result<Rope, Error> {
+        let map: Map<String, Value> = serde_json::from_str(text).unwrap();
+        Rope::from_fields(&Fields::new(&map, "test"), 4, 16, 1.0)
+    }
+
+    #[test]
+    fn both_spellings_mean_the_same() {
+        let old =
+            read(r#"{"rope_theta": 100.0, "rope_scaling": {"type": "linear", "factor": 2.0}}"#).unwrap();
+        let new = read(r#"{"rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 100.0}}"#)
+            .unwrap();
+        assert_eq!(old, new);
+        // theta 100, dim 4: 1/100^0 = 1 and 1/100^(1/2) = 0.1, halved by the factor.
+        let freq = Vec::<f32>::try_from(old.inv_freq(0, Device::Cpu)).unwrap();
+        assert!((freq[0] - 0.5).abs() < 1e-7 && (freq[1] - 0.05).abs() < 1e-7, "{freq:?}");
+    }
+
+    #[test]
+    fn rotation_by_hand() {
+        // Position 1, theta 100: angles 1 and 0.1. Pair (1, 3) turns by 1, pair (2, 4) by 0.1.
+        let rope = Rope { theta: 100.0, dim: 4, scaling: Scaling::None };
+        let rotary = rope.rotary(&Tensor::from_slice(&[1_i64]), &[1], &[2], Kind::Float);
+        let turned = rotary.apply(&Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0]).view([1, 1, 4]));
+        let got = Vec::<f32>::try_from(turned.view([4])).unwrap();
+        let (c1, s1, c2, s2) = (1f32.cos(), 1f32.sin(), 0.1f32.cos(), 0.1f32.sin());
+        let expected = [c1 - 3.0 * s1, 2.0 * c2 - 4.0 * s2, 3.0 * c1 + s1, 4.0 * c2 + 2.0 * s2];
+        assert!(got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{got:?} {expected:?}");
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_by_name() {
+        for (text, word) in [
+            (r#"{"rope_scaling": {"type": "longrope", "factor": 2.0}}"#, "longrope"),
+            (r#"{"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}"#, "mrope_section"),
+            (r#"{"rope_parameters": {"full_attention": {"rope_type": "default"}}}"#, "full_attention"),
+            (r#"{"rope_scaling": {"type": "linear"}}"#, "rope_scaling.factor"),
+            (r#"{"partial_rotary_factor": 0.5}"#, "partial_rotary_factor"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! A decoder with one score for each token: a reward model or a critic; HF's sequence classification with one label.
+//!
+//! `value = hidden . score`, without a bias, in fp32. Which token's value counts is not decided here.
+
+use std::path::Path;
+
+use parallel::{Parameter, Segmented};
+use tch::{Kind, Tensor};
+
+use crate::Error;
+use crate::batch::Batch;
+use crate::causal_lm::{self, CausalLm, LoadOptions};
+use crate::config::Config;
+use crate::decoder::{Decoder, Head};
+use crate::weights;
+
+/// A decoder with a score.
+#[derive(Debug)]
+pub struct ScalarModel {
+    decoder: Decoder,
+}
+
+impl ScalarModel {
+    /// Loads a sequence-classification folder with one label.
+    pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
+        check_labels(&Config::from_folder(folder)?)?;
+        let decoder = causal_lm::load(folder, Head::Scalar, options, None)?;
+        Ok(Self { decoder })
+    }
+
+    /// Loads the trunk of a language model's folder and draws a score: normal, deviation `1 / sqrt(H + 1)`
+    /// (Stiennon et al. 2020, arXiv 2009.01325).
+    pub fn from_causal_lm(folder: &Path, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
+        let decoder = causal_lm::load(folder, Head::Scalar, options, Some(seed))?;
+        Ok(Self { decoder })
+    }
+
+    /// Copies the trunk of a language model and draws a score.
+    pub fn from_model(model: &CausalLm, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
+        let decoder = causal_lm::copy(model.decoder(), Head::Scalar, options, seed)?;
+        Ok(Self { decoder })
+    }
+
+    /// A model of its own with the same values: a critic that begins as the reward model.
+    pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
+        let decoder = causal_lm::copy(&self.decoder, Head::Scalar, options, 0)?;
+        Ok(Self { decoder })
+    }
+
+    /// A new model.
+    pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
+        let decoder = Decoder::build(config, Head::Scalar, &mut |request| {
+            Ok(causal_lm::fresh(request, seed, options))
+        })?;
+        Ok(Self { decoder })
+    }
+
+    /// Writes `config.json` and the weights. transformers scores the last token that is not `pad_token_id`: see
+    /// [`Config::pad_token_id`].
+    pub fn save(&self, folder: &Path) -> Result<(), Error> {
+        weights::save(folder, self.decoder.parameters())?;
+        let config = self.config().for_scalar(self.decoder.kind());
+        weights::write_file(folder, "config.json", config.to_json().as_bytes())
+    }
+
+    /// The values of hidden states `[N, H]`: fp32 `[N]`.
+    pub fn values(&self, hidden: &Tensor) -> Tensor {
+        hidden.to_kind(Kind::Float).matmul(&self.score_weight().squeeze_dim(0))
+    }
+
+    /// The trunk.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// Where its parameters live.
+    pub fn device(&self) -> tch::Device {
+        self.decoder.device()
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &Config {
+        self.decoder.config()
+    }
+
+    /// The score's weight `[1, H]`, fp32.
+    pub fn score_weight(&self) -> &Tensor {
+        self.decoder.head_weight()
+    }
+
+    /// See [`Decoder::forward`].
+    pub fn forward(&self, batch: &Batch) -> Tensor {
+        self.decoder.forward(batch)
+    }
+}
+
+impl Segmented for ScalarModel {
+    type Context = Batch;
+
+    fn num_segments(&self) -> usize {
+        self.decoder.num_segments()
+    }
+
+    fn forward_segment(&self, index: usize, hidden: Option<&Tensor>, context: &Batch) -> Tensor {
+        self.decoder.forward_segment(index, hidden, context)
+    }
+
+    fn segment_parameters(&self, index: usize) -> Vec<usize> {
+        self.decoder.segment_parameters(index)
+    }
+
+    fn head_parameters(&self) -> Vec<usize> {
+        self.decoder.head_parameters()
+    }
+
+    fn parameters(&self) -> &[Parameter] {
+        self.decoder.parameters()
+    }
+}
+
+/// Refuses more than one label; the shape of the score says the rest.
+fn check_labels(config: &Config) -> Result<(), Error> {
+    let named =
+        config.value("id2label").and_then(|labels| labels.as_object()).map(|labels| labels.len() as i64);
+    let counted = config.value("num_labels").and_then(serde_json::Value::as_i64);
+    match counted.or(named) {
+        Some(labels) if labels != 1 => Err(Error::Unsupported {
+            path: config.origin().to_owned(),
+            key: if counted.is_some() { "num_labels" } else { "id2label" }.to_owned(),
+            value: format!("{labels} labels"),
+            fix: "a reward model has one label; train it with num_labels = 1".to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,130 @@
+//! Damaged and foreign model folders are refused with an error that names file, tensor and shapes.
+
+use std::path::Path;
+
+use models::Error;
+use models::causal_lm::{CausalLm, LoadOptions};
+use models::scalar_model::ScalarModel;
+use tch::{Device, Kind, Tensor};
+use tempfile::TempDir;
+
+const OPTIONS: LoadOptions = LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false };
+
+/// A copy of a golden model whose tensors `change` may change.
+fn changed(name: &str, change: impl FnOnce(&mut Vec<(String, Tensor)>)) -> TempDir {
+    let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).join(name);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(source.join("config.json"), folder.path().join("config.json")).unwrap();
+    let mut tensors = Tensor::read_safetensors(source.join("model.safetensors")).unwrap();
+    change(&mut tensors);
+    Tensor::write_safetensors(&tensors, folder.path().join("model.safetensors")).unwrap();
+    folder
+}
+
+fn position(tensors: &[(String, Tensor)], name: &str) -> usize {
+    tensors.iter().position(|(held, _)| held == name).unwrap()
+}
+
+fn refused(folder: &TempDir) -> Error {
+    CausalLm::load(folder.path(), &OPTIONS).unwrap_err()
+}
+
+#[test]
+fn a_truncated_file() {
+    let folder = changed("llama", |_| ());
+    let path = folder.path().join("model.safetensors");
+    let size = std::fs::metadata(&path).unwrap().len();
+    for left in [size - 1, 100, 9, 3] {
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(left).unwrap();
+        let error = refused(&folder);
+        assert!(matches!(error, Error::TruncatedSafetensors { got, .. } if got == left), "{error}");
+    }
+}
+
+#[test]
+fn a_file_of_another_format() {
+    let folder = changed("llama", |_| ());
+    std::fs::write(folder.path().join("model.safetensors"), vec![0xff; 64]).unwrap();
+    let error = refused(&folder);
+    assert!(matches!(error, Error::MalformedSafetensors { .. }), "{error}");
+}
+
+#[test]
+fn a_missing_tensor() {
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let folder = changed("llama", |tensors| drop(tensors.remove(position(tensors, name))));
+    let error = refused(&folder);
+    assert!(matches!(&error, Error::MissingTensor { name: missing, .. } if missing == name), "{error}");
+}
+
+#[test]
+fn a_missing_head_is_not_invented() {
+    let folder = changed("llama", |tensors| drop(tensors.remove(position(tensors, "lm_head.weight"))));
+    assert!(refused(&folder).to_string().contains("`lm_head.weight` is missing"));
+}
+
+#[test]
+fn a_wrong_shape() {
+    let name = "model.norm.weight";
+    let folder = changed("llama", |tensors| {
+        let index = position(tensors, name);
+        tensors[index].1 = Tensor::zeros([5], (Kind::Float, Device::Cpu));
+    });
+    let error = refused(&folder);
+    assert!(
+        matches!(&error, Error::Shape { expected, got, .. } if expected == &[24] && got == &[5]),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_wrong_kind_of_number() {
+    let folder = changed("llama", |tensors| {
+        let index = position(tensors, "model.norm.weight");
+        tensors[index].1 = tensors[index].1.to_kind(Kind::Int64);
+    });
+    let error = refused(&folder);
+    assert!(matches!(&error, Error::Dtype { dtype, .. } if dtype == "I64"), "{error}");
+}
+
+#[test]
+fn a_tensor_that_nothing_uses() {
+    let stray = "model.layers.0.self_attn.q_norm.weight";
+    let folder = changed("llama", |tensors| {
+        tensors.push((stray.to_owned(), Tensor::ones([6], (Kind::Float, Device::Cpu))));
+    });
+    let error = refused(&folder);
+    assert!(matches!(&error, Error::UnexpectedTensor { name, .. } if name == stray), "{error}");
+}
+
+#[test]
+fn old_buffers_and_a_bare_trunk_are_no_error() {
+    let folder = changed("gpt2", |tensors| {
+        for (name, _) in tensors.iter_mut() {
+            *name = name.trim_start_matches("transformer.").to_owned();
+        }
+        tensors.push(("h.0.attn.bias".to_owned(), Tensor::ones([1, 1, 32, 32], (Kind::Float, Device::Cpu))));
+    });
+    CausalLm::load(folder.path(), &OPTIONS).unwrap();
+}
+
+#[test]
+fn a_classifier_with_two_labels_is_no_reward_model() {
+    let folder = changed("llama-score", |_| ());
+    let path = folder.path().join("config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"0\": \"LABEL_0\"", "\"0\": \"LABEL_0\", \"1\": \"LABEL_1\""))
+        .unwrap();
+    let error = ScalarModel::load(folder.path(), &OPTIONS).unwrap_err().to_string();
+    assert!(error.contains("`id2label` = 2 labels is not supported"), "{error}");
+}
+
+#[test]
+fn a_folder_without_weights() {
+    let folder = changed("llama", |_| ());
+    std::fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    assert!(matches!(refused(&folder), Error::Io { .. }));
+    std::fs::write(folder.path().join("pytorch_model.bin"), "").unwrap();
+    assert!(refused(&folder).to_string().contains("save the model as safetensors"));
+}

@@ -1,0 +1,249 @@
+//! Every family against the logits of transformers (`golden/make_golden.py`), and the forms of the forward pass against one
+//! another: packed rows, segments with and without checkpointing, prefill in pieces, decoding with a cache, save and load.
+
+use std::path::{Path, PathBuf};
+
+use models::batch::Batch;
+use models::cache::KvCache;
+use models::causal_lm::{CausalLm, LoadOptions};
+use models::scalar_model::ScalarModel;
+use parallel::{Segmented, Tape};
+use tch::{Device, Kind, Tensor};
+
+const MODELS: [&str; 19] = [
+    "llama",
+    "llama-tied",
+    "llama-biases",
+    "llama-linear",
+    "llama-dynamic",
+    "llama-llama3",
+    "llama-yarn",
+    "mistral",
+    "qwen2",
+    "qwen2-window",
+    "qwen3",
+    "gpt2",
+    "gpt2-scaled",
+    "opt",
+    "opt-after",
+    "bloom",
+    "bloom-normed",
+    "neox",
+    "neox-sequential",
+];
+const OPTIONS: LoadOptions = LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false };
+const TRAINABLE: LoadOptions = LoadOptions { trainable: true, ..OPTIONS };
+
+/// Two rows of ids and what transformers makes of them.
+struct Golden {
+    rows: Vec<Vec<i64>>,
+    logits: Vec<Tensor>,
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).join(name)
+}
+
+fn golden(name: &str) -> Golden {
+    let tensors = Tensor::read_safetensors(folder(name).join("golden.safetensors")).unwrap();
+    let get = |key: &str| tensors.iter().find(|(name, _)| name == key).unwrap().1.shallow_clone();
+    Golden {
+        rows: [0, 1].map(|row| Vec::try_from(get(&format!("ids.{row}"))).unwrap()).to_vec(),
+        logits: [0, 1].map(|row| get(&format!("logits.{row}"))).into(),
+    }
+}
+
+fn batch(rows: &[Vec<i64>]) -> Batch {
+    Batch::new(&rows.iter().map(Vec::as_slice).collect::<Vec<_>>(), Device::Cpu)
+}
+
+fn difference(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.size(), b.size());
+    (a - b).abs().max().double_value(&[])
+}
+
+/// The part of flat hidden states that belongs to a row.
+fn part(batch: &Batch, hidden: &Tensor, row: usize) -> Tensor {
+    hidden.narrow(0, batch.first_indices()[row], batch.lengths[row])
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for name in MODELS {
+        let model = CausalLm::load(&folder(name), &OPTIONS).unwrap();
+        let golden = golden(name);
+        let mut rows = golden.rows.clone();
+        rows.push(rows[0].clone()); // A third row, so that the rows of a group are apart in the batch.
+        let batch = batch(&rows);
+        let logits = model.infer(&batch).matmul(&model.head_weight().tr());
+        for (row, expected) in golden.logits.iter().chain([&golden.logits[0]]).enumerate() {
+            let difference = difference(&part(&batch, &logits, row), expected);
+            assert!(difference < 1e-4, "{name} row {row}: {difference}");
+        }
+    }
+}
+
+#[test]
+fn scores_are_those_of_transformers() {
+    for name in ["llama-score", "gpt2-score", "opt-score"] {
+        let model = ScalarModel::load(&folder(name), &OPTIONS).unwrap();
+        let golden = golden(name);
+        let batch = batch(&golden.rows);
+        let values = model.values(&model.infer(&batch));
+        for (row, &last) in batch.last_indices().iter().enumerate() {
+            let difference = (values.double_value(&[last]) - golden.logits[row].double_value(&[0])).abs();
+            assert!(difference < 1e-4, "{name} row {row}: {difference}");
+        }
+    }
+}
+
+/// Positions at which cached and whole passes must agree: dynamic NTK turns old keys anew once a row is longer than the
+/// model's positions, and a cache does not.
+fn comparable(name: &str, length: i64) -> i64 {
+    if name == "llama-dynamic" { length.min(16) } else { length }
+}
+
+#[test]
+fn a_cache_changes_nothing() {
+    for name in MODELS {
+        let model = CausalLm::load(&folder(name), &OPTIONS).unwrap();
+        let mut rows = golden(name).rows;
+        rows[1].truncate(comparable(name, 23) as usize);
+        let whole = batch(&rows);
+        let expected = model.infer(&whole);
+        let mut cache = KvCache::new(model.config(), 3, 24, Kind::Float, Device::Cpu);
+        // Slot 2 for row 0 and slot 1 for row 1; row 0 in two pieces of 2 and 3 tokens, row 1 in pieces of 4 and 5.
+        let first = batch(&[rows[0][..2].to_vec(), rows[1][..4].to_vec()]);
+        let _ = model.prefill(&first, &mut cache, &[2, 1]);
+        let second = batch(&[rows[0][2..5].to_vec(), rows[1][4..9].to_vec()]);
+        let hidden = model.prefill(&second, &mut cache, &[2, 1]);
+        let ends = [(0, 2, 3), (1, 4, 5)];
+        for (row, start, count) in ends {
+            let expected = part(&whole, &expected, row).narrow(0, start, count);
+            let difference = difference(&part(&second, &hidden, row), &expected);
+            assert!(difference < 1e-5, "{name} row {row}, prefill: {difference}");
+        }
+        cache.keep(&[1, 2]);
+        for step in 0..6 {
+            let ids = Tensor::from_slice(&[rows[1][9 + step], rows[0][5 + step]]);
+            let hidden = model.decode(&ids, &mut cache);
+            for (slot, (row, position)) in [(1, 9 + step), (0, 5 + step)].into_iter().enumerate() {
+                let expected = part(&whole, &expected, row).get(position as i64);
+                let difference = difference(&hidden.get(slot as i64), &expected);
+                assert!(difference < 1e-5, "{name} row {row}, position {position}: {difference}");
+            }
+        }
+        // Row 1 alone, so that no mask for unequal lengths is there.
+        cache.keep(&[0]);
+        for position in 15..rows[1].len() {
+            let hidden = model.decode(&Tensor::from_slice(&[rows[1][position]]), &mut cache);
+            let difference = difference(&hidden.get(0), &part(&whole, &expected, 1).get(position as i64));
+            assert!(difference < 1e-5, "{name} row 1 alone, position {position}: {difference}");
+        }
+    }
+}
+
+#[test]
+fn segments_give_the_gradients_of_the_whole_graph() {
+    for name in MODELS {
+        let model = CausalLm::load(&folder(name), &TRAINABLE).unwrap();
+        let batch = batch(&golden(name).rows);
+        let loss_of = |hidden: &Tensor| {
+            hidden.matmul(&model.head_weight().tr()).log_softmax(-1, Kind::Float).square().mean(Kind::Float)
+        };
+        loss_of(&model.forward(&batch)).backward();
+        let expected: Vec<Tensor> =
+            model.parameters().iter().map(|parameter| parameter.tensor.grad().copy()).collect();
+        for checkpoint in [false, true] {
+            let mut got: Vec<Tensor> = expected.iter().map(Tensor::zeros_like).collect();
+            let tape = Tape::record(&model, &batch, checkpoint);
+            let loss = loss_of(tape.hidden());
+            tape.backward(&loss, &mut |index, grad| got[index] += grad).unwrap();
+            for ((parameter, got), expected) in model.parameters().iter().zip(&got).zip(&expected) {
+                let difference = difference(got, expected);
+                assert!(difference < 1e-6, "{name} {}: {difference}", parameter.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn parameters_have_unique_names_and_each_segment_its_own() {
+    for name in MODELS {
+        let model = CausalLm::load(&folder(name), &OPTIONS).unwrap();
+        let mut names: Vec<&str> =
+            model.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{name}");
+        let mut used: Vec<usize> =
+            (0..model.num_segments()).flat_map(|index| model.segment_parameters(index)).collect();
+        used.extend(model.head_parameters());
+        used.sort_unstable();
+        used.dedup();
+        assert_eq!(used, (0..names.len()).collect::<Vec<_>>(), "{name}");
+    }
+}
+
+#[test]
+fn what_is_saved_is_what_was_loaded() {
+    for name in MODELS {
+        let model = CausalLm::load(&folder(name), &OPTIONS).unwrap();
+        let target = tempfile::tempdir().unwrap();
+        model.save(target.path()).unwrap();
+        let again = CausalLm::load(target.path(), &OPTIONS).unwrap();
+        let batch = batch(&golden(name).rows);
+        assert_eq!(model.infer(&batch), again.infer(&batch), "{name}");
+        let config = |path: &Path| -> serde_json::Value {
+            serde_json::from_str(&std::fs::read_to_string(path.join("config.json")).unwrap()).unwrap()
+        };
+        assert_eq!(config(target.path()), config(&folder(name)), "{name}");
+    }
+}
+
+#[test]
+fn a_reward_model_begins_with_the_trunk_of_a_language_model() {
+    for name in ["llama", "gpt2", "opt-after", "bloom", "neox"] {
+        let language = CausalLm::load(&folder(name), &OPTIONS).unwrap();
+        let from_folder = ScalarModel::from_causal_lm(&folder(name), 7, &OPTIONS).unwrap();
+        let from_model = ScalarModel::from_model(&language, 7, &OPTIONS).unwrap();
+        let batch = batch(&golden(name).rows);
+        let hidden = language.infer(&batch);
+        let values = from_folder.values(&from_folder.infer(&batch));
+        assert_eq!(hidden, from_model.infer(&batch), "{name}");
+        assert_eq!(values, from_model.values(&hidden), "{name}");
+        let target = tempfile::tempdir().unwrap();
+        from_folder.save(target.path()).unwrap();
+        let again = ScalarModel::load(target.path(), &OPTIONS).unwrap();
+        assert_eq!(again.values(&again.infer(&batch)), values, "{name}");
+    }
+}
+
+#[test]
+fn a_new_model_depends_on_its_seed_alone() {
+    let config = || models::config::Config::from_folder(&folder("gpt2")).unwrap();
+    let [one, same, other] = [1, 1, 2].map(|seed| CausalLm::random(config(), seed, &OPTIONS).unwrap());
+    let batch = batch(&[vec![1, 2, 3]]);
+    assert_eq!(one.infer(&batch), same.infer(&batch));
+    assert_ne!(one.infer(&batch), other.infer(&batch));
+    let weight = |suffix: &str| {
+        let parameter = one.parameters().iter().find(|parameter| parameter.name.ends_with(suffix)).unwrap();
+        parameter.tensor.std(false).double_value(&[])
+    };
+    // 0.02, and 0.02 / sqrt(2 * 2 layers) for the way back into the stream; 1728 and 2304 draws.
+    assert!((weight("h.0.attn.c_attn.weight") - 0.02).abs() < 0.002);
+    assert!((weight("h.0.mlp.c_proj.weight") - 0.01).abs() < 0.001);
+}
+
+#[test]
+fn half_precision_stays_near() {
+    let options = LoadOptions { kind: Kind::BFloat16, ..OPTIONS };
+    for name in ["llama", "gpt2", "bloom", "neox"] {
+        let model = CausalLm::load(&folder(name), &options).unwrap();
+        let golden = golden(name);
+        let batch = batch(&golden.rows);
+        let logits = model.infer(&batch).matmul(&model.head_weight().tr()).to_kind(Kind::Float);
+        let scale = golden.logits[1].abs().max().double_value(&[]);
+        let difference = difference(&part(&batch, &logits, 1), &golden.logits[1]) / scale;
+        assert!(difference < 0.05, "{name}: {difference}");
+    }
+}
