@@ -1,0 +1,91 @@
+//! OASST message trees (Köpf et al. 2023): every node is a message with ranked `replies`, rank 0 the best.
+//!
+//! Preference pairs are all pairs of assistant siblings of different rank, the better one chosen, as in
+//! Ouyang et al. 2022, section 3.5: K answers give K(K-1)/2 pairs. Conversations follow from each
+//! prompt the best-ranked reply at every assistant turn, and the first reply at every user turn. Unranked siblings have no
+//! order, so they give no pairs.
+
+use serde_json::Value;
+
+use super::{Converted, ForeignRow};
+use crate::conversation::{Message, Role};
+use crate::error::Result;
+use crate::record::{Demonstration, Preference};
+
+pub(super) fn preferences(row: &ForeignRow<'_>) -> Result<Converted<Preference>> {
+    let mut pairs = Vec::new();
+    collect(row, root(row)?, &mut Vec::new(), &mut pairs)?;
+    Ok(if pairs.is_empty() { Converted::Skipped("no ranked answers") } else { Converted::Rows(pairs) })
+}
+
+pub(super) fn conversations(row: &ForeignRow<'_>) -> Result<Converted<Demonstration>> {
+    let mut node = root(row)?;
+    let mut messages = vec![message(row, node)?];
+    while let Some(next) = replies(node).into_iter().next() {
+        messages.push(message(row, next)?);
+        node = next;
+    }
+    while messages.last().is_some_and(|last| last.role != Role::Assistant) {
+        messages.pop();
+    }
+    if messages.is_empty() {
+        return Ok(Converted::Skipped("no answer"));
+    }
+    Ok(Converted::Rows(vec![Demonstration::Messages(messages)]))
+}
+
+fn root<'a>(row: &ForeignRow<'a>) -> Result<&'a Value> {
+    row.row.get("prompt").ok_or_else(|| row.bad("there is no prompt message"))
+}
+
+/// Adds the pairs below `node`, whose predecessors are `path`.
+fn collect(
+    row: &ForeignRow<'_>,
+    node: &Value,
+    path: &mut Vec<Message>,
+    pairs: &mut Vec<Preference>,
+) -> Result<()> {
+    path.push(message(row, node)?);
+    let replies = replies(node);
+    let ranked: Vec<&Value> = replies.iter().copied().filter(|reply| rank(reply).is_some()).collect();
+    for pair in ranked.windows(2) {
+        let (better, worse) = (message(row, pair[0])?, message(row, pair[1])?);
+        let answers = better.role == Role::Assistant && worse.role == Role::Assistant;
+        if answers && rank(pair[0]) != rank(pair[1]) && better != worse {
+            let prompt = path.clone();
+            pairs.push(Preference::Messages {
+                prompt,
+                chosen: vec![better],
+                rejected: vec![worse],
+                margin: None,
+            });
+        }
+    }
+    for reply in replies {
+        collect(row, reply, path, pairs)?;
+    }
+    path.pop();
+    Ok(())
+}
+
+fn rank(node: &Value) -> Option<i64> {
+    node.get("rank").and_then(Value::as_i64)
+}
+
+/// The replies that were not deleted, by rank, the unranked last.
+fn replies(node: &Value) -> Vec<&Value> {
+    let list = node.get("replies").and_then(Value::as_array);
+    let mut replies: Vec<&Value> =
+        list.into_iter().flatten().filter(|reply| reply["deleted"] != true).collect();
+    replies.sort_by_key(|reply| rank(reply).unwrap_or(i64::MAX));
+    replies
+}
+
+fn message(row: &ForeignRow<'_>, node: &Value) -> Result<Message> {
+    let text = node.get("text").and_then(Value::as_str);
+    let role = node.get("role").and_then(Value::as_str).and_then(|name| row.mapping.role(name));
+    match (role, text) {
+        (Some(role), Some(text)) => Ok(Message { role, content: text.to_owned() }),
+        _ => Err(row.bad("a message of the tree lacks text or a known role")),
+    }
+}

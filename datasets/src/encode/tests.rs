@@ -1,0 +1,202 @@
+use super::*;
+use crate::tokenizer::tests::{golden, list, small, stories};
+
+fn talk() -> Vec<Message> {
+    vec![
+        Message::system("Be brief."),
+        Message::user("What is 1 plus 2? 😀"),
+        Message::assistant("The answer is 3."),
+        Message::user("请问 4 加一等于几?"),
+        Message::assistant("答案是 5。"),
+    ]
+}
+
+/// The text of each run of tokens that the assistant speaks.
+fn spoken(tokenizer: &Tokenizer, encoded: &Encoded) -> Vec<String> {
+    let mut runs: Vec<Vec<i64>> = Vec::new();
+    let mut before = false;
+    for (&id, &speaks) in encoded.input_ids.iter().zip(&encoded.assistant_mask) {
+        if speaks && !before {
+            runs.push(Vec::new());
+        }
+        if speaks {
+            runs.last_mut().unwrap().push(id);
+        }
+        before = speaks;
+    }
+    runs.iter().map(|run| tokenizer.decode(run, false).unwrap()).collect()
+}
+
+fn with_template(source: &str) -> Tokenizer {
+    let mut tokenizer = small();
+    tokenizer.set_chat_template(source).unwrap();
+    tokenizer
+}
+
+#[test]
+fn chatml_answers_end_with_their_end_of_turn() {
+    let tokenizer = small();
+    let encoded = tokenizer.encode_conversation(&talk()).unwrap();
+    assert_eq!(spoken(&tokenizer, &encoded), ["The answer is 3.<|im_end|>", "答案是 5。<|im_end|>"]);
+    // The line break behind the last end of turn is there, but not learned.
+    let whole = tokenizer.decode(&encoded.input_ids, false).unwrap();
+    assert!(whole.ends_with("答案是 5。<|im_end|>\n"));
+    assert_eq!(encoded.assistant_mask.last(), Some(&false));
+    assert_eq!(encoded.input_ids, tokenizer.encode(&whole, false).unwrap());
+}
+
+#[test]
+fn masks_are_those_of_transformers() {
+    let Some(folder) = stories() else { return };
+    let mut tokenizer = Tokenizer::from_folder(&folder).unwrap();
+    let golden = golden();
+    for marked in [true, false] {
+        let source = golden["template"].as_str().unwrap().to_owned();
+        // Without its markers the template must give the same mask, found by way of the prompts.
+        let source = if marked {
+            source
+        } else {
+            source.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+        };
+        tokenizer.set_chat_template(source).unwrap();
+        for case in golden["conversations"].as_array().unwrap() {
+            let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
+            let encoded = tokenizer.encode_conversation(&messages).unwrap();
+            assert_eq!(encoded.input_ids, list(&case["ids"]));
+            let mask: Vec<i64> = encoded.assistant_mask.iter().map(|&speaks| i64::from(speaks)).collect();
+            assert_eq!(mask, list(&case["mask"]), "markers: {marked}");
+            let prompt = tokenizer.encode_prompt(&messages[..messages.len() - 1]).unwrap();
+            assert_eq!(prompt, list(&case["prompt_ids"]));
+        }
+    }
+}
+
+#[test]
+fn other_families_have_exact_masks_too() {
+    let inst = "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}\
+                {% elif m.role == 'assistant' %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}";
+    // This one ends every text without generation prompt in EOS, so no turn but the last is a prefix of the whole.
+    let closing = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
+                   {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% else %}{{ eos_token }}{% endif %}";
+    // No special token ends the turn.
+    let bare = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}\
+                {% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}";
+    // The end of turn stands behind the marked block, and white space inside it.
+    let outside = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}\
+                   {% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}\
+                   {{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let inside = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}\
+                  {% generation %}{{ m.content + '<|im_end|>\n' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>\n' }}\
+                  {% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    // A thinking block opens each answer that comes last, and is left out of earlier turns.
+    let thinking = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' and loop.last %}\
+                    {{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}\
+                    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let cases = [
+        (inst, [" The answer is 3. <|eos|>", " 答案是 5。 <|eos|>"]),
+        (closing, ["The answer is 3.<|im_end|>", "答案是 5。<|im_end|>"]),
+        (bare, [" The answer is 3.\n", " 答案是 5。\n"]),
+        (outside, ["The answer is 3.<|im_end|>", "答案是 5。<|im_end|>"]),
+        (inside, ["The answer is 3.<|im_end|>", "答案是 5。<|im_end|>"]),
+        (thinking, ["The answer is 3.<|im_end|>", "<think>\n\n</think>\n\n答案是 5。<|im_end|>"]),
+    ];
+    for (source, wanted) in cases {
+        let tokenizer = with_template(source);
+        let encoded = tokenizer.encode_conversation(&talk()).unwrap();
+        assert_eq!(spoken(&tokenizer, &encoded), wanted, "{source}");
+    }
+}
+
+#[test]
+fn plain_works_with_a_tokenizer_without_turn_tokens() {
+    let Some(folder) = stories() else { return };
+    let mut tokenizer = Tokenizer::from_folder(&folder).unwrap();
+    assert!(matches!(tokenizer.encode_conversation(&talk()), Err(Error::NoChatTemplate { .. })));
+    tokenizer.set_built_in_template("plain").unwrap();
+    let encoded = tokenizer.encode_conversation(&talk()).unwrap();
+    assert_eq!(spoken(&tokenizer, &encoded), ["The answer is 3.</s>", "答案是 5。</s>"]);
+    assert_eq!(encoded.input_ids[..2].iter().filter(|&&id| id == 1).count(), 1);
+    assert_eq!(tokenizer.stop_ids(), [2]);
+}
+
+#[test]
+fn a_mask_that_cannot_be_exact_is_an_error() {
+    // The generation prompt opens a thought that the conversation does not have.
+    let forced = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
+                  {% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}";
+    let error = with_template(forced).encode_conversation(&talk()).unwrap_err();
+    assert!(matches!(error, Error::NotAPrefix { turn: 2, .. }), "{error}");
+    assert!(error.to_string().contains("\"<think>\""), "{error}");
+    // The template ignores add_generation_prompt: the header would be learned.
+    let ignoring = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}";
+    let error = with_template(ignoring).encode_conversation(&talk()).unwrap_err();
+    assert!(error.to_string().contains("does not open the turn"), "{error}");
+    // One block for two answers.
+    let single = "{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}";
+    let error = with_template(single).encode_conversation(&talk()).unwrap_err();
+    assert!(matches!(error, Error::GenerationBlocks { marked: 1, turns: 2, .. }), "{error}");
+    let error = small().encode_conversation(&[Message::user("a")]).unwrap_err();
+    assert!(matches!(error, Error::NoAssistantTurn));
+}
+
+#[test]
+fn a_token_that_crosses_into_the_answer_is_an_error() {
+    // The prompt ends in a space, which the tokenizer joins with the first word of the answer.
+    let crossing = "{% for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}\
+                    {% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}";
+    let error = with_template(crossing).encode_conversation(&talk()).unwrap_err();
+    assert!(error.to_string().contains("a token crosses"), "{error}");
+}
+
+#[test]
+fn only_the_completion_is_learned() {
+    let tokenizer = small();
+    let talk = talk();
+    let row = Demonstration::PromptCompletion { prompt: talk[..3].to_vec(), completion: talk[3..].to_vec() };
+    let row = tokenizer.encode_demonstration(&row).unwrap();
+    let learned: Vec<i64> = row.labels.iter().copied().filter(|&label| label != NO_LOSS).collect();
+    assert_eq!(tokenizer.decode(&learned, false).unwrap(), "答案是 5。<|im_end|>");
+}
+
+#[test]
+fn text_gets_bos_and_eos_once() {
+    let tokenizer = small();
+    let row = tokenizer.encode_demonstration(&Demonstration::Text("hi".to_owned())).unwrap();
+    assert_eq!(tokenizer.decode(&row.input_ids, false).unwrap(), "<|bos|>hi<|eos|>");
+    assert_eq!(row.labels, row.input_ids);
+    let again = tokenizer.encode_demonstration(&Demonstration::Text("<|bos|>hi<|eos|>".to_owned())).unwrap();
+    assert_eq!(again, row);
+}
+
+#[test]
+fn both_sides_of_a_pair_begin_with_the_prompt() {
+    let tokenizer = small();
+    let prompt = vec![Message::user("What is 1 plus 2?")];
+    let row = tokenizer
+        .encode_preference(&Preference::Messages {
+            prompt: prompt.clone(),
+            chosen: vec![Message::assistant("3")],
+            rejected: vec![Message::assistant("The answer is 4")],
+            margin: Some(0.5),
+        })
+        .unwrap();
+    let ids = tokenizer.encode_prompt(&prompt).unwrap();
+    assert_eq!(row.prompt_length, ids.len());
+    assert!(row.chosen.starts_with(&ids) && row.rejected.starts_with(&ids));
+    assert_eq!(tokenizer.decode(&row.chosen[ids.len()..], false).unwrap(), "3<|im_end|>");
+    assert_eq!(tokenizer.decode(&row.rejected[ids.len()..], false).unwrap(), "The answer is 4<|im_end|>");
+    assert_eq!(row.margin, Some(0.5));
+}
+
+#[test]
+fn ready_ids_are_used_as_they_are_but_checked() {
+    let tokenizer = small();
+    let tokens = |input_ids: Vec<i64>, labels| Demonstration::Tokens { input_ids, labels };
+    let row = tokenizer.encode_demonstration(&tokens(vec![5, 6], Some(vec![NO_LOSS, 6]))).unwrap();
+    assert_eq!((row.input_ids, row.labels), (vec![5, 6], vec![NO_LOSS, 6]));
+    let row = tokenizer.encode_demonstration(&tokens(vec![5, 6], None)).unwrap();
+    assert_eq!(row.labels, [5, 6]);
+    for bad in [tokens(vec![5, 300], None), tokens(vec![5, 6], Some(vec![-1, 6]))] {
+        assert!(matches!(tokenizer.encode_demonstration(&bad), Err(Error::IdOutsideVocabulary { .. })));
+    }
+}

@@ -1,0 +1,529 @@
+//! The errors of this crate.
+//!
+//! A message names the place (file and row), the field, what was found, what is wanted, and ends with the fix. Rows are
+//! counted from 0, over the whole file, and the message says so. Knows nothing of how errors are printed.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A row of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct At {
+    /// The file.
+    pub path: PathBuf,
+    /// The row, from 0.
+    pub row: usize,
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} row {} (counted from 0)", self.path.display(), self.row)
+    }
+}
+
+/// What can go wrong between a file and a token batch.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A share of the synthetic world is not a share.
+    #[error("{name} is {value}; set it to a number from 0 to 1")]
+    SynthShare {
+        /// The option.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+    },
+
+    /// The synthetic world has no more problems of one side.
+    #[error(
+        "the synthetic world has no more {side} questions: {wanted} wanted, {got} found; ask for fewer or change heldout_share"
+    )]
+    SynthExhausted {
+        /// `training` or `held-out`.
+        side: &'static str,
+        /// Questions asked for.
+        wanted: usize,
+        /// Questions found.
+        got: usize,
+    },
+
+    /// A file could not be read.
+    #[error("{path}: cannot read: {source}; check the path and its permissions")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+
+    /// A file could not be written.
+    #[error("{path}: cannot write: {source}; check the free space and the permissions of the folder")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The cause, for example no space left.
+        source: std::io::Error,
+    },
+
+    /// No file matches.
+    #[error(
+        "{pattern}: no data file found; give a file, a folder that holds {wanted}, or a pattern with * or ?"
+    )]
+    NoFiles {
+        /// The path or pattern as given.
+        pattern: String,
+        /// The extensions that are read.
+        wanted: &'static str,
+    },
+
+    /// The file name does not tell the format.
+    #[error("{path}: cannot tell the format from its name; rename it to end in one of {wanted}")]
+    UnsupportedExtension {
+        /// The file.
+        path: PathBuf,
+        /// The extensions that are read or written.
+        wanted: &'static str,
+    },
+
+    /// A file has no rows.
+    #[error("{path}: has no rows; remove the file from the list or fill it")]
+    NoRows {
+        /// The file or list of files.
+        path: PathBuf,
+    },
+
+    /// A row is not JSON.
+    #[error(
+        "{at}: is not a JSON object: {source}; one object per line is wanted in .jsonl, one array of objects in .json"
+    )]
+    BadJson {
+        /// The row.
+        at: At,
+        /// What the parser says.
+        source: serde_json::Error,
+    },
+
+    /// A row is JSON but not an object.
+    #[error("{at}: is {found} where an object with named fields is wanted; write one object per row")]
+    NotAnObject {
+        /// The row.
+        at: At,
+        /// What it is.
+        found: &'static str,
+    },
+
+    /// A Parquet file is damaged or uses a feature that is not built in.
+    #[error(
+        "{path}: not a readable Parquet file: {source}; write it again with zstd, snappy or no compression"
+    )]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// What the Parquet reader says.
+        source: parquet::errors::ParquetError,
+    },
+
+    /// Arrow could not convert.
+    #[error("{path}: cannot convert between rows and columns: {source}; make a column hold one type only")]
+    Arrow {
+        /// The file.
+        path: PathBuf,
+        /// What Arrow says.
+        source: arrow_schema::ArrowError,
+    },
+
+    /// No accepted layout fits the columns.
+    #[error(
+        "{path}: has the columns {found}, but {kind} rows need {wanted}; rename columns or use `data convert --map`"
+    )]
+    MissingColumn {
+        /// The file.
+        path: PathBuf,
+        /// What is loaded.
+        kind: &'static str,
+        /// The columns there are.
+        found: String,
+        /// The accepted sets of columns.
+        wanted: String,
+    },
+
+    /// More than one layout fits the columns.
+    #[error("{path}: the columns {found} fit {choices}; name the layout or drop the columns of the others")]
+    AmbiguousLayout {
+        /// The file.
+        path: PathBuf,
+        /// The columns there are.
+        found: String,
+        /// The layouts that fit.
+        choices: String,
+    },
+
+    /// Rows of different layouts for one file.
+    #[error(
+        "{path}: row {row} (counted from 0) has the layout {found}, the rows before it {first}; write one layout per file"
+    )]
+    MixedLayouts {
+        /// The file.
+        path: PathBuf,
+        /// The row.
+        row: usize,
+        /// Layout of the first row.
+        first: &'static str,
+        /// Layout of this row.
+        found: &'static str,
+    },
+
+    /// A layout name is not known.
+    #[error("unknown layout {given:?}; choose one of {known}")]
+    UnknownLayout {
+        /// The name given.
+        given: String,
+        /// The names there are.
+        known: String,
+    },
+
+    /// A `--map` entry cannot be understood.
+    #[error(
+        "cannot read the mapping {given:?}; write WANTED=FOUND for a column or field ({columns}), or ALIAS=user for a role"
+    )]
+    BadMapping {
+        /// The entry.
+        given: String,
+        /// Names of columns and fields that can be mapped.
+        columns: &'static str,
+    },
+
+    /// A field is not there or is null.
+    #[error("{at}: field {field} is missing or null; wanted {expected}")]
+    MissingField {
+        /// The row.
+        at: At,
+        /// The field, with its index inside lists.
+        field: String,
+        /// What is wanted.
+        expected: &'static str,
+    },
+
+    /// A field has the wrong type.
+    #[error("{at}: field {field} is {found}; wanted {expected}")]
+    WrongType {
+        /// The row.
+        at: At,
+        /// The field, with its index inside lists.
+        field: String,
+        /// What it is.
+        found: String,
+        /// What is wanted.
+        expected: &'static str,
+    },
+
+    /// A role has a name that is not known.
+    #[error(
+        "{at}: field {field} is {found:?}; wanted system, user, assistant or tool: convert with --map {found}=assistant (or the role it stands for)"
+    )]
+    UnknownRole {
+        /// The row.
+        at: At,
+        /// The field, with its index inside lists.
+        field: String,
+        /// The name found.
+        found: String,
+    },
+
+    /// A list of messages is empty.
+    #[error("{at}: field {field} has no messages; drop the row or give at least one turn")]
+    EmptyConversation {
+        /// The row.
+        at: At,
+        /// The field.
+        field: String,
+    },
+
+    /// A conversation has nothing to learn from.
+    #[error(
+        "the conversation has no assistant turn to learn from; end it with an assistant turn or drop the row"
+    )]
+    NoAssistantTurn,
+
+    /// A completion is empty.
+    #[error("{at}: field {field} is empty; a completion needs text: drop the row")]
+    EmptyCompletion {
+        /// The row.
+        at: At,
+        /// The field.
+        field: String,
+    },
+
+    /// A completion is not exactly one assistant turn.
+    #[error("{at}: field {field} has {found}; wanted one assistant turn: move the shared turns into prompt")]
+    NotOneAnswer {
+        /// The row.
+        at: At,
+        /// The field.
+        field: String,
+        /// The roles found.
+        found: String,
+    },
+
+    /// Two lists that belong together differ in length.
+    #[error(
+        "{at}: field {field} has {got} entries, but {expected} are wanted, as many as {other} has; labels are not shifted, with -100 where there is no loss"
+    )]
+    LengthMismatch {
+        /// The row.
+        at: At,
+        /// The field.
+        field: String,
+        /// The field that sets the length.
+        other: &'static str,
+        /// Its length.
+        expected: usize,
+        /// The length found.
+        got: usize,
+    },
+
+    /// A token id that the tokenizer does not have.
+    #[error(
+        "{place}: token id {id} is outside the vocabulary of {vocab_size} ids; the rows were tokenised with another tokenizer: tokenise again"
+    )]
+    IdOutsideVocabulary {
+        /// Field or call.
+        place: String,
+        /// The id.
+        id: i64,
+        /// Highest id + 1.
+        vocab_size: usize,
+    },
+
+    /// The two sides of a tokenised pair do not share their prompt.
+    #[error(
+        "{at}: prompt_length is {prompt_length}, but the pair shares its first {shared} ids and its sides have {chosen} and {rejected}; count the shared prompt ids, and leave at least one completion id per side"
+    )]
+    BadPromptLength {
+        /// The row.
+        at: At,
+        /// The length given.
+        prompt_length: i64,
+        /// Ids that both sides begin with.
+        shared: usize,
+        /// Ids of the chosen side.
+        chosen: usize,
+        /// Ids of the rejected side.
+        rejected: usize,
+    },
+
+    /// A foreign row has a shape that the converter does not know.
+    #[error("{at}: {reason}; fix or drop the row")]
+    BadForeignRow {
+        /// The row.
+        at: At,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// An error inside a row.
+    #[error("{at}: {source}")]
+    InRow {
+        /// The row.
+        at: At,
+        /// The error.
+        source: Box<Self>,
+    },
+
+    /// A chat template does not compile.
+    #[error(
+        "chat template of {name} does not compile: {reason}; correct the Jinja source or set another template"
+    )]
+    TemplateSyntax {
+        /// The model folder, or the name of a built-in template.
+        name: String,
+        /// The engine's message with the line.
+        reason: String,
+    },
+
+    /// A chat template refuses a conversation.
+    #[error(
+        "chat template of {name} fails: {reason}; change the conversation to what the template accepts or set another template"
+    )]
+    TemplateRender {
+        /// The model folder, or the name of a built-in template.
+        name: String,
+        /// The template's own message, with the line.
+        reason: String,
+    },
+
+    /// There is no chat template.
+    #[error(
+        "{name}: the tokenizer has no chat template; add chat_template.jinja to the folder or set a built-in one ({known})"
+    )]
+    NoChatTemplate {
+        /// The model folder.
+        name: String,
+        /// The built-in names.
+        known: &'static str,
+    },
+
+    /// A built-in template name is not known.
+    #[error("unknown chat template {given:?}; choose one of {known} or give Jinja source")]
+    UnknownTemplate {
+        /// The name given.
+        given: String,
+        /// The built-in names.
+        known: &'static str,
+    },
+
+    /// The prompt of a turn is not a prefix of the conversation.
+    #[error(
+        "chat template of {name}: turn {turn}: {reason}; the loss mask cannot be exact: mark the answer with {{% generation %}} in the template, give the row as prompt + completion, or set another template"
+    )]
+    NotAPrefix {
+        /// The model folder, or the name of a built-in template.
+        name: String,
+        /// Index of the assistant turn, from 0.
+        turn: usize,
+        /// Where the texts or the ids part.
+        reason: String,
+    },
+
+    /// A template's generation markers do not match the conversation.
+    #[error(
+        "chat template of {name}: {marked} generation blocks for {turns} assistant turns; put exactly one block around each assistant answer"
+    )]
+    GenerationBlocks {
+        /// The model folder, or the name of a built-in template.
+        name: String,
+        /// Blocks in the rendered text.
+        marked: usize,
+        /// Assistant turns.
+        turns: usize,
+    },
+
+    /// The folder has no tokenizer.
+    #[error(
+        "{folder}: has no tokenizer.json; copy it from the model, or save it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
+    )]
+    TokenizerMissing {
+        /// The folder.
+        folder: PathBuf,
+    },
+
+    /// A tokenizer file is not valid.
+    #[error("{path}: not a usable tokenizer file: {reason}; copy the file from the model again")]
+    TokenizerInvalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// The tokenizer crate failed on a text.
+    #[error("the tokenizer of {name} failed: {reason}; check that tokenizer.json is complete")]
+    Tokenize {
+        /// The model folder.
+        name: String,
+        /// What the tokenizer says.
+        reason: String,
+    },
+
+    /// A token that is needed has no id.
+    #[error("{name}: the tokenizer has no {token}; set it in tokenizer_config.json")]
+    MissingSpecialToken {
+        /// The model folder.
+        name: String,
+        /// `bos_token`, `eos_token` and so on.
+        token: &'static str,
+    },
+
+    /// A vocabulary is too small for its fixed part.
+    #[error("vocab_size is {got}; at least {least} are wanted: 256 bytes and the special tokens")]
+    VocabularyTooSmall {
+        /// The size asked for.
+        got: usize,
+        /// The smallest size.
+        least: usize,
+    },
+
+    /// A row is longer than a bin.
+    #[error(
+        "row {row} has {length} tokens, but max_length is {max_length}; truncate or drop long rows first"
+    )]
+    RowTooLong {
+        /// Index of the row, from 0.
+        row: usize,
+        /// Its tokens.
+        length: usize,
+        /// Tokens of a bin.
+        max_length: usize,
+    },
+
+    /// The sampler has no rows.
+    #[error("the data set has no rows to sample; check the counts of dropped rows and raise max_length")]
+    NothingToSample,
+
+    /// A saved sampler position does not fit the data.
+    #[error(
+        "the saved position {position} is beyond the {len} rows of the data set; resume with the data that the run began with"
+    )]
+    SamplerState {
+        /// Rows of the epoch already taken.
+        position: usize,
+        /// Rows of the data set.
+        len: usize,
+    },
+
+    /// Neither a folder nor a hub name.
+    #[error("{model}: no such folder, and not of the form owner/name[@revision]; check the path")]
+    UnknownModel {
+        /// The name given.
+        model: String,
+    },
+
+    /// The hub answered with an error.
+    #[error(
+        "{model}: cannot get {file} from {endpoint}: {reason}; check the name, the network and HF_TOKEN (private and gated models), or set HF_HUB_OFFLINE=1 to use the cache only"
+    )]
+    Hub {
+        /// The model.
+        model: String,
+        /// The file or listing.
+        file: String,
+        /// The address of the hub.
+        endpoint: String,
+        /// What came back.
+        reason: String,
+    },
+
+    /// A file is not in the cache and the hub may not be asked.
+    #[error(
+        "{model}: {file} is not in the cache {cache} and HF_HUB_OFFLINE is set; download the model once with HF_HUB_OFFLINE unset"
+    )]
+    Offline {
+        /// The model.
+        model: String,
+        /// The missing file.
+        file: String,
+        /// The cache folder.
+        cache: PathBuf,
+    },
+
+    /// The repository lacks a file that every model needs.
+    #[error(
+        "{model}: the repository has no {file}; only models with config.json, tokenizer.json and safetensors weights can be used"
+    )]
+    HubFileMissing {
+        /// The model.
+        model: String,
+        /// The file.
+        file: &'static str,
+    },
+}
+
+impl Error {
+    /// Names the row in which this error arose.
+    #[must_use]
+    pub fn in_row(self, at: &At) -> Self {
+        Self::InRow { at: at.clone(), source: Box::new(self) }
+    }
+}

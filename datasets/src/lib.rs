@@ -1,0 +1,32 @@
+//! From files to token batches: rows, conversations, templates, tokenizers, packing and sampling. Knows no torch.
+
+pub mod collate;
+pub mod conversation;
+pub mod convert;
+pub mod dataset;
+pub mod encode;
+pub mod error;
+pub mod hub;
+pub mod pack;
+pub mod record;
+pub mod rows;
+pub mod sampler;
+pub mod synth;
+pub mod table;
+pub mod template;
+pub mod tokenizer;
+
+pub use collate::{PackedBatch, PaddedBatch, collate_packed, collate_padded};
+pub use conversation::{Message, Role};
+pub use convert::{ConvertOptions, ConvertReport, Foreign, Mapping, convert};
+pub use dataset::{Counts, EncodedDataset, LoadOptions, Overlong};
+pub use encode::Encoded;
+pub use error::{At, Error, Result};
+pub use hub::{HubSettings, resolve};
+pub use pack::{Budget, micro_batches, pack};
+pub use record::{Demonstration, Layout, Preference, Prompt, Record, Row, Unpaired};
+pub use rows::{NO_LOSS, PreferenceRow, PromptRow, SftRow, UnpairedRow};
+pub use sampler::{Sampler, SamplerState};
+pub use table::{TableReader, expand, open_records, read_records, write_records, write_rows};
+pub use template::{ChatTemplate, RenderOptions, Rendered};
+pub use tokenizer::{StreamDecoder, Tokenizer, TrainOptions};

@@ -1,0 +1,167 @@
+//! Which rows share a forward pass: bins of a fixed number of tokens, and micro-batches under a token budget.
+//!
+//! Packing is best-fit decreasing (Johnson 1973; at most 11/9 of the optimal number of bins, plus a constant): rows from
+//! long to short, each into the fullest bin that still has room. Rows are never cut. Knows lengths only; that packed rows
+//! do not see each other is the business of the attention, which gets the lengths.
+
+use std::collections::BTreeSet;
+
+use crate::error::{Error, Result};
+
+/// Packs rows of the given lengths (tokens) into bins of at most `max_length` tokens.
+///
+/// Returns the row indices of each bin, in ascending order inside a bin, bins in the order of their first row. Equal input
+/// gives equal output.
+pub fn pack(lengths: &[usize], max_length: usize) -> Result<Vec<Vec<usize>>> {
+    if let Some((row, &length)) = lengths.iter().enumerate().find(|&(_, &length)| length > max_length) {
+        return Err(Error::RowTooLong { row, length, max_length });
+    }
+    let mut bins: Vec<Vec<usize>> = Vec::new();
+    let mut room: BTreeSet<(usize, usize)> = BTreeSet::new(); // (tokens left, bin)
+    for row in longest_first(lengths) {
+        let length = lengths[row];
+        let best = room.range((length, 0)..).next().copied();
+        let (left, bin) = best.unwrap_or_else(|| {
+            bins.push(Vec::new());
+            (max_length, bins.len() - 1)
+        });
+        room.remove(&(left, bin));
+        room.insert((left - length, bin));
+        bins[bin].push(row);
+    }
+    for bin in &mut bins {
+        bin.sort_unstable();
+    }
+    bins.sort_unstable();
+    Ok(bins)
+}
+
+/// What bounds a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// At most so many rows.
+    Rows(usize),
+    /// At most so many tokens, without padding.
+    Tokens(usize),
+    /// At most so many slots: rows times the longest row among them.
+    PaddedTokens(usize),
+}
+
+/// Splits rows into micro-batches, rows of similar length together, so that padding and imbalance are small.
+///
+/// Every row is in exactly one micro-batch; a row longer than the whole budget is an error. Longest first: if memory does
+/// not suffice, the first micro-batch says so.
+pub fn micro_batches(lengths: &[usize], budget: Budget) -> Result<Vec<Vec<usize>>> {
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    let mut tokens = 0;
+    for row in longest_first(lengths) {
+        let length = lengths[row];
+        let rows = batches.last().map_or(0, Vec::len);
+        let longest = batches.last().map_or(length, |batch| lengths[batch[0]]);
+        let (fits, alone, limit) = match budget {
+            Budget::Rows(limit) => (rows < limit, limit > 0, limit),
+            Budget::Tokens(limit) => (tokens + length <= limit, length <= limit, limit),
+            Budget::PaddedTokens(limit) => ((rows + 1) * longest <= limit, length <= limit, limit),
+        };
+        if !alone {
+            return Err(Error::RowTooLong { row, length, max_length: limit });
+        }
+        match batches.last_mut() {
+            Some(batch) if fits => batch.push(row),
+            _ => {
+                batches.push(vec![row]);
+                tokens = 0;
+            }
+        }
+        tokens += length;
+    }
+    Ok(batches)
+}
+
+/// Row indices by length, longest first, equal lengths in row order.
+fn longest_first(lengths: &[usize]) -> Vec<usize> {
+    let mut rows: Vec<usize> = (0..lengths.len()).collect();
+    rows.sort_by_key(|&row| (std::cmp::Reverse(lengths[row]), row));
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use rand_chacha::ChaCha8Rng;
+    use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+    use super::*;
+
+    fn random_lengths(seed: u64, max: u64) -> Vec<usize> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let count = rng.next_u64() % 200;
+        (0..count).map(|_| (rng.next_u64() % max + 1) as usize).collect()
+    }
+
+    fn rows_of(groups: &[Vec<usize>]) -> Vec<usize> {
+        let mut rows: Vec<usize> = groups.iter().flatten().copied().collect();
+        rows.sort_unstable();
+        rows
+    }
+
+    #[test]
+    fn worked_example() {
+        // Longest first: 6 -> new bin (4 left), 5 -> new bin (5 left), 4 -> the fuller bin that fits (4 left -> 0),
+        // 3 -> second bin (5 -> 2), 2 -> second bin (2 -> 0).
+        assert_eq!(pack(&[4, 5, 2, 6, 3], 10).unwrap(), [vec![0, 3], vec![1, 2, 4]]);
+    }
+
+    #[test]
+    fn every_row_once_and_no_bin_overflows() {
+        for seed in 0..200 {
+            let lengths = random_lengths(seed, 64);
+            let bins = pack(&lengths, 64).unwrap();
+            assert_eq!(rows_of(&bins), (0..lengths.len()).collect::<Vec<_>>());
+            let loads: Vec<usize> =
+                bins.iter().map(|bin| bin.iter().map(|&row| lengths[row]).sum()).collect();
+            assert!(loads.iter().all(|&load| load <= 64));
+            // Johnson's bound against the volume bound.
+            let volume = lengths.iter().sum::<usize>().div_ceil(64);
+            assert!(9 * bins.len() <= 11 * volume + 9 * 4 + lengths.len() / 4, "{} {volume}", bins.len());
+            // No two bins could be one.
+            let mut sorted = loads;
+            sorted.sort_unstable();
+            assert!(sorted.len() < 2 || sorted[0] + sorted[1] > 64);
+        }
+    }
+
+    #[test]
+    fn too_long_a_row_is_named() {
+        let error = pack(&[3, 11], 10).unwrap_err();
+        assert!(matches!(error, Error::RowTooLong { row: 1, length: 11, max_length: 10 }));
+    }
+
+    #[test]
+    fn micro_batches_respect_the_budget() {
+        for seed in 0..100 {
+            let lengths = random_lengths(seed, 50);
+            for budget in [Budget::Rows(7), Budget::Tokens(120), Budget::PaddedTokens(120)] {
+                let batches = micro_batches(&lengths, budget).unwrap();
+                assert_eq!(rows_of(&batches), (0..lengths.len()).collect::<Vec<_>>());
+                for batch in &batches {
+                    let tokens: usize = batch.iter().map(|&row| lengths[row]).sum();
+                    let longest = batch.iter().map(|&row| lengths[row]).max().unwrap();
+                    assert!(match budget {
+                        Budget::Rows(limit) => batch.len() <= limit,
+                        Budget::Tokens(limit) => tokens <= limit,
+                        Budget::PaddedTokens(limit) => longest * batch.len() <= limit,
+                    });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn micro_batches_worked_example() {
+        // Longest first: 5, 4, 3, 2; 5+4 = 9 fits 10, 3 does not, 3+2 does.
+        assert_eq!(micro_batches(&[2, 5, 3, 4], Budget::Tokens(10)).unwrap(), [vec![1, 3], vec![2, 0]]);
+        assert_eq!(micro_batches(&[2, 5, 3, 4], Budget::Rows(3)).unwrap(), [vec![1, 3, 2], vec![0]]);
+        assert!(micro_batches(&[2, 5], Budget::Tokens(4)).is_err());
+        assert!(micro_batches(&[2], Budget::Rows(0)).is_err());
+    }
+}

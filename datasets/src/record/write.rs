@@ -1,0 +1,59 @@
+//! Typed rows to columns. Turns are always written as lists of `{role, content}`, so that a column holds one type.
+
+use serde_json::{Value, json};
+
+use super::{Demonstration, Preference, Prompt, Row, Unpaired};
+use crate::conversation::Message;
+
+pub(super) fn demonstration(row: &Demonstration) -> Row {
+    match row {
+        Demonstration::Messages(messages) => columns([("messages", turns(messages))]),
+        Demonstration::PromptCompletion { prompt, completion } => {
+            columns([("prompt", turns(prompt)), ("completion", turns(completion))])
+        }
+        Demonstration::Text(text) => columns([("text", json!(text))]),
+        Demonstration::Tokens { input_ids, labels } => {
+            columns([("input_ids", json!(input_ids)), ("labels", json!(labels))])
+        }
+    }
+}
+
+pub(super) fn preference(row: &Preference) -> Row {
+    match row {
+        Preference::Messages { prompt, chosen, rejected, margin } => columns([
+            ("prompt", turns(prompt)),
+            ("chosen", turns(chosen)),
+            ("rejected", turns(rejected)),
+            ("margin", json!(margin)),
+        ]),
+        Preference::Tokens { chosen, rejected, prompt_length, margin } => columns([
+            ("chosen_input_ids", json!(chosen)),
+            ("rejected_input_ids", json!(rejected)),
+            ("prompt_length", json!(prompt_length)),
+            ("margin", json!(margin)),
+        ]),
+    }
+}
+
+pub(super) fn prompt(row: &Prompt) -> Row {
+    columns([("prompt", turns(&row.messages)), ("answer", json!(row.answer))])
+}
+
+pub(super) fn unpaired(row: &Unpaired) -> Row {
+    columns([
+        ("prompt", turns(&row.prompt)),
+        ("completion", turns(&row.completion)),
+        ("label", json!(row.label)),
+    ])
+}
+
+/// Columns in order; those without a value are left out.
+fn columns<const N: usize>(columns: [(&str, Value); N]) -> Row {
+    let named = columns.into_iter().filter(|(_, value)| !value.is_null());
+    named.map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn turns(messages: &[Message]) -> Value {
+    let turn = |message: &Message| json!({"role": message.role.as_str(), "content": message.content});
+    messages.iter().map(turn).collect()
+}

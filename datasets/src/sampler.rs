@@ -1,0 +1,177 @@
+//! Which rows come next: a fresh permutation of the data set for every epoch, and a position that can be saved.
+//!
+//! The order of epoch e is the Fisher-Yates shuffle (Knuth, TAOCP vol. 2, algorithm 3.4.2 P) of 0..len driven by `ChaCha8`
+//! with key `seed` and stream e, so it depends on (seed, epoch, len) alone, not on the platform. A batch may run over the
+//! end of an epoch. Knows no rows, only their count.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// Where a sampler stands: everything that a resumed run needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SamplerState {
+    /// Epochs completed.
+    pub epoch: u64,
+    /// Rows of this epoch already taken.
+    pub position: usize,
+    /// The key of the shuffle.
+    pub seed: u64,
+    /// Whether rows are shuffled.
+    pub shuffle: bool,
+}
+
+/// Hands out row indices, without end.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    order: Vec<usize>,
+    state: SamplerState,
+}
+
+impl Sampler {
+    /// A sampler over `len` rows at the start of epoch 0; without `shuffle` every epoch runs from 0 to `len - 1`.
+    pub fn new(len: usize, seed: u64, shuffle: bool) -> Result<Self> {
+        Self::resume(len, SamplerState { epoch: 0, position: 0, seed, shuffle })
+    }
+
+    /// A sampler that goes on where `state` was taken, over the same rows.
+    pub fn resume(len: usize, state: SamplerState) -> Result<Self> {
+        if len == 0 {
+            return Err(Error::NothingToSample);
+        }
+        if state.position > len {
+            return Err(Error::SamplerState { position: state.position, len });
+        }
+        Ok(Self { order: epoch_order(len, &state), state })
+    }
+
+    /// The next `count` rows; crosses into the next epoch where this one ends.
+    pub fn next_batch(&mut self, count: usize) -> Vec<usize> {
+        (0..count).map(|_| self.next_row()).collect()
+    }
+
+    /// The place to resume from.
+    pub fn state(&self) -> SamplerState {
+        self.state
+    }
+
+    /// Epochs completed, counted when the first row of the next epoch is taken.
+    pub fn epoch(&self) -> u64 {
+        self.state.epoch
+    }
+
+    /// Epochs completed, with the fraction of the one under way.
+    pub fn progress(&self) -> f64 {
+        self.state.epoch as f64 + self.state.position as f64 / self.order.len() as f64
+    }
+
+    fn next_row(&mut self) -> usize {
+        if self.state.position == self.order.len() {
+            self.state.epoch += 1;
+            self.state.position = 0;
+            self.order = epoch_order(self.order.len(), &self.state);
+        }
+        let row = self.order[self.state.position];
+        self.state.position += 1;
+        row
+    }
+}
+
+fn epoch_order(len: usize, state: &SamplerState) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..len).collect();
+    if state.shuffle {
+        let mut rng = ChaCha8Rng::seed_from_u64(state.seed);
+        rng.set_stream(state.epoch);
+        for last in (1..len).rev() {
+            order.swap(last, below(&mut rng, last as u64 + 1) as usize);
+        }
+    }
+    order
+}
+
+/// A uniform number in 0..bound by rejection, so that every order is equally likely.
+fn below(rng: &mut ChaCha8Rng, bound: u64) -> u64 {
+    let zone = u64::MAX - u64::MAX % bound;
+    loop {
+        let draw = rng.next_u64();
+        if draw < zone {
+            return draw % bound;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_epoch_is_a_fresh_permutation() {
+        let mut sampler = Sampler::new(100, 7, true).unwrap();
+        let first = sampler.next_batch(100);
+        let second = sampler.next_batch(100);
+        assert_ne!(first, second);
+        for epoch in [first, second] {
+            let mut sorted = epoch.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..100).collect::<Vec<_>>());
+            assert_ne!(sorted, epoch);
+        }
+    }
+
+    #[test]
+    fn resumed_anywhere_equals_uninterrupted() {
+        let whole = Sampler::new(13, 3, true).unwrap().next_batch(60);
+        for cut in 0..60 {
+            let mut sampler = Sampler::new(13, 3, true).unwrap();
+            let mut rows = sampler.next_batch(cut);
+            let saved = serde_json::to_string(&sampler.state()).unwrap();
+            let mut resumed = Sampler::resume(13, serde_json::from_str(&saved).unwrap()).unwrap();
+            rows.extend(resumed.next_batch(60 - cut));
+            assert_eq!(rows, whole, "cut after {cut}");
+        }
+    }
+
+    #[test]
+    fn batches_of_any_size_give_the_same_rows() {
+        let whole = Sampler::new(10, 0, true).unwrap().next_batch(35);
+        let mut sampler = Sampler::new(10, 0, true).unwrap();
+        let pieces: Vec<usize> = (0..5).flat_map(|_| sampler.next_batch(7)).collect();
+        assert_eq!(pieces, whole);
+        assert_eq!(sampler.epoch(), 3);
+    }
+
+    #[test]
+    fn without_shuffle_the_order_is_that_of_the_file() {
+        let mut sampler = Sampler::new(3, 9, false).unwrap();
+        assert_eq!(sampler.next_batch(7), [0, 1, 2, 0, 1, 2, 0]);
+    }
+
+    #[test]
+    fn the_seed_decides_the_order() {
+        let order = |seed| Sampler::new(50, seed, true).unwrap().next_batch(50);
+        assert_eq!(order(1), order(1));
+        assert_ne!(order(1), order(2));
+    }
+
+    #[test]
+    fn every_order_of_three_is_about_equally_likely() {
+        let mut counts = std::collections::BTreeMap::new();
+        let mut sampler = Sampler::new(3, 5, true).unwrap();
+        for _ in 0..6000 {
+            *counts.entry(sampler.next_batch(3)).or_insert(0) += 1;
+        }
+        // Six orders, 1000 each expected, standard deviation sqrt(6000 * 1/6 * 5/6) = 29.
+        assert_eq!(counts.len(), 6);
+        assert!(counts.values().all(|&count: &i32| (count - 1000).abs() < 150), "{counts:?}");
+    }
+
+    #[test]
+    fn impossible_states_are_errors() {
+        assert!(matches!(Sampler::new(0, 0, true), Err(Error::NothingToSample)));
+        let state = SamplerState { epoch: 0, position: 9, seed: 0, shuffle: true };
+        assert!(matches!(Sampler::resume(4, state), Err(Error::SamplerState { position: 9, len: 4 })));
+    }
+}

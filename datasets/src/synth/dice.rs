@@ -1,0 +1,114 @@
+//! Random draws that are the same on every platform.
+//!
+//! `ChaCha8` keyed by the seed, one stream per split, so that asking for more rows of one split leaves the others as they
+//! are. Bounded draws use rejection on 64 bits and are defined here, so an upgrade of `rand` cannot move them.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+/// The source of all randomness of the world.
+#[derive(Clone, Debug)]
+pub(super) struct Dice {
+    rng: ChaCha8Rng,
+}
+
+impl Dice {
+    /// The draws of one stream of a seed.
+    pub(super) fn new(seed: u64, stream: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(stream);
+        Self { rng }
+    }
+
+    /// A uniform number in `0..bound`; `bound` is at least 1.
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        assert!(0 < bound, "a draw needs at least one outcome");
+        let bound = bound as u64;
+        let zone = u64::MAX - u64::MAX % bound;
+        loop {
+            let draw = self.rng.next_u64();
+            if draw < zone {
+                return (draw % bound) as usize;
+            }
+        }
+    }
+
+    /// A uniform number in `low..=high`.
+    pub(super) fn between(&mut self, low: u32, high: u32) -> u32 {
+        low + self.below((high - low) as usize + 1) as u32
+    }
+
+    /// True with probability `share`.
+    pub(super) fn chance(&mut self, share: f64) -> bool {
+        unit_interval(self.rng.next_u64()) < share
+    }
+
+    /// One of `choices`.
+    pub(super) fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+        &choices[self.below(choices.len())]
+    }
+
+    /// One of `choices`, each with its weight.
+    pub(super) fn weighted<T: Copy>(&mut self, choices: &[(T, u32)]) -> T {
+        let total: u32 = choices.iter().map(|(_, weight)| weight).sum();
+        let mut left = self.below(total as usize) as u32;
+        for &(choice, weight) in choices {
+            if left < weight {
+                return choice;
+            }
+            left -= weight;
+        }
+        unreachable!("the draw is below the sum of the weights")
+    }
+
+    /// `count` different numbers of `low..=high`, in random order.
+    pub(super) fn distinct(&mut self, count: usize, low: u32, high: u32) -> Vec<u32> {
+        let mut pool: Vec<u32> = (low..=high).collect();
+        for place in 0..count {
+            let other = place + self.below(pool.len() - place);
+            pool.swap(place, other);
+        }
+        pool.truncate(count);
+        pool
+    }
+}
+
+/// The upper 53 bits as a number in `[0, 1)`, exact in f64.
+pub(super) fn unit_interval(bits: u64) -> f64 {
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_differ_and_repeat() {
+        let draws = |stream| {
+            let mut dice = Dice::new(7, stream);
+            (0..20).map(|_| dice.below(1000)).collect::<Vec<_>>()
+        };
+        assert_eq!(draws(0), draws(0));
+        assert_ne!(draws(0), draws(1));
+    }
+
+    #[test]
+    fn weights_are_obeyed() {
+        let mut dice = Dice::new(1, 0);
+        let hits = (0..10_000).filter(|_| dice.weighted(&[('a', 1), ('b', 0), ('c', 3)]) == 'a').count();
+        // Binomial(10000, 1/4): mean 2500, standard deviation 43.
+        assert!(hits.abs_diff(2500) < 220, "{hits}");
+    }
+
+    #[test]
+    fn distinct_numbers_are_distinct_and_within_bounds() {
+        let mut dice = Dice::new(3, 0);
+        for _ in 0..200 {
+            let mut numbers = dice.distinct(4, 2, 6);
+            numbers.sort_unstable();
+            numbers.dedup();
+            assert_eq!(numbers.len(), 4);
+            assert!(numbers.iter().all(|number| (2..=6).contains(number)));
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Spoilt replies: what demonstrations of poor quality say, and what the rejected side of a pair says.
+//!
+//! | flaw | reply to "what is 37 + 45?" | share of spoilt demonstrations | share of pairs |
+//! |---|---|---|---|
+//! | evasive | i am not sure, ask someone else. | 30 % | 25 % |
+//! | wordy | well, i think it is 82. | 35 % | 25 % |
+//! | wrong form | 82!!, answer=82, "82", 82 82, eighty two | 35 % | 25 % |
+//! | wrong content | 83, 92, 72, 28 | 0 % | 25 % |
+//!
+//! Demonstrations are never wrong in content: the base of the policy is to be clumsy, not false. The share of wrong
+//! content among pairs bounds what a reward model can reach that looks at form alone: 75 % + 25 % / 2 = 87.5 %.
+
+use serde::{Deserialize, Serialize};
+
+use super::conversion::Conversion;
+use super::dice::Dice;
+use super::split::{Side, side};
+use super::task::{Language, Question};
+
+/// What is wrong with a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Flaw {
+    /// Does not answer.
+    Evasive,
+    /// Has the right answer within a sentence.
+    Wordy,
+    /// Has the right answer in a form that is not wanted: marks around it, twice, in words.
+    WrongForm,
+    /// Has the right form and a near-by wrong answer.
+    WrongContent,
+}
+
+/// Percentages of flaws among spoilt demonstrations.
+pub const DEMONSTRATION_FLAWS: [(Flaw, u32); 3] =
+    [(Flaw::Evasive, 30), (Flaw::Wordy, 35), (Flaw::WrongForm, 35)];
+
+/// Percentages of flaws among the rejected sides of pairs.
+pub const PAIR_FLAWS: [(Flaw, u32); 4] =
+    [(Flaw::Evasive, 25), (Flaw::Wordy, 25), (Flaw::WrongForm, 25), (Flaw::WrongContent, 25)];
+
+const EVASIVE: [[&str; 3]; 2] = [
+    ["i am not sure, ask someone else.", "i do not know that.", "that is hard to say."],
+    ["这个我不太清楚。", "我不知道，问别人吧。", "这个不好说。"],
+];
+
+const WORDY: [[&str; 4]; 2] = [
+    [
+        "well, i think it is {=}.",
+        "the answer is {=}, hope it helps!",
+        "let me see, it is {=}.",
+        "the answer you want is {=}.",
+    ],
+    ["我想答案是{=}。", "我看答案就是{=}吧。", "我看看，是{=}吧。", "你要的答案是{=}。"],
+];
+
+const WRONG_FORM: [[&str; 4]; 2] =
+    [["{=}!!", "answer={=}", "\"{=}\"", "{=} {=}"], ["{=}！！", "答案={=}", "“{=}”", "{=} {=}"]];
+
+/// A reply to `question` with the given flaw; with `heldout_share` of the problems held out, no reply reveals one.
+pub(super) fn spoil(question: &Question, flaw: Flaw, heldout_share: f64, dice: &mut Dice) -> String {
+    let row = usize::from(question.language == Language::Chinese);
+    let template = match flaw {
+        Flaw::Evasive => *dice.pick(&EVASIVE[row]),
+        Flaw::Wordy => *dice.pick(&WORDY[row]),
+        Flaw::WrongForm => {
+            let other = other_form(question, heldout_share).filter(|_| dice.chance(0.3));
+            return other.unwrap_or_else(|| dice.pick(&WRONG_FORM[row]).replace("{=}", &question.answer));
+        }
+        Flaw::WrongContent => return question.problem.task().near_miss(question.language, dice),
+    };
+    template.replace("{=}", &question.answer)
+}
+
+/// The answer in the wrong signs, unless that is the solution of a held-out problem.
+fn other_form(question: &Question, heldout_share: f64) -> Option<String> {
+    let reveals = question.answer.parse().is_ok_and(|number| {
+        20 <= number && side(&Conversion::words_key(number), heldout_share) == Side::HeldOut
+    });
+    if reveals { None } else { question.problem.task().other_form(question.language) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synth::task::{KINDS, Plot, verify};
+
+    #[test]
+    fn shares_are_percentages() {
+        assert_eq!(DEMONSTRATION_FLAWS.iter().map(|(_, percent)| percent).sum::<u32>(), 100);
+        assert_eq!(PAIR_FLAWS.iter().map(|(_, percent)| percent).sum::<u32>(), 100);
+    }
+
+    #[test]
+    fn no_spoilt_reply_is_right() {
+        let mut dice = Dice::new(11, 0);
+        for (kind, _) in KINDS {
+            for round in 0..400 {
+                let language = if round % 2 == 0 { Language::English } else { Language::Chinese };
+                let question = Plot::draw(kind, round % 5 == 0, &mut dice).ask(language, &mut dice);
+                for (flaw, _) in PAIR_FLAWS {
+                    let reply = spoil(&question, flaw, 0.1, &mut dice);
+                    assert!(!verify(&question.answer, &reply), "{question:?} {reply}");
+                    assert!(!reply.is_empty() && !reply.contains(['{', '}']));
+                    if flaw == Flaw::Wordy {
+                        assert!(reply.contains(&question.answer));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Problems, questions and the verifier.
+//!
+//! A problem is data: what is asked, without wording and without language. A question is a problem put in words. The
+//! answer is a function of the problem and the language of the question alone. What the words are is in `phrase`.
+
+use serde::{Deserialize, Serialize};
+
+use super::arithmetic::{Arithmetic, Operation};
+use super::comparison::{Comparison, Relation};
+use super::conversion::{Conversion, Target};
+use super::date::{Date, Direction};
+use super::dice::Dice;
+use super::letter::{Letters, Spelling};
+use super::list::{ListProblem, Wanted};
+use super::phrase;
+use crate::conversation::{Message, Role};
+
+/// The language of a question and its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Language {
+    /// English, lower case.
+    English,
+    /// Simplified Chinese.
+    Chinese,
+}
+
+/// A question with its one right answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// One or two exchanges, ending with the turn to be answered.
+    pub messages: Vec<Message>,
+    /// The bare right answer to the last turn.
+    pub answer: String,
+    /// One of [`FAMILIES`].
+    pub family: &'static str,
+    /// The task within the family, for example `sum`.
+    pub task: &'static str,
+    /// The language of all turns.
+    pub language: Language,
+    /// The key of the problem of each turn of the user, the same in all wordings and languages.
+    pub keys: Vec<String>,
+    /// The problem of the last turn.
+    pub(super) problem: Problem,
+}
+
+/// The names of the families.
+pub const FAMILIES: [&str; 6] = ["arithmetic", "list", "letter", "comparison", "conversion", "date"];
+
+/// Whether a reply is right: without white space around it, it is the answer and nothing else.
+pub fn verify(answer: &str, reply: &str) -> bool {
+    reply.trim() == answer
+}
+
+/// What each family says about its problems.
+pub(super) trait Task {
+    /// One of [`FAMILIES`].
+    fn family(&self) -> &'static str;
+    /// The name under which `phrase` keeps the wordings.
+    fn name(&self) -> &'static str;
+    /// The name of the problem, the same for problems that have the same answer by symmetry.
+    fn key(&self) -> String;
+    /// What the wordings speak of.
+    fn slots(&self, language: Language) -> Vec<String>;
+    /// The right answer.
+    fn answer(&self, language: Language) -> String;
+    /// A wrong answer of the right form, close to the right one.
+    fn near_miss(&self, language: Language, dice: &mut Dice) -> String;
+    /// The right answer written with the wrong signs (words for digits, commas for spaces), if there is such a way.
+    fn other_form(&self, language: Language) -> Option<String>;
+}
+
+/// A problem of any family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Problem {
+    Arithmetic(Arithmetic),
+    List(ListProblem),
+    Letters(Letters),
+    Comparison(Comparison),
+    Conversion(Conversion),
+    Date(Date),
+}
+
+impl Problem {
+    pub(super) fn task(&self) -> &dyn Task {
+        match self {
+            Self::Arithmetic(problem) => problem,
+            Self::List(problem) => problem,
+            Self::Letters(problem) => problem,
+            Self::Comparison(problem) => problem,
+            Self::Conversion(problem) => problem,
+            Self::Date(problem) => problem,
+        }
+    }
+
+    /// The problem that a second turn may build on the answer to this one.
+    fn follow_up(&self, dice: &mut Dice) -> Option<Self> {
+        match self {
+            Self::Arithmetic(problem) => Some(Self::Arithmetic(problem.follow_up(dice))),
+            Self::List(problem) => problem.follow_up().map(Self::List),
+            Self::Date(problem) => problem.follow_up(dice).map(Self::Date),
+            Self::Letters(_) | Self::Comparison(_) | Self::Conversion(_) => None,
+        }
+    }
+}
+
+/// What kind of problem to draw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Arithmetic(Operation),
+    List(Wanted),
+    Letters(Spelling),
+    Comparison(Relation),
+    Conversion(Target),
+    Date(Direction),
+}
+
+/// All kinds of problems with their weights: what is hard to learn is seen more often.
+pub(super) const KINDS: [(Kind, u32); 24] = [
+    (Kind::Arithmetic(Operation::Sum), 14),
+    (Kind::Arithmetic(Operation::Difference), 12),
+    (Kind::Arithmetic(Operation::Product), 3),
+    (Kind::List(Wanted::Reverse), 7),
+    (Kind::List(Wanted::Sort), 7),
+    (Kind::List(Wanted::Largest), 4),
+    (Kind::List(Wanted::Smallest), 4),
+    (Kind::List(Wanted::Nth), 5),
+    (Kind::List(Wanted::Length), 4),
+    (Kind::Letters(Spelling::Count), 5),
+    (Kind::Letters(Spelling::First), 3),
+    (Kind::Letters(Spelling::Last), 3),
+    (Kind::Letters(Spelling::Spelled), 4),
+    (Kind::Letters(Spelling::Backwards), 5),
+    (Kind::Comparison(Relation::Larger), 4),
+    (Kind::Comparison(Relation::Smaller), 4),
+    (Kind::Comparison(Relation::Same), 4),
+    (Kind::Conversion(Target::Centimetres), 2),
+    (Kind::Conversion(Target::Minutes), 2),
+    (Kind::Conversion(Target::Grams), 2),
+    (Kind::Conversion(Target::Words), 3),
+    (Kind::Date(Direction::After), 5),
+    (Kind::Date(Direction::Before), 5),
+    (Kind::Date(Direction::Earlier), 3),
+];
+
+/// Kinds whose answers a second turn can build on.
+pub(super) const FOLLOWED_KINDS: [(Kind, u32); 5] = [
+    (Kind::Arithmetic(Operation::Sum), 3),
+    (Kind::Arithmetic(Operation::Difference), 3),
+    (Kind::Arithmetic(Operation::Product), 1),
+    (Kind::List(Wanted::Sort), 2),
+    (Kind::Date(Direction::After), 2),
+];
+
+impl Kind {
+    pub(super) fn draw(self, dice: &mut Dice) -> Problem {
+        match self {
+            Self::Arithmetic(operation) => Problem::Arithmetic(Arithmetic::draw(operation, dice)),
+            Self::List(wanted) => Problem::List(ListProblem::draw(wanted, dice)),
+            Self::Letters(spelling) => Problem::Letters(Letters::draw(spelling, dice)),
+            Self::Comparison(relation) => Problem::Comparison(Comparison::draw(relation, dice)),
+            Self::Conversion(target) => Problem::Conversion(Conversion::draw(target, dice)),
+            Self::Date(direction) => Problem::Date(Date::draw(direction, dice)),
+        }
+    }
+}
+
+/// The problems of a conversation, before they are put in words.
+#[derive(Clone, Debug)]
+pub(super) struct Plot {
+    pub(super) first: Problem,
+    pub(super) second: Option<Problem>,
+}
+
+impl Plot {
+    pub(super) fn draw(kind: Kind, two_turns: bool, dice: &mut Dice) -> Self {
+        let first = kind.draw(dice);
+        let second = if two_turns { first.follow_up(dice) } else { None };
+        Self { first, second }
+    }
+
+    pub(super) fn keys(&self) -> Vec<String> {
+        [Some(&self.first), self.second.as_ref()].into_iter().flatten().map(|p| p.task().key()).collect()
+    }
+
+    /// Puts the problems in words.
+    pub(super) fn ask(self, language: Language, dice: &mut Dice) -> Question {
+        let keys = self.keys();
+        let mut messages = vec![Message::user(phrase::ask(self.first.task(), language, dice))];
+        if let Some(second) = &self.second {
+            messages.push(Message::assistant(self.first.task().answer(language)));
+            messages.push(Message::user(phrase::ask_further(second.task(), language, dice)));
+        }
+        let problem = self.second.unwrap_or(self.first);
+        let task = problem.task();
+        Question {
+            messages,
+            answer: task.answer(language),
+            family: task.family(),
+            task: task.name(),
+            language,
+            keys,
+            problem,
+        }
+    }
+}
+
+impl Question {
+    /// The keys as one string: what tells this question from others that are not a rewording of it.
+    pub fn key(&self) -> String {
+        self.keys.join(";")
+    }
+
+    /// The turns as one string, to tell prompts apart.
+    pub fn text(&self) -> String {
+        let turns = self.messages.iter().map(|message| match message.role {
+            Role::Assistant => format!("> {}", message.content),
+            _ => message.content.clone(),
+        });
+        turns.collect::<Vec<_>>().join("\n")
+    }
+
+    /// The conversation with a reply at its end.
+    pub fn answered(&self, reply: impl Into<String>) -> Vec<Message> {
+        let mut messages = self.messages.clone();
+        messages.push(Message::assistant(reply));
+        messages
+    }
+}
+
+/// A wrong number near `number`: off by one, off by ten, or with its last two digits swapped.
+pub(super) fn near_number(number: u32, dice: &mut Dice) -> u32 {
+    let mut choices = vec![number + 1];
+    if 0 < number {
+        choices.push(number - 1);
+    }
+    if 10 <= number {
+        choices.extend([number + 10, number - 10]);
+        let (tens, ones) = (number / 10 % 10, number % 10);
+        let swapped = number / 100 * 100 + ones * 10 + tens;
+        if swapped != number && (ones != 0 || 100 <= number) {
+            choices.push(swapped);
+        }
+    }
+    *dice.pick(&choices)
+}
+
+/// Swaps two neighbours that differ.
+pub(super) fn swap_neighbours<T: PartialEq>(items: &mut [T], dice: &mut Dice) {
+    let places: Vec<usize> = (1..items.len()).filter(|&place| items[place - 1] != items[place]).collect();
+    assert!(!places.is_empty(), "lists of the world hold at least two different items");
+    let place = *dice.pick(&places);
+    items.swap(place - 1, place);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_bare_answer_is_right() {
+        assert!(verify("82", "82"));
+        assert!(verify("82", " 82\n"));
+        for wrong in ["82.", "82!!", "answer=82", "\"82\"", "82 82", "it is 82", "83", "", "八十二"] {
+            assert!(!verify("82", wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn near_numbers_are_near_and_wrong() {
+        let mut dice = Dice::new(0, 0);
+        for number in 0..300 {
+            for _ in 0..20 {
+                let near = near_number(number, &mut dice);
+                assert_ne!(near, number);
+                assert!(near.abs_diff(number) <= 81 && (number < 100 || 90 <= near));
+            }
+        }
+        let seen: std::collections::BTreeSet<u32> = (0..100).map(|_| near_number(82, &mut dice)).collect();
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), [28, 72, 81, 83, 92]);
+    }
+
+    #[test]
+    fn near_misses_are_wrong_in_every_kind_and_language() {
+        let mut dice = Dice::new(5, 0);
+        for (kind, _) in KINDS {
+            for _ in 0..300 {
+                let problem = kind.draw(&mut dice);
+                for language in [Language::English, Language::Chinese] {
+                    let answer = problem.task().answer(language);
+                    let near = problem.task().near_miss(language, &mut dice);
+                    assert_ne!(near, answer, "{problem:?}");
+                    assert_eq!(near.trim(), near);
+                    if let Some(other) = problem.task().other_form(language) {
+                        assert_ne!(other, answer, "{problem:?}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Parquet files as rows: record batches turned into JSON values, the form that all formats share.
+//!
+//! Text of any width and dictionary-coded text, whole and floating numbers, truth values, lists and structs are read; other
+//! types are an error when their column is wanted. Knows no meaning of columns.
+
+use std::fs::File;
+use std::path::Path;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float64Type, Int64Type, UInt64Type};
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_schema::{ArrowError, DataType};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::{Map, Value, json};
+
+use super::Rows;
+use crate::error::{Error, Result};
+use crate::record::Row;
+
+/// Rows decoded at a time.
+const BATCH: usize = 1024;
+
+pub(super) type Builder = ParquetRecordBatchReaderBuilder<File>;
+
+/// Opens a file and reads its column names.
+pub(super) fn open(file: File, path: &Path) -> Result<(Builder, Vec<String>)> {
+    let builder =
+        Builder::try_new(file).map_err(|source| Error::Parquet { path: path.to_owned(), source })?;
+    let columns = builder.schema().fields().iter().map(|field| field.name().clone()).collect();
+    Ok((builder, columns))
+}
+
+/// The rows, with the wanted columns only.
+pub(super) fn rows(builder: Builder, wanted: Option<&[&str]>, path: &Path) -> Result<Rows> {
+    let mask = wanted.map_or_else(ProjectionMask::all, |wanted| {
+        let fields = builder.schema().fields().iter().enumerate();
+        let roots = fields.filter(|(_, field)| wanted.contains(&field.name().as_str()));
+        ProjectionMask::roots(builder.parquet_schema(), roots.map(|(index, _)| index))
+    });
+    let reader = builder.with_projection(mask).with_batch_size(BATCH).build();
+    let path = path.to_owned();
+    let reader = reader.map_err(|source| Error::Parquet { path: path.clone(), source })?;
+    let batches = reader.map(move |batch| {
+        let failed = |source| Error::Arrow { path: path.clone(), source };
+        rows_of(&batch.map_err(failed)?).map_err(failed)
+    });
+    Ok(Box::new(batches.flat_map(|batch| match batch {
+        Ok(rows) => rows.into_iter().map(Ok).collect::<Vec<_>>(),
+        Err(error) => vec![Err(error)],
+    })))
+}
+
+/// A batch as rows.
+pub(super) fn rows_of(batch: &RecordBatch) -> std::result::Result<Vec<Row>, ArrowError> {
+    let mut rows = vec![Map::new(); batch.num_rows()];
+    for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
+        for (row, value) in rows.iter_mut().zip(values(column)?) {
+            row.insert(field.name().clone(), value);
+        }
+    }
+    Ok(rows)
+}
+
+/// A column as values.
+fn values(column: &ArrayRef) -> std::result::Result<Vec<Value>, ArrowError> {
+    let plain = |to: &DataType| arrow_cast::cast(column, to);
+    Ok(match column.data_type() {
+        DataType::Null => vec![Value::Null; column.len()],
+        DataType::Boolean => column.as_boolean().iter().map(|value| json!(value)).collect(),
+        DataType::Utf8 => column.as_string::<i32>().iter().map(|value| json!(value)).collect(),
+        DataType::LargeUtf8 | DataType::Utf8View => values(&plain(&DataType::Utf8)?)?,
+        DataType::Dictionary(_, to) => values(&plain(to)?)?,
+        DataType::UInt64 => column.as_primitive::<UInt64Type>().iter().map(|value| json!(value)).collect(),
+        DataType::Int64 => column.as_primitive::<Int64Type>().iter().map(|value| json!(value)).collect(),
+        kind if kind.is_integer() => values(&plain(&DataType::Int64)?)?,
+        DataType::Float64 => column.as_primitive::<Float64Type>().iter().map(|value| json!(value)).collect(),
+        kind if kind.is_floating() => values(&plain(&DataType::Float64)?)?,
+        DataType::List(_) => {
+            let lists = column.as_list::<i32>();
+            let bounds = lists.value_offsets().iter().map(|&offset| offset as usize).collect::<Vec<_>>();
+            lists_of(column, lists.values(), &bounds)?
+        }
+        DataType::LargeList(_) => {
+            let lists = column.as_list::<i64>();
+            let bounds = lists.value_offsets().iter().map(|&offset| offset as usize).collect::<Vec<_>>();
+            lists_of(column, lists.values(), &bounds)?
+        }
+        DataType::FixedSizeList(item, _) => values(&plain(&DataType::List(item.clone()))?)?,
+        DataType::Struct(fields) => {
+            let structs = column.as_struct();
+            let mut rows = vec![Map::new(); column.len()];
+            for (field, part) in fields.iter().zip(structs.columns()) {
+                for (row, value) in rows.iter_mut().zip(values(part)?) {
+                    row.insert(field.name().clone(), value);
+                }
+            }
+            let whole = rows.into_iter().map(Value::Object).enumerate();
+            whole.map(|(row, value)| if column.is_null(row) { Value::Null } else { value }).collect()
+        }
+        kind => return Err(ArrowError::NotYetImplemented(format!("a column of type {kind}"))),
+    })
+}
+
+/// Cuts the values of a list column at its bounds.
+fn lists_of(
+    column: &ArrayRef,
+    items: &ArrayRef,
+    bounds: &[usize],
+) -> std::result::Result<Vec<Value>, ArrowError> {
+    let first = bounds.first().copied().unwrap_or(0);
+    let last = bounds.last().copied().unwrap_or(0);
+    let mut items = values(&items.slice(first, last - first))?.into_iter();
+    let list = |row: usize| {
+        let list: Vec<Value> = items.by_ref().take(bounds[row + 1] - bounds[row]).collect();
+        if column.is_null(row) { Value::Null } else { Value::Array(list) }
+    };
+    Ok((0..column.len()).map(list).collect())
+}

@@ -1,0 +1,179 @@
+//! Rows to files: all or nothing.
+//!
+//! A file is written under a temporary name in its folder, synced, and renamed over the old one, so a reader never sees
+//! half a file. Parquet is written with zstd in row groups of at most 50 000 rows, with the layout's name in the metadata.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, RecordBatch, StringArray};
+use arrow_json::ReaderBuilder;
+use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression as ParquetCompression, ZstdLevel};
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+use serde_json::Value;
+
+use super::{Format, format_of};
+use crate::error::{Error, Result};
+use crate::record::{Layout, Record, Row};
+
+/// Rows of a Parquet row group.
+const ROW_GROUP: usize = 50_000;
+/// Rows turned into columns at a time.
+const BATCH: usize = 1024;
+
+/// Writes rows of one kind and layout; the name of the file tells the format.
+pub fn write_records<R: Record>(path: &Path, records: &[R]) -> Result<()> {
+    let layout = records.first().ok_or_else(|| Error::NoRows { path: path.to_owned() })?.layout();
+    if let Some(row) = records.iter().position(|record| record.layout() != layout) {
+        let found = records[row].layout().name();
+        return Err(Error::MixedLayouts { path: path.to_owned(), row, first: layout.name(), found });
+    }
+    write_rows(path, layout, records.iter().map(R::to_row))
+}
+
+/// Writes rows that have the columns of `layout`.
+pub fn write_rows(path: &Path, layout: Layout, rows: impl Iterator<Item = Row>) -> Result<()> {
+    let (format, gzipped) = format_of(path)?;
+    atomically(path, |file| match format {
+        Format::Parquet => parquet(path, file, layout, rows),
+        _ if gzipped => {
+            let mut encoder = GzEncoder::new(file, Compression::default());
+            text(path, format, &mut encoder, layout, rows)?;
+            encoder.finish().map(drop).map_err(|source| Error::Write { path: path.to_owned(), source })
+        }
+        _ => text(path, format, file, layout, rows),
+    })
+}
+
+/// Lets `fill` write a file that takes its name only when it is whole and on disk.
+fn atomically(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
+    let failed = |source| Error::Write { path: path.to_owned(), source };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = folder.join(format!(".{name}.{}.part", std::process::id()));
+    fs::create_dir_all(folder).map_err(failed)?;
+    let write = || {
+        let mut file = BufWriter::new(File::create(&temporary).map_err(failed)?);
+        fill(&mut file)?;
+        file.flush().map_err(failed)?;
+        file.get_ref().sync_all().map_err(failed)?;
+        fs::rename(&temporary, path).map_err(failed)?;
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
+    };
+    let written = write();
+    if written.is_err() {
+        // The error at hand says more than one about the clean-up would.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}
+
+fn parquet(
+    path: &Path,
+    file: &mut BufWriter<File>,
+    layout: Layout,
+    rows: impl Iterator<Item = Row>,
+) -> Result<()> {
+    let failed = |source| Error::Parquet { path: path.to_owned(), source };
+    let schema = schema(layout);
+    let note = KeyValue::new("colossal-chat.layout".to_owned(), layout.name().to_owned());
+    let properties = WriterProperties::builder()
+        .set_compression(ParquetCompression::ZSTD(ZstdLevel::default()))
+        .set_max_row_group_size(ROW_GROUP)
+        .set_key_value_metadata(Some(vec![note]))
+        .build();
+    let mut writer = ArrowWriter::try_new(file, schema.clone(), Some(properties)).map_err(failed)?;
+    for_batches(rows, |rows| {
+        let batch = batch(&schema, rows).map_err(|source| Error::Arrow { path: path.to_owned(), source })?;
+        writer.write(&batch).map_err(failed)
+    })?;
+    writer.close().map(drop).map_err(failed)
+}
+
+fn for_batches(rows: impl Iterator<Item = Row>, mut write: impl FnMut(&[Row]) -> Result<()>) -> Result<()> {
+    let mut batch = Vec::with_capacity(BATCH);
+    for row in rows {
+        batch.push(row);
+        if batch.len() == BATCH {
+            write(&batch)?;
+            batch.clear();
+        }
+    }
+    if batch.is_empty() { Ok(()) } else { write(&batch) }
+}
+
+fn batch(schema: &SchemaRef, rows: &[Row]) -> std::result::Result<RecordBatch, ArrowError> {
+    let mut decoder = ReaderBuilder::new(schema.clone()).with_batch_size(rows.len()).build_decoder()?;
+    decoder.serialize(rows)?;
+    Ok(decoder.flush()?.unwrap_or_else(|| RecordBatch::new_empty(schema.clone())))
+}
+
+fn schema(layout: Layout) -> SchemaRef {
+    let list = |item: DataType| DataType::List(Arc::new(Field::new("item", item, true)));
+    let text = |name: &str| Field::new(name, DataType::Utf8, true);
+    let turns = list(DataType::Struct(Fields::from(vec![text("role"), text("content")])));
+    let kind = |name: &str| match name {
+        "input_ids" | "labels" | "chosen_input_ids" | "rejected_input_ids" => list(DataType::Int64),
+        "prompt_length" => DataType::Int64,
+        "margin" => DataType::Float64,
+        "label" => DataType::Boolean,
+        "text" | "answer" => DataType::Utf8,
+        _ => turns.clone(),
+    };
+    let names = layout.required().iter().chain(layout.optional());
+    Arc::new(Schema::new(names.map(|name| Field::new(*name, kind(name), true)).collect::<Vec<_>>()))
+}
+
+fn text(
+    path: &Path,
+    format: Format,
+    out: &mut impl Write,
+    layout: Layout,
+    rows: impl Iterator<Item = Row>,
+) -> Result<()> {
+    let failed = |source| Error::Write { path: path.to_owned(), source };
+    match format {
+        Format::Csv => csv(path, out, layout, rows),
+        Format::Json => {
+            let mut before = "[\n";
+            for row in rows {
+                write!(out, "{before}{}", Value::Object(row)).map_err(failed)?;
+                before = ",\n";
+            }
+            out.write_all(b"\n]\n").map_err(failed)
+        }
+        _ => {
+            for row in rows {
+                writeln!(out, "{}", Value::Object(row)).map_err(failed)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Cells are texts; lists are written as JSON.
+fn csv(path: &Path, out: &mut impl Write, layout: Layout, rows: impl Iterator<Item = Row>) -> Result<()> {
+    let names: Vec<&str> = layout.required().iter().chain(layout.optional()).copied().collect();
+    let failed = |source| Error::Arrow { path: path.to_owned(), source };
+    let mut writer = arrow_csv::Writer::new(out);
+    for_batches(rows, |rows| {
+        let cell = |row: &Row, name: &str| match row.get(name)? {
+            Value::String(text) => Some(text.clone()),
+            Value::Null => None,
+            other => Some(other.to_string()),
+        };
+        let column = |name: &str| -> ArrayRef {
+            Arc::new(rows.iter().map(|row| cell(row, name)).collect::<StringArray>())
+        };
+        let columns = names.iter().map(|&name| (name, column(name), true));
+        let batch = RecordBatch::try_from_iter_with_nullable(columns);
+        writer.write(&batch.map_err(failed)?).map_err(failed)
+    })
+}

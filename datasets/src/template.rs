@@ -1,0 +1,160 @@
+//! Chat templates: the Jinja source that a model brings along, rendered as HF transformers renders it.
+//!
+//! Protocol (transformers `apply_chat_template`): `trim_blocks`, `lstrip_blocks`, loop controls, Python's string and dict
+//! methods, `raise_exception`, `strftime_now`, a `tojson` that escapes nothing, and the variables `messages`, `tools`,
+//! `documents`, `add_generation_prompt` and the special tokens. What stands inside `{% generation %}` is reported as byte
+//! ranges of the rendered text. `strftime_now` reads the clock (UTC) once, when the template is compiled, so that all
+//! renderings of a run agree. Knows no token ids.
+
+mod generation;
+mod python;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
+use serde::Serialize;
+
+use crate::conversation::Message;
+use crate::error::{Error, Result};
+
+/// Names of the built-in templates, for messages.
+pub const BUILT_IN: &str = "chatml, plain";
+
+const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] \
+                      + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}\
+                      {{ '<|im_start|>assistant\n' }}{% endif %}";
+
+const PLAIN: &str = "{{ bos_token }}{% for message in messages %}\
+    {% if message['role'] == 'assistant' %}{{ 'Assistant: ' + message['content'] + eos_token }}\
+    {% if not loop.last %}{{ '\n\n' }}{% endif %}\
+    {% elif message['role'] == 'system' %}{{ message['content'] + '\n\n' }}\
+    {% elif message['role'] == 'tool' %}{{ 'Tool: ' + message['content'] + '\n\n' }}\
+    {% else %}{{ 'User: ' + message['content'] + '\n\n' }}{% endif %}{% endfor %}\
+    {% if add_generation_prompt %}\
+    {% if messages and messages[-1]['role'] == 'assistant' %}{{ '\n\n' }}{% endif %}{{ 'Assistant:' }}{% endif %}";
+
+/// The Jinja source of a built-in template: `chatml` for tokenizers with `<|im_start|>` and `<|im_end|>`, `plain` for any
+/// tokenizer with an end-of-sequence token.
+pub fn built_in(name: &str) -> Result<&'static str> {
+    match name {
+        "chatml" => Ok(CHATML),
+        "plain" => Ok(PLAIN),
+        _ => Err(Error::UnknownTemplate { given: name.to_owned(), known: BUILT_IN }),
+    }
+}
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    source: String,
+    name: String,
+    marked: bool,
+}
+
+/// What a template sees beside the messages.
+#[derive(Clone, Debug, Default)]
+pub struct RenderOptions {
+    /// Ends the text where the assistant would begin to speak.
+    pub add_generation_prompt: bool,
+    /// Tool descriptions, in the form that the template wants.
+    pub tools: Option<serde_json::Value>,
+    /// `bos_token`, `eos_token` and the like with their texts.
+    pub special_tokens: BTreeMap<String, String>,
+}
+
+/// A rendered conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// The text.
+    pub text: String,
+    /// Byte ranges of `text` inside `{% generation %}` blocks; `None` when the template has no such block.
+    pub generated: Option<Vec<Range<usize>>>,
+}
+
+impl ChatTemplate {
+    /// Compiles Jinja `source`; `name` is for messages, usually the model folder.
+    pub fn new(name: impl Into<String>, source: impl Into<String>) -> Result<Self> {
+        let (name, source) = (name.into(), source.into());
+        let (rewritten, marked) = generation::rewrite(&source);
+        let mut environment = environment();
+        environment
+            .add_template_owned("chat", rewritten)
+            .map_err(|error| Error::TemplateSyntax { name: name.clone(), reason: describe(&error) })?;
+        Ok(Self { environment, source, name, marked })
+    }
+
+    /// The Jinja source, as given.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The name for messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Renders a conversation.
+    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered> {
+        self.render_values(messages, options)
+    }
+
+    /// Renders messages of any shape: tool calls, lists of parts and whatever else the template understands.
+    pub fn render_values(&self, messages: impl Serialize, options: &RenderOptions) -> Result<Rendered> {
+        let mut context: BTreeMap<&str, Value> = BTreeMap::new();
+        context.insert("messages", Value::from_serialize(messages));
+        context.insert("tools", options.tools.as_ref().map_or(Value::from(()), Value::from_serialize));
+        context.insert("documents", Value::from(()));
+        context.insert("add_generation_prompt", Value::from(options.add_generation_prompt));
+        for (name, text) in &options.special_tokens {
+            context.insert(name, Value::from(text.as_str()));
+        }
+        if !self.marked {
+            return Ok(Rendered { text: self.run(&context)?, generated: None });
+        }
+        let markers = generation::Markers::absent_from(&self.source, &context);
+        context.insert(generation::OPEN_VARIABLE, Value::from(markers.open.as_str()));
+        context.insert(generation::CLOSE_VARIABLE, Value::from(markers.close.as_str()));
+        let (text, ranges) = markers.strip(&self.run(&context)?);
+        Ok(Rendered { text, generated: Some(ranges) })
+    }
+
+    fn run(&self, context: &BTreeMap<&str, Value>) -> Result<String> {
+        let template = self.environment.get_template("chat").expect("added when the template was compiled");
+        template
+            .render(context)
+            .map_err(|error| Error::TemplateRender { name: self.name.clone(), reason: describe(&error) })
+    }
+}
+
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_formatter(python::format);
+    environment.add_filter("tojson", python::tojson);
+    environment.add_filter("string", |value: &Value| python::text(value));
+    environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+    });
+    let now = python::Clock::now();
+    environment.add_function("strftime_now", move |format: &str| now.strftime(format));
+    environment
+}
+
+/// The template's own words when it raises, the engine's otherwise, with the line.
+fn describe(error: &minijinja::Error) -> String {
+    let message = match error.detail() {
+        Some(detail) if error.kind() == ErrorKind::InvalidOperation => detail.to_owned(),
+        Some(detail) => format!("{}: {detail}", error.kind()),
+        None => error.kind().to_string(),
+    };
+    error.line().map_or(message.clone(), |line| format!("{message} (line {line})"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,287 @@
+//! What Python has and the Jinja engine lacks: how values print, `json.dumps` and `strftime`.
+//!
+//! Numbers of type float print in Rust's shortest form, which agrees with Python's below 1e16. Knows no templates.
+
+use std::fmt::Write as _;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Error, ErrorKind, Output, State, Value};
+
+/// Prints a value as Python's `str` would; undefined values print as nothing.
+pub(super) fn format(out: &mut Output, _state: &State, value: &Value) -> Result<(), Error> {
+    out.write_str(&text(value)).map_err(|_| Error::new(ErrorKind::WriteFailure, "cannot write to a string"))
+}
+
+/// `str(value)`.
+pub(super) fn text(value: &Value) -> String {
+    match value.kind() {
+        ValueKind::String => value.to_string(),
+        _ => repr(value),
+    }
+}
+
+fn repr(value: &Value) -> String {
+    match value.kind() {
+        ValueKind::None => "None".to_owned(),
+        ValueKind::Bool => if value.is_true() { "True" } else { "False" }.to_owned(),
+        ValueKind::String => quote(&value.to_string()),
+        ValueKind::Seq => {
+            let items: Vec<String> = value.try_iter().into_iter().flatten().map(|item| repr(&item)).collect();
+            format!("[{}]", items.join(", "))
+        }
+        ValueKind::Map if value.as_object().is_some_and(|object| object.enumerator_len().is_some()) => {
+            let entry = |key: Value| {
+                let item = value.get_item(&key).unwrap_or_default();
+                format!("{}: {}", repr(&key), repr(&item))
+            };
+            let items: Vec<String> = value.try_iter().into_iter().flatten().map(entry).collect();
+            format!("{{{}}}", items.join(", "))
+        }
+        _ => value.to_string(),
+    }
+}
+
+/// A Python string literal: single quotes unless only they occur.
+fn quote(text: &str) -> String {
+    let mark = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut out = String::from(mark);
+    for character in text.chars() {
+        match character {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            _ if character == mark => {
+                out.push('\\');
+                out.push(mark);
+            }
+            _ => out.push(character),
+        }
+    }
+    out.push(mark);
+    out
+}
+
+/// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+#[expect(clippy::needless_pass_by_value, reason = "the engine calls filters with owned keyword arguments")]
+pub(super) fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value, Error> {
+    let failed = |error| Error::new(ErrorKind::InvalidOperation, "cannot write as JSON").with_source(error);
+    let indent = indent.map_or_else(|| options.get::<Option<Value>>("indent"), |indent| Ok(Some(indent)))?;
+    let indent = indent.filter(|indent| !indent.is_none()).map(usize::try_from).transpose()?;
+    let separators: Option<(String, String)> = match options.get::<Option<Value>>("separators")? {
+        Some(pair) if !pair.is_none() => {
+            Some((pair.get_item_by_index(0)?.to_string(), pair.get_item_by_index(1)?.to_string()))
+        }
+        _ => None,
+    };
+    let default_item = if indent.is_some() { "," } else { ", " };
+    let (item, key) = separators.unwrap_or_else(|| (default_item.to_owned(), ": ".to_owned()));
+    let writer = JsonWriter {
+        indent,
+        item,
+        key,
+        ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        sorted: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    options.assert_all_used()?;
+    let mut out = String::new();
+    writer.write(&mut out, &serde_json::to_value(value).map_err(failed)?, 0);
+    Ok(Value::from(out))
+}
+
+struct JsonWriter {
+    indent: Option<usize>,
+    item: String,
+    key: String,
+    ascii: bool,
+    sorted: bool,
+}
+
+impl JsonWriter {
+    fn write(&self, out: &mut String, value: &serde_json::Value, depth: usize) {
+        match value {
+            serde_json::Value::Array(items) => {
+                self.write_list(out, ('[', ']'), items, depth, |out, item| self.write(out, item, depth + 1));
+            }
+            serde_json::Value::Object(map) => {
+                let mut entries: Vec<_> = map.iter().collect();
+                if self.sorted {
+                    entries.sort_by_key(|(key, _)| *key);
+                }
+                self.write_list(out, ('{', '}'), &entries, depth, |out, (key, item)| {
+                    self.write_string(out, key);
+                    out.push_str(&self.key);
+                    self.write(out, item, depth + 1);
+                });
+            }
+            serde_json::Value::String(text) => self.write_string(out, text),
+            scalar => out.push_str(&scalar.to_string()),
+        }
+    }
+
+    fn write_list<T>(
+        &self,
+        out: &mut String,
+        brackets: (char, char),
+        items: &[T],
+        depth: usize,
+        mut write_item: impl FnMut(&mut String, &T),
+    ) {
+        out.push(brackets.0);
+        for (index, item) in items.iter().enumerate() {
+            if index > 0 {
+                out.push_str(&self.item);
+            }
+            self.new_line(out, depth + 1);
+            write_item(out, item);
+        }
+        if !items.is_empty() {
+            self.new_line(out, depth);
+        }
+        out.push(brackets.1);
+    }
+
+    fn new_line(&self, out: &mut String, depth: usize) {
+        if let Some(indent) = self.indent {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent * depth));
+        }
+    }
+
+    fn write_string(&self, out: &mut String, text: &str) {
+        let json = serde_json::Value::from(text).to_string();
+        if !self.ascii {
+            out.push_str(&json);
+            return;
+        }
+        for character in json.chars() {
+            if character.is_ascii() {
+                out.push(character);
+            } else {
+                for unit in character.encode_utf16(&mut [0; 2]) {
+                    write!(out, "\\u{unit:04x}").expect("writing to a string cannot fail");
+                }
+            }
+        }
+    }
+}
+
+/// A moment, in UTC.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    seconds: i64,
+}
+
+impl Clock {
+    pub(super) fn now() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { seconds: since.as_secs() as i64 }
+    }
+
+    /// `strftime` with the directives that dates in prompts use; any other is an error.
+    pub(super) fn strftime(self, format: &str) -> Result<String, Error> {
+        let mut out = String::new();
+        let mut characters = format.chars();
+        while let Some(character) = characters.next() {
+            if character != '%' {
+                out.push(character);
+                continue;
+            }
+            let mut directive = characters.next().unwrap_or('%');
+            let padded = directive != '-';
+            if !padded {
+                directive = characters.next().unwrap_or('-');
+            }
+            let field = self.field(directive).ok_or_else(|| {
+                Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not know %{directive}"))
+            })?;
+            out.push_str(if padded { &field } else { field.trim_start_matches('0') });
+        }
+        Ok(out)
+    }
+
+    fn field(self, directive: char) -> Option<String> {
+        const MONTHS: [&str; 12] = [
+            "January",
+            "February",
+            "March",
+            "April",
+            "May",
+            "June",
+            "July",
+            "August",
+            "September",
+            "October",
+            "November",
+            "December",
+        ];
+        const DAYS: [&str; 7] =
+            ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+        let (year, month, day) = self.date();
+        let (hour, minute, second) = (self.seconds / 3600 % 24, self.seconds / 60 % 60, self.seconds % 60);
+        let month_name = MONTHS[month as usize - 1];
+        let day_name = DAYS[(self.seconds / 86_400 % 7) as usize];
+        Some(match directive {
+            'Y' => year.to_string(),
+            'y' => format!("{:02}", year % 100),
+            'm' => format!("{month:02}"),
+            'd' => format!("{day:02}"),
+            'B' => month_name.to_owned(),
+            'b' => month_name[..3].to_owned(),
+            'A' => day_name.to_owned(),
+            'a' => day_name[..3].to_owned(),
+            'H' => format!("{hour:02}"),
+            'I' => format!("{:02}", (hour + 11) % 12 + 1),
+            'M' => format!("{minute:02}"),
+            'S' => format!("{second:02}"),
+            'p' => if hour < 12 { "AM" } else { "PM" }.to_owned(),
+            'F' => format!("{year}-{month:02}-{day:02}"),
+            'T' => format!("{hour:02}:{minute:02}:{second:02}"),
+            'Z' => "UTC".to_owned(),
+            '%' => "%".to_owned(),
+            _ => return None,
+        })
+    }
+
+    /// Year, month and day of the proleptic Gregorian calendar (Hinnant, "chrono-compatible low-level date algorithms").
+    fn date(self) -> (i64, i64, i64) {
+        let days = self.seconds.div_euclid(86_400) + 719_468;
+        let era = days.div_euclid(146_097);
+        let day_of_era = days.rem_euclid(146_097);
+        let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        let shifted_month = (5 * day_of_year + 2) / 153;
+        let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+        let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+        (era * 400 + year_of_era + i64::from(month <= 2), month, day)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_print_as_in_python() {
+        // datetime.fromtimestamp(1709210096, timezone.utc) is Thursday 2024-02-29 12:34:56.
+        let clock = Clock { seconds: 1_709_210_096 };
+        assert_eq!(clock.strftime("%d %b %Y").unwrap(), "29 Feb 2024");
+        assert_eq!(
+            clock.strftime("%A, %B %-d, %y %H:%M:%S %I%p %%").unwrap(),
+            "Thursday, February 29, 24 12:34:56 12PM %"
+        );
+        // 1999-12-31 23:59:59, a Friday.
+        let clock = Clock { seconds: 946_684_799 };
+        assert_eq!(clock.strftime("%F %T %a %-m").unwrap(), "1999-12-31 23:59:59 Fri 12");
+        assert!(clock.strftime("%Q").is_err());
+    }
+
+    #[test]
+    fn values_print_as_in_python() {
+        let value = Value::from_serialize(serde_json::json!({"a": [1, true, null, "it's", 1.5]}));
+        assert_eq!(text(&value), "{'a': [1, True, None, \"it's\", 1.5]}");
+        assert_eq!(text(&Value::from("x")), "x");
+        assert_eq!(text(&Value::UNDEFINED), "");
+    }
+}

@@ -1,0 +1,203 @@
+//! The tokenizer files of an HF model folder, read and written.
+//!
+//! Precedence as in transformers: `chat_template.jinja` before the `chat_template` of `tokenizer_config.json` (a text, or
+//! a list of named templates of which `default` counts); special tokens of `tokenizer_config.json` before those of
+//! `special_tokens_map.json`, and only where both are silent the ids of `generation_config.json` and `config.json`.
+//! Knows nothing of encoding.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use tokenizers::AddedToken;
+
+use super::{SpecialToken, Tokenizer};
+use crate::error::{Error, Result};
+use crate::template::ChatTemplate;
+
+const SPECIAL_NAMES: [&str; 7] =
+    ["bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"];
+
+pub(super) fn load(folder: &Path) -> Result<Tokenizer> {
+    let path = folder.join("tokenizer.json");
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::TokenizerMissing { folder: folder.to_owned() });
+        }
+        Err(source) => return Err(Error::Read { path, source }),
+    };
+    let mut inner = tokenizers::Tokenizer::from_bytes(text).map_err(|error| invalid(&path, &error))?;
+    inner.with_padding(None);
+    inner.with_truncation(None).map_err(|error| invalid(&path, &error))?;
+    let mut config = read_object(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+    add_tokens(&mut inner, &config, &folder.join("tokenizer_config.json"))?;
+    let source = chat_template(folder, config.remove("chat_template"))?;
+    let generation = read_object(&folder.join("generation_config.json"))?.unwrap_or_default();
+    let model = read_object(&folder.join("config.json"))?.unwrap_or_default();
+    let map = read_object(&folder.join("special_tokens_map.json"))?.unwrap_or_default();
+    let special = special_tokens(&inner, [&config, &map], [&generation, &model]);
+    let end =
+        generation.get("eos_token_id").filter(|end| !end.is_null()).or_else(|| model.get("eos_token_id"));
+    let mut tokenizer =
+        Parts { inner, config, special, generation_eos: ids(end) }.build(folder.display().to_string());
+    if let Some(source) = source {
+        tokenizer.template = Some(ChatTemplate::new(tokenizer.name.clone(), source)?);
+        tokenizer.find_stops();
+    }
+    Ok(tokenizer)
+}
+
+/// What a tokenizer is built from.
+pub(super) struct Parts {
+    pub(super) inner: tokenizers::Tokenizer,
+    pub(super) config: Map<String, Value>,
+    pub(super) special: BTreeMap<String, SpecialToken>,
+    pub(super) generation_eos: Vec<i64>,
+}
+
+impl Parts {
+    /// A tokenizer without chat template.
+    pub(super) fn build(self, name: String) -> Tokenizer {
+        let highest = self.inner.get_vocab(true).into_values().max();
+        let mut tokenizer = Tokenizer {
+            vocab_size: highest.map_or(0, |id| id as usize + 1),
+            inner: self.inner,
+            config: self.config,
+            special: self.special,
+            generation_eos: self.generation_eos,
+            template: None,
+            end_of_turn: None,
+            stop_ids: Vec::new(),
+            name,
+        };
+        tokenizer.find_stops();
+        tokenizer
+    }
+}
+
+pub(super) fn save(tokenizer: &Tokenizer, folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).map_err(|source| Error::Write { path: folder.to_owned(), source })?;
+    let path = folder.join("tokenizer.json");
+    let text = tokenizer.inner.to_string(true).map_err(|error| invalid(&path, &error))?;
+    write(path, &text)?;
+    let mut config = tokenizer.config.clone();
+    let mut map = Map::new();
+    for (name, token) in &tokenizer.special {
+        map.insert(name.clone(), json!(token.text));
+        config.entry(name.clone()).or_insert_with(|| json!(token.text));
+    }
+    config.entry("tokenizer_class").or_insert_with(|| json!("PreTrainedTokenizerFast"));
+    if let Some(template) = &tokenizer.template {
+        write(folder.join("chat_template.jinja"), template.source())?;
+        config.insert("chat_template".to_owned(), json!(template.source()));
+    }
+    write(folder.join("special_tokens_map.json"), &pretty(map))?;
+    write(folder.join("tokenizer_config.json"), &pretty(config))
+}
+
+fn pretty(map: Map<String, Value>) -> String {
+    let mut text =
+        serde_json::to_string_pretty(&Value::Object(map)).expect("JSON values can be written as JSON");
+    text.push('\n');
+    text
+}
+
+fn write(path: PathBuf, text: &str) -> Result<()> {
+    fs::write(&path, text).map_err(|source| Error::Write { path, source })
+}
+
+fn invalid(path: &Path, reason: &dyn std::fmt::Display) -> Error {
+    Error::TokenizerInvalid { path: path.to_owned(), reason: reason.to_string() }
+}
+
+/// A JSON object from a file, `None` where there is no such file.
+fn read_object(path: &Path) -> Result<Option<Map<String, Value>>> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(Error::Read { path: path.to_owned(), source }),
+    };
+    serde_json::from_str(&text).map(Some).map_err(|error| invalid(path, &error))
+}
+
+/// Adds the tokens that only `tokenizer_config.json` names, at the ids that it gives them.
+fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &Map<String, Value>, path: &Path) -> Result<()> {
+    let Some(Value::Object(decoder)) = config.get("added_tokens_decoder") else { return Ok(()) };
+    let mut tokens: Vec<(u32, &Value)> = Vec::new();
+    for (id, token) in decoder {
+        tokens.push((id.parse().map_err(|_| invalid(path, &format!("{id:?} is not a token id")))?, token));
+    }
+    tokens.sort_by_key(|(id, _)| *id);
+    for (id, token) in tokens {
+        let flag = |name| token.get(name).and_then(Value::as_bool).unwrap_or(false);
+        let Some(content) = text_of(token) else { continue };
+        let known = inner.token_to_id(content);
+        if known == Some(id) {
+            continue;
+        }
+        let added = AddedToken::from(content, flag("special"))
+            .lstrip(flag("lstrip"))
+            .rstrip(flag("rstrip"))
+            .single_word(flag("single_word"))
+            .normalized(flag("normalized"));
+        inner.add_tokens(std::slice::from_ref(&added));
+        if inner.token_to_id(content) != Some(id) {
+            let reason =
+                format!("token {content:?} should have id {id}, but tokenizer.json gives it another");
+            return Err(invalid(path, &reason));
+        }
+    }
+    Ok(())
+}
+
+/// A token given as text or as an object with `content`.
+fn text_of(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token.get("content").and_then(Value::as_str))
+}
+
+fn special_tokens(
+    inner: &tokenizers::Tokenizer,
+    by_text: [&Map<String, Value>; 2],
+    by_id: [&Map<String, Value>; 2],
+) -> BTreeMap<String, SpecialToken> {
+    let mut special = BTreeMap::new();
+    for name in SPECIAL_NAMES {
+        let texts = by_text.into_iter().filter_map(|map| map.get(name).and_then(text_of).map(str::to_owned));
+        let named = by_id.into_iter().filter_map(|map| ids(map.get(&format!("{name}_id"))).first().copied());
+        let named = named.filter_map(|id| inner.id_to_token(u32::try_from(id).ok()?));
+        for text in texts.chain(named) {
+            if let Some(id) = inner.token_to_id(&text) {
+                special.entry(name.to_owned()).or_insert(SpecialToken { text, id: i64::from(id) });
+            }
+        }
+    }
+    special
+}
+
+/// One id, or a list of ids.
+fn ids(value: Option<&Value>) -> Vec<i64> {
+    match value {
+        Some(Value::Array(list)) => list.iter().filter_map(Value::as_i64).collect(),
+        Some(single) => single.as_i64().into_iter().collect(),
+        None => Vec::new(),
+    }
+}
+
+fn chat_template(folder: &Path, in_config: Option<Value>) -> Result<Option<String>> {
+    let path = folder.join("chat_template.jinja");
+    match fs::read_to_string(&path) {
+        Ok(source) => return Ok(Some(source)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(source) => return Err(Error::Read { path, source }),
+    }
+    Ok(match in_config {
+        Some(Value::String(source)) => Some(source),
+        Some(Value::Array(named)) => {
+            let default = named.iter().find(|entry| entry["name"] == "default");
+            default.and_then(|entry| entry["template"].as_str()).map(str::to_owned)
+        }
+        _ => None,
+    })
+}
