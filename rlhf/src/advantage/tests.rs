@@ -1,0 +1,102 @@
+//! Advantages against hand-worked numbers and against what must hold for any numbers.
+
+use super::*;
+
+fn vector(values: &[f64]) -> Tensor {
+    Tensor::from_slice(values)
+}
+
+fn assert_near(got: &Tensor, expected: &[f64]) {
+    let got = check::read(got);
+    assert_eq!(got.len(), expected.len(), "{got:?} {expected:?}");
+    for (got, expected) in got.iter().zip(expected) {
+        assert!((got - expected).abs() < 1e-12, "{got} {expected}");
+    }
+}
+
+fn rewards_of(values: &[f64], lengths: &[i64]) -> TokenRewards {
+    let tokens = Tensor::arange(values.len() as i64, tch::kind::INT64_CPU);
+    TokenRewards { rewards: vector(values), lengths: lengths.to_vec(), mask: None, tokens }
+}
+
+/// Numbers without a pattern, the same on every machine.
+fn noise(count: usize, seed: f64) -> Vec<f64> {
+    (0..count).map(|index| ((index as f64 + seed) * 12.9898).sin() * 3.0).collect()
+}
+
+#[test]
+fn a_score_is_paid_at_the_last_token_or_after_it() {
+    let (kl, scores) = (vector(&[1.0, 2.0, 3.0]), vector(&[10.0, 20.0]));
+    let replies = Replies::new(&[2, 1]);
+    let eos = token_rewards(&kl, &scores, &replies, 0.5, &[ScoreSlot::Eos; 2]).unwrap();
+    assert_near(&eos.rewards, &[-0.5, 9.0, 18.5]);
+    let after = token_rewards(&kl, &scores, &replies, 0.5, &[ScoreSlot::AfterEos; 2]).unwrap();
+    assert_near(&after.rewards, &[-0.5, -1.0, 10.0, -1.5, 20.0]);
+    assert_eq!(after.lengths, [3, 2]);
+    assert_near(&after.tokens, &[0.0, 1.0, 3.0]);
+}
+
+#[test]
+fn a_reply_that_fills_its_room_is_paid_at_its_last_token() {
+    assert_eq!(ScoreSlot::AfterEos.of_replies(&[3, 4], 4), [ScoreSlot::AfterEos, ScoreSlot::Eos]);
+    assert_eq!(ScoreSlot::Eos.of_replies(&[3, 4], 4), [ScoreSlot::Eos; 2]);
+}
+
+#[test]
+fn with_gamma_and_lambda_one_the_advantage_is_what_is_still_to_come_less_the_value() {
+    let (rewards, values) = (noise(7, 0.1), noise(7, 0.7));
+    let got = gae(&rewards_of(&rewards, &[4, 3]), &vector(&values), 1.0, 1.0).unwrap();
+    let to_go = |slot: usize| rewards[slot..if slot < 4 { 4 } else { 7 }].iter().sum::<f64>();
+    let expected: Vec<f64> = (0..7).map(|slot| to_go(slot) - values[slot]).collect();
+    assert_near(&got.advantages, &expected);
+    assert_near(&got.returns, &(0..7).map(to_go).collect::<Vec<_>>());
+}
+
+#[test]
+fn with_lambda_zero_the_advantage_is_the_error_of_one_step() {
+    let got = gae(&rewards_of(&[1.0, 2.0], &[2]), &vector(&[0.5, 0.25]), 0.9, 0.0).unwrap();
+    assert_near(&got.advantages, &[1.0 + 0.9 * 0.25 - 0.5, 2.0 - 0.25]);
+}
+
+#[test]
+fn replies_do_not_see_one_another() {
+    let (rewards, values) = (noise(6, 0.3), noise(6, 0.9));
+    let both = gae(&rewards_of(&rewards, &[4, 2]), &vector(&values), 0.99, 0.95).unwrap();
+    let first = gae(&rewards_of(&rewards[..4], &[4]), &vector(&values[..4]), 0.99, 0.95).unwrap();
+    let second = gae(&rewards_of(&rewards[4..], &[2]), &vector(&values[4..]), 0.99, 0.95).unwrap();
+    assert_eq!(both.advantages, Tensor::cat(&[first.advantages, second.advantages], 0));
+}
+
+#[test]
+fn a_hole_changes_nothing_for_the_tokens_around_it() {
+    let kl = vector(&[0.1, f64::NAN, f64::INFINITY, 0.2, 0.3]);
+    let mask = vector(&[1.0, 0.0, 0.0, 1.0, 0.0]);
+    let replies = Replies::with_mask(&[5], &mask);
+    let rewards = token_rewards(&kl, &vector(&[1.0]), &replies, 0.5, &[ScoreSlot::Eos]).unwrap();
+    assert_near(&rewards.rewards, &[-0.05, 0.0, 0.0, 0.9, 0.0]);
+    let got = gae(&rewards, &vector(&[0.4, 9.0, 9.0, 0.6, 9.0]), 0.9, 0.8).unwrap();
+    let dense = gae(&rewards_of(&[-0.05, 0.9], &[2]), &vector(&[0.4, 0.6]), 0.9, 0.8).unwrap();
+    let dense = check::read(&dense.advantages);
+    assert_near(&got.advantages, &[dense[0], 0.0, 0.0, dense[1], 0.0]);
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let rewards = |kl: &[f64], scores: &[f64], lengths: &[i64]| {
+        let slots = vec![ScoreSlot::Eos; lengths.len()];
+        token_rewards(&vector(kl), &vector(scores), &Replies::new(lengths), 0.1, &slots).unwrap_err()
+    };
+    assert!(matches!(rewards(&[0.0], &[1.0], &[2]), Error::Shape { .. }));
+    assert!(matches!(rewards(&[0.0, f64::NAN], &[1.0], &[2]), Error::NotFinite { index: 1, .. }));
+    assert!(matches!(rewards(&[0.0], &[1.0, 1.0], &[1, 0]), Error::EmptyReply { row: 1 }));
+    let values = vector(&[1.0, f64::INFINITY]);
+    let error = gae(&rewards_of(&[0.0, 0.0], &[2]), &values, 1.0, 1.0).unwrap_err();
+    assert!(matches!(error, Error::NotFinite { index: 1, .. }), "{error}");
+}
+
+#[test]
+fn narrow_kinds_come_back_as_fp32() {
+    let values = vector(&[0.5, 0.25]).to_kind(tch::Kind::BFloat16);
+    let got = gae(&rewards_of(&[1.0, 2.0], &[2]), &values, 1.0, 1.0).unwrap();
+    assert_eq!(got.advantages.kind(), tch::Kind::Float);
+}

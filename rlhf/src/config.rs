@@ -1,0 +1,155 @@
+//! The sections `[reward]` and `[ppo]`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::kl::Estimator;
+
+/// The `[reward]` section.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RewardConfig {
+    /// Weight of the mean squared sum of the two scores, which keeps them near zero; 0.01 is usual, 0 is off.
+    pub center_rewards_coefficient: f64,
+}
+
+/// When in a reply the score of the reward model is paid.
+pub use crate::advantage::ScoreSlot;
+
+/// The `[ppo]` section. Where peers differ, the default is named in `docs/ppo.md`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PpoConfig {
+    /// Rollouts and the updates on them.
+    pub iterations: u64,
+    /// Prompts of one rollout.
+    pub rollout_batch_size: usize,
+    /// Replies to each prompt.
+    pub samples_per_prompt: usize,
+    /// Passes over one rollout.
+    pub epochs: usize,
+    /// Replies of one optimiser step.
+    pub mini_batch_size: usize,
+    /// The longest reply, in tokens.
+    pub max_new_tokens: usize,
+    /// Divides the logits, when sampling and when training.
+    pub temperature: f64,
+    /// Weight of the KL penalty in the reward.
+    pub kl_coef: f64,
+    /// KL of a whole reply that the adaptive controller steers to; absent: `kl_coef` is fixed.
+    pub kl_target: Option<f64>,
+    /// Replies over which the adaptive controller acts.
+    pub kl_horizon: f64,
+    /// How the penalty estimates the KL divergence of one token.
+    pub kl_estimator: Estimator,
+    /// Discount.
+    pub gamma: f64,
+    /// Decay of the advantage estimator.
+    pub gae_lambda: f64,
+    /// Policy ratio is clipped to `1 - clip_range ..= 1 + clip_range_high`.
+    pub clip_range: f64,
+    /// Upper clip; absent: the same as `clip_range`.
+    pub clip_range_high: Option<f64>,
+    /// Values move at most this far from the rollout's.
+    pub clip_range_value: f64,
+    /// Weight of the value loss, in the critic's own optimiser.
+    pub vf_coef: f64,
+    /// Weight of the entropy bonus.
+    pub entropy_coef: f64,
+    /// Weight of the language-modelling loss on `[data] ptx` rows.
+    pub ptx_coef: f64,
+    /// Advantages are whitened over all tokens of a rollout.
+    pub whiten_advantages: bool,
+    /// Token rewards are divided by their deviation.
+    pub whiten_rewards: bool,
+    /// The score is paid at the last token of a reply, or one slot after it.
+    pub score_slot: ScoreSlot,
+    /// Scores are clamped to plus or minus this.
+    pub score_clip: Option<f64>,
+    /// Subtracted from the score of a reply that was cut at `max_new_tokens`.
+    pub missing_eos_penalty: Option<f64>,
+    /// The highest learning rate of the critic; the policy's is `[train] lr`.
+    pub critic_lr: f64,
+    /// Iterations in which only the critic learns.
+    pub critic_warmup: u64,
+    /// The folder of the reward model.
+    pub reward_model: String,
+    /// The folder of the reference; absent: the policy as it starts.
+    pub reference_model: Option<String>,
+    /// The folder of the critic; absent: the reward model.
+    pub critic_model: Option<String>,
+}
+
+impl Default for PpoConfig {
+    fn default() -> Self {
+        Self {
+            iterations: 100,
+            rollout_batch_size: 64,
+            samples_per_prompt: 1,
+            epochs: 4,
+            mini_batch_size: 64,
+            max_new_tokens: 64,
+            temperature: 1.0,
+            kl_coef: 0.05,
+            kl_target: None,
+            kl_horizon: 10_000.0,
+            kl_estimator: Estimator::K1,
+            gamma: 1.0,
+            gae_lambda: 0.95,
+            clip_range: 0.2,
+            clip_range_high: None,
+            clip_range_value: 0.2,
+            vf_coef: 0.5,
+            entropy_coef: 0.0,
+            ptx_coef: 0.0,
+            whiten_advantages: true,
+            whiten_rewards: false,
+            score_slot: ScoreSlot::Eos,
+            score_clip: None,
+            missing_eos_penalty: None,
+            critic_lr: 1e-5,
+            critic_warmup: 0,
+            reward_model: String::new(),
+            reference_model: None,
+            critic_model: None,
+        }
+    }
+}
+
+impl PpoConfig {
+    /// Refuses settings that cannot be.
+    pub fn check(&self) -> Result<(), Error> {
+        let refuse = |key, value: &dyn std::fmt::Display, wanted: &str| {
+            Err(Error::Setting { section: "ppo", key, value: value.to_string(), wanted: wanted.to_owned() })
+        };
+        for (key, value) in [
+            ("rollout_batch_size", self.rollout_batch_size),
+            ("samples_per_prompt", self.samples_per_prompt),
+            ("epochs", self.epochs),
+            ("mini_batch_size", self.mini_batch_size),
+            ("max_new_tokens", self.max_new_tokens),
+        ] {
+            if value == 0 {
+                return refuse(key, &value, "must be at least 1");
+            }
+        }
+        let replies = self.rollout_batch_size * self.samples_per_prompt;
+        if !replies.is_multiple_of(self.mini_batch_size) {
+            let wanted = format!(
+                "must divide rollout_batch_size x samples_per_prompt = {replies}, so that every optimiser step sees as many replies"
+            );
+            return refuse("mini_batch_size", &self.mini_batch_size, &wanted);
+        }
+        for (key, value) in [("gamma", self.gamma), ("gae_lambda", self.gae_lambda)] {
+            if !(0.0..=1.0).contains(&value) {
+                return refuse(key, &value, "must be between 0 and 1");
+            }
+        }
+        for (key, value) in [("temperature", self.temperature), ("clip_range", self.clip_range), ("kl_horizon", self.kl_horizon)] {
+            if !(value.is_finite() && value > 0.0) {
+                return refuse(key, &value, "must be more than 0");
+            }
+        }
+        Ok(())
+    }
+}

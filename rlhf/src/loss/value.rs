@@ -1,0 +1,102 @@
+//! The clipped squared error of the critic.
+//!
+//! Formula and source are in the module above. The clip moves values at most `e` from those of the rollout: 0.2 in `OpenAI`'s code,
+//! TRL, DeepSpeed-Chat and `NeMo` RL, 0.5 in OpenRLHF and verl.
+
+use std::ops::AddAssign;
+
+use tch::Tensor;
+
+use super::Tokens;
+use crate::{Error, check};
+
+/// The loss of some slots.
+#[derive(Debug)]
+pub struct ValueLoss {
+    /// The weighted sum, a scalar with a gradient.
+    pub loss: Tensor,
+    /// What else was seen.
+    pub statistics: ValueStatistics,
+}
+
+/// Sums over slots, without weights; they add up over micro-batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ValueStatistics {
+    /// Slots that count.
+    pub tokens: f64,
+    /// Slots whose clipped side is the larger: divided by `tokens`, TRL's `val/clipfrac_avg`.
+    pub clipped: f64,
+    /// `V`.
+    pub value: f64,
+    /// `R`.
+    pub returns: f64,
+    /// `R^2`.
+    pub returns_squared: f64,
+    /// `R - V`.
+    pub error: f64,
+    /// `(R - V)^2`.
+    pub error_squared: f64,
+}
+
+impl ValueStatistics {
+    /// `1 - Var(R - V) / Var(R)`: 1 for a perfect critic, 0 for one that knows no more than the mean. None when all returns are equal.
+    pub fn explained_variance(&self) -> Option<f64> {
+        let variance = |squares: f64, sum: f64| squares / self.tokens - (sum / self.tokens).powi(2);
+        let returns = variance(self.returns_squared, self.returns);
+        (returns > 0.0).then(|| 1.0 - variance(self.error_squared, self.error) / returns)
+    }
+}
+
+impl AddAssign for ValueStatistics {
+    fn add_assign(&mut self, other: Self) {
+        self.tokens += other.tokens;
+        self.clipped += other.clipped;
+        self.value += other.value;
+        self.returns += other.returns;
+        self.returns_squared += other.returns_squared;
+        self.error += other.error;
+        self.error_squared += other.error_squared;
+    }
+}
+
+/// The value loss of `[N]` slots; `old_values` are those of the rollout. Only `values` carries a gradient.
+pub fn value(
+    values: &Tensor,
+    old_values: &Tensor,
+    returns: &Tensor,
+    weights: Option<&Tensor>,
+    clip: Option<f64>,
+) -> Result<ValueLoss, Error> {
+    let tokens = Tokens::new(values, weights)?;
+    let old_values = tokens.constant("the old values", old_values)?;
+    let returns = tokens.constant("the returns", returns)?;
+    let values = tokens.keep(check::widen(values));
+    let free = (&values - &returns).square();
+    let clipped = match clip {
+        Some(clip) => {
+            (values.clamp_tensor(Some(&old_values - clip), Some(&old_values + clip)) - &returns).square()
+        }
+        None => free.shallow_clone(),
+    };
+    let error = &returns - &values;
+    let [count, clipped_count, value, returns_sum, returns_squared, error, error_squared] = tokens
+        .statistics([
+            returns.ones_like(),
+            clipped.gt_tensor(&free),
+            values.shallow_clone(),
+            returns.shallow_clone(),
+            returns.square(),
+            error.shallow_clone(),
+            error.square(),
+        ]);
+    let statistics = ValueStatistics {
+        tokens: count,
+        clipped: clipped_count,
+        value,
+        returns: returns_sum,
+        returns_squared,
+        error,
+        error_squared,
+    };
+    Ok(ValueLoss { loss: tokens.sum(&free.maximum(&clipped)) * 0.5, statistics })
+}

@@ -1,0 +1,371 @@
+//! Proximal policy optimisation with four co-located models (Schulman et al. 2017, arXiv 1707.06347; Ouyang et al. 2022,
+//! arXiv 2203.02155).
+//!
+//! ```text
+//! each iteration
+//!   sample a reply to each prompt                                    rollout
+//!   log p of policy and reference, values, scores                    rollout::Judges
+//!   r_t = -kl_coef KL_t + [t = last] score                           advantage::token_rewards
+//!   A_t, R_t by GAE(gamma, lambda); A whitened                       advantage::gae, whiten
+//!   for each epoch, for each mini-batch of a fresh permutation
+//!     policy: max(-A rho, -A clip(rho))                              loss::policy
+//!     critic: half the larger of two squares, one clipped            loss::value
+//! ```
+//! Policy and critic have an optimiser each. A loss is a sum over the reply tokens of a mini-batch divided by their number, so
+//! micro-batches do not change it. Dropout is off in all four. Metrics are named as in TRL and explained in `docs/ppo.md`.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use datasets::{PromptRow, Sampler, SftRow};
+use gemini::{Engine, TrainConfig};
+use models::generate::{self, Options};
+use models::sample::Sampling;
+use parallel::Segmented;
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use tch::Tensor;
+
+use crate::advantage::{self, Advantages};
+use crate::config::PpoConfig;
+use crate::event::{Event, Metrics};
+use crate::kl::{Controller, Limits};
+use crate::loss::{self, PolicyClip, PolicyStatistics, ValueStatistics};
+use crate::replies::Replies;
+use crate::rollout::{Experience, Judges, Rows};
+use crate::run::Run;
+use crate::score::{MissingEos, Shaping};
+use crate::whiten::{self, Variance};
+use crate::{Error, check, sft};
+
+/// What a PPO stage learns from.
+pub struct Data<'a> {
+    /// Prompts to reply to.
+    pub prompts: &'a [PromptRow],
+    /// Rows of the language-modelling term; may be empty when `ptx_coef` is 0.
+    pub ptx: &'a [SftRow],
+    /// Tokens that end a reply.
+    pub stop_ids: &'a [i64],
+    /// Turns ids into text, for samples that people read.
+    pub decode: &'a dyn Fn(&[i64]) -> String,
+}
+
+/// One PPO stage.
+pub struct Ppo<'a> {
+    judges: Judges<'a>,
+    data: Data<'a>,
+    config: &'a PpoConfig,
+    train: &'a TrainConfig,
+    policy: Engine,
+    critic: Engine,
+    controller: Controller,
+    prompts: Sampler,
+    ptx: Option<Sampler>,
+    seed: u64,
+}
+
+/// One reply with what the update needs of it.
+struct Trajectory<'a> {
+    experience: &'a Experience,
+    /// Whitened if asked, one a token.
+    advantages: Vec<f32>,
+    /// One a slot.
+    returns: Vec<f32>,
+}
+
+/// Sums over the updates of one iteration.
+#[derive(Default)]
+struct Updates {
+    steps: f64,
+    policy_loss: f64,
+    value_loss: f64,
+    ptx_loss: f64,
+    policy: PolicyStatistics,
+    value: ValueStatistics,
+    grad_norm: f64,
+    critic_grad_norm: f64,
+    lr: f64,
+}
+
+impl<'a> Ppo<'a> {
+    /// Checks that the models fit together and prepares both optimisers.
+    pub fn new(
+        judges: Judges<'a>,
+        data: Data<'a>,
+        config: &'a PpoConfig,
+        train: &'a TrainConfig,
+        seed: u64,
+    ) -> Result<Self, Error> {
+        config.check()?;
+        judges.check()?;
+        if data.prompts.is_empty() {
+            return Err(Error::NoRows { stage: "ppo", fix: "look at [data] train and max_length" });
+        }
+        if config.ptx_coef > 0.0 && data.ptx.is_empty() {
+            return Err(Error::NoRows { stage: "ppo's ptx term", fix: "give [data] ptx, or set [ppo] ptx_coef = 0" });
+        }
+        let replies = config.rollout_batch_size * config.samples_per_prompt;
+        let updates = (config.epochs * (replies / config.mini_batch_size)) as u64;
+        let critic_train = TrainConfig { lr: config.critic_lr, ..train.clone() };
+        let policy_iterations = config.iterations.saturating_sub(config.critic_warmup);
+        Ok(Self {
+            policy: Engine::new(judges.policy.parameters(), train, policy_iterations * updates)?,
+            critic: Engine::new(judges.critic.parameters(), &critic_train, config.iterations * updates)?,
+            controller: Controller::new(config.kl_coef, config.kl_target, config.kl_horizon),
+            prompts: Sampler::new(data.prompts.len(), seed, true)?,
+            ptx: if config.ptx_coef > 0.0 { Some(Sampler::new(data.ptx.len(), seed, true)?) } else { None },
+            judges,
+            data,
+            config,
+            train,
+            seed,
+        })
+    }
+
+    /// Runs every iteration and saves the policy.
+    pub fn train(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
+        let total = self.config.iterations;
+        run.recorder.record(&Event::Started { stage: run.stage, total_steps: total, step: 0 })?;
+        let policy = self.judges.policy;
+        let save = |folder: &std::path::Path| Ok(policy.save(folder)?);
+        for iteration in 1..=total {
+            let started = Instant::now();
+            let mut experiences = self.roll_out(iteration)?;
+            let rolled_out = started.elapsed().as_secs_f64();
+            self.judges.look_at(&mut experiences, self.train.micro_batch_size, self.config.temperature)?;
+            let (trajectories, mut metrics) = self.weigh(&experiences)?;
+            let looked_at = started.elapsed().as_secs_f64() - rolled_out;
+            self.update(trajectories, iteration)?.report(&mut metrics);
+            let seconds = started.elapsed().as_secs_f64();
+            metrics.push("tokens", experiences.iter().map(|experience| experience.ids.len()).sum::<usize>() as f64);
+            metrics.push("timing/rollout", rolled_out);
+            metrics.push("timing/score", looked_at);
+            metrics.push("timing/update", seconds - rolled_out - looked_at);
+            metrics.push("seconds", seconds);
+            if run.logs(iteration, total) {
+                run.record_step(iteration, &metrics)?;
+                self.show_sample(iteration, &experiences[0], run)?;
+            }
+            run.after_iteration(iteration, &save)?;
+        }
+        run.finish(&save)
+    }
+
+    /// Samples `samples_per_prompt` replies to each of the next prompts.
+    fn roll_out(&mut self, iteration: u64) -> Result<Vec<Experience>, Error> {
+        let config = self.config;
+        let rows = self.prompts.next_batch(config.rollout_batch_size);
+        let prompts: Vec<Vec<i64>> = rows
+            .iter()
+            .flat_map(|&row| std::iter::repeat_n(&self.data.prompts[row].input_ids, config.samples_per_prompt))
+            .cloned()
+            .collect();
+        let options = Options {
+            sampling: Sampling { temperature: config.temperature, ..Sampling::default() },
+            max_new_tokens: config.max_new_tokens,
+            stop_ids: self.data.stop_ids.to_vec(),
+            seed: derived_seed(self.seed, iteration, 0),
+            batch_size: prompts.len(),
+        };
+        let completions =
+            generate::generate(self.judges.policy, &prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
+        let lengths: Vec<i64> = completions.iter().map(|completion| completion.ids.len() as i64).collect();
+        let slots = config.score_slot.of_replies(&lengths, config.max_new_tokens as i64);
+        let parts = prompts.iter().zip(&completions).zip(slots);
+        Ok(parts.map(|((prompt, completion), slot)| Experience::new(prompt, completion, slot)).collect())
+    }
+
+    /// Rewards, advantages and returns of a rollout, and what is worth knowing of it.
+    fn weigh<'e>(&mut self, experiences: &'e [Experience]) -> Result<(Vec<Trajectory<'e>>, Metrics), Error> {
+        let config = self.config;
+        let lengths: Vec<i64> = experiences.iter().map(|experience| experience.reply().len() as i64).collect();
+        let slots: Vec<_> = experiences.iter().map(|experience| experience.score_slot).collect();
+        let replies = Replies::new(&lengths);
+        let kl = config.kl_estimator.estimate(
+            &flatten(experiences, |experience| &experience.logprobs),
+            &flatten(experiences, |experience| &experience.reference_logprobs),
+            &Limits::default(),
+        )?;
+        let raw = Tensor::from_slice(&experiences.iter().map(|experience| experience.score).collect::<Vec<f32>>());
+        let ended: Vec<bool> = experiences.iter().map(|experience| experience.stopped).collect();
+        let scores = shaping(config).apply(&raw, &ended)?;
+        let kl_coef = self.controller.coefficient();
+        let mut rewards = advantage::token_rewards(&kl, &scores, &replies, kl_coef, &slots)?;
+        if config.whiten_rewards {
+            rewards.rewards = whiten::whiten(&rewards.rewards, None, Variance::Unbiased, false)?;
+        }
+        let values = flatten(experiences, |experience| &experience.values);
+        let Advantages { advantages, returns } = advantage::gae(&rewards, &values, config.gamma, config.gae_lambda)?;
+        let mut of_tokens = advantages.index_select(0, &rewards.tokens);
+        if config.whiten_advantages {
+            of_tokens = whiten::whiten(&of_tokens, None, Variance::Unbiased, true)?;
+        }
+        let replies_count = experiences.len() as f64;
+        let sequence_kl = check::read(&kl).iter().sum::<f64>() / replies_count;
+        let mut metrics = Metrics::default();
+        metrics.push("objective/scores", check::read(&raw).iter().sum::<f64>() / replies_count);
+        metrics.push("objective/rlhf_reward", check::read(&rewards.rewards).iter().sum::<f64>() / replies_count);
+        metrics.push("objective/kl", sequence_kl);
+        metrics.push("objective/kl_coef", kl_coef);
+        describe(experiences, &mut metrics);
+        self.controller.update(sequence_kl, experiences.len())?;
+        Ok((trajectories(experiences, &check::read(&of_tokens), &check::read(&returns)), metrics))
+    }
+
+    /// Several passes over a rollout, each in a fresh order.
+    fn update(&mut self, mut trajectories: Vec<Trajectory<'_>>, iteration: u64) -> Result<Updates, Error> {
+        let mut updates = Updates::default();
+        for epoch in 0..self.config.epochs {
+            let mut order = ChaCha8Rng::seed_from_u64(derived_seed(self.seed, iteration, 1 + epoch as u64));
+            trajectories.shuffle(&mut order);
+            for mini_batch in trajectories.chunks(self.config.mini_batch_size) {
+                if iteration > self.config.critic_warmup {
+                    self.update_policy(mini_batch, &mut updates)?;
+                }
+                self.update_critic(mini_batch, &mut updates)?;
+                updates.steps += 1.0;
+            }
+        }
+        Ok(updates)
+    }
+
+    /// One optimiser step of the policy.
+    fn update_policy(&mut self, mini_batch: &[Trajectory<'_>], updates: &mut Updates) -> Result<(), Error> {
+        let (config, policy) = (self.config, self.judges.policy);
+        let clip = PolicyClip {
+            low: config.clip_range,
+            high: config.clip_range_high.unwrap_or(config.clip_range),
+            ..PolicyClip::default()
+        };
+        let tokens: usize = mini_batch.iter().map(|trajectory| trajectory.advantages.len()).sum();
+        for micro in mini_batch.chunks(self.train.micro_batch_size) {
+            let (rows, experiences) = rows(micro, policy.device());
+            let old = flatten(experiences, |experience| &experience.logprobs).to_device(policy.device());
+            let advantages = flatten(micro, |trajectory| &trajectory.advantages).to_device(policy.device());
+            updates.policy_loss += self.policy.accumulate(policy, &rows.batch, |hidden| {
+                let new = rows.logprobs(policy, hidden, config.temperature)?;
+                let part = loss::policy(&new.logprobs, &old, &advantages, None, &clip)?;
+                updates.policy += part.statistics;
+                Ok::<_, Error>(part.loss / tokens as f64)
+            })?;
+        }
+        if let Some(sampler) = &mut self.ptx {
+            let picked = sampler.next_batch(mini_batch.len());
+            let micro: Vec<Vec<&SftRow>> = picked
+                .chunks(self.train.micro_batch_size)
+                .map(|rows| rows.iter().map(|&row| &self.data.ptx[row]).collect())
+                .collect();
+            updates.ptx_loss += sft::accumulate(policy, &micro, config.ptx_coef, &mut self.policy)?.0;
+        }
+        let report = self.policy.step()?;
+        updates.grad_norm += report.grad_norm;
+        updates.lr = report.lr;
+        Ok(())
+    }
+
+    /// One optimiser step of the critic.
+    fn update_critic(&mut self, mini_batch: &[Trajectory<'_>], updates: &mut Updates) -> Result<(), Error> {
+        let (config, critic) = (self.config, self.judges.critic);
+        let slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
+        for micro in mini_batch.chunks(self.train.micro_batch_size) {
+            let (rows, experiences) = rows(micro, critic.device());
+            let old = flatten(experiences, |experience| &experience.values).to_device(critic.device());
+            let returns = flatten(micro, |trajectory| &trajectory.returns).to_device(critic.device());
+            updates.value_loss += self.critic.accumulate(critic, &rows.batch, |hidden| {
+                let new = rows.values(critic, hidden);
+                let part = loss::value(&new, &old, &returns, None, Some(config.clip_range_value))?;
+                updates.value += part.statistics;
+                Ok::<_, Error>(part.loss * (config.vf_coef / slots as f64))
+            })?;
+        }
+        updates.critic_grad_norm += self.critic.step()?.grad_norm;
+        Ok(())
+    }
+
+    fn show_sample(&self, step: u64, experience: &Experience, run: &mut Run<'_>) -> Result<(), Error> {
+        let (prompt, reply) = experience.ids.split_at(experience.prompt_length);
+        let (prompt, reply) = ((self.data.decode)(prompt), (self.data.decode)(reply));
+        let score = f64::from(experience.score);
+        run.recorder.record(&Event::Sample { step, prompt: &prompt, reply: &reply, score })
+    }
+}
+
+impl Updates {
+    fn report(&self, metrics: &mut Metrics) {
+        let (steps, tokens, slots) = (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.tokens.max(1.0));
+        metrics.push("loss", self.policy_loss / steps);
+        metrics.push("loss/policy_avg", self.policy_loss / steps);
+        metrics.push("loss/value_avg", self.value_loss / steps);
+        metrics.push("loss/ptx_avg", self.ptx_loss / steps);
+        metrics.push("policy/approxkl_avg", self.policy.half_squared_log_ratio / tokens);
+        metrics.push("policy/clipfrac_avg", self.policy.clipped / tokens);
+        metrics.push("val/clipfrac_avg", self.value.clipped / slots);
+        metrics.push("val/ratio", self.policy.ratio / tokens);
+        metrics.push("val/explained_variance", self.value.explained_variance().unwrap_or(0.0));
+        metrics.push("grad_norm", self.grad_norm / steps);
+        metrics.push("critic_grad_norm", self.critic_grad_norm / steps);
+        metrics.push("lr", self.lr);
+    }
+}
+
+/// A seed for one purpose of one iteration.
+fn derived_seed(seed: u64, iteration: u64, purpose: u64) -> u64 {
+    let mut generator = ChaCha8Rng::seed_from_u64(seed);
+    generator.set_stream(iteration);
+    generator.set_word_pos(u128::from(purpose) * 2);
+    rand::Rng::random(&mut generator)
+}
+
+fn shaping(config: &PpoConfig) -> Shaping {
+    Shaping {
+        clip: config.score_clip,
+        missing_eos: config.missing_eos_penalty.map(MissingEos::Subtract),
+        ..Shaping::default()
+    }
+}
+
+/// Lengths, ends, entropy, and how far sampler and trainer disagree.
+fn describe(experiences: &[Experience], metrics: &mut Metrics) {
+    let count = experiences.len() as f64;
+    let tokens = experiences.iter().map(|experience| experience.reply().len()).sum::<usize>().max(1) as f64;
+    let entropy: f64 = experiences.iter().flat_map(|experience| &experience.entropy).map(|&value| f64::from(value)).sum();
+    let stopped = experiences.iter().filter(|experience| experience.stopped).count() as f64;
+    let mismatch = experiences
+        .iter()
+        .flat_map(|experience| experience.logprobs.iter().zip(&experience.sampler_logprobs))
+        .map(|(trainer, sampler)| f64::from((trainer - sampler).abs()))
+        .fold(0.0, f64::max);
+    metrics.push("objective/entropy", entropy / tokens);
+    metrics.push("response_length/mean", tokens / count);
+    metrics.push("truncated_rate", 1.0 - stopped / count);
+    metrics.push("sampling/logp_difference/max", mismatch);
+}
+
+/// Cuts flat numbers into replies.
+fn trajectories<'a>(experiences: &'a [Experience], advantages: &[f64], returns: &[f64]) -> Vec<Trajectory<'a>> {
+    let (mut tokens, mut slots) = (advantages.iter(), returns.iter());
+    let narrow = |values: &mut std::slice::Iter<'_, f64>, count| values.take(count).map(|&value| value as f32).collect();
+    experiences
+        .iter()
+        .map(|experience| Trajectory {
+            experience,
+            advantages: narrow(&mut tokens, experience.reply().len()),
+            returns: narrow(&mut slots, experience.num_slots()),
+        })
+        .collect()
+}
+
+fn rows<'a>(micro: &[Trajectory<'a>], device: tch::Device) -> (Rows, Vec<&'a Experience>) {
+    let experiences: Vec<&Experience> = micro.iter().map(|trajectory| trajectory.experience).collect();
+    (Rows::new(&experiences, device), experiences)
+}
+
+/// One part of every item, end to end.
+fn flatten<T>(items: impl IntoIterator<Item = T>, part: impl Fn(&T) -> &Vec<f32>) -> Tensor {
+    let mut flat: Vec<f32> = Vec::new();
+    for item in items {
+        flat.extend_from_slice(part(&item));
+    }
+    Tensor::from_slice(&flat)
+}

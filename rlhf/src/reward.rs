@@ -1,0 +1,171 @@
+//! The reward model: which of two replies a person prefers.
+//!
+//! Bradley-Terry: `loss = -log sigmoid(s_chosen - s_rejected - margin)`, plus `c (s_chosen + s_rejected)^2` that centres the
+//! scores (Bradley and Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, equation 1; Eisenstein et al. 2023, arXiv 2312.09244,
+//! for centring). The score is a linear map of the hidden state at the last token of a reply, in fp32.
+
+use std::time::Instant;
+
+use datasets::{PreferenceRow, Sampler, SamplerState};
+use gemini::{Engine, TrainConfig};
+use models::batch::Batch;
+use models::scalar_model::ScalarModel;
+use parallel::Segmented;
+use serde::{Deserialize, Serialize};
+use tch::{Kind, Tensor};
+
+use crate::Error;
+use crate::config::RewardConfig;
+use crate::event::Metrics;
+use crate::loss;
+use crate::run::Run;
+
+/// What a reward stage learns from.
+pub struct Data<'a> {
+    /// Training pairs.
+    pub train: &'a [PreferenceRow],
+    /// Held-out pairs; may be empty.
+    pub eval: &'a [PreferenceRow],
+    /// Whether the order is shuffled.
+    pub shuffle: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct State {
+    sampler: SamplerState,
+}
+
+/// Trains `model` on pairs. `train.micro_batch_size` counts pairs.
+pub fn train(
+    model: &ScalarModel,
+    data: &Data<'_>,
+    config: &RewardConfig,
+    train: &TrainConfig,
+    run: &mut Run<'_>,
+) -> Result<(), Error> {
+    if data.train.is_empty() {
+        return Err(Error::NoRows { stage: "rm", fix: "look at [data] train and max_length" });
+    }
+    let total_steps = train.total_steps(data.train.len());
+    let mut engine = Engine::new(model.parameters(), train, total_steps)?;
+    let mut sampler = match run.start::<State>(&mut engine, total_steps)? {
+        Some(state) => Sampler::resume(data.train.len(), state.sampler)?,
+        None => Sampler::new(data.train.len(), run.seed, data.shuffle)?,
+    };
+    let save = |folder: &std::path::Path| Ok(model.save(folder)?);
+    while engine.step_count() < total_steps {
+        let started = Instant::now();
+        let pairs: Vec<&PreferenceRow> =
+            sampler.next_batch(train.batch_size()).into_iter().map(|row| &data.train[row]).collect();
+        let (mut scores, mut total, mut tokens) = (Scores::default(), 0.0, 0);
+        for micro in pairs.chunks(train.micro_batch_size) {
+            let batch = collate(micro, model);
+            tokens += batch.lengths.iter().sum::<i64>();
+            total += engine.accumulate(model, &batch, |hidden| {
+                let (chosen, rejected) = score_pairs(model, &batch, hidden);
+                scores.add(&chosen, &rejected);
+                let margin = margins(micro, &chosen);
+                let loss = loss::reward(&chosen, &rejected, margin.as_ref(), config.center_rewards_coefficient)?;
+                Ok::<_, Error>(loss / pairs.len() as f64)
+            })?;
+        }
+        let report = engine.step()?;
+        if run.logs(report.step, total_steps) {
+            let mut metrics = Metrics::default();
+            metrics.push("loss", total);
+            metrics.push("lr", report.lr);
+            metrics.push("grad_norm", report.grad_norm);
+            metrics.push("tokens", tokens as f64);
+            metrics.push("seconds", started.elapsed().as_secs_f64());
+            scores.metrics("", &mut metrics);
+            run.record_step(report.step, &metrics)?;
+        }
+        if run.evaluates(report.step, total_steps) && !data.eval.is_empty() {
+            let mut metrics = Metrics::default();
+            evaluate(model, data.eval, train.micro_batch_size).metrics("eval/", &mut metrics);
+            run.record_evaluation(report.step, &metrics)?;
+        }
+        run.after_step(&engine, &save, &State { sampler: sampler.state() })?;
+    }
+    run.finish(&save)
+}
+
+/// Scores of pairs, side by side.
+#[derive(Clone, Debug, Default)]
+pub struct Scores {
+    /// Of the preferred replies.
+    pub chosen: Vec<f64>,
+    /// Of the others.
+    pub rejected: Vec<f64>,
+}
+
+impl Scores {
+    fn add(&mut self, chosen: &Tensor, rejected: &Tensor) {
+        let read = |scores: &Tensor| {
+            Vec::<f64>::try_from(scores.detach().to_kind(Kind::Double)).expect("scores are a vector")
+        };
+        self.chosen.extend(read(chosen));
+        self.rejected.extend(read(rejected));
+    }
+
+    /// For each pair 1 when the preferred reply scores higher, 0 when lower, one half for a tie.
+    pub fn rights(&self) -> Vec<f64> {
+        let right = |(chosen, rejected): (&f64, &f64)| match chosen.total_cmp(rejected) {
+            std::cmp::Ordering::Greater => 1.0,
+            std::cmp::Ordering::Equal => 0.5,
+            std::cmp::Ordering::Less => 0.0,
+        };
+        self.chosen.iter().zip(&self.rejected).map(right).collect()
+    }
+
+    fn metrics(&self, prefix: &str, metrics: &mut Metrics) {
+        let count = self.chosen.len().max(1) as f64;
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / count;
+        metrics.push(&format!("{prefix}accuracy"), mean(&self.rights()));
+        metrics.push(&format!("{prefix}margin"), mean(&self.chosen) - mean(&self.rejected));
+        metrics.push(&format!("{prefix}chosen_score"), mean(&self.chosen));
+        metrics.push(&format!("{prefix}rejected_score"), mean(&self.rejected));
+    }
+}
+
+/// Scores held-out pairs.
+pub fn evaluate(model: &ScalarModel, pairs: &[PreferenceRow], micro_batch_size: usize) -> Scores {
+    let mut scores = Scores::default();
+    for pairs in pairs.chunks(micro_batch_size) {
+        let pairs: Vec<&PreferenceRow> = pairs.iter().collect();
+        let batch = collate(&pairs, model);
+        let (chosen, rejected) = tch::no_grad(|| score_pairs(model, &batch, &model.infer(&batch)));
+        scores.add(&chosen, &rejected);
+    }
+    scores
+}
+
+/// The score of each row at its last token, `[rows]`, fp32, without a graph.
+pub fn score(model: &ScalarModel, rows: &[&[i64]]) -> Tensor {
+    let batch = Batch::new(rows, model.device());
+    tch::no_grad(|| last_scores(model, &batch, &model.infer(&batch)))
+}
+
+/// All preferred replies first, then all others.
+fn collate(pairs: &[&PreferenceRow], model: &ScalarModel) -> Batch {
+    let chosen = pairs.iter().map(|pair| pair.chosen.as_slice());
+    let rows: Vec<&[i64]> = chosen.chain(pairs.iter().map(|pair| pair.rejected.as_slice())).collect();
+    Batch::new(&rows, model.device())
+}
+
+fn score_pairs(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> (Tensor, Tensor) {
+    let scores = last_scores(model, batch, hidden);
+    let half = scores.size()[0] / 2;
+    (scores.narrow(0, 0, half), scores.narrow(0, half, half))
+}
+
+fn last_scores(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Tensor {
+    let last = Tensor::from_slice(&batch.last_indices()).to_device(hidden.device());
+    model.values(&hidden.index_select(0, &last))
+}
+
+fn margins(pairs: &[&PreferenceRow], like: &Tensor) -> Option<Tensor> {
+    let margins: Vec<f64> = pairs.iter().map(|pair| pair.margin.unwrap_or(0.0)).collect();
+    let any = pairs.iter().any(|pair| pair.margin.is_some());
+    any.then(|| Tensor::from_slice(&margins).to_kind(Kind::Float).to_device(like.device()))
+}

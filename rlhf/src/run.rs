@@ -1,0 +1,152 @@
+//! What every stage does around its steps: listen for an interrupt, log, look at held-out rows, save, and resume.
+//!
+//! A run lives in `out/`: `checkpoints/step-N/` and `final/` are model folders that HF `transformers` loads, a checkpoint with
+//! `trainer_state/` beside the weights. Files of metrics belong to the recorder. Knows no algorithm.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use gemini::{Engine, checkpoint};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::Error;
+use crate::event::{Event, Metrics, Recorder};
+
+/// How often things happen, in steps; 0 is never.
+#[derive(Clone, Copy, Debug)]
+pub struct Cadence {
+    /// A checkpoint.
+    pub checkpoint: u64,
+    /// Checkpoints that are kept.
+    pub keep: usize,
+    /// A row of metrics (the last step always has one).
+    pub log: u64,
+    /// A look at the held-out rows.
+    pub eval: u64,
+}
+
+/// Writes something into a model folder.
+pub type Save<'a> = dyn Fn(&Path) -> Result<(), Error> + 'a;
+
+/// The surroundings of one stage.
+pub struct Run<'a> {
+    /// The name of the stage.
+    pub stage: &'static str,
+    /// The run folder.
+    pub out: &'a Path,
+    /// Decides data order and draws.
+    pub seed: u64,
+    /// How often things happen.
+    pub cadence: Cadence,
+    /// The checkpoint from which the model was loaded, when the run is resumed.
+    pub resume: Option<PathBuf>,
+    /// Set when a person asks the run to end: it ends after the step, with a checkpoint.
+    pub interrupted: &'a AtomicBool,
+    /// Who listens.
+    pub recorder: &'a mut dyn Recorder,
+    /// Writes what a model folder holds beside the model: the tokenizer and its template.
+    pub companions: &'a Save<'a>,
+}
+
+impl Run<'_> {
+    /// The newest checkpoint of the run folder `out`, for a resumed run to load its model from.
+    pub fn newest_checkpoint(out: &Path) -> Result<PathBuf, Error> {
+        let newest = checkpoint::list(&out.join("checkpoints"))?.pop();
+        newest.map(|(_, path)| path).ok_or_else(|| Error::Resume {
+            path: out.join("checkpoints"),
+            problem: "there is no checkpoint to resume from; start without --resume".to_owned(),
+        })
+    }
+
+    /// Announces the stage and, when it is resumed, restores the engine; returns the stage's own state.
+    pub(crate) fn start<S: DeserializeOwned>(
+        &mut self,
+        engine: &mut Engine,
+        total_steps: u64,
+    ) -> Result<Option<S>, Error> {
+        let state = match &self.resume {
+            Some(folder) => Some(checkpoint::load_state(folder, engine)?),
+            None => None,
+        };
+        let step = engine.step_count();
+        self.recorder.record(&Event::Started { stage: self.stage, total_steps, step })?;
+        Ok(state)
+    }
+
+    /// Whether metrics of `step` are wanted.
+    pub(crate) fn logs(&self, step: u64, total_steps: u64) -> bool {
+        due(step, self.cadence.log) || step == total_steps
+    }
+
+    /// Whether the held-out rows are looked at after `step`.
+    pub(crate) fn evaluates(&self, step: u64, total_steps: u64) -> bool {
+        due(step, self.cadence.eval) || (step == total_steps && self.cadence.eval > 0)
+    }
+
+    pub(crate) fn record_step(&mut self, step: u64, metrics: &Metrics) -> Result<(), Error> {
+        self.recorder.record(&Event::Step { step, metrics })
+    }
+
+    pub(crate) fn record_evaluation(&mut self, step: u64, metrics: &Metrics) -> Result<(), Error> {
+        self.recorder.record(&Event::Evaluated { step, metrics })
+    }
+
+    /// Saves a checkpoint when one is due, or when the run is asked to end; then ends it.
+    pub(crate) fn after_step<S: Serialize>(
+        &mut self,
+        engine: &Engine,
+        save: &Save<'_>,
+        state: &S,
+    ) -> Result<(), Error> {
+        let step = engine.step_count();
+        let interrupted = self.interrupted.load(Ordering::Relaxed);
+        if !due(step, self.cadence.checkpoint) && !interrupted {
+            return Ok(());
+        }
+        let path = self.write_checkpoint(step, &|folder| {
+            save(folder)?;
+            Ok(checkpoint::save_state(folder, engine, state)?)
+        })?;
+        if interrupted { Err(Error::Interrupted { path }) } else { Ok(()) }
+    }
+
+    /// Saves the model of an iteration whose optimisers are not saved, when one is due; ends the run when asked to.
+    pub(crate) fn after_iteration(&mut self, step: u64, save: &Save<'_>) -> Result<(), Error> {
+        let interrupted = self.interrupted.load(Ordering::Relaxed);
+        if !due(step, self.cadence.checkpoint) && !interrupted {
+            return Ok(());
+        }
+        let path = self.write_checkpoint(step, save)?;
+        if interrupted { Err(Error::Interrupted { path }) } else { Ok(()) }
+    }
+
+    /// Writes `checkpoints/step-N` whole, and removes those that are too many.
+    fn write_checkpoint(&mut self, step: u64, save: &Save<'_>) -> Result<PathBuf, Error> {
+        let folder = self.out.join("checkpoints");
+        std::fs::create_dir_all(&folder).map_err(|source| Error::Io { path: folder.clone(), source })?;
+        let path = folder.join(format!("step-{step}"));
+        checkpoint::write_folder(&path, |folder| {
+            save(folder)?;
+            (self.companions)(folder)
+        })?;
+        checkpoint::prune(&folder, self.cadence.keep.max(1))?;
+        self.recorder.record(&Event::Checkpoint { step, path: &path })?;
+        Ok(path)
+    }
+
+    /// Saves the finished model under `final/`.
+    pub(crate) fn finish(&mut self, save: &Save<'_>) -> Result<(), Error> {
+        std::fs::create_dir_all(self.out)
+            .map_err(|source| Error::Io { path: self.out.to_owned(), source })?;
+        checkpoint::write_folder(&self.out.join("final"), |folder| {
+            save(folder)?;
+            (self.companions)(folder)
+        })?;
+        self.recorder.record(&Event::Finished)
+    }
+}
+
+fn due(step: u64, every: u64) -> bool {
+    every > 0 && step.is_multiple_of(every)
+}

@@ -1,0 +1,165 @@
+//! Supervised fine-tuning: next-token cross-entropy on the tokens that the labels mark.
+//!
+//! `loss = -sum_t log p(y_t | y_<t) / (number of marked tokens in the whole optimiser step)`, so that neither the split into
+//! micro-batches nor packing changes the gradient. Pre-training is the same with every token marked.
+//! A packed unit is several rows that share a micro-batch slot; rows never see one another, packed or not.
+//! Knows no template: rows come tokenised and masked.
+
+use std::time::Instant;
+
+use datasets::rows::NO_LOSS;
+use datasets::{Sampler, SamplerState, SftRow};
+use gemini::{Engine, TrainConfig};
+use models::batch::Batch;
+use models::causal_lm::CausalLm;
+use models::head::{self, Head};
+use parallel::Segmented;
+use serde::{Deserialize, Serialize};
+use tch::{Device, Tensor};
+
+use crate::Error;
+use crate::event::Metrics;
+use crate::run::Run;
+
+/// What one SFT stage learns from.
+pub struct Data<'a> {
+    /// Training rows.
+    pub train: &'a [SftRow],
+    /// Held-out rows; may be empty.
+    pub eval: &'a [SftRow],
+    /// Rows that go together, by index: one each, or bins of the packer.
+    pub units: Vec<Vec<usize>>,
+    /// Whether the order is shuffled.
+    pub shuffle: bool,
+}
+
+impl<'a> Data<'a> {
+    /// Rows one by one, or packed into bins of `packing` tokens.
+    pub fn new(train: &'a [SftRow], eval: &'a [SftRow], packing: Option<usize>, shuffle: bool) -> Result<Self, Error> {
+        let lengths: Vec<usize> = train.iter().map(|row| row.input_ids.len()).collect();
+        let units = match packing {
+            Some(max_length) => datasets::pack(&lengths, max_length)?,
+            None => (0..train.len()).map(|row| vec![row]).collect(),
+        };
+        Ok(Self { train, eval, units, shuffle })
+    }
+}
+
+/// What a checkpoint of this stage holds beside model and optimiser.
+#[derive(Serialize, Deserialize)]
+struct State {
+    sampler: SamplerState,
+}
+
+/// Trains `model` on `data`.
+pub fn train(model: &CausalLm, data: &Data<'_>, config: &TrainConfig, run: &mut Run<'_>) -> Result<(), Error> {
+    if data.units.is_empty() {
+        return Err(Error::NoRows { stage: "sft", fix: "look at [data] train and max_length" });
+    }
+    let total_steps = config.total_steps(data.units.len());
+    let mut engine = Engine::new(model.parameters(), config, total_steps)?;
+    let mut sampler = match run.start::<State>(&mut engine, total_steps)? {
+        Some(state) => Sampler::resume(data.units.len(), state.sampler)?,
+        None => Sampler::new(data.units.len(), run.seed, data.shuffle)?,
+    };
+    let save = |folder: &std::path::Path| Ok(model.save(folder)?);
+    while engine.step_count() < total_steps {
+        let started = Instant::now();
+        let units = sampler.next_batch(config.batch_size());
+        let micro_batches: Vec<Vec<&SftRow>> = units
+            .chunks(config.micro_batch_size)
+            .map(|units| units.iter().flat_map(|&unit| &data.units[unit]).map(|&row| &data.train[row]).collect())
+            .collect();
+        let (loss, tokens) = accumulate(model, &micro_batches, 1.0, &mut engine)?;
+        let report = engine.step()?;
+        if run.logs(report.step, total_steps) {
+            let mut metrics = Metrics::default();
+            metrics.push("loss", loss);
+            metrics.push("lr", report.lr);
+            metrics.push("grad_norm", report.grad_norm);
+            metrics.push("tokens", tokens as f64);
+            metrics.push("seconds", started.elapsed().as_secs_f64());
+            metrics.push("epoch", sampler.epoch() as f64);
+            run.record_step(report.step, &metrics)?;
+        }
+        if run.evaluates(report.step, total_steps) && !data.eval.is_empty() {
+            run.record_evaluation(report.step, &evaluate(model, data.eval, config.micro_batch_size)?)?;
+        }
+        run.after_step(&engine, &save, &State { sampler: sampler.state() })?;
+    }
+    run.finish(&save)
+}
+
+/// Adds the gradient of `scale` times the mean loss over all marked tokens of `micro_batches`.
+///
+/// Returns the unscaled loss and the number of tokens that went through the network.
+pub(crate) fn accumulate(
+    model: &CausalLm,
+    micro_batches: &[Vec<&SftRow>],
+    scale: f64,
+    engine: &mut Engine,
+) -> Result<(f64, usize), Error> {
+    let marked: usize = micro_batches.iter().flatten().map(|row| row.num_labels()).sum();
+    let (mut total, mut tokens) = (0.0, 0);
+    for rows in micro_batches {
+        let (batch, targets) = collate(rows, model.device());
+        tokens += batch.lengths.iter().sum::<i64>() as usize;
+        total += engine.accumulate(model, &batch, |hidden| {
+            Ok::<_, Error>(targets.loss(model, hidden)? * (scale / marked.max(1) as f64))
+        })?;
+    }
+    Ok((total / scale, tokens))
+}
+
+/// Which hidden states predict which tokens.
+pub(crate) struct Targets {
+    positions: Tensor,
+    targets: Tensor,
+}
+
+impl Targets {
+    /// The summed cross-entropy. `hidden` is `[N, H]`.
+    fn loss(&self, model: &CausalLm, hidden: &Tensor) -> Result<Tensor, Error> {
+        let head = Head { weight: model.head_weight(), bias: model.head_bias() };
+        let rows = hidden.index_select(0, &self.positions);
+        Ok(head::cross_entropy(&rows, head, &self.targets, None)?)
+    }
+}
+
+/// The flat batch of some rows, and what it is to predict. Token `i` predicts label `i + 1`.
+pub(crate) fn collate(rows: &[&SftRow], device: Device) -> (Batch, Targets) {
+    let ids: Vec<&[i64]> = rows.iter().map(|row| row.input_ids.as_slice()).collect();
+    let (mut positions, mut targets, mut offset) = (Vec::new(), Vec::new(), 0i64);
+    for row in rows {
+        for (index, &label) in row.labels.iter().enumerate().skip(1) {
+            if label != NO_LOSS {
+                positions.push(offset + index as i64 - 1);
+                targets.push(label);
+            }
+        }
+        offset += row.input_ids.len() as i64;
+    }
+    let tensor = |values: &[i64]| Tensor::from_slice(values).to_device(device);
+    (Batch::new(&ids, device), Targets { positions: tensor(&positions), targets: tensor(&targets) })
+}
+
+/// Mean loss, perplexity and token accuracy over `rows`.
+pub fn evaluate(model: &CausalLm, rows: &[SftRow], micro_batch_size: usize) -> Result<Metrics, Error> {
+    let (mut loss, mut right, mut count) = (0.0, 0.0, 0usize);
+    for rows in rows.chunks(micro_batch_size) {
+        let rows: Vec<&SftRow> = rows.iter().collect();
+        let (batch, targets) = collate(&rows, model.device());
+        let hidden = model.infer(&batch);
+        loss += tch::no_grad(|| targets.loss(model, &hidden))?.double_value(&[]);
+        let head = Head { weight: model.head_weight(), bias: model.head_bias() };
+        let best = head::argmax(&hidden.index_select(0, &targets.positions), head);
+        right += best.eq_tensor(&targets.targets).sum(tch::Kind::Int64).double_value(&[]);
+        count += targets.targets.numel();
+    }
+    let mut metrics = Metrics::default();
+    let count = count.max(1) as f64;
+    metrics.push("eval/loss", loss / count);
+    metrics.push("eval/perplexity", (loss / count).exp());
+    metrics.push("eval/accuracy", right / count);
+    Ok(metrics)
+}

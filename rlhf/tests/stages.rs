@@ -1,0 +1,325 @@
+//! Whole stages on a model of a few thousand parameters: what must not change the result, and what must.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use datasets::{PreferenceRow, PromptRow, SftRow};
+use gemini::TrainConfig;
+use gemini::config::Scheduler;
+use models::causal_lm::CausalLm;
+use models::config::Config;
+use models::decoder::LoadOptions;
+use models::scalar_model::ScalarModel;
+use parallel::Segmented;
+use rlhf::config::{PpoConfig, RewardConfig};
+use rlhf::event::{Event, Metrics, Recorder};
+use rlhf::rollout::Judges;
+use rlhf::run::{Cadence, Run};
+use rlhf::{Error, ppo, reward, sft};
+use tch::{Device, Kind, Tensor};
+
+const VOCABULARY: i64 = 24;
+const STOP: i64 = 2;
+
+fn config() -> Config {
+    let json = r#"{"model_type": "llama", "vocab_size": 24, "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": true, "hidden_act": "silu",
+        "attention_bias": false, "mlp_bias": false, "initializer_range": 0.2}"#;
+    Config::from_json(json, "config.json").unwrap()
+}
+
+fn options(trainable: bool) -> LoadOptions {
+    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable }
+}
+
+fn language_model(seed: u64) -> CausalLm {
+    CausalLm::random(config(), seed, &options(true)).unwrap()
+}
+
+/// Remembers every row of metrics.
+#[derive(Default)]
+struct Memory {
+    steps: Vec<Metrics>,
+}
+
+impl Recorder for Memory {
+    fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
+        if let Event::Step { metrics, .. } = event {
+            self.steps.push((*metrics).clone());
+        }
+        Ok(())
+    }
+}
+
+impl Memory {
+    fn all(&self, name: &str) -> Vec<f64> {
+        self.steps.iter().map(|metrics| metrics.get(name).unwrap()).collect()
+    }
+}
+
+/// Runs `stage` in `out`, with a checkpoint every three steps, from `resume` if given.
+fn in_run(
+    out: &Path,
+    resume: Option<PathBuf>,
+    stage: impl FnOnce(&mut Run<'_>) -> Result<(), Error>,
+) -> (Memory, Result<(), Error>) {
+    let mut memory = Memory::default();
+    let interrupted = AtomicBool::new(false);
+    let mut run = Run {
+        stage: "test",
+        out,
+        seed: 5,
+        cadence: Cadence { checkpoint: 3, keep: 9, log: 1, eval: 0 },
+        resume,
+        interrupted: &interrupted,
+        recorder: &mut memory,
+        companions: &|_| Ok(()),
+    };
+    let outcome = stage(&mut run);
+    (memory, outcome)
+}
+
+/// Rows that count upwards; the first token has no loss.
+fn rows() -> Vec<SftRow> {
+    (0..10)
+        .map(|row| {
+            let input_ids: Vec<i64> = (0..4 + row % 5).map(|place| 3 + (row + place) % 20).collect();
+            let mut labels = input_ids.clone();
+            labels[1] = -100;
+            SftRow { input_ids, labels }
+        })
+        .collect()
+}
+
+fn train() -> TrainConfig {
+    TrainConfig {
+        steps: Some(6),
+        micro_batch_size: 4,
+        lr: 1e-2,
+        scheduler: Scheduler::Constant,
+        ..TrainConfig::default()
+    }
+}
+
+fn weights(model: &impl Segmented) -> Vec<f32> {
+    let flat: Vec<Tensor> = model.parameters().iter().map(|parameter| parameter.tensor.detach().flatten(0, -1)).collect();
+    Vec::<f32>::try_from(Tensor::cat(&flat, 0)).unwrap()
+}
+
+fn worst(left: &[f32], right: &[f32]) -> f32 {
+    left.iter().zip(right).map(|(left, right)| (left - right).abs()).fold(0.0, f32::max)
+}
+
+fn run_sft(train: &TrainConfig, out: &Path, resume: Option<PathBuf>) -> (Vec<f32>, Memory) {
+    let rows = rows();
+    let model = match &resume {
+        Some(folder) => CausalLm::load(folder, &options(true)).unwrap(),
+        None => language_model(1),
+    };
+    let data = sft::Data::new(&rows, &[], None, true).unwrap();
+    let (memory, outcome) = in_run(out, resume, |run| sft::train(&model, &data, train, run));
+    outcome.unwrap();
+    (weights(&model), memory)
+}
+
+#[test]
+fn sft_learns_and_any_split_into_micro_batches_gives_the_same_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = TrainConfig { steps: Some(40), ..train() };
+    let (whole, memory) = run_sft(&long, &folder.path().join("a"), None);
+    let losses = memory.all("loss");
+    // Ten rows can be learnt by heart; at the start a guess costs about ln 24 = 3.2.
+    assert!(losses[0] > 2.0 && losses[39] < 0.7, "{losses:?}");
+    for (micro_batch_size, gradient_accumulation_steps) in [(1, 4), (2, 2)] {
+        let split = TrainConfig { micro_batch_size, gradient_accumulation_steps, ..long.clone() };
+        let (split, _) = run_sft(&split, &folder.path().join("b"), None);
+        // Adam turns a rounding error into a step where a gradient is almost zero: a hundredth of the way moved is allowed.
+        assert!(worst(&whole, &split) < 4e-3, "{}", worst(&whole, &split));
+    }
+}
+
+#[test]
+fn checkpointed_activations_change_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plain, _) = run_sft(&train(), &folder.path().join("a"), None);
+    let checkpointing = TrainConfig { activation_checkpointing: true, ..train() };
+    let (recomputed, _) = run_sft(&checkpointing, &folder.path().join("b"), None);
+    assert_eq!(plain, recomputed);
+}
+
+#[test]
+fn a_resumed_sft_equals_the_uninterrupted_one_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, whole_memory) = run_sft(&train(), folder.path(), None);
+    let halfway = folder.path().join("checkpoints/step-3");
+    let (resumed, resumed_memory) = run_sft(&train(), &folder.path().join("again"), Some(halfway));
+    assert_eq!(whole, resumed);
+    assert_eq!(whole_memory.all("loss")[3..], resumed_memory.all("loss"));
+}
+
+#[test]
+fn packing_changes_no_loss() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = rows();
+    let first_loss = |packing, name: &str| {
+        let model = language_model(1);
+        let data = sft::Data::new(&rows, &[], packing, false).unwrap();
+        // All ten rows in one step, packed or not.
+        let train = TrainConfig { steps: Some(1), micro_batch_size: data.units.len(), ..train() };
+        let (memory, outcome) = in_run(&folder.path().join(name), None, |run| sft::train(&model, &data, &train, run));
+        outcome.unwrap();
+        (memory.all("loss")[0], memory.all("grad_norm")[0])
+    };
+    let (plain, packed) = (first_loss(None, "a"), first_loss(Some(16), "b"));
+    assert!((plain.0 - packed.0).abs() < 1e-6 && (plain.1 - packed.1).abs() < 1e-5, "{plain:?} {packed:?}");
+}
+
+/// Replies that end in an even token are preferred.
+fn pairs() -> Vec<PreferenceRow> {
+    (0..12)
+        .map(|pair| {
+            let prompt = [3 + pair, 4 + pair % 7];
+            PreferenceRow {
+                chosen: [&prompt[..], &[10, STOP]].concat(),
+                rejected: [&prompt[..], &[11, STOP]].concat(),
+                prompt_length: 2,
+                margin: None,
+            }
+        })
+        .collect()
+}
+
+fn run_reward(out: &Path, resume: Option<PathBuf>) -> (ScalarModel, Vec<f32>) {
+    let pairs = pairs();
+    let model = match &resume {
+        Some(folder) => ScalarModel::load(folder, &options(true)).unwrap(),
+        None => ScalarModel::random(config(), 2, &options(true)).unwrap(),
+    };
+    let data = reward::Data { train: &pairs, eval: &[], shuffle: true };
+    let settings = RewardConfig { center_rewards_coefficient: 0.01 };
+    let (_, outcome) = in_run(out, resume, |run| reward::train(&model, &data, &settings, &train(), run));
+    outcome.unwrap();
+    let weights = weights(&model);
+    (model, weights)
+}
+
+#[test]
+fn a_reward_model_learns_its_pairs_and_resumes_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, whole) = run_reward(folder.path(), None);
+    let rights = reward::evaluate(&model, &pairs(), 5).rights();
+    assert_eq!(rights.iter().sum::<f64>(), 12.0);
+    let halfway = folder.path().join("checkpoints/step-3");
+    let (_, resumed) = run_reward(&folder.path().join("again"), Some(halfway));
+    assert_eq!(whole, resumed);
+}
+
+#[test]
+fn scores_do_not_depend_on_the_batch() {
+    let model = ScalarModel::random(config(), 2, &options(false)).unwrap();
+    let rows: Vec<Vec<i64>> = (1..6).map(|length| (0..length).map(|place| 3 + place).collect()).collect();
+    let all: Vec<&[i64]> = rows.iter().map(Vec::as_slice).collect();
+    let together = Vec::<f32>::try_from(reward::score(&model, &all)).unwrap();
+    for (row, &score) in all.iter().zip(&together) {
+        let alone = reward::score(&model, &[row]).double_value(&[0]) as f32;
+        assert!((alone - score).abs() < 1e-6, "{alone} {score}");
+    }
+}
+
+fn run_ppo(settings: &PpoConfig, train: &TrainConfig, out: &Path, reward_model: &ScalarModel) -> (Memory, CausalLm) {
+    let policy = language_model(1);
+    let reference = policy.copy(&options(false)).unwrap();
+    let critic = reward_model.copy(&options(true)).unwrap();
+    let prompts: Vec<PromptRow> = (0..8)
+        .map(|prompt| PromptRow { input_ids: vec![3 + prompt, 5], messages: Vec::new(), answer: None })
+        .collect();
+    let judges = Judges { policy: &policy, reference: &reference, critic: &critic, reward: reward_model };
+    let data = ppo::Data { prompts: &prompts, ptx: &[], stop_ids: &[STOP], decode: &|ids| format!("{ids:?}") };
+    let mut stage = ppo::Ppo::new(judges, data, settings, train, 3).unwrap();
+    let (memory, outcome) = in_run(out, None, |run| stage.train(run));
+    outcome.unwrap();
+    drop(stage);
+    (memory, policy)
+}
+
+fn ppo_settings() -> PpoConfig {
+    PpoConfig {
+        iterations: 25,
+        rollout_batch_size: 8,
+        samples_per_prompt: 4,
+        epochs: 2,
+        mini_batch_size: 16,
+        max_new_tokens: 5,
+        kl_coef: 0.01,
+        critic_lr: 1e-2,
+        ..PpoConfig::default()
+    }
+}
+
+#[test]
+fn ppo_raises_the_score_that_it_is_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let (reward_model, _) = run_reward(&folder.path().join("rm"), None);
+    let train = TrainConfig { lr: 5e-3, ..train() };
+    let (memory, _) = run_ppo(&ppo_settings(), &train, folder.path(), &reward_model);
+    let scores = memory.all("objective/scores");
+    let (first, last) = (scores[..3].iter().sum::<f64>() / 3.0, scores[22..].iter().sum::<f64>() / 3.0);
+    assert!(last > first + 1.0, "{scores:?}");
+    assert!(memory.all("objective/kl")[24] > 0.1, "a policy that moved is at a distance from its reference");
+    assert!(folder.path().join("final/model.safetensors").exists());
+}
+
+#[test]
+fn the_first_update_has_ratio_one_and_the_sampler_agrees_with_the_trainer() {
+    let folder = tempfile::tempdir().unwrap();
+    let reward_model = ScalarModel::random(config(), 2, &options(false)).unwrap();
+    let once = PpoConfig { iterations: 1, epochs: 1, mini_batch_size: 32, temperature: 0.7, ..ppo_settings() };
+    let (memory, _) = run_ppo(&once, &train(), folder.path(), &reward_model);
+    // The micro-batches of the update differ from those of the scoring, hence not to the last bit.
+    assert!((memory.all("val/ratio")[0] - 1.0).abs() < 1e-6, "{:?}", memory.all("val/ratio"));
+    assert!(memory.all("policy/approxkl_avg")[0] < 1e-12);
+    assert!(memory.all("objective/kl")[0].abs() < 1e-5);
+    assert!(memory.all("sampling/logp_difference/max")[0] < 1e-5);
+}
+
+#[test]
+fn ppo_is_the_same_for_a_seed_and_for_any_micro_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let reward_model = ScalarModel::random(config(), 2, &options(false)).unwrap();
+    let settings = PpoConfig { iterations: 3, ..ppo_settings() };
+    let run = |micro_batch_size, name: &str| {
+        let train = TrainConfig { micro_batch_size, lr: 1e-3, ..train() };
+        weights(&run_ppo(&settings, &train, &folder.path().join(name), &reward_model).1)
+    };
+    let (first, again, split) = (run(8, "a"), run(8, "b"), run(3, "c"));
+    assert_eq!(first, again);
+    assert!(worst(&first, &split) < 1e-4, "{}", worst(&first, &split));
+}
+
+#[test]
+fn four_models_must_share_a_vocabulary() {
+    let policy = language_model(1);
+    let other = Config::from_json(&config().to_json().replace("\"vocab_size\": 24", "\"vocab_size\": 25"), "other").unwrap();
+    let strange = ScalarModel::random(other, 2, &options(true)).unwrap();
+    let judges = Judges { policy: &policy, reference: &policy, critic: &strange, reward: &strange };
+    let error = judges.check().unwrap_err().to_string();
+    assert!(error.contains("policy model has a vocabulary of 24 tokens and the critic model of 25"), "{error}");
+    assert_eq!(VOCABULARY, policy.config().vocab_size());
+}
+
+#[test]
+fn a_run_that_diverges_says_so_and_leaves_no_final_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = rows();
+    let model = language_model(1);
+    tch::no_grad(|| {
+        let mut weight = model.parameters()[0].tensor.shallow_clone();
+        let _ = weight.fill_(f64::NAN);
+    });
+    let data = sft::Data::new(&rows, &[], None, true).unwrap();
+    let (_, outcome) = in_run(folder.path(), None, |run| sft::train(&model, &data, &train(), run));
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.starts_with("the loss of optimiser step 1 is NaN"), "{error}");
+    assert!(!folder.path().join("final").exists());
+}
