@@ -1,0 +1,77 @@
+//! What is drawn of a training curve: the raw line, thinned without losing its spikes, and a smoothed one.
+//!
+//! Smoothing is a centred moving average: the value at a point is the mean of the finite values within `half` points on both
+//! sides, fewer near the ends but always as many on the left as on the right. Unlike an exponential average it does not
+//! trail behind a falling loss. The window is about a twentieth of the points, at least 5. A point that is not finite
+//! leaves a gap in both lines.
+
+use serde::{Deserialize, Deserializer};
+
+/// Raw lines are thinned to this many points at most.
+const MOST_POINTS: usize = 800;
+
+/// Curves with fewer points than this are drawn raw only.
+const FEWEST_TO_SMOOTH: usize = 20;
+
+/// A line cut where a value is not finite.
+pub(super) type Pieces = Vec<Vec<(f64, f64)>>;
+
+/// Number of points that the smoothed line averages over (odd), or `None` where there are too few to smooth.
+pub(super) fn window(points: &[(f64, f64)]) -> Option<usize> {
+    (points.len() >= FEWEST_TO_SMOOTH).then(|| (points.len() / 20).max(5) | 1)
+}
+
+/// The raw line: of each run of neighbours only the lowest and the highest when there are too many to draw.
+pub(super) fn raw(points: &[(f64, f64)]) -> Pieces {
+    let run = (2 * points.len()).div_ceil(MOST_POINTS).max(1);
+    pieces(points).into_iter().map(|piece| if run <= 2 { piece } else { thin(&piece, run) }).collect()
+}
+
+/// The smoothed line; `window` is odd.
+pub(super) fn smoothed(points: &[(f64, f64)], window: usize) -> Pieces {
+    // Prefix sums over the finite values make each mean two subtractions.
+    let mut sums = vec![(0.0, 0_usize)];
+    for &(_, y) in points {
+        let (sum, count) = sums[sums.len() - 1];
+        sums.push(if y.is_finite() { (sum + y, count + 1) } else { (sum, count) });
+    }
+    let last = points.len().saturating_sub(1);
+    let smooth = |i: usize| {
+        let half = (window / 2).min(i).min(last - i);
+        let ((before, skip), (sum, count)) = (sums[i - half], sums[i + half + 1]);
+        let (x, y) = points[i];
+        (x, if y.is_finite() { (sum - before) / (count - skip) as f64 } else { y })
+    };
+    let every = points.len().div_ceil(MOST_POINTS).max(1);
+    let drawn = |&i: &usize| i % every == 0 || i == last || !points[i].1.is_finite();
+    pieces(&(0..points.len()).filter(drawn).map(smooth).collect::<Vec<_>>())
+}
+
+/// Number of points that cannot be drawn.
+pub(super) fn gaps(points: &[(f64, f64)]) -> usize {
+    points.iter().filter(|(x, y)| !(x.is_finite() && y.is_finite())).count()
+}
+
+fn pieces(points: &[(f64, f64)]) -> Pieces {
+    let drawable = |(x, y): &(f64, f64)| x.is_finite() && y.is_finite();
+    let split = points.split(|point| !drawable(point));
+    split.filter(|piece| !piece.is_empty()).map(<[_]>::to_vec).collect()
+}
+
+fn thin(piece: &[(f64, f64)], run: usize) -> Vec<(f64, f64)> {
+    let extremes = |run: &[(f64, f64)]| {
+        let by_value = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
+        let low = *run.iter().min_by(by_value).expect("chunks are not empty");
+        let high = *run.iter().max_by(by_value).expect("chunks are not empty");
+        if low.0 <= high.0 { [low, high] } else { [high, low] }
+    };
+    piece.chunks(run).flat_map(extremes).collect()
+}
+
+/// Reads points whose value may be `null`, which is how JSON writes a number that is not finite.
+pub(super) fn points_with_gaps<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<(f64, f64)>, D::Error> {
+    let points = Vec::<(f64, Option<f64>)>::deserialize(deserializer)?;
+    Ok(points.into_iter().map(|(x, y)| (x, y.unwrap_or(f64::NAN))).collect())
+}

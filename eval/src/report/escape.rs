@@ -1,0 +1,57 @@
+//! Making untrusted text harmless in HTML, SVG and Markdown. Both forms also make control characters visible
+//! and disarm the bidirectional overrides that can reorder text on screen (Boucher and Anderson 2021, arXiv 2111.00169).
+
+/// Text for HTML or SVG, as content or within a quoted attribute.
+pub(super) fn escape_html(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars().map(visible) {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+/// Text for one line or one table cell of Markdown: no character keeps a meaning, a line break becomes `↵`.
+pub(super) fn escape_markdown(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars().map(visible) {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '\n' => escaped.push_str(" ↵ "),
+            '\\' | '`' | '*' | '_' | '[' | ']' | '(' | ')' | '|' | '~' | '#' | '!' | '$' => {
+                escaped.push('\\');
+                escaped.push(character);
+            }
+            // A bare address would become a link.
+            ':' => escaped.push_str("&#58;"),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+/// Control characters as the pictures that Unicode has for them, bidirectional controls as the replacement character.
+fn visible(character: char) -> char {
+    match character {
+        '\n' | '\t' => character,
+        '\0'..='\u{1f}' => {
+            char::from_u32(0x2400 + character as u32).expect("U+2400 to U+241F are characters")
+        }
+        '\u{7f}' => '␡',
+        '\u{80}'..='\u{9f}'
+        | '\u{61c}'
+        | '\u{200e}'
+        | '\u{200f}'
+        | '\u{202a}'..='\u{202e}'
+        | '\u{2066}'..='\u{2069}' => '\u{fffd}',
+        other => other,
+    }
+}

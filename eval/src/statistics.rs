@@ -1,0 +1,127 @@
+//! How sure we may be: intervals for rates and means, paired comparisons, and what a test set can detect at all.
+//!
+//! - [`wilson`]: interval of one rate (Wilson 1927, "Probable inference, the law of succession, and statistical
+//!   inference", JASA 22, p. 209).
+//! - [`mean_of_items`]: mean over items when each item was sampled several times; samples are averaged within their item
+//!   first, so items are the independent units (Miller 2024, arXiv 2411.00640, sections 2 and 3).
+//! - [`paired_difference`]: mean difference between two systems on the same items, with a normal interval and a
+//!   bootstrap interval (Miller 2024, section 4; Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13).
+//! - [`mcnemar_exact`]: exact test on the discordant pairs (`McNemar` 1947, Psychometrika 12, p. 153).
+//! - [`smallest_detectable_delta`]: the power calculation turned round (Miller 2024, section 5).
+//!
+//! Nothing here knows what was measured.
+
+mod distribution;
+mod paired;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+pub use distribution::{normal_quantile, student_t_quantile};
+pub use paired::{BOOTSTRAP_RESAMPLES, BOOTSTRAP_SEED, PairedDifference, mcnemar_exact, paired_difference};
+
+/// A mean with a 95 % interval.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// The estimate itself.
+    pub mean: f64,
+    /// Its standard error.
+    pub standard_error: f64,
+    /// Lower end of the 95 % interval.
+    pub low: f64,
+    /// Upper end of the 95 % interval.
+    pub high: f64,
+    /// Number of independent items behind it.
+    pub n: usize,
+}
+
+/// Which distribution the interval of a mean is taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interval {
+    /// Standard normal: fine from about a hundred items on.
+    Normal,
+    /// Student's t with n - 1 degrees of freedom (Student 1908): right for few items with normal errors.
+    StudentT,
+}
+
+/// The level of every interval of this crate.
+pub const CONFIDENCE: f64 = 0.95;
+
+/// Wilson's 95 % interval of a rate of `successes` in `n`.
+///
+/// With p = successes / n and z the normal quantile:
+/// `(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)`. It stays within 0 and 1 and is sensible at both ends, where
+/// the textbook interval has width zero. `standard_error` is the closed form `sqrt(p(1-p)/n)`.
+pub fn wilson(successes: u64, n: u64) -> Result<Estimate, Error> {
+    if n == 0 {
+        return Err(Error::TooFew { what: "a rate", needed: 1, got: 0 });
+    }
+    if successes > n {
+        return Err(Error::NotARate { successes, n });
+    }
+    let (count, z) = (n as f64, two_sided_normal());
+    let p = successes as f64 / count;
+    let variance = p * (1.0 - p) / count;
+    let shrink = 1.0 + z * z / count;
+    let centre = (p + z * z / (2.0 * count)) / shrink;
+    let half = z * (variance + z * z / (4.0 * count * count)).sqrt() / shrink;
+    // At 0 of n and n of n one end is exactly p; rounding must not push it to the other side.
+    let (low, high) = ((centre - half).clamp(0.0, p), (centre + half).clamp(p, 1.0));
+    Ok(Estimate { mean: p, standard_error: variance.sqrt(), low, high, n: n as usize })
+}
+
+/// Mean over items, each the average of its own samples, with a 95 % interval over items.
+///
+/// `items[i]` holds the scores of item i; the numbers of samples may differ. The standard error is `s / sqrt(n)` with
+/// `n - 1` in s and n the number of items, not of samples: replies to one prompt are not independent evidence.
+pub fn mean_of_items(items: &[Vec<f64>], interval: Interval) -> Result<Estimate, Error> {
+    estimate(&average_items(items)?, interval)
+}
+
+/// The average of each item's samples, in order.
+pub fn average_items(items: &[Vec<f64>]) -> Result<Vec<f64>, Error> {
+    let average = |(item, samples): (usize, &Vec<f64>)| {
+        if samples.is_empty() {
+            return Err(Error::EmptyItem { item });
+        }
+        Ok(samples.iter().sum::<f64>() / samples.len() as f64)
+    };
+    items.iter().enumerate().map(average).collect()
+}
+
+/// Mean of one number per item, with standard error `s / sqrt(n)` and a 95 % interval. Needs two items.
+pub fn estimate(values: &[f64], interval: Interval) -> Result<Estimate, Error> {
+    let n = values.len();
+    if n < 2 {
+        return Err(Error::TooFew { what: "a mean with an interval", needed: 2, got: n });
+    }
+    if let Some((item, &got)) = values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
+        return Err(Error::NotFinite { field: format!("the value of item {item}"), got });
+    }
+    let mean = values.iter().sum::<f64>() / n as f64;
+    let sum_of_squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    let standard_error = (sum_of_squares / (n - 1) as f64 / n as f64).sqrt();
+    let factor = match interval {
+        Interval::Normal => two_sided_normal(),
+        Interval::StudentT => student_t_quantile(f64::midpoint(1.0, CONFIDENCE), (n - 1) as f64)?,
+    };
+    let half = factor * standard_error;
+    Ok(Estimate { mean, standard_error, low: mean - half, high: mean + half, n })
+}
+
+/// The smallest true difference that a two-sided test at 5 % finds with probability `power`:
+/// `(z(0.975) + z(power)) SE`, where SE is the standard error of the difference.
+pub fn smallest_detectable_delta(standard_error: f64, power: f64) -> Result<f64, Error> {
+    if !standard_error.is_finite() || standard_error < 0.0 {
+        return Err(Error::NotFinite { field: "the standard error".into(), got: standard_error });
+    }
+    Ok((two_sided_normal() + normal_quantile(power)?) * standard_error)
+}
+
+/// z such that a standard normal variable lies within ± z with probability [`CONFIDENCE`].
+fn two_sided_normal() -> f64 {
+    normal_quantile(f64::midpoint(1.0, CONFIDENCE)).expect("0.975 is a probability")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+//! Expected numbers are worked by hand where a line says so; all others were printed by `oracle.py` beside this file under
+//! numpy 2.4.6, scipy 1.17.1 and statsmodels 0.15.0.
+
+use super::*;
+
+#[track_caller]
+fn assert_close(got: f64, expected: f64, tolerance: f64) {
+    assert!((got - expected).abs() <= tolerance, "got {got}, expected {expected}");
+}
+
+#[test]
+fn wilson_agrees_with_statsmodels() {
+    let cases = [
+        (8, 10, 0.490_162_471_536_641_83, 0.943_317_848_545_624_7),
+        (0, 20, 0.0, 0.161_125_158_052_819_4),
+        (20, 20, 0.838_874_841_947_180_4, 1.0),
+        (1, 1, 0.206_549_314_377_237_4, 1.0),
+        (450, 1000, 0.419_415_384_074_296_8, 0.480_967_291_774_258_8),
+    ];
+    for (successes, n, low, high) in cases {
+        let rate = wilson(successes, n).unwrap();
+        assert_close(rate.low, low, 1e-12);
+        assert_close(rate.high, high, 1e-12);
+        assert!(rate.low <= rate.mean && rate.mean <= rate.high);
+    }
+    // By hand: sqrt(0.8 * 0.2 / 10).
+    assert_close(wilson(8, 10).unwrap().standard_error, 0.016_f64.sqrt(), 1e-15);
+}
+
+#[test]
+fn a_rate_needs_trials_and_no_more_successes_than_trials() {
+    assert!(matches!(wilson(0, 0), Err(Error::TooFew { needed: 1, got: 0, .. })));
+    let error = wilson(3, 2).unwrap_err();
+    assert_eq!(error.to_string(), "3 of 2 is not a rate; count each item once");
+}
+
+#[test]
+fn quantiles_agree_with_scipy() {
+    let student = [
+        (0.975, 1.0, 12.706_204_736_174_694),
+        (0.975, 4.0, 2.776_445_105_197_793_4),
+        (0.975, 30.0, 2.042_272_456_301_237_8),
+        (0.9, 2.5, 1.730_250_928_807_176_6),
+        (0.995, 1000.0, 2.580_754_698_065_951),
+        (0.025, 7.0, -2.364_624_251_592_784_3),
+    ];
+    for (probability, degrees, expected) in student {
+        assert_close(student_t_quantile(probability, degrees).unwrap(), expected, 1e-9);
+    }
+    let normal = [
+        (0.5, 0.0),
+        (0.8, 0.841_621_233_572_914_3),
+        (0.9, 1.281_551_565_544_600_4),
+        (0.975, 1.959_963_984_540_054),
+        (0.9999, 3.719_016_485_455_709),
+        (0.01, -2.326_347_874_040_840_8),
+    ];
+    for (probability, expected) in normal {
+        assert_close(normal_quantile(probability).unwrap(), expected, 1e-10);
+    }
+    assert!(normal_quantile(1.0).is_err());
+    assert!(student_t_quantile(0.5, 0.0).is_err());
+}
+
+#[test]
+fn samples_are_averaged_within_their_item_first() {
+    // Item means 0, 1/4, 1/2, 1, 3/4; by hand: mean 1/2, squares 2 (1/16 + 1/4) = 5/8, s² = 5/32, SE = sqrt(1/32).
+    let items =
+        [vec![0.0, 0.0], vec![0.0, 0.0, 0.0, 1.0], vec![1.0, 0.0], vec![1.0], vec![1.0, 1.0, 0.0, 1.0]];
+    let mean = mean_of_items(&items, Interval::StudentT).unwrap();
+    assert_eq!((mean.mean, mean.n), (0.5, 5));
+    assert_close(mean.standard_error, (1.0_f64 / 32.0).sqrt(), 1e-15);
+    assert_close(mean.low, 0.009_189_209_630_610_706, 1e-10);
+    assert_close(mean.high, 0.990_810_790_369_389_2, 1e-10);
+    let normal = mean_of_items(&items, Interval::Normal).unwrap();
+    assert_close(normal.high - 0.5, 1.959_963_984_540_054 / 32.0_f64.sqrt(), 1e-10);
+}
+
+#[test]
+fn copies_of_a_sample_add_no_evidence() {
+    let once = [vec![0.0], vec![1.0], vec![1.0]];
+    let often = [vec![0.0; 50], vec![1.0; 50], vec![1.0; 50]];
+    let [once, often] = [&once, &often].map(|items| mean_of_items(items, Interval::Normal).unwrap());
+    assert_eq!(once, often);
+}
+
+#[test]
+fn a_mean_refuses_what_it_cannot_use() {
+    assert!(matches!(
+        mean_of_items(&[vec![1.0], vec![]], Interval::Normal),
+        Err(Error::EmptyItem { item: 1 })
+    ));
+    assert!(matches!(estimate(&[1.0], Interval::Normal), Err(Error::TooFew { got: 1, .. })));
+    assert!(matches!(estimate(&[1.0, f64::NAN], Interval::Normal), Err(Error::NotFinite { .. })));
+}
+
+/// The scores of `oracle.py`: ten items, four times over.
+fn paired_scores() -> (Vec<f64>, Vec<f64>) {
+    let before = [0.0, 0.0, 1.0, 1.0, 0.0, 0.5, 0.25, 1.0, 0.0, 0.75].repeat(4);
+    let after = [1.0, 0.0, 1.0, 0.5, 1.0, 0.5, 0.5, 1.0, 0.25, 0.5].repeat(4);
+    (before, after)
+}
+
+#[test]
+fn paired_difference_agrees_with_scipy() {
+    let (before, after) = paired_scores();
+    let gain = paired_difference(&before, &after).unwrap();
+    assert_close(gain.normal.mean, 0.175, 1e-15);
+    assert_close(gain.normal.standard_error, 0.073_923_904_048_308_95, 1e-14);
+    assert_close(gain.normal.low, 0.175 - 1.959_963_984_540_054 * 0.073_923_904_048_308_95, 1e-10);
+    // scipy's percentile bootstrap with 1 000 000 draws: 0.0375 to 0.325, on a lattice of 1/160. Ten thousand draws of
+    // another generator may land one or two lattice points away.
+    assert_close(gain.bootstrap_low, 0.0375, 0.0126);
+    assert_close(gain.bootstrap_high, 0.325, 0.0126);
+}
+
+#[test]
+fn the_bootstrap_repeats_itself_to_the_bit() {
+    let (before, after) = paired_scores();
+    let [first, second] = [(); 2].map(|()| paired_difference(&before, &after).unwrap());
+    assert_eq!(first, second);
+    let swapped = paired_difference(&after, &before).unwrap();
+    assert_close(swapped.normal.mean, -first.normal.mean, 1e-15);
+    assert_close(swapped.bootstrap_low, -first.bootstrap_high, 1e-12);
+}
+
+#[test]
+fn pairing_removes_what_both_systems_share() {
+    // Items differ wildly, the difference not at all: by hand d = 1/4 everywhere, so no width.
+    let before: Vec<f64> = (0..8).map(f64::from).collect();
+    let after: Vec<f64> = before.iter().map(|value| value + 0.25).collect();
+    let gain = paired_difference(&before, &after).unwrap();
+    assert_eq!((gain.normal.mean, gain.normal.standard_error), (0.25, 0.0));
+    assert_eq!((gain.bootstrap_low, gain.bootstrap_high), (0.25, 0.25));
+    assert!(matches!(paired_difference(&before, &after[1..]), Err(Error::Unpaired { left: 8, right: 7 })));
+}
+
+#[test]
+fn mcnemar_agrees_with_statsmodels() {
+    // By hand for (1, 9): 2 (C(10,0) + C(10,1)) / 1024 = 22/1024.
+    assert_close(mcnemar_exact(1, 9), 22.0 / 1024.0, 1e-15);
+    assert_close(mcnemar_exact(25, 10), 0.016_673_847_800_120_715, 1e-13);
+    assert_close(mcnemar_exact(700, 800), 0.010_559_255_466_711_506, 1e-10);
+    assert_close(mcnemar_exact(3, 3), 1.0, 0.0);
+    assert_close(mcnemar_exact(0, 0), 1.0, 0.0);
+    // C(m, i) / 2^m underflows at its first term here; the answer is still about 1, not 0.
+    assert!(mcnemar_exact(2_000, 2_000) > 0.999);
+}
+
+#[test]
+fn detectable_delta_is_the_sum_of_two_quantiles() {
+    // (1.959964 + 0.841621) * 0.01, by scipy's norm.ppf.
+    assert_close(smallest_detectable_delta(0.01, 0.8).unwrap(), 0.028_015_852_181_129_685, 1e-12);
+    assert!(smallest_detectable_delta(0.01, 1.0).is_err());
+    assert!(smallest_detectable_delta(f64::NAN, 0.8).is_err());
+}
