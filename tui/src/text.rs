@@ -1,0 +1,190 @@
+//! Text from models and files on its way to a terminal: made harmless, measured in cells, cut and wrapped.
+//!
+//! A terminal obeys the control characters that it is sent, so a reply may move the cursor, retitle the window or fill the
+//! clipboard (OSC 52). Here every control character except line feed and tab becomes the picture that Unicode has for it
+//! (U+2400 and following), and so do C1 controls and bidirectional overrides (Boucher and Anderson 2021, arXiv 2111.00169)
+//! become U+FFFD: with its escape character gone, the rest of a sequence is plain text. Nothing is silently dropped.
+//!
+//! Widths are those of `unicode-width` (UAX 11); text is cut only between grapheme clusters (UAX 29).
+
+use unicode_segmentation::UnicodeSegmentation;
+use unicode_width::UnicodeWidthStr;
+
+/// Makes a stream of text harmless piece by piece; a carriage return may be split from its line feed.
+#[derive(Debug, Default)]
+pub struct Sanitizer {
+    carriage_return: bool,
+}
+
+impl Sanitizer {
+    /// The harmless form of the next piece. `\r\n` becomes `\n`; a lone `\r` becomes visible, once its successor is known.
+    pub fn push(&mut self, piece: &str) -> String {
+        let mut harmless = String::with_capacity(piece.len());
+        for character in piece.chars() {
+            if std::mem::take(&mut self.carriage_return) && character != '\n' {
+                harmless.push('␍');
+            }
+            match character {
+                '\r' => self.carriage_return = true,
+                other => harmless.push(visible(other)),
+            }
+        }
+        harmless
+    }
+
+    /// What was held back, at the end of the stream.
+    pub fn finish(&mut self) -> &'static str {
+        if std::mem::take(&mut self.carriage_return) { "␍" } else { "" }
+    }
+}
+
+/// The harmless form of a whole text; line feeds and tabs stay.
+pub fn sanitize(text: &str) -> String {
+    let mut sanitizer = Sanitizer::default();
+    let harmless = sanitizer.push(text);
+    harmless + sanitizer.finish()
+}
+
+/// The harmless form of a text on one line: line feeds become `↵`, tabs a space.
+pub fn single_line(text: &str) -> String {
+    sanitize(text).replace('\n', "↵").replace('\t', " ")
+}
+
+/// Cells that one line of harmless text takes.
+pub fn width(text: &str) -> usize {
+    text.width()
+}
+
+/// `text` if it fits into `columns` cells, else as much of it as fits before a `…`.
+pub fn truncate(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let mut kept = String::new();
+    let mut used = 1;
+    for grapheme in text.graphemes(true) {
+        used += width(grapheme);
+        if used > columns {
+            break;
+        }
+        kept.push_str(grapheme);
+    }
+    if columns > 0 {
+        kept.push('…');
+    }
+    kept
+}
+
+/// Lines of at most `columns` cells, broken at spaces, beside wide characters (Chinese, Japanese, Korean), and within a
+/// word only when it is longer than a line. Line feeds are kept, the space at a break is not. Only a single character
+/// wider than `columns` can be wider than asked.
+pub fn wrap(text: &str, columns: usize) -> Vec<String> {
+    text.split('\n').flat_map(|line| wrap_line(&line.replace('\t', "    "), columns.max(1))).collect()
+}
+
+fn wrap_line(text: &str, columns: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    // Byte position up to which `line` may be broken off.
+    let mut breakable = 0;
+    for grapheme in text.graphemes(true) {
+        let wide = width(grapheme) > 1;
+        if wide {
+            breakable = line.len();
+        }
+        while !line.is_empty() && width(&line) + width(grapheme) > columns {
+            if grapheme == " " {
+                break;
+            }
+            let cut = if breakable == 0 { line.len() } else { breakable };
+            let rest = line.split_off(cut);
+            lines.push(line.trim_end_matches(' ').to_owned());
+            line = rest;
+            breakable = 0;
+        }
+        line.push_str(grapheme);
+        if wide || grapheme == " " {
+            breakable = line.len();
+        }
+    }
+    // Spaces past the edge were kept only to be dropped here.
+    let trimmed = if width(&line) > columns { line.trim_end_matches(' ') } else { &line };
+    lines.push(trimmed.to_owned());
+    lines
+}
+
+fn visible(character: char) -> char {
+    match character {
+        '\n' | '\t' => character,
+        '\0'..='\u{1f}' => {
+            char::from_u32(0x2400 + character as u32).expect("U+2400 to U+241F are characters")
+        }
+        '\u{7f}' => '␡',
+        '\u{80}'..='\u{9f}'
+        | '\u{61c}'
+        | '\u{200e}'
+        | '\u{200f}'
+        | '\u{202a}'..='\u{202e}'
+        | '\u{2066}'..='\u{2069}' => '\u{fffd}',
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_escape_sequence_survives() {
+        let attack = "\u{1b}[2J\u{1b}]52;c;cm0gLXJm\u{7}\u{9b}31mhi\u{8}\u{7f}\u{202e}";
+        let harmless = sanitize(attack);
+        assert_eq!(harmless, "␛[2J␛]52;c;cm0gLXJm␇\u{fffd}31mhi␈␡\u{fffd}");
+        assert!(!harmless.chars().any(char::is_control));
+        assert_eq!(sanitize("a\tb\n星期三 👩‍👩‍👧"), "a\tb\n星期三 👩‍👩‍👧");
+    }
+
+    #[test]
+    fn pieces_equal_the_whole() {
+        let text = "a\r\nb\rc\u{1b}[1m\r";
+        let whole = sanitize(text);
+        assert_eq!(whole, "a\nb␍c␛[1m␍");
+        for cut in 0..=text.len() {
+            let mut sanitizer = Sanitizer::default();
+            let pieces = sanitizer.push(&text[..cut]) + &sanitizer.push(&text[cut..]);
+            assert_eq!(pieces + sanitizer.finish(), whole, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn truncation_counts_cells() {
+        assert_eq!(truncate("abcdef", 6), "abcdef");
+        assert_eq!(truncate("abcdef", 5), "abcd…");
+        // Two cells each: three characters are six cells, two and the dots are five.
+        assert_eq!(truncate("星期三", 6), "星期三");
+        assert_eq!(truncate("星期三", 5), "星期…");
+        assert_eq!(truncate("星期三", 4), "星…");
+        assert_eq!(truncate("e\u{301}e\u{301}e\u{301}", 2), "e\u{301}…");
+        assert_eq!(truncate("abc", 0), "");
+    }
+
+    #[test]
+    fn wrapping_breaks_at_spaces_and_between_wide_characters() {
+        assert_eq!(wrap("the quick brown fox", 10), ["the quick", "brown fox"]);
+        assert_eq!(wrap("今天是星期三", 5), ["今天", "是星", "期三"]);
+        assert_eq!(wrap("on 星期三 ok", 7), ["on 星期", "三 ok"]);
+        assert_eq!(wrap("abcdefgh", 3), ["abc", "def", "gh"]);
+        assert_eq!(wrap("ab  cd", 2), ["ab", "cd"]);
+        assert_eq!(wrap("one\n\n two", 10), ["one", "", " two"]);
+        assert_eq!(wrap("", 10), [""]);
+    }
+
+    #[test]
+    fn no_wrapped_line_is_too_wide_and_nothing_but_spaces_is_lost() {
+        let text = "A reply in 中文 and English, with averyveryverylongword and 👩‍👩‍👧 in it.";
+        for columns in 2..60 {
+            let lines = wrap(text, columns);
+            assert!(lines.iter().all(|line| width(line) <= columns), "{columns}: {lines:?}");
+            assert_eq!(lines.concat().replace(' ', ""), text.replace(' ', ""));
+        }
+    }
+}
