@@ -1,0 +1,445 @@
+//! The command line. Knows its words and their bounds, and does nothing.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use datasets::synth::SynthOptions;
+
+use crate::config::section::Dtype;
+
+/// Trains a language model by supervised fine-tuning, a reward model and PPO, and talks with the result.
+#[derive(Debug, Parser)]
+#[command(
+    name = "colossal-chat",
+    version,
+    about,
+    arg_required_else_help = true,
+    subcommand_required = true,
+    max_term_width = 100,
+    after_help = "\
+Data goes to stdout, progress and errors to stderr.
+Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 3 data, 4 device or memory, 5 diverged, 130 interrupted."
+)]
+pub(crate) struct Cli {
+    /// Threads of one operation [default: one a core, or `threads` of the run file].
+    #[arg(long, global = true, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Teach a model to answer by example (supervised fine-tuning).
+    #[command(after_help = "\
+Examples:
+  colossal-chat sft --config run.toml --dry-run
+  colossal-chat sft --config run.toml --set train.lr=2e-5 --set out=runs/sft
+  colossal-chat sft --config run.toml --resume")]
+    Sft(TrainArgs),
+    /// Train a reward model on pairs of a better and a worse answer.
+    #[command(after_help = "\
+Examples:
+  colossal-chat rm --config run.toml
+  colossal-chat rm --config run.toml --set model.path=runs/sft/final")]
+    Rm(TrainArgs),
+    /// Improve a model by its rewards (proximal policy optimisation).
+    #[command(after_help = "\
+Examples:
+  colossal-chat ppo --config run.toml
+  colossal-chat ppo --config run.toml --set ppo.kl_coef=0.1 --set ppo.iterations=200")]
+    Ppo(TrainArgs),
+    /// Do every stage of one file: rows, tokenizer, base, sft, rm, ppo, report.
+    #[command(after_help = "\
+Examples:
+  colossal-chat pipeline --config life.toml
+  colossal-chat pipeline --config life.toml --set stage.sft.train.lr=1e-3 --resume")]
+    Pipeline(TrainArgs),
+    /// Train a small bilingual chat model from nothing, on rows that it makes itself.
+    #[command(after_help = "\
+Examples:
+  colossal-chat demo
+  colossal-chat demo --out /tmp/demo --seed 7")]
+    Demo(DemoArgs),
+    /// Write replies to prompts.
+    #[command(after_help = "\
+Input rows have `text`, `ids` or `messages`; output rows have `ids` (the new tokens), `text` and `finish_reason`.
+
+Examples:
+  colossal-chat generate --model runs/sft/final --prompt 'What is 3 + 4?'
+  colossal-chat generate --model runs/sft/final --input prompts.jsonl --output replies.jsonl --temperature 0")]
+    Generate(GenerateArgs),
+    /// Write the log-probability of every token of given texts.
+    #[command(after_help = "\
+Input rows have `text` or `ids`. Output rows have `ids` and `logprobs`: entry i is log p(ids[i] | ids[..i]), entry 0 is null.
+
+Example:
+  colossal-chat logprobs --model runs/sft/final --input texts.jsonl")]
+    Logprobs(BatchArgs),
+    /// Write the score that a reward model gives to each conversation.
+    #[command(after_help = "\
+Input rows have `messages`, `text` or `ids`; output rows have `score`.
+
+Example:
+  colossal-chat reward --model runs/rm/final --input conversations.jsonl")]
+    Reward(BatchArgs),
+    /// Talk with a model. In a pipe, only the answer is printed.
+    #[command(after_help = "\
+Examples:
+  colossal-chat chat --model runs/ppo/final
+  colossal-chat chat --model runs/ppo/final --system 'Answer in one word.' --temperature 0
+  echo 'What is 3 + 4?' | colossal-chat chat --model runs/ppo/final")]
+    Chat(ChatArgs),
+    /// Make, convert and check rows.
+    #[command(subcommand)]
+    Data(DataCommand),
+    /// Look at a model folder, or make one with random weights.
+    #[command(subcommand)]
+    Model(ModelCommand),
+    /// Check libtorch, the processor and every call that training makes below tch.
+    #[command(after_help = "Ends with code 4 when a check fails.")]
+    Doctor(JsonArgs),
+    /// Print a completion script for a shell.
+    #[command(after_help = "\
+Example:
+  colossal-chat completions bash > ~/.local/share/bash-completion/completions/colossal-chat")]
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// How a stage is run.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArgs {
+    /// The run file, TOML.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// Change one key of the file; may be given again and again.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) sets: Vec<String>,
+    /// Check everything, print what would be done, and stop.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Go on from the newest checkpoint of the run folder.
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Processes; this version trains in one.
+    #[arg(long, value_name = "N", default_value_t = 1, hide_default_value = true)]
+    pub(crate) nproc: usize,
+}
+
+/// How the demo is run.
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// The folder of the demo.
+    #[arg(long, value_name = "DIR", default_value = "colossal-demo")]
+    pub(crate) out: PathBuf,
+    /// Decides rows, initial values and draws.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Change one key of the demo's run file; may be given again and again.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) sets: Vec<String>,
+    /// Go on where an earlier demo in the same folder stopped.
+    #[arg(long)]
+    pub(crate) resume: bool,
+}
+
+/// Which model, and how it is held.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// A model folder, or a hub name `owner/name[@revision]`.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: String,
+    /// The numbers that the weights are held in.
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
+    pub(crate) dtype: Dtype,
+    /// A built-in chat template, or Jinja source [default: the model's own].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) template: Option<String>,
+}
+
+/// How replies are drawn.
+#[derive(Debug, Args)]
+pub(crate) struct SamplingArgs {
+    /// The longest reply, in tokens.
+    #[arg(long, value_name = "N", default_value = "128")]
+    pub(crate) max_new_tokens: NonZeroUsize,
+    /// Divides the logits; 0 always takes the most likely token.
+    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    pub(crate) temperature: f64,
+    /// Draw from the K most likely tokens; 0 draws from all.
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub(crate) top_k: usize,
+    /// Draw from the most likely tokens that together reach this probability.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub(crate) top_p: f64,
+    /// Chooses the draws.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Run every reply to --max-new-tokens.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+}
+
+/// `generate`.
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) source: PromptSource,
+    /// Where the rows go [default: stdout].
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(crate) output: Option<PathBuf>,
+    /// Take --prompt and `text` as they are, without a chat template.
+    #[arg(long)]
+    pub(crate) raw: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Replies that are in work at once.
+    #[arg(long, value_name = "N", default_value = "16")]
+    pub(crate) batch_size: NonZeroUsize,
+}
+
+/// Where prompts come from.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct PromptSource {
+    /// One prompt.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+    /// A file of prompts, one JSON object a line.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(crate) input: Option<PathBuf>,
+}
+
+/// `logprobs` and `reward`.
+#[derive(Debug, Args)]
+pub(crate) struct BatchArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The rows, one JSON object a line.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(crate) input: PathBuf,
+    /// Where the rows go [default: stdout].
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(crate) output: Option<PathBuf>,
+    /// Rows that are run at once.
+    #[arg(long, value_name = "N", default_value = "16")]
+    pub(crate) batch_size: NonZeroUsize,
+}
+
+/// `chat`.
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Instructions for the whole conversation.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// `data`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DataCommand {
+    /// Make rows of a small bilingual world: demonstrations, pairs, prompts, held-out rows, text.
+    #[command(after_help = "\
+Writes sft.parquet, preference.parquet, prompts.parquet, heldout.parquet, heldout_preference.parquet and text.parquet.
+
+Example:
+  colossal-chat data synth --out data --train 20000 --seed 7")]
+    Synth(SynthArgs),
+    /// Turn JSONL, JSON, CSV or foreign Parquet into Parquet rows.
+    #[command(after_help = "\
+Examples:
+  colossal-chat data convert alpaca.json --output sft.parquet
+  colossal-chat data convert chats.jsonl --output sft.parquet --map messages=conversations --map gpt=assistant")]
+    Convert(ConvertArgs),
+    /// Read every row of a file, and tell what is in it or what is wrong with it.
+    #[command(
+        visible_alias = "inspect",
+        after_help = "\
+Example:
+  colossal-chat data check sft.parquet --tokenizer runs/base/final --json"
+    )]
+    Check(CheckArgs),
+    /// Train a byte-level BPE tokenizer with a chat template.
+    #[command(after_help = "\
+Example:
+  colossal-chat data tokenizer text.parquet --vocab-size 4096 --out tokenizer")]
+    Tokenizer(TokenizerArgs),
+}
+
+/// `data synth`.
+#[derive(Debug, Args)]
+pub(crate) struct SynthArgs {
+    /// The folder for the files.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Decides every row.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Demonstrations.
+    #[arg(long, value_name = "N", default_value_t = SynthOptions::default().train)]
+    pub(crate) train: usize,
+    /// Pairs of a better and a worse answer.
+    #[arg(long, value_name = "N", default_value_t = SynthOptions::default().preferences)]
+    pub(crate) preferences: usize,
+    /// Prompts for PPO.
+    #[arg(long, value_name = "N", default_value_t = SynthOptions::default().prompts)]
+    pub(crate) prompts: usize,
+    /// Rows of text for a base model.
+    #[arg(long, value_name = "N", default_value_t = SynthOptions::default().pretraining)]
+    pub(crate) pretraining: usize,
+    /// Questions to measure with.
+    #[arg(long, value_name = "N", default_value_t = SynthOptions::default().heldout)]
+    pub(crate) heldout: usize,
+    /// Pairs to measure with.
+    #[arg(long, value_name = "N", default_value_t = SynthOptions::default().heldout_preferences)]
+    pub(crate) heldout_preferences: usize,
+    /// The part of the demonstrations that is wrong on purpose.
+    #[arg(long, value_name = "SHARE", default_value_t = SynthOptions::default().spoilt_share)]
+    pub(crate) spoilt_share: f64,
+}
+
+/// `data convert`.
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// The file to read.
+    #[arg(value_name = "FILE")]
+    pub(crate) input: PathBuf,
+    /// The file to write.
+    #[arg(long, value_name = "FILE.parquet")]
+    pub(crate) output: PathBuf,
+    /// Rename a column (WANTED=FOUND) or a role (ALIAS=ROLE); may be given again and again.
+    #[arg(long = "map", value_name = "A=B")]
+    pub(crate) maps: Vec<String>,
+    /// The layout of the file [default: told by its columns].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) layout: Option<String>,
+}
+
+/// `data check`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The file to read.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Count tokens with the tokenizer of this folder.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tokenizer: Option<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `data tokenizer`.
+#[derive(Debug, Args)]
+pub(crate) struct TokenizerArgs {
+    /// Files of rows to learn from.
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Tokens, the 256 bytes and the special ones included.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub(crate) vocab_size: usize,
+    /// The folder for the tokenizer.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+}
+
+/// `model`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelCommand {
+    /// Print what a model folder holds: family, sizes, parameters, memory.
+    Info(ModelInfoArgs),
+    /// Make a model folder with random weights.
+    #[command(after_help = "\
+Example:
+  colossal-chat model init config.json --tokenizer tokenizer --seed 7 --out base")]
+    Init(ModelInitArgs),
+}
+
+/// `model info`.
+#[derive(Debug, Args)]
+pub(crate) struct ModelInfoArgs {
+    /// A model folder, or a hub name `owner/name[@revision]`.
+    #[arg(value_name = "DIR")]
+    pub(crate) model: String,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `model init`.
+#[derive(Debug, Args)]
+pub(crate) struct ModelInitArgs {
+    /// The architecture, as in HF model folders.
+    #[arg(value_name = "CONFIG.json")]
+    pub(crate) config: PathBuf,
+    /// The folder for the model.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Decides the weights.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Copy the tokenizer of this folder into the model.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tokenizer: Option<String>,
+}
+
+/// Listings.
+#[derive(Debug, Args)]
+pub(crate) struct JsonArgs {
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// The help of `command` and of every command below it.
+    fn help(command: &mut clap::Command, path: &str, text: &mut String) {
+        let rendered = command.clone().term_width(100).render_long_help();
+        *text += &format!("===== {path}\n{rendered}\n");
+        for below in command.get_subcommands_mut() {
+            if below.get_name() != "help" {
+                let path = format!("{path} {}", below.get_name());
+                help(below, &path, text);
+            }
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_texts() {
+        let mut text = String::new();
+        help(&mut Cli::command(), "colossal-chat", &mut text);
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn prompt_and_input_exclude_each_other_and_one_is_needed() {
+        let parse = |extra: &[&str]| {
+            let words = ["colossal-chat", "generate", "--model", "m"];
+            Cli::try_parse_from(words.iter().chain(extra)).is_ok()
+        };
+        assert!(parse(&["--prompt", "x"]) && parse(&["--input", "x.jsonl"]));
+        assert!(!parse(&[]) && !parse(&["--prompt", "x", "--input", "y"]));
+        assert!(!parse(&["--prompt", "x", "--max-new-tokens", "0"]));
+    }
+}

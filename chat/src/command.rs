@@ -1,0 +1,68 @@
+//! One file a subcommand, and the start that they share: threads and heap before the first tensor.
+
+mod chat;
+mod data;
+mod demo;
+mod doctor;
+mod generate;
+mod logprobs;
+mod model;
+mod pipeline;
+mod reward;
+mod train;
+
+use std::io::Write;
+
+use clap::CommandFactory;
+
+use crate::args::{Cli, Command};
+use crate::config::Stage;
+
+/// Runs one command.
+pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
+    let threads = cli.threads;
+    // What trains prepares itself: its file may say how many threads.
+    match &cli.command {
+        Command::Completions { shell } => return completions(*shell),
+        Command::Sft(arguments) => return train::run(Stage::Sft, arguments, threads),
+        Command::Rm(arguments) => return train::run(Stage::Rm, arguments, threads),
+        Command::Ppo(arguments) => return train::run(Stage::Ppo, arguments, threads),
+        Command::Pipeline(arguments) => return pipeline::run(arguments, threads),
+        Command::Demo(arguments) => return demo::run(arguments, threads),
+        _ => prepare(threads)?,
+    }
+    match cli.command {
+        Command::Generate(arguments) => generate::run(&arguments),
+        Command::Logprobs(arguments) => logprobs::run(&arguments),
+        Command::Reward(arguments) => reward::run(&arguments),
+        Command::Chat(arguments) => chat::run(&arguments),
+        Command::Data(command) => data::run(&command),
+        Command::Model(command) => model::run(&command),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        _ => unreachable!("returned above"),
+    }
+}
+
+/// Prepares this process for tensor operations.
+fn prepare(threads: Option<usize>) -> anyhow::Result<()> {
+    parallel::launch::prepare(threads)?;
+    Ok(())
+}
+
+/// Writes a line of data to stdout.
+pub(crate) fn print(text: &str) -> std::io::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{text}")?;
+    stdout.flush()
+}
+
+/// Writes a line of progress to stderr. When nobody reads that, the work goes on.
+pub(crate) fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "colossal-chat", &mut script);
+    Ok(std::io::stdout().write_all(&script)?)
+}

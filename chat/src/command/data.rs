@@ -1,0 +1,133 @@
+//! `data`: make, convert and check rows, and train a tokenizer on them.
+
+mod check;
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context;
+use datasets::synth::{Pair, Question, SynthOptions, World};
+use datasets::{
+    ConvertOptions, Demonstration, Mapping, Message, Preference, Prompt, Tokenizer, TrainOptions, table,
+};
+use gemini::checkpoint;
+
+use crate::args::{ConvertArgs, DataCommand, SynthArgs, TokenizerArgs};
+use crate::command::tell;
+
+/// Runs one of the subcommands.
+pub(crate) fn run(command: &DataCommand) -> anyhow::Result<()> {
+    match command {
+        DataCommand::Synth(arguments) => synth(arguments),
+        DataCommand::Convert(arguments) => convert(arguments),
+        DataCommand::Check(arguments) => check::run(arguments),
+        DataCommand::Tokenizer(arguments) => tokenizer(arguments),
+    }
+}
+
+fn synth(arguments: &SynthArgs) -> anyhow::Result<()> {
+    let world = World::generate(&arguments.options())?;
+    for (file, rows) in write_world(&world, &arguments.out)? {
+        tell(&format!("{:>8} rows  {}", rows, arguments.out.join(file).display()));
+    }
+    Ok(())
+}
+
+/// Writes every split of a world into the folder `out`; returns the files and their rows.
+pub(crate) fn write_world(world: &World, out: &Path) -> anyhow::Result<Vec<(&'static str, usize)>> {
+    fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+    let texts: Vec<Demonstration> = world.pretraining.iter().cloned().map(Demonstration::Text).collect();
+    let demonstrations: Vec<Demonstration> =
+        world.demonstrations.iter().cloned().map(Demonstration::Messages).collect();
+    let pairs = |pairs: &[Pair]| pairs.iter().map(preference).collect::<Vec<_>>();
+    let prompts = |questions: &[Question]| questions.iter().map(prompt).collect::<Vec<_>>();
+    table::write_records(&out.join("text.parquet"), &texts)?;
+    table::write_records(&out.join("sft.parquet"), &demonstrations)?;
+    table::write_records(&out.join("preference.parquet"), &pairs(&world.preferences))?;
+    table::write_records(&out.join("heldout_preference.parquet"), &pairs(&world.heldout_preferences))?;
+    table::write_records(&out.join("prompts.parquet"), &prompts(&world.prompts))?;
+    table::write_records(&out.join("heldout.parquet"), &prompts(&world.heldout))?;
+    Ok(vec![
+        ("text.parquet", texts.len()),
+        ("sft.parquet", demonstrations.len()),
+        ("preference.parquet", world.preferences.len()),
+        ("heldout_preference.parquet", world.heldout_preferences.len()),
+        ("prompts.parquet", world.prompts.len()),
+        ("heldout.parquet", world.heldout.len()),
+    ])
+}
+
+fn preference(pair: &Pair) -> Preference {
+    Preference::Messages {
+        prompt: pair.prompt.clone(),
+        chosen: vec![Message::assistant(&pair.chosen)],
+        rejected: vec![Message::assistant(&pair.rejected)],
+        margin: None,
+    }
+}
+
+fn prompt(question: &Question) -> Prompt {
+    Prompt { messages: question.messages.clone(), answer: Some(question.answer.clone()) }
+}
+
+fn convert(arguments: &ConvertArgs) -> anyhow::Result<()> {
+    let from = arguments.layout.as_deref().map(str::parse).transpose()?;
+    let options = ConvertOptions { from, mapping: Mapping::parse(&arguments.maps)? };
+    let report = datasets::convert(&arguments.input, &arguments.output, &options)?;
+    let (input, output) = (arguments.input.display(), arguments.output.display());
+    tell(&format!("{:>8} rows  {input} ({})", report.read, report.from));
+    tell(&format!("{:>8} rows  {output} ({})", report.written, report.to));
+    for (reason, count) in &report.skipped {
+        tell(&format!("{count:>8} left out: {reason}"));
+    }
+    Ok(())
+}
+
+fn tokenizer(arguments: &TokenizerArgs) -> anyhow::Result<()> {
+    let files: Vec<String> = arguments.files.iter().map(|file| file.display().to_string()).collect();
+    let mut texts = Vec::new();
+    for path in table::expand(&files)? {
+        texts.extend(self::texts(&path)?);
+    }
+    let options = TrainOptions { vocab_size: arguments.vocab_size, ..TrainOptions::default() };
+    let tokenizer = Tokenizer::train(texts.into_iter(), &options)?;
+    if let Some(parent) = arguments.out.parent() {
+        fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
+    }
+    checkpoint::write_folder(&arguments.out, |folder| tokenizer.save(folder).map_err(rlhf::Error::from))?;
+    tell(&format!("{} tokens  {}", tokenizer.vocab_size(), arguments.out.display()));
+    Ok(())
+}
+
+/// What the rows of a file say.
+pub(crate) fn texts(path: &Path) -> anyhow::Result<Vec<String>> {
+    Ok(table::read_records::<Demonstration>(path, None)?.into_iter().flat_map(spoken).collect())
+}
+
+/// What a row says; ready token ids say nothing to a tokenizer.
+fn spoken(row: Demonstration) -> Vec<String> {
+    let contents = |messages: Vec<Message>| messages.into_iter().map(|message| message.content).collect();
+    match row {
+        Demonstration::Text(text) => vec![text],
+        Demonstration::Messages(messages) => contents(messages),
+        Demonstration::PromptCompletion { prompt, completion } => contents([prompt, completion].concat()),
+        Demonstration::Tokens { .. } => Vec::new(),
+    }
+}
+
+impl SynthArgs {
+    /// The options of the generator.
+    fn options(&self) -> SynthOptions {
+        SynthOptions {
+            seed: self.seed,
+            pretraining: self.pretraining,
+            train: self.train,
+            preferences: self.preferences,
+            heldout_preferences: self.heldout_preferences,
+            prompts: self.prompts,
+            heldout: self.heldout,
+            spoilt_share: self.spoilt_share,
+            ..SynthOptions::default()
+        }
+    }
+}

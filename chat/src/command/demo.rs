@@ -1,0 +1,20 @@
+//! `demo`: the pipeline whose run file is part of the program.
+
+use std::path::Path;
+
+use crate::args::DemoArgs;
+use crate::command::pipeline;
+use crate::config;
+
+/// The run file.
+const RECIPE: &str = include_str!("../demo.toml");
+
+/// Runs the demo.
+pub(crate) fn run(arguments: &DemoArgs, threads: Option<usize>) -> anyhow::Result<()> {
+    let mut sets =
+        vec![format!("seed={}", arguments.seed), format!("out={:?}", arguments.out.display().to_string())];
+    sets.extend(arguments.sets.iter().cloned());
+    let config = config::pipeline_from_text(RECIPE, Path::new("demo.toml"), &sets)?;
+    let command = format!("colossal-chat demo --seed {}", arguments.seed);
+    pipeline::run_config(config, &command, arguments.resume, threads)
+}

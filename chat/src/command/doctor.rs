@@ -1,0 +1,303 @@
+//! `doctor`: libtorch, the processor, and every call that training makes below tch, each run once.
+//!
+//! A check computes something whose answer is known by hand and compares.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Instant;
+
+use parallel::dispatch::{self, Value};
+use parallel::{autograd, memory, runtime};
+use serde::Serialize;
+use tch::{Device, Kind, Tensor};
+
+use crate::args::JsonArgs;
+use crate::command::print;
+use crate::exit::Failure;
+
+/// Everything that is found.
+#[derive(Serialize)]
+struct Report {
+    version: &'static str,
+    libtorch: Libtorch,
+    processor: Processor,
+    memory: Memory,
+    gpu: Gpu,
+    checks: Vec<Check>,
+}
+
+#[derive(Serialize)]
+struct Libtorch {
+    /// The file that this process runs on.
+    path: Option<String>,
+    /// Its own description of itself.
+    configuration: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Processor {
+    model: String,
+    cores: usize,
+    threads: i32,
+    /// Instruction sets that the kernels use, and whether they are there.
+    features: BTreeMap<&'static str, bool>,
+}
+
+#[derive(Serialize)]
+struct Memory {
+    total_bytes: u64,
+    available_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Gpu {
+    available: bool,
+    count: i64,
+}
+
+#[derive(Serialize)]
+struct Check {
+    name: &'static str,
+    ok: bool,
+    milliseconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+}
+
+/// The outcome of one check: what is wrong.
+type Outcome = Result<(), String>;
+
+/// Every check by name.
+const CHECKS: [(&str, fn() -> Outcome); 8] = [
+    ("dispatch by name", dispatch_by_name),
+    ("fused AdamW", fused_adamw),
+    ("gradient with a seed", gradient_with_seed),
+    ("custom autograd node", custom_node),
+    ("panic in a node becomes an error", panic_in_node),
+    ("flush of denormal numbers", flush_denormal),
+    ("heap policy", heap_policy),
+    ("file to tensor and back", safetensors_round_trip),
+];
+
+/// Runs every check; fails when one does.
+pub(crate) fn run(arguments: &JsonArgs) -> anyhow::Result<()> {
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        libtorch: libtorch()?,
+        processor: processor(),
+        memory: memory_sizes(),
+        gpu: Gpu { available: tch::Cuda::is_available(), count: tch::Cuda::device_count() },
+        checks: CHECKS.iter().map(|&(name, check)| run_check(name, check)).collect(),
+    };
+    print(&if arguments.json { serde_json::to_string_pretty(&report)? } else { report.text() })?;
+    let failed = report.checks.iter().filter(|check| !check.ok).count();
+    if failed > 0 {
+        return Err(Failure::Checks { failed, total: report.checks.len() }.into());
+    }
+    Ok(())
+}
+
+impl Report {
+    fn text(&self) -> String {
+        const GIB: f64 = (1u64 << 30) as f64;
+        let mut text = String::new();
+        let mut line = |name: &str, value: &str| {
+            let _ = writeln!(text, "{name:<12}{value}");
+        };
+        line("version", self.version);
+        line("libtorch", self.libtorch.path.as_deref().unwrap_or("not found among this process' libraries"));
+        for configuration in &self.libtorch.configuration {
+            line("", configuration);
+        }
+        line("processor", &self.processor.model);
+        line("", &format!("{} cores, {} threads in use", self.processor.cores, self.processor.threads));
+        let features: Vec<String> = self
+            .processor
+            .features
+            .iter()
+            .map(|(name, there)| format!("{name} {}", if *there { "yes" } else { "no" }))
+            .collect();
+        line("", &features.join(", "));
+        let (total, available) =
+            (self.memory.total_bytes as f64 / GIB, self.memory.available_bytes as f64 / GIB);
+        line("memory", &format!("{available:.1} GiB free of {total:.1} GiB"));
+        let gpu =
+            if self.gpu.available { format!("{} with CUDA", self.gpu.count) } else { "none".to_owned() };
+        line("GPU", &gpu);
+        line("checks", "");
+        for check in &self.checks {
+            let outcome = check
+                .problem
+                .as_deref()
+                .map_or_else(|| "ok".to_owned(), |problem| format!("failed: {problem}"));
+            let _ = writeln!(text, "  {:<36}{:>9.2} ms  {outcome}", check.name, check.milliseconds);
+        }
+        text.trim_end().to_owned()
+    }
+}
+
+fn run_check(name: &'static str, check: fn() -> Outcome) -> Check {
+    let started = Instant::now();
+    let problem = check().err();
+    Check { name, ok: problem.is_none(), milliseconds: started.elapsed().as_secs_f64() * 1e3, problem }
+}
+
+/// libtorch's own settings, one a line, and the file that the loader chose.
+fn libtorch() -> anyhow::Result<Libtorch> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let path = maps.lines().find_map(|line| {
+        let file = line.split_whitespace().nth(5)?;
+        file.contains("libtorch_cpu").then(|| file.to_owned())
+    });
+    let configuration = runtime::show_config()?
+        .lines()
+        .map(|line| line.trim().trim_start_matches("- ").to_owned())
+        .filter(|line| !line.is_empty() && !line.starts_with("Build settings"))
+        .collect();
+    Ok(Libtorch { path, configuration })
+}
+
+fn processor() -> Processor {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        text.lines().find_map(|line| {
+            line.strip_prefix(name)?.split_once(':').map(|(_, value)| value.trim().to_owned())
+        })
+    };
+    let flags = field("flags").unwrap_or_default();
+    let has = |flag: &str| flags.split_whitespace().any(|other| other == flag);
+    let features = [
+        ("avx2", "avx2"),
+        ("avx512", "avx512f"),
+        ("avx512-vnni", "avx512_vnni"),
+        ("avx512-bf16", "avx512_bf16"),
+        ("amx", "amx_tile"),
+        ("amx-bf16", "amx_bf16"),
+    ];
+    Processor {
+        model: field("model name").unwrap_or_else(|| "unknown".to_owned()),
+        cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        threads: tch::get_num_threads(),
+        features: features.into_iter().map(|(name, flag)| (name, has(flag))).collect(),
+    }
+}
+
+fn memory_sizes() -> Memory {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let bytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    };
+    Memory {
+        total_bytes: bytes("MemTotal:").unwrap_or(0),
+        available_bytes: bytes("MemAvailable:").unwrap_or(0),
+    }
+}
+
+fn leaf(numbers: &[f32]) -> Tensor {
+    Tensor::from_slice(numbers).set_requires_grad(true)
+}
+
+fn expect(tensor: &Tensor, wanted: &[f64]) -> Outcome {
+    let found = Vec::<f64>::try_from(tensor.to_kind(Kind::Double)).map_err(|error| error.to_string())?;
+    let close = found.len() == wanted.len()
+        && found
+            .iter()
+            .zip(wanted)
+            .all(|(found, wanted)| (found - wanted).abs() <= 1e-6 * wanted.abs().max(1.0));
+    if close { Ok(()) } else { Err(format!("got {found:?}, wanted {wanted:?}")) }
+}
+
+fn dispatch_by_name() -> Outcome {
+    let tensor = Tensor::from_slice(&[1.0f32, -2.0]);
+    let doubled =
+        dispatch::call_tensors("aten::mul", "Scalar", &[Value::Tensor(&tensor), Value::Double(2.0)])
+            .map_err(|error| error.to_string())?;
+    expect(&doubled[0], &[2.0, -4.0])
+}
+
+/// One step from zero moments with the gradient 1: whatever the gradient's size, Adam moves by `lr` (Kingma and Ba 2015).
+fn fused_adamw() -> Outcome {
+    let scalar = |number: f32| Tensor::from_slice(&[number]);
+    let (weight, grad, first, second) = (scalar(1.0), scalar(1.0), scalar(0.0), scalar(0.0));
+    let step = Tensor::from(1f32);
+    let arguments = [
+        Value::Tensors(&[&weight]),
+        Value::Tensors(&[&grad]),
+        Value::Tensors(&[&first]),
+        Value::Tensors(&[&second]),
+        Value::Tensors(&[]),
+        Value::Tensors(&[&step]),
+        Value::Double(0.125),
+        Value::Double(0.9),
+        Value::Double(0.999),
+        Value::Double(0.0),
+        Value::Double(1e-12),
+        Value::Bool(false),
+        Value::Bool(false),
+    ];
+    dispatch::call("aten::_fused_adamw_", "", &arguments).map_err(|error| error.to_string())?;
+    expect(&weight, &[0.875])
+}
+
+fn gradient_with_seed() -> Outcome {
+    let x = leaf(&[1.0, 2.0]);
+    let y = &x * &x;
+    let seed = Tensor::from_slice(&[1.0f32, 10.0]);
+    let grads = autograd::grad(&[&y], &[&seed], &[&x]).map_err(|error| error.to_string())?;
+    // d(x^2) = 2x, times the seed.
+    expect(grads[0].as_ref().ok_or("no gradient arrived")?, &[2.0, 40.0])
+}
+
+fn custom_node() -> Outcome {
+    let x = leaf(&[3.0]);
+    let value = tch::no_grad(|| &x * 7.0);
+    let backward: autograd::Backward = Box::new(|grads| Ok(vec![grads[0].as_ref().map(|grad| grad * 5.0)]));
+    let outputs = autograd::attach(&[&value], &[&x], backward).map_err(|error| error.to_string())?;
+    let grads =
+        autograd::grad(&[&outputs[0]], &[&value.ones_like()], &[&x]).map_err(|error| error.to_string())?;
+    expect(grads[0].as_ref().ok_or("no gradient arrived")?, &[5.0])
+}
+
+fn panic_in_node() -> Outcome {
+    let x = leaf(&[1.0]);
+    let value = tch::no_grad(|| &x * 1.0);
+    let backward: autograd::Backward =
+        Box::new(|_| std::panic::resume_unwind(Box::new("a panic on purpose")));
+    let outputs = autograd::attach(&[&value], &[&x], backward).map_err(|error| error.to_string())?;
+    match autograd::grad(&[&outputs[0]], &[&value.ones_like()], &[&x]) {
+        Err(error) if error.to_string().contains("a panic on purpose") => Ok(()),
+        Err(error) => Err(format!("the error says: {error}")),
+        Ok(_) => Err("the panic was lost".to_owned()),
+    }
+}
+
+/// Half of the smallest normal number is denormal.
+fn flush_denormal() -> Outcome {
+    let half = || Tensor::from_slice(&[f32::MIN_POSITIVE]) * 0.5;
+    let supported = runtime::set_flush_denormal(true).map_err(|error| error.to_string())?;
+    let flushed = half().double_value(&[0]);
+    runtime::set_flush_denormal(false).map_err(|error| error.to_string())?;
+    match (supported, flushed == 0.0) {
+        (true, true) | (false, false) => Ok(()),
+        (true, false) => Err("a denormal number survived".to_owned()),
+        (false, true) => Err("the processor says that it cannot, and did".to_owned()),
+    }
+}
+
+fn heap_policy() -> Outcome {
+    memory::keep_large_buffers().map_err(|error| error.to_string())
+}
+
+fn safetensors_round_trip() -> Outcome {
+    let path = std::env::temp_dir().join(format!("colossal-chat-doctor-{}.safetensors", std::process::id()));
+    let round_trip = || {
+        let tensor = Tensor::arange(3, (Kind::Float, Device::Cpu));
+        Tensor::write_safetensors(&[("x", &tensor)], &path).map_err(|error| error.to_string())?;
+        let tensors = Tensor::read_safetensors(&path).map_err(|error| error.to_string())?;
+        expect(&tensors[0].1, &[0.0, 1.0, 2.0])
+    };
+    let outcome = round_trip();
+    let _ = std::fs::remove_file(&path);
+    outcome
+}

@@ -1,0 +1,97 @@
+//! `generate`: replies to prompts, as rows of `ids`, `text` and `finish_reason`.
+
+use std::ops::ControlFlow;
+
+use datasets::{At, Message, Tokenizer};
+use models::generate::{self, Completion, FinishReason, Options};
+use models::sample::Sampling;
+use serde::Serialize;
+
+use crate::args::{GenerateArgs, SamplingArgs};
+use crate::config::ConfigError;
+use crate::input::{self, Given, Input};
+use crate::session::Session;
+
+/// One reply.
+#[derive(Serialize)]
+struct Reply {
+    ids: Vec<i64>,
+    text: String,
+    finish_reason: FinishReason,
+}
+
+/// Writes a reply to each prompt.
+pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
+    let inputs = inputs(arguments)?;
+    let session = Session::causal_lm(&arguments.model)?;
+    let options = Options {
+        batch_size: arguments.batch_size.get(),
+        ..options(&arguments.sampling, session.stop_ids())
+    };
+    let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
+    let mut prompts = Vec::with_capacity(inputs.len());
+    for input in &inputs {
+        let ids =
+            prompt_ids(&session.tokenizer, &input.given, arguments.raw).map_err(|error| match error {
+                datasets::Error::NoChatTemplate { .. } => anyhow::Error::from(error).context(NO_TEMPLATE),
+                error => error.in_row(&input.at).into(),
+            })?;
+        // A reply needs room for a token.
+        input::check_ids(&ids, &input.at, vocab_size, longest - 1)?;
+        prompts.push(ids);
+    }
+    let completions =
+        generate::generate(&session.model, &prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
+    let replies: Vec<Reply> = completions
+        .into_iter()
+        .map(|completion| reply(&session.tokenizer, completion))
+        .collect::<Result<_, _>>()?;
+    input::write(&replies, arguments.output.as_deref())
+}
+
+const NO_TEMPLATE: &str = "give --raw to continue the text as it is, or --template";
+
+/// The engine's options, as the arguments say.
+pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> Options {
+    Options {
+        sampling: Sampling {
+            temperature: arguments.temperature,
+            top_k: arguments.top_k,
+            top_p: arguments.top_p,
+        },
+        max_new_tokens: arguments.max_new_tokens.get(),
+        stop_ids: if arguments.ignore_eos { Vec::new() } else { stop_ids },
+        seed: arguments.seed,
+        batch_size: 1,
+    }
+}
+
+fn inputs(arguments: &GenerateArgs) -> anyhow::Result<Vec<Input>> {
+    let inputs = match (&arguments.source.prompt, &arguments.source.input) {
+        (Some(prompt), _) => {
+            vec![Input { given: Given::Text(prompt.clone()), at: At { path: "--prompt".into(), row: 0 } }]
+        }
+        (None, Some(path)) => input::read(path, "text, ids, messages")?,
+        (None, None) => unreachable!("clap asks for --prompt or --input"),
+    };
+    let is_conversation = |input: &&Input| matches!(input.given, Given::Messages(_));
+    if let Some(input) = inputs.iter().find(is_conversation).filter(|_| arguments.raw) {
+        let problem = format!("{} has messages, which need a chat template: leave --raw out", input.at);
+        return Err(ConfigError::Argument { argument: "--raw".to_owned(), problem }.into());
+    }
+    Ok(inputs)
+}
+
+fn prompt_ids(tokenizer: &Tokenizer, given: &Given, raw: bool) -> Result<Vec<i64>, datasets::Error> {
+    match given {
+        Given::Ids(ids) => Ok(ids.clone()),
+        Given::Text(text) if raw => tokenizer.encode(text, true),
+        Given::Text(text) => tokenizer.encode_prompt(&[Message::user(text)]),
+        Given::Messages(messages) => tokenizer.encode_prompt(messages),
+    }
+}
+
+fn reply(tokenizer: &Tokenizer, completion: Completion) -> Result<Reply, datasets::Error> {
+    let text = tokenizer.decode(&completion.ids, true)?;
+    Ok(Reply { ids: completion.ids, text, finish_reason: completion.finish_reason })
+}

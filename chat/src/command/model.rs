@@ -1,0 +1,187 @@
+//! `model`: what a folder holds, and a folder with random weights.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::Context;
+use datasets::Tokenizer;
+use gemini::checkpoint;
+use models::causal_lm::CausalLm;
+use models::config::Config;
+use serde::Serialize;
+use tch::Kind;
+
+use crate::args::{ModelCommand, ModelInfoArgs, ModelInitArgs};
+use crate::command::{print, tell};
+use crate::config::ConfigError;
+use crate::session;
+
+/// What a folder holds.
+#[derive(Serialize)]
+struct Info {
+    folder: String,
+    architectures: serde_json::Value,
+    model_type: serde_json::Value,
+    hidden_size: i64,
+    num_hidden_layers: i64,
+    num_attention_heads: i64,
+    num_key_value_heads: i64,
+    head_dim: i64,
+    vocab_size: i64,
+    max_position_embeddings: i64,
+    parameters: u64,
+    bytes: u64,
+    /// Values by stored type.
+    dtypes: BTreeMap<String, u64>,
+    tokenizer: Option<TokenizerInfo>,
+}
+
+#[derive(Serialize)]
+struct TokenizerInfo {
+    vocab_size: usize,
+    bos_id: Option<i64>,
+    eos_id: Option<i64>,
+    pad_id: Option<i64>,
+    stop_ids: Vec<i64>,
+    chat_template: bool,
+}
+
+/// Runs one of the subcommands.
+pub(crate) fn run(command: &ModelCommand) -> anyhow::Result<()> {
+    match command {
+        ModelCommand::Info(arguments) => info(arguments),
+        ModelCommand::Init(arguments) => init(arguments),
+    }
+}
+
+fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
+    let folder = session::folder(&arguments.model)?;
+    let config = Config::from_folder(&folder)?;
+    let dtypes = count_values(&folder)?;
+    let width = |dtype: &str| {
+        if dtype == "F64" {
+            8
+        } else if dtype == "F32" {
+            4
+        } else {
+            2
+        }
+    };
+    let value = |key: &str| config.value(key).cloned().unwrap_or_default();
+    let info = Info {
+        folder: folder.display().to_string(),
+        architectures: value("architectures"),
+        model_type: value("model_type"),
+        hidden_size: config.hidden_size(),
+        num_hidden_layers: config.num_layers(),
+        num_attention_heads: config.num_heads(),
+        num_key_value_heads: config.num_kv_heads(),
+        head_dim: config.head_dim(),
+        vocab_size: config.vocab_size(),
+        max_position_embeddings: config.max_positions(),
+        parameters: dtypes.values().sum(),
+        bytes: dtypes.iter().map(|(dtype, count)| width(dtype) * count).sum(),
+        dtypes,
+        tokenizer: match Tokenizer::from_folder(&folder) {
+            Err(datasets::Error::TokenizerMissing { .. }) => None,
+            other => Some(TokenizerInfo::new(&other?)),
+        },
+    };
+    let text = if arguments.json { serde_json::to_string_pretty(&info)? } else { listing(&info)? };
+    Ok(print(&text)?)
+}
+
+impl TokenizerInfo {
+    fn new(tokenizer: &Tokenizer) -> Self {
+        Self {
+            vocab_size: tokenizer.vocab_size(),
+            bos_id: tokenizer.bos_id(),
+            eos_id: tokenizer.eos_id(),
+            pad_id: tokenizer.pad_id(),
+            stop_ids: tokenizer.stop_ids().to_vec(),
+            chat_template: tokenizer.chat_template().is_some(),
+        }
+    }
+}
+
+/// The same fields, one a line.
+fn listing<T: Serialize>(rows: &T) -> anyhow::Result<String> {
+    let serde_json::Value::Object(fields) = serde_json::to_value(rows)? else {
+        unreachable!("a struct is an object");
+    };
+    let line = |(name, value): (&String, &serde_json::Value)| match value {
+        serde_json::Value::String(text) => format!("{name:<26}{text}"),
+        other => format!("{name:<26}{other}"),
+    };
+    Ok(fields.iter().map(line).collect::<Vec<_>>().join("\n"))
+}
+
+/// The number of values of each stored type, read off the headers of the safetensors files:
+/// a u64 length, then a JSON object of `{dtype, shape, data_offsets}` by tensor.
+fn count_values(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
+    let mut counts = BTreeMap::new();
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "safetensors") {
+            continue;
+        }
+        for (name, tensor) in read_header(&path)? {
+            if name != "__metadata__" {
+                let dtype = tensor["dtype"].as_str().unwrap_or("unknown").to_owned();
+                let shape = tensor["shape"].as_array().map_or(&[][..], Vec::as_slice);
+                let values: u64 = shape.iter().filter_map(serde_json::Value::as_u64).product();
+                *counts.entry(dtype).or_insert(0) += values;
+            }
+        }
+    }
+    Ok(counts)
+}
+
+fn read_header(path: &Path) -> Result<serde_json::Map<String, serde_json::Value>, models::Error> {
+    let failed = |source| models::Error::Io { path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(failed)?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(failed)?;
+    let mut header = Vec::new();
+    file.take(u64::from_le_bytes(length)).read_to_end(&mut header).map_err(failed)?;
+    serde_json::from_slice(&header).map_err(|error| models::Error::MalformedSafetensors {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    })
+}
+
+fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
+    if arguments.out.exists() {
+        let problem = "it exists already: choose another folder, or remove it".to_owned();
+        return Err(ConfigError::Argument {
+            argument: format!("--out {}", arguments.out.display()),
+            problem,
+        }
+        .into());
+    }
+    let text = fs::read_to_string(&arguments.config)
+        .map_err(|source| models::Error::Io { path: arguments.config.clone(), source })?;
+    let config = Config::from_json(&text, &arguments.config.display().to_string())?;
+    let tokenizer = match &arguments.tokenizer {
+        Some(name) => Some(session::tokenizer(&session::folder(name)?, None)?),
+        None => None,
+    };
+    if let Some(tokenizer) = &tokenizer {
+        session::check_vocabulary(tokenizer, &config)?;
+    }
+    let model = CausalLm::random(config, arguments.seed, &session::frozen(Kind::Float))?;
+    if let Some(parent) = arguments.out.parent() {
+        fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
+    }
+    checkpoint::write_folder(&arguments.out, |folder| {
+        model.save(folder)?;
+        if let Some(tokenizer) = &tokenizer {
+            tokenizer.save(folder)?;
+        }
+        anyhow::Ok(())
+    })?;
+    tell(&format!("{} holds a model with random weights (seed {})", arguments.out.display(), arguments.seed));
+    Ok(())
+}

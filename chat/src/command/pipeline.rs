@@ -1,0 +1,207 @@
+//! `pipeline`: every stage of a model's life from one file.
+//!
+//! ```text
+//!   data ──> tokenizer ──> base ──> sft ──> rm ──> ppo ──> report
+//! ```
+//! Each part leaves a folder under `out/` and finds there what the parts before it left; a path that the file names itself is kept.
+//! A part that is done (its folder is whole) is not done again with `--resume`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Context;
+use datasets::synth::{SynthOptions, World};
+use datasets::{Tokenizer, TrainOptions};
+use gemini::checkpoint;
+
+use crate::args::TrainArgs;
+use crate::command::data::write_world;
+use crate::command::train::one_process;
+use crate::command::{prepare, tell};
+use crate::config::section::{Files, Part};
+use crate::config::{self, PipelineConfig, RunConfig, Stage};
+use crate::display::Display;
+use crate::interrupt::Interrupt;
+use crate::record::write_whole;
+use crate::report;
+use crate::stage::{self, Around, Network};
+
+/// Runs the parts that the file names.
+pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
+    one_process(arguments)?;
+    let config = config::load_pipeline(&arguments.config, &arguments.sets)?;
+    if arguments.dry_run {
+        return crate::command::print(&config.to_toml()?).map_err(Into::into);
+    }
+    let command = format!("colossal-chat pipeline --config {}", arguments.config.display());
+    run_config(config, &command, arguments.resume, threads)
+}
+
+/// Runs a pipeline; `command` is what the report says was typed.
+pub(crate) fn run_config(
+    config: PipelineConfig,
+    command: &str,
+    resume: bool,
+    threads: Option<usize>,
+) -> anyhow::Result<()> {
+    prepare(threads.or(config.threads))?;
+    std::fs::create_dir_all(&config.out).with_context(|| config.out.display().to_string())?;
+    write_whole(&config.out.join("run.toml"), config.to_toml()?.as_bytes())?;
+    let interrupt = Interrupt::listen()?;
+    interrupt.begin();
+    let mut pipeline = Pipeline { seconds: read_seconds(&config.out, resume)?, config, resume, interrupt };
+    let parts = pipeline.config.pipeline.stages.clone();
+    for (index, &part) in parts.iter().enumerate() {
+        let display = Display::part(index + 1, parts.len());
+        let started = Instant::now();
+        if pipeline.run_part(part, display, command)? {
+            pipeline.seconds.insert(part, started.elapsed().as_secs_f64());
+            let seconds = serde_json::to_string_pretty(&pipeline.seconds)?;
+            write_whole(&pipeline.config.out.join("seconds.json"), seconds.as_bytes())?;
+        }
+        parallel::memory::release_free_heap();
+    }
+    Ok(())
+}
+
+/// The seconds of parts that an earlier run did.
+fn read_seconds(out: &Path, resume: bool) -> anyhow::Result<BTreeMap<Part, f64>> {
+    let path = out.join("seconds.json");
+    if !resume || !path.exists() {
+        return Ok(BTreeMap::new());
+    }
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    serde_json::from_str(&text).with_context(|| format!("{}: remove it and run again", path.display()))
+}
+
+struct Pipeline {
+    config: PipelineConfig,
+    resume: bool,
+    interrupt: Interrupt,
+    seconds: BTreeMap<Part, f64>,
+}
+
+impl Pipeline {
+    /// Runs one part; false when it was done before.
+    fn run_part(&self, part: Part, display: Display, command: &str) -> anyhow::Result<bool> {
+        match part {
+            Part::Data => self.data(),
+            Part::Tokenizer => self.tokenizer(),
+            Part::Base => self.train(Stage::Base, display),
+            Part::Sft => self.train(Stage::Sft, display),
+            Part::Rm => self.train(Stage::Rm, display),
+            Part::Ppo => self.train(Stage::Ppo, display),
+            Part::Report => {
+                report::write(&self.config, &self.seconds, command)?;
+                tell(&format!("{}", self.config.out.join("report.html").display()));
+                Ok(true)
+            }
+        }
+    }
+
+    fn out(&self, name: &str) -> PathBuf {
+        self.config.out.join(name)
+    }
+
+    fn data(&self) -> anyhow::Result<bool> {
+        let folder = self.out("data");
+        if self.resume && folder.exists() {
+            return Ok(false);
+        }
+        let options = SynthOptions { seed: self.config.seed, ..self.config.synth.clone() };
+        let world = World::generate(&options)?;
+        checkpoint::write_folder(&folder, |folder| {
+            for (file, rows) in write_world(&world, folder)? {
+                tell(&format!("{rows:>8} rows  {file}"));
+            }
+            anyhow::Ok(())
+        })?;
+        Ok(true)
+    }
+
+    /// Trains a tokenizer on the rows of the base model and of supervised fine-tuning, as they are rendered.
+    fn tokenizer(&self) -> anyhow::Result<bool> {
+        let folder = self.out("tokenizer");
+        if self.resume && folder.exists() {
+            return Ok(false);
+        }
+        let mut texts = Vec::new();
+        for file in ["text.parquet", "sft.parquet"] {
+            texts.extend(super::data::texts(&self.out("data").join(file))?);
+        }
+        let options = TrainOptions {
+            vocab_size: self.config.tokenizer.vocab_size,
+            model_max_length: self.config.base.max_position_embeddings as usize,
+            ..TrainOptions::default()
+        };
+        let tokenizer = Tokenizer::train(texts.into_iter(), &options)?;
+        checkpoint::write_folder(&folder, |folder| anyhow::Ok(tokenizer.save(folder)?))?;
+        tell(&format!("{:>8} tokens  {}", tokenizer.vocab_size(), folder.display()));
+        Ok(true)
+    }
+
+    fn train(&self, stage: Stage, mut display: Display) -> anyhow::Result<bool> {
+        let config = self.stage_config(stage);
+        if self.resume && config.out.join("final").exists() {
+            return Ok(false);
+        }
+        if !self.resume && config.out.exists() {
+            std::fs::remove_dir_all(&config.out).with_context(|| config.out.display().to_string())?;
+        }
+        config.check(stage)?;
+        let mut around = Around {
+            recorder: &mut display,
+            interrupted: self.interrupt.flag(),
+            resume: self.resume && !checkpoint::list(&config.out.join("checkpoints"))?.is_empty(),
+            dry_run: false,
+        };
+        match stage {
+            Stage::Base => {
+                let network = Network { base: &self.config.base, tokenizer: &self.out("tokenizer") };
+                stage::run_base(&config, &network, &mut around)?;
+            }
+            _ => stage::run(stage, &config, &mut around)?,
+        }
+        Ok(true)
+    }
+
+    /// The configuration of a stage, with the paths that the file leaves to the pipeline.
+    fn stage_config(&self, stage: Stage) -> RunConfig {
+        let mut config = self.config.stages[&stage].clone();
+        config.out = self.out(stage.name());
+        config.seed = self.config.seed;
+        let made = |name: &str| self.out(name).display().to_string();
+        let set = |path: &mut String, name: &str| {
+            if path.is_empty() {
+                *path = made(name);
+            }
+        };
+        let set_files = |files: &mut Files, name: &str| {
+            if files.0.is_empty() {
+                files.0.push(made(name));
+            }
+        };
+        match stage {
+            Stage::Base => set_files(&mut config.data.train, "data/text.parquet"),
+            Stage::Sft => {
+                set(&mut config.model.path, "base/final");
+                set_files(&mut config.data.train, "data/sft.parquet");
+            }
+            Stage::Rm => {
+                set(&mut config.model.path, "sft/final");
+                set_files(&mut config.data.train, "data/preference.parquet");
+                set_files(&mut config.data.eval, "data/heldout_preference.parquet");
+            }
+            Stage::Ppo => {
+                set(&mut config.model.path, "sft/final");
+                set(&mut config.ppo.reward_model, "rm/final");
+                set_files(&mut config.data.train, "data/prompts.parquet");
+                if config.ppo.ptx_coef > 0.0 {
+                    set_files(&mut config.data.ptx, "data/sft.parquet");
+                }
+            }
+        }
+        config
+    }
+}

@@ -1,0 +1,143 @@
+//! What can be wrong with a configuration. Each message says where, which key, what was found, and what is wanted.
+
+use std::path::PathBuf;
+
+use super::tree::Place;
+
+/// The error of the configuration and of the command line; the program ends with code 2.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("{place}: {message}")]
+    Syntax {
+        /// Where.
+        place: Place,
+        /// What the parser says.
+        message: String,
+    },
+    /// `--set` without a key or without a value.
+    #[error("--set {0}: wanted KEY=VALUE with a dotted key, such as --set train.lr=1e-4")]
+    SetSyntax(String),
+    /// A key that no section has.
+    #[error("{}unknown key `{key}`{} (known here: {known})", at(place.as_ref()), hint(nearest.as_deref()))]
+    UnknownKey {
+        /// Where.
+        place: Option<Place>,
+        /// The dotted key.
+        key: String,
+        /// The most alike.
+        nearest: Option<String>,
+        /// Every key that the section has.
+        known: String,
+    },
+    /// A name that a key does not take.
+    #[error("{}`{key}` is {value:?}{}; wanted one of {known}", at(place.as_ref()), hint(nearest.as_deref()))]
+    UnknownValue {
+        /// Where.
+        place: Option<Place>,
+        /// The dotted key.
+        key: String,
+        /// What was written.
+        value: String,
+        /// The most alike.
+        nearest: Option<String>,
+        /// Every name that it takes.
+        known: String,
+    },
+    /// A value of the wrong type.
+    #[error("{}`{key}` is {found}, wanted {wanted}", at(place.as_ref()))]
+    Type {
+        /// Where.
+        place: Option<Place>,
+        /// The dotted key.
+        key: String,
+        /// What was written.
+        found: String,
+        /// What is wanted.
+        wanted: String,
+    },
+    /// A key without which nothing can be done, found by serde.
+    #[error("{}`{key}` is missing", at(place.as_ref()))]
+    Missing {
+        /// Where its section is.
+        place: Option<Place>,
+        /// The dotted key.
+        key: String,
+    },
+    /// A value that its section refuses.
+    #[error("{}`{key}`: {message}", at(place.as_ref()))]
+    Value {
+        /// Where.
+        place: Option<Place>,
+        /// The dotted key.
+        key: String,
+        /// Why, and the fix.
+        message: String,
+    },
+    /// A value that the crate which reads its section refuses.
+    #[error(transparent)]
+    Section(#[from] rlhf::Error),
+    /// A key that the stage needs and nobody set.
+    #[error("`{key}` is not set, and {stage} needs {what}: write it in the file or give --set {key}=...")]
+    Needed {
+        /// The dotted key.
+        key: &'static str,
+        /// The stage.
+        stage: &'static str,
+        /// What it is.
+        what: &'static str,
+    },
+    /// A key that changes nothing.
+    #[error("{place}: `{key}` has no effect on {stage}: {reason}")]
+    NoEffect {
+        /// Where.
+        place: Place,
+        /// The dotted key.
+        key: String,
+        /// The stage.
+        stage: &'static str,
+        /// Why, and what to do.
+        reason: &'static str,
+    },
+    /// More processes than this version starts.
+    #[error(
+        "--nproc {0}: this version trains in one process; leave --nproc out, and use `threads` for more cores"
+    )]
+    Processes(usize),
+    /// PPO cannot be continued yet.
+    #[error(
+        "--resume: this version continues sft and rm but not ppo; remove the run folder, or start from one of its checkpoints with --set model.path=..."
+    )]
+    PpoResume,
+    /// A run folder that holds another run.
+    #[error("{}: there is a run in this folder already: continue it with --resume, or choose another `out`", .0.display())]
+    OutTaken(PathBuf),
+    /// Nothing to continue.
+    #[error("{}: there is no checkpoint to resume from: leave --resume out, or correct `out`", .0.display())]
+    NothingToResume(PathBuf),
+    /// An argument of the command line that cannot be.
+    #[error("{argument}: {problem}")]
+    Argument {
+        /// The argument as typed.
+        argument: String,
+        /// What is wrong, and the fix.
+        problem: String,
+    },
+}
+
+fn at(place: Option<&Place>) -> String {
+    place.map_or_else(String::new, |place| format!("{place}: "))
+}
+
+fn hint(nearest: Option<&str>) -> String {
+    nearest.map_or_else(String::new, |nearest| format!(", did you mean `{nearest}`?"))
+}

@@ -1,0 +1,255 @@
+//! From a [`Tree`] to the sections of the configuration, by serde, with errors that name the key and where it was written.
+//!
+//! serde tells a deserializer's error type what went wrong in structure (an unknown field and the fields there are, a wrong type
+//! and the wanted one); here it is kept so, and gets its [`Origin`] on the way up. Knows no section.
+
+use std::collections::btree_map;
+use std::fmt;
+
+use serde::de::{self, DeserializeSeed, Expected, IntoDeserializer, Unexpected, Visitor};
+use toml::Value;
+
+use super::ConfigError;
+use super::tree::{Entry, Node, Origin, Tree};
+
+/// Reads a whole tree as a `T`.
+pub(crate) fn read<T: de::DeserializeOwned>(tree: &Tree) -> Result<T, ConfigError> {
+    T::deserialize(TableReader(tree)).map_err(ReadError::into_config)
+}
+
+/// What serde found wrong.
+#[derive(Debug)]
+enum Problem {
+    UnknownKey { key: String, known: &'static [&'static str] },
+    UnknownValue { value: String, known: &'static [&'static str] },
+    Type { found: String, wanted: String },
+    Missing { key: &'static str },
+    Other(String),
+}
+
+/// A problem and, once it is known, where.
+#[derive(Debug)]
+struct ReadError {
+    problem: Problem,
+    origin: Option<Origin>,
+}
+
+impl ReadError {
+    fn at(mut self, origin: &Origin) -> Self {
+        self.origin.get_or_insert_with(|| origin.clone());
+        self
+    }
+
+    fn into_config(self) -> ConfigError {
+        let (place, key) =
+            self.origin.map_or((None, String::new()), |origin| (Some(origin.place), origin.key));
+        match self.problem {
+            Problem::UnknownKey { key: last, known } => {
+                let section = key.strip_suffix(&last).unwrap_or_default();
+                let nearest = nearest(&last, known).map(|nearest| format!("{section}{nearest}"));
+                ConfigError::UnknownKey { place, nearest, key, known: known.join(", ") }
+            }
+            Problem::UnknownValue { value, known } => {
+                let nearest = nearest(&value, known).map(str::to_owned);
+                ConfigError::UnknownValue { place, nearest, key, value, known: known.join(", ") }
+            }
+            Problem::Type { found, wanted } => ConfigError::Type { place, key, found, wanted },
+            Problem::Missing { key: last } => {
+                let key = if key.is_empty() { last.to_owned() } else { format!("{key}.{last}") };
+                ConfigError::Missing { place, key }
+            }
+            Problem::Other(message) => ConfigError::Value { place, key, message },
+        }
+    }
+}
+
+/// The most alike of `known`, if one is alike: by letters in place, or by swaps and slips.
+fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
+    let likeness = |other: &str| {
+        strsim::jaro_winkler(word, other).max(strsim::normalized_damerau_levenshtein(word, other))
+    };
+    let best = known.iter().max_by(|left, right| likeness(left).total_cmp(&likeness(right)))?;
+    (likeness(best) > 0.65).then_some(*best)
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:?}", self.problem)
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+impl de::Error for ReadError {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Problem::Other(message.to_string()).into()
+    }
+
+    fn invalid_type(found: Unexpected<'_>, wanted: &dyn Expected) -> Self {
+        Problem::Type { found: found_text(&found), wanted: wanted_text(&wanted.to_string()) }.into()
+    }
+
+    fn invalid_value(found: Unexpected<'_>, wanted: &dyn Expected) -> Self {
+        Self::invalid_type(found, wanted)
+    }
+
+    fn invalid_length(length: usize, wanted: &dyn Expected) -> Self {
+        let found = format!("a list of {length}");
+        Problem::Type { found, wanted: wanted_text(&wanted.to_string()) }.into()
+    }
+
+    fn unknown_variant(value: &str, known: &'static [&'static str]) -> Self {
+        Problem::UnknownValue { value: value.to_owned(), known }.into()
+    }
+
+    fn unknown_field(key: &str, known: &'static [&'static str]) -> Self {
+        Problem::UnknownKey { key: key.to_owned(), known }.into()
+    }
+
+    fn missing_field(key: &'static str) -> Self {
+        Problem::Missing { key }.into()
+    }
+}
+
+impl From<Problem> for ReadError {
+    fn from(problem: Problem) -> Self {
+        Self { problem, origin: None }
+    }
+}
+
+fn found_text(found: &Unexpected<'_>) -> String {
+    match found {
+        Unexpected::Bool(flag) => flag.to_string(),
+        Unexpected::Unsigned(number) => number.to_string(),
+        Unexpected::Signed(number) => number.to_string(),
+        Unexpected::Float(number) => format!("{number:?}"),
+        Unexpected::Str(text) => format!("the text {text:?}"),
+        Unexpected::Seq => "a list".to_owned(),
+        Unexpected::Map => "a table".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// serde names Rust's types; people know TOML's.
+fn wanted_text(wanted: &str) -> String {
+    match wanted {
+        "f64" | "f32" => "a number".to_owned(),
+        "u64" | "u32" | "usize" => "a whole number, 0 or more".to_owned(),
+        "i64" | "i32" | "isize" => "a whole number".to_owned(),
+        "a boolean" => "true or false".to_owned(),
+        "a string" | "path string" => "a text in quotes".to_owned(),
+        "a sequence" => "a list".to_owned(),
+        "a tuple of size 2" => "a list of 2".to_owned(),
+        text if text.starts_with("struct ") || text == "a map" => "a table".to_owned(),
+        text => text
+            .strip_prefix("variant of enum ")
+            .map_or_else(|| text.to_owned(), |_| "a name in quotes".to_owned()),
+    }
+}
+
+/// Deserializes a table.
+struct TableReader<'a>(&'a Tree);
+
+impl<'de> de::Deserializer<'de> for TableReader<'_> {
+    type Error = ReadError;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        visitor.visit_map(Pairs { rest: self.0.iter(), current: None })
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+struct Pairs<'a> {
+    rest: btree_map::Iter<'a, String, Entry>,
+    current: Option<&'a Entry>,
+}
+
+impl<'de> de::MapAccess<'de> for Pairs<'_> {
+    type Error = ReadError;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ReadError> {
+        let Some((key, entry)) = self.rest.next() else { return Ok(None) };
+        self.current = Some(entry);
+        let key: de::value::StrDeserializer<'_, ReadError> = key.as_str().into_deserializer();
+        seed.deserialize(key).map(Some).map_err(|error| error.at(&entry.origin))
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, ReadError> {
+        let entry = self.current.take().expect("serde asks for a value after its key");
+        seed.deserialize(EntryReader(entry)).map_err(|error| error.at(&entry.origin))
+    }
+}
+
+/// Deserializes a value.
+struct EntryReader<'a>(&'a Entry);
+
+impl<'de> de::Deserializer<'de> for EntryReader<'_> {
+    type Error = ReadError;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        match &self.0.node {
+            Node::Table(tree) => TableReader(tree).deserialize_any(visitor),
+            Node::List(entries) => {
+                let mut list = de::value::SeqDeserializer::new(entries.iter().map(EntryReader));
+                let value = visitor.visit_seq(&mut list)?;
+                list.end()?;
+                Ok(value)
+            }
+            Node::Leaf(Value::String(text)) => visitor.visit_str(text),
+            Node::Leaf(Value::Integer(number)) => visitor.visit_i64(*number),
+            Node::Leaf(Value::Float(number)) => visitor.visit_f64(*number),
+            Node::Leaf(Value::Boolean(flag)) => visitor.visit_bool(*flag),
+            Node::Leaf(other) => visitor.visit_string(other.to_string()),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        match &self.0.node {
+            Node::Leaf(Value::String(text)) => {
+                let variant: de::value::StrDeserializer<'_, ReadError> = text.as_str().into_deserializer();
+                variant.deserialize_enum(name, variants, visitor)
+            }
+            Node::Leaf(value) => Err(not_a_name(&value.to_string(), variants)),
+            Node::List(_) => Err(not_a_name("a list", variants)),
+            Node::Table(_) => Err(not_a_name("a table", variants)),
+        }
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
+        tuple_struct map struct identifier ignored_any
+    }
+}
+
+impl<'de> IntoDeserializer<'de, ReadError> for EntryReader<'_> {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
+}
+
+fn not_a_name(found: &str, variants: &[&str]) -> ReadError {
+    Problem::Type { found: found.to_owned(), wanted: format!("one of {}", variants.join(", ")) }.into()
+}

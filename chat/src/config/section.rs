@@ -1,0 +1,234 @@
+//! The sections of the file that belong to no other crate. Each is documented for people in `docs/configuration.md`.
+
+use std::fmt;
+
+use datasets::Overlong;
+use serde::{Deserialize, Serialize};
+
+/// The `[model]` section: what a stage starts from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ModelSection {
+    /// A model folder, or a hub name `owner/name[@revision]`.
+    pub(crate) path: String,
+    /// The numbers that the weights are held in.
+    pub(crate) dtype: Dtype,
+}
+
+/// The type of the weights in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Dtype {
+    /// 32 bits.
+    #[default]
+    Float32,
+    /// 16 bits with the exponent of 32.
+    Bfloat16,
+}
+
+impl Dtype {
+    /// As libtorch calls it.
+    pub(crate) fn kind(self) -> tch::Kind {
+        match self {
+            Self::Float32 => tch::Kind::Float,
+            Self::Bfloat16 => tch::Kind::BFloat16,
+        }
+    }
+}
+
+/// The `[tokenizer]` section.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct TokenizerSection {
+    /// A folder with a tokenizer; absent: the model's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) path: Option<String>,
+    /// A built-in chat template, or Jinja source; absent: the tokenizer's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) template: Option<String>,
+    /// Tokens of a tokenizer that `pipeline` trains.
+    pub(crate) vocab_size: usize,
+}
+
+impl Default for TokenizerSection {
+    fn default() -> Self {
+        Self { path: None, template: None, vocab_size: 512 }
+    }
+}
+
+/// Files or patterns: one text, or a list of texts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub(crate) struct Files(pub(crate) Vec<String>);
+
+impl<'de> Deserialize<'de> for Files {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrMany;
+
+        impl<'de> serde::de::Visitor<'de> for OneOrMany {
+            type Value = Files;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a file in quotes, or a list of files")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, file: &str) -> Result<Files, E> {
+                Ok(Files(vec![file.to_owned()]))
+            }
+
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<Files, A::Error> {
+                let mut files = Vec::new();
+                while let Some(file) = list.next_element()? {
+                    files.push(file);
+                }
+                Ok(Files(files))
+            }
+        }
+
+        deserializer.deserialize_any(OneOrMany)
+    }
+}
+
+/// The `[data]` section.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct DataSection {
+    /// Rows to learn from.
+    pub(crate) train: Files,
+    /// Rows to look at now and then.
+    pub(crate) eval: Files,
+    /// Rows of the language-modelling term of PPO.
+    pub(crate) ptx: Files,
+    /// Tokens of the longest row.
+    pub(crate) max_length: usize,
+    /// Several rows share a bin of `max_length` tokens.
+    pub(crate) packing: bool,
+    /// The order changes from epoch to epoch.
+    pub(crate) shuffle: bool,
+    /// What becomes of longer rows: they are dropped or cut, and counted.
+    pub(crate) overlong: Overlong,
+}
+
+impl Default for DataSection {
+    fn default() -> Self {
+        Self {
+            train: Files::default(),
+            eval: Files::default(),
+            ptx: Files::default(),
+            max_length: 1024,
+            packing: false,
+            shuffle: true,
+            overlong: Overlong::Drop,
+        }
+    }
+}
+
+/// The `[checkpoint]` section.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct CheckpointSection {
+    /// Steps between two checkpoints; 0 writes none but `final/`.
+    pub(crate) every: u64,
+    /// Checkpoints that are kept.
+    pub(crate) keep: usize,
+}
+
+impl Default for CheckpointSection {
+    fn default() -> Self {
+        Self { every: 0, keep: 2 }
+    }
+}
+
+/// The `[log]` section.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct LogSection {
+    /// Steps between two rows of metrics.
+    pub(crate) every: u64,
+}
+
+impl Default for LogSection {
+    fn default() -> Self {
+        Self { every: 1 }
+    }
+}
+
+/// The `[eval]` section.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct EvalSection {
+    /// Steps between two looks at the held-out rows; 0 never looks.
+    pub(crate) every: u64,
+}
+
+/// The `[base]` section: the network that `pipeline` trains from nothing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct BaseSection {
+    /// Width of the hidden states.
+    pub(crate) hidden_size: i64,
+    /// Width inside the feed-forward layers.
+    pub(crate) intermediate_size: i64,
+    /// Layers.
+    pub(crate) num_hidden_layers: i64,
+    /// Heads of the queries.
+    pub(crate) num_attention_heads: i64,
+    /// Heads of the keys and values.
+    pub(crate) num_key_value_heads: i64,
+    /// The longest sequence.
+    pub(crate) max_position_embeddings: i64,
+    /// The base of the rotary angles.
+    pub(crate) rope_theta: f64,
+    /// Input and output embeddings are one.
+    pub(crate) tie_word_embeddings: bool,
+}
+
+impl Default for BaseSection {
+    fn default() -> Self {
+        Self {
+            hidden_size: 128,
+            intermediate_size: 384,
+            num_hidden_layers: 4,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            max_position_embeddings: 512,
+            rope_theta: 10_000.0,
+            tie_word_embeddings: true,
+        }
+    }
+}
+
+/// A part of a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Part {
+    /// Makes the rows.
+    Data,
+    /// Trains the tokenizer.
+    Tokenizer,
+    /// Trains the base model.
+    Base,
+    /// Supervised fine-tuning.
+    Sft,
+    /// The reward model.
+    Rm,
+    /// Proximal policy optimisation.
+    Ppo,
+    /// Measures every model and writes the page.
+    Report,
+}
+
+/// The `[pipeline]` section.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct PipelineSection {
+    /// What is done, in this order.
+    pub(crate) stages: Vec<Part>,
+}
+
+impl Default for PipelineSection {
+    fn default() -> Self {
+        use Part::{Base, Data, Ppo, Report, Rm, Sft, Tokenizer};
+        Self { stages: vec![Data, Tokenizer, Base, Sft, Rm, Ppo, Report] }
+    }
+}

@@ -1,0 +1,77 @@
+//! The progress of a stage on stderr, as the `tui` draws it.
+
+use std::io::{IsTerminal, Stderr};
+use std::path::PathBuf;
+
+use rlhf::Error;
+use rlhf::event::{Event, Metrics, Recorder};
+use tui::progress::Progress;
+use tui::terminal::{Environment, Mode};
+
+/// Metrics that are shown beside the progress, the most telling first; a stage has some of them.
+const SHOWN: [&str; 9] = [
+    "objective/scores",
+    "loss",
+    "objective/kl",
+    "accuracy",
+    "response_length/mean",
+    "lr",
+    "grad_norm",
+    "eval/loss",
+    "eval/accuracy",
+];
+
+/// Shows what a stage tells.
+pub(crate) struct Display {
+    progress: Progress<Stderr>,
+}
+
+impl Display {
+    /// For one stage.
+    pub(crate) fn new() -> Self {
+        Self {
+            progress: Progress::new(
+                std::io::stderr(),
+                Mode::detect(std::io::stderr().is_terminal(), &Environment::read()),
+            ),
+        }
+    }
+
+    /// For part `number` of `parts` of a pipeline.
+    pub(crate) fn part(number: usize, parts: usize) -> Self {
+        let mut display = Self::new();
+        display.progress = display.progress.from_stage(number, parts);
+        display
+    }
+
+    fn steps(&mut self, step: u64, metrics: &Metrics) -> std::io::Result<()> {
+        let shown: Vec<(&str, f64)> =
+            SHOWN.iter().filter_map(|&name| Some((name, metrics.get(name)?))).collect();
+        self.progress.count_tokens(metrics.get("tokens").unwrap_or(0.0) as u64);
+        self.progress.update(step, &shown)
+    }
+
+    fn evaluation(&mut self, metrics: &Metrics) -> std::io::Result<()> {
+        let numbers: Vec<String> =
+            metrics.0.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
+        self.progress.message(&numbers.join("  "))
+    }
+
+    fn show(&mut self, event: &Event<'_>) -> std::io::Result<()> {
+        match event {
+            Event::Started { stage, total_steps, step } => self.progress.start_at(stage, *total_steps, *step),
+            Event::Step { step, metrics } => self.steps(*step, metrics),
+            Event::Evaluated { metrics, .. } => self.evaluation(metrics),
+            Event::Checkpoint { path, .. } => self.progress.message(&format!("saved {}", path.display())),
+            Event::Note(text) => self.progress.message(text),
+            Event::Sample { .. } => Ok(()),
+            Event::Finished => self.progress.finish(),
+        }
+    }
+}
+
+impl Recorder for Display {
+    fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
+        self.show(event).map_err(|source| Error::Io { path: PathBuf::from("stderr"), source })
+    }
+}

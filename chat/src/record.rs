@@ -1,0 +1,272 @@
+//! The files of a run folder, and everybody else who listens to a stage.
+//!
+//! ```text
+//! out/run.toml          the resolved configuration
+//!     metrics.jsonl     one row a logged step or evaluation: `step`, then the metrics; numbers that are not finite are null
+//!     samples.jsonl     replies: `step`, `prompt`, `reply`, `score`
+//!     tensorboard/      the same metrics as event files
+//!     checkpoints/ final/     model folders, written by the stage
+//! ```
+//! Every row is on its way to the disk before the next step begins. A resumed run first drops the rows beyond the step
+//! that it goes on from, so that each step stands once in the file.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use gemini::checkpoint;
+use rlhf::Error;
+use rlhf::event::{Event, Metrics, Recorder};
+use rlhf::tensorboard::{self, EventWriter};
+use serde_json::{Map, Value};
+
+use crate::config::ConfigError;
+
+/// Makes the run folder `out`, or takes it up again with `resume`, and saves the resolved configuration in it.
+pub(crate) fn open_folder(out: &Path, configuration: &str, resume: bool) -> anyhow::Result<()> {
+    let checkpoints = checkpoint::list(&out.join("checkpoints"))?;
+    if resume && checkpoints.is_empty() {
+        return Err(ConfigError::NothingToResume(out.to_owned()).into());
+    }
+    if !resume && (!checkpoints.is_empty() || out.join("final").exists()) {
+        return Err(ConfigError::OutTaken(out.to_owned()).into());
+    }
+    fs::create_dir_all(out).map_err(|source| io(out, source))?;
+    write_whole(&out.join("run.toml"), configuration.as_bytes())?;
+    Ok(())
+}
+
+/// Writes a file under a temporary name, syncs it, and renames it.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".tmp");
+    let partial = PathBuf::from(partial);
+    let write = || {
+        let mut file = File::create(&partial)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&partial, path)
+    };
+    write().map_err(|source| {
+        let _ = fs::remove_file(&partial);
+        io(path, source)
+    })
+}
+
+/// Several recorders, told in order.
+pub(crate) struct Many(pub(crate) Vec<Box<dyn Recorder>>);
+
+impl Recorder for Many {
+    fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
+        self.0.iter_mut().try_for_each(|recorder| recorder.record(event))
+    }
+}
+
+/// `metrics.jsonl` and `samples.jsonl`.
+pub(crate) struct Rows {
+    metrics: PathBuf,
+    samples: PathBuf,
+    open: Option<(File, File)>,
+}
+
+impl Rows {
+    /// Rows in the folder `out`; the files are opened when the stage starts.
+    pub(crate) fn new(out: &Path) -> Self {
+        Self { metrics: out.join("metrics.jsonl"), samples: out.join("samples.jsonl"), open: None }
+    }
+
+    /// Opens both files; of a stage that goes on after `step`, with the rows up to there.
+    fn start(&mut self, step: u64) -> Result<(), Error> {
+        self.open = Some((reopen(&self.metrics, step)?, reopen(&self.samples, step)?));
+        Ok(())
+    }
+
+    fn metrics(&mut self, step: u64, metrics: &Metrics) -> Result<(), Error> {
+        let mut row = Map::from_iter([("step".to_owned(), step.into())]);
+        row.extend(metrics.0.iter().map(|(name, number)| (name.clone(), Value::from(*number))));
+        self.started()?;
+        let Some((file, _)) = &mut self.open else { return Ok(()) };
+        append(file, &self.metrics, row)
+    }
+
+    fn sample(&mut self, step: u64, texts: [(&str, &str); 2], score: f64) -> Result<(), Error> {
+        let mut row = Map::from_iter([("step".to_owned(), step.into())]);
+        row.extend(texts.map(|(name, text)| (name.to_owned(), text.into())));
+        row.insert("score".to_owned(), score.into());
+        self.started()?;
+        let Some((_, file)) = &mut self.open else { return Ok(()) };
+        append(file, &self.samples, row)
+    }
+
+    /// A stage that tells before it starts is a stage that starts at step 0.
+    fn started(&mut self) -> Result<(), Error> {
+        if self.open.is_none() { self.start(0) } else { Ok(()) }
+    }
+}
+
+impl Recorder for Rows {
+    fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
+        match event {
+            Event::Started { step, .. } => self.start(*step),
+            Event::Step { step, metrics } | Event::Evaluated { step, metrics } => {
+                self.metrics(*step, metrics)
+            }
+            Event::Sample { step, prompt, reply, score } => {
+                self.sample(*step, [("prompt", prompt), ("reply", reply)], *score)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Event files under `tensorboard/`.
+pub(crate) struct Events {
+    folder: PathBuf,
+    writer: Option<EventWriter>,
+}
+
+impl Events {
+    /// Event files for the run folder `out`.
+    pub(crate) fn new(out: &Path) -> Self {
+        Self { folder: out.join("tensorboard"), writer: None }
+    }
+
+    fn start(&mut self, step: u64) -> Result<(), Error> {
+        if step == 0 {
+            tensorboard::remove_events(&self.folder)?;
+        }
+        self.writer = Some(EventWriter::create(&self.folder, (step > 0).then_some(step))?);
+        Ok(())
+    }
+}
+
+impl Recorder for Events {
+    fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
+        match event {
+            Event::Started { step, .. } => self.start(*step),
+            Event::Step { step, metrics } | Event::Evaluated { step, metrics } => match &mut self.writer {
+                Some(writer) => writer.scalars(*step, &metrics.0),
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Opens a file of rows for appending, with only the rows whose `step` is at most `step`.
+///
+/// A row that a crash cut in two is the last one and is dropped with the others.
+fn reopen(path: &Path, step: u64) -> Result<File, Error> {
+    let failed = |source| io(path, source);
+    if step == 0 {
+        return File::create(path).map_err(failed);
+    }
+    let old = match fs::read_to_string(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        other => other.map_err(failed)?,
+    };
+    let stands = |line: &&str| {
+        serde_json::from_str::<Value>(line).is_ok_and(|row| row["step"].as_u64().is_some_and(|at| at <= step))
+    };
+    let kept: String = old.lines().filter(stands).flat_map(|line| [line, "\n"]).collect();
+    if kept != old {
+        write_whole(path, kept.as_bytes())?;
+    }
+    OpenOptions::new().create(true).append(true).open(path).map_err(failed)
+}
+
+/// One row, in one write.
+fn append(file: &mut File, path: &Path, row: Map<String, Value>) -> Result<(), Error> {
+    let mut line = Value::Object(row).to_string();
+    line.push('\n');
+    file.write_all(line.as_bytes()).map_err(|source| io(path, source))
+}
+
+fn io(path: &Path, source: std::io::Error) -> Error {
+    Error::Io { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(rows: &mut Rows, step: u64, loss: f64) {
+        let mut metrics = Metrics::default();
+        metrics.push("loss", loss);
+        rows.record(&Event::Step { step, metrics: &metrics }).unwrap();
+    }
+
+    fn started(rows: &mut Rows, step: u64) {
+        rows.record(&Event::Started { stage: "sft", total_steps: 9, step }).unwrap();
+    }
+
+    #[test]
+    fn a_row_holds_its_step_first_and_null_for_what_is_no_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut rows = Rows::new(folder.path());
+        started(&mut rows, 0);
+        step(&mut rows, 1, 0.5);
+        step(&mut rows, 2, f64::NAN);
+        let sample = Event::Sample { step: 2, prompt: "2 + 2\n", reply: "4", score: 1.0 };
+        rows.record(&sample).unwrap();
+        let read = |name| fs::read_to_string(folder.path().join(name)).unwrap();
+        assert_eq!(read("metrics.jsonl"), "{\"step\":1,\"loss\":0.5}\n{\"step\":2,\"loss\":null}\n");
+        assert_eq!(
+            read("samples.jsonl"),
+            "{\"step\":2,\"prompt\":\"2 + 2\\n\",\"reply\":\"4\",\"score\":1.0}\n"
+        );
+    }
+
+    #[test]
+    fn a_resumed_run_drops_what_lies_beyond_and_a_row_cut_in_two() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut rows = Rows::new(folder.path());
+        started(&mut rows, 0);
+        (1..=3).for_each(|at| step(&mut rows, at, 1.0));
+        drop(rows);
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\":2,\"lo").unwrap();
+        let mut rows = Rows::new(folder.path());
+        started(&mut rows, 2);
+        step(&mut rows, 3, 7.0);
+        let expected = "{\"step\":1,\"loss\":1.0}\n{\"step\":2,\"loss\":1.0}\n{\"step\":3,\"loss\":7.0}\n";
+        assert_eq!(fs::read_to_string(path).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_fresh_run_begins_its_files_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("metrics.jsonl"), "{\"step\":99}\n").unwrap();
+        let mut rows = Rows::new(folder.path());
+        started(&mut rows, 0);
+        assert_eq!(fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap(), "");
+    }
+
+    #[test]
+    fn a_finished_run_is_not_overwritten_and_nothing_is_resumed_from_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("run");
+        open_folder(&out, "seed = 1\n", false).unwrap();
+        assert_eq!(fs::read_to_string(out.join("run.toml")).unwrap(), "seed = 1\n");
+        assert!(
+            open_folder(&out, "", true).unwrap_err().to_string().contains("no checkpoint to resume from")
+        );
+        fs::create_dir(out.join("final")).unwrap();
+        assert!(open_folder(&out, "", false).unwrap_err().to_string().contains("--resume"));
+        assert_eq!(fs::read_to_string(out.join("run.toml")).unwrap(), "seed = 1\n");
+    }
+
+    #[test]
+    fn every_recorder_is_told_in_order_and_the_first_error_ends_it() {
+        struct Fails;
+        impl Recorder for Fails {
+            fn record(&mut self, _: &Event<'_>) -> Result<(), Error> {
+                Err(Error::NoRows { stage: "sft", fix: "x" })
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let mut many = Many(vec![Box::new(Rows::new(folder.path())), Box::new(Fails)]);
+        assert!(many.record(&Event::Started { stage: "sft", total_steps: 1, step: 0 }).is_err());
+        assert!(folder.path().join("metrics.jsonl").exists());
+    }
+}

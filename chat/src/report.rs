@@ -1,0 +1,303 @@
+//! The closing report of a pipeline: every model measured on held-out rows, by the verifier and not by the reward model.
+//!
+//! Exact match is measured greedily and sampled at temperature 1, four replies to a question; the gain of PPO over SFT is
+//! paired by question. The curves come from the `metrics.jsonl` of the stages.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Context;
+use datasets::dataset::{EncodedDataset, LoadOptions};
+use datasets::{Overlong, PreferenceRow, Prompt, Tokenizer, table};
+use eval::replies::{Drawing, Question, replies};
+use eval::report::{Curve, Gain, PerModel, Reply, Report, RewardModel, Sample, Score, Scores, Seconds};
+use eval::statistics::{Interval, average_items, mean_of_items, paired_difference, wilson};
+use models::causal_lm::CausalLm;
+use models::scalar_model::ScalarModel;
+use serde_json::{Map, Value, json};
+use tch::Kind;
+
+use crate::command::tell;
+use crate::config::section::Part;
+use crate::config::{PipelineConfig, Stage};
+use crate::session;
+
+/// Replies to each question when sampling.
+const SAMPLES: usize = 4;
+
+/// Questions whose replies are shown side by side.
+const SHOWN: usize = 16;
+
+/// The metric of each stage that is drawn.
+const CURVES: [(Stage, &str); 8] = [
+    (Stage::Base, "loss"),
+    (Stage::Sft, "loss"),
+    (Stage::Rm, "loss"),
+    (Stage::Rm, "accuracy"),
+    (Stage::Ppo, "objective/scores"),
+    (Stage::Ppo, "objective/kl"),
+    (Stage::Ppo, "objective/entropy"),
+    (Stage::Ppo, "response_length/mean"),
+];
+
+/// What one model replied, question by question.
+struct Measured {
+    greedy: Vec<Vec<Reply>>,
+    sampled: Vec<Vec<Reply>>,
+}
+
+/// Measures every model of the pipeline and writes `report.md`, `report.html` and `report.json`.
+pub(crate) fn write(
+    config: &PipelineConfig,
+    seconds: &BTreeMap<Part, f64>,
+    command: &str,
+) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let prompts = heldout(config)?;
+    let [base, sft, ppo] =
+        [Stage::Base, Stage::Sft, Stage::Ppo].map(|stage| measure(config, stage, &prompts));
+    let models = PerModel { base: base?, sft: sft?, ppo: ppo? };
+    let mut report = Report {
+        title: "From a base model to PPO".to_owned(),
+        command: command.to_owned(),
+        settings: settings(config),
+        machine: machine(),
+        exact_match: PerModel {
+            base: scores(models.base.as_ref())?,
+            sft: scores(models.sft.as_ref())?,
+            ppo: scores(models.ppo.as_ref())?,
+        },
+        reward_model: reward_model(config)?,
+        kl: last_metric(config, Stage::Ppo, "objective/kl")?,
+        curves: curves(config)?,
+        samples: samples(&prompts, &models),
+        ..Report::default()
+    };
+    if let (Some(sft), Some(ppo)) = (&models.sft, &models.ppo) {
+        report.paired_gain = Some(gain(&sft.sampled, &ppo.sampled)?);
+        report.paired_gain_greedy = Some(gain(&sft.greedy, &ppo.greedy)?);
+    }
+    report.seconds = stage_seconds(seconds, started.elapsed().as_secs_f64());
+    report.peak_rss_bytes = Some(parallel::memory::peak_rss_bytes());
+    eval::report::write(&report, &config.out)?;
+    summary(&report);
+    Ok(())
+}
+
+/// The held-out questions; none when the pipeline made no rows of its own.
+fn heldout(config: &PipelineConfig) -> anyhow::Result<Vec<Prompt>> {
+    let path = config.out.join("data/heldout.parquet");
+    if path.exists() { Ok(table::read_records(&path, None)?) } else { Ok(Vec::new()) }
+}
+
+fn final_folder(config: &PipelineConfig, stage: Stage) -> PathBuf {
+    config.out.join(stage.name()).join("final")
+}
+
+/// Replies of the model of `stage`; `None` when there is no such model or nothing to ask.
+fn measure(config: &PipelineConfig, stage: Stage, prompts: &[Prompt]) -> anyhow::Result<Option<Measured>> {
+    let folder = final_folder(config, stage);
+    if prompts.is_empty() || !folder.exists() {
+        return Ok(None);
+    }
+    tell(&format!("measuring {}", folder.display()));
+    let tokenizer = session::tokenizer(&folder, None)?;
+    let model = CausalLm::load(&folder, &session::frozen(Kind::Float))?;
+    let stop_ids = session::stop_ids(&tokenizer, model.config());
+    let questions = questions(&tokenizer, prompts)?;
+    // An id that cannot be decoded makes the reply wrong, as it should.
+    let decode = |ids: &[i64]| tokenizer.decode(ids, true).unwrap_or_else(|error| format!("<{error}>"));
+    let draw = |samples, temperature| {
+        let max_new_tokens = config.stages[&Stage::Ppo].ppo.max_new_tokens;
+        let drawing = Drawing { samples, temperature, max_new_tokens, seed: config.seed };
+        replies(&model, &questions, drawing, &stop_ids, &decode)
+    };
+    Ok(Some(Measured { greedy: draw(1, 0.0)?, sampled: draw(SAMPLES, 1.0)? }))
+}
+
+fn questions(tokenizer: &Tokenizer, prompts: &[Prompt]) -> anyhow::Result<Vec<Question>> {
+    prompts
+        .iter()
+        .map(|prompt| {
+            let answer = prompt.answer.clone().context("data/heldout.parquet: a row without `answer`")?;
+            Ok(Question { prompt: tokenizer.encode_prompt(&prompt.messages)?, answer })
+        })
+        .collect()
+}
+
+/// 1 for a right reply, 0 for a wrong one, question by question.
+fn rights(replies: &[Vec<Reply>]) -> Vec<Vec<f64>> {
+    let right = |reply: &Reply| f64::from(u8::from(reply.right));
+    replies.iter().map(|replies| replies.iter().map(right).collect()).collect()
+}
+
+fn scores(measured: Option<&Measured>) -> anyhow::Result<Option<Scores>> {
+    let Some(measured) = measured else { return Ok(None) };
+    let right = measured.greedy.iter().flatten().filter(|reply| reply.right).count() as u64;
+    let greedy = wilson(right, measured.greedy.len() as u64)?;
+    let sampled = mean_of_items(&rights(&measured.sampled), Interval::Normal)?;
+    Ok(Some(Scores { greedy: Some(Score::from(greedy)), sampled: Some(Score::from(sampled)) }))
+}
+
+fn gain(before: &[Vec<Reply>], after: &[Vec<Reply>]) -> anyhow::Result<Gain> {
+    let items = |replies| average_items(&rights(replies));
+    let difference = paired_difference(&items(before)?, &items(after)?)?;
+    Ok(Gain { mean: difference.normal.mean, low: difference.bootstrap_low, high: difference.bootstrap_high })
+}
+
+/// How often the reward model ranks held-out pairs right.
+fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> {
+    let folder = final_folder(config, Stage::Rm);
+    let stage = &config.stages[&Stage::Rm];
+    let mut files = stage.data.eval.0.clone();
+    let made = config.out.join("data/heldout_preference.parquet");
+    if files.is_empty() && made.exists() {
+        files.push(made.display().to_string());
+    }
+    if files.is_empty() || !folder.exists() {
+        return Ok(None);
+    }
+    let tokenizer = session::tokenizer(&folder, None)?;
+    let model = ScalarModel::load(&folder, &session::frozen(Kind::Float))?;
+    let options =
+        LoadOptions { layout: None, max_length: stage.data.max_length, on_overlong: Overlong::Drop };
+    let pairs = EncodedDataset::<PreferenceRow>::load(&files, &tokenizer, &options)?;
+    let rights = rlhf::reward::evaluate(&model, &pairs.rows, stage.train.micro_batch_size).rights();
+    // A tie is half right; for the interval two of them are one right and one wrong.
+    let right = rights.iter().sum::<f64>();
+    let estimate = wilson(right.round() as u64, rights.len() as u64)?;
+    let accuracy = right / rights.len() as f64;
+    Ok(Some(RewardModel {
+        accuracy: accuracy.clamp(estimate.low, estimate.high),
+        low: estimate.low,
+        high: estimate.high,
+        n: rights.len() as u64,
+    }))
+}
+
+/// The rows of a stage's `metrics.jsonl`.
+fn metrics(config: &PipelineConfig, stage: Stage) -> anyhow::Result<Vec<Value>> {
+    let path = config.out.join(stage.name()).join("metrics.jsonl");
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    text.lines().map(|line| serde_json::from_str(line).with_context(|| path.display().to_string())).collect()
+}
+
+/// A metric over the steps of a stage.
+fn points(config: &PipelineConfig, stage: Stage, metric: &str) -> anyhow::Result<Vec<(f64, f64)>> {
+    let point = |row: &Value| Some((row["step"].as_f64()?, row[metric].as_f64()?));
+    Ok(metrics(config, stage)?.iter().filter_map(point).collect())
+}
+
+fn last_metric(config: &PipelineConfig, stage: Stage, metric: &str) -> anyhow::Result<Option<f64>> {
+    Ok(points(config, stage, metric)?.last().map(|&(_, value)| value))
+}
+
+fn curves(config: &PipelineConfig) -> anyhow::Result<Vec<Curve>> {
+    let mut curves = Vec::new();
+    for (stage, metric) in CURVES {
+        let points = points(config, stage, metric)?;
+        if points.len() > 1 {
+            curves.push(Curve { stage: stage.name().to_owned(), metric: metric.to_owned(), points });
+        }
+    }
+    Ok(curves)
+}
+
+/// Questions spread over the held-out rows, with the greedy reply of each model.
+fn samples(prompts: &[Prompt], models: &PerModel<Measured>) -> Vec<Sample> {
+    let every = prompts.len().div_ceil(SHOWN).max(1);
+    let reply =
+        |model: &Option<Measured>, row: usize| model.as_ref().map(|model| model.greedy[row][0].clone());
+    let turns = |prompt: &Prompt| {
+        prompt.messages.iter().map(|message| message.content.as_str()).collect::<Vec<_>>().join(" / ")
+    };
+    (0..prompts.len())
+        .step_by(every)
+        .map(|row| Sample {
+            prompt: turns(&prompts[row]),
+            answer: prompts[row].answer.clone().unwrap_or_default(),
+            replies: PerModel {
+                base: reply(&models.base, row),
+                sft: reply(&models.sft, row),
+                ppo: reply(&models.ppo, row),
+            },
+        })
+        .collect()
+}
+
+fn stage_seconds(seconds: &BTreeMap<Part, f64>, eval: f64) -> Seconds {
+    let of = |part| seconds.get(&part).copied();
+    let data = [Part::Data, Part::Tokenizer].into_iter().filter_map(of).reduce(|left, right| left + right);
+    Seconds {
+        data,
+        base: of(Part::Base),
+        sft: of(Part::Sft),
+        rm: of(Part::Rm),
+        ppo: of(Part::Ppo),
+        eval: Some(eval),
+    }
+}
+
+fn settings(config: &PipelineConfig) -> Map<String, Value> {
+    let mut settings = Map::new();
+    settings.insert("seed".into(), json!(config.seed));
+    settings.insert("hidden size".into(), json!(config.base.hidden_size));
+    settings.insert("layers".into(), json!(config.base.num_hidden_layers));
+    for (stage, run) in &config.stages {
+        if let Some(steps) = run.train.steps {
+            settings.insert(format!("{} steps", stage.name()), json!(steps));
+        }
+        settings.insert(format!("{} learning rate", stage.name()), json!(run.train.lr));
+    }
+    let ppo = &config.stages[&Stage::Ppo].ppo;
+    settings.insert("ppo iterations".into(), json!(ppo.iterations));
+    settings
+        .insert("ppo replies an iteration".into(), json!(ppo.rollout_batch_size * ppo.samples_per_prompt));
+    settings.insert("ppo KL coefficient".into(), json!(ppo.kl_coef));
+    settings
+}
+
+fn machine() -> Map<String, Value> {
+    let mut machine = Map::new();
+    machine.insert("processor".into(), json!(processor()));
+    machine.insert("threads".into(), json!(tch::get_num_threads()));
+    machine.insert("version".into(), json!(env!("CARGO_PKG_VERSION")));
+    machine
+}
+
+fn processor() -> String {
+    let text = std::fs::read_to_string(Path::new("/proc/cpuinfo")).unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+/// The figures that matter, on stderr.
+fn summary(report: &Report) {
+    let percent = |score: &Option<Score>| score.map_or("-".into(), |s| format!("{:.1} %", s.mean * 100.0));
+    let rows = [
+        ("base", &report.exact_match.base),
+        ("sft", &report.exact_match.sft),
+        ("ppo", &report.exact_match.ppo),
+    ];
+    for (name, scores) in rows {
+        if let Some(scores) = scores {
+            let (greedy, sampled) = (percent(&scores.greedy), percent(&scores.sampled));
+            tell(&format!("{name:>5}: exact match {greedy} greedy, {sampled} sampled"));
+        }
+    }
+    if let Some(Gain { mean, low, high }) = report.paired_gain {
+        tell(&format!(
+            "ppo over sft, sampled: {:+.1} points [{:+.1}, {:+.1}]",
+            mean * 100.0,
+            low * 100.0,
+            high * 100.0
+        ));
+    }
+    if let Some(model) = report.reward_model {
+        tell(&format!("reward model: {:.1} % of {} held-out pairs", model.accuracy * 100.0, model.n));
+    }
+}

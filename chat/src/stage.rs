@@ -1,0 +1,122 @@
+//! One training stage from its resolved configuration: load, check, train. `sft`, `rm`, `ppo` and every part of `pipeline` end here.
+
+mod base;
+mod plan;
+mod ppo;
+mod rm;
+mod rows;
+mod sft;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use datasets::Tokenizer;
+use models::causal_lm::LoadOptions;
+use rlhf::event::Recorder;
+use rlhf::run::{Cadence, Run};
+use tch::Device;
+
+use crate::config::{RunConfig, Stage};
+use crate::session;
+
+pub(crate) use base::Network;
+pub(crate) use plan::Plan;
+
+/// What surrounds a stage.
+pub(crate) struct Around<'a> {
+    /// Who listens.
+    pub(crate) recorder: &'a mut dyn Recorder,
+    /// Set when a person asks the stage to end.
+    pub(crate) interrupted: &'a AtomicBool,
+    /// Go on from the newest checkpoint.
+    pub(crate) resume: bool,
+    /// Print what would be done, and stop before the run folder is made.
+    pub(crate) dry_run: bool,
+}
+
+/// Runs a stage that starts from a model folder.
+pub(crate) fn run(stage: Stage, config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
+    match stage {
+        Stage::Base => anyhow::bail!("the base model is trained by `pipeline`"),
+        Stage::Sft => sft::run(config, around),
+        Stage::Rm => rm::run(config, around),
+        Stage::Ppo => ppo::run(config, around),
+    }
+}
+
+/// Trains a new network on plain text.
+pub(crate) fn run_base(
+    config: &RunConfig,
+    network: &Network<'_>,
+    around: &mut Around<'_>,
+) -> anyhow::Result<()> {
+    base::run(config, network, around)
+}
+
+/// The folder that the model is loaded from: the newest checkpoint of a resumed run, else what `[model] path` names.
+fn start_folder(config: &RunConfig, resume: bool) -> anyhow::Result<PathBuf> {
+    if resume { Ok(Run::newest_checkpoint(&config.out)?) } else { session::folder(&config.model.path) }
+}
+
+/// The tokenizer of a stage: what `[tokenizer]` names, else that of the model.
+fn tokenizer(config: &RunConfig, model: &Path) -> anyhow::Result<Tokenizer> {
+    let folder = match &config.tokenizer.path {
+        Some(path) => session::folder(path)?,
+        None => model.to_owned(),
+    };
+    session::tokenizer(&folder, config.tokenizer.template.as_deref())
+}
+
+fn trainable(config: &RunConfig) -> LoadOptions {
+    LoadOptions { kind: config.model.dtype.kind(), device: Device::Cpu, trainable: true }
+}
+
+/// Shows the plan; opens the run folder and runs `stage` in it, unless only the plan was asked for.
+fn in_run_folder(
+    stage: Stage,
+    config: &RunConfig,
+    plan: &Plan,
+    tokenizer: &Tokenizer,
+    around: &mut Around<'_>,
+    train: impl FnOnce(&mut Run<'_>) -> Result<(), rlhf::Error>,
+) -> anyhow::Result<()> {
+    plan.show();
+    if around.dry_run {
+        return Ok(());
+    }
+    crate::record::open_folder(&config.out, &config.to_toml(stage)?, around.resume)?;
+    plan.write(&config.out)?;
+    let resume = if around.resume { Some(Run::newest_checkpoint(&config.out)?) } else { None };
+    let mut files = crate::record::Many(vec![
+        Box::new(crate::record::Rows::new(&config.out)),
+        Box::new(crate::record::Events::new(&config.out)),
+    ]);
+    let mut recorder = Both(&mut files, around.recorder);
+    let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
+    let mut run = Run {
+        stage: stage.name(),
+        out: &config.out,
+        seed: config.seed,
+        cadence: Cadence {
+            checkpoint: config.checkpoint.every,
+            keep: config.checkpoint.keep,
+            log: config.log.every,
+            eval: config.eval.every,
+        },
+        resume,
+        interrupted: around.interrupted,
+        recorder: &mut recorder,
+        companions: &companions,
+    };
+    Ok(train(&mut run)?)
+}
+
+/// The files of the run folder first, then whoever else listens.
+struct Both<'a>(&'a mut dyn Recorder, &'a mut dyn Recorder);
+
+impl Recorder for Both<'_> {
+    fn record(&mut self, event: &rlhf::event::Event<'_>) -> Result<(), rlhf::Error> {
+        self.0.record(event)?;
+        self.1.record(event)
+    }
+}

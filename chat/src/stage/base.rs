@@ -1,0 +1,63 @@
+//! The base model of a pipeline: a LLaMA of the size that `[base]` says, trained from nothing on plain text.
+
+use std::path::Path;
+
+use datasets::Tokenizer;
+use models::causal_lm::CausalLm;
+use models::config::Config;
+use rlhf::run::Run;
+use serde_json::json;
+
+use super::{Around, rows, sft, trainable};
+use crate::config::section::BaseSection;
+use crate::config::{RunConfig, Stage};
+
+/// What a new network is made of.
+pub(crate) struct Network<'a> {
+    /// Its sizes.
+    pub(crate) base: &'a BaseSection,
+    /// The folder of its tokenizer.
+    pub(crate) tokenizer: &'a Path,
+}
+
+pub(super) fn run(config: &RunConfig, network: &Network<'_>, around: &mut Around<'_>) -> anyhow::Result<()> {
+    let tokenizer = Tokenizer::from_folder(network.tokenizer)?;
+    let model = if around.resume {
+        CausalLm::load(&Run::newest_checkpoint(&config.out)?, &trainable(config))?
+    } else {
+        CausalLm::random(network.config(&tokenizer)?, config.seed, &trainable(config))?
+    };
+    let train = rows::demonstrations(&config.data.train, &tokenizer, &config.data)?;
+    let eval = rows::demonstrations(&config.data.eval, &tokenizer, &config.data)?;
+    sft::train_on(Stage::Base, config, &model, [&train, &eval], &tokenizer, around)
+}
+
+impl Network<'_> {
+    /// As HF writes it.
+    fn config(&self, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
+        let base = self.base;
+        let config = json!({
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": tokenizer.vocab_size(),
+            "hidden_size": base.hidden_size,
+            "intermediate_size": base.intermediate_size,
+            "num_hidden_layers": base.num_hidden_layers,
+            "num_attention_heads": base.num_attention_heads,
+            "num_key_value_heads": base.num_key_value_heads,
+            "max_position_embeddings": base.max_position_embeddings,
+            "rope_theta": base.rope_theta,
+            "rms_norm_eps": 1e-5,
+            "hidden_act": "silu",
+            "attention_bias": false,
+            "attention_dropout": 0.0,
+            "mlp_bias": false,
+            "initializer_range": 0.02,
+            "tie_word_embeddings": base.tie_word_embeddings,
+            "bos_token_id": tokenizer.bos_id(),
+            "eos_token_id": tokenizer.eos_id(),
+            "pad_token_id": tokenizer.pad_id(),
+        });
+        Ok(Config::from_json(&config.to_string(), "[base]")?)
+    }
+}

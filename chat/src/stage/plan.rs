@@ -1,0 +1,81 @@
+//! What a stage is going to do, before it does it.
+
+use std::path::Path;
+
+use gemini::TrainConfig;
+use serde::Serialize;
+
+use crate::command::tell;
+use crate::record;
+
+/// The size of a run.
+#[derive(Debug, Serialize)]
+pub(crate) struct Plan {
+    /// The stage.
+    pub(crate) stage: &'static str,
+    /// Values of each model, by its role.
+    pub(crate) parameters: Vec<(&'static str, usize)>,
+    /// Rows to learn from.
+    pub(crate) rows: usize,
+    /// Rows left out because they were too long or had nothing to learn from.
+    pub(crate) dropped: usize,
+    /// Tokens of all rows.
+    pub(crate) tokens: usize,
+    /// Optimiser steps; for PPO, iterations.
+    pub(crate) steps: u64,
+    /// Rows of one optimiser step; for PPO, replies of one iteration.
+    pub(crate) rows_per_step: usize,
+    /// Weights, gradients and optimiser state of all models, without activations.
+    pub(crate) model_bytes: usize,
+}
+
+impl Plan {
+    /// The plan of a stage that trains one model on rows.
+    pub(crate) fn one_model(
+        stage: &'static str,
+        parameters: usize,
+        rows: [usize; 3],
+        units: usize,
+        train: &TrainConfig,
+    ) -> Self {
+        let [rows, dropped, tokens] = rows;
+        Self {
+            stage,
+            parameters: vec![("model", parameters)],
+            rows,
+            dropped,
+            tokens,
+            steps: train.total_steps(units),
+            rows_per_step: train.batch_size(),
+            model_bytes: parameters * TRAINED_BYTES,
+        }
+    }
+
+    /// Prints the plan for people.
+    pub(crate) fn show(&self) {
+        let models: Vec<String> = self
+            .parameters
+            .iter()
+            .map(|(role, count)| format!("{role} {:.2} M", *count as f64 / 1e6))
+            .collect();
+        let dropped = if self.dropped > 0 { format!(" ({} left out)", self.dropped) } else { String::new() };
+        tell(&format!(
+            "{}: {} parameters; {} rows{dropped}, {:.2} M tokens; {} steps of {} rows; {:.0} MiB of weights and optimiser state",
+            self.stage,
+            models.join(", "),
+            self.rows,
+            self.tokens as f64 / 1e6,
+            self.steps,
+            self.rows_per_step,
+            self.model_bytes as f64 / f64::from(1 << 20),
+        ));
+    }
+
+    /// Writes `plan.json`.
+    pub(crate) fn write(&self, out: &Path) -> anyhow::Result<()> {
+        Ok(record::write_whole(&out.join("plan.json"), serde_json::to_string_pretty(self)?.as_bytes())?)
+    }
+}
+
+/// fp32 weights, gradient and two moments of one trained value. (bf16 weights with an fp32 master take as much.)
+pub(crate) const TRAINED_BYTES: usize = 16;

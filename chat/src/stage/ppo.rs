@@ -1,0 +1,87 @@
+//! The stage `ppo`: four models in one process.
+
+use models::causal_lm::CausalLm;
+use models::scalar_model::ScalarModel;
+use parallel::Segmented;
+use rlhf::ppo::{Data, Ppo};
+use rlhf::rollout::Judges;
+use tch::Kind;
+
+use super::{Around, Plan, in_run_folder, plan, rm, rows, tokenizer, trainable};
+use crate::config::{ConfigError, RunConfig, Stage};
+use crate::session::{self, frozen};
+
+/// The roles, as models of their own.
+struct Models {
+    policy: CausalLm,
+    reference: CausalLm,
+    critic: ScalarModel,
+    reward: ScalarModel,
+}
+
+pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
+    if around.resume {
+        return Err(ConfigError::PpoResume.into());
+    }
+    let folder = session::folder(&config.model.path)?;
+    let tokenizer = tokenizer(config, &folder)?;
+    let models = Models::load(config, &folder)?;
+    session::check_vocabulary(&tokenizer, models.policy.config())?;
+    let prompts = rows::prompts(&config.data.train, &tokenizer, &config.data)?;
+    let ptx = rows::demonstrations(&config.data.ptx, &tokenizer, &config.data)?;
+    let plan = models.plan(config, &prompts);
+    let stop_ids = session::stop_ids(&tokenizer, models.policy.config());
+    // Only for people to read: an id that cannot be decoded is shown as such and stops nothing.
+    let decode = |ids: &[i64]| tokenizer.decode(ids, true).unwrap_or_else(|error| format!("<{error}>"));
+    let judges = Judges {
+        policy: &models.policy,
+        reference: &models.reference,
+        critic: &models.critic,
+        reward: &models.reward,
+    };
+    let data = Data { prompts: &prompts.rows, ptx: &ptx.rows, stop_ids: &stop_ids, decode: &decode };
+    let mut stage = Ppo::new(judges, data, &config.ppo, &config.train, config.seed)?;
+    in_run_folder(Stage::Ppo, config, &plan, &tokenizer, around, |run| stage.train(run))
+}
+
+impl Models {
+    fn load(config: &RunConfig, policy: &std::path::Path) -> anyhow::Result<Self> {
+        let options = trainable(config);
+        let reward = session::folder(&config.ppo.reward_model)?;
+        let critic =
+            config.ppo.critic_model.as_deref().map_or_else(|| Ok(reward.clone()), session::folder)?;
+        let reference =
+            config.ppo.reference_model.as_deref().map_or_else(|| Ok(policy.to_owned()), session::folder)?;
+        Ok(Self {
+            policy: CausalLm::load(policy, &options)?,
+            reference: CausalLm::load(&reference, &frozen(options.kind))?,
+            critic: rm::load(&critic, config.seed, &options)?,
+            reward: ScalarModel::load(&reward, &frozen(Kind::Float))?,
+        })
+    }
+
+    fn plan(&self, config: &RunConfig, prompts: &rows::Encoded<datasets::PromptRow>) -> Plan {
+        let parameters = vec![
+            ("policy", size(&self.policy)),
+            ("critic", size(&self.critic)),
+            ("reference", size(&self.reference)),
+            ("reward", size(&self.reward)),
+        ];
+        let trained = parameters[0].1 + parameters[1].1;
+        let frozen = parameters[2].1 + parameters[3].1;
+        Plan {
+            stage: Stage::Ppo.name(),
+            rows: prompts.rows.len(),
+            dropped: prompts.dropped,
+            tokens: prompts.tokens,
+            steps: config.ppo.iterations,
+            rows_per_step: config.ppo.rollout_batch_size * config.ppo.samples_per_prompt,
+            model_bytes: trained * plan::TRAINED_BYTES + frozen * 4,
+            parameters,
+        }
+    }
+}
+
+fn size(model: &impl Segmented) -> usize {
+    model.parameters().iter().map(parallel::Parameter::num_elements).sum()
+}

@@ -1,0 +1,37 @@
+//! The stage `rm`.
+
+use std::path::Path;
+
+use models::causal_lm::LoadOptions;
+use models::scalar_model::ScalarModel;
+use parallel::Segmented;
+use rlhf::reward;
+
+use super::{Around, Plan, in_run_folder, rows, start_folder, tokenizer, trainable};
+use crate::config::{RunConfig, Stage};
+use crate::session;
+
+pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
+    let folder = start_folder(config, around.resume)?;
+    let tokenizer = tokenizer(config, &folder)?;
+    let model = load(&folder, config.seed, &trainable(config))?;
+    session::check_vocabulary(&tokenizer, model.config())?;
+    let train = rows::preferences(&config.data.train, &tokenizer, &config.data)?;
+    let eval = rows::preferences(&config.data.eval, &tokenizer, &config.data)?;
+    let data = reward::Data { train: &train.rows, eval: &eval.rows, shuffle: config.data.shuffle };
+    let parameters = model.parameters().iter().map(parallel::Parameter::num_elements).sum();
+    let sizes = [train.rows.len(), train.dropped, train.tokens];
+    let plan = Plan::one_model(Stage::Rm.name(), parameters, sizes, train.rows.len(), &config.train);
+    in_run_folder(Stage::Rm, config, &plan, &tokenizer, around, |run| {
+        reward::train(&model, &data, &config.reward, &config.train, run)
+    })
+}
+
+/// A scalar model: a sequence-classification folder as it is, a causal language model with a new score head.
+pub(super) fn load(folder: &Path, seed: u64, options: &LoadOptions) -> anyhow::Result<ScalarModel> {
+    let config = models::config::Config::from_folder(folder)?;
+    if config.is_sequence_classification() {
+        return Ok(ScalarModel::load(folder, options)?);
+    }
+    Ok(ScalarModel::from_causal_lm(folder, seed, options)?)
+}
