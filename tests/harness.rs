@@ -1,0 +1,114 @@
+//! Runs the binary in a folder of its own and keeps what it said.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+/// A folder that goes away with the test.
+pub struct Scratch {
+    folder: TempDir,
+}
+
+/// What a run said and how it ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The exit code.
+    pub code: i32,
+    /// Data.
+    pub stdout: String,
+    /// Progress and errors.
+    pub stderr: String,
+}
+
+impl Scratch {
+    /// An empty folder.
+    pub fn new() -> Self {
+        Self { folder: tempfile::tempdir().expect("a scratch folder") }
+    }
+
+    /// A path inside.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a file inside.
+    pub fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).expect("a scratch file");
+    }
+
+    /// Reads a file inside.
+    pub fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    /// The names inside, sorted.
+    pub fn names(&self) -> Vec<String> {
+        names(self.folder.path())
+    }
+
+    /// Runs the binary here with words split at spaces.
+    pub fn run(&self, line: &str) -> Outcome {
+        self.run_with(&line.split(' ').collect::<Vec<_>>(), "")
+    }
+
+    /// Runs the binary here with `input` on its stdin.
+    pub fn run_with(&self, words: &[&str], input: &str) -> Outcome {
+        let mut child = self.command(words).stdin(Stdio::piped()).spawn().expect("the binary starts");
+        let mut stdin = child.stdin.take().expect("stdin is a pipe");
+        // A program that fails early does not read its input.
+        let _ = stdin.write_all(input.as_bytes());
+        drop(stdin);
+        let output = child.wait_with_output().expect("the binary ends");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        Outcome {
+            code: output.status.code().unwrap_or(-1),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    }
+
+    /// The binary, ready to start here without network and with one thread.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_colossal-chat"));
+        command.args(["--threads", "1"]).args(words).current_dir(self.folder.path());
+        command.env("HF_HUB_OFFLINE", "1").env("NO_COLOR", "1");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null());
+        command
+    }
+}
+
+impl Outcome {
+    /// Fails unless the run ended with `code` and one error line that holds every one of `words`.
+    #[track_caller]
+    pub fn fails(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, code, "{self:#?}");
+        assert_eq!(self.stderr.matches("error: ").count(), 1, "{self:#?}");
+        for word in words {
+            assert!(self.stderr.contains(word), "{word:?} is not in {self:#?}");
+        }
+    }
+
+    /// Fails unless the run was successful; gives its data.
+    #[track_caller]
+    pub fn succeeds(&self) -> &str {
+        assert_eq!(self.code, 0, "{self:#?}");
+        &self.stdout
+    }
+
+    /// The data as JSON, one value a line.
+    #[track_caller]
+    pub fn rows(&self) -> Vec<serde_json::Value> {
+        self.succeeds().lines().map(|line| serde_json::from_str(line).expect("a row of JSON")).collect()
+    }
+}
+
+/// The names in a folder, sorted.
+pub fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("a folder");
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}

@@ -1,0 +1,195 @@
+//! A model from nothing: rows, tokenizer, random weights; and the commands that run it.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::harness::{Scratch, names};
+
+const CONFIG: &str = r#"{
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 32,
+  "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "max_position_embeddings": 96, "rms_norm_eps": 1e-5, "vocab_size": 320, "tie_word_embeddings": true,
+  "rope_theta": 10000.0, "initializer_range": 0.02
+}"#;
+
+/// One model for all tests of this file.
+fn world() -> &'static Scratch {
+    static WORLD: OnceLock<Scratch> = OnceLock::new();
+    WORLD.get_or_init(|| {
+        let scratch = Scratch::new();
+        let sizes = "--train 40 --preferences 20 --prompts 10 --pretraining 200 --heldout 10 --heldout-preferences 10";
+        scratch.run(&format!("data synth --out data --seed 3 {sizes}")).succeeds();
+        scratch.run("data tokenizer data/text.parquet --vocab-size 320 --out tokenizer").succeeds();
+        scratch.write("config.json", CONFIG);
+        scratch.run("model init config.json --tokenizer tokenizer --seed 5 --out model").succeeds();
+        add_score(&scratch.path("model"), &scratch.path("judge"));
+        scratch
+    })
+}
+
+/// Copies a model folder and gives it a score weight of ones.
+fn add_score(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for name in names(from) {
+        std::fs::copy(from.join(&name), to.join(&name)).unwrap();
+    }
+    let weights = to.join("model.safetensors");
+    let bytes = std::fs::read(&weights).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let mut data = bytes[8 + length..].to_vec();
+    let range = [data.len(), data.len() + 32 * 4];
+    header["score.weight"] = serde_json::json!({"dtype": "F32", "shape": [1, 32], "data_offsets": range});
+    data.extend([1f32; 32].iter().flat_map(|number| number.to_le_bytes()));
+    let header = header.to_string();
+    let text = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    std::fs::write(&weights, text).unwrap();
+    let config = CONFIG.replace("LlamaForCausalLM", "LlamaForSequenceClassification");
+    std::fs::write(to.join("config.json"), config.replacen('{', "{\"num_labels\": 1, ", 1)).unwrap();
+}
+
+#[test]
+fn synthetic_rows_pass_the_check() {
+    for (file, layout, rows) in [
+        ("sft", "messages", 40),
+        ("preference", "preference", 20),
+        ("prompts", "prompt", 10),
+        ("heldout", "prompt", 10),
+        ("heldout_preference", "preference", 10),
+        ("text", "text", 200),
+    ] {
+        let outcome = world().run(&format!("data check data/{file}.parquet --tokenizer tokenizer --json"));
+        let report: serde_json::Value = serde_json::from_str(outcome.succeeds()).unwrap();
+        assert_eq!((&report["layout"], &report["rows"]), (&layout.into(), &rows.into()), "{file}");
+        assert!(report["tokens"]["longest"].as_u64().unwrap() > 3, "{report:#}");
+    }
+}
+
+#[test]
+fn the_same_seed_makes_the_same_folder() {
+    let scratch = world();
+    scratch.run("model init config.json --tokenizer tokenizer --seed 5 --out again").succeeds();
+    let bytes = |folder: &str| std::fs::read(scratch.path(folder).join("model.safetensors")).unwrap();
+    assert!(bytes("model") == bytes("again"));
+    scratch.run("model init config.json --out again").fails(2, &["exists already"]);
+}
+
+#[test]
+fn model_info_counts_the_parameters() {
+    let outcome = world().run("model info model --json");
+    let info: serde_json::Value = serde_json::from_str(outcome.succeeds()).unwrap();
+    // Embedding 320 x 32; a layer: q 32 x 32, k and v 16 x 32, o 32 x 32, three of 64 x 32, two norms; last norm.
+    let layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32 + 2 * 32;
+    assert_eq!(info["parameters"], 320 * 32 + 2 * layer + 32);
+    assert_eq!(info["tokenizer"]["chat_template"], true);
+}
+
+#[test]
+fn replies_are_rows_and_depend_on_the_seed_alone() {
+    let scratch = world();
+    scratch.write("prompts.jsonl", "{\"text\": \"2 + 2?\"}\n{\"ids\": [7, 8, 9]}\n{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n");
+    let line = "generate --model model --input prompts.jsonl --max-new-tokens 6 --ignore-eos --seed 4";
+    let first = scratch.run(line);
+    let rows = first.rows();
+    assert_eq!(rows.len(), 3);
+    for row in &rows {
+        assert_eq!(row["ids"].as_array().unwrap().len(), 6);
+        assert_eq!(row["finish_reason"], "length");
+        assert!(row["text"].is_string());
+    }
+    assert_eq!(scratch.run(&format!("{line} --batch-size 1")).stdout, first.stdout);
+    assert_ne!(scratch.run(&line.replace("--seed 4", "--seed 5")).stdout, first.stdout);
+    scratch.run(&format!("{line} --output replies.jsonl")).succeeds();
+    assert_eq!(scratch.read("replies.jsonl"), first.stdout);
+}
+
+#[test]
+fn logprobs_have_as_many_entries_as_ids_and_the_first_is_null() {
+    let scratch = world();
+    scratch.write("texts.jsonl", "{\"ids\": [7, 8, 9, 10]}\n{\"ids\": [7]}\n{\"ids\": [7, 8]}\n");
+    let rows = scratch.run("logprobs --model model --input texts.jsonl --batch-size 2").rows();
+    let numbers = |row: usize| rows[row]["logprobs"].as_array().unwrap().clone();
+    assert_eq!([numbers(0).len(), numbers(1).len(), numbers(2).len()], [4, 1, 2]);
+    assert!(rows.iter().all(|row| row["logprobs"][0].is_null()));
+    // Small random weights: every token is about as likely, ln 320 = 5.77.
+    assert!(numbers(0)[1..].iter().all(|number| (number.as_f64().unwrap() + 5.77).abs() < 1.0), "{rows:?}");
+    // What comes after does not change what was before.
+    assert!((numbers(0)[1].as_f64().unwrap() - numbers(2)[1].as_f64().unwrap()).abs() < 1e-5);
+}
+
+#[test]
+fn a_score_for_each_row() {
+    let scratch = world();
+    scratch.write("said.jsonl", "{\"ids\": [7, 8]}\n{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": \"a\"}]}\n");
+    let rows = scratch.run("reward --model judge --input said.jsonl").rows();
+    assert!(rows.len() == 2 && rows.iter().all(|row| row["score"].as_f64().unwrap().is_finite()), "{rows:?}");
+    scratch.run("reward --model model --input said.jsonl").fails(3, &["score.weight"]);
+}
+
+#[test]
+fn in_a_pipe_chat_prints_the_answer_and_nothing_else() {
+    let scratch = world();
+    let words = ["chat", "--model", "model", "--max-new-tokens", "5", "--ignore-eos", "--temperature", "0"];
+    let outcome = scratch.run_with(&words, "hi\n");
+    assert!(outcome.succeeds().ends_with('\n') && outcome.stderr.is_empty(), "{outcome:#?}");
+    assert_eq!(scratch.run_with(&words, "hi\n").stdout, outcome.stdout);
+    scratch.run_with(&words, "").fails(2, &["stdin"]);
+}
+
+#[test]
+fn rows_and_folders_that_do_not_fit_the_model_are_refused() {
+    let scratch = world();
+    scratch.write("bad.jsonl", "{\"ids\": [1]}\n{\"ids\": [320]}\n");
+    let outcome = scratch.run("logprobs --model model --input bad.jsonl --output bad.out.jsonl");
+    outcome.fails(3, &["bad.jsonl row 1", "token id 320 is outside the vocabulary of 320"]);
+    assert!(!scratch.path("bad.out.jsonl").exists());
+    scratch.write("none.jsonl", "{\"words\": \"x\"}\n");
+    scratch
+        .run("generate --model model --input none.jsonl")
+        .fails(3, &["none.jsonl row 0", "text or ids or messages"]);
+    scratch.run("generate --model nowhere --prompt x").fails(2, &["nowhere: no such folder"]);
+    scratch.run("generate --model model --prompt x --temperature -1").fails(2, &["temperature"]);
+}
+
+#[test]
+fn truncated_weights_are_named() {
+    let scratch = Scratch::new();
+    add_score(&world().path("model"), &scratch.path("model"));
+    let weights = scratch.path("model").join("model.safetensors");
+    let bytes = std::fs::read(&weights).unwrap();
+    std::fs::write(&weights, &bytes[..bytes.len() - 9]).unwrap();
+    scratch
+        .run("generate --model model --prompt x")
+        .fails(3, &["model.safetensors is truncated", "copy it again"]);
+}
+
+#[test]
+fn a_real_model_tells_its_story() {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/models/stories260k"));
+    let Ok(folder) = folder.canonicalize() else {
+        eprintln!("skipped: there is no shared/models/stories260k beside the repository");
+        return;
+    };
+    let scratch = Scratch::new();
+    scratch.write("begin.jsonl", "{\"ids\": [1]}\n");
+    let folder = folder.display().to_string();
+    let words = [
+        "generate",
+        "--model",
+        &folder,
+        "--input",
+        "begin.jsonl",
+        "--raw",
+        "--temperature",
+        "0",
+        "--max-new-tokens",
+        "60",
+    ];
+    let rows = scratch.run_with(&words, "").rows();
+    let text = rows[0]["text"].as_str().unwrap().trim_start();
+    let story = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a";
+    assert!(text.starts_with(story), "{text}");
+    scratch
+        .run_with(&["generate", "--model", &folder, "--prompt", "x"], "")
+        .fails(3, &["no chat template", "--raw"]);
+}

@@ -1,0 +1,18 @@
+//! Whole runs through the binary, in scratch folders, without network.
+
+#![expect(missing_docs, clippy::unwrap_used, reason = "tests")]
+
+// Runs the binary and keeps what it said.
+mod harness;
+
+// Usage and configuration: code 2.
+mod usage;
+
+// Rows that cannot be used: code 3, and nothing half-written.
+mod rows;
+
+// A model from nothing, and the commands that run one.
+mod inference;
+
+// What a machine must have.
+mod doctor;
