@@ -44,10 +44,10 @@ impl Display {
         display
     }
 
-    fn steps(&mut self, step: u64, metrics: &Metrics) -> std::io::Result<()> {
+    fn steps(&mut self, step: u64, metrics: &Metrics, tokens: u64) -> std::io::Result<()> {
         let shown: Vec<(&str, f64)> =
             SHOWN.iter().filter_map(|&name| Some((name, metrics.get(name)?))).collect();
-        self.progress.count_tokens(metrics.get("tokens").unwrap_or(0.0) as u64);
+        self.progress.count_tokens(tokens);
         self.progress.update(step, &shown)
     }
 
@@ -60,7 +60,7 @@ impl Display {
     fn show(&mut self, event: &Event<'_>) -> std::io::Result<()> {
         match event {
             Event::Started { stage, total_steps, step } => self.progress.start_at(stage, *total_steps, *step),
-            Event::Step { step, metrics } => self.steps(*step, metrics),
+            Event::Step { step, metrics, tokens } => self.steps(*step, metrics, *tokens),
             Event::Evaluated { metrics, .. } => self.evaluation(metrics),
             Event::Checkpoint { path, .. } => self.progress.message(&format!("saved {}", path.display())),
             Event::Note(text) => self.progress.message(text),

@@ -108,7 +108,7 @@ impl Recorder for Rows {
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
         match event {
             Event::Started { step, .. } => self.start(*step),
-            Event::Step { step, metrics } | Event::Evaluated { step, metrics } => {
+            Event::Step { step, metrics, .. } | Event::Evaluated { step, metrics } => {
                 self.metrics(*step, metrics)
             }
             Event::Sample { step, prompt, reply, score } => {
@@ -144,7 +144,7 @@ impl Recorder for Events {
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
         match event {
             Event::Started { step, .. } => self.start(*step),
-            Event::Step { step, metrics } | Event::Evaluated { step, metrics } => match &mut self.writer {
+            Event::Step { step, metrics, .. } | Event::Evaluated { step, metrics } => match &mut self.writer {
                 Some(writer) => writer.scalars(*step, &metrics.0),
                 None => Ok(()),
             },
@@ -193,7 +193,7 @@ mod tests {
     fn step(rows: &mut Rows, step: u64, loss: f64) {
         let mut metrics = Metrics::default();
         metrics.push("loss", loss);
-        rows.record(&Event::Step { step, metrics: &metrics }).unwrap();
+        rows.record(&Event::Step { step, metrics: &metrics, tokens: 0 }).unwrap();
     }
 
     fn started(rows: &mut Rows, step: u64) {

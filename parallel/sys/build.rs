@@ -23,6 +23,8 @@ fn main() {
         .flag("-Wno-unused-parameter")
         .flag("-Wno-deprecated-declarations")
         .flag("-Wno-attributes")
-        .files(["cpp/error.cpp", "cpp/dispatch.cpp", "cpp/autograd.cpp", "cpp/runtime.cpp"])
+        .files(["cpp/error.cpp", "cpp/dispatch.cpp", "cpp/autograd.cpp", "cpp/runtime.cpp", "cpp/mkl.cpp"])
+        // Whole, since nobody but libtorch calls the function of mkl.cpp.
+        .link_lib_modifier("+whole-archive")
         .compile("colossal_shim");
 }

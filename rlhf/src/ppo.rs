@@ -129,6 +129,7 @@ impl<'a> Ppo<'a> {
         run.recorder.record(&Event::Started { stage: run.stage, total_steps: total, step: 0 })?;
         let policy = self.judges.policy;
         let save = |folder: &std::path::Path| Ok(policy.save(folder)?);
+        let mut untold = 0;
         for iteration in 1..=total {
             let started = Instant::now();
             let mut experiences = self.roll_out(iteration)?;
@@ -138,13 +139,15 @@ impl<'a> Ppo<'a> {
             let looked_at = started.elapsed().as_secs_f64() - rolled_out;
             self.update(trajectories, iteration)?.report(&mut metrics);
             let seconds = started.elapsed().as_secs_f64();
-            metrics.push("tokens", experiences.iter().map(|experience| experience.ids.len()).sum::<usize>() as f64);
+            let tokens = experiences.iter().map(|experience| experience.ids.len()).sum::<usize>();
+            untold += tokens as u64;
+            metrics.push("tokens", tokens as f64);
             metrics.push("timing/rollout", rolled_out);
             metrics.push("timing/score", looked_at);
             metrics.push("timing/update", seconds - rolled_out - looked_at);
             metrics.push("seconds", seconds);
             if run.logs(iteration, total) {
-                run.record_step(iteration, &metrics)?;
+                run.record_step(iteration, &metrics, std::mem::take(&mut untold))?;
                 self.show_sample(iteration, &experiences[0], run)?;
             }
             run.after_iteration(iteration, &save)?;

@@ -53,6 +53,7 @@ pub fn train(
         None => Sampler::new(data.train.len(), run.seed, data.shuffle)?,
     };
     let save = |folder: &std::path::Path| Ok(model.save(folder)?);
+    let mut untold = 0;
     while engine.step_count() < total_steps {
         let started = Instant::now();
         let pairs: Vec<&PreferenceRow> =
@@ -69,6 +70,7 @@ pub fn train(
                 Ok::<_, Error>(loss / pairs.len() as f64)
             })?;
         }
+        untold += tokens as u64;
         let report = engine.step()?;
         if run.logs(report.step, total_steps) {
             let mut metrics = Metrics::default();
@@ -78,7 +80,7 @@ pub fn train(
             metrics.push("tokens", tokens as f64);
             metrics.push("seconds", started.elapsed().as_secs_f64());
             scores.metrics("", &mut metrics);
-            run.record_step(report.step, &metrics)?;
+            run.record_step(report.step, &metrics, std::mem::take(&mut untold))?;
         }
         if run.evaluates(report.step, total_steps) && !data.eval.is_empty() {
             let mut metrics = Metrics::default();

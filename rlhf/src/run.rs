@@ -84,8 +84,8 @@ impl Run<'_> {
         due(step, self.cadence.eval) || (step == total_steps && self.cadence.eval > 0)
     }
 
-    pub(crate) fn record_step(&mut self, step: u64, metrics: &Metrics) -> Result<(), Error> {
-        self.recorder.record(&Event::Step { step, metrics })
+    pub(crate) fn record_step(&mut self, step: u64, metrics: &Metrics, tokens: u64) -> Result<(), Error> {
+        self.recorder.record(&Event::Step { step, metrics, tokens })
     }
 
     pub(crate) fn record_evaluation(&mut self, step: u64, metrics: &Metrics) -> Result<(), Error> {

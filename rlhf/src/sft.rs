@@ -63,6 +63,7 @@ pub fn train(model: &CausalLm, data: &Data<'_>, config: &TrainConfig, run: &mut 
         None => Sampler::new(data.units.len(), run.seed, data.shuffle)?,
     };
     let save = |folder: &std::path::Path| Ok(model.save(folder)?);
+    let mut untold = 0;
     while engine.step_count() < total_steps {
         let started = Instant::now();
         let units = sampler.next_batch(config.batch_size());
@@ -71,6 +72,7 @@ pub fn train(model: &CausalLm, data: &Data<'_>, config: &TrainConfig, run: &mut 
             .map(|units| units.iter().flat_map(|&unit| &data.units[unit]).map(|&row| &data.train[row]).collect())
             .collect();
         let (loss, tokens) = accumulate(model, &micro_batches, 1.0, &mut engine)?;
+        untold += tokens as u64;
         let report = engine.step()?;
         if run.logs(report.step, total_steps) {
             let mut metrics = Metrics::default();
@@ -80,7 +82,7 @@ pub fn train(model: &CausalLm, data: &Data<'_>, config: &TrainConfig, run: &mut 
             metrics.push("tokens", tokens as f64);
             metrics.push("seconds", started.elapsed().as_secs_f64());
             metrics.push("epoch", sampler.epoch() as f64);
-            run.record_step(report.step, &metrics)?;
+            run.record_step(report.step, &metrics, std::mem::take(&mut untold))?;
         }
         if run.evaluates(report.step, total_steps) && !data.eval.is_empty() {
             run.record_evaluation(report.step, &evaluate(model, data.eval, config.micro_batch_size)?)?;

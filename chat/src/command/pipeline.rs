@@ -20,7 +20,7 @@ use crate::command::data::write_world;
 use crate::command::train::one_process;
 use crate::command::{prepare, tell};
 use crate::config::section::{Files, Part};
-use crate::config::{self, PipelineConfig, RunConfig, Stage};
+use crate::config::{self, ConfigError, PipelineConfig, RunConfig, Stage};
 use crate::display::Display;
 use crate::interrupt::Interrupt;
 use crate::record::write_whole;
@@ -46,6 +46,9 @@ pub(crate) fn run_config(
     threads: Option<usize>,
 ) -> anyhow::Result<()> {
     prepare(threads.or(config.threads))?;
+    if !resume && config.out.join("run.toml").exists() {
+        return Err(ConfigError::OutTaken(config.out).into());
+    }
     std::fs::create_dir_all(&config.out).with_context(|| config.out.display().to_string())?;
     write_whole(&config.out.join("run.toml"), config.to_toml()?.as_bytes())?;
     let interrupt = Interrupt::listen()?;
@@ -145,9 +148,6 @@ impl Pipeline {
         let config = self.stage_config(stage);
         if self.resume && config.out.join("final").exists() {
             return Ok(false);
-        }
-        if !self.resume && config.out.exists() {
-            std::fs::remove_dir_all(&config.out).with_context(|| config.out.display().to_string())?;
         }
         config.check(stage)?;
         let mut around = Around {
