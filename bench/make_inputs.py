@@ -5,6 +5,7 @@
 Versions used: torch 2.11.0, transformers 5.23.0, pyarrow.
 """
 
+import json
 import random
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 32000
 
@@ -48,9 +50,17 @@ def main():
     model = LlamaForCausalLM(config)
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
     model.save_pretrained(out / "model")
+    words = {f"w{token}": token for token in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="w1", eos_token="w2", pad_token="w0").save_pretrained(
+        out / "model"
+    )
     write(out / "fixed.parquet", rows(256, [256], 1))
     write(out / "ragged.parquet", rows(512, range(32, 257), 2))
-    write(out / "prompts.parquet", rows(32, [128], 3))
+    prompts = list(rows(32, [128], 3))
+    write(out / "prompts.parquet", prompts)
+    with open(out / "prompts.jsonl", "w") as file:
+        file.writelines(json.dumps({"ids": prompt}) + "\n" for prompt in prompts)
 
 
 if __name__ == "__main__":

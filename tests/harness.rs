@@ -7,54 +7,54 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 /// A folder that goes away with the test.
-pub struct Scratch {
+pub(crate) struct Scratch {
     folder: TempDir,
 }
 
 /// What a run said and how it ended.
 #[derive(Debug)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// The exit code.
-    pub code: i32,
+    pub(crate) code: i32,
     /// Data.
-    pub stdout: String,
+    pub(crate) stdout: String,
     /// Progress and errors.
-    pub stderr: String,
+    pub(crate) stderr: String,
 }
 
 impl Scratch {
     /// An empty folder.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().expect("a scratch folder") }
     }
 
     /// A path inside.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// Writes a file inside.
-    pub fn write(&self, name: &str, text: &str) {
+    pub(crate) fn write(&self, name: &str, text: &str) {
         std::fs::write(self.path(name), text).expect("a scratch file");
     }
 
     /// Reads a file inside.
-    pub fn read(&self, name: &str) -> String {
+    pub(crate) fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
     /// The names inside, sorted.
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         names(self.folder.path())
     }
 
     /// Runs the binary here with words split at spaces.
-    pub fn run(&self, line: &str) -> Outcome {
+    pub(crate) fn run(&self, line: &str) -> Outcome {
         self.run_with(&line.split(' ').collect::<Vec<_>>(), "")
     }
 
     /// Runs the binary here with `input` on its stdin.
-    pub fn run_with(&self, words: &[&str], input: &str) -> Outcome {
+    pub(crate) fn run_with(&self, words: &[&str], input: &str) -> Outcome {
         let mut child = self.command(words).stdin(Stdio::piped()).spawn().expect("the binary starts");
         let mut stdin = child.stdin.take().expect("stdin is a pipe");
         // A program that fails early does not read its input.
@@ -70,7 +70,7 @@ impl Scratch {
     }
 
     /// The binary, ready to start here without network and with one thread.
-    pub fn command(&self, words: &[&str]) -> Command {
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_colossal-chat"));
         command.args(["--threads", "1"]).args(words).current_dir(self.folder.path());
         command.env("HF_HUB_OFFLINE", "1").env("NO_COLOR", "1");
@@ -82,7 +82,7 @@ impl Scratch {
 impl Outcome {
     /// Fails unless the run ended with `code` and one error line that holds every one of `words`.
     #[track_caller]
-    pub fn fails(&self, code: i32, words: &[&str]) {
+    pub(crate) fn fails(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code, code, "{self:#?}");
         assert_eq!(self.stderr.matches("error: ").count(), 1, "{self:#?}");
         for word in words {
@@ -92,20 +92,20 @@ impl Outcome {
 
     /// Fails unless the run was successful; gives its data.
     #[track_caller]
-    pub fn succeeds(&self) -> &str {
+    pub(crate) fn succeeds(&self) -> &str {
         assert_eq!(self.code, 0, "{self:#?}");
         &self.stdout
     }
 
     /// The data as JSON, one value a line.
     #[track_caller]
-    pub fn rows(&self) -> Vec<serde_json::Value> {
+    pub(crate) fn rows(&self) -> Vec<serde_json::Value> {
         self.succeeds().lines().map(|line| serde_json::from_str(line).expect("a row of JSON")).collect()
     }
 }
 
 /// The names in a folder, sorted.
-pub fn names(folder: &Path) -> Vec<String> {
+pub(crate) fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).expect("a folder");
     let mut names: Vec<String> =
         entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();

@@ -1,6 +1,6 @@
 //! Whole runs through the binary, in scratch folders, without network.
 
-#![expect(missing_docs, clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 // Runs the binary and keeps what it said.
 mod harness;

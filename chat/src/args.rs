@@ -411,7 +411,7 @@ mod tests {
     /// The help of `command` and of every command below it.
     fn help(command: &mut clap::Command, path: &str, text: &mut String) {
         let rendered = command.clone().term_width(100).render_long_help();
-        *text += &format!("===== {path}\n{rendered}\n");
+        text.extend(["===== ", path, "\n", &rendered.to_string(), "\n"]);
         for below in command.get_subcommands_mut() {
             if below.get_name() != "help" {
                 let path = format!("{path} {}", below.get_name());

@@ -121,13 +121,12 @@ pub(crate) fn write<T: Serialize>(rows: &[T], output: Option<&Path>) -> anyhow::
         serde_json::to_writer(&mut text, row)?;
         text.push(b'\n');
     }
-    match output {
-        Some(path) => write_whole(path, &text)?,
-        None => {
-            let mut stdout = std::io::stdout().lock();
-            stdout.write_all(&text)?;
-            stdout.flush()?;
-        }
+    if let Some(path) = output {
+        write_whole(path, &text)?;
+    } else {
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(&text)?;
+        stdout.flush()?;
     }
     Ok(())
 }

@@ -144,10 +144,12 @@ impl Recorder for Events {
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
         match event {
             Event::Started { step, .. } => self.start(*step),
-            Event::Step { step, metrics, .. } | Event::Evaluated { step, metrics } => match &mut self.writer {
-                Some(writer) => writer.scalars(*step, &metrics.0),
-                None => Ok(()),
-            },
+            Event::Step { step, metrics, .. } | Event::Evaluated { step, metrics } => {
+                match &mut self.writer {
+                    Some(writer) => writer.scalars(*step, &metrics.0),
+                    None => Ok(()),
+                }
+            }
             _ => Ok(()),
         }
     }

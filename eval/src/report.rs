@@ -1,7 +1,7 @@
 //! The closing report of a pipeline run: exact match of the base model, after SFT and after PPO, the paired gain, the reward
 //! model, training curves, time and memory, and replies side by side.
 //!
-//! [`Report`] is the data; [`write`] puts it into a folder three times: `report.json` for programs (the serde form of
+//! [`Report`] is the data; [`write()`] puts it into a folder three times: `report.json` for programs (the serde form of
 //! [`Report`], stages that did not run left out), `report.md` and `report.html` for people. The page is one file without
 //! scripts or network: inline SVG, light and dark by `prefers-color-scheme`, fit for printing. Replies are untrusted text,
 //! so everything is escaped, and the page forbids all loading in its content security policy besides.

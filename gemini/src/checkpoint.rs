@@ -23,7 +23,8 @@ pub fn write_folder<E: From<Error>>(
     target: &Path,
     fill: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), E> {
-    let parent = target.parent().unwrap_or(Path::new("."));
+    // The parent of a bare name is the empty path, which cannot be opened.
+    let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     let partial = parent.join(format!(".{name}.tmp"));
     let fresh = || {
@@ -55,7 +56,7 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
         .map_err(|source| Error::Tensor { what: "writing the optimiser's state", source })?;
     let state = serde_json::json!({ "step": engine.step_count(), "stage": extra });
     let path = folder.join("state.json");
-    let text = serde_json::to_string_pretty(&state).map_err(|source| bad(&path, source))?;
+    let text = serde_json::to_string_pretty(&state).map_err(|source| bad(&path, &source))?;
     fs::write(&path, text).map_err(|source| io(&path, source))
 }
 
@@ -63,7 +64,7 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
 pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Result<S, Error> {
     let folder = folder.join(STATE_FOLDER);
     let path = folder.join("optimizer.safetensors");
-    let saved = Tensor::read_safetensors(&path).map_err(|source| bad(&path, source))?;
+    let saved = Tensor::read_safetensors(&path).map_err(|source| bad(&path, &source))?;
     let wanted = engine.state_tensors();
     if saved.len() != wanted.len() {
         let problem = format!("it holds {} tensors and this run has {}", saved.len(), wanted.len());
@@ -74,7 +75,8 @@ pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Re
         match found {
             Some(found) if found.size() == tensor.size() => no_grad(|| tensor.copy_(found)),
             Some(found) => {
-                let problem = format!("{name} has the shape {:?} and this run wants {:?}", found.size(), tensor.size());
+                let problem =
+                    format!("{name} has the shape {:?} and this run wants {:?}", found.size(), tensor.size());
                 return Err(Error::State { path, problem });
             }
             None => return Err(Error::State { path, problem: format!("it has no {name}") }),
@@ -82,10 +84,10 @@ pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Re
     }
     let path = folder.join("state.json");
     let text = fs::read_to_string(&path).map_err(|source| io(&path, source))?;
-    let mut state: serde_json::Value = serde_json::from_str(&text).map_err(|source| bad(&path, source))?;
-    let step = state["step"].as_u64().ok_or_else(|| bad(&path, "`step` is not a number"))?;
+    let mut state: serde_json::Value = serde_json::from_str(&text).map_err(|source| bad(&path, &source))?;
+    let step = state["step"].as_u64().ok_or_else(|| bad(&path, &"`step` is not a number"))?;
     engine.set_step(step);
-    serde_json::from_value(state["stage"].take()).map_err(|source| bad(&path, source))
+    serde_json::from_value(state["stage"].take()).map_err(|source| bad(&path, &source))
 }
 
 /// The checkpoints `step-N` under `folder`, by rising N.
@@ -134,7 +136,7 @@ fn io(path: &Path, source: std::io::Error) -> Error {
     Error::Io { path: path.to_owned(), source }
 }
 
-fn bad(path: &Path, problem: impl ToString) -> Error {
+fn bad(path: &Path, problem: &impl ToString) -> Error {
     Error::State { path: path.to_owned(), problem: problem.to_string() }
 }
 
@@ -155,7 +157,7 @@ mod tests {
         let target = folder.path().join("step-1");
         let half = |path: &Path| {
             fs::write(path.join("a"), "x").unwrap();
-            Err(bad(path, "the power went"))
+            Err(bad(path, &"the power went"))
         };
         assert!(write_folder(&target, half).is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);

@@ -125,8 +125,12 @@ mod tests {
 
     #[test]
     fn steps_from_epochs_round_up() {
-        let config =
-            TrainConfig { epochs: 3, micro_batch_size: 4, gradient_accumulation_steps: 2, ..TrainConfig::default() };
+        let config = TrainConfig {
+            epochs: 3,
+            micro_batch_size: 4,
+            gradient_accumulation_steps: 2,
+            ..TrainConfig::default()
+        };
         // 3 x 9 rows in batches of 8: 27 / 8 = 3.375.
         assert_eq!(config.total_steps(9), 4);
     }

@@ -107,7 +107,7 @@ impl Engine {
         let (slots, slot_of) = (&mut self.slots, &self.slot_of);
         let mut deliver = |index: usize, grad: Tensor| {
             if let Some(slot) = slot_of[index] {
-                slots[slot].add(grad);
+                slots[slot].add(&grad);
             }
         };
         tape.backward(&loss, &mut deliver).map_err(|error| E::from(error.into()))?;
@@ -130,7 +130,12 @@ impl Engine {
         let updates: Vec<Update<'_>> = slots
             .iter()
             .zip(&grads)
-            .map(|(slot, grad)| Update { master: &slot.master, grad, moments: &slot.moments, decay: slot.decay })
+            .map(|(slot, grad)| Update {
+                master: &slot.master,
+                grad,
+                moments: &slot.moments,
+                decay: slot.decay,
+            })
             .collect();
         adamw(&updates, &self.config, lr, step, clip_divisor(grad_norm, self.config.max_grad_norm))?;
         self.slots.iter_mut().for_each(Slot::finish);
@@ -173,10 +178,10 @@ impl Slot {
         Self { name: parameter.name.clone(), weight, master, moments, grad: None, decay: parameter.decay }
     }
 
-    fn add(&mut self, grad: Tensor) {
+    fn add(&mut self, grad: &Tensor) {
         match &mut self.grad {
             Some(sum) => {
-                let _ = sum.g_add_(&grad);
+                let _ = sum.g_add_(grad);
             }
             // Owned and contiguous: the update writes the clipped gradient back into it.
             slot => *slot = Some(grad.to_kind(Kind::Float).contiguous()),
@@ -193,7 +198,9 @@ impl Slot {
 
     fn state(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
         let master = (self.weight.kind() != Kind::Float).then_some(("master", &self.master));
-        [("exp_avg", &self.moments.exp_avg), ("exp_avg_sq", &self.moments.exp_avg_sq)].into_iter().chain(master)
+        [("exp_avg", &self.moments.exp_avg), ("exp_avg_sq", &self.moments.exp_avg_sq)]
+            .into_iter()
+            .chain(master)
     }
 }
 

@@ -79,7 +79,9 @@ pub enum Error {
 /// Says what to do when a disk is full.
 fn space_hint(error: &std::io::Error) -> &'static str {
     match error.kind() {
-        std::io::ErrorKind::StorageFull => ": free some space, or lower [checkpoint] keep; what was there before is untouched",
+        std::io::ErrorKind::StorageFull => {
+            ": free some space, or lower [checkpoint] keep; what was there before is untouched"
+        }
         _ => "",
     }
 }

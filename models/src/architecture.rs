@@ -5,6 +5,7 @@
 use crate::rope::Rope;
 
 /// Everything that decides shapes and numbers.
+#[expect(clippy::struct_excessive_bools, reason = "each is a property of its own that config.json names")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Architecture {
     /// Rows of the token embedding.
@@ -49,7 +50,7 @@ pub struct Architecture {
     pub gated: bool,
     /// The MLP's non-linearity.
     pub activation: Activation,
-    /// Whether weight matrices are stored `[in, out]` (GPT-2's Conv1D) instead of `[out, in]`.
+    /// Whether weight matrices are stored `[in, out]` (GPT-2's `Conv1D`) instead of `[out, in]`.
     pub in_out: bool,
     /// For each layer the number of latest tokens that one attends to, itself included; `None` for all.
     pub windows: Vec<Option<i64>>,

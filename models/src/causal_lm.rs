@@ -147,7 +147,7 @@ fn harmless(name: &str) -> bool {
         ["attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias", "rotary_emb.inv_freq"];
     const HEADS: [&str; 3] = ["lm_head.weight", "embed_out.weight", SCORE];
     let is_buffer = |end: &&str| name.strip_suffix(*end).is_some_and(|rest| rest.ends_with('.'));
-    HEADS.contains(&name) || BUFFERS.iter().any(|end| is_buffer(&end))
+    HEADS.contains(&name) || BUFFERS.iter().any(is_buffer)
 }
 
 /// A decoder of its own with the values of another; a score that the other does not have is drawn anew.

@@ -258,7 +258,7 @@ mod tests {
         targets: Tensor,
     }
 
-    /// More rows than one chunk holds: V = 70_000 makes chunks of 16 rows.
+    /// More rows than one chunk holds: V = `70_000` makes chunks of 16 rows.
     fn case(rows: i64, vocabulary: i64) -> Case {
         tch::manual_seed(7);
         let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)).set_requires_grad(true);

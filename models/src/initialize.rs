@@ -1,6 +1,6 @@
 //! New weights: normal, zero or one, the same for a seed on every machine and with any number of threads.
 //!
-//! Each parameter draws from a ChaCha8 stream of its own that its name chooses, so that neither the order of creation nor
+//! Each parameter draws from a `ChaCha8` stream of its own that its name chooses, so that neither the order of creation nor
 //! another parameter changes it. Normal numbers by Box and Muller (1958).
 
 use rand::{Rng, SeedableRng};

@@ -320,18 +320,13 @@ impl ScalingReader<'_> {
             Some(_) => self.factor()?,
             None => self.max_positions as f64 / original,
         };
-        let attention_factor = match self.parameters.number("attention_factor")? {
-            Some(given) => given,
-            None => {
-                let mscale = self.parameters.number_or("mscale", 0.0)?;
-                let all_dim = self.parameters.number_or("mscale_all_dim", 0.0)?;
-                let both = mscale != 0.0 && all_dim != 0.0;
-                if both {
-                    magnitude(factor, mscale) / magnitude(factor, all_dim)
-                } else {
-                    magnitude(factor, 1.0)
-                }
-            }
+        let attention_factor = if let Some(given) = self.parameters.number("attention_factor")? {
+            given
+        } else {
+            let mscale = self.parameters.number_or("mscale", 0.0)?;
+            let all_dim = self.parameters.number_or("mscale_all_dim", 0.0)?;
+            let both = mscale != 0.0 && all_dim != 0.0;
+            if both { magnitude(factor, mscale) / magnitude(factor, all_dim) } else { magnitude(factor, 1.0) }
         };
         let bound = |key: &str, default: f64| {
             let rotations = self.parameters.number(key)?.filter(|&number| number != 0.0).unwrap_or(default);

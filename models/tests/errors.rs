@@ -1,5 +1,7 @@
 //! Damaged and foreign model folders are refused with an error that names file, tensor and shapes.
 
+#![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
+
 use std::path::Path;
 
 use models::Error;

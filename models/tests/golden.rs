@@ -1,6 +1,8 @@
 //! Every family against the logits of transformers (`golden/make_golden.py`), and the forms of the forward pass against one
 //! another: packed rows, segments with and without checkpointing, prefill in pieces, decoding with a cache, save and load.
 
+#![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
+
 use std::path::{Path, PathBuf};
 
 use models::batch::Batch;
@@ -135,8 +137,8 @@ fn a_cache_changes_nothing() {
         }
         // Row 1 alone, so that no mask for unequal lengths is there.
         cache.keep(&[0]);
-        for position in 15..rows[1].len() {
-            let hidden = model.decode(&Tensor::from_slice(&[rows[1][position]]), &mut cache);
+        for (position, &id) in rows[1].iter().enumerate().skip(15) {
+            let hidden = model.decode(&Tensor::from_slice(&[id]), &mut cache);
             let difference = difference(&hidden.get(0), &part(&whole, &expected, 1).get(position as i64));
             assert!(difference < 1e-5, "{name} row 1 alone, position {position}: {difference}");
         }

@@ -1,5 +1,7 @@
 //! A real pretrained model: greedy text of stories260k, and its round trip through `save`.
 
+#![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
+
 use std::path::Path;
 
 use models::batch::Batch;

@@ -13,7 +13,7 @@ use crate::Error;
 pub enum Axis {
     /// Stages of layers.
     Pipeline,
-    /// Replicas on different rows (and ZeRO's shards).
+    /// Replicas on different rows (and `ZeRO`'s shards).
     Data,
     /// Parts of one sequence.
     Sequence,

@@ -2,7 +2,7 @@
 //!
 //! The segment is the unit of execution. Between two segments the autograd graph is cut: each one's input is a leaf, and the
 //! backward pass hands `d loss / d output` of one segment to the one before it by the vector-Jacobian product
-//! ([`autograd::grad`](crate::autograd::grad)). What happens at a cut is a policy and not a different trainer: keep
+//! (`autograd::grad`). What happens at a cut is a policy and not a different trainer: keep
 //! the segment's graph, or only its input and run it again (activation checkpointing, Chen et al. 2016, arXiv 1604.06174).
 //! Knows no layer, no loss and no optimiser.
 
@@ -89,7 +89,14 @@ impl<'a, M: Segmented> Tape<'a, M> {
     /// is delivered twice.
     pub fn backward(self, loss: &Tensor, deliver: &mut dyn FnMut(usize, Tensor)) -> Result<(), Error> {
         let Self { model, context, records, hidden } = self;
-        let mut upstream = vector_jacobian(model, loss, &loss.ones_like(), Some(&hidden), &model.head_parameters(), deliver)?;
+        let mut upstream = vector_jacobian(
+            model,
+            loss,
+            &loss.ones_like(),
+            Some(&hidden),
+            &model.head_parameters(),
+            deliver,
+        )?;
         drop(hidden);
         for (index, record) in records.into_iter().enumerate().rev() {
             let Some(seed) = upstream else { return Ok(()) };
@@ -108,7 +115,12 @@ impl<'a, M: Segmented> Tape<'a, M> {
 }
 
 /// Runs one segment with a graph that starts at its input. The second tensor is the output cut off from the graph.
-fn run<M: Segmented>(model: &M, index: usize, input: Option<Tensor>, context: &M::Context) -> (Record, Tensor) {
+fn run<M: Segmented>(
+    model: &M,
+    index: usize,
+    input: Option<Tensor>,
+    context: &M::Context,
+) -> (Record, Tensor) {
     let input = input.map(|input| input.detach().set_requires_grad(true));
     let output = model.forward_segment(index, input.as_ref(), context);
     let cut = output.detach();
@@ -124,8 +136,11 @@ fn vector_jacobian<M: Segmented>(
     parameters: &[usize],
     deliver: &mut dyn FnMut(usize, Tensor),
 ) -> Result<Option<Tensor>, Error> {
-    let trained: Vec<usize> =
-        parameters.iter().copied().filter(|&index| model.parameters()[index].tensor.requires_grad()).collect();
+    let trained: Vec<usize> = parameters
+        .iter()
+        .copied()
+        .filter(|&index| model.parameters()[index].tensor.requires_grad())
+        .collect();
     let leaves: Vec<&Tensor> =
         input.into_iter().chain(trained.iter().map(|&index| &model.parameters()[index].tensor)).collect();
     if leaves.is_empty() || !output.requires_grad() {

@@ -6,7 +6,8 @@ fn main() {
     println!("cargo:rerun-if-changed=cpp");
     println!("cargo:rerun-if-env-changed=LIBTORCH");
     let libtorch = PathBuf::from(
-        std::env::var("LIBTORCH").expect("LIBTORCH is not set: run `make libtorch` once, it sets .libtorch up"),
+        std::env::var("LIBTORCH")
+            .expect("LIBTORCH is not set: run `make libtorch` once, it sets .libtorch up"),
     );
     let include = libtorch.join("include");
     assert!(

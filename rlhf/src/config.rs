@@ -145,7 +145,11 @@ impl PpoConfig {
                 return refuse(key, &value, "must be between 0 and 1");
             }
         }
-        for (key, value) in [("temperature", self.temperature), ("clip_range", self.clip_range), ("kl_horizon", self.kl_horizon)] {
+        for (key, value) in [
+            ("temperature", self.temperature),
+            ("clip_range", self.clip_range),
+            ("kl_horizon", self.kl_horizon),
+        ] {
             if !(value.is_finite() && value > 0.0) {
                 return refuse(key, &value, "must be more than 0");
             }

@@ -86,7 +86,9 @@ pub enum Error {
         got: Vec<i64>,
     },
     /// A number that no loss can be made of.
-    #[error("{what}: entry {index} is {value}; the run has diverged, so lower the learning rate or raise the KL coefficient")]
+    #[error(
+        "{what}: entry {index} is {value}; the run has diverged, so lower the learning rate or raise the KL coefficient"
+    )]
     NotFinite {
         /// The quantity.
         what: &'static str,

@@ -103,7 +103,10 @@ impl<'a> Ppo<'a> {
             return Err(Error::NoRows { stage: "ppo", fix: "look at [data] train and max_length" });
         }
         if config.ptx_coef > 0.0 && data.ptx.is_empty() {
-            return Err(Error::NoRows { stage: "ppo's ptx term", fix: "give [data] ptx, or set [ppo] ptx_coef = 0" });
+            return Err(Error::NoRows {
+                stage: "ppo's ptx term",
+                fix: "give [data] ptx, or set [ppo] ptx_coef = 0",
+            });
         }
         let replies = config.rollout_batch_size * config.samples_per_prompt;
         let updates = (config.epochs * (replies / config.mini_batch_size)) as u64;
@@ -161,7 +164,9 @@ impl<'a> Ppo<'a> {
         let rows = self.prompts.next_batch(config.rollout_batch_size);
         let prompts: Vec<Vec<i64>> = rows
             .iter()
-            .flat_map(|&row| std::iter::repeat_n(&self.data.prompts[row].input_ids, config.samples_per_prompt))
+            .flat_map(|&row| {
+                std::iter::repeat_n(&self.data.prompts[row].input_ids, config.samples_per_prompt)
+            })
             .cloned()
             .collect();
         let options = Options {
@@ -172,7 +177,12 @@ impl<'a> Ppo<'a> {
             batch_size: prompts.len(),
         };
         let completions =
-            generate::generate(self.judges.policy, &prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
+            generate::generate(
+                self.judges.policy,
+                &prompts,
+                &options,
+                &mut |_, _| ControlFlow::Continue(()),
+            )?;
         let lengths: Vec<i64> = completions.iter().map(|completion| completion.ids.len() as i64).collect();
         let slots = config.score_slot.of_replies(&lengths, config.max_new_tokens as i64);
         let parts = prompts.iter().zip(&completions).zip(slots);
@@ -182,7 +192,8 @@ impl<'a> Ppo<'a> {
     /// Rewards, advantages and returns of a rollout, and what is worth knowing of it.
     fn weigh<'e>(&mut self, experiences: &'e [Experience]) -> Result<(Vec<Trajectory<'e>>, Metrics), Error> {
         let config = self.config;
-        let lengths: Vec<i64> = experiences.iter().map(|experience| experience.reply().len() as i64).collect();
+        let lengths: Vec<i64> =
+            experiences.iter().map(|experience| experience.reply().len() as i64).collect();
         let slots: Vec<_> = experiences.iter().map(|experience| experience.score_slot).collect();
         let replies = Replies::new(&lengths);
         let kl = config.kl_estimator.estimate(
@@ -190,7 +201,8 @@ impl<'a> Ppo<'a> {
             &flatten(experiences, |experience| &experience.reference_logprobs),
             &Limits::default(),
         )?;
-        let raw = Tensor::from_slice(&experiences.iter().map(|experience| experience.score).collect::<Vec<f32>>());
+        let raw =
+            Tensor::from_slice(&experiences.iter().map(|experience| experience.score).collect::<Vec<f32>>());
         let ended: Vec<bool> = experiences.iter().map(|experience| experience.stopped).collect();
         let scores = shaping(config).apply(&raw, &ended)?;
         let kl_coef = self.controller.coefficient();
@@ -199,7 +211,8 @@ impl<'a> Ppo<'a> {
             rewards.rewards = whiten::whiten(&rewards.rewards, None, Variance::Unbiased, false)?;
         }
         let values = flatten(experiences, |experience| &experience.values);
-        let Advantages { advantages, returns } = advantage::gae(&rewards, &values, config.gamma, config.gae_lambda)?;
+        let Advantages { advantages, returns } =
+            advantage::gae(&rewards, &values, config.gamma, config.gae_lambda)?;
         let mut of_tokens = advantages.index_select(0, &rewards.tokens);
         if config.whiten_advantages {
             of_tokens = whiten::whiten(&of_tokens, None, Variance::Unbiased, true)?;
@@ -208,7 +221,8 @@ impl<'a> Ppo<'a> {
         let sequence_kl = check::read(&kl).iter().sum::<f64>() / replies_count;
         let mut metrics = Metrics::default();
         metrics.push("objective/scores", check::read(&raw).iter().sum::<f64>() / replies_count);
-        metrics.push("objective/rlhf_reward", check::read(&rewards.rewards).iter().sum::<f64>() / replies_count);
+        metrics
+            .push("objective/rlhf_reward", check::read(&rewards.rewards).iter().sum::<f64>() / replies_count);
         metrics.push("objective/kl", sequence_kl);
         metrics.push("objective/kl_coef", kl_coef);
         describe(experiences, &mut metrics);
@@ -296,7 +310,8 @@ impl<'a> Ppo<'a> {
 
 impl Updates {
     fn report(&self, metrics: &mut Metrics) {
-        let (steps, tokens, slots) = (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.tokens.max(1.0));
+        let (steps, tokens, slots) =
+            (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.tokens.max(1.0));
         metrics.push("loss", self.policy_loss / steps);
         metrics.push("loss/policy_avg", self.policy_loss / steps);
         metrics.push("loss/value_avg", self.value_loss / steps);
@@ -332,7 +347,8 @@ fn shaping(config: &PpoConfig) -> Shaping {
 fn describe(experiences: &[Experience], metrics: &mut Metrics) {
     let count = experiences.len() as f64;
     let tokens = experiences.iter().map(|experience| experience.reply().len()).sum::<usize>().max(1) as f64;
-    let entropy: f64 = experiences.iter().flat_map(|experience| &experience.entropy).map(|&value| f64::from(value)).sum();
+    let entropy: f64 =
+        experiences.iter().flat_map(|experience| &experience.entropy).map(|&value| f64::from(value)).sum();
     let stopped = experiences.iter().filter(|experience| experience.stopped).count() as f64;
     let mismatch = experiences
         .iter()
@@ -346,9 +362,15 @@ fn describe(experiences: &[Experience], metrics: &mut Metrics) {
 }
 
 /// Cuts flat numbers into replies.
-fn trajectories<'a>(experiences: &'a [Experience], advantages: &[f64], returns: &[f64]) -> Vec<Trajectory<'a>> {
+fn trajectories<'a>(
+    experiences: &'a [Experience],
+    advantages: &[f64],
+    returns: &[f64],
+) -> Vec<Trajectory<'a>> {
     let (mut tokens, mut slots) = (advantages.iter(), returns.iter());
-    let narrow = |values: &mut std::slice::Iter<'_, f64>, count| values.take(count).map(|&value| value as f32).collect();
+    let narrow = |values: &mut std::slice::Iter<'_, f64>, count| {
+        values.take(count).map(|&value| value as f32).collect()
+    };
     experiences
         .iter()
         .map(|experience| Trajectory {

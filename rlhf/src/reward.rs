@@ -66,7 +66,8 @@ pub fn train(
                 let (chosen, rejected) = score_pairs(model, &batch, hidden);
                 scores.add(&chosen, &rejected);
                 let margin = margins(micro, &chosen);
-                let loss = loss::reward(&chosen, &rejected, margin.as_ref(), config.center_rewards_coefficient)?;
+                let loss =
+                    loss::reward(&chosen, &rejected, margin.as_ref(), config.center_rewards_coefficient)?;
                 Ok::<_, Error>(loss / pairs.len() as f64)
             })?;
         }

@@ -122,11 +122,13 @@ impl Judges<'_> {
         let scores = read(&reward::score(self.reward, &ids));
         let lengths: Vec<usize> = chunk.iter().map(|experience| experience.reply().len()).collect();
         let slots: Vec<usize> = chunk.iter().map(Experience::num_slots).collect();
-        let parts = [&policy.logprobs, &policy.entropy, &reference.logprobs].map(|flat| split(flat, &lengths));
+        let parts =
+            [&policy.logprobs, &policy.entropy, &reference.logprobs].map(|flat| split(flat, &lengths));
         let [logprobs, entropies, references] = parts.map(Vec::into_iter);
         let values = split(&values, &slots).into_iter();
         let filled = logprobs.zip(entropies).zip(references.zip(values)).zip(scores);
-        for (experience, (((logprobs, entropy), (reference, values)), score)) in chunk.iter_mut().zip(filled) {
+        for (experience, (((logprobs, entropy), (reference, values)), score)) in chunk.iter_mut().zip(filled)
+        {
             experience.logprobs = logprobs;
             experience.entropy = entropy;
             experience.reference_logprobs = reference;
@@ -151,7 +153,8 @@ pub(crate) struct Rows {
 impl Rows {
     pub(crate) fn new(experiences: &[&Experience], device: Device) -> Self {
         let ids: Vec<&[i64]> = experiences.iter().map(|experience| experience.ids.as_slice()).collect();
-        let (mut positions, mut slots, mut targets, mut offset) = (Vec::new(), Vec::new(), Vec::new(), 0usize);
+        let (mut positions, mut slots, mut targets, mut offset) =
+            (Vec::new(), Vec::new(), Vec::new(), 0usize);
         for experience in experiences {
             let before = offset + experience.prompt_length - 1;
             positions.extend((before..before + experience.reply().len()).map(|position| position as i64));
@@ -169,7 +172,12 @@ impl Rows {
     }
 
     /// `log p` and entropy of the replies' tokens, `[R]`, from the last hidden states.
-    pub(crate) fn logprobs(&self, model: &CausalLm, hidden: &Tensor, temperature: f64) -> Result<TokenLogprobs, Error> {
+    pub(crate) fn logprobs(
+        &self,
+        model: &CausalLm,
+        hidden: &Tensor,
+        temperature: f64,
+    ) -> Result<TokenLogprobs, Error> {
         let head = Head { weight: model.head_weight(), bias: model.head_bias() };
         Ok(head::logprobs(&hidden.index_select(0, &self.positions), head, &self.targets, temperature)?)
     }

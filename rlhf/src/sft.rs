@@ -35,7 +35,12 @@ pub struct Data<'a> {
 
 impl<'a> Data<'a> {
     /// Rows one by one, or packed into bins of `packing` tokens.
-    pub fn new(train: &'a [SftRow], eval: &'a [SftRow], packing: Option<usize>, shuffle: bool) -> Result<Self, Error> {
+    pub fn new(
+        train: &'a [SftRow],
+        eval: &'a [SftRow],
+        packing: Option<usize>,
+        shuffle: bool,
+    ) -> Result<Self, Error> {
         let lengths: Vec<usize> = train.iter().map(|row| row.input_ids.len()).collect();
         let units = match packing {
             Some(max_length) => datasets::pack(&lengths, max_length)?,
@@ -52,7 +57,12 @@ struct State {
 }
 
 /// Trains `model` on `data`.
-pub fn train(model: &CausalLm, data: &Data<'_>, config: &TrainConfig, run: &mut Run<'_>) -> Result<(), Error> {
+pub fn train(
+    model: &CausalLm,
+    data: &Data<'_>,
+    config: &TrainConfig,
+    run: &mut Run<'_>,
+) -> Result<(), Error> {
     if data.units.is_empty() {
         return Err(Error::NoRows { stage: "sft", fix: "look at [data] train and max_length" });
     }
@@ -69,7 +79,9 @@ pub fn train(model: &CausalLm, data: &Data<'_>, config: &TrainConfig, run: &mut 
         let units = sampler.next_batch(config.batch_size());
         let micro_batches: Vec<Vec<&SftRow>> = units
             .chunks(config.micro_batch_size)
-            .map(|units| units.iter().flat_map(|&unit| &data.units[unit]).map(|&row| &data.train[row]).collect())
+            .map(|units| {
+                units.iter().flat_map(|&unit| &data.units[unit]).map(|&row| &data.train[row]).collect()
+            })
             .collect();
         let (loss, tokens) = accumulate(model, &micro_batches, 1.0, &mut engine)?;
         untold += tokens as u64;

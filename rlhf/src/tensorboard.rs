@@ -1,4 +1,4 @@
-//! TensorBoard event files, written by hand: TFRecord framing around one protobuf message an event.
+//! TensorBoard event files, written by hand: `TFRecord` framing around one protobuf message an event.
 //!
 //! ```text
 //! record   u64 length | u32 masked crc32c of the length | bytes | u32 masked crc32c of the bytes        (little endian)
@@ -183,7 +183,7 @@ mod tests {
     /// The bytes that `tests/tensorboard_golden.py` prints: TensorBoard's own protobuf classes and record writer.
     #[test]
     fn events_have_the_bytes_of_tensorboard() {
-        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat();
         let golden = include_str!("tensorboard_golden.txt");
         let scalars = [("loss".to_owned(), 1.5), ("objective/kl".to_owned(), -0.25)];
         let events = [version_event(1.25), restart_event(1.25, 301), scalar_event(2.5, 300, &scalars)];
@@ -200,7 +200,8 @@ mod tests {
         writer.scalars(1, &[("loss".to_owned(), f64::NAN)]).unwrap();
         fs::write(folder.path().join("notes.txt"), "mine").unwrap();
         remove_events(folder.path()).unwrap();
-        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let left: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["notes.txt"]);
         remove_events(&folder.path().join("absent")).unwrap();
     }

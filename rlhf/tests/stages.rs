@@ -1,5 +1,7 @@
 //! Whole stages on a model of a few thousand parameters: what must not change the result, and what must.
 
+#![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -103,7 +105,8 @@ fn train() -> TrainConfig {
 }
 
 fn weights(model: &impl Segmented) -> Vec<f32> {
-    let flat: Vec<Tensor> = model.parameters().iter().map(|parameter| parameter.tensor.detach().flatten(0, -1)).collect();
+    let flat: Vec<Tensor> =
+        model.parameters().iter().map(|parameter| parameter.tensor.detach().flatten(0, -1)).collect();
     Vec::<f32>::try_from(Tensor::cat(&flat, 0)).unwrap()
 }
 
@@ -167,7 +170,8 @@ fn packing_changes_no_loss() {
         let data = sft::Data::new(&rows, &[], packing, false).unwrap();
         // All ten rows in one step, packed or not.
         let train = TrainConfig { steps: Some(1), micro_batch_size: data.units.len(), ..train() };
-        let (memory, outcome) = in_run(&folder.path().join(name), None, |run| sft::train(&model, &data, &train, run));
+        let (memory, outcome) =
+            in_run(&folder.path().join(name), None, |run| sft::train(&model, &data, &train, run));
         outcome.unwrap();
         (memory.all("loss")[0], memory.all("grad_norm")[0])
     };
@@ -227,7 +231,12 @@ fn scores_do_not_depend_on_the_batch() {
     }
 }
 
-fn run_ppo(settings: &PpoConfig, train: &TrainConfig, out: &Path, reward_model: &ScalarModel) -> (Memory, CausalLm) {
+fn run_ppo(
+    settings: &PpoConfig,
+    train: &TrainConfig,
+    out: &Path,
+    reward_model: &ScalarModel,
+) -> (Memory, CausalLm) {
     let policy = language_model(1);
     let reference = policy.copy(&options(false)).unwrap();
     let critic = reward_model.copy(&options(true)).unwrap();
@@ -235,7 +244,8 @@ fn run_ppo(settings: &PpoConfig, train: &TrainConfig, out: &Path, reward_model: 
         .map(|prompt| PromptRow { input_ids: vec![3 + prompt, 5], messages: Vec::new(), answer: None })
         .collect();
     let judges = Judges { policy: &policy, reference: &reference, critic: &critic, reward: reward_model };
-    let data = ppo::Data { prompts: &prompts, ptx: &[], stop_ids: &[STOP], decode: &|ids| format!("{ids:?}") };
+    let data =
+        ppo::Data { prompts: &prompts, ptx: &[], stop_ids: &[STOP], decode: &|ids| format!("{ids:?}") };
     let mut stage = ppo::Ppo::new(judges, data, settings, train, 3).unwrap();
     let (memory, outcome) = in_run(out, None, |run| stage.train(run));
     outcome.unwrap();
@@ -274,7 +284,8 @@ fn ppo_raises_the_score_that_it_is_given() {
 fn the_first_update_has_ratio_one_and_the_sampler_agrees_with_the_trainer() {
     let folder = tempfile::tempdir().unwrap();
     let reward_model = ScalarModel::random(config(), 2, &options(false)).unwrap();
-    let once = PpoConfig { iterations: 1, epochs: 1, mini_batch_size: 32, temperature: 0.7, ..ppo_settings() };
+    let once =
+        PpoConfig { iterations: 1, epochs: 1, mini_batch_size: 32, temperature: 0.7, ..ppo_settings() };
     let (memory, _) = run_ppo(&once, &train(), folder.path(), &reward_model);
     // The micro-batches of the update differ from those of the scoring, hence not to the last bit.
     assert!((memory.all("val/ratio")[0] - 1.0).abs() < 1e-6, "{:?}", memory.all("val/ratio"));
@@ -300,11 +311,16 @@ fn ppo_is_the_same_for_a_seed_and_for_any_micro_batch() {
 #[test]
 fn four_models_must_share_a_vocabulary() {
     let policy = language_model(1);
-    let other = Config::from_json(&config().to_json().replace("\"vocab_size\": 24", "\"vocab_size\": 25"), "other").unwrap();
+    let other =
+        Config::from_json(&config().to_json().replace("\"vocab_size\": 24", "\"vocab_size\": 25"), "other")
+            .unwrap();
     let strange = ScalarModel::random(other, 2, &options(true)).unwrap();
     let judges = Judges { policy: &policy, reference: &policy, critic: &strange, reward: &strange };
     let error = judges.check().unwrap_err().to_string();
-    assert!(error.contains("policy model has a vocabulary of 24 tokens and the critic model of 25"), "{error}");
+    assert!(
+        error.contains("policy model has a vocabulary of 24 tokens and the critic model of 25"),
+        "{error}"
+    );
     assert_eq!(VOCABULARY, policy.config().vocab_size());
 }
 

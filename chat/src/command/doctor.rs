@@ -67,8 +67,11 @@ struct Check {
 /// The outcome of one check: what is wrong.
 type Outcome = Result<(), String>;
 
+/// A name and what is run.
+type Named = (&'static str, fn() -> Outcome);
+
 /// Every check by name.
-const CHECKS: [(&str, fn() -> Outcome); 8] = [
+const CHECKS: [Named; 8] = [
     ("dispatch by name", dispatch_by_name),
     ("fused AdamW", fused_adamw),
     ("gradient with a seed", gradient_with_seed),

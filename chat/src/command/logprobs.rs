@@ -1,4 +1,4 @@
-//! `logprobs`: log p(ids[i] | ids[..i]) of every token of given texts.
+//! `logprobs`: `log p(ids[i] | ids[..i])` of every token of given texts.
 
 use models::batch::Batch;
 use models::causal_lm::CausalLm;

@@ -242,7 +242,7 @@ impl<'de> de::Deserializer<'de> for EntryReader<'_> {
     }
 }
 
-impl<'de> IntoDeserializer<'de, ReadError> for EntryReader<'_> {
+impl IntoDeserializer<'_, ReadError> for EntryReader<'_> {
     type Deserializer = Self;
 
     fn into_deserializer(self) -> Self {

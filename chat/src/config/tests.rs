@@ -119,7 +119,8 @@ fn messages() {
         ("set without effect", message(RUN, &["ppo.iterations=5"], Stage::Sft)),
         ("stage table without effect", message(&with("[stage.rm.ppo]\niterations = 5\n"), &[], Stage::Sft)),
     ];
-    let text: String = cases.iter().map(|(case, message)| format!("{case}\n  {message}\n")).collect();
+    let text =
+        cases.iter().map(|(case, message)| format!("{case}\n  {message}\n")).collect::<Vec<_>>().concat();
     insta::assert_snapshot!(text);
 }
 
@@ -127,5 +128,9 @@ fn messages() {
 fn every_example_file_reads() {
     let demo = include_str!("../demo.toml");
     let config = pipeline_from_text(demo, Path::new("demo.toml"), &[]).unwrap();
-    assert_eq!(config.stages[&Stage::Ppo].ppo.rollout_batch_size, 256);
+    assert_eq!(config.pipeline.stages.len(), 7);
+    assert_eq!(
+        config.stages[&Stage::Ppo].ppo.mini_batch_size,
+        config.stages[&Stage::Ppo].ppo.rollout_batch_size
+    );
 }

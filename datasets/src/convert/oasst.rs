@@ -48,17 +48,18 @@ fn collect(
     path.push(message(row, node)?);
     let replies = replies(node);
     let ranked: Vec<&Value> = replies.iter().copied().filter(|reply| rank(reply).is_some()).collect();
-    for pair in ranked.windows(2) {
-        let (better, worse) = (message(row, pair[0])?, message(row, pair[1])?);
-        let answers = better.role == Role::Assistant && worse.role == Role::Assistant;
-        if answers && rank(pair[0]) != rank(pair[1]) && better != worse {
-            let prompt = path.clone();
-            pairs.push(Preference::Messages {
-                prompt,
-                chosen: vec![better],
-                rejected: vec![worse],
-                margin: None,
-            });
+    for (place, &one) in ranked.iter().enumerate() {
+        for &other in &ranked[place + 1..] {
+            let (better, worse) = (message(row, one)?, message(row, other)?);
+            let answers = better.role == Role::Assistant && worse.role == Role::Assistant;
+            if answers && rank(one) != rank(other) && better != worse {
+                pairs.push(Preference::Messages {
+                    prompt: path.clone(),
+                    chosen: vec![better],
+                    rejected: vec![worse],
+                    margin: None,
+                });
+            }
         }
     }
     for reply in replies {

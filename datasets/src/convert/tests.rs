@@ -155,7 +155,7 @@ fn public_files_convert() {
         ("pref/llamafactory_kto_en_demo.json.gz", None, 300, 300),
         ("pref/rasbt_instruction_data_with_preference.json.gz", Some("alpaca-preference"), 1100, 1050),
         ("sft/rasbt_instruction_data.json.gz", None, 1100, 1100),
-        ("sft/fastchat_dummy_conversation.json.gz", None, 910, 910),
+        ("sft/fastchat_dummy_conversation.json.gz", None, 500, 500),
         ("sft/llamafactory_glaive_toolcall_en_demo.json.gz", None, 300, 300),
     ];
     let out = tempfile::tempdir().unwrap();

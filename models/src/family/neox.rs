@@ -27,7 +27,7 @@ const NAMES: Names = Names {
     head: "embed_out",
 };
 
-/// `model_type` gpt_neox.
+/// `model_type` `gpt_neox`.
 pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let hidden_size = fields.size(&["hidden_size"])?;
     let num_layers = fields.size(&["num_hidden_layers"])?;

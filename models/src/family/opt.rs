@@ -1,4 +1,4 @@
-//! OPT (Zhang et al. 2022, arXiv 2205.01068): learned positions from row 2 on, ReLU, and in OPT-350m norms after the
+//! OPT (Zhang et al. 2022, arXiv 2205.01068): learned positions from row 2 on, `ReLU`, and in OPT-350m norms after the
 //! residual and a narrower embedding.
 
 use serde_json::json;

@@ -144,7 +144,7 @@ mod tests {
         assert!(folder.path().join("model-00002-of-00002.safetensors").exists());
         let mut weights = WeightFolder::open(folder.path()).unwrap();
         for parameter in &parameters {
-            let read = weights.tensor(&[parameter.name.clone()], &[3]).unwrap();
+            let read = weights.tensor(std::slice::from_ref(&parameter.name), &[3]).unwrap();
             assert_eq!(read, parameter.tensor);
         }
         weights.check_all_used(|_| false).unwrap();

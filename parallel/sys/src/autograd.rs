@@ -11,7 +11,11 @@ use crate::{Error, check, raw};
 /// The vector-Jacobian product: for each input, `sum_i seeds[i]^T d outputs[i] / d input`.
 ///
 /// `None` where an input takes no part in the outputs. The graph is freed.
-pub fn grad(outputs: &[&Tensor], seeds: &[&Tensor], inputs: &[&Tensor]) -> Result<Vec<Option<Tensor>>, Error> {
+pub fn grad(
+    outputs: &[&Tensor],
+    seeds: &[&Tensor],
+    inputs: &[&Tensor],
+) -> Result<Vec<Option<Tensor>>, Error> {
     assert_eq!(outputs.len(), seeds.len(), "one seed for each output");
     let (output_list, seed_list, input_list) = (pointers(outputs), pointers(seeds), pointers(inputs));
     let mut results = vec![std::ptr::null_mut::<C_tensor>(); inputs.len()];
@@ -85,10 +89,12 @@ extern "C" fn run(
         )
     };
     let answer = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: a non-null entry is a live tensor, of which `clone_from_ptr` makes a handle of our own.
         let grads: Vec<Option<Tensor>> = given
             .iter()
-            .map(|&pointer| (!pointer.is_null()).then(|| unsafe { Tensor::clone_from_ptr(pointer.cast_mut()) }))
+            .map(|&pointer| {
+                // SAFETY: not null, so a live tensor, of which `clone_from_ptr` makes a handle of our own.
+                (!pointer.is_null()).then(|| unsafe { Tensor::clone_from_ptr(pointer.cast_mut()) })
+            })
             .collect();
         backward(&grads)
     }));
@@ -165,12 +171,9 @@ mod tests {
     fn a_custom_node_runs_its_backward() {
         let x = leaf(&[2.0, 4.0]);
         let value = tch::no_grad(|| &x * 7.0);
-        let outputs = attach(
-            &[&value],
-            &[&x],
-            Box::new(|grads| Ok(vec![grads[0].as_ref().map(|grad| grad * 5.0)])),
-        )
-        .unwrap();
+        let outputs =
+            attach(&[&value], &[&x], Box::new(|grads| Ok(vec![grads[0].as_ref().map(|grad| grad * 5.0)])))
+                .unwrap();
         assert_eq!(Vec::<f64>::try_from(&outputs[0]).unwrap(), [14.0, 28.0]);
         let total = (&outputs[0] * 2.0).sum(Kind::Double);
         let grads = grad(&[&total], &[&total.ones_like()], &[&x]).unwrap();

@@ -53,7 +53,8 @@ pub fn call(name: &str, overload: &str, arguments: &[Value<'_>]) -> Result<Vec<O
     let named = |text: &str| CString::new(text).map_err(|_| nul_in(name));
     let (c_name, c_overload) = (named(name)?, named(overload)?);
     let lists: Vec<Vec<*const C_tensor>> = arguments.iter().map(pointers).collect();
-    let values: Vec<ShimValue> = arguments.iter().zip(&lists).map(|(value, list)| encode(value, list)).collect();
+    let values: Vec<ShimValue> =
+        arguments.iter().zip(&lists).map(|(value, list)| encode(value, list)).collect();
     let mut outputs: Vec<Output> = Vec::new();
     // SAFETY: every pointer in `values` is borrowed from `arguments` or `lists`, which outlive the call, and `collect` is
     // only called during it with `outputs` as its context.
@@ -142,7 +143,8 @@ mod tests {
     fn foreach_ops_that_tch_leaves_out_are_reachable() {
         let (a, b) = (Tensor::from_slice(&[1.0, 2.0]), Tensor::from_slice(&[3.0]));
         let doubled =
-            call_tensors("aten::_foreach_mul", "Scalar", &[Value::Tensors(&[&a, &b]), Value::Double(2.0)]).unwrap();
+            call_tensors("aten::_foreach_mul", "Scalar", &[Value::Tensors(&[&a, &b]), Value::Double(2.0)])
+                .unwrap();
         assert_eq!(Vec::<f64>::try_from(&doubled[0]).unwrap(), [2.0, 4.0]);
         assert_eq!(Vec::<f64>::try_from(&doubled[1]).unwrap(), [6.0]);
     }
