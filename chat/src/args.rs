@@ -170,13 +170,13 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "N", default_value = "128")]
     pub(crate) max_new_tokens: NonZeroUsize,
     /// Divides the logits; 0 always takes the most likely token.
-    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
     pub(crate) temperature: f64,
     /// Draw from the K most likely tokens; 0 draws from all.
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub(crate) top_k: usize,
     /// Draw from the most likely tokens that together reach this probability.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     pub(crate) top_p: f64,
     /// Chooses the draws.
     #[arg(long, value_name = "S", default_value_t = 0)]

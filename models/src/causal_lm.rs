@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use parallel::{Parameter, Segmented};
-use tch::Tensor;
+use tch::{Tensor, no_grad};
 
 use crate::Error;
 use crate::batch::Batch;
@@ -13,7 +13,7 @@ use crate::cache::KvCache;
 use crate::config::Config;
 use crate::decoder::{Decoder, Head, SCORE};
 use crate::initialize;
-use crate::layer::Request;
+use crate::layer::{Request, for_few_rows};
 use crate::weights::{self, WeightFolder};
 
 pub use crate::decoder::LoadOptions;
@@ -41,6 +41,19 @@ impl CausalLm {
     /// A model of its own with the same values.
     pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = copy(&self.decoder, Head::Vocabulary, options, 0)?;
+        Ok(Self { decoder })
+    }
+
+    /// The same weights, not to be trained, laid out for decoding: the matrices take their memory twice while both live.
+    ///
+    /// Shares everything with this model where it is laid out so already, or on a device that does not care.
+    pub fn for_decoding(&self) -> Result<Self, Error> {
+        let relaid = self.device() == tch::Device::Cpu;
+        let decoder = Decoder::build(self.config().clone(), Head::Vocabulary, &mut |request| {
+            let mut held = self.parameters().iter().filter(|parameter| parameter.name == request.name);
+            let tensor = held.next().expect("both have the same parameters").tensor.detach();
+            Ok(if relaid && request.is_matrix { no_grad(|| for_few_rows(&tensor)) } else { tensor })
+        })?;
         Ok(Self { decoder })
     }
 
@@ -135,7 +148,7 @@ pub(crate) fn load(
         if request.name == format!("{}.weight", names.head) {
             spellings.push("lm_head.weight".to_owned());
         }
-        Ok(options.place(request.name, &files.tensor(&spellings, request.shape)?))
+        Ok(options.place(request, &files.tensor(&spellings, request.shape)?))
     })?;
     files.check_all_used(harmless)?;
     Ok(decoder)
@@ -156,12 +169,12 @@ pub(crate) fn copy(from: &Decoder, head: Head, options: &LoadOptions, seed: u64)
         let held = from.parameters().iter().find(|parameter| parameter.name == request.name);
         Ok(held.map_or_else(
             || fresh(request, seed, options),
-            |parameter| options.place(request.name, &parameter.tensor.detach().copy()),
+            |parameter| options.place(request, &parameter.tensor.detach().copy()),
         ))
     })
 }
 
 /// A new parameter.
 pub(crate) fn fresh(request: &Request<'_>, seed: u64, options: &LoadOptions) -> Tensor {
-    options.place(request.name, &initialize::values(request.initial, request.shape, seed, request.name))
+    options.place(request, &initialize::values(request.initial, request.shape, seed, request.name))
 }

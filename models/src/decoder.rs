@@ -14,7 +14,7 @@ use crate::block::Block;
 use crate::cache::KvCache;
 use crate::config::Config;
 use crate::initialize::Initial;
-use crate::layer::{Linear, Norm, Registry, Source};
+use crate::layer::{Linear, Norm, Registry, Request, Source, for_few_rows};
 use crate::rope::Rotary;
 
 /// The name of a score's weight in sequence-classification checkpoints.
@@ -32,10 +32,15 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// A parameter as these options want it.
-    pub(crate) fn place(&self, name: &str, tensor: &Tensor) -> Tensor {
-        let kind = if name == SCORE { Kind::Float } else { self.kind };
-        tensor.to_device(self.device).to_kind(kind).set_requires_grad(self.trainable)
+    /// A parameter as these options want it. What is only run, on a processor, is laid out for it.
+    pub(crate) fn place(&self, request: &Request<'_>, tensor: &Tensor) -> Tensor {
+        let kind = if request.name == SCORE { Kind::Float } else { self.kind };
+        let placed = tensor.to_device(self.device).to_kind(kind);
+        let runs_on_processor = !self.trainable && self.device == Device::Cpu;
+        if request.is_matrix && runs_on_processor {
+            return no_grad(|| for_few_rows(&placed));
+        }
+        placed.set_requires_grad(self.trainable)
     }
 }
 
@@ -361,7 +366,7 @@ fn head_weight(
     match head {
         Head::Vocabulary if architecture.tied => Ok((token_embedding.shallow_clone(), vec![0])),
         Head::Vocabulary => {
-            let weight = registry.embedding(architecture.names.head, architecture.vocab_size, width)?;
+            let weight = registry.head(architecture.names.head, architecture.vocab_size, width)?;
             Ok((weight, vec![index]))
         }
         Head::Scalar => {

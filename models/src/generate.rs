@@ -16,6 +16,7 @@ use crate::batch::Batch;
 use crate::cache::KvCache;
 use crate::causal_lm::CausalLm;
 use crate::head::Head;
+use crate::layer::for_few_rows;
 use crate::sample::{Drawn, Sampling};
 
 /// How replies are made.
@@ -68,7 +69,8 @@ pub fn generate(
 ) -> Result<Vec<Completion>, Error> {
     options.sampling.check()?;
     check_prompts(model, prompts)?;
-    no_grad(|| Generation::new(model, prompts, options).run(listener))
+    let model = model.for_decoding()?;
+    no_grad(|| Generation::new(&model, prompts, options).run(listener))
 }
 
 fn check_prompts(model: &CausalLm, prompts: &[Vec<i64>]) -> Result<(), Error> {
@@ -97,6 +99,8 @@ struct Live {
 
 struct Generation<'a> {
     model: &'a CausalLm,
+    /// The weight of the head, laid out for the rows of a step.
+    head: Tensor,
     prompts: &'a [Vec<i64>],
     options: &'a Options,
     next: usize,
@@ -110,8 +114,12 @@ impl<'a> Generation<'a> {
     fn new(model: &'a CausalLm, prompts: &'a [Vec<i64>], options: &'a Options) -> Self {
         let empty = Completion { ids: Vec::new(), logprobs: Vec::new(), finish_reason: FinishReason::Length };
         let slots = prompts.len().min(options.batch_size.max(1));
+        // A tied head is the table of embeddings: a copy of it pays when many rows share its reading.
+        let weight = model.head_weight();
+        let relaid = slots > 1 && weight.device() == tch::Device::Cpu;
         Self {
             model,
+            head: if relaid { for_few_rows(weight) } else { weight.shallow_clone() },
             prompts,
             options,
             next: 0,
@@ -184,7 +192,7 @@ impl<'a> Generation<'a> {
         cache: &mut KvCache,
         listener: &mut Listener<'_>,
     ) -> Result<(), Error> {
-        let head = Head { weight: self.model.head_weight(), bias: self.model.head_bias() };
+        let head = Head { weight: &self.head, bias: self.model.head_bias() };
         let logits = head.logits(hidden).to_kind(Kind::Float).to_device(tch::Device::Cpu).contiguous();
         let width = logits.size()[1] as usize;
         let logits = Vec::<f32>::try_from(logits.view([-1]))?;

@@ -8,6 +8,7 @@
 //!
 //! `N` rows, `H` hidden size, `V` vocabulary. The softmax is in fp32 whatever the weights are. Knows no reduction and no algorithm.
 
+use crate::layer::{multiply_few_rows, suits_few_rows};
 use parallel::SysError;
 use parallel::autograd::{Backward, attach};
 use tch::{Kind, Tensor, no_grad};
@@ -38,6 +39,9 @@ pub struct TokenLogprobs {
 impl Head<'_> {
     /// The logits of a few rows: `[N, V]`, for the sampler.
     pub fn logits(&self, hidden: &Tensor) -> Tensor {
+        if suits_few_rows(hidden, self.weight) {
+            return multiply_few_rows(hidden, self.weight, self.bias);
+        }
         hidden.linear(self.weight, self.bias)
     }
 

@@ -7,7 +7,15 @@
 
 static const at::Tensor &tensor_of(const void *pointer) { return *static_cast<const at::Tensor *>(pointer); }
 
-static c10::IValue to_ivalue(const ShimValue &value) {
+// An empty list has no elements to tell its type by, and takes the one that is wanted.
+static bool is_empty_list(const ShimValue &value) {
+  bool list = value.tag == SHIM_TENSOR_LIST || value.tag == SHIM_INT_LIST || value.tag == SHIM_DOUBLE_LIST;
+  return list && value.length == 0;
+}
+
+static c10::IValue to_ivalue(const ShimValue &value, const c10::TypePtr &wanted) {
+  if (auto list = wanted->cast<c10::ListType>(); list && is_empty_list(value))
+    return c10::impl::GenericList(list->getElementType());
   switch (value.tag) {
     case SHIM_NONE:
       return c10::IValue();
@@ -73,7 +81,7 @@ int shim_call(const char *name, const char *overload, const ShimValue *arguments
                                std::to_string(count));
     torch::jit::Stack stack;
     stack.reserve(wanted.size());
-    for (size_t i = 0; i < count; i++) stack.push_back(to_ivalue(arguments[i]));
+    for (size_t i = 0; i < count; i++) stack.push_back(to_ivalue(arguments[i], wanted[i].type()));
     for (size_t i = count; i < wanted.size(); i++) {
       if (!wanted[i].default_value().has_value())
         throw std::runtime_error(std::string(name) + " needs the argument `" + wanted[i].name() + "`");
