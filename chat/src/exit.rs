@@ -185,6 +185,7 @@ fn of_models(error: &models::Error) -> u8 {
     match error {
         Error::Sys(error) => of_parallel(error),
         Error::Torch(error) => of_torch(error),
+        Error::Sampling { .. } => USAGE,
         _ => DATA,
     }
 }

@@ -164,15 +164,14 @@ fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> 
         LoadOptions { layout: None, max_length: stage.data.max_length, on_overlong: Overlong::Drop };
     let pairs = EncodedDataset::<PreferenceRow>::load(&files, &tokenizer, &options)?;
     let rights = rlhf::reward::evaluate(&model, &pairs.rows, stage.train.micro_batch_size).rights();
-    // A tie is half right; for the interval two of them are one right and one wrong.
-    let right = rights.iter().sum::<f64>();
-    let estimate = wilson(right.round() as u64, rights.len() as u64)?;
-    let accuracy = right / rights.len() as f64;
+    // A tie is not right.
+    let right = rights.iter().filter(|&&right| right == 1.0).count() as u64;
+    let estimate = wilson(right, rights.len() as u64)?;
     Ok(Some(RewardModel {
-        accuracy: accuracy.clamp(estimate.low, estimate.high),
+        accuracy: estimate.mean,
         low: estimate.low,
         high: estimate.high,
-        n: rights.len() as u64,
+        n: estimate.n as u64,
     }))
 }
 

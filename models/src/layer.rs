@@ -232,3 +232,32 @@ impl Norm {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    #[test]
+    fn few_rows_are_the_same_product() {
+        tch::manual_seed(3);
+        let random = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu));
+        let (weight, bias) = (random(&[70, 48]), random(&[70]));
+        let relaid = for_few_rows(&weight);
+        assert_eq!(relaid, weight);
+        assert_eq!(for_few_rows(&relaid).data_ptr(), relaid.data_ptr(), "what is laid out so is shared");
+        for rows in [1, 16, 33, 300] {
+            // Columns of a wider tensor: rows need not lie side by side.
+            let x = random(&[rows, 100]).narrow(1, 5, 48);
+            let linear = |weight: &Tensor| Linear {
+                weight: weight.shallow_clone(),
+                bias: Some(bias.shallow_clone()),
+                in_out: false,
+            };
+            assert_eq!(suits_few_rows(&x, &relaid), rows == 16 || rows == 33);
+            let (plain, fast) = (linear(&weight).forward(&x), linear(&relaid).forward(&x));
+            assert!(plain.allclose(&fast, 1e-5, 1e-5, false), "{rows} rows");
+        }
+    }
+}

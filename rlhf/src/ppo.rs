@@ -264,7 +264,11 @@ impl<'a> Ppo<'a> {
                 let new = rows.logprobs(policy, hidden, config.temperature)?;
                 let part = loss::policy(&new.logprobs, &old, &advantages, None, &clip)?;
                 updates.policy += part.statistics;
-                Ok::<_, Error>(part.loss / tokens as f64)
+                let bonus = match config.entropy_coef {
+                    0.0 => Tensor::from(0.0),
+                    weight => loss::entropy_bonus(&new.entropy, None, weight)?,
+                };
+                Ok::<_, Error>((part.loss + bonus) / tokens as f64)
             })?;
         }
         if let Some(sampler) = &mut self.ptx {
