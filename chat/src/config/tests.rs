@@ -126,11 +126,9 @@ fn messages() {
 
 #[test]
 fn every_example_file_reads() {
-    let demo = include_str!("../demo.toml");
-    let config = pipeline_from_text(demo, Path::new("demo.toml"), &[]).unwrap();
-    assert_eq!(config.pipeline.stages.len(), 7);
-    assert_eq!(
-        config.stages[&Stage::Ppo].ppo.mini_batch_size,
-        config.stages[&Stage::Ppo].ppo.rollout_batch_size
-    );
+    let read = |name: &str, text: &str| pipeline_from_text(text, Path::new(name), &[]).unwrap();
+    let demo = read("demo.toml", include_str!("../demo.toml"));
+    assert_eq!(demo.pipeline.stages.len(), 7);
+    let public = read("public_data.toml", include_str!("../../../examples/public_data.toml"));
+    assert_eq!(public.stages[&Stage::Rm].data.train.0.len(), 2);
 }
