@@ -129,6 +129,17 @@ impl Tokenizer {
         })
     }
 
+    /// Encodes a conversation to be scored: it ends with an assistant turn, and its ids with that turn's end, as in a
+    /// preference.
+    pub fn encode_scored(&self, messages: &[Message]) -> Result<Vec<i64>> {
+        match messages.split_last() {
+            Some((answer, prompt)) if answer.role == Role::Assistant => {
+                Ok(self.encode_answer(prompt, std::slice::from_ref(answer))?.input_ids)
+            }
+            _ => Err(Error::NothingToScore),
+        }
+    }
+
     fn check_ids(&self, place: &str, ids: &[i64]) -> Result<()> {
         ids.iter().try_for_each(|&id| self.checked(place, id).map(drop))
     }

@@ -246,6 +246,11 @@ pub enum Error {
         "the conversation has no assistant turn to learn from; end it with an assistant turn or drop the row"
     )]
     NoAssistantTurn,
+    /// A conversation to be scored that does not end with an answer.
+    #[error(
+        "the conversation does not end with an assistant turn, so there is nothing to score; add the answer or drop the row"
+    )]
+    NothingToScore,
 
     /// A completion is empty.
     #[error("{at}: field {field} is empty; a completion needs text: drop the row")]

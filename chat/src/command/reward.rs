@@ -26,9 +26,7 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
         let ids = match input.given {
             Given::Ids(ids) => Ok(ids),
             Given::Text(text) => tokenizer.encode(&text, true),
-            Given::Messages(messages) => {
-                tokenizer.encode_conversation(&messages).map(|encoded| encoded.input_ids)
-            }
+            Given::Messages(messages) => tokenizer.encode_scored(&messages),
         };
         let ids = ids.map_err(|error| error.in_row(&input.at))?;
         input::check_ids(&ids, &input.at, vocab_size, longest)?;

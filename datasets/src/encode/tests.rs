@@ -186,6 +186,10 @@ fn both_sides_of_a_pair_begin_with_the_prompt() {
     assert_eq!(tokenizer.decode(&row.chosen[ids.len()..], false).unwrap(), "3<|im_end|>");
     assert_eq!(tokenizer.decode(&row.rejected[ids.len()..], false).unwrap(), "The answer is 4<|im_end|>");
     assert_eq!(row.margin, Some(0.5));
+    // The reward model sees at the end what it saw in training.
+    let scored = tokenizer.encode_scored(&[prompt[0].clone(), Message::assistant("3")]).unwrap();
+    assert_eq!(scored, row.chosen);
+    assert!(tokenizer.encode_scored(&prompt).unwrap_err().to_string().contains("nothing to score"));
 }
 
 #[test]
