@@ -66,3 +66,25 @@ fn what_is_odd_is_counted_but_no_error() {
     assert_eq!(report["layout"], "preference");
     assert_eq!((&report["duplicates"], &report["equal_answers"]), (&1.into(), &2.into()));
 }
+
+#[test]
+fn a_full_disk_is_a_failed_run_with_a_fix() {
+    if !std::path::Path::new("/dev/full").exists() {
+        eprintln!("skipped: this system has no /dev/full");
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("rows.jsonl", "{\"text\": \"a\"}\n");
+    let sizes = "--train 1 --preferences 1 --prompts 1 --pretraining 50 --heldout 1 --heldout-preferences 1";
+    scratch.run(&format!("data synth --out data {sizes}")).succeeds();
+    scratch.run("data tokenizer data/text.parquet --vocab-size 300 --out model").succeeds();
+    scratch.write(
+        "model/config.json",
+        r#"{"model_type": "llama", "vocab_size": 300, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 1}"#,
+    );
+    scratch.run("model init model/config.json --tokenizer model --out made").succeeds();
+    scratch
+        .run("logprobs --model made --input rows.jsonl --output /dev/full")
+        .fails(1, &["/dev/full", "free some space"]);
+}

@@ -60,6 +60,9 @@ pub(crate) enum Failure {
 
 /// The code for `error`.
 pub(crate) fn code(error: &Error) -> u8 {
+    if is_disk_full(error) {
+        return FAILED;
+    }
     error.chain().find_map(of_cause).unwrap_or(FAILED)
 }
 
@@ -85,7 +88,19 @@ pub(crate) fn text(error: &Error) -> String {
             told = format!("{told}: {cause}");
         }
     }
+    if is_disk_full(error) && !told.contains(MAKE_SPACE) {
+        told = format!("{told}: {MAKE_SPACE}; what was there before is untouched");
+    }
     told
+}
+
+/// What to do about a full disk.
+const MAKE_SPACE: &str = "free some space";
+
+/// Whether a write failed because the disk is full.
+fn is_disk_full(error: &Error) -> bool {
+    let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+    error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(full))
 }
 
 /// The code for a panic with this message: libtorch's allocator panics through tch's plain operators.

@@ -36,8 +36,11 @@ pub(crate) fn open_folder(out: &Path, configuration: &str, resume: bool) -> anyh
     Ok(())
 }
 
-/// Writes a file under a temporary name, syncs it, and renames it.
+/// Writes a file under a temporary name, syncs it, and renames it. What is no file (`/dev/stdout`, a pipe) is written to.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return fs::write(path, bytes).map_err(|source| io(path, source));
+    }
     let mut partial = path.as_os_str().to_owned();
     partial.push(".tmp");
     let partial = PathBuf::from(partial);

@@ -108,7 +108,8 @@ impl Run<'_> {
             save(folder)?;
             Ok(checkpoint::save_state(folder, engine, state)?)
         })?;
-        if interrupted { Err(Error::Interrupted { path }) } else { Ok(()) }
+        let next = "--resume continues from it";
+        if interrupted { Err(Error::Interrupted { path, next }) } else { Ok(()) }
     }
 
     /// Saves the model of an iteration whose optimisers are not saved, when one is due; ends the run when asked to.
@@ -118,7 +119,8 @@ impl Run<'_> {
             return Ok(());
         }
         let path = self.write_checkpoint(step, save)?;
-        if interrupted { Err(Error::Interrupted { path }) } else { Ok(()) }
+        let next = "a new run can start from it as [model] path";
+        if interrupted { Err(Error::Interrupted { path, next }) } else { Ok(()) }
     }
 
     /// Writes `checkpoints/step-N` whole, and removes those that are too many.
