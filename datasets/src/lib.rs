@@ -1,6 +1,5 @@
 //! From files to token batches: rows, conversations, templates, tokenizers, packing and sampling. Knows no torch.
 
-pub mod collate;
 pub mod conversation;
 pub mod convert;
 pub mod dataset;
@@ -16,14 +15,13 @@ pub mod table;
 pub mod template;
 pub mod tokenizer;
 
-pub use collate::{PackedBatch, PaddedBatch, collate_packed, collate_padded};
 pub use conversation::{Message, Role};
 pub use convert::{ConvertOptions, ConvertReport, Foreign, Mapping, convert};
 pub use dataset::{Counts, EncodedDataset, LoadOptions, Overlong};
 pub use encode::Encoded;
 pub use error::{At, Error, Result};
 pub use hub::{HubSettings, resolve};
-pub use pack::{Budget, micro_batches, pack};
+pub use pack::pack;
 pub use record::{Demonstration, Layout, Preference, Prompt, Record, Row, Unpaired};
 pub use rows::{NO_LOSS, PreferenceRow, PromptRow, SftRow, UnpairedRow};
 pub use sampler::{Sampler, SamplerState};

@@ -1,4 +1,4 @@
-//! Which rows share a forward pass: bins of a fixed number of tokens, and micro-batches under a token budget.
+//! Which rows share a forward pass: bins of a fixed number of tokens.
 //!
 //! Packing is best-fit decreasing (Johnson 1973; at most 11/9 of the optimal number of bins, plus a constant): rows from
 //! long to short, each into the fullest bin that still has room. Rows are never cut. Knows lengths only; that packed rows
@@ -34,48 +34,6 @@ pub fn pack(lengths: &[usize], max_length: usize) -> Result<Vec<Vec<usize>>> {
     }
     bins.sort_unstable();
     Ok(bins)
-}
-
-/// What bounds a micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Budget {
-    /// At most so many rows.
-    Rows(usize),
-    /// At most so many tokens, without padding.
-    Tokens(usize),
-    /// At most so many slots: rows times the longest row among them.
-    PaddedTokens(usize),
-}
-
-/// Splits rows into micro-batches, rows of similar length together, so that padding and imbalance are small.
-///
-/// Every row is in exactly one micro-batch; a row longer than the whole budget is an error. Longest first: if memory does
-/// not suffice, the first micro-batch says so.
-pub fn micro_batches(lengths: &[usize], budget: Budget) -> Result<Vec<Vec<usize>>> {
-    let mut batches: Vec<Vec<usize>> = Vec::new();
-    let mut tokens = 0;
-    for row in longest_first(lengths) {
-        let length = lengths[row];
-        let rows = batches.last().map_or(0, Vec::len);
-        let longest = batches.last().map_or(length, |batch| lengths[batch[0]]);
-        let (fits, alone, limit) = match budget {
-            Budget::Rows(limit) => (rows < limit, limit > 0, limit),
-            Budget::Tokens(limit) => (tokens + length <= limit, length <= limit, limit),
-            Budget::PaddedTokens(limit) => ((rows + 1) * longest <= limit, length <= limit, limit),
-        };
-        if !alone {
-            return Err(Error::RowTooLong { row, length, max_length: limit });
-        }
-        match batches.last_mut() {
-            Some(batch) if fits => batch.push(row),
-            _ => {
-                batches.push(vec![row]);
-                tokens = 0;
-            }
-        }
-        tokens += length;
-    }
-    Ok(batches)
 }
 
 /// Row indices by length, longest first, equal lengths in row order.
@@ -134,34 +92,5 @@ mod tests {
     fn too_long_a_row_is_named() {
         let error = pack(&[3, 11], 10).unwrap_err();
         assert!(matches!(error, Error::RowTooLong { row: 1, length: 11, max_length: 10 }));
-    }
-
-    #[test]
-    fn micro_batches_respect_the_budget() {
-        for seed in 0..100 {
-            let lengths = random_lengths(seed, 50);
-            for budget in [Budget::Rows(7), Budget::Tokens(120), Budget::PaddedTokens(120)] {
-                let batches = micro_batches(&lengths, budget).unwrap();
-                assert_eq!(rows_of(&batches), (0..lengths.len()).collect::<Vec<_>>());
-                for batch in &batches {
-                    let tokens: usize = batch.iter().map(|&row| lengths[row]).sum();
-                    let longest = batch.iter().map(|&row| lengths[row]).max().unwrap();
-                    assert!(match budget {
-                        Budget::Rows(limit) => batch.len() <= limit,
-                        Budget::Tokens(limit) => tokens <= limit,
-                        Budget::PaddedTokens(limit) => longest * batch.len() <= limit,
-                    });
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn micro_batches_worked_example() {
-        // Longest first: 5, 4, 3, 2; 5+4 = 9 fits 10, 3 does not, 3+2 does.
-        assert_eq!(micro_batches(&[2, 5, 3, 4], Budget::Tokens(10)).unwrap(), [vec![1, 3], vec![2, 0]]);
-        assert_eq!(micro_batches(&[2, 5, 3, 4], Budget::Rows(3)).unwrap(), [vec![1, 3, 2], vec![0]]);
-        assert!(micro_batches(&[2, 5], Budget::Tokens(4)).is_err());
-        assert!(micro_batches(&[2], Budget::Rows(0)).is_err());
     }
 }

@@ -33,12 +33,6 @@ impl KvCache {
         }
     }
 
-    /// Bytes of a cache with these sizes.
-    pub fn bytes(config: &Config, slots: i64, capacity: i64, kind: Kind) -> u64 {
-        let numbers = 2 * config.num_layers() * slots * config.num_kv_heads() * capacity * config.head_dim();
-        numbers as u64 * kind.elt_size_in_bytes() as u64
-    }
-
     /// Tokens in each slot.
     pub fn lengths(&self) -> &[i64] {
         &self.lengths
@@ -59,13 +53,6 @@ impl KvCache {
         self.lengths[slot as usize] = 0;
     }
 
-    /// Shortens the text of a slot to its first `length` tokens.
-    pub fn truncate_slot(&mut self, slot: i64, length: i64) {
-        let held = &mut self.lengths[slot as usize];
-        assert!(length <= *held, "slot {slot} holds {held} tokens and cannot be cut to {length}");
-        *held = length;
-    }
-
     /// Moves the texts of `slots` (ascending, without repetition) to the first slots in this order, and empties the others.
     pub fn keep(&mut self, slots: &[i64]) {
         assert!(slots.windows(2).all(|pair| pair[0] < pair[1]), "the slots to keep are in ascending order");
@@ -81,18 +68,6 @@ impl KvCache {
         let mut lengths: Vec<i64> = slots.iter().map(|&slot| self.lengths[slot as usize]).collect();
         lengths.resize(self.lengths.len(), 0);
         self.lengths = lengths;
-    }
-
-    /// Copies the text of slot `from` to slot `to`: one prompt, several answers.
-    pub fn copy_slot(&mut self, from: i64, to: i64) {
-        let length = self.lengths[from as usize];
-        no_grad(|| {
-            for layer in self.keys.iter().chain(&self.values) {
-                let part = |slot: i64| layer.select(0, slot).narrow(1, 0, length);
-                part(to).copy_(&part(from));
-            }
-        });
-        self.lengths[to as usize] = length;
     }
 
     /// Where `counts[r]` new tokens for each `slots[r]` go: rows of the flat `[slots * kv_heads * capacity, D]`, in the

@@ -53,14 +53,6 @@ pub fn reward(
     Ok(loss + (chosen + rejected).square().sum(None) * centering)
 }
 
-/// How many pairs the scores put in the right order; a tie is half right.
-pub fn ranked_right(chosen: &Tensor, rejected: &Tensor) -> Result<f64, Error> {
-    check::shape("the rejected scores", rejected, &chosen.size())?;
-    let right = chosen.gt_tensor(rejected).sum(Kind::Double).double_value(&[]);
-    let ties = chosen.eq_tensor(rejected).sum(Kind::Double).double_value(&[]);
-    Ok(right + ties / 2.0)
-}
-
 /// The entropy bonus as a loss: `-coefficient sum_t w_t H_t` over the entropies `[N]` of the policy before each token.
 pub fn entropy_bonus(
     entropies: &Tensor,

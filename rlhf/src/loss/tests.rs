@@ -190,7 +190,6 @@ fn the_reward_loss_refuses_what_would_broadcast() {
         (Tensor::zeros([3, 1], tch::kind::FLOAT_CPU), Tensor::zeros([3], tch::kind::FLOAT_CPU));
     assert!(reward(&column, &row, None, 0.0).is_err());
     assert!(reward(&row, &row, Some(&column), 0.0).is_err());
-    assert!(ranked_right(&column, &row).is_err());
     assert!(policy(&row, &column, &row, None, &PolicyClip::default()).is_err());
     assert!(policy(&row, &row, &row, Some(&column), &PolicyClip::default()).is_err());
     assert!(value(&row, &row, &column, None, None).is_err());
@@ -202,9 +201,4 @@ fn the_reward_loss_is_stable_and_its_gradient_is_a_probability() {
     let loss = reward(&chosen, &vector(&[-1e4, 1e4, 0.3]), None, 0.0).unwrap();
     assert!((number(&loss) - (2e4 + 2f64.ln())).abs() < 1e-8);
     assert_near(&gradient(&loss, &chosen), &[0.0, -1.0, -0.5]);
-}
-
-#[test]
-fn a_tie_is_half_right() {
-    assert_eq!(ranked_right(&vector(&[1.0, 2.0, 3.0, 0.0]), &vector(&[0.0, 2.0, 4.0, -1.0])).unwrap(), 2.5);
 }
