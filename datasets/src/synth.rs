@@ -330,7 +330,7 @@ mod tests {
     /// Changes when the world changes: that is a new data set, and figures measured on the old one no longer compare.
     #[test]
     fn the_world_is_the_one_that_was_published() {
-        assert_eq!(format!("{:016x}", World::generate(&small()).unwrap().fingerprint()), "020cd5b5eb32f7b5");
+        assert_eq!(format!("{:016x}", World::generate(&small()).unwrap().fingerprint()), "b590b29aba9d28da");
     }
 
     #[test]
@@ -401,7 +401,7 @@ mod tests {
         // Binomial(10000, 0.6): standard deviation 49; the others have at most 50.
         assert!(right.abs_diff(6000) < 250, "{right}");
         let wrong = world.preferences.iter().filter(|pair| pair.flaw == Flaw::WrongContent).count();
-        assert!(wrong.abs_diff(2500) < 220, "{wrong}");
+        assert!(wrong.abs_diff(4000) < 220, "{wrong}");
         let chinese = world.prompts.iter().filter(|question| question.language == Language::Chinese).count();
         assert!(chinese.abs_diff(5000) < 250, "{chinese}");
         let two_turns = world.prompts.iter().filter(|question| question.messages.len() == 3).count();

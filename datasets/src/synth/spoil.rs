@@ -2,13 +2,13 @@
 //!
 //! | flaw | reply to "what is 37 + 45?" | share of spoilt demonstrations | share of pairs |
 //! |---|---|---|---|
-//! | evasive | i am not sure, ask someone else. | 30 % | 25 % |
-//! | wordy | well, i think it is 82. | 35 % | 25 % |
-//! | wrong form | 82!!, answer=82, "82", 82 82, eighty two | 35 % | 25 % |
-//! | wrong content | 83, 92, 72, 28 | 0 % | 25 % |
+//! | evasive | i am not sure, ask someone else. | 30 % | 20 % |
+//! | wordy | well, i think it is 82. | 35 % | 20 % |
+//! | wrong form | 82!!, answer=82, "82", 82 82, eighty two | 35 % | 20 % |
+//! | wrong content | 83, 92, 72, 28 | 0 % | 40 % |
 //!
 //! Demonstrations are never wrong in content: the base of the policy is to be clumsy, not false. The share of wrong
-//! content among pairs bounds what a reward model can reach that looks at form alone: 75 % + 25 % / 2 = 87.5 %.
+//! content among pairs bounds what a reward model can reach that looks at form alone: 60 % + 40 % / 2 = 80 %.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,7 +37,7 @@ pub const DEMONSTRATION_FLAWS: [(Flaw, u32); 3] =
 
 /// Percentages of flaws among the rejected sides of pairs.
 pub const PAIR_FLAWS: [(Flaw, u32); 4] =
-    [(Flaw::Evasive, 25), (Flaw::Wordy, 25), (Flaw::WrongForm, 25), (Flaw::WrongContent, 25)];
+    [(Flaw::Evasive, 20), (Flaw::Wordy, 20), (Flaw::WrongForm, 20), (Flaw::WrongContent, 40)];
 
 const EVASIVE: [[&str; 3]; 2] = [
     ["i am not sure, ask someone else.", "i do not know that.", "that is hard to say."],
