@@ -139,7 +139,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "DIR", default_value = "colossal-demo")]
     pub(crate) out: PathBuf,
     /// Decides rows, initial values and draws.
-    #[arg(long, value_name = "S", default_value_t = 0)]
+    #[arg(long, value_name = "S", default_value_t = 1)]
     pub(crate) seed: u64,
     /// Change one key of the demo's run file; may be given again and again.
     #[arg(long = "set", value_name = "KEY=VALUE")]

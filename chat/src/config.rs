@@ -229,7 +229,10 @@ pub(crate) fn pipeline_from_text(
     let mut stages = BTreeMap::new();
     for stage in Stage::ALL {
         refuse_stage_sections(&tree, stage)?;
-        let config: RunConfig = read::read(&overlay(tree.clone(), stage))?;
+        // Once more over the tables of the stage: `--set` goes before everything.
+        let common =
+            sets.iter().filter(|set| !LIFE_ONLY.iter().any(|part| set.starts_with(&format!("{part}."))));
+        let config: RunConfig = read::read(&lay_sets(overlay(tree.clone(), stage), common)?)?;
         config.check_bounds(stage)?;
         stages.insert(stage, config);
     }

@@ -160,7 +160,7 @@ impl Config {
     }
 
     /// The same model with a score, its weights stored as `kind`. transformers finds the last token by `pad_token_id`:
-    /// without one the end-of-text id is written, or 0 where there is none either.
+    /// without one the first id is written that ends no text, since a row ends with the token that is scored.
     pub(crate) fn for_scalar(&self, kind: tch::Kind) -> Self {
         let mut config = self.stored_as(kind);
         config.raw.insert("architectures".to_owned(), json!([self.class("ForSequenceClassification")]));
@@ -168,7 +168,8 @@ impl Config {
         config.raw.insert("id2label".to_owned(), json!({"0": "LABEL_0"}));
         config.raw.insert("label2id".to_owned(), json!({"LABEL_0": 0}));
         if config.pad_token_id().is_none() {
-            let pad = self.eos_token_ids().first().copied().unwrap_or(0);
+            let ends = self.eos_token_ids();
+            let pad = (0..self.vocab_size()).find(|id| !ends.contains(id)).unwrap_or(0);
             config.raw.insert("pad_token_id".to_owned(), json!(pad));
         }
         config
@@ -215,7 +216,7 @@ mod tests {
         let config =
             Config::from_json(&LLAMA.replace("\"mystery\"", "\"eos_token_id\": [7, 3], \"mystery\""), "t");
         let saved = config.unwrap().for_scalar(tch::Kind::Float);
-        assert_eq!(saved.pad_token_id(), Some(7));
+        assert_eq!(saved.pad_token_id(), Some(0));
         assert_eq!(saved.value("num_labels"), Some(&json!(1)));
     }
 

@@ -140,6 +140,13 @@ impl PpoConfig {
             );
             return refuse("mini_batch_size", &self.mini_batch_size, &wanted);
         }
+        if self.iterations <= self.critic_warmup {
+            return refuse(
+                "iterations",
+                &self.iterations,
+                "must be more than critic_warmup, or the policy never learns",
+            );
+        }
         for (key, value) in [("gamma", self.gamma), ("gae_lambda", self.gae_lambda)] {
             if !(0.0..=1.0).contains(&value) {
                 return refuse(key, &value, "must be between 0 and 1");
@@ -149,11 +156,49 @@ impl PpoConfig {
             ("temperature", self.temperature),
             ("clip_range", self.clip_range),
             ("kl_horizon", self.kl_horizon),
+            ("clip_range_value", self.clip_range_value),
+            ("clip_range_high", self.clip_range_high.unwrap_or(self.clip_range)),
+            ("score_clip", self.score_clip.unwrap_or(1.0)),
+            ("kl_target", self.kl_target.unwrap_or(1.0)),
         ] {
             if !(value.is_finite() && value > 0.0) {
                 return refuse(key, &value, "must be more than 0");
             }
         }
+        for (key, value) in [
+            ("kl_coef", self.kl_coef),
+            ("vf_coef", self.vf_coef),
+            ("entropy_coef", self.entropy_coef),
+            ("ptx_coef", self.ptx_coef),
+            ("critic_lr", self.critic_lr),
+            ("missing_eos_penalty", self.missing_eos_penalty.unwrap_or(0.0)),
+        ] {
+            if !(value.is_finite() && value >= 0.0) {
+                return refuse(key, &value, "must be 0 or more");
+            }
+        }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_that_cannot_be_is_named() {
+        assert!(PpoConfig::default().check().is_ok());
+        let cases = [
+            (PpoConfig { iterations: 3, critic_warmup: 3, ..PpoConfig::default() }, "iterations"),
+            (PpoConfig { score_clip: Some(-1.0), ..PpoConfig::default() }, "score_clip"),
+            (PpoConfig { kl_target: Some(0.0), ..PpoConfig::default() }, "kl_target"),
+            (PpoConfig { critic_lr: -1.0, ..PpoConfig::default() }, "critic_lr"),
+            (PpoConfig { kl_coef: f64::NAN, ..PpoConfig::default() }, "kl_coef"),
+            (PpoConfig { mini_batch_size: 48, ..PpoConfig::default() }, "mini_batch_size"),
+        ];
+        for (config, key) in cases {
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains(key), "{error}");
+        }
     }
 }

@@ -191,7 +191,9 @@ impl Pipeline {
             Stage::Rm => {
                 set(&mut config.model.path, "sft/final");
                 set_files(&mut config.data.train, "data/preference.parquet");
-                set_files(&mut config.data.eval, "data/heldout_preference.parquet");
+                if self.out("data/heldout_preference.parquet").exists() {
+                    set_files(&mut config.data.eval, "data/heldout_preference.parquet");
+                }
             }
             Stage::Ppo => {
                 set(&mut config.model.path, "sft/final");

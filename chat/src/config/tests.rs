@@ -132,3 +132,12 @@ fn every_example_file_reads() {
     let public = read("public_data.toml", include_str!("../../../examples/public_data.toml"));
     assert_eq!(public.stages[&Stage::Rm].data.train.0.len(), 2);
 }
+
+#[test]
+fn a_set_goes_before_the_tables_of_the_stages() {
+    let sets = ["ppo.iterations=7".to_owned(), "stage.rm.train.lr=0.5".to_owned()];
+    let demo = pipeline_from_text(include_str!("../demo.toml"), Path::new("demo.toml"), &sets).unwrap();
+    assert_eq!(demo.stages[&Stage::Ppo].ppo.iterations, 7);
+    assert_eq!(demo.stages[&Stage::Rm].train.lr, 0.5);
+    assert_eq!(demo.stages[&Stage::Sft].train.lr, 2e-3);
+}
