@@ -72,6 +72,8 @@ impl Stage {
                     "[ppo] mini_batch_size says how many replies make a step",
                 ),
                 ("data.packing", "prompts are not packed"),
+                ("data.eval", "ppo tells how it goes by the rollout"),
+                ("eval", "ppo tells how it goes by the rollout"),
             ],
         }
     }

@@ -206,7 +206,7 @@ pub struct Report {
     /// The reward model on held-out pairs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_model: Option<RewardModel>,
-    /// Divergence of the final policy from the reference, nats per reply.
+    /// Divergence of the policy of the last rollout from the reference, nats per reply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,
     /// Time per stage.

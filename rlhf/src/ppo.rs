@@ -43,6 +43,8 @@ use crate::{Error, check, sft};
 pub struct Data<'a> {
     /// Prompts to reply to.
     pub prompts: &'a [PromptRow],
+    /// Whether the order of the prompts is shuffled.
+    pub shuffle: bool,
     /// Rows of the language-modelling term; may be empty when `ptx_coef` is 0.
     pub ptx: &'a [SftRow],
     /// Tokens that end a reply.
@@ -116,7 +118,7 @@ impl<'a> Ppo<'a> {
             policy: Engine::new(judges.policy.parameters(), train, policy_iterations * updates)?,
             critic: Engine::new(judges.critic.parameters(), &critic_train, config.iterations * updates)?,
             controller: Controller::new(config.kl_coef, config.kl_target, config.kl_horizon),
-            prompts: Sampler::new(data.prompts.len(), seed, true)?,
+            prompts: Sampler::new(data.prompts.len(), seed, data.shuffle)?,
             ptx: if config.ptx_coef > 0.0 { Some(Sampler::new(data.ptx.len(), seed, true)?) } else { None },
             judges,
             data,

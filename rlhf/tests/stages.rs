@@ -244,8 +244,13 @@ fn run_ppo(
         .map(|prompt| PromptRow { input_ids: vec![3 + prompt, 5], messages: Vec::new(), answer: None })
         .collect();
     let judges = Judges { policy: &policy, reference: &reference, critic: &critic, reward: reward_model };
-    let data =
-        ppo::Data { prompts: &prompts, ptx: &[], stop_ids: &[STOP], decode: &|ids| format!("{ids:?}") };
+    let data = ppo::Data {
+        prompts: &prompts,
+        shuffle: true,
+        ptx: &[],
+        stop_ids: &[STOP],
+        decode: &|ids| format!("{ids:?}"),
+    };
     let mut stage = ppo::Ppo::new(judges, data, settings, train, 3).unwrap();
     let (memory, outcome) = in_run(out, None, |run| stage.train(run));
     outcome.unwrap();

@@ -15,10 +15,8 @@ pub(crate) fn run(arguments: &DemoArgs, threads: Option<usize>) -> anyhow::Resul
         vec![format!("seed={}", arguments.seed), format!("out={:?}", arguments.out.display().to_string())];
     sets.extend(arguments.sets.iter().cloned());
     let config = config::pipeline_from_text(RECIPE, Path::new("demo.toml"), &sets)?;
-    let mut command =
-        format!("colossal-chat demo --out {} --seed {}", arguments.out.display(), arguments.seed);
-    for set in &arguments.sets {
-        command += &format!(" --set '{set}'");
-    }
+    let sets: String = arguments.sets.iter().map(|set| [" --set '", set, "'"].concat()).collect();
+    let command =
+        format!("colossal-chat demo --out {} --seed {}{sets}", arguments.out.display(), arguments.seed);
     pipeline::run_config(config, &command, arguments.resume, threads)
 }

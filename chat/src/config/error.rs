@@ -115,9 +115,10 @@ pub(crate) enum ConfigError {
     Processes(usize),
     /// PPO cannot be continued yet.
     #[error(
-        "--resume: this version continues sft and rm but not ppo; remove the run folder, or start from one of its checkpoints with --set model.path=..."
+        "{}: this version continues sft and rm but not ppo; remove this folder to run ppo anew, or start from one of its checkpoints with --set model.path=...",
+        .0.display()
     )]
-    PpoResume,
+    PpoResume(PathBuf),
     /// A run folder that holds another run.
     #[error("{}: there is a run in this folder already: continue it with --resume, or choose another `out`", .0.display())]
     OutTaken(PathBuf),

@@ -21,7 +21,7 @@ struct Models {
 
 pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
     if around.resume {
-        return Err(ConfigError::PpoResume.into());
+        return Err(ConfigError::PpoResume(config.out.clone()).into());
     }
     let folder = session::folder(&config.model.path)?;
     let tokenizer = tokenizer(config, &folder)?;
@@ -39,7 +39,13 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
         critic: &models.critic,
         reward: &models.reward,
     };
-    let data = Data { prompts: &prompts.rows, ptx: &ptx.rows, stop_ids: &stop_ids, decode: &decode };
+    let data = Data {
+        prompts: &prompts.rows,
+        shuffle: config.data.shuffle,
+        ptx: &ptx.rows,
+        stop_ids: &stop_ids,
+        decode: &decode,
+    };
     let mut stage = Ppo::new(judges, data, &config.ppo, &config.train, config.seed)?;
     in_run_folder(Stage::Ppo, config, &plan, &tokenizer, around, |run| stage.train(run))
 }

@@ -3,9 +3,9 @@
 //! | level | module | what a call looks like |
 //! |---|---|---|
 //! | raw | [`raw`] | the C functions of `cpp/shim.h`, in its order |
-//! | safe | [`dispatch`], [`autograd`], [`runtime`] | tensors and `Result`s |
+//! | safe | [`dispatch`], [`autograd`], [`runtime`], [`memory`] | tensors and `Result`s |
 //!
-//! This crate and the NCCL communicator hold the only `unsafe` of the project. No C++ exception and no Rust panic crosses
+//! This crate holds the only `unsafe` of the project. No C++ exception and no Rust panic crosses
 //! the border: exceptions become [`Error::Torch`], panics in a callback become an error on the C++ side.
 
 pub mod autograd;
