@@ -1,7 +1,6 @@
 //! The progress of a stage on stderr, as the `tui` draws it.
 
 use std::io::{IsTerminal, Stderr};
-use std::path::PathBuf;
 
 use rlhf::Error;
 use rlhf::event::{Event, Metrics, Recorder};
@@ -72,6 +71,8 @@ impl Display {
 
 impl Recorder for Display {
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
-        self.show(event).map_err(|source| Error::Io { path: PathBuf::from("stderr"), source })
+        // When nobody reads the progress any more, the work goes on: its figures are in the files of the run.
+        let _ = self.show(event);
+        Ok(())
     }
 }

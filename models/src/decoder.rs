@@ -40,7 +40,8 @@ impl LoadOptions {
         if request.is_matrix && runs_on_processor {
             return no_grad(|| for_few_rows(&placed));
         }
-        placed.set_requires_grad(self.trainable)
+        // The optimiser's kernel walks the memory of weight and gradient side by side, and gradients are row-major.
+        no_grad(|| placed.contiguous()).set_requires_grad(self.trainable)
     }
 }
 
