@@ -10,7 +10,7 @@
 
 use crate::layer::{multiply_few_rows, suits_few_rows};
 use parallel::SysError;
-use parallel::autograd::{Backward, attach};
+use parallel::autograd::{self, Backward, attach};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
@@ -49,6 +49,11 @@ impl Head<'_> {
         [Some(hidden), Some(self.weight), self.bias].into_iter().flatten().collect()
     }
 
+    /// Whether anybody will ask for a gradient.
+    fn wants_grad(&self, hidden: &Tensor) -> bool {
+        autograd::is_enabled() && self.inputs(hidden).iter().any(|input| input.requires_grad())
+    }
+
     fn owned(&self) -> OwnedHead {
         OwnedHead { weight: self.weight.detach(), bias: self.bias.map(Tensor::detach) }
     }
@@ -80,7 +85,7 @@ pub fn cross_entropy(
     targets: &Tensor,
     weights: Option<&Tensor>,
 ) -> Result<Tensor, Error> {
-    let wants_grad = head.inputs(hidden).iter().any(|input| input.requires_grad());
+    let wants_grad = head.wants_grad(hidden);
     let mut sums = Gradient::new(hidden, &head, wants_grad);
     let mut total = Tensor::zeros([], (Kind::Double, hidden.device()));
     no_grad(|| {
@@ -112,8 +117,10 @@ pub fn cross_entropy(
         return Ok(total);
     }
     let count = head.inputs(hidden).len();
-    let backward: Backward =
-        Box::new(move |grads| Ok(grads[0].as_ref().map_or_else(|| nothing(count), |grad| sums.scaled(grad))));
+    let backward: Backward = Box::new(move |grads| {
+        let sums = std::mem::take(&mut sums);
+        Ok(grads[0].as_ref().map_or_else(|| nothing(count), |grad| sums.scaled(grad)))
+    });
     let [total] = attached([&total], &head.inputs(hidden), backward)?;
     Ok(total)
 }
@@ -147,7 +154,7 @@ pub fn logprobs(
     } else {
         (Tensor::cat(&values, 0), Tensor::cat(&entropies, 0))
     };
-    if !head.inputs(hidden).iter().any(|input| input.requires_grad()) {
+    if !head.wants_grad(hidden) {
         return Ok(TokenLogprobs { logprobs: values, entropy });
     }
     let (owned, rows, targets) = (head.owned(), hidden.detach(), targets.shallow_clone());
@@ -250,10 +257,12 @@ impl Gradient {
         [Some(self.hidden), Some(self.weight), bias].into_iter().flatten().collect()
     }
 
-    fn scaled(&self, factor: &Tensor) -> Vec<Option<Tensor>> {
-        let scale = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| tensor * factor);
-        let bias = self.has_bias.then(|| scale(&self.bias));
-        [Some(scale(&self.hidden)), Some(scale(&self.weight)), bias].into_iter().flatten().collect()
+    /// Times `factor`, in place: that of the weight is as large as the head.
+    fn scaled(mut self, factor: &Tensor) -> Vec<Option<Tensor>> {
+        for tensor in [&mut self.hidden, &mut self.weight, &mut self.bias].into_iter().flatten() {
+            let _ = no_grad(|| tensor.g_mul_(factor));
+        }
+        self.taken()
     }
 }
 
@@ -384,5 +393,14 @@ mod tests {
         let targets = Tensor::from_slice::<i64>(&[]);
         let found = logprobs(&hidden, Head { weight: &weight, bias: None }, &targets, 1.0).unwrap();
         assert_eq!(found.logprobs.size(), [0]);
+    }
+
+    #[test]
+    fn without_a_graph_no_gradient_is_made() {
+        let case = case(5, 11);
+        let head = Head { weight: &case.weight, bias: Some(&case.bias) };
+        let loss = no_grad(|| cross_entropy(&case.hidden, head, &case.targets, None)).unwrap();
+        let found = no_grad(|| logprobs(&case.hidden, head, &case.targets, 1.0)).unwrap();
+        assert!(!loss.requires_grad() && !found.logprobs.requires_grad());
     }
 }

@@ -66,3 +66,5 @@ int shim_attach(at::Tensor *const *outputs, size_t output_count, at::Tensor *con
     }
   });
 }
+
+bool shim_grad_enabled(void) { return at::GradMode::is_enabled(); }

@@ -48,6 +48,9 @@ typedef void (*ShimDrop)(void *state);
 int shim_attach(at::Tensor *const *outputs, size_t output_count, at::Tensor *const *inputs, size_t input_count,
                 void *state, ShimBackward backward, ShimDrop drop, at::Tensor **results);
 
+// Whether operations on this thread make a graph.
+bool shim_grad_enabled(void);
+
 // Leaves a message for `shim_last_error`: for callbacks.
 void shim_fail(const char *message);
 

@@ -64,6 +64,12 @@ pub fn attach(outputs: &[&Tensor], inputs: &[&Tensor], backward: Backward) -> Re
     Ok(results.into_iter().filter_map(owned).collect())
 }
 
+/// Whether operations on this thread make a graph: not inside `no_grad`.
+pub fn is_enabled() -> bool {
+    // SAFETY: a plain call that reads a flag of this thread.
+    unsafe { raw::shim_grad_enabled() }
+}
+
 fn pointers(tensors: &[&Tensor]) -> Vec<*const C_tensor> {
     tensors.iter().map(|tensor| tensor.as_ptr()).collect()
 }

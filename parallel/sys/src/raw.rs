@@ -66,6 +66,7 @@ unsafe extern "C" {
         drop: ShimDrop,
         results: *mut *mut C_tensor,
     ) -> c_int;
+    pub fn shim_grad_enabled() -> bool;
     pub fn shim_fail(message: *const c_char);
     pub fn shim_show_config(sink: ShimSink, context: *mut c_void) -> c_int;
     pub fn shim_set_flush_denormal(flush: bool, supported: *mut bool) -> c_int;
