@@ -1,8 +1,8 @@
 //! Data sets: files of rows, read, tokenised and cut to length, ready for the sampler.
 //!
 //! What is dropped or cut is counted and reported, never hidden. A row of demonstrations that is too long loses its right
-//! end, if a position that counts in the loss remains; of a pair each answer must keep at least one token, and an
-//! unpaired answer likewise; a prompt that is too long is always dropped, for without its end it asks something else.
+//! end, if a position that counts in the loss remains; of a pair each answer must keep at least one token and differ from
+//! the other, and an unpaired answer must keep one; a prompt that is too long is always dropped, for without its end it asks something else.
 //! Tokenising runs on several threads; the order of rows is that of the files.
 
 use std::collections::BTreeSet;
@@ -229,7 +229,7 @@ impl TrainingRow for PreferenceRow {
     }
 
     fn is_useful(&self) -> bool {
-        self.prompt_length < self.chosen.len().min(self.rejected.len())
+        self.prompt_length < self.chosen.len().min(self.rejected.len()) && self.chosen != self.rejected
     }
 
     fn truncated(mut self, max_length: usize) -> Option<Self> {

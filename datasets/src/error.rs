@@ -469,9 +469,12 @@ pub enum Error {
 
     /// A saved sampler position does not fit the data.
     #[error(
-        "the saved position {position} is beyond the {len} rows of the data set; resume with the data that the run began with"
+        "the saved position {position} belongs to a data set of {rows} rows, and this one has {len}; resume with the data that \
+         the run began with"
     )]
     SamplerState {
+        /// Rows of the data set that it was saved over.
+        rows: usize,
         /// Rows of the epoch already taken.
         position: usize,
         /// Rows of the data set.

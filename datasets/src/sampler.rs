@@ -14,6 +14,8 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SamplerState {
+    /// Rows of the data set.
+    pub rows: usize,
     /// Epochs completed.
     pub epoch: u64,
     /// Rows of this epoch already taken.
@@ -34,7 +36,7 @@ pub struct Sampler {
 impl Sampler {
     /// A sampler over `len` rows at the start of epoch 0; without `shuffle` every epoch runs from 0 to `len - 1`.
     pub fn new(len: usize, seed: u64, shuffle: bool) -> Result<Self> {
-        Self::resume(len, SamplerState { epoch: 0, position: 0, seed, shuffle })
+        Self::resume(len, SamplerState { rows: len, epoch: 0, position: 0, seed, shuffle })
     }
 
     /// A sampler that goes on where `state` was taken, over the same rows.
@@ -42,8 +44,8 @@ impl Sampler {
         if len == 0 {
             return Err(Error::NothingToSample);
         }
-        if state.position > len {
-            return Err(Error::SamplerState { position: state.position, len });
+        if state.rows != len || state.position > len {
+            return Err(Error::SamplerState { rows: state.rows, position: state.position, len });
         }
         Ok(Self { order: epoch_order(len, &state), state })
     }
@@ -171,7 +173,11 @@ mod tests {
     #[test]
     fn impossible_states_are_errors() {
         assert!(matches!(Sampler::new(0, 0, true), Err(Error::NothingToSample)));
-        let state = SamplerState { epoch: 0, position: 9, seed: 0, shuffle: true };
-        assert!(matches!(Sampler::resume(4, state), Err(Error::SamplerState { position: 9, len: 4 })));
+        let state = SamplerState { rows: 4, epoch: 0, position: 9, seed: 0, shuffle: true };
+        assert!(matches!(Sampler::resume(4, state), Err(Error::SamplerState { position: 9, len: 4, .. })));
+        // Another number of rows has another order, even where the position fits.
+        let state = SamplerState { position: 2, ..state };
+        assert!(Sampler::resume(4, state).is_ok());
+        assert!(matches!(Sampler::resume(5, state), Err(Error::SamplerState { rows: 4, len: 5, .. })));
     }
 }

@@ -55,6 +55,9 @@ impl Engine {
         for parameter in parameters {
             slot_of.push(parameter.tensor.requires_grad().then_some(slots.len()));
             if parameter.tensor.requires_grad() {
+                if !parameter.tensor.is_contiguous() {
+                    return Err(Error::Layout { name: parameter.name.clone() });
+                }
                 slots.push(Slot::new(parameter));
             }
         }
@@ -306,6 +309,13 @@ mod tests {
         let model = Line::new(Kind::Float);
         let mut engine = Engine::new(&model.parameters, &config(), 10).unwrap();
         assert!(matches!(engine.step(), Err(Error::NothingTrained)));
+    }
+
+    #[test]
+    fn a_trained_weight_that_does_not_lie_row_by_row_is_refused() {
+        let turned = Tensor::ones([2, 3], (Kind::Float, tch::Device::Cpu)).tr().set_requires_grad(true);
+        let error = Engine::new(&[Parameter::replicated("w", &turned)], &config(), 1).err().unwrap();
+        assert!(error.to_string().starts_with("w is to be trained and does not lie row by row"), "{error}");
     }
 
     #[test]

@@ -54,6 +54,15 @@ pub enum Error {
         /// The bound, and the fix.
         wanted: &'static str,
     },
+    /// A trained parameter whose values do not lie row by row.
+    #[error(
+        "{name} is to be trained and does not lie row by row in memory; the update would mix up its values. \
+             Load the model with LoadOptions::trainable"
+    )]
+    Layout {
+        /// The parameter.
+        name: String,
+    },
     /// Nothing to train.
     #[error("no parameter of this model is trained: every one is frozen")]
     NothingTrained,

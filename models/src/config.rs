@@ -147,6 +147,19 @@ impl Config {
         })
     }
 
+    /// Refuses a row that is longer than the table of positions, where there is one.
+    pub fn check_length(&self, what: &str, length: usize) -> Result<(), Error> {
+        match self.architecture.position_limit() {
+            Some(limit) if length as i64 > limit => Err(Error::TooManyTokens {
+                origin: self.origin.clone(),
+                limit,
+                what: what.to_owned(),
+                length,
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// The same model with a vocabulary head, its weights stored as `kind`.
     pub(crate) fn for_causal_lm(&self, kind: tch::Kind) -> Self {
         let mut config = self.stored_as(kind);
@@ -160,15 +173,16 @@ impl Config {
     }
 
     /// The same model with a score, its weights stored as `kind`. transformers finds the last token by `pad_token_id`:
-    /// without one the first id is written that ends no text, since a row ends with the token that is scored.
+    /// where that is missing, or ends a text, the first id is written that ends none, since a row ends with the token that is
+    /// scored.
     pub(crate) fn for_scalar(&self, kind: tch::Kind) -> Self {
         let mut config = self.stored_as(kind);
         config.raw.insert("architectures".to_owned(), json!([self.class("ForSequenceClassification")]));
         config.raw.insert("num_labels".to_owned(), json!(1));
         config.raw.insert("id2label".to_owned(), json!({"0": "LABEL_0"}));
         config.raw.insert("label2id".to_owned(), json!({"LABEL_0": 0}));
-        if config.pad_token_id().is_none() {
-            let ends = self.eos_token_ids();
+        let ends = self.eos_token_ids();
+        if config.pad_token_id().is_none_or(|pad| ends.contains(&pad)) {
             let pad = (0..self.vocab_size()).find(|id| !ends.contains(id)).unwrap_or(0);
             config.raw.insert("pad_token_id".to_owned(), json!(pad));
         }
@@ -218,6 +232,29 @@ mod tests {
         let saved = config.unwrap().for_scalar(tch::Kind::Float);
         assert_eq!(saved.pad_token_id(), Some(0));
         assert_eq!(saved.value("num_labels"), Some(&json!(1)));
+    }
+
+    #[test]
+    fn a_pad_id_that_ends_a_text_is_replaced_in_a_score() {
+        let with = |pad: u8| {
+            let keys = format!("\"eos_token_id\": 3, \"pad_token_id\": {pad}, \"mystery\"");
+            Config::from_json(&LLAMA.replace("\"mystery\"", &keys), "t").unwrap().for_scalar(tch::Kind::Float)
+        };
+        assert_eq!((with(3).pad_token_id(), with(5).pad_token_id()), (Some(0), Some(5)));
+    }
+
+    #[test]
+    fn a_row_beyond_a_table_of_positions_is_refused() {
+        let gpt2 = r#"{"model_type": "gpt2", "vocab_size": 8, "n_embd": 4, "n_layer": 1, "n_head": 2, "n_positions": 16}"#;
+        let config = Config::from_json(gpt2, "dir").unwrap();
+        config.check_length("the longest row", 16).unwrap();
+        let error = config.check_length("the longest row", 17).unwrap_err().to_string();
+        assert!(
+            error.starts_with("dir: the model has 16 positions and the longest row has 17 tokens"),
+            "{error}"
+        );
+        // Rotations have no end.
+        Config::from_json(LLAMA, "dir").unwrap().check_length("the longest row", 1 << 20).unwrap();
     }
 
     #[test]

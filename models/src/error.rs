@@ -115,6 +115,20 @@ pub enum Error {
         /// Tokens needed.
         needed: i64,
     },
+    /// A row that is longer than the table of positions.
+    #[error(
+        "{origin}: the model has {limit} positions and {what} has {length} tokens: lower [data] max_length"
+    )]
+    TooManyTokens {
+        /// The model.
+        origin: String,
+        /// Rows of its table.
+        limit: i64,
+        /// Whose tokens.
+        what: String,
+        /// How many.
+        length: usize,
+    },
     /// The training layer failed.
     #[error(transparent)]
     Sys(#[from] parallel::Error),
@@ -148,6 +162,15 @@ pub enum Error {
         length: usize,
         /// The longest sequence of the model.
         longest: i64,
+    },
+    /// Logits that make no distribution.
+    #[error(
+        "the model's logits for prompt {index} (from 0) are not finite: its weights hold NaN or infinity, or overflow in this \
+         dtype; look at the run that made it, or use --dtype float32"
+    )]
+    LogitsNotFinite {
+        /// Its place among the prompts.
+        index: usize,
     },
     /// A token that the model has no embedding for.
     #[error(

@@ -198,8 +198,8 @@ impl<'a> Generation<'a> {
         let logits = Vec::<f32>::try_from(logits.view([-1]))?;
         for (row, &slot) in logits.chunks_exact(width).zip(slots) {
             let Some(live) = &mut self.slots[slot] else { continue };
-            let Drawn { id, logprob } =
-                self.options.sampling.draw(row, &mut live.generator, &mut self.scratch);
+            let drawn = self.options.sampling.draw(row, &mut live.generator, &mut self.scratch);
+            let Drawn { id, logprob } = drawn.ok_or(Error::LogitsNotFinite { index: live.request })?;
             let completion = &mut self.completions[live.request];
             completion.ids.push(id);
             completion.logprobs.push(logprob);

@@ -66,17 +66,21 @@ impl Sampling {
         generator
     }
 
-    /// Draws from one row of logits; `scratch` is working space that is kept between calls.
-    pub fn draw(&self, logits: &[f32], generator: &mut ChaCha8Rng, scratch: &mut Vec<f32>) -> Drawn {
+    /// Draws from one row of logits; `scratch` is working space that is kept between calls. `None` when a logit is NaN, or
+    /// none is finite: there is no distribution then.
+    pub fn draw(&self, logits: &[f32], generator: &mut ChaCha8Rng, scratch: &mut Vec<f32>) -> Option<Drawn> {
         let best = argmax(logits);
         let inverse = if self.temperature == 0.0 { 1.0 } else { (1.0 / self.temperature) as f32 };
         let highest = logits[best];
         scratch.clear();
         scratch.extend(logits.iter().map(|logit| ((logit - highest) * inverse).exp()));
         let total: f64 = sum(scratch);
+        if !total.is_finite() {
+            return None;
+        }
         let logprob = |id: usize| ((logits[id] - highest) * inverse) - total.ln() as f32;
         if self.temperature == 0.0 {
-            return Drawn { id: best as i64, logprob: logprob(best) };
+            return Some(Drawn { id: best as i64, logprob: logprob(best) });
         }
         let threshold = self.threshold(scratch, total);
         let kept = if threshold > 0.0 {
@@ -95,7 +99,7 @@ impl Sampling {
                 }
             }
         }
-        Drawn { id: chosen as i64, logprob: logprob(chosen) }
+        Some(Drawn { id: chosen as i64, logprob: logprob(chosen) })
     }
 
     /// The smallest unnormalised weight that top-k and top-p keep, or 0 to keep all. Equal weights are kept together.
@@ -169,7 +173,8 @@ mod tests {
         let mut counts = vec![0.0; logits.len()];
         let mut scratch = Vec::new();
         for _ in 0..draws {
-            counts[sampling.draw(logits, &mut generator, &mut scratch).id as usize] += 1.0 / draws as f64;
+            counts[sampling.draw(logits, &mut generator, &mut scratch).unwrap().id as usize] +=
+                1.0 / draws as f64;
         }
         counts
     }
@@ -213,7 +218,7 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_of_equals_and_reports_its_logprob() {
         let mut generator = Sampling::generator(0, 0);
-        let drawn = Sampling::greedy().draw(&[1.0, 2.0, 2.0], &mut generator, &mut Vec::new());
+        let drawn = Sampling::greedy().draw(&[1.0, 2.0, 2.0], &mut generator, &mut Vec::new()).unwrap();
         assert_eq!(drawn.id, 1);
         // e / (1 + 2e), by hand.
         assert!(
@@ -225,7 +230,7 @@ mod tests {
     fn the_logprob_is_that_of_the_uncut_distribution() {
         let mut generator = Sampling::generator(1, 0);
         let sampling = Sampling { top_k: 1, ..Sampling::default() };
-        let drawn = sampling.draw(&logits(), &mut generator, &mut Vec::new());
+        let drawn = sampling.draw(&logits(), &mut generator, &mut Vec::new()).unwrap();
         assert!((drawn.logprob - 0.5f32.ln()).abs() < 1e-6);
     }
 
@@ -234,7 +239,17 @@ mod tests {
         let mut generator = Sampling::generator(5, 0);
         let row = [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY];
         for _ in 0..1000 {
-            assert_eq!(Sampling::default().draw(&row, &mut generator, &mut Vec::new()).id, 1);
+            assert_eq!(Sampling::default().draw(&row, &mut generator, &mut Vec::new()).unwrap().id, 1);
+        }
+    }
+
+    #[test]
+    fn what_is_no_distribution_is_not_drawn_from() {
+        let mut generator = Sampling::generator(5, 0);
+        for row in [[0.0, f32::NAN], [f32::NAN, 0.0], [f32::NEG_INFINITY; 2], [f32::INFINITY, 0.0]] {
+            for sampling in [Sampling::default(), Sampling::greedy()] {
+                assert_eq!(sampling.draw(&row, &mut generator, &mut Vec::new()), None, "{row:?}");
+            }
         }
     }
 
