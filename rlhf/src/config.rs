@@ -26,6 +26,8 @@ pub struct PpoConfig {
     pub rollout_batch_size: usize,
     /// Replies to each prompt.
     pub samples_per_prompt: usize,
+    /// Replies that are generated at once, each with its keys and values; absent: all of a rollout.
+    pub rollout_micro_batch_size: Option<usize>,
     /// Passes over one rollout.
     pub epochs: usize,
     /// Replies of one optimiser step.
@@ -86,6 +88,7 @@ impl Default for PpoConfig {
             iterations: 100,
             rollout_batch_size: 64,
             samples_per_prompt: 1,
+            rollout_micro_batch_size: None,
             epochs: 4,
             mini_batch_size: 64,
             max_new_tokens: 64,
@@ -125,6 +128,7 @@ impl PpoConfig {
         for (key, value) in [
             ("rollout_batch_size", self.rollout_batch_size),
             ("samples_per_prompt", self.samples_per_prompt),
+            ("rollout_micro_batch_size", self.rollout_micro_batch_size.unwrap_or(1)),
             ("epochs", self.epochs),
             ("mini_batch_size", self.mini_batch_size),
             ("max_new_tokens", self.max_new_tokens),

@@ -176,7 +176,7 @@ impl<'a> Ppo<'a> {
             max_new_tokens: config.max_new_tokens,
             stop_ids: self.data.stop_ids.to_vec(),
             seed: derived_seed(self.seed, iteration, 0),
-            batch_size: prompts.len(),
+            batch_size: config.rollout_micro_batch_size.unwrap_or(prompts.len()),
         };
         let completions =
             generate::generate(

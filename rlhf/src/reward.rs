@@ -14,11 +14,11 @@ use parallel::Segmented;
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
-use crate::Error;
 use crate::config::RewardConfig;
 use crate::event::Metrics;
 use crate::loss;
 use crate::run::Run;
+use crate::{Error, check};
 
 /// What a reward stage learns from.
 pub struct Data<'a> {
@@ -64,7 +64,7 @@ pub fn train(
             tokens += batch.lengths.iter().sum::<i64>();
             total += engine.accumulate(model, &batch, |hidden| {
                 let (chosen, rejected) = score_pairs(model, &batch, hidden);
-                scores.add(&chosen, &rejected);
+                scores.add(&chosen, &rejected)?;
                 let margin = margins(micro, &chosen);
                 let loss =
                     loss::reward(&chosen, &rejected, margin.as_ref(), config.center_rewards_coefficient)?;
@@ -85,7 +85,7 @@ pub fn train(
         }
         if run.evaluates(report.step, total_steps) && !data.eval.is_empty() {
             let mut metrics = Metrics::default();
-            evaluate(model, data.eval, train.micro_batch_size).metrics("eval/", &mut metrics);
+            evaluate(model, data.eval, train.micro_batch_size)?.metrics("eval/", &mut metrics);
             run.record_evaluation(report.step, &metrics)?;
         }
         run.after_step(&engine, &save, &State { sampler: sampler.state() })?;
@@ -103,12 +103,11 @@ pub struct Scores {
 }
 
 impl Scores {
-    fn add(&mut self, chosen: &Tensor, rejected: &Tensor) {
-        let read = |scores: &Tensor| {
-            Vec::<f64>::try_from(scores.detach().to_kind(Kind::Double)).expect("scores are a vector")
-        };
-        self.chosen.extend(read(chosen));
-        self.rejected.extend(read(rejected));
+    fn add(&mut self, chosen: &Tensor, rejected: &Tensor) -> Result<(), Error> {
+        let pairs = chosen.numel() as i64;
+        self.chosen.extend(check::numbers("scores of the preferred replies", chosen, pairs)?);
+        self.rejected.extend(check::numbers("scores of the other replies", rejected, pairs)?);
+        Ok(())
     }
 
     /// For each pair 1 when the preferred reply scores higher, 0 when lower, one half for a tie.
@@ -132,15 +131,19 @@ impl Scores {
 }
 
 /// Scores held-out pairs.
-pub fn evaluate(model: &ScalarModel, pairs: &[PreferenceRow], micro_batch_size: usize) -> Scores {
+pub fn evaluate(
+    model: &ScalarModel,
+    pairs: &[PreferenceRow],
+    micro_batch_size: usize,
+) -> Result<Scores, Error> {
     let mut scores = Scores::default();
     for pairs in pairs.chunks(micro_batch_size) {
         let pairs: Vec<&PreferenceRow> = pairs.iter().collect();
         let batch = collate(&pairs, model);
         let (chosen, rejected) = tch::no_grad(|| score_pairs(model, &batch, &model.infer(&batch)));
-        scores.add(&chosen, &rejected);
+        scores.add(&chosen, &rejected)?;
     }
-    scores
+    Ok(scores)
 }
 
 /// The score of each row at its last token, `[rows]`, fp32, without a graph.

@@ -212,7 +212,7 @@ fn run_reward(out: &Path, resume: Option<PathBuf>) -> (ScalarModel, Vec<f32>) {
 fn a_reward_model_learns_its_pairs_and_resumes_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     let (model, whole) = run_reward(folder.path(), None);
-    let rights = reward::evaluate(&model, &pairs(), 5).rights();
+    let rights = reward::evaluate(&model, &pairs(), 5).unwrap().rights();
     assert_eq!(rights.iter().sum::<f64>(), 12.0);
     let halfway = folder.path().join("checkpoints/step-3");
     let (_, resumed) = run_reward(&folder.path().join("again"), Some(halfway));
