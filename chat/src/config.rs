@@ -11,7 +11,7 @@ mod read;
 pub(crate) mod section;
 mod tree;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use datasets::synth::SynthOptions;
@@ -354,6 +354,11 @@ impl RunConfig {
         if stage == Stage::Ppo && self.ppo.reward_model.is_empty() {
             return needed("ppo.reward_model", "the folder of a reward model");
         }
+        if stage == Stage::Ppo && self.ppo.ptx_coef == 0.0 && !self.data.ptx.0.is_empty() {
+            let message =
+                "has no effect while [ppo] ptx_coef is 0: set that, or leave the rows out".to_owned();
+            return Err(ConfigError::Value { place: None, key: "data.ptx".to_owned(), message });
+        }
         if self.eval.every > 0 && self.data.eval.0.is_empty() && stage != Stage::Ppo {
             let wanted = "there are no held-out rows to look at: give [data] eval, or leave it out";
             return refuse("eval.every", self.eval.every, wanted);
@@ -394,6 +399,45 @@ impl RunConfig {
         }
         toml::to_string(&table)
     }
+}
+
+/// Keys that change no number of a run: where it lies, how it is watched, how often it is saved.
+const HARMLESS: [&str; 6] = ["out", "threads", "log", "eval", "checkpoint", "data.eval"];
+
+/// The first key in which two resolved configurations differ and that changes what is learnt, with both values; keys and
+/// sections of `except` are not looked at.
+pub(crate) fn first_change(
+    was: &str,
+    now: &str,
+    except: &[&str],
+) -> Result<Option<(String, [String; 2])>, toml::de::Error> {
+    let [was, now] = [flat(was)?, flat(now)?];
+    let keys: BTreeSet<&String> = was.keys().chain(now.keys()).collect();
+    let harmless = |key: &str| {
+        HARMLESS
+            .iter()
+            .chain(except)
+            .any(|known| key.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+    };
+    let value = |of: &BTreeMap<String, String>, key| of.get(key).map_or("not set", String::as_str).to_owned();
+    let changed = keys.into_iter().find(|key| !harmless(key) && was.get(*key) != now.get(*key));
+    Ok(changed.map(|key| (key.clone(), [value(&was, key), value(&now, key)])))
+}
+
+/// Every value of a TOML text under its dotted key.
+fn flat(text: &str) -> Result<BTreeMap<String, String>, toml::de::Error> {
+    fn lay(prefix: &str, table: &toml::Table, flat: &mut BTreeMap<String, String>) {
+        for (key, value) in table {
+            let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+            match value {
+                toml::Value::Table(table) => lay(&key, table, flat),
+                value => drop(flat.insert(key, value.to_string())),
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    lay("", &toml::from_str(text)?, &mut found);
+    Ok(found)
 }
 
 fn refuse(key: &str, value: u64, wanted: &str) -> Result<(), ConfigError> {

@@ -97,10 +97,13 @@ pub(crate) fn text(error: &Error) -> String {
 /// What to do about a full disk.
 const MAKE_SPACE: &str = "free some space";
 
-/// Whether a write failed because the disk is full.
+/// Whether a write failed because the disk is full. A library may hand on the system's words alone.
 fn is_disk_full(error: &Error) -> bool {
     let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
-    error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(full))
+    error.chain().any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(full)
+            || cause.to_string().contains("No space left on device")
+    })
 }
 
 /// The code for a panic with this message: libtorch's allocator panics through tch's plain operators.
@@ -158,7 +161,7 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         Error::Tensor { source, .. } => of_torch(source),
         Error::Diverged { .. } => DIVERGED,
         Error::Setting { .. } | Error::NothingTrained | Error::State { .. } => USAGE,
-        Error::Io { .. } => FAILED,
+        Error::Io { .. } | Error::Layout { .. } => FAILED,
     }
 }
 
@@ -200,7 +203,8 @@ fn of_models(error: &models::Error) -> u8 {
     match error {
         Error::Sys(error) => of_parallel(error),
         Error::Torch(error) => of_torch(error),
-        Error::Sampling { .. } => USAGE,
+        Error::Sampling { .. } | Error::TooManyTokens { .. } => USAGE,
+        Error::LogitsNotFinite { .. } => DIVERGED,
         _ => DATA,
     }
 }

@@ -20,7 +20,7 @@ use rlhf::event::{Event, Metrics, Recorder};
 use rlhf::tensorboard::{self, EventWriter};
 use serde_json::{Map, Value};
 
-use crate::config::ConfigError;
+use crate::config::{self, ConfigError};
 
 /// Makes the run folder `out`, or takes it up again with `resume`, and saves the resolved configuration in it.
 pub(crate) fn open_folder(out: &Path, configuration: &str, resume: bool) -> anyhow::Result<()> {
@@ -31,9 +31,21 @@ pub(crate) fn open_folder(out: &Path, configuration: &str, resume: bool) -> anyh
     if !resume && (!checkpoints.is_empty() || out.join("final").exists()) {
         return Err(ConfigError::OutTaken(out.to_owned()).into());
     }
+    if resume {
+        same_settings(&out.join("run.toml"), configuration, &[])?;
+    }
     fs::create_dir_all(out).map_err(|source| io(out, source))?;
     write_whole(&out.join("run.toml"), configuration.as_bytes())?;
     Ok(())
+}
+
+/// Refuses a configuration that would give other numbers than the saved one at `path`. Keys and sections of `except` may differ.
+pub(crate) fn same_settings(path: &Path, configuration: &str, except: &[&str]) -> anyhow::Result<()> {
+    let saved = fs::read_to_string(path).map_err(|source| io(path, source))?;
+    match config::first_change(&saved, configuration, except)? {
+        None => Ok(()),
+        Some((key, [was, now])) => Err(ConfigError::Changed { path: path.to_owned(), key, was, now }.into()),
+    }
 }
 
 /// Writes a file under a temporary name, syncs it, and renames it. What is no file (`/dev/stdout`, a pipe) is written to.

@@ -163,7 +163,14 @@ fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> 
     let options =
         LoadOptions { layout: None, max_length: stage.data.max_length, on_overlong: Overlong::Drop };
     let pairs = EncodedDataset::<PreferenceRow>::load(&files, &tokenizer, &options)?;
-    let rights = rlhf::reward::evaluate(&model, &pairs.rows, stage.train.micro_batch_size).rights();
+    if pairs.counts.kept < pairs.counts.read {
+        let left_out = pairs.counts.read - pairs.counts.kept;
+        tell(&format!(
+            "{left_out} of {} held-out pairs are longer than max_length or have equal answers, and are left out",
+            pairs.counts.read
+        ));
+    }
+    let rights = rlhf::reward::evaluate(&model, &pairs.rows, stage.train.micro_batch_size)?.rights();
     // A tie is not right.
     let right = rights.iter().filter(|&&right| right == 1.0).count() as u64;
     let estimate = wilson(right, rights.len() as u64)?;

@@ -6,9 +6,11 @@ use datasets::Tokenizer;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::scalar_model::ScalarModel;
+use serde_json::json;
 use tch::{Device, Kind};
 
 use crate::args::ModelArgs;
+use crate::record;
 
 /// A tokenizer and the model that it belongs to.
 pub(crate) struct Session<M> {
@@ -73,6 +75,22 @@ pub(crate) fn tokenizer(folder: &Path, template: Option<&str>) -> anyhow::Result
 /// Refuses a tokenizer that has more ids than the model.
 pub(crate) fn check_vocabulary(tokenizer: &Tokenizer, config: &Config) -> anyhow::Result<()> {
     Ok(config.check_vocabulary("its tokenizer", tokenizer.vocab_size() as i64)?)
+}
+
+/// Writes what a language model's folder holds beside the model: the tokenizer, and the ids at which `transformers` ends a
+/// reply as this program does.
+pub(crate) fn save_companions(
+    folder: &Path,
+    tokenizer: &Tokenizer,
+    config: &Config,
+) -> Result<(), rlhf::Error> {
+    tokenizer.save(folder)?;
+    let generation = json!({
+        "bos_token_id": tokenizer.bos_id(),
+        "eos_token_id": stop_ids(tokenizer, config),
+        "pad_token_id": tokenizer.pad_id(),
+    });
+    record::write_whole(&folder.join("generation_config.json"), format!("{generation:#}\n").as_bytes())
 }
 
 /// Weights on the CPU without gradients.

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 use datasets::Tokenizer;
 use models::causal_lm::LoadOptions;
 use rlhf::event::Recorder;
-use rlhf::run::{Cadence, Run};
+use rlhf::run::{Cadence, Run, Save};
 use tch::Device;
 
 use crate::config::{RunConfig, Stage};
@@ -76,7 +76,7 @@ fn in_run_folder(
     stage: Stage,
     config: &RunConfig,
     plan: &Plan,
-    tokenizer: &Tokenizer,
+    companions: &Save<'_>,
     around: &mut Around<'_>,
     train: impl FnOnce(&mut Run<'_>) -> Result<(), rlhf::Error>,
 ) -> anyhow::Result<()> {
@@ -92,7 +92,6 @@ fn in_run_folder(
         Box::new(crate::record::Events::new(&config.out)),
     ]);
     let mut recorder = Both(&mut files, around.recorder);
-    let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
     let mut run = Run {
         stage: stage.name(),
         out: &config.out,
@@ -106,7 +105,7 @@ fn in_run_folder(
         resume,
         interrupted: around.interrupted,
         recorder: &mut recorder,
-        companions: &companions,
+        companions,
     };
     Ok(train(&mut run)?)
 }

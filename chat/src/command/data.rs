@@ -27,15 +27,27 @@ pub(crate) fn run(command: &DataCommand) -> anyhow::Result<()> {
 
 fn synth(arguments: &SynthArgs) -> anyhow::Result<()> {
     let world = World::generate(&arguments.options())?;
-    for (file, rows) in write_world(&world, &arguments.out)? {
-        tell(&format!("{:>8} rows  {}", rows, arguments.out.join(file).display()));
+    make_parent(&arguments.out)?;
+    write_world(&world, &arguments.out)
+}
+
+/// Fills the folder `out` with every split of a world, whole or not at all, and tells what is there.
+pub(crate) fn write_world(world: &World, out: &Path) -> anyhow::Result<()> {
+    checkpoint::write_folder(out, |folder| write_splits(world, folder))?;
+    for (file, rows) in [
+        ("text.parquet", world.pretraining.len()),
+        ("sft.parquet", world.demonstrations.len()),
+        ("preference.parquet", world.preferences.len()),
+        ("heldout_preference.parquet", world.heldout_preferences.len()),
+        ("prompts.parquet", world.prompts.len()),
+        ("heldout.parquet", world.heldout.len()),
+    ] {
+        tell(&format!("{rows:>8} rows  {}", out.join(file).display()));
     }
     Ok(())
 }
 
-/// Writes every split of a world into the folder `out`; returns the files and their rows.
-pub(crate) fn write_world(world: &World, out: &Path) -> anyhow::Result<Vec<(&'static str, usize)>> {
-    fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+fn write_splits(world: &World, out: &Path) -> anyhow::Result<()> {
     let texts: Vec<Demonstration> = world.pretraining.iter().cloned().map(Demonstration::Text).collect();
     let demonstrations: Vec<Demonstration> =
         world.demonstrations.iter().cloned().map(Demonstration::Messages).collect();
@@ -47,14 +59,14 @@ pub(crate) fn write_world(world: &World, out: &Path) -> anyhow::Result<Vec<(&'st
     table::write_records(&out.join("heldout_preference.parquet"), &pairs(&world.heldout_preferences))?;
     table::write_records(&out.join("prompts.parquet"), &prompts(&world.prompts))?;
     table::write_records(&out.join("heldout.parquet"), &prompts(&world.heldout))?;
-    Ok(vec![
-        ("text.parquet", texts.len()),
-        ("sft.parquet", demonstrations.len()),
-        ("preference.parquet", world.preferences.len()),
-        ("heldout_preference.parquet", world.heldout_preferences.len()),
-        ("prompts.parquet", world.prompts.len()),
-        ("heldout.parquet", world.heldout.len()),
-    ])
+    Ok(())
+}
+
+fn make_parent(folder: &Path) -> anyhow::Result<()> {
+    match folder.parent() {
+        Some(parent) => fs::create_dir_all(parent).with_context(|| parent.display().to_string()),
+        None => Ok(()),
+    }
 }
 
 fn preference(pair: &Pair) -> Preference {
@@ -91,9 +103,7 @@ fn tokenizer(arguments: &TokenizerArgs) -> anyhow::Result<()> {
     }
     let options = TrainOptions { vocab_size: arguments.vocab_size, ..TrainOptions::default() };
     let tokenizer = Tokenizer::train(texts.into_iter(), &options)?;
-    if let Some(parent) = arguments.out.parent() {
-        fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
-    }
+    make_parent(&arguments.out)?;
     checkpoint::write_folder(&arguments.out, |folder| tokenizer.save(folder).map_err(rlhf::Error::from))?;
     tell(&format!("{} tokens  {}", tokenizer.vocab_size(), arguments.out.display()));
     Ok(())

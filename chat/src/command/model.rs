@@ -178,7 +178,7 @@ fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
     checkpoint::write_folder(&arguments.out, |folder| {
         model.save(folder)?;
         if let Some(tokenizer) = &tokenizer {
-            tokenizer.save(folder)?;
+            session::save_companions(folder, tokenizer, model.config())?;
         }
         anyhow::Ok(())
     })?;

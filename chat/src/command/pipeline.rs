@@ -23,7 +23,7 @@ use crate::config::section::{Files, Part};
 use crate::config::{self, ConfigError, PipelineConfig, RunConfig, Stage};
 use crate::display::Display;
 use crate::interrupt::Interrupt;
-use crate::record::write_whole;
+use crate::record::{same_settings, write_whole};
 use crate::report;
 use crate::stage::{self, Around, Network};
 
@@ -49,8 +49,13 @@ pub(crate) fn run_config(
     if !resume && config.out.join("run.toml").exists() {
         return Err(ConfigError::OutTaken(config.out).into());
     }
+    let (saved, text) = (config.out.join("run.toml"), config.to_toml()?);
+    if resume && saved.exists() {
+        // Each stage compares its own sections: one that was removed may be run anew with others.
+        same_settings(&saved, &text, &["stage", "pipeline"])?;
+    }
     std::fs::create_dir_all(&config.out).with_context(|| config.out.display().to_string())?;
-    write_whole(&config.out.join("run.toml"), config.to_toml()?.as_bytes())?;
+    write_whole(&saved, text.as_bytes())?;
     let interrupt = Interrupt::listen()?;
     interrupt.begin();
     let mut pipeline = Pipeline { seconds: read_seconds(&config.out, resume)?, config, resume, interrupt };
@@ -113,13 +118,7 @@ impl Pipeline {
             return Ok(false);
         }
         let options = SynthOptions { seed: self.config.seed, ..self.config.synth.clone() };
-        let world = World::generate(&options)?;
-        checkpoint::write_folder(&folder, |folder| {
-            for (file, rows) in write_world(&world, folder)? {
-                tell(&format!("{rows:>8} rows  {file}"));
-            }
-            anyhow::Ok(())
-        })?;
+        write_world(&World::generate(&options)?, &folder)?;
         Ok(true)
     }
 
@@ -147,6 +146,7 @@ impl Pipeline {
     fn train(&self, stage: Stage, mut display: Display) -> anyhow::Result<bool> {
         let config = self.stage_config(stage);
         if self.resume && config.out.join("final").exists() {
+            same_settings(&config.out.join("run.toml"), &config.to_toml(stage)?, &[])?;
             return Ok(false);
         }
         config.check(stage)?;

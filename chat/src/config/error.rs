@@ -119,6 +119,28 @@ pub(crate) enum ConfigError {
         .0.display()
     )]
     PpoResume(PathBuf),
+    /// Prompts that fill the policy's positions.
+    #[error(
+        "[data] max_length: the longest prompt has {longest} tokens and the policy {room} positions, which leaves no room for a reply; set data.max_length below {room}"
+    )]
+    NoRoom {
+        /// Tokens of the longest prompt.
+        longest: usize,
+        /// Positions of the policy.
+        room: usize,
+    },
+    /// A resumed run with other settings.
+    #[error("{}: the run began with `{key}` = {was}, and it is {now} here: resume with what it began with, or choose another `out`", path.display())]
+    Changed {
+        /// The saved configuration.
+        path: PathBuf,
+        /// The dotted key.
+        key: String,
+        /// What the run began with.
+        was: String,
+        /// What is asked for now.
+        now: String,
+    },
     /// A run folder that holds another run.
     #[error("{}: there is a run in this folder already: continue it with --resume, or choose another `out`", .0.display())]
     OutTaken(PathBuf),

@@ -34,6 +34,19 @@ impl Dtype {
             Self::Bfloat16 => tch::Kind::BFloat16,
         }
     }
+
+    /// Bytes of a weight that is not trained.
+    pub(crate) fn bytes(self) -> usize {
+        self.kind().elt_size_in_bytes()
+    }
+
+    /// Bytes of a trained weight with its gradient and two moments in fp32, and its fp32 master if it is not fp32 itself.
+    pub(crate) fn trained_bytes(self) -> usize {
+        match self {
+            Self::Float32 => 4 + 4 + 8,
+            Self::Bfloat16 => 2 + 4 + 4 + 8,
+        }
+    }
 }
 
 /// The `[tokenizer]` section.

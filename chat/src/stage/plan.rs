@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use gemini::TrainConfig;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::command::tell;
+use crate::config::{RunConfig, Stage};
 use crate::record;
 
 /// The size of a run.
@@ -14,6 +14,7 @@ pub(crate) struct Plan {
     /// The stage.
     pub(crate) stage: &'static str,
     /// Values of each model, by its role.
+    #[serde(serialize_with = "as_object")]
     pub(crate) parameters: Vec<(&'static str, usize)>,
     /// Rows to learn from.
     pub(crate) rows: usize,
@@ -32,22 +33,22 @@ pub(crate) struct Plan {
 impl Plan {
     /// The plan of a stage that trains one model on rows.
     pub(crate) fn one_model(
-        stage: &'static str,
+        stage: Stage,
+        config: &RunConfig,
         parameters: usize,
         rows: [usize; 3],
         units: usize,
-        train: &TrainConfig,
     ) -> Self {
         let [rows, dropped, tokens] = rows;
         Self {
-            stage,
+            stage: stage.name(),
             parameters: vec![("model", parameters)],
             rows,
             dropped,
             tokens,
-            steps: train.total_steps(units),
-            rows_per_step: train.batch_size(),
-            model_bytes: parameters * TRAINED_BYTES,
+            steps: config.train.total_steps(units),
+            rows_per_step: config.train.batch_size(),
+            model_bytes: parameters * config.model.dtype.trained_bytes(),
         }
     }
 
@@ -77,5 +78,6 @@ impl Plan {
     }
 }
 
-/// fp32 weights, gradient and two moments of one trained value. (bf16 weights with an fp32 master take as much.)
-pub(crate) const TRAINED_BYTES: usize = 16;
+fn as_object<S: Serializer>(parameters: &[(&str, usize)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(parameters.iter().copied())
+}

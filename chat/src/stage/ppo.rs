@@ -1,5 +1,7 @@
 //! The stage `ppo`: four models in one process.
 
+use std::path::Path;
+
 use models::causal_lm::CausalLm;
 use models::scalar_model::ScalarModel;
 use parallel::Segmented;
@@ -7,7 +9,8 @@ use rlhf::ppo::{Data, Ppo};
 use rlhf::rollout::Judges;
 use tch::Kind;
 
-use super::{Around, Plan, in_run_folder, plan, rm, rows, tokenizer, trainable};
+use super::{Around, Plan, in_run_folder, rm, rows, tokenizer, trainable};
+use crate::config::section::Dtype;
 use crate::config::{ConfigError, RunConfig, Stage};
 use crate::session::{self, frozen};
 
@@ -29,6 +32,8 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     session::check_vocabulary(&tokenizer, models.policy.config())?;
     let prompts = rows::prompts(&config.data.train, &tokenizer, &config.data)?;
     let ptx = rows::demonstrations(&config.data.ptx, &tokenizer, &config.data)?;
+    models.check_lengths(prompts.longest, config.ppo.max_new_tokens)?;
+    models.policy.config().check_length("the longest ptx row", ptx.longest)?;
     let plan = models.plan(config, &prompts);
     let stop_ids = session::stop_ids(&tokenizer, models.policy.config());
     // Only for people to read: an id that cannot be decoded is shown as such and stops nothing.
@@ -47,11 +52,12 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
         decode: &decode,
     };
     let mut stage = Ppo::new(judges, data, &config.ppo, &config.train, config.seed)?;
-    in_run_folder(Stage::Ppo, config, &plan, &tokenizer, around, |run| stage.train(run))
+    let companions = |folder: &Path| session::save_companions(folder, &tokenizer, models.policy.config());
+    in_run_folder(Stage::Ppo, config, &plan, &companions, around, |run| stage.train(run))
 }
 
 impl Models {
-    fn load(config: &RunConfig, policy: &std::path::Path) -> anyhow::Result<Self> {
+    fn load(config: &RunConfig, policy: &Path) -> anyhow::Result<Self> {
         let options = trainable(config);
         let reward = session::folder(&config.ppo.reward_model)?;
         let critic =
@@ -66,6 +72,19 @@ impl Models {
         })
     }
 
+    /// Refuses prompts that leave no room for a reply, and replies that a model has no positions for.
+    fn check_lengths(&self, longest: usize, max_new_tokens: usize) -> anyhow::Result<()> {
+        let room = self.policy.config().max_positions() as usize;
+        if longest >= room {
+            return Err(ConfigError::NoRoom { longest, room }.into());
+        }
+        let whole = (longest + max_new_tokens).min(room);
+        for config in [self.reference.config(), self.critic.config(), self.reward.config()] {
+            config.check_length("the longest prompt with its reply", whole)?;
+        }
+        Ok(())
+    }
+
     fn plan(&self, config: &RunConfig, prompts: &rows::Encoded<datasets::PromptRow>) -> Plan {
         let parameters = vec![
             ("policy", size(&self.policy)),
@@ -74,7 +93,7 @@ impl Models {
             ("reward", size(&self.reward)),
         ];
         let trained = parameters[0].1 + parameters[1].1;
-        let frozen = parameters[2].1 + parameters[3].1;
+        let dtype = config.model.dtype;
         Plan {
             stage: Stage::Ppo.name(),
             rows: prompts.rows.len(),
@@ -82,7 +101,9 @@ impl Models {
             tokens: prompts.tokens,
             steps: config.ppo.iterations,
             rows_per_step: config.ppo.rollout_batch_size * config.ppo.samples_per_prompt,
-            model_bytes: trained * plan::TRAINED_BYTES + frozen * 4,
+            model_bytes: trained * dtype.trained_bytes()
+                + parameters[2].1 * dtype.bytes()
+                + parameters[3].1 * Dtype::Float32.bytes(),
             parameters,
         }
     }

@@ -18,11 +18,13 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     session::check_vocabulary(&tokenizer, model.config())?;
     let train = rows::preferences(&config.data.train, &tokenizer, &config.data)?;
     let eval = rows::preferences(&config.data.eval, &tokenizer, &config.data)?;
+    model.config().check_length("the longest reply with its prompt", train.longest.max(eval.longest))?;
     let data = reward::Data { train: &train.rows, eval: &eval.rows, shuffle: config.data.shuffle };
     let parameters = model.parameters().iter().map(parallel::Parameter::num_elements).sum();
     let sizes = [train.rows.len(), train.dropped, train.tokens];
-    let plan = Plan::one_model(Stage::Rm.name(), parameters, sizes, train.rows.len(), &config.train);
-    in_run_folder(Stage::Rm, config, &plan, &tokenizer, around, |run| {
+    let plan = Plan::one_model(Stage::Rm, config, parameters, sizes, train.rows.len());
+    let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
+    in_run_folder(Stage::Rm, config, &plan, &companions, around, |run| {
         reward::train(&model, &data, &config.reward, &config.train, run)
     })
 }

@@ -14,6 +14,8 @@ pub(crate) struct Encoded<T> {
     pub(crate) dropped: usize,
     /// Tokens of all rows.
     pub(crate) tokens: usize,
+    /// Tokens of the longest row.
+    pub(crate) longest: usize,
 }
 
 /// Rows of supervised fine-tuning.
@@ -63,6 +65,11 @@ fn load<T: TrainingRow>(
             counts.dropped_empty,
         ));
     }
-    let tokens = dataset.lengths().iter().sum();
-    Ok(Encoded { dropped: counts.read - counts.kept, tokens, rows: dataset.rows })
+    let lengths = dataset.lengths();
+    Ok(Encoded {
+        dropped: counts.read - counts.kept,
+        tokens: lengths.iter().sum(),
+        longest: lengths.into_iter().max().unwrap_or(0),
+        rows: dataset.rows,
+    })
 }

@@ -1,5 +1,7 @@
 //! The stage `sft`.
 
+use std::path::Path;
+
 use models::causal_lm::CausalLm;
 use parallel::Segmented;
 
@@ -26,12 +28,14 @@ pub(super) fn train_on(
     tokenizer: &datasets::Tokenizer,
     around: &mut Around<'_>,
 ) -> anyhow::Result<()> {
+    model.config().check_length("the longest row", train.longest.max(eval.longest))?;
     let packing = config.data.packing.then_some(config.data.max_length);
     let data = rlhf::sft::Data::new(&train.rows, &eval.rows, packing, config.data.shuffle)?;
     let parameters = model.parameters().iter().map(parallel::Parameter::num_elements).sum();
     let sizes = [train.rows.len(), train.dropped, train.tokens];
-    let plan = Plan::one_model(stage.name(), parameters, sizes, data.units.len(), &config.train);
-    in_run_folder(stage, config, &plan, tokenizer, around, |run| {
+    let plan = Plan::one_model(stage, config, parameters, sizes, data.units.len());
+    let companions = |folder: &Path| session::save_companions(folder, tokenizer, model.config());
+    in_run_folder(stage, config, &plan, &companions, around, |run| {
         rlhf::sft::train(model, &data, &config.train, run)
     })
 }
