@@ -16,3 +16,6 @@ mod inference;
 
 // What a machine must have.
 mod doctor;
+
+// Training through the binary: a pipeline, resuming, Ctrl-C, and what goes wrong.
+mod training;

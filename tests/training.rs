@@ -1,0 +1,265 @@
+//! Training through the binary: a whole pipeline, resuming, Ctrl-C, and runs that go wrong.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::harness::{Scratch, names};
+
+/// Every part, as small as it goes.
+const LIFE: &str = "
+seed = 4
+out = 'life'
+
+[tokenizer]
+vocab_size = 300
+
+[synth]
+pretraining = 200
+train = 60
+preferences = 40
+heldout_preferences = 20
+prompts = 16
+heldout = 12
+
+[base]
+hidden_size = 16
+intermediate_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 1
+max_position_embeddings = 128
+
+[data]
+max_length = 128
+
+[train]
+steps = 6
+micro_batch_size = 8
+lr = 1e-3
+
+[checkpoint]
+every = 2
+keep = 9
+
+[log]
+every = 1
+
+[stage.ppo.ppo]
+iterations = 2
+rollout_batch_size = 8
+rollout_micro_batch_size = 3
+mini_batch_size = 4
+epochs = 2
+max_new_tokens = 6
+";
+
+/// One finished pipeline for all tests of this file, which only read it.
+fn life() -> &'static Scratch {
+    static LIFE_OF_ALL: OnceLock<Scratch> = OnceLock::new();
+    LIFE_OF_ALL.get_or_init(|| {
+        let scratch = Scratch::new();
+        scratch.write("life.toml", LIFE);
+        scratch.run("pipeline --config life.toml").succeeds();
+        scratch
+    })
+}
+
+fn copy(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg("-r").args([from, to]).status().unwrap();
+    assert!(status.success());
+}
+
+/// A scratch folder with the pipeline and its folder.
+fn copied() -> Scratch {
+    let scratch = Scratch::new();
+    scratch.write("life.toml", LIFE);
+    copy(&life().path("life"), &scratch.path("life"));
+    scratch
+}
+
+fn json(scratch: &Scratch, name: &str) -> Value {
+    serde_json::from_str(&scratch.read(name)).unwrap()
+}
+
+/// The rows of a `metrics.jsonl` without what depends on the clock.
+fn metrics(scratch: &Scratch, stage: &str) -> Vec<Value> {
+    let clock = |key: &str| key == "seconds" || key.starts_with("timing/");
+    let row = |line: &str| {
+        let mut row: serde_json::Map<String, Value> = serde_json::from_str(line).unwrap();
+        row.retain(|key, _| !clock(key));
+        Value::Object(row)
+    };
+    scratch.read(&format!("{stage}/metrics.jsonl")).lines().map(row).collect()
+}
+
+#[test]
+fn one_file_makes_a_whole_life() {
+    let scratch = life();
+    for stage in ["base", "sft", "rm", "ppo"] {
+        let folder = names(&scratch.path(&format!("life/{stage}/final")));
+        for file in ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"] {
+            assert!(folder.iter().any(|name| name == file), "{stage}: {file} is not in {folder:?}");
+        }
+        assert!(scratch.read(&format!("life/{stage}/run.toml")).contains("seed = 4"));
+    }
+    assert_eq!(metrics(scratch, "life/sft").len(), 6);
+    assert_eq!(metrics(scratch, "life/ppo").len(), 2);
+    let plan = json(scratch, "life/ppo/plan.json");
+    assert_eq!(plan["parameters"]["policy"], plan["parameters"]["reference"]);
+    let report = json(scratch, "life/report.json");
+    for model in ["base", "sft", "ppo"] {
+        assert_eq!(report["exact_match"][model]["greedy"]["n"], 12);
+        assert!(report["exact_match"][model]["sampled"]["mean"].is_number());
+    }
+    assert_eq!(report["reward_model"]["n"], 20);
+    for key in ["paired_gain", "kl", "peak_rss_bytes"] {
+        assert!(!report[key].is_null(), "{key}");
+    }
+    assert!(names(&scratch.path("life")).iter().all(|name| !name.contains("tmp")));
+}
+
+#[test]
+fn transformers_is_told_where_a_reply_ends() {
+    let ends = json(life(), "life/sft/final/generation_config.json")["eos_token_id"].clone();
+    let added = json(life(), "life/sft/final/tokenizer.json")["added_tokens"].clone();
+    let id = |text: &str| {
+        let mut tokens = added.as_array().unwrap().iter();
+        tokens.find(|token| token["content"] == text).unwrap()["id"].clone()
+    };
+    assert!(ends.as_array().unwrap().contains(&id("<|im_end|>")), "{ends}");
+}
+
+#[test]
+fn a_pipeline_goes_on_where_it_stopped() {
+    let scratch = copied();
+    std::fs::remove_dir_all(scratch.path("life/ppo")).unwrap();
+    std::fs::remove_file(scratch.path("life/report.json")).unwrap();
+    let sft = std::fs::metadata(scratch.path("life/sft/final")).unwrap().modified().unwrap();
+    scratch.run("pipeline --config life.toml").fails(2, &["--resume"]);
+    scratch.run("pipeline --config life.toml --resume").succeeds();
+    assert_eq!(std::fs::metadata(scratch.path("life/sft/final")).unwrap().modified().unwrap(), sft);
+    // The same seed, the same bytes: what was made anew is what was there before.
+    let bytes = |scratch: &Scratch| std::fs::read(scratch.path("life/ppo/final/model.safetensors")).unwrap();
+    assert!(bytes(&scratch) == bytes(life()));
+    assert_eq!(metrics(&scratch, "life/ppo"), metrics(life(), "life/ppo"));
+    assert_eq!(
+        json(&scratch, "life/report.json")["exact_match"],
+        json(life(), "life/report.json")["exact_match"]
+    );
+}
+
+#[test]
+fn a_finished_part_with_other_settings_is_refused() {
+    let scratch = copied();
+    let resume = "pipeline --config life.toml --resume --set";
+    scratch
+        .run(&format!("{resume} stage.sft.train.lr=0.5"))
+        .fails(2, &["life/sft/run.toml", "`train.lr` = 0.001", "0.5"]);
+    scratch.run(&format!("{resume} synth.train=61")).fails(2, &["life/run.toml", "`synth.train` = 60"]);
+    scratch.run(&format!("{resume} log.every=2")).succeeds();
+}
+
+/// `stage` resumed from its second checkpoint ends as it did without an interruption, bit for bit.
+fn resumes_exactly(stage: &str) {
+    let scratch = copied();
+    let out = format!("life/{stage}");
+    for gone in ["final", "checkpoints/step-4", "checkpoints/step-6"] {
+        std::fs::remove_dir_all(scratch.path(&format!("{out}/{gone}"))).unwrap();
+    }
+    let line = format!("{stage} --config {out}/run.toml --resume");
+    scratch.run(&line).succeeds();
+    for file in ["final/model.safetensors", "checkpoints/step-6/trainer_state/optimizer.safetensors"] {
+        let bytes = |scratch: &Scratch| std::fs::read(scratch.path(&format!("{out}/{file}"))).unwrap();
+        assert!(bytes(&scratch) == bytes(life()), "{stage}: {file} differs");
+    }
+    assert_eq!(metrics(&scratch, &out), metrics(life(), &out));
+}
+
+#[test]
+fn resumed_sft_equals_uninterrupted_sft() {
+    resumes_exactly("sft");
+}
+
+#[test]
+fn resumed_reward_training_equals_the_uninterrupted_one() {
+    resumes_exactly("rm");
+}
+
+#[test]
+fn a_run_is_not_resumed_with_other_settings() {
+    let scratch = copied();
+    std::fs::remove_dir_all(scratch.path("life/sft/final")).unwrap();
+    let line = "sft --config life/sft/run.toml --resume";
+    let changed = scratch.run(&format!("{line} --set train.weight_decay=0.5"));
+    changed.fails(2, &["life/sft/run.toml: the run began with `train.weight_decay`", "choose another `out`"]);
+    scratch.run("ppo --config life/ppo/run.toml --resume").fails(2, &["sft and rm but not ppo"]);
+    let nothing = "sft --config life/sft/run.toml --resume --set out=empty";
+    scratch.run(nothing).fails(2, &["empty", "no checkpoint to resume from"]);
+}
+
+#[test]
+fn ctrl_c_leaves_a_whole_checkpoint() {
+    let scratch = copied();
+    let words =
+        "sft --config life/sft/run.toml --set out=long --set train.steps=100000 --set checkpoint.every=0";
+    let child = scratch.command(&words.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+    let started = Instant::now();
+    let metrics = scratch.path("long/metrics.jsonl");
+    while std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 3 {
+        assert!(started.elapsed() < Duration::from_secs(60), "no step within a minute");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{told}");
+    let checkpoints = names(&scratch.path("long/checkpoints"));
+    assert_eq!(checkpoints.len(), 1, "{checkpoints:?}");
+    assert!(told.contains(&checkpoints[0]) && told.contains("--resume"), "{told}");
+    let folder = scratch.path("long/checkpoints").join(&checkpoints[0]);
+    assert!(names(&folder).contains(&"trainer_state".to_owned()));
+    assert!(!scratch.path("long/final").exists());
+}
+
+#[test]
+fn a_loss_that_is_not_a_number_ends_the_run_with_5() {
+    let scratch = copied();
+    let sets = "--set out=diverged --set train.lr=1e30 --set train.max_grad_norm=0 --set checkpoint.every=1";
+    let outcome = scratch.run(&format!("sft --config life/sft/run.toml {sets}"));
+    outcome.fails(5, &["optimiser step", "lower [train] lr"]);
+    assert!(!scratch.path("diverged/final").exists());
+}
+
+#[test]
+fn the_four_models_share_one_vocabulary() {
+    let scratch = copied();
+    let bigger = LIFE.replace("vocab_size = 300", "vocab_size = 310").replace("'life'", "'other'");
+    scratch.write("other.toml", &bigger);
+    let stages = "--set pipeline.stages=[\"data\",\"tokenizer\",\"base\",\"sft\",\"rm\"]";
+    scratch.run(&format!("pipeline --config other.toml {stages}")).succeeds();
+    let line = "ppo --config life/ppo/run.toml --set ppo.reward_model=other/rm/final --set out=mixed";
+    scratch.run(line).fails(2, &["vocabulary of 300 tokens", "310", "share one tokenizer"]);
+    assert!(!scratch.path("mixed").exists());
+}
+
+#[test]
+fn weights_that_are_cut_short_are_named() {
+    let scratch = copied();
+    let weights = scratch.path("life/base/final/model.safetensors");
+    let file = std::fs::OpenOptions::new().write(true).open(&weights).unwrap();
+    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+    let outcome = scratch.run("sft --config life/sft/run.toml --set out=cut");
+    outcome.fails(3, &["model.safetensors is truncated", "download or copy it again"]);
+    assert!(!scratch.path("cut").exists());
+}
+
+#[test]
+fn ptx_rows_without_a_weight_are_refused() {
+    let outcome =
+        copied().run("ppo --config life/ppo/run.toml --set out=x --set data.ptx=life/data/sft.parquet");
+    outcome.fails(2, &["`data.ptx`", "ptx_coef"]);
+}
