@@ -113,7 +113,8 @@ impl TrainConfig {
         self.micro_batch_size * self.gradient_accumulation_steps
     }
 
-    /// Optimiser steps over `rows` training rows: `steps`, or whole batches of `epochs` passes, the last one perhaps short.
+    /// Optimiser steps over `rows` training rows: `steps`, or as many whole batches as cover `epochs` passes (the last one runs on
+    /// into the next pass).
     pub fn total_steps(&self, rows: usize) -> u64 {
         self.steps.unwrap_or_else(|| (rows as u64 * self.epochs).div_ceil(self.batch_size() as u64))
     }

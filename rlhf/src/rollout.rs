@@ -8,7 +8,7 @@
 //! ```
 //! A reply is prompt ids followed by new ids; where it ends is carried as a length and never read off the ids. All four models
 //! run over the flat batch without padding. Log-probabilities are taken at the sampling temperature, from the training pass and not
-//! from the sampler, so that the ratio of the first update is exactly one. Knows no reward formula and no loss.
+//! from the sampler, so that the ratio of the first update is one up to rounding. Knows no reward formula and no loss.
 
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
