@@ -18,13 +18,21 @@ fn main() {
     cc::Build::new()
         .cpp(true)
         .std("c++17")
+        .include("cpp/declarations")
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         .flag("-Wno-unused-parameter")
         .flag("-Wno-deprecated-declarations")
         .flag("-Wno-attributes")
-        .files(["cpp/error.cpp", "cpp/dispatch.cpp", "cpp/autograd.cpp", "cpp/runtime.cpp", "cpp/mkl.cpp"])
+        .files([
+            "cpp/error.cpp",
+            "cpp/dispatch.cpp",
+            "cpp/autograd.cpp",
+            "cpp/c10d.cpp",
+            "cpp/runtime.cpp",
+            "cpp/mkl.cpp",
+        ])
         // Whole, since nobody but libtorch calls the function of mkl.cpp.
         .link_lib_modifier("+whole-archive")
         .compile("colossal_shim");

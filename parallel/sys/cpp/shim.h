@@ -54,6 +54,35 @@ bool shim_grad_enabled(void);
 // Leaves a message for `shim_last_error`: for callbacks.
 void shim_fail(const char *message);
 
+// Ranks meet at a store: a table of bytes that one of them serves over TCP. `shim_store_get` waits for the key.
+struct ShimStore;
+int shim_store_open(const char *host, uint16_t port, bool serves, int64_t timeout_ms, ShimStore **store);
+uint16_t shim_store_port(const ShimStore *store);
+int shim_store_set(ShimStore *store, const char *key, const uint8_t *bytes, size_t length);
+int shim_store_get(ShimStore *store, const char *key, int64_t timeout_ms, ShimSink sink, void *context);
+int shim_store_has(ShimStore *store, const char *key, bool *there);
+int shim_store_add(ShimStore *store, const char *key, int64_t amount, int64_t *sum);
+void shim_store_close(ShimStore *store);
+
+// Collectives over Gloo. Each starts and leaves a `work` to wait for; tensors are contiguous, on the CPU, and kept alive by the work.
+struct ShimGroup;
+struct ShimWork;
+enum ShimReduction : int32_t { SHIM_SUM = 0, SHIM_MAX = 1, SHIM_MIN = 2 };
+int shim_gloo_open(ShimStore *store, const char *name, const char *interface, int rank, int size, int64_t timeout_ms,
+                   ShimGroup **group);
+void shim_gloo_close(ShimGroup *group);
+int shim_all_reduce(ShimGroup *group, at::Tensor *tensor, int32_t op, ShimWork **work);
+int shim_all_gather(ShimGroup *group, at::Tensor *output, at::Tensor *input, ShimWork **work);
+int shim_reduce_scatter(ShimGroup *group, at::Tensor *output, at::Tensor *input, ShimWork **work);
+int shim_all_to_all(ShimGroup *group, at::Tensor *output, at::Tensor *input, const int64_t *output_counts,
+                    const int64_t *input_counts, size_t count, ShimWork **work);
+int shim_broadcast(ShimGroup *group, at::Tensor *tensor, int root, ShimWork **work);
+int shim_send(ShimGroup *group, at::Tensor *tensor, int peer, int tag, ShimWork **work);
+int shim_recv(ShimGroup *group, at::Tensor *tensor, int peer, int tag, ShimWork **work);
+int shim_barrier(ShimGroup *group, ShimWork **work);
+int shim_work_wait(ShimWork *work);
+void shim_work_free(ShimWork *work);
+
 // "Build settings" as libtorch prints them. `sink` receives one SHIM_STRING.
 int shim_show_config(ShimSink sink, void *context);
 // Whether denormal numbers are flushed to zero on this thread from now on.

@@ -3,16 +3,19 @@
 //! | level | module | what a call looks like |
 //! |---|---|---|
 //! | raw | [`raw`] | the C functions of `cpp/shim.h`, in its order |
-//! | safe | [`dispatch`], [`autograd`], [`runtime`], [`memory`] | tensors and `Result`s |
+//! | safe | [`dispatch`], [`autograd`], [`c10d`], [`shared`], [`runtime`], [`memory`] | tensors and `Result`s |
 //!
 //! This crate holds the only `unsafe` of the project. No C++ exception and no Rust panic crosses
 //! the border: exceptions become [`Error::Torch`], panics in a callback become an error on the C++ side.
 
 pub mod autograd;
+pub mod c10d;
 pub mod dispatch;
 pub mod memory;
+pub mod process;
 pub mod raw;
 pub mod runtime;
+pub mod shared;
 
 /// What can go wrong below tch.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +27,14 @@ pub enum Error {
         call: String,
         /// What libtorch said.
         message: String,
+    },
+    /// A collective over shared memory failed.
+    #[error("{call} over shared memory: {problem}")]
+    Shared {
+        /// The collective, or the system's call.
+        call: String,
+        /// What went wrong.
+        problem: String,
     },
     /// The C library refused a setting.
     #[error("the C library refused {setting} = {value}")]

@@ -35,6 +35,24 @@ pub type ShimBackward = extern "C" fn(
 ) -> c_int;
 pub type ShimDrop = extern "C" fn(state: *mut c_void);
 
+/// A store at which ranks meet.
+#[repr(C)]
+pub struct ShimStore {
+    _opaque: [u8; 0],
+}
+
+/// Ranks that talk over Gloo.
+#[repr(C)]
+pub struct ShimGroup {
+    _opaque: [u8; 0],
+}
+
+/// A collective that was started.
+#[repr(C)]
+pub struct ShimWork {
+    _opaque: [u8; 0],
+}
+
 unsafe extern "C" {
     pub fn shim_last_error() -> *const c_char;
     pub fn shim_call(
@@ -68,6 +86,90 @@ unsafe extern "C" {
     ) -> c_int;
     pub fn shim_grad_enabled() -> bool;
     pub fn shim_fail(message: *const c_char);
+    pub fn shim_store_open(
+        host: *const c_char,
+        port: u16,
+        serves: bool,
+        timeout_ms: i64,
+        store: *mut *mut ShimStore,
+    ) -> c_int;
+    pub fn shim_store_port(store: *const ShimStore) -> u16;
+    pub fn shim_store_set(
+        store: *mut ShimStore,
+        key: *const c_char,
+        bytes: *const u8,
+        length: usize,
+    ) -> c_int;
+    pub fn shim_store_get(
+        store: *mut ShimStore,
+        key: *const c_char,
+        timeout_ms: i64,
+        sink: ShimSink,
+        context: *mut c_void,
+    ) -> c_int;
+    pub fn shim_store_has(store: *mut ShimStore, key: *const c_char, there: *mut bool) -> c_int;
+    pub fn shim_store_add(store: *mut ShimStore, key: *const c_char, amount: i64, sum: *mut i64) -> c_int;
+    pub fn shim_store_close(store: *mut ShimStore);
+    pub fn shim_gloo_open(
+        store: *mut ShimStore,
+        name: *const c_char,
+        interface: *const c_char,
+        rank: c_int,
+        size: c_int,
+        timeout_ms: i64,
+        group: *mut *mut ShimGroup,
+    ) -> c_int;
+    pub fn shim_gloo_close(group: *mut ShimGroup);
+    pub fn shim_all_reduce(
+        group: *mut ShimGroup,
+        tensor: *const C_tensor,
+        op: i32,
+        work: *mut *mut ShimWork,
+    ) -> c_int;
+    pub fn shim_all_gather(
+        group: *mut ShimGroup,
+        output: *const C_tensor,
+        input: *const C_tensor,
+        work: *mut *mut ShimWork,
+    ) -> c_int;
+    pub fn shim_reduce_scatter(
+        group: *mut ShimGroup,
+        output: *const C_tensor,
+        input: *const C_tensor,
+        work: *mut *mut ShimWork,
+    ) -> c_int;
+    pub fn shim_all_to_all(
+        group: *mut ShimGroup,
+        output: *const C_tensor,
+        input: *const C_tensor,
+        output_counts: *const i64,
+        input_counts: *const i64,
+        count: usize,
+        work: *mut *mut ShimWork,
+    ) -> c_int;
+    pub fn shim_broadcast(
+        group: *mut ShimGroup,
+        tensor: *const C_tensor,
+        root: c_int,
+        work: *mut *mut ShimWork,
+    ) -> c_int;
+    pub fn shim_send(
+        group: *mut ShimGroup,
+        tensor: *const C_tensor,
+        peer: c_int,
+        tag: c_int,
+        work: *mut *mut ShimWork,
+    ) -> c_int;
+    pub fn shim_recv(
+        group: *mut ShimGroup,
+        tensor: *const C_tensor,
+        peer: c_int,
+        tag: c_int,
+        work: *mut *mut ShimWork,
+    ) -> c_int;
+    pub fn shim_barrier(group: *mut ShimGroup, work: *mut *mut ShimWork) -> c_int;
+    pub fn shim_work_wait(work: *mut ShimWork) -> c_int;
+    pub fn shim_work_free(work: *mut ShimWork);
     pub fn shim_show_config(sink: ShimSink, context: *mut c_void) -> c_int;
     pub fn shim_set_flush_denormal(flush: bool, supported: *mut bool) -> c_int;
     pub fn shim_set_deterministic(deterministic: bool) -> c_int;

@@ -1,0 +1,2 @@
+// See ../config.h.
+#pragma once

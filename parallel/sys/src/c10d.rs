@@ -1,0 +1,404 @@
+//! Rendezvous over TCP and collectives over Gloo: libtorch's c10d.
+//!
+//! Collectives start at once and are waited for; the tensors of a collective are contiguous, on the CPU, and live as long as
+//! its [`Work`]. Calls on one group are made in the same order on every rank, or the ranks wait for one another until the
+//! time-out of the group.
+
+use std::ffi::{CString, c_void};
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use tch::Tensor;
+
+use crate::raw::{ShimGroup, ShimStore, ShimValue, ShimWork};
+use crate::{Error, check, raw};
+
+/// A table of bytes that one process serves and all ranks read and write.
+#[derive(Debug)]
+pub struct Store {
+    pointer: NonNull<ShimStore>,
+}
+
+// SAFETY: the store locks inside each call.
+unsafe impl Send for Store {}
+// SAFETY: as above.
+unsafe impl Sync for Store {}
+
+impl Store {
+    /// Serves a store on `port` (0 for any free one), or connects to the one at `host`.
+    pub fn open(host: &str, port: u16, serves: bool, timeout: Duration) -> Result<Self, Error> {
+        let host = text(host);
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: the text lives during the call, and `pointer` receives a store that belongs to us.
+        let code = unsafe {
+            raw::shim_store_open(host.as_ptr(), port, serves, milliseconds(timeout), &raw mut pointer)
+        };
+        check("TCPStore", code)?;
+        Ok(Self { pointer: NonNull::new(pointer).expect("a store that was opened") })
+    }
+
+    /// The port that it is served on.
+    pub fn port(&self) -> u16 {
+        // SAFETY: a live store.
+        unsafe { raw::shim_store_port(self.pointer.as_ptr()) }
+    }
+
+    /// Writes `bytes` under `key`.
+    pub fn set(&self, key: &str, bytes: &[u8]) -> Result<(), Error> {
+        let name = text(key);
+        // SAFETY: key and bytes live during the call.
+        let code =
+            unsafe { raw::shim_store_set(self.pointer.as_ptr(), name.as_ptr(), bytes.as_ptr(), bytes.len()) };
+        check("TCPStore::set", code)
+    }
+
+    /// The bytes under `key`, once they are there.
+    pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, Error> {
+        let name = text(key);
+        let mut bytes: Vec<u8> = Vec::new();
+        // SAFETY: `copy` is only called during the call, with `bytes` as its context.
+        let code = unsafe {
+            raw::shim_store_get(
+                self.pointer.as_ptr(),
+                name.as_ptr(),
+                milliseconds(timeout),
+                copy,
+                (&raw mut bytes).cast(),
+            )
+        };
+        check("TCPStore::get", code)?;
+        Ok(bytes)
+    }
+
+    /// Whether something is under `key`.
+    pub fn has(&self, key: &str) -> Result<bool, Error> {
+        let name = text(key);
+        let mut there = false;
+        // SAFETY: key and answer live during the call.
+        check("TCPStore::check", unsafe {
+            raw::shim_store_has(self.pointer.as_ptr(), name.as_ptr(), &raw mut there)
+        })?;
+        Ok(there)
+    }
+
+    /// Adds to the number under `key`, 0 at first; its new value.
+    pub fn add(&self, key: &str, amount: i64) -> Result<i64, Error> {
+        let name = text(key);
+        let mut sum = 0;
+        // SAFETY: key and answer live during the call.
+        check("TCPStore::add", unsafe {
+            raw::shim_store_add(self.pointer.as_ptr(), name.as_ptr(), amount, &raw mut sum)
+        })?;
+        Ok(sum)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // SAFETY: ours, and dropped once.
+        unsafe { raw::shim_store_close(self.pointer.as_ptr()) };
+    }
+}
+
+extern "C" fn copy(context: *mut c_void, value: *const ShimValue) {
+    // SAFETY: `get` passes a live vector, and the shim bytes that live during the call.
+    unsafe {
+        let value = &*value;
+        if value.length > 0 {
+            let bytes = std::slice::from_raw_parts(value.data.cast::<u8>(), value.length);
+            (*context.cast::<Vec<u8>>()).extend_from_slice(bytes);
+        }
+    }
+}
+
+/// How numbers of several ranks become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// Their sum.
+    Sum = 0,
+    /// The largest.
+    Max = 1,
+    /// The smallest.
+    Min = 2,
+}
+
+/// Ranks that talk over TCP.
+#[derive(Debug)]
+pub struct Gloo {
+    pointer: NonNull<ShimGroup>,
+}
+
+// SAFETY: c10d locks its queue of work; the order of calls is the caller's business.
+unsafe impl Send for Gloo {}
+// SAFETY: as above.
+unsafe impl Sync for Gloo {}
+
+impl Gloo {
+    /// Joins the group `name` as `rank` of `size`; returns once all have. `interface` is a network interface such as `eth0`, or
+    /// empty for the one that the host's name resolves to.
+    pub fn join(
+        store: &Store,
+        name: &str,
+        interface: &str,
+        [rank, size]: [usize; 2],
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        let (name, interface) = (text(name), text(interface));
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: the texts live during the call, and `pointer` receives a group that belongs to us.
+        let code = unsafe {
+            raw::shim_gloo_open(
+                store.pointer.as_ptr(),
+                name.as_ptr(),
+                interface.as_ptr(),
+                narrow(rank),
+                narrow(size),
+                milliseconds(timeout),
+                &raw mut pointer,
+            )
+        };
+        check("ProcessGroupGloo", code)?;
+        Ok(Self { pointer: NonNull::new(pointer).expect("a group that was opened") })
+    }
+
+    /// Every rank's `tensor` becomes the reduction of all.
+    pub fn all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<Work, Error> {
+        self.start("all_reduce", &[tensor], |group, work| {
+            // SAFETY: (here and below) a live group, live tensors, which the work keeps alive, and a place for the work.
+            unsafe { raw::shim_all_reduce(group, tensor.as_ptr(), reduction as i32, work) }
+        })
+    }
+
+    /// `output` becomes the inputs of all ranks, end to end.
+    pub fn all_gather(&self, output: &Tensor, input: &Tensor) -> Result<Work, Error> {
+        self.start("all_gather", &[output, input], |group, work| {
+            // SAFETY: as above.
+            unsafe { raw::shim_all_gather(group, output.as_ptr(), input.as_ptr(), work) }
+        })
+    }
+
+    /// `output` becomes this rank's part of the sum of all inputs.
+    pub fn reduce_scatter(&self, output: &Tensor, input: &Tensor) -> Result<Work, Error> {
+        self.start("reduce_scatter", &[output, input], |group, work| {
+            // SAFETY: as above.
+            unsafe { raw::shim_reduce_scatter(group, output.as_ptr(), input.as_ptr(), work) }
+        })
+    }
+
+    /// Rank `i` receives the `i`-th part of every input. Counts are in rows of the first dimension, one a rank.
+    pub fn all_to_all(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        [received, sent]: [&[i64]; 2],
+    ) -> Result<Work, Error> {
+        assert_eq!(received.len(), sent.len(), "one count for each rank");
+        self.start("all_to_all", &[output, input], |group, work| {
+            // SAFETY: as above; the counts are copied during the call.
+            unsafe {
+                raw::shim_all_to_all(
+                    group,
+                    output.as_ptr(),
+                    input.as_ptr(),
+                    received.as_ptr(),
+                    sent.as_ptr(),
+                    sent.len(),
+                    work,
+                )
+            }
+        })
+    }
+
+    /// Every rank's `tensor` becomes that of `root`.
+    pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<Work, Error> {
+        self.start("broadcast", &[tensor], |group, work| {
+            // SAFETY: as above.
+            unsafe { raw::shim_broadcast(group, tensor.as_ptr(), narrow(root), work) }
+        })
+    }
+
+    /// Sends `tensor` to `peer`.
+    pub fn send(&self, tensor: &Tensor, peer: usize, tag: usize) -> Result<Work, Error> {
+        self.start("send", &[tensor], |group, work| {
+            // SAFETY: as above.
+            unsafe { raw::shim_send(group, tensor.as_ptr(), narrow(peer), narrow(tag), work) }
+        })
+    }
+
+    /// `tensor` becomes what `peer` sends.
+    pub fn recv(&self, tensor: &Tensor, peer: usize, tag: usize) -> Result<Work, Error> {
+        self.start("recv", &[tensor], |group, work| {
+            // SAFETY: as above.
+            unsafe { raw::shim_recv(group, tensor.as_ptr(), narrow(peer), narrow(tag), work) }
+        })
+    }
+
+    /// Returns once every rank has called it.
+    pub fn barrier(&self) -> Result<(), Error> {
+        let start = |group, work| {
+            // SAFETY: as above.
+            unsafe { raw::shim_barrier(group, work) }
+        };
+        self.start("barrier", &[], start)?.wait()
+    }
+
+    fn start(
+        &self,
+        call: &'static str,
+        tensors: &[&Tensor],
+        start: impl FnOnce(*mut ShimGroup, *mut *mut ShimWork) -> libc::c_int,
+    ) -> Result<Work, Error> {
+        let mut pointer = std::ptr::null_mut();
+        check(call, start(self.pointer.as_ptr(), &raw mut pointer))?;
+        let pointer = NonNull::new(pointer).expect("work that was started");
+        Ok(Work { call, pointer, _tensors: tensors.iter().map(|tensor| tensor.shallow_clone()).collect() })
+    }
+}
+
+impl Drop for Gloo {
+    fn drop(&mut self) {
+        // SAFETY: ours, and dropped once.
+        unsafe { raw::shim_gloo_close(self.pointer.as_ptr()) };
+    }
+}
+
+/// A collective under way.
+#[derive(Debug)]
+#[must_use = "a collective is done once it was waited for"]
+pub struct Work {
+    call: &'static str,
+    pointer: NonNull<ShimWork>,
+    _tensors: Vec<Tensor>,
+}
+
+// SAFETY: c10d's work may be waited for on any thread.
+unsafe impl Send for Work {}
+
+impl Work {
+    /// Returns once the tensors hold the result, or with what went wrong.
+    pub fn wait(self) -> Result<(), Error> {
+        // SAFETY: a live work.
+        check(self.call, unsafe { raw::shim_work_wait(self.pointer.as_ptr()) })
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // SAFETY: ours, and dropped once.
+        unsafe { raw::shim_work_free(self.pointer.as_ptr()) };
+    }
+}
+
+fn text(text: &str) -> CString {
+    CString::new(text.replace('\0', " ")).expect("no NUL is left")
+}
+
+fn narrow(number: usize) -> libc::c_int {
+    libc::c_int::try_from(number).expect("ranks and tags are small")
+}
+
+fn milliseconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use tch::Kind;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    /// Runs `body` on `size` ranks, each a thread with a group of its own.
+    fn ranks(size: usize, body: impl Fn(usize, &Gloo) + Sync) {
+        let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+        let port = server.port();
+        thread::scope(|scope| {
+            for rank in 0..size {
+                let body = &body;
+                scope.spawn(move || {
+                    let store = Store::open("127.0.0.1", port, false, TIMEOUT).unwrap();
+                    let gloo = Gloo::join(&store, "test", "lo", [rank, size], TIMEOUT).unwrap();
+                    body(rank, &gloo);
+                    gloo.barrier().unwrap();
+                });
+            }
+        });
+    }
+
+    fn row(values: &[f32]) -> Tensor {
+        Tensor::from_slice(values)
+    }
+
+    fn values(tensor: &Tensor) -> Vec<f32> {
+        Vec::try_from(tensor).unwrap()
+    }
+
+    #[test]
+    fn three_ranks_exchange_by_hand_computed_numbers() {
+        ranks(3, |rank, gloo| {
+            let own = rank as f32;
+            let tensor = row(&[own, 10.0 * own]);
+            gloo.all_reduce(&tensor, Reduction::Sum).unwrap().wait().unwrap();
+            assert_eq!(values(&tensor), [3.0, 30.0]);
+
+            let gathered = Tensor::zeros([3], (Kind::Float, tch::Device::Cpu));
+            gloo.all_gather(&gathered, &row(&[own + 1.0])).unwrap().wait().unwrap();
+            assert_eq!(values(&gathered), [1.0, 2.0, 3.0]);
+
+            let part = Tensor::zeros([1], (Kind::Float, tch::Device::Cpu));
+            gloo.reduce_scatter(&part, &row(&[own, own + 1.0, own + 2.0])).unwrap().wait().unwrap();
+            assert_eq!(values(&part), [[3.0], [6.0], [9.0]][rank]);
+
+            // Rank r sends r + 1 numbers to rank 0 and none to the others.
+            let sent: [i64; 3] = [rank as i64 + 1, 0, 0];
+            let received: [i64; 3] = if rank == 0 { [1, 2, 3] } else { [0, 0, 0] };
+            let output = Tensor::zeros([received.iter().sum()], (Kind::Float, tch::Device::Cpu));
+            let input = Tensor::full([rank as i64 + 1], f64::from(own), (Kind::Float, tch::Device::Cpu));
+            gloo.all_to_all(&output, &input, [&received, &sent]).unwrap().wait().unwrap();
+            assert_eq!(values(&output), if rank == 0 { vec![0.0, 1.0, 1.0, 2.0, 2.0, 2.0] } else { vec![] });
+
+            let told = row(&[own]);
+            gloo.broadcast(&told, 2).unwrap().wait().unwrap();
+            assert_eq!(values(&told), [2.0]);
+            if rank == 0 {
+                gloo.send(&row(&[7.0]), 1, 5).unwrap().wait().unwrap();
+            } else if rank == 1 {
+                let told = row(&[0.0]);
+                gloo.recv(&told, 0, 5).unwrap().wait().unwrap();
+                assert_eq!(values(&told), [7.0]);
+            }
+        });
+    }
+
+    #[test]
+    fn a_store_counts_keeps_and_times_out() {
+        let store = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+        store.set("a", b"x\0y").unwrap();
+        assert_eq!(store.get("a", TIMEOUT).unwrap(), b"x\0y");
+        assert_eq!((store.add("n", 2).unwrap(), store.add("n", 3).unwrap()), (2, 5));
+        assert!(store.has("a").unwrap() && !store.has("b").unwrap());
+        assert!(store.get("b", Duration::from_millis(50)).is_err());
+    }
+
+    #[test]
+    fn a_rank_that_goes_away_ends_the_collective() {
+        let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+        let port = server.port();
+        thread::scope(|scope| {
+            for rank in 0..2 {
+                scope.spawn(move || {
+                    let store = Store::open("127.0.0.1", port, false, TIMEOUT).unwrap();
+                    let gloo = Gloo::join(&store, "gone", "lo", [rank, 2], TIMEOUT).unwrap();
+                    if rank == 0 {
+                        let error =
+                            gloo.all_reduce(&row(&[1.0]), Reduction::Sum).unwrap().wait().unwrap_err();
+                        assert!(error.to_string().starts_with("all_reduce: "), "{error}");
+                    }
+                });
+            }
+        });
+    }
+}

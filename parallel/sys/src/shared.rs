@@ -1,0 +1,673 @@
+//! Memory that the ranks of one host share, and the collectives over it.
+//!
+//! ```text
+//!   lines    one a rank: how many barriers it has arrived at, who sleeps until then, which process it is
+//!   slots    for each rank two buffers of SLOT bytes, used in turn
+//! ```
+//! A tensor goes through the slots in chunks that stay in the cache. Between a write and the reads of it lies one barrier; since a rank
+//! enters the barrier of chunk `c + 1` after it has read chunk `c`, two buffers are enough for one barrier a chunk.
+//! Reductions run over the ranks in order, so every rank has the same bits.
+//!
+//! The memory is an anonymous file: rank 0 makes it, the others open it through `/proc`, and nothing is left behind when they end.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use tch::{Device, Kind, Tensor};
+
+use crate::Error;
+use crate::c10d::Reduction;
+
+/// Bytes of one buffer.
+const SLOT: usize = 512 << 10;
+/// Bytes of a cache line, with its neighbour that the processor fetches along.
+const LINE: usize = 128;
+/// Looks at a flag before the processor is given away, and before the thread sleeps.
+const SPINS: [u32; 2] = [200, 2_000];
+
+/// What one rank tells the others.
+#[repr(C, align(128))]
+struct Line {
+    /// Barriers that it has arrived at.
+    arrived: AtomicU32,
+    /// Ranks that sleep until it arrives.
+    sleepers: AtomicU32,
+    /// Its process.
+    process: AtomicU32,
+    /// A number of the collective at hand.
+    told: AtomicUsize,
+}
+
+/// One rank's view of the memory of a group.
+#[derive(Debug)]
+pub struct SharedMemory {
+    file: File,
+    start: *mut u8,
+    rank: usize,
+    size: usize,
+    timeout: Duration,
+    barriers: u32,
+    turn: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and every method that touches it takes `&mut self`.
+unsafe impl Send for SharedMemory {}
+
+impl SharedMemory {
+    /// Makes the memory of a group of `size` ranks, as its rank 0. A rank waits at most `timeout` for another.
+    pub fn create(size: usize, timeout: Duration) -> Result<Self, Error> {
+        // SAFETY: a literal name and a plain flag.
+        let descriptor = unsafe { libc::memfd_create(c"colossal-chat".as_ptr(), libc::MFD_CLOEXEC) };
+        if descriptor < 0 {
+            return Err(failed("memfd_create", &std::io::Error::last_os_error()));
+        }
+        // SAFETY: a descriptor that was just made and belongs to nobody else.
+        let file = unsafe { File::from_raw_fd(descriptor) };
+        file.set_len(bytes_of(size) as u64).map_err(|error| failed("ftruncate", &error))?;
+        Self::map(file, [0, size], timeout)
+    }
+
+    /// Where the others find it: `process:descriptor`.
+    pub fn address(&self) -> String {
+        format!("{}:{}", std::process::id(), self.file.as_raw_fd())
+    }
+
+    /// Opens the memory at `address` as `rank` of `size`.
+    pub fn open(address: &str, [rank, size]: [usize; 2], timeout: Duration) -> Result<Self, Error> {
+        let (process, descriptor) = address.split_once(':').unwrap_or((address, ""));
+        let path = format!("/proc/{process}/fd/{descriptor}");
+        let file = File::options().read(true).write(true).open(&path);
+        Self::map(file.map_err(|error| failed(&path, &error))?, [rank, size], timeout)
+    }
+
+    fn map(file: File, [rank, size]: [usize; 2], timeout: Duration) -> Result<Self, Error> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh mapping over a file that is as long.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes_of(size),
+                protection,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(failed("mmap", &std::io::Error::last_os_error()));
+        }
+        let memory = Self { file, start: start.cast(), rank, size, timeout, barriers: 0, turn: 0 };
+        memory.line(rank).process.store(std::process::id(), Ordering::SeqCst);
+        Ok(memory)
+    }
+
+    /// Returns once every rank has called it.
+    pub fn barrier(&mut self) -> Result<(), Error> {
+        self.barriers = self.barriers.wrapping_add(1);
+        let own = self.line(self.rank);
+        own.arrived.store(self.barriers, Ordering::SeqCst);
+        if own.sleepers.load(Ordering::SeqCst) > 0 {
+            wake(&own.arrived);
+        }
+        self.others().try_for_each(|rank| self.wait_for(rank))
+    }
+
+    /// Every rank's `tensor` becomes the reduction of all.
+    pub fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<(), Error> {
+        let (mut bytes, add) = (Bytes::of("all_reduce", tensor)?, Add::of(tensor.kind(), reduction)?);
+        // A piece a rank, of whole cache lines.
+        let piece = SLOT / self.size / LINE * LINE;
+        for chunk in bytes.chunks(piece * self.size) {
+            let turn = self.next_turn();
+            let pieces: Vec<Range<usize>> = (0..self.size)
+                .map(|rank| (rank * piece).min(chunk.len())..((rank + 1) * piece).min(chunk.len()))
+                .collect();
+            self.slot_mut(turn)[..chunk.len()].copy_from_slice(&bytes.part()[chunk.clone()]);
+            self.barrier()?;
+            let own = pieces[self.rank].clone();
+            self.reduce(turn, &own, add);
+            self.barrier()?;
+            for (rank, piece) in pieces.into_iter().enumerate() {
+                let target = chunk.start + piece.start..chunk.start + piece.end;
+                bytes.part_mut()[target].copy_from_slice(&self.slot(rank, turn)[piece]);
+            }
+        }
+        Ok(())
+    }
+
+    /// `output` becomes the inputs of all ranks, end to end.
+    pub fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
+        let (mut output, input) = (Bytes::of("all_gather", output)?, Bytes::of("all_gather", input)?);
+        let length = input.length;
+        fits("all_gather", output.length, length * self.size)?;
+        for chunk in input.chunks(SLOT) {
+            let turn = self.next_turn();
+            self.slot_mut(turn)[..chunk.len()].copy_from_slice(&input.part()[chunk.clone()]);
+            self.barrier()?;
+            for rank in 0..self.size {
+                let target = rank * length + chunk.start..rank * length + chunk.end;
+                output.part_mut()[target].copy_from_slice(&self.slot(rank, turn)[..chunk.len()]);
+            }
+        }
+        Ok(())
+    }
+
+    /// `output` becomes this rank's part of the sum of all inputs.
+    pub fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
+        let add = Add::of(output.kind(), Reduction::Sum)?;
+        let (mut output, input) = (Bytes::of("reduce_scatter", output)?, Bytes::of("reduce_scatter", input)?);
+        let length = output.length;
+        fits("reduce_scatter", input.length, length * self.size)?;
+        let piece = SLOT / self.size / LINE * LINE;
+        for chunk in output.chunks(piece) {
+            let turn = self.next_turn();
+            for rank in 0..self.size {
+                let source = rank * length + chunk.start..rank * length + chunk.end;
+                let target = rank * piece..rank * piece + chunk.len();
+                self.slot_mut(turn)[target].copy_from_slice(&input.part()[source]);
+            }
+            self.barrier()?;
+            let own = self.rank * piece..self.rank * piece + chunk.len();
+            self.reduce(turn, &own, add);
+            output.part_mut()[chunk].copy_from_slice(&self.slot(self.rank, turn)[own]);
+        }
+        Ok(())
+    }
+
+    /// Rank `i` receives the `i`-th part of every input. `received` and `sent` are bytes, one entry a rank.
+    pub fn all_to_all(
+        &mut self,
+        output: &Tensor,
+        input: &Tensor,
+        [received, sent]: [&[usize]; 2],
+    ) -> Result<(), Error> {
+        let (mut output, input) = (Bytes::of("all_to_all", output)?, Bytes::of("all_to_all", input)?);
+        fits("all_to_all", output.length, received.iter().sum())?;
+        fits("all_to_all", input.length, sent.iter().sum())?;
+        let piece = SLOT / self.size / LINE * LINE;
+        let rounds = self.largest(sent.iter().map(|bytes| bytes.div_ceil(piece)).max().unwrap_or(0))?;
+        for round in 0..rounds {
+            let turn = self.next_turn();
+            let within = |length: usize| (round * piece).min(length)..((round + 1) * piece).min(length);
+            let mut before = 0;
+            for (rank, &length) in sent.iter().enumerate() {
+                let part = within(length);
+                let target = rank * piece..rank * piece + part.len();
+                self.slot_mut(turn)[target]
+                    .copy_from_slice(&input.part()[before + part.start..before + part.end]);
+                before += length;
+            }
+            self.barrier()?;
+            let mut before = 0;
+            for (rank, &length) in received.iter().enumerate() {
+                let part = within(length);
+                let source = self.rank * piece..self.rank * piece + part.len();
+                let target = before + part.start..before + part.end;
+                output.part_mut()[target].copy_from_slice(&self.slot(rank, turn)[source]);
+                before += length;
+            }
+        }
+        Ok(())
+    }
+
+    /// Every rank's `tensor` becomes that of `root`.
+    pub fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<(), Error> {
+        let mut bytes = Bytes::of("broadcast", tensor)?;
+        for chunk in bytes.chunks(SLOT) {
+            let turn = self.next_turn();
+            if self.rank == root {
+                self.slot_mut(turn)[..chunk.len()].copy_from_slice(&bytes.part()[chunk.clone()]);
+            }
+            self.barrier()?;
+            if self.rank != root {
+                bytes.part_mut()[chunk.clone()].copy_from_slice(&self.slot(root, turn)[..chunk.len()]);
+            }
+        }
+        Ok(())
+    }
+
+    /// The largest of what the ranks say.
+    fn largest(&mut self, own: usize) -> Result<usize, Error> {
+        self.line(self.rank).told.store(own, Ordering::SeqCst);
+        self.barrier()?;
+        let largest = (0..self.size).map(|rank| self.line(rank).told.load(Ordering::SeqCst)).max();
+        // Nobody tells anew before all have looked.
+        self.barrier()?;
+        Ok(largest.unwrap_or(0))
+    }
+
+    /// The bytes `part` of this rank's slot become the reduction of that part of all slots.
+    fn reduce(&mut self, turn: usize, part: &Range<usize>, add: Add) {
+        let parts: Vec<&[u8]> = (0..self.size).map(|rank| &self.slot(rank, turn)[part.clone()]).collect();
+        let reduced = add.run(&parts);
+        self.slot_mut(turn)[part.clone()].copy_from_slice(&reduced);
+    }
+
+    fn next_turn(&mut self) -> usize {
+        self.turn ^= 1;
+        self.turn
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.rank;
+        (0..self.size).filter(move |&rank| rank != own)
+    }
+
+    #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]
+    fn line(&self, rank: usize) -> &Line {
+        // SAFETY: the mapping begins with one line a rank, aligned to a page; zeroed bytes are a valid line, and all of it is atomic.
+        unsafe { &*self.start.cast::<Line>().add(rank) }
+    }
+
+    /// A buffer of any rank, to read between the barrier after its write and the barrier of the next chunk but one.
+    fn slot(&self, rank: usize, turn: usize) -> &[u8] {
+        // SAFETY: inside the mapping; by the protocol above nobody writes where this rank reads.
+        unsafe { std::slice::from_raw_parts(self.start.add(offset(self.size, rank, turn)), SLOT) }
+    }
+
+    /// The own buffer, to write.
+    fn slot_mut(&mut self, turn: usize) -> &mut [u8] {
+        // SAFETY: inside the mapping; by the protocol above nobody reads where this rank writes.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(offset(self.size, self.rank, turn)), SLOT) }
+    }
+
+    /// Waits until `rank` has arrived at the barrier that this rank is in.
+    fn wait_for(&self, rank: usize) -> Result<(), Error> {
+        let line = self.line(rank);
+        let there = || {
+            let arrived = line.arrived.load(Ordering::SeqCst);
+            (arrived.wrapping_sub(self.barriers).cast_signed() >= 0).then_some(()).ok_or(arrived)
+        };
+        for spin in 0..SPINS[1] {
+            if there().is_ok() {
+                return Ok(());
+            }
+            if spin < SPINS[0] { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        let started = Instant::now();
+        loop {
+            line.sleepers.fetch_add(1, Ordering::SeqCst);
+            let seen = there();
+            if let Err(arrived) = seen {
+                sleep(&line.arrived, arrived);
+            }
+            line.sleepers.fetch_sub(1, Ordering::SeqCst);
+            if seen.is_ok() {
+                return Ok(());
+            }
+            let process = line.process.load(Ordering::SeqCst);
+            if process != 0 && !is_alive(process) && there().is_err() {
+                return Err(missing(rank, &format!("its process {process} is gone")));
+            }
+            if started.elapsed() > self.timeout {
+                return Err(missing(rank, &format!("it did not come within {:?}", self.timeout)));
+            }
+        }
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `map`, given back once.
+        unsafe { libc::munmap(self.start.cast(), bytes_of(self.size)) };
+    }
+}
+
+fn bytes_of(size: usize) -> usize {
+    offset(size, size, 0)
+}
+
+/// Where the buffer `turn` of `rank` begins.
+fn offset(size: usize, rank: usize, turn: usize) -> usize {
+    let lines = (size * size_of::<Line>()).next_multiple_of(4096);
+    lines + (rank * 2 + turn) * SLOT
+}
+
+/// The numbers of a tensor as bytes.
+struct Bytes {
+    start: *mut u8,
+    length: usize,
+    _tensor: Tensor,
+}
+
+impl Bytes {
+    fn of(call: &str, tensor: &Tensor) -> Result<Self, Error> {
+        if tensor.device() != Device::Cpu || !tensor.is_contiguous() {
+            let problem = "a tensor must be contiguous and on the CPU";
+            return Err(Error::Shared { call: call.to_owned(), problem: problem.to_owned() });
+        }
+        let length = tensor.numel() * tensor.kind().elt_size_in_bytes();
+        Ok(Self { start: tensor.data_ptr().cast(), length, _tensor: tensor.shallow_clone() })
+    }
+
+    fn chunks(&self, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let length = self.length;
+        (0..length).step_by(size).map(move |start| start..(start + size).min(length))
+    }
+
+    fn part(&self) -> &[u8] {
+        // SAFETY: a contiguous tensor's own memory, which it keeps alive. An empty one may have no address.
+        if self.length == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.start, self.length) } }
+    }
+
+    fn part_mut(&mut self) -> &mut [u8] {
+        if self.length == 0 {
+            return &mut [];
+        }
+        // SAFETY: as above, and written by this collective alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.length) }
+    }
+}
+
+/// How numbers of one kind are put together.
+#[derive(Clone, Copy)]
+struct Add {
+    kind: Kind,
+    reduction: Reduction,
+}
+
+impl Add {
+    fn of(kind: Kind, reduction: Reduction) -> Result<Self, Error> {
+        match kind {
+            Kind::Float | Kind::Double | Kind::Int64 | Kind::BFloat16 => Ok(Self { kind, reduction }),
+            kind => Err(Error::Shared {
+                call: "reduce".to_owned(),
+                problem: format!("numbers of the kind {kind:?} cannot be reduced"),
+            }),
+        }
+    }
+
+    /// The reduction of `parts`, which are of one length.
+    fn run(self, parts: &[&[u8]]) -> Vec<u8> {
+        match (self.kind, self.reduction) {
+            (Kind::Float, Reduction::Sum) => reduce::<f32>(parts, |left, right| left + right),
+            (Kind::Float, Reduction::Max) => reduce::<f32>(parts, f32::max),
+            (Kind::Float, Reduction::Min) => reduce::<f32>(parts, f32::min),
+            (Kind::Double, Reduction::Sum) => reduce::<f64>(parts, |left, right| left + right),
+            (Kind::Double, Reduction::Max) => reduce::<f64>(parts, f64::max),
+            (Kind::Double, Reduction::Min) => reduce::<f64>(parts, f64::min),
+            (Kind::Int64, Reduction::Sum) => reduce::<i64>(parts, i64::wrapping_add),
+            (Kind::Int64, Reduction::Max) => reduce::<i64>(parts, i64::max),
+            (Kind::Int64, Reduction::Min) => reduce::<i64>(parts, i64::min),
+            (_, Reduction::Sum) => reduce::<Bfloat16>(parts, |left, right| left + right),
+            (_, Reduction::Max) => reduce::<Bfloat16>(parts, f32::max),
+            (_, Reduction::Min) => reduce::<Bfloat16>(parts, f32::min),
+        }
+    }
+}
+
+/// A number as it is stored, and as it is reckoned with.
+trait Number: Copy {
+    type Wide: Copy;
+    fn widen(self) -> Self::Wide;
+    fn narrow(wide: Self::Wide) -> Self;
+}
+
+/// The upper half of an `f32`.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Bfloat16(u16);
+
+impl Number for Bfloat16 {
+    type Wide = f32;
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
+    }
+    /// To the nearest, to the even one among two.
+    fn narrow(wide: f32) -> Self {
+        let bits = wide.to_bits();
+        if wide.is_nan() {
+            return Self((bits >> 16) as u16 | 0x40);
+        }
+        Self((bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
+    }
+}
+
+macro_rules! plain_number {
+    ($($kind:ty),*) => {$(
+        impl Number for $kind {
+            type Wide = Self;
+            fn widen(self) -> Self {
+                self
+            }
+            fn narrow(wide: Self) -> Self {
+                wide
+            }
+        }
+    )*};
+}
+plain_number!(f32, f64, i64);
+
+/// Combines `parts` in their order, a block at a time.
+fn reduce<N: Number>(parts: &[&[u8]], combine: impl Fn(N::Wide, N::Wide) -> N::Wide) -> Vec<u8> {
+    let parts: Vec<&[N]> = parts.iter().map(|part| numbers(part)).collect();
+    let mut result = Vec::with_capacity(std::mem::size_of_val(parts[0]));
+    let mut sums: Vec<N::Wide> = Vec::with_capacity(1024);
+    for start in (0..parts[0].len()).step_by(1024) {
+        let block = start..(start + 1024).min(parts[0].len());
+        sums.clear();
+        sums.extend(parts[0][block.clone()].iter().map(|number| number.widen()));
+        for part in &parts[1..] {
+            for (sum, number) in sums.iter_mut().zip(&part[block.clone()]) {
+                *sum = combine(*sum, number.widen());
+            }
+        }
+        let narrowed: Vec<N> = sums.iter().map(|&sum| N::narrow(sum)).collect();
+        // SAFETY: plain numbers, seen as their bytes.
+        result.extend_from_slice(unsafe {
+            std::slice::from_raw_parts(
+                narrowed.as_ptr().cast::<u8>(),
+                std::mem::size_of_val(narrowed.as_slice()),
+            )
+        });
+    }
+    result
+}
+
+fn numbers<N: Number>(bytes: &[u8]) -> &[N] {
+    // SAFETY: any bytes are numbers of these kinds; the slots are aligned to cache lines, and pieces are whole lines.
+    let (before, numbers, after) = unsafe { bytes.align_to::<N>() };
+    assert!(before.is_empty() && after.is_empty(), "pieces are whole numbers");
+    numbers
+}
+
+fn fits(call: &str, found: usize, wanted: usize) -> Result<(), Error> {
+    if found == wanted {
+        return Ok(());
+    }
+    let problem = format!("a tensor has {found} bytes and must have {wanted}");
+    Err(Error::Shared { call: call.to_owned(), problem })
+}
+
+fn wake(flag: &AtomicU32) {
+    // SAFETY: the address is mapped, and waking has no other effect.
+    unsafe { libc::syscall(libc::SYS_futex, flag.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}
+
+/// Sleeps while `flag` is `value`, but not for long: a rank that died wakes nobody.
+fn sleep(flag: &AtomicU32, value: u32) {
+    let nap = libc::timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+    // SAFETY: the address is mapped, and the time lives during the call.
+    unsafe { libc::syscall(libc::SYS_futex, flag.as_ptr(), libc::FUTEX_WAIT, value, &raw const nap) };
+}
+
+fn is_alive(process: u32) -> bool {
+    // Of a process that has ended and was not waited for, the system keeps the entry: its state tells.
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
+    !state.is_empty() && !state.starts_with(['Z', 'X'])
+}
+
+fn failed(call: &str, error: &std::io::Error) -> Error {
+    Error::Shared { call: call.to_owned(), problem: error.to_string() }
+}
+
+fn missing(rank: usize, problem: &str) -> Error {
+    Error::Shared { call: "barrier".to_owned(), problem: format!("rank {rank} is missing: {problem}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    /// Runs `body` on `size` ranks, each a thread with a view of its own.
+    fn ranks(size: usize, body: impl Fn(usize, &mut SharedMemory) + Sync) {
+        let mut first = SharedMemory::create(size, TIMEOUT).unwrap();
+        let address = first.address();
+        thread::scope(|scope| {
+            for rank in 1..size {
+                let (body, address) = (&body, &address);
+                scope.spawn(move || {
+                    body(rank, &mut SharedMemory::open(address, [rank, size], TIMEOUT).unwrap());
+                });
+            }
+            body(0, &mut first);
+        });
+    }
+
+    fn random(rank: usize, length: i64, kind: Kind) -> Tensor {
+        let ramp = Tensor::arange(length, (Kind::Double, Device::Cpu));
+        ((ramp * (rank as f64 + 1.3)).sin() * 100.0).to_kind(kind)
+    }
+
+    /// The sum over ranks in fp64, rounded once.
+    fn whole(size: usize, length: i64, kind: Kind) -> Tensor {
+        let terms = (0..size).map(|rank| random(rank, length, kind).to_kind(Kind::Double));
+        terms.reduce(|left, right| left + right).unwrap().to_kind(kind)
+    }
+
+    #[test]
+    fn sums_of_every_size_and_kind_equal_the_whole() {
+        for size in [1, 2, 3, 4] {
+            // Nothing, one number, a piece that is not full, several chunks and a rest.
+            for length in [0, 1, 1000, 700_001] {
+                ranks(size, |rank, memory| {
+                    for (kind, tolerance) in [(Kind::Float, 1e-4), (Kind::Double, 1e-9), (Kind::Int64, 0.0)] {
+                        let tensor = random(rank, length, kind);
+                        memory.all_reduce(&tensor, Reduction::Sum).unwrap();
+                        let worst = (tensor - whole(size, length, kind)).abs().to_kind(Kind::Double);
+                        assert!(length == 0 || worst.max().double_value(&[]) <= tolerance);
+                    }
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_is_summed_in_fp32() {
+        ranks(4, |_, memory| {
+            // 256 + 1 + 1 + 1: in bf16 each 1 would be lost, the sum of all rounds to 260 (spacing 2 above 256: 259 to even).
+            let tensor =
+                Tensor::full([3], if memory.rank == 0 { 256.0 } else { 1.0 }, (Kind::BFloat16, Device::Cpu));
+            memory.all_reduce(&tensor, Reduction::Sum).unwrap();
+            assert_eq!(tensor.double_value(&[2]), 260.0);
+        });
+    }
+
+    #[test]
+    fn largest_and_smallest() {
+        ranks(3, |rank, memory| {
+            for (reduction, wanted) in [(Reduction::Max, 2.0), (Reduction::Min, 0.0)] {
+                let tensor = Tensor::full([5], rank as f64, (Kind::Float, Device::Cpu));
+                memory.all_reduce(&tensor, reduction).unwrap();
+                assert_eq!(tensor.double_value(&[4]), wanted);
+            }
+        });
+    }
+
+    #[test]
+    fn gather_and_scatter_are_one_anothers_reverse() {
+        let (size, length) = (3, 200_003);
+        ranks(size, |rank, memory| {
+            let own = random(rank, length, Kind::Float);
+            let all = Tensor::zeros([length * size as i64], (Kind::Float, Device::Cpu));
+            memory.all_gather(&all, &own).unwrap();
+            for other in 0..size {
+                assert_eq!(all.narrow(0, other as i64 * length, length), random(other, length, Kind::Float));
+            }
+            let part = Tensor::zeros([length], (Kind::Float, Device::Cpu));
+            memory.reduce_scatter(&part, &all).unwrap();
+            assert!(part.allclose(&(own * 3.0), 1e-6, 1e-4, false));
+        });
+    }
+
+    #[test]
+    fn uneven_parts_reach_their_rank() {
+        let size = 3;
+        // Rank r sends 100 000 (r + 1) numbers of value 10 r + d to rank d, and none to itself.
+        let count = |from: usize, to: usize| if from == to { 0 } else { 100_000 * (from + 1) };
+        ranks(size, |rank, memory| {
+            let sent: Vec<usize> = (0..size).map(|to| count(rank, to) * 4).collect();
+            let received: Vec<usize> = (0..size).map(|from| count(from, rank) * 4).collect();
+            let parts = |counts: &[usize], value: &dyn Fn(usize) -> usize| {
+                let parts: Vec<Tensor> = (0..size)
+                    .map(|other| {
+                        let options = (Kind::Float, Device::Cpu);
+                        Tensor::full([(counts[other] / 4) as i64], value(other) as f64, options)
+                    })
+                    .collect();
+                Tensor::cat(&parts, 0)
+            };
+            let input = parts(&sent, &|to| 10 * rank + to);
+            let output = parts(&received, &|_| 99);
+            memory.all_to_all(&output, &input, [&received, &sent]).unwrap();
+            assert_eq!(output, parts(&received, &|from| 10 * from + rank));
+        });
+    }
+
+    #[test]
+    fn everyone_hears_the_root() {
+        ranks(3, |rank, memory| {
+            let tensor = random(rank, 300_000, Kind::Float);
+            memory.broadcast(&tensor, 1).unwrap();
+            assert_eq!(tensor, random(1, 300_000, Kind::Float));
+        });
+    }
+
+    #[test]
+    fn one_after_another_nothing_is_overtaken() {
+        ranks(4, |rank, memory| {
+            for round in 0..500 {
+                let tensor = Tensor::from_slice(&[(rank + round) as f32]);
+                memory.all_reduce(&tensor, Reduction::Sum).unwrap();
+                assert_eq!(tensor.double_value(&[0]), (4 * round + 6) as f64);
+            }
+        });
+    }
+
+    #[test]
+    fn a_rank_that_does_not_come_is_named() {
+        let (tell, hear) = mpsc::channel();
+        let mut first = SharedMemory::create(2, Duration::from_millis(200)).unwrap();
+        let address = first.address();
+        let other = thread::spawn(move || {
+            let _memory = SharedMemory::open(&address, [1, 2], TIMEOUT).unwrap();
+            hear.recv().unwrap();
+        });
+        let error = first.barrier().unwrap_err().to_string();
+        assert!(
+            error.contains("rank 1 is missing") && error.contains("did not come within 200ms"),
+            "{error}"
+        );
+        tell.send(()).unwrap();
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn a_tensor_that_does_not_fit_is_refused() {
+        let mut memory = SharedMemory::create(1, TIMEOUT).unwrap();
+        let [short, long] = [2, 3].map(|length| Tensor::zeros([length], (Kind::Float, Device::Cpu)));
+        let error = memory.all_gather(&short, &long).unwrap_err().to_string();
+        assert!(error.contains("a tensor has 8 bytes and must have 12"), "{error}");
+        let turned = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu)).tr();
+        assert!(memory.all_reduce(&turned, Reduction::Sum).is_err());
+    }
+}
