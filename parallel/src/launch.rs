@@ -7,14 +7,15 @@ use parallel_sys::{memory, runtime};
 
 use crate::Error;
 
-/// Prepares the process. `threads` is the number of threads of one operation, or `None` for one a core.
+/// Prepares one of `processes` processes of this host. `threads` is the number of threads of one operation, or `None` for a fair
+/// share of the cores, and at least one.
 ///
 /// Returns the number set. Call first thing in `main`.
-pub fn prepare(threads: Option<usize>) -> Result<usize, Error> {
+pub fn prepare(threads: Option<usize>, processes: usize) -> Result<usize, Error> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads = threads.unwrap_or(cores);
-    if threads == 0 || threads > cores {
-        return Err(Error::Threads { threads, cores });
+    let threads = threads.unwrap_or((cores / processes).max(1));
+    if threads == 0 || (threads > 1 && threads * processes > cores) {
+        return Err(Error::Threads { threads, processes, cores });
     }
     memory::keep_large_buffers()?;
     runtime::set_threads(threads);
@@ -25,7 +26,7 @@ pub fn prepare(threads: Option<usize>) -> Result<usize, Error> {
 mod tests {
     #[test]
     fn more_threads_than_cores_are_refused() {
-        let error = super::prepare(Some(100_000)).unwrap_err().to_string();
-        assert!(error.starts_with("100000 threads were asked for"), "{error}");
+        let error = super::prepare(Some(100_000), 1).unwrap_err().to_string();
+        assert!(error.starts_with("100000 threads in each of 1 processes"), "{error}");
     }
 }

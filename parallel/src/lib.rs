@@ -2,15 +2,19 @@
 //!
 //! Knows no model family, no data and no algorithm.
 
+pub mod comm;
 pub mod launch;
 pub mod mesh;
 pub mod parameter;
+pub mod region;
 pub mod segment;
+pub mod world;
 
 pub use mesh::{Axis, Mesh};
-pub use parallel_sys::{Error as SysError, autograd, dispatch, memory, runtime};
+pub use parallel_sys::{Error as SysError, autograd, c10d, dispatch, memory, process, runtime};
 pub use parameter::{Parameter, Placement};
 pub use segment::{Segmented, Tape};
+pub use world::{Groups, Place, Transport, World};
 
 /// What can go wrong in the training layer.
 #[derive(Debug, thiserror::Error)]
@@ -36,12 +40,89 @@ pub enum Error {
         /// The ranks of the mesh.
         size: usize,
     },
+    /// A collective failed.
+    #[error("rank {rank}: {collective} of the group {group}: {cause}")]
+    Collective {
+        /// The rank that tells.
+        rank: usize,
+        /// The group.
+        group: String,
+        /// The collective.
+        collective: &'static str,
+        /// What went wrong.
+        #[source]
+        cause: parallel_sys::Error,
+    },
+    /// The store cannot be reached, or its port is taken.
+    #[error(
+        "the ranks cannot meet at {address}: {cause}; choose another free port as MASTER_PORT or --master-port"
+    )]
+    Rendezvous {
+        /// Where the job meets.
+        address: String,
+        /// What went wrong.
+        #[source]
+        cause: parallel_sys::Error,
+    },
+    /// The host of the store does not answer.
+    #[error(
+        "{address} cannot be reached: {cause}; look at MASTER_ADDR or --master-addr, and at the network between the machines"
+    )]
+    Unreachable {
+        /// Where the job meets.
+        address: String,
+        /// The system's reason.
+        #[source]
+        cause: std::io::Error,
+    },
+    /// Ranks that did not come.
+    #[error("rank {rank} waited {seconds} s at {address}, and {} {} did not come: look at their logs", if missing.len() == 1 { "rank" } else { "ranks" }, list(missing))]
+    Missing {
+        /// The rank that tells.
+        rank: usize,
+        /// Those that did not come.
+        missing: Vec<usize>,
+        /// Where the job meets.
+        address: String,
+        /// How long it waited.
+        seconds: u64,
+    },
+    /// What a launcher says of a process does not make sense.
+    #[error("{launcher} started this process, and {name}{} {problem}", if value.is_empty() { String::new() } else { format!(" = {value:?}") })]
+    Environment {
+        /// The launcher.
+        launcher: &'static str,
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// Shared memory was asked for between hosts.
+    #[error(
+        "the group {group} lies on several hosts (ranks {hosts}), which share no memory: set [parallel] transport = \"auto\""
+    )]
+    Hosts {
+        /// The group.
+        group: String,
+        /// The ranks of each host.
+        hosts: String,
+    },
     /// More threads than cores make every operation wait for the scheduler.
-    #[error("{threads} threads were asked for and the machine has {cores} cores: lower `threads`")]
+    #[error(
+        "{threads} threads in each of {processes} processes are more than the {cores} cores of this machine: lower `threads`"
+    )]
     Threads {
         /// The threads asked for.
         threads: usize,
+        /// The processes of this host.
+        processes: usize,
         /// The cores there are.
         cores: usize,
     },
+}
+
+fn list(ranks: &[usize]) -> String {
+    ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

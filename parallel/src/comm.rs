@@ -1,0 +1,309 @@
+//! Collectives among the ranks of a group.
+//!
+//! A [`Group`] is one rank's end of a group. What moves its bytes is a [`Communicator`]: shared memory where all ranks live on one host
+//! ([`shared`]), Gloo over TCP elsewhere ([`gloo`]), nothing at all for a group of one. Which one it is shows in no number.
+//!
+//! Every rank calls the collectives of a group in the same order. A collective that was started is done when its [`Work`] was waited
+//! for; until then its tensors are not touched. A failure names rank, group, collective and cause.
+//!
+//! The bytes that a rank sends are counted by the optimal algorithm, `P` ranks and `n` bytes on each: all-reduce `2 n (P - 1) / P`,
+//! reduce-scatter `n (P - 1) / P`, all-gather `n (P - 1)`, all-to-all what is for others, broadcast `n` at the root, send `n`.
+
+pub mod gloo;
+pub mod shared;
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+
+use parallel_sys::c10d;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tch::{Kind, Tensor};
+
+pub use parallel_sys::c10d::Reduction;
+
+use crate::{Error, SysError};
+
+/// What moves bytes between ranks. Tensors are contiguous.
+pub trait Communicator: Debug + Send {
+    /// The name for people.
+    fn name(&self) -> &'static str;
+
+    /// Every rank's `tensor` becomes the reduction of all.
+    fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Work, SysError>;
+
+    /// `output` becomes the inputs of all ranks, end to end.
+    fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Work, SysError>;
+
+    /// `output` becomes this rank's part of the sum of all inputs.
+    fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Work, SysError>;
+
+    /// Rank `i` receives the `i`-th part of every input; `counts` are the rows that come from, and go to, each rank.
+    fn all_to_all(&mut self, output: &Tensor, input: &Tensor, counts: [&[i64]; 2]) -> Result<Work, SysError>;
+
+    /// Every rank's `tensor` becomes that of `root`.
+    fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Work, SysError>;
+
+    /// Returns once every rank has called it.
+    fn barrier(&mut self) -> Result<(), SysError>;
+}
+
+/// A collective under way.
+#[derive(Debug)]
+#[must_use = "a collective is done once it was waited for"]
+pub enum Work {
+    /// It is done.
+    Done,
+    /// Gloo's threads do it.
+    Gloo(c10d::Work),
+    /// A thread of this process does it.
+    Thread(mpsc::Receiver<Result<(), SysError>>),
+}
+
+impl Work {
+    fn wait(self) -> Result<(), SysError> {
+        match self {
+            Self::Done => Ok(()),
+            Self::Gloo(work) => work.wait(),
+            Self::Thread(answer) => answer.recv().unwrap_or_else(|_| {
+                let (call, problem) = ("collective".to_owned(), "its thread ended".to_owned());
+                Err(SysError::Shared { call, problem })
+            }),
+        }
+    }
+}
+
+/// A collective of a group that was started.
+#[derive(Debug)]
+#[must_use = "a collective is done once it was waited for"]
+pub struct Started {
+    rank: usize,
+    group: Arc<str>,
+    collective: &'static str,
+    work: Work,
+}
+
+impl Started {
+    /// Returns once the tensors hold the result.
+    pub fn wait(self) -> Result<(), Error> {
+        let Self { rank, group, collective, work } = self;
+        work.wait().map_err(|cause| Error::Collective { rank, group: group.to_string(), collective, cause })
+    }
+}
+
+/// One rank's end of a group.
+#[derive(Debug)]
+pub struct Group {
+    name: Arc<str>,
+    /// The ranks of the world that belong to it, in order.
+    ranks: Vec<usize>,
+    rank: usize,
+    /// `None` for a group of one.
+    communicator: Option<Mutex<Box<dyn Communicator>>>,
+    sent: AtomicU64,
+}
+
+impl Group {
+    /// The group of one rank, which has nobody to talk to.
+    pub fn alone(name: &str, rank: usize) -> Self {
+        Self::new(name, vec![rank], 0, None)
+    }
+
+    /// The group of `ranks`, of which this process is the `rank`-th.
+    pub(crate) fn new(
+        name: &str,
+        ranks: Vec<usize>,
+        rank: usize,
+        communicator: Option<Box<dyn Communicator>>,
+    ) -> Self {
+        let communicator = communicator.map(Mutex::new);
+        Self { name: name.into(), ranks, rank, communicator, sent: AtomicU64::new(0) }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// This process' place among its ranks.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Its ranks.
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// The ranks of the world that belong to it, in order.
+    pub fn ranks(&self) -> &[usize] {
+        &self.ranks
+    }
+
+    /// What moves its bytes.
+    pub fn transport(&self) -> &'static str {
+        self.communicator.as_ref().map_or("none", |communicator| lock(communicator).name())
+    }
+
+    /// Bytes that this rank has sent.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Every rank's `tensor` becomes the reduction of all, in place.
+    pub fn all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<(), Error> {
+        self.start_all_reduce(tensor, reduction)?.wait()
+    }
+
+    /// [`all_reduce`](Self::all_reduce), started.
+    pub fn start_all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<Started, Error> {
+        self.count(2 * bytes_of(tensor) * (self.size() as u64 - 1) / self.size() as u64);
+        self.start("all_reduce", |communicator| communicator.all_reduce(tensor, reduction))
+    }
+
+    /// `[n, ...]` on each rank to `[n P, ...]` on every rank, in the order of the ranks.
+    pub fn all_gather(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let input = input.contiguous();
+        let mut shape = input.size();
+        shape[0] *= self.size() as i64;
+        if self.size() == 1 {
+            return Ok(input);
+        }
+        let output = Tensor::empty(&shape, (input.kind(), input.device()));
+        self.count(bytes_of(&input) * (self.size() as u64 - 1));
+        self.start("all_gather", |communicator| communicator.all_gather(&output, &input))?.wait()?;
+        Ok(output)
+    }
+
+    /// `[n P, ...]` on each rank to this rank's `[n, ...]` of the sum.
+    pub fn reduce_scatter(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let input = input.contiguous();
+        let mut shape = input.size();
+        assert!(shape[0] % self.size() as i64 == 0, "the first dimension is a multiple of the ranks");
+        shape[0] /= self.size() as i64;
+        if self.size() == 1 {
+            return Ok(input.copy());
+        }
+        let output = Tensor::empty(&shape, (input.kind(), input.device()));
+        self.count(bytes_of(&output) * (self.size() as u64 - 1));
+        self.start("reduce_scatter", |communicator| communicator.reduce_scatter(&output, &input))?.wait()?;
+        Ok(output)
+    }
+
+    /// Rows of `input` `[n, ...]` go out, `sent[i]` to rank `i`; what comes in, `received[i]` rows from rank `i`, end to end.
+    pub fn all_to_all(&self, input: &Tensor, [received, sent]: [&[i64]; 2]) -> Result<Tensor, Error> {
+        let input = input.contiguous();
+        if self.size() == 1 {
+            return Ok(input);
+        }
+        let mut shape = input.size();
+        let row = bytes_of(&input) / shape[0].max(1) as u64;
+        shape[0] = received.iter().sum();
+        let output = Tensor::empty(&shape, (input.kind(), input.device()));
+        self.count(row * (sent.iter().sum::<i64>() - sent[self.rank]) as u64);
+        self.start("all_to_all", |communicator| communicator.all_to_all(&output, &input, [received, sent]))?
+            .wait()?;
+        Ok(output)
+    }
+
+    /// Every rank's `tensor` becomes that of the group's rank `root`, in place.
+    pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<(), Error> {
+        if self.rank == root {
+            self.count(bytes_of(tensor));
+        }
+        self.start("broadcast", |communicator| communicator.broadcast(tensor, root))?.wait()
+    }
+
+    /// Returns once every rank has called it.
+    pub fn barrier(&self) -> Result<(), Error> {
+        self.start("barrier", |communicator| communicator.barrier().map(|()| Work::Done))?.wait()
+    }
+
+    /// The sum of each number over the ranks, in fp64.
+    pub fn sum(&self, numbers: &[f64]) -> Result<Vec<f64>, Error> {
+        self.reduced(numbers, Reduction::Sum)
+    }
+
+    /// The largest of each number over the ranks.
+    pub fn max(&self, numbers: &[f64]) -> Result<Vec<f64>, Error> {
+        self.reduced(numbers, Reduction::Max)
+    }
+
+    /// What each rank says, in their order: bytes of any length.
+    pub fn gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        let options = (Kind::Int64, tch::Device::Cpu);
+        let lengths = self.all_gather(&Tensor::full([1], own.len() as i64, options))?;
+        let lengths: Vec<i64> = Vec::try_from(&lengths).expect("one length a rank");
+        let sent = vec![own.len() as i64; self.size()];
+        let copies = Tensor::from_slice(own).repeat([self.size() as i64]);
+        let all = self.all_to_all(&copies, [&lengths, &sent])?;
+        let mut rest: &[u8] = &Vec::<u8>::try_from(&all).expect("bytes");
+        let mut parts = Vec::with_capacity(self.size());
+        for length in lengths {
+            let (part, behind) = rest.split_at(length as usize);
+            parts.push(part.to_vec());
+            rest = behind;
+        }
+        Ok(parts)
+    }
+
+    /// The items that are this rank's when `items` are dealt out in turn: the first to rank 0, the second to rank 1, and so on.
+    pub fn deal<T>(&self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+        items.into_iter().skip(self.rank).step_by(self.size())
+    }
+
+    /// The places that are this rank's when `length` places are cut into one run a rank, as even as can be.
+    pub fn share(&self, length: usize) -> Range<usize> {
+        let cut = |rank: usize| length * rank / self.size();
+        cut(self.rank)..cut(self.rank + 1)
+    }
+
+    /// The items of all ranks, in the order of the ranks.
+    pub fn gather<T: Serialize + DeserializeOwned>(&self, own: Vec<T>) -> Result<Vec<T>, Error> {
+        if self.size() == 1 {
+            return Ok(own);
+        }
+        let bytes = postcard::to_allocvec(&own).expect("plain data has a binary form");
+        let read = |bytes: Vec<u8>| {
+            postcard::from_bytes::<Vec<T>>(&bytes).expect("every rank runs this very program")
+        };
+        Ok(self.gather_bytes(&bytes)?.into_iter().flat_map(read).collect())
+    }
+
+    fn reduced(&self, numbers: &[f64], reduction: Reduction) -> Result<Vec<f64>, Error> {
+        let tensor = Tensor::from_slice(numbers);
+        self.all_reduce(&tensor, reduction)?;
+        Ok(Vec::try_from(&tensor).expect("as many numbers as were given"))
+    }
+
+    fn start(
+        &self,
+        collective: &'static str,
+        start: impl FnOnce(&mut dyn Communicator) -> Result<Work, SysError>,
+    ) -> Result<Started, Error> {
+        let (rank, group) = (self.ranks[self.rank], Arc::clone(&self.name));
+        let work =
+            match &self.communicator {
+                Some(communicator) => start(lock(communicator).as_mut()).map_err(|cause| {
+                    Error::Collective { rank, group: group.to_string(), collective, cause }
+                })?,
+                None => Work::Done,
+            };
+        Ok(Started { rank, group, collective, work })
+    }
+
+    fn count(&self, bytes: u64) {
+        self.sent.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+fn bytes_of(tensor: &Tensor) -> u64 {
+    (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
+}
+
+/// A communicator after a panic is as good as before: it fails by itself.
+fn lock(communicator: &Mutex<Box<dyn Communicator>>) -> MutexGuard<'_, Box<dyn Communicator>> {
+    communicator.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,58 @@
+//! Gloo over TCP: between hosts, and wherever ranks share no memory. Its own threads do the work.
+
+use std::time::Duration;
+
+use parallel_sys::c10d::{Gloo, Reduction, Store};
+use tch::Tensor;
+
+use super::{Communicator, Work};
+use crate::SysError;
+
+/// A group over TCP.
+#[derive(Debug)]
+pub struct GlooGroup {
+    gloo: Gloo,
+}
+
+impl GlooGroup {
+    /// Joins the group `name`, which its ranks find at the store, as `place = [rank, size]`.
+    pub fn join(
+        store: &Store,
+        name: &str,
+        interface: &str,
+        place: [usize; 2],
+        timeout: Duration,
+    ) -> Result<Self, SysError> {
+        Ok(Self { gloo: Gloo::join(store, name, interface, place, timeout)? })
+    }
+}
+
+impl Communicator for GlooGroup {
+    fn name(&self) -> &'static str {
+        "gloo"
+    }
+
+    fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Work, SysError> {
+        self.gloo.all_reduce(tensor, reduction).map(Work::Gloo)
+    }
+
+    fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Work, SysError> {
+        self.gloo.all_gather(output, input).map(Work::Gloo)
+    }
+
+    fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Work, SysError> {
+        self.gloo.reduce_scatter(output, input).map(Work::Gloo)
+    }
+
+    fn all_to_all(&mut self, output: &Tensor, input: &Tensor, counts: [&[i64]; 2]) -> Result<Work, SysError> {
+        self.gloo.all_to_all(output, input, counts).map(Work::Gloo)
+    }
+
+    fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Work, SysError> {
+        self.gloo.broadcast(tensor, root).map(Work::Gloo)
+    }
+
+    fn barrier(&mut self) -> Result<(), SysError> {
+        self.gloo.barrier()
+    }
+}

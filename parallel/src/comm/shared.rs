@@ -1,0 +1,141 @@
+//! Shared memory between the ranks of one host.
+//!
+//! A small collective is done by the thread that asks for it: it takes less time than handing it over. A large one
+//! ([`LARGE`]) is done by a thread of its own, so that computing goes on meanwhile. Either way they are done in the order in which they
+//! were asked for.
+
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use parallel_sys::c10d::{Reduction, Store};
+use parallel_sys::shared::SharedMemory;
+use tch::Tensor;
+
+use super::{Communicator, Work};
+use crate::SysError;
+
+/// Bytes from which a collective is handed over.
+const LARGE: usize = 256 << 10;
+
+/// A group over shared memory.
+#[derive(Debug)]
+pub struct SharedGroup {
+    memory: Arc<Mutex<SharedMemory>>,
+    jobs: Sender<Job>,
+    /// Answers of jobs that may still wait in the queue.
+    waiting: Vec<Receiver<()>>,
+}
+
+type Task = Box<dyn FnOnce(&mut SharedMemory) -> Result<(), SysError> + Send>;
+
+/// A collective that was handed over, and who waits for it.
+struct Job {
+    task: Task,
+    answer: Sender<Result<(), SysError>>,
+    /// Dropped when the job is done.
+    _done: Sender<()>,
+}
+
+impl SharedGroup {
+    /// Joins the group `name`, which its ranks find at the store, as `[rank, size]`.
+    pub fn join(
+        store: &Store,
+        name: &str,
+        [rank, size]: [usize; 2],
+        timeout: Duration,
+    ) -> Result<Self, SysError> {
+        let key = format!("shared/{name}");
+        let memory = if rank == 0 {
+            let memory = SharedMemory::create(size, timeout)?;
+            store.set(&key, memory.address().as_bytes())?;
+            memory
+        } else {
+            let address = String::from_utf8_lossy(&store.get(&key, timeout)?).into_owned();
+            SharedMemory::open(&address, [rank, size], timeout)?
+        };
+        let mut group = Self::over(memory);
+        // The file of rank 0 must stay open until everybody has it.
+        group.barrier()?;
+        Ok(group)
+    }
+
+    fn over(memory: SharedMemory) -> Self {
+        let memory = Arc::new(Mutex::new(memory));
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let shared = Arc::clone(&memory);
+        thread::spawn(move || {
+            for Job { task, answer, _done } in queue {
+                // Nobody listens any more when the group failed before.
+                let _ = answer.send(task(&mut lock(&shared)));
+            }
+        });
+        Self { memory, jobs, waiting: Vec::new() }
+    }
+
+    /// Runs a collective over `bytes` bytes here, or hands it over.
+    fn run(&mut self, bytes: usize, task: Task) -> Result<Work, SysError> {
+        self.waiting.retain(|done| matches!(done.try_recv(), Err(mpsc::TryRecvError::Empty)));
+        if bytes < LARGE && self.waiting.is_empty() {
+            return task(&mut lock(&self.memory)).map(|()| Work::Done);
+        }
+        let (answer, answered) = mpsc::channel();
+        let (done, is_done) = mpsc::channel();
+        self.waiting.push(is_done);
+        let job = Job { task, answer, _done: done };
+        self.jobs.send(job).map_err(|_| SysError::Shared {
+            call: "collective".to_owned(),
+            problem: "its thread ended".to_owned(),
+        })?;
+        Ok(Work::Thread(answered))
+    }
+}
+
+impl Communicator for SharedGroup {
+    fn name(&self) -> &'static str {
+        "shared memory"
+    }
+
+    fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Work, SysError> {
+        let handle = tensor.shallow_clone();
+        self.run(bytes_of(tensor), Box::new(move |memory| memory.all_reduce(&handle, reduction)))
+    }
+
+    fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Work, SysError> {
+        let (bytes, output, input) = (bytes_of(output), output.shallow_clone(), input.shallow_clone());
+        self.run(bytes, Box::new(move |memory| memory.all_gather(&output, &input)))
+    }
+
+    fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Work, SysError> {
+        let (bytes, output, input) = (bytes_of(input), output.shallow_clone(), input.shallow_clone());
+        self.run(bytes, Box::new(move |memory| memory.reduce_scatter(&output, &input)))
+    }
+
+    fn all_to_all(&mut self, output: &Tensor, input: &Tensor, counts: [&[i64]; 2]) -> Result<Work, SysError> {
+        // Both sides know the width of a row, even where one of them has no rows.
+        let row = input.size()[1..].iter().product::<i64>() as usize * input.kind().elt_size_in_bytes();
+        let [received, sent]: [Vec<usize>; 2] =
+            counts.map(|counts| counts.iter().map(|&rows| rows as usize * row).collect());
+        let (output, input) = (output.shallow_clone(), input.shallow_clone());
+        // Ranks send different amounts, and all of them must take the same way.
+        self.run(0, Box::new(move |memory| memory.all_to_all(&output, &input, [&received, &sent])))
+    }
+
+    fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Work, SysError> {
+        let handle = tensor.shallow_clone();
+        self.run(bytes_of(tensor), Box::new(move |memory| memory.broadcast(&handle, root)))
+    }
+
+    fn barrier(&mut self) -> Result<(), SysError> {
+        self.run(0, Box::new(SharedMemory::barrier))?.wait()
+    }
+}
+
+fn lock(memory: &Mutex<SharedMemory>) -> MutexGuard<'_, SharedMemory> {
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn bytes_of(tensor: &Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
+}

@@ -1,0 +1,238 @@
+//! Differentiable collectives: what a split network does at the border of its split regions.
+//!
+//! | function | forward | backward |
+//! |---|---|---|
+//! | [`copy`] | the same | sum over the ranks |
+//! | [`reduce`] | sum over the ranks | the same |
+//! | [`gather`] | the parts of all ranks along a dimension | this rank's part |
+//! | [`scatter`] | this rank's part | the parts of all ranks |
+//! | [`gather_sum`] | the parts of all ranks | this rank's part of the sum |
+//! | [`reduce_scatter`] | this rank's part of the sum | the parts of all ranks |
+//! | [`all_to_all`] | part `i` of one dimension to rank `i`, what comes in joined along another | the same the other way round |
+//!
+//! `copy` and `reduce` are the `f` and `g` of Shoeybi et al. 2019 (arXiv 1909.08053, section 3); `gather_sum` and `reduce_scatter` those of
+//! Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2); `all_to_all` is that of Jacobs et al. 2023 (arXiv 2309.14509).
+//! A replicated loss counts once: its gradient is the same on every rank and is not added up. Knows no layer.
+
+use std::sync::Arc;
+
+use parallel_sys::autograd::{self, Backward, attach};
+use tch::{Tensor, no_grad};
+
+use crate::comm::{Group, Reduction};
+use crate::{Error, SysError};
+
+/// `x` into a region where every rank computes something else with it.
+pub fn copy(x: &Tensor, group: &Arc<Group>) -> Result<Tensor, Error> {
+    region(x, group, Ok(x.detach()), summed)
+}
+
+/// The sum over the ranks of what each has computed.
+pub fn reduce(x: &Tensor, group: &Arc<Group>) -> Result<Tensor, Error> {
+    region(x, group, summed(group, x), |_, grad| Ok(grad.shallow_clone()))
+}
+
+/// `[.., n, ..]` on each rank to `[.., n P, ..]` along `dim`, for a region where every rank computes the same with it.
+pub fn gather(x: &Tensor, dim: i64, group: &Arc<Group>) -> Result<Tensor, Error> {
+    region(x, group, joined(group, x, dim), move |group, grad| Ok(own_part(group, grad, dim)))
+}
+
+/// `[.., n P, ..]`, the same on each rank, to this rank's `[.., n, ..]` along `dim`.
+pub fn scatter(x: &Tensor, dim: i64, group: &Arc<Group>) -> Result<Tensor, Error> {
+    region(x, group, Ok(own_part(group, &x.detach(), dim)), move |group, grad| joined(group, grad, dim))
+}
+
+/// [`gather`], for a region where every rank computes something else with it.
+pub fn gather_sum(x: &Tensor, dim: i64, group: &Arc<Group>) -> Result<Tensor, Error> {
+    region(x, group, joined(group, x, dim), move |group, grad| summed_part(group, grad, dim))
+}
+
+/// `[.., n P, ..]` on each rank to this rank's `[.., n, ..]` of the sum along `dim`.
+pub fn reduce_scatter(x: &Tensor, dim: i64, group: &Arc<Group>) -> Result<Tensor, Error> {
+    region(x, group, summed_part(group, x, dim), move |group, grad| joined(group, grad, dim))
+}
+
+/// Cuts `x` along `cut`, part `i` for rank `i`, and joins what comes in along `join`: `[.., a P, .., b, ..]` to
+/// `[.., a, .., b P, ..]`.
+pub fn all_to_all(x: &Tensor, cut: i64, join: i64, group: &Arc<Group>) -> Result<Tensor, Error> {
+    region(x, group, exchanged(group, x, cut, join), move |group, grad| exchanged(group, grad, join, cut))
+}
+
+/// `result` of `x`, with `backward` as its vector-Jacobian product.
+fn region(
+    x: &Tensor,
+    group: &Arc<Group>,
+    result: Result<Tensor, Error>,
+    backward: impl Fn(&Group, &Tensor) -> Result<Tensor, Error> + Send + 'static,
+) -> Result<Tensor, Error> {
+    let result = result?;
+    if !(x.requires_grad() && autograd::is_enabled()) {
+        return Ok(result);
+    }
+    let group = Arc::clone(group);
+    let backward: Backward = Box::new(move |grads| {
+        let Some(grad) = &grads[0] else { return Ok(vec![None]) };
+        let told = |error: Error| SysError::Torch { call: "backward".to_owned(), message: error.to_string() };
+        no_grad(|| backward(&group, grad)).map(|grad| vec![Some(grad)]).map_err(told)
+    });
+    let mut attached = attach(&[&result], &[x], backward)?;
+    Ok(attached.pop().expect("as many outputs as were given"))
+}
+
+fn summed(group: &Group, x: &Tensor) -> Result<Tensor, Error> {
+    let sum = no_grad(|| x.detach().contiguous().copy());
+    group.all_reduce(&sum, Reduction::Sum)?;
+    Ok(sum)
+}
+
+fn own_part(group: &Group, x: &Tensor, dim: i64) -> Tensor {
+    let part = x.size()[index(x, dim)] / group.size() as i64;
+    x.narrow(dim, group.rank() as i64 * part, part).contiguous()
+}
+
+/// Collectives join and cut the first dimension.
+fn joined(group: &Group, x: &Tensor, dim: i64) -> Result<Tensor, Error> {
+    let first = x.detach().transpose(0, dim);
+    Ok(group.all_gather(&first)?.transpose(0, dim).contiguous())
+}
+
+fn summed_part(group: &Group, x: &Tensor, dim: i64) -> Result<Tensor, Error> {
+    let first = x.detach().transpose(0, dim);
+    Ok(group.reduce_scatter(&first)?.transpose(0, dim).contiguous())
+}
+
+fn exchanged(group: &Group, x: &Tensor, cut: i64, join: i64) -> Result<Tensor, Error> {
+    let ranks = group.size() as i64;
+    let parts: Vec<Tensor> = x.detach().chunk(ranks, cut);
+    // One part a row of the first dimension.
+    let parts =
+        group.all_to_all(&Tensor::stack(&parts, 0), [&vec![1; ranks as usize], &vec![1; ranks as usize]])?;
+    let parts: Vec<Tensor> = parts.unbind(0);
+    Ok(Tensor::cat(&parts, join))
+}
+
+fn index(x: &Tensor, dim: i64) -> usize {
+    if dim < 0 { (x.dim() as i64 + dim) as usize } else { dim as usize }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::Transport;
+    use crate::world::tests::worlds;
+
+    fn ramp(shape: &[i64]) -> Tensor {
+        let count: i64 = shape.iter().product();
+        Tensor::arange(count, (Kind::Double, Device::Cpu)).sin().reshape(shape)
+    }
+
+    fn leaf(tensor: &Tensor) -> Tensor {
+        tensor.detach().copy().set_requires_grad(true)
+    }
+
+    fn close(left: &Tensor, right: &Tensor) {
+        assert_eq!(left.size(), right.size());
+        let worst = (left - right).abs().max().double_value(&[]);
+        assert!(worst < 1e-12, "{worst}");
+    }
+
+    /// Runs `body` on three ranks over both transports.
+    fn on_three_ranks(body: impl Fn(&Arc<Group>, i64) + Sync) {
+        for transport in [Transport::Shared, Transport::Gloo] {
+            worlds(3, transport, |world| {
+                body(&Arc::new(world.group("test", &[0, 1, 2]).unwrap()), world.rank() as i64);
+            });
+        }
+    }
+
+    #[test]
+    fn a_split_mlp_equals_the_whole_with_all_its_gradients() {
+        // tanh(x A) B with A split by columns and B by rows: copy before, reduce behind.
+        let (x, a, b) = (ramp(&[4, 5]), ramp(&[5, 6]), ramp(&[6, 5]));
+        let seed = ramp(&[4, 5]).cos();
+        let [whole_x, whole_a, whole_b] = [&x, &a, &b].map(leaf);
+        let whole = whole_x.matmul(&whole_a).tanh().matmul(&whole_b);
+        (&whole * &seed).sum(Kind::Double).backward();
+        let (whole, grads) = (whole.detach(), [whole_x.grad(), whole_a.grad(), whole_b.grad()]);
+        let shared = std::sync::Mutex::new((whole, grads));
+        on_three_ranks(|group, rank| {
+            let (x, a, b) = (
+                leaf(&ramp(&[4, 5])),
+                leaf(&ramp(&[5, 6]).narrow(1, 2 * rank, 2)),
+                leaf(&ramp(&[6, 5]).narrow(0, 2 * rank, 2)),
+            );
+            let y = reduce(&copy(&x, group).unwrap().matmul(&a).tanh().matmul(&b), group).unwrap();
+            (&y * ramp(&[4, 5]).cos()).sum(Kind::Double).backward();
+            let wanted = shared.lock().unwrap();
+            let (whole, [of_x, of_a, of_b]) = &*wanted;
+            close(&y.detach(), whole);
+            close(&x.grad(), of_x);
+            close(&a.grad(), &of_a.narrow(1, 2 * rank, 2));
+            close(&b.grad(), &of_b.narrow(0, 2 * rank, 2));
+        });
+    }
+
+    #[test]
+    fn gather_and_scatter_hand_back_what_belongs_to_a_rank() {
+        on_three_ranks(|group, rank| {
+            let whole = ramp(&[2, 6, 3]);
+            let own = leaf(&whole.narrow(1, 2 * rank, 2));
+            let gathered = gather(&own, 1, group).unwrap();
+            close(&gathered.detach(), &whole);
+            // The same loss on every rank: d / d own is this rank's part of 2 x.
+            gathered.square().sum(Kind::Double).backward();
+            close(&own.grad(), &(whole.narrow(1, 2 * rank, 2) * 2.0));
+
+            let all = leaf(&whole);
+            let part = scatter(&all, -2, group).unwrap();
+            close(&part.detach(), &whole.narrow(1, 2 * rank, 2));
+            part.square().sum(Kind::Double).backward();
+            close(&all.grad(), &(&whole * 2.0));
+        });
+    }
+
+    #[test]
+    fn a_gather_for_different_work_adds_up_the_gradients() {
+        on_three_ranks(|group, rank| {
+            let whole = ramp(&[6, 3]);
+            let own = leaf(&whole.narrow(0, 2 * rank, 2));
+            let gathered = gather_sum(&own, 0, group).unwrap();
+            // Rank r weighs with r + 1: the weights of all add up to 6.
+            (gathered * (rank + 1) as f64).sum(Kind::Double).backward();
+            close(&own.grad(), &Tensor::full([2, 3], 6.0, (Kind::Double, Device::Cpu)));
+
+            let all = leaf(&(&whole * (rank + 1) as f64));
+            let part = reduce_scatter(&all, 0, group).unwrap();
+            close(&part.detach(), &(whole.narrow(0, 2 * rank, 2) * 6.0));
+            (part * (rank + 1) as f64).sum(Kind::Double).backward();
+            let wanted: Vec<Tensor> = (1..=3)
+                .map(|weight| Tensor::full([2, 3], f64::from(weight), (Kind::Double, Device::Cpu)))
+                .collect();
+            close(&all.grad(), &Tensor::cat(&wanted, 0));
+        });
+    }
+
+    #[test]
+    fn an_exchange_and_its_reverse_change_nothing() {
+        on_three_ranks(|group, rank| {
+            // Tokens split over the ranks become heads split over the ranks.
+            let whole = ramp(&[6, 9, 2]);
+            let own = leaf(&whole.narrow(0, 2 * rank, 2));
+            let heads = all_to_all(&own, 1, 0, group).unwrap();
+            close(&heads.detach(), &whole.narrow(1, 3 * rank, 3));
+            let back = all_to_all(&heads, 0, 1, group).unwrap();
+            close(&back.detach(), &own.detach());
+            (back.square() * (rank + 1) as f64).sum(Kind::Double).backward();
+            close(&own.grad(), &(own.detach() * (2 * (rank + 1)) as f64));
+        });
+    }
+
+    #[test]
+    fn without_a_graph_there_is_no_backward() {
+        let group = Arc::new(Group::alone("test", 0));
+        assert!(!copy(&ramp(&[2]), &group).unwrap().requires_grad());
+        assert!(!no_grad(|| reduce(&leaf(&ramp(&[2])), &group)).unwrap().requires_grad());
+    }
+}

@@ -1,0 +1,459 @@
+//! All processes of a job: who they are, where they meet, and the groups that they form.
+//!
+//! A launcher tells each process its place by `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`
+//! (torchrun, and this program's own); SLURM and Open MPI say it in words of their own, which [`Place::from_environment`] knows
+//! too. The processes meet at a store that rank 0 serves, or that the launcher serves already.
+//!
+//! Groups are formed by all of their ranks, in the same order everywhere: over shared memory where all live on one host,
+//! over TCP otherwise.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parallel_sys::c10d::Store;
+use serde::{Deserialize, Serialize};
+
+use crate::comm::gloo::GlooGroup;
+use crate::comm::shared::SharedGroup;
+use crate::comm::{Communicator, Group};
+use crate::{Axis, Error, Mesh};
+
+/// How long ranks wait for one another, unless the environment says otherwise.
+pub const TIMEOUT: Duration = Duration::from_secs(300);
+/// How long a host may take to answer at all.
+const ANSWER: Duration = Duration::from_secs(7);
+
+/// What moves bytes between ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// Shared memory within a host, Gloo between hosts.
+    #[default]
+    Auto,
+    /// Gloo everywhere.
+    Gloo,
+    /// Shared memory; refused between hosts.
+    Shared,
+}
+
+/// Where a process stands in its job, and where the job meets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// This process, from 0.
+    pub rank: usize,
+    /// All processes.
+    pub size: usize,
+    /// This process among those of its host.
+    pub local_rank: usize,
+    /// The processes of this host.
+    pub local_size: usize,
+    /// The host of the store.
+    pub address: String,
+    /// The port of the store.
+    pub port: u16,
+    /// Whether the launcher serves the store; otherwise rank 0 does.
+    pub served: bool,
+}
+
+/// The words of one launcher for rank, size, local rank and local size.
+struct Words {
+    launcher: &'static str,
+    rank: &'static str,
+    size: &'static str,
+    local_rank: &'static str,
+    local_size: Option<&'static str>,
+}
+
+const LAUNCHERS: [Words; 3] = [
+    Words {
+        launcher: "torchrun",
+        rank: "RANK",
+        size: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_size: Some("LOCAL_WORLD_SIZE"),
+    },
+    Words {
+        launcher: "Open MPI",
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+    },
+    Words {
+        launcher: "SLURM",
+        rank: "SLURM_PROCID",
+        size: "SLURM_STEP_NUM_TASKS",
+        local_rank: "SLURM_LOCALID",
+        local_size: None,
+    },
+];
+
+impl Place {
+    /// A process of its own.
+    pub fn single() -> Self {
+        Self {
+            rank: 0,
+            size: 1,
+            local_rank: 0,
+            local_size: 1,
+            address: "127.0.0.1".to_owned(),
+            port: 0,
+            served: false,
+        }
+    }
+
+    /// What a launcher said, or a process of its own where none did.
+    pub fn from_environment() -> Result<Self, Error> {
+        Self::from_words(&|name| std::env::var(name).ok())
+    }
+
+    fn from_words(value: &dyn Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        let said = |words: &&Words| value(words.rank).is_some() && value(words.size).is_some();
+        let Some(words) = LAUNCHERS.iter().find(said) else { return Ok(Self::single()) };
+        let number = |name: &'static str| -> Result<Option<usize>, Error> {
+            let wrong = |text: String| Error::Environment {
+                launcher: words.launcher,
+                name,
+                value: text,
+                problem: "is no number",
+            };
+            value(name).map(|text| text.trim().parse().map_err(|_| wrong(text))).transpose()
+        };
+        let size = number(words.size)?.unwrap_or(1);
+        let rank = number(words.rank)?.unwrap_or(0);
+        if rank >= size {
+            return Err(Error::Rank { rank, size });
+        }
+        // A SLURM step of one task is an ordinary process.
+        if size == 1 && words.launcher != "torchrun" {
+            return Ok(Self::single());
+        }
+        let address = value("MASTER_ADDR");
+        let port = number("MASTER_PORT")?.and_then(|port| u16::try_from(port).ok());
+        let missing = |name| Error::Environment {
+            launcher: words.launcher,
+            name,
+            value: String::new(),
+            problem: "is not set: name the host and a free port of rank 0, the same on every rank",
+        };
+        let local_size = words.local_size.map_or(Ok(None), number)?;
+        Ok(Self {
+            rank,
+            size,
+            local_rank: number(words.local_rank)?.unwrap_or(0),
+            local_size: local_size.unwrap_or(1),
+            address: address.ok_or_else(|| missing("MASTER_ADDR"))?,
+            port: port.ok_or_else(|| missing("MASTER_PORT"))?,
+            served: value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|text| text == "True"),
+        })
+    }
+}
+
+/// One process among all of a job.
+#[derive(Debug)]
+pub struct World {
+    place: Place,
+    transport: Transport,
+    interface: String,
+    timeout: Duration,
+    store: Option<Store>,
+    /// The host of each rank.
+    hosts: Vec<String>,
+}
+
+impl World {
+    /// A process of its own.
+    pub fn single() -> Self {
+        Self {
+            place: Place::single(),
+            transport: Transport::Auto,
+            interface: String::new(),
+            timeout: TIMEOUT,
+            store: None,
+            hosts: vec![host()],
+        }
+    }
+
+    /// Meets the other processes; says who is missing when they do not come within `timeout`.
+    pub fn join(place: Place, transport: Transport, timeout: Duration) -> Result<Self, Error> {
+        if place.size == 1 {
+            return Ok(Self { place, transport, timeout, ..Self::single() });
+        }
+        let serves = place.rank == 0 && !place.served;
+        let store = open_store(&place.address, place.port, serves, timeout)?;
+        let interface = std::env::var("GLOO_SOCKET_IFNAME").unwrap_or_default();
+        let mut world = Self { place, transport, interface, timeout, store: Some(store), hosts: Vec::new() };
+        world.hosts = world.meet()?;
+        Ok(world)
+    }
+
+    /// Tells the others where this process lives, and hears it from each of them.
+    fn meet(&self) -> Result<Vec<String>, Error> {
+        let Some(store) = &self.store else { return Ok(vec![host()]) };
+        let key = |rank: usize| format!("host/{rank}");
+        store.set(&key(self.place.rank), host().as_bytes())?;
+        let until = Instant::now() + self.timeout;
+        let mut hosts = Vec::with_capacity(self.place.size);
+        for rank in 0..self.place.size {
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
+            let Ok(bytes) = store.get(&key(rank), left) else {
+                let there = |rank: &usize| store.has(&key(*rank)).unwrap_or(false);
+                let missing: Vec<usize> = (0..self.place.size).filter(|rank| !there(rank)).collect();
+                return Err(Error::Missing {
+                    rank: self.place.rank,
+                    missing,
+                    address: format!("{}:{}", self.place.address, self.place.port),
+                    seconds: self.timeout.as_secs(),
+                });
+            };
+            hosts.push(String::from_utf8_lossy(&bytes).into_owned());
+        }
+        Ok(hosts)
+    }
+
+    /// Where this process stands.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// This process.
+    pub fn rank(&self) -> usize {
+        self.place.rank
+    }
+
+    /// All processes.
+    pub fn size(&self) -> usize {
+        self.place.size
+    }
+
+    /// The group of `ranks`, in this order. Every one of them calls this with the same arguments.
+    pub fn group(&self, name: &str, ranks: &[usize]) -> Result<Group, Error> {
+        let place = ranks.iter().position(|&rank| rank == self.rank());
+        let place = place.ok_or(Error::Rank { rank: self.rank(), size: ranks.len() })?;
+        let Some(store) = self.store.as_ref().filter(|_| ranks.len() > 1) else {
+            return Ok(Group::alone(name, self.rank()));
+        };
+        // Groups along one axis share its name; their first rank tells them apart.
+        let key = format!("{name}/{}", ranks[0]);
+        let ends = [place, ranks.len()];
+        let together = ranks.iter().all(|&rank| self.hosts[rank] == self.hosts[ranks[0]]);
+        let failed = |cause| Error::Collective {
+            rank: self.rank(),
+            group: name.to_owned(),
+            collective: "join",
+            cause,
+        };
+        let communicator: Box<dyn Communicator> = match self.transport {
+            Transport::Shared if !together => {
+                return Err(Error::Hosts { group: name.to_owned(), hosts: self.hosts_of(ranks) });
+            }
+            Transport::Auto | Transport::Shared if together => {
+                Box::new(SharedGroup::join(store, &key, ends, self.timeout).map_err(failed)?)
+            }
+            _ => Box::new(GlooGroup::join(store, &key, &self.interface, ends, self.timeout).map_err(failed)?),
+        };
+        Ok(Group::new(name, ranks.to_vec(), place, Some(communicator)))
+    }
+
+    fn hosts_of(&self, ranks: &[usize]) -> String {
+        let mut hosts: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for &rank in ranks {
+            hosts.entry(&self.hosts[rank]).or_default().push(rank.to_string());
+        }
+        hosts.values().map(|ranks| format!("{{{}}}", ranks.join(", "))).collect::<Vec<_>>().join(" and ")
+    }
+
+    /// The group along each axis of `mesh`, and that of all ranks.
+    pub fn groups(&self, mesh: &Mesh) -> Result<Groups, Error> {
+        let everyone: Vec<usize> = (0..self.size()).collect();
+        let mut along = Vec::with_capacity(Axis::ALL.len());
+        for axis in Axis::ALL {
+            along.push(self.group(axis.name(), &mesh.group(axis))?);
+        }
+        Ok(Groups { world: self.group("world", &everyone)?, along })
+    }
+}
+
+/// Serves the store of a job, or connects to it. A host that cannot be reached is told at once; one that does not serve yet is
+/// waited for.
+pub fn open_store(host: &str, port: u16, serves: bool, timeout: Duration) -> Result<Store, Error> {
+    let address = format!("{host}:{port}");
+    if !serves {
+        reach(host, port, timeout).map_err(|cause| Error::Unreachable { address: address.clone(), cause })?;
+    }
+    Store::open(host, port, serves, timeout).map_err(|cause| Error::Rendezvous { address, cause })
+}
+
+/// Returns once something listens at the address.
+fn reach(host: &str, port: u16, timeout: Duration) -> io::Result<()> {
+    let until = Instant::now() + timeout;
+    loop {
+        let unknown = || io::Error::new(io::ErrorKind::NotFound, "no such host");
+        let address = (host, port).to_socket_addrs()?.next().ok_or_else(unknown)?;
+        match TcpStream::connect_timeout(&address, ANSWER) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < until => {
+                thread::sleep(Duration::from_millis(100));
+            }
+            other => return other.map(drop),
+        }
+    }
+}
+
+/// One rank's ends of the groups of a mesh.
+#[derive(Debug)]
+pub struct Groups {
+    world: Group,
+    along: Vec<Group>,
+}
+
+impl Groups {
+    /// The groups of one process.
+    pub fn single() -> Self {
+        let along = Axis::ALL.iter().map(|axis| Group::alone(axis.name(), 0)).collect();
+        Self { world: Group::alone("world", 0), along }
+    }
+
+    /// All ranks.
+    pub fn world(&self) -> &Group {
+        &self.world
+    }
+
+    /// The ranks that differ from this one along `axis` only.
+    pub fn along(&self, axis: Axis) -> &Group {
+        &self.along[axis as usize]
+    }
+
+    /// The replicas that share the rows of a step.
+    pub fn data(&self) -> &Group {
+        self.along(Axis::Data)
+    }
+
+    /// Whether this process speaks for all: writes files, tells people.
+    pub fn is_first(&self) -> bool {
+        self.world.rank() == 0
+    }
+}
+
+/// What two processes share when they share memory and the network: the running kernel and the network namespace.
+fn host() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let link =
+        |name: &str| std::fs::read_link(name).map(|path| path.display().to_string()).unwrap_or_default();
+    format!("{} {} {}", boot.trim(), link("/proc/self/ns/net"), link("/proc/self/ns/pid"))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::*;
+    use crate::comm::Reduction;
+
+    fn place(words: &[(&str, &str)]) -> Result<Place, Error> {
+        Place::from_words(&|name| {
+            words.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn each_launcher_is_understood() {
+        let meeting = [("MASTER_ADDR", "node1"), ("MASTER_PORT", "29500")];
+        let torchrun = [("RANK", "3"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")];
+        let agent = [("TORCHELASTIC_USE_AGENT_STORE", "True")];
+        let found = place(&[&torchrun[..], &meeting, &agent].concat()).unwrap();
+        assert_eq!((found.rank, found.size, found.local_rank, found.local_size), (3, 8, 1, 2));
+        assert_eq!((found.address.as_str(), found.port, found.served), ("node1", 29500, true));
+        let slurm = [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "6"), ("SLURM_LOCALID", "1")];
+        let found = place(&[&slurm[..], &meeting].concat()).unwrap();
+        assert_eq!((found.rank, found.size, found.local_rank, found.served), (5, 6, 1, false));
+        assert_eq!(place(&[]).unwrap(), Place::single());
+        // Inside an allocation, a command that was not started as several tasks is one process.
+        assert_eq!(place(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]).unwrap(), Place::single());
+    }
+
+    #[test]
+    fn what_a_launcher_left_out_or_garbled_is_named() {
+        let error = place(&[("RANK", "0"), ("WORLD_SIZE", "2")]).unwrap_err().to_string();
+        assert!(error.contains("MASTER_ADDR is not set"), "{error}");
+        let error = place(&[("RANK", "x"), ("WORLD_SIZE", "2")]).unwrap_err().to_string();
+        assert!(error.contains("RANK = \"x\" is no number"), "{error}");
+        assert!(place(&[("RANK", "2"), ("WORLD_SIZE", "2")]).is_err());
+    }
+
+    /// Runs `body` on the ranks of a world, each a thread.
+    pub(crate) fn worlds(size: usize, transport: Transport, body: impl Fn(&World) + Sync) {
+        let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+        let port = server.port();
+        thread::scope(|scope| {
+            for rank in 0..size {
+                let body = &body;
+                scope.spawn(move || {
+                    let place = Place { rank, size, port, served: true, ..Place::single() };
+                    let world = World::join(place, transport, Duration::from_secs(20)).unwrap();
+                    body(&world);
+                    // Nobody leaves while others may still look for it.
+                    world.group("end", &(0..size).collect::<Vec<_>>()).unwrap().barrier().unwrap();
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn groups_of_a_mesh_reduce_along_their_axis() {
+        for transport in [Transport::Auto, Transport::Gloo] {
+            worlds(4, transport, |world| {
+                // data 2 x tensor 2: rank = 2 data + tensor.
+                let mesh = Mesh::new([1, 2, 1, 2], world.rank(), 4).unwrap();
+                let groups = world.groups(&mesh).unwrap();
+                let own = [world.rank() as f64];
+                let sum = |group: &Group| group.sum(&own).unwrap()[0];
+                assert_eq!(sum(groups.along(Axis::Tensor)), [1.0, 1.0, 5.0, 5.0][world.rank()]);
+                assert_eq!(sum(groups.along(Axis::Data)), [2.0, 4.0, 2.0, 4.0][world.rank()]);
+                assert_eq!(sum(groups.along(Axis::Pipeline)), own[0]);
+                assert_eq!(sum(groups.world()), 6.0);
+                let named = if transport == Transport::Gloo { "gloo" } else { "shared memory" };
+                assert_eq!(groups.world().transport(), named);
+                assert_eq!(groups.along(Axis::Pipeline).transport(), "none");
+            });
+        }
+    }
+
+    #[test]
+    fn both_transports_agree_on_every_collective_and_count_the_same_bytes() {
+        for transport in [Transport::Auto, Transport::Gloo] {
+            worlds(3, transport, |world| {
+                let group = world.group("all", &[0, 1, 2]).unwrap();
+                let own = world.rank() as i64;
+                // Large enough that shared memory hands it over; started before and waited for after a small one.
+                let large = Tensor::full([300_000], own, (Kind::Float, Device::Cpu));
+                let work = group.start_all_reduce(&large, Reduction::Sum).unwrap();
+                assert_eq!(group.max(&[own as f64]).unwrap(), [2.0]);
+                work.wait().unwrap();
+                assert_eq!(large.double_value(&[299_999]), 3.0);
+                let pair = Tensor::from_slice(&[own, own * 10]).reshape([1, 2]);
+                let all = group.all_gather(&pair).unwrap();
+                assert_eq!(all, Tensor::from_slice(&[0i64, 0, 1, 10, 2, 20]).reshape([3, 2]));
+                let part = group.reduce_scatter(&(&all.to_kind(Kind::Float) + own as f64)).unwrap();
+                assert_eq!(
+                    part,
+                    Tensor::from_slice(&[3.0f32 * own as f32 + 3.0, 30.0 * own as f32 + 3.0]).reshape([1, 2])
+                );
+                let said = group.gather_bytes(&vec![7u8; world.rank() * 2]).unwrap();
+                assert_eq!(said, [vec![], vec![7, 7], vec![7, 7, 7, 7]]);
+                // 2 n (P - 1) / P of 1 200 000 and of 8 bytes; n (P - 1) of 16; n (P - 1) / P of 24; lengths 8 x 2, own x 2.
+                let sent = 1_600_000 + 10 + 32 + 16 + 16 + 2 * 2 * own as u64;
+                assert_eq!(group.sent_bytes(), sent);
+            });
+        }
+    }
+
+    #[test]
+    fn who_does_not_come_is_named() {
+        let place = Place { size: 3, ..Place::single() };
+        let error = World::join(place, Transport::Auto, Duration::from_millis(300)).unwrap_err().to_string();
+        assert!(error.contains("ranks 1, 2 did not come"), "{error}");
+    }
+}
