@@ -144,7 +144,8 @@ fn bad(path: &Path, problem: &impl ToString) -> Error {
 mod tests {
     use super::*;
     use crate::TrainConfig;
-    use parallel::Parameter;
+    use parallel::{Groups, Parameter};
+    use std::sync::Arc;
 
     fn parameters(size: i64) -> Vec<Parameter> {
         let options = (tch::Kind::Float, tch::Device::Cpu);
@@ -176,11 +177,13 @@ mod tests {
     #[test]
     fn state_goes_to_disk_and_back() {
         let folder = tempfile::tempdir().unwrap();
-        let mut engine = Engine::new(&parameters(3), &TrainConfig::default(), 5).unwrap();
+        let mut engine =
+            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(Groups::single())).unwrap();
         engine.set_step(4);
         let _ = engine.state_tensors()[0].1.shallow_clone().fill_(2.5);
         save_state(folder.path(), &engine, &"extra").unwrap();
-        let mut other = Engine::new(&parameters(3), &TrainConfig::default(), 5).unwrap();
+        let mut other =
+            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(Groups::single())).unwrap();
         let extra: String = load_state(folder.path(), &mut other).unwrap();
         assert_eq!((extra.as_str(), other.step_count()), ("extra", 4));
         assert!((other.state_tensors()[0].1.double_value(&[1]) - 2.5).abs() < 1e-12);
@@ -189,9 +192,11 @@ mod tests {
     #[test]
     fn a_state_of_another_shape_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let engine = Engine::new(&parameters(3), &TrainConfig::default(), 5).unwrap();
+        let engine =
+            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(Groups::single())).unwrap();
         save_state(folder.path(), &engine, &()).unwrap();
-        let mut other = Engine::new(&parameters(4), &TrainConfig::default(), 5).unwrap();
+        let mut other =
+            Engine::new(&parameters(4), &TrainConfig::default(), 5, &Arc::new(Groups::single())).unwrap();
         let error = load_state::<()>(folder.path(), &mut other).unwrap_err().to_string();
         assert!(error.contains("exp_avg.w has the shape [3] and this run wants [4]"), "{error}");
     }

@@ -2,17 +2,22 @@
 //!
 //! ```text
 //!   accumulate(model, context, loss) x micro-batches      step()
-//!   forward by segments -> loss / global count            clip by the norm of the sum
+//!   forward by segments -> loss / global count            sum over the replicas; clip by the norm of the sum
 //!   backward by segments -> gradients added in fp32        fused AdamW on the fp32 values, copied into bf16 weights
 //! ```
 //! A loss handed in is already a sum over its tokens divided by the token count of the *whole* step, so that every split into
-//! micro-batches gives the same gradient. Weights in bf16 have an fp32 master here; weights in fp32 are their own master.
+//! micro-batches gives the same gradient. The micro-batches of a step are dealt out to the data ranks. Weights in bf16 have an fp32 master here; weights in fp32 are their own master.
 //! Knows no loss and no data.
 
-use parallel::{Parameter, Segmented, Tape};
+use std::sync::Arc;
+
+use parallel::{Groups, Parameter, Segmented, Tape};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor, no_grad};
 
 use crate::optimizer::{Moments, Update, adamw, global_norm};
+use crate::replica::Replicas;
 use crate::{Error, TrainConfig, schedule};
 
 /// A trained parameter with all that its update needs.
@@ -44,11 +49,19 @@ pub struct Engine {
     slots: Vec<Slot>,
     /// For each parameter of the model, its slot; `None` for a frozen one.
     slot_of: Vec<Option<usize>>,
+    /// Those who train the same parameters on other rows; `None` when there are none.
+    replicas: Option<Replicas>,
+    groups: Arc<Groups>,
 }
 
 impl Engine {
     /// An engine for the parameters that ask for gradients. `total_steps` is the length of the schedule.
-    pub fn new(parameters: &[Parameter], config: &TrainConfig, total_steps: u64) -> Result<Self, Error> {
+    pub fn new(
+        parameters: &[Parameter],
+        config: &TrainConfig,
+        total_steps: u64,
+        groups: &Arc<Groups>,
+    ) -> Result<Self, Error> {
         config.check()?;
         let mut slots = Vec::new();
         let mut slot_of = Vec::with_capacity(parameters.len());
@@ -64,7 +77,34 @@ impl Engine {
         if slots.is_empty() {
             return Err(Error::NothingTrained);
         }
-        Ok(Self { config: config.clone(), total_steps, step: 0, slots, slot_of })
+        let replicas = (groups.data().size() > 1).then(|| {
+            let weights: Vec<&Tensor> = slots.iter().map(|slot| &slot.weight).collect();
+            let (replicas, views) = Replicas::new(groups, &weights);
+            slots.iter_mut().zip(views).for_each(|(slot, view)| slot.grad = Some(view));
+            replicas
+        });
+        let groups = Arc::clone(groups);
+        Ok(Self { config: config.clone(), total_steps, step: 0, slots, slot_of, replicas, groups })
+    }
+
+    /// Cuts the rows of a step into micro-batches of at most `largest` rows, small enough that every process has one, and gives
+    /// those of this process. All rows of a step are dealt before the first micro-batch is run.
+    pub fn deal<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
+        match &mut self.replicas {
+            Some(replicas) => replicas.deal(rows, largest),
+            None => rows.chunks(largest).collect(),
+        }
+    }
+
+    /// The sum of each number over those who share the step.
+    pub fn sum<const N: usize>(&self, numbers: [f64; N]) -> Result<[f64; N], Error> {
+        let sums = self.groups.data().sum(&numbers)?;
+        Ok(sums.try_into().expect("as many numbers as were given"))
+    }
+
+    /// The items of all who share the step.
+    pub fn gather<T: Serialize + DeserializeOwned>(&self, own: Vec<T>) -> Result<Vec<T>, Error> {
+        Ok(self.groups.data().gather(own)?)
     }
 
     /// Optimiser steps made so far.
@@ -107,13 +147,18 @@ impl Engine {
         if !value.is_finite() {
             return Err(Error::Diverged { what: "loss", step: self.step + 1, value }.into());
         }
-        let (slots, slot_of) = (&mut self.slots, &self.slot_of);
+        let (slots, slot_of, replicas) = (&mut self.slots, &self.slot_of, &mut self.replicas);
+        let last = replicas.as_mut().is_some_and(|replicas| replicas.begin(model, slot_of));
+        let mut outcome = Ok(());
         let mut deliver = |index: usize, grad: Tensor| {
-            if let Some(slot) = slot_of[index] {
-                slots[slot].add(&grad);
+            let Some(slot) = slot_of[index] else { return };
+            slots[slot].add(&grad);
+            if let Some(replicas) = replicas.as_mut().filter(|_| last && outcome.is_ok()) {
+                outcome = replicas.delivered(slot);
             }
         };
         tape.backward(&loss, &mut deliver).map_err(|error| E::from(error.into()))?;
+        outcome?;
         Ok(value)
     }
 
@@ -121,6 +166,9 @@ impl Engine {
     pub fn step(&mut self) -> Result<StepReport, Error> {
         let step = self.step + 1;
         let lr = self.next_lr();
+        if let Some(replicas) = &mut self.replicas {
+            replicas.finish()?;
+        }
         let (slots, grads): (Vec<&Slot>, Vec<&Tensor>) =
             self.slots.iter().filter_map(|slot| Some((slot, slot.grad.as_ref()?))).unzip();
         if grads.is_empty() {
@@ -141,7 +189,11 @@ impl Engine {
             })
             .collect();
         adamw(&updates, &self.config, lr, step, clip_divisor(grad_norm, self.config.max_grad_norm))?;
-        self.slots.iter_mut().for_each(Slot::finish);
+        self.slots.iter_mut().for_each(Slot::carry);
+        match &mut self.replicas {
+            Some(replicas) => replicas.forget(),
+            None => self.slots.iter_mut().for_each(|slot| slot.grad = None),
+        }
         self.step = step;
         Ok(StepReport { step, lr, grad_norm })
     }
@@ -191,12 +243,11 @@ impl Slot {
         }
     }
 
-    /// Carries the new values into weights of lower precision and forgets the gradient.
-    fn finish(&mut self) {
+    /// Carries the new values into weights of lower precision.
+    fn carry(&mut self) {
         if self.weight.kind() != Kind::Float {
             no_grad(|| self.weight.copy_(&self.master));
         }
-        self.grad = None;
     }
 
     fn state(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
@@ -247,13 +298,17 @@ mod tests {
         TrainConfig { lr: 0.1, scheduler: Scheduler::Constant, ..TrainConfig::default() }
     }
 
+    fn alone() -> Arc<Groups> {
+        Arc::new(Groups::single())
+    }
+
     fn weights(model: &Line) -> Vec<f64> {
         Vec::<f64>::try_from(model.parameters[0].tensor.to_kind(Kind::Double)).unwrap()
     }
 
     fn train(splits: &[&[[f32; 2]]]) -> (Vec<f64>, f64) {
         let model = Line::new(Kind::Float);
-        let mut engine = Engine::new(&model.parameters, &config(), 10).unwrap();
+        let mut engine = Engine::new(&model.parameters, &config(), 10, &alone()).unwrap();
         let count: usize = splits.iter().map(|rows| rows.len()).sum();
         for rows in splits {
             let rows = Tensor::from_slice2(rows);
@@ -280,7 +335,7 @@ mod tests {
     fn bf16_weights_follow_an_fp32_master() {
         let model = Line::new(Kind::BFloat16);
         let small = TrainConfig { lr: 1e-4, ..config() };
-        let mut engine = Engine::new(&model.parameters, &small, 100).unwrap();
+        let mut engine = Engine::new(&model.parameters, &small, 100, &alone()).unwrap();
         let rows = Tensor::from_slice2(&[[1.0f32, 1.0]]).to_kind(Kind::BFloat16);
         for _ in 0..50 {
             let loss = |hidden: &Tensor| Ok::<_, Error>(hidden.to_kind(Kind::Float).sum(Kind::Float));
@@ -297,7 +352,7 @@ mod tests {
     #[test]
     fn a_loss_that_is_not_a_number_stops_the_run() {
         let model = Line::new(Kind::Float);
-        let mut engine = Engine::new(&model.parameters, &config(), 10).unwrap();
+        let mut engine = Engine::new(&model.parameters, &config(), 10, &alone()).unwrap();
         let rows = Tensor::from_slice2(&[[f32::NAN, 1.0]]);
         let loss = |hidden: &Tensor| Ok::<_, Error>(hidden.sum(Kind::Float));
         let error = engine.accumulate(&model, &rows, loss).unwrap_err().to_string();
@@ -307,14 +362,15 @@ mod tests {
     #[test]
     fn a_step_without_a_gradient_is_refused() {
         let model = Line::new(Kind::Float);
-        let mut engine = Engine::new(&model.parameters, &config(), 10).unwrap();
+        let mut engine = Engine::new(&model.parameters, &config(), 10, &alone()).unwrap();
         assert!(matches!(engine.step(), Err(Error::NothingTrained)));
     }
 
     #[test]
     fn a_trained_weight_that_does_not_lie_row_by_row_is_refused() {
         let turned = Tensor::ones([2, 3], (Kind::Float, tch::Device::Cpu)).tr().set_requires_grad(true);
-        let error = Engine::new(&[Parameter::replicated("w", &turned)], &config(), 1).err().unwrap();
+        let error =
+            Engine::new(&[Parameter::replicated("w", &turned)], &config(), 1, &alone()).err().unwrap();
         assert!(error.to_string().starts_with("w is to be trained and does not lie row by row"), "{error}");
     }
 

@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod engine;
 pub mod optimizer;
+mod replica;
 pub mod schedule;
 
 use std::path::PathBuf;

@@ -1,0 +1,117 @@
+//! Replicas that share the rows of a step: the same update as one process, and the bytes that it takes.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use gemini::config::Scheduler;
+use gemini::{Engine, Error, TrainConfig};
+use parallel::c10d::Store;
+use parallel::{Axis, Groups, Mesh, Parameter, Place, Segmented, Transport, World};
+use tch::{Device, Kind, Tensor};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Two segments, `tanh(x W)` and `h V`; the head uses `W` once more, so that it is delivered twice.
+struct Network {
+    parameters: Vec<Parameter>,
+}
+
+impl Network {
+    fn new() -> Self {
+        let ramp = |rows: i64, columns: i64| {
+            let values = Tensor::arange(rows * columns, (Kind::Float, Device::Cpu)).sin();
+            values.reshape([rows, columns]).set_requires_grad(true)
+        };
+        Self {
+            parameters: vec![
+                Parameter::replicated("w", &ramp(8, 8)),
+                Parameter::replicated("v", &ramp(8, 8)),
+            ],
+        }
+    }
+
+    fn loss(&self, hidden: &Tensor, count: usize) -> Tensor {
+        hidden.matmul(&self.parameters[0].tensor).square().sum(Kind::Float) / count as f64
+    }
+}
+
+impl Segmented for Network {
+    type Context = Tensor;
+    fn num_segments(&self) -> usize {
+        2
+    }
+    fn forward_segment(&self, index: usize, hidden: Option<&Tensor>, rows: &Tensor) -> Tensor {
+        let weight = &self.parameters[index].tensor;
+        hidden.map_or_else(|| rows.matmul(weight).tanh(), |hidden| hidden.matmul(weight))
+    }
+    fn segment_parameters(&self, index: usize) -> Vec<usize> {
+        vec![index]
+    }
+    fn head_parameters(&self) -> Vec<usize> {
+        vec![0]
+    }
+    fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+}
+
+/// Steps over 5, 1 and 4 rows; the weights at the end, and the bytes that were sent.
+fn train(groups: &Arc<Groups>) -> (Vec<f32>, u64) {
+    let network = Network::new();
+    let config = TrainConfig { lr: 0.01, scheduler: Scheduler::Constant, ..TrainConfig::default() };
+    let mut engine = Engine::new(network.parameters(), &config, 9, groups).unwrap();
+    for (step, count) in [5usize, 1, 4].into_iter().enumerate() {
+        let rows: Vec<Tensor> = (0..count)
+            .map(|row| (Tensor::arange(8, (Kind::Float, Device::Cpu)) * (row + 3 * step + 1) as f64).cos())
+            .collect();
+        for micro in engine.deal(&rows, 2) {
+            let batch = Tensor::stack(micro, 0);
+            let loss = |hidden: &Tensor| Ok::<_, Error>(network.loss(hidden, count));
+            engine.accumulate(&network, &batch, loss).unwrap();
+        }
+        engine.step().unwrap();
+    }
+    let flat: Vec<Tensor> =
+        network.parameters.iter().map(|parameter| parameter.tensor.detach().flatten(0, -1)).collect();
+    (Vec::try_from(Tensor::cat(&flat, 0)).unwrap(), groups.along(Axis::Data).sent_bytes())
+}
+
+/// The same on `size` ranks, each a thread.
+fn train_on(size: usize, transport: Transport) -> Vec<(Vec<f32>, u64)> {
+    let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+    let port = server.port();
+    let rank = |rank: usize| {
+        let place = Place { rank, size, port, served: true, ..Place::single() };
+        let world = World::join(place, transport, TIMEOUT).unwrap();
+        let groups = Arc::new(world.groups(&Mesh::new([1, size, 1, 1], rank, size).unwrap()).unwrap());
+        let ended = train(&groups);
+        groups.world().barrier().unwrap();
+        ended
+    };
+    let rank = &rank;
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size).map(|index| scope.spawn(move || rank(index))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn replicas_make_the_step_of_one_process_and_send_as_much_as_the_formula_says() {
+    let (alone, sent) = train(&Arc::new(Groups::single()));
+    assert_eq!(sent, 0);
+    for transport in [Transport::Shared, Transport::Gloo] {
+        // Four ranks and a step of one row: three of them have nothing to add.
+        for size in [2, 3, 4] {
+            for (weights, sent) in train_on(size, transport) {
+                let worst =
+                    alone.iter().zip(&weights).map(|(one, many)| (one - many).abs()).fold(0.0, f32::max);
+                assert!(worst < 1e-6, "{size} ranks: {worst}");
+                // Three steps, 2 n (P - 1) / P of n = 128 fp32 gradients in one bucket.
+                assert_eq!(sent, 3 * (2 * 128 * 4 * (size as u64 - 1) / size as u64));
+            }
+        }
+    }
+}
