@@ -53,6 +53,7 @@ pub fn replies(
         max_new_tokens: drawing.max_new_tokens,
         stop_ids: stop_ids.to_vec(),
         seed: drawing.seed,
+        first_request: 0,
         batch_size: 256,
     };
     let completions = generate::generate(model, &prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;

@@ -30,6 +30,8 @@ pub struct Options {
     pub stop_ids: Vec<i64>,
     /// Chooses the draws.
     pub seed: u64,
+    /// The number of the first prompt among those of all processes: draws depend on the seed and on a prompt's number.
+    pub first_request: u64,
     /// Replies that are in work at once.
     pub batch_size: usize,
 }
@@ -168,7 +170,8 @@ impl<'a> Generation<'a> {
             }
             for &slot in idle {
                 cache.reset_slot(slot as i64);
-                let generator = Sampling::generator(self.options.seed, self.next as u64);
+                let generator =
+                    Sampling::generator(self.options.seed, self.options.first_request + self.next as u64);
                 let budget = self.budget(self.prompts[self.next].len());
                 self.slots[slot] = Some(Live { request: self.next, budget, last: 0, generator });
                 self.next += 1;

@@ -15,13 +15,14 @@
 //! micro-batches do not change it. Dropout is off in all four. Metrics are named as in TRL and explained in `docs/ppo.md`.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Instant;
 
 use datasets::{PromptRow, Sampler, SftRow};
 use gemini::{Engine, TrainConfig};
 use models::generate::{self, Options};
 use models::sample::Sampling;
-use parallel::Segmented;
+use parallel::{Groups, Segmented};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -61,6 +62,7 @@ pub struct Ppo<'a> {
     train: &'a TrainConfig,
     policy: Engine,
     critic: Engine,
+    groups: Arc<Groups>,
     controller: Controller,
     prompts: Sampler,
     ptx: Option<Sampler>,
@@ -98,6 +100,7 @@ impl<'a> Ppo<'a> {
         config: &'a PpoConfig,
         train: &'a TrainConfig,
         seed: u64,
+        groups: &Arc<Groups>,
     ) -> Result<Self, Error> {
         config.check()?;
         judges.check()?;
@@ -115,8 +118,14 @@ impl<'a> Ppo<'a> {
         let critic_train = TrainConfig { lr: config.critic_lr, ..train.clone() };
         let policy_iterations = config.iterations.saturating_sub(config.critic_warmup);
         Ok(Self {
-            policy: Engine::new(judges.policy.parameters(), train, policy_iterations * updates)?,
-            critic: Engine::new(judges.critic.parameters(), &critic_train, config.iterations * updates)?,
+            policy: Engine::new(judges.policy.parameters(), train, policy_iterations * updates, groups)?,
+            critic: Engine::new(
+                judges.critic.parameters(),
+                &critic_train,
+                config.iterations * updates,
+                groups,
+            )?,
+            groups: Arc::clone(groups),
             controller: Controller::new(config.kl_coef, config.kl_target, config.kl_horizon),
             prompts: Sampler::new(data.prompts.len(), seed, data.shuffle)?,
             ptx: if config.ptx_coef > 0.0 { Some(Sampler::new(data.ptx.len(), seed, true)?) } else { None },
@@ -131,7 +140,7 @@ impl<'a> Ppo<'a> {
     /// Runs every iteration and saves the policy.
     pub fn train(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
         let total = self.config.iterations;
-        run.recorder.record(&Event::Started { stage: run.stage, total_steps: total, step: 0 })?;
+        run.record(&Event::Started { stage: run.stage, total_steps: total, step: 0 })?;
         let policy = self.judges.policy;
         let save = |folder: &std::path::Path| Ok(policy.save(folder)?);
         let mut untold = 0;
@@ -140,6 +149,7 @@ impl<'a> Ppo<'a> {
             let mut experiences = self.roll_out(iteration)?;
             let rolled_out = started.elapsed().as_secs_f64();
             self.judges.look_at(&mut experiences, self.train.micro_batch_size, self.config.temperature)?;
+            let experiences = self.groups.data().gather(experiences)?;
             let (trajectories, mut metrics) = self.weigh(&experiences)?;
             let looked_at = started.elapsed().as_secs_f64() - rolled_out;
             self.update(trajectories, iteration)?.report(&mut metrics);
@@ -160,7 +170,7 @@ impl<'a> Ppo<'a> {
         run.finish(&save)
     }
 
-    /// Samples `samples_per_prompt` replies to each of the next prompts.
+    /// Samples `samples_per_prompt` replies to each of the next prompts; gives this process' share of them.
     fn roll_out(&mut self, iteration: u64) -> Result<Vec<Experience>, Error> {
         let config = self.config;
         let rows = self.prompts.next_batch(config.rollout_batch_size);
@@ -171,20 +181,18 @@ impl<'a> Ppo<'a> {
             })
             .cloned()
             .collect();
+        let share = self.groups.data().share(prompts.len());
+        let prompts = &prompts[share.clone()];
         let options = Options {
             sampling: Sampling { temperature: config.temperature, ..Sampling::default() },
             max_new_tokens: config.max_new_tokens,
             stop_ids: self.data.stop_ids.to_vec(),
             seed: derived_seed(self.seed, iteration, 0),
+            first_request: share.start as u64,
             batch_size: config.rollout_micro_batch_size.unwrap_or(prompts.len()),
         };
         let completions =
-            generate::generate(
-                self.judges.policy,
-                &prompts,
-                &options,
-                &mut |_, _| ControlFlow::Continue(()),
-            )?;
+            generate::generate(self.judges.policy, prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
         let lengths: Vec<i64> = completions.iter().map(|completion| completion.ids.len() as i64).collect();
         let slots = config.score_slot.of_replies(&lengths, config.max_new_tokens as i64);
         let parts = prompts.iter().zip(&completions).zip(slots);
@@ -246,6 +254,7 @@ impl<'a> Ppo<'a> {
                 updates.steps += 1.0;
             }
         }
+        updates.add_up(&self.policy)?;
         Ok(updates)
     }
 
@@ -258,7 +267,10 @@ impl<'a> Ppo<'a> {
             ..PolicyClip::default()
         };
         let tokens: usize = mini_batch.iter().map(|trajectory| trajectory.advantages.len()).sum();
-        for micro in mini_batch.chunks(self.train.micro_batch_size) {
+        let ptx = self.next_ptx(mini_batch.len());
+        let own = self.policy.deal(mini_batch, self.train.micro_batch_size);
+        let own_ptx = self.policy.deal(&ptx, self.train.micro_batch_size);
+        for micro in own {
             let (rows, experiences) = rows(micro, policy.device());
             let old = flatten(experiences, |experience| &experience.logprobs).to_device(policy.device());
             let advantages = flatten(micro, |trajectory| &trajectory.advantages).to_device(policy.device());
@@ -273,13 +285,10 @@ impl<'a> Ppo<'a> {
                 Ok::<_, Error>((part.loss + bonus) / tokens as f64)
             })?;
         }
-        if let Some(sampler) = &mut self.ptx {
-            let picked = sampler.next_batch(mini_batch.len());
-            let micro: Vec<Vec<&SftRow>> = picked
-                .chunks(self.train.micro_batch_size)
-                .map(|rows| rows.iter().map(|&row| &self.data.ptx[row]).collect())
-                .collect();
-            updates.ptx_loss += sft::accumulate(policy, &micro, config.ptx_coef, &mut self.policy)?.0;
+        if !own_ptx.is_empty() {
+            let weight = config.ptx_coef / sft::num_labels(&ptx) as f64;
+            let (loss, _) = sft::accumulate(policy, &own_ptx, weight, &mut self.policy)?;
+            updates.ptx_loss += loss / config.ptx_coef;
         }
         let report = self.policy.step()?;
         updates.grad_norm += report.grad_norm;
@@ -287,11 +296,18 @@ impl<'a> Ppo<'a> {
         Ok(())
     }
 
+    /// The next `count` rows of the language-modelling term; none without that term.
+    fn next_ptx(&mut self, count: usize) -> Vec<Vec<&'a SftRow>> {
+        let Some(sampler) = &mut self.ptx else { return Vec::new() };
+        let rows: &'a [SftRow] = self.data.ptx;
+        sampler.next_batch(count).into_iter().map(|row| vec![&rows[row]]).collect()
+    }
+
     /// One optimiser step of the critic.
     fn update_critic(&mut self, mini_batch: &[Trajectory<'_>], updates: &mut Updates) -> Result<(), Error> {
         let (config, critic) = (self.config, self.judges.critic);
         let slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
-        for micro in mini_batch.chunks(self.train.micro_batch_size) {
+        for micro in self.critic.deal(mini_batch, self.train.micro_batch_size) {
             let (rows, experiences) = rows(micro, critic.device());
             let old = flatten(experiences, |experience| &experience.values).to_device(critic.device());
             let returns = flatten(micro, |trajectory| &trajectory.returns).to_device(critic.device());
@@ -310,11 +326,24 @@ impl<'a> Ppo<'a> {
         let (prompt, reply) = experience.ids.split_at(experience.prompt_length);
         let (prompt, reply) = ((self.data.decode)(prompt), (self.data.decode)(reply));
         let score = f64::from(experience.score);
-        run.recorder.record(&Event::Sample { step, prompt: &prompt, reply: &reply, score })
+        run.record(&Event::Sample { step, prompt: &prompt, reply: &reply, score })
     }
 }
 
 impl Updates {
+    /// Adds up what the processes that share the updates have seen.
+    fn add_up(&mut self, engine: &Engine) -> Result<(), Error> {
+        let losses = [self.policy_loss, self.value_loss, self.ptx_loss];
+        [self.policy_loss, self.value_loss, self.ptx_loss] = engine.sum(losses)?;
+        let all = engine.gather(vec![(self.policy, self.value)])?;
+        (self.policy, self.value) = Default::default();
+        for (policy, value) in all {
+            self.policy += policy;
+            self.value += value;
+        }
+        Ok(())
+    }
+
     fn report(&self, metrics: &mut Metrics) {
         let (steps, tokens, slots) =
             (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.tokens.max(1.0));

@@ -10,7 +10,7 @@ use datasets::{PreferenceRow, Sampler, SamplerState};
 use gemini::{Engine, TrainConfig};
 use models::batch::Batch;
 use models::scalar_model::ScalarModel;
-use parallel::Segmented;
+use parallel::{Groups, Segmented};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
@@ -47,7 +47,7 @@ pub fn train(
         return Err(Error::NoRows { stage: "rm", fix: "look at [data] train and max_length" });
     }
     let total_steps = train.total_steps(data.train.len());
-    let mut engine = Engine::new(model.parameters(), train, total_steps)?;
+    let mut engine = Engine::new(model.parameters(), train, total_steps, &run.groups)?;
     let mut sampler = match run.start::<State>(&mut engine, total_steps)? {
         Some(state) => Sampler::resume(data.train.len(), state.sampler)?,
         None => Sampler::new(data.train.len(), run.seed, data.shuffle)?,
@@ -59,7 +59,7 @@ pub fn train(
         let pairs: Vec<&PreferenceRow> =
             sampler.next_batch(train.batch_size()).into_iter().map(|row| &data.train[row]).collect();
         let (mut scores, mut total, mut tokens) = (Scores::default(), 0.0, 0);
-        for micro in pairs.chunks(train.micro_batch_size) {
+        for micro in engine.deal(&pairs, train.micro_batch_size) {
             let batch = collate(micro, model);
             tokens += batch.lengths.iter().sum::<i64>();
             total += engine.accumulate(model, &batch, |hidden| {
@@ -71,21 +71,23 @@ pub fn train(
                 Ok::<_, Error>(loss / pairs.len() as f64)
             })?;
         }
-        untold += tokens as u64;
         let report = engine.step()?;
+        let [total, tokens] = engine.sum([total, tokens as f64])?;
+        untold += tokens as u64;
         if run.logs(report.step, total_steps) {
             let mut metrics = Metrics::default();
             metrics.push("loss", total);
             metrics.push("lr", report.lr);
             metrics.push("grad_norm", report.grad_norm);
-            metrics.push("tokens", tokens as f64);
+            metrics.push("tokens", tokens);
             metrics.push("seconds", started.elapsed().as_secs_f64());
-            scores.metrics("", &mut metrics);
+            scores.gathered(&run.groups)?.metrics("", &mut metrics);
             run.record_step(report.step, &metrics, std::mem::take(&mut untold))?;
         }
         if run.evaluates(report.step, total_steps) && !data.eval.is_empty() {
             let mut metrics = Metrics::default();
-            evaluate(model, data.eval, train.micro_batch_size)?.metrics("eval/", &mut metrics);
+            let scores = evaluate(model, data.eval, train.micro_batch_size, &run.groups)?;
+            scores.metrics("eval/", &mut metrics);
             run.record_evaluation(report.step, &metrics)?;
         }
         run.after_step(&engine, &save, &State { sampler: sampler.state() })?;
@@ -110,6 +112,12 @@ impl Scores {
         Ok(())
     }
 
+    /// Those of all data ranks.
+    fn gathered(self, groups: &Groups) -> Result<Self, Error> {
+        let (chosen, rejected) = (groups.data().gather(self.chosen)?, groups.data().gather(self.rejected)?);
+        Ok(Self { chosen, rejected })
+    }
+
     /// For each pair 1 when the preferred reply scores higher, 0 when lower, one half for a tie.
     pub fn rights(&self) -> Vec<f64> {
         let right = |(chosen, rejected): (&f64, &f64)| match chosen.total_cmp(rejected) {
@@ -130,20 +138,21 @@ impl Scores {
     }
 }
 
-/// Scores held-out pairs.
+/// Scores held-out pairs, which the data ranks share.
 pub fn evaluate(
     model: &ScalarModel,
     pairs: &[PreferenceRow],
     micro_batch_size: usize,
+    groups: &Groups,
 ) -> Result<Scores, Error> {
     let mut scores = Scores::default();
-    for pairs in pairs.chunks(micro_batch_size) {
+    for pairs in groups.data().deal(pairs.chunks(micro_batch_size)) {
         let pairs: Vec<&PreferenceRow> = pairs.iter().collect();
         let batch = collate(&pairs, model);
         let (chosen, rejected) = tch::no_grad(|| score_pairs(model, &batch, &model.infer(&batch)));
         scores.add(&chosen, &rejected)?;
     }
-    Ok(scores)
+    scores.gathered(groups)
 }
 
 /// The score of each row at its last token, `[rows]`, fp32, without a graph.

@@ -16,13 +16,14 @@ use models::generate::{Completion, FinishReason};
 use models::head::{self, Head, TokenLogprobs};
 use models::scalar_model::ScalarModel;
 use parallel::Segmented;
+use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor, no_grad};
 
 use crate::advantage::ScoreSlot;
 use crate::{Error, reward};
 
 /// One prompt with one reply and what is known of it. Vectors over tokens have one entry for each token of the reply.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Experience {
     /// Prompt and reply.
     pub ids: Vec<i64>,

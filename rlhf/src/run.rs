@@ -4,9 +4,11 @@
 //! `trainer_state/` beside the weights. Files of metrics belong to the recorder. Knows no algorithm.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gemini::{Engine, checkpoint};
+use parallel::Groups;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -35,6 +37,8 @@ pub struct Run<'a> {
     pub stage: &'static str,
     /// The run folder.
     pub out: &'a Path,
+    /// The processes of the job. All of them go through the same steps; the first one writes and tells.
+    pub groups: Arc<Groups>,
     /// Decides data order and draws.
     pub seed: u64,
     /// How often things happen.
@@ -70,7 +74,7 @@ impl Run<'_> {
             None => None,
         };
         let step = engine.step_count();
-        self.recorder.record(&Event::Started { stage: self.stage, total_steps, step })?;
+        self.record(&Event::Started { stage: self.stage, total_steps, step })?;
         Ok(state)
     }
 
@@ -85,11 +89,22 @@ impl Run<'_> {
     }
 
     pub(crate) fn record_step(&mut self, step: u64, metrics: &Metrics, tokens: u64) -> Result<(), Error> {
-        self.recorder.record(&Event::Step { step, metrics, tokens })
+        self.record(&Event::Step { step, metrics, tokens })
     }
 
     pub(crate) fn record_evaluation(&mut self, step: u64, metrics: &Metrics) -> Result<(), Error> {
-        self.recorder.record(&Event::Evaluated { step, metrics })
+        self.record(&Event::Evaluated { step, metrics })
+    }
+
+    /// Tells who listens, from the first process.
+    pub(crate) fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
+        if self.groups.is_first() { self.recorder.record(event) } else { Ok(()) }
+    }
+
+    /// Whether a person asked any of the processes to end the run.
+    fn is_interrupted(&self) -> Result<bool, Error> {
+        let asked = self.interrupted.load(Ordering::Relaxed);
+        Ok(self.groups.world().max(&[f64::from(u8::from(asked))])? == [1.0])
     }
 
     /// Saves a checkpoint when one is due, or when the run is asked to end; then ends it.
@@ -100,7 +115,7 @@ impl Run<'_> {
         state: &S,
     ) -> Result<(), Error> {
         let step = engine.step_count();
-        let interrupted = self.interrupted.load(Ordering::Relaxed);
+        let interrupted = self.is_interrupted()?;
         if !due(step, self.cadence.checkpoint) && !interrupted {
             return Ok(());
         }
@@ -114,7 +129,7 @@ impl Run<'_> {
 
     /// Saves the model of an iteration whose optimisers are not saved, when one is due; ends the run when asked to.
     pub(crate) fn after_iteration(&mut self, step: u64, save: &Save<'_>) -> Result<(), Error> {
-        let interrupted = self.interrupted.load(Ordering::Relaxed);
+        let interrupted = self.is_interrupted()?;
         if !due(step, self.cadence.checkpoint) && !interrupted {
             return Ok(());
         }
@@ -126,26 +141,35 @@ impl Run<'_> {
     /// Writes `checkpoints/step-N` whole, and removes those that are too many.
     fn write_checkpoint(&mut self, step: u64, save: &Save<'_>) -> Result<PathBuf, Error> {
         let folder = self.out.join("checkpoints");
-        std::fs::create_dir_all(&folder).map_err(|source| Error::Io { path: folder.clone(), source })?;
         let path = folder.join(format!("step-{step}"));
+        if !self.groups.is_first() {
+            self.groups.world().barrier()?;
+            return Ok(path);
+        }
+        std::fs::create_dir_all(&folder).map_err(|source| Error::Io { path: folder.clone(), source })?;
         checkpoint::write_folder(&path, |folder| {
             save(folder)?;
             (self.companions)(folder)
         })?;
         checkpoint::prune(&folder, self.cadence.keep.max(1))?;
-        self.recorder.record(&Event::Checkpoint { step, path: &path })?;
+        self.record(&Event::Checkpoint { step, path: &path })?;
+        self.groups.world().barrier()?;
         Ok(path)
     }
 
     /// Saves the finished model under `final/`.
     pub(crate) fn finish(&mut self, save: &Save<'_>) -> Result<(), Error> {
-        std::fs::create_dir_all(self.out)
-            .map_err(|source| Error::Io { path: self.out.to_owned(), source })?;
-        checkpoint::write_folder(&self.out.join("final"), |folder| {
-            save(folder)?;
-            (self.companions)(folder)
-        })?;
-        self.recorder.record(&Event::Finished)
+        if self.groups.is_first() {
+            std::fs::create_dir_all(self.out)
+                .map_err(|source| Error::Io { path: self.out.to_owned(), source })?;
+            checkpoint::write_folder(&self.out.join("final"), |folder| {
+                save(folder)?;
+                (self.companions)(folder)
+            })?;
+        }
+        // Nobody goes on to a stage that begins with this model before it is there.
+        self.groups.world().barrier()?;
+        self.record(&Event::Finished)
     }
 }
 

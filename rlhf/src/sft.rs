@@ -13,7 +13,7 @@ use gemini::{Engine, TrainConfig};
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::head::{self, Head};
-use parallel::Segmented;
+use parallel::{Groups, Segmented};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
@@ -67,7 +67,7 @@ pub fn train(
         return Err(Error::NoRows { stage: "sft", fix: "look at [data] train and max_length" });
     }
     let total_steps = config.total_steps(data.units.len());
-    let mut engine = Engine::new(model.parameters(), config, total_steps)?;
+    let mut engine = Engine::new(model.parameters(), config, total_steps, &run.groups)?;
     let mut sampler = match run.start::<State>(&mut engine, total_steps)? {
         Some(state) => Sampler::resume(data.units.len(), state.sampler)?,
         None => Sampler::new(data.units.len(), run.seed, data.shuffle)?,
@@ -77,52 +77,59 @@ pub fn train(
     while engine.step_count() < total_steps {
         let started = Instant::now();
         let units = sampler.next_batch(config.batch_size());
-        let micro_batches: Vec<Vec<&SftRow>> = units
-            .chunks(config.micro_batch_size)
-            .map(|units| {
-                units.iter().flat_map(|&unit| &data.units[unit]).map(|&row| &data.train[row]).collect()
-            })
+        let units: Vec<Vec<&SftRow>> = units
+            .iter()
+            .map(|&unit| data.units[unit].iter().map(|&row| &data.train[row]).collect())
             .collect();
-        let (loss, tokens) = accumulate(model, &micro_batches, 1.0, &mut engine)?;
-        untold += tokens as u64;
+        let weight = 1.0 / num_labels(&units) as f64;
+        let own = engine.deal(&units, config.micro_batch_size);
+        let (loss, tokens) = accumulate(model, &own, weight, &mut engine)?;
         let report = engine.step()?;
+        let [loss, tokens] = engine.sum([loss, tokens as f64])?;
+        untold += tokens as u64;
         if run.logs(report.step, total_steps) {
             let mut metrics = Metrics::default();
             metrics.push("loss", loss);
             metrics.push("lr", report.lr);
             metrics.push("grad_norm", report.grad_norm);
-            metrics.push("tokens", tokens as f64);
+            metrics.push("tokens", tokens);
             metrics.push("seconds", started.elapsed().as_secs_f64());
             metrics.push("epoch", sampler.epoch() as f64);
             run.record_step(report.step, &metrics, std::mem::take(&mut untold))?;
         }
         if run.evaluates(report.step, total_steps) && !data.eval.is_empty() {
-            run.record_evaluation(report.step, &evaluate(model, data.eval, config.micro_batch_size)?)?;
+            run.record_evaluation(
+                report.step,
+                &evaluate(model, data.eval, config.micro_batch_size, &run.groups)?,
+            )?;
         }
         run.after_step(&engine, &save, &State { sampler: sampler.state() })?;
     }
     run.finish(&save)
 }
 
-/// Adds the gradient of `scale` times the mean loss over all marked tokens of `micro_batches`.
+/// The marked tokens of a whole step, and never 0.
+pub(crate) fn num_labels(units: &[Vec<&SftRow>]) -> usize {
+    units.iter().flatten().map(|row| row.num_labels()).sum::<usize>().max(1)
+}
+
+/// Adds the gradient of `weight` times the summed loss over the marked tokens of this process' `micro_batches`.
 ///
-/// Returns the unscaled loss and the number of tokens that went through the network.
+/// Returns that loss, and the number of tokens that went through the network.
 pub(crate) fn accumulate(
     model: &CausalLm,
-    micro_batches: &[Vec<&SftRow>],
-    scale: f64,
+    micro_batches: &[&[Vec<&SftRow>]],
+    weight: f64,
     engine: &mut Engine,
 ) -> Result<(f64, usize), Error> {
-    let marked: usize = micro_batches.iter().flatten().map(|row| row.num_labels()).sum();
     let (mut total, mut tokens) = (0.0, 0);
-    for rows in micro_batches {
-        let (batch, targets) = collate(rows, model.device());
+    for units in micro_batches {
+        let (batch, targets) = collate(&units.concat(), model.device());
         tokens += batch.lengths.iter().sum::<i64>() as usize;
-        total += engine.accumulate(model, &batch, |hidden| {
-            Ok::<_, Error>(targets.loss(model, hidden)? * (scale / marked.max(1) as f64))
-        })?;
+        total += engine
+            .accumulate(model, &batch, |hidden| Ok::<_, Error>(targets.loss(model, hidden)? * weight))?;
     }
-    Ok((total / scale, tokens))
+    Ok((total, tokens))
 }
 
 /// Which hidden states predict which tokens.
@@ -157,10 +164,15 @@ pub(crate) fn collate(rows: &[&SftRow], device: Device) -> (Batch, Targets) {
     (Batch::new(&ids, device), Targets { positions: tensor(&positions), targets: tensor(&targets) })
 }
 
-/// Mean loss, perplexity and token accuracy over `rows`.
-pub fn evaluate(model: &CausalLm, rows: &[SftRow], micro_batch_size: usize) -> Result<Metrics, Error> {
+/// Mean loss, perplexity and token accuracy over `rows`, which the data ranks share.
+pub fn evaluate(
+    model: &CausalLm,
+    rows: &[SftRow],
+    micro_batch_size: usize,
+    groups: &Groups,
+) -> Result<Metrics, Error> {
     let (mut loss, mut right, mut count) = (0.0, 0.0, 0usize);
-    for rows in rows.chunks(micro_batch_size) {
+    for rows in groups.data().deal(rows.chunks(micro_batch_size)) {
         let rows: Vec<&SftRow> = rows.iter().collect();
         let (batch, targets) = collate(&rows, model.device());
         let hidden = model.infer(&batch);
@@ -170,8 +182,9 @@ pub fn evaluate(model: &CausalLm, rows: &[SftRow], micro_batch_size: usize) -> R
         right += best.eq_tensor(&targets.targets).sum(tch::Kind::Int64).double_value(&[]);
         count += targets.targets.numel();
     }
+    let sums = groups.data().sum(&[loss, right, count as f64])?;
+    let (loss, right, count) = (sums[0], sums[1], sums[2].max(1.0));
     let mut metrics = Metrics::default();
-    let count = count.max(1) as f64;
     metrics.push("eval/loss", loss / count);
     metrics.push("eval/perplexity", (loss / count).exp());
     metrics.push("eval/accuracy", right / count);

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use datasets::{PreferenceRow, PromptRow, SftRow};
@@ -12,7 +13,7 @@ use models::causal_lm::CausalLm;
 use models::config::Config;
 use models::decoder::LoadOptions;
 use models::scalar_model::ScalarModel;
-use parallel::Segmented;
+use parallel::{Groups, Segmented};
 use rlhf::config::{PpoConfig, RewardConfig};
 use rlhf::event::{Event, Metrics, Recorder};
 use rlhf::rollout::Judges;
@@ -71,6 +72,7 @@ fn in_run(
     let mut run = Run {
         stage: "test",
         out,
+        groups: Arc::new(Groups::single()),
         seed: 5,
         cadence: Cadence { checkpoint: 3, keep: 9, log: 1, eval: 0 },
         resume,
@@ -212,7 +214,7 @@ fn run_reward(out: &Path, resume: Option<PathBuf>) -> (ScalarModel, Vec<f32>) {
 fn a_reward_model_learns_its_pairs_and_resumes_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     let (model, whole) = run_reward(folder.path(), None);
-    let rights = reward::evaluate(&model, &pairs(), 5).unwrap().rights();
+    let rights = reward::evaluate(&model, &pairs(), 5, &Groups::single()).unwrap().rights();
     assert_eq!(rights.iter().sum::<f64>(), 12.0);
     let halfway = folder.path().join("checkpoints/step-3");
     let (_, resumed) = run_reward(&folder.path().join("again"), Some(halfway));
@@ -251,7 +253,7 @@ fn run_ppo(
         stop_ids: &[STOP],
         decode: &|ids| format!("{ids:?}"),
     };
-    let mut stage = ppo::Ppo::new(judges, data, settings, train, 3).unwrap();
+    let mut stage = ppo::Ppo::new(judges, data, settings, train, 3, &Arc::new(Groups::single())).unwrap();
     let (memory, outcome) = in_run(out, None, |run| stage.train(run));
     outcome.unwrap();
     drop(stage);

@@ -42,7 +42,7 @@ pub struct PolicyLoss {
 }
 
 /// Sums over tokens, without weights; they add up over micro-batches.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PolicyStatistics {
     /// Tokens that count.
     pub tokens: f64,

@@ -5,6 +5,7 @@
 
 use std::ops::AddAssign;
 
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::Tokens;
@@ -20,7 +21,7 @@ pub struct ValueLoss {
 }
 
 /// Sums over slots, without weights; they add up over micro-batches.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ValueStatistics {
     /// Slots that count.
     pub tokens: f64,
