@@ -1,5 +1,6 @@
 //! The command line. Knows its words and their bounds, and does nothing.
 
+use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -99,6 +100,14 @@ Examples:
     /// Look at a model folder, or make one with random weights.
     #[command(subcommand)]
     Model(ModelCommand),
+    /// Start the ranks of one machine of a job that runs on several.
+    #[command(after_help = "\
+Run it once on every machine, with the same --nnodes, --nproc, --master-addr and --master-port. torchrun, SLURM and Open MPI start
+ranks by themselves: give them the command without `launch`, and set MASTER_ADDR and MASTER_PORT under SLURM and Open MPI.
+
+Example:
+  colossal-chat launch --nnodes 2 --node-rank 0 --nproc 4 --master-addr node1 -- sft --config run.toml")]
+    Launch(LaunchArgs),
     /// Check libtorch, the processor and every call that training makes below tch.
     #[command(after_help = "Ends with code 4 when a check fails.")]
     Doctor(JsonArgs),
@@ -127,9 +136,35 @@ pub(crate) struct TrainArgs {
     /// Go on from the newest checkpoint of the run folder.
     #[arg(long)]
     pub(crate) resume: bool,
-    /// Processes; this version trains in one.
-    #[arg(long, value_name = "N", default_value_t = 1, hide_default_value = true)]
+    /// Processes on this machine, which share the rows of every step.
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) nproc: usize,
+}
+
+/// A job on several machines.
+#[derive(Debug, Args)]
+pub(crate) struct LaunchArgs {
+    /// Machines.
+    #[arg(long, value_name = "N")]
+    pub(crate) nnodes: NonZeroUsize,
+    /// This machine, from 0.
+    #[arg(long, value_name = "I")]
+    pub(crate) node_rank: usize,
+    /// Ranks on each machine.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) nproc: NonZeroUsize,
+    /// The machine 0, by name or address.
+    #[arg(long, value_name = "HOST")]
+    pub(crate) master_addr: String,
+    /// A free port of machine 0.
+    #[arg(long, value_name = "PORT", default_value_t = 29500)]
+    pub(crate) master_port: u16,
+    /// The folder for what the ranks say.
+    #[arg(long, value_name = "DIR", default_value = "logs")]
+    pub(crate) logs: PathBuf,
+    /// What every rank runs: `sft`, `rm`, `ppo` or `pipeline` with its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// How the demo is run.
@@ -147,6 +182,9 @@ pub(crate) struct DemoArgs {
     /// Go on where an earlier demo in the same folder stopped.
     #[arg(long)]
     pub(crate) resume: bool,
+    /// Processes on this machine, which share the rows of every step.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) nproc: usize,
 }
 
 /// Which model, and how it is held.

@@ -15,14 +15,16 @@ use std::io::Write;
 
 use clap::CommandFactory;
 
-use crate::args::{Cli, Command};
-use crate::config::Stage;
+use crate::args::{Cli, Command, LaunchArgs};
+use crate::config::{ConfigError, Stage};
+use crate::launch::{self, Job};
 
 /// Runs one command.
 pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
     let threads = cli.threads;
     // What trains prepares itself: its file may say how many threads.
     match &cli.command {
+        Command::Launch(arguments) => return launch(arguments),
         Command::Completions { shell } => return completions(*shell),
         Command::Sft(arguments) => return train::run(Stage::Sft, arguments, threads),
         Command::Rm(arguments) => return train::run(Stage::Rm, arguments, threads),
@@ -43,9 +45,26 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
+/// Starts the ranks of this machine.
+fn launch(arguments: &LaunchArgs) -> anyhow::Result<()> {
+    let LaunchArgs { nnodes, node_rank, nproc, master_addr, master_port, logs, command } = arguments;
+    if *node_rank >= nnodes.get() {
+        let problem = format!("machines are numbered from 0 to {}", nnodes.get() - 1);
+        return Err(ConfigError::Argument { argument: format!("--node-rank {node_rank}"), problem }.into());
+    }
+    let job = Job {
+        local_size: nproc.get(),
+        nodes: nnodes.get(),
+        node: *node_rank,
+        address: (master_addr.clone(), *master_port),
+        logs: logs.clone(),
+    };
+    launch::run(&job, command)
+}
+
 /// Prepares this process for tensor operations.
 fn prepare(threads: Option<usize>) -> anyhow::Result<()> {
-    parallel::launch::prepare(threads)?;
+    parallel::launch::prepare(threads, 1)?;
     Ok(())
 }
 

@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use error::ConfigError;
 use section::{
-    BaseSection, CheckpointSection, DataSection, EvalSection, LogSection, ModelSection, PipelineSection,
-    TokenizerSection,
+    BaseSection, CheckpointSection, DataSection, EvalSection, LogSection, ModelSection, ParallelSection,
+    PipelineSection, TokenizerSection,
 };
 use tree::{Node, Place, Tree};
 
@@ -90,6 +90,8 @@ pub(crate) struct RunConfig {
     /// Threads of one operation; absent: one a core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) threads: Option<usize>,
+    /// How processes share the work.
+    pub(crate) parallel: ParallelSection,
     /// What the stage starts from.
     pub(crate) model: ModelSection,
     /// Its tokenizer.
@@ -116,6 +118,7 @@ impl Default for RunConfig {
             seed: 0,
             out: PathBuf::new(),
             threads: None,
+            parallel: ParallelSection::default(),
             model: ModelSection::default(),
             tokenizer: TokenizerSection::default(),
             data: DataSection::default(),
@@ -136,6 +139,7 @@ struct Life {
     seed: u64,
     out: PathBuf,
     threads: Option<usize>,
+    parallel: ParallelSection,
     model: ModelSection,
     tokenizer: TokenizerSection,
     data: DataSection,
@@ -197,6 +201,8 @@ pub(crate) struct PipelineConfig {
     pub(crate) out: PathBuf,
     /// Threads of one operation; absent: one a core.
     pub(crate) threads: Option<usize>,
+    /// How processes share the work.
+    pub(crate) parallel: ParallelSection,
     /// What is done.
     pub(crate) pipeline: PipelineSection,
     /// The generated rows.
@@ -242,6 +248,7 @@ pub(crate) fn pipeline_from_text(
         seed: life.seed,
         out: required_out(life.out, "pipeline")?,
         threads: life.threads,
+        parallel: life.parallel,
         pipeline: life.pipeline,
         synth: life.synth,
         base: life.base,
@@ -401,8 +408,8 @@ impl RunConfig {
     }
 }
 
-/// Keys that change no number of a run: where it lies, how it is watched, how often it is saved.
-const HARMLESS: [&str; 6] = ["out", "threads", "log", "eval", "checkpoint", "data.eval"];
+/// Keys that change no number of a run: where it lies and runs, how it is watched, how often it is saved.
+const HARMLESS: [&str; 7] = ["out", "threads", "parallel", "log", "eval", "checkpoint", "data.eval"];
 
 /// The first key in which two resolved configurations differ and that changes what is learnt, with both values; keys and
 /// sections of `except` are not looked at.
@@ -453,6 +460,7 @@ impl PipelineConfig {
         if let Some(threads) = self.threads {
             table.insert("threads".into(), toml::Value::try_from(threads)?);
         }
+        table.insert("parallel".into(), toml::Value::try_from(&self.parallel)?);
         table.insert("pipeline".into(), toml::Value::try_from(&self.pipeline)?);
         table.insert("synth".into(), toml::Value::try_from(&self.synth)?);
         table.insert("base".into(), toml::Value::try_from(&self.base)?);
@@ -460,7 +468,7 @@ impl PipelineConfig {
         let mut stages = toml::Table::new();
         for (stage, config) in &self.stages {
             let mut own: toml::Table = toml::from_str(&config.to_toml(*stage)?)?;
-            for key in ["seed", "out", "threads"] {
+            for key in ["seed", "out", "threads", "parallel"] {
                 own.remove(key);
             }
             stages.insert(stage.name().to_owned(), toml::Value::Table(own));

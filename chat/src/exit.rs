@@ -56,6 +56,24 @@ pub(crate) enum Failure {
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
+    /// Rank 0 of a job, which speaks on this very terminal.
+    #[error("rank 0 has said why")]
+    Told {
+        /// Its exit code.
+        code: u8,
+    },
+    /// A rank of a job.
+    #[error("rank {rank} {how}{said}; all ranks were stopped")]
+    Rank {
+        /// Which.
+        rank: usize,
+        /// How it ended.
+        how: String,
+        /// Its last words.
+        said: String,
+        /// Its exit code.
+        code: u8,
+    },
 }
 
 /// The code for `error`.
@@ -75,6 +93,11 @@ pub(crate) fn is_broken_pipe(error: &Error) -> bool {
                 .is_some_and(|error| error.io_error_kind() == Some(io::ErrorKind::BrokenPipe))
     };
     error.chain().any(broken)
+}
+
+/// Whether a rank has told of the error already.
+pub(crate) fn is_told(error: &Error) -> bool {
+    error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Failure::Told { .. })))
 }
 
 /// The causes of `error` on one line. A cause that its parent's message holds already is not told again.
@@ -124,6 +147,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             Failure::Checks { .. } => DEVICE,
             Failure::Rows { .. } => DATA,
             Failure::Interrupted => INTERRUPTED,
+            Failure::Told { code } | Failure::Rank { code, .. } => *code,
         });
     }
     cause
@@ -168,6 +192,7 @@ fn of_gemini(error: &gemini::Error) -> u8 {
 fn of_parallel(error: &parallel::Error) -> u8 {
     match error {
         parallel::Error::Sys(error) => of_sys(error),
+        parallel::Error::Collective { .. } => FAILED,
         _ => USAGE,
     }
 }
@@ -176,6 +201,7 @@ fn of_sys(error: &parallel::SysError) -> u8 {
     match error {
         parallel::SysError::Torch { message, .. } => of_panic(message),
         parallel::SysError::Malloc { .. } => DEVICE,
+        parallel::SysError::Shared { .. } => FAILED,
     }
 }
 
@@ -227,7 +253,7 @@ mod tests {
             || parallel::SysError::Torch { call: "mm".into(), message: "can't allocate memory".into() };
         let cases: [(Error, u8); 8] = [
             (anyhow::anyhow!("anything"), FAILED),
-            (ConfigError::Processes(2).into(), USAGE),
+            (ConfigError::PpoResume("x".into()).into(), USAGE),
             (ConfigError::Section(rlhf::Error::Gemini(diverged())).into(), DIVERGED),
             (rlhf::Error::Gemini(diverged()).into(), DIVERGED),
             (Error::from(unread()).context("while reading"), DATA),

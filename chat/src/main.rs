@@ -7,6 +7,7 @@ mod display;
 mod exit;
 mod input;
 mod interrupt;
+mod launch;
 mod record;
 mod report;
 mod session;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
     let code = match outcome {
         Ok(Ok(())) => 0,
         Ok(Err(error)) if exit::is_broken_pipe(&error) => 0,
+        Ok(Err(error)) if exit::is_told(&error) => exit::code(&error),
         Ok(Err(error)) => {
             tell(&format!("error: {}", exit::text(&error)));
             exit::code(&error)

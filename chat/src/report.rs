@@ -15,6 +15,7 @@ use eval::report::{Curve, Gain, PerModel, Reply, Report, RewardModel, Sample, Sc
 use eval::statistics::{Interval, average_items, mean_of_items, paired_difference, wilson};
 use models::causal_lm::CausalLm;
 use models::scalar_model::ScalarModel;
+use parallel::Groups;
 use serde_json::{Map, Value, json};
 use tch::Kind;
 
@@ -170,7 +171,9 @@ fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> 
             pairs.counts.read
         ));
     }
-    let rights = rlhf::reward::evaluate(&model, &pairs.rows, stage.train.micro_batch_size)?.rights();
+    let alone = Groups::single();
+    let scores = rlhf::reward::evaluate(&model, &pairs.rows, stage.train.micro_batch_size, &alone)?;
+    let rights = scores.rights();
     // A tie is not right.
     let right = rights.iter().filter(|&&right| right == 1.0).count() as u64;
     let estimate = wilson(right, rights.len() as u64)?;

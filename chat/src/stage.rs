@@ -8,15 +8,17 @@ mod rows;
 mod sft;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use datasets::Tokenizer;
 use models::causal_lm::LoadOptions;
+use parallel::Groups;
 use rlhf::event::Recorder;
 use rlhf::run::{Cadence, Run, Save};
 use tch::Device;
 
-use crate::config::{RunConfig, Stage};
+use crate::config::{ConfigError, RunConfig, Stage};
 use crate::session;
 
 pub(crate) use base::Network;
@@ -24,6 +26,8 @@ pub(crate) use plan::Plan;
 
 /// What surrounds a stage.
 pub(crate) struct Around<'a> {
+    /// The processes of the job.
+    pub(crate) groups: &'a Arc<Groups>,
     /// Who listens.
     pub(crate) recorder: &'a mut dyn Recorder,
     /// Set when a person asks the stage to end.
@@ -80,12 +84,20 @@ fn in_run_folder(
     around: &mut Around<'_>,
     train: impl FnOnce(&mut Run<'_>) -> Result<(), rlhf::Error>,
 ) -> anyhow::Result<()> {
-    plan.show();
+    let groups = around.groups;
+    if groups.is_first() {
+        plan.show();
+    }
     if around.dry_run {
         return Ok(());
     }
-    crate::record::open_folder(&config.out, &config.to_toml(stage)?, around.resume)?;
-    plan.write(&config.out)?;
+    let settings = config.to_toml(stage)?;
+    same_everywhere(groups, &settings)?;
+    if groups.is_first() {
+        crate::record::open_folder(&config.out, &settings, around.resume)?;
+        plan.write(&config.out)?;
+    }
+    groups.world().barrier()?;
     let resume = if around.resume { Some(Run::newest_checkpoint(&config.out)?) } else { None };
     let mut files = crate::record::Many(vec![
         Box::new(crate::record::Rows::new(&config.out)),
@@ -95,6 +107,7 @@ fn in_run_folder(
     let mut run = Run {
         stage: stage.name(),
         out: &config.out,
+        groups: Arc::clone(groups),
         seed: config.seed,
         cadence: Cadence {
             checkpoint: config.checkpoint.every,
@@ -108,6 +121,17 @@ fn in_run_folder(
         companions,
     };
     Ok(train(&mut run)?)
+}
+
+/// Refuses ranks that were started with different settings.
+fn same_everywhere(groups: &Groups, settings: &str) -> anyhow::Result<()> {
+    let all = groups.world().gather(vec![settings.to_owned()])?;
+    match crate::config::first_change(&all[0], settings, &[])? {
+        None => Ok(()),
+        Some((key, [first, own])) => {
+            Err(ConfigError::Ranks { rank: groups.world().rank(), key, own, first }.into())
+        }
+    }
 }
 
 /// The files of the run folder first, then whoever else listens.

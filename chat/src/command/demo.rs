@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::args::DemoArgs;
-use crate::command::pipeline;
+use crate::command::pipeline::{self, How};
 use crate::config;
 
 /// The run file.
@@ -18,5 +18,6 @@ pub(crate) fn run(arguments: &DemoArgs, threads: Option<usize>) -> anyhow::Resul
     let sets: String = arguments.sets.iter().map(|set| [" --set '", set, "'"].concat()).collect();
     let command =
         format!("colossal-chat demo --out {} --seed {}{sets}", arguments.out.display(), arguments.seed);
-    pipeline::run_config(config, &command, arguments.resume, threads)
+    let how = How { command: &command, resume: arguments.resume, processes: arguments.nproc, threads };
+    pipeline::run_config(config, &how)
 }

@@ -62,6 +62,7 @@ pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> Options {
         max_new_tokens: arguments.max_new_tokens.get(),
         stop_ids: if arguments.ignore_eos { Vec::new() } else { stop_ids },
         seed: arguments.seed,
+        first_request: 0,
         batch_size: 1,
     }
 }

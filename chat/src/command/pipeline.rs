@@ -8,62 +8,71 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
 use datasets::synth::{SynthOptions, World};
 use datasets::{Tokenizer, TrainOptions};
 use gemini::checkpoint;
+use parallel::Groups;
 
 use crate::args::TrainArgs;
 use crate::command::data::write_world;
-use crate::command::train::one_process;
-use crate::command::{prepare, tell};
+use crate::command::tell;
 use crate::config::section::{Files, Part};
 use crate::config::{self, ConfigError, PipelineConfig, RunConfig, Stage};
 use crate::display::Display;
 use crate::interrupt::Interrupt;
+use crate::launch::{self, Job};
 use crate::record::{same_settings, write_whole};
 use crate::report;
 use crate::stage::{self, Around, Network};
 
 /// Runs the parts that the file names.
 pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
-    one_process(arguments)?;
     let config = config::load_pipeline(&arguments.config, &arguments.sets)?;
     if arguments.dry_run {
         return crate::command::print(&config.to_toml()?).map_err(Into::into);
     }
     let command = format!("colossal-chat pipeline --config {}", arguments.config.display());
-    run_config(config, &command, arguments.resume, threads)
+    let how = How { command: &command, resume: arguments.resume, processes: arguments.nproc, threads };
+    run_config(config, &how)
 }
 
-/// Runs a pipeline; `command` is what the report says was typed.
-pub(crate) fn run_config(
-    config: PipelineConfig,
-    command: &str,
-    resume: bool,
-    threads: Option<usize>,
-) -> anyhow::Result<()> {
-    prepare(threads.or(config.threads))?;
-    if !resume && config.out.join("run.toml").exists() {
-        return Err(ConfigError::OutTaken(config.out).into());
+/// How a pipeline is run.
+pub(crate) struct How<'a> {
+    /// What the report says was typed.
+    pub(crate) command: &'a str,
+    /// Leave out what is done.
+    pub(crate) resume: bool,
+    /// Processes on this machine.
+    pub(crate) processes: usize,
+    /// Threads of one operation.
+    pub(crate) threads: Option<usize>,
+}
+
+/// Runs a pipeline.
+pub(crate) fn run_config(config: PipelineConfig, how: &How<'_>) -> anyhow::Result<()> {
+    if launch::starts_others(how.processes)? {
+        let job = Job::on_this_host(how.processes, &config.out);
+        return launch::run(&job, &launch::own_arguments());
     }
-    let (saved, text) = (config.out.join("run.toml"), config.to_toml()?);
-    if resume && saved.exists() {
-        // Each stage compares its own sections: one that was removed may be run anew with others.
-        same_settings(&saved, &text, &["stage", "pipeline"])?;
+    let groups = launch::join(how.threads.or(config.threads), &config.parallel)?;
+    let resume = how.resume;
+    if groups.is_first() {
+        open(&config, resume)?;
     }
-    std::fs::create_dir_all(&config.out).with_context(|| config.out.display().to_string())?;
-    write_whole(&saved, text.as_bytes())?;
+    groups.world().barrier()?;
     let interrupt = Interrupt::listen()?;
     interrupt.begin();
-    let mut pipeline = Pipeline { seconds: read_seconds(&config.out, resume)?, config, resume, interrupt };
+    let seconds = read_seconds(&config.out, resume)?;
+    let mut pipeline = Pipeline { config, resume, interrupt, groups, seconds };
     let parts = pipeline.config.pipeline.stages.clone();
     for (index, &part) in parts.iter().enumerate() {
         let display = Display::part(index + 1, parts.len());
         let started = Instant::now();
-        if pipeline.run_part(part, display, command)? {
+        if pipeline.run_part(part, display, how.command)? && pipeline.groups.is_first() {
             pipeline.seconds.insert(part, started.elapsed().as_secs_f64());
             let seconds = serde_json::to_string_pretty(&pipeline.seconds)?;
             write_whole(&pipeline.config.out.join("seconds.json"), seconds.as_bytes())?;
@@ -71,6 +80,20 @@ pub(crate) fn run_config(
         parallel::memory::release_free_heap();
     }
     Ok(())
+}
+
+/// Makes the folder, or takes it up again.
+fn open(config: &PipelineConfig, resume: bool) -> anyhow::Result<()> {
+    if !resume && config.out.join("run.toml").exists() {
+        return Err(ConfigError::OutTaken(config.out.clone()).into());
+    }
+    let (saved, text) = (config.out.join("run.toml"), config.to_toml()?);
+    if resume && saved.exists() {
+        // Each stage compares its own sections: one that was removed may be run anew with others.
+        same_settings(&saved, &text, &["stage", "pipeline"])?;
+    }
+    std::fs::create_dir_all(&config.out).with_context(|| config.out.display().to_string())?;
+    Ok(write_whole(&saved, text.as_bytes())?)
 }
 
 /// The seconds of parts that an earlier run did.
@@ -87,6 +110,7 @@ struct Pipeline {
     config: PipelineConfig,
     resume: bool,
     interrupt: Interrupt,
+    groups: Arc<Groups>,
     seconds: BTreeMap<Part, f64>,
 }
 
@@ -94,18 +118,25 @@ impl Pipeline {
     /// Runs one part; false when it was done before.
     fn run_part(&self, part: Part, display: Display, command: &str) -> anyhow::Result<bool> {
         match part {
-            Part::Data => self.data(),
-            Part::Tokenizer => self.tokenizer(),
+            Part::Data => self.once(|| self.data()),
+            Part::Tokenizer => self.once(|| self.tokenizer()),
             Part::Base => self.train(Stage::Base, display),
             Part::Sft => self.train(Stage::Sft, display),
             Part::Rm => self.train(Stage::Rm, display),
             Part::Ppo => self.train(Stage::Ppo, display),
-            Part::Report => {
+            Part::Report => self.once(|| {
                 report::write(&self.config, &self.seconds, command)?;
                 tell(&format!("{}", self.config.out.join("report.html").display()));
                 Ok(true)
-            }
+            }),
         }
+    }
+
+    /// Runs what one process does for all; the others wait for it.
+    fn once(&self, work: impl FnOnce() -> anyhow::Result<bool>) -> anyhow::Result<bool> {
+        let done = if self.groups.is_first() { work()? } else { true };
+        self.groups.world().barrier()?;
+        Ok(done)
     }
 
     fn out(&self, name: &str) -> PathBuf {
@@ -151,6 +182,7 @@ impl Pipeline {
         }
         config.check(stage)?;
         let mut around = Around {
+            groups: &self.groups,
             recorder: &mut display,
             interrupted: self.interrupt.flag(),
             resume: self.resume && !checkpoint::list(&config.out.join("checkpoints"))?.is_empty(),

@@ -108,11 +108,32 @@ pub(crate) enum ConfigError {
         /// Why, and what to do.
         reason: &'static str,
     },
-    /// More processes than this version starts.
+    /// Processes that would start processes.
     #[error(
-        "--nproc {0}: this version trains in one process; leave --nproc out, and use `threads` for more cores"
+        "--nproc {processes}: this process is rank {rank} of {size} already, which a launcher started; leave --nproc out"
     )]
-    Processes(usize),
+    Launched {
+        /// The processes asked for.
+        processes: usize,
+        /// This one.
+        rank: usize,
+        /// Those of the launcher.
+        size: usize,
+    },
+    /// Ranks that were started with different settings.
+    #[error(
+        "rank {rank} has `{key}` = {own}, and rank 0 has {first}: start every rank with the same file and the same --set"
+    )]
+    Ranks {
+        /// The rank that tells.
+        rank: usize,
+        /// The dotted key.
+        key: String,
+        /// Its value here.
+        own: String,
+        /// Its value at rank 0.
+        first: String,
+    },
     /// PPO cannot be continued yet.
     #[error(
         "{}: this version continues sft and rm but not ppo; remove this folder to run ppo anew, or start from one of its checkpoints with --set model.path=...",

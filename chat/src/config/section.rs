@@ -3,6 +3,7 @@
 use std::fmt;
 
 use datasets::Overlong;
+use parallel::Transport;
 use serde::{Deserialize, Serialize};
 
 /// The `[model]` section: what a stage starts from.
@@ -47,6 +48,17 @@ impl Dtype {
             Self::Bfloat16 => 2 + 4 + 4 + 8,
         }
     }
+}
+
+/// The `[parallel]` section: how the processes of a job share the work.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ParallelSection {
+    /// Replicas that see different rows; absent: all processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) data: Option<usize>,
+    /// What moves bytes between them.
+    pub(crate) transport: Transport,
 }
 
 /// The `[tokenizer]` section.

@@ -51,7 +51,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
         stop_ids: &stop_ids,
         decode: &decode,
     };
-    let mut stage = Ppo::new(judges, data, &config.ppo, &config.train, config.seed)?;
+    let mut stage = Ppo::new(judges, data, &config.ppo, &config.train, config.seed, around.groups)?;
     let companions = |folder: &Path| session::save_companions(folder, &tokenizer, models.policy.config());
     in_run_folder(Stage::Ppo, config, &plan, &companions, around, |run| stage.train(run))
 }

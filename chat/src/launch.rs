@@ -1,0 +1,226 @@
+//! Several processes of this program: started, watched, and ended together.
+//!
+//! ```text
+//!   colossal-chat sft --nproc 4 ...           the launcher: serves the store, starts ranks 0 to 3, waits
+//!     +- rank 0   speaks on the terminal
+//!     +- rank 1   writes to OUT/logs/rank-1.log
+//!     +- ...
+//! ```
+//! When a rank ends with an error, the others are stopped within [`GRACE`] and the launcher ends with the rank's code. A rank whose
+//! launcher is gone is ended by the system, so nothing is left behind. Ctrl-C reaches every rank, and all of them end after the
+//! same step.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use parallel::process::{self, send_signal};
+use parallel::world::{TIMEOUT, open_store};
+use parallel::{Groups, Mesh, Place, World, launch};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::config::ConfigError;
+use crate::config::section::ParallelSection;
+use crate::exit::{self, Failure};
+
+/// How long the other ranks may take to end once one has failed.
+const GRACE: Duration = Duration::from_secs(4);
+/// Between two looks at the ranks.
+const PAUSE: Duration = Duration::from_millis(5);
+/// The launcher's process, told to its ranks.
+pub(crate) const LAUNCHER: &str = "COLOSSAL_LAUNCHER";
+
+/// What part of a job this launcher starts.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    /// Ranks on this host.
+    pub(crate) local_size: usize,
+    /// Hosts.
+    pub(crate) nodes: usize,
+    /// This host, from 0.
+    pub(crate) node: usize,
+    /// Where the job meets; the launcher of host 0 serves there. Port 0 is any free one, for a job on one host.
+    pub(crate) address: (String, u16),
+    /// The folder of the logs.
+    pub(crate) logs: PathBuf,
+}
+
+impl Job {
+    /// `size` ranks on this host alone.
+    pub(crate) fn on_this_host(size: usize, out: &Path) -> Self {
+        let address = ("127.0.0.1".to_owned(), 0);
+        Self { local_size: size, nodes: 1, node: 0, address, logs: out.join("logs") }
+    }
+}
+
+/// Whether this process has to start `processes` others, rather than being one of them.
+pub(crate) fn starts_others(processes: usize) -> anyhow::Result<bool> {
+    if processes <= 1 || std::env::var_os(LAUNCHER).is_some() {
+        return Ok(false);
+    }
+    let place = Place::from_environment()?;
+    if place.size > 1 {
+        return Err(ConfigError::Launched { processes, rank: place.rank, size: place.size }.into());
+    }
+    Ok(true)
+}
+
+/// Takes this process' place in its job, prepares it, and meets the others. `threads` are those of one operation.
+pub(crate) fn join(threads: Option<usize>, parallel: &ParallelSection) -> anyhow::Result<Arc<Groups>> {
+    if let Some(launcher) = std::env::var(LAUNCHER).ok().and_then(|text| text.parse().ok()) {
+        process::end_with(launcher)?;
+    }
+    let place = Place::from_environment()?;
+    launch::prepare(threads, place.local_size)?;
+    let world = World::join(place, parallel.transport, TIMEOUT)?;
+    let data = parallel.data.unwrap_or(world.size());
+    let mesh = Mesh::new([1, data, 1, 1], world.rank(), world.size())?;
+    Ok(Arc::new(world.groups(&mesh)?))
+}
+
+/// This program's own arguments.
+pub(crate) fn own_arguments() -> Vec<OsString> {
+    std::env::args_os().skip(1).collect()
+}
+
+/// One rank.
+struct Rank {
+    number: usize,
+    child: Child,
+    log: Option<PathBuf>,
+    ended: Option<ExitStatus>,
+}
+
+/// Runs this program with `arguments` as every rank of `job`, and waits for all of them.
+pub(crate) fn run(job: &Job, arguments: &[OsString]) -> anyhow::Result<()> {
+    let (host, port) = &job.address;
+    let store = open_store(host, *port, job.node == 0, TIMEOUT)?;
+    fs::create_dir_all(&job.logs).with_context(|| job.logs.display().to_string())?;
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen for Ctrl-C")?;
+    let mut ranks = Ranks(Vec::with_capacity(job.local_size));
+    for local_rank in 0..job.local_size {
+        ranks.0.push(start(job, local_rank, store.port(), arguments)?);
+    }
+    while ranks.all_well()? {
+        for signal in signals.pending() {
+            ranks.0.iter().for_each(|rank| send_signal(rank.child.id(), signal));
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+fn start(job: &Job, local_rank: usize, port: u16, arguments: &[OsString]) -> anyhow::Result<Rank> {
+    let rank = job.node * job.local_size + local_rank;
+    let mut command = Command::new(std::env::current_exe().context("this program's own file")?);
+    // A group of its own: Ctrl-C on the terminal reaches the launcher, which hands it on once.
+    command.args(arguments).stdin(Stdio::null()).process_group(0);
+    for (name, value) in [
+        ("RANK", rank.to_string()),
+        ("WORLD_SIZE", (job.nodes * job.local_size).to_string()),
+        ("LOCAL_RANK", local_rank.to_string()),
+        ("LOCAL_WORLD_SIZE", job.local_size.to_string()),
+        ("MASTER_ADDR", job.address.0.clone()),
+        ("MASTER_PORT", port.to_string()),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
+        (LAUNCHER, std::process::id().to_string()),
+    ] {
+        command.env(name, value);
+    }
+    let log = (rank > 0).then(|| job.logs.join(format!("rank-{rank}.log")));
+    if let Some(path) = &log {
+        let file = File::create(path).with_context(|| path.display().to_string())?;
+        command.stdout(Stdio::null()).stderr(file);
+    }
+    let child = command.spawn().with_context(|| format!("rank {rank} does not start"))?;
+    Ok(Rank { number: rank, child, log, ended: None })
+}
+
+/// The ranks of this host; those that still run when this is dropped are ended.
+struct Ranks(Vec<Rank>);
+
+impl Ranks {
+    /// Whether some still run and none has failed.
+    fn all_well(&mut self) -> anyhow::Result<bool> {
+        let failed = |rank: &mut Rank| rank.look().is_some_and(|status| !status.success());
+        let Some(first) = self.0.iter_mut().position(failed) else {
+            return Ok(self.0.iter().any(|rank| rank.ended.is_none()));
+        };
+        self.stop();
+        Err(self.0[self.culprit(first)].failure().into())
+    }
+
+    /// Which of those that failed was not merely left alone by another: the others end with code 1.
+    fn culprit(&self, first: usize) -> usize {
+        let by_itself = |rank: &Rank| {
+            rank.ended.is_some_and(|status| {
+                !status.success() && !rank.was_stopped() && status.code() != Some(i32::from(exit::FAILED))
+            })
+        };
+        self.0.iter().position(by_itself).unwrap_or(first)
+    }
+
+    /// Waits for the others, which hear of a failure by themselves, and ends those that do not.
+    fn stop(&mut self) {
+        let until = Instant::now() + GRACE;
+        while self.0.iter_mut().any(|rank| rank.look().is_none()) && Instant::now() < until {
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.0 {
+            if rank.ended.is_none() {
+                let _ = rank.child.kill();
+                let _ = rank.child.wait();
+            }
+        }
+    }
+}
+
+impl Rank {
+    /// How it ended, if it has.
+    fn look(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+        self.ended
+    }
+
+    /// Whether a person ended it.
+    fn was_stopped(&self) -> bool {
+        self.ended.and_then(|status| status.code()) == Some(i32::from(exit::INTERRUPTED))
+    }
+
+    fn failure(&self) -> Failure {
+        let status = self.ended;
+        let how = match (status.and_then(|status| status.code()), status.and_then(|status| status.signal())) {
+            (Some(code), _) => format!("ended with code {code}"),
+            (_, Some(signal)) => format!("was ended by signal {signal}"),
+            _ => "was ended".to_owned(),
+        };
+        let code = status.and_then(|status| u8::try_from(status.code()?).ok());
+        if let (0, Some(code)) = (self.number, code) {
+            return Failure::Told { code };
+        }
+        let code = code.unwrap_or(exit::FAILED);
+        Failure::Rank { rank: self.number, how, said: self.last_words(), code }
+    }
+
+    /// The last error line of its log. What rank 0 says stands on the terminal already.
+    fn last_words(&self) -> String {
+        let Some(path) = &self.log else { return String::new() };
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let line = text.lines().rev().find_map(|line| line.strip_prefix("error: "));
+        line.map_or_else(|| format!(" (its log: {})", path.display()), |line| format!(": {line}"))
+    }
+}
