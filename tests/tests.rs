@@ -19,3 +19,6 @@ mod doctor;
 
 // Training through the binary: a pipeline, resuming, Ctrl-C, and what goes wrong.
 mod training;
+
+// Several processes: the same numbers as one, and a clear end when one of them fails.
+mod ranks;

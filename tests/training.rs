@@ -58,7 +58,7 @@ max_new_tokens = 6
 ";
 
 /// One finished pipeline for all tests of this file, which only read it.
-fn life() -> &'static Scratch {
+pub(crate) fn life() -> &'static Scratch {
     static LIFE_OF_ALL: OnceLock<Scratch> = OnceLock::new();
     LIFE_OF_ALL.get_or_init(|| {
         let scratch = Scratch::new();
@@ -74,7 +74,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// A scratch folder with the pipeline and its folder.
-fn copied() -> Scratch {
+pub(crate) fn copied() -> Scratch {
     let scratch = Scratch::new();
     scratch.write("life.toml", LIFE);
     copy(&life().path("life"), &scratch.path("life"));

@@ -36,9 +36,6 @@ fn a_wrong_file_is_refused_with_its_line_before_anything_is_made() {
         .run("sft --config run.toml --set train.epochs=many")
         .fails(2, &["--set train.epochs=many: `train.epochs`"]);
     scratch.run("sft --config run.toml --set train.lr=-1").fails(2, &["[train] lr = -1"]);
-    scratch
-        .run("sft --config run.toml --nproc 2")
-        .fails(2, &["--nproc 2: this version trains in one process"]);
     scratch.run("ppo --config run.toml").fails(2, &["`ppo.reward_model` is not set"]);
     assert_eq!(scratch.names(), ["run.toml"]);
 }

@@ -1,0 +1,272 @@
+//! Several processes: the same numbers as one, and a clear end when one of them fails.
+
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::harness::Scratch;
+use crate::training::{copied, life};
+
+/// The numbers of a safetensors file in fp32, by tensor.
+fn weights(path: &Path) -> Vec<(String, Vec<f32>)> {
+    let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Map<String, Value> = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let tensors = header.iter().filter(|(name, _)| *name != "__metadata__");
+    tensors
+        .map(|(name, tensor)| {
+            let place = |index: usize| tensor["data_offsets"][index].as_u64().unwrap() as usize;
+            let data = &bytes[8 + length + place(0)..8 + length + place(1)];
+            (
+                name.clone(),
+                data.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect(),
+            )
+        })
+        .collect()
+}
+
+/// The largest difference between two files of weights.
+fn worst(left: &Path, right: &Path) -> f32 {
+    let (left, right) = (weights(left), weights(right));
+    assert_eq!(left.len(), right.len());
+    let pairs = left.iter().flat_map(|(name, values)| {
+        let other = &right.iter().find(|(other, _)| other == name).unwrap().1;
+        values.iter().zip(other).map(|(left, right)| (left - right).abs())
+    });
+    pairs.fold(0.0, f32::max)
+}
+
+fn column(scratch: &Scratch, folder: &str, name: &str) -> Vec<f64> {
+    let rows = scratch.read(&format!("{folder}/metrics.jsonl"));
+    rows.lines().map(|row| serde_json::from_str::<Value>(row).unwrap()[name].as_f64().unwrap()).collect()
+}
+
+/// A stage on several processes ends as it does on one: losses and weights within 1e-5 after twenty steps.
+///
+/// Adam divides a gradient by its own size, so one that is zero but for rounding would move a weight by as much as any other: an `eps`
+/// above the rounding keeps it still.
+fn equals_one_process(stage: &str, metrics: &[&str], ways: &[(usize, &str)]) {
+    let scratch = copied();
+    let length = if stage == "ppo" { "ppo.iterations=5" } else { "train.steps=20" };
+    let run = |processes: usize, transport: &str| {
+        let out = format!("{stage}-{processes}-{transport}");
+        let sets = format!(
+            "--set {length} --set train.eps=1e-4 --set parallel.transport={transport} --set out={out}"
+        );
+        scratch.run(&format!("{stage} --config life/{stage}/run.toml --nproc {processes} {sets}")).succeeds();
+        out
+    };
+    let alone = run(1, "auto");
+    for &(processes, transport) in ways {
+        let out = run(processes, transport);
+        for metric in metrics {
+            let (one, many) = (column(&scratch, &alone, metric), column(&scratch, &out, metric));
+            assert_eq!(one.len(), many.len());
+            for (one, many) in one.iter().zip(&many) {
+                assert!(
+                    (one - many).abs() < 1e-5 * one.abs().max(1.0),
+                    "{out}: {metric} {many}, alone {one}"
+                );
+            }
+        }
+        let file = |out: &str| scratch.path(&format!("{out}/final/model.safetensors"));
+        let difference = worst(&file(&alone), &file(&out));
+        assert!(difference < 1e-5, "{out}: weights differ by {difference}");
+    }
+}
+
+#[test]
+fn sft_on_several_processes_equals_sft_on_one() {
+    equals_one_process("sft", &["loss", "grad_norm", "tokens"], &[(2, "auto"), (3, "auto"), (2, "gloo")]);
+}
+
+#[test]
+fn a_reward_model_on_several_processes_equals_that_of_one() {
+    equals_one_process("rm", &["loss", "grad_norm", "accuracy", "tokens"], &[(2, "auto"), (4, "gloo")]);
+}
+
+#[test]
+fn ppo_on_several_processes_equals_ppo_on_one() {
+    let metrics = ["objective/scores", "objective/kl", "loss/value_avg", "grad_norm", "response_length/mean"];
+    equals_one_process("ppo", &metrics, &[(2, "auto"), (3, "gloo")]);
+}
+
+#[test]
+fn a_run_resumes_on_another_number_of_processes() {
+    let scratch = copied();
+    for gone in ["final", "checkpoints/step-4", "checkpoints/step-6"] {
+        std::fs::remove_dir_all(scratch.path(&format!("life/sft/{gone}"))).unwrap();
+    }
+    scratch.run("sft --config life/sft/run.toml --resume --nproc 2").succeeds();
+    let file = "life/sft/final/model.safetensors";
+    assert!(worst(&scratch.path(file), &life().path(file)) < 1e-5);
+}
+
+/// A long run on three processes, once it trains; with the processes of ranks 0 to 2.
+fn long_run(scratch: &Scratch) -> (Child, Vec<u32>) {
+    let words = "sft --config life/sft/run.toml --nproc 3 --set out=long --set train.steps=1000000 --set checkpoint.every=20";
+    let child = scratch.command(&words.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+    let started = Instant::now();
+    let metrics = scratch.path("long/metrics.jsonl");
+    while std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 25 {
+        assert!(started.elapsed() < Duration::from_secs(60), "no step within a minute");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ranks = Command::new("pgrep").args(["-P", &child.id().to_string()]).output().unwrap();
+    let ranks = String::from_utf8(ranks.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect();
+    (child, ranks)
+}
+
+fn signal(signal: &str, process: u32) {
+    assert!(Command::new("kill").args([signal, &process.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_job_and_the_last_checkpoint_resumes() {
+    let scratch = copied();
+    let (child, ranks) = long_run(&scratch);
+    signal("-KILL", ranks[1]);
+    let started = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("rank 1 was ended by signal 9"), "{told}");
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    for rank in ranks {
+        assert!(!Path::new(&format!("/proc/{rank}")).exists(), "rank process {rank} is left");
+    }
+    let line = "sft --config long/run.toml --resume --nproc 2 --set log.every=1";
+    // The schedule of a million steps goes on from the checkpoint: a few of them are enough.
+    let words: Vec<&str> = line.split(' ').collect();
+    let mut child = scratch.command(&words).spawn().unwrap();
+    let started = Instant::now();
+    let before = scratch.read("long/metrics.jsonl").lines().count();
+    while scratch.read("long/metrics.jsonl").lines().count() < before + 5 {
+        assert!(started.elapsed() < Duration::from_secs(60), "the run does not go on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    signal("-INT", child.id());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn ctrl_c_ends_every_rank_after_the_same_step() {
+    let scratch = copied();
+    let (child, ranks) = long_run(&scratch);
+    signal("-INT", child.id());
+    let output = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{told}");
+    assert!(told.contains("--resume continues from it"), "{told}");
+    for rank in ranks {
+        assert!(!Path::new(&format!("/proc/{rank}")).exists(), "rank process {rank} is left");
+    }
+}
+
+#[test]
+fn a_launcher_that_is_killed_leaves_no_rank_behind() {
+    let scratch = copied();
+    let (mut child, ranks) = long_run(&scratch);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let started = Instant::now();
+    while ranks.iter().any(|rank| Path::new(&format!("/proc/{rank}")).exists()) {
+        assert!(started.elapsed() < Duration::from_secs(10), "a rank is left behind");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The ranks of a job that another launcher starts, here by hand.
+fn by_hand(scratch: &Scratch, port: u16, lines: &[&str]) -> Vec<(Option<i32>, String)> {
+    let children: Vec<Child> = lines
+        .iter()
+        .enumerate()
+        .map(|(rank, line)| {
+            let mut command = scratch.command(&line.split(' ').collect::<Vec<_>>());
+            for (name, value) in [
+                ("RANK", rank.to_string()),
+                ("WORLD_SIZE", lines.len().to_string()),
+                ("LOCAL_RANK", rank.to_string()),
+                ("LOCAL_WORLD_SIZE", lines.len().to_string()),
+                ("MASTER_ADDR", "127.0.0.1".to_owned()),
+                ("MASTER_PORT", port.to_string()),
+            ] {
+                command.env(name, value);
+            }
+            command.spawn().unwrap()
+        })
+        .collect();
+    children
+        .into_iter()
+        .map(|child| {
+            let output = child.wait_with_output().unwrap();
+            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+        })
+        .collect()
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn the_variables_of_torchrun_are_enough() {
+    let scratch = copied();
+    let line = "sft --config life/sft/run.toml --set out=torchrun";
+    for (code, told) in by_hand(&scratch, free_port(), &[line, line]) {
+        assert_eq!(code, Some(0), "{told}");
+    }
+    let file = "final/model.safetensors";
+    assert!(
+        worst(&scratch.path(&format!("torchrun/{file}")), &life().path(&format!("life/sft/{file}"))) < 1e-5
+    );
+}
+
+#[test]
+fn ranks_with_different_settings_are_refused() {
+    let scratch = copied();
+    let line = "sft --config life/sft/run.toml --set out=mixed";
+    let other = format!("{line} --set train.lr=0.5");
+    let ended = by_hand(&scratch, free_port(), &[line, &other]);
+    assert_eq!(ended[1].0, Some(2), "{}", ended[1].1);
+    assert!(ended[1].1.contains("rank 1 has `train.lr` = 0.5, and rank 0 has 0.001"), "{}", ended[1].1);
+    assert_ne!(ended[0].0, Some(0));
+    assert!(!scratch.path("mixed/final").exists());
+}
+
+#[test]
+fn a_mesh_that_does_not_fit_the_processes_is_refused() {
+    let scratch = copied();
+    let line = "sft --config life/sft/run.toml --set out=x --nproc 2 --set parallel.data=3";
+    scratch.run(line).fails(2, &["data 3", "but 2 are running"]);
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let scratch = copied();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let mut command = scratch.command(&["sft", "--config", "life/sft/run.toml", "--set", "out=x"]);
+    for (name, value) in [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")] {
+        command.env(name, value);
+    }
+    let output = command.env("MASTER_PORT", port.to_string()).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains(&format!("the ranks cannot meet at 127.0.0.1:{port}")), "{told}");
+}
+
+#[test]
+fn a_host_that_cannot_be_reached_is_named_within_ten_seconds() {
+    let scratch = copied();
+    let started = Instant::now();
+    // An address for documentation (RFC 5737), which nobody has, and a name that no server may know (RFC 6761).
+    for host in ["192.0.2.1", "nowhere.invalid"] {
+        let line =
+            format!("launch --nnodes 2 --node-rank 1 --master-addr {host} -- sft --config life/sft/run.toml");
+        scratch.run(&line).fails(2, &[host, "cannot be reached"]);
+    }
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+}
