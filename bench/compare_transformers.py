@@ -119,7 +119,8 @@ def their_generation(inputs, threads, folder):
 
 def compare_generation(inputs, options):
     ours, theirs, peaks = [], [], []
-    for _ in range(options.pairs):
+    # A step's time is the difference of two runs: noisier than a training step, and taken more often.
+    for _ in range(2 * options.pairs + 1):
         with tempfile.TemporaryDirectory() as folder:
             first, _, _ = our_generation(inputs, 1, options.threads, Path(folder))
             whole, peak, ids = our_generation(inputs, NEW, options.threads, Path(folder))
