@@ -91,8 +91,9 @@ fn all_reduce(groups: &[&Group; 2], bytes: usize) -> Result<[f64; 2], Failure> {
 fn all_gather(groups: &[&Group; 2], bytes: usize) -> Result<[f64; 2], Failure> {
     let size = groups[0].size();
     let tensor = Tensor::ones([(bytes / 4 / size) as i64], (Kind::Float, Device::Cpu));
+    let output = Tensor::zeros([tensor.numel() as i64 * size as i64], (Kind::Float, Device::Cpu));
     let sent = bytes as f64 * (size as f64 - 1.0) / size as f64;
-    measure(groups, bytes, sent, |group| Ok(group.all_gather(&tensor).map(drop)?))
+    measure(groups, bytes, sent, |group| Ok(group.all_gather_into(&output, &tensor)?))
 }
 
 /// Gigabytes a second of both groups, in turns.

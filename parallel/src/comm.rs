@@ -172,9 +172,14 @@ impl Group {
             return Ok(input);
         }
         let output = Tensor::empty(&shape, (input.kind(), input.device()));
-        self.count(bytes_of(&input) * (self.size() as u64 - 1));
-        self.start("all_gather", |communicator| communicator.all_gather(&output, &input))?.wait()?;
+        self.all_gather_into(&output, &input)?;
         Ok(output)
+    }
+
+    /// [`all_gather`](Self::all_gather) into a tensor that is there already; both are contiguous.
+    pub fn all_gather_into(&self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
+        self.count(bytes_of(input) * (self.size() as u64 - 1));
+        self.start("all_gather", |communicator| communicator.all_gather(output, input))?.wait()
     }
 
     /// `[n P, ...]` on each rank to this rank's `[n, ...]` of the sum.
