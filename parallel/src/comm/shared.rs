@@ -1,7 +1,7 @@
 //! Shared memory between the ranks of one host.
 //!
 //! A small collective is done by the thread that asks for it: it takes less time than handing it over. A large one
-//! ([`LARGE`]) is done by a thread of its own, so that computing goes on meanwhile. Either way they are done in the order in which they
+//! (`LARGE`) is done by a thread of its own, so that computing goes on meanwhile. Either way they are done in the order in which they
 //! were asked for.
 
 use std::sync::mpsc::{self, Receiver, Sender};
