@@ -104,6 +104,28 @@ impl Outcome {
     }
 }
 
+/// Sends a signal, such as `INT`, to a process. (By the shell: not every system has a program `kill`.)
+pub(crate) fn signal(name: &str, process: u32) {
+    let status = Command::new("sh").args(["-c", &format!("kill -{name} {process}")]).status();
+    assert!(status.expect("a shell").success(), "no process {process}");
+}
+
+/// The processes that `parent` has started.
+pub(crate) fn children(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").expect("/proc");
+    let mut children: Vec<u32> = processes
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|process| {
+            // `PID (NAME) STATE PARENT ...`, and a name may hold anything.
+            let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+            let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+            rest.split_whitespace().nth(1) == Some(&parent.to_string())
+        })
+        .collect();
+    children.sort_unstable();
+    children
+}
+
 /// The names in a folder, sorted.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).expect("a folder");

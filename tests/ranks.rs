@@ -1,12 +1,12 @@
 //! Several processes: the same numbers as one, and a clear end when one of them fails.
 
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::harness::Scratch;
+use crate::harness::{Scratch, children, signal};
 use crate::training::{copied, life};
 
 /// The numbers of a safetensors file in fp32, by tensor.
@@ -114,20 +114,16 @@ fn long_run(scratch: &Scratch) -> (Child, Vec<u32>) {
         assert!(started.elapsed() < Duration::from_secs(60), "no step within a minute");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let ranks = Command::new("pgrep").args(["-P", &child.id().to_string()]).output().unwrap();
-    let ranks = String::from_utf8(ranks.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect();
+    let ranks = children(child.id());
+    assert_eq!(ranks.len(), 3);
     (child, ranks)
-}
-
-fn signal(signal: &str, process: u32) {
-    assert!(Command::new("kill").args([signal, &process.to_string()]).status().unwrap().success());
 }
 
 #[test]
 fn a_rank_that_dies_ends_the_job_and_the_last_checkpoint_resumes() {
     let scratch = copied();
     let (child, ranks) = long_run(&scratch);
-    signal("-KILL", ranks[1]);
+    signal("KILL", ranks[1]);
     let started = Instant::now();
     let output = child.wait_with_output().unwrap();
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
@@ -147,7 +143,7 @@ fn a_rank_that_dies_ends_the_job_and_the_last_checkpoint_resumes() {
         assert!(started.elapsed() < Duration::from_secs(60), "the run does not go on");
         std::thread::sleep(Duration::from_millis(20));
     }
-    signal("-INT", child.id());
+    signal("INT", child.id());
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
@@ -155,7 +151,7 @@ fn a_rank_that_dies_ends_the_job_and_the_last_checkpoint_resumes() {
 fn ctrl_c_ends_every_rank_after_the_same_step() {
     let scratch = copied();
     let (child, ranks) = long_run(&scratch);
-    signal("-INT", child.id());
+    signal("INT", child.id());
     let output = child.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{told}");
@@ -269,4 +265,24 @@ fn a_host_that_cannot_be_reached_is_named_within_ten_seconds() {
         scratch.run(&line).fails(2, &[host, "cannot be reached"]);
     }
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+}
+
+#[test]
+fn gpt2_on_several_processes_equals_gpt2_on_one() {
+    let scratch = copied();
+    scratch.write(
+        "gpt2.json",
+        r#"{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 300, "n_embd": 16, "n_layer": 2,
+            "n_head": 2, "n_positions": 128, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}"#,
+    );
+    scratch.run("model init gpt2.json --tokenizer life/tokenizer --seed 3 --out gpt2").succeeds();
+    for (out, processes) in [("alone", 1), ("four", 4)] {
+        let sets = "--set model.path=gpt2 --set train.steps=20 --set train.eps=1e-4";
+        scratch
+            .run(&format!("sft --config life/sft/run.toml {sets} --nproc {processes} --set out={out}"))
+            .succeeds();
+    }
+    let file = |out: &str| scratch.path(&format!("{out}/final/model.safetensors"));
+    let difference = worst(&file("alone"), &file("four"));
+    assert!(difference < 1e-5, "weights differ by {difference}");
 }

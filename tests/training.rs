@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::harness::{Scratch, names};
+use crate::harness::{Scratch, names, signal};
 
 /// Every part, as small as it goes.
 const LIFE: &str = "
@@ -213,7 +213,7 @@ fn ctrl_c_leaves_a_whole_checkpoint() {
         assert!(started.elapsed() < Duration::from_secs(60), "no step within a minute");
         std::thread::sleep(Duration::from_millis(20));
     }
-    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    signal("INT", child.id());
     let output = child.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{told}");
