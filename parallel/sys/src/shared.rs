@@ -10,16 +10,20 @@
 //!
 //! The memory is an anonymous file: rank 0 makes it, the others open it through `/proc`, and nothing is left behind when they end.
 
+mod reduce;
+
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use crate::Error;
 use crate::c10d::Reduction;
+
+use reduce::Add;
 
 /// Bytes of one buffer.
 const SLOT: usize = 512 << 10;
@@ -362,118 +366,6 @@ impl Bytes {
     }
 }
 
-/// How numbers of one kind are put together.
-#[derive(Clone, Copy)]
-struct Add {
-    kind: Kind,
-    reduction: Reduction,
-}
-
-impl Add {
-    fn of(kind: Kind, reduction: Reduction) -> Result<Self, Error> {
-        match kind {
-            Kind::Float | Kind::Double | Kind::Int64 | Kind::BFloat16 => Ok(Self { kind, reduction }),
-            kind => Err(Error::Shared {
-                call: "reduce".to_owned(),
-                problem: format!("numbers of the kind {kind:?} cannot be reduced"),
-            }),
-        }
-    }
-
-    /// The reduction of `parts`, which are of one length.
-    fn run(self, parts: &[&[u8]]) -> Vec<u8> {
-        match (self.kind, self.reduction) {
-            (Kind::Float, Reduction::Sum) => reduce::<f32>(parts, |left, right| left + right),
-            (Kind::Float, Reduction::Max) => reduce::<f32>(parts, f32::max),
-            (Kind::Float, Reduction::Min) => reduce::<f32>(parts, f32::min),
-            (Kind::Double, Reduction::Sum) => reduce::<f64>(parts, |left, right| left + right),
-            (Kind::Double, Reduction::Max) => reduce::<f64>(parts, f64::max),
-            (Kind::Double, Reduction::Min) => reduce::<f64>(parts, f64::min),
-            (Kind::Int64, Reduction::Sum) => reduce::<i64>(parts, i64::wrapping_add),
-            (Kind::Int64, Reduction::Max) => reduce::<i64>(parts, i64::max),
-            (Kind::Int64, Reduction::Min) => reduce::<i64>(parts, i64::min),
-            (_, Reduction::Sum) => reduce::<Bfloat16>(parts, |left, right| left + right),
-            (_, Reduction::Max) => reduce::<Bfloat16>(parts, f32::max),
-            (_, Reduction::Min) => reduce::<Bfloat16>(parts, f32::min),
-        }
-    }
-}
-
-/// A number as it is stored, and as it is reckoned with.
-trait Number: Copy {
-    type Wide: Copy;
-    fn widen(self) -> Self::Wide;
-    fn narrow(wide: Self::Wide) -> Self;
-}
-
-/// The upper half of an `f32`.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-struct Bfloat16(u16);
-
-impl Number for Bfloat16 {
-    type Wide = f32;
-    fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.0) << 16)
-    }
-    /// To the nearest, to the even one among two.
-    fn narrow(wide: f32) -> Self {
-        let bits = wide.to_bits();
-        if wide.is_nan() {
-            return Self((bits >> 16) as u16 | 0x40);
-        }
-        Self((bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
-    }
-}
-
-macro_rules! plain_number {
-    ($($kind:ty),*) => {$(
-        impl Number for $kind {
-            type Wide = Self;
-            fn widen(self) -> Self {
-                self
-            }
-            fn narrow(wide: Self) -> Self {
-                wide
-            }
-        }
-    )*};
-}
-plain_number!(f32, f64, i64);
-
-/// Combines `parts` in their order, a block at a time.
-fn reduce<N: Number>(parts: &[&[u8]], combine: impl Fn(N::Wide, N::Wide) -> N::Wide) -> Vec<u8> {
-    let parts: Vec<&[N]> = parts.iter().map(|part| numbers(part)).collect();
-    let mut result = Vec::with_capacity(std::mem::size_of_val(parts[0]));
-    let mut sums: Vec<N::Wide> = Vec::with_capacity(1024);
-    for start in (0..parts[0].len()).step_by(1024) {
-        let block = start..(start + 1024).min(parts[0].len());
-        sums.clear();
-        sums.extend(parts[0][block.clone()].iter().map(|number| number.widen()));
-        for part in &parts[1..] {
-            for (sum, number) in sums.iter_mut().zip(&part[block.clone()]) {
-                *sum = combine(*sum, number.widen());
-            }
-        }
-        let narrowed: Vec<N> = sums.iter().map(|&sum| N::narrow(sum)).collect();
-        // SAFETY: plain numbers, seen as their bytes.
-        result.extend_from_slice(unsafe {
-            std::slice::from_raw_parts(
-                narrowed.as_ptr().cast::<u8>(),
-                std::mem::size_of_val(narrowed.as_slice()),
-            )
-        });
-    }
-    result
-}
-
-fn numbers<N: Number>(bytes: &[u8]) -> &[N] {
-    // SAFETY: any bytes are numbers of these kinds; the slots are aligned to cache lines, and pieces are whole lines.
-    let (before, numbers, after) = unsafe { bytes.align_to::<N>() };
-    assert!(before.is_empty() && after.is_empty(), "pieces are whole numbers");
-    numbers
-}
-
 fn fits(call: &str, found: usize, wanted: usize) -> Result<(), Error> {
     if found == wanted {
         return Ok(());
@@ -510,164 +402,4 @@ fn missing(rank: usize, problem: &str) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-    use std::thread;
-
-    use super::*;
-
-    const TIMEOUT: Duration = Duration::from_secs(20);
-
-    /// Runs `body` on `size` ranks, each a thread with a view of its own.
-    fn ranks(size: usize, body: impl Fn(usize, &mut SharedMemory) + Sync) {
-        let mut first = SharedMemory::create(size, TIMEOUT).unwrap();
-        let address = first.address();
-        thread::scope(|scope| {
-            for rank in 1..size {
-                let (body, address) = (&body, &address);
-                scope.spawn(move || {
-                    body(rank, &mut SharedMemory::open(address, [rank, size], TIMEOUT).unwrap());
-                });
-            }
-            body(0, &mut first);
-        });
-    }
-
-    fn random(rank: usize, length: i64, kind: Kind) -> Tensor {
-        let ramp = Tensor::arange(length, (Kind::Double, Device::Cpu));
-        ((ramp * (rank as f64 + 1.3)).sin() * 100.0).to_kind(kind)
-    }
-
-    /// The sum over ranks in fp64, rounded once.
-    fn whole(size: usize, length: i64, kind: Kind) -> Tensor {
-        let terms = (0..size).map(|rank| random(rank, length, kind).to_kind(Kind::Double));
-        terms.reduce(|left, right| left + right).unwrap().to_kind(kind)
-    }
-
-    #[test]
-    fn sums_of_every_size_and_kind_equal_the_whole() {
-        for size in [1, 2, 3, 4] {
-            // Nothing, one number, a piece that is not full, several chunks and a rest.
-            for length in [0, 1, 1000, 700_001] {
-                ranks(size, |rank, memory| {
-                    for (kind, tolerance) in [(Kind::Float, 1e-4), (Kind::Double, 1e-9), (Kind::Int64, 0.0)] {
-                        let tensor = random(rank, length, kind);
-                        memory.all_reduce(&tensor, Reduction::Sum).unwrap();
-                        let worst = (tensor - whole(size, length, kind)).abs().to_kind(Kind::Double);
-                        assert!(length == 0 || worst.max().double_value(&[]) <= tolerance);
-                    }
-                });
-            }
-        }
-    }
-
-    #[test]
-    fn bf16_is_summed_in_fp32() {
-        ranks(4, |_, memory| {
-            // 256 + 1 + 1 + 1: in bf16 each 1 would be lost, the sum of all rounds to 260 (spacing 2 above 256: 259 to even).
-            let tensor =
-                Tensor::full([3], if memory.rank == 0 { 256.0 } else { 1.0 }, (Kind::BFloat16, Device::Cpu));
-            memory.all_reduce(&tensor, Reduction::Sum).unwrap();
-            assert_eq!(tensor.double_value(&[2]), 260.0);
-        });
-    }
-
-    #[test]
-    fn largest_and_smallest() {
-        ranks(3, |rank, memory| {
-            for (reduction, wanted) in [(Reduction::Max, 2.0), (Reduction::Min, 0.0)] {
-                let tensor = Tensor::full([5], rank as f64, (Kind::Float, Device::Cpu));
-                memory.all_reduce(&tensor, reduction).unwrap();
-                assert_eq!(tensor.double_value(&[4]), wanted);
-            }
-        });
-    }
-
-    #[test]
-    fn gather_and_scatter_are_one_anothers_reverse() {
-        let (size, length) = (3, 200_003);
-        ranks(size, |rank, memory| {
-            let own = random(rank, length, Kind::Float);
-            let all = Tensor::zeros([length * size as i64], (Kind::Float, Device::Cpu));
-            memory.all_gather(&all, &own).unwrap();
-            for other in 0..size {
-                assert_eq!(all.narrow(0, other as i64 * length, length), random(other, length, Kind::Float));
-            }
-            let part = Tensor::zeros([length], (Kind::Float, Device::Cpu));
-            memory.reduce_scatter(&part, &all).unwrap();
-            assert!(part.allclose(&(own * 3.0), 1e-6, 1e-4, false));
-        });
-    }
-
-    #[test]
-    fn uneven_parts_reach_their_rank() {
-        let size = 3;
-        // Rank r sends 100 000 (r + 1) numbers of value 10 r + d to rank d, and none to itself.
-        let count = |from: usize, to: usize| if from == to { 0 } else { 100_000 * (from + 1) };
-        ranks(size, |rank, memory| {
-            let sent: Vec<usize> = (0..size).map(|to| count(rank, to) * 4).collect();
-            let received: Vec<usize> = (0..size).map(|from| count(from, rank) * 4).collect();
-            let parts = |counts: &[usize], value: &dyn Fn(usize) -> usize| {
-                let parts: Vec<Tensor> = (0..size)
-                    .map(|other| {
-                        let options = (Kind::Float, Device::Cpu);
-                        Tensor::full([(counts[other] / 4) as i64], value(other) as f64, options)
-                    })
-                    .collect();
-                Tensor::cat(&parts, 0)
-            };
-            let input = parts(&sent, &|to| 10 * rank + to);
-            let output = parts(&received, &|_| 99);
-            memory.all_to_all(&output, &input, [&received, &sent]).unwrap();
-            assert_eq!(output, parts(&received, &|from| 10 * from + rank));
-        });
-    }
-
-    #[test]
-    fn everyone_hears_the_root() {
-        ranks(3, |rank, memory| {
-            let tensor = random(rank, 300_000, Kind::Float);
-            memory.broadcast(&tensor, 1).unwrap();
-            assert_eq!(tensor, random(1, 300_000, Kind::Float));
-        });
-    }
-
-    #[test]
-    fn one_after_another_nothing_is_overtaken() {
-        ranks(4, |rank, memory| {
-            for round in 0..500 {
-                let tensor = Tensor::from_slice(&[(rank + round) as f32]);
-                memory.all_reduce(&tensor, Reduction::Sum).unwrap();
-                assert_eq!(tensor.double_value(&[0]), (4 * round + 6) as f64);
-            }
-        });
-    }
-
-    #[test]
-    fn a_rank_that_does_not_come_is_named() {
-        let (tell, hear) = mpsc::channel();
-        let mut first = SharedMemory::create(2, Duration::from_millis(200)).unwrap();
-        let address = first.address();
-        let other = thread::spawn(move || {
-            let _memory = SharedMemory::open(&address, [1, 2], TIMEOUT).unwrap();
-            hear.recv().unwrap();
-        });
-        let error = first.barrier().unwrap_err().to_string();
-        assert!(
-            error.contains("rank 1 is missing") && error.contains("did not come within 200ms"),
-            "{error}"
-        );
-        tell.send(()).unwrap();
-        other.join().unwrap();
-    }
-
-    #[test]
-    fn a_tensor_that_does_not_fit_is_refused() {
-        let mut memory = SharedMemory::create(1, TIMEOUT).unwrap();
-        let [short, long] = [2, 3].map(|length| Tensor::zeros([length], (Kind::Float, Device::Cpu)));
-        let error = memory.all_gather(&short, &long).unwrap_err().to_string();
-        assert!(error.contains("a tensor has 8 bytes and must have 12"), "{error}");
-        let turned = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu)).tr();
-        assert!(memory.all_reduce(&turned, Reduction::Sum).is_err());
-    }
-}
+mod tests;

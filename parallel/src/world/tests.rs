@@ -1,0 +1,111 @@
+//! Ranks as threads of one process.
+
+use tch::{Device, Kind, Tensor};
+
+use super::*;
+use crate::comm::Reduction;
+
+fn place(words: &[(&str, &str)]) -> Result<Place, Error> {
+    Place::from_words(&|name| {
+        words.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+    })
+}
+
+#[test]
+fn each_launcher_is_understood() {
+    let meeting = [("MASTER_ADDR", "node1"), ("MASTER_PORT", "29500")];
+    let torchrun = [("RANK", "3"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")];
+    let agent = [("TORCHELASTIC_USE_AGENT_STORE", "True")];
+    let found = place(&[&torchrun[..], &meeting, &agent].concat()).unwrap();
+    assert_eq!((found.rank, found.size, found.local_rank, found.local_size), (3, 8, 1, 2));
+    assert_eq!((found.address.as_str(), found.port, found.served), ("node1", 29500, true));
+    let slurm = [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "6"), ("SLURM_LOCALID", "1")];
+    let found = place(&[&slurm[..], &meeting].concat()).unwrap();
+    assert_eq!((found.rank, found.size, found.local_rank, found.served), (5, 6, 1, false));
+    assert_eq!(place(&[]).unwrap(), Place::single());
+    // Inside an allocation, a command that was not started as several tasks is one process.
+    assert_eq!(place(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]).unwrap(), Place::single());
+}
+
+#[test]
+fn what_a_launcher_left_out_or_garbled_is_named() {
+    let error = place(&[("RANK", "0"), ("WORLD_SIZE", "2")]).unwrap_err().to_string();
+    assert!(error.contains("MASTER_ADDR is not set"), "{error}");
+    let error = place(&[("RANK", "x"), ("WORLD_SIZE", "2")]).unwrap_err().to_string();
+    assert!(error.contains("RANK = \"x\" is no number"), "{error}");
+    assert!(place(&[("RANK", "2"), ("WORLD_SIZE", "2")]).is_err());
+}
+
+/// Runs `body` on the ranks of a world, each a thread.
+pub(crate) fn worlds(size: usize, transport: Transport, body: impl Fn(&World) + Sync) {
+    let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+    let port = server.port();
+    thread::scope(|scope| {
+        for rank in 0..size {
+            let body = &body;
+            scope.spawn(move || {
+                let place = Place { rank, size, port, served: true, ..Place::single() };
+                let world = World::join(place, transport, Duration::from_secs(20)).unwrap();
+                body(&world);
+                // Nobody leaves while others may still look for it.
+                world.group("end", &(0..size).collect::<Vec<_>>()).unwrap().barrier().unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn groups_of_a_mesh_reduce_along_their_axis() {
+    for transport in [Transport::Auto, Transport::Gloo] {
+        worlds(4, transport, |world| {
+            // data 2 x tensor 2: rank = 2 data + tensor.
+            let mesh = Mesh::new([1, 2, 1, 2], world.rank(), 4).unwrap();
+            let groups = world.groups(&mesh).unwrap();
+            let own = [world.rank() as f64];
+            let sum = |group: &Group| group.sum(&own).unwrap()[0];
+            assert_eq!(sum(groups.along(Axis::Tensor)), [1.0, 1.0, 5.0, 5.0][world.rank()]);
+            assert_eq!(sum(groups.along(Axis::Data)), [2.0, 4.0, 2.0, 4.0][world.rank()]);
+            assert_eq!(sum(groups.along(Axis::Pipeline)), own[0]);
+            assert_eq!(sum(groups.world()), 6.0);
+            let named = if transport == Transport::Gloo { "gloo" } else { "shared memory" };
+            assert_eq!(groups.world().transport(), named);
+            assert_eq!(groups.along(Axis::Pipeline).transport(), "none");
+        });
+    }
+}
+
+#[test]
+fn both_transports_agree_on_every_collective_and_count_the_same_bytes() {
+    for transport in [Transport::Auto, Transport::Gloo] {
+        worlds(3, transport, |world| {
+            let group = world.group("all", &[0, 1, 2]).unwrap();
+            let own = world.rank() as i64;
+            // Large enough that shared memory hands it over; started before and waited for after a small one.
+            let large = Tensor::full([300_000], own, (Kind::Float, Device::Cpu));
+            let work = group.start_all_reduce(&large, Reduction::Sum).unwrap();
+            assert_eq!(group.max(&[own as f64]).unwrap(), [2.0]);
+            work.wait().unwrap();
+            assert_eq!(large.double_value(&[299_999]), 3.0);
+            let pair = Tensor::from_slice(&[own, own * 10]).reshape([1, 2]);
+            let all = group.all_gather(&pair).unwrap();
+            assert_eq!(all, Tensor::from_slice(&[0i64, 0, 1, 10, 2, 20]).reshape([3, 2]));
+            let part = group.reduce_scatter(&(&all.to_kind(Kind::Float) + own as f64)).unwrap();
+            assert_eq!(
+                part,
+                Tensor::from_slice(&[3.0f32 * own as f32 + 3.0, 30.0 * own as f32 + 3.0]).reshape([1, 2])
+            );
+            let said = group.gather_bytes(&vec![7u8; world.rank() * 2]).unwrap();
+            assert_eq!(said, [vec![], vec![7, 7], vec![7, 7, 7, 7]]);
+            // 2 n (P - 1) / P of 1 200 000 and of 8 bytes; n (P - 1) of 16; n (P - 1) / P of 24; lengths 8 x 2, own x 2.
+            let sent = 1_600_000 + 10 + 32 + 16 + 16 + 2 * 2 * own as u64;
+            assert_eq!(group.sent_bytes(), sent);
+        });
+    }
+}
+
+#[test]
+fn who_does_not_come_is_named() {
+    let place = Place { size: 3, ..Place::single() };
+    let error = World::join(place, Transport::Auto, Duration::from_millis(300)).unwrap_err().to_string();
+    assert!(error.contains("ranks 1, 2 did not come"), "{error}");
+}

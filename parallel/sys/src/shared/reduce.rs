@@ -1,0 +1,118 @@
+//! One number from those of several ranks: in the order of the ranks, a block at a time, bf16 reckoned in fp32.
+
+use tch::Kind;
+
+use crate::Error;
+use crate::c10d::Reduction;
+
+/// How numbers of one kind are put together.
+#[derive(Clone, Copy)]
+pub(super) struct Add {
+    kind: Kind,
+    reduction: Reduction,
+}
+
+impl Add {
+    pub(super) fn of(kind: Kind, reduction: Reduction) -> Result<Self, Error> {
+        match kind {
+            Kind::Float | Kind::Double | Kind::Int64 | Kind::BFloat16 => Ok(Self { kind, reduction }),
+            kind => Err(Error::Shared {
+                call: "reduce".to_owned(),
+                problem: format!("numbers of the kind {kind:?} cannot be reduced"),
+            }),
+        }
+    }
+
+    /// The reduction of `parts`, which are of one length.
+    pub(super) fn run(self, parts: &[&[u8]]) -> Vec<u8> {
+        match (self.kind, self.reduction) {
+            (Kind::Float, Reduction::Sum) => reduce::<f32>(parts, |left, right| left + right),
+            (Kind::Float, Reduction::Max) => reduce::<f32>(parts, f32::max),
+            (Kind::Float, Reduction::Min) => reduce::<f32>(parts, f32::min),
+            (Kind::Double, Reduction::Sum) => reduce::<f64>(parts, |left, right| left + right),
+            (Kind::Double, Reduction::Max) => reduce::<f64>(parts, f64::max),
+            (Kind::Double, Reduction::Min) => reduce::<f64>(parts, f64::min),
+            (Kind::Int64, Reduction::Sum) => reduce::<i64>(parts, i64::wrapping_add),
+            (Kind::Int64, Reduction::Max) => reduce::<i64>(parts, i64::max),
+            (Kind::Int64, Reduction::Min) => reduce::<i64>(parts, i64::min),
+            (_, Reduction::Sum) => reduce::<Bfloat16>(parts, |left, right| left + right),
+            (_, Reduction::Max) => reduce::<Bfloat16>(parts, f32::max),
+            (_, Reduction::Min) => reduce::<Bfloat16>(parts, f32::min),
+        }
+    }
+}
+
+/// A number as it is stored, and as it is reckoned with.
+trait Number: Copy {
+    type Wide: Copy;
+    fn widen(self) -> Self::Wide;
+    fn narrow(wide: Self::Wide) -> Self;
+}
+
+/// The upper half of an `f32`.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Bfloat16(u16);
+
+impl Number for Bfloat16 {
+    type Wide = f32;
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
+    }
+    /// To the nearest, to the even one among two.
+    fn narrow(wide: f32) -> Self {
+        let bits = wide.to_bits();
+        if wide.is_nan() {
+            return Self((bits >> 16) as u16 | 0x40);
+        }
+        Self((bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
+    }
+}
+
+macro_rules! plain_number {
+    ($($kind:ty),*) => {$(
+        impl Number for $kind {
+            type Wide = Self;
+            fn widen(self) -> Self {
+                self
+            }
+            fn narrow(wide: Self) -> Self {
+                wide
+            }
+        }
+    )*};
+}
+plain_number!(f32, f64, i64);
+
+/// Combines `parts` in their order, a block at a time.
+fn reduce<N: Number>(parts: &[&[u8]], combine: impl Fn(N::Wide, N::Wide) -> N::Wide) -> Vec<u8> {
+    let parts: Vec<&[N]> = parts.iter().map(|part| numbers(part)).collect();
+    let mut result = Vec::with_capacity(std::mem::size_of_val(parts[0]));
+    let mut sums: Vec<N::Wide> = Vec::with_capacity(1024);
+    for start in (0..parts[0].len()).step_by(1024) {
+        let block = start..(start + 1024).min(parts[0].len());
+        sums.clear();
+        sums.extend(parts[0][block.clone()].iter().map(|number| number.widen()));
+        for part in &parts[1..] {
+            for (sum, number) in sums.iter_mut().zip(&part[block.clone()]) {
+                *sum = combine(*sum, number.widen());
+            }
+        }
+        let narrowed: Vec<N> = sums.iter().map(|&sum| N::narrow(sum)).collect();
+        // SAFETY: plain numbers, seen as their bytes.
+        result.extend_from_slice(unsafe {
+            std::slice::from_raw_parts(
+                narrowed.as_ptr().cast::<u8>(),
+                std::mem::size_of_val(narrowed.as_slice()),
+            )
+        });
+    }
+    result
+}
+
+fn numbers<N: Number>(bytes: &[u8]) -> &[N] {
+    // SAFETY: any bytes are numbers of these kinds; the slots are aligned to cache lines, and pieces are whole lines.
+    let (before, numbers, after) = unsafe { bytes.align_to::<N>() };
+    assert!(before.is_empty() && after.is_empty(), "pieces are whole numbers");
+    numbers
+}
