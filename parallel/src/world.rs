@@ -253,7 +253,11 @@ impl World {
             Transport::Auto | Transport::Shared if together => {
                 Box::new(SharedGroup::join(store, &key, ends, self.timeout).map_err(failed)?)
             }
-            _ => Box::new(GlooGroup::join(store, &key, &self.interface, ends, self.timeout).map_err(failed)?),
+            _ => {
+                // On one host the loopback serves; the default asks the name of the host, which may wait for a name server.
+                let interface = if together && self.interface.is_empty() { "lo" } else { &self.interface };
+                Box::new(GlooGroup::join(store, &key, interface, ends, self.timeout).map_err(failed)?)
+            }
         };
         Ok(Group::new(name, ranks.to_vec(), place, Some(communicator)))
     }

@@ -32,8 +32,9 @@ fn main() {
             "cpp/c10d.cpp",
             "cpp/runtime.cpp",
             "cpp/mkl.cpp",
+            "cpp/names.cpp",
         ])
-        // Whole, since nobody but libtorch calls the function of mkl.cpp.
+        // Whole, since nobody but libtorch calls the functions of mkl.cpp and names.cpp.
         .link_lib_modifier("+whole-archive")
         .compile("colossal_shim");
 }
