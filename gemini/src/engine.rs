@@ -12,8 +12,6 @@
 use std::sync::Arc;
 
 use parallel::{Groups, Parameter, Segmented, Tape};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor, no_grad};
 
 use crate::optimizer::{Moments, Update, adamw, global_norm};
@@ -51,7 +49,6 @@ pub struct Engine {
     slot_of: Vec<Option<usize>>,
     /// Those who train the same parameters on other rows; `None` when there are none.
     replicas: Option<Replicas>,
-    groups: Arc<Groups>,
 }
 
 impl Engine {
@@ -83,8 +80,7 @@ impl Engine {
             slots.iter_mut().zip(views).for_each(|(slot, view)| slot.grad = Some(view));
             replicas
         });
-        let groups = Arc::clone(groups);
-        Ok(Self { config: config.clone(), total_steps, step: 0, slots, slot_of, replicas, groups })
+        Ok(Self { config: config.clone(), total_steps, step: 0, slots, slot_of, replicas })
     }
 
     /// Cuts the rows of a step into micro-batches of at most `largest` rows, small enough that every process has one, and gives
@@ -94,17 +90,6 @@ impl Engine {
             Some(replicas) => replicas.deal(rows, largest),
             None => rows.chunks(largest).collect(),
         }
-    }
-
-    /// The sum of each number over those who share the step.
-    pub fn sum<const N: usize>(&self, numbers: [f64; N]) -> Result<[f64; N], Error> {
-        let sums = self.groups.data().sum(&numbers)?;
-        Ok(sums.try_into().expect("as many numbers as were given"))
-    }
-
-    /// The items of all who share the step.
-    pub fn gather<T: Serialize + DeserializeOwned>(&self, own: Vec<T>) -> Result<Vec<T>, Error> {
-        Ok(self.groups.data().gather(own)?)
     }
 
     /// Optimiser steps made so far.

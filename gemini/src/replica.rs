@@ -79,7 +79,8 @@ impl Replicas {
 
     /// A micro-batch begins. True when it is the last one of this rank, whose deliveries complete the buckets.
     pub(crate) fn begin<M: Segmented>(&mut self, model: &M, slot_of: &[Option<usize>]) -> bool {
-        self.left = self.left.saturating_sub(1);
+        // One that nobody announced would be added to what is being reduced.
+        self.left = self.left.checked_sub(1).expect("every micro-batch was dealt");
         if self.left > 0 {
             return false;
         }
@@ -93,7 +94,7 @@ impl Replicas {
     /// The last micro-batch has delivered to `slot`: starts what is whole and next.
     pub(crate) fn delivered(&mut self, slot: usize) -> Result<(), Error> {
         let bucket = &mut self.buckets[self.bucket_of[slot]];
-        bucket.missing = bucket.missing.saturating_sub(1);
+        bucket.missing = bucket.missing.checked_sub(1).expect("as many deliveries as uses");
         while self.started.len() < self.buckets.len() && self.buckets[self.started.len()].missing == 0 {
             self.start_next()?;
         }
@@ -105,7 +106,7 @@ impl Replicas {
         while self.started.len() < self.buckets.len() {
             self.start_next()?;
         }
-        self.left = 0;
+        assert_eq!(self.left, 0, "every micro-batch that was dealt is run before the step");
         self.buckets.iter_mut().for_each(|bucket| bucket.missing = 0);
         self.started.drain(..).try_for_each(|started| Ok(started.wait()?))
     }

@@ -7,7 +7,7 @@
 //! for; until then its tensors are not touched. A failure names rank, group, collective and cause.
 //!
 //! The bytes that a rank sends are counted by the optimal algorithm, `P` ranks and `n` bytes on each: all-reduce `2 n (P - 1) / P`,
-//! reduce-scatter `n (P - 1) / P`, all-gather `n (P - 1)`, all-to-all what is for others, broadcast `n` at the root, send `n`.
+//! reduce-scatter `n (P - 1) / P`, all-gather `n (P - 1)`, all-to-all what is for others, broadcast `n` at the root.
 
 pub mod gloo;
 pub mod shared;
@@ -227,12 +227,12 @@ impl Group {
     }
 
     /// The sum of each number over the ranks, in fp64.
-    pub fn sum(&self, numbers: &[f64]) -> Result<Vec<f64>, Error> {
+    pub fn sum<const N: usize>(&self, numbers: [f64; N]) -> Result<[f64; N], Error> {
         self.reduced(numbers, Reduction::Sum)
     }
 
     /// The largest of each number over the ranks.
-    pub fn max(&self, numbers: &[f64]) -> Result<Vec<f64>, Error> {
+    pub fn max<const N: usize>(&self, numbers: [f64; N]) -> Result<[f64; N], Error> {
         self.reduced(numbers, Reduction::Max)
     }
 
@@ -277,10 +277,14 @@ impl Group {
         Ok(self.gather_bytes(&bytes)?.into_iter().flat_map(read).collect())
     }
 
-    fn reduced(&self, numbers: &[f64], reduction: Reduction) -> Result<Vec<f64>, Error> {
-        let tensor = Tensor::from_slice(numbers);
+    fn reduced<const N: usize>(&self, numbers: [f64; N], reduction: Reduction) -> Result<[f64; N], Error> {
+        if self.size() == 1 {
+            return Ok(numbers);
+        }
+        let tensor = Tensor::from_slice(&numbers);
         self.all_reduce(&tensor, reduction)?;
-        Ok(Vec::try_from(&tensor).expect("as many numbers as were given"))
+        let reduced = Vec::<f64>::try_from(&tensor).expect("a vector of numbers");
+        Ok(reduced.try_into().expect("as many numbers as were given"))
     }
 
     fn start(

@@ -122,9 +122,11 @@ impl Default for PpoConfig {
 impl PpoConfig {
     /// Refuses settings that cannot be.
     pub fn check(&self) -> Result<(), Error> {
-        let refuse = |key, value: &dyn std::fmt::Display, wanted: &str| {
-            Err(Error::Setting { section: "ppo", key, value: value.to_string(), wanted: wanted.to_owned() })
-        };
+        self.check_sizes()?;
+        self.check_bounds()
+    }
+
+    fn check_sizes(&self) -> Result<(), Error> {
         for (key, value) in [
             ("rollout_batch_size", self.rollout_batch_size),
             ("samples_per_prompt", self.samples_per_prompt),
@@ -145,12 +147,13 @@ impl PpoConfig {
             return refuse("mini_batch_size", &self.mini_batch_size, &wanted);
         }
         if self.iterations <= self.critic_warmup {
-            return refuse(
-                "iterations",
-                &self.iterations,
-                "must be more than critic_warmup, or the policy never learns",
-            );
+            let wanted = "must be more than critic_warmup, or the policy never learns";
+            return refuse("iterations", &self.iterations, wanted);
         }
+        Ok(())
+    }
+
+    fn check_bounds(&self) -> Result<(), Error> {
         for (key, value) in [("gamma", self.gamma), ("gae_lambda", self.gae_lambda)] {
             if !(0.0..=1.0).contains(&value) {
                 return refuse(key, &value, "must be between 0 and 1");
@@ -183,6 +186,10 @@ impl PpoConfig {
         }
         Ok(())
     }
+}
+
+fn refuse(key: &'static str, value: &dyn std::fmt::Display, wanted: &str) -> Result<(), Error> {
+    Err(Error::Setting { section: "ppo", key, value: value.to_string(), wanted: wanted.to_owned() })
 }
 
 #[cfg(test)]

@@ -254,7 +254,7 @@ impl<'a> Ppo<'a> {
                 updates.steps += 1.0;
             }
         }
-        updates.add_up(&self.policy)?;
+        updates.add_up(&self.groups)?;
         Ok(updates)
     }
 
@@ -332,10 +332,10 @@ impl<'a> Ppo<'a> {
 
 impl Updates {
     /// Adds up what the processes that share the updates have seen.
-    fn add_up(&mut self, engine: &Engine) -> Result<(), Error> {
+    fn add_up(&mut self, groups: &Groups) -> Result<(), Error> {
         let losses = [self.policy_loss, self.value_loss, self.ptx_loss];
-        [self.policy_loss, self.value_loss, self.ptx_loss] = engine.sum(losses)?;
-        let all = engine.gather(vec![(self.policy, self.value)])?;
+        [self.policy_loss, self.value_loss, self.ptx_loss] = groups.data().sum(losses)?;
+        let all = groups.data().gather(vec![(self.policy, self.value)])?;
         (self.policy, self.value) = Default::default();
         for (policy, value) in all {
             self.policy += policy;

@@ -72,7 +72,7 @@ pub fn train(
             })?;
         }
         let report = engine.step()?;
-        let [total, tokens] = engine.sum([total, tokens as f64])?;
+        let [total, tokens] = run.groups.data().sum([total, tokens as f64])?;
         untold += tokens as u64;
         if run.logs(report.step, total_steps) {
             let mut metrics = Metrics::default();

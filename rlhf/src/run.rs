@@ -104,7 +104,7 @@ impl Run<'_> {
     /// Whether a person asked any of the processes to end the run.
     fn is_interrupted(&self) -> Result<bool, Error> {
         let asked = self.interrupted.load(Ordering::Relaxed);
-        Ok(self.groups.world().max(&[f64::from(u8::from(asked))])? == [1.0])
+        Ok(self.groups.world().max([f64::from(u8::from(asked))])? == [1.0])
     }
 
     /// Saves a checkpoint when one is due, or when the run is asked to end; then ends it.

@@ -85,7 +85,7 @@ pub fn train(
         let own = engine.deal(&units, config.micro_batch_size);
         let (loss, tokens) = accumulate(model, &own, weight, &mut engine)?;
         let report = engine.step()?;
-        let [loss, tokens] = engine.sum([loss, tokens as f64])?;
+        let [loss, tokens] = run.groups.data().sum([loss, tokens as f64])?;
         untold += tokens as u64;
         if run.logs(report.step, total_steps) {
             let mut metrics = Metrics::default();
@@ -182,8 +182,8 @@ pub fn evaluate(
         right += best.eq_tensor(&targets.targets).sum(tch::Kind::Int64).double_value(&[]);
         count += targets.targets.numel();
     }
-    let sums = groups.data().sum(&[loss, right, count as f64])?;
-    let (loss, right, count) = (sums[0], sums[1], sums[2].max(1.0));
+    let [loss, right, count] = groups.data().sum([loss, right, count as f64])?;
+    let count = count.max(1.0);
     let mut metrics = Metrics::default();
     metrics.push("eval/loss", loss / count);
     metrics.push("eval/perplexity", (loss / count).exp());
