@@ -78,8 +78,8 @@ pub(crate) fn join(threads: Option<usize>, parallel: &ParallelSection) -> anyhow
         process::end_with(launcher)?;
     }
     let place = Place::from_environment()?;
-    launch::prepare(threads, place.local_size)?;
     let world = World::join(place, parallel.transport, TIMEOUT)?;
+    launch::prepare(threads, world.local_size())?;
     let data = parallel.data.unwrap_or(world.size());
     let mesh = Mesh::new([1, data, 1, 1], world.rank(), world.size())?;
     Ok(Arc::new(world.groups(&mesh)?))
@@ -125,8 +125,6 @@ fn start(job: &Job, local_rank: usize, port: u16, arguments: &[OsString]) -> any
     for (name, value) in [
         ("RANK", rank.to_string()),
         ("WORLD_SIZE", (job.nodes * job.local_size).to_string()),
-        ("LOCAL_RANK", local_rank.to_string()),
-        ("LOCAL_WORLD_SIZE", job.local_size.to_string()),
         ("MASTER_ADDR", job.address.0.clone()),
         ("MASTER_PORT", port.to_string()),
         ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),

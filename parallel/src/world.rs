@@ -1,6 +1,6 @@
 //! All processes of a job: who they are, where they meet, and the groups that they form.
 //!
-//! A launcher tells each process its place by `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`
+//! A launcher tells each process its place by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`
 //! (torchrun, and this program's own); SLURM and Open MPI say it in words of their own, which [`Place::from_environment`] knows
 //! too. The processes meet at a store that rank 0 serves, or that the launcher serves already.
 //!
@@ -21,8 +21,11 @@ use crate::comm::shared::SharedGroup;
 use crate::comm::{Communicator, Group};
 use crate::{Axis, Error, Mesh};
 
-/// How long ranks wait for one another, unless the environment says otherwise.
+/// How long ranks wait for one another to come.
 pub const TIMEOUT: Duration = Duration::from_secs(300);
+/// How long ranks wait for one another in a collective: rank 0 may be writing a large model meanwhile. A rank that died is noticed
+/// at once.
+const PATIENCE: Duration = Duration::from_secs(1800);
 /// How long a host may take to answer at all.
 const ANSWER: Duration = Duration::from_secs(7);
 
@@ -46,10 +49,6 @@ pub struct Place {
     pub rank: usize,
     /// All processes.
     pub size: usize,
-    /// This process among those of its host.
-    pub local_rank: usize,
-    /// The processes of this host.
-    pub local_size: usize,
     /// The host of the store.
     pub address: String,
     /// The port of the store.
@@ -58,51 +57,23 @@ pub struct Place {
     pub served: bool,
 }
 
-/// The words of one launcher for rank, size, local rank and local size.
+/// The words of one launcher for rank and size.
 struct Words {
     launcher: &'static str,
     rank: &'static str,
     size: &'static str,
-    local_rank: &'static str,
-    local_size: Option<&'static str>,
 }
 
 const LAUNCHERS: [Words; 3] = [
-    Words {
-        launcher: "torchrun",
-        rank: "RANK",
-        size: "WORLD_SIZE",
-        local_rank: "LOCAL_RANK",
-        local_size: Some("LOCAL_WORLD_SIZE"),
-    },
-    Words {
-        launcher: "Open MPI",
-        rank: "OMPI_COMM_WORLD_RANK",
-        size: "OMPI_COMM_WORLD_SIZE",
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        local_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
-    },
-    Words {
-        launcher: "SLURM",
-        rank: "SLURM_PROCID",
-        size: "SLURM_STEP_NUM_TASKS",
-        local_rank: "SLURM_LOCALID",
-        local_size: None,
-    },
+    Words { launcher: "torchrun", rank: "RANK", size: "WORLD_SIZE" },
+    Words { launcher: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", size: "OMPI_COMM_WORLD_SIZE" },
+    Words { launcher: "SLURM", rank: "SLURM_PROCID", size: "SLURM_STEP_NUM_TASKS" },
 ];
 
 impl Place {
     /// A process of its own.
     pub fn single() -> Self {
-        Self {
-            rank: 0,
-            size: 1,
-            local_rank: 0,
-            local_size: 1,
-            address: "127.0.0.1".to_owned(),
-            port: 0,
-            served: false,
-        }
+        Self { rank: 0, size: 1, address: "127.0.0.1".to_owned(), port: 0, served: false }
     }
 
     /// What a launcher said, or a process of its own where none did.
@@ -127,8 +98,7 @@ impl Place {
         if rank >= size {
             return Err(Error::Rank { rank, size });
         }
-        // A SLURM step of one task is an ordinary process.
-        if size == 1 && words.launcher != "torchrun" {
+        if size == 1 {
             return Ok(Self::single());
         }
         let address = value("MASTER_ADDR");
@@ -139,12 +109,9 @@ impl Place {
             value: String::new(),
             problem: "is not set: name the host and a free port of rank 0, the same on every rank",
         };
-        let local_size = words.local_size.map_or(Ok(None), number)?;
         Ok(Self {
             rank,
             size,
-            local_rank: number(words.local_rank)?.unwrap_or(0),
-            local_size: local_size.unwrap_or(1),
             address: address.ok_or_else(|| missing("MASTER_ADDR"))?,
             port: port.ok_or_else(|| missing("MASTER_PORT"))?,
             served: value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|text| text == "True"),
@@ -214,12 +181,7 @@ impl World {
         Ok(hosts)
     }
 
-    /// Where this process stands.
-    pub fn place(&self) -> &Place {
-        &self.place
-    }
-
-    /// This process.
+    /// This process' rank.
     pub fn rank(&self) -> usize {
         self.place.rank
     }
@@ -227,6 +189,11 @@ impl World {
     /// All processes.
     pub fn size(&self) -> usize {
         self.place.size
+    }
+
+    /// The processes of this host.
+    pub fn local_size(&self) -> usize {
+        self.hosts.iter().filter(|host| **host == self.hosts[self.place.rank]).count()
     }
 
     /// The group of `ranks`, in this order. Every one of them calls this with the same arguments.
@@ -251,12 +218,12 @@ impl World {
                 return Err(Error::Hosts { group: name.to_owned(), hosts: self.hosts_of(ranks) });
             }
             Transport::Auto | Transport::Shared if together => {
-                Box::new(SharedGroup::join(store, &key, ends, self.timeout).map_err(failed)?)
+                Box::new(SharedGroup::join(store, &key, ends, PATIENCE).map_err(failed)?)
             }
             _ => {
                 // On one host the loopback serves; the default asks the name of the host, which may wait for a name server.
                 let interface = if together && self.interface.is_empty() { "lo" } else { &self.interface };
-                Box::new(GlooGroup::join(store, &key, interface, ends, self.timeout).map_err(failed)?)
+                Box::new(GlooGroup::join(store, &key, interface, ends, PATIENCE).map_err(failed)?)
             }
         };
         Ok(Group::new(name, ranks.to_vec(), place, Some(communicator)))

@@ -124,11 +124,13 @@ impl Pipeline {
             Part::Sft => self.train(Stage::Sft, display),
             Part::Rm => self.train(Stage::Rm, display),
             Part::Ppo => self.train(Stage::Ppo, display),
-            Part::Report => self.once(|| {
+            // The last part, however long it takes: nobody has to wait for it.
+            Part::Report if !self.groups.is_first() => Ok(true),
+            Part::Report => {
                 report::write(&self.config, &self.seconds, command)?;
                 tell(&format!("{}", self.config.out.join("report.html").display()));
                 Ok(true)
-            }),
+            }
         }
     }
 

@@ -14,14 +14,17 @@ fn place(words: &[(&str, &str)]) -> Result<Place, Error> {
 #[test]
 fn each_launcher_is_understood() {
     let meeting = [("MASTER_ADDR", "node1"), ("MASTER_PORT", "29500")];
-    let torchrun = [("RANK", "3"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")];
+    let torchrun = [("RANK", "3"), ("WORLD_SIZE", "8")];
     let agent = [("TORCHELASTIC_USE_AGENT_STORE", "True")];
     let found = place(&[&torchrun[..], &meeting, &agent].concat()).unwrap();
-    assert_eq!((found.rank, found.size, found.local_rank, found.local_size), (3, 8, 1, 2));
+    assert_eq!((found.rank, found.size), (3, 8));
     assert_eq!((found.address.as_str(), found.port, found.served), ("node1", 29500, true));
-    let slurm = [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "6"), ("SLURM_LOCALID", "1")];
+    let slurm = [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "6")];
     let found = place(&[&slurm[..], &meeting].concat()).unwrap();
-    assert_eq!((found.rank, found.size, found.local_rank, found.served), (5, 6, 1, false));
+    assert_eq!((found.rank, found.size, found.served), (5, 6, false));
+    let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
+    let found = place(&[&mpi[..], &meeting].concat()).unwrap();
+    assert_eq!((found.rank, found.size, found.served), (1, 2, false));
     assert_eq!(place(&[]).unwrap(), Place::single());
     // Inside an allocation, a command that was not started as several tasks is one process.
     assert_eq!(place(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]).unwrap(), Place::single());
@@ -62,7 +65,7 @@ fn groups_of_a_mesh_reduce_along_their_axis() {
             let mesh = Mesh::new([1, 2, 1, 2], world.rank(), 4).unwrap();
             let groups = world.groups(&mesh).unwrap();
             let own = [world.rank() as f64];
-            let sum = |group: &Group| group.sum(&own).unwrap()[0];
+            let sum = |group: &Group| group.sum(own).unwrap()[0];
             assert_eq!(sum(groups.along(Axis::Tensor)), [1.0, 1.0, 5.0, 5.0][world.rank()]);
             assert_eq!(sum(groups.along(Axis::Data)), [2.0, 4.0, 2.0, 4.0][world.rank()]);
             assert_eq!(sum(groups.along(Axis::Pipeline)), own[0]);
@@ -70,6 +73,7 @@ fn groups_of_a_mesh_reduce_along_their_axis() {
             let named = if transport == Transport::Gloo { "gloo" } else { "shared memory" };
             assert_eq!(groups.world().transport(), named);
             assert_eq!(groups.along(Axis::Pipeline).transport(), "none");
+            assert_eq!(world.local_size(), 4);
         });
     }
 }
@@ -83,7 +87,7 @@ fn both_transports_agree_on_every_collective_and_count_the_same_bytes() {
             // Large enough that shared memory hands it over; started before and waited for after a small one.
             let large = Tensor::full([300_000], own, (Kind::Float, Device::Cpu));
             let work = group.start_all_reduce(&large, Reduction::Sum).unwrap();
-            assert_eq!(group.max(&[own as f64]).unwrap(), [2.0]);
+            assert_eq!(group.max([own as f64]).unwrap(), [2.0]);
             work.wait().unwrap();
             assert_eq!(large.double_value(&[299_999]), 3.0);
             let pair = Tensor::from_slice(&[own, own * 10]).reshape([1, 2]);
