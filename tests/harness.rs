@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -41,6 +42,16 @@ impl Scratch {
     /// Reads a file inside.
     pub(crate) fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    /// Waits until the file of rows `name` has `count` of them, for a minute at most.
+    pub(crate) fn wait_for_rows(&self, name: &str, count: usize) {
+        let started = Instant::now();
+        let rows = || std::fs::read_to_string(self.path(name)).map_or(0, |text| text.lines().count());
+        while rows() < count {
+            assert!(started.elapsed() < Duration::from_secs(60), "{name} has no {count} rows after a minute");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// The names inside, sorted.

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -207,12 +206,7 @@ fn ctrl_c_leaves_a_whole_checkpoint() {
     let words =
         "sft --config life/sft/run.toml --set out=long --set train.steps=100000 --set checkpoint.every=0";
     let child = scratch.command(&words.split(' ').collect::<Vec<_>>()).spawn().unwrap();
-    let started = Instant::now();
-    let metrics = scratch.path("long/metrics.jsonl");
-    while std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 3 {
-        assert!(started.elapsed() < Duration::from_secs(60), "no step within a minute");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    scratch.wait_for_rows("long/metrics.jsonl", 3);
     signal("INT", child.id());
     let output = child.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
