@@ -1,3 +1,5 @@
+//! Foreign layouts, row by row.
+
 use std::fs;
 use std::path::PathBuf;
 

@@ -1,3 +1,5 @@
+//! From files to training rows, and what becomes of the others.
+
 use std::fs;
 
 use super::*;

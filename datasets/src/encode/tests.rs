@@ -1,3 +1,5 @@
+//! Ids and masks of conversations under real and made templates.
+
 use super::*;
 use crate::tokenizer::tests::{golden, list, small, stories};
 

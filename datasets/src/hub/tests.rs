@@ -1,3 +1,5 @@
+//! The hub, played by a server of this process.
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,3 +1,5 @@
+//! Rows that are right, and what every wrong one is told.
+
 use std::path::Path;
 
 use serde_json::json;

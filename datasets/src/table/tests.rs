@@ -1,3 +1,5 @@
+//! Files of rows, read and written.
+
 use std::sync::Arc;
 
 use arrow_array::builder::{LargeListBuilder, StringViewBuilder};

@@ -1,3 +1,5 @@
+//! Templates as transformers renders them.
+
 use std::path::Path;
 
 use serde_json::Value as Json;

@@ -1,3 +1,5 @@
+//! Tokenizers: training, saving, loading, special tokens.
+
 use std::path::PathBuf;
 
 use serde_json::Value as Json;
