@@ -50,17 +50,17 @@ fn column(scratch: &Scratch, folder: &str, name: &str) -> Vec<f64> {
 fn equals_one_process(stage: &str, metrics: &[&str], ways: &[(usize, &str)]) {
     let scratch = copied();
     let length = if stage == "ppo" { "ppo.iterations=5" } else { "train.steps=20" };
-    let run = |processes: usize, transport: &str| {
-        let out = format!("{stage}-{processes}-{transport}");
-        let sets = format!(
-            "--set {length} --set train.eps=1e-4 --set parallel.transport={transport} --set out={out}"
-        );
+    let run = |processes: usize, settings: &str| {
+        let out = format!("{stage}-{processes}-{}", settings.replace(' ', "-"));
+        let sets: Vec<String> =
+            settings.split_whitespace().map(|setting| format!(" --set parallel.{setting}")).collect();
+        let sets = format!("--set {length} --set train.eps=1e-4 --set out={out}{}", sets.concat());
         scratch.run(&format!("{stage} --config life/{stage}/run.toml --nproc {processes} {sets}")).succeeds();
         out
     };
-    let alone = run(1, "auto");
-    for &(processes, transport) in ways {
-        let out = run(processes, transport);
+    let alone = run(1, "");
+    for &(processes, settings) in ways {
+        let out = run(processes, settings);
         for metric in metrics {
             let (one, many) = (column(&scratch, &alone, metric), column(&scratch, &out, metric));
             assert_eq!(one.len(), many.len());
@@ -79,18 +79,28 @@ fn equals_one_process(stage: &str, metrics: &[&str], ways: &[(usize, &str)]) {
 
 #[test]
 fn sft_on_several_processes_equals_sft_on_one() {
-    equals_one_process("sft", &["loss", "grad_norm", "tokens"], &[(2, "auto"), (3, "auto"), (2, "gloo")]);
+    equals_one_process("sft", &["loss", "grad_norm", "tokens"], &[(2, ""), (3, ""), (2, "transport=gloo")]);
+}
+
+#[test]
+fn sft_of_a_split_model_equals_sft_on_one() {
+    let ways = [(2, "tensor.size=2"), (4, "tensor.size=2 transport=gloo"), (4, "tensor.size=4")];
+    equals_one_process("sft", &["loss", "grad_norm", "tokens"], &ways);
 }
 
 #[test]
 fn a_reward_model_on_several_processes_equals_that_of_one() {
-    equals_one_process("rm", &["loss", "grad_norm", "accuracy", "tokens"], &[(2, "auto"), (4, "gloo")]);
+    equals_one_process(
+        "rm",
+        &["loss", "grad_norm", "accuracy", "tokens"],
+        &[(2, ""), (4, "transport=gloo"), (2, "tensor.size=2")],
+    );
 }
 
 #[test]
 fn ppo_on_several_processes_equals_ppo_on_one() {
     let metrics = ["objective/scores", "objective/kl", "loss/value_avg", "grad_norm", "response_length/mean"];
-    equals_one_process("ppo", &metrics, &[(2, "auto"), (3, "gloo")]);
+    equals_one_process("ppo", &metrics, &[(2, ""), (3, "transport=gloo"), (2, "tensor.size=2")]);
 }
 
 #[test]
@@ -99,7 +109,7 @@ fn a_run_resumes_on_another_number_of_processes() {
     for gone in ["final", "checkpoints/step-4", "checkpoints/step-6"] {
         std::fs::remove_dir_all(scratch.path(&format!("life/sft/{gone}"))).unwrap();
     }
-    scratch.run("sft --config life/sft/run.toml --resume --nproc 2").succeeds();
+    scratch.run("sft --config life/sft/run.toml --resume --nproc 2 --set parallel.tensor.size=2").succeeds();
     let file = "life/sft/final/model.safetensors";
     assert!(worst(&scratch.path(file), &life().path(file)) < 1e-5);
 }

@@ -27,9 +27,9 @@ heldout = 12
 [base]
 hidden_size = 16
 intermediate_size = 32
-num_hidden_layers = 1
-num_attention_heads = 2
-num_key_value_heads = 1
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
 max_position_embeddings = 128
 
 [data]

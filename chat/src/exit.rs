@@ -185,7 +185,18 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         Error::Tensor { source, .. } => of_torch(source),
         Error::Diverged { .. } => DIVERGED,
         Error::Setting { .. } | Error::NothingTrained | Error::State { .. } => USAGE,
+        Error::File(error) => of_file(error, FAILED),
         Error::Io { .. } | Error::Layout { .. } => FAILED,
+    }
+}
+
+/// `otherwise` is the code of a file that is not as it should be.
+fn of_file(error: &parallel::tensor_file::Error, otherwise: u8) -> u8 {
+    use parallel::tensor_file::Error;
+    match error {
+        Error::Parallel(error) => of_parallel(error),
+        Error::Torch(error) => of_torch(error),
+        _ => otherwise,
     }
 }
 
@@ -227,9 +238,11 @@ fn of_datasets(error: &datasets::Error) -> u8 {
 fn of_models(error: &models::Error) -> u8 {
     use models::Error;
     match error {
-        Error::Sys(error) => of_parallel(error),
+        Error::Parallel(error) => of_parallel(error),
         Error::Torch(error) => of_torch(error),
-        Error::Sampling { .. } | Error::TooManyTokens { .. } => USAGE,
+        Error::File(error) => of_file(error, DATA),
+        Error::Disagreement { .. } => FAILED,
+        Error::Sampling { .. } | Error::TooManyTokens { .. } | Error::Split { .. } => USAGE,
         Error::LogitsNotFinite { .. } => DIVERGED,
         _ => DATA,
     }

@@ -80,9 +80,14 @@ pub(crate) fn join(threads: Option<usize>, parallel: &ParallelSection) -> anyhow
     let place = Place::from_environment()?;
     let world = World::join(place, parallel.transport, TIMEOUT)?;
     launch::prepare(threads, world.local_size())?;
-    let data = parallel.data.unwrap_or(world.size());
-    let mesh = Mesh::new([1, data, 1, 1], world.rank(), world.size())?;
-    Ok(Arc::new(world.groups(&mesh)?))
+    Ok(Arc::new(world.groups(&mesh(parallel, world.rank(), world.size())?)?))
+}
+
+/// The mesh of `size` processes, seen from `rank`.
+pub(crate) fn mesh(parallel: &ParallelSection, rank: usize, size: usize) -> anyhow::Result<Mesh> {
+    let tensor = parallel.tensor.size.max(1);
+    let data = parallel.data.unwrap_or((size / tensor).max(1));
+    Ok(Mesh::new([1, data, 1, tensor], rank, size)?)
 }
 
 /// This program's own arguments.

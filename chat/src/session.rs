@@ -94,6 +94,6 @@ pub(crate) fn save_companions(
 }
 
 /// Weights on the CPU without gradients.
-pub(crate) fn frozen(kind: Kind) -> LoadOptions {
-    LoadOptions { kind, device: Device::Cpu, trainable: false }
+pub(crate) fn frozen(kind: Kind) -> LoadOptions<'static> {
+    LoadOptions { kind, device: Device::Cpu, trainable: false, tensor: None }
 }

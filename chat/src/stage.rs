@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 
 use datasets::Tokenizer;
 use models::causal_lm::LoadOptions;
-use parallel::Groups;
+use parallel::{Groups, Mesh};
 use rlhf::event::Recorder;
 use rlhf::run::{Cadence, Run, Save};
 use tch::Device;
@@ -28,6 +28,8 @@ pub(crate) use plan::Plan;
 pub(crate) struct Around<'a> {
     /// The processes of the job.
     pub(crate) groups: &'a Arc<Groups>,
+    /// How they are arranged; of a dry run, how they would be.
+    pub(crate) mesh: &'a Mesh,
     /// Who listens.
     pub(crate) recorder: &'a mut dyn Recorder,
     /// Set when a person asks the stage to end.
@@ -71,8 +73,10 @@ fn tokenizer(config: &RunConfig, model: &Path) -> anyhow::Result<Tokenizer> {
     session::tokenizer(&folder, config.tokenizer.template.as_deref())
 }
 
-fn trainable(config: &RunConfig) -> LoadOptions {
-    LoadOptions { kind: config.model.dtype.kind(), device: Device::Cpu, trainable: true }
+/// Weights to be trained, of which each process has its part.
+fn trainable<'a>(config: &RunConfig, groups: &'a Groups) -> LoadOptions<'a> {
+    let kind = config.model.dtype.kind();
+    LoadOptions { kind, device: Device::Cpu, trainable: true, tensor: Some(groups.tensor()) }
 }
 
 /// Shows the plan; opens the run folder and runs `stage` in it, unless only the plan was asked for.

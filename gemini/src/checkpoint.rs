@@ -7,10 +7,12 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use parallel::tensor_file::{self, Named, TensorFile};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tch::{Tensor, no_grad};
+use tch::no_grad;
 
+use crate::engine::State;
 use crate::{Engine, Error};
 
 /// The name of the state's folder inside a checkpoint.
@@ -48,35 +50,45 @@ pub fn write_folder<E: From<Error>>(
     })
 }
 
-/// Saves the engine's state and the stage's own `extra` under `folder/trainer_state`.
+/// Saves the engine's state and the stage's own `extra` under `folder/trainer_state`. Every rank that holds a part of the model calls
+/// it, and the first of them writes.
 pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Result<(), Error> {
     let folder = folder.join(STATE_FOLDER);
-    fs::create_dir_all(&folder).map_err(|source| io(&folder, source))?;
-    Tensor::write_safetensors(&engine.state_tensors(), folder.join("optimizer.safetensors"))
-        .map_err(|source| Error::Tensor { what: "writing the optimiser's state", source })?;
+    let state = engine.state();
+    let writes = state.iter().all(|state| state.placement.writes());
+    if writes {
+        fs::create_dir_all(&folder).map_err(|source| io(&folder, source))?;
+    }
+    let named: Vec<Named<'_>> = state.iter().map(State::named).collect();
+    tensor_file::write(&folder.join("optimizer.safetensors"), &named)?;
+    if !writes {
+        return Ok(());
+    }
     let state = serde_json::json!({ "step": engine.step_count(), "stage": extra });
     let path = folder.join("state.json");
     let text = serde_json::to_string_pretty(&state).map_err(|source| bad(&path, &source))?;
     fs::write(&path, text).map_err(|source| io(&path, source))
 }
 
-/// Restores what [`save_state`] saved into an engine over the same parameters, and returns the stage's own part.
+/// Restores what [`save_state`] saved, on any mesh, into an engine over the same parameters, and returns the stage's own part.
 pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Result<S, Error> {
     let folder = folder.join(STATE_FOLDER);
     let path = folder.join("optimizer.safetensors");
-    let saved = Tensor::read_safetensors(&path).map_err(|source| bad(&path, &source))?;
-    let wanted = engine.state_tensors();
-    if saved.len() != wanted.len() {
-        let problem = format!("it holds {} tensors and this run has {}", saved.len(), wanted.len());
+    let saved = TensorFile::open(&path).map_err(|source| bad(&path, &source))?;
+    let wanted = engine.state();
+    if saved.names().count() != wanted.len() {
+        let problem = format!("it holds {} tensors and this run has {}", saved.names().count(), wanted.len());
         return Err(Error::State { path, problem });
     }
-    for (name, mut tensor) in wanted {
-        let found = saved.iter().find(|(other, _)| *other == name).map(|(_, tensor)| tensor);
-        match found {
-            Some(found) if found.size() == tensor.size() => no_grad(|| tensor.copy_(found)),
+    for State { name, tensor, placement } in wanted {
+        let shape = placement.whole_shape(&tensor.size());
+        match saved.shape(&name) {
+            Some(found) if found == shape => {
+                let part = saved.read(&name, &shape, placement)?;
+                no_grad(|| tensor.shallow_clone().copy_(&part));
+            }
             Some(found) => {
-                let problem =
-                    format!("{name} has the shape {:?} and this run wants {:?}", found.size(), tensor.size());
+                let problem = format!("{name} has the shape {found:?} and this run wants {shape:?}");
                 return Err(Error::State { path, problem });
             }
             None => return Err(Error::State { path, problem: format!("it has no {name}") }),
@@ -146,6 +158,7 @@ mod tests {
     use crate::TrainConfig;
     use parallel::{Groups, Parameter};
     use std::sync::Arc;
+    use tch::Tensor;
 
     fn parameters(size: i64) -> Vec<Parameter> {
         let options = (tch::Kind::Float, tch::Device::Cpu);
@@ -180,13 +193,13 @@ mod tests {
         let mut engine =
             Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(Groups::single())).unwrap();
         engine.set_step(4);
-        let _ = engine.state_tensors()[0].1.shallow_clone().fill_(2.5);
+        let _ = engine.state()[0].tensor.shallow_clone().fill_(2.5);
         save_state(folder.path(), &engine, &"extra").unwrap();
         let mut other =
             Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(Groups::single())).unwrap();
         let extra: String = load_state(folder.path(), &mut other).unwrap();
         assert_eq!((extra.as_str(), other.step_count()), ("extra", 4));
-        assert!((other.state_tensors()[0].1.double_value(&[1]) - 2.5).abs() < 1e-12);
+        assert!((other.state()[0].tensor.double_value(&[1]) - 2.5).abs() < 1e-12);
     }
 
     #[test]

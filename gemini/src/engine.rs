@@ -11,7 +11,9 @@
 
 use std::sync::Arc;
 
-use parallel::{Groups, Parameter, Segmented, Tape};
+use parallel::comm::Reduction;
+use parallel::tensor_file::Named;
+use parallel::{Groups, Parameter, Placement, Segmented, Tape};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::optimizer::{Moments, Update, adamw, global_norm};
@@ -22,6 +24,9 @@ use crate::{Error, TrainConfig, schedule};
 struct Slot {
     name: String,
     weight: Tensor,
+    placement: Placement,
+    /// Whether the gradient is one term of a sum over the tensor ranks.
+    partial: bool,
     master: Tensor,
     moments: Moments,
     grad: Option<Tensor>,
@@ -47,6 +52,7 @@ pub struct Engine {
     slots: Vec<Slot>,
     /// For each parameter of the model, its slot; `None` for a frozen one.
     slot_of: Vec<Option<usize>>,
+    groups: Arc<Groups>,
     /// Those who train the same parameters on other rows; `None` when there are none.
     replicas: Option<Replicas>,
 }
@@ -80,7 +86,8 @@ impl Engine {
             slots.iter_mut().zip(views).for_each(|(slot, view)| slot.grad = Some(view));
             replicas
         });
-        Ok(Self { config: config.clone(), total_steps, step: 0, slots, slot_of, replicas })
+        let groups = Arc::clone(groups);
+        Ok(Self { config: config.clone(), total_steps, step: 0, slots, slot_of, groups, replicas })
     }
 
     /// Cuts the rows of a step into micro-batches of at most `largest` rows, small enough that every process has one, and gives
@@ -126,7 +133,8 @@ impl Engine {
         M: Segmented,
         E: From<Error>,
     {
-        let tape = Tape::record(model, context, self.config.activation_checkpointing);
+        let tape = Tape::record(model, context, self.config.activation_checkpointing)
+            .map_err(|error| E::from(error.into()))?;
         let loss = loss(tape.hidden())?;
         let value = loss.double_value(&[]);
         if !value.is_finite() {
@@ -154,12 +162,13 @@ impl Engine {
         if let Some(replicas) = &mut self.replicas {
             replicas.finish()?;
         }
+        self.add_up_terms()?;
         let (slots, grads): (Vec<&Slot>, Vec<&Tensor>) =
             self.slots.iter().filter_map(|slot| Some((slot, slot.grad.as_ref()?))).unzip();
         if grads.is_empty() {
             return Err(Error::NothingTrained);
         }
-        let grad_norm = global_norm(&grads)?;
+        let grad_norm = self.norm(&slots, &grads)?;
         if !grad_norm.is_finite() {
             return Err(Error::Diverged { what: "gradient norm", step, value: grad_norm });
         }
@@ -183,25 +192,74 @@ impl Engine {
         Ok(StepReport { step, lr, grad_norm })
     }
 
+    /// Sums the gradients of parameters that every tensor rank holds whole and uses for other work, in one collective.
+    fn add_up_terms(&self) -> Result<(), Error> {
+        let partial = self.slots.iter().filter(|slot| slot.partial);
+        let terms: Vec<&Tensor> = partial.filter_map(|slot| slot.grad.as_ref()).collect();
+        if terms.is_empty() {
+            return Ok(());
+        }
+        no_grad(|| {
+            let flat: Vec<Tensor> = terms.iter().map(|term| term.view([-1])).collect();
+            let flat = Tensor::cat(&flat, 0);
+            self.groups.tensor().all_reduce(&flat, Reduction::Sum)?;
+            let mut start = 0;
+            for term in terms {
+                let length = term.numel() as i64;
+                term.shallow_clone().copy_(&flat.narrow(0, start, length).view_as(term));
+                start += length;
+            }
+            Ok(())
+        })
+    }
+
+    /// The norm of the gradient of the whole model: what this rank has a part of is added up over the tensor ranks.
+    fn norm(&self, slots: &[&Slot], grads: &[&Tensor]) -> Result<f64, Error> {
+        if self.groups.tensor().size() == 1 {
+            return global_norm(grads);
+        }
+        let of = |shards: bool| {
+            let chosen = slots.iter().zip(grads).filter(|(slot, _)| slot.placement.is_shard() == shards);
+            global_norm(&chosen.map(|(_, grad)| *grad).collect::<Vec<_>>())
+        };
+        let [shards] = self.groups.tensor().sum([of(true)?.powi(2)])?;
+        Ok((shards + of(false)?.powi(2)).sqrt())
+    }
+
     /// The learning rate of the next step.
     pub fn next_lr(&self) -> f64 {
         let TrainConfig { scheduler, warmup_steps, lr, .. } = self.config;
         lr * schedule::factor(scheduler, self.step, warmup_steps, self.total_steps)
     }
 
-    /// The optimiser's tensors by name: what a checkpoint holds beside the weights.
-    pub(crate) fn state_tensors(&self) -> Vec<(String, Tensor)> {
-        let mut tensors = Vec::new();
+    /// The optimiser's tensors: what a checkpoint holds beside the weights.
+    pub(crate) fn state(&self) -> Vec<State<'_>> {
+        let mut states = Vec::new();
         for slot in &self.slots {
-            for (kind, tensor) in slot.state() {
-                tensors.push((format!("{kind}.{}", slot.name), tensor.shallow_clone()));
-            }
+            let placement = &slot.placement;
+            let state = |(kind, tensor)| State { name: format!("{kind}.{}", slot.name), tensor, placement };
+            states.extend(slot.state().map(state));
         }
-        tensors
+        states
     }
 
     pub(crate) fn set_step(&mut self, step: u64) {
         self.step = step;
+    }
+}
+
+/// One tensor of the optimiser.
+pub(crate) struct State<'a> {
+    pub(crate) name: String,
+    /// This rank's part.
+    pub(crate) tensor: &'a Tensor,
+    pub(crate) placement: &'a Placement,
+}
+
+impl State<'_> {
+    /// For a file.
+    pub(crate) fn named(&self) -> Named<'_> {
+        Named { name: &self.name, tensor: self.tensor, placement: self.placement }
     }
 }
 
@@ -215,7 +273,16 @@ impl Slot {
         let weight = parameter.tensor.shallow_clone();
         let master = no_grad(|| weight.detach().to_kind(Kind::Float));
         let moments = Moments::zeros_like(&master);
-        Self { name: parameter.name.clone(), weight, master, moments, grad: None, decay: parameter.decay }
+        Self {
+            name: parameter.name.clone(),
+            weight,
+            placement: parameter.placement.clone(),
+            partial: parameter.partial,
+            master,
+            moments,
+            grad: None,
+            decay: parameter.decay,
+        }
     }
 
     fn add(&mut self, grad: &Tensor) {
@@ -265,8 +332,13 @@ mod tests {
         fn num_segments(&self) -> usize {
             1
         }
-        fn forward_segment(&self, _: usize, _: Option<&Tensor>, rows: &Tensor) -> Tensor {
-            rows * &self.parameters[0].tensor
+        fn forward_segment(
+            &self,
+            _: usize,
+            _: Option<&Tensor>,
+            rows: &Tensor,
+        ) -> Result<Tensor, parallel::Error> {
+            Ok(rows * &self.parameters[0].tensor)
         }
         fn segment_parameters(&self, _: usize) -> Vec<usize> {
             vec![0]

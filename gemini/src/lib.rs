@@ -67,6 +67,9 @@ pub enum Error {
     /// Nothing to train.
     #[error("no parameter of this model is trained: every one is frozen")]
     NothingTrained,
+    /// A file of tensors.
+    #[error(transparent)]
+    File(#[from] parallel::tensor_file::Error),
     /// The file system.
     #[error("{}: {source}{}", path.display(), space_hint(source))]
     Io {

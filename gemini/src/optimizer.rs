@@ -86,6 +86,9 @@ fn fused(
 
 /// The Euclidean norm of all gradients taken as one vector.
 pub(crate) fn global_norm(grads: &[&Tensor]) -> Result<f64, Error> {
+    if grads.is_empty() {
+        return Ok(0.0);
+    }
     let norms = parallel::dispatch::call_tensors(
         "aten::_foreach_norm",
         "Scalar",

@@ -43,9 +43,14 @@ impl Segmented for Network {
     fn num_segments(&self) -> usize {
         2
     }
-    fn forward_segment(&self, index: usize, hidden: Option<&Tensor>, rows: &Tensor) -> Tensor {
+    fn forward_segment(
+        &self,
+        index: usize,
+        hidden: Option<&Tensor>,
+        rows: &Tensor,
+    ) -> Result<Tensor, parallel::Error> {
         let weight = &self.parameters[index].tensor;
-        hidden.map_or_else(|| rows.matmul(weight).tanh(), |hidden| hidden.matmul(weight))
+        Ok(hidden.map_or_else(|| rows.matmul(weight).tanh(), |hidden| hidden.matmul(weight)))
     }
     fn segment_parameters(&self, index: usize) -> Vec<usize> {
         vec![index]

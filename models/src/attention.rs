@@ -6,9 +6,10 @@ use tch::Tensor;
 
 use crate::Error;
 use crate::architecture::{Architecture, Position, Qkv};
-use crate::batch::MaskKind;
+use crate::batch::{Alibi, MaskKind};
 use crate::layer::{Linear, Norm, Registry};
 use crate::rope::Rotary;
+use crate::split::{Border, Heads, Share};
 
 /// Attention over whole rows: `q` `[R, heads, T, D]`, `k` and `v` `[R, kv_heads, T, D]` to `[R, heads, T, D]`. Without a
 /// mask it is causal; a mask is added to the scores and holds the causality itself.
@@ -23,7 +24,8 @@ pub struct Attention {
     projection: Projection,
     norms: Option<(Norm, Norm)>,
     out: Linear,
-    heads: [i64; 2],
+    border: Border,
+    heads: Heads,
     head_dim: i64,
     scale: f64,
     mask: MaskKind,
@@ -49,43 +51,55 @@ impl Attention {
         let kv = architecture.num_kv_heads * dim;
         let name = |index: usize| format!("{prefix}.{}", names.qkv[index]);
         let bias = architecture.qkv_bias;
+        let heads = Heads::new(architecture, registry.group())?;
+        let (of_queries, of_keys) = (&heads.query_share, &heads.key_share);
+        let fused = [inner, outer + 2 * kv];
         let projection = match architecture.qkv {
             Qkv::Separate => Projection::Separate([
-                registry.linear(&name(0), inner, outer, bias)?,
-                registry.linear(&name(1), inner, kv, bias)?,
-                registry.linear(&name(2), inner, kv, bias)?,
+                registry.columns(&name(0), [inner, outer], bias, of_queries)?,
+                registry.columns(&name(1), [inner, kv], bias, of_keys)?,
+                registry.columns(&name(2), [inner, kv], bias, of_keys)?,
             ]),
-            Qkv::Blocks => Projection::Blocks(registry.linear(&name(0), inner, outer + 2 * kv, bias)?),
-            Qkv::PerHead => Projection::PerHead(registry.linear(&name(0), inner, outer + 2 * kv, bias)?),
+            Qkv::Blocks => Projection::Blocks(registry.columns(&name(0), fused, bias, &heads.in_blocks())?),
+            Qkv::PerHead => {
+                Projection::PerHead(registry.columns(&name(0), fused, bias, &heads.per_head())?)
+            }
         };
         let norms = if architecture.qk_norm {
+            let share = if registry.group().is_some() { Share::Terms } else { Share::Whole };
             let norm = |registry: &mut Registry<'_>, which: &str| {
-                registry.norm(&format!("{prefix}.self_attn.{which}_norm"), dim)
+                registry.norm_of(&format!("{prefix}.self_attn.{which}_norm"), dim, &share)
             };
             Some((norm(registry, "q")?, norm(registry, "k")?))
         } else {
             None
         };
         let out_name = format!("{prefix}.{}", names.out);
-        let out = registry.residual_linear(&out_name, outer, inner, architecture.out_bias)?;
-        let alibi_heads = matches!(architecture.position, Position::Alibi).then_some(architecture.num_heads);
+        let out = registry.rows(&out_name, [outer, inner], architecture.out_bias, &heads.query_share)?;
+        let alibi = matches!(architecture.position, Position::Alibi)
+            .then(|| Alibi { heads: architecture.num_heads, own: heads.queries.clone() });
         Ok(Self {
             projection,
             norms,
             out,
-            heads: [architecture.num_heads, architecture.num_kv_heads],
+            border: Border::new(registry.group()),
+            heads,
             head_dim: dim,
             scale: architecture.scales[layer],
-            mask: MaskKind { window: architecture.windows[layer], alibi_heads },
+            mask: MaskKind { window: architecture.windows[layer], alibi },
         })
     }
 
-    /// Queries `[N, heads, D]`, keys and values `[N, kv_heads, D]` of `x` `[N, hidden]`, normed and rotated.
-    pub fn project(&self, x: &Tensor, rotary: Option<&Rotary>) -> [Tensor; 3] {
-        let [heads, kv_heads] = self.heads;
+    /// Queries `[N, heads, D]`, keys and values `[N, kv_heads, D]` of `x` `[N, hidden]`, normed and rotated; the heads of this rank.
+    pub fn project(&self, x: &Tensor, rotary: Option<&Rotary>) -> Result<[Tensor; 3], parallel::Error> {
+        let x = &self.border.enter(x)?;
+        let [heads, kv_heads] = [&self.heads.queries, &self.heads.keys].map(|own| own.end - own.start);
         let [mut q, mut k, v] = match &self.projection {
-            Projection::Separate([q, k, v]) => [(q, heads), (k, kv_heads), (v, kv_heads)]
-                .map(|(linear, heads)| linear.forward(x).unflatten(1, [heads, self.head_dim])),
+            Projection::Separate([q, k, v]) => {
+                let apart = |x: Tensor, heads| x.unflatten(1, [heads, self.head_dim]);
+                let [k, v] = [k, v].map(|linear| apart(self.keys(linear, x), kv_heads));
+                [apart(q.forward(x), heads), k, v]
+            }
             Projection::Blocks(linear) => {
                 let joined = linear.forward(x).unflatten(1, [heads + 2 * kv_heads, self.head_dim]);
                 [(0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads)]
@@ -102,12 +116,37 @@ impl Attention {
         if let Some(rotary) = rotary {
             (q, k) = (rotary.apply(&q), rotary.apply(&k));
         }
-        [q, k, v]
+        Ok([q, k, v])
+    }
+
+    /// Keys or values of the heads that this rank reads.
+    fn keys(&self, linear: &Linear, x: &Tensor) -> Tensor {
+        match self.heads.key_share {
+            Share::Terms => {
+                let own = &self.heads.keys;
+                linear.of_columns(&(own.start * self.head_dim..own.end * self.head_dim)).forward(x)
+            }
+            _ => linear.forward(x),
+        }
     }
 
     /// The output projection of `attended` `[N, heads * D]`, on top of `residual` where there is one.
-    pub fn project_out(&self, attended: &Tensor, residual: Option<&Tensor>) -> Tensor {
-        self.out.forward_onto(attended, residual)
+    pub fn project_out(
+        &self,
+        attended: &Tensor,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor, parallel::Error> {
+        self.border.leave(&self.out, attended, residual)
+    }
+
+    /// Key-value heads of this rank.
+    pub fn kv_heads(&self) -> i64 {
+        self.heads.keys.end - self.heads.keys.start
+    }
+
+    /// Width of one head.
+    pub fn head_dim(&self) -> i64 {
+        self.head_dim
     }
 
     /// The factor of the scores.

@@ -9,6 +9,7 @@
 //! Knows no layer.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -61,8 +62,17 @@ struct Kept {
 pub struct MaskKind {
     /// The latest tokens that are seen, the query's own included.
     pub window: Option<i64>,
-    /// Whether far keys pay by distance; the number of heads.
-    pub alibi_heads: Option<i64>,
+    /// Whether far keys pay by distance.
+    pub alibi: Option<Alibi>,
+}
+
+/// The heads whose keys pay by distance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alibi {
+    /// All heads of the layer: their number decides the slopes.
+    pub heads: i64,
+    /// Those that are computed here.
+    pub own: Range<i64>,
 }
 
 impl Batch {
@@ -142,7 +152,7 @@ impl Batch {
     /// The mask of rows of `length`; `None` where plain causality says it all.
     fn mask(&self, length: i64, wanted: &MaskKind, kind: Kind) -> Option<Tensor> {
         let windowed = wanted.window.is_some_and(|window| window < length);
-        if !windowed && wanted.alibi_heads.is_none() {
+        if !windowed && wanted.alibi.is_none() {
             return None;
         }
         let key = (length, wanted.clone(), kind);
@@ -188,10 +198,11 @@ impl MaskKind {
         if let Some(window) = self.window {
             unseen = unseen.logical_or(&distance.le(-window as f64));
         }
-        let price = match self.alibi_heads {
-            Some(heads) => {
-                let slopes = Tensor::from_slice(&alibi_slopes(heads)).to_device(distance.device());
-                slopes.view([heads, 1, 1]) * distance.unsqueeze(-3)
+        let price = match &self.alibi {
+            Some(Alibi { heads, own }) => {
+                let slopes = &alibi_slopes(*heads)[own.start as usize..own.end as usize];
+                let slopes = Tensor::from_slice(slopes).to_device(distance.device());
+                slopes.view([-1, 1, 1]) * distance.unsqueeze(-3)
             }
             None => distance.zeros_like().unsqueeze(-3),
         };
@@ -328,9 +339,9 @@ mod tests {
         let random = |heads: i64| Tensor::randn([tokens, heads, 8], (Kind::Float, Device::Cpu));
         let (q, k, v) = (random(4), random(2), random(2));
         for mask in [
-            MaskKind { window: None, alibi_heads: None },
-            MaskKind { window: Some(3), alibi_heads: None },
-            MaskKind { window: None, alibi_heads: Some(4) },
+            MaskKind { window: None, alibi: None },
+            MaskKind { window: Some(3), alibi: None },
+            MaskKind { window: None, alibi: Some(Alibi { heads: 4, own: 0..4 }) },
         ] {
             let together = batch.attend(&q, &k, &v, 0.3, &mask);
             assert_eq!(together.size(), [tokens, 32]);
@@ -350,7 +361,7 @@ mod tests {
 
     #[test]
     fn window_of_two_sees_itself_and_one_before() {
-        let mask = MaskKind { window: Some(2), alibi_heads: None }.tensor(1, 2, Kind::Float, Device::Cpu);
+        let mask = MaskKind { window: Some(2), alibi: None }.tensor(1, 2, Kind::Float, Device::Cpu);
         let seen = Vec::<f32>::try_from(mask.view([6])).unwrap();
         let none = f32::NEG_INFINITY;
         assert_eq!(seen, [0.0, 0.0, none, none, 0.0, 0.0]);

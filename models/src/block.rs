@@ -10,9 +10,10 @@ use crate::architecture::{Activation, Architecture, Residual};
 use crate::attention::Attention;
 use crate::layer::{Linear, Norm, Registry};
 use crate::rope::Rotary;
+use crate::split::{self, Border};
 
 /// From queries, keys and values to `[N, heads * D]`.
-pub type Mix<'a> = dyn FnMut(&Attention, &[Tensor; 3]) -> Tensor + 'a;
+pub type Mix<'a> = dyn FnMut(&Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;
 
 /// One block.
 #[derive(Debug)]
@@ -46,26 +47,36 @@ impl Block {
     }
 
     /// `[N, hidden]` to the same shape.
-    pub fn forward(&self, x: &Tensor, rotary: Option<&Rotary>, mix: &mut Mix<'_>) -> Tensor {
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        rotary: Option<&Rotary>,
+        mix: &mut Mix<'_>,
+    ) -> Result<Tensor, parallel::Error> {
         match self.residual {
             Residual::Before => {
-                let a = self.attend(&self.first_norm.forward(x), rotary, mix, Some(x));
+                let a = self.attend(&self.first_norm.forward(x), rotary, mix, Some(x))?;
                 self.mlp.forward(&self.second_norm.forward(&a), Some(&a))
             }
             Residual::After => {
-                let a = self.first_norm.forward(&self.attend(x, rotary, mix, Some(x)));
-                self.second_norm.forward(&self.mlp.forward(&a, Some(&a)))
+                let a = self.first_norm.forward(&self.attend(x, rotary, mix, Some(x))?);
+                Ok(self.second_norm.forward(&self.mlp.forward(&a, Some(&a))?))
             }
             Residual::Parallel => {
-                let attended = self.attend(&self.first_norm.forward(x), rotary, mix, Some(x));
+                let attended = self.attend(&self.first_norm.forward(x), rotary, mix, Some(x))?;
                 self.mlp.forward(&self.second_norm.forward(x), Some(&attended))
             }
             Residual::Normed => {
                 let n = self.first_norm.forward(x);
-                let m = self.second_norm.forward(&self.attend(&n, rotary, mix, Some(&n)));
+                let m = self.second_norm.forward(&self.attend(&n, rotary, mix, Some(&n))?);
                 self.mlp.forward(&m, Some(&m))
             }
         }
+    }
+
+    /// Its attention.
+    pub fn attention(&self) -> &Attention {
+        &self.attention
     }
 
     fn attend(
@@ -74,8 +85,8 @@ impl Block {
         rotary: Option<&Rotary>,
         mix: &mut Mix<'_>,
         residual: Option<&Tensor>,
-    ) -> Tensor {
-        let attended = mix(&self.attention, &self.attention.project(x, rotary));
+    ) -> Result<Tensor, parallel::Error> {
+        let attended = mix(&self.attention, &self.attention.project(x, rotary)?)?;
         self.attention.project_out(&attended, residual)
     }
 }
@@ -87,6 +98,7 @@ struct Mlp {
     up: Linear,
     down: Linear,
     activation: Activation,
+    border: Border,
 }
 
 impl Mlp {
@@ -94,25 +106,28 @@ impl Mlp {
         let names = &architecture.names;
         let (hidden, inner, bias) =
             (architecture.hidden_size, architecture.intermediate_size, architecture.mlp_bias);
+        let share = split::even(inner, "inner columns of an MLP", registry.group())?;
         let gate = if architecture.gated {
-            Some(registry.linear(&format!("{prefix}.{}", names.gate), hidden, inner, bias)?)
+            Some(registry.columns(&format!("{prefix}.{}", names.gate), [hidden, inner], bias, &share)?)
         } else {
             None
         };
         Ok(Self {
             gate,
-            up: registry.linear(&format!("{prefix}.{}", names.up), hidden, inner, bias)?,
-            down: registry.residual_linear(&format!("{prefix}.{}", names.down), inner, hidden, bias)?,
+            up: registry.columns(&format!("{prefix}.{}", names.up), [hidden, inner], bias, &share)?,
+            down: registry.rows(&format!("{prefix}.{}", names.down), [inner, hidden], bias, &share)?,
             activation: architecture.activation,
+            border: Border::new(registry.group()),
         })
     }
 
-    fn forward(&self, x: &Tensor, residual: Option<&Tensor>) -> Tensor {
+    fn forward(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor, parallel::Error> {
+        let x = self.border.enter(x)?;
         let inner = match &self.gate {
-            Some(gate) => self.activation.apply(&gate.forward(x)) * self.up.forward(x),
-            None => self.activation.apply(&self.up.forward(x)),
+            Some(gate) => self.activation.apply(&gate.forward(&x)) * self.up.forward(&x),
+            None => self.activation.apply(&self.up.forward(&x)),
         };
-        self.down.forward_onto(&inner, residual)
+        self.border.leave(&self.down, &inner, residual)
     }
 }
 

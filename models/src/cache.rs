@@ -6,7 +6,6 @@
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::batch::MaskKind;
-use crate::config::Config;
 
 /// Keys and values of several texts.
 #[derive(Debug)]
@@ -19,18 +18,13 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Empty slots for texts of up to `capacity` tokens.
-    pub fn new(config: &Config, slots: i64, capacity: i64, kind: Kind, device: Device) -> Self {
-        let shape = [slots, config.num_kv_heads(), capacity, config.head_dim()];
+    /// Empty slots for texts of up to `capacity` tokens, with as many layers, key-value heads and numbers a head as `sizes` says.
+    pub fn new(sizes: [i64; 3], slots: i64, capacity: i64, kind: Kind, device: Device) -> Self {
+        let [layers, kv_heads, dim] = sizes;
+        let shape = [slots, kv_heads, capacity, dim];
         // Zeros and not just memory: a masked key is multiplied by zero, and zero times NaN is NaN.
-        let layers = || (0..config.num_layers()).map(|_| Tensor::zeros(shape, (kind, device))).collect();
-        Self {
-            keys: layers(),
-            values: layers(),
-            lengths: vec![0; slots as usize],
-            kv_heads: config.num_kv_heads(),
-            capacity,
-        }
+        let layers = || (0..layers).map(|_| Tensor::zeros(shape, (kind, device))).collect();
+        Self { keys: layers(), values: layers(), lengths: vec![0; slots as usize], kv_heads, capacity }
     }
 
     /// Tokens in each slot.
@@ -122,7 +116,7 @@ impl KvCache {
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let equal = lengths.iter().all(|&length| length == longest);
         let windowed = wanted.window.is_some_and(|window| window <= longest);
-        if equal && !windowed && wanted.alibi_heads.is_none() {
+        if equal && !windowed && wanted.alibi.is_none() {
             return None;
         }
         let queries = Tensor::from_slice(lengths).to_device(device).to_kind(Kind::Float).view([-1, 1, 1]);
@@ -136,9 +130,7 @@ mod tests {
     use super::*;
 
     fn cache() -> KvCache {
-        let text = r#"{"model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 6,
-            "num_hidden_layers": 1, "num_attention_heads": 2}"#;
-        KvCache::new(&Config::from_json(text, "test").unwrap(), 3, 4, Kind::Float, Device::Cpu)
+        KvCache::new([1, 2, 2], 3, 4, Kind::Float, Device::Cpu)
     }
 
     fn write(cache: &mut KvCache, slot: i64, count: i64, value: f64) {
@@ -180,7 +172,7 @@ mod tests {
         let mut cache = cache();
         write(&mut cache, 0, 2, 1.0);
         write(&mut cache, 1, 1, 1.0);
-        let plain = MaskKind { window: None, alibi_heads: None };
+        let plain = MaskKind { window: None, alibi: None };
         let mask = cache.decoding_mask(2, &plain, Kind::Float, Device::Cpu).unwrap();
         assert_eq!(mask.size(), [2, 1, 1, 3]);
         // The second slot's new token is its second: the third key is none of its own.
@@ -189,7 +181,7 @@ mod tests {
             [0.0, 0.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY]
         );
         assert!(cache.decoding_mask(1, &plain, Kind::Float, Device::Cpu).is_none());
-        let window = MaskKind { window: Some(2), alibi_heads: None };
+        let window = MaskKind { window: Some(2), alibi: None };
         let mask = cache.decoding_mask(1, &window, Kind::Float, Device::Cpu).unwrap();
         assert_eq!(Vec::<f32>::try_from(mask.view([3])).unwrap(), [f32::NEG_INFINITY, 0.0, 0.0]);
     }

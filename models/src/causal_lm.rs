@@ -11,7 +11,8 @@ use crate::Error;
 use crate::batch::Batch;
 use crate::cache::KvCache;
 use crate::config::Config;
-use crate::decoder::{Decoder, Head, SCORE};
+use crate::decoder::{self, Decoder, SCORE};
+use crate::head::Head;
 use crate::initialize;
 use crate::layer::{Request, for_few_rows};
 use crate::weights::{self, WeightFolder};
@@ -26,21 +27,22 @@ pub struct CausalLm {
 
 impl CausalLm {
     /// Loads a folder with `config.json` and safetensors weights.
-    pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
-        let decoder = load(folder, Head::Vocabulary, options, None)?;
+    pub fn load(folder: &Path, options: &LoadOptions<'_>) -> Result<Self, Error> {
+        let decoder = load(folder, decoder::Head::Vocabulary, options, None)?;
         Ok(Self { decoder })
     }
 
     /// A new model as transformers would initialise it; the same for a seed everywhere.
-    pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
-        let decoder =
-            Decoder::build(config, Head::Vocabulary, &mut |request| Ok(fresh(request, seed, options)))?;
+    pub fn random(config: Config, seed: u64, options: &LoadOptions<'_>) -> Result<Self, Error> {
+        let decoder = Decoder::build(config, decoder::Head::Vocabulary, options.tensor, &mut |request| {
+            Ok(fresh(request, seed, options))
+        })?;
         Ok(Self { decoder })
     }
 
-    /// A model of its own with the same values.
-    pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
-        let decoder = copy(&self.decoder, Head::Vocabulary, options, 0)?;
+    /// A model of its own with the same values, shared by the same ranks.
+    pub fn copy(&self, options: &LoadOptions<'_>) -> Result<Self, Error> {
+        let decoder = copy(&self.decoder, decoder::Head::Vocabulary, options, 0)?;
         Ok(Self { decoder })
     }
 
@@ -49,7 +51,8 @@ impl CausalLm {
     /// Shares everything with this model where it is laid out so already, or on a device that does not care.
     pub fn for_decoding(&self) -> Result<Self, Error> {
         let relaid = self.device() == tch::Device::Cpu;
-        let decoder = Decoder::build(self.config().clone(), Head::Vocabulary, &mut |request| {
+        let (config, group) = (self.config().clone(), self.decoder.group());
+        let decoder = Decoder::build(config, decoder::Head::Vocabulary, group, &mut |request| {
             let mut held = self.parameters().iter().filter(|parameter| parameter.name == request.name);
             let tensor = held.next().expect("both have the same parameters").tensor.detach();
             Ok(if relaid && request.is_matrix { no_grad(|| for_few_rows(&tensor)) } else { tensor })
@@ -57,11 +60,9 @@ impl CausalLm {
         Ok(Self { decoder })
     }
 
-    /// Writes `config.json` and the weights.
+    /// Writes `config.json` and the weights. Every rank that holds a part calls it.
     pub fn save(&self, folder: &Path) -> Result<(), Error> {
-        weights::save(folder, self.decoder.parameters())?;
-        let config = self.config().for_causal_lm(self.decoder.kind());
-        weights::write_file(folder, "config.json", config.to_json().as_bytes())
+        weights::save(folder, &self.config().for_causal_lm(self.decoder.kind()), self.decoder.parameters())
     }
 
     /// The trunk.
@@ -79,28 +80,28 @@ impl CausalLm {
         self.decoder.config()
     }
 
-    /// The vocabulary head `[V, H]`.
-    pub fn head_weight(&self) -> &Tensor {
-        self.decoder.head_weight()
-    }
-
-    /// The head's bias; no known family has one.
-    pub fn head_bias(&self) -> Option<&Tensor> {
-        None
+    /// The vocabulary head. No known family has a bias.
+    pub fn head(&self) -> Head<'_> {
+        Head { weight: self.decoder.head_weight(), bias: None, vocabulary: self.decoder.vocabulary() }
     }
 
     /// See [`Decoder::forward`].
-    pub fn forward(&self, batch: &Batch) -> Tensor {
+    pub fn forward(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
         self.decoder.forward(batch)
     }
 
     /// See [`Decoder::prefill`].
-    pub fn prefill(&self, batch: &Batch, cache: &mut KvCache, slots: &[i64]) -> Tensor {
+    pub fn prefill(
+        &self,
+        batch: &Batch,
+        cache: &mut KvCache,
+        slots: &[i64],
+    ) -> Result<Tensor, parallel::Error> {
         self.decoder.prefill(batch, cache, slots)
     }
 
     /// See [`Decoder::decode`].
-    pub fn decode(&self, input_ids: &Tensor, cache: &mut KvCache) -> Tensor {
+    pub fn decode(&self, input_ids: &Tensor, cache: &mut KvCache) -> Result<Tensor, parallel::Error> {
         self.decoder.decode(input_ids, cache)
     }
 }
@@ -112,7 +113,12 @@ impl Segmented for CausalLm {
         self.decoder.num_segments()
     }
 
-    fn forward_segment(&self, index: usize, hidden: Option<&Tensor>, context: &Batch) -> Tensor {
+    fn forward_segment(
+        &self,
+        index: usize,
+        hidden: Option<&Tensor>,
+        context: &Batch,
+    ) -> Result<Tensor, parallel::Error> {
         self.decoder.forward_segment(index, hidden, context)
     }
 
@@ -132,14 +138,14 @@ impl Segmented for CausalLm {
 /// Loads a decoder; with `score_seed`, a score that the folder does not have is drawn anew.
 pub(crate) fn load(
     folder: &Path,
-    head: Head,
-    options: &LoadOptions,
+    head: decoder::Head,
+    options: &LoadOptions<'_>,
     score_seed: Option<u64>,
 ) -> Result<Decoder, Error> {
     let config = Config::from_folder(folder)?;
     let names = config.architecture().names;
     let mut files = WeightFolder::open(folder)?;
-    let decoder = Decoder::build(config, head, &mut |request| {
+    let decoder = Decoder::build(config, head, options.tensor, &mut |request| {
         if let (SCORE, Some(seed)) = (request.name, score_seed) {
             return Ok(fresh(request, seed, options));
         }
@@ -148,7 +154,7 @@ pub(crate) fn load(
         if request.name == format!("{}.weight", names.head) {
             spellings.push("lm_head.weight".to_owned());
         }
-        Ok(options.place(request, &files.tensor(&spellings, request.shape)?))
+        Ok(options.place(request, &files.tensor(&spellings, request.shape, request.placement)?))
     })?;
     files.check_all_used(harmless)?;
     Ok(decoder)
@@ -164,8 +170,13 @@ fn harmless(name: &str) -> bool {
 }
 
 /// A decoder of its own with the values of another; a score that the other does not have is drawn anew.
-pub(crate) fn copy(from: &Decoder, head: Head, options: &LoadOptions, seed: u64) -> Result<Decoder, Error> {
-    Decoder::build(from.config().clone(), head, &mut |request| {
+pub(crate) fn copy(
+    from: &Decoder,
+    head: decoder::Head,
+    options: &LoadOptions<'_>,
+    seed: u64,
+) -> Result<Decoder, Error> {
+    Decoder::build(from.config().clone(), head, from.group(), &mut |request| {
         let held = from.parameters().iter().find(|parameter| parameter.name == request.name);
         Ok(held.map_or_else(
             || fresh(request, seed, options),
@@ -175,6 +186,7 @@ pub(crate) fn copy(from: &Decoder, head: Head, options: &LoadOptions, seed: u64)
 }
 
 /// A new parameter.
-pub(crate) fn fresh(request: &Request<'_>, seed: u64, options: &LoadOptions) -> Tensor {
-    options.place(request, &initialize::values(request.initial, request.shape, seed, request.name))
+pub(crate) fn fresh(request: &Request<'_>, seed: u64, options: &LoadOptions<'_>) -> Tensor {
+    let whole = initialize::values(request.initial, request.shape, seed, request.name);
+    options.place(request, &request.placement.part(&whole))
 }

@@ -3,6 +3,9 @@
 //! Segment 0 makes `[N, H]` from tokens, segments `1..=L` are the blocks, segment `L + 1` is the last norm (and, in
 //! OPT-350m, a projection). The head that reads the result is kept here as one more parameter and applied by the loss.
 
+use std::sync::Arc;
+
+use parallel::comm::Group;
 use parallel::{Parameter, Segmented};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -16,22 +19,25 @@ use crate::config::Config;
 use crate::initialize::Initial;
 use crate::layer::{Linear, Norm, Registry, Request, Source, for_few_rows};
 use crate::rope::Rotary;
+use crate::split::{self, Share, TokenEmbedding, Vocabulary};
 
 /// The name of a score's weight in sequence-classification checkpoints.
 pub const SCORE: &str = "score.weight";
 
-/// Kind, device and purpose of the parameters of a model.
+/// Kind, device, purpose and owners of the parameters of a model.
 #[derive(Clone, Copy, Debug)]
-pub struct LoadOptions {
+pub struct LoadOptions<'a> {
     /// The numbers' kind; a score is fp32 always.
     pub kind: Kind,
     /// Where they live.
     pub device: Device,
     /// Whether they have gradients.
     pub trainable: bool,
+    /// Those who share the parameters; absent, or a group of one: all of them are here.
+    pub tensor: Option<&'a Arc<Group>>,
 }
 
-impl LoadOptions {
+impl LoadOptions<'_> {
     /// A parameter as these options want it. What is only run, on a processor, is laid out for it.
     pub(crate) fn place(&self, request: &Request<'_>, tensor: &Tensor) -> Tensor {
         let kind = if request.name == SCORE { Kind::Float } else { self.kind };
@@ -58,7 +64,7 @@ pub enum Head {
 #[derive(Debug)]
 pub struct Decoder {
     config: Config,
-    token_embedding: Tensor,
+    token_embedding: TokenEmbedding,
     position_embedding: Option<Tensor>,
     project_in: Option<Linear>,
     embedding_norm: Option<Norm>,
@@ -67,26 +73,42 @@ pub struct Decoder {
     project_out: Option<Linear>,
     head: Tensor,
     parameters: Vec<Parameter>,
+    /// Those who share them; `None` for a rank by itself.
+    group: Option<Arc<Group>>,
     /// The first parameter of each segment, and of what comes after the last.
     bounds: Vec<usize>,
     head_parameters: Vec<usize>,
 }
 
+/// The attention of a layer over its queries, keys and values.
+type MixOfLayer<'a> = dyn FnMut(usize, &Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;
+
 impl Decoder {
-    /// Builds a model whose parameters come from `source`, asked for in order of use.
-    pub fn build(config: Config, head: Head, source: &mut Source<'_>) -> Result<Self, Error> {
+    /// Builds this rank's part of a model that `group` shares; its parameters come from `source`, asked for in order of use.
+    pub fn build(
+        config: Config,
+        head: Head,
+        group: Option<&Arc<Group>>,
+        source: &mut Source<'_>,
+    ) -> Result<Self, Error> {
+        let group = group.filter(|group| group.size() > 1);
         let architecture = config.architecture().clone();
         let names = &architecture.names;
         let (hidden, width) = (architecture.hidden_size, architecture.embedding_size);
-        let mut registry = Registry::new(&architecture, source);
+        let mut registry = Registry::new(&architecture, group, source);
         let mut bounds = vec![0];
-        let token_embedding = registry.embedding(names.token_embedding, architecture.vocab_size, width)?;
-        let project_in =
-            optional(architecture.projects(), || registry.linear(names.project_in, width, hidden, false))?;
+        let tokens = split::even(architecture.vocab_size, "tokens of a vocabulary", group)?;
+        let vocabulary = Vocabulary::new(&tokens, group);
+        let weight = registry.embedding(names.token_embedding, architecture.vocab_size, width, &tokens)?;
+        let token_embedding = TokenEmbedding { weight, vocabulary };
+        let whole = &Share::Whole;
+        let project_in = optional(architecture.projects(), || {
+            registry.columns(names.project_in, [width, hidden], false, whole)
+        })?;
         let position_embedding = match architecture.position {
             Position::Learned { offset } => {
                 let rows = architecture.max_positions + offset;
-                Some(registry.embedding(names.position_embedding, rows, hidden)?)
+                Some(registry.embedding(names.position_embedding, rows, hidden, whole)?)
             }
             Position::Rope(_) | Position::Alibi => None,
         };
@@ -99,10 +121,12 @@ impl Decoder {
         }
         bounds.push(registry.len());
         let final_norm = optional(architecture.final_norm, || registry.norm(names.final_norm, hidden))?;
-        let project_out =
-            optional(architecture.projects(), || registry.linear(names.project_out, hidden, width, false))?;
+        let project_out = optional(architecture.projects(), || {
+            registry.columns(names.project_out, [hidden, width], false, whole)
+        })?;
         bounds.push(registry.len());
-        let (head, head_parameters) = head_weight(&mut registry, &architecture, head, &token_embedding)?;
+        let (head, head_parameters) =
+            head_weight(&mut registry, &architecture, head, &token_embedding.weight, &tokens)?;
         let parameters = registry.into_parameters();
         Ok(Self {
             config,
@@ -115,6 +139,7 @@ impl Decoder {
             project_out,
             head,
             parameters,
+            group: group.cloned(),
             bounds,
             head_parameters,
         })
@@ -125,35 +150,60 @@ impl Decoder {
         &self.config
     }
 
-    /// The weight of the head: `[V, H]` or `[1, H]`.
+    /// The weight of the head: `[V, H]`, of which this rank may have some rows, or `[1, H]`.
     pub fn head_weight(&self) -> &Tensor {
         &self.head
     }
 
+    /// The tokens of this rank; `None` if it has all.
+    pub fn vocabulary(&self) -> Option<&Vocabulary> {
+        self.token_embedding.vocabulary.as_ref()
+    }
+
+    /// Those who share the parameters; `None` for a rank by itself.
+    pub fn group(&self) -> Option<&Arc<Group>> {
+        self.group.as_ref()
+    }
+
+    /// Empty slots for texts of up to `capacity` tokens.
+    pub fn cache(&self, slots: i64, capacity: i64) -> KvCache {
+        let [layers, kv_heads, dim] = self.blocks.first().map_or([0, 1, 1], |block| {
+            let attention = block.attention();
+            [self.blocks.len() as i64, attention.kv_heads(), attention.head_dim()]
+        });
+        KvCache::new([layers, kv_heads, dim], slots, capacity, self.kind(), self.device())
+    }
+
     /// The kind of the hidden states.
     pub fn kind(&self) -> Kind {
-        self.token_embedding.kind()
+        self.token_embedding.weight.kind()
     }
 
     /// Where the model is.
     pub fn device(&self) -> Device {
-        self.token_embedding.device()
+        self.token_embedding.weight.device()
     }
 
     /// The last hidden states `[N, H]` of a batch, with a graph if gradients are on.
-    pub fn forward(&self, batch: &Batch) -> Tensor {
+    pub fn forward(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
         let rotary = self.batch_rotary(batch);
-        let mut hidden = self.embed(&batch.input_ids, &batch.positions);
+        let mut hidden = self.embed(&batch.input_ids, &batch.positions)?;
         for block in &self.blocks {
-            hidden = block
-                .forward(&hidden, rotary.as_ref(), &mut |attention, qkv| mix_batch(batch, attention, qkv));
+            hidden = block.forward(&hidden, rotary.as_ref(), &mut |attention, qkv| {
+                Ok(mix_batch(batch, attention, qkv))
+            })?;
         }
-        self.finish(&hidden)
+        Ok(self.finish(&hidden))
     }
 
     /// Runs row `r` of the batch into slot `slots[r]` of the cache, behind what it holds already; the last hidden states
     /// `[N, H]` of the new tokens, without a graph.
-    pub fn prefill(&self, batch: &Batch, cache: &mut KvCache, slots: &[i64]) -> Tensor {
+    pub fn prefill(
+        &self,
+        batch: &Batch,
+        cache: &mut KvCache,
+        slots: &[i64],
+    ) -> Result<Tensor, parallel::Error> {
         assert_eq!(batch.lengths.len(), slots.len(), "one slot for each row");
         let past: Vec<i64> = slots.iter().map(|&slot| cache.lengths()[slot as usize]).collect();
         let places = cache.places(slots, &batch.lengths, self.device());
@@ -166,7 +216,7 @@ impl Decoder {
                     rotary.as_ref(),
                     &mut |layer, attention, qkv| {
                         cache.write(layer, &places, &qkv[1], &qkv[2]);
-                        mix_batch(batch, attention, qkv)
+                        Ok(mix_batch(batch, attention, qkv))
                     },
                 );
             }
@@ -174,16 +224,16 @@ impl Decoder {
             let rotary = self.rotary(&continued.positions, &batch.lengths, &continued.lengths);
             self.run(&batch.input_ids, &continued.positions, rotary.as_ref(), &mut |layer, attention, qkv| {
                 cache.write(layer, &places, &qkv[1], &qkv[2]);
-                continued.mix(cache, layer, attention, &qkv[0])
+                Ok(continued.mix(cache, layer, attention, &qkv[0]))
             })
-        });
+        })?;
         cache.advance(slots, &batch.lengths);
-        last
+        Ok(last)
     }
 
     /// One more token, `input_ids` int64 `[B]`, for each of the first `B` slots; their last hidden states `[B, H]`,
     /// without a graph.
-    pub fn decode(&self, input_ids: &Tensor, cache: &mut KvCache) -> Tensor {
+    pub fn decode(&self, input_ids: &Tensor, cache: &mut KvCache) -> Result<Tensor, parallel::Error> {
         let rows = input_ids.size()[0];
         let slots: Vec<i64> = (0..rows).collect();
         let ones = vec![1; rows as usize];
@@ -206,11 +256,11 @@ impl Decoder {
                     .iter()
                     .find(|(kind, _)| kind == attention.mask())
                     .and_then(|(_, mask)| mask.as_ref());
-                mix_step(attention, q, &keys, &values, mask)
+                Ok(mix_step(attention, q, &keys, &values, mask))
             })
-        });
+        })?;
         cache.advance(&slots, &ones);
-        last
+        Ok(last)
     }
 
     fn run(
@@ -218,17 +268,17 @@ impl Decoder {
         input_ids: &Tensor,
         positions: &Tensor,
         rotary: Option<&Rotary>,
-        mix: &mut dyn FnMut(usize, &Attention, &[Tensor; 3]) -> Tensor,
-    ) -> Tensor {
-        let mut hidden = self.embed(input_ids, positions);
+        mix: &mut MixOfLayer<'_>,
+    ) -> Result<Tensor, parallel::Error> {
+        let mut hidden = self.embed(input_ids, positions)?;
         for (layer, block) in self.blocks.iter().enumerate() {
-            hidden = block.forward(&hidden, rotary, &mut |attention, qkv| mix(layer, attention, qkv));
+            hidden = block.forward(&hidden, rotary, &mut |attention, qkv| mix(layer, attention, qkv))?;
         }
-        self.finish(&hidden)
+        Ok(self.finish(&hidden))
     }
 
-    fn embed(&self, input_ids: &Tensor, positions: &Tensor) -> Tensor {
-        let mut hidden = Tensor::embedding(&self.token_embedding, input_ids, -1, false, false);
+    fn embed(&self, input_ids: &Tensor, positions: &Tensor) -> Result<Tensor, parallel::Error> {
+        let mut hidden = self.token_embedding.forward(input_ids)?;
         if let Some(project) = &self.project_in {
             hidden = project.forward(&hidden);
         }
@@ -238,10 +288,10 @@ impl Decoder {
             let rows = if *offset == 0 { positions.shallow_clone() } else { positions + *offset };
             hidden += Tensor::embedding(table, &rows, -1, false, false);
         }
-        match &self.embedding_norm {
+        Ok(match &self.embedding_norm {
             Some(norm) => norm.forward(&hidden),
             None => hidden,
-        }
+        })
     }
 
     fn finish(&self, hidden: &Tensor) -> Tensor {
@@ -281,13 +331,18 @@ impl Segmented for Decoder {
         self.blocks.len() + 2
     }
 
-    fn forward_segment(&self, index: usize, hidden: Option<&Tensor>, batch: &Batch) -> Tensor {
+    fn forward_segment(
+        &self,
+        index: usize,
+        hidden: Option<&Tensor>,
+        batch: &Batch,
+    ) -> Result<Tensor, parallel::Error> {
         let Some(hidden) = hidden else { return self.embed(&batch.input_ids, &batch.positions) };
         match self.blocks.get(index - 1) {
             Some(block) => block.forward(hidden, self.batch_rotary(batch).as_ref(), &mut |attention, qkv| {
-                mix_batch(batch, attention, qkv)
+                Ok(mix_batch(batch, attention, qkv))
             }),
-            None => self.finish(hidden),
+            None => Ok(self.finish(hidden)),
         }
     }
 
@@ -361,13 +416,14 @@ fn head_weight(
     architecture: &Architecture,
     head: Head,
     token_embedding: &Tensor,
+    tokens: &Share,
 ) -> Result<(Tensor, Vec<usize>), Error> {
     let index = registry.len();
     let width = architecture.embedding_size;
     match head {
         Head::Vocabulary if architecture.tied => Ok((token_embedding.shallow_clone(), vec![0])),
         Head::Vocabulary => {
-            let weight = registry.head(architecture.names.head, architecture.vocab_size, width)?;
+            let weight = registry.head(architecture.names.head, architecture.vocab_size, width, tokens)?;
             Ok((weight, vec![index]))
         }
         Head::Scalar => {

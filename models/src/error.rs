@@ -61,46 +61,9 @@ pub enum Error {
         /// The tensor.
         name: String,
     },
-    /// A tensor has another shape than the configuration says.
-    #[error("{}: `{name}` has shape {got:?}, and config.json makes it {expected:?}", path.display())]
-    Shape {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// By the configuration.
-        expected: Vec<i64>,
-        /// In the file.
-        got: Vec<i64>,
-    },
-    /// A tensor is stored as numbers that cannot be loaded.
-    #[error("{}: `{name}` is stored as {dtype}: convert it to F32, BF16, F16 or F64", path.display())]
-    Dtype {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// As the file calls it.
-        dtype: String,
-    },
-    /// A safetensors file is shorter than its header says.
-    #[error("{} is truncated: {got} bytes of {expected}: download or copy it again", path.display())]
-    TruncatedSafetensors {
-        /// The file.
-        path: PathBuf,
-        /// By its header.
-        expected: u64,
-        /// On disk.
-        got: u64,
-    },
-    /// A safetensors file whose header makes no sense.
-    #[error("{} is no safetensors file: {reason}", path.display())]
-    MalformedSafetensors {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+    /// A file of weights.
+    #[error(transparent)]
+    File(#[from] parallel::tensor_file::Error),
     /// Two vocabularies that must match do not.
     #[error(
         "{origin}: the model knows {model} tokens and {what} needs {needed}: use the tokenizer that came with the model"
@@ -129,9 +92,19 @@ pub enum Error {
         /// How many.
         length: usize,
     },
+    /// More ranks than a layer can be split among.
+    #[error(
+        "[parallel.tensor] size = {ranks}: {what} cannot be split so; choose a size that divides the heads"
+    )]
+    Split {
+        /// The ranks.
+        ranks: usize,
+        /// What they should share.
+        what: String,
+    },
     /// The training layer failed.
     #[error(transparent)]
-    Sys(#[from] parallel::Error),
+    Parallel(#[from] parallel::Error),
     /// libtorch failed.
     #[error(transparent)]
     Torch(#[from] tch::TchError),
@@ -171,6 +144,14 @@ pub enum Error {
     LogitsNotFinite {
         /// Its place among the prompts.
         index: usize,
+    },
+    /// Ranks that share a model and drew different tokens.
+    #[error(
+        "the {ranks} ranks that share this model drew different tokens; they must run the same program on the same kind of machine"
+    )]
+    Disagreement {
+        /// The ranks.
+        ranks: usize,
     },
     /// A token that the model has no embedding for.
     #[error(

@@ -72,7 +72,20 @@ pub fn generate(
     options.sampling.check()?;
     check_prompts(model, prompts)?;
     let model = model.for_decoding()?;
-    no_grad(|| Generation::new(&model, prompts, options).run(listener))
+    let completions = no_grad(|| Generation::new(&model, prompts, options).run(listener))?;
+    check_agreement(&model, &completions)?;
+    Ok(completions)
+}
+
+/// Ranks that share a model draw the same tokens; if they did not, each would go on with a text of its own.
+fn check_agreement(model: &CausalLm, completions: &[Completion]) -> Result<(), Error> {
+    let Some(group) = model.decoder().group() else { return Ok(()) };
+    let mut sum = 0u32;
+    for id in completions.iter().flat_map(|completion| &completion.ids) {
+        sum = sum.wrapping_mul(31).wrapping_add(*id as u32);
+    }
+    let [largest, smallest] = group.max([f64::from(sum), -f64::from(sum)])?;
+    if largest == -smallest { Ok(()) } else { Err(Error::Disagreement { ranks: group.size() }) }
 }
 
 fn check_prompts(model: &CausalLm, prompts: &[Vec<i64>]) -> Result<(), Error> {
@@ -117,7 +130,7 @@ impl<'a> Generation<'a> {
         let empty = Completion { ids: Vec::new(), logprobs: Vec::new(), finish_reason: FinishReason::Length };
         let slots = prompts.len().min(options.batch_size.max(1));
         // A tied head is the table of embeddings: a copy of it pays when many rows share its reading.
-        let weight = model.head_weight();
+        let weight = model.head().weight;
         let relaid = slots > 1 && weight.device() == tch::Device::Cpu;
         Self {
             model,
@@ -135,12 +148,10 @@ impl<'a> Generation<'a> {
         if self.prompts.is_empty() || self.options.max_new_tokens == 0 {
             return Ok(self.completions);
         }
-        let weight = self.model.head_weight();
+        let device = self.model.device();
         let capacity =
             self.prompts.iter().map(|prompt| prompt.len() + self.budget(prompt.len())).max().unwrap_or(0);
-        let (kind, device) = (weight.kind(), weight.device());
-        let mut cache =
-            KvCache::new(self.model.config(), self.slots.len() as i64, capacity as i64, kind, device);
+        let mut cache = self.model.decoder().cache(self.slots.len() as i64, capacity as i64);
         loop {
             self.admit(&mut cache, listener)?;
             self.close_idle_slots(&mut cache);
@@ -149,7 +160,7 @@ impl<'a> Generation<'a> {
             }
             let tokens: Vec<i64> =
                 self.slots.iter().map(|slot| slot.as_ref().map_or(0, |live| live.last)).collect();
-            let hidden = self.model.decode(&Tensor::from_slice(&tokens).to_device(device), &mut cache);
+            let hidden = self.model.decode(&Tensor::from_slice(&tokens).to_device(device), &mut cache)?;
             let slots: Vec<usize> = (0..self.slots.len()).collect();
             self.draw(&hidden, &slots, &mut cache, listener)?;
         }
@@ -178,9 +189,9 @@ impl<'a> Generation<'a> {
             }
             let first = self.next - idle.len();
             let rows: Vec<&[i64]> = self.prompts[first..self.next].iter().map(Vec::as_slice).collect();
-            let batch = Batch::new(&rows, self.model.head_weight().device());
+            let batch = Batch::new(&rows, self.model.device());
             let places: Vec<i64> = idle.iter().map(|&slot| slot as i64).collect();
-            let hidden = self.model.prefill(&batch, cache, &places);
+            let hidden = self.model.prefill(&batch, cache, &places)?;
             let last = Tensor::from_slice(&batch.last_indices()).to_device(hidden.device());
             self.draw(&hidden.index_select(0, &last), idle, cache, listener)?;
         }
@@ -195,8 +206,8 @@ impl<'a> Generation<'a> {
         cache: &mut KvCache,
         listener: &mut Listener<'_>,
     ) -> Result<(), Error> {
-        let head = Head { weight: &self.head, bias: self.model.head_bias() };
-        let logits = head.logits(hidden).to_kind(Kind::Float).to_device(tch::Device::Cpu).contiguous();
+        let head = Head { weight: &self.head, ..self.model.head() };
+        let logits = head.logits(hidden)?.to_kind(Kind::Float).to_device(tch::Device::Cpu).contiguous();
         let width = logits.size()[1] as usize;
         let logits = Vec::<f32>::try_from(logits.view([-1]))?;
         for (row, &slot) in logits.chunks_exact(width).zip(slots) {

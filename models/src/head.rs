@@ -6,14 +6,20 @@
 //! while the logits are at hand, since a sum's gradient is known up to a factor; [`logprobs`] recomputes the logits in its backward.
 //! (The idea: Wijmans et al. 2024, arXiv 2411.09009.)
 //!
-//! `N` rows, `H` hidden size, `V` vocabulary. The softmax is in fp32 whatever the weights are. Knows no reduction and no algorithm.
+//! Where a group of ranks shares the vocabulary, each makes the logits of its own tokens, and what travels is one number a row (the log
+//! of its sum of exponentials), the results, and in the backward pass the gradient of the hidden states, which are whole on every rank.
+//!
+//! `N` rows, `H` hidden size, `V` vocabulary (of this rank). The softmax is in fp32 whatever the weights are. Knows no reduction and no
+//! algorithm.
 
-use crate::layer::{multiply_few_rows, suits_few_rows};
 use parallel::SysError;
 use parallel::autograd::{self, Backward, attach};
+use parallel::comm::Reduction;
 use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
+use crate::layer::{multiply_few_rows, suits_few_rows};
+use crate::split::{Places, Vocabulary};
 
 /// Logits held at once: 4 MiB in fp32, which stays in the cache of one core.
 pub const CHUNK_ELEMENTS: i64 = 1 << 20;
@@ -25,6 +31,8 @@ pub struct Head<'a> {
     pub weight: &'a Tensor,
     /// `[V]`.
     pub bias: Option<&'a Tensor>,
+    /// The tokens of this rank; absent: all.
+    pub vocabulary: Option<&'a Vocabulary>,
 }
 
 /// What [`logprobs`] finds out about each row.
@@ -37,12 +45,17 @@ pub struct TokenLogprobs {
 }
 
 impl Head<'_> {
-    /// The logits of a few rows: `[N, V]`, for the sampler.
-    pub fn logits(&self, hidden: &Tensor) -> Tensor {
-        if suits_few_rows(hidden, self.weight) {
-            return multiply_few_rows(hidden, self.weight, self.bias);
+    /// The logits of a few rows over the whole vocabulary, for the sampler; without a graph where ranks share it.
+    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, Error> {
+        let own = if suits_few_rows(hidden, self.weight) {
+            multiply_few_rows(hidden, self.weight, self.bias)
+        } else {
+            hidden.linear(self.weight, self.bias)
+        };
+        match self.vocabulary {
+            None => Ok(own),
+            Some(vocabulary) => Ok(vocabulary.cut.of_dim(1).gather(&own, &vocabulary.group)?),
         }
-        hidden.linear(self.weight, self.bias)
     }
 
     fn inputs<'a>(&'a self, hidden: &'a Tensor) -> Vec<&'a Tensor> {
@@ -55,17 +68,24 @@ impl Head<'_> {
     }
 
     fn owned(&self) -> OwnedHead {
-        OwnedHead { weight: self.weight.detach(), bias: self.bias.map(Tensor::detach) }
+        OwnedHead {
+            weight: self.weight.detach(),
+            bias: self.bias.map(Tensor::detach),
+            vocabulary: self.vocabulary.cloned(),
+        }
     }
 
+    /// Rows of a chunk: the same on every rank, whose parts of the vocabulary may differ by one.
     fn chunk_rows(&self) -> i64 {
-        (CHUNK_ELEMENTS / self.weight.size()[0]).max(16)
+        let tokens = self.vocabulary.map_or(self.weight.size()[0], Vocabulary::mean_size);
+        (CHUNK_ELEMENTS / tokens).max(16)
     }
 }
 
 struct OwnedHead {
     weight: Tensor,
     bias: Option<Tensor>,
+    vocabulary: Option<Vocabulary>,
 }
 
 impl OwnedHead {
@@ -75,6 +95,34 @@ impl OwnedHead {
             let _ = logits.g_div_scalar_(temperature);
         }
         logits
+    }
+
+    /// The log of the sum of exponentials of logits `[n, V]` over the tokens of all ranks, `[n, 1]`; `None` where this rank has them all.
+    fn log_total(&self, logits: &Tensor) -> Result<Option<Tensor>, Error> {
+        let Some(Vocabulary { group, .. }) = &self.vocabulary else { return Ok(None) };
+        let own = logits.logsumexp([1i64].as_slice(), true);
+        let all = group.all_gather(&own.tr())?; // [ranks, n]
+        Ok(Some(all.logsumexp([0i64].as_slice(), true).tr()))
+    }
+
+    fn places(&self, target: &Tensor) -> Places {
+        Places::new(target, self.vocabulary.as_ref())
+    }
+
+    /// Adds up over the ranks that share the vocabulary, in place.
+    fn add_up(&self, terms: &Tensor) -> Result<(), parallel::Error> {
+        match &self.vocabulary {
+            None => Ok(()),
+            Some(vocabulary) => vocabulary.group.all_reduce(terms, Reduction::Sum),
+        }
+    }
+}
+
+/// `z - log_total`, where the ranks share the vocabulary; the log of the softmax of `z` `[n, V]` otherwise.
+fn log_softmax(z: &Tensor, log_total: Option<&Tensor>) -> Tensor {
+    match log_total {
+        None => z.log_softmax(1, Kind::Float),
+        Some(log_total) => z - log_total,
     }
 }
 
@@ -92,26 +140,26 @@ pub fn cross_entropy(
         let owned = head.owned();
         for (start, length) in chunks(hidden.size()[0], head.chunk_rows()) {
             let rows = hidden.narrow(0, start, length).detach();
-            let target = targets.narrow(0, start, length).unsqueeze(1);
+            let target = owned.places(&targets.narrow(0, start, length).unsqueeze(1));
             let weight = weights.map(|weights| weights.narrow(0, start, length).to_kind(Kind::Float));
-            let logprobs = owned.logits(&rows, 1.0).log_softmax(1, Kind::Float);
-            let picked = logprobs.gather(1, &target, false).squeeze_dim(1);
+            let logits = owned.logits(&rows, 1.0);
+            let logprobs = log_softmax(&logits, owned.log_total(&logits)?.as_ref());
+            let picked = target.own(logprobs.gather(1, &target.index, false)).squeeze_dim(1);
             let picked = weight.as_ref().map_or_else(|| picked.shallow_clone(), |weight| &picked * weight);
             total -= picked.sum(Kind::Double);
             if wants_grad {
                 // d loss / d z = w (p - onehot).
                 let mut slope = logprobs.exp();
-                let _ = slope.scatter_add_(
-                    1,
-                    &target,
-                    &Tensor::full([length, 1], -1.0, (Kind::Float, hidden.device())),
-                );
+                let minus_one = Tensor::full([length, 1], -1.0, (Kind::Float, hidden.device()));
+                let _ = slope.scatter_add_(1, &target.index, &target.own(minus_one));
                 let slope =
                     weight.map_or_else(|| slope.shallow_clone(), |weight| &slope * weight.unsqueeze(1));
                 sums.add(&owned, &rows, &slope, start);
             }
         }
-    });
+        owned.add_up(&total)?;
+        sums.add_up(&owned)
+    })?;
     let total = total.to_kind(Kind::Float);
     if !wants_grad {
         return Ok(total);
@@ -133,31 +181,32 @@ pub fn logprobs(
     temperature: f64,
 ) -> Result<TokenLogprobs, Error> {
     let chunk_rows = head.chunk_rows();
-    let (mut values, mut entropies) = (Vec::new(), Vec::new());
-    no_grad(|| {
+    let (mut parts, mut log_totals) = (Vec::new(), Vec::new());
+    let found = no_grad(|| {
         let owned = head.owned();
         for (start, length) in chunks(hidden.size()[0], chunk_rows) {
-            let target = targets.narrow(0, start, length).unsqueeze(1);
+            let target = owned.places(&targets.narrow(0, start, length).unsqueeze(1));
             let logits = owned.logits(&hidden.narrow(0, start, length), temperature);
-            let logprobs = logits.log_softmax(1, Kind::Float);
-            values.push(logprobs.gather(1, &target, false).squeeze_dim(1));
-            entropies.push(-(logprobs.exp() * logprobs).nan_to_num(0.0, None, None).sum_dim_intlist(
-                1,
-                false,
-                Kind::Float,
-            ));
+            let log_total = owned.log_total(&logits)?;
+            let logprobs = log_softmax(&logits, log_total.as_ref());
+            let picked = target.own(logprobs.gather(1, &target.index, false)).squeeze_dim(1);
+            let terms = (logprobs.exp() * logprobs).nan_to_num(0.0, None, None);
+            parts.push(Tensor::stack(&[picked, -terms.sum_dim_intlist(1, false, Kind::Float)], 0));
+            log_totals.push(log_total);
         }
-    });
-    let (values, entropy) = if values.is_empty() {
-        let empty = || Tensor::zeros([0], (Kind::Float, hidden.device()));
-        (empty(), empty())
-    } else {
-        (Tensor::cat(&values, 0), Tensor::cat(&entropies, 0))
-    };
+        if parts.is_empty() {
+            parts.push(Tensor::zeros([2, 0], (Kind::Float, hidden.device())));
+        }
+        let found = Tensor::cat(&parts, 1);
+        owned.add_up(&found)?;
+        Ok::<_, Error>(found)
+    })?;
+    let (values, entropy) = (found.select(0, 0), found.select(0, 1));
     if !head.wants_grad(hidden) {
         return Ok(TokenLogprobs { logprobs: values, entropy });
     }
     let (owned, rows, targets) = (head.owned(), hidden.detach(), targets.shallow_clone());
+    let entropies = entropy.shallow_clone();
     let mut sums = Gradient::new(hidden, &head, true);
     let count = head.inputs(hidden).len();
     let backward: Backward = Box::new(move |grads| {
@@ -165,49 +214,68 @@ pub fn logprobs(
             return Ok(nothing(count));
         }
         no_grad(|| {
-            for (start, length) in chunks(rows.size()[0], chunk_rows) {
+            for ((start, length), log_total) in chunks(rows.size()[0], chunk_rows).zip(&log_totals) {
                 let chunk = rows.narrow(0, start, length);
-                let target = targets.narrow(0, start, length);
-                let seeds = [&grads[0], &grads[1]]
-                    .map(|grad| Some(grad.as_ref()?.narrow(0, start, length).unsqueeze(1) / temperature));
-                let slope = slope(&owned.logits(&chunk, temperature), &target, &seeds);
+                let target = owned.places(&targets.narrow(0, start, length).unsqueeze(1));
+                let of = |flat: &Tensor| flat.narrow(0, start, length).unsqueeze(1);
+                let seeds =
+                    [&grads[0], &grads[1]].map(|grad| grad.as_ref().map(|grad| of(grad) / temperature));
+                let logprobs = log_softmax(&owned.logits(&chunk, temperature), log_total.as_ref());
+                let slope = slope(&logprobs, &target, &of(&entropies), seeds);
                 sums.add(&owned, &chunk, &slope, start);
             }
-        });
+            sums.add_up(&owned)
+        })
+        .map_err(in_backward)?;
         Ok(std::mem::take(&mut sums).taken())
     });
     let [logprobs, entropy] = attached([&values, &entropy], &head.inputs(hidden), backward)?;
     Ok(TokenLogprobs { logprobs, entropy })
 }
 
-/// The gradient with respect to `z` `[n, V]` of log-probabilities and entropies, of which `seeds` `[n, 1]` are the gradients:
-/// `d log p(y) / d z = onehot(y) - p` and `d H / d z = -p (log p + H)`.
-fn slope(z: &Tensor, target: &Tensor, [of_logprobs, of_entropy]: &[Option<Tensor>; 2]) -> Tensor {
+/// The gradient with respect to `z` `[n, V]` of log-probabilities and entropies `[n, 1]`, of which the seeds `[n, 1]` are the
+/// gradients: `d log p(y) / d z = onehot(y) - p` and `d H / d z = -p (log p + H)`.
+fn slope(
+    logprobs: &Tensor,
+    target: &Places,
+    entropy: &Tensor,
+    [of_logprobs, of_entropy]: [Option<Tensor>; 2],
+) -> Tensor {
+    let share = logprobs.exp();
     let mut slope = match of_logprobs {
         Some(seed) => {
-            let mut slope = z.softmax(1, Kind::Float) * -seed;
-            let _ = slope.scatter_add_(1, &target.unsqueeze(1), seed);
+            let mut slope = &share * -&seed;
+            let _ = slope.scatter_add_(1, &target.index, &target.own(seed));
             slope
         }
-        None => z.zeros_like(),
+        None => logprobs.zeros_like(),
     };
     if let Some(seed) = of_entropy {
-        let logprobs = z.log_softmax(1, Kind::Float);
-        let share = logprobs.exp();
-        let entropy = -(&share * &logprobs).sum_dim_intlist(1, true, Kind::Float);
-        slope -= share * (logprobs + entropy) * seed;
+        slope -= (share * (logprobs + entropy)).nan_to_num(0.0, None, None) * seed;
     }
     slope
 }
 
-/// The most likely token of each row and whether it is `target`; for accuracies.
-pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Tensor {
+fn in_backward(error: Error) -> SysError {
+    match error {
+        Error::Parallel(error) => error.into(),
+        error => SysError::Torch { call: "backward".to_owned(), message: error.to_string() },
+    }
+}
+
+/// The most likely token of each row, `[N]`; for accuracies.
+pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
     no_grad(|| {
         let owned = head.owned();
-        let best: Vec<Tensor> = chunks(hidden.size()[0], head.chunk_rows())
-            .map(|(start, length)| owned.logits(&hidden.narrow(0, start, length), 1.0).argmax(1, false))
-            .collect();
-        Tensor::cat(&best, 0)
+        let mut best = Vec::new();
+        for (start, length) in chunks(hidden.size()[0], head.chunk_rows()) {
+            let logits = owned.logits(&hidden.narrow(0, start, length), 1.0);
+            best.push(match &owned.vocabulary {
+                None => logits.argmax(1, false),
+                Some(vocabulary) => vocabulary.best(&logits)?,
+            });
+        }
+        Ok(Tensor::cat(&best, 0))
     })
 }
 
@@ -250,6 +318,11 @@ impl Gradient {
         if let Some(bias) = &mut self.bias {
             let _ = bias.g_add_(&slope.sum_dim_intlist(0, false, Kind::Float));
         }
+    }
+
+    /// Each rank has what its own tokens add to the gradient of the hidden states.
+    fn add_up(&self, head: &OwnedHead) -> Result<(), Error> {
+        Ok(self.hidden.as_ref().map_or(Ok(()), |hidden| head.add_up(hidden))?)
     }
 
     fn taken(self) -> Vec<Option<Tensor>> {
@@ -328,7 +401,7 @@ mod tests {
     fn cross_entropy_equals_the_dense_form_with_its_gradients() {
         for (rows, vocabulary) in [(5, 11), (40, 70_000)] {
             let case = case(rows, vocabulary);
-            let head = Head { weight: &case.weight, bias: Some(&case.bias) };
+            let head = Head { weight: &case.weight, bias: Some(&case.bias), vocabulary: None };
             let weights = Tensor::arange(rows, (Kind::Float, Device::Cpu)) / rows as f64;
             let ours = cross_entropy(&case.hidden, head, &case.targets, Some(&weights)).unwrap() * 3.0;
             let dense = case.hidden.linear(&case.weight, Some(&case.bias)).log_softmax(1, Kind::Float);
@@ -345,7 +418,7 @@ mod tests {
     fn logprobs_and_entropy_equal_the_dense_form_with_gradients() {
         for (rows, vocabulary) in [(5, 11), (40, 70_000)] {
             let case = case(rows, vocabulary);
-            let head = Head { weight: &case.weight, bias: Some(&case.bias) };
+            let head = Head { weight: &case.weight, bias: Some(&case.bias), vocabulary: None };
             let seeds = Tensor::arange(rows, (Kind::Float, Device::Cpu)) - 2.0;
             for shares in [[1.0, 0.0], [0.0, 1.0], [0.3, -2.0]] {
                 let ours = logprobs(&case.hidden, head, &case.targets, 0.7).unwrap();
@@ -379,10 +452,13 @@ mod tests {
         let hidden = Tensor::ones([2, 3], (Kind::Float, Device::Cpu));
         let weight = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu));
         let targets = Tensor::from_slice(&[1i64, 3]);
-        let found = logprobs(&hidden, Head { weight: &weight, bias: None }, &targets, 1.0).unwrap();
+        let found =
+            logprobs(&hidden, Head { weight: &weight, bias: None, vocabulary: None }, &targets, 1.0).unwrap();
         assert!((found.logprobs.double_value(&[0]) + 4f64.ln()).abs() < 1e-6);
         assert!((found.entropy.double_value(&[1]) - 4f64.ln()).abs() < 1e-6);
-        let loss = cross_entropy(&hidden, Head { weight: &weight, bias: None }, &targets, None).unwrap();
+        let loss =
+            cross_entropy(&hidden, Head { weight: &weight, bias: None, vocabulary: None }, &targets, None)
+                .unwrap();
         assert!((loss.double_value(&[]) - 2.0 * 4f64.ln()).abs() < 1e-6);
     }
 
@@ -391,14 +467,15 @@ mod tests {
         let hidden = Tensor::zeros([0, 3], (Kind::Float, Device::Cpu));
         let weight = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu));
         let targets = Tensor::from_slice::<i64>(&[]);
-        let found = logprobs(&hidden, Head { weight: &weight, bias: None }, &targets, 1.0).unwrap();
+        let found =
+            logprobs(&hidden, Head { weight: &weight, bias: None, vocabulary: None }, &targets, 1.0).unwrap();
         assert_eq!(found.logprobs.size(), [0]);
     }
 
     #[test]
     fn without_a_graph_no_gradient_is_made() {
         let case = case(5, 11);
-        let head = Head { weight: &case.weight, bias: Some(&case.bias) };
+        let head = Head { weight: &case.weight, bias: Some(&case.bias), vocabulary: None };
         let loss = no_grad(|| cross_entropy(&case.hidden, head, &case.targets, None)).unwrap();
         let found = no_grad(|| logprobs(&case.hidden, head, &case.targets, 1.0)).unwrap();
         assert!(!loss.requires_grad() && !found.logprobs.requires_grad());

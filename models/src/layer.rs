@@ -2,13 +2,18 @@
 //!
 //! Legend: `N` tokens, `H` width.
 
-use parallel::Parameter;
+use std::ops::Range;
+use std::sync::Arc;
+
+use parallel::comm::Group;
 use parallel::dispatch::{self, Value};
+use parallel::{Parameter, Placement};
 use tch::{Kind, Tensor};
 
 use crate::Error;
 use crate::architecture::{Architecture, NormKind};
 use crate::initialize::Initial;
+use crate::split::Share;
 
 /// Rows from which oneDNN is faster than MKL on matrices of [`for_few_rows`]: MKL packs them anew for each product, which
 /// costs as much as 100 rows, and below 16 rows the two are even.
@@ -19,8 +24,10 @@ const ROWS_OF_ONEDNN: std::ops::RangeInclusive<i64> = 16..=256;
 pub struct Request<'a> {
     /// The checkpoint's name.
     pub name: &'a str,
-    /// Its shape.
+    /// The shape of the whole.
     pub shape: &'a [i64],
+    /// What this rank holds of it.
+    pub placement: &'a Placement,
     /// Its distribution in a new model.
     pub initial: Initial,
     /// Whether tokens are multiplied by its transpose, so that [`for_few_rows`] may lay it out anew.
@@ -44,13 +51,24 @@ pub type Source<'a> = dyn FnMut(&Request<'_>) -> Result<Tensor, Error> + 'a;
 pub struct Registry<'a> {
     architecture: &'a Architecture,
     source: &'a mut Source<'a>,
+    /// Those among whom the layers are split; `None` for a rank by itself.
+    group: Option<&'a Arc<Group>>,
     parameters: Vec<Parameter>,
 }
 
 impl<'a> Registry<'a> {
     /// An empty list for a model of this architecture.
-    pub fn new(architecture: &'a Architecture, source: &'a mut Source<'a>) -> Self {
-        Self { architecture, source, parameters: Vec::new() }
+    pub fn new(
+        architecture: &'a Architecture,
+        group: Option<&'a Arc<Group>>,
+        source: &'a mut Source<'a>,
+    ) -> Self {
+        Self { architecture, source, group, parameters: Vec::new() }
+    }
+
+    /// Those among whom the layers are split.
+    pub fn group(&self) -> Option<&'a Arc<Group>> {
+        self.group
     }
 
     /// The parameters so far.
@@ -70,75 +88,105 @@ impl<'a> Registry<'a> {
 
     /// A parameter that tokens are not multiplied by.
     pub fn take(&mut self, name: &str, shape: &[i64], initial: Initial) -> Result<Tensor, Error> {
-        self.ask(Request { name, shape, initial, is_matrix: false })
+        self.ask(name, shape, initial, false, &Share::Whole)
     }
 
-    fn ask(&mut self, request: Request<'_>) -> Result<Tensor, Error> {
-        let tensor = (self.source)(&request)?;
-        self.parameters.push(Parameter::replicated(request.name, &tensor));
+    fn ask(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+        is_matrix: bool,
+        share: &Share,
+    ) -> Result<Tensor, Error> {
+        let placement = match (share, self.group) {
+            (Share::Part(cut), Some(group)) => {
+                Placement::Shard { cut: cut.clone(), group: Arc::clone(group) }
+            }
+            _ => Placement::Replicate,
+        };
+        let tensor = (self.source)(&Request { name, shape, placement: &placement, initial, is_matrix })?;
+        let partial = matches!(share, Share::Terms);
+        self.parameters.push(Parameter { partial, ..Parameter::placed(name, &tensor, placement) });
         Ok(tensor)
     }
 
-    /// The matrix `{name}.weight` `[rows, width]` of a head.
-    pub fn head(&mut self, name: &str, rows: i64, width: i64) -> Result<Tensor, Error> {
-        self.ask(Request {
-            name: &format!("{name}.weight"),
-            shape: &[rows, width],
-            initial: Initial::Normal(self.architecture.initializer_range),
-            is_matrix: true,
-        })
-    }
-
-    /// A table `{name}.weight` `[rows, width]`.
-    pub fn embedding(&mut self, name: &str, rows: i64, width: i64) -> Result<Tensor, Error> {
+    /// The matrix `{name}.weight` `[rows, width]` of a head, split by rows.
+    pub fn head(&mut self, name: &str, rows: i64, width: i64, share: &Share) -> Result<Tensor, Error> {
         let initial = Initial::Normal(self.architecture.initializer_range);
-        self.take(&format!("{name}.weight"), &[rows, width], initial)
+        self.ask(&format!("{name}.weight"), &[rows, width], initial, true, share)
     }
 
-    /// A linear map.
-    pub fn linear(&mut self, name: &str, inner: i64, outer: i64, bias: bool) -> Result<Linear, Error> {
-        self.linear_with(name, [inner, outer], bias, self.architecture.initializer_range)
+    /// A table `{name}.weight` `[rows, width]`, split by rows.
+    pub fn embedding(&mut self, name: &str, rows: i64, width: i64, share: &Share) -> Result<Tensor, Error> {
+        let initial = Initial::Normal(self.architecture.initializer_range);
+        self.ask(&format!("{name}.weight"), &[rows, width], initial, false, share)
     }
 
-    /// A linear map back into the residual stream.
-    pub fn residual_linear(
-        &mut self,
-        name: &str,
-        inner: i64,
-        outer: i64,
-        bias: bool,
-    ) -> Result<Linear, Error> {
-        self.linear_with(name, [inner, outer], bias, self.architecture.residual_initializer_range)
-    }
-
-    fn linear_with(
+    /// A linear map whose columns, the outer dimension, are split.
+    pub fn columns(
         &mut self,
         name: &str,
         sizes: [i64; 2],
         bias: bool,
-        deviation: f64,
+        share: &Share,
     ) -> Result<Linear, Error> {
+        let weight = self.matrix(name, sizes, 1, self.architecture.initializer_range, share)?;
+        self.with_bias(name, weight, bias.then_some(sizes[1]), share)
+    }
+
+    /// A linear map back into the residual stream whose rows, the inner dimension, are split: what the ranks make of their parts adds
+    /// up to the product.
+    pub fn rows(&mut self, name: &str, sizes: [i64; 2], bias: bool, share: &Share) -> Result<Linear, Error> {
+        let weight = self.matrix(name, sizes, 0, self.architecture.residual_initializer_range, share)?;
+        self.with_bias(name, weight, bias.then_some(sizes[1]), &Share::Whole)
+    }
+
+    /// The weight of a linear map of `[inner, outer]` sizes, of which `side` is split.
+    fn matrix(
+        &mut self,
+        name: &str,
+        [inner, outer]: [i64; 2],
+        side: usize,
+        deviation: f64,
+        share: &Share,
+    ) -> Result<Tensor, Error> {
         let in_out = self.architecture.in_out;
-        let shape = if in_out { sizes } else { [sizes[1], sizes[0]] };
-        let weight = self.ask(Request {
-            name: &format!("{name}.weight"),
-            shape: &shape,
-            initial: Initial::Normal(deviation),
-            is_matrix: !in_out,
-        })?;
-        let bias =
-            if bias { Some(self.take(&format!("{name}.bias"), &[sizes[1]], Initial::Zeros)?) } else { None };
-        Ok(Linear { weight, bias, in_out })
+        let (shape, dim) = if in_out { ([inner, outer], side) } else { ([outer, inner], 1 - side) };
+        let share = match share {
+            Share::Part(cut) => Share::Part(cut.of_dim(dim)),
+            other => other.clone(),
+        };
+        self.ask(&format!("{name}.weight"), &shape, Initial::Normal(deviation), !in_out, &share)
+    }
+
+    fn with_bias(
+        &mut self,
+        name: &str,
+        weight: Tensor,
+        bias: Option<i64>,
+        share: &Share,
+    ) -> Result<Linear, Error> {
+        let bias = match bias {
+            Some(size) => Some(self.ask(&format!("{name}.bias"), &[size], Initial::Zeros, false, share)?),
+            None => None,
+        };
+        Ok(Linear { weight, bias, in_out: self.architecture.in_out })
     }
 
     /// A norm over the last dimension, of the architecture's kind; an RMS norm has no bias.
     pub fn norm(&mut self, name: &str, size: i64) -> Result<Norm, Error> {
+        self.norm_of(name, size, &Share::Whole)
+    }
+
+    /// [`norm`](Self::norm) over what each rank has of its own.
+    pub fn norm_of(&mut self, name: &str, size: i64, share: &Share) -> Result<Norm, Error> {
         let (kind, eps) = (self.architecture.norm, self.architecture.norm_eps);
         let (mut weight, mut bias) = (None, None);
         if self.architecture.norm_affine {
-            weight = Some(self.take(&format!("{name}.weight"), &[size], Initial::Ones)?);
+            weight = Some(self.ask(&format!("{name}.weight"), &[size], Initial::Ones, false, share)?);
             if kind == NormKind::Layer {
-                bias = Some(self.take(&format!("{name}.bias"), &[size], Initial::Zeros)?);
+                bias = Some(self.ask(&format!("{name}.bias"), &[size], Initial::Zeros, false, share)?);
             }
         }
         Ok(Norm { kind, eps, size, weight, bias })
@@ -186,6 +234,30 @@ impl Linear {
             (bias, false) => x.linear(&self.weight, bias.as_ref()),
             (Some(bias), true) => bias.addmm(x, &self.weight),
             (None, true) => x.matmul(&self.weight),
+        }
+    }
+
+    /// [`forward`](Self::forward) without the bias.
+    pub fn product(&self, x: &Tensor) -> Tensor {
+        if self.in_out { x.matmul(&self.weight) } else { x.linear(&self.weight, None::<&Tensor>) }
+    }
+
+    /// `x` `[N, out]` and the bias.
+    pub fn with_bias(&self, x: Tensor) -> Tensor {
+        match &self.bias {
+            Some(bias) => x + bias,
+            None => x,
+        }
+    }
+
+    /// The same map to `columns` of the output alone.
+    #[must_use]
+    pub fn of_columns(&self, columns: &Range<i64>) -> Self {
+        let part = |x: &Tensor, dim: i64| x.narrow(dim, columns.start, columns.end - columns.start);
+        Self {
+            weight: part(&self.weight, i64::from(self.in_out)),
+            bias: self.bias.as_ref().map(|bias| part(bias, 0)),
+            in_out: self.in_out,
         }
     }
 

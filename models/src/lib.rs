@@ -27,6 +27,7 @@ pub mod layer;
 pub mod rope;
 pub mod sample;
 pub mod scalar_model;
+pub mod split;
 pub mod weights;
 
 pub use error::Error;

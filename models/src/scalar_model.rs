@@ -22,7 +22,7 @@ pub struct ScalarModel {
 
 impl ScalarModel {
     /// Loads a sequence-classification folder with one label.
-    pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
+    pub fn load(folder: &Path, options: &LoadOptions<'_>) -> Result<Self, Error> {
         check_labels(&Config::from_folder(folder)?)?;
         let decoder = causal_lm::load(folder, Head::Scalar, options, None)?;
         Ok(Self { decoder })
@@ -30,37 +30,35 @@ impl ScalarModel {
 
     /// Loads the trunk of a language model's folder and draws a score: normal, deviation `1 / sqrt(H + 1)`
     /// (Stiennon et al. 2020, arXiv 2009.01325).
-    pub fn from_causal_lm(folder: &Path, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
+    pub fn from_causal_lm(folder: &Path, seed: u64, options: &LoadOptions<'_>) -> Result<Self, Error> {
         let decoder = causal_lm::load(folder, Head::Scalar, options, Some(seed))?;
         Ok(Self { decoder })
     }
 
     /// Copies the trunk of a language model and draws a score.
-    pub fn from_model(model: &CausalLm, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
+    pub fn from_model(model: &CausalLm, seed: u64, options: &LoadOptions<'_>) -> Result<Self, Error> {
         let decoder = causal_lm::copy(model.decoder(), Head::Scalar, options, seed)?;
         Ok(Self { decoder })
     }
 
     /// A model of its own with the same values: a critic that begins as the reward model.
-    pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
+    pub fn copy(&self, options: &LoadOptions<'_>) -> Result<Self, Error> {
         let decoder = causal_lm::copy(&self.decoder, Head::Scalar, options, 0)?;
         Ok(Self { decoder })
     }
 
     /// A new model.
-    pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
-        let decoder = Decoder::build(config, Head::Scalar, &mut |request| {
+    pub fn random(config: Config, seed: u64, options: &LoadOptions<'_>) -> Result<Self, Error> {
+        let decoder = Decoder::build(config, Head::Scalar, options.tensor, &mut |request| {
             Ok(causal_lm::fresh(request, seed, options))
         })?;
         Ok(Self { decoder })
     }
 
-    /// Writes `config.json` and the weights. transformers scores the last token that is not `pad_token_id`: see
+    /// Writes `config.json` and the weights. Every rank that holds a part calls it. transformers scores the last token that is not `pad_token_id`: see
     /// [`Config::pad_token_id`].
     pub fn save(&self, folder: &Path) -> Result<(), Error> {
-        weights::save(folder, self.decoder.parameters())?;
-        let config = self.config().for_scalar(self.decoder.kind());
-        weights::write_file(folder, "config.json", config.to_json().as_bytes())
+        weights::save(folder, &self.config().for_scalar(self.decoder.kind()), self.decoder.parameters())
     }
 
     /// The values of hidden states `[N, H]`: fp32 `[N]`.
@@ -89,7 +87,7 @@ impl ScalarModel {
     }
 
     /// See [`Decoder::forward`].
-    pub fn forward(&self, batch: &Batch) -> Tensor {
+    pub fn forward(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
         self.decoder.forward(batch)
     }
 }
@@ -101,7 +99,12 @@ impl Segmented for ScalarModel {
         self.decoder.num_segments()
     }
 
-    fn forward_segment(&self, index: usize, hidden: Option<&Tensor>, context: &Batch) -> Tensor {
+    fn forward_segment(
+        &self,
+        index: usize,
+        hidden: Option<&Tensor>,
+        context: &Batch,
+    ) -> Result<Tensor, parallel::Error> {
         self.decoder.forward_segment(index, hidden, context)
     }
 

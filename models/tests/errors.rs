@@ -7,10 +7,12 @@ use std::path::Path;
 use models::Error;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::scalar_model::ScalarModel;
+use parallel::tensor_file;
 use tch::{Device, Kind, Tensor};
 use tempfile::TempDir;
 
-const OPTIONS: LoadOptions = LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false };
+const OPTIONS: LoadOptions<'static> =
+    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, tensor: None };
 
 /// A copy of a golden model whose tensors `change` may change.
 fn changed(name: &str, change: impl FnOnce(&mut Vec<(String, Tensor)>)) -> TempDir {
@@ -40,7 +42,10 @@ fn a_truncated_file() {
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         file.set_len(left).unwrap();
         let error = refused(&folder);
-        assert!(matches!(error, Error::TruncatedSafetensors { got, .. } if got == left), "{error}");
+        assert!(
+            matches!(error, Error::File(tensor_file::Error::Truncated { got, .. }) if got == left),
+            "{error}"
+        );
     }
 }
 
@@ -49,7 +54,7 @@ fn a_file_of_another_format() {
     let folder = changed("llama", |_| ());
     std::fs::write(folder.path().join("model.safetensors"), vec![0xff; 64]).unwrap();
     let error = refused(&folder);
-    assert!(matches!(error, Error::MalformedSafetensors { .. }), "{error}");
+    assert!(matches!(error, Error::File(tensor_file::Error::Malformed { .. })), "{error}");
 }
 
 #[test]
@@ -75,7 +80,7 @@ fn a_wrong_shape() {
     });
     let error = refused(&folder);
     assert!(
-        matches!(&error, Error::Shape { expected, got, .. } if expected == &[24] && got == &[5]),
+        matches!(&error, Error::File(tensor_file::Error::Shape { expected, got, .. }) if expected == &[24] && got == &[5]),
         "{error}"
     );
 }
@@ -87,7 +92,10 @@ fn a_wrong_kind_of_number() {
         tensors[index].1 = tensors[index].1.to_kind(Kind::Int64);
     });
     let error = refused(&folder);
-    assert!(matches!(&error, Error::Dtype { dtype, .. } if dtype == "I64"), "{error}");
+    assert!(
+        matches!(&error, Error::File(tensor_file::Error::Dtype { dtype, .. }) if dtype == "I64"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -5,11 +5,11 @@
 use std::path::Path;
 
 use models::batch::Batch;
-use models::cache::KvCache;
 use models::causal_lm::{CausalLm, LoadOptions};
 use tch::{Device, Kind, Tensor};
 
-const OPTIONS: LoadOptions = LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false };
+const OPTIONS: LoadOptions<'static> =
+    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, tensor: None };
 
 /// 64 greedy tokens after `<s>`, by transformers 5.23.0 (torch 2.11.0, eager attention, fp32): "Once upon a time, there was a
 /// little girl named Lily. She loved to play outside in the park. …", as the model's own page has it.
@@ -30,19 +30,19 @@ fn load() -> Option<CausalLm> {
 }
 
 fn best(model: &CausalLm, hidden: &Tensor) -> i64 {
-    hidden.matmul(&model.head_weight().tr()).argmax(-1, false).int64_value(&[0])
+    hidden.matmul(&model.head().weight.tr()).argmax(-1, false).int64_value(&[0])
 }
 
 #[test]
 fn greedy_text_begins_as_published() {
     let Some(model) = load() else { return };
-    let mut cache = KvCache::new(model.config(), 1, 65, Kind::Float, Device::Cpu);
+    let mut cache = model.decoder().cache(1, 65);
     let mut ids = vec![GREEDY[0]];
-    let mut hidden = model.prefill(&Batch::new(&[&ids], Device::Cpu), &mut cache, &[0]);
+    let mut hidden = model.prefill(&Batch::new(&[&ids], Device::Cpu), &mut cache, &[0]).unwrap();
     while ids.len() < GREEDY.len() {
         let next = best(&model, &hidden);
         ids.push(next);
-        hidden = model.decode(&Tensor::from_slice(&[next]), &mut cache);
+        hidden = model.decode(&Tensor::from_slice(&[next]), &mut cache).unwrap();
     }
     assert_eq!(ids, GREEDY);
 }
@@ -54,5 +54,5 @@ fn a_copy_is_written_that_gives_the_same_numbers() {
     model.save(folder.path()).unwrap();
     let again = CausalLm::load(folder.path(), &OPTIONS).unwrap();
     let batch = Batch::new(&[&GREEDY], Device::Cpu);
-    assert_eq!(model.forward(&batch), again.forward(&batch));
+    assert_eq!(model.forward(&batch).unwrap(), again.forward(&batch).unwrap());
 }

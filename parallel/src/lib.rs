@@ -8,11 +8,12 @@ pub mod mesh;
 pub mod parameter;
 pub mod region;
 pub mod segment;
+pub mod tensor_file;
 pub mod world;
 
 pub use mesh::{Axis, Mesh};
 pub use parallel_sys::{Error as SysError, autograd, c10d, dispatch, memory, process, runtime};
-pub use parameter::{Parameter, Placement};
+pub use parameter::{Cut, Parameter, Placement};
 pub use segment::{Segmented, Tape};
 pub use world::{Groups, Place, Transport, World};
 
@@ -121,6 +122,16 @@ pub enum Error {
         /// The cores there are.
         cores: usize,
     },
+}
+
+/// A backward pass hands libtorch's kind of error on.
+impl From<Error> for SysError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Sys(error) => error,
+            error => Self::Torch { call: "backward".to_owned(), message: error.to_string() },
+        }
+    }
 }
 
 fn list(ranks: &[usize]) -> String {

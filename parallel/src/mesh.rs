@@ -3,6 +3,8 @@
 //! The first axis varies slowest. Ranks that differ in one coordinate only form that axis' group; they are the ones that
 //! a collective over the axis joins. Knows no communicator.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -53,9 +55,11 @@ impl Mesh {
     pub fn new(sizes: [usize; 4], rank: usize, world_size: usize) -> Result<Self, Error> {
         let wanted = sizes.iter().product();
         if wanted != world_size || wanted == 0 {
-            let axes: Vec<String> =
-                Axis::ALL.iter().zip(sizes).map(|(axis, size)| format!("{} {size}", axis.name())).collect();
-            return Err(Error::MeshSize { mesh: axes.join(" x "), wanted, there: world_size });
+            return Err(Error::MeshSize {
+                mesh: Self { sizes, rank }.to_string(),
+                wanted,
+                there: world_size,
+            });
         }
         if rank >= world_size {
             return Err(Error::Rank { rank, size: world_size });
@@ -83,14 +87,35 @@ impl Mesh {
         self.rank / self.stride(axis) % self.size(axis)
     }
 
+    /// The same mesh, seen from another rank.
+    #[must_use]
+    pub fn seen_from(&self, rank: usize) -> Self {
+        Self { sizes: self.sizes, rank }
+    }
+
     /// The ranks that differ from this one along `axis` only, in order, this one among them.
     pub fn group(&self, axis: Axis) -> Vec<usize> {
         let first = self.rank - self.coordinate(axis) * self.stride(axis);
         (0..self.size(axis)).map(|place| first + place * self.stride(axis)).collect()
     }
 
+    /// The axes along which there is more than one rank.
+    pub fn axes(&self) -> impl Iterator<Item = Axis> {
+        Axis::ALL.into_iter().filter(|&axis| self.size(axis) > 1)
+    }
+
     fn stride(&self, axis: Axis) -> usize {
         self.sizes[axis as usize + 1..].iter().product()
+    }
+}
+
+/// The axes with their sizes, as in `data 2 x tensor 4`.
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let axes: Vec<String> =
+            self.axes().map(|axis| format!("{} {}", axis.name(), self.size(axis))).collect();
+        f.write_str(if axes.is_empty() { "one process" } else { "" })?;
+        f.write_str(&axes.join(" x "))
     }
 }
 
@@ -119,6 +144,6 @@ mod tests {
     #[test]
     fn a_mesh_that_does_not_fit_is_refused() {
         let error = Mesh::new([1, 2, 1, 2], 0, 1).unwrap_err().to_string();
-        assert!(error.contains("data 2 x sequence 1 x tensor 2 = 4 ranks, but 1 is running"), "{error}");
+        assert!(error.contains("data 2 x tensor 2 = 4 ranks, but 1 is running"), "{error}");
     }
 }

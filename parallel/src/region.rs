@@ -19,8 +19,8 @@ use std::sync::Arc;
 use parallel_sys::autograd::{self, Backward, attach};
 use tch::{Tensor, no_grad};
 
+use crate::Error;
 use crate::comm::{Group, Reduction};
-use crate::{Error, SysError};
 
 /// `x` into a region where every rank computes something else with it.
 pub fn copy(x: &Tensor, group: &Arc<Group>) -> Result<Tensor, Error> {
@@ -72,8 +72,7 @@ fn region(
     let group = Arc::clone(group);
     let backward: Backward = Box::new(move |grads| {
         let Some(grad) = &grads[0] else { return Ok(vec![None]) };
-        let told = |error: Error| SysError::Torch { call: "backward".to_owned(), message: error.to_string() };
-        no_grad(|| backward(&group, grad)).map(|grad| vec![Some(grad)]).map_err(told)
+        Ok(vec![Some(no_grad(|| backward(&group, grad))?)])
     });
     let mut attached = attach(&[&result], &[x], backward)?;
     Ok(attached.pop().expect("as many outputs as were given"))

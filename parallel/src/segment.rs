@@ -18,8 +18,13 @@ pub trait Segmented {
     /// The number of segments; segment 0 makes the first hidden states from the context alone.
     fn num_segments(&self) -> usize;
 
-    /// Runs segment `index`. `hidden` is the output of the segment before, and `None` for segment 0.
-    fn forward_segment(&self, index: usize, hidden: Option<&Tensor>, context: &Self::Context) -> Tensor;
+    /// Runs segment `index`. `hidden` is the output of the segment before, and `None` for segment 0. Fails when a collective does.
+    fn forward_segment(
+        &self,
+        index: usize,
+        hidden: Option<&Tensor>,
+        context: &Self::Context,
+    ) -> Result<Tensor, Error>;
 
     /// Which of [`parameters`](Self::parameters) segment `index` uses.
     fn segment_parameters(&self, index: usize) -> Vec<usize>;
@@ -31,13 +36,13 @@ pub trait Segmented {
     fn parameters(&self) -> &[Parameter];
 
     /// The last hidden states, without a graph.
-    fn infer(&self, context: &Self::Context) -> Tensor {
+    fn infer(&self, context: &Self::Context) -> Result<Tensor, Error> {
         no_grad(|| {
-            let mut hidden = self.forward_segment(0, None, context);
+            let mut hidden = self.forward_segment(0, None, context)?;
             for index in 1..self.num_segments() {
-                hidden = self.forward_segment(index, Some(&hidden), context);
+                hidden = self.forward_segment(index, Some(&hidden), context)?;
             }
-            hidden
+            Ok(hidden)
         })
     }
 }
@@ -60,22 +65,22 @@ pub struct Tape<'a, M: Segmented> {
 
 impl<'a, M: Segmented> Tape<'a, M> {
     /// Runs the network forward. With `checkpoint`, only the inputs of the segments are kept.
-    pub fn record(model: &'a M, context: &'a M::Context, checkpoint: bool) -> Self {
+    pub fn record(model: &'a M, context: &'a M::Context, checkpoint: bool) -> Result<Self, Error> {
         let mut records = Vec::with_capacity(model.num_segments());
         let mut hidden: Option<Tensor> = None;
         for index in 0..model.num_segments() {
             let input = hidden.take();
             let (record, output) = if checkpoint {
-                let output = no_grad(|| model.forward_segment(index, input.as_ref(), context));
+                let output = no_grad(|| model.forward_segment(index, input.as_ref(), context))?;
                 (Record::Input(input), output)
             } else {
-                run(model, index, input, context)
+                run(model, index, input, context)?
             };
             records.push(record);
             hidden = Some(output);
         }
         let hidden = hidden.expect("a network has a segment").set_requires_grad(true);
-        Self { model, context, records, hidden }
+        Ok(Self { model, context, records, hidden })
     }
 
     /// The last hidden states, a leaf: the loss is built on this.
@@ -102,7 +107,7 @@ impl<'a, M: Segmented> Tape<'a, M> {
             let Some(seed) = upstream else { return Ok(()) };
             let (input, output) = match record {
                 Record::Graph { input, output } => (input, output),
-                Record::Input(input) => match run(model, index, input, context).0 {
+                Record::Input(input) => match run(model, index, input, context)?.0 {
                     Record::Graph { input, output } => (input, output),
                     Record::Input(_) => unreachable!("`run` keeps the graph"),
                 },
@@ -120,11 +125,11 @@ fn run<M: Segmented>(
     index: usize,
     input: Option<Tensor>,
     context: &M::Context,
-) -> (Record, Tensor) {
+) -> Result<(Record, Tensor), Error> {
     let input = input.map(|input| input.detach().set_requires_grad(true));
-    let output = model.forward_segment(index, input.as_ref(), context);
+    let output = model.forward_segment(index, input.as_ref(), context)?;
     let cut = output.detach();
-    (Record::Graph { input, output }, cut)
+    Ok((Record::Graph { input, output }, cut))
 }
 
 /// `seed^T d output / d (input, parameters)`: returns the first and delivers the others.
@@ -185,14 +190,19 @@ mod tests {
         fn num_segments(&self) -> usize {
             3
         }
-        fn forward_segment(&self, index: usize, hidden: Option<&Tensor>, context: &Tensor) -> Tensor {
+        fn forward_segment(
+            &self,
+            index: usize,
+            hidden: Option<&Tensor>,
+            context: &Tensor,
+        ) -> Result<Tensor, Error> {
             self.forwards.set(self.forwards.get() + 1);
             let weight = &self.parameters[index].tensor;
-            match index {
+            Ok(match index {
                 0 => weight * context,
                 1 => weight * hidden.unwrap().square(),
                 _ => weight * hidden.unwrap(),
-            }
+            })
         }
         fn segment_parameters(&self, index: usize) -> Vec<usize> {
             vec![index]
@@ -209,7 +219,7 @@ mod tests {
         let model = Chain::new();
         let context = Tensor::from_slice(&[7.0]);
         let mut grads = vec![0.0; 3];
-        let tape = Tape::record(&model, &context, checkpoint);
+        let tape = Tape::record(&model, &context, checkpoint).unwrap();
         let loss = (tape.hidden() * &model.parameters[0].tensor).sum(Kind::Double);
         tape.backward(&loss, &mut |index, grad| grads[index] += grad.double_value(&[0])).unwrap();
         (grads, model.forwards.get())
@@ -228,7 +238,7 @@ mod tests {
         let model = Chain::new();
         let _ = model.parameters[1].tensor.shallow_clone().set_requires_grad(false);
         let context = Tensor::from_slice(&[7.0]);
-        let tape = Tape::record(&model, &context, false);
+        let tape = Tape::record(&model, &context, false).unwrap();
         let loss = tape.hidden().sum(Kind::Double);
         let mut seen = Vec::new();
         tape.backward(&loss, &mut |index, _| seen.push(index)).unwrap();

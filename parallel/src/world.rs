@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -242,9 +243,9 @@ impl World {
         let everyone: Vec<usize> = (0..self.size()).collect();
         let mut along = Vec::with_capacity(Axis::ALL.len());
         for axis in Axis::ALL {
-            along.push(self.group(axis.name(), &mesh.group(axis))?);
+            along.push(Arc::new(self.group(axis.name(), &mesh.group(axis))?));
         }
-        Ok(Groups { world: self.group("world", &everyone)?, along })
+        Ok(Groups { mesh: mesh.clone(), world: self.group("world", &everyone)?, along })
     }
 }
 
@@ -276,15 +277,21 @@ fn reach(host: &str, port: u16, timeout: Duration) -> io::Result<()> {
 /// One rank's ends of the groups of a mesh.
 #[derive(Debug)]
 pub struct Groups {
+    mesh: Mesh,
     world: Group,
-    along: Vec<Group>,
+    along: Vec<Arc<Group>>,
 }
 
 impl Groups {
     /// The groups of one process.
     pub fn single() -> Self {
-        let along = Axis::ALL.iter().map(|axis| Group::alone(axis.name(), 0)).collect();
-        Self { world: Group::alone("world", 0), along }
+        let along = Axis::ALL.iter().map(|axis| Arc::new(Group::alone(axis.name(), 0))).collect();
+        Self { mesh: Mesh::single(), world: Group::alone("world", 0), along }
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
     }
 
     /// All ranks.
@@ -293,13 +300,23 @@ impl Groups {
     }
 
     /// The ranks that differ from this one along `axis` only.
-    pub fn along(&self, axis: Axis) -> &Group {
+    pub fn along(&self, axis: Axis) -> &Arc<Group> {
         &self.along[axis as usize]
     }
 
     /// The replicas that share the rows of a step.
     pub fn data(&self) -> &Group {
         self.along(Axis::Data)
+    }
+
+    /// Those who hold parts of the same weights.
+    pub fn tensor(&self) -> &Arc<Group> {
+        self.along(Axis::Tensor)
+    }
+
+    /// Whether this process holds what is saved: the others hold the same once more.
+    pub fn is_saved(&self) -> bool {
+        self.data().rank() == 0
     }
 
     /// Whether this process speaks for all: writes files, tells people.

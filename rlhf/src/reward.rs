@@ -149,16 +149,17 @@ pub fn evaluate(
     for pairs in groups.data().deal(pairs.chunks(micro_batch_size)) {
         let pairs: Vec<&PreferenceRow> = pairs.iter().collect();
         let batch = collate(&pairs, model);
-        let (chosen, rejected) = tch::no_grad(|| score_pairs(model, &batch, &model.infer(&batch)));
+        let (chosen, rejected) =
+            tch::no_grad(|| Ok::<_, Error>(score_pairs(model, &batch, &model.infer(&batch)?)))?;
         scores.add(&chosen, &rejected)?;
     }
     scores.gathered(groups)
 }
 
 /// The score of each row at its last token, `[rows]`, fp32, without a graph.
-pub fn score(model: &ScalarModel, rows: &[&[i64]]) -> Tensor {
+pub fn score(model: &ScalarModel, rows: &[&[i64]]) -> Result<Tensor, Error> {
     let batch = Batch::new(rows, model.device());
-    tch::no_grad(|| last_scores(model, &batch, &model.infer(&batch)))
+    tch::no_grad(|| Ok(last_scores(model, &batch, &model.infer(&batch)?)))
 }
 
 /// All preferred replies first, then all others.

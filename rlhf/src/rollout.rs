@@ -13,7 +13,7 @@
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::generate::{Completion, FinishReason};
-use models::head::{self, Head, TokenLogprobs};
+use models::head::{self, TokenLogprobs};
 use models::scalar_model::ScalarModel;
 use parallel::Segmented;
 use serde::{Deserialize, Serialize};
@@ -116,11 +116,11 @@ impl Judges<'_> {
 
     fn look_at_some(&self, chunk: &mut [Experience], temperature: f64) -> Result<(), Error> {
         let rows = Rows::new(&chunk.iter().collect::<Vec<_>>(), self.policy.device());
-        let policy = rows.logprobs(self.policy, &self.policy.infer(&rows.batch), temperature)?;
-        let reference = rows.logprobs(self.reference, &self.reference.infer(&rows.batch), temperature)?;
-        let values = rows.values(self.critic, &self.critic.infer(&rows.batch));
+        let policy = rows.logprobs(self.policy, &self.policy.infer(&rows.batch)?, temperature)?;
+        let reference = rows.logprobs(self.reference, &self.reference.infer(&rows.batch)?, temperature)?;
+        let values = rows.values(self.critic, &self.critic.infer(&rows.batch)?);
         let ids: Vec<&[i64]> = chunk.iter().map(|experience| experience.ids.as_slice()).collect();
-        let scores = read(&reward::score(self.reward, &ids));
+        let scores = read(&reward::score(self.reward, &ids)?);
         let lengths: Vec<usize> = chunk.iter().map(|experience| experience.reply().len()).collect();
         let slots: Vec<usize> = chunk.iter().map(Experience::num_slots).collect();
         let parts =
@@ -179,8 +179,8 @@ impl Rows {
         hidden: &Tensor,
         temperature: f64,
     ) -> Result<TokenLogprobs, Error> {
-        let head = Head { weight: model.head_weight(), bias: model.head_bias() };
-        Ok(head::logprobs(&hidden.index_select(0, &self.positions), head, &self.targets, temperature)?)
+        let rows = hidden.index_select(0, &self.positions);
+        Ok(head::logprobs(&rows, model.head(), &self.targets, temperature)?)
     }
 
     /// The value in each slot, `[S]`.

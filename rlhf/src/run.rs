@@ -142,31 +142,31 @@ impl Run<'_> {
     fn write_checkpoint(&mut self, step: u64, save: &Save<'_>) -> Result<PathBuf, Error> {
         let folder = self.out.join("checkpoints");
         let path = folder.join(format!("step-{step}"));
-        if !self.groups.is_first() {
-            self.groups.world().barrier()?;
-            return Ok(path);
+        self.write_model(&path, save)?;
+        if self.groups.is_first() {
+            checkpoint::prune(&folder, self.cadence.keep.max(1))?;
         }
-        std::fs::create_dir_all(&folder).map_err(|source| Error::Io { path: folder.clone(), source })?;
-        checkpoint::write_folder(&path, |folder| {
-            save(folder)?;
-            (self.companions)(folder)
-        })?;
-        checkpoint::prune(&folder, self.cadence.keep.max(1))?;
         self.record(&Event::Checkpoint { step, path: &path })?;
         self.groups.world().barrier()?;
         Ok(path)
     }
 
+    /// Writes a model folder whole: every process that holds a part hands it in, and the first one writes.
+    fn write_model(&self, path: &Path, save: &Save<'_>) -> Result<(), Error> {
+        if !self.groups.is_first() {
+            return if self.groups.is_saved() { save(path) } else { Ok(()) };
+        }
+        let parent = path.parent().unwrap_or(self.out);
+        std::fs::create_dir_all(parent).map_err(|source| Error::Io { path: parent.to_owned(), source })?;
+        checkpoint::write_folder(path, |folder| {
+            save(folder)?;
+            (self.companions)(folder)
+        })
+    }
+
     /// Saves the finished model under `final/`.
     pub(crate) fn finish(&mut self, save: &Save<'_>) -> Result<(), Error> {
-        if self.groups.is_first() {
-            std::fs::create_dir_all(self.out)
-                .map_err(|source| Error::Io { path: self.out.to_owned(), source })?;
-            checkpoint::write_folder(&self.out.join("final"), |folder| {
-                save(folder)?;
-                (self.companions)(folder)
-            })?;
-        }
+        self.write_model(&self.out.join("final"), save)?;
         // Nobody goes on to a stage that begins with this model before it is there.
         self.groups.world().barrier()?;
         self.record(&Event::Finished)

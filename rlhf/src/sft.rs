@@ -12,7 +12,7 @@ use datasets::{Sampler, SamplerState, SftRow};
 use gemini::{Engine, TrainConfig};
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
-use models::head::{self, Head};
+use models::head;
 use parallel::{Groups, Segmented};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
@@ -141,9 +141,8 @@ pub(crate) struct Targets {
 impl Targets {
     /// The summed cross-entropy. `hidden` is `[N, H]`.
     fn loss(&self, model: &CausalLm, hidden: &Tensor) -> Result<Tensor, Error> {
-        let head = Head { weight: model.head_weight(), bias: model.head_bias() };
         let rows = hidden.index_select(0, &self.positions);
-        Ok(head::cross_entropy(&rows, head, &self.targets, None)?)
+        Ok(head::cross_entropy(&rows, model.head(), &self.targets, None)?)
     }
 }
 
@@ -175,10 +174,9 @@ pub fn evaluate(
     for rows in groups.data().deal(rows.chunks(micro_batch_size)) {
         let rows: Vec<&SftRow> = rows.iter().collect();
         let (batch, targets) = collate(&rows, model.device());
-        let hidden = model.infer(&batch);
+        let hidden = model.infer(&batch)?;
         loss += tch::no_grad(|| targets.loss(model, &hidden))?.double_value(&[]);
-        let head = Head { weight: model.head_weight(), bias: model.head_bias() };
-        let best = head::argmax(&hidden.index_select(0, &targets.positions), head);
+        let best = head::argmax(&hidden.index_select(0, &targets.positions), model.head())?;
         right += best.eq_tensor(&targets.targets).sum(tch::Kind::Int64).double_value(&[]);
         count += targets.targets.numel();
     }

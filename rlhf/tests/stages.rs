@@ -32,8 +32,8 @@ fn config() -> Config {
     Config::from_json(json, "config.json").unwrap()
 }
 
-fn options(trainable: bool) -> LoadOptions {
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable }
+fn options(trainable: bool) -> LoadOptions<'static> {
+    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable, tensor: None }
 }
 
 fn language_model(seed: u64) -> CausalLm {
@@ -226,9 +226,9 @@ fn scores_do_not_depend_on_the_batch() {
     let model = ScalarModel::random(config(), 2, &options(false)).unwrap();
     let rows: Vec<Vec<i64>> = (1..6).map(|length| (0..length).map(|place| 3 + place).collect()).collect();
     let all: Vec<&[i64]> = rows.iter().map(Vec::as_slice).collect();
-    let together = Vec::<f32>::try_from(reward::score(&model, &all)).unwrap();
+    let together = Vec::<f32>::try_from(reward::score(&model, &all).unwrap()).unwrap();
     for (row, &score) in all.iter().zip(&together) {
-        let alone = reward::score(&model, &[row]).double_value(&[0]) as f32;
+        let alone = reward::score(&model, &[row]).unwrap().double_value(&[0]) as f32;
         assert!((alone - score).abs() < 1e-6, "{alone} {score}");
     }
 }

@@ -2,7 +2,7 @@
 
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
-use models::head::{self, Head};
+use models::head;
 use serde::Serialize;
 use tch::{Tensor, no_grad};
 
@@ -55,9 +55,8 @@ fn score(model: &CausalLm, rows: &[Vec<i64>]) -> anyhow::Result<Vec<Scored>> {
     let targets: Vec<i64> = rows.iter().flat_map(|ids| &ids[1..]).copied().collect();
     let found = no_grad(|| {
         let hidden =
-            model.forward(&batch).index_select(0, &Tensor::from_slice(&positions).to_device(model.device()));
-        let head = Head { weight: model.head_weight(), bias: model.head_bias() };
-        head::logprobs(&hidden, head, &Tensor::from_slice(&targets).to_device(model.device()), 1.0)
+            model.forward(&batch)?.index_select(0, &Tensor::from_slice(&positions).to_device(model.device()));
+        head::logprobs(&hidden, model.head(), &Tensor::from_slice(&targets).to_device(model.device()), 1.0)
     })?;
     let mut numbers = Vec::<f32>::try_from(&found.logprobs)?.into_iter();
     let scored = rows.iter().map(|ids| {

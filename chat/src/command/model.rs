@@ -1,8 +1,7 @@
 //! `model`: what a folder holds, and a folder with random weights.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::Path;
 
 use anyhow::Context;
@@ -10,6 +9,7 @@ use datasets::Tokenizer;
 use gemini::checkpoint;
 use models::causal_lm::CausalLm;
 use models::config::Config;
+use parallel::tensor_file::TensorFile;
 use serde::Serialize;
 use tch::Kind;
 
@@ -118,8 +118,7 @@ fn listing<T: Serialize>(rows: &T) -> anyhow::Result<String> {
     Ok(fields.iter().map(line).collect::<Vec<_>>().join("\n"))
 }
 
-/// The number of values of each stored type, read off the headers of the safetensors files:
-/// a u64 length, then a JSON object of `{dtype, shape, data_offsets}` by tensor.
+/// The number of values of each stored type, read off the headers of the safetensors files.
 fn count_values(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -127,29 +126,13 @@ fn count_values(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
         if path.extension().is_none_or(|extension| extension != "safetensors") {
             continue;
         }
-        for (name, tensor) in read_header(&path)? {
-            if name != "__metadata__" {
-                let dtype = tensor["dtype"].as_str().unwrap_or("unknown").to_owned();
-                let shape = tensor["shape"].as_array().map_or(&[][..], Vec::as_slice);
-                let values: u64 = shape.iter().filter_map(serde_json::Value::as_u64).product();
-                *counts.entry(dtype).or_insert(0) += values;
-            }
+        let file = TensorFile::open(&path)?;
+        for name in file.names() {
+            let (dtype, shape) = (file.dtype(name).unwrap_or_default(), file.shape(name).unwrap_or_default());
+            *counts.entry(dtype.to_owned()).or_insert(0) += shape.iter().product::<i64>() as u64;
         }
     }
     Ok(counts)
-}
-
-fn read_header(path: &Path) -> Result<serde_json::Map<String, serde_json::Value>, models::Error> {
-    let failed = |source| models::Error::Io { path: path.to_owned(), source };
-    let mut file = File::open(path).map_err(failed)?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length).map_err(failed)?;
-    let mut header = Vec::new();
-    file.take(u64::from_le_bytes(length)).read_to_end(&mut header).map_err(failed)?;
-    serde_json::from_slice(&header).map_err(|error| models::Error::MalformedSafetensors {
-        path: path.to_owned(),
-        reason: error.to_string(),
-    })
 }
 
 fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {

@@ -185,6 +185,7 @@ impl Pipeline {
         config.check(stage)?;
         let mut around = Around {
             groups: &self.groups,
+            mesh: self.groups.mesh(),
             recorder: &mut display,
             interrupted: self.interrupt.flag(),
             resume: self.resume && !checkpoint::list(&config.out.join("checkpoints"))?.is_empty(),

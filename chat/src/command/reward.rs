@@ -1,9 +1,7 @@
 //! `reward`: the score that a reward model gives to each conversation, read at its last token.
 
-use models::batch::Batch;
 use models::scalar_model::ScalarModel;
 use serde::Serialize;
-use tch::{Tensor, no_grad};
 
 use crate::args::BatchArgs;
 use crate::input::{self, Given};
@@ -41,10 +39,6 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
 
 fn score(model: &ScalarModel, rows: &[Vec<i64>]) -> anyhow::Result<Vec<Score>> {
     let lines: Vec<&[i64]> = rows.iter().map(Vec::as_slice).collect();
-    let batch = Batch::new(&lines, model.device());
-    let scores = no_grad(|| {
-        let last = Tensor::from_slice(&batch.last_indices()).to_device(model.device());
-        model.values(&model.forward(&batch).index_select(0, &last))
-    });
+    let scores = rlhf::reward::score(model, &lines)?;
     Ok(Vec::<f32>::try_from(&scores)?.into_iter().map(|score| Score { score }).collect())
 }

@@ -1,5 +1,9 @@
 //! `sft`, `rm` and `ppo`: one stage from a run file.
 
+use std::sync::Arc;
+
+use parallel::Groups;
+
 use crate::args::TrainArgs;
 use crate::command::tell;
 use crate::config::{self, Stage};
@@ -11,17 +15,26 @@ use crate::stage::{self, Around};
 /// Runs one stage. `threads` is the flag, which wins over the file.
 pub(crate) fn run(stage: Stage, arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let loaded = config::load(&arguments.config, &arguments.sets, stage)?;
-    if launch::starts_others(arguments.nproc)? && !arguments.dry_run {
+    let starts_others = launch::starts_others(arguments.nproc)?;
+    if starts_others && !arguments.dry_run {
         let job = Job::on_this_host(arguments.nproc, &loaded.config.out);
         return launch::run(&job, &launch::own_arguments());
     }
-    let groups = launch::join(threads.or(loaded.config.threads), &loaded.config.parallel)?;
+    let parallel = &loaded.config.parallel;
+    let (groups, mesh) = if starts_others {
+        (Arc::new(Groups::single()), launch::mesh(parallel, 0, arguments.nproc)?)
+    } else {
+        let groups = launch::join(threads.or(loaded.config.threads), parallel)?;
+        let mesh = groups.mesh().clone();
+        (groups, mesh)
+    };
     loaded.warnings.iter().for_each(|warning| tell(&format!("warning: {warning}")));
     let interrupt = Interrupt::listen()?;
     interrupt.begin();
     let mut display = Display::new();
     let mut around = Around {
         groups: &groups,
+        mesh: &mesh,
         recorder: &mut display,
         interrupted: interrupt.flag(),
         resume: arguments.resume,

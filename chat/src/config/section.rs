@@ -54,11 +54,37 @@ impl Dtype {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ParallelSection {
-    /// Replicas that see different rows; absent: all processes.
+    /// Replicas that see different rows; absent: as many as the processes make up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<usize>,
+    /// Processes that share the weights of a model.
+    pub(crate) tensor: TensorSection,
     /// What moves bytes between them.
     pub(crate) transport: Transport,
+}
+
+/// The `[parallel.tensor]` section: how a model's weights are split.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct TensorSection {
+    /// The way.
+    pub(crate) mode: TensorMode,
+    /// Processes that share one model.
+    pub(crate) size: usize,
+}
+
+impl Default for TensorSection {
+    fn default() -> Self {
+        Self { mode: TensorMode::OneDimension, size: 1 }
+    }
+}
+
+/// Along what weights are split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum TensorMode {
+    /// By heads, inner columns and tokens of the vocabulary (Shoeybi et al. 2019).
+    #[serde(rename = "1d")]
+    OneDimension,
 }
 
 /// The `[tokenizer]` section.

@@ -23,9 +23,9 @@ pub(crate) struct Network<'a> {
 pub(super) fn run(config: &RunConfig, network: &Network<'_>, around: &mut Around<'_>) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::from_folder(network.tokenizer)?;
     let model = if around.resume {
-        CausalLm::load(&Run::newest_checkpoint(&config.out)?, &trainable(config))?
+        CausalLm::load(&Run::newest_checkpoint(&config.out)?, &trainable(config, around.groups))?
     } else {
-        CausalLm::random(network.config(&tokenizer)?, config.seed, &trainable(config))?
+        CausalLm::random(network.config(&tokenizer)?, config.seed, &trainable(config, around.groups))?
     };
     let train = rows::demonstrations(&config.data.train, &tokenizer, &config.data)?;
     let eval = rows::demonstrations(&config.data.eval, &tokenizer, &config.data)?;

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
+use parallel::{Axis, Mesh};
 use serde::{Serialize, Serializer};
+use serde_json::{Map, Value, json};
 
 use crate::command::tell;
 use crate::config::{RunConfig, Stage};
@@ -26,6 +28,9 @@ pub(crate) struct Plan {
     pub(crate) steps: u64,
     /// Rows of one optimiser step; for PPO, replies of one iteration.
     pub(crate) rows_per_step: usize,
+    /// How the processes share the work.
+    #[serde(serialize_with = "with_places")]
+    pub(crate) mesh: Mesh,
     /// Weights, gradients and optimiser state of all models, without activations.
     pub(crate) model_bytes: usize,
 }
@@ -35,6 +40,7 @@ impl Plan {
     pub(crate) fn one_model(
         stage: Stage,
         config: &RunConfig,
+        mesh: &Mesh,
         parameters: usize,
         rows: [usize; 3],
         units: usize,
@@ -48,6 +54,7 @@ impl Plan {
             tokens,
             steps: config.train.total_steps(units),
             rows_per_step: config.train.batch_size(),
+            mesh: mesh.clone(),
             model_bytes: parameters * config.model.dtype.trained_bytes(),
         }
     }
@@ -70,6 +77,14 @@ impl Plan {
             self.rows_per_step,
             self.model_bytes as f64 / f64::from(1 << 20),
         ));
+        if self.mesh.world_size() > 1 {
+            tell(&format!("{} processes: {}", self.mesh.world_size(), self.mesh));
+            for rank in 0..self.mesh.world_size() {
+                let seen = self.mesh.seen_from(rank);
+                let place = seen.axes().map(|axis| format!("{} {}", axis.name(), seen.coordinate(axis)));
+                tell(&format!("  rank {rank}: {}", place.collect::<Vec<_>>().join(", ")));
+            }
+        }
     }
 
     /// Writes `plan.json`.
@@ -80,4 +95,17 @@ impl Plan {
 
 fn as_object<S: Serializer>(parameters: &[(&str, usize)], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(parameters.iter().copied())
+}
+
+/// The size of each axis, and the place of each rank along it.
+fn with_places<S: Serializer>(mesh: &Mesh, serializer: S) -> Result<S::Ok, S::Error> {
+    let of_axes = |number: &dyn Fn(Axis) -> usize| -> Map<String, Value> {
+        Axis::ALL.iter().map(|&axis| (axis.name().to_owned(), number(axis).into())).collect()
+    };
+    let place = |rank| {
+        let seen = mesh.seen_from(rank);
+        of_axes(&|axis| seen.coordinate(axis))
+    };
+    let places: Vec<_> = (0..mesh.world_size()).map(place).collect();
+    json!({"sizes": of_axes(&|axis| mesh.size(axis)), "ranks": places}).serialize(serializer)
 }

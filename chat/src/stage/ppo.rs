@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use models::causal_lm::CausalLm;
+use models::causal_lm::{CausalLm, LoadOptions};
 use models::scalar_model::ScalarModel;
-use parallel::Segmented;
+use parallel::{Groups, Mesh, Segmented};
 use rlhf::ppo::{Data, Ppo};
 use rlhf::rollout::Judges;
 use tch::Kind;
@@ -12,7 +12,7 @@ use tch::Kind;
 use super::{Around, Plan, in_run_folder, rm, rows, tokenizer, trainable};
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, RunConfig, Stage};
-use crate::session::{self, frozen};
+use crate::session;
 
 /// The roles, as models of their own.
 struct Models {
@@ -28,13 +28,13 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     }
     let folder = session::folder(&config.model.path)?;
     let tokenizer = tokenizer(config, &folder)?;
-    let models = Models::load(config, &folder)?;
+    let models = Models::load(config, &folder, around.groups)?;
     session::check_vocabulary(&tokenizer, models.policy.config())?;
     let prompts = rows::prompts(&config.data.train, &tokenizer, &config.data)?;
     let ptx = rows::demonstrations(&config.data.ptx, &tokenizer, &config.data)?;
     models.check_lengths(prompts.longest, config.ppo.max_new_tokens)?;
     models.policy.config().check_length("the longest ptx row", ptx.longest)?;
-    let plan = models.plan(config, &prompts);
+    let plan = models.plan(config, around.mesh, &prompts);
     let stop_ids = session::stop_ids(&tokenizer, models.policy.config());
     // Only for people to read: an id that cannot be decoded is shown as such and stops nothing.
     let decode = |ids: &[i64]| tokenizer.decode(ids, true).unwrap_or_else(|error| format!("<{error}>"));
@@ -57,8 +57,9 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
 }
 
 impl Models {
-    fn load(config: &RunConfig, policy: &Path) -> anyhow::Result<Self> {
-        let options = trainable(config);
+    fn load(config: &RunConfig, policy: &Path, groups: &Groups) -> anyhow::Result<Self> {
+        let options = trainable(config, groups);
+        let frozen = |kind| LoadOptions { tensor: options.tensor, ..session::frozen(kind) };
         let reward = session::folder(&config.ppo.reward_model)?;
         let critic =
             config.ppo.critic_model.as_deref().map_or_else(|| Ok(reward.clone()), session::folder)?;
@@ -85,7 +86,7 @@ impl Models {
         Ok(())
     }
 
-    fn plan(&self, config: &RunConfig, prompts: &rows::Encoded<datasets::PromptRow>) -> Plan {
+    fn plan(&self, config: &RunConfig, mesh: &Mesh, prompts: &rows::Encoded<datasets::PromptRow>) -> Plan {
         let parameters = vec![
             ("policy", size(&self.policy)),
             ("critic", size(&self.critic)),
@@ -101,6 +102,7 @@ impl Models {
             tokens: prompts.tokens,
             steps: config.ppo.iterations,
             rows_per_step: config.ppo.rollout_batch_size * config.ppo.samples_per_prompt,
+            mesh: mesh.clone(),
             model_bytes: trained * dtype.trained_bytes()
                 + parameters[2].1 * dtype.bytes()
                 + parameters[3].1 * Dtype::Float32.bytes(),

@@ -14,7 +14,7 @@ use crate::session;
 pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
     let folder = start_folder(config, around.resume)?;
     let tokenizer = tokenizer(config, &folder)?;
-    let model = load(&folder, config.seed, &trainable(config))?;
+    let model = load(&folder, config.seed, &trainable(config, around.groups))?;
     session::check_vocabulary(&tokenizer, model.config())?;
     let train = rows::preferences(&config.data.train, &tokenizer, &config.data)?;
     let eval = rows::preferences(&config.data.eval, &tokenizer, &config.data)?;
@@ -22,7 +22,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     let data = reward::Data { train: &train.rows, eval: &eval.rows, shuffle: config.data.shuffle };
     let parameters = model.parameters().iter().map(parallel::Parameter::num_elements).sum();
     let sizes = [train.rows.len(), train.dropped, train.tokens];
-    let plan = Plan::one_model(Stage::Rm, config, parameters, sizes, train.rows.len());
+    let plan = Plan::one_model(Stage::Rm, config, around.mesh, parameters, sizes, train.rows.len());
     let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
     in_run_folder(Stage::Rm, config, &plan, &companions, around, |run| {
         reward::train(&model, &data, &config.reward, &config.train, run)
@@ -30,7 +30,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
 }
 
 /// A scalar model: a sequence-classification folder as it is, a causal language model with a new score head.
-pub(super) fn load(folder: &Path, seed: u64, options: &LoadOptions) -> anyhow::Result<ScalarModel> {
+pub(super) fn load(folder: &Path, seed: u64, options: &LoadOptions<'_>) -> anyhow::Result<ScalarModel> {
     let config = models::config::Config::from_folder(folder)?;
     if config.is_sequence_classification() {
         return Ok(ScalarModel::load(folder, options)?);

@@ -12,7 +12,7 @@ use crate::session;
 pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
     let folder = start_folder(config, around.resume)?;
     let tokenizer = tokenizer(config, &folder)?;
-    let model = CausalLm::load(&folder, &trainable(config))?;
+    let model = CausalLm::load(&folder, &trainable(config, around.groups))?;
     session::check_vocabulary(&tokenizer, model.config())?;
     let train = rows::demonstrations(&config.data.train, &tokenizer, &config.data)?;
     let eval = rows::demonstrations(&config.data.eval, &tokenizer, &config.data)?;
@@ -33,7 +33,7 @@ pub(super) fn train_on(
     let data = rlhf::sft::Data::new(&train.rows, &eval.rows, packing, config.data.shuffle)?;
     let parameters = model.parameters().iter().map(parallel::Parameter::num_elements).sum();
     let sizes = [train.rows.len(), train.dropped, train.tokens];
-    let plan = Plan::one_model(stage, config, parameters, sizes, data.units.len());
+    let plan = Plan::one_model(stage, config, around.mesh, parameters, sizes, data.units.len());
     let companions = |folder: &Path| session::save_companions(folder, tokenizer, model.config());
     in_run_folder(stage, config, &plan, &companions, around, |run| {
         rlhf::sft::train(model, &data, &config.train, run)

@@ -1,42 +1,22 @@
-//! Reading: every claim of a header is checked against the file before a byte of it is believed.
+//! Reading the files of a folder.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value};
-use tch::{Kind, Tensor};
+use parallel::Placement;
+use parallel::tensor_file::TensorFile;
+use serde_json::Value;
+use tch::Tensor;
 
-use super::{DTYPES, INDEX, SINGLE};
+use super::{INDEX, SINGLE};
 use crate::Error;
-
-/// The largest header that safetensors allows.
-const MAX_HEADER: u64 = 100_000_000;
 
 /// The tensors of a model folder.
 #[derive(Debug)]
 pub struct WeightFolder {
     path: PathBuf,
-    files: Vec<SafetensorsFile>,
+    files: Vec<TensorFile>,
     used: BTreeSet<String>,
-}
-
-/// One file, its header read.
-#[derive(Debug)]
-struct SafetensorsFile {
-    path: PathBuf,
-    file: File,
-    entries: BTreeMap<String, Entry>,
-}
-
-/// One tensor as the header describes it; offsets from the start of the file.
-#[derive(Debug)]
-struct Entry {
-    dtype: String,
-    shape: Vec<i64>,
-    start: u64,
-    end: u64,
 }
 
 impl WeightFolder {
@@ -44,19 +24,23 @@ impl WeightFolder {
     pub fn open(folder: &Path) -> Result<Self, Error> {
         let mut files = Vec::new();
         for name in file_names(folder)? {
-            files.push(SafetensorsFile::open(folder.join(name))?);
+            files.push(TensorFile::open(&folder.join(name))?);
         }
         Ok(Self { path: folder.to_owned(), files, used: BTreeSet::new() })
     }
 
-    /// The tensor under the first of `names` that is there, in the kind of the file.
-    pub fn tensor(&mut self, names: &[String], shape: &[i64]) -> Result<Tensor, Error> {
+    /// This rank's part of the tensor under the first of `names` that is there, whose whole has the shape `shape`; in the kind of
+    /// the file.
+    pub fn tensor(
+        &mut self,
+        names: &[String],
+        shape: &[i64],
+        placement: &Placement,
+    ) -> Result<Tensor, Error> {
         for name in names {
-            if let Some((file, entry)) =
-                self.files.iter().find_map(|file| Some((file, file.entries.get(name)?)))
-            {
+            if let Some(file) = self.files.iter().find(|file| file.shape(name).is_some()) {
                 self.used.insert(name.clone());
-                return file.read(name, entry, shape);
+                return Ok(file.read(name, shape, placement)?);
             }
         }
         Err(Error::MissingTensor { path: self.path.clone(), name: names[0].clone() })
@@ -65,9 +49,8 @@ impl WeightFolder {
     /// Refuses tensors that were never asked for, unless `harmless` says that they do not matter.
     pub fn check_all_used(&self, harmless: impl Fn(&str) -> bool) -> Result<(), Error> {
         for file in &self.files {
-            if let Some(name) = file.entries.keys().find(|name| !self.used.contains(*name) && !harmless(name))
-            {
-                return Err(Error::UnexpectedTensor { path: file.path.clone(), name: name.clone() });
+            if let Some(name) = file.names().find(|name| !self.used.contains(*name) && !harmless(name)) {
+                return Err(Error::UnexpectedTensor { path: file.path().to_owned(), name: name.to_owned() });
             }
         }
         Ok(())
@@ -107,79 +90,4 @@ fn file_names(folder: &Path) -> Result<Vec<String>, Error> {
             got: "something else".to_owned(),
         }),
     }
-}
-
-impl SafetensorsFile {
-    fn open(path: PathBuf) -> Result<Self, Error> {
-        let io = |source| Error::Io { path: path.clone(), source };
-        let malformed = |reason: String| Error::MalformedSafetensors { path: path.clone(), reason };
-        let truncated = |expected, got| Error::TruncatedSafetensors { path: path.clone(), expected, got };
-        let file = File::open(&path).map_err(io)?;
-        let size = file.metadata().map_err(io)?.len();
-        if size < 8 {
-            return Err(truncated(8, size));
-        }
-        let mut length = [0; 8];
-        file.read_exact_at(&mut length, 0).map_err(io)?;
-        let length = u64::from_le_bytes(length);
-        if length > MAX_HEADER {
-            return Err(malformed(format!("its header would have {length} bytes")));
-        }
-        let data = 8 + length;
-        if size < data {
-            return Err(truncated(data, size));
-        }
-        let mut header = vec![0; length as usize];
-        file.read_exact_at(&mut header, 8).map_err(io)?;
-        let header: Map<String, Value> = serde_json::from_slice(&header)
-            .map_err(|source| Error::Json { path: format!("the header of {}", path.display()), source })?;
-        let mut entries = BTreeMap::new();
-        for (name, value) in header.iter().filter(|(name, _)| *name != "__metadata__") {
-            let entry = Entry::parse(value, data)
-                .ok_or_else(|| malformed(format!("its entry `{name}` is {value}")))?;
-            entries.insert(name.clone(), entry);
-        }
-        let end = entries.values().map(|entry| entry.end).max().unwrap_or(data);
-        if size < end {
-            return Err(truncated(end, size));
-        }
-        Ok(Self { path, file, entries })
-    }
-
-    fn read(&self, name: &str, entry: &Entry, shape: &[i64]) -> Result<Tensor, Error> {
-        let name = || name.to_owned();
-        if entry.shape != shape {
-            let (expected, got) = (shape.to_vec(), entry.shape.clone());
-            return Err(Error::Shape { path: self.path.clone(), name: name(), expected, got });
-        }
-        let Some(kind) = DTYPES.iter().find(|(dtype, _)| *dtype == entry.dtype).map(|&(_, kind)| kind) else {
-            return Err(Error::Dtype { path: self.path.clone(), name: name(), dtype: entry.dtype.clone() });
-        };
-        let bytes = shape.iter().product::<i64>() as u64 * element_size(kind);
-        if entry.end - entry.start != bytes {
-            let reason =
-                format!("`{}` has {} bytes and should have {bytes}", name(), entry.end - entry.start);
-            return Err(Error::MalformedSafetensors { path: self.path.clone(), reason });
-        }
-        let mut buffer = vec![0; bytes as usize];
-        self.file
-            .read_exact_at(&mut buffer, entry.start)
-            .map_err(|source| Error::Io { path: self.path.clone(), source })?;
-        Ok(Tensor::f_from_data_size(&buffer, shape, kind)?)
-    }
-}
-
-impl Entry {
-    fn parse(value: &Value, data: u64) -> Option<Self> {
-        let shape: Option<Vec<i64>> = value["shape"].as_array()?.iter().map(Value::as_i64).collect();
-        let offset = |index: usize| value["data_offsets"][index].as_u64()?.checked_add(data);
-        let (start, end) = (offset(0)?, offset(1)?);
-        let shape = shape?;
-        let sound = start <= end && shape.iter().all(|&size| size >= 0);
-        sound.then_some(Self { dtype: value["dtype"].as_str()?.to_owned(), shape, start, end })
-    }
-}
-
-fn element_size(kind: Kind) -> u64 {
-    kind.elt_size_in_bytes() as u64
 }
