@@ -51,7 +51,7 @@ fn equals_one_process(stage: &str, metrics: &[&str], ways: &[(usize, &str)]) {
     let scratch = copied();
     let length = if stage == "ppo" { "ppo.iterations=5" } else { "train.steps=20" };
     let run = |processes: usize, settings: &str| {
-        let out = format!("{stage}-{processes}-{}", settings.replace(' ', "-"));
+        let out = format!("{stage}-{processes}-{}", settings.replace([' ', '\''], "-"));
         let sets: Vec<String> =
             settings.split_whitespace().map(|setting| format!(" --set parallel.{setting}")).collect();
         let sets = format!("--set {length} --set train.eps=1e-4 --set out={out}{}", sets.concat());
@@ -89,18 +89,43 @@ fn sft_of_a_split_model_equals_sft_on_one() {
 }
 
 #[test]
+fn sft_of_split_rows_equals_sft_on_one() {
+    let ways = [
+        (2, "tensor.size=2 sequence.mode='megatron'"),
+        (2, "sequence.mode='ulysses' sequence.size=2"),
+        (2, "sequence.mode='ring' sequence.size=2"),
+        (4, "sequence.mode='ring' sequence.size=2 transport=gloo"),
+    ];
+    equals_one_process("sft", &["loss", "grad_norm", "tokens"], &ways);
+}
+
+#[test]
 fn a_reward_model_on_several_processes_equals_that_of_one() {
     equals_one_process(
         "rm",
         &["loss", "grad_norm", "accuracy", "tokens"],
-        &[(2, ""), (4, "transport=gloo"), (2, "tensor.size=2")],
+        &[
+            (2, ""),
+            (4, "transport=gloo"),
+            (2, "tensor.size=2"),
+            (4, "tensor.size=2 sequence.mode='ulysses' sequence.size=2"),
+        ],
     );
 }
 
 #[test]
 fn ppo_on_several_processes_equals_ppo_on_one() {
     let metrics = ["objective/scores", "objective/kl", "loss/value_avg", "grad_norm", "response_length/mean"];
-    equals_one_process("ppo", &metrics, &[(2, ""), (3, "transport=gloo"), (2, "tensor.size=2")]);
+    equals_one_process(
+        "ppo",
+        &metrics,
+        &[
+            (2, ""),
+            (3, "transport=gloo"),
+            (2, "tensor.size=2"),
+            (4, "tensor.size=2 sequence.mode='ring' sequence.size=2"),
+        ],
+    );
 }
 
 #[test]
@@ -236,6 +261,14 @@ fn a_mesh_that_does_not_fit_the_processes_is_refused() {
     let scratch = copied();
     let line = "sft --config life/sft/run.toml --set out=x --nproc 2 --set parallel.data=3";
     scratch.run(line).fails(2, &["data 3", "but 2 are running"]);
+    for (settings, wanted) in [
+        ("sequence.size=2", "`parallel.sequence.size`: 2: needs mode"),
+        ("sequence.mode='megatron'", "`parallel.tensor.size`: 1: must be above 1"),
+        ("tensor.size=0", "`parallel.tensor.size`: 0: must be at least 1"),
+    ] {
+        let line = format!("sft --config life/sft/run.toml --set out=x --nproc 2 --set parallel.{settings}");
+        scratch.run(&line).fails(2, &[wanted]);
+    }
 }
 
 #[test]

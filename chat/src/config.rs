@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use error::ConfigError;
 use section::{
     BaseSection, CheckpointSection, DataSection, EvalSection, LogSection, ModelSection, ParallelSection,
-    PipelineSection, TokenizerSection,
+    PipelineSection, SequenceMode, TokenizerSection,
 };
 use tree::{Node, Place, Tree};
 
@@ -375,6 +375,7 @@ impl RunConfig {
 
     /// Refuses what cannot be, wherever the paths come from.
     fn check_bounds(&self, stage: Stage) -> Result<(), ConfigError> {
+        check_parallel(&self.parallel)?;
         self.train.check().map_err(rlhf::Error::from)?;
         if stage == Stage::Ppo {
             self.ppo.check()?;
@@ -405,6 +406,35 @@ impl RunConfig {
             }
         }
         toml::to_string(&table)
+    }
+}
+
+/// Refuses ways of sharing that contradict one another.
+fn check_parallel(parallel: &ParallelSection) -> Result<(), ConfigError> {
+    let (sequence, tensor) = (&parallel.sequence, parallel.tensor.size);
+    for (key, size) in [
+        ("parallel.data", parallel.data.unwrap_or(1)),
+        ("parallel.tensor.size", tensor),
+        ("parallel.sequence.size", sequence.size),
+    ] {
+        if size == 0 {
+            return refuse(key, 0, "must be at least 1");
+        }
+    }
+    let size = sequence.size as u64;
+    match sequence.mode {
+        SequenceMode::None if size > 1 => {
+            refuse("parallel.sequence.size", size, "needs mode = \"ulysses\" or \"ring\" in the same section")
+        }
+        SequenceMode::Megatron if size > 1 => {
+            let wanted =
+                "must be 1: mode = \"megatron\" shares tokens among the processes of [parallel.tensor]";
+            refuse("parallel.sequence.size", size, wanted)
+        }
+        SequenceMode::Megatron if tensor == 1 => {
+            refuse("parallel.tensor.size", 1, "must be above 1 for [parallel.sequence] mode = \"megatron\"")
+        }
+        _ => Ok(()),
     }
 }
 

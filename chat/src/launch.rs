@@ -85,9 +85,9 @@ pub(crate) fn join(threads: Option<usize>, parallel: &ParallelSection) -> anyhow
 
 /// The mesh of `size` processes, seen from `rank`.
 pub(crate) fn mesh(parallel: &ParallelSection, rank: usize, size: usize) -> anyhow::Result<Mesh> {
-    let tensor = parallel.tensor.size.max(1);
-    let data = parallel.data.unwrap_or((size / tensor).max(1));
-    Ok(Mesh::new([1, data, 1, tensor], rank, size)?)
+    let (sequence, tensor) = (parallel.sequence.size, parallel.tensor.size);
+    let data = parallel.data.unwrap_or((size / (sequence * tensor)).max(1));
+    Ok(Mesh::new([1, data, sequence, tensor], rank, size)?)
 }
 
 /// This program's own arguments.

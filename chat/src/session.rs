@@ -6,6 +6,7 @@ use datasets::Tokenizer;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::scalar_model::ScalarModel;
+use models::split::Split;
 use serde_json::json;
 use tch::{Device, Kind};
 
@@ -94,6 +95,6 @@ pub(crate) fn save_companions(
 }
 
 /// Weights on the CPU without gradients.
-pub(crate) fn frozen(kind: Kind) -> LoadOptions<'static> {
-    LoadOptions { kind, device: Device::Cpu, trainable: false, tensor: None }
+pub(crate) fn frozen(kind: Kind) -> LoadOptions {
+    LoadOptions { kind, device: Device::Cpu, trainable: false, split: Split::WHOLE }
 }

@@ -13,11 +13,13 @@ use std::sync::atomic::AtomicBool;
 
 use datasets::Tokenizer;
 use models::causal_lm::LoadOptions;
+use models::split::{Split, Tokens};
 use parallel::{Groups, Mesh};
 use rlhf::event::Recorder;
 use rlhf::run::{Cadence, Run, Save};
 use tch::Device;
 
+use crate::config::section::SequenceMode;
 use crate::config::{ConfigError, RunConfig, Stage};
 use crate::session;
 
@@ -74,9 +76,17 @@ fn tokenizer(config: &RunConfig, model: &Path) -> anyhow::Result<Tokenizer> {
 }
 
 /// Weights to be trained, of which each process has its part.
-fn trainable<'a>(config: &RunConfig, groups: &'a Groups) -> LoadOptions<'a> {
-    let kind = config.model.dtype.kind();
-    LoadOptions { kind, device: Device::Cpu, trainable: true, tensor: Some(groups.tensor()) }
+fn trainable(config: &RunConfig, groups: &Groups) -> LoadOptions {
+    let tokens = match config.parallel.sequence.mode {
+        SequenceMode::Megatron if groups.tensor().size() > 1 => Tokens::Megatron,
+        SequenceMode::Ulysses if groups.sequence().size() > 1 => {
+            Tokens::Ulysses(Arc::clone(groups.sequence()))
+        }
+        SequenceMode::Ring if groups.sequence().size() > 1 => Tokens::Ring(Arc::clone(groups.sequence())),
+        _ => Tokens::Whole,
+    };
+    let split = Split { tokens, ..Split::of_weights(groups.tensor()) };
+    LoadOptions { kind: config.model.dtype.kind(), device: Device::Cpu, trainable: true, split }
 }
 
 /// Shows the plan; opens the run folder and runs `stage` in it, unless only the plan was asked for.

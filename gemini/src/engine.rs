@@ -80,7 +80,7 @@ impl Engine {
         if slots.is_empty() {
             return Err(Error::NothingTrained);
         }
-        let replicas = (groups.data().size() > 1).then(|| {
+        let replicas = (groups.replicas().size() > 1).then(|| {
             let weights: Vec<&Tensor> = slots.iter().map(|slot| &slot.weight).collect();
             let (replicas, views) = Replicas::new(groups, &weights);
             slots.iter_mut().zip(views).for_each(|(slot, view)| slot.grad = Some(view));

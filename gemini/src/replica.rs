@@ -1,4 +1,4 @@
-//! Gradients of replicas that see different rows: summed over the data ranks while the backward pass goes on.
+//! Gradients of replicas that see different rows: summed over them while the backward pass goes on.
 //!
 //! ```text
 //!   bucket 0: gradients of the last layers   -> reduced first, when the last micro-batch has delivered them all
@@ -120,7 +120,7 @@ impl Replicas {
 
     fn start_next(&mut self) -> Result<(), Error> {
         let bucket = &self.buckets[self.started.len()];
-        self.started.push(self.groups.data().start_all_reduce(&bucket.flat, Reduction::Sum)?);
+        self.started.push(self.groups.replicas().start_all_reduce(&bucket.flat, Reduction::Sum)?);
         Ok(())
     }
 }

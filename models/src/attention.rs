@@ -24,7 +24,6 @@ pub struct Attention {
     projection: Projection,
     norms: Option<(Norm, Norm)>,
     out: Linear,
-    border: Border,
     heads: Heads,
     head_dim: i64,
     scale: f64,
@@ -78,21 +77,20 @@ impl Attention {
         let out = registry.rows(&out_name, [outer, inner], architecture.out_bias, &heads.query_share)?;
         let alibi = matches!(architecture.position, Position::Alibi)
             .then(|| Alibi { heads: architecture.num_heads, own: heads.queries.clone() });
-        Ok(Self {
-            projection,
-            norms,
-            out,
-            border: Border::new(registry.group()),
-            heads,
-            head_dim: dim,
-            scale: architecture.scales[layer],
-            mask: MaskKind { window: architecture.windows[layer], alibi },
-        })
+        let mask = MaskKind { window: architecture.windows[layer], alibi };
+        registry.split().check(&heads.queries, &mask)?;
+        let scale = architecture.scales[layer];
+        Ok(Self { projection, norms, out, heads, head_dim: dim, scale, mask })
     }
 
     /// Queries `[N, heads, D]`, keys and values `[N, kv_heads, D]` of `x` `[N, hidden]`, normed and rotated; the heads of this rank.
-    pub fn project(&self, x: &Tensor, rotary: Option<&Rotary>) -> Result<[Tensor; 3], parallel::Error> {
-        let x = &self.border.enter(x)?;
+    pub fn project(
+        &self,
+        x: &Tensor,
+        rotary: Option<&Rotary>,
+        border: &Border,
+    ) -> Result<[Tensor; 3], parallel::Error> {
+        let x = &border.enter(x)?;
         let [heads, kv_heads] = [&self.heads.queries, &self.heads.keys].map(|own| own.end - own.start);
         let [mut q, mut k, v] = match &self.projection {
             Projection::Separate([q, k, v]) => {
@@ -135,8 +133,9 @@ impl Attention {
         &self,
         attended: &Tensor,
         residual: Option<&Tensor>,
+        border: &Border,
     ) -> Result<Tensor, parallel::Error> {
-        self.border.leave(&self.out, attended, residual)
+        border.leave(&self.out, attended, residual)
     }
 
     /// Key-value heads of this rank.

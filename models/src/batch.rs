@@ -10,7 +10,9 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::rc::Rc;
 
+use parallel::sequence::Layout;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::rope::{Rope, Rotary};
@@ -50,11 +52,32 @@ enum Source {
     Gather(Tensor),
 }
 
+/// What sines and cosines depend on beside the batch: the tokens of one rank, or of all.
+type Angles = (Rope, Kind, Option<Layout>);
+
 /// What was made for this batch, under what it was made from.
 #[derive(Debug, Default)]
 struct Kept {
-    rotary: Vec<(Rope, Kind, Rotary)>,
+    rotary: Vec<(Angles, Rotary)>,
+    parts: Vec<(Layout, Rc<Part>)>,
     masks: Vec<((i64, MaskKind, Kind), Tensor)>,
+}
+
+/// The tokens of a batch that one rank has, where ranks share them.
+#[derive(Debug)]
+pub struct Part {
+    /// Token ids, int64 `[n]`.
+    pub input_ids: Tensor,
+    /// Position of each token in its row, int64 `[n]`.
+    pub positions: Tensor,
+    /// The token of the batch that each one is, int64 `[n]`.
+    tokens: Tensor,
+    /// Tokens of the batch.
+    size: i64,
+    /// Where they lie when the parts of all ranks are laid end to end, int64 `[N]`; `None` if just there.
+    places: Option<Tensor>,
+    /// Tokens of a chunk of each row.
+    pub chunks: Vec<i64>,
 }
 
 /// Which keys a query sees and at what price, beside causality.
@@ -138,14 +161,37 @@ impl Batch {
         }
     }
 
-    /// Sine and cosine of every token, made at the first call.
-    pub fn rotary(&self, rope: &Rope, kind: Kind) -> Rotary {
+    /// The tokens of one rank, found at the first call.
+    pub fn part(&self, layout: Layout) -> Rc<Part> {
         let mut kept = self.kept.borrow_mut();
-        if let Some((_, _, rotary)) = kept.rotary.iter().find(|(r, k, _)| r == rope && *k == kind) {
+        if let Some((_, part)) = kept.parts.iter().find(|(of, _)| *of == layout) {
+            return Rc::clone(part);
+        }
+        let device = self.input_ids.device();
+        let tokens = Tensor::from_slice(&layout.own(&self.lengths)).to_device(device);
+        let part = Rc::new(Part {
+            input_ids: self.input_ids.index_select(0, &tokens),
+            positions: self.positions.index_select(0, &tokens),
+            tokens,
+            size: self.num_tokens(),
+            places: layout.places(&self.lengths).map(|places| Tensor::from_slice(&places).to_device(device)),
+            chunks: layout.chunks(&self.lengths),
+        });
+        kept.parts.push((layout, Rc::clone(&part)));
+        part
+    }
+
+    /// Sine and cosine of every token, or of those of one rank, made at the first call.
+    pub fn rotary(&self, rope: &Rope, kind: Kind, layout: Option<Layout>) -> Rotary {
+        let tokens = layout.map(|layout| self.part(layout));
+        let key = (rope.clone(), kind, layout);
+        let mut kept = self.kept.borrow_mut();
+        if let Some((_, rotary)) = kept.rotary.iter().find(|(made, _)| *made == key) {
             return rotary.clone();
         }
-        let rotary = rope.rotary(&self.positions, &self.lengths, &self.lengths, kind);
-        kept.rotary.push((rope.clone(), kind, rotary.clone()));
+        let whole = rope.rotary(&self.positions, &self.lengths, &self.lengths, kind);
+        let rotary = tokens.map_or_else(|| whole.clone(), |part| whole.of(&part.tokens));
+        kept.rotary.push((key, rotary.clone()));
         rotary
     }
 
@@ -163,6 +209,17 @@ impl Batch {
         let mask = wanted.tensor(0, length, kind, self.input_ids.device());
         kept.masks.push((key, mask.shallow_clone()));
         Some(mask)
+    }
+}
+
+impl Part {
+    /// From the parts of all ranks, end to end `[P n, ..]`, to the batch `[N, ..]`.
+    pub fn whole(&self, parts: &Tensor) -> Tensor {
+        let shape = [&[self.size], &parts.size()[1..]].concat();
+        match &self.places {
+            None => parts.narrow(0, 0, self.size),
+            Some(places) => take(&parts.flatten(1, -1), places).view(shape.as_slice()),
+        }
     }
 }
 

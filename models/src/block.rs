@@ -15,6 +15,15 @@ use crate::split::{self, Border};
 /// From queries, keys and values to `[N, heads * D]`.
 pub type Mix<'a> = dyn FnMut(&Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;
 
+/// What tokens meet on their way through the blocks.
+#[derive(Debug)]
+pub struct Way {
+    /// How they enter and leave what ranks share.
+    pub border: Border,
+    /// How their positions enter attention, if by rotation.
+    pub rotary: Option<Rotary>,
+}
+
 /// One block.
 #[derive(Debug)]
 pub struct Block {
@@ -46,30 +55,25 @@ impl Block {
         })
     }
 
-    /// `[N, hidden]` to the same shape.
-    pub fn forward(
-        &self,
-        x: &Tensor,
-        rotary: Option<&Rotary>,
-        mix: &mut Mix<'_>,
-    ) -> Result<Tensor, parallel::Error> {
+    /// `[N, hidden]` to the same shape, of the tokens that this rank has between two borders.
+    pub fn forward(&self, x: &Tensor, way: &Way, mix: &mut Mix<'_>) -> Result<Tensor, parallel::Error> {
         match self.residual {
             Residual::Before => {
-                let a = self.attend(&self.first_norm.forward(x), rotary, mix, Some(x))?;
-                self.mlp.forward(&self.second_norm.forward(&a), Some(&a))
+                let a = self.attend(&self.first_norm.forward(x), way, mix, Some(x))?;
+                self.mlp.forward(&self.second_norm.forward(&a), Some(&a), &way.border)
             }
             Residual::After => {
-                let a = self.first_norm.forward(&self.attend(x, rotary, mix, Some(x))?);
-                Ok(self.second_norm.forward(&self.mlp.forward(&a, Some(&a))?))
+                let a = self.first_norm.forward(&self.attend(x, way, mix, Some(x))?);
+                Ok(self.second_norm.forward(&self.mlp.forward(&a, Some(&a), &way.border)?))
             }
             Residual::Parallel => {
-                let attended = self.attend(&self.first_norm.forward(x), rotary, mix, Some(x))?;
-                self.mlp.forward(&self.second_norm.forward(x), Some(&attended))
+                let attended = self.attend(&self.first_norm.forward(x), way, mix, Some(x))?;
+                self.mlp.forward(&self.second_norm.forward(x), Some(&attended), &way.border)
             }
             Residual::Normed => {
                 let n = self.first_norm.forward(x);
-                let m = self.second_norm.forward(&self.attend(&n, rotary, mix, Some(&n))?);
-                self.mlp.forward(&m, Some(&m))
+                let m = self.second_norm.forward(&self.attend(&n, way, mix, Some(&n))?);
+                self.mlp.forward(&m, Some(&m), &way.border)
             }
         }
     }
@@ -82,12 +86,12 @@ impl Block {
     fn attend(
         &self,
         x: &Tensor,
-        rotary: Option<&Rotary>,
+        way: &Way,
         mix: &mut Mix<'_>,
         residual: Option<&Tensor>,
     ) -> Result<Tensor, parallel::Error> {
-        let attended = mix(&self.attention, &self.attention.project(x, rotary)?)?;
-        self.attention.project_out(&attended, residual)
+        let attended = mix(&self.attention, &self.attention.project(x, way.rotary.as_ref(), &way.border)?)?;
+        self.attention.project_out(&attended, residual, &way.border)
     }
 }
 
@@ -98,7 +102,6 @@ struct Mlp {
     up: Linear,
     down: Linear,
     activation: Activation,
-    border: Border,
 }
 
 impl Mlp {
@@ -117,17 +120,21 @@ impl Mlp {
             up: registry.columns(&format!("{prefix}.{}", names.up), [hidden, inner], bias, &share)?,
             down: registry.rows(&format!("{prefix}.{}", names.down), [inner, hidden], bias, &share)?,
             activation: architecture.activation,
-            border: Border::new(registry.group()),
         })
     }
 
-    fn forward(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor, parallel::Error> {
-        let x = self.border.enter(x)?;
+    fn forward(
+        &self,
+        x: &Tensor,
+        residual: Option<&Tensor>,
+        border: &Border,
+    ) -> Result<Tensor, parallel::Error> {
+        let x = border.enter(x)?;
         let inner = match &self.gate {
             Some(gate) => self.activation.apply(&gate.forward(&x)) * self.up.forward(&x),
             None => self.activation.apply(&self.up.forward(&x)),
         };
-        self.border.leave(&self.down, &inner, residual)
+        border.leave(&self.down, &inner, residual)
     }
 }
 

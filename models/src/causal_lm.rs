@@ -27,21 +27,21 @@ pub struct CausalLm {
 
 impl CausalLm {
     /// Loads a folder with `config.json` and safetensors weights.
-    pub fn load(folder: &Path, options: &LoadOptions<'_>) -> Result<Self, Error> {
+    pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = load(folder, decoder::Head::Vocabulary, options, None)?;
         Ok(Self { decoder })
     }
 
     /// A new model as transformers would initialise it; the same for a seed everywhere.
-    pub fn random(config: Config, seed: u64, options: &LoadOptions<'_>) -> Result<Self, Error> {
-        let decoder = Decoder::build(config, decoder::Head::Vocabulary, options.tensor, &mut |request| {
+    pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
+        let decoder = Decoder::build(config, decoder::Head::Vocabulary, &options.split, &mut |request| {
             Ok(fresh(request, seed, options))
         })?;
         Ok(Self { decoder })
     }
 
     /// A model of its own with the same values, shared by the same ranks.
-    pub fn copy(&self, options: &LoadOptions<'_>) -> Result<Self, Error> {
+    pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = copy(&self.decoder, decoder::Head::Vocabulary, options, 0)?;
         Ok(Self { decoder })
     }
@@ -51,8 +51,8 @@ impl CausalLm {
     /// Shares everything with this model where it is laid out so already, or on a device that does not care.
     pub fn for_decoding(&self) -> Result<Self, Error> {
         let relaid = self.device() == tch::Device::Cpu;
-        let (config, group) = (self.config().clone(), self.decoder.group());
-        let decoder = Decoder::build(config, decoder::Head::Vocabulary, group, &mut |request| {
+        let (config, split) = (self.config().clone(), self.decoder.split());
+        let decoder = Decoder::build(config, decoder::Head::Vocabulary, split, &mut |request| {
             let mut held = self.parameters().iter().filter(|parameter| parameter.name == request.name);
             let tensor = held.next().expect("both have the same parameters").tensor.detach();
             Ok(if relaid && request.is_matrix { no_grad(|| for_few_rows(&tensor)) } else { tensor })
@@ -82,7 +82,12 @@ impl CausalLm {
 
     /// The vocabulary head. No known family has a bias.
     pub fn head(&self) -> Head<'_> {
-        Head { weight: self.decoder.head_weight(), bias: None, vocabulary: self.decoder.vocabulary() }
+        Head {
+            weight: self.decoder.head_weight(),
+            bias: None,
+            vocabulary: self.decoder.vocabulary(),
+            rows: self.decoder.split().sequence(),
+        }
     }
 
     /// See [`Decoder::forward`].
@@ -122,6 +127,10 @@ impl Segmented for CausalLm {
         self.decoder.forward_segment(index, hidden, context)
     }
 
+    fn infer(&self, context: &Batch) -> Result<Tensor, parallel::Error> {
+        self.decoder.infer(context)
+    }
+
     fn segment_parameters(&self, index: usize) -> Vec<usize> {
         self.decoder.segment_parameters(index)
     }
@@ -139,13 +148,13 @@ impl Segmented for CausalLm {
 pub(crate) fn load(
     folder: &Path,
     head: decoder::Head,
-    options: &LoadOptions<'_>,
+    options: &LoadOptions,
     score_seed: Option<u64>,
 ) -> Result<Decoder, Error> {
     let config = Config::from_folder(folder)?;
     let names = config.architecture().names;
     let mut files = WeightFolder::open(folder)?;
-    let decoder = Decoder::build(config, head, options.tensor, &mut |request| {
+    let decoder = Decoder::build(config, head, &options.split, &mut |request| {
         if let (SCORE, Some(seed)) = (request.name, score_seed) {
             return Ok(fresh(request, seed, options));
         }
@@ -173,10 +182,10 @@ fn harmless(name: &str) -> bool {
 pub(crate) fn copy(
     from: &Decoder,
     head: decoder::Head,
-    options: &LoadOptions<'_>,
+    options: &LoadOptions,
     seed: u64,
 ) -> Result<Decoder, Error> {
-    Decoder::build(from.config().clone(), head, from.group(), &mut |request| {
+    Decoder::build(from.config().clone(), head, from.split(), &mut |request| {
         let held = from.parameters().iter().find(|parameter| parameter.name == request.name);
         Ok(held.map_or_else(
             || fresh(request, seed, options),
@@ -186,7 +195,7 @@ pub(crate) fn copy(
 }
 
 /// A new parameter.
-pub(crate) fn fresh(request: &Request<'_>, seed: u64, options: &LoadOptions<'_>) -> Tensor {
+pub(crate) fn fresh(request: &Request<'_>, seed: u64, options: &LoadOptions) -> Tensor {
     let whole = initialize::values(request.initial, request.shape, seed, request.name);
     options.place(request, &request.placement.part(&whole))
 }

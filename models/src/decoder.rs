@@ -3,9 +3,6 @@
 //! Segment 0 makes `[N, H]` from tokens, segments `1..=L` are the blocks, segment `L + 1` is the last norm (and, in
 //! OPT-350m, a projection). The head that reads the result is kept here as one more parameter and applied by the loss.
 
-use std::sync::Arc;
-
-use parallel::comm::Group;
 use parallel::{Parameter, Segmented};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -13,31 +10,31 @@ use crate::Error;
 use crate::architecture::{Architecture, Position};
 use crate::attention::{Attention, scaled_dot_product};
 use crate::batch::{Batch, MaskKind};
-use crate::block::Block;
+use crate::block::{Block, Way};
 use crate::cache::KvCache;
 use crate::config::Config;
 use crate::initialize::Initial;
 use crate::layer::{Linear, Norm, Registry, Request, Source, for_few_rows};
 use crate::rope::Rotary;
-use crate::split::{self, Share, TokenEmbedding, Vocabulary};
+use crate::split::{self, Border, Share, Split, TokenEmbedding, Vocabulary};
 
 /// The name of a score's weight in sequence-classification checkpoints.
 pub const SCORE: &str = "score.weight";
 
 /// Kind, device, purpose and owners of the parameters of a model.
-#[derive(Clone, Copy, Debug)]
-pub struct LoadOptions<'a> {
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
     /// The numbers' kind; a score is fp32 always.
     pub kind: Kind,
     /// Where they live.
     pub device: Device,
     /// Whether they have gradients.
     pub trainable: bool,
-    /// Those who share the parameters; absent, or a group of one: all of them are here.
-    pub tensor: Option<&'a Arc<Group>>,
+    /// Who shares them.
+    pub split: Split,
 }
 
-impl LoadOptions<'_> {
+impl LoadOptions {
     /// A parameter as these options want it. What is only run, on a processor, is laid out for it.
     pub(crate) fn place(&self, request: &Request<'_>, tensor: &Tensor) -> Tensor {
         let kind = if request.name == SCORE { Kind::Float } else { self.kind };
@@ -73,8 +70,7 @@ pub struct Decoder {
     project_out: Option<Linear>,
     head: Tensor,
     parameters: Vec<Parameter>,
-    /// Those who share them; `None` for a rank by itself.
-    group: Option<Arc<Group>>,
+    split: Split,
     /// The first parameter of each segment, and of what comes after the last.
     bounds: Vec<usize>,
     head_parameters: Vec<usize>,
@@ -84,31 +80,26 @@ pub struct Decoder {
 type MixOfLayer<'a> = dyn FnMut(usize, &Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;
 
 impl Decoder {
-    /// Builds this rank's part of a model that `group` shares; its parameters come from `source`, asked for in order of use.
-    pub fn build(
-        config: Config,
-        head: Head,
-        group: Option<&Arc<Group>>,
-        source: &mut Source<'_>,
-    ) -> Result<Self, Error> {
-        let group = group.filter(|group| group.size() > 1);
+    /// Builds this rank's part of a model that is shared as `split` says; its parameters come from `source`, asked for in order of use.
+    pub fn build(config: Config, head: Head, split: &Split, source: &mut Source<'_>) -> Result<Self, Error> {
+        let group = split.weights.as_ref();
         let architecture = config.architecture().clone();
         let names = &architecture.names;
         let (hidden, width) = (architecture.hidden_size, architecture.embedding_size);
-        let mut registry = Registry::new(&architecture, group, source);
+        let mut registry = Registry::new(&architecture, split, source);
         let mut bounds = vec![0];
         let tokens = split::even(architecture.vocab_size, "tokens of a vocabulary", group)?;
         let vocabulary = Vocabulary::new(&tokens, group);
         let weight = registry.embedding(names.token_embedding, architecture.vocab_size, width, &tokens)?;
         let token_embedding = TokenEmbedding { weight, vocabulary };
-        let whole = &Share::Whole;
+        let outside = &split.outside();
         let project_in = optional(architecture.projects(), || {
-            registry.columns(names.project_in, [width, hidden], false, whole)
+            registry.columns(names.project_in, [width, hidden], false, outside)
         })?;
         let position_embedding = match architecture.position {
             Position::Learned { offset } => {
                 let rows = architecture.max_positions + offset;
-                Some(registry.embedding(names.position_embedding, rows, hidden, whole)?)
+                Some(registry.embedding(names.position_embedding, rows, hidden, outside)?)
             }
             Position::Rope(_) | Position::Alibi => None,
         };
@@ -122,7 +113,7 @@ impl Decoder {
         bounds.push(registry.len());
         let final_norm = optional(architecture.final_norm, || registry.norm(names.final_norm, hidden))?;
         let project_out = optional(architecture.projects(), || {
-            registry.columns(names.project_out, [hidden, width], false, whole)
+            registry.columns(names.project_out, [hidden, width], false, outside)
         })?;
         bounds.push(registry.len());
         let (head, head_parameters) =
@@ -139,7 +130,7 @@ impl Decoder {
             project_out,
             head,
             parameters,
-            group: group.cloned(),
+            split: split.clone(),
             bounds,
             head_parameters,
         })
@@ -160,9 +151,9 @@ impl Decoder {
         self.token_embedding.vocabulary.as_ref()
     }
 
-    /// Those who share the parameters; `None` for a rank by itself.
-    pub fn group(&self) -> Option<&Arc<Group>> {
-        self.group.as_ref()
+    /// How ranks share it.
+    pub fn split(&self) -> &Split {
+        &self.split
     }
 
     /// Empty slots for texts of up to `capacity` tokens.
@@ -184,16 +175,12 @@ impl Decoder {
         self.token_embedding.weight.device()
     }
 
-    /// The last hidden states `[N, H]` of a batch, with a graph if gradients are on.
+    /// The last hidden states `[N, H]` of a batch, without a graph.
     pub fn forward(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
-        let rotary = self.batch_rotary(batch);
-        let mut hidden = self.embed(&batch.input_ids, &batch.positions)?;
-        for block in &self.blocks {
-            hidden = block.forward(&hidden, rotary.as_ref(), &mut |attention, qkv| {
-                Ok(mix_batch(batch, attention, qkv))
-            })?;
-        }
-        Ok(self.finish(&hidden))
+        no_grad(|| {
+            let mut mix = |_, attention: &Attention, qkv: &[Tensor; 3]| Ok(mix_batch(batch, attention, qkv));
+            self.run(&batch.input_ids, &batch.positions, self.batch_rotary(batch), &mut mix)
+        })
     }
 
     /// Runs row `r` of the batch into slot `slots[r]` of the cache, behind what it holds already; the last hidden states
@@ -210,19 +197,14 @@ impl Decoder {
         let last = no_grad(|| {
             if past.iter().all(|&length| length == 0) {
                 let rotary = self.batch_rotary(batch);
-                return self.run(
-                    &batch.input_ids,
-                    &batch.positions,
-                    rotary.as_ref(),
-                    &mut |layer, attention, qkv| {
-                        cache.write(layer, &places, &qkv[1], &qkv[2]);
-                        Ok(mix_batch(batch, attention, qkv))
-                    },
-                );
+                return self.run(&batch.input_ids, &batch.positions, rotary, &mut |layer, attention, qkv| {
+                    cache.write(layer, &places, &qkv[1], &qkv[2]);
+                    Ok(mix_batch(batch, attention, qkv))
+                });
             }
             let continued = Continued::new(batch, slots, &past);
             let rotary = self.rotary(&continued.positions, &batch.lengths, &continued.lengths);
-            self.run(&batch.input_ids, &continued.positions, rotary.as_ref(), &mut |layer, attention, qkv| {
+            self.run(&batch.input_ids, &continued.positions, rotary, &mut |layer, attention, qkv| {
                 cache.write(layer, &places, &qkv[1], &qkv[2]);
                 Ok(continued.mix(cache, layer, attention, &qkv[0]))
             })
@@ -245,7 +227,7 @@ impl Decoder {
             let places = cache.places(&slots, &ones, self.device());
             let rotary = self.rotary(&positions, &ones, &lengths);
             let mut masks: Vec<(MaskKind, Option<Tensor>)> = Vec::new();
-            self.run(input_ids, &positions, rotary.as_ref(), &mut |layer, attention, [q, k, v]| {
+            self.run(input_ids, &positions, rotary, &mut |layer, attention, [q, k, v]| {
                 cache.write(layer, &places, k, v);
                 let [keys, values] = cache.read(layer, 0, rows, longest);
                 if !masks.iter().any(|(kind, _)| kind == attention.mask()) {
@@ -267,18 +249,25 @@ impl Decoder {
         &self,
         input_ids: &Tensor,
         positions: &Tensor,
-        rotary: Option<&Rotary>,
+        rotary: Option<Rotary>,
         mix: &mut MixOfLayer<'_>,
     ) -> Result<Tensor, parallel::Error> {
-        let mut hidden = self.embed(input_ids, positions)?;
+        let way = Way { border: Border::whole(self.split.weights.as_ref()), rotary };
+        let mut hidden = self.embed(input_ids, positions, &way.border)?;
         for (layer, block) in self.blocks.iter().enumerate() {
-            hidden = block.forward(&hidden, rotary, &mut |attention, qkv| mix(layer, attention, qkv))?;
+            hidden = block.forward(&hidden, &way, &mut |attention, qkv| mix(layer, attention, qkv))?;
         }
         Ok(self.finish(&hidden))
     }
 
-    fn embed(&self, input_ids: &Tensor, positions: &Tensor) -> Result<Tensor, parallel::Error> {
-        let mut hidden = self.token_embedding.forward(input_ids)?;
+    /// The first hidden states. `positions` are those of the tokens that this rank keeps.
+    fn embed(
+        &self,
+        input_ids: &Tensor,
+        positions: &Tensor,
+        border: &Border,
+    ) -> Result<Tensor, parallel::Error> {
+        let mut hidden = self.token_embedding.forward(input_ids, border)?;
         if let Some(project) = &self.project_in {
             hidden = project.forward(&hidden);
         }
@@ -311,7 +300,26 @@ impl Decoder {
 
     fn batch_rotary(&self, batch: &Batch) -> Option<Rotary> {
         match &self.architecture().position {
-            Position::Rope(rope) => Some(batch.rotary(rope, self.kind())),
+            Position::Rope(rope) => Some(batch.rotary(rope, self.kind(), None)),
+            Position::Learned { .. } | Position::Alibi => None,
+        }
+    }
+
+    /// The border in training.
+    fn border(&self, batch: &Batch) -> Border {
+        let group = self.split.weights.as_ref();
+        if self.split.scatters() {
+            Border::scattered(group, batch.num_tokens())
+        } else {
+            Border::whole(group)
+        }
+    }
+
+    /// The angles of the tokens that attention sees on this rank in training: inside a border they are all there.
+    fn training_rotary(&self, batch: &Batch) -> Option<Rotary> {
+        let layout = self.split.layout().filter(|_| !self.split.scatters());
+        match &self.architecture().position {
+            Position::Rope(rope) => Some(batch.rotary(rope, self.kind(), layout)),
             Position::Learned { .. } | Position::Alibi => None,
         }
     }
@@ -337,13 +345,28 @@ impl Segmented for Decoder {
         hidden: Option<&Tensor>,
         batch: &Batch,
     ) -> Result<Tensor, parallel::Error> {
-        let Some(hidden) = hidden else { return self.embed(&batch.input_ids, &batch.positions) };
+        let part = self.split.layout().map(|layout| batch.part(layout));
+        let part = part.as_deref();
+        let Some(hidden) = hidden else {
+            let positions = part.map_or(&batch.positions, |part| &part.positions);
+            let ids =
+                part.filter(|_| !self.split.scatters()).map_or(&batch.input_ids, |part| &part.input_ids);
+            return self.embed(ids, positions, &self.border(batch));
+        };
         match self.blocks.get(index - 1) {
-            Some(block) => block.forward(hidden, self.batch_rotary(batch).as_ref(), &mut |attention, qkv| {
-                Ok(mix_batch(batch, attention, qkv))
-            }),
-            None => Ok(self.finish(hidden)),
+            Some(block) => {
+                let way = Way { border: self.border(batch), rotary: self.training_rotary(batch) };
+                let mut mix =
+                    |attention: &Attention, qkv: &[Tensor; 3]| self.split.attend(batch, part, attention, qkv);
+                block.forward(hidden, &way, &mut mix)
+            }
+            None => self.split.gather(&self.finish(hidden), part),
         }
+    }
+
+    /// Whole rows on every rank.
+    fn infer(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
+        self.forward(batch)
     }
 
     fn segment_parameters(&self, index: usize) -> Vec<usize> {
@@ -428,7 +451,9 @@ fn head_weight(
         }
         Head::Scalar => {
             let initial = Initial::Normal(((width + 1) as f64).sqrt().recip());
-            Ok((registry.take(SCORE, &[1, width], initial)?, vec![index]))
+            let shared = registry.split().weights.is_some();
+            let share = if shared { Share::Terms } else { Share::Whole };
+            Ok((registry.take(SCORE, &[1, width], initial, &share)?, vec![index]))
         }
     }
 }

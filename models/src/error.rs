@@ -93,10 +93,10 @@ pub enum Error {
         length: usize,
     },
     /// More ranks than a layer can be split among.
-    #[error(
-        "[parallel.tensor] size = {ranks}: {what} cannot be split so; choose a size that divides the heads"
-    )]
+    #[error("[parallel.{axis}] size = {ranks}: {what} cannot be shared so; choose another size or mode")]
     Split {
+        /// The section of the configuration.
+        axis: &'static str,
         /// The ranks.
         ranks: usize,
         /// What they should share.

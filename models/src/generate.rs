@@ -79,7 +79,7 @@ pub fn generate(
 
 /// Ranks that share a model draw the same tokens; if they did not, each would go on with a text of its own.
 fn check_agreement(model: &CausalLm, completions: &[Completion]) -> Result<(), Error> {
-    let Some(group) = model.decoder().group() else { return Ok(()) };
+    let Some(group) = model.decoder().split().weights.as_ref() else { return Ok(()) };
     let mut sum = 0u32;
     for id in completions.iter().flat_map(|completion| &completion.ids) {
         sum = sum.wrapping_mul(31).wrapping_add(*id as u32);

@@ -7,19 +7,22 @@
 //! (The idea: Wijmans et al. 2024, arXiv 2411.09009.)
 //!
 //! Where a group of ranks shares the vocabulary, each makes the logits of its own tokens, and what travels is one number a row (the log
-//! of its sum of exponentials), the results, and in the backward pass the gradient of the hidden states, which are whole on every rank.
+//! of its sum of exponentials) and the results. Where a group shares the rows, each makes those of its own. Either way the gradient that a
+//! rank gives the hidden states, which are whole everywhere, is one term of a sum over the ranks.
 //!
 //! `N` rows, `H` hidden size, `V` vocabulary (of this rank). The softmax is in fp32 whatever the weights are. Knows no reduction and no
 //! algorithm.
 
+use std::sync::Arc;
+
 use parallel::SysError;
 use parallel::autograd::{self, Backward, attach};
-use parallel::comm::Reduction;
+use parallel::comm::{Group, Reduction};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::layer::{multiply_few_rows, suits_few_rows};
-use crate::split::{Places, Vocabulary};
+use crate::split::{Dealt, Places, Vocabulary};
 
 /// Logits held at once: 4 MiB in fp32, which stays in the cache of one core.
 pub const CHUNK_ELEMENTS: i64 = 1 << 20;
@@ -33,6 +36,8 @@ pub struct Head<'a> {
     pub bias: Option<&'a Tensor>,
     /// The tokens of this rank; absent: all.
     pub vocabulary: Option<&'a Vocabulary>,
+    /// Those who share the rows where a gradient is wanted; absent: nobody.
+    pub rows: Option<&'a Arc<Group>>,
 }
 
 /// What [`logprobs`] finds out about each row.
@@ -65,6 +70,12 @@ impl Head<'_> {
     /// Whether anybody will ask for a gradient.
     fn wants_grad(&self, hidden: &Tensor) -> bool {
         autograd::is_enabled() && self.inputs(hidden).iter().any(|input| input.requires_grad())
+    }
+
+    /// The ranks among whom the rows are dealt out.
+    fn dealt(&self, hidden: &Tensor) -> Option<Dealt> {
+        let group = self.rows.filter(|_| self.wants_grad(hidden))?;
+        Some(Dealt(vec![Arc::clone(group)]))
     }
 
     fn owned(&self) -> OwnedHead {
@@ -134,6 +145,13 @@ pub fn cross_entropy(
     weights: Option<&Tensor>,
 ) -> Result<Tensor, Error> {
     let wants_grad = head.wants_grad(hidden);
+    if let Some(dealt) = head.dealt(hidden) {
+        let run = dealt.own(targets.size()[0]);
+        let own = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
+        let (weights, head) = (weights.map(own), Head { rows: None, ..head });
+        let sum = cross_entropy(&own(hidden), head, &own(targets), weights.as_ref())?;
+        return Ok(dealt.sum(sum)?);
+    }
     let mut sums = Gradient::new(hidden, &head, wants_grad);
     let mut total = Tensor::zeros([], (Kind::Double, hidden.device()));
     no_grad(|| {
@@ -157,8 +175,7 @@ pub fn cross_entropy(
                 sums.add(&owned, &rows, &slope, start);
             }
         }
-        owned.add_up(&total)?;
-        sums.add_up(&owned)
+        Ok::<_, Error>(owned.add_up(&total)?)
     })?;
     let total = total.to_kind(Kind::Float);
     if !wants_grad {
@@ -180,6 +197,14 @@ pub fn logprobs(
     targets: &Tensor,
     temperature: f64,
 ) -> Result<TokenLogprobs, Error> {
+    if let Some(dealt) = head.dealt(hidden) {
+        let rows = targets.size()[0];
+        let run = dealt.own(rows);
+        let own = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
+        let found = logprobs(&own(hidden), Head { rows: None, ..head }, &own(targets), temperature)?;
+        let whole = |own: &Tensor| dealt.whole(own, rows);
+        return Ok(TokenLogprobs { logprobs: whole(&found.logprobs)?, entropy: whole(&found.entropy)? });
+    }
     let chunk_rows = head.chunk_rows();
     let (mut parts, mut log_totals) = (Vec::new(), Vec::new());
     let found = no_grad(|| {
@@ -224,9 +249,7 @@ pub fn logprobs(
                 let slope = slope(&logprobs, &target, &of(&entropies), seeds);
                 sums.add(&owned, &chunk, &slope, start);
             }
-            sums.add_up(&owned)
-        })
-        .map_err(in_backward)?;
+        });
         Ok(std::mem::take(&mut sums).taken())
     });
     let [logprobs, entropy] = attached([&values, &entropy], &head.inputs(hidden), backward)?;
@@ -254,13 +277,6 @@ fn slope(
         slope -= (share * (logprobs + entropy)).nan_to_num(0.0, None, None) * seed;
     }
     slope
-}
-
-fn in_backward(error: Error) -> SysError {
-    match error {
-        Error::Parallel(error) => error.into(),
-        error => SysError::Torch { call: "backward".to_owned(), message: error.to_string() },
-    }
 }
 
 /// The most likely token of each row, `[N]`; for accuracies.
@@ -318,11 +334,6 @@ impl Gradient {
         if let Some(bias) = &mut self.bias {
             let _ = bias.g_add_(&slope.sum_dim_intlist(0, false, Kind::Float));
         }
-    }
-
-    /// Each rank has what its own tokens add to the gradient of the hidden states.
-    fn add_up(&self, head: &OwnedHead) -> Result<(), Error> {
-        Ok(self.hidden.as_ref().map_or(Ok(()), |hidden| head.add_up(hidden))?)
     }
 
     fn taken(self) -> Vec<Option<Tensor>> {
@@ -401,7 +412,7 @@ mod tests {
     fn cross_entropy_equals_the_dense_form_with_its_gradients() {
         for (rows, vocabulary) in [(5, 11), (40, 70_000)] {
             let case = case(rows, vocabulary);
-            let head = Head { weight: &case.weight, bias: Some(&case.bias), vocabulary: None };
+            let head = Head { weight: &case.weight, bias: Some(&case.bias), vocabulary: None, rows: None };
             let weights = Tensor::arange(rows, (Kind::Float, Device::Cpu)) / rows as f64;
             let ours = cross_entropy(&case.hidden, head, &case.targets, Some(&weights)).unwrap() * 3.0;
             let dense = case.hidden.linear(&case.weight, Some(&case.bias)).log_softmax(1, Kind::Float);
@@ -418,7 +429,7 @@ mod tests {
     fn logprobs_and_entropy_equal_the_dense_form_with_gradients() {
         for (rows, vocabulary) in [(5, 11), (40, 70_000)] {
             let case = case(rows, vocabulary);
-            let head = Head { weight: &case.weight, bias: Some(&case.bias), vocabulary: None };
+            let head = Head { weight: &case.weight, bias: Some(&case.bias), vocabulary: None, rows: None };
             let seeds = Tensor::arange(rows, (Kind::Float, Device::Cpu)) - 2.0;
             for shares in [[1.0, 0.0], [0.0, 1.0], [0.3, -2.0]] {
                 let ours = logprobs(&case.hidden, head, &case.targets, 0.7).unwrap();
@@ -452,13 +463,22 @@ mod tests {
         let hidden = Tensor::ones([2, 3], (Kind::Float, Device::Cpu));
         let weight = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu));
         let targets = Tensor::from_slice(&[1i64, 3]);
-        let found =
-            logprobs(&hidden, Head { weight: &weight, bias: None, vocabulary: None }, &targets, 1.0).unwrap();
+        let found = logprobs(
+            &hidden,
+            Head { weight: &weight, bias: None, vocabulary: None, rows: None },
+            &targets,
+            1.0,
+        )
+        .unwrap();
         assert!((found.logprobs.double_value(&[0]) + 4f64.ln()).abs() < 1e-6);
         assert!((found.entropy.double_value(&[1]) - 4f64.ln()).abs() < 1e-6);
-        let loss =
-            cross_entropy(&hidden, Head { weight: &weight, bias: None, vocabulary: None }, &targets, None)
-                .unwrap();
+        let loss = cross_entropy(
+            &hidden,
+            Head { weight: &weight, bias: None, vocabulary: None, rows: None },
+            &targets,
+            None,
+        )
+        .unwrap();
         assert!((loss.double_value(&[]) - 2.0 * 4f64.ln()).abs() < 1e-6);
     }
 
@@ -467,15 +487,20 @@ mod tests {
         let hidden = Tensor::zeros([0, 3], (Kind::Float, Device::Cpu));
         let weight = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu));
         let targets = Tensor::from_slice::<i64>(&[]);
-        let found =
-            logprobs(&hidden, Head { weight: &weight, bias: None, vocabulary: None }, &targets, 1.0).unwrap();
+        let found = logprobs(
+            &hidden,
+            Head { weight: &weight, bias: None, vocabulary: None, rows: None },
+            &targets,
+            1.0,
+        )
+        .unwrap();
         assert_eq!(found.logprobs.size(), [0]);
     }
 
     #[test]
     fn without_a_graph_no_gradient_is_made() {
         let case = case(5, 11);
-        let head = Head { weight: &case.weight, bias: Some(&case.bias), vocabulary: None };
+        let head = Head { weight: &case.weight, bias: Some(&case.bias), vocabulary: None, rows: None };
         let loss = no_grad(|| cross_entropy(&case.hidden, head, &case.targets, None)).unwrap();
         let found = no_grad(|| logprobs(&case.hidden, head, &case.targets, 1.0)).unwrap();
         assert!(!loss.requires_grad() && !found.logprobs.requires_grad());

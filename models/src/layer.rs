@@ -13,7 +13,7 @@ use tch::{Kind, Tensor};
 use crate::Error;
 use crate::architecture::{Architecture, NormKind};
 use crate::initialize::Initial;
-use crate::split::Share;
+use crate::split::{Share, Split};
 
 /// Rows from which oneDNN is faster than MKL on matrices of [`for_few_rows`]: MKL packs them anew for each product, which
 /// costs as much as 100 rows, and below 16 rows the two are even.
@@ -51,24 +51,24 @@ pub type Source<'a> = dyn FnMut(&Request<'_>) -> Result<Tensor, Error> + 'a;
 pub struct Registry<'a> {
     architecture: &'a Architecture,
     source: &'a mut Source<'a>,
-    /// Those among whom the layers are split; `None` for a rank by itself.
-    group: Option<&'a Arc<Group>>,
+    split: &'a Split,
     parameters: Vec<Parameter>,
 }
 
 impl<'a> Registry<'a> {
     /// An empty list for a model of this architecture.
-    pub fn new(
-        architecture: &'a Architecture,
-        group: Option<&'a Arc<Group>>,
-        source: &'a mut Source<'a>,
-    ) -> Self {
-        Self { architecture, source, group, parameters: Vec::new() }
+    pub fn new(architecture: &'a Architecture, split: &'a Split, source: &'a mut Source<'a>) -> Self {
+        Self { architecture, source, split, parameters: Vec::new() }
     }
 
     /// Those among whom the layers are split.
     pub fn group(&self) -> Option<&'a Arc<Group>> {
-        self.group
+        self.split.weights.as_ref()
+    }
+
+    /// How ranks share the model.
+    pub fn split(&self) -> &'a Split {
+        self.split
     }
 
     /// The parameters so far.
@@ -87,8 +87,14 @@ impl<'a> Registry<'a> {
     }
 
     /// A parameter that tokens are not multiplied by.
-    pub fn take(&mut self, name: &str, shape: &[i64], initial: Initial) -> Result<Tensor, Error> {
-        self.ask(name, shape, initial, false, &Share::Whole)
+    pub fn take(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+        share: &Share,
+    ) -> Result<Tensor, Error> {
+        self.ask(name, shape, initial, false, share)
     }
 
     fn ask(
@@ -99,7 +105,7 @@ impl<'a> Registry<'a> {
         is_matrix: bool,
         share: &Share,
     ) -> Result<Tensor, Error> {
-        let placement = match (share, self.group) {
+        let placement = match (share, self.group()) {
             (Share::Part(cut), Some(group)) => {
                 Placement::Shard { cut: cut.clone(), group: Arc::clone(group) }
             }
@@ -139,7 +145,7 @@ impl<'a> Registry<'a> {
     /// up to the product.
     pub fn rows(&mut self, name: &str, sizes: [i64; 2], bias: bool, share: &Share) -> Result<Linear, Error> {
         let weight = self.matrix(name, sizes, 0, self.architecture.residual_initializer_range, share)?;
-        self.with_bias(name, weight, bias.then_some(sizes[1]), &Share::Whole)
+        self.with_bias(name, weight, bias.then_some(sizes[1]), &self.split.outside())
     }
 
     /// The weight of a linear map of `[inner, outer]` sizes, of which `side` is split.
@@ -176,7 +182,7 @@ impl<'a> Registry<'a> {
 
     /// A norm over the last dimension, of the architecture's kind; an RMS norm has no bias.
     pub fn norm(&mut self, name: &str, size: i64) -> Result<Norm, Error> {
-        self.norm_of(name, size, &Share::Whole)
+        self.norm_of(name, size, &self.split.outside())
     }
 
     /// [`norm`](Self::norm) over what each rank has of its own.

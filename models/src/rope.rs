@@ -94,6 +94,13 @@ impl Rotary {
         (x * &self.cos).addcmul(&swapped, &self.sin)
     }
 
+    /// That of some of the tokens, `[n]`.
+    #[must_use]
+    pub fn of(&self, tokens: &Tensor) -> Self {
+        let [cos, sin] = [&self.cos, &self.sin].map(|table| table.index_select(0, tokens));
+        Self { cos, sin }
+    }
+
     fn shallow_clone(&self) -> Self {
         Self { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone() }
     }

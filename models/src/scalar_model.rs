@@ -22,7 +22,7 @@ pub struct ScalarModel {
 
 impl ScalarModel {
     /// Loads a sequence-classification folder with one label.
-    pub fn load(folder: &Path, options: &LoadOptions<'_>) -> Result<Self, Error> {
+    pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
         check_labels(&Config::from_folder(folder)?)?;
         let decoder = causal_lm::load(folder, Head::Scalar, options, None)?;
         Ok(Self { decoder })
@@ -30,26 +30,26 @@ impl ScalarModel {
 
     /// Loads the trunk of a language model's folder and draws a score: normal, deviation `1 / sqrt(H + 1)`
     /// (Stiennon et al. 2020, arXiv 2009.01325).
-    pub fn from_causal_lm(folder: &Path, seed: u64, options: &LoadOptions<'_>) -> Result<Self, Error> {
+    pub fn from_causal_lm(folder: &Path, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = causal_lm::load(folder, Head::Scalar, options, Some(seed))?;
         Ok(Self { decoder })
     }
 
     /// Copies the trunk of a language model and draws a score.
-    pub fn from_model(model: &CausalLm, seed: u64, options: &LoadOptions<'_>) -> Result<Self, Error> {
+    pub fn from_model(model: &CausalLm, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = causal_lm::copy(model.decoder(), Head::Scalar, options, seed)?;
         Ok(Self { decoder })
     }
 
     /// A model of its own with the same values: a critic that begins as the reward model.
-    pub fn copy(&self, options: &LoadOptions<'_>) -> Result<Self, Error> {
+    pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = causal_lm::copy(&self.decoder, Head::Scalar, options, 0)?;
         Ok(Self { decoder })
     }
 
     /// A new model.
-    pub fn random(config: Config, seed: u64, options: &LoadOptions<'_>) -> Result<Self, Error> {
-        let decoder = Decoder::build(config, Head::Scalar, options.tensor, &mut |request| {
+    pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
+        let decoder = Decoder::build(config, Head::Scalar, &options.split, &mut |request| {
             Ok(causal_lm::fresh(request, seed, options))
         })?;
         Ok(Self { decoder })
@@ -62,8 +62,12 @@ impl ScalarModel {
     }
 
     /// The values of hidden states `[N, H]`: fp32 `[N]`.
-    pub fn values(&self, hidden: &Tensor) -> Tensor {
-        hidden.to_kind(Kind::Float).matmul(&self.score_weight().squeeze_dim(0))
+    pub fn values(&self, hidden: &Tensor) -> Result<Tensor, parallel::Error> {
+        let score = |hidden: &Tensor| hidden.to_kind(Kind::Float).matmul(&self.score_weight().squeeze_dim(0));
+        let Some(dealt) = self.decoder.split().dealt(hidden) else { return Ok(score(hidden)) };
+        let rows = hidden.size()[0];
+        let run = dealt.own(rows);
+        dealt.whole(&score(&hidden.narrow(0, run.start, run.end - run.start)), rows)
     }
 
     /// The trunk.
@@ -106,6 +110,10 @@ impl Segmented for ScalarModel {
         context: &Batch,
     ) -> Result<Tensor, parallel::Error> {
         self.decoder.forward_segment(index, hidden, context)
+    }
+
+    fn infer(&self, context: &Batch) -> Result<Tensor, parallel::Error> {
+        self.decoder.infer(context)
     }
 
     fn segment_parameters(&self, index: usize) -> Vec<usize> {

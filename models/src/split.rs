@@ -1,16 +1,181 @@
-//! One decoder among the ranks of a tensor group: every rank computes some heads, some of the MLP's inner columns and the logits of some
-//! tokens, and tokens enter and leave that work together (Shoeybi et al. 2019, arXiv 1909.08053, section 3).
+//! One decoder among several ranks.
+//!
+//! Those of a tensor group have parts of the weights: every rank computes some heads, some of the MLP's inner columns and the logits of
+//! some words, and tokens enter and leave that work together (Shoeybi et al. 2019, arXiv 1909.08053, section 3). In training, ranks may
+//! also have different tokens: those of a tensor group between its borders, those of a sequence group all the way
+//! ([`parallel::sequence`]). The last hidden states are whole on every rank, and what a rank's head adds to their gradient is one term of
+//! a sum.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use parallel::comm::Group;
-use parallel::{Cut, region};
+use parallel::sequence::{Layout, Order, ring};
+use parallel::{Cut, autograd, region};
 use tch::Tensor;
 
 use crate::Error;
 use crate::architecture::Architecture;
+use crate::attention::Attention;
+use crate::batch::{Alibi, Batch, MaskKind, Part};
 use crate::layer::Linear;
+
+/// How ranks share a model and the tokens that go through it.
+#[derive(Clone, Debug)]
+pub struct Split {
+    /// Those who have parts of the weights; `None` for a rank with all of them.
+    pub weights: Option<Arc<Group>>,
+    /// Who has which tokens in training.
+    pub tokens: Tokens,
+}
+
+/// Who has which tokens in training. Without a gradient every rank runs whole rows.
+#[derive(Clone, Debug)]
+pub enum Tokens {
+    /// Every rank all of them.
+    Whole,
+    /// The ranks that share the weights have some each between two split layers (Korthikanti et al. 2022).
+    Megatron,
+    /// Those of this group some each, and attention some heads each (Jacobs et al. 2023).
+    Ulysses(Arc<Group>),
+    /// Those of this group some each, and keys and values go around (Liu et al. 2023).
+    Ring(Arc<Group>),
+}
+
+impl Split {
+    /// A model that no other rank has a part in.
+    pub const WHOLE: Self = Self { weights: None, tokens: Tokens::Whole };
+
+    /// Weights shared by a group, which may be of one, and every token on every rank.
+    pub fn of_weights(group: &Arc<Group>) -> Self {
+        Self { weights: (group.size() > 1).then(|| Arc::clone(group)), tokens: Tokens::Whole }
+    }
+
+    /// What this rank has of the tokens; `None` for all.
+    pub(crate) fn layout(&self) -> Option<Layout> {
+        match (&self.tokens, &self.weights) {
+            (Tokens::Megatron, Some(group)) | (Tokens::Ulysses(group), _) => {
+                Some(Layout::new(Order::Runs, group))
+            }
+            (Tokens::Ring(group), _) => Some(Layout::new(Order::ZigZag, group)),
+            (Tokens::Whole, _) | (Tokens::Megatron, None) => None,
+        }
+    }
+
+    /// Whether ranks that share the weights have different tokens.
+    pub(crate) fn scatters(&self) -> bool {
+        self.weights.is_some() && matches!(self.tokens, Tokens::Megatron)
+    }
+
+    /// Those who train different tokens with the same weights.
+    pub(crate) fn sequence(&self) -> Option<&Arc<Group>> {
+        match &self.tokens {
+            Tokens::Ulysses(group) | Tokens::Ring(group) => Some(group),
+            Tokens::Whole | Tokens::Megatron => None,
+        }
+    }
+
+    /// All who have the same hidden states in the end, if a gradient of them is wanted: the rows are dealt out among them for work that
+    /// all would do alike, so that the gradient of each is a term of a sum.
+    pub(crate) fn dealt(&self, hidden: &Tensor) -> Option<Dealt> {
+        let groups: Vec<Arc<Group>> = self.sequence().into_iter().chain(&self.weights).cloned().collect();
+        let wanted = hidden.requires_grad() && autograd::is_enabled() && !groups.is_empty();
+        wanted.then_some(Dealt(groups))
+    }
+
+    /// What a rank holds of a parameter that belongs to no split layer.
+    pub(crate) fn outside(&self) -> Share {
+        if self.scatters() { Share::Terms } else { Share::Whole }
+    }
+
+    /// Refuses an attention that the tokens cannot be shared for.
+    pub(crate) fn check(&self, heads: &Range<i64>, mask: &MaskKind) -> Result<(), Error> {
+        let (own, axis) = (heads.end - heads.start, "sequence");
+        match &self.tokens {
+            Tokens::Ulysses(group) if own % group.size() as i64 != 0 => {
+                Err(Error::Split { axis, ranks: group.size(), what: format!("{own} query heads of a rank") })
+            }
+            Tokens::Ring(group) if mask.window.is_some() || mask.alibi.is_some() => {
+                let what = "attention with a window or ALiBi in mode = \"ring\"".to_owned();
+                Err(Error::Split { axis, ranks: group.size(), what })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The last hidden states of every token `[N, H]` from those that this rank has; what each rank adds to their gradient is added up.
+    pub(crate) fn gather(&self, hidden: &Tensor, part: Option<&Part>) -> Result<Tensor, parallel::Error> {
+        let border = if self.scatters() { None } else { self.weights.as_ref() };
+        let hidden = Border::whole(border).enter(hidden)?;
+        let sharers = if self.scatters() { self.weights.as_ref() } else { self.sequence() };
+        match (sharers, part) {
+            (Some(group), Some(part)) => Ok(part.whole(&region::gather_sum(&hidden, 0, group)?)),
+            _ => Ok(hidden),
+        }
+    }
+
+    /// Attention of a batch in training, over the tokens that this rank has: `q` `[n, heads, D]`, `k` and `v` `[n, kv_heads, D]` to
+    /// `[n, heads * D]`.
+    pub(crate) fn attend(
+        &self,
+        batch: &Batch,
+        part: Option<&Part>,
+        attention: &Attention,
+        [q, k, v]: &[Tensor; 3],
+    ) -> Result<Tensor, parallel::Error> {
+        let (scale, mask) = (attention.scale(), attention.mask());
+        match (&self.tokens, part) {
+            (Tokens::Ulysses(group), Some(part)) => {
+                let mask = of_heads(mask, q.size()[1], group);
+                let [q, k, v] = [q, k, v].map(|x| heads_for_tokens(x, q.size()[1], group));
+                let [q, k, v] = [part.whole(&q?), part.whole(&k?), part.whole(&v?)];
+                let attended = batch.attend(&q, &k, &v, scale, &mask);
+                tokens_for_heads(&attended.unflatten(1, [q.size()[1], -1]), group)
+            }
+            (Tokens::Ring(group), Some(part)) => {
+                Ok(ring::attention([q, k, v], &part.chunks, scale, group)?.flatten(1, 2))
+            }
+            _ => Ok(batch.attend(q, k, v, scale, mask)),
+        }
+    }
+}
+
+/// Some heads of all tokens `[P n, heads / P, D]` for all heads of some tokens `[n, kv_heads, D]`. Where key-value heads do not come out
+/// even, each is repeated for the queries that share it.
+fn heads_for_tokens(x: &Tensor, heads: i64, group: &Arc<Group>) -> Result<Tensor, parallel::Error> {
+    let own = x.size()[1];
+    let even = own % group.size() as i64 == 0;
+    let x = if even { x.shallow_clone() } else { x.repeat_interleave_self_int(heads / own, 1, None) };
+    region::all_to_all(&x, 1, 0, group)
+}
+
+/// The reverse of [`heads_for_tokens`] of `[N, heads / P, D]`, with the heads joined: `[n, heads * D]`.
+fn tokens_for_heads(x: &Tensor, group: &Arc<Group>) -> Result<Tensor, parallel::Error> {
+    let ranks = group.size() as i64;
+    let x = padded(x, ranks);
+    Ok(region::all_to_all(&x, 0, 1, group)?.flatten(1, 2))
+}
+
+/// The mask of the heads that this rank of `group` attends with, of those that it has.
+fn of_heads(mask: &MaskKind, heads: i64, group: &Group) -> MaskKind {
+    let own = heads / group.size() as i64;
+    let alibi = mask.alibi.as_ref().map(|alibi| {
+        let start = alibi.own.start + group.rank() as i64 * own;
+        Alibi { heads: alibi.heads, own: start..start + own }
+    });
+    MaskKind { alibi, ..mask.clone() }
+}
+
+/// `[N, ..]` with zeros behind it, up to a multiple of `ranks` rows.
+fn padded(x: &Tensor, ranks: i64) -> Tensor {
+    let mut shape = x.size();
+    shape[0] = shape[0].rem_euclid(ranks);
+    if shape[0] == 0 {
+        return x.shallow_clone();
+    }
+    shape[0] = ranks - shape[0];
+    Tensor::cat(&[x, &Tensor::zeros(&shape, (x.kind(), x.device()))], 0)
+}
 
 /// What each rank holds of a parameter.
 #[derive(Clone, Debug)]
@@ -25,19 +190,38 @@ pub enum Share {
 
 /// Where tokens enter the work that each rank does by itself, and where they leave it. Does nothing in a group of one.
 #[derive(Clone, Debug)]
-pub struct Border(Option<Arc<Group>>);
+pub struct Border {
+    group: Option<Arc<Group>>,
+    /// The tokens of the batch, where each rank has some of them outside.
+    scattered: Option<i64>,
+}
 
 impl Border {
-    /// The border of a group; `None` for a rank by itself.
-    pub fn new(group: Option<&Arc<Group>>) -> Self {
-        Self(group.cloned())
+    /// The border of a group of which every rank has all tokens; `None` for a rank by itself.
+    pub fn whole(group: Option<&Arc<Group>>) -> Self {
+        Self { group: group.cloned(), scattered: None }
     }
 
-    /// Tokens `[N, H]` into the work of each rank.
+    /// The border of a group whose ranks share the `tokens` of a batch outside.
+    pub fn scattered(group: Option<&Arc<Group>>, tokens: i64) -> Self {
+        Self { group: group.cloned(), scattered: Some(tokens) }
+    }
+
+    /// Tokens into the work of each rank: `[N, H]`.
     pub fn enter(&self, x: &Tensor) -> Result<Tensor, parallel::Error> {
-        match &self.0 {
-            None => Ok(x.shallow_clone()),
-            Some(group) => region::copy(x, group),
+        match (&self.group, self.scattered) {
+            (None, _) => Ok(x.shallow_clone()),
+            (Some(group), None) => region::copy(x, group),
+            (Some(group), Some(tokens)) => Ok(region::gather_sum(x, 0, group)?.narrow(0, 0, tokens)),
+        }
+    }
+
+    /// What all ranks have made of the tokens, `[N, H]` each, added up.
+    pub fn add_up(&self, x: &Tensor) -> Result<Tensor, parallel::Error> {
+        match (&self.group, self.scattered) {
+            (None, _) => Ok(x.shallow_clone()),
+            (Some(group), None) => region::reduce(x, group),
+            (Some(group), Some(_)) => region::reduce_scatter(&padded(x, group.size() as i64), 0, group),
         }
     }
 
@@ -48,12 +232,40 @@ impl Border {
         x: &Tensor,
         residual: Option<&Tensor>,
     ) -> Result<Tensor, parallel::Error> {
-        let Some(group) = &self.0 else { return Ok(linear.forward_onto(x, residual)) };
-        let sum = linear.with_bias(region::reduce(&linear.product(x), group)?);
+        if self.group.is_none() {
+            return Ok(linear.forward_onto(x, residual));
+        }
+        let sum = linear.with_bias(self.add_up(&linear.product(x))?);
         Ok(match residual {
             Some(residual) => sum + residual,
             None => sum,
         })
+    }
+}
+
+/// Rows of hidden states, which every rank has, dealt out for what a head makes of them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Dealt(pub(crate) Vec<Arc<Group>>);
+
+impl Dealt {
+    /// The rows of this rank, of `rows`.
+    pub(crate) fn own(&self, rows: i64) -> Range<i64> {
+        self.0.iter().fold(0..rows, |run, group| {
+            let share = group.share((run.end - run.start) as usize);
+            run.start + share.start as i64..run.start + share.end as i64
+        })
+    }
+
+    /// The numbers `[n]` of this rank's rows among those of all: `[rows]`.
+    pub(crate) fn whole(&self, own: &Tensor, rows: i64) -> Result<Tensor, parallel::Error> {
+        let run = self.own(rows);
+        let zeros = |count| Tensor::zeros([count], (own.kind(), own.device()));
+        self.sum(Tensor::cat(&[&zeros(run.start), own, &zeros(rows - run.end)], 0))
+    }
+
+    /// The sum over the ranks.
+    pub(crate) fn sum(&self, own: Tensor) -> Result<Tensor, parallel::Error> {
+        self.0.iter().try_fold(own, |sum, group| region::reduce(&sum, group))
     }
 }
 
@@ -93,6 +305,7 @@ impl Heads {
         }
         if ranks as i64 % kv_heads != 0 || heads % ranks as i64 != 0 {
             return Err(Error::Split {
+                axis: "tensor",
                 ranks,
                 what: format!("{heads} query heads with {kv_heads} key-value heads"),
             });
@@ -131,7 +344,7 @@ pub fn even(length: i64, what: &str, group: Option<&Arc<Group>>) -> Result<Share
     match group {
         None => Ok(Share::Whole),
         Some(group) if length < group.size() as i64 => {
-            Err(Error::Split { ranks: group.size(), what: format!("{length} {what}") })
+            Err(Error::Split { axis: "tensor", ranks: group.size(), what: format!("{length} {what}") })
         }
         Some(group) => Ok(Share::Part(Cut::even(0, length, group.size()))),
     }
@@ -206,11 +419,10 @@ pub struct TokenEmbedding {
 }
 
 impl TokenEmbedding {
-    /// The embeddings `[N, H]` of `ids` `[N]`.
-    pub fn forward(&self, ids: &Tensor) -> Result<Tensor, parallel::Error> {
-        let look_up = |ids: &Tensor| Tensor::embedding(&self.weight, ids, -1, false, false);
-        let Some(vocabulary) = &self.vocabulary else { return Ok(look_up(ids)) };
-        let places = Places::new(ids, Some(vocabulary));
-        region::reduce(&places.own(look_up(&places.index)), &vocabulary.group)
+    /// The embeddings `[N, H]` of `ids` `[N]`, of which a rank may keep some.
+    pub fn forward(&self, ids: &Tensor, border: &Border) -> Result<Tensor, parallel::Error> {
+        let places = Places::new(ids, self.vocabulary.as_ref());
+        let found = Tensor::embedding(&self.weight, &places.index, -1, false, false);
+        border.add_up(&places.own(found))
     }
 }

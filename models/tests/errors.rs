@@ -7,12 +7,13 @@ use std::path::Path;
 use models::Error;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::scalar_model::ScalarModel;
+use models::split::Split;
 use parallel::tensor_file;
 use tch::{Device, Kind, Tensor};
 use tempfile::TempDir;
 
-const OPTIONS: LoadOptions<'static> =
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, tensor: None };
+const OPTIONS: LoadOptions =
+    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, split: Split::WHOLE };
 
 /// A copy of a golden model whose tensors `change` may change.
 fn changed(name: &str, change: impl FnOnce(&mut Vec<(String, Tensor)>)) -> TempDir {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::scalar_model::ScalarModel;
+use models::split::Split;
 use parallel::{Segmented, Tape};
 use tch::{Device, Kind, Tensor};
 
@@ -32,9 +33,9 @@ const MODELS: [&str; 19] = [
     "neox",
     "neox-sequential",
 ];
-const OPTIONS: LoadOptions<'static> =
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, tensor: None };
-const TRAINABLE: LoadOptions<'static> = LoadOptions { trainable: true, ..OPTIONS };
+const OPTIONS: LoadOptions =
+    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, split: Split::WHOLE };
+const TRAINABLE: LoadOptions = LoadOptions { trainable: true, ..OPTIONS };
 
 /// Two rows of ids and what transformers makes of them.
 struct Golden {
@@ -91,7 +92,7 @@ fn scores_are_those_of_transformers() {
         let model = ScalarModel::load(&folder(name), &OPTIONS).unwrap();
         let golden = golden(name);
         let batch = batch(&golden.rows);
-        let values = model.values(&model.infer(&batch).unwrap());
+        let values = model.values(&model.infer(&batch).unwrap()).unwrap();
         for (row, &last) in batch.last_indices().iter().enumerate() {
             let difference = (values.double_value(&[last]) - golden.logits[row].double_value(&[0])).abs();
             assert!(difference < 1e-4, "{name} row {row}: {difference}");
@@ -153,7 +154,11 @@ fn segments_give_the_gradients_of_the_whole_graph() {
         let loss_of = |hidden: &Tensor| {
             hidden.matmul(&model.head().weight.tr()).log_softmax(-1, Kind::Float).square().mean(Kind::Float)
         };
-        loss_of(&model.forward(&batch).unwrap()).backward();
+        let hidden = (1..model.num_segments())
+            .fold(model.forward_segment(0, None, &batch).unwrap(), |hidden, index| {
+                model.forward_segment(index, Some(&hidden), &batch).unwrap()
+            });
+        loss_of(&hidden).backward();
         let expected: Vec<Tensor> =
             model.parameters().iter().map(|parameter| parameter.tensor.grad().copy()).collect();
         for checkpoint in [false, true] {
@@ -210,13 +215,13 @@ fn a_reward_model_begins_with_the_trunk_of_a_language_model() {
         let from_model = ScalarModel::from_model(&language, 7, &OPTIONS).unwrap();
         let batch = batch(&golden(name).rows);
         let hidden = language.infer(&batch).unwrap();
-        let values = from_folder.values(&from_folder.infer(&batch).unwrap());
+        let values = from_folder.values(&from_folder.infer(&batch).unwrap()).unwrap();
         assert_eq!(hidden, from_model.infer(&batch).unwrap(), "{name}");
-        assert_eq!(values, from_model.values(&hidden), "{name}");
+        assert_eq!(values, from_model.values(&hidden).unwrap(), "{name}");
         let target = tempfile::tempdir().unwrap();
         from_folder.save(target.path()).unwrap();
         let again = ScalarModel::load(target.path(), &OPTIONS).unwrap();
-        assert_eq!(again.values(&again.infer(&batch).unwrap()), values, "{name}");
+        assert_eq!(again.values(&again.infer(&batch).unwrap()).unwrap(), values, "{name}");
     }
 }
 

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
+use models::split::Split;
 use tch::{Device, Kind, Tensor};
 
-const OPTIONS: LoadOptions<'static> =
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, tensor: None };
+const OPTIONS: LoadOptions =
+    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, split: Split::WHOLE };
 
 /// 64 greedy tokens after `<s>`, by transformers 5.23.0 (torch 2.11.0, eager attention, fp32): "Once upon a time, there was a
 /// little girl named Lily. She loved to play outside in the park. …", as the model's own page has it.

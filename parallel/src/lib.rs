@@ -8,6 +8,7 @@ pub mod mesh;
 pub mod parameter;
 pub mod region;
 pub mod segment;
+pub mod sequence;
 pub mod tensor_file;
 pub mod world;
 

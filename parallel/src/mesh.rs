@@ -93,10 +93,14 @@ impl Mesh {
         Self { sizes: self.sizes, rank }
     }
 
-    /// The ranks that differ from this one along `axis` only, in order, this one among them.
-    pub fn group(&self, axis: Axis) -> Vec<usize> {
-        let first = self.rank - self.coordinate(axis) * self.stride(axis);
-        (0..self.size(axis)).map(|place| first + place * self.stride(axis)).collect()
+    /// The ranks that differ from this one along `axes` only, in order, this one among them.
+    pub fn group(&self, axes: &[Axis]) -> Vec<usize> {
+        let same = |rank: &usize| {
+            let other = self.seen_from(*rank);
+            let mut fixed = Axis::ALL.iter().filter(|axis| !axes.contains(axis));
+            fixed.all(|&axis| other.coordinate(axis) == self.coordinate(axis))
+        };
+        (0..self.world_size()).filter(same).collect()
     }
 
     /// The axes along which there is more than one rank.
@@ -126,7 +130,7 @@ mod tests {
     #[test]
     fn one_process_is_alone_on_every_axis() {
         for axis in Axis::ALL {
-            assert_eq!(Mesh::single().group(axis), [0]);
+            assert_eq!(Mesh::single().group(&[axis]), [0]);
         }
     }
 
@@ -136,9 +140,11 @@ mod tests {
         let mesh = Mesh::new([2, 2, 1, 3], 10, 12).unwrap();
         let place: Vec<usize> = Axis::ALL.iter().map(|&axis| mesh.coordinate(axis)).collect();
         assert_eq!(place, [1, 1, 0, 1]);
-        assert_eq!(mesh.group(Axis::Tensor), [9, 10, 11]);
-        assert_eq!(mesh.group(Axis::Data), [7, 10]);
-        assert_eq!(mesh.group(Axis::Pipeline), [4, 10]);
+        assert_eq!(mesh.group(&[Axis::Tensor]), [9, 10, 11]);
+        assert_eq!(mesh.group(&[Axis::Data]), [7, 10]);
+        assert_eq!(mesh.group(&[Axis::Pipeline]), [4, 10]);
+        assert_eq!(mesh.group(&[Axis::Data, Axis::Tensor]), [6, 7, 8, 9, 10, 11]);
+        assert_eq!(mesh.group(&[Axis::Pipeline, Axis::Data]), [1, 4, 7, 10]);
     }
 
     #[test]

@@ -243,9 +243,14 @@ impl World {
         let everyone: Vec<usize> = (0..self.size()).collect();
         let mut along = Vec::with_capacity(Axis::ALL.len());
         for axis in Axis::ALL {
-            along.push(Arc::new(self.group(axis.name(), &mesh.group(axis))?));
+            along.push(Arc::new(self.group(axis.name(), &mesh.group(&[axis]))?));
         }
-        Ok(Groups { mesh: mesh.clone(), world: self.group("world", &everyone)?, along })
+        // Not the group along the sequence: gradients travel while that one is at work.
+        let replicas = match mesh.size(Axis::Sequence) {
+            1 => Arc::clone(&along[Axis::Data as usize]),
+            _ => Arc::new(self.group("replicas", &mesh.group(&[Axis::Data, Axis::Sequence]))?),
+        };
+        Ok(Groups { mesh: mesh.clone(), world: self.group("world", &everyone)?, along, replicas })
     }
 }
 
@@ -280,13 +285,16 @@ pub struct Groups {
     mesh: Mesh,
     world: Group,
     along: Vec<Arc<Group>>,
+    replicas: Arc<Group>,
 }
 
 impl Groups {
     /// The groups of one process.
     pub fn single() -> Self {
-        let along = Axis::ALL.iter().map(|axis| Arc::new(Group::alone(axis.name(), 0))).collect();
-        Self { mesh: Mesh::single(), world: Group::alone("world", 0), along }
+        let alone = |name: &str| Arc::new(Group::alone(name, 0));
+        let along = Axis::ALL.iter().map(|axis| alone(axis.name())).collect();
+        let (world, replicas) = (Group::alone("world", 0), alone("replicas"));
+        Self { mesh: Mesh::single(), world, along, replicas }
     }
 
     /// The mesh.
@@ -304,9 +312,19 @@ impl Groups {
         &self.along[axis as usize]
     }
 
-    /// The replicas that share the rows of a step.
+    /// Those who train on different rows of a step.
     pub fn data(&self) -> &Group {
         self.along(Axis::Data)
+    }
+
+    /// Those who train on different tokens of the same rows.
+    pub fn sequence(&self) -> &Arc<Group> {
+        self.along(Axis::Sequence)
+    }
+
+    /// Those who hold the same weights: their gradients are added up, and they share the rows of what is not trained on.
+    pub fn replicas(&self) -> &Group {
+        &self.replicas
     }
 
     /// Those who hold parts of the same weights.
@@ -316,7 +334,7 @@ impl Groups {
 
     /// Whether this process holds what is saved: the others hold the same once more.
     pub fn is_saved(&self) -> bool {
-        self.data().rank() == 0
+        self.replicas.rank() == 0
     }
 
     /// Whether this process speaks for all: writes files, tells people.

@@ -149,7 +149,7 @@ impl<'a> Ppo<'a> {
             let mut experiences = self.roll_out(iteration)?;
             let rolled_out = started.elapsed().as_secs_f64();
             self.judges.look_at(&mut experiences, self.train.micro_batch_size, self.config.temperature)?;
-            let experiences = self.groups.data().gather(experiences)?;
+            let experiences = self.groups.replicas().gather(experiences)?;
             let (trajectories, mut metrics) = self.weigh(&experiences)?;
             let looked_at = started.elapsed().as_secs_f64() - rolled_out;
             self.update(trajectories, iteration)?.report(&mut metrics);
@@ -181,7 +181,7 @@ impl<'a> Ppo<'a> {
             })
             .cloned()
             .collect();
-        let share = self.groups.data().share(prompts.len());
+        let share = self.groups.replicas().share(prompts.len());
         let prompts = &prompts[share.clone()];
         let options = Options {
             sampling: Sampling { temperature: config.temperature, ..Sampling::default() },
@@ -312,7 +312,7 @@ impl<'a> Ppo<'a> {
             let old = flatten(experiences, |experience| &experience.values).to_device(critic.device());
             let returns = flatten(micro, |trajectory| &trajectory.returns).to_device(critic.device());
             updates.value_loss += self.critic.accumulate(critic, &rows.batch, |hidden| {
-                let new = rows.values(critic, hidden);
+                let new = rows.values(critic, hidden)?;
                 let part = loss::value(&new, &old, &returns, None, Some(config.clip_range_value))?;
                 updates.value += part.statistics;
                 Ok::<_, Error>(part.loss * (config.vf_coef / slots as f64))

@@ -10,6 +10,7 @@ use datasets::{PreferenceRow, Sampler, SamplerState};
 use gemini::{Engine, TrainConfig};
 use models::batch::Batch;
 use models::scalar_model::ScalarModel;
+use parallel::comm::Group;
 use parallel::{Groups, Segmented};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
@@ -63,7 +64,7 @@ pub fn train(
             let batch = collate(micro, model);
             tokens += batch.lengths.iter().sum::<i64>();
             total += engine.accumulate(model, &batch, |hidden| {
-                let (chosen, rejected) = score_pairs(model, &batch, hidden);
+                let (chosen, rejected) = score_pairs(model, &batch, hidden)?;
                 scores.add(&chosen, &rejected)?;
                 let margin = margins(micro, &chosen);
                 let loss =
@@ -81,7 +82,7 @@ pub fn train(
             metrics.push("grad_norm", report.grad_norm);
             metrics.push("tokens", tokens);
             metrics.push("seconds", started.elapsed().as_secs_f64());
-            scores.gathered(&run.groups)?.metrics("", &mut metrics);
+            scores.gathered(run.groups.data())?.metrics("", &mut metrics);
             run.record_step(report.step, &metrics, std::mem::take(&mut untold))?;
         }
         if run.evaluates(report.step, total_steps) && !data.eval.is_empty() {
@@ -112,9 +113,9 @@ impl Scores {
         Ok(())
     }
 
-    /// Those of all data ranks.
-    fn gathered(self, groups: &Groups) -> Result<Self, Error> {
-        let (chosen, rejected) = (groups.data().gather(self.chosen)?, groups.data().gather(self.rejected)?);
+    /// Those of all ranks of `group`.
+    fn gathered(self, group: &Group) -> Result<Self, Error> {
+        let (chosen, rejected) = (group.gather(self.chosen)?, group.gather(self.rejected)?);
         Ok(Self { chosen, rejected })
     }
 
@@ -138,7 +139,7 @@ impl Scores {
     }
 }
 
-/// Scores held-out pairs, which the data ranks share.
+/// Scores held-out pairs, which the replicas share.
 pub fn evaluate(
     model: &ScalarModel,
     pairs: &[PreferenceRow],
@@ -146,20 +147,19 @@ pub fn evaluate(
     groups: &Groups,
 ) -> Result<Scores, Error> {
     let mut scores = Scores::default();
-    for pairs in groups.data().deal(pairs.chunks(micro_batch_size)) {
+    for pairs in groups.replicas().deal(pairs.chunks(micro_batch_size)) {
         let pairs: Vec<&PreferenceRow> = pairs.iter().collect();
         let batch = collate(&pairs, model);
-        let (chosen, rejected) =
-            tch::no_grad(|| Ok::<_, Error>(score_pairs(model, &batch, &model.infer(&batch)?)))?;
+        let (chosen, rejected) = tch::no_grad(|| score_pairs(model, &batch, &model.infer(&batch)?))?;
         scores.add(&chosen, &rejected)?;
     }
-    scores.gathered(groups)
+    scores.gathered(groups.replicas())
 }
 
 /// The score of each row at its last token, `[rows]`, fp32, without a graph.
 pub fn score(model: &ScalarModel, rows: &[&[i64]]) -> Result<Tensor, Error> {
     let batch = Batch::new(rows, model.device());
-    tch::no_grad(|| Ok(last_scores(model, &batch, &model.infer(&batch)?)))
+    tch::no_grad(|| last_scores(model, &batch, &model.infer(&batch)?))
 }
 
 /// All preferred replies first, then all others.
@@ -169,15 +169,15 @@ fn collate(pairs: &[&PreferenceRow], model: &ScalarModel) -> Batch {
     Batch::new(&rows, model.device())
 }
 
-fn score_pairs(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> (Tensor, Tensor) {
-    let scores = last_scores(model, batch, hidden);
+fn score_pairs(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Result<(Tensor, Tensor), Error> {
+    let scores = last_scores(model, batch, hidden)?;
     let half = scores.size()[0] / 2;
-    (scores.narrow(0, 0, half), scores.narrow(0, half, half))
+    Ok((scores.narrow(0, 0, half), scores.narrow(0, half, half)))
 }
 
-fn last_scores(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Tensor {
+fn last_scores(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Result<Tensor, Error> {
     let last = Tensor::from_slice(&batch.last_indices()).to_device(hidden.device());
-    model.values(&hidden.index_select(0, &last))
+    Ok(model.values(&hidden.index_select(0, &last))?)
 }
 
 fn margins(pairs: &[&PreferenceRow], like: &Tensor) -> Option<Tensor> {

@@ -118,7 +118,7 @@ impl Judges<'_> {
         let rows = Rows::new(&chunk.iter().collect::<Vec<_>>(), self.policy.device());
         let policy = rows.logprobs(self.policy, &self.policy.infer(&rows.batch)?, temperature)?;
         let reference = rows.logprobs(self.reference, &self.reference.infer(&rows.batch)?, temperature)?;
-        let values = rows.values(self.critic, &self.critic.infer(&rows.batch)?);
+        let values = rows.values(self.critic, &self.critic.infer(&rows.batch)?)?;
         let ids: Vec<&[i64]> = chunk.iter().map(|experience| experience.ids.as_slice()).collect();
         let scores = read(&reward::score(self.reward, &ids)?);
         let lengths: Vec<usize> = chunk.iter().map(|experience| experience.reply().len()).collect();
@@ -184,8 +184,8 @@ impl Rows {
     }
 
     /// The value in each slot, `[S]`.
-    pub(crate) fn values(&self, critic: &ScalarModel, hidden: &Tensor) -> Tensor {
-        critic.values(&hidden.index_select(0, &self.slots))
+    pub(crate) fn values(&self, critic: &ScalarModel, hidden: &Tensor) -> Result<Tensor, Error> {
+        Ok(critic.values(&hidden.index_select(0, &self.slots))?)
     }
 }
 

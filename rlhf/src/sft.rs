@@ -163,7 +163,7 @@ pub(crate) fn collate(rows: &[&SftRow], device: Device) -> (Batch, Targets) {
     (Batch::new(&ids, device), Targets { positions: tensor(&positions), targets: tensor(&targets) })
 }
 
-/// Mean loss, perplexity and token accuracy over `rows`, which the data ranks share.
+/// Mean loss, perplexity and token accuracy over `rows`, which the replicas share.
 pub fn evaluate(
     model: &CausalLm,
     rows: &[SftRow],
@@ -171,7 +171,7 @@ pub fn evaluate(
     groups: &Groups,
 ) -> Result<Metrics, Error> {
     let (mut loss, mut right, mut count) = (0.0, 0.0, 0usize);
-    for rows in groups.data().deal(rows.chunks(micro_batch_size)) {
+    for rows in groups.replicas().deal(rows.chunks(micro_batch_size)) {
         let rows: Vec<&SftRow> = rows.iter().collect();
         let (batch, targets) = collate(&rows, model.device());
         let hidden = model.infer(&batch)?;
@@ -180,7 +180,7 @@ pub fn evaluate(
         right += best.eq_tensor(&targets.targets).sum(tch::Kind::Int64).double_value(&[]);
         count += targets.targets.numel();
     }
-    let [loss, right, count] = groups.data().sum([loss, right, count as f64])?;
+    let [loss, right, count] = groups.replicas().sum([loss, right, count as f64])?;
     let count = count.max(1.0);
     let mut metrics = Metrics::default();
     metrics.push("eval/loss", loss / count);

@@ -13,6 +13,7 @@ use models::causal_lm::CausalLm;
 use models::config::Config;
 use models::decoder::LoadOptions;
 use models::scalar_model::ScalarModel;
+use models::split::Split;
 use parallel::{Groups, Segmented};
 use rlhf::config::{PpoConfig, RewardConfig};
 use rlhf::event::{Event, Metrics, Recorder};
@@ -32,8 +33,8 @@ fn config() -> Config {
     Config::from_json(json, "config.json").unwrap()
 }
 
-fn options(trainable: bool) -> LoadOptions<'static> {
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable, tensor: None }
+fn options(trainable: bool) -> LoadOptions {
+    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable, split: Split::WHOLE }
 }
 
 fn language_model(seed: u64) -> CausalLm {

@@ -59,6 +59,8 @@ pub(crate) struct ParallelSection {
     pub(crate) data: Option<usize>,
     /// Processes that share the weights of a model.
     pub(crate) tensor: TensorSection,
+    /// How they share the tokens of a row.
+    pub(crate) sequence: SequenceSection,
     /// What moves bytes between them.
     pub(crate) transport: Transport,
 }
@@ -85,6 +87,36 @@ pub(crate) enum TensorMode {
     /// By heads, inner columns and tokens of the vocabulary (Shoeybi et al. 2019).
     #[serde(rename = "1d")]
     OneDimension,
+}
+
+/// The `[parallel.sequence]` section: how the tokens of a row are shared in training.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct SequenceSection {
+    /// The way.
+    pub(crate) mode: SequenceMode,
+    /// Processes that share one row; those of `megatron` are those of `[parallel.tensor]`.
+    pub(crate) size: usize,
+}
+
+impl Default for SequenceSection {
+    fn default() -> Self {
+        Self { mode: SequenceMode::None, size: 1 }
+    }
+}
+
+/// Who has which tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum SequenceMode {
+    /// Every process all tokens of its rows.
+    None,
+    /// Some between the layers that the tensor ranks share (Korthikanti et al. 2022).
+    Megatron,
+    /// Some everywhere but in attention, where each has some heads (Jacobs et al. 2023).
+    Ulysses,
+    /// Some everywhere; keys and values go around (Liu et al. 2023).
+    Ring,
 }
 
 /// The `[tokenizer]` section.

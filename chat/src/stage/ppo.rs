@@ -59,7 +59,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
 impl Models {
     fn load(config: &RunConfig, policy: &Path, groups: &Groups) -> anyhow::Result<Self> {
         let options = trainable(config, groups);
-        let frozen = |kind| LoadOptions { tensor: options.tensor, ..session::frozen(kind) };
+        let frozen = |kind| LoadOptions { split: options.split.clone(), ..session::frozen(kind) };
         let reward = session::folder(&config.ppo.reward_model)?;
         let critic =
             config.ppo.critic_model.as_deref().map_or_else(|| Ok(reward.clone()), session::folder)?;

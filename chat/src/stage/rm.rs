@@ -30,7 +30,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
 }
 
 /// A scalar model: a sequence-classification folder as it is, a causal language model with a new score head.
-pub(super) fn load(folder: &Path, seed: u64, options: &LoadOptions<'_>) -> anyhow::Result<ScalarModel> {
+pub(super) fn load(folder: &Path, seed: u64, options: &LoadOptions) -> anyhow::Result<ScalarModel> {
     let config = models::config::Config::from_folder(folder)?;
     if config.is_sequence_classification() {
         return Ok(ScalarModel::load(folder, options)?);

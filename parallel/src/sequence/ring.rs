@@ -1,0 +1,341 @@
+//! Causal attention over rows of which every rank of a group has some tokens: keys and values go around the ring of ranks, and what a
+//! rank makes of each part is put together by the log-sum-exp of its scores, exactly.
+//!
+//! ```text
+//!   step s: rank r holds the keys and values of rank f = r - s
+//!     f = r   its own tokens           causal
+//!     f < r   all own queries          x the early chunks of f
+//!     f > r   own late queries         x all chunks of f
+//! ```
+//! With [zig-zag order](super::Order::ZigZag) every step but the first is half a square, on every rank. The merge of two parts with
+//! outputs `o`, `o'` and log-sums `l`, `l'` is `L = log(e^l + e^l')`, `O = o e^(l - L) + o' e^(l' - L)`. The backward pass sends keys and
+//! values around once more and their gradients with them, which are home after `P` steps.
+//!
+//! Bytes that a rank sends, `n` tokens of `G` key-value heads of width `D`: forward `(P - 1) 2 n G D` values; backward as many again and
+//! `P 2 n G D` in fp32.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use parallel_sys::autograd::{self, Backward, attach};
+use parallel_sys::dispatch::{self, Value};
+use tch::{Device, Kind, Tensor, no_grad};
+
+use crate::comm::Group;
+use crate::{Error, SysError};
+
+/// Causal attention of this rank's queries `[n, heads, D]` over the keys and values `[n, kv_heads, D]` of all ranks: `[n, heads, D]`.
+///
+/// `chunks` are the tokens of a chunk of each row; a rank has an early and a late one of each. `scale` is the factor of the scores.
+pub fn attention(
+    [q, k, v]: [&Tensor; 3],
+    chunks: &[i64],
+    scale: f64,
+    group: &Arc<Group>,
+) -> Result<Tensor, Error> {
+    let ring = Ring { group: Arc::clone(group), parts: Part::all(chunks, q.device()), scale };
+    let [own_q, own_k, own_v] = [q, k, v].map(Tensor::detach);
+    let [result, log_sums] = no_grad(|| ring.forward([&own_q, &own_k, &own_v]))?;
+    if !(autograd::is_enabled() && [q, k, v].iter().any(|x| x.requires_grad())) {
+        return Ok(result);
+    }
+    let seen = [result.detach(), log_sums];
+    let backward: Backward = Box::new(move |grads| {
+        let Some(grad) = &grads[0] else { return Ok(vec![None, None, None]) };
+        let grads = no_grad(|| ring.backward([&own_q, &own_k, &own_v], &seen, grad))?;
+        Ok(grads.map(Some).into())
+    });
+    let mut attached = attach(&[&result], &[q, k, v], backward)?;
+    Ok(attached.pop().expect("as many outputs as were given"))
+}
+
+/// What every step needs.
+struct Ring {
+    group: Arc<Group>,
+    parts: Vec<Part>,
+    scale: f64,
+}
+
+/// Rows with chunks of one length, which attention handles together.
+struct Part {
+    chunk: i64,
+    /// Their tokens among those of this rank, `[rows, 2 chunk]`: each row's early chunk, then its late one.
+    tokens: Tensor,
+}
+
+/// Some tokens of each row: the first one, and how many.
+#[derive(Clone, Copy)]
+struct Run(i64, i64);
+
+/// Which queries of this rank meet which keys of another, and whether causality cuts among them.
+struct Meeting {
+    queries: Run,
+    keys: Run,
+    causal: bool,
+}
+
+impl Part {
+    /// Rows with equal chunks in one part each.
+    fn all(chunks: &[i64], device: Device) -> Vec<Self> {
+        let mut parts: Vec<(i64, Vec<i64>)> = Vec::new();
+        let mut start = 0;
+        for &chunk in chunks {
+            let tokens = start..start + 2 * chunk;
+            start = tokens.end;
+            match parts.iter_mut().find(|(length, _)| *length == chunk) {
+                Some((_, same)) => same.extend(tokens),
+                None => parts.push((chunk, tokens.collect())),
+            }
+        }
+        let tokens =
+            |chunk, tokens: &[i64]| Tensor::from_slice(tokens).view([-1, 2 * chunk]).to_device(device);
+        parts.into_iter().map(|(chunk, all)| Self { chunk, tokens: tokens(chunk, &all) }).collect()
+    }
+
+    fn meeting(&self, rank: usize, from: usize) -> Meeting {
+        let (all, early, late) = (Run(0, 2 * self.chunk), Run(0, self.chunk), Run(self.chunk, self.chunk));
+        match from.cmp(&rank) {
+            Ordering::Equal => Meeting { queries: all, keys: all, causal: true },
+            Ordering::Less => Meeting { queries: all, keys: early, causal: false },
+            Ordering::Greater => Meeting { queries: late, keys: all, causal: false },
+        }
+    }
+
+    /// A run of each row of `x` `[n, heads, ..]`: `[rows, heads, run, ..]`.
+    fn take(&self, x: &Tensor, Run(start, length): Run) -> Tensor {
+        let tokens = self.tokens.narrow(1, start, length).flatten(0, 1);
+        x.index_select(0, &tokens).unflatten(0, [-1, length]).transpose(1, 2)
+    }
+
+    /// Puts `[rows, heads, run, ..]` in the place of what [`take`](Self::take) gives.
+    fn put(&self, x: &Tensor, Run(start, length): Run, new: &Tensor) {
+        let tokens = self.tokens.narrow(1, start, length).flatten(0, 1);
+        let _ = x.shallow_clone().index_copy_(0, &tokens, &new.transpose(1, 2).flatten(0, 1));
+    }
+
+    /// Adds `[rows, heads, run, ..]` to what [`take`](Self::take) gives.
+    fn add(&self, x: &Tensor, Run(start, length): Run, more: &Tensor) {
+        let tokens = self.tokens.narrow(1, start, length).flatten(0, 1);
+        let more = more.transpose(1, 2).flatten(0, 1).to_kind(x.kind());
+        let _ = x.shallow_clone().index_add_(0, &tokens, &more);
+    }
+}
+
+impl Ring {
+    /// The result `[n, heads, D]`, and the log-sum-exp of each query's scores `[n, heads]`.
+    fn forward(&self, [q, k, v]: [&Tensor; 3]) -> Result<[Tensor; 2], Error> {
+        let wide = wide(q.kind());
+        let result = Tensor::zeros(q.size(), (wide, q.device()));
+        let log_sums = Tensor::full(&q.size()[..2], f64::NEG_INFINITY, (wide, q.device()));
+        let mut held = Tensor::cat(&[k, v], 1); // [n, 2 kv_heads, D]
+        for step in 0..self.group.size() {
+            let from = self.source(step);
+            for part in &self.parts {
+                let Meeting { queries, keys, causal } = part.meeting(self.group.rank(), from);
+                let q = part.take(q, queries);
+                let [k, v] = apart(&part.take(&held, keys), q.size()[1]);
+                let [o, log_sum] = attend([&q, &k, &v], causal, self.scale)?;
+                let (before, log_before) = (part.take(&result, queries), part.take(&log_sums, queries));
+                let log_both = log_before.logaddexp(&log_sum);
+                let share = |log_sum: &Tensor| (log_sum - &log_both).exp().unsqueeze(-1);
+                part.put(&result, queries, &(before * share(&log_before) + o * share(&log_sum)));
+                part.put(&log_sums, queries, &log_both);
+            }
+            if step + 1 < self.group.size() {
+                held = self.pass(&held)?;
+            }
+        }
+        Ok([result.to_kind(q.kind()), log_sums])
+    }
+
+    /// The gradients of queries, keys and values.
+    fn backward(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        [result, log_sums]: &[Tensor; 2],
+        grad: &Tensor,
+    ) -> Result<[Tensor; 3], Error> {
+        let mut held = Tensor::cat(&[k, v], 1);
+        let mut of_held = held.zeros_like().to_kind(wide(k.kind()));
+        let of_q = q.zeros_like().to_kind(wide(q.kind()));
+        for step in 0..self.group.size() {
+            let from = self.source(step);
+            for part in &self.parts {
+                let Meeting { queries, keys, causal } = part.meeting(self.group.rank(), from);
+                let [q, o, grad, log_sums] = [q, result, grad, log_sums].map(|x| part.take(x, queries));
+                let [k, v] = apart(&part.take(&held, keys), q.size()[1]);
+                let [dq, dk, dv] = attend_backward(&grad, [&q, &k, &v], [&o, &log_sums], causal, self.scale)?;
+                part.add(&of_q, queries, &dq);
+                part.add(&of_held, keys, &together([&dk, &dv], held.size()[1] / 2));
+            }
+            if step + 1 < self.group.size() {
+                held = self.pass(&held)?;
+            }
+            of_held = self.pass(&of_held)?;
+        }
+        let half = k.size()[1];
+        let [dk, dv] = [0, half].map(|start| of_held.narrow(1, start, half).to_kind(k.kind()));
+        Ok([of_q.to_kind(q.kind()), dk, dv])
+    }
+
+    /// Whose keys and values this rank holds in a step.
+    fn source(&self, step: usize) -> usize {
+        (self.group.rank() + self.group.size() - step) % self.group.size()
+    }
+
+    /// Hands `x` on to the next rank, and gives what the one before hands on.
+    fn pass(&self, x: &Tensor) -> Result<Tensor, Error> {
+        let (ranks, rank, rows) = (self.group.size(), self.group.rank(), x.size()[0]);
+        let only = |chosen: usize| (0..ranks).map(|rank| if rank == chosen { rows } else { 0 }).collect();
+        let (received, sent): (Vec<i64>, Vec<i64>) =
+            (only((rank + ranks - 1) % ranks), only((rank + 1) % ranks));
+        self.group.all_to_all(x, [&received, &sent])
+    }
+}
+
+/// Sums are kept at least as wide as fp32.
+fn wide(kind: Kind) -> Kind {
+    if kind == Kind::Double { kind } else { Kind::Float }
+}
+
+/// Keys and values `[rows, 2 kv_heads, T, D]` apart, each repeated for the queries that share it: `[rows, heads, T, D]`.
+fn apart(joined: &Tensor, heads: i64) -> [Tensor; 2] {
+    let half = joined.size()[1] / 2;
+    [0, half].map(|start| {
+        let one = joined.narrow(1, start, half);
+        if half == heads { one } else { one.repeat_interleave_self_int(heads / half, 1, None) }
+    })
+}
+
+/// The reverse of [`apart`] for gradients, which add up over the queries that share a head.
+fn together(grads: [&Tensor; 2], kv_heads: i64) -> Tensor {
+    let sums = grads.map(|grad| {
+        if grad.size()[1] == kv_heads {
+            return grad.shallow_clone();
+        }
+        grad.unflatten(1, [kv_heads, -1]).sum_dim_intlist(2, false, wide(grad.kind()))
+    });
+    Tensor::cat(&sums, 1)
+}
+
+/// Attention `[rows, heads, T, D]` and the log-sum-exp of its scores `[rows, heads, T]`.
+fn attend([q, k, v]: [&Tensor; 3], causal: bool, scale: f64) -> Result<[Tensor; 2], SysError> {
+    let arguments = [
+        Value::Tensor(q),
+        Value::Tensor(k),
+        Value::Tensor(v),
+        Value::Double(0.0),
+        Value::Bool(causal),
+        Value::None,
+        Value::Double(scale),
+    ];
+    outputs("aten::_scaled_dot_product_flash_attention_for_cpu", &arguments)
+}
+
+/// The gradients of `q`, `k` and `v`, from the result and the log-sum-exp over *all* keys: what other keys add does not show here.
+fn attend_backward(
+    grad: &Tensor,
+    [q, k, v]: [&Tensor; 3],
+    [result, log_sums]: [&Tensor; 2],
+    causal: bool,
+    scale: f64,
+) -> Result<[Tensor; 3], SysError> {
+    let arguments = [
+        Value::Tensor(grad),
+        Value::Tensor(q),
+        Value::Tensor(k),
+        Value::Tensor(v),
+        Value::Tensor(result),
+        Value::Tensor(log_sums),
+        Value::Double(0.0),
+        Value::Bool(causal),
+        Value::None,
+        Value::Double(scale),
+    ];
+    outputs("aten::_scaled_dot_product_flash_attention_for_cpu_backward", &arguments)
+}
+
+fn outputs<const N: usize>(name: &str, arguments: &[Value<'_>]) -> Result<[Tensor; N], SysError> {
+    let outputs = dispatch::call_tensors(name, "", arguments)?;
+    Ok(outputs.try_into().expect("the schema says how many results there are"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Transport;
+    use crate::sequence::{Layout, Order};
+    use crate::world::tests::worlds;
+
+    fn leaf(tensor: &Tensor) -> Tensor {
+        tensor.detach().copy().set_requires_grad(true)
+    }
+
+    fn close(left: &Tensor, right: &Tensor) {
+        assert_eq!(left.size(), right.size());
+        let worst = (left - right).abs().max().double_value(&[]);
+        assert!(worst < 1e-12, "{worst}");
+    }
+
+    /// Queries, keys and values of rows with these lengths, `[N, heads, D]`, and the gradient of the result.
+    fn inputs(lengths: &[i64]) -> [Tensor; 4] {
+        let tokens: i64 = lengths.iter().sum();
+        [(4, 1.0), (2, 2.0), (2, 3.0), (4, 4.0)].map(|(heads, phase)| {
+            let count = tokens * heads * 8;
+            (Tensor::arange(count, (Kind::Double, Device::Cpu)) * 1.7 + phase).sin().view([tokens, heads, 8])
+        })
+    }
+
+    /// Attention row by row on one rank, with the gradients of queries, keys and values.
+    fn whole(lengths: &[i64]) -> [Tensor; 4] {
+        let [q, k, v, seed] = inputs(lengths);
+        let leaves = [q, k, v].map(|x| leaf(&x));
+        let mut start = 0;
+        let mut rows = Vec::new();
+        for &length in lengths {
+            let side = |x: &Tensor| x.narrow(0, start, length).transpose(0, 1).unsqueeze(0);
+            let [q, k, v] = [&leaves[0], &leaves[1], &leaves[2]].map(side);
+            let row = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, true, 0.3, true);
+            rows.push(row.squeeze_dim(0).transpose(0, 1));
+            start += length;
+        }
+        let result = Tensor::cat(&rows, 0);
+        (&result * seed).sum(Kind::Double).backward();
+        let [q, k, v] = leaves;
+        [result.detach(), q.grad(), k.grad(), v.grad()]
+    }
+
+    #[test]
+    fn a_ring_equals_the_whole_with_all_its_gradients_and_sends_what_the_formula_says() {
+        for (ranks, transport) in
+            [(1, Transport::Shared), (2, Transport::Shared), (3, Transport::Gloo), (4, Transport::Shared)]
+        {
+            worlds(ranks, transport, |world| {
+                let group = Arc::new(world.group("ring", &(0..ranks).collect::<Vec<_>>()).unwrap());
+                for lengths in [vec![24], vec![5, 31, 1, 8, 8]] {
+                    let layout = Layout::new(Order::ZigZag, &group);
+                    let own = Tensor::from_slice(&layout.own(&lengths));
+                    let [q, k, v, seed] = inputs(&lengths).map(|x| x.index_select(0, &own));
+                    let [q, k, v] = [q, k, v].map(|x| leaf(&x));
+                    let before = group.sent_bytes();
+                    let result = attention([&q, &k, &v], &layout.chunks(&lengths), 0.3, &group).unwrap();
+                    // Fillers are nobody's tokens: they have no part in the loss.
+                    let places = Tensor::from_slice(&layout.places(&lengths).unwrap());
+                    let size = layout.size(&lengths);
+                    let real = Tensor::zeros([size * ranks as i64], (Kind::Double, Device::Cpu));
+                    let _ = real.shallow_clone().index_fill_(0, &places, 1.0);
+                    let real = real.narrow(0, group.rank() as i64 * size, size).view([-1, 1, 1]);
+                    (&result * seed * real).sum(Kind::Double).backward();
+                    let sent = group.sent_bytes() - before;
+                    let passes = 3 * ranks as u64 - 2;
+                    assert_eq!(sent, if ranks == 1 { 0 } else { passes * 2 * size as u64 * 2 * 8 * 8 });
+                    let wanted = whole(&lengths);
+                    for (own, wanted) in [result.detach(), q.grad(), k.grad(), v.grad()].iter().zip(&wanted) {
+                        let all = group.all_gather(own).unwrap();
+                        close(&all.index_select(0, &places), wanted);
+                    }
+                }
+            });
+        }
+    }
+}
