@@ -50,11 +50,16 @@ fn column(scratch: &Scratch, folder: &str, name: &str) -> Vec<f64> {
 fn equals_one_process(stage: &str, metrics: &[&str], ways: &[(usize, &str)]) {
     let scratch = copied();
     let length = if stage == "ppo" { "ppo.iterations=5" } else { "train.steps=20" };
+    let micro = if stage == "ppo" {
+        "--set train.micro_batch_size=2"
+    } else {
+        "--set train.micro_batch_size=2 --set train.gradient_accumulation_steps=4"
+    };
     let run = |processes: usize, settings: &str| {
         let out = format!("{stage}-{processes}-{}", settings.replace([' ', '\''], "-"));
         let sets: Vec<String> =
             settings.split_whitespace().map(|setting| format!(" --set parallel.{setting}")).collect();
-        let sets = format!("--set {length} --set train.eps=1e-4 --set out={out}{}", sets.concat());
+        let sets = format!("--set {length} --set train.eps=1e-4 {micro} --set out={out}{}", sets.concat());
         scratch.run(&format!("{stage} --config life/{stage}/run.toml --nproc {processes} {sets}")).succeeds();
         out
     };
@@ -89,6 +94,19 @@ fn sft_of_a_split_model_equals_sft_on_one() {
 }
 
 #[test]
+fn sft_of_layers_on_several_processes_equals_sft_on_one() {
+    let ways = [
+        (2, "pipeline.size=2"),
+        (2, "pipeline.size=2 pipeline.schedule='gpipe'"),
+        (2, "pipeline.size=2 pipeline.schedule='interleaved'"),
+        (2, "pipeline.size=2 pipeline.schedule='zb-h1'"),
+        (2, "pipeline.size=2 pipeline.schedule='zb-v' transport=gloo"),
+        (4, "pipeline.size=2 tensor.size=2 sequence.mode='megatron'"),
+    ];
+    equals_one_process("sft", &["loss", "grad_norm", "tokens"], &ways);
+}
+
+#[test]
 fn sft_of_split_rows_equals_sft_on_one() {
     let ways = [
         (2, "tensor.size=2 sequence.mode='megatron'"),
@@ -109,6 +127,7 @@ fn a_reward_model_on_several_processes_equals_that_of_one() {
             (4, "transport=gloo"),
             (2, "tensor.size=2"),
             (4, "tensor.size=2 sequence.mode='ulysses' sequence.size=2"),
+            (4, "pipeline.size=2 pipeline.schedule='zb-h1'"),
         ],
     );
 }
@@ -124,19 +143,29 @@ fn ppo_on_several_processes_equals_ppo_on_one() {
             (3, "transport=gloo"),
             (2, "tensor.size=2"),
             (4, "tensor.size=2 sequence.mode='ring' sequence.size=2"),
+            (4, "pipeline.size=2"),
         ],
     );
 }
 
 #[test]
-fn a_run_resumes_on_another_number_of_processes() {
-    let scratch = copied();
-    for gone in ["final", "checkpoints/step-4", "checkpoints/step-6"] {
-        std::fs::remove_dir_all(scratch.path(&format!("life/sft/{gone}"))).unwrap();
-    }
-    scratch.run("sft --config life/sft/run.toml --resume --nproc 2 --set parallel.tensor.size=2").succeeds();
+fn a_run_resumes_on_another_mesh() {
     let file = "life/sft/final/model.safetensors";
-    assert!(worst(&scratch.path(file), &life().path(file)) < 1e-5);
+    let forget = |scratch: &Scratch| {
+        for gone in ["final", "checkpoints/step-4", "checkpoints/step-6"] {
+            std::fs::remove_dir_all(scratch.path(&format!("life/sft/{gone}"))).unwrap();
+        }
+    };
+    for mesh in ["--set parallel.tensor.size=2", "--set parallel.pipeline.size=2", ""] {
+        let scratch = copied();
+        forget(&scratch);
+        scratch.run(&format!("sft --config life/sft/run.toml --resume --nproc 2 {mesh}")).succeeds();
+        assert!(worst(&scratch.path(file), &life().path(file)) < 1e-5, "{mesh}");
+        // What that mesh has saved, goes on by itself.
+        forget(&scratch);
+        scratch.run("sft --config life/sft/run.toml --resume").succeeds();
+        assert!(worst(&scratch.path(file), &life().path(file)) < 1e-5, "{mesh}, then alone");
+    }
 }
 
 /// A long run on three processes, once it trains; with the processes of ranks 0 to 2.

@@ -414,6 +414,8 @@ fn check_parallel(parallel: &ParallelSection) -> Result<(), ConfigError> {
     let (sequence, tensor) = (&parallel.sequence, parallel.tensor.size);
     for (key, size) in [
         ("parallel.data", parallel.data.unwrap_or(1)),
+        ("parallel.pipeline.size", parallel.pipeline.size),
+        ("parallel.pipeline.chunks", parallel.pipeline.chunks),
         ("parallel.tensor.size", tensor),
         ("parallel.sequence.size", sequence.size),
     ] {

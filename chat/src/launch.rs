@@ -85,9 +85,9 @@ pub(crate) fn join(threads: Option<usize>, parallel: &ParallelSection) -> anyhow
 
 /// The mesh of `size` processes, seen from `rank`.
 pub(crate) fn mesh(parallel: &ParallelSection, rank: usize, size: usize) -> anyhow::Result<Mesh> {
-    let (sequence, tensor) = (parallel.sequence.size, parallel.tensor.size);
-    let data = parallel.data.unwrap_or((size / (sequence * tensor)).max(1));
-    Ok(Mesh::new([1, data, sequence, tensor], rank, size)?)
+    let [pipeline, sequence, tensor] = [parallel.pipeline.size, parallel.sequence.size, parallel.tensor.size];
+    let data = parallel.data.unwrap_or((size / (pipeline * sequence * tensor)).max(1));
+    Ok(Mesh::new([pipeline, data, sequence, tensor], rank, size)?)
 }
 
 /// This program's own arguments.

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 
 use datasets::Tokenizer;
 use models::causal_lm::LoadOptions;
-use models::split::{Split, Tokens};
+use models::split::{Layers, Split, Tokens};
 use parallel::{Groups, Mesh};
 use rlhf::event::Recorder;
 use rlhf::run::{Cadence, Run, Save};
@@ -85,7 +85,14 @@ fn trainable(config: &RunConfig, groups: &Groups) -> LoadOptions {
         SequenceMode::Ring if groups.sequence().size() > 1 => Tokens::Ring(Arc::clone(groups.sequence())),
         _ => Tokens::Whole,
     };
-    let split = Split { tokens, ..Split::of_weights(groups.tensor()) };
+    let section = &config.parallel.pipeline;
+    let layers = (section.size > 1).then(|| Layers {
+        group: Arc::clone(groups.pipeline()),
+        method: section.schedule,
+        chunks: section.chunks,
+        ends: groups.ends().cloned(),
+    });
+    let split = Split { tokens, layers, ..Split::of_weights(groups.tensor()) };
     LoadOptions { kind: config.model.dtype.kind(), device: Device::Cpu, trainable: true, split }
 }
 

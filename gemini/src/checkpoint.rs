@@ -55,12 +55,12 @@ pub fn write_folder<E: From<Error>>(
 pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Result<(), Error> {
     let folder = folder.join(STATE_FOLDER);
     let state = engine.state();
-    let writes = state.iter().all(|state| state.placement.writes());
+    let writes = engine.groups().is_first();
     if writes {
         fs::create_dir_all(&folder).map_err(|source| io(&folder, source))?;
     }
     let named: Vec<Named<'_>> = state.iter().map(State::named).collect();
-    tensor_file::write(&folder.join("optimizer.safetensors"), &named)?;
+    tensor_file::write(&folder.join("optimizer.safetensors"), &named, engine.groups().pipeline())?;
     if !writes {
         return Ok(());
     }
@@ -76,11 +76,13 @@ pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Re
     let path = folder.join("optimizer.safetensors");
     let saved = TensorFile::open(&path).map_err(|source| bad(&path, &source))?;
     let wanted = engine.state();
-    if saved.names().count() != wanted.len() {
-        let problem = format!("it holds {} tensors and this run has {}", saved.names().count(), wanted.len());
+    let own = wanted.iter().filter(|state| state.counts).count();
+    let [all] = engine.groups().pipeline().sum([own as f64])?;
+    if saved.names().count() as f64 != all {
+        let problem = format!("it holds {} tensors and this run has {all}", saved.names().count());
         return Err(Error::State { path, problem });
     }
-    for State { name, tensor, placement } in wanted {
+    for State { name, tensor, placement, .. } in wanted {
         let shape = placement.whole_shape(&tensor.size());
         match saved.shape(&name) {
             Some(found) if found == shape => {

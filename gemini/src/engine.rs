@@ -1,19 +1,21 @@
 //! One optimiser step: forward, backward, accumulation, clipping, update.
 //!
 //! ```text
-//!   accumulate(model, context, loss) x micro-batches      step()
+//!   accumulate(model, micro-batches, loss)                step()
 //!   forward by segments -> loss / global count            sum over the replicas; clip by the norm of the sum
 //!   backward by segments -> gradients added in fp32        fused AdamW on the fp32 values, copied into bf16 weights
 //! ```
 //! A loss handed in is already a sum over its tokens divided by the token count of the *whole* step, so that every split into
-//! micro-batches gives the same gradient. The micro-batches of a step are dealt out to the data ranks. Weights in bf16 have an fp32 master here; weights in fp32 are their own master.
+//! micro-batches gives the same gradient. The micro-batches of a step are dealt out to the data ranks. Weights in bf16 have an fp32 master
+//! here; weights in fp32 are their own master.
 //! Knows no loss and no data.
 
 use std::sync::Arc;
 
-use parallel::comm::Reduction;
+use parallel::comm::{Group, Reduction};
+use parallel::pipeline::execute;
 use parallel::tensor_file::Named;
-use parallel::{Groups, Parameter, Placement, Segmented, Tape};
+use parallel::{Groups, Parameter, Placement, Segmented};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::optimizer::{Moments, Update, adamw, global_norm};
@@ -27,6 +29,8 @@ struct Slot {
     placement: Placement,
     /// Whether the gradient is one term of a sum over the tensor ranks.
     partial: bool,
+    /// Those who hold the same values for another use.
+    copies: Option<Arc<Group>>,
     master: Tensor,
     moments: Moments,
     grad: Option<Tensor>,
@@ -77,7 +81,8 @@ impl Engine {
                 slots.push(Slot::new(parameter));
             }
         }
-        if slots.is_empty() {
+        // Of a pipeline, a rank may have layers without parameters.
+        if slots.is_empty() && groups.pipeline().size() == 1 {
             return Err(Error::NothingTrained);
         }
         let replicas = (groups.replicas().size() > 1).then(|| {
@@ -120,39 +125,44 @@ impl Engine {
             .sum()
     }
 
-    /// Runs one micro-batch forward and backward and adds its gradient. Returns the value of its loss.
+    /// Runs micro-batches forward and backward and adds their gradients. Returns the sum of their losses.
     ///
-    /// `loss` makes a scalar from the last hidden states, already divided by the token count of the whole step.
+    /// `loss` makes a scalar from the number of a micro-batch and its last hidden states, already divided by the token count of the whole
+    /// step. In a pipeline it is called on the rank with the last layers; to the others the losses are zero.
     pub fn accumulate<M, E>(
         &mut self,
         model: &M,
-        context: &M::Context,
-        loss: impl FnOnce(&Tensor) -> Result<Tensor, E>,
+        contexts: &[&M::Context],
+        mut loss: impl FnMut(usize, &Tensor) -> Result<Tensor, E>,
     ) -> Result<f64, E>
     where
         M: Segmented,
-        E: From<Error>,
+        E: From<Error> + From<parallel::Error>,
     {
-        let tape = Tape::record(model, context, self.config.activation_checkpointing)
-            .map_err(|error| E::from(error.into()))?;
-        let loss = loss(tape.hidden())?;
-        let value = loss.double_value(&[]);
-        if !value.is_finite() {
-            return Err(Error::Diverged { what: "loss", step: self.step + 1, value }.into());
-        }
         let (slots, slot_of, replicas) = (&mut self.slots, &self.slot_of, &mut self.replicas);
-        let last = replicas.as_mut().is_some_and(|replicas| replicas.begin(model, slot_of));
-        let mut outcome = Ok(());
-        let mut deliver = |index: usize, grad: Tensor| {
-            let Some(slot) = slot_of[index] else { return };
+        if let Some(replicas) = replicas {
+            replicas.begin(model, slot_of, contexts.len());
+        }
+        let mut total = 0.0;
+        let mut checked = |micro: usize, hidden: &Tensor| -> Result<Tensor, E> {
+            let loss = loss(micro, hidden)?;
+            let value = loss.double_value(&[]);
+            if !value.is_finite() {
+                return Err(Error::Diverged { what: "loss", step: self.step + 1, value }.into());
+            }
+            total += value;
+            Ok(loss)
+        };
+        let mut deliver = |index: usize, grad: Tensor| -> Result<(), E> {
+            let Some(slot) = slot_of[index] else { return Ok(()) };
             slots[slot].add(&grad);
-            if let Some(replicas) = replicas.as_mut().filter(|_| last && outcome.is_ok()) {
-                outcome = replicas.delivered(slot);
+            match replicas {
+                Some(replicas) => Ok(replicas.delivered(slot)?),
+                None => Ok(()),
             }
         };
-        tape.backward(&loss, &mut deliver).map_err(|error| E::from(error.into()))?;
-        outcome?;
-        Ok(value)
+        execute(model, contexts, self.config.activation_checkpointing, &mut checked, &mut deliver)?;
+        Ok(total)
     }
 
     /// Clips what was accumulated, updates the weights, and forgets the gradients.
@@ -163,11 +173,9 @@ impl Engine {
             replicas.finish()?;
         }
         self.add_up_terms()?;
+        self.add_up_copies()?;
         let (slots, grads): (Vec<&Slot>, Vec<&Tensor>) =
             self.slots.iter().filter_map(|slot| Some((slot, slot.grad.as_ref()?))).unzip();
-        if grads.is_empty() {
-            return Err(Error::NothingTrained);
-        }
         let grad_norm = self.norm(&slots, &grads)?;
         if !grad_norm.is_finite() {
             return Err(Error::Diverged { what: "gradient norm", step, value: grad_norm });
@@ -213,17 +221,33 @@ impl Engine {
         })
     }
 
-    /// The norm of the gradient of the whole model: what this rank has a part of is added up over the tensor ranks.
+    /// Sums the gradients of parameters that two ranks of a pipeline hold for different uses.
+    fn add_up_copies(&self) -> Result<(), Error> {
+        for slot in &self.slots {
+            if let (Some(copies), Some(grad)) = (&slot.copies, &slot.grad) {
+                copies.all_reduce(grad, Reduction::Sum)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The norm of the gradient of the whole model: what this rank has a part of is added up over the tensor ranks, and layers over
+    /// the pipeline.
     fn norm(&self, slots: &[&Slot], grads: &[&Tensor]) -> Result<f64, Error> {
-        if self.groups.tensor().size() == 1 {
+        let (tensor, pipeline) = (self.groups.tensor(), self.groups.pipeline());
+        if tensor.size() == 1 && pipeline.size() == 1 {
             return global_norm(grads);
         }
         let of = |shards: bool| {
-            let chosen = slots.iter().zip(grads).filter(|(slot, _)| slot.placement.is_shard() == shards);
+            let chosen = slots.iter().zip(grads).filter(|(slot, _)| {
+                slot.placement.is_shard() == shards
+                    && slot.copies.as_ref().is_none_or(|copies| copies.rank() == 0)
+            });
             global_norm(&chosen.map(|(_, grad)| *grad).collect::<Vec<_>>())
         };
-        let [shards] = self.groups.tensor().sum([of(true)?.powi(2)])?;
-        Ok((shards + of(false)?.powi(2)).sqrt())
+        let [shards] = tensor.sum([of(true)?.powi(2)])?;
+        let [all] = pipeline.sum([shards + of(false)?.powi(2)])?;
+        Ok(all.sqrt())
     }
 
     /// The learning rate of the next step.
@@ -232,12 +256,19 @@ impl Engine {
         lr * schedule::factor(scheduler, self.step, warmup_steps, self.total_steps)
     }
 
+    /// The processes that train the model.
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
     /// The optimiser's tensors: what a checkpoint holds beside the weights.
     pub(crate) fn state(&self) -> Vec<State<'_>> {
         let mut states = Vec::new();
         for slot in &self.slots {
-            let placement = &slot.placement;
-            let state = |(kind, tensor)| State { name: format!("{kind}.{}", slot.name), tensor, placement };
+            let (placement, counts) =
+                (&slot.placement, slot.copies.as_ref().is_none_or(|copies| copies.rank() == 0));
+            let state =
+                |(kind, tensor)| State { name: format!("{kind}.{}", slot.name), tensor, placement, counts };
             states.extend(slot.state().map(state));
         }
         states
@@ -254,6 +285,8 @@ pub(crate) struct State<'a> {
     /// This rank's part.
     pub(crate) tensor: &'a Tensor,
     pub(crate) placement: &'a Placement,
+    /// Whether it is the one of several copies that counts.
+    pub(crate) counts: bool,
 }
 
 impl State<'_> {
@@ -278,6 +311,7 @@ impl Slot {
             weight,
             placement: parameter.placement.clone(),
             partial: parameter.partial,
+            copies: parameter.copies.clone(),
             master,
             moments,
             grad: None,
@@ -312,6 +346,8 @@ impl Slot {
 
 #[cfg(test)]
 mod tests {
+    use tch::Device;
+
     use super::*;
     use crate::config::Scheduler;
 
@@ -339,6 +375,9 @@ mod tests {
             rows: &Tensor,
         ) -> Result<Tensor, parallel::Error> {
             Ok(rows * &self.parameters[0].tensor)
+        }
+        fn hidden(&self, rows: &Tensor) -> (Vec<i64>, (Kind, Device)) {
+            (rows.size(), (rows.kind(), rows.device()))
         }
         fn segment_parameters(&self, _: usize) -> Vec<usize> {
             vec![0]
@@ -370,7 +409,7 @@ mod tests {
         for rows in splits {
             let rows = Tensor::from_slice2(rows);
             let loss = |hidden: &Tensor| Ok::<_, Error>(hidden.square().sum(Kind::Float) / count as f64);
-            engine.accumulate(&model, &rows, loss).unwrap();
+            engine.accumulate(&model, &[&rows], |_, hidden| loss(hidden)).unwrap();
         }
         let report = engine.step().unwrap();
         (weights(&model), report.grad_norm)
@@ -396,7 +435,7 @@ mod tests {
         let rows = Tensor::from_slice2(&[[1.0f32, 1.0]]).to_kind(Kind::BFloat16);
         for _ in 0..50 {
             let loss = |hidden: &Tensor| Ok::<_, Error>(hidden.to_kind(Kind::Float).sum(Kind::Float));
-            engine.accumulate(&model, &rows, loss).unwrap();
+            engine.accumulate(&model, &[&rows], |_, hidden| loss(hidden)).unwrap();
             engine.step().unwrap();
         }
         // 50 steps of 1e-4 downwards. A step of 1e-4 is below half a bf16 spacing at 1 and at 2 (2^-9 and 2^-7), so weights
@@ -412,7 +451,7 @@ mod tests {
         let mut engine = Engine::new(&model.parameters, &config(), 10, &alone()).unwrap();
         let rows = Tensor::from_slice2(&[[f32::NAN, 1.0]]);
         let loss = |hidden: &Tensor| Ok::<_, Error>(hidden.sum(Kind::Float));
-        let error = engine.accumulate(&model, &rows, loss).unwrap_err().to_string();
+        let error = engine.accumulate(&model, &[&rows], |_, hidden| loss(hidden)).unwrap_err().to_string();
         assert!(error.starts_with("the loss of optimiser step 1 is NaN"), "{error}");
     }
 

@@ -31,8 +31,10 @@ pub(crate) struct Replicas {
     buckets: Vec<Bucket>,
     /// The bucket of each slot.
     bucket_of: Vec<usize>,
-    /// Micro-batches of this step that this rank has still to run.
+    /// Micro-batches of this step that this rank has still to begin.
     left: usize,
+    /// Whether it has begun one.
+    begun: bool,
     /// Deliveries of one backward pass to each slot, by the model.
     uses: Option<Vec<usize>>,
     /// Buckets that were started.
@@ -64,8 +66,8 @@ impl Replicas {
             }
         }
         let views = views.into_iter().flatten().collect();
-        let (left, uses, started) = (0, None, Vec::new());
-        (Self { groups: Arc::clone(groups), buckets, bucket_of, left, uses, started }, views)
+        let (left, begun, uses, started) = (0, false, None, Vec::new());
+        (Self { groups: Arc::clone(groups), buckets, bucket_of, left, begun, uses, started }, views)
     }
 
     /// Announces rows of the step at hand; gives the micro-batches of this rank.
@@ -77,21 +79,19 @@ impl Replicas {
         own
     }
 
-    /// A micro-batch begins. True when it is the last one of this rank, whose deliveries complete the buckets.
-    pub(crate) fn begin<M: Segmented>(&mut self, model: &M, slot_of: &[Option<usize>]) -> bool {
+    /// `count` micro-batches begin. The first to do so announces what all of the step will deliver.
+    pub(crate) fn begin<M: Segmented>(&mut self, model: &M, slot_of: &[Option<usize>], count: usize) {
+        if !std::mem::replace(&mut self.begun, true) {
+            let uses = self.uses.get_or_insert_with(|| uses(model, slot_of, self.bucket_of.len()));
+            for (slot, &uses) in uses.iter().enumerate() {
+                self.buckets[self.bucket_of[slot]].missing += uses * self.left;
+            }
+        }
         // One that nobody announced would be added to what is being reduced.
-        self.left = self.left.checked_sub(1).expect("every micro-batch was dealt");
-        if self.left > 0 {
-            return false;
-        }
-        let uses = self.uses.get_or_insert_with(|| uses(model, slot_of, self.bucket_of.len()));
-        for (slot, &count) in uses.iter().enumerate() {
-            self.buckets[self.bucket_of[slot]].missing += count;
-        }
-        true
+        self.left = self.left.checked_sub(count).expect("every micro-batch was dealt");
     }
 
-    /// The last micro-batch has delivered to `slot`: starts what is whole and next.
+    /// A micro-batch has delivered to `slot`: starts what is whole and next.
     pub(crate) fn delivered(&mut self, slot: usize) -> Result<(), Error> {
         let bucket = &mut self.buckets[self.bucket_of[slot]];
         bucket.missing = bucket.missing.checked_sub(1).expect("as many deliveries as uses");
@@ -108,6 +108,7 @@ impl Replicas {
         }
         assert_eq!(self.left, 0, "every micro-batch that was dealt is run before the step");
         self.buckets.iter_mut().for_each(|bucket| bucket.missing = 0);
+        self.begun = false;
         self.started.drain(..).try_for_each(|started| Ok(started.wait()?))
     }
 

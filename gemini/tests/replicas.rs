@@ -52,6 +52,9 @@ impl Segmented for Network {
         let weight = &self.parameters[index].tensor;
         Ok(hidden.map_or_else(|| rows.matmul(weight).tanh(), |hidden| hidden.matmul(weight)))
     }
+    fn hidden(&self, rows: &Tensor) -> (Vec<i64>, (Kind, Device)) {
+        (rows.size(), (rows.kind(), rows.device()))
+    }
     fn segment_parameters(&self, index: usize) -> Vec<usize> {
         vec![index]
     }
@@ -75,7 +78,7 @@ fn train(groups: &Arc<Groups>) -> (Vec<f32>, u64) {
         for micro in engine.deal(&rows, 2) {
             let batch = Tensor::stack(micro, 0);
             let loss = |hidden: &Tensor| Ok::<_, Error>(network.loss(hidden, count));
-            engine.accumulate(&network, &batch, loss).unwrap();
+            engine.accumulate(&network, &[&batch], |_, hidden| loss(hidden)).unwrap();
         }
         engine.step().unwrap();
     }

@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use parallel::{Parameter, Segmented};
-use tch::{Tensor, no_grad};
+use parallel::{Parameter, Pipeline, Segmented};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::batch::Batch;
@@ -15,7 +15,7 @@ use crate::decoder::{self, Decoder, SCORE};
 use crate::head::Head;
 use crate::initialize;
 use crate::layer::{Request, for_few_rows};
-use crate::weights::{self, WeightFolder};
+use crate::weights::WeightFolder;
 
 pub use crate::decoder::LoadOptions;
 
@@ -53,6 +53,9 @@ impl CausalLm {
         let relaid = self.device() == tch::Device::Cpu;
         let (config, split) = (self.config().clone(), self.decoder.split());
         let decoder = Decoder::build(config, decoder::Head::Vocabulary, split, &mut |request| {
+            if !request.here {
+                return Ok(Tensor::empty([0], (self.decoder.kind(), self.device())));
+            }
             let mut held = self.parameters().iter().filter(|parameter| parameter.name == request.name);
             let tensor = held.next().expect("both have the same parameters").tensor.detach();
             Ok(if relaid && request.is_matrix { no_grad(|| for_few_rows(&tensor)) } else { tensor })
@@ -62,7 +65,8 @@ impl CausalLm {
 
     /// Writes `config.json` and the weights. Every rank that holds a part calls it.
     pub fn save(&self, folder: &Path) -> Result<(), Error> {
-        weights::save(folder, &self.config().for_causal_lm(self.decoder.kind()), self.decoder.parameters())
+        let config = self.config().for_causal_lm(self.decoder.kind());
+        self.decoder.save(folder, &config)
     }
 
     /// The trunk.
@@ -87,6 +91,8 @@ impl CausalLm {
             bias: None,
             vocabulary: self.decoder.vocabulary(),
             rows: self.decoder.split().sequence(),
+            pipeline: self.decoder.pipeline(),
+            size: self.config().vocab_size(),
         }
     }
 
@@ -127,6 +133,14 @@ impl Segmented for CausalLm {
         self.decoder.forward_segment(index, hidden, context)
     }
 
+    fn pipeline(&self) -> Option<&Pipeline> {
+        self.decoder.pipeline()
+    }
+
+    fn hidden(&self, context: &Batch) -> (Vec<i64>, (Kind, Device)) {
+        self.decoder.hidden(context)
+    }
+
     fn infer(&self, context: &Batch) -> Result<Tensor, parallel::Error> {
         self.decoder.infer(context)
     }
@@ -163,6 +177,10 @@ pub(crate) fn load(
         if request.name == format!("{}.weight", names.head) {
             spellings.push("lm_head.weight".to_owned());
         }
+        if !request.here {
+            files.is_elsewhere(&spellings)?;
+            return Ok(options.nothing());
+        }
         Ok(options.place(request, &files.tensor(&spellings, request.shape, request.placement)?))
     })?;
     files.check_all_used(harmless)?;
@@ -186,6 +204,9 @@ pub(crate) fn copy(
     seed: u64,
 ) -> Result<Decoder, Error> {
     Decoder::build(from.config().clone(), head, from.split(), &mut |request| {
+        if !request.here {
+            return Ok(options.nothing());
+        }
         let held = from.parameters().iter().find(|parameter| parameter.name == request.name);
         Ok(held.map_or_else(
             || fresh(request, seed, options),
@@ -196,6 +217,9 @@ pub(crate) fn copy(
 
 /// A new parameter.
 pub(crate) fn fresh(request: &Request<'_>, seed: u64, options: &LoadOptions) -> Tensor {
+    if !request.here {
+        return options.nothing();
+    }
     let whole = initialize::values(request.initial, request.shape, seed, request.name);
     options.place(request, &request.placement.part(&whole))
 }

@@ -3,7 +3,11 @@
 //! Segment 0 makes `[N, H]` from tokens, segments `1..=L` are the blocks, segment `L + 1` is the last norm (and, in
 //! OPT-350m, a projection). The head that reads the result is kept here as one more parameter and applied by the loss.
 
-use parallel::{Parameter, Segmented};
+use std::ops::Range;
+use std::path::Path;
+
+use parallel::comm::Group;
+use parallel::{Parameter, Pipeline, Segmented};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Error;
@@ -16,7 +20,8 @@ use crate::config::Config;
 use crate::initialize::Initial;
 use crate::layer::{Linear, Norm, Registry, Request, Source, for_few_rows};
 use crate::rope::Rotary;
-use crate::split::{self, Border, Share, Split, TokenEmbedding, Vocabulary};
+use crate::split::{self, Border, Layers, Share, Split, TokenEmbedding, Vocabulary};
+use crate::weights;
 
 /// The name of a score's weight in sequence-classification checkpoints.
 pub const SCORE: &str = "score.weight";
@@ -35,6 +40,11 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
+    /// What stands for a parameter of another rank.
+    pub(crate) fn nothing(&self) -> Tensor {
+        Tensor::empty([0], (self.kind, self.device))
+    }
+
     /// A parameter as these options want it. What is only run, on a processor, is laid out for it.
     pub(crate) fn place(&self, request: &Request<'_>, tensor: &Tensor) -> Tensor {
         let kind = if request.name == SCORE { Kind::Float } else { self.kind };
@@ -71,6 +81,7 @@ pub struct Decoder {
     head: Tensor,
     parameters: Vec<Parameter>,
     split: Split,
+    pipeline: Option<Pipeline>,
     /// The first parameter of each segment, and of what comes after the last.
     bounds: Vec<usize>,
     head_parameters: Vec<usize>,
@@ -86,7 +97,10 @@ impl Decoder {
         let architecture = config.architecture().clone();
         let names = &architecture.names;
         let (hidden, width) = (architecture.hidden_size, architecture.embedding_size);
+        let pipeline = pipeline(&architecture, head, split)?;
+        let has = |segment: usize| pipeline.as_ref().is_none_or(|pipeline| pipeline.has(segment));
         let mut registry = Registry::new(&architecture, split, source);
+        registry.set_here(has(0));
         let mut bounds = vec![0];
         let tokens = split::even(architecture.vocab_size, "tokens of a vocabulary", group)?;
         let vocabulary = Vocabulary::new(&tokens, group);
@@ -96,28 +110,31 @@ impl Decoder {
         let project_in = optional(architecture.projects(), || {
             registry.columns(names.project_in, [width, hidden], false, outside)
         })?;
-        let position_embedding = match architecture.position {
-            Position::Learned { offset } => {
-                let rows = architecture.max_positions + offset;
-                Some(registry.embedding(names.position_embedding, rows, hidden, outside)?)
-            }
-            Position::Rope(_) | Position::Alibi => None,
-        };
+        let position_embedding = position_embedding(&mut registry, &architecture)?;
         let embedding_norm =
             optional(architecture.embedding_norm, || registry.norm(names.embedding_norm, hidden))?;
         let mut blocks = Vec::new();
         for layer in 0..architecture.num_layers as usize {
             bounds.push(registry.len());
+            registry.set_here(has(layer + 1));
             blocks.push(Block::new(&mut registry, &architecture, layer)?);
         }
         bounds.push(registry.len());
+        let last = blocks.len() + 1;
+        registry.set_here(has(last));
         let final_norm = optional(architecture.final_norm, || registry.norm(names.final_norm, hidden))?;
         let project_out = optional(architecture.projects(), || {
             registry.columns(names.project_out, [hidden, width], false, outside)
         })?;
         bounds.push(registry.len());
-        let (head, head_parameters) =
-            head_weight(&mut registry, &architecture, head, &token_embedding.weight, &tokens)?;
+        let (head, head_parameters) = head_weight(
+            &mut registry,
+            &architecture,
+            head,
+            &token_embedding.weight,
+            &tokens,
+            [has(0), has(last)],
+        )?;
         let parameters = registry.into_parameters();
         Ok(Self {
             config,
@@ -131,6 +148,7 @@ impl Decoder {
             head,
             parameters,
             split: split.clone(),
+            pipeline,
             bounds,
             head_parameters,
         })
@@ -156,11 +174,19 @@ impl Decoder {
         &self.split
     }
 
+    /// Writes the parameters of all ranks, and `config`.
+    pub(crate) fn save(&self, folder: &Path, config: &Config) -> Result<(), Error> {
+        let alone = Group::alone("pipeline", 0);
+        let stages = self.pipeline.as_ref().map_or(&alone, |pipeline| pipeline.group());
+        weights::save(folder, config, &self.parameters, stages)
+    }
+
     /// Empty slots for texts of up to `capacity` tokens.
     pub fn cache(&self, slots: i64, capacity: i64) -> KvCache {
         let [layers, kv_heads, dim] = self.blocks.first().map_or([0, 1, 1], |block| {
             let attention = block.attention();
-            [self.blocks.len() as i64, attention.kv_heads(), attention.head_dim()]
+            let layers = (0..self.blocks.len()).filter(|&layer| self.has(layer + 1)).count();
+            [layers as i64, attention.kv_heads(), attention.head_dim()]
         });
         KvCache::new([layers, kv_heads, dim], slots, capacity, self.kind(), self.device())
     }
@@ -253,11 +279,31 @@ impl Decoder {
         mix: &mut MixOfLayer<'_>,
     ) -> Result<Tensor, parallel::Error> {
         let way = Way { border: Border::whole(self.split.weights.as_ref()), rotary };
-        let mut hidden = self.embed(input_ids, positions, &way.border)?;
-        for (layer, block) in self.blocks.iter().enumerate() {
-            hidden = block.forward(&hidden, &way, &mut |attention, qkv| mix(layer, attention, qkv))?;
-        }
-        Ok(self.finish(&hidden))
+        let mut layer = 0..;
+        let mut run = |segments: Range<usize>, mut hidden: Option<Tensor>| {
+            for segment in segments {
+                hidden = Some(match (hidden, self.blocks.get(segment.wrapping_sub(1))) {
+                    (Some(hidden), Some(block)) => {
+                        let layer = layer.next().expect("there is no last number");
+                        block.forward(&hidden, &way, &mut |attention, qkv| mix(layer, attention, qkv))?
+                    }
+                    (Some(hidden), None) => self.finish(&hidden),
+                    (None, _) => self.embed(input_ids, positions, &way.border)?,
+                });
+            }
+            Ok(hidden.expect("a stage has a segment"))
+        };
+        let Some(pipeline) = &self.pipeline else { return run(0..self.num_segments(), None) };
+        let (rows, options) = (input_ids.size()[0], (self.kind(), self.device()));
+        let last = pipeline.relay(&[rows, self.architecture().hidden_size], options, run)?;
+        let nothing =
+            || Tensor::zeros([1], options).expand([rows, self.architecture().embedding_size], false);
+        Ok(last.unwrap_or_else(nothing))
+    }
+
+    /// Whether this rank has a segment.
+    fn has(&self, segment: usize) -> bool {
+        self.pipeline.as_ref().is_none_or(|pipeline| pipeline.has(segment))
     }
 
     /// The first hidden states. `positions` are those of the tokens that this rank keeps.
@@ -364,6 +410,16 @@ impl Segmented for Decoder {
         }
     }
 
+    fn pipeline(&self) -> Option<&Pipeline> {
+        self.pipeline.as_ref()
+    }
+
+    fn hidden(&self, batch: &Batch) -> (Vec<i64>, (Kind, Device)) {
+        let layout = self.split.layout();
+        let tokens = layout.map_or_else(|| batch.num_tokens(), |layout| layout.size(&batch.lengths));
+        (vec![tokens, self.architecture().hidden_size], (self.kind(), self.device()))
+    }
+
     /// Whole rows on every rank.
     fn infer(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
         self.forward(batch)
@@ -434,26 +490,73 @@ fn mix_step(
         .reshape([q.size()[0], -1])
 }
 
+/// The table of learned positions, where positions are learned.
+fn position_embedding(
+    registry: &mut Registry<'_>,
+    architecture: &Architecture,
+) -> Result<Option<Tensor>, Error> {
+    let Position::Learned { offset } = architecture.position else { return Ok(None) };
+    let (rows, share) = (architecture.max_positions + offset, registry.split().outside());
+    let name = architecture.names.position_embedding;
+    registry.embedding(name, rows, architecture.hidden_size, &share).map(Some)
+}
+
+/// Which layers are where, by what their matrices cost.
+fn pipeline(architecture: &Architecture, head: Head, split: &Split) -> Result<Option<Pipeline>, Error> {
+    let Some(Layers { group, method, chunks, .. }) = &split.layers else { return Ok(None) };
+    let hidden = architecture.hidden_size;
+    let attention = 2 * (architecture.num_heads + architecture.num_kv_heads) * architecture.head_dim;
+    let matrices = if architecture.gated { 3 } else { 2 };
+    let block = (hidden * (attention + matrices * architecture.intermediate_size)) as f64;
+    let words = if head == Head::Vocabulary { architecture.vocab_size } else { 1 };
+    let mut costs = vec![block; architecture.num_layers as usize + 2];
+    costs[0] = 0.0;
+    costs[architecture.num_layers as usize + 1] = (words * architecture.embedding_size) as f64;
+    let pipeline = Pipeline::new(group, *method, *chunks, &costs);
+    let too_few = || {
+        let (stages, layers) = (group.size() * method.chunks(*chunks), architecture.num_layers);
+        let what = format!("{layers} layers with an embedding and a head in {stages} stages");
+        Error::Split { axis: "pipeline", ranks: group.size(), what }
+    };
+    pipeline.map(Some).ok_or_else(too_few)
+}
+
 fn head_weight(
     registry: &mut Registry<'_>,
     architecture: &Architecture,
     head: Head,
     token_embedding: &Tensor,
     tokens: &Share,
+    [is_first, is_last]: [bool; 2],
 ) -> Result<(Tensor, Vec<usize>), Error> {
     let index = registry.len();
     let width = architecture.embedding_size;
     match head {
-        Head::Vocabulary if architecture.tied => Ok((token_embedding.shallow_clone(), vec![0])),
+        Head::Vocabulary if architecture.tied => {
+            let ends = registry.split().layers.as_ref().and_then(|layers| layers.ends.clone());
+            match ends.filter(|_| is_first != is_last) {
+                // The first rank embeds with it, the last one makes logits.
+                Some(ends) if is_first => registry.is_copied(0, &ends),
+                Some(ends) => {
+                    let name = architecture.names.token_embedding;
+                    let weight = registry.embedding(name, architecture.vocab_size, width, tokens)?;
+                    registry.is_copied(index, &ends);
+                    return Ok((weight, vec![index]));
+                }
+                None => {}
+            }
+            Ok((token_embedding.shallow_clone(), if is_last { vec![0] } else { Vec::new() }))
+        }
         Head::Vocabulary => {
             let weight = registry.head(architecture.names.head, architecture.vocab_size, width, tokens)?;
-            Ok((weight, vec![index]))
+            Ok((weight, if is_last { vec![index] } else { Vec::new() }))
         }
         Head::Scalar => {
             let initial = Initial::Normal(((width + 1) as f64).sqrt().recip());
             let shared = registry.split().weights.is_some();
             let share = if shared { Share::Terms } else { Share::Whole };
-            Ok((registry.take(SCORE, &[1, width], initial, &share)?, vec![index]))
+            let weight = registry.take(SCORE, &[1, width], initial, &share)?;
+            Ok((weight, if is_last { vec![index] } else { Vec::new() }))
         }
     }
 }

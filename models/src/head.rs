@@ -15,14 +15,14 @@
 
 use std::sync::Arc;
 
-use parallel::SysError;
 use parallel::autograd::{self, Backward, attach};
 use parallel::comm::{Group, Reduction};
+use parallel::{Pipeline, SysError};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::layer::{multiply_few_rows, suits_few_rows};
-use crate::split::{Dealt, Places, Vocabulary};
+use crate::split::{Dealt, Places, Vocabulary, trains};
 
 /// Logits held at once: 4 MiB in fp32, which stays in the cache of one core.
 pub const CHUNK_ELEMENTS: i64 = 1 << 20;
@@ -38,6 +38,10 @@ pub struct Head<'a> {
     pub vocabulary: Option<&'a Vocabulary>,
     /// Those who share the rows where a gradient is wanted; absent: nobody.
     pub rows: Option<&'a Arc<Group>>,
+    /// Where the head is, if one of several ranks has it.
+    pub pipeline: Option<&'a Pipeline>,
+    /// Tokens of the whole vocabulary.
+    pub size: i64,
 }
 
 /// What [`logprobs`] finds out about each row.
@@ -49,9 +53,18 @@ pub struct TokenLogprobs {
     pub entropy: Tensor,
 }
 
-impl Head<'_> {
+impl<'a> Head<'a> {
+    /// A head that this rank has to itself.
+    pub fn new(weight: &'a Tensor, bias: Option<&'a Tensor>) -> Self {
+        Self { weight, bias, vocabulary: None, rows: None, pipeline: None, size: weight.size()[0] }
+    }
+
     /// The logits of a few rows over the whole vocabulary, for the sampler; without a graph where ranks share it.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, Error> {
+        let shape = [hidden.size()[0], self.size];
+        if let Some(told) = self.told(hidden, &shape, hidden.kind(), |head| head.logits(hidden)) {
+            return told;
+        }
         let own = if suits_few_rows(hidden, self.weight) {
             multiply_few_rows(hidden, self.weight, self.bias)
         } else {
@@ -63,13 +76,29 @@ impl Head<'_> {
         }
     }
 
-    fn inputs<'a>(&'a self, hidden: &'a Tensor) -> Vec<&'a Tensor> {
+    fn inputs<'h>(&'h self, hidden: &'h Tensor) -> Vec<&'h Tensor> {
         [Some(hidden), Some(self.weight), self.bias].into_iter().flatten().collect()
     }
 
     /// Whether anybody will ask for a gradient.
     fn wants_grad(&self, hidden: &Tensor) -> bool {
         autograd::is_enabled() && self.inputs(hidden).iter().any(|input| input.requires_grad())
+    }
+
+    /// What the rank with the head makes of hidden states that are only run forward, on every rank of a pipeline.
+    fn told(
+        self,
+        hidden: &Tensor,
+        shape: &[i64],
+        kind: Kind,
+        make: impl FnOnce(Head<'_>) -> Result<Tensor, Error>,
+    ) -> Option<Result<Tensor, Error>> {
+        let pipeline = self.pipeline.filter(|_| !trains(hidden))?;
+        let make = || {
+            let made = if pipeline.is_last() { Some(make(Head { pipeline: None, ..self })?) } else { None };
+            Ok(pipeline.tell(made, shape, (kind, hidden.device()))?)
+        };
+        Some(make())
     }
 
     /// The ranks among whom the rows are dealt out.
@@ -144,14 +173,28 @@ pub fn cross_entropy(
     targets: &Tensor,
     weights: Option<&Tensor>,
 ) -> Result<Tensor, Error> {
-    let wants_grad = head.wants_grad(hidden);
+    let make = |head: Head<'_>| cross_entropy(hidden, head, targets, weights);
+    if let Some(told) = head.told(hidden, &[], Kind::Float, make) {
+        return told;
+    }
     if let Some(dealt) = head.dealt(hidden) {
         let run = dealt.own(targets.size()[0]);
         let own = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
-        let (weights, head) = (weights.map(own), Head { rows: None, ..head });
-        let sum = cross_entropy(&own(hidden), head, &own(targets), weights.as_ref())?;
+        let weights = weights.map(own);
+        let sum = own_cross_entropy(&own(hidden), head, &own(targets), weights.as_ref())?;
         return Ok(dealt.sum(sum)?);
     }
+    own_cross_entropy(hidden, head, targets, weights)
+}
+
+/// [`cross_entropy`] of rows that this rank has to itself.
+fn own_cross_entropy(
+    hidden: &Tensor,
+    head: Head<'_>,
+    targets: &Tensor,
+    weights: Option<&Tensor>,
+) -> Result<Tensor, Error> {
+    let wants_grad = head.wants_grad(hidden);
     let mut sums = Gradient::new(hidden, &head, wants_grad);
     let mut total = Tensor::zeros([], (Kind::Double, hidden.device()));
     no_grad(|| {
@@ -197,14 +240,32 @@ pub fn logprobs(
     targets: &Tensor,
     temperature: f64,
 ) -> Result<TokenLogprobs, Error> {
+    let make = |head: Head<'_>| {
+        let found = logprobs(hidden, head, targets, temperature)?;
+        Ok(Tensor::stack(&[found.logprobs, found.entropy], 0))
+    };
+    if let Some(told) = head.told(hidden, &[2, targets.size()[0]], Kind::Float, make) {
+        let told = told?;
+        return Ok(TokenLogprobs { logprobs: told.select(0, 0), entropy: told.select(0, 1) });
+    }
     if let Some(dealt) = head.dealt(hidden) {
         let rows = targets.size()[0];
         let run = dealt.own(rows);
         let own = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
-        let found = logprobs(&own(hidden), Head { rows: None, ..head }, &own(targets), temperature)?;
+        let found = own_logprobs(&own(hidden), head, &own(targets), temperature)?;
         let whole = |own: &Tensor| dealt.whole(own, rows);
         return Ok(TokenLogprobs { logprobs: whole(&found.logprobs)?, entropy: whole(&found.entropy)? });
     }
+    own_logprobs(hidden, head, targets, temperature)
+}
+
+/// [`logprobs`] of rows that this rank has to itself.
+fn own_logprobs(
+    hidden: &Tensor,
+    head: Head<'_>,
+    targets: &Tensor,
+    temperature: f64,
+) -> Result<TokenLogprobs, Error> {
     let chunk_rows = head.chunk_rows();
     let (mut parts, mut log_totals) = (Vec::new(), Vec::new());
     let found = no_grad(|| {
@@ -281,6 +342,10 @@ fn slope(
 
 /// The most likely token of each row, `[N]`; for accuracies.
 pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
+    let make = |head: Head<'_>| argmax(hidden, head);
+    if let Some(told) = head.told(hidden, &hidden.size()[..1], Kind::Int64, make) {
+        return told;
+    }
     no_grad(|| {
         let owned = head.owned();
         let mut best = Vec::new();
@@ -412,7 +477,7 @@ mod tests {
     fn cross_entropy_equals_the_dense_form_with_its_gradients() {
         for (rows, vocabulary) in [(5, 11), (40, 70_000)] {
             let case = case(rows, vocabulary);
-            let head = Head { weight: &case.weight, bias: Some(&case.bias), vocabulary: None, rows: None };
+            let head = Head::new(&case.weight, Some(&case.bias));
             let weights = Tensor::arange(rows, (Kind::Float, Device::Cpu)) / rows as f64;
             let ours = cross_entropy(&case.hidden, head, &case.targets, Some(&weights)).unwrap() * 3.0;
             let dense = case.hidden.linear(&case.weight, Some(&case.bias)).log_softmax(1, Kind::Float);
@@ -429,7 +494,7 @@ mod tests {
     fn logprobs_and_entropy_equal_the_dense_form_with_gradients() {
         for (rows, vocabulary) in [(5, 11), (40, 70_000)] {
             let case = case(rows, vocabulary);
-            let head = Head { weight: &case.weight, bias: Some(&case.bias), vocabulary: None, rows: None };
+            let head = Head::new(&case.weight, Some(&case.bias));
             let seeds = Tensor::arange(rows, (Kind::Float, Device::Cpu)) - 2.0;
             for shares in [[1.0, 0.0], [0.0, 1.0], [0.3, -2.0]] {
                 let ours = logprobs(&case.hidden, head, &case.targets, 0.7).unwrap();
@@ -463,22 +528,10 @@ mod tests {
         let hidden = Tensor::ones([2, 3], (Kind::Float, Device::Cpu));
         let weight = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu));
         let targets = Tensor::from_slice(&[1i64, 3]);
-        let found = logprobs(
-            &hidden,
-            Head { weight: &weight, bias: None, vocabulary: None, rows: None },
-            &targets,
-            1.0,
-        )
-        .unwrap();
+        let found = logprobs(&hidden, Head::new(&weight, None), &targets, 1.0).unwrap();
         assert!((found.logprobs.double_value(&[0]) + 4f64.ln()).abs() < 1e-6);
         assert!((found.entropy.double_value(&[1]) - 4f64.ln()).abs() < 1e-6);
-        let loss = cross_entropy(
-            &hidden,
-            Head { weight: &weight, bias: None, vocabulary: None, rows: None },
-            &targets,
-            None,
-        )
-        .unwrap();
+        let loss = cross_entropy(&hidden, Head::new(&weight, None), &targets, None).unwrap();
         assert!((loss.double_value(&[]) - 2.0 * 4f64.ln()).abs() < 1e-6);
     }
 
@@ -487,20 +540,14 @@ mod tests {
         let hidden = Tensor::zeros([0, 3], (Kind::Float, Device::Cpu));
         let weight = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu));
         let targets = Tensor::from_slice::<i64>(&[]);
-        let found = logprobs(
-            &hidden,
-            Head { weight: &weight, bias: None, vocabulary: None, rows: None },
-            &targets,
-            1.0,
-        )
-        .unwrap();
+        let found = logprobs(&hidden, Head::new(&weight, None), &targets, 1.0).unwrap();
         assert_eq!(found.logprobs.size(), [0]);
     }
 
     #[test]
     fn without_a_graph_no_gradient_is_made() {
         let case = case(5, 11);
-        let head = Head { weight: &case.weight, bias: Some(&case.bias), vocabulary: None, rows: None };
+        let head = Head::new(&case.weight, Some(&case.bias));
         let loss = no_grad(|| cross_entropy(&case.hidden, head, &case.targets, None)).unwrap();
         let found = no_grad(|| logprobs(&case.hidden, head, &case.targets, 1.0)).unwrap();
         assert!(!loss.requires_grad() && !found.logprobs.requires_grad());

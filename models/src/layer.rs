@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parallel::comm::Group;
 use parallel::dispatch::{self, Value};
-use parallel::{Parameter, Placement};
+use parallel::{Parameter, Placement, deferred};
 use tch::{Kind, Tensor};
 
 use crate::Error;
@@ -30,6 +30,8 @@ pub struct Request<'a> {
     pub placement: &'a Placement,
     /// Its distribution in a new model.
     pub initial: Initial,
+    /// Whether this rank has a part of it; if not, nothing is asked for but that it be there.
+    pub here: bool,
     /// Whether tokens are multiplied by its transpose, so that [`for_few_rows`] may lay it out anew.
     pub is_matrix: bool,
 }
@@ -52,13 +54,14 @@ pub struct Registry<'a> {
     architecture: &'a Architecture,
     source: &'a mut Source<'a>,
     split: &'a Split,
+    here: bool,
     parameters: Vec<Parameter>,
 }
 
 impl<'a> Registry<'a> {
     /// An empty list for a model of this architecture.
     pub fn new(architecture: &'a Architecture, split: &'a Split, source: &'a mut Source<'a>) -> Self {
-        Self { architecture, source, split, parameters: Vec::new() }
+        Self { architecture, source, split, here: true, parameters: Vec::new() }
     }
 
     /// Those among whom the layers are split.
@@ -69,6 +72,16 @@ impl<'a> Registry<'a> {
     /// How ranks share the model.
     pub fn split(&self) -> &'a Split {
         self.split
+    }
+
+    /// Whether this rank has the layers that come next. Those of others have neither values nor parameters.
+    pub fn set_here(&mut self, here: bool) {
+        self.here = here;
+    }
+
+    /// The parameter `index` is there once more on the other ranks of `copies`.
+    pub fn is_copied(&mut self, index: usize, copies: &Arc<Group>) {
+        self.parameters[index].copies = Some(Arc::clone(copies));
     }
 
     /// The parameters so far.
@@ -111,7 +124,17 @@ impl<'a> Registry<'a> {
             }
             _ => Placement::Replicate,
         };
-        let tensor = (self.source)(&Request { name, shape, placement: &placement, initial, is_matrix })?;
+        let tensor = (self.source)(&Request {
+            name,
+            shape,
+            placement: &placement,
+            initial,
+            here: self.here,
+            is_matrix,
+        })?;
+        if !self.here {
+            return Ok(tensor);
+        }
         let partial = matches!(share, Share::Terms);
         self.parameters.push(Parameter { partial, ..Parameter::placed(name, &tensor, placement) });
         Ok(tensor)
@@ -236,6 +259,9 @@ impl Linear {
         if !self.in_out && suits_few_rows(x, &self.weight) {
             return multiply_few_rows(x, &self.weight, self.bias.as_ref());
         }
+        if let Some(product) = self.put_off(x) {
+            return self.with_bias(product);
+        }
         match (&self.bias, self.in_out) {
             (bias, false) => x.linear(&self.weight, bias.as_ref()),
             (Some(bias), true) => bias.addmm(x, &self.weight),
@@ -245,7 +271,16 @@ impl Linear {
 
     /// [`forward`](Self::forward) without the bias.
     pub fn product(&self, x: &Tensor) -> Tensor {
+        if let Some(product) = self.put_off(x) {
+            return product;
+        }
         if self.in_out { x.matmul(&self.weight) } else { x.linear(&self.weight, None::<&Tensor>) }
+    }
+
+    /// The product, where the gradient of the weight is put off.
+    fn put_off(&self, x: &Tensor) -> Option<Tensor> {
+        let product = deferred::product(x, &self.weight, self.in_out)?;
+        Some(product.expect("a node is put behind a product that is there"))
     }
 
     /// `x` `[N, out]` and the bias.
@@ -271,6 +306,7 @@ impl Linear {
     pub fn forward_onto(&self, x: &Tensor, residual: Option<&Tensor>) -> Tensor {
         match (residual, &self.bias) {
             (None, _) => self.forward(x),
+            (Some(residual), _) if deferred::is_collecting() => self.forward(x) + residual,
             (Some(residual), Some(_)) => self.forward(x) + residual,
             (Some(residual), None) if self.in_out => residual.addmm(x, &self.weight),
             (Some(residual), None) if suits_few_rows(x, &self.weight) => self.forward(x) + residual,

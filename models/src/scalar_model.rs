@@ -4,15 +4,15 @@
 
 use std::path::Path;
 
-use parallel::{Parameter, Segmented};
-use tch::{Kind, Tensor};
+use parallel::{Parameter, Pipeline, Segmented};
+use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::batch::Batch;
 use crate::causal_lm::{self, CausalLm, LoadOptions};
 use crate::config::Config;
 use crate::decoder::{Decoder, Head};
-use crate::weights;
+use crate::split::trains;
 
 /// A decoder with a score.
 #[derive(Debug)]
@@ -58,12 +58,16 @@ impl ScalarModel {
     /// Writes `config.json` and the weights. Every rank that holds a part calls it. transformers scores the last token that is not `pad_token_id`: see
     /// [`Config::pad_token_id`].
     pub fn save(&self, folder: &Path) -> Result<(), Error> {
-        weights::save(folder, &self.config().for_scalar(self.decoder.kind()), self.decoder.parameters())
+        self.decoder.save(folder, &self.config().for_scalar(self.decoder.kind()))
     }
 
     /// The values of hidden states `[N, H]`: fp32 `[N]`.
     pub fn values(&self, hidden: &Tensor) -> Result<Tensor, parallel::Error> {
         let score = |hidden: &Tensor| hidden.to_kind(Kind::Float).matmul(&self.score_weight().squeeze_dim(0));
+        if let Some(pipeline) = self.decoder.pipeline().filter(|_| !trains(hidden)) {
+            let made = pipeline.is_last().then(|| score(hidden));
+            return pipeline.tell(made, &hidden.size()[..1], (Kind::Float, hidden.device()));
+        }
         let Some(dealt) = self.decoder.split().dealt(hidden) else { return Ok(score(hidden)) };
         let rows = hidden.size()[0];
         let run = dealt.own(rows);
@@ -110,6 +114,14 @@ impl Segmented for ScalarModel {
         context: &Batch,
     ) -> Result<Tensor, parallel::Error> {
         self.decoder.forward_segment(index, hidden, context)
+    }
+
+    fn pipeline(&self) -> Option<&Pipeline> {
+        self.decoder.pipeline()
+    }
+
+    fn hidden(&self, context: &Batch) -> (Vec<i64>, (Kind, Device)) {
+        self.decoder.hidden(context)
     }
 
     fn infer(&self, context: &Batch) -> Result<Tensor, parallel::Error> {

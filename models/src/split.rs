@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parallel::comm::Group;
+use parallel::pipeline::Method;
 use parallel::sequence::{Layout, Order, ring};
 use parallel::{Cut, autograd, region};
 use tch::Tensor;
@@ -27,6 +28,21 @@ pub struct Split {
     pub weights: Option<Arc<Group>>,
     /// Who has which tokens in training.
     pub tokens: Tokens,
+    /// Those who have some layers each; `None` for a rank with all of them.
+    pub layers: Option<Layers>,
+}
+
+/// Ranks that have some layers each.
+#[derive(Clone, Debug)]
+pub struct Layers {
+    /// The ranks.
+    pub group: Arc<Group>,
+    /// How micro-batches go through them.
+    pub method: Method,
+    /// Stages of a rank, where the method leaves the choice.
+    pub chunks: usize,
+    /// The first and the last of them, if this rank is one of them.
+    pub ends: Option<Arc<Group>>,
 }
 
 /// Who has which tokens in training. Without a gradient every rank runs whole rows.
@@ -44,11 +60,11 @@ pub enum Tokens {
 
 impl Split {
     /// A model that no other rank has a part in.
-    pub const WHOLE: Self = Self { weights: None, tokens: Tokens::Whole };
+    pub const WHOLE: Self = Self { weights: None, tokens: Tokens::Whole, layers: None };
 
     /// Weights shared by a group, which may be of one, and every token on every rank.
     pub fn of_weights(group: &Arc<Group>) -> Self {
-        Self { weights: (group.size() > 1).then(|| Arc::clone(group)), tokens: Tokens::Whole }
+        Self { weights: (group.size() > 1).then(|| Arc::clone(group)), ..Self::WHOLE }
     }
 
     /// What this rank has of the tokens; `None` for all.
@@ -79,7 +95,7 @@ impl Split {
     /// all would do alike, so that the gradient of each is a term of a sum.
     pub(crate) fn dealt(&self, hidden: &Tensor) -> Option<Dealt> {
         let groups: Vec<Arc<Group>> = self.sequence().into_iter().chain(&self.weights).cloned().collect();
-        let wanted = hidden.requires_grad() && autograd::is_enabled() && !groups.is_empty();
+        let wanted = trains(hidden) && !groups.is_empty();
         wanted.then_some(Dealt(groups))
     }
 
@@ -138,6 +154,11 @@ impl Split {
             _ => Ok(batch.attend(q, k, v, scale, mask)),
         }
     }
+}
+
+/// Whether hidden states are those of a training pass.
+pub(crate) fn trains(hidden: &Tensor) -> bool {
+    hidden.requires_grad() && autograd::is_enabled()
 }
 
 /// Some heads of all tokens `[P n, heads / P, D]` for all heads of some tokens `[n, kv_heads, D]`. Where key-value heads do not come out

@@ -14,10 +14,12 @@ use models::generate::{self, Options};
 use models::head;
 use models::sample::Sampling;
 use models::scalar_model::ScalarModel;
-use models::split::{Split, Tokens};
+use models::split::{Layers, Split, Tokens};
 use parallel::c10d::Store;
 use parallel::comm::Reduction;
-use parallel::{Groups, Mesh, Parameter, Place, Segmented, Tape, Transport, World};
+use parallel::pipeline::{self, Method};
+use parallel::tensor_file::TensorFile;
+use parallel::{Groups, Mesh, Parameter, Place, Placement, Segmented, Tape, Transport, World};
 use tch::{Device, Kind, Tensor};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -62,13 +64,22 @@ fn on_mesh<T: Send>(
     transport: Transport,
     body: impl Fn(&Groups) -> T + Sync,
 ) -> Vec<T> {
-    let size = sequence * tensor;
+    on_whole_mesh([1, sequence, tensor], transport, body)
+}
+
+/// Runs `body` on the ranks of a mesh with these sizes of pipeline, sequence and tensor, each a thread.
+fn on_whole_mesh<T: Send>(
+    [pipeline, sequence, tensor]: [usize; 3],
+    transport: Transport,
+    body: impl Fn(&Groups) -> T + Sync,
+) -> Vec<T> {
+    let size = pipeline * sequence * tensor;
     let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
     let port = server.port();
     let rank = |rank: usize| {
         let place = Place { rank, size, port, served: true, ..Place::single() };
         let world = World::join(place, transport, TIMEOUT).unwrap();
-        let groups = world.groups(&Mesh::new([1, 1, sequence, tensor], rank, size).unwrap()).unwrap();
+        let groups = world.groups(&Mesh::new([pipeline, 1, sequence, tensor], rank, size).unwrap()).unwrap();
         let result = body(&groups);
         groups.world().barrier().unwrap();
         result
@@ -227,6 +238,107 @@ fn ranks_with_different_tokens_have_the_gradients_of_the_whole() {
     }
 }
 
+/// The gradients of a step of three micro-batches, and the sum of their losses, on the rank that has the last layers.
+fn step(model: &CausalLm, split: &Split) -> (f64, Vec<(String, Vec<f32>)>) {
+    let batches: Vec<Batch> = ROWS.iter().map(|row| Batch::new(&[row], Device::Cpu)).collect();
+    let mut total = 0.0;
+    let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
+    pipeline::execute::<_, models::Error>(
+        model,
+        &batches.iter().collect::<Vec<_>>(),
+        false,
+        &mut |micro, hidden| {
+            let targets: Vec<i64> = ROWS[micro].iter().map(|id| id * 5 % 47).collect();
+            let targets = Tensor::from_slice(&targets);
+            let loss = head::cross_entropy(hidden, model.head(), &targets, None)?;
+            let entropy = head::logprobs(hidden, model.head(), &targets, 0.7)?.entropy;
+            let loss = loss + entropy.sum(Kind::Float) * 0.3;
+            total += loss.double_value(&[]);
+            Ok(loss)
+        },
+        &mut |index, grad| {
+            sums[index] = Some(match sums[index].take() {
+                Some(sum) => sum + grad,
+                None => grad,
+            });
+            Ok(())
+        },
+    )
+    .unwrap();
+    let gradients = model.parameters().iter().zip(sums).map(|(parameter, grad)| {
+        let grad = grad.unwrap_or_else(|| parameter.tensor.zeros_like()).contiguous();
+        if let Some(copies) = &parameter.copies {
+            copies.all_reduce(&grad, Reduction::Sum).unwrap();
+        }
+        (parameter.name.clone(), of_all(parameter, &grad, split))
+    });
+    (total, gradients.collect())
+}
+
+#[test]
+fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whole() {
+    for name in FAMILIES {
+        let model = CausalLm::load(&golden(name), &options(None)).unwrap();
+        let (loss, gradients) = step(&model, &Split::WHOLE);
+        let batch = Batch::new(&ROWS, Device::Cpu);
+        let logits = flat(&tch::no_grad(|| model.head().logits(&model.infer(&batch).unwrap())).unwrap());
+        let replies = written(&model, 1.0);
+        for (method, mesh) in [
+            (Method::GPipe, [2, 1]),
+            (Method::OneForwardOneBackward, [2, 2]),
+            (Method::OneForwardOneBackward, [4, 1]),
+            (Method::Interleaved, [2, 1]),
+            (Method::ZeroBubbleH1, [2, 1]),
+            (Method::ZeroBubbleH1, [3, 1]),
+            (Method::ZeroBubbleV, [2, 2]),
+        ] {
+            on_whole_mesh([mesh[0], 1, mesh[1]], Transport::Shared, |groups| {
+                let ends = groups.ends().cloned();
+                let layers = Layers { group: Arc::clone(groups.pipeline()), method, chunks: 2, ends };
+                let split = Split { layers: Some(layers), ..Split::of_weights(groups.tensor()) };
+                let what = format!("{name}, {method:?} {mesh:?}");
+                let model = CausalLm::load(&golden(name), &options(Some(&split))).unwrap();
+                let (own_loss, own) = step(&model, &split);
+                let [total] = groups.pipeline().sum([own_loss]).unwrap();
+                close(&what, &[loss], &[total]);
+                assert!(own.len() < gradients.len(), "{what}: a rank has some of the layers");
+                for (parameter, own) in &own {
+                    let (_, whole) = gradients.iter().find(|(name, _)| name == parameter).unwrap();
+                    close(&format!("{what}: the gradient of {parameter}"), whole, own);
+                }
+                let batch = Batch::new(&ROWS, Device::Cpu);
+                let hidden = model.infer(&batch).unwrap();
+                close(&what, &logits, &flat(&tch::no_grad(|| model.head().logits(&hidden)).unwrap()));
+                assert_eq!(written(&model, 1.0), replies, "{what}");
+            });
+        }
+    }
+}
+
+#[test]
+fn layers_of_several_ranks_are_saved_as_one_model() {
+    for name in ["llama-tied", "gpt2", "neox"] {
+        let [one, many] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        CausalLm::load(&golden(name), &options(None)).unwrap().save(one.path()).unwrap();
+        on_whole_mesh([2, 1, 2], Transport::Shared, |groups| {
+            let (group, ends) = (Arc::clone(groups.pipeline()), groups.ends().cloned());
+            let layers = Layers { group, method: Method::Interleaved, chunks: 2, ends };
+            let split = Split { layers: Some(layers), ..Split::of_weights(groups.tensor()) };
+            CausalLm::load(&golden(name), &options(Some(&split))).unwrap().save(many.path()).unwrap();
+        });
+        let tensors = |folder: &Path| {
+            let file = TensorFile::open(&folder.join("model.safetensors")).unwrap();
+            let names: Vec<String> = file.names().map(str::to_owned).collect();
+            let read = |name: &String| {
+                let shape = file.shape(name).unwrap().to_vec();
+                (name.clone(), flat(&file.read(name, &shape, &Placement::Replicate).unwrap()))
+            };
+            names.iter().map(read).collect::<Vec<_>>()
+        };
+        assert!(tensors(one.path()) == tensors(many.path()), "{name}");
+    }
+}
+
 #[test]
 fn ranks_with_different_tokens_train_the_score_of_the_whole() {
     let gradients = |model: &ScalarModel| {
@@ -274,23 +386,26 @@ fn a_split_reward_model_gives_the_values_of_the_whole() {
     }
 }
 
+/// Replies to three prompts, two at a time.
+fn written(model: &CausalLm, temperature: f64) -> Vec<Vec<i64>> {
+    let prompts: Vec<Vec<i64>> = vec![vec![5, 9, 41], vec![30], vec![1, 2, 3, 46, 8]];
+    let options = Options {
+        sampling: Sampling { temperature, ..Sampling::default() },
+        max_new_tokens: 6,
+        stop_ids: vec![7],
+        seed: 3,
+        first_request: 0,
+        batch_size: 2,
+    };
+    let listener = &mut |_: usize, _: i64| ControlFlow::Continue(());
+    let completions = generate::generate(model, &prompts, &options, listener).unwrap();
+    completions.into_iter().map(|completion| completion.ids).collect()
+}
+
 #[test]
 fn ranks_that_share_a_model_write_the_replies_of_the_whole() {
-    let prompts: Vec<Vec<i64>> = vec![vec![5, 9, 41], vec![30], vec![1, 2, 3, 46, 8]];
     for name in ["llama", "gpt2", "bloom", "qwen3"] {
-        let replies = |model: &CausalLm, temperature: f64| {
-            let options = Options {
-                sampling: Sampling { temperature, ..Sampling::default() },
-                max_new_tokens: 6,
-                stop_ids: vec![7],
-                seed: 3,
-                first_request: 0,
-                batch_size: 2,
-            };
-            let listener = &mut |_: usize, _: i64| ControlFlow::Continue(());
-            let completions = generate::generate(model, &prompts, &options, listener).unwrap();
-            completions.into_iter().map(|completion| completion.ids).collect::<Vec<_>>()
-        };
+        let replies = written;
         let model = CausalLm::load(&golden(name), &options(None)).unwrap();
         let whole = [0.0, 1.0].map(|temperature| replies(&model, temperature));
         for size in [2, 4] {

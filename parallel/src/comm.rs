@@ -7,11 +7,13 @@
 //! for; until then its tensors are not touched. A failure names rank, group, collective and cause.
 //!
 //! The bytes that a rank sends are counted by the optimal algorithm, `P` ranks and `n` bytes on each: all-reduce `2 n (P - 1) / P`,
-//! reduce-scatter `n (P - 1) / P`, all-gather `n (P - 1)`, all-to-all what is for others, broadcast `n` at the root.
+//! reduce-scatter `n (P - 1) / P`, all-gather `n (P - 1)`, all-to-all what is for others, broadcast and send `n` at the root.
 
 pub mod gloo;
 pub mod shared;
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use parallel_sys::c10d;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 pub use parallel_sys::c10d::Reduction;
 
@@ -46,9 +48,15 @@ pub trait Communicator: Debug + Send {
     /// Every rank's `tensor` becomes that of `root`.
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Work, SysError>;
 
+    /// Sends `tensor` from the first of two ranks to the second, which receives it; waits for nobody before the work is waited for.
+    fn hand_over(&mut self, tensor: &Tensor) -> Result<Work, SysError>;
+
     /// Returns once every rank has called it.
     fn barrier(&mut self) -> Result<(), SysError>;
 }
+
+/// Joins a communicator of two ranks of a group, the sender first, under a name.
+pub(crate) type Connect = dyn Fn(&str, [usize; 2]) -> Result<Box<dyn Communicator>, Error> + Send + Sync;
 
 /// A collective under way.
 #[derive(Debug)]
@@ -93,8 +101,10 @@ impl Started {
     }
 }
 
+/// Sender and receiver, and a tag.
+type Channel = ([usize; 2], usize);
+
 /// One rank's end of a group.
-#[derive(Debug)]
 pub struct Group {
     name: Arc<str>,
     /// The ranks of the world that belong to it, in order.
@@ -102,13 +112,23 @@ pub struct Group {
     rank: usize,
     /// `None` for a group of one.
     communicator: Option<Mutex<Box<dyn Communicator>>>,
+    /// How two of its ranks find each other; `None` for a group of one.
+    connect: Option<Box<Connect>>,
+    /// Between this rank and another.
+    channels: Mutex<HashMap<Channel, Box<dyn Communicator>>>,
     sent: AtomicU64,
+}
+
+impl Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} of {:?}", self.name, self.rank, self.ranks)
+    }
 }
 
 impl Group {
     /// The group of one rank, which has nobody to talk to.
     pub fn alone(name: &str, rank: usize) -> Self {
-        Self::new(name, vec![rank], 0, None)
+        Self::new(name, vec![rank], 0, None, None)
     }
 
     /// The group of `ranks`, of which this process is the `rank`-th.
@@ -117,9 +137,11 @@ impl Group {
         ranks: Vec<usize>,
         rank: usize,
         communicator: Option<Box<dyn Communicator>>,
+        connect: Option<Box<Connect>>,
     ) -> Self {
         let communicator = communicator.map(Mutex::new);
-        Self { name: name.into(), ranks, rank, communicator, sent: AtomicU64::new(0) }
+        let (channels, sent) = (Mutex::default(), AtomicU64::new(0));
+        Self { name: name.into(), ranks, rank, communicator, connect, channels, sent }
     }
 
     /// Its name.
@@ -219,6 +241,49 @@ impl Group {
             self.count(bytes_of(tensor));
         }
         self.start("broadcast", |communicator| communicator.broadcast(tensor, root))?.wait()
+    }
+
+    /// Starts to send `tensor` to the group's rank `to`, which [receives](Self::receive) what is sent under a tag in order. `tensor` stays
+    /// as it is until the work was waited for.
+    pub fn send(&self, tensor: &Tensor, to: usize, tag: usize) -> Result<Started, Error> {
+        self.count(bytes_of(tensor));
+        self.hand_over(tensor, [self.rank, to], tag, "send")
+    }
+
+    /// What the group's rank `from` sends under `tag`.
+    pub fn receive(
+        &self,
+        shape: &[i64],
+        options: (Kind, Device),
+        from: usize,
+        tag: usize,
+    ) -> Result<Tensor, Error> {
+        let tensor = Tensor::empty(shape, options);
+        self.hand_over(&tensor, [from, self.rank], tag, "receive")?.wait()?;
+        Ok(tensor)
+    }
+
+    fn hand_over(
+        &self,
+        tensor: &Tensor,
+        ends: [usize; 2],
+        tag: usize,
+        collective: &'static str,
+    ) -> Result<Started, Error> {
+        let connect = self.connect.as_ref().expect("a rank by itself sends nothing");
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let channel = match channels.entry((ends, tag)) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(new) => new.insert(connect(&format!("{}-{}/{tag}", ends[0], ends[1]), ends)?),
+        };
+        let (rank, group) = (self.ranks[self.rank], Arc::clone(&self.name));
+        let work = channel.hand_over(tensor).map_err(|cause| Error::Collective {
+            rank,
+            group: group.to_string(),
+            collective,
+            cause,
+        })?;
+        Ok(Started { rank, group, collective, work })
     }
 
     /// Returns once every rank has called it.

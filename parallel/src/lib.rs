@@ -3,9 +3,11 @@
 //! Knows no model family, no data and no algorithm.
 
 pub mod comm;
+pub mod deferred;
 pub mod launch;
 pub mod mesh;
 pub mod parameter;
+pub mod pipeline;
 pub mod region;
 pub mod segment;
 pub mod sequence;
@@ -15,6 +17,7 @@ pub mod world;
 pub use mesh::{Axis, Mesh};
 pub use parallel_sys::{Error as SysError, autograd, c10d, dispatch, memory, process, runtime};
 pub use parameter::{Cut, Parameter, Placement};
+pub use pipeline::Pipeline;
 pub use segment::{Segmented, Tape};
 pub use world::{Groups, Place, Transport, World};
 
@@ -33,6 +36,12 @@ pub enum Error {
         wanted: usize,
         /// The number of processes.
         there: usize,
+    },
+    /// A stage got no gradient to hand on.
+    #[error("stage {stage} of the pipeline has no gradient to hand on: its parameters are frozen")]
+    NoGradient {
+        /// The stage.
+        stage: usize,
     },
     /// A rank that the mesh does not hold.
     #[error("rank {rank} is outside the mesh of {size} ranks")]

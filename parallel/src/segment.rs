@@ -6,9 +6,11 @@
 //! the segment's graph, or only its input and run it again (activation checkpointing, Chen et al. 2016, arXiv 1604.06174).
 //! Knows no layer, no loss and no optimiser.
 
-use tch::{Tensor, no_grad};
+use std::ops::Range;
 
-use crate::{Error, Parameter, autograd};
+use tch::{Device, Kind, Tensor, no_grad};
+
+use crate::{Error, Parameter, Pipeline, autograd};
 
 /// A network that runs as a chain of segments. A head on top (vocabulary, scalar) is not a segment: it belongs to the loss.
 pub trait Segmented {
@@ -35,7 +37,15 @@ pub trait Segmented {
     /// Every parameter, in order of use and without repetition.
     fn parameters(&self) -> &[Parameter];
 
-    /// The last hidden states, without a graph.
+    /// Where the segments lie; `None` if all of them are here.
+    fn pipeline(&self) -> Option<&Pipeline> {
+        None
+    }
+
+    /// Shape, kind and place of the hidden states between two segments.
+    fn hidden(&self, context: &Self::Context) -> (Vec<i64>, (Kind, Device));
+
+    /// The last hidden states, without a graph. Ranks of a pipeline that do not have them get something of their shape.
     fn infer(&self, context: &Self::Context) -> Result<Tensor, Error> {
         no_grad(|| {
             let mut hidden = self.forward_segment(0, None, context)?;
@@ -59,6 +69,7 @@ enum Record {
 pub struct Tape<'a, M: Segmented> {
     model: &'a M,
     context: &'a M::Context,
+    first: usize,
     records: Vec<Record>,
     hidden: Tensor,
 }
@@ -66,9 +77,20 @@ pub struct Tape<'a, M: Segmented> {
 impl<'a, M: Segmented> Tape<'a, M> {
     /// Runs the network forward. With `checkpoint`, only the inputs of the segments are kept.
     pub fn record(model: &'a M, context: &'a M::Context, checkpoint: bool) -> Result<Self, Error> {
-        let mut records = Vec::with_capacity(model.num_segments());
-        let mut hidden: Option<Tensor> = None;
-        for index in 0..model.num_segments() {
+        Self::part(model, context, 0..model.num_segments(), None, checkpoint)
+    }
+
+    /// Runs some segments forward from `input`, the output of those before.
+    pub fn part(
+        model: &'a M,
+        context: &'a M::Context,
+        segments: Range<usize>,
+        input: Option<Tensor>,
+        checkpoint: bool,
+    ) -> Result<Self, Error> {
+        let mut records = Vec::with_capacity(segments.len());
+        let mut hidden = input;
+        for index in segments.clone() {
             let input = hidden.take();
             let (record, output) = if checkpoint {
                 let output = no_grad(|| model.forward_segment(index, input.as_ref(), context))?;
@@ -80,7 +102,7 @@ impl<'a, M: Segmented> Tape<'a, M> {
             hidden = Some(output);
         }
         let hidden = hidden.expect("a network has a segment").set_requires_grad(true);
-        Ok(Self { model, context, records, hidden })
+        Ok(Self { model, context, first: segments.start, records, hidden })
     }
 
     /// The last hidden states, a leaf: the loss is built on this.
@@ -91,20 +113,31 @@ impl<'a, M: Segmented> Tape<'a, M> {
     /// Runs the network backward from the scalar `loss` built on [`hidden`](Self::hidden).
     ///
     /// `deliver` receives the gradient of each parameter by its index as soon as it is known; a parameter that is used twice
-    /// is delivered twice.
-    pub fn backward(self, loss: &Tensor, deliver: &mut dyn FnMut(usize, Tensor)) -> Result<(), Error> {
-        let Self { model, context, records, hidden } = self;
-        let mut upstream = vector_jacobian(
-            model,
-            loss,
-            &loss.ones_like(),
-            Some(&hidden),
-            &model.head_parameters(),
-            deliver,
-        )?;
+    /// is delivered twice. Returns the gradient of the first segment's input, if it has one.
+    pub fn backward(
+        self,
+        loss: &Tensor,
+        deliver: &mut dyn FnMut(usize, Tensor),
+    ) -> Result<Option<Tensor>, Error> {
+        let (model, seed) = (self.model, loss.ones_like());
+        let head = model.head_parameters();
+        match vector_jacobian(model, loss, &seed, Some(&self.hidden), &head, deliver)? {
+            Some(seed) => self.backward_from(&seed, deliver),
+            None => Ok(None),
+        }
+    }
+
+    /// [`backward`](Self::backward) from the gradient of [`hidden`](Self::hidden), which others have made.
+    pub fn backward_from(
+        self,
+        seed: &Tensor,
+        deliver: &mut dyn FnMut(usize, Tensor),
+    ) -> Result<Option<Tensor>, Error> {
+        let Self { model, context, first, records, hidden } = self;
         drop(hidden);
-        for (index, record) in records.into_iter().enumerate().rev() {
-            let Some(seed) = upstream else { return Ok(()) };
+        let mut upstream = Some(seed.shallow_clone());
+        for (index, record) in (first..).zip(records).collect::<Vec<_>>().into_iter().rev() {
+            let Some(seed) = upstream else { return Ok(None) };
             let (input, output) = match record {
                 Record::Graph { input, output } => (input, output),
                 Record::Input(input) => match run(model, index, input, context)?.0 {
@@ -115,7 +148,7 @@ impl<'a, M: Segmented> Tape<'a, M> {
             let parameters = model.segment_parameters(index);
             upstream = vector_jacobian(model, &output, &seed, input.as_ref(), &parameters, deliver)?;
         }
-        Ok(())
+        Ok(upstream)
     }
 }
 
@@ -189,6 +222,9 @@ mod tests {
         type Context = Tensor;
         fn num_segments(&self) -> usize {
             3
+        }
+        fn hidden(&self, context: &Tensor) -> (Vec<i64>, (Kind, Device)) {
+            (context.size(), (context.kind(), context.device()))
         }
         fn forward_segment(
             &self,

@@ -121,13 +121,13 @@ impl Place {
 }
 
 /// One process among all of a job.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct World {
     place: Place,
     transport: Transport,
     interface: String,
     timeout: Duration,
-    store: Option<Store>,
+    store: Option<Arc<Store>>,
     /// The host of each rank.
     hosts: Vec<String>,
 }
@@ -153,7 +153,8 @@ impl World {
         let serves = place.rank == 0 && !place.served;
         let store = open_store(&place.address, place.port, serves, timeout)?;
         let interface = std::env::var("GLOO_SOCKET_IFNAME").unwrap_or_default();
-        let mut world = Self { place, transport, interface, timeout, store: Some(store), hosts: Vec::new() };
+        let mut world =
+            Self { place, transport, interface, timeout, store: Some(Arc::new(store)), hosts: Vec::new() };
         world.hosts = world.meet()?;
         Ok(world)
     }
@@ -201,11 +202,24 @@ impl World {
     pub fn group(&self, name: &str, ranks: &[usize]) -> Result<Group, Error> {
         let place = ranks.iter().position(|&rank| rank == self.rank());
         let place = place.ok_or(Error::Rank { rank: self.rank(), size: ranks.len() })?;
-        let Some(store) = self.store.as_ref().filter(|_| ranks.len() > 1) else {
+        if ranks.len() == 1 {
             return Ok(Group::alone(name, self.rank()));
-        };
+        }
         // Groups along one axis share its name; their first rank tells them apart.
         let key = format!("{name}/{}", ranks[0]);
+        let communicator = self.communicator(name, &key, ranks)?;
+        let (world, owned_name, owned) = (self.clone(), name.to_owned(), ranks.to_vec());
+        let connect = move |channel: &str, ends: [usize; 2]| {
+            world.communicator(&owned_name, &format!("{key}/{channel}"), &ends.map(|end| owned[end]))
+        };
+        Ok(Group::new(name, ranks.to_vec(), place, Some(communicator), Some(Box::new(connect))))
+    }
+
+    /// What moves bytes between `ranks`, which meet under `key`.
+    fn communicator(&self, name: &str, key: &str, ranks: &[usize]) -> Result<Box<dyn Communicator>, Error> {
+        let place = ranks.iter().position(|&rank| rank == self.rank());
+        let place = place.ok_or(Error::Rank { rank: self.rank(), size: ranks.len() })?;
+        let store = self.store.as_ref().expect("several ranks meet at a store");
         let ends = [place, ranks.len()];
         let together = ranks.iter().all(|&rank| self.hosts[rank] == self.hosts[ranks[0]]);
         let failed = |cause| Error::Collective {
@@ -214,20 +228,19 @@ impl World {
             collective: "join",
             cause,
         };
-        let communicator: Box<dyn Communicator> = match self.transport {
+        Ok(match self.transport {
             Transport::Shared if !together => {
                 return Err(Error::Hosts { group: name.to_owned(), hosts: self.hosts_of(ranks) });
             }
             Transport::Auto | Transport::Shared if together => {
-                Box::new(SharedGroup::join(store, &key, ends, PATIENCE).map_err(failed)?)
+                Box::new(SharedGroup::join(store, key, ends, PATIENCE).map_err(failed)?)
             }
             _ => {
                 // On one host the loopback serves; the default asks the name of the host, which may wait for a name server.
                 let interface = if together && self.interface.is_empty() { "lo" } else { &self.interface };
-                Box::new(GlooGroup::join(store, &key, interface, ends, PATIENCE).map_err(failed)?)
+                Box::new(GlooGroup::join(store, key, interface, ends, PATIENCE).map_err(failed)?)
             }
-        };
-        Ok(Group::new(name, ranks.to_vec(), place, Some(communicator)))
+        })
     }
 
     fn hosts_of(&self, ranks: &[usize]) -> String {
@@ -250,7 +263,25 @@ impl World {
             1 => Arc::clone(&along[Axis::Data as usize]),
             _ => Arc::new(self.group("replicas", &mesh.group(&[Axis::Data, Axis::Sequence]))?),
         };
-        Ok(Groups { mesh: mesh.clone(), world: self.group("world", &everyone)?, along, replicas })
+        let learners = match mesh.size(Axis::Pipeline) {
+            1 => Arc::clone(&along[Axis::Data as usize]),
+            _ => Arc::new(self.group("learners", &mesh.group(&[Axis::Pipeline, Axis::Data]))?),
+        };
+        let (stages, stage) = (mesh.group(&[Axis::Pipeline]), mesh.coordinate(Axis::Pipeline));
+        let ends = match stages.as_slice() {
+            [first, .., last] if stage == 0 || stage + 1 == stages.len() => {
+                Some(Arc::new(self.group("ends", &[*first, *last])?))
+            }
+            _ => None,
+        };
+        Ok(Groups {
+            mesh: mesh.clone(),
+            world: self.group("world", &everyone)?,
+            along,
+            replicas,
+            learners,
+            ends,
+        })
     }
 }
 
@@ -286,6 +317,8 @@ pub struct Groups {
     world: Group,
     along: Vec<Arc<Group>>,
     replicas: Arc<Group>,
+    learners: Arc<Group>,
+    ends: Option<Arc<Group>>,
 }
 
 impl Groups {
@@ -293,8 +326,8 @@ impl Groups {
     pub fn single() -> Self {
         let alone = |name: &str| Arc::new(Group::alone(name, 0));
         let along = Axis::ALL.iter().map(|axis| alone(axis.name())).collect();
-        let (world, replicas) = (Group::alone("world", 0), alone("replicas"));
-        Self { mesh: Mesh::single(), world, along, replicas }
+        let (world, replicas, learners) = (Group::alone("world", 0), alone("replicas"), alone("learners"));
+        Self { mesh: Mesh::single(), world, along, replicas, learners, ends: None }
     }
 
     /// The mesh.
@@ -325,6 +358,21 @@ impl Groups {
     /// Those who hold the same weights: their gradients are added up, and they share the rows of what is not trained on.
     pub fn replicas(&self) -> &Group {
         &self.replicas
+    }
+
+    /// Those who hold the other layers of the same model.
+    pub fn pipeline(&self) -> &Arc<Group> {
+        self.along(Axis::Pipeline)
+    }
+
+    /// The ranks with the first and the last layers, if this is one of two.
+    pub fn ends(&self) -> Option<&Arc<Group>> {
+        self.ends.as_ref()
+    }
+
+    /// Those among whom every row of a step is learnt from once: its loss is seen by one of them.
+    pub fn learners(&self) -> &Group {
+        &self.learners
     }
 
     /// Those who hold parts of the same weights.

@@ -20,6 +20,7 @@ use std::time::Instant;
 
 use datasets::{PromptRow, Sampler, SftRow};
 use gemini::{Engine, TrainConfig};
+use models::batch::Batch;
 use models::generate::{self, Options};
 use models::sample::Sampling;
 use parallel::{Groups, Segmented};
@@ -270,21 +271,21 @@ impl<'a> Ppo<'a> {
         let ptx = self.next_ptx(mini_batch.len());
         let own = self.policy.deal(mini_batch, self.train.micro_batch_size);
         let own_ptx = self.policy.deal(&ptx, self.train.micro_batch_size);
-        for micro in own {
-            let (rows, experiences) = rows(micro, policy.device());
-            let old = flatten(experiences, |experience| &experience.logprobs).to_device(policy.device());
+        let rows: Vec<Rows> = own.iter().map(|micro| rows(micro, policy.device())).collect();
+        let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
+        updates.policy_loss += self.policy.accumulate(policy, &batches, |micro, hidden| {
+            let (rows, micro) = (&rows[micro], own[micro]);
+            let old = flatten(micro, |trajectory| &trajectory.experience.logprobs).to_device(policy.device());
             let advantages = flatten(micro, |trajectory| &trajectory.advantages).to_device(policy.device());
-            updates.policy_loss += self.policy.accumulate(policy, &rows.batch, |hidden| {
-                let new = rows.logprobs(policy, hidden, config.temperature)?;
-                let part = loss::policy(&new.logprobs, &old, &advantages, None, &clip)?;
-                updates.policy += part.statistics;
-                let bonus = match config.entropy_coef {
-                    0.0 => Tensor::from(0.0),
-                    weight => loss::entropy_bonus(&new.entropy, None, weight)?,
-                };
-                Ok::<_, Error>((part.loss + bonus) / tokens as f64)
-            })?;
-        }
+            let new = rows.logprobs(policy, hidden, config.temperature)?;
+            let part = loss::policy(&new.logprobs, &old, &advantages, None, &clip)?;
+            updates.policy += part.statistics;
+            let bonus = match config.entropy_coef {
+                0.0 => Tensor::from(0.0),
+                weight => loss::entropy_bonus(&new.entropy, None, weight)?,
+            };
+            Ok::<_, Error>((part.loss + bonus) / tokens as f64)
+        })?;
         if !own_ptx.is_empty() {
             let weight = config.ptx_coef / sft::num_labels(&ptx) as f64;
             let (loss, _) = sft::accumulate(policy, &own_ptx, weight, &mut self.policy)?;
@@ -307,17 +308,18 @@ impl<'a> Ppo<'a> {
     fn update_critic(&mut self, mini_batch: &[Trajectory<'_>], updates: &mut Updates) -> Result<(), Error> {
         let (config, critic) = (self.config, self.judges.critic);
         let slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
-        for micro in self.critic.deal(mini_batch, self.train.micro_batch_size) {
-            let (rows, experiences) = rows(micro, critic.device());
-            let old = flatten(experiences, |experience| &experience.values).to_device(critic.device());
+        let own = self.critic.deal(mini_batch, self.train.micro_batch_size);
+        let rows: Vec<Rows> = own.iter().map(|micro| rows(micro, critic.device())).collect();
+        let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
+        updates.value_loss += self.critic.accumulate(critic, &batches, |micro, hidden| {
+            let (rows, micro) = (&rows[micro], own[micro]);
+            let old = flatten(micro, |trajectory| &trajectory.experience.values).to_device(critic.device());
             let returns = flatten(micro, |trajectory| &trajectory.returns).to_device(critic.device());
-            updates.value_loss += self.critic.accumulate(critic, &rows.batch, |hidden| {
-                let new = rows.values(critic, hidden)?;
-                let part = loss::value(&new, &old, &returns, None, Some(config.clip_range_value))?;
-                updates.value += part.statistics;
-                Ok::<_, Error>(part.loss * (config.vf_coef / slots as f64))
-            })?;
-        }
+            let new = rows.values(critic, hidden)?;
+            let part = loss::value(&new, &old, &returns, None, Some(config.clip_range_value))?;
+            updates.value += part.statistics;
+            Ok::<_, Error>(part.loss * (config.vf_coef / slots as f64))
+        })?;
         updates.critic_grad_norm += self.critic.step()?.grad_norm;
         Ok(())
     }
@@ -334,8 +336,8 @@ impl Updates {
     /// Adds up what the processes that share the updates have seen.
     fn add_up(&mut self, groups: &Groups) -> Result<(), Error> {
         let losses = [self.policy_loss, self.value_loss, self.ptx_loss];
-        [self.policy_loss, self.value_loss, self.ptx_loss] = groups.data().sum(losses)?;
-        let all = groups.data().gather(vec![(self.policy, self.value)])?;
+        [self.policy_loss, self.value_loss, self.ptx_loss] = groups.learners().sum(losses)?;
+        let all = groups.learners().gather(vec![(self.policy, self.value)])?;
         (self.policy, self.value) = Default::default();
         for (policy, value) in all {
             self.policy += policy;
@@ -416,9 +418,9 @@ fn trajectories<'a>(
         .collect()
 }
 
-fn rows<'a>(micro: &[Trajectory<'a>], device: tch::Device) -> (Rows, Vec<&'a Experience>) {
+fn rows(micro: &[Trajectory<'_>], device: tch::Device) -> Rows {
     let experiences: Vec<&Experience> = micro.iter().map(|trajectory| trajectory.experience).collect();
-    (Rows::new(&experiences, device), experiences)
+    Rows::new(&experiences, device)
 }
 
 /// One part of every item, end to end.

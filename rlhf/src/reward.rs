@@ -59,21 +59,20 @@ pub fn train(
         let started = Instant::now();
         let pairs: Vec<&PreferenceRow> =
             sampler.next_batch(train.batch_size()).into_iter().map(|row| &data.train[row]).collect();
-        let (mut scores, mut total, mut tokens) = (Scores::default(), 0.0, 0);
-        for micro in engine.deal(&pairs, train.micro_batch_size) {
-            let batch = collate(micro, model);
-            tokens += batch.lengths.iter().sum::<i64>();
-            total += engine.accumulate(model, &batch, |hidden| {
-                let (chosen, rejected) = score_pairs(model, &batch, hidden)?;
-                scores.add(&chosen, &rejected)?;
-                let margin = margins(micro, &chosen);
-                let loss =
-                    loss::reward(&chosen, &rejected, margin.as_ref(), config.center_rewards_coefficient)?;
-                Ok::<_, Error>(loss / pairs.len() as f64)
-            })?;
-        }
+        let (mut scores, mut tokens) = (Scores::default(), 0);
+        let own = engine.deal(&pairs, train.micro_batch_size);
+        let batches: Vec<Batch> = own.iter().map(|micro| collate(micro, model)).collect();
+        let batches: Vec<&Batch> = batches.iter().collect();
+        let total = engine.accumulate(model, &batches, |micro, hidden| {
+            let (chosen, rejected) = score_pairs(model, batches[micro], hidden)?;
+            tokens += batches[micro].num_tokens();
+            scores.add(&chosen, &rejected)?;
+            let margin = margins(own[micro], &chosen);
+            let loss = loss::reward(&chosen, &rejected, margin.as_ref(), config.center_rewards_coefficient)?;
+            Ok::<_, Error>(loss / pairs.len() as f64)
+        })?;
         let report = engine.step()?;
-        let [total, tokens] = run.groups.data().sum([total, tokens as f64])?;
+        let [total, tokens] = run.groups.learners().sum([total, tokens as f64])?;
         untold += tokens as u64;
         if run.logs(report.step, total_steps) {
             let mut metrics = Metrics::default();
@@ -82,7 +81,7 @@ pub fn train(
             metrics.push("grad_norm", report.grad_norm);
             metrics.push("tokens", tokens);
             metrics.push("seconds", started.elapsed().as_secs_f64());
-            scores.gathered(run.groups.data())?.metrics("", &mut metrics);
+            scores.gathered(run.groups.learners())?.metrics("", &mut metrics);
             run.record_step(report.step, &metrics, std::mem::take(&mut untold))?;
         }
         if run.evaluates(report.step, total_steps) && !data.eval.is_empty() {

@@ -85,7 +85,7 @@ pub fn train(
         let own = engine.deal(&units, config.micro_batch_size);
         let (loss, tokens) = accumulate(model, &own, weight, &mut engine)?;
         let report = engine.step()?;
-        let [loss, tokens] = run.groups.data().sum([loss, tokens as f64])?;
+        let [loss, tokens] = run.groups.learners().sum([loss, tokens as f64])?;
         untold += tokens as u64;
         if run.logs(report.step, total_steps) {
             let mut metrics = Metrics::default();
@@ -115,20 +115,21 @@ pub(crate) fn num_labels(units: &[Vec<&SftRow>]) -> usize {
 
 /// Adds the gradient of `weight` times the summed loss over the marked tokens of this process' `micro_batches`.
 ///
-/// Returns that loss, and the number of tokens that went through the network.
+/// Returns that loss, and the number of tokens whose last hidden states this process has seen.
 pub(crate) fn accumulate(
     model: &CausalLm,
     micro_batches: &[&[Vec<&SftRow>]],
     weight: f64,
     engine: &mut Engine,
 ) -> Result<(f64, usize), Error> {
-    let (mut total, mut tokens) = (0.0, 0);
-    for units in micro_batches {
-        let (batch, targets) = collate(&units.concat(), model.device());
-        tokens += batch.lengths.iter().sum::<i64>() as usize;
-        total += engine
-            .accumulate(model, &batch, |hidden| Ok::<_, Error>(targets.loss(model, hidden)? * weight))?;
-    }
+    let collated = micro_batches.iter().map(|units| collate(&units.concat(), model.device()));
+    let (batches, targets): (Vec<Batch>, Vec<Targets>) = collated.unzip();
+    let batches: Vec<&Batch> = batches.iter().collect();
+    let mut tokens = 0;
+    let total = engine.accumulate(model, &batches, |micro, hidden| {
+        tokens += batches[micro].num_tokens() as usize;
+        Ok::<_, Error>(targets[micro].loss(model, hidden)? * weight)
+    })?;
     Ok((total, tokens))
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use datasets::Overlong;
 use parallel::Transport;
+use parallel::pipeline::Method;
 use serde::{Deserialize, Serialize};
 
 /// The `[model]` section: what a stage starts from.
@@ -57,12 +58,32 @@ pub(crate) struct ParallelSection {
     /// Replicas that see different rows; absent: as many as the processes make up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<usize>,
+    /// How they share the layers of a model.
+    pub(crate) pipeline: PipelineShare,
     /// Processes that share the weights of a model.
     pub(crate) tensor: TensorSection,
     /// How they share the tokens of a row.
     pub(crate) sequence: SequenceSection,
     /// What moves bytes between them.
     pub(crate) transport: Transport,
+}
+
+/// The `[parallel.pipeline]` section: how a model's layers are shared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct PipelineShare {
+    /// Processes with some layers each.
+    pub(crate) size: usize,
+    /// In which order micro-batches go through them.
+    pub(crate) schedule: Method,
+    /// Runs of layers of each process, under the schedule `interleaved`.
+    pub(crate) chunks: usize,
+}
+
+impl Default for PipelineShare {
+    fn default() -> Self {
+        Self { size: 1, schedule: Method::OneForwardOneBackward, chunks: 2 }
+    }
 }
 
 /// The `[parallel.tensor]` section: how a model's weights are split.

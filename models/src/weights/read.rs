@@ -46,6 +46,16 @@ impl WeightFolder {
         Err(Error::MissingTensor { path: self.path.clone(), name: names[0].clone() })
     }
 
+    /// What [`tensor`](Self::tensor) would read is there, and another rank's.
+    pub fn is_elsewhere(&mut self, names: &[String]) -> Result<(), Error> {
+        let mut there = names.iter().filter(|name| self.files.iter().any(|file| file.shape(name).is_some()));
+        let Some(name) = there.next() else {
+            return Err(Error::MissingTensor { path: self.path.clone(), name: names[0].clone() });
+        };
+        self.used.insert(name.clone());
+        Ok(())
+    }
+
     /// Refuses tensors that were never asked for, unless `harmless` says that they do not matter.
     pub fn check_all_used(&self, harmless: impl Fn(&str) -> bool) -> Result<(), Error> {
         for file in &self.files {

@@ -1,9 +1,11 @@
 //! Writing: one file up to five gigabytes, otherwise numbered files and an index, as transformers does it.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use parallel::Parameter;
-use parallel::tensor_file::{self, Named};
+use parallel::comm::Group;
+use parallel::tensor_file;
 use serde_json::{Map, json};
 
 use super::{INDEX, SINGLE};
@@ -14,57 +16,71 @@ use crate::config::Config;
 const SHARD_BYTES: usize = 5_000_000_000;
 
 /// Writes `config.json` and the whole of the parameters to a folder, which is made if need be. Every rank that holds a part calls it,
-/// and the first of them writes.
-pub(crate) fn save(folder: &Path, config: &Config, parameters: &[Parameter]) -> Result<(), Error> {
-    save_in_shards(folder, parameters, SHARD_BYTES)?;
-    if writes(parameters) {
+/// and the first of them writes. `stages` are
+/// those who have other parameters.
+pub(crate) fn save(
+    folder: &Path,
+    config: &Config,
+    parameters: &[Parameter],
+    stages: &Group,
+) -> Result<(), Error> {
+    if save_in_shards(folder, parameters, SHARD_BYTES, stages)? {
         tensor_file::write_bytes(&folder.join("config.json"), config.to_json().as_bytes())?;
     }
     Ok(())
 }
 
-fn save_in_shards(folder: &Path, parameters: &[Parameter], limit: usize) -> Result<(), Error> {
-    let shards = shards(parameters, limit);
-    if !writes(parameters) {
-        return shards.iter().try_for_each(|shard| write(folder, shard));
-    }
-    std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
-    if let [only] = shards.as_slice() {
-        write(&folder.join(SINGLE), only)?;
-        return remove_stale(folder, INDEX);
+/// Whether this rank is the one that writes.
+fn save_in_shards(
+    folder: &Path,
+    parameters: &[Parameter],
+    limit: usize,
+    stages: &Group,
+) -> Result<bool, Error> {
+    let sizes = parameters.iter().map(|parameter| (parameter.name.clone(), parameter.num_bytes()));
+    let mut sizes = stages.gather(sizes.collect())?;
+    let mut seen = BTreeSet::new();
+    sizes.retain(|(name, _)| seen.insert(name.clone()));
+    let shards = shards(&sizes, limit);
+    let writes = stages.rank() == 0 && parameters.iter().all(|parameter| parameter.placement.writes());
+    if writes {
+        std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
     }
     let mut map = Map::new();
     for (index, shard) in shards.iter().enumerate() {
-        let name = format!("model-{:05}-of-{:05}.safetensors", index + 1, shards.len());
-        write(&folder.join(&name), shard)?;
-        map.extend(shard.iter().map(|parameter| (parameter.name.clone(), json!(name))));
+        let file = match shards.len() {
+            1 => SINGLE.to_owned(),
+            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+        };
+        let own = parameters.iter().filter(|parameter| shard.contains(&parameter.name.as_str()));
+        tensor_file::write(&folder.join(&file), &own.map(Parameter::named).collect::<Vec<_>>(), stages)?;
+        map.extend(shard.iter().map(|name| ((*name).to_owned(), json!(file))));
     }
-    let total: usize = parameters.iter().map(Parameter::num_bytes).sum();
+    if !writes {
+        return Ok(false);
+    }
+    if shards.len() == 1 {
+        remove_stale(folder, INDEX)?;
+        return Ok(true);
+    }
+    let total: usize = sizes.iter().map(|(_, bytes)| bytes).sum();
     let index = json!({"metadata": {"total_size": total}, "weight_map": map});
     tensor_file::write_bytes(&folder.join(INDEX), format!("{index:#}\n").as_bytes())?;
-    remove_stale(folder, SINGLE)
+    remove_stale(folder, SINGLE)?;
+    Ok(true)
 }
 
-fn writes(parameters: &[Parameter]) -> bool {
-    parameters.iter().all(|parameter| parameter.placement.writes())
-}
-
-fn write(path: &Path, parameters: &[&Parameter]) -> Result<(), Error> {
-    let named: Vec<Named<'_>> = parameters.iter().map(|parameter| parameter.named()).collect();
-    Ok(tensor_file::write(path, &named)?)
-}
-
-fn shards(parameters: &[Parameter], limit: usize) -> Vec<Vec<&Parameter>> {
-    let mut shards: Vec<Vec<&Parameter>> = vec![Vec::new()];
+/// The names of the tensors of each file.
+fn shards(sizes: &[(String, usize)], limit: usize) -> Vec<Vec<&str>> {
+    let mut shards: Vec<Vec<&str>> = vec![Vec::new()];
     let mut filled = 0;
-    for parameter in parameters {
-        let bytes = parameter.num_bytes();
+    for (name, bytes) in sizes {
         if filled + bytes > limit && filled > 0 {
             shards.push(Vec::new());
             filled = 0;
         }
         filled += bytes;
-        shards.last_mut().expect("the list begins with one shard").push(parameter);
+        shards.last_mut().expect("the list begins with one shard").push(name);
     }
     shards
 }
@@ -89,6 +105,10 @@ mod tests {
         Parameter::replicated(name, &Tensor::from_slice(&[first, 2.0, 3.0]).to_kind(kind))
     }
 
+    fn alone() -> Group {
+        Group::alone("stages", 0)
+    }
+
     #[test]
     fn shards_hold_what_fits_and_come_back() {
         let folder = tempfile::tempdir().unwrap();
@@ -98,7 +118,7 @@ mod tests {
             parameter("c", Kind::Float, 3.5),
         ];
         // 12 + 6 bytes fit in 20; the third begins a second file.
-        save_in_shards(folder.path(), &parameters, 20).unwrap();
+        save_in_shards(folder.path(), &parameters, 20, &alone()).unwrap();
         assert!(folder.path().join("model-00002-of-00002.safetensors").exists());
         let mut weights = WeightFolder::open(folder.path()).unwrap();
         for parameter in &parameters {
@@ -107,7 +127,7 @@ mod tests {
             assert_eq!(read, parameter.tensor);
         }
         weights.check_all_used(|_| false).unwrap();
-        save_in_shards(folder.path(), &parameters[..1], 20).unwrap();
+        save_in_shards(folder.path(), &parameters[..1], 20, &alone()).unwrap();
         assert!(!folder.path().join(INDEX).exists());
         assert!(
             WeightFolder::open(folder.path())
@@ -120,7 +140,7 @@ mod tests {
     #[test]
     fn nothing_temporary_is_left() {
         let folder = tempfile::tempdir().unwrap();
-        save_in_shards(folder.path(), &[parameter("a", Kind::Float, 1.0)], 20).unwrap();
+        save_in_shards(folder.path(), &[parameter("a", Kind::Float, 1.0)], 20, &alone()).unwrap();
         let names: Vec<_> =
             std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, [SINGLE]);

@@ -127,6 +127,12 @@ impl Communicator for SharedGroup {
         self.run(bytes_of(tensor), Box::new(move |memory| memory.broadcast(&handle, root)))
     }
 
+    fn hand_over(&mut self, tensor: &Tensor) -> Result<Work, SysError> {
+        let handle = tensor.shallow_clone();
+        // However small it is: the other one may be busy.
+        self.run(LARGE, Box::new(move |memory| memory.broadcast(&handle, 0)))
+    }
+
     fn barrier(&mut self) -> Result<(), SysError> {
         self.run(0, Box::new(SharedMemory::barrier))?.wait()
     }

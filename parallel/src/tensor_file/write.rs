@@ -1,33 +1,71 @@
 //! Writing: parts are put together one tensor at a time, so that the whole is never in one memory.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::{DTYPES, Error, Named};
+use crate::comm::Group;
 
-/// Writes the whole of `tensors` to a file. Every rank that holds a part calls it with its own parts; the first rank writes.
-pub fn write(path: &Path, tensors: &[Named<'_>]) -> Result<(), Error> {
-    let mut sorted = tensors.to_vec();
-    // Wide numbers first, so that every tensor lies at a multiple of its numbers' size.
-    sorted.sort_by_key(|named| std::cmp::Reverse(named.tensor.kind().elt_size_in_bytes()));
-    if !tensors.iter().all(|named| named.placement.writes()) {
-        for named in sorted {
-            let _whole = named.placement.whole(named.tensor)?;
+/// What is sent from rank to rank of a pipeline for a file.
+const TAG: usize = usize::MAX;
+
+/// A tensor as every rank of a pipeline knows it.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    name: String,
+    dtype: String,
+    shape: Vec<i64>,
+    /// The rank that holds it, and its place there.
+    owner: usize,
+    index: usize,
+}
+
+impl Entry {
+    fn kind(&self) -> Kind {
+        let known = DTYPES.iter().find(|(dtype, _)| *dtype == self.dtype);
+        known.expect("every rank runs this very program").1
+    }
+
+    fn bytes(&self) -> usize {
+        self.shape.iter().product::<i64>() as usize * self.kind().elt_size_in_bytes()
+    }
+}
+
+/// Writes the whole of `tensors` to a file. Every rank that holds a part calls it with its own parts; the first rank writes. `stages` are
+/// those who have other tensors; of what several of them have, the first copy counts.
+pub fn write(path: &Path, tensors: &[Named<'_>], stages: &Group) -> Result<(), Error> {
+    let entries = entries(path, tensors, stages)?;
+    // Of ranks with parts of the same tensors one writes, or sends to the one that writes.
+    let speaks = stages.gather(vec![tensors.iter().all(|named| named.placement.writes())])?[0];
+    let whole = |entry: &Entry| -> Result<Option<Tensor>, Error> {
+        if entry.owner != stages.rank() {
+            let arrives = speaks && stages.rank() == 0;
+            let options = (entry.kind(), Device::Cpu);
+            let receive = || stages.receive(&entry.shape, options, entry.owner, TAG);
+            return Ok(if arrives { Some(receive()?) } else { None });
         }
-        return Ok(());
+        let named = &tensors[entry.index];
+        let whole = named.placement.whole(named.tensor)?;
+        if speaks && entry.owner != 0 {
+            stages.send(&whole.to_device(Device::Cpu).contiguous(), 0, TAG)?.wait()?;
+        }
+        Ok(Some(whole))
+    };
+    if !speaks || stages.rank() != 0 {
+        return entries.iter().try_for_each(|entry| whole(entry).map(drop));
     }
     let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
     let mut start = 0;
-    for named in &sorted {
-        let shape = named.placement.whole_shape(&named.tensor.size());
-        let kind = named.tensor.kind();
-        let end = start + shape.iter().product::<i64>() as usize * kind.elt_size_in_bytes();
-        let entry = json!({"dtype": dtype(path, named, kind)?, "shape": shape, "data_offsets": [start, end]});
-        header.insert(named.name.to_owned(), entry);
+    for entry in &entries {
+        let end = start + entry.bytes();
+        let told = json!({"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [start, end]});
+        header.insert(entry.name.clone(), told);
         start = end;
     }
     let mut header = Value::Object(header).to_string();
@@ -36,11 +74,28 @@ pub fn write(path: &Path, tensors: &[Named<'_>]) -> Result<(), Error> {
         let io = |source| Error::Io { path: path.to_owned(), source };
         file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
         file.write_all(header.as_bytes()).map_err(io)?;
-        for named in &sorted {
-            file.write_all(&bytes(&named.placement.whole(named.tensor)?)).map_err(io)?;
+        for entry in &entries {
+            let whole = whole(entry)?.expect("who writes has every tensor");
+            file.write_all(&bytes(&whole)).map_err(io)?;
         }
         Ok(())
     })
+}
+
+/// The tensors of all stages in the order of the file.
+fn entries(path: &Path, tensors: &[Named<'_>], stages: &Group) -> Result<Vec<Entry>, Error> {
+    let mut own = Vec::with_capacity(tensors.len());
+    for (index, named) in tensors.iter().enumerate() {
+        let shape = named.placement.whole_shape(&named.tensor.size());
+        let dtype = dtype(path, named, named.tensor.kind())?.to_owned();
+        own.push(Entry { name: named.name.to_owned(), dtype, shape, owner: stages.rank(), index });
+    }
+    let mut entries = stages.gather(own)?;
+    let mut seen = BTreeSet::new();
+    entries.retain(|entry| seen.insert(entry.name.clone()));
+    // Wide numbers first, so that every tensor lies at a multiple of its numbers' size.
+    entries.sort_by_key(|entry| std::cmp::Reverse(entry.kind().elt_size_in_bytes()));
+    Ok(entries)
 }
 
 /// Writes a small file under a temporary name, syncs it and renames it.

@@ -1,0 +1,323 @@
+//! One rank's share of a step, by the schedule. A rank by itself runs each micro-batch forward and backward in turn.
+
+use std::collections::HashMap;
+
+use tch::{Device, Kind, Tensor};
+
+use super::{Action, Method, Pipeline, Schedule, Step};
+use crate::comm::Started;
+use crate::deferred::{self, Collection};
+use crate::{Error, Segmented, Tape};
+
+/// Runs the micro-batches `contexts` forward and backward through the segments of this rank.
+///
+/// `loss` makes the scalar of a micro-batch from its last hidden states, on the rank that has them. `deliver` receives the gradients
+/// of this rank's parameters, each as often as a micro-batch uses it.
+pub fn execute<M: Segmented, E: From<Error>>(
+    model: &M,
+    contexts: &[&M::Context],
+    checkpoint: bool,
+    loss: &mut dyn FnMut(usize, &Tensor) -> Result<Tensor, E>,
+    deliver: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
+) -> Result<(), E> {
+    let pipeline = model.pipeline();
+    let schedule = match pipeline {
+        Some(pipeline) => pipeline.schedule(contexts.len()),
+        None => Schedule::new(Method::OneForwardOneBackward, 1, 1, contexts.len()),
+    };
+    let rank = pipeline.map_or(0, |pipeline| pipeline.group.rank());
+    let mut run = Run {
+        model,
+        contexts,
+        checkpoint,
+        pipeline,
+        schedule: &schedule,
+        rank,
+        tapes: HashMap::new(),
+        at_hand: HashMap::new(),
+        put_off: HashMap::new(),
+        sent: Vec::new(),
+    };
+    for &action in &schedule.actions[rank] {
+        match action.step {
+            Step::Forward => run.forward(action, loss)?,
+            Step::Backward | Step::Input => run.backward(action, deliver)?,
+            Step::Weight => run.weights(action, deliver)?,
+        }
+    }
+    run.sent.into_iter().try_for_each(|(started, _)| Ok(started.wait()?))
+}
+
+/// What goes from stage to stage.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Freight {
+    Hidden,
+    Gradient,
+}
+
+struct Run<'a, M: Segmented> {
+    model: &'a M,
+    contexts: &'a [&'a M::Context],
+    checkpoint: bool,
+    pipeline: Option<&'a Pipeline>,
+    schedule: &'a Schedule,
+    rank: usize,
+    /// By micro-batch and stage; with the loss of the last stage.
+    tapes: HashMap<(usize, usize), (Tape<'a, M>, Option<Tensor>)>,
+    /// What one stage of this rank has made for another, by micro-batch and receiving stage.
+    at_hand: HashMap<(Freight, usize, usize), Tensor>,
+    /// Gradients of weights that are still to be made, by micro-batch and stage.
+    put_off: HashMap<(usize, usize), Collection>,
+    /// What is on its way, with the tensors that it reads.
+    sent: Vec<(Started, Tensor)>,
+}
+
+impl<M: Segmented> Run<'_, M> {
+    fn forward<E: From<Error>>(
+        &mut self,
+        Action { micro, stage, .. }: Action,
+        loss: &mut dyn FnMut(usize, &Tensor) -> Result<Tensor, E>,
+    ) -> Result<(), E> {
+        let input =
+            if stage > 0 { Some(self.receive(Freight::Hidden, micro, stage, stage - 1)?) } else { None };
+        let segments = match self.pipeline {
+            Some(pipeline) => pipeline.segments(stage),
+            None => 0..self.model.num_segments(),
+        };
+        let (model, context, checkpoint) = (self.model, self.contexts[micro], self.checkpoint);
+        let tape =
+            self.collecting(micro, stage, || Tape::part(model, context, segments, input, checkpoint))?;
+        let of_last = if stage + 1 == self.schedule.stages {
+            Some(loss(micro, tape.hidden())?)
+        } else {
+            self.send(Freight::Hidden, tape.hidden().detach(), micro, stage + 1)?;
+            None
+        };
+        self.tapes.insert((micro, stage), (tape, of_last));
+        Ok(())
+    }
+
+    fn backward<E: From<Error>>(
+        &mut self,
+        Action { micro, stage, .. }: Action,
+        deliver: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (tape, loss) = self.tapes.remove(&(micro, stage)).expect("forward comes first");
+        let mut outcome = Ok(());
+        let mut deliver = |index, grad| {
+            if outcome.is_ok() {
+                outcome = deliver(index, grad);
+            }
+        };
+        let upstream = if let Some(loss) = loss {
+            self.collecting(micro, stage, || tape.backward(&loss, &mut deliver))?
+        } else {
+            let seed = self.receive(Freight::Gradient, micro, stage, stage + 1)?;
+            self.collecting(micro, stage, || tape.backward_from(&seed, &mut deliver))?
+        };
+        outcome?;
+        if stage > 0 {
+            let hidden = || Error::NoGradient { stage };
+            self.send(Freight::Gradient, upstream.ok_or_else(hidden)?, micro, stage - 1)?;
+        }
+        Ok(())
+    }
+
+    fn weights<E: From<Error>>(
+        &mut self,
+        Action { micro, stage, .. }: Action,
+        deliver: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let collection = self.put_off.remove(&(micro, stage)).expect("the gradient of the input comes first");
+        collection.gradients(self.model.parameters()).try_for_each(|(index, grad)| deliver(index, grad))
+    }
+
+    /// Runs `body`; where the schedule has them as actions of their own, gradients of weights are put off.
+    fn collecting<T>(&mut self, micro: usize, stage: usize, body: impl FnOnce() -> T) -> T {
+        if !self.schedule.method.splits_backward() {
+            return body();
+        }
+        let collection = self.put_off.entry((micro, stage)).or_default().clone();
+        deferred::collect(&collection, body)
+    }
+
+    fn send(&mut self, freight: Freight, tensor: Tensor, micro: usize, stage: usize) -> Result<(), Error> {
+        let to = self.schedule.method.owner(stage, self.schedule.ranks);
+        if to == self.rank {
+            self.at_hand.insert((freight, micro, stage), tensor);
+            return Ok(());
+        }
+        let pipeline = self.pipeline.expect("a rank by itself has one stage");
+        let tensor = tensor.contiguous();
+        let started = pipeline.group.send(&tensor, to, tag(freight, stage))?;
+        self.sent.push((started, tensor));
+        Ok(())
+    }
+
+    fn receive(
+        &mut self,
+        freight: Freight,
+        micro: usize,
+        stage: usize,
+        from: usize,
+    ) -> Result<Tensor, Error> {
+        if let Some(tensor) = self.at_hand.remove(&(freight, micro, stage)) {
+            return Ok(tensor);
+        }
+        let pipeline = self.pipeline.expect("a rank by itself has one stage");
+        let from = self.schedule.method.owner(from, self.schedule.ranks);
+        let (shape, options): (Vec<i64>, (Kind, Device)) = self.model.hidden(self.contexts[micro]);
+        pipeline.group.receive(&shape, options, from, tag(freight, stage))
+    }
+}
+
+/// What is for one stage is in the order in which that stage wants it.
+fn tag(freight: Freight, stage: usize) -> usize {
+    2 * stage + usize::from(freight == Freight::Gradient)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::world::tests::worlds;
+    use crate::{Parameter, Transport};
+
+    const SEGMENTS: usize = 9;
+
+    /// `h_0 = x W_0`, `h_i = tanh(h_{i-1} W_i)`.
+    struct Network {
+        parameters: Vec<Parameter>,
+        pipeline: Option<Pipeline>,
+    }
+
+    impl Network {
+        fn new(pipeline: Option<Pipeline>) -> Self {
+            let weight = |index: usize| {
+                let ramp = Tensor::arange(16, (Kind::Double, Device::Cpu)) + index as f64;
+                let weight = ((ramp * 1.3).sin() * 0.7).view([4, 4]).set_requires_grad(true);
+                Parameter::replicated(format!("w{index}"), &weight)
+            };
+            Self { parameters: (0..SEGMENTS).map(weight).collect(), pipeline }
+        }
+    }
+
+    impl Segmented for Network {
+        type Context = Tensor;
+        fn num_segments(&self) -> usize {
+            SEGMENTS
+        }
+        fn pipeline(&self) -> Option<&Pipeline> {
+            self.pipeline.as_ref()
+        }
+        fn hidden(&self, context: &Tensor) -> (Vec<i64>, (Kind, Device)) {
+            (context.size(), (context.kind(), context.device()))
+        }
+        fn forward_segment(
+            &self,
+            index: usize,
+            hidden: Option<&Tensor>,
+            x: &Tensor,
+        ) -> Result<Tensor, Error> {
+            let weight = &self.parameters[index].tensor;
+            let product = deferred::product(hidden.unwrap_or(x), weight, true);
+            let product = product.unwrap_or_else(|| Ok(hidden.unwrap_or(x).matmul(weight)))?;
+            Ok(if index == 0 { product } else { product.tanh() })
+        }
+        fn segment_parameters(&self, index: usize) -> Vec<usize> {
+            vec![index]
+        }
+        fn head_parameters(&self) -> Vec<usize> {
+            Vec::new()
+        }
+        fn parameters(&self) -> &[Parameter] {
+            &self.parameters
+        }
+    }
+
+    /// The sum of the losses, the gradients, and how often each was delivered. Micro-batches have different lengths.
+    fn step(model: &Network, micros: usize, checkpoint: bool) -> (f64, Vec<Tensor>, Vec<usize>) {
+        let x = |micro: usize| {
+            let count = 4 * (micro as i64 % 3 + 1);
+            (Tensor::arange(count, (Kind::Double, Device::Cpu)) + micro as f64).cos().view([-1, 4])
+        };
+        let contexts: Vec<Tensor> = (0..micros).map(x).collect();
+        let contexts: Vec<&Tensor> = contexts.iter().collect();
+        let mut total = 0.0;
+        let mut grads: Vec<Tensor> =
+            model.parameters.iter().map(|parameter| parameter.tensor.zeros_like()).collect();
+        let mut counts = vec![0; SEGMENTS];
+        execute::<_, Error>(
+            model,
+            &contexts,
+            checkpoint,
+            &mut |micro, hidden| {
+                let loss = hidden.square().sum(Kind::Double) * (micro + 1) as f64;
+                total += loss.double_value(&[]);
+                Ok(loss)
+            },
+            &mut |index, grad| {
+                counts[index] += 1;
+                grads[index] += grad;
+                Ok(())
+            },
+        )
+        .unwrap();
+        (total, grads, counts)
+    }
+
+    #[test]
+    fn every_schedule_gives_the_losses_and_gradients_of_one_rank() {
+        for ranks in [2, 4] {
+            for (method, micros) in [
+                (Method::GPipe, 5),
+                (Method::OneForwardOneBackward, 5),
+                (Method::OneForwardOneBackward, 1),
+                (Method::Interleaved, 4),
+                (Method::Interleaved, 7),
+                (Method::ZeroBubbleH1, 6),
+                (Method::ZeroBubbleH1, 2),
+                (Method::ZeroBubbleV, 6),
+                (Method::ZeroBubbleV, 1),
+            ] {
+                let transport = if ranks == 2 { Transport::Gloo } else { Transport::Shared };
+                worlds(ranks, transport, |world| {
+                    let group = Arc::new(world.group("stages", &(0..ranks).collect::<Vec<_>>()).unwrap());
+                    let alone = step(&Network::new(None), micros, false);
+                    let pipeline = Pipeline::new(&group, method, 2, &[1.0; SEGMENTS]).unwrap();
+                    let model = Network::new(Some(pipeline.clone()));
+                    let before = group.sent_bytes();
+                    let (total, grads, counts) = step(&model, micros, micros == 5);
+                    assert_eq!(total, if pipeline.is_last() { alone.0 } else { 0.0 });
+                    for segment in 0..SEGMENTS {
+                        let here = pipeline.has(segment);
+                        assert_eq!(counts[segment], if here { alone.2[segment] } else { 0 }, "{method:?}");
+                        if here {
+                            assert!(
+                                (&grads[segment] - &alone.1[segment]).abs().max().double_value(&[]) < 1e-13
+                            );
+                        }
+                    }
+                    // Hidden states out of every stage but the last, gradients out of every one but the first, if to another rank.
+                    let rows: i64 = (0..micros).map(|micro| micro as i64 % 3 + 1).sum();
+                    let schedule = pipeline.schedule(1);
+                    let owner = |stage: usize| method.owner(stage, ranks);
+                    let crossings = (1..schedule.stages).filter(|&stage| owner(stage) != owner(stage - 1));
+                    let own = crossings.map(|stage| {
+                        usize::from(owner(stage) == group.rank())
+                            + usize::from(owner(stage - 1) == group.rank())
+                    });
+                    let sent = group.sent_bytes() - before;
+                    assert_eq!(sent, own.sum::<usize>() as u64 * rows as u64 * 4 * 8, "{method:?}");
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn too_few_segments_are_refused() {
+        let group = Arc::new(crate::comm::Group::alone("stages", 0));
+        assert!(Pipeline::new(&group, Method::Interleaved, 3, &[1.0; 2]).is_none());
+    }
+}
