@@ -156,14 +156,15 @@ fn a_run_resumes_on_another_mesh() {
             std::fs::remove_dir_all(scratch.path(&format!("life/sft/{gone}"))).unwrap();
         }
     };
-    for mesh in ["--set parallel.tensor.size=2", "--set parallel.pipeline.size=2", ""] {
+    for mesh in [" --set parallel.tensor.size=2", " --set parallel.pipeline.size=2", ""] {
         let scratch = copied();
         forget(&scratch);
-        scratch.run(&format!("sft --config life/sft/run.toml --resume --nproc 2 {mesh}")).succeeds();
+        scratch.run(&format!("sft --config life/sft/run.toml --resume --nproc 2{mesh}")).succeeds();
         assert!(worst(&scratch.path(file), &life().path(file)) < 1e-5, "{mesh}");
         // What that mesh has saved, goes on by itself.
         forget(&scratch);
-        scratch.run("sft --config life/sft/run.toml --resume").succeeds();
+        let alone = "--set parallel.tensor.size=1 --set parallel.pipeline.size=1";
+        scratch.run(&format!("sft --config life/sft/run.toml --resume {alone}")).succeeds();
         assert!(worst(&scratch.path(file), &life().path(file)) < 1e-5, "{mesh}, then alone");
     }
 }
@@ -328,24 +329,58 @@ fn a_host_that_cannot_be_reached_is_named_within_ten_seconds() {
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
 }
 
+/// A new model, trained on meshes of several processes, ends as it does on one.
+fn new_model_equals_one_process(config: &str, ways: &[(usize, &str)]) {
+    let scratch = copied();
+    scratch.write("new.json", config);
+    scratch.run("model init new.json --tokenizer life/tokenizer --seed 3 --out new").succeeds();
+    let run = |out: &str, processes: usize, settings: &str| {
+        let sets = "--set model.path=new --set train.steps=20 --set train.eps=1e-4 --set train.micro_batch_size=2 \
+                    --set train.gradient_accumulation_steps=4";
+        let settings: Vec<String> =
+            settings.split_whitespace().map(|setting| format!("--set parallel.{setting}")).collect();
+        let line = format!(
+            "sft --config life/sft/run.toml {sets} --nproc {processes} --set out={out} {}",
+            settings.join(" ")
+        );
+        scratch.run(line.trim_end()).succeeds();
+        scratch.path(&format!("{out}/final/model.safetensors"))
+    };
+    let alone = run("alone", 1, "");
+    for (index, &(processes, settings)) in ways.iter().enumerate() {
+        let difference = worst(&alone, &run(&format!("way-{index}"), processes, settings));
+        assert!(difference < 1e-5, "{settings}: weights differ by {difference}");
+    }
+}
+
 #[test]
 fn gpt2_on_several_processes_equals_gpt2_on_one() {
-    let scratch = copied();
-    scratch.write(
-        "gpt2.json",
-        r#"{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 300, "n_embd": 16, "n_layer": 2,
-            "n_head": 2, "n_positions": 128, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}"#,
-    );
-    scratch.run("model init gpt2.json --tokenizer life/tokenizer --seed 3 --out gpt2").succeeds();
-    for (out, processes) in [("alone", 1), ("four", 4)] {
-        let sets = "--set model.path=gpt2 --set train.steps=20 --set train.eps=1e-4";
-        scratch
-            .run(&format!("sft --config life/sft/run.toml {sets} --nproc {processes} --set out={out}"))
-            .succeeds();
-    }
-    let file = |out: &str| scratch.path(&format!("{out}/final/model.safetensors"));
-    let difference = worst(&file("alone"), &file("four"));
-    assert!(difference < 1e-5, "weights differ by {difference}");
+    let config = r#"{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 300, "n_embd": 16, "n_layer": 2,
+        "n_head": 2, "n_positions": 128, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}"#;
+    let ways = [
+        (4, ""),
+        (2, "tensor.size=2"),
+        (2, "tensor.size=2 sequence.mode='megatron'"),
+        (2, "sequence.mode='ring' sequence.size=2"),
+        (2, "pipeline.size=2 pipeline.schedule='zb-v'"),
+    ];
+    new_model_equals_one_process(config, &ways);
+}
+
+#[test]
+fn experts_on_several_processes_equal_those_on_one() {
+    let config = r#"{"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "vocab_size": 300, "hidden_size": 16,
+        "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 128, "output_router_logits": true,
+        "router_aux_loss_coef": 0.02}"#;
+    let ways = [
+        (2, "expert.size=2"),
+        (4, "expert.size=2 transport=gloo"),
+        (4, "expert.size=2 tensor.size=2"),
+        (4, "expert.size=2 pipeline.size=2"),
+        (2, ""),
+    ];
+    new_model_equals_one_process(config, &ways);
 }
 
 /// Two network namespaces with a cable between them; they go away with this.

@@ -416,6 +416,7 @@ fn check_parallel(parallel: &ParallelSection) -> Result<(), ConfigError> {
         ("parallel.data", parallel.data.unwrap_or(1)),
         ("parallel.pipeline.size", parallel.pipeline.size),
         ("parallel.pipeline.chunks", parallel.pipeline.chunks),
+        ("parallel.expert.size", parallel.expert.size),
         ("parallel.tensor.size", tensor),
         ("parallel.sequence.size", sequence.size),
     ] {

@@ -85,9 +85,10 @@ pub(crate) fn join(threads: Option<usize>, parallel: &ParallelSection) -> anyhow
 
 /// The mesh of `size` processes, seen from `rank`.
 pub(crate) fn mesh(parallel: &ParallelSection, rank: usize, size: usize) -> anyhow::Result<Mesh> {
-    let [pipeline, sequence, tensor] = [parallel.pipeline.size, parallel.sequence.size, parallel.tensor.size];
-    let data = parallel.data.unwrap_or((size / (pipeline * sequence * tensor)).max(1));
-    Ok(Mesh::new([pipeline, data, sequence, tensor], rank, size)?)
+    let ParallelSection { pipeline, expert, sequence, tensor, .. } = parallel;
+    let others = pipeline.size * expert.size * sequence.size * tensor.size;
+    let data = parallel.data.unwrap_or((size / others).max(1));
+    Ok(Mesh::new([pipeline.size, data, expert.size, sequence.size, tensor.size], rank, size)?)
 }
 
 /// This program's own arguments.

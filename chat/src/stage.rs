@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicBool;
 use datasets::Tokenizer;
 use models::causal_lm::LoadOptions;
 use models::split::{Layers, Split, Tokens};
+use parallel::comm::Group;
 use parallel::{Groups, Mesh};
 use rlhf::event::Recorder;
 use rlhf::run::{Cadence, Run, Save};
@@ -92,7 +93,9 @@ fn trainable(config: &RunConfig, groups: &Groups) -> LoadOptions {
         chunks: section.chunks,
         ends: groups.ends().cloned(),
     });
-    let split = Split { tokens, layers, ..Split::of_weights(groups.tensor()) };
+    let wide = |group: &Arc<Group>| (group.size() > 1).then(|| Arc::clone(group));
+    let (experts, holders) = (wide(groups.expert()), wide(groups.holders()));
+    let split = Split { tokens, layers, experts, holders, ..Split::of_weights(groups.tensor()) };
     LoadOptions { kind: config.model.dtype.kind(), device: Device::Cpu, trainable: true, split }
 }
 

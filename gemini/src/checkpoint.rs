@@ -60,7 +60,7 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
         fs::create_dir_all(&folder).map_err(|source| io(&folder, source))?;
     }
     let named: Vec<Named<'_>> = state.iter().map(State::named).collect();
-    tensor_file::write(&folder.join("optimizer.safetensors"), &named, engine.groups().pipeline())?;
+    tensor_file::write(&folder.join("optimizer.safetensors"), &named, engine.groups().holders())?;
     if !writes {
         return Ok(());
     }
@@ -77,7 +77,7 @@ pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Re
     let saved = TensorFile::open(&path).map_err(|source| bad(&path, &source))?;
     let wanted = engine.state();
     let own = wanted.iter().filter(|state| state.counts).count();
-    let [all] = engine.groups().pipeline().sum([own as f64])?;
+    let [all] = engine.groups().holders().sum([own as f64])?;
     if saved.names().count() as f64 != all {
         let problem = format!("it holds {} tensors and this run has {all}", saved.names().count());
         return Err(Error::State { path, problem });

@@ -29,6 +29,8 @@ struct Slot {
     placement: Placement,
     /// Whether the gradient is one term of a sum over the tensor ranks.
     partial: bool,
+    /// Whether other ranks of the expert group hold other parameters in its place.
+    exclusive: bool,
     /// Those who hold the same values for another use.
     copies: Option<Arc<Group>>,
     master: Tensor,
@@ -87,7 +89,8 @@ impl Engine {
         }
         let replicas = (groups.replicas().size() > 1).then(|| {
             let weights: Vec<&Tensor> = slots.iter().map(|slot| &slot.weight).collect();
-            let (replicas, views) = Replicas::new(groups, &weights);
+            let exclusive: Vec<bool> = slots.iter().map(|slot| slot.exclusive).collect();
+            let (replicas, views) = Replicas::new(groups, &weights, &exclusive);
             slots.iter_mut().zip(views).for_each(|(slot, view)| slot.grad = Some(view));
             replicas
         });
@@ -176,6 +179,9 @@ impl Engine {
         self.add_up_copies()?;
         let (slots, grads): (Vec<&Slot>, Vec<&Tensor>) =
             self.slots.iter().filter_map(|slot| Some((slot, slot.grad.as_ref()?))).unzip();
+        if grads.is_empty() && self.groups.pipeline().size() == 1 {
+            return Err(Error::NothingTrained);
+        }
         let grad_norm = self.norm(&slots, &grads)?;
         if !grad_norm.is_finite() {
             return Err(Error::Diverged { what: "gradient norm", step, value: grad_norm });
@@ -231,22 +237,23 @@ impl Engine {
         Ok(())
     }
 
-    /// The norm of the gradient of the whole model: what this rank has a part of is added up over the tensor ranks, and layers over
-    /// the pipeline.
+    /// The norm of the gradient of the whole model: parts are added up over the tensor ranks, experts and layers over those who hold
+    /// other ones; what several ranks hold counts once.
     fn norm(&self, slots: &[&Slot], grads: &[&Tensor]) -> Result<f64, Error> {
-        let (tensor, pipeline) = (self.groups.tensor(), self.groups.pipeline());
-        if tensor.size() == 1 && pipeline.size() == 1 {
+        let (tensor, expert, pipeline) = (self.groups.tensor(), self.groups.expert(), self.groups.pipeline());
+        if [tensor, expert, pipeline].iter().all(|group| group.size() == 1) {
             return global_norm(grads);
         }
-        let of = |shards: bool| {
-            let chosen = slots.iter().zip(grads).filter(|(slot, _)| {
-                slot.placement.is_shard() == shards
-                    && slot.copies.as_ref().is_none_or(|copies| copies.rank() == 0)
-            });
-            global_norm(&chosen.map(|(_, grad)| *grad).collect::<Vec<_>>())
+        let square = |is_shard: bool, exclusive: bool| -> Result<f64, Error> {
+            let counts = |slot: &Slot| {
+                slot.is_first_copy() && slot.placement.is_shard() == is_shard && slot.exclusive == exclusive
+            };
+            let chosen = slots.iter().zip(grads).filter(|(slot, _)| counts(slot));
+            Ok(global_norm(&chosen.map(|(_, grad)| *grad).collect::<Vec<_>>())?.powi(2))
         };
-        let [shards] = tensor.sum([of(true)?.powi(2)])?;
-        let [all] = pipeline.sum([shards + of(false)?.powi(2)])?;
+        let [shared, own] = tensor.sum([square(true, false)?, square(true, true)?])?;
+        let [own] = expert.sum([own + square(false, true)?])?;
+        let [all] = pipeline.sum([shared + square(false, false)? + own])?;
         Ok(all.sqrt())
     }
 
@@ -265,8 +272,8 @@ impl Engine {
     pub(crate) fn state(&self) -> Vec<State<'_>> {
         let mut states = Vec::new();
         for slot in &self.slots {
-            let (placement, counts) =
-                (&slot.placement, slot.copies.as_ref().is_none_or(|copies| copies.rank() == 0));
+            let counts = slot.is_first_copy() && (slot.exclusive || self.groups.expert().rank() == 0);
+            let placement = &slot.placement;
             let state =
                 |(kind, tensor)| State { name: format!("{kind}.{}", slot.name), tensor, placement, counts };
             states.extend(slot.state().map(state));
@@ -311,12 +318,18 @@ impl Slot {
             weight,
             placement: parameter.placement.clone(),
             partial: parameter.partial,
+            exclusive: parameter.exclusive,
             copies: parameter.copies.clone(),
             master,
             moments,
             grad: None,
             decay: parameter.decay,
         }
+    }
+
+    /// Whether this is the one of several copies that counts.
+    fn is_first_copy(&self) -> bool {
+        self.copies.as_ref().is_none_or(|copies| copies.rank() == 0)
     }
 
     fn add(&mut self, grad: &Tensor) {

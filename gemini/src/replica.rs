@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use parallel::comm::{Reduction, Started};
+use parallel::comm::{Group, Reduction, Started};
 use parallel::{Groups, Segmented};
 use tch::{Kind, Tensor};
 
@@ -21,6 +21,7 @@ const BUCKET: usize = 4 << 20;
 
 struct Bucket {
     flat: Tensor,
+    group: Arc<Group>,
     /// Deliveries that are still to come before it is whole.
     missing: usize,
 }
@@ -42,17 +43,23 @@ pub(crate) struct Replicas {
 }
 
 impl Replicas {
-    /// Buckets over parameters of these shapes, in the reverse of their order; and for each parameter its gradient, a view.
-    pub(crate) fn new(groups: &Arc<Groups>, weights: &[&Tensor]) -> (Self, Vec<Tensor>) {
+    /// Buckets over parameters of these shapes, in the reverse of their order; and for each parameter its gradient, a view. `exclusive`
+    /// are those that other ranks of the expert group do not hold: they come last.
+    pub(crate) fn new(groups: &Arc<Groups>, weights: &[&Tensor], exclusive: &[bool]) -> (Self, Vec<Tensor>) {
         let mut buckets = Vec::new();
         let mut bucket_of = vec![0; weights.len()];
         let mut views: Vec<Option<Tensor>> = weights.iter().map(|_| None).collect();
         let mut waiting: Vec<usize> = Vec::new();
         let mut filled = 0;
-        for slot in (0..weights.len()).rev() {
+        let of = |wanted: bool| (0..weights.len()).rev().filter(move |&slot| exclusive[slot] == wanted);
+        let order: Vec<usize> = of(false).chain(of(true)).collect();
+        for (place, &slot) in order.iter().enumerate() {
             waiting.push(slot);
+            let next = order.get(place + 1);
+            let ends = next.is_none_or(|&next| exclusive[next] != exclusive[slot]);
             filled += weights[slot].numel();
-            if filled * 4 >= BUCKET || slot == 0 {
+            if filled * 4 >= BUCKET || ends {
+                let group = if exclusive[slot] { groups.twins() } else { groups.replicas() };
                 let flat = Tensor::zeros([filled as i64], (Kind::Float, weights[slot].device()));
                 let mut start = 0;
                 for slot in waiting.drain(..) {
@@ -61,7 +68,7 @@ impl Replicas {
                     bucket_of[slot] = buckets.len();
                     start += length;
                 }
-                buckets.push(Bucket { flat, missing: 0 });
+                buckets.push(Bucket { flat, group: Arc::clone(group), missing: 0 });
                 filled = 0;
             }
         }
@@ -70,11 +77,18 @@ impl Replicas {
         (Self { groups: Arc::clone(groups), buckets, bucket_of, left, begun, uses, started }, views)
     }
 
-    /// Announces rows of the step at hand; gives the micro-batches of this rank.
+    /// Announces rows of the step at hand; gives the micro-batches of this rank. Where ranks hold different experts they all have as many,
+    /// of which some may be empty: they work together in every layer.
     pub(crate) fn deal<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
         let data = self.groups.data();
         let size = largest.min(rows.len().div_ceil(data.size())).max(1);
-        let own: Vec<&[T]> = data.deal(rows.chunks(size)).collect();
+        let own: Vec<&[T]> = if self.groups.expert().size() > 1 {
+            let count = rows.len().div_ceil(size).next_multiple_of(data.size());
+            let cut = |place: usize| rows.len() * place / count.max(1);
+            data.deal((0..count).map(|place| &rows[cut(place)..cut(place + 1)])).collect()
+        } else {
+            data.deal(rows.chunks(size)).collect()
+        };
         self.left += own.len();
         own
     }
@@ -121,7 +135,7 @@ impl Replicas {
 
     fn start_next(&mut self) -> Result<(), Error> {
         let bucket = &self.buckets[self.started.len()];
-        self.started.push(self.groups.replicas().start_all_reduce(&bucket.flat, Reduction::Sum)?);
+        self.started.push(bucket.group.start_all_reduce(&bucket.flat, Reduction::Sum)?);
         Ok(())
     }
 }

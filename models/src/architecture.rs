@@ -50,6 +50,8 @@ pub struct Architecture {
     pub gated: bool,
     /// The MLP's non-linearity.
     pub activation: Activation,
+    /// What some layers have in place of their MLP.
+    pub experts: Option<Experts>,
     /// Whether weight matrices are stored `[in, out]` (GPT-2's `Conv1D`) instead of `[out, in]`.
     pub in_out: bool,
     /// For each layer the number of latest tokens that one attends to, itself included; `None` for all.
@@ -68,6 +70,40 @@ pub struct Architecture {
     pub residual_initializer_range: f64,
     /// The checkpoint's names.
     pub names: Names,
+}
+
+/// Several MLPs in place of one, of which each token takes a few (Shazeer et al. 2017, arXiv 1701.06538).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// MLPs of a layer.
+    pub count: i64,
+    /// Those that a token takes.
+    pub per_token: i64,
+    /// Whether the shares of those are divided by their sum.
+    pub normalized: bool,
+    /// Width inside each.
+    pub intermediate_size: i64,
+    /// Width inside one more MLP that every token takes, with a gate of its own.
+    pub shared_size: Option<i64>,
+    /// Whether each layer has experts.
+    pub layers: Vec<bool>,
+    /// The weight of the term that keeps experts equally busy, in training; 0 without it.
+    pub balance: f64,
+    /// The checkpoint's names, relative to a block's.
+    pub names: ExpertNames,
+}
+
+/// The names of the modules of a layer with experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertNames {
+    /// The matrix that chooses.
+    pub router: &'static str,
+    /// The list of experts.
+    pub list: &'static str,
+    /// Gate, first and last matrix of one.
+    pub parts: [&'static str; 3],
+    /// The MLP that every token takes, and its gate; its parts have the names of an MLP.
+    pub shared: [&'static str; 2],
 }
 
 /// How positions enter the model.

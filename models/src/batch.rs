@@ -11,10 +11,12 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use parallel::sequence::Layout;
 use tch::{Device, Kind, Tensor, no_grad};
 
+use crate::experts::Balance;
 use crate::rope::{Rope, Rotary};
 
 /// Tokens in a group's padded area, at most, for each real one: 5/4.
@@ -29,6 +31,9 @@ pub struct Batch {
     pub positions: Tensor,
     /// Tokens of each row.
     pub lengths: Vec<i64>,
+    /// The weight of one token in the term that keeps experts equally busy; 0 without that term.
+    pub balance: f64,
+    is_empty: bool,
     groups: Vec<Group>,
     /// Where each token lies in the groups' padded areas laid end to end; `None` if just there.
     restore: Option<Tensor>,
@@ -78,6 +83,8 @@ pub struct Part {
     places: Option<Tensor>,
     /// Tokens of a chunk of each row.
     pub chunks: Vec<i64>,
+    /// Of each token, whether no earlier rank has it too; fp32 `[n]`.
+    pub counts: Tensor,
 }
 
 /// Which keys a query sees and at what price, beside causality.
@@ -99,12 +106,12 @@ pub struct Alibi {
 }
 
 impl Batch {
-    /// A batch of rows, each with at least one token.
+    /// A batch of rows, each with at least one token. A batch of no rows has one token that nobody looks at, for ranks that work together in
+    /// every layer.
     pub fn new(rows: &[&[i64]], device: Device) -> Self {
-        assert!(
-            !rows.is_empty() && rows.iter().all(|row| !row.is_empty()),
-            "each row of a batch has a token"
-        );
+        assert!(rows.iter().all(|row| !row.is_empty()), "each row of a batch has a token");
+        let is_empty = rows.is_empty();
+        let rows: &[&[i64]] = if is_empty { &[&[0]] } else { rows };
         let lengths: Vec<i64> = rows.iter().map(|row| row.len() as i64).collect();
         let positions: Vec<i64> = lengths.iter().flat_map(|&length| 0..length).collect();
         let (groups, restore) = group(&lengths, device);
@@ -112,10 +119,23 @@ impl Batch {
             input_ids: Tensor::from_slice(&rows.concat()).to_device(device),
             positions: Tensor::from_slice(&positions).to_device(device),
             lengths,
+            balance: 0.0,
+            is_empty,
             groups,
             restore,
             kept: RefCell::default(),
         }
+    }
+
+    /// The same batch, with the weight of one token in the term that keeps experts equally busy.
+    #[must_use]
+    pub fn balanced(self, balance: f64) -> Self {
+        Self { balance, ..self }
+    }
+
+    /// The tokens of its rows.
+    pub fn real_tokens(&self) -> i64 {
+        if self.is_empty { 0 } else { self.num_tokens() }
     }
 
     /// The number of tokens.
@@ -161,6 +181,30 @@ impl Batch {
         }
     }
 
+    /// What keeps experts equally busy over all tokens, or over those of a part.
+    pub(crate) fn balance(
+        &self,
+        part: Option<&Part>,
+        group: Option<&Arc<parallel::comm::Group>>,
+    ) -> Option<Balance> {
+        if self.balance == 0.0 || self.is_empty {
+            return None;
+        }
+        let device = self.input_ids.device();
+        let rows: Vec<i64> = (0..)
+            .zip(&self.lengths)
+            .flat_map(|(row, &length)| std::iter::repeat_n(row, length as usize))
+            .collect();
+        let rows = Tensor::from_slice(&rows).to_device(device);
+        Some(Balance {
+            rows: part.map_or_else(|| rows.shallow_clone(), |part| rows.index_select(0, &part.tokens)),
+            lengths: Tensor::from_slice(&self.lengths).to_device(device).to_kind(Kind::Float),
+            counts: part.map(|part| part.counts.shallow_clone()),
+            weight: self.balance,
+            group: group.cloned(),
+        })
+    }
+
     /// The tokens of one rank, found at the first call.
     pub fn part(&self, layout: Layout) -> Rc<Part> {
         let mut kept = self.kept.borrow_mut();
@@ -176,6 +220,7 @@ impl Batch {
             size: self.num_tokens(),
             places: layout.places(&self.lengths).map(|places| Tensor::from_slice(&places).to_device(device)),
             chunks: layout.chunks(&self.lengths),
+            counts: Tensor::from_slice(&layout.counts(&self.lengths)).to_device(device),
         });
         kept.parts.push((layout, Rc::clone(&part)));
         part

@@ -8,6 +8,7 @@ use tch::Tensor;
 use crate::Error;
 use crate::architecture::{Activation, Architecture, Residual};
 use crate::attention::Attention;
+use crate::experts::{Balance, Mixture};
 use crate::layer::{Linear, Norm, Registry};
 use crate::rope::Rotary;
 use crate::split::{self, Border};
@@ -22,6 +23,10 @@ pub struct Way {
     pub border: Border,
     /// How their positions enter attention, if by rotation.
     pub rotary: Option<Rotary>,
+    /// What keeps experts equally busy, in training.
+    pub balance: Option<Balance>,
+    /// Whether the ranks of an expert group have different rows, as in training.
+    pub rows_are_own: bool,
 }
 
 /// One block.
@@ -30,7 +35,7 @@ pub struct Block {
     first_norm: Norm,
     attention: Attention,
     second_norm: Norm,
-    mlp: Mlp,
+    mlp: FeedForward,
     residual: Residual,
 }
 
@@ -50,7 +55,7 @@ impl Block {
             first_norm: norm(registry, names.first_norm)?,
             attention: Attention::new(registry, architecture, layer, &prefix)?,
             second_norm: norm(registry, names.second_norm)?,
-            mlp: Mlp::new(registry, architecture, &prefix)?,
+            mlp: FeedForward::new(registry, architecture, layer, &prefix)?,
             residual: architecture.residual,
         })
     }
@@ -60,20 +65,20 @@ impl Block {
         match self.residual {
             Residual::Before => {
                 let a = self.attend(&self.first_norm.forward(x), way, mix, Some(x))?;
-                self.mlp.forward(&self.second_norm.forward(&a), Some(&a), &way.border)
+                self.mlp.forward(&self.second_norm.forward(&a), Some(&a), way)
             }
             Residual::After => {
                 let a = self.first_norm.forward(&self.attend(x, way, mix, Some(x))?);
-                Ok(self.second_norm.forward(&self.mlp.forward(&a, Some(&a), &way.border)?))
+                Ok(self.second_norm.forward(&self.mlp.forward(&a, Some(&a), way)?))
             }
             Residual::Parallel => {
                 let attended = self.attend(&self.first_norm.forward(x), way, mix, Some(x))?;
-                self.mlp.forward(&self.second_norm.forward(x), Some(&attended), &way.border)
+                self.mlp.forward(&self.second_norm.forward(x), Some(&attended), way)
             }
             Residual::Normed => {
                 let n = self.first_norm.forward(x);
                 let m = self.second_norm.forward(&self.attend(&n, way, mix, Some(&n))?);
-                self.mlp.forward(&m, Some(&m), &way.border)
+                self.mlp.forward(&m, Some(&m), way)
             }
         }
     }
@@ -95,9 +100,43 @@ impl Block {
     }
 }
 
+/// What a block does with each token by itself.
+#[derive(Debug)]
+enum FeedForward {
+    Dense(Mlp),
+    Experts(Mixture),
+}
+
+impl FeedForward {
+    fn new(
+        registry: &mut Registry<'_>,
+        architecture: &Architecture,
+        layer: usize,
+        prefix: &str,
+    ) -> Result<Self, Error> {
+        if let Some(experts) = architecture.experts.as_ref().filter(|experts| experts.layers[layer]) {
+            return Ok(Self::Experts(Mixture::new(registry, architecture, experts, prefix)?));
+        }
+        let names = &architecture.names;
+        let parts = [names.gate, names.up, names.down].map(|part| format!("{prefix}.{part}"));
+        let parts = parts.each_ref().map(String::as_str);
+        Ok(Self::Dense(Mlp::new(registry, architecture, parts, architecture.intermediate_size)?))
+    }
+
+    fn forward(&self, x: &Tensor, residual: Option<&Tensor>, way: &Way) -> Result<Tensor, parallel::Error> {
+        match self {
+            Self::Dense(mlp) => {
+                let inner = mlp.inner(&way.border.enter(x)?);
+                way.border.leave(&mlp.down, &inner, residual)
+            }
+            Self::Experts(mixture) => mixture.forward(x, residual, way),
+        }
+    }
+}
+
 /// `down(act(up(x)))`, or `down(act(gate(x)) * up(x))`.
 #[derive(Debug)]
-struct Mlp {
+pub struct Mlp {
     gate: Option<Linear>,
     up: Linear,
     down: Linear,
@@ -105,36 +144,39 @@ struct Mlp {
 }
 
 impl Mlp {
-    fn new(registry: &mut Registry<'_>, architecture: &Architecture, prefix: &str) -> Result<Self, Error> {
-        let names = &architecture.names;
-        let (hidden, inner, bias) =
-            (architecture.hidden_size, architecture.intermediate_size, architecture.mlp_bias);
+    /// An MLP of `inner` columns, with the full names of its gate, its first and its last matrix.
+    pub fn new(
+        registry: &mut Registry<'_>,
+        architecture: &Architecture,
+        [gate, up, down]: [&str; 3],
+        inner: i64,
+    ) -> Result<Self, Error> {
+        let (hidden, bias) = (architecture.hidden_size, architecture.mlp_bias);
         let share = split::even(inner, "inner columns of an MLP", registry.group())?;
         let gate = if architecture.gated {
-            Some(registry.columns(&format!("{prefix}.{}", names.gate), [hidden, inner], bias, &share)?)
+            Some(registry.columns(gate, [hidden, inner], bias, &share)?)
         } else {
             None
         };
         Ok(Self {
             gate,
-            up: registry.columns(&format!("{prefix}.{}", names.up), [hidden, inner], bias, &share)?,
-            down: registry.rows(&format!("{prefix}.{}", names.down), [inner, hidden], bias, &share)?,
+            up: registry.columns(up, [hidden, inner], bias, &share)?,
+            down: registry.rows(down, [inner, hidden], bias, &share)?,
             activation: architecture.activation,
         })
     }
 
-    fn forward(
-        &self,
-        x: &Tensor,
-        residual: Option<&Tensor>,
-        border: &Border,
-    ) -> Result<Tensor, parallel::Error> {
-        let x = border.enter(x)?;
-        let inner = match &self.gate {
-            Some(gate) => self.activation.apply(&gate.forward(&x)) * self.up.forward(&x),
-            None => self.activation.apply(&self.up.forward(&x)),
-        };
-        border.leave(&self.down, &inner, residual)
+    /// What this rank's columns make of tokens inside the border, `[n, H]`: one term of a sum over the ranks that share the weights. Has no
+    /// bias.
+    pub fn term(&self, x: &Tensor) -> Tensor {
+        self.down.product(&self.inner(x))
+    }
+
+    fn inner(&self, x: &Tensor) -> Tensor {
+        match &self.gate {
+            Some(gate) => self.activation.apply(&gate.forward(x)) * self.up.forward(x),
+            None => self.activation.apply(&self.up.forward(x)),
+        }
     }
 }
 

@@ -82,6 +82,11 @@ impl Config {
         self.architecture.embedding_size
     }
 
+    /// The weight of the term that keeps experts equally busy, in training; 0 without it.
+    pub fn balance(&self) -> f64 {
+        self.architecture.experts.as_ref().map_or(0.0, |experts| experts.balance)
+    }
+
     /// Blocks.
     pub fn num_layers(&self) -> i64 {
         self.architecture.num_layers

@@ -176,9 +176,9 @@ impl Decoder {
 
     /// Writes the parameters of all ranks, and `config`.
     pub(crate) fn save(&self, folder: &Path, config: &Config) -> Result<(), Error> {
-        let alone = Group::alone("pipeline", 0);
-        let stages = self.pipeline.as_ref().map_or(&alone, |pipeline| pipeline.group());
-        weights::save(folder, config, &self.parameters, stages)
+        let alone = Group::alone("holders", 0);
+        let holders = self.split.holders.as_deref().unwrap_or(&alone);
+        weights::save(folder, config, &self.parameters, holders)
     }
 
     /// Empty slots for texts of up to `capacity` tokens.
@@ -278,7 +278,8 @@ impl Decoder {
         rotary: Option<Rotary>,
         mix: &mut MixOfLayer<'_>,
     ) -> Result<Tensor, parallel::Error> {
-        let way = Way { border: Border::whole(self.split.weights.as_ref()), rotary };
+        let border = Border::whole(self.split.weights.as_ref());
+        let way = Way { border, rotary, balance: None, rows_are_own: false };
         let mut layer = 0..;
         let mut run = |segments: Range<usize>, mut hidden: Option<Tensor>| {
             for segment in segments {
@@ -401,7 +402,12 @@ impl Segmented for Decoder {
         };
         match self.blocks.get(index - 1) {
             Some(block) => {
-                let way = Way { border: self.border(batch), rotary: self.training_rotary(batch) };
+                let way = Way {
+                    border: self.border(batch),
+                    rotary: self.training_rotary(batch),
+                    balance: self.split.balance(batch, part),
+                    rows_are_own: true,
+                };
                 let mut mix =
                     |attention: &Attention, qkv: &[Tensor; 3]| self.split.attend(batch, part, attention, qkv);
                 block.forward(hidden, &way, &mut mix)
@@ -507,11 +513,18 @@ fn pipeline(architecture: &Architecture, head: Head, split: &Split) -> Result<Op
     let hidden = architecture.hidden_size;
     let attention = 2 * (architecture.num_heads + architecture.num_kv_heads) * architecture.head_dim;
     let matrices = if architecture.gated { 3 } else { 2 };
-    let block = (hidden * (attention + matrices * architecture.intermediate_size)) as f64;
+    let dense = matrices * architecture.intermediate_size;
+    let work = |layer: usize| {
+        let experts = architecture.experts.as_ref().filter(|experts| experts.layers[layer]);
+        experts.map_or(dense, |experts| {
+            matrices * (experts.per_token * experts.intermediate_size + experts.shared_size.unwrap_or(0))
+        })
+    };
+    let blocks =
+        (0..architecture.num_layers as usize).map(|layer| (hidden * (attention + work(layer))) as f64);
     let words = if head == Head::Vocabulary { architecture.vocab_size } else { 1 };
-    let mut costs = vec![block; architecture.num_layers as usize + 2];
-    costs[0] = 0.0;
-    costs[architecture.num_layers as usize + 1] = (words * architecture.embedding_size) as f64;
+    let head = (words * architecture.embedding_size) as f64;
+    let costs: Vec<f64> = std::iter::once(0.0).chain(blocks).chain([head]).collect();
     let pipeline = Pipeline::new(group, *method, *chunks, &costs);
     let too_few = || {
         let (stages, layers) = (group.size() * method.chunks(*chunks), architecture.num_layers);

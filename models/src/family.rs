@@ -23,7 +23,10 @@ pub(crate) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
         "llama" => llama::llama(fields),
         "mistral" => llama::mistral(fields),
         "qwen2" => qwen::qwen2(fields),
+        "mixtral" => llama::mixtral(fields),
         "qwen3" => qwen::qwen3(fields),
+        "qwen2_moe" => qwen::qwen2_moe(fields),
+        "qwen3_moe" => qwen::qwen3_moe(fields),
         "gpt2" => gpt2::resolve(fields),
         "opt" => opt::resolve(fields),
         "bloom" => bloom::resolve(fields),
@@ -31,10 +34,11 @@ pub(crate) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
         other => Err(fields.unsupported(
             "model_type",
             &json!(other),
-            "the known ones are llama, mistral, qwen2, qwen3, gpt2, opt, bloom and gpt_neox",
+            "the known ones are llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gpt2, opt, bloom and gpt_neox",
         )),
     }?;
     check_heads(fields, &architecture)?;
+    check_experts(fields, &architecture)?;
     Ok(architecture)
 }
 
@@ -83,6 +87,17 @@ fn check_heads(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), E
         &format!("a divisor of the {heads} attention heads"),
         &json!(kv_heads),
     ))
+}
+
+fn check_experts(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), Error> {
+    match &architecture.experts {
+        Some(experts) if experts.per_token > experts.count => Err(fields.wrong(
+            "num_experts_per_tok",
+            &format!("at most the {} experts", experts.count),
+            &json!(experts.per_token),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// The width of a head where the file does not give it: `hidden_size / heads`, which must be whole.

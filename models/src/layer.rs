@@ -55,13 +55,14 @@ pub struct Registry<'a> {
     source: &'a mut Source<'a>,
     split: &'a Split,
     here: bool,
+    exclusive: bool,
     parameters: Vec<Parameter>,
 }
 
 impl<'a> Registry<'a> {
     /// An empty list for a model of this architecture.
     pub fn new(architecture: &'a Architecture, split: &'a Split, source: &'a mut Source<'a>) -> Self {
-        Self { architecture, source, split, here: true, parameters: Vec::new() }
+        Self { architecture, source, split, here: true, exclusive: false, parameters: Vec::new() }
     }
 
     /// Those among whom the layers are split.
@@ -77,6 +78,16 @@ impl<'a> Registry<'a> {
     /// Whether this rank has the layers that come next. Those of others have neither values nor parameters.
     pub fn set_here(&mut self, here: bool) {
         self.here = here;
+    }
+
+    /// Runs `make` for one expert, which this rank of an expert group has or not.
+    pub fn expert<T>(&mut self, own: bool, make: impl FnOnce(&mut Self) -> T) -> T {
+        let here = self.here;
+        self.here &= own;
+        self.exclusive = self.split.experts.is_some();
+        let made = make(self);
+        (self.here, self.exclusive) = (here, false);
+        made
     }
 
     /// The parameter `index` is there once more on the other ranks of `copies`.
@@ -136,7 +147,11 @@ impl<'a> Registry<'a> {
             return Ok(tensor);
         }
         let partial = matches!(share, Share::Terms);
-        self.parameters.push(Parameter { partial, ..Parameter::placed(name, &tensor, placement) });
+        self.parameters.push(Parameter {
+            partial,
+            exclusive: self.exclusive,
+            ..Parameter::placed(name, &tensor, placement)
+        });
         Ok(tensor)
     }
 

@@ -19,6 +19,7 @@ pub mod causal_lm;
 pub mod config;
 pub mod decoder;
 pub mod error;
+pub mod experts;
 pub mod family;
 pub mod generate;
 pub mod head;

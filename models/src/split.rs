@@ -19,6 +19,7 @@ use crate::Error;
 use crate::architecture::Architecture;
 use crate::attention::Attention;
 use crate::batch::{Alibi, Batch, MaskKind, Part};
+use crate::experts::Balance;
 use crate::layer::Linear;
 
 /// How ranks share a model and the tokens that go through it.
@@ -30,6 +31,10 @@ pub struct Split {
     pub tokens: Tokens,
     /// Those who have some layers each; `None` for a rank with all of them.
     pub layers: Option<Layers>,
+    /// Those who have other experts of the same layers; `None` for a rank with all of them.
+    pub experts: Option<Arc<Group>>,
+    /// All who have other parameters; `None` for a rank with all of them.
+    pub holders: Option<Arc<Group>>,
 }
 
 /// Ranks that have some layers each.
@@ -60,7 +65,8 @@ pub enum Tokens {
 
 impl Split {
     /// A model that no other rank has a part in.
-    pub const WHOLE: Self = Self { weights: None, tokens: Tokens::Whole, layers: None };
+    pub const WHOLE: Self =
+        Self { weights: None, tokens: Tokens::Whole, layers: None, experts: None, holders: None };
 
     /// Weights shared by a group, which may be of one, and every token on every rank.
     pub fn of_weights(group: &Arc<Group>) -> Self {
@@ -117,6 +123,12 @@ impl Split {
             }
             _ => Ok(()),
         }
+    }
+
+    /// What keeps experts equally busy in training, of the tokens that this rank routes.
+    pub(crate) fn balance(&self, batch: &Batch, part: Option<&Part>) -> Option<Balance> {
+        let group = if self.scatters() { self.weights.as_ref() } else { self.sequence() };
+        batch.balance(part, group)
     }
 
     /// The last hidden states of every token `[N, H]` from those that this rank has; what each rank adds to their gradient is added up.
@@ -277,10 +289,13 @@ impl Dealt {
         })
     }
 
-    /// The numbers `[n]` of this rank's rows among those of all: `[rows]`.
+    /// What this rank has made of its rows, `[n, ..]`, among that of all: `[rows, ..]`.
     pub(crate) fn whole(&self, own: &Tensor, rows: i64) -> Result<Tensor, parallel::Error> {
         let run = self.own(rows);
-        let zeros = |count| Tensor::zeros([count], (own.kind(), own.device()));
+        let zeros = |count: i64| {
+            let shape = [&[count], &own.size()[1..]].concat();
+            Tensor::zeros(shape.as_slice(), (own.kind(), own.device()))
+        };
         self.sum(Tensor::cat(&[&zeros(run.start), own, &zeros(rows - run.end)], 0))
     }
 

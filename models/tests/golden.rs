@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
+use models::head;
 use models::scalar_model::ScalarModel;
 use models::split::Split;
 use parallel::{Segmented, Tape};
 use tch::{Device, Kind, Tensor};
 
-const MODELS: [&str; 19] = [
+const MODELS: [&str; 22] = [
     "llama",
     "llama-tied",
     "llama-biases",
@@ -32,6 +33,9 @@ const MODELS: [&str; 19] = [
     "bloom-normed",
     "neox",
     "neox-sequential",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
 ];
 const OPTIONS: LoadOptions =
     LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, split: Split::WHOLE };
@@ -253,4 +257,33 @@ fn half_precision_stays_near() {
         let difference = difference(&part(&batch, &logits, 1), &golden.logits[1]) / scale;
         assert!(difference < 0.05, "{name}: {difference}");
     }
+}
+
+#[test]
+fn the_term_that_keeps_experts_busy_is_that_of_transformers() {
+    // transformers, `output_router_logits=True, router_aux_loss_coef=0.4`, the second golden row as its own labels: the gradient of the one
+    // router, which sees the row by itself.
+    let wanted =
+        [-0.014_176_738, 0.114_350_05, 0.056_824_058, -0.007_084_972_7, -0.036_130_205, 0.089_971_155];
+    let model = CausalLm::load(&folder("qwen2-moe"), &TRAINABLE).unwrap();
+    let row = golden("qwen2-moe").rows[1].clone();
+    let mut batch = batch(std::slice::from_ref(&row));
+    batch.balance = 0.4 / row.len() as f64;
+    let tape = Tape::record(&model, &batch, true).unwrap();
+    let predicted = row.len() as i64 - 1;
+    let targets = Tensor::from_slice(&row[1..]);
+    let loss =
+        head::cross_entropy(&tape.hidden().narrow(0, 0, predicted), model.head(), &targets, None).unwrap();
+    let mut found = None;
+    let mut deliver = |index: usize, grad: Tensor| {
+        if model.parameters()[index].name.ends_with("mlp.gate.weight") {
+            found = Some(grad);
+        }
+    };
+    let _ = tape.backward(&(loss / predicted as f64), &mut deliver).unwrap();
+    let found = found.unwrap();
+    for (index, wanted) in wanted.into_iter().enumerate() {
+        assert!((found.double_value(&[0, index as i64]) - wanted).abs() < 1e-6, "{found}");
+    }
+    assert!((found.abs().sum(Kind::Float).double_value(&[]) - 7.078_093_5).abs() < 1e-5);
 }

@@ -73,13 +73,22 @@ fn on_whole_mesh<T: Send>(
     transport: Transport,
     body: impl Fn(&Groups) -> T + Sync,
 ) -> Vec<T> {
-    let size = pipeline * sequence * tensor;
+    on_every_mesh([pipeline, 1, 1, sequence, tensor], transport, body)
+}
+
+/// Runs `body` on the ranks of a mesh, each a thread.
+fn on_every_mesh<T: Send>(
+    sizes: [usize; 5],
+    transport: Transport,
+    body: impl Fn(&Groups) -> T + Sync,
+) -> Vec<T> {
+    let size = sizes.iter().product();
     let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
     let port = server.port();
     let rank = |rank: usize| {
         let place = Place { rank, size, port, served: true, ..Place::single() };
         let world = World::join(place, transport, TIMEOUT).unwrap();
-        let groups = world.groups(&Mesh::new([pipeline, 1, sequence, tensor], rank, size).unwrap()).unwrap();
+        let groups = world.groups(&Mesh::new(sizes, rank, size).unwrap()).unwrap();
         let result = body(&groups);
         groups.world().barrier().unwrap();
         result
@@ -315,6 +324,122 @@ fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whol
     }
 }
 
+/// Every family with experts, and the term that keeps them equally busy.
+const MIXTURES: [&str; 3] = ["mixtral", "qwen2-moe", "qwen3-moe"];
+
+/// The gradients of a step over [`ROWS`], of which this rank of `groups` has some, as wholes; with the loss of its rows.
+fn step_with_experts(model: &CausalLm, groups: &Groups) -> (f64, Vec<(String, Vec<f32>)>) {
+    let own: Vec<&[i64]> = groups.data().deal(ROWS).collect();
+    let mut batch = Batch::new(&own, Device::Cpu);
+    batch.balance = 0.4;
+    let ids: Vec<i64> = own.concat();
+    let targets: Vec<i64> = ids.iter().map(|id| id * 5 % 47).collect();
+    let tape = Tape::record(model, &batch, groups.expert().size() == 2).unwrap();
+    let hidden = tape.hidden().narrow(0, 0, ids.len() as i64);
+    let loss = head::cross_entropy(&hidden, model.head(), &Tensor::from_slice(&targets), None).unwrap();
+    let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
+    tape.backward(&loss, &mut |index, grad| {
+        sums[index] = Some(match sums[index].take() {
+            Some(sum) => sum + grad,
+            None => grad,
+        });
+    })
+    .unwrap();
+    let gradients = model.parameters().iter().zip(sums).map(|(parameter, grad)| {
+        let grad = grad.unwrap_or_else(|| panic!("{} has no gradient", parameter.name)).contiguous();
+        let sharers = if parameter.exclusive { groups.twins() } else { groups.replicas() };
+        sharers.all_reduce(&grad, Reduction::Sum).unwrap();
+        if parameter.partial {
+            groups.tensor().all_reduce(&grad, Reduction::Sum).unwrap();
+        }
+        (parameter.name.clone(), flat(&parameter.placement.whole(&grad).unwrap()))
+    });
+    (loss.double_value(&[]), gradients.collect())
+}
+
+#[test]
+fn ranks_with_different_experts_have_the_gradients_and_replies_of_the_whole() {
+    for name in MIXTURES {
+        let model = CausalLm::load(&golden(name), &options(None)).unwrap();
+        let (loss, gradients) = step_with_experts(&model, &Groups::single());
+        let replies = written(&model, 1.0);
+        // Sizes of data, expert, sequence and tensor; the last mesh has more ranks than there are rows.
+        for (mesh, mode) in [
+            ([1, 2, 1, 1], ""),
+            ([2, 2, 1, 1], ""),
+            ([1, 2, 1, 2], ""),
+            ([1, 2, 1, 2], "megatron"),
+            ([1, 1, 2, 1], "ring"),
+            ([1, 2, 2, 1], "ulysses"),
+            ([1, 1, 1, 2], ""),
+            ([1, 4, 1, 1], ""),
+        ] {
+            on_every_mesh([1, mesh[0], mesh[1], mesh[2], mesh[3]], Transport::Shared, |groups| {
+                let what = format!("{name}, {mesh:?} {mode}");
+                let tokens =
+                    if mode.is_empty() { Tokens::Whole } else { ways_for_tokens(groups, mode).tokens };
+                let experts = (mesh[1] > 1).then(|| Arc::clone(groups.expert()));
+                let split = Split { tokens, experts, ..Split::of_weights(groups.tensor()) };
+                let model = CausalLm::load(&golden(name), &options(Some(&split))).unwrap();
+                let (own_loss, own) = step_with_experts(&model, groups);
+                let [total] = groups.learners().sum([own_loss]).unwrap();
+                close(&what, &[loss], &[total]);
+                for (parameter, own) in &own {
+                    let (_, whole) = gradients.iter().find(|(name, _)| name == parameter).unwrap();
+                    close(&format!("{what}: the gradient of {parameter}"), whole, own);
+                }
+                assert_eq!(own.len() < gradients.len(), mesh[1] > 1, "{what}");
+                assert_eq!(written(&model, 1.0), replies, "{what}");
+            });
+        }
+    }
+}
+
+#[test]
+fn tokens_that_travel_to_their_experts_are_counted() {
+    on_every_mesh([1, 1, 2, 1, 1], Transport::Shared, |groups| {
+        let split = Split { experts: Some(Arc::clone(groups.expert())), ..Split::WHOLE };
+        let model = CausalLm::load(&golden("mixtral"), &options(Some(&split))).unwrap();
+        let batch = Batch::new(&[ROWS[groups.expert().rank()]], Device::Cpu);
+        let before = groups.expert().sent_bytes();
+        let tape = Tape::record(&model, &batch, false).unwrap();
+        let targets = Tensor::zeros([batch.num_tokens()], (Kind::Int64, Device::Cpu));
+        let loss = head::cross_entropy(tape.hidden(), model.head(), &targets, None).unwrap();
+        tape.backward(&loss, &mut |_, _| ()).unwrap();
+        let [sent] = groups.expert().sum([(groups.expert().sent_bytes() - before) as f64]).unwrap();
+        // In each of two layers the counts of four experts are gathered, and a row of width 24 goes there and back, forward and
+        // backward, for each pair of a token and an expert of the other rank: between none and all of 8 tokens with 2 experts each.
+        let (fixed, row) = (2.0 * 2.0 * 4.0 * 8.0, 4.0 * 24.0 * 4.0);
+        let travelled = (sent - fixed) / row;
+        assert!(travelled.fract() == 0.0 && (0.0..=32.0).contains(&travelled), "{sent}");
+    });
+}
+
+#[test]
+fn experts_of_several_ranks_are_saved_as_one_model() {
+    for name in MIXTURES {
+        let [one, many] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        CausalLm::load(&golden(name), &options(None)).unwrap().save(one.path()).unwrap();
+        on_every_mesh([1, 1, 2, 1, 2], Transport::Shared, |groups| {
+            let (experts, holders) = (Some(Arc::clone(groups.expert())), Some(Arc::clone(groups.holders())));
+            let split = Split { experts, holders, ..Split::of_weights(groups.tensor()) };
+            CausalLm::load(&golden(name), &options(Some(&split))).unwrap().save(many.path()).unwrap();
+        });
+        assert!(tensors(one.path()) == tensors(many.path()), "{name}");
+    }
+}
+
+/// The tensors of a saved model.
+fn tensors(folder: &Path) -> Vec<(String, Vec<f32>)> {
+    let file = TensorFile::open(&folder.join("model.safetensors")).unwrap();
+    let names: Vec<String> = file.names().map(str::to_owned).collect();
+    let read = |name: &String| {
+        let shape = file.shape(name).unwrap().to_vec();
+        (name.clone(), flat(&file.read(name, &shape, &Placement::Replicate).unwrap()))
+    };
+    names.iter().map(read).collect()
+}
+
 #[test]
 fn layers_of_several_ranks_are_saved_as_one_model() {
     for name in ["llama-tied", "gpt2", "neox"] {
@@ -322,19 +447,11 @@ fn layers_of_several_ranks_are_saved_as_one_model() {
         CausalLm::load(&golden(name), &options(None)).unwrap().save(one.path()).unwrap();
         on_whole_mesh([2, 1, 2], Transport::Shared, |groups| {
             let (group, ends) = (Arc::clone(groups.pipeline()), groups.ends().cloned());
-            let layers = Layers { group, method: Method::Interleaved, chunks: 2, ends };
-            let split = Split { layers: Some(layers), ..Split::of_weights(groups.tensor()) };
+            let layers = Some(Layers { group, method: Method::Interleaved, chunks: 2, ends });
+            let holders = Some(Arc::clone(groups.holders()));
+            let split = Split { layers, holders, ..Split::of_weights(groups.tensor()) };
             CausalLm::load(&golden(name), &options(Some(&split))).unwrap().save(many.path()).unwrap();
         });
-        let tensors = |folder: &Path| {
-            let file = TensorFile::open(&folder.join("model.safetensors")).unwrap();
-            let names: Vec<String> = file.names().map(str::to_owned).collect();
-            let read = |name: &String| {
-                let shape = file.shape(name).unwrap().to_vec();
-                (name.clone(), flat(&file.read(name, &shape, &Placement::Replicate).unwrap()))
-            };
-            names.iter().map(read).collect::<Vec<_>>()
-        };
         assert!(tensors(one.path()) == tensors(many.path()), "{name}");
     }
 }

@@ -17,6 +17,8 @@ pub enum Axis {
     Pipeline,
     /// Replicas on different rows (and `ZeRO`'s shards).
     Data,
+    /// Replicas on different rows that hold different experts.
+    Expert,
     /// Parts of one sequence.
     Sequence,
     /// Parts of one weight.
@@ -25,13 +27,14 @@ pub enum Axis {
 
 impl Axis {
     /// Every axis, slowest first.
-    pub const ALL: [Self; 4] = [Self::Pipeline, Self::Data, Self::Sequence, Self::Tensor];
+    pub const ALL: [Self; 5] = [Self::Pipeline, Self::Data, Self::Expert, Self::Sequence, Self::Tensor];
 
     /// The name in the configuration and in `plan`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pipeline => "pipeline",
             Self::Data => "data",
+            Self::Expert => "expert",
             Self::Sequence => "sequence",
             Self::Tensor => "tensor",
         }
@@ -41,18 +44,18 @@ impl Axis {
 /// The size of every axis, and where this process stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
-    sizes: [usize; 4],
+    sizes: [usize; 5],
     rank: usize,
 }
 
 impl Mesh {
     /// One process.
     pub fn single() -> Self {
-        Self { sizes: [1; 4], rank: 0 }
+        Self { sizes: [1; 5], rank: 0 }
     }
 
     /// A mesh with the given sizes, in the order of [`Axis::ALL`], for rank `rank` of `world_size`.
-    pub fn new(sizes: [usize; 4], rank: usize, world_size: usize) -> Result<Self, Error> {
+    pub fn new(sizes: [usize; 5], rank: usize, world_size: usize) -> Result<Self, Error> {
         let wanted = sizes.iter().product();
         if wanted != world_size || wanted == 0 {
             return Err(Error::MeshSize {
@@ -135,11 +138,11 @@ mod tests {
     }
 
     #[test]
-    fn coordinates_and_groups_of_a_2_x_2_x_1_x_3_mesh() {
-        // rank = ((pipeline * 2 + data) * 1 + sequence) * 3 + tensor; 10 = (1 * 2 + 1) * 3 + 1.
-        let mesh = Mesh::new([2, 2, 1, 3], 10, 12).unwrap();
+    fn coordinates_and_groups_of_a_2_x_2_x_1_x_1_x_3_mesh() {
+        // rank = (pipeline * 2 + data) * 3 + tensor, with one expert and one part of a sequence; 10 = (1 * 2 + 1) * 3 + 1.
+        let mesh = Mesh::new([2, 2, 1, 1, 3], 10, 12).unwrap();
         let place: Vec<usize> = Axis::ALL.iter().map(|&axis| mesh.coordinate(axis)).collect();
-        assert_eq!(place, [1, 1, 0, 1]);
+        assert_eq!(place, [1, 1, 0, 0, 1]);
         assert_eq!(mesh.group(&[Axis::Tensor]), [9, 10, 11]);
         assert_eq!(mesh.group(&[Axis::Data]), [7, 10]);
         assert_eq!(mesh.group(&[Axis::Pipeline]), [4, 10]);
@@ -149,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_mesh_that_does_not_fit_is_refused() {
-        let error = Mesh::new([1, 2, 1, 2], 0, 1).unwrap_err().to_string();
+        let error = Mesh::new([1, 2, 1, 1, 2], 0, 1).unwrap_err().to_string();
         assert!(error.contains("data 2 x tensor 2 = 4 ranks, but 1 is running"), "{error}");
     }
 }

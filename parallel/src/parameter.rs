@@ -193,6 +193,8 @@ pub struct Parameter {
     /// Whether the gradient here is one term, and its sum over the tensor group the gradient: every rank of the group holds the whole
     /// values and does another part of the work with them.
     pub partial: bool,
+    /// Whether the ranks of the expert group hold other parameters in its place.
+    pub exclusive: bool,
     /// Those who hold the same values once more, for another use: the gradient is the sum of theirs.
     pub copies: Option<Arc<Group>>,
     /// Whether weight decay applies: to matrices and embeddings, not to norms and biases.
@@ -208,12 +210,7 @@ impl Parameter {
     /// A parameter of which `tensor` is what this rank holds. Decays if it has two dimensions or more.
     pub fn placed(name: impl Into<String>, tensor: &Tensor, placement: Placement) -> Self {
         let (tensor, decay) = (tensor.shallow_clone(), tensor.dim() > 1);
-        Self { name: name.into(), tensor, placement, partial: false, copies: None, decay }
-    }
-
-    /// Whether this is the one of several copies that counts, where each parameter counts once.
-    pub fn counts(&self) -> bool {
-        self.copies.as_ref().is_none_or(|copies| copies.rank() == 0)
+        Self { name: name.into(), tensor, placement, partial: false, exclusive: false, copies: None, decay }
     }
 
     /// For a file.
@@ -240,6 +237,7 @@ impl Clone for Parameter {
             tensor: self.tensor.shallow_clone(),
             placement: self.placement.clone(),
             partial: self.partial,
+            exclusive: self.exclusive,
             copies: self.copies.clone(),
             decay: self.decay,
         }

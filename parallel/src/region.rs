@@ -8,6 +8,7 @@
 //! | [`scatter`] | this rank's part | the parts of all ranks |
 //! | [`gather_sum`] | the parts of all ranks | this rank's part of the sum |
 //! | [`reduce_scatter`] | this rank's part of the sum | the parts of all ranks |
+//! | [`exchange`] | some rows for each rank | the rows back |
 //! | [`all_to_all`] | part `i` of one dimension to rank `i`, what comes in joined along another | the same the other way round |
 //!
 //! `copy` and `reduce` are the `f` and `g` of Shoeybi et al. 2019 (arXiv 1909.08053, section 3); `gather_sum` and `reduce_scatter` those of
@@ -56,6 +57,26 @@ pub fn reduce_scatter(x: &Tensor, dim: i64, group: &Arc<Group>) -> Result<Tensor
 /// `[.., a, .., b P, ..]`.
 pub fn all_to_all(x: &Tensor, cut: i64, join: i64, group: &Arc<Group>) -> Result<Tensor, Error> {
     region(x, group, exchanged(group, x, cut, join), move |group, grad| exchanged(group, grad, join, cut))
+}
+
+/// Rows of `x` `[n, ..]` go out, `sent[i]` to rank `i`; what comes in, `received[i]` rows from rank `i`, end to end.
+pub fn exchange(x: &Tensor, received: &[i64], sent: &[i64], group: &Arc<Group>) -> Result<Tensor, Error> {
+    let result = group.all_to_all(&x.detach(), [received, sent]);
+    let (received, sent) = (received.to_vec(), sent.to_vec());
+    region(x, group, result, move |group, grad| group.all_to_all(grad, [&sent, &received]))
+}
+
+/// `x`, whose backward pass seeds `aside`, a scalar, with one: a term of the loss that no later layer sees.
+pub fn with_term(x: &Tensor, aside: &Tensor) -> Result<Tensor, Error> {
+    if !(aside.requires_grad() && autograd::is_enabled()) {
+        return Ok(x.shallow_clone());
+    }
+    let one = aside.detach().ones_like();
+    let backward: Backward = Box::new(move |grads| {
+        Ok(vec![grads[0].as_ref().map(Tensor::shallow_clone), Some(one.shallow_clone())])
+    });
+    let mut attached = attach(&[&x.detach()], &[x, aside], backward)?;
+    Ok(attached.pop().expect("as many outputs as were given"))
 }
 
 /// `result` of `x`, with `backward` as its vector-Jacobian product.

@@ -74,6 +74,17 @@ impl Layout {
         }
     }
 
+    /// Of each token of this rank 1, or 0 if it only fills up.
+    pub fn counts(&self, lengths: &[i64]) -> Vec<f32> {
+        let size = self.size(lengths);
+        let places = self.places(lengths).unwrap_or_else(|| (0..lengths.iter().sum()).collect());
+        let mut counts = vec![0.0; size as usize];
+        for place in places.into_iter().filter(|place| place / size == self.rank) {
+            counts[(place % size) as usize] = 1.0;
+        }
+        counts
+    }
+
     /// Where each token of the flat batch lies when the parts of all ranks are laid end to end; `None` if just there.
     pub fn places(&self, lengths: &[i64]) -> Option<Vec<i64>> {
         if self.order == Order::Runs {

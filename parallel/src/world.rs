@@ -258,15 +258,22 @@ impl World {
         for axis in Axis::ALL {
             along.push(Arc::new(self.group(axis.name(), &mesh.group(&[axis]))?));
         }
-        // Not the group along the sequence: gradients travel while that one is at work.
-        let replicas = match mesh.size(Axis::Sequence) {
-            1 => Arc::clone(&along[Axis::Data as usize]),
-            _ => Arc::new(self.group("replicas", &mesh.group(&[Axis::Data, Axis::Sequence]))?),
+        // A group along several axes, or along the one of them that has more than one rank. What the gradients take has a group of its
+        // own where tokens are shared: they travel while that one is at work.
+        let joined = |name: &str, axes: &[Axis], apart: bool| -> Result<Arc<Group>, Error> {
+            let mut wide = axes.iter().filter(|&&axis| mesh.size(axis) > 1);
+            match (wide.next(), wide.next()) {
+                (None, _) => Ok(Arc::clone(&along[axes[0] as usize])),
+                (Some(&axis), None) if !apart => Ok(Arc::clone(&along[axis as usize])),
+                _ => Ok(Arc::new(self.group(name, &mesh.group(axes))?)),
+            }
         };
-        let learners = match mesh.size(Axis::Pipeline) {
-            1 => Arc::clone(&along[Axis::Data as usize]),
-            _ => Arc::new(self.group("learners", &mesh.group(&[Axis::Pipeline, Axis::Data]))?),
-        };
+        let apart = mesh.size(Axis::Sequence) > 1 || mesh.size(Axis::Expert) > 1;
+        let data = joined("rows", &[Axis::Data, Axis::Expert], false)?;
+        let replicas = joined("replicas", &[Axis::Data, Axis::Expert, Axis::Sequence], apart)?;
+        let twins = joined("twins", &[Axis::Data, Axis::Sequence], apart)?;
+        let learners = joined("learners", &[Axis::Pipeline, Axis::Data, Axis::Expert], false)?;
+        let holders = joined("holders", &[Axis::Pipeline, Axis::Expert], false)?;
         let (stages, stage) = (mesh.group(&[Axis::Pipeline]), mesh.coordinate(Axis::Pipeline));
         let ends = match stages.as_slice() {
             [first, .., last] if stage == 0 || stage + 1 == stages.len() => {
@@ -274,14 +281,8 @@ impl World {
             }
             _ => None,
         };
-        Ok(Groups {
-            mesh: mesh.clone(),
-            world: self.group("world", &everyone)?,
-            along,
-            replicas,
-            learners,
-            ends,
-        })
+        let (mesh, world) = (mesh.clone(), self.group("world", &everyone)?);
+        Ok(Groups { mesh, world, along, data, replicas, twins, learners, holders, ends })
     }
 }
 
@@ -316,8 +317,11 @@ pub struct Groups {
     mesh: Mesh,
     world: Group,
     along: Vec<Arc<Group>>,
+    data: Arc<Group>,
     replicas: Arc<Group>,
+    twins: Arc<Group>,
     learners: Arc<Group>,
+    holders: Arc<Group>,
     ends: Option<Arc<Group>>,
 }
 
@@ -326,8 +330,10 @@ impl Groups {
     pub fn single() -> Self {
         let alone = |name: &str| Arc::new(Group::alone(name, 0));
         let along = Axis::ALL.iter().map(|axis| alone(axis.name())).collect();
-        let (world, replicas, learners) = (Group::alone("world", 0), alone("replicas"), alone("learners"));
-        Self { mesh: Mesh::single(), world, along, replicas, learners, ends: None }
+        let [data, replicas, twins, learners, holders] =
+            ["rows", "replicas", "twins", "learners", "holders"].map(alone);
+        let (mesh, world) = (Mesh::single(), Group::alone("world", 0));
+        Self { mesh, world, along, data, replicas, twins, learners, holders, ends: None }
     }
 
     /// The mesh.
@@ -347,7 +353,12 @@ impl Groups {
 
     /// Those who train on different rows of a step.
     pub fn data(&self) -> &Group {
-        self.along(Axis::Data)
+        &self.data
+    }
+
+    /// Those who hold other experts of the same layers.
+    pub fn expert(&self) -> &Arc<Group> {
+        self.along(Axis::Expert)
     }
 
     /// Those who train on different tokens of the same rows.
@@ -355,9 +366,19 @@ impl Groups {
         self.along(Axis::Sequence)
     }
 
-    /// Those who hold the same weights: their gradients are added up, and they share the rows of what is not trained on.
-    pub fn replicas(&self) -> &Group {
+    /// Those who hold the same weights but for experts: their gradients are added up.
+    pub fn replicas(&self) -> &Arc<Group> {
         &self.replicas
+    }
+
+    /// Those who hold the same weights: the gradients of experts are added up, and the rows of what is not trained on are shared.
+    pub fn twins(&self) -> &Arc<Group> {
+        &self.twins
+    }
+
+    /// Those who together hold a whole model, each whole parameters.
+    pub fn holders(&self) -> &Arc<Group> {
+        &self.holders
     }
 
     /// Those who hold the other layers of the same model.
@@ -382,7 +403,7 @@ impl Groups {
 
     /// Whether this process holds what is saved: the others hold the same once more.
     pub fn is_saved(&self) -> bool {
-        self.replicas.rank() == 0
+        self.twins.rank() == 0
     }
 
     /// Whether this process speaks for all: writes files, tells people.

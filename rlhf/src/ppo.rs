@@ -150,7 +150,7 @@ impl<'a> Ppo<'a> {
             let mut experiences = self.roll_out(iteration)?;
             let rolled_out = started.elapsed().as_secs_f64();
             self.judges.look_at(&mut experiences, self.train.micro_batch_size, self.config.temperature)?;
-            let experiences = self.groups.replicas().gather(experiences)?;
+            let experiences = self.groups.twins().gather(experiences)?;
             let (trajectories, mut metrics) = self.weigh(&experiences)?;
             let looked_at = started.elapsed().as_secs_f64() - rolled_out;
             self.update(trajectories, iteration)?.report(&mut metrics);
@@ -182,7 +182,7 @@ impl<'a> Ppo<'a> {
             })
             .cloned()
             .collect();
-        let share = self.groups.replicas().share(prompts.len());
+        let share = self.groups.twins().share(prompts.len());
         let prompts = &prompts[share.clone()];
         let options = Options {
             sampling: Sampling { temperature: config.temperature, ..Sampling::default() },
@@ -271,7 +271,8 @@ impl<'a> Ppo<'a> {
         let ptx = self.next_ptx(mini_batch.len());
         let own = self.policy.deal(mini_batch, self.train.micro_batch_size);
         let own_ptx = self.policy.deal(&ptx, self.train.micro_batch_size);
-        let rows: Vec<Rows> = own.iter().map(|micro| rows(micro, policy.device())).collect();
+        let balance = policy.config().balance() / num_tokens(mini_batch) as f64;
+        let rows: Vec<Rows> = own.iter().map(|micro| rows(micro, balance, policy.device())).collect();
         let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
         updates.policy_loss += self.policy.accumulate(policy, &batches, |micro, hidden| {
             let (rows, micro) = (&rows[micro], own[micro]);
@@ -288,7 +289,8 @@ impl<'a> Ppo<'a> {
         })?;
         if !own_ptx.is_empty() {
             let weight = config.ptx_coef / sft::num_labels(&ptx) as f64;
-            let (loss, _) = sft::accumulate(policy, &own_ptx, weight, &mut self.policy)?;
+            let balance = config.ptx_coef * policy.config().balance() / sft::num_tokens(&ptx) as f64;
+            let (loss, _) = sft::accumulate(policy, &own_ptx, [weight, balance], &mut self.policy)?;
             updates.ptx_loss += loss / config.ptx_coef;
         }
         let report = self.policy.step()?;
@@ -309,7 +311,8 @@ impl<'a> Ppo<'a> {
         let (config, critic) = (self.config, self.judges.critic);
         let slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
         let own = self.critic.deal(mini_batch, self.train.micro_batch_size);
-        let rows: Vec<Rows> = own.iter().map(|micro| rows(micro, critic.device())).collect();
+        let balance = critic.config().balance() / num_tokens(mini_batch) as f64;
+        let rows: Vec<Rows> = own.iter().map(|micro| rows(micro, balance, critic.device())).collect();
         let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
         updates.value_loss += self.critic.accumulate(critic, &batches, |micro, hidden| {
             let (rows, micro) = (&rows[micro], own[micro]);
@@ -418,9 +421,16 @@ fn trajectories<'a>(
         .collect()
 }
 
-fn rows(micro: &[Trajectory<'_>], device: tch::Device) -> Rows {
+/// Tokens of prompts and replies.
+fn num_tokens(trajectories: &[Trajectory<'_>]) -> usize {
+    trajectories.iter().map(|trajectory| trajectory.experience.ids.len()).sum::<usize>().max(1)
+}
+
+fn rows(micro: &[Trajectory<'_>], balance: f64, device: tch::Device) -> Rows {
     let experiences: Vec<&Experience> = micro.iter().map(|trajectory| trajectory.experience).collect();
-    Rows::new(&experiences, device)
+    let mut rows = Rows::new(&experiences, device);
+    rows.batch.balance = balance;
+    rows
 }
 
 /// One part of every item, end to end.

@@ -61,11 +61,13 @@ pub fn train(
             sampler.next_batch(train.batch_size()).into_iter().map(|row| &data.train[row]).collect();
         let (mut scores, mut tokens) = (Scores::default(), 0);
         let own = engine.deal(&pairs, train.micro_batch_size);
-        let batches: Vec<Batch> = own.iter().map(|micro| collate(micro, model)).collect();
+        let all: usize = pairs.iter().map(|pair| pair.chosen.len() + pair.rejected.len()).sum();
+        let balance = model.config().balance() / all.max(1) as f64;
+        let batches: Vec<Batch> = own.iter().map(|micro| collate(micro, model).balanced(balance)).collect();
         let batches: Vec<&Batch> = batches.iter().collect();
         let total = engine.accumulate(model, &batches, |micro, hidden| {
             let (chosen, rejected) = score_pairs(model, batches[micro], hidden)?;
-            tokens += batches[micro].num_tokens();
+            tokens += batches[micro].real_tokens();
             scores.add(&chosen, &rejected)?;
             let margin = margins(own[micro], &chosen);
             let loss = loss::reward(&chosen, &rejected, margin.as_ref(), config.center_rewards_coefficient)?;
@@ -146,13 +148,13 @@ pub fn evaluate(
     groups: &Groups,
 ) -> Result<Scores, Error> {
     let mut scores = Scores::default();
-    for pairs in groups.replicas().deal(pairs.chunks(micro_batch_size)) {
+    for pairs in groups.twins().deal(pairs.chunks(micro_batch_size)) {
         let pairs: Vec<&PreferenceRow> = pairs.iter().collect();
         let batch = collate(&pairs, model);
         let (chosen, rejected) = tch::no_grad(|| score_pairs(model, &batch, &model.infer(&batch)?))?;
         scores.add(&chosen, &rejected)?;
     }
-    scores.gathered(groups.replicas())
+    scores.gathered(groups.twins())
 }
 
 /// The score of each row at its last token, `[rows]`, fp32, without a graph.

@@ -82,8 +82,9 @@ pub fn train(
             .map(|&unit| data.units[unit].iter().map(|&row| &data.train[row]).collect())
             .collect();
         let weight = 1.0 / num_labels(&units) as f64;
+        let balance = model.config().balance() / num_tokens(&units) as f64;
         let own = engine.deal(&units, config.micro_batch_size);
-        let (loss, tokens) = accumulate(model, &own, weight, &mut engine)?;
+        let (loss, tokens) = accumulate(model, &own, [weight, balance], &mut engine)?;
         let report = engine.step()?;
         let [loss, tokens] = run.groups.learners().sum([loss, tokens as f64])?;
         untold += tokens as u64;
@@ -113,21 +114,30 @@ pub(crate) fn num_labels(units: &[Vec<&SftRow>]) -> usize {
     units.iter().flatten().map(|row| row.num_labels()).sum::<usize>().max(1)
 }
 
-/// Adds the gradient of `weight` times the summed loss over the marked tokens of this process' `micro_batches`.
+/// The tokens of a whole step.
+pub(crate) fn num_tokens(units: &[Vec<&SftRow>]) -> usize {
+    units.iter().flatten().map(|row| row.input_ids.len()).sum::<usize>().max(1)
+}
+
+/// Adds the gradient of `weight` times the summed loss over the marked tokens of this process' `micro_batches`, and of the term that keeps
+/// experts equally busy, a token by `balance`.
 ///
 /// Returns that loss, and the number of tokens whose last hidden states this process has seen.
 pub(crate) fn accumulate(
     model: &CausalLm,
     micro_batches: &[&[Vec<&SftRow>]],
-    weight: f64,
+    [weight, balance]: [f64; 2],
     engine: &mut Engine,
 ) -> Result<(f64, usize), Error> {
-    let collated = micro_batches.iter().map(|units| collate(&units.concat(), model.device()));
+    let collated = micro_batches.iter().map(|units| {
+        let (batch, targets) = collate(&units.concat(), model.device());
+        (batch.balanced(balance), targets)
+    });
     let (batches, targets): (Vec<Batch>, Vec<Targets>) = collated.unzip();
     let batches: Vec<&Batch> = batches.iter().collect();
     let mut tokens = 0;
     let total = engine.accumulate(model, &batches, |micro, hidden| {
-        tokens += batches[micro].num_tokens() as usize;
+        tokens += batches[micro].real_tokens() as usize;
         Ok::<_, Error>(targets[micro].loss(model, hidden)? * weight)
     })?;
     Ok((total, tokens))
@@ -172,7 +182,7 @@ pub fn evaluate(
     groups: &Groups,
 ) -> Result<Metrics, Error> {
     let (mut loss, mut right, mut count) = (0.0, 0.0, 0usize);
-    for rows in groups.replicas().deal(rows.chunks(micro_batch_size)) {
+    for rows in groups.twins().deal(rows.chunks(micro_batch_size)) {
         let rows: Vec<&SftRow> = rows.iter().collect();
         let (batch, targets) = collate(&rows, model.device());
         let hidden = model.infer(&batch)?;
@@ -181,7 +191,7 @@ pub fn evaluate(
         right += best.eq_tensor(&targets.targets).sum(tch::Kind::Int64).double_value(&[]);
         count += targets.targets.numel();
     }
-    let [loss, right, count] = groups.replicas().sum([loss, right, count as f64])?;
+    let [loss, right, count] = groups.twins().sum([loss, right, count as f64])?;
     let count = count.max(1.0);
     let mut metrics = Metrics::default();
     metrics.push("eval/loss", loss / count);

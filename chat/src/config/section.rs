@@ -60,6 +60,8 @@ pub(crate) struct ParallelSection {
     pub(crate) data: Option<usize>,
     /// How they share the layers of a model.
     pub(crate) pipeline: PipelineShare,
+    /// How they share the experts of a layer.
+    pub(crate) expert: ExpertSection,
     /// Processes that share the weights of a model.
     pub(crate) tensor: TensorSection,
     /// How they share the tokens of a row.
@@ -83,6 +85,20 @@ pub(crate) struct PipelineShare {
 impl Default for PipelineShare {
     fn default() -> Self {
         Self { size: 1, schedule: Method::OneForwardOneBackward, chunks: 2 }
+    }
+}
+
+/// The `[parallel.expert]` section: how the experts of a layer are shared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ExpertSection {
+    /// Processes with different rows and some experts each.
+    pub(crate) size: usize,
+}
+
+impl Default for ExpertSection {
+    fn default() -> Self {
+        Self { size: 1 }
     }
 }
 

@@ -57,6 +57,7 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
         mlp_bias: true,
         gated: false,
         activation: Activation::GeluTanh,
+        experts: None,
         in_out: false,
         windows: vec![None; num_layers as usize],
         scales: uniform_scales(num_layers, head_dim),

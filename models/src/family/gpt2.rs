@@ -55,6 +55,7 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
         mlp_bias: true,
         gated: false,
         activation: activation(fields, "activation_function", "gelu_new")?,
+        experts: None,
         in_out: true,
         windows: vec![None; num_layers as usize],
         scales: scales(fields, num_layers, head_dim)?,

@@ -1,8 +1,11 @@
-//! LLaMA 1, 2 and 3 (Touvron et al. 2023, arXiv 2302.13971) and Mistral (Jiang et al. 2023, arXiv 2310.06825).
+//! LLaMA 1, 2 and 3 (Touvron et al. 2023, arXiv 2302.13971), Mistral (Jiang et al. 2023, arXiv 2310.06825) and Mixtral (Jiang et al. 2024,
+//! arXiv 2401.04088).
+
+use serde_json::json;
 
 use super::{activation, uniform_scales, whole_head_dim};
 use crate::Error;
-use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, Residual};
+use crate::architecture::{Architecture, ExpertNames, Experts, Names, NormKind, Position, Qkv, Residual};
 use crate::config::Fields;
 use crate::rope::Rope;
 
@@ -74,6 +77,7 @@ pub(super) fn gated(fields: &Fields<'_>, variant: &Variant) -> Result<Architectu
         mlp_bias: false,
         gated: true,
         activation: activation(fields, "hidden_act", "silu")?,
+        experts: None,
         in_out: false,
         windows: vec![None; num_layers as usize],
         scales: uniform_scales(num_layers, head_dim),
@@ -107,4 +111,40 @@ pub(super) fn mistral(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let architecture = gated(fields, &variant)?;
     let window = fields.get("sliding_window").map(|_| fields.size(&["sliding_window"])).transpose()?;
     Ok(Architecture { windows: vec![window; architecture.num_layers as usize], ..architecture })
+}
+
+/// `model_type` mixtral: Mistral with experts in every layer.
+pub(super) fn mixtral(fields: &Fields<'_>) -> Result<Architecture, Error> {
+    fields.refuse_unless(
+        "router_jitter_noise",
+        &[json!(0), json!(0.0)],
+        "noise on the router is not implemented",
+    )?;
+    let architecture = Architecture {
+        names: Names { class: "Mixtral", ..NAMES },
+        norm_eps: fields.number_or("rms_norm_eps", 1e-5)?,
+        ..mistral(fields)?
+    };
+    let experts = Experts {
+        count: fields.size_or(&["num_local_experts", "num_experts"], 8)?,
+        per_token: fields.size_or(&["num_experts_per_tok"], 2)?,
+        normalized: true,
+        intermediate_size: architecture.intermediate_size,
+        shared_size: None,
+        layers: vec![true; architecture.num_layers as usize],
+        balance: balance(fields)?,
+        names: ExpertNames {
+            router: "block_sparse_moe.gate",
+            list: "block_sparse_moe.experts",
+            parts: ["w1", "w3", "w2"],
+            shared: ["", ""],
+        },
+    };
+    Ok(Architecture { experts: Some(experts), ..architecture })
+}
+
+/// The weight of the term that keeps experts equally busy, which transformers adds where `output_router_logits` is true.
+pub(super) fn balance(fields: &Fields<'_>) -> Result<f64, Error> {
+    let coefficient = fields.number_or("router_aux_loss_coef", 0.001)?;
+    Ok(if fields.flag_or("output_router_logits", false)? { coefficient } else { 0.0 })
 }

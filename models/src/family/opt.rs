@@ -61,6 +61,7 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
         mlp_bias: bias,
         gated: false,
         activation: activation(fields, "activation_function", "relu")?,
+        experts: None,
         in_out: false,
         windows: vec![None; num_layers as usize],
         scales: uniform_scales(num_layers, head_dim),

@@ -1,10 +1,11 @@
-//! Qwen2 and 2.5 (arXiv 2407.10671): biases on queries, keys and values. Qwen3 (arXiv 2505.09388): norms on queries and keys.
+//! Qwen2 and 2.5 (arXiv 2407.10671): biases on queries, keys and values. Qwen3 (arXiv 2505.09388): norms on queries and keys. Both with
+//! experts too.
 
 use serde_json::{Value, json};
 
-use super::llama::{Variant, gated};
+use super::llama::{Variant, balance, gated};
 use crate::Error;
-use crate::architecture::Architecture;
+use crate::architecture::{Architecture, ExpertNames, Experts, Names};
 use crate::config::Fields;
 
 /// `model_type` qwen2.
@@ -22,6 +23,55 @@ pub(super) fn qwen3(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let architecture = gated(fields, &variant)?;
     let windows = windows(fields, architecture.num_layers)?;
     Ok(Architecture { qk_norm: true, qkv_bias: bias, out_bias: bias, windows, ..architecture })
+}
+
+/// `model_type` `qwen2_moe`: one more expert that every token takes.
+pub(super) fn qwen2_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
+    let architecture = qwen2(fields)?;
+    let bias = fields.flag_or("qkv_bias", true)?;
+    let shared = fields.size_or(&["shared_expert_intermediate_size"], 5632)?;
+    let experts = Experts { shared_size: Some(shared), ..experts(fields, &architecture, [60, 4, 1408])? };
+    let names = Names { class: "Qwen2Moe", ..architecture.names };
+    Ok(Architecture { qkv_bias: bias, experts: Some(experts), names, ..architecture })
+}
+
+/// `model_type` `qwen3_moe`.
+pub(super) fn qwen3_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
+    let architecture = qwen3(fields)?;
+    let experts = experts(fields, &architecture, [128, 8, 768])?;
+    let names = Names { class: "Qwen3Moe", ..architecture.names };
+    Ok(Architecture { experts: Some(experts), names, ..architecture })
+}
+
+/// Experts in every `decoder_sparse_step`-th layer that is not among `mlp_only_layers`. The defaults are their count, those of a token,
+/// and their width.
+fn experts(
+    fields: &Fields<'_>,
+    architecture: &Architecture,
+    [count, per_token, width]: [i64; 3],
+) -> Result<Experts, Error> {
+    let step = fields.size_or(&["decoder_sparse_step"], 1)?;
+    let dense: Vec<i64> = match fields.get("mlp_only_layers") {
+        None => Vec::new(),
+        Some(list) => serde_json::from_value(list.clone())
+            .map_err(|_| fields.wrong("mlp_only_layers", "a list of layers", list))?,
+    };
+    let has = |layer: i64| (layer + 1) % step == 0 && !dense.contains(&layer);
+    Ok(Experts {
+        count: fields.size_or(&["num_experts", "num_local_experts"], count)?,
+        per_token: fields.size_or(&["num_experts_per_tok"], per_token)?,
+        normalized: fields.flag_or("norm_topk_prob", false)?,
+        intermediate_size: fields.size_or(&["moe_intermediate_size"], width)?,
+        shared_size: None,
+        layers: (0..architecture.num_layers).map(has).collect(),
+        balance: balance(fields)?,
+        names: ExpertNames {
+            router: "mlp.gate",
+            list: "mlp.experts",
+            parts: ["gate_proj", "up_proj", "down_proj"],
+            shared: ["mlp.shared_expert", "mlp.shared_expert_gate"],
+        },
+    })
 }
 
 /// `layer_types` where the file has them; otherwise the layers from `max_window_layers` on have the window, if

@@ -32,6 +32,10 @@ OPT = dict(model_type="opt", vocab_size=VOCAB, hidden_size=24, ffn_dim=40, num_h
 BLOOM = dict(model_type="bloom", vocab_size=VOCAB, hidden_size=24, n_layer=2, n_head=4)
 NEOX = dict(model_type="gpt_neox", vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
             num_attention_heads=4, max_position_embeddings=32)
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN2_MOE = {**LLAMA, "model_type": "qwen2_moe", "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+             "shared_expert_intermediate_size": 28}
+QWEN3_MOE = {**QWEN3, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 
 
 def rope(kind, **parameters):
@@ -59,6 +63,9 @@ MODELS = {
     "bloom-normed": {**BLOOM, "n_head": 6, "apply_residual_connection_post_layernorm": True},
     "neox": NEOX,
     "neox-sequential": {**NEOX, "use_parallel_residual": False, **rope("default", partial_rotary_factor=0.5)},
+    "mixtral": MIXTRAL,
+    "qwen2-moe": {**QWEN2_MOE, "mlp_only_layers": [0]},
+    "qwen3-moe": {**QWEN3_MOE, "norm_topk_prob": True},
 }
 CLASSIFIERS = {"llama-score": LLAMA, "gpt2-score": GPT2, "opt-score": {**MODELS["opt-after"]}}
 

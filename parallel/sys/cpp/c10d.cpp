@@ -4,10 +4,16 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <cstdlib>
+
 #include "guard.h"
 #include "shim.h"
 
 using std::chrono::milliseconds;
+
+// The recorder of past collectives is one for all groups of a process and is not safe when several threads use groups of their own.
+// Set before main, while there is one thread.
+[[maybe_unused]] static const int recorder_is_off = setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
 
 struct ShimStore {
   c10::intrusive_ptr<c10d::TCPStore> store;
