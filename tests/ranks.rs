@@ -294,11 +294,23 @@ fn a_mesh_that_does_not_fit_the_processes_is_refused() {
     for (settings, wanted) in [
         ("sequence.size=2", "`parallel.sequence.size`: 2: needs mode"),
         ("sequence.mode='megatron'", "`parallel.tensor.size`: 1: must be above 1"),
+        ("tensor.mode='2d' --set parallel.tensor.size=2", "`parallel.tensor.size`: 2: must be a square"),
         ("tensor.size=0", "`parallel.tensor.size`: 0: must be at least 1"),
     ] {
         let line = format!("sft --config life/sft/run.toml --set out=x --nproc 2 --set parallel.{settings}");
         scratch.run(&line).fails(2, &[wanted]);
     }
+}
+
+#[test]
+fn a_plan_says_where_each_process_stands() {
+    let scratch = copied();
+    let line = "sft --config life/sft/run.toml --set out=x --dry-run --nproc 8";
+    let told =
+        scratch.run(&format!("{line} --set parallel.tensor.mode='2d' --set parallel.tensor.size=4")).stderr;
+    assert!(told.contains("8 processes: data 2 x tensor row 2 x tensor 2"), "{told}");
+    assert!(told.contains("rank 6: data 1, tensor row 1, tensor 0"), "{told}");
+    assert!(!scratch.path("x").exists());
 }
 
 #[test]

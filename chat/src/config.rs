@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use error::ConfigError;
 use section::{
     BaseSection, CheckpointSection, DataSection, EvalSection, LogSection, ModelSection, ParallelSection,
-    PipelineSection, SequenceMode, TokenizerSection,
+    PipelineSection, SequenceMode, TensorMode, TokenizerSection,
 };
 use tree::{Node, Place, Tree};
 
@@ -423,6 +423,16 @@ fn check_parallel(parallel: &ParallelSection) -> Result<(), ConfigError> {
         if size == 0 {
             return refuse(key, 0, "must be at least 1");
         }
+    }
+    let shape = parallel.tensor.shape();
+    if shape.iter().product::<usize>() != tensor {
+        let wanted =
+            "must be a square for mode = \"2d\", a square times depth for \"2.5d\", a cube for \"3d\"";
+        return refuse("parallel.tensor.size", tensor as u64, wanted);
+    }
+    if parallel.tensor.depth.is_some() && parallel.tensor.mode != TensorMode::TwoAndAHalf {
+        let wanted = "has no effect but for [parallel.tensor] mode = \"2.5d\"";
+        return refuse("parallel.tensor.depth", parallel.tensor.depth.unwrap_or(0) as u64, wanted);
     }
     let size = sequence.size as u64;
     match sequence.mode {

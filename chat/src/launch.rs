@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use parallel::process::{self, send_signal};
 use parallel::world::{TIMEOUT, open_store};
-use parallel::{Groups, Mesh, Place, World, launch};
+use parallel::{Axis, Groups, Mesh, Place, World, launch};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -87,8 +87,17 @@ pub(crate) fn join(threads: Option<usize>, parallel: &ParallelSection) -> anyhow
 pub(crate) fn mesh(parallel: &ParallelSection, rank: usize, size: usize) -> anyhow::Result<Mesh> {
     let ParallelSection { pipeline, expert, sequence, tensor, .. } = parallel;
     let others = pipeline.size * expert.size * sequence.size * tensor.size;
-    let data = parallel.data.unwrap_or((size / others).max(1));
-    Ok(Mesh::new([pipeline.size, data, expert.size, sequence.size, tensor.size], rank, size)?)
+    let [depth, rows, columns] = tensor.shape();
+    let wide = [
+        (Axis::Pipeline, pipeline.size),
+        (Axis::Data, parallel.data.unwrap_or((size / others).max(1))),
+        (Axis::Expert, expert.size),
+        (Axis::Sequence, sequence.size),
+        (Axis::Depth, depth),
+        (Axis::Row, rows),
+        (Axis::Tensor, columns),
+    ];
+    Ok(Mesh::new(&wide, rank, size)?)
 }
 
 /// This program's own arguments.

@@ -15,11 +15,12 @@ use datasets::Tokenizer;
 use models::causal_lm::LoadOptions;
 use models::split::{Layers, Split, Tokens};
 use parallel::comm::Group;
-use parallel::{Groups, Mesh};
+use parallel::{Axis, Groups, Mesh, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{Cadence, Run, Save};
 use tch::Device;
 
+use crate::command::tell;
 use crate::config::section::SequenceMode;
 use crate::config::{ConfigError, RunConfig, Stage};
 use crate::session;
@@ -103,12 +104,14 @@ fn trainable(config: &RunConfig, groups: &Groups) -> LoadOptions {
 fn in_run_folder(
     stage: Stage,
     config: &RunConfig,
-    plan: &Plan,
+    mut plan: Plan,
     companions: &Save<'_>,
     around: &mut Around<'_>,
     train: impl FnOnce(&mut Run<'_>) -> Result<(), rlhf::Error>,
 ) -> anyhow::Result<()> {
     let groups = around.groups;
+    refuse_grids(groups.mesh())?;
+    plan.loaded_bytes = groups.world().gather(vec![memory::peak_rss_bytes()])?;
     if groups.is_first() {
         plan.show();
     }
@@ -144,7 +147,22 @@ fn in_run_folder(
         recorder: &mut recorder,
         companions,
     };
-    Ok(train(&mut run)?)
+    train(&mut run)?;
+    let peaks = groups.world().gather(vec![memory::peak_rss_bytes()])?;
+    if groups.is_first() && peaks.len() > 1 {
+        tell(&format!("peak memory of the processes: {}", plan::mebibytes(&peaks)));
+    }
+    Ok(())
+}
+
+/// Refuses to train with weights in two or three dimensions, which a plan can lay out.
+fn refuse_grids(mesh: &Mesh) -> Result<(), ConfigError> {
+    if mesh.size(Axis::Depth) * mesh.size(Axis::Row) == 1 {
+        return Ok(());
+    }
+    let key = "parallel.tensor.mode".to_owned();
+    let message = "layers of two and three dimensions are not there yet: use \"1d\"".to_owned();
+    Err(ConfigError::Value { place: None, key, message })
 }
 
 /// Refuses ranks that were started with different settings.

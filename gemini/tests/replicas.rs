@@ -94,7 +94,7 @@ fn train_on(size: usize, transport: Transport) -> Vec<(Vec<f32>, u64)> {
     let rank = |rank: usize| {
         let place = Place { rank, size, port, served: true, ..Place::single() };
         let world = World::join(place, transport, TIMEOUT).unwrap();
-        let groups = Arc::new(world.groups(&Mesh::new([1, size, 1, 1, 1], rank, size).unwrap()).unwrap());
+        let groups = Arc::new(world.groups(&Mesh::new(&[(Axis::Data, size)], rank, size).unwrap()).unwrap());
         let ended = train(&groups);
         groups.world().barrier().unwrap();
         ended

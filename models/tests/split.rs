@@ -19,7 +19,7 @@ use parallel::c10d::Store;
 use parallel::comm::Reduction;
 use parallel::pipeline::{self, Method};
 use parallel::tensor_file::TensorFile;
-use parallel::{Groups, Mesh, Parameter, Place, Placement, Segmented, Tape, Transport, World};
+use parallel::{Axis, Groups, Mesh, Parameter, Place, Placement, Segmented, Tape, Transport, World};
 use tch::{Device, Kind, Tensor};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -83,12 +83,14 @@ fn on_every_mesh<T: Send>(
     body: impl Fn(&Groups) -> T + Sync,
 ) -> Vec<T> {
     let size = sizes.iter().product();
+    let axes = [Axis::Pipeline, Axis::Data, Axis::Expert, Axis::Sequence, Axis::Tensor];
+    let wide: Vec<(Axis, usize)> = axes.into_iter().zip(sizes).collect();
     let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
     let port = server.port();
     let rank = |rank: usize| {
         let place = Place { rank, size, port, served: true, ..Place::single() };
         let world = World::join(place, transport, TIMEOUT).unwrap();
-        let groups = world.groups(&Mesh::new(sizes, rank, size).unwrap()).unwrap();
+        let groups = world.groups(&Mesh::new(&wide, rank, size).unwrap()).unwrap();
         let result = body(&groups);
         groups.world().barrier().unwrap();
         result
@@ -396,22 +398,31 @@ fn ranks_with_different_experts_have_the_gradients_and_replies_of_the_whole() {
 }
 
 #[test]
-fn tokens_that_travel_to_their_experts_are_counted() {
+fn tokens_that_travel_to_their_experts_send_as_much_as_the_formula_says() {
+    // Every token takes all four experts, of which two are on the other rank.
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        let bytes = std::fs::read(golden("mixtral").join(file)).unwrap();
+        std::fs::write(folder.path().join(file), bytes).unwrap();
+    }
+    let config = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
+    let config = config.replace("\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 4");
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
     on_every_mesh([1, 1, 2, 1, 1], Transport::Shared, |groups| {
-        let split = Split { experts: Some(Arc::clone(groups.expert())), ..Split::WHOLE };
-        let model = CausalLm::load(&golden("mixtral"), &options(Some(&split))).unwrap();
-        let batch = Batch::new(&[ROWS[groups.expert().rank()]], Device::Cpu);
-        let before = groups.expert().sent_bytes();
+        let (rank, expert) = (groups.expert().rank(), groups.expert());
+        let split = Split { experts: Some(Arc::clone(expert)), ..Split::WHOLE };
+        let model = CausalLm::load(folder.path(), &options(Some(&split))).unwrap();
+        let batch = Batch::new(&[ROWS[rank]], Device::Cpu);
+        let before = expert.sent_bytes();
         let tape = Tape::record(&model, &batch, false).unwrap();
         let targets = Tensor::zeros([batch.num_tokens()], (Kind::Int64, Device::Cpu));
         let loss = head::cross_entropy(tape.hidden(), model.head(), &targets, None).unwrap();
         tape.backward(&loss, &mut |_, _| ()).unwrap();
-        let [sent] = groups.expert().sum([(groups.expert().sent_bytes() - before) as f64]).unwrap();
-        // In each of two layers the counts of four experts are gathered, and a row of width 24 goes there and back, forward and
-        // backward, for each pair of a token and an expert of the other rank: between none and all of 8 tokens with 2 experts each.
-        let (fixed, row) = (2.0 * 2.0 * 4.0 * 8.0, 4.0 * 24.0 * 4.0);
-        let travelled = (sent - fixed) / row;
-        assert!(travelled.fract() == 0.0 && (0.0..=32.0).contains(&travelled), "{sent}");
+        // In each of two layers: the counts of four experts, gathered; rows of width 24 to the experts and back, forward and backward:
+        // this rank's own tokens go and their gradients come back, and the other way round for those of the other rank.
+        let [own, other] = [rank, 1 - rank].map(|rank| ROWS[rank].len() as u64);
+        let (counts, row) = (4 * 8, 24 * 4);
+        assert_eq!(expert.sent_bytes() - before, 2 * (counts + (2 * 2 * own + 2 * 2 * other) * row));
     });
 }
 

@@ -21,13 +21,21 @@ pub enum Axis {
     Expert,
     /// Parts of one sequence.
     Sequence,
-    /// Parts of one weight.
+    /// Parts of one weight: layers of a cube.
+    Depth,
+    /// Parts of one weight: rows of a grid.
+    Row,
+    /// Parts of one weight: columns of a grid, or all there are in one dimension.
     Tensor,
 }
 
 impl Axis {
     /// Every axis, slowest first.
-    pub const ALL: [Self; 5] = [Self::Pipeline, Self::Data, Self::Expert, Self::Sequence, Self::Tensor];
+    pub const ALL: [Self; 7] =
+        [Self::Pipeline, Self::Data, Self::Expert, Self::Sequence, Self::Depth, Self::Row, Self::Tensor];
+
+    /// Those along which weights are split.
+    pub const TENSOR: [Self; 3] = [Self::Depth, Self::Row, Self::Tensor];
 
     /// The name in the configuration and in `plan`.
     pub fn name(self) -> &'static str {
@@ -36,6 +44,8 @@ impl Axis {
             Self::Data => "data",
             Self::Expert => "expert",
             Self::Sequence => "sequence",
+            Self::Depth => "tensor depth",
+            Self::Row => "tensor row",
             Self::Tensor => "tensor",
         }
     }
@@ -44,18 +54,22 @@ impl Axis {
 /// The size of every axis, and where this process stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
-    sizes: [usize; 5],
+    sizes: [usize; 7],
     rank: usize,
 }
 
 impl Mesh {
     /// One process.
     pub fn single() -> Self {
-        Self { sizes: [1; 5], rank: 0 }
+        Self { sizes: [1; 7], rank: 0 }
     }
 
-    /// A mesh with the given sizes, in the order of [`Axis::ALL`], for rank `rank` of `world_size`.
-    pub fn new(sizes: [usize; 5], rank: usize, world_size: usize) -> Result<Self, Error> {
+    /// A mesh with these sizes, the others being 1, for rank `rank` of `world_size`.
+    pub fn new(wide: &[(Axis, usize)], rank: usize, world_size: usize) -> Result<Self, Error> {
+        let mut sizes = [1; 7];
+        for &(axis, size) in wide {
+            sizes[axis as usize] = size;
+        }
         let wanted = sizes.iter().product();
         if wanted != world_size || wanted == 0 {
             return Err(Error::MeshSize {
@@ -138,11 +152,11 @@ mod tests {
     }
 
     #[test]
-    fn coordinates_and_groups_of_a_2_x_2_x_1_x_1_x_3_mesh() {
-        // rank = (pipeline * 2 + data) * 3 + tensor, with one expert and one part of a sequence; 10 = (1 * 2 + 1) * 3 + 1.
-        let mesh = Mesh::new([2, 2, 1, 1, 3], 10, 12).unwrap();
+    fn coordinates_and_groups_of_a_2_x_2_x_3_mesh() {
+        // rank = (pipeline * 2 + data) * 3 + tensor; 10 = (1 * 2 + 1) * 3 + 1.
+        let mesh = Mesh::new(&[(Axis::Tensor, 3), (Axis::Pipeline, 2), (Axis::Data, 2)], 10, 12).unwrap();
         let place: Vec<usize> = Axis::ALL.iter().map(|&axis| mesh.coordinate(axis)).collect();
-        assert_eq!(place, [1, 1, 0, 0, 1]);
+        assert_eq!(place, [1, 1, 0, 0, 0, 0, 1]);
         assert_eq!(mesh.group(&[Axis::Tensor]), [9, 10, 11]);
         assert_eq!(mesh.group(&[Axis::Data]), [7, 10]);
         assert_eq!(mesh.group(&[Axis::Pipeline]), [4, 10]);
@@ -151,8 +165,20 @@ mod tests {
     }
 
     #[test]
+    fn a_cube_of_weights_has_groups_along_each_edge_and_face() {
+        // rank = data * 8 + depth * 4 + row * 2 + column; 13 = 8 + 4 + 0 + 1.
+        let cube = [(Axis::Data, 2), (Axis::Depth, 2), (Axis::Row, 2), (Axis::Tensor, 2)];
+        let mesh = Mesh::new(&cube, 13, 16).unwrap();
+        assert_eq!(mesh.group(&[Axis::Depth]), [9, 13]);
+        assert_eq!(mesh.group(&[Axis::Row]), [13, 15]);
+        assert_eq!(mesh.group(&[Axis::Row, Axis::Tensor]), [12, 13, 14, 15]);
+        assert_eq!(mesh.group(&Axis::TENSOR), (8..16).collect::<Vec<_>>());
+        assert_eq!(mesh.to_string(), "data 2 x tensor depth 2 x tensor row 2 x tensor 2");
+    }
+
+    #[test]
     fn a_mesh_that_does_not_fit_is_refused() {
-        let error = Mesh::new([1, 2, 1, 1, 2], 0, 1).unwrap_err().to_string();
+        let error = Mesh::new(&[(Axis::Data, 2), (Axis::Tensor, 2)], 0, 1).unwrap_err().to_string();
         assert!(error.contains("data 2 x tensor 2 = 4 ranks, but 1 is running"), "{error}");
     }
 }

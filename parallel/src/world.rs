@@ -263,12 +263,13 @@ impl World {
         let joined = |name: &str, axes: &[Axis], apart: bool| -> Result<Arc<Group>, Error> {
             let mut wide = axes.iter().filter(|&&axis| mesh.size(axis) > 1);
             match (wide.next(), wide.next()) {
-                (None, _) => Ok(Arc::clone(&along[axes[0] as usize])),
+                (None, _) => Ok(Arc::clone(&along[axes[axes.len() - 1] as usize])),
                 (Some(&axis), None) if !apart => Ok(Arc::clone(&along[axis as usize])),
                 _ => Ok(Arc::new(self.group(name, &mesh.group(axes))?)),
             }
         };
         let apart = mesh.size(Axis::Sequence) > 1 || mesh.size(Axis::Expert) > 1;
+        let tensor = joined("tensor", &Axis::TENSOR, false)?;
         let data = joined("rows", &[Axis::Data, Axis::Expert], false)?;
         let replicas = joined("replicas", &[Axis::Data, Axis::Expert, Axis::Sequence], apart)?;
         let twins = joined("twins", &[Axis::Data, Axis::Sequence], apart)?;
@@ -282,7 +283,7 @@ impl World {
             _ => None,
         };
         let (mesh, world) = (mesh.clone(), self.group("world", &everyone)?);
-        Ok(Groups { mesh, world, along, data, replicas, twins, learners, holders, ends })
+        Ok(Groups { mesh, world, along, tensor, data, replicas, twins, learners, holders, ends })
     }
 }
 
@@ -317,6 +318,7 @@ pub struct Groups {
     mesh: Mesh,
     world: Group,
     along: Vec<Arc<Group>>,
+    tensor: Arc<Group>,
     data: Arc<Group>,
     replicas: Arc<Group>,
     twins: Arc<Group>,
@@ -330,10 +332,10 @@ impl Groups {
     pub fn single() -> Self {
         let alone = |name: &str| Arc::new(Group::alone(name, 0));
         let along = Axis::ALL.iter().map(|axis| alone(axis.name())).collect();
-        let [data, replicas, twins, learners, holders] =
-            ["rows", "replicas", "twins", "learners", "holders"].map(alone);
+        let [tensor, data, replicas, twins, learners, holders] =
+            ["tensor", "rows", "replicas", "twins", "learners", "holders"].map(alone);
         let (mesh, world) = (Mesh::single(), Group::alone("world", 0));
-        Self { mesh, world, along, data, replicas, twins, learners, holders, ends: None }
+        Self { mesh, world, along, tensor, data, replicas, twins, learners, holders, ends: None }
     }
 
     /// The mesh.
@@ -398,7 +400,7 @@ impl Groups {
 
     /// Those who hold parts of the same weights.
     pub fn tensor(&self) -> &Arc<Group> {
-        self.along(Axis::Tensor)
+        &self.tensor
     }
 
     /// Whether this process holds what is saved: the others hold the same once more.

@@ -110,11 +110,31 @@ pub(crate) struct TensorSection {
     pub(crate) mode: TensorMode,
     /// Processes that share one model.
     pub(crate) size: usize,
+    /// Layers of a box, for mode 2.5d.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) depth: Option<usize>,
 }
 
 impl Default for TensorSection {
     fn default() -> Self {
-        Self { mode: TensorMode::OneDimension, size: 1 }
+        Self { mode: TensorMode::OneDimension, size: 1, depth: None }
+    }
+}
+
+impl TensorSection {
+    /// Layers, rows and columns of processes; their product is another than the size where that has no such shape.
+    pub(crate) fn shape(&self) -> [usize; 3] {
+        let depth = match self.mode {
+            TensorMode::OneDimension => return [1, 1, self.size],
+            TensorMode::TwoDimensions => 1,
+            TensorMode::TwoAndAHalf => self.depth.unwrap_or(1),
+            TensorMode::ThreeDimensions => {
+                let edge = (1..=self.size).find(|edge| edge * edge * edge >= self.size).unwrap_or(1);
+                return [edge; 3];
+            }
+        };
+        let face = self.size / depth.max(1);
+        [depth, face.isqrt(), face.isqrt()]
     }
 }
 
@@ -124,6 +144,15 @@ pub(crate) enum TensorMode {
     /// By heads, inner columns and tokens of the vocabulary (Shoeybi et al. 2019).
     #[serde(rename = "1d")]
     OneDimension,
+    /// By a grid (Xu et al. 2021, arXiv 2104.05343).
+    #[serde(rename = "2d")]
+    TwoDimensions,
+    /// By a box of several grids (Wang et al. 2021, arXiv 2105.14500).
+    #[serde(rename = "2.5d")]
+    TwoAndAHalf,
+    /// By a cube (Bian et al. 2021, arXiv 2105.14450).
+    #[serde(rename = "3d")]
+    ThreeDimensions,
 }
 
 /// The `[parallel.sequence]` section: how the tokens of a row are shared in training.

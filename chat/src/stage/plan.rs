@@ -31,6 +31,8 @@ pub(crate) struct Plan {
     /// How the processes share the work.
     #[serde(serialize_with = "with_places")]
     pub(crate) mesh: Mesh,
+    /// The most memory that each process held until the models were loaded.
+    pub(crate) loaded_bytes: Vec<u64>,
     /// Weights, gradients and optimiser state of all models, without activations.
     pub(crate) model_bytes: usize,
 }
@@ -55,6 +57,7 @@ impl Plan {
             steps: config.train.total_steps(units),
             rows_per_step: config.train.batch_size(),
             mesh: mesh.clone(),
+            loaded_bytes: Vec::new(),
             model_bytes: parameters * config.model.dtype.trained_bytes(),
         }
     }
@@ -77,6 +80,9 @@ impl Plan {
             self.rows_per_step,
             self.model_bytes as f64 / f64::from(1 << 20),
         ));
+        if self.loaded_bytes.len() > 1 {
+            tell(&format!("peak memory of the processes until here: {}", mebibytes(&self.loaded_bytes)));
+        }
         if self.mesh.world_size() > 1 {
             tell(&format!("{} processes: {}", self.mesh.world_size(), self.mesh));
             for rank in 0..self.mesh.world_size() {
@@ -108,4 +114,11 @@ fn with_places<S: Serializer>(mesh: &Mesh, serializer: S) -> Result<S::Ok, S::Er
     };
     let places: Vec<_> = (0..mesh.world_size()).map(place).collect();
     json!({"sizes": of_axes(&|axis| mesh.size(axis)), "ranks": places}).serialize(serializer)
+}
+
+/// As in `312, 298 MiB`, by rank.
+pub(super) fn mebibytes(bytes: &[u64]) -> String {
+    let each: Vec<String> =
+        bytes.iter().map(|&bytes| format!("{:.0}", bytes as f64 / f64::from(1 << 20))).collect();
+    format!("{} MiB", each.join(", "))
 }

@@ -53,7 +53,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     };
     let mut stage = Ppo::new(judges, data, &config.ppo, &config.train, config.seed, around.groups)?;
     let companions = |folder: &Path| session::save_companions(folder, &tokenizer, models.policy.config());
-    in_run_folder(Stage::Ppo, config, &plan, &companions, around, |run| stage.train(run))
+    in_run_folder(Stage::Ppo, config, plan, &companions, around, |run| stage.train(run))
 }
 
 impl Models {
@@ -103,6 +103,7 @@ impl Models {
             steps: config.ppo.iterations,
             rows_per_step: config.ppo.rollout_batch_size * config.ppo.samples_per_prompt,
             mesh: mesh.clone(),
+            loaded_bytes: Vec::new(),
             model_bytes: trained * dtype.trained_bytes()
                 + parameters[2].1 * dtype.bytes()
                 + parameters[3].1 * Dtype::Float32.bytes(),

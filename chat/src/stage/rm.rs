@@ -24,7 +24,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     let sizes = [train.rows.len(), train.dropped, train.tokens];
     let plan = Plan::one_model(Stage::Rm, config, around.mesh, parameters, sizes, train.rows.len());
     let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
-    in_run_folder(Stage::Rm, config, &plan, &companions, around, |run| {
+    in_run_folder(Stage::Rm, config, plan, &companions, around, |run| {
         reward::train(&model, &data, &config.reward, &config.train, run)
     })
 }

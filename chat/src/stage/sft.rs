@@ -35,7 +35,7 @@ pub(super) fn train_on(
     let sizes = [train.rows.len(), train.dropped, train.tokens];
     let plan = Plan::one_model(stage, config, around.mesh, parameters, sizes, data.units.len());
     let companions = |folder: &Path| session::save_companions(folder, tokenizer, model.config());
-    in_run_folder(stage, config, &plan, &companions, around, |run| {
+    in_run_folder(stage, config, plan, &companions, around, |run| {
         rlhf::sft::train(model, &data, &config.train, run)
     })
 }

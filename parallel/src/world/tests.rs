@@ -62,7 +62,7 @@ fn groups_of_a_mesh_reduce_along_their_axis() {
     for transport in [Transport::Auto, Transport::Gloo] {
         worlds(4, transport, |world| {
             // data 2 x tensor 2: rank = 2 data + tensor.
-            let mesh = Mesh::new([1, 2, 1, 1, 2], world.rank(), 4).unwrap();
+            let mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Tensor, 2)], world.rank(), 4).unwrap();
             let groups = world.groups(&mesh).unwrap();
             let own = [world.rank() as f64];
             let sum = |group: &Group| group.sum(own).unwrap()[0];
