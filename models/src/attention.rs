@@ -95,8 +95,9 @@ impl Attention {
         let [mut q, mut k, v] = match &self.projection {
             Projection::Separate([q, k, v]) => {
                 let apart = |x: Tensor, heads| x.unflatten(1, [heads, self.head_dim]);
+                let q = apart(q.forward(x), heads);
                 let [k, v] = [k, v].map(|linear| apart(self.keys(linear, x), kv_heads));
-                [apart(q.forward(x), heads), k, v]
+                [q, k, v]
             }
             Projection::Blocks(linear) => {
                 let joined = linear.forward(x).unflatten(1, [heads + 2 * kv_heads, self.head_dim]);
