@@ -1,4 +1,4 @@
-//! Who does what in which order: a schedule is data, made here, checked by [`simulate`], and run by [`execute`](super::execute).
+//! Who does what in which order: a schedule is data, made here, checked by [`Schedule::simulate`], and run by [`execute`](super::execute).
 //!
 //! | method | stages | order on rank `p` of `P` | micro-batches that it holds | idle units, `M` micro-batches |
 //! |---|---|---|---|---|
