@@ -291,6 +291,10 @@ fn a_mesh_that_does_not_fit_the_processes_is_refused() {
     let scratch = copied();
     let line = "sft --config life/sft/run.toml --set out=x --nproc 2 --set parallel.data=3";
     scratch.run(line).fails(2, &["data 3", "but 2 are running"]);
+    let line = "sft --config life/sft/run.toml --set out=x --nproc 2 --set parallel.expert.size=2";
+    scratch.run(line).fails(2, &["`parallel.expert.size`: 2: no model of this stage has experts"]);
+    let line = "sft --config life/sft/run.toml --set out=x --nproc 3 --set parallel.tensor.size=3";
+    scratch.run(line).fails(2, &["[parallel.tensor] size = 3", "4 query heads with 2 key-value heads"]);
     for (settings, wanted) in [
         ("sequence.size=2", "`parallel.sequence.size`: 2: needs mode"),
         ("sequence.mode='megatron'", "`parallel.tensor.size`: 1: must be above 1"),
@@ -362,6 +366,11 @@ fn new_model_equals_one_process(config: &str, ways: &[(usize, &str)]) {
     for (index, &(processes, settings)) in ways.iter().enumerate() {
         let difference = worst(&alone, &run(&format!("way-{index}"), processes, settings));
         assert!(difference < 1e-5, "{settings}: weights differ by {difference}");
+        let size = |out: &str| {
+            let plan = scratch.read(&format!("{out}/plan.json"));
+            serde_json::from_str::<Value>(&plan).unwrap()["parameters"].clone()
+        };
+        assert_eq!(size(&format!("way-{index}")), size("alone"), "{settings}");
     }
 }
 

@@ -13,9 +13,10 @@ use std::sync::atomic::AtomicBool;
 
 use datasets::Tokenizer;
 use models::causal_lm::LoadOptions;
+use models::config::Config;
 use models::split::{Layers, Split, Tokens};
 use parallel::comm::Group;
-use parallel::{Axis, Groups, Mesh, memory};
+use parallel::{Axis, Groups, Mesh, Parameter, Segmented, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{Cadence, Run, Save};
 use tch::Device;
@@ -153,6 +154,28 @@ fn in_run_folder(
         tell(&format!("peak memory of the processes: {}", plan::mebibytes(&peaks)));
     }
     Ok(())
+}
+
+/// Values of a whole model, of which each process has some parameters.
+fn num_values(model: &impl Segmented, groups: &Groups) -> anyhow::Result<usize> {
+    let counts = |parameter: &&Parameter| {
+        let first = parameter.copies.as_ref().is_none_or(|copies| copies.rank() == 0);
+        first && (parameter.exclusive || groups.expert().rank() == 0)
+    };
+    let own: usize = model.parameters().iter().filter(counts).map(Parameter::num_elements).sum();
+    let [all] = groups.holders().sum([own as f64])?;
+    Ok(all as usize)
+}
+
+/// Refuses to share experts that no model of the stage has.
+fn check_experts(config: &RunConfig, models: &[&Config]) -> Result<(), ConfigError> {
+    let none = models.iter().all(|model| model.architecture().experts.is_none());
+    if config.parallel.expert.size == 1 || !none {
+        return Ok(());
+    }
+    let key = "parallel.expert.size".to_owned();
+    let message = format!("{}: no model of this stage has experts", config.parallel.expert.size);
+    Err(ConfigError::Value { place: None, key, message })
 }
 
 /// Refuses to train with weights in two or three dimensions, which a plan can lay out.

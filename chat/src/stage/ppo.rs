@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use models::causal_lm::{CausalLm, LoadOptions};
+use models::config::Config;
 use models::scalar_model::ScalarModel;
-use parallel::{Groups, Mesh, Segmented};
+use parallel::Groups;
 use rlhf::ppo::{Data, Ppo};
 use rlhf::rollout::Judges;
 use tch::Kind;
 
-use super::{Around, Plan, in_run_folder, rm, rows, tokenizer, trainable};
+use super::{Around, Plan, in_run_folder, num_values, rm, rows, tokenizer, trainable};
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, RunConfig, Stage};
 use crate::session;
@@ -32,9 +33,10 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     session::check_vocabulary(&tokenizer, models.policy.config())?;
     let prompts = rows::prompts(&config.data.train, &tokenizer, &config.data)?;
     let ptx = rows::demonstrations(&config.data.ptx, &tokenizer, &config.data)?;
+    super::check_experts(config, &models.configs())?;
     models.check_lengths(prompts.longest, config.ppo.max_new_tokens)?;
     models.policy.config().check_length("the longest ptx row", ptx.longest)?;
-    let plan = models.plan(config, around.mesh, &prompts);
+    let plan = models.plan(config, around, &prompts)?;
     let stop_ids = session::stop_ids(&tokenizer, models.policy.config());
     // Only for people to read: an id that cannot be decoded is shown as such and stops nothing.
     let decode = |ids: &[i64]| tokenizer.decode(ids, true).unwrap_or_else(|error| format!("<{error}>"));
@@ -73,6 +75,11 @@ impl Models {
         })
     }
 
+    /// Of policy, reference, critic and reward model.
+    fn configs(&self) -> [&Config; 4] {
+        [self.policy.config(), self.reference.config(), self.critic.config(), self.reward.config()]
+    }
+
     /// Refuses prompts that leave no room for a reply, and replies that a model has no positions for.
     fn check_lengths(&self, longest: usize, max_new_tokens: usize) -> anyhow::Result<()> {
         let room = self.policy.config().max_positions() as usize;
@@ -80,38 +87,41 @@ impl Models {
             return Err(ConfigError::NoRoom { longest, room }.into());
         }
         let whole = (longest + max_new_tokens).min(room);
-        for config in [self.reference.config(), self.critic.config(), self.reward.config()] {
+        let [_, others @ ..] = self.configs();
+        for config in others {
             config.check_length("the longest prompt with its reply", whole)?;
         }
         Ok(())
     }
 
-    fn plan(&self, config: &RunConfig, mesh: &Mesh, prompts: &rows::Encoded<datasets::PromptRow>) -> Plan {
+    fn plan(
+        &self,
+        config: &RunConfig,
+        around: &Around<'_>,
+        prompts: &rows::Encoded<datasets::PromptRow>,
+    ) -> anyhow::Result<Plan> {
+        let groups = around.groups;
         let parameters = vec![
-            ("policy", size(&self.policy)),
-            ("critic", size(&self.critic)),
-            ("reference", size(&self.reference)),
-            ("reward", size(&self.reward)),
+            ("policy", num_values(&self.policy, groups)?),
+            ("critic", num_values(&self.critic, groups)?),
+            ("reference", num_values(&self.reference, groups)?),
+            ("reward", num_values(&self.reward, groups)?),
         ];
         let trained = parameters[0].1 + parameters[1].1;
         let dtype = config.model.dtype;
-        Plan {
+        Ok(Plan {
             stage: Stage::Ppo.name(),
             rows: prompts.rows.len(),
             dropped: prompts.dropped,
             tokens: prompts.tokens,
             steps: config.ppo.iterations,
             rows_per_step: config.ppo.rollout_batch_size * config.ppo.samples_per_prompt,
-            mesh: mesh.clone(),
+            mesh: around.mesh.clone(),
             loaded_bytes: Vec::new(),
             model_bytes: trained * dtype.trained_bytes()
                 + parameters[2].1 * dtype.bytes()
                 + parameters[3].1 * Dtype::Float32.bytes(),
             parameters,
-        }
+        })
     }
-}
-
-fn size(model: &impl Segmented) -> usize {
-    model.parameters().iter().map(parallel::Parameter::num_elements).sum()
 }

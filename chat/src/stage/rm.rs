@@ -4,7 +4,6 @@ use std::path::Path;
 
 use models::causal_lm::LoadOptions;
 use models::scalar_model::ScalarModel;
-use parallel::Segmented;
 use rlhf::reward;
 
 use super::{Around, Plan, in_run_folder, rows, start_folder, tokenizer, trainable};
@@ -18,9 +17,10 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     session::check_vocabulary(&tokenizer, model.config())?;
     let train = rows::preferences(&config.data.train, &tokenizer, &config.data)?;
     let eval = rows::preferences(&config.data.eval, &tokenizer, &config.data)?;
+    super::check_experts(config, &[model.config()])?;
     model.config().check_length("the longest reply with its prompt", train.longest.max(eval.longest))?;
     let data = reward::Data { train: &train.rows, eval: &eval.rows, shuffle: config.data.shuffle };
-    let parameters = model.parameters().iter().map(parallel::Parameter::num_elements).sum();
+    let parameters = super::num_values(&model, around.groups)?;
     let sizes = [train.rows.len(), train.dropped, train.tokens];
     let plan = Plan::one_model(Stage::Rm, config, around.mesh, parameters, sizes, train.rows.len());
     let companions = |folder: &Path| Ok(tokenizer.save(folder)?);

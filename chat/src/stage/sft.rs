@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use models::causal_lm::CausalLm;
-use parallel::Segmented;
 
 use super::{Around, Plan, in_run_folder, rows, start_folder, tokenizer, trainable};
 use crate::config::{RunConfig, Stage};
@@ -28,10 +27,11 @@ pub(super) fn train_on(
     tokenizer: &datasets::Tokenizer,
     around: &mut Around<'_>,
 ) -> anyhow::Result<()> {
+    super::check_experts(config, &[model.config()])?;
     model.config().check_length("the longest row", train.longest.max(eval.longest))?;
     let packing = config.data.packing.then_some(config.data.max_length);
     let data = rlhf::sft::Data::new(&train.rows, &eval.rows, packing, config.data.shuffle)?;
-    let parameters = model.parameters().iter().map(parallel::Parameter::num_elements).sum();
+    let parameters = super::num_values(model, around.groups)?;
     let sizes = [train.rows.len(), train.dropped, train.tokens];
     let plan = Plan::one_model(stage, config, around.mesh, parameters, sizes, data.units.len());
     let companions = |folder: &Path| session::save_companions(folder, tokenizer, model.config());
