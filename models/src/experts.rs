@@ -16,6 +16,7 @@
 
 use std::sync::Arc;
 
+use parallel::autograd::{self, Backward, attach};
 use parallel::comm::{Group, Reduction};
 use parallel::{Cut, region};
 use tch::{Kind, Tensor, no_grad};
@@ -122,7 +123,7 @@ impl Mixture {
         }
         match &way.balance {
             None => Ok(sum),
-            Some(balance) => region::with_term(&sum, &(balance.term(&shares, &chosen)? * self.layer_share)),
+            Some(balance) => with_term(&sum, &(balance.term(&shares, &chosen)? * self.layer_share)),
         }
     }
 
@@ -234,6 +235,19 @@ fn inverse(places: &[i64]) -> Vec<i64> {
         inverse[place as usize] = index as i64;
     }
     inverse
+}
+
+/// `x`, whose backward pass seeds `aside`, a scalar, with one: a term of the loss that no later layer sees.
+fn with_term(x: &Tensor, aside: &Tensor) -> Result<Tensor, parallel::Error> {
+    if !(aside.requires_grad() && autograd::is_enabled()) {
+        return Ok(x.shallow_clone());
+    }
+    let one = aside.detach().ones_like();
+    let backward: Backward = Box::new(move |grads| {
+        Ok(vec![grads[0].as_ref().map(Tensor::shallow_clone), Some(one.shallow_clone())])
+    });
+    let mut attached = attach(&[&x.detach()], &[x, aside], backward)?;
+    Ok(attached.pop().expect("as many outputs as were given"))
 }
 
 /// What the term that keeps experts equally busy needs to know of a batch.

@@ -66,19 +66,6 @@ pub fn exchange(x: &Tensor, received: &[i64], sent: &[i64], group: &Arc<Group>) 
     region(x, group, result, move |group, grad| group.all_to_all(grad, [&sent, &received]))
 }
 
-/// `x`, whose backward pass seeds `aside`, a scalar, with one: a term of the loss that no later layer sees.
-pub fn with_term(x: &Tensor, aside: &Tensor) -> Result<Tensor, Error> {
-    if !(aside.requires_grad() && autograd::is_enabled()) {
-        return Ok(x.shallow_clone());
-    }
-    let one = aside.detach().ones_like();
-    let backward: Backward = Box::new(move |grads| {
-        Ok(vec![grads[0].as_ref().map(Tensor::shallow_clone), Some(one.shallow_clone())])
-    });
-    let mut attached = attach(&[&x.detach()], &[x, aside], backward)?;
-    Ok(attached.pop().expect("as many outputs as were given"))
-}
-
 /// `result` of `x`, with `backward` as its vector-Jacobian product.
 fn region(
     x: &Tensor,
@@ -136,7 +123,7 @@ fn index(x: &Tensor, dim: i64) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use tch::{Device, Kind};
 
     use super::*;
@@ -148,11 +135,11 @@ mod tests {
         Tensor::arange(count, (Kind::Double, Device::Cpu)).sin().reshape(shape)
     }
 
-    fn leaf(tensor: &Tensor) -> Tensor {
+    pub(crate) fn leaf(tensor: &Tensor) -> Tensor {
         tensor.detach().copy().set_requires_grad(true)
     }
 
-    fn close(left: &Tensor, right: &Tensor) {
+    pub(crate) fn close(left: &Tensor, right: &Tensor) {
         assert_eq!(left.size(), right.size());
         let worst = (left - right).abs().max().double_value(&[]);
         assert!(worst < 1e-12, "{worst}");

@@ -264,18 +264,9 @@ fn outputs<const N: usize>(name: &str, arguments: &[Value<'_>]) -> Result<[Tenso
 mod tests {
     use super::*;
     use crate::Transport;
+    use crate::region::tests::{close, leaf};
     use crate::sequence::{Layout, Order};
     use crate::world::tests::worlds;
-
-    fn leaf(tensor: &Tensor) -> Tensor {
-        tensor.detach().copy().set_requires_grad(true)
-    }
-
-    fn close(left: &Tensor, right: &Tensor) {
-        assert_eq!(left.size(), right.size());
-        let worst = (left - right).abs().max().double_value(&[]);
-        assert!(worst < 1e-12, "{worst}");
-    }
 
     /// Queries, keys and values of rows with these lengths, `[N, heads, D]`, and the gradient of the result.
     fn inputs(lengths: &[i64]) -> [Tensor; 4] {
