@@ -158,10 +158,7 @@ fn in_run_folder(
 
 /// Values of a whole model, of which each process has some parameters.
 fn num_values(model: &impl Segmented, groups: &Groups) -> anyhow::Result<usize> {
-    let counts = |parameter: &&Parameter| {
-        let first = parameter.copies.as_ref().is_none_or(|copies| copies.rank() == 0);
-        first && (parameter.exclusive || groups.expert().rank() == 0)
-    };
+    let counts = |parameter: &&Parameter| parameter.counts_among(groups);
     let own: usize = model.parameters().iter().filter(counts).map(Parameter::num_elements).sum();
     let [all] = groups.holders().sum([own as f64])?;
     Ok(all as usize)

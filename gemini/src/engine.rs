@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use parallel::comm::{Group, Reduction};
+use parallel::comm::Reduction;
 use parallel::pipeline::execute;
 use parallel::tensor_file::Named;
 use parallel::{Groups, Parameter, Placement, Segmented};
@@ -24,19 +24,10 @@ use crate::{Error, TrainConfig, schedule};
 
 /// A trained parameter with all that its update needs.
 struct Slot {
-    name: String,
-    weight: Tensor,
-    placement: Placement,
-    /// Whether the gradient is one term of a sum over the tensor ranks.
-    partial: bool,
-    /// Whether other ranks of the expert group hold other parameters in its place.
-    exclusive: bool,
-    /// Those who hold the same values for another use.
-    copies: Option<Arc<Group>>,
+    parameter: Parameter,
     master: Tensor,
     moments: Moments,
     grad: Option<Tensor>,
-    decay: bool,
 }
 
 /// What one optimiser step did.
@@ -88,8 +79,8 @@ impl Engine {
             return Err(Error::NothingTrained);
         }
         let replicas = (groups.replicas().size() > 1).then(|| {
-            let weights: Vec<&Tensor> = slots.iter().map(|slot| &slot.weight).collect();
-            let exclusive: Vec<bool> = slots.iter().map(|slot| slot.exclusive).collect();
+            let weights: Vec<&Tensor> = slots.iter().map(|slot| &slot.parameter.tensor).collect();
+            let exclusive: Vec<bool> = slots.iter().map(|slot| slot.parameter.exclusive).collect();
             let (replicas, views) = Replicas::new(groups, &weights, &exclusive);
             slots.iter_mut().zip(views).for_each(|(slot, view)| slot.grad = Some(view));
             replicas
@@ -114,7 +105,7 @@ impl Engine {
 
     /// Trained values.
     pub fn num_trained(&self) -> usize {
-        self.slots.iter().map(|slot| slot.weight.numel()).sum()
+        self.slots.iter().map(|slot| slot.parameter.tensor.numel()).sum()
     }
 
     /// The bytes of masters, moments and gradients.
@@ -122,8 +113,8 @@ impl Engine {
         self.slots
             .iter()
             .map(|slot| {
-                let master = if slot.weight.kind() == Kind::Float { 0 } else { 4 };
-                slot.weight.numel() * (master + 8 + if slot.grad.is_some() { 4 } else { 0 })
+                let master = if slot.parameter.tensor.kind() == Kind::Float { 0 } else { 4 };
+                slot.parameter.tensor.numel() * (master + 8 + if slot.grad.is_some() { 4 } else { 0 })
             })
             .sum()
     }
@@ -193,7 +184,7 @@ impl Engine {
                 master: &slot.master,
                 grad,
                 moments: &slot.moments,
-                decay: slot.decay,
+                decay: slot.parameter.decay,
             })
             .collect();
         adamw(&updates, &self.config, lr, step, clip_divisor(grad_norm, self.config.max_grad_norm))?;
@@ -208,7 +199,7 @@ impl Engine {
 
     /// Sums the gradients of parameters that every tensor rank holds whole and uses for other work, in one collective.
     fn add_up_terms(&self) -> Result<(), Error> {
-        let partial = self.slots.iter().filter(|slot| slot.partial);
+        let partial = self.slots.iter().filter(|slot| slot.parameter.partial);
         let terms: Vec<&Tensor> = partial.filter_map(|slot| slot.grad.as_ref()).collect();
         if terms.is_empty() {
             return Ok(());
@@ -230,7 +221,7 @@ impl Engine {
     /// Sums the gradients of parameters that two ranks of a pipeline hold for different uses.
     fn add_up_copies(&self) -> Result<(), Error> {
         for slot in &self.slots {
-            if let (Some(copies), Some(grad)) = (&slot.copies, &slot.grad) {
+            if let (Some(copies), Some(grad)) = (&slot.parameter.copies, &slot.grad) {
                 copies.all_reduce(grad, Reduction::Sum)?;
             }
         }
@@ -246,7 +237,10 @@ impl Engine {
         }
         let square = |is_shard: bool, exclusive: bool| -> Result<f64, Error> {
             let counts = |slot: &Slot| {
-                slot.is_first_copy() && slot.placement.is_shard() == is_shard && slot.exclusive == exclusive
+                let parameter = &slot.parameter;
+                parameter.is_first_copy()
+                    && parameter.placement.is_shard() == is_shard
+                    && parameter.exclusive == exclusive
             };
             let chosen = slots.iter().zip(grads).filter(|(slot, _)| counts(slot));
             Ok(global_norm(&chosen.map(|(_, grad)| *grad).collect::<Vec<_>>())?.powi(2))
@@ -272,10 +266,14 @@ impl Engine {
     pub(crate) fn state(&self) -> Vec<State<'_>> {
         let mut states = Vec::new();
         for slot in &self.slots {
-            let counts = slot.is_first_copy() && (slot.exclusive || self.groups.expert().rank() == 0);
-            let placement = &slot.placement;
-            let state =
-                |(kind, tensor)| State { name: format!("{kind}.{}", slot.name), tensor, placement, counts };
+            let counts = slot.parameter.counts_among(&self.groups);
+            let placement = &slot.parameter.placement;
+            let state = |(kind, tensor)| State {
+                name: format!("{kind}.{}", slot.parameter.name),
+                tensor,
+                placement,
+                counts,
+            };
             states.extend(slot.state().map(state));
         }
         states
@@ -310,26 +308,9 @@ fn clip_divisor(norm: f64, max_norm: f64) -> f64 {
 
 impl Slot {
     fn new(parameter: &Parameter) -> Self {
-        let weight = parameter.tensor.shallow_clone();
-        let master = no_grad(|| weight.detach().to_kind(Kind::Float));
+        let master = no_grad(|| parameter.tensor.detach().to_kind(Kind::Float));
         let moments = Moments::zeros_like(&master);
-        Self {
-            name: parameter.name.clone(),
-            weight,
-            placement: parameter.placement.clone(),
-            partial: parameter.partial,
-            exclusive: parameter.exclusive,
-            copies: parameter.copies.clone(),
-            master,
-            moments,
-            grad: None,
-            decay: parameter.decay,
-        }
-    }
-
-    /// Whether this is the one of several copies that counts.
-    fn is_first_copy(&self) -> bool {
-        self.copies.as_ref().is_none_or(|copies| copies.rank() == 0)
+        Self { parameter: parameter.clone(), master, moments, grad: None }
     }
 
     fn add(&mut self, grad: &Tensor) {
@@ -344,13 +325,13 @@ impl Slot {
 
     /// Carries the new values into weights of lower precision.
     fn carry(&mut self) {
-        if self.weight.kind() != Kind::Float {
-            no_grad(|| self.weight.copy_(&self.master));
+        if self.parameter.tensor.kind() != Kind::Float {
+            no_grad(|| self.parameter.tensor.copy_(&self.master));
         }
     }
 
     fn state(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
-        let master = (self.weight.kind() != Kind::Float).then_some(("master", &self.master));
+        let master = (self.parameter.tensor.kind() != Kind::Float).then_some(("master", &self.master));
         [("exp_avg", &self.moments.exp_avg), ("exp_avg_sq", &self.moments.exp_avg_sq)]
             .into_iter()
             .chain(master)

@@ -77,18 +77,15 @@ impl Replicas {
         (Self { groups: Arc::clone(groups), buckets, bucket_of, left, begun, uses, started }, views)
     }
 
-    /// Announces rows of the step at hand; gives the micro-batches of this rank. Where ranks hold different experts they all have as many,
-    /// of which some may be empty: they work together in every layer.
+    /// Announces rows of the step at hand, and cuts them as evenly as can be; gives the micro-batches of this rank. Where ranks hold
+    /// different experts they all have as many, of which some may be empty: they work together in every layer.
     pub(crate) fn deal<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
         let data = self.groups.data();
         let size = largest.min(rows.len().div_ceil(data.size())).max(1);
-        let own: Vec<&[T]> = if self.groups.expert().size() > 1 {
-            let count = rows.len().div_ceil(size).next_multiple_of(data.size());
-            let cut = |place: usize| rows.len() * place / count.max(1);
-            data.deal((0..count).map(|place| &rows[cut(place)..cut(place + 1)])).collect()
-        } else {
-            data.deal(rows.chunks(size)).collect()
-        };
+        let together = if self.groups.expert().size() > 1 { data.size() } else { 1 };
+        let count = rows.len().div_ceil(size).next_multiple_of(together);
+        let cut = |place: usize| rows.len() * place / count;
+        let own: Vec<&[T]> = data.deal((0..count).map(|place| &rows[cut(place)..cut(place + 1)])).collect();
         self.left += own.len();
         own
     }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use tch::{Tensor, no_grad};
 
-use crate::Error;
 use crate::comm::Group;
 use crate::tensor_file::Named;
+use crate::{Error, Groups};
 
 /// How one dimension of a tensor is dealt out to the ranks of a group: for each rank the runs that it holds, end to end.
 ///
@@ -211,6 +211,16 @@ impl Parameter {
     pub fn placed(name: impl Into<String>, tensor: &Tensor, placement: Placement) -> Self {
         let (tensor, decay) = (tensor.shallow_clone(), tensor.dim() > 1);
         Self { name: name.into(), tensor, placement, partial: false, exclusive: false, copies: None, decay }
+    }
+
+    /// Whether this is the one of several copies that counts where each counts once.
+    pub fn is_first_copy(&self) -> bool {
+        self.copies.as_ref().is_none_or(|copies| copies.rank() == 0)
+    }
+
+    /// Whether it counts here, where each parameter counts once among all who together hold a model.
+    pub fn counts_among(&self, groups: &Groups) -> bool {
+        self.is_first_copy() && (self.exclusive || groups.expert().rank() == 0)
     }
 
     /// For a file.
