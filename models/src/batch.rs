@@ -65,6 +65,7 @@ type Angles = (Rope, Kind, Option<Layout>);
 struct Kept {
     rotary: Vec<(Angles, Rotary)>,
     parts: Vec<(Layout, Rc<Part>)>,
+    rows: Option<Tensor>,
     masks: Vec<((i64, MaskKind, Kind), Tensor)>,
 }
 
@@ -191,11 +192,7 @@ impl Batch {
             return None;
         }
         let device = self.input_ids.device();
-        let rows: Vec<i64> = (0..)
-            .zip(&self.lengths)
-            .flat_map(|(row, &length)| std::iter::repeat_n(row, length as usize))
-            .collect();
-        let rows = Tensor::from_slice(&rows).to_device(device);
+        let rows = self.rows();
         Some(Balance {
             rows: part.map_or_else(|| rows.shallow_clone(), |part| rows.index_select(0, &part.tokens)),
             lengths: Tensor::from_slice(&self.lengths).to_device(device).to_kind(Kind::Float),
@@ -203,6 +200,17 @@ impl Batch {
             weight: self.balance,
             group: group.cloned(),
         })
+    }
+
+    /// The row of each token, int64 `[N]`, found at the first call.
+    fn rows(&self) -> Tensor {
+        let mut kept = self.kept.borrow_mut();
+        let rows = kept.rows.get_or_insert_with(|| {
+            let of_row = |(row, &length): (i64, &i64)| std::iter::repeat_n(row, length as usize);
+            let rows: Vec<i64> = (0..).zip(&self.lengths).flat_map(of_row).collect();
+            Tensor::from_slice(&rows).to_device(self.input_ids.device())
+        });
+        rows.shallow_clone()
     }
 
     /// The tokens of one rank, found at the first call.

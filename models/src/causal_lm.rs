@@ -96,11 +96,6 @@ impl CausalLm {
         }
     }
 
-    /// See [`Decoder::forward`].
-    pub fn forward(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
-        self.decoder.forward(batch)
-    }
-
     /// See [`Decoder::prefill`].
     pub fn prefill(
         &self,

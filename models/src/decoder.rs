@@ -201,14 +201,6 @@ impl Decoder {
         self.token_embedding.weight.device()
     }
 
-    /// The last hidden states `[N, H]` of a batch, without a graph.
-    pub fn forward(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
-        no_grad(|| {
-            let mut mix = |_, attention: &Attention, qkv: &[Tensor; 3]| Ok(mix_batch(batch, attention, qkv));
-            self.run(&batch.input_ids, &batch.positions, self.batch_rotary(batch), &mut mix)
-        })
-    }
-
     /// Runs row `r` of the batch into slot `slots[r]` of the cache, behind what it holds already; the last hidden states
     /// `[N, H]` of the new tokens, without a graph.
     pub fn prefill(
@@ -428,7 +420,10 @@ impl Segmented for Decoder {
 
     /// Whole rows on every rank.
     fn infer(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
-        self.forward(batch)
+        no_grad(|| {
+            let mut mix = |_, attention: &Attention, qkv: &[Tensor; 3]| Ok(mix_batch(batch, attention, qkv));
+            self.run(&batch.input_ids, &batch.positions, self.batch_rotary(batch), &mut mix)
+        })
     }
 
     fn segment_parameters(&self, index: usize) -> Vec<usize> {

@@ -93,11 +93,6 @@ impl ScalarModel {
     pub fn score_weight(&self) -> &Tensor {
         self.decoder.head_weight()
     }
-
-    /// See [`Decoder::forward`].
-    pub fn forward(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
-        self.decoder.forward(batch)
-    }
 }
 
 impl Segmented for ScalarModel {

@@ -277,7 +277,7 @@ impl Border {
 }
 
 /// Rows of hidden states, which every rank has, dealt out for what a head makes of them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Dealt(pub(crate) Vec<Arc<Group>>);
 
 impl Dealt {

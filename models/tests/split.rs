@@ -113,6 +113,14 @@ fn flat(tensor: &Tensor) -> Vec<f32> {
     Vec::try_from(tensor.detach().to_kind(Kind::Float).contiguous().view([-1])).unwrap()
 }
 
+/// Adds one of the gradients of a parameter to their sum.
+fn add(sum: &mut Option<Tensor>, grad: Tensor) {
+    *sum = Some(match sum.take() {
+        Some(sum) => sum + grad,
+        None => grad,
+    });
+}
+
 /// The whole gradient of a parameter, of which each rank has some terms or a part.
 fn of_all(parameter: &Parameter, grad: &Tensor, split: &Split) -> Vec<f32> {
     let sequence = match &split.tokens {
@@ -144,10 +152,7 @@ fn outcome(model: &CausalLm, checkpoint: bool) -> Outcome {
     numbers.extend(best.iter().map(|&id| f64::from(id)));
     let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
     tape.backward(&loss, &mut |index, grad| {
-        sums[index] = Some(match sums[index].take() {
-            Some(sum) => sum + grad,
-            None => grad,
-        });
+        add(&mut sums[index], grad);
     })
     .unwrap();
     let gradients = model
@@ -268,10 +273,7 @@ fn step(model: &CausalLm, split: &Split) -> (f64, Vec<(String, Vec<f32>)>) {
             Ok(loss)
         },
         &mut |index, grad| {
-            sums[index] = Some(match sums[index].take() {
-                Some(sum) => sum + grad,
-                None => grad,
-            });
+            add(&mut sums[index], grad);
             Ok(())
         },
     )
@@ -341,10 +343,7 @@ fn step_with_experts(model: &CausalLm, groups: &Groups) -> (f64, Vec<(String, Ve
     let loss = head::cross_entropy(&hidden, model.head(), &Tensor::from_slice(&targets), None).unwrap();
     let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
     tape.backward(&loss, &mut |index, grad| {
-        sums[index] = Some(match sums[index].take() {
-            Some(sum) => sum + grad,
-            None => grad,
-        });
+        add(&mut sums[index], grad);
     })
     .unwrap();
     let gradients = model.parameters().iter().zip(sums).map(|(parameter, grad)| {

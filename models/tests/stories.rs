@@ -7,6 +7,7 @@ use std::path::Path;
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::split::Split;
+use parallel::Segmented;
 use tch::{Device, Kind, Tensor};
 
 const OPTIONS: LoadOptions =
@@ -55,5 +56,5 @@ fn a_copy_is_written_that_gives_the_same_numbers() {
     model.save(folder.path()).unwrap();
     let again = CausalLm::load(folder.path(), &OPTIONS).unwrap();
     let batch = Batch::new(&[&GREEDY], Device::Cpu);
-    assert_eq!(model.forward(&batch).unwrap(), again.forward(&batch).unwrap());
+    assert_eq!(model.infer(&batch).unwrap(), again.infer(&batch).unwrap());
 }

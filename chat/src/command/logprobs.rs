@@ -3,6 +3,7 @@
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::head;
+use parallel::Segmented;
 use serde::Serialize;
 use tch::{Tensor, no_grad};
 
@@ -55,7 +56,7 @@ fn score(model: &CausalLm, rows: &[Vec<i64>]) -> anyhow::Result<Vec<Scored>> {
     let targets: Vec<i64> = rows.iter().flat_map(|ids| &ids[1..]).copied().collect();
     let found = no_grad(|| {
         let hidden =
-            model.forward(&batch)?.index_select(0, &Tensor::from_slice(&positions).to_device(model.device()));
+            model.infer(&batch)?.index_select(0, &Tensor::from_slice(&positions).to_device(model.device()));
         head::logprobs(&hidden, model.head(), &Tensor::from_slice(&targets).to_device(model.device()), 1.0)
     })?;
     let mut numbers = Vec::<f32>::try_from(&found.logprobs)?.into_iter();
