@@ -60,7 +60,9 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
         fs::create_dir_all(&folder).map_err(|source| io(&folder, source))?;
     }
     let named: Vec<Named<'_>> = state.iter().map(State::named).collect();
-    tensor_file::write(&folder.join("optimizer.safetensors"), &named, engine.groups().holders())?;
+    let holders = engine.groups().holders();
+    let speaks = tensor_file::speaks(named.iter().map(|named| named.placement), holders)?;
+    tensor_file::write(&folder.join("optimizer.safetensors"), &named, speaks, holders)?;
     if !writes {
         return Ok(());
     }

@@ -14,7 +14,7 @@ use tch::{Kind, Tensor};
 use crate::Placement;
 
 pub use read::TensorFile;
-pub use write::{write, write_bytes};
+pub use write::{speaks, write, write_bytes};
 
 /// A tensor that is to be written.
 #[derive(Clone, Copy, Debug)]

@@ -42,7 +42,8 @@ fn save_in_shards(
     let mut seen = BTreeSet::new();
     sizes.retain(|(name, _)| seen.insert(name.clone()));
     let shards = shards(&sizes, limit);
-    let writes = stages.rank() == 0 && parameters.iter().all(|parameter| parameter.placement.writes());
+    let speaks = tensor_file::speaks(parameters.iter().map(|parameter| &parameter.placement), stages)?;
+    let writes = speaks && stages.rank() == 0;
     if writes {
         std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
     }
@@ -53,7 +54,12 @@ fn save_in_shards(
             count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
         };
         let own = parameters.iter().filter(|parameter| shard.contains(&parameter.name.as_str()));
-        tensor_file::write(&folder.join(&file), &own.map(Parameter::named).collect::<Vec<_>>(), stages)?;
+        tensor_file::write(
+            &folder.join(&file),
+            &own.map(Parameter::named).collect::<Vec<_>>(),
+            speaks,
+            stages,
+        )?;
         map.extend(shard.iter().map(|name| ((*name).to_owned(), json!(file))));
     }
     if !writes {
@@ -96,10 +102,15 @@ fn remove_stale(folder: &Path, name: &str) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use parallel::c10d::Store;
+    use parallel::world::TIMEOUT;
+    use parallel::{Axis, Cut, Mesh, Place, Placement, Transport, World};
+    use tch::{Kind, Tensor};
+
     use super::*;
     use crate::weights::WeightFolder;
-    use parallel::Placement;
-    use tch::{Kind, Tensor};
 
     fn parameter(name: &str, kind: Kind, first: f64) -> Parameter {
         Parameter::replicated(name, &Tensor::from_slice(&[first, 2.0, 3.0]).to_kind(kind))
@@ -135,6 +146,38 @@ mod tests {
                 .tensor(&["b".to_owned()], &[3], &Placement::Replicate)
                 .is_err()
         );
+    }
+
+    #[test]
+    fn a_file_without_tensors_of_the_first_stage_is_written_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+        let port = server.port();
+        // Layers on two ranks, each with a twin that holds the other half of the columns.
+        let rank = |rank: usize| {
+            let place = Place { rank, size: 4, port, served: true, ..Place::single() };
+            let world = World::join(place, Transport::Auto, TIMEOUT).unwrap();
+            let mesh = Mesh::new(&[(Axis::Pipeline, 2), (Axis::Tensor, 2)], rank, 4).unwrap();
+            let groups = world.groups(&mesh).unwrap();
+            let placement = Placement::Shard { cut: Cut::even(0, 4, 2), group: Arc::clone(groups.tensor()) };
+            let (name, first) = [("a", 1.0f32), ("b", 10.0)][mesh.coordinate(Axis::Pipeline)];
+            let part = placement.part(&Tensor::from_slice(&[first, 2.0, 3.0, 4.0]));
+            let parameter = Parameter { placement, ..Parameter::replicated(name, &part) };
+            let wrote = save_in_shards(folder.path(), &[parameter], 20, groups.holders()).unwrap();
+            groups.world().barrier().unwrap();
+            wrote
+        };
+        let wrote = std::thread::scope(|scope| {
+            let rank = &rank;
+            let ranks: Vec<_> = (0..4).map(|index| scope.spawn(move || rank(index))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert_eq!(wrote, [true, false, false, false]);
+        let mut weights = WeightFolder::open(folder.path()).unwrap();
+        for (name, first) in [("a", 1.0f32), ("b", 10.0)] {
+            let read = weights.tensor(&[name.to_owned()], &[4], &Placement::Replicate).unwrap();
+            assert_eq!(read, Tensor::from_slice(&[first, 2.0, 3.0, 4.0]));
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::{DTYPES, Error, Named};
+use crate::Placement;
 use crate::comm::Group;
 
 /// What is sent from rank to rank of a pipeline for a file.
@@ -37,12 +38,20 @@ impl Entry {
     }
 }
 
-/// Writes the whole of `tensors` to a file. Every rank that holds a part calls it with its own parts; the first rank writes. `stages` are
-/// those who have other tensors; of what several of them have, the first copy counts.
-pub fn write(path: &Path, tensors: &[Named<'_>], stages: &Group) -> Result<(), Error> {
+/// Whether the ranks of `stages` speak for the tensors of which they hold parts, rather than others who hold the other parts. `placements`
+/// are those of all tensors of the first of them, not of one file's alone.
+pub fn speaks<'p>(
+    mut placements: impl Iterator<Item = &'p Placement>,
+    stages: &Group,
+) -> Result<bool, Error> {
+    Ok(stages.gather(vec![placements.all(Placement::writes)])?[0])
+}
+
+/// Writes the whole of `tensors` to a file. Every rank that holds a part calls it with its own parts; of those who [speak](speaks), the
+/// first one writes and the others send to it. `stages` are those who have other tensors; of what several of them have, the first copy
+/// counts.
+pub fn write(path: &Path, tensors: &[Named<'_>], speaks: bool, stages: &Group) -> Result<(), Error> {
     let entries = entries(path, tensors, stages)?;
-    // Of ranks with parts of the same tensors one writes, or sends to the one that writes.
-    let speaks = stages.gather(vec![tensors.iter().all(|named| named.placement.writes())])?[0];
     let whole = |entry: &Entry| -> Result<Option<Tensor>, Error> {
         if entry.owner != stages.rank() {
             let arrives = speaks && stages.rank() == 0;
