@@ -452,10 +452,10 @@ fn check_parallel(parallel: &ParallelSection) -> Result<(), ConfigError> {
 }
 
 /// Keys that change no number of a run: where it lies and runs, how it is watched, how often it is saved.
-const HARMLESS: [&str; 7] = ["out", "threads", "parallel", "log", "eval", "checkpoint", "data.eval"];
+pub(crate) const HARMLESS: [&str; 7] =
+    ["out", "threads", "parallel", "log", "eval", "checkpoint", "data.eval"];
 
-/// The first key in which two resolved configurations differ and that changes what is learnt, with both values; keys and
-/// sections of `except` are not looked at.
+/// The first key in which two resolved configurations differ, with both values; keys and sections of `except` are not looked at.
 pub(crate) fn first_change(
     was: &str,
     now: &str,
@@ -463,14 +463,14 @@ pub(crate) fn first_change(
 ) -> Result<Option<(String, [String; 2])>, toml::de::Error> {
     let [was, now] = [flat(was)?, flat(now)?];
     let keys: BTreeSet<&String> = was.keys().chain(now.keys()).collect();
-    let harmless = |key: &str| {
-        HARMLESS
-            .iter()
-            .chain(except)
-            .any(|known| key.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+    let excepted = |key: &str| {
+        let within = |section: &&str| {
+            key.strip_prefix(*section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        except.iter().any(within)
     };
     let value = |of: &BTreeMap<String, String>, key| of.get(key).map_or("not set", String::as_str).to_owned();
-    let changed = keys.into_iter().find(|key| !harmless(key) && was.get(*key) != now.get(*key));
+    let changed = keys.into_iter().find(|key| !excepted(key) && was.get(*key) != now.get(*key));
     Ok(changed.map(|key| (key.clone(), [value(&was, key), value(&now, key)])))
 }
 

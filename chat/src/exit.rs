@@ -74,6 +74,12 @@ pub(crate) enum Failure {
         /// Its exit code.
         code: u8,
     },
+    /// A rank of another machine.
+    #[error("{told}; the ranks of this machine were stopped")]
+    Elsewhere {
+        /// What the launcher there has told.
+        told: String,
+    },
 }
 
 /// The code for `error`.
@@ -147,6 +153,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             Failure::Checks { .. } => DEVICE,
             Failure::Rows { .. } => DATA,
             Failure::Interrupted => INTERRUPTED,
+            Failure::Elsewhere { .. } => FAILED,
             Failure::Told { code } | Failure::Rank { code, .. } => *code,
         });
     }
@@ -184,7 +191,7 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         Error::Sys(error) => of_sys(error),
         Error::Tensor { source, .. } => of_torch(source),
         Error::Diverged { .. } => DIVERGED,
-        Error::Setting { .. } | Error::NothingTrained | Error::State { .. } => USAGE,
+        Error::Setting { .. } | Error::NothingTrained | Error::State { .. } | Error::Twins { .. } => USAGE,
         Error::File(error) => of_file(error, FAILED),
         Error::Io { .. } | Error::Layout { .. } => FAILED,
     }
@@ -212,7 +219,7 @@ fn of_sys(error: &parallel::SysError) -> u8 {
     match error {
         parallel::SysError::Torch { message, .. } => of_panic(message),
         parallel::SysError::Malloc { .. } => DEVICE,
-        parallel::SysError::Shared { .. } => FAILED,
+        parallel::SysError::Shared { .. } | parallel::SysError::Nccl { .. } => FAILED,
     }
 }
 

@@ -6,9 +6,9 @@
 //!     +- rank 1   writes to OUT/logs/rank-1.log
 //!     +- ...
 //! ```
-//! When a rank ends with an error, the others are stopped within [`GRACE`] and the launcher ends with the rank's code. A rank whose
-//! launcher is gone is ended by the system, so nothing is left behind. Ctrl-C reaches every rank, and all of them end after the
-//! same step.
+//! When a rank ends with an error, the others are stopped within [`GRACE`] and the launcher ends with the rank's code. The launchers of
+//! other machines hear of it at the store. A rank whose launcher is gone is ended by the system, so nothing is left behind. Ctrl-C
+//! reaches every rank, and all of them end after the same step.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -20,20 +20,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use parallel::c10d::Store;
 use parallel::process::{self, send_signal};
 use parallel::world::{TIMEOUT, open_store};
 use parallel::{Axis, Groups, Mesh, Place, World, launch};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::config::ConfigError;
 use crate::config::section::ParallelSection;
+use crate::config::{ConfigError, first_change};
 use crate::exit::{self, Failure};
 
 /// How long the other ranks may take to end once one has failed.
 const GRACE: Duration = Duration::from_secs(4);
 /// Between two looks at the ranks.
 const PAUSE: Duration = Duration::from_millis(5);
+/// Between two looks at what the launchers of other machines say.
+const NEWS: Duration = Duration::from_millis(500);
 /// The launcher's process, told to its ranks.
 pub(crate) const LAUNCHER: &str = "COLOSSAL_LAUNCHER";
 
@@ -72,15 +75,43 @@ pub(crate) fn starts_others(processes: usize) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// Takes this process' place in its job, prepares it, and meets the others. `threads` are those of one operation.
-pub(crate) fn join(threads: Option<usize>, parallel: &ParallelSection) -> anyhow::Result<Arc<Groups>> {
+/// What every rank of a job must have been started with.
+pub(crate) struct Start<'a> {
+    /// The command.
+    pub(crate) command: &'a str,
+    /// Whether it goes on from a checkpoint.
+    pub(crate) resume: bool,
+    /// The resolved configuration.
+    pub(crate) settings: &'a str,
+}
+
+/// Takes this process' place in its job, meets the others, and prepares it. `threads` are those of one operation.
+pub(crate) fn join(
+    threads: Option<usize>,
+    parallel: &ParallelSection,
+    start: &Start<'_>,
+) -> anyhow::Result<Arc<Groups>> {
     if let Some(launcher) = std::env::var(LAUNCHER).ok().and_then(|text| text.parse().ok()) {
         process::end_with(launcher)?;
     }
     let place = Place::from_environment()?;
     let world = World::join(place, parallel.transport, TIMEOUT)?;
-    launch::prepare(threads, world.local_size())?;
+    same_start(&world, start)?;
+    launch::prepare(threads, world.sharers())?;
     Ok(Arc::new(world.groups(&mesh(parallel, world.rank(), world.size())?)?))
+}
+
+/// Refuses ranks that were started with different words. Every rank finds the same one, before any of them waits for another in a
+/// collective that the other does not know of.
+fn same_start(world: &World, Start { command, resume, settings }: &Start<'_>) -> anyhow::Result<()> {
+    let own = format!("{settings}\n[command]\nname = \"{command}\"\nresume = {resume}\n");
+    let all = world.exchange("start", &own)?;
+    for (rank, other) in all.iter().enumerate().filter(|(_, other)| **other != all[0]) {
+        if let Some((key, [first, own])) = first_change(&all[0], other, &["out", "threads"])? {
+            return Err(ConfigError::Ranks { rank, key, own, first }.into());
+        }
+    }
+    Ok(())
 }
 
 /// The mesh of `size` processes, seen from `rank`.
@@ -123,13 +154,83 @@ pub(crate) fn run(job: &Job, arguments: &[OsString]) -> anyhow::Result<()> {
     for local_rank in 0..job.local_size {
         ranks.0.push(start(job, local_rank, store.port(), arguments)?);
     }
-    while ranks.all_well()? {
+    let mut others = Others { job, store: &store, looked: Instant::now() };
+    loop {
+        if let Some(first) = ranks.first_failure() {
+            others.tell(&ranks.0[first].failure());
+            ranks.stop();
+            return Err(ranks.0[ranks.culprit(first)].failure().into());
+        }
+        if ranks.have_ended() {
+            others.leave();
+            return Ok(());
+        }
+        if let Some(told) = others.news() {
+            ranks.stop();
+            if ranks.0.iter().any(|rank| !rank.has_succeeded() && !rank.was_stopped()) {
+                return Err(Failure::Elsewhere { told }.into());
+            }
+        }
         for signal in signals.pending() {
             ranks.0.iter().for_each(|rank| send_signal(rank.child.id(), signal));
         }
         thread::sleep(PAUSE);
     }
-    Ok(())
+}
+
+/// The launchers of the other machines of a job, which talk at its store.
+struct Others<'a> {
+    job: &'a Job,
+    store: &'a Store,
+    looked: Instant,
+}
+
+impl Others<'_> {
+    /// Where a launcher says why the job ends, and where they count those that are done.
+    const FAILED: &'static str = "launcher/failed";
+    const DONE: &'static str = "launcher/done";
+
+    /// Tells them why this machine's ranks end. They have a moment to read it, since the store may end with this process; when it is
+    /// gone already, nobody is left to tell.
+    fn tell(&self, why: &Failure) {
+        if self.job.nodes > 1 {
+            let told = format!("machine {}: {why}", self.job.node);
+            let _ = self.store.set(Self::FAILED, told.as_bytes());
+            thread::sleep(2 * NEWS);
+        }
+    }
+
+    /// What one of them has told.
+    fn news(&mut self) -> Option<String> {
+        if self.job.nodes == 1 || self.looked.elapsed() < NEWS {
+            return None;
+        }
+        self.looked = Instant::now();
+        match self.store.has(Self::FAILED) {
+            Ok(false) => None,
+            Ok(true) => {
+                let told = self.store.get(Self::FAILED, NEWS).unwrap_or_default();
+                Some(String::from_utf8_lossy(&told).into_owned())
+            }
+            Err(error) => Some(format!("the launcher of machine 0 is gone ({error})")),
+        }
+    }
+
+    /// Says that this machine's ranks are done. The store is served until all are, or one has failed.
+    fn leave(&mut self) {
+        if self.job.nodes == 1 {
+            return;
+        }
+        let _ = self.store.add(Self::DONE, 1);
+        let until = Instant::now() + TIMEOUT;
+        let all_done = || self.store.add(Self::DONE, 0).is_ok_and(|done| done >= self.job.nodes as i64);
+        while self.job.node == 0 && !all_done() && Instant::now() < until {
+            if self.store.has(Self::FAILED).unwrap_or(true) {
+                return;
+            }
+            thread::sleep(PAUSE);
+        }
+    }
 }
 
 fn start(job: &Job, local_rank: usize, port: u16, arguments: &[OsString]) -> anyhow::Result<Rank> {
@@ -160,14 +261,14 @@ fn start(job: &Job, local_rank: usize, port: u16, arguments: &[OsString]) -> any
 struct Ranks(Vec<Rank>);
 
 impl Ranks {
-    /// Whether some still run and none has failed.
-    fn all_well(&mut self) -> anyhow::Result<bool> {
-        let failed = |rank: &mut Rank| rank.look().is_some_and(|status| !status.success());
-        let Some(first) = self.0.iter_mut().position(failed) else {
-            return Ok(self.0.iter().any(|rank| rank.ended.is_none()));
-        };
-        self.stop();
-        Err(self.0[self.culprit(first)].failure().into())
+    /// One that has failed.
+    fn first_failure(&mut self) -> Option<usize> {
+        self.0.iter_mut().position(|rank| rank.look().is_some_and(|status| !status.success()))
+    }
+
+    /// Whether none runs any more.
+    fn have_ended(&self) -> bool {
+        self.0.iter().all(|rank| rank.ended.is_some())
     }
 
     /// Which of those that failed was not merely left alone by another: the others end with code 1.
@@ -207,6 +308,10 @@ impl Rank {
             self.ended = self.child.try_wait().ok().flatten();
         }
         self.ended
+    }
+
+    fn has_succeeded(&self) -> bool {
+        self.ended.is_some_and(|status| status.success())
     }
 
     /// Whether a person ended it.

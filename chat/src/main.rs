@@ -41,9 +41,12 @@ fn main() -> ExitCode {
             exit::code(&error)
         }
         Err(panic) => {
-            let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+            let constant = || panic.downcast_ref::<&str>().copied();
+            let message = panic.downcast_ref().map(String::as_str).or_else(constant).unwrap_or_default();
             if exit::is_out_of_memory(message) {
                 tell("error: the memory does not suffice: lower micro_batch_size, batch size or max_length");
+            } else {
+                tell(&format!("error: a panic, which is a defect of this program: {message}"));
             }
             exit::of_panic(message)
         }

@@ -54,6 +54,18 @@ pub struct Engine {
     replicas: Option<Replicas>,
 }
 
+/// Refuses to train what ranks that hold the same weights have loaded differently: the sums of their values are compared.
+fn same_weights(slots: &[Slot], groups: &Groups) -> Result<(), Error> {
+    let sum = |slot: &Slot| no_grad(|| slot.parameter.tensor.sum(Kind::Double)).double_value(&[]);
+    let own: f64 = slots.iter().map(sum).sum();
+    let sums = groups.world().gather(vec![own.to_bits()])?;
+    let others = groups.twins().ranks();
+    match others.iter().find(|&&rank| sums[rank] != own.to_bits()) {
+        None => Ok(()),
+        Some(&other) => Err(Error::Twins { rank: groups.world().rank(), other }),
+    }
+}
+
 impl Engine {
     /// An engine for the parameters that ask for gradients. `total_steps` is the length of the schedule.
     pub fn new(
@@ -77,6 +89,9 @@ impl Engine {
         // Of a pipeline, a rank may have layers without parameters.
         if slots.is_empty() && groups.pipeline().size() == 1 {
             return Err(Error::NothingTrained);
+        }
+        if groups.twins().size() > 1 {
+            same_weights(&slots, groups)?;
         }
         let replicas = (groups.replicas().size() > 1).then(|| {
             let weights: Vec<&Tensor> = slots.iter().map(|slot| &slot.parameter.tensor).collect();

@@ -45,6 +45,16 @@ pub enum Error {
         /// What it became.
         value: f64,
     },
+    /// Ranks that should hold the same weights and do not.
+    #[error(
+        "ranks {rank} and {other} start from different weights: the folders of the models must be the same on all machines"
+    )]
+    Twins {
+        /// The rank that tells.
+        rank: usize,
+        /// The other one.
+        other: usize,
+    },
     /// A setting that cannot be.
     #[error("[train] {key} = {value}: {wanted}")]
     Setting {

@@ -87,15 +87,20 @@ fn train(groups: &Arc<Groups>) -> (Vec<f32>, u64) {
     (Vec::try_from(Tensor::cat(&flat, 0)).unwrap(), groups.along(Axis::Data).sent_bytes())
 }
 
-/// The same on `size` ranks, each a thread.
+/// The same on `size` ranks.
 fn train_on(size: usize, transport: Transport) -> Vec<(Vec<f32>, u64)> {
+    on_ranks(size, transport, train)
+}
+
+/// Runs `body` on `size` data-parallel ranks, each a thread.
+fn on_ranks<T: Send>(size: usize, transport: Transport, body: impl Fn(&Arc<Groups>) -> T + Sync) -> Vec<T> {
     let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
     let port = server.port();
     let rank = |rank: usize| {
         let place = Place { rank, size, port, served: true, ..Place::single() };
         let world = World::join(place, transport, TIMEOUT).unwrap();
         let groups = Arc::new(world.groups(&Mesh::new(&[(Axis::Data, size)], rank, size).unwrap()).unwrap());
-        let ended = train(&groups);
+        let ended = body(&groups);
         groups.world().barrier().unwrap();
         ended
     };
@@ -116,10 +121,24 @@ fn replicas_make_the_step_of_one_process_and_send_as_much_as_the_formula_says() 
             for (weights, sent) in train_on(size, transport) {
                 let worst =
                     alone.iter().zip(&weights).map(|(one, many)| (one - many).abs()).fold(0.0, f32::max);
-                assert!(worst < 1e-6, "{size} ranks: {worst}");
+                assert!(worst < 1e-6 && weights.iter().all(|x| x.is_finite()), "{size} ranks: {worst}");
                 // Three steps, 2 n (P - 1) / P of n = 128 fp32 gradients in one bucket.
                 assert_eq!(sent, 3 * (2 * 128 * 4 * (size as u64 - 1) / size as u64));
             }
         }
     }
+}
+
+#[test]
+fn replicas_that_start_from_different_weights_are_refused() {
+    let told = on_ranks(3, Transport::Shared, |groups| {
+        let network = Network::new();
+        if groups.world().rank() == 1 {
+            let _ = tch::no_grad(|| network.parameters[0].tensor.shallow_clone().fill_(0.5));
+        }
+        let engine = Engine::new(network.parameters(), &TrainConfig::default(), 9, groups);
+        engine.map(drop).unwrap_err().to_string()
+    });
+    assert!(told[0].starts_with("ranks 0 and 1 start from different weights"), "{}", told[0]);
+    assert!(told[1].starts_with("ranks 1 and 0 start from different weights"), "{}", told[1]);
 }

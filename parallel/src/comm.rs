@@ -1,7 +1,8 @@
 //! Collectives among the ranks of a group.
 //!
 //! A [`Group`] is one rank's end of a group. What moves its bytes is a [`Communicator`]: shared memory where all ranks live on one host
-//! ([`shared`]), Gloo over TCP elsewhere ([`gloo`]), nothing at all for a group of one. Which one it is shows in no number.
+//! ([`shared`]), Gloo over TCP elsewhere ([`gloo`]), nothing at all for a group of one. Which one it is shows in no number. Tensors of
+//! a GPU go over NCCL ([`nccl`]), which the ranks of a group join when the first of them comes.
 //!
 //! Every rank calls the collectives of a group in the same order. A collective that was started is done when its [`Work`] was waited
 //! for; until then its tensors are not touched. A failure names rank, group, collective and cause.
@@ -10,6 +11,7 @@
 //! reduce-scatter `n (P - 1) / P`, all-gather `n (P - 1)`, all-to-all what is for others, broadcast and send `n` at the root.
 
 pub mod gloo;
+pub mod nccl;
 pub mod shared;
 
 use std::collections::HashMap;
@@ -49,14 +51,17 @@ pub trait Communicator: Debug + Send {
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Work, SysError>;
 
     /// Sends `tensor` from the first of two ranks to the second, which receives it; waits for nobody before the work is waited for.
-    fn hand_over(&mut self, tensor: &Tensor) -> Result<Work, SysError>;
+    fn hand_over(&mut self, tensor: &Tensor) -> Result<Work, SysError> {
+        self.broadcast(tensor, 0)
+    }
 
     /// Returns once every rank has called it.
     fn barrier(&mut self) -> Result<(), SysError>;
 }
 
-/// Joins a communicator of two ranks of a group, the sender first, under a name.
-pub(crate) type Connect = dyn Fn(&str, [usize; 2]) -> Result<Box<dyn Communicator>, Error> + Send + Sync;
+/// Joins a communicator of some ranks of a group, under a name, for tensors of a device.
+pub(crate) type Connect =
+    dyn Fn(&str, &[usize], Device) -> Result<Box<dyn Communicator>, Error> + Send + Sync;
 
 /// A collective under way.
 #[derive(Debug)]
@@ -66,19 +71,54 @@ pub enum Work {
     Done,
     /// Gloo's threads do it.
     Gloo(c10d::Work),
+    /// Gloo's threads bring `[P, ...]` parts of every rank, whose sum is the output.
+    Parts {
+        /// Brings them.
+        work: c10d::Work,
+        /// One a rank.
+        parts: Tensor,
+        /// Their sum.
+        output: Tensor,
+    },
+    /// A GPU does it.
+    Nccl(parallel_sys::nccl::Work),
     /// A thread of this process does it.
     Thread(mpsc::Receiver<Result<(), SysError>>),
 }
 
 impl Work {
-    fn wait(self) -> Result<(), SysError> {
+    /// Returns once the tensors hold the result, for whoever reads them by way of torch.
+    pub fn wait(self) -> Result<(), SysError> {
         match self {
             Self::Done => Ok(()),
             Self::Gloo(work) => work.wait(),
+            Self::Parts { work, parts, mut output } => {
+                work.wait()?;
+                output.copy_(&parts.select(0, 0));
+                // In the order of the ranks, as over shared memory.
+                for rank in 1..parts.size()[0] {
+                    output += parts.select(0, rank);
+                }
+                Ok(())
+            }
+            Self::Nccl(work) => work.wait(),
             Self::Thread(answer) => answer.recv().unwrap_or_else(|_| {
                 let (call, problem) = ("collective".to_owned(), "its thread ended".to_owned());
                 Err(SysError::Shared { call, problem })
             }),
+        }
+    }
+
+    /// This work if it is still under way; nothing if the tensors hold the result.
+    fn under_way(self) -> Result<Option<Self>, SysError> {
+        match self {
+            Self::Gloo(work) if !work.is_done()? => Ok(Some(Self::Gloo(work))),
+            Self::Thread(answer) => match answer.try_recv() {
+                Ok(result) => result.map(|()| None),
+                Err(mpsc::TryRecvError::Empty) => Ok(Some(Self::Thread(answer))),
+                Err(mpsc::TryRecvError::Disconnected) => Self::Thread(answer).wait().map(|()| None),
+            },
+            other => other.wait().map(|()| None),
         }
     }
 }
@@ -99,6 +139,16 @@ impl Started {
         let Self { rank, group, collective, work } = self;
         work.wait().map_err(|cause| Error::Collective { rank, group: group.to_string(), collective, cause })
     }
+
+    /// This collective if it is still under way; nothing if the tensors hold the result. What goes over a GPU's queue or is summed at
+    /// the end is waited for.
+    pub fn under_way(self) -> Result<Option<Self>, Error> {
+        let Self { rank, group, collective, work } = self;
+        match work.under_way() {
+            Ok(work) => Ok(work.map(|work| Self { rank, group, collective, work })),
+            Err(cause) => Err(Error::Collective { rank, group: group.to_string(), collective, cause }),
+        }
+    }
 }
 
 /// Sender and receiver, and a tag.
@@ -110,9 +160,11 @@ pub struct Group {
     /// The ranks of the world that belong to it, in order.
     ranks: Vec<usize>,
     rank: usize,
-    /// `None` for a group of one.
+    /// For tensors of the host; `None` for a group of one.
     communicator: Option<Mutex<Box<dyn Communicator>>>,
-    /// How two of its ranks find each other; `None` for a group of one.
+    /// For tensors of a GPU, once there was one.
+    gpu: Mutex<Option<Box<dyn Communicator>>>,
+    /// How its ranks find each other once more; `None` for a group of one.
     connect: Option<Box<Connect>>,
     /// Between this rank and another.
     channels: Mutex<HashMap<Channel, Box<dyn Communicator>>>,
@@ -131,6 +183,11 @@ impl Group {
         Self::new(name, vec![rank], 0, None, None)
     }
 
+    /// The group of `ranks` as a plan has it, seen from the `rank`-th: it has sizes and places, and nobody to talk to.
+    pub(crate) fn planned(name: &str, ranks: Vec<usize>, rank: usize) -> Self {
+        Self::new(name, ranks, rank, None, None)
+    }
+
     /// The group of `ranks`, of which this process is the `rank`-th.
     pub(crate) fn new(
         name: &str,
@@ -140,8 +197,8 @@ impl Group {
         connect: Option<Box<Connect>>,
     ) -> Self {
         let communicator = communicator.map(Mutex::new);
-        let (channels, sent) = (Mutex::default(), AtomicU64::new(0));
-        Self { name: name.into(), ranks, rank, communicator, connect, channels, sent }
+        let (gpu, channels, sent) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
+        Self { name: name.into(), ranks, rank, communicator, gpu, connect, channels, sent }
     }
 
     /// Its name.
@@ -164,7 +221,7 @@ impl Group {
         &self.ranks
     }
 
-    /// What moves its bytes.
+    /// What moves the bytes of the host.
     pub fn transport(&self) -> &'static str {
         self.communicator.as_ref().map_or("none", |communicator| lock(communicator).name())
     }
@@ -182,7 +239,7 @@ impl Group {
     /// [`all_reduce`](Self::all_reduce), started.
     pub fn start_all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<Started, Error> {
         self.count(2 * bytes_of(tensor) * (self.size() as u64 - 1) / self.size() as u64);
-        self.start("all_reduce", |communicator| communicator.all_reduce(tensor, reduction))
+        self.start("all_reduce", tensor.device(), |communicator| communicator.all_reduce(tensor, reduction))
     }
 
     /// `[n, ...]` on each rank to `[n P, ...]` on every rank, in the order of the ranks.
@@ -201,7 +258,8 @@ impl Group {
     /// [`all_gather`](Self::all_gather) into a tensor that is there already; both are contiguous.
     pub fn all_gather_into(&self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
         self.count(bytes_of(input) * (self.size() as u64 - 1));
-        self.start("all_gather", |communicator| communicator.all_gather(output, input))?.wait()
+        self.start("all_gather", input.device(), |communicator| communicator.all_gather(output, input))?
+            .wait()
     }
 
     /// `[n P, ...]` on each rank to this rank's `[n, ...]` of the sum.
@@ -215,7 +273,10 @@ impl Group {
         }
         let output = Tensor::empty(&shape, (input.kind(), input.device()));
         self.count(bytes_of(&output) * (self.size() as u64 - 1));
-        self.start("reduce_scatter", |communicator| communicator.reduce_scatter(&output, &input))?.wait()?;
+        self.start("reduce_scatter", input.device(), |communicator| {
+            communicator.reduce_scatter(&output, &input)
+        })?
+        .wait()?;
         Ok(output)
     }
 
@@ -230,8 +291,10 @@ impl Group {
         shape[0] = received.iter().sum();
         let output = Tensor::empty(&shape, (input.kind(), input.device()));
         self.count(row * (sent.iter().sum::<i64>() - sent[self.rank]) as u64);
-        self.start("all_to_all", |communicator| communicator.all_to_all(&output, &input, [received, sent]))?
-            .wait()?;
+        self.start("all_to_all", input.device(), |communicator| {
+            communicator.all_to_all(&output, &input, [received, sent])
+        })?
+        .wait()?;
         Ok(output)
     }
 
@@ -240,27 +303,27 @@ impl Group {
         if self.rank == root {
             self.count(bytes_of(tensor));
         }
-        self.start("broadcast", |communicator| communicator.broadcast(tensor, root))?.wait()
+        self.start("broadcast", tensor.device(), |communicator| communicator.broadcast(tensor, root))?.wait()
     }
 
     /// Starts to send `tensor` to the group's rank `to`, which [receives](Self::receive) what is sent under a tag in order. `tensor` stays
-    /// as it is until the work was waited for.
+    /// as it is until the work was waited for. One of a GPU goes by way of the host.
     pub fn send(&self, tensor: &Tensor, to: usize, tag: usize) -> Result<Started, Error> {
         self.count(bytes_of(tensor));
-        self.hand_over(tensor, [self.rank, to], tag, "send")
+        self.hand_over(&tensor.to_device(Device::Cpu), [self.rank, to], tag, "send")
     }
 
     /// What the group's rank `from` sends under `tag`.
     pub fn receive(
         &self,
         shape: &[i64],
-        options: (Kind, Device),
+        (kind, device): (Kind, Device),
         from: usize,
         tag: usize,
     ) -> Result<Tensor, Error> {
-        let tensor = Tensor::empty(shape, options);
+        let tensor = Tensor::empty(shape, (kind, Device::Cpu));
         self.hand_over(&tensor, [from, self.rank], tag, "receive")?.wait()?;
-        Ok(tensor)
+        Ok(tensor.to_device(device))
     }
 
     fn hand_over(
@@ -270,11 +333,13 @@ impl Group {
         tag: usize,
         collective: &'static str,
     ) -> Result<Started, Error> {
-        let connect = self.connect.as_ref().expect("a rank by itself sends nothing");
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channels = lock(&self.channels);
         let channel = match channels.entry((ends, tag)) {
             Entry::Occupied(there) => there.into_mut(),
-            Entry::Vacant(new) => new.insert(connect(&format!("{}-{}/{tag}", ends[0], ends[1]), ends)?),
+            Entry::Vacant(new) => {
+                let name = format!("{}-{}/{tag}", ends[0], ends[1]);
+                new.insert(self.connect(&name, &ends, Device::Cpu)?)
+            }
         };
         let (rank, group) = (self.ranks[self.rank], Arc::clone(&self.name));
         let work = channel.hand_over(tensor).map_err(|cause| Error::Collective {
@@ -288,7 +353,7 @@ impl Group {
 
     /// Returns once every rank has called it.
     pub fn barrier(&self) -> Result<(), Error> {
-        self.start("barrier", |communicator| communicator.barrier().map(|()| Work::Done))?.wait()
+        self.start("barrier", Device::Cpu, |communicator| communicator.barrier().map(|()| Work::Done))?.wait()
     }
 
     /// The sum of each number over the ranks, in fp64.
@@ -355,17 +420,35 @@ impl Group {
     fn start(
         &self,
         collective: &'static str,
+        device: Device,
         start: impl FnOnce(&mut dyn Communicator) -> Result<Work, SysError>,
     ) -> Result<Started, Error> {
         let (rank, group) = (self.ranks[self.rank], Arc::clone(&self.name));
+        let work = match &self.communicator {
+            None => {
+                assert_eq!(self.size(), 1, "a planned group has nobody to talk to");
+                Ok(Work::Done)
+            }
+            Some(_) if device.is_cuda() => start(self.gpu(device)?.as_mut().expect("was joined").as_mut()),
+            Some(communicator) => start(lock(communicator).as_mut()),
+        };
         let work =
-            match &self.communicator {
-                Some(communicator) => start(lock(communicator).as_mut()).map_err(|cause| {
-                    Error::Collective { rank, group: group.to_string(), collective, cause }
-                })?,
-                None => Work::Done,
-            };
+            work.map_err(|cause| Error::Collective { rank, group: group.to_string(), collective, cause })?;
         Ok(Started { rank, group, collective, work })
+    }
+
+    /// What moves the bytes of GPUs: all ranks of the group have tensors there, or none.
+    fn gpu(&self, device: Device) -> Result<MutexGuard<'_, Option<Box<dyn Communicator>>>, Error> {
+        let mut gpu = lock(&self.gpu);
+        if gpu.is_none() {
+            let everyone: Vec<usize> = (0..self.size()).collect();
+            *gpu = Some(self.connect("all", &everyone, device)?);
+        }
+        Ok(gpu)
+    }
+
+    fn connect(&self, name: &str, ranks: &[usize], device: Device) -> Result<Box<dyn Communicator>, Error> {
+        self.connect.as_ref().expect("a rank by itself has nobody to talk to")(name, ranks, device)
     }
 
     fn count(&self, bytes: u64) {
@@ -378,6 +461,6 @@ fn bytes_of(tensor: &Tensor) -> u64 {
 }
 
 /// A communicator after a panic is as good as before: it fails by itself.
-fn lock(communicator: &Mutex<Box<dyn Communicator>>) -> MutexGuard<'_, Box<dyn Communicator>> {
-    communicator.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,9 +5,9 @@
 //! too. The processes meet at a store that rank 0 serves, or that the launcher serves already.
 //!
 //! Groups are formed by all of their ranks, in the same order everywhere: over shared memory where all live on one host,
-//! over TCP otherwise.
+//! over TCP otherwise, and over NCCL for tensors of GPUs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -16,8 +16,10 @@ use std::time::{Duration, Instant};
 
 use parallel_sys::c10d::Store;
 use serde::{Deserialize, Serialize};
+use tch::Device;
 
 use crate::comm::gloo::GlooGroup;
+use crate::comm::nccl::NcclGroup;
 use crate::comm::shared::SharedGroup;
 use crate::comm::{Communicator, Group};
 use crate::{Axis, Error, Mesh};
@@ -56,6 +58,8 @@ pub struct Place {
     pub port: u16,
     /// Whether the launcher serves the store; otherwise rank 0 does.
     pub served: bool,
+    /// Which start of the job this is, where the launcher starts it again with the same store.
+    pub attempt: String,
 }
 
 /// The words of one launcher for rank and size.
@@ -63,18 +67,46 @@ struct Words {
     launcher: &'static str,
     rank: &'static str,
     size: &'static str,
+    /// Whether it says the rank to a process that it started by itself, too.
+    ranks_one: bool,
 }
 
-const LAUNCHERS: [Words; 3] = [
-    Words { launcher: "torchrun", rank: "RANK", size: "WORLD_SIZE" },
-    Words { launcher: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", size: "OMPI_COMM_WORLD_SIZE" },
-    Words { launcher: "SLURM", rank: "SLURM_PROCID", size: "SLURM_STEP_NUM_TASKS" },
+const LAUNCHERS: [Words; 4] = [
+    Words { launcher: "torchrun", rank: "RANK", size: "WORLD_SIZE", ranks_one: false },
+    Words {
+        launcher: "Open MPI",
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        ranks_one: false,
+    },
+    Words { launcher: "SLURM", rank: "SLURM_PROCID", size: "SLURM_STEP_NUM_TASKS", ranks_one: true },
+    Words { launcher: "MPI", rank: "PMI_RANK", size: "PMI_SIZE", ranks_one: false },
 ];
+
+impl Words {
+    /// What is wrong where one of the two was said and the other is missing.
+    fn half(&self, value: &dyn Fn(&str) -> Option<String>) -> Option<Error> {
+        let name = match (value(self.rank), value(self.size)) {
+            (Some(_), None) if !self.ranks_one => self.size,
+            (None, Some(_)) => self.rank,
+            _ => return None,
+        };
+        let problem = "is not set, and its other half is: set both, or neither for one process";
+        Some(Error::Environment { launcher: self.launcher, name, value: String::new(), problem })
+    }
+}
 
 impl Place {
     /// A process of its own.
     pub fn single() -> Self {
-        Self { rank: 0, size: 1, address: "127.0.0.1".to_owned(), port: 0, served: false }
+        Self {
+            rank: 0,
+            size: 1,
+            address: "127.0.0.1".to_owned(),
+            port: 0,
+            served: false,
+            attempt: String::new(),
+        }
     }
 
     /// What a launcher said, or a process of its own where none did.
@@ -84,7 +116,12 @@ impl Place {
 
     fn from_words(value: &dyn Fn(&str) -> Option<String>) -> Result<Self, Error> {
         let said = |words: &&Words| value(words.rank).is_some() && value(words.size).is_some();
-        let Some(words) = LAUNCHERS.iter().find(said) else { return Ok(Self::single()) };
+        let Some(words) = LAUNCHERS.iter().find(said) else {
+            return match LAUNCHERS.iter().find_map(|words| words.half(value)) {
+                Some(error) => Err(error),
+                None => Ok(Self::single()),
+            };
+        };
         let number = |name: &'static str| -> Result<Option<usize>, Error> {
             let wrong = |text: String| Error::Environment {
                 launcher: words.launcher,
@@ -116,6 +153,7 @@ impl Place {
             address: address.ok_or_else(|| missing("MASTER_ADDR"))?,
             port: port.ok_or_else(|| missing("MASTER_PORT"))?,
             served: value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|text| text == "True"),
+            attempt: value("TORCHELASTIC_RESTART_COUNT").unwrap_or_default(),
         })
     }
 }
@@ -128,8 +166,39 @@ pub struct World {
     interface: String,
     timeout: Duration,
     store: Option<Arc<Store>>,
-    /// The host of each rank.
-    hosts: Vec<String>,
+    /// Of each rank.
+    seats: Vec<Seat>,
+}
+
+/// Where a process runs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Seat {
+    /// What two processes share when they share memory and the network: the running kernel and the namespaces.
+    host: String,
+    /// The cores that it may use.
+    cores: BTreeSet<usize>,
+}
+
+impl Seat {
+    fn own() -> Self {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let link =
+            |name: &str| std::fs::read_link(name).map(|path| path.display().to_string()).unwrap_or_default();
+        let host = format!("{} {} {}", boot.trim(), link("/proc/self/ns/net"), link("/proc/self/ns/pid"));
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        Self { host, cores: cores(list.unwrap_or_default()) }
+    }
+}
+
+/// The numbers of a list such as `0-3,8`.
+fn cores(list: &str) -> BTreeSet<usize> {
+    let number = |text: &str| text.trim().parse::<usize>().ok();
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(number(first)?..=number(last)?)
+    };
+    list.split(',').filter_map(range).flatten().collect()
 }
 
 impl World {
@@ -141,7 +210,7 @@ impl World {
             interface: String::new(),
             timeout: TIMEOUT,
             store: None,
-            hosts: vec![host()],
+            seats: vec![Seat::own()],
         }
     }
 
@@ -154,33 +223,54 @@ impl World {
         let store = open_store(&place.address, place.port, serves, timeout)?;
         let interface = std::env::var("GLOO_SOCKET_IFNAME").unwrap_or_default();
         let mut world =
-            Self { place, transport, interface, timeout, store: Some(Arc::new(store)), hosts: Vec::new() };
-        world.hosts = world.meet()?;
+            Self { place, transport, interface, timeout, store: Some(Arc::new(store)), seats: Vec::new() };
+        let own = serde_json::to_string(&Seat::own()).expect("plain data");
+        let said = world.exchange("seat", &own)?;
+        let read = |text: &String| serde_json::from_str(text).expect("every rank runs this very program");
+        world.seats = said.iter().map(read).collect();
         Ok(world)
     }
 
-    /// Tells the others where this process lives, and hears it from each of them.
-    fn meet(&self) -> Result<Vec<String>, Error> {
-        let Some(store) = &self.store else { return Ok(vec![host()]) };
-        let key = |rank: usize| format!("host/{rank}");
-        store.set(&key(self.place.rank), host().as_bytes())?;
+    /// What every rank says of `subject`, in their order; says who is missing when they do not come within the time-out.
+    pub fn exchange(&self, subject: &str, own: &str) -> Result<Vec<String>, Error> {
+        let Some(store) = &self.store else { return Ok(vec![own.to_owned()]) };
+        let address = || format!("{}:{}", self.place.address, self.place.port);
+        let key = |rank: usize| self.key(&format!("{subject}/{rank}"));
+        store.set(&key(self.place.rank), own.as_bytes())?;
         let until = Instant::now() + self.timeout;
-        let mut hosts = Vec::with_capacity(self.place.size);
+        let mut said = Vec::with_capacity(self.place.size);
         for rank in 0..self.place.size {
             let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
             let Ok(bytes) = store.get(&key(rank), left) else {
-                let there = |rank: &usize| store.has(&key(*rank)).unwrap_or(false);
-                let missing: Vec<usize> = (0..self.place.size).filter(|rank| !there(rank)).collect();
+                let there = (0..self.place.size).map(|rank| store.has(&key(rank)));
+                let there: Vec<bool> = there
+                    .collect::<Result<_, _>>()
+                    .map_err(|cause| Error::Rendezvous { address: address(), cause })?;
                 return Err(Error::Missing {
                     rank: self.place.rank,
-                    missing,
-                    address: format!("{}:{}", self.place.address, self.place.port),
+                    missing: (0..self.place.size).filter(|&rank| !there[rank]).collect(),
+                    address: address(),
                     seconds: self.timeout.as_secs(),
                 });
             };
-            hosts.push(String::from_utf8_lossy(&bytes).into_owned());
+            said.push(String::from_utf8_lossy(&bytes).into_owned());
         }
-        Ok(hosts)
+        // The store may end with rank 0, which therefore stays until everybody has read. Whoever is slower is not waited for: it hears
+        // that the store is gone.
+        let (readers, everyone) =
+            (self.key(&format!("{subject}/readers")), self.key(&format!("{subject}/everyone")));
+        if store.add(&readers, 1)? == self.place.size as i64 {
+            store.set(&everyone, &[])?;
+        }
+        if self.place.rank == 0 {
+            let _ = store.get(&everyone, ANSWER);
+        }
+        Ok(said)
+    }
+
+    /// A key of the store, which the starts of a job before this one have not used.
+    fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.place.attempt)
     }
 
     /// This process' rank.
@@ -193,9 +283,11 @@ impl World {
         self.place.size
     }
 
-    /// The processes of this host.
-    pub fn local_size(&self) -> usize {
-        self.hosts.iter().filter(|host| **host == self.hosts[self.place.rank]).count()
+    /// The processes, this one among them, that may run on cores of this one.
+    pub fn sharers(&self) -> usize {
+        let own = &self.seats[self.place.rank];
+        let shares = |seat: &&Seat| seat.host == own.host && !seat.cores.is_disjoint(&own.cores);
+        self.seats.iter().filter(shares).count().max(1)
     }
 
     /// The group of `ranks`, in this order. Every one of them calls this with the same arguments.
@@ -206,28 +298,38 @@ impl World {
             return Ok(Group::alone(name, self.rank()));
         }
         // Groups along one axis share its name; their first rank tells them apart.
-        let key = format!("{name}/{}", ranks[0]);
-        let communicator = self.communicator(name, &key, ranks)?;
+        let key = self.key(&format!("{name}/{}", ranks[0]));
+        let communicator = self.communicator(name, &key, ranks, Device::Cpu)?;
         let (world, owned_name, owned) = (self.clone(), name.to_owned(), ranks.to_vec());
-        let connect = move |channel: &str, ends: [usize; 2]| {
-            world.communicator(&owned_name, &format!("{key}/{channel}"), &ends.map(|end| owned[end]))
+        let connect = move |part: &str, places: &[usize], device: Device| {
+            let ranks: Vec<usize> = places.iter().map(|&place| owned[place]).collect();
+            world.communicator(&owned_name, &format!("{key}/{part}"), &ranks, device)
         };
         Ok(Group::new(name, ranks.to_vec(), place, Some(communicator), Some(Box::new(connect))))
     }
 
-    /// What moves bytes between `ranks`, which meet under `key`.
-    fn communicator(&self, name: &str, key: &str, ranks: &[usize]) -> Result<Box<dyn Communicator>, Error> {
+    /// What moves tensors of `device` between `ranks`, which meet under `key`.
+    fn communicator(
+        &self,
+        name: &str,
+        key: &str,
+        ranks: &[usize],
+        device: Device,
+    ) -> Result<Box<dyn Communicator>, Error> {
         let place = ranks.iter().position(|&rank| rank == self.rank());
         let place = place.ok_or(Error::Rank { rank: self.rank(), size: ranks.len() })?;
         let store = self.store.as_ref().expect("several ranks meet at a store");
         let ends = [place, ranks.len()];
-        let together = ranks.iter().all(|&rank| self.hosts[rank] == self.hosts[ranks[0]]);
+        let together = ranks.iter().all(|&rank| self.seats[rank].host == self.seats[ranks[0]].host);
         let failed = |cause| Error::Collective {
             rank: self.rank(),
             group: name.to_owned(),
             collective: "join",
             cause,
         };
+        if let Device::Cuda(index) = device {
+            return Ok(Box::new(NcclGroup::join(store, key, ends, index, PATIENCE).map_err(failed)?));
+        }
         Ok(match self.transport {
             Transport::Shared if !together => {
                 return Err(Error::Hosts { group: name.to_owned(), hosts: self.hosts_of(ranks) });
@@ -246,44 +348,14 @@ impl World {
     fn hosts_of(&self, ranks: &[usize]) -> String {
         let mut hosts: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for &rank in ranks {
-            hosts.entry(&self.hosts[rank]).or_default().push(rank.to_string());
+            hosts.entry(&self.seats[rank].host).or_default().push(rank.to_string());
         }
         hosts.values().map(|ranks| format!("{{{}}}", ranks.join(", "))).collect::<Vec<_>>().join(" and ")
     }
 
     /// The group along each axis of `mesh`, and that of all ranks.
     pub fn groups(&self, mesh: &Mesh) -> Result<Groups, Error> {
-        let everyone: Vec<usize> = (0..self.size()).collect();
-        let mut along = Vec::with_capacity(Axis::ALL.len());
-        for axis in Axis::ALL {
-            along.push(Arc::new(self.group(axis.name(), &mesh.group(&[axis]))?));
-        }
-        // A group along several axes, or along the one of them that has more than one rank. What the gradients take has a group of its
-        // own where tokens are shared: they travel while that one is at work.
-        let joined = |name: &str, axes: &[Axis], apart: bool| -> Result<Arc<Group>, Error> {
-            let mut wide = axes.iter().filter(|&&axis| mesh.size(axis) > 1);
-            match (wide.next(), wide.next()) {
-                (None, _) => Ok(Arc::clone(&along[axes[axes.len() - 1] as usize])),
-                (Some(&axis), None) if !apart => Ok(Arc::clone(&along[axis as usize])),
-                _ => Ok(Arc::new(self.group(name, &mesh.group(axes))?)),
-            }
-        };
-        let apart = mesh.size(Axis::Sequence) > 1 || mesh.size(Axis::Expert) > 1;
-        let tensor = joined("tensor", &Axis::TENSOR, false)?;
-        let data = joined("rows", &[Axis::Data, Axis::Expert], false)?;
-        let replicas = joined("replicas", &[Axis::Data, Axis::Expert, Axis::Sequence], apart)?;
-        let twins = joined("twins", &[Axis::Data, Axis::Sequence], apart)?;
-        let learners = joined("learners", &[Axis::Pipeline, Axis::Data, Axis::Expert], false)?;
-        let holders = joined("holders", &[Axis::Pipeline, Axis::Expert], false)?;
-        let (stages, stage) = (mesh.group(&[Axis::Pipeline]), mesh.coordinate(Axis::Pipeline));
-        let ends = match stages.as_slice() {
-            [first, .., last] if stage == 0 || stage + 1 == stages.len() => {
-                Some(Arc::new(self.group("ends", &[*first, *last])?))
-            }
-            _ => None,
-        };
-        let (mesh, world) = (mesh.clone(), self.group("world", &everyone)?);
-        Ok(Groups { mesh, world, along, tensor, data, replicas, twins, learners, holders, ends })
+        Groups::of(mesh, |name, ranks| self.group(name, ranks))
     }
 }
 
@@ -336,6 +408,51 @@ impl Groups {
             ["tensor", "rows", "replicas", "twins", "learners", "holders"].map(alone);
         let (mesh, world) = (Mesh::single(), Group::alone("world", 0));
         Self { mesh, world, along, tensor, data, replicas, twins, learners, holders, ends: None }
+    }
+
+    /// The groups that a process of `mesh` would have: they have sizes and places, and nobody to talk to.
+    pub fn planned(mesh: &Mesh) -> Self {
+        let own = mesh.rank();
+        let make = |name: &str, ranks: &[usize]| {
+            let place = ranks.iter().position(|&rank| rank == own).expect("its own groups hold a rank");
+            Ok(Group::planned(name, ranks.to_vec(), place))
+        };
+        Self::of(mesh, make).expect("nothing is joined")
+    }
+
+    /// The groups of `mesh`, each made from its name and its ranks.
+    fn of(mesh: &Mesh, make: impl Fn(&str, &[usize]) -> Result<Group, Error>) -> Result<Self, Error> {
+        let everyone: Vec<usize> = (0..mesh.world_size()).collect();
+        let mut along = Vec::with_capacity(Axis::ALL.len());
+        for axis in Axis::ALL {
+            along.push(Arc::new(make(axis.name(), &mesh.group(&[axis]))?));
+        }
+        // A group along several axes, or along the one of them that has more than one rank. What the gradients take has a group of its
+        // own where tokens are shared: they travel while that one is at work.
+        let joined = |name: &str, axes: &[Axis], apart: bool| -> Result<Arc<Group>, Error> {
+            let mut wide = axes.iter().filter(|&&axis| mesh.size(axis) > 1);
+            match (wide.next(), wide.next()) {
+                (None, _) => Ok(Arc::clone(&along[axes[axes.len() - 1] as usize])),
+                (Some(&axis), None) if !apart => Ok(Arc::clone(&along[axis as usize])),
+                _ => Ok(Arc::new(make(name, &mesh.group(axes))?)),
+            }
+        };
+        let apart = mesh.size(Axis::Sequence) > 1 || mesh.size(Axis::Expert) > 1;
+        let tensor = joined("tensor", &Axis::TENSOR, false)?;
+        let data = joined("rows", &[Axis::Data, Axis::Expert], false)?;
+        let replicas = joined("replicas", &[Axis::Data, Axis::Expert, Axis::Sequence], apart)?;
+        let twins = joined("twins", &[Axis::Data, Axis::Sequence], apart)?;
+        let learners = joined("learners", &[Axis::Pipeline, Axis::Data, Axis::Expert], false)?;
+        let holders = joined("holders", &[Axis::Pipeline, Axis::Expert], false)?;
+        let (stages, stage) = (mesh.group(&[Axis::Pipeline]), mesh.coordinate(Axis::Pipeline));
+        let ends = match stages.as_slice() {
+            [first, .., last] if stage == 0 || stage + 1 == stages.len() => {
+                Some(Arc::new(make("ends", &[*first, *last])?))
+            }
+            _ => None,
+        };
+        let (mesh, world) = (mesh.clone(), make("world", &everyone)?);
+        Ok(Self { mesh, world, along, tensor, data, replicas, twins, learners, holders, ends })
     }
 
     /// The mesh.
@@ -412,14 +529,6 @@ impl Groups {
     pub fn is_first(&self) -> bool {
         self.world.rank() == 0
     }
-}
-
-/// What two processes share when they share memory and the network: the running kernel and the network namespace.
-fn host() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let link =
-        |name: &str| std::fs::read_link(name).map(|path| path.display().to_string()).unwrap_or_default();
-    format!("{} {} {}", boot.trim(), link("/proc/self/ns/net"), link("/proc/self/ns/pid"))
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ fn main() {
             "cpp/dispatch.cpp",
             "cpp/autograd.cpp",
             "cpp/c10d.cpp",
+            "cpp/stream.cpp",
             "cpp/runtime.cpp",
             "cpp/mkl.cpp",
             "cpp/names.cpp",

@@ -53,6 +53,9 @@ struct Memory {
 struct Gpu {
     available: bool,
     count: i64,
+    /// Why libtorch has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -84,12 +87,13 @@ const CHECKS: [Named; 8] = [
 
 /// Runs every check; fails when one does.
 pub(crate) fn run(arguments: &JsonArgs) -> anyhow::Result<()> {
+    let gpu = gpu();
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         libtorch: libtorch()?,
         processor: processor(),
         memory: memory_sizes(),
-        gpu: Gpu { available: tch::Cuda::is_available(), count: tch::Cuda::device_count() },
+        gpu,
         checks: CHECKS.iter().map(|&(name, check)| run_check(name, check)).collect(),
     };
     print(&if arguments.json { serde_json::to_string_pretty(&report)? } else { report.text() })?;
@@ -124,8 +128,11 @@ impl Report {
         let (total, available) =
             (self.memory.total_bytes as f64 / GIB, self.memory.available_bytes as f64 / GIB);
         line("memory", &format!("{available:.1} GiB free of {total:.1} GiB"));
-        let gpu =
-            if self.gpu.available { format!("{} with CUDA", self.gpu.count) } else { "none".to_owned() };
+        let gpu = match &self.gpu {
+            Gpu { available: true, count, .. } => format!("{count} with CUDA"),
+            Gpu { problem: Some(problem), .. } => format!("none: {problem}"),
+            Gpu { .. } => "none".to_owned(),
+        };
         line("GPU", &gpu);
         line("checks", "");
         for check in &self.checks {
@@ -158,6 +165,12 @@ fn libtorch() -> anyhow::Result<Libtorch> {
         .filter(|line| !line.is_empty() && !line.starts_with("Build settings"))
         .collect();
     Ok(Libtorch { path, configuration })
+}
+
+/// Before the first tensor: libtorch's part for GPUs comes in here, where there is one.
+fn gpu() -> Gpu {
+    let problem = runtime::load_cuda().err().map(|error| error.to_string());
+    Gpu { available: tch::Cuda::is_available(), count: tch::Cuda::device_count(), problem }
 }
 
 fn processor() -> Processor {

@@ -24,7 +24,7 @@ use crate::config::section::{Files, Part};
 use crate::config::{self, ConfigError, PipelineConfig, RunConfig, Stage};
 use crate::display::Display;
 use crate::interrupt::Interrupt;
-use crate::launch::{self, Job};
+use crate::launch::{self, Job, Start};
 use crate::record::{same_settings, write_whole};
 use crate::report;
 use crate::stage::{self, Around, Network};
@@ -58,8 +58,9 @@ pub(crate) fn run_config(config: PipelineConfig, how: &How<'_>) -> anyhow::Resul
         let job = Job::on_this_host(how.processes, &config.out);
         return launch::run(&job, &launch::own_arguments());
     }
-    let groups = launch::join(how.threads.or(config.threads), &config.parallel)?;
     let resume = how.resume;
+    let start = Start { command: "pipeline", resume, settings: &config.to_toml()? };
+    let groups = launch::join(how.threads.or(config.threads), &config.parallel, &start)?;
     if groups.is_first() {
         open(&config, resume)?;
     }

@@ -9,7 +9,7 @@ use crate::command::tell;
 use crate::config::{self, Stage};
 use crate::display::Display;
 use crate::interrupt::Interrupt;
-use crate::launch::{self, Job};
+use crate::launch::{self, Job, Start};
 use crate::stage::{self, Around};
 
 /// Runs one stage. `threads` is the flag, which wins over the file.
@@ -24,11 +24,18 @@ pub(crate) fn run(stage: Stage, arguments: &TrainArgs, threads: Option<usize>) -
     let (groups, mesh) = if starts_others {
         (Arc::new(Groups::single()), launch::mesh(parallel, 0, arguments.nproc)?)
     } else {
-        let groups = launch::join(threads.or(loaded.config.threads), parallel)?;
+        let start = Start {
+            command: stage.name(),
+            resume: arguments.resume,
+            settings: &loaded.config.to_toml(stage)?,
+        };
+        let groups = launch::join(threads.or(loaded.config.threads), parallel, &start)?;
         let mesh = groups.mesh().clone();
         (groups, mesh)
     };
-    loaded.warnings.iter().for_each(|warning| tell(&format!("warning: {warning}")));
+    if groups.is_first() {
+        loaded.warnings.iter().for_each(|warning| tell(&format!("warning: {warning}")));
+    }
     let interrupt = Interrupt::listen()?;
     interrupt.begin();
     let mut display = Display::new();

@@ -122,16 +122,31 @@ pub(crate) enum ConfigError {
     },
     /// Ranks that were started with different settings.
     #[error(
-        "rank {rank} has `{key}` = {own}, and rank 0 has {first}: start every rank with the same file and the same --set"
+        "rank {rank} has `{key}` = {own}, and rank 0 has {first}: start every rank with the same command, file and --set"
     )]
     Ranks {
-        /// The rank that tells.
+        /// The first rank that differs.
         rank: usize,
         /// The dotted key.
         key: String,
         /// Its value here.
         own: String,
         /// Its value at rank 0.
+        first: String,
+    },
+    /// Ranks that would go on from different checkpoints.
+    #[error(
+        "{}: rank {rank} finds {own} here, and rank 0 {first}: `out` must be one folder that all machines share",
+        path.display()
+    )]
+    Checkpoints {
+        /// The folder.
+        path: PathBuf,
+        /// The rank that differs.
+        rank: usize,
+        /// Its newest checkpoint.
+        own: String,
+        /// That of rank 0.
         first: String,
     },
     /// PPO cannot be continued yet.

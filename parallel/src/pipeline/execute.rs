@@ -149,6 +149,10 @@ impl<M: Segmented> Run<'_, M> {
         }
         let pipeline = self.pipeline.expect("a rank by itself has one stage");
         let tensor = tensor.contiguous();
+        // What has arrived is let go of.
+        for (started, tensor) in std::mem::take(&mut self.sent) {
+            self.sent.extend(started.under_way()?.map(|started| (started, tensor)));
+        }
         let started = pipeline.group.send(&tensor, to, tag(freight, stage))?;
         self.sent.push((started, tensor));
         Ok(())

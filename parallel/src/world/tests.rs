@@ -1,6 +1,6 @@
 //! Ranks as threads of one process.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::*;
 use crate::comm::Reduction;
@@ -26,8 +26,12 @@ fn each_launcher_is_understood() {
     let found = place(&[&mpi[..], &meeting].concat()).unwrap();
     assert_eq!((found.rank, found.size, found.served), (1, 2, false));
     assert_eq!(place(&[]).unwrap(), Place::single());
+    let hydra = [("PMI_RANK", "2"), ("PMI_SIZE", "4")];
+    let found = place(&[&hydra[..], &meeting].concat()).unwrap();
+    assert_eq!((found.rank, found.size, found.served), (2, 4, false));
     // Inside an allocation, a command that was not started as several tasks is one process.
     assert_eq!(place(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]).unwrap(), Place::single());
+    assert_eq!(place(&[("SLURM_PROCID", "0")]).unwrap(), Place::single());
 }
 
 #[test]
@@ -37,6 +41,41 @@ fn what_a_launcher_left_out_or_garbled_is_named() {
     let error = place(&[("RANK", "x"), ("WORLD_SIZE", "2")]).unwrap_err().to_string();
     assert!(error.contains("RANK = \"x\" is no number"), "{error}");
     assert!(place(&[("RANK", "2"), ("WORLD_SIZE", "2")]).is_err());
+    // Half of what makes a rank is no process of its own.
+    let error = place(&[("RANK", "1")]).unwrap_err().to_string();
+    assert!(error.contains("WORLD_SIZE is not set, and its other half is"), "{error}");
+    let error = place(&[("OMPI_COMM_WORLD_SIZE", "4")]).unwrap_err().to_string();
+    assert!(error.contains("Open MPI") && error.contains("OMPI_COMM_WORLD_RANK is not set"), "{error}");
+}
+
+#[test]
+fn only_ranks_with_cores_in_common_share_them() {
+    assert_eq!(cores("0-2,8"), BTreeSet::from([0, 1, 2, 8]));
+    assert_eq!(cores(""), BTreeSet::new());
+    let mut world = World::single();
+    let seat = |host: &str, list: &str| Seat { host: host.to_owned(), cores: cores(list) };
+    // SLURM has bound the tasks of host a to two cores each; those of b share all four.
+    world.seats = vec![seat("a", "0-1"), seat("a", "2-3"), seat("b", "0-3"), seat("b", "0-3")];
+    let sharers = [0, 1, 2, 3].map(|rank| {
+        world.place.rank = rank;
+        world.sharers()
+    });
+    assert_eq!(sharers, [1, 1, 2, 2]);
+}
+
+#[test]
+fn a_job_that_starts_again_does_not_read_what_was_said_before() {
+    let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+    let join = |attempt: &str| {
+        let attempt = attempt.to_owned();
+        let place = Place { size: 2, port: server.port(), served: true, attempt, ..Place::single() };
+        World::join(place, Transport::Auto, Duration::from_millis(300)).map(drop)
+    };
+    // Rank 0 came twice, rank 1 the first time only.
+    server.set("0/seat/1", serde_json::to_string(&Seat::own()).unwrap().as_bytes()).unwrap();
+    server.add("0/seat/readers", 1).unwrap();
+    join("0").unwrap();
+    assert!(join("1").unwrap_err().to_string().contains("rank 1 did not come"));
 }
 
 /// Runs `body` on the ranks of a world, each a thread.
@@ -73,7 +112,7 @@ fn groups_of_a_mesh_reduce_along_their_axis() {
             let named = if transport == Transport::Gloo { "gloo" } else { "shared memory" };
             assert_eq!(groups.world().transport(), named);
             assert_eq!(groups.along(Axis::Pipeline).transport(), "none");
-            assert_eq!(world.local_size(), 4);
+            assert_eq!(world.sharers(), 4);
         });
     }
 }

@@ -149,4 +149,8 @@ int shim_work_wait(ShimWork *work) {
   return shim_guard([&] { work->work->wait(); });
 }
 
+int shim_work_is_done(ShimWork *work, bool *done) {
+  return shim_guard([&] { *done = work->work->isCompleted(); });
+}
+
 void shim_work_free(ShimWork *work) { delete work; }

@@ -81,7 +81,20 @@ int shim_send(ShimGroup *group, at::Tensor *tensor, int peer, int tag, ShimWork 
 int shim_recv(ShimGroup *group, at::Tensor *tensor, int peer, int tag, ShimWork **work);
 int shim_barrier(ShimGroup *group, ShimWork **work);
 int shim_work_wait(ShimWork *work);
+int shim_work_is_done(ShimWork *work, bool *done);
 void shim_work_free(ShimWork *work);
+
+// Queues of a GPU beside the one on which torch computes. `shim_stream_open` makes `device` the thread's, and takes one from torch's
+// pool. `shim_stream_follow` lets it wait for all that torch has queued so far and gives its CUDA handle; `shim_stream_mark` leaves an
+// event behind what was queued on it, and `shim_event_block` lets torch's queue, not the caller, wait for that.
+struct ShimStream;
+struct ShimEvent;
+int shim_stream_open(int device, ShimStream **stream);
+int shim_stream_follow(ShimStream *stream, void **handle);
+int shim_stream_mark(ShimStream *stream, ShimEvent **event);
+void shim_stream_close(ShimStream *stream);
+int shim_event_block(ShimEvent *event);
+void shim_event_free(ShimEvent *event);
 
 // "Build settings" as libtorch prints them. `sink` receives one SHIM_STRING.
 int shim_show_config(ShimSink sink, void *context);

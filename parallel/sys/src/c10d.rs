@@ -280,6 +280,14 @@ impl Work {
         // SAFETY: a live work.
         check(self.call, unsafe { raw::shim_work_wait(self.pointer.as_ptr()) })
     }
+
+    /// Whether waiting would return at once.
+    pub fn is_done(&self) -> Result<bool, Error> {
+        let mut done = false;
+        // SAFETY: a live work and a place for the answer.
+        let code = unsafe { raw::shim_work_is_done(self.pointer.as_ptr(), &raw mut done) };
+        check(self.call, code).map(|()| done)
+    }
 }
 
 impl Drop for Work {

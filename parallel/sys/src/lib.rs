@@ -3,7 +3,7 @@
 //! | level | module | what a call looks like |
 //! |---|---|---|
 //! | raw | [`raw`] | the C functions of `cpp/shim.h`, in its order |
-//! | safe | [`dispatch`], [`autograd`], [`c10d`], [`shared`], [`runtime`], [`memory`] | tensors and `Result`s |
+//! | safe | [`dispatch`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`] | tensors and `Result`s |
 //!
 //! This crate holds the only `unsafe` of the project. No C++ exception and no Rust panic crosses
 //! the border: exceptions become [`Error::Torch`], panics in a callback become an error on the C++ side.
@@ -12,10 +12,12 @@ pub mod autograd;
 pub mod c10d;
 pub mod dispatch;
 pub mod memory;
+pub mod nccl;
 pub mod process;
 pub mod raw;
 pub mod runtime;
 pub mod shared;
+pub mod stream;
 
 /// What can go wrong below tch.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +36,14 @@ pub enum Error {
         /// The collective, or the system's call.
         call: String,
         /// What went wrong.
+        problem: String,
+    },
+    /// NCCL is not there, or refused a call.
+    #[error("{call} over NCCL: {problem}")]
+    Nccl {
+        /// NCCL's call.
+        call: String,
+        /// What it said.
         problem: String,
     },
     /// The C library refused a setting.

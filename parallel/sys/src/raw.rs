@@ -53,6 +53,18 @@ pub struct ShimWork {
     _opaque: [u8; 0],
 }
 
+/// A queue of a GPU.
+#[repr(C)]
+pub struct ShimStream {
+    _opaque: [u8; 0],
+}
+
+/// A place in a queue of a GPU.
+#[repr(C)]
+pub struct ShimEvent {
+    _opaque: [u8; 0],
+}
+
 unsafe extern "C" {
     pub fn shim_last_error() -> *const c_char;
     pub fn shim_call(
@@ -169,7 +181,14 @@ unsafe extern "C" {
     ) -> c_int;
     pub fn shim_barrier(group: *mut ShimGroup, work: *mut *mut ShimWork) -> c_int;
     pub fn shim_work_wait(work: *mut ShimWork) -> c_int;
+    pub fn shim_work_is_done(work: *mut ShimWork, done: *mut bool) -> c_int;
     pub fn shim_work_free(work: *mut ShimWork);
+    pub fn shim_stream_open(device: c_int, stream: *mut *mut ShimStream) -> c_int;
+    pub fn shim_stream_follow(stream: *mut ShimStream, handle: *mut *mut c_void) -> c_int;
+    pub fn shim_stream_mark(stream: *mut ShimStream, event: *mut *mut ShimEvent) -> c_int;
+    pub fn shim_stream_close(stream: *mut ShimStream);
+    pub fn shim_event_block(event: *mut ShimEvent) -> c_int;
+    pub fn shim_event_free(event: *mut ShimEvent);
     pub fn shim_show_config(sink: ShimSink, context: *mut c_void) -> c_int;
     pub fn shim_set_flush_denormal(flush: bool, supported: *mut bool) -> c_int;
     pub fn shim_set_deterministic(deterministic: bool) -> c_int;

@@ -1,6 +1,6 @@
 //! Settings of libtorch as a whole: threads, denormals, determinism.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 
 use crate::raw::ShimValue;
 use crate::{Error, check, raw};
@@ -21,6 +21,18 @@ extern "C" fn copy(context: *mut c_void, value: *const ShimValue) {
         let bytes = std::slice::from_raw_parts(value.data.cast::<u8>(), value.length);
         (*context.cast::<String>()).push_str(&String::from_utf8_lossy(bytes));
     }
+}
+
+/// Loads libtorch's part for GPUs from the loader's path. Call before the first tensor.
+pub fn load_cuda() -> Result<(), Error> {
+    // SAFETY: a literal name; loading it runs libtorch's own initialisers.
+    let library = unsafe { libc::dlopen(c"libtorch_cuda.so".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    if !library.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the reason of the call that just failed on this thread, copied at once.
+    let message = unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned();
+    Err(Error::Torch { call: "dlopen".to_owned(), message })
 }
 
 /// Flushes denormal numbers to zero on this thread; says whether the processor can.

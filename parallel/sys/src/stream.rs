@@ -1,0 +1,97 @@
+//! Queues of a GPU beside the one on which torch computes.
+//!
+//! A collective over NCCL occupies its queue until every rank has come. On torch's own it would keep the GPU from computing, and two
+//! ranks that both send before they receive would wait for each other for ever. So it runs on a queue of its own: behind what torch
+//! had queued when it was started, and before what torch queues once it was waited for. The caller waits for neither.
+//!
+//! The queues come from torch's pool of 32; a process opens one for each of its groups.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use crate::raw::{ShimEvent, ShimStream};
+use crate::{Error, check, raw};
+
+/// A queue of a GPU.
+#[derive(Debug)]
+pub struct SideStream {
+    pointer: NonNull<ShimStream>,
+    device: usize,
+}
+
+// SAFETY: a stream of torch's pool may be used on any thread; the order of calls is the caller's business.
+unsafe impl Send for SideStream {}
+
+impl SideStream {
+    /// Takes a queue of the GPU `device`, which becomes this thread's.
+    pub fn open(device: usize) -> Result<Self, Error> {
+        let number = libc::c_int::try_from(device).expect("few GPUs");
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: `pointer` receives a stream that belongs to us.
+        check("getStreamFromGlobalPool", unsafe { raw::shim_stream_open(number, &raw mut pointer) })?;
+        Ok(Self { pointer: NonNull::new(pointer).expect("a stream that was opened"), device })
+    }
+
+    /// Its GPU.
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Lets `queue` put work on the CUDA stream that it is given, behind all that torch has queued so far; the event comes after it.
+    pub(crate) fn run(&self, queue: impl FnOnce(*mut c_void) -> Result<(), Error>) -> Result<Event, Error> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a live stream and a place for its handle.
+        check("Stream::wait", unsafe { raw::shim_stream_follow(self.pointer.as_ptr(), &raw mut handle) })?;
+        queue(handle)?;
+        let mut event = std::ptr::null_mut();
+        // SAFETY: a live stream, and `event` receives an event that belongs to us.
+        check("Event::record", unsafe { raw::shim_stream_mark(self.pointer.as_ptr(), &raw mut event) })?;
+        Ok(Event { pointer: NonNull::new(event).expect("an event that was recorded") })
+    }
+}
+
+impl Drop for SideStream {
+    fn drop(&mut self) {
+        // SAFETY: ours, and dropped once.
+        unsafe { raw::shim_stream_close(self.pointer.as_ptr()) };
+    }
+}
+
+/// A place in a queue.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pointer: NonNull<ShimEvent>,
+}
+
+// SAFETY: an event may be waited for on any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// What torch queues from now on comes after it.
+    pub(crate) fn block(&self) -> Result<(), Error> {
+        // SAFETY: a live event.
+        check("Event::block", unsafe { raw::shim_event_block(self.pointer.as_ptr()) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: ours, and dropped once.
+        unsafe { raw::shim_event_free(self.pointer.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SideStream;
+
+    #[test]
+    fn without_a_gpu_there_is_no_queue_of_one() {
+        if tch::Cuda::is_available() {
+            return;
+        }
+        let error = SideStream::open(0).unwrap_err().to_string();
+        assert!(error.starts_with("getStreamFromGlobalPool: "), "{error}");
+        assert!(error.to_lowercase().contains("cuda"), "{error}");
+    }
+}
