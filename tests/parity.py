@@ -143,6 +143,7 @@ def difference(one, many):
     losses, weights = one
     other, others = many
     assert losses.shape == other.shape == (20, losses.shape[1]) and weights.keys() == others.keys()
+    assert numpy.isfinite(other).all() and all(numpy.isfinite(tensor).all() for tensor in others.values())
     relative = numpy.abs(losses - other) / numpy.maximum(1, numpy.abs(losses))
     return relative.max(), max(numpy.abs(weights[name] - others[name]).max() for name in weights)
 

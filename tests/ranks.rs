@@ -33,6 +33,7 @@ fn worst(left: &Path, right: &Path) -> f32 {
     assert_eq!(left.len(), right.len());
     let pairs = left.iter().flat_map(|(name, values)| {
         let other = &right.iter().find(|(other, _)| other == name).unwrap().1;
+        assert!(other.iter().all(|value| value.is_finite()), "{name}");
         values.iter().zip(other).map(|(left, right)| (left - right).abs())
     });
     pairs.fold(0.0, f32::max)
@@ -204,6 +205,35 @@ fn a_rank_that_dies_ends_the_job_and_the_last_checkpoint_resumes() {
 }
 
 #[test]
+fn a_rank_that_dies_on_one_machine_ends_the_ranks_of_the_other() {
+    let scratch = copied();
+    let port = free_port();
+    // Both machines are this one. Rank 0 is stopped, so that it hears of the death from its launcher alone.
+    let launch = |node: usize| {
+        let line = format!(
+            "launch --nnodes 2 --node-rank {node} --nproc 1 --master-addr 127.0.0.1 --master-port {port} --logs logs{node} -- \
+             sft --config life/sft/run.toml --set out=apart --set train.steps=1000000 --set parallel.pipeline.size=2"
+        );
+        scratch.command(&line.split(' ').collect::<Vec<_>>()).spawn().unwrap()
+    };
+    let launchers = [0, 1].map(launch);
+    scratch.wait_for_rows("apart/metrics.jsonl", 5);
+    let [first, second] = launchers.each_ref().map(|launcher| children(launcher.id())[0]);
+    signal("STOP", first);
+    signal("KILL", second);
+    let started = Instant::now();
+    let told = launchers.map(|launcher| {
+        let output = launcher.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    });
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert!(told[1].contains("rank 1 was ended by signal 9"), "{}", told[1]);
+    assert!(told[0].contains("machine 1: rank 1 was ended by signal 9"), "{}", told[0]);
+    assert!(!Path::new(&format!("/proc/{first}")).exists(), "rank 0 is left");
+}
+
+#[test]
 fn ctrl_c_ends_every_rank_after_the_same_step() {
     let scratch = copied();
     let (child, ranks) = long_run(&scratch);
@@ -282,8 +312,31 @@ fn ranks_with_different_settings_are_refused() {
     let ended = by_hand(&scratch, free_port(), &[line, &other]);
     assert_eq!(ended[1].0, Some(2), "{}", ended[1].1);
     assert!(ended[1].1.contains("rank 1 has `train.lr` = 0.5, and rank 0 has 0.001"), "{}", ended[1].1);
-    assert_ne!(ended[0].0, Some(0));
+    assert_eq!(ended[0].0, Some(2), "{}", ended[0].1);
     assert!(!scratch.path("mixed/final").exists());
+}
+
+#[test]
+fn ranks_that_would_call_different_collectives_are_refused_before_the_first_one() {
+    let scratch = copied();
+    let line = "sft --config life/sft/run.toml --set out=mixed";
+    for (more, wanted) in [
+        ("--set checkpoint.every=1", "rank 1 has `checkpoint.every` = 1"),
+        ("--set parallel.tensor.size=2", "rank 1 has `parallel.tensor.size` = 2"),
+        ("--set parallel.transport='gloo'", "rank 1 has `parallel.transport` = \"gloo\""),
+        ("--resume", "rank 1 has `command.resume` = true, and rank 0 has false"),
+    ] {
+        let started = Instant::now();
+        let ended = by_hand(&scratch, free_port(), &[line, &format!("{line} {more}")]);
+        for (code, said) in ended {
+            assert_eq!(code, Some(2), "{said}");
+            assert!(said.contains(wanted), "{said}");
+        }
+        assert!(started.elapsed() < Duration::from_secs(10), "{more}");
+    }
+    // Where the logs lie and how many threads work changes nothing that others hear of.
+    let ended = by_hand(&scratch, free_port(), &[line, &format!("{line} --set threads=1")]);
+    assert!(ended.iter().all(|(code, _)| *code == Some(0)), "{ended:?}");
 }
 
 #[test]
@@ -315,6 +368,11 @@ fn a_plan_says_where_each_process_stands() {
     assert!(told.contains("8 processes: data 2 x tensor row 2 x tensor 2"), "{told}");
     assert!(told.contains("rank 6: data 1, tensor row 1, tensor 0"), "{told}");
     assert!(!scratch.path("x").exists());
+    // What the run would refuse, the plan refuses.
+    let line = "sft --config life/sft/run.toml --set out=x --dry-run --nproc 3 --set parallel";
+    scratch.run(&format!("{line}.tensor.size=3")).fails(2, &["4 query heads with 2 key-value heads"]);
+    scratch.run(&format!("{line}.pipeline.size=3 --set parallel.pipeline.chunks=4 --set parallel.pipeline.schedule='interleaved'"))
+        .fails(2, &["layers with an embedding and a head in 12 stages"]);
 }
 
 #[test]

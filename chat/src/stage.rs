@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicBool;
 use datasets::Tokenizer;
 use models::causal_lm::LoadOptions;
 use models::config::Config;
+use models::decoder;
 use models::split::{Layers, Split, Tokens};
 use parallel::comm::Group;
 use parallel::{Axis, Groups, Mesh, Parameter, Segmented, memory};
@@ -120,13 +121,12 @@ fn in_run_folder(
         return Ok(());
     }
     let settings = config.to_toml(stage)?;
-    same_everywhere(groups, &settings)?;
     if groups.is_first() {
         crate::record::open_folder(&config.out, &settings, around.resume)?;
         plan.write(&config.out)?;
     }
     groups.world().barrier()?;
-    let resume = if around.resume { Some(Run::newest_checkpoint(&config.out)?) } else { None };
+    let resume = if around.resume { Some(common_checkpoint(&config.out, groups)?) } else { None };
     let mut files = crate::record::Many(vec![
         Box::new(crate::record::Rows::new(&config.out)),
         Box::new(crate::record::Events::new(&config.out)),
@@ -164,20 +164,32 @@ fn num_values(model: &impl Segmented, groups: &Groups) -> anyhow::Result<usize> 
     Ok(all as usize)
 }
 
-/// Refuses to share experts that no model of the stage has.
-fn check_experts(config: &RunConfig, models: &[&Config]) -> Result<(), ConfigError> {
-    let none = models.iter().all(|model| model.architecture().experts.is_none());
-    if config.parallel.expert.size == 1 || !none {
+/// Refuses to share what the models of a stage do not have. A dry run asks for every process that there would be.
+fn check_split(config: &RunConfig, models: &[&Config], around: &Around<'_>) -> anyhow::Result<()> {
+    if config.parallel.expert.size > 1 && models.iter().all(|model| model.architecture().experts.is_none()) {
+        let key = "parallel.expert.size".to_owned();
+        let message = format!("{}: no model of this stage has experts", config.parallel.expert.size);
+        return Err(ConfigError::Value { place: None, key, message }.into());
+    }
+    let mesh = around.mesh;
+    if mesh.world_size() == around.groups.world().size() || is_grid(mesh) {
         return Ok(());
     }
-    let key = "parallel.expert.size".to_owned();
-    let message = format!("{}: no model of this stage has experts", config.parallel.expert.size);
-    Err(ConfigError::Value { place: None, key, message })
+    for rank in 0..mesh.world_size() {
+        let split = trainable(config, &Groups::planned(&mesh.seen_from(rank))).split;
+        models.iter().try_for_each(|model| decoder::check_split(model, &split))?;
+    }
+    Ok(())
+}
+
+/// Whether weights lie in two or three dimensions.
+fn is_grid(mesh: &Mesh) -> bool {
+    mesh.size(Axis::Depth) * mesh.size(Axis::Row) > 1
 }
 
 /// Refuses to train with weights in two or three dimensions, which a plan can lay out.
 fn refuse_grids(mesh: &Mesh) -> Result<(), ConfigError> {
-    if mesh.size(Axis::Depth) * mesh.size(Axis::Row) == 1 {
+    if !is_grid(mesh) {
         return Ok(());
     }
     let key = "parallel.tensor.mode".to_owned();
@@ -185,13 +197,16 @@ fn refuse_grids(mesh: &Mesh) -> Result<(), ConfigError> {
     Err(ConfigError::Value { place: None, key, message })
 }
 
-/// Refuses ranks that were started with different settings.
-fn same_everywhere(groups: &Groups, settings: &str) -> anyhow::Result<()> {
-    let all = groups.world().gather(vec![settings.to_owned()])?;
-    match crate::config::first_change(&all[0], settings, &[])? {
-        None => Ok(()),
-        Some((key, [first, own])) => {
-            Err(ConfigError::Ranks { rank: groups.world().rank(), key, own, first }.into())
+/// The newest checkpoint, which must be the same for every rank.
+fn common_checkpoint(out: &Path, groups: &Groups) -> anyhow::Result<PathBuf> {
+    let newest = Run::newest_checkpoint(out)?;
+    let name = newest.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let all = groups.world().gather(vec![name])?;
+    match all.iter().position(|name| *name != all[0]) {
+        None => Ok(newest),
+        Some(rank) => {
+            let (path, [first, own]) = (out.join("checkpoints"), [0, rank].map(|rank| all[rank].clone()));
+            Err(ConfigError::Checkpoints { path, rank, own, first }.into())
         }
     }
 }

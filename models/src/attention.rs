@@ -37,6 +37,13 @@ enum Projection {
     PerHead(Linear),
 }
 
+/// What the heads of a rank see in `layer`.
+pub(crate) fn mask_of(architecture: &Architecture, layer: usize, heads: &Heads) -> MaskKind {
+    let alibi = matches!(architecture.position, Position::Alibi)
+        .then(|| Alibi { heads: architecture.num_heads, own: heads.queries.clone() });
+    MaskKind { window: architecture.windows[layer], alibi }
+}
+
 impl Attention {
     /// The attention of `layer`, whose modules have names that begin with `prefix`.
     pub fn new(
@@ -75,9 +82,7 @@ impl Attention {
         };
         let out_name = format!("{prefix}.{}", names.out);
         let out = registry.rows(&out_name, [outer, inner], architecture.out_bias, &heads.query_share)?;
-        let alibi = matches!(architecture.position, Position::Alibi)
-            .then(|| Alibi { heads: architecture.num_heads, own: heads.queries.clone() });
-        let mask = MaskKind { window: architecture.windows[layer], alibi };
+        let mask = mask_of(architecture, layer, &heads);
         registry.split().check(&heads.queries, &mask)?;
         let scale = architecture.scales[layer];
         Ok(Self { projection, norms, out, heads, head_dim: dim, scale, mask })

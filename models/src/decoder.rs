@@ -12,15 +12,16 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::architecture::{Architecture, Position};
-use crate::attention::{Attention, scaled_dot_product};
+use crate::attention::{Attention, mask_of, scaled_dot_product};
 use crate::batch::{Batch, MaskKind};
 use crate::block::{Block, Way};
 use crate::cache::KvCache;
 use crate::config::Config;
+use crate::experts::Owners;
 use crate::initialize::Initial;
 use crate::layer::{Linear, Norm, Registry, Request, Source, for_few_rows};
 use crate::rope::Rotary;
-use crate::split::{self, Border, Layers, Share, Split, TokenEmbedding, Vocabulary};
+use crate::split::{self, Border, Heads, Layers, Share, Split, TokenEmbedding, Vocabulary};
 use crate::weights;
 
 /// The name of a score's weight in sequence-classification checkpoints.
@@ -500,6 +501,19 @@ fn position_embedding(
     let (rows, share) = (architecture.max_positions + offset, registry.split().outside());
     let name = architecture.names.position_embedding;
     registry.embedding(name, rows, architecture.hidden_size, &share).map(Some)
+}
+
+/// Refuses a split that loading would refuse, from the configuration of a model alone.
+pub fn check_split(config: &Config, split: &Split) -> Result<(), Error> {
+    let architecture = config.architecture();
+    let heads = Heads::new(architecture, split.weights.as_ref())?;
+    for layer in 0..architecture.num_layers as usize {
+        split.check(&heads.queries, &mask_of(architecture, layer, &heads))?;
+    }
+    if let Some(experts) = &architecture.experts {
+        Owners::new(experts.count, split.experts.as_ref())?;
+    }
+    pipeline(architecture, Head::Vocabulary, split).map(drop)
 }
 
 /// Which layers are where, by what their matrices cost.

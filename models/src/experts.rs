@@ -43,7 +43,7 @@ pub struct Mixture {
 
 /// Who has which experts.
 #[derive(Debug)]
-struct Owners {
+pub(crate) struct Owners {
     cut: Cut,
     /// `None` for a rank with all of them.
     group: Option<Arc<Group>>,
@@ -173,7 +173,7 @@ impl Mixture {
 }
 
 impl Owners {
-    fn new(count: i64, group: Option<&Arc<Group>>) -> Result<Self, Error> {
+    pub(crate) fn new(count: i64, group: Option<&Arc<Group>>) -> Result<Self, Error> {
         let ranks = group.map_or(1, |group| group.size());
         if count < ranks as i64 {
             return Err(Error::Split { axis: "expert", ranks, what: format!("{count} experts of a layer") });

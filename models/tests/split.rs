@@ -171,6 +171,7 @@ fn close<T: Copy + Into<f64>>(what: &str, one: &[T], many: &[T]) {
     let scale = one.iter().map(|&x| x.into().abs()).fold(1.0, f64::max);
     let pairs = one.iter().zip(many);
     let worst = pairs.map(|(&one, &many)| (one.into() - many.into()).abs()).fold(0.0, f64::max);
+    assert!(many.iter().all(|&x| x.into().is_finite()), "{what}");
     assert!(worst < 2e-6 * scale, "{what}: {worst}");
 }
 

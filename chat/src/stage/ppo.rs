@@ -33,7 +33,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     session::check_vocabulary(&tokenizer, models.policy.config())?;
     let prompts = rows::prompts(&config.data.train, &tokenizer, &config.data)?;
     let ptx = rows::demonstrations(&config.data.ptx, &tokenizer, &config.data)?;
-    super::check_experts(config, &models.configs())?;
+    super::check_split(config, &models.configs(), around)?;
     models.check_lengths(prompts.longest, config.ppo.max_new_tokens)?;
     models.policy.config().check_length("the longest ptx row", ptx.longest)?;
     let plan = models.plan(config, around, &prompts)?;

@@ -17,7 +17,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     session::check_vocabulary(&tokenizer, model.config())?;
     let train = rows::preferences(&config.data.train, &tokenizer, &config.data)?;
     let eval = rows::preferences(&config.data.eval, &tokenizer, &config.data)?;
-    super::check_experts(config, &[model.config()])?;
+    super::check_split(config, &[model.config()], around)?;
     model.config().check_length("the longest reply with its prompt", train.longest.max(eval.longest))?;
     let data = reward::Data { train: &train.rows, eval: &eval.rows, shuffle: config.data.shuffle };
     let parameters = super::num_values(&model, around.groups)?;

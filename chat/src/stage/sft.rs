@@ -27,7 +27,7 @@ pub(super) fn train_on(
     tokenizer: &datasets::Tokenizer,
     around: &mut Around<'_>,
 ) -> anyhow::Result<()> {
-    super::check_experts(config, &[model.config()])?;
+    super::check_split(config, &[model.config()], around)?;
     model.config().check_length("the longest row", train.longest.max(eval.longest))?;
     let packing = config.data.packing.then_some(config.data.max_length);
     let data = rlhf::sft::Data::new(&train.rows, &eval.rows, packing, config.data.shuffle)?;
