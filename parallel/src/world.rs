@@ -91,7 +91,7 @@ impl Words {
             (None, Some(_)) => self.rank,
             _ => return None,
         };
-        let problem = "is not set, and its other half is: set both, or neither for one process";
+        let problem = "is not set, though it comes with one that is: set both, or neither for one process";
         Some(Error::Environment { launcher: self.launcher, name, value: String::new(), problem })
     }
 }

@@ -32,7 +32,7 @@ pub fn load_cuda() -> Result<(), Error> {
     }
     // SAFETY: the reason of the call that just failed on this thread, copied at once.
     let message = unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned();
-    Err(Error::Torch { call: "dlopen".to_owned(), message })
+    Err(Error::Torch { call: "CUDA".to_owned(), message })
 }
 
 /// Flushes denormal numbers to zero on this thread; says whether the processor can.
