@@ -80,10 +80,13 @@ impl Scratch {
         }
     }
 
-    /// The binary, ready to start here without network and with one thread.
+    /// The binary, ready to start here without network and, unless `words` say otherwise, with one thread.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_colossal-chat"));
-        command.args(["--threads", "1"]).args(words).current_dir(self.folder.path());
+        if !words.contains(&"--threads") {
+            command.args(["--threads", "1"]);
+        }
+        command.args(words).current_dir(self.folder.path());
         command.env("HF_HUB_OFFLINE", "1").env("NO_COLOR", "1");
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null());
         command

@@ -334,6 +334,12 @@ fn ranks_that_would_call_different_collectives_are_refused_before_the_first_one(
         }
         assert!(started.elapsed() < Duration::from_secs(10), "{more}");
     }
+    // Nobody waits for a rank that cannot take part.
+    let started = Instant::now();
+    let ended = by_hand(&scratch, free_port(), &[line, &format!("{line} --threads 1000")]);
+    assert!(ended[0].1.contains("rank 1: 1000 threads in each of 2 processes"), "{}", ended[0].1);
+    assert!(ended.iter().all(|(code, _)| *code == Some(2)), "{ended:?}");
+    assert!(started.elapsed() < Duration::from_secs(10));
     // Where the logs lie and how many threads work changes nothing that others hear of.
     let ended = by_hand(&scratch, free_port(), &[line, &format!("{line} --set threads=1")]);
     assert!(ended.iter().all(|(code, _)| *code == Some(0)), "{ended:?}");

@@ -42,8 +42,5 @@ fn a_wrong_file_is_refused_with_its_line_before_anything_is_made() {
 
 #[test]
 fn more_threads_than_cores_are_refused() {
-    let scratch = Scratch::new();
-    let mut command = scratch.command(&["doctor"]);
-    let output = command.env_clear().args(["--threads", "4000"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
+    Scratch::new().run("doctor --threads 4000").fails(2, &["4000 threads in each of 1 processes"]);
 }

@@ -16,6 +16,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -97,7 +98,14 @@ pub(crate) fn join(
     let place = Place::from_environment()?;
     let world = World::join(place, parallel.transport, TIMEOUT)?;
     same_start(&world, start)?;
-    launch::prepare(threads, world.sharers())?;
+    let prepared = launch::prepare(threads, world.sharers());
+    let problem = prepared.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    let problems = world.exchange("problem", &problem)?;
+    prepared?;
+    // Nobody waits for a rank that cannot come.
+    if let Some((rank, problem)) = problems.into_iter().enumerate().find(|(_, problem)| !problem.is_empty()) {
+        return Err(ConfigError::Unprepared { rank, problem }.into());
+    }
     Ok(Arc::new(world.groups(&mesh(parallel, world.rank(), world.size())?)?))
 }
 
@@ -147,22 +155,19 @@ struct Rank {
 /// Runs this program with `arguments` as every rank of `job`, and waits for all of them.
 pub(crate) fn run(job: &Job, arguments: &[OsString]) -> anyhow::Result<()> {
     let (host, port) = &job.address;
-    let store = open_store(host, *port, job.node == 0, TIMEOUT)?;
-    fs::create_dir_all(&job.logs).with_context(|| job.logs.display().to_string())?;
+    let store = Arc::new(open_store(host, *port, job.node == 0, TIMEOUT)?);
+    let others = Others::listen(job, &store);
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen for Ctrl-C")?;
-    let mut ranks = Ranks(Vec::with_capacity(job.local_size));
-    for local_rank in 0..job.local_size {
-        ranks.0.push(start(job, local_rank, store.port(), arguments)?);
-    }
-    let mut others = Others { job, store: &store, looked: Instant::now() };
+    let mut ranks = start_all(job, store.port(), arguments)
+        .inspect_err(|error| others.tell(&format!("{error:#}"), true))?;
     loop {
         if let Some(first) = ranks.first_failure() {
-            others.tell(&ranks.0[first].failure());
+            others.tell(&ranks.0[first].told(), ranks.0[first].fell_by_itself());
             ranks.stop();
             return Err(ranks.0[ranks.culprit(first)].failure().into());
         }
         if ranks.have_ended() {
-            others.leave();
+            others.leave(&mut signals);
             return Ok(());
         }
         if let Some(told) = others.news() {
@@ -178,59 +183,98 @@ pub(crate) fn run(job: &Job, arguments: &[OsString]) -> anyhow::Result<()> {
     }
 }
 
-/// The launchers of the other machines of a job, which talk at its store.
+/// The launchers of the other machines of a job, which talk at its store. A store on another machine may not answer for long, so whoever
+/// asks it is a thread of its own, and the launcher waits for none of them for long.
 struct Others<'a> {
     job: &'a Job,
-    store: &'a Store,
-    looked: Instant,
+    store: &'a Arc<Store>,
+    news: Receiver<String>,
 }
 
-impl Others<'_> {
-    /// Where a launcher says why the job ends, and where they count those that are done.
+impl<'a> Others<'a> {
+    /// Who was first to say why the job ends, and what it said.
+    const FIRST: &'static str = "launcher/first";
     const FAILED: &'static str = "launcher/failed";
+    /// How many are done.
     const DONE: &'static str = "launcher/done";
 
-    /// Tells them why this machine's ranks end. They have a moment to read it, since the store may end with this process; when it is
-    /// gone already, nobody is left to tell.
-    fn tell(&self, why: &Failure) {
-        if self.job.nodes > 1 {
-            let told = format!("machine {}: {why}", self.job.node);
-            let _ = self.store.set(Self::FAILED, told.as_bytes());
-            thread::sleep(2 * NEWS);
+    /// Begins to listen for bad news.
+    fn listen(job: &'a Job, store: &'a Arc<Store>) -> Self {
+        let (heard, news) = mpsc::channel();
+        let asked = Arc::clone(store);
+        if job.nodes > 1 {
+            thread::spawn(move || {
+                let told = loop {
+                    thread::sleep(NEWS);
+                    match asked.has(Self::FAILED) {
+                        Ok(false) => {}
+                        Ok(true) => break asked.get(Self::FAILED, NEWS).unwrap_or_default(),
+                        Err(error) => {
+                            break format!("the launcher of machine 0 is gone ({error})").into_bytes();
+                        }
+                    }
+                };
+                // Nobody listens any more when this machine's ranks have ended.
+                let _ = heard.send(String::from_utf8_lossy(&told).into_owned());
+            });
         }
+        Self { job, store, news }
     }
 
     /// What one of them has told.
-    fn news(&mut self) -> Option<String> {
-        if self.job.nodes == 1 || self.looked.elapsed() < NEWS {
-            return None;
-        }
-        self.looked = Instant::now();
-        match self.store.has(Self::FAILED) {
-            Ok(false) => None,
-            Ok(true) => {
-                let told = self.store.get(Self::FAILED, NEWS).unwrap_or_default();
-                Some(String::from_utf8_lossy(&told).into_owned())
-            }
-            Err(error) => Some(format!("the launcher of machine 0 is gone ({error})")),
-        }
+    fn news(&self) -> Option<String> {
+        self.news.try_recv().ok()
     }
 
-    /// Says that this machine's ranks are done. The store is served until all are, or one has failed.
-    fn leave(&mut self) {
+    /// Tells them why this machine's ranks end, unless another was first; a cause that may lie elsewhere waits for that one. They have a
+    /// moment to hear it, since the store may end with this process; where it does not answer, nobody is left to tell.
+    fn tell(&self, why: &str, is_cause: bool) {
         if self.job.nodes == 1 {
             return;
         }
-        let _ = self.store.add(Self::DONE, 1);
+        let (store, told) = (Arc::clone(self.store), format!("machine {}: {why}", self.job.node));
+        thread::spawn(move || {
+            if !is_cause {
+                thread::sleep(NEWS);
+            }
+            if store.add(Self::FIRST, 1).is_ok_and(|place| place == 1) {
+                let _ = store.set(Self::FAILED, told.as_bytes());
+            }
+        });
+        thread::sleep(3 * NEWS);
+    }
+
+    /// Says that this machine's ranks are done. The store is served until all are, one has failed, or a person is tired of waiting.
+    fn leave(&self, signals: &mut Signals) {
+        if self.job.nodes == 1 {
+            return;
+        }
+        let (store, all) = (Arc::clone(self.store), self.job.nodes as i64);
+        let (said, is_said) = mpsc::channel();
+        thread::spawn(move || said.send(store.add(Self::DONE, 1).is_ok()));
+        let _ = is_said.recv_timeout(GRACE);
         let until = Instant::now() + TIMEOUT;
-        let all_done = || self.store.add(Self::DONE, 0).is_ok_and(|done| done >= self.job.nodes as i64);
+        let all_done = || self.store.add(Self::DONE, 0).is_ok_and(|done| done >= all);
         while self.job.node == 0 && !all_done() && Instant::now() < until {
-            if self.store.has(Self::FAILED).unwrap_or(true) {
+            if self.news().is_some() {
+                // The others hear of it as well.
+                return thread::sleep(2 * NEWS);
+            }
+            if signals.pending().next().is_some() {
                 return;
             }
             thread::sleep(PAUSE);
         }
     }
+}
+
+fn start_all(job: &Job, port: u16, arguments: &[OsString]) -> anyhow::Result<Ranks> {
+    fs::create_dir_all(&job.logs).with_context(|| job.logs.display().to_string())?;
+    let mut ranks = Ranks(Vec::with_capacity(job.local_size));
+    for local_rank in 0..job.local_size {
+        ranks.0.push(start(job, local_rank, port, arguments)?);
+    }
+    Ok(ranks)
 }
 
 fn start(job: &Job, local_rank: usize, port: u16, arguments: &[OsString]) -> anyhow::Result<Rank> {
@@ -273,12 +317,7 @@ impl Ranks {
 
     /// Which of those that failed was not merely left alone by another: the others end with code 1.
     fn culprit(&self, first: usize) -> usize {
-        let by_itself = |rank: &Rank| {
-            rank.ended.is_some_and(|status| {
-                !status.success() && !rank.was_stopped() && status.code() != Some(i32::from(exit::FAILED))
-            })
-        };
-        self.0.iter().position(by_itself).unwrap_or(first)
+        self.0.iter().position(Rank::fell_by_itself).unwrap_or(first)
     }
 
     /// Waits for the others, which hear of a failure by themselves, and ends those that do not.
@@ -310,6 +349,13 @@ impl Rank {
         self.ended
     }
 
+    /// Whether it has failed, and not because it was left alone or stopped.
+    fn fell_by_itself(&self) -> bool {
+        self.ended.is_some_and(|status| {
+            !status.success() && !self.was_stopped() && status.code() != Some(i32::from(exit::FAILED))
+        })
+    }
+
     fn has_succeeded(&self) -> bool {
         self.ended.is_some_and(|status| status.success())
     }
@@ -320,18 +366,26 @@ impl Rank {
     }
 
     fn failure(&self) -> Failure {
-        let status = self.ended;
-        let how = match (status.and_then(|status| status.code()), status.and_then(|status| status.signal())) {
-            (Some(code), _) => format!("ended with code {code}"),
-            (_, Some(signal)) => format!("was ended by signal {signal}"),
-            _ => "was ended".to_owned(),
-        };
-        let code = status.and_then(|status| u8::try_from(status.code()?).ok());
+        let code = self.ended.and_then(|status| u8::try_from(status.code()?).ok());
         if let (0, Some(code)) = (self.number, code) {
             return Failure::Told { code };
         }
         let code = code.unwrap_or(exit::FAILED);
-        Failure::Rank { rank: self.number, how, said: self.last_words(), code }
+        Failure::Rank { rank: self.number, how: self.how(), said: self.last_words(), code }
+    }
+
+    /// What other machines hear of its end.
+    fn told(&self) -> String {
+        format!("rank {} {}{}", self.number, self.how(), self.last_words())
+    }
+
+    fn how(&self) -> String {
+        let status = self.ended;
+        match (status.and_then(|status| status.code()), status.and_then(|status| status.signal())) {
+            (Some(code), _) => format!("ended with code {code}"),
+            (_, Some(signal)) => format!("was ended by signal {signal}"),
+            _ => "was ended".to_owned(),
+        }
     }
 
     /// The last error line of its log. What rank 0 says stands on the terminal already.

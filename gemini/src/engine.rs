@@ -54,13 +54,22 @@ pub struct Engine {
     replicas: Option<Replicas>,
 }
 
-/// Refuses to train what ranks that hold the same weights have loaded differently: the sums of their values are compared.
+/// Refuses to train what ranks that hold the same weights have loaded differently. What is compared is the sum of the bits of every
+/// value, which does not depend on the order of summing.
 fn same_weights(slots: &[Slot], groups: &Groups) -> Result<(), Error> {
-    let sum = |slot: &Slot| no_grad(|| slot.parameter.tensor.sum(Kind::Double)).double_value(&[]);
-    let own: f64 = slots.iter().map(sum).sum();
-    let sums = groups.world().gather(vec![own.to_bits()])?;
+    let sum = |slot: &Slot| {
+        let tensor = slot.parameter.tensor.detach();
+        let bits = match tensor.kind().elt_size_in_bytes() {
+            2 => Kind::Int16,
+            4 => Kind::Int,
+            _ => Kind::Int64,
+        };
+        tensor.view_dtype(bits).sum(Kind::Int64).int64_value(&[])
+    };
+    let own = slots.iter().map(sum).fold(0, i64::wrapping_add);
+    let sums = groups.world().gather(vec![own])?;
     let others = groups.twins().ranks();
-    match others.iter().find(|&&rank| sums[rank] != own.to_bits()) {
+    match others.iter().find(|&&rank| sums[rank] != own) {
         None => Ok(()),
         Some(&other) => Err(Error::Twins { rank: groups.world().rank(), other }),
     }

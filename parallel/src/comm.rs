@@ -94,11 +94,13 @@ impl Work {
             Self::Gloo(work) => work.wait(),
             Self::Parts { work, parts, mut output } => {
                 work.wait()?;
-                output.copy_(&parts.select(0, 0));
-                // In the order of the ranks, as over shared memory.
+                // As over shared memory: in the order of the ranks, bf16 reckoned in fp32.
+                let wide = if output.kind() == Kind::BFloat16 { Kind::Float } else { output.kind() };
+                let mut sum = parts.select(0, 0).to_kind(wide);
                 for rank in 1..parts.size()[0] {
-                    output += parts.select(0, rank);
+                    sum += parts.select(0, rank).to_kind(wide);
                 }
+                output.copy_(&sum);
                 Ok(())
             }
             Self::Nccl(work) => work.wait(),

@@ -79,8 +79,9 @@ const LAUNCHERS: [Words; 4] = [
         size: "OMPI_COMM_WORLD_SIZE",
         ranks_one: false,
     },
-    Words { launcher: "SLURM", rank: "SLURM_PROCID", size: "SLURM_STEP_NUM_TASKS", ranks_one: true },
+    // Before SLURM, in whose shells another launcher may be at work.
     Words { launcher: "MPI", rank: "PMI_RANK", size: "PMI_SIZE", ranks_one: false },
+    Words { launcher: "SLURM", rank: "SLURM_PROCID", size: "SLURM_STEP_NUM_TASKS", ranks_one: true },
 ];
 
 impl Words {
@@ -139,6 +140,7 @@ impl Place {
         if size == 1 {
             return Ok(Self::single());
         }
+        let served = value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|text| text == "True");
         let address = value("MASTER_ADDR");
         let port = number("MASTER_PORT")?.and_then(|port| u16::try_from(port).ok());
         let missing = |name| Error::Environment {
@@ -152,8 +154,8 @@ impl Place {
             size,
             address: address.ok_or_else(|| missing("MASTER_ADDR"))?,
             port: port.ok_or_else(|| missing("MASTER_PORT"))?,
-            served: value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|text| text == "True"),
-            attempt: value("TORCHELASTIC_RESTART_COUNT").unwrap_or_default(),
+            served,
+            attempt: value("TORCHELASTIC_RESTART_COUNT").filter(|_| served).unwrap_or_default(),
         })
     }
 }

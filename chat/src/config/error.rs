@@ -134,6 +134,14 @@ pub(crate) enum ConfigError {
         /// Its value at rank 0.
         first: String,
     },
+    /// A rank that cannot take part.
+    #[error("rank {rank}: {problem}")]
+    Unprepared {
+        /// Which.
+        rank: usize,
+        /// What it says.
+        problem: String,
+    },
     /// Ranks that would go on from different checkpoints.
     #[error(
         "{}: rank {rank} finds {own} here, and rank 0 {first}: `out` must be one folder that all machines share",

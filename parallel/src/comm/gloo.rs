@@ -12,6 +12,7 @@ use crate::SysError;
 #[derive(Debug)]
 pub struct GlooGroup {
     gloo: Gloo,
+    size: usize,
 }
 
 impl GlooGroup {
@@ -23,7 +24,7 @@ impl GlooGroup {
         place: [usize; 2],
         timeout: Duration,
     ) -> Result<Self, SysError> {
-        Ok(Self { gloo: Gloo::join(store, name, interface, place, timeout)? })
+        Ok(Self { gloo: Gloo::join(store, name, interface, place, timeout)?, size: place[1] })
     }
 }
 
@@ -43,11 +44,14 @@ impl Communicator for GlooGroup {
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Work, SysError> {
         // libtorch's own adds up everything everywhere and keeps a part, which sends twice as much.
         let rows = output.size()[0];
-        let ranks = input.size()[0].checked_div(rows).unwrap_or(1);
-        let counts = vec![rows; ranks as usize];
+        let counts = vec![rows; self.size];
         let parts = Tensor::empty_like(input);
         let work = self.gloo.all_to_all(&parts, input, [&counts, &counts])?;
-        Ok(Work::Parts { work, parts: parts.unflatten(0, [ranks, rows]), output: output.shallow_clone() })
+        Ok(Work::Parts {
+            work,
+            parts: parts.unflatten(0, [self.size as i64, rows]),
+            output: output.shallow_clone(),
+        })
     }
 
     fn all_to_all(&mut self, output: &Tensor, input: &Tensor, counts: [&[i64]; 2]) -> Result<Work, SysError> {

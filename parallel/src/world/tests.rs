@@ -29,6 +29,10 @@ fn each_launcher_is_understood() {
     let hydra = [("PMI_RANK", "2"), ("PMI_SIZE", "4")];
     let found = place(&[&hydra[..], &meeting].concat()).unwrap();
     assert_eq!((found.rank, found.size, found.served), (2, 4, false));
+    // In the shell of an allocation, where another launcher is at work.
+    let shell = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")];
+    let found = place(&[&hydra[..], &shell, &meeting].concat()).unwrap();
+    assert_eq!((found.rank, found.size), (2, 4));
     // Inside an allocation, a command that was not started as several tasks is one process.
     assert_eq!(place(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]).unwrap(), Place::single());
     assert_eq!(place(&[("SLURM_PROCID", "0")]).unwrap(), Place::single());
