@@ -374,6 +374,14 @@ fn a_plan_says_where_each_process_stands() {
     assert!(told.contains("8 processes: data 2 x tensor row 2 x tensor 2"), "{told}");
     assert!(told.contains("rank 6: data 1, tensor row 1, tensor 0"), "{told}");
     assert!(!scratch.path("x").exists());
+    // As data.
+    let line = "plan sft --config life/sft/run.toml --nproc 4 --set parallel.pipeline.size=2";
+    let text = scratch.run(line);
+    assert!(text.succeeds().contains("4 processes: pipeline 2 x data 2"), "{text:?}");
+    let plan: Value = serde_json::from_str(scratch.run(&format!("{line} --json")).succeeds()).unwrap();
+    assert_eq!(plan["mesh"]["sizes"]["pipeline"], 2);
+    assert_eq!(plan["mesh"]["ranks"][3]["pipeline"], 1);
+    assert_eq!(plan["mesh"]["ranks"][3]["data"], 1);
     // What the run would refuse, the plan refuses.
     let line = "sft --config life/sft/run.toml --set out=x --dry-run --nproc 3 --set parallel";
     scratch.run(&format!("{line}.tensor.size=3")).fails(2, &["4 query heads with 2 key-value heads"]);

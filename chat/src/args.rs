@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use datasets::synth::SynthOptions;
 
 use crate::config::section::Dtype;
@@ -108,6 +108,12 @@ ranks by themselves: give them the command without `launch`, and set MASTER_ADDR
 Example:
   colossal-chat launch --nnodes 2 --node-rank 0 --nproc 4 --master-addr node1 -- sft --config run.toml")]
     Launch(LaunchArgs),
+    /// Say what a stage would do, how much memory its weights take, and where each process would stand.
+    #[command(after_help = "\
+Examples:
+  colossal-chat plan sft --config run.toml
+  colossal-chat plan ppo --config run.toml --nproc 8 --set parallel.tensor.size=2 --set parallel.pipeline.size=2 --json")]
+    Plan(PlanArgs),
     /// Check libtorch, the processor and every call that training makes below tch.
     #[command(after_help = "Ends with code 4 when a check fails.")]
     Doctor(JsonArgs),
@@ -139,6 +145,37 @@ pub(crate) struct TrainArgs {
     /// Processes on this machine, which share the rows of every step.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) nproc: usize,
+}
+
+/// What is planned.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// The stage.
+    #[arg(value_enum)]
+    pub(crate) stage: Planned,
+    /// The run file, TOML.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// Change one key of the file; may be given again and again.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) sets: Vec<String>,
+    /// Processes, on however many machines.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) nproc: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A stage that can be planned.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Planned {
+    /// Supervised fine-tuning.
+    Sft,
+    /// Reward model.
+    Rm,
+    /// Proximal policy optimisation.
+    Ppo,
 }
 
 /// A job on several machines.

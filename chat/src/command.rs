@@ -8,6 +8,7 @@ mod generate;
 mod logprobs;
 mod model;
 mod pipeline;
+mod plan;
 mod reward;
 mod train;
 
@@ -29,6 +30,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Sft(arguments) => return train::run(Stage::Sft, arguments, threads),
         Command::Rm(arguments) => return train::run(Stage::Rm, arguments, threads),
         Command::Ppo(arguments) => return train::run(Stage::Ppo, arguments, threads),
+        Command::Plan(arguments) => return plan::run(arguments, threads),
         Command::Pipeline(arguments) => return pipeline::run(arguments, threads),
         Command::Demo(arguments) => return demo::run(arguments, threads),
         _ => prepare(threads)?,

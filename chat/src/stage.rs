@@ -42,8 +42,22 @@ pub(crate) struct Around<'a> {
     pub(crate) interrupted: &'a AtomicBool,
     /// Go on from the newest checkpoint.
     pub(crate) resume: bool,
-    /// Print what would be done, and stop before the run folder is made.
-    pub(crate) dry_run: bool,
+    /// What it is run for.
+    pub(crate) goal: Goal,
+}
+
+/// What a stage is run for. But for training, it stops before the run folder is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Goal {
+    /// To train.
+    Train,
+    /// To check everything and tell the plan.
+    DryRun,
+    /// To print the plan.
+    Plan {
+        /// As one object.
+        json: bool,
+    },
 }
 
 /// Runs a stage that starts from a model folder.
@@ -115,9 +129,12 @@ fn in_run_folder(
     refuse_grids(groups.mesh())?;
     plan.loaded_bytes = groups.world().gather(vec![memory::peak_rss_bytes()])?;
     if groups.is_first() {
-        plan.show();
+        match around.goal {
+            Goal::Plan { json } => plan.print(json)?,
+            Goal::Train | Goal::DryRun => plan.show(),
+        }
     }
-    if around.dry_run {
+    if around.goal != Goal::Train {
         return Ok(());
     }
     let settings = config.to_toml(stage)?;

@@ -27,7 +27,7 @@ use crate::interrupt::Interrupt;
 use crate::launch::{self, Job, Start};
 use crate::record::{same_settings, write_whole};
 use crate::report;
-use crate::stage::{self, Around, Network};
+use crate::stage::{self, Around, Goal, Network};
 
 /// Runs the parts that the file names.
 pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
@@ -190,7 +190,7 @@ impl Pipeline {
             recorder: &mut display,
             interrupted: self.interrupt.flag(),
             resume: self.resume && !checkpoint::list(&config.out.join("checkpoints"))?.is_empty(),
-            dry_run: false,
+            goal: Goal::Train,
         };
         match stage {
             Stage::Base => {

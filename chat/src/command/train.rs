@@ -10,13 +10,24 @@ use crate::config::{self, Stage};
 use crate::display::Display;
 use crate::interrupt::Interrupt;
 use crate::launch::{self, Job, Start};
-use crate::stage::{self, Around};
+use crate::stage::{self, Around, Goal};
 
 /// Runs one stage. `threads` is the flag, which wins over the file.
 pub(crate) fn run(stage: Stage, arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
+    let goal = if arguments.dry_run { Goal::DryRun } else { Goal::Train };
+    run_for(goal, stage, arguments, threads)
+}
+
+/// Runs one stage for `goal`.
+pub(crate) fn run_for(
+    goal: Goal,
+    stage: Stage,
+    arguments: &TrainArgs,
+    threads: Option<usize>,
+) -> anyhow::Result<()> {
     let loaded = config::load(&arguments.config, &arguments.sets, stage)?;
     let starts_others = launch::starts_others(arguments.nproc)?;
-    if starts_others && !arguments.dry_run {
+    if starts_others && goal == Goal::Train {
         let job = Job::on_this_host(arguments.nproc, &loaded.config.out);
         return launch::run(&job, &launch::own_arguments());
     }
@@ -45,10 +56,10 @@ pub(crate) fn run(stage: Stage, arguments: &TrainArgs, threads: Option<usize>) -
         recorder: &mut display,
         interrupted: interrupt.flag(),
         resume: arguments.resume,
-        dry_run: arguments.dry_run,
+        goal,
     };
     stage::run(stage, &loaded.config, &mut around)?;
-    if !arguments.dry_run && groups.is_first() {
+    if goal == Goal::Train && groups.is_first() {
         tell(&format!("{}", loaded.config.out.join("final").display()));
     }
     Ok(())

@@ -6,7 +6,7 @@ use parallel::{Axis, Mesh};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-use crate::command::tell;
+use crate::command::{print, tell};
 use crate::config::{RunConfig, Stage};
 use crate::record;
 
@@ -62,15 +62,26 @@ impl Plan {
         }
     }
 
-    /// Prints the plan for people.
+    /// Tells the plan.
     pub(crate) fn show(&self) {
+        self.lines().iter().for_each(|line| tell(line));
+    }
+
+    /// Prints the plan as data: lines, or one object.
+    pub(crate) fn print(&self, json: bool) -> anyhow::Result<()> {
+        let text = if json { serde_json::to_string_pretty(self)? } else { self.lines().join("\n") };
+        Ok(print(&text)?)
+    }
+
+    /// The plan for people.
+    fn lines(&self) -> Vec<String> {
         let models: Vec<String> = self
             .parameters
             .iter()
             .map(|(role, count)| format!("{role} {:.2} M", *count as f64 / 1e6))
             .collect();
         let dropped = if self.dropped > 0 { format!(" ({} left out)", self.dropped) } else { String::new() };
-        tell(&format!(
+        let mut lines = vec![format!(
             "{}: {} parameters; {} rows{dropped}, {:.2} M tokens; {} steps of {} rows; {:.0} MiB of weights and optimiser state",
             self.stage,
             models.join(", "),
@@ -79,18 +90,19 @@ impl Plan {
             self.steps,
             self.rows_per_step,
             self.model_bytes as f64 / f64::from(1 << 20),
-        ));
+        )];
         if self.loaded_bytes.len() > 1 {
-            tell(&format!("peak memory of the processes until here: {}", mebibytes(&self.loaded_bytes)));
+            lines.push(format!("peak memory of the processes until here: {}", mebibytes(&self.loaded_bytes)));
         }
         if self.mesh.world_size() > 1 {
-            tell(&format!("{} processes: {}", self.mesh.world_size(), self.mesh));
+            lines.push(format!("{} processes: {}", self.mesh.world_size(), self.mesh));
             for rank in 0..self.mesh.world_size() {
                 let seen = self.mesh.seen_from(rank);
                 let place = seen.axes().map(|axis| format!("{} {}", axis.name(), seen.coordinate(axis)));
-                tell(&format!("  rank {rank}: {}", place.collect::<Vec<_>>().join(", ")));
+                lines.push(format!("  rank {rank}: {}", place.collect::<Vec<_>>().join(", ")));
             }
         }
+        lines
     }
 
     /// Writes `plan.json`.
