@@ -108,7 +108,7 @@ ranks by themselves: give them the command without `launch`, and set MASTER_ADDR
 Example:
   colossal-chat launch --nnodes 2 --node-rank 0 --nproc 4 --master-addr node1 -- sft --config run.toml")]
     Launch(LaunchArgs),
-    /// Say what a stage would do, how much memory its weights take, and where each process would stand.
+    /// Say what a stage would do, and where each process would stand.
     #[command(after_help = "\
 Examples:
   colossal-chat plan sft --config run.toml
