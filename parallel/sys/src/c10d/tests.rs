@@ -89,7 +89,11 @@ fn a_rank_that_goes_away_ends_the_collective() {
             scope.spawn(move || {
                 let store = Store::open("127.0.0.1", port, false, TIMEOUT).unwrap();
                 let gloo = Gloo::join(&store, "gone", "lo", [rank, 2], TIMEOUT).unwrap();
-                if rank == 0 {
+                if rank == 1 {
+                    // It goes once the other has joined.
+                    store.get("joined", TIMEOUT).unwrap();
+                } else {
+                    store.set("joined", b"").unwrap();
                     let error = gloo.all_reduce(&row(&[1.0]), Reduction::Sum).unwrap().wait().unwrap_err();
                     assert!(error.to_string().starts_with("all_reduce: "), "{error}");
                 }
