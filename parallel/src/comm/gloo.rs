@@ -42,7 +42,7 @@ impl Communicator for GlooGroup {
     }
 
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Work, SysError> {
-        // libtorch's own adds up everything everywhere and keeps a part, which sends twice as much.
+        // c10d's own adds up everything everywhere and keeps a part, which sends twice as much.
         let rows = output.size()[0];
         let counts = vec![rows; self.size];
         let parts = Tensor::empty_like(input);

@@ -106,10 +106,6 @@ int shim_all_gather(ShimGroup *group, at::Tensor *output, at::Tensor *input, Shi
   return started(work, [&] { return group->group->_allgather_base(*output, *input); });
 }
 
-int shim_reduce_scatter(ShimGroup *group, at::Tensor *output, at::Tensor *input, ShimWork **work) {
-  return started(work, [&] { return group->group->_reduce_scatter_base(*output, *input); });
-}
-
 int shim_all_to_all(ShimGroup *group, at::Tensor *output, at::Tensor *input, const int64_t *output_counts,
                     const int64_t *input_counts, size_t count, ShimWork **work) {
   return started(work, [&] {
@@ -124,20 +120,6 @@ int shim_broadcast(ShimGroup *group, at::Tensor *tensor, int root, ShimWork **wo
     c10d::BroadcastOptions options;
     options.rootRank = root;
     return group->group->broadcast(tensors, options);
-  });
-}
-
-int shim_send(ShimGroup *group, at::Tensor *tensor, int peer, int tag, ShimWork **work) {
-  return started(work, [&] {
-    std::vector<at::Tensor> tensors{*tensor};
-    return group->group->send(tensors, peer, tag);
-  });
-}
-
-int shim_recv(ShimGroup *group, at::Tensor *tensor, int peer, int tag, ShimWork **work) {
-  return started(work, [&] {
-    std::vector<at::Tensor> tensors{*tensor};
-    return group->group->recv(tensors, peer, tag);
   });
 }
 

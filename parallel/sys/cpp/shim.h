@@ -73,12 +73,9 @@ int shim_gloo_open(ShimStore *store, const char *name, const char *interface, in
 void shim_gloo_close(ShimGroup *group);
 int shim_all_reduce(ShimGroup *group, at::Tensor *tensor, int32_t op, ShimWork **work);
 int shim_all_gather(ShimGroup *group, at::Tensor *output, at::Tensor *input, ShimWork **work);
-int shim_reduce_scatter(ShimGroup *group, at::Tensor *output, at::Tensor *input, ShimWork **work);
 int shim_all_to_all(ShimGroup *group, at::Tensor *output, at::Tensor *input, const int64_t *output_counts,
                     const int64_t *input_counts, size_t count, ShimWork **work);
 int shim_broadcast(ShimGroup *group, at::Tensor *tensor, int root, ShimWork **work);
-int shim_send(ShimGroup *group, at::Tensor *tensor, int peer, int tag, ShimWork **work);
-int shim_recv(ShimGroup *group, at::Tensor *tensor, int peer, int tag, ShimWork **work);
 int shim_barrier(ShimGroup *group, ShimWork **work);
 int shim_work_wait(ShimWork *work);
 int shim_work_is_done(ShimWork *work, bool *done);

@@ -177,14 +177,6 @@ impl Gloo {
         })
     }
 
-    /// `output` becomes this rank's part of the sum of all inputs.
-    pub fn reduce_scatter(&self, output: &Tensor, input: &Tensor) -> Result<Work, Error> {
-        self.start("reduce_scatter", &[output, input], |group, work| {
-            // SAFETY: as above.
-            unsafe { raw::shim_reduce_scatter(group, output.as_ptr(), input.as_ptr(), work) }
-        })
-    }
-
     /// Rank `i` receives the `i`-th part of every input. Counts are in rows of the first dimension, one a rank.
     pub fn all_to_all(
         &self,
@@ -214,22 +206,6 @@ impl Gloo {
         self.start("broadcast", &[tensor], |group, work| {
             // SAFETY: as above.
             unsafe { raw::shim_broadcast(group, tensor.as_ptr(), narrow(root), work) }
-        })
-    }
-
-    /// Sends `tensor` to `peer`.
-    pub fn send(&self, tensor: &Tensor, peer: usize, tag: usize) -> Result<Work, Error> {
-        self.start("send", &[tensor], |group, work| {
-            // SAFETY: as above.
-            unsafe { raw::shim_send(group, tensor.as_ptr(), narrow(peer), narrow(tag), work) }
-        })
-    }
-
-    /// `tensor` becomes what `peer` sends.
-    pub fn recv(&self, tensor: &Tensor, peer: usize, tag: usize) -> Result<Work, Error> {
-        self.start("recv", &[tensor], |group, work| {
-            // SAFETY: as above.
-            unsafe { raw::shim_recv(group, tensor.as_ptr(), narrow(peer), narrow(tag), work) }
         })
     }
 
@@ -302,7 +278,7 @@ fn text(text: &str) -> CString {
 }
 
 fn narrow(number: usize) -> libc::c_int {
-    libc::c_int::try_from(number).expect("ranks and tags are small")
+    libc::c_int::try_from(number).expect("ranks are few")
 }
 
 fn milliseconds(duration: Duration) -> i64 {

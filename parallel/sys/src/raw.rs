@@ -144,12 +144,6 @@ unsafe extern "C" {
         input: *const C_tensor,
         work: *mut *mut ShimWork,
     ) -> c_int;
-    pub fn shim_reduce_scatter(
-        group: *mut ShimGroup,
-        output: *const C_tensor,
-        input: *const C_tensor,
-        work: *mut *mut ShimWork,
-    ) -> c_int;
     pub fn shim_all_to_all(
         group: *mut ShimGroup,
         output: *const C_tensor,
@@ -163,20 +157,6 @@ unsafe extern "C" {
         group: *mut ShimGroup,
         tensor: *const C_tensor,
         root: c_int,
-        work: *mut *mut ShimWork,
-    ) -> c_int;
-    pub fn shim_send(
-        group: *mut ShimGroup,
-        tensor: *const C_tensor,
-        peer: c_int,
-        tag: c_int,
-        work: *mut *mut ShimWork,
-    ) -> c_int;
-    pub fn shim_recv(
-        group: *mut ShimGroup,
-        tensor: *const C_tensor,
-        peer: c_int,
-        tag: c_int,
         work: *mut *mut ShimWork,
     ) -> c_int;
     pub fn shim_barrier(group: *mut ShimGroup, work: *mut *mut ShimWork) -> c_int;

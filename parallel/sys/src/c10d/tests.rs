@@ -45,10 +45,6 @@ fn three_ranks_exchange_by_hand_computed_numbers() {
         gloo.all_gather(&gathered, &row(&[own + 1.0])).unwrap().wait().unwrap();
         assert_eq!(values(&gathered), [1.0, 2.0, 3.0]);
 
-        let part = Tensor::zeros([1], (Kind::Float, tch::Device::Cpu));
-        gloo.reduce_scatter(&part, &row(&[own, own + 1.0, own + 2.0])).unwrap().wait().unwrap();
-        assert_eq!(values(&part), [[3.0], [6.0], [9.0]][rank]);
-
         // Rank r sends r + 1 numbers to rank 0 and none to the others.
         let sent: [i64; 3] = [rank as i64 + 1, 0, 0];
         let received: [i64; 3] = if rank == 0 { [1, 2, 3] } else { [0, 0, 0] };
@@ -60,13 +56,6 @@ fn three_ranks_exchange_by_hand_computed_numbers() {
         let told = row(&[own]);
         gloo.broadcast(&told, 2).unwrap().wait().unwrap();
         assert_eq!(values(&told), [2.0]);
-        if rank == 0 {
-            gloo.send(&row(&[7.0]), 1, 5).unwrap().wait().unwrap();
-        } else if rank == 1 {
-            let told = row(&[0.0]);
-            gloo.recv(&told, 0, 5).unwrap().wait().unwrap();
-            assert_eq!(values(&told), [7.0]);
-        }
     });
 }
 
