@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use datasets::synth::SynthOptions;
 
+use crate::config::Stage;
 use crate::config::section::Dtype;
 
 /// Trains a language model by supervised fine-tuning, a reward model and PPO, and talks with the result.
@@ -152,7 +153,7 @@ pub(crate) struct TrainArgs {
 pub(crate) struct PlanArgs {
     /// The stage.
     #[arg(value_enum)]
-    pub(crate) stage: Planned,
+    pub(crate) stage: Stage,
     /// The run file, TOML.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: PathBuf,
@@ -165,17 +166,6 @@ pub(crate) struct PlanArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// A stage that can be planned.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Planned {
-    /// Supervised fine-tuning.
-    Sft,
-    /// Reward model.
-    Rm,
-    /// Proximal policy optimisation.
-    Ppo,
 }
 
 /// A job on several machines.

@@ -27,10 +27,11 @@ use section::{
 use tree::{Node, Place, Tree};
 
 /// A stage that trains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Stage {
-    /// The base model, from nothing.
+    /// The base model, from nothing; a part of `pipeline` alone.
+    #[value(skip)]
     Base,
     /// Supervised fine-tuning.
     Sft,

@@ -1,19 +1,13 @@
 //! `plan`: what a stage would do, as data.
 
-use crate::args::{PlanArgs, Planned, TrainArgs};
+use crate::args::{PlanArgs, TrainArgs};
 use crate::command::train;
-use crate::config::Stage;
 use crate::stage::Goal;
 
 /// Prints the plan of one stage.
 pub(crate) fn run(arguments: &PlanArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let PlanArgs { stage, config, sets, nproc, json } = arguments;
-    let stage = match stage {
-        Planned::Sft => Stage::Sft,
-        Planned::Rm => Stage::Rm,
-        Planned::Ppo => Stage::Ppo,
-    };
     let (config, sets) = (config.clone(), sets.clone());
     let arguments = TrainArgs { config, sets, dry_run: true, resume: false, nproc: *nproc };
-    train::run_for(Goal::Plan { json: *json }, stage, &arguments, threads)
+    train::run_for(Goal::Plan { json: *json }, *stage, &arguments, threads)
 }
