@@ -129,10 +129,15 @@ impl SharedMemory {
             let pieces: Vec<Range<usize>> = (0..self.size)
                 .map(|rank| (rank * piece).min(chunk.len())..((rank + 1) * piece).min(chunk.len()))
                 .collect();
-            self.slot_mut(turn)[..chunk.len()].copy_from_slice(&bytes.part()[chunk.clone()]);
+            let values = &bytes.part()[chunk.clone()];
+            for other in self.others() {
+                let piece = pieces[other].clone();
+                self.slot_mut(turn)[piece.clone()].copy_from_slice(&values[piece]);
+            }
             self.barrier()?;
             let own = pieces[self.rank].clone();
-            self.reduce(turn, &own, add);
+            let (piece, parts) = self.piece_and_parts(turn, &own, &values[own.clone()]);
+            add.run(piece, &parts);
             self.barrier()?;
             for (rank, piece) in pieces.into_iter().enumerate() {
                 let target = chunk.start + piece.start..chunk.start + piece.end;
@@ -168,15 +173,14 @@ impl SharedMemory {
         let piece = SLOT / self.size / LINE * LINE;
         for chunk in output.chunks(piece) {
             let turn = self.next_turn();
-            for rank in 0..self.size {
-                let source = rank * length + chunk.start..rank * length + chunk.end;
-                let target = rank * piece..rank * piece + chunk.len();
-                self.slot_mut(turn)[target].copy_from_slice(&input.part()[source]);
+            let source = |rank: usize| &input.part()[rank * length + chunk.start..rank * length + chunk.end];
+            let target = |rank: usize| rank * piece..rank * piece + chunk.len();
+            for other in self.others() {
+                self.slot_mut(turn)[target(other)].copy_from_slice(source(other));
             }
             self.barrier()?;
-            let own = self.rank * piece..self.rank * piece + chunk.len();
-            self.reduce(turn, &own, add);
-            output.part_mut()[chunk].copy_from_slice(&self.slot(self.rank, turn)[own]);
+            let (_, parts) = self.piece_and_parts(turn, &target(self.rank), source(self.rank));
+            add.run(&mut output.part_mut()[chunk.clone()], &parts);
         }
         Ok(())
     }
@@ -243,13 +247,6 @@ impl SharedMemory {
         Ok(largest.unwrap_or(0))
     }
 
-    /// The bytes `part` of this rank's slot become the reduction of that part of all slots.
-    fn reduce(&mut self, turn: usize, part: &Range<usize>, add: Add) {
-        let parts: Vec<&[u8]> = (0..self.size).map(|rank| &self.slot(rank, turn)[part.clone()]).collect();
-        let reduced = add.run(&parts);
-        self.slot_mut(turn)[part.clone()].copy_from_slice(&reduced);
-    }
-
     fn next_turn(&mut self) -> usize {
         self.turn ^= 1;
         self.turn
@@ -276,6 +273,24 @@ impl SharedMemory {
     fn slot_mut(&mut self, turn: usize) -> &mut [u8] {
         // SAFETY: inside the mapping; by the protocol above nobody reads where this rank writes.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(offset(self.size, self.rank, turn)), SLOT) }
+    }
+
+    /// The bytes `range` of the own buffer, to write, and what each rank has to give for them, to read: `own`, and what lies in the buffers of
+    /// the others.
+    fn piece_and_parts<'a>(
+        &'a mut self,
+        turn: usize,
+        range: &Range<usize>,
+        own: &'a [u8],
+    ) -> (&'a mut [u8], Vec<&'a [u8]>) {
+        assert!(range.end <= SLOT, "a piece lies inside its buffer");
+        let start = |rank| self.start.wrapping_add(offset(self.size, rank, turn) + range.start);
+        // SAFETY: inside the mapping; a piece is its rank's alone until the next barrier.
+        let piece = unsafe { std::slice::from_raw_parts_mut(start(self.rank), range.len()) };
+        // SAFETY: inside the mapping, not in the own buffer; written before the barrier, and next after another.
+        let part = |rank| unsafe { std::slice::from_raw_parts(start(rank), range.len()) };
+        let parts = (0..self.size).map(|rank| if rank == self.rank { own } else { part(rank) }).collect();
+        (piece, parts)
     }
 
     /// Waits until `rank` has arrived at the barrier that this rank is in.

@@ -23,21 +23,21 @@ impl Add {
         }
     }
 
-    /// The reduction of `parts`, which are of one length.
-    pub(super) fn run(self, parts: &[&[u8]]) -> Vec<u8> {
+    /// `result` becomes the reduction of `parts`, which are as long.
+    pub(super) fn run(self, result: &mut [u8], parts: &[&[u8]]) {
         match (self.kind, self.reduction) {
-            (Kind::Float, Reduction::Sum) => reduce::<f32>(parts, |left, right| left + right),
-            (Kind::Float, Reduction::Max) => reduce::<f32>(parts, f32::max),
-            (Kind::Float, Reduction::Min) => reduce::<f32>(parts, f32::min),
-            (Kind::Double, Reduction::Sum) => reduce::<f64>(parts, |left, right| left + right),
-            (Kind::Double, Reduction::Max) => reduce::<f64>(parts, f64::max),
-            (Kind::Double, Reduction::Min) => reduce::<f64>(parts, f64::min),
-            (Kind::Int64, Reduction::Sum) => reduce::<i64>(parts, i64::wrapping_add),
-            (Kind::Int64, Reduction::Max) => reduce::<i64>(parts, i64::max),
-            (Kind::Int64, Reduction::Min) => reduce::<i64>(parts, i64::min),
-            (_, Reduction::Sum) => reduce::<Bfloat16>(parts, |left, right| left + right),
-            (_, Reduction::Max) => reduce::<Bfloat16>(parts, f32::max),
-            (_, Reduction::Min) => reduce::<Bfloat16>(parts, f32::min),
+            (Kind::Float, Reduction::Sum) => reduce::<f32>(result, parts, |left, right| left + right),
+            (Kind::Float, Reduction::Max) => reduce::<f32>(result, parts, f32::max),
+            (Kind::Float, Reduction::Min) => reduce::<f32>(result, parts, f32::min),
+            (Kind::Double, Reduction::Sum) => reduce::<f64>(result, parts, |left, right| left + right),
+            (Kind::Double, Reduction::Max) => reduce::<f64>(result, parts, f64::max),
+            (Kind::Double, Reduction::Min) => reduce::<f64>(result, parts, f64::min),
+            (Kind::Int64, Reduction::Sum) => reduce::<i64>(result, parts, i64::wrapping_add),
+            (Kind::Int64, Reduction::Max) => reduce::<i64>(result, parts, i64::max),
+            (Kind::Int64, Reduction::Min) => reduce::<i64>(result, parts, i64::min),
+            (_, Reduction::Sum) => reduce::<Bfloat16>(result, parts, |left, right| left + right),
+            (_, Reduction::Max) => reduce::<Bfloat16>(result, parts, f32::max),
+            (_, Reduction::Min) => reduce::<Bfloat16>(result, parts, f32::min),
         }
     }
 }
@@ -84,35 +84,39 @@ macro_rules! plain_number {
 }
 plain_number!(f32, f64, i64);
 
-/// Combines `parts` in their order, a block at a time.
-fn reduce<N: Number>(parts: &[&[u8]], combine: impl Fn(N::Wide, N::Wide) -> N::Wide) -> Vec<u8> {
+/// Numbers that are reckoned with at a time; their sums stay in the first cache.
+const BLOCK: usize = 1024;
+
+/// `result` becomes the combination of `parts` in their order.
+fn reduce<N: Number>(result: &mut [u8], parts: &[&[u8]], combine: impl Fn(N::Wide, N::Wide) -> N::Wide) {
+    let result = numbers_mut::<N>(result);
     let parts: Vec<&[N]> = parts.iter().map(|part| numbers(part)).collect();
-    let mut result = Vec::with_capacity(std::mem::size_of_val(parts[0]));
-    let mut sums: Vec<N::Wide> = Vec::with_capacity(1024);
-    for start in (0..parts[0].len()).step_by(1024) {
-        let block = start..(start + 1024).min(parts[0].len());
+    let mut sums: Vec<N::Wide> = Vec::with_capacity(BLOCK);
+    for (block, result) in result.chunks_mut(BLOCK).enumerate() {
+        let range = block * BLOCK..block * BLOCK + result.len();
         sums.clear();
-        sums.extend(parts[0][block.clone()].iter().map(|number| number.widen()));
+        sums.extend(parts[0][range.clone()].iter().map(|number| number.widen()));
         for part in &parts[1..] {
-            for (sum, number) in sums.iter_mut().zip(&part[block.clone()]) {
+            for (sum, number) in sums.iter_mut().zip(&part[range.clone()]) {
                 *sum = combine(*sum, number.widen());
             }
         }
-        let narrowed: Vec<N> = sums.iter().map(|&sum| N::narrow(sum)).collect();
-        // SAFETY: plain numbers, seen as their bytes.
-        result.extend_from_slice(unsafe {
-            std::slice::from_raw_parts(
-                narrowed.as_ptr().cast::<u8>(),
-                std::mem::size_of_val(narrowed.as_slice()),
-            )
-        });
+        for (number, &sum) in result.iter_mut().zip(&sums) {
+            *number = N::narrow(sum);
+        }
     }
-    result
 }
 
 fn numbers<N: Number>(bytes: &[u8]) -> &[N] {
-    // SAFETY: any bytes are numbers of these kinds; the slots are aligned to cache lines, and pieces are whole lines.
+    // SAFETY: any bytes are numbers of these kinds.
     let (before, numbers, after) = unsafe { bytes.align_to::<N>() };
+    assert!(before.is_empty() && after.is_empty(), "pieces are whole numbers");
+    numbers
+}
+
+fn numbers_mut<N: Number>(bytes: &mut [u8]) -> &mut [N] {
+    // SAFETY: any bytes are numbers of these kinds, and any numbers of them are bytes.
+    let (before, numbers, after) = unsafe { bytes.align_to_mut::<N>() };
     assert!(before.is_empty() && after.is_empty(), "pieces are whole numbers");
     numbers
 }
