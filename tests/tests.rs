@@ -9,6 +9,7 @@ mod harness;
 mod usage;
 
 // Rows that cannot be used: code 3, and nothing half-written.
+mod preflight;
 mod rows;
 
 // A model from nothing, and the commands that run one.

@@ -3,6 +3,7 @@
 mod base;
 mod plan;
 mod ppo;
+mod preflight;
 mod rm;
 mod rows;
 mod sft;
@@ -29,6 +30,7 @@ use crate::session;
 
 pub(crate) use base::Network;
 pub(crate) use plan::Plan;
+pub(crate) use preflight::Preflight;
 
 /// What surrounds a stage.
 pub(crate) struct Around<'a> {
@@ -181,15 +183,26 @@ fn num_values(model: &impl Segmented, groups: &Groups) -> anyhow::Result<usize> 
     Ok(all as usize)
 }
 
-/// Refuses to share what the models of a stage do not have. A dry run asks for every process that there would be.
+/// Refuses to share what the models of a stage do not have. Where the processes of `mesh` do not run, loading
+/// would not find out.
 fn check_split(config: &RunConfig, models: &[&Config], around: &Around<'_>) -> anyhow::Result<()> {
+    let is_running = around.mesh.world_size() == around.groups.world().size();
+    if is_running { check_experts(config, models) } else { check_mesh(config, models, around.mesh) }
+}
+
+fn check_experts(config: &RunConfig, models: &[&Config]) -> anyhow::Result<()> {
     if config.parallel.expert.size > 1 && models.iter().all(|model| model.architecture().experts.is_none()) {
         let key = "parallel.expert.size".to_owned();
         let message = format!("{}: no model of this stage has experts", config.parallel.expert.size);
         return Err(ConfigError::Value { place: None, key, message }.into());
     }
-    let mesh = around.mesh;
-    if mesh.world_size() == around.groups.world().size() || is_grid(mesh) {
+    Ok(())
+}
+
+/// Refuses models that cannot be split over `mesh`, from their configurations alone.
+fn check_mesh(config: &RunConfig, models: &[&Config], mesh: &Mesh) -> anyhow::Result<()> {
+    check_experts(config, models)?;
+    if is_grid(mesh) {
         return Ok(());
     }
     for rank in 0..mesh.world_size() {

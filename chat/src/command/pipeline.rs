@@ -4,7 +4,8 @@
 //!   data ──> tokenizer ──> base ──> sft ──> rm ──> ppo ──> report
 //! ```
 //! Each part leaves a folder under `out/` and finds there what the parts before it left; a path that the file names itself is kept.
-//! A part that is done (its folder is whole) is not done again with `--resume`.
+//! A part that is done (its folder is whole) is not done again with `--resume`. Before the first part runs, the inputs of all of
+//! them are checked ([`Preflight`]).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use anyhow::Context;
 use datasets::synth::{SynthOptions, World};
 use datasets::{Tokenizer, TrainOptions};
 use gemini::checkpoint;
-use parallel::Groups;
+use parallel::{Groups, Mesh};
 
 use crate::args::TrainArgs;
 use crate::command::data::write_world;
@@ -27,12 +28,14 @@ use crate::interrupt::Interrupt;
 use crate::launch::{self, Job, Start};
 use crate::record::{same_settings, write_whole};
 use crate::report;
-use crate::stage::{self, Around, Goal, Network};
+use crate::stage::{self, Around, Goal, Network, Preflight};
 
 /// Runs the parts that the file names.
 pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let config = config::load_pipeline(&arguments.config, &arguments.sets)?;
     if arguments.dry_run {
+        let mesh = launch::mesh(&config.parallel, 0, arguments.nproc)?;
+        preflight(&config, arguments.resume, &mesh)?;
         return crate::command::print(&config.to_toml()?).map_err(Into::into);
     }
     let command = format!("colossal-chat pipeline --config {}", arguments.config.display());
@@ -62,6 +65,7 @@ pub(crate) fn run_config(config: PipelineConfig, how: &How<'_>) -> anyhow::Resul
     let start = Start { command: "pipeline", resume, settings: &config.to_toml()? };
     let groups = launch::join(how.threads.or(config.threads), &config.parallel, &start)?;
     if groups.is_first() {
+        preflight(&config, resume, groups.mesh())?;
         open(&config, resume)?;
     }
     groups.world().barrier()?;
@@ -79,6 +83,31 @@ pub(crate) fn run_config(config: PipelineConfig, how: &How<'_>) -> anyhow::Resul
             write_whole(&pipeline.config.out.join("seconds.json"), seconds.as_bytes())?;
         }
         parallel::memory::release_free_heap();
+    }
+    Ok(())
+}
+
+/// Checks what every part reads, and says in a line what each stage will do. Nothing is written.
+fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Result<()> {
+    let parts = &config.pipeline.stages;
+    let made =
+        if parts.contains(&Part::Data) { MADE_ROWS.map(|file| config.path(file)).into() } else { [].into() };
+    let mut preflight = Preflight::new(&config.out, mesh, made);
+    for part in parts {
+        let Some(stage) = part.stage() else { continue };
+        let run = config.stage(stage);
+        if resume && run.out.join("final").exists() {
+            continue;
+        }
+        let tokenizer = config.path("tokenizer");
+        let line = match stage {
+            Stage::Base => {
+                let network = Network { base: &config.base, tokenizer: &tokenizer };
+                preflight.base(&run, &network, config.tokenizer.vocab_size)
+            }
+            _ => preflight.stage(stage, &run),
+        };
+        tell(&line.with_context(|| format!("stage {}", stage.name()))?);
     }
     Ok(())
 }
@@ -142,12 +171,8 @@ impl Pipeline {
         Ok(done)
     }
 
-    fn out(&self, name: &str) -> PathBuf {
-        self.config.out.join(name)
-    }
-
     fn data(&self) -> anyhow::Result<bool> {
-        let folder = self.out("data");
+        let folder = self.config.path("data");
         if self.resume && folder.exists() {
             return Ok(false);
         }
@@ -158,13 +183,13 @@ impl Pipeline {
 
     /// Trains a tokenizer on the rows of the base model and of supervised fine-tuning, as they are rendered.
     fn tokenizer(&self) -> anyhow::Result<bool> {
-        let folder = self.out("tokenizer");
+        let folder = self.config.path("tokenizer");
         if self.resume && folder.exists() {
             return Ok(false);
         }
         let mut texts = Vec::new();
         for file in ["text.parquet", "sft.parquet"] {
-            texts.extend(super::data::texts(&self.out("data").join(file))?);
+            texts.extend(super::data::texts(&self.config.path("data").join(file))?);
         }
         let options = TrainOptions {
             vocab_size: self.config.tokenizer.vocab_size,
@@ -178,7 +203,7 @@ impl Pipeline {
     }
 
     fn train(&self, stage: Stage, mut display: Display) -> anyhow::Result<bool> {
-        let config = self.stage_config(stage);
+        let config = self.config.stage(stage);
         if self.resume && config.out.join("final").exists() {
             same_settings(&config.out.join("run.toml"), &config.to_toml(stage)?, &[])?;
             return Ok(false);
@@ -194,20 +219,37 @@ impl Pipeline {
         };
         match stage {
             Stage::Base => {
-                let network = Network { base: &self.config.base, tokenizer: &self.out("tokenizer") };
+                let network = Network { base: &self.config.base, tokenizer: &self.config.path("tokenizer") };
                 stage::run_base(&config, &network, &mut around)?;
             }
             _ => stage::run(stage, &config, &mut around)?,
         }
         Ok(true)
     }
+}
+
+/// The files that the part `data` writes.
+const MADE_ROWS: [&str; 6] = [
+    "data/sft.parquet",
+    "data/preference.parquet",
+    "data/prompts.parquet",
+    "data/heldout.parquet",
+    "data/heldout_preference.parquet",
+    "data/text.parquet",
+];
+
+impl PipelineConfig {
+    /// A path below the folder of the pipeline.
+    fn path(&self, name: &str) -> PathBuf {
+        self.out.join(name)
+    }
 
     /// The configuration of a stage, with the paths that the file leaves to the pipeline.
-    fn stage_config(&self, stage: Stage) -> RunConfig {
-        let mut config = self.config.stages[&stage].clone();
-        config.out = self.out(stage.name());
-        config.seed = self.config.seed;
-        let made = |name: &str| self.out(name).display().to_string();
+    fn stage(&self, stage: Stage) -> RunConfig {
+        let mut config = self.stages[&stage].clone();
+        config.out = self.path(stage.name());
+        config.seed = self.seed;
+        let made = |name: &str| self.path(name).display().to_string();
         let set = |path: &mut String, name: &str| {
             if path.is_empty() {
                 *path = made(name);
@@ -227,7 +269,7 @@ impl Pipeline {
             Stage::Rm => {
                 set(&mut config.model.path, "sft/final");
                 set_files(&mut config.data.train, "data/preference.parquet");
-                if self.out("data/heldout_preference.parquet").exists() {
+                if self.path("data/heldout_preference.parquet").exists() {
                     set_files(&mut config.data.eval, "data/heldout_preference.parquet");
                 }
             }

@@ -96,6 +96,18 @@ pub(crate) enum ConfigError {
         /// What it is.
         what: &'static str,
     },
+    /// A model folder of the pipeline that none of its parts makes.
+    #[error(
+        "`{key}`: {} does not exist, and no earlier part of this pipeline writes it: add that part to [pipeline] stages, or \
+         name another model folder",
+        path.display()
+    )]
+    NotMade {
+        /// The key.
+        key: &'static str,
+        /// The folder.
+        path: PathBuf,
+    },
     /// A key that changes nothing.
     #[error("{place}: `{key}` has no effect on {stage}: {reason}")]
     NoEffect {

@@ -7,6 +7,8 @@ use parallel::Transport;
 use parallel::pipeline::Method;
 use serde::{Deserialize, Serialize};
 
+use super::Stage;
+
 /// The `[model]` section: what a stage starts from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -365,6 +367,19 @@ pub(crate) enum Part {
     Ppo,
     /// Measures every model and writes the page.
     Report,
+}
+
+impl Part {
+    /// The stage that trains in this part.
+    pub(crate) fn stage(self) -> Option<Stage> {
+        match self {
+            Self::Base => Some(Stage::Base),
+            Self::Sft => Some(Stage::Sft),
+            Self::Rm => Some(Stage::Rm),
+            Self::Ppo => Some(Stage::Ppo),
+            Self::Data | Self::Tokenizer | Self::Report => None,
+        }
+    }
 }
 
 /// The `[pipeline]` section.

@@ -8,7 +8,7 @@ use models::config::Config;
 use rlhf::run::Run;
 use serde_json::json;
 
-use super::{Around, rows, sft, trainable};
+use super::{Around, sft, trainable};
 use crate::config::section::BaseSection;
 use crate::config::{RunConfig, Stage};
 
@@ -22,24 +22,34 @@ pub(crate) struct Network<'a> {
 
 pub(super) fn run(config: &RunConfig, network: &Network<'_>, around: &mut Around<'_>) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::from_folder(network.tokenizer)?;
+    let architecture = network.config(&tokenizer)?;
+    let inputs = sft::inputs(config, &architecture, &tokenizer)?;
     let model = if around.resume {
         CausalLm::load(&Run::newest_checkpoint(&config.out)?, &trainable(config, around.groups))?
     } else {
-        CausalLm::random(network.config(&tokenizer)?, config.seed, &trainable(config, around.groups))?
+        CausalLm::random(architecture, config.seed, &trainable(config, around.groups))?
     };
-    let train = rows::demonstrations(&config.data.train, &tokenizer, &config.data)?;
-    let eval = rows::demonstrations(&config.data.eval, &tokenizer, &config.data)?;
-    sft::train_on(Stage::Base, config, &model, [&train, &eval], &tokenizer, around)
+    sft::train_on(Stage::Base, config, &model, &inputs, &tokenizer, around)
 }
 
 impl Network<'_> {
-    /// As HF writes it.
-    fn config(&self, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
+    /// The `config.json` of the network, with the vocabulary of `tokenizer`.
+    pub(super) fn config(&self, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
+        let ids = [tokenizer.bos_id(), tokenizer.eos_id(), tokenizer.pad_id()];
+        self.with_vocabulary(tokenizer.vocab_size(), ids)
+    }
+
+    /// The `config.json` of the network with `vocab_size` tokens and the ids of BOS, EOS and padding.
+    pub(super) fn with_vocabulary(
+        &self,
+        vocab_size: usize,
+        [bos, eos, pad]: [Option<i64>; 3],
+    ) -> anyhow::Result<Config> {
         let base = self.base;
         let config = json!({
             "model_type": "llama",
             "architectures": ["LlamaForCausalLM"],
-            "vocab_size": tokenizer.vocab_size(),
+            "vocab_size": vocab_size,
             "hidden_size": base.hidden_size,
             "intermediate_size": base.intermediate_size,
             "num_hidden_layers": base.num_hidden_layers,
@@ -54,9 +64,9 @@ impl Network<'_> {
             "mlp_bias": false,
             "initializer_range": 0.02,
             "tie_word_embeddings": base.tie_word_embeddings,
-            "bos_token_id": tokenizer.bos_id(),
-            "eos_token_id": tokenizer.eos_id(),
-            "pad_token_id": tokenizer.pad_id(),
+            "bos_token_id": bos,
+            "eos_token_id": eos,
+            "pad_token_id": pad,
         });
         Ok(Config::from_json(&config.to_string(), "[base]")?)
     }

@@ -1,7 +1,8 @@
 //! The stage `ppo`: four models in one process.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use datasets::{PromptRow, SftRow, Tokenizer};
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::scalar_model::ScalarModel;
@@ -15,7 +16,7 @@ use crate::config::section::Dtype;
 use crate::config::{ConfigError, RunConfig, Stage};
 use crate::session;
 
-/// The roles, as models of their own.
+/// The four models, as models of their own.
 struct Models {
     policy: CausalLm,
     reference: CausalLm,
@@ -23,19 +24,61 @@ struct Models {
     reward: ScalarModel,
 }
 
+/// The same thing of each of the four models.
+pub(super) struct Roles<T> {
+    pub(super) policy: T,
+    pub(super) reference: T,
+    pub(super) critic: T,
+    pub(super) reward: T,
+}
+
+/// The rows of the stage, which fit its models.
+pub(super) struct Inputs {
+    pub(super) prompts: rows::Encoded<PromptRow>,
+    pub(super) ptx: rows::Encoded<SftRow>,
+}
+
+impl<T> Roles<T> {
+    /// Finds something of each model by the setting that names it and the name there.
+    pub(super) fn find(
+        config: &RunConfig,
+        mut find: impl FnMut(&'static str, &str) -> anyhow::Result<T>,
+    ) -> anyhow::Result<Self> {
+        let (policy, reward) = (&config.model.path, &config.ppo.reward_model);
+        let or = |path: &Option<String>, other: &str| path.clone().unwrap_or_else(|| other.to_owned());
+        Ok(Self {
+            policy: find("model.path", policy)?,
+            reference: find("ppo.reference_model", &or(&config.ppo.reference_model, policy))?,
+            critic: find("ppo.critic_model", &or(&config.ppo.critic_model, reward))?,
+            reward: find("ppo.reward_model", reward)?,
+        })
+    }
+
+    pub(super) fn map<U>(self, mut to: impl FnMut(T) -> U) -> Roles<U> {
+        Roles {
+            policy: to(self.policy),
+            reference: to(self.reference),
+            critic: to(self.critic),
+            reward: to(self.reward),
+        }
+    }
+
+    /// Policy, reference, critic and reward model.
+    pub(super) fn all(&self) -> [&T; 4] {
+        [&self.policy, &self.reference, &self.critic, &self.reward]
+    }
+}
+
 pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
     if around.resume {
         return Err(ConfigError::PpoResume(config.out.clone()).into());
     }
-    let folder = session::folder(&config.model.path)?;
-    let tokenizer = tokenizer(config, &folder)?;
-    let models = Models::load(config, &folder, around.groups)?;
-    session::check_vocabulary(&tokenizer, models.policy.config())?;
-    let prompts = rows::prompts(&config.data.train, &tokenizer, &config.data)?;
-    let ptx = rows::demonstrations(&config.data.ptx, &tokenizer, &config.data)?;
+    let folders = Roles::find(config, |_, name| session::folder(name))?;
+    let configs = Roles::find(config, |_, name| Ok(Config::from_folder(&session::folder(name)?)?))?;
+    let tokenizer = tokenizer(config, &folders.policy)?;
+    let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
+    let models = Models::load(config, &folders, around.groups)?;
     super::check_split(config, &models.configs(), around)?;
-    models.check_lengths(prompts.longest, config.ppo.max_new_tokens)?;
-    models.policy.config().check_length("the longest ptx row", ptx.longest)?;
     let plan = models.plan(config, around, &prompts)?;
     let stop_ids = session::stop_ids(&tokenizer, models.policy.config());
     // Only for people to read: an id that cannot be decoded is shown as such and stops nothing.
@@ -58,20 +101,42 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     in_run_folder(Stage::Ppo, config, plan, &companions, around, |run| stage.train(run))
 }
 
+/// Reads the rows and checks them against the configurations of the models. Reads no weights.
+pub(super) fn inputs(
+    config: &RunConfig,
+    models: &Roles<Config>,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Inputs> {
+    session::check_vocabulary(tokenizer, &models.policy)?;
+    let prompts = rows::prompts(&config.data.train, tokenizer, &config.data)?;
+    let ptx = rows::demonstrations(&config.data.ptx, tokenizer, &config.data)?;
+    check_lengths(models, prompts.longest, config.ppo.max_new_tokens)?;
+    models.policy.check_length("the longest ptx row", ptx.longest)?;
+    Ok(Inputs { prompts, ptx })
+}
+
+/// Refuses prompts that leave no room for a reply, and replies that a model has no positions for.
+fn check_lengths(models: &Roles<Config>, longest: usize, max_new_tokens: usize) -> anyhow::Result<()> {
+    let room = models.policy.max_positions() as usize;
+    if longest >= room {
+        return Err(ConfigError::NoRoom { longest, room }.into());
+    }
+    let whole = (longest + max_new_tokens).min(room);
+    for config in [&models.reference, &models.critic, &models.reward] {
+        config.check_length("the longest prompt with its reply", whole)?;
+    }
+    Ok(())
+}
+
 impl Models {
-    fn load(config: &RunConfig, policy: &Path, groups: &Groups) -> anyhow::Result<Self> {
+    fn load(config: &RunConfig, folders: &Roles<PathBuf>, groups: &Groups) -> anyhow::Result<Self> {
         let options = trainable(config, groups);
         let frozen = |kind| LoadOptions { split: options.split.clone(), ..session::frozen(kind) };
-        let reward = session::folder(&config.ppo.reward_model)?;
-        let critic =
-            config.ppo.critic_model.as_deref().map_or_else(|| Ok(reward.clone()), session::folder)?;
-        let reference =
-            config.ppo.reference_model.as_deref().map_or_else(|| Ok(policy.to_owned()), session::folder)?;
         Ok(Self {
-            policy: CausalLm::load(policy, &options)?,
-            reference: CausalLm::load(&reference, &frozen(options.kind))?,
-            critic: rm::load(&critic, config.seed, &options)?,
-            reward: ScalarModel::load(&reward, &frozen(Kind::Float))?,
+            policy: CausalLm::load(&folders.policy, &options)?,
+            reference: CausalLm::load(&folders.reference, &frozen(options.kind))?,
+            critic: rm::load(&folders.critic, config.seed, &options)?,
+            reward: ScalarModel::load(&folders.reward, &frozen(Kind::Float))?,
         })
     }
 
@@ -80,25 +145,11 @@ impl Models {
         [self.policy.config(), self.reference.config(), self.critic.config(), self.reward.config()]
     }
 
-    /// Refuses prompts that leave no room for a reply, and replies that a model has no positions for.
-    fn check_lengths(&self, longest: usize, max_new_tokens: usize) -> anyhow::Result<()> {
-        let room = self.policy.config().max_positions() as usize;
-        if longest >= room {
-            return Err(ConfigError::NoRoom { longest, room }.into());
-        }
-        let whole = (longest + max_new_tokens).min(room);
-        let [_, others @ ..] = self.configs();
-        for config in others {
-            config.check_length("the longest prompt with its reply", whole)?;
-        }
-        Ok(())
-    }
-
     fn plan(
         &self,
         config: &RunConfig,
         around: &Around<'_>,
-        prompts: &rows::Encoded<datasets::PromptRow>,
+        prompts: &rows::Encoded<PromptRow>,
     ) -> anyhow::Result<Plan> {
         let groups = around.groups;
         let parameters = vec![

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
+use datasets::{PreferenceRow, Tokenizer};
 use models::causal_lm::LoadOptions;
+use models::config::Config;
 use models::scalar_model::ScalarModel;
 use rlhf::reward;
 
@@ -10,15 +12,19 @@ use super::{Around, Plan, in_run_folder, rows, start_folder, tokenizer, trainabl
 use crate::config::{RunConfig, Stage};
 use crate::session;
 
+/// The pairs of the stage, which fit its model.
+pub(super) struct Inputs {
+    pub(super) train: rows::Encoded<PreferenceRow>,
+    pub(super) eval: rows::Encoded<PreferenceRow>,
+}
+
 pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
     let folder = start_folder(config, around.resume)?;
     let tokenizer = tokenizer(config, &folder)?;
+    let Inputs { train, eval } = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
     let model = load(&folder, config.seed, &trainable(config, around.groups))?;
-    session::check_vocabulary(&tokenizer, model.config())?;
-    let train = rows::preferences(&config.data.train, &tokenizer, &config.data)?;
-    let eval = rows::preferences(&config.data.eval, &tokenizer, &config.data)?;
     super::check_split(config, &[model.config()], around)?;
-    model.config().check_length("the longest reply with its prompt", train.longest.max(eval.longest))?;
+
     let data = reward::Data { train: &train.rows, eval: &eval.rows, shuffle: config.data.shuffle };
     let parameters = super::num_values(&model, around.groups)?;
     let sizes = [train.rows.len(), train.dropped, train.tokens];
@@ -29,9 +35,18 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     })
 }
 
+/// Reads the pairs and checks them against the model's configuration. Reads no weights.
+pub(super) fn inputs(config: &RunConfig, model: &Config, tokenizer: &Tokenizer) -> anyhow::Result<Inputs> {
+    session::check_vocabulary(tokenizer, model)?;
+    let train = rows::preferences(&config.data.train, tokenizer, &config.data)?;
+    let eval = rows::preferences(&config.data.eval, tokenizer, &config.data)?;
+    model.check_length("the longest reply with its prompt", train.longest.max(eval.longest))?;
+    Ok(Inputs { train, eval })
+}
+
 /// A scalar model: a sequence-classification folder as it is, a causal language model with a new score head.
 pub(super) fn load(folder: &Path, seed: u64, options: &LoadOptions) -> anyhow::Result<ScalarModel> {
-    let config = models::config::Config::from_folder(folder)?;
+    let config = Config::from_folder(folder)?;
     if config.is_sequence_classification() {
         return Ok(ScalarModel::load(folder, options)?);
     }

@@ -1,7 +1,7 @@
 //! The rows of a stage: the files of `[data]`, read, tokenised and cut.
 
 use datasets::dataset::{EncodedDataset, LoadOptions, TrainingRow};
-use datasets::{PreferenceRow, PromptRow, SftRow, Tokenizer};
+use datasets::{PreferenceRow, PromptRow, SftRow, Tokenizer, table};
 
 use crate::command::tell;
 use crate::config::section::{DataSection, Files};
@@ -43,6 +43,15 @@ pub(super) fn prompts(
     data: &DataSection,
 ) -> anyhow::Result<Encoded<PromptRow>> {
     load(files, tokenizer, data)
+}
+
+/// Reads every row of `files` without tokenising it.
+pub(super) fn parse<T: TrainingRow>(files: &[&String]) -> anyhow::Result<()> {
+    for path in table::expand(files)? {
+        let (_, mut rows) = table::open_records::<T::Source>(&path, None)?;
+        rows.try_for_each(|row| row.map(drop))?;
+    }
+    Ok(())
 }
 
 fn load<T: TrainingRow>(

@@ -2,20 +2,42 @@
 
 use std::path::Path;
 
+use datasets::{SftRow, Tokenizer};
 use models::causal_lm::CausalLm;
+use models::config::Config;
+use rlhf::sft::Data;
 
 use super::{Around, Plan, in_run_folder, rows, start_folder, tokenizer, trainable};
 use crate::config::{RunConfig, Stage};
 use crate::session;
 
+/// The rows of the stage, which fit its model.
+pub(super) struct Inputs {
+    pub(super) train: rows::Encoded<SftRow>,
+    pub(super) eval: rows::Encoded<SftRow>,
+}
+
 pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
     let folder = start_folder(config, around.resume)?;
     let tokenizer = tokenizer(config, &folder)?;
+    let inputs = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
     let model = CausalLm::load(&folder, &trainable(config, around.groups))?;
-    session::check_vocabulary(&tokenizer, model.config())?;
-    let train = rows::demonstrations(&config.data.train, &tokenizer, &config.data)?;
-    let eval = rows::demonstrations(&config.data.eval, &tokenizer, &config.data)?;
-    train_on(Stage::Sft, config, &model, [&train, &eval], &tokenizer, around)
+    train_on(Stage::Sft, config, &model, &inputs, &tokenizer, around)
+}
+
+/// Reads the rows and checks them against the model's configuration. Reads no weights.
+pub(super) fn inputs(config: &RunConfig, model: &Config, tokenizer: &Tokenizer) -> anyhow::Result<Inputs> {
+    session::check_vocabulary(tokenizer, model)?;
+    let train = rows::demonstrations(&config.data.train, tokenizer, &config.data)?;
+    let eval = rows::demonstrations(&config.data.eval, tokenizer, &config.data)?;
+    model.check_length("the longest row", train.longest.max(eval.longest))?;
+    Ok(Inputs { train, eval })
+}
+
+/// The rows as the stage learns from them: one by one, or packed.
+pub(super) fn data<'a>(config: &RunConfig, inputs: &'a Inputs) -> anyhow::Result<Data<'a>> {
+    let packing = config.data.packing.then_some(config.data.max_length);
+    Ok(Data::new(&inputs.train.rows, &inputs.eval.rows, packing, config.data.shuffle)?)
 }
 
 /// Supervised training, of a stage that has its model and its rows.
@@ -23,15 +45,14 @@ pub(super) fn train_on(
     stage: Stage,
     config: &RunConfig,
     model: &CausalLm,
-    [train, eval]: [&rows::Encoded<datasets::SftRow>; 2],
-    tokenizer: &datasets::Tokenizer,
+    inputs: &Inputs,
+    tokenizer: &Tokenizer,
     around: &mut Around<'_>,
 ) -> anyhow::Result<()> {
     super::check_split(config, &[model.config()], around)?;
-    model.config().check_length("the longest row", train.longest.max(eval.longest))?;
-    let packing = config.data.packing.then_some(config.data.max_length);
-    let data = rlhf::sft::Data::new(&train.rows, &eval.rows, packing, config.data.shuffle)?;
+    let data = data(config, inputs)?;
     let parameters = super::num_values(model, around.groups)?;
+    let train = &inputs.train;
     let sizes = [train.rows.len(), train.dropped, train.tokens];
     let plan = Plan::one_model(stage, config, around.mesh, parameters, sizes, data.units.len());
     let companions = |folder: &Path| session::save_companions(folder, tokenizer, model.config());

@@ -1,0 +1,254 @@
+//! Checks what a stage reads before any stage of its pipeline runs: a typo in the last stage must not cost the first ones.
+//!
+//! A stage reads model folders and rows. What exists is checked as the stage itself checks it: `config.json`, the
+//! headers of the weight files, the tokenizer with its template, every row, and whether lengths and token ids fit the
+//! models. A folder that an earlier stage will write is described by the model that this stage starts from. Reads no
+//! weights and writes nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use datasets::dataset::TrainingRow;
+use datasets::{PreferenceRow, PromptRow, SftRow, Tokenizer};
+use models::config::Config;
+use models::weights::WeightFolder;
+use parallel::Mesh;
+
+use super::ppo::Roles;
+use super::{Network, ppo, rm, rows, sft};
+use crate::config::section::Files;
+use crate::config::{ConfigError, RunConfig, Stage};
+use crate::session;
+
+/// A model that exists, or that an earlier stage will write.
+#[derive(Clone)]
+struct Model {
+    config: Config,
+    /// Whether it has a score in place of logits.
+    is_reward_model: bool,
+    /// Absent: the pipeline itself will train the tokenizer.
+    tokenizer: Option<TokenizerFiles>,
+}
+
+/// Where the tokenizer of a model comes from.
+#[derive(Clone)]
+struct TokenizerFiles {
+    folder: PathBuf,
+    /// The template that an earlier stage sets, as a name or Jinja source.
+    template: Option<String>,
+}
+
+/// What the stages before the one that is checked will have written.
+pub(crate) struct Preflight<'a> {
+    /// The folder of the pipeline.
+    out: &'a Path,
+    /// How the processes are arranged.
+    mesh: &'a Mesh,
+    /// Files of rows that the pipeline makes.
+    made_rows: BTreeSet<PathBuf>,
+    /// Model folders that do not exist yet.
+    made_models: BTreeMap<PathBuf, Model>,
+}
+
+impl<'a> Preflight<'a> {
+    /// Before the first stage.
+    pub(crate) fn new(out: &'a Path, mesh: &'a Mesh, made_rows: BTreeSet<PathBuf>) -> Self {
+        Self { out, mesh, made_rows, made_models: BTreeMap::new() }
+    }
+
+    /// Checks the base model; `vocab_size` stands in for a tokenizer that the pipeline has not trained yet.
+    /// Returns a line for people.
+    pub(crate) fn base(
+        &mut self,
+        config: &RunConfig,
+        network: &Network<'_>,
+        vocab_size: usize,
+    ) -> anyhow::Result<String> {
+        config.check(Stage::Base)?;
+        let folder = network.tokenizer.to_owned();
+        let files = folder.exists().then_some(TokenizerFiles { folder, template: None });
+        let tokenizer = files.as_ref().map(TokenizerFiles::load).transpose()?;
+
+        let architecture = match &tokenizer {
+            Some(tokenizer) => network.config(tokenizer)?,
+            None => network.with_vocabulary(vocab_size, [None; 3])?,
+        };
+        super::check_mesh(config, &[&architecture], self.mesh)?;
+        let line = self.demonstrations(Stage::Base, config, &architecture, tokenizer.as_ref())?;
+        self.will_write(config, Model { config: architecture, is_reward_model: false, tokenizer: files });
+        Ok(line)
+    }
+
+    /// Checks a stage that starts from a model folder. Returns a line for people.
+    pub(crate) fn stage(&mut self, stage: Stage, config: &RunConfig) -> anyhow::Result<String> {
+        config.check(stage)?;
+        let mut model = self.model("model.path", &config.model.path)?;
+        model.tokenizer = model.tokenizer_of(config)?;
+        let tokenizer = model.tokenizer.as_ref().map(TokenizerFiles::load).transpose()?;
+        if stage == Stage::Ppo {
+            let line = self.ppo(config, tokenizer.as_ref())?;
+            self.will_write(config, model);
+            return Ok(line);
+        }
+
+        super::check_mesh(config, &[&model.config], self.mesh)?;
+        let line = if stage == Stage::Rm {
+            model.is_reward_model = true;
+            self.pairs(config, &model.config, tokenizer.as_ref())?
+        } else {
+            model.refuse_reward_model("model.path")?;
+            self.demonstrations(stage, config, &model.config, tokenizer.as_ref())?
+        };
+        self.will_write(config, model);
+        Ok(line)
+    }
+
+    fn ppo(&self, config: &RunConfig, tokenizer: Option<&Tokenizer>) -> anyhow::Result<String> {
+        let models = Roles::find(config, |key, name| self.model(key, name))?;
+        models.policy.refuse_reward_model("model.path")?;
+        models.reference.refuse_reward_model("ppo.reference_model")?;
+        models.reward.need_reward_model("ppo.reward_model")?;
+        let configs = models.map(|model| model.config);
+        super::check_mesh(config, &configs.all(), self.mesh)?;
+
+        let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
+            self.parse::<PromptRow>(&config.data.train)?;
+            self.parse::<SftRow>(&config.data.ptx)?;
+            return Ok(unread(Stage::Ppo));
+        };
+        let inputs = ppo::inputs(config, &configs, tokenizer)?;
+        Ok(describe(Stage::Ppo, &inputs.prompts, &iterations(config)))
+    }
+
+    fn demonstrations(
+        &self,
+        stage: Stage,
+        config: &RunConfig,
+        model: &Config,
+        tokenizer: Option<&Tokenizer>,
+    ) -> anyhow::Result<String> {
+        let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
+            self.parse::<SftRow>(&config.data.train)?;
+            self.parse::<SftRow>(&config.data.eval)?;
+            return Ok(unread(stage));
+        };
+        let inputs = sft::inputs(config, model, tokenizer)?;
+        let units = sft::data(config, &inputs)?.units.len();
+        Ok(describe(stage, &inputs.train, &steps(config, units)))
+    }
+
+    fn pairs(
+        &self,
+        config: &RunConfig,
+        model: &Config,
+        tokenizer: Option<&Tokenizer>,
+    ) -> anyhow::Result<String> {
+        let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
+            self.parse::<PreferenceRow>(&config.data.train)?;
+            self.parse::<PreferenceRow>(&config.data.eval)?;
+            return Ok(unread(Stage::Rm));
+        };
+        let train = rm::inputs(config, model, tokenizer)?.train;
+        Ok(describe(Stage::Rm, &train, &steps(config, train.rows.len())))
+    }
+
+    /// Whether the files of rows exist already, all of them.
+    fn have_rows(&self, config: &RunConfig) -> bool {
+        let files = [&config.data.train, &config.data.eval, &config.data.ptx];
+        !files.iter().flat_map(|files| &files.0).any(|file| self.will_make(file))
+    }
+
+    fn will_make(&self, file: &str) -> bool {
+        self.made_rows.contains(Path::new(file)) && !Path::new(file).exists()
+    }
+
+    /// Reads the rows that exist, where no tokenizer does yet.
+    fn parse<T: TrainingRow>(&self, files: &Files) -> anyhow::Result<()> {
+        let existing: Vec<&String> = files.0.iter().filter(|file| !self.will_make(file)).collect();
+        rows::parse::<T>(&existing)
+    }
+
+    /// The model that the setting `key` names.
+    fn model(&self, key: &'static str, name: &str) -> anyhow::Result<Model> {
+        let path = Path::new(name);
+        if let Some(model) = self.made_models.get(path) {
+            return Ok(model.clone());
+        }
+        if path.starts_with(self.out) && !path.exists() {
+            return Err(ConfigError::NotMade { key, path: path.to_owned() }.into());
+        }
+        Model::of_folder(session::folder(name)?)
+    }
+
+    fn will_write(&mut self, config: &RunConfig, model: Model) {
+        self.made_models.insert(config.out.join("final"), model);
+    }
+}
+
+impl Model {
+    /// A model that exists. The headers of its weight files are read as well.
+    fn of_folder(folder: PathBuf) -> anyhow::Result<Self> {
+        let config = Config::from_folder(&folder)?;
+        WeightFolder::open(&folder)?;
+        let is_reward_model = config.is_sequence_classification();
+        Ok(Self { config, is_reward_model, tokenizer: Some(TokenizerFiles { folder, template: None }) })
+    }
+
+    /// The tokenizer of a stage that starts from this model.
+    fn tokenizer_of(&self, config: &RunConfig) -> anyhow::Result<Option<TokenizerFiles>> {
+        let section = &config.tokenizer;
+        let files = match &section.path {
+            Some(path) => Some(TokenizerFiles { folder: session::folder(path)?, template: None }),
+            None => self.tokenizer.clone(),
+        };
+        let own = |files: TokenizerFiles| TokenizerFiles {
+            template: section.template.clone().or(files.template),
+            ..files
+        };
+        Ok(files.map(own))
+    }
+
+    fn refuse_reward_model(&self, key: &'static str) -> Result<(), ConfigError> {
+        let message = "is a reward model, which has no vocabulary head: name a language model";
+        self.check_head(key, false, message)
+    }
+
+    fn need_reward_model(&self, key: &'static str) -> Result<(), ConfigError> {
+        let message = "is a language model: name the folder of a reward model, such as the final/ of `rm`";
+        self.check_head(key, true, message)
+    }
+
+    fn check_head(&self, key: &str, reward_model: bool, problem: &str) -> Result<(), ConfigError> {
+        if self.is_reward_model == reward_model {
+            return Ok(());
+        }
+        let message = format!("{} {problem}", self.config.origin());
+        Err(ConfigError::Value { place: None, key: key.to_owned(), message })
+    }
+}
+
+impl TokenizerFiles {
+    fn load(&self) -> anyhow::Result<Tokenizer> {
+        session::tokenizer(&self.folder, self.template.as_deref())
+    }
+}
+
+/// A line for people about a stage whose rows were read.
+fn describe<T>(stage: Stage, rows: &rows::Encoded<T>, length: &str) -> String {
+    let dropped = if rows.dropped > 0 { format!(" ({} left out)", rows.dropped) } else { String::new() };
+    format!("{}: {} rows{dropped}, {} tokens; {length}", stage.name(), rows.rows.len(), rows.tokens)
+}
+
+/// A line for people about a stage whose rows or tokenizer an earlier part makes.
+fn unread(stage: Stage) -> String {
+    format!("{}: an earlier part of the pipeline makes what this stage reads", stage.name())
+}
+
+fn steps(config: &RunConfig, units: usize) -> String {
+    format!("{} steps of {} rows", config.train.total_steps(units), config.train.batch_size())
+}
+
+fn iterations(config: &RunConfig) -> String {
+    let ppo = &config.ppo;
+    format!("{} iterations of {} replies", ppo.iterations, ppo.rollout_batch_size * ppo.samples_per_prompt)
+}
