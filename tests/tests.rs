@@ -9,8 +9,13 @@ mod harness;
 mod usage;
 
 // Rows that cannot be used: code 3, and nothing half-written.
-mod preflight;
 mod rows;
+
+// What newcomers get wrong and strangers send: one error line, the right code, nothing half-written.
+mod bad_inputs;
+
+// A pipeline looks at the inputs of all stages before it starts.
+mod preflight;
 
 // A model from nothing, and the commands that run one.
 mod inference;

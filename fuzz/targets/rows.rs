@@ -1,0 +1,28 @@
+//! Files of rows, read as every kind of row that training takes. A file may be refused; it must not cause a panic.
+
+use std::fs;
+use std::path::Path;
+
+use datasets::table::open_records;
+use datasets::{Demonstration, Preference, Prompt, Record, TableReader, Unpaired};
+
+/// Writes `bytes` to a file called `name` and reads it in every way.
+pub fn read(name: &str, bytes: &[u8]) {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let path = folder.path().join(name);
+    fs::write(&path, bytes).expect("a file in memory");
+
+    if let Ok(rows) = TableReader::open(&path).and_then(|reader| reader.rows(None)) {
+        let _ = rows.count();
+    }
+    read_as::<Demonstration>(&path);
+    read_as::<Preference>(&path);
+    read_as::<Prompt>(&path);
+    read_as::<Unpaired>(&path);
+}
+
+fn read_as<R: Record>(path: &Path) {
+    let Ok((_, rows)) = open_records::<R>(path, None) else { return };
+    // What was read can be written again.
+    rows.filter_map(Result::ok).for_each(|(_, record)| drop(record.to_row()));
+}
