@@ -104,7 +104,7 @@ def compare_training(inputs, name, options):
 def our_generation(inputs, new, threads, folder):
     out = folder / f"{new}.jsonl"
     seconds, peak = command(
-        [BINARY, "generate", "--model", inputs / "model", "--input", inputs / "prompts.jsonl", "--output", out]
+        [BINARY, "generate", "--model", inputs / "model", "--input", inputs / "prompts.jsonl", "--output", out, "--force"]
         + ["--max-new-tokens", new, "--temperature", 0, "--ignore-eos", "--batch-size", BATCH, "--threads", threads]
     )
     return seconds, peak, [json.loads(line)["ids"] for line in out.read_text().splitlines()]

@@ -261,6 +261,9 @@ pub(crate) struct GenerateArgs {
     /// Where the rows go [default: stdout].
     #[arg(long, value_name = "FILE.jsonl")]
     pub(crate) output: Option<PathBuf>,
+    /// Replace --output if it exists.
+    #[arg(long, requires = "output")]
+    pub(crate) force: bool,
     /// Take --prompt and `text` as they are, without a chat template.
     #[arg(long)]
     pub(crate) raw: bool,
@@ -294,6 +297,9 @@ pub(crate) struct BatchArgs {
     /// Where the rows go [default: stdout].
     #[arg(long, value_name = "FILE.jsonl")]
     pub(crate) output: Option<PathBuf>,
+    /// Replace --output if it exists.
+    #[arg(long, requires = "output")]
+    pub(crate) force: bool,
     /// Rows that are run at once.
     #[arg(long, value_name = "N", default_value = "16")]
     pub(crate) batch_size: NonZeroUsize,
@@ -383,6 +389,9 @@ pub(crate) struct ConvertArgs {
     /// The file to write.
     #[arg(long, value_name = "FILE.parquet")]
     pub(crate) output: PathBuf,
+    /// Replace --output if it exists.
+    #[arg(long)]
+    pub(crate) force: bool,
     /// Rename a column (WANTED=FOUND) or a role (ALIAS=ROLE); may be given again and again.
     #[arg(long = "map", value_name = "A=B")]
     pub(crate) maps: Vec<String>,

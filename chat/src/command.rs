@@ -12,9 +12,10 @@ mod plan;
 mod reward;
 mod train;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 use clap::CommandFactory;
+use tui::text::sanitize;
 
 use crate::args::{Cli, Command, LaunchArgs};
 use crate::config::{ConfigError, Stage};
@@ -64,22 +65,36 @@ fn launch(arguments: &LaunchArgs) -> anyhow::Result<()> {
     launch::run(&job, command)
 }
 
-/// Prepares this process for tensor operations.
+/// Listens for signals, and prepares this process for tensor operations.
 fn prepare(threads: Option<usize>) -> anyhow::Result<()> {
+    crate::interrupt::listen()?;
     parallel::launch::prepare(threads, 1)?;
     Ok(())
 }
 
-/// Writes a line of data to stdout.
+/// Writes a line of data to stdout; see [`print_rows`].
 pub(crate) fn print(text: &str) -> std::io::Result<()> {
+    print_rows(format!("{text}\n").as_bytes())
+}
+
+/// Writes data to stdout: to a terminal with every control character made visible, since the text may come from anybody's
+/// files, and to anything else as it is.
+pub(crate) fn print_rows(text: &[u8]) -> std::io::Result<()> {
     let mut stdout = std::io::stdout().lock();
-    writeln!(stdout, "{text}")?;
+    if stdout.is_terminal() {
+        stdout.write_all(sanitize(&String::from_utf8_lossy(text)).as_bytes())?;
+    } else {
+        stdout.write_all(text)?;
+    }
     stdout.flush()
 }
 
-/// Writes a line of progress to stderr. When nobody reads that, the work goes on.
+/// Writes a line to stderr, with every control character made visible. When nobody reads that, the work goes on.
+///
+/// Everything that this program says passes here or through the displays of `tui`, which do the same.
 pub(crate) fn tell(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    // In one write: a line of another process does not come between.
+    let _ = std::io::stderr().write_all(format!("{}\n", sanitize(text)).as_bytes());
 }
 
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {

@@ -3,13 +3,13 @@
 //! An input row has one of `text`, `ids` and `messages`; other fields are left alone. Rows are counted from 0, as in
 //! every message about data.
 
-use std::io::Write;
 use std::path::Path;
 
 use datasets::{At, Demonstration, Error, Layout, Message, Record, Row, TableReader};
 use serde::Serialize;
 
-use crate::record::write_whole;
+use crate::command::print_rows;
+use crate::output::write_whole;
 
 /// What a row gives.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,14 +121,10 @@ pub(crate) fn write<T: Serialize>(rows: &[T], output: Option<&Path>) -> anyhow::
         serde_json::to_writer(&mut text, row)?;
         text.push(b'\n');
     }
-    if let Some(path) = output {
-        write_whole(path, &text)?;
-    } else {
-        let mut stdout = std::io::stdout().lock();
-        stdout.write_all(&text)?;
-        stdout.flush()?;
+    match output {
+        Some(path) => Ok(write_whole(path, &text)?),
+        None => Ok(print_rows(&text)?),
     }
-    Ok(())
 }
 
 #[cfg(test)]

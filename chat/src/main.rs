@@ -5,29 +5,39 @@ mod command;
 mod config;
 mod display;
 mod exit;
+mod folder;
 mod input;
 mod interrupt;
 mod launch;
+mod output;
 mod record;
 mod report;
 mod session;
 mod stage;
 
-use std::io::Write;
+use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use args::Cli;
+use command::tell;
 
 fn main() -> ExitCode {
+    show_panics_harmlessly();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no errors; clap writes them to stdout.
             let code = if error.use_stderr() { exit::USAGE } else { 0 };
-            let _ = error.print();
+            // What was typed may have come from anybody's files, through a pattern or a script.
+            let is_plain = |argument: OsString| !argument.to_string_lossy().contains(char::is_control);
+            if std::env::args_os().all(is_plain) {
+                let _ = error.print();
+            } else {
+                tell(&error.render().to_string());
+            }
             return code.into();
         }
     };
@@ -44,9 +54,9 @@ fn main() -> ExitCode {
             let constant = || panic.downcast_ref::<&str>().copied();
             let message = panic.downcast_ref().map(String::as_str).or_else(constant).unwrap_or_default();
             if exit::is_out_of_memory(message) {
-                tell("error: the memory does not suffice: lower micro_batch_size, batch size or max_length");
+                tell("error: out of memory: lower train.micro_batch_size, --batch-size or data.max_length");
             } else {
-                tell(&format!("error: a panic, which is a defect of this program: {message}"));
+                tell(&format!("error: this program panicked, which is a bug in it: {message}"));
             }
             exit::of_panic(message)
         }
@@ -54,7 +64,11 @@ fn main() -> ExitCode {
     code.into()
 }
 
-/// Writes a line to stderr. When nobody reads that either, there is nobody left to tell.
-fn tell(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+/// The message of a panic may quote a file. The usual report with its backtrace is kept for messages that a terminal may be sent.
+fn show_panics_harmlessly() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let message = panic.to_string();
+        if tui::text::sanitize(&message) == message { usual(panic) } else { tell(&message) }
+    }));
 }

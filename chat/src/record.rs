@@ -1,72 +1,23 @@
-//! The files of a run folder, and everybody else who listens to a stage.
+//! The files of metrics in a run folder, and everybody else who listens to a stage.
 //!
 //! ```text
-//! out/run.toml          the resolved configuration
-//!     metrics.jsonl     one row a logged step or evaluation: `step`, then the metrics; numbers that are not finite are null
+//! out/metrics.jsonl     one row for each logged step or evaluation: `step`, then the metrics; numbers that are not finite are null
 //!     samples.jsonl     replies: `step`, `prompt`, `reply`, `score`
 //!     tensorboard/      the same metrics as event files
-//!     checkpoints/ final/     model folders, written by the stage
 //! ```
-//! Every row is on its way to the disk before the next step begins. A resumed run first drops the rows beyond the step
-//! that it goes on from, so that each step stands once in the file.
+//! Every row is handed to the system before the next step begins. A resumed run first drops the rows after the step that it goes
+//! on from, so that the file has each step once.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use gemini::checkpoint;
 use rlhf::Error;
 use rlhf::event::{Event, Metrics, Recorder};
 use rlhf::tensorboard::{self, EventWriter};
 use serde_json::{Map, Value};
 
-use crate::config::{self, ConfigError};
-
-/// Makes the run folder `out`, or takes it up again with `resume`, and saves the resolved configuration in it.
-pub(crate) fn open_folder(out: &Path, configuration: &str, resume: bool) -> anyhow::Result<()> {
-    let checkpoints = checkpoint::list(&out.join("checkpoints"))?;
-    if resume && checkpoints.is_empty() {
-        return Err(ConfigError::NothingToResume(out.to_owned()).into());
-    }
-    if !resume && (!checkpoints.is_empty() || out.join("final").exists()) {
-        return Err(ConfigError::OutTaken(out.to_owned()).into());
-    }
-    if resume {
-        same_settings(&out.join("run.toml"), configuration, &[])?;
-    }
-    fs::create_dir_all(out).map_err(|source| io(out, source))?;
-    write_whole(&out.join("run.toml"), configuration.as_bytes())?;
-    Ok(())
-}
-
-/// Refuses a configuration that would give other numbers than the saved one at `path`. Keys and sections of `except` may differ.
-pub(crate) fn same_settings(path: &Path, configuration: &str, except: &[&str]) -> anyhow::Result<()> {
-    let saved = fs::read_to_string(path).map_err(|source| io(path, source))?;
-    match config::first_change(&saved, configuration, &[&config::HARMLESS, except].concat())? {
-        None => Ok(()),
-        Some((key, [was, now])) => Err(ConfigError::Changed { path: path.to_owned(), key, was, now }.into()),
-    }
-}
-
-/// Writes a file under a temporary name, syncs it, and renames it. What is no file (`/dev/stdout`, a pipe) is written to.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-        return fs::write(path, bytes).map_err(|source| io(path, source));
-    }
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".tmp");
-    let partial = PathBuf::from(partial);
-    let write = || {
-        let mut file = File::create(&partial)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&partial, path)
-    };
-    write().map_err(|source| {
-        let _ = fs::remove_file(&partial);
-        io(path, source)
-    })
-}
+use crate::output::write_whole;
 
 /// Several recorders, told in order.
 pub(crate) struct Many(pub(crate) Vec<Box<dyn Recorder>>);
@@ -257,20 +208,6 @@ mod tests {
         let mut rows = Rows::new(folder.path());
         started(&mut rows, 0);
         assert_eq!(fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap(), "");
-    }
-
-    #[test]
-    fn a_finished_run_is_not_overwritten_and_nothing_is_resumed_from_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let out = folder.path().join("run");
-        open_folder(&out, "seed = 1\n", false).unwrap();
-        assert_eq!(fs::read_to_string(out.join("run.toml")).unwrap(), "seed = 1\n");
-        assert!(
-            open_folder(&out, "", true).unwrap_err().to_string().contains("no checkpoint to resume from")
-        );
-        fs::create_dir(out.join("final")).unwrap();
-        assert!(open_folder(&out, "", false).unwrap_err().to_string().contains("--resume"));
-        assert_eq!(fs::read_to_string(out.join("run.toml")).unwrap(), "seed = 1\n");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde_json::json;
 use tch::{Device, Kind};
 
 use crate::args::ModelArgs;
-use crate::record;
+use crate::output;
 
 /// A tokenizer and the model that it belongs to.
 pub(crate) struct Session<M> {
@@ -91,7 +91,7 @@ pub(crate) fn save_companions(
         "eos_token_id": stop_ids(tokenizer, config),
         "pad_token_id": tokenizer.pad_id(),
     });
-    record::write_whole(&folder.join("generation_config.json"), format!("{generation:#}\n").as_bytes())
+    output::write_whole(&folder.join("generation_config.json"), format!("{generation:#}\n").as_bytes())
 }
 
 /// Weights on the CPU without gradients.

@@ -10,9 +10,9 @@ mod sft;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use datasets::Tokenizer;
+use gemini::checkpoint;
 use models::causal_lm::LoadOptions;
 use models::config::Config;
 use models::decoder;
@@ -26,6 +26,8 @@ use tch::Device;
 use crate::command::tell;
 use crate::config::section::SequenceMode;
 use crate::config::{ConfigError, RunConfig, Stage};
+use crate::folder::RunFolder;
+use crate::interrupt;
 use crate::session;
 
 pub(crate) use base::Network;
@@ -40,10 +42,8 @@ pub(crate) struct Around<'a> {
     pub(crate) mesh: &'a Mesh,
     /// Who listens.
     pub(crate) recorder: &'a mut dyn Recorder,
-    /// Set when a person asks the stage to end.
-    pub(crate) interrupted: &'a AtomicBool,
-    /// Go on from the newest checkpoint.
-    pub(crate) resume: bool,
+    /// The folder of the run, and the checkpoint that it goes on from.
+    pub(crate) folder: &'a RunFolder,
     /// What it is run for.
     pub(crate) goal: Goal,
 }
@@ -81,9 +81,9 @@ pub(crate) fn run_base(
     base::run(config, network, around)
 }
 
-/// The folder that the model is loaded from: the newest checkpoint of a resumed run, else what `[model] path` names.
-fn start_folder(config: &RunConfig, resume: bool) -> anyhow::Result<PathBuf> {
-    if resume { Ok(Run::newest_checkpoint(&config.out)?) } else { session::folder(&config.model.path) }
+/// The folder that the model is loaded from: the checkpoint of a resumed run, else what `[model] path` names.
+fn start_folder(config: &RunConfig, around: &Around<'_>) -> anyhow::Result<PathBuf> {
+    around.folder.checkpoint().map_or_else(|| session::folder(&config.model.path), |path| Ok(path.to_owned()))
 }
 
 /// The tokenizer of a stage: what `[tokenizer]` names, else that of the model.
@@ -141,11 +141,10 @@ fn in_run_folder(
     }
     let settings = config.to_toml(stage)?;
     if groups.is_first() {
-        crate::record::open_folder(&config.out, &settings, around.resume)?;
+        around.folder.open(&settings)?;
         plan.write(&config.out)?;
     }
     groups.world().barrier()?;
-    let resume = if around.resume { Some(common_checkpoint(&config.out, groups)?) } else { None };
     let mut files = crate::record::Many(vec![
         Box::new(crate::record::Rows::new(&config.out)),
         Box::new(crate::record::Events::new(&config.out)),
@@ -162,12 +161,20 @@ fn in_run_folder(
             log: config.log.every,
             eval: config.eval.every,
         },
-        resume,
-        interrupted: around.interrupted,
+        resume: around.folder.checkpoint().map(Path::to_owned),
+        interrupted: interrupt::flag(),
         recorder: &mut recorder,
         companions,
     };
-    train(&mut run)?;
+    let work = interrupt::begin();
+    let trained = train(&mut run);
+    drop(work);
+    if let Err(error) = trained {
+        if groups.is_first() {
+            tell_what_is_left(&config.out, &error);
+        }
+        return Err(error.into());
+    }
     let peaks = groups.world().gather(vec![memory::peak_rss_bytes()])?;
     if groups.is_first() && peaks.len() > 1 {
         tell(&format!("peak memory of the processes: {}", plan::mebibytes(&peaks)));
@@ -227,17 +234,15 @@ fn refuse_grids(mesh: &Mesh) -> Result<(), ConfigError> {
     Err(ConfigError::Value { place: None, key, message })
 }
 
-/// The newest checkpoint, which must be the same for every rank.
-fn common_checkpoint(out: &Path, groups: &Groups) -> anyhow::Result<PathBuf> {
-    let newest = Run::newest_checkpoint(out)?;
-    let name = newest.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let all = groups.world().gather(vec![name])?;
-    match all.iter().position(|name| *name != all[0]) {
-        None => Ok(newest),
-        Some(rank) => {
-            let (path, [first, own]) = (out.join("checkpoints"), [0, rank].map(|rank| all[rank].clone()));
-            Err(ConfigError::Checkpoints { path, rank, own, first }.into())
-        }
+/// Says where the newest checkpoint of a run that failed is, if there is one. Who interrupts a run hears it anyway.
+fn tell_what_is_left(out: &Path, error: &rlhf::Error) {
+    if matches!(error, rlhf::Error::Interrupted { .. }) {
+        return;
+    }
+    let newest = checkpoint::list(&out.join("checkpoints")).ok().and_then(|mut checkpoints| checkpoints.pop());
+    match newest {
+        Some((_, path)) => tell(&format!("the newest checkpoint of this run is {}", path.display())),
+        None => tell("this run has saved no checkpoint"),
     }
 }
 

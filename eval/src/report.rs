@@ -265,11 +265,15 @@ pub fn write(report: &Report, dir: &Path) -> Result<(), Error> {
 }
 
 fn write_atomically(dir: &Path, name: &str, text: &str) -> std::io::Result<()> {
-    let temporary = dir.join(format!(".{name}.{}.tmp", std::process::id()));
-    let mut file = File::create(&temporary)?;
+    // A new name: nothing that lies there is overwritten, and no link is followed. Removed unless it is renamed.
+    let mut file = tempfile::Builder::new()
+        .prefix(&format!(".{name}.{}-", std::process::id()))
+        .suffix(".tmp")
+        .permissions(fs::Permissions::from_mode(0o666))
+        .tempfile_in(dir)?;
     file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&temporary, dir.join(name))?;
+    file.as_file().sync_all()?;
+    file.persist(dir.join(name)).map_err(|error| error.error)?;
     // The new name is durable only once the folder that holds it is.
     File::open(dir)?.sync_all()
 }

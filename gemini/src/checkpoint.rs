@@ -2,14 +2,19 @@
 //!
 //! `trainer_state/optimizer.safetensors` holds the moments (and, for bf16 weights, the masters) under
 //! `exp_avg.NAME`, `exp_avg_sq.NAME`, `master.NAME`; `trainer_state/state.json` the step and whatever the stage adds (data
-//! order, random generators, coefficients). A folder is written under a temporary name, synced, and renamed.
+//! order, random generators, coefficients); `trainer_state/files.json` the size of every file of the checkpoint, by which
+//! [`verify`] finds what is missing or cut short. A folder is written under a temporary name, synced, and renamed; it never
+//! replaces another.
 
-use std::fs::{self, File};
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use parallel::tensor_file::{self, Named, TensorFile};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tch::no_grad;
 
 use crate::engine::State;
@@ -17,37 +22,84 @@ use crate::{Engine, Error};
 
 /// The name of the state's folder inside a checkpoint.
 pub const STATE_FOLDER: &str = "trainer_state";
+/// The sizes of all files of a checkpoint, inside [`STATE_FOLDER`].
+const FILES: &str = "files.json";
+/// Files without which no run can be resumed. The weights have several names and are looked at apart.
+const NEEDED: [&str; 4] =
+    ["config.json", "tokenizer.json", "trainer_state/state.json", "trainer_state/optimizer.safetensors"];
 
-/// Fills a folder under a temporary name and renames it to `target`, which is replaced.
+/// Fills a folder under a temporary name and renames it to `target`, which must be absent or an empty folder.
 ///
-/// `fill` writes into the folder that it is given. When it fails, the temporary folder goes and `target` stays as it was.
+/// `fill` writes into the folder that it is given. When it fails, the temporary folder is removed. On success every file, the
+/// name `target`, and every folder that was made above it are on the disk.
 pub fn write_folder<E: From<Error>>(
     target: &Path,
     fill: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), E> {
-    // The parent of a bare name is the empty path, which cannot be opened.
-    let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if is_taken(target) {
+        return Err(Error::Taken { path: target.to_owned() }.into());
+    }
+    let parent = parent(target);
+    create_folder(parent)?;
+    // Owned by nobody else: the name is new, and a link that lies there is not followed.
+    let partial = tempfile::Builder::new()
+        .prefix(&temporary_prefix(target))
+        .suffix(".tmp")
+        .permissions(Permissions::from_mode(0o777))
+        .tempdir_in(parent)
+        .map_err(|source| io(target, source))?;
+    fill(partial.path())?;
+    sync(partial.path())?;
+    // A folder that is not empty is not replaced by this call either.
+    fs::rename(partial.path(), target).map_err(|source| io(target, source))?;
+    let _ = partial.keep();
+    sync_folder(parent)?;
+    Ok(())
+}
+
+/// What the temporary name of `target` begins with; it goes on with letters and digits and ends in `.tmp`.
+///
+/// It holds the number of this process, so that a signal can remove what this process was writing.
+pub fn temporary_prefix(target: &Path) -> String {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
-    let partial = parent.join(format!(".{name}.tmp"));
-    let fresh = || {
-        remove(&partial)?;
-        fs::create_dir_all(&partial).map_err(|source| io(&partial, source))
-    };
-    fresh()?;
-    let finish = || {
-        sync(&partial)?;
-        let old = parent.join(format!(".{name}.old.tmp"));
-        remove(&old)?;
-        if target.exists() {
-            fs::rename(target, &old).map_err(|source| io(target, source))?;
-        }
-        fs::rename(&partial, target).map_err(|source| io(target, source))?;
-        remove(&old)?;
-        File::open(parent).and_then(|folder| folder.sync_all()).map_err(|source| io(parent, source))
-    };
-    fill(&partial).and_then(|()| Ok(finish()?)).inspect_err(|_| {
-        let _ = fs::remove_dir_all(&partial);
-    })
+    format!(".{name}.{}-", std::process::id())
+}
+
+/// The name whose temporary file or folder `entry` is, if it is one, and the process that wrote it. Earlier versions named no process.
+pub fn temporary_of(entry: &str) -> Option<(&str, Option<u32>)> {
+    let rest = entry.strip_prefix('.')?.strip_suffix(".tmp")?;
+    let Some((name, tag)) = rest.rsplit_once('.') else { return Some((rest, None)) };
+    if tag == "old" {
+        return Some((name, None));
+    }
+    let (process, random) = tag.split_once('-')?;
+    let sound = random.chars().all(|character| character.is_ascii_alphanumeric());
+    Some((name, Some(process.parse().ok().filter(|_| sound)?)))
+}
+
+/// Whether something lies at `target`, other than an empty folder.
+pub fn is_taken(target: &Path) -> bool {
+    let Ok(found) = fs::symlink_metadata(target) else { return false };
+    let is_empty = || fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none());
+    !((found.is_dir() || found.is_symlink()) && is_empty())
+}
+
+/// Makes `folder` and the folders above it that are missing. Every new name is on the disk when this returns.
+pub fn create_folder(folder: &Path) -> Result<(), Error> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let parent = parent(folder);
+    create_folder(parent)?;
+    match fs::create_dir(folder) {
+        Err(source) if !folder.is_dir() => Err(io(folder, source)),
+        _ => sync_folder(parent),
+    }
+}
+
+/// The folder that holds `path`. That of a bare name is the empty path, which cannot be opened.
+pub fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Saves the engine's state and the stage's own `extra` under `folder/trainer_state`. Every rank that holds a part of the model calls
@@ -106,14 +158,129 @@ pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Re
     serde_json::from_value(state["stage"].take()).map_err(|source| bad(&path, &source))
 }
 
+/// Writes down the size of every file of the checkpoint `folder`, which is otherwise whole.
+pub fn write_manifest(folder: &Path) -> Result<(), Error> {
+    let mut sizes = BTreeMap::new();
+    for name in files(folder, Path::new(""))? {
+        let path = folder.join(&name);
+        sizes.insert(name, fs::metadata(&path).map_err(|source| io(&path, source))?.len());
+    }
+    let path = folder.join(STATE_FOLDER).join(FILES);
+    let text = serde_json::to_string_pretty(&sizes).map_err(|source| bad(&path, &source))?;
+    fs::write(&path, text).map_err(|source| io(&path, source))
+}
+
+/// The files below `folder`, as paths from there.
+fn files(folder: &Path, below: &Path) -> Result<Vec<String>, Error> {
+    let here = folder.join(below);
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&here).map_err(|source| io(&here, source))? {
+        let name = below.join(entry.map_err(|source| io(&here, source))?.file_name());
+        if folder.join(&name).is_dir() {
+            found.extend(files(folder, &name)?);
+        } else {
+            found.push(name.display().to_string());
+        }
+    }
+    Ok(found)
+}
+
+/// Finds out whether the checkpoint `folder` is whole, without reading its tensors.
+///
+/// Every file that `files.json` names has the size that it had; every JSON file parses; the header of every file of tensors
+/// parses and its tensors lie inside the file. The bytes of the tensors are not compared: they were synced before the
+/// checkpoint got its name, and reading them all would take as long as loading them.
+pub fn verify(folder: &Path) -> Result<(), Error> {
+    let manifest = folder.join(STATE_FOLDER).join(FILES);
+    let needed = match fs::read_to_string(&manifest) {
+        Ok(text) => {
+            let sizes: BTreeMap<String, u64> =
+                serde_json::from_str(&text).map_err(|source| damaged(&manifest, source))?;
+            sizes.iter().try_for_each(|(name, size)| check_size(&folder.join(name), Some(*size)))?;
+            sizes.into_keys().collect()
+        }
+        // Written by an earlier version, or the list itself is what is missing.
+        Err(_) => [&NEEDED.map(str::to_owned)[..], &weights(folder)?].concat(),
+    };
+    for name in needed {
+        let path = folder.join(&name);
+        check_size(&path, None)?;
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("safetensors") => drop(TensorFile::open(&path)?),
+            Some("json") => drop(read_json(&path)?),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The weight files that a checkpoint must have: those that its index names, or else the one.
+fn weights(folder: &Path) -> Result<Vec<String>, Error> {
+    let index = folder.join("model.safetensors.index.json");
+    if !index.exists() {
+        return Ok(vec!["model.safetensors".to_owned()]);
+    }
+    let parsed = read_json(&index)?;
+    let map = parsed["weight_map"].as_object().ok_or_else(|| damaged(&index, "it has no weight_map"))?;
+    Ok(map.values().filter_map(|name| name.as_str().map(str::to_owned)).collect())
+}
+
+fn check_size(path: &Path, expected: Option<u64>) -> Result<(), Error> {
+    let got = fs::metadata(path).map_err(|source| io(path, source))?.len();
+    match expected {
+        Some(expected) if expected != got => Err(damaged(path, format!("it has {got} of {expected} bytes"))),
+        _ => Ok(()),
+    }
+}
+
+fn read_json(path: &Path) -> Result<Value, Error> {
+    let text = fs::read(path).map_err(|source| io(path, source))?;
+    serde_json::from_slice(&text).map_err(|source| damaged(path, source))
+}
+
+/// Renames a damaged checkpoint to `step-N.damaged`, where nothing takes it for a checkpoint and a person can look at it.
+pub fn set_aside(checkpoint: &Path) -> Result<PathBuf, Error> {
+    let name = checkpoint.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut names = std::iter::once(format!("{name}.damaged"))
+        .chain((2..).map(|number: u64| format!("{name}.damaged-{number}")))
+        .map(|name| checkpoint.with_file_name(name));
+    let aside = names.find(|path| !path.exists()).expect("the numbers do not end");
+    fs::rename(checkpoint, &aside).map_err(|source| io(checkpoint, source))?;
+    sync_folder(parent(checkpoint))?;
+    Ok(aside)
+}
+
+/// Removes what a killed process was writing into `folder` under a temporary name. `is_ours` knows the final names.
+///
+/// Call it only while no other process can be writing there.
+pub fn remove_left_overs(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), Error> {
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
+    for entry in entries {
+        let entry = entry.map_err(|source| io(folder, source))?;
+        let name = entry.file_name();
+        let of = name.to_str().and_then(temporary_of);
+        if of.is_some_and(|(name, _)| is_ours(name)) {
+            remove(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// The N of a checkpoint's name `step-N`.
+pub fn step_of(name: &str) -> Option<u64> {
+    let step = name.strip_prefix("step-")?.parse().ok()?;
+    // Not `step-007`, nor `step-+7`.
+    (name == format!("step-{step}")).then_some(step)
+}
+
 /// The checkpoints `step-N` under `folder`, by rising N.
 pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     for entry in entries {
         let path = entry.map_err(|source| io(folder, source))?.path();
-        let step = path.file_name().and_then(|name| name.to_str()?.strip_prefix("step-")?.parse().ok());
-        if let Some(step) = step {
+        let step = path.file_name().and_then(|name| step_of(name.to_str()?));
+        if let Some(step) = step.filter(|_| path.is_dir()) {
             found.push((step, path));
         }
     }
@@ -128,11 +295,11 @@ pub fn prune(folder: &Path, keep: usize) -> Result<(), Error> {
     checkpoints[..surplus].iter().try_for_each(|(_, path)| remove(path))
 }
 
-fn remove(folder: &Path) -> Result<(), Error> {
-    match fs::remove_dir_all(folder) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(io(folder, source)),
-        _ => Ok(()),
-    }
+/// Removes a file, a link or a whole folder.
+fn remove(path: &Path) -> Result<(), Error> {
+    let found = fs::symlink_metadata(path).map_err(|source| io(path, source))?;
+    let removed = if found.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    removed.map_err(|source| io(path, source))
 }
 
 /// Asks the system to put every file below `folder` on the disk.
@@ -145,7 +312,16 @@ fn sync(folder: &Path) -> Result<(), Error> {
             File::open(&path).and_then(|file| file.sync_all()).map_err(|source| io(&path, source))?;
         }
     }
+    sync_folder(folder)
+}
+
+/// Asks the system to put the names in `folder` on the disk.
+pub fn sync_folder(folder: &Path) -> Result<(), Error> {
     File::open(folder).and_then(|file| file.sync_all()).map_err(|source| io(folder, source))
+}
+
+fn damaged(path: &Path, problem: impl ToString) -> Error {
+    Error::Damaged { path: path.to_owned(), problem: problem.to_string() }
 }
 
 fn io(path: &Path, source: std::io::Error) -> Error {
@@ -186,9 +362,118 @@ mod tests {
             }
         };
         write_folder(&target, good("one")).unwrap();
-        write_folder(&target, good("two")).unwrap();
-        assert_eq!(fs::read_to_string(target.join("a")).unwrap(), "two");
+        let error = write_folder(&target, good("two")).unwrap_err().to_string();
+        assert!(error.contains("step-1: there is something at this place already"), "{error}");
+        assert_eq!(fs::read_to_string(target.join("a")).unwrap(), "one");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        fs::create_dir(folder.path().join("empty")).unwrap();
+        write_folder(&folder.path().join("empty"), good("three")).unwrap();
+    }
+
+    #[test]
+    fn folders_above_a_new_one_are_made_and_a_temporary_name_of_others_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let mine = folder.path().join("mine");
+        fs::create_dir(&mine).unwrap();
+        fs::write(mine.join("precious"), "x").unwrap();
+        // A link at the name that earlier versions used: they emptied the folder behind it.
+        std::os::unix::fs::symlink(&mine, folder.path().join(".step-1.tmp")).unwrap();
+        fs::create_dir(folder.path().join(".step-2.tmp")).unwrap();
+        fs::write(folder.path().join(".step-2.tmp/precious"), "x").unwrap();
+        let fill = |path: &Path| {
+            fs::write(path.join("a"), "x").unwrap();
+            Ok::<_, Error>(())
+        };
+        for step in ["step-1", "step-2", "new/newer/step-3"] {
+            write_folder(&folder.path().join(step), fill).unwrap();
+            assert!(folder.path().join(step).join("a").exists());
+        }
+        assert!(mine.join("precious").exists() && folder.path().join(".step-2.tmp/precious").exists());
+    }
+
+    #[test]
+    fn temporary_names_are_told_from_others() {
+        let of = |name| temporary_of(name);
+        let own = format!("{}Ab3.tmp", temporary_prefix(Path::new("out/run.toml")));
+        assert_eq!(of(&own), Some(("run.toml", Some(std::process::id()))));
+        assert_eq!(of(".step-6.tmp"), Some(("step-6", None)));
+        assert_eq!(of(".step-6.old.tmp"), Some(("step-6", None)));
+        assert_eq!([of("step-6.tmp"), of(".step-6"), of(".notes.7.tmp"), of(".a.1-/.tmp")], [None; 4]);
+    }
+
+    #[test]
+    fn left_overs_go_and_nothing_else_does() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [".step-6.tmp", ".step-6.77-abc.tmp", ".step-5.old.tmp", ".notes.tmp", "step-6", ".step-x.tmp"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        remove_left_overs(folder.path(), |name| step_of(name).is_some()).unwrap();
+        let mut left: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, [".notes.tmp", ".step-x.tmp", "step-6"]);
+    }
+
+    /// A checkpoint as a stage writes it.
+    fn checkpoint(folder: &Path) -> PathBuf {
+        let path = folder.join("step-4");
+        let mut engine =
+            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(Groups::single())).unwrap();
+        engine.set_step(4);
+        let fill = |folder: &Path| {
+            save_state(folder, &engine, &"extra")?;
+            let whole = folder.join(STATE_FOLDER).join("optimizer.safetensors");
+            fs::copy(whole, folder.join("model.safetensors")).unwrap();
+            fs::write(folder.join("config.json"), "{}").unwrap();
+            fs::write(folder.join("tokenizer.json"), "{}").unwrap();
+            write_manifest(folder)
+        };
+        write_folder(&path, fill).unwrap();
+        path
+    }
+
+    #[test]
+    fn every_kind_of_damage_is_named() {
+        let files = [
+            "config.json",
+            "tokenizer.json",
+            "model.safetensors",
+            "trainer_state/state.json",
+            "trainer_state/optimizer.safetensors",
+        ];
+        for has_manifest in [true, false] {
+            for name in files {
+                for damage in ["missing", "short", "garbage"] {
+                    let folder = tempfile::tempdir().unwrap();
+                    let path = checkpoint(folder.path());
+                    if !has_manifest {
+                        fs::remove_file(path.join("trainer_state/files.json")).unwrap();
+                    }
+                    verify(&path).unwrap();
+                    let file = path.join(name);
+                    let bytes = fs::read(&file).unwrap();
+                    match damage {
+                        "missing" => fs::remove_file(&file).unwrap(),
+                        "short" => fs::write(&file, &bytes[..bytes.len() - 1]).unwrap(),
+                        // The same size; without it, only what parses is looked at.
+                        _ => fs::write(&file, vec![b'#'; bytes.len()]).unwrap(),
+                    }
+                    let error = verify(&path).unwrap_err().to_string();
+                    assert!(error.contains(name), "{name} {damage}, manifest {has_manifest}: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_is_set_aside_under_a_new_name() {
+        let folder = tempfile::tempdir().unwrap();
+        for wanted in ["step-4.damaged", "step-4.damaged-2"] {
+            fs::create_dir(folder.path().join("step-4")).unwrap();
+            let aside = set_aside(&folder.path().join("step-4")).unwrap();
+            assert_eq!(aside, folder.path().join(wanted));
+        }
+        assert!(list(folder.path()).unwrap().is_empty());
     }
 
     #[test]

@@ -34,8 +34,7 @@ pub enum Error {
     },
     /// The loss or the gradient is not a number any more.
     #[error(
-        "the {what} of optimiser step {step} is {value}: lower [train] lr, raise warmup_steps, or look at the rows of this step; \
-         the last checkpoint is whole"
+        "the {what} of optimiser step {step} is {value}: lower [train] lr, raise warmup_steps, or look at the rows of this step"
     )]
     Diverged {
         /// `loss` or `gradient norm`.
@@ -89,6 +88,20 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// Something lies where a folder is to be made.
+    #[error("{}: there is something at this place already, and nothing is overwritten: choose another place, or move it away", path.display())]
+    Taken {
+        /// The place.
+        path: PathBuf,
+    },
+    /// A file of a checkpoint is not what was written.
+    #[error("{}: {problem}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A saved state that does not belong to this run.
     #[error("{}: {problem}; resume with the model and the [train] section that wrote it", path.display())]
     State {
@@ -102,8 +115,8 @@ pub enum Error {
 /// Says what to do when a disk is full.
 fn space_hint(error: &std::io::Error) -> &'static str {
     match error.kind() {
-        std::io::ErrorKind::StorageFull => {
-            ": free some space, or lower [checkpoint] keep; what was there before is untouched"
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+            ": free some space, or lower [checkpoint] keep; earlier checkpoints are untouched"
         }
         _ => "",
     }

@@ -86,7 +86,7 @@ pub fn train(
             scores.gathered(run.groups.learners())?.metrics("", &mut metrics);
             run.record_step(report.step, &metrics, std::mem::take(&mut untold))?;
         }
-        if run.evaluates(report.step, total_steps) && !data.eval.is_empty() {
+        if !data.eval.is_empty() && run.evaluates(report.step, total_steps)? {
             let mut metrics = Metrics::default();
             let scores = evaluate(model, data.eval, train.micro_batch_size, &run.groups)?;
             scores.metrics("eval/", &mut metrics);

@@ -1,7 +1,8 @@
 //! What every stage does around its steps: listen for an interrupt, log, look at held-out rows, save, and resume.
 //!
 //! A run lives in `out/`: `checkpoints/step-N/` and `final/` are model folders that HF `transformers` loads, a checkpoint with
-//! `trainer_state/` beside the weights. Files of metrics belong to the recorder. Knows no algorithm.
+//! `trainer_state/` beside the weights. The recorder writes the files of metrics; whoever starts the run has made `out/` and chosen
+//! the checkpoint that a resumed run goes on from. Knows no algorithm.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,15 +55,6 @@ pub struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// The newest checkpoint of the run folder `out`, for a resumed run to load its model from.
-    pub fn newest_checkpoint(out: &Path) -> Result<PathBuf, Error> {
-        let newest = checkpoint::list(&out.join("checkpoints"))?.pop();
-        newest.map(|(_, path)| path).ok_or_else(|| Error::Resume {
-            path: out.join("checkpoints"),
-            problem: "there is no checkpoint to resume from; start without --resume".to_owned(),
-        })
-    }
-
     /// Announces the stage and, when it is resumed, restores the engine; returns the stage's own state.
     pub(crate) fn start<S: DeserializeOwned>(
         &mut self,
@@ -83,9 +75,10 @@ impl Run<'_> {
         due(step, self.cadence.log) || step == total_steps
     }
 
-    /// Whether the held-out rows are looked at after `step`.
-    pub(crate) fn evaluates(&self, step: u64, total_steps: u64) -> bool {
-        due(step, self.cadence.eval) || (step == total_steps && self.cadence.eval > 0)
+    /// Whether the held-out rows are looked at after `step`. Whoever asked the run to end does not wait for that.
+    pub(crate) fn evaluates(&self, step: u64, total_steps: u64) -> Result<bool, Error> {
+        let is_due = due(step, self.cadence.eval) || (step == total_steps && self.cadence.eval > 0);
+        Ok(is_due && !self.is_interrupted()?)
     }
 
     pub(crate) fn record_step(&mut self, step: u64, metrics: &Metrics, tokens: u64) -> Result<(), Error> {
@@ -123,7 +116,7 @@ impl Run<'_> {
             save(folder)?;
             Ok(checkpoint::save_state(folder, engine, state)?)
         })?;
-        let next = "--resume continues from it";
+        let next = "--resume goes on from it";
         if interrupted { Err(Error::Interrupted { path, next }) } else { Ok(()) }
     }
 
@@ -156,11 +149,14 @@ impl Run<'_> {
         if !self.groups.is_first() {
             return if self.groups.is_saved() { save(path) } else { Ok(()) };
         }
-        let parent = path.parent().unwrap_or(self.out);
-        std::fs::create_dir_all(parent).map_err(|source| Error::Io { path: parent.to_owned(), source })?;
         checkpoint::write_folder(path, |folder| {
             save(folder)?;
-            (self.companions)(folder)
+            (self.companions)(folder)?;
+            // Last, for it names every other file.
+            if folder.join(checkpoint::STATE_FOLDER).exists() {
+                checkpoint::write_manifest(folder)?;
+            }
+            Ok(())
         })
     }
 

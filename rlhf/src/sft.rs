@@ -98,7 +98,7 @@ pub fn train(
             metrics.push("epoch", sampler.epoch() as f64);
             run.record_step(report.step, &metrics, std::mem::take(&mut untold))?;
         }
-        if run.evaluates(report.step, total_steps) && !data.eval.is_empty() {
+        if !data.eval.is_empty() && run.evaluates(report.step, total_steps)? {
             run.record_evaluation(
                 report.step,
                 &evaluate(model, data.eval, config.micro_batch_size, &run.groups)?,

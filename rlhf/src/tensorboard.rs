@@ -26,7 +26,7 @@ pub struct EventWriter {
 impl EventWriter {
     /// Starts a file in `folder`, which is made if needed. `resumed_at` is the last step that stands, of a resumed run.
     pub fn create(folder: &Path, resumed_at: Option<u64>) -> Result<Self, Error> {
-        fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
+        gemini::checkpoint::create_folder(folder)?;
         let time = now();
         // TensorBoard reads the files of a folder in the order of their names.
         let path = folder.join(format!("events.out.tfevents.{:017.6}.{}", time, std::process::id()));

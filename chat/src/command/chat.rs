@@ -7,7 +7,6 @@ use std::io::{self, BufRead, IsTerminal, Read, Stderr, Stdout};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use datasets::Message;
 use models::causal_lm::CausalLm;
 use models::generate::{self, Completion, FinishReason, Options};
@@ -18,7 +17,7 @@ use crate::args::ChatArgs;
 use crate::command::generate as replies;
 use crate::config::ConfigError;
 use crate::exit::Failure;
-use crate::interrupt::Interrupt;
+use crate::interrupt;
 use crate::session::Session;
 
 const HELP: [&str; 4] = [
@@ -30,8 +29,6 @@ const HELP: [&str; 4] = [
 
 /// Talks until the person has enough.
 pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {
-    let interrupt = Interrupt::listen()?;
-    interrupt.wait();
     let session = Session::causal_lm(&arguments.model)?;
     let options = replies::options(&arguments.sampling, session.stop_ids());
     options.sampling.check()?;
@@ -40,7 +37,6 @@ pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {
         options,
         system: arguments.system.clone(),
         history: Vec::new(),
-        interrupt,
         screen: screen(),
     };
     chat.forget();
@@ -52,7 +48,6 @@ struct Chat {
     options: Options,
     system: Option<String>,
     history: Vec<Message>,
-    interrupt: Interrupt,
     screen: Screen,
 }
 
@@ -73,7 +68,7 @@ impl Chat {
     /// One turn out of a pipe.
     fn once(&mut self) -> anyhow::Result<()> {
         let mut text = String::new();
-        io::stdin().read_to_string(&mut text).context("stdin is not text")?;
+        io::stdin().read_to_string(&mut text).map_err(|source| Failure::Stdin(source))?;
         if text.trim().is_empty() {
             let problem =
                 "there is no message on it: pipe one in, as in `echo 'Hi!' | colossal-chat chat --model DIR`";
@@ -89,7 +84,6 @@ impl Chat {
     fn by_lines(&mut self) -> anyhow::Result<()> {
         self.screen.notice("/help lists the commands")?;
         loop {
-            self.interrupt.wait();
             self.screen.prompt()?;
             let mut line = String::new();
             if io::stdin().lock().read_line(&mut line)? == 0 {
@@ -127,7 +121,7 @@ impl Chat {
     fn answer(&mut self, text: &str) -> anyhow::Result<FinishReason> {
         self.history.push(Message::user(text));
         let prompt = self.session.tokenizer.encode_prompt(&self.history)?;
-        self.interrupt.begin();
+        let work = interrupt::begin();
         let started = Instant::now();
         let mut first_token = None;
         let mut reply = Reply { screen: &mut self.screen, text: String::new(), problem: None };
@@ -137,11 +131,12 @@ impl Chat {
             if !self.options.stop_ids.contains(&id) {
                 reply.take(decoder.push(id));
             }
-            let enough = self.interrupt.is_set() || reply.problem.is_some();
+            let enough = interrupt::is_asked() || reply.problem.is_some();
             if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let prompts = std::slice::from_ref(&prompt);
         let made = generate::generate(&self.session.model, prompts, &self.options, &mut listener)?;
+        drop(work);
         reply.take(decoder.finish());
         let text = reply.finish()?;
         self.history.push(Message::assistant(text));

@@ -2,10 +2,8 @@
 
 mod check;
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::Context;
 use datasets::synth::{Pair, Question, SynthOptions, World};
 use datasets::{
     ConvertOptions, Demonstration, Mapping, Message, Preference, Prompt, Tokenizer, TrainOptions, table,
@@ -14,6 +12,7 @@ use gemini::checkpoint;
 
 use crate::args::{ConvertArgs, DataCommand, SynthArgs, TokenizerArgs};
 use crate::command::tell;
+use crate::output::{claim_file, claim_folder};
 
 /// Runs one of the subcommands.
 pub(crate) fn run(command: &DataCommand) -> anyhow::Result<()> {
@@ -26,8 +25,8 @@ pub(crate) fn run(command: &DataCommand) -> anyhow::Result<()> {
 }
 
 fn synth(arguments: &SynthArgs) -> anyhow::Result<()> {
+    claim_folder(&arguments.out)?;
     let world = World::generate(&arguments.options())?;
-    make_parent(&arguments.out)?;
     write_world(&world, &arguments.out)
 }
 
@@ -62,13 +61,6 @@ fn write_splits(world: &World, out: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn make_parent(folder: &Path) -> anyhow::Result<()> {
-    match folder.parent() {
-        Some(parent) => fs::create_dir_all(parent).with_context(|| parent.display().to_string()),
-        None => Ok(()),
-    }
-}
-
 fn preference(pair: &Pair) -> Preference {
     Preference::Messages {
         prompt: pair.prompt.clone(),
@@ -84,6 +76,7 @@ fn prompt(question: &Question) -> Prompt {
 
 fn convert(arguments: &ConvertArgs) -> anyhow::Result<()> {
     let from = arguments.layout.as_deref().map(str::parse).transpose()?;
+    claim_file(&arguments.output, arguments.force, &[&arguments.input])?;
     let options = ConvertOptions { from, mapping: Mapping::parse(&arguments.maps)? };
     let report = datasets::convert(&arguments.input, &arguments.output, &options)?;
     let (input, output) = (arguments.input.display(), arguments.output.display());
@@ -96,6 +89,7 @@ fn convert(arguments: &ConvertArgs) -> anyhow::Result<()> {
 }
 
 fn tokenizer(arguments: &TokenizerArgs) -> anyhow::Result<()> {
+    claim_folder(&arguments.out)?;
     let files: Vec<String> = arguments.files.iter().map(|file| file.display().to_string()).collect();
     let mut texts = Vec::new();
     for path in table::expand(&files)? {
@@ -103,7 +97,6 @@ fn tokenizer(arguments: &TokenizerArgs) -> anyhow::Result<()> {
     }
     let options = TrainOptions { vocab_size: arguments.vocab_size, ..TrainOptions::default() };
     let tokenizer = Tokenizer::train(texts.into_iter(), &options)?;
-    make_parent(&arguments.out)?;
     checkpoint::write_folder(&arguments.out, |folder| tokenizer.save(folder).map_err(rlhf::Error::from))?;
     tell(&format!("{} tokens  {}", tokenizer.vocab_size(), arguments.out.display()));
     Ok(())

@@ -1,6 +1,7 @@
 //! `generate`: replies to prompts, as rows of `ids`, `text` and `finish_reason`.
 
 use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 
 use datasets::{At, Message, Tokenizer};
 use models::generate::{self, Completion, FinishReason, Options};
@@ -10,6 +11,7 @@ use serde::Serialize;
 use crate::args::{GenerateArgs, SamplingArgs};
 use crate::config::ConfigError;
 use crate::input::{self, Given, Input};
+use crate::output;
 use crate::session::Session;
 
 /// One reply.
@@ -22,6 +24,10 @@ struct Reply {
 
 /// Writes a reply to each prompt.
 pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
+    if let Some(output) = &arguments.output {
+        let inputs: Vec<&Path> = arguments.source.input.iter().map(PathBuf::as_path).collect();
+        output::claim_file(output, arguments.force, &inputs)?;
+    }
     let inputs = inputs(arguments)?;
     let session = Session::causal_lm(&arguments.model)?;
     let options = Options {

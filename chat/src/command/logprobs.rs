@@ -9,6 +9,7 @@ use tch::{Tensor, no_grad};
 
 use crate::args::BatchArgs;
 use crate::input::{self, Given};
+use crate::output;
 use crate::session::Session;
 
 /// One row of output.
@@ -21,6 +22,9 @@ struct Scored {
 
 /// Writes the log-probabilities of each row.
 pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
+    if let Some(output) = &arguments.output {
+        output::claim_file(output, arguments.force, &[&arguments.input])?;
+    }
     let inputs = input::read(&arguments.input, "text, ids")?;
     let session = Session::causal_lm(&arguments.model)?;
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());

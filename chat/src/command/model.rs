@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use anyhow::Context;
 use datasets::Tokenizer;
 use gemini::checkpoint;
 use models::causal_lm::CausalLm;
@@ -15,7 +14,7 @@ use tch::Kind;
 
 use crate::args::{ModelCommand, ModelInfoArgs, ModelInitArgs};
 use crate::command::{print, tell};
-use crate::config::ConfigError;
+use crate::output;
 use crate::session;
 
 /// What a folder holds.
@@ -121,8 +120,9 @@ fn listing<T: Serialize>(rows: &T) -> anyhow::Result<String> {
 /// The number of values of each stored type, read off the headers of the safetensors files.
 fn count_values(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
-    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-        let path = entry?.path();
+    let failed = |source| models::Error::Io { path: folder.to_owned(), source };
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
         if path.extension().is_none_or(|extension| extension != "safetensors") {
             continue;
         }
@@ -136,14 +136,7 @@ fn count_values(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
 }
 
 fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
-    if arguments.out.exists() {
-        let problem = "it exists already: choose another folder, or remove it".to_owned();
-        return Err(ConfigError::Argument {
-            argument: format!("--out {}", arguments.out.display()),
-            problem,
-        }
-        .into());
-    }
+    output::claim_folder(&arguments.out)?;
     let text = fs::read_to_string(&arguments.config)
         .map_err(|source| models::Error::Io { path: arguments.config.clone(), source })?;
     let config = Config::from_json(&text, &arguments.config.display().to_string())?;
@@ -155,9 +148,6 @@ fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
         session::check_vocabulary(tokenizer, &config)?;
     }
     let model = CausalLm::random(config, arguments.seed, &session::frozen(Kind::Float))?;
-    if let Some(parent) = arguments.out.parent() {
-        fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
-    }
     checkpoint::write_folder(&arguments.out, |folder| {
         model.save(folder)?;
         if let Some(tokenizer) = &tokenizer {

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Context;
 use datasets::synth::{SynthOptions, World};
 use datasets::{Tokenizer, TrainOptions};
 use gemini::checkpoint;
@@ -24,9 +23,11 @@ use crate::command::tell;
 use crate::config::section::{Files, Part};
 use crate::config::{self, ConfigError, PipelineConfig, RunConfig, Stage};
 use crate::display::Display;
-use crate::interrupt::Interrupt;
+use crate::exit::Failure;
+use crate::folder::{self, Request, RunFolder, same_settings};
+use crate::interrupt;
 use crate::launch::{self, Job, Start};
-use crate::record::{same_settings, write_whole};
+use crate::output::write_whole;
 use crate::report;
 use crate::stage::{self, Around, Goal, Network, Preflight};
 
@@ -35,11 +36,18 @@ pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Resu
     let config = config::load_pipeline(&arguments.config, &arguments.sets)?;
     if arguments.dry_run {
         let mesh = launch::mesh(&config.parallel, 0, arguments.nproc)?;
+        check_folder(&config, Some(&arguments.config), arguments.resume)?;
         preflight(&config, arguments.resume, &mesh)?;
         return crate::command::print(&config.to_toml()?).map_err(Into::into);
     }
     let command = format!("colossal-chat pipeline --config {}", arguments.config.display());
-    let how = How { command: &command, resume: arguments.resume, processes: arguments.nproc, threads };
+    let how = How {
+        command: &command,
+        run_file: Some(&arguments.config),
+        resume: arguments.resume,
+        processes: arguments.nproc,
+        threads,
+    };
     run_config(config, &how)
 }
 
@@ -47,6 +55,8 @@ pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Resu
 pub(crate) struct How<'a> {
     /// What the report says was typed.
     pub(crate) command: &'a str,
+    /// The file that says what to do, if it is one.
+    pub(crate) run_file: Option<&'a Path>,
     /// Leave out what is done.
     pub(crate) resume: bool,
     /// Processes on this machine.
@@ -58,26 +68,34 @@ pub(crate) struct How<'a> {
 /// Runs a pipeline.
 pub(crate) fn run_config(config: PipelineConfig, how: &How<'_>) -> anyhow::Result<()> {
     if launch::starts_others(how.processes)? {
+        check_folder(&config, how.run_file, how.resume)?;
+        preflight(&config, how.resume, &launch::mesh(&config.parallel, 0, how.processes)?)?;
+        folder::claim(&config.out, &names(&config), how.resume)?;
         let job = Job::on_this_host(how.processes, &config.out);
         return launch::run(&job, &launch::own_arguments());
     }
+    interrupt::listen()?;
     let resume = how.resume;
     let start = Start { command: "pipeline", resume, settings: &config.to_toml()? };
     let groups = launch::join(how.threads.or(config.threads), &config.parallel, &start)?;
     if groups.is_first() {
+        check_folder(&config, how.run_file, resume)?;
         preflight(&config, resume, groups.mesh())?;
-        open(&config, resume)?;
+        open(&config, how.run_file, resume)?;
     }
     groups.world().barrier()?;
-    let interrupt = Interrupt::listen()?;
-    interrupt.begin();
     let seconds = read_seconds(&config.out, resume)?;
-    let mut pipeline = Pipeline { config, resume, interrupt, groups, seconds };
+    let mut pipeline = Pipeline { config, resume, groups, seconds };
     let parts = pipeline.config.pipeline.stages.clone();
     for (index, &part) in parts.iter().enumerate() {
         let display = Display::part(index + 1, parts.len());
         let started = Instant::now();
-        if pipeline.run_part(part, display, how.command)? && pipeline.groups.is_first() {
+        let is_new = pipeline.run_part(part, display, how.command)?;
+        // Asked for while a stage was saving its last model: it has ended well, and no other begins.
+        if interrupt::is_asked() {
+            return Err(Failure::Interrupted.into());
+        }
+        if is_new && pipeline.groups.is_first() {
             pipeline.seconds.insert(part, started.elapsed().as_secs_f64());
             let seconds = serde_json::to_string_pretty(&pipeline.seconds)?;
             write_whole(&pipeline.config.out.join("seconds.json"), seconds.as_bytes())?;
@@ -112,17 +130,51 @@ fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Resu
     Ok(())
 }
 
-/// Makes the folder, or takes it up again.
-fn open(config: &PipelineConfig, resume: bool) -> anyhow::Result<()> {
-    if !resume && config.out.join("run.toml").exists() {
+/// The names that the parts of a pipeline have in its folder.
+fn names(config: &PipelineConfig) -> Vec<&'static str> {
+    let mut names = vec![folder::CONFIGURATION, "seconds.json", "logs"];
+    for part in &config.pipeline.stages {
+        match part {
+            Part::Data => names.push("data"),
+            Part::Tokenizer => names.push("tokenizer"),
+            Part::Base => names.push(Stage::Base.name()),
+            Part::Sft => names.push(Stage::Sft.name()),
+            Part::Rm => names.push(Stage::Rm.name()),
+            Part::Ppo => names.push(Stage::Ppo.name()),
+            Part::Report => names.extend(["report.json", "report.md", "report.html"]),
+        }
+    }
+    names
+}
+
+/// Refuses a folder that the pipeline may not have. Makes nothing.
+fn check_folder(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) -> anyhow::Result<()> {
+    folder::check_place(&config.out)?;
+    folder::refuse_foreign(&config.out, &names(config))?;
+    let saved = config.out.join(folder::CONFIGURATION);
+    if !resume && folder::is_configuration_of(run_file, &config.out) {
+        return Err(ConfigError::OwnFile(saved).into());
+    }
+    if !resume && saved.exists() {
         return Err(ConfigError::OutTaken(config.out.clone()).into());
     }
-    let (saved, text) = (config.out.join("run.toml"), config.to_toml()?);
+    Ok(())
+}
+
+/// Makes the folder, or takes it up again, and holds it and those of its stages until this process ends.
+fn open(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) -> anyhow::Result<()> {
+    let (saved, text) = (config.out.join(folder::CONFIGURATION), config.to_toml()?);
+    folder::hold(&config.out)?;
+    // Another pipeline may have begun here while this one checked its inputs.
+    check_folder(config, run_file, resume)?;
+    Stage::ALL.iter().try_for_each(|stage| folder::hold_again(&config.out.join(stage.name())))?;
     if resume && saved.exists() {
         // Each stage compares its own sections: one that was removed may be run anew with others.
         same_settings(&saved, &text, &["stage", "pipeline"])?;
     }
-    std::fs::create_dir_all(&config.out).with_context(|| config.out.display().to_string())?;
+    if folder::is_configuration_of(run_file, &config.out) {
+        return Ok(());
+    }
     Ok(write_whole(&saved, text.as_bytes())?)
 }
 
@@ -132,14 +184,17 @@ fn read_seconds(out: &Path, resume: bool) -> anyhow::Result<BTreeMap<Part, f64>>
     if !resume || !path.exists() {
         return Ok(BTreeMap::new());
     }
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    serde_json::from_str(&text).with_context(|| format!("{}: remove it and run again", path.display()))
+    let damaged = |problem: String| {
+        let problem = format!("{problem}: remove this file and run again");
+        Failure::File { path: path.clone(), problem }
+    };
+    let text = std::fs::read_to_string(&path).map_err(|source| damaged(source.to_string()))?;
+    Ok(serde_json::from_str(&text).map_err(|source| damaged(source.to_string()))?)
 }
 
 struct Pipeline {
     config: PipelineConfig,
     resume: bool,
-    interrupt: Interrupt,
     groups: Arc<Groups>,
     seconds: BTreeMap<Part, f64>,
 }
@@ -209,12 +264,21 @@ impl Pipeline {
             return Ok(false);
         }
         config.check(stage)?;
+        let settings = config.to_toml(stage)?;
+        let request = Request {
+            stage,
+            out: &config.out,
+            settings: &settings,
+            run_file: None,
+            resume: self.resume && !checkpoint::list(&config.out.join("checkpoints"))?.is_empty(),
+            writes: true,
+        };
+        let folder = RunFolder::prepare(&request, &self.groups)?;
         let mut around = Around {
             groups: &self.groups,
             mesh: self.groups.mesh(),
             recorder: &mut display,
-            interrupted: self.interrupt.flag(),
-            resume: self.resume && !checkpoint::list(&config.out.join("checkpoints"))?.is_empty(),
+            folder: &folder,
             goal: Goal::Train,
         };
         match stage {

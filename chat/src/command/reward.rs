@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::args::BatchArgs;
 use crate::input::{self, Given};
+use crate::output;
 use crate::session::Session;
 
 /// One row of output.
@@ -15,6 +16,9 @@ struct Score {
 
 /// Writes the score of each row.
 pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
+    if let Some(output) = &arguments.output {
+        output::claim_file(output, arguments.force, &[&arguments.input])?;
+    }
     let inputs = input::read(&arguments.input, "messages, text, ids")?;
     let session = Session::scalar_model(&arguments.model)?;
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());

@@ -8,7 +8,8 @@ use crate::args::TrainArgs;
 use crate::command::tell;
 use crate::config::{self, Stage};
 use crate::display::Display;
-use crate::interrupt::Interrupt;
+use crate::folder::{self, Request, RunFolder};
+use crate::interrupt;
 use crate::launch::{self, Job, Start};
 use crate::stage::{self, Around, Goal};
 
@@ -28,9 +29,12 @@ pub(crate) fn run_for(
     let loaded = config::load(&arguments.config, &arguments.sets, stage)?;
     let starts_others = launch::starts_others(arguments.nproc)?;
     if starts_others && goal == Goal::Train {
+        folder::claim(&loaded.config.out, &folder::RUN_NAMES, arguments.resume)?;
         let job = Job::on_this_host(arguments.nproc, &loaded.config.out);
         return launch::run(&job, &launch::own_arguments());
     }
+    interrupt::listen()?;
+    let settings = loaded.config.to_toml(stage)?;
     let parallel = &loaded.config.parallel;
     let (groups, mesh) = if starts_others {
         (Arc::new(Groups::single()), launch::mesh(parallel, 0, arguments.nproc)?)
@@ -38,7 +42,7 @@ pub(crate) fn run_for(
         let start = Start {
             command: stage.name(),
             resume: arguments.resume,
-            settings: &loaded.config.to_toml(stage)?,
+            settings: &settings,
         };
         let groups = launch::join(threads.or(loaded.config.threads), parallel, &start)?;
         let mesh = groups.mesh().clone();
@@ -47,15 +51,27 @@ pub(crate) fn run_for(
     if groups.is_first() {
         loaded.warnings.iter().for_each(|warning| tell(&format!("warning: {warning}")));
     }
-    let interrupt = Interrupt::listen()?;
-    interrupt.begin();
+    let request = Request {
+        stage,
+        out: &loaded.config.out,
+        settings: &settings,
+        run_file: Some(&arguments.config),
+        resume: arguments.resume,
+        writes: goal == Goal::Train,
+    };
+    let folder = RunFolder::prepare(&request, &groups)?;
+    if folder.is_finished() {
+        if groups.is_first() {
+            tell(&format!("this run is finished: {}", loaded.config.out.join("final").display()));
+        }
+        return Ok(());
+    }
     let mut display = Display::new();
     let mut around = Around {
         groups: &groups,
         mesh: &mesh,
         recorder: &mut display,
-        interrupted: interrupt.flag(),
-        resume: arguments.resume,
+        folder: &folder,
         goal,
     };
     stage::run(stage, &loaded.config, &mut around)?;

@@ -154,20 +154,20 @@ pub(crate) enum ConfigError {
         /// What it says.
         problem: String,
     },
-    /// Ranks that would go on from different checkpoints.
+    /// A checkpoint that a rank does not see as rank 0 does.
     #[error(
-        "{}: rank {rank} finds {own} here, and rank 0 {first}: `out` must be one folder that all machines share",
+        "{}: rank 0 goes on from {first}, which rank {rank} cannot use ({problem}): `out` must be one folder that all machines share",
         path.display()
     )]
     Checkpoints {
         /// The folder.
         path: PathBuf,
-        /// The rank that differs.
+        /// The rank that cannot.
         rank: usize,
-        /// Its newest checkpoint.
-        own: String,
-        /// That of rank 0.
+        /// The checkpoint that rank 0 has chosen.
         first: String,
+        /// What is wrong with it there.
+        problem: String,
     },
     /// PPO cannot be continued yet.
     #[error(
@@ -200,6 +200,48 @@ pub(crate) enum ConfigError {
     /// A run folder that holds another run.
     #[error("{}: there is a run in this folder already: continue it with --resume, or choose another `out`", .0.display())]
     OutTaken(PathBuf),
+    /// Something of somebody else in a run folder.
+    #[error(
+        "{}: no run of this program made this, and a run would overwrite it: choose another `out`, or move it away",
+        .0.display()
+    )]
+    NotOurs(PathBuf),
+    /// A run file at the very place where the run saves its own.
+    #[error(
+        "{}: this is the run file, and the run would overwrite it with the resolved configuration: copy it to another place, or choose another `out`",
+        .0.display()
+    )]
+    OwnFile(PathBuf),
+    /// A run folder that cannot be made.
+    #[error("`out` = {:?}: {problem}: choose another `out`", path.display().to_string())]
+    OutPlace {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        problem: String,
+    },
+    /// A run folder that another process is writing to.
+    #[error(
+        "{}: {holder} is running in this folder: wait until it has ended, or choose another `out`",
+        path.display()
+    )]
+    Locked {
+        /// The folder.
+        path: PathBuf,
+        /// Who holds it.
+        holder: String,
+    },
+    /// Checkpoints of which none is whole.
+    #[error(
+        "{}: every checkpoint is damaged, so there is nothing to resume from ({}): restore one from a copy, or begin a new run in another `out`",
+        path.display(), problems.join("; ")
+    )]
+    NoWholeCheckpoint {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with each, newest first.
+        problems: Vec<String>,
+    },
     /// Nothing to continue.
     #[error("{}: there is no checkpoint to resume from: leave --resume out, or correct `out`", .0.display())]
     NothingToResume(PathBuf),

@@ -5,7 +5,6 @@ use std::path::Path;
 use datasets::Tokenizer;
 use models::causal_lm::CausalLm;
 use models::config::Config;
-use rlhf::run::Run;
 use serde_json::json;
 
 use super::{Around, sft, trainable};
@@ -24,8 +23,8 @@ pub(super) fn run(config: &RunConfig, network: &Network<'_>, around: &mut Around
     let tokenizer = Tokenizer::from_folder(network.tokenizer)?;
     let architecture = network.config(&tokenizer)?;
     let inputs = sft::inputs(config, &architecture, &tokenizer)?;
-    let model = if around.resume {
-        CausalLm::load(&Run::newest_checkpoint(&config.out)?, &trainable(config, around.groups))?
+    let model = if let Some(checkpoint) = around.folder.checkpoint() {
+        CausalLm::load(checkpoint, &trainable(config, around.groups))?
     } else {
         CausalLm::random(architecture, config.seed, &trainable(config, around.groups))?
     };

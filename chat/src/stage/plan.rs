@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::command::{print, tell};
 use crate::config::{RunConfig, Stage};
-use crate::record;
+use crate::output;
 
 /// The size of a run.
 #[derive(Debug, Serialize)]
@@ -107,7 +107,7 @@ impl Plan {
 
     /// Writes `plan.json`.
     pub(crate) fn write(&self, out: &Path) -> anyhow::Result<()> {
-        Ok(record::write_whole(&out.join("plan.json"), serde_json::to_string_pretty(self)?.as_bytes())?)
+        Ok(output::write_whole(&out.join("plan.json"), serde_json::to_string_pretty(self)?.as_bytes())?)
     }
 }
 

@@ -70,9 +70,6 @@ impl<T> Roles<T> {
 }
 
 pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
-    if around.resume {
-        return Err(ConfigError::PpoResume(config.out.clone()).into());
-    }
     let folders = Roles::find(config, |_, name| session::folder(name))?;
     let configs = Roles::find(config, |_, name| Ok(Config::from_folder(&session::folder(name)?)?))?;
     let tokenizer = tokenizer(config, &folders.policy)?;

@@ -18,7 +18,7 @@ pub(super) struct Inputs {
 }
 
 pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
-    let folder = start_folder(config, around.resume)?;
+    let folder = start_folder(config, around)?;
     let tokenizer = tokenizer(config, &folder)?;
     let inputs = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
     let model = CausalLm::load(&folder, &trainable(config, around.groups))?;

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -57,22 +58,20 @@ fn atomically(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>
     let failed = |source| Error::Write { path: path.to_owned(), source };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = folder.join(format!(".{name}.{}.part", std::process::id()));
     fs::create_dir_all(folder).map_err(failed)?;
-    let write = || {
-        let mut file = BufWriter::new(File::create(&temporary).map_err(failed)?);
-        fill(&mut file)?;
-        file.flush().map_err(failed)?;
-        file.get_ref().sync_all().map_err(failed)?;
-        fs::rename(&temporary, path).map_err(failed)?;
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
-    };
-    let written = write();
-    if written.is_err() {
-        // The error at hand says more than one about the clean-up would.
-        let _ = fs::remove_file(&temporary);
-    }
-    written
+    // A new name: nothing that lies there is overwritten, and no link is followed. Removed unless it is renamed.
+    let temporary = tempfile::Builder::new()
+        .prefix(&format!(".{name}.{}-", std::process::id()))
+        .suffix(".tmp")
+        .permissions(fs::Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+        .map_err(failed)?;
+    let mut file = BufWriter::new(temporary.as_file().try_clone().map_err(failed)?);
+    fill(&mut file)?;
+    file.flush().map_err(failed)?;
+    file.get_ref().sync_all().map_err(failed)?;
+    temporary.persist(path).map_err(|error| failed(error.error))?;
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
 }
 
 fn parquet(

@@ -1,0 +1,303 @@
+//! The folder of a run or of a pipeline: who may begin one in it, who holds it, and which checkpoint a resumed run goes on from.
+//!
+//! `out/.colossal-chat.lock` says that this program made the folder. Without it, a file or folder there that has a name of ours belongs
+//! to somebody else, and nothing is begun beside it. The process that writes into the folder (rank 0 of a job) holds a lock on that
+//! file until it ends, however it ends.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use gemini::checkpoint;
+use parallel::Groups;
+
+use crate::command::tell;
+use crate::config::{self, ConfigError, Stage};
+use crate::interrupt;
+use crate::output::{check_above, write_whole};
+
+/// Marks a folder as ours, and is locked while a run writes there.
+const LOCK: &str = ".colossal-chat.lock";
+
+/// The names in the folder of a stage.
+pub(crate) const RUN_NAMES: [&str; 8] = [
+    CONFIGURATION,
+    "plan.json",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "tensorboard",
+    "logs",
+    "checkpoints",
+    "final",
+];
+
+/// The saved configuration.
+pub(crate) const CONFIGURATION: &str = "run.toml";
+
+/// Locks that this process holds until it ends.
+static HELD: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
+
+/// What is wanted of a run folder.
+pub(crate) struct Request<'a> {
+    /// The stage that runs in it.
+    pub(crate) stage: Stage,
+    /// The folder.
+    pub(crate) out: &'a Path,
+    /// The resolved configuration.
+    pub(crate) settings: &'a str,
+    /// The file that the configuration was read from, if it is one.
+    pub(crate) run_file: Option<&'a Path>,
+    /// Whether an earlier run goes on.
+    pub(crate) resume: bool,
+    /// Whether something is going to be written. A dry run leaves everything as it is.
+    pub(crate) writes: bool,
+}
+
+/// The folder of one stage, looked at before anything is loaded.
+pub(crate) struct RunFolder {
+    out: PathBuf,
+    checkpoint: Option<PathBuf>,
+    is_finished: bool,
+    keeps_configuration: bool,
+}
+
+impl RunFolder {
+    /// Refuses a folder that the run may not have, and chooses the checkpoint that a resumed run goes on from: the newest whole one.
+    /// Every process of the job calls it, the first one decides.
+    pub(crate) fn prepare(request: &Request<'_>, groups: &Groups) -> anyhow::Result<Self> {
+        let found = if groups.is_first() { look(request)? } else { Found::default() };
+        let all = groups.world().gather(vec![(found.is_finished, found.checkpoint)])?;
+        let (is_finished, name) = all[0].clone();
+        let checkpoints = request.out.join("checkpoints");
+        let checkpoint = name.as_ref().map(|name| checkpoints.join(name));
+        // Another machine may not see this folder, or not as it is.
+        let problem = checkpoint.as_ref().and_then(|path| checkpoint::verify(path).err());
+        let problems = groups.world().gather(vec![problem.map(|problem| problem.to_string())])?;
+        let mut problems = problems.into_iter().enumerate();
+        if let Some((rank, problem)) = problems.find_map(|(rank, problem)| Some((rank, problem?))) {
+            let first = name.unwrap_or_default();
+            return Err(ConfigError::Checkpoints { path: checkpoints, rank, first, problem }.into());
+        }
+        let keeps_configuration = request.resume && is_configuration_of(request.run_file, request.out);
+        Ok(Self { out: request.out.to_owned(), checkpoint, is_finished, keeps_configuration })
+    }
+
+    /// The checkpoint that a resumed run goes on from.
+    pub(crate) fn checkpoint(&self) -> Option<&Path> {
+        self.checkpoint.as_deref()
+    }
+
+    /// Whether the run that should be resumed has written its `final/`.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.is_finished
+    }
+
+    /// Makes the folder, takes hold of it, and saves the configuration in it. The first process of a job calls it.
+    pub(crate) fn open(&self, settings: &str) -> anyhow::Result<()> {
+        hold(&self.out)?;
+        // Another run may have come and gone while this one was loading.
+        if self.checkpoint.is_none() && holds_run(&self.out)? {
+            return Err(ConfigError::OutTaken(self.out.clone()).into());
+        }
+        if self.keeps_configuration {
+            return Ok(());
+        }
+        Ok(write_whole(&self.out.join(CONFIGURATION), settings.as_bytes())?)
+    }
+}
+
+/// Whether there is a checkpoint or a finished model in `out`.
+fn holds_run(out: &Path) -> anyhow::Result<bool> {
+    Ok(out.join("final").exists() || !checkpoint::list(&out.join("checkpoints"))?.is_empty())
+}
+
+/// What the first process finds.
+#[derive(Default)]
+struct Found {
+    is_finished: bool,
+    /// The name of a checkpoint.
+    checkpoint: Option<String>,
+}
+
+fn look(request: &Request<'_>) -> anyhow::Result<Found> {
+    let Request { stage, out, settings, run_file, resume, writes } = *request;
+    check_place(out)?;
+    if writes {
+        hold_again(out)?;
+    }
+    if !resume {
+        if holds_run(out)? {
+            return Err(ConfigError::OutTaken(out.to_owned()).into());
+        }
+        refuse_foreign(out, &RUN_NAMES)?;
+        if is_configuration_of(run_file, out) {
+            return Err(ConfigError::OwnFile(out.join(CONFIGURATION)).into());
+        }
+        return Ok(Found::default());
+    }
+    if stage == Stage::Ppo {
+        return Err(ConfigError::PpoResume(out.to_owned()).into());
+    }
+    let checkpoints = checkpoint::list(&out.join("checkpoints"))?;
+    let is_finished = out.join("final").exists();
+    if checkpoints.is_empty() && !is_finished {
+        return Err(ConfigError::NothingToResume(out.to_owned()).into());
+    }
+    same_settings(&out.join(CONFIGURATION), settings, &[])?;
+    if is_finished {
+        return Ok(Found { is_finished, checkpoint: None });
+    }
+    if writes {
+        hold(out)?;
+    }
+    let newest = newest_whole(out, checkpoints, writes)?;
+    let checkpoint = newest.file_name().map(|name| name.to_string_lossy().into_owned());
+    Ok(Found { is_finished, checkpoint })
+}
+
+/// The newest checkpoint that is whole. Damaged ones after it are told, and set aside when the run `writes`, so that they neither
+/// count as kept checkpoints nor stand in the way of those to come.
+fn newest_whole(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> anyhow::Result<PathBuf> {
+    let mut damaged = Vec::new();
+    for (_, path) in checkpoints.into_iter().rev() {
+        let Err(problem) = checkpoint::verify(&path) else {
+            for (damaged, problem) in damaged {
+                let aside = if writes { checkpoint::set_aside(damaged)? } else { damaged.clone() };
+                let (going_on, aside) = (path.display(), aside.display());
+                tell(&format!(
+                    "warning: a checkpoint is damaged: {problem}; it is now {aside}, and the run goes on from {going_on}"
+                ));
+            }
+            return Ok(path);
+        };
+        damaged.push((path, problem));
+    }
+    let problems = damaged.iter().map(|(_, problem)| problem.to_string()).collect();
+    Err(ConfigError::NoWholeCheckpoint { path: out.join("checkpoints"), problems }.into())
+}
+
+/// For the launcher of several ranks, which writes `logs/` into the folder before rank 0 looks at it: refuses a folder that is in use or
+/// somebody else's, and marks it.
+pub(crate) fn claim(out: &Path, names: &[&str], resume: bool) -> anyhow::Result<()> {
+    check_place(out)?;
+    if !resume {
+        refuse_foreign(out, names)?;
+    } else if !out.exists() {
+        return Err(ConfigError::NothingToResume(out.to_owned()).into());
+    }
+    // Rank 0 takes the lock anew.
+    lock(out).map(drop)
+}
+
+/// Refuses an `out` that is no folder, or that lies below something that is none.
+pub(crate) fn check_place(out: &Path) -> Result<(), ConfigError> {
+    let problem = match fs::metadata(out) {
+        Ok(found) if !found.is_dir() => Err("it is not a folder".to_owned()),
+        _ => check_above(out),
+    };
+    problem.map_err(|problem| ConfigError::OutPlace { path: out.to_owned(), problem })
+}
+
+/// Refuses a folder in which somebody else has something under one of our `names`. Empty folders, as links to another disk, are no
+/// loss.
+pub(crate) fn refuse_foreign(out: &Path, names: &[&str]) -> Result<(), ConfigError> {
+    if out.join(LOCK).exists() {
+        return Ok(());
+    }
+    match names.iter().map(|name| out.join(name)).find(|path| checkpoint::is_taken(path)) {
+        Some(path) => Err(ConfigError::NotOurs(path)),
+        None => Ok(()),
+    }
+}
+
+/// Whether the run file is the one that the run writes in `out`.
+pub(crate) fn is_configuration_of(run_file: Option<&Path>, out: &Path) -> bool {
+    let canonical = |path: &Path| path.canonicalize().ok();
+    run_file.and_then(canonical).is_some_and(|file| canonical(&out.join(CONFIGURATION)) == Some(file))
+}
+
+/// Refuses a configuration that would give other numbers than the saved one at `path`. Keys and sections of `except` may differ.
+pub(crate) fn same_settings(path: &Path, configuration: &str, except: &[&str]) -> anyhow::Result<()> {
+    let saved =
+        fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    match config::first_change(&saved, configuration, &[&config::HARMLESS, except].concat())? {
+        None => Ok(()),
+        Some((key, [was, now])) => Err(ConfigError::Changed { path: path.to_owned(), key, was, now }.into()),
+    }
+}
+
+/// Makes `out` if need be, and holds it until this process ends. What a killed run left there half-written is removed.
+pub(crate) fn hold(out: &Path) -> anyhow::Result<()> {
+    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    if out.canonicalize().is_ok_and(|out| held.iter().any(|(path, _)| *path == out)) {
+        return Ok(());
+    }
+    let file = lock(out)?;
+    held.push((out.canonicalize().unwrap_or_else(|_| out.to_owned()), file));
+    let checkpoints = out.join("checkpoints");
+    checkpoint::remove_left_overs(&checkpoints, |name| checkpoint::step_of(name).is_some())?;
+    checkpoint::remove_left_overs(out, is_written)?;
+    interrupt::sweep_on_end(&checkpoints);
+    interrupt::sweep_on_end(out);
+    Ok(())
+}
+
+/// Holds `out` if it is a folder of ours.
+pub(crate) fn hold_again(out: &Path) -> anyhow::Result<()> {
+    if out.join(LOCK).exists() { hold(out) } else { Ok(()) }
+}
+
+/// Names that a run or a pipeline writes under a temporary name first.
+fn is_written(name: &str) -> bool {
+    const WRITTEN: [&str; 9] = [
+        CONFIGURATION,
+        "plan.json",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "final",
+        "seconds.json",
+        "report.json",
+        "report.md",
+        "report.html",
+    ];
+    WRITTEN.contains(&name) || ["data", "tokenizer"].contains(&name)
+}
+
+/// The locked lock file of `out`, which is made if need be. A file system without locks keeps nobody out, and that is told.
+fn lock(out: &Path) -> anyhow::Result<File> {
+    let unusable = |source| ConfigError::OutPlace { path: out.to_owned(), problem: format!("{source}") };
+    checkpoint::create_folder(out).map_err(|error| match error {
+        gemini::Error::Io { source, .. } => unusable(source).into(),
+        other => anyhow::Error::from(other),
+    })?;
+    let path = out.join(LOCK);
+    if path.is_symlink() {
+        return Err(ConfigError::NotOurs(path).into());
+    }
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(|source| unusable(source))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            let _ = file.read_to_string(&mut holder);
+            let holder = if holder.is_empty() { "another process" } else { holder.trim() }.to_owned();
+            return Err(ConfigError::Locked { path: out.to_owned(), holder }.into());
+        }
+        Err(TryLockError::Error(reason)) => tell(&format!(
+            "warning: {}: this file system has no locks ({reason}): nothing keeps a second run out of this folder",
+            out.display()
+        )),
+    }
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let holder = format!("process {} on {}\n", std::process::id(), host.trim());
+    // Only for people to read: the lock itself is held already.
+    let _ = file.set_len(0).and_then(|()| file.write_all(holder.as_bytes()));
+    Ok(file)
+}

@@ -1,0 +1,135 @@
+//! Places where a command writes because the user said so: `--output FILE` and `--out DIR`.
+//!
+//! Nothing that is there already is overwritten: a file only with `--force`, a folder never, and the input of the same command
+//! never. All of it is found out before the work begins. What is no file (`/dev/stdout`, a pipe) is written to.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use gemini::checkpoint;
+use rlhf::Error;
+
+use crate::config::ConfigError;
+use crate::interrupt;
+
+/// Refuses `--output path` where something would be lost. `inputs` are the files that the command reads.
+pub(crate) fn claim_file(path: &Path, force: bool, inputs: &[&Path]) -> Result<(), ConfigError> {
+    let refuse = |problem: &str| {
+        Err(ConfigError::Argument {
+            argument: format!("--output {}", path.display()),
+            problem: problem.to_owned(),
+        })
+    };
+    let place = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    let is_input = place(path).is_some_and(|own| inputs.iter().any(|input| place(input) == Some(own)));
+    match fs::symlink_metadata(path).map(|found| fs::metadata(path).unwrap_or(found)) {
+        Ok(found) if found.is_dir() => return refuse("this is a folder: name a file in it"),
+        Ok(found) if found.is_file() && is_input => {
+            return refuse("this is the input itself: choose another name");
+        }
+        Ok(found) if (found.is_file() || found.is_symlink()) && !force => {
+            return refuse("this file exists already: choose another name, or replace it with --force");
+        }
+        _ => {}
+    }
+    check_above(path).or_else(|problem| refuse(&problem))?;
+    interrupt::sweep_on_end(checkpoint::parent(path));
+    Ok(())
+}
+
+/// Refuses `--out path` where something lies already.
+pub(crate) fn claim_folder(path: &Path) -> Result<(), ConfigError> {
+    let refuse = |problem: &str| {
+        Err(ConfigError::Argument { argument: format!("--out {}", path.display()), problem: problem.to_owned() })
+    };
+    if checkpoint::is_taken(path) {
+        return refuse("it exists already: choose another folder, or remove it");
+    }
+    check_above(path).or_else(|problem| refuse(&problem))?;
+    interrupt::sweep_on_end(checkpoint::parent(path));
+    Ok(())
+}
+
+/// Refuses a path below something that is no folder.
+pub(crate) fn check_above(path: &Path) -> Result<(), String> {
+    let existing = path.ancestors().skip(1).find(|above| fs::symlink_metadata(above).is_ok());
+    match existing {
+        Some(above) if !above.is_dir() => Err(format!("{} is not a folder", above.display())),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a file under a temporary name, syncs it, and renames it. What is no file (`/dev/stdout`, a pipe) is written to.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let failed = |source| Error::Io { path: path.to_owned(), source };
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return fs::write(path, bytes).map_err(failed);
+    }
+    let parent = checkpoint::parent(path);
+    checkpoint::create_folder(parent)?;
+    let write = || {
+        // The file is removed unless it is renamed; its name is new, and a link that lies there is not followed.
+        let mut file = tempfile::Builder::new()
+            .prefix(&checkpoint::temporary_prefix(path))
+            .suffix(".tmp")
+            .permissions(fs::Permissions::from_mode(0o666))
+            .tempfile_in(parent)?;
+        file.write_all(bytes)?;
+        file.as_file().sync_all()?;
+        file.persist(path).map(drop).map_err(|error| error.error)
+    };
+    write().map_err(failed)?;
+    Ok(checkpoint::sync_folder(parent)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_with_force_alone_and_the_input_never() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("rows"), "mine").unwrap();
+        fs::write(path("other"), "mine").unwrap();
+        fs::hard_link(path("rows"), path("twin")).unwrap();
+        std::os::unix::fs::symlink(path("nowhere"), path("link")).unwrap();
+        let claim = |name: &str, force| {
+            claim_file(&path(name), force, &[&path("rows")]).map_err(|error| error.to_string())
+        };
+        assert!(claim("new/deep", false).is_ok() && claim("other", true).is_ok());
+        assert!(claim_file(Path::new("/dev/null"), false, &[]).is_ok());
+        for (name, force, words) in [
+            ("other", false, "exists already"),
+            ("link", false, "exists already"),
+            ("rows", true, "the input itself"),
+            ("twin", true, "the input itself"),
+            ("", true, "a folder"),
+            ("rows/x", true, "rows is not a folder"),
+        ] {
+            let error = claim(name, force).unwrap_err();
+            assert!(error.contains(words), "{name}: {error}");
+        }
+        assert!(claim_folder(&path("other")).is_err() && claim_folder(folder.path()).is_err());
+        fs::create_dir(path("empty")).unwrap();
+        assert!(claim_folder(&path("empty")).is_ok() && claim_folder(&path("a/b")).is_ok());
+    }
+
+    #[test]
+    fn a_link_at_a_temporary_name_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("mine"), "mine").unwrap();
+        std::os::unix::fs::symlink(path("mine"), path("rows.tmp")).unwrap();
+        write_whole(&path("rows"), b"new").unwrap();
+        assert_eq!(fs::read_to_string(path("mine")).unwrap(), "mine");
+        assert_eq!(fs::read_to_string(path("rows")).unwrap(), "new");
+        assert!(path("rows.tmp").is_symlink());
+        // Anybody may read it that the umask lets read.
+        fs::write(path("plain"), "").unwrap();
+        let mode = |name: &str| fs::metadata(path(name)).unwrap().permissions().mode();
+        assert_eq!(mode("rows"), mode("plain"));
+    }
+}
