@@ -1,27 +1,37 @@
-"""Every family there and back: made in transformers, loaded here, trained here, saved, and loaded in transformers again.
+"""Every family beside transformers: there and back, and with random configurations.
 
-    python tests/families_transformers.py [BINARY]
+    python tests/families_transformers.py [BINARY]                        there and back
+    python tests/families_transformers.py [BINARY] --configs 200 [--seed 1]   random configurations
 
-For each family a small random model is made in transformers with a tokenizer. Then the log-probabilities of six rows are compared
-three times: (made) transformers against ours; (trained) ours after 5 steps of `sft` against the same 5 steps of torch's AdamW in
-transformers; (saved) our saved model in transformers against ours. The largest difference of each is printed; above 1e-4 the
-script fails. Used with torch 2.11.0 and transformers 5.23.0.
+There and back: for each family a small random model is made in transformers with a tokenizer. Then the log-probabilities of six rows are
+compared three times: (made) transformers against ours; (trained) ours after 5 steps of `sft` against the same 5 steps of torch's AdamW in
+transformers; (saved) our saved model in transformers against ours. The largest difference of each is printed; above 1e-4 the script fails.
+
+Random configurations: keys of `config.json` are present, absent, null or unusual at random (`tests/families_configs.py` draws them). Those
+that transformers refuses, or makes no finite number of, are counted aside. Each of the others must give the log-probabilities of transformers within 1e-4, or be refused with a message that names one of its keys. The
+script prints a table of the families and the reasons of the refusals, and fails otherwise.
+
+Used with torch 2.11.0 and transformers 5.23.0; there and back also needs pyarrow.
 """
 
+import argparse
+import collections
 import json
+import random
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import torch
+from families_configs import draw
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 HERE = Path(__file__).resolve().parent
-BINARY = Path(sys.argv[1] if len(sys.argv) > 1 else HERE.parent / "target/release/colossal-chat")
+LIMIT = 1e-4
 VOCABULARY, LONGEST, STEPS, ROWS = 96, 40, 5, 4
 LLAMA = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
 FAMILIES = {
@@ -50,6 +60,10 @@ def rows():
 def make(family, settings, folder):
     torch.manual_seed(1)
     config = AutoConfig.for_model(family, vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, pad_token_id=0, **settings)
+    return save(config, folder)
+
+
+def save(config, folder):
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -62,10 +76,14 @@ def make(family, settings, folder):
     return model
 
 
-def ours(folder, rows, scratch):
+def logprobs(binary, folder, rows, scratch):
     (scratch / "rows.jsonl").write_text("".join(json.dumps({"ids": row}) + "\n" for row in rows))
-    command = [BINARY, "logprobs", "--model", folder, "--input", scratch / "rows.jsonl", "--output", scratch / "out.jsonl"]
-    subprocess.run(command, check=True)
+    command = [binary, "logprobs", "--model", folder, "--input", scratch / "rows.jsonl", "--output", scratch / "out.jsonl"]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def ours(binary, folder, rows, scratch):
+    logprobs(binary, folder, rows, scratch).check_returncode()
     return [json.loads(line)["logprobs"][1:] for line in (scratch / "out.jsonl").read_text().splitlines()]
 
 
@@ -83,7 +101,9 @@ def difference(left, right):
     return max(abs(one - other) for pair in zip(left, right, strict=True) for one, other in zip(*pair, strict=True))
 
 
-def train_here(folder, rows, scratch):
+def train_here(binary, folder, rows, scratch):
+    import pyarrow.parquet
+
     pyarrow.parquet.write_table(pyarrow.table({"input_ids": rows}), scratch / "rows.parquet")
     (scratch / "run.toml").write_text(
         f"""
@@ -101,7 +121,7 @@ lr = 1e-3
 scheduler = "constant"
 """
     )
-    subprocess.run([BINARY, "sft", "--config", scratch / "run.toml"], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([binary, "sft", "--config", scratch / "run.toml"], check=True, stderr=subprocess.DEVNULL)
     return scratch / "run/final"
 
 
@@ -119,8 +139,7 @@ def train_there(model, rows):
         optimizer.zero_grad()
 
 
-def main():
-    torch.set_num_threads(1)
+def there_and_back(binary):
     every, worst = rows(), 0.0
     train, held = every[:-6], every[-6:]
     print("family     made      trained   saved     moved")
@@ -128,17 +147,81 @@ def main():
         with tempfile.TemporaryDirectory() as scratch:
             scratch = Path(scratch)
             model = make(family, settings, scratch / "made")
-            before = ours(scratch / "made", held, scratch)
+            before = ours(binary, scratch / "made", held, scratch)
             made = difference(theirs(model, held), before)
-            final = train_here(scratch / "made", train, scratch)
-            after = ours(final, held, scratch)
+            final = train_here(binary, scratch / "made", train, scratch)
+            after = ours(binary, final, held, scratch)
             train_there(model, train)
             trained = difference(theirs(model, held), after)
             again = AutoModelForCausalLM.from_pretrained(final, dtype=torch.float32, attn_implementation="eager").eval()
             saved = difference(theirs(again, held), after)
             print(f"{family:9}  {made:.1e}   {trained:.1e}   {saved:.1e}   {difference(before, after):.2f}", flush=True)
             worst = max(worst, made, trained, saved)
-    sys.exit(worst > 1e-4)
+    return worst <= LIMIT
+
+
+def outcome(binary, config, scratch):
+    """What became of one configuration: `equal`, `refused`, `theirs` (transformers refuses it) or `WRONG`; and why."""
+    made = scratch / "made"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(config))
+    longest = min(LONGEST, config.get("max_position_embeddings") or config.get("n_positions") or LONGEST)
+    held = [torch.randint(3, VOCABULARY, (length,)).tolist() for length in (longest, longest // 2, 5)]
+    try:
+        model = save(AutoConfig.from_pretrained(made), made)
+        wanted = theirs(model, held)
+    except Exception as error:  # Whatever transformers makes of a value that it cannot take.
+        return "theirs", f"{type(error).__name__}: {error}".splitlines()[0][:100]
+    if not all(torch.isfinite(torch.tensor(row)).all() for row in wanted):
+        return "theirs", "not finite"
+    (made / "config.json").write_text(json.dumps(config))
+    done = logprobs(binary, made, held, scratch)
+    if done.returncode:
+        named = re.search(r"`([a-z_.0-9]+)`", done.stderr)
+        known = named and (named[1].split(".")[0] in config or "tensor" not in done.stderr)
+        return ("refused", named[1]) if known and done.returncode in (2, 3) else ("WRONG", done.stderr.strip())
+    found = [json.loads(line)["logprobs"][1:] for line in (scratch / "out.jsonl").read_text().splitlines()]
+    apart = difference(wanted, found)
+    return ("equal", "") if apart <= LIMIT else ("WRONG", f"{apart:.1e} apart")
+
+
+def random_configs(binary, count, seed):
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    generator = random.Random(seed)
+    kinds, reasons, wrong = collections.defaultdict(collections.Counter), collections.Counter(), []
+    index = 0
+    while index - sum(of["theirs"] for of in kinds.values()) < count:
+        family = list(FAMILIES)[index % len(FAMILIES)]
+        config = draw(generator, family, VOCABULARY)
+        torch.manual_seed(1000 * seed + index)
+        index += 1
+        with tempfile.TemporaryDirectory() as scratch:
+            kind, why = outcome(binary, config, Path(scratch))
+        kinds[family][kind] += 1
+        if kind == "WRONG":
+            wrong.append(config)
+            print(f"{family} {why}\n  {json.dumps(config)}", flush=True)
+        elif why:
+            reasons[kind, why] += 1
+    print("family       equal  refused  refused by transformers  WRONG")
+    for family, of in kinds.items():
+        print(f"{family:12} {of['equal']:5}  {of['refused']:7}  {of['theirs']:23}  {of['WRONG']:5}")
+    for (kind, why), times in sorted(reasons.items()):
+        print(f"{'refused here' if kind == 'refused' else 'refused by transformers'}: {why} ({times})")
+    return not wrong
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binary", nargs="?", type=Path, default=HERE.parent / "target/release/colossal-chat")
+    parser.add_argument("--configs", type=int)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    binary = arguments.binary.resolve()
+    good = random_configs(binary, arguments.configs, arguments.seed) if arguments.configs else there_and_back(binary)
+    sys.exit(not good)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ use rlhf::event::{Event, Metrics, Recorder};
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
+use crate::config::Stage;
+
 /// Metrics that are shown beside the progress, the most telling first; a stage has some of them.
 const SHOWN: [&str; 9] = [
     "objective/scores",
@@ -58,7 +60,10 @@ impl Display {
 
     fn show(&mut self, event: &Event<'_>) -> std::io::Result<()> {
         match event {
-            Event::Started { stage, total_steps, step } => self.progress.start_at(stage, *total_steps, *step),
+            Event::Started { stage, total_steps, step } => {
+                self.progress.call_steps(step_name(stage));
+                self.progress.start_at(stage, *total_steps, *step)
+            }
             Event::Step { step, metrics, tokens } => self.steps(*step, metrics, *tokens),
             Event::Evaluated { metrics, .. } => self.evaluation(metrics),
             Event::Checkpoint { path, .. } => self.progress.message(&format!("saved {}", path.display())),
@@ -67,6 +72,11 @@ impl Display {
             Event::Finished => self.progress.finish(),
         }
     }
+}
+
+/// What a step of a stage is called: one of PPO is a rollout with all updates on it.
+pub(crate) fn step_name(stage: &str) -> &'static str {
+    if stage == Stage::Ppo.name() { "iteration" } else { "step" }
 }
 
 impl Recorder for Display {

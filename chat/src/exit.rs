@@ -177,7 +177,7 @@ fn of_rlhf(error: &rlhf::Error) -> u8 {
         Error::Models(error) => of_models(error),
         Error::Datasets(error) => of_datasets(error),
         Error::Setting { .. } | Error::Vocabulary { .. } | Error::Resume { .. } => USAGE,
-        Error::NoRows { .. } => DATA,
+        Error::NoRows { .. } | Error::Margin { .. } => DATA,
         Error::NotFinite { .. } => DIVERGED,
         Error::Interrupted { .. } => INTERRUPTED,
         _ => FAILED,
@@ -250,6 +250,7 @@ fn of_models(error: &models::Error) -> u8 {
         Error::File(error) => of_file(error, DATA),
         Error::Disagreement { .. } => FAILED,
         Error::Sampling { .. } | Error::TooManyTokens { .. } | Error::Split { .. } => USAGE,
+        Error::TooLarge { .. } => DEVICE,
         Error::LogitsNotFinite { .. } => DIVERGED,
         _ => DATA,
     }

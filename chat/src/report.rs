@@ -14,6 +14,7 @@ use eval::replies::{Drawing, Question, replies};
 use eval::report::{Curve, Gain, PerModel, Reply, Report, RewardModel, Sample, Score, Scores, Seconds};
 use eval::statistics::{Interval, average_items, mean_of_items, paired_difference, wilson};
 use models::causal_lm::CausalLm;
+use models::config::Config;
 use models::scalar_model::ScalarModel;
 use parallel::Groups;
 use serde_json::{Map, Value, json};
@@ -62,7 +63,7 @@ pub(crate) fn write(
     let mut report = Report {
         title: "From a base model to PPO".to_owned(),
         command: command.to_owned(),
-        settings: settings(config),
+        settings: settings(config)?,
         machine: machine(),
         exact_match: PerModel {
             base: scores(models.base.as_ref())?,
@@ -251,23 +252,38 @@ fn stage_seconds(seconds: &BTreeMap<Part, f64>, eval: f64) -> Seconds {
     }
 }
 
-fn settings(config: &PipelineConfig) -> Map<String, Value> {
+fn settings(config: &PipelineConfig) -> anyhow::Result<Map<String, Value>> {
     let mut settings = Map::new();
     settings.insert("seed".into(), json!(config.seed));
-    settings.insert("hidden size".into(), json!(config.base.hidden_size));
-    settings.insert("layers".into(), json!(config.base.num_hidden_layers));
-    for (stage, run) in &config.stages {
+    if let Some(model) = measured_model(config)? {
+        settings.insert("hidden size".into(), json!(model.hidden_size()));
+        settings.insert("layers".into(), json!(model.num_layers()));
+    }
+    for (stage, run) in config.stages.iter().filter(|(stage, _)| final_folder(config, **stage).exists()) {
+        if !run.model.path.is_empty() {
+            settings.insert(format!("{} from", stage.name()), json!(run.model.path));
+        }
         if let Some(steps) = run.train.steps {
             settings.insert(format!("{} steps", stage.name()), json!(steps));
         }
         settings.insert(format!("{} learning rate", stage.name()), json!(run.train.lr));
     }
+    if !final_folder(config, Stage::Ppo).exists() {
+        return Ok(settings);
+    }
     let ppo = &config.stages[&Stage::Ppo].ppo;
     settings.insert("ppo iterations".into(), json!(ppo.iterations));
     settings
-        .insert("ppo replies an iteration".into(), json!(ppo.rollout_batch_size * ppo.samples_per_prompt));
+        .insert("ppo replies an iteration".into(), json!(ppo.replies()?));
     settings.insert("ppo KL coefficient".into(), json!(ppo.kl_coef));
-    settings
+    Ok(settings)
+}
+
+/// The configuration of the models that are measured, which may have come from elsewhere and not from `[base]`.
+fn measured_model(config: &PipelineConfig) -> anyhow::Result<Option<Config>> {
+    let folders = [Stage::Sft, Stage::Ppo, Stage::Base].map(|stage| final_folder(config, stage));
+    let there = folders.iter().find(|folder| folder.exists());
+    Ok(there.map(|folder| Config::from_folder(folder)).transpose()?)
 }
 
 fn machine() -> Map<String, Value> {

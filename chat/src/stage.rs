@@ -190,6 +190,19 @@ fn num_values(model: &impl Segmented, groups: &Groups) -> anyhow::Result<usize> 
     Ok(all as usize)
 }
 
+/// Tells, once for a stage, that dropout which a `config.json` asks for is not applied.
+fn tell_dropout(groups: &Groups, models: &[(&str, &Config)]) {
+    let told = |(role, config): &(&str, &Config)| {
+        let shares: Vec<String> =
+            config.dropout().iter().map(|(key, share)| format!("`{key}` {share}")).collect();
+        (!shares.is_empty()).then(|| format!("{} of the {role}", shares.join(", ")))
+    };
+    let told: Vec<String> = models.iter().filter_map(told).collect();
+    if groups.is_first() && !told.is_empty() {
+        tell(&format!("warning: dropout of config.json is not applied: {}", told.join("; ")));
+    }
+}
+
 /// Refuses to share what the models of a stage do not have. Where the processes of `mesh` do not run, loading
 /// would not find out.
 fn check_split(config: &RunConfig, models: &[&Config], around: &Around<'_>) -> anyhow::Result<()> {

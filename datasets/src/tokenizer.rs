@@ -5,6 +5,7 @@
 //! padding that a `tokenizer.json` may ask for are switched off, and so is the clean-up of spaces in decoding: lengths are
 //! the caller's business and decoding must not lose text. Knows no model weights.
 
+mod compare;
 mod folder;
 mod stream;
 mod train;

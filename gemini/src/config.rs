@@ -24,6 +24,12 @@ pub enum Optimizer {
     Adamw,
 }
 
+/// The most rows of one optimiser step.
+pub const LARGEST_BATCH: usize = 1 << 24;
+
+/// The most passes over the rows.
+const LARGEST_EPOCHS: u64 = 1_000_000_000;
+
 /// The `[train]` section.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -89,6 +95,15 @@ impl TrainConfig {
         if !(self.lr.is_finite() && self.lr >= 0.0) {
             return refuse("lr", self.lr.to_string(), "must be a number, 0 or more");
         }
+        let rows = self.micro_batch_size.checked_mul(self.gradient_accumulation_steps);
+        if rows.is_none_or(|rows| rows > LARGEST_BATCH) {
+            let value = format!("{} x {}", self.micro_batch_size, self.gradient_accumulation_steps);
+            let wanted = "one step has at most 16777216 rows";
+            return refuse("micro_batch_size x gradient_accumulation_steps", value, wanted);
+        }
+        if self.epochs > LARGEST_EPOCHS {
+            return refuse("epochs", self.epochs.to_string(), "must be at most 1000000000");
+        }
         let (beta1, beta2) = self.betas;
         if !((0.0..1.0).contains(&beta1) && (0.0..1.0).contains(&beta2)) {
             return refuse("betas", format!("{:?}", self.betas), "each must be at least 0 and less than 1");
@@ -116,7 +131,7 @@ impl TrainConfig {
     /// Optimiser steps over `rows` training rows: `steps`, or as many whole batches as cover `epochs` passes (the last one runs on
     /// into the next pass).
     pub fn total_steps(&self, rows: usize) -> u64 {
-        self.steps.unwrap_or_else(|| (rows as u64 * self.epochs).div_ceil(self.batch_size() as u64))
+        self.steps.unwrap_or_else(|| (rows as u64).saturating_mul(self.epochs).div_ceil(self.batch_size() as u64))
     }
 }
 
@@ -134,6 +149,17 @@ mod tests {
         };
         // 3 x 9 rows in batches of 8: 27 / 8 = 3.375.
         assert_eq!(config.total_steps(9), 4);
+    }
+
+    #[test]
+    fn batches_that_overflow_are_refused_by_name() {
+        for (micro_batch_size, gradient_accumulation_steps) in [(usize::MAX, 2), (1 << 33, 1 << 33), (1 << 24, 2)] {
+            let config = TrainConfig { micro_batch_size, gradient_accumulation_steps, ..TrainConfig::default() };
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains("micro_batch_size x gradient_accumulation_steps"), "{error}");
+        }
+        let config = TrainConfig { epochs: u64::MAX, ..TrainConfig::default() };
+        assert!(config.check().unwrap_err().to_string().starts_with("[train] epochs = 18446744073709551615"));
     }
 
     #[test]

@@ -213,9 +213,35 @@ impl Architecture {
         self.num_heads / self.num_kv_heads
     }
 
-    /// The largest length that can be run at all: `None` unless positions are rows of a table.
+    /// The most tokens of a row: rows of the table of positions, or as far as rotations were trained. Linear biases have no end.
     pub fn position_limit(&self) -> Option<i64> {
-        matches!(self.position, Position::Learned { .. }).then_some(self.max_positions)
+        match &self.position {
+            Position::Learned { .. } => Some(self.max_positions),
+            Position::Rope(rope) => Some(rope.longest(self.max_positions)),
+            Position::Alibi => None,
+        }
+    }
+
+    /// The numbers of all matrices of a model with a vocabulary head; norms and biases are left out.
+    pub fn num_parameters(&self) -> f64 {
+        let [hidden, width, vocab] = [self.hidden_size, self.embedding_size, self.vocab_size].map(|size| size as f64);
+        let heads = (2 * (self.num_heads + self.num_kv_heads) * self.head_dim) as f64;
+        let matrices = if self.gated { 3.0 } else { 2.0 };
+        let mlp = |inner: i64| matrices * hidden * inner as f64;
+        let layer = |index: usize| match self.experts.as_ref().filter(|experts| experts.layers[index]) {
+            None => mlp(self.intermediate_size),
+            Some(experts) => {
+                let each = hidden + mlp(experts.intermediate_size);
+                experts.count as f64 * each + mlp(experts.shared_size.unwrap_or(0))
+            }
+        };
+        let layers: f64 = (0..self.num_layers as usize).map(|index| hidden * heads + layer(index)).sum();
+        let tables = if self.tied { 1.0 } else { 2.0 };
+        let positions = match self.position {
+            Position::Learned { .. } => hidden * self.max_positions as f64,
+            Position::Rope(_) | Position::Alibi => 0.0,
+        };
+        tables * vocab * width + positions + layers
     }
 
     /// Whether a projection lies between embedding and stream, and between stream and head.

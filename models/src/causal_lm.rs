@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use parallel::{Parameter, Pipeline, Segmented};
+use parallel::{Parameter, Pipeline, Segmented, memory};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Error;
@@ -28,12 +28,14 @@ pub struct CausalLm {
 impl CausalLm {
     /// Loads a folder with `config.json` and safetensors weights.
     pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
+        check_has_no_score(folder)?;
         let decoder = load(folder, decoder::Head::Vocabulary, options, None)?;
         Ok(Self { decoder })
     }
 
     /// A new model as transformers would initialise it; the same for a seed everywhere.
     pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
+        check_memory(&config, options)?;
         let decoder = Decoder::build(config, decoder::Head::Vocabulary, &options.split, &mut |request| {
             Ok(fresh(request, seed, options))
         })?;
@@ -153,6 +155,19 @@ impl Segmented for CausalLm {
     }
 }
 
+/// Refuses a reward model where a language model is wanted: its vocabulary head, where it has one, was never trained with its trunk.
+fn check_has_no_score(folder: &Path) -> Result<(), Error> {
+    let config = Config::from_folder(folder)?;
+    let found = match config.foreign_head() {
+        Some(class) => format!("`architectures` in config.json names {class}"),
+        None if WeightFolder::open(folder)?.has(SCORE) => format!("its weights hold the tensor `{SCORE}`"),
+        None => return Ok(()),
+    };
+    let found = format!("this is a model with a score and no language model: {found}");
+    let fix = "give a language model here; `reward`, [ppo] reward_model and critic_model take this folder";
+    Err(Error::WrongHead { path: folder.to_owned(), found, fix })
+}
+
 /// Loads a decoder; with `score_seed`, a score that the folder does not have is drawn anew.
 pub(crate) fn load(
     folder: &Path,
@@ -161,6 +176,7 @@ pub(crate) fn load(
     score_seed: Option<u64>,
 ) -> Result<Decoder, Error> {
     let config = Config::from_folder(folder)?;
+    check_memory(&config, options)?;
     let names = config.architecture().names;
     let mut files = WeightFolder::open(folder)?;
     let decoder = Decoder::build(config, head, &options.split, &mut |request| {
@@ -176,10 +192,39 @@ pub(crate) fn load(
             files.is_elsewhere(&spellings)?;
             return Ok(options.nothing());
         }
-        Ok(options.place(request, &files.tensor(&spellings, request.shape, request.placement)?))
+        let tensor = files.tensor(&spellings, request.shape, request.placement)?;
+        check_finite(folder, request.name, &tensor)?;
+        Ok(options.place(request, &tensor))
     })?;
     files.check_all_used(harmless)?;
     Ok(decoder)
+}
+
+/// Refuses a model whose part of this process alone is more than the memory of the machine: the system would end it without a word.
+pub(crate) fn check_memory(config: &Config, options: &LoadOptions) -> Result<(), Error> {
+    const GIB: f64 = (1u64 << 30) as f64;
+    let Some(there) = memory::total_bytes() else { return Ok(()) };
+    let parameters = config.architecture().num_parameters();
+    let needed = parameters * options.kind.elt_size_in_bytes() as f64 / options.split.parts() as f64;
+    if needed <= there as f64 {
+        return Ok(());
+    }
+    let path = config.origin().to_owned();
+    Err(Error::TooLarge { path, parameters, needed: needed / GIB, there: there as f64 / GIB })
+}
+
+/// Refuses weights that are NaN or infinite: every number made with them would be NaN.
+fn check_finite(folder: &Path, name: &str, tensor: &Tensor) -> Result<(), Error> {
+    if tensor.numel() == 0 {
+        return Ok(());
+    }
+    let (least, most) = tensor.aminmax(None::<i64>, false);
+    let [least, most] = [least, most].map(|bound| bound.double_value(&[]));
+    if least.is_finite() && most.is_finite() {
+        return Ok(());
+    }
+    let found = if least.is_nan() || most.is_nan() { "NaN" } else { "infinity" };
+    Err(Error::WeightNotFinite { path: folder.to_owned(), name: name.to_owned(), found })
 }
 
 /// Tensors that no forward pass reads: buffers that old versions saved, and the head of another purpose.

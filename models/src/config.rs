@@ -10,8 +10,11 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 pub use self::fields::Fields;
-use crate::architecture::Architecture;
+use crate::architecture::{Architecture, Position};
 use crate::{Error, family};
+
+/// The most bytes of a JSON file beside weights.
+const LARGEST_TEXT: u64 = 100_000_000;
 
 /// A parsed and checked `config.json`.
 #[derive(Clone, Debug)]
@@ -25,8 +28,7 @@ impl Config {
     /// Reads `folder/config.json`.
     pub fn from_folder(folder: &Path) -> Result<Self, Error> {
         let path = folder.join("config.json");
-        let text =
-            std::fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let text = read_text(&path)?;
         Self::from_json(&text, &path.display().to_string())
     }
 
@@ -133,10 +135,20 @@ impl Config {
 
     /// Whether the folder holds a model with a score in place of a vocabulary head.
     pub fn is_sequence_classification(&self) -> bool {
+        self.classes().any(|name| name.ends_with("ForSequenceClassification"))
+    }
+
+    /// The class of transformers that has neither a vocabulary head nor none, if `architectures` names one.
+    pub(crate) fn foreign_head(&self) -> Option<&str> {
+        const ENDS: [&str; 4] =
+            ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"];
+        self.classes().find(|name| ENDS.iter().any(|end| name.ends_with(end)))
+    }
+
+    /// The names under `architectures`.
+    fn classes(&self) -> impl Iterator<Item = &str> {
         let names = self.value("architectures").and_then(Value::as_array);
-        names.is_some_and(|names| {
-            names.iter().filter_map(Value::as_str).any(|name| name.ends_with("ForSequenceClassification"))
-        })
+        names.into_iter().flatten().filter_map(Value::as_str)
     }
 
     /// Refuses a vocabulary that has ids beyond the embedding.
@@ -152,17 +164,62 @@ impl Config {
         })
     }
 
-    /// Refuses a row that is longer than the table of positions, where there is one.
+    /// Refuses a row of training that is longer than the model's positions.
     pub fn check_length(&self, what: &str, length: usize) -> Result<(), Error> {
-        match self.architecture.position_limit() {
-            Some(limit) if length as i64 > limit => Err(Error::TooManyTokens {
-                origin: self.origin.clone(),
-                limit,
-                what: what.to_owned(),
-                length,
-            }),
-            _ => Ok(()),
-        }
+        self.check_positions(what, length, |limit, stretches| {
+            let fix = format!("set [data] max_length to {limit} or less");
+            if !stretches {
+                return fix;
+            }
+            format!("{fix}, or stretch the rotations with `rope_scaling` and a larger `max_position_embeddings` in config.json")
+        })
+    }
+
+    /// Refuses a reply that runs beyond the model's positions together with its prompt.
+    pub fn check_reply(&self, what: &str, length: usize) -> Result<(), Error> {
+        self.check_positions(what, length, |limit, _| {
+            format!("lower [data] max_length and [ppo] max_new_tokens until they add up to {limit} or less")
+        })
+    }
+
+    /// `fix` says what to do, from the most tokens and whether positions are rotations that can be stretched.
+    fn check_positions(
+        &self,
+        what: &str,
+        length: usize,
+        fix: impl Fn(i64, bool) -> String,
+    ) -> Result<(), Error> {
+        let Some(limit) = self.architecture.position_limit().filter(|&limit| length as i64 > limit) else {
+            return Ok(());
+        };
+        let stretches = matches!(self.architecture.position, Position::Rope(_));
+        let (origin, what, fix) = (self.origin.clone(), what.to_owned(), fix(limit, stretches));
+        Err(Error::TooManyTokens { origin, limit, what, length, fix })
+    }
+
+    /// The shares above 0 that transformers would drop in training, by their keys: those of the file, and those that its family drops where
+    /// the file is silent. Nothing is dropped here.
+    pub fn dropout(&self) -> Vec<(&'static str, f64)> {
+        const KEYS: [&str; 7] = [
+            "attention_dropout",
+            "hidden_dropout",
+            "dropout",
+            "activation_dropout",
+            "attn_pdrop",
+            "embd_pdrop",
+            "resid_pdrop",
+        ];
+        let silent: &[&str] = match self.raw.get("model_type").and_then(Value::as_str) {
+            Some("gpt2") => &["attn_pdrop", "embd_pdrop", "resid_pdrop"],
+            Some("opt") => &["dropout"],
+            _ => &[],
+        };
+        let share = |key| match self.raw.get(key) {
+            Some(value) => value.as_f64().unwrap_or(0.0),
+            None if silent.contains(&key) => 0.1,
+            None => 0.0,
+        };
+        KEYS.map(|key| (key, share(key))).into_iter().filter(|(_, share)| *share > 0.0).collect()
     }
 
     /// The same model with a vocabulary head, its weights stored as `kind`.
@@ -212,6 +269,19 @@ impl Config {
     }
 }
 
+/// The text of a small file. What is no file (a pipe would be waited for without end), or has 100 MB, is refused.
+pub(crate) fn read_text(path: &Path) -> Result<String, Error> {
+    let io = |source| Error::Io { path: path.to_owned(), source };
+    let about = std::fs::metadata(path).map_err(io)?;
+    if !about.is_file() {
+        return Err(io(std::io::Error::other("it is a folder, a pipe or a device")));
+    }
+    if about.len() > LARGEST_TEXT {
+        return Err(io(std::io::Error::other(format!("it has {} bytes, which is no such file", about.len()))));
+    }
+    std::fs::read_to_string(path).map_err(io)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,8 +328,42 @@ mod tests {
             error.starts_with("dir: the model has 16 positions and the longest row has 17 tokens"),
             "{error}"
         );
-        // Rotations have no end.
-        Config::from_json(LLAMA, "dir").unwrap().check_length("the longest row", 1 << 20).unwrap();
+        assert!(error.ends_with("set [data] max_length to 16 or less"), "{error}");
+    }
+
+    #[test]
+    fn a_row_beyond_trained_rotations_is_refused_and_biases_have_no_end() {
+        let with = |keys: &str| {
+            let text = LLAMA.replacen('{', &format!("{{\"max_position_embeddings\": 16, {keys}"), 1);
+            Config::from_json(&text, "dir").unwrap()
+        };
+        let scaled = |rope: &str| format!("\"rope_scaling\": {{{rope}}}, ");
+        for (keys, limit) in [
+            (String::new(), 16),
+            // Linear scaling divides positions by 2, but the model was trained for those that its file says.
+            (scaled("\"type\": \"linear\", \"factor\": 2.0"), 16),
+            (scaled("\"type\": \"yarn\", \"factor\": 4.0, \"original_max_position_embeddings\": 4"), 16),
+            // Dynamic scaling begins behind the positions of the file.
+            (scaled("\"type\": \"dynamic\", \"factor\": 2.0"), 32),
+        ] {
+            let config = with(&keys);
+            config.check_length("the longest row", limit).unwrap();
+            let error = config.check_length("the longest row", limit + 1).unwrap_err().to_string();
+            assert!(error.contains(&format!("the model has {limit} positions")), "{error}");
+            assert!(error.contains(&format!("set [data] max_length to {limit} or less, or stretch")), "{error}");
+        }
+        let bloom = r#"{"model_type": "bloom", "vocab_size": 8, "hidden_size": 4, "n_layer": 1, "n_head": 2, "seq_length": 16}"#;
+        Config::from_json(bloom, "dir").unwrap().check_length("the longest row", 1 << 20).unwrap();
+    }
+
+    #[test]
+    fn dropout_is_what_the_file_or_its_family_says() {
+        let of = |text: &str| Config::from_json(text, "dir").unwrap().dropout();
+        assert_eq!(of(LLAMA), []);
+        let llama = LLAMA.replacen('{', r#"{"attention_dropout": 0.1, "hidden_dropout": 0.0, "#, 1);
+        assert_eq!(of(&llama), [("attention_dropout", 0.1)]);
+        let gpt2 = r#"{"model_type": "gpt2", "vocab_size": 8, "n_embd": 4, "n_layer": 1, "n_head": 2, "attn_pdrop": 0}"#;
+        assert_eq!(of(gpt2), [("embd_pdrop", 0.1), ("resid_pdrop", 0.1)]);
     }
 
     #[test]

@@ -45,6 +45,54 @@ pub enum Error {
         /// What to do.
         fix: String,
     },
+    /// Sizes that make more parameters than any machine holds.
+    #[error(
+        "{path}: its sizes make {parameters:.1e} parameters ({num_layers} layers of width {hidden_size}, {experts} experts, {vocab_size} \
+         tokens): correct `num_hidden_layers`, `hidden_size`, `vocab_size` and what goes with them"
+    )]
+    TooManyParameters {
+        /// Where the configuration came from.
+        path: String,
+        /// As its sizes make them.
+        parameters: f64,
+        /// Its layers.
+        num_layers: i64,
+        /// Its width.
+        hidden_size: i64,
+        /// Its tokens.
+        vocab_size: i64,
+        /// Experts of a layer; 0 without experts.
+        experts: i64,
+    },
+    /// A model that this machine cannot hold.
+    #[error(
+        "{path}: its sizes make {parameters:.1e} parameters, which take {needed:.1} GiB, and this machine has {there:.1} GiB of memory: \
+         correct the sizes, take a smaller model or dtype, or share it among machines"
+    )]
+    TooLarge {
+        /// Where the configuration came from.
+        path: String,
+        /// As its sizes make them.
+        parameters: f64,
+        /// The memory of this process' part, in GiB.
+        needed: f64,
+        /// The memory of the machine, in GiB.
+        there: f64,
+    },
+    /// A weight that is no number.
+    #[error(
+        "{}: the tensor `{name}` holds {found}: the weights are damaged, or the run that made them diverged; take an earlier \
+         checkpoint or download them again",
+        path.display()
+    )]
+    WeightNotFinite {
+        /// The folder.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// NaN or infinity.
+        found: &'static str,
+    },
     /// The weights lack a tensor.
     #[error("{}: the tensor `{name}` is missing: the weights do not belong to this config.json", path.display())]
     MissingTensor {
@@ -78,19 +126,29 @@ pub enum Error {
         /// Tokens needed.
         needed: i64,
     },
-    /// A row that is longer than the table of positions.
-    #[error(
-        "{origin}: the model has {limit} positions and {what} has {length} tokens: lower [data] max_length"
-    )]
+    /// A row that is longer than the model's positions.
+    #[error("{origin}: the model has {limit} positions and {what} has {length} tokens: {fix}")]
     TooManyTokens {
         /// The model.
         origin: String,
-        /// Rows of its table.
+        /// Rows of its table, or the positions that its rotations were trained for.
         limit: i64,
         /// Whose tokens.
         what: String,
         /// How many.
         length: usize,
+        /// What to do.
+        fix: String,
+    },
+    /// A folder that holds a model for another purpose.
+    #[error("{}: {found}; {fix}", path.display())]
+    WrongHead {
+        /// The folder.
+        path: PathBuf,
+        /// What it holds, and what says so.
+        found: String,
+        /// What to do.
+        fix: &'static str,
     },
     /// More ranks than a layer can be split among.
     #[error("[parallel.{axis}] size = {ranks}: {what} cannot be shared so; choose another size or mode")]
@@ -119,14 +177,15 @@ pub enum Error {
         wanted: &'static str,
     },
     /// A prompt without a token.
-    #[error("prompt {index} (from 0) has no tokens: give it at least one")]
+    #[error("prompt {} has no tokens: give it at least one", index + 1)]
     EmptyPrompt {
-        /// Its place among the prompts.
+        /// Its place among the prompts, from 0.
         index: usize,
     },
     /// A prompt that leaves no room for a reply.
     #[error(
-        "prompt {index} (from 0) has {length} tokens, and this model takes at most {longest} with the reply: shorten it"
+        "prompt {} has {length} tokens, and this model takes at most {longest} with the reply: shorten it",
+        index + 1
     )]
     LongPrompt {
         /// Its place among the prompts.
@@ -136,10 +195,11 @@ pub enum Error {
         /// The longest sequence of the model.
         longest: i64,
     },
-    /// Logits that make no distribution.
+    /// Logits or scores that make no finite number.
     #[error(
-        "the model's logits for prompt {index} (from 0) are not finite: its weights hold NaN or infinity, or overflow in this \
-         dtype; look at the run that made it, or use --dtype float32"
+        "what the model makes of row {} is not finite (NaN or infinity), though its weights are: numbers overflow in this dtype; use \
+         --dtype float32, or look at the run that made the model",
+        index + 1
     )]
     LogitsNotFinite {
         /// Its place among the prompts.
@@ -155,8 +215,9 @@ pub enum Error {
     },
     /// A token that the model has no embedding for.
     #[error(
-        "prompt {index} (from 0) holds the token {id}, and the model's vocabulary ends before {vocab_size}: \
-         use the tokenizer that belongs to this model"
+        "prompt {} holds the token {id}, and the model's vocabulary ends before {vocab_size}: use the tokenizer that belongs to this \
+         model",
+        index + 1
     )]
     TokenOutsideVocabulary {
         /// Its place among the prompts.

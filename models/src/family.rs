@@ -39,7 +39,27 @@ pub(crate) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     }?;
     check_heads(fields, &architecture)?;
     check_experts(fields, &architecture)?;
+    check_total(fields, &architecture)?;
     Ok(architecture)
+}
+
+/// The most parameters that a configuration may ask for: 100 times those of the largest models there are.
+const MOST_PARAMETERS: f64 = 1e14;
+
+/// Refuses sizes that are sound one by one and together make more than any machine holds.
+fn check_total(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), Error> {
+    let parameters = architecture.num_parameters();
+    if parameters <= MOST_PARAMETERS {
+        return Ok(());
+    }
+    Err(Error::TooManyParameters {
+        path: fields.origin().to_owned(),
+        parameters,
+        num_layers: architecture.num_layers,
+        hidden_size: architecture.hidden_size,
+        vocab_size: architecture.vocab_size,
+        experts: architecture.experts.as_ref().map_or(0, |experts| experts.count),
+    })
 }
 
 /// Keys that would change the numbers in any family.
@@ -47,7 +67,7 @@ fn refuse_foreign(fields: &Fields<'_>) -> Result<(), Error> {
     let off = [json!(false)];
     let one = [json!(1)];
     let empty = [json!({}), json!([])];
-    let rules: [(&str, &[Value], &str); 17] = [
+    let rules: [(&str, &[Value], &str); 18] = [
         ("quantization_config", &[], "save the model dequantised (in bf16 or fp32) with transformers first"),
         (
             "auto_map",
@@ -72,6 +92,7 @@ fn refuse_foreign(fields: &Fields<'_>) -> Result<(), Error> {
         ("attention_multiplier", &[], "multipliers are not implemented"),
         ("logits_scaling", &one, "multipliers are not implemented"),
         ("logit_scale", &one, "multipliers are not implemented"),
+        ("per_layer_config", &empty, "layers with settings of their own are not implemented"),
         ("alibi", &off, "linear biases exist in model_type bloom only"),
     ];
     rules.iter().try_for_each(|(key, neutral, fix)| fields.refuse_unless(key, neutral, fix))
@@ -114,17 +135,10 @@ fn whole_head_dim(fields: &Fields<'_>, hidden_size: i64, heads: i64) -> Result<i
 
 /// The activation under `key`.
 fn activation(fields: &Fields<'_>, key: &str, default: &str) -> Result<Activation, Error> {
-    match fields.text_or(key, "")? {
-        "" => by_name(default),
-        name => by_name(name),
-    }
-    .ok_or_else(|| {
-        let value = fields.get(key).unwrap_or(&Value::Null);
-        fields.unsupported(
-            key,
-            value,
-            "the known ones are silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh and relu",
-        )
+    let name = fields.text_or(key, default)?;
+    by_name(name).ok_or_else(|| {
+        let fix = "the known ones are silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh and relu";
+        fields.unsupported(key, &json!(name), fix)
     })
 }
 

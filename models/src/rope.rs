@@ -15,6 +15,9 @@ use tch::{Device, Kind, Tensor};
 use crate::Error;
 use crate::config::Fields;
 
+/// Above this the frequencies of fp32 would vanish.
+const LARGEST_THETA: f64 = 1e30;
+
 /// The rotation of one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
@@ -112,49 +115,61 @@ impl Clone for Rotary {
     }
 }
 
+/// What a family reads of a rotation beside `rope_parameters`, and what it takes where the file is silent.
+#[derive(Clone, Copy, Debug)]
+pub struct Defaults {
+    /// The width of a head.
+    pub head_dim: i64,
+    /// The model's positions.
+    pub max_positions: i64,
+    /// Theta.
+    pub theta: f64,
+    /// The key of theta beside `rope_parameters`.
+    pub theta_key: &'static str,
+    /// The share of a head that is rotated; 1 for families that always rotate whole heads.
+    pub share: f64,
+    /// The key of that share beside `rope_parameters`.
+    pub share_key: &'static str,
+}
+
 impl Rope {
-    /// Reads `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` beside it; `max_positions` is
-    /// the model's and `rotated` the share of a head that is rotated where the file does not say.
-    pub fn from_fields(
-        fields: &Fields<'_>,
-        head_dim: i64,
-        max_positions: i64,
-        rotated: f64,
-    ) -> Result<Self, Error> {
+    /// Reads `rope_scaling`, or `rope_parameters` (transformers 5) where that is absent or empty, and the keys beside it.
+    pub fn from_fields(fields: &Fields<'_>, defaults: &Defaults) -> Result<Self, Error> {
         let scaling = fields.object("rope_scaling")?;
         let parameters = if scaling.is_some() { scaling } else { fields.object("rope_parameters")? };
-        let theta_key = fields.first(&["rope_theta", "rotary_emb_base"]).unwrap_or("rope_theta");
-        let outer_theta = fields.number_or(theta_key, 10_000.0)?;
-        let share_key = fields.first(&["partial_rotary_factor", "rotary_pct"]).unwrap_or("rotary_pct");
-        let outer_share = fields.number_or(share_key, rotated)?;
-        let (theta, share, scaling) = match parameters {
-            None => (outer_theta, outer_share, Scaling::None),
+        let outer_theta = fields.number_or(defaults.theta_key, defaults.theta)?;
+        let outer_share = fields.optional_number(defaults.share_key)?.unwrap_or(defaults.share);
+        let (theta, share) = match &parameters {
+            None => (outer_theta, outer_share),
+            Some(inner) => (
+                inner.number_or("rope_theta", outer_theta)?,
+                inner.number_or("partial_rotary_factor", outer_share)?,
+            ),
+        };
+        if !(theta > 1.0 && theta <= LARGEST_THETA) {
+            let owner = parameters.as_ref().filter(|inner| inner.has("rope_theta"));
+            let (owner, key) = owner.map_or((fields, defaults.theta_key), |inner| (inner, "rope_theta"));
+            return Err(owner.wrong(key, "a number above 1 and at most 1e30", &json!(theta)));
+        }
+        let dim = rotated_dim(defaults.head_dim, share);
+        check_width(fields, parameters.as_ref(), defaults, share, dim)?;
+        let scaling = match parameters {
+            None => Scaling::None,
             Some(parameters) => {
-                let theta = parameters.number_or("rope_theta", outer_theta)?;
-                let share = parameters.number_or("partial_rotary_factor", outer_share)?;
-                let dim = rotated_dim(head_dim, share);
-                let original = fields.number("original_max_position_embeddings")?;
-                let reader = ScalingReader { parameters, theta, dim, max_positions, original };
-                (theta, share, reader.read()?)
+                let (original, max_positions) =
+                    (fields.number("original_max_position_embeddings")?, defaults.max_positions);
+                ScalingReader { parameters, theta, dim, max_positions, original }.read()?
             }
         };
-        let dim = rotated_dim(head_dim, share);
-        if dim < 2 || dim % 2 == 1 || dim > head_dim || theta <= 1.0 {
-            let value = json!({"rope_theta": theta, "rotated": dim, "head_dim": head_dim});
-            return Err(fields.wrong(
-                "rope_parameters",
-                "theta above 1 and an even rotated width within the head",
-                &value,
-            ));
-        }
-        if rotated >= 1.0 && dim != head_dim {
-            return Err(fields.unsupported(
-                "partial_rotary_factor",
-                &json!(share),
-                "this family rotates whole heads; use a GPT-NeoX checkpoint for partial rotation",
-            ));
-        }
         Ok(Self { theta, dim, scaling })
+    }
+
+    /// The most tokens of a row: the model's positions, and more where the rotation grows with the row.
+    pub fn longest(&self, max_positions: i64) -> i64 {
+        match self.scaling {
+            Scaling::Dynamic { factor, .. } => (factor * max_positions as f64) as i64,
+            _ => max_positions,
+        }
     }
 
     /// The frequencies for rows of `length` tokens, fp32 `[dim / 2]`.
@@ -223,6 +238,31 @@ impl Rope {
     }
 }
 
+/// Refuses a rotated width that no head has, or that this family does not have.
+fn check_width(
+    fields: &Fields<'_>,
+    parameters: Option<&Fields<'_>>,
+    defaults: &Defaults,
+    share: f64,
+    dim: i64,
+) -> Result<(), Error> {
+    let owner = parameters.filter(|inner| inner.has("partial_rotary_factor"));
+    let (owner, key) = owner.map_or((fields, defaults.share_key), |inner| (inner, "partial_rotary_factor"));
+    if defaults.share >= 1.0 && dim != defaults.head_dim {
+        let fix = "this family rotates whole heads; use a GPT-NeoX checkpoint for partial rotation";
+        return Err(owner.unsupported(key, &json!(share), fix));
+    }
+    if dim >= 2 && dim % 2 == 0 && dim <= defaults.head_dim {
+        return Ok(());
+    }
+    if !owner.has(key) {
+        return Err(fields.wrong("head_dim", "an even number of at least 2", &json!(defaults.head_dim)));
+    }
+    let expected =
+        format!("a share that makes an even width within a head of {} numbers", defaults.head_dim);
+    Err(owner.wrong(key, &expected, &json!(share)))
+}
+
 fn rotated_dim(head_dim: i64, share: f64) -> i64 {
     (head_dim as f64 * share) as i64
 }
@@ -238,7 +278,7 @@ struct ScalingReader<'a> {
 
 impl ScalingReader<'_> {
     fn read(&self) -> Result<Scaling, Error> {
-        let key = self.parameters.first(&["rope_type", "type"]).unwrap_or("rope_type");
+        let key = if self.parameters.has("rope_type") { "rope_type" } else { "type" };
         let kind = self.parameters.text_or(key, "default")?;
         let known: &[&str] = match kind {
             "default" => &[],
@@ -277,7 +317,7 @@ impl ScalingReader<'_> {
         let unknown = self
             .parameters
             .keys()
-            .find(|key| !always.contains(key) && !known.contains(key) && self.parameters.get(key).is_some());
+            .find(|key| !always.contains(key) && !known.contains(key) && !self.parameters.is_null(key));
         match unknown {
             None => Ok(()),
             Some(key) => {
@@ -291,9 +331,14 @@ impl ScalingReader<'_> {
         }
     }
 
+    /// A number above zero that must be there.
     fn required(&self, key: &str) -> Result<f64, Error> {
-        let missing = || self.parameters.wrong(key, "a number", &Value::Null);
-        self.parameters.number(key)?.ok_or_else(missing)
+        let number = self.parameters.number(key)?;
+        let wrong = || {
+            let found = number.map_or(Value::Null, |number| json!(number));
+            self.parameters.wrong(key, "a number above zero and at most 1e12", &found)
+        };
+        number.filter(|number| (f64::MIN_POSITIVE..=1e12).contains(number)).ok_or_else(wrong)
     }
 
     fn factor(&self) -> Result<f64, Error> {
@@ -307,10 +352,15 @@ impl ScalingReader<'_> {
 
     /// The model's own key wins over the one among the parameters, as in transformers.
     fn original(&self) -> Result<f64, Error> {
-        match self.original {
-            Some(original) => Ok(original),
-            None => self.parameters.number_or("original_max_position_embeddings", self.max_positions as f64),
+        let key = "original_max_position_embeddings";
+        let original = match self.original {
+            Some(original) => original,
+            None => self.parameters.number_or(key, self.max_positions as f64)?,
+        };
+        if (1.0..=1e12).contains(&original) {
+            return Ok(original);
         }
+        Err(self.parameters.wrong(key, "a number from 1 to 1e12", &json!(original)))
     }
 
     fn llama3(&self) -> Result<Scaling, Error> {
@@ -323,27 +373,31 @@ impl ScalingReader<'_> {
 
     fn yarn(&self) -> Result<Scaling, Error> {
         let original = self.original()?;
-        let factor = match self.parameters.number("factor")? {
+        let factor = match self.parameters.optional_number("factor")? {
             Some(_) => self.factor()?,
             None => self.max_positions as f64 / original,
         };
-        let attention_factor = if let Some(given) = self.parameters.number("attention_factor")? {
+        let optional = |key: &str| self.parameters.optional_number(key);
+        let attention_factor = if let Some(given) = optional("attention_factor")? {
             given
         } else {
-            let mscale = self.parameters.number_or("mscale", 0.0)?;
-            let all_dim = self.parameters.number_or("mscale_all_dim", 0.0)?;
+            let [mscale, all_dim] = [optional("mscale")?.unwrap_or(0.0), optional("mscale_all_dim")?.unwrap_or(0.0)];
             let both = mscale != 0.0 && all_dim != 0.0;
             if both { magnitude(factor, mscale) / magnitude(factor, all_dim) } else { magnitude(factor, 1.0) }
         };
         let bound = |key: &str, default: f64| {
-            let rotations = self.parameters.number(key)?.filter(|&number| number != 0.0).unwrap_or(default);
+            let rotations = optional(key)?.filter(|&number| number != 0.0).unwrap_or(default);
+            if rotations < 0.0 {
+                return Err(self.parameters.wrong(key, "a number above zero", &json!(rotations)));
+            }
             let dim = self.dim as f64;
             Ok::<f64, Error>(
                 dim * (original / (rotations * 2.0 * std::f64::consts::PI)).ln() / (2.0 * self.theta.ln()),
             )
         };
         let (mut start, mut end) = (bound("beta_fast", 32.0)?, bound("beta_slow", 1.0)?);
-        if self.parameters.flag_or("truncate", true)? {
+        // transformers takes a null for false.
+        if !self.parameters.is_null("truncate") && self.parameters.flag_or("truncate", true)? {
             (start, end) = (start.floor(), end.ceil());
         }
         let (ramp_start, mut ramp_end) = (start.max(0.0), end.min(self.dim as f64 - 1.0));
@@ -366,7 +420,15 @@ mod tests {
 
     fn read(text: &str) -> Result<Rope, Error> {
         let map: Map<String, Value> = serde_json::from_str(text).unwrap();
-        Rope::from_fields(&Fields::new(&map, "test"), 4, 16, 1.0)
+        let defaults = Defaults {
+            head_dim: 4,
+            max_positions: 16,
+            theta: 10_000.0,
+            theta_key: "rope_theta",
+            share: 1.0,
+            share_key: "partial_rotary_factor",
+        };
+        Rope::from_fields(&Fields::new(&map, "test"), &defaults)
     }
 
     #[test]

@@ -11,8 +11,9 @@ use crate::Error;
 use crate::batch::Batch;
 use crate::causal_lm::{self, CausalLm, LoadOptions};
 use crate::config::Config;
-use crate::decoder::{Decoder, Head};
+use crate::decoder::{Decoder, Head, SCORE};
 use crate::split::trains;
+use crate::weights::WeightFolder;
 
 /// A decoder with a score.
 #[derive(Debug)]
@@ -24,6 +25,11 @@ impl ScalarModel {
     /// Loads a sequence-classification folder with one label.
     pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
         check_labels(&Config::from_folder(folder)?)?;
+        if !WeightFolder::open(folder)?.has(SCORE) {
+            let found = format!("this is no reward model: its weights hold no tensor `{SCORE}`");
+            let fix = "train one from it with `rm`, and give that run's final folder here";
+            return Err(Error::WrongHead { path: folder.to_owned(), found, fix });
+        }
         let decoder = causal_lm::load(folder, Head::Scalar, options, None)?;
         Ok(Self { decoder })
     }
@@ -31,6 +37,13 @@ impl ScalarModel {
     /// Loads the trunk of a language model's folder and draws a score: normal, deviation `1 / sqrt(H + 1)`
     /// (Stiennon et al. 2020, arXiv 2009.01325).
     pub fn from_causal_lm(folder: &Path, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
+        if WeightFolder::open(folder)?.has(SCORE) {
+            let found = format!(
+                "its weights hold a trained score (`{SCORE}`), and `architectures` in config.json names no model with one"
+            );
+            let fix = "name the class ...ForSequenceClassification there to go on with that score, or remove the tensor";
+            return Err(Error::WrongHead { path: folder.to_owned(), found, fix });
+        }
         let decoder = causal_lm::load(folder, Head::Scalar, options, Some(seed))?;
         Ok(Self { decoder })
     }
@@ -49,6 +62,7 @@ impl ScalarModel {
 
     /// A new model.
     pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
+        causal_lm::check_memory(&config, options)?;
         let decoder = Decoder::build(config, Head::Scalar, &options.split, &mut |request| {
             Ok(causal_lm::fresh(request, seed, options))
         })?;

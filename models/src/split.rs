@@ -73,6 +73,13 @@ impl Split {
         Self { weights: (group.size() > 1).then(|| Arc::clone(group)), ..Self::WHOLE }
     }
 
+    /// Into how many parts the weights of a model are cut at most.
+    pub(crate) fn parts(&self) -> usize {
+        let layers = self.layers.as_ref().map(|layers| &layers.group);
+        let groups = [self.weights.as_ref(), layers, self.experts.as_ref()];
+        groups.into_iter().flatten().map(|group| group.size()).product()
+    }
+
     /// What this rank has of the tokens; `None` for all.
     pub(crate) fn layout(&self) -> Option<Layout> {
         match (&self.tokens, &self.weights) {

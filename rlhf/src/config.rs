@@ -1,5 +1,6 @@
 //! The sections `[reward]` and `[ppo]`.
 
+use gemini::config::LARGEST_BATCH;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -139,18 +140,37 @@ impl PpoConfig {
                 return refuse(key, &value, "must be at least 1");
             }
         }
-        let replies = self.rollout_batch_size * self.samples_per_prompt;
+        let replies = self.replies()?;
         if !replies.is_multiple_of(self.mini_batch_size) {
             let wanted = format!(
                 "must divide rollout_batch_size x samples_per_prompt = {replies}, so that every optimiser step sees as many replies"
             );
             return refuse("mini_batch_size", &self.mini_batch_size, &wanted);
         }
+        let updates = (self.epochs as u64).checked_mul((replies / self.mini_batch_size) as u64);
+        if updates.and_then(|updates| updates.checked_mul(self.iterations)).is_none_or(|all| all > i64::MAX as u64) {
+            let value = format!("{} x {}", self.iterations, self.epochs);
+            let wanted = "with rollout_batch_size x samples_per_prompt / mini_batch_size they make more updates than can be counted";
+            return refuse("iterations x epochs", &value, wanted);
+        }
         if self.iterations <= self.critic_warmup {
             let wanted = "must be more than critic_warmup, or the policy never learns";
             return refuse("iterations", &self.iterations, wanted);
         }
         Ok(())
+    }
+
+    /// Replies of one rollout.
+    pub fn replies(&self) -> Result<usize, Error> {
+        let replies = self.rollout_batch_size.checked_mul(self.samples_per_prompt);
+        let wanted = "one rollout has at most 16777216 replies";
+        match replies.filter(|&replies| replies <= LARGEST_BATCH) {
+            Some(replies) => Ok(replies),
+            None => {
+                let value = format!("{} x {}", self.rollout_batch_size, self.samples_per_prompt);
+                refuse("rollout_batch_size x samples_per_prompt", &value, wanted).map(|()| 0)
+            }
+        }
     }
 
     fn check_bounds(&self) -> Result<(), Error> {
@@ -206,6 +226,11 @@ mod tests {
             (PpoConfig { critic_lr: -1.0, ..PpoConfig::default() }, "critic_lr"),
             (PpoConfig { kl_coef: f64::NAN, ..PpoConfig::default() }, "kl_coef"),
             (PpoConfig { mini_batch_size: 48, ..PpoConfig::default() }, "mini_batch_size"),
+            (
+                PpoConfig { rollout_batch_size: usize::MAX, samples_per_prompt: 2, ..PpoConfig::default() },
+                "[ppo] rollout_batch_size x samples_per_prompt = 18446744073709551615 x 2",
+            ),
+            (PpoConfig { iterations: u64::MAX, ..PpoConfig::default() }, "[ppo] iterations x epochs"),
         ];
         for (config, key) in cases {
             let error = config.check().unwrap_err().to_string();

@@ -52,6 +52,14 @@ pub enum Error {
         /// Its vocabulary.
         right_size: i64,
     },
+    /// A margin that no loss can be made of.
+    #[error("pair {pair} has the margin {margin}: give a finite number in the column `margin`, or leave the pair out")]
+    Margin {
+        /// Its place among the pairs that are left, from 1.
+        pair: usize,
+        /// Its margin.
+        margin: f64,
+    },
     /// A file of the run folder.
     #[error("{}: {source}", path.display())]
     Io {

@@ -45,7 +45,7 @@ use crate::{Error, check, sft};
 pub struct Data<'a> {
     /// Prompts to reply to.
     pub prompts: &'a [PromptRow],
-    /// Whether the order of the prompts is shuffled.
+    /// Whether the order of the prompts, and of the rows of the language-modelling term, is shuffled.
     pub shuffle: bool,
     /// Rows of the language-modelling term; may be empty when `ptx_coef` is 0.
     pub ptx: &'a [SftRow],
@@ -114,7 +114,7 @@ impl<'a> Ppo<'a> {
                 fix: "give [data] ptx, or set [ppo] ptx_coef = 0",
             });
         }
-        let replies = config.rollout_batch_size * config.samples_per_prompt;
+        let replies = config.replies()?;
         let updates = (config.epochs * (replies / config.mini_batch_size)) as u64;
         let critic_train = TrainConfig { lr: config.critic_lr, ..train.clone() };
         let policy_iterations = config.iterations.saturating_sub(config.critic_warmup);
@@ -129,7 +129,11 @@ impl<'a> Ppo<'a> {
             groups: Arc::clone(groups),
             controller: Controller::new(config.kl_coef, config.kl_target, config.kl_horizon),
             prompts: Sampler::new(data.prompts.len(), seed, data.shuffle)?,
-            ptx: if config.ptx_coef > 0.0 { Some(Sampler::new(data.ptx.len(), seed, true)?) } else { None },
+            ptx: if config.ptx_coef > 0.0 {
+                Some(Sampler::new(data.ptx.len(), seed, data.shuffle)?)
+            } else {
+                None
+            },
             judges,
             data,
             config,
@@ -218,6 +222,8 @@ impl<'a> Ppo<'a> {
         let scores = shaping(config).apply(&raw, &ended)?;
         let kl_coef = self.controller.coefficient();
         let mut rewards = advantage::token_rewards(&kl, &scores, &replies, kl_coef, &slots)?;
+        // What was earned, and not what whitening makes of it.
+        let earned = check::read(&rewards.rewards).iter().sum::<f64>();
         if config.whiten_rewards {
             rewards.rewards = whiten::whiten(&rewards.rewards, None, Variance::Unbiased, false)?;
         }
@@ -232,8 +238,7 @@ impl<'a> Ppo<'a> {
         let sequence_kl = check::read(&kl).iter().sum::<f64>() / replies_count;
         let mut metrics = Metrics::default();
         metrics.push("objective/scores", check::read(&raw).iter().sum::<f64>() / replies_count);
-        metrics
-            .push("objective/rlhf_reward", check::read(&rewards.rewards).iter().sum::<f64>() / replies_count);
+        metrics.push("objective/rlhf_reward", earned / replies_count);
         metrics.push("objective/kl", sequence_kl);
         metrics.push("objective/kl_coef", kl_coef);
         describe(experiences, &mut metrics);
@@ -360,7 +365,7 @@ impl Updates {
         metrics.push("policy/clipfrac_avg", self.policy.clipped / tokens);
         metrics.push("val/clipfrac_avg", self.value.clipped / slots);
         metrics.push("val/ratio", self.policy.ratio / tokens);
-        metrics.push("val/explained_variance", self.value.explained_variance().unwrap_or(0.0));
+        metrics.push("val/explained_variance", self.value.explained_variance().unwrap_or(f64::NAN));
         metrics.push("grad_norm", self.grad_norm / steps);
         metrics.push("critic_grad_norm", self.critic_grad_norm / steps);
         metrics.push("lr", self.lr);

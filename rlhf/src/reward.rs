@@ -47,6 +47,7 @@ pub fn train(
     if data.train.is_empty() {
         return Err(Error::NoRows { stage: "rm", fix: "look at [data] train and max_length" });
     }
+    check_margins(data.train)?;
     let total_steps = train.total_steps(data.train.len());
     let mut engine = Engine::new(model.parameters(), train, total_steps, &run.groups)?;
     let mut sampler = match run.start::<State>(&mut engine, total_steps)? {
@@ -179,6 +180,15 @@ fn score_pairs(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Result<(T
 fn last_scores(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Result<Tensor, Error> {
     let last = Tensor::from_slice(&batch.last_indices()).to_device(hidden.device());
     Ok(model.values(&hidden.index_select(0, &last))?)
+}
+
+/// Refuses margins that are no number, before anything is trained on them.
+fn check_margins(pairs: &[PreferenceRow]) -> Result<(), Error> {
+    let wrong = |pair: &PreferenceRow| pair.margin.filter(|margin| !margin.is_finite());
+    match pairs.iter().enumerate().find_map(|(index, pair)| Some((index + 1, wrong(pair)?))) {
+        None => Ok(()),
+        Some((pair, margin)) => Err(Error::Margin { pair, margin }),
+    }
 }
 
 fn margins(pairs: &[&PreferenceRow], like: &Tensor) -> Option<Tensor> {

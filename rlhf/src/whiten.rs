@@ -71,15 +71,15 @@ impl Moments {
         }
     }
 
-    /// Refuses too few numbers (one, or two for the unbiased form) and numbers that are not finite.
+    /// Of one number it is 0 in either form: nothing deviates. Refuses no numbers at all, and numbers that are not finite.
     pub fn variance(&self, variance: Variance) -> Result<f64, Error> {
-        let (needed, divisor) = match variance {
-            Variance::Unbiased => (2, self.count - 1.0),
-            Variance::Biased => (1, self.count),
-        };
-        if self.count < needed as f64 {
-            return Err(Error::TooFew { what: "whitening", needed, got: self.count as usize });
+        if self.count < 1.0 {
+            return Err(Error::TooFew { what: "whitening", needed: 1, got: 0 });
         }
+        let divisor = match variance {
+            Variance::Unbiased => (self.count - 1.0).max(1.0),
+            Variance::Biased => self.count,
+        };
         let value = self.deviations / divisor;
         if value.is_finite() {
             Ok(value)
@@ -177,12 +177,13 @@ mod tests {
     }
 
     #[test]
-    fn equal_numbers_become_zero_and_too_few_are_refused() {
+    fn equal_numbers_become_zero_and_none_are_refused() {
         let zeros = whiten(&vector(&[2.5; 4]), None, Variance::Unbiased, true).unwrap();
         assert_eq!(check::read(&zeros), [0.0; 4]);
-        let error = whiten(&vector(&[1.0]), None, Variance::Unbiased, true).unwrap_err();
-        assert!(matches!(error, Error::TooFew { needed: 2, got: 1, .. }), "{error}");
-        assert_eq!(check::read(&whiten(&vector(&[1.0]), None, Variance::Biased, true).unwrap()), [0.0]);
+        for variance in [Variance::Unbiased, Variance::Biased] {
+            assert_eq!(check::read(&whiten(&vector(&[3.0]), None, variance, true).unwrap()), [0.0]);
+            assert_eq!(check::read(&whiten(&vector(&[3.0]), None, variance, false).unwrap()), [3.0]);
+        }
         assert!(whiten(&vector(&[]), None, Variance::Biased, true).is_err());
         assert!(whiten(&vector(&[1.0, f64::NAN]), None, Variance::Biased, true).is_err());
     }

@@ -17,6 +17,15 @@ pub fn count(value: f64) -> String {
     if fits_ten && !whole { format!("{scaled:.1}{unit}") } else { format!("{scaled:.0}{unit}") }
 }
 
+/// A count with its noun: `1 step`, `83 steps`, `2 replies`.
+pub fn counted(count: u64, noun: &str) -> String {
+    match (count, noun.strip_suffix('y')) {
+        (1, _) => format!("1 {noun}"),
+        (_, Some(stem)) => format!("{count} {stem}ies"),
+        (_, None) => format!("{count} {noun}s"),
+    }
+}
+
 /// A duration in its two largest units: `0.4s`, `45s`, `3m12s`, `1h04m`, `2d03h`.
 pub fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
@@ -77,6 +86,13 @@ mod tests {
             assert_eq!(count(value), expected);
         }
         assert_eq!(count(f64::INFINITY), "–");
+    }
+
+    #[test]
+    fn one_has_no_plural() {
+        let said = [0, 1, 2].map(|count| counted(count, "step"));
+        assert_eq!(said, ["0 steps", "1 step", "2 steps"]);
+        assert_eq!(counted(2, "reply"), "2 replies");
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub struct Progress<W: Write> {
     /// Number of stages of the run, and of those begun or skipped.
     stages: usize,
     begun: usize,
+    /// What the steps of the next stage are called.
+    unit: &'static str,
     stage: Option<Stage>,
     /// Widths of the lines of the block on screen.
     drawn: Vec<usize>,
@@ -54,7 +56,8 @@ impl<W: Write> Progress<W> {
     /// As [`Progress::new`], with the time taken from `clock`, which must not run backwards.
     pub fn with_clock(sink: W, mode: Mode, clock: impl FnMut() -> Duration + Send + 'static) -> Self {
         let clock = Box::new(clock);
-        Self { sink, mode, clock, stages: 1, begun: 0, stage: None, drawn: Vec::new(), written: None }
+        let unit = "step";
+        Self { sink, mode, clock, stages: 1, begun: 0, unit, stage: None, drawn: Vec::new(), written: None }
     }
 
     /// The same display for a run of `stages` stages, which are numbered as `[2/5] sft`.
@@ -72,6 +75,11 @@ impl<W: Write> Progress<W> {
         self
     }
 
+    /// What the steps of the stages from here on are called, in the singular: `step` unless told.
+    pub fn call_steps(&mut self, unit: &'static str) {
+        self.unit = unit;
+    }
+
     /// Begins a stage of `total` steps; a stage still running is finished first.
     pub fn start(&mut self, stage: &str, total: u64) -> io::Result<()> {
         self.start_at(stage, total, 0)
@@ -84,6 +92,7 @@ impl<W: Write> Progress<W> {
         let now = (self.clock)();
         self.stage = Some(Stage {
             label,
+            unit: self.unit,
             total,
             step,
             began: now,

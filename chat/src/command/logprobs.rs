@@ -42,7 +42,12 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
     }
     let mut scored = Vec::with_capacity(rows.len());
     for chunk in rows.chunks(arguments.batch_size.get()) {
-        scored.extend(score(&session.model, chunk)?);
+        let chunk = score(&session.model, chunk)?;
+        let finite = |row: &Scored| row.logprobs.iter().flatten().all(|logprob| logprob.is_finite());
+        if let Some(index) = chunk.iter().position(|row| !finite(row)) {
+            return Err(models::Error::LogitsNotFinite { index: scored.len() + index }.into());
+        }
+        scored.extend(chunk);
     }
     input::write(&scored, arguments.output.as_deref())
 }

@@ -36,7 +36,11 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
     }
     let mut scores = Vec::with_capacity(rows.len());
     for chunk in rows.chunks(arguments.batch_size.get()) {
-        scores.extend(score(&session.model, chunk)?);
+        let chunk = score(&session.model, chunk)?;
+        if let Some(index) = chunk.iter().position(|row| !row.score.is_finite()) {
+            return Err(models::Error::LogitsNotFinite { index: scores.len() + index }.into());
+        }
+        scores.extend(chunk);
     }
     input::write(&scores, arguments.output.as_deref())
 }

@@ -175,6 +175,20 @@ pub(crate) enum ConfigError {
         .0.display()
     )]
     PpoResume(PathBuf),
+    /// Models of PPO that do not read the same tokens.
+    #[error(
+        "{}: the {role} model has another tokenizer than the policy: {difference}; the four models of PPO are shown the same ids, so train it \
+         from the same base as the policy",
+        folder.display()
+    )]
+    Tokenizers {
+        /// The other model's role.
+        role: &'static str,
+        /// Its folder.
+        folder: PathBuf,
+        /// The first token that differs.
+        difference: String,
+    },
     /// Prompts that fill the policy's positions.
     #[error(
         "[data] max_length: the longest prompt has {longest} tokens and the policy {room} positions, which leaves no room for a reply; set data.max_length below {room}"

@@ -5,9 +5,11 @@ use std::path::Path;
 use parallel::{Axis, Mesh};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
+use tui::number;
 
 use crate::command::{print, tell};
 use crate::config::{RunConfig, Stage};
+use crate::display::step_name;
 use crate::output;
 
 /// The size of a run.
@@ -78,17 +80,18 @@ impl Plan {
         let models: Vec<String> = self
             .parameters
             .iter()
-            .map(|(role, count)| format!("{role} {:.2} M", *count as f64 / 1e6))
+            .map(|(role, count)| format!("{role} {}", number::count(*count as f64)))
             .collect();
+        let is_ppo = self.stage == Stage::Ppo.name();
         let dropped = if self.dropped > 0 { format!(" ({} left out)", self.dropped) } else { String::new() };
         let mut lines = vec![format!(
-            "{}: {} parameters; {} rows{dropped}, {:.2} M tokens; {} steps of {} rows; {:.0} MiB of weights and optimiser state",
+            "{}: {} parameters; {}{dropped}, {} tokens; {} of {}; {:.0} MiB of weights and optimiser state",
             self.stage,
             models.join(", "),
-            self.rows,
-            self.tokens as f64 / 1e6,
-            self.steps,
-            self.rows_per_step,
+            number::counted(self.rows as u64, if is_ppo { "prompt" } else { "row" }),
+            number::count(self.tokens as f64),
+            number::counted(self.steps, step_name(self.stage)),
+            number::counted(self.rows_per_step as u64, if is_ppo { "reply" } else { "row" }),
             self.model_bytes as f64 / f64::from(1 << 20),
         )];
         if self.loaded_bytes.len() > 1 {
@@ -133,4 +136,32 @@ pub(super) fn mebibytes(bytes: &[u64]) -> String {
     let each: Vec<String> =
         bytes.iter().map(|&bytes| format!("{:.0}", bytes as f64 / f64::from(1 << 20))).collect();
     format!("{} MiB", each.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(stage: Stage, tokens: usize, count: u64) -> Plan {
+        Plan {
+            stage: stage.name(),
+            parameters: vec![("model", 83)],
+            rows: count as usize,
+            dropped: 0,
+            tokens,
+            steps: count,
+            rows_per_step: count as usize,
+            mesh: Mesh::new(&[], 0, 1).unwrap(),
+            loaded_bytes: Vec::new(),
+            model_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn few_tokens_are_told_and_one_is_no_plural() {
+        let said = plan(Stage::Sft, 83, 1).lines().join("");
+        assert!(said.starts_with("sft: model 83 parameters; 1 row, 83 tokens; 1 step of 1 row;"), "{said}");
+        let said = plan(Stage::Ppo, 83_000, 2).lines().join("");
+        assert!(said.contains("2 prompts, 83k tokens; 2 iterations of 2 replies;"), "{said}");
+    }
 }

@@ -12,6 +12,7 @@ use rlhf::rollout::Judges;
 use tch::Kind;
 
 use super::{Around, Plan, in_run_folder, num_values, rm, rows, tokenizer, trainable};
+use crate::command::tell;
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, RunConfig, Stage};
 use crate::session;
@@ -63,6 +64,11 @@ impl<T> Roles<T> {
         }
     }
 
+    /// The models beside the policy, by name.
+    pub(super) fn others(&self) -> [(&'static str, &T); 3] {
+        [("reference", &self.reference), ("reward", &self.reward), ("critic", &self.critic)]
+    }
+
     /// Policy, reference, critic and reward model.
     pub(super) fn all(&self) -> [&T; 4] {
         [&self.policy, &self.reference, &self.critic, &self.reward]
@@ -73,8 +79,10 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     let folders = Roles::find(config, |_, name| session::folder(name))?;
     let configs = Roles::find(config, |_, name| Ok(Config::from_folder(&session::folder(name)?)?))?;
     let tokenizer = tokenizer(config, &folders.policy)?;
+    folders.check_tokenizers(&tokenizer, around.groups)?;
     let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
     let models = Models::load(config, &folders, around.groups)?;
+    super::tell_dropout(around.groups, &[("policy", models.policy.config()), ("critic", models.critic.config())]);
     super::check_split(config, &models.configs(), around)?;
     let plan = models.plan(config, around, &prompts)?;
     let stop_ids = session::stop_ids(&tokenizer, models.policy.config());
@@ -118,11 +126,48 @@ fn check_lengths(models: &Roles<Config>, longest: usize, max_new_tokens: usize) 
     if longest >= room {
         return Err(ConfigError::NoRoom { longest, room }.into());
     }
-    let whole = (longest + max_new_tokens).min(room);
+    let whole = longest.saturating_add(max_new_tokens).min(room);
     for config in [&models.reference, &models.critic, &models.reward] {
-        config.check_length("the longest prompt with its reply", whole)?;
+        config.check_reply("the longest prompt with its reply", whole)?;
     }
     Ok(())
+}
+
+impl Roles<PathBuf> {
+    /// Refuses models of another tokenizer than `own`, the policy's: all four are given the ids that it makes.
+    fn check_tokenizers(&self, own: &Tokenizer, groups: &Groups) -> anyhow::Result<()> {
+        let mut seen = vec![&self.policy];
+        for (role, folder) in self.others() {
+            if seen.contains(&folder) {
+                continue;
+            }
+            seen.push(folder);
+            match Tokenizer::from_folder(folder) {
+                Ok(other) => check_tokenizer(own, role, folder, &other)?,
+                Err(datasets::Error::TokenizerMissing { .. }) if groups.is_first() => {
+                    let folder = folder.display();
+                    tell(&format!(
+                        "warning: {folder} has no tokenizer.json: whether the {role} model reads the same tokens as the \
+                         policy cannot be checked"
+                    ));
+                }
+                Err(datasets::Error::TokenizerMissing { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a model whose tokenizer is not the policy's.
+pub(super) fn check_tokenizer(
+    own: &Tokenizer,
+    role: &'static str,
+    folder: &Path,
+    other: &Tokenizer,
+) -> Result<(), ConfigError> {
+    let different = |difference| ConfigError::Tokenizers { role, folder: folder.to_owned(), difference };
+    own.difference(other).map_or(Ok(()), |difference| Err(different(difference)))
 }
 
 impl Models {
@@ -163,7 +208,7 @@ impl Models {
             dropped: prompts.dropped,
             tokens: prompts.tokens,
             steps: config.ppo.iterations,
-            rows_per_step: config.ppo.rollout_batch_size * config.ppo.samples_per_prompt,
+            rows_per_step: config.ppo.replies()?,
             mesh: around.mesh.clone(),
             loaded_bytes: Vec::new(),
             model_bytes: trained * dtype.trained_bytes()

@@ -108,6 +108,9 @@ impl<'a> Preflight<'a> {
         models.policy.refuse_reward_model("model.path")?;
         models.reference.refuse_reward_model("ppo.reference_model")?;
         models.reward.need_reward_model("ppo.reward_model")?;
+        if let Some(tokenizer) = tokenizer {
+            models.others().iter().try_for_each(|(role, model)| model.check_tokenizer(role, tokenizer))?;
+        }
         let configs = models.map(|model| model.config);
         super::check_mesh(config, &configs.all(), self.mesh)?;
 
@@ -206,6 +209,15 @@ impl Model {
             ..files
         };
         Ok(files.map(own))
+    }
+
+    /// Refuses another tokenizer than `own`, the policy's.
+    fn check_tokenizer(&self, role: &'static str, own: &Tokenizer) -> anyhow::Result<()> {
+        let Some(files) = &self.tokenizer else { return Ok(()) };
+        if !files.folder.join("tokenizer.json").exists() {
+            return Ok(());
+        }
+        Ok(ppo::check_tokenizer(own, role, &files.folder, &files.load()?)?)
     }
 
     fn refuse_reward_model(&self, key: &'static str) -> Result<(), ConfigError> {

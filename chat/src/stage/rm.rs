@@ -23,6 +23,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     let tokenizer = tokenizer(config, &folder)?;
     let Inputs { train, eval } = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
     let model = load(&folder, config.seed, &trainable(config, around.groups))?;
+    super::tell_dropout(around.groups, &[("model", model.config())]);
     super::check_split(config, &[model.config()], around)?;
 
     let data = reward::Data { train: &train.rows, eval: &eval.rows, shuffle: config.data.shuffle };

@@ -49,6 +49,7 @@ pub(super) fn train_on(
     tokenizer: &Tokenizer,
     around: &mut Around<'_>,
 ) -> anyhow::Result<()> {
+    super::tell_dropout(around.groups, &[("model", model.config())]);
     super::check_split(config, &[model.config()], around)?;
     let data = data(config, inputs)?;
     let parameters = super::num_values(model, around.groups)?;

@@ -1,8 +1,17 @@
-//! Typed reading of JSON objects, with errors that name file and key. `null` counts as absent, as in transformers.
+//! Typed reading of JSON objects, with errors that name file and key.
+//!
+//! A key that is absent has its default. A key that is `null` is not absent: transformers keeps it as `None`, which means something of its
+//! own for a few keys ([`Fields::optional_size`]) and is an error for the others. Sizes have upper bounds far above those of any model, so
+//! that no product of them overflows and nothing is allocated for a number that cannot be meant.
 
 use serde_json::{Map, Value};
 
 use crate::Error;
+
+const SIZE: &str = "a whole number above zero";
+
+/// The largest standard deviation of new weights: a thousand times what makes any sense.
+const LARGEST_DEVIATION: f64 = 1000.0;
 
 /// The keys of one JSON object.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +25,11 @@ impl<'a> Fields<'a> {
     /// The keys of a whole file; `origin` names it in messages.
     pub fn new(map: &'a Map<String, Value>, origin: &'a str) -> Self {
         Self { map, origin, parent: "" }
+    }
+
+    /// Where the keys came from, for messages.
+    pub fn origin(&self) -> &'a str {
+        self.origin
     }
 
     /// The object under `key`, where there is one that is not empty.
@@ -38,44 +52,99 @@ impl<'a> Fields<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// The first of several spellings that is there.
-    pub fn first(&self, keys: &[&'a str]) -> Option<&'a str> {
-        keys.iter().copied().find(|key| self.get(key).is_some())
+    /// Whether the key is there, null or not.
+    pub fn has(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
+    /// Whether the key is there and null.
+    pub fn is_null(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_null)
+    }
+
+    /// The one of several spellings that is there. Two that differ are refused: which of them counts depends on who reads the file.
+    fn spelling(&self, keys: &[&'a str]) -> Result<Option<&'a str>, Error> {
+        let mut there = keys.iter().copied().filter(|key| self.has(key));
+        let Some(first) = there.next() else { return Ok(None) };
+        match there.find(|other| !equal(&self.map[first], &self.map[*other])) {
+            None => Ok(Some(first)),
+            Some(other) => {
+                let expected = format!("the same as `{}`, of which it is another spelling", self.full(first));
+                Err(self.wrong(other, &expected, &self.map[other]))
+            }
+        }
     }
 
     /// A whole number above zero under any of the spellings, or `default`.
     pub fn size_or(&self, keys: &[&'a str], default: i64) -> Result<i64, Error> {
-        let Some(key) = self.first(keys) else { return Ok(default) };
-        match self.get(key).and_then(Value::as_i64) {
-            Some(number) if number > 0 => Ok(number),
-            _ => Err(self.wrong(key, "a whole number above zero", self.get(key).unwrap_or(&Value::Null))),
-        }
+        Ok(self.given_size(keys)?.unwrap_or(default))
     }
 
     /// A whole number above zero that must be there, under any of the spellings.
     pub fn size(&self, keys: &[&'a str]) -> Result<i64, Error> {
-        if self.first(keys).is_none() {
-            return Err(self.wrong(keys[0], "a whole number above zero", &Value::Null));
-        }
-        self.size_or(keys, 0)
+        self.given_size(keys)?.ok_or_else(|| self.wrong(keys[0], SIZE, &Value::Null))
     }
 
-    /// A finite number, or `default`.
+    /// A whole number above zero: `absent` without the key, `None` where it is null.
+    pub fn optional_size(&self, key: &'a str, absent: Option<i64>) -> Result<Option<i64>, Error> {
+        if self.is_null(key) { Ok(None) } else { Ok(self.given_size(&[key])?.or(absent)) }
+    }
+
+    /// A whole number above zero under any of the spellings; `None` where there is none of them.
+    fn given_size(&self, keys: &[&'a str]) -> Result<Option<i64>, Error> {
+        let Some(key) = self.spelling(keys)? else { return Ok(None) };
+        let (value, largest) = (&self.map[key], largest(key));
+        match value.as_i64() {
+            Some(number) if (1..=largest).contains(&number) => Ok(Some(number)),
+            // Beyond 64 bits a number reads as a float.
+            _ if value.as_f64().is_some_and(|number| number > largest as f64) => {
+                Err(self.wrong(key, &format!("{SIZE} and at most {largest}"), value))
+            }
+            _ => Err(self.wrong(key, SIZE, value)),
+        }
+    }
+
+    /// A whole number, 0 or more, or `default`.
+    pub fn count_or(&self, key: &'a str, default: i64) -> Result<i64, Error> {
+        let Some(value) = self.map.get(key) else { return Ok(default) };
+        let count = value.as_i64().filter(|&number| number >= 0);
+        count.ok_or_else(|| self.wrong(key, "a whole number, 0 or more", value))
+    }
+
+    /// A number, or `default`.
     pub fn number_or(&self, key: &str, default: f64) -> Result<f64, Error> {
         Ok(self.number(key)?.unwrap_or(default))
     }
 
-    /// A number, where there is one.
+    /// A number above zero, or `default`: the epsilon of a norm.
+    pub fn positive_or(&self, key: &str, default: f64) -> Result<f64, Error> {
+        let number = self.number_or(key, default)?;
+        if number > 0.0 { Ok(number) } else { Err(self.wrong(key, "a number above zero", &self.map[key])) }
+    }
+
+    /// The standard deviation of new weights, or 0.02.
+    pub fn deviation(&self, key: &str) -> Result<f64, Error> {
+        let number = self.number_or(key, 0.02)?;
+        let sound = (0.0..=LARGEST_DEVIATION).contains(&number);
+        if sound { Ok(number) } else { Err(self.wrong(key, "a number from 0 to 1000", &self.map[key])) }
+    }
+
+    /// A number, where the key is there.
     pub fn number(&self, key: &str) -> Result<Option<f64>, Error> {
-        match self.get(key) {
+        match self.map.get(key) {
             None => Ok(None),
             Some(value) => value.as_f64().map(Some).ok_or_else(|| self.wrong(key, "a number", value)),
         }
     }
 
+    /// A number, where the key is there and not null.
+    pub fn optional_number(&self, key: &str) -> Result<Option<f64>, Error> {
+        if self.is_null(key) { Ok(None) } else { self.number(key) }
+    }
+
     /// A flag, or `default`.
     pub fn flag_or(&self, key: &str, default: bool) -> Result<bool, Error> {
-        match self.get(key) {
+        match self.map.get(key) {
             None => Ok(default),
             Some(value) => value.as_bool().ok_or_else(|| self.wrong(key, "true or false", value)),
         }
@@ -83,13 +152,13 @@ impl<'a> Fields<'a> {
 
     /// Text, or `default`.
     pub fn text_or(&self, key: &str, default: &'a str) -> Result<&'a str, Error> {
-        match self.get(key) {
+        match self.map.get(key) {
             None => Ok(default),
             Some(value) => value.as_str().ok_or_else(|| self.wrong(key, "text", value)),
         }
     }
 
-    /// Refuses any value of `key` but the neutral ones; an absent key is neutral.
+    /// Refuses any value of `key` but the neutral ones; a key that is absent or null is neutral.
     pub fn refuse_unless(&self, key: &str, neutral: &[Value], fix: &str) -> Result<(), Error> {
         match self.get(key) {
             Some(value) if !neutral.iter().any(|allowed| equal(allowed, value)) => {
@@ -111,7 +180,7 @@ impl<'a> Fields<'a> {
 
     /// The error of a setting with a wrong value.
     pub fn wrong(&self, key: &str, expected: &str, got: &Value) -> Error {
-        let got = if got.is_null() { "nothing".to_owned() } else { abbreviated(got) };
+        let got = if got.is_null() && !self.has(key) { "nothing".to_owned() } else { abbreviated(got) };
         Error::Field { path: self.origin.to_owned(), key: self.full(key), expected: expected.to_owned(), got }
     }
 
@@ -128,4 +197,24 @@ fn equal(left: &Value, right: &Value) -> bool {
 fn abbreviated(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 80 { text } else { text.chars().take(80).chain("…".chars()).collect() }
+}
+
+/// The largest value of a size: at least ten times that of any model, and small enough that no product of sizes overflows.
+fn largest(key: &str) -> i64 {
+    match key {
+        "num_hidden_layers" | "n_layer" => 1 << 12,
+        "num_attention_heads" | "n_head" | "num_key_value_heads" => 1 << 16,
+        "num_experts" | "num_local_experts" | "num_experts_per_tok" => 1 << 14,
+        "hidden_size"
+        | "n_embd"
+        | "n_embed"
+        | "head_dim"
+        | "intermediate_size"
+        | "n_inner"
+        | "ffn_dim"
+        | "word_embed_proj_dim"
+        | "moe_intermediate_size"
+        | "shared_expert_intermediate_size" => 1 << 24,
+        _ => i64::from(i32::MAX),
+    }
 }

@@ -1,6 +1,8 @@
 //! BLOOM (Le Scao et al. 2022, arXiv 2211.05100): linear biases by distance, a norm on the embeddings, queries, keys and
 //! values interleaved by head.
 
+use serde_json::json;
+
 use super::{uniform_scales, whole_head_dim};
 use crate::Error;
 use crate::architecture::{Activation, Architecture, Names, NormKind, Position, Qkv, Residual};
@@ -27,13 +29,17 @@ const NAMES: Names = Names {
     head: "lm_head",
 };
 
-/// `model_type` bloom. `slow_but_exact` with `pretraining_tp` only splits matrix products and is passed over.
+/// `model_type` bloom. `slow_but_exact` with `pretraining_tp` above 1 leaves two biases of each block out in transformers, and is refused.
 pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
-    let hidden_size = fields.size(&["n_embed", "hidden_size"])?;
+    if fields.size_or(&["pretraining_tp"], 1)? > 1 {
+        fields.refuse_unless("slow_but_exact", &[json!(false)], "set it to false, or `pretraining_tp` to 1")?;
+    }
+    let width = if fields.is_null("n_embed") { &["hidden_size"][..] } else { &["n_embed", "hidden_size"] };
+    let hidden_size = fields.size(width)?;
     let num_layers = fields.size(&["n_layer", "num_hidden_layers"])?;
     let num_heads = fields.size(&["n_head", "num_attention_heads"])?;
     let head_dim = whole_head_dim(fields, hidden_size, num_heads)?;
-    let initializer_range = fields.number_or("initializer_range", 0.02)?;
+    let initializer_range = fields.deviation("initializer_range")?;
     let normed = fields.flag_or("apply_residual_connection_post_layernorm", false)?;
     Ok(Architecture {
         vocab_size: fields.size(&["vocab_size"])?,
@@ -47,7 +53,7 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
         max_positions: fields.size_or(&["seq_length"], 2048)?,
         position: Position::Alibi,
         norm: NormKind::Layer,
-        norm_eps: fields.number_or("layer_norm_epsilon", 1e-5)?,
+        norm_eps: fields.positive_or("layer_norm_epsilon", 1e-5)?,
         norm_affine: true,
         residual: if normed { Residual::Normed } else { Residual::Before },
         qkv: Qkv::PerHead,

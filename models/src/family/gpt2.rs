@@ -31,13 +31,13 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let hidden_size = fields.size(&["n_embd", "hidden_size"])?;
     let num_layers = fields.size(&["n_layer", "num_hidden_layers"])?;
     let num_heads = fields.size(&["n_head", "num_attention_heads"])?;
-    let initializer_range = fields.number_or("initializer_range", 0.02)?;
+    let initializer_range = fields.deviation("initializer_range")?;
     let head_dim = whole_head_dim(fields, hidden_size, num_heads)?;
     Ok(Architecture {
         vocab_size: fields.size(&["vocab_size"])?,
         hidden_size,
         embedding_size: hidden_size,
-        intermediate_size: fields.size_or(&["n_inner"], 4 * hidden_size)?,
+        intermediate_size: fields.optional_size("n_inner", None)?.unwrap_or(4 * hidden_size),
         num_layers,
         num_heads,
         num_kv_heads: num_heads,
@@ -45,7 +45,7 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
         max_positions: fields.size_or(&["n_positions", "max_position_embeddings"], 1024)?,
         position: Position::Learned { offset: 0 },
         norm: NormKind::Layer,
-        norm_eps: fields.number_or("layer_norm_epsilon", 1e-5)?,
+        norm_eps: fields.positive_or("layer_norm_epsilon", 1e-5)?,
         norm_affine: true,
         residual: Residual::Before,
         qkv: Qkv::Blocks,

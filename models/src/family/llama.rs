@@ -7,7 +7,7 @@ use super::{activation, uniform_scales, whole_head_dim};
 use crate::Error;
 use crate::architecture::{Architecture, ExpertNames, Experts, Names, NormKind, Position, Qkv, Residual};
 use crate::config::Fields;
-use crate::rope::Rope;
+use crate::rope::{Defaults, Rope};
 
 const NAMES: Names = Names {
     class: "Llama",
@@ -30,16 +30,43 @@ const NAMES: Names = Names {
     head: "lm_head",
 };
 
-/// What the families of this build differ in.
+/// What the families of this build differ in where the file is silent. The numbers are those of transformers' configuration classes.
 pub(super) struct Variant {
     /// The class name of transformers.
     pub(super) class: &'static str,
-    /// `head_dim` where the file has none; `None` for `hidden_size / heads`.
-    pub(super) head_dim: Option<i64>,
-    /// `num_key_value_heads` where the file has none; `None` for as many as query heads.
+    /// `head_dim`.
+    pub(super) head_dim: HeadDim,
+    /// `num_key_value_heads`; `None` for as many as query heads, which null means in every family.
     pub(super) num_kv_heads: Option<i64>,
-    /// `max_position_embeddings` where the file has none.
+    /// `max_position_embeddings`.
     pub(super) max_positions: i64,
+    /// `rope_theta`.
+    pub(super) theta: f64,
+    /// `rms_norm_eps`.
+    pub(super) norm_eps: f64,
+}
+
+/// What a head's width is where the file does not give it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum HeadDim {
+    /// `hidden_size / heads`; null is an error.
+    Quotient,
+    /// The same, and null means it too.
+    QuotientOrNull,
+    /// A number of the family; null is an error.
+    Fixed(i64),
+}
+
+impl HeadDim {
+    fn read(self, fields: &Fields<'_>, hidden_size: i64, heads: i64) -> Result<i64, Error> {
+        let given = match self {
+            Self::QuotientOrNull => fields.optional_size("head_dim", None)?,
+            Self::Quotient | Self::Fixed(_) if fields.has("head_dim") => Some(fields.size(&["head_dim"])?),
+            Self::Quotient => None,
+            Self::Fixed(dim) => Some(dim),
+        };
+        given.map_or_else(|| whole_head_dim(fields, hidden_size, heads), Ok)
+    }
 }
 
 /// The shape that LLaMA, Mistral and Qwen share; no biases and no windows.
@@ -47,14 +74,18 @@ pub(super) fn gated(fields: &Fields<'_>, variant: &Variant) -> Result<Architectu
     let hidden_size = fields.size(&["hidden_size"])?;
     let num_layers = fields.size(&["num_hidden_layers"])?;
     let num_heads = fields.size(&["num_attention_heads"])?;
-    let default_dim = match variant.head_dim {
-        Some(dim) => dim,
-        None if fields.get("head_dim").is_some() => 0,
-        None => whole_head_dim(fields, hidden_size, num_heads)?,
-    };
-    let head_dim = fields.size_or(&["head_dim"], default_dim)?;
+    let head_dim = variant.head_dim.read(fields, hidden_size, num_heads)?;
     let max_positions = fields.size_or(&["max_position_embeddings"], variant.max_positions)?;
-    let initializer_range = fields.number_or("initializer_range", 0.02)?;
+    let num_kv_heads = fields.optional_size("num_key_value_heads", variant.num_kv_heads)?;
+    let initializer_range = fields.deviation("initializer_range")?;
+    let rotation = Defaults {
+        head_dim,
+        max_positions,
+        theta: variant.theta,
+        theta_key: "rope_theta",
+        share: 1.0,
+        share_key: "partial_rotary_factor",
+    };
     Ok(Architecture {
         vocab_size: fields.size(&["vocab_size"])?,
         hidden_size,
@@ -62,12 +93,12 @@ pub(super) fn gated(fields: &Fields<'_>, variant: &Variant) -> Result<Architectu
         intermediate_size: fields.size(&["intermediate_size"])?,
         num_layers,
         num_heads,
-        num_kv_heads: fields.size_or(&["num_key_value_heads"], variant.num_kv_heads.unwrap_or(num_heads))?,
+        num_kv_heads: num_kv_heads.unwrap_or(num_heads),
         head_dim,
         max_positions,
-        position: Position::Rope(Rope::from_fields(fields, head_dim, max_positions, 1.0)?),
+        position: Position::Rope(Rope::from_fields(fields, &rotation)?),
         norm: NormKind::Rms,
-        norm_eps: fields.number_or("rms_norm_eps", 1e-6)?,
+        norm_eps: fields.positive_or("rms_norm_eps", variant.norm_eps)?,
         norm_affine: true,
         residual: Residual::Before,
         qkv: Qkv::Separate,
@@ -93,7 +124,7 @@ pub(super) fn gated(fields: &Fields<'_>, variant: &Variant) -> Result<Architectu
 /// `model_type` llama. `pretraining_tp` above 1 only splits matrix products and is passed over.
 pub(super) fn llama(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let bias = fields.flag_or("attention_bias", false)?;
-    let variant = Variant { class: "Llama", head_dim: None, num_kv_heads: None, max_positions: 2048 };
+    let variant = Variant { class: "Llama", num_kv_heads: None, max_positions: 2048, ..MISTRAL };
     Ok(Architecture {
         qkv_bias: bias,
         out_bias: bias,
@@ -102,14 +133,26 @@ pub(super) fn llama(fields: &Fields<'_>) -> Result<Architecture, Error> {
     })
 }
 
-/// `model_type` mistral: every layer looks back `sliding_window` tokens, or without bound where that is null.
+const MISTRAL: Variant = Variant {
+    class: "Mistral",
+    head_dim: HeadDim::QuotientOrNull,
+    num_kv_heads: Some(8),
+    max_positions: 4096 * 32,
+    theta: 1e4,
+    norm_eps: 1e-6,
+};
+
+/// `model_type` mistral: every layer looks back `sliding_window` tokens, 4096 without the key, or without bound where that is null.
 pub(super) fn mistral(fields: &Fields<'_>) -> Result<Architecture, Error> {
-    let fix = "alternating attention is implemented for model_type qwen2 and qwen3";
+    windowed(fields, &MISTRAL, Some(4096))
+}
+
+/// All layers with one window, which is `window` where the file is silent.
+fn windowed(fields: &Fields<'_>, variant: &Variant, window: Option<i64>) -> Result<Architecture, Error> {
+    let fix = "alternating attention is implemented for model_type qwen2, qwen2_moe and qwen3";
     fields.refuse_unless("layer_types", &[], fix)?;
-    let variant =
-        Variant { class: "Mistral", head_dim: None, num_kv_heads: Some(8), max_positions: 4096 * 32 };
-    let architecture = gated(fields, &variant)?;
-    let window = fields.get("sliding_window").map(|_| fields.size(&["sliding_window"])).transpose()?;
+    let architecture = gated(fields, variant)?;
+    let window = fields.optional_size("sliding_window", window)?;
     Ok(Architecture { windows: vec![window; architecture.num_layers as usize], ..architecture })
 }
 
@@ -120,11 +163,8 @@ pub(super) fn mixtral(fields: &Fields<'_>) -> Result<Architecture, Error> {
         &[json!(0), json!(0.0)],
         "noise on the router is not implemented",
     )?;
-    let architecture = Architecture {
-        names: Names { class: "Mixtral", ..NAMES },
-        norm_eps: fields.number_or("rms_norm_eps", 1e-5)?,
-        ..mistral(fields)?
-    };
+    let variant = Variant { class: "Mixtral", theta: 1e6, norm_eps: 1e-5, ..MISTRAL };
+    let architecture = windowed(fields, &variant, None)?;
     let experts = Experts {
         count: fields.size_or(&["num_local_experts", "num_experts"], 8)?,
         per_token: fields.size_or(&["num_experts_per_tok"], 2)?,

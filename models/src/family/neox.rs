@@ -1,10 +1,12 @@
 //! GPT-NeoX (Black et al. 2022, arXiv 2204.06745) and Pythia: partly rotated heads, attention and MLP side by side.
 
+use serde_json::json;
+
 use super::{activation, uniform_scales, whole_head_dim};
 use crate::Error;
 use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, Residual};
 use crate::config::Fields;
-use crate::rope::Rope;
+use crate::rope::{Defaults, Rope};
 
 const NAMES: Names = Names {
     class: "GPTNeoX",
@@ -27,16 +29,28 @@ const NAMES: Names = Names {
     head: "embed_out",
 };
 
-/// `model_type` `gpt_neox`.
+/// `model_type` `gpt_neox`. transformers reads `rotary_emb_base` and `rotary_pct` here, and not the keys of other families.
 pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let hidden_size = fields.size(&["hidden_size"])?;
     let num_layers = fields.size(&["num_hidden_layers"])?;
     let num_heads = fields.size(&["num_attention_heads"])?;
     let head_dim = whole_head_dim(fields, hidden_size, num_heads)?;
     let max_positions = fields.size_or(&["max_position_embeddings"], 2048)?;
-    let initializer_range = fields.number_or("initializer_range", 0.02)?;
+    let initializer_range = fields.deviation("initializer_range")?;
     let bias = fields.flag_or("attention_bias", true)?;
     let parallel = fields.flag_or("use_parallel_residual", true)?;
+    for (key, own) in [("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")] {
+        fields.refuse_unless(key, &[], &format!("this family reads `{own}` or `rope_parameters` instead"))?;
+    }
+    fields.refuse_unless("head_dim", &[json!(head_dim)], "this family's heads have hidden_size / heads numbers")?;
+    let rotation = Defaults {
+        head_dim,
+        max_positions,
+        theta: 1e4,
+        theta_key: "rotary_emb_base",
+        share: 0.25,
+        share_key: "rotary_pct",
+    };
     Ok(Architecture {
         vocab_size: fields.size(&["vocab_size"])?,
         hidden_size,
@@ -47,9 +61,9 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
         num_kv_heads: num_heads,
         head_dim,
         max_positions,
-        position: Position::Rope(Rope::from_fields(fields, head_dim, max_positions, 0.25)?),
+        position: Position::Rope(Rope::from_fields(fields, &rotation)?),
         norm: NormKind::Layer,
-        norm_eps: fields.number_or("layer_norm_eps", 1e-5)?,
+        norm_eps: fields.positive_or("layer_norm_eps", 1e-5)?,
         norm_affine: true,
         residual: if parallel { Residual::Parallel } else { Residual::Before },
         qkv: Qkv::PerHead,

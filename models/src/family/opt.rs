@@ -36,13 +36,13 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let num_heads = fields.size(&["num_attention_heads"])?;
     let head_dim = whole_head_dim(fields, hidden_size, num_heads)?;
     let norm_first = fields.flag_or("do_layer_norm_before", true)?;
-    let initializer_range = fields.number_or("init_std", 0.02)?;
+    let initializer_range = fields.deviation("init_std")?;
     let bias = fields.flag_or("enable_bias", true)?;
     fields.refuse_unless("layerdrop", &[json!(0)], "layers are never skipped: set it to 0")?;
     Ok(Architecture {
         vocab_size: fields.size(&["vocab_size"])?,
         hidden_size,
-        embedding_size: fields.size_or(&["word_embed_proj_dim"], hidden_size)?,
+        embedding_size: fields.optional_size("word_embed_proj_dim", None)?.unwrap_or(hidden_size),
         intermediate_size: fields.size(&["ffn_dim"])?,
         num_layers,
         num_heads,

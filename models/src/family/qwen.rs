@@ -3,44 +3,66 @@
 
 use serde_json::{Value, json};
 
-use super::llama::{Variant, balance, gated};
+use super::llama::{HeadDim, Variant, balance, gated};
 use crate::Error;
-use crate::architecture::{Architecture, ExpertNames, Experts, Names};
+use crate::architecture::{Architecture, ExpertNames, Experts};
 use crate::config::Fields;
+
+const QWEN2: Variant = Variant {
+    class: "Qwen2",
+    head_dim: HeadDim::Quotient,
+    num_kv_heads: Some(32),
+    max_positions: 32_768,
+    theta: 1e4,
+    norm_eps: 1e-6,
+};
 
 /// `model_type` qwen2.
 pub(super) fn qwen2(fields: &Fields<'_>) -> Result<Architecture, Error> {
-    let variant = Variant { class: "Qwen2", head_dim: None, num_kv_heads: Some(32), max_positions: 32_768 };
-    let architecture = gated(fields, &variant)?;
-    Ok(Architecture { qkv_bias: true, windows: windows(fields, architecture.num_layers)?, ..architecture })
+    let architecture = gated(fields, &QWEN2)?;
+    let windows = windows(fields, architecture.num_layers, from_layer)?;
+    Ok(Architecture { qkv_bias: true, windows, ..architecture })
 }
 
 /// `model_type` qwen3.
 pub(super) fn qwen3(fields: &Fields<'_>) -> Result<Architecture, Error> {
-    let bias = fields.flag_or("attention_bias", false)?;
-    let variant =
-        Variant { class: "Qwen3", head_dim: Some(128), num_kv_heads: Some(32), max_positions: 32_768 };
-    let architecture = gated(fields, &variant)?;
-    let windows = windows(fields, architecture.num_layers)?;
-    Ok(Architecture { qk_norm: true, qkv_bias: bias, out_bias: bias, windows, ..architecture })
+    let variant = Variant { class: "Qwen3", head_dim: HeadDim::Fixed(128), ..QWEN2 };
+    let architecture = normed(fields, &variant)?;
+    Ok(Architecture { windows: windows(fields, architecture.num_layers, from_layer)?, ..architecture })
 }
 
 /// `model_type` `qwen2_moe`: one more expert that every token takes.
 pub(super) fn qwen2_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
-    let architecture = qwen2(fields)?;
-    let bias = fields.flag_or("qkv_bias", true)?;
+    let variant = Variant { class: "Qwen2Moe", num_kv_heads: Some(16), ..QWEN2 };
+    let architecture = gated(fields, &variant)?;
     let shared = fields.size_or(&["shared_expert_intermediate_size"], 5632)?;
-    let experts = Experts { shared_size: Some(shared), ..experts(fields, &architecture, [60, 4, 1408])? };
-    let names = Names { class: "Qwen2Moe", ..architecture.names };
-    Ok(Architecture { qkv_bias: bias, experts: Some(experts), names, ..architecture })
+    // Unlike its siblings, this family has no second spelling of `num_experts`.
+    let experts = experts(fields, &architecture, &["num_experts"], [60, 4, 1408])?;
+    Ok(Architecture {
+        qkv_bias: fields.flag_or("qkv_bias", true)?,
+        experts: Some(Experts { shared_size: Some(shared), ..experts }),
+        windows: windows(fields, architecture.num_layers, every_other)?,
+        ..architecture
+    })
 }
 
-/// `model_type` `qwen3_moe`.
+/// `model_type` `qwen3_moe`: all layers have the window, if `use_sliding_window`; `max_window_layers` is not read.
 pub(super) fn qwen3_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
-    let architecture = qwen3(fields)?;
-    let experts = experts(fields, &architecture, [128, 8, 768])?;
-    let names = Names { class: "Qwen3Moe", ..architecture.names };
-    Ok(Architecture { experts: Some(experts), names, ..architecture })
+    let variant = Variant { class: "Qwen3Moe", num_kv_heads: Some(4), ..QWEN2 };
+    let architecture = normed(fields, &variant)?;
+    let experts = experts(fields, &architecture, &["num_experts", "num_local_experts"], [128, 8, 768])?;
+    let windows = vec![window(fields)?; architecture.num_layers as usize];
+    let kind = if windows[0].is_some() { "sliding_attention" } else { "full_attention" };
+    let same = json!(vec![kind; windows.len()]);
+    let fix = "this family has one window for all layers, or none: remove the key, or set `use_sliding_window`";
+    fields.refuse_unless("layer_types", &[same], fix)?;
+    Ok(Architecture { experts: Some(experts), windows, ..architecture })
+}
+
+/// Qwen3's norms of queries and keys, and its biases.
+fn normed(fields: &Fields<'_>, variant: &Variant) -> Result<Architecture, Error> {
+    let bias = fields.flag_or("attention_bias", false)?;
+    Ok(Architecture { qk_norm: true, qkv_bias: bias, out_bias: bias, ..gated(fields, variant)? })
 }
 
 /// Experts in every `decoder_sparse_step`-th layer that is not among `mlp_only_layers`. The defaults are their count, those of a token,
@@ -48,6 +70,7 @@ pub(super) fn qwen3_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
 fn experts(
     fields: &Fields<'_>,
     architecture: &Architecture,
+    counts: &[&'static str],
     [count, per_token, width]: [i64; 3],
 ) -> Result<Experts, Error> {
     let step = fields.size_or(&["decoder_sparse_step"], 1)?;
@@ -58,7 +81,7 @@ fn experts(
     };
     let has = |layer: i64| (layer + 1) % step == 0 && !dense.contains(&layer);
     Ok(Experts {
-        count: fields.size_or(&["num_experts", "num_local_experts"], count)?,
+        count: fields.size_or(counts, count)?,
         per_token: fields.size_or(&["num_experts_per_tok"], per_token)?,
         normalized: fields.flag_or("norm_topk_prob", false)?,
         intermediate_size: fields.size_or(&["moe_intermediate_size"], width)?,
@@ -74,22 +97,32 @@ fn experts(
     })
 }
 
-/// `layer_types` where the file has them; otherwise the layers from `max_window_layers` on have the window, if
-/// `use_sliding_window`.
-fn windows(fields: &Fields<'_>, num_layers: i64) -> Result<Vec<Option<i64>>, Error> {
-    let window = if fields.flag_or("use_sliding_window", false)? {
-        Some(fields.size_or(&["sliding_window"], 4096)?)
-    } else {
-        None
-    };
+/// The window of the layers that have one: `sliding_window`, if `use_sliding_window`.
+fn window(fields: &Fields<'_>) -> Result<Option<i64>, Error> {
+    let window = fields.optional_size("sliding_window", Some(4096))?;
+    Ok(if fields.flag_or("use_sliding_window", false)? { window } else { None })
+}
+
+/// Whether a layer has the window in Qwen2 and Qwen3 without `layer_types`: from `max_window_layers` on.
+fn from_layer(layer: i64, max_window_layers: i64) -> bool {
+    layer >= max_window_layers
+}
+
+/// The same in Qwen2-MoE, as transformers has it: every other layer before `max_window_layers`.
+fn every_other(layer: i64, max_window_layers: i64) -> bool {
+    layer % 2 == 0 && layer < max_window_layers
+}
+
+/// `layer_types` where the file has them; otherwise those that `has` says of a layer and `max_window_layers`.
+fn windows(
+    fields: &Fields<'_>,
+    num_layers: i64,
+    has: fn(i64, i64) -> bool,
+) -> Result<Vec<Option<i64>>, Error> {
+    let window = window(fields)?;
+    let bound = fields.count_or("max_window_layers", 28)?;
     let Some(types) = fields.get("layer_types") else {
-        let first = match fields.get("max_window_layers") {
-            None => 28,
-            Some(value) => {
-                value.as_i64().ok_or_else(|| fields.wrong("max_window_layers", "a whole number", value))?
-            }
-        };
-        return Ok((0..num_layers).map(|layer| window.filter(|_| layer >= first)).collect());
+        return Ok((0..num_layers).map(|layer| window.filter(|_| has(layer, bound))).collect());
     };
     let list = types
         .as_array()
@@ -101,7 +134,7 @@ fn windows(fields: &Fields<'_>, num_layers: i64) -> Result<Vec<Option<i64>>, Err
         (Some("sliding_attention"), None) => Err(fields.unsupported(
             "layer_types",
             kind,
-            "set `use_sliding_window` to true, or make all layers full_attention",
+            "set `use_sliding_window` to true and `sliding_window`, or make all layers full_attention",
         )),
         _ => Err(fields.unsupported(
             "layer_types",

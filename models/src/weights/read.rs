@@ -29,6 +29,11 @@ impl WeightFolder {
         Ok(Self { path: folder.to_owned(), files, used: BTreeSet::new() })
     }
 
+    /// Whether there is a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.files.iter().any(|file| file.shape(name).is_some())
+    }
+
     /// This rank's part of the tensor under the first of `names` that is there, whose whole has the shape `shape`; in the kind of
     /// the file.
     pub fn tensor(
@@ -84,7 +89,7 @@ fn file_names(folder: &Path) -> Result<Vec<String>, Error> {
         let source = std::io::Error::from(std::io::ErrorKind::NotFound);
         return Err(Error::Io { path: folder.join(SINGLE), source });
     }
-    let text = std::fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+    let text = crate::config::read_text(&path)?;
     let index: Value = serde_json::from_str(&text)
         .map_err(|source| Error::Json { path: path.display().to_string(), source })?;
     let names: Option<BTreeSet<String>> = index["weight_map"]

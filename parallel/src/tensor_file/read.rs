@@ -1,11 +1,13 @@
 //! Reading: every claim of a header is checked against the file before a byte of it is believed.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value};
+use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use tch::Tensor;
 
 use super::{DTYPES, Error};
@@ -37,6 +39,10 @@ impl TensorFile {
         let io = |source| Error::Io { path: path.to_owned(), source };
         let malformed = |reason: String| Error::Malformed { path: path.to_owned(), reason };
         let truncated = |expected, got| Error::Truncated { path: path.to_owned(), expected, got };
+        // A pipe would be waited for without end.
+        if !std::fs::metadata(path).map_err(io)?.is_file() {
+            return Err(malformed("it is a folder, a pipe or a device".to_owned()));
+        }
         let file = File::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
         if size < 8 {
@@ -46,7 +52,8 @@ impl TensorFile {
         file.read_exact_at(&mut length, 0).map_err(io)?;
         let length = u64::from_le_bytes(length);
         if length > MAX_HEADER {
-            return Err(malformed(format!("its header would have {length} bytes")));
+            let reason = format!("its header would have {length} bytes, and at most {MAX_HEADER} are allowed");
+            return Err(malformed(reason));
         }
         let data = 8 + length;
         if size < data {
@@ -54,14 +61,15 @@ impl TensorFile {
         }
         let mut header = vec![0; length as usize];
         file.read_exact_at(&mut header, 8).map_err(io)?;
-        let header: Map<String, Value> = serde_json::from_slice(&header)
-            .map_err(|source| malformed(format!("its header is no JSON: {source}")))?;
+        let Header(told) = serde_json::from_slice(&header)
+            .map_err(|source| malformed(format!("its header cannot be read: {source}")))?;
+        drop(header);
         let mut entries = BTreeMap::new();
-        for (name, value) in header.iter().filter(|(name, _)| *name != "__metadata__") {
-            let entry = Entry::parse(value, data)
-                .ok_or_else(|| malformed(format!("its entry `{name}` is {value}")))?;
-            entries.insert(name.clone(), entry);
+        for (name, told) in told {
+            let entry = told.check(data).map_err(|reason| malformed(format!("`{name}` {reason}")))?;
+            entries.insert(name, entry);
         }
+        refuse_overlaps(&entries).map_err(malformed)?;
         let end = entries.values().map(|entry| entry.end).max().unwrap_or(data);
         if size < end {
             return Err(truncated(end, size));
@@ -101,12 +109,6 @@ impl TensorFile {
             return Err(Error::Dtype { path: path(), name: name(), dtype: entry.dtype.clone() });
         };
         let size = kind.elt_size_in_bytes() as u64;
-        let bytes = shape.iter().product::<i64>() as u64 * size;
-        if entry.end - entry.start != bytes {
-            let reason =
-                format!("`{}` has {} bytes and should have {bytes}", name(), entry.end - entry.start);
-            return Err(Error::Malformed { path: path(), reason });
-        }
         let part = placement.part_shape(shape);
         let mut buffer = vec![0; part.iter().product::<i64>() as usize * size as usize];
         let mut rest = buffer.as_mut_slice();
@@ -138,14 +140,78 @@ fn pieces(shape: &[i64], placement: &Placement) -> Vec<(u64, u64)> {
     (0..outer).flat_map(runs).collect()
 }
 
-impl Entry {
-    fn parse(value: &Value, data: u64) -> Option<Self> {
-        let shape: Option<Vec<i64>> = value["shape"].as_array()?.iter().map(Value::as_i64).collect();
-        let offset = |index: usize| value["data_offsets"][index].as_u64()?.checked_add(data);
-        let (start, end) = (offset(0)?, offset(1)?);
-        let shape = shape?;
-        let sound = start <= end && shape.iter().all(|&size| size >= 0);
-        sound.then_some(Self { dtype: value["dtype"].as_str()?.to_owned(), shape, start, end })
+/// The header: names and what it tells of each tensor. Read entry by entry, since it may have 100 MB.
+struct Header(BTreeMap<String, Told>);
+
+/// One tensor as the header tells it, unchecked.
+#[derive(Deserialize)]
+struct Told {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+        let mut told = BTreeMap::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if name == "__metadata__" {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            let entry = map.next_value::<Told>()?;
+            if told.contains_key(&name) {
+                return Err(A::Error::custom(format!("`{name}` is there twice")));
+            }
+            told.insert(name, entry);
+        }
+        Ok(Header(told))
+    }
+}
+
+impl Told {
+    /// The entry, whose offsets count from the start of the file; `data` is where the numbers begin.
+    fn check(self, data: u64) -> Result<Entry, String> {
+        let [from, to] = self.data_offsets;
+        let bounds = from.checked_add(data).zip(to.checked_add(data)).filter(|(start, end)| start <= end);
+        let Some((start, end)) = bounds else { return Err(format!("has the bytes {from} to {to}")) };
+        let shape: Option<Vec<i64>> = self.shape.iter().map(|&size| i64::try_from(size).ok()).collect();
+        let count = self.shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
+        let known = DTYPES.iter().find(|(dtype, _)| *dtype == self.dtype);
+        let width = known.map(|(_, kind)| kind.elt_size_in_bytes() as u64);
+        let bytes = count.map(|count| count.checked_mul(width.unwrap_or(1)));
+        let (Some(shape), Some(Some(bytes))) = (shape, bytes) else {
+            return Err(format!("has the shape {:?}, which is beyond any memory", self.shape));
+        };
+        if width.is_some() && bytes != end - start {
+            return Err(format!("has {} bytes and should have {bytes}", end - start));
+        }
+        Ok(Entry { dtype: self.dtype, shape, start, end })
+    }
+}
+
+/// Refuses tensors that share bytes.
+fn refuse_overlaps(entries: &BTreeMap<String, Entry>) -> Result<(), String> {
+    let mut sorted: Vec<(&String, &Entry)> =
+        entries.iter().filter(|(_, entry)| entry.start < entry.end).collect();
+    sorted.sort_by_key(|(_, entry)| entry.start);
+    match sorted.windows(2).find(|pair| pair[0].1.end > pair[1].1.start) {
+        None => Ok(()),
+        Some(pair) => Err(format!("`{}` and `{}` share bytes", pair[0].0, pair[1].0)),
     }
 }
 
@@ -156,6 +222,67 @@ mod tests {
     use super::*;
     use crate::comm::Group;
     use crate::parameter::Cut;
+
+    fn opened(bytes: &[u8]) -> Result<TensorFile, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        std::fs::write(&path, bytes).unwrap();
+        TensorFile::open(&path).map_err(|error| error.to_string())
+    }
+
+    fn with_header(header: &str) -> Result<TensorFile, String> {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.extend_from_slice(&[0; 16]);
+        opened(&bytes)
+    }
+
+    #[test]
+    fn a_header_that_lies_is_refused_before_it_is_believed() {
+        let entry = |shape: &str, offsets: &str| {
+            format!(r#""a": {{"dtype": "F32", "shape": {shape}, "data_offsets": {offsets}}}"#)
+        };
+        assert_eq!(with_header(&format!("{{{}}}", entry("[2, 2]", "[0, 16]"))).unwrap().shape("a"), Some(&[2, 2][..]));
+        for (header, words) in [
+            (entry("[2, 2]", "[0, 20]"), "`a` has 20 bytes and should have 16"),
+            (entry("[4294967296, 4294967296, 2]", "[0, 16]"), "beyond any memory"),
+            (entry("[9223372036854775807]", "[0, 16]"), "beyond any memory"),
+            (entry("[-1]", "[0, 16]"), "cannot be read"),
+            (entry("[1.5]", "[0, 16]"), "cannot be read"),
+            (entry("[0]", "[16, 0]"), "`a` has the bytes 16 to 0"),
+            (entry("[4]", "[18446744073709551600, 18446744073709551615]"), "`a` has the bytes"),
+            (entry("[8]", "[0, 32]"), "is truncated"),
+            (format!("{}, {}", entry("[1]", "[0, 4]"), entry("[1]", "[4, 8]")), "`a` is there twice"),
+            (
+                format!("{}, {}", entry("[2]", "[0, 8]"), entry("[2]", "[4, 12]").replace("\"a\"", "\"b\"")),
+                "`a` and `b` share bytes",
+            ),
+            (r#""a": 7"#.to_owned(), "cannot be read"),
+            (r#""a": {"dtype": "F32", "shape": [1]}"#.to_owned(), "missing field `data_offsets`"),
+        ] {
+            let error = with_header(&format!("{{{header}}}")).unwrap_err();
+            assert!(error.contains(words), "{header}: {error}");
+        }
+        assert!(with_header("[1]").unwrap_err().contains("an object of tensors"));
+    }
+
+    #[test]
+    fn a_header_without_end_and_a_folder_are_refused() {
+        for length in [u64::MAX, i64::MAX as u64, 1 << 40] {
+            let mut bytes = length.to_le_bytes().to_vec();
+            bytes.extend_from_slice(b"{}");
+            assert!(opened(&bytes).unwrap_err().contains("at most 100000000 are allowed"));
+        }
+        let folder = tempfile::tempdir().unwrap();
+        assert!(TensorFile::open(folder.path()).unwrap_err().to_string().contains("it is a folder"));
+    }
+
+    #[test]
+    fn the_text_of_the_metadata_does_not_matter() {
+        let text = "x".repeat(1 << 20);
+        let header = format!(r#"{{"__metadata__": {{"format": "pt", "long": "{text}", "deep": [[{{}}]]}}}}"#);
+        assert_eq!(with_header(&header).unwrap().names().count(), 0);
+    }
 
     #[test]
     fn a_part_of_the_columns_is_read_row_by_row() {

@@ -30,14 +30,28 @@ pub fn release_free_heap() {
 
 /// The most memory that this program ever held resident, in bytes. `getrusage` would count what its parent held before it started it.
 pub fn peak_rss_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let field = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kibibytes = field.and_then(|field| field.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kibibytes.unwrap_or(0) * 1024
+    read_bytes("/proc/self/status", "VmHWM:").unwrap_or(0)
+}
+
+/// The memory of this machine in bytes; `None` where the system does not tell.
+pub fn total_bytes() -> Option<u64> {
+    read_bytes("/proc/meminfo", "MemTotal:")
+}
+
+/// A field of a file of `/proc`, which is in KiB.
+fn read_bytes(path: &str, field: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let value = text.lines().find_map(|line| line.strip_prefix(field))?;
+    Some(value.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_machine_has_more_memory_than_a_process_held() {
+        assert!(super::total_bytes().unwrap() > super::peak_rss_bytes());
+    }
+
     #[test]
     fn the_peak_grows_with_what_is_held() {
         let before = super::peak_rss_bytes();

@@ -22,6 +22,8 @@ const METRIC_ROWS: usize = 3;
 pub(super) struct Stage {
     /// `[2/5] sft`, harmless.
     pub(super) label: String,
+    /// What its steps are called: `step`, `iteration`.
+    pub(super) unit: &'static str,
     pub(super) total: u64,
     pub(super) step: u64,
     /// When the stage began and when the last update came, by the display's clock.
@@ -104,8 +106,8 @@ impl Stage {
     fn speed(&self) -> Vec<String> {
         let tokens = self.rate.tokens_per_second().map(|rate| format!("{} tok/s", number::count(rate)));
         let step = self.rate.seconds_per_step().map(|seconds| match seconds {
-            short if short < 1.0 => format!("{:.0} ms/step", 1000.0 * short),
-            long => format!("{long:.2} s/step"),
+            short if short < 1.0 => format!("{:.0} ms/{}", 1000.0 * short, self.unit),
+            long => format!("{long:.2} s/{}", self.unit),
         });
         tokens.into_iter().chain(step).collect()
     }
@@ -149,9 +151,13 @@ impl Stage {
         let elapsed = number::duration(self.elapsed(now));
         let mut spans = vec![self.label.clone().bold(), "  ".into()];
         match failure {
-            None => spans.extend(["✓".green(), format!(" {} steps in {elapsed}", self.step).into()]),
+            None => {
+                let done = number::counted(self.step, self.unit);
+                spans.extend(["✓".green(), format!(" {done} in {elapsed}").into()]);
+            }
             Some(reason) => {
-                let place = format!(" stopped at {}/{} after {elapsed}: {reason}", self.step, self.total);
+                let (unit, step, total) = (self.unit, self.step, self.total);
+                let place = format!(" stopped at {unit} {step}/{total} after {elapsed}: {reason}");
                 spans.extend(["✗".red(), place.into()]);
             }
         }

@@ -40,6 +40,19 @@ fn screen(progress: &Progress<Vec<u8>>, columns: u16) -> Vec<String> {
 }
 
 #[test]
+fn iterations_are_called_so_and_one_is_no_plural() {
+    let mode = Mode { layout: Layout::Lines(Every::Steps(1)), color: false };
+    let mut progress = Progress::with_clock(Vec::new(), mode, || Duration::ZERO);
+    progress.call_steps("iteration");
+    progress.start("ppo", 1).unwrap();
+    progress.update(1, &[]).unwrap();
+    progress.finish().unwrap();
+    let text = String::from_utf8(progress.into_sink()).unwrap();
+    assert!(text.contains("ppo  ✓ 1 iteration in 0.0s"), "{text}");
+    assert!(!text.contains("step"), "{text}");
+}
+
+#[test]
 fn the_block_shows_where_the_stage_is() {
     let (progress, time) = live(80);
     let mut progress = progress.of_stages(5);
@@ -80,7 +93,7 @@ fn a_finished_stage_leaves_one_line() {
         screen(&progress, 60),
         [
             "[1/2] rm  ✓ 2 steps in 3m12s  loss 0.4121  accuracy 0.9100",
-            "[2/2] ppo  ✗ stopped at 1/3 after 1.0s: loss is NaN;↵lower…",
+            "[2/2] ppo  ✗ stopped at step 1/3 after 1.0s: loss is NaN;↵lower…",
         ]
     );
 }
