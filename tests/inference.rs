@@ -158,9 +158,73 @@ fn truncated_weights_are_named() {
     let weights = scratch.path("model").join("model.safetensors");
     let bytes = std::fs::read(&weights).unwrap();
     std::fs::write(&weights, &bytes[..bytes.len() - 9]).unwrap();
+    scratch.write("said.jsonl", "{\"ids\": [7, 8]}\n");
     scratch
-        .run("generate --model model --prompt x")
+        .run("reward --model model --input said.jsonl")
         .fails(3, &["model.safetensors is truncated", "copy it again"]);
+}
+
+#[test]
+fn a_reward_model_talks_to_nobody() {
+    let scratch = world();
+    scratch.write("told.jsonl", "{\"ids\": [7, 8]}\n");
+    for line in [
+        "generate --model judge --prompt x",
+        "chat --model judge",
+        "logprobs --model judge --input told.jsonl",
+    ] {
+        scratch.run(line).fails(3, &["judge: this is a model with a score", "give a language model here"]);
+    }
+}
+
+/// Copies a model folder and changes its first embedding.
+fn with_embedding(from: &str, to: &str, value: f32) {
+    let scratch = world();
+    std::fs::create_dir(scratch.path(to)).unwrap();
+    for name in names(&scratch.path(from)) {
+        std::fs::copy(scratch.path(from).join(&name), scratch.path(to).join(&name)).unwrap();
+    }
+    let weights = scratch.path(to).join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let offset = header["model.embed_tokens.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[8 + length + offset..][..4].copy_from_slice(&value.to_le_bytes());
+    std::fs::write(&weights, bytes).unwrap();
+}
+
+#[test]
+fn weights_that_are_no_numbers_make_no_rows() {
+    let scratch = world();
+    scratch.write("zero.jsonl", "{\"ids\": [0, 8]}\n");
+    with_embedding("model", "model-nan", f32::NAN);
+    with_embedding("judge", "judge-nan", f32::INFINITY);
+    for (line, word) in [
+        ("logprobs --model model-nan --input zero.jsonl --output zero.out.jsonl", "holds NaN"),
+        ("generate --model model-nan --prompt x", "holds NaN"),
+        ("reward --model judge-nan --input zero.jsonl --output zero.out.jsonl", "holds infinity"),
+    ] {
+        scratch.run(line).fails(3, &["the tensor `model.embed_tokens.weight`", word]);
+    }
+    assert!(!scratch.path("zero.out.jsonl").exists());
+}
+
+#[test]
+fn absurd_configurations_are_refused_before_anything_is_made() {
+    let scratch = world();
+    for (from, to, code, word) in [
+        ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1000000000000", 3, "`num_hidden_layers`"),
+        ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4611686018427387904", 3, "`num_hidden_layers`"),
+        ("\"vocab_size\": 320", "\"vocab_size\": 1099511627776", 3, "`vocab_size`"),
+        ("\"hidden_size\": 32", "\"hidden_size\": 0", 3, "`hidden_size`"),
+        ("1e-5", "NaN", 3, "is no valid JSON"),
+        ("\"hidden_size\": 32", "\"hidden_size\": 1048576", 4, "GiB of memory"),
+    ] {
+        let text = CONFIG.replacen(from, to, 1);
+        scratch.write("absurd.json", &text);
+        scratch.run("model init absurd.json --seed 1 --out absurd").fails(code, &["absurd.json", word]);
+        assert!(!scratch.path("absurd").exists());
+    }
 }
 
 #[test]

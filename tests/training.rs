@@ -236,8 +236,127 @@ fn the_four_models_share_one_vocabulary() {
     let stages = "--set pipeline.stages=[\"data\",\"tokenizer\",\"base\",\"sft\",\"rm\"]";
     scratch.run(&format!("pipeline --config other.toml {stages}")).succeeds();
     let line = "ppo --config life/ppo/run.toml --set ppo.reward_model=other/rm/final --set out=mixed";
-    scratch.run(line).fails(2, &["vocabulary of 300 tokens", "310", "share one tokenizer"]);
+    scratch.run(line).fails(2, &["other/rm/final: the reward model has another tokenizer", "its token 30"]);
     assert!(!scratch.path("mixed").exists());
+}
+
+#[test]
+fn models_of_one_size_and_two_tokenizers_are_told_apart() {
+    let scratch = copied();
+    for part in ["rm", "sft"] {
+        copy(&scratch.path(&format!("life/{part}/final")), &scratch.path(part));
+        let path = scratch.path(part).join("tokenizer.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut tokenizer: Value = serde_json::from_str(&text).unwrap();
+        let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+        // The digits 3 and 4 change places.
+        let (three, four) = (vocabulary["3"].clone(), vocabulary["4"].clone());
+        vocabulary.insert("3".to_owned(), four);
+        vocabulary.insert("4".to_owned(), three);
+        std::fs::write(&path, tokenizer.to_string()).unwrap();
+    }
+    for (set, role) in
+        [("reward_model=rm", "reward"), ("reference_model=sft", "reference"), ("critic_model=rm", "critic")]
+    {
+        let line = format!("ppo --config life/ppo/run.toml --set out=mixed --set ppo.{set}");
+        let words = [format!("the {role} model has another tokenizer than the policy: its token")];
+        scratch.run(&line).fails(2, &[&words[0], "is \"4\", and the policy's is \"3\""]);
+    }
+    std::fs::remove_file(scratch.path("rm").join("tokenizer.json")).unwrap();
+    let outcome =
+        scratch.run("ppo --config life/ppo/run.toml --dry-run --set out=mixed --set ppo.reward_model=rm");
+    outcome.succeeds();
+    assert!(
+        outcome.stderr.contains("warning: rm has no tokenizer.json: whether the reward model"),
+        "{outcome:#?}"
+    );
+    assert!(!scratch.path("mixed").exists());
+}
+
+#[test]
+fn a_rollout_of_one_token_works() {
+    let scratch = copied();
+    let first = std::fs::read_to_string(scratch.path("life/ppo/run.toml")).unwrap();
+    scratch.write("one.toml", &first);
+    scratch.write("one.jsonl", "{\"prompt\": \"1 + 1\"}\n");
+    let sets = "--set out=one --set data.train=one.jsonl --set ppo.rollout_batch_size=1 --set ppo.mini_batch_size=1 \
+                --set ppo.max_new_tokens=1 --set ppo.whiten_rewards=true --set ppo.iterations=2";
+    let outcome = scratch
+        .run(&format!("ppo --config one.toml {}", sets.split_whitespace().collect::<Vec<_>>().join(" ")));
+    outcome.succeeds();
+    let words = ["1 prompt, ", "2 iterations of 1 reply", "2 iterations in"];
+    assert!(words.iter().all(|word| outcome.stderr.contains(word)), "{outcome:#?}");
+    for row in metrics(&scratch, "one") {
+        // One return has no variance, and whatever else is logged is a number.
+        for (name, value) in row.as_object().unwrap() {
+            assert_eq!(value.is_null(), name == "val/explained_variance", "{name}: {value}");
+        }
+    }
+}
+
+#[test]
+fn dropout_that_is_not_applied_is_told_once() {
+    let scratch = copied();
+    let path = scratch.path("life/base/final/config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replacen("\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1", 1))
+        .unwrap();
+    let outcome = scratch.run("sft --config life/sft/run.toml --set out=dropped --set train.steps=1");
+    outcome.succeeds();
+    let told = "warning: dropout of config.json is not applied: `attention_dropout` 0.1 of the model";
+    assert_eq!(outcome.stderr.matches(told).count(), 1, "{outcome:#?}");
+    assert!(outcome.stderr.contains("; 1 step of 8 rows;"), "{outcome:#?}");
+}
+
+#[test]
+fn rows_beyond_the_rotations_are_refused() {
+    let scratch = copied();
+    let path = scratch.path("life/base/final/config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(
+        &path,
+        text.replacen("\"max_position_embeddings\": 128", "\"max_position_embeddings\": 8", 1),
+    )
+    .unwrap();
+    let outcome = scratch.run("sft --config life/sft/run.toml --set out=long");
+    outcome.fails(
+        2,
+        &[
+            "the model has 8 positions and the longest row has",
+            "set [data] max_length to 8 or less, or stretch",
+        ],
+    );
+    assert!(!scratch.path("long").exists());
+}
+
+#[test]
+fn a_score_is_not_trained_as_a_language_model() {
+    let scratch = copied();
+    for line in ["sft --config life/sft/run.toml", "ppo --config life/ppo/run.toml"] {
+        let outcome = scratch.run(&format!("{line} --set out=scored --set model.path=life/rm/final"));
+        outcome.fails(3, &["life/rm/final: this is a model with a score"]);
+    }
+    let line = "ppo --config life/ppo/run.toml --set out=scored --set ppo.reference_model=life/rm/final";
+    scratch.run(line).fails(3, &["life/rm/final: this is a model with a score"]);
+}
+
+#[test]
+fn a_report_tells_the_sizes_of_the_models_that_it_measured() {
+    let scratch = copied();
+    let text = LIFE.replace("hidden_size = 16", "hidden_size = 64").replace("'life'", "'later'");
+    scratch.write("later.toml", &text);
+    let stages = "--set pipeline.stages=[\"data\",\"sft\",\"report\"]";
+    let line = format!("pipeline --config later.toml {stages} --set stage.sft.model.path=life/base/final");
+    scratch.run(&line).succeeds();
+    let report: Value = serde_json::from_str(&scratch.read("later/report.json")).unwrap();
+    let settings = &report["settings"];
+    assert_eq!(
+        (&settings["hidden size"], &settings["layers"]),
+        (&Value::from(16), &Value::from(2)),
+        "{settings}"
+    );
+    assert_eq!(settings["sft from"], "life/base/final", "{settings}");
+    assert!(settings.get("ppo iterations").is_none() && settings.get("base steps").is_none(), "{settings}");
 }
 
 #[test]

@@ -37,6 +37,14 @@ fn a_wrong_file_is_refused_with_its_line_before_anything_is_made() {
         .fails(2, &["--set train.epochs=many: `train.epochs`"]);
     scratch.run("sft --config run.toml --set train.lr=-1").fails(2, &["[train] lr = -1"]);
     scratch.run("ppo --config run.toml").fails(2, &["`ppo.reward_model` is not set"]);
+    let batch = "sft --config run.toml --set train.micro_batch_size=9223372036854775807 --set train.gradient_accumulation_steps=4";
+    scratch
+        .run(batch)
+        .fails(2, &["[train] micro_batch_size x gradient_accumulation_steps = 9223372036854775807 x 4"]);
+    let replies = "ppo --config run.toml --set ppo.rollout_batch_size=4294967296 --set ppo.samples_per_prompt=4294967296";
+    scratch
+        .run(replies)
+        .fails(2, &["[ppo] rollout_batch_size x samples_per_prompt = 4294967296 x 4294967296"]);
     assert_eq!(scratch.names(), ["run.toml"]);
 }
 

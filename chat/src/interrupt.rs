@@ -75,7 +75,8 @@ fn end() {
 
 /// Removes what this process is writing in `folder`.
 fn sweep(folder: &Path) {
-    let own = |name: &str| checkpoint::temporary_of(name).is_some_and(|(_, by)| by == Some(std::process::id()));
+    let own =
+        |name: &str| checkpoint::temporary_of(name).is_some_and(|(_, by)| by == Some(std::process::id()));
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(own) {
             // The program ends: what cannot be removed is removed at the next start.

@@ -42,7 +42,10 @@ pub(crate) fn claim_file(path: &Path, force: bool, inputs: &[&Path]) -> Result<(
 /// Refuses `--out path` where something lies already.
 pub(crate) fn claim_folder(path: &Path) -> Result<(), ConfigError> {
     let refuse = |problem: &str| {
-        Err(ConfigError::Argument { argument: format!("--out {}", path.display()), problem: problem.to_owned() })
+        Err(ConfigError::Argument {
+            argument: format!("--out {}", path.display()),
+            problem: problem.to_owned(),
+        })
     };
     if checkpoint::is_taken(path) {
         return refuse("it exists already: choose another folder, or remove it");

@@ -273,8 +273,7 @@ fn settings(config: &PipelineConfig) -> anyhow::Result<Map<String, Value>> {
     }
     let ppo = &config.stages[&Stage::Ppo].ppo;
     settings.insert("ppo iterations".into(), json!(ppo.iterations));
-    settings
-        .insert("ppo replies an iteration".into(), json!(ppo.replies()?));
+    settings.insert("ppo replies an iteration".into(), json!(ppo.replies()?));
     settings.insert("ppo KL coefficient".into(), json!(ppo.kl_coef));
     Ok(settings)
 }

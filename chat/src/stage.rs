@@ -252,7 +252,8 @@ fn tell_what_is_left(out: &Path, error: &rlhf::Error) {
     if matches!(error, rlhf::Error::Interrupted { .. }) {
         return;
     }
-    let newest = checkpoint::list(&out.join("checkpoints")).ok().and_then(|mut checkpoints| checkpoints.pop());
+    let newest =
+        checkpoint::list(&out.join("checkpoints")).ok().and_then(|mut checkpoints| checkpoints.pop());
     match newest {
         Some((_, path)) => tell(&format!("the newest checkpoint of this run is {}", path.display())),
         None => tell("this run has saved no checkpoint"),

@@ -404,7 +404,9 @@ mod tests {
     #[test]
     fn left_overs_go_and_nothing_else_does() {
         let folder = tempfile::tempdir().unwrap();
-        for name in [".step-6.tmp", ".step-6.77-abc.tmp", ".step-5.old.tmp", ".notes.tmp", "step-6", ".step-x.tmp"] {
+        for name in
+            [".step-6.tmp", ".step-6.77-abc.tmp", ".step-5.old.tmp", ".notes.tmp", "step-6", ".step-x.tmp"]
+        {
             fs::create_dir(folder.path().join(name)).unwrap();
         }
         remove_left_overs(folder.path(), |name| step_of(name).is_some()).unwrap();

@@ -131,7 +131,8 @@ impl TrainConfig {
     /// Optimiser steps over `rows` training rows: `steps`, or as many whole batches as cover `epochs` passes (the last one runs on
     /// into the next pass).
     pub fn total_steps(&self, rows: usize) -> u64 {
-        self.steps.unwrap_or_else(|| (rows as u64).saturating_mul(self.epochs).div_ceil(self.batch_size() as u64))
+        self.steps
+            .unwrap_or_else(|| (rows as u64).saturating_mul(self.epochs).div_ceil(self.batch_size() as u64))
     }
 }
 
@@ -153,8 +154,11 @@ mod tests {
 
     #[test]
     fn batches_that_overflow_are_refused_by_name() {
-        for (micro_batch_size, gradient_accumulation_steps) in [(usize::MAX, 2), (1 << 33, 1 << 33), (1 << 24, 2)] {
-            let config = TrainConfig { micro_batch_size, gradient_accumulation_steps, ..TrainConfig::default() };
+        for (micro_batch_size, gradient_accumulation_steps) in
+            [(usize::MAX, 2), (1 << 33, 1 << 33), (1 << 24, 2)]
+        {
+            let config =
+                TrainConfig { micro_batch_size, gradient_accumulation_steps, ..TrainConfig::default() };
             let error = config.check().unwrap_err().to_string();
             assert!(error.contains("micro_batch_size x gradient_accumulation_steps"), "{error}");
         }

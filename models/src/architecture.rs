@@ -224,7 +224,8 @@ impl Architecture {
 
     /// The numbers of all matrices of a model with a vocabulary head; norms and biases are left out.
     pub fn num_parameters(&self) -> f64 {
-        let [hidden, width, vocab] = [self.hidden_size, self.embedding_size, self.vocab_size].map(|size| size as f64);
+        let [hidden, width, vocab] =
+            [self.hidden_size, self.embedding_size, self.vocab_size].map(|size| size as f64);
         let heads = (2 * (self.num_heads + self.num_kv_heads) * self.head_dim) as f64;
         let matrices = if self.gated { 3.0 } else { 2.0 };
         let mlp = |inner: i64| matrices * hidden * inner as f64;

@@ -140,8 +140,12 @@ impl Config {
 
     /// The class of transformers that has neither a vocabulary head nor none, if `architectures` names one.
     pub(crate) fn foreign_head(&self) -> Option<&str> {
-        const ENDS: [&str; 4] =
-            ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"];
+        const ENDS: [&str; 4] = [
+            "ForSequenceClassification",
+            "ForTokenClassification",
+            "ForQuestionAnswering",
+            "ForMultipleChoice",
+        ];
         self.classes().find(|name| ENDS.iter().any(|end| name.ends_with(end)))
     }
 
@@ -277,7 +281,10 @@ pub(crate) fn read_text(path: &Path) -> Result<String, Error> {
         return Err(io(std::io::Error::other("it is a folder, a pipe or a device")));
     }
     if about.len() > LARGEST_TEXT {
-        return Err(io(std::io::Error::other(format!("it has {} bytes, which is no such file", about.len()))));
+        return Err(io(std::io::Error::other(format!(
+            "it has {} bytes, which is no such file",
+            about.len()
+        ))));
     }
     std::fs::read_to_string(path).map_err(io)
 }
@@ -350,7 +357,10 @@ mod tests {
             config.check_length("the longest row", limit).unwrap();
             let error = config.check_length("the longest row", limit + 1).unwrap_err().to_string();
             assert!(error.contains(&format!("the model has {limit} positions")), "{error}");
-            assert!(error.contains(&format!("set [data] max_length to {limit} or less, or stretch")), "{error}");
+            assert!(
+                error.contains(&format!("set [data] max_length to {limit} or less, or stretch")),
+                "{error}"
+            );
         }
         let bloom = r#"{"model_type": "bloom", "vocab_size": 8, "hidden_size": 4, "n_layer": 1, "n_head": 2, "seq_length": 16}"#;
         Config::from_json(bloom, "dir").unwrap().check_length("the longest row", 1 << 20).unwrap();

@@ -258,8 +258,7 @@ fn check_width(
     if !owner.has(key) {
         return Err(fields.wrong("head_dim", "an even number of at least 2", &json!(defaults.head_dim)));
     }
-    let expected =
-        format!("a share that makes an even width within a head of {} numbers", defaults.head_dim);
+    let expected = format!("a share that makes an even width within a head of {} numbers", defaults.head_dim);
     Err(owner.wrong(key, &expected, &json!(share)))
 }
 
@@ -381,7 +380,8 @@ impl ScalingReader<'_> {
         let attention_factor = if let Some(given) = optional("attention_factor")? {
             given
         } else {
-            let [mscale, all_dim] = [optional("mscale")?.unwrap_or(0.0), optional("mscale_all_dim")?.unwrap_or(0.0)];
+            let [mscale, all_dim] =
+                [optional("mscale")?.unwrap_or(0.0), optional("mscale_all_dim")?.unwrap_or(0.0)];
             let both = mscale != 0.0 && all_dim != 0.0;
             if both { magnitude(factor, mscale) / magnitude(factor, all_dim) } else { magnitude(factor, 1.0) }
         };

@@ -132,6 +132,49 @@ fn a_classifier_with_two_labels_is_no_reward_model() {
 }
 
 #[test]
+fn weights_that_are_no_numbers_are_named() {
+    for (value, word) in [(f64::NAN, "NaN"), (f64::INFINITY, "infinity"), (f64::NEG_INFINITY, "infinity")] {
+        let name = "model.layers.1.mlp.up_proj.weight";
+        let folder = changed("llama", |tensors| {
+            let index = position(tensors, name);
+            let _ = tensors[index].1.get(3).narrow(0, 2, 1).fill_(value);
+        });
+        let error = refused(&folder).to_string();
+        assert!(error.contains(&format!("the tensor `{name}` holds {word}")), "{error}");
+    }
+}
+
+#[test]
+fn a_reward_model_is_no_language_model_and_the_other_way_round() {
+    let folder = changed("llama-score", |_| ());
+    let error = refused(&folder).to_string();
+    assert!(error.contains("names LlamaForSequenceClassification; give a language model"), "{error}");
+    let folder = changed("llama", |tensors| {
+        tensors.push(("score.weight".to_owned(), Tensor::ones([1, 24], (Kind::Float, Device::Cpu))));
+    });
+    assert!(refused(&folder).to_string().contains("its weights hold the tensor `score.weight`"));
+    let error = ScalarModel::from_causal_lm(folder.path(), 1, &OPTIONS).unwrap_err().to_string();
+    assert!(error.contains("hold a trained score"), "{error}");
+    let error = ScalarModel::load(changed("llama", |_| ()).path(), &OPTIONS).unwrap_err().to_string();
+    assert!(error.contains("hold no tensor `score.weight`; train one from it with `rm`"), "{error}");
+}
+
+#[test]
+fn what_is_no_file_is_refused_and_links_are_followed() {
+    let folder = changed("llama", |_| ());
+    let (weights, elsewhere) = (folder.path().join("model.safetensors"), folder.path().join("blob"));
+    std::fs::rename(&weights, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &weights).unwrap();
+    CausalLm::load(folder.path(), &OPTIONS).unwrap();
+    std::fs::remove_file(&weights).unwrap();
+    std::fs::create_dir(&weights).unwrap();
+    assert!(refused(&folder).to_string().contains("it is a folder, a pipe or a device"));
+    std::fs::remove_file(folder.path().join("config.json")).unwrap();
+    std::fs::create_dir(folder.path().join("config.json")).unwrap();
+    assert!(refused(&folder).to_string().contains("it is a folder, a pipe or a device"));
+}
+
+#[test]
 fn a_folder_without_weights() {
     let folder = changed("llama", |_| ());
     std::fs::remove_file(folder.path().join("model.safetensors")).unwrap();

@@ -13,7 +13,7 @@ use models::split::Split;
 use parallel::{Segmented, Tape};
 use tch::{Device, Kind, Tensor};
 
-const MODELS: [&str; 22] = [
+const MODELS: [&str; 25] = [
     "llama",
     "llama-tied",
     "llama-biases",
@@ -36,6 +36,9 @@ const MODELS: [&str; 22] = [
     "mixtral",
     "qwen2-moe",
     "qwen3-moe",
+    "mixtral-bare",
+    "qwen2-moe-window",
+    "qwen3-moe-window",
 ];
 const OPTIONS: LoadOptions =
     LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, split: Split::WHOLE };

@@ -148,7 +148,10 @@ impl PpoConfig {
             return refuse("mini_batch_size", &self.mini_batch_size, &wanted);
         }
         let updates = (self.epochs as u64).checked_mul((replies / self.mini_batch_size) as u64);
-        if updates.and_then(|updates| updates.checked_mul(self.iterations)).is_none_or(|all| all > i64::MAX as u64) {
+        if updates
+            .and_then(|updates| updates.checked_mul(self.iterations))
+            .is_none_or(|all| all > i64::MAX as u64)
+        {
             let value = format!("{} x {}", self.iterations, self.epochs);
             let wanted = "with rollout_batch_size x samples_per_prompt / mini_batch_size they make more updates than can be counted";
             return refuse("iterations x epochs", &value, wanted);

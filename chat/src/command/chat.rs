@@ -32,13 +32,8 @@ pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {
     let session = Session::causal_lm(&arguments.model)?;
     let options = replies::options(&arguments.sampling, session.stop_ids());
     options.sampling.check()?;
-    let mut chat = Chat {
-        session,
-        options,
-        system: arguments.system.clone(),
-        history: Vec::new(),
-        screen: screen(),
-    };
+    let mut chat =
+        Chat { session, options, system: arguments.system.clone(), history: Vec::new(), screen: screen() };
     chat.forget();
     if io::stdin().is_terminal() { chat.by_lines() } else { chat.once() }
 }

@@ -18,6 +18,12 @@ pub(crate) fn run(arguments: &DemoArgs, threads: Option<usize>) -> anyhow::Resul
     let sets: String = arguments.sets.iter().map(|set| [" --set '", set, "'"].concat()).collect();
     let command =
         format!("colossal-chat demo --out {} --seed {}{sets}", arguments.out.display(), arguments.seed);
-    let how = How { command: &command, run_file: None, resume: arguments.resume, processes: arguments.nproc, threads };
+    let how = How {
+        command: &command,
+        run_file: None,
+        resume: arguments.resume,
+        processes: arguments.nproc,
+        threads,
+    };
     pipeline::run_config(config, &how)
 }

@@ -39,11 +39,7 @@ pub(crate) fn run_for(
     let (groups, mesh) = if starts_others {
         (Arc::new(Groups::single()), launch::mesh(parallel, 0, arguments.nproc)?)
     } else {
-        let start = Start {
-            command: stage.name(),
-            resume: arguments.resume,
-            settings: &settings,
-        };
+        let start = Start { command: stage.name(), resume: arguments.resume, settings: &settings };
         let groups = launch::join(threads.or(loaded.config.threads), parallel, &start)?;
         let mesh = groups.mesh().clone();
         (groups, mesh)
@@ -67,13 +63,7 @@ pub(crate) fn run_for(
         return Ok(());
     }
     let mut display = Display::new();
-    let mut around = Around {
-        groups: &groups,
-        mesh: &mesh,
-        recorder: &mut display,
-        folder: &folder,
-        goal,
-    };
+    let mut around = Around { groups: &groups, mesh: &mesh, recorder: &mut display, folder: &folder, goal };
     stage::run(stage, &loaded.config, &mut around)?;
     if goal == Goal::Train && groups.is_first() {
         tell(&format!("{}", loaded.config.out.join("final").display()));

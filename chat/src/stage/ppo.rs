@@ -82,7 +82,10 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     folders.check_tokenizers(&tokenizer, around.groups)?;
     let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
     let models = Models::load(config, &folders, around.groups)?;
-    super::tell_dropout(around.groups, &[("policy", models.policy.config()), ("critic", models.critic.config())]);
+    super::tell_dropout(
+        around.groups,
+        &[("policy", models.policy.config()), ("critic", models.critic.config())],
+    );
     super::check_split(config, &models.configs(), around)?;
     let plan = models.plan(config, around, &prompts)?;
     let stop_ids = session::stop_ids(&tokenizer, models.policy.config());

@@ -19,7 +19,8 @@ impl Tokenizer {
             return Some(format!("its token {id} is {there}, and the policy's is {here}"));
         }
         let [own, others] = [self, other].map(Self::merges);
-        let merge = |list: &[Value], index: usize| list.get(index).map_or("nothing".to_owned(), Value::to_string);
+        let merge =
+            |list: &[Value], index: usize| list.get(index).map_or("nothing".to_owned(), Value::to_string);
         let index = (0..own.len().max(others.len())).find(|&index| own.get(index) != others.get(index))?;
         let [here, there] = [&own, &others].map(|list| merge(list, index));
         Some(format!("its merge {} is {there}, and the policy's is {here}", index + 1))

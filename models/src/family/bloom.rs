@@ -32,7 +32,11 @@ const NAMES: Names = Names {
 /// `model_type` bloom. `slow_but_exact` with `pretraining_tp` above 1 leaves two biases of each block out in transformers, and is refused.
 pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     if fields.size_or(&["pretraining_tp"], 1)? > 1 {
-        fields.refuse_unless("slow_but_exact", &[json!(false)], "set it to false, or `pretraining_tp` to 1")?;
+        fields.refuse_unless(
+            "slow_but_exact",
+            &[json!(false)],
+            "set it to false, or `pretraining_tp` to 1",
+        )?;
     }
     let width = if fields.is_null("n_embed") { &["hidden_size"][..] } else { &["n_embed", "hidden_size"] };
     let hidden_size = fields.size(width)?;

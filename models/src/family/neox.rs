@@ -42,7 +42,11 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     for (key, own) in [("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")] {
         fields.refuse_unless(key, &[], &format!("this family reads `{own}` or `rope_parameters` instead"))?;
     }
-    fields.refuse_unless("head_dim", &[json!(head_dim)], "this family's heads have hidden_size / heads numbers")?;
+    fields.refuse_unless(
+        "head_dim",
+        &[json!(head_dim)],
+        "this family's heads have hidden_size / heads numbers",
+    )?;
     let rotation = Defaults {
         head_dim,
         max_positions,

@@ -54,7 +54,8 @@ pub(super) fn qwen3_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let windows = vec![window(fields)?; architecture.num_layers as usize];
     let kind = if windows[0].is_some() { "sliding_attention" } else { "full_attention" };
     let same = json!(vec![kind; windows.len()]);
-    let fix = "this family has one window for all layers, or none: remove the key, or set `use_sliding_window`";
+    let fix =
+        "this family has one window for all layers, or none: remove the key, or set `use_sliding_window`";
     fields.refuse_unless("layer_types", &[same], fix)?;
     Ok(Architecture { experts: Some(experts), windows, ..architecture })
 }

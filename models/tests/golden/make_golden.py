@@ -66,6 +66,16 @@ MODELS = {
     "mixtral": MIXTRAL,
     "qwen2-moe": {**QWEN2_MOE, "mlp_only_layers": [0]},
     "qwen3-moe": {**QWEN3_MOE, "norm_topk_prob": True},
+    "mixtral-bare": MIXTRAL,
+    "qwen2-moe-window": {**QWEN2_MOE, "num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "qwen3-moe-window": {**QWEN3_MOE, "head_dim": 6, "num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 5,
+                         "max_window_layers": 1},
+}
+# Keys whose values are the defaults of transformers, and that the file leaves out.
+BARE = {
+    "mixtral-bare": ["rope_parameters", "sliding_window"],
+    "qwen2-moe-window": ["rope_parameters", "layer_types"],
+    "qwen3-moe-window": ["rope_parameters", "head_dim", "num_key_value_heads"],
 }
 CLASSIFIERS = {"llama-score": LLAMA, "gpt2-score": GPT2, "opt-score": {**MODELS["opt-after"]}}
 
@@ -100,6 +110,19 @@ def write(name, settings, auto, seed, **extra):
         golden[f"ids.{index}"], golden[f"logits.{index}"] = ids, logits.contiguous()
     safetensors.torch.save_file(golden, folder / "golden.safetensors")
     old_spelling(folder, name)
+    bare(folder, BARE.get(name, []))
+
+
+def bare(folder, keys):
+    """Leaves keys out of `config.json`; what transformers makes of the rest must be the same model."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in config.items() if key not in keys}, indent=2) + "\n")
+    if keys:
+        golden = safetensors.torch.load_file(folder / "golden.safetensors")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        with torch.no_grad():
+            assert torch.equal(model(golden["ids.1"][None]).logits[0], golden["logits.1"]), folder
 
 
 def old_spelling(folder, name):

@@ -52,7 +52,8 @@ impl TensorFile {
         file.read_exact_at(&mut length, 0).map_err(io)?;
         let length = u64::from_le_bytes(length);
         if length > MAX_HEADER {
-            let reason = format!("its header would have {length} bytes, and at most {MAX_HEADER} are allowed");
+            let reason =
+                format!("its header would have {length} bytes, and at most {MAX_HEADER} are allowed");
             return Err(malformed(reason));
         }
         let data = 8 + length;
@@ -242,7 +243,10 @@ mod tests {
         let entry = |shape: &str, offsets: &str| {
             format!(r#""a": {{"dtype": "F32", "shape": {shape}, "data_offsets": {offsets}}}"#)
         };
-        assert_eq!(with_header(&format!("{{{}}}", entry("[2, 2]", "[0, 16]"))).unwrap().shape("a"), Some(&[2, 2][..]));
+        assert_eq!(
+            with_header(&format!("{{{}}}", entry("[2, 2]", "[0, 16]"))).unwrap().shape("a"),
+            Some(&[2, 2][..])
+        );
         for (header, words) in [
             (entry("[2, 2]", "[0, 20]"), "`a` has 20 bytes and should have 16"),
             (entry("[4294967296, 4294967296, 2]", "[0, 16]"), "beyond any memory"),

@@ -46,7 +46,8 @@ impl ValueStatistics {
         const ROUNDING: f64 = 1e-12;
         let variance = |squares: f64, sum: f64| squares / self.tokens - (sum / self.tokens).powi(2);
         let returns = variance(self.returns_squared, self.returns);
-        (returns > ROUNDING * self.returns_squared / self.tokens).then(|| 1.0 - variance(self.error_squared, self.error) / returns)
+        (returns > ROUNDING * self.returns_squared / self.tokens)
+            .then(|| 1.0 - variance(self.error_squared, self.error) / returns)
     }
 }
 
