@@ -71,7 +71,7 @@ GATED = {
 }
 WINDOWS = {
     "sliding_window": ([4, 9, 100], [None, 0]),
-    "use_sliding_window": (FLAG, [None]),
+    "use_sliding_window": ([True, True, False], [None]),
     "max_window_layers": ([0, 1, 2, 5], [None]),
     "layer_types": (
         [["sliding_attention", "full_attention", "sliding_attention"], ["full_attention"] * LAYERS],

@@ -8,8 +8,9 @@ compared three times: (made) transformers against ours; (trained) ours after 5 s
 transformers; (saved) our saved model in transformers against ours. The largest difference of each is printed; above 1e-4 the script fails.
 
 Random configurations: keys of `config.json` are present, absent, null or unusual at random (`tests/families_configs.py` draws them). Those
-that transformers refuses, or makes no finite number of, are counted aside. Each of the others must give the log-probabilities of transformers within 1e-4, or be refused with a message that names one of its keys. The
-script prints a table of the families and the reasons of the refusals, and fails otherwise.
+that transformers refuses, or makes no finite number of, are counted aside. Each of the others must give the log-probabilities of
+transformers within 1e-4, or be refused with a message that names one of its keys. The script prints a table of the families and the reasons
+of the refusals, and fails otherwise.
 
 Used with torch 2.11.0 and transformers 5.23.0; there and back also needs pyarrow.
 """

@@ -278,7 +278,8 @@ fn settings(config: &PipelineConfig) -> anyhow::Result<Map<String, Value>> {
     Ok(settings)
 }
 
-/// The configuration of the models that are measured, which may have come from elsewhere and not from `[base]`.
+/// The configuration of the models that are measured, which may have come from elsewhere and not from
+/// `[base]`.
 fn measured_model(config: &PipelineConfig) -> anyhow::Result<Option<Config>> {
     let folders = [Stage::Sft, Stage::Ppo, Stage::Base].map(|stage| final_folder(config, stage));
     let there = folders.iter().find(|folder| folder.exists());

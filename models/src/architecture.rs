@@ -213,7 +213,8 @@ impl Architecture {
         self.num_heads / self.num_kv_heads
     }
 
-    /// The most tokens of a row: rows of the table of positions, or as far as rotations were trained. Linear biases have no end.
+    /// The most tokens of a row: rows of the table of positions, or as far as rotations were trained. Linear
+    /// biases have no end.
     pub fn position_limit(&self) -> Option<i64> {
         match &self.position {
             Position::Learned { .. } => Some(self.max_positions),

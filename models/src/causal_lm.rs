@@ -155,7 +155,8 @@ impl Segmented for CausalLm {
     }
 }
 
-/// Refuses a reward model where a language model is wanted: its vocabulary head, where it has one, was never trained with its trunk.
+/// Refuses a reward model where a language model is wanted: its vocabulary head, where it has one, was never
+/// trained with its trunk.
 fn check_has_no_score(folder: &Path) -> Result<(), Error> {
     let config = Config::from_folder(folder)?;
     let found = match config.foreign_head() {
@@ -200,7 +201,8 @@ pub(crate) fn load(
     Ok(decoder)
 }
 
-/// Refuses a model whose part of this process alone is more than the memory of the machine: the system would end it without a word.
+/// Refuses a model whose part of this process alone is more than the memory of the machine: the system would
+/// end it without a word.
 pub(crate) fn check_memory(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     const GIB: f64 = (1u64 << 30) as f64;
     let Some(there) = memory::total_bytes() else { return Ok(()) };

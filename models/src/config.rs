@@ -175,7 +175,8 @@ impl Config {
             if !stretches {
                 return fix;
             }
-            format!("{fix}, or stretch the rotations with `rope_scaling` and a larger `max_position_embeddings` in config.json")
+            let keys = "`rope_scaling` and a larger `max_position_embeddings` in config.json";
+            format!("{fix}, or stretch the rotations with {keys}")
         })
     }
 
@@ -201,8 +202,8 @@ impl Config {
         Err(Error::TooManyTokens { origin, limit, what, length, fix })
     }
 
-    /// The shares above 0 that transformers would drop in training, by their keys: those of the file, and those that its family drops where
-    /// the file is silent. Nothing is dropped here.
+    /// The shares above 0 that transformers would drop in training, by their keys: those of the file, and
+    /// those that its family drops where the file is silent. Nothing is dropped here.
     pub fn dropout(&self) -> Vec<(&'static str, f64)> {
         const KEYS: [&str; 7] = [
             "attention_dropout",
@@ -273,7 +274,8 @@ impl Config {
     }
 }
 
-/// The text of a small file. What is no file (a pipe would be waited for without end), or has 100 MB, is refused.
+/// The text of a small file. What is no file (a pipe would be waited for without end), or has 100 MB, is
+/// refused.
 pub(crate) fn read_text(path: &Path) -> Result<String, Error> {
     let io = |source| Error::Io { path: path.to_owned(), source };
     let about = std::fs::metadata(path).map_err(io)?;
@@ -362,7 +364,8 @@ mod tests {
                 "{error}"
             );
         }
-        let bloom = r#"{"model_type": "bloom", "vocab_size": 8, "hidden_size": 4, "n_layer": 1, "n_head": 2, "seq_length": 16}"#;
+        let bloom = r#"{"model_type": "bloom", "vocab_size": 8, "hidden_size": 4, "n_layer": 1, "n_head": 2,
+            "seq_length": 16}"#;
         Config::from_json(bloom, "dir").unwrap().check_length("the longest row", 1 << 20).unwrap();
     }
 
@@ -372,7 +375,8 @@ mod tests {
         assert_eq!(of(LLAMA), []);
         let llama = LLAMA.replacen('{', r#"{"attention_dropout": 0.1, "hidden_dropout": 0.0, "#, 1);
         assert_eq!(of(&llama), [("attention_dropout", 0.1)]);
-        let gpt2 = r#"{"model_type": "gpt2", "vocab_size": 8, "n_embd": 4, "n_layer": 1, "n_head": 2, "attn_pdrop": 0}"#;
+        let gpt2 = r#"{"model_type": "gpt2", "vocab_size": 8, "n_embd": 4, "n_layer": 1, "n_head": 2,
+            "attn_pdrop": 0}"#;
         assert_eq!(of(gpt2), [("embd_pdrop", 0.1), ("resid_pdrop", 0.1)]);
     }
 

@@ -47,8 +47,9 @@ pub enum Error {
     },
     /// Sizes that make more parameters than any machine holds.
     #[error(
-        "{path}: its sizes make {parameters:.1e} parameters ({num_layers} layers of width {hidden_size}, {experts} experts, {vocab_size} \
-         tokens): correct `num_hidden_layers`, `hidden_size`, `vocab_size` and what goes with them"
+        "{path}: its sizes make {parameters:.1e} parameters ({num_layers} layers of width {hidden_size}, \
+         {experts} experts, {vocab_size} tokens): correct `num_hidden_layers`, `hidden_size`, `vocab_size` and \
+         what goes with them"
     )]
     TooManyParameters {
         /// Where the configuration came from.
@@ -66,8 +67,8 @@ pub enum Error {
     },
     /// A model that this machine cannot hold.
     #[error(
-        "{path}: its sizes make {parameters:.1e} parameters, which take {needed:.1} GiB, and this machine has {there:.1} GiB of memory: \
-         correct the sizes, take a smaller model or dtype, or share it among machines"
+        "{path}: its sizes make {parameters:.1e} parameters, which take {needed:.1} GiB, and this machine has \
+         {there:.1} GiB of memory: correct the sizes, take a smaller model or dtype, or share it among machines"
     )]
     TooLarge {
         /// Where the configuration came from.
@@ -81,8 +82,8 @@ pub enum Error {
     },
     /// A weight that is no number.
     #[error(
-        "{}: the tensor `{name}` holds {found}: the weights are damaged, or the run that made them diverged; take an earlier \
-         checkpoint or download them again",
+        "{}: the tensor `{name}` holds {found}: the weights are damaged, or the run that made them diverged; \
+         take an earlier checkpoint or download them again",
         path.display()
     )]
     WeightNotFinite {
@@ -197,8 +198,8 @@ pub enum Error {
     },
     /// Logits or scores that make no finite number.
     #[error(
-        "what the model makes of row {} is not finite (NaN or infinity), though its weights are: numbers overflow in this dtype; use \
-         --dtype float32, or look at the run that made the model",
+        "what the model makes of row {} is not finite (NaN or infinity), though its weights are: numbers \
+         overflow in this dtype; use --dtype float32, or look at the run that made the model",
         index + 1
     )]
     LogitsNotFinite {
@@ -215,8 +216,8 @@ pub enum Error {
     },
     /// A token that the model has no embedding for.
     #[error(
-        "prompt {} holds the token {id}, and the model's vocabulary ends before {vocab_size}: use the tokenizer that belongs to this \
-         model",
+        "prompt {} holds the token {id}, and the model's vocabulary ends before {vocab_size}: \
+         use the tokenizer that belongs to this model",
         index + 1
     )]
     TokenOutsideVocabulary {

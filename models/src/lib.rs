@@ -6,7 +6,8 @@
 //! ```
 //! Every family is the same [`decoder::Decoder`] with another [`architecture::Architecture`]. Tokens travel flat, `[N, H]`
 //! without padding; only attention puts rows side by side. Dropout is always off, in training as well: the `*_pdrop` and
-//! `*_dropout` settings of a `config.json` are kept and have no effect ([`config::Config::dropout`] tells them).
+//! `*_dropout` settings of a `config.json` are kept and have no effect ([`config::Config::dropout`] tells
+//! them).
 //!
 //! Knows no loss, no optimiser and no text.
 

@@ -133,7 +133,8 @@ pub struct Defaults {
 }
 
 impl Rope {
-    /// Reads `rope_scaling`, or `rope_parameters` (transformers 5) where that is absent or empty, and the keys beside it.
+    /// Reads `rope_scaling`, or `rope_parameters` (transformers 5) where that is absent or empty, and the
+    /// keys beside it.
     pub fn from_fields(fields: &Fields<'_>, defaults: &Defaults) -> Result<Self, Error> {
         let scaling = fields.object("rope_scaling")?;
         let parameters = if scaling.is_some() { scaling } else { fields.object("rope_parameters")? };

@@ -39,9 +39,10 @@ impl ScalarModel {
     pub fn from_causal_lm(folder: &Path, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         if WeightFolder::open(folder)?.has(SCORE) {
             let found = format!(
-                "its weights hold a trained score (`{SCORE}`), and `architectures` in config.json names no model with one"
+                "its weights hold a trained score (`{SCORE}`), and `architectures` in config.json names no such model"
             );
-            let fix = "name the class ...ForSequenceClassification there to go on with that score, or remove the tensor";
+            let fix =
+                "name ...ForSequenceClassification there to go on with that score, or remove the tensor";
             return Err(Error::WrongHead { path: folder.to_owned(), found, fix });
         }
         let decoder = causal_lm::load(folder, Head::Scalar, options, Some(seed))?;

@@ -1,5 +1,5 @@
-//! What a `config.json` means: the defaults of transformers 5.23 (`configuration_*.py`) where it is silent, and refusals by name of what it
-//! must not say.
+//! What a `config.json` means: the defaults of transformers 5.23 (`configuration_*.py`) where it is silent,
+//! and refusals by name of what it must not say.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 

@@ -153,7 +153,7 @@ impl PpoConfig {
             .is_none_or(|all| all > i64::MAX as u64)
         {
             let value = format!("{} x {}", self.iterations, self.epochs);
-            let wanted = "with rollout_batch_size x samples_per_prompt / mini_batch_size they make more updates than can be counted";
+            let wanted = "these make more updates than can be counted";
             return refuse("iterations x epochs", &value, wanted);
         }
         if self.iterations <= self.critic_warmup {

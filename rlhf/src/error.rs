@@ -53,9 +53,7 @@ pub enum Error {
         right_size: i64,
     },
     /// A margin that no loss can be made of.
-    #[error(
-        "pair {pair} has the margin {margin}: give a finite number in the column `margin`, or leave the pair out"
-    )]
+    #[error("pair {pair} has the margin {margin}: give a finite number as `margin`, or leave the pair out")]
     Margin {
         /// Its place among the pairs that are left, from 1.
         pair: usize,

@@ -71,7 +71,8 @@ impl Moments {
         }
     }
 
-    /// Of one number it is 0 in either form: nothing deviates. Refuses no numbers at all, and numbers that are not finite.
+    /// Of one number it is 0 in either form: nothing deviates. Refuses no numbers at all, and numbers that
+    /// are not finite.
     pub fn variance(&self, variance: Variance) -> Result<f64, Error> {
         if self.count < 1.0 {
             return Err(Error::TooFew { what: "whitening", needed: 1, got: 0 });

@@ -177,8 +177,8 @@ pub(crate) enum ConfigError {
     PpoResume(PathBuf),
     /// Models of PPO that do not read the same tokens.
     #[error(
-        "{}: the {role} model has another tokenizer than the policy: {difference}; the four models of PPO are shown the same ids, so train it \
-         from the same base as the policy",
+        "{}: the {role} model has another tokenizer than the policy: {difference}; the four models of PPO are \
+         shown the same ids, so train it from the same base as the policy",
         folder.display()
     )]
     Tokenizers {

@@ -7,8 +7,9 @@ use serde_json::Value;
 use super::Tokenizer;
 
 impl Tokenizer {
-    /// The first thing in which `other` differs, in words for people; `None` if the two have the same tokens under the same ids and put
-    /// them together by the same merges. Special tokens count, chat templates do not.
+    /// The first thing in which `other` differs, in words for people; `None` if the two have the same tokens
+    /// under the same ids and put them together by the same merges. Special tokens count, chat templates do
+    /// not.
     pub fn difference(&self, other: &Self) -> Option<String> {
         let [own, others] = [self, other].map(Self::by_id);
         let ids: BTreeSet<&u32> = own.keys().chain(others.keys()).collect();
@@ -31,8 +32,8 @@ impl Tokenizer {
         self.inner.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect()
     }
 
-    /// The merges of a byte-pair model, in order; empty for others. Both spellings of a merge (`"a b"` and `["a", "b"]`) come out alike, since
-    /// the library writes them.
+    /// The merges of a byte-pair model, in order; empty for others. Both spellings of a merge (`"a b"` and
+    /// `["a", "b"]`) come out alike, since the library writes them.
     fn merges(&self) -> Vec<Value> {
         let model = serde_json::to_value(self.inner.get_model()).unwrap_or_default();
         model["merges"].as_array().cloned().unwrap_or_default()

@@ -1,8 +1,9 @@
 //! Typed reading of JSON objects, with errors that name file and key.
 //!
-//! A key that is absent has its default. A key that is `null` is not absent: transformers keeps it as `None`, which means something of its
-//! own for a few keys ([`Fields::optional_size`]) and is an error for the others. Sizes have upper bounds far above those of any model, so
-//! that no product of them overflows and nothing is allocated for a number that cannot be meant.
+//! A key that is absent has its default. A key that is `null` is not absent: transformers keeps it as `None`,
+//! which means something of its own for a few keys ([`Fields::optional_size`]) and is an error for the
+//! others. Sizes have upper bounds far above those of any model, so that no product of them overflows and
+//! nothing is allocated for a number that cannot be meant.
 
 use serde_json::{Map, Value};
 
@@ -62,7 +63,8 @@ impl<'a> Fields<'a> {
         self.map.get(key).is_some_and(Value::is_null)
     }
 
-    /// The one of several spellings that is there. Two that differ are refused: which of them counts depends on who reads the file.
+    /// The one of several spellings that is there. Two that differ are refused: which of them counts depends
+    /// on who reads the file.
     fn spelling(&self, keys: &[&'a str]) -> Result<Option<&'a str>, Error> {
         let mut there = keys.iter().copied().filter(|key| self.has(key));
         let Some(first) = there.next() else { return Ok(None) };
@@ -199,7 +201,8 @@ fn abbreviated(value: &Value) -> String {
     if text.chars().count() <= 80 { text } else { text.chars().take(80).chain("…".chars()).collect() }
 }
 
-/// The largest value of a size: at least ten times that of any model, and small enough that no product of sizes overflows.
+/// The largest value of a size: at least ten times that of any model, and small enough that no product of
+/// sizes overflows.
 fn largest(key: &str) -> i64 {
     match key {
         "num_hidden_layers" | "n_layer" => 1 << 12,

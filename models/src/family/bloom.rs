@@ -29,7 +29,8 @@ const NAMES: Names = Names {
     head: "lm_head",
 };
 
-/// `model_type` bloom. `slow_but_exact` with `pretraining_tp` above 1 leaves two biases of each block out in transformers, and is refused.
+/// `model_type` bloom. `slow_but_exact` with `pretraining_tp` above 1 leaves two biases of each block out in
+/// transformers, and is refused.
 pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     if fields.size_or(&["pretraining_tp"], 1)? > 1 {
         fields.refuse_unless(

@@ -30,7 +30,8 @@ const NAMES: Names = Names {
     head: "lm_head",
 };
 
-/// What the families of this build differ in where the file is silent. The numbers are those of transformers' configuration classes.
+/// What the families of this build differ in where the file is silent. The numbers are those of transformers'
+/// configuration classes.
 pub(super) struct Variant {
     /// The class name of transformers.
     pub(super) class: &'static str,
@@ -142,7 +143,8 @@ const MISTRAL: Variant = Variant {
     norm_eps: 1e-6,
 };
 
-/// `model_type` mistral: every layer looks back `sliding_window` tokens, 4096 without the key, or without bound where that is null.
+/// `model_type` mistral: every layer looks back `sliding_window` tokens, 4096 without the key, or without
+/// bound where that is null.
 pub(super) fn mistral(fields: &Fields<'_>) -> Result<Architecture, Error> {
     windowed(fields, &MISTRAL, Some(4096))
 }

@@ -29,7 +29,8 @@ const NAMES: Names = Names {
     head: "embed_out",
 };
 
-/// `model_type` `gpt_neox`. transformers reads `rotary_emb_base` and `rotary_pct` here, and not the keys of other families.
+/// `model_type` `gpt_neox`. transformers reads `rotary_emb_base` and `rotary_pct` here, and not the keys of
+/// other families.
 pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let hidden_size = fields.size(&["hidden_size"])?;
     let num_layers = fields.size(&["num_hidden_layers"])?;

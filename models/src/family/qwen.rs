@@ -46,7 +46,8 @@ pub(super) fn qwen2_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
     })
 }
 
-/// `model_type` `qwen3_moe`: all layers have the window, if `use_sliding_window`; `max_window_layers` is not read.
+/// `model_type` `qwen3_moe`: all layers have the window, if `use_sliding_window`; `max_window_layers` is not
+/// read.
 pub(super) fn qwen3_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let variant = Variant { class: "Qwen3Moe", num_kv_heads: Some(4), ..QWEN2 };
     let architecture = normed(fields, &variant)?;

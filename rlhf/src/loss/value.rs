@@ -40,8 +40,8 @@ pub struct ValueStatistics {
 }
 
 impl ValueStatistics {
-    /// `1 - Var(R - V) / Var(R)`: 1 for a perfect critic, 0 for one that knows no more than the mean. None when all returns are equal up
-    /// to the rounding of these sums.
+    /// `1 - Var(R - V) / Var(R)`: 1 for a perfect critic, 0 for one that knows no more than the mean. None
+    /// when all returns are equal up to the rounding of these sums.
     pub fn explained_variance(&self) -> Option<f64> {
         const ROUNDING: f64 = 1e-12;
         let variance = |squares: f64, sum: f64| squares / self.tokens - (sum / self.tokens).powi(2);
