@@ -289,6 +289,89 @@ fn ppo_raises_the_score_that_it_is_given() {
 }
 
 #[test]
+fn the_reward_that_is_told_is_that_before_whitening() {
+    let folder = tempfile::tempdir().unwrap();
+    let (reward_model, _) = run_reward(&folder.path().join("rm"), None);
+    let settings = PpoConfig { iterations: 2, kl_coef: 0.0, whiten_rewards: true, ..ppo_settings() };
+    let (memory, _) = run_ppo(&settings, &train(), folder.path(), &reward_model);
+    // Without a penalty a reply earns its score and nothing else.
+    let pairs = memory.all("objective/rlhf_reward").into_iter().zip(memory.all("objective/scores"));
+    for (reward, score) in pairs {
+        assert!((reward - score).abs() < 1e-5, "{reward} {score}");
+    }
+}
+
+#[test]
+fn one_reply_of_one_token_trains_without_a_number_that_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (reward_model, _) = run_reward(&folder.path().join("rm"), None);
+    let settings = PpoConfig {
+        iterations: 2,
+        rollout_batch_size: 1,
+        samples_per_prompt: 1,
+        mini_batch_size: 1,
+        max_new_tokens: 1,
+        whiten_rewards: true,
+        ..ppo_settings()
+    };
+    let (memory, policy) = run_ppo(&settings, &train(), folder.path(), &reward_model);
+    assert!(weights(&policy).iter().all(|weight| weight.is_finite()));
+    for (name, value) in memory.steps.iter().flat_map(|metrics| &metrics.0) {
+        assert_eq!(value.is_nan(), name == "val/explained_variance", "{name}: {value}");
+    }
+}
+
+#[test]
+fn without_shuffling_the_language_modelling_term_keeps_the_order_of_its_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let (reward_model, _) = run_reward(&folder.path().join("rm"), None);
+    let [policy, reference] = [language_model(3), language_model(3)];
+    let critic = reward_model.copy(&options(true)).unwrap();
+    let prompts = [PromptRow { input_ids: vec![3, 5], messages: Vec::new(), answer: None }];
+    let (ptx, train) = (rows(), TrainConfig { lr: 0.0, ..train() });
+    let settings = PpoConfig {
+        iterations: 4,
+        rollout_batch_size: 1,
+        samples_per_prompt: 1,
+        mini_batch_size: 1,
+        epochs: 1,
+        ptx_coef: 1.0,
+        ..ppo_settings()
+    };
+    let judges = Judges { policy: &policy, reference: &reference, critic: &critic, reward: &reward_model };
+    let data = ppo::Data {
+        prompts: &prompts,
+        shuffle: false,
+        ptx: &ptx,
+        stop_ids: &[STOP],
+        decode: &|ids| format!("{ids:?}"),
+    };
+    let groups = Arc::new(Groups::single());
+    let mut stage = ppo::Ppo::new(judges, data, &settings, &train, 3, &groups).unwrap();
+    let (memory, outcome) = in_run(&folder.path().join("ppo"), None, |run| stage.train(run));
+    outcome.unwrap();
+    let told = memory.all("loss/ptx_avg");
+    for (row, told) in ptx[..4].iter().zip(told) {
+        let alone = sft::evaluate(&policy, std::slice::from_ref(row), 1, &groups).unwrap();
+        assert!((alone.get("eval/loss").unwrap() - told).abs() < 1e-5, "{alone:?} {told}");
+    }
+}
+
+#[test]
+fn a_margin_that_is_no_number_is_refused_before_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut pairs = pairs();
+    pairs[1].margin = Some(f64::NAN);
+    let model = ScalarModel::random(config(), 1, &options(true)).unwrap();
+    let data = reward::Data { train: &pairs, eval: &[], shuffle: true };
+    let (memory, outcome) = in_run(folder.path(), None, |run| {
+        reward::train(&model, &data, &RewardConfig::default(), &train(), run)
+    });
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.starts_with("pair 2 has the margin NaN") && memory.steps.is_empty(), "{error}");
+}
+
+#[test]
 fn the_first_update_has_ratio_one_and_the_sampler_agrees_with_the_trainer() {
     let folder = tempfile::tempdir().unwrap();
     let reward_model = ScalarModel::random(config(), 2, &options(false)).unwrap();
