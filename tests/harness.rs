@@ -88,6 +88,8 @@ impl Scratch {
         }
         command.args(words).current_dir(self.folder.path());
         command.env("HF_HUB_OFFLINE", "1").env("NO_COLOR", "1");
+        // A test leaves nothing in the cache of the person who runs it.
+        command.env("XDG_CACHE_HOME", self.folder.path().join(".cache"));
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null());
         command
     }

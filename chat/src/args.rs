@@ -331,7 +331,7 @@ Example:
     #[command(after_help = "\
 Examples:
   colossal-chat data convert alpaca.json --output sft.parquet
-  colossal-chat data convert chats.jsonl --output sft.parquet --map messages=conversations --map gpt=assistant")]
+  colossal-chat data convert chats.jsonl --output sft.parquet --map messages=dialogue --map bot=assistant --drop tools")]
     Convert(ConvertArgs),
     /// Read every row of a file, and tell what is in it or what is wrong with it.
     #[command(
@@ -398,6 +398,9 @@ pub(crate) struct ConvertArgs {
     /// The layout of the file [default: told by its columns].
     #[arg(long, value_name = "NAME")]
     pub(crate) layout: Option<String>,
+    /// Leave out these columns and fields of turns, whatever they say; separated by commas.
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    pub(crate) drop: Vec<String>,
 }
 
 /// `data check`.
@@ -406,9 +409,18 @@ pub(crate) struct CheckArgs {
     /// The file to read.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Count tokens with the tokenizer of this folder.
+    /// Encode each row with the tokenizer of this folder, as training would, and count tokens.
     #[arg(long, value_name = "DIR")]
     pub(crate) tokenizer: Option<String>,
+    /// A built-in chat template, or Jinja source [default: the tokenizer's own].
+    #[arg(long, value_name = "NAME", requires = "tokenizer")]
+    pub(crate) template: Option<String>,
+    /// The layout of the file [default: told by its columns].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) layout: Option<String>,
+    /// Leave out these columns and fields of turns, as [data] drop does; separated by commas.
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    pub(crate) drop: Vec<String>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -74,6 +74,7 @@ impl Stage {
                 ),
                 ("data.packing", "prompts are not packed"),
                 ("data.eval", "ppo tells how it goes by the rollout"),
+                ("data.eval_fraction", "ppo tells how it goes by the rollout"),
                 ("eval", "ppo tells how it goes by the rollout"),
             ],
         }
@@ -367,8 +368,9 @@ impl RunConfig {
                 "has no effect while [ppo] ptx_coef is 0: set that, or leave the rows out".to_owned();
             return Err(ConfigError::Value { place: None, key: "data.ptx".to_owned(), message });
         }
-        if self.eval.every > 0 && self.data.eval.0.is_empty() && stage != Stage::Ppo {
-            let wanted = "there are no held-out rows to look at: give [data] eval, or leave it out";
+        let held_out = self.data.eval_fraction > 0.0 || !self.data.eval.0.is_empty();
+        if self.eval.every > 0 && !held_out && stage != Stage::Ppo {
+            let wanted = "there are no held-out rows to look at: give [data] eval or eval_fraction, or leave it out";
             return refuse("eval.every", self.eval.every, wanted);
         }
         Ok(())
@@ -381,9 +383,7 @@ impl RunConfig {
         if stage == Stage::Ppo {
             self.ppo.check()?;
         }
-        if self.data.max_length < 2 {
-            return refuse("data.max_length", self.data.max_length as u64, "must be at least 2");
-        }
+        self.data.check()?;
         if self.log.every == 0 {
             return refuse("log.every", 0, "must be at least 1");
         }
@@ -453,8 +453,8 @@ fn check_parallel(parallel: &ParallelSection) -> Result<(), ConfigError> {
 }
 
 /// Keys that change no number of a run: where it lies and runs, how it is watched, how often it is saved.
-pub(crate) const HARMLESS: [&str; 7] =
-    ["out", "threads", "parallel", "log", "eval", "checkpoint", "data.eval"];
+pub(crate) const HARMLESS: [&str; 8] =
+    ["out", "threads", "parallel", "log", "eval", "checkpoint", "data.eval", "data.cache"];
 
 /// The first key in which two resolved configurations differ, with both values; keys and sections of `except` are not looked at.
 pub(crate) fn first_change(

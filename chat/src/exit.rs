@@ -44,7 +44,7 @@ pub(crate) enum Failure {
         total: usize,
     },
     /// `data check` found rows that cannot be used.
-    #[error("{}: {unusable} of {rows} rows cannot be used: mend or drop them", file.display())]
+    #[error("{}: {unusable} of {rows} rows cannot be used: correct or remove them", file.display())]
     Rows {
         /// The file.
         file: PathBuf,

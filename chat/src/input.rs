@@ -1,6 +1,6 @@
 //! Rows that `generate`, `logprobs` and `reward` read and write: JSON objects, one a line (Parquet is read as well).
 //!
-//! An input row has one of `text`, `ids` and `messages`; other fields are left alone. Rows are counted from 0, as in
+//! An input row has one of `text`, `ids` and `messages`; other fields are left alone. Rows are counted from 1, as in
 //! every message about data.
 
 use std::path::Path;
@@ -158,17 +158,17 @@ mod tests {
             (r#"{"text": 3}"#, "field text is the number 3"),
             (r#"{"ids": [1, "x"]}"#, "field ids[1] is \"x\""),
             (r#"{"ids": []}"#, "at least one"),
-            (r#"{"messages": []}"#, "field messages has no messages"),
-            (r#"{"messages": [{"role": "human", "content": "x"}]}"#, "field messages[0].role is \"human\""),
+            (r#"{"messages": []}"#, "field messages has no turns"),
+            (r#"{"messages": [{"role": "robot", "content": "x"}]}"#, "field messages[0].role is \"robot\""),
         ] {
             let message = one(line).unwrap_err();
-            assert!(message.starts_with("rows.jsonl row 3 ") && message.contains(words), "{line}: {message}");
+            assert!(message.starts_with("rows.jsonl line 3") && message.contains(words), "{line}: {message}");
         }
     }
 
     #[test]
     fn a_field_that_the_command_does_not_take_is_left_alone() {
-        let at = At { path: "rows.jsonl".into(), row: 0 };
+        let at = At { path: "rows.jsonl".into(), row: 1 };
         let line = r#"{"text": "x", "messages": 7}"#;
         assert_eq!(parse(&row(line), &at, "text, ids").unwrap(), Given::Text("x".into()));
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use datasets::dataset::{EncodedDataset, LoadOptions};
-use datasets::{Overlong, PreferenceRow, Prompt, Tokenizer, table};
+use datasets::{Overlong, PreferenceRow, Prompt, Reading, Tokenizer, table};
 use eval::replies::{Drawing, Question, replies};
 use eval::report::{Curve, Gain, PerModel, Reply, Report, RewardModel, Sample, Score, Scores, Seconds};
 use eval::statistics::{Interval, average_items, mean_of_items, paired_difference, wilson};
@@ -162,8 +162,8 @@ fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> 
     }
     let tokenizer = session::tokenizer(&folder, None)?;
     let model = ScalarModel::load(&folder, &session::frozen(Kind::Float))?;
-    let options =
-        LoadOptions { layout: None, max_length: stage.data.max_length, on_overlong: Overlong::Drop };
+    let reading = Reading { drop: stage.data.drop.clone(), ..Reading::default() };
+    let options = LoadOptions { reading, ..LoadOptions::new(stage.data.max_length, Overlong::Drop) };
     let pairs = EncodedDataset::<PreferenceRow>::load(&files, &tokenizer, &options)?;
     if pairs.counts.kept < pairs.counts.read {
         let left_out = pairs.counts.read - pairs.counts.kept;

@@ -64,26 +64,34 @@ pub struct Message {
     pub role: Role,
     /// What is said.
     pub content: String,
+    /// An assistant turn that is not learned: `weight` 0 in the row. Templates do not see it.
+    #[serde(skip)]
+    pub no_loss: bool,
 }
 
 impl Message {
+    /// A turn that is learned if the assistant speaks it.
+    pub fn new(role: Role, content: impl Into<String>) -> Self {
+        Self { role, content: content.into(), no_loss: false }
+    }
+
     /// A turn of the person.
     pub fn user(content: impl Into<String>) -> Self {
-        Self { role: Role::User, content: content.into() }
+        Self::new(Role::User, content)
     }
 
     /// A turn of the model.
     pub fn assistant(content: impl Into<String>) -> Self {
-        Self { role: Role::Assistant, content: content.into() }
+        Self::new(Role::Assistant, content)
     }
 
     /// Instructions for the whole conversation.
     pub fn system(content: impl Into<String>) -> Self {
-        Self { role: Role::System, content: content.into() }
+        Self::new(Role::System, content)
     }
 
     /// The result of a tool call.
     pub fn tool(content: impl Into<String>) -> Self {
-        Self { role: Role::Tool, content: content.into() }
+        Self::new(Role::Tool, content)
     }
 }

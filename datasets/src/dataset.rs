@@ -2,22 +2,26 @@
 //!
 //! What is dropped or cut is counted and reported, never hidden. A row of demonstrations that is too long loses its right
 //! end, if a position that counts in the loss remains; of a pair each answer must keep at least one token and differ from
-//! the other, and an unpaired answer must keep one; a prompt that is too long is always dropped, for without its end it asks something else.
-//! Tokenising runs on several threads; the order of rows is that of the files.
+//! the other, and an unpaired answer must keep one; a prompt that is too long is always dropped, for without its end it asks
+//! something else. Of a row that is far too long only the head is tokenised. Tokenising runs on all cores while the file is
+//! read; the order of rows is that of the files. Tokenised rows are kept in a [`cache`].
+
+pub mod cache;
+mod parallel;
+pub mod split;
 
 use std::collections::BTreeSet;
-use std::num::NonZero;
 use std::path::PathBuf;
-use std::thread;
 
+use crate::conversation::Role;
+use crate::encode::Head;
 use crate::error::{At, Error, Result};
-use crate::record::{Demonstration, Layout, Preference, Prompt, Record, Unpaired};
+use crate::record::{Demonstration, Layout, Notes, Preference, Prompt, Record, Unpaired};
 use crate::rows::{PreferenceRow, PromptRow, SftRow, UnpairedRow};
-use crate::table::{expand, open_records};
+use crate::table::{Reading, expand, open_records};
 use crate::tokenizer::Tokenizer;
 
-/// Rows read before they are tokenised together.
-const CHUNK: usize = 8192;
+use cache::{Cache, CacheUse};
 
 /// What happens to rows longer than `max_length`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -32,12 +36,32 @@ pub enum Overlong {
 /// How to load a data set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// The layout of the rows; told by the columns where it is `None`.
-    pub layout: Option<Layout>,
+    /// How rows are read.
+    pub reading: Reading,
     /// The longest row, in tokens.
     pub max_length: usize,
     /// What happens to longer rows.
     pub on_overlong: Overlong,
+    /// Only so many rows of the files, from the first.
+    pub limit: Option<usize>,
+    /// Where tokenised rows are kept; nowhere if `None`.
+    pub cache: Option<Cache>,
+}
+
+impl LoadOptions {
+    /// Rows as they are told by their columns, all of them, kept nowhere.
+    pub fn new(max_length: usize, on_overlong: Overlong) -> Self {
+        Self { reading: Reading::default(), max_length, on_overlong, limit: None, cache: None }
+    }
+}
+
+/// How far the loading is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Rows tokenised.
+    pub rows: usize,
+    /// The share of all files that has been read, from 0 to 1.
+    pub share: f64,
 }
 
 /// What became of the rows.
@@ -53,6 +77,19 @@ pub struct Counts {
     pub dropped_overlong: usize,
     /// Rows dropped because nothing to learn was left, or was there at all.
     pub dropped_empty: usize,
+    /// Rows that their layout leaves out; the notes of the file say why.
+    pub skipped: usize,
+}
+
+/// A file that was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileRead {
+    /// The file.
+    pub path: PathBuf,
+    /// The layout of its rows.
+    pub layout: Layout,
+    /// What was found beside the rows.
+    pub notes: Notes,
 }
 
 /// A data set in memory.
@@ -62,12 +99,15 @@ pub struct EncodedDataset<T> {
     pub rows: Vec<T>,
     /// What became of the rows.
     pub counts: Counts,
-    /// The files with the layout that each was read in.
-    pub files: Vec<(PathBuf, Layout)>,
+    /// The files.
+    pub files: Vec<FileRead>,
+    /// What part the cache had.
+    pub cache: CacheUse,
 }
 
 /// A row after cutting.
-enum Fitted<T> {
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Fitted<T> {
     Whole(T),
     Cut(T),
     Overlong,
@@ -75,12 +115,18 @@ enum Fitted<T> {
 }
 
 /// A kind of training row: which records it is made from, how it is encoded and cut.
-pub trait TrainingRow: Sized + Send {
+pub trait TrainingRow: Sized + Send + serde::Serialize + serde::de::DeserializeOwned {
     /// The rows that people write.
     type Source: Record;
 
-    /// Tokenises.
-    fn encode(tokenizer: &Tokenizer, source: &Self::Source) -> Result<Self>;
+    /// Tokenises; of a row that is far longer than `limit` ids only the head.
+    fn encode(tokenizer: &Tokenizer, source: &Self::Source, limit: usize) -> Result<Head<Self>>;
+
+    /// Whether the source holds something to learn from, as [`Self::is_useful`] would say of all of its ids.
+    fn is_source_useful(source: &Self::Source) -> bool;
+
+    /// The ids by which the row is held out or not: rows with the same are never on both sides of a split.
+    fn identity(&self) -> &[i64];
 
     /// Tokens of the longest side.
     fn num_tokens(&self) -> usize;
@@ -95,24 +141,65 @@ pub trait TrainingRow: Sized + Send {
 impl<T: TrainingRow> EncodedDataset<T> {
     /// Loads files, folders and patterns (see [`expand`]).
     pub fn load<S: AsRef<str>>(paths: &[S], tokenizer: &Tokenizer, options: &LoadOptions) -> Result<Self> {
-        let mut dataset = Self { rows: Vec::new(), counts: Counts::default(), files: Vec::new() };
-        for path in expand(paths)? {
-            let (layout, mut records) = open_records::<T::Source>(&path, options.layout)?;
-            dataset.files.push((path, layout));
-            loop {
-                let chunk: Vec<_> = records.by_ref().take(CHUNK).collect::<Result<_>>()?;
-                if chunk.is_empty() {
-                    break;
-                }
-                for fitted in encode_chunk(&chunk, tokenizer, options)? {
-                    dataset.take(fitted);
-                }
+        Self::load_with(paths, tokenizer, options, &mut |_| {})
+    }
+
+    /// As [`Self::load`], and tells now and then how far it is.
+    pub fn load_with<S: AsRef<str>>(
+        paths: &[S],
+        tokenizer: &Tokenizer,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
+        let paths = expand(paths)?;
+        match &options.cache {
+            Some(cache) if cache.is_worthwhile(&paths)? => {
+                cache.load(&paths, tokenizer, options, || Self::read(&paths, tokenizer, options, progress))
             }
+            _ => Self::read(&paths, tokenizer, options, progress),
         }
-        match dataset.files.first() {
-            Some((path, _)) if dataset.counts.read == 0 => Err(Error::NoRows { path: path.clone() }),
-            _ => Ok(dataset),
+    }
+
+    /// Reads and tokenises the files.
+    fn read(
+        paths: &[PathBuf],
+        tokenizer: &Tokenizer,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
+        let mut dataset =
+            Self { rows: Vec::new(), counts: Counts::default(), files: Vec::new(), cache: CacheUse::Off };
+        let mut left = options.limit.unwrap_or(usize::MAX);
+        for (index, path) in paths.iter().enumerate() {
+            let mut records = open_records::<T::Source>(path, &options.reading)?;
+            let position = records.position();
+            let mut read = 0;
+            let sources = std::iter::from_fn(|| {
+                let row = if left == 0 { None } else { records.next_row() }?;
+                left -= 1;
+                read += 1;
+                Some(row)
+            });
+            let encode = |(at, source): &(At, T::Source)| {
+                let limit = options.max_length.saturating_add(1);
+                let head = T::encode(tokenizer, source, limit).map_err(|error| error.in_row(at))?;
+                Ok(fit(head, source, options))
+            };
+            parallel::encode(sources, &encode, |fitted| {
+                fitted.into_iter().for_each(|row| dataset.take(row));
+                let share = (index as f64 + position.share()) / paths.len() as f64;
+                progress(Progress { rows: dataset.counts.read, share });
+            })?;
+            let notes = records.notes().clone();
+            let skipped: usize = notes.skipped.values().map(|seen| seen.rows).sum();
+            dataset.counts.read += skipped;
+            dataset.counts.skipped += skipped;
+            if read == 0 && left > 0 {
+                return Err(Error::NoRows { path: path.clone() });
+            }
+            dataset.files.push(FileRead { path: path.clone(), layout: records.layout(), notes });
         }
+        Ok(dataset)
     }
 
     /// Rows kept.
@@ -133,7 +220,7 @@ impl<T: TrainingRow> EncodedDataset<T> {
     /// The layouts that occur.
     pub fn layouts(&self) -> Vec<Layout> {
         let mut seen = BTreeSet::new();
-        self.files.iter().map(|(_, layout)| *layout).filter(|layout| seen.insert(layout.name())).collect()
+        self.files.iter().map(|file| file.layout).filter(|layout| seen.insert(layout.name())).collect()
     }
 
     fn take(&mut self, fitted: Fitted<T>) {
@@ -151,35 +238,10 @@ impl<T: TrainingRow> EncodedDataset<T> {
     }
 }
 
-/// Tokenises and cuts rows on all cores, in order.
-fn encode_chunk<T: TrainingRow>(
-    chunk: &[(At, T::Source)],
-    tokenizer: &Tokenizer,
-    options: &LoadOptions,
-) -> Result<Vec<Fitted<T>>> {
-    let encode = |(at, source): &(At, T::Source)| {
-        let row = T::encode(tokenizer, source).map_err(|error| error.in_row(at))?;
-        Ok(fit(row, options))
-    };
-    let threads =
-        thread::available_parallelism().map_or(1, NonZero::get).min(chunk.len().div_ceil(64)).max(1);
-    let share = chunk.len().div_ceil(threads);
-    thread::scope(|scope| {
-        let parts = chunk
-            .chunks(share)
-            .map(|part| scope.spawn(move || part.iter().map(encode).collect::<Result<Vec<_>>>()));
-        // All threads start before the first is waited for.
-        let parts: Vec<_> = parts.collect();
-        let mut rows = Vec::with_capacity(chunk.len());
-        for part in parts {
-            rows.extend(part.join().expect("encoding a row does not panic")?);
-        }
-        Ok(rows)
-    })
-}
-
-fn fit<T: TrainingRow>(row: T, options: &LoadOptions) -> Fitted<T> {
-    if !row.is_useful() {
+fn fit<T: TrainingRow>(head: Head<T>, source: &T::Source, options: &LoadOptions) -> Fitted<T> {
+    let Head { row, whole } = head;
+    let useful = if whole { row.is_useful() } else { T::is_source_useful(source) };
+    if !useful {
         return Fitted::Empty;
     }
     if row.num_tokens() <= options.max_length {
@@ -198,8 +260,17 @@ fn fit<T: TrainingRow>(row: T, options: &LoadOptions) -> Fitted<T> {
 impl TrainingRow for SftRow {
     type Source = Demonstration;
 
-    fn encode(tokenizer: &Tokenizer, source: &Demonstration) -> Result<Self> {
-        tokenizer.encode_demonstration(source)
+    fn encode(tokenizer: &Tokenizer, source: &Demonstration, limit: usize) -> Result<Head<Self>> {
+        tokenizer.demonstration_head(source, limit)
+    }
+
+    fn is_source_useful(source: &Demonstration) -> bool {
+        source.turns().iter().any(|turn| turn.role == Role::Assistant && !turn.no_loss)
+            || matches!(source, Demonstration::Text(_))
+    }
+
+    fn identity(&self) -> &[i64] {
+        &self.input_ids
     }
 
     fn num_tokens(&self) -> usize {
@@ -220,8 +291,16 @@ impl TrainingRow for SftRow {
 impl TrainingRow for PreferenceRow {
     type Source = Preference;
 
-    fn encode(tokenizer: &Tokenizer, source: &Preference) -> Result<Self> {
-        tokenizer.encode_preference(source)
+    fn encode(tokenizer: &Tokenizer, source: &Preference, limit: usize) -> Result<Head<Self>> {
+        tokenizer.preference_head(source, limit)
+    }
+
+    fn is_source_useful(source: &Preference) -> bool {
+        !matches!(source, Preference::Messages { chosen, rejected, .. } if chosen == rejected)
+    }
+
+    fn identity(&self) -> &[i64] {
+        &self.chosen[..self.prompt_length]
     }
 
     fn num_tokens(&self) -> usize {
@@ -242,8 +321,16 @@ impl TrainingRow for PreferenceRow {
 impl TrainingRow for UnpairedRow {
     type Source = Unpaired;
 
-    fn encode(tokenizer: &Tokenizer, source: &Unpaired) -> Result<Self> {
-        tokenizer.encode_unpaired(source)
+    fn encode(tokenizer: &Tokenizer, source: &Unpaired, limit: usize) -> Result<Head<Self>> {
+        tokenizer.unpaired_head(source, limit)
+    }
+
+    fn is_source_useful(_: &Unpaired) -> bool {
+        true
+    }
+
+    fn identity(&self) -> &[i64] {
+        &self.input_ids[..self.prompt_length]
     }
 
     fn num_tokens(&self) -> usize {
@@ -263,8 +350,16 @@ impl TrainingRow for UnpairedRow {
 impl TrainingRow for PromptRow {
     type Source = Prompt;
 
-    fn encode(tokenizer: &Tokenizer, source: &Prompt) -> Result<Self> {
-        tokenizer.encode_prompt_row(source)
+    fn encode(tokenizer: &Tokenizer, source: &Prompt, limit: usize) -> Result<Head<Self>> {
+        tokenizer.prompt_head(source, limit)
+    }
+
+    fn is_source_useful(_: &Prompt) -> bool {
+        true
+    }
+
+    fn identity(&self) -> &[i64] {
+        &self.input_ids
     }
 
     fn num_tokens(&self) -> usize {

@@ -22,7 +22,32 @@ pub struct Encoded {
     pub input_ids: Vec<i64>,
     /// Whether the assistant speaks the token, its end of turn included, `[T]`.
     pub assistant_mask: Vec<bool>,
+    /// The assistant turns, by their place among the messages, with their tokens.
+    pub turns: Vec<(usize, Range<usize>)>,
+    /// Whether all ids are here, and not only the head of a long row.
+    pub whole: bool,
 }
+
+/// A row, or the head of one that is longer than can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head<T> {
+    /// The row; more ids than the limit if it is not whole.
+    pub row: T,
+    /// Whether it is all of it.
+    pub whole: bool,
+}
+
+/// No limit: every id is wanted.
+const ALL: usize = usize::MAX;
+
+/// Ids at the end of a cut text that are given up, for they might differ if the text went on.
+const UNSETTLED: usize = 1024;
+
+/// Ids behind the limit that are kept, so that a turn that ends near it is seen to end.
+const BEHIND: usize = 64;
+
+/// The fewest bytes that a text is cut to.
+const SHORTEST: usize = 1 << 16;
 
 impl Encoded {
     /// The ids with [`NO_LOSS`] where the assistant does not speak, `[T]`.
@@ -37,12 +62,13 @@ impl Encoded {
 struct Answered {
     input_ids: Vec<i64>,
     prompt_length: usize,
+    whole: bool,
 }
 
 impl Tokenizer {
     /// Encodes a conversation, with the exact mask of what the assistant says in all of its turns.
     pub fn encode_conversation(&self, messages: &[Message]) -> Result<Encoded> {
-        self.encode_turns(messages, 0)
+        self.encode_turns(messages, 0, ALL)
     }
 
     /// Encodes the turns before an answer, up to where the assistant begins to speak.
@@ -52,81 +78,155 @@ impl Tokenizer {
 
     /// Encodes running text: with BOS where the tokenizer adds one, and always with EOS.
     pub fn encode_text(&self, text: &str) -> Result<Vec<i64>> {
-        let mut ids = self.encode(text, true)?;
+        Ok(self.text_head(text, ALL)?.row)
+    }
+
+    /// As [`Self::encode_text`]; of a text that is far longer than `limit` ids only the head.
+    fn text_head(&self, text: &str, limit: usize) -> Result<Head<Vec<i64>>> {
+        let (mut ids, whole) = self.head_of(text, limit, |text| self.encode(text, true), Vec::len)?;
+        if !whole {
+            ids.truncate(ids.len() - UNSETTLED);
+            return Ok(Head { row: ids, whole });
+        }
         let eos = self
             .eos_id()
             .ok_or_else(|| Error::MissingSpecialToken { name: self.name().to_owned(), token: "eos_token" })?;
         if ids.last() != Some(&eos) {
             ids.push(eos);
         }
-        Ok(ids)
+        Ok(Head { row: ids, whole })
+    }
+
+    /// Encodes the head of a text that has far more than `limit` ids, else all of it; says whether it was all.
+    ///
+    /// Tokens depend on what stands near them. So the text is cut well behind the limit, and the last ids before the cut
+    /// (`UNSETTLED`) are not to be used; what stands before them is the same as in the whole text.
+    fn head_of<T>(
+        &self,
+        text: &str,
+        limit: usize,
+        encode: impl Fn(&str) -> Result<T>,
+        num_ids: impl Fn(&T) -> usize,
+    ) -> Result<(T, bool)> {
+        let wanted = limit.saturating_add(BEHIND + UNSETTLED);
+        let mut bytes = wanted.saturating_mul(8).max(SHORTEST);
+        while bytes < text.len() / 2 {
+            let head = encode(&text[..text.floor_char_boundary(bytes)])?;
+            if num_ids(&head) >= wanted {
+                return Ok((head, false));
+            }
+            bytes *= 4;
+        }
+        Ok((encode(text)?, true))
+    }
+
+    /// The ids of the head of a long text, with their places; else of all of it.
+    fn pieces_head(&self, text: &str, limit: usize) -> Result<(Pieces, bool)> {
+        let (mut pieces, whole) =
+            self.head_of(text, limit, |text| self.pieces(text), |pieces| pieces.ids.len())?;
+        if !whole {
+            let settled = pieces.ids.len() - UNSETTLED;
+            pieces.ids.truncate(settled);
+            pieces.ranges.truncate(settled);
+        }
+        Ok((pieces, whole))
     }
 
     /// Encodes a row of supervised fine-tuning.
     pub fn encode_demonstration(&self, row: &Demonstration) -> Result<SftRow> {
+        Ok(self.demonstration_head(row, ALL)?.row)
+    }
+
+    /// As [`Self::encode_demonstration`]; of a row that is far longer than `limit` ids only the head.
+    pub fn demonstration_head(&self, row: &Demonstration, limit: usize) -> Result<Head<SftRow>> {
         let encoded = match row {
-            Demonstration::Messages(messages) => self.encode_checked(messages, 0)?,
+            Demonstration::Messages(messages) => self.learned(messages, 0, limit)?,
             Demonstration::PromptCompletion { prompt, completion } => {
-                self.encode_checked(&[prompt.as_slice(), completion].concat(), prompt.len())?
+                self.learned(&[prompt.as_slice(), completion].concat(), prompt.len(), limit)?
             }
             Demonstration::Text(text) => {
-                let input_ids = self.encode_text(text)?;
-                return Ok(SftRow { labels: input_ids.clone(), input_ids });
+                let Head { row: input_ids, whole } = self.text_head(text, limit)?;
+                return Ok(Head { row: SftRow { labels: input_ids.clone(), input_ids }, whole });
             }
             Demonstration::Tokens { input_ids, labels } => {
                 self.check_ids("input_ids", input_ids)?;
                 let labels = labels.as_ref().unwrap_or(input_ids);
                 let counted: Vec<i64> = labels.iter().copied().filter(|&id| id != NO_LOSS).collect();
                 self.check_ids("labels", &counted)?;
-                return Ok(SftRow { input_ids: input_ids.clone(), labels: labels.clone() });
+                let row = SftRow { input_ids: input_ids.clone(), labels: labels.clone() };
+                return Ok(Head { row, whole: true });
             }
         };
-        Ok(SftRow { labels: encoded.labels(), input_ids: encoded.input_ids })
+        let row = SftRow { labels: encoded.labels(), input_ids: encoded.input_ids };
+        Ok(Head { row, whole: encoded.whole })
+    }
+
+    /// A conversation in which the assistant turns without loss are not marked.
+    fn learned(&self, messages: &[Message], first: usize, limit: usize) -> Result<Encoded> {
+        let mut encoded = self.encode_checked(messages, first, limit)?;
+        for (turn, tokens) in &encoded.turns {
+            if messages[*turn].no_loss {
+                encoded.assistant_mask[tokens.clone()].fill(false);
+            }
+        }
+        Ok(encoded)
     }
 
     /// Encodes a pair of answers; both sides begin with exactly the ids of the prompt.
     pub fn encode_preference(&self, row: &Preference) -> Result<PreferenceRow> {
+        Ok(self.preference_head(row, ALL)?.row)
+    }
+
+    /// As [`Self::encode_preference`]; of sides that are far longer than `limit` ids only the heads.
+    pub fn preference_head(&self, row: &Preference, limit: usize) -> Result<Head<PreferenceRow>> {
         match row {
             Preference::Messages { prompt, chosen, rejected, margin } => {
-                let chosen = self.encode_answer(prompt, chosen)?;
-                let rejected = self.encode_answer(prompt, rejected)?;
-                Ok(PreferenceRow {
-                    prompt_length: chosen.prompt_length,
+                let chosen = self.encode_answer(prompt, chosen, limit)?;
+                let rejected = self.encode_answer(prompt, rejected, limit)?;
+                let row = PreferenceRow {
+                    prompt_length: chosen.prompt_length.min(rejected.prompt_length),
                     chosen: chosen.input_ids,
                     rejected: rejected.input_ids,
                     margin: *margin,
-                })
+                };
+                Ok(Head { row, whole: chosen.whole && rejected.whole })
             }
             Preference::Tokens { chosen, rejected, prompt_length, margin } => {
                 self.check_ids("chosen_input_ids", chosen)?;
                 self.check_ids("rejected_input_ids", rejected)?;
-                Ok(PreferenceRow {
+                let row = PreferenceRow {
                     chosen: chosen.clone(),
                     rejected: rejected.clone(),
                     prompt_length: *prompt_length,
                     margin: *margin,
-                })
+                };
+                Ok(Head { row, whole: true })
             }
         }
     }
 
     /// Encodes a prompt to be answered.
     pub fn encode_prompt_row(&self, row: &Prompt) -> Result<PromptRow> {
-        Ok(PromptRow {
-            input_ids: self.encode_prompt(&row.messages)?,
-            messages: row.messages.clone(),
-            answer: row.answer.clone(),
-        })
+        Ok(self.prompt_head(row, ALL)?.row)
+    }
+
+    /// As [`Self::encode_prompt_row`]; of a prompt that is far longer than `limit` ids only the head.
+    pub fn prompt_head(&self, row: &Prompt, limit: usize) -> Result<Head<PromptRow>> {
+        let (pieces, whole) = self.pieces_head(&self.render(&row.messages, true)?.text, limit)?;
+        let (messages, answer) = (row.messages.clone(), row.answer.clone());
+        Ok(Head { row: PromptRow { input_ids: pieces.ids, messages, answer }, whole })
     }
 
     /// Encodes an answer that is good or bad by itself.
     pub fn encode_unpaired(&self, row: &Unpaired) -> Result<UnpairedRow> {
-        let answered = self.encode_answer(&row.prompt, &row.completion)?;
-        Ok(UnpairedRow {
-            input_ids: answered.input_ids,
-            prompt_length: answered.prompt_length,
-            label: row.label,
-        })
+        Ok(self.unpaired_head(row, ALL)?.row)
+    }
+
+    /// As [`Self::encode_unpaired`]; of a row that is far longer than `limit` ids only the head.
+    pub fn unpaired_head(&self, row: &Unpaired, limit: usize) -> Result<Head<UnpairedRow>> {
+        let Answered { input_ids, prompt_length, whole } =
+            self.encode_answer(&row.prompt, &row.completion, limit)?;
+        Ok(Head { row: UnpairedRow { input_ids, prompt_length, label: row.label }, whole })
     }
 
     /// Encodes a conversation to be scored: it ends with an assistant turn, and its ids with that turn's end, as in a
@@ -134,7 +234,7 @@ impl Tokenizer {
     pub fn encode_scored(&self, messages: &[Message]) -> Result<Vec<i64>> {
         match messages.split_last() {
             Some((answer, prompt)) if answer.role == Role::Assistant => {
-                Ok(self.encode_answer(prompt, std::slice::from_ref(answer))?.input_ids)
+                Ok(self.encode_answer(prompt, std::slice::from_ref(answer), ALL)?.input_ids)
             }
             _ => Err(Error::NothingToScore),
         }
@@ -145,19 +245,28 @@ impl Tokenizer {
     }
 
     /// A prompt with one answer, cut behind the answer's end of turn.
-    fn encode_answer(&self, prompt: &[Message], answer: &[Message]) -> Result<Answered> {
-        let encoded = self.encode_checked(&[prompt, answer].concat(), prompt.len())?;
+    fn encode_answer(&self, prompt: &[Message], answer: &[Message], limit: usize) -> Result<Answered> {
+        let encoded = self.encode_checked(&[prompt, answer].concat(), prompt.len(), limit)?;
+        if !encoded.whole {
+            let Encoded { input_ids, assistant_mask, .. } = encoded;
+            // Where the answer does not begin in the head, all of the head is prompt.
+            let prompt_length = assistant_mask.iter().position(|&speaks| speaks).unwrap_or(input_ids.len());
+            return Ok(Answered { input_ids, prompt_length, whole: false });
+        }
         let first = encoded.assistant_mask.iter().position(|&speaks| speaks);
         let last = encoded.assistant_mask.iter().rposition(|&speaks| speaks);
         let (Some(prompt_length), Some(last)) = (first, last) else { return Err(Error::NoAssistantTurn) };
         let mut input_ids = encoded.input_ids;
         input_ids.truncate(last + 1);
-        Ok(Answered { input_ids, prompt_length })
+        Ok(Answered { input_ids, prompt_length, whole: true })
     }
 
     /// As [`Self::encode_turns`], and the ids of the last answer's prompt are exactly the head of the conversation.
-    fn encode_checked(&self, messages: &[Message], first: usize) -> Result<Encoded> {
-        let encoded = self.encode_turns(messages, first)?;
+    fn encode_checked(&self, messages: &[Message], first: usize, limit: usize) -> Result<Encoded> {
+        let encoded = self.encode_turns(messages, first, limit)?;
+        if !encoded.whole {
+            return Ok(encoded);
+        }
         let last = messages.iter().rposition(|message| message.role == Role::Assistant);
         let turn = last.ok_or(Error::NoAssistantTurn)?;
         let prompt = self.encode_prompt(&messages[..turn])?;
@@ -175,28 +284,36 @@ impl Tokenizer {
     }
 
     /// Encodes a conversation; the mask covers the assistant turns from message `first` on.
-    fn encode_turns(&self, messages: &[Message], first: usize) -> Result<Encoded> {
+    fn encode_turns(&self, messages: &[Message], first: usize, limit: usize) -> Result<Encoded> {
         let turns: Vec<usize> =
             (0..messages.len()).filter(|&turn| messages[turn].role == Role::Assistant).collect();
         if turns.last().is_none_or(|&last| last < first) {
             return Err(Error::NoAssistantTurn);
         }
         let rendered = self.render(messages, false)?;
-        let pieces = self.pieces(&rendered.text)?;
+        let (pieces, whole) = self.pieces_head(&rendered.text, limit)?;
+        let covered = if whole { ALL } else { pieces.ranges.last().map_or(0, |range| range.start) };
         let mut assistant_mask = vec![false; pieces.ids.len()];
+        let mut spoken = Vec::new();
         for (index, &turn) in turns.iter().enumerate().filter(|(_, turn)| **turn >= first) {
             let answer = Answer { messages, turn, text: &rendered.text, pieces: &pieces };
             let tokens = match &rendered.generated {
-                Some(marked) if marked.len() == turns.len() => self.marked_tokens(&answer, &marked[index]),
-                Some(marked) => return Err(self.wrong_blocks(marked.len(), turns.len())),
-                None => self.prompted_tokens(&answer)?,
+                Some(marked) if marked.len() != turns.len() => {
+                    return Err(self.wrong_blocks(marked.len(), turns.len()));
+                }
+                Some(marked) if marked[index].start >= covered => None,
+                Some(marked) => Some(self.marked_tokens(&answer, &marked[index])),
+                None => self.prompted_tokens(&answer, covered)?,
             };
+            // This turn and those that follow are beyond the head.
+            let Some(tokens) = tokens else { break };
             if tokens.is_empty() {
                 return Err(self.not_a_prefix(turn, "the answer has no token of its own".to_owned()));
             }
-            assistant_mask[tokens].fill(true);
+            assistant_mask[tokens.clone()].fill(true);
+            spoken.push((turn, tokens));
         }
-        Ok(Encoded { input_ids: pieces.ids, assistant_mask })
+        Ok(Encoded { input_ids: pieces.ids, assistant_mask, turns: spoken, whole })
     }
 
     /// The tokens of an answer inside a `{% generation %}` block, with the end of turn also where it stands behind.
@@ -213,10 +330,13 @@ impl Tokenizer {
         start..outside.unwrap_or(inside)
     }
 
-    /// The tokens of an answer behind its prompt.
-    fn prompted_tokens(&self, answer: &Answer<'_>) -> Result<Range<usize>> {
+    /// The tokens of an answer behind its prompt; `None` where it begins behind the first `covered` bytes.
+    fn prompted_tokens(&self, answer: &Answer<'_>, covered: usize) -> Result<Option<Range<usize>>> {
         let Answer { messages, turn, text, pieces } = *answer;
         let prompt = self.render(&messages[..turn], true)?.text;
+        if prompt.len() >= covered {
+            return Ok(None);
+        }
         if !text.starts_with(&prompt) {
             return Err(self.not_a_prefix(turn, parting(&prompt, text)));
         }
@@ -231,13 +351,13 @@ impl Tokenizer {
             return Err(self.not_a_prefix(turn, reason));
         }
         if let Some(end) = answer.content_end(prompt.len()).and_then(|end| self.turn_end(answer, end)) {
-            return Ok(start..end);
+            return Ok(Some(start..end));
         }
         let limit = self.turn_limit(answer, prompt.len())?;
         let within = start..answer.first_token_from(limit);
         let content = messages[turn].content.trim();
         let found = text[prompt.len()..limit].find(content).map(|at| prompt.len() + at);
-        let Some(found) = found else { return Ok(start..self.trimmed(answer, within)) };
+        let Some(found) = found else { return Ok(Some(start..self.trimmed(answer, within))) };
         let header = start..answer.first_token_from(found).max(start);
         if pieces.ids[header].iter().any(|&id| self.is_special(id)) {
             let reason = format!(
@@ -246,7 +366,7 @@ impl Tokenizer {
             );
             return Err(self.not_a_prefix(turn, reason));
         }
-        Ok(start..self.turn_end(answer, found + content.len()).unwrap_or(within.end))
+        Ok(Some(start..self.turn_end(answer, found + content.len()).unwrap_or(within.end)))
     }
 
     /// The byte at which the text of a turn ends, found by rendering the conversation up to it.

@@ -1,10 +1,10 @@
 //! The errors of this crate.
 //!
 //! A message names the place (file and row), the field, what was found, what is wanted, and ends with the fix. Rows are
-//! counted from 0, over the whole file, and the message says so. Knows nothing of how errors are printed.
+//! counted from 1, over the whole file; a row of JSONL has the number of its line. Knows nothing of how errors are printed.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -14,14 +14,58 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct At {
     /// The file.
     pub path: PathBuf,
-    /// The row, from 0.
+    /// The row, from 1; of JSONL the line. 0 where there is no file of rows.
     pub row: usize,
+}
+
+impl At {
+    /// What a row of this file is called: a line, where it has the number of a line.
+    pub fn unit(path: &Path) -> &'static str {
+        if has_extension(path, &[".jsonl", ".ndjson"]) { "line" } else { "row" }
+    }
+
+    /// Whether the cells of the file are texts, whatever they hold.
+    pub(crate) fn is_csv(&self) -> bool {
+        has_extension(&self.path, &[".csv"])
+    }
+}
+
+/// Whether the file name ends so, a last `.gz` aside.
+fn has_extension(path: &Path, extensions: &[&str]) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    extensions.iter().any(|extension| name.ends_with(extension))
 }
 
 impl fmt::Display for At {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} row {} (counted from 0)", self.path.display(), self.row)
+        let path = self.path.display();
+        match self.row {
+            0 => write!(formatter, "{path}"),
+            row => write!(formatter, "{path} {} {row}", Self::unit(&self.path)),
+        }
     }
+}
+
+/// Where JSON is broken: in the file, not in the line that the parser was given.
+fn broken(at: &At, source: &serde_json::Error) -> String {
+    let by_lines = At::unit(&at.path) == "line" && at.row > 0;
+    let line = if by_lines { at.row } else { source.line() };
+    let reason = source.to_string();
+    let reason = reason.split(" at line ").next().unwrap_or_default();
+    format!("{} line {line} column {}: broken JSON: {reason}", at.path.display(), source.column())
+}
+
+/// What a role of this name stands for in most files.
+fn meant_by(role: &str) -> String {
+    let meant = match role.to_ascii_lowercase().as_str() {
+        "human" | "customer" | "person" | "question" | "input" | "user" => "user",
+        "bot" | "model" | "ai" | "agent" | "chatbot" | "answer" | "output" | "assistant" => "assistant",
+        "developer" | "instruction" | "instructions" | "context" | "system" => "system",
+        "function" | "ipython" | "tool_result" | "tool" => "tool",
+        _ => return format!("say who it is with --map {role}=user, or =assistant, =system, =tool"),
+    };
+    format!("if it is the {meant}, convert the file with --map {role}={meant}")
 }
 
 /// What can go wrong between a file and a token batch.
@@ -87,17 +131,94 @@ pub enum Error {
         wanted: &'static str,
     },
 
+    /// The bytes of a file are not what its name says.
+    #[error("{path}: this file is {found}, which its name does not say; {fix}")]
+    WrongFormat {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        found: String,
+        /// What to do.
+        fix: String,
+    },
+
+    /// A gzip file is cut off or damaged.
+    #[error("{path}: the gzip data is damaged or cut off ({source}); fetch the file again")]
+    DamagedGzip {
+        /// The file.
+        path: PathBuf,
+        /// What the decoder says.
+        source: std::io::Error,
+    },
+
+    /// A Parquet file with a compression that is not built in.
+    #[error(
+        "{path}: this Parquet file is compressed with {name}, which this program does not read; write it again with zstd or snappy, for example `pandas.read_parquet(OLD).to_parquet(NEW, compression=\"zstd\")`"
+    )]
+    ParquetCompression {
+        /// The file.
+        path: PathBuf,
+        /// The compression.
+        name: String,
+    },
+
+    /// CSV cannot be read.
+    #[error("{path}: broken CSV: {source}; give every row as many cells as the header has names (the header is line 1)")]
+    Csv {
+        /// The file.
+        path: PathBuf,
+        /// What the reader says.
+        source: arrow_schema::ArrowError,
+    },
+
+    /// Two columns have one name.
+    #[error("{path}: the column {column} is there twice; rename or remove one of the two")]
+    DuplicateColumn {
+        /// The file.
+        path: PathBuf,
+        /// The name.
+        column: String,
+    },
+
+    /// Every row was left out.
+    #[error("{path}: none of its {rows} rows can be used: {reasons}; name the layout with --layout if it was guessed wrong")]
+    NothingUsable {
+        /// The file.
+        path: PathBuf,
+        /// Rows read.
+        rows: usize,
+        /// Why they were left out.
+        reasons: String,
+    },
+
+    /// A field that says something about what is to be learned, and that nothing reads.
+    #[error(
+        "{at}: the field {field} is {found}, and {kind} rows of the layout {layout} do not use it, so what it says would be lost; if that is right, leave it out by name: --drop {name}, or drop = [\"{name}\"] in [data]"
+    )]
+    UnreadField {
+        /// The row.
+        at: At,
+        /// The field, with its column if it is one of a turn.
+        field: String,
+        /// What it says.
+        found: String,
+        /// The layout.
+        layout: &'static str,
+        /// What is read.
+        kind: &'static str,
+        /// Its own name.
+        name: String,
+    },
+
     /// A file has no rows.
-    #[error("{path}: has no rows; remove the file from the list or fill it")]
+    #[error("{path}: the file has no rows; leave it out of the list, or fill it")]
     NoRows {
         /// The file or list of files.
         path: PathBuf,
     },
 
     /// A row is not JSON.
-    #[error(
-        "{at}: is not a JSON object: {source}; one object per line is wanted in .jsonl, one array of objects in .json"
-    )]
+    #[error("{}; write one object per line in .jsonl, and one array of objects in .json", broken(at, source))]
     BadJson {
         /// The row.
         at: At,
@@ -106,7 +227,7 @@ pub enum Error {
     },
 
     /// A row is JSON but not an object.
-    #[error("{at}: is {found} where an object with named fields is wanted; write one object per row")]
+    #[error("{at}: the row is {found}, not an object with named fields; write one object per row")]
     NotAnObject {
         /// The row.
         at: At,
@@ -116,7 +237,7 @@ pub enum Error {
 
     /// A Parquet file is damaged or uses a feature that is not built in.
     #[error(
-        "{path}: not a readable Parquet file: {source}; write it again with zstd, snappy or no compression"
+        "{path}: this is not a Parquet file that can be read or written: {source}; fetch it again, or write it anew"
     )]
     Parquet {
         /// The file.
@@ -126,7 +247,7 @@ pub enum Error {
     },
 
     /// Arrow could not convert.
-    #[error("{path}: cannot convert between rows and columns: {source}; make a column hold one type only")]
+    #[error("{path}: a column cannot be read or written: {source}; give it one type (text, numbers, true and false, lists or structs), or leave it out")]
     Arrow {
         /// The file.
         path: PathBuf,
@@ -136,7 +257,7 @@ pub enum Error {
 
     /// No accepted layout fits the columns.
     #[error(
-        "{path}: has the columns {found}, but {kind} rows need {wanted}; rename columns or use `data convert --map`"
+        "{path}: no layout of {kind} rows fits the columns {found}; wanted are {wanted}; rename columns, or convert the file with `data convert --map WANTED=FOUND`"
     )]
     MissingColumn {
         /// The file.
@@ -150,7 +271,7 @@ pub enum Error {
     },
 
     /// More than one layout fits the columns.
-    #[error("{path}: the columns {found} fit {choices}; name the layout or drop the columns of the others")]
+    #[error("{path}: the columns {found} fit more than one layout: {choices}; name the layout with --layout, or leave out the columns of the others with --drop, or drop = [...] in [data]")]
     AmbiguousLayout {
         /// The file.
         path: PathBuf,
@@ -162,12 +283,12 @@ pub enum Error {
 
     /// Rows of different layouts for one file.
     #[error(
-        "{path}: row {row} (counted from 0) has the layout {found}, the rows before it {first}; write one layout per file"
+        "{path}: row {row} has the layout {found}, and the rows before it have {first}; write one layout per file"
     )]
     MixedLayouts {
         /// The file.
         path: PathBuf,
-        /// The row.
+        /// The row, from 1.
         row: usize,
         /// Layout of the first row.
         first: &'static str,
@@ -186,17 +307,17 @@ pub enum Error {
 
     /// A `--map` entry cannot be understood.
     #[error(
-        "cannot read the mapping {given:?}; write WANTED=FOUND for a column or field ({columns}), or ALIAS=user for a role"
+        "--map {given:?} is not understood; write WANTED=FOUND for a column ({columns}) or for role or content of a turn, and NAME=user, NAME=assistant, NAME=system or NAME=tool for a role"
     )]
     BadMapping {
         /// The entry.
         given: String,
         /// Names of columns and fields that can be mapped.
-        columns: &'static str,
+        columns: String,
     },
 
     /// A field is not there or is null.
-    #[error("{at}: field {field} is missing or null; wanted {expected}")]
+    #[error("{at}: the field {field} is missing or null; it must be {expected}")]
     MissingField {
         /// The row.
         at: At,
@@ -207,7 +328,7 @@ pub enum Error {
     },
 
     /// A field has the wrong type.
-    #[error("{at}: field {field} is {found}; wanted {expected}")]
+    #[error("{at}: the field {field} is {found}; it must be {expected}")]
     WrongType {
         /// The row.
         at: At,
@@ -221,7 +342,7 @@ pub enum Error {
 
     /// A role has a name that is not known.
     #[error(
-        "{at}: field {field} is {found:?}; wanted system, user, assistant or tool: convert with --map {found}=assistant (or the role it stands for)"
+        "{at}: the field {field} is {found:?}, which is none of the roles system, user, assistant and tool; {}", meant_by(&found.escape_debug().to_string())
     )]
     UnknownRole {
         /// The row.
@@ -233,7 +354,7 @@ pub enum Error {
     },
 
     /// A list of messages is empty.
-    #[error("{at}: field {field} has no messages; drop the row or give at least one turn")]
+    #[error("{at}: the field {field} has no turns; remove the row, or give it at least one turn")]
     EmptyConversation {
         /// The row.
         at: At,
@@ -243,17 +364,17 @@ pub enum Error {
 
     /// A conversation has nothing to learn from.
     #[error(
-        "the conversation has no assistant turn to learn from; end it with an assistant turn or drop the row"
+        "the conversation has no assistant turn to learn from; add the answer, or remove the row"
     )]
     NoAssistantTurn,
     /// A conversation to be scored that does not end with an answer.
     #[error(
-        "the conversation does not end with an assistant turn, so there is nothing to score; add the answer or drop the row"
+        "the conversation does not end with an assistant turn, so there is nothing to score; add the answer, or remove the row"
     )]
     NothingToScore,
 
     /// A completion is empty.
-    #[error("{at}: field {field} is empty; a completion needs text: drop the row")]
+    #[error("{at}: the field {field} is empty, so there is nothing to learn from; remove the row")]
     EmptyCompletion {
         /// The row.
         at: At,
@@ -261,8 +382,19 @@ pub enum Error {
         field: String,
     },
 
+    /// An assistant turn says nothing.
+    #[error("{at}: turn {turn} of {field} is an assistant turn without text, so there is nothing to learn from; remove the row, or give the turn \"weight\": 0")]
+    EmptyTurn {
+        /// The row.
+        at: At,
+        /// The field.
+        field: String,
+        /// The turn, from 1.
+        turn: usize,
+    },
+
     /// A completion is not exactly one assistant turn.
-    #[error("{at}: field {field} has {found}; wanted one assistant turn: move the shared turns into prompt")]
+    #[error("{at}: the field {field} has the turns {found}; it must be one assistant turn, with the turns before it in prompt")]
     NotOneAnswer {
         /// The row.
         at: At,
@@ -274,7 +406,7 @@ pub enum Error {
 
     /// Two lists that belong together differ in length.
     #[error(
-        "{at}: field {field} has {got} entries, but {expected} are wanted, as many as {other} has; labels are not shifted, with -100 where there is no loss"
+        "{at}: the field {field} has {got} entries and {other} has {expected}; give one label for each id, not shifted, and -100 where there is no loss"
     )]
     LengthMismatch {
         /// The row.
@@ -320,7 +452,7 @@ pub enum Error {
     },
 
     /// A foreign row has a shape that the converter does not know.
-    #[error("{at}: {reason}; fix or drop the row")]
+    #[error("{at}: {reason}; correct the row, or remove it")]
     BadForeignRow {
         /// The row.
         at: At,
@@ -452,10 +584,10 @@ pub enum Error {
 
     /// A row is longer than a bin.
     #[error(
-        "row {row} has {length} tokens, but max_length is {max_length}; truncate or drop long rows first"
+        "row {row} has {length} tokens, but only {max_length} fit; cut the row, or leave it out"
     )]
     RowTooLong {
-        /// Index of the row, from 0.
+        /// The row, from 1.
         row: usize,
         /// Its tokens.
         length: usize,

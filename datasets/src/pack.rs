@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// gives equal output.
 pub fn pack(lengths: &[usize], max_length: usize) -> Result<Vec<Vec<usize>>> {
     if let Some((row, &length)) = lengths.iter().enumerate().find(|&(_, &length)| length > max_length) {
-        return Err(Error::RowTooLong { row, length, max_length });
+        return Err(Error::RowTooLong { row: row + 1, length, max_length });
     }
     let mut bins: Vec<Vec<usize>> = Vec::new();
     let mut room: BTreeSet<(usize, usize)> = BTreeSet::new(); // (tokens left, bin)
@@ -91,6 +91,6 @@ mod tests {
     #[test]
     fn too_long_a_row_is_named() {
         let error = pack(&[3, 11], 10).unwrap_err();
-        assert!(matches!(error, Error::RowTooLong { row: 1, length: 11, max_length: 10 }));
+        assert!(matches!(error, Error::RowTooLong { row: 2, length: 11, max_length: 10 }));
     }
 }

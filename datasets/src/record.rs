@@ -1,18 +1,29 @@
 //! Rows as people write them: conversations, pairs, prompts, not yet tokenised.
 //!
-//! The columns are those of the field (TRL, Hugging Face): see [`Layout`]. A string is accepted wherever turns are wanted:
-//! a prompt is then one user turn, an answer one assistant turn. Knows no tokenizer and no file format.
+//! The columns are those of the field (TRL, Hugging Face) and of the sets in common use (`ShareGPT`, Alpaca, HH, OASST): see
+//! [`Layout`]. A string is accepted wherever turns are wanted: a prompt is then one user turn, an answer one assistant turn.
+//! Training and `data convert` read rows here and nowhere else. Knows no tokenizer and no file format.
 
+mod alpaca;
+mod layout;
+mod mapping;
+pub(crate) mod notes;
+mod oasst;
 mod parse;
+mod transcript;
 mod write;
 
-use std::fmt;
-use std::str::FromStr;
+use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use crate::conversation::Message;
 use crate::error::{At, Error, Result};
+
+pub use layout::Layout;
+pub use mapping::Mapping;
+pub use notes::Notes;
+use parse::Fields;
 
 /// A row of a table: column names and values.
 pub type Row = Map<String, Value>;
@@ -87,118 +98,28 @@ pub struct Unpaired {
     pub label: bool,
 }
 
-/// Which columns a table has, and so what its rows mean.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Layout {
-    /// `messages`.
-    Messages,
-    /// `prompt`, `completion`.
-    PromptCompletion,
-    /// `text`.
-    Text,
-    /// `input_ids`, and `labels` if there are any.
-    Tokens,
-    /// `prompt`, `chosen`, `rejected`, and `margin` if there is one.
-    Preference,
-    /// `chosen` and `rejected` as whole conversations that share all but the last turn.
-    ImplicitPreference,
-    /// `chosen_input_ids`, `rejected_input_ids`, `prompt_length`, and `margin` if there is one.
-    PreferenceTokens,
-    /// `prompt`, and `answer` if there is one.
-    Prompt,
-    /// `messages` as a prompt, a last assistant turn left out, and `answer` if there is one.
-    PromptMessages,
-    /// `prompt`, `completion`, `label`.
-    Unpaired,
-}
-
-impl Layout {
-    const ALL: [Self; 10] = [
-        Self::Messages,
-        Self::PromptCompletion,
-        Self::Text,
-        Self::Tokens,
-        Self::Preference,
-        Self::ImplicitPreference,
-        Self::PreferenceTokens,
-        Self::Prompt,
-        Self::PromptMessages,
-        Self::Unpaired,
-    ];
-
-    /// The name for messages and settings.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Messages => "messages",
-            Self::PromptCompletion => "prompt-completion",
-            Self::Text => "text",
-            Self::Tokens => "tokens",
-            Self::Preference => "preference",
-            Self::ImplicitPreference => "implicit-preference",
-            Self::PreferenceTokens => "preference-tokens",
-            Self::Prompt => "prompt",
-            Self::PromptMessages => "prompt-messages",
-            Self::Unpaired => "unpaired",
-        }
-    }
-
-    /// The columns that must be there.
-    pub fn required(self) -> &'static [&'static str] {
-        match self {
-            Self::Messages | Self::PromptMessages => &["messages"],
-            Self::PromptCompletion => &["prompt", "completion"],
-            Self::Text => &["text"],
-            Self::Tokens => &["input_ids"],
-            Self::Preference => &["prompt", "chosen", "rejected"],
-            Self::ImplicitPreference => &["chosen", "rejected"],
-            Self::PreferenceTokens => &["chosen_input_ids", "rejected_input_ids", "prompt_length"],
-            Self::Prompt => &["prompt"],
-            Self::Unpaired => &["prompt", "completion", "label"],
-        }
-    }
-
-    /// The columns that are read when they are there.
-    pub fn optional(self) -> &'static [&'static str] {
-        match self {
-            Self::Tokens => &["labels"],
-            Self::Preference | Self::ImplicitPreference | Self::PreferenceTokens => &["margin"],
-            Self::Prompt | Self::PromptMessages => &["answer"],
-            _ => &[],
-        }
-    }
-
-    fn fits(self, columns: &[String]) -> bool {
-        self.required().iter().all(|wanted| columns.iter().any(|column| column == wanted))
-    }
-}
-
-impl fmt::Display for Layout {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(self.name())
-    }
-}
-
-impl FromStr for Layout {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|layout| layout.name() == name).ok_or_else(|| Error::UnknownLayout {
-            given: name.to_owned(),
-            known: Self::ALL.map(Self::name).join(", "),
-        })
-    }
+/// What a row gives.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Parsed<R> {
+    /// Rows to use: one as a rule, several from a tree.
+    Rows(Vec<R>),
+    /// Nothing to use, and why.
+    Skipped(&'static str),
 }
 
 /// A kind of rows that can be read from and written to tables.
-pub trait Record: Sized + Clone + Send + Sync {
+pub trait Record: Sized + Clone + Send + Sync + 'static {
     /// The name for messages, as in "preference rows".
     const KIND: &'static str;
 
-    /// The layouts in which such rows may come. A layout whose columns contain another's comes first and wins.
+    /// The layouts in which such rows may come. No layout belongs to two kinds.
     const LAYOUTS: &'static [Layout];
 
+    /// Columns that say something and that rows of this kind have no use for.
+    const NEEDLESS: &'static [&'static str];
+
     /// Reads a row in one of [`Self::LAYOUTS`].
-    fn parse(layout: Layout, row: &Row, at: &At) -> Result<Self>;
+    fn read(layout: Layout, row: &Row, at: &At, mapping: &Mapping) -> Result<Parsed<Self>>;
 
     /// The layout in which this row is written.
     fn layout(&self) -> Layout;
@@ -206,8 +127,24 @@ pub trait Record: Sized + Clone + Send + Sync {
     /// The row as columns of [`Self::layout`].
     fn to_row(&self) -> Row;
 
+    /// The turns of the conversation, the better answer of a pair included; none where the row has no turns.
+    fn turns(&self) -> Vec<&Message>;
+
+    /// Reads a row that gives exactly one, with the usual names of columns, fields and roles.
+    fn parse(layout: Layout, row: &Row, at: &At) -> Result<Self> {
+        match Self::read(layout, row, at, &Mapping::default())? {
+            Parsed::Rows(mut rows) if rows.len() == 1 => Ok(rows.remove(0)),
+            Parsed::Rows(rows) => {
+                Err(Error::BadForeignRow { at: at.clone(), reason: format!("it gives {} rows", rows.len()) })
+            }
+            Parsed::Skipped(reason) => {
+                Err(Error::BadForeignRow { at: at.clone(), reason: reason.to_owned() })
+            }
+        }
+    }
+
     /// Checks a layout named by the user: it is one of [`Self::LAYOUTS`] and the columns of the file `path` have it.
-    fn require(layout: Layout, columns: &[String], path: &std::path::Path) -> Result<Layout> {
+    fn require(layout: Layout, columns: &[String], path: &Path) -> Result<Layout> {
         if !Self::LAYOUTS.contains(&layout) {
             let known = Self::LAYOUTS.iter().map(|layout| layout.name()).collect::<Vec<_>>().join(", ");
             return Err(Error::UnknownLayout { given: layout.name().to_owned(), known });
@@ -216,8 +153,8 @@ pub trait Record: Sized + Clone + Send + Sync {
             return Err(Error::MissingColumn {
                 path: path.to_owned(),
                 kind: Self::KIND,
-                found: columns.join(", "),
-                wanted: describe(&[layout]),
+                found: layout::named(columns),
+                wanted: layout::describe(&[layout]),
             });
         }
         Ok(layout)
@@ -227,40 +164,34 @@ pub trait Record: Sized + Clone + Send + Sync {
     ///
     /// Exactly one layout must fit, where one whose required columns are among another's gives way to that other; all else
     /// is an error that names the choices.
-    fn detect(columns: &[String], path: &std::path::Path) -> Result<Layout> {
-        let fitting: Vec<Layout> =
-            Self::LAYOUTS.iter().copied().filter(|layout| layout.fits(columns)).collect();
-        let covered = |layout: Layout| {
-            fitting.iter().any(|other| {
-                other.required().len() > layout.required().len()
-                    && layout.required().iter().all(|column| other.required().contains(column))
-            })
-        };
-        let best: Vec<Layout> = fitting.iter().copied().filter(|&layout| !covered(layout)).collect();
-        let path = path.to_owned();
-        let found = columns.join(", ");
-        match best[..] {
-            [layout] => Ok(layout),
-            [] => {
-                Err(Error::MissingColumn { path, kind: Self::KIND, found, wanted: describe(Self::LAYOUTS) })
-            }
-            _ => Err(Error::AmbiguousLayout { path, found, choices: describe(&best) }),
-        }
+    fn detect(columns: &[String], path: &Path) -> Result<Layout> {
+        Layout::among(Self::LAYOUTS, columns, Self::KIND, path)
     }
-}
-
-fn describe(layouts: &[Layout]) -> String {
-    let one = |layout: &Layout| format!("{layout} ({})", layout.required().join(", "));
-    layouts.iter().map(one).collect::<Vec<_>>().join(" or ")
 }
 
 impl Record for Demonstration {
     const KIND: &'static str = "demonstration";
-    const LAYOUTS: &'static [Layout] =
-        &[Layout::Messages, Layout::PromptCompletion, Layout::Text, Layout::Tokens];
+    const LAYOUTS: &'static [Layout] = &[
+        Layout::Messages,
+        Layout::ShareGpt,
+        Layout::PromptCompletion,
+        Layout::PromptResponse,
+        Layout::Alpaca,
+        Layout::InstructionResponse,
+        Layout::Oasst,
+        Layout::Text,
+        Layout::Tokens,
+    ];
+    const NEEDLESS: &'static [&'static str] = &[];
 
-    fn parse(layout: Layout, row: &Row, at: &At) -> Result<Self> {
-        parse::demonstration(layout, &parse::Fields { row, at })
+    fn read(layout: Layout, row: &Row, at: &At, mapping: &Mapping) -> Result<Parsed<Self>> {
+        let fields = Fields { row, at, mapping, layout };
+        match layout {
+            Layout::Alpaca => alpaca::demonstration(&fields, "output"),
+            Layout::InstructionResponse => alpaca::demonstration(&fields, "response"),
+            Layout::Oasst => oasst::conversations(&fields),
+            _ => parse::demonstration(&fields),
+        }
     }
 
     fn layout(&self) -> Layout {
@@ -275,15 +206,36 @@ impl Record for Demonstration {
     fn to_row(&self) -> Row {
         write::demonstration(self)
     }
+
+    fn turns(&self) -> Vec<&Message> {
+        match self {
+            Self::Messages(messages) => messages.iter().collect(),
+            Self::PromptCompletion { prompt, completion } => prompt.iter().chain(completion).collect(),
+            Self::Text(_) | Self::Tokens { .. } => Vec::new(),
+        }
+    }
 }
 
 impl Record for Preference {
     const KIND: &'static str = "preference";
-    const LAYOUTS: &'static [Layout] =
-        &[Layout::Preference, Layout::ImplicitPreference, Layout::PreferenceTokens];
+    const LAYOUTS: &'static [Layout] = &[
+        Layout::Preference,
+        Layout::ImplicitPreference,
+        Layout::ShareGptPreference,
+        Layout::AlpacaPreference,
+        Layout::ColossalPreference,
+        Layout::OasstPreference,
+        Layout::PreferenceTokens,
+    ];
+    const NEEDLESS: &'static [&'static str] = &["messages", "output", "response", "completion"];
 
-    fn parse(layout: Layout, row: &Row, at: &At) -> Result<Self> {
-        parse::preference(layout, &parse::Fields { row, at })
+    fn read(layout: Layout, row: &Row, at: &At, mapping: &Mapping) -> Result<Parsed<Self>> {
+        let fields = Fields { row, at, mapping, layout };
+        match layout {
+            Layout::AlpacaPreference => alpaca::preference(&fields),
+            Layout::OasstPreference => oasst::preferences(&fields),
+            _ => parse::preference(&fields),
+        }
     }
 
     fn layout(&self) -> Layout {
@@ -296,14 +248,23 @@ impl Record for Preference {
     fn to_row(&self) -> Row {
         write::preference(self)
     }
+
+    fn turns(&self) -> Vec<&Message> {
+        match self {
+            Self::Messages { prompt, chosen, .. } => prompt.iter().chain(chosen).collect(),
+            Self::Tokens { .. } => Vec::new(),
+        }
+    }
 }
 
 impl Record for Prompt {
     const KIND: &'static str = "prompt";
     const LAYOUTS: &'static [Layout] = &[Layout::Prompt, Layout::PromptMessages];
+    const NEEDLESS: &'static [&'static str] =
+        &["completion", "response", "output", "chosen", "rejected", "label", "labels", "margin"];
 
-    fn parse(layout: Layout, row: &Row, at: &At) -> Result<Self> {
-        parse::prompt(layout, &parse::Fields { row, at })
+    fn read(layout: Layout, row: &Row, at: &At, mapping: &Mapping) -> Result<Parsed<Self>> {
+        parse::prompt(&Fields { row, at, mapping, layout })
     }
 
     fn layout(&self) -> Layout {
@@ -313,14 +274,19 @@ impl Record for Prompt {
     fn to_row(&self) -> Row {
         write::prompt(self)
     }
+
+    fn turns(&self) -> Vec<&Message> {
+        self.messages.iter().collect()
+    }
 }
 
 impl Record for Unpaired {
     const KIND: &'static str = "unpaired";
-    const LAYOUTS: &'static [Layout] = &[Layout::Unpaired];
+    const LAYOUTS: &'static [Layout] = &[Layout::Unpaired, Layout::KtoMessages];
+    const NEEDLESS: &'static [&'static str] = &[];
 
-    fn parse(_: Layout, row: &Row, at: &At) -> Result<Self> {
-        parse::unpaired(&parse::Fields { row, at })
+    fn read(layout: Layout, row: &Row, at: &At, mapping: &Mapping) -> Result<Parsed<Self>> {
+        parse::unpaired(&Fields { row, at, mapping, layout })
     }
 
     fn layout(&self) -> Layout {
@@ -329,6 +295,10 @@ impl Record for Unpaired {
 
     fn to_row(&self) -> Row {
         write::unpaired(self)
+    }
+
+    fn turns(&self) -> Vec<&Message> {
+        self.prompt.iter().chain(&self.completion).collect()
     }
 }
 

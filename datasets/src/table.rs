@@ -2,19 +2,27 @@
 //!
 //! Files are read as they go (Parquet by batches inside row groups, text line by line; only `.json` arrays are read whole)
 //! and written under a temporary name in the same folder, synced and renamed. JSONL is split at `\n` and nowhere else. The
-//! format is told by the name of the file. Knows no meaning of columns.
+//! format is told by the name of the file, and the first bytes must agree with it. Rows are counted from 1; a row of JSONL
+//! has the number of its line. Knows no meaning of columns.
 
 mod arrow;
+mod json;
+mod records;
+mod source;
 mod text;
 mod write;
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{At, Error, Result};
-use crate::record::{Layout, Record, Row};
+use crate::record::Row;
 
+pub use records::{Reading, RecordReader, open_records, read_records};
+pub(crate) use write::atomically;
 pub use write::{write_records, write_rows};
 
 /// The extensions of files that are read and written.
@@ -97,13 +105,36 @@ fn matches(pattern: &[char], name: &[char]) -> bool {
     }
 }
 
-/// An iterator over rows, in file order.
-type Rows = Box<dyn Iterator<Item = Result<Row>> + Send>;
+/// An iterator over rows with their numbers, in file order. It goes on behind a row that cannot be read.
+type Rows = Box<dyn Iterator<Item = Result<(usize, Row)>> + Send>;
+
+/// How much of a file has been read, as a share from 0 to 1; may be looked at from another thread.
+#[derive(Clone, Debug)]
+pub struct Position {
+    done: Arc<AtomicU64>,
+    whole: u64,
+}
+
+impl Position {
+    fn new(whole: u64) -> Self {
+        Self { done: Arc::default(), whole }
+    }
+
+    fn add(&self, count: u64) {
+        self.done.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// The share.
+    pub fn share(&self) -> f64 {
+        (self.done.load(Ordering::Relaxed) as f64 / self.whole.max(1) as f64).min(1.0)
+    }
+}
 
 /// An open file of rows.
 pub struct TableReader {
     path: PathBuf,
     columns: Vec<String>,
+    position: Position,
     source: Source,
 }
 
@@ -116,17 +147,23 @@ impl TableReader {
     /// Opens a file and learns its columns: from the schema, the CSV header, or the first hundred rows of JSON.
     pub fn open(path: &Path) -> Result<Self> {
         let (format, gzipped) = format_of(path)?;
+        let (file, size) = source::open(path, format, gzipped)?;
+        let path = path.to_owned();
         if format == Format::Parquet {
-            let file = open(path)?;
-            let (builder, columns) = arrow::open(file, path)?;
-            return Ok(Self { path: path.to_owned(), columns, source: Source::Parquet(builder) });
+            let (builder, columns) = arrow::open(file, &path)?;
+            distinct(&columns, &path)?;
+            let position = Position::new(builder.metadata().file_metadata().num_rows().max(0) as u64);
+            return Ok(Self { path, columns, position, source: Source::Parquet(builder) });
         }
+        let position = Position::new(size);
+        let reader = source::reader(file, gzipped, &position);
         let (rows, columns) = match format {
-            Format::Csv => text::csv(path, gzipped)?,
-            Format::Json => sample(text::json(path, gzipped)?)?,
-            _ => sample(text::jsonl(path, gzipped)?)?,
+            Format::Csv => text::csv(reader, &path, gzipped)?,
+            Format::Json => sample(text::json(reader, &path, gzipped)?)?,
+            _ => sample(text::jsonl(reader, &path, gzipped))?,
         };
-        Ok(Self { path: path.to_owned(), columns, source: Source::Text(rows) })
+        distinct(&columns, &path)?;
+        Ok(Self { path, columns, position, source: Source::Text(rows) })
     }
 
     /// The names of the columns.
@@ -134,22 +171,44 @@ impl TableReader {
         &self.columns
     }
 
-    /// The rows with their places; of a Parquet file only the columns named in `wanted`, all where it is `None`.
+    /// How far the reading is.
+    pub fn position(&self) -> Position {
+        self.position.clone()
+    }
+
+    /// Of a Parquet file, in how many rows each column is not null, as its metadata say; otherwise none.
+    fn filled(&self) -> Vec<(String, usize)> {
+        match &self.source {
+            Source::Parquet(builder) => arrow::filled(builder),
+            Source::Text(_) => Vec::new(),
+        }
+    }
+
+    /// The rows with their places; of a Parquet file only the columns that `wanted` takes, all where it is `None`.
+    ///
+    /// A row that cannot be read is an error, behind which the rows go on where the file allows it.
     pub fn rows(
         self,
-        wanted: Option<&[&str]>,
+        wanted: Option<&dyn Fn(&str) -> bool>,
     ) -> Result<impl Iterator<Item = Result<(At, Row)>> + Send + use<>> {
         let rows = match self.source {
-            Source::Parquet(builder) => arrow::rows(builder, wanted, &self.path)?,
+            Source::Parquet(builder) => arrow::rows(builder, wanted, &self.path, self.position)?,
             Source::Text(rows) => rows,
         };
         let path = self.path;
-        Ok(rows.enumerate().map(move |(row, found)| Ok((At { path: path.clone(), row }, found?))))
+        Ok(rows.map(move |found| {
+            let (row, found) = found?;
+            Ok((At { path: path.clone(), row }, found))
+        }))
     }
 }
 
-fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|source| Error::Read { path: path.to_owned(), source })
+/// Refuses a column that is there twice: one of the two would be lost.
+fn distinct(columns: &[String], path: &Path) -> Result<()> {
+    let twice = columns.iter().enumerate().find(|(index, name)| columns[..*index].contains(name));
+    twice.map_or(Ok(()), |(_, name)| {
+        Err(Error::DuplicateColumn { path: path.to_owned(), column: name.escape_debug().to_string() })
+    })
 }
 
 /// Learns the columns from the first rows, which are then given out first.
@@ -157,40 +216,17 @@ fn sample(mut rows: Rows) -> Result<(Rows, Vec<String>)> {
     let mut head = VecDeque::new();
     let mut columns: Vec<String> = Vec::new();
     for row in rows.by_ref().take(COLUMN_SAMPLE) {
-        let row = row?;
-        for name in row.keys() {
+        for name in row.iter().flat_map(|(_, row)| row.keys()) {
             if !columns.contains(name) {
                 columns.push(name.clone());
             }
         }
-        head.push_back(Ok(row));
+        head.push_back(row);
+    }
+    if columns.is_empty() && head.front().is_some_and(Result::is_err) {
+        return Err(head.pop_front().and_then(Result::err).expect("the first row is an error"));
     }
     Ok((Box::new(head.into_iter().chain(rows)), columns))
-}
-
-/// Opens a file as rows of one kind; without a layout it is told by the columns.
-pub fn open_records<R: Record>(
-    path: &Path,
-    layout: Option<Layout>,
-) -> Result<(Layout, impl Iterator<Item = Result<(At, R)>> + use<R>)> {
-    let reader = TableReader::open(path)?;
-    if reader.columns().is_empty() {
-        return Err(Error::NoRows { path: path.to_owned() });
-    }
-    let layout = match layout {
-        Some(layout) => R::require(layout, reader.columns(), path)?,
-        None => R::detect(reader.columns(), path)?,
-    };
-    let wanted: Vec<&str> = layout.required().iter().chain(layout.optional()).copied().collect();
-    let rows = reader.rows(Some(&wanted))?;
-    let parse = move |(at, row): (At, Row)| R::parse(layout, &row, &at).map(|record| (at, record));
-    Ok((layout, rows.map(move |row| row.and_then(parse))))
-}
-
-/// Reads a whole file as rows of one kind.
-pub fn read_records<R: Record>(path: &Path, layout: Option<Layout>) -> Result<Vec<R>> {
-    let (_, rows) = open_records(path, layout)?;
-    rows.map(|row| row.map(|(_, record)| record)).collect()
 }
 
 #[cfg(test)]

@@ -219,6 +219,19 @@ impl Tokenizer {
         })
     }
 
+    /// All that decides which ids a conversation becomes, as text: two tokenizers with the same text give the same ids.
+    pub(crate) fn fingerprint(&self) -> Result<String> {
+        let inner = self.inner.to_string(false).map_err(|error| self.failed(&error))?;
+        let template = self.template.as_ref().map_or("", |template| template.source());
+        // A template that writes the date renders another text tomorrow.
+        let day = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |time| time.as_secs() / 86_400);
+        let day = if template.contains("strftime_now") { day } else { 0 };
+        let config = Value::Object(self.config.clone());
+        Ok(format!("{inner}\n{config}\n{:?}\n{template}\n{day}", self.special))
+    }
+
     /// Tells whether an id has a token.
     pub(crate) fn checked(&self, place: &str, id: i64) -> Result<u32> {
         match u32::try_from(id) {

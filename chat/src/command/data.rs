@@ -6,7 +6,7 @@ use std::path::Path;
 
 use datasets::synth::{Pair, Question, SynthOptions, World};
 use datasets::{
-    ConvertOptions, Demonstration, Mapping, Message, Preference, Prompt, Tokenizer, TrainOptions, table,
+    At, Demonstration, Mapping, Message, Preference, Prompt, Reading, Tokenizer, TrainOptions, table,
 };
 use gemini::checkpoint;
 
@@ -75,15 +75,16 @@ fn prompt(question: &Question) -> Prompt {
 }
 
 fn convert(arguments: &ConvertArgs) -> anyhow::Result<()> {
-    let from = arguments.layout.as_deref().map(str::parse).transpose()?;
+    let layout = arguments.layout.as_deref().map(str::parse).transpose()?;
+    let mapping = Mapping::parse(&arguments.maps)?;
+    let reading = Reading { layout, mapping, drop: arguments.drop.clone(), guessed: false };
     claim_file(&arguments.output, arguments.force, &[&arguments.input])?;
-    let options = ConvertOptions { from, mapping: Mapping::parse(&arguments.maps)? };
-    let report = datasets::convert(&arguments.input, &arguments.output, &options)?;
+    let report = datasets::convert(&arguments.input, &arguments.output, &reading)?;
     let (input, output) = (arguments.input.display(), arguments.output.display());
     tell(&format!("{:>8} rows  {input} ({})", report.read, report.from));
     tell(&format!("{:>8} rows  {output} ({})", report.written, report.to));
-    for (reason, count) in &report.skipped {
-        tell(&format!("{count:>8} left out: {reason}"));
+    for line in report.notes.lines(At::unit(&arguments.input), true) {
+        tell(&format!("{input}: {line}"));
     }
     Ok(())
 }

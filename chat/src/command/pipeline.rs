@@ -333,7 +333,8 @@ impl PipelineConfig {
             Stage::Rm => {
                 set(&mut config.model.path, "sft/final");
                 set_files(&mut config.data.train, "data/preference.parquet");
-                if self.path("data/heldout_preference.parquet").exists() {
+                let made = self.path("data/heldout_preference.parquet").exists();
+                if made && config.data.eval_fraction == 0.0 {
                     set_files(&mut config.data.eval, "data/heldout_preference.parquet");
                 }
             }

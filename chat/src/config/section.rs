@@ -7,7 +7,7 @@ use parallel::Transport;
 use parallel::pipeline::Method;
 use serde::{Deserialize, Serialize};
 
-use super::Stage;
+use super::{ConfigError, Stage};
 
 /// The `[model]` section: what a stage starts from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -241,15 +241,25 @@ impl<'de> Deserialize<'de> for Files {
 }
 
 /// The `[data]` section.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct DataSection {
     /// Rows to learn from.
     pub(crate) train: Files,
     /// Rows to look at now and then.
     pub(crate) eval: Files,
+    /// The part of the training rows that is looked at and not learned from, where there is no `eval`.
+    pub(crate) eval_fraction: f64,
     /// Rows of the language-modelling term of PPO.
     pub(crate) ptx: Files,
+    /// Only so many rows of each list of files, from the first; absent: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) limit: Option<usize>,
+    /// Columns and fields of turns that are left out, whatever they say.
+    pub(crate) drop: Vec<String>,
+    /// The folder of tokenised rows, `""` for none; absent: the user's cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cache: Option<String>,
     /// Tokens of the longest row.
     pub(crate) max_length: usize,
     /// Several rows share a bin of `max_length` tokens.
@@ -265,12 +275,40 @@ impl Default for DataSection {
         Self {
             train: Files::default(),
             eval: Files::default(),
+            eval_fraction: 0.0,
             ptx: Files::default(),
+            limit: None,
+            drop: Vec::new(),
+            cache: None,
             max_length: 1024,
             packing: false,
             shuffle: true,
             overlong: Overlong::Drop,
         }
+    }
+}
+
+impl DataSection {
+    /// Refuses what cannot be.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let refuse = |key: &str, message: String| {
+            Err(ConfigError::Value { place: None, key: format!("data.{key}"), message })
+        };
+        if self.max_length < 2 {
+            return refuse("max_length", format!("{}: must be at least 2", self.max_length));
+        }
+        if self.limit == Some(0) {
+            return refuse("limit", "0: must be at least 1; leave it out for all rows".to_owned());
+        }
+        let fraction = self.eval_fraction;
+        if !(0.0..1.0).contains(&fraction) {
+            return refuse("eval_fraction", format!("{fraction}: must be at least 0 and below 1"));
+        }
+        if fraction > 0.0 && !self.eval.0.is_empty() {
+            let message = format!("{fraction}: [data] eval names held-out rows already; leave one of the two out");
+            return refuse("eval_fraction", message);
+        }
+        Ok(())
     }
 }
 

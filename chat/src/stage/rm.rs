@@ -39,8 +39,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
 /// Reads the pairs and checks them against the model's configuration. Reads no weights.
 pub(super) fn inputs(config: &RunConfig, model: &Config, tokenizer: &Tokenizer) -> anyhow::Result<Inputs> {
     session::check_vocabulary(tokenizer, model)?;
-    let train = rows::preferences(&config.data.train, tokenizer, &config.data)?;
-    let eval = rows::preferences(&config.data.eval, tokenizer, &config.data)?;
+    let [train, eval] = rows::train_and_eval::<PreferenceRow>(tokenizer, &config.data, config.seed)?;
     model.check_length("the longest reply with its prompt", train.longest.max(eval.longest))?;
     Ok(Inputs { train, eval })
 }

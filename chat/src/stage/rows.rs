@@ -1,10 +1,23 @@
-//! The rows of a stage: the files of `[data]`, read, tokenised and cut.
+//! The rows of a stage: the files of `[data]`, read, tokenised and cut, or taken from the cache; and what is told about them.
 
-use datasets::dataset::{EncodedDataset, LoadOptions, TrainingRow};
-use datasets::{PreferenceRow, PromptRow, SftRow, Tokenizer, table};
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use datasets::dataset::{EncodedDataset, FileRead, LoadOptions, TrainingRow, split};
+use datasets::{At, Cache, CacheUse, Counts, PromptRow, Reading, SftRow, Tokenizer};
+use tui::progress::Progress;
+use tui::terminal::{Environment, Mode};
 
 use crate::command::tell;
+use crate::config::ConfigError;
 use crate::config::section::{DataSection, Files};
+
+/// Bytes of data files from which on tokenised rows are kept in the user's own cache.
+const WORTH_KEEPING: u64 = 4 << 20;
+
+/// How long loading may take before its progress is shown.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Tokenised rows, and what became of the others.
 pub(crate) struct Encoded<T> {
@@ -18,22 +31,13 @@ pub(crate) struct Encoded<T> {
     pub(crate) longest: usize,
 }
 
-/// Rows of supervised fine-tuning.
+/// Rows of supervised fine-tuning that are not measured: those of PPO's language-modelling term.
 pub(super) fn demonstrations(
     files: &Files,
     tokenizer: &Tokenizer,
     data: &DataSection,
 ) -> anyhow::Result<Encoded<SftRow>> {
-    load(files, tokenizer, data)
-}
-
-/// Pairs of a reward model.
-pub(super) fn preferences(
-    files: &Files,
-    tokenizer: &Tokenizer,
-    data: &DataSection,
-) -> anyhow::Result<Encoded<PreferenceRow>> {
-    load(files, tokenizer, data)
+    Ok(encoded(load(files, tokenizer, data)?))
 }
 
 /// Prompts of a rollout.
@@ -42,7 +46,33 @@ pub(super) fn prompts(
     tokenizer: &Tokenizer,
     data: &DataSection,
 ) -> anyhow::Result<Encoded<PromptRow>> {
-    load(files, tokenizer, data)
+    Ok(encoded(load(files, tokenizer, data)?))
+}
+
+/// Rows to learn from and rows to look at: `[data] eval`, or a part of the training rows.
+pub(super) fn train_and_eval<T: TrainingRow>(
+    tokenizer: &Tokenizer,
+    data: &DataSection,
+    seed: u64,
+) -> anyhow::Result<[Encoded<T>; 2]> {
+    let mut train = load(&data.train, tokenizer, data)?;
+    if data.eval_fraction == 0.0 {
+        return Ok([encoded(train), encoded(load(&data.eval, tokenizer, data)?)]);
+    }
+    let held_out = split::hold_out(&mut train, data.eval_fraction, seed);
+    let [learned, looked_at] = [train.rows.len(), held_out.len()];
+    if learned == 0 || looked_at == 0 {
+        let key = "data.eval_fraction".to_owned();
+        let message = format!(
+            "{}: of the {} rows this leaves {learned} to learn from and {looked_at} to look at; set another fraction, or name a \
+             file in [data] eval",
+            data.eval_fraction,
+            learned + looked_at
+        );
+        return Err(ConfigError::Value { place: None, key, message }.into());
+    }
+    tell(&format!("{}: {looked_at} of {} rows are held out", data.train.0.join(", "), learned + looked_at));
+    Ok([encoded(train), with_lengths(held_out, 0)])
 }
 
 /// Reads every row of `files` without tokenising it.
@@ -58,27 +88,107 @@ fn load<T: TrainingRow>(
     files: &Files,
     tokenizer: &Tokenizer,
     data: &DataSection,
-) -> anyhow::Result<Encoded<T>> {
-    let options = LoadOptions { layout: None, max_length: data.max_length, on_overlong: data.overlong };
-    let dataset = EncodedDataset::<T>::load(&files.0, tokenizer, &options)?;
-    let counts = dataset.counts;
-    if counts.read > counts.kept || counts.truncated > 0 {
-        tell(&format!(
-            "{}: {} rows read, {} kept ({} cut to {} tokens), {} left out as longer, {} left out as empty",
-            files.0.join(", "),
-            counts.read,
-            counts.kept,
-            counts.truncated,
-            data.max_length,
-            counts.dropped_overlong,
-            counts.dropped_empty,
-        ));
+) -> anyhow::Result<EncodedDataset<T>> {
+    let options = LoadOptions {
+        reading: Reading { drop: data.drop.clone(), ..Reading::default() },
+        limit: data.limit,
+        cache: cache(data),
+        ..LoadOptions::new(data.max_length, data.overlong)
+    };
+    let mut shown = Shown { started: Instant::now(), progress: None, percent: 0 };
+    let dataset =
+        EncodedDataset::load_with(&files.0, tokenizer, &options, &mut |progress| shown.update(&progress))?;
+    shown.finish();
+    dataset.files.iter().for_each(tell_notes);
+    tell_counts(files, &dataset.counts, data);
+    match &dataset.cache {
+        CacheUse::Off | CacheUse::Written(_) => {}
+        CacheUse::Read(path) => {
+            tell(&format!("{} rows: taken from the cache {}", dataset.counts.kept, path.display()));
+        }
+        CacheUse::Mended(path) => tell(&format!("{}: was damaged and has been made anew", path.display())),
+        CacheUse::Failed(reason) => tell(&format!("the rows are not kept for the next start: {reason}")),
     }
-    let lengths = dataset.lengths();
-    Ok(Encoded {
-        dropped: counts.read - counts.kept,
-        tokens: lengths.iter().sum(),
-        longest: lengths.into_iter().max().unwrap_or(0),
-        rows: dataset.rows,
-    })
+    Ok(dataset)
+}
+
+/// Where `[data] cache` says, else in the user's cache folder.
+fn cache(data: &DataSection) -> Option<Cache> {
+    match data.cache.as_deref() {
+        Some("") => None,
+        Some(folder) => Some(Cache { folder: folder.into(), least_bytes: 0 }),
+        None => {
+            let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+            let own = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
+            Some(Cache { folder: own.join("colossal-chat/rows"), least_bytes: WORTH_KEEPING })
+        }
+    }
+}
+
+/// Tells what was found in a file beside its rows.
+fn tell_notes(file: &FileRead) {
+    let path = file.path.display();
+    for line in file.notes.lines(At::unit(&file.path), false) {
+        tell(&format!("{path}: {line}"));
+    }
+}
+
+fn tell_counts(files: &Files, counts: &Counts, data: &DataSection) {
+    if counts.read == counts.kept && counts.truncated == 0 {
+        return;
+    }
+    let mut parts = vec![format!("{} rows read, {} kept", counts.read, counts.kept)];
+    for (count, what) in [
+        (counts.truncated, format!("cut to {} tokens", data.max_length)),
+        (counts.dropped_overlong, format!("left out as longer than {} tokens", data.max_length)),
+        (counts.dropped_empty, "left out, with nothing to learn from".to_owned()),
+        (counts.skipped, "left out by their layout".to_owned()),
+    ] {
+        if count > 0 {
+            parts.push(format!("{count} {what}"));
+        }
+    }
+    tell(&format!("{}: {}", files.0.join(", "), parts.join(", ")));
+}
+
+fn encoded<T: TrainingRow>(dataset: EncodedDataset<T>) -> Encoded<T> {
+    with_lengths(dataset.rows, dataset.counts.read - dataset.counts.kept)
+}
+
+fn with_lengths<T: TrainingRow>(rows: Vec<T>, dropped: usize) -> Encoded<T> {
+    let tokens = rows.iter().map(TrainingRow::num_tokens).sum();
+    let longest = rows.iter().map(TrainingRow::num_tokens).max().unwrap_or(0);
+    Encoded { rows, dropped, tokens, longest }
+}
+
+/// The progress of a loading that takes its time.
+struct Shown {
+    started: Instant,
+    progress: Option<Progress<std::io::Stderr>>,
+    percent: u64,
+}
+
+impl Shown {
+    fn update(&mut self, now: &datasets::Progress) {
+        let percent = (now.share * 100.0) as u64;
+        if percent == self.percent || self.started.elapsed() < PATIENCE {
+            return;
+        }
+        let begun = self.progress.is_some();
+        let progress = self.progress.get_or_insert_with(|| {
+            let stderr = std::io::stderr();
+            let mode = Mode::detect(stderr.is_terminal(), &Environment::read());
+            Progress::new(stderr, mode)
+        });
+        // When nobody reads the progress any more, the work goes on.
+        let _ = if begun { Ok(()) } else { progress.start_at("reading rows", 100, self.percent) };
+        let _ = progress.update(percent, &[("rows", now.rows as f64)]);
+        self.percent = percent;
+    }
+
+    fn finish(&mut self) {
+        if let Some(progress) = &mut self.progress {
+            let _ = progress.finish();
+        }
+    }
 }

@@ -28,8 +28,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
 /// Reads the rows and checks them against the model's configuration. Reads no weights.
 pub(super) fn inputs(config: &RunConfig, model: &Config, tokenizer: &Tokenizer) -> anyhow::Result<Inputs> {
     session::check_vocabulary(tokenizer, model)?;
-    let train = rows::demonstrations(&config.data.train, tokenizer, &config.data)?;
-    let eval = rows::demonstrations(&config.data.eval, tokenizer, &config.data)?;
+    let [train, eval] = rows::train_and_eval(tokenizer, &config.data, config.seed)?;
     model.check_length("the longest row", train.longest.max(eval.longest))?;
     Ok(Inputs { train, eval })
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::*;
+use crate::record::Mapping;
 use crate::conversation::Message;
 use crate::table::read_records;
 
@@ -16,11 +17,12 @@ fn run(
     let input = folder.path().join("in.jsonl");
     let output = folder.path().join("out.parquet");
     fs::write(&input, content).unwrap();
-    let options = ConvertOptions {
-        from: from.map(|name| name.parse().unwrap()),
+    let reading = Reading {
+        layout: from.map(|name| name.parse().unwrap()),
         mapping: Mapping::parse(map).unwrap(),
+        ..Reading::default()
     };
-    let report = convert(&input, &output, &options)?;
+    let report = convert(&input, &output, &reading)?;
     Ok((report, output, folder))
 }
 
@@ -39,11 +41,11 @@ fn sharegpt() {
         {"from": "human", "value": "c"}]}"#
         .replace('\n', " ");
     let (report, output, _folder) = run(&row, None, &[]).unwrap();
-    assert_eq!((report.from, report.to, report.written), (Foreign::ShareGpt, Layout::Messages, 1));
+    assert_eq!((report.from, report.to, report.written), (Layout::ShareGpt, Layout::Messages, 1));
     let wanted = vec![Message::system("s"), Message::user("a"), Message::assistant("b")];
     assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), [Demonstration::Messages(wanted)]);
     let error = run(&row.replace("gpt", "bot"), None, &[]).unwrap_err().to_string();
-    assert!(error.contains("--map bot=assistant"), "{error}");
+    assert!(error.contains("if it is the assistant, convert the file with --map bot=assistant"), "{error}");
     assert!(run(&row.replace("gpt", "bot"), None, &["bot=assistant"]).is_ok());
 }
 
@@ -51,13 +53,13 @@ fn sharegpt() {
 fn alpaca() {
     let row = r#"{"instruction": "Add.", "input": "1 2", "output": "3"}"#;
     let (report, output, _folder) = run(&format!("{row}\n{}", row.replace('3', "")), None, &[]).unwrap();
-    assert_eq!((report.from, report.read, report.written), (Foreign::Alpaca, 2, 1));
-    assert_eq!(report.skipped["empty output"], 1);
+    assert_eq!((report.from, report.read, report.written), (Layout::Alpaca, 2, 1));
+    assert_eq!(report.notes.skipped["the answer is empty"].rows, 1);
     let wanted = vec![Message::user("Add.\n\n1 2"), Message::assistant("3")];
     assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), [Demonstration::Messages(wanted)]);
     let both = r#"{"instruction": "Add.", "input": "", "output": "3", "chosen": "3", "rejected": "4"}"#;
     let error = run(both, None, &[]).unwrap_err().to_string();
-    assert!(error.contains("alpaca-preference or alpaca"), "{error}");
+    assert!(error.contains("alpaca (instruction, output) or alpaca-preference (instruction, chosen, rejected)"), "{error}");
     let (report, output, _folder) = run(both, Some("alpaca-preference"), &[]).unwrap();
     assert_eq!(report.to, Layout::Preference);
     assert_eq!(
@@ -70,7 +72,7 @@ fn alpaca() {
 fn transcripts() {
     let row = r#"{"chosen": "\n\nHuman: q\n\nAssistant: a\n\nHuman: r\n\nAssistant: good", "rejected": "\n\nHuman: q\n\nAssistant: a\n\nHuman: r\n\nAssistant: bad"}"#;
     let (report, output, _folder) = run(row, None, &[]).unwrap();
-    assert_eq!(report.from, Foreign::HhTranscripts);
+    assert_eq!(report.from, Layout::ImplicitPreference);
     let prompt = vec![Message::user("q"), Message::assistant("a"), Message::user("r")];
     assert_eq!(pair(&output), (prompt, Message::assistant("good"), Message::assistant("bad")));
 }
@@ -84,7 +86,7 @@ fn trees() {
             {"text": "yes", "role": "assistant", "rank": 0, "replies": []}]}]},
         {"text": "unranked", "role": "assistant", "replies": []}]}}"#
         .replace('\n', " ");
-    assert!(run(&row, None, &[]).unwrap_err().to_string().contains("oasst-preference or oasst"));
+    assert!(run(&row, None, &[]).unwrap_err().to_string().contains("oasst (message_tree_id, prompt) or oasst-preference"));
     let (report, output, _folder) = run(&row, Some("oasst-preference"), &[]).unwrap();
     assert_eq!(report.written, 1);
     assert_eq!(
@@ -105,14 +107,14 @@ fn trees() {
 fn colossal_and_factory_files() {
     let row = r#"{"messages": [{"from": "user", "content": "a"}, {"from": "assistant", "content": "b"}]}"#;
     let (report, _, _folder) = run(row, None, &[]).unwrap();
-    assert_eq!(report.from, Foreign::ColossalMessages);
+    assert_eq!(report.from, Layout::Messages);
     let row = r#"{"context": [{"from": "user", "content": "a"}], "chosen": [{"from": "assistant", "content": "b"}], "rejected": [{"from": "assistant", "content": "c"}]}"#;
     let (report, output, _folder) = run(row, None, &[]).unwrap();
-    assert_eq!(report.from, Foreign::ColossalPreference);
+    assert_eq!(report.from, Layout::ColossalPreference);
     assert_eq!(pair(&output), (vec![Message::user("a")], Message::assistant("b"), Message::assistant("c")));
     let row = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "label": true}"#;
     let (report, output, _folder) = run(row, None, &[]).unwrap();
-    assert_eq!((report.from, report.to), (Foreign::KtoMessages, Layout::Unpaired));
+    assert_eq!((report.from, report.to), (Layout::KtoMessages, Layout::Unpaired));
     assert!(read_records::<Unpaired>(&output, None).unwrap()[0].label);
 }
 
@@ -121,7 +123,7 @@ fn mapped_columns_and_fields() {
     let row = r#"{"dialogue": [{"speaker": "customer", "said": "a"}, {"speaker": "agent", "said": "b"}]}"#;
     let map = ["messages=dialogue", "role=speaker", "content=said", "customer=user", "agent=assistant"];
     let (report, output, _folder) = run(row, None, &map).unwrap();
-    assert_eq!(report.from, Foreign::Canonical(Layout::Messages));
+    assert_eq!(report.from, Layout::Messages);
     let wanted = vec![Message::user("a"), Message::assistant("b")];
     assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), [Demonstration::Messages(wanted)]);
     let row = r#"{"question": "q", "good": "a", "bad": "b"}"#;
@@ -136,10 +138,10 @@ fn mapped_columns_and_fields() {
 fn canonical_rows_pass_through() {
     let row = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
     let (report, _, _folder) = run(row, None, &[]).unwrap();
-    assert_eq!(report.from, Foreign::Canonical(Layout::Messages));
+    assert_eq!(report.from, Layout::Messages);
     let (report, _, _folder) =
         run(r#"{"prompt": "a", "completion": "b", "label": false}"#, None, &[]).unwrap();
-    assert_eq!(report.from, Foreign::Canonical(Layout::Unpaired));
+    assert_eq!(report.from, Layout::Unpaired);
 }
 
 #[test]
@@ -158,15 +160,139 @@ fn public_files_convert() {
         ("pref/rasbt_instruction_data_with_preference.json.gz", Some("alpaca-preference"), 1100, 1050),
         ("sft/rasbt_instruction_data.json.gz", None, 1100, 1100),
         ("sft/fastchat_dummy_conversation.json.gz", None, 500, 500),
+        ("sft/gpteacher_roleplay.json.gz", None, 1923, 1923),
         ("sft/llamafactory_glaive_toolcall_en_demo.json.gz", None, 300, 300),
     ];
     let out = tempfile::tempdir().unwrap();
     for (name, from, read, at_least) in cases {
-        let options =
-            ConvertOptions { from: from.map(|name| name.parse().unwrap()), mapping: Mapping::default() };
-        let report = convert(&folder.join(name), &out.path().join("out.parquet"), &options).unwrap();
+        let reading = Reading { layout: from.map(|name| name.parse().unwrap()), ..Reading::default() };
+        let reading = Reading { drop: vec!["tools".to_owned()], ..reading };
+        let report = convert(&folder.join(name), &out.path().join("out.parquet"), &reading).unwrap();
         eprintln!("{name}: {report:?}");
         assert_eq!(report.read, read, "{name}");
         assert!(report.written >= at_least, "{name}: {report:?}");
     }
+}
+
+fn messages(content: &str) -> Vec<Message> {
+    let (_, output, _folder) = run(content, None, &[]).unwrap();
+    match read_records::<Demonstration>(&output, None).unwrap().remove(0) {
+        Demonstration::Messages(messages) => messages,
+        Demonstration::PromptCompletion { prompt, completion } => [prompt, completion].concat(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn answers_inputs_and_system_prompts_are_kept() {
+    let wanted = [Message::user("q"), Message::assistant("a")];
+    assert_eq!(messages(r#"{"prompt": "q", "response": "a"}"#), wanted);
+    assert_eq!(messages(r#"{"instruction": "q", "response": "a"}"#), wanted);
+    let input = r#"{"instruction": "Add.", "input": "1 2", "response": "3"}"#;
+    assert_eq!(messages(input), [Message::user("Add.\n\n1 2"), Message::assistant("3")]);
+    let context = input.replace("input", "context");
+    assert_eq!(messages(&context), [Message::user("Add.\n\n1 2"), Message::assistant("3")]);
+    let system = r#"{"system": "s", "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}"#;
+    assert_eq!(messages(system), [Message::system("s"), Message::user("q"), Message::assistant("a")]);
+}
+
+#[test]
+fn no_field_that_changes_the_meaning_is_dropped_in_silence() {
+    let turns = |more: &str, turn: &str| {
+        format!(r#"{{"messages": [{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "a"{turn}}}]{more}}}"#)
+    };
+    for (row, field, name) in [
+        (turns(r#", "tools": [{"name": "f"}]"#, ""), "tools", "tools"),
+        (turns(r#", "Tools": "[{}, 1]""#, ""), "Tools", "Tools"),
+        (turns("", r#", "tool_calls": [{"name": "f"}]"#), "messages[].tool_calls", "tool_calls"),
+        (turns("", r#", "reasoning_content": "hm""#), "messages[].reasoning_content", "reasoning_content"),
+        (turns(r#", "weight": 0.5"#, ""), "weight", "weight"),
+        (turns(r#", "images": ["x.png"]"#, ""), "images", "images"),
+        (r#"{"prompt": "q", "completion": "a", "input": "1 2"}"#.to_owned(), "input", "input"),
+        (r#"{"prompt": "q", "completion": "a", "response": "b"}"#.to_owned(), "response", "response"),
+        (r#"{"prompt": "q", "output": "a"}"#.to_owned(), "output", "output"),
+    ] {
+        let error = match run(&row, None, &[]) {
+            Err(error) => error.to_string(),
+            Ok((report, ..)) => panic!("{row}: {report:?}"),
+        };
+        let fits_two = error.contains("fit more than one layout");
+        let refused = error.contains(&format!("in.jsonl line 1: the field {field} is "))
+            && error.contains(&format!("--drop {name}"));
+        assert!(refused || fits_two, "{error}");
+    }
+}
+
+#[test]
+fn what_is_not_converted_is_told_with_its_count() {
+    let row = |more: &str| format!(r#"{{"text": "a", "id": 7, "quality": 0.5{more}}}"#);
+    let (report, ..) = run(&format!("{}\n{}\n", row(""), row(r#", "note": "x""#)), None, &[]).unwrap();
+    assert_eq!(report.notes.lines("line", true), [
+        "not read: note (1 row), quality (2 rows)",
+        "not read, as metadata: id (2 rows)",
+    ]);
+}
+
+#[test]
+fn weights_of_turns_survive() {
+    let row = r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0},
+        {"role": "user", "content": "r"}, {"role": "assistant", "content": "b", "weight": 1}]}"#
+        .replace('\n', " ");
+    let turns = messages(&row);
+    assert_eq!(turns.iter().map(|turn| turn.no_loss).collect::<Vec<_>>(), [false, true, false, false]);
+    let error = run(&row.replace("\"weight\": 1", "\"weight\": 2"), None, &[]).unwrap_err().to_string();
+    assert!(error.contains("messages[3].weight is the number 2; it must be 1, or 0 for a turn without loss"), "{error}");
+}
+
+#[test]
+fn ultrafeedback() {
+    let side = |answer: &str| format!(r#"[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "{answer}"}}]"#);
+    let row = format!(r#"{{"prompt": "q", "chosen": {}, "rejected": {}, "score_chosen": 8}}"#, side("a"), side("b"));
+    let (report, output, _folder) = run(&row, None, &[]).unwrap();
+    assert_eq!(report.from, Layout::Preference);
+    assert_eq!(pair(&output), (vec![Message::user("q")], Message::assistant("a"), Message::assistant("b")));
+    let error = run(&row.replacen("\"q\"", "\"other\"", 1), None, &[]).unwrap_err().to_string();
+    assert!(error.contains("the field chosen has the turns user, assistant; it must be one assistant turn"), "{error}");
+}
+
+#[test]
+fn odd_conversations_are_told_and_empty_answers_refused() {
+    let turn = |role: &str, text: &str| format!(r#"{{"role": "{role}", "content": "{text}"}}"#);
+    let row = |turns: &[String]| format!("{{\"messages\": [{}]}}", turns.join(", "));
+    let rows = [
+        row(&[turn("user", "q"), turn("assistant", "a")]),
+        row(&[turn("assistant", "q"), turn("user", " "), turn("assistant", "a")]),
+        row(&[turn("user", "q"), turn("user", "q"), turn("assistant", "a"), turn("assistant", "a")]),
+    ];
+    let (report, ..) = run(&rows.join("\n"), None, &[]).unwrap();
+    assert_eq!(report.notes.lines("line", true), [
+        "1 row begin with an assistant turn (the first is line 2)",
+        "1 row have a user turn that says nothing (the first is line 2)",
+        "1 row have two assistant turns in a row (the first is line 3)",
+        "1 row have two user turns in a row (the first is line 3)",
+    ]);
+    let empty = row(&[turn("user", "q"), turn("assistant", " ")]);
+    let error = run(&empty, None, &[]).unwrap_err().to_string();
+    assert!(error.contains("line 1: turn 2 of messages is an assistant turn without text"), "{error}");
+    let shared = empty.replace("messages", "conversations").replace("role", "from").replace("content", "value");
+    let error = run(&shared, None, &[]).unwrap_err().to_string();
+    assert!(error.contains("none of its 1 rows can be used: an assistant turn is empty"), "{error}");
+}
+
+#[test]
+fn hints_name_the_role_that_is_meant() {
+    for (name, hint) in [
+        ("developer", "--map developer=system"),
+        ("model", "--map model=assistant"),
+        ("function", "--map function=tool"),
+        ("customer", "--map customer=user"),
+        ("narrator", "say who it is with --map narrator=user, or =assistant"),
+    ] {
+        let row = format!(r#"{{"messages": [{{"role": "{name}", "content": "a"}}]}}"#);
+        let error = run(&row, None, &[]).unwrap_err().to_string();
+        assert!(error.contains(hint), "{error}");
+    }
+    // Names that are never anything else are read without being mapped.
+    let shared = r#"{"messages": [{"role": "human", "content": "q"}, {"role": "gpt", "content": "a"}]}"#;
+    assert_eq!(messages(shared), [Message::user("q"), Message::assistant("a")]);
 }

@@ -3,11 +3,12 @@
 use std::fs;
 
 use super::*;
+use crate::conversation::Message;
 use crate::rows::NO_LOSS;
 use crate::tokenizer::tests::small;
 
 fn options(max_length: usize, on_overlong: Overlong) -> LoadOptions {
-    LoadOptions { layout: None, max_length, on_overlong }
+    LoadOptions::new(max_length, on_overlong)
 }
 
 fn write(content: &str) -> (tempfile::TempDir, String) {
@@ -29,7 +30,7 @@ fn long_rows_are_cut_or_dropped_and_counted() {
     let load =
         |on_overlong| EncodedDataset::<SftRow>::load(&[&path], &small(), &options(4, on_overlong)).unwrap();
     let cut = load(Overlong::Truncate);
-    let wanted = Counts { read: 4, kept: 2, truncated: 1, dropped_overlong: 0, dropped_empty: 2 };
+    let wanted = Counts { read: 4, kept: 2, truncated: 1, dropped_overlong: 0, dropped_empty: 2, skipped: 0 };
     assert_eq!(cut.counts, wanted);
     assert_eq!(cut.lengths(), [3, 4]);
     assert_eq!(cut.rows[1].labels, [NO_LOSS, 6, NO_LOSS, NO_LOSS]);
@@ -37,7 +38,7 @@ fn long_rows_are_cut_or_dropped_and_counted() {
     let dropped = load(Overlong::Drop);
     assert_eq!(
         dropped.counts,
-        Counts { read: 4, kept: 1, truncated: 0, dropped_overlong: 2, dropped_empty: 1 }
+        Counts { read: 4, kept: 1, truncated: 0, dropped_overlong: 2, dropped_empty: 1, skipped: 0 }
     );
 }
 
@@ -49,7 +50,7 @@ fn pairs_never_lose_a_whole_answer() {
     );
     let rows =
         EncodedDataset::<PreferenceRow>::load(&[&path], &small(), &options(4, Overlong::Truncate)).unwrap();
-    assert_eq!(rows.counts, Counts { read: 2, kept: 1, truncated: 1, dropped_overlong: 0, dropped_empty: 1 });
+    assert_eq!(rows.counts, Counts { read: 2, kept: 1, truncated: 1, dropped_overlong: 0, dropped_empty: 1, skipped: 0 });
     assert_eq!((&rows.rows[0].chosen[..], &rows.rows[0].rejected[..]), (&[5, 6, 7, 8][..], &[5, 6, 8][..]));
 }
 
@@ -60,7 +61,7 @@ fn long_prompts_are_dropped() {
     let tokenizer = small();
     let rows =
         EncodedDataset::<PromptRow>::load(&[&path], &tokenizer, &options(25, Overlong::Truncate)).unwrap();
-    assert_eq!(rows.counts, Counts { read: 2, kept: 1, truncated: 0, dropped_overlong: 1, dropped_empty: 0 });
+    assert_eq!(rows.counts, Counts { read: 2, kept: 1, truncated: 0, dropped_overlong: 1, dropped_empty: 0, skipped: 0 });
     assert_eq!(rows.rows[0].answer.as_deref(), Some("3"));
     let text = tokenizer.decode(&rows.rows[0].input_ids, false).unwrap();
     assert_eq!(text, "<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\n");
@@ -86,10 +87,162 @@ fn errors_inside_a_row_name_the_row() {
     let error = EncodedDataset::<SftRow>::load(&[&path], &small(), &options(64, Overlong::Drop)).unwrap_err();
     let error = error.to_string();
     assert!(
-        error.contains("x.jsonl row 2 (counted from 0): the conversation has no assistant turn"),
+        error.contains("x.jsonl line 3: the conversation has no assistant turn"),
         "{error}"
     );
     let error =
         EncodedDataset::<PreferenceRow>::load(&[&path], &small(), &options(64, Overlong::Drop)).unwrap_err();
-    assert!(error.to_string().contains("has the columns messages, but preference rows need"), "{error}");
+    assert!(error.to_string().contains("no layout of preference rows fits the columns messages"), "{error}");
+}
+
+/// A conversation and texts far beyond any limit, with every kind of run that a tokenizer may look far ahead in.
+fn long_sources() -> Vec<Demonstration> {
+    let words = "the quick brown fox, 12345 jumps over.\n\nthe lazy dog 中文很好 😀 ".repeat(6000);
+    let runs = format!("{}{}{}", "a".repeat(150_000), " ".repeat(150_000), "=-".repeat(80_000));
+    let turns = |first: &str, answer: &str| {
+        vec![
+            Message::user("q"),
+            Message::assistant("short"),
+            Message::user(first),
+            Message::assistant(answer),
+            Message::user("r"),
+            Message::assistant("end"),
+        ]
+    };
+    vec![
+        Demonstration::Text(words.clone()),
+        Demonstration::Text(runs.clone()),
+        Demonstration::Messages(turns("b", &words)),
+        Demonstration::Messages(turns(&words, "b")),
+        Demonstration::Messages(turns(&runs, &words)),
+        Demonstration::PromptCompletion {
+            prompt: vec![Message::user(words.clone())],
+            completion: vec![Message::assistant("a")],
+        },
+        Demonstration::PromptCompletion {
+            prompt: vec![Message::user("q")],
+            completion: vec![Message::assistant(runs)],
+        },
+    ]
+}
+
+#[test]
+fn the_head_of_a_long_row_is_the_head_of_all_of_it() {
+    let tokenizer = small();
+    for (number, source) in long_sources().iter().enumerate() {
+        let all = tokenizer.encode_demonstration(source).unwrap();
+        for limit in [3, 40, 1025] {
+            let head = SftRow::encode(&tokenizer, source, limit).unwrap();
+            assert!(!head.whole && head.row.input_ids.len() < all.input_ids.len() / 4, "source {number}");
+            assert_eq!(head.row.input_ids[..limit], all.input_ids[..limit], "source {number}");
+            assert_eq!(head.row.labels[..limit], all.labels[..limit], "source {number}");
+            for on_overlong in [Overlong::Drop, Overlong::Truncate] {
+                let options = options(limit - 1, on_overlong);
+                let whole = Head { row: all.clone(), whole: true };
+                let head = SftRow::encode(&tokenizer, source, limit).unwrap();
+                assert_eq!(fit(head, source, &options), fit(whole, source, &options), "source {number}");
+            }
+        }
+    }
+}
+
+#[test]
+fn long_pairs_are_cut_as_if_they_had_been_tokenised_whole() {
+    let tokenizer = small();
+    let words = "one two three four. ".repeat(30_000);
+    let pair = |prompt: &str, chosen: &str, rejected: &str| Preference::Messages {
+        prompt: vec![Message::user(prompt)],
+        chosen: vec![Message::assistant(chosen)],
+        rejected: vec![Message::assistant(rejected)],
+        margin: None,
+    };
+    let sources = [
+        pair("q", &words, "short"),
+        pair("q", "short", &words),
+        pair("q", &words, &format!("{words}!")),
+        pair("q", &words, &words),
+        pair(&words, "a", "b"),
+    ];
+    for (number, source) in sources.iter().enumerate() {
+        let all = tokenizer.encode_preference(source).unwrap();
+        for on_overlong in [Overlong::Drop, Overlong::Truncate] {
+            let options = options(100, on_overlong);
+            let head = PreferenceRow::encode(&tokenizer, source, 101).unwrap();
+            assert!(!head.whole);
+            let whole = Head { row: all.clone(), whole: true };
+            assert_eq!(fit(head, source, &options), fit(whole, source, &options), "pair {number}");
+        }
+    }
+}
+
+#[test]
+fn turns_of_weight_0_are_read_and_not_learned() {
+    let (_folder, path) = write(
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\", \"weight\": 0}, \
+         {\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"c\"}]}\n",
+    );
+    let tokenizer = small();
+    let rows = EncodedDataset::<SftRow>::load(&[&path], &tokenizer, &options(64, Overlong::Drop)).unwrap();
+    let learned: Vec<i64> = rows.rows[0].labels.iter().copied().filter(|&label| label != NO_LOSS).collect();
+    assert_eq!(tokenizer.decode(&learned, false).unwrap(), "c<|im_end|>");
+}
+
+#[test]
+fn the_first_rows_alone() {
+    let lines: Vec<String> = (0..1000).map(|number| format!("{{\"text\": \"{number}\"}}\n")).collect();
+    let (_folder, path) = write(&lines.concat());
+    let options = LoadOptions { limit: Some(3), ..options(64, Overlong::Drop) };
+    let rows = EncodedDataset::<SftRow>::load(&[&path, &path], &small(), &options).unwrap();
+    assert_eq!((rows.len(), rows.counts.read), (3, 3));
+}
+
+#[test]
+fn the_cache_gives_back_what_was_made_and_notices_every_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache { folder: folder.path().join("cache"), least_bytes: 1 };
+    let (_data, path) = write("{\"text\": \"one\", \"note\": 1}\n{\"text\": \"two\"}\n");
+    let mut tokenizer = small();
+    let mut options = LoadOptions { cache: Some(cache), ..options(64, Overlong::Drop) };
+    let load = |tokenizer: &Tokenizer, options: &LoadOptions| {
+        EncodedDataset::<SftRow>::load(&[&path], tokenizer, options).unwrap()
+    };
+    let made = load(&tokenizer, &options);
+    let CacheUse::Written(file) = made.cache.clone() else { panic!("{:?}", made.cache) };
+    let read = load(&tokenizer, &options);
+    assert_eq!(read.cache, CacheUse::Read(file.clone()));
+    assert_eq!((read.rows, read.counts, read.files), (made.rows.clone(), made.counts, made.files));
+    // Nothing temporary and no lock stays behind.
+    assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
+    let whole = fs::read(&file).unwrap();
+    for place in [0, 25, whole.len() - 1] {
+        let mut damaged = whole.clone();
+        damaged[place] ^= 1;
+        fs::write(&file, damaged).unwrap();
+        let mended = load(&tokenizer, &options);
+        assert_eq!((mended.rows, mended.cache), (made.rows.clone(), CacheUse::Mended(file.clone())));
+        assert_eq!(fs::read(&file).unwrap(), whole);
+    }
+    fs::write(&file, &whole[..whole.len() / 2]).unwrap();
+    assert_eq!(load(&tokenizer, &options).cache, CacheUse::Mended(file.clone()));
+    let written = |dataset: EncodedDataset<SftRow>| matches!(dataset.cache, CacheUse::Written(new) if new != file);
+    options.max_length = 63;
+    assert!(written(load(&tokenizer, &options)));
+    options.max_length = 64;
+    options.reading.drop = vec!["note".to_owned()];
+    assert!(written(load(&tokenizer, &options)));
+    options.reading.drop = Vec::new();
+    tokenizer.set_built_in_template("plain").unwrap();
+    assert!(written(load(&tokenizer, &options)));
+    fs::write(&path, "{\"text\": \"one\"}\n{\"text\": \"three\"}\n").unwrap();
+    assert!(written(load(&small(), &options)));
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_does_not_stop_the_run() {
+    let (_data, path) = write("{\"text\": \"one\"}\n");
+    let folder = format!("{path}/below/a/file");
+    let cache = Cache { folder: folder.into(), least_bytes: 0 };
+    let options = LoadOptions { cache: Some(cache), ..options(64, Overlong::Drop) };
+    let rows = EncodedDataset::<SftRow>::load(&[&path], &small(), &options).unwrap();
+    assert!(rows.len() == 1 && matches!(rows.cache, CacheUse::Failed(_)), "{:?}", rows.cache);
 }

@@ -1,36 +1,74 @@
 //! Rows of a table to typed rows, with errors that name row, field and fix.
 //!
-//! Nothing is repaired: what does not fit is an error. Null counts as missing. A text in a column that wants a list (as in
-//! CSV) is read as JSON when it begins with `[`. Knows no layouts but those of [`super::Layout`].
+//! Nothing is repaired: what does not fit is an error, but rows of foreign sets that cannot teach anything are left out and
+//! counted. Null counts as missing. A text in a column that wants a list is read as JSON in CSV, whose cells are texts, and
+//! nowhere else. Knows no layouts but those of [`super::Layout`].
+
+use std::borrow::Cow;
 
 use serde_json::Value;
 
-use super::{Demonstration, Layout, Preference, Prompt, Row, Unpaired};
+use super::{Demonstration, Layout, Mapping, Parsed, Preference, Prompt, Row, Unpaired, notes, transcript};
 use crate::conversation::{Message, Role};
 use crate::error::{At, Error, Result};
 
 const TURNS: &str = "a list of {role, content}";
+const CONTENT: &str = "text, or a list of {type: \"text\", text}";
 
-/// A row with its place.
-pub(crate) struct Fields<'a> {
-    pub(crate) row: &'a Row,
-    pub(crate) at: &'a At,
+/// A row with its place, and how it is read.
+pub(super) struct Fields<'a> {
+    pub(super) row: &'a Row,
+    pub(super) at: &'a At,
+    pub(super) mapping: &'a Mapping,
+    pub(super) layout: Layout,
 }
 
-pub(super) fn demonstration(layout: Layout, fields: &Fields<'_>) -> Result<Demonstration> {
-    match layout {
-        Layout::PromptCompletion => {
-            let completion = fields.turns("completion", Some(Role::Assistant))?;
-            if !completion.iter().any(|message| message.role == Role::Assistant) {
-                return Err(fields.not_one_answer("completion", &completion));
-            }
-            fields.filled("completion", &completion)?;
-            Ok(Demonstration::PromptCompletion { prompt: fields.prompt("prompt")?, completion })
+/// Rows that are read one for one.
+fn one<R>(row: R) -> Result<Parsed<R>> {
+    Ok(Parsed::Rows(vec![row]))
+}
+
+pub(super) fn demonstration(fields: &Fields<'_>) -> Result<Parsed<Demonstration>> {
+    match fields.layout {
+        Layout::PromptCompletion => one(prompt_completion(fields, "completion")?),
+        Layout::PromptResponse => one(prompt_completion(fields, "response")?),
+        Layout::Text => one(Demonstration::Text(fields.text("text")?)),
+        Layout::Tokens => one(tokens(fields)?),
+        Layout::ShareGpt => sharegpt(fields),
+        _ => {
+            let messages = fields.with_system(fields.turns("messages", None)?)?;
+            fields.filled("messages", &messages)?;
+            one(Demonstration::Messages(messages))
         }
-        Layout::Text => Ok(Demonstration::Text(fields.text("text")?)),
-        Layout::Tokens => tokens(fields),
-        _ => Ok(Demonstration::Messages(fields.turns("messages", None)?)),
     }
+}
+
+fn prompt_completion(fields: &Fields<'_>, answer: &str) -> Result<Demonstration> {
+    let completion = fields.turns(answer, Some(Role::Assistant))?;
+    if !completion.iter().any(|message| message.role == Role::Assistant) {
+        return Err(fields.not_one_answer(answer, &completion));
+    }
+    fields.filled(answer, &completion)?;
+    Ok(Demonstration::PromptCompletion { prompt: fields.prompt("prompt")?, completion })
+}
+
+/// Conversations as people shared them: what follows the last answer is left out.
+fn sharegpt(fields: &Fields<'_>) -> Result<Parsed<Demonstration>> {
+    let mut messages = fields.with_system(fields.turns("conversations", None)?)?;
+    while messages.last().is_some_and(|last| last.role != Role::Assistant) {
+        messages.pop();
+    }
+    if messages.is_empty() {
+        return Ok(Parsed::Skipped("no assistant turn"));
+    }
+    if messages.iter().any(is_empty_answer) {
+        return Ok(Parsed::Skipped("an assistant turn is empty"));
+    }
+    one(Demonstration::Messages(messages))
+}
+
+fn is_empty_answer(message: &Message) -> bool {
+    message.role == Role::Assistant && !message.no_loss && message.content.trim().is_empty()
 }
 
 fn tokens(fields: &Fields<'_>) -> Result<Demonstration> {
@@ -48,18 +86,47 @@ fn tokens(fields: &Fields<'_>) -> Result<Demonstration> {
     }
 }
 
-pub(super) fn preference(layout: Layout, fields: &Fields<'_>) -> Result<Preference> {
+pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
     let margin = fields.number("margin")?;
-    match layout {
-        Layout::PreferenceTokens => tokenised_preference(fields, margin),
-        Layout::ImplicitPreference => implicit_preference(fields, margin),
-        _ => Ok(Preference::Messages {
-            prompt: fields.prompt("prompt")?,
-            chosen: fields.answer("chosen")?,
-            rejected: fields.answer("rejected")?,
-            margin,
-        }),
+    let prompt = match fields.layout {
+        Layout::PreferenceTokens => return one(tokenised_preference(fields, margin)?),
+        Layout::ImplicitPreference => return implicit_preference(fields, margin),
+        Layout::ShareGptPreference => "conversations",
+        Layout::ColossalPreference => "context",
+        _ => "prompt",
+    };
+    let mut prompt = fields.prompt(prompt)?;
+    let [mut chosen, mut rejected] = fields.sides(Some(Role::Assistant))?;
+    if chosen.len() > 1 && rejected.len() > 1 && begins_with(&chosen, &prompt) && begins_with(&rejected, &prompt) {
+        // Whole conversations that say the prompt again (UltraFeedback).
+        prompt = split_shared(&mut chosen, &mut rejected);
     }
+    fields.one_answer("chosen", &chosen)?;
+    fields.one_answer("rejected", &rejected)?;
+    if fields.layout.is_foreign() && chosen == rejected {
+        return Ok(Parsed::Skipped("chosen equals rejected"));
+    }
+    one(Preference::Messages { prompt, chosen, rejected, margin })
+}
+
+/// Whether a conversation begins with the turns of a prompt, instructions aside.
+fn begins_with(conversation: &[Message], prompt: &[Message]) -> bool {
+    let spoken = |turns: &[Message]| {
+        turns.iter().filter(|turn| turn.role != Role::System).cloned().collect::<Vec<_>>()
+    };
+    let (conversation, prompt) = (spoken(conversation), spoken(prompt));
+    let same = |(left, right): (&Message, &Message)| {
+        left.role == right.role && left.content.trim() == right.content.trim()
+    };
+    conversation.len() > prompt.len() && conversation.iter().zip(&prompt).all(same)
+}
+
+/// Takes from two conversations what they share, at most all but their last turns.
+pub(super) fn split_shared(chosen: &mut Vec<Message>, rejected: &mut Vec<Message>) -> Vec<Message> {
+    let shared = chosen.iter().zip(rejected.iter()).take_while(|(left, right)| left == right).count();
+    let shared = shared.min(chosen.len().saturating_sub(1)).min(rejected.len().saturating_sub(1));
+    rejected.drain(..shared);
+    chosen.drain(..shared).collect()
 }
 
 fn tokenised_preference(fields: &Fields<'_>, margin: Option<f64>) -> Result<Preference> {
@@ -85,34 +152,35 @@ fn tokenised_preference(fields: &Fields<'_>, margin: Option<f64>) -> Result<Pref
 }
 
 /// Splits whole conversations into what they share and their last turns.
-fn implicit_preference(fields: &Fields<'_>, margin: Option<f64>) -> Result<Preference> {
-    let whole = |field| match fields.need(field, TURNS)? {
-        Value::String(text) if !text.trim_start().starts_with('[') => Err(Error::MissingField {
-            at: fields.at.clone(),
-            field: "prompt".to_owned(),
-            expected: "a prompt beside the texts chosen and rejected; transcripts go through `data convert` first",
-        }),
-        _ => fields.turns(field, None),
-    };
-    let (mut chosen, mut rejected) = (whole("chosen")?, whole("rejected")?);
-    let shared = chosen.iter().zip(&rejected).take_while(|(left, right)| left == right).count();
-    let shared = shared.min(chosen.len() - 1).min(rejected.len() - 1);
-    let prompt = chosen[..shared].to_vec();
-    chosen.drain(..shared);
-    rejected.drain(..shared);
+fn implicit_preference(fields: &Fields<'_>, margin: Option<f64>) -> Result<Parsed<Preference>> {
+    let text = |field| fields.get(field).and_then(Value::as_str);
+    if let (Some(chosen), Some(rejected)) = (text("chosen"), text("rejected")) {
+        if transcript::is_transcript(chosen) && transcript::is_transcript(rejected) {
+            return transcript::preference(fields, chosen, rejected, margin);
+        }
+        if !fields.at.is_csv() {
+            return Err(Error::MissingField {
+                at: fields.at.clone(),
+                field: "prompt".to_owned(),
+                expected: "a prompt beside the texts chosen and rejected, or transcripts that begin with \"Human:\"",
+            });
+        }
+    }
+    let [mut chosen, mut rejected] = fields.sides(None)?;
+    let prompt = split_shared(&mut chosen, &mut rejected);
     fields.one_answer("chosen", &chosen)?;
     fields.one_answer("rejected", &rejected)?;
-    let prompt = fields.some_turns("prompt", prompt)?;
-    Ok(Preference::Messages { prompt, chosen, rejected, margin })
+    let prompt = fields.with_system(fields.some_turns("prompt", prompt)?)?;
+    one(Preference::Messages { prompt, chosen, rejected, margin })
 }
 
-pub(super) fn prompt(layout: Layout, fields: &Fields<'_>) -> Result<Prompt> {
-    let messages = if layout == Layout::PromptMessages {
+pub(super) fn prompt(fields: &Fields<'_>) -> Result<Parsed<Prompt>> {
+    let messages = if fields.layout == Layout::PromptMessages {
         let mut messages = fields.turns("messages", None)?;
         if messages.last().is_some_and(|last| last.role == Role::Assistant) {
             messages.pop();
         }
-        fields.some_turns("messages", messages)?
+        fields.with_system(fields.some_turns("messages", messages)?)?
     } else {
         fields.prompt("prompt")?
     };
@@ -121,10 +189,10 @@ pub(super) fn prompt(layout: Layout, fields: &Fields<'_>) -> Result<Prompt> {
         Value::Number(number) => Ok(number.to_string()),
         other => Err(fields.wrong("answer", other, "text")),
     });
-    Ok(Prompt { messages, answer: answer.transpose()? })
+    one(Prompt { messages, answer: answer.transpose()? })
 }
 
-pub(super) fn unpaired(fields: &Fields<'_>) -> Result<Unpaired> {
+pub(super) fn unpaired(fields: &Fields<'_>) -> Result<Parsed<Unpaired>> {
     const LABEL: &str = "true or false";
     let label = match fields.need("label", LABEL)? {
         Value::Bool(label) => *label,
@@ -134,16 +202,27 @@ pub(super) fn unpaired(fields: &Fields<'_>) -> Result<Unpaired> {
         Value::String(text) if ["false", "False", "0"].contains(&text.as_str()) => false,
         other => return Err(fields.wrong("label", other, LABEL)),
     };
-    Ok(Unpaired { prompt: fields.prompt("prompt")?, completion: fields.answer("completion")?, label })
+    if fields.layout == Layout::Unpaired {
+        let completion = fields.turns("completion", Some(Role::Assistant))?;
+        fields.one_answer("completion", &completion)?;
+        return one(Unpaired { prompt: fields.prompt("prompt")?, completion, label });
+    }
+    let mut prompt = fields.with_system(fields.turns("messages", None)?)?;
+    match prompt.pop() {
+        Some(answer) if answer.role == Role::Assistant && !prompt.is_empty() => {
+            one(Unpaired { prompt, completion: vec![answer], label })
+        }
+        _ => Ok(Parsed::Skipped("no assistant turn at the end")),
+    }
 }
 
 impl Fields<'_> {
     /// A field that is there and not null.
-    pub(crate) fn get(&self, field: &str) -> Option<&Value> {
+    pub(super) fn get(&self, field: &str) -> Option<&Value> {
         self.row.get(field).filter(|value| !value.is_null())
     }
 
-    pub(crate) fn need(&self, field: &str, expected: &'static str) -> Result<&Value> {
+    pub(super) fn need(&self, field: &str, expected: &'static str) -> Result<&Value> {
         self.get(field).ok_or_else(|| Error::MissingField {
             at: self.at.clone(),
             field: field.to_owned(),
@@ -151,12 +230,12 @@ impl Fields<'_> {
         })
     }
 
-    pub(crate) fn text(&self, field: &str) -> Result<String> {
+    pub(super) fn text(&self, field: &str) -> Result<String> {
         let value = self.need(field, "text")?;
         value.as_str().map(str::to_owned).ok_or_else(|| self.wrong(field, value, "text"))
     }
 
-    fn number(&self, field: &str) -> Result<Option<f64>> {
+    pub(super) fn number(&self, field: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let number = value.as_f64().or_else(|| value.as_str()?.trim().parse().ok());
         let finite = number.filter(|number: &f64| number.is_finite());
@@ -173,40 +252,72 @@ impl Fields<'_> {
         list.iter().enumerate().map(id).collect()
     }
 
-    /// The field, with text that holds a JSON list read as that list.
-    fn listed(&self, field: &str, expected: &'static str) -> Result<Value> {
+    /// A text, empty where the field is missing or null.
+    pub(super) fn text_or_empty(&self, field: &str) -> Result<String> {
+        self.get(field).map_or_else(|| Ok(String::new()), |_| self.text(field))
+    }
+
+    /// The field; of a CSV file a text that holds a JSON list is read as that list.
+    fn listed(&self, field: &str, expected: &'static str) -> Result<Cow<'_, Value>> {
         let value = self.need(field, expected)?;
-        match value.as_str().filter(|text| text.trim_start().starts_with('[')) {
-            Some(text) => Ok(serde_json::from_str(text).unwrap_or_else(|_| value.clone())),
-            None => Ok(value.clone()),
+        let cell = value.as_str().filter(|text| self.at.is_csv() && text.trim_start().starts_with('['));
+        let list = cell.and_then(|text| serde_json::from_str(text).ok());
+        Ok(list.map_or(Cow::Borrowed(value), Cow::Owned))
+    }
+
+    /// The turns before an answer, after those of a `system` column; a text is one user turn.
+    fn prompt(&self, field: &str) -> Result<Vec<Message>> {
+        self.with_system(self.turns(field, Some(Role::User))?)
+    }
+
+    /// Puts the text of a `system` column before the turns.
+    pub(super) fn with_system(&self, mut turns: Vec<Message>) -> Result<Vec<Message>> {
+        let columns = ["system", "system_prompt"].into_iter().filter(|name| self.layout.reads(name));
+        for column in columns {
+            let text = self.text_or_empty(column)?;
+            let first = turns.first().filter(|turn| turn.role == Role::System);
+            match first {
+                _ if text.trim().is_empty() => {}
+                Some(turn) if turn.content == text => {}
+                Some(_) => {
+                    let reason = format!("column {column} says something else than the system turn of the conversation");
+                    return Err(Error::BadForeignRow { at: self.at.clone(), reason });
+                }
+                None => turns.insert(0, Message::system(text)),
+            }
         }
+        Ok(turns)
     }
 
-    /// The turns before an answer; a text is one user turn.
-    pub(crate) fn prompt(&self, field: &str) -> Result<Vec<Message>> {
-        self.turns(field, Some(Role::User))
+    /// The turns of `chosen` and `rejected`, where one turn may stand for a list of one.
+    fn sides(&self, lone: Option<Role>) -> Result<[Vec<Message>; 2]> {
+        let side = |field: &str| match self.get(field) {
+            Some(turn @ Value::Object(_)) if lone.is_some() => Ok(vec![self.turn(field, turn)?]),
+            _ => self.turns(field, lone),
+        };
+        Ok([side("chosen")?, side("rejected")?])
     }
 
-    /// An answer: exactly one assistant turn with content.
-    pub(crate) fn answer(&self, field: &str) -> Result<Vec<Message>> {
-        let answer = self.turns(field, Some(Role::Assistant))?;
-        self.one_answer(field, &answer)?;
-        Ok(answer)
-    }
-
-    pub(crate) fn one_answer(&self, field: &str, answer: &[Message]) -> Result<()> {
+    fn one_answer(&self, field: &str, answer: &[Message]) -> Result<()> {
         if !matches!(answer, [message] if message.role == Role::Assistant) {
             return Err(self.not_one_answer(field, answer));
+        }
+        if answer[0].no_loss {
+            let expected = "1, or no weight: an answer to compare counts always";
+            return Err(self.wrong(&format!("{field}.weight"), &Value::from(0), expected));
         }
         self.filled(field, answer)
     }
 
-    fn filled(&self, field: &str, answer: &[Message]) -> Result<()> {
-        let empty = |message: &Message| message.role == Role::Assistant && message.content.trim().is_empty();
-        if answer.iter().any(empty) {
-            return Err(Error::EmptyCompletion { at: self.at.clone(), field: field.to_owned() });
+    /// Refuses assistant turns that say nothing.
+    fn filled(&self, field: &str, turns: &[Message]) -> Result<()> {
+        match turns.iter().position(is_empty_answer) {
+            None => Ok(()),
+            Some(_) if turns.len() == 1 => {
+                Err(Error::EmptyCompletion { at: self.at.clone(), field: field.to_owned() })
+            }
+            Some(turn) => Err(Error::EmptyTurn { at: self.at.clone(), field: field.to_owned(), turn: turn + 1 }),
         }
-        Ok(())
     }
 
     fn not_one_answer(&self, field: &str, answer: &[Message]) -> Error {
@@ -214,7 +325,7 @@ impl Fields<'_> {
         Error::NotOneAnswer { at: self.at.clone(), field: field.to_owned(), found: roles.join(", ") }
     }
 
-    pub(crate) fn some_turns(&self, field: &str, turns: Vec<Message>) -> Result<Vec<Message>> {
+    fn some_turns(&self, field: &str, turns: Vec<Message>) -> Result<Vec<Message>> {
         if turns.is_empty() {
             return Err(Error::EmptyConversation { at: self.at.clone(), field: field.to_owned() });
         }
@@ -222,98 +333,65 @@ impl Fields<'_> {
     }
 
     /// A list of turns; with `lone` a text is accepted as one turn of that role.
-    pub(crate) fn turns(&self, field: &str, lone: Option<Role>) -> Result<Vec<Message>> {
+    fn turns(&self, field: &str, lone: Option<Role>) -> Result<Vec<Message>> {
         let expected = if lone.is_some() { "text or a list of {role, content}" } else { TURNS };
-        let value = self.need(field, expected)?;
-        if let (Some(role), Value::String(text)) = (lone, value) {
-            // CSV cells are text, so a list of turns is written there as JSON.
-            let list = text.starts_with("[{").then(|| serde_json::from_str::<Value>(text).ok()).flatten();
-            return match list {
-                Some(list) => self.list_of_turns(field, &list, expected),
-                None => Ok(vec![Message { role, content: text.clone() }]),
-            };
-        }
         let value = self.listed(field, expected)?;
-        self.list_of_turns(field, &value, expected)
-    }
-
-    fn list_of_turns(&self, field: &str, value: &Value, expected: &'static str) -> Result<Vec<Message>> {
-        let list = value.as_array().ok_or_else(|| self.wrong(field, value, expected))?;
-        let turn = |(index, turn): (usize, &Value)| self.turn(&format!("{field}[{index}]"), turn);
-        self.some_turns(field, list.iter().enumerate().map(turn).collect::<Result<_>>()?)
+        match (value.as_ref(), lone) {
+            (Value::String(text), Some(role)) => Ok(vec![Message::new(role, text)]),
+            // A CSV cell such as "[1] is a footnote" is a list to JSON alone.
+            (Value::Array(list), Some(role)) if matches!(value, Cow::Owned(_)) && !list.iter().all(Value::is_object) => {
+                Ok(vec![Message::new(role, self.text(field)?)])
+            }
+            (Value::Array(list), _) => {
+                let turn = |(index, turn): (usize, &Value)| self.turn(&format!("{field}[{index}]"), turn);
+                self.some_turns(field, list.iter().enumerate().map(turn).collect::<Result<_>>()?)
+            }
+            (other, _) => Err(self.wrong(field, other, expected)),
+        }
     }
 
     fn turn(&self, field: &str, value: &Value) -> Result<Message> {
         let turn = value.as_object().ok_or_else(|| self.wrong(field, value, "an object {role, content}"))?;
-        let inner = Fields { row: turn, at: self.at };
-        let name = inner.text("role").map_err(|error| inside(error, field))?;
-        let role = name.parse().map_err(|_| Error::UnknownRole {
+        let part = |name: &str, usual: [&str; 2], expected| {
+            let found = self.mapping.field(name, turn, &usual).filter(|value| !value.is_null());
+            found.ok_or_else(|| Error::MissingField { at: self.at.clone(), field: format!("{field}.{name}"), expected })
+        };
+        let role = part("role", ["role", "from"], "text")?;
+        let name = role.as_str().ok_or_else(|| self.wrong(&format!("{field}.role"), role, "text"))?;
+        let role = self.mapping.role(name).ok_or_else(|| Error::UnknownRole {
             at: self.at.clone(),
             field: format!("{field}.role"),
-            found: name,
+            found: name.to_owned(),
         })?;
-        let unused = |name: &str, value: &Value| !["role", "content"].contains(&name) && !blank(value);
-        if let Some((extra, found)) = turn.iter().find(|(name, value)| unused(name, value)) {
-            let field = format!("{field}.{extra}");
-            return Err(self.wrong(
-                &field,
-                found,
-                "nothing: only role and content are used, so remove the field",
-            ));
+        let content = part("content", ["content", "value"], CONTENT)?;
+        let content = self.content(&format!("{field}.content"), content)?;
+        Ok(Message { no_loss: self.no_loss(field, turn)?, ..Message::new(role, content) })
+    }
+
+    /// Whether a turn has the weight 0, as in OpenAI's files.
+    fn no_loss(&self, field: &str, turn: &Row) -> Result<bool> {
+        match turn.get("weight").filter(|weight| !weight.is_null()) {
+            None => Ok(false),
+            Some(weight) if weight.as_f64() == Some(1.0) => Ok(false),
+            Some(weight) if weight.as_f64() == Some(0.0) => Ok(true),
+            Some(other) => Err(self.wrong(&format!("{field}.weight"), other, "1, or 0 for a turn without loss")),
         }
-        Ok(Message { role, content: inner.content().map_err(|error| inside(error, field))? })
     }
 
     /// Text, or a list of text parts.
-    fn content(&self) -> Result<String> {
-        const CONTENT: &str = "text, or a list of {type: \"text\", text}";
-        let value = self.need("content", CONTENT)?;
+    fn content(&self, field: &str, value: &Value) -> Result<String> {
         match value {
             Value::String(text) => Ok(text.clone()),
             Value::Array(parts) => {
                 let part = |part: &Value| part.get("text").and_then(Value::as_str).map(str::to_owned);
                 let texts: Option<Vec<String>> = parts.iter().map(part).collect();
-                texts.map(|texts| texts.concat()).ok_or_else(|| self.wrong("content", value, CONTENT))
+                texts.map(|texts| texts.concat()).ok_or_else(|| self.wrong(field, value, CONTENT))
             }
-            other => Err(self.wrong("content", other, CONTENT)),
+            other => Err(self.wrong(field, other, CONTENT)),
         }
     }
 
-    pub(crate) fn wrong(&self, field: &str, found: &Value, expected: &'static str) -> Error {
-        let found = match found {
-            Value::Null => "null".to_owned(),
-            Value::Bool(value) => format!("the truth value {value}"),
-            Value::Number(number) => format!("the number {number}"),
-            Value::String(text) => format!("the text {:?}", text.chars().take(40).collect::<String>()),
-            Value::Array(list) => format!("a list of {}", list.len()),
-            Value::Object(object) => {
-                format!("an object with {}", object.keys().cloned().collect::<Vec<_>>().join(", "))
-            }
-        };
-        Error::WrongType { at: self.at.clone(), field: field.to_owned(), found, expected }
-    }
-}
-
-/// Puts the name of the outer field before that of the inner one.
-fn inside(error: Error, outer: &str) -> Error {
-    match error {
-        Error::MissingField { at, field, expected } => {
-            Error::MissingField { at, field: format!("{outer}.{field}"), expected }
-        }
-        Error::WrongType { at, field, found, expected } => {
-            Error::WrongType { at, field: format!("{outer}.{field}"), found, expected }
-        }
-        other => other,
-    }
-}
-
-/// What says nothing: null and empty lists, texts and objects, as tables fill in for missing fields.
-fn blank(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::String(text) => text.is_empty(),
-        Value::Array(list) => list.is_empty(),
-        Value::Object(object) => object.values().all(blank),
-        _ => false,
+    fn wrong(&self, field: &str, found: &Value, expected: &'static str) -> Error {
+        Error::WrongType { at: self.at.clone(), field: field.to_owned(), found: notes::says(found), expected }
     }
 }

@@ -54,6 +54,9 @@ fn columns<const N: usize>(columns: [(&str, Value); N]) -> Row {
 }
 
 fn turns(messages: &[Message]) -> Value {
-    let turn = |message: &Message| json!({"role": message.role.as_str(), "content": message.content});
+    let turn = |message: &Message| match message.no_loss {
+        false => json!({"role": message.role.as_str(), "content": message.content}),
+        true => json!({"role": message.role.as_str(), "content": message.content, "weight": 0}),
+    };
     messages.iter().map(turn).collect()
 }

@@ -1,7 +1,7 @@
 //! Parquet files as rows: record batches turned into JSON values, the form that all formats share.
 //!
 //! Text of any width and dictionary-coded text, whole and floating numbers, truth values, lists and structs are read; other
-//! types are an error when their column is wanted. Knows no meaning of columns.
+//! types (binary, dates) are an error when their column is wanted. Knows no meaning of columns.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,9 +12,12 @@ use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{ArrowError, DataType};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::basic::Compression;
+use parquet::file::metadata::RowGroupMetaData;
+use parquet::file::statistics::Statistics;
 use serde_json::{Map, Value, json};
 
-use super::Rows;
+use super::{Position, Rows};
 use crate::error::{Error, Result};
 use crate::record::Row;
 
@@ -23,32 +26,73 @@ const BATCH: usize = 1024;
 
 pub(super) type Builder = ParquetRecordBatchReaderBuilder<File>;
 
-/// Opens a file and reads its column names.
+/// Opens a file and reads its column names; refuses a compression that is not built in.
 pub(super) fn open(file: File, path: &Path) -> Result<(Builder, Vec<String>)> {
     let builder =
         Builder::try_new(file).map_err(|source| Error::Parquet { path: path.to_owned(), source })?;
+    let chunks = builder.metadata().row_groups().iter().flat_map(RowGroupMetaData::columns);
+    for chunk in chunks {
+        match chunk.compression() {
+            Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::ZSTD(_) => {}
+            other => {
+                let name = other.to_string().split('(').next().unwrap_or_default().to_lowercase();
+                return Err(Error::ParquetCompression { path: path.to_owned(), name });
+            }
+        }
+    }
     let columns = builder.schema().fields().iter().map(|field| field.name().clone()).collect();
     Ok((builder, columns))
 }
 
+/// In how many rows each column is not null. Of lists and structs the file keeps no such count: all rows.
+pub(super) fn filled(builder: &Builder) -> Vec<(String, usize)> {
+    let fields = builder.schema().fields().iter();
+    let schema = builder.parquet_schema();
+    let filled = |name: &str| {
+        let leaf = (0..schema.num_columns()).find(|&leaf| schema.get_column_root(leaf).name() == name)?;
+        let flat = schema.column(leaf).max_rep_level() == 0 && schema.get_column_root(leaf).is_primitive();
+        let rows = |group: &RowGroupMetaData| {
+            let nulls = group.column(leaf).statistics().and_then(Statistics::null_count_opt).unwrap_or(0);
+            group.num_rows().max(0) as usize - if flat { nulls as usize } else { 0 }
+        };
+        Some(builder.metadata().row_groups().iter().map(rows).sum())
+    };
+    fields.map(|field| (field.name().clone(), filled(field.name()).unwrap_or(0))).collect()
+}
+
 /// The rows, with the wanted columns only.
-pub(super) fn rows(builder: Builder, wanted: Option<&[&str]>, path: &Path) -> Result<Rows> {
+pub(super) fn rows(
+    builder: Builder,
+    wanted: Option<&dyn Fn(&str) -> bool>,
+    path: &Path,
+    position: Position,
+) -> Result<Rows> {
     let mask = wanted.map_or_else(ProjectionMask::all, |wanted| {
         let fields = builder.schema().fields().iter().enumerate();
-        let roots = fields.filter(|(_, field)| wanted.contains(&field.name().as_str()));
+        let roots = fields.filter(|(_, field)| wanted(field.name()));
         ProjectionMask::roots(builder.parquet_schema(), roots.map(|(index, _)| index))
     });
     let reader = builder.with_projection(mask).with_batch_size(BATCH).build();
     let path = path.to_owned();
-    let reader = reader.map_err(|source| Error::Parquet { path: path.clone(), source })?;
-    let batches = reader.map(move |batch| {
+    let mut reader = reader.map_err(|source| Error::Parquet { path: path.clone(), source })?;
+    let (mut number, mut ended) = (0, false);
+    // Behind an error the reader may give the same error for ever.
+    let batches = std::iter::from_fn(move || {
+        let batch = if ended { None } else { reader.next() }?;
         let failed = |source| Error::Arrow { path: path.clone(), source };
-        rows_of(&batch.map_err(failed)?).map_err(failed)
+        let rows = batch.map_err(failed).and_then(|batch| rows_of(&batch).map_err(failed));
+        ended = rows.is_err();
+        Some(match rows {
+            Ok(rows) => {
+                position.add(rows.len() as u64);
+                let from = number;
+                number += rows.len();
+                rows.into_iter().enumerate().map(|(index, row)| Ok((from + index + 1, row))).collect()
+            }
+            Err(error) => vec![Err(error)],
+        })
     });
-    Ok(Box::new(batches.flat_map(|batch| match batch {
-        Ok(rows) => rows.into_iter().map(Ok).collect::<Vec<_>>(),
-        Err(error) => vec![Err(error)],
-    })))
+    Ok(Box::new(batches.flatten()))
 }
 
 /// A batch as rows.
@@ -74,7 +118,7 @@ fn values(column: &ArrayRef) -> std::result::Result<Vec<Value>, ArrowError> {
         DataType::UInt64 => column.as_primitive::<UInt64Type>().iter().map(|value| json!(value)).collect(),
         DataType::Int64 => column.as_primitive::<Int64Type>().iter().map(|value| json!(value)).collect(),
         kind if kind.is_integer() => values(&plain(&DataType::Int64)?)?,
-        DataType::Float64 => column.as_primitive::<Float64Type>().iter().map(|value| json!(value)).collect(),
+        DataType::Float64 => column.as_primitive::<Float64Type>().iter().map(number).collect(),
         kind if kind.is_floating() => values(&plain(&DataType::Float64)?)?,
         DataType::List(_) => {
             let lists = column.as_list::<i32>();
@@ -100,6 +144,14 @@ fn values(column: &ArrayRef) -> std::result::Result<Vec<Value>, ArrowError> {
         }
         kind => return Err(ArrowError::NotYetImplemented(format!("a column of type {kind}"))),
     })
+}
+
+/// A floating number. JSON has none that is not finite: such a one becomes a text, which no column of numbers takes.
+fn number(value: Option<f64>) -> Value {
+    match value {
+        Some(value) if !value.is_finite() => Value::String(value.to_string()),
+        value => json!(value),
+    }
 }
 
 /// Cuts the values of a list column at its bounds.

@@ -8,6 +8,8 @@ use arrow_array::{ArrayRef, DictionaryArray, Int32Array, LargeStringArray, Recor
 use parquet::arrow::ArrowWriter;
 
 use super::*;
+use crate::record::Layout;
+use std::fs::File;
 use crate::conversation::Message;
 use crate::record::{Demonstration, Preference, Prompt, Unpaired};
 
@@ -72,7 +74,7 @@ fn a_failed_write_leaves_the_old_file_alone() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     let mixed = [Demonstration::Text("a".to_owned()), Demonstration::Messages(vec![Message::user("a")])];
     let error = write_records(&path, &mixed).unwrap_err();
-    assert!(matches!(error, Error::MixedLayouts { row: 1, first: "text", found: "messages", .. }));
+    assert!(matches!(error, Error::MixedLayouts { row: 2, first: "text", found: "messages", .. }));
 }
 
 #[test]
@@ -97,7 +99,7 @@ fn parquet_columns_of_any_text_and_list_type_are_read() {
     let mut writer = ArrowWriter::try_new(File::create(&path).unwrap(), batch.schema(), None).unwrap();
     writer.write(&batch).unwrap();
     writer.close().unwrap();
-    let rows = |wanted| -> Vec<serde_json::Value> {
+    let rows = |wanted: Option<&dyn Fn(&str) -> bool>| -> Vec<serde_json::Value> {
         let reader = TableReader::open(&path).unwrap();
         reader.rows(wanted).unwrap().map(|row| serde_json::Value::Object(row.unwrap().1)).collect()
     };
@@ -111,7 +113,7 @@ fn parquet_columns_of_any_text_and_list_type_are_read() {
         whole[1],
         serde_json::json!({"view": null, "large": "m", "dictionary": "y", "ids": null, "number": null})
     );
-    assert_eq!(rows(Some(&["number", "missing"]))[0], serde_json::json!({"number": 4}));
+    assert_eq!(rows(Some(&|name| ["number", "missing"].contains(&name)))[0], serde_json::json!({"number": 4}));
 }
 
 #[test]
@@ -128,11 +130,11 @@ fn json_comes_in_several_shapes() {
     assert_eq!(texts("x.jsonl", "\u{feff}{\"text\": \"a\"}\r\n\n{\"text\": \"b\"}"), wanted);
     assert_eq!(texts("x.csv", "\u{feff}id,text\n1,a\n2,b\n"), wanted);
     let error = texts("x.jsonl", "{\"text\": \"a\"}\n{\"text\": ").unwrap_err();
-    assert!(error.contains("x.jsonl row 1 (counted from 0): is not a JSON object"), "{error}");
+    assert!(error.contains("x.jsonl line 2 column 9: broken JSON: EOF while parsing a value"), "{error}");
     let error = texts("x.jsonl", "[1]").unwrap_err();
-    assert!(error.contains("row 0 (counted from 0): is a list where an object"), "{error}");
+    assert!(error.contains("x.jsonl line 1: the row is a list, not an object"), "{error}");
     let error = texts("x.jsonl", "\n").unwrap_err();
-    assert!(error.contains("has no rows"), "{error}");
+    assert!(error.contains("the file has no rows"), "{error}");
     let error = texts("x.txt", "a").unwrap_err();
     assert!(error.contains(".parquet .jsonl .json .csv"), "{error}");
 }
@@ -153,4 +155,124 @@ fn folders_and_patterns_expand_in_order() {
     assert!(matches!(expand(&[folder.path().join("c*").to_str().unwrap()]), Err(Error::NoFiles { .. })));
     let missing = folder.path().join("none.jsonl");
     assert!(matches!(read_records::<Demonstration>(&missing, None), Err(Error::Read { .. })));
+}
+
+fn message(name: &str, content: &[u8]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    fs::write(&path, content).unwrap();
+    let error = read_records::<Demonstration>(&path, None).unwrap_err().to_string();
+    error.replace(&format!("{}/", folder.path().display()), "")
+}
+
+#[test]
+fn places_are_those_of_an_editor() {
+    let text = b"{\"text\": \"a\"}\n\n{\"text\": \"b\"}\n{\"text\": x}\n";
+    let error = message("x.jsonl", text);
+    assert!(error.starts_with("x.jsonl line 4 column 10: broken JSON: expected value;"), "{error}");
+    let error = message("x.json", b"[\n {\"text\": \"a\"},\n {\"text\": x}\n]");
+    assert!(error.starts_with("x.json line 3 column 11: broken JSON: expected value;"), "{error}");
+    let error = message("x.json", b"[{\"text\": \"a\"}, {\"text\": 3}]");
+    assert!(error.starts_with("x.json row 2: the field text is the number 3; it must be text"), "{error}");
+    let error = message("x.csv", b"text,input_ids\na,\n,\n");
+    assert!(error.contains("fit more than one layout: text (text) or tokens (input_ids)"), "{error}");
+    let error = message("x.csv", b"text,id\na,1\n,2\n");
+    assert!(error.starts_with("x.csv row 2: the field text is missing or null"), "{error}");
+    let error = message("x.csv", b"text,id\na,1\nb\n");
+    assert!(error.contains("broken CSV") && error.contains("line 3"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_not_what_its_name_says_is_refused_by_name() {
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use std::io::Write as _;
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(b"{\"text\": \"a\"}\n{\"text\": \"a long text to cut off\"}\n").unwrap();
+    let packed = encoder.finish().unwrap();
+    for (name, content, words) in [
+        ("x.jsonl", packed.as_slice(), "this file is gzip, which its name does not say; rename it to end in .gz"),
+        ("x.jsonl.gz", b"{\"text\": \"a\"}\n".as_slice(), "this file is not gzip, which its name does not say; rename it without .gz"),
+        ("x.jsonl.gz", &packed[..packed.len() - 12], "the gzip data is damaged or cut off"),
+        ("x.jsonl", b"\x28\xb5\x2f\xfd\0\0\0\0", "this file is zstd, which its name does not say; unpack it first with `zstd -d`"),
+        ("x.json", b"PAR1\0\0\0\0", "this file is Parquet, which its name does not say; rename it to end in .parquet"),
+        ("x.parquet", b"{\"text\": \"a\"}\n", "this file is not Parquet"),
+        ("x.parquet", b"PAR1PAR1", "this is not a Parquet file that can be read"),
+        ("x.csv", b"", "the file has no rows"),
+        ("x.csv", b"text,text\na,b\n", "the column text is there twice"),
+        ("x.jsonl", b"{\"text\": \"a\", \"text\": \"b\"}\n", "line 1 column 20: broken JSON: the field \"text\" is there twice"),
+        ("x.jsonl.br", b"abc", "cannot tell the format from its name"),
+    ] {
+        let error = message(name, content);
+        assert!(error.contains(words) && error.starts_with(name), "{error}");
+    }
+}
+
+#[test]
+fn a_list_in_a_text_is_a_list_in_csv_alone() {
+    let turns = r#"[{"role": "user", "content": "a"}]"#;
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = |name: &str, content: String| {
+        let path = folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        read_records::<Prompt>(&path, None).unwrap().remove(0).messages
+    };
+    let row = serde_json::json!({"prompt": turns}).to_string();
+    assert_eq!(prompt("x.jsonl", row), [Message::user(turns)]);
+    let quoted = turns.replace('"', "\"\"");
+    assert_eq!(prompt("x.csv", format!("prompt\n\"{quoted}\"\n")), [Message::user("a")]);
+    assert_eq!(prompt("x.csv", "prompt\n[1] is a footnote\n".to_owned()), [Message::user("[1] is a footnote")]);
+    assert_eq!(prompt("x.csv", "prompt\n[1]\n".to_owned()), [Message::user("[1]")]);
+    let path = folder.path().join("x.parquet");
+    let rows = [Prompt { messages: vec![Message::user(turns)], answer: None }];
+    let column: ArrayRef = Arc::new(LargeStringArray::from(vec![turns]));
+    write_parquet(&path, vec![("prompt", column)]);
+    assert_eq!(read_records::<Prompt>(&path, None).unwrap(), rows);
+}
+
+fn write_parquet(path: &Path, columns: Vec<(&str, ArrayRef)>) {
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let mut writer = ArrowWriter::try_new(File::create(path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+#[test]
+fn margins_that_are_no_numbers_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.parquet");
+    for (margin, words) in [(f64::NAN, "NaN"), (f64::INFINITY, "inf")] {
+        let text = |text: &str| -> ArrayRef { Arc::new(LargeStringArray::from(vec![text])) };
+        let margins: ArrayRef = Arc::new(arrow_array::Float64Array::from(vec![margin]));
+        write_parquet(&path, vec![("prompt", text("q")), ("chosen", text("a")), ("rejected", text("b")), ("margin", margins)]);
+        let error = read_records::<Preference>(&path, None).unwrap_err().to_string();
+        assert!(error.contains(&format!("x.parquet row 1: the field margin is the text {words:?}; it must be a finite number")), "{error}");
+    }
+}
+
+#[test]
+fn columns_of_parquet_that_nothing_reads_are_counted_without_being_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.parquet");
+    let text = |cells: Vec<Option<&str>>| -> ArrayRef { Arc::new(LargeStringArray::from(cells)) };
+    let binary: ArrayRef = Arc::new(arrow_array::BinaryArray::from_vec(vec![b"x", b"y"]));
+    let columns = |tools: Option<&'static str>| {
+        vec![
+            ("text", text(vec![Some("a"), Some("b")])),
+            ("quality", text(vec![None, Some("good")])),
+            ("id", text(vec![Some("1"), Some("2")])),
+            ("thumbnail", Arc::clone(&binary)),
+            ("tools", text(vec![None, tools])),
+        ]
+    };
+    write_parquet(&path, columns(None));
+    let mut rows = open_records::<Demonstration>(&path, &Reading::default()).unwrap();
+    assert_eq!(rows.by_ref().filter(Result::is_ok).count(), 2);
+    assert_eq!(rows.notes().lines("row", true), [
+        "not read: quality (1 row), thumbnail (2 rows)",
+        "not read, as metadata: id (2 rows)",
+    ]);
+    write_parquet(&path, columns(Some("search")));
+    let error = read_records::<Demonstration>(&path, None).unwrap_err().to_string();
+    assert!(error.contains("x.parquet row 2: the field tools is the text \"search\""), "{error}");
 }

@@ -34,16 +34,22 @@ pub fn write_records<R: Record>(path: &Path, records: &[R]) -> Result<()> {
     let layout = records.first().ok_or_else(|| Error::NoRows { path: path.to_owned() })?.layout();
     if let Some(row) = records.iter().position(|record| record.layout() != layout) {
         let found = records[row].layout().name();
-        return Err(Error::MixedLayouts { path: path.to_owned(), row, first: layout.name(), found });
+        return Err(Error::MixedLayouts { path: path.to_owned(), row: row + 1, first: layout.name(), found });
     }
-    write_rows(path, layout, records.iter().map(R::to_row))
+    let weighted = records.iter().any(|record| record.turns().iter().any(|turn| turn.no_loss));
+    write(path, layout, weighted, records.iter().map(R::to_row))
 }
 
 /// Writes rows that have the columns of `layout`.
 pub fn write_rows(path: &Path, layout: Layout, rows: impl Iterator<Item = Row>) -> Result<()> {
+    write(path, layout, false, rows)
+}
+
+/// Writes rows whose turns have a `weight` if they are `weighted`.
+fn write(path: &Path, layout: Layout, weighted: bool, rows: impl Iterator<Item = Row>) -> Result<()> {
     let (format, gzipped) = format_of(path)?;
     atomically(path, |file| match format {
-        Format::Parquet => parquet(path, file, layout, rows),
+        Format::Parquet => parquet(path, file, (layout, weighted), rows),
         _ if gzipped => {
             let mut encoder = GzEncoder::new(file, Compression::default());
             text(path, format, &mut encoder, layout, rows)?;
@@ -54,7 +60,7 @@ pub fn write_rows(path: &Path, layout: Layout, rows: impl Iterator<Item = Row>) 
 }
 
 /// Lets `fill` write a file that takes its name only when it is whole and on disk.
-fn atomically(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
+pub(crate) fn atomically(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
     let failed = |source| Error::Write { path: path.to_owned(), source };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -77,11 +83,11 @@ fn atomically(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>
 fn parquet(
     path: &Path,
     file: &mut BufWriter<File>,
-    layout: Layout,
+    (layout, weighted): (Layout, bool),
     rows: impl Iterator<Item = Row>,
 ) -> Result<()> {
     let failed = |source| Error::Parquet { path: path.to_owned(), source };
-    let schema = schema(layout);
+    let schema = schema(layout, weighted);
     let note = KeyValue::new("colossal-chat.layout".to_owned(), layout.name().to_owned());
     let properties = WriterProperties::builder()
         .set_compression(ParquetCompression::ZSTD(ZstdLevel::default()))
@@ -114,10 +120,12 @@ fn batch(schema: &SchemaRef, rows: &[Row]) -> std::result::Result<RecordBatch, A
     Ok(decoder.flush()?.unwrap_or_else(|| RecordBatch::new_empty(schema.clone())))
 }
 
-fn schema(layout: Layout) -> SchemaRef {
+fn schema(layout: Layout, weighted: bool) -> SchemaRef {
     let list = |item: DataType| DataType::List(Arc::new(Field::new("item", item, true)));
     let text = |name: &str| Field::new(name, DataType::Utf8, true);
-    let turns = list(DataType::Struct(Fields::from(vec![text("role"), text("content")])));
+    let mut parts = vec![text("role"), text("content")];
+    parts.extend(weighted.then(|| Field::new("weight", DataType::Int64, true)));
+    let turns = list(DataType::Struct(Fields::from(parts)));
     let kind = |name: &str| match name {
         "input_ids" | "labels" | "chosen_input_ids" | "rejected_input_ids" => list(DataType::Int64),
         "prompt_length" => DataType::Int64,
@@ -126,8 +134,14 @@ fn schema(layout: Layout) -> SchemaRef {
         "text" | "answer" => DataType::Utf8,
         _ => turns.clone(),
     };
-    let names = layout.required().iter().chain(layout.optional());
+    let names = written(layout);
     Arc::new(Schema::new(names.map(|name| Field::new(*name, kind(name), true)).collect::<Vec<_>>()))
+}
+
+/// The columns of rows as they are written: a system prompt is a turn there.
+fn written(layout: Layout) -> impl Iterator<Item = &'static &'static str> {
+    let names = layout.required().iter().chain(layout.optional());
+    names.filter(|name| !["system", "system_prompt"].contains(name))
 }
 
 fn text(
@@ -159,7 +173,7 @@ fn text(
 
 /// Cells are texts; lists are written as JSON.
 fn csv(path: &Path, out: &mut impl Write, layout: Layout, rows: impl Iterator<Item = Row>) -> Result<()> {
-    let names: Vec<&str> = layout.required().iter().chain(layout.optional()).copied().collect();
+    let names: Vec<&str> = written(layout).copied().collect();
     let failed = |source| Error::Arrow { path: path.to_owned(), source };
     let mut writer = arrow_csv::Writer::new(out);
     for_batches(rows, |rows| {

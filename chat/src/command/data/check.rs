@@ -1,14 +1,16 @@
 //! `data check`: what is in a file of rows, and what is wrong with it.
 //!
-//! Every row is read. A row that cannot be used is an error, of which the first few are shown; what may be meant so (equal
-//! answers, rows twice, the text of a special token in what a person says) is counted.
+//! The layout is told as training and `data convert` tell it, and every row is read as they read it. A row that cannot be
+//! used is an error, of which the first few are shown; what may be meant so (equal answers, rows twice, the text of a special
+//! token in what a person says, two turns of one speaker) is counted.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use datasets::{
-    Demonstration, Layout, Message, Preference, Prompt, Record, Role, Row, TableReader, Tokenizer, Unpaired,
+    At, Demonstration, Error, Layout, Message, Notes, Preference, Prompt, Reading, Record, Role, Row,
+    TableReader, Tokenizer, Unpaired, open_records,
 };
 use serde::Serialize;
 
@@ -18,13 +20,15 @@ use crate::exit::Failure;
 use crate::session;
 
 /// Errors that are shown.
-const SHOWN: usize = 5;
+const SHOWN: usize = 10;
 
 /// What was found.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     file: PathBuf,
     layout: &'static str,
+    /// What such rows are for, as in "preference rows".
+    kind: &'static str,
     columns: Vec<String>,
     rows: usize,
     unusable: usize,
@@ -35,6 +39,8 @@ struct Report {
     equal_answers: usize,
     /// Rows in which somebody writes the text of a special token.
     special_text: usize,
+    /// Fields that are not read, rows that are left out, and odd conversations.
+    notes: Notes,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens: Option<Tokens>,
 }
@@ -64,10 +70,10 @@ struct Measured {
 /// Reads the whole file; fails when a row cannot be used.
 pub(crate) fn run(arguments: &CheckArgs) -> anyhow::Result<()> {
     let tokenizer = match &arguments.tokenizer {
-        Some(name) => Some(session::tokenizer(&session::folder(name)?, None)?),
+        Some(name) => Some(session::tokenizer(&session::folder(name)?, arguments.template.as_deref())?),
         None => None,
     };
-    let report = check(&arguments.file, tokenizer.as_ref())?;
+    let report = check(arguments, tokenizer.as_ref())?;
     print(&if arguments.json { serde_json::to_string_pretty(&report)? } else { report.text() })?;
     if report.unusable > 0 {
         return Err(Failure::Rows { file: report.file, unusable: report.unusable, rows: report.rows }.into());
@@ -75,57 +81,63 @@ pub(crate) fn run(arguments: &CheckArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn check(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<Report, datasets::Error> {
+fn check(arguments: &CheckArgs, tokenizer: Option<&Tokenizer>) -> Result<Report, Error> {
+    let path = &arguments.file;
+    let mut reading = Reading { drop: arguments.drop.clone(), guessed: true, ..Reading::default() };
     let columns = TableReader::open(path)?.columns().to_vec();
-    let report = Report { file: path.to_owned(), columns, ..Report::default() };
-    if report.columns.is_empty() {
-        return Err(datasets::Error::NoRows { path: path.to_owned() });
+    if columns.is_empty() {
+        return Err(Error::NoRows { path: path.clone() });
     }
-    let mut fitting: Vec<(Layout, CheckAs)> = [
-        (Demonstration::detect(&report.columns, path), check_as::<Demonstration> as CheckAs),
-        (Preference::detect(&report.columns, path), check_as::<Preference>),
-        (Prompt::detect(&report.columns, path), check_as::<Prompt>),
-        (Unpaired::detect(&report.columns, path), check_as::<Unpaired>),
-    ]
-    .into_iter()
-    .filter_map(|(layout, check)| Some((layout.ok()?, check)))
-    .collect();
-    // The layout that says most about the columns; with as much, an answer makes a conversation a prompt.
-    let has_answer = report.columns.iter().any(|column| column == "answer");
-    fitting
-        .sort_by_key(|(layout, _)| (layout.required().len(), has_answer == Prompt::LAYOUTS.contains(layout)));
-    match fitting.pop() {
-        Some((layout, check)) => check(report, layout, tokenizer),
-        // Of all messages about columns, the one about demonstrations names the most layouts.
-        None => Err(Demonstration::detect(&report.columns, path).expect_err("no layout fits")),
+    let layout = match &arguments.layout {
+        Some(name) => {
+            reading.guessed = false;
+            name.parse()?
+        }
+        None => Layout::guess(&reading.columns(&columns), path)?,
+    };
+    reading.layout = Some(layout);
+    let report = Report { file: path.clone(), layout: layout.name(), columns, ..Report::default() };
+    match layout {
+        layout if Demonstration::LAYOUTS.contains(&layout) => {
+            check_as::<Demonstration>(report, &reading, tokenizer)
+        }
+        layout if Preference::LAYOUTS.contains(&layout) => check_as::<Preference>(report, &reading, tokenizer),
+        layout if Prompt::LAYOUTS.contains(&layout) => check_as::<Prompt>(report, &reading, tokenizer),
+        _ => check_as::<Unpaired>(report, &reading, tokenizer),
     }
 }
 
 /// Reads the rest of the file as rows of one kind.
-type CheckAs = fn(Report, Layout, Option<&Tokenizer>) -> Result<Report, datasets::Error>;
-
 fn check_as<R: Measure>(
     mut report: Report,
-    layout: Layout,
+    reading: &Reading,
     tokenizer: Option<&Tokenizer>,
-) -> Result<Report, datasets::Error> {
+) -> Result<Report, Error> {
     let mut seen = HashSet::new();
     let (mut lengths, mut learned) = (Vec::new(), 0);
-    report.layout = layout.name();
-    for row in TableReader::open(&report.file)?.rows(None)? {
-        let (at, row) = row?;
+    let mut rows = open_records::<R>(&report.file, reading)?;
+    report.kind = R::KIND;
+    while let Some(row) = rows.next_row() {
         report.rows += 1;
-        let record = R::parse(layout, &row, &at);
-        let measured = record.and_then(|record| {
-            report.duplicates += usize::from(!seen.insert(hash(&record.to_row())));
-            record.measure(tokenizer).map_err(|error| error.in_row(&at))
+        let measured = row.and_then(|(at, records)| {
+            let measure = |record: &R| {
+                report.duplicates += usize::from(!seen.insert(hash(&record.to_row())));
+                record.measure(tokenizer).map_err(|error| error.in_row(&at))
+            };
+            records.iter().map(measure).collect::<Result<Vec<_>, _>>()
         });
         match measured {
             Ok(measured) => {
-                lengths.extend(measured.lengths);
-                learned += measured.learned;
-                report.equal_answers += usize::from(measured.equal_answers);
-                report.special_text += usize::from(measured.special_text);
+                for measured in measured {
+                    lengths.extend(measured.lengths);
+                    learned += measured.learned;
+                    report.equal_answers += usize::from(measured.equal_answers);
+                    report.special_text += usize::from(measured.special_text);
+                }
+            }
+            // Behind these there are no rows.
+            Err(error @ (Error::Read { .. } | Error::DamagedGzip { .. } | Error::Arrow { .. })) => {
+                return Err(error);
             }
             Err(error) => {
                 report.unusable += 1;
@@ -135,6 +147,7 @@ fn check_as<R: Measure>(
             }
         }
     }
+    report.notes = rows.notes().clone();
     report.tokens = Tokens::new(lengths, learned);
     Ok(report)
 }
@@ -148,11 +161,11 @@ fn hash(row: &Row) -> u64 {
 /// A kind of rows that can be measured.
 trait Measure: Record {
     /// Looks at one row; with a tokenizer, as training would encode it.
-    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, datasets::Error>;
+    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, Error>;
 }
 
 impl Measure for Demonstration {
-    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, datasets::Error> {
+    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, Error> {
         let Some(tokenizer) = tokenizer else { return Ok(Measured::default()) };
         let row = tokenizer.encode_demonstration(self)?;
         let special_text = match self {
@@ -166,7 +179,7 @@ impl Measure for Demonstration {
 }
 
 impl Measure for Preference {
-    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, datasets::Error> {
+    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, Error> {
         let equal_answers = match self {
             Self::Messages { chosen, rejected, .. } => chosen == rejected,
             Self::Tokens { chosen, rejected, .. } => chosen == rejected,
@@ -181,7 +194,7 @@ impl Measure for Preference {
 }
 
 impl Measure for Prompt {
-    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, datasets::Error> {
+    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, Error> {
         let Some(tokenizer) = tokenizer else { return Ok(Measured::default()) };
         let lengths = vec![tokenizer.encode_prompt_row(self)?.input_ids.len()];
         Ok(Measured { lengths, special_text: injects(tokenizer, &self.messages), ..Measured::default() })
@@ -189,7 +202,7 @@ impl Measure for Prompt {
 }
 
 impl Measure for Unpaired {
-    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, datasets::Error> {
+    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, Error> {
         let Some(tokenizer) = tokenizer else { return Ok(Measured::default()) };
         let row = tokenizer.encode_unpaired(self)?;
         let learned = row.input_ids.len() - row.prompt_length;
@@ -220,7 +233,7 @@ impl Report {
     fn text(&self) -> String {
         let mut lines = vec![
             format!("file       {}", self.file.display()),
-            format!("layout     {} (columns {})", self.layout, self.columns.join(", ")),
+            format!("layout     {}: {} rows (columns {})", self.layout, self.kind, self.columns.join(", ")),
             format!("rows       {}, of which {} cannot be used", self.rows, self.unusable),
         ];
         if let Some(tokens) = &self.tokens {
@@ -231,7 +244,7 @@ impl Report {
             ));
         }
         for (count, what) in [
-            (self.duplicates, "rows that stood before"),
+            (self.duplicates, "rows that are in the file more than once"),
             (self.equal_answers, "pairs with equal answers, from which nothing is learned"),
             (self.special_text, "rows in which a person writes the text of a special token"),
         ] {
@@ -239,7 +252,12 @@ impl Report {
                 lines.push(format!("warning    {count} {what}"));
             }
         }
+        let notes = self.notes.lines(At::unit(&self.file), true);
+        lines.extend(notes.iter().map(|note| format!("note       {note}")));
         lines.extend(self.errors.iter().map(|error| format!("error      {error}")));
+        if self.unusable > self.errors.len() {
+            lines.push(format!("error      and {} more", self.unusable - self.errors.len()));
+        }
         lines.join("\n")
     }
 }

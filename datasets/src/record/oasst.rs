@@ -7,18 +7,18 @@
 
 use serde_json::Value;
 
-use super::{Converted, ForeignRow};
+use super::parse::Fields;
+use super::{Demonstration, Parsed, Preference};
 use crate::conversation::{Message, Role};
-use crate::error::Result;
-use crate::record::{Demonstration, Preference};
+use crate::error::{Error, Result};
 
-pub(super) fn preferences(row: &ForeignRow<'_>) -> Result<Converted<Preference>> {
+pub(super) fn preferences(row: &Fields<'_>) -> Result<Parsed<Preference>> {
     let mut pairs = Vec::new();
     collect(row, root(row)?, &mut Vec::new(), &mut pairs)?;
-    Ok(if pairs.is_empty() { Converted::Skipped("no ranked answers") } else { Converted::Rows(pairs) })
+    Ok(if pairs.is_empty() { Parsed::Skipped("the tree has no ranked answers") } else { Parsed::Rows(pairs) })
 }
 
-pub(super) fn conversations(row: &ForeignRow<'_>) -> Result<Converted<Demonstration>> {
+pub(super) fn conversations(row: &Fields<'_>) -> Result<Parsed<Demonstration>> {
     let mut node = root(row)?;
     let mut messages = vec![message(row, node)?];
     while let Some(next) = replies(node).into_iter().next() {
@@ -29,18 +29,18 @@ pub(super) fn conversations(row: &ForeignRow<'_>) -> Result<Converted<Demonstrat
         messages.pop();
     }
     if messages.is_empty() {
-        return Ok(Converted::Skipped("no answer"));
+        return Ok(Parsed::Skipped("the tree has no answer"));
     }
-    Ok(Converted::Rows(vec![Demonstration::Messages(messages)]))
+    Ok(Parsed::Rows(vec![Demonstration::Messages(messages)]))
 }
 
-fn root<'a>(row: &ForeignRow<'a>) -> Result<&'a Value> {
-    row.row.get("prompt").ok_or_else(|| row.bad("there is no prompt message"))
+fn root<'a>(row: &Fields<'a>) -> Result<&'a Value> {
+    row.row.get("prompt").ok_or_else(|| bad(row, "there is no prompt message"))
 }
 
 /// Adds the pairs below `node`, whose predecessors are `path`.
 fn collect(
-    row: &ForeignRow<'_>,
+    row: &Fields<'_>,
     node: &Value,
     path: &mut Vec<Message>,
     pairs: &mut Vec<Preference>,
@@ -82,11 +82,15 @@ fn replies(node: &Value) -> Vec<&Value> {
     replies
 }
 
-fn message(row: &ForeignRow<'_>, node: &Value) -> Result<Message> {
+fn message(row: &Fields<'_>, node: &Value) -> Result<Message> {
     let text = node.get("text").and_then(Value::as_str);
     let role = node.get("role").and_then(Value::as_str).and_then(|name| row.mapping.role(name));
     match (role, text) {
-        (Some(role), Some(text)) => Ok(Message { role, content: text.to_owned() }),
-        _ => Err(row.bad("a message of the tree lacks text or a known role")),
+        (Some(role), Some(text)) => Ok(Message::new(role, text)),
+        _ => Err(bad(row, "a message of the tree lacks text or a known role")),
     }
+}
+
+fn bad(row: &Fields<'_>, reason: &str) -> Error {
+    Error::BadForeignRow { at: row.at.clone(), reason: reason.to_owned() }
 }

@@ -1,0 +1,179 @@
+//! Tokenised rows on disk, so that the second start of a run need not tokenise again.
+//!
+//! A file of the cache is named by a hash (two XXH64 with different seeds) of everything that the rows depend on: the bytes
+//! of the data files, the tokenizer with its template, the settings, the version of this program and of this format. It is
+//! written under a temporary name and renamed, so it is whole or absent; its length and checksum are looked at when it is
+//! read, and one that is damaged is made anew. Processes that want the same rows wait for the one that makes them.
+//!
+//! ```text
+//! "colossal-chat rows 1\n" | XXH64 of the rest, little endian | postcard: counts, layouts, notes, rows
+//! ```
+
+use std::fs::{self, File};
+use std::hash::Hasher;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash64;
+
+use super::{Counts, EncodedDataset, FileRead, LoadOptions, TrainingRow};
+use crate::error::{Error, Result};
+use crate::record::{Layout, Notes, Record};
+use crate::table::atomically;
+use crate::tokenizer::Tokenizer;
+
+/// What a file of the cache begins with.
+const MAGIC: &[u8] = b"colossal-chat rows 1\n";
+
+/// Where tokenised rows are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Bytes of all data files from which on the cache is used: a few rows are tokenised sooner than found.
+    pub least_bytes: u64,
+}
+
+/// What part the cache had in loading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CacheUse {
+    /// None.
+    Off,
+    /// The rows were read from this file.
+    Read(PathBuf),
+    /// The rows were written to this file.
+    Written(PathBuf),
+    /// This file was damaged, and was written anew.
+    Mended(PathBuf),
+    /// The rows could not be kept, for this reason.
+    Failed(String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Kept<T> {
+    counts: Counts,
+    files: Vec<(Layout, Notes)>,
+    rows: Vec<T>,
+}
+
+impl Cache {
+    /// Whether the files are large enough.
+    pub(super) fn is_worthwhile(&self, paths: &[PathBuf]) -> Result<bool> {
+        let mut bytes = 0;
+        for path in paths {
+            let metadata = fs::metadata(path);
+            bytes += metadata.map_err(|source| Error::Read { path: path.clone(), source })?.len();
+        }
+        Ok(bytes >= self.least_bytes)
+    }
+
+    /// Takes the rows from the cache, or makes them with `read` and keeps them.
+    pub(super) fn load<T: TrainingRow>(
+        &self,
+        paths: &[PathBuf],
+        tokenizer: &Tokenizer,
+        options: &LoadOptions,
+        read: impl FnOnce() -> Result<EncodedDataset<T>>,
+    ) -> Result<EncodedDataset<T>> {
+        let path = self.folder.join(format!("{}.rows", key::<T>(paths, tokenizer, options)?));
+        let lock = path.with_extension("lock");
+        // Without a lock, as on some network folders, two processes may make the same rows; neither harms the other.
+        let held = fs::create_dir_all(&self.folder).and_then(|()| File::create(&lock));
+        let held = held.and_then(|file| file.lock().map(|()| file));
+        let damaged = match open(&path) {
+            Some(Ok(kept)) => {
+                unlock(held, &lock);
+                return Ok(dataset(kept, paths, CacheUse::Read(path)));
+            }
+            Some(Err(Damaged)) => true,
+            None => false,
+        };
+        let made = read().map(|mut made| {
+            made.cache = match keep(&path, &made) {
+                Ok(()) if damaged => CacheUse::Mended(path),
+                Ok(()) => CacheUse::Written(path),
+                Err(error) => CacheUse::Failed(error.to_string()),
+            };
+            made
+        });
+        unlock(held, &lock);
+        made
+    }
+}
+
+/// Lets the next process go on. A file that stays behind harms nobody.
+fn unlock(held: std::io::Result<File>, lock: &Path) {
+    if held.is_ok() {
+        let _ = fs::remove_file(lock);
+    }
+    drop(held);
+}
+
+fn dataset<T>(kept: Kept<T>, paths: &[PathBuf], cache: CacheUse) -> EncodedDataset<T> {
+    let files = paths.iter().zip(kept.files);
+    let files = files.map(|(path, (layout, notes))| FileRead { path: path.clone(), layout, notes }).collect();
+    EncodedDataset { rows: kept.rows, counts: kept.counts, files, cache }
+}
+
+/// A file of the cache that is not what was written.
+struct Damaged;
+
+/// Reads a file of the cache; `None` where there is none.
+fn open<T: TrainingRow>(path: &Path) -> Option<Result<Kept<T>, Damaged>> {
+    let bytes = fs::read(path).ok()?;
+    let rest = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first_chunk::<8>);
+    let kept = rest
+        .filter(|(sum, payload)| u64::from_le_bytes(**sum) == XxHash64::oneshot(0, payload))
+        .and_then(|(_, payload)| postcard::from_bytes(payload).ok());
+    Some(kept.ok_or(Damaged))
+}
+
+fn keep<T: TrainingRow>(path: &Path, dataset: &EncodedDataset<T>) -> Result<()> {
+    #[derive(Serialize)]
+    struct Keeping<'a, T> {
+        counts: Counts,
+        files: Vec<(Layout, &'a Notes)>,
+        rows: &'a [T],
+    }
+    let files = dataset.files.iter().map(|file| (file.layout, &file.notes)).collect();
+    let keeping = Keeping { counts: dataset.counts, files, rows: &dataset.rows };
+    let failed = |source| Error::Write { path: path.to_owned(), source };
+    let payload = postcard::to_allocvec(&keeping).map_err(|error| failed(std::io::Error::other(error)))?;
+    atomically(path, |file| {
+        let sum = XxHash64::oneshot(0, &payload).to_le_bytes();
+        [MAGIC, &sum, &payload].iter().try_for_each(|part| file.write_all(part)).map_err(failed)
+    })
+}
+
+/// The name of the rows: 32 hexadecimal digits.
+fn key<T: TrainingRow>(paths: &[PathBuf], tokenizer: &Tokenizer, options: &LoadOptions) -> Result<String> {
+    let LoadOptions { reading, max_length, on_overlong, limit, cache: _ } = options;
+    let mut hashers = [1, 2].map(XxHash64::with_seed);
+    let mut add = |bytes: &[u8]| {
+        for hasher in &mut hashers {
+            hasher.write(&(bytes.len() as u64).to_le_bytes());
+            hasher.write(bytes);
+        }
+    };
+    let settings = format!("{reading:?} {max_length} {on_overlong:?} {limit:?}");
+    for part in [env!("CARGO_PKG_VERSION"), T::Source::KIND, &settings, &tokenizer.fingerprint()?] {
+        add(part.as_bytes());
+    }
+    for path in paths {
+        let failed = |source| Error::Read { path: path.clone(), source };
+        // The name says how the bytes are read.
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        add(name.split_once('.').map_or("", |(_, extensions)| extensions).as_bytes());
+        let mut file = File::open(path).map_err(failed)?;
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut buffer).map_err(failed)? {
+                0 => break,
+                count => add(&buffer[..count]),
+            }
+        }
+        add(&[]);
+    }
+    Ok(hashers.iter().map(|hasher| format!("{:016x}", hasher.finish())).collect())
+}

@@ -1,0 +1,51 @@
+//! Alpaca and its relatives: `instruction`, `input` (often empty) and an answer (Taori et al. 2023; `response` in
+//! `GPTeacher`; `context` for `input` in Dolly), or `chosen` and `rejected`.
+//!
+//! Instruction and input become one user turn, with an empty line between them.
+
+use super::parse::Fields;
+use super::{Demonstration, Parsed, Preference};
+use crate::conversation::Message;
+use crate::error::{Error, Result};
+
+/// `answer` is the column of the answer.
+pub(super) fn demonstration(fields: &Fields<'_>, answer: &str) -> Result<Parsed<Demonstration>> {
+    let mut messages = prompt(fields)?;
+    let output = fields.text_or_empty(answer)?;
+    if output.trim().is_empty() {
+        return Ok(Parsed::Skipped("the answer is empty"));
+    }
+    messages.push(Message::assistant(output));
+    Ok(Parsed::Rows(vec![Demonstration::Messages(messages)]))
+}
+
+pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
+    let (chosen, rejected) = (fields.text_or_empty("chosen")?, fields.text_or_empty("rejected")?);
+    if chosen.trim().is_empty() || rejected.trim().is_empty() {
+        return Ok(Parsed::Skipped("an answer is empty"));
+    }
+    if chosen == rejected {
+        return Ok(Parsed::Skipped("chosen equals rejected"));
+    }
+    Ok(Parsed::Rows(vec![Preference::Messages {
+        prompt: prompt(fields)?,
+        chosen: vec![Message::assistant(chosen)],
+        rejected: vec![Message::assistant(rejected)],
+        margin: fields.number("margin")?,
+    }]))
+}
+
+fn prompt(fields: &Fields<'_>) -> Result<Vec<Message>> {
+    let mut parts = Vec::new();
+    for column in ["instruction", "input", "context"].into_iter().filter(|name| fields.layout.reads(name)) {
+        let text = fields.text_or_empty(column)?;
+        if !text.trim().is_empty() {
+            parts.push(text);
+        }
+    }
+    if parts.is_empty() {
+        let reason = "instruction and input are empty".to_owned();
+        return Err(Error::BadForeignRow { at: fields.at.clone(), reason });
+    }
+    fields.with_system(vec![Message::user(parts.join("\n\n"))])
+}

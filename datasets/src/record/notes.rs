@@ -1,0 +1,246 @@
+//! What a person should know of the rows of a file beside the rows: fields that nothing reads, rows that were left out, and
+//! conversations that are odd.
+//!
+//! No field is dropped in silence. A column or a field of a turn is read, or says nothing (null, empty), or is named by the
+//! user as one to leave out. Of the others, those that would change what is learned are refused by name; metadata such as
+//! `id` are passed over; the rest are counted and told. Knows no terminal.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Layout, Mapping, Record, Row};
+use crate::conversation::{Message, Role};
+use crate::error::{At, Error, Result};
+
+/// Fields of rows and of turns that belong to what the model sees or to what it learns, wherever no layout reads them.
+pub(crate) const MEANINGFUL: [&str; 33] = [
+    "tools", "tool_calls", "functions", "function_call", "tool_choice", "system", "system_prompt", "input",
+    "context", "history", "documents", "images", "image", "videos", "video", "audios", "audio", "weight",
+    "weights", "loss_mask", "loss", "mask", "masked", "train", "reasoning_content", "reasoning", "thinking",
+    "completion", "response", "output", "label", "labels", "margin",
+];
+
+/// Fields about a row that are no part of it.
+const METADATA: [&str; 62] = [
+    "id", "_id", "idx", "index", "uuid", "uid", "row_id", "prompt_id", "message_id", "parent_id", "question_id",
+    "conversation_id", "conversation_hash", "__index_level_0__", "source", "sources", "src", "dataset",
+    "dataset_name", "data_source", "subset", "split", "origin", "url", "link", "license", "author", "user_id",
+    "date", "time", "timestamp", "created", "created_at", "updated_at", "lang", "language", "category",
+    "categories", "domain", "topic", "topics", "tag", "tags", "type", "task", "task_name", "task_type", "subject",
+    "level", "difficulty", "score", "score_chosen", "score_rejected", "rating", "model", "model_name", "generator",
+    "num_turns", "num_tokens", "hash", "metadata", "meta",
+];
+
+/// How many rows, and the first of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Rows.
+    pub rows: usize,
+    /// The first, from 1 (of JSONL: its line).
+    pub first: usize,
+}
+
+/// What was found beside the rows of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notes {
+    /// Fields that nothing reads, such as `quality` or `messages[].name`, without metadata.
+    pub unread: BTreeMap<String, Seen>,
+    /// Metadata that nothing reads.
+    pub metadata: BTreeMap<String, Seen>,
+    /// Rows that were left out, by reason.
+    pub skipped: BTreeMap<String, Seen>,
+    /// Conversations that are odd, and used as they are.
+    pub odd: BTreeMap<String, Seen>,
+}
+
+/// What becomes of a field that no layout reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    Refused,
+    Metadata,
+    Told,
+}
+
+/// The class of a field by its name. `needless` are meaningful names that the rows at hand have no use for.
+pub(crate) fn class(name: &str, needless: &[&str]) -> Class {
+    let name = name.to_ascii_lowercase();
+    let is = |list: &[&str]| list.contains(&name.as_str());
+    match () {
+        () if is(needless) || is(&METADATA) => Class::Metadata,
+        () if is(&MEANINGFUL) => Class::Refused,
+        () => Class::Told,
+    }
+}
+
+/// A row with how it is read: what decides over its fields.
+pub(crate) struct Looked<'a> {
+    pub(crate) row: &'a Row,
+    pub(crate) at: &'a At,
+    pub(crate) layout: Layout,
+    pub(crate) mapping: &'a Mapping,
+    pub(crate) needless: &'a [&'static str],
+    pub(crate) kind: &'static str,
+}
+
+impl Notes {
+    /// Counts what of a row is not read; refuses what would change its meaning.
+    pub(crate) fn unread(&mut self, looked: &Looked<'_>) -> Result<()> {
+        for (name, value) in looked.row {
+            if !looked.layout.reads(name) {
+                self.field(looked, name, name, value)?;
+            } else if !matches!(looked.layout, Layout::Oasst | Layout::OasstPreference) {
+                self.turns(looked, name, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at the fields of the turns in a column; a field counts once a row.
+    fn turns(&mut self, looked: &Looked<'_>, column: &str, value: &Value) -> Result<()> {
+        let turns = match value {
+            Value::Array(turns) => turns.as_slice(),
+            turn @ Value::Object(_) => std::slice::from_ref(turn),
+            _ => return Ok(()),
+        };
+        let mut seen: Vec<&str> = Vec::new();
+        for turn in turns.iter().filter_map(Value::as_object) {
+            for (name, value) in turn {
+                if !looked.mapping.reads_turn_field(name) && !seen.contains(&name.as_str()) && !is_blank(value) {
+                    seen.push(name);
+                    self.field(looked, name, &format!("{column}[].{name}"), value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn field(&mut self, looked: &Looked<'_>, name: &str, place: &str, value: &Value) -> Result<()> {
+        if is_blank(value) {
+            return Ok(());
+        }
+        match class(name, looked.needless) {
+            Class::Refused => Err(Error::UnreadField {
+                at: looked.at.clone(),
+                field: place.escape_debug().to_string(),
+                found: says(value),
+                layout: looked.layout.name(),
+                kind: looked.kind,
+                name: name.escape_debug().to_string(),
+            }),
+            Class::Metadata => {
+                count(&mut self.metadata, place, looked.at);
+                Ok(())
+            }
+            Class::Told => {
+                count(&mut self.unread, place, looked.at);
+                Ok(())
+            }
+        }
+    }
+
+    /// Counts a column that is not read at all, in so many rows.
+    pub(crate) fn column(&mut self, name: &str, rows: usize, needless: &[&str]) {
+        let counts = if class(name, needless) == Class::Metadata { &mut self.metadata } else { &mut self.unread };
+        counts.insert(name.to_owned(), Seen { rows, first: 1 });
+    }
+
+    /// Counts a row that was left out.
+    pub(crate) fn skip(&mut self, reason: &str, at: &At) {
+        count(&mut self.skipped, reason, at);
+    }
+
+    /// Counts what is odd about a conversation.
+    pub(crate) fn look_at<R: Record>(&mut self, record: &R, at: &At) {
+        let turns = record.turns();
+        let spoken: Vec<&&Message> = turns.iter().filter(|turn| turn.role != Role::System).collect();
+        if spoken.first().is_some_and(|turn| turn.role == Role::Assistant) {
+            count(&mut self.odd, "begin with an assistant turn", at);
+        }
+        for (role, what) in [
+            (Role::User, "have two user turns in a row"),
+            (Role::Assistant, "have two assistant turns in a row"),
+        ] {
+            if spoken.windows(2).any(|pair| pair[0].role == role && pair[1].role == role) {
+                count(&mut self.odd, what, at);
+            }
+        }
+        let silent = |turn: &&Message| turn.role == Role::User && turn.content.trim().is_empty();
+        if turns.iter().any(silent) {
+            count(&mut self.odd, "have a user turn that says nothing", at);
+        }
+    }
+
+    /// Takes in what was found elsewhere in the same file.
+    pub fn add(&mut self, other: &Self) {
+        for (own, others) in [
+            (&mut self.unread, &other.unread),
+            (&mut self.metadata, &other.metadata),
+            (&mut self.skipped, &other.skipped),
+            (&mut self.odd, &other.odd),
+        ] {
+            for (what, seen) in others {
+                own.entry(what.clone()).and_modify(|own| own.rows += seen.rows).or_insert(*seen);
+            }
+        }
+    }
+
+    /// Lines for people. `row` is what a row is called: `line` in JSONL, `row` elsewhere.
+    pub fn lines(&self, row: &str, with_metadata: bool) -> Vec<String> {
+        let rows = |count: usize| if count == 1 { "1 row".to_owned() } else { format!("{count} rows") };
+        let mut lines = Vec::new();
+        let fields = |fields: &BTreeMap<String, Seen>| {
+            let field = |(name, seen): (&String, &Seen)| format!("{} ({})", name.escape_debug(), rows(seen.rows));
+            fields.iter().map(field).collect::<Vec<_>>().join(", ")
+        };
+        if !self.unread.is_empty() {
+            lines.push(format!("not read: {}", fields(&self.unread)));
+        }
+        if with_metadata && !self.metadata.is_empty() {
+            lines.push(format!("not read, as metadata: {}", fields(&self.metadata)));
+        }
+        for (reason, seen) in &self.skipped {
+            lines.push(format!("{} left out: {reason} (the first is {row} {})", rows(seen.rows), seen.first));
+        }
+        for (what, seen) in &self.odd {
+            lines.push(format!("{} {what} (the first is {row} {})", rows(seen.rows), seen.first));
+        }
+        lines
+    }
+}
+
+fn count(counts: &mut BTreeMap<String, Seen>, what: &str, at: &At) {
+    match counts.get_mut(what) {
+        Some(seen) => seen.rows += 1,
+        None => {
+            counts.insert(what.to_owned(), Seen { rows: 1, first: at.row });
+        }
+    }
+}
+
+/// What says nothing: null and empty lists, texts and objects, as tables fill in for missing fields.
+fn is_blank(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => ["", "[]", "{}", "null"].contains(&text.trim()),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(object) => object.values().all(is_blank),
+        _ => false,
+    }
+}
+
+/// A value in a few words.
+pub(crate) fn says(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(value) => format!("the truth value {value}"),
+        Value::Number(number) => format!("the number {number}"),
+        Value::String(text) => format!("the text {:?}", text.chars().take(40).collect::<String>()),
+        Value::Array(list) => format!("a list of {}", list.len()),
+        Value::Object(object) => {
+            let names: Vec<String> = object.keys().map(|name| name.escape_debug().to_string()).collect();
+            format!("an object with {}", names.join(", "))
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! HH transcripts: pairs of whole dialogues in one text each (Bai et al. 2022, Anthropic's hh-rlhf).
+//!
+//! "\n\nHuman: " and "\n\nAssistant: " begin the turns. The pair is split where it first parts, at the latest before the
+//! last turn; after that each side must have exactly one assistant turn.
+
+use super::parse::Fields;
+use super::{Parsed, Preference};
+use crate::conversation::{Message, Role};
+use crate::error::Result;
+
+const MARKS: [(&str, Role); 2] = [("\n\nHuman:", Role::User), ("\n\nAssistant:", Role::Assistant)];
+
+/// Whether a text begins with a turn of the human.
+pub(super) fn is_transcript(text: &str) -> bool {
+    text.trim_start().starts_with("Human:")
+}
+
+/// A pair of transcripts.
+pub(super) fn preference(
+    fields: &Fields<'_>,
+    chosen: &str,
+    rejected: &str,
+    margin: Option<f64>,
+) -> Result<Parsed<Preference>> {
+    let (mut chosen, mut rejected) = (turns(chosen), turns(rejected));
+    if chosen == rejected {
+        return Ok(Parsed::Skipped("chosen equals rejected"));
+    }
+    let prompt = super::parse::split_shared(&mut chosen, &mut rejected);
+    let answers = |turns: &[Message]| matches!(turns, [turn] if turn.role == Role::Assistant);
+    if prompt.is_empty() || !answers(&chosen) || !answers(&rejected) {
+        return Ok(Parsed::Skipped("the dialogues part before the last turn"));
+    }
+    if chosen[0].content.is_empty() || rejected[0].content.is_empty() {
+        return Ok(Parsed::Skipped("an answer is empty"));
+    }
+    let prompt = fields.with_system(prompt)?;
+    Ok(Parsed::Rows(vec![Preference::Messages { prompt, chosen, rejected, margin }]))
+}
+
+/// Splits a transcript, which begins with a mark, at its marks.
+fn turns(text: &str) -> Vec<Message> {
+    let text = format!("\n\n{}", text.trim_start());
+    let mut rest = text.as_str();
+    let mut messages = Vec::new();
+    while let Some((mark, role)) = MARKS.iter().find(|(mark, _)| rest.starts_with(mark)) {
+        let behind = &rest[mark.len()..];
+        let end = MARKS.iter().filter_map(|(mark, _)| behind.find(mark)).min().unwrap_or(behind.len());
+        messages.push(Message::new(*role, behind[..end].trim()));
+        rest = &behind[end..];
+    }
+    messages
+}

@@ -1,0 +1,161 @@
+//! Files of rows as rows of one kind: what training, `data check` and `data convert` read through.
+
+use std::collections::VecDeque;
+use std::path::Path;
+
+use super::{Position, TableReader};
+use crate::error::{At, Error, Result};
+use crate::record::notes::{Class, Looked, class};
+use crate::record::{Layout, Mapping, Notes, Parsed, Record, Row};
+
+/// How rows are read, as the user says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// The layout; told by the columns where it is `None`.
+    pub layout: Option<Layout>,
+    /// Other names for columns, fields of turns, and roles.
+    pub mapping: Mapping,
+    /// Columns and fields of turns that are left out.
+    pub drop: Vec<String>,
+    /// Nobody has said which kind of rows is wanted, so an answer that nothing reads may be what the rows are for.
+    pub guessed: bool,
+}
+
+impl Reading {
+    /// The names of the columns as they are read: renamed, without those that are left out.
+    pub fn columns(&self, found: &[String]) -> Vec<String> {
+        let kept = found.iter().filter(|name| !self.drop.contains(name));
+        kept.map(|name| self.mapping.canonical_name(name)).collect()
+    }
+
+    /// A row with its columns renamed and without what is left out.
+    fn prepare(&self, mut row: Row) -> Row {
+        if !self.drop.is_empty() {
+            row.retain(|name, _| !self.drop.contains(name));
+            row.values_mut().for_each(|value| self.drop_from_turns(value));
+        }
+        if self.mapping == Mapping::default() { row } else { self.mapping.rename(row) }
+    }
+
+    fn drop_from_turns(&self, value: &mut serde_json::Value) {
+        let drop = |value: &mut serde_json::Value| {
+            if let Some(turn) = value.as_object_mut() {
+                turn.retain(|name, _| !self.drop.contains(name));
+            }
+        };
+        match value.as_array_mut() {
+            Some(turns) => turns.iter_mut().for_each(drop),
+            None => drop(value),
+        }
+    }
+}
+
+/// Rows of one kind with their places, in file order. Goes on behind a row that cannot be used.
+pub struct RecordReader<R> {
+    rows: Box<dyn Iterator<Item = Result<(At, Row)>> + Send>,
+    reading: Reading,
+    layout: Layout,
+    notes: Notes,
+    position: Position,
+    /// The rest of a row that gives several.
+    pending: VecDeque<(At, R)>,
+}
+
+impl<R: Record> RecordReader<R> {
+    /// The layout that the rows have.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// What was found beside the rows until here.
+    pub fn notes(&self) -> &Notes {
+        &self.notes
+    }
+
+    /// How far the reading is.
+    pub fn position(&self) -> Position {
+        self.position.clone()
+    }
+
+    /// The next row of the file; it gives any number of rows of the kind.
+    pub fn next_row(&mut self) -> Option<Result<(At, Vec<R>)>> {
+        let row = self.rows.next()?;
+        Some(row.and_then(|(at, row)| {
+            let records = self.records(&at, row)?;
+            Ok((at, records))
+        }))
+    }
+
+    fn records(&mut self, at: &At, row: Row) -> Result<Vec<R>> {
+        let Reading { mapping, guessed, .. } = &self.reading;
+        let row = self.reading.prepare(row);
+        let needless = if *guessed { &[] } else { R::NEEDLESS };
+        let looked = Looked { row: &row, at, layout: self.layout, mapping, needless, kind: R::KIND };
+        self.notes.unread(&looked)?;
+        match R::read(self.layout, &row, at, mapping)? {
+            Parsed::Skipped(reason) => {
+                self.notes.skip(reason, at);
+                Ok(Vec::new())
+            }
+            Parsed::Rows(records) => {
+                // The pairs of a tree share their turns.
+                if let [record] = &records[..] {
+                    self.notes.look_at(record, at);
+                }
+                Ok(records)
+            }
+        }
+    }
+}
+
+impl<R: Record> Iterator for RecordReader<R> {
+    type Item = Result<(At, R)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.pending.is_empty() {
+            match self.next_row()? {
+                Ok((at, records)) => {
+                    self.pending.extend(records.into_iter().map(|record| (at.clone(), record)));
+                }
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        self.pending.pop_front().map(Ok)
+    }
+}
+
+/// Opens a file as rows of one kind.
+pub fn open_records<R: Record>(path: &Path, reading: &Reading) -> Result<RecordReader<R>> {
+    let reader = TableReader::open(path)?;
+    let columns = reading.columns(reader.columns());
+    if columns.is_empty() {
+        return Err(Error::NoRows { path: path.to_owned() });
+    }
+    let layout = match reading.layout {
+        Some(layout) => R::require(layout, &columns, path)?,
+        None => R::detect(&columns, path)?,
+    };
+    let needless = if reading.guessed { &[] } else { R::NEEDLESS };
+    let read_as = |name: &str| reading.mapping.canonical_name(name);
+    // Of Parquet only the columns are read that are used, and those that may have to be refused.
+    let wanted = |name: &str| {
+        let canonical = read_as(name);
+        !reading.drop.iter().any(|dropped| dropped == name)
+            && (layout.reads(&canonical) || class(&canonical, needless) == Class::Refused)
+    };
+    let mut notes = Notes::default();
+    for (name, rows) in reader.filled() {
+        if rows > 0 && !wanted(&name) && !reading.drop.contains(&name) {
+            notes.column(&read_as(&name), rows, needless);
+        }
+    }
+    let position = reader.position();
+    let rows = Box::new(reader.rows(Some(&wanted))?);
+    Ok(RecordReader { rows, reading: reading.clone(), layout, notes, position, pending: VecDeque::new() })
+}
+
+/// Reads a whole file as rows of one kind.
+pub fn read_records<R: Record>(path: &Path, layout: Option<Layout>) -> Result<Vec<R>> {
+    let rows = open_records(path, &Reading { layout, ..Reading::default() })?;
+    rows.map(|row| row.map(|(_, record)| record)).collect()
+}
