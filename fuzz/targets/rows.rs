@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use datasets::table::open_records;
-use datasets::{Demonstration, Preference, Prompt, Record, TableReader, Unpaired};
+use datasets::{Demonstration, Preference, Prompt, Reading, Record, TableReader, Unpaired};
 
 /// Writes `bytes` to a file called `name` and reads it in every way.
 pub fn read(name: &str, bytes: &[u8]) {
@@ -22,7 +22,7 @@ pub fn read(name: &str, bytes: &[u8]) {
 }
 
 fn read_as<R: Record>(path: &Path) {
-    let Ok((_, rows)) = open_records::<R>(path, None) else { return };
+    let Ok(rows) = open_records::<R>(path, &Reading::default()) else { return };
     // What was read can be written again.
     rows.filter_map(Result::ok).for_each(|(_, record)| drop(record.to_row()));
 }

@@ -16,7 +16,7 @@ use parallel::Mesh;
 
 use super::ppo::Roles;
 use super::{Network, ppo, rm, rows, sft};
-use crate::config::section::Files;
+use crate::config::section::{DataSection, Files};
 use crate::config::{ConfigError, RunConfig, Stage};
 use crate::session;
 
@@ -115,8 +115,8 @@ impl<'a> Preflight<'a> {
         super::check_mesh(config, &configs.all(), self.mesh)?;
 
         let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
-            self.parse::<PromptRow>(&config.data.train)?;
-            self.parse::<SftRow>(&config.data.ptx)?;
+            self.parse::<PromptRow>(&config.data.train, &config.data)?;
+            self.parse::<SftRow>(&config.data.ptx, &config.data)?;
             return Ok(unread(Stage::Ppo));
         };
         let inputs = ppo::inputs(config, &configs, tokenizer)?;
@@ -131,8 +131,8 @@ impl<'a> Preflight<'a> {
         tokenizer: Option<&Tokenizer>,
     ) -> anyhow::Result<String> {
         let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
-            self.parse::<SftRow>(&config.data.train)?;
-            self.parse::<SftRow>(&config.data.eval)?;
+            self.parse::<SftRow>(&config.data.train, &config.data)?;
+            self.parse::<SftRow>(&config.data.eval, &config.data)?;
             return Ok(unread(stage));
         };
         let inputs = sft::inputs(config, model, tokenizer)?;
@@ -147,8 +147,8 @@ impl<'a> Preflight<'a> {
         tokenizer: Option<&Tokenizer>,
     ) -> anyhow::Result<String> {
         let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
-            self.parse::<PreferenceRow>(&config.data.train)?;
-            self.parse::<PreferenceRow>(&config.data.eval)?;
+            self.parse::<PreferenceRow>(&config.data.train, &config.data)?;
+            self.parse::<PreferenceRow>(&config.data.eval, &config.data)?;
             return Ok(unread(Stage::Rm));
         };
         let train = rm::inputs(config, model, tokenizer)?.train;
@@ -166,9 +166,9 @@ impl<'a> Preflight<'a> {
     }
 
     /// Reads the rows that exist, where no tokenizer does yet.
-    fn parse<T: TrainingRow>(&self, files: &Files) -> anyhow::Result<()> {
+    fn parse<T: TrainingRow>(&self, files: &Files, data: &DataSection) -> anyhow::Result<()> {
         let existing: Vec<&String> = files.0.iter().filter(|file| !self.will_make(file)).collect();
-        rows::parse::<T>(&existing)
+        rows::parse::<T>(&existing, data)
     }
 
     /// The model that the setting `key` names.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use datasets::dataset::{EncodedDataset, FileRead, LoadOptions, TrainingRow, split};
-use datasets::{At, Cache, CacheUse, Counts, PromptRow, Reading, SftRow, Tokenizer};
+use datasets::{At, Cache, CacheUse, Counts, PromptRow, Reading, SftRow, Tokenizer, table};
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
@@ -76,12 +76,15 @@ pub(super) fn train_and_eval<T: TrainingRow>(
 }
 
 /// Reads every row of `files` without tokenising it.
-pub(super) fn parse<T: TrainingRow>(files: &[&String]) -> anyhow::Result<()> {
+pub(super) fn parse<T: TrainingRow>(files: &[&String], data: &DataSection) -> anyhow::Result<()> {
     for path in table::expand(files)? {
-        let (_, mut rows) = table::open_records::<T::Source>(&path, None)?;
-        rows.try_for_each(|row| row.map(drop))?;
+        table::open_records::<T::Source>(&path, &reading(data))?.try_for_each(|row| row.map(drop))?;
     }
     Ok(())
+}
+
+fn reading(data: &DataSection) -> Reading {
+    Reading { drop: data.drop.clone(), ..Reading::default() }
 }
 
 fn load<T: TrainingRow>(
@@ -90,7 +93,7 @@ fn load<T: TrainingRow>(
     data: &DataSection,
 ) -> anyhow::Result<EncodedDataset<T>> {
     let options = LoadOptions {
-        reading: Reading { drop: data.drop.clone(), ..Reading::default() },
+        reading: reading(data),
         limit: data.limit,
         cache: cache(data),
         ..LoadOptions::new(data.max_length, data.overlong)
