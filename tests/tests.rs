@@ -26,5 +26,8 @@ mod doctor;
 // Training through the binary: a pipeline, resuming, Ctrl-C, and what goes wrong.
 mod training;
 
+// Folders and files: whose they are, who holds them, and what is left after a signal, a fault or a full disk.
+mod folders;
+
 // Several processes: the same numbers as one, and a clear end when one of them fails.
 mod ranks;

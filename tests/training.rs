@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::harness::{Scratch, names, signal};
 
 /// Every part, as small as it goes.
-const LIFE: &str = "
+pub(crate) const LIFE: &str = "
 seed = 4
 out = 'life'
 
@@ -80,12 +80,12 @@ pub(crate) fn copied() -> Scratch {
     scratch
 }
 
-fn json(scratch: &Scratch, name: &str) -> Value {
+pub(crate) fn json(scratch: &Scratch, name: &str) -> Value {
     serde_json::from_str(&scratch.read(name)).unwrap()
 }
 
 /// The rows of a `metrics.jsonl` without what depends on the clock.
-fn metrics(scratch: &Scratch, stage: &str) -> Vec<Value> {
+pub(crate) fn metrics(scratch: &Scratch, stage: &str) -> Vec<Value> {
     let clock = |key: &str| key == "seconds" || key.starts_with("timing/");
     let row = |line: &str| {
         let mut row: serde_json::Map<String, Value> = serde_json::from_str(line).unwrap();

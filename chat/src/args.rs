@@ -21,7 +21,7 @@ use crate::config::section::Dtype;
     max_term_width = 100,
     after_help = "\
 Data goes to stdout, progress and errors to stderr.
-Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 3 data, 4 device or memory, 5 diverged, 130 interrupted."
+Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 3 data, 4 device or memory, 5 diverged, 130 ended by a signal."
 )]
 pub(crate) struct Cli {
     /// Threads of one operation [default: one a core, or `threads` of the run file].

@@ -3,12 +3,12 @@
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | the run failed |
-//! | 2 | usage or configuration |
-//! | 3 | data |
+//! | 1 | the run failed: a full disk, a lost rank, the network |
+//! | 2 | usage or configuration: what was typed or written in the run file is wrong, or names a place that is taken |
+//! | 3 | data: a file of rows, a model, a tokenizer or a checkpoint cannot be read or used |
 //! | 4 | device or memory |
 //! | 5 | the loss or the gradient diverged |
-//! | 130 | a person interrupted it |
+//! | 130 | a signal asked it to end |
 //!
 //! The code follows from the innermost error that one of the crates knows.
 
@@ -29,7 +29,7 @@ pub(crate) const DATA: u8 = 3;
 pub(crate) const DEVICE: u8 = 4;
 /// The loss or the gradient diverged.
 pub(crate) const DIVERGED: u8 = 5;
-/// A person interrupted it.
+/// SIGINT, SIGTERM or SIGHUP asked it to end.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Ends of a command that no crate below knows.
@@ -53,6 +53,17 @@ pub(crate) enum Failure {
         /// All rows.
         rows: usize,
     },
+    /// A file that another command or an earlier run has written, and that cannot be used.
+    #[error("{}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and the fix.
+        problem: String,
+    },
+    /// Standard input that cannot be read as text.
+    #[error("stdin is not UTF-8 text: {0}")]
+    Stdin(#[source] io::Error),
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
@@ -87,11 +98,16 @@ pub(crate) fn code(error: &Error) -> u8 {
     if is_disk_full(error) {
         return FAILED;
     }
-    error.chain().find_map(of_cause).unwrap_or(FAILED)
+    let plain = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<io::Error>().map(of_place);
+    error.chain().find_map(of_cause).or_else(|| error.chain().find_map(plain)).unwrap_or(FAILED)
 }
 
-/// Whether the reader of our output went away, which is no failure: `colossal-chat ... | head`.
+/// Whether the reader of our output went away, which is no failure: `colossal-chat ... | head`. A connection that breaks is
+/// the error of a crate, and that is one.
 pub(crate) fn is_broken_pipe(error: &Error) -> bool {
+    if error.chain().any(|cause| of_cause(cause).is_some()) {
+        return false;
+    }
     let broken = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
             || cause
@@ -118,7 +134,7 @@ pub(crate) fn text(error: &Error) -> String {
         }
     }
     if is_disk_full(error) && !told.contains(MAKE_SPACE) {
-        told = format!("{told}: {MAKE_SPACE}; what was there before is untouched");
+        told = format!("{told}: {MAKE_SPACE}");
     }
     told
 }
@@ -128,7 +144,8 @@ const MAKE_SPACE: &str = "free some space";
 
 /// Whether a write failed because the disk is full. A library may hand on the system's words alone.
 fn is_disk_full(error: &Error) -> bool {
-    let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+    let full =
+        |error: &io::Error| matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
     error.chain().any(|cause| {
         cause.downcast_ref::<io::Error>().is_some_and(full)
             || cause.to_string().contains("No space left on device")
@@ -151,7 +168,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(failure) = cause.downcast_ref::<Failure>() {
         return Some(match failure {
             Failure::Checks { .. } => DEVICE,
-            Failure::Rows { .. } => DATA,
+            Failure::Rows { .. } | Failure::File { .. } | Failure::Stdin(_) => DATA,
             Failure::Interrupted => INTERRUPTED,
             Failure::Elsewhere { .. } => FAILED,
             Failure::Told { code } | Failure::Rank { code, .. } => *code,
@@ -159,14 +176,54 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     cause
         .downcast_ref::<ConfigError>()
-        .map(|error| if let ConfigError::Section(error) = error { of_rlhf(error) } else { USAGE })
+        .map(of_config)
         .or_else(|| cause.downcast_ref().map(of_rlhf))
         .or_else(|| cause.downcast_ref().map(of_gemini))
         .or_else(|| cause.downcast_ref().map(of_models))
         .or_else(|| cause.downcast_ref().map(of_datasets))
         .or_else(|| cause.downcast_ref().map(of_parallel))
         .or_else(|| cause.downcast_ref().map(of_sys))
+        .or_else(|| cause.downcast_ref().map(of_eval))
+        .or_else(|| cause.downcast_ref().map(of_file))
         .or_else(|| cause.downcast_ref().map(of_torch))
+}
+
+/// The code for a file or folder that cannot be made or written: a place that cannot be, or a system that fails.
+fn of_place(error: &io::Error) -> u8 {
+    use io::ErrorKind::{
+        AlreadyExists, InvalidFilename, IsADirectory, NotADirectory, NotFound, PermissionDenied,
+        ReadOnlyFilesystem,
+    };
+    match error.kind() {
+        AlreadyExists | InvalidFilename | IsADirectory | NotADirectory | NotFound | PermissionDenied
+        | ReadOnlyFilesystem => USAGE,
+        _ => FAILED,
+    }
+}
+
+/// Whatever the configuration and the command line say is usage, but for what they merely pass on.
+fn of_config(error: &ConfigError) -> u8 {
+    match error {
+        ConfigError::Section(error) => of_rlhf(error),
+        ConfigError::NoWholeCheckpoint { .. } => DATA,
+        _ => USAGE,
+    }
+}
+
+fn of_eval(error: &eval::Error) -> u8 {
+    use eval::Error;
+    match error {
+        Error::Models(error) => of_models(error),
+        Error::Write { source, .. } => of_place(source),
+        Error::TooFew { .. } | Error::NoUnits { .. } => DATA,
+        Error::EmptyItem { .. }
+        | Error::Unpaired { .. }
+        | Error::NotARate { .. }
+        | Error::NotAProbability { .. }
+        | Error::NotFinite { .. }
+        | Error::Interval { .. }
+        | Error::Json(_) => FAILED,
+    }
 }
 
 fn of_rlhf(error: &rlhf::Error) -> u8 {
@@ -176,11 +233,14 @@ fn of_rlhf(error: &rlhf::Error) -> u8 {
         Error::Parallel(error) => of_parallel(error),
         Error::Models(error) => of_models(error),
         Error::Datasets(error) => of_datasets(error),
-        Error::Setting { .. } | Error::Vocabulary { .. } | Error::Resume { .. } => USAGE,
+        Error::Setting { .. } | Error::Vocabulary { .. } | Error::Resume { .. } | Error::TooFew { .. } => {
+            USAGE
+        }
         Error::NoRows { .. } | Error::Margin { .. } => DATA,
         Error::NotFinite { .. } => DIVERGED,
         Error::Interrupted { .. } => INTERRUPTED,
-        _ => FAILED,
+        Error::Io { source, .. } => of_place(source),
+        Error::Shape { .. } | Error::EmptyReply { .. } => FAILED,
     }
 }
 
@@ -191,28 +251,50 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         Error::Sys(error) => of_sys(error),
         Error::Tensor { source, .. } => of_torch(source),
         Error::Diverged { .. } => DIVERGED,
-        Error::Setting { .. } | Error::NothingTrained | Error::State { .. } | Error::Twins { .. } => USAGE,
-        Error::File(error) => of_file(error, FAILED),
-        Error::Io { .. } | Error::Layout { .. } => FAILED,
+        Error::Setting { .. }
+        | Error::NothingTrained
+        | Error::State { .. }
+        | Error::Taken { .. }
+        | Error::Twins { .. } => USAGE,
+        Error::Damaged { .. } => DATA,
+        Error::File(error) => of_file(error),
+        Error::Io { source, .. } => of_place(source),
+        Error::Layout { .. } => FAILED,
     }
 }
 
-/// `otherwise` is the code of a file that is not as it should be.
-fn of_file(error: &parallel::tensor_file::Error, otherwise: u8) -> u8 {
+fn of_file(error: &parallel::tensor_file::Error) -> u8 {
     use parallel::tensor_file::Error;
     match error {
         Error::Parallel(error) => of_parallel(error),
         Error::Torch(error) => of_torch(error),
-        _ => otherwise,
+        Error::Io { .. }
+        | Error::Truncated { .. }
+        | Error::Malformed { .. }
+        | Error::Missing { .. }
+        | Error::Shape { .. }
+        | Error::Dtype { .. } => DATA,
     }
 }
 
 fn of_parallel(error: &parallel::Error) -> u8 {
+    use parallel::Error;
     match error {
-        parallel::Error::Sys(error) => of_sys(error),
-        parallel::Error::Collective { .. } => FAILED,
-        _ => USAGE,
+        Error::Sys(error) | Error::Collective { cause: error, .. } if is_memory(error) => DEVICE,
+        Error::Sys(error) => of_sys(error),
+        Error::Collective { .. } | Error::NoGradient { .. } | Error::Missing { .. } => FAILED,
+        Error::MeshSize { .. }
+        | Error::Rank { .. }
+        | Error::Rendezvous { .. }
+        | Error::Unreachable { .. }
+        | Error::Environment { .. }
+        | Error::Hosts { .. }
+        | Error::Threads { .. } => USAGE,
     }
+}
+
+fn is_memory(error: &parallel::SysError) -> bool {
+    matches!(error, parallel::SysError::Torch { message, .. } if is_out_of_memory(message))
 }
 
 fn of_sys(error: &parallel::SysError) -> u8 {
@@ -231,14 +313,62 @@ fn of_datasets(error: &datasets::Error) -> u8 {
     use datasets::Error;
     match error {
         Error::InRow { source, .. } => of_datasets(source),
-        Error::Write { .. } => FAILED,
+        Error::Write { source, .. } => of_place(source),
+        // The hub says no: it has no such model, or not for this person. Anything else is the network.
+        Error::Hub { reason, .. } if ["401", "403", "404"].iter().any(|code| reason.contains(code)) => USAGE,
+        Error::Hub { .. } => FAILED,
         Error::UnknownLayout { .. }
         | Error::BadMapping { .. }
         | Error::UnknownTemplate { .. }
         | Error::VocabularyTooSmall { .. }
         | Error::SynthShare { .. }
+        | Error::SynthExhausted { .. }
+        | Error::Offline { .. }
         | Error::UnknownModel { .. } => USAGE,
-        _ => DATA,
+        Error::Read { .. }
+        | Error::NoFiles { .. }
+        | Error::UnsupportedExtension { .. }
+        | Error::WrongFormat { .. }
+        | Error::DamagedGzip { .. }
+        | Error::ParquetCompression { .. }
+        | Error::Csv { .. }
+        | Error::DuplicateColumn { .. }
+        | Error::NothingUsable { .. }
+        | Error::UnreadField { .. }
+        | Error::EmptyTurn { .. }
+        | Error::NoRows { .. }
+        | Error::BadJson { .. }
+        | Error::NotAnObject { .. }
+        | Error::Parquet { .. }
+        | Error::Arrow { .. }
+        | Error::MissingColumn { .. }
+        | Error::AmbiguousLayout { .. }
+        | Error::MixedLayouts { .. }
+        | Error::MissingField { .. }
+        | Error::WrongType { .. }
+        | Error::UnknownRole { .. }
+        | Error::EmptyConversation { .. }
+        | Error::NoAssistantTurn
+        | Error::NothingToScore
+        | Error::EmptyCompletion { .. }
+        | Error::NotOneAnswer { .. }
+        | Error::LengthMismatch { .. }
+        | Error::IdOutsideVocabulary { .. }
+        | Error::BadPromptLength { .. }
+        | Error::BadForeignRow { .. }
+        | Error::TemplateSyntax { .. }
+        | Error::TemplateRender { .. }
+        | Error::NoChatTemplate { .. }
+        | Error::NotAPrefix { .. }
+        | Error::GenerationBlocks { .. }
+        | Error::TokenizerMissing { .. }
+        | Error::TokenizerInvalid { .. }
+        | Error::Tokenize { .. }
+        | Error::MissingSpecialToken { .. }
+        | Error::RowTooLong { .. }
+        | Error::NothingToSample
+        | Error::SamplerState { .. }
+        | Error::HubFileMissing { .. } => DATA,
     }
 }
 
@@ -247,12 +377,24 @@ fn of_models(error: &models::Error) -> u8 {
     match error {
         Error::Parallel(error) => of_parallel(error),
         Error::Torch(error) => of_torch(error),
-        Error::File(error) => of_file(error, DATA),
+        Error::File(error) => of_file(error),
         Error::Disagreement { .. } => FAILED,
         Error::Sampling { .. } | Error::TooManyTokens { .. } | Error::Split { .. } => USAGE,
         Error::TooLarge { .. } => DEVICE,
         Error::LogitsNotFinite { .. } => DIVERGED,
-        _ => DATA,
+        Error::Io { .. }
+        | Error::Json { .. }
+        | Error::Field { .. }
+        | Error::Unsupported { .. }
+        | Error::TooManyParameters { .. }
+        | Error::WrongHead { .. }
+        | Error::WeightNotFinite { .. }
+        | Error::MissingTensor { .. }
+        | Error::UnexpectedTensor { .. }
+        | Error::VocabMismatch { .. }
+        | Error::EmptyPrompt { .. }
+        | Error::LongPrompt { .. }
+        | Error::TokenOutsideVocabulary { .. } => DATA,
     }
 }
 
@@ -272,7 +414,26 @@ mod tests {
         let unread = || datasets::Error::Read { path: "x".into(), source: missing_file() };
         let memory =
             || parallel::SysError::Torch { call: "mm".into(), message: "can't allocate memory".into() };
-        let cases: [(Error, u8); 8] = [
+        let place = |kind: io::ErrorKind| rlhf::Error::Io { path: "x".into(), source: kind.into() };
+        let truncated = || parallel::tensor_file::Error::Truncated { path: "x".into(), expected: 2, got: 1 };
+        let hub = |reason: &str| datasets::Error::Hub {
+            model: "a/b".into(),
+            file: "config.json".into(),
+            endpoint: "https://hub".into(),
+            reason: reason.into(),
+        };
+        let cases: [(Error, u8); 19] = [
+            (place(io::ErrorKind::PermissionDenied).into(), USAGE),
+            (place(io::ErrorKind::StorageFull).into(), FAILED),
+            (place(io::ErrorKind::QuotaExceeded).into(), FAILED),
+            (place(io::ErrorKind::Other).into(), FAILED),
+            (Error::from(io::Error::from(io::ErrorKind::ReadOnlyFilesystem)).context("logs"), USAGE),
+            (eval::Error::Models(models::Error::File(truncated())).into(), DATA),
+            (gemini::Error::File(truncated()).into(), DATA),
+            (truncated().into(), DATA),
+            (Failure::Stdin(missing_file()).into(), DATA),
+            (hub("status code 404").into(), USAGE),
+            (hub("connection refused").into(), FAILED),
             (anyhow::anyhow!("anything"), FAILED),
             (ConfigError::PpoResume("x".into()).into(), USAGE),
             (ConfigError::Section(rlhf::Error::Gemini(diverged())).into(), DIVERGED),
@@ -300,5 +461,7 @@ mod tests {
         let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
         assert!(is_broken_pipe(&Err::<(), _>(broken()).context("writing").unwrap_err()));
         assert!(!is_broken_pipe(&missing_file().into()));
+        // A connection, and a file that was named.
+        assert!(!is_broken_pipe(&rlhf::Error::Io { path: "x".into(), source: broken() }.into()));
     }
 }

@@ -83,6 +83,11 @@ impl RunFolder {
         Ok(Self { out: request.out.to_owned(), checkpoint, is_finished, keeps_configuration })
     }
 
+    /// The folder of a run that is only planned: nobody looks at it.
+    pub(crate) fn planned(out: &Path) -> Self {
+        Self { out: out.to_owned(), checkpoint: None, is_finished: false, keeps_configuration: false }
+    }
+
     /// The checkpoint that a resumed run goes on from.
     pub(crate) fn checkpoint(&self) -> Option<&Path> {
         self.checkpoint.as_deref()
@@ -108,7 +113,7 @@ impl RunFolder {
 }
 
 /// Whether there is a checkpoint or a finished model in `out`.
-fn holds_run(out: &Path) -> anyhow::Result<bool> {
+pub(crate) fn holds_run(out: &Path) -> anyhow::Result<bool> {
     Ok(out.join("final").exists() || !checkpoint::list(&out.join("checkpoints"))?.is_empty())
 }
 
@@ -159,15 +164,18 @@ fn look(request: &Request<'_>) -> anyhow::Result<Found> {
 /// The newest checkpoint that is whole. Damaged ones after it are told, and set aside when the run `writes`, so that they neither
 /// count as kept checkpoints nor stand in the way of those to come.
 fn newest_whole(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> anyhow::Result<PathBuf> {
-    let mut damaged = Vec::new();
+    let mut damaged: Vec<(PathBuf, gemini::Error)> = Vec::new();
     for (_, path) in checkpoints.into_iter().rev() {
         let Err(problem) = checkpoint::verify(&path) else {
             for (damaged, problem) in damaged {
-                let aside = if writes { checkpoint::set_aside(damaged)? } else { damaged.clone() };
-                let (going_on, aside) = (path.display(), aside.display());
                 tell(&format!(
-                    "warning: a checkpoint is damaged: {problem}; it is now {aside}, and the run goes on from {going_on}"
+                    "warning: a checkpoint is damaged: {problem}; going on from {}",
+                    path.display()
                 ));
+                if writes {
+                    let aside = checkpoint::set_aside(&damaged)?;
+                    tell(&format!("warning: {} is now {}", damaged.display(), aside.display()));
+                }
             }
             return Ok(path);
         };
@@ -183,8 +191,6 @@ pub(crate) fn claim(out: &Path, names: &[&str], resume: bool) -> anyhow::Result<
     check_place(out)?;
     if !resume {
         refuse_foreign(out, names)?;
-    } else if !out.exists() {
-        return Err(ConfigError::NothingToResume(out.to_owned()).into());
     }
     // Rank 0 takes the lock anew.
     lock(out).map(drop)
@@ -275,13 +281,8 @@ fn lock(out: &Path) -> anyhow::Result<File> {
     if path.is_symlink() {
         return Err(ConfigError::NotOurs(path).into());
     }
-    let mut file = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&path)
-        .map_err(|source| unusable(source))?;
+    let mut file =
+        File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(unusable)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {

@@ -104,6 +104,7 @@ pub(crate) fn is_asked() -> bool {
 pub(crate) struct Work(());
 
 /// Such work begins: what was asked before is forgotten.
+#[must_use = "the work ends when this is dropped"]
 pub(crate) fn begin() -> Work {
     ASKED.store(false, Ordering::SeqCst);
     PERSON.store(false, Ordering::SeqCst);

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::Context;
 use datasets::dataset::{EncodedDataset, LoadOptions};
 use datasets::{Overlong, PreferenceRow, Prompt, Reading, Tokenizer, table};
 use eval::replies::{Drawing, Question, replies};
@@ -23,6 +22,7 @@ use tch::Kind;
 use crate::command::tell;
 use crate::config::section::Part;
 use crate::config::{PipelineConfig, Stage};
+use crate::exit::Failure;
 use crate::session;
 
 /// Replies to each question when sampling.
@@ -122,7 +122,11 @@ fn questions(tokenizer: &Tokenizer, prompts: &[Prompt]) -> anyhow::Result<Vec<Qu
     prompts
         .iter()
         .map(|prompt| {
-            let answer = prompt.answer.clone().context("data/heldout.parquet: a row without `answer`")?;
+            let missing = || Failure::File {
+                path: "data/heldout.parquet".into(),
+                problem: "a row has no `answer`: remove the folder `data` and run again".to_owned(),
+            };
+            let answer = prompt.answer.clone().ok_or_else(missing)?;
             Ok(Question { prompt: tokenizer.encode_prompt(&prompt.messages)?, answer })
         })
         .collect()
@@ -192,8 +196,12 @@ fn metrics(config: &PipelineConfig, stage: Stage) -> anyhow::Result<Vec<Value>> 
     if !path.exists() {
         return Ok(Vec::new());
     }
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    text.lines().map(|line| serde_json::from_str(line).with_context(|| path.display().to_string())).collect()
+    let damaged = |problem: String| Failure::File { path: path.clone(), problem };
+    let text = std::fs::read_to_string(&path).map_err(|source| damaged(source.to_string()))?;
+    let row = |(line, text): (usize, &str)| {
+        serde_json::from_str(text).map_err(|source| damaged(format!("line {}: {source}", line + 1)).into())
+    };
+    text.lines().enumerate().map(row).collect()
 }
 
 /// A metric over the steps of a stage.

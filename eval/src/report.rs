@@ -18,7 +18,7 @@ mod markdown;
 
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};

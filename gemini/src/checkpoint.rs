@@ -195,7 +195,7 @@ pub fn verify(folder: &Path) -> Result<(), Error> {
     let needed = match fs::read_to_string(&manifest) {
         Ok(text) => {
             let sizes: BTreeMap<String, u64> =
-                serde_json::from_str(&text).map_err(|source| damaged(&manifest, source))?;
+                serde_json::from_str(&text).map_err(|source| damaged(&manifest, &source))?;
             sizes.iter().try_for_each(|(name, size)| check_size(&folder.join(name), Some(*size)))?;
             sizes.into_keys().collect()
         }
@@ -221,21 +221,21 @@ fn weights(folder: &Path) -> Result<Vec<String>, Error> {
         return Ok(vec!["model.safetensors".to_owned()]);
     }
     let parsed = read_json(&index)?;
-    let map = parsed["weight_map"].as_object().ok_or_else(|| damaged(&index, "it has no weight_map"))?;
+    let map = parsed["weight_map"].as_object().ok_or_else(|| damaged(&index, &"it has no weight_map"))?;
     Ok(map.values().filter_map(|name| name.as_str().map(str::to_owned)).collect())
 }
 
 fn check_size(path: &Path, expected: Option<u64>) -> Result<(), Error> {
     let got = fs::metadata(path).map_err(|source| io(path, source))?.len();
     match expected {
-        Some(expected) if expected != got => Err(damaged(path, format!("it has {got} of {expected} bytes"))),
+        Some(expected) if expected != got => Err(damaged(path, &format!("it has {got} of {expected} bytes"))),
         _ => Ok(()),
     }
 }
 
 fn read_json(path: &Path) -> Result<Value, Error> {
     let text = fs::read(path).map_err(|source| io(path, source))?;
-    serde_json::from_slice(&text).map_err(|source| damaged(path, source))
+    serde_json::from_slice(&text).map_err(|source| damaged(path, &source))
 }
 
 /// Renames a damaged checkpoint to `step-N.damaged`, where nothing takes it for a checkpoint and a person can look at it.
@@ -320,7 +320,7 @@ pub fn sync_folder(folder: &Path) -> Result<(), Error> {
     File::open(folder).and_then(|file| file.sync_all()).map_err(|source| io(folder, source))
 }
 
-fn damaged(path: &Path, problem: impl ToString) -> Error {
+fn damaged(path: &Path, problem: &impl ToString) -> Error {
     Error::Damaged { path: path.to_owned(), problem: problem.to_string() }
 }
 

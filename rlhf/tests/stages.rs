@@ -139,7 +139,7 @@ fn sft_learns_and_any_split_into_micro_batches_gives_the_same_weights() {
     assert!(losses[0] > 2.0 && losses[39] < 0.7, "{losses:?}");
     for (micro_batch_size, gradient_accumulation_steps) in [(1, 4), (2, 2)] {
         let split = TrainConfig { micro_batch_size, gradient_accumulation_steps, ..long.clone() };
-        let (split, _) = run_sft(&split, &folder.path().join("b"), None);
+        let (split, _) = run_sft(&split, &folder.path().join(micro_batch_size.to_string()), None);
         // Adam turns a rounding error into a step where a gradient is almost zero: a hundredth of the way moved is allowed.
         assert!(worst(&whole, &split) < 4e-3, "{}", worst(&whole, &split));
     }

@@ -63,7 +63,7 @@ impl Chat {
     /// One turn out of a pipe.
     fn once(&mut self) -> anyhow::Result<()> {
         let mut text = String::new();
-        io::stdin().read_to_string(&mut text).map_err(|source| Failure::Stdin(source))?;
+        io::stdin().read_to_string(&mut text).map_err(Failure::Stdin)?;
         if text.trim().is_empty() {
             let problem =
                 "there is no message on it: pipe one in, as in `echo 'Hi!' | colossal-chat chat --model DIR`";

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use anyhow::Context;
 use datasets::synth::{SynthOptions, World};
 use datasets::{Tokenizer, TrainOptions};
 use gemini::checkpoint;

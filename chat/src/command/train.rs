@@ -6,7 +6,7 @@ use parallel::Groups;
 
 use crate::args::TrainArgs;
 use crate::command::tell;
-use crate::config::{self, Stage};
+use crate::config::{self, ConfigError, Stage};
 use crate::display::Display;
 use crate::folder::{self, Request, RunFolder};
 use crate::interrupt;
@@ -29,6 +29,9 @@ pub(crate) fn run_for(
     let loaded = config::load(&arguments.config, &arguments.sets, stage)?;
     let starts_others = launch::starts_others(arguments.nproc)?;
     if starts_others && goal == Goal::Train {
+        if arguments.resume && !folder::holds_run(&loaded.config.out)? {
+            return Err(ConfigError::NothingToResume(loaded.config.out).into());
+        }
         folder::claim(&loaded.config.out, &folder::RUN_NAMES, arguments.resume)?;
         let job = Job::on_this_host(arguments.nproc, &loaded.config.out);
         return launch::run(&job, &launch::own_arguments());
@@ -55,7 +58,10 @@ pub(crate) fn run_for(
         resume: arguments.resume,
         writes: goal == Goal::Train,
     };
-    let folder = RunFolder::prepare(&request, &groups)?;
+    let folder = match goal {
+        Goal::Plan { .. } => RunFolder::planned(&loaded.config.out),
+        Goal::Train | Goal::DryRun => RunFolder::prepare(&request, &groups)?,
+    };
     if folder.is_finished() {
         if groups.is_first() {
             tell(&format!("this run is finished: {}", loaded.config.out.join("final").display()));

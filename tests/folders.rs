@@ -1,0 +1,528 @@
+//! Folders and files: whose they are, who holds them, and what is left after a signal, a fault or a full disk.
+
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use crate::harness::{Scratch, children, names, signal};
+use crate::training::{copied, json, life, metrics};
+
+/// A run of supervised fine-tuning that lasts, in the folder `long`, once it trains.
+fn long_run(scratch: &Scratch, sets: &str) -> Child {
+    let words =
+        format!("sft --config life/sft/run.toml --set out=long --set train.steps=1000000 --set {sets}");
+    let child = scratch.command(&words.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+    scratch.wait_for_rows("long/metrics.jsonl", 3);
+    child
+}
+
+/// Waits for the end of `child`, for `limit` at most; gives its exit code.
+fn ends_within(child: &mut Child, limit: Duration) -> Option<i32> {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        if started.elapsed() > limit {
+            child.kill().unwrap();
+            panic!("still running after {limit:?}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn what_lies_in_a_run_folder_and_is_not_ours_is_never_overwritten() {
+    let scratch = copied();
+    let sft = "sft --config life/sft/run.toml --set out=mine";
+    for name in [
+        "run.toml",
+        "plan.json",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "tensorboard/events.out.tfevents.1",
+        "checkpoints/notes",
+        "logs/rank-1.log",
+    ] {
+        let file = format!("mine/{name}");
+        std::fs::create_dir_all(scratch.path(&file).parent().unwrap()).unwrap();
+        scratch.write(&file, "mine");
+        let top = name.split('/').next().unwrap();
+        for processes in ["1", "2"] {
+            let outcome = scratch.run(&format!("{sft} --nproc {processes}"));
+            outcome.fails(2, &[&format!("mine/{top}: no run of this program made this")]);
+            assert_eq!(scratch.read(&file), "mine");
+            assert_eq!(names(&scratch.path("mine")), [top]);
+        }
+        std::fs::remove_dir_all(scratch.path("mine")).unwrap();
+    }
+    // The user's own run file, where the run saves the resolved one.
+    std::fs::create_dir(scratch.path("mine")).unwrap();
+    let text =
+        format!("# my notes\n{}", scratch.read("life/sft/run.toml").replace("\"life/sft\"", "\"mine\""));
+    scratch.write("mine/run.toml", &text);
+    scratch.run("sft --config mine/run.toml").fails(2, &["mine/run.toml: no run of this program made this"]);
+    assert_eq!(scratch.read("mine/run.toml"), text);
+    // A folder of ours in which no checkpoint was made may be used again, but not over the file that is being read.
+    scratch.write("mine/.colossal-chat.lock", "");
+    scratch.run("sft --config mine/run.toml").fails(2, &["mine/run.toml: this is the run file"]);
+    assert_eq!(scratch.read("mine/run.toml"), text);
+    scratch.write("file", "");
+    scratch.run("sft --config life/sft/run.toml --set out=file").fails(2, &["\"file\": it is not a folder"]);
+    scratch.run("sft --config life/sft/run.toml --set out=file/x").fails(2, &["file is not a folder"]);
+}
+
+#[test]
+fn what_lies_in_the_folder_of_a_pipeline_and_is_not_ours_is_never_overwritten() {
+    let scratch = copied();
+    for name in ["run.toml", "data/rows", "sft/x", "report.html", "seconds.json"] {
+        let file = format!("mine/{name}");
+        std::fs::create_dir_all(scratch.path(&file).parent().unwrap()).unwrap();
+        scratch.write(&file, "mine");
+        scratch
+            .run("pipeline --config life.toml --set out=mine")
+            .fails(2, &[&format!("mine/{}: no run", name.split('/').next().unwrap())]);
+        assert_eq!(scratch.read(&file), "mine");
+        std::fs::remove_dir_all(scratch.path("mine")).unwrap();
+    }
+}
+
+#[test]
+fn an_output_replaces_nothing_without_force_and_the_input_never() {
+    let scratch = copied();
+    scratch.write("in.jsonl", "{\"text\": \"2 + 2\"}\n");
+    scratch.write("old.jsonl", "mine");
+    for command in ["generate --raw --max-new-tokens 2", "logprobs", "reward", "data convert"] {
+        let model = if command == "reward" { "life/rm/final" } else { "life/sft/final" };
+        let line = match command {
+            "data convert" => "data convert in.jsonl".to_owned(),
+            _ => format!("{command} --model {model} --input in.jsonl"),
+        };
+        scratch.run(&format!("{line} --output old.jsonl")).fails(2, &["--output old.jsonl", "--force"]);
+        scratch.run(&format!("{line} --output in.jsonl --force")).fails(2, &["the input itself"]);
+        assert_eq!(
+            [scratch.read("old.jsonl").as_str(), scratch.read("in.jsonl").as_str()],
+            ["mine", "{\"text\": \"2 + 2\"}\n"]
+        );
+        scratch.run(&format!("{line} --output old.jsonl --force")).succeeds();
+        assert!(scratch.read("old.jsonl").starts_with('{'));
+        scratch.write("old.jsonl", "mine");
+    }
+    // A name under which an earlier version wrote.
+    scratch.write("new.jsonl.tmp", "mine");
+    scratch.run("logprobs --model life/sft/final --input in.jsonl --output new.jsonl").succeeds();
+    assert_eq!(scratch.read("new.jsonl.tmp"), "mine");
+}
+
+#[test]
+fn a_folder_that_exists_is_not_replaced() {
+    let scratch = copied();
+    let before = names(&scratch.path("life/data"));
+    scratch.run("data synth --train 1 --out life/data").fails(2, &["--out life/data: it exists already"]);
+    scratch
+        .run("data tokenizer life/data/text.parquet --vocab-size 300 --out life/data")
+        .fails(2, &["--out life/data: it exists already"]);
+    scratch
+        .run("model init life/sft/final/config.json --out life/data")
+        .fails(2, &["--out life/data: it exists already"]);
+    assert_eq!(names(&scratch.path("life/data")), before);
+    assert_eq!(names(&scratch.path("life")), names(&life().path("life")));
+}
+
+#[test]
+fn a_folder_in_use_is_refused_and_a_killed_run_leaves_no_lock() {
+    let scratch = copied();
+    let mut child = long_run(&scratch, "checkpoint.every=1");
+    let holder = format!("long: process {} on ", child.id());
+    let words = [holder.as_str(), "is running in this folder"];
+    let line = "sft --config life/sft/run.toml --set out=long --set train.steps=1000000";
+    scratch.run(line).fails(2, &words);
+    scratch.run(&format!("{line} --resume")).fails(2, &words);
+    scratch.run(&format!("{line} --resume --nproc 2")).fails(2, &words);
+    signal("KILL", child.id());
+    child.wait().unwrap();
+    let rows = scratch.read("long/metrics.jsonl").lines().count();
+    let words = format!("{line} --resume --set checkpoint.every=0");
+    let mut child = scratch.command(&words.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+    scratch.wait_for_rows("long/metrics.jsonl", rows + 3);
+    signal("TERM", child.id());
+    assert_eq!(ends_within(&mut child, Duration::from_secs(20)), Some(130));
+}
+
+#[test]
+fn a_pipeline_holds_the_folders_of_its_stages() {
+    let scratch = copied();
+    std::fs::remove_dir_all(scratch.path("life/ppo")).unwrap();
+    // Long enough to be looked at; the other stages are done.
+    let words = "pipeline --config life.toml --resume --set stage.ppo.ppo.iterations=100000";
+    let mut child = scratch.command(&words.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+    scratch.wait_for_rows("life/ppo/metrics.jsonl", 1);
+    let holder = format!("process {} on ", child.id());
+    scratch.run("pipeline --config life.toml --resume").fails(2, &["life: ", &holder]);
+    scratch.run("sft --config life/sft/run.toml --resume").fails(2, &["life/sft: ", &holder]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_finished_run_that_is_resumed_stays_as_it_is() {
+    let scratch = copied();
+    let weights = scratch.path("life/sft/final/model.safetensors");
+    let changed = || std::fs::metadata(&weights).unwrap().modified().unwrap();
+    let before = changed();
+    let outcome = scratch.run("sft --config life/sft/run.toml --resume");
+    outcome.succeeds();
+    assert!(outcome.stderr.contains("this run is finished"), "{outcome:#?}");
+    assert_eq!(changed(), before);
+}
+
+/// Rows that take some seconds to tokenise; others for each `case`, so that nothing is remembered from the last one.
+fn many_rows(scratch: &Scratch, case: usize) {
+    let text = format!("{case}: 12 plus 30 is 42, and a list of words. ").repeat(40);
+    scratch.write("many.jsonl", &format!("{{\"text\": \"{text}\"}}\n").repeat(100_000));
+    scratch.write("ids.jsonl", &"{\"ids\": [5, 6, 7, 8]}\n".repeat(400_000));
+}
+
+/// Whether a mask of `/proc/PID/status`, such as `SigCgt`, holds `signal`.
+fn mask_holds(process: &str, mask: &str, signal: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let bits = status.lines().find_map(|line| line.strip_prefix(mask)?.strip_prefix(':'));
+    bits.is_some_and(|bits| u64::from_str_radix(bits.trim(), 16).unwrap() >> (signal - 1) & 1 == 1)
+}
+
+/// Waits until `process` listens for SIGTERM, and then a moment.
+fn wait_until_listening(process: u32) {
+    let started = Instant::now();
+    while !mask_holds(&process.to_string(), "SigCgt", 15) {
+        assert!(started.elapsed() < Duration::from_secs(60), "{process} does not listen after a minute");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+}
+
+#[test]
+fn a_signal_before_the_first_step_ends_the_program_at_once() {
+    let scratch = copied();
+    let train = "sft --config life/sft/run.toml --set out=early --set data.overlong='truncate' --set data.train=many.jsonl";
+    let ranks = format!("{train} --nproc 2");
+    let cases = [
+        (train, "INT"),
+        (train, "TERM"),
+        (train, "HUP"),
+        (ranks.as_str(), "TERM"),
+        ("data convert many.jsonl --output early/rows.parquet", "INT"),
+        ("data tokenizer many.jsonl --out early/tokenizer", "TERM"),
+        ("logprobs --model life/sft/final --input ids.jsonl --output early/rows.jsonl", "HUP"),
+    ];
+    // Under `nohup`, a test inherits that it is ignored.
+    let is_sent = |name: &str| name != "HUP" || !mask_holds("self", "SigIgn", 1);
+    for (case, (line, name)) in cases.into_iter().enumerate().filter(|(_, (_, name))| is_sent(name)) {
+        many_rows(&scratch, case);
+        let mut child = scratch.command(&line.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+        wait_until_listening(child.id());
+        if line == ranks {
+            while children(child.id()).len() < 2 {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            children(child.id()).into_iter().for_each(wait_until_listening);
+        }
+        assert!(child.try_wait().unwrap().is_none(), "{line} ended by itself");
+        signal(name, child.id());
+        let code = ends_within(&mut child, Duration::from_secs(4));
+        let told = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+        assert_eq!(code, Some(130), "{line}: {told}");
+        assert!(told.contains("error: ") && told.contains("interrupted"), "{line}: {told}");
+        assert!(!told.contains("--resume") && !told.contains("whole"), "{line}: {told}");
+        let left = scratch.path("early");
+        if line != ranks && left.exists() {
+            assert_eq!(names(&left), Vec::<String>::new(), "{line}");
+        }
+        let _ = std::fs::remove_dir_all(left);
+    }
+}
+
+#[test]
+fn a_closed_terminal_saves_even_when_it_hangs_up_twice() {
+    if mask_holds("self", "SigIgn", 1) {
+        eprintln!("skipped: this test runs under `nohup`, and what it starts ignores SIGHUP as well");
+        return;
+    }
+    let scratch = copied();
+    let mut child = long_run(&scratch, "checkpoint.every=0");
+    // Nobody reads what it says any more.
+    drop((child.stderr.take(), child.stdout.take()));
+    signal("HUP", child.id());
+    let _ = Command::new("sh")
+        .args(["-c", &format!("kill -HUP {}", child.id())])
+        .stderr(std::process::Stdio::null())
+        .status();
+    assert_eq!(ends_within(&mut child, Duration::from_secs(30)), Some(130));
+    let checkpoints = names(&scratch.path("long/checkpoints"));
+    assert_eq!(checkpoints.len(), 1, "{checkpoints:?}");
+    assert!(scratch.path(&format!("long/checkpoints/{}/trainer_state/files.json", checkpoints[0])).exists());
+}
+
+/// Cuts a file in half.
+fn halve(path: &Path) {
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+}
+
+#[test]
+fn a_damaged_checkpoint_falls_back_to_the_one_before() {
+    for (file, processes) in
+        [("model.safetensors", 1), ("trainer_state/state.json", 1), ("tokenizer.json", 2)]
+    {
+        let scratch = copied();
+        let sft = |name: &str| scratch.path(&format!("life/sft/{name}"));
+        std::fs::remove_dir_all(sft("final")).unwrap();
+        halve(&sft(&format!("checkpoints/step-6/{file}")));
+        for left_over in ["checkpoints/.step-5.tmp", "checkpoints/.step-5.71-x.tmp", ".final.71-x.tmp"] {
+            std::fs::create_dir(sft(left_over)).unwrap();
+        }
+        std::fs::create_dir(sft("checkpoints/.mine.tmp")).unwrap();
+        let outcome = scratch.run(&format!("sft --config life/sft/run.toml --resume --nproc {processes}"));
+        outcome.succeeds();
+        let damaged = format!("step-6/{file}");
+        for words in [damaged.as_str(), "step-6.damaged", "going on from life/sft/checkpoints/step-4"] {
+            assert!(outcome.stderr.contains(words), "{words}: {outcome:#?}");
+        }
+        let mut wanted = vec![".mine.tmp", "step-2", "step-4", "step-6", "step-6.damaged"];
+        wanted.sort_unstable();
+        assert_eq!(names(&sft("checkpoints")), wanted);
+        assert!(!sft(".final.71-x.tmp").exists());
+        if processes == 1 {
+            let bytes =
+                |scratch: &Scratch| std::fs::read(scratch.path("life/sft/final/model.safetensors")).unwrap();
+            assert!(bytes(&scratch) == bytes(life()), "{file}");
+        }
+    }
+}
+
+#[test]
+fn a_run_without_a_whole_checkpoint_says_what_is_wrong_with_each() {
+    let scratch = copied();
+    std::fs::remove_dir_all(scratch.path("life/rm/final")).unwrap();
+    for step in ["step-2", "step-4", "step-6"] {
+        let folder = scratch.path(&format!("life/rm/checkpoints/{step}"));
+        std::fs::remove_file(folder.join("trainer_state/optimizer.safetensors")).unwrap();
+    }
+    let words = [
+        "every checkpoint is damaged",
+        "step-2/trainer_state",
+        "step-4/trainer_state",
+        "step-6/trainer_state",
+    ];
+    scratch.run("rm --config life/rm/run.toml --resume").fails(3, &words);
+    assert_eq!(names(&scratch.path("life/rm/checkpoints")), ["step-2", "step-4", "step-6"]);
+}
+
+#[test]
+fn a_failed_run_promises_no_checkpoint() {
+    let scratch = copied();
+    let sets = "--set out=diverged --set train.lr=1e30 --set train.max_grad_norm=0 --set checkpoint.every=0";
+    let outcome = scratch.run(&format!("sft --config life/sft/run.toml {sets}"));
+    outcome.fails(5, &["this run has saved no checkpoint"]);
+    assert!(!outcome.stderr.contains("whole"), "{outcome:#?}");
+}
+
+#[test]
+fn killed_at_any_moment_a_run_resumes_exactly() {
+    let scratch = copied();
+    let sets = "--set train.steps=25 --set checkpoint.every=1 --set checkpoint.keep=2 --set out=";
+    let line = |out: &str, more: &str| format!("sft --config life/sft/run.toml {sets}{out}{more}");
+    scratch.run(&line("whole", "")).succeeds();
+    let (mut kills, mut pause) = (0, 7u64);
+    while !scratch.path("killed/final").exists() {
+        let resume =
+            names_or_none(&scratch.path("killed/checkpoints")).iter().any(|name| name.starts_with("step-"));
+        let line = line("killed", if resume { " --resume" } else { "" });
+        let mut child = scratch.command(&line.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+        // Some time after it has begun to write.
+        let rows = std::fs::read_to_string(scratch.path("killed/metrics.jsonl"))
+            .map_or(0, |text| text.lines().count());
+        let started = Instant::now();
+        let moved = || {
+            std::fs::read_to_string(scratch.path("killed/metrics.jsonl"))
+                .map_or(0, |text| text.lines().count())
+                > rows
+        };
+        while !moved() && child.try_wait().unwrap().is_none() && started.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        pause = (pause * 1_103_515_245 + 12_345) % (1 << 31);
+        std::thread::sleep(Duration::from_millis(pause % 120));
+        if child.try_wait().unwrap().is_none() {
+            kills += 1;
+            child.kill().unwrap();
+        }
+        let output = child.wait_with_output().unwrap();
+        assert!(
+            output.status.code().is_none_or(|code| code == 0),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(kills < 60, "no progress");
+    }
+    let bytes = |out: &str| std::fs::read(scratch.path(&format!("{out}/final/model.safetensors"))).unwrap();
+    assert!(kills > 0 && bytes("killed") == bytes("whole"), "{kills} kills");
+    assert_eq!(metrics(&scratch, "killed"), metrics(&scratch, "whole"));
+    assert!(names(&scratch.path("killed/checkpoints")).iter().all(|name| name.starts_with("step-")));
+}
+
+fn names_or_none(folder: &Path) -> Vec<String> {
+    if folder.exists() { names(folder) } else { Vec::new() }
+}
+
+#[test]
+fn a_full_disk_keeps_the_last_checkpoint() {
+    let scratch = copied();
+    let mounts = |options: &str| format!("mkdir small && mount -t tmpfs -o {options} none small");
+    let namespace = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["-rm", "sh", "-c", script]).current_dir(scratch.path(""));
+        command.output()
+    };
+    if !namespace(&format!("{} && rmdir small 2>/dev/null; mountpoint -q small", mounts("size=64k")))
+        .is_ok_and(|output| output.status.success())
+    {
+        eprintln!("skipped: this system lets no test mount a tmpfs in a namespace of its own");
+        return;
+    }
+    std::fs::remove_dir(scratch.path("small")).unwrap();
+    let size = |name: &str| {
+        std::fs::metadata(life().path(&format!("life/sft/checkpoints/step-2/{name}"))).unwrap().len()
+    };
+    let checkpoint: u64 =
+        ["model.safetensors", "tokenizer.json", "trainer_state/optimizer.safetensors"].map(size).iter().sum();
+    // Room for one checkpoint and no second one.
+    let script = format!(
+        "{} && {} --threads 1 sft --config life/sft/run.toml --set out=small/run; code=$?; cp -r small/run kept; exit $code",
+        mounts(&format!("size={}k", checkpoint * 9 / 5 / 1024)),
+        env!("CARGO_BIN_EXE_colossal-chat"),
+    );
+    let output = namespace(&script).unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(
+        told.contains("free some space")
+            && told.contains("the newest checkpoint of this run is small/run/checkpoints/step-2"),
+        "{told}"
+    );
+    assert_eq!(names(&scratch.path("kept/checkpoints")), ["step-2"]);
+    // With room again, it goes on.
+    scratch.run("sft --config life/sft/run.toml --set out=kept --resume").succeeds();
+    let bytes = |scratch: &Scratch, out: &str| {
+        std::fs::read(scratch.path(&format!("{out}/final/model.safetensors"))).unwrap()
+    };
+    assert!(bytes(&scratch, "kept") == bytes(life(), "life/sft"));
+}
+
+#[test]
+fn the_code_tells_whose_fault_it_is() {
+    let scratch = copied();
+    scratch.write("in.jsonl", "{\"text\": \"2 + 2\"}\n");
+    scratch.write("file", "");
+    std::fs::create_dir(scratch.path("hollow")).unwrap();
+    let sft = "sft --config life/sft/run.toml --set out=x";
+    for (line, code, words) in [
+        ("sft --config absent.toml".to_owned(), 2, "absent.toml"),
+        (format!("{sft} --set data.train=absent.jsonl"), 3, "absent.jsonl"),
+        (format!("{sft} --set model.path=absent"), 2, "absent"),
+        (format!("{sft} --set model.path=hollow"), 3, "hollow"),
+        (format!("{sft} --set model.path=nobody/nothing"), 2, "nobody/nothing"),
+        (format!("{sft} --set tokenizer.path=hollow"), 3, "hollow"),
+        ("sft --config life/sft/run.toml".to_owned(), 2, "there is a run in this folder already"),
+        (
+            "sft --config life/sft/run.toml --set out=hollow --resume".to_owned(),
+            2,
+            "no checkpoint to resume from",
+        ),
+        ("logprobs --model life/sft/final --input absent.jsonl".to_owned(), 3, "absent.jsonl"),
+        ("logprobs --model hollow --input in.jsonl".to_owned(), 3, "hollow"),
+        (
+            "logprobs --model life/sft/final --input in.jsonl --output file/x".to_owned(),
+            2,
+            "file is not a folder",
+        ),
+        (
+            "logprobs --model life/sft/final --input in.jsonl --output hollow".to_owned(),
+            2,
+            "this is a folder",
+        ),
+        ("model info hollow".to_owned(), 3, "hollow"),
+        ("model init absent.json --out x".to_owned(), 3, "absent.json"),
+        ("data tokenizer absent.parquet --out x".to_owned(), 3, "absent.parquet"),
+        ("data convert in.jsonl --output x.parquet --layout what".to_owned(), 2, "what"),
+        (format!("{sft} --nproc 2 --set out=file"), 2, "not a folder"),
+    ] {
+        let outcome = scratch.run(&line);
+        assert_eq!(outcome.code, code, "{line}: {outcome:#?}");
+        outcome.fails(code, &[words]);
+    }
+    assert!(!scratch.path("x").exists() && names(&scratch.path("hollow")).is_empty());
+    let mut command = scratch.command(&["chat", "--model", "life/sft/final"]);
+    let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"\xff\xfe").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Retitles the window, fills the clipboard (OSC 52), a C1 control, a bidirectional override.
+const ATTACK: &str = "\u{1b}]0;x\u{7}\u{1b}]52;c;cm0gLXJm\u{7}\u{9b}31m\u{202e}";
+
+fn is_harmless(text: &str) -> bool {
+    !text.chars().any(|character| {
+        (character.is_control() && character != '\n' && character != '\t') || character == '\u{202e}'
+    })
+}
+
+#[test]
+fn control_bytes_of_files_and_names_do_not_reach_the_terminal() {
+    let scratch = copied();
+    let escaped = serde_json::to_string(ATTACK).unwrap();
+    let row = format!("{{\"messages\": [{{\"role\": {escaped}, \"content\": \"x\"}}]}}\n");
+    scratch.write("rows.jsonl", &row);
+    scratch.write("layout.jsonl", &format!("{{{escaped}: 1}}\n"));
+    let named = format!("{ATTACK}.jsonl");
+    scratch.write(&named, &row);
+    scratch.write("run.toml", &format!("out = 'x'\n['{}']\n", ATTACK.replace('\u{1b}', "")));
+    scratch.write("config.json", &format!("{{\"model_type\": {escaped}}}"));
+    let template = format!("{{{{ raise_exception({escaped}) }}}}");
+    let cases: [&[&str]; 9] = [
+        &["data", "check", "rows.jsonl"],
+        &["data", "check", "layout.jsonl"],
+        &["data", "check", &named],
+        &["generate", "--prompt", "x", "--model", ATTACK],
+        &["generate", "--prompt", "x", "--model", "life/sft/final", "--template", &template],
+        &["sft", "--config", "run.toml"],
+        &["sft", "--config", "life/sft/run.toml", "--set", ATTACK],
+        &["model", "init", "config.json", "--out", "x"],
+        &["sft", ATTACK],
+    ];
+    for words in cases {
+        let outcome = scratch.run_with(words, "");
+        assert!(outcome.code > 1 && !outcome.stderr.is_empty(), "{words:?}: {outcome:#?}");
+        assert!(is_harmless(&outcome.stderr), "{words:?}: {:?}", outcome.stderr);
+    }
+}
+
+#[test]
+fn rows_on_a_terminal_are_harmless_and_in_a_pipe_exact() {
+    let scratch = copied();
+    let mut config = json(&scratch, "life/sft/final/config.json");
+    config["architectures"] = serde_json::json!([ATTACK]);
+    scratch.write("life/sft/final/config.json", &config.to_string());
+    let exact = scratch.run("model info life/sft/final --json");
+    let info: serde_json::Value = serde_json::from_str(exact.succeeds()).unwrap();
+    assert_eq!(info["architectures"][0], ATTACK);
+    let line = format!("{} model info life/sft/final", env!("CARGO_BIN_EXE_colossal-chat"));
+    let output =
+        Command::new("script").args(["-qec", &line, "/dev/null"]).current_dir(scratch.path("")).output();
+    let Ok(output) = output else {
+        eprintln!("skipped: this system has no program `script`, which runs another one on a terminal");
+        return;
+    };
+    let shown = String::from_utf8_lossy(&output.stdout).replace("\r\n", "\n");
+    assert!(shown.contains("hidden_size") && is_harmless(&shown), "{shown:?}");
+}
