@@ -42,7 +42,9 @@ fn a_file_without_known_columns_names_the_layouts() {
 fn a_failed_conversion_leaves_nothing() {
     let scratch = Scratch::new();
     scratch.write("rows.jsonl", &format!("{GOOD}\n{{\"messages\": 3}}\n"));
-    scratch.run("data convert rows.jsonl --layout messages --output out.parquet").fails(3, &["rows.jsonl line 2: the field messages is the number 3"]);
+    scratch
+        .run("data convert rows.jsonl --layout messages --output out.parquet")
+        .fails(3, &["rows.jsonl line 2: the field messages is the number 3"]);
     assert_eq!(scratch.names(), ["rows.jsonl"]);
 }
 
@@ -120,7 +122,11 @@ fn rows_of_kto_are_not_taken_for_demonstrations() {
     scratch.write("kto.jsonl", row);
     scratch.model();
     scratch.write("run.toml", "out = 'out'\n[model]\npath = 'made'\n[data]\ntrain = 'kto.jsonl'\n");
-    let words = ["kto.jsonl line 1: the field label is the truth value false", "--drop label", "drop = [\"label\"] in [data]"];
+    let words = [
+        "kto.jsonl line 1: the field label is the truth value false",
+        "--drop label",
+        "drop = [\"label\"] in [data]",
+    ];
     scratch.run("sft --config run.toml --dry-run").fails(3, &words);
     scratch.run("sft --config run.toml --dry-run --set data.drop=[\"label\"]").succeeds();
     assert!(!scratch.names().contains(&"out".to_owned()));
@@ -131,19 +137,25 @@ fn foreign_rows_train_without_a_conversion() {
     let scratch = Scratch::new();
     scratch.model();
     scratch.write("run.toml", "out = 'out'\n[model]\npath = 'made'\n[data]\nmax_length = 64\n");
-    let turns = |answer: &str| format!(r#"[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "{answer}"}}]"#);
+    let turns = |answer: &str| {
+        format!(r#"[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "{answer}"}}]"#)
+    };
     let uf = format!(r#"{{"prompt": "q", "chosen": {}, "rejected": {}}}"#, turns("a"), turns("b"));
     for (stage, row) in [
         ("sft", r#"{"instruction": "add", "input": "1 2", "output": "3"}"#),
-        ("sft", r#"{"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "id": "x"}"#),
+        (
+            "sft",
+            r#"{"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "id": "x"}"#,
+        ),
         ("sft", r#"{"prompt": "q", "response": "a"}"#),
         ("rm", r#"{"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant: b"}"#),
         ("rm", uf.as_str()),
     ] {
         scratch.write("rows.jsonl", row);
-        let outcome = scratch.run(&format!("{stage} --config run.toml --dry-run --set data.train=rows.jsonl"));
+        let outcome =
+            scratch.run(&format!("{stage} --config run.toml --dry-run --set data.train=rows.jsonl"));
         outcome.succeeds();
-        assert!(outcome.stderr.contains("1 rows"), "{row}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains("1 row"), "{row}: {}", outcome.stderr);
     }
 }
 
@@ -159,7 +171,8 @@ fn a_part_of_the_rows_is_held_out() {
     let told = |line: &str| {
         let outcome = scratch.run(line);
         outcome.succeeds();
-        let told = outcome.stderr.lines().find(|line| line.contains("are held out")).expect("it is told").to_owned();
+        let told =
+            outcome.stderr.lines().find(|line| line.contains("are held out")).expect("it is told").to_owned();
         told
     };
     let first = told("sft --config run.toml --dry-run");
@@ -170,8 +183,12 @@ fn a_part_of_the_rows_is_held_out() {
     assert!(scratch.read("out/metrics.jsonl").contains("eval/loss"));
     let limited = told("sft --config run.toml --dry-run --set out=other --set data.limit=100");
     assert!(limited.ends_with("of 100 rows are held out"), "{limited}");
-    scratch.run("sft --config run.toml --dry-run --set data.eval=rows.jsonl").fails(2, &["data.eval_fraction", "leave one"]);
-    scratch.run("sft --config run.toml --dry-run --set data.eval_fraction=1.0").fails(2, &["must be at least 0 and below 1"]);
+    scratch
+        .run("sft --config run.toml --dry-run --set data.eval=rows.jsonl")
+        .fails(2, &["data.eval_fraction", "leave one"]);
+    scratch
+        .run("sft --config run.toml --dry-run --set data.eval_fraction=1.0")
+        .fails(2, &["must be at least 0 and below 1"]);
     scratch.run("sft --config run.toml --dry-run --set data.limit=0").fails(2, &["must be at least 1"]);
 }
 
@@ -180,7 +197,10 @@ fn the_second_start_takes_the_rows_from_the_cache() {
     let scratch = Scratch::new();
     scratch.model();
     scratch.write("rows.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n");
-    scratch.write("run.toml", "out = 'out'\n[model]\npath = 'made'\n[data]\ntrain = 'rows.jsonl'\ncache = 'kept'\n");
+    scratch.write(
+        "run.toml",
+        "out = 'out'\n[model]\npath = 'made'\n[data]\ntrain = 'rows.jsonl'\ncache = 'kept'\n",
+    );
     let run = || scratch.run("sft --config run.toml --dry-run");
     assert!(!run().stderr.contains("cache"));
     assert!(run().stderr.contains("2 rows: taken from the cache kept/"));
@@ -193,7 +213,8 @@ fn the_second_start_takes_the_rows_from_the_cache() {
 impl Scratch {
     /// Makes a tiny model in the folder `made`, with a tokenizer.
     fn model(&self) {
-        let sizes = "--train 50 --preferences 1 --prompts 1 --pretraining 50 --heldout 1 --heldout-preferences 1";
+        let sizes =
+            "--train 50 --preferences 1 --prompts 1 --pretraining 50 --heldout 1 --heldout-preferences 1";
         self.run(&format!("data synth --out data {sizes}")).succeeds();
         self.run("data tokenizer data/text.parquet data/sft.parquet --vocab-size 300 --out model").succeeds();
         self.write(

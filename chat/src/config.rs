@@ -370,7 +370,8 @@ impl RunConfig {
         }
         let held_out = self.data.eval_fraction > 0.0 || !self.data.eval.0.is_empty();
         if self.eval.every > 0 && !held_out && stage != Stage::Ppo {
-            let wanted = "there are no held-out rows to look at: give [data] eval or eval_fraction, or leave it out";
+            let wanted =
+                "there are no held-out rows to look at: give [data] eval or eval_fraction, or leave it out";
             return refuse("eval.every", self.eval.every, wanted);
         }
         Ok(())

@@ -13,6 +13,7 @@ use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
 use crate::record::{Demonstration, Preference, Prompt, Unpaired};
 use crate::rows::{NO_LOSS, PreferenceRow, PromptRow, SftRow, UnpairedRow};
+use crate::template::ChatTemplate;
 use crate::tokenizer::{Pieces, Tokenizer};
 
 /// A conversation as token ids.
@@ -111,7 +112,8 @@ impl Tokenizer {
         let wanted = limit.saturating_add(BEHIND + UNSETTLED);
         let mut bytes = wanted.saturating_mul(8).max(SHORTEST);
         while bytes < text.len() / 2 {
-            let head = encode(&text[..text.floor_char_boundary(bytes)])?;
+            let head =
+                encode(&text[..(0..=bytes).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0)])?;
             if num_ids(&head) >= wanted {
                 return Ok((head, false));
             }
@@ -264,7 +266,9 @@ impl Tokenizer {
     /// As [`Self::encode_turns`], and the ids of the last answer's prompt are exactly the head of the conversation.
     fn encode_checked(&self, messages: &[Message], first: usize, limit: usize) -> Result<Encoded> {
         let encoded = self.encode_turns(messages, first, limit)?;
-        if !encoded.whole {
+        // Without blocks the answers were found behind their prompts, which have been compared.
+        let has_blocks = self.chat_template().is_some_and(ChatTemplate::has_blocks);
+        if !encoded.whole || !has_blocks {
             return Ok(encoded);
         }
         let last = messages.iter().rposition(|message| message.role == Role::Assistant);

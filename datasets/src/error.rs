@@ -163,7 +163,9 @@ pub enum Error {
     },
 
     /// CSV cannot be read.
-    #[error("{path}: broken CSV: {source}; give every row as many cells as the header has names (the header is line 1)")]
+    #[error(
+        "{path}: broken CSV: {source}; give every row as many cells as the header has names (the header is line 1)"
+    )]
     Csv {
         /// The file.
         path: PathBuf,
@@ -181,7 +183,9 @@ pub enum Error {
     },
 
     /// Every row was left out.
-    #[error("{path}: none of its {rows} rows can be used: {reasons}; name the layout with --layout if it was guessed wrong")]
+    #[error(
+        "{path}: none of its {rows} rows can be used: {reasons}; name the layout with --layout if it was guessed wrong"
+    )]
     NothingUsable {
         /// The file.
         path: PathBuf,
@@ -247,7 +251,9 @@ pub enum Error {
     },
 
     /// Arrow could not convert.
-    #[error("{path}: a column cannot be read or written: {source}; give it one type (text, numbers, true and false, lists or structs), or leave it out")]
+    #[error(
+        "{path}: a column cannot be read or written: {source}; give it one type (text, numbers, true and false, lists or structs), or leave it out"
+    )]
     Arrow {
         /// The file.
         path: PathBuf,
@@ -271,7 +277,9 @@ pub enum Error {
     },
 
     /// More than one layout fits the columns.
-    #[error("{path}: the columns {found} fit more than one layout: {choices}; name the layout with --layout, or leave out the columns of the others with --drop, or drop = [...] in [data]")]
+    #[error(
+        "{path}: the columns {found} fit more than one layout: {choices}; name the layout with --layout, or leave out the columns of the others with --drop, or drop = [...] in [data]"
+    )]
     AmbiguousLayout {
         /// The file.
         path: PathBuf,
@@ -363,9 +371,7 @@ pub enum Error {
     },
 
     /// A conversation has nothing to learn from.
-    #[error(
-        "the conversation has no assistant turn to learn from; add the answer, or remove the row"
-    )]
+    #[error("the conversation has no assistant turn to learn from; add the answer, or remove the row")]
     NoAssistantTurn,
     /// A conversation to be scored that does not end with an answer.
     #[error(
@@ -383,7 +389,9 @@ pub enum Error {
     },
 
     /// An assistant turn says nothing.
-    #[error("{at}: turn {turn} of {field} is an assistant turn without text, so there is nothing to learn from; remove the row, or give the turn \"weight\": 0")]
+    #[error(
+        "{at}: turn {turn} of {field} is an assistant turn without text, so there is nothing to learn from; remove the row, or give the turn \"weight\": 0"
+    )]
     EmptyTurn {
         /// The row.
         at: At,
@@ -394,7 +402,9 @@ pub enum Error {
     },
 
     /// A completion is not exactly one assistant turn.
-    #[error("{at}: the field {field} has the turns {found}; it must be one assistant turn, with the turns before it in prompt")]
+    #[error(
+        "{at}: the field {field} has the turns {found}; it must be one assistant turn, with the turns before it in prompt"
+    )]
     NotOneAnswer {
         /// The row.
         at: At,
@@ -583,9 +593,7 @@ pub enum Error {
     },
 
     /// A row is longer than a bin.
-    #[error(
-        "row {row} has {length} tokens, but only {max_length} fit; cut the row, or leave it out"
-    )]
+    #[error("row {row} has {length} tokens, but only {max_length} fit; cut the row, or leave it out")]
     RowTooLong {
         /// The row, from 1.
         row: usize,

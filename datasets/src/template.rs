@@ -90,6 +90,11 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// Whether the template says itself, in `{% generation %}` blocks, what the assistant speaks.
+    pub(crate) fn has_blocks(&self) -> bool {
+        self.marked
+    }
+
     /// The name for messages.
     pub fn name(&self) -> &str {
         &self.name

@@ -305,7 +305,8 @@ impl DataSection {
             return refuse("eval_fraction", format!("{fraction}: must be at least 0 and below 1"));
         }
         if fraction > 0.0 && !self.eval.0.is_empty() {
-            let message = format!("{fraction}: [data] eval names held-out rows already; leave one of the two out");
+            let message =
+                format!("{fraction}: [data] eval names held-out rows already; leave one of the two out");
             return refuse("eval_fraction", message);
         }
         Ok(())

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::*;
-use crate::record::Mapping;
 use crate::conversation::Message;
+use crate::record::Mapping;
 use crate::table::read_records;
 
 fn run(
@@ -59,7 +59,10 @@ fn alpaca() {
     assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), [Demonstration::Messages(wanted)]);
     let both = r#"{"instruction": "Add.", "input": "", "output": "3", "chosen": "3", "rejected": "4"}"#;
     let error = run(both, None, &[]).unwrap_err().to_string();
-    assert!(error.contains("alpaca (instruction, output) or alpaca-preference (instruction, chosen, rejected)"), "{error}");
+    assert!(
+        error.contains("alpaca (instruction, output) or alpaca-preference (instruction, chosen, rejected)"),
+        "{error}"
+    );
     let (report, output, _folder) = run(both, Some("alpaca-preference"), &[]).unwrap();
     assert_eq!(report.to, Layout::Preference);
     assert_eq!(
@@ -86,7 +89,12 @@ fn trees() {
             {"text": "yes", "role": "assistant", "rank": 0, "replies": []}]}]},
         {"text": "unranked", "role": "assistant", "replies": []}]}}"#
         .replace('\n', " ");
-    assert!(run(&row, None, &[]).unwrap_err().to_string().contains("oasst (message_tree_id, prompt) or oasst-preference"));
+    assert!(
+        run(&row, None, &[])
+            .unwrap_err()
+            .to_string()
+            .contains("oasst (message_tree_id, prompt) or oasst-preference")
+    );
     let (report, output, _folder) = run(&row, Some("oasst-preference"), &[]).unwrap();
     assert_eq!(report.written, 1);
     assert_eq!(
@@ -199,7 +207,9 @@ fn answers_inputs_and_system_prompts_are_kept() {
 #[test]
 fn no_field_that_changes_the_meaning_is_dropped_in_silence() {
     let turns = |more: &str, turn: &str| {
-        format!(r#"{{"messages": [{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "a"{turn}}}]{more}}}"#)
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "a"{turn}}}]{more}}}"#
+        )
     };
     for (row, field, name) in [
         (turns(r#", "tools": [{"name": "f"}]"#, ""), "tools", "tools"),
@@ -227,10 +237,10 @@ fn no_field_that_changes_the_meaning_is_dropped_in_silence() {
 fn what_is_not_converted_is_told_with_its_count() {
     let row = |more: &str| format!(r#"{{"text": "a", "id": 7, "quality": 0.5{more}}}"#);
     let (report, ..) = run(&format!("{}\n{}\n", row(""), row(r#", "note": "x""#)), None, &[]).unwrap();
-    assert_eq!(report.notes.lines("line", true), [
-        "not read: note (1 row), quality (2 rows)",
-        "not read, as metadata: id (2 rows)",
-    ]);
+    assert_eq!(
+        report.notes.lines("line", true),
+        ["not read: note (1 row), quality (2 rows)", "not read, as metadata: id (2 rows)",]
+    );
 }
 
 #[test]
@@ -241,18 +251,30 @@ fn weights_of_turns_survive() {
     let turns = messages(&row);
     assert_eq!(turns.iter().map(|turn| turn.no_loss).collect::<Vec<_>>(), [false, true, false, false]);
     let error = run(&row.replace("\"weight\": 1", "\"weight\": 2"), None, &[]).unwrap_err().to_string();
-    assert!(error.contains("messages[3].weight is the number 2; it must be 1, or 0 for a turn without loss"), "{error}");
+    assert!(
+        error.contains("messages[3].weight is the number 2; it must be 1, or 0 for a turn without loss"),
+        "{error}"
+    );
 }
 
 #[test]
 fn ultrafeedback() {
-    let side = |answer: &str| format!(r#"[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "{answer}"}}]"#);
-    let row = format!(r#"{{"prompt": "q", "chosen": {}, "rejected": {}, "score_chosen": 8}}"#, side("a"), side("b"));
+    let side = |answer: &str| {
+        format!(r#"[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "{answer}"}}]"#)
+    };
+    let row = format!(
+        r#"{{"prompt": "q", "chosen": {}, "rejected": {}, "score_chosen": 8}}"#,
+        side("a"),
+        side("b")
+    );
     let (report, output, _folder) = run(&row, None, &[]).unwrap();
     assert_eq!(report.from, Layout::Preference);
     assert_eq!(pair(&output), (vec![Message::user("q")], Message::assistant("a"), Message::assistant("b")));
     let error = run(&row.replacen("\"q\"", "\"other\"", 1), None, &[]).unwrap_err().to_string();
-    assert!(error.contains("the field chosen has the turns user, assistant; it must be one assistant turn"), "{error}");
+    assert!(
+        error.contains("the field chosen has the turns user, assistant; it must be one assistant turn"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -265,16 +287,20 @@ fn odd_conversations_are_told_and_empty_answers_refused() {
         row(&[turn("user", "q"), turn("user", "q"), turn("assistant", "a"), turn("assistant", "a")]),
     ];
     let (report, ..) = run(&rows.join("\n"), None, &[]).unwrap();
-    assert_eq!(report.notes.lines("line", true), [
-        "1 row begin with an assistant turn (the first is line 2)",
-        "1 row have a user turn that says nothing (the first is line 2)",
-        "1 row have two assistant turns in a row (the first is line 3)",
-        "1 row have two user turns in a row (the first is line 3)",
-    ]);
+    assert_eq!(
+        report.notes.lines("line", true),
+        [
+            "1 row has a user turn that says nothing (the first is line 2)",
+            "1 row has an assistant turn before any other (the first is line 2)",
+            "1 row has two assistant turns in a row (the first is line 3)",
+            "1 row has two user turns in a row (the first is line 3)",
+        ]
+    );
     let empty = row(&[turn("user", "q"), turn("assistant", " ")]);
     let error = run(&empty, None, &[]).unwrap_err().to_string();
     assert!(error.contains("line 1: turn 2 of messages is an assistant turn without text"), "{error}");
-    let shared = empty.replace("messages", "conversations").replace("role", "from").replace("content", "value");
+    let shared =
+        empty.replace("messages", "conversations").replace("role", "from").replace("content", "value");
     let error = run(&shared, None, &[]).unwrap_err().to_string();
     assert!(error.contains("none of its 1 rows can be used: an assistant turn is empty"), "{error}");
 }

@@ -65,7 +65,7 @@ impl Cache {
             let metadata = fs::metadata(path);
             bytes += metadata.map_err(|source| Error::Read { path: path.clone(), source })?.len();
         }
-        Ok(bytes >= self.least_bytes)
+        Ok(!paths.is_empty() && bytes >= self.least_bytes)
     }
 
     /// Takes the rows from the cache, or makes them with `read` and keeps them.

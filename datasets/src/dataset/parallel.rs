@@ -77,7 +77,9 @@ fn feed<S, F>(
         while batch.len() < BATCH {
             match rows.next() {
                 None => break,
-                Some(Ok((at, sources))) => batch.extend(sources.into_iter().map(|source| (at.clone(), source))),
+                Some(Ok((at, sources))) => {
+                    batch.extend(sources.into_iter().map(|source| (at.clone(), source)))
+                }
                 Some(Err(error)) => {
                     // The rows before it may hold an earlier error.
                     failed = Some(error);

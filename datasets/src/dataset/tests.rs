@@ -50,7 +50,10 @@ fn pairs_never_lose_a_whole_answer() {
     );
     let rows =
         EncodedDataset::<PreferenceRow>::load(&[&path], &small(), &options(4, Overlong::Truncate)).unwrap();
-    assert_eq!(rows.counts, Counts { read: 2, kept: 1, truncated: 1, dropped_overlong: 0, dropped_empty: 1, skipped: 0 });
+    assert_eq!(
+        rows.counts,
+        Counts { read: 2, kept: 1, truncated: 1, dropped_overlong: 0, dropped_empty: 1, skipped: 0 }
+    );
     assert_eq!((&rows.rows[0].chosen[..], &rows.rows[0].rejected[..]), (&[5, 6, 7, 8][..], &[5, 6, 8][..]));
 }
 
@@ -61,7 +64,10 @@ fn long_prompts_are_dropped() {
     let tokenizer = small();
     let rows =
         EncodedDataset::<PromptRow>::load(&[&path], &tokenizer, &options(25, Overlong::Truncate)).unwrap();
-    assert_eq!(rows.counts, Counts { read: 2, kept: 1, truncated: 0, dropped_overlong: 1, dropped_empty: 0, skipped: 0 });
+    assert_eq!(
+        rows.counts,
+        Counts { read: 2, kept: 1, truncated: 0, dropped_overlong: 1, dropped_empty: 0, skipped: 0 }
+    );
     assert_eq!(rows.rows[0].answer.as_deref(), Some("3"));
     let text = tokenizer.decode(&rows.rows[0].input_ids, false).unwrap();
     assert_eq!(text, "<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\n");
@@ -86,10 +92,7 @@ fn errors_inside_a_row_name_the_row() {
     let (_folder, path) = write(&[good, good, bad].concat());
     let error = EncodedDataset::<SftRow>::load(&[&path], &small(), &options(64, Overlong::Drop)).unwrap_err();
     let error = error.to_string();
-    assert!(
-        error.contains("x.jsonl line 3: the conversation has no assistant turn"),
-        "{error}"
-    );
+    assert!(error.contains("x.jsonl line 3: the conversation has no assistant turn"), "{error}");
     let error =
         EncodedDataset::<PreferenceRow>::load(&[&path], &small(), &options(64, Overlong::Drop)).unwrap_err();
     assert!(error.to_string().contains("no layout of preference rows fits the columns messages"), "{error}");
@@ -224,7 +227,8 @@ fn the_cache_gives_back_what_was_made_and_notices_every_change() {
     }
     fs::write(&file, &whole[..whole.len() / 2]).unwrap();
     assert_eq!(load(&tokenizer, &options).cache, CacheUse::Mended(file.clone()));
-    let written = |dataset: EncodedDataset<SftRow>| matches!(dataset.cache, CacheUse::Written(new) if new != file);
+    let written =
+        |dataset: EncodedDataset<SftRow>| matches!(dataset.cache, CacheUse::Written(new) if new != file);
     options.max_length = 63;
     assert!(written(load(&tokenizer, &options)));
     options.max_length = 64;

@@ -180,7 +180,7 @@ impl Layout {
         let has_answer = columns.iter().any(|column| column == "answer");
         let other = if has_answer { Self::Messages } else { Self::PromptMessages };
         let among: Vec<Self> = Self::ALL.into_iter().filter(|&layout| layout != other).collect();
-        Self::among(&among, columns, "foreign or own", path)
+        Self::among(&among, columns, "training", path)
     }
 
     /// The one of `layouts` that fits the columns. `kind` is for messages.

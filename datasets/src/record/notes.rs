@@ -16,21 +16,105 @@ use crate::error::{At, Error, Result};
 
 /// Fields of rows and of turns that belong to what the model sees or to what it learns, wherever no layout reads them.
 pub(crate) const MEANINGFUL: [&str; 33] = [
-    "tools", "tool_calls", "functions", "function_call", "tool_choice", "system", "system_prompt", "input",
-    "context", "history", "documents", "images", "image", "videos", "video", "audios", "audio", "weight",
-    "weights", "loss_mask", "loss", "mask", "masked", "train", "reasoning_content", "reasoning", "thinking",
-    "completion", "response", "output", "label", "labels", "margin",
+    "tools",
+    "tool_calls",
+    "functions",
+    "function_call",
+    "tool_choice",
+    "system",
+    "system_prompt",
+    "input",
+    "context",
+    "history",
+    "documents",
+    "images",
+    "image",
+    "videos",
+    "video",
+    "audios",
+    "audio",
+    "weight",
+    "weights",
+    "loss_mask",
+    "loss",
+    "mask",
+    "masked",
+    "train",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "completion",
+    "response",
+    "output",
+    "label",
+    "labels",
+    "margin",
 ];
 
 /// Fields about a row that are no part of it.
 const METADATA: [&str; 62] = [
-    "id", "_id", "idx", "index", "uuid", "uid", "row_id", "prompt_id", "message_id", "parent_id", "question_id",
-    "conversation_id", "conversation_hash", "__index_level_0__", "source", "sources", "src", "dataset",
-    "dataset_name", "data_source", "subset", "split", "origin", "url", "link", "license", "author", "user_id",
-    "date", "time", "timestamp", "created", "created_at", "updated_at", "lang", "language", "category",
-    "categories", "domain", "topic", "topics", "tag", "tags", "type", "task", "task_name", "task_type", "subject",
-    "level", "difficulty", "score", "score_chosen", "score_rejected", "rating", "model", "model_name", "generator",
-    "num_turns", "num_tokens", "hash", "metadata", "meta",
+    "id",
+    "_id",
+    "idx",
+    "index",
+    "uuid",
+    "uid",
+    "row_id",
+    "prompt_id",
+    "message_id",
+    "parent_id",
+    "question_id",
+    "conversation_id",
+    "conversation_hash",
+    "__index_level_0__",
+    "source",
+    "sources",
+    "src",
+    "dataset",
+    "dataset_name",
+    "data_source",
+    "subset",
+    "split",
+    "origin",
+    "url",
+    "link",
+    "license",
+    "author",
+    "user_id",
+    "date",
+    "time",
+    "timestamp",
+    "created",
+    "created_at",
+    "updated_at",
+    "lang",
+    "language",
+    "category",
+    "categories",
+    "domain",
+    "topic",
+    "topics",
+    "tag",
+    "tags",
+    "type",
+    "task",
+    "task_name",
+    "task_type",
+    "subject",
+    "level",
+    "difficulty",
+    "score",
+    "score_chosen",
+    "score_rejected",
+    "rating",
+    "model",
+    "model_name",
+    "generator",
+    "num_turns",
+    "num_tokens",
+    "hash",
+    "metadata",
+    "meta",
 ];
 
 /// How many rows, and the first of them.
@@ -107,7 +191,10 @@ impl Notes {
         let mut seen: Vec<&str> = Vec::new();
         for turn in turns.iter().filter_map(Value::as_object) {
             for (name, value) in turn {
-                if !looked.mapping.reads_turn_field(name) && !seen.contains(&name.as_str()) && !is_blank(value) {
+                if !looked.mapping.reads_turn_field(name)
+                    && !seen.contains(&name.as_str())
+                    && !is_blank(value)
+                {
                     seen.push(name);
                     self.field(looked, name, &format!("{column}[].{name}"), value)?;
                 }
@@ -142,7 +229,8 @@ impl Notes {
 
     /// Counts a column that is not read at all, in so many rows.
     pub(crate) fn column(&mut self, name: &str, rows: usize, needless: &[&str]) {
-        let counts = if class(name, needless) == Class::Metadata { &mut self.metadata } else { &mut self.unread };
+        let counts =
+            if class(name, needless) == Class::Metadata { &mut self.metadata } else { &mut self.unread };
         counts.insert(name.to_owned(), Seen { rows, first: 1 });
     }
 
@@ -156,7 +244,7 @@ impl Notes {
         let turns = record.turns();
         let spoken: Vec<&&Message> = turns.iter().filter(|turn| turn.role != Role::System).collect();
         if spoken.first().is_some_and(|turn| turn.role == Role::Assistant) {
-            count(&mut self.odd, "begin with an assistant turn", at);
+            count(&mut self.odd, "have an assistant turn before any other", at);
         }
         for (role, what) in [
             (Role::User, "have two user turns in a row"),
@@ -191,7 +279,8 @@ impl Notes {
         let rows = |count: usize| if count == 1 { "1 row".to_owned() } else { format!("{count} rows") };
         let mut lines = Vec::new();
         let fields = |fields: &BTreeMap<String, Seen>| {
-            let field = |(name, seen): (&String, &Seen)| format!("{} ({})", name.escape_debug(), rows(seen.rows));
+            let field =
+                |(name, seen): (&String, &Seen)| format!("{} ({})", name.escape_debug(), rows(seen.rows));
             fields.iter().map(field).collect::<Vec<_>>().join(", ")
         };
         if !self.unread.is_empty() {
@@ -204,6 +293,7 @@ impl Notes {
             lines.push(format!("{} left out: {reason} (the first is {row} {})", rows(seen.rows), seen.first));
         }
         for (what, seen) in &self.odd {
+            let what = if seen.rows == 1 { what.replacen("have ", "has ", 1) } else { what.clone() };
             lines.push(format!("{} {what} (the first is {row} {})", rows(seen.rows), seen.first));
         }
         lines

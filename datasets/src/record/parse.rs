@@ -97,7 +97,11 @@ pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
     };
     let mut prompt = fields.prompt(prompt)?;
     let [mut chosen, mut rejected] = fields.sides(Some(Role::Assistant))?;
-    if chosen.len() > 1 && rejected.len() > 1 && begins_with(&chosen, &prompt) && begins_with(&rejected, &prompt) {
+    if chosen.len() > 1
+        && rejected.len() > 1
+        && begins_with(&chosen, &prompt)
+        && begins_with(&rejected, &prompt)
+    {
         // Whole conversations that say the prompt again (UltraFeedback).
         prompt = split_shared(&mut chosen, &mut rejected);
     }
@@ -280,7 +284,9 @@ impl Fields<'_> {
                 _ if text.trim().is_empty() => {}
                 Some(turn) if turn.content == text => {}
                 Some(_) => {
-                    let reason = format!("column {column} says something else than the system turn of the conversation");
+                    let reason = format!(
+                        "column {column} says something else than the system turn of the conversation"
+                    );
                     return Err(Error::BadForeignRow { at: self.at.clone(), reason });
                 }
                 None => turns.insert(0, Message::system(text)),
@@ -316,7 +322,9 @@ impl Fields<'_> {
             Some(_) if turns.len() == 1 => {
                 Err(Error::EmptyCompletion { at: self.at.clone(), field: field.to_owned() })
             }
-            Some(turn) => Err(Error::EmptyTurn { at: self.at.clone(), field: field.to_owned(), turn: turn + 1 }),
+            Some(turn) => {
+                Err(Error::EmptyTurn { at: self.at.clone(), field: field.to_owned(), turn: turn + 1 })
+            }
         }
     }
 
@@ -339,7 +347,9 @@ impl Fields<'_> {
         match (value.as_ref(), lone) {
             (Value::String(text), Some(role)) => Ok(vec![Message::new(role, text)]),
             // A CSV cell such as "[1] is a footnote" is a list to JSON alone.
-            (Value::Array(list), Some(role)) if matches!(value, Cow::Owned(_)) && !list.iter().all(Value::is_object) => {
+            (Value::Array(list), Some(role))
+                if matches!(value, Cow::Owned(_)) && !list.iter().all(Value::is_object) =>
+            {
                 Ok(vec![Message::new(role, self.text(field)?)])
             }
             (Value::Array(list), _) => {
@@ -354,7 +364,11 @@ impl Fields<'_> {
         let turn = value.as_object().ok_or_else(|| self.wrong(field, value, "an object {role, content}"))?;
         let part = |name: &str, usual: [&str; 2], expected| {
             let found = self.mapping.field(name, turn, &usual).filter(|value| !value.is_null());
-            found.ok_or_else(|| Error::MissingField { at: self.at.clone(), field: format!("{field}.{name}"), expected })
+            found.ok_or_else(|| Error::MissingField {
+                at: self.at.clone(),
+                field: format!("{field}.{name}"),
+                expected,
+            })
         };
         let role = part("role", ["role", "from"], "text")?;
         let name = role.as_str().ok_or_else(|| self.wrong(&format!("{field}.role"), role, "text"))?;
@@ -374,7 +388,9 @@ impl Fields<'_> {
             None => Ok(false),
             Some(weight) if weight.as_f64() == Some(1.0) => Ok(false),
             Some(weight) if weight.as_f64() == Some(0.0) => Ok(true),
-            Some(other) => Err(self.wrong(&format!("{field}.weight"), other, "1, or 0 for a turn without loss")),
+            Some(other) => {
+                Err(self.wrong(&format!("{field}.weight"), other, "1, or 0 for a turn without loss"))
+            }
         }
     }
 

@@ -71,7 +71,7 @@ fn errors_name_row_field_and_fix() {
             "field messages is the text \"hello\"; it must be a list of {role, content}",
         ),
         (json!({"messages": null}), "field messages is missing or null"),
-        (json!({"messages": [3]}), "field messages[0] is the number 3; wanted an object"),
+        (json!({"messages": [3]}), "field messages[0] is the number 3; it must be an object"),
     ];
     for (row, wanted) in cases {
         let error = message::<Demonstration>(Layout::Messages, row);
@@ -86,7 +86,10 @@ fn answers_are_one_assistant_turn_with_content() {
     assert!(error.contains("field chosen is empty"), "{error}");
     let two = json!([{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]);
     let error = message::<Preference>(Layout::Preference, pair(two));
-    assert!(error.contains("field chosen has the turns assistant, user; it must be one assistant turn"), "{error}");
+    assert!(
+        error.contains("field chosen has the turns assistant, user; it must be one assistant turn"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -128,7 +131,12 @@ fn layouts_are_told_by_columns_or_refused() {
     assert_eq!(detect(&["id", "messages"]), Ok(Layout::Messages));
     assert_eq!(detect(&["prompt", "completion", "label"]), Ok(Layout::PromptCompletion));
     let error = detect(&["text", "messages"]).unwrap_err();
-    assert!(error.contains("the columns text, messages fit more than one layout: messages (messages) or text (text);"), "{error}");
+    assert!(
+        error.contains(
+            "the columns text, messages fit more than one layout: messages (messages) or text (text);"
+        ),
+        "{error}"
+    );
     let error = detect(&["dialogue"]).unwrap_err();
     assert!(error.contains("no layout of demonstration rows fits the columns dialogue; wanted are messages (messages) or sharegpt"), "{error}");
     let columns = ["prompt", "chosen", "rejected"].map(str::to_owned);

@@ -59,7 +59,9 @@ fn check_head(path: &Path, head: &[u8], format: Format, gzipped: bool) -> Result
         (Some((_, "Parquet", _)), _) => "rename it to end in .parquet".to_owned(),
         (Some((_, "gzip", _)), None) => "rename it to end in .gz as well".to_owned(),
         (Some((_, _, program)), _) => format!("unpack it first with `{program}`"),
-        (None, Some("Parquet")) => "rename it to what it is (.jsonl, .json or .csv), or fetch it again".to_owned(),
+        (None, Some("Parquet")) => {
+            "rename it to what it is (.jsonl, .json or .csv), or fetch it again".to_owned()
+        }
         (None, _) => "rename it without .gz if it is plain text, or fetch it again".to_owned(),
     };
     Err(Error::WrongFormat {

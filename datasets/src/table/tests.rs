@@ -8,10 +8,10 @@ use arrow_array::{ArrayRef, DictionaryArray, Int32Array, LargeStringArray, Recor
 use parquet::arrow::ArrowWriter;
 
 use super::*;
-use crate::record::Layout;
-use std::fs::File;
 use crate::conversation::Message;
+use crate::record::Layout;
 use crate::record::{Demonstration, Preference, Prompt, Unpaired};
+use std::fs::File;
 
 fn demonstrations() -> Vec<Demonstration> {
     let turn = |number: usize| {
@@ -113,7 +113,10 @@ fn parquet_columns_of_any_text_and_list_type_are_read() {
         whole[1],
         serde_json::json!({"view": null, "large": "m", "dictionary": "y", "ids": null, "number": null})
     );
-    assert_eq!(rows(Some(&|name| ["number", "missing"].contains(&name)))[0], serde_json::json!({"number": 4}));
+    assert_eq!(
+        rows(Some(&|name| ["number", "missing"].contains(&name)))[0],
+        serde_json::json!({"number": 4})
+    );
 }
 
 #[test]
@@ -191,16 +194,36 @@ fn a_file_that_is_not_what_its_name_says_is_refused_by_name() {
     encoder.write_all(b"{\"text\": \"a\"}\n{\"text\": \"a long text to cut off\"}\n").unwrap();
     let packed = encoder.finish().unwrap();
     for (name, content, words) in [
-        ("x.jsonl", packed.as_slice(), "this file is gzip, which its name does not say; rename it to end in .gz"),
-        ("x.jsonl.gz", b"{\"text\": \"a\"}\n".as_slice(), "this file is not gzip, which its name does not say; rename it without .gz"),
+        (
+            "x.jsonl",
+            packed.as_slice(),
+            "this file is gzip, which its name does not say; rename it to end in .gz",
+        ),
+        (
+            "x.jsonl.gz",
+            b"{\"text\": \"a\"}\n".as_slice(),
+            "this file is not gzip, which its name does not say; rename it without .gz",
+        ),
         ("x.jsonl.gz", &packed[..packed.len() - 12], "the gzip data is damaged or cut off"),
-        ("x.jsonl", b"\x28\xb5\x2f\xfd\0\0\0\0", "this file is zstd, which its name does not say; unpack it first with `zstd -d`"),
-        ("x.json", b"PAR1\0\0\0\0", "this file is Parquet, which its name does not say; rename it to end in .parquet"),
+        (
+            "x.jsonl",
+            b"\x28\xb5\x2f\xfd\0\0\0\0",
+            "this file is zstd, which its name does not say; unpack it first with `zstd -d`",
+        ),
+        (
+            "x.json",
+            b"PAR1\0\0\0\0",
+            "this file is Parquet, which its name does not say; rename it to end in .parquet",
+        ),
         ("x.parquet", b"{\"text\": \"a\"}\n", "this file is not Parquet"),
         ("x.parquet", b"PAR1PAR1", "this is not a Parquet file that can be read"),
         ("x.csv", b"", "the file has no rows"),
         ("x.csv", b"text,text\na,b\n", "the column text is there twice"),
-        ("x.jsonl", b"{\"text\": \"a\", \"text\": \"b\"}\n", "line 1 column 20: broken JSON: the field \"text\" is there twice"),
+        (
+            "x.jsonl",
+            b"{\"text\": \"a\", \"text\": \"b\"}\n",
+            "line 1 column 26: broken JSON: the field \"text\" is there twice",
+        ),
         ("x.jsonl.br", b"abc", "cannot tell the format from its name"),
     ] {
         let error = message(name, content);
@@ -221,7 +244,10 @@ fn a_list_in_a_text_is_a_list_in_csv_alone() {
     assert_eq!(prompt("x.jsonl", row), [Message::user(turns)]);
     let quoted = turns.replace('"', "\"\"");
     assert_eq!(prompt("x.csv", format!("prompt\n\"{quoted}\"\n")), [Message::user("a")]);
-    assert_eq!(prompt("x.csv", "prompt\n[1] is a footnote\n".to_owned()), [Message::user("[1] is a footnote")]);
+    assert_eq!(
+        prompt("x.csv", "prompt\n[1] is a footnote\n".to_owned()),
+        [Message::user("[1] is a footnote")]
+    );
     assert_eq!(prompt("x.csv", "prompt\n[1]\n".to_owned()), [Message::user("[1]")]);
     let path = folder.path().join("x.parquet");
     let rows = [Prompt { messages: vec![Message::user(turns)], answer: None }];
@@ -244,9 +270,17 @@ fn margins_that_are_no_numbers_are_refused() {
     for (margin, words) in [(f64::NAN, "NaN"), (f64::INFINITY, "inf")] {
         let text = |text: &str| -> ArrayRef { Arc::new(LargeStringArray::from(vec![text])) };
         let margins: ArrayRef = Arc::new(arrow_array::Float64Array::from(vec![margin]));
-        write_parquet(&path, vec![("prompt", text("q")), ("chosen", text("a")), ("rejected", text("b")), ("margin", margins)]);
+        write_parquet(
+            &path,
+            vec![("prompt", text("q")), ("chosen", text("a")), ("rejected", text("b")), ("margin", margins)],
+        );
         let error = read_records::<Preference>(&path, None).unwrap_err().to_string();
-        assert!(error.contains(&format!("x.parquet row 1: the field margin is the text {words:?}; it must be a finite number")), "{error}");
+        assert!(
+            error.contains(&format!(
+                "x.parquet row 1: the field margin is the text {words:?}; it must be a finite number"
+            )),
+            "{error}"
+        );
     }
 }
 
@@ -268,10 +302,10 @@ fn columns_of_parquet_that_nothing_reads_are_counted_without_being_read() {
     write_parquet(&path, columns(None));
     let mut rows = open_records::<Demonstration>(&path, &Reading::default()).unwrap();
     assert_eq!(rows.by_ref().filter(Result::is_ok).count(), 2);
-    assert_eq!(rows.notes().lines("row", true), [
-        "not read: quality (1 row), thumbnail (2 rows)",
-        "not read, as metadata: id (2 rows)",
-    ]);
+    assert_eq!(
+        rows.notes().lines("row", true),
+        ["not read: quality (1 row), thumbnail (2 rows)", "not read, as metadata: id (2 rows)",]
+    );
     write_parquet(&path, columns(Some("search")));
     let error = read_records::<Demonstration>(&path, None).unwrap_err().to_string();
     assert!(error.contains("x.parquet row 2: the field tools is the text \"search\""), "{error}");

@@ -101,7 +101,9 @@ fn check(arguments: &CheckArgs, tokenizer: Option<&Tokenizer>) -> Result<Report,
         layout if Demonstration::LAYOUTS.contains(&layout) => {
             check_as::<Demonstration>(report, &reading, tokenizer)
         }
-        layout if Preference::LAYOUTS.contains(&layout) => check_as::<Preference>(report, &reading, tokenizer),
+        layout if Preference::LAYOUTS.contains(&layout) => {
+            check_as::<Preference>(report, &reading, tokenizer)
+        }
         layout if Prompt::LAYOUTS.contains(&layout) => check_as::<Prompt>(report, &reading, tokenizer),
         _ => check_as::<Unpaired>(report, &reading, tokenizer),
     }
