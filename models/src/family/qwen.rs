@@ -101,8 +101,11 @@ fn experts(
 
 /// The window of the layers that have one: `sliding_window`, if `use_sliding_window`.
 fn window(fields: &Fields<'_>) -> Result<Option<i64>, Error> {
-    let window = fields.optional_size("sliding_window", Some(4096))?;
-    Ok(if fields.flag_or("use_sliding_window", false)? { window } else { None })
+    if !fields.flag_or("use_sliding_window", false)? {
+        // transformers saves 0 here where there is no window.
+        return Ok(None);
+    }
+    fields.optional_size("sliding_window", Some(4096))
 }
 
 /// Whether a layer has the window in Qwen2 and Qwen3 without `layer_types`: from `max_window_layers` on.
