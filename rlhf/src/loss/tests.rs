@@ -127,8 +127,11 @@ fn explained_variance_is_one_for_a_perfect_critic_and_none_without_variance() {
         |values: &[f64]| value(&vector(values), &returns, &returns, None, None).unwrap().statistics;
     assert!((statistics(&[1.0, 2.0, 4.0]).explained_variance().unwrap() - 1.0).abs() < 1e-12);
     assert!(statistics(&[7.0, 7.0, 7.0]).explained_variance().unwrap().abs() < 1e-12);
-    let flat = vector(&[2.0; 3]);
-    assert_eq!(value(&flat, &flat, &flat, None, None).unwrap().statistics.explained_variance(), None);
+    // The squares of 0.1 add up to a little more or less than three times the square of their mean.
+    for size in [2.0, 0.1, 1e5 + 0.1] {
+        let (flat, guess) = (vector(&[size; 3]), vector(&[0.7; 3]));
+        assert_eq!(value(&guess, &flat, &flat, None, None).unwrap().statistics.explained_variance(), None);
+    }
 }
 
 /// Gradients of policy plus value loss over six replies, computed in the given micro-batches.
