@@ -84,7 +84,7 @@ fn windows_are_those_of_each_qwen() {
     assert_eq!(windows("qwen2_moe", json!({"max_window_layers": 28})), [some, None, some]);
     assert_eq!(windows("qwen3_moe", json!({})), [some; 3]);
     assert_eq!(windows("qwen3_moe", json!({"use_sliding_window": false})), [None; 3]);
-    refused("qwen3_moe", &json!({"layer_types": ["sliding_attention"; 3]}), "`layer_types`");
+    refused("qwen3_moe", &json!({"layer_types": vec!["sliding_attention"; 3]}), "`layer_types`");
 }
 
 #[test]
