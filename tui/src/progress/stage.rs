@@ -156,8 +156,7 @@ impl Stage {
                 spans.extend(["✓".green(), format!(" {done} in {elapsed}").into()]);
             }
             Some(reason) => {
-                let (unit, step, total) = (self.unit, self.step, self.total);
-                let place = format!(" stopped at {unit} {step}/{total} after {elapsed}: {reason}");
+                let place = format!(" stopped at {}/{} after {elapsed}: {reason}", self.step, self.total);
                 spans.extend(["✗".red(), place.into()]);
             }
         }

@@ -93,7 +93,7 @@ fn a_finished_stage_leaves_one_line() {
         screen(&progress, 60),
         [
             "[1/2] rm  ✓ 2 steps in 3m12s  loss 0.4121  accuracy 0.9100",
-            "[2/2] ppo  ✗ stopped at step 1/3 after 1.0s: loss is NaN;↵lower…",
+            "[2/2] ppo  ✗ stopped at 1/3 after 1.0s: loss is NaN;↵lower…",
         ]
     );
 }
