@@ -130,7 +130,11 @@ fn explained_variance_is_one_for_a_perfect_critic_and_none_without_variance() {
     // The squares of 0.1 add up to a little more or less than three times the square of their mean.
     for size in [2.0, 0.1, 1e5 + 0.1] {
         let (flat, guess) = (vector(&[size; 3]), vector(&[0.7; 3]));
-        assert_eq!(value(&guess, &flat, &flat, None, None).unwrap().statistics.explained_variance(), None);
+        for kind in [Kind::Double, Kind::Float] {
+            let [guess, flat] = [&guess, &flat].map(|numbers| numbers.to_kind(kind));
+            let found = value(&guess, &flat, &flat, None, None).unwrap().statistics;
+            assert_eq!(found.explained_variance(), None, "{size} {kind:?}");
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::Tokens;
 use crate::{Error, check};
@@ -83,15 +83,17 @@ pub fn value(
         None => free.shallow_clone(),
     };
     let error = &returns - &values;
+    // In fp32 the squares of equal returns would differ from the square of their mean.
+    let exact_square = |numbers: &Tensor| numbers.to_kind(Kind::Double).square();
     let [count, clipped_count, value, returns_sum, returns_squared, error, error_squared] = tokens
         .statistics([
             returns.ones_like(),
             clipped.gt_tensor(&free),
             values.shallow_clone(),
             returns.shallow_clone(),
-            returns.square(),
+            exact_square(&returns),
             error.shallow_clone(),
-            error.square(),
+            exact_square(&error),
         ]);
     let statistics = ValueStatistics {
         tokens: count,
