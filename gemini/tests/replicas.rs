@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use gemini::config::Scheduler;
 use gemini::{Engine, Error, TrainConfig};
-use parallel::c10d::Store;
+use parallel::c10d::Secret;
+use parallel::rendezvous::open_store;
 use parallel::{Axis, Groups, Mesh, Parameter, Place, Segmented, Transport, World};
 use tch::{Device, Kind, Tensor};
 
@@ -94,10 +95,11 @@ fn train_on(size: usize, transport: Transport) -> Vec<(Vec<f32>, u64)> {
 
 /// Runs `body` on `size` data-parallel ranks, each a thread.
 fn on_ranks<T: Send>(size: usize, transport: Transport, body: impl Fn(&Arc<Groups>) -> T + Sync) -> Vec<T> {
-    let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
-    let port = server.port();
+    let meeting = Place { secret: Some(Secret::random().unwrap()), ..Place::single() };
+    let server = open_store(&meeting, TIMEOUT).unwrap();
+    let meeting = Place { port: server.port(), served: true, ..meeting };
     let rank = |rank: usize| {
-        let place = Place { rank, size, port, served: true, ..Place::single() };
+        let place = Place { rank, size, ..meeting.clone() };
         let world = World::join(place, transport, TIMEOUT).unwrap();
         let groups = Arc::new(world.groups(&Mesh::new(&[(Axis::Data, size)], rank, size).unwrap()).unwrap());
         let ended = body(&groups);

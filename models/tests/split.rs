@@ -15,9 +15,10 @@ use models::head;
 use models::sample::Sampling;
 use models::scalar_model::ScalarModel;
 use models::split::{Layers, Split, Tokens};
-use parallel::c10d::Store;
+use parallel::c10d::Secret;
 use parallel::comm::Reduction;
 use parallel::pipeline::{self, Method};
+use parallel::rendezvous::open_store;
 use parallel::tensor_file::TensorFile;
 use parallel::{Axis, Groups, Mesh, Parameter, Place, Placement, Segmented, Tape, Transport, World};
 use tch::{Device, Kind, Tensor};
@@ -85,10 +86,11 @@ fn on_every_mesh<T: Send>(
     let size = sizes.iter().product();
     let axes = [Axis::Pipeline, Axis::Data, Axis::Expert, Axis::Sequence, Axis::Tensor];
     let wide: Vec<(Axis, usize)> = axes.into_iter().zip(sizes).collect();
-    let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
-    let port = server.port();
+    let meeting = Place { secret: Some(Secret::random().unwrap()), ..Place::single() };
+    let server = open_store(&meeting, TIMEOUT).unwrap();
+    let meeting = Place { port: server.port(), served: true, ..meeting };
     let rank = |rank: usize| {
-        let place = Place { rank, size, port, served: true, ..Place::single() };
+        let place = Place { rank, size, ..meeting.clone() };
         let world = World::join(place, transport, TIMEOUT).unwrap();
         let groups = world.groups(&Mesh::new(&wide, rank, size).unwrap()).unwrap();
         let result = body(&groups);

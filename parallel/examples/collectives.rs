@@ -8,8 +8,9 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use parallel::c10d::Store;
+use parallel::c10d::Secret;
 use parallel::comm::{Group, Reduction};
+use parallel::rendezvous::{JOB_SECRET, open_store};
 use parallel::world::Place;
 use parallel::{Transport, World, launch};
 use tch::{Device, Kind, Tensor};
@@ -25,12 +26,14 @@ fn main() -> Result<(), Failure> {
         return rank();
     }
     let size: usize = std::env::args().nth(1).map_or(Ok(2), |text| text.parse())?;
-    let store = Store::open("127.0.0.1", 0, true, TIMEOUT)?;
+    let secret = Secret::random()?;
+    let store = open_store(&Place { secret: Some(secret.clone()), ..Place::single() }, TIMEOUT)?;
     let start = |rank: usize| {
         Command::new(std::env::current_exe()?)
             .envs([("RANK", rank.to_string()), ("WORLD_SIZE", size.to_string())])
             .envs([("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", store.port().to_string())])
             .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+            .env(JOB_SECRET, secret.reveal())
             .spawn()
     };
     let ranks = (0..size).map(start).collect::<Result<Vec<_>, _>>()?;

@@ -252,7 +252,7 @@ impl Group {
         if self.size() == 1 {
             return Ok(input);
         }
-        let output = Tensor::empty(&shape, (input.kind(), input.device()));
+        let output = self.empty(&shape, (input.kind(), input.device()), "all_gather")?;
         self.all_gather_into(&output, &input)?;
         Ok(output)
     }
@@ -273,7 +273,7 @@ impl Group {
         if self.size() == 1 {
             return Ok(input.copy());
         }
-        let output = Tensor::empty(&shape, (input.kind(), input.device()));
+        let output = self.empty(&shape, (input.kind(), input.device()), "reduce_scatter")?;
         self.count(bytes_of(&output) * (self.size() as u64 - 1));
         self.start("reduce_scatter", input.device(), |communicator| {
             communicator.reduce_scatter(&output, &input)
@@ -291,7 +291,7 @@ impl Group {
         let mut shape = input.size();
         let row = bytes_of(&input) / shape[0].max(1) as u64;
         shape[0] = received.iter().sum();
-        let output = Tensor::empty(&shape, (input.kind(), input.device()));
+        let output = self.empty(&shape, (input.kind(), input.device()), "all_to_all")?;
         self.count(row * (sent.iter().sum::<i64>() - sent[self.rank]) as u64);
         self.start("all_to_all", input.device(), |communicator| {
             communicator.all_to_all(&output, &input, [received, sent])
@@ -323,7 +323,7 @@ impl Group {
         from: usize,
         tag: usize,
     ) -> Result<Tensor, Error> {
-        let tensor = Tensor::empty(shape, (kind, Device::Cpu));
+        let tensor = self.empty(shape, (kind, Device::Cpu), "receive")?;
         self.hand_over(&tensor, [from, self.rank], tag, "receive")?.wait()?;
         Ok(tensor.to_device(device))
     }
@@ -403,10 +403,27 @@ impl Group {
             return Ok(own);
         }
         let bytes = postcard::to_allocvec(&own).expect("plain data has a binary form");
-        let read = |bytes: Vec<u8>| {
-            postcard::from_bytes::<Vec<T>>(&bytes).expect("every rank runs this very program")
-        };
-        Ok(self.gather_bytes(&bytes)?.into_iter().flat_map(read).collect())
+        let mut all = Vec::new();
+        for (place, bytes) in self.gather_bytes(&bytes)?.into_iter().enumerate() {
+            let foreign = |_| Error::Foreign { rank: self.ranks[place] };
+            all.extend(postcard::from_bytes::<Vec<T>>(&bytes).map_err(foreign)?);
+        }
+        Ok(all)
+    }
+
+    /// Room for what comes in. Memory that the system does not give is an error and no panic.
+    fn empty(
+        &self,
+        shape: &[i64],
+        options: (Kind, Device),
+        collective: &'static str,
+    ) -> Result<Tensor, Error> {
+        Tensor::f_empty(shape, options).map_err(|error| Error::Collective {
+            rank: self.ranks[self.rank],
+            group: self.name.to_string(),
+            collective,
+            cause: SysError::Torch { call: "empty".to_owned(), message: error.to_string() },
+        })
     }
 
     fn reduced<const N: usize>(&self, numbers: [f64; N], reduction: Reduction) -> Result<[f64; N], Error> {

@@ -1,32 +1,69 @@
 //! What a process sets before its first tensor operation: heap policy and threads.
 //!
 //! More threads than cores make every operation wait for a scheduler slice, so `ranks x threads <= cores` is a rule and not
-//! advice. The environment of a launcher is read here and nowhere else.
+//! advice; one thread in each of a few more ranks than cores is allowed, for trying a layout out. The environment of a launcher is read
+//! here and nowhere else.
 
-use parallel_sys::{memory, runtime};
+use parallel_sys::memory::{self, Refused};
+use parallel_sys::runtime;
 
 use crate::Error;
+
+/// The most processes for each core.
+const PROCESSES_PER_CORE: usize = 4;
+
+/// The cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Refuses to run `processes` processes on this host: none, or so many that they only wait for one another.
+pub fn check_processes(processes: usize) -> Result<(), Error> {
+    let cores = cores();
+    if processes == 0 || processes > cores * PROCESSES_PER_CORE {
+        return Err(Error::Processes { processes, cores, most: cores * PROCESSES_PER_CORE });
+    }
+    Ok(())
+}
 
 /// Prepares one of `processes` processes of this host. `threads` is the number of threads of one operation, or `None` for a fair
 /// share of the cores, and at least one.
 ///
-/// Returns the number set. Call first thing in `main`.
-pub fn prepare(threads: Option<usize>, processes: usize) -> Result<usize, Error> {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+/// Returns what the C library refused, which is no error. Call first thing in `main`.
+pub fn prepare(threads: Option<usize>, processes: usize) -> Result<Vec<Refused>, Error> {
+    check_processes(processes)?;
+    let cores = cores();
     let threads = threads.unwrap_or((cores / processes).max(1));
     if threads == 0 || (threads > 1 && threads * processes > cores) {
         return Err(Error::Threads { threads, processes, cores });
     }
-    memory::keep_large_buffers()?;
+    let refused = memory::keep_large_buffers();
     runtime::set_threads(threads);
-    Ok(threads)
+    Ok(refused)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
-    fn more_threads_than_cores_are_refused() {
-        let error = super::prepare(Some(100_000), 1).unwrap_err().to_string();
+    fn more_threads_than_cores_and_none_are_refused() {
+        let error = prepare(Some(100_000), 1).unwrap_err().to_string();
         assert!(error.starts_with("100000 threads in each of 1 processes"), "{error}");
+        assert!(error.contains("--threads") && error.contains(&format!("at most {}", cores())), "{error}");
+        let error = prepare(Some(0), 1).unwrap_err().to_string();
+        assert!(error.contains("0 threads") && error.contains("at least 1"), "{error}");
+    }
+
+    #[test]
+    fn processes_that_only_wait_for_one_another_are_refused() {
+        let cores = cores();
+        assert!(check_processes(1).is_ok() && check_processes(4 * cores).is_ok());
+        let error = check_processes(4 * cores + 1).unwrap_err().to_string();
+        assert!(
+            error.contains("--nproc") && error.contains(&format!("use {cores}, or at most {}", 4 * cores)),
+            "{error}"
+        );
+        assert!(check_processes(0).is_err());
     }
 }

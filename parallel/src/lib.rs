@@ -9,6 +9,7 @@ pub mod mesh;
 pub mod parameter;
 pub mod pipeline;
 pub mod region;
+pub mod rendezvous;
 pub mod segment;
 pub mod sequence;
 pub mod tensor_file;
@@ -64,16 +65,75 @@ pub enum Error {
         #[source]
         cause: parallel_sys::Error,
     },
-    /// The store cannot be reached, or its port is taken.
+    /// The port of the store cannot be had.
     #[error(
         "the ranks cannot meet at {address}: {cause}; choose another free port as MASTER_PORT or --master-port"
     )]
+    Port {
+        /// Where the job meets.
+        address: String,
+        /// The system's reason.
+        #[source]
+        cause: std::io::Error,
+    },
+    /// The store failed.
+    #[error("the ranks cannot meet at {address}: {cause}")]
     Rendezvous {
         /// Where the job meets.
         address: String,
         /// What went wrong.
         #[source]
         cause: parallel_sys::Error,
+    },
+    /// What listens at the address of the store is something else.
+    #[error(
+        "what listens at {address} {problem}, so it is no store of this job; look at MASTER_ADDR and MASTER_PORT (--master-addr, --master-port), at COLOSSAL_JOB_SECRET, and for another program at that port"
+    )]
+    NoStore {
+        /// Where the job meets.
+        address: String,
+        /// What it did.
+        problem: &'static str,
+    },
+    /// A job of several processes without a secret.
+    #[error(
+        "rank {rank} of {size}: COLOSSAL_JOB_SECRET is not set, and without it anybody who reaches the port of the job could take part; give every rank the same random text: `export COLOSSAL_JOB_SECRET=$(openssl rand -hex 32)` before the launcher, and the same on every machine"
+    )]
+    NoSecret {
+        /// This process.
+        rank: usize,
+        /// All processes.
+        size: usize,
+    },
+    /// A secret that can be guessed.
+    #[error(
+        "COLOSSAL_JOB_SECRET has {length} characters and must have at least {}: `openssl rand -hex 32` makes one",
+        parallel_sys::c10d::Secret::SHORTEST
+    )]
+    ShortSecret {
+        /// The characters there are.
+        length: usize,
+    },
+    /// A value at the store that a stranger has written.
+    #[error(
+        "what the store at {address} holds as `{subject}` of rank {rank} was not written by a rank of this job: a stranger wrote it, or that rank was started with another COLOSSAL_JOB_SECRET"
+    )]
+    Forged {
+        /// The rank that should have written it.
+        rank: usize,
+        /// What it is about.
+        subject: String,
+        /// Where the job meets.
+        address: String,
+        /// What the store said.
+        #[source]
+        cause: parallel_sys::Error,
+    },
+    /// A rank that speaks another version's words.
+    #[error("rank {rank} runs another version of this program: start every rank from the same build")]
+    Foreign {
+        /// The rank.
+        rank: usize,
     },
     /// The host of the store does not answer.
     #[error(
@@ -122,7 +182,7 @@ pub enum Error {
     },
     /// More threads than cores make every operation wait for the scheduler.
     #[error(
-        "{threads} threads in each of {processes} processes are more than the {cores} cores of this machine: lower `threads`"
+        "{threads} threads in each of {processes} processes on {cores} cores: give --threads, or `threads` in the run file, at least 1 and at most {}", (cores / processes).max(1)
     )]
     Threads {
         /// The threads asked for.
@@ -131,6 +191,18 @@ pub enum Error {
         processes: usize,
         /// The cores there are.
         cores: usize,
+    },
+    /// More processes than can do anything but wait.
+    #[error(
+        "{processes} processes on {cores} cores: give --nproc at least 1; use {cores}, or at most {most} to try a layout out"
+    )]
+    Processes {
+        /// The processes of this host.
+        processes: usize,
+        /// The cores there are.
+        cores: usize,
+        /// The most that are allowed.
+        most: usize,
     },
 }
 

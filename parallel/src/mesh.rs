@@ -70,7 +70,8 @@ impl Mesh {
         for &(axis, size) in wide {
             sizes[axis as usize] = size;
         }
-        let wanted = sizes.iter().product();
+        // A product that is too large for a number is no number of processes.
+        let wanted = sizes.iter().fold(1, |product: usize, &size| product.saturating_mul(size));
         if wanted != world_size || wanted == 0 {
             return Err(Error::MeshSize {
                 mesh: Self { sizes, rank }.to_string(),

@@ -2,19 +2,16 @@
 //!
 //! A launcher tells each process its place by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`
 //! (torchrun, and this program's own); SLURM and Open MPI say it in words of their own, which [`Place::from_environment`] knows
-//! too. The processes meet at a store that rank 0 serves, or that the launcher serves already.
+//! too. The processes meet at a store that rank 0 serves, or that the launcher serves already ([`crate::rendezvous`]).
 //!
 //! Groups are formed by all of their ranks, in the same order everywhere: over shared memory where all live on one host,
 //! over TCP otherwise, and over NCCL for tensors of GPUs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use parallel_sys::c10d::Store;
+use parallel_sys::c10d::{Secret, Store};
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
@@ -22,15 +19,16 @@ use crate::comm::gloo::GlooGroup;
 use crate::comm::nccl::NcclGroup;
 use crate::comm::shared::SharedGroup;
 use crate::comm::{Communicator, Group};
-use crate::{Axis, Error, Mesh};
+use crate::rendezvous::{self, ANSWER, JOB_SECRET, open_store};
+use crate::{Axis, Error, Mesh, SysError};
 
 /// How long ranks wait for one another to come.
 pub const TIMEOUT: Duration = Duration::from_secs(300);
 /// How long ranks wait for one another in a collective: rank 0 may be writing a large model meanwhile. A rank that died is noticed
 /// at once.
 const PATIENCE: Duration = Duration::from_secs(1800);
-/// How long a host may take to answer at all.
-const ANSWER: Duration = Duration::from_secs(7);
+/// The shortest wait for a value: none would mean for ever.
+const MOMENT: Duration = Duration::from_millis(10);
 
 /// What moves bytes between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,8 +56,10 @@ pub struct Place {
     pub port: u16,
     /// Whether the launcher serves the store; otherwise rank 0 does.
     pub served: bool,
-    /// Which start of the job this is, where the launcher starts it again with the same store.
+    /// Which start of the job this is, where torchrun serves the store and starts the job again; empty elsewhere.
     pub attempt: String,
+    /// What all processes of the job know and nobody else. A process of its own needs none.
+    pub secret: Option<Secret>,
 }
 
 /// The words of one launcher for rank and size.
@@ -107,7 +107,13 @@ impl Place {
             port: 0,
             served: false,
             attempt: String::new(),
+            secret: None,
         }
+    }
+
+    /// Whether this process serves the store.
+    pub fn serves(&self) -> bool {
+        self.rank == 0 && !self.served
     }
 
     /// What a launcher said, or a process of its own where none did.
@@ -156,6 +162,7 @@ impl Place {
             port: port.ok_or_else(|| missing("MASTER_PORT"))?,
             served,
             attempt: value("TORCHELASTIC_RESTART_COUNT").filter(|_| served).unwrap_or_default(),
+            secret: rendezvous::secret(value(JOB_SECRET).as_deref())?,
         })
     }
 }
@@ -177,6 +184,8 @@ pub struct World {
 struct Seat {
     /// What two processes share when they share memory and the network: the running kernel and the namespaces.
     host: String,
+    /// Its number there.
+    process: u32,
     /// The cores that it may use.
     cores: BTreeSet<usize>,
 }
@@ -189,7 +198,7 @@ impl Seat {
         let host = format!("{} {} {}", boot.trim(), link("/proc/self/ns/net"), link("/proc/self/ns/pid"));
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        Self { host, cores: cores(list.unwrap_or_default()) }
+        Self { host, process: std::process::id(), cores: cores(list.unwrap_or_default()) }
     }
 }
 
@@ -221,15 +230,15 @@ impl World {
         if place.size == 1 {
             return Ok(Self { place, transport, timeout, ..Self::single() });
         }
-        let serves = place.rank == 0 && !place.served;
-        let store = open_store(&place.address, place.port, serves, timeout)?;
+        let store = open_store(&place, timeout)?;
         let interface = std::env::var("GLOO_SOCKET_IFNAME").unwrap_or_default();
         let mut world =
             Self { place, transport, interface, timeout, store: Some(Arc::new(store)), seats: Vec::new() };
         let own = serde_json::to_string(&Seat::own()).expect("plain data");
         let said = world.exchange("seat", &own)?;
-        let read = |text: &String| serde_json::from_str(text).expect("every rank runs this very program");
-        world.seats = said.iter().map(read).collect();
+        let foreign = |rank: usize| move |_| Error::Foreign { rank };
+        let read = |(rank, text): (usize, &String)| serde_json::from_str(text).map_err(foreign(rank));
+        world.seats = said.iter().enumerate().map(read).collect::<Result<_, _>>()?;
         Ok(world)
     }
 
@@ -242,32 +251,47 @@ impl World {
         let until = Instant::now() + self.timeout;
         let mut said = Vec::with_capacity(self.place.size);
         for rank in 0..self.place.size {
-            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
-            let Ok(bytes) = store.get(&key(rank), left) else {
-                let there = (0..self.place.size).map(|rank| store.has(&key(rank)));
-                let there: Vec<bool> = there
-                    .collect::<Result<_, _>>()
-                    .map_err(|cause| Error::Rendezvous { address: address(), cause })?;
-                return Err(Error::Missing {
-                    rank: self.place.rank,
-                    missing: (0..self.place.size).filter(|&rank| !there[rank]).collect(),
-                    address: address(),
-                    seconds: self.timeout.as_secs(),
-                });
+            let left = until.saturating_duration_since(Instant::now()).max(MOMENT);
+            let bytes = match store.get(&key(rank), left) {
+                Ok(bytes) => bytes,
+                Err(cause @ SysError::Forged { .. }) => {
+                    return Err(Error::Forged {
+                        rank,
+                        subject: subject.to_owned(),
+                        address: address(),
+                        cause,
+                    });
+                }
+                Err(_) => return Err(self.missing(store, &key, address())),
             };
             said.push(String::from_utf8_lossy(&bytes).into_owned());
         }
         // The store may end with rank 0, which therefore stays until everybody has read. Whoever is slower is not waited for: it hears
         // that the store is gone.
-        let (readers, everyone) =
-            (self.key(&format!("{subject}/readers")), self.key(&format!("{subject}/everyone")));
-        if store.add(&readers, 1)? == self.place.size as i64 {
-            store.set(&everyone, &[])?;
-        }
+        let has_read = |rank: usize| self.key(&format!("{subject}/read/{rank}"));
+        store.set(&has_read(self.place.rank), &[])?;
         if self.place.rank == 0 {
-            let _ = store.get(&everyone, ANSWER);
+            let until = Instant::now() + ANSWER;
+            let read = |rank| {
+                store.get(&has_read(rank), until.saturating_duration_since(Instant::now()).max(MOMENT))
+            };
+            let _ = (0..self.place.size).try_for_each(|rank| read(rank).map(drop));
         }
         Ok(said)
+    }
+
+    /// Who has not said anything under its `key`.
+    fn missing(&self, store: &Store, key: &dyn Fn(usize) -> String, address: String) -> Error {
+        let there = (0..self.place.size).map(|rank| store.has(&key(rank)));
+        match there.collect::<Result<Vec<bool>, _>>() {
+            Err(cause) => Error::Rendezvous { address, cause },
+            Ok(there) => Error::Missing {
+                rank: self.place.rank,
+                missing: (0..self.place.size).filter(|&rank| !there[rank]).collect(),
+                address,
+                seconds: self.timeout.as_secs(),
+            },
+        }
     }
 
     /// A key of the store, which the starts of a job before this one have not used.
@@ -337,7 +361,8 @@ impl World {
                 return Err(Error::Hosts { group: name.to_owned(), hosts: self.hosts_of(ranks) });
             }
             Transport::Auto | Transport::Shared if together => {
-                Box::new(SharedGroup::join(store, key, ends, PATIENCE).map_err(failed)?)
+                let owner = self.seats[ranks[0]].process;
+                Box::new(SharedGroup::join(store, key, owner, ends, PATIENCE).map_err(failed)?)
             }
             _ => {
                 // On one host the loopback serves; the default asks the name of the host, which may wait for a name server.
@@ -358,31 +383,6 @@ impl World {
     /// The group along each axis of `mesh`, and that of all ranks.
     pub fn groups(&self, mesh: &Mesh) -> Result<Groups, Error> {
         Groups::of(mesh, |name, ranks| self.group(name, ranks))
-    }
-}
-
-/// Serves the store of a job, or connects to it. A host that cannot be reached is told at once; one that does not serve yet is
-/// waited for.
-pub fn open_store(host: &str, port: u16, serves: bool, timeout: Duration) -> Result<Store, Error> {
-    let address = format!("{host}:{port}");
-    if !serves {
-        reach(host, port, timeout).map_err(|cause| Error::Unreachable { address: address.clone(), cause })?;
-    }
-    Store::open(host, port, serves, timeout).map_err(|cause| Error::Rendezvous { address, cause })
-}
-
-/// Returns once something listens at the address.
-fn reach(host: &str, port: u16, timeout: Duration) -> io::Result<()> {
-    let until = Instant::now() + timeout;
-    loop {
-        let unknown = || io::Error::new(io::ErrorKind::NotFound, "no such host");
-        let address = (host, port).to_socket_addrs()?.next().ok_or_else(unknown)?;
-        match TcpStream::connect_timeout(&address, ANSWER) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < until => {
-                thread::sleep(Duration::from_millis(100));
-            }
-            other => return other.map(drop),
-        }
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use parallel::c10d::Store;
+use parallel::c10d::Secret;
 use parallel::comm::nccl::NcclGroup;
 use parallel::comm::{Communicator, Reduction};
-use parallel::runtime;
+use parallel::rendezvous::open_store;
+use parallel::{Place, runtime};
 use tch::{Cuda, Device, Kind, Tensor};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -18,7 +19,8 @@ fn a_rank_by_itself_gets_its_own_numbers_in_order() {
     if !Cuda::is_available() {
         return println!("skipped: there is no GPU");
     }
-    let store = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+    let place = Place { secret: Some(Secret::random().unwrap()), ..Place::single() };
+    let store = open_store(&place, TIMEOUT).unwrap();
     let mut group = NcclGroup::join(&store, "one", [0, 1], 0, TIMEOUT).unwrap();
     let options = (Kind::Float, Device::Cuda(0));
     let weight = Tensor::randn([4096, 4096], options) / 64.0;

@@ -104,7 +104,8 @@ fn remove_stale(folder: &Path, name: &str) -> Result<(), Error> {
 mod tests {
     use std::sync::Arc;
 
-    use parallel::c10d::Store;
+    use parallel::c10d::Secret;
+    use parallel::rendezvous::open_store;
     use parallel::world::TIMEOUT;
     use parallel::{Axis, Cut, Mesh, Place, Placement, Transport, World};
     use tch::{Kind, Tensor};
@@ -151,11 +152,12 @@ mod tests {
     #[test]
     fn a_file_without_tensors_of_the_first_stage_is_written_once() {
         let folder = tempfile::tempdir().unwrap();
-        let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
-        let port = server.port();
+        let meeting = Place { secret: Some(Secret::random().unwrap()), ..Place::single() };
+        let server = open_store(&meeting, TIMEOUT).unwrap();
+        let meeting = Place { port: server.port(), served: true, ..meeting };
         // Layers on two ranks, each with a twin that holds the other half of the columns.
         let rank = |rank: usize| {
-            let place = Place { rank, size: 4, port, served: true, ..Place::single() };
+            let place = Place { rank, size: 4, ..meeting.clone() };
             let world = World::join(place, Transport::Auto, TIMEOUT).unwrap();
             let mesh = Mesh::new(&[(Axis::Pipeline, 2), (Axis::Tensor, 2)], rank, 4).unwrap();
             let groups = world.groups(&mesh).unwrap();

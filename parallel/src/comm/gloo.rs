@@ -45,7 +45,11 @@ impl Communicator for GlooGroup {
         // c10d's own adds up everything everywhere and keeps a part, which sends twice as much.
         let rows = output.size()[0];
         let counts = vec![rows; self.size];
-        let parts = Tensor::empty_like(input);
+        let refused = |error: tch::TchError| SysError::Torch {
+            call: "reduce_scatter".to_owned(),
+            message: error.to_string(),
+        };
+        let parts = input.f_empty_like().map_err(refused)?;
         let work = self.gloo.all_to_all(&parts, input, [&counts, &counts])?;
         Ok(Work::Parts {
             work,

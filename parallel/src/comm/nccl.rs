@@ -30,7 +30,14 @@ impl NcclGroup {
         if rank == 0 {
             store.set(&key, &nccl::unique_id()?)?;
         }
-        let id: UniqueId = store.get(&key, timeout)?.try_into().expect("what rank 0 has set");
+        let wrong = |bytes: Vec<u8>| SysError::Nccl {
+            call: "ncclCommInitRank".to_owned(),
+            problem: format!(
+                "the id of rank 0 has {} bytes: start every rank from the same build",
+                bytes.len()
+            ),
+        };
+        let id: UniqueId = store.get(&key, timeout)?.try_into().map_err(wrong)?;
         // NCCL waits for ever for who does not come; the store does not.
         store.set(&format!("{key}/{rank}"), &[])?;
         (0..size).try_for_each(|other| store.get(&format!("{key}/{other}"), timeout).map(drop))?;

@@ -39,39 +39,45 @@ struct Job {
 }
 
 impl SharedGroup {
-    /// Joins the group `name`, which its ranks find at the store, as `[rank, size]`.
+    /// Joins the group `name`, which its ranks find at the store, as `[rank, size]`. `owner` is the process of its rank 0.
     pub fn join(
         store: &Store,
         name: &str,
+        owner: u32,
         [rank, size]: [usize; 2],
         timeout: Duration,
     ) -> Result<Self, SysError> {
         let key = format!("shared/{name}");
+        let file = format!("colossal-chat-{}", store.token(&key));
         let memory = if rank == 0 {
-            let memory = SharedMemory::create(size, timeout)?;
+            let memory = SharedMemory::create(&file, size, timeout)?;
             store.set(&key, memory.address().as_bytes())?;
             memory
         } else {
             let address = String::from_utf8_lossy(&store.get(&key, timeout)?).into_owned();
-            SharedMemory::open(&address, [rank, size], timeout)?
+            SharedMemory::open(&address, &file, owner, [rank, size], timeout)?
         };
-        let mut group = Self::over(memory);
+        let mut group = Self::over(memory)?;
         // The file of rank 0 must stay open until everybody has it.
         group.barrier()?;
         Ok(group)
     }
 
-    fn over(memory: SharedMemory) -> Self {
+    fn over(memory: SharedMemory) -> Result<Self, SysError> {
         let memory = Arc::new(Mutex::new(memory));
         let (jobs, queue) = mpsc::channel::<Job>();
         let shared = Arc::clone(&memory);
-        thread::spawn(move || {
+        let run = move || {
             for Job { task, answer, _done } in queue {
                 // Nobody listens any more when the group failed before.
                 let _ = answer.send(task(&mut lock(&shared)));
             }
-        });
-        Self { memory, jobs, waiting: Vec::new() }
+        };
+        thread::Builder::new().spawn(run).map_err(|error| SysError::Shared {
+            call: "join".to_owned(),
+            problem: format!("the system gives no thread: {error}"),
+        })?;
+        Ok(Self { memory, jobs, waiting: Vec::new() })
     }
 
     /// Runs a collective over `bytes` bytes here, or hands it over.

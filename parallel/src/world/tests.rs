@@ -1,5 +1,7 @@
 //! Ranks as threads of one process.
 
+use std::thread;
+
 use tch::{Kind, Tensor};
 
 use super::*;
@@ -57,7 +59,7 @@ fn only_ranks_with_cores_in_common_share_them() {
     assert_eq!(cores("0-2,8"), BTreeSet::from([0, 1, 2, 8]));
     assert_eq!(cores(""), BTreeSet::new());
     let mut world = World::single();
-    let seat = |host: &str, list: &str| Seat { host: host.to_owned(), cores: cores(list) };
+    let seat = |host: &str, list: &str| Seat { host: host.to_owned(), process: 1, cores: cores(list) };
     // SLURM has bound the tasks of host a to two cores each; those of b share all four.
     world.seats = vec![seat("a", "0-1"), seat("a", "2-3"), seat("b", "0-3"), seat("b", "0-3")];
     let sharers = [0, 1, 2, 3].map(|rank| {
@@ -69,28 +71,34 @@ fn only_ranks_with_cores_in_common_share_them() {
 
 #[test]
 fn a_job_that_starts_again_does_not_read_what_was_said_before() {
-    let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+    let (server, meeting) = meeting();
     let join = |attempt: &str| {
-        let attempt = attempt.to_owned();
-        let place = Place { size: 2, port: server.port(), served: true, attempt, ..Place::single() };
+        let place = Place { size: 2, attempt: attempt.to_owned(), ..meeting.clone() };
         World::join(place, Transport::Auto, Duration::from_millis(300)).map(drop)
     };
     // Rank 0 came twice, rank 1 the first time only.
     server.set("0/seat/1", serde_json::to_string(&Seat::own()).unwrap().as_bytes()).unwrap();
-    server.add("0/seat/readers", 1).unwrap();
+    server.set("0/seat/read/1", b"").unwrap();
     join("0").unwrap();
     assert!(join("1").unwrap_err().to_string().contains("rank 1 did not come"));
 }
 
+/// A store, and the place of a rank 0 that finds it.
+fn meeting() -> (Store, Place) {
+    let place = Place { secret: Some(Secret::random().unwrap()), ..Place::single() };
+    let server = open_store(&place, TIMEOUT).unwrap();
+    let place = Place { port: server.port(), served: true, ..place };
+    (server, place)
+}
+
 /// Runs `body` on the ranks of a world, each a thread.
 pub(crate) fn worlds(size: usize, transport: Transport, body: impl Fn(&World) + Sync) {
-    let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
-    let port = server.port();
+    let (_server, meeting) = meeting();
     thread::scope(|scope| {
         for rank in 0..size {
-            let body = &body;
+            let (body, meeting) = (&body, &meeting);
             scope.spawn(move || {
-                let place = Place { rank, size, port, served: true, ..Place::single() };
+                let place = Place { rank, size, ..meeting.clone() };
                 let world = World::join(place, transport, Duration::from_secs(20)).unwrap();
                 body(&world);
                 // Nobody leaves while others may still look for it.
@@ -152,7 +160,70 @@ fn both_transports_agree_on_every_collective_and_count_the_same_bytes() {
 
 #[test]
 fn who_does_not_come_is_named() {
-    let place = Place { size: 3, ..Place::single() };
+    let place = Place { size: 3, secret: Some(Secret::random().unwrap()), ..Place::single() };
     let error = World::join(place, Transport::Auto, Duration::from_millis(300)).unwrap_err().to_string();
     assert!(error.contains("ranks 1, 2 did not come"), "{error}");
+}
+
+/// Lets a stranger write `value` under `key`.
+fn stranger(meeting: &Place, key: &str, value: &str) {
+    let secret = Secret::random().unwrap();
+    let stranger = Store::connect(&meeting.address, meeting.port, &secret, TIMEOUT).unwrap();
+    stranger.set(key, value.as_bytes()).unwrap();
+}
+
+#[test]
+fn a_seat_that_a_stranger_takes_is_named() {
+    let (_server, meeting) = meeting();
+    let seat = serde_json::to_string(&Seat::own()).unwrap();
+    stranger(&meeting, "/seat/1", &seat);
+    let place = Place { size: 2, ..meeting };
+    let error = World::join(place, Transport::Auto, TIMEOUT).unwrap_err().to_string();
+    assert!(error.contains("`seat` of rank 1 was not written by a rank of this job"), "{error}");
+}
+
+#[test]
+fn memory_that_a_stranger_offers_is_named_and_not_mapped() {
+    const NAME: &str = "colossal-chat-of-a-stranger";
+    let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches(NAME).count();
+    let memory = parallel_sys::shared::SharedMemory::create(NAME, 2, TIMEOUT).unwrap();
+    assert_eq!(mapped(), 1);
+    let (server, meeting) = meeting();
+    let join = |rank: usize| {
+        World::join(Place { rank, size: 2, ..meeting.clone() }, Transport::Auto, TIMEOUT).unwrap()
+    };
+    let world = thread::scope(|scope| {
+        scope.spawn(|| join(0));
+        join(1)
+    });
+    stranger(&meeting, "shared//all/0", &memory.address());
+    let error = world.group("all", &[0, 1]).unwrap_err().to_string();
+    assert!(error.contains("`shared//all/0` at the store was not written by a rank of this job"), "{error}");
+    // Nor where a rank of the job itself says so.
+    server.set("shared//other/0", memory.address().as_bytes()).unwrap();
+    let error = world.group("other", &[0, 1]).unwrap_err().to_string();
+    assert!(error.contains("is open there instead") && error.contains("it was not mapped"), "{error}");
+    assert_eq!(mapped(), 1);
+}
+
+#[test]
+fn a_launcher_without_a_secret_is_told_which_one_to_set() {
+    let meeting = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
+    let ranks = [("RANK", "1"), ("WORLD_SIZE", "2")];
+    assert_eq!(place(&[&ranks[..], &meeting].concat()).unwrap().secret, None);
+    let short = [("COLOSSAL_JOB_SECRET", "123")];
+    let error = place(&[&ranks[..], &meeting, &short].concat()).unwrap_err().to_string();
+    assert!(error.contains("COLOSSAL_JOB_SECRET has 3 characters"), "{error}");
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error_of_the_collective() {
+    worlds(2, Transport::Auto, |world| {
+        let group = world.group("all", &[0, 1]).unwrap();
+        // 2^60 bytes of each.
+        let error = group.receive(&[1 << 58], (Kind::Float, Device::Cpu), 1 - world.rank(), 0).unwrap_err();
+        let told = error.to_string();
+        assert!(told.contains(&format!("rank {}: receive of the group all", world.rank())), "{told}");
+        assert!(told.contains("allocate memory"), "{told}");
+    });
 }

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <cstdlib>
+#include <stdexcept>
 
 #include "guard.h"
 #include "shim.h"
@@ -15,8 +16,58 @@ using std::chrono::milliseconds;
 // Set before main, while there is one thread.
 [[maybe_unused]] static const int recorder_is_off = setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
 
+// A value whose tag is wrong: a stranger wrote it, or a rank with another secret.
+struct Forged : std::runtime_error {
+  explicit Forged(const std::string &key)
+      : std::runtime_error("the value of `" + key + "` at the store was not written by a rank of this job") {}
+};
+
+// A store that believes no value without its tag. Everything that this program and Gloo read from a store goes through `get`.
+class SealedStore : public c10d::Store {
+ public:
+  SealedStore(c10::intrusive_ptr<c10d::TCPStore> store, ShimSeal seal) : store_(std::move(store)), seal_(seal) {}
+  ~SealedStore() override { seal_.drop(seal_.state); }
+
+  void set(const std::string &key, const std::vector<uint8_t> &value) override {
+    std::vector<uint8_t> sealed(SHIM_TAG);
+    seal_.tag(seal_.state, key.data(), key.size(), value.data(), value.size(), sealed.data());
+    sealed.insert(sealed.end(), value.begin(), value.end());
+    store_->set(key, sealed);
+  }
+
+  std::vector<uint8_t> get(const std::string &key) override {
+    const std::vector<uint8_t> sealed = store_->get(key);
+    if (sealed.size() < SHIM_TAG) throw Forged(key);
+    std::vector<uint8_t> value(sealed.begin() + SHIM_TAG, sealed.end());
+    uint8_t tag[SHIM_TAG], difference = 0;
+    seal_.tag(seal_.state, key.data(), key.size(), value.data(), value.size(), tag);
+    // All bytes are compared, so that the time tells nothing about the right ones.
+    for (size_t i = 0; i < SHIM_TAG; ++i) difference |= tag[i] ^ sealed[i];
+    if (difference != 0) throw Forged(key);
+    return value;
+  }
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(this);
+  }
+  bool check(const std::vector<std::string> &keys) override { return store_->check(keys); }
+  void wait(const std::vector<std::string> &keys) override { store_->wait(keys, getTimeout()); }
+  void wait(const std::vector<std::string> &keys, const milliseconds &timeout) override { store_->wait(keys, timeout); }
+  bool hasExtendedApi() const override { return false; }
+  uint16_t port() const { return store_->getPort(); }
+
+  // A number that the server adds up has no tag.
+  int64_t add(const std::string &, int64_t) override { throw std::logic_error("a sealed store does not add"); }
+  bool deleteKey(const std::string &key) override { return store_->deleteKey(key); }
+  int64_t getNumKeys() override { return store_->getNumKeys(); }
+
+ private:
+  c10::intrusive_ptr<c10d::TCPStore> store_;
+  ShimSeal seal_;
+};
+
 struct ShimStore {
-  c10::intrusive_ptr<c10d::TCPStore> store;
+  c10::intrusive_ptr<SealedStore> store;
 };
 
 struct ShimGroup {
@@ -27,41 +78,53 @@ struct ShimWork {
   c10::intrusive_ptr<c10d::Work> work;
 };
 
-int shim_store_open(const char *host, uint16_t port, bool serves, int64_t timeout_ms, ShimStore **store) {
-  return shim_guard([&] {
+int shim_store_open(const char *host, uint16_t port, int listener, int64_t timeout_ms, ShimSeal seal, ShimStore **store) {
+  c10::intrusive_ptr<c10d::TCPStore> opened;
+  int code = shim_guard([&] {
     c10d::TCPStoreOptions options;
     options.port = port;
-    options.isServer = serves;
+    options.isServer = listener >= 0;
+    if (options.isServer) options.masterListenFd = listener;
     options.waitWorkers = false;
     options.timeout = milliseconds(timeout_ms);
-    *store = new ShimStore{c10::make_intrusive<c10d::TCPStore>(host, options)};
+    opened = c10::make_intrusive<c10d::TCPStore>(host, options);
   });
+  if (code != 0) {
+    seal.drop(seal.state);
+    return code;
+  }
+  *store = new ShimStore{c10::make_intrusive<SealedStore>(std::move(opened), seal)};
+  return 0;
 }
 
-uint16_t shim_store_port(const ShimStore *store) { return store->store->getPort(); }
+uint16_t shim_store_port(const ShimStore *store) { return store->store->port(); }
 
 int shim_store_set(ShimStore *store, const char *key, const uint8_t *bytes, size_t length) {
   return shim_guard([&] { store->store->set(key, std::vector<uint8_t>(bytes, bytes + length)); });
 }
 
 int shim_store_get(ShimStore *store, const char *key, int64_t timeout_ms, ShimSink sink, void *context) {
-  return shim_guard([&] {
+  bool forged = false;
+  int code = shim_guard([&] {
     store->store->wait({key}, milliseconds(timeout_ms));
-    std::vector<uint8_t> bytes = store->store->get(key);
+    std::vector<uint8_t> bytes;
+    try {
+      bytes = store->store->get(key);
+    } catch (const Forged &) {
+      forged = true;
+      throw;
+    }
     ShimValue value{};
     value.tag = SHIM_STRING;
     value.data = bytes.data();
     value.length = bytes.size();
     sink(context, &value);
   });
+  return forged ? 2 : code;
 }
 
 int shim_store_has(ShimStore *store, const char *key, bool *there) {
   return shim_guard([&] { *there = store->store->check({key}); });
-}
-
-int shim_store_add(ShimStore *store, const char *key, int64_t amount, int64_t *sum) {
-  return shim_guard([&] { *sum = store->store->add(key, amount); });
 }
 
 void shim_store_close(ShimStore *store) { delete store; }

@@ -54,14 +54,24 @@ bool shim_grad_enabled(void);
 // Leaves a message for `shim_last_error`: for callbacks.
 void shim_fail(const char *message);
 
-// Ranks meet at a store: a table of bytes that one of them serves over TCP. `shim_store_get` waits for the key.
+// Ranks meet at a store: a table of bytes that one of them serves over TCP. Whoever reaches its port can write there, so every value is
+// written with a tag that only the ranks of the job can make, and read if the tag is right. `tag` writes the SHIM_TAG bytes
+// of a key and a value; `drop` frees `state`, once.
+enum : size_t { SHIM_TAG = 32 };
+struct ShimSeal {
+  void *state;
+  void (*tag)(const void *state, const char *key, size_t key_length, const uint8_t *bytes, size_t length, uint8_t *tag);
+  ShimDrop drop;
+};
 struct ShimStore;
-int shim_store_open(const char *host, uint16_t port, bool serves, int64_t timeout_ms, ShimStore **store);
+// Serves a store on the bound socket `listener`, which it takes over, or connects to the one at `host` where `listener` is below 0.
+int shim_store_open(const char *host, uint16_t port, int listener, int64_t timeout_ms, ShimSeal seal, ShimStore **store);
 uint16_t shim_store_port(const ShimStore *store);
 int shim_store_set(ShimStore *store, const char *key, const uint8_t *bytes, size_t length);
+// Waits for the key. Returns 2 where the tag of its value is wrong.
 int shim_store_get(ShimStore *store, const char *key, int64_t timeout_ms, ShimSink sink, void *context);
+// Whether there is a value, by whomever.
 int shim_store_has(ShimStore *store, const char *key, bool *there);
-int shim_store_add(ShimStore *store, const char *key, int64_t amount, int64_t *sum);
 void shim_store_close(ShimStore *store);
 
 // Collectives over Gloo. Each starts and leaves a `work` to wait for; tensors are contiguous, on the CPU, and kept alive by the work.

@@ -4,7 +4,11 @@
 //! its [`Work`]. Calls on one group are made in the same order on every rank, or the ranks wait for one another until the
 //! time-out of the group.
 
+mod secret;
+
 use std::ffi::{CString, c_void};
+use std::net::TcpListener;
+use std::os::fd::{IntoRawFd, RawFd};
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -13,10 +17,15 @@ use tch::Tensor;
 use crate::raw::{ShimGroup, ShimStore, ShimValue, ShimWork};
 use crate::{Error, check, raw};
 
+pub use secret::Secret;
+
 /// A table of bytes that one process serves and all ranks read and write.
+///
+/// Whoever reaches its port can write to it, so a value counts only if it carries a tag that was made with the secret of the job.
 #[derive(Debug)]
 pub struct Store {
     pointer: NonNull<ShimStore>,
+    secret: Secret,
 }
 
 // SAFETY: the store locks inside each call.
@@ -25,16 +34,47 @@ unsafe impl Send for Store {}
 unsafe impl Sync for Store {}
 
 impl Store {
-    /// Serves a store on `port` (0 for any free one), or connects to the one at `host`.
-    pub fn open(host: &str, port: u16, serves: bool, timeout: Duration) -> Result<Self, Error> {
+    /// Serves a store on a socket that is bound already, and connects to it as `host`.
+    pub fn serve(
+        host: &str,
+        listener: TcpListener,
+        secret: &Secret,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        let port = listener.local_addr().map_or(0, |address| address.port());
+        // The store takes the socket over.
+        Self::open(host, port, listener.into_raw_fd(), secret, timeout)
+    }
+
+    /// Connects to the store at `host`. What listens there must answer as a store does: libtorch waits for it without an end.
+    pub fn connect(host: &str, port: u16, secret: &Secret, timeout: Duration) -> Result<Self, Error> {
+        Self::open(host, port, -1, secret, timeout)
+    }
+
+    fn open(
+        host: &str,
+        port: u16,
+        listener: RawFd,
+        secret: &Secret,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
         let host = text(host);
         let mut pointer = std::ptr::null_mut();
-        // SAFETY: the text lives during the call, and `pointer` receives a store that belongs to us.
+        // SAFETY: the text lives during the call; the seal belongs to the store from now on, and `pointer` receives a store that belongs
+        // to us.
         let code = unsafe {
-            raw::shim_store_open(host.as_ptr(), port, serves, milliseconds(timeout), &raw mut pointer)
+            let (milliseconds, seal) = (milliseconds(timeout), secret.clone().into_seal());
+            raw::shim_store_open(host.as_ptr(), port, listener, milliseconds, seal, &raw mut pointer)
         };
         check("TCPStore", code)?;
-        Ok(Self { pointer: NonNull::new(pointer).expect("a store that was opened") })
+        let pointer = NonNull::new(pointer).expect("a store that was opened");
+        Ok(Self { pointer, secret: secret.clone() })
+    }
+
+    /// Sixteen hexadecimal digits for `subject`, which nobody outside the job can guess.
+    pub fn token(&self, subject: &str) -> String {
+        let tag = self.secret.tag(b"token", subject.as_bytes());
+        tag[..8].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// The port that it is served on.
@@ -52,7 +92,7 @@ impl Store {
         check("TCPStore::set", code)
     }
 
-    /// The bytes under `key`, once they are there.
+    /// The bytes that a rank of the job has written under `key`, once they are there. [`Error::Forged`] where a stranger wrote them.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, Error> {
         let name = text(key);
         let mut bytes: Vec<u8> = Vec::new();
@@ -66,11 +106,14 @@ impl Store {
                 (&raw mut bytes).cast(),
             )
         };
+        if code == 2 {
+            return Err(Error::Forged { key: key.to_owned() });
+        }
         check("TCPStore::get", code)?;
         Ok(bytes)
     }
 
-    /// Whether something is under `key`.
+    /// Whether something is under `key`, by whomever.
     pub fn has(&self, key: &str) -> Result<bool, Error> {
         let name = text(key);
         let mut there = false;
@@ -79,17 +122,6 @@ impl Store {
             raw::shim_store_has(self.pointer.as_ptr(), name.as_ptr(), &raw mut there)
         })?;
         Ok(there)
-    }
-
-    /// Adds to the number under `key`, 0 at first; its new value.
-    pub fn add(&self, key: &str, amount: i64) -> Result<i64, Error> {
-        let name = text(key);
-        let mut sum = 0;
-        // SAFETY: key and answer live during the call.
-        check("TCPStore::add", unsafe {
-            raw::shim_store_add(self.pointer.as_ptr(), name.as_ptr(), amount, &raw mut sum)
-        })?;
-        Ok(sum)
     }
 }
 

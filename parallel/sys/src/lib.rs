@@ -30,6 +30,24 @@ pub enum Error {
         /// What libtorch said.
         message: String,
     },
+    /// A value at the store that no rank of the job has written.
+    #[error("the value of `{key}` at the store was not written by a rank of this job, and is not used")]
+    Forged {
+        /// Its key.
+        key: String,
+    },
+    /// Shared memory that is not what a rank of this job offers.
+    #[error(
+        "the shared memory of this group at descriptor {descriptor} of process {process}: {problem}; it was not mapped"
+    )]
+    Memory {
+        /// The process that should have made it.
+        process: u32,
+        /// Its descriptor there.
+        descriptor: u32,
+        /// What is wrong.
+        problem: String,
+    },
     /// A collective over shared memory failed.
     #[error("{call} over shared memory: {problem}")]
     Shared {
@@ -45,14 +63,6 @@ pub enum Error {
         call: String,
         /// What it said.
         problem: String,
-    },
-    /// The C library refused a setting.
-    #[error("the C library refused {setting} = {value}")]
-    Malloc {
-        /// The name of the `mallopt` setting.
-        setting: &'static str,
-        /// The value that was refused.
-        value: i32,
     },
 }
 

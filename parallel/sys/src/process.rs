@@ -1,4 +1,4 @@
-//! What the standard library does not do with processes: signals to others, and not outliving one's launcher.
+//! What the standard library does not do with processes: signals to others, signals that are ignored, and not outliving one's launcher.
 
 use crate::Error;
 
@@ -6,6 +6,14 @@ use crate::Error;
 pub fn send_signal(id: u32, signal: i32) {
     // SAFETY: a plain call with two numbers.
     let _ = unsafe { libc::kill(id.cast_signed(), signal) };
+}
+
+/// Whether this process ignores `signal`, as `nohup` has it ignore SIGHUP.
+pub fn ignores(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    (1..=64).contains(&signal) && mask >> (signal - 1) & 1 == 1
 }
 
 /// Asks the system to end this process when `parent`, which started it, ends.
@@ -18,4 +26,14 @@ pub fn end_with(parent: u32) -> Result<(), Error> {
         return Err(Error::Torch { call: "prctl".to_owned(), message });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn only_what_is_ignored_is_ignored() {
+        // The runtime of Rust ignores SIGPIPE, and nothing else.
+        assert!(super::ignores(libc::SIGPIPE));
+        assert!(!super::ignores(libc::SIGTERM) && !super::ignores(0) && !super::ignores(65));
+    }
 }

@@ -35,6 +35,23 @@ pub type ShimBackward = extern "C" fn(
 ) -> c_int;
 pub type ShimDrop = extern "C" fn(state: *mut c_void);
 
+pub const TAG: usize = 32;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ShimSeal {
+    pub state: *mut c_void,
+    pub tag: extern "C" fn(
+        state: *const c_void,
+        key: *const c_char,
+        key_length: usize,
+        bytes: *const u8,
+        length: usize,
+        tag: *mut u8,
+    ),
+    pub drop: ShimDrop,
+}
+
 /// A store at which ranks meet.
 #[repr(C)]
 pub struct ShimStore {
@@ -101,8 +118,9 @@ unsafe extern "C" {
     pub fn shim_store_open(
         host: *const c_char,
         port: u16,
-        serves: bool,
+        listener: c_int,
         timeout_ms: i64,
+        seal: ShimSeal,
         store: *mut *mut ShimStore,
     ) -> c_int;
     pub fn shim_store_port(store: *const ShimStore) -> u16;
@@ -120,7 +138,6 @@ unsafe extern "C" {
         context: *mut c_void,
     ) -> c_int;
     pub fn shim_store_has(store: *mut ShimStore, key: *const c_char, there: *mut bool) -> c_int;
-    pub fn shim_store_add(store: *mut ShimStore, key: *const c_char, amount: i64, sum: *mut i64) -> c_int;
     pub fn shim_store_close(store: *mut ShimStore);
     pub fn shim_gloo_open(
         store: *mut ShimStore,

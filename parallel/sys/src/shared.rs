@@ -8,17 +8,22 @@
 //! enters the barrier of chunk `c + 1` after it has read chunk `c`, two buffers are enough for one barrier a chunk.
 //! Reductions run over the ranks in order, so every rank has the same bits.
 //!
-//! The memory is an anonymous file: rank 0 makes it, the others open it through `/proc`, and nothing is left behind when they end.
+//! Before the first barrier of a collective each rank writes down what it calls and how many bytes it brings, and compares after it: ranks
+//! that differ get an error and touch nothing of each other. Two entries in turn are enough, since a rank writes the next but one after all
+//! others have arrived at the next, and so have compared.
+//!
+//! The memory is an anonymous file: rank 0 makes it, the others open it through `/proc` ([`file`]), and nothing is left behind when they end.
 
+mod file;
 mod reduce;
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::c10d::Reduction;
@@ -41,8 +46,64 @@ struct Line {
     sleepers: AtomicU32,
     /// Its process.
     process: AtomicU32,
-    /// A number of the collective at hand.
-    told: AtomicUsize,
+    /// What it calls, in turn.
+    calls: [Told; 2],
+}
+
+/// A [`Call`] in shared memory.
+#[repr(C)]
+struct Told {
+    what: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// What a rank calls. Every rank of the group calls the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Call {
+    /// The place of its name in [`Call::NAMES`].
+    name: u8,
+    /// The type of the numbers.
+    kind: u8,
+    /// The reduction or the root.
+    way: u32,
+    bytes: u64,
+}
+
+impl Call {
+    const NAMES: [&'static str; 6] =
+        ["barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"];
+
+    fn new(name: &str, kind: Kind, way: usize, bytes: usize) -> Self {
+        let place = Self::NAMES.iter().position(|known| *known == name).expect("a collective");
+        Self { name: place as u8, kind: kind as u8, way: way as u32, bytes: bytes as u64 }
+    }
+
+    fn name(self) -> &'static str {
+        Self::NAMES.get(usize::from(self.name)).copied().unwrap_or("another collective")
+    }
+
+    fn what(self) -> u64 {
+        u64::from(self.name) | u64::from(self.kind) << 8 | u64::from(self.way) << 32
+    }
+
+    fn read(told: &Told) -> Self {
+        let what = told.what.load(Ordering::SeqCst);
+        let bytes = told.bytes.load(Ordering::SeqCst);
+        Self { name: what as u8, kind: (what >> 8) as u8, way: (what >> 32) as u32, bytes }
+    }
+
+    /// How `other`, the call of `rank`, differs from this one of the rank `own`.
+    fn difference(self, own: usize, other: Self, rank: usize) -> Error {
+        let (name, there) = (self.name(), other.name());
+        let problem = if name != there {
+            format!("rank {rank} of the group calls {there}, and rank {own} {name}")
+        } else if self.bytes != other.bytes {
+            format!("rank {rank} of the group brings {} bytes, and rank {own} {}", other.bytes, self.bytes)
+        } else {
+            format!("rank {rank} of the group has another type of numbers, reduction or root than rank {own}")
+        };
+        Error::Shared { call: name.to_owned(), problem }
+    }
 }
 
 /// One rank's view of the memory of a group.
@@ -54,6 +115,8 @@ pub struct SharedMemory {
     size: usize,
     timeout: Duration,
     barriers: u32,
+    /// Collectives so far.
+    calls: usize,
     turn: usize,
 }
 
@@ -61,17 +124,9 @@ pub struct SharedMemory {
 unsafe impl Send for SharedMemory {}
 
 impl SharedMemory {
-    /// Makes the memory of a group of `size` ranks, as its rank 0. A rank waits at most `timeout` for another.
-    pub fn create(size: usize, timeout: Duration) -> Result<Self, Error> {
-        // SAFETY: a literal name and a plain flag.
-        let descriptor = unsafe { libc::memfd_create(c"colossal-chat".as_ptr(), libc::MFD_CLOEXEC) };
-        if descriptor < 0 {
-            return Err(failed("memfd_create", &std::io::Error::last_os_error()));
-        }
-        // SAFETY: a descriptor that was just made and belongs to nobody else.
-        let file = unsafe { File::from_raw_fd(descriptor) };
-        file.set_len(bytes_of(size) as u64).map_err(|error| failed("ftruncate", &error))?;
-        Self::map(file, [0, size], timeout)
+    /// Makes the memory `name` of a group of `size` ranks, as its rank 0. A rank waits at most `timeout` for another.
+    pub fn create(name: &str, size: usize, timeout: Duration) -> Result<Self, Error> {
+        Self::map(file::create(name, bytes_of(size))?, [0, size], timeout)
     }
 
     /// Where the others find it: `process:descriptor`.
@@ -79,12 +134,16 @@ impl SharedMemory {
         format!("{}:{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// Opens the memory at `address` as `rank` of `size`.
-    pub fn open(address: &str, [rank, size]: [usize; 2], timeout: Duration) -> Result<Self, Error> {
-        let (process, descriptor) = address.split_once(':').unwrap_or((address, ""));
-        let path = format!("/proc/{process}/fd/{descriptor}");
-        let file = File::options().read(true).write(true).open(&path);
-        Self::map(file.map_err(|error| failed(&path, &error))?, [rank, size], timeout)
+    /// Opens the memory `name` at `address`, which the process `owner` has made, as `rank` of `size`. Anything else at that address
+    /// is refused.
+    pub fn open(
+        address: &str,
+        name: &str,
+        owner: u32,
+        [rank, size]: [usize; 2],
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        Self::map(file::open(address, name, owner, bytes_of(size))?, [rank, size], timeout)
     }
 
     fn map(file: File, [rank, size]: [usize; 2], timeout: Duration) -> Result<Self, Error> {
@@ -103,25 +162,46 @@ impl SharedMemory {
         if start == libc::MAP_FAILED {
             return Err(failed("mmap", &std::io::Error::last_os_error()));
         }
-        let memory = Self { file, start: start.cast(), rank, size, timeout, barriers: 0, turn: 0 };
+        let start = start.cast();
+        let memory = Self { file, start, rank, size, timeout, barriers: 0, calls: 0, turn: 0 };
         memory.line(rank).process.store(std::process::id(), Ordering::SeqCst);
         Ok(memory)
     }
 
     /// Returns once every rank has called it.
     pub fn barrier(&mut self) -> Result<(), Error> {
+        let call = self.begin(Call::new("barrier", Kind::Uint8, 0, 0));
+        self.meet(call)
+    }
+
+    /// Writes down what this rank calls.
+    fn begin(&mut self, call: Call) -> Call {
+        self.calls = self.calls.wrapping_add(1);
+        let told = &self.line(self.rank).calls[self.calls % 2];
+        told.what.store(call.what(), Ordering::SeqCst);
+        told.bytes.store(call.bytes, Ordering::SeqCst);
+        call
+    }
+
+    /// A barrier of `call`, after which every rank knows that all of them called the same.
+    fn meet(&mut self, call: Call) -> Result<(), Error> {
         self.barriers = self.barriers.wrapping_add(1);
         let own = self.line(self.rank);
         own.arrived.store(self.barriers, Ordering::SeqCst);
         if own.sleepers.load(Ordering::SeqCst) > 0 {
             wake(&own.arrived);
         }
-        self.others().try_for_each(|rank| self.wait_for(rank))
+        self.others().try_for_each(|rank| self.wait_for(rank))?;
+        self.others().try_for_each(|rank| {
+            let other = Call::read(&self.line(rank).calls[self.calls % 2]);
+            if other == call { Ok(()) } else { Err(call.difference(self.rank, other, rank)) }
+        })
     }
 
     /// Every rank's `tensor` becomes the reduction of all.
     pub fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<(), Error> {
         let (mut bytes, add) = (Bytes::of("all_reduce", tensor)?, Add::of(tensor.kind(), reduction)?);
+        let call = self.begin(Call::new("all_reduce", tensor.kind(), reduction as usize, bytes.length));
         // A piece a rank, of whole cache lines.
         let piece = SLOT / self.size / LINE * LINE;
         for chunk in bytes.chunks(piece * self.size) {
@@ -134,11 +214,11 @@ impl SharedMemory {
                 let piece = pieces[other].clone();
                 self.slot_mut(turn)[piece.clone()].copy_from_slice(&values[piece]);
             }
-            self.barrier()?;
+            self.meet(call)?;
             let own = pieces[self.rank].clone();
             let (piece, parts) = self.piece_and_parts(turn, &own, &values[own.clone()]);
             add.run(piece, &parts);
-            self.barrier()?;
+            self.meet(call)?;
             for (rank, piece) in pieces.into_iter().enumerate() {
                 let target = chunk.start + piece.start..chunk.start + piece.end;
                 bytes.part_mut()[target].copy_from_slice(&self.slot(rank, turn)[piece]);
@@ -149,13 +229,15 @@ impl SharedMemory {
 
     /// `output` becomes the inputs of all ranks, end to end.
     pub fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
+        let kind = input.kind();
         let (mut output, input) = (Bytes::of("all_gather", output)?, Bytes::of("all_gather", input)?);
         let length = input.length;
         fits("all_gather", output.length, length * self.size)?;
+        let call = self.begin(Call::new("all_gather", kind, 0, length));
         for chunk in input.chunks(SLOT) {
             let turn = self.next_turn();
             self.slot_mut(turn)[..chunk.len()].copy_from_slice(&input.part()[chunk.clone()]);
-            self.barrier()?;
+            self.meet(call)?;
             for rank in 0..self.size {
                 let target = rank * length + chunk.start..rank * length + chunk.end;
                 output.part_mut()[target].copy_from_slice(&self.slot(rank, turn)[..chunk.len()]);
@@ -166,10 +248,11 @@ impl SharedMemory {
 
     /// `output` becomes this rank's part of the sum of all inputs.
     pub fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
-        let add = Add::of(output.kind(), Reduction::Sum)?;
+        let (kind, add) = (output.kind(), Add::of(output.kind(), Reduction::Sum)?);
         let (mut output, input) = (Bytes::of("reduce_scatter", output)?, Bytes::of("reduce_scatter", input)?);
         let length = output.length;
         fits("reduce_scatter", input.length, length * self.size)?;
+        let call = self.begin(Call::new("reduce_scatter", kind, 0, length));
         let piece = SLOT / self.size / LINE * LINE;
         for chunk in output.chunks(piece) {
             let turn = self.next_turn();
@@ -178,7 +261,7 @@ impl SharedMemory {
             for other in self.others() {
                 self.slot_mut(turn)[target(other)].copy_from_slice(source(other));
             }
-            self.barrier()?;
+            self.meet(call)?;
             let (_, parts) = self.piece_and_parts(turn, &target(self.rank), source(self.rank));
             add.run(&mut output.part_mut()[chunk.clone()], &parts);
         }
@@ -192,12 +275,14 @@ impl SharedMemory {
         input: &Tensor,
         [received, sent]: [&[usize]; 2],
     ) -> Result<(), Error> {
+        let call = Call::new("all_to_all", input.kind(), 0, 0);
         let (mut output, input) = (Bytes::of("all_to_all", output)?, Bytes::of("all_to_all", input)?);
         fits("all_to_all", output.length, received.iter().sum())?;
         fits("all_to_all", input.length, sent.iter().sum())?;
         let piece = SLOT / self.size / LINE * LINE;
-        let rounds = self.largest(sent.iter().map(|bytes| bytes.div_ceil(piece)).max().unwrap_or(0))?;
-        for round in 0..rounds {
+        let call = self.begin(call);
+        let largest = self.agree_on_parts(call, [received, sent])?;
+        for round in 0..largest.div_ceil(piece) {
             let turn = self.next_turn();
             let within = |length: usize| (round * piece).min(length)..((round + 1) * piece).min(length);
             let mut before = 0;
@@ -208,7 +293,7 @@ impl SharedMemory {
                     .copy_from_slice(&input.part()[before + part.start..before + part.end]);
                 before += length;
             }
-            self.barrier()?;
+            self.meet(call)?;
             let mut before = 0;
             for (rank, &length) in received.iter().enumerate() {
                 let part = within(length);
@@ -224,12 +309,13 @@ impl SharedMemory {
     /// Every rank's `tensor` becomes that of `root`.
     pub fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<(), Error> {
         let mut bytes = Bytes::of("broadcast", tensor)?;
+        let call = self.begin(Call::new("broadcast", tensor.kind(), root, bytes.length));
         for chunk in bytes.chunks(SLOT) {
             let turn = self.next_turn();
             if self.rank == root {
                 self.slot_mut(turn)[..chunk.len()].copy_from_slice(&bytes.part()[chunk.clone()]);
             }
-            self.barrier()?;
+            self.meet(call)?;
             if self.rank != root {
                 bytes.part_mut()[chunk.clone()].copy_from_slice(&self.slot(root, turn)[..chunk.len()]);
             }
@@ -237,14 +323,32 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// The largest of what the ranks say.
-    fn largest(&mut self, own: usize) -> Result<usize, Error> {
-        self.line(self.rank).told.store(own, Ordering::SeqCst);
-        self.barrier()?;
-        let largest = (0..self.size).map(|rank| self.line(rank).told.load(Ordering::SeqCst)).max();
-        // Nobody tells anew before all have looked.
-        self.barrier()?;
-        Ok(largest.unwrap_or(0))
+    /// Compares what each rank sends with what the others expect; the largest part, in bytes.
+    fn agree_on_parts(&mut self, call: Call, [received, sent]: [&[usize]; 2]) -> Result<usize, Error> {
+        const WIDTH: usize = size_of::<u64>();
+        let (size, turn) = (self.size, self.next_turn());
+        assert!(2 * size * WIDTH <= SLOT && received.len() == size && sent.len() == size, "one part a rank");
+        for (place, &bytes) in received.iter().chain(sent).enumerate() {
+            let target = place * WIDTH..(place + 1) * WIDTH;
+            self.slot_mut(turn)[target].copy_from_slice(&(bytes as u64).to_ne_bytes());
+        }
+        self.meet(call)?;
+        let read = |rank: usize, place: usize| {
+            let bytes = &self.slot(rank, turn)[place * WIDTH..(place + 1) * WIDTH];
+            u64::from_ne_bytes(bytes.try_into().expect("eight bytes")) as usize
+        };
+        let mut largest = 0;
+        for (from, to) in (0..size).flat_map(|from| (0..size).map(move |to| (from, to))) {
+            let (sends, expects) = (read(from, size + to), read(to, from));
+            if sends != expects {
+                let problem = format!(
+                    "rank {from} of the group sends {sends} bytes to rank {to}, which expects {expects}"
+                );
+                return Err(Error::Shared { call: call.name().to_owned(), problem });
+            }
+            largest = largest.max(sends);
+        }
+        Ok(largest)
     }
 
     fn next_turn(&mut self) -> usize {
@@ -364,7 +468,8 @@ impl Bytes {
 
     fn chunks(&self, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let length = self.length;
-        (0..length).step_by(size).map(move |start| start..(start + size).min(length))
+        // One even of nothing: the ranks meet in it.
+        (0..length.max(1)).step_by(size).map(move |start| start..(start + size).min(length))
     }
 
     fn part(&self) -> &[u8] {

@@ -8,15 +8,25 @@ use super::*;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
+fn serve(secret: &Secret) -> Store {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    Store::serve("127.0.0.1", listener, secret, TIMEOUT).unwrap()
+}
+
+fn connect(port: u16, secret: &Secret) -> Store {
+    Store::connect("127.0.0.1", port, secret, TIMEOUT).unwrap()
+}
+
 /// Runs `body` on `size` ranks, each a thread with a group of its own.
 fn ranks(size: usize, body: impl Fn(usize, &Gloo) + Sync) {
-    let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+    let secret = Secret::random().unwrap();
+    let server = serve(&secret);
     let port = server.port();
     thread::scope(|scope| {
         for rank in 0..size {
-            let body = &body;
+            let (body, secret) = (&body, &secret);
             scope.spawn(move || {
-                let store = Store::open("127.0.0.1", port, false, TIMEOUT).unwrap();
+                let store = connect(port, secret);
                 let gloo = Gloo::join(&store, "test", "lo", [rank, size], TIMEOUT).unwrap();
                 body(rank, &gloo);
                 gloo.barrier().unwrap();
@@ -60,23 +70,50 @@ fn three_ranks_exchange_by_hand_computed_numbers() {
 }
 
 #[test]
-fn a_store_counts_keeps_and_times_out() {
-    let store = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+fn a_store_keeps_and_times_out() {
+    let store = serve(&Secret::random().unwrap());
     store.set("a", b"x\0y").unwrap();
+    store.set("nothing", b"").unwrap();
     assert_eq!(store.get("a", TIMEOUT).unwrap(), b"x\0y");
-    assert_eq!((store.add("n", 2).unwrap(), store.add("n", 3).unwrap()), (2, 5));
+    assert_eq!(store.get("nothing", TIMEOUT).unwrap(), b"");
     assert!(store.has("a").unwrap() && !store.has("b").unwrap());
     assert!(store.get("b", Duration::from_millis(50)).is_err());
 }
 
 #[test]
+fn a_value_of_a_stranger_is_refused_by_its_key() {
+    let secret = Secret::random().unwrap();
+    let server = serve(&secret);
+    let stranger = connect(server.port(), &Secret::random().unwrap());
+    stranger.set("seat", b"mine").unwrap();
+    let error = server.get("seat", TIMEOUT).unwrap_err();
+    assert!(matches!(&error, Error::Forged { key } if key == "seat"), "{error}");
+    // What a rank writes after it counts.
+    connect(server.port(), &secret).set("seat", b"ours").unwrap();
+    assert_eq!(server.get("seat", TIMEOUT).unwrap(), b"ours");
+    assert!(stranger.get("seat", TIMEOUT).is_err());
+}
+
+#[test]
+fn gloo_believes_no_address_of_a_stranger() {
+    let secret = Secret::random().unwrap();
+    let server = serve(&secret);
+    let stranger = connect(server.port(), &Secret::random().unwrap());
+    // The key under which Gloo leaves the addresses of rank 1, who is the stranger.
+    stranger.set("test/0/1", b"127.0.0.1").unwrap();
+    let error = Gloo::join(&server, "test", "lo", [0, 2], TIMEOUT).unwrap_err().to_string();
+    assert!(error.contains("was not written by a rank of this job"), "{error}");
+}
+
+#[test]
 fn a_rank_that_goes_away_ends_the_collective() {
-    let server = Store::open("127.0.0.1", 0, true, TIMEOUT).unwrap();
+    let secret = &Secret::random().unwrap();
+    let server = serve(secret);
     let port = server.port();
     thread::scope(|scope| {
         for rank in 0..2 {
             scope.spawn(move || {
-                let store = Store::open("127.0.0.1", port, false, TIMEOUT).unwrap();
+                let store = connect(port, secret);
                 let gloo = Gloo::join(&store, "gone", "lo", [rank, 2], TIMEOUT).unwrap();
                 if rank == 1 {
                     // It goes once the other has joined.

@@ -9,15 +9,25 @@ use super::*;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
+const NAME: &str = "colossal-chat-test";
+
+fn create(size: usize, timeout: Duration) -> SharedMemory {
+    SharedMemory::create(NAME, size, timeout).unwrap()
+}
+
+fn open(address: &str, place: [usize; 2]) -> SharedMemory {
+    SharedMemory::open(address, NAME, std::process::id(), place, TIMEOUT).unwrap()
+}
+
 /// Runs `body` on `size` ranks, each a thread with a view of its own.
 fn ranks(size: usize, body: impl Fn(usize, &mut SharedMemory) + Sync) {
-    let mut first = SharedMemory::create(size, TIMEOUT).unwrap();
+    let mut first = create(size, TIMEOUT);
     let address = first.address();
     thread::scope(|scope| {
         for rank in 1..size {
             let (body, address) = (&body, &address);
             scope.spawn(move || {
-                body(rank, &mut SharedMemory::open(address, [rank, size], TIMEOUT).unwrap());
+                body(rank, &mut open(address, [rank, size]));
             });
         }
         body(0, &mut first);
@@ -137,10 +147,10 @@ fn one_after_another_nothing_is_overtaken() {
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let (tell, hear) = mpsc::channel();
-    let mut first = SharedMemory::create(2, Duration::from_millis(200)).unwrap();
+    let mut first = create(2, Duration::from_millis(200));
     let address = first.address();
     let other = thread::spawn(move || {
-        let _memory = SharedMemory::open(&address, [1, 2], TIMEOUT).unwrap();
+        let _memory = open(&address, [1, 2]);
         hear.recv().unwrap();
     });
     let error = first.barrier().unwrap_err().to_string();
@@ -151,10 +161,86 @@ fn a_rank_that_does_not_come_is_named() {
 
 #[test]
 fn a_tensor_that_does_not_fit_is_refused() {
-    let mut memory = SharedMemory::create(1, TIMEOUT).unwrap();
+    let mut memory = create(1, TIMEOUT);
     let [short, long] = [2, 3].map(|length| Tensor::zeros([length], (Kind::Float, Device::Cpu)));
     let error = memory.all_gather(&short, &long).unwrap_err().to_string();
     assert!(error.contains("a tensor has 8 bytes and must have 12"), "{error}");
     let turned = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu)).tr();
     assert!(memory.all_reduce(&turned, Reduction::Sum).is_err());
+}
+
+/// What two ranks hear that call different things; both hear it, and none waits for the other.
+fn refused(
+    first: impl Fn(&mut SharedMemory) -> Result<(), Error> + Sync,
+    second: impl Fn(&mut SharedMemory) -> Result<(), Error> + Sync,
+) -> [String; 2] {
+    let heard = [const { std::sync::Mutex::new(String::new()) }; 2];
+    ranks(2, |rank, memory| {
+        // What was agreed on before stays agreed on.
+        memory.barrier().unwrap();
+        let outcome = if rank == 0 { first(memory) } else { second(memory) };
+        *heard[rank].lock().unwrap() = outcome.unwrap_err().to_string();
+    });
+    heard.map(|text| text.into_inner().unwrap())
+}
+
+#[test]
+fn ranks_that_bring_different_sizes_are_named() {
+    let floats = |length: i64| Tensor::ones([length], (Kind::Float, Device::Cpu));
+    // A piece and two, several chunks and none.
+    for [short, long] in [[2, 3], [0, 1], [100_000, 900_000]] {
+        let reduce =
+            |length: i64| move |memory: &mut SharedMemory| memory.all_reduce(&floats(length), Reduction::Sum);
+        let told = refused(reduce(short), reduce(long));
+        let wanted = format!(
+            "all_reduce over shared memory: rank 1 of the group brings {} bytes, and rank 0 {}",
+            long * 4,
+            short * 4
+        );
+        assert_eq!(told[0], wanted);
+        assert!(told[1].contains(&format!("rank 0 of the group brings {} bytes", short * 4)), "{}", told[1]);
+        let share = |length: i64| move |memory: &mut SharedMemory| memory.broadcast(&floats(length), 0);
+        assert!(refused(share(short), share(long))[1].contains("rank 0 of the group brings"));
+        let gather = |length: i64| {
+            move |memory: &mut SharedMemory| memory.all_gather(&floats(2 * length), &floats(length))
+        };
+        assert!(refused(gather(short), gather(long))[0].contains("all_gather over shared memory: rank 1"));
+        let scatter = |length: i64| {
+            move |memory: &mut SharedMemory| memory.reduce_scatter(&floats(length), &floats(2 * length))
+        };
+        assert!(
+            refused(scatter(short), scatter(long))[0].contains("reduce_scatter over shared memory: rank 1")
+        );
+    }
+}
+
+#[test]
+fn ranks_that_call_different_collectives_are_named() {
+    // As many bytes of either kind.
+    let tensor = |kind: Kind| Tensor::ones([16 / kind.elt_size_in_bytes() as i64], (kind, Device::Cpu));
+    let sum = |memory: &mut SharedMemory| memory.all_reduce(&tensor(Kind::Float), Reduction::Sum);
+    let told = refused(sum, |memory| memory.barrier());
+    assert_eq!(
+        told[0],
+        "all_reduce over shared memory: rank 1 of the group calls barrier, and rank 0 all_reduce"
+    );
+    let told = refused(sum, |memory| memory.all_reduce(&tensor(Kind::Double), Reduction::Sum));
+    assert!(told[1].contains("rank 0 of the group has another type of numbers"), "{}", told[1]);
+    assert!(
+        refused(sum, |memory| memory.all_reduce(&tensor(Kind::Float), Reduction::Max))[0]
+            .contains("reduction")
+    );
+}
+
+#[test]
+fn parts_that_are_not_expected_are_named() {
+    let bytes = |length: usize| Tensor::ones([length as i64], (Kind::Uint8, Device::Cpu));
+    // Rank 0 sends 5 bytes to rank 1, which expects 6.
+    let told = refused(
+        |memory| memory.all_to_all(&bytes(3), &bytes(6), [&[1, 2], &[1, 5]]),
+        |memory| memory.all_to_all(&bytes(7), &bytes(3), [&[6, 1], &[2, 1]]),
+    );
+    for told in told {
+        assert!(told.contains("rank 0 of the group sends 5 bytes to rank 1, which expects 6"), "{told}");
+    }
 }

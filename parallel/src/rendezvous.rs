@@ -1,0 +1,297 @@
+//! Where the processes of a job meet: a store that rank 0 or a launcher serves, and that the others reach over TCP.
+//!
+//! The store of a job on one host listens on loopback alone. That of a job on several hosts listens on every interface, as any host may
+//! reach it. Either way a value counts only if it carries a tag made with the secret of the job (`parallel_sys::c10d`). Whoever serves the
+//! store writes a greeting first; a rank that finds none, or one that is not sealed with its secret, has reached the store of another job.
+//!
+//! libtorch waits for whatever listens at the address, so a rank first asks by itself whether a store answers ([`reach`]).
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parallel_sys::c10d::{Secret, Store};
+
+use crate::world::Place;
+use crate::{Error, SysError};
+
+/// The environment variable with the secret of a job.
+pub const JOB_SECRET: &str = "COLOSSAL_JOB_SECRET";
+/// How long a host, or what listens on it, may take to answer.
+pub(crate) const ANSWER: Duration = Duration::from_secs(7);
+/// Between two tries to connect.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The first value of every store.
+const GREETING: &str = "job";
+
+/// Serves the store of a job, if `place` is the one that serves it, or connects to it. A host that cannot be reached, and a listener that
+/// is no store of this job, are told within ten seconds; a host on which nothing listens yet is waited for.
+pub fn open_store(place: &Place, timeout: Duration) -> Result<Store, Error> {
+    let Place { address: host, port, secret, .. } = place;
+    let address = || format!("{host}:{port}");
+    let secret = secret.as_ref().ok_or(Error::NoSecret { rank: place.rank, size: place.size })?;
+    let failed = |cause| Error::Rendezvous { address: address(), cause };
+    if place.serves() {
+        let listener = listen(host, *port).map_err(|cause| Error::Port { address: address(), cause })?;
+        let store = Store::serve(host, listener, secret, timeout).map_err(failed)?;
+        store.set(GREETING, b"colossal-chat").map_err(failed)?;
+        return Ok(store);
+    }
+    reach(host, *port, timeout)?;
+    let store = Store::connect(host, *port, secret, timeout).map_err(failed)?;
+    // torchrun's agent serves a store that does not know this program.
+    if place.attempt.is_empty() {
+        store.get(GREETING, ANSWER).map_err(|cause| Error::NoStore {
+            address: address(),
+            problem: match cause {
+                SysError::Forged { .. } => "belongs to a job with another secret",
+                _ => "is a store, but not one that this program serves",
+            },
+        })?;
+    }
+    Ok(store)
+}
+
+/// The secret that a person gave the job, if any.
+pub fn secret_from_environment() -> Result<Option<Secret>, Error> {
+    secret(std::env::var(JOB_SECRET).ok().as_deref())
+}
+
+pub(crate) fn secret(text: Option<&str>) -> Result<Option<Secret>, Error> {
+    let short = |text: &str| Error::ShortSecret { length: text.len() };
+    text.map(|text| Secret::new(text).ok_or_else(|| short(text))).transpose()
+}
+
+/// Takes the port: on loopback where the others come from this host, else on every interface.
+fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
+    if is_loopback(host) {
+        return TcpListener::bind((host, port));
+    }
+    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {
+        Err(error) if error.kind() != ErrorKind::AddrInUse => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
+        }
+        other => other,
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+/// What a try to reach a store found.
+enum Found {
+    Store,
+    /// Nothing listens yet.
+    Nothing,
+    /// What listens has closed the connection.
+    Closed,
+}
+
+/// Returns once a store answers at the address.
+fn reach(host: &str, port: u16, timeout: Duration) -> Result<(), Error> {
+    let until = Instant::now() + timeout;
+    let mut closed: Option<Instant> = None;
+    loop {
+        match ask(host, port)? {
+            Found::Store => return Ok(()),
+            Found::Nothing if Instant::now() < until => closed = None,
+            Found::Nothing => {
+                let cause = ErrorKind::ConnectionRefused.into();
+                return Err(Error::Unreachable { address: format!("{host}:{port}"), cause });
+            }
+            // A store that is about to end does so, too.
+            Found::Closed if closed.get_or_insert_with(Instant::now).elapsed() < ANSWER => {}
+            Found::Closed => {
+                let problem = "closes every connection";
+                return Err(Error::NoStore { address: format!("{host}:{port}"), problem });
+            }
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Asks what listens at the address whether it is a store, in the words that libtorch's client begins with.
+fn ask(host: &str, port: u16) -> Result<Found, Error> {
+    const VALIDATE: u8 = 0;
+    const MAGIC: u32 = 0x3C85_F7CE;
+    const PING: u8 = 13;
+    let until = Instant::now() + ANSWER;
+    let address = format!("{host}:{port}");
+    let mut stream = match connect(host, port, until) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(Found::Nothing),
+        other => other.map_err(|cause| Error::Unreachable { address: address.clone(), cause })?,
+    };
+    let nonce = std::process::id().to_ne_bytes();
+    let words = [&[VALIDATE][..], &MAGIC.to_ne_bytes(), &[PING], &nonce].concat();
+    let mut answer = [0; 4];
+    let asked = stream
+        .set_read_timeout(Some(left(until)))
+        .and_then(|()| stream.write_all(&words))
+        .and_then(|()| stream.read_exact(&mut answer));
+    let problem = match asked {
+        Ok(()) if answer == nonce => return Ok(Found::Store),
+        Ok(()) => "answers, but not as a store does",
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            "does not answer"
+        }
+        Err(_) => return Ok(Found::Closed),
+    };
+    Err(Error::NoStore { address, problem })
+}
+
+/// Connects to the first address of the host that answers before `until`.
+fn connect(host: &str, port: u16, until: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(ErrorKind::NotFound, "no such host");
+    for address in resolve(host, port, left(until))? {
+        match TcpStream::connect_timeout(&address, left(until)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// The addresses of a host. A name server that does not answer is not waited for longer than `timeout`.
+fn resolve(host: &str, port: u16, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![(address, port).into()]);
+    }
+    let (found, answer) = mpsc::channel();
+    let name = host.to_owned();
+    thread::Builder::new().spawn(move || {
+        let addresses = (name.as_str(), port).to_socket_addrs();
+        // Nobody listens any more after the time-out.
+        let _ = found.send(addresses.map(Iterator::collect));
+    })?;
+    answer.recv_timeout(timeout).unwrap_or_else(|_| {
+        let message = format!("no name server said within {} s where it is", timeout.as_secs());
+        Err(io::Error::new(ErrorKind::TimedOut, message))
+    })
+}
+
+/// The time until then, and a moment at least: none would mean for ever.
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    /// Rank 1 of a job whose store should be at this port.
+    fn place(port: u16, secret: &Secret) -> Place {
+        Place { rank: 1, size: 2, port, secret: Some(secret.clone()), ..Place::single() }
+    }
+
+    /// What rank 1 says of a listener that does `act` to every connection, and how long it took to say it.
+    fn told_of(act: impl Fn(TcpStream) -> Option<TcpStream> + Send + 'static) -> (String, Duration) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        thread::spawn(move || {
+            let mut open = Vec::new();
+            listener.incoming().map_while(Result::ok).for_each(|stream| open.extend(act(stream)));
+        });
+        let started = Instant::now();
+        let error = open_store(&place(port, &Secret::random().unwrap()), TIMEOUT).unwrap_err().to_string();
+        assert!(error.contains(&format!("127.0.0.1:{port}")), "{error}");
+        (error, started.elapsed())
+    }
+
+    #[test]
+    fn what_listens_and_is_no_store_is_named_within_ten_seconds() {
+        let http = |mut stream: TcpStream| {
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+            Some(stream)
+        };
+        thread::scope(|scope| {
+            let silent = scope.spawn(|| told_of(Some));
+            let closing = scope.spawn(|| told_of(|_| None));
+            let http = scope.spawn(move || told_of(http));
+            for (ended, wanted) in [
+                (silent, "does not answer"),
+                (closing, "closes every connection"),
+                (http, "answers, but not as a store does"),
+            ] {
+                let (error, took) = ended.join().unwrap();
+                assert!(error.contains(wanted), "{error}");
+                assert!(took < Duration::from_secs(10), "{took:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_host_that_takes_no_connection_is_named_within_ten_seconds() {
+        // A listener whose queue is full drops what comes, as a host behind a wall does.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let waiting: Vec<TcpStream> =
+            std::iter::from_fn(|| TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok())
+                .take(10_000)
+                .collect();
+        assert!(waiting.len() < 10_000, "the queue is never full");
+        let started = Instant::now();
+        let place = place(address.port(), &Secret::random().unwrap());
+        let error = open_store(&place, TIMEOUT).unwrap_err().to_string();
+        assert!(error.contains(&format!("{address} cannot be reached: ")), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn the_store_of_another_job_is_named() {
+        let secret = Secret::random().unwrap();
+        let serving = Place { rank: 0, ..place(0, &secret) };
+        let store = open_store(&serving, TIMEOUT).unwrap();
+        open_store(&place(store.port(), &secret), TIMEOUT).unwrap();
+        let other = place(store.port(), &Secret::random().unwrap());
+        let error = open_store(&other, TIMEOUT).unwrap_err().to_string();
+        assert!(error.contains("belongs to a job with another secret"), "{error}");
+        // A store of c10d that no job of ours has opened.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let foreign = Store::serve("127.0.0.1", listener, &secret, TIMEOUT).unwrap();
+        let error = open_store(&place(foreign.port(), &secret), TIMEOUT).unwrap_err().to_string();
+        assert!(error.contains("not one that this program serves"), "{error}");
+    }
+
+    #[test]
+    fn the_store_of_one_host_listens_on_loopback_alone() {
+        let serving = Place { rank: 0, ..place(0, &Secret::random().unwrap()) };
+        let store = open_store(&serving, TIMEOUT).unwrap();
+        let port = format!(":{:04X}", store.port());
+        let listening: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
+            .iter()
+            .flat_map(|table| {
+                std::fs::read_to_string(table)
+                    .unwrap_or_default()
+                    .lines()
+                    .map(str::to_owned)
+                    .collect::<Vec<_>>()
+            })
+            .filter_map(|line| {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                (fields.get(3) == Some(&"0A")).then(|| fields[1].to_owned())
+            })
+            .filter(|address| address.ends_with(&port))
+            .collect();
+        assert_eq!(listening, [format!("0100007F{port}")]);
+    }
+
+    #[test]
+    fn a_job_without_a_secret_is_refused() {
+        let without = Place { secret: None, ..place(1, &Secret::random().unwrap()) };
+        let error = open_store(&without, TIMEOUT).unwrap_err().to_string();
+        assert!(error.contains("COLOSSAL_JOB_SECRET is not set"), "{error}");
+        let error = secret(Some("too short")).unwrap_err().to_string();
+        assert!(error.contains("9 characters") && !error.contains("too short"), "{error}");
+    }
+
+    #[test]
+    fn only_this_host_is_loopback() {
+        assert!(["localhost", "127.0.0.1", "127.8.0.1", "::1"].into_iter().all(is_loopback));
+        assert!(!["node1", "10.0.0.1", "::", "0.0.0.0"].into_iter().any(is_loopback));
+    }
+}

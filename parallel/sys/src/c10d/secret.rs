@@ -1,0 +1,116 @@
+//! What the ranks of a job share and nobody else knows.
+//!
+//! ```text
+//!   tag = HMAC-SHA256(secret, length of key | key | value)        (RFC 2104, RFC 6234)
+//! ```
+//! A value at the store carries its tag. The key is part of it, so a value cannot be moved to another key. A value of an earlier job with the
+//! same secret still passes: every job has a secret of its own.
+
+use std::ffi::{c_char, c_void};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use crate::raw::{ShimSeal, TAG};
+
+/// The secret of a job.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Arc<[u8]>);
+
+/// Never printed.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl Secret {
+    /// The fewest characters of a secret that a person chose.
+    pub const SHORTEST: usize = 16;
+
+    /// 32 random bytes of the system, as hexadecimal digits.
+    pub fn random() -> io::Result<Self> {
+        let mut bytes = [0; 32];
+        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self(digits.into_bytes().into()))
+    }
+
+    /// The secret that a person chose; `None` if it is shorter than [`SHORTEST`](Self::SHORTEST).
+    pub fn new(text: &str) -> Option<Self> {
+        (text.len() >= Self::SHORTEST).then(|| Self(text.as_bytes().into()))
+    }
+
+    /// The text, for the environment of a rank.
+    pub fn reveal(&self) -> String {
+        String::from_utf8_lossy(&self.0).into_owned()
+    }
+
+    /// The tag of a key and a value.
+    pub(super) fn tag(&self, key: &[u8], value: &[u8]) -> [u8; TAG] {
+        let mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        mac.chain_update((key.len() as u64).to_le_bytes())
+            .chain_update(key)
+            .chain_update(value)
+            .finalize()
+            .into_bytes()
+            .into()
+    }
+
+    /// The same for the shim, which gives it back when it is done.
+    pub(super) fn into_seal(self) -> ShimSeal {
+        ShimSeal { state: Box::into_raw(Box::new(self)).cast(), tag, drop: forget }
+    }
+}
+
+extern "C" fn tag(
+    state: *const c_void,
+    key: *const c_char,
+    key_length: usize,
+    bytes: *const u8,
+    length: usize,
+    tag: *mut u8,
+) {
+    // SAFETY: the shim hands on the state of `into_seal`, `key_length` and `length` live bytes, and room for a tag. An empty value may have
+    // no address.
+    unsafe {
+        let key = std::slice::from_raw_parts(key.cast::<u8>(), key_length);
+        let value = if length == 0 { &[] } else { std::slice::from_raw_parts(bytes, length) };
+        tag.cast::<[u8; TAG]>().write((*state.cast::<Secret>()).tag(key, value));
+    }
+}
+
+extern "C" fn forget(state: *mut c_void) {
+    // SAFETY: the box of `into_seal`, given back once.
+    drop(unsafe { Box::from_raw(state.cast::<Secret>()) });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_those_of_another_implementation() {
+        // Python: hmac.new(b"a secret of a job", struct.pack("<Q", 3) + b"key" + b"value", "sha256").hexdigest()
+        let tag = Secret::new("a secret of a job").unwrap().tag(b"key", b"value");
+        let digits: String = tag.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(digits, "3fc39841519cd80c52ffebc11bb78b8587ee722fa33454b9fdc4d9ee1255decc");
+    }
+
+    #[test]
+    fn what_was_written_under_one_key_has_another_tag_under_another() {
+        let secret = Secret::random().unwrap();
+        assert_ne!(secret.tag(b"ab", b"c"), secret.tag(b"a", b"bc"));
+        assert_ne!(secret.tag(b"a", b"x"), Secret::random().unwrap().tag(b"a", b"x"));
+    }
+
+    #[test]
+    fn a_secret_is_long_and_is_never_printed() {
+        assert!(Secret::new("fifteen letters").is_none());
+        assert_eq!(format!("{:?}", Secret::new("sixteen letters!").unwrap()), "Secret");
+    }
+}
