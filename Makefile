@@ -9,8 +9,9 @@ SEED ?= 1
 demo: build
 	target/release/colossal-chat demo --out $(DEMO_DIR) --seed $(SEED)
 
+# Every crate is tested, even after one has failed; the command fails in the end.
 test: libtorch
-	$(CARGO) test --release --workspace
+	$(CARGO) test --release --workspace --no-fail-fast
 
 build: libtorch
 	$(CARGO) build --release --bin colossal-chat

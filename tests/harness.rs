@@ -12,6 +12,9 @@ pub(crate) struct Scratch {
     folder: TempDir,
 }
 
+/// The secret of jobs whose ranks no launcher of this program starts, or that run on several hosts.
+pub(crate) const SECRET: &str = "the secret of a test's job";
+
 /// What a run said and how it ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
@@ -90,6 +93,7 @@ impl Scratch {
         command.env("HF_HUB_OFFLINE", "1").env("NO_COLOR", "1");
         // A test leaves nothing in the cache of the person who runs it.
         command.env("XDG_CACHE_HOME", self.folder.path().join(".cache"));
+        command.env("COLOSSAL_JOB_SECRET", SECRET);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null());
         command
     }
@@ -140,6 +144,42 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
         .collect();
     children.sort_unstable();
     children
+}
+
+/// A port of this host that nothing listens at.
+pub(crate) fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("a port").port()
+}
+
+/// What listens at a port of this host and is no store of a job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stranger {
+    /// Takes every connection and says nothing.
+    Silent,
+    /// Takes every connection and closes it.
+    Closing,
+    /// Answers as a web server does.
+    Http,
+}
+
+impl Stranger {
+    /// The port that it listens at from now on.
+    pub(crate) fn listen(self) -> u16 {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("a port").port();
+        std::thread::spawn(move || {
+            let mut open = Vec::new();
+            for mut stream in listener.incoming().map_while(Result::ok) {
+                if matches!(self, Self::Http) {
+                    let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+                }
+                if !matches!(self, Self::Closing) {
+                    open.push(stream);
+                }
+            }
+        });
+        port
+    }
 }
 
 /// The names in a folder, sorted.

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::harness::{Scratch, children, signal};
+use parallel::c10d::{Secret, Store};
+
+use crate::harness::{SECRET, Scratch, Stranger, children, free_port, signal};
 use crate::training::{copied, life};
 
 /// The numbers of a safetensors file in fp32, by tensor.
@@ -287,12 +289,8 @@ fn by_hand(scratch: &Scratch, port: u16, lines: &[&str]) -> Vec<(Option<i32>, St
         .collect()
 }
 
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 #[test]
-fn the_variables_of_torchrun_are_enough() {
+fn the_variables_of_torchrun_and_a_secret_are_enough() {
     let scratch = copied();
     let line = "sft --config life/sft/run.toml --set out=torchrun";
     for (code, told) in by_hand(&scratch, free_port(), &[line, line]) {
@@ -357,7 +355,7 @@ fn a_mesh_that_does_not_fit_the_processes_is_refused() {
     for (settings, wanted) in [
         ("sequence.size=2", "`parallel.sequence.size`: 2: needs mode"),
         ("sequence.mode='megatron'", "`parallel.tensor.size`: 1: must be above 1"),
-        ("tensor.mode='2d' --set parallel.tensor.size=2", "`parallel.tensor.size`: 2: must be a square"),
+        ("tensor.depth=2", "`parallel.tensor.depth`: 2: has no effect on mode = \"1d\""),
         ("tensor.size=0", "`parallel.tensor.size`: 0: must be at least 1"),
     ] {
         let line = format!("sft --config life/sft/run.toml --set out=x --nproc 2 --set parallel.{settings}");
@@ -368,11 +366,11 @@ fn a_mesh_that_does_not_fit_the_processes_is_refused() {
 #[test]
 fn a_plan_says_where_each_process_stands() {
     let scratch = copied();
-    let line = "sft --config life/sft/run.toml --set out=x --dry-run --nproc 8";
-    let told =
-        scratch.run(&format!("{line} --set parallel.tensor.mode='2d' --set parallel.tensor.size=4")).stderr;
-    assert!(told.contains("8 processes: data 2 x tensor row 2 x tensor 2"), "{told}");
-    assert!(told.contains("rank 6: data 1, tensor row 1, tensor 0"), "{told}");
+    let line = "plan sft --config life/sft/run.toml --nproc 8";
+    let outcome = scratch.run(&format!("{line} --set parallel.tensor.size=2 --set parallel.pipeline.size=2"));
+    let told = outcome.succeeds();
+    assert!(told.contains("8 processes: pipeline 2 x data 2 x tensor 2"), "{told}");
+    assert!(told.contains("rank 6: pipeline 1, data 1, tensor 0"), "{told}");
     assert!(!scratch.path("x").exists());
     // As data.
     let line = "plan sft --config life/sft/run.toml --nproc 4 --set parallel.pipeline.size=2";
@@ -404,17 +402,262 @@ fn a_port_in_use_is_named() {
     assert!(told.contains(&format!("the ranks cannot meet at 127.0.0.1:{port}")), "{told}");
 }
 
-#[test]
-fn a_host_that_cannot_be_reached_is_named_within_ten_seconds() {
+/// The outcome of rank 1 of a job of two, and of the launcher of its second host, with the store at `host`, and how long both took.
+fn second_of_two(host: &str, port: u16) -> ([(Option<i32>, String); 2], Duration) {
     let scratch = copied();
     let started = Instant::now();
-    // An address for documentation (RFC 5737), which nobody has, and a name that no server may know (RFC 6761).
-    for host in ["192.0.2.1", "nowhere.invalid"] {
-        let line =
-            format!("launch --nnodes 2 --node-rank 1 --master-addr {host} -- sft --config life/sft/run.toml");
-        scratch.run(&line).fails(2, &[host, "cannot be reached"]);
+    let line = format!(
+        "launch --nnodes 2 --node-rank 1 --master-addr {host} --master-port {port} -- sft --config life/sft/run.toml"
+    );
+    let launcher = scratch.command(&line.split(' ').collect::<Vec<_>>());
+    let mut rank = scratch.command(&["sft", "--config", "life/sft/run.toml", "--set", "out=x"]);
+    for (name, value) in [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", host)] {
+        rank.env(name, value);
     }
-    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+    rank.env("MASTER_PORT", port.to_string());
+    let ended = [launcher, rank].map(|mut command| command.spawn().unwrap()).map(|child| {
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    });
+    (ended, started.elapsed())
+}
+
+#[test]
+fn what_is_at_the_address_and_is_no_store_is_named_within_ten_seconds() {
+    std::thread::scope(|scope| {
+        for (stranger, wanted) in [
+            (Stranger::Silent, "does not answer"),
+            (Stranger::Closing, "closes every connection"),
+            (Stranger::Http, "answers, but not as a store does"),
+        ] {
+            scope.spawn(move || {
+                let port = stranger.listen();
+                let (ended, took) = second_of_two("127.0.0.1", port);
+                for (code, told) in ended {
+                    assert_eq!(code, Some(2), "{stranger:?}: {told}");
+                    assert!(told.contains(&format!("what listens at 127.0.0.1:{port} {wanted}")), "{told}");
+                    assert_eq!(told.lines().count(), 1, "{told}");
+                }
+                assert!(took < Duration::from_secs(10), "{stranger:?}: {took:?}");
+            });
+        }
+    });
+}
+
+#[test]
+fn a_host_that_cannot_be_reached_is_named_within_ten_seconds() {
+    // A listener whose queue is full drops what comes, as a host that is switched off does.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let connect = || std::net::TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok();
+    let queue: Vec<_> = std::iter::from_fn(connect).take(10_000).collect();
+    assert!(queue.len() < 10_000, "the queue is never full");
+    // A name that is too long for a name server, which therefore is not asked.
+    let nowhere = "nowhere".repeat(10);
+    for (host, port) in [("127.0.0.1", address.port()), (nowhere.as_str(), 1)] {
+        let (ended, took) = second_of_two(host, port);
+        for (code, told) in ended {
+            assert_eq!(code, Some(2), "{told}");
+            assert!(told.contains(&format!("{host}:{port} cannot be reached")), "{told}");
+        }
+        assert!(took < Duration::from_secs(10), "{took:?}");
+    }
+}
+
+#[test]
+fn ranks_of_no_launcher_of_ours_need_a_secret() {
+    let scratch = copied();
+    let launch = "launch --nnodes 2 --node-rank 1 --master-addr 127.0.0.1 -- sft --config life/sft/run.toml";
+    for (words, value) in [(launch, None), (launch, Some("short")), ("sft --config life/sft/run.toml", None)]
+    {
+        let mut command = scratch.command(&words.split(' ').collect::<Vec<_>>());
+        if !words.starts_with("launch") {
+            command.envs([
+                ("RANK", "1"),
+                ("WORLD_SIZE", "2"),
+                ("MASTER_ADDR", "127.0.0.1"),
+                ("MASTER_PORT", "1"),
+            ]);
+        }
+        command.env_remove("COLOSSAL_JOB_SECRET").envs(value.map(|value| ("COLOSSAL_JOB_SECRET", value)));
+        let output = command.output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains("COLOSSAL_JOB_SECRET") && told.contains("openssl rand -hex 32"), "{told}");
+    }
+}
+
+/// A stranger who reaches the store at `port` and knows everything but the secret.
+fn stranger(port: u16) -> Store {
+    Store::connect("127.0.0.1", port, &Secret::random().unwrap(), Duration::from_secs(20)).unwrap()
+}
+
+#[test]
+fn a_stranger_at_the_store_is_refused_by_name() {
+    let scratch = copied();
+    let port = free_port();
+    let mut command = scratch.command(&["sft", "--config", "life/sft/run.toml", "--set", "out=x"]);
+    command.envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
+    let child = command.env("MASTER_PORT", port.to_string()).spawn().unwrap();
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // What rank 1 would say, written by somebody else.
+    let seat = r#"{"host": "here", "process": 1, "cores": [0]}"#;
+    stranger(port).set("/seat/1", seat.as_bytes()).unwrap();
+    let started = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("`seat` of rank 1 was not written by a rank of this job"), "{told}");
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert!(!scratch.path("x").exists());
+}
+
+/// The local addresses, as `/proc/net/tcp` writes them, at which something listens on `port`.
+fn listening(port: u16) -> Vec<String> {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+    let text: String = tables.map(|table| std::fs::read_to_string(table).unwrap_or_default()).concat();
+    let port = format!(":{port:04X}");
+    text.lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|fields| fields.get(3) == Some(&"0A") && fields[1].ends_with(&port))
+        .map(|fields| fields[1].trim_end_matches(&port).to_owned())
+        .collect()
+}
+
+#[test]
+fn a_stranger_at_a_running_job_of_one_host_changes_nothing() {
+    let scratch = copied();
+    let (child, ranks) = long_run(&scratch);
+    let environment = std::fs::read_to_string(format!("/proc/{}/environ", ranks[1])).unwrap();
+    let value = |name: &str| {
+        environment.split('\0').find_map(|entry| entry.strip_prefix(&format!("{name}="))).unwrap().to_owned()
+    };
+    // The launcher has made the secret by itself.
+    assert!(value("COLOSSAL_JOB_SECRET").len() == 64 && value("COLOSSAL_JOB_SECRET") != SECRET);
+    let port: u16 = value("MASTER_PORT").parse().unwrap();
+    assert_eq!(listening(port), ["0100007F"]);
+    let mapped = || {
+        ranks
+            .iter()
+            .map(|rank| {
+                std::fs::read_to_string(format!("/proc/{rank}/maps")).unwrap().matches("memfd:").count()
+            })
+            .sum::<usize>()
+    };
+    let before = mapped();
+    let own = std::process::id();
+    let stranger = stranger(port);
+    for key in
+        ["shared//world/0", "/seat/1", "/problem/1", "/start/1", "launcher/failed", "launcher/done/0", "job"]
+    {
+        stranger.set(key, format!("{own}:0").as_bytes()).unwrap();
+    }
+    let rows = scratch.read("long/metrics.jsonl").lines().count();
+    scratch.wait_for_rows("long/metrics.jsonl", rows + 20);
+    assert_eq!(mapped(), before);
+    signal("INT", child.id());
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+}
+
+#[test]
+fn a_closed_terminal_reaches_the_ranks_and_the_launcher_waits_for_them() {
+    if parallel::process::ignores(1) {
+        eprintln!("skipped: these tests ignore SIGHUP themselves, as under nohup");
+        return;
+    }
+    let scratch = copied();
+    let (child, ranks) = long_run(&scratch);
+    signal("HUP", child.id());
+    let output = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    // The launcher tells how its ranks ended, and is not ended itself.
+    assert!(output.status.code().is_some(), "{told}");
+    for rank in ranks {
+        assert!(!Path::new(&format!("/proc/{rank}")).exists(), "rank process {rank} is left");
+    }
+}
+
+#[test]
+fn a_launcher_under_nohup_goes_on_when_the_terminal_closes() {
+    let scratch = copied();
+    let words = "sft --config life/sft/run.toml --nproc 2 --set out=long --set train.steps=1000000";
+    let binary = scratch.command(&words.split(' ').collect::<Vec<_>>());
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(binary.get_program()).args(binary.get_args());
+    command.current_dir(binary.get_current_dir().unwrap()).env("HF_HUB_OFFLINE", "1");
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    scratch.wait_for_rows("long/metrics.jsonl", 3);
+    signal("HUP", child.id());
+    let rows = scratch.read("long/metrics.jsonl").lines().count();
+    scratch.wait_for_rows("long/metrics.jsonl", rows + 20);
+    signal("INT", child.id());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn no_processes_no_threads_and_far_too_many_are_usage_errors() {
+    let scratch = copied();
+    let cores = parallel::launch::cores();
+    let many = 50 * cores;
+    let launch = "launch --nnodes 1 --node-rank 0 --master-addr 127.0.0.1";
+    for command in [
+        "sft --config life/sft/run.toml --set out=x",
+        "sft --config life/sft/run.toml --set out=x --dry-run",
+        "rm --config life/rm/run.toml --set out=x",
+        "ppo --config life/ppo/run.toml --set out=x",
+        "pipeline --config life.toml --set out=x",
+        "pipeline --config life.toml --set out=x --dry-run",
+        "demo --out x",
+        "plan sft --config life/sft/run.toml",
+        launch,
+    ] {
+        let tail = if command == launch { " -- sft --config life/sft/run.toml --set out=x" } else { "" };
+        scratch.run(&format!("{command} --nproc 0{tail}")).fails(2, &["--nproc", "at least 1"]);
+        scratch.run(&format!("{command} --nproc x{tail}")).fails(2, &["--nproc", "a whole number"]);
+        scratch.run(&format!("{command} --threads 0{tail}")).fails(2, &["--threads", "at least 1"]);
+        if !command.starts_with("plan") {
+            let words = format!("use {cores}, or at most {}", 4 * cores);
+            let outcome = scratch.run(&format!("{command} --nproc {many}{tail}"));
+            outcome.fails(2, &["--nproc", &format!("{many} processes on {cores} cores"), &words]);
+        }
+        assert!(!scratch.path("x").exists(), "{command}");
+    }
+    scratch.run("doctor --threads 0").fails(2, &["--threads", "at least 1"]);
+    for command in [
+        "sft --config life/sft/run.toml",
+        "pipeline --config life.toml",
+        "demo --out x",
+        "plan sft --config life/sft/run.toml",
+    ] {
+        scratch.run(&format!("{command} --set threads=0")).fails(2, &["`threads`: 0: must be at least 1"]);
+    }
+    assert!(!scratch.path("x").exists());
+}
+
+#[test]
+fn layers_in_two_and_three_dimensions_are_refused_before_anything_is_started() {
+    let scratch = copied();
+    for mode in ["2d", "2.5d", "3d"] {
+        for command in [
+            "sft --config life/sft/run.toml --set out=x --nproc 4",
+            "sft --config life/sft/run.toml --set out=x --nproc 4 --dry-run",
+            "plan sft --config life/sft/run.toml --nproc 4",
+            "rm --config life/rm/run.toml --set out=x",
+            "pipeline --config life.toml --set out=x --nproc 4",
+            "pipeline --config life.toml --set out=x --dry-run",
+            "demo --out x --nproc 4",
+        ] {
+            let line = format!("{command} --set parallel.tensor.size=4 --set parallel.tensor.mode='{mode}'");
+            scratch
+                .run(&line)
+                .fails(2, &["`parallel.tensor.mode`: layers in two and three dimensions are not there yet"]);
+        }
+    }
+    assert!(!scratch.path("x").exists());
 }
 
 /// A new model, trained on meshes of several processes, ends as it does on one.
@@ -535,6 +778,7 @@ fn two_hosts_that_share_no_network_but_a_cable_equal_one_process() {
             // The ranks read their settings anew, and a number of threads is the whole machine's.
             command.args(binary.get_args().skip(2)).current_dir(binary.get_current_dir().unwrap());
             command.env("GLOO_SOCKET_IFNAME", format!("cable{node}")).env("HF_HUB_OFFLINE", "1");
+            command.env("COLOSSAL_JOB_SECRET", SECRET);
             command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
             command.spawn().unwrap()
         })

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use datasets::synth::SynthOptions;
+use parallel::launch;
 
 use crate::config::Stage;
 use crate::config::section::Dtype;
@@ -25,7 +26,7 @@ Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 3 data, 4 device
 )]
 pub(crate) struct Cli {
     /// Threads of one operation [default: one a core, or `threads` of the run file].
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// What to do.
     #[command(subcommand)]
@@ -144,7 +145,7 @@ pub(crate) struct TrainArgs {
     #[arg(long)]
     pub(crate) resume: bool,
     /// Processes on this machine, which share the rows of every step.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = processes)]
     pub(crate) nproc: usize,
 }
 
@@ -161,7 +162,7 @@ pub(crate) struct PlanArgs {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) sets: Vec<String>,
     /// Processes, on however many machines.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = planned_processes)]
     pub(crate) nproc: usize,
     /// Print one JSON object.
     #[arg(long)]
@@ -178,8 +179,8 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "I")]
     pub(crate) node_rank: usize,
     /// Ranks on each machine.
-    #[arg(long, value_name = "N", default_value = "1")]
-    pub(crate) nproc: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = processes)]
+    pub(crate) nproc: usize,
     /// The machine 0, by name or address.
     #[arg(long, value_name = "HOST")]
     pub(crate) master_addr: String,
@@ -210,7 +211,7 @@ pub(crate) struct DemoArgs {
     #[arg(long)]
     pub(crate) resume: bool,
     /// Processes on this machine, which share the rows of every step.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = processes)]
     pub(crate) nproc: usize,
 }
 
@@ -478,6 +479,32 @@ pub(crate) struct ModelInitArgs {
     /// Copy the tokenizer of this folder into the model.
     #[arg(long, value_name = "DIR")]
     pub(crate) tokenizer: Option<String>,
+}
+
+/// Threads of one operation. How many there may be depends on the processes of the job.
+fn threads(text: &str) -> Result<usize, String> {
+    within(text, usize::MAX)
+}
+
+/// Processes that this machine would run.
+fn processes(text: &str) -> Result<usize, String> {
+    let number = within(text, usize::MAX)?;
+    launch::check_processes(number).map(|()| number).map_err(|error| error.to_string())
+}
+
+/// Processes that a plan lays out and nobody runs.
+fn planned_processes(text: &str) -> Result<usize, String> {
+    within(text, 1 << 16)
+}
+
+/// A whole number from 1 to `most`.
+fn within(text: &str, most: usize) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Err(error) => Err(format!("{error}; give a whole number from 1 up")),
+        Ok(0) => Err("there must be at least 1; leave it out for the default".to_owned()),
+        Ok(number) if number > most => Err(format!("give at most {most}")),
+        Ok(number) => Ok(number),
+    }
 }
 
 /// Listings.

@@ -12,6 +12,7 @@ mod plan;
 mod reward;
 mod train;
 
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 
 use clap::CommandFactory;
@@ -26,7 +27,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
     let threads = cli.threads;
     // What trains prepares itself: its file may say how many threads.
     match &cli.command {
-        Command::Launch(arguments) => return launch(arguments),
+        Command::Launch(arguments) => return launch(arguments, threads),
         Command::Completions { shell } => return completions(*shell),
         Command::Sft(arguments) => return train::run(Stage::Sft, arguments, threads),
         Command::Rm(arguments) => return train::run(Stage::Rm, arguments, threads),
@@ -48,26 +49,24 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Starts the ranks of this machine.
-fn launch(arguments: &LaunchArgs) -> anyhow::Result<()> {
+/// Starts the ranks of this machine, each with `threads`.
+fn launch(arguments: &LaunchArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let LaunchArgs { nnodes, node_rank, nproc, master_addr, master_port, logs, command } = arguments;
     if *node_rank >= nnodes.get() {
         let problem = format!("machines are numbered from 0 to {}", nnodes.get() - 1);
         return Err(ConfigError::Argument { argument: format!("--node-rank {node_rank}"), problem }.into());
     }
-    let job = Job {
-        local_size: nproc.get(),
-        nodes: nnodes.get(),
-        node: *node_rank,
-        address: (master_addr.clone(), *master_port),
-        logs: logs.clone(),
-    };
-    launch::run(&job, command)
+    let address = (master_addr.clone(), *master_port);
+    let job = Job::on_hosts(*nproc, [*node_rank, nnodes.get()], address, logs)?;
+    let threads = threads.map(|threads| ["--threads".into(), threads.to_string().into()]);
+    let command: Vec<OsString> = threads.into_iter().flatten().chain(command.iter().cloned()).collect();
+    launch::run(&job, &command)
 }
 
 /// Listens for signals, and prepares this process for tensor operations.
 fn prepare(threads: Option<usize>) -> anyhow::Result<()> {
     crate::interrupt::listen()?;
+    // What the C library refuses, `doctor` tells.
     parallel::launch::prepare(threads, 1)?;
     Ok(())
 }

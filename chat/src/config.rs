@@ -379,7 +379,7 @@ impl RunConfig {
 
     /// Refuses what cannot be, wherever the paths come from.
     fn check_bounds(&self, stage: Stage) -> Result<(), ConfigError> {
-        check_parallel(&self.parallel)?;
+        check_parallel(&self.parallel, self.threads)?;
         self.train.check().map_err(rlhf::Error::from)?;
         if stage == Stage::Ppo {
             self.ppo.check()?;
@@ -411,8 +411,11 @@ impl RunConfig {
     }
 }
 
-/// Refuses ways of sharing that contradict one another.
-fn check_parallel(parallel: &ParallelSection) -> Result<(), ConfigError> {
+/// Refuses ways of sharing that contradict one another or do not work yet.
+fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<(), ConfigError> {
+    if threads == Some(0) {
+        return refuse("threads", 0, "must be at least 1; leave it out for a fair share of the cores");
+    }
     let (sequence, tensor) = (&parallel.sequence, parallel.tensor.size);
     for (key, size) in [
         ("parallel.data", parallel.data.unwrap_or(1)),
@@ -426,15 +429,12 @@ fn check_parallel(parallel: &ParallelSection) -> Result<(), ConfigError> {
             return refuse(key, 0, "must be at least 1");
         }
     }
-    let shape = parallel.tensor.shape();
-    if shape.iter().product::<usize>() != tensor {
-        let wanted =
-            "must be a square for mode = \"2d\", a square times depth for \"2.5d\", a cube for \"3d\"";
-        return refuse("parallel.tensor.size", tensor as u64, wanted);
+    if parallel.tensor.mode != TensorMode::OneDimension {
+        let message = "layers in two and three dimensions are not there yet: use \"1d\"".to_owned();
+        return Err(ConfigError::Value { place: None, key: "parallel.tensor.mode".to_owned(), message });
     }
-    if parallel.tensor.depth.is_some() && parallel.tensor.mode != TensorMode::TwoAndAHalf {
-        let wanted = "has no effect but for [parallel.tensor] mode = \"2.5d\"";
-        return refuse("parallel.tensor.depth", parallel.tensor.depth.unwrap_or(0) as u64, wanted);
+    if let Some(depth) = parallel.tensor.depth {
+        return refuse("parallel.tensor.depth", depth as u64, "has no effect on mode = \"1d\": leave it out");
     }
     let size = sequence.size as u64;
     match sequence.mode {

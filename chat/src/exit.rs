@@ -282,8 +282,17 @@ fn of_parallel(error: &parallel::Error) -> u8 {
     match error {
         Error::Sys(error) | Error::Collective { cause: error, .. } if is_memory(error) => DEVICE,
         Error::Sys(error) => of_sys(error),
-        Error::Collective { .. } | Error::NoGradient { .. } | Error::Missing { .. } => FAILED,
+        Error::Collective { .. }
+        | Error::NoGradient { .. }
+        | Error::Missing { .. }
+        | Error::Forged { .. }
+        | Error::Foreign { .. } => FAILED,
         Error::MeshSize { .. }
+        | Error::Port { .. }
+        | Error::NoStore { .. }
+        | Error::NoSecret { .. }
+        | Error::ShortSecret { .. }
+        | Error::Processes { .. }
         | Error::Rank { .. }
         | Error::Rendezvous { .. }
         | Error::Unreachable { .. }
@@ -300,8 +309,10 @@ fn is_memory(error: &parallel::SysError) -> bool {
 fn of_sys(error: &parallel::SysError) -> u8 {
     match error {
         parallel::SysError::Torch { message, .. } => of_panic(message),
-        parallel::SysError::Malloc { .. } => DEVICE,
-        parallel::SysError::Shared { .. } | parallel::SysError::Nccl { .. } => FAILED,
+        parallel::SysError::Forged { .. }
+        | parallel::SysError::Memory { .. }
+        | parallel::SysError::Shared { .. }
+        | parallel::SysError::Nccl { .. } => FAILED,
     }
 }
 

@@ -7,8 +7,10 @@
 //!     +- ...
 //! ```
 //! When a rank ends with an error, the others are stopped within [`GRACE`] and the launcher ends with the rank's code. The launchers of
-//! other machines hear of it at the store. A rank whose launcher is gone is ended by the system, so nothing is left behind. Ctrl-C
-//! reaches every rank, and all of them end after the same step.
+//! other machines hear of it at the store. A rank whose launcher is gone is ended by the system, so nothing is left behind. Ctrl-C,
+//! SIGTERM and SIGHUP reach every rank, and all of them end after the same step.
+//!
+//! The launcher of a job on one host makes the secret of the job. Ranks find it in their environment, which only this user can read.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -21,13 +23,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use parallel::c10d::Store;
+use parallel::c10d::{Secret, Store};
 use parallel::process::{self, send_signal};
-use parallel::world::{TIMEOUT, open_store};
+use parallel::rendezvous::{JOB_SECRET, open_store, secret_from_environment};
+use parallel::world::TIMEOUT;
 use parallel::{Axis, Groups, Mesh, Place, World, launch};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::command::tell;
 use crate::config::section::ParallelSection;
 use crate::config::{ConfigError, first_change};
 use crate::exit::{self, Failure};
@@ -54,13 +58,39 @@ pub(crate) struct Job {
     pub(crate) address: (String, u16),
     /// The folder of the logs.
     pub(crate) logs: PathBuf,
+    /// What proves that a rank belongs to the job.
+    secret: Secret,
 }
 
 impl Job {
     /// `size` ranks on this host alone.
-    pub(crate) fn on_this_host(size: usize, out: &Path) -> Self {
+    pub(crate) fn on_this_host(size: usize, out: &Path) -> anyhow::Result<Self> {
         let address = ("127.0.0.1".to_owned(), 0);
-        Self { local_size: size, nodes: 1, node: 0, address, logs: out.join("logs") }
+        Self::on_hosts(size, [0, 1], address, &out.join("logs"))
+    }
+
+    /// `size` ranks on this host, which is the `node`-th of `nodes`. Where it is the only one, they meet on loopback.
+    pub(crate) fn on_hosts(
+        size: usize,
+        [node, nodes]: [usize; 2],
+        (host, port): (String, u16),
+        logs: &Path,
+    ) -> anyhow::Result<Self> {
+        let alone = nodes == 1;
+        let host = if alone { "127.0.0.1".to_owned() } else { host };
+        let secret = match secret_from_environment()? {
+            Some(secret) if !alone => secret,
+            _ if alone => Secret::random().context("cannot read random bytes for the secret of the job")?,
+            _ => return Err(parallel::Error::NoSecret { rank: node * size, size: nodes * size }.into()),
+        };
+        Ok(Self { local_size: size, nodes, node, address: (host, port), logs: logs.to_owned(), secret })
+    }
+
+    /// This launcher among those of all hosts.
+    fn place(&self) -> Place {
+        let (address, port) = self.address.clone();
+        let secret = Some(self.secret.clone());
+        Place { rank: self.node, size: self.nodes, address, port, secret, ..Place::single() }
     }
 }
 
@@ -99,6 +129,9 @@ pub(crate) fn join(
     let world = World::join(place, parallel.transport, TIMEOUT)?;
     same_start(&world, start)?;
     let prepared = launch::prepare(threads, world.sharers());
+    if let (0, Ok(refused)) = (world.rank(), &prepared) {
+        refused.iter().for_each(|refused| tell(&format!("hint: {refused}")));
+    }
     let problem = prepared.as_ref().err().map(ToString::to_string).unwrap_or_default();
     let problems = world.exchange("problem", &problem)?;
     prepared?;
@@ -125,16 +158,14 @@ fn same_start(world: &World, Start { command, resume, settings }: &Start<'_>) ->
 /// The mesh of `size` processes, seen from `rank`.
 pub(crate) fn mesh(parallel: &ParallelSection, rank: usize, size: usize) -> anyhow::Result<Mesh> {
     let ParallelSection { pipeline, expert, sequence, tensor, .. } = parallel;
-    let others = pipeline.size * expert.size * sequence.size * tensor.size;
-    let [depth, rows, columns] = tensor.shape();
+    let sizes = [pipeline.size, expert.size, sequence.size, tensor.size];
+    let others = sizes.into_iter().fold(1, usize::saturating_mul);
     let wide = [
         (Axis::Pipeline, pipeline.size),
         (Axis::Data, parallel.data.unwrap_or((size / others).max(1))),
         (Axis::Expert, expert.size),
         (Axis::Sequence, sequence.size),
-        (Axis::Depth, depth),
-        (Axis::Row, rows),
-        (Axis::Tensor, columns),
+        (Axis::Tensor, tensor.size),
     ];
     Ok(Mesh::new(&wide, rank, size)?)
 }
@@ -154,10 +185,11 @@ struct Rank {
 
 /// Runs this program with `arguments` as every rank of `job`, and waits for all of them.
 pub(crate) fn run(job: &Job, arguments: &[OsString]) -> anyhow::Result<()> {
-    let (host, port) = &job.address;
-    let store = Arc::new(open_store(host, *port, job.node == 0, TIMEOUT)?);
-    let others = Others::listen(job, &store);
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen for Ctrl-C")?;
+    let store = Arc::new(open_store(&job.place(), TIMEOUT)?);
+    let others = Others::listen(job, &store)?;
+    // Under `nohup` a closed terminal ends nothing.
+    let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !process::ignores(signal));
+    let mut signals = Signals::new(heard).context("cannot listen for Ctrl-C")?;
     let mut ranks = start_all(job, store.port(), arguments)
         .inspect_err(|error| others.tell(&format!("{error:#}"), true))?;
     loop {
@@ -192,33 +224,37 @@ struct Others<'a> {
 }
 
 impl<'a> Others<'a> {
-    /// Who was first to say why the job ends, and what it said.
-    const FIRST: &'static str = "launcher/first";
+    /// Why the job ends.
     const FAILED: &'static str = "launcher/failed";
-    /// How many are done.
-    const DONE: &'static str = "launcher/done";
+
+    /// Where the launcher of a machine says that its ranks are done.
+    fn done(node: usize) -> String {
+        format!("launcher/done/{node}")
+    }
 
     /// Begins to listen for bad news.
-    fn listen(job: &'a Job, store: &'a Arc<Store>) -> Self {
+    fn listen(job: &'a Job, store: &'a Arc<Store>) -> anyhow::Result<Self> {
         let (heard, news) = mpsc::channel();
         let asked = Arc::clone(store);
         if job.nodes > 1 {
-            thread::spawn(move || {
+            let listen = move || {
                 let told = loop {
                     thread::sleep(NEWS);
                     match asked.has(Self::FAILED) {
                         Ok(false) => {}
-                        Ok(true) => break asked.get(Self::FAILED, NEWS).unwrap_or_default(),
-                        Err(error) => {
-                            break format!("the launcher of machine 0 is gone ({error})").into_bytes();
-                        }
+                        Ok(true) => match asked.get(Self::FAILED, NEWS) {
+                            Ok(told) => break String::from_utf8_lossy(&told).into_owned(),
+                            Err(error) => break format!("bad news at the store: {error}"),
+                        },
+                        Err(error) => break format!("the launcher of machine 0 is gone ({error})"),
                     }
                 };
                 // Nobody listens any more when this machine's ranks have ended.
-                let _ = heard.send(String::from_utf8_lossy(&told).into_owned());
-            });
+                let _ = heard.send(told);
+            };
+            thread::Builder::new().spawn(listen).context("cannot listen to the other machines")?;
         }
-        Self { job, store, news }
+        Ok(Self { job, store, news })
     }
 
     /// What one of them has told.
@@ -233,15 +269,19 @@ impl<'a> Others<'a> {
             return;
         }
         let (store, told) = (Arc::clone(self.store), format!("machine {}: {why}", self.job.node));
-        thread::spawn(move || {
+        let tell = move || {
             if !is_cause {
                 thread::sleep(NEWS);
             }
-            if store.add(Self::FIRST, 1).is_ok_and(|place| place == 1) {
+            // Of two machines that fail at once either may be heard.
+            if !store.has(Self::FAILED).unwrap_or(true) {
                 let _ = store.set(Self::FAILED, told.as_bytes());
             }
-        });
-        thread::sleep(3 * NEWS);
+        };
+        // Without a thread the others notice that the store is gone.
+        if thread::Builder::new().spawn(tell).is_ok() {
+            thread::sleep(3 * NEWS);
+        }
     }
 
     /// Says that this machine's ranks are done. The store is served until all are, one has failed, or a person is tired of waiting.
@@ -249,13 +289,23 @@ impl<'a> Others<'a> {
         if self.job.nodes == 1 {
             return;
         }
-        let (store, all) = (Arc::clone(self.store), self.job.nodes as i64);
+        let (store, own) = (Arc::clone(self.store), Self::done(self.job.node));
         let (said, is_said) = mpsc::channel();
-        thread::spawn(move || said.send(store.add(Self::DONE, 1).is_ok()));
-        let _ = is_said.recv_timeout(GRACE);
+        let say = move || said.send(store.set(&own, &[]).is_ok());
+        if thread::Builder::new().spawn(say).is_ok() {
+            let _ = is_said.recv_timeout(GRACE);
+        }
         let until = Instant::now() + TIMEOUT;
-        let all_done = || self.store.add(Self::DONE, 0).is_ok_and(|done| done >= all);
-        while self.job.node == 0 && !all_done() && Instant::now() < until {
+        let mut waited_for: Vec<usize> =
+            if self.job.node == 0 { (1..self.job.nodes).collect() } else { Vec::new() };
+        while Instant::now() < until {
+            waited_for.retain(|&node| {
+                let key = Self::done(node);
+                !(self.store.has(&key).unwrap_or(false) && self.store.get(&key, NEWS).is_ok())
+            });
+            if waited_for.is_empty() {
+                return;
+            }
             if self.news().is_some() {
                 // The others hear of it as well.
                 return thread::sleep(2 * NEWS);
@@ -288,6 +338,7 @@ fn start(job: &Job, local_rank: usize, port: u16, arguments: &[OsString]) -> any
         ("MASTER_ADDR", job.address.0.clone()),
         ("MASTER_PORT", port.to_string()),
         ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
+        (JOB_SECRET, job.secret.reveal()),
         (LAUNCHER, std::process::id().to_string()),
     ] {
         command.env(name, value);

@@ -18,7 +18,7 @@ use models::config::Config;
 use models::decoder;
 use models::split::{Layers, Split, Tokens};
 use parallel::comm::Group;
-use parallel::{Axis, Groups, Mesh, Parameter, Segmented, memory};
+use parallel::{Groups, Mesh, Parameter, Segmented, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{Cadence, Run, Save};
 use tch::Device;
@@ -128,7 +128,6 @@ fn in_run_folder(
     train: impl FnOnce(&mut Run<'_>) -> Result<(), rlhf::Error>,
 ) -> anyhow::Result<()> {
     let groups = around.groups;
-    refuse_grids(groups.mesh())?;
     plan.loaded_bytes = groups.world().gather(vec![memory::peak_rss_bytes()])?;
     if groups.is_first() {
         match around.goal {
@@ -222,29 +221,11 @@ fn check_experts(config: &RunConfig, models: &[&Config]) -> anyhow::Result<()> {
 /// Refuses models that cannot be split over `mesh`, from their configurations alone.
 fn check_mesh(config: &RunConfig, models: &[&Config], mesh: &Mesh) -> anyhow::Result<()> {
     check_experts(config, models)?;
-    if is_grid(mesh) {
-        return Ok(());
-    }
     for rank in 0..mesh.world_size() {
         let split = trainable(config, &Groups::planned(&mesh.seen_from(rank))).split;
         models.iter().try_for_each(|model| decoder::check_split(model, &split))?;
     }
     Ok(())
-}
-
-/// Whether weights lie in two or three dimensions.
-fn is_grid(mesh: &Mesh) -> bool {
-    mesh.size(Axis::Depth) * mesh.size(Axis::Row) > 1
-}
-
-/// Refuses to train with weights in two or three dimensions, which a plan can lay out.
-fn refuse_grids(mesh: &Mesh) -> Result<(), ConfigError> {
-    if !is_grid(mesh) {
-        return Ok(());
-    }
-    let key = "parallel.tensor.mode".to_owned();
-    let message = "layers of two and three dimensions are not there yet: use \"1d\"".to_owned();
-    Err(ConfigError::Value { place: None, key, message })
 }
 
 /// Says where the newest checkpoint of a run that failed is, if there is one. Who interrupts a run hears it anyway.

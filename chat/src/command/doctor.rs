@@ -19,11 +19,19 @@ use crate::exit::Failure;
 #[derive(Serialize)]
 struct Report {
     version: &'static str,
+    libc: Libc,
     libtorch: Libtorch,
     processor: Processor,
     memory: Memory,
     gpu: Gpu,
     checks: Vec<Check>,
+}
+
+#[derive(Serialize)]
+struct Libc {
+    glibc: String,
+    /// Settings of the heap that it does not take, which costs speed.
+    hints: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -74,14 +82,13 @@ type Outcome = Result<(), String>;
 type Named = (&'static str, fn() -> Outcome);
 
 /// Every check by name.
-const CHECKS: [Named; 8] = [
+const CHECKS: [Named; 7] = [
     ("dispatch by name", dispatch_by_name),
     ("fused AdamW", fused_adamw),
     ("gradient with a seed", gradient_with_seed),
     ("custom autograd node", custom_node),
     ("panic in a node becomes an error", panic_in_node),
     ("flush of denormal numbers", flush_denormal),
-    ("heap policy", heap_policy),
     ("file to tensor and back", safetensors_round_trip),
 ];
 
@@ -90,6 +97,10 @@ pub(crate) fn run(arguments: &JsonArgs) -> anyhow::Result<()> {
     let gpu = gpu();
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
+        libc: Libc {
+            glibc: memory::glibc_version(),
+            hints: memory::keep_large_buffers().iter().map(ToString::to_string).collect(),
+        },
         libtorch: libtorch()?,
         processor: processor(),
         memory: memory_sizes(),
@@ -112,6 +123,10 @@ impl Report {
             let _ = writeln!(text, "{name:<12}{value}");
         };
         line("version", self.version);
+        line("glibc", &self.libc.glibc);
+        for hint in &self.libc.hints {
+            line("", &format!("hint: {hint}"));
+        }
         line("libtorch", self.libtorch.path.as_deref().unwrap_or("not found among this process' libraries"));
         for configuration in &self.libtorch.configuration {
             line("", configuration);
@@ -299,10 +314,6 @@ fn flush_denormal() -> Outcome {
         (true, false) => Err("a denormal number survived".to_owned()),
         (false, true) => Err("the processor says that it cannot, and did".to_owned()),
     }
-}
-
-fn heap_policy() -> Outcome {
-    memory::keep_large_buffers().map_err(|error| error.to_string())
 }
 
 fn safetensors_round_trip() -> Outcome {

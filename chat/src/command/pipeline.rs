@@ -72,7 +72,7 @@ pub(crate) fn run_config(config: PipelineConfig, how: &How<'_>) -> anyhow::Resul
         check_folder(&config, how.run_file, how.resume)?;
         preflight(&config, how.resume, &launch::mesh(&config.parallel, 0, how.processes)?)?;
         folder::claim(&config.out, &names(&config), how.resume)?;
-        let job = Job::on_this_host(how.processes, &config.out);
+        let job = Job::on_this_host(how.processes, &config.out)?;
         return launch::run(&job, &launch::own_arguments());
     }
     interrupt::listen()?;

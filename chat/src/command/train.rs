@@ -33,7 +33,7 @@ pub(crate) fn run_for(
             return Err(ConfigError::NothingToResume(loaded.config.out).into());
         }
         folder::claim(&loaded.config.out, &folder::RUN_NAMES, arguments.resume)?;
-        let job = Job::on_this_host(arguments.nproc, &loaded.config.out);
+        let job = Job::on_this_host(arguments.nproc, &loaded.config.out)?;
         return launch::run(&job, &launch::own_arguments());
     }
     interrupt::listen()?;

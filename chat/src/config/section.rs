@@ -112,7 +112,7 @@ pub(crate) struct TensorSection {
     pub(crate) mode: TensorMode,
     /// Processes that share one model.
     pub(crate) size: usize,
-    /// Layers of a box, for mode 2.5d.
+    /// Grids of a box, for mode 2.5d.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) depth: Option<usize>,
 }
@@ -123,24 +123,7 @@ impl Default for TensorSection {
     }
 }
 
-impl TensorSection {
-    /// Layers, rows and columns of processes; their product is another than the size where that has no such shape.
-    pub(crate) fn shape(&self) -> [usize; 3] {
-        let depth = match self.mode {
-            TensorMode::OneDimension => return [1, 1, self.size],
-            TensorMode::TwoDimensions => 1,
-            TensorMode::TwoAndAHalf => self.depth.unwrap_or(1),
-            TensorMode::ThreeDimensions => {
-                let edge = (1..=self.size).find(|edge| edge * edge * edge >= self.size).unwrap_or(1);
-                return [edge; 3];
-            }
-        };
-        let face = self.size / depth.max(1);
-        [depth, face.isqrt(), face.isqrt()]
-    }
-}
-
-/// Along what weights are split.
+/// Along what weights are split. Only the first works; the others are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum TensorMode {
     /// By heads, inner columns and tokens of the vocabulary (Shoeybi et al. 2019).

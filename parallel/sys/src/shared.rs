@@ -14,13 +14,14 @@
 //!
 //! The memory is an anonymous file: rank 0 makes it, the others open it through `/proc` ([`file`]), and nothing is left behind when they end.
 
+mod call;
 mod file;
 mod reduce;
 
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tch::{Device, Kind, Tensor};
@@ -28,6 +29,7 @@ use tch::{Device, Kind, Tensor};
 use crate::Error;
 use crate::c10d::Reduction;
 
+use call::{Call, Told};
 use reduce::Add;
 
 /// Bytes of one buffer.
@@ -48,62 +50,6 @@ struct Line {
     process: AtomicU32,
     /// What it calls, in turn.
     calls: [Told; 2],
-}
-
-/// A [`Call`] in shared memory.
-#[repr(C)]
-struct Told {
-    what: AtomicU64,
-    bytes: AtomicU64,
-}
-
-/// What a rank calls. Every rank of the group calls the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Call {
-    /// The place of its name in [`Call::NAMES`].
-    name: u8,
-    /// The type of the numbers.
-    kind: u8,
-    /// The reduction or the root.
-    way: u32,
-    bytes: u64,
-}
-
-impl Call {
-    const NAMES: [&'static str; 6] =
-        ["barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"];
-
-    fn new(name: &str, kind: Kind, way: usize, bytes: usize) -> Self {
-        let place = Self::NAMES.iter().position(|known| *known == name).expect("a collective");
-        Self { name: place as u8, kind: kind as u8, way: way as u32, bytes: bytes as u64 }
-    }
-
-    fn name(self) -> &'static str {
-        Self::NAMES.get(usize::from(self.name)).copied().unwrap_or("another collective")
-    }
-
-    fn what(self) -> u64 {
-        u64::from(self.name) | u64::from(self.kind) << 8 | u64::from(self.way) << 32
-    }
-
-    fn read(told: &Told) -> Self {
-        let what = told.what.load(Ordering::SeqCst);
-        let bytes = told.bytes.load(Ordering::SeqCst);
-        Self { name: what as u8, kind: (what >> 8) as u8, way: (what >> 32) as u32, bytes }
-    }
-
-    /// How `other`, the call of `rank`, differs from this one of the rank `own`.
-    fn difference(self, own: usize, other: Self, rank: usize) -> Error {
-        let (name, there) = (self.name(), other.name());
-        let problem = if name != there {
-            format!("rank {rank} of the group calls {there}, and rank {own} {name}")
-        } else if self.bytes != other.bytes {
-            format!("rank {rank} of the group brings {} bytes, and rank {own} {}", other.bytes, self.bytes)
-        } else {
-            format!("rank {rank} of the group has another type of numbers, reduction or root than rank {own}")
-        };
-        Error::Shared { call: name.to_owned(), problem }
-    }
 }
 
 /// One rank's view of the memory of a group.
@@ -177,9 +123,7 @@ impl SharedMemory {
     /// Writes down what this rank calls.
     fn begin(&mut self, call: Call) -> Call {
         self.calls = self.calls.wrapping_add(1);
-        let told = &self.line(self.rank).calls[self.calls % 2];
-        told.what.store(call.what(), Ordering::SeqCst);
-        told.bytes.store(call.bytes, Ordering::SeqCst);
+        call.write(&self.line(self.rank).calls[self.calls % 2]);
         call
     }
 

@@ -127,3 +127,27 @@ fn a_rank_that_goes_away_ends_the_collective() {
         }
     });
 }
+
+#[test]
+fn sizes_that_differ_over_gloo_end_the_job() {
+    let secret = Secret::random().unwrap();
+    let server = serve(&secret);
+    let port = server.port();
+    let told: Vec<String> = thread::scope(|scope| {
+        let ranks: Vec<_> = (0..2)
+            .map(|rank| {
+                let secret = &secret;
+                scope.spawn(move || {
+                    let store = connect(port, secret);
+                    let gloo = Gloo::join(&store, "sizes", "lo", [rank, 2], Duration::from_secs(5)).unwrap();
+                    let tensor = Tensor::ones([2 + rank as i64], (Kind::Float, tch::Device::Cpu));
+                    let outcome = gloo.all_reduce(&tensor, Reduction::Sum).unwrap().wait();
+                    outcome.map_or_else(|error| error.to_string(), |()| String::new())
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    // Gloo tells the rank that brings more, and maybe the other; one rank that fails ends the job.
+    assert!(told.iter().any(|told| told.starts_with("all_reduce: ")), "{told:?}");
+}

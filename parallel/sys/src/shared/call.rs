@@ -1,0 +1,68 @@
+//! What a rank calls, as it writes it down for the others, and how two ranks differ.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tch::Kind;
+
+use crate::Error;
+
+/// A [`Call`] in shared memory.
+#[repr(C)]
+pub(super) struct Told {
+    what: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// What a rank calls. Every rank of the group calls the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    /// The place of its name in [`Call::NAMES`].
+    name: u8,
+    /// The type of the numbers.
+    kind: u8,
+    /// The reduction or the root.
+    way: u32,
+    bytes: u64,
+}
+
+impl Call {
+    const NAMES: [&'static str; 6] =
+        ["barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"];
+
+    pub(super) fn new(name: &str, kind: Kind, way: usize, bytes: usize) -> Self {
+        let place = Self::NAMES.iter().position(|known| *known == name).expect("a collective");
+        Self { name: place as u8, kind: kind as u8, way: way as u32, bytes: bytes as u64 }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        Self::NAMES.get(usize::from(self.name)).copied().unwrap_or("another collective")
+    }
+
+    fn what(self) -> u64 {
+        u64::from(self.name) | u64::from(self.kind) << 8 | u64::from(self.way) << 32
+    }
+
+    pub(super) fn write(self, told: &Told) {
+        told.what.store(self.what(), Ordering::SeqCst);
+        told.bytes.store(self.bytes, Ordering::SeqCst);
+    }
+
+    pub(super) fn read(told: &Told) -> Self {
+        let what = told.what.load(Ordering::SeqCst);
+        let bytes = told.bytes.load(Ordering::SeqCst);
+        Self { name: what as u8, kind: (what >> 8) as u8, way: (what >> 32) as u32, bytes }
+    }
+
+    /// How `other`, the call of `rank`, differs from this one of the rank `own`.
+    pub(super) fn difference(self, own: usize, other: Self, rank: usize) -> Error {
+        let (name, there) = (self.name(), other.name());
+        let problem = if name != there {
+            format!("rank {rank} of the group calls {there}, and rank {own} {name}")
+        } else if self.bytes != other.bytes {
+            format!("rank {rank} of the group brings {} bytes, and rank {own} {}", other.bytes, self.bytes)
+        } else {
+            format!("rank {rank} of the group has another type of numbers, reduction or root than rank {own}")
+        };
+        Error::Shared { call: name.to_owned(), problem }
+    }
+}
