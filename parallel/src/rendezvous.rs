@@ -20,7 +20,7 @@ use crate::{Error, SysError};
 /// The environment variable with the secret of a job.
 pub const JOB_SECRET: &str = "COLOSSAL_JOB_SECRET";
 /// How long a host, or what listens on it, may take to answer.
-pub(crate) const ANSWER: Duration = Duration::from_secs(7);
+const ANSWER: Duration = Duration::from_secs(5);
 /// Between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The first value of every store.
@@ -167,7 +167,7 @@ fn resolve(host: &str, port: u16, timeout: Duration) -> io::Result<Vec<SocketAdd
         let _ = found.send(addresses.map(Iterator::collect));
     })?;
     answer.recv_timeout(timeout).unwrap_or_else(|_| {
-        let message = format!("no name server said within {} s where it is", timeout.as_secs());
+        let message = format!("no name server said within {} s where it is", ANSWER.as_secs());
         Err(io::Error::new(ErrorKind::TimedOut, message))
     })
 }

@@ -19,7 +19,7 @@ use crate::comm::gloo::GlooGroup;
 use crate::comm::nccl::NcclGroup;
 use crate::comm::shared::SharedGroup;
 use crate::comm::{Communicator, Group};
-use crate::rendezvous::{self, ANSWER, JOB_SECRET, open_store};
+use crate::rendezvous::{self, JOB_SECRET, open_store};
 use crate::{Axis, Error, Mesh, SysError};
 
 /// How long ranks wait for one another to come.
@@ -27,6 +27,8 @@ pub const TIMEOUT: Duration = Duration::from_secs(300);
 /// How long ranks wait for one another in a collective: rank 0 may be writing a large model meanwhile. A rank that died is noticed
 /// at once.
 const PATIENCE: Duration = Duration::from_secs(1800);
+/// How long the rank that serves the store stays for the others to read.
+const LINGER: Duration = Duration::from_secs(7);
 /// The shortest wait for a value: none would mean for ever.
 const MOMENT: Duration = Duration::from_millis(10);
 
@@ -271,7 +273,7 @@ impl World {
         let has_read = |rank: usize| self.key(&format!("{subject}/read/{rank}"));
         store.set(&has_read(self.place.rank), &[])?;
         if self.place.rank == 0 {
-            let until = Instant::now() + ANSWER;
+            let until = Instant::now() + LINGER;
             let read = |rank| {
                 store.get(&has_read(rank), until.saturating_duration_since(Instant::now()).max(MOMENT))
             };
