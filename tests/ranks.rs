@@ -623,7 +623,7 @@ fn no_processes_no_threads_and_far_too_many_are_usage_errors() {
         scratch.run(&format!("{command} --nproc x{tail}")).fails(2, &["--nproc", "a whole number"]);
         scratch.run(&format!("{command} --threads 0{tail}")).fails(2, &["--threads", "at least 1"]);
         if !command.starts_with("plan") {
-            let words = format!("use {cores}, or at most {}", 4 * cores);
+            let words = format!("use --nproc {cores}, or at most {}", 4 * cores);
             let outcome = scratch.run(&format!("{command} --nproc {many}{tail}"));
             outcome.fails(2, &["--nproc", &format!("{many} processes on {cores} cores"), &words]);
         }

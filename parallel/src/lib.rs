@@ -194,7 +194,7 @@ pub enum Error {
     },
     /// More processes than can do anything but wait.
     #[error(
-        "{processes} processes on {cores} cores: give --nproc at least 1; use {cores}, or at most {most} to try a layout out"
+        "{processes} processes on {cores} cores would only wait for one another: use --nproc {cores}, or at most {most} to try a layout out"
     )]
     Processes {
         /// The processes of this host.
