@@ -4,7 +4,7 @@
 //! reach it. Either way a value counts only if it carries a tag made with the secret of the job (`parallel_sys::c10d`). Whoever serves the
 //! store writes a greeting first; a rank that finds none, or one that is not sealed with its secret, has reached the store of another job.
 //!
-//! libtorch waits for whatever listens at the address, so a rank first asks by itself whether a store answers ([`reach`]).
+//! libtorch waits for whatever listens at the address, so a rank first asks by itself whether a store answers (`reach`).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};

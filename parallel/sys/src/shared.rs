@@ -12,7 +12,7 @@
 //! that differ get an error and touch nothing of each other. Two entries in turn are enough, since a rank writes the next but one after all
 //! others have arrived at the next, and so have compared.
 //!
-//! The memory is an anonymous file: rank 0 makes it, the others open it through `/proc` ([`file`]), and nothing is left behind when they end.
+//! The memory is an anonymous file: rank 0 makes it, the others open it through `/proc` (`shared/file.rs`), and nothing is left behind when they end.
 
 mod call;
 mod file;
