@@ -405,12 +405,14 @@ fn a_port_in_use_is_named() {
 /// Ten seconds, and time for a busy machine to start several processes at once.
 const TOLD: Duration = Duration::from_secs(20);
 
-/// The outcome of rank 1 of a job of two, and of the launcher of its second host, with the store at `host`, and how long both took.
+/// The outcome of rank 1 of a job of two, and of the launcher of its second host, with the store at `host`,
+/// and how long both took.
 fn second_of_two(host: &str, port: u16) -> ([(Option<i32>, String); 2], Duration) {
     let scratch = copied();
     let started = Instant::now();
     let line = format!(
-        "launch --nnodes 2 --node-rank 1 --master-addr {host} --master-port {port} -- sft --config life/sft/run.toml"
+        "launch --nnodes 2 --node-rank 1 --master-addr {host} --master-port {port} -- sft --config \
+         life/sft/run.toml"
     );
     let launcher = scratch.command(&line.split(' ').collect::<Vec<_>>());
     let mut rank = scratch.command(&["sft", "--config", "life/sft/run.toml", "--set", "out=x"]);

@@ -7,10 +7,11 @@
 //!     +- ...
 //! ```
 //! When a rank ends with an error, the others are stopped within [`GRACE`] and the launcher ends with the rank's code. The launchers of
-//! other machines hear of it at the store. A rank whose launcher is gone is ended by the system, so nothing is left behind. Ctrl-C,
-//! SIGTERM and SIGHUP reach every rank, and all of them end after the same step.
+//! other machines hear of it at the store. A rank whose launcher is gone is ended by the system, so nothing
+//! is left behind. Ctrl-C, SIGTERM and SIGHUP reach every rank, and all of them end after the same step.
 //!
-//! The launcher of a job on one host makes the secret of the job. Ranks find it in their environment, which only this user can read.
+//! The launcher of a job on one host makes the secret of the job. Ranks find it in their environment, which
+//! only this user can read.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -69,7 +70,8 @@ impl Job {
         Self::on_hosts(size, [0, 1], address, &out.join("logs"))
     }
 
-    /// `size` ranks on this host, which is the `node`-th of `nodes`. Where it is the only one, they meet on loopback.
+    /// `size` ranks on this host, which is the `node`-th of `nodes`. Where it is the only one, they meet on
+    /// loopback.
     pub(crate) fn on_hosts(
         size: usize,
         [node, nodes]: [usize; 2],

@@ -1,8 +1,8 @@
 //! What a process sets before its first tensor operation: heap policy and threads.
 //!
 //! More threads than cores make every operation wait for a scheduler slice, so `ranks x threads <= cores` is a rule and not
-//! advice; one thread in each of a few more ranks than cores is allowed, for trying a layout out. The environment of a launcher is read
-//! here and nowhere else.
+//! advice; one thread in each of a few more ranks than cores is allowed, for trying a layout out. The
+//! environment of a launcher is read here and nowhere else.
 
 use parallel_sys::memory::{self, Refused};
 use parallel_sys::runtime;

@@ -87,7 +87,9 @@ pub enum Error {
     },
     /// What listens at the address of the store is something else.
     #[error(
-        "what listens at {address} {problem}, so it is no store of this job; look at MASTER_ADDR and MASTER_PORT (--master-addr, --master-port), at COLOSSAL_JOB_SECRET, and for another program at that port"
+        "what listens at {address} {problem}, so it is no store of this job; look at MASTER_ADDR and \
+         MASTER_PORT (--master-addr, --master-port), at COLOSSAL_JOB_SECRET, and for another program at \
+         that port"
     )]
     NoStore {
         /// Where the job meets.
@@ -97,7 +99,9 @@ pub enum Error {
     },
     /// A job of several processes without a secret.
     #[error(
-        "rank {rank} of {size}: COLOSSAL_JOB_SECRET is not set, and without it anybody who reaches the port of the job could take part; give every rank the same random text: `export COLOSSAL_JOB_SECRET=$(openssl rand -hex 32)` before the launcher, and the same on every machine"
+        "rank {rank} of {size}: COLOSSAL_JOB_SECRET is not set, and without it anybody who reaches the port \
+         of the job could take part; give every rank the same random text: `export \
+         COLOSSAL_JOB_SECRET=$(openssl rand -hex 32)` before the launcher, and the same on every machine"
     )]
     NoSecret {
         /// This process.
@@ -107,7 +111,8 @@ pub enum Error {
     },
     /// A secret that can be guessed.
     #[error(
-        "COLOSSAL_JOB_SECRET has {length} characters and must have at least {}: `openssl rand -hex 32` makes one",
+        "COLOSSAL_JOB_SECRET has {length} characters and must have at least {}: `openssl rand -hex 32` \
+         makes one",
         parallel_sys::c10d::Secret::SHORTEST
     )]
     ShortSecret {
@@ -116,7 +121,8 @@ pub enum Error {
     },
     /// A value at the store that a stranger has written.
     #[error(
-        "what the store at {address} holds as `{subject}` of rank {rank} was not written by a rank of this job: a stranger wrote it, or that rank was started with another COLOSSAL_JOB_SECRET"
+        "what the store at {address} holds as `{subject}` of rank {rank} was not written by a rank of this \
+         job: a stranger wrote it, or that rank was started with another COLOSSAL_JOB_SECRET"
     )]
     Forged {
         /// The rank that should have written it.
@@ -182,7 +188,8 @@ pub enum Error {
     },
     /// More threads than cores make every operation wait for the scheduler.
     #[error(
-        "{threads} threads in each of {processes} processes on {cores} cores: give --threads, or `threads` in the run file, at least 1 and at most {}", (cores / processes).max(1)
+        "{threads} threads in each of {processes} processes on {cores} cores: give --threads, or `threads` \
+         in the run file, at least 1 and at most {}", (cores / processes).max(1)
     )]
     Threads {
         /// The threads asked for.
@@ -194,7 +201,8 @@ pub enum Error {
     },
     /// More processes than can do anything but wait.
     #[error(
-        "{processes} processes on {cores} cores would only wait for one another: use --nproc {cores}, or at most {most} to try a layout out"
+        "{processes} processes on {cores} cores would only wait for one another: use --nproc {cores}, or at \
+         most {most} to try a layout out"
     )]
     Processes {
         /// The processes of this host.

@@ -1,10 +1,13 @@
-//! Where the processes of a job meet: a store that rank 0 or a launcher serves, and that the others reach over TCP.
+//! Where the processes of a job meet: a store that rank 0 or a launcher serves, and that the others reach
+//! over TCP.
 //!
-//! The store of a job on one host listens on loopback alone. That of a job on several hosts listens on every interface, as any host may
-//! reach it. Either way a value counts only if it carries a tag made with the secret of the job (`parallel_sys::c10d`). Whoever serves the
-//! store writes a greeting first; a rank that finds none, or one that is not sealed with its secret, has reached the store of another job.
+//! The store of a job on one host listens on loopback alone. That of a job on several hosts listens on every
+//! interface, as any host may reach it. Either way a value counts only if it carries a tag made with the
+//! secret of the job (`parallel_sys::c10d`). Whoever serves the store writes a greeting first; a rank that
+//! finds none, or one that is not sealed with its secret, has reached the store of another job.
 //!
-//! libtorch waits for whatever listens at the address, so a rank first asks by itself whether a store answers (`reach`).
+//! libtorch waits for whatever listens at the address, so a rank first asks by itself whether a store answers
+//! (`reach`).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -26,8 +29,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The first value of every store.
 const GREETING: &str = "job";
 
-/// Serves the store of a job, if `place` is the one that serves it, or connects to it. A host that cannot be reached, and a listener that
-/// is no store of this job, are told within ten seconds; a host on which nothing listens yet is waited for.
+/// Serves the store of a job, if `place` is the one that serves it, or connects to it. A host that cannot be
+/// reached, and a listener that is no store of this job, are told within ten seconds; a host on which nothing
+/// listens yet is waited for.
 pub fn open_store(place: &Place, timeout: Duration) -> Result<Store, Error> {
     let Place { address: host, port, secret, .. } = place;
     let address = || format!("{host}:{port}");

@@ -2,7 +2,8 @@
 //!
 //! A launcher tells each process its place by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`
 //! (torchrun, and this program's own); SLURM and Open MPI say it in words of their own, which [`Place::from_environment`] knows
-//! too. The processes meet at a store that rank 0 serves, or that the launcher serves already ([`crate::rendezvous`]).
+//! too. The processes meet at a store that rank 0 serves, or that the launcher serves already
+//! ([`crate::rendezvous`]).
 //!
 //! Groups are formed by all of their ranks, in the same order everywhere: over shared memory where all live on one host,
 //! over TCP otherwise, and over NCCL for tensors of GPUs.
@@ -58,7 +59,8 @@ pub struct Place {
     pub port: u16,
     /// Whether the launcher serves the store; otherwise rank 0 does.
     pub served: bool,
-    /// Which start of the job this is, where torchrun serves the store and starts the job again; empty elsewhere.
+    /// Which start of the job this is, where torchrun serves the store and starts the job again; empty
+    /// elsewhere.
     pub attempt: String,
     /// What all processes of the job know and nobody else. A process of its own needs none.
     pub secret: Option<Secret>,

@@ -39,7 +39,8 @@ struct Job {
 }
 
 impl SharedGroup {
-    /// Joins the group `name`, which its ranks find at the store, as `[rank, size]`. `owner` is the process of its rank 0.
+    /// Joins the group `name`, which its ranks find at the store, as `[rank, size]`. `owner` is the process
+    /// of its rank 0.
     pub fn join(
         store: &Store,
         name: &str,

@@ -22,10 +22,12 @@ struct Forged : std::runtime_error {
       : std::runtime_error("the value of `" + key + "` at the store was not written by a rank of this job") {}
 };
 
-// A store that believes no value without its tag. Everything that this program and Gloo read from a store goes through `get`.
+// A store that believes no value without its tag. Everything that this program and Gloo read from a store
+// goes through `get`.
 class SealedStore : public c10d::Store {
  public:
-  SealedStore(c10::intrusive_ptr<c10d::TCPStore> store, ShimSeal seal) : store_(std::move(store)), seal_(seal) {}
+  SealedStore(c10::intrusive_ptr<c10d::TCPStore> store, ShimSeal seal)
+      : store_(std::move(store)), seal_(seal) {}
   ~SealedStore() override { seal_.drop(seal_.state); }
 
   void set(const std::string &key, const std::vector<uint8_t> &value) override {
@@ -52,12 +54,16 @@ class SealedStore : public c10d::Store {
   }
   bool check(const std::vector<std::string> &keys) override { return store_->check(keys); }
   void wait(const std::vector<std::string> &keys) override { store_->wait(keys, getTimeout()); }
-  void wait(const std::vector<std::string> &keys, const milliseconds &timeout) override { store_->wait(keys, timeout); }
+  void wait(const std::vector<std::string> &keys, const milliseconds &timeout) override {
+    store_->wait(keys, timeout);
+  }
   bool hasExtendedApi() const override { return false; }
   uint16_t port() const { return store_->getPort(); }
 
   // A number that the server adds up has no tag.
-  int64_t add(const std::string &, int64_t) override { throw std::logic_error("a sealed store does not add"); }
+  int64_t add(const std::string &, int64_t) override {
+    throw std::logic_error("a sealed store does not add");
+  }
   bool deleteKey(const std::string &key) override { return store_->deleteKey(key); }
   int64_t getNumKeys() override { return store_->getNumKeys(); }
 
@@ -78,7 +84,8 @@ struct ShimWork {
   c10::intrusive_ptr<c10d::Work> work;
 };
 
-int shim_store_open(const char *host, uint16_t port, int listener, int64_t timeout_ms, ShimSeal seal, ShimStore **store) {
+int shim_store_open(const char *host, uint16_t port, int listener, int64_t timeout_ms, ShimSeal seal,
+                    ShimStore **store) {
   c10::intrusive_ptr<c10d::TCPStore> opened;
   int code = shim_guard([&] {
     c10d::TCPStoreOptions options;

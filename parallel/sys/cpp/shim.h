@@ -54,18 +54,21 @@ bool shim_grad_enabled(void);
 // Leaves a message for `shim_last_error`: for callbacks.
 void shim_fail(const char *message);
 
-// Ranks meet at a store: a table of bytes that one of them serves over TCP. Whoever reaches its port can write there, so every value is
-// written with a tag that only the ranks of the job can make, and read if the tag is right. `tag` writes the SHIM_TAG bytes
-// of a key and a value; `drop` frees `state`, once.
+// Ranks meet at a store: a table of bytes that one of them serves over TCP. Whoever reaches its port can
+// write there, so every value is written with a tag that only the ranks of the job can make, and read if the
+// tag is right. `tag` writes the SHIM_TAG bytes of a key and a value; `drop` frees `state`, once.
 enum : size_t { SHIM_TAG = 32 };
 struct ShimSeal {
   void *state;
-  void (*tag)(const void *state, const char *key, size_t key_length, const uint8_t *bytes, size_t length, uint8_t *tag);
+  void (*tag)(const void *state, const char *key, size_t key_length, const uint8_t *bytes, size_t length,
+              uint8_t *tag);
   ShimDrop drop;
 };
 struct ShimStore;
-// Serves a store on the bound socket `listener`, which it takes over, or connects to the one at `host` where `listener` is below 0.
-int shim_store_open(const char *host, uint16_t port, int listener, int64_t timeout_ms, ShimSeal seal, ShimStore **store);
+// Serves a store on the bound socket `listener`, which it takes over, or connects to the one at `host` where
+// `listener` is below 0.
+int shim_store_open(const char *host, uint16_t port, int listener, int64_t timeout_ms, ShimSeal seal,
+                    ShimStore **store);
 uint16_t shim_store_port(const ShimStore *store);
 int shim_store_set(ShimStore *store, const char *key, const uint8_t *bytes, size_t length);
 // Waits for the key. Returns 2 where the tag of its value is wrong.

@@ -21,7 +21,8 @@ pub use secret::Secret;
 
 /// A table of bytes that one process serves and all ranks read and write.
 ///
-/// Whoever reaches its port can write to it, so a value counts only if it carries a tag that was made with the secret of the job.
+/// Whoever reaches its port can write to it, so a value counts only if it carries a tag that was made with
+/// the secret of the job.
 #[derive(Debug)]
 pub struct Store {
     pointer: NonNull<ShimStore>,
@@ -46,7 +47,8 @@ impl Store {
         Self::open(host, port, listener.into_raw_fd(), secret, timeout)
     }
 
-    /// Connects to the store at `host`. What listens there must answer as a store does: libtorch waits for it without an end.
+    /// Connects to the store at `host`. What listens there must answer as a store does: libtorch waits for it
+    /// without an end.
     pub fn connect(host: &str, port: u16, secret: &Secret, timeout: Duration) -> Result<Self, Error> {
         Self::open(host, port, -1, secret, timeout)
     }
@@ -92,7 +94,8 @@ impl Store {
         check("TCPStore::set", code)
     }
 
-    /// The bytes that a rank of the job has written under `key`, once they are there. [`Error::Forged`] where a stranger wrote them.
+    /// The bytes that a rank of the job has written under `key`, once they are there. [`Error::Forged`] where
+    /// a stranger wrote them.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, Error> {
         let name = text(key);
         let mut bytes: Vec<u8> = Vec::new();

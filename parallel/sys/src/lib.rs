@@ -38,7 +38,8 @@ pub enum Error {
     },
     /// Shared memory that is not what a rank of this job offers.
     #[error(
-        "the shared memory of this group at descriptor {descriptor} of process {process}: {problem}; it was not mapped"
+        "the shared memory of this group at descriptor {descriptor} of process {process}: {problem}; it was \
+         not mapped"
     )]
     Memory {
         /// The process that should have made it.

@@ -33,7 +33,8 @@ impl fmt::Display for Refused {
 }
 
 /// Tells the C library to serve large buffers from the heap and to keep freed ones (`mallopt`: `M_MMAP_THRESHOLD`,
-/// `M_TRIM_THRESHOLD`, `M_TOP_PAD`). Call first thing in `main`. What it refuses costs speed and nothing else.
+/// `M_TRIM_THRESHOLD`, `M_TOP_PAD`). Call first thing in `main`. What it refuses costs speed and nothing
+/// else.
 pub fn keep_large_buffers() -> Vec<Refused> {
     // SAFETY: `mallopt` takes two numbers and may be called at any time.
     set(|code, value| unsafe { libc::mallopt(code, value) } != 0)

@@ -1,4 +1,5 @@
-//! What the standard library does not do with processes: signals to others, signals that are ignored, and not outliving one's launcher.
+//! What the standard library does not do with processes: signals to others, signals that are ignored, and not
+//! outliving one's launcher.
 
 use crate::Error;
 

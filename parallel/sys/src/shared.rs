@@ -8,11 +8,13 @@
 //! enters the barrier of chunk `c + 1` after it has read chunk `c`, two buffers are enough for one barrier a chunk.
 //! Reductions run over the ranks in order, so every rank has the same bits.
 //!
-//! Before the first barrier of a collective each rank writes down what it calls and how many bytes it brings, and compares after it: ranks
-//! that differ get an error and touch nothing of each other. Two entries in turn are enough, since a rank writes the next but one after all
-//! others have arrived at the next, and so have compared.
+//! Before the first barrier of a collective each rank writes down what it calls and how many bytes it brings,
+//! and compares after it: ranks that differ get an error and touch nothing of each other. Two entries in turn
+//! are enough, since a rank writes the next but one after all others have arrived at the next, and so have
+//! compared.
 //!
-//! The memory is an anonymous file: rank 0 makes it, the others open it through `/proc` (`shared/file.rs`), and nothing is left behind when they end.
+//! The memory is an anonymous file: rank 0 makes it, the others open it through `/proc` (`shared/file.rs`),
+//! and nothing is left behind when they end.
 
 mod call;
 mod file;
@@ -70,7 +72,8 @@ pub struct SharedMemory {
 unsafe impl Send for SharedMemory {}
 
 impl SharedMemory {
-    /// Makes the memory `name` of a group of `size` ranks, as its rank 0. A rank waits at most `timeout` for another.
+    /// Makes the memory `name` of a group of `size` ranks, as its rank 0. A rank waits at most `timeout` for
+    /// another.
     pub fn create(name: &str, size: usize, timeout: Duration) -> Result<Self, Error> {
         Self::map(file::create(name, bytes_of(size))?, [0, size], timeout)
     }
@@ -80,8 +83,8 @@ impl SharedMemory {
         format!("{}:{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// Opens the memory `name` at `address`, which the process `owner` has made, as `rank` of `size`. Anything else at that address
-    /// is refused.
+    /// Opens the memory `name` at `address`, which the process `owner` has made, as `rank` of `size`.
+    /// Anything else at that address is refused.
     pub fn open(
         address: &str,
         name: &str,

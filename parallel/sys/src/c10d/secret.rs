@@ -3,8 +3,8 @@
 //! ```text
 //!   tag = HMAC-SHA256(secret, length of key | key | value)        (RFC 2104, RFC 6234)
 //! ```
-//! A value at the store carries its tag. The key is part of it, so a value cannot be moved to another key. A value of an earlier job with the
-//! same secret still passes: every job has a secret of its own.
+//! A value at the store carries its tag. The key is part of it, so a value cannot be moved to another key. A
+//! value of an earlier job with the same secret still passes: every job has a secret of its own.
 
 use std::ffi::{c_char, c_void};
 use std::fmt;
@@ -95,7 +95,8 @@ mod tests {
 
     #[test]
     fn tags_are_those_of_another_implementation() {
-        // Python: hmac.new(b"a secret of a job", struct.pack("<Q", 3) + b"key" + b"value", "sha256").hexdigest()
+        // Python: hmac.new(b"a secret of a job", struct.pack("<Q", 3) + b"key" + b"value",
+        // "sha256").hexdigest()
         let tag = Secret::new("a secret of a job").unwrap().tag(b"key", b"value");
         let digits: String = tag.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(digits, "3fc39841519cd80c52ffebc11bb78b8587ee722fa33454b9fdc4d9ee1255decc");

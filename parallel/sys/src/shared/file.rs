@@ -1,7 +1,9 @@
-//! The anonymous file that the ranks of a group map: how rank 0 makes it, and what another rank checks before it maps one.
+//! The anonymous file that the ranks of a group map: how rank 0 makes it, and what another rank checks before
+//! it maps one.
 //!
-//! Where the file is comes from the store. A rank maps it only if it is what rank 0 of this very group makes: a sealed memory file of the
-//! agreed name and size, open in the process that the ranks know as rank 0, which belongs to the same user.
+//! Where the file is comes from the store. A rank maps it only if it is what rank 0 of this very group makes:
+//! a sealed memory file of the agreed name and size, open in the process that the ranks know as rank 0, which
+//! belongs to the same user.
 
 use std::ffi::CString;
 use std::fs::{self, File};
