@@ -523,7 +523,8 @@ pub enum Error {
 
     /// The prompt of a turn is not a prefix of the conversation.
     #[error(
-        "chat template of {name}: turn {turn}: {reason}; the loss mask cannot be exact: mark the answer with {{% generation %}} in the template, give the row as prompt + completion, or set another template"
+        "chat template of {name}: turn {}: {reason}; the loss mask cannot be exact: mark the answer with {{% generation %}} in the template, give the row as prompt and completion, or set another template",
+        turn + 1
     )]
     NotAPrefix {
         /// The model folder, or the name of a built-in template.
