@@ -173,6 +173,8 @@ fn places_are_those_of_an_editor() {
     let text = b"{\"text\": \"a\"}\n\n{\"text\": \"b\"}\n{\"text\": x}\n";
     let error = message("x.jsonl", text);
     assert!(error.starts_with("x.jsonl line 4 column 10: broken JSON: expected value;"), "{error}");
+    let error = message("x.jsonl", b"{\"text\": \r\n{\"text\": \"b\"}\r\n");
+    assert!(error.starts_with("x.jsonl line 1 column 9: broken JSON: EOF while parsing a value;"), "{error}");
     let error = message("x.json", b"[\n {\"text\": \"a\"},\n {\"text\": x}\n]");
     assert!(error.starts_with("x.json line 3 column 11: broken JSON: expected value;"), "{error}");
     let error = message("x.json", b"[{\"text\": \"a\"}, {\"text\": 3}]");

@@ -45,6 +45,9 @@ pub(super) fn jsonl(mut reader: Bytes, path: &Path, gzipped: bool) -> Rows {
                 Ok(_) => number += 1,
             }
             let line = line.strip_prefix(BYTE_ORDER_MARK).filter(|_| number == 1).unwrap_or(&line);
+            // Behind the line break the parser would count a line of its own.
+            let line = line.strip_suffix(b"\n").unwrap_or(line);
+            let line = line.strip_suffix(b"\r").unwrap_or(line);
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
