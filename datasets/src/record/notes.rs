@@ -151,10 +151,12 @@ pub(crate) enum Class {
 pub(crate) fn class(name: &str, needless: &[&str]) -> Class {
     let name = name.to_ascii_lowercase();
     let is = |list: &[&str]| list.contains(&name.as_str());
-    match () {
-        () if is(needless) || is(&METADATA) => Class::Metadata,
-        () if is(&MEANINGFUL) => Class::Refused,
-        () => Class::Told,
+    if is(needless) || is(&METADATA) {
+        Class::Metadata
+    } else if is(&MEANINGFUL) {
+        Class::Refused
+    } else {
+        Class::Told
     }
 }
 

@@ -24,21 +24,21 @@ pub(super) struct Fields<'a> {
 }
 
 /// Rows that are read one for one.
-fn one<R>(row: R) -> Result<Parsed<R>> {
-    Ok(Parsed::Rows(vec![row]))
+fn only<R>(row: R) -> Parsed<R> {
+    Parsed::Rows(vec![row])
 }
 
 pub(super) fn demonstration(fields: &Fields<'_>) -> Result<Parsed<Demonstration>> {
     match fields.layout {
-        Layout::PromptCompletion => one(prompt_completion(fields, "completion")?),
-        Layout::PromptResponse => one(prompt_completion(fields, "response")?),
-        Layout::Text => one(Demonstration::Text(fields.text("text")?)),
-        Layout::Tokens => one(tokens(fields)?),
+        Layout::PromptCompletion => Ok(only(prompt_completion(fields, "completion")?)),
+        Layout::PromptResponse => Ok(only(prompt_completion(fields, "response")?)),
+        Layout::Text => Ok(only(Demonstration::Text(fields.text("text")?))),
+        Layout::Tokens => Ok(only(tokens(fields)?)),
         Layout::ShareGpt => sharegpt(fields),
         _ => {
             let messages = fields.with_system(fields.turns("messages", None)?)?;
             fields.filled("messages", &messages)?;
-            one(Demonstration::Messages(messages))
+            Ok(only(Demonstration::Messages(messages)))
         }
     }
 }
@@ -64,7 +64,7 @@ fn sharegpt(fields: &Fields<'_>) -> Result<Parsed<Demonstration>> {
     if messages.iter().any(is_empty_answer) {
         return Ok(Parsed::Skipped("an assistant turn is empty"));
     }
-    one(Demonstration::Messages(messages))
+    Ok(only(Demonstration::Messages(messages)))
 }
 
 fn is_empty_answer(message: &Message) -> bool {
@@ -89,7 +89,7 @@ fn tokens(fields: &Fields<'_>) -> Result<Demonstration> {
 pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
     let margin = fields.number("margin")?;
     let prompt = match fields.layout {
-        Layout::PreferenceTokens => return one(tokenised_preference(fields, margin)?),
+        Layout::PreferenceTokens => return Ok(only(tokenised_preference(fields, margin)?)),
         Layout::ImplicitPreference => return implicit_preference(fields, margin),
         Layout::ShareGptPreference => "conversations",
         Layout::ColossalPreference => "context",
@@ -110,7 +110,7 @@ pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
     if fields.layout.is_foreign() && chosen == rejected {
         return Ok(Parsed::Skipped("chosen equals rejected"));
     }
-    one(Preference::Messages { prompt, chosen, rejected, margin })
+    Ok(only(Preference::Messages { prompt, chosen, rejected, margin }))
 }
 
 /// Whether a conversation begins with the turns of a prompt, instructions aside.
@@ -175,7 +175,7 @@ fn implicit_preference(fields: &Fields<'_>, margin: Option<f64>) -> Result<Parse
     fields.one_answer("chosen", &chosen)?;
     fields.one_answer("rejected", &rejected)?;
     let prompt = fields.with_system(fields.some_turns("prompt", prompt)?)?;
-    one(Preference::Messages { prompt, chosen, rejected, margin })
+    Ok(only(Preference::Messages { prompt, chosen, rejected, margin }))
 }
 
 pub(super) fn prompt(fields: &Fields<'_>) -> Result<Parsed<Prompt>> {
@@ -193,7 +193,7 @@ pub(super) fn prompt(fields: &Fields<'_>) -> Result<Parsed<Prompt>> {
         Value::Number(number) => Ok(number.to_string()),
         other => Err(fields.wrong("answer", other, "text")),
     });
-    one(Prompt { messages, answer: answer.transpose()? })
+    Ok(only(Prompt { messages, answer: answer.transpose()? }))
 }
 
 pub(super) fn unpaired(fields: &Fields<'_>) -> Result<Parsed<Unpaired>> {
@@ -209,12 +209,12 @@ pub(super) fn unpaired(fields: &Fields<'_>) -> Result<Parsed<Unpaired>> {
     if fields.layout == Layout::Unpaired {
         let completion = fields.turns("completion", Some(Role::Assistant))?;
         fields.one_answer("completion", &completion)?;
-        return one(Unpaired { prompt: fields.prompt("prompt")?, completion, label });
+        return Ok(only(Unpaired { prompt: fields.prompt("prompt")?, completion, label }));
     }
     let mut prompt = fields.with_system(fields.turns("messages", None)?)?;
     match prompt.pop() {
         Some(answer) if answer.role == Role::Assistant && !prompt.is_empty() => {
-            one(Unpaired { prompt, completion: vec![answer], label })
+            Ok(only(Unpaired { prompt, completion: vec![answer], label }))
         }
         _ => Ok(Parsed::Skipped("no assistant turn at the end")),
     }

@@ -54,9 +54,12 @@ fn columns<const N: usize>(columns: [(&str, Value); N]) -> Row {
 }
 
 fn turns(messages: &[Message]) -> Value {
-    let turn = |message: &Message| match message.no_loss {
-        false => json!({"role": message.role.as_str(), "content": message.content}),
-        true => json!({"role": message.role.as_str(), "content": message.content, "weight": 0}),
+    let turn = |message: &Message| {
+        let mut turn = json!({"role": message.role.as_str(), "content": message.content});
+        if message.no_loss {
+            turn["weight"] = json!(0);
+        }
+        turn
     };
     messages.iter().map(turn).collect()
 }
