@@ -146,9 +146,174 @@ fn rows_and_folders_that_do_not_fit_the_model_are_refused() {
     scratch.write("none.jsonl", "{\"words\": \"x\"}\n");
     scratch
         .run("generate --model model --input none.jsonl")
-        .fails(3, &["none.jsonl row 0", "text or ids or messages"]);
-    scratch.run("generate --model nowhere --prompt x").fails(2, &["nowhere: no such folder"]);
+        .fails(3, &["none.jsonl row ", "prompt, messages, text or ids"]);
+    scratch.run("generate --model nowhere --prompt x").fails(2, &["nowhere: there is no such folder"]);
     scratch.run("generate --model model --prompt x --temperature -1").fails(2, &["temperature"]);
+}
+
+#[test]
+fn a_prompt_is_a_text_or_turns_and_may_come_from_stdin() {
+    let scratch = world();
+    let rows = "{\"prompt\": \"hi\", \"chosen\": \"x\"}\n\n{\"prompt\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n\
+                {\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n";
+    let words = "generate --model model --input - --max-new-tokens 4 --ignore-eos --temperature 0";
+    let words: Vec<&str> = words.split(' ').collect();
+    let replies = scratch.run_with(&words, rows).rows();
+    assert_eq!(replies.len(), 3);
+    assert!(replies.iter().all(|reply| reply == &replies[0]), "{replies:?}");
+    scratch.run_with(&words, "").fails(3, &["stdin", "no rows"]);
+    scratch.run_with(&words, "{\"prompt\": \"hi\"}\n{\n").fails(3, &["stdin"]);
+}
+
+#[test]
+fn both_answers_of_a_preference_are_scored() {
+    let scratch = world();
+    let talk = |answer: &str| {
+        format!(
+            "[{{\"role\": \"user\", \"content\": \"q\"}}, {{\"role\": \"assistant\", \"content\": \"{answer}\"}}]"
+        )
+    };
+    let (a, b) = (talk("a"), talk("b"));
+    let lines = [
+        "{\"prompt\": \"q\", \"chosen\": \"a\", \"rejected\": \"b\"}".to_owned(),
+        format!("{{\"chosen\": {a}, \"rejected\": {b}}}"),
+        format!("{{\"messages\": {a}}}"),
+        "{\"prompt\": \"q\", \"response\": \"b\"}".to_owned(),
+    ];
+    scratch.write("pairs.jsonl", &lines.join("\n"));
+    let rows = scratch.run("reward --model judge --input pairs.jsonl --batch-size 3").rows();
+    let number = |row: usize, field: &str| rows[row][field].as_f64().unwrap();
+    let (chosen, rejected) = (number(2, "score"), number(3, "score"));
+    for row in [0, 1] {
+        assert!((number(row, "chosen_score") - chosen).abs() < 1e-5, "{rows:?}");
+        assert!((number(row, "rejected_score") - rejected).abs() < 1e-5, "{rows:?}");
+    }
+    assert!((chosen - rejected).abs() > 1e-6);
+    let rows = scratch.run("logprobs --model model --input pairs.jsonl").rows();
+    assert_eq!(rows[0]["chosen"]["ids"], rows[2]["ids"]);
+    assert_eq!(rows[1]["rejected"]["ids"], rows[3]["ids"]);
+    assert_eq!(rows[0]["rejected"]["logprobs"][0], serde_json::Value::Null);
+    scratch.write("prompt.jsonl", "{\"prompt\": \"q\"}\n");
+    scratch
+        .run("reward --model judge --input prompt.jsonl")
+        .fails(3, &["prompt.jsonl row ", "prompt with completion"]);
+}
+
+#[test]
+fn rows_of_ids_need_no_tokenizer() {
+    let scratch = Scratch::new();
+    for (from, to) in [("model", "model"), ("judge", "judge")] {
+        std::fs::create_dir(scratch.path(to)).unwrap();
+        for name in ["config.json", "model.safetensors"] {
+            std::fs::copy(world().path(from).join(name), scratch.path(to).join(name)).unwrap();
+        }
+    }
+    scratch.write("ids.jsonl", "{\"ids\": [7, 8, 9]}\n");
+    let rows = scratch.run("generate --model model --input ids.jsonl --max-new-tokens 3 --ignore-eos").rows();
+    assert_eq!(rows[0]["ids"].as_array().unwrap().len(), 3);
+    assert!(rows[0].get("text").is_none());
+    assert_eq!(scratch.run("logprobs --model model --input ids.jsonl").rows().len(), 1);
+    assert!(scratch.run("reward --model judge --input ids.jsonl").rows()[0]["score"].is_f64());
+    scratch.run("generate --model model --prompt x").fails(3, &["has no tokenizer.json"]);
+    scratch.run_with(&["chat", "--model", "model"], "hi").fails(3, &["has no tokenizer.json"]);
+}
+
+#[test]
+fn the_folder_of_a_run_stands_for_the_model_that_it_made() {
+    let scratch = Scratch::new();
+    std::fs::create_dir_all(scratch.path("run")).unwrap();
+    scratch.write("run/run.toml", "");
+    scratch.run("generate --model run --prompt x").fails(2, &["has not finished"]);
+    let made = scratch.path("run").join("final");
+    std::os::unix::fs::symlink(world().path("model"), made).unwrap();
+    let outcome = scratch.run("generate --model run --prompt x --max-new-tokens 2");
+    assert_eq!(outcome.rows().len(), 1);
+    assert!(outcome.stderr.contains("its model is run/final"), "{outcome:#?}");
+}
+
+#[test]
+fn a_row_longer_than_the_model_is_named() {
+    let scratch = world();
+    let ids = |count: usize| vec!["7"; count].join(", ");
+    scratch.write("long.jsonl", &format!("{{\"ids\": [7]}}\n{{\"ids\": [{}]}}\n", ids(97)));
+    for (command, model) in [("generate", "model"), ("logprobs", "model"), ("reward", "judge")] {
+        let outcome = scratch.run(&format!("{command} --model {model} --input long.jsonl"));
+        outcome.fails(3, &["long.jsonl row ", "97 tokens", "shorten the row, or remove it"]);
+    }
+}
+
+#[test]
+fn a_mistyped_folder_is_no_name_of_the_hub() {
+    let scratch = Scratch::new();
+    std::fs::create_dir_all(scratch.path("runs/sft-1")).unwrap();
+    scratch.write("file", "");
+    scratch
+        .run("generate --model runs/stf-1 --prompt x")
+        .fails(2, &["did you mean \"runs/sft-1\"?", "runs/stf-1@main"]);
+    scratch.run("chat --model runs/sft-1/final").fails(2, &["runs/sft-1/final: there is no such folder"]);
+    scratch.run("generate --model file --prompt x").fails(2, &["file: is a file"]);
+    scratch
+        .run("generate --model owner/name --prompt x")
+        .fails(3, &["owner/name: config.json is not in the cache"]);
+    scratch.run("generate --model runs/sft-1@main --prompt x").fails(3, &["is not in the cache"]);
+}
+
+#[test]
+fn a_broken_config_is_not_called_a_tokenizer() {
+    let scratch = Scratch::new();
+    add_score(&world().path("model"), &scratch.path("model"));
+    scratch.write("model/config.json", "{");
+    let outcome = scratch.run("generate --model model --prompt x");
+    outcome.fails(3, &["model/config.json"]);
+    assert!(!outcome.stderr.contains("tokenizer"), "{outcome:#?}");
+}
+
+#[test]
+fn an_index_that_leads_out_of_a_local_folder_is_refused() {
+    let scratch = Scratch::new();
+    add_score(&world().path("model"), &scratch.path("model"));
+    std::fs::rename(scratch.path("model/model.safetensors"), scratch.path("outside.safetensors")).unwrap();
+    let index = "{\"weight_map\": {\"x\": \"../outside.safetensors\"}}";
+    scratch.write("model/model.safetensors.index.json", index);
+    scratch
+        .run("generate --model model --prompt x")
+        .fails(3, &["weight_map names \"../outside.safetensors\""]);
+}
+
+#[test]
+fn chatml_works_on_a_base_model_without_its_tokens() {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/models/stories260k"));
+    let Ok(folder) = folder.canonicalize() else {
+        eprintln!("skipped: there is no shared/models/stories260k beside the repository");
+        return;
+    };
+    let scratch = Scratch::new();
+    let folder = folder.display().to_string();
+    scratch
+        .run_with(&["generate", "--model", &folder, "--prompt", "x", "--template", "chatml"], "")
+        .fails(3, &["<|im_start|>"]);
+    scratch.write("rows.jsonl", "{\"prompt\": \"hi\", \"completion\": \"Hello there.\"}\n");
+    let toml = format!(
+        "out = 'run'\n[model]\npath = '{folder}'\n[tokenizer]\ntemplate = 'chatml'\n[data]\ntrain = 'rows.jsonl'\n[train]\n\
+         steps = 2\nmicro_batch_size = 1\n"
+    );
+    scratch.write("run.toml", &toml);
+    let outcome = scratch.run("sft --config run.toml");
+    outcome.succeeds();
+    assert!(outcome.stderr.contains("<|im_start|> and <|im_end|>"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("from 512 to 514 rows"), "{outcome:#?}");
+    let config: serde_json::Value = serde_json::from_str(&scratch.read("run/final/config.json")).unwrap();
+    assert_eq!(config["vocab_size"], 514);
+    let rows = scratch.run("generate --model run --prompt hi --max-new-tokens 3").rows();
+    assert_eq!(rows.len(), 1);
+    // What was resized once needs it no more.
+    scratch.write(
+        "again.toml",
+        &toml.replace(&format!("'{folder}'"), "'run/final'").replace("'run'", "'again'"),
+    );
+    let outcome = scratch.run("sft --config again.toml");
+    outcome.succeeds();
+    assert!(!outcome.stderr.contains("embeddings"), "{outcome:#?}");
 }
 
 #[test]

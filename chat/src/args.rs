@@ -69,7 +69,7 @@ Examples:
     Demo(DemoArgs),
     /// Write replies to prompts.
     #[command(after_help = "\
-Input rows have `text`, `ids` or `messages`; output rows have `ids` (the new tokens), `text` and `finish_reason`.
+Input rows have `prompt`, `messages`, `text` or `ids`; output rows have `ids` (the new tokens), `text` and `finish_reason`.
 
 Examples:
   colossal-chat generate --model runs/sft/final --prompt 'What is 3 + 4?'
@@ -77,14 +77,16 @@ Examples:
     Generate(GenerateArgs),
     /// Write the log-probability of every token of given texts.
     #[command(after_help = "\
-Input rows have `text` or `ids`. Output rows have `ids` and `logprobs`: entry i is log p(ids[i] | ids[..i]), entry 0 is null.
+Input rows have `text`, `ids`, `prompt` or `messages`. Output rows have `ids` and `logprobs`: entry i is log p(ids[i] | ids[..i]),
+entry 0 is null. A row with `chosen` and `rejected` gives both under these names.
 
 Example:
   colossal-chat logprobs --model runs/sft/final --input texts.jsonl")]
     Logprobs(BatchArgs),
     /// Write the score that a reward model gives to each conversation.
     #[command(after_help = "\
-Input rows have `messages`, `text` or `ids`; output rows have `score`.
+Input rows have `messages`, `prompt` and `completion`, `text` or `ids`; output rows have `score`. A row with `chosen` and
+`rejected` gives `chosen_score` and `rejected_score`.
 
 Example:
   colossal-chat reward --model runs/rm/final --input conversations.jsonl")]

@@ -64,6 +64,17 @@ pub(crate) enum Failure {
     /// Standard input that cannot be read as text.
     #[error("stdin is not UTF-8 text: {0}")]
     Stdin(#[source] io::Error),
+    /// A model gives no number.
+    #[error(
+        "{at}: the model gives {number}: its weights hold NaN or infinity, or overflow in this dtype; look at the run that \
+         made it, or use --dtype float32"
+    )]
+    NotFinite {
+        /// The row.
+        at: datasets::At,
+        /// What it gives.
+        number: f32,
+    },
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
@@ -169,6 +180,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return Some(match failure {
             Failure::Checks { .. } => DEVICE,
             Failure::Rows { .. } | Failure::File { .. } | Failure::Stdin(_) => DATA,
+            Failure::NotFinite { .. } => DIVERGED,
             Failure::Interrupted => INTERRUPTED,
             Failure::Elsewhere { .. } => FAILED,
             Failure::Told { code } | Failure::Rank { code, .. } => *code,
@@ -335,7 +347,9 @@ fn of_datasets(error: &datasets::Error) -> u8 {
         | Error::SynthShare { .. }
         | Error::SynthExhausted { .. }
         | Error::Offline { .. }
-        | Error::UnknownModel { .. } => USAGE,
+        | Error::UnknownModel { .. }
+        | Error::NotAFolder { .. }
+        | Error::MissingTurnToken { .. } => USAGE,
         Error::Read { .. }
         | Error::NoFiles { .. }
         | Error::UnsupportedExtension { .. }
@@ -379,6 +393,11 @@ fn of_datasets(error: &datasets::Error) -> u8 {
         | Error::RowTooLong { .. }
         | Error::NothingToSample
         | Error::SamplerState { .. }
+        | Error::ModelFile { .. }
+        | Error::DroppedTurn { .. }
+        | Error::LongForModel { .. }
+        | Error::HostileName { .. }
+        | Error::WeightIndex { .. }
         | Error::HubFileMissing { .. } => DATA,
     }
 }

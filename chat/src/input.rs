@@ -1,25 +1,60 @@
 //! Rows that `generate`, `logprobs` and `reward` read and write: JSON objects, one a line (Parquet is read as well).
 //!
-//! An input row has one of `text`, `ids` and `messages`; other fields are left alone. Rows are counted from 1, as in
-//! every message about data.
+//! An input row gives one text, one list of ids, one conversation, or a pair of answers to one prompt; see
+//! [`Wants`]. Other fields are left alone. Rows are counted from 1, as in every message about data.
 
+use std::io::BufRead;
 use std::path::Path;
 
-use datasets::{At, Demonstration, Error, Layout, Message, Record, Row, TableReader};
+use datasets::{At, Demonstration, Error, Layout, Message, Preference, Prompt, Record, Row, TableReader};
 use serde::Serialize;
 
 use crate::command::print_rows;
+use crate::exit::Failure;
 use crate::output::write_whole;
+
+/// The input that means stdin.
+const STDIN: &str = "-";
 
 /// What a row gives.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Given {
-    /// Running text.
+    /// Running text, or a prompt in one string.
     Text(String),
     /// Token ids.
     Ids(Vec<i64>),
     /// A conversation.
     Messages(Vec<Message>),
+    /// Two answers to one prompt, each a whole conversation: the chosen one and the rejected one.
+    Pair([Vec<Message>; 2]),
+}
+
+/// What a command does with a row, and so which fields it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wants {
+    /// Something to answer: `prompt`, `messages`, `text` or `ids`.
+    Prompt,
+    /// Something whose tokens have probabilities: a pair, `prompt` with an answer, or one of the four.
+    Tokens,
+    /// An answer to be scored: a pair, `prompt` with an answer, `messages`, `text` or `ids`.
+    Answer,
+}
+
+impl Wants {
+    fn fields(self) -> &'static [&'static str] {
+        match self {
+            Self::Prompt | Self::Tokens => &["prompt", "messages", "text", "ids"],
+            Self::Answer => &["messages", "text", "ids"],
+        }
+    }
+
+    fn in_words(self) -> &'static str {
+        match self {
+            Self::Prompt => "prompt, messages, text or ids",
+            Self::Tokens => "prompt, messages, text, ids, or prompt with chosen and rejected",
+            Self::Answer => "messages, text, ids, prompt with completion, or prompt with chosen and rejected",
+        }
+    }
 }
 
 /// A row and where it stands.
@@ -31,46 +66,102 @@ pub(crate) struct Input {
     pub(crate) at: At,
 }
 
-/// Reads every row of a file. `fields` are the fields that the command takes.
-pub(crate) fn read(path: &Path, fields: &'static str) -> Result<Vec<Input>, Error> {
+/// Reads every row of a file, or of stdin where the path is `-`.
+pub(crate) fn read(path: &Path, wants: Wants) -> Result<Vec<Input>, Error> {
+    if path == Path::new(STDIN) {
+        return read_lines(std::io::stdin().lock(), wants);
+    }
     let mut inputs = Vec::new();
     for row in TableReader::open(path)?.rows(None)? {
         let (at, row) = row?;
-        inputs.push(Input { given: parse(&row, &at, fields)?, at });
+        inputs.push(Input { given: parse(&row, &at, wants)?, at });
     }
-    if inputs.is_empty() {
-        return Err(Error::NoRows { path: path.to_owned() });
-    }
-    Ok(inputs)
+    some(inputs, path)
 }
 
-fn parse(row: &Row, at: &At, fields: &'static str) -> Result<Given, Error> {
-    let wanted = |name: &str| {
-        fields.split(", ").any(|field| field == name) && row.get(name).is_some_and(|value| !value.is_null())
-    };
-    match (wanted("text"), wanted("ids"), wanted("messages")) {
-        (true, false, false) => text_or_messages(Layout::Text, row, at),
-        (false, true, false) => ids(row, at),
-        (false, false, true) => text_or_messages(Layout::Messages, row, at),
-        (false, false, false) => Err(Error::MissingField {
+/// Reads one JSON object a line.
+fn read_lines(lines: impl BufRead, wants: Wants) -> Result<Vec<Input>, Error> {
+    let path = Path::new("stdin");
+    let mut inputs = Vec::new();
+    for (row, line) in lines.lines().enumerate() {
+        let line = line.map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let at = At { path: path.to_owned(), row: row + 1 };
+        let row: Row =
+            serde_json::from_str(&line).map_err(|source| Error::BadJson { at: at.clone(), source })?;
+        inputs.push(Input { given: parse(&row, &at, wants)?, at });
+    }
+    some(inputs, path)
+}
+
+fn some(inputs: Vec<Input>, path: &Path) -> Result<Vec<Input>, Error> {
+    if inputs.is_empty() { Err(Error::NoRows { path: path.to_owned() }) } else { Ok(inputs) }
+}
+
+fn parse(row: &Row, at: &At, wants: Wants) -> Result<Given, Error> {
+    let has = |name: &str| row.get(name).is_some_and(|value| !value.is_null());
+    if wants != Wants::Prompt && has("chosen") && has("rejected") {
+        return pair(row, at);
+    }
+    let answer = ["completion", "response"].into_iter().find(|name| has(name));
+    if let Some(answer) = answer.filter(|_| wants != Wants::Prompt && has("prompt")) {
+        return prompt_and_answer(row, answer, at);
+    }
+    let there: Vec<&str> = wants.fields().iter().copied().filter(|name| has(name)).collect();
+    match there[..] {
+        ["prompt"] if row["prompt"].is_string() => text(row, "prompt", at),
+        ["prompt"] => Ok(Given::Messages(Prompt::parse(Layout::Prompt, row, at)?.messages)),
+        ["messages"] => messages(Layout::Messages, row, at),
+        ["text"] => text(row, "text", at),
+        ["ids"] => ids(row, at),
+        [] => Err(Error::MissingField {
             at: at.clone(),
-            field: fields.replace(", ", " or "),
+            field: wants.in_words().to_owned(),
             expected: "one of them",
         }),
         _ => Err(Error::WrongType {
             at: at.clone(),
-            field: fields.replace(", ", " and "),
-            found: "there more than once".to_owned(),
+            field: there.join(" and "),
+            found: "there together".to_owned(),
             expected: "exactly one of them",
         }),
     }
 }
 
-fn text_or_messages(layout: Layout, row: &Row, at: &At) -> Result<Given, Error> {
+fn pair(row: &Row, at: &At) -> Result<Given, Error> {
+    let with_prompt = row.get("prompt").is_some_and(|prompt| !prompt.is_null());
+    let layout = if with_prompt { Layout::Preference } else { Layout::ImplicitPreference };
+    match Preference::parse(layout, row, at)? {
+        Preference::Messages { prompt, chosen, rejected, .. } => {
+            Ok(Given::Pair([chosen, rejected].map(|answer| [prompt.as_slice(), &answer].concat())))
+        }
+        Preference::Tokens { .. } => unreachable!("the layout {layout} has turns"),
+    }
+}
+
+fn prompt_and_answer(row: &Row, answer: &str, at: &At) -> Result<Given, Error> {
+    let columns = [("prompt", "prompt"), ("completion", answer)];
+    let row: Row = columns.into_iter().map(|(to, from)| (to.to_owned(), row[from].clone())).collect();
+    messages(Layout::PromptCompletion, &row, at)
+}
+
+fn messages(layout: Layout, row: &Row, at: &At) -> Result<Given, Error> {
     match Demonstration::parse(layout, row, at)? {
         Demonstration::Messages(messages) => Ok(Given::Messages(messages)),
-        Demonstration::Text(text) => Ok(Given::Text(text)),
+        Demonstration::PromptCompletion { prompt, completion } => {
+            Ok(Given::Messages([prompt, completion].concat()))
+        }
         other => unreachable!("the layout {layout} does not read as {other:?}"),
+    }
+}
+
+fn text(row: &Row, field: &str, at: &At) -> Result<Given, Error> {
+    let text = Row::from_iter([("text".to_owned(), row[field].clone())]);
+    match Demonstration::parse(Layout::Text, &text, at)? {
+        Demonstration::Text(text) => Ok(Given::Text(text)),
+        other => unreachable!("text does not read as {other:?}"),
     }
 }
 
@@ -108,10 +199,38 @@ pub(crate) fn check_ids(ids: &[i64], at: &At, vocab_size: i64, longest: i64) -> 
         });
     }
     if ids.len() as i64 > longest {
-        let error = Error::RowTooLong { row: at.row, length: ids.len(), max_length: longest as usize };
-        return Err(error);
+        return Err(Error::LongForModel { at: at.clone(), length: ids.len(), longest });
     }
     Ok(())
+}
+
+/// The token ids of each row, and of both answers of a pair one after the other.
+pub(crate) fn tokens(
+    inputs: &[Input],
+    mut ids: impl FnMut(&Given) -> Result<Vec<i64>, Error>,
+) -> Result<Vec<(At, Vec<i64>)>, Error> {
+    let mut rows = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        let mut add = |given: &Given| -> Result<(), Error> {
+            rows.push((input.at.clone(), ids(given).map_err(|error| error.in_row(&input.at))?));
+            Ok(())
+        };
+        match &input.given {
+            Given::Pair(answers) => {
+                answers.iter().try_for_each(|answer| add(&Given::Messages(answer.clone())))?;
+            }
+            given => add(given)?,
+        }
+    }
+    Ok(rows)
+}
+
+/// Refuses NaN and infinity, which JSON would write as `null`.
+pub(crate) fn check_finite<'a>(at: &At, numbers: impl IntoIterator<Item = &'a f32>) -> Result<(), Failure> {
+    match numbers.into_iter().find(|number| !number.is_finite()) {
+        Some(&number) => Err(Failure::NotFinite { at: at.clone(), number }),
+        None => Ok(()),
+    }
 }
 
 /// Writes one JSON object a line: to `output`, which is whole or absent, or else to stdout.
@@ -131,29 +250,50 @@ pub(crate) fn write<T: Serialize>(rows: &[T], output: Option<&Path>) -> anyhow::
 mod tests {
     use super::*;
 
-    const FIELDS: &str = "text, ids, messages";
-
     fn row(line: &str) -> Row {
         serde_json::from_str(line).unwrap()
     }
 
-    fn one(line: &str) -> Result<Given, String> {
+    fn one(line: &str, wants: Wants) -> Result<Given, String> {
         let at = At { path: "rows.jsonl".into(), row: 3 };
-        parse(&row(line), &at, FIELDS).map_err(|error| error.to_string())
+        parse(&row(line), &at, wants).map_err(|error| error.to_string())
     }
 
     #[test]
     fn a_row_gives_text_ids_or_messages() {
-        assert_eq!(one(r#"{"text": "hi", "source": 7}"#).unwrap(), Given::Text("hi".into()));
-        assert_eq!(one(r#"{"ids": [1, 2], "text": null}"#).unwrap(), Given::Ids(vec![1, 2]));
-        let messages = one(r#"{"messages": [{"role": "user", "content": "hi"}]}"#).unwrap();
-        assert_eq!(messages, Given::Messages(vec![Message::user("hi")]));
+        let one = |line| one(line, Wants::Prompt).unwrap();
+        assert_eq!(one(r#"{"text": "hi", "source": 7}"#), Given::Text("hi".into()));
+        assert_eq!(one(r#"{"ids": [1, 2], "text": null}"#), Given::Ids(vec![1, 2]));
+        let hi = Given::Messages(vec![Message::user("hi")]);
+        assert_eq!(one(r#"{"messages": [{"role": "user", "content": "hi"}]}"#), hi);
+        assert_eq!(
+            one(r#"{"prompt": [{"role": "user", "content": "hi"}], "chosen": "x", "rejected": "y"}"#),
+            hi
+        );
+        assert_eq!(one(r#"{"prompt": "hi", "completion": "x"}"#), Given::Text("hi".into()));
+    }
+
+    #[test]
+    fn answers_are_taken_where_they_are_scored() {
+        let talk = |answer: &str| vec![Message::user("q"), Message::assistant(answer)];
+        for wants in [Wants::Tokens, Wants::Answer] {
+            let given = one(r#"{"prompt": "q", "chosen": "a", "rejected": "b"}"#, wants).unwrap();
+            assert_eq!(given, Given::Pair([talk("a"), talk("b")]));
+            let whole = r#"{"chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+                "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}], "messages": 7}"#;
+            assert_eq!(one(whole, wants).unwrap(), given);
+            for answer in ["completion", "response"] {
+                let line = format!(r#"{{"prompt": "q", "{answer}": "a"}}"#);
+                assert_eq!(one(&line, wants).unwrap(), Given::Messages(talk("a")));
+            }
+        }
+        assert!(one(r#"{"prompt": "q"}"#, Wants::Answer).unwrap_err().contains("prompt with completion"));
     }
 
     #[test]
     fn a_wrong_row_names_file_row_and_field() {
         for (line, words) in [
-            ("{}", "field text or ids or messages is missing or null"),
+            ("{}", "field prompt, messages, text or ids is missing or null"),
             (r#"{"text": "a", "ids": [1]}"#, "exactly one of them"),
             (r#"{"text": 3}"#, "field text is the number 3"),
             (r#"{"ids": [1, "x"]}"#, "field ids[1] is \"x\""),
@@ -161,16 +301,19 @@ mod tests {
             (r#"{"messages": []}"#, "field messages has no turns"),
             (r#"{"messages": [{"role": "robot", "content": "x"}]}"#, "field messages[0].role is \"robot\""),
         ] {
-            let message = one(line).unwrap_err();
+            let message = one(line, Wants::Prompt).unwrap_err();
             assert!(message.starts_with("rows.jsonl line 3") && message.contains(words), "{line}: {message}");
         }
     }
 
     #[test]
-    fn a_field_that_the_command_does_not_take_is_left_alone() {
-        let at = At { path: "rows.jsonl".into(), row: 1 };
-        let line = r#"{"text": "x", "messages": 7}"#;
-        assert_eq!(parse(&row(line), &at, "text, ids").unwrap(), Given::Text("x".into()));
+    fn stdin_is_read_line_by_line() {
+        let read = |text: &str| read_lines(text.as_bytes(), Wants::Prompt);
+        let inputs = read("{\"text\": \"a\"}\n\n{\"ids\": [1]}\n").unwrap();
+        assert_eq!(inputs.len(), 2);
+        assert_eq!(inputs[1].at.row, 3);
+        assert!(read("\n").unwrap_err().to_string().starts_with("stdin: has no rows"));
+        assert!(read("{\"text\": \"a\"}\n{").unwrap_err().to_string().starts_with("stdin "));
     }
 
     #[test]
@@ -179,7 +322,8 @@ mod tests {
         assert!(check_ids(&[0, 4], &at, 5, 2).is_ok());
         assert!(check_ids(&[5], &at, 5, 2).is_err());
         assert!(check_ids(&[-1], &at, 5, 2).is_err());
-        assert!(check_ids(&[0, 1, 2], &at, 5, 2).is_err());
+        let error = check_ids(&[0, 1, 2], &at, 5, 2).unwrap_err().to_string();
+        assert!(error.starts_with("rows.jsonl row ") && error.contains("3 tokens"), "{error}");
         assert!(check_ids(&[], &at, 5, 2).is_err());
     }
 }

@@ -11,29 +11,62 @@ use serde_json::json;
 use tch::{Device, Kind};
 
 use crate::args::ModelArgs;
+use crate::command::tell;
+use crate::config::ConfigError;
 use crate::output;
 
-/// A tokenizer and the model that it belongs to.
+/// A model, and the tokenizer that belongs to it.
 pub(crate) struct Session<M> {
-    /// The tokenizer with its chat template.
-    pub(crate) tokenizer: Tokenizer,
     /// The model.
     pub(crate) model: M,
+    /// The tokenizer with its chat template; `None` where the folder has none, which is enough for rows of
+    /// ids.
+    tokenizer: Option<Tokenizer>,
+    folder: PathBuf,
+}
+
+impl<M> Session<M> {
+    /// The tokenizer, which text needs.
+    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, datasets::Error> {
+        let missing = || datasets::Error::TokenizerMissing { folder: self.folder.clone() };
+        self.tokenizer.as_ref().ok_or_else(missing)
+    }
+
+    /// The text of ids; `None` without a tokenizer.
+    pub(crate) fn text(&self, ids: &[i64]) -> Result<Option<String>, datasets::Error> {
+        self.tokenizer.as_ref().map(|tokenizer| tokenizer.decode(ids, true)).transpose()
+    }
+
+    fn load(
+        arguments: &ModelArgs,
+        load: impl FnOnce(&Path) -> Result<M, models::Error>,
+        config: impl FnOnce(&M) -> &Config,
+    ) -> anyhow::Result<Self> {
+        let folder = folder(&arguments.model)?;
+        let template = arguments.template.as_deref();
+        let has_tokenizer = template.is_some() || folder.join("tokenizer.json").exists();
+        let tokenizer = has_tokenizer.then(|| tokenizer(&folder, template)).transpose()?;
+        let model = load(&folder)?;
+        if let Some(tokenizer) = &tokenizer {
+            check_vocabulary(tokenizer, config(&model))?;
+        }
+        Ok(Self { model, tokenizer, folder })
+    }
 }
 
 impl Session<CausalLm> {
     /// Loads a language model as the arguments say.
     pub(crate) fn causal_lm(arguments: &ModelArgs) -> anyhow::Result<Self> {
-        let folder = folder(&arguments.model)?;
-        let tokenizer = tokenizer(&folder, arguments.template.as_deref())?;
-        let model = CausalLm::load(&folder, &frozen(arguments.dtype.kind()))?;
-        check_vocabulary(&tokenizer, model.config())?;
-        Ok(Self { tokenizer, model })
+        let load = |folder: &Path| CausalLm::load(folder, &frozen(arguments.dtype.kind()));
+        Self::load(arguments, load, CausalLm::config)
     }
 
     /// The tokens that end a reply.
     pub(crate) fn stop_ids(&self) -> Vec<i64> {
-        stop_ids(&self.tokenizer, self.model.config())
+        let config = self.model.config();
+        self.tokenizer
+            .as_ref()
+            .map_or_else(|| config.eos_token_ids(), |tokenizer| stop_ids(tokenizer, config))
     }
 }
 
@@ -49,17 +82,30 @@ pub(crate) fn stop_ids(tokenizer: &Tokenizer, config: &Config) -> Vec<i64> {
 impl Session<ScalarModel> {
     /// Loads a reward model as the arguments say.
     pub(crate) fn scalar_model(arguments: &ModelArgs) -> anyhow::Result<Self> {
-        let folder = folder(&arguments.model)?;
-        let tokenizer = tokenizer(&folder, arguments.template.as_deref())?;
-        let model = ScalarModel::load(&folder, &frozen(arguments.dtype.kind()))?;
-        check_vocabulary(&tokenizer, model.config())?;
-        Ok(Self { tokenizer, model })
+        let load = |folder: &Path| ScalarModel::load(folder, &frozen(arguments.dtype.kind()));
+        Self::load(arguments, load, ScalarModel::config)
     }
 }
 
-/// The folder of a model: a local one, or one of the hub, fetched into the cache if need be.
+/// The folder of a model: a local one, or one of the hub, fetched into the cache if need be. The folder of a
+/// run stands for the model that it made, `final/`.
 pub(crate) fn folder(model: &str) -> anyhow::Result<PathBuf> {
-    Ok(datasets::hub::resolve(model)?)
+    let folder = datasets::hub::resolve(model)?;
+    if folder.join("config.json").exists() || !folder.join("run.toml").exists() {
+        return Ok(folder);
+    }
+    let made = folder.join("final");
+    if !made.is_dir() {
+        let problem = "this is the folder of a run that has not finished: go on with --resume, or give one of its \
+                       checkpoints";
+        return Err(ConfigError::Argument {
+            argument: folder.display().to_string(),
+            problem: problem.to_owned(),
+        }
+        .into());
+    }
+    tell(&format!("{}: the folder of a run; its model is {}", folder.display(), made.display()));
+    Ok(made)
 }
 
 /// The tokenizer of a folder. `template` is the name of a built-in chat template, or Jinja source; absent: the folder's own.
@@ -71,6 +117,26 @@ pub(crate) fn tokenizer(folder: &Path, template: Option<&str>) -> anyhow::Result
         None => {}
     }
     Ok(tokenizer)
+}
+
+/// A tokenizer for a model that is about to be trained.
+pub(crate) struct TokenizerToTrain {
+    /// The tokenizer.
+    pub(crate) tokenizer: Tokenizer,
+    /// Tokens that were added to it, for which the model needs embeddings.
+    pub(crate) added: Vec<&'static str>,
+}
+
+/// As [`tokenizer`], for supervised fine-tuning: the template `chatml` adds its tokens where they are
+/// missing.
+pub(crate) fn tokenizer_to_train(folder: &Path, template: Option<&str>) -> anyhow::Result<TokenizerToTrain> {
+    if template != Some("chatml") {
+        return Ok(TokenizerToTrain { tokenizer: tokenizer(folder, template)?, added: Vec::new() });
+    }
+    let mut tokenizer = Tokenizer::from_folder(folder)?;
+    let added = tokenizer.add_turn_tokens();
+    tokenizer.set_built_in_template("chatml")?;
+    Ok(TokenizerToTrain { tokenizer, added })
 }
 
 /// Refuses a tokenizer that has more ids than the model.

@@ -88,11 +88,14 @@ fn start_folder(config: &RunConfig, around: &Around<'_>) -> anyhow::Result<PathB
 
 /// The tokenizer of a stage: what `[tokenizer]` names, else that of the model.
 fn tokenizer(config: &RunConfig, model: &Path) -> anyhow::Result<Tokenizer> {
-    let folder = match &config.tokenizer.path {
-        Some(path) => session::folder(path)?,
-        None => model.to_owned(),
-    };
-    session::tokenizer(&folder, config.tokenizer.template.as_deref())
+    session::tokenizer(&tokenizer_folder(config, model)?, config.tokenizer.template.as_deref())
+}
+
+fn tokenizer_folder(config: &RunConfig, model: &Path) -> anyhow::Result<PathBuf> {
+    match &config.tokenizer.path {
+        Some(path) => session::folder(path),
+        None => Ok(model.to_owned()),
+    }
 }
 
 /// Weights to be trained, of which each process has its part.

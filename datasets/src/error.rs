@@ -566,6 +566,15 @@ pub enum Error {
         reason: String,
     },
 
+    /// A file of a model folder that should hold a JSON object.
+    #[error("{path}: not a JSON object: {reason}; copy the file from the model again")]
+    ModelFile {
+        /// The file.
+        path: PathBuf,
+        /// What the parser says, with line and column.
+        reason: String,
+    },
+
     /// The tokenizer crate failed on a text.
     #[error("the tokenizer of {name} failed: {reason}; check that tokenizer.json is complete")]
     Tokenize {
@@ -582,6 +591,30 @@ pub enum Error {
         name: String,
         /// `bos_token`, `eos_token` and so on.
         token: &'static str,
+    },
+
+    /// The tokens of `ChatML` turns are not there.
+    #[error(
+        "{name}: the tokenizer has no {token}, so the template chatml means nothing to this model; `sft` adds the token: fine-tune with tokenizer.template = \"chatml\" first, or use the template plain"
+    )]
+    MissingTurnToken {
+        /// The model folder.
+        name: String,
+        /// The token.
+        token: &'static str,
+    },
+
+    /// A chat template leaves out a turn.
+    #[error(
+        "chat template of {name}: it leaves out turn {turn} ({role}): the text is the same whatever the turn says; move its content into another turn, remove it, or set another template"
+    )]
+    DroppedTurn {
+        /// The model folder, or the name of a built-in template.
+        name: String,
+        /// The turn, from 1.
+        turn: usize,
+        /// Who speaks.
+        role: &'static str,
     },
 
     /// A vocabulary is too small for its fixed part.
@@ -604,6 +637,19 @@ pub enum Error {
         max_length: usize,
     },
 
+    /// A row is longer than a model takes.
+    #[error(
+        "{at}: has {length} tokens, and this model takes at most {longest}; shorten the row, or remove it"
+    )]
+    LongForModel {
+        /// The row.
+        at: At,
+        /// Its tokens.
+        length: usize,
+        /// The most tokens that the model takes here.
+        longest: i64,
+    },
+
     /// The sampler has no rows.
     #[error("the data set has no rows to sample; check the counts of dropped rows and raise max_length")]
     NothingToSample,
@@ -623,15 +669,50 @@ pub enum Error {
     },
 
     /// Neither a folder nor a hub name.
-    #[error("{model}: no such folder, and not of the form owner/name[@revision]; check the path")]
+    #[error(
+        "{model}: there is no such folder, and a model of the hub has the form owner/name[@revision]{hint}"
+    )]
     UnknownModel {
         /// The name given.
         model: String,
+        /// What to write instead; begins with `; ` if it is not empty.
+        hint: String,
+    },
+
+    /// A path that is there and is no folder.
+    #[error("{path}: is a file; give the folder that holds config.json, tokenizer.json and the weights")]
+    NotAFolder {
+        /// The path.
+        path: PathBuf,
+    },
+
+    /// A name that the hub or a repository chose and that must not become part of a path.
+    #[error(
+        "{model}: refused: the {what} of the repository is {found:?}; report the repository, and do not use it"
+    )]
+    HostileName {
+        /// The model.
+        model: String,
+        /// What has the name.
+        what: &'static str,
+        /// The name.
+        found: String,
+    },
+
+    /// An index of weights that cannot be used.
+    #[error(
+        "{path}: not a usable index of weights: {reason}; copy the model again, from a source that you trust"
+    )]
+    WeightIndex {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
     },
 
     /// The hub answered with an error.
     #[error(
-        "{model}: cannot get {file} from {endpoint}: {reason}; check the name, the network and HF_TOKEN (private and gated models), or set HF_HUB_OFFLINE=1 to use the cache only"
+        "{model}: cannot get {file} from {endpoint}: {reason}; check the name, the network and HF_TOKEN (private and gated models), or set HF_HUB_OFFLINE=1 to use the cache only (there is no folder {model} here)"
     )]
     Hub {
         /// The model.
@@ -646,7 +727,7 @@ pub enum Error {
 
     /// A file is not in the cache and the hub may not be asked.
     #[error(
-        "{model}: {file} is not in the cache {cache} and HF_HUB_OFFLINE is set; download the model once with HF_HUB_OFFLINE unset"
+        "{model}: {file} is not in the cache {cache} and HF_HUB_OFFLINE is set; download the model once with HF_HUB_OFFLINE unset (there is no folder {model} here)"
     )]
     Offline {
         /// The model.

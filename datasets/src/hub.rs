@@ -1,19 +1,32 @@
 //! Models by name: a local folder, or a repository of the Hugging Face hub through its cache.
 //!
-//! The cache has hf-hub's form (`models--OWNER--NAME/{blobs,refs,snapshots}`), so Python's tools share it. `HF_HOME`,
-//! `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_TOKEN` (or the token file), `HF_TOKEN_PATH` and `HF_HUB_OFFLINE` have their usual meaning;
-//! they are read in [`HubSettings::from_process`] and nowhere else. A file of an older snapshot never mixes with a newer
-//! one: everything is fetched at the commit that the hub names. Knows no file's content but that of the weight index.
+//! The cache has the form of Python's `huggingface_hub`, so both share it. `HF_HOME`, `HF_HUB_CACHE`,
+//! `HF_ENDPOINT`, `HF_TOKEN` (or the token file), `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and
+//! `HF_HUB_DOWNLOAD_TIMEOUT` have their usual meaning; they are read in [`HubSettings::from_process`] and
+//! nowhere else. Everything is fetched at the commit that the hub names, so files of two commits never mix.
+//!
+//! The hub, its mirrors and its repositories are not trusted: the commit, the `ETag`s and the names of the
+//! weight files are checked before they become paths (`name.rs`), and the token goes to no other host
+//! (`client.rs`). Knows no file's content but that of the weight index.
+
+mod cache;
+mod client;
+mod fetch;
+mod local;
+mod name;
 
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
-use hf_hub::{Cache, Repo, RepoType};
-
+use self::cache::CacheFolder;
+use self::client::Client;
+use self::fetch::Snapshot;
+use self::name::{RepositoryName, is_commit, is_weight_file};
 use crate::error::{Error, Result};
+use crate::tokenizer::read_small;
 
 /// Files that are fetched where the repository has them, besides weights.
 const SMALL_FILES: [&str; 9] = [
@@ -30,6 +43,8 @@ const SMALL_FILES: [&str; 9] = [
 const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// How long a server may stay silent, unless the settings say otherwise.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where models come from and are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +59,8 @@ pub struct HubSettings {
     pub offline: bool,
     /// Whether progress is shown on stderr.
     pub progress: bool,
+    /// How long connecting may take, and how long a server may stay silent.
+    pub timeout: Duration,
 }
 
 impl HubSettings {
@@ -71,81 +88,112 @@ impl HubSettings {
             token: variable("HF_TOKEN").or_else(saved).filter(|token| !token.is_empty()),
             offline: offline.is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.as_str())),
             progress: true,
+            timeout: variable("HF_HUB_DOWNLOAD_TIMEOUT")
+                .and_then(|seconds| seconds.parse().ok())
+                .filter(|&seconds| seconds > 0)
+                .map_or(TIMEOUT, Duration::from_secs),
         }
     }
 
     /// The folder of a model: `model` itself where it is a folder, else `owner/name[@revision]` from cache or hub.
+    ///
+    /// A text that means a folder is never looked up in the hub: one that begins with `/`, `.` or `~` or ends
+    /// in `/`, that has one part or more than two, or whose first part is a folder here.
     pub fn resolve(&self, model: &str) -> Result<PathBuf> {
         let path = Path::new(model);
         if path.is_dir() {
+            check_index(path)?;
             return Ok(path.to_owned());
         }
-        let name =
-            RepositoryName::parse(model).ok_or_else(|| Error::UnknownModel { model: model.to_owned() })?;
-        if self.offline { self.cached(&name) } else { self.download(&name) }
+        local::refuse_missing(model)?;
+        let name = RepositoryName::parse(model).ok_or_else(|| Error::UnknownModel {
+            model: model.to_owned(),
+            hint: local::hint(model, false),
+        })?;
+        let cache = CacheFolder::new(&self.cache, &name);
+        if self.offline { self.cached(&name, &cache) } else { self.download(&name, &cache) }
     }
 
-    fn cached(&self, name: &RepositoryName) -> Result<PathBuf> {
-        let cache = Cache::new(self.cache.clone()).repo(name.at(&name.revision));
-        let need = |file: &str| {
-            let offline = || Error::Offline {
-                model: name.full.clone(),
-                file: file.to_owned(),
-                cache: self.cache.clone(),
-            };
-            cache.get(file).ok_or_else(offline)
+    fn cached(&self, name: &RepositoryName, cache: &CacheFolder) -> Result<PathBuf> {
+        let offline = |file: &str| Error::Offline {
+            model: name.full.clone(),
+            file: file.to_owned(),
+            cache: self.cache.clone(),
         };
-        let config = need(REQUIRED[0])?;
-        need(REQUIRED[1])?;
-        if cache.get(WEIGHTS).is_none() {
-            let index = cache.get(INDEX).map_or_else(|| need(WEIGHTS), Ok)?;
-            for shard in shards(&index)? {
-                need(&shard)?;
+        let commit = cache.commit(&name.revision).ok_or_else(|| offline(REQUIRED[0]))?;
+        let folder = cache.snapshot(&commit);
+        let need = |file: &str| if folder.join(file).is_file() { Ok(()) } else { Err(offline(file)) };
+        REQUIRED.into_iter().try_for_each(need)?;
+        if !folder.join(WEIGHTS).is_file() {
+            let index = folder.join(INDEX);
+            if !index.is_file() {
+                return Err(offline(WEIGHTS));
             }
+            shards(&index)?.iter().try_for_each(|shard| need(shard))?;
         }
-        folder_of(&config)
+        Ok(folder)
     }
 
-    fn download(&self, name: &RepositoryName) -> Result<PathBuf> {
-        let builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()))
-            .with_endpoint(self.endpoint.clone())
-            .with_token(self.token.clone())
-            .with_progress(self.progress)
-            .with_retries(3);
-        let api = builder.build().map_err(|error| self.failed(name, "the list of files", &error))?;
-        let info = api.repo(name.at(&name.revision)).info();
-        let info = info.map_err(|error| self.failed(name, "the list of files", &error))?;
-        let files: BTreeSet<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
-        if let Some(file) = REQUIRED.into_iter().find(|file| !files.contains(file)) {
-            return Err(Error::HubFileMissing { model: name.full.clone(), file });
+    fn download(&self, name: &RepositoryName, cache: &CacheFolder) -> Result<PathBuf> {
+        #[derive(serde::Deserialize)]
+        struct File {
+            rfilename: String,
         }
-        let snapshot = Snapshot { settings: self, name, repo: api.repo(name.at(&info.sha)) };
-        for file in SMALL_FILES.into_iter().filter(|file| files.contains(file)) {
-            snapshot.fetch(file)?;
+        #[derive(serde::Deserialize)]
+        struct Listing {
+            sha: String,
+            siblings: Vec<File>,
         }
-        if files.contains(INDEX) {
-            for shard in shards(&snapshot.fetch(INDEX)?)? {
-                snapshot.fetch(&shard)?;
-            }
-        } else if files.contains(WEIGHTS) {
-            snapshot.fetch(WEIGHTS)?;
-        } else {
-            return Err(Error::HubFileMissing { model: name.full.clone(), file: WEIGHTS });
+        let listed = |reason| self.failed(name, "the list of files", reason);
+        let client = Client::new(&self.endpoint, self.token.clone(), self.timeout).map_err(listed)?;
+        let address = format!("/api/models/{}/revision/{}", name.id, name.revision_in_address());
+        let listing: Listing = client.listing(&address).map_err(listed)?;
+        let files: BTreeSet<&str> = listing.siblings.iter().map(|file| file.rfilename.as_str()).collect();
+
+        let snapshot = Snapshot { settings: self, name, client: &client, cache, commit: &listing.sha };
+        if !is_commit(&listing.sha) {
+            return Err(snapshot.hostile("commit", &listing.sha));
         }
+        snapshot.fetch_all(&files)?;
         // The revision is noted last, so that the cache names only snapshots that are whole.
-        let cache = Cache::new(self.cache.clone()).repo(name.at(&name.revision));
-        let noted = cache.create_ref(&info.sha);
-        noted.map_err(|source| Error::Write { path: self.cache.clone(), source })?;
-        folder_of(&snapshot.fetch(REQUIRED[0])?)
+        cache.note(&name.revision, &listing.sha)?;
+        Ok(cache.snapshot(&listing.sha))
     }
 
-    fn failed(&self, name: &RepositoryName, file: &str, error: &ApiError) -> Error {
+    fn failed(&self, name: &RepositoryName, file: &str, reason: String) -> Error {
         Error::Hub {
             model: name.full.clone(),
             file: file.to_owned(),
             endpoint: self.endpoint.clone(),
-            reason: error.to_string(),
+            reason,
         }
+    }
+}
+
+impl Snapshot<'_> {
+    /// Fetches what a model needs. The index of the weights comes first: nothing else is fetched if it is
+    /// refused.
+    fn fetch_all(&self, files: &BTreeSet<&str>) -> Result<()> {
+        let missing = |file| Error::HubFileMissing { model: self.name.full.clone(), file };
+        if let Some(file) = REQUIRED.into_iter().find(|file| !files.contains(file)) {
+            return Err(missing(file));
+        }
+        let mut weights = BTreeSet::from([WEIGHTS.to_owned()]);
+        if !files.contains(WEIGHTS) {
+            if !files.contains(INDEX) {
+                return Err(missing(WEIGHTS));
+            }
+            let path = self.fetch(INDEX)?;
+            weights = shards(&path)?;
+            if let Some(file) = weights.iter().find(|file| !files.contains(file.as_str())) {
+                let reason = format!("weight_map names {file:?}, which the repository does not have");
+                return Err(Error::WeightIndex { path, reason });
+            }
+        }
+        for file in SMALL_FILES.into_iter().filter(|file| files.contains(file)) {
+            self.fetch(file)?;
+        }
+        weights.iter().try_for_each(|file| self.fetch(file).map(drop))
     }
 }
 
@@ -154,45 +202,21 @@ pub fn resolve(model: &str) -> Result<PathBuf> {
     HubSettings::from_process().resolve(model)
 }
 
-/// A repository at one commit.
-struct Snapshot<'a> {
-    settings: &'a HubSettings,
-    name: &'a RepositoryName,
-    repo: ApiRepo,
+/// Whether a text is the name of a file and no path: no separator, no control character, and not hidden.
+///
+/// `models` has the same rule for the index of a folder that it loads; it knows nothing of this crate.
+pub(crate) fn plain_file_name(name: &str) -> bool {
+    let harmless = |character: char| !matches!(character, '/' | '\\') && !character.is_control();
+    !name.is_empty() && !name.starts_with('.') && name.chars().all(harmless)
 }
 
-impl Snapshot<'_> {
-    /// The file's path in the cache, fetched where it is not there.
-    fn fetch(&self, file: &str) -> Result<PathBuf> {
-        self.repo.get(file).map_err(|error| self.settings.failed(self.name, file, &error))
+/// Refuses a local folder whose index leads out of it.
+fn check_index(folder: &Path) -> Result<()> {
+    let index = folder.join(INDEX);
+    if index.is_file() && !folder.join(WEIGHTS).is_file() {
+        shards(&index)?;
     }
-}
-
-/// `owner/name[@revision]`.
-struct RepositoryName {
-    full: String,
-    id: String,
-    revision: String,
-}
-
-impl RepositoryName {
-    fn parse(model: &str) -> Option<Self> {
-        let (id, revision) = model.split_once('@').unwrap_or((model, "main"));
-        let (owner, name) = id.split_once('/')?;
-        let letter = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
-        let word = |text: &str| !text.is_empty() && !text.starts_with('.') && text.chars().all(letter);
-        let valid = word(owner) && word(name) && !revision.is_empty() && !revision.contains("..");
-        valid.then(|| Self { full: model.to_owned(), id: id.to_owned(), revision: revision.to_owned() })
-    }
-
-    fn at(&self, revision: &str) -> Repo {
-        Repo::with_revision(self.id.clone(), RepoType::Model, revision.to_owned())
-    }
-}
-
-fn folder_of(file: &Path) -> Result<PathBuf> {
-    let folder = file.parent().map(Path::to_owned);
-    folder.ok_or_else(|| Error::UnknownModel { model: file.display().to_string() })
+    Ok(())
 }
 
 /// The weight files that an index names, each once.
@@ -201,13 +225,16 @@ fn shards(index: &Path) -> Result<BTreeSet<String>> {
     struct Index {
         weight_map: std::collections::BTreeMap<String, String>,
     }
-    let read = |source| Error::Read { path: index.to_owned(), source };
-    let text = fs::read_to_string(index).map_err(read)?;
-    let parsed: Index = serde_json::from_str(&text).map_err(|source| Error::BadJson {
-        at: crate::error::At { path: index.to_owned(), row: 0 },
-        source,
-    })?;
-    Ok(parsed.weight_map.into_values().collect())
+    let invalid = |reason: String| Error::WeightIndex { path: index.to_owned(), reason };
+    let text = read_small(index)?.ok_or_else(|| invalid("it is not there".to_owned()))?;
+    let parsed: Index = serde_json::from_slice(&text).map_err(|error| invalid(error.to_string()))?;
+    let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
+    match names.iter().find(|name| !is_weight_file(name)) {
+        Some(name) => Err(invalid(format!(
+            "weight_map names {name:?}, which is not a .safetensors file in the same folder"
+        ))),
+        None => Ok(names),
+    }
 }
 
 #[cfg(test)]

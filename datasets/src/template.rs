@@ -4,14 +4,21 @@
 //! methods, `raise_exception`, `strftime_now`, a `tojson` that escapes nothing, and the variables `messages`, `tools`,
 //! `documents`, `add_generation_prompt` and the special tokens. What stands inside `{% generation %}` is reported as byte
 //! ranges of the rendered text. `strftime_now` reads the clock (UTC) once, when the template is compiled, so that all
-//! renderings of a run agree. Knows no token ids.
+//! renderings of a run agree.
+//!
+//! A template is a program that comes with a model and may be hostile: its steps and what it makes are
+//! limited (`limits.rs`, `guard.rs`). Knows no token ids.
 
 mod generation;
+mod guard;
+mod limits;
 mod python;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use minijinja::machinery::{CodeGenerator, Instructions, Vm, WhitespaceConfig, make_string_output, parse};
+use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
 use serde::Serialize;
 
@@ -48,6 +55,7 @@ pub fn built_in(name: &str) -> Result<&'static str> {
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    program: Instructions<'static>,
     source: String,
     name: String,
     marked: bool,
@@ -77,12 +85,13 @@ impl ChatTemplate {
     /// Compiles Jinja `source`; `name` is for messages, usually the model folder.
     pub fn new(name: impl Into<String>, source: impl Into<String>) -> Result<Self> {
         let (name, source) = (name.into(), source.into());
+        let wrong = |reason: String| Error::TemplateSyntax { name: name.clone(), reason };
+        if source.len() > limits::SOURCE_BYTES {
+            return Err(wrong(format!("it has {} bytes, more than {}", source.len(), limits::SOURCE_BYTES)));
+        }
         let (rewritten, marked) = generation::rewrite(&source);
-        let mut environment = environment();
-        environment
-            .add_template_owned("chat", rewritten)
-            .map_err(|error| Error::TemplateSyntax { name: name.clone(), reason: describe(&error) })?;
-        Ok(Self { environment, source, name, marked })
+        let program = compile(rewritten).map_err(|error| wrong(describe(&error)))?;
+        Ok(Self { environment: environment(), program, source, name, marked })
     }
 
     /// The Jinja source, as given.
@@ -126,21 +135,53 @@ impl ChatTemplate {
     }
 
     fn run(&self, context: &BTreeMap<&str, Value>) -> Result<String> {
-        let template = self.environment.get_template("chat").expect("added when the template was compiled");
-        template
-            .render(context)
-            .map_err(|error| Error::TemplateRender { name: self.name.clone(), reason: describe(&error) })
+        let input = context.values().map(limits::size).sum();
+        let root: Value = context.iter().map(|(&name, value)| (name.to_owned(), value.clone())).collect();
+        // More steps than usual need an environment of their own.
+        let long = (limits::steps(input) > 2 * limits::STEPS).then(|| {
+            let mut environment = self.environment.clone();
+            environment.set_fuel(Some(limits::steps(input)));
+            environment
+        });
+
+        let mut text = String::new();
+        let blocks = BTreeMap::new();
+        let mut output = make_string_output(&mut text);
+        let machine = Vm::new(long.as_ref().unwrap_or(&self.environment));
+        let render = || machine.eval(&self.program, root, &blocks, &mut output, AutoEscape::None).map(drop);
+        limits::with_allowance(input, render)
+            .map_err(|error| Error::TemplateRender { name: self.name.clone(), reason: describe(&error) })?;
+        Ok(text)
     }
+}
+
+/// Bytes of stack for reading a byte of source, and for every source. The reader calls itself once for every
+/// operator in a row, and the shortest has two bytes.
+const READER_STACK: [usize; 2] = [4 << 10, 2 << 20];
+
+/// Reads a template and puts its limits in.
+fn compile(source: String) -> std::result::Result<Instructions<'static>, minijinja::Error> {
+    let stack_size = READER_STACK[0] * source.len() + READER_STACK[1];
+    let spaces = WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
+    let read = move || {
+        let tree = parse(&source, "chat", SyntaxConfig, spaces)?;
+        let guarded = guard::statement(&tree)?;
+        let mut generator = CodeGenerator::new("chat", "");
+        generator.compile_stmt(&guarded);
+        Ok(generator.finish().0)
+    };
+    let reader = std::thread::Builder::new().stack_size(stack_size).spawn(read);
+    let failed = |problem: String| minijinja::Error::new(ErrorKind::SyntaxError, problem);
+    let reader = reader.map_err(|error| failed(format!("no thread can be started to read it: {error}")))?;
+    reader.join().unwrap_or_else(|_| Err(failed("its reader failed".to_owned())))
 }
 
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_formatter(python::format);
+    limits::install(&mut environment);
     environment.add_filter("tojson", python::tojson);
     environment.add_filter("string", |value: &Value| python::text(value));
     environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
@@ -151,13 +192,25 @@ fn environment() -> Environment<'static> {
     environment
 }
 
+/// The longest message of a template, in characters.
+const MESSAGE_CHARACTERS: usize = 500;
+
 /// The template's own words when it raises, the engine's otherwise, with the line.
 fn describe(error: &minijinja::Error) -> String {
     let message = match error.detail() {
+        _ if error.kind() == ErrorKind::OutOfFuel => {
+            format!("it takes more than {} steps for a short conversation", limits::STEPS)
+        }
         Some(detail) if error.kind() == ErrorKind::InvalidOperation => detail.to_owned(),
         Some(detail) => format!("{}: {detail}", error.kind()),
         None => error.kind().to_string(),
     };
+    // The words of a template are those of a stranger: no control character of theirs reaches a terminal.
+    let message: String = message
+        .chars()
+        .take(MESSAGE_CHARACTERS)
+        .flat_map(|letter| if letter.is_control() { letter.escape_default().collect() } else { vec![letter] })
+        .collect();
     error.line().map_or(message.clone(), |line| format!("{message} (line {line})"))
 }
 

@@ -6,20 +6,24 @@
 //! the caller's business and decoding must not lose text. Knows no model weights.
 
 mod compare;
+mod dropped;
 mod folder;
 mod stream;
 mod train;
+mod turns;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Mutex;
 
 use serde_json::{Map, Value};
 
-use crate::conversation::Message;
+use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
 use crate::template::{self, ChatTemplate, RenderOptions, Rendered};
 
+pub(crate) use folder::{SMALL_FILE_BYTES, read_small};
 pub use stream::StreamDecoder;
 pub use train::TrainOptions;
 
@@ -37,6 +41,13 @@ pub(crate) struct Pieces {
     pub(crate) ranges: Vec<Range<usize>>,
 }
 
+/// A chat template that does not compile.
+#[derive(Debug)]
+struct BrokenTemplate {
+    source: String,
+    reason: String,
+}
+
 /// A tokenizer with its special tokens and chat template.
 #[derive(Debug)]
 pub struct Tokenizer {
@@ -48,10 +59,14 @@ pub struct Tokenizer {
     /// End ids that `generation_config.json` or `config.json` names.
     generation_eos: Vec<i64>,
     template: Option<ChatTemplate>,
+    /// A template of the folder that cannot be used. It matters only if it is asked for.
+    broken_template: Option<BrokenTemplate>,
     end_of_turn: Option<i64>,
     stop_ids: Vec<i64>,
     vocab_size: usize,
     name: String,
+    /// Orders of roles of which the chat template renders every turn, without and with the generation prompt.
+    kept_orders: Mutex<HashSet<(Vec<Role>, bool)>>,
 }
 
 impl Tokenizer {
@@ -174,29 +189,41 @@ impl Tokenizer {
     /// Replaces the chat template by Jinja source.
     pub fn set_chat_template(&mut self, source: impl Into<String>) -> Result<()> {
         self.template = Some(ChatTemplate::new(self.name.clone(), source)?);
+        self.broken_template = None;
+        self.kept_orders = Mutex::default();
         self.find_stops();
         Ok(())
     }
 
-    /// Replaces the chat template by a built-in one: `chatml` or `plain`.
+    /// Replaces the chat template by a built-in one: `chatml` or `plain`. Refuses one whose tokens are not
+    /// there; see [`Self::add_turn_tokens`].
     pub fn set_built_in_template(&mut self, name: &str) -> Result<()> {
         let source = template::built_in(name)?;
         let needs_eos = name == "plain" && self.eos_id().is_none();
         if needs_eos {
             return Err(Error::MissingSpecialToken { name: self.name.clone(), token: "eos_token" });
         }
-        if name == "chatml" && self.token_to_id("<|im_end|>").is_none() {
-            return Err(Error::MissingSpecialToken { name: self.name.clone(), token: "token <|im_end|>" });
+        let missing = turns::TOKENS.into_iter().find(|token| self.token_to_id(token).is_none());
+        if let Some(token) = missing.filter(|_| name == "chatml") {
+            return Err(Error::MissingTurnToken { name: self.name.clone(), token });
         }
         self.set_chat_template(source)
     }
 
-    /// Renders a conversation as text with the chat template.
+    /// Renders a conversation as text with the chat template. A turn that the template leaves out is an
+    /// error.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Rendered> {
-        let template = self
-            .template
-            .as_ref()
-            .ok_or_else(|| Error::NoChatTemplate { name: self.name.clone(), known: template::BUILT_IN })?;
+        let rendered = self.render_unchecked(messages, add_generation_prompt)?;
+        self.check_turns(messages, add_generation_prompt, &rendered)?;
+        Ok(rendered)
+    }
+
+    fn render_unchecked(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Rendered> {
+        let missing = || match &self.broken_template {
+            Some(broken) => Error::TemplateSyntax { name: self.name.clone(), reason: broken.reason.clone() },
+            None => Error::NoChatTemplate { name: self.name.clone(), known: template::BUILT_IN },
+        };
+        let template = self.template.as_ref().ok_or_else(missing)?;
         template.render(messages, &self.render_options(add_generation_prompt))
     }
 

@@ -29,7 +29,15 @@ impl CausalLm {
     /// Loads a folder with `config.json` and safetensors weights.
     pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
         check_has_no_score(folder)?;
-        let decoder = load(folder, decoder::Head::Vocabulary, options, None)?;
+        let decoder = load(folder, decoder::Head::Vocabulary, options, None, None)?;
+        Ok(Self { decoder })
+    }
+
+    /// As [`Self::load`], with a larger vocabulary: the new rows of the token embedding, and of the head
+    /// where it is a matrix of its own, are the mean of the others.
+    pub fn load_resized(folder: &Path, vocab_size: i64, options: &LoadOptions) -> Result<Self, Error> {
+        check_has_no_score(folder)?;
+        let decoder = load(folder, decoder::Head::Vocabulary, options, None, Some(vocab_size))?;
         Ok(Self { decoder })
     }
 
@@ -169,17 +177,23 @@ fn check_has_no_score(folder: &Path) -> Result<(), Error> {
     Err(Error::WrongHead { path: folder.to_owned(), found, fix })
 }
 
-/// Loads a decoder; with `score_seed`, a score that the folder does not have is drawn anew.
+/// Loads a decoder; with `score_seed`, a score that the folder does not have is drawn anew; with
+/// `vocab_size`, its vocabulary grows to that.
 pub(crate) fn load(
     folder: &Path,
     head: decoder::Head,
     options: &LoadOptions,
     score_seed: Option<u64>,
+    vocab_size: Option<i64>,
 ) -> Result<Decoder, Error> {
-    let config = Config::from_folder(folder)?;
+    let mut config = Config::from_folder(folder)?;
+    let mut files = WeightFolder::open(folder)?;
+    if let Some(vocab_size) = vocab_size {
+        files.grow(config.vocab_size(), vocab_size);
+        config.set("vocab_size", vocab_size.into())?;
+    }
     check_memory(&config, options)?;
     let names = config.architecture().names;
-    let mut files = WeightFolder::open(folder)?;
     let decoder = Decoder::build(config, head, &options.split, &mut |request| {
         if let (SCORE, Some(seed)) = (request.name, score_seed) {
             return Ok(fresh(request, seed, options));

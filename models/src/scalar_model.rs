@@ -30,7 +30,7 @@ impl ScalarModel {
             let fix = "train one from it with `rm`, and give that run's final folder here";
             return Err(Error::WrongHead { path: folder.to_owned(), found, fix });
         }
-        let decoder = causal_lm::load(folder, Head::Scalar, options, None)?;
+        let decoder = causal_lm::load(folder, Head::Scalar, options, None, None)?;
         Ok(Self { decoder })
     }
 
@@ -45,7 +45,7 @@ impl ScalarModel {
                 "name ...ForSequenceClassification there to go on with that score, or remove the tensor";
             return Err(Error::WrongHead { path: folder.to_owned(), found, fix });
         }
-        let decoder = causal_lm::load(folder, Head::Scalar, options, Some(seed))?;
+        let decoder = causal_lm::load(folder, Head::Scalar, options, Some(seed), None)?;
         Ok(Self { decoder })
     }
 

@@ -625,3 +625,27 @@ fn a_pass_sends_as_much_as_the_formula_says() {
     let wanted = (4 * layers + 2) * all_reduce(12 * 24 * 4) + 12 * 4 * (ranks - 1) + all_reduce(8);
     assert_eq!(sent, [wanted; 4]);
 }
+
+#[test]
+fn a_grown_vocabulary_keeps_its_logits_and_begins_with_their_mean() {
+    for name in ["llama", "llama-tied", "gpt2", "opt-after", "bloom"] {
+        let old = outcome(&CausalLm::load(&golden(name), &options(None)).unwrap(), false).logits;
+        let model = CausalLm::load_resized(&golden(name), 51, &options(None)).unwrap();
+        assert_eq!(model.config().vocab_size(), 51);
+        let whole = outcome(&model, false);
+        for (old, new) in old.chunks(48).zip(whole.logits.chunks(51)) {
+            close(name, old, &new[..48]);
+            // A head is linear: the logit of the mean row is the mean of the logits.
+            let mean = old.iter().sum::<f32>() / 48.0;
+            close(name, &[mean; 3], &new[48..]);
+        }
+        // What is saved has the new size everywhere.
+        let folder = tempfile::tempdir().unwrap();
+        model.save(folder.path()).unwrap();
+        same(name, &whole, &outcome(&CausalLm::load(folder.path(), &options(None)).unwrap(), false));
+        on_ranks(2, Transport::Shared, |split| {
+            let model = CausalLm::load_resized(&golden(name), 51, &options(Some(split))).unwrap();
+            same(&format!("{name} on 2"), &whole, &outcome(&model, false));
+        });
+    }
+}

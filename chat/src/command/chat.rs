@@ -32,6 +32,8 @@ pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {
     let session = Session::causal_lm(&arguments.model)?;
     let options = replies::options(&arguments.sampling, session.stop_ids());
     options.sampling.check()?;
+    // Talking needs a tokenizer: better said before the first line is typed than after it.
+    session.tokenizer()?;
     let mut chat =
         Chat { session, options, system: arguments.system.clone(), history: Vec::new(), screen: screen() };
     chat.forget();
@@ -115,12 +117,12 @@ impl Chat {
     /// Adds a turn of the person, streams the answer, and adds it too.
     fn answer(&mut self, text: &str) -> anyhow::Result<FinishReason> {
         self.history.push(Message::user(text));
-        let prompt = self.session.tokenizer.encode_prompt(&self.history)?;
+        let prompt = self.session.tokenizer()?.encode_prompt(&self.history)?;
         let work = interrupt::begin();
         let started = Instant::now();
         let mut first_token = None;
         let mut reply = Reply { screen: &mut self.screen, text: String::new(), problem: None };
-        let mut decoder = self.session.tokenizer.stream_decoder(true);
+        let mut decoder = self.session.tokenizer()?.stream_decoder(true);
         let mut listener = |_: usize, id: i64| {
             first_token.get_or_insert_with(|| started.elapsed());
             if !self.options.stop_ids.contains(&id) {

@@ -3,14 +3,15 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use datasets::{At, Message, Tokenizer};
+use datasets::{At, Message};
+use models::causal_lm::CausalLm;
 use models::generate::{self, Completion, FinishReason, Options};
 use models::sample::Sampling;
 use serde::Serialize;
 
 use crate::args::{GenerateArgs, SamplingArgs};
 use crate::config::ConfigError;
-use crate::input::{self, Given, Input};
+use crate::input::{self, Given, Input, Wants};
 use crate::output;
 use crate::session::Session;
 
@@ -18,7 +19,9 @@ use crate::session::Session;
 #[derive(Serialize)]
 struct Reply {
     ids: Vec<i64>,
-    text: String,
+    /// Absent without a tokenizer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
     finish_reason: FinishReason,
 }
 
@@ -37,21 +40,18 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
     let mut prompts = Vec::with_capacity(inputs.len());
     for input in &inputs {
-        let ids =
-            prompt_ids(&session.tokenizer, &input.given, arguments.raw).map_err(|error| match error {
-                datasets::Error::NoChatTemplate { .. } => anyhow::Error::from(error).context(NO_TEMPLATE),
-                error => error.in_row(&input.at).into(),
-            })?;
+        let ids = prompt_ids(&session, &input.given, arguments.raw).map_err(|error| match error {
+            datasets::Error::NoChatTemplate { .. } => anyhow::Error::from(error).context(NO_TEMPLATE),
+            error => error.in_row(&input.at).into(),
+        })?;
         // A reply needs room for a token.
         input::check_ids(&ids, &input.at, vocab_size, longest - 1)?;
         prompts.push(ids);
     }
     let completions =
         generate::generate(&session.model, &prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
-    let replies: Vec<Reply> = completions
-        .into_iter()
-        .map(|completion| reply(&session.tokenizer, completion))
-        .collect::<Result<_, _>>()?;
+    let replies: Vec<Reply> =
+        completions.into_iter().map(|completion| reply(&session, completion)).collect::<Result<_, _>>()?;
     input::write(&replies, arguments.output.as_deref())
 }
 
@@ -78,7 +78,7 @@ fn inputs(arguments: &GenerateArgs) -> anyhow::Result<Vec<Input>> {
         (Some(prompt), _) => {
             vec![Input { given: Given::Text(prompt.clone()), at: At { path: "--prompt".into(), row: 0 } }]
         }
-        (None, Some(path)) => input::read(path, "text, ids, messages")?,
+        (None, Some(path)) => input::read(path, Wants::Prompt)?,
         (None, None) => unreachable!("clap asks for --prompt or --input"),
     };
     let is_conversation = |input: &&Input| matches!(input.given, Given::Messages(_));
@@ -89,16 +89,17 @@ fn inputs(arguments: &GenerateArgs) -> anyhow::Result<Vec<Input>> {
     Ok(inputs)
 }
 
-fn prompt_ids(tokenizer: &Tokenizer, given: &Given, raw: bool) -> Result<Vec<i64>, datasets::Error> {
+fn prompt_ids(session: &Session<CausalLm>, given: &Given, raw: bool) -> Result<Vec<i64>, datasets::Error> {
     match given {
         Given::Ids(ids) => Ok(ids.clone()),
-        Given::Text(text) if raw => tokenizer.encode(text, true),
-        Given::Text(text) => tokenizer.encode_prompt(&[Message::user(text)]),
-        Given::Messages(messages) => tokenizer.encode_prompt(messages),
+        Given::Text(text) if raw => session.tokenizer()?.encode(text, true),
+        Given::Text(text) => session.tokenizer()?.encode_prompt(&[Message::user(text)]),
+        Given::Messages(messages) => session.tokenizer()?.encode_prompt(messages),
+        Given::Pair(_) => unreachable!("pairs are not read"),
     }
 }
 
-fn reply(tokenizer: &Tokenizer, completion: Completion) -> Result<Reply, datasets::Error> {
-    let text = tokenizer.decode(&completion.ids, true)?;
+fn reply(session: &Session<CausalLm>, completion: Completion) -> Result<Reply, datasets::Error> {
+    let text = session.text(&completion.ids)?;
     Ok(Reply { ids: completion.ids, text, finish_reason: completion.finish_reason })
 }

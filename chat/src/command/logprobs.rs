@@ -1,5 +1,6 @@
-//! `logprobs`: `log p(ids[i] | ids[..i])` of every token of given texts.
+//! `logprobs`: `log p(ids[i] | ids[..i])` of every token of given texts, conversations and pairs.
 
+use datasets::Role;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::head;
@@ -8,11 +9,11 @@ use serde::Serialize;
 use tch::{Tensor, no_grad};
 
 use crate::args::BatchArgs;
-use crate::input::{self, Given};
+use crate::input::{self, Given, Input, Wants};
 use crate::output;
 use crate::session::Session;
 
-/// One row of output.
+/// Token ids and what the model makes of each.
 #[derive(Serialize)]
 struct Scored {
     ids: Vec<i64>,
@@ -20,36 +21,55 @@ struct Scored {
     logprobs: Vec<Option<f32>>,
 }
 
+/// One row of output.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Line {
+    One(Scored),
+    Pair { chosen: Scored, rejected: Scored },
+}
+
 /// Writes the log-probabilities of each row.
 pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
     if let Some(output) = &arguments.output {
         output::claim_file(output, arguments.force, &[&arguments.input])?;
     }
-    let inputs = input::read(&arguments.input, "text, ids")?;
+    let inputs = input::read(&arguments.input, Wants::Tokens)?;
     let session = Session::causal_lm(&arguments.model)?;
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
-    let mut rows = Vec::with_capacity(inputs.len());
-    for input in inputs {
-        let ids = match input.given {
-            Given::Ids(ids) => ids,
-            Given::Text(text) => {
-                session.tokenizer.encode(&text, true).map_err(|error| error.in_row(&input.at))?
-            }
-            Given::Messages(_) => unreachable!("messages are not read"),
-        };
-        input::check_ids(&ids, &input.at, vocab_size, longest)?;
-        rows.push(ids);
+    let rows = input::tokens(&inputs, |given| token_ids(&session, given))?;
+    for (at, ids) in &rows {
+        input::check_ids(ids, at, vocab_size, longest)?;
     }
+
     let mut scored = Vec::with_capacity(rows.len());
     for chunk in rows.chunks(arguments.batch_size.get()) {
-        let chunk = score(&session.model, chunk)?;
-        let finite = |row: &Scored| row.logprobs.iter().flatten().all(|logprob| logprob.is_finite());
-        if let Some(index) = chunk.iter().position(|row| !finite(row)) {
-            return Err(models::Error::LogitsNotFinite { index: scored.len() + index }.into());
+        let ids: Vec<Vec<i64>> = chunk.iter().map(|(_, ids)| ids.clone()).collect();
+        for ((at, _), row) in chunk.iter().zip(score(&session.model, &ids)?) {
+            input::check_finite(at, row.logprobs.iter().flatten())?;
+            scored.push(row);
         }
-        scored.extend(chunk);
     }
-    input::write(&scored, arguments.output.as_deref())
+    let mut scored = scored.into_iter();
+    let mut next = || scored.next().expect("every row is scored");
+    let line = |input: &Input| match input.given {
+        Given::Pair(_) => Line::Pair { chosen: next(), rejected: next() },
+        _ => Line::One(next()),
+    };
+    input::write(&inputs.iter().map(line).collect::<Vec<_>>(), arguments.output.as_deref())
+}
+
+/// Text as it is; a conversation up to the end of its last answer, or up to where an answer would begin.
+fn token_ids(session: &Session<CausalLm>, given: &Given) -> Result<Vec<i64>, datasets::Error> {
+    match given {
+        Given::Ids(ids) => Ok(ids.clone()),
+        Given::Text(text) => session.tokenizer()?.encode(text, true),
+        Given::Messages(messages) if messages.last().is_some_and(|last| last.role == Role::Assistant) => {
+            session.tokenizer()?.encode_scored(messages)
+        }
+        Given::Messages(messages) => session.tokenizer()?.encode_prompt(messages),
+        Given::Pair(_) => unreachable!("a pair is two conversations by now"),
+    }
 }
 
 /// The hidden state at each token but the last of its row predicts the next one.

@@ -1,17 +1,20 @@
-//! `reward`: the score that a reward model gives to each conversation, read at its last token.
+//! `reward`: the score that a reward model gives to each conversation, or to both answers of a pair, read at
+//! its last token.
 
 use models::scalar_model::ScalarModel;
 use serde::Serialize;
 
 use crate::args::BatchArgs;
-use crate::input::{self, Given};
+use crate::input::{self, Given, Input, Wants};
 use crate::output;
 use crate::session::Session;
 
 /// One row of output.
 #[derive(Serialize)]
-struct Score {
-    score: f32,
+#[serde(untagged)]
+enum Line {
+    One { score: f32 },
+    Pair { chosen_score: f32, rejected_score: f32 },
 }
 
 /// Writes the score of each row.
@@ -19,34 +22,37 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
     if let Some(output) = &arguments.output {
         output::claim_file(output, arguments.force, &[&arguments.input])?;
     }
-    let inputs = input::read(&arguments.input, "messages, text, ids")?;
+    let inputs = input::read(&arguments.input, Wants::Answer)?;
     let session = Session::scalar_model(&arguments.model)?;
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
-    let mut rows = Vec::with_capacity(inputs.len());
-    for input in inputs {
-        let tokenizer = &session.tokenizer;
-        let ids = match input.given {
-            Given::Ids(ids) => Ok(ids),
-            Given::Text(text) => tokenizer.encode(&text, true),
-            Given::Messages(messages) => tokenizer.encode_scored(&messages),
-        };
-        let ids = ids.map_err(|error| error.in_row(&input.at))?;
-        input::check_ids(&ids, &input.at, vocab_size, longest)?;
-        rows.push(ids);
+    let rows = input::tokens(&inputs, |given| token_ids(&session, given))?;
+    for (at, ids) in &rows {
+        input::check_ids(ids, at, vocab_size, longest)?;
     }
+
     let mut scores = Vec::with_capacity(rows.len());
     for chunk in rows.chunks(arguments.batch_size.get()) {
-        let chunk = score(&session.model, chunk)?;
-        if let Some(index) = chunk.iter().position(|row| !row.score.is_finite()) {
-            return Err(models::Error::LogitsNotFinite { index: scores.len() + index }.into());
+        let ids: Vec<&[i64]> = chunk.iter().map(|(_, ids)| ids.as_slice()).collect();
+        let found = Vec::<f32>::try_from(&rlhf::reward::score(&session.model, &ids)?)?;
+        for ((at, _), score) in chunk.iter().zip(found) {
+            input::check_finite(at, [&score])?;
+            scores.push(score);
         }
-        scores.extend(chunk);
     }
-    input::write(&scores, arguments.output.as_deref())
+    let mut scores = scores.into_iter();
+    let mut next = || scores.next().expect("every row is scored");
+    let line = |input: &Input| match input.given {
+        Given::Pair(_) => Line::Pair { chosen_score: next(), rejected_score: next() },
+        _ => Line::One { score: next() },
+    };
+    input::write(&inputs.iter().map(line).collect::<Vec<_>>(), arguments.output.as_deref())
 }
 
-fn score(model: &ScalarModel, rows: &[Vec<i64>]) -> anyhow::Result<Vec<Score>> {
-    let lines: Vec<&[i64]> = rows.iter().map(Vec::as_slice).collect();
-    let scores = rlhf::reward::score(model, &lines)?;
-    Ok(Vec::<f32>::try_from(&scores)?.into_iter().map(|score| Score { score }).collect())
+fn token_ids(session: &Session<ScalarModel>, given: &Given) -> Result<Vec<i64>, datasets::Error> {
+    match given {
+        Given::Ids(ids) => Ok(ids.clone()),
+        Given::Text(text) => session.tokenizer()?.encode(text, true),
+        Given::Messages(messages) => session.tokenizer()?.encode_scored(messages),
+        Given::Pair(_) => unreachable!("a pair is two conversations by now"),
+    }
 }

@@ -36,6 +36,8 @@ struct TokenizerFiles {
     folder: PathBuf,
     /// The template that an earlier stage sets, as a name or Jinja source.
     template: Option<String>,
+    /// Whether supervised fine-tuning adds the tokens that the template needs.
+    adds_tokens: bool,
 }
 
 /// What the stages before the one that is checked will have written.
@@ -66,7 +68,7 @@ impl<'a> Preflight<'a> {
     ) -> anyhow::Result<String> {
         config.check(Stage::Base)?;
         let folder = network.tokenizer.to_owned();
-        let files = folder.exists().then_some(TokenizerFiles { folder, template: None });
+        let files = folder.exists().then_some(TokenizerFiles::of(folder));
         let tokenizer = files.as_ref().map(TokenizerFiles::load).transpose()?;
 
         let architecture = match &tokenizer {
@@ -83,7 +85,7 @@ impl<'a> Preflight<'a> {
     pub(crate) fn stage(&mut self, stage: Stage, config: &RunConfig) -> anyhow::Result<String> {
         config.check(stage)?;
         let mut model = self.model("model.path", &config.model.path)?;
-        model.tokenizer = model.tokenizer_of(config)?;
+        model.tokenizer = model.tokenizer_of(stage, config)?;
         let tokenizer = model.tokenizer.as_ref().map(TokenizerFiles::load).transpose()?;
         if stage == Stage::Ppo {
             let line = self.ppo(config, tokenizer.as_ref())?;
@@ -97,6 +99,7 @@ impl<'a> Preflight<'a> {
             self.pairs(config, &model.config, tokenizer.as_ref())?
         } else {
             model.refuse_reward_model("model.path")?;
+            model.grow()?;
             self.demonstrations(stage, config, &model.config, tokenizer.as_ref())?
         };
         self.will_write(config, model);
@@ -194,21 +197,29 @@ impl Model {
         let config = Config::from_folder(&folder)?;
         WeightFolder::open(&folder)?;
         let is_reward_model = config.is_sequence_classification();
-        Ok(Self { config, is_reward_model, tokenizer: Some(TokenizerFiles { folder, template: None }) })
+        Ok(Self { config, is_reward_model, tokenizer: Some(TokenizerFiles::of(folder)) })
     }
 
     /// The tokenizer of a stage that starts from this model.
-    fn tokenizer_of(&self, config: &RunConfig) -> anyhow::Result<Option<TokenizerFiles>> {
+    fn tokenizer_of(&self, stage: Stage, config: &RunConfig) -> anyhow::Result<Option<TokenizerFiles>> {
         let section = &config.tokenizer;
         let files = match &section.path {
-            Some(path) => Some(TokenizerFiles { folder: session::folder(path)?, template: None }),
+            Some(path) => Some(TokenizerFiles::of(session::folder(path)?)),
             None => self.tokenizer.clone(),
         };
         let own = |files: TokenizerFiles| TokenizerFiles {
+            adds_tokens: files.adds_tokens || stage == Stage::Sft,
             template: section.template.clone().or(files.template),
-            ..files
+            folder: files.folder,
         };
         Ok(files.map(own))
+    }
+
+    /// Makes room for tokens that the stage adds to its tokenizer.
+    fn grow(&mut self) -> anyhow::Result<()> {
+        let Some(files) = self.tokenizer.as_ref().filter(|files| files.adds_tokens) else { return Ok(()) };
+        let prepared = session::tokenizer_to_train(&files.folder, files.template.as_deref())?;
+        sft::grow(&mut self.config, &prepared.tokenizer, &prepared.added)
     }
 
     /// Refuses another tokenizer than `own`, the policy's.
@@ -240,8 +251,16 @@ impl Model {
 }
 
 impl TokenizerFiles {
+    fn of(folder: PathBuf) -> Self {
+        Self { folder, template: None, adds_tokens: false }
+    }
+
     fn load(&self) -> anyhow::Result<Tokenizer> {
-        session::tokenizer(&self.folder, self.template.as_deref())
+        let template = self.template.as_deref();
+        if self.adds_tokens {
+            return Ok(session::tokenizer_to_train(&self.folder, template)?.tokenizer);
+        }
+        session::tokenizer(&self.folder, template)
     }
 }
 

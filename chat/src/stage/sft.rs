@@ -7,7 +7,8 @@ use models::causal_lm::CausalLm;
 use models::config::Config;
 use rlhf::sft::Data;
 
-use super::{Around, Plan, in_run_folder, rows, start_folder, tokenizer, trainable};
+use super::{Around, Plan, in_run_folder, rows, start_folder, tokenizer_folder, trainable};
+use crate::command::tell;
 use crate::config::{RunConfig, Stage};
 use crate::session;
 
@@ -19,10 +20,48 @@ pub(super) struct Inputs {
 
 pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
     let folder = start_folder(config, around)?;
-    let tokenizer = tokenizer(config, &folder)?;
-    let inputs = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
-    let model = CausalLm::load(&folder, &trainable(config, around.groups))?;
+    let prepared = session::tokenizer_to_train(
+        &tokenizer_folder(config, &folder)?,
+        config.tokenizer.template.as_deref(),
+    )?;
+    let (tokenizer, added) = (prepared.tokenizer, prepared.added);
+    let mut architecture = Config::from_folder(&folder)?;
+    let held = architecture.vocab_size();
+    grow(&mut architecture, &tokenizer, &added)?;
+    let inputs = inputs(config, &architecture, &tokenizer)?;
+
+    tell_added(&added, [held, architecture.vocab_size()], around);
+    let options = trainable(config, around.groups);
+    let model = if architecture.vocab_size() > held {
+        CausalLm::load_resized(&folder, architecture.vocab_size(), &options)?
+    } else {
+        CausalLm::load(&folder, &options)?
+    };
     train_on(Stage::Sft, config, &model, &inputs, &tokenizer, around)
+}
+
+/// Makes room for the tokens that were `added` to the tokenizer, where the embeddings have none to spare.
+pub(super) fn grow(model: &mut Config, tokenizer: &Tokenizer, added: &[&str]) -> anyhow::Result<()> {
+    let (held, wanted) = (model.vocab_size(), tokenizer.vocab_size() as i64);
+    // A tokenizer that is too large without them belongs to another model, which a check refuses later.
+    if wanted > held && wanted - added.len() as i64 <= held {
+        model.set("vocab_size", wanted.into())?;
+    }
+    Ok(())
+}
+
+fn tell_added(added: &[&str], [held, wanted]: [i64; 2], around: &Around<'_>) {
+    if added.is_empty() || !around.groups.is_first() {
+        return;
+    }
+    let rows = if wanted > held {
+        format!(
+            "the embeddings grow from {held} to {wanted} rows; a new row begins as the mean of the others"
+        )
+    } else {
+        format!("the embeddings have {held} rows, which is enough")
+    };
+    tell(&format!("template chatml: added the tokens {} to the tokenizer; {rows}", added.join(" and ")));
 }
 
 /// Reads the rows and checks them against the model's configuration. Reads no weights.

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Instant;
 
 use super::*;
 
@@ -16,8 +17,25 @@ struct LocalHub {
     requests: Arc<Mutex<Vec<String>>>,
 }
 
+/// What the hub says beside the contents of its files.
+#[derive(Clone, Default)]
+struct Manners {
+    /// The commit; absent: [`COMMIT`].
+    commit: Option<String>,
+    /// The `ETag` of every file; absent: a hash of its content.
+    etag: Option<String>,
+    /// Where every file is really kept: the address of another server.
+    elsewhere: Option<String>,
+    /// Bytes after which a transfer breaks off once.
+    breaks_after: Option<usize>,
+}
+
 impl LocalHub {
     fn start(files: &[(&str, &str)]) -> Self {
+        Self::with(files, Manners::default())
+    }
+
+    fn with(files: &[(&str, &str)], mut manners: Manners) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let requests = Arc::new(Mutex::new(Vec::new()));
@@ -26,7 +44,7 @@ impl LocalHub {
         let seen = Arc::clone(&requests);
         thread::spawn(move || {
             for stream in listener.incoming() {
-                answer(stream.unwrap(), &files, &seen);
+                answer(stream.unwrap(), &files, &mut manners, &seen);
             }
         });
         Self { endpoint, requests }
@@ -39,11 +57,17 @@ impl LocalHub {
             token: Some("secret".to_owned()),
             offline: false,
             progress: false,
+            timeout: Duration::from_secs(1),
         }
     }
 }
 
-fn answer(mut stream: TcpStream, files: &BTreeMap<String, String>, seen: &Mutex<Vec<String>>) {
+fn answer(
+    mut stream: TcpStream,
+    files: &BTreeMap<String, String>,
+    manners: &mut Manners,
+    seen: &Mutex<Vec<String>>,
+) {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
     let request = lines.next().unwrap().unwrap();
     let headers: Vec<String> = lines.map(Result::unwrap).take_while(|line| !line.is_empty()).collect();
@@ -53,25 +77,35 @@ fn answer(mut stream: TcpStream, files: &BTreeMap<String, String>, seen: &Mutex<
     };
     let path = request.split(' ').nth(1).unwrap().to_owned();
     seen.lock().unwrap().push(format!("{path} {}", header("authorization").unwrap_or_default()));
+    let commit = manners.commit.clone().unwrap_or_else(|| COMMIT.to_owned());
+    let content = path.rsplit_once('/').filter(|_| path.starts_with("/owner/tiny/resolve/"));
     let reply = if path == "/api/models/owner/tiny/revision/main" {
         let siblings: Vec<_> = files.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
-        let body = serde_json::json!({"sha": COMMIT, "siblings": siblings}).to_string();
+        let body = serde_json::json!({"sha": commit, "siblings": siblings}).to_string();
         format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
-    } else if let Some(content) =
-        path.strip_prefix(&format!("/owner/tiny/resolve/{COMMIT}/")).and_then(|name| files.get(name))
-    {
-        let range = header("range").unwrap();
-        let (first, last) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
-        let first: usize = first.parse().unwrap();
-        let last = last.parse().unwrap_or(content.len() - 1);
-        let body = &content[first..=last];
-        format!(
-            "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {first}-{last}/{}\r\nETag: \
-             \"{:x}\"\r\nx-repo-commit: {COMMIT}\r\nConnection: close\r\n\r\n{body}",
-            body.len(),
-            content.len(),
-            content.bytes().fold(5381_u64, |hash, byte| hash.wrapping_mul(33) ^ u64::from(byte)),
-        )
+    } else if let Some(content) = content.and_then(|(_, name)| files.get(name)) {
+        let hash = content.bytes().fold(5381_u64, |hash, byte| hash.wrapping_mul(33) ^ u64::from(byte));
+        let etag = manners.etag.clone().unwrap_or_else(|| format!("{hash:x}"));
+        if let Some(host) = &manners.elsewhere {
+            format!(
+                "HTTP/1.1 302 Found\r\nLocation: {host}{path}\r\nX-Linked-ETag: \"{etag}\"\r\nContent-Length: 0\r\n\
+                 Connection: close\r\n\r\n"
+            )
+        } else {
+            let range = header("range").unwrap();
+            let (first, last) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+            let first: usize = first.parse().unwrap();
+            let last = last.parse().unwrap_or(content.len() - 1);
+            let body = &content[first..=last];
+            let sent = if last > 0 { manners.breaks_after.take().unwrap_or(body.len()) } else { body.len() };
+            format!(
+                "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {first}-{last}/{}\r\nETag: \
+                 \"{etag}\"\r\nx-repo-commit: {COMMIT}\r\nConnection: close\r\n\r\n{}",
+                body.len(),
+                content.len(),
+                &body[..sent],
+            )
+        }
     } else {
         "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned()
     };
@@ -103,6 +137,7 @@ fn a_sharded_model_is_fetched_once_and_then_found_offline() {
     assert!(!folder.join("pytorch_model.bin").exists());
     let requests = hub.requests.lock().unwrap().clone();
     assert!(requests.iter().all(|request| request.ends_with("Bearer secret")), "{requests:?}");
+    assert_eq!(fs::read_to_string(cache.path().join("models--owner--tiny/refs/main")).unwrap(), COMMIT);
     // A second time only the list of files is asked for.
     settings.resolve("owner/tiny").unwrap();
     assert_eq!(hub.requests.lock().unwrap().len(), requests.len() + 1);
@@ -138,6 +173,159 @@ fn folders_come_first_and_nonsense_is_refused() {
     for model in ["missing", "a/b/c", "./a", "/x", "a/b@", "../b", "a /b"] {
         assert!(matches!(settings.resolve(model), Err(Error::UnknownModel { .. })), "{model}");
     }
+}
+
+/// Every path below a folder.
+fn tree(folder: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(tree(&entry.path()));
+        }
+        found.insert(entry.path());
+    }
+    found
+}
+
+#[test]
+fn an_index_that_leads_out_of_the_folder_is_refused_before_anything_else_is_fetched() {
+    let outside = tempfile::tempdir().unwrap();
+    let absolute = format!("{}/owned.safetensors", outside.path().display());
+    for name in [
+        "../../../../owned.safetensors",
+        "sub/owned.safetensors",
+        absolute.as_str(),
+        "a\\..\\owned.safetensors",
+        "owned\u{1b}[31m.safetensors",
+        "owned\0.safetensors",
+        "..",
+        "",
+        "config.json",
+        "absent.safetensors",
+    ] {
+        let index = serde_json::json!({"weight_map": {"a": name}}).to_string();
+        // The hub serves whatever is asked for, under its last part.
+        let files = [
+            ("config.json", "{}"),
+            ("tokenizer.json", "{}"),
+            ("model.safetensors.index.json", index.as_str()),
+            ("owned.safetensors", "owned"),
+        ];
+        let hub = LocalHub::start(&files);
+        let root = tempfile::tempdir().unwrap();
+        let cache = root.path().join("home/cache");
+        let error = hub.settings(&cache).resolve("owner/tiny").unwrap_err();
+        assert!(matches!(error, Error::WeightIndex { .. }), "{name:?}: {error}");
+        assert!(!error.to_string().chars().any(char::is_control), "{error}");
+        // The listing and the index, which was asked for twice: its length, its bytes.
+        assert_eq!(hub.requests.lock().unwrap().len(), 3, "{name:?}");
+        assert!(tree(root.path()).iter().all(|path| path.starts_with(root.path().join("home"))), "{name:?}");
+        assert!(tree(outside.path()).is_empty());
+        // The same index in a local folder.
+        let local = tempfile::tempdir().unwrap();
+        fs::write(local.path().join("model.safetensors.index.json"), &index).unwrap();
+        let answer = hub.settings(&cache).resolve(local.path().to_str().unwrap());
+        assert_eq!(answer.is_err(), name != "absent.safetensors", "{name:?}");
+    }
+}
+
+#[test]
+fn a_commit_that_is_a_path_is_refused() {
+    for commit in ["../../../owned", "/tmp/owned", "main", "", "0123456789abcdef0123456789abcdef0123456g"] {
+        let hub = LocalHub::with(&SHARDED, Manners { commit: Some(commit.to_owned()), ..Manners::default() });
+        let cache = tempfile::tempdir().unwrap();
+        let error = hub.settings(cache.path()).resolve("owner/tiny").unwrap_err();
+        assert!(matches!(error, Error::HostileName { what: "commit", .. }), "{commit:?}: {error}");
+        assert!(tree(cache.path()).is_empty(), "{commit:?}");
+    }
+}
+
+#[test]
+fn an_etag_that_is_a_path_is_refused() {
+    for etag in ["../../../owned", "/tmp/owned", "a/../b", ".."] {
+        let hub = LocalHub::with(&SHARDED, Manners { etag: Some(etag.to_owned()), ..Manners::default() });
+        let cache = tempfile::tempdir().unwrap();
+        let error = hub.settings(cache.path()).resolve("owner/tiny").unwrap_err();
+        assert!(matches!(error, Error::HostileName { what: "ETag", .. }), "{etag:?}: {error}");
+        assert!(tree(cache.path()).is_empty(), "{etag:?}");
+    }
+}
+
+#[test]
+fn the_token_goes_to_no_other_host() {
+    let store = LocalHub::start(&SHARDED);
+    // The same machine under another name and at another port.
+    let elsewhere = store.endpoint.replace("127.0.0.1", "localhost");
+    let hub = LocalHub::with(&SHARDED, Manners { elsewhere: Some(elsewhere), ..Manners::default() });
+    let cache = tempfile::tempdir().unwrap();
+    hub.settings(cache.path()).resolve("owner/tiny").unwrap();
+    let asked = store.requests.lock().unwrap().clone();
+    assert_eq!(asked.len(), 2 * 5, "{asked:?}");
+    assert!(asked.iter().all(|request| !request.contains("secret")), "{asked:?}");
+    assert!(hub.requests.lock().unwrap().iter().all(|request| request.ends_with("Bearer secret")));
+}
+
+#[test]
+fn a_silent_server_is_named_within_its_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut settings = HubSettings::from_variables(|_| None);
+    assert_eq!(settings.timeout, Duration::from_secs(10));
+    settings.timeout = Duration::from_secs(1);
+    settings.endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let started = Instant::now();
+    let error = settings.resolve("owner/tiny").unwrap_err().to_string();
+    assert!(error.contains("127.0.0.1 did not answer within 1 s"), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_transfer_that_breaks_off_goes_on_where_it_stopped() {
+    let hub = LocalHub::with(&SHARDED, Manners { breaks_after: Some(40), ..Manners::default() });
+    let cache = tempfile::tempdir().unwrap();
+    let folder = hub.settings(cache.path()).resolve("owner/tiny").unwrap();
+    for (name, content) in &SHARDED[..5] {
+        assert_eq!(&fs::read_to_string(folder.join(name)).unwrap(), content);
+    }
+    assert!(tree(cache.path()).iter().all(|path| path.extension().is_none_or(|end| end != "incomplete")));
+}
+
+#[test]
+fn bytes_that_do_not_have_their_checksum_are_refused_and_removed() {
+    let hub = LocalHub::with(&SHARDED, Manners { etag: Some("0".repeat(64)), ..Manners::default() });
+    let cache = tempfile::tempdir().unwrap();
+    let error = hub.settings(cache.path()).resolve("owner/tiny").unwrap_err().to_string();
+    assert!(error.contains("its SHA-256 is"), "{error}");
+    assert!(!tree(cache.path()).iter().any(|path| path.to_string_lossy().contains("incomplete")));
+}
+
+#[test]
+fn a_mistyped_folder_is_not_looked_up_in_the_hub() {
+    let here = tempfile::tempdir().unwrap();
+    let runs = here.path().join("runs");
+    fs::create_dir_all(runs.join("sft-7b/final")).unwrap();
+    fs::write(runs.join("config.json"), "{}").unwrap();
+    let settings = HubSettings::from_variables(|_| None);
+    let told = |path: &str| settings.resolve(&runs.join(path).display().to_string()).unwrap_err().to_string();
+    assert!(told("stf-7b/final").contains("sft-7b/final\"?"), "{}", told("stf-7b/final"));
+    assert!(told("config.json").contains("is a file"), "{}", told("config.json"));
+    assert!(!told("nothing-like-it").contains("did you mean"), "{}", told("nothing-like-it"));
+    // `src` is a folder where the tests of this crate run, so `src/nonsense` has the form of a name and is
+    // none.
+    let error = settings.resolve("src/tokeniser").unwrap_err().to_string();
+    assert!(
+        error.contains("did you mean \"src/tokenizer\"?") && error.contains("src/tokeniser@main"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_pipe_in_a_model_folder_does_not_hang() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("tokenizer.json");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let error = crate::Tokenizer::from_folder(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("not a regular file"), "{error}");
 }
 
 #[test]

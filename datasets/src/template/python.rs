@@ -6,12 +6,7 @@ use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Error, ErrorKind, Output, State, Value};
-
-/// Prints a value as Python's `str` would; undefined values print as nothing.
-pub(super) fn format(out: &mut Output, _state: &State, value: &Value) -> Result<(), Error> {
-    out.write_str(&text(value)).map_err(|_| Error::new(ErrorKind::WriteFailure, "cannot write to a string"))
-}
+use minijinja::{Error, ErrorKind, Value};
 
 /// `str(value)`.
 pub(super) fn text(value: &Value) -> String {

@@ -105,3 +105,151 @@ fn errors_carry_the_words_and_the_line_of_the_template() {
     let error = template.render(&[Message::user("a")], &RenderOptions::default()).unwrap_err().to_string();
     assert!(error.contains("no tools here (line 2)"), "{error}");
 }
+
+/// What a template of a stranger may try, each with a word of what is said of it.
+const HOSTILE: [(&str, &str); 39] = [
+    ("{% for i in range(10**9) %}x{% endfor %}", "range"),
+    ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "steps"),
+    ("{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}", "steps"),
+    ("{{ 'a' * 10**9 }}", "MiB"),
+    ("{{ 10**9 * 'a' }}", "MiB"),
+    ("{% if 'a' * 10**9 == 'a' * 10**9 %}x{% endif %}", "MiB"),
+    ("{{ ('a' * 10**8) ~ ('a' * 10**8) ~ ('a' * 10**8) }}", "MiB"),
+    ("{{ ([0] * 10**15)|length }}", "MiB"),
+    ("{{ 1 in [0] * 10**15 }}", "MiB"),
+    ("{{ ([0] * 10**15)|list }}", "MiB"),
+    ("{{ [0] * 10**15 }}", "MiB"),
+    ("{{ \"%0999999999d\"|format(1) }}", "MiB"),
+    ("{{ \"%*d\"|format(999999999, 1) }}", "MiB"),
+    ("{{ \"{:>999999999}\".format(1) }}", "MiB"),
+    ("{{ 'a\n'|indent(10**9) }}", "MiB"),
+    ("{{ ('a\n' * 10**6)|indent(10**4, true) }}", "MiB"),
+    ("{{ ('a\n' * 10**6)|indent(width=10**4) }}", "MiB"),
+    ("{{ ('a' * 10**5)|replace('a', 'b' * 10**5) }}", "MiB"),
+    ("{{ ('a' * 10**5).replace('a', 'b' * 10**5) }}", "MiB"),
+    ("{{ range(99999)|join('a' * 10**5) }}", "MiB"),
+    ("{{ ('a' * 10**5).join(range(99999)|list) }}", "MiB"),
+    ("{{ ['a' * 10**6]|batch(10**9, 'x') }}", "MiB"),
+    ("{{ range(10**5)|map('replace', '', 'b' * 10**7)|list }}", "MiB"),
+    (
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "MiB",
+    ),
+    (
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "MiB",
+    ),
+    (
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "MiB",
+    ),
+    (
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+        "MiB",
+    ),
+    (
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x|tojson }}",
+        "MiB",
+    ),
+    ("{% set ns = namespace(x=[1]) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}", "deep"),
+    (
+        "{% set ns = namespace(x=[1]) %}{% for i in range(99999) %}{% set ns.x = ns.x|batch(1) %}{% endfor %}",
+        "deep",
+    ),
+    ("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}", "deep"),
+    ("{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns == ns.x }}{{ ns|tojson }}", "deep"),
+    ("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}", "recursion"),
+    ("{% macro m(n) %}{{ m(n + 1) ~ m(n + 1) }}{% endmacro %}{{ m(0) }}", "recursion"),
+    ("{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}x{% endmacro %}{{ m(60) }}", "steps"),
+    ("{% set x %}{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}{% endset %}{{ x }}", "MiB"),
+    ("{% filter indent(10**9) %}a\n{% endfilter %}", "MiB"),
+    ("{{ ['b'] | map('indent', 10**9, true) | join }}", "MiB"),
+    ("{% for x in [[1]] * 9 recursive %}{{ loop([x] * 9) }}{% endfor %}", "recurs"),
+];
+
+/// The bytes of this process in memory.
+fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+/// The time that this thread has run, which does not depend on what else the machine does.
+fn processor_seconds() -> f64 {
+    let times = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    times.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
+}
+
+#[test]
+fn a_hostile_template_ends_with_an_error_in_time_and_memory() {
+    for (source, wanted) in HOSTILE {
+        let (before, started) = (resident(), processor_seconds());
+        let rendered = ChatTemplate::new("m", source)
+            .and_then(|template| template.render(&[Message::user("a")], &RenderOptions::default()));
+        let error = rendered.expect_err(source).to_string();
+        assert!(error.contains(wanted), "{source}: {error}");
+        let seconds = processor_seconds() - started;
+        assert!(seconds < 2.0, "{source}: {seconds} s");
+        assert!(resident() < before + (1 << 30), "{source}");
+        assert!(error.len() < 1000, "{source}");
+    }
+}
+
+#[test]
+fn a_hostile_source_ends_with_an_error_in_time_and_memory() {
+    let raw = format!("{{% for i in range(99999) %}}{}{{% endfor %}}", "x".repeat(200_000));
+    let constants = format!("{{{{ {}'x' }}}}", "('x' * 10**8) ~ ".repeat(10_000));
+    let sources = [
+        ("x".repeat(300_000), "bytes"),
+        (format!("{{{{ {} }}}}", "(".repeat(100_000)), "recursion"),
+        (raw, "MiB"),
+        (constants, "MiB"),
+        ("{{ a.b(*[1]) }}".to_owned(), "cannot use"),
+        ("{% include 'chat' %}".to_owned(), "cannot use"),
+    ];
+    for (source, wanted) in sources {
+        let started = std::time::Instant::now();
+        let rendered = ChatTemplate::new("m", source.clone())
+            .and_then(|template| template.render(&[Message::user("a")], &RenderOptions::default()));
+        let error = rendered.expect_err(&source.chars().take(20).collect::<String>()).to_string();
+        assert!(error.contains(wanted), "{}: {error}", source.chars().take(20).collect::<String>());
+        assert!(
+            started.elapsed().as_secs_f64() < 2.0,
+            "{}: {:?}",
+            source.chars().take(20).collect::<String>(),
+            started.elapsed()
+        );
+    }
+    // As deep as a source can be without a bracket: read, not overflowed.
+    for source in [
+        format!("{{{{ {}1 }}}}", "1~".repeat(100_000)),
+        format!("{{{{ 1{} }}}}", "|d".repeat(100_000)),
+        format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(20_000)),
+        format!("{{{{ {}1 }}}}", "not ".repeat(60_000)),
+        format!("{{{{ {}1 }}}}", "-".repeat(200_000)),
+        format!("{{{{ {}1 }}}}", "0 if 0 else ".repeat(20_000)),
+    ] {
+        let _ = ChatTemplate::new("m", source)
+            .and_then(|template| template.render(&[Message::user("a")], &RenderOptions::default()));
+    }
+}
+
+#[test]
+fn a_long_conversation_is_not_taken_for_an_attack() {
+    let template = ChatTemplate::new("m", built_in("chatml").unwrap()).unwrap();
+    let turns: Vec<Message> = (0..20_000)
+        .flat_map(|turn| [Message::user(format!("question {turn}")), Message::assistant("word ".repeat(100))])
+        .collect();
+    let rendered = template.render(&turns, &RenderOptions::default()).unwrap();
+    assert!(rendered.text.len() > 10_000_000);
+    let long = [Message::user("x".repeat(50_000_000)), Message::assistant("y")];
+    assert!(template.render(&long, &RenderOptions::default()).unwrap().text.len() > 50_000_000);
+}
+
+#[test]
+fn control_characters_of_a_template_do_not_reach_the_terminal() {
+    let template = ChatTemplate::new("m", "{{ raise_exception('a\u{1b}[31m\u{7}b') }}").unwrap();
+    let error = template.render(&[Message::user("a")], &RenderOptions::default()).unwrap_err().to_string();
+    assert!(!error.chars().any(char::is_control), "{error:?}");
+    let error = ChatTemplate::new("m", "{{ \u{1b}[31m }}").unwrap_err().to_string();
+    assert!(!error.chars().any(char::is_control), "{error:?}");
+}

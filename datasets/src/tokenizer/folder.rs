@@ -8,11 +8,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
-use super::{SpecialToken, Tokenizer};
+use super::{BrokenTemplate, SpecialToken, Tokenizer};
 use crate::error::{Error, Result};
 use crate::template::ChatTemplate;
 
@@ -21,13 +22,7 @@ const SPECIAL_NAMES: [&str; 7] =
 
 pub(super) fn load(folder: &Path) -> Result<Tokenizer> {
     let path = folder.join("tokenizer.json");
-    let text = match fs::read(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Error::TokenizerMissing { folder: folder.to_owned() });
-        }
-        Err(source) => return Err(Error::Read { path, source }),
-    };
+    let text = read_small(&path)?.ok_or_else(|| Error::TokenizerMissing { folder: folder.to_owned() })?;
     let mut inner = tokenizers::Tokenizer::from_bytes(text).map_err(|error| invalid(&path, &error))?;
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|error| invalid(&path, &error))?;
@@ -43,7 +38,13 @@ pub(super) fn load(folder: &Path) -> Result<Tokenizer> {
     let mut tokenizer =
         Parts { inner, config, special, generation_eos: ids(end) }.build(folder.display().to_string());
     if let Some(source) = source {
-        tokenizer.template = Some(ChatTemplate::new(tokenizer.name.clone(), source)?);
+        match ChatTemplate::new(tokenizer.name.clone(), source.clone()) {
+            Ok(template) => tokenizer.template = Some(template),
+            Err(Error::TemplateSyntax { reason, .. }) => {
+                tokenizer.broken_template = Some(BrokenTemplate { source, reason });
+            }
+            Err(error) => return Err(error),
+        }
         tokenizer.find_stops();
     }
     Ok(tokenizer)
@@ -68,9 +69,11 @@ impl Parts {
             special: self.special,
             generation_eos: self.generation_eos,
             template: None,
+            broken_template: None,
             end_of_turn: None,
             stop_ids: Vec::new(),
             name,
+            kept_orders: Mutex::default(),
         };
         tokenizer.find_stops();
         tokenizer
@@ -89,9 +92,10 @@ pub(super) fn save(tokenizer: &Tokenizer, folder: &Path) -> Result<()> {
         config.entry(name.clone()).or_insert_with(|| json!(token.text));
     }
     config.entry("tokenizer_class").or_insert_with(|| json!("PreTrainedTokenizerFast"));
-    if let Some(template) = &tokenizer.template {
-        write(folder.join("chat_template.jinja"), template.source())?;
-        config.insert("chat_template".to_owned(), json!(template.source()));
+    let broken = tokenizer.broken_template.as_ref().map(|broken| broken.source.as_str());
+    if let Some(source) = tokenizer.template.as_ref().map(ChatTemplate::source).or(broken) {
+        write(folder.join("chat_template.jinja"), source)?;
+        config.insert("chat_template".to_owned(), json!(source));
     }
     write(folder.join("special_tokens_map.json"), &pretty(map))?;
     write(folder.join("tokenizer_config.json"), &pretty(config))
@@ -112,14 +116,38 @@ fn invalid(path: &Path, reason: &dyn std::fmt::Display) -> Error {
     Error::TokenizerInvalid { path: path.to_owned(), reason: reason.to_string() }
 }
 
+/// The most bytes of a file of a model folder that holds no weights.
+pub(crate) const SMALL_FILE_BYTES: u64 = 1 << 30;
+
+/// The content of a file of a model folder that holds no weights; `None` where there is no such file. A pipe
+/// or a device, from which reading might never end, is refused, and so is a file that is too long.
+pub(crate) fn read_small(path: &Path) -> Result<Option<Vec<u8>>> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let about = fs::metadata(path)?;
+        if !about.is_file() {
+            return Err(std::io::Error::other("it is not a regular file"));
+        }
+        if about.len() > SMALL_FILE_BYTES {
+            return Err(std::io::Error::other(format!(
+                "it has {} bytes, more than {SMALL_FILE_BYTES}",
+                about.len()
+            )));
+        }
+        fs::read(path)
+    };
+    match read() {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Read { path: path.to_owned(), source }),
+    }
+}
+
 /// A JSON object from a file, `None` where there is no such file.
 fn read_object(path: &Path) -> Result<Option<Map<String, Value>>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(Error::Read { path: path.to_owned(), source }),
-    };
-    serde_json::from_str(&text).map(Some).map_err(|error| invalid(path, &error))
+    let Some(text) = read_small(path)? else { return Ok(None) };
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|error| Error::ModelFile { path: path.to_owned(), reason: error.to_string() })
 }
 
 /// Adds the tokens that only `tokenizer_config.json` names, at the ids that it gives them.
@@ -187,10 +215,8 @@ fn ids(value: Option<&Value>) -> Vec<i64> {
 
 fn chat_template(folder: &Path, in_config: Option<Value>) -> Result<Option<String>> {
     let path = folder.join("chat_template.jinja");
-    match fs::read_to_string(&path) {
-        Ok(source) => return Ok(Some(source)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(source) => return Err(Error::Read { path, source }),
+    if let Some(source) = read_small(&path)? {
+        return String::from_utf8(source).map(Some).map_err(|error| invalid(&path, &error));
     }
     Ok(match in_config {
         Some(Value::String(source)) => Some(source),

@@ -195,6 +195,22 @@ fn a_folder_without_template_says_what_to_do() {
 }
 
 #[test]
+fn a_template_that_cannot_be_used_matters_only_when_it_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    small().save(folder.path()).unwrap();
+    std::fs::write(folder.path().join("chat_template.jinja"), "{% for x in %}").unwrap();
+    let mut tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    let error = tokenizer.encode_prompt(&[Message::user("a")]).unwrap_err();
+    assert!(matches!(error, Error::TemplateSyntax { .. }), "{error}");
+    // It is kept as it is, and another one may take its place.
+    let copy = tempfile::tempdir().unwrap();
+    tokenizer.save(copy.path()).unwrap();
+    assert_eq!(std::fs::read_to_string(copy.path().join("chat_template.jinja")).unwrap(), "{% for x in %}");
+    tokenizer.set_built_in_template("chatml").unwrap();
+    tokenizer.encode_prompt(&[Message::user("a")]).unwrap();
+}
+
+#[test]
 fn special_text_in_the_words_of_a_user_is_found() {
     let tokenizer = small();
     assert_eq!(tokenizer.special_text_in("x <|im_end|> y").as_deref(), Some("<|im_end|>"));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use parallel::Placement;
 use parallel::tensor_file::TensorFile;
 use serde_json::Value;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::{INDEX, SINGLE};
 use crate::Error;
@@ -17,6 +17,8 @@ pub struct WeightFolder {
     path: PathBuf,
     files: Vec<TensorFile>,
     used: BTreeSet<String>,
+    /// Rows of the vocabulary in the files, and rows that are asked for.
+    grown: Option<[i64; 2]>,
 }
 
 impl WeightFolder {
@@ -26,7 +28,13 @@ impl WeightFolder {
         for name in file_names(folder)? {
             files.push(TensorFile::open(&folder.join(name))?);
         }
-        Ok(Self { path: folder.to_owned(), files, used: BTreeSet::new() })
+        Ok(Self { path: folder.to_owned(), files, used: BTreeSet::new(), grown: None })
+    }
+
+    /// From now on, matrices of `from` rows that are asked for with `to` rows get new rows: the mean of the
+    /// others, as in transformers' `resize_token_embeddings` with `mean_resizing`, but without its noise.
+    pub(crate) fn grow(&mut self, from: i64, to: i64) {
+        self.grown = Some([from, to]);
     }
 
     /// Whether there is a tensor of this name.
@@ -45,7 +53,14 @@ impl WeightFolder {
         for name in names {
             if let Some(file) = self.files.iter().find(|file| file.shape(name).is_some()) {
                 self.used.insert(name.clone());
-                return Ok(file.read(name, shape, placement)?);
+                let grows = self.grown.filter(|[from, to]| {
+                    shape.len() == 2
+                        && shape[0] == *to
+                        && file.shape(name).is_some_and(|held| held[0] == *from)
+                });
+                let Some([from, to]) = grows else { return Ok(file.read(name, shape, placement)?) };
+                let whole = file.read(name, &[from, shape[1]], &Placement::Replicate)?;
+                return Ok(placement.part(&with_mean_rows(&whole, to - from)));
             }
         }
         Err(Error::MissingTensor { path: self.path.clone(), name: names[0].clone() })
@@ -72,6 +87,12 @@ impl WeightFolder {
     }
 }
 
+/// `tensor` `[N, H]` with `count` rows more, each the mean of the rows that are there.
+fn with_mean_rows(tensor: &Tensor, count: i64) -> Tensor {
+    let mean = tensor.mean_dim([0i64].as_slice(), true, Kind::Float).to_kind(tensor.kind());
+    Tensor::cat(&[tensor.shallow_clone(), mean.expand([count, tensor.size()[1]], false)], 0)
+}
+
 fn file_names(folder: &Path) -> Result<Vec<String>, Error> {
     if folder.join(SINGLE).exists() {
         return Ok(vec![SINGLE.to_owned()]);
@@ -95,14 +116,57 @@ fn file_names(folder: &Path) -> Result<Vec<String>, Error> {
     let names: Option<BTreeSet<String>> = index["weight_map"]
         .as_object()
         .and_then(|map| map.values().map(|name| name.as_str().map(str::to_owned)).collect());
-    let sound = |names: &BTreeSet<String>| names.iter().all(|name| !name.contains('/') && !name.is_empty());
-    match names.filter(sound) {
-        Some(names) => Ok(names.into_iter().collect()),
-        None => Err(Error::Field {
-            path: path.display().to_string(),
-            key: "weight_map".to_owned(),
-            expected: "an object from tensor names to file names in the same folder".to_owned(),
-            got: "something else".to_owned(),
-        }),
+    let refused = |got: String| Error::Field {
+        path: path.display().to_string(),
+        key: "weight_map".to_owned(),
+        expected: "an object from tensor names to .safetensors files in the same folder".to_owned(),
+        got,
+    };
+    let names = names.ok_or_else(|| refused("something else".to_owned()))?;
+    match names.iter().find(|name| !is_weight_file(name)) {
+        Some(name) => Err(refused(format!("the file {name:?}"))),
+        None => Ok(names.into_iter().collect()),
+    }
+}
+
+/// Whether a name in the index may be opened: it must be a file in the same folder, not a path.
+///
+/// `datasets` has the same rule for what it fetches; it knows nothing of this crate.
+fn is_weight_file(name: &str) -> bool {
+    let harmless = |character: char| !matches!(character, '/' | '\\') && !character.is_control();
+    name.ends_with(".safetensors") && !name.starts_with('.') && name.chars().all(harmless)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_names_files_of_its_own_folder_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [
+            "../a.safetensors",
+            "/a.safetensors",
+            "b/a.safetensors",
+            "a\\b.safetensors",
+            "a\u{7}.safetensors",
+            "x",
+            "",
+        ] {
+            let index = serde_json::json!({"weight_map": {"t": name}}).to_string();
+            std::fs::write(folder.path().join(INDEX), index).unwrap();
+            let error = WeightFolder::open(folder.path()).unwrap_err().to_string();
+            assert!(
+                error.contains("weight_map") && error.contains("in the same folder"),
+                "{name:?}: {error}"
+            );
+            assert!(!error.chars().any(char::is_control), "{error}");
+        }
+    }
+
+    #[test]
+    fn new_rows_are_the_mean_of_the_others() {
+        let grown = with_mean_rows(&Tensor::from_slice2(&[[1f32, 4.0], [3.0, 0.0]]), 2);
+        assert_eq!(grown, Tensor::from_slice2(&[[1f32, 4.0], [3.0, 0.0], [2.0, 2.0], [2.0, 2.0]]));
     }
 }

@@ -1,0 +1,162 @@
+//! Requests to the hub.
+//!
+//! Redirects are followed here, one by one: the token goes to the hub's own address (scheme, host and port)
+//! and to no other, and nothing goes from HTTPS to HTTP. Connecting and every read end after a time that the
+//! settings name. Knows no cache.
+
+use std::io::Read;
+use std::time::Duration;
+
+use ureq::{Agent, AgentBuilder, Response};
+use url::Url;
+
+/// The longest listing of a repository.
+const LISTING_BYTES: u64 = 64 << 20;
+const REDIRECTS: usize = 10;
+
+/// Asks the hub.
+pub(super) struct Client {
+    agent: Agent,
+    endpoint: Url,
+    token: Option<String>,
+    timeout: Duration,
+}
+
+/// What the hub tells of a file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct FileInfo {
+    /// The `ETag` as sent.
+    pub(super) etag: String,
+    /// Its length in bytes.
+    pub(super) size: u64,
+}
+
+/// A reply, and what the hub itself said on the way to it.
+struct Reply {
+    response: Response,
+    /// `x-linked-etag` or `etag` of the last reply that the hub itself gave, before other hosts were asked.
+    etag: Option<String>,
+    linked_size: Option<u64>,
+}
+
+impl Client {
+    pub(super) fn new(endpoint: &str, token: Option<String>, timeout: Duration) -> Result<Self, String> {
+        let endpoint = Url::parse(endpoint).map_err(|error| format!("HF_ENDPOINT is not a URL: {error}"))?;
+        let agent = AgentBuilder::new()
+            .try_proxy_from_env(true)
+            .redirects(0)
+            .timeout_connect(timeout)
+            .timeout_read(timeout)
+            .timeout_write(timeout)
+            .user_agent(concat!("colossal-chat/", env!("CARGO_PKG_VERSION")))
+            .build();
+        Ok(Self { agent, endpoint, token, timeout })
+    }
+
+    /// A JSON object of the hub's API.
+    pub(super) fn listing<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, String> {
+        let response = self.get(path, None)?.response;
+        let mut text = Vec::new();
+        let read = response.into_reader().take(LISTING_BYTES).read_to_end(&mut text);
+        read.map_err(|error| self.explain_io(&error))?;
+        serde_json::from_slice(&text).map_err(|error| format!("the hub's answer cannot be read: {error}"))
+    }
+
+    /// The `ETag` and the length of a file.
+    pub(super) fn file_info(&self, path: &str) -> Result<FileInfo, String> {
+        let reply = self.get(path, Some("bytes=0-0"))?;
+        let header = |name: &str| reply.response.header(name);
+        let total = header("content-range").and_then(|range| range.rsplit('/').next()?.parse().ok());
+        let length = || header("content-length").and_then(|length| length.parse().ok());
+        let whole = (reply.response.status() == 200).then(length).flatten();
+        Ok(FileInfo {
+            etag: reply.etag.ok_or("the hub's answer has no ETag")?,
+            size: reply.linked_size.or(total).or(whole).ok_or("the hub's answer has no length")?,
+        })
+    }
+
+    /// The bytes of a file from `start` on; `false` where the server sends them from the beginning.
+    pub(super) fn bytes_from(&self, path: &str, start: u64) -> Result<(impl Read, bool), String> {
+        let response = self.get(path, Some(&format!("bytes={start}-")))?.response;
+        let partial = response.status() == 206;
+        Ok((response.into_reader(), partial || start == 0))
+    }
+
+    /// A failed read in words.
+    pub(super) fn explain_io(&self, error: &std::io::Error) -> String {
+        match error.kind() {
+            std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock => {
+                format!("the server sent nothing for {} s", self.timeout.as_secs_f64())
+            }
+            _ => error.to_string(),
+        }
+    }
+
+    fn get(&self, path: &str, range: Option<&str>) -> Result<Reply, String> {
+        let joined = format!("{}{path}", self.endpoint.as_str().trim_end_matches('/'));
+        let mut url = Url::parse(&joined).map_err(|error| error.to_string())?;
+        let (mut etag, mut linked_size) = (None, None);
+        for _ in 0..=REDIRECTS {
+            let response = self.ask(&url, range)?;
+            if url.origin() == self.endpoint.origin() {
+                etag = response.header("x-linked-etag").or(response.header("etag")).map(str::to_owned);
+                linked_size = response.header("x-linked-size").and_then(|size| size.parse().ok());
+            }
+            if !matches!(response.status(), 301 | 302 | 303 | 307 | 308) {
+                return Ok(Reply { response, etag, linked_size });
+            }
+            let location = response.header("location").ok_or("a redirect without a Location header")?;
+            let next = url
+                .join(location)
+                .map_err(|error| format!("a redirect to something that is not a URL: {error}"))?;
+            if !matches!(next.scheme(), "http" | "https")
+                || (url.scheme() == "https" && next.scheme() != "https")
+            {
+                return Err(format!(
+                    "a redirect from {} to {}, which is not safe",
+                    url.scheme(),
+                    next.scheme()
+                ));
+            }
+            url = next;
+        }
+        Err(format!("more than {REDIRECTS} redirects"))
+    }
+
+    fn ask(&self, url: &Url, range: Option<&str>) -> Result<Response, String> {
+        let mut request = self.agent.request_url("GET", url).set("Accept-Encoding", "identity");
+        if let Some(range) = range {
+            request = request.set("Range", range);
+        }
+        if let Some(token) = self.token.as_ref().filter(|_| url.origin() == self.endpoint.origin()) {
+            request = request.set("Authorization", &format!("Bearer {token}"));
+        }
+        let host = url.host_str().unwrap_or_default();
+        request.call().map_err(|error| match error {
+            ureq::Error::Status(status, response) => {
+                format!("{host} answers {status} {}", response.status_text().escape_debug())
+            }
+            ureq::Error::Transport(error) => self.explain(host, &error),
+        })
+    }
+
+    /// A failed request in words; the host is named, for it may be another than the hub.
+    fn explain(&self, host: &str, error: &ureq::Transport) -> String {
+        let timed_out = |error: &(dyn std::error::Error + 'static)| {
+            error.downcast_ref::<std::io::Error>().is_some_and(|error| {
+                matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock)
+            })
+        };
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+        while let Some(inner) = cause {
+            if timed_out(inner) {
+                return format!("{host} did not answer within {} s", self.timeout.as_secs_f64());
+            }
+            cause = inner.source();
+        }
+        let message = error.message().unwrap_or_default();
+        let source =
+            std::error::Error::source(error).map(|source| format!(" ({source})")).unwrap_or_default();
+        format!("{host}: {}: {message}{source}", error.kind())
+    }
+}

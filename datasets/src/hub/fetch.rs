@@ -1,0 +1,182 @@
+//! A file of a repository, from the hub into the cache: resumed where it broke off, and checked.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+
+use super::HubSettings;
+use super::cache::{CacheFolder, make_parent, written};
+use super::client::{Client, FileInfo};
+use super::name::{RepositoryName, blob_name, percent_encoded};
+use crate::error::{Error, Result};
+use crate::tokenizer::SMALL_FILE_BYTES;
+
+/// How often a transfer that breaks off is taken up again.
+const ATTEMPTS: usize = 4;
+
+/// A repository at one commit.
+pub(super) struct Snapshot<'a> {
+    pub(super) settings: &'a HubSettings,
+    pub(super) name: &'a RepositoryName,
+    pub(super) client: &'a Client,
+    pub(super) cache: &'a CacheFolder,
+    /// 40 hexadecimal digits.
+    pub(super) commit: &'a str,
+}
+
+impl Snapshot<'_> {
+    /// The path of a file in the cache; it is fetched if it is not there. The name must be a plain one.
+    pub(super) fn fetch(&self, file: &str) -> Result<PathBuf> {
+        let path = self.cache.snapshot(self.commit).join(file);
+        if path.is_file() {
+            return Ok(path);
+        }
+        let address = format!("/{}/resolve/{}/{}", self.name.id, self.commit, percent_encoded(file));
+        let info = self.client.file_info(&address).map_err(|reason| self.failed(file, reason))?;
+        let etag = blob_name(&info.etag).ok_or_else(|| self.hostile("ETag", &info.etag))?;
+        if !file.ends_with(".safetensors") && info.size > SMALL_FILE_BYTES {
+            return Err(
+                self.failed(file, format!("it has {} bytes, more than {SMALL_FILE_BYTES}", info.size))
+            );
+        }
+
+        let blob = self.cache.blob(&etag);
+        let _lock =
+            self.cache.lock(&etag, || self.tell(&format!("{file}: another process fetches it; waiting")))?;
+        let held = fs::metadata(&blob).is_ok_and(|held| held.len() == info.size);
+        if !held {
+            let incomplete = self.cache.incomplete(&etag);
+            self.transfer(file, &address, &info, &incomplete)?;
+            self.check(file, &etag, &incomplete)?;
+            written(&blob, fs::rename(&incomplete, &blob))?;
+        }
+        self.cache.link(self.commit, file, &etag)
+    }
+
+    /// Refuses a name that the repository chose.
+    pub(super) fn hostile(&self, what: &'static str, found: &str) -> Error {
+        Error::HostileName { model: self.name.full.clone(), what, found: found.to_owned() }
+    }
+
+    fn transfer(&self, file: &str, address: &str, info: &FileInfo, incomplete: &Path) -> Result<()> {
+        written(incomplete, make_parent(incomplete))?;
+        if info.size == 0 {
+            written(incomplete, File::create(incomplete))?;
+        }
+        let mut progress = Progress::new(self, file, info.size);
+        for attempt in 1..=ATTEMPTS {
+            let start = fs::metadata(incomplete).map_or(0, |held| held.len());
+            if start == info.size && incomplete.is_file() {
+                break;
+            }
+            // What is longer than the file is of another file.
+            let start = if start > info.size { 0 } else { start };
+            match self.append(address, start, info.size, incomplete, &mut progress)? {
+                Ok(()) => break,
+                Err(reason) if attempt == ATTEMPTS => return Err(self.failed(file, reason)),
+                Err(_) => std::thread::sleep(Duration::from_millis(300)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds bytes from `start` on. The outer error is of the disk, the inner one of the network.
+    fn append(
+        &self,
+        address: &str,
+        start: u64,
+        size: u64,
+        path: &Path,
+        progress: &mut Progress<'_>,
+    ) -> Result<Result<(), String>> {
+        let (reader, resumes) = match self.client.bytes_from(address, start) {
+            Ok(found) => found,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let start = if resumes { start } else { 0 };
+        let mut out = written(path, File::options().create(true).truncate(false).write(true).open(path))?;
+        written(
+            path,
+            out.set_len(start).and_then(|()| io::Seek::seek(&mut out, io::SeekFrom::End(0)).map(drop)),
+        )?;
+
+        // One byte more than there should be is enough to notice.
+        let mut reader = reader.take(size - start + 1);
+        let mut buffer = vec![0; 1 << 16];
+        let mut done = start;
+        loop {
+            match reader.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => {
+                    written(path, out.write_all(&buffer[..count]))?;
+                    done += count as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Ok(Err(self.client.explain_io(&error))),
+            }
+            progress.show(done);
+        }
+        written(path, out.sync_all())?;
+        Ok(if done == size { Ok(()) } else { Err(format!("{done} of {size} bytes came")) })
+    }
+
+    /// The `ETag` of a large file is its SHA-256.
+    fn check(&self, file: &str, etag: &str, path: &Path) -> Result<()> {
+        if etag.len() != 64 || !etag.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Ok(());
+        }
+        let mut hasher = Sha256::new();
+        let read = File::open(path).and_then(|mut bytes| io::copy(&mut bytes, &mut hasher));
+        read.map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let found = format!("{:x}", hasher.finalize());
+        if found.eq_ignore_ascii_case(etag) {
+            return Ok(());
+        }
+        written(path, fs::remove_file(path))?;
+        Err(self.failed(
+            file,
+            format!("its SHA-256 is {found} and should be {etag}; what came was removed: try again"),
+        ))
+    }
+
+    fn failed(&self, file: &str, reason: String) -> Error {
+        self.settings.failed(self.name, file, reason)
+    }
+
+    /// A line of progress. When nobody reads it, the work goes on.
+    fn tell(&self, text: &str) {
+        if self.settings.progress {
+            let _ = writeln!(io::stderr(), "{}: {text}", self.name.full);
+        }
+    }
+}
+
+/// Tells now and then how far a transfer is.
+struct Progress<'a> {
+    snapshot: &'a Snapshot<'a>,
+    file: &'a str,
+    size: u64,
+    told: Instant,
+}
+
+impl<'a> Progress<'a> {
+    const EVERY: Duration = Duration::from_secs(5);
+
+    fn new(snapshot: &'a Snapshot<'a>, file: &'a str, size: u64) -> Self {
+        if size > 1 << 20 {
+            snapshot.tell(&format!("fetching {file}, {} MB", size.div_ceil(1_000_000)));
+        }
+        Self { snapshot, file, size, told: Instant::now() }
+    }
+
+    fn show(&mut self, done: u64) {
+        if self.told.elapsed() > Self::EVERY {
+            self.told = Instant::now();
+            let (done, size) = (done / 1_000_000, self.size.div_ceil(1_000_000));
+            self.snapshot.tell(&format!("{}: {done} of {size} MB", self.file));
+        }
+    }
+}

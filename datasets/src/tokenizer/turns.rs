@@ -1,0 +1,88 @@
+//! The tokens of `ChatML` turns, for base models that have none.
+//!
+//! New tokens get the ids behind the highest one; the model needs rows of its embedding for them. Knows no
+//! model weights.
+
+use serde_json::{Value, json};
+use tokenizers::AddedToken;
+
+use super::{SpecialToken, Tokenizer};
+
+/// What opens and what closes a turn.
+pub(super) const TOKENS: [&str; 2] = ["<|im_start|>", "<|im_end|>"];
+
+impl Tokenizer {
+    /// Adds `<|im_start|>` and `<|im_end|>` as special tokens where they are missing, and makes `<|im_end|>`
+    /// the EOS if it is new. Returns the new tokens.
+    pub fn add_turn_tokens(&mut self) -> Vec<&'static str> {
+        let missing: Vec<&str> =
+            TOKENS.into_iter().filter(|token| self.token_to_id(token).is_none()).collect();
+        let added: Vec<AddedToken> = missing.iter().map(|&token| AddedToken::from(token, true)).collect();
+        self.inner.add_special_tokens(&added);
+        for token in &missing {
+            self.note_token(token);
+        }
+        if missing.contains(&TOKENS[1]) {
+            let text = TOKENS[1].to_owned();
+            self.config.insert("eos_token".to_owned(), json!(text));
+            let id = self.token_to_id(&text).expect("just added");
+            self.special.insert("eos_token".to_owned(), SpecialToken { text, id });
+        }
+        let highest = self.inner.get_vocab(true).into_values().max();
+        self.vocab_size = highest.map_or(0, |id| id as usize + 1);
+        self.find_stops();
+        missing
+    }
+
+    /// Where `tokenizer_config.json` lists the added tokens, it lists this one too.
+    fn note_token(&mut self, token: &str) {
+        let id = self.token_to_id(token).expect("just added").to_string();
+        if let Some(Value::Object(listed)) = self.config.get_mut("added_tokens_decoder") {
+            let entry = json!({
+                "content": token, "lstrip": false, "normalized": false, "rstrip": false, "single_word": false, "special": true
+            });
+            listed.insert(id, entry);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::conversation::Message;
+    use crate::error::Error;
+    use crate::tokenizer::tests::{small, stories};
+    use crate::tokenizer::{Tokenizer, TrainOptions};
+
+    #[test]
+    fn a_base_model_gets_the_tokens_of_chatml() {
+        let Some(folder) = stories() else { return };
+        let mut tokenizer = Tokenizer::from_folder(&folder).unwrap();
+        let error = tokenizer.set_built_in_template("chatml").unwrap_err();
+        assert!(matches!(error, Error::MissingTurnToken { token: "<|im_start|>", .. }), "{error}");
+        assert_eq!(tokenizer.add_turn_tokens(), ["<|im_start|>", "<|im_end|>"]);
+        assert_eq!((tokenizer.vocab_size(), tokenizer.eos_id()), (514, Some(513)));
+        tokenizer.set_built_in_template("chatml").unwrap();
+        assert_eq!(tokenizer.end_of_turn_id(), Some(513));
+        let encoded =
+            tokenizer.encode_conversation(&[Message::user("hi"), Message::assistant("yes")]).unwrap();
+        assert_eq!(encoded.input_ids[0], 512);
+        // What is saved and read again is the same.
+        let saved = tempfile::tempdir().unwrap();
+        tokenizer.save(saved.path()).unwrap();
+        let mut again = Tokenizer::from_folder(saved.path()).unwrap();
+        assert!(again.add_turn_tokens().is_empty());
+        assert_eq!((again.vocab_size(), again.eos_id()), (514, Some(513)));
+        let prompt = [Message::user("hi")];
+        assert_eq!(again.encode_prompt(&prompt).unwrap(), tokenizer.encode_prompt(&prompt).unwrap());
+    }
+
+    #[test]
+    fn tokens_that_are_there_are_left_alone() {
+        let mut tokenizer = small();
+        let before = (tokenizer.vocab_size(), tokenizer.eos_id());
+        assert!(tokenizer.add_turn_tokens().is_empty());
+        assert_eq!((tokenizer.vocab_size(), tokenizer.eos_id()), before);
+        let other = TrainOptions { vocab_size: 300, ..TrainOptions::default() };
+        assert!(Tokenizer::train(std::iter::empty(), &other).unwrap().add_turn_tokens().is_empty());
+    }
+}
