@@ -13,18 +13,20 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use hf_hub::{Cache, Repo};
+
 use super::name::{RepositoryName, is_commit};
 use crate::error::{Error, Result};
 
 /// The cache of one repository.
 pub(super) struct CacheFolder {
     cache: PathBuf,
-    name: String,
+    repo: Repo,
 }
 
 impl CacheFolder {
     pub(super) fn new(cache: &Path, name: &RepositoryName) -> Self {
-        Self { cache: cache.to_owned(), name: name.folder() }
+        Self { cache: cache.to_owned(), repo: name.repo() }
     }
 
     /// The folder of a commit's files.
@@ -47,7 +49,7 @@ impl CacheFolder {
             return Ok(());
         }
         let path = self.repository().join("refs").join(revision);
-        written(&path, make_parent(&path).and_then(|()| fs::write(&path, commit)))
+        written(&path, Cache::new(self.cache.clone()).repo(self.repo.clone()).create_ref(commit))
     }
 
     /// Where the bytes with this name are, or will be.
@@ -63,7 +65,7 @@ impl CacheFolder {
     /// Waits for the right to fetch a blob, and holds it until the file is dropped. `waiting` is called if
     /// another process has it.
     pub(super) fn lock(&self, etag: &str, waiting: impl FnOnce()) -> Result<File> {
-        let path = self.cache.join(".locks").join(&self.name).join(format!("{etag}.lock"));
+        let path = self.cache.join(".locks").join(self.repo.folder_name()).join(format!("{etag}.lock"));
         let open = || -> io::Result<File> {
             make_parent(&path)?;
             let file = File::options().create(true).truncate(false).write(true).open(&path)?;
@@ -99,7 +101,7 @@ impl CacheFolder {
     }
 
     fn repository(&self) -> PathBuf {
-        self.cache.join(&self.name)
+        self.cache.join(self.repo.folder_name())
     }
 }
 

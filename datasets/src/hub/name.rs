@@ -1,6 +1,8 @@
 //! Names that the hub and its repositories choose, checked before any of them becomes part of a path or an
 //! address.
 
+use hf_hub::{Repo, RepoType};
+
 use super::plain_file_name;
 
 /// `owner/name[@revision]`.
@@ -24,9 +26,9 @@ impl RepositoryName {
         valid.then(|| Self { full: model.to_owned(), id: id.to_owned(), revision: revision.to_owned() })
     }
 
-    /// The folder of the repository in the cache.
-    pub(super) fn folder(&self) -> String {
-        format!("models--{}", self.id.replace('/', "--"))
+    /// As the cache knows it.
+    pub(super) fn repo(&self) -> Repo {
+        Repo::with_revision(self.id.clone(), RepoType::Model, self.revision.clone())
     }
 
     /// The revision as part of an address.
@@ -73,7 +75,7 @@ mod tests {
         let name = RepositoryName::parse("owner/tiny@refs/pr/1").unwrap();
         assert_eq!((name.id.as_str(), name.revision.as_str()), ("owner/tiny", "refs/pr/1"));
         assert_eq!(
-            (name.folder().as_str(), name.revision_in_address().as_str()),
+            (name.repo().folder_name().as_str(), name.revision_in_address().as_str()),
             ("models--owner--tiny", "refs%2Fpr%2F1")
         );
         for hostile in
