@@ -243,7 +243,7 @@ fn ctrl_c_ends_every_rank_after_the_same_step() {
     let output = child.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{told}");
-    assert!(told.contains("--resume continues from it"), "{told}");
+    assert!(told.contains("--resume goes on from it"), "{told}");
     for rank in ranks {
         assert!(!Path::new(&format!("/proc/{rank}")).exists(), "rank process {rank} is left");
     }
