@@ -76,7 +76,7 @@ impl Store {
     /// Sixteen hexadecimal digits for `subject`, which nobody outside the job can guess.
     pub fn token(&self, subject: &str) -> String {
         let tag = self.secret.tag(b"token", subject.as_bytes());
-        tag[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+        secret::hexadecimal(&tag[..8])
     }
 
     /// The port that it is served on.

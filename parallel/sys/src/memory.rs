@@ -98,9 +98,9 @@ mod tests {
         // As glibc 2.31 of Debian 11 and glibc 2.28 and 2.34 of RHEL 8 and 9 do.
         let mut taken = Vec::new();
         let refused = set(|code, value| {
-            let takes = code != libc::M_MMAP_THRESHOLD || value <= 32 << 20;
-            taken.extend(takes.then_some((code, value)));
-            takes
+            let fits = code != libc::M_MMAP_THRESHOLD || value <= 32 << 20;
+            taken.extend(fits.then_some((code, value)));
+            fits
         });
         let [only] = refused.as_slice() else { panic!("{refused:?}") };
         assert_eq!(taken[0], (libc::M_MMAP_THRESHOLD, 32 << 20));

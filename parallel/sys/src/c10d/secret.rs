@@ -7,7 +7,7 @@
 //! value of an earlier job with the same secret still passes: every job has a secret of its own.
 
 use std::ffi::{c_char, c_void};
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -36,8 +36,7 @@ impl Secret {
     pub fn random() -> io::Result<Self> {
         let mut bytes = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-        let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self(digits.into_bytes().into()))
+        Ok(Self(hexadecimal(&bytes).into_bytes().into()))
     }
 
     /// The secret that a person chose; `None` if it is shorter than [`SHORTEST`](Self::SHORTEST).
@@ -65,6 +64,14 @@ impl Secret {
     pub(super) fn into_seal(self) -> ShimSeal {
         ShimSeal { state: Box::into_raw(Box::new(self)).cast(), tag, drop: forget }
     }
+}
+
+/// Two digits a byte.
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 extern "C" fn tag(
@@ -98,8 +105,7 @@ mod tests {
         // Python: hmac.new(b"a secret of a job", struct.pack("<Q", 3) + b"key" + b"value",
         // "sha256").hexdigest()
         let tag = Secret::new("a secret of a job").unwrap().tag(b"key", b"value");
-        let digits: String = tag.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(digits, "3fc39841519cd80c52ffebc11bb78b8587ee722fa33454b9fdc4d9ee1255decc");
+        assert_eq!(hexadecimal(&tag), "3fc39841519cd80c52ffebc11bb78b8587ee722fa33454b9fdc4d9ee1255decc");
     }
 
     #[test]

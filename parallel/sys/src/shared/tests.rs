@@ -219,7 +219,7 @@ fn ranks_that_call_different_collectives_are_named() {
     // As many bytes of either kind.
     let tensor = |kind: Kind| Tensor::ones([16 / kind.elt_size_in_bytes() as i64], (kind, Device::Cpu));
     let sum = |memory: &mut SharedMemory| memory.all_reduce(&tensor(Kind::Float), Reduction::Sum);
-    let told = refused(sum, |memory| memory.barrier());
+    let told = refused(sum, SharedMemory::barrier);
     assert_eq!(
         told[0],
         "all_reduce over shared memory: rank 1 of the group calls barrier, and rank 0 all_reduce"
