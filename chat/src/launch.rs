@@ -132,7 +132,9 @@ pub(crate) fn join(
     same_start(&world, start)?;
     let prepared = launch::prepare(threads, world.sharers());
     if let (0, Ok(refused)) = (world.rank(), &prepared) {
-        refused.iter().for_each(|refused| tell(&format!("hint: {refused}")));
+        for refused in refused {
+            tell(&format!("hint: {refused}"));
+        }
     }
     let problem = prepared.as_ref().err().map(ToString::to_string).unwrap_or_default();
     let problems = world.exchange("problem", &problem)?;
