@@ -171,9 +171,7 @@ fn a_part_of_the_rows_is_held_out() {
     let told = |line: &str| {
         let outcome = scratch.run(line);
         outcome.succeeds();
-        let told =
-            outcome.stderr.lines().find(|line| line.contains("are held out")).expect("it is told").to_owned();
-        told
+        outcome.stderr.lines().find(|line| line.contains("are held out")).expect("it is told").to_owned()
     };
     let first = told("sft --config run.toml --dry-run");
     let count: usize = first.split(' ').nth(1).unwrap().parse().unwrap();

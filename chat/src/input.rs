@@ -312,18 +312,18 @@ mod tests {
         let inputs = read("{\"text\": \"a\"}\n\n{\"ids\": [1]}\n").unwrap();
         assert_eq!(inputs.len(), 2);
         assert_eq!(inputs[1].at.row, 3);
-        assert!(read("\n").unwrap_err().to_string().starts_with("stdin: has no rows"));
+        assert!(read("\n").unwrap_err().to_string().contains("has no rows"));
         assert!(read("{\"text\": \"a\"}\n{").unwrap_err().to_string().starts_with("stdin "));
     }
 
     #[test]
     fn ids_are_checked_against_the_model() {
-        let at = At { path: "rows.jsonl".into(), row: 0 };
+        let at = At { path: "rows.jsonl".into(), row: 1 };
         assert!(check_ids(&[0, 4], &at, 5, 2).is_ok());
         assert!(check_ids(&[5], &at, 5, 2).is_err());
         assert!(check_ids(&[-1], &at, 5, 2).is_err());
         let error = check_ids(&[0, 1, 2], &at, 5, 2).unwrap_err().to_string();
-        assert!(error.starts_with("rows.jsonl row ") && error.contains("3 tokens"), "{error}");
+        assert!(error.starts_with("rows.jsonl line 1") && error.contains("3 tokens"), "{error}");
         assert!(check_ids(&[], &at, 5, 2).is_err());
     }
 }

@@ -12,7 +12,7 @@ use tch::{Device, Kind};
 
 use crate::args::ModelArgs;
 use crate::command::tell;
-use crate::config::ConfigError;
+use crate::config::{ConfigError, Stage};
 use crate::output;
 
 /// A model, and the tokenizer that belongs to it.
@@ -96,16 +96,24 @@ pub(crate) fn folder(model: &str) -> anyhow::Result<PathBuf> {
     }
     let made = folder.join("final");
     if !made.is_dir() {
-        let problem = "this is the folder of a run that has not finished: go on with --resume, or give one of its \
-                       checkpoints";
-        return Err(ConfigError::Argument {
-            argument: folder.display().to_string(),
-            problem: problem.to_owned(),
-        }
-        .into());
+        let argument = folder.display().to_string();
+        return Err(ConfigError::Argument { argument, problem: no_model_of_its_own(&folder) }.into());
     }
     tell(&format!("{}: the folder of a run; its model is {}", folder.display(), made.display()));
     Ok(made)
+}
+
+/// Why the folder of a run or of a pipeline stands for no model, and which folder to give instead.
+fn no_model_of_its_own(folder: &Path) -> String {
+    let made = Stage::ALL.iter().map(|stage| folder.join(stage.name()).join("final"));
+    let made: Vec<String> =
+        made.filter(|made| made.is_dir()).map(|made| made.display().to_string()).collect();
+    if made.is_empty() {
+        return "this is the folder of a run that has not finished: go on with --resume, or give one of its \
+                checkpoints"
+            .to_owned();
+    }
+    format!("this is the folder of a pipeline: give one of its models, {}", made.join(", "))
 }
 
 /// The tokenizer of a folder. `template` is the name of a built-in chat template, or Jinja source; absent: the folder's own.

@@ -186,7 +186,9 @@ impl<T: TrainingRow> EncodedDataset<T> {
                 Ok(fit(head, source, options))
             };
             parallel::encode(sources, &encode, |fitted| {
-                fitted.into_iter().for_each(|row| dataset.take(row));
+                for row in fitted {
+                    dataset.take(row);
+                }
                 let share = (index as f64 + position.share()) / paths.len() as f64;
                 progress(Progress { rows: dataset.counts.read, share });
             })?;

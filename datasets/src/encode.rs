@@ -84,7 +84,7 @@ impl Tokenizer {
 
     /// As [`Self::encode_text`]; of a text that is far longer than `limit` ids only the head.
     fn text_head(&self, text: &str, limit: usize) -> Result<Head<Vec<i64>>> {
-        let (mut ids, whole) = self.head_of(text, limit, |text| self.encode(text, true), Vec::len)?;
+        let (mut ids, whole) = head_of(text, limit, |text| self.encode(text, true), Vec::len)?;
         if !whole {
             ids.truncate(ids.len() - UNSETTLED);
             return Ok(Head { row: ids, whole });
@@ -98,34 +98,9 @@ impl Tokenizer {
         Ok(Head { row: ids, whole })
     }
 
-    /// Encodes the head of a text that has far more than `limit` ids, else all of it; says whether it was all.
-    ///
-    /// Tokens depend on what stands near them. So the text is cut well behind the limit, and the last ids before the cut
-    /// (`UNSETTLED`) are not to be used; what stands before them is the same as in the whole text.
-    fn head_of<T>(
-        &self,
-        text: &str,
-        limit: usize,
-        encode: impl Fn(&str) -> Result<T>,
-        num_ids: impl Fn(&T) -> usize,
-    ) -> Result<(T, bool)> {
-        let wanted = limit.saturating_add(BEHIND + UNSETTLED);
-        let mut bytes = wanted.saturating_mul(8).max(SHORTEST);
-        while bytes < text.len() / 2 {
-            let head =
-                encode(&text[..(0..=bytes).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0)])?;
-            if num_ids(&head) >= wanted {
-                return Ok((head, false));
-            }
-            bytes *= 4;
-        }
-        Ok((encode(text)?, true))
-    }
-
     /// The ids of the head of a long text, with their places; else of all of it.
     fn pieces_head(&self, text: &str, limit: usize) -> Result<(Pieces, bool)> {
-        let (mut pieces, whole) =
-            self.head_of(text, limit, |text| self.pieces(text), |pieces| pieces.ids.len())?;
+        let (mut pieces, whole) = head_of(text, limit, |text| self.pieces(text), |pieces| pieces.ids.len())?;
         if !whole {
             let settled = pieces.ids.len() - UNSETTLED;
             pieces.ids.truncate(settled);
@@ -416,6 +391,28 @@ impl Tokenizer {
     fn wrong_blocks(&self, marked: usize, turns: usize) -> Error {
         Error::GenerationBlocks { name: self.name().to_owned(), marked, turns }
     }
+}
+
+/// Encodes the head of a text that has far more than `limit` ids, else all of it; says whether it was all.
+///
+/// Tokens depend on what stands near them. So the text is cut well behind the limit, and the last ids before the cut
+/// (`UNSETTLED`) are not to be used; what stands before them is the same as in the whole text.
+fn head_of<T>(
+    text: &str,
+    limit: usize,
+    encode: impl Fn(&str) -> Result<T>,
+    num_ids: impl Fn(&T) -> usize,
+) -> Result<(T, bool)> {
+    let wanted = limit.saturating_add(BEHIND + UNSETTLED);
+    let mut bytes = wanted.saturating_mul(8).max(SHORTEST);
+    while bytes < text.len() / 2 {
+        let head = encode(&text[..(0..=bytes).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0)])?;
+        if num_ids(&head) >= wanted {
+            return Ok((head, false));
+        }
+        bytes *= 4;
+    }
+    Ok((encode(text)?, true))
 }
 
 /// An assistant turn in a rendered and tokenised conversation.

@@ -14,6 +14,7 @@ pub mod synth;
 pub mod table;
 pub mod template;
 pub mod tokenizer;
+pub mod untrusted;
 
 pub use conversation::{Message, Role};
 pub use convert::{ConvertReport, convert};

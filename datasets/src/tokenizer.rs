@@ -22,6 +22,7 @@ use serde_json::{Map, Value};
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
 use crate::template::{self, ChatTemplate, RenderOptions, Rendered};
+use crate::untrusted::decode;
 
 pub(crate) use folder::{SMALL_FILE_BYTES, read_small};
 pub use stream::StreamDecoder;
@@ -88,7 +89,9 @@ impl Tokenizer {
     /// Text to ids. With `add_special` the post-processor of `tokenizer.json` runs and the `add_bos_token` and
     /// `add_eos_token` settings hold; a BOS or EOS that the text brings along is not doubled.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<i64>> {
-        let encoding = self.inner.encode_fast(text, add_special).map_err(|error| self.failed(&error))?;
+        let encoding =
+            decode(|| self.inner.encode_fast(text, add_special)).map_err(|reason| self.failed(&reason))?;
+        let encoding = encoding.map_err(|error| self.failed(&error))?;
         let mut ids: Vec<i64> = encoding.get_ids().iter().map(|&id| i64::from(id)).collect();
         if add_special {
             self.settle_bos(&mut ids, text);
@@ -100,7 +103,8 @@ impl Tokenizer {
     /// Ids to text; with `skip_special` the special tokens leave no trace.
     pub fn decode(&self, ids: &[i64], skip_special: bool) -> Result<String> {
         let ids: Vec<u32> = ids.iter().map(|&id| self.checked("decode", id)).collect::<Result<_>>()?;
-        self.inner.decode(&ids, skip_special).map_err(|error| self.failed(&error))
+        let text = decode(|| self.inner.decode(&ids, skip_special)).map_err(|reason| self.failed(&reason))?;
+        text.map_err(|error| self.failed(&error))
     }
 
     /// A decoder that takes ids one by one and gives text as soon as it is complete.
@@ -239,7 +243,8 @@ impl Tokenizer {
 
     /// Text to ids without any added token, with the place of each id in the text.
     pub(crate) fn pieces(&self, text: &str) -> Result<Pieces> {
-        let encoding = self.inner.encode(text, false).map_err(|error| self.failed(&error))?;
+        let encoding = decode(|| self.inner.encode(text, false)).map_err(|reason| self.failed(&reason))?;
+        let encoding = encoding.map_err(|error| self.failed(&error))?;
         Ok(Pieces {
             ids: encoding.get_ids().iter().map(|&id| i64::from(id)).collect(),
             ranges: encoding.get_offsets().iter().map(|&(start, end)| start..end).collect(),
@@ -271,7 +276,7 @@ impl Tokenizer {
         self.special.get(name).map(|token| token.id)
     }
 
-    fn failed(&self, error: &tokenizers::Error) -> Error {
+    fn failed(&self, error: &dyn std::fmt::Display) -> Error {
         Error::Tokenize { name: self.name.clone(), reason: error.to_string() }
     }
 

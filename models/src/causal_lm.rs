@@ -172,7 +172,7 @@ fn check_has_no_score(folder: &Path) -> Result<(), Error> {
         None if WeightFolder::open(folder)?.has(SCORE) => format!("its weights hold the tensor `{SCORE}`"),
         None => return Ok(()),
     };
-    let found = format!("this is a model with a score and no language model: {found}");
+    let found = format!("this is a reward model (it gives a score), not a language model: {found}");
     let fix = "give a language model here; `reward`, [ppo] reward_model and critic_model take this folder";
     Err(Error::WrongHead { path: folder.to_owned(), found, fix })
 }

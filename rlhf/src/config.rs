@@ -167,13 +167,11 @@ impl PpoConfig {
     pub fn replies(&self) -> Result<usize, Error> {
         let replies = self.rollout_batch_size.checked_mul(self.samples_per_prompt);
         let wanted = "one rollout has at most 16777216 replies";
-        match replies.filter(|&replies| replies <= LARGEST_BATCH) {
-            Some(replies) => Ok(replies),
-            None => {
-                let value = format!("{} x {}", self.rollout_batch_size, self.samples_per_prompt);
-                refuse("rollout_batch_size x samples_per_prompt", &value, wanted).map(|()| 0)
-            }
+        if let Some(replies) = replies.filter(|&replies| replies <= LARGEST_BATCH) {
+            return Ok(replies);
         }
+        let value = format!("{} x {}", self.rollout_batch_size, self.samples_per_prompt);
+        refuse("rollout_batch_size x samples_per_prompt", &value, wanted).map(|()| 0)
     }
 
     fn check_bounds(&self) -> Result<(), Error> {

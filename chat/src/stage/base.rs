@@ -22,7 +22,7 @@ pub(crate) struct Network<'a> {
 pub(super) fn run(config: &RunConfig, network: &Network<'_>, around: &mut Around<'_>) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::from_folder(network.tokenizer)?;
     let architecture = network.config(&tokenizer)?;
-    let inputs = sft::inputs(config, &architecture, &tokenizer)?;
+    let inputs = sft::inputs(Stage::Base, config, &architecture, &tokenizer)?;
     let model = if let Some(checkpoint) = around.folder.checkpoint() {
         CausalLm::load(checkpoint, &trainable(config, around.groups))?
     } else {

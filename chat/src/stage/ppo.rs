@@ -117,6 +117,7 @@ pub(super) fn inputs(
 ) -> anyhow::Result<Inputs> {
     session::check_vocabulary(tokenizer, &models.policy)?;
     let prompts = rows::prompts(&config.data.train, tokenizer, &config.data)?;
+    rows::refuse_none(&prompts, Stage::Ppo)?;
     let ptx = rows::demonstrations(&config.data.ptx, tokenizer, &config.data)?;
     check_lengths(models, prompts.longest, config.ppo.max_new_tokens)?;
     models.policy.check_length("the longest ptx row", ptx.longest)?;

@@ -25,7 +25,7 @@ use crate::session;
 struct Model {
     config: Config,
     /// Whether it has a score in place of logits.
-    is_reward_model: bool,
+    gives_score: bool,
     /// Absent: the pipeline itself will train the tokenizer.
     tokenizer: Option<TokenizerFiles>,
 }
@@ -77,7 +77,7 @@ impl<'a> Preflight<'a> {
         };
         super::check_mesh(config, &[&architecture], self.mesh)?;
         let line = self.demonstrations(Stage::Base, config, &architecture, tokenizer.as_ref())?;
-        self.will_write(config, Model { config: architecture, is_reward_model: false, tokenizer: files });
+        self.will_write(config, Model { config: architecture, gives_score: false, tokenizer: files });
         Ok(line)
     }
 
@@ -95,7 +95,7 @@ impl<'a> Preflight<'a> {
 
         super::check_mesh(config, &[&model.config], self.mesh)?;
         let line = if stage == Stage::Rm {
-            model.is_reward_model = true;
+            model.gives_score = true;
             self.pairs(config, &model.config, tokenizer.as_ref())?
         } else {
             model.refuse_reward_model("model.path")?;
@@ -138,7 +138,7 @@ impl<'a> Preflight<'a> {
             self.parse::<SftRow>(&config.data.eval, &config.data)?;
             return Ok(unread(stage));
         };
-        let inputs = sft::inputs(config, model, tokenizer)?;
+        let inputs = sft::inputs(stage, config, model, tokenizer)?;
         let units = sft::data(config, &inputs)?.units.len();
         Ok(describe(stage, &inputs.train, &steps(config, units)))
     }
@@ -196,8 +196,8 @@ impl Model {
     fn of_folder(folder: PathBuf) -> anyhow::Result<Self> {
         let config = Config::from_folder(&folder)?;
         WeightFolder::open(&folder)?;
-        let is_reward_model = config.is_sequence_classification();
-        Ok(Self { config, is_reward_model, tokenizer: Some(TokenizerFiles::of(folder)) })
+        let gives_score = config.is_sequence_classification();
+        Ok(Self { config, gives_score, tokenizer: Some(TokenizerFiles::of(folder)) })
     }
 
     /// The tokenizer of a stage that starts from this model.
@@ -242,7 +242,7 @@ impl Model {
     }
 
     fn check_head(&self, key: &str, reward_model: bool, problem: &str) -> Result<(), ConfigError> {
-        if self.is_reward_model == reward_model {
+        if self.gives_score == reward_model {
             return Ok(());
         }
         let message = format!("{} {problem}", self.config.origin());

@@ -40,6 +40,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
 pub(super) fn inputs(config: &RunConfig, model: &Config, tokenizer: &Tokenizer) -> anyhow::Result<Inputs> {
     session::check_vocabulary(tokenizer, model)?;
     let [train, eval] = rows::train_and_eval::<PreferenceRow>(tokenizer, &config.data, config.seed)?;
+    rows::refuse_none(&train, Stage::Rm)?;
     model.check_length("the longest reply with its prompt", train.longest.max(eval.longest))?;
     Ok(Inputs { train, eval })
 }

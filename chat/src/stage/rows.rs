@@ -10,8 +10,8 @@ use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
 use crate::command::tell;
-use crate::config::ConfigError;
 use crate::config::section::{DataSection, Files};
+use crate::config::{ConfigError, Stage};
 
 /// Bytes of data files from which on tokenised rows are kept in the user's own cache.
 const WORTH_KEEPING: u64 = 4 << 20;
@@ -73,6 +73,15 @@ pub(super) fn train_and_eval<T: TrainingRow>(
     }
     tell(&format!("{}: {looked_at} of {} rows are held out", data.train.0.join(", "), learned + looked_at));
     Ok([encoded(train), with_lengths(held_out, 0)])
+}
+
+/// Refuses to begin a stage with nothing to learn from.
+pub(super) fn refuse_none<T>(rows: &Encoded<T>, stage: Stage) -> Result<(), rlhf::Error> {
+    if !rows.rows.is_empty() {
+        return Ok(());
+    }
+    let fix = "every row of [data] train was left out: look at the counts above, and at [data] max_length";
+    Err(rlhf::Error::NoRows { stage: stage.name(), fix })
 }
 
 /// Reads every row of `files` without tokenising it.

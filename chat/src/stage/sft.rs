@@ -28,7 +28,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     let mut architecture = Config::from_folder(&folder)?;
     let held = architecture.vocab_size();
     grow(&mut architecture, &tokenizer, &added)?;
-    let inputs = inputs(config, &architecture, &tokenizer)?;
+    let inputs = inputs(Stage::Sft, config, &architecture, &tokenizer)?;
 
     tell_added(&added, [held, architecture.vocab_size()], around);
     let options = trainable(config, around.groups);
@@ -65,9 +65,15 @@ fn tell_added(added: &[&str], [held, wanted]: [i64; 2], around: &Around<'_>) {
 }
 
 /// Reads the rows and checks them against the model's configuration. Reads no weights.
-pub(super) fn inputs(config: &RunConfig, model: &Config, tokenizer: &Tokenizer) -> anyhow::Result<Inputs> {
+pub(super) fn inputs(
+    stage: Stage,
+    config: &RunConfig,
+    model: &Config,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Inputs> {
     session::check_vocabulary(tokenizer, model)?;
     let [train, eval] = rows::train_and_eval(tokenizer, &config.data, config.seed)?;
+    rows::refuse_none(&train, stage)?;
     model.check_length("the longest row", train.longest.max(eval.longest))?;
     Ok(Inputs { train, eval })
 }

@@ -175,5 +175,6 @@ fn key<T: TrainingRow>(paths: &[PathBuf], tokenizer: &Tokenizer, options: &LoadO
         }
         add(&[]);
     }
-    Ok(hashers.iter().map(|hasher| format!("{:016x}", hasher.finish())).collect())
+    let halves: Vec<String> = hashers.iter().map(|hasher| format!("{:016x}", hasher.finish())).collect();
+    Ok(halves.concat())
 }

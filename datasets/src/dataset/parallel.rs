@@ -78,7 +78,7 @@ fn feed<S, F>(
             match rows.next() {
                 None => break,
                 Some(Ok((at, sources))) => {
-                    batch.extend(sources.into_iter().map(|source| (at.clone(), source)))
+                    batch.extend(sources.into_iter().map(|source| (at.clone(), source)));
                 }
                 Some(Err(error)) => {
                     // The rows before it may hold an earlier error.

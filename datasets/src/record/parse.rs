@@ -382,7 +382,7 @@ impl Fields<'_> {
         Ok(Message { no_loss: self.no_loss(field, turn)?, ..Message::new(role, content) })
     }
 
-    /// Whether a turn has the weight 0, as in OpenAI's files.
+    /// Whether a turn has the weight 0, as in `OpenAI`'s files.
     fn no_loss(&self, field: &str, turn: &Row) -> Result<bool> {
         match turn.get("weight").filter(|weight| !weight.is_null()) {
             None => Ok(false),

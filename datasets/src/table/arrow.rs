@@ -13,6 +13,7 @@ use arrow_schema::{ArrowError, DataType};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::Compression;
+use parquet::errors::ParquetError;
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::statistics::Statistics;
 use serde_json::{Map, Value, json};
@@ -20,6 +21,7 @@ use serde_json::{Map, Value, json};
 use super::{Position, Rows};
 use crate::error::{Error, Result};
 use crate::record::Row;
+use crate::untrusted::decode;
 
 /// Rows decoded at a time.
 const BATCH: usize = 1024;
@@ -29,7 +31,8 @@ pub(super) type Builder = ParquetRecordBatchReaderBuilder<File>;
 /// Opens a file and reads its column names; refuses a compression that is not built in.
 pub(super) fn open(file: File, path: &Path) -> Result<(Builder, Vec<String>)> {
     let builder =
-        Builder::try_new(file).map_err(|source| Error::Parquet { path: path.to_owned(), source })?;
+        decode(|| Builder::try_new(file)).map_err(ParquetError::General).and_then(|builder| builder);
+    let builder = builder.map_err(|source| Error::Parquet { path: path.to_owned(), source })?;
     let chunks = builder.metadata().row_groups().iter().flat_map(RowGroupMetaData::columns);
     for chunk in chunks {
         match chunk.compression() {
@@ -78,9 +81,14 @@ pub(super) fn rows(
     let (mut number, mut ended) = (0, false);
     // Behind an error the reader may give the same error for ever.
     let batches = std::iter::from_fn(move || {
-        let batch = if ended { None } else { reader.next() }?;
+        if ended {
+            return None;
+        }
         let failed = |source| Error::Arrow { path: path.clone(), source };
-        let rows = batch.map_err(failed).and_then(|batch| rows_of(&batch).map_err(failed));
+        let rows = match decode(|| Some(reader.next()?.and_then(|batch| rows_of(&batch)))) {
+            Ok(rows) => rows?.map_err(failed),
+            Err(reason) => Err(failed(ArrowError::ParquetError(reason))),
+        };
         ended = rows.is_err();
         Some(match rows {
             Ok(rows) => {

@@ -61,7 +61,8 @@ impl Tag<'_> {
 
 /// Reads `{%- generation +%}` and the like at the start of `text`.
 fn parse_tag(text: &str) -> Option<Tag<'_>> {
-    let end = text.find("%}")? + 2;
+    // Behind the opening: `{%}` is no tag that closes itself.
+    let end = 2 + text.get(2..)?.find("%}")? + 2;
     let inner = &text[2..end - 2];
     let left = if inner.starts_with(['-', '+']) { &inner[..1] } else { "" };
     let inner = &inner[left.len()..];

@@ -16,6 +16,7 @@ use tokenizers::AddedToken;
 use super::{BrokenTemplate, SpecialToken, Tokenizer};
 use crate::error::{Error, Result};
 use crate::template::ChatTemplate;
+use crate::untrusted::decode;
 
 const SPECIAL_NAMES: [&str; 7] =
     ["bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"];
@@ -23,7 +24,9 @@ const SPECIAL_NAMES: [&str; 7] =
 pub(super) fn load(folder: &Path) -> Result<Tokenizer> {
     let path = folder.join("tokenizer.json");
     let text = read_small(&path)?.ok_or_else(|| Error::TokenizerMissing { folder: folder.to_owned() })?;
-    let mut inner = tokenizers::Tokenizer::from_bytes(text).map_err(|error| invalid(&path, &error))?;
+    let inner =
+        decode(|| tokenizers::Tokenizer::from_bytes(text)).map_err(|reason| invalid(&path, &reason))?;
+    let mut inner = inner.map_err(|error| invalid(&path, &error))?;
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|error| invalid(&path, &error))?;
     let mut config = read_object(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
