@@ -210,7 +210,7 @@ fn a_signal_before_the_first_step_ends_the_program_at_once() {
         (train, "TERM"),
         (train, "HUP"),
         (ranks.as_str(), "TERM"),
-        ("data convert many.jsonl --output early/rows.parquet", "INT"),
+        ("data convert many.jsonl --output early/rows.jsonl.gz", "INT"),
         ("data tokenizer many.jsonl --out early/tokenizer", "TERM"),
         ("logprobs --model life/sft/final --input ids.jsonl --output early/rows.jsonl", "HUP"),
     ];

@@ -338,7 +338,7 @@ fn a_reward_model_talks_to_nobody() {
         "chat --model judge",
         "logprobs --model judge --input told.jsonl",
     ] {
-        scratch.run(line).fails(3, &["judge: this is a model with a score", "give a language model here"]);
+        scratch.run(line).fails(3, &["judge: this is a reward model", "give a language model here"]);
     }
 }
 

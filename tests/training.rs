@@ -334,10 +334,10 @@ fn a_score_is_not_trained_as_a_language_model() {
     let scratch = copied();
     for line in ["sft --config life/sft/run.toml", "ppo --config life/ppo/run.toml"] {
         let outcome = scratch.run(&format!("{line} --set out=scored --set model.path=life/rm/final"));
-        outcome.fails(3, &["life/rm/final: this is a model with a score"]);
+        outcome.fails(3, &["life/rm/final: this is a reward model"]);
     }
     let line = "ppo --config life/ppo/run.toml --set out=scored --set ppo.reference_model=life/rm/final";
-    scratch.run(line).fails(3, &["life/rm/final: this is a model with a score"]);
+    scratch.run(line).fails(3, &["life/rm/final: this is a reward model"]);
 }
 
 #[test]

@@ -421,7 +421,7 @@ pub(crate) struct CheckArgs {
     /// The layout of the file [default: told by its columns].
     #[arg(long, value_name = "NAME")]
     pub(crate) layout: Option<String>,
-    /// Leave out these columns and fields of turns, as [data] drop does; separated by commas.
+    /// Leave out these columns and fields of turns, as `data.drop` does; separated by commas.
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub(crate) drop: Vec<String>,
     /// Print one JSON object.
