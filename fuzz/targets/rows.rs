@@ -1,10 +1,22 @@
-//! Files of rows, read as every kind of row that training takes. A file may be refused; it must not cause a panic.
+//! What the targets share: files of rows, read as every kind of row that training takes, and which panics count.
+//!
+//! A file may be refused; it must not cause a panic. A panic of another crate's decoder that becomes an error is no finding.
 
 use std::fs;
 use std::path::Path;
 
 use datasets::table::open_records;
 use datasets::{Demonstration, Preference, Prompt, Reading, Record, TableReader, Unpaired};
+
+/// Lets a decoder of another crate panic where the program turns that into an error. Any other panic aborts.
+pub fn watch_panics() {
+    let abort = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !datasets::untrusted::is_decoding() {
+            abort(panic);
+        }
+    }));
+}
 
 /// Writes `bytes` to a file called `name` and reads it in every way.
 pub fn read(name: &str, bytes: &[u8]) {

@@ -6,7 +6,7 @@ use std::fs;
 
 use datasets::Tokenizer;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+libfuzzer_sys::fuzz_target!(init: colossal_chat_fuzz::watch_panics(), |bytes: &[u8]| {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     fs::write(folder.path().join("tokenizer.json"), bytes).expect("a file in memory");
 
