@@ -92,7 +92,7 @@ fn a_dry_run_says_what_each_stage_would_do_and_makes_nothing() {
     let outcome = scratch.run("pipeline --config stages.toml --dry-run");
     assert!(outcome.succeeds().contains("[stage.ppo.ppo]") || outcome.stdout.contains("max_new_tokens = 4"));
     for line in
-        ["sft: 60 rows", "rm: 40 rows", "2 steps of 4 rows", "ppo: 16 rows", "1 iterations of 4 replies"]
+        ["sft: 60 rows", "rm: 40 rows", "2 steps of 4 rows", "ppo: 16 rows", "1 iteration of 4 replies"]
     {
         assert!(outcome.stderr.contains(line), "{line:?} is not in {outcome:#?}");
     }

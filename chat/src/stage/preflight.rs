@@ -13,6 +13,7 @@ use datasets::{PreferenceRow, PromptRow, SftRow, Tokenizer};
 use models::config::Config;
 use models::weights::WeightFolder;
 use parallel::Mesh;
+use tui::number::counted;
 
 use super::ppo::Roles;
 use super::{Network, ppo, rm, rows, sft};
@@ -123,7 +124,7 @@ impl<'a> Preflight<'a> {
             return Ok(unread(Stage::Ppo));
         };
         let inputs = ppo::inputs(config, &configs, tokenizer)?;
-        Ok(describe(Stage::Ppo, &inputs.prompts, &iterations(config)))
+        Ok(describe(Stage::Ppo, &inputs.prompts, &iterations(config)?))
     }
 
     fn demonstrations(
@@ -267,19 +268,21 @@ impl TokenizerFiles {
 /// A line for people about a stage whose rows were read.
 fn describe<T>(stage: Stage, rows: &rows::Encoded<T>, length: &str) -> String {
     let dropped = if rows.dropped > 0 { format!(" ({} left out)", rows.dropped) } else { String::new() };
-    format!("{}: {} rows{dropped}, {} tokens; {length}", stage.name(), rows.rows.len(), rows.tokens)
+    let count = counted(rows.rows.len() as u64, "row");
+    format!("{}: {count}{dropped}, {}; {length}", stage.name(), counted(rows.tokens as u64, "token"))
 }
 
 /// A line for people about a stage whose rows or tokenizer an earlier part makes.
 fn unread(stage: Stage) -> String {
-    format!("{}: an earlier part of the pipeline makes what this stage reads", stage.name())
+    format!("{}: reads what an earlier part of the pipeline makes", stage.name())
 }
 
 fn steps(config: &RunConfig, units: usize) -> String {
-    format!("{} steps of {} rows", config.train.total_steps(units), config.train.batch_size())
+    let steps = counted(config.train.total_steps(units), "step");
+    format!("{steps} of {}", counted(config.train.batch_size() as u64, "row"))
 }
 
-fn iterations(config: &RunConfig) -> String {
-    let ppo = &config.ppo;
-    format!("{} iterations of {} replies", ppo.iterations, ppo.rollout_batch_size * ppo.samples_per_prompt)
+fn iterations(config: &RunConfig) -> anyhow::Result<String> {
+    let replies = counted(config.ppo.replies()? as u64, "reply");
+    Ok(format!("{} of {replies}", counted(config.ppo.iterations, "iteration")))
 }
