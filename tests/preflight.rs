@@ -105,3 +105,41 @@ fn stages_that_read_what_earlier_parts_make_run_to_the_end() {
     scratch.run("pipeline --config stages.toml").succeeds();
     assert!(scratch.path("mine/ppo/final/model.safetensors").exists());
 }
+
+#[test]
+fn what_an_earlier_stage_will_write_may_be_named_in_every_way_that_works_later() {
+    let scratch = with_stages();
+    let here = scratch.path("mine").display().to_string();
+    let sets = [
+        // The configuration has `out = 'mine'`.
+        format!("stage.rm.model.path='{here}/sft/final'"),
+        "stage.rm.model.path='./mine/sft/final'".to_owned(),
+        "stage.rm.model.path='mine/sft'".to_owned(),
+        "stage.rm.model.path='mine/sft/checkpoints/step-2'".to_owned(),
+        format!("out='{here}'"),
+    ];
+    for set in &sets {
+        let words = ["pipeline", "--config", "stages.toml", "--dry-run", "--set", set];
+        scratch.run_with(&words, "").succeeds();
+    }
+    // A pattern over rows that the part `data` makes.
+    let line = "pipeline --config life.toml --dry-run --set out=other --set stage.sft.data.train='other/data/s*.parquet'";
+    scratch.run(line).succeeds();
+    let typo =
+        ["pipeline", "--config", "stages.toml", "--dry-run", "--set", "stage.rm.model.path='mine/sft/fnal'"];
+    scratch.run_with(&typo, "").fails(2, &["stage rm", "mine/sft/fnal", "no earlier part"]);
+}
+
+#[test]
+fn the_inputs_are_checked_once_whatever_the_number_of_processes() {
+    let scratch = with_stages();
+    for line in ["pipeline --config stages.toml", "pipeline --config stages.toml --nproc 2 --set out=pair"] {
+        let outcome = scratch.run(line);
+        outcome.succeeds();
+        assert_eq!(outcome.stderr.matches("ppo: 16 rows").count(), 1, "{line}: {outcome:#?}");
+    }
+    let wrong =
+        "pipeline --config stages.toml --nproc 2 --set out=none --set stage.ppo.data.train='absent.jsonl'";
+    scratch.run(wrong).fails(3, &["stage ppo", "absent.jsonl"]);
+    assert!(!scratch.path("none").exists());
+}

@@ -81,7 +81,10 @@ pub(crate) fn run_config(config: PipelineConfig, how: &How<'_>) -> anyhow::Resul
     let groups = launch::join(how.threads.or(config.threads), &config.parallel, &start)?;
     if groups.is_first() {
         check_folder(&config, how.run_file, resume)?;
-        preflight(&config, resume, groups.mesh())?;
+        // The launcher of several processes on this machine has checked the inputs already.
+        if how.processes == 1 {
+            preflight(&config, resume, groups.mesh())?;
+        }
         open(&config, how.run_file, resume)?;
     }
     groups.world().barrier()?;
@@ -109,8 +112,7 @@ pub(crate) fn run_config(config: PipelineConfig, how: &How<'_>) -> anyhow::Resul
 /// Checks what every part reads, and says in a line what each stage will do. Nothing is written.
 fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Result<()> {
     let parts = &config.pipeline.stages;
-    let made =
-        if parts.contains(&Part::Data) { MADE_ROWS.map(|file| config.path(file)).into() } else { [].into() };
+    let made = MADE_ROWS.iter().filter(|_| parts.contains(&Part::Data)).map(|file| config.path(file));
     let mut preflight = Preflight::new(&config.out, mesh, made);
     for part in parts {
         let Some(stage) = part.stage() else { continue };

@@ -39,29 +39,34 @@ pub(super) struct Inputs {
     pub(super) ptx: rows::Encoded<SftRow>,
 }
 
-impl<T> Roles<T> {
-    /// Finds something of each model by the setting that names it and the name there.
+impl<T: Clone> Roles<T> {
+    /// Finds something of each model by the setting that names it and the name there. Unless the configuration names
+    /// them, the reference is the policy and the critic starts as the reward model.
     pub(super) fn find(
         config: &RunConfig,
         mut find: impl FnMut(&'static str, &str) -> anyhow::Result<T>,
     ) -> anyhow::Result<Self> {
-        let (policy, reward) = (&config.model.path, &config.ppo.reward_model);
-        let or = |path: &Option<String>, other: &str| path.clone().unwrap_or_else(|| other.to_owned());
-        Ok(Self {
-            policy: find("model.path", policy)?,
-            reference: find("ppo.reference_model", &or(&config.ppo.reference_model, policy))?,
-            critic: find("ppo.critic_model", &or(&config.ppo.critic_model, reward))?,
-            reward: find("ppo.reward_model", reward)?,
-        })
+        let policy = find("model.path", &config.model.path)?;
+        let reward = find("ppo.reward_model", &config.ppo.reward_model)?;
+        let mut named = |key, name: Option<&str>, otherwise: &T| match name {
+            Some(name) => find(key, name),
+            None => Ok(otherwise.clone()),
+        };
+        let reference = named("ppo.reference_model", config.ppo.reference_model.as_deref(), &policy)?;
+        let critic = named("ppo.critic_model", config.ppo.critic_model.as_deref(), &reward)?;
+        Ok(Self { policy, reference, critic, reward })
     }
+}
 
-    pub(super) fn map<U>(self, mut to: impl FnMut(T) -> U) -> Roles<U> {
-        Roles {
-            policy: to(self.policy),
-            reference: to(self.reference),
-            critic: to(self.critic),
-            reward: to(self.reward),
-        }
+impl<T> Roles<T> {
+    /// The same thing of each model, made from another.
+    pub(super) fn map<U>(&self, mut to: impl FnMut(&T) -> anyhow::Result<U>) -> anyhow::Result<Roles<U>> {
+        Ok(Roles {
+            policy: to(&self.policy)?,
+            reference: to(&self.reference)?,
+            critic: to(&self.critic)?,
+            reward: to(&self.reward)?,
+        })
     }
 
     /// The models beside the policy, by name.
@@ -77,7 +82,7 @@ impl<T> Roles<T> {
 
 pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
     let folders = Roles::find(config, |_, name| session::folder(name))?;
-    let configs = Roles::find(config, |_, name| Ok(Config::from_folder(&session::folder(name)?)?))?;
+    let configs = folders.map(|folder| Ok(Config::from_folder(folder)?))?;
     let tokenizer = tokenizer(config, &folders.policy)?;
     folders.check_tokenizers(&tokenizer, around.groups)?;
     let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;

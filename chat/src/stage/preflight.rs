@@ -44,19 +44,20 @@ struct TokenizerFiles {
 /// What the stages before the one that is checked will have written.
 pub(crate) struct Preflight<'a> {
     /// The folder of the pipeline.
-    out: &'a Path,
+    out: PathBuf,
     /// How the processes are arranged.
     mesh: &'a Mesh,
     /// Files of rows that the pipeline makes.
     made_rows: BTreeSet<PathBuf>,
-    /// Model folders that do not exist yet.
+    /// The models that earlier stages will write, by run folder.
     made_models: BTreeMap<PathBuf, Model>,
 }
 
 impl<'a> Preflight<'a> {
-    /// Before the first stage.
-    pub(crate) fn new(out: &'a Path, mesh: &'a Mesh, made_rows: BTreeSet<PathBuf>) -> Self {
-        Self { out, mesh, made_rows, made_models: BTreeMap::new() }
+    /// Before the first stage. `made_rows` are the files that the pipeline itself makes.
+    pub(crate) fn new(out: &Path, mesh: &'a Mesh, made_rows: impl IntoIterator<Item = PathBuf>) -> Self {
+        let made_rows = made_rows.into_iter().map(|file| absolute(&file)).collect();
+        Self { out: absolute(out), mesh, made_rows, made_models: BTreeMap::new() }
     }
 
     /// Checks the base model; `vocab_size` stands in for a tokenizer that the pipeline has not trained yet.
@@ -115,7 +116,7 @@ impl<'a> Preflight<'a> {
         if let Some(tokenizer) = tokenizer {
             models.others().iter().try_for_each(|(role, model)| model.check_tokenizer(role, tokenizer))?;
         }
-        let configs = models.map(|model| model.config);
+        let configs = models.map(|model| Ok(model.config.clone()))?;
         super::check_mesh(config, &configs.all(), self.mesh)?;
 
         let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
@@ -165,8 +166,12 @@ impl<'a> Preflight<'a> {
         !files.iter().flat_map(|files| &files.0).any(|file| self.will_make(file))
     }
 
+    /// Whether a file of rows does not exist yet and the pipeline makes it. A pattern may match such files.
     fn will_make(&self, file: &str) -> bool {
-        self.made_rows.contains(Path::new(file)) && !Path::new(file).exists()
+        let path = absolute(Path::new(file));
+        let is_pattern = file.contains(['*', '?']);
+        let is_beside = || self.made_rows.iter().any(|made| made.parent() == path.parent() && !made.exists());
+        (self.made_rows.contains(&path) && !path.exists()) || (is_pattern && is_beside())
     }
 
     /// Reads the rows that exist, where no tokenizer does yet.
@@ -177,18 +182,22 @@ impl<'a> Preflight<'a> {
 
     /// The model that the setting `key` names.
     fn model(&self, key: &'static str, name: &str) -> anyhow::Result<Model> {
-        let path = Path::new(name);
-        if let Some(model) = self.made_models.get(path) {
+        let path = absolute(Path::new(name));
+        // A run folder stands for its `final/`; the checkpoints of a run are models as well.
+        let is_written = |run: &Path| {
+            path == run || path == run.join("final") || path.parent() == Some(&run.join("checkpoints"))
+        };
+        if let Some((_, model)) = self.made_models.iter().find(|(run, _)| is_written(run)) {
             return Ok(model.clone());
         }
-        if path.starts_with(self.out) && !path.exists() {
-            return Err(ConfigError::NotMade { key, path: path.to_owned() }.into());
+        if path.starts_with(&self.out) && !path.exists() {
+            return Err(ConfigError::NotMade { key, path: name.into() }.into());
         }
         Model::of_folder(session::folder(name)?)
     }
 
     fn will_write(&mut self, config: &RunConfig, model: Model) {
-        self.made_models.insert(config.out.join("final"), model);
+        self.made_models.insert(absolute(&config.out), model);
     }
 }
 
@@ -263,6 +272,11 @@ impl TokenizerFiles {
         }
         session::tokenizer(&self.folder, template)
     }
+}
+
+/// A path to compare with others: absolute, without `.`. Links are not followed, since nothing may be there yet.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// A line for people about a stage whose rows were read.
