@@ -1,7 +1,8 @@
-//! What a newcomer gets wrong, and what a stranger sends: each input ends with one error line, the right exit code and
-//! nothing half-written.
+//! What a newcomer gets wrong, and what a stranger sends: each input ends with one error line, the right exit
+//! code and nothing half-written.
 //!
-//! Every case runs in the folder of a finished tiny pipeline (`life`), after its own files were written there.
+//! Every case runs in the folder of a finished tiny pipeline (`life`), after its own files were written
+//! there.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Folders and files: whose they are, who holds them, and what is left after a signal, a fault or a full disk.
+//! Folders and files: whose they are, who holds them, and what is left after a signal, a fault or a full
+//! disk.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -63,7 +64,8 @@ fn what_lies_in_a_run_folder_and_is_not_ours_is_never_overwritten() {
     scratch.write("mine/run.toml", &text);
     scratch.run("sft --config mine/run.toml").fails(2, &["mine/run.toml: no run of this program made this"]);
     assert_eq!(scratch.read("mine/run.toml"), text);
-    // A folder of ours in which no checkpoint was made may be used again, but not over the file that is being read.
+    // A folder of ours in which no checkpoint was made may be used again, but not over the file that is being
+    // read.
     scratch.write("mine/.colossal-chat.lock", "");
     scratch.run("sft --config mine/run.toml").fails(2, &["mine/run.toml: this is the run file"]);
     assert_eq!(scratch.read("mine/run.toml"), text);
@@ -176,7 +178,8 @@ fn a_finished_run_that_is_resumed_stays_as_it_is() {
     assert_eq!(changed(), before);
 }
 
-/// Rows that take some seconds to tokenise; others for each `case`, so that nothing is remembered from the last one.
+/// Rows that take some seconds to tokenise; others for each `case`, so that nothing is remembered from the
+/// last one.
 fn many_rows(scratch: &Scratch, case: usize) {
     let text = format!("{case}: 12 plus 30 is 42, and a list of words. ").repeat(40);
     scratch.write("many.jsonl", &format!("{{\"text\": \"{text}\"}}\n").repeat(100_000));

@@ -76,8 +76,8 @@ pub(crate) fn print(text: &str) -> std::io::Result<()> {
     print_rows(format!("{text}\n").as_bytes())
 }
 
-/// Writes data to stdout: to a terminal with every control character made visible, since the text may come from anybody's
-/// files, and to anything else as it is.
+/// Writes data to stdout: to a terminal with every control character made visible, since the text may come
+/// from anybody's files, and to anything else as it is.
 pub(crate) fn print_rows(text: &[u8]) -> std::io::Result<()> {
     let mut stdout = std::io::stdout().lock();
     if stdout.is_terminal() {
@@ -88,7 +88,8 @@ pub(crate) fn print_rows(text: &[u8]) -> std::io::Result<()> {
     stdout.flush()
 }
 
-/// Writes a line to stderr, with every control character made visible. When nobody reads that, the work goes on.
+/// Writes a line to stderr, with every control character made visible. When nobody reads that, the work goes
+/// on.
 ///
 /// Everything that this program says passes here or through the displays of `tui`, which do the same.
 pub(crate) fn tell(text: &str) {

@@ -113,8 +113,8 @@ pub(crate) fn code(error: &Error) -> u8 {
     error.chain().find_map(of_cause).or_else(|| error.chain().find_map(plain)).unwrap_or(FAILED)
 }
 
-/// Whether the reader of our output went away, which is no failure: `colossal-chat ... | head`. A connection that breaks is
-/// the error of a crate, and that is one.
+/// Whether the reader of our output went away, which is no failure: `colossal-chat ... | head`. A connection
+/// that breaks is the error of a crate, and that is one.
 pub(crate) fn is_broken_pipe(error: &Error) -> bool {
     if error.chain().any(|cause| of_cause(cause).is_some()) {
         return false;
@@ -200,7 +200,8 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
         .or_else(|| cause.downcast_ref().map(of_torch))
 }
 
-/// The code for a file or folder that cannot be made or written: a place that cannot be, or a system that fails.
+/// The code for a file or folder that cannot be made or written: a place that cannot be, or a system that
+/// fails.
 fn of_place(error: &io::Error) -> u8 {
     use io::ErrorKind::{
         AlreadyExists, InvalidFilename, IsADirectory, NotADirectory, NotFound, PermissionDenied,

@@ -1,8 +1,9 @@
-//! The folder of a run or of a pipeline: who may begin one in it, who holds it, and which checkpoint a resumed run goes on from.
+//! The folder of a run or of a pipeline: who may begin one in it, who holds it, and which checkpoint a
+//! resumed run goes on from.
 //!
-//! `out/.colossal-chat.lock` says that this program made the folder. Without it, a file or folder there that has a name of ours belongs
-//! to somebody else, and nothing is begun beside it. The process that writes into the folder (rank 0 of a job) holds a lock on that
-//! file until it ends, however it ends.
+//! `out/.colossal-chat.lock` says that this program made the folder. Without it, a file or folder there that
+//! has a name of ours belongs to somebody else, and nothing is begun beside it. The process that writes into
+//! the folder (rank 0 of a job) holds a lock on that file until it ends, however it ends.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{Read, Write};
@@ -63,8 +64,8 @@ pub(crate) struct RunFolder {
 }
 
 impl RunFolder {
-    /// Refuses a folder that the run may not have, and chooses the checkpoint that a resumed run goes on from: the newest whole one.
-    /// Every process of the job calls it, the first one decides.
+    /// Refuses a folder that the run may not have, and chooses the checkpoint that a resumed run goes on
+    /// from: the newest whole one. Every process of the job calls it, the first one decides.
     pub(crate) fn prepare(request: &Request<'_>, groups: &Groups) -> anyhow::Result<Self> {
         let found = if groups.is_first() { look(request)? } else { Found::default() };
         let all = groups.world().gather(vec![(found.is_finished, found.checkpoint)])?;
@@ -98,7 +99,8 @@ impl RunFolder {
         self.is_finished
     }
 
-    /// Makes the folder, takes hold of it, and saves the configuration in it. The first process of a job calls it.
+    /// Makes the folder, takes hold of it, and saves the configuration in it. The first process of a job
+    /// calls it.
     pub(crate) fn open(&self, settings: &str) -> anyhow::Result<()> {
         hold(&self.out)?;
         // Another run may have come and gone while this one was loading.
@@ -161,8 +163,8 @@ fn look(request: &Request<'_>) -> anyhow::Result<Found> {
     Ok(Found { is_finished, checkpoint })
 }
 
-/// The newest checkpoint that is whole. Damaged ones after it are told, and set aside when the run `writes`, so that they neither
-/// count as kept checkpoints nor stand in the way of those to come.
+/// The newest checkpoint that is whole. Damaged ones after it are told, and set aside when the run `writes`,
+/// so that they neither count as kept checkpoints nor stand in the way of those to come.
 fn newest_whole(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> anyhow::Result<PathBuf> {
     let mut damaged: Vec<(PathBuf, gemini::Error)> = Vec::new();
     for (_, path) in checkpoints.into_iter().rev() {
@@ -185,8 +187,8 @@ fn newest_whole(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> a
     Err(ConfigError::NoWholeCheckpoint { path: out.join("checkpoints"), problems }.into())
 }
 
-/// For the launcher of several ranks, which writes `logs/` into the folder before rank 0 looks at it: refuses a folder that is in use or
-/// somebody else's, and marks it.
+/// For the launcher of several ranks, which writes `logs/` into the folder before rank 0 looks at it: refuses
+/// a folder that is in use or somebody else's, and marks it.
 pub(crate) fn claim(out: &Path, names: &[&str], resume: bool) -> anyhow::Result<()> {
     check_place(out)?;
     if !resume {
@@ -205,8 +207,8 @@ pub(crate) fn check_place(out: &Path) -> Result<(), ConfigError> {
     problem.map_err(|problem| ConfigError::OutPlace { path: out.to_owned(), problem })
 }
 
-/// Refuses a folder in which somebody else has something under one of our `names`. Empty folders, as links to another disk, are no
-/// loss.
+/// Refuses a folder in which somebody else has something under one of our `names`. Empty folders, as links to
+/// another disk, are no loss.
 pub(crate) fn refuse_foreign(out: &Path, names: &[&str]) -> Result<(), ConfigError> {
     if out.join(LOCK).exists() {
         return Ok(());
@@ -223,7 +225,8 @@ pub(crate) fn is_configuration_of(run_file: Option<&Path>, out: &Path) -> bool {
     run_file.and_then(canonical).is_some_and(|file| canonical(&out.join(CONFIGURATION)) == Some(file))
 }
 
-/// Refuses a configuration that would give other numbers than the saved one at `path`. Keys and sections of `except` may differ.
+/// Refuses a configuration that would give other numbers than the saved one at `path`. Keys and sections of
+/// `except` may differ.
 pub(crate) fn same_settings(path: &Path, configuration: &str, except: &[&str]) -> anyhow::Result<()> {
     let saved =
         fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
@@ -233,7 +236,8 @@ pub(crate) fn same_settings(path: &Path, configuration: &str, except: &[&str]) -
     }
 }
 
-/// Makes `out` if need be, and holds it until this process ends. What a killed run left there half-written is removed.
+/// Makes `out` if need be, and holds it until this process ends. What a killed run left there half-written is
+/// removed.
 pub(crate) fn hold(out: &Path) -> anyhow::Result<()> {
     let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
     if out.canonicalize().is_ok_and(|out| held.iter().any(|(path, _)| *path == out)) {
@@ -270,7 +274,8 @@ fn is_written(name: &str) -> bool {
     WRITTEN.contains(&name) || ["data", "tokenizer"].contains(&name)
 }
 
-/// The locked lock file of `out`, which is made if need be. A file system without locks keeps nobody out, and that is told.
+/// The locked lock file of `out`, which is made if need be. A file system without locks keeps nobody out, and
+/// that is told.
 fn lock(out: &Path) -> anyhow::Result<File> {
     let unusable = |source| ConfigError::OutPlace { path: out.to_owned(), problem: format!("{source}") };
     checkpoint::create_folder(out).map_err(|error| match error {

@@ -1,13 +1,15 @@
-//! Signals that ask the program to end: Ctrl-C (SIGINT), SIGTERM, and the SIGHUP of a terminal that was closed.
+//! Signals that ask the program to end: Ctrl-C (SIGINT), SIGTERM, and the SIGHUP of a terminal that was
+//! closed.
 //!
 //! | while | the first signal | another one |
 //! |---|---|---|
 //! | a stage trains, `chat` answers ([`begin`]) | sets a flag: the step is finished and saved, the answer ends | ends the program at once |
 //! | anything else: loading, tokenising, converting, reports | ends the program at once | |
 //!
-//! Ending at once removes the temporary files of this process from the folders that were named to [`sweep_on_end`], and gives
-//! [`exit::INTERRUPTED`]. SIGHUP comes several times when a terminal closes (from the kernel and from the shell), so it never
-//! counts as another signal. Where it is ignored from the start, as under `nohup`, it stays ignored.
+//! Ending at once removes the temporary files of this process from the folders that were named to
+//! [`sweep_on_end`], and gives [`exit::INTERRUPTED`]. SIGHUP comes several times when a terminal closes (from
+//! the kernel and from the shell), so it never counts as another signal. Where it is ignored from the start,
+//! as under `nohup`, it stays ignored.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

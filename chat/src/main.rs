@@ -64,7 +64,8 @@ fn main() -> ExitCode {
     code.into()
 }
 
-/// The message of a panic may quote a file. The usual report with its backtrace is kept for messages that a terminal may be sent.
+/// The message of a panic may quote a file. The usual report with its backtrace is kept for messages that a
+/// terminal may be sent.
 fn show_panics_harmlessly() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

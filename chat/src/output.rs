@@ -1,7 +1,8 @@
 //! Places where a command writes because the user said so: `--output FILE` and `--out DIR`.
 //!
-//! Nothing that is there already is overwritten: a file only with `--force`, a folder never, and the input of the same command
-//! never. All of it is found out before the work begins. What is no file (`/dev/stdout`, a pipe) is written to.
+//! Nothing that is there already is overwritten: a file only with `--force`, a folder never, and the input of
+//! the same command never. All of it is found out before the work begins. What is no file (`/dev/stdout`, a
+//! pipe) is written to.
 
 use std::fs;
 use std::io::Write;
@@ -64,7 +65,8 @@ pub(crate) fn check_above(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Writes a file under a temporary name, syncs it, and renames it. What is no file (`/dev/stdout`, a pipe) is written to.
+/// Writes a file under a temporary name, syncs it, and renames it. What is no file (`/dev/stdout`, a pipe) is
+/// written to.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let failed = |source| Error::Io { path: path.to_owned(), source };
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
@@ -73,7 +75,8 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let parent = checkpoint::parent(path);
     checkpoint::create_folder(parent)?;
     let write = || {
-        // The file is removed unless it is renamed; its name is new, and a link that lies there is not followed.
+        // The file is removed unless it is renamed; its name is new, and a link that lies there is not
+        // followed.
         let mut file = tempfile::Builder::new()
             .prefix(&checkpoint::temporary_prefix(path))
             .suffix(".tmp")

@@ -5,8 +5,8 @@
 //!     samples.jsonl     replies: `step`, `prompt`, `reply`, `score`
 //!     tensorboard/      the same metrics as event files
 //! ```
-//! Every row is handed to the system before the next step begins. A resumed run first drops the rows after the step that it goes
-//! on from, so that the file has each step once.
+//! Every row is handed to the system before the next step begins. A resumed run first drops the rows after
+//! the step that it goes on from, so that the file has each step once.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;

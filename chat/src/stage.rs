@@ -231,7 +231,8 @@ fn check_mesh(config: &RunConfig, models: &[&Config], mesh: &Mesh) -> anyhow::Re
     Ok(())
 }
 
-/// Says where the newest checkpoint of a run that failed is, if there is one. Who interrupts a run hears it anyway.
+/// Says where the newest checkpoint of a run that failed is, if there is one. Who interrupts a run hears it
+/// anyway.
 fn tell_what_is_left(out: &Path, error: &rlhf::Error) {
     if matches!(error, rlhf::Error::Interrupted { .. }) {
         return;

@@ -1,7 +1,7 @@
 //! Any layout that training reads to the columns of our own: what `data convert` does.
 //!
-//! The layout is named by the user or told by the columns ([`Layout::guess`]); columns, fields of turns and roles may have
-//! other names. Rows are read as training reads them. Knows no tokenizer.
+//! The layout is named by the user or told by the columns ([`Layout::guess`]); columns, fields of turns and
+//! roles may have other names. Rows are read as training reads them. Knows no tokenizer.
 
 use std::path::Path;
 

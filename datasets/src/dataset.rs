@@ -1,10 +1,11 @@
 //! Data sets: files of rows, read, tokenised and cut to length, ready for the sampler.
 //!
-//! What is dropped or cut is counted and reported, never hidden. A row of demonstrations that is too long loses its right
-//! end, if a position that counts in the loss remains; of a pair each answer must keep at least one token and differ from
-//! the other, and an unpaired answer must keep one; a prompt that is too long is always dropped, for without its end it asks
-//! something else. Of a row that is far too long only the head is tokenised. Tokenising runs on all cores while the file is
-//! read; the order of rows is that of the files. Tokenised rows are kept in a [`cache`].
+//! What is dropped or cut is counted and reported, never hidden. A row of demonstrations that is too long
+//! loses its right end, if a position that counts in the loss remains; of a pair each answer must keep at
+//! least one token and differ from the other, and an unpaired answer must keep one; a prompt that is too long
+//! is always dropped, for without its end it asks something else. Of a row that is far too long only the head
+//! is tokenised. Tokenising runs on all cores while the file is read; the order of rows is that of the files.
+//! Tokenised rows are kept in a [`cache`].
 
 pub mod cache;
 mod parallel;

@@ -395,8 +395,8 @@ impl Tokenizer {
 
 /// Encodes the head of a text that has far more than `limit` ids, else all of it; says whether it was all.
 ///
-/// Tokens depend on what stands near them. So the text is cut well behind the limit, and the last ids before the cut
-/// (`UNSETTLED`) are not to be used; what stands before them is the same as in the whole text.
+/// Tokens depend on what stands near them. So the text is cut well behind the limit, and the last ids before
+/// the cut (`UNSETTLED`) are not to be used; what stands before them is the same as in the whole text.
 fn head_of<T>(
     text: &str,
     limit: usize,

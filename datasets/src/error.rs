@@ -1,7 +1,8 @@
 //! The errors of this crate.
 //!
-//! A message names the place (file and row), the field, what was found, what is wanted, and ends with the fix. Rows are
-//! counted from 1, over the whole file; a row of JSONL has the number of its line. Knows nothing of how errors are printed.
+//! A message names the place (file and row), the field, what was found, what is wanted, and ends with the
+//! fix. Rows are counted from 1, over the whole file; a row of JSONL has the number of its line. Knows
+//! nothing of how errors are printed.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
 //! Rows as people write them: conversations, pairs, prompts, not yet tokenised.
 //!
-//! The columns are those of the field (TRL, Hugging Face) and of the sets in common use (`ShareGPT`, Alpaca, HH, OASST): see
-//! [`Layout`]. A string is accepted wherever turns are wanted: a prompt is then one user turn, an answer one assistant turn.
-//! Training and `data convert` read rows here and nowhere else. Knows no tokenizer and no file format.
+//! The columns are those of the field (TRL, Hugging Face) and of the sets in common use (`ShareGPT`, Alpaca,
+//! HH, OASST): see [`Layout`]. A string is accepted wherever turns are wanted: a prompt is then one user
+//! turn, an answer one assistant turn. Training and `data convert` read rows here and nowhere else. Knows no
+//! tokenizer and no file format.
 
 mod alpaca;
 mod layout;

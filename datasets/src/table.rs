@@ -1,9 +1,9 @@
 //! Files of rows: Parquet, JSONL, JSON and CSV, the last three also gzipped.
 //!
-//! Files are read as they go (Parquet by batches inside row groups, text line by line; only `.json` arrays are read whole)
-//! and written under a temporary name in the same folder, synced and renamed. JSONL is split at `\n` and nowhere else. The
-//! format is told by the name of the file, and the first bytes must agree with it. Rows are counted from 1; a row of JSONL
-//! has the number of its line. Knows no meaning of columns.
+//! Files are read as they go (Parquet by batches inside row groups, text line by line; only `.json` arrays
+//! are read whole) and written under a temporary name in the same folder, synced and renamed. JSONL is split
+//! at `\n` and nowhere else. The format is told by the name of the file, and the first bytes must agree with
+//! it. Rows are counted from 1; a row of JSONL has the number of its line. Knows no meaning of columns.
 
 mod arrow;
 mod json;
@@ -184,7 +184,8 @@ impl TableReader {
         }
     }
 
-    /// The rows with their places; of a Parquet file only the columns that `wanted` takes, all where it is `None`.
+    /// The rows with their places; of a Parquet file only the columns that `wanted` takes, all where it is
+    /// `None`.
     ///
     /// A row that cannot be read is an error, behind which the rows go on where the file allows it.
     pub fn rows(

@@ -251,7 +251,8 @@ impl Tokenizer {
         })
     }
 
-    /// All that decides which ids a conversation becomes, as text: two tokenizers with the same text give the same ids.
+    /// All that decides which ids a conversation becomes, as text: two tokenizers with the same text give the
+    /// same ids.
     pub(crate) fn fingerprint(&self) -> Result<String> {
         let inner = self.inner.to_string(false).map_err(|error| self.failed(&error))?;
         let template = self.template.as_ref().map_or("", |template| template.source());

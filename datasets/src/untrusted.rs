@@ -1,7 +1,7 @@
 //! Decoders of other crates at work on files that nobody vouches for.
 //!
-//! The Parquet and tokenizer crates panic on some damaged files. `decode` turns such a panic into an error, and
-//! [`is_decoding`] lets the program's panic hook stay silent meanwhile. Knows no file format.
+//! The Parquet and tokenizer crates panic on some damaged files. `decode` turns such a panic into an error,
+//! and [`is_decoding`] lets the program's panic hook stay silent meanwhile. Knows no file format.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

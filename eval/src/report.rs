@@ -266,7 +266,8 @@ pub fn write(report: &Report, dir: &Path) -> Result<(), Error> {
 }
 
 fn write_atomically(dir: &Path, name: &str, text: &str) -> std::io::Result<()> {
-    // A new name: nothing that lies there is overwritten, and no link is followed. Removed unless it is renamed.
+    // A new name: nothing that lies there is overwritten, and no link is followed. Removed unless it is
+    // renamed.
     let mut file = tempfile::Builder::new()
         .prefix(&format!(".{name}.{}-", std::process::id()))
         .suffix(".tmp")

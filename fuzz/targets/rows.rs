@@ -1,6 +1,8 @@
-//! What the targets share: files of rows, read as every kind of row that training takes, and which panics count.
+//! What the targets share: files of rows, read as every kind of row that training takes, and which panics
+//! count.
 //!
-//! A file may be refused; it must not cause a panic. A panic of another crate's decoder that becomes an error is no finding.
+//! A file may be refused; it must not cause a panic. A panic of another crate's decoder that becomes an error
+//! is no finding.
 
 use std::fs;
 use std::path::Path;

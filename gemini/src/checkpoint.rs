@@ -1,10 +1,10 @@
 //! The trainer's state beside the weights, and folders that are whole or absent.
 //!
 //! `trainer_state/optimizer.safetensors` holds the moments (and, for bf16 weights, the masters) under
-//! `exp_avg.NAME`, `exp_avg_sq.NAME`, `master.NAME`; `trainer_state/state.json` the step and whatever the stage adds (data
-//! order, random generators, coefficients); `trainer_state/files.json` the size of every file of the checkpoint, by which
-//! [`verify`] finds what is missing or cut short. A folder is written under a temporary name, synced, and renamed; it never
-//! replaces another.
+//! `exp_avg.NAME`, `exp_avg_sq.NAME`, `master.NAME`; `trainer_state/state.json` the step and whatever the
+//! stage adds (data order, random generators, coefficients); `trainer_state/files.json` the size of every
+//! file of the checkpoint, by which [`verify`] finds what is missing or cut short. A folder is written under
+//! a temporary name, synced, and renamed; it never replaces another.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -30,8 +30,8 @@ const NEEDED: [&str; 4] =
 
 /// Fills a folder under a temporary name and renames it to `target`, which must be absent or an empty folder.
 ///
-/// `fill` writes into the folder that it is given. When it fails, the temporary folder is removed. On success every file, the
-/// name `target`, and every folder that was made above it are on the disk.
+/// `fill` writes into the folder that it is given. When it fails, the temporary folder is removed. On success
+/// every file, the name `target`, and every folder that was made above it are on the disk.
 pub fn write_folder<E: From<Error>>(
     target: &Path,
     fill: impl FnOnce(&Path) -> Result<(), E>,
@@ -65,7 +65,8 @@ pub fn temporary_prefix(target: &Path) -> String {
     format!(".{name}.{}-", std::process::id())
 }
 
-/// The name whose temporary file or folder `entry` is, if it is one, and the process that wrote it. Earlier versions named no process.
+/// The name whose temporary file or folder `entry` is, if it is one, and the process that wrote it. Earlier
+/// versions named no process.
 pub fn temporary_of(entry: &str) -> Option<(&str, Option<u32>)> {
     let rest = entry.strip_prefix('.')?.strip_suffix(".tmp")?;
     let Some((name, tag)) = rest.rsplit_once('.') else { return Some((rest, None)) };
@@ -187,9 +188,10 @@ fn files(folder: &Path, below: &Path) -> Result<Vec<String>, Error> {
 
 /// Finds out whether the checkpoint `folder` is whole, without reading its tensors.
 ///
-/// Every file that `files.json` names has the size that it had; every JSON file parses; the header of every file of tensors
-/// parses and its tensors lie inside the file. The bytes of the tensors are not compared: they were synced before the
-/// checkpoint got its name, and reading them all would take as long as loading them.
+/// Every file that `files.json` names has the size that it had; every JSON file parses; the header of every
+/// file of tensors parses and its tensors lie inside the file. The bytes of the tensors are not compared:
+/// they were synced before the checkpoint got its name, and reading them all would take as long as loading
+/// them.
 pub fn verify(folder: &Path) -> Result<(), Error> {
     let manifest = folder.join(STATE_FOLDER).join(FILES);
     let needed = match fs::read_to_string(&manifest) {
@@ -238,7 +240,8 @@ fn read_json(path: &Path) -> Result<Value, Error> {
     serde_json::from_slice(&text).map_err(|source| damaged(path, &source))
 }
 
-/// Renames a damaged checkpoint to `step-N.damaged`, where nothing takes it for a checkpoint and a person can look at it.
+/// Renames a damaged checkpoint to `step-N.damaged`, where nothing takes it for a checkpoint and a person can
+/// look at it.
 pub fn set_aside(checkpoint: &Path) -> Result<PathBuf, Error> {
     let name = checkpoint.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut names = std::iter::once(format!("{name}.damaged"))
@@ -250,7 +253,8 @@ pub fn set_aside(checkpoint: &Path) -> Result<PathBuf, Error> {
     Ok(aside)
 }
 
-/// Removes what a killed process was writing into `folder` under a temporary name. `is_ours` knows the final names.
+/// Removes what a killed process was writing into `folder` under a temporary name. `is_ours` knows the final
+/// names.
 ///
 /// Call it only while no other process can be writing there.
 pub fn remove_left_overs(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), Error> {

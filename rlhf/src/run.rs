@@ -1,8 +1,9 @@
 //! What every stage does around its steps: listen for an interrupt, log, look at held-out rows, save, and resume.
 //!
-//! A run lives in `out/`: `checkpoints/step-N/` and `final/` are model folders that HF `transformers` loads, a checkpoint with
-//! `trainer_state/` beside the weights. The recorder writes the files of metrics; whoever starts the run has made `out/` and chosen
-//! the checkpoint that a resumed run goes on from. Knows no algorithm.
+//! A run lives in `out/`: `checkpoints/step-N/` and `final/` are model folders that HF `transformers` loads,
+//! a checkpoint with `trainer_state/` beside the weights. The recorder writes the files of metrics; whoever
+//! starts the run has made `out/` and chosen the checkpoint that a resumed run goes on from. Knows no
+//! algorithm.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,7 +76,8 @@ impl Run<'_> {
         due(step, self.cadence.log) || step == total_steps
     }
 
-    /// Whether the held-out rows are looked at after `step`. Whoever asked the run to end does not wait for that.
+    /// Whether the held-out rows are looked at after `step`. Whoever asked the run to end does not wait for
+    /// that.
     pub(crate) fn evaluates(&self, step: u64, total_steps: u64) -> Result<bool, Error> {
         let is_due = due(step, self.cadence.eval) || (step == total_steps && self.cadence.eval > 0);
         Ok(is_due && !self.is_interrupted()?)

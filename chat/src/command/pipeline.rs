@@ -3,9 +3,9 @@
 //! ```text
 //!   data ──> tokenizer ──> base ──> sft ──> rm ──> ppo ──> report
 //! ```
-//! Each part leaves a folder under `out/` and finds there what the parts before it left; a path that the file names itself is kept.
-//! A part that is done (its folder is whole) is not done again with `--resume`. Before the first part runs, the inputs of all of
-//! them are checked ([`Preflight`]).
+//! Each part leaves a folder under `out/` and finds there what the parts before it left; a path that the file
+//! names itself is kept. A part that is done (its folder is whole) is not done again with `--resume`. Before
+//! the first part runs, the inputs of all of them are checked ([`Preflight`]).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

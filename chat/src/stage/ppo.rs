@@ -40,8 +40,8 @@ pub(super) struct Inputs {
 }
 
 impl<T: Clone> Roles<T> {
-    /// Finds something of each model by the setting that names it and the name there. Unless the configuration names
-    /// them, the reference is the policy and the critic starts as the reward model.
+    /// Finds something of each model by the setting that names it and the name there. Unless the
+    /// configuration names them, the reference is the policy and the critic starts as the reward model.
     pub(super) fn find(
         config: &RunConfig,
         mut find: impl FnMut(&'static str, &str) -> anyhow::Result<T>,
@@ -143,7 +143,8 @@ fn check_lengths(models: &Roles<Config>, longest: usize, max_new_tokens: usize) 
 }
 
 impl Roles<PathBuf> {
-    /// Refuses models of another tokenizer than `own`, the policy's: all four are given the ids that it makes.
+    /// Refuses models of another tokenizer than `own`, the policy's: all four are given the ids that it
+    /// makes.
     fn check_tokenizers(&self, own: &Tokenizer, groups: &Groups) -> anyhow::Result<()> {
         let mut seen = vec![&self.policy];
         for (role, folder) in self.others() {

@@ -1,9 +1,10 @@
-//! Checks what a stage reads before any stage of its pipeline runs: a typo in the last stage must not cost the first ones.
+//! Checks what a stage reads before any stage of its pipeline runs: a typo in the last stage must not cost
+//! the first ones.
 //!
-//! A stage reads model folders and rows. What exists is checked as the stage itself checks it: `config.json`, the
-//! headers of the weight files, the tokenizer with its template, every row, and whether lengths and token ids fit the
-//! models. A folder that an earlier stage will write is described by the model that this stage starts from. Reads no
-//! weights and writes nothing.
+//! A stage reads model folders and rows. What exists is checked as the stage itself checks it: `config.json`,
+//! the headers of the weight files, the tokenizer with its template, every row, and whether lengths and token
+//! ids fit the models. A folder that an earlier stage will write is described by the model that this stage
+//! starts from. Reads no weights and writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -274,7 +275,8 @@ impl TokenizerFiles {
     }
 }
 
-/// A path to compare with others: absolute, without `.`. Links are not followed, since nothing may be there yet.
+/// A path to compare with others: absolute, without `.`. Links are not followed, since nothing may be there
+/// yet.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -1,4 +1,5 @@
-//! The rows of a stage: the files of `[data]`, read, tokenised and cut, or taken from the cache; and what is told about them.
+//! The rows of a stage: the files of `[data]`, read, tokenised and cut, or taken from the cache; and what is
+//! told about them.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;

@@ -1,9 +1,10 @@
 //! Tokenised rows on disk, so that the second start of a run need not tokenise again.
 //!
-//! A file of the cache is named by a hash (two XXH64 with different seeds) of everything that the rows depend on: the bytes
-//! of the data files, the tokenizer with its template, the settings, the version of this program and of this format. It is
-//! written under a temporary name and renamed, so it is whole or absent; its length and checksum are looked at when it is
-//! read, and one that is damaged is made anew. Processes that want the same rows wait for the one that makes them.
+//! A file of the cache is named by a hash (two XXH64 with different seeds) of everything that the rows depend
+//! on: the bytes of the data files, the tokenizer with its template, the settings, the version of this
+//! program and of this format. It is written under a temporary name and renamed, so it is whole or absent;
+//! its length and checksum are looked at when it is read, and one that is damaged is made anew. Processes
+//! that want the same rows wait for the one that makes them.
 //!
 //! ```text
 //! "colossal-chat rows 1\n" | XXH64 of the rest, little endian | postcard: counts, layouts, notes, rows
@@ -78,7 +79,8 @@ impl Cache {
     ) -> Result<EncodedDataset<T>> {
         let path = self.folder.join(format!("{}.rows", key::<T>(paths, tokenizer, options)?));
         let lock = path.with_extension("lock");
-        // Without a lock, as on some network folders, two processes may make the same rows; neither harms the other.
+        // Without a lock, as on some network folders, two processes may make the same rows; neither harms the
+        // other.
         let held = fs::create_dir_all(&self.folder).and_then(|()| File::create(&lock));
         let held = held.and_then(|file| file.lock().map(|()| file));
         let damaged = match open(&path) {

@@ -1,7 +1,8 @@
 //! Rows encoded on all cores while they are read, and handed on in the order of the file.
 //!
-//! The caller's thread reads batches and hands them to the workers through a short queue, so that memory does not grow with
-//! the file; what comes back out of order waits. The first error, in the order of the file, ends it.
+//! The caller's thread reads batches and hands them to the workers through a short queue, so that memory does
+//! not grow with the file; what comes back out of order waits. The first error, in the order of the file,
+//! ends it.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -17,7 +18,8 @@ const BATCH: usize = 128;
 /// A batch with its place.
 type Batch<S> = (usize, Vec<(At, S)>);
 
-/// Encodes every row of `rows`, each of which gives any number of sources, and hands the results to `take` in order.
+/// Encodes every row of `rows`, each of which gives any number of sources, and hands the results to `take` in
+/// order.
 pub(super) fn encode<S: Send, F: Send>(
     rows: impl Iterator<Item = Result<(At, Vec<S>)>>,
     encode: &(impl Fn(&(At, S)) -> Result<F> + Sync),

@@ -1,8 +1,9 @@
 //! Rows held out of a training set.
 //!
-//! A row is held out when the hash of its ids, keyed by the seed, falls into the lowest part of all hashes. So the choice
-//! does not depend on the order or the number of the other rows, and is the same on every rank and after every restart.
-//! Rows with the same ids (pairs and unpaired answers: with the same prompt) are always on the same side.
+//! A row is held out when the hash of its ids, keyed by the seed, falls into the lowest part of all hashes.
+//! So the choice does not depend on the order or the number of the other rows, and is the same on every rank
+//! and after every restart. Rows with the same ids (pairs and unpaired answers: with the same prompt) are
+//! always on the same side.
 
 use std::hash::Hasher;
 

@@ -98,7 +98,8 @@ fn errors_inside_a_row_name_the_row() {
     assert!(error.to_string().contains("no layout of preference rows fits the columns messages"), "{error}");
 }
 
-/// A conversation and texts far beyond any limit, with every kind of run that a tokenizer may look far ahead in.
+/// A conversation and texts far beyond any limit, with every kind of run that a tokenizer may look far ahead
+/// in.
 fn long_sources() -> Vec<Demonstration> {
     let words = "the quick brown fox, 12345 jumps over.\n\nthe lazy dog 中文很好 😀 ".repeat(6000);
     let runs = format!("{}{}{}", "a".repeat(150_000), " ".repeat(150_000), "=-".repeat(80_000));

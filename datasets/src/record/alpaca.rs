@@ -1,5 +1,5 @@
-//! Alpaca and its relatives: `instruction`, `input` (often empty) and an answer (Taori et al. 2023; `response` in
-//! `GPTeacher`; `context` for `input` in Dolly), or `chosen` and `rejected`.
+//! Alpaca and its relatives: `instruction`, `input` (often empty) and an answer (Taori et al. 2023;
+//! `response` in `GPTeacher`; `context` for `input` in Dolly), or `chosen` and `rejected`.
 //!
 //! Instruction and input become one user turn, with an empty line between them.
 

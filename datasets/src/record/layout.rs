@@ -1,8 +1,8 @@
 //! Which columns a table has, and so what its rows mean.
 //!
-//! Every layout belongs to one kind of rows ([`super::Record::LAYOUTS`]). A file has a layout when it has all of the
-//! layout's required columns; a layout whose required columns are among those of another that fits gives way to it. Training,
-//! `data check` and `data convert` all decide here, so that they agree.
+//! Every layout belongs to one kind of rows ([`super::Record::LAYOUTS`]). A file has a layout when it has all
+//! of the layout's required columns; a layout whose required columns are among those of another that fits
+//! gives way to it. Training, `data check` and `data convert` all decide here, so that they agree.
 
 use std::fmt;
 use std::path::Path;
@@ -33,7 +33,8 @@ pub enum Layout {
     Tokens,
     /// `prompt`, `chosen`, `rejected`, and `margin` if there is one.
     Preference,
-    /// `chosen` and `rejected` as whole conversations, or as HH transcripts, that share all but the last turn.
+    /// `chosen` and `rejected` as whole conversations, or as HH transcripts, that share all but the last
+    /// turn.
     ImplicitPreference,
     /// `conversations`, with `chosen` and `rejected` as one turn each.
     ShareGptPreference,

@@ -66,7 +66,8 @@ impl Mapping {
         self.roles.get(name).copied().or_else(usual)
     }
 
-    /// The field of a turn that holds `role` or `content`, with the first of `usual` that the turn has as default.
+    /// The field of a turn that holds `role` or `content`, with the first of `usual` that the turn has as
+    /// default.
     pub(super) fn field<'a>(&'a self, name: &str, turn: &'a Row, usual: &[&str]) -> Option<&'a Value> {
         match self.fields.get(name) {
             Some(found) => turn.get(found),

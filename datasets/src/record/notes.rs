@@ -1,9 +1,9 @@
-//! What a person should know of the rows of a file beside the rows: fields that nothing reads, rows that were left out, and
-//! conversations that are odd.
+//! What a person should know of the rows of a file beside the rows: fields that nothing reads, rows that were
+//! left out, and conversations that are odd.
 //!
-//! No field is dropped in silence. A column or a field of a turn is read, or says nothing (null, empty), or is named by the
-//! user as one to leave out. Of the others, those that would change what is learned are refused by name; metadata such as
-//! `id` are passed over; the rest are counted and told. Knows no terminal.
+//! No field is dropped in silence. A column or a field of a turn is read, or says nothing (null, empty), or
+//! is named by the user as one to leave out. Of the others, those that would change what is learned are
+//! refused by name; metadata such as `id` are passed over; the rest are counted and told. Knows no terminal.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,8 @@ use super::{Layout, Mapping, Record, Row};
 use crate::conversation::{Message, Role};
 use crate::error::{At, Error, Result};
 
-/// Fields of rows and of turns that belong to what the model sees or to what it learns, wherever no layout reads them.
+/// Fields of rows and of turns that belong to what the model sees or to what it learns, wherever no layout
+/// reads them.
 pub(crate) const MEANINGFUL: [&str; 33] = [
     "tools",
     "tool_calls",

@@ -1,8 +1,8 @@
 //! Rows of a table to typed rows, with errors that name row, field and fix.
 //!
-//! Nothing is repaired: what does not fit is an error, but rows of foreign sets that cannot teach anything are left out and
-//! counted. Null counts as missing. A text in a column that wants a list is read as JSON in CSV, whose cells are texts, and
-//! nowhere else. Knows no layouts but those of [`super::Layout`].
+//! Nothing is repaired: what does not fit is an error, but rows of foreign sets that cannot teach anything
+//! are left out and counted. Null counts as missing. A text in a column that wants a list is read as JSON in
+//! CSV, whose cells are texts, and nowhere else. Knows no layouts but those of [`super::Layout`].
 
 use std::borrow::Cow;
 

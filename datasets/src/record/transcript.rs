@@ -1,7 +1,7 @@
 //! HH transcripts: pairs of whole dialogues in one text each (Bai et al. 2022, Anthropic's hh-rlhf).
 //!
-//! "\n\nHuman: " and "\n\nAssistant: " begin the turns. The pair is split where it first parts, at the latest before the
-//! last turn; after that each side must have exactly one assistant turn.
+//! "\n\nHuman: " and "\n\nAssistant: " begin the turns. The pair is split where it first parts, at the latest
+//! before the last turn; after that each side must have exactly one assistant turn.
 
 use super::parse::Fields;
 use super::{Parsed, Preference};

@@ -154,7 +154,8 @@ fn values(column: &ArrayRef) -> std::result::Result<Vec<Value>, ArrowError> {
     })
 }
 
-/// A floating number. JSON has none that is not finite: such a one becomes a text, which no column of numbers takes.
+/// A floating number. JSON has none that is not finite: such a one becomes a text, which no column of numbers
+/// takes.
 fn number(value: Option<f64>) -> Value {
     match value {
         Some(value) if !value.is_finite() => Value::String(value.to_string()),

@@ -1,4 +1,5 @@
-//! JSON text as a value in which no object names a field twice: of two fields with one name the first would be lost.
+//! JSON text as a value in which no object names a field twice: of two fields with one name the first would
+//! be lost.
 
 use std::fmt;
 

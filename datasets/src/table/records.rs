@@ -17,7 +17,8 @@ pub struct Reading {
     pub mapping: Mapping,
     /// Columns and fields of turns that are left out.
     pub drop: Vec<String>,
-    /// Nobody has said which kind of rows is wanted, so an answer that nothing reads may be what the rows are for.
+    /// Nobody has said which kind of rows is wanted, so an answer that nothing reads may be what the rows are
+    /// for.
     pub guessed: bool,
 }
 

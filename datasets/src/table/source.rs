@@ -1,7 +1,8 @@
 //! The bytes of a file: opened, checked against its name, counted as they are read, and unpacked.
 //!
-//! Compression and Parquet are told by their first bytes (RFC 1952, section 2.3.1; RFC 8878, section 3.1.1; the "PAR1" of
-//! Parquet), so that a file whose name says something else is refused by name and not read as broken JSON.
+//! Compression and Parquet are told by their first bytes (RFC 1952, section 2.3.1; RFC 8878, section 3.1.1;
+//! the "PAR1" of Parquet), so that a file whose name says something else is refused by name and not read as
+//! broken JSON.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek};

@@ -65,7 +65,8 @@ pub(crate) fn atomically(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) ->
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     fs::create_dir_all(folder).map_err(failed)?;
-    // A new name: nothing that lies there is overwritten, and no link is followed. Removed unless it is renamed.
+    // A new name: nothing that lies there is overwritten, and no link is followed. Removed unless it is
+    // renamed.
     let temporary = tempfile::Builder::new()
         .prefix(&format!(".{name}.{}-", std::process::id()))
         .suffix(".tmp")

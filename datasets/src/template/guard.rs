@@ -320,7 +320,8 @@ fn constant(span: Span, value: impl Into<Value>) -> ast::Expr<'static> {
     ast::Expr::Const(at(span, ast::Const { value: value.into() }))
 }
 
-/// A name that lives as long as the program, each once, so that the rewritten tree does not borrow from its source.
+/// A name that lives as long as the program, each once, so that the rewritten tree does not borrow from its
+/// source.
 fn owned(name: &str) -> &'static str {
     static NAMES: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -62,8 +62,8 @@ impl Store {
     ) -> Result<Self, Error> {
         let host = text(host);
         let mut pointer = std::ptr::null_mut();
-        // SAFETY: the text lives during the call; the seal belongs to the store from now on, and `pointer` receives a store that belongs
-        // to us.
+        // SAFETY: the text lives during the call; the seal belongs to the store from now on, and `pointer`
+        // receives a store that belongs to us.
         let code = unsafe {
             let (milliseconds, seal) = (milliseconds(timeout), secret.clone().into_seal());
             raw::shim_store_open(host.as_ptr(), port, listener, milliseconds, seal, &raw mut pointer)

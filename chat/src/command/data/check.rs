@@ -1,8 +1,8 @@
 //! `data check`: what is in a file of rows, and what is wrong with it.
 //!
-//! The layout is told as training and `data convert` tell it, and every row is read as they read it. A row that cannot be
-//! used is an error, of which the first few are shown; what may be meant so (equal answers, rows twice, the text of a special
-//! token in what a person says, two turns of one speaker) is counted.
+//! The layout is told as training and `data convert` tell it, and every row is read as they read it. A row
+//! that cannot be used is an error, of which the first few are shown; what may be meant so (equal answers,
+//! rows twice, the text of a special token in what a person says, two turns of one speaker) is counted.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -82,8 +82,8 @@ extern "C" fn tag(
     length: usize,
     tag: *mut u8,
 ) {
-    // SAFETY: the shim hands on the state of `into_seal`, `key_length` and `length` live bytes, and room for a tag. An empty value may have
-    // no address.
+    // SAFETY: the shim hands on the state of `into_seal`, `key_length` and `length` live bytes, and room for
+    // a tag. An empty value may have no address.
     unsafe {
         let key = std::slice::from_raw_parts(key.cast::<u8>(), key_length);
         let value = if length == 0 { &[] } else { std::slice::from_raw_parts(bytes, length) };
