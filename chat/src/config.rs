@@ -363,6 +363,8 @@ impl RunConfig {
         if stage == Stage::Ppo && self.ppo.reward_model.is_empty() {
             return needed("ppo.reward_model", "the folder of a reward model");
         }
+
+        // Settings that contradict one another.
         if stage == Stage::Ppo && self.ppo.ptx_coef == 0.0 && !self.data.ptx.0.is_empty() {
             let message =
                 "has no effect while [ppo] ptx_coef is 0: set that, or leave the rows out".to_owned();
@@ -429,6 +431,8 @@ fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<
             return refuse(key, 0, "must be at least 1");
         }
     }
+
+    // The other modes would lay out a mesh whose collectives nobody calls, and wait for ever.
     if parallel.tensor.mode != TensorMode::OneDimension {
         let message = "layers in two and three dimensions are not there yet: use \"1d\"".to_owned();
         return Err(ConfigError::Value { place: None, key: "parallel.tensor.mode".to_owned(), message });
@@ -436,6 +440,7 @@ fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<
     if let Some(depth) = parallel.tensor.depth {
         return refuse("parallel.tensor.depth", depth as u64, "has no effect on mode = \"1d\": leave it out");
     }
+
     let size = sequence.size as u64;
     match sequence.mode {
         SequenceMode::None if size > 1 => {

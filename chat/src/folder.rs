@@ -127,6 +127,7 @@ struct Found {
     checkpoint: Option<String>,
 }
 
+/// Decides whether the run may have its folder, and from which checkpoint a resumed one starts.
 fn look(request: &Request<'_>) -> anyhow::Result<Found> {
     let Request { stage, out, settings, run_file, resume, writes } = *request;
     check_place(out)?;
@@ -143,6 +144,7 @@ fn look(request: &Request<'_>) -> anyhow::Result<Found> {
         }
         return Ok(Found::default());
     }
+
     if stage == Stage::Ppo {
         return Err(ConfigError::PpoResume(out.to_owned()).into());
     }
@@ -155,6 +157,7 @@ fn look(request: &Request<'_>) -> anyhow::Result<Found> {
     if is_finished {
         return Ok(Found { is_finished, checkpoint: None });
     }
+    // A damaged checkpoint is renamed, so nobody else may be at work in the folder.
     if writes {
         hold(out)?;
     }

@@ -109,6 +109,8 @@ fn parse(row: &Row, at: &At, wants: Wants) -> Result<Given, Error> {
     if let Some(answer) = answer.filter(|_| wants != Wants::Prompt && has("prompt")) {
         return prompt_and_answer(row, answer, at);
     }
+
+    // Anything else is one field, and which one says what the row is.
     let there: Vec<&str> = wants.fields().iter().copied().filter(|name| has(name)).collect();
     match there[..] {
         ["prompt"] if row["prompt"].is_string() => text(row, "prompt", at),

@@ -60,6 +60,7 @@ pub(crate) fn write(
     let [base, sft, ppo] =
         [Stage::Base, Stage::Sft, Stage::Ppo].map(|stage| measure(config, stage, &prompts));
     let models = PerModel { base: base?, sft: sft?, ppo: ppo? };
+
     let mut report = Report {
         title: "From a base model to PPO".to_owned(),
         command: command.to_owned(),
@@ -76,10 +77,12 @@ pub(crate) fn write(
         samples: samples(&prompts, &models),
         ..Report::default()
     };
+
     if let (Some(sft), Some(ppo)) = (&models.sft, &models.ppo) {
         report.paired_gain = Some(gain(&sft.sampled, &ppo.sampled)?);
         report.paired_gain_greedy = Some(gain(&sft.greedy, &ppo.greedy)?);
     }
+
     report.seconds = stage_seconds(seconds, started.elapsed().as_secs_f64());
     report.peak_rss_bytes = Some(parallel::memory::peak_rss_bytes());
     eval::report::write(&report, &config.out)?;

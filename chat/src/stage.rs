@@ -141,6 +141,7 @@ fn in_run_folder(
     if around.goal != Goal::Train {
         return Ok(());
     }
+
     let settings = config.to_toml(stage)?;
     if groups.is_first() {
         around.folder.open(&settings)?;
@@ -168,6 +169,8 @@ fn in_run_folder(
         recorder: &mut recorder,
         companions,
     };
+
+    // From here on a signal lets the step at hand end and be saved.
     let work = interrupt::begin();
     let trained = train(&mut run);
     drop(work);
@@ -177,6 +180,7 @@ fn in_run_folder(
         }
         return Err(error.into());
     }
+
     let peaks = groups.world().gather(vec![memory::peak_rss_bytes()])?;
     if groups.is_first() && peaks.len() > 1 {
         tell(&format!("peak memory of the processes: {}", plan::mebibytes(&peaks)));

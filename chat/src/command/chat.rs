@@ -118,6 +118,8 @@ impl Chat {
     fn answer(&mut self, text: &str) -> anyhow::Result<FinishReason> {
         self.history.push(Message::user(text));
         let prompt = self.session.tokenizer()?.encode_prompt(&self.history)?;
+
+        // From here on a signal ends the answer and not the program.
         let work = interrupt::begin();
         let started = Instant::now();
         let mut first_token = None;
@@ -134,6 +136,7 @@ impl Chat {
         let prompts = std::slice::from_ref(&prompt);
         let made = generate::generate(&self.session.model, prompts, &self.options, &mut listener)?;
         drop(work);
+
         reply.take(decoder.finish());
         let text = reply.finish()?;
         self.history.push(Message::assistant(text));

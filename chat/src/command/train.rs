@@ -36,6 +36,8 @@ pub(crate) fn run_for(
         let job = Job::on_this_host(arguments.nproc, &loaded.config.out)?;
         return launch::run(&job, &launch::own_arguments());
     }
+
+    // Below, this process is a rank, or the only one; a plan is made by one process for all of them.
     interrupt::listen()?;
     let settings = loaded.config.to_toml(stage)?;
     let parallel = &loaded.config.parallel;
@@ -50,6 +52,7 @@ pub(crate) fn run_for(
     if groups.is_first() {
         loaded.warnings.iter().for_each(|warning| tell(&format!("warning: {warning}")));
     }
+
     let request = Request {
         stage,
         out: &loaded.config.out,
@@ -68,6 +71,7 @@ pub(crate) fn run_for(
         }
         return Ok(());
     }
+
     let mut display = Display::new();
     let mut around = Around { groups: &groups, mesh: &mesh, recorder: &mut display, folder: &folder, goal };
     stage::run(stage, &loaded.config, &mut around)?;

@@ -96,6 +96,7 @@ fn check(arguments: &CheckArgs, tokenizer: Option<&Tokenizer>) -> Result<Report,
         None => Layout::guess(&reading.columns(&columns), path)?,
     };
     reading.layout = Some(layout);
+
     let report = Report { file: path.clone(), layout: layout.name(), columns, ..Report::default() };
     match layout {
         layout if Demonstration::LAYOUTS.contains(&layout) => {
@@ -245,6 +246,7 @@ impl Report {
                 tokens.shortest, tokens.longest, tokens.median, tokens.mean
             ));
         }
+
         for (count, what) in [
             (self.duplicates, "rows that are in the file more than once"),
             (self.equal_answers, "pairs with equal answers, from which nothing is learned"),
@@ -254,6 +256,7 @@ impl Report {
                 lines.push(format!("warning    {count} {what}"));
             }
         }
+
         let notes = self.notes.lines(At::unit(&self.file), true);
         lines.extend(notes.iter().map(|note| format!("note       {note}")));
         lines.extend(self.errors.iter().map(|error| format!("error      {error}")));
