@@ -6,6 +6,7 @@
 //! it. Rows are counted from 1; a row of JSONL has the number of its line. Knows no meaning of columns.
 
 mod arrow;
+mod footer;
 mod json;
 mod records;
 mod source;
@@ -48,9 +49,27 @@ fn format_of(path: &Path) -> Result<(Format, bool)> {
         Some("jsonl" | "ndjson") => Format::Jsonl,
         Some("json") => Format::Json,
         Some("csv") => Format::Csv,
+        Some(extension)
+            if unpacked_by(extension).is_some() && format_of(&path.with_extension("")).is_ok() =>
+        {
+            let program = unpacked_by(extension).unwrap_or_default();
+            return Err(Error::Compressed { path: path.to_owned(), program });
+        }
         _ => return Err(Error::UnsupportedExtension { path: path.to_owned(), wanted: EXTENSIONS }),
     };
     Ok((format, gzipped))
+}
+
+/// The program that undoes a compression that is not read here.
+fn unpacked_by(extension: &str) -> Option<&'static str> {
+    Some(match extension {
+        "zst" => "zstd -d",
+        "bz2" => "bzip2 -d",
+        "xz" => "xz -d",
+        "lz4" => "lz4 -d",
+        "zip" => "unzip",
+        _ => return None,
+    })
 }
 
 /// Data files behind paths, folders and patterns with `*` and `?` in the last part, in this order, each group sorted.
@@ -60,7 +79,8 @@ pub fn expand<S: AsRef<str>>(inputs: &[S]) -> Result<Vec<PathBuf>> {
         let input = input.as_ref();
         let path = Path::new(input);
         let found = if path.is_dir() {
-            list(path, |path| format_of(path).is_ok())?
+            // Rows in a compression that is not read are refused by name when their turn comes, not passed over.
+            list(path, |path| !matches!(format_of(path), Err(Error::UnsupportedExtension { .. })))?
         } else if input.contains(['*', '?']) {
             let pattern: Vec<char> = path.file_name().unwrap_or_default().to_string_lossy().chars().collect();
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());

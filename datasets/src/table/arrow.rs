@@ -18,7 +18,7 @@ use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::statistics::Statistics;
 use serde_json::{Map, Value, json};
 
-use super::{Position, Rows};
+use super::{Position, Rows, footer};
 use crate::error::{Error, Result};
 use crate::record::Row;
 use crate::untrusted::decode;
@@ -30,9 +30,14 @@ pub(super) type Builder = ParquetRecordBatchReaderBuilder<File>;
 
 /// Opens a file and reads its column names; refuses a compression that is not built in.
 pub(super) fn open(file: File, path: &Path) -> Result<(Builder, Vec<String>)> {
-    let builder =
-        decode(|| Builder::try_new(file)).map_err(ParquetError::General).and_then(|builder| builder);
-    let builder = builder.map_err(|source| Error::Parquet { path: path.to_owned(), source })?;
+    let failed = |source| Error::Parquet { path: path.to_owned(), source };
+    let damaged = |error: std::io::Error| failed(ParquetError::General(error.to_string()));
+    footer::check(&file).map_err(damaged)?;
+    let pages = file.try_clone().map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let builder = decode(|| Builder::try_new(file)).map_err(ParquetError::General);
+    let builder = builder.and_then(|builder| builder).map_err(failed)?;
+    footer::check_pages(&pages, builder.metadata()).map_err(damaged)?;
+
     let chunks = builder.metadata().row_groups().iter().flat_map(RowGroupMetaData::columns);
     for chunk in chunks {
         match chunk.compression() {
@@ -56,9 +61,11 @@ pub(super) fn filled(builder: &Builder) -> Vec<(String, usize)> {
         let flat = schema.column(leaf).max_rep_level() == 0 && schema.get_column_root(leaf).is_primitive();
         let rows = |group: &RowGroupMetaData| {
             let nulls = group.column(leaf).statistics().and_then(Statistics::null_count_opt).unwrap_or(0);
-            group.num_rows().max(0) as usize - if flat { nulls as usize } else { 0 }
+            let rows = u64::try_from(group.num_rows()).unwrap_or(0);
+            // A file that counts more nulls than rows is not believed.
+            rows.checked_sub(if flat { nulls } else { 0 }).unwrap_or(rows) as usize
         };
-        Some(builder.metadata().row_groups().iter().map(rows).sum())
+        Some(builder.metadata().row_groups().iter().map(rows).fold(0, usize::saturating_add))
     };
     fields.map(|field| (field.name().clone(), filled(field.name()).unwrap_or(0))).collect()
 }

@@ -92,7 +92,7 @@ fn parquet(
     let note = KeyValue::new("colossal-chat.layout".to_owned(), layout.name().to_owned());
     let properties = WriterProperties::builder()
         .set_compression(ParquetCompression::ZSTD(ZstdLevel::default()))
-        .set_max_row_group_size(ROW_GROUP)
+        .set_max_row_group_row_count(Some(ROW_GROUP))
         .set_key_value_metadata(Some(vec![note]))
         .build();
     let mut writer = ArrowWriter::try_new(file, schema.clone(), Some(properties)).map_err(failed)?;

@@ -1,0 +1,353 @@
+//! The Thrift structures of a Parquet file, looked through before the Parquet crate reads them.
+//!
+//! The crate skips a field that it does not know, as many elements of it as the field announces, and a truth
+//! value in a list takes no byte there: a footer of 800 bytes can keep it busy for minutes. It also reads a field
+//! that it knows without looking at its type. Here a known field must have the type that `parquet.thrift`
+//! gives it (github.com/apache/parquet-format), and no list may announce more elements than bytes follow.
+//! Keeps nothing of what it reads, and knows no meaning of it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
+
+/// The last bytes of a file: the length of the footer in four bytes, and "PAR1".
+const TAIL: u64 = 8;
+/// Structures within structures that are read; Parquet's own go 6 deep.
+const DEPTH: usize = 16;
+/// Bytes that are read for a page header at first; most have under 100.
+const PAGE_HEADER: u64 = 4096;
+
+/// What `parquet.thrift` says of a field.
+enum Kind {
+    Bool,
+    Byte,
+    /// `i16`, `i32`, `i64` and enumerations: variable length all of them.
+    Integer,
+    Double,
+    /// Strings too.
+    Binary,
+    List(&'static Kind),
+    Struct(&'static [Field]),
+}
+
+/// A number of a field and its kind.
+type Field = (i16, Kind);
+
+use Kind::{Binary, Bool, Byte, Double, Integer, List, Struct};
+
+/// A structure without fields, as the variants of a union have.
+const EMPTY: Kind = Struct(&[]);
+const FILE: &[Field] = &[
+    (1, Integer),
+    (2, List(&Struct(SCHEMA_ELEMENT))),
+    (3, Integer),
+    (4, List(&Struct(ROW_GROUP))),
+    (5, List(&Struct(KEY_VALUE))),
+    (6, Binary),
+    (7, List(&Struct(&[(1, EMPTY), (2, EMPTY)]))),
+    (8, EMPTY),
+    (9, Binary),
+];
+const KEY_VALUE: &[Field] = &[(1, Binary), (2, Binary)];
+const SCHEMA_ELEMENT: &[Field] = &[
+    (1, Integer),
+    (2, Integer),
+    (3, Integer),
+    (4, Binary),
+    (5, Integer),
+    (6, Integer),
+    (7, Integer),
+    (8, Integer),
+    (9, Integer),
+    (10, Struct(LOGICAL_TYPE)),
+];
+const LOGICAL_TYPE: &[Field] = &[
+    (1, EMPTY),
+    (2, EMPTY),
+    (3, EMPTY),
+    (4, EMPTY),
+    (5, Struct(&[(1, Integer), (2, Integer)])),
+    (6, EMPTY),
+    (7, Struct(TIME)),
+    (8, Struct(TIME)),
+    (10, Struct(&[(1, Byte), (2, Bool)])),
+    (11, EMPTY),
+    (12, EMPTY),
+    (13, EMPTY),
+    (14, EMPTY),
+    (15, EMPTY),
+    (16, Struct(&[(1, Byte)])),
+    (17, Struct(&[(1, Binary)])),
+    (18, Struct(&[(1, Binary), (2, Integer)])),
+];
+const TIME: &[Field] = &[(1, Bool), (2, Struct(&[(1, EMPTY), (2, EMPTY), (3, EMPTY)]))];
+const ROW_GROUP: &[Field] = &[
+    (1, List(&Struct(COLUMN_CHUNK))),
+    (2, Integer),
+    (3, Integer),
+    (4, List(&Struct(&[(1, Integer), (2, Bool), (3, Bool)]))),
+    (5, Integer),
+    (6, Integer),
+    (7, Integer),
+];
+const COLUMN_CHUNK: &[Field] = &[
+    (1, Binary),
+    (2, Integer),
+    (3, Struct(COLUMN)),
+    (4, Integer),
+    (5, Integer),
+    (6, Integer),
+    (7, Integer),
+    (8, EMPTY),
+    (9, Binary),
+];
+const COLUMN: &[Field] = &[
+    (1, Integer),
+    (2, List(&Integer)),
+    (3, List(&Binary)),
+    (4, Integer),
+    (5, Integer),
+    (6, Integer),
+    (7, Integer),
+    (8, List(&Struct(KEY_VALUE))),
+    (9, Integer),
+    (10, Integer),
+    (11, Integer),
+    (12, Struct(STATISTICS)),
+    (13, List(&Struct(&[(1, Integer), (2, Integer), (3, Integer)]))),
+    (14, Integer),
+    (15, Integer),
+    (16, Struct(&[(1, Integer), (2, List(&Integer)), (3, List(&Integer))])),
+    (17, Struct(&[(1, Struct(BOX)), (2, List(&Integer))])),
+];
+const STATISTICS: &[Field] = &[
+    (1, Binary),
+    (2, Binary),
+    (3, Integer),
+    (4, Integer),
+    (5, Binary),
+    (6, Binary),
+    (7, Bool),
+    (8, Bool),
+    (9, Integer),
+];
+const BOX: &[Field] =
+    &[(1, Double), (2, Double), (3, Double), (4, Double), (5, Double), (6, Double), (7, Double), (8, Double)];
+/// The size of the page behind it is field 3.
+const PAGE: &[Field] = &[
+    (1, Integer),
+    (2, Integer),
+    (3, Integer),
+    (4, Integer),
+    (5, Struct(&[(1, Integer), (2, Integer), (3, Integer), (4, Integer), (5, Struct(STATISTICS))])),
+    (6, EMPTY),
+    (7, Struct(&[(1, Integer), (2, Integer), (3, Bool)])),
+    (8, Struct(PAGE_V2)),
+];
+const PAGE_V2: &[Field] = &[
+    (1, Integer),
+    (2, Integer),
+    (3, Integer),
+    (4, Integer),
+    (5, Integer),
+    (6, Integer),
+    (7, Bool),
+    (8, Struct(STATISTICS)),
+];
+
+/// Why a structure is not read.
+#[derive(Debug, PartialEq)]
+enum Fault {
+    /// The bytes end inside it.
+    Ends,
+    /// The footer or a page header is wrong.
+    Wrong(String),
+}
+
+/// Checks the footer of a file. What has none is left to the Parquet crate, which says so.
+pub(super) fn check(file: &File) -> io::Result<()> {
+    let Some(end) = file.metadata()?.len().checked_sub(TAIL) else { return Ok(()) };
+    let mut tail = [0; TAIL as usize];
+    file.read_exact_at(&mut tail, end)?;
+    let length = u64::from(u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]));
+    let Some(start) = end.checked_sub(length).filter(|_| tail.ends_with(b"PAR1")) else { return Ok(()) };
+
+    let mut bytes = vec![0; length as usize];
+    file.read_exact_at(&mut bytes, start)?;
+    Reader::new(&bytes).structure(FILE, 0).map_err(|fault| wrong("footer", fault))?;
+    Ok(())
+}
+
+/// Checks the headers of all pages of a file whose footer was checked.
+pub(super) fn check_pages(file: &File, metadata: &ParquetMetaData) -> io::Result<()> {
+    let end_of_file = file.metadata()?.len();
+    let columns = || metadata.row_groups().iter().flat_map(RowGroupMetaData::columns);
+    let bytes = columns().map(|column| u128::try_from(column.compressed_size()).unwrap_or(0));
+    // Columns that lay on one another would be looked through again and again.
+    if bytes.sum::<u128>() > u128::from(end_of_file) {
+        return Err(wrong("footer", Fault::Wrong("its columns are larger than the file".to_owned())));
+    }
+    for column in columns() {
+        let first = column.dictionary_page_offset().unwrap_or(i64::MAX).min(column.data_page_offset());
+        let mut at = u64::try_from(first).unwrap_or(0);
+        let length = u64::try_from(column.compressed_size()).unwrap_or(0);
+        let end = at.saturating_add(length).min(end_of_file);
+        while let Some(next) = page(file, at, end)? {
+            at = next;
+        }
+    }
+    Ok(())
+}
+
+/// Where the page behind the one at `at` begins; none behind the last, and none where the Parquet crate stops with an error.
+fn page(file: &File, at: u64, end: u64) -> io::Result<Option<u64>> {
+    let mut length = PAGE_HEADER;
+    while at < end {
+        let mut bytes = vec![0; length.min(end - at) as usize];
+        file.read_exact_at(&mut bytes, at)?;
+        let mut reader = Reader::new(&bytes);
+        match reader.structure(PAGE, 0) {
+            Ok(()) => {
+                let header = (bytes.len() - reader.bytes.len()) as u64;
+                return Ok(reader.page_size.map(|size| at + header + size));
+            }
+            Err(Fault::Ends) if length < end - at => length *= 16,
+            Err(Fault::Ends) => break,
+            Err(fault) => return Err(wrong("header of a page", fault)),
+        }
+    }
+    Ok(None)
+}
+
+fn wrong(what: &str, fault: Fault) -> io::Error {
+    let why = match fault {
+        Fault::Ends => "its bytes end in the middle of a value".to_owned(),
+        Fault::Wrong(why) => why,
+    };
+    io::Error::new(io::ErrorKind::InvalidData, format!("the {what} is damaged: {why}"))
+}
+
+/// Reads Thrift's compact protocol (github.com/apache/thrift, doc/specs/thrift-compact-protocol.md).
+struct Reader<'a> {
+    bytes: &'a [u8],
+    /// Field 3 of the outermost structure, which in a page header is the size of the page.
+    page_size: Option<u64>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, page_size: None }
+    }
+
+    fn take(&mut self, count: u64) -> Result<&'a [u8], Fault> {
+        let count = usize::try_from(count).map_err(|_| Fault::Ends)?;
+        let (head, rest) = self.bytes.split_at_checked(count).ok_or(Fault::Ends)?;
+        self.bytes = rest;
+        Ok(head)
+    }
+
+    fn byte(&mut self) -> Result<u8, Fault> {
+        Ok(self.take(1)?[0])
+    }
+
+    fn unsigned(&mut self) -> Result<u64, Fault> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(Fault::Wrong("a number has more than ten bytes".to_owned()))
+    }
+
+    /// A structure whose known fields are `fields`, `depth` structures deep.
+    fn structure(&mut self, fields: &[Field], depth: usize) -> Result<(), Fault> {
+        if depth == DEPTH {
+            return Err(Fault::Wrong(format!("it is more than {DEPTH} structures deep")));
+        }
+        let mut number = 0;
+        loop {
+            let head = self.byte()?;
+            if head == 0 {
+                return Ok(());
+            }
+            // The long form of a field's number is for steps above 15, which Parquet does not have.
+            let (step, code) = (head >> 4, head & 0xf);
+            if step == 0 || code == 0 {
+                return Err(Fault::Wrong("a field has no number".to_owned()));
+            }
+            number += i16::from(step);
+            let kind = fields.iter().find(|field| field.0 == number).map(|field| &field.1);
+            if depth == 0 && number == 3 && (4..=6).contains(&code) {
+                let zigzag = self.unsigned()?;
+                self.page_size = (zigzag % 2 == 0).then_some(zigzag / 2);
+            } else {
+                self.value(code, kind, number, depth)?;
+            }
+        }
+    }
+
+    /// A value whose type in the file is `code`, and whose kind is known or not.
+    fn value(&mut self, code: u8, kind: Option<&Kind>, number: i16, depth: usize) -> Result<(), Fault> {
+        let agrees = match kind {
+            None => true,
+            Some(Bool) => matches!(code, 1 | 2),
+            Some(Byte) => code == 3,
+            Some(Integer) => matches!(code, 4..=6),
+            Some(Double) => code == 7,
+            Some(Binary) => code == 8,
+            Some(List(_)) => code == 9,
+            Some(Struct(_)) => code == 12,
+        };
+        if !agrees {
+            return Err(Fault::Wrong(format!("field {number} is of another type than Parquet's")));
+        }
+        match code {
+            1 | 2 => {}
+            3 => drop(self.byte()?),
+            4..=6 => drop(self.unsigned()?),
+            7 => drop(self.take(8)?),
+            8 => {
+                let length = self.unsigned()?;
+                self.take(length)?;
+            }
+            9 => self.list(if let Some(List(kind)) = kind { Some(*kind) } else { None }, number, depth)?,
+            12 => {
+                let fields = if let Some(Struct(fields)) = kind { fields } else { [].as_slice() };
+                self.structure(fields, depth + 1)?;
+            }
+            _ => return Err(Fault::Wrong(format!("field {number} is of a type that Parquet does not use"))),
+        }
+        Ok(())
+    }
+
+    fn list(&mut self, kind: Option<&Kind>, number: i16, depth: usize) -> Result<(), Fault> {
+        let head = self.byte()?;
+        let (count, code) = (u64::from(head >> 4), head & 0xf);
+        let count = if count == 15 { self.unsigned()? } else { count };
+        if count == 0 {
+            return Ok(());
+        }
+        // Truth values would need no byte each.
+        if matches!(code, 1 | 2) {
+            return Err(Fault::Wrong(format!("field {number} lists truth values, which Parquet does not")));
+        }
+        // Every other element has at least one.
+        if count > self.bytes.len() as u64 {
+            return Err(Fault::Ends);
+        }
+        for _ in 0..count {
+            // A list in a list is one deeper, so that empty ones cannot nest for ever.
+            let depth = if code == 9 { depth + 1 } else { depth };
+            if depth == DEPTH {
+                return Err(Fault::Wrong(format!("it is more than {DEPTH} structures deep")));
+            }
+            self.value(code, kind, number, depth)?;
+        }
+        Ok(())
+    }
+}
