@@ -358,6 +358,7 @@ fn of_datasets(error: &datasets::Error) -> u8 {
         Error::Read { .. }
         | Error::NoFiles { .. }
         | Error::UnsupportedExtension { .. }
+        | Error::Compressed { .. }
         | Error::WrongFormat { .. }
         | Error::DamagedGzip { .. }
         | Error::ParquetCompression { .. }

@@ -132,6 +132,15 @@ pub enum Error {
         wanted: &'static str,
     },
 
+    /// A file of rows in a compression that is not read.
+    #[error("{path}: this compression is not read; unpack the file first with `{program}`")]
+    Compressed {
+        /// The file.
+        path: PathBuf,
+        /// The program that unpacks it.
+        program: &'static str,
+    },
+
     /// The bytes of a file are not what its name says.
     #[error("{path}: this file is {found}, which its name does not say; {fix}")]
     WrongFormat {

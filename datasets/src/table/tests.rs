@@ -156,6 +156,19 @@ fn folders_and_patterns_expand_in_order() {
     assert_eq!(names("b-*.jsonl"), ["b-1.jsonl", "b-2.jsonl"]);
     assert_eq!(names("?-1.*"), ["b-1.jsonl"]);
     assert!(matches!(expand(&[folder.path().join("c*").to_str().unwrap()]), Err(Error::NoFiles { .. })));
+
+    // Packed rows are part of the folder, so that reading it refuses them; other files are not.
+    for name in ["b-3.jsonl.zst", "b-4.zip", "c.txt.xz", "d.jsonl.bak"] {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+    assert_eq!(names(""), ["a.parquet", "b-1.jsonl", "b-2.jsonl", "b-3.jsonl.zst"]);
+    let packed = folder.path().join("b-3.jsonl.zst");
+    let error = read_records::<Demonstration>(&packed, None).unwrap_err().to_string();
+    assert!(
+        error.ends_with("b-3.jsonl.zst: this compression is not read; unpack the file first with `zstd -d`"),
+        "{error}"
+    );
+
     let missing = folder.path().join("none.jsonl");
     assert!(matches!(read_records::<Demonstration>(&missing, None), Err(Error::Read { .. })));
 }
