@@ -210,6 +210,10 @@ fn a_rank_that_dies_ends_the_job_and_the_last_checkpoint_resumes() {
 fn a_rank_that_dies_on_one_machine_ends_the_ranks_of_the_other() {
     let scratch = copied();
     let port = free_port();
+    // The log of an earlier run stays, and its last words are not taken for those of this one.
+    let earlier = "error: of an earlier run\n";
+    std::fs::create_dir(scratch.path("logs1")).unwrap();
+    std::fs::write(scratch.path("logs1/rank-1.log"), earlier).unwrap();
     // Both machines are this one. Rank 0 is stopped, so that it hears of the death from its launcher alone.
     let launch = |node: usize| {
         let line = format!(
@@ -232,6 +236,8 @@ fn a_rank_that_dies_on_one_machine_ends_the_ranks_of_the_other() {
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert!(told[1].contains("rank 1 was ended by signal 9"), "{}", told[1]);
     assert!(told[0].contains("machine 1: rank 1 was ended by signal 9"), "{}", told[0]);
+    assert!(!told.concat().contains(earlier.trim()), "{told:?}");
+    assert!(std::fs::read_to_string(scratch.path("logs1/rank-1.log")).unwrap().starts_with(earlier));
     assert!(!Path::new(&format!("/proc/{first}")).exists(), "rank 0 is left");
 }
 

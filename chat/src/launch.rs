@@ -3,7 +3,7 @@
 //! ```text
 //!   colossal-chat sft --nproc 4 ...           the launcher: serves the store, starts ranks 0 to 3, waits
 //!     +- rank 0   speaks on the terminal
-//!     +- rank 1   writes to OUT/logs/rank-1.log
+//!     +- rank 1   appends to OUT/logs/rank-1.log
 //!     +- ...
 //! ```
 //! When a rank ends with an error, the others are stopped within [`GRACE`] and the launcher ends with the rank's code. The launchers of
@@ -15,6 +15,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -183,8 +184,32 @@ pub(crate) fn own_arguments() -> Vec<OsString> {
 struct Rank {
     number: usize,
     child: Child,
-    log: Option<PathBuf>,
+    log: Option<Log>,
     ended: Option<ExitStatus>,
+}
+
+/// The log of a rank. A later run writes behind an earlier one, whose lines stay.
+struct Log {
+    path: PathBuf,
+    /// Where the lines of this run begin, in bytes.
+    start: u64,
+}
+
+impl Log {
+    fn open(path: PathBuf) -> std::io::Result<(Self, File)> {
+        let file = File::options().append(true).create(true).open(&path)?;
+        let start = file.metadata()?.len();
+        Ok((Self { path, start }, file))
+    }
+
+    /// What this run has written.
+    fn text(&self) -> std::io::Result<String> {
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.start))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
 }
 
 /// Runs this program with `arguments` as every rank of `job`, and waits for all of them.
@@ -347,10 +372,12 @@ fn start(job: &Job, local_rank: usize, port: u16, arguments: &[OsString]) -> any
     ] {
         command.env(name, value);
     }
-    let log = (rank > 0).then(|| job.logs.join(format!("rank-{rank}.log")));
-    if let Some(path) = &log {
-        let file = File::create(path).with_context(|| path.display().to_string())?;
+    let mut log = None;
+    if rank > 0 {
+        let path = job.logs.join(format!("rank-{rank}.log"));
+        let (opened, file) = Log::open(path.clone()).with_context(|| path.display().to_string())?;
         command.stdout(Stdio::null()).stderr(file);
+        log = Some(opened);
     }
     let child = command.spawn().with_context(|| format!("rank {rank} does not start"))?;
     Ok(Rank { number: rank, child, log, ended: None })
@@ -445,9 +472,9 @@ impl Rank {
 
     /// The last error line of its log. What rank 0 says stands on the terminal already.
     fn last_words(&self) -> String {
-        let Some(path) = &self.log else { return String::new() };
-        let text = fs::read_to_string(path).unwrap_or_default();
+        let Some(log) = &self.log else { return String::new() };
+        let text = log.text().unwrap_or_default();
         let line = text.lines().rev().find_map(|line| line.strip_prefix("error: "));
-        line.map_or_else(|| format!(" (its log: {})", path.display()), |line| format!(": {line}"))
+        line.map_or_else(|| format!(" (its log: {})", log.path.display()), |line| format!(": {line}"))
     }
 }
