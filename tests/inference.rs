@@ -342,8 +342,8 @@ fn a_reward_model_talks_to_nobody() {
     }
 }
 
-/// Copies a model folder and changes its first embedding.
-fn with_embedding(from: &str, to: &str, value: f32) {
+/// Copies a model folder and changes single values, given by tensor and index.
+fn with_values(from: &str, to: &str, values: &[(&str, usize, f32)]) {
     let scratch = world();
     std::fs::create_dir(scratch.path(to)).unwrap();
     for name in names(&scratch.path(from)) {
@@ -353,8 +353,10 @@ fn with_embedding(from: &str, to: &str, value: f32) {
     let mut bytes = std::fs::read(&weights).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-    let offset = header["model.embed_tokens.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
-    bytes[8 + length + offset..][..4].copy_from_slice(&value.to_le_bytes());
+    for &(tensor, index, value) in values {
+        let offset = header[tensor]["data_offsets"][0].as_u64().unwrap() as usize + 4 * index;
+        bytes[8 + length + offset..][..4].copy_from_slice(&value.to_le_bytes());
+    }
     std::fs::write(&weights, bytes).unwrap();
 }
 
@@ -362,8 +364,8 @@ fn with_embedding(from: &str, to: &str, value: f32) {
 fn weights_that_are_no_numbers_make_no_rows() {
     let scratch = world();
     scratch.write("zero.jsonl", "{\"ids\": [0, 8]}\n");
-    with_embedding("model", "model-nan", f32::NAN);
-    with_embedding("judge", "judge-nan", f32::INFINITY);
+    with_values("model", "model-nan", &[("model.embed_tokens.weight", 0, f32::NAN)]);
+    with_values("judge", "judge-nan", &[("model.embed_tokens.weight", 0, f32::INFINITY)]);
     for (line, word) in [
         ("logprobs --model model-nan --input zero.jsonl --output zero.out.jsonl", "holds NaN"),
         ("generate --model model-nan --prompt x", "holds NaN"),
@@ -372,6 +374,25 @@ fn weights_that_are_no_numbers_make_no_rows() {
         scratch.run(line).fails(3, &["the tensor `model.embed_tokens.weight`", word]);
     }
     assert!(!scratch.path("zero.out.jsonl").exists());
+}
+
+/// The first value of a token's embedding outweighs the other 31, so that the last norm makes it about sqrt(32); times
+/// a weight of 3e38 it is beyond float32.
+#[test]
+fn finite_weights_that_overflow_make_no_rows() {
+    let scratch = world();
+    scratch.write("large.jsonl", "{\"ids\": [0, 0, 0]}\n");
+    let large = [("model.embed_tokens.weight", 0, 100.0), ("model.norm.weight", 0, 3e38)];
+    with_values("model", "model-large", &large);
+    with_values("judge", "judge-large", &large);
+    for line in [
+        "logprobs --model model-large --input large.jsonl --output large.out.jsonl",
+        "reward --model judge-large --input large.jsonl --output large.out.jsonl",
+    ] {
+        scratch.run(line).fails(5, &["large.jsonl line 1", "its weights hold NaN or infinity, or overflow"]);
+    }
+    scratch.run("generate --model model-large --input large.jsonl --max-new-tokens 2").fails(5, &["row 1 is not finite"]);
+    assert!(!scratch.path("large.out.jsonl").exists());
 }
 
 #[test]
