@@ -303,6 +303,25 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
 }
 
 #[test]
+fn a_checkpoint_whose_state_is_of_another_step_is_refused() {
+    for (stage, key) in [("sft", "step"), ("ppo", "iteration")] {
+        let scratch = copied();
+        let out = format!("life/{stage}");
+        std::fs::remove_dir_all(scratch.path(&format!("{out}/final"))).unwrap();
+        let newest = names(&scratch.path(&format!("{out}/checkpoints"))).pop().unwrap();
+        let state = format!("{out}/checkpoints/{newest}/trainer_state/state.json");
+        let step = newest.strip_prefix("step-").unwrap();
+        let text = scratch.read(&state);
+        let changed = text.replacen(&format!("\"{key}\": {step}"), &format!("\"{key}\": 1"), 1);
+        assert_ne!(changed, text);
+        scratch.write(&state, &changed);
+        let outcome = scratch.run(&format!("{stage} --config {out}/run.toml --resume"));
+        outcome.fails(3, &[&newest, "its state is that after step 1"]);
+        assert!(!scratch.path(&format!("{out}/final")).exists());
+    }
+}
+
+#[test]
 fn a_run_without_a_whole_checkpoint_says_what_is_wrong_with_each() {
     let scratch = copied();
     std::fs::remove_dir_all(scratch.path("life/rm/final")).unwrap();
@@ -331,9 +350,18 @@ fn a_failed_run_promises_no_checkpoint() {
 
 #[test]
 fn killed_at_any_moment_a_run_resumes_exactly() {
+    killed_at_any_moment("sft", "--set train.steps=25");
+}
+
+#[test]
+fn killed_at_any_moment_a_ppo_resumes_exactly() {
+    killed_at_any_moment("ppo", "--set ppo.iterations=15");
+}
+
+fn killed_at_any_moment(stage: &str, length: &str) {
     let scratch = copied();
-    let sets = "--set train.steps=25 --set checkpoint.every=1 --set checkpoint.keep=2 --set out=";
-    let line = |out: &str, more: &str| format!("sft --config life/sft/run.toml {sets}{out}{more}");
+    let sets = format!("{length} --set checkpoint.every=1 --set checkpoint.keep=2 --set out=");
+    let line = |out: &str, more: &str| format!("{stage} --config life/{stage}/run.toml {sets}{out}{more}");
     scratch.run(&line("whole", "")).succeeds();
     let (mut kills, mut pause) = (0, 7u64);
     while !scratch.path("killed/final").exists() {

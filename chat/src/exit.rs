@@ -246,10 +246,8 @@ fn of_rlhf(error: &rlhf::Error) -> u8 {
         Error::Parallel(error) => of_parallel(error),
         Error::Models(error) => of_models(error),
         Error::Datasets(error) => of_datasets(error),
-        Error::Setting { .. } | Error::Vocabulary { .. } | Error::Resume { .. } | Error::TooFew { .. } => {
-            USAGE
-        }
-        Error::NoRows { .. } | Error::Margin { .. } => DATA,
+        Error::Setting { .. } | Error::Vocabulary { .. } | Error::TooFew { .. } => USAGE,
+        Error::NoRows { .. } | Error::Margin { .. } | Error::Resume { .. } => DATA,
         Error::NotFinite { .. } => DIVERGED,
         Error::Interrupted { .. } => INTERRUPTED,
         Error::Io { source, .. } => of_place(source),
@@ -359,6 +357,8 @@ fn of_datasets(error: &datasets::Error) -> u8 {
         | Error::NoFiles { .. }
         | Error::UnsupportedExtension { .. }
         | Error::Compressed { .. }
+        | Error::NotAFile { .. }
+        | Error::TooLong { .. }
         | Error::WrongFormat { .. }
         | Error::DamagedGzip { .. }
         | Error::ParquetCompression { .. }
@@ -425,6 +425,7 @@ fn of_models(error: &models::Error) -> u8 {
         | Error::TooManyParameters { .. }
         | Error::WrongHead { .. }
         | Error::WeightNotFinite { .. }
+        | Error::UntiedHead { .. }
         | Error::MissingTensor { .. }
         | Error::UnexpectedTensor { .. }
         | Error::VocabMismatch { .. }
@@ -471,7 +472,7 @@ mod tests {
             (hub("status code 404").into(), USAGE),
             (hub("connection refused").into(), FAILED),
             (anyhow::anyhow!("anything"), FAILED),
-            (ConfigError::PpoResume("x".into()).into(), USAGE),
+            (ConfigError::NothingToResume("x".into()).into(), USAGE),
             (ConfigError::Section(rlhf::Error::Gemini(diverged())).into(), DIVERGED),
             (rlhf::Error::Gemini(diverged()).into(), DIVERGED),
             (Error::from(unread()).context("while reading"), DATA),

@@ -14,7 +14,7 @@ use gemini::checkpoint;
 use parallel::Groups;
 
 use crate::command::tell;
-use crate::config::{self, ConfigError, Stage};
+use crate::config::{self, ConfigError};
 use crate::interrupt;
 use crate::output::{check_above, write_whole};
 
@@ -41,8 +41,6 @@ static HELD: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
 
 /// What is wanted of a run folder.
 pub(crate) struct Request<'a> {
-    /// The stage that runs in it.
-    pub(crate) stage: Stage,
     /// The folder.
     pub(crate) out: &'a Path,
     /// The resolved configuration.
@@ -129,7 +127,7 @@ struct Found {
 
 /// Decides whether the run may have its folder, and from which checkpoint a resumed one starts.
 fn look(request: &Request<'_>) -> anyhow::Result<Found> {
-    let Request { stage, out, settings, run_file, resume, writes } = *request;
+    let Request { out, settings, run_file, resume, writes } = *request;
     check_place(out)?;
     if writes {
         hold_again(out)?;
@@ -145,9 +143,6 @@ fn look(request: &Request<'_>) -> anyhow::Result<Found> {
         return Ok(Found::default());
     }
 
-    if stage == Stage::Ppo {
-        return Err(ConfigError::PpoResume(out.to_owned()).into());
-    }
     let checkpoints = checkpoint::list(&out.join("checkpoints"))?;
     let is_finished = out.join("final").exists();
     if checkpoints.is_empty() && !is_finished {

@@ -78,12 +78,10 @@ pub enum Error {
         problem: String,
     },
     /// A person ended the run.
-    #[error("interrupted; {} is whole, and {next}", path.display())]
+    #[error("interrupted; {} is whole, and --resume goes on from it", path.display())]
     Interrupted {
         /// The checkpoint that was written on the way out.
         path: PathBuf,
-        /// What can be done with it.
-        next: &'static str,
     },
     /// Tensors that belong together and differ in shape.
     #[error("{what}: the shape is {got:?} and must be {expected:?}; nothing is broadcast here")]

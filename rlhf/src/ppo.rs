@@ -13,13 +13,18 @@
 //! ```
 //! Policy and critic have an optimiser each. A loss is a sum over the reply tokens of a mini-batch divided by their number, so
 //! micro-batches do not change it. Dropout is off in all four. Metrics are named as in TRL and explained in `docs/ppo.md`.
+//!
+//! A checkpoint is the folder of the policy, with that of the critic inside it under [`CRITIC_FOLDER`]; each has the
+//! state of its optimiser. The seed of every draw is made from the seed of the run and the iteration, so no generator
+//! has a state to save. Reference and reward model do not change: a resumed run loads them from where they were.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use datasets::{PromptRow, Sampler, SftRow};
-use gemini::{Engine, TrainConfig};
+use datasets::{PromptRow, Sampler, SamplerState, SftRow};
+use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
 use models::generate::{self, Options};
 use models::sample::Sampling;
@@ -27,6 +32,7 @@ use parallel::{Groups, Segmented};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::advantage::{self, Advantages};
@@ -40,6 +46,9 @@ use crate::run::Run;
 use crate::score::{MissingEos, Shaping};
 use crate::whiten::{self, Variance};
 use crate::{Error, check, sft};
+
+/// The folder of the critic inside a checkpoint.
+pub const CRITIC_FOLDER: &str = "critic";
 
 /// What a PPO stage learns from.
 pub struct Data<'a> {
@@ -68,6 +77,17 @@ pub struct Ppo<'a> {
     prompts: Sampler,
     ptx: Option<Sampler>,
     seed: u64,
+}
+
+/// What a checkpoint holds beside the models and their optimisers.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    /// Iterations that are done.
+    iteration: u64,
+    prompts: SamplerState,
+    ptx: Option<SamplerState>,
+    controller: Controller,
 }
 
 /// One reply with what the update needs of it.
@@ -142,14 +162,17 @@ impl<'a> Ppo<'a> {
         })
     }
 
-    /// Runs every iteration and saves the policy.
+    /// Runs the iterations that are left and saves the policy.
     pub fn train(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
         let total = self.config.iterations;
-        run.record(&Event::Started { stage: run.stage, total_steps: total, step: 0 })?;
-        let policy = self.judges.policy;
-        let save = |folder: &std::path::Path| Ok(policy.save(folder)?);
+        let done = match &run.resume {
+            Some(folder) => self.restore(folder)?,
+            None => 0,
+        };
+        run.check_step(done, total)?;
+        run.record(&Event::Started { stage: run.stage, total_steps: total, step: done })?;
         let mut untold = 0;
-        for iteration in 1..=total {
+        for iteration in done + 1..=total {
             let started = Instant::now();
             let mut experiences = self.roll_out(iteration)?;
             let rolled_out = started.elapsed().as_secs_f64();
@@ -170,9 +193,42 @@ impl<'a> Ppo<'a> {
                 run.record_step(iteration, &metrics, std::mem::take(&mut untold))?;
                 self.show_sample(iteration, &experiences[0], run)?;
             }
-            run.after_iteration(iteration, &save)?;
+            run.after_step(iteration, &|folder| self.save(folder, iteration))?;
         }
-        run.finish(&save)
+        let policy = self.judges.policy;
+        run.finish(&|folder| Ok(policy.save(folder)?))
+    }
+
+    /// Writes policy, critic and the state of both optimisers after `iteration`.
+    fn save(&self, folder: &Path, iteration: u64) -> Result<(), Error> {
+        let critic = folder.join(CRITIC_FOLDER);
+        if self.groups.is_first() {
+            checkpoint::create_folder(&critic)?;
+        }
+        self.judges.critic.save(&critic)?;
+        checkpoint::save_state(&critic, &self.critic, &())?;
+
+        let state = State {
+            iteration,
+            prompts: self.prompts.state(),
+            ptx: self.ptx.as_ref().map(Sampler::state),
+            controller: self.controller,
+        };
+        self.judges.policy.save(folder)?;
+        Ok(checkpoint::save_state(folder, &self.policy, &state)?)
+    }
+
+    /// Restores what [`Self::save`] wrote beside the models; gives the iterations that are done.
+    fn restore(&mut self, folder: &Path) -> Result<u64, Error> {
+        checkpoint::load_state::<()>(&folder.join(CRITIC_FOLDER), &mut self.critic)?;
+        let state: State = checkpoint::load_state(folder, &mut self.policy)?;
+        self.prompts = Sampler::resume(self.data.prompts.len(), state.prompts)?;
+        self.ptx = match (&self.ptx, state.ptx) {
+            (Some(_), Some(state)) => Some(Sampler::resume(self.data.ptx.len(), state)?),
+            _ => None,
+        };
+        self.controller = state.controller;
+        Ok(state.iteration)
     }
 
     /// Samples `samples_per_prompt` replies to each of the next prompts; gives this process' share of them.

@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use datasets::{PreferenceRow, Sampler, SamplerState};
-use gemini::{Engine, TrainConfig};
+use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
 use models::scalar_model::ScalarModel;
 use parallel::comm::Group;
@@ -93,7 +93,10 @@ pub fn train(
             scores.metrics("eval/", &mut metrics);
             run.record_evaluation(report.step, &metrics)?;
         }
-        run.after_step(&engine, &save, &State { sampler: sampler.state() })?;
+        run.after_step(engine.step_count(), &|folder| {
+            save(folder)?;
+            Ok(checkpoint::save_state(folder, &engine, &State { sampler: sampler.state() })?)
+        })?;
     }
     run.finish(&save)
 }

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use gemini::{Engine, checkpoint};
 use parallel::Groups;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Error;
@@ -67,8 +66,24 @@ impl Run<'_> {
             None => None,
         };
         let step = engine.step_count();
+        self.check_step(step, total_steps)?;
         self.record(&Event::Started { stage: self.stage, total_steps, step })?;
         Ok(state)
+    }
+
+    /// Refuses a checkpoint whose state is not that of its name, or beyond the end of the run.
+    pub(crate) fn check_step(&self, step: u64, total_steps: u64) -> Result<(), Error> {
+        let Some(path) = &self.resume else { return Ok(()) };
+        let named = path.file_name().and_then(|name| checkpoint::step_of(name.to_str()?));
+        let problem = match named {
+            Some(named) if named != step => format!("its state is that after step {step}"),
+            _ if step > total_steps => {
+                format!("it was saved after step {step}, and this run has {total_steps}")
+            }
+            _ => return Ok(()),
+        };
+        let problem = format!("{problem}: remove this checkpoint, and --resume goes on from the one before");
+        Err(Error::Resume { path: path.clone(), problem })
     }
 
     /// Whether metrics of `step` are wanted.
@@ -102,35 +117,15 @@ impl Run<'_> {
         Ok(self.groups.world().max([f64::from(u8::from(asked))])? == [1.0])
     }
 
-    /// Saves a checkpoint when one is due, or when the run is asked to end; then ends it.
-    pub(crate) fn after_step<S: Serialize>(
-        &mut self,
-        engine: &Engine,
-        save: &Save<'_>,
-        state: &S,
-    ) -> Result<(), Error> {
-        let step = engine.step_count();
-        let interrupted = self.is_interrupted()?;
-        if !due(step, self.cadence.checkpoint) && !interrupted {
-            return Ok(());
-        }
-        let path = self.write_checkpoint(step, &|folder| {
-            save(folder)?;
-            Ok(checkpoint::save_state(folder, engine, state)?)
-        })?;
-        let next = "--resume goes on from it";
-        if interrupted { Err(Error::Interrupted { path, next }) } else { Ok(()) }
-    }
-
-    /// Saves the model of an iteration whose optimisers are not saved, when one is due; ends the run when asked to.
-    pub(crate) fn after_iteration(&mut self, step: u64, save: &Save<'_>) -> Result<(), Error> {
+    /// Saves a checkpoint after `step` when one is due, or when the run is asked to end; then ends it. `save` writes
+    /// the models that are trained and the state of the trainer.
+    pub(crate) fn after_step(&mut self, step: u64, save: &Save<'_>) -> Result<(), Error> {
         let interrupted = self.is_interrupted()?;
         if !due(step, self.cadence.checkpoint) && !interrupted {
             return Ok(());
         }
         let path = self.write_checkpoint(step, save)?;
-        let next = "a new run can start from it as [model] path";
-        if interrupted { Err(Error::Interrupted { path, next }) } else { Ok(()) }
+        if interrupted { Err(Error::Interrupted { path }) } else { Ok(()) }
     }
 
     /// Writes `checkpoints/step-N` whole, and removes those that are too many.

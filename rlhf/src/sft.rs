@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use datasets::rows::NO_LOSS;
 use datasets::{Sampler, SamplerState, SftRow};
-use gemini::{Engine, TrainConfig};
+use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::head;
@@ -104,7 +104,10 @@ pub fn train(
                 &evaluate(model, data.eval, config.micro_batch_size, &run.groups)?,
             )?;
         }
-        run.after_step(&engine, &save, &State { sampler: sampler.state() })?;
+        run.after_step(engine.step_count(), &|folder| {
+            save(folder)?;
+            Ok(checkpoint::save_state(folder, &engine, &State { sampler: sampler.state() })?)
+        })?;
     }
     run.finish(&save)
 }

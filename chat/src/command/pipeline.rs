@@ -269,7 +269,6 @@ impl Pipeline {
         config.check(stage)?;
         let settings = config.to_toml(stage)?;
         let request = Request {
-            stage,
             out: &config.out,
             settings: &settings,
             run_file: None,

@@ -54,7 +54,6 @@ pub(crate) fn run_for(
     }
 
     let request = Request {
-        stage,
         out: &loaded.config.out,
         settings: &settings,
         run_file: Some(&arguments.config),

@@ -169,12 +169,6 @@ pub(crate) enum ConfigError {
         /// What is wrong with it there.
         problem: String,
     },
-    /// PPO cannot be continued yet.
-    #[error(
-        "{}: this version continues sft and rm but not ppo; remove this folder to run ppo anew, or start from one of its checkpoints with --set model.path=...",
-        .0.display()
-    )]
-    PpoResume(PathBuf),
     /// Models of PPO that do not read the same tokens.
     #[error(
         "{}: the {role} model has another tokenizer than the policy: {difference}; the four models of PPO are \

@@ -7,7 +7,7 @@ use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::scalar_model::ScalarModel;
 use parallel::Groups;
-use rlhf::ppo::{Data, Ppo};
+use rlhf::ppo::{CRITIC_FOLDER, Data, Ppo};
 use rlhf::rollout::Judges;
 use tch::Kind;
 
@@ -86,7 +86,7 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     let tokenizer = tokenizer(config, &folders.policy)?;
     folders.check_tokenizers(&tokenizer, around.groups)?;
     let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
-    let models = Models::load(config, &folders, around.groups)?;
+    let models = Models::load(config, &folders.resumed_from(around.folder.checkpoint()), around.groups)?;
     super::tell_dropout(
         around.groups,
         &[("policy", models.policy.config()), ("critic", models.critic.config())],
@@ -143,6 +143,14 @@ fn check_lengths(models: &Roles<Config>, longest: usize, max_new_tokens: usize) 
 }
 
 impl Roles<PathBuf> {
+    /// The folders to load from: those of the models that are trained lie in the checkpoint of a resumed run.
+    fn resumed_from(self, checkpoint: Option<&Path>) -> Self {
+        match checkpoint {
+            Some(path) => Self { policy: path.to_owned(), critic: path.join(CRITIC_FOLDER), ..self },
+            None => self,
+        }
+    }
+
     /// Refuses models of another tokenizer than `own`, the policy's: all four are given the ids that it
     /// makes.
     fn check_tokenizers(&self, own: &Tokenizer, groups: &Groups) -> anyhow::Result<()> {
