@@ -194,6 +194,7 @@ pub(crate) fn load(
     }
     check_memory(&config, options)?;
     let names = config.architecture().names;
+    let ties = config.architecture().tied && head == decoder::Head::Vocabulary;
     let decoder = Decoder::build(config, head, &options.split, &mut |request| {
         if let (SCORE, Some(seed)) = (request.name, score_seed) {
             return Ok(fresh(request, seed, options));
@@ -209,6 +210,16 @@ pub(crate) fn load(
         }
         let tensor = files.tensor(&spellings, request.shape, request.placement)?;
         check_finite(folder, request.name, &tensor)?;
+        if ties && request.name == names.token_embedding {
+            let mut names = [format!("{}.weight", names.head), "lm_head.weight".to_owned()].into_iter();
+            if let Some(name) = names.find(|name| files.has(name)) {
+                let head = files.tensor(std::slice::from_ref(&name), request.shape, request.placement)?;
+                // transformers (5.23) uses a head that differs; earlier versions tie it. Neither is taken in silence.
+                if !head.to_kind(tensor.kind()).equal(&tensor) {
+                    return Err(Error::UntiedHead { path: folder.to_owned(), name });
+                }
+            }
+        }
         Ok(options.place(request, &tensor))
     })?;
     files.check_all_used(harmless)?;

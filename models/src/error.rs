@@ -94,6 +94,18 @@ pub enum Error {
         /// NaN or infinity.
         found: &'static str,
     },
+    /// A head of its own in a folder whose configuration says that the embedding is the head.
+    #[error(
+        "{}: the tensor `{name}` differs from the embedding, and config.json says `tie_word_embeddings`: set it to false to use \
+         this head, or remove the tensor",
+        path.display()
+    )]
+    UntiedHead {
+        /// The folder.
+        path: PathBuf,
+        /// The head.
+        name: String,
+    },
     /// The weights lack a tensor.
     #[error("{}: the tensor `{name}` is missing: the weights do not belong to this config.json", path.display())]
     MissingTensor {

@@ -47,11 +47,15 @@ impl Sampling {
         Self { temperature: 0.0, ..Self::default() }
     }
 
+    /// Logits divided by less than this leave the range of fp32.
+    const LOWEST_TEMPERATURE: f64 = 1e-6;
+
     /// Refuses settings that cannot be.
     pub fn check(&self) -> Result<(), Error> {
         let refuse = |key, value: f64, wanted| Err(Error::Sampling { key, value, wanted });
-        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
-            return refuse("temperature", self.temperature, "must be 0 (greedy) or more");
+        let lowest = Self::LOWEST_TEMPERATURE;
+        if !(self.temperature == 0.0 || self.temperature >= lowest && self.temperature.is_finite()) {
+            return refuse("temperature", self.temperature, "must be 0 (greedy), or a millionth or more");
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return refuse("top_p", self.top_p, "must be more than 0 and at most 1");

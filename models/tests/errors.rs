@@ -145,6 +145,21 @@ fn weights_that_are_no_numbers_are_named() {
 }
 
 #[test]
+fn a_head_that_differs_from_the_embedding_it_is_tied_to_is_named() {
+    for (name, embedding) in [("gpt2", "transformer.wte.weight"), ("qwen2", "model.embed_tokens.weight")] {
+        let with_head = |change: f64| {
+            changed(name, |tensors| {
+                let head = &tensors[position(tensors, embedding)].1 + change;
+                tensors.push(("lm_head.weight".to_owned(), head));
+            })
+        };
+        assert!(CausalLm::load(with_head(0.0).path(), &OPTIONS).is_ok());
+        let error = refused(&with_head(0.5)).to_string();
+        assert!(error.contains("the tensor `lm_head.weight` differs from the embedding"), "{error}");
+    }
+}
+
+#[test]
 fn a_reward_model_is_no_language_model_and_the_other_way_round() {
     let folder = changed("llama-score", |_| ());
     let error = refused(&folder).to_string();
