@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::record::{Demonstration, Layout, Notes, Preference, Prompt, Record, Unpaired};
-use crate::table::{Reading, TableReader, open_records, write_records};
+use crate::table::{self, Reading, TableReader, open_records, write_records_over};
 
 /// What was converted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,8 +24,10 @@ pub struct ConvertReport {
     pub notes: Notes,
 }
 
-/// Converts the file `input` to `output`; the names tell the formats.
-pub fn convert(input: &Path, output: &Path, reading: &Reading) -> Result<ConvertReport> {
+/// Converts the file `input` to `output`; the names tell the formats. Unless it `replaces`, an `output` that is there is an
+/// error.
+pub fn convert(input: &Path, output: &Path, reading: &Reading, replaces: bool) -> Result<ConvertReport> {
+    table::refuse_stream(input)?;
     let columns = reading.columns(TableReader::open(input)?.columns());
     let layout = match reading.layout {
         Some(layout) => layout,
@@ -34,15 +36,16 @@ pub fn convert(input: &Path, output: &Path, reading: &Reading) -> Result<Convert
     };
     let guessed = reading.layout.is_none();
     let reading = Reading { layout: Some(layout), guessed, ..reading.clone() };
-    match layout {
-        layout if Demonstration::LAYOUTS.contains(&layout) => run::<Demonstration>(input, output, &reading),
-        layout if Preference::LAYOUTS.contains(&layout) => run::<Preference>(input, output, &reading),
-        layout if Prompt::LAYOUTS.contains(&layout) => run::<Prompt>(input, output, &reading),
-        _ => run::<Unpaired>(input, output, &reading),
-    }
+    let run = match layout {
+        layout if Demonstration::LAYOUTS.contains(&layout) => run::<Demonstration>,
+        layout if Preference::LAYOUTS.contains(&layout) => run::<Preference>,
+        layout if Prompt::LAYOUTS.contains(&layout) => run::<Prompt>,
+        _ => run::<Unpaired>,
+    };
+    run(input, output, &reading, replaces)
 }
 
-fn run<R: Record>(input: &Path, output: &Path, reading: &Reading) -> Result<ConvertReport> {
+fn run<R: Record>(input: &Path, output: &Path, reading: &Reading, replaces: bool) -> Result<ConvertReport> {
     let mut rows = open_records::<R>(input, reading)?;
     let mut records = Vec::new();
     let mut read = 0;
@@ -58,7 +61,7 @@ fn run<R: Record>(input: &Path, output: &Path, reading: &Reading) -> Result<Conv
         return Err(Error::NothingUsable { path: input.to_owned(), rows: read, reasons });
     };
     let (from, to, written) = (rows.layout(), first.layout(), records.len());
-    write_records(output, &records)?;
+    write_records_over(output, &records, replaces)?;
     Ok(ConvertReport { from, to, read, written, notes: rows.notes().clone() })
 }
 

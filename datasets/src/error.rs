@@ -132,6 +132,13 @@ pub enum Error {
         wanted: &'static str,
     },
 
+    /// A folder, a pipe or a device where a file is read twice.
+    #[error("{path}: this is no file; give one file of rows")]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+
     /// A file of rows in a compression that is not read.
     #[error("{path}: this compression is not read; unpack the file first with `{program}`")]
     Compressed {
@@ -150,6 +157,15 @@ pub enum Error {
         found: String,
         /// What to do.
         fix: String,
+    },
+
+    /// A line, or a file that is read whole, is longer than any row.
+    #[error("{path}: {source}; split it, or look at what made it")]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// What is too long.
+        source: std::io::Error,
     },
 
     /// A gzip file is cut off or damaged.

@@ -85,7 +85,10 @@ impl HubSettings {
                 || "https://huggingface.co".to_owned(),
                 |endpoint| endpoint.trim_end_matches('/').to_owned(),
             ),
-            token: variable("HF_TOKEN").or_else(saved).filter(|token| !token.is_empty()),
+            token: variable("HF_TOKEN")
+                .or_else(saved)
+                .map(|token| token.trim().to_owned())
+                .filter(|token| !token.is_empty()),
             offline: offline.is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.as_str())),
             progress: true,
             timeout: variable("HF_HUB_DOWNLOAD_TIMEOUT")

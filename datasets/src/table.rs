@@ -23,7 +23,7 @@ use crate::error::{At, Error, Result};
 use crate::record::Row;
 
 pub use records::{Reading, RecordReader, open_records, read_records};
-pub(crate) use write::atomically;
+pub(crate) use write::{atomically, write_records_over};
 pub use write::{write_records, write_rows};
 
 /// The extensions of files that are read and written.
@@ -100,13 +100,26 @@ pub fn expand<S: AsRef<str>>(inputs: &[S]) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// Refuses what is no file, for readers that read it twice: a pipe would be empty the second time.
+pub fn refuse_stream(path: &Path) -> Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => Err(Error::NotAFile { path: path.to_owned() }),
+        _ => Ok(()),
+    }
+}
+
 fn list(folder: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>> {
     let failed = |source| Error::Read { path: folder.to_owned(), source };
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
-        if path.is_file() && !hidden && wanted(&path) {
+        if hidden || !wanted(&path) {
+            continue;
+        }
+        // A link to nothing would be rows that are left out in silence.
+        let found = fs::metadata(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
+        if found.is_file() {
             files.push(path);
         }
     }
@@ -176,7 +189,7 @@ impl TableReader {
             return Ok(Self { path, columns, position, source: Source::Parquet(builder) });
         }
         let position = Position::new(size);
-        let reader = source::reader(file, gzipped, &position);
+        let reader = source::reader(file, format, gzipped, &position);
         let (rows, columns) = match format {
             Format::Csv => text::csv(reader, &path, gzipped)?,
             Format::Json => sample(text::json(reader, &path, gzipped)?)?,

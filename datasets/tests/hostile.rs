@@ -26,6 +26,13 @@ fn a_parquet_file_that_counts_more_nulls_than_rows_is_not_believed() {
     assert!(notes.contains("chosen (5 rows), margin (5 rows), rejected (5 rows)"), "{notes}");
 }
 
+/// Written by pyarrow 26, which says of the group in the middle that its pages begin at 0.
+#[test]
+fn a_parquet_file_with_an_empty_row_group_is_read() {
+    let rows = read_records::<Demonstration>(&file("empty-group.parquet"), None).unwrap();
+    assert_eq!(rows, ["a", "b", "c"].map(|text| Demonstration::Text(text.to_owned())));
+}
+
 /// Written by pyarrow 26.
 #[test]
 fn a_parquet_compression_that_is_not_built_in_is_named() {

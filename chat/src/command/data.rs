@@ -79,7 +79,7 @@ fn convert(arguments: &ConvertArgs) -> anyhow::Result<()> {
     let mapping = Mapping::parse(&arguments.maps)?;
     let reading = Reading { layout, mapping, drop: arguments.drop.clone(), guessed: false };
     claim_file(&arguments.output, arguments.force, &[&arguments.input])?;
-    let report = datasets::convert(&arguments.input, &arguments.output, &reading)?;
+    let report = datasets::convert(&arguments.input, &arguments.output, &reading, arguments.force)?;
     let (input, output) = (arguments.input.display(), arguments.output.display());
     tell(&format!("{:>8} rows  {input} ({})", report.read, report.from));
     tell(&format!("{:>8} rows  {output} ({})", report.written, report.to));

@@ -22,7 +22,7 @@ fn run(
         mapping: Mapping::parse(map).unwrap(),
         ..Reading::default()
     };
-    let report = convert(&input, &output, &reading)?;
+    let report = convert(&input, &output, &reading, true)?;
     Ok((report, output, folder))
 }
 
@@ -175,7 +175,7 @@ fn public_files_convert() {
     for (name, from, read, at_least) in cases {
         let reading = Reading { layout: from.map(|name| name.parse().unwrap()), ..Reading::default() };
         let reading = Reading { drop: vec!["tools".to_owned()], ..reading };
-        let report = convert(&folder.join(name), &out.path().join("out.parquet"), &reading).unwrap();
+        let report = convert(&folder.join(name), &out.path().join("out.parquet"), &reading, true).unwrap();
         eprintln!("{name}: {report:?}");
         assert_eq!(report.read, read, "{name}");
         assert!(report.written >= at_least, "{name}: {report:?}");

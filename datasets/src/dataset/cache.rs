@@ -142,7 +142,7 @@ fn keep<T: TrainingRow>(path: &Path, dataset: &EncodedDataset<T>) -> Result<()> 
     let keeping = Keeping { counts: dataset.counts, files, rows: &dataset.rows };
     let failed = |source| Error::Write { path: path.to_owned(), source };
     let payload = postcard::to_allocvec(&keeping).map_err(|error| failed(std::io::Error::other(error)))?;
-    atomically(path, |file| {
+    atomically(path, true, |file| {
         let sum = XxHash64::oneshot(0, &payload).to_le_bytes();
         [MAGIC, &sum, &payload].iter().try_for_each(|part| file.write_all(part)).map_err(failed)
     })

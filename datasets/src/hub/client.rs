@@ -129,6 +129,10 @@ impl Client {
             request = request.set("Range", range);
         }
         if let Some(token) = self.token.as_ref().filter(|_| url.origin() == self.endpoint.origin()) {
+            // The client's own message would show the token.
+            if !token.chars().all(|character| character.is_ascii_graphic()) {
+                return Err("the token (HF_TOKEN or its file) holds a character that no token has".to_owned());
+            }
             request = request.set("Authorization", &format!("Bearer {token}"));
         }
         let host = url.host_str().unwrap_or_default();

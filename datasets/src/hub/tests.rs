@@ -352,4 +352,17 @@ fn variables_have_their_usual_meaning() {
     assert_eq!((settings.cache.to_str(), settings.token.as_deref()), (Some("/c"), Some("t")));
     assert_eq!((settings.endpoint.as_str(), settings.offline), ("http://mirror", true));
     assert!(!with(&[("HF_HUB_OFFLINE", "0")]).offline);
+    assert_eq!(with(&[("HF_TOKEN", " t\r\n")]).token.as_deref(), Some("t"));
+}
+
+#[test]
+fn a_token_that_is_none_is_refused_and_not_shown() {
+    let hub = LocalHub::start(&SHARDED);
+    let cache = tempfile::tempdir().unwrap();
+    for token in ["top\nsecret", "“topsecret”", "top secret"] {
+        let mut settings = hub.settings(cache.path());
+        settings.token = Some(token.to_owned());
+        let error = settings.resolve("owner/tiny").unwrap_err().to_string();
+        assert!(error.contains("a character that no token has") && !error.contains("secret"), "{error}");
+    }
 }

@@ -114,11 +114,19 @@ pub(super) fn rows(
 pub(super) fn rows_of(batch: &RecordBatch) -> std::result::Result<Vec<Row>, ArrowError> {
     let mut rows = vec![Map::new(); batch.num_rows()];
     for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
-        for (row, value) in rows.iter_mut().zip(values(column)?) {
+        let values = values(column).map_err(|error| in_column(field.name(), error))?;
+        for (row, value) in rows.iter_mut().zip(values) {
             row.insert(field.name().clone(), value);
         }
     }
     Ok(rows)
+}
+
+fn in_column(name: &str, error: ArrowError) -> ArrowError {
+    match error {
+        ArrowError::NotYetImplemented(what) => ArrowError::NotYetImplemented(format!("`{name}`: {what}")),
+        other => other,
+    }
 }
 
 /// A column as values.

@@ -190,8 +190,10 @@ pub(super) fn check_pages(file: &File, metadata: &ParquetMetaData) -> io::Result
         return Err(wrong("footer", Fault::Wrong("its columns are larger than the file".to_owned())));
     }
     for column in columns() {
-        let first = column.dictionary_page_offset().unwrap_or(i64::MAX).min(column.data_page_offset());
-        let mut at = u64::try_from(first).unwrap_or(0);
+        // Of a group without rows, some writers say that its pages begin at 0.
+        let offsets = [column.dictionary_page_offset(), Some(column.data_page_offset())];
+        let Some(first) = offsets.into_iter().flatten().filter(|&offset| offset > 0).min() else { continue };
+        let mut at = first as u64;
         let length = u64::try_from(column.compressed_size()).unwrap_or(0);
         let end = at.saturating_add(length).min(end_of_file);
         while let Some(next) = page(file, at, end)? {

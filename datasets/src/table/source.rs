@@ -23,6 +23,11 @@ const MAGIC: [(&[u8], &str, &str); 6] = [
     (b"PAR1", "Parquet", ""),
 ];
 
+/// The most bytes of one line. A row of this size takes a few times as much memory.
+const LONGEST_LINE: u64 = 256 << 20;
+/// The most bytes of a `.json` file, which is read whole.
+const LARGEST_JSON: u64 = 4 << 30;
+
 /// Bytes of a text file, unpacked.
 pub(super) type Bytes = BufReader<Box<dyn Read + Send>>;
 
@@ -73,17 +78,46 @@ fn check_head(path: &Path, head: &[u8], format: Format, gzipped: bool) -> Result
 }
 
 /// The bytes of a text file, counted as they are read.
-pub(super) fn reader(file: File, gzipped: bool, position: &Position) -> Bytes {
+pub(super) fn reader(file: File, format: Format, gzipped: bool, position: &Position) -> Bytes {
     let counted = Counted { file, position: position.clone() };
     let bytes: Box<dyn Read + Send> =
         if gzipped { Box::new(MultiGzDecoder::new(BufReader::new(counted))) } else { Box::new(counted) };
-    BufReader::with_capacity(1 << 16, bytes)
+    BufReader::with_capacity(
+        1 << 16,
+        Box::new(Bounded { bytes, by_lines: format != Format::Json, length: 0 }),
+    )
+}
+
+/// Gives an error where a line, or a file without lines, is longer than any row: a small compressed file, or a device, may
+/// hold an endless one.
+struct Bounded {
+    bytes: Box<dyn Read + Send>,
+    by_lines: bool,
+    /// Bytes of this line, or of the whole file, so far.
+    length: u64,
+}
+
+impl Read for Bounded {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.bytes.read(buffer)?;
+        let last_break = buffer[..count].iter().rposition(|&byte| byte == b'\n').filter(|_| self.by_lines);
+        self.length = last_break.map_or(self.length + count as u64, |at| (count - at - 1) as u64);
+        let (what, most) = if self.by_lines { ("a line", LONGEST_LINE) } else { ("the file", LARGEST_JSON) };
+        if self.length > most {
+            let problem = format!("{what} has more than {} MiB, which is no row", most >> 20);
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
+        }
+        Ok(count)
+    }
 }
 
 /// An error of reading; bytes of a gzip file that make no sense are not the path's fault.
 pub(super) fn failed(path: &Path, gzipped: bool, source: io::Error) -> Error {
     use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     let path = path.to_owned();
+    if source.kind() == io::ErrorKind::FileTooLarge {
+        return Error::TooLong { path, source };
+    }
     if gzipped && matches!(source.kind(), InvalidData | InvalidInput | UnexpectedEof) {
         return Error::DamagedGzip { path, source };
     }
@@ -100,5 +134,26 @@ impl Read for Counted {
         let count = self.file.read(buffer)?;
         self.position.add(count as u64);
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bounded(bytes: impl Read + Send + 'static, by_lines: bool) -> io::Result<u64> {
+        io::copy(&mut Bounded { bytes: Box::new(bytes), by_lines, length: 0 }, &mut io::sink())
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_an_error_and_many_lines_are_none() {
+        let error = bounded(io::repeat(b' '), true).unwrap_err();
+        assert_eq!(error.to_string(), "a line has more than 256 MiB, which is no row");
+        let path = Path::new("x.jsonl");
+        assert!(matches!(failed(path, true, error), Error::TooLong { .. }));
+        let lines =
+            io::repeat(b' ').take(LONGEST_LINE).chain(&b"\n"[..]).chain(io::repeat(b' ').take(LONGEST_LINE));
+        assert_eq!(bounded(lines, true).unwrap(), 2 * LONGEST_LINE + 1);
+        assert!(bounded(io::repeat(b'\n').take(LONGEST_LINE + 9), false).is_ok());
     }
 }

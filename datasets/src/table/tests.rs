@@ -173,6 +173,71 @@ fn folders_and_patterns_expand_in_order() {
     assert!(matches!(read_records::<Demonstration>(&missing, None), Err(Error::Read { .. })));
 }
 
+#[test]
+fn a_link_to_nothing_in_a_folder_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a.jsonl"), "{\"text\": \"a\"}\n").unwrap();
+    std::os::unix::fs::symlink("gone", folder.path().join("readme.md")).unwrap();
+    let input = folder.path().to_str().unwrap();
+    assert_eq!(expand(&[input]).unwrap().len(), 1);
+    std::os::unix::fs::symlink("gone", folder.path().join("b.jsonl")).unwrap();
+    for input in [input.to_owned(), format!("{input}/*.jsonl")] {
+        let error = expand(&[input]).unwrap_err().to_string();
+        assert!(error.contains("b.jsonl: cannot read"), "{error}");
+    }
+}
+
+#[test]
+fn the_rows_of_a_csv_file_end_behind_a_broken_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.csv");
+    for content in [b"text,id\nx,1\ny\n".as_slice(), b"text\ncaf\xe9\n", b"text,id\nx,1\n\"open,3\n"] {
+        fs::write(&path, content).unwrap();
+        let rows = TableReader::open(&path).unwrap().rows(None).unwrap();
+        assert!(rows.take(9).count() < 9, "{}", String::from_utf8_lossy(content));
+    }
+}
+
+#[test]
+fn a_pipe_is_written_to_and_not_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe.jsonl");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let path = path.clone();
+        move || fs::read_to_string(path).unwrap()
+    });
+    write_records(&path, &[Demonstration::Text("a".to_owned())]).unwrap();
+    assert_eq!(reader.join().unwrap(), "{\"text\":\"a\"}\n");
+    assert!(refuse_stream(&path).unwrap_err().to_string().contains("this is no file"));
+}
+
+#[test]
+fn a_file_that_came_meanwhile_is_not_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.jsonl");
+    fs::write(&path, "mine").unwrap();
+    let rows = [Demonstration::Text("a".to_owned())];
+    assert!(write_records_over(&path, &rows, false).is_err());
+    assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
+    write_records_over(&path, &rows, true).unwrap();
+    assert_ne!(fs::read_to_string(&path).unwrap(), "mine");
+}
+
+#[test]
+fn a_column_of_a_type_that_is_not_read_is_named() {
+    use arrow_array::{ArrayRef, BinaryArray, RecordBatch};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.parquet");
+    let column = Arc::new(BinaryArray::from(vec![b"a".as_slice()])) as ArrayRef;
+    let batch = RecordBatch::try_from_iter([("text", column)]).unwrap();
+    let mut writer = ArrowWriter::try_new(fs::File::create(&path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let error = read_records::<Demonstration>(&path, None).unwrap_err().to_string();
+    assert!(error.contains("`text`: a column of type Binary"), "{error}");
+}
+
 fn message(name: &str, content: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);

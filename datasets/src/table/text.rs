@@ -99,21 +99,25 @@ pub(super) fn csv(mut reader: Bytes, path: &Path, gzipped: bool) -> Result<(Rows
     let columns: Vec<String> = seen.fields().iter().map(|field| field.name().clone()).collect();
     let fields: Vec<Field> = columns.iter().map(|name| Field::new(name, DataType::Utf8, true)).collect();
     let builder = ReaderBuilder::new(Arc::new(Schema::new(fields))).with_header(true);
-    let batches = builder.build_buffered(Cursor::new(text).chain(reader)).map_err(wrong)?;
+    let mut batches = builder.build_buffered(Cursor::new(text).chain(reader)).map_err(wrong)?;
     let path = path.to_owned();
-    let mut number = 0;
-    let rows = batches.flat_map(move |batch| {
-        let rows = batch.and_then(|batch| super::arrow::rows_of(&batch));
-        match rows {
-            Ok(rows) => rows
-                .into_iter()
-                .map(|row| {
-                    number += 1;
-                    Ok((number, row))
-                })
-                .collect::<Vec<_>>(),
-            Err(source) => vec![Err(Error::Csv { path: path.clone(), source })],
+    let (mut number, mut ended) = (0, false);
+    // Behind an error the reader gives the same error for ever.
+    let rows = std::iter::from_fn(move || {
+        if ended {
+            return None;
         }
+        Some(match batches.next()?.and_then(|batch| super::arrow::rows_of(&batch)) {
+            Ok(rows) => {
+                let from = number;
+                number += rows.len();
+                rows.into_iter().enumerate().map(|(index, row)| Ok((from + index + 1, row))).collect()
+            }
+            Err(source) => {
+                ended = true;
+                vec![Err(Error::Csv { path: path.clone(), source })]
+            }
+        })
     });
-    Ok((Box::new(rows), columns))
+    Ok((Box::new(rows.flatten()), columns))
 }

@@ -29,26 +29,36 @@ const ROW_GROUP: usize = 50_000;
 /// Rows turned into columns at a time.
 const BATCH: usize = 1024;
 
-/// Writes rows of one kind and layout; the name of the file tells the format.
+/// Writes rows of one kind and layout; the name of the file tells the format. A file that is there is replaced.
 pub fn write_records<R: Record>(path: &Path, records: &[R]) -> Result<()> {
+    write_records_over(path, records, true)
+}
+
+/// As [`write_records`]; unless it `replaces`, a file that is there is an error.
+pub(crate) fn write_records_over<R: Record>(path: &Path, records: &[R], replaces: bool) -> Result<()> {
     let layout = records.first().ok_or_else(|| Error::NoRows { path: path.to_owned() })?.layout();
     if let Some(row) = records.iter().position(|record| record.layout() != layout) {
         let found = records[row].layout().name();
         return Err(Error::MixedLayouts { path: path.to_owned(), row: row + 1, first: layout.name(), found });
     }
     let weighted = records.iter().any(|record| record.turns().iter().any(|turn| turn.no_loss));
-    write(path, layout, weighted, records.iter().map(R::to_row))
+    write(path, replaces, (layout, weighted), records.iter().map(R::to_row))
 }
 
 /// Writes rows that have the columns of `layout`.
 pub fn write_rows(path: &Path, layout: Layout, rows: impl Iterator<Item = Row>) -> Result<()> {
-    write(path, layout, false, rows)
+    write(path, true, (layout, false), rows)
 }
 
 /// Writes rows whose turns have a `weight` if they are `weighted`.
-fn write(path: &Path, layout: Layout, weighted: bool, rows: impl Iterator<Item = Row>) -> Result<()> {
+fn write(
+    path: &Path,
+    replaces: bool,
+    (layout, weighted): (Layout, bool),
+    rows: impl Iterator<Item = Row>,
+) -> Result<()> {
     let (format, gzipped) = format_of(path)?;
-    atomically(path, |file| match format {
+    atomically(path, replaces, |file| match format {
         Format::Parquet => parquet(path, file, (layout, weighted), rows),
         _ if gzipped => {
             let mut encoder = GzEncoder::new(file, Compression::default());
@@ -59,9 +69,19 @@ fn write(path: &Path, layout: Layout, weighted: bool, rows: impl Iterator<Item =
     })
 }
 
-/// Lets `fill` write a file that takes its name only when it is whole and on disk.
-pub(crate) fn atomically(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
+/// Lets `fill` write a file that takes its name only when it is whole and on disk. Unless it `replaces`, a file of that name
+/// is an error, also one that came while this one was written. A device or a pipe is written to.
+pub(crate) fn atomically(
+    path: &Path,
+    replaces: bool,
+    fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>,
+) -> Result<()> {
     let failed = |source| Error::Write { path: path.to_owned(), source };
+    if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        let mut file = BufWriter::new(File::options().write(true).open(path).map_err(failed)?);
+        fill(&mut file)?;
+        return file.flush().map_err(failed);
+    }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     fs::create_dir_all(folder).map_err(failed)?;
@@ -77,7 +97,8 @@ pub(crate) fn atomically(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) ->
     fill(&mut file)?;
     file.flush().map_err(failed)?;
     file.get_ref().sync_all().map_err(failed)?;
-    temporary.persist(path).map_err(|error| failed(error.error))?;
+    let named = if replaces { temporary.persist(path) } else { temporary.persist_noclobber(path) };
+    named.map_err(|error| failed(error.error))?;
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
 }
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use datasets::{
     At, Demonstration, Error, Layout, Message, Notes, Preference, Prompt, Reading, Record, Role, Row,
-    TableReader, Tokenizer, Unpaired, open_records,
+    TableReader, Tokenizer, Unpaired, open_records, table,
 };
 use serde::Serialize;
 
@@ -75,6 +75,9 @@ pub(crate) fn run(arguments: &CheckArgs) -> anyhow::Result<()> {
     };
     let report = check(arguments, tokenizer.as_ref())?;
     print(&if arguments.json { serde_json::to_string_pretty(&report)? } else { report.text() })?;
+    if report.rows == 0 {
+        return Err(Error::NoRows { path: report.file }.into());
+    }
     if report.unusable > 0 {
         return Err(Failure::Rows { file: report.file, unusable: report.unusable, rows: report.rows }.into());
     }
@@ -83,6 +86,7 @@ pub(crate) fn run(arguments: &CheckArgs) -> anyhow::Result<()> {
 
 fn check(arguments: &CheckArgs, tokenizer: Option<&Tokenizer>) -> Result<Report, Error> {
     let path = &arguments.file;
+    table::refuse_stream(path)?;
     let mut reading = Reading { drop: arguments.drop.clone(), guessed: true, ..Reading::default() };
     let columns = TableReader::open(path)?.columns().to_vec();
     if columns.is_empty() {
