@@ -86,6 +86,13 @@ const USAGE: &[Case] = &[
     case("ppo --config ppo.toml --set ppo.reward_model=''", FILES, 2, &["ppo.reward_model"]),
     case("generate --model life/sft/final --prompt x --temperature -1", &[], 2, &["temperature"]),
     case("generate --model life/sft/final --prompt x --temperature nan", &[], 2, &["temperature"]),
+    case(
+        "generate --model life/sft/final --prompt x --temperature 1e-40",
+        &[],
+        2,
+        &["temperature", "millionth"],
+    ),
+    case("data convert life/data/sft.parquet --output -", &[], 2, &["--output -", "standard output"]),
     case("generate --model life/sft/final --prompt x --top-p 2", &[], 2, &["top"]),
     case("generate --model life/sft/final --prompt x --max-new-tokens 0", &[], 2, &["--max-new-tokens"]),
     case("data tokenizer life/data/text.parquet --vocab-size 3 --out tok", &[], 2, &["3"]),
@@ -118,6 +125,9 @@ const ROWS: &[Case] = &[
         &["rows.jsonl.gz", "gzip"],
     ),
     case("data check rows.csv", &[("rows.csv", "text,answer\n\"one\"\n")], 3, &["rows.csv"]),
+    case("data check rows.csv", &[("rows.csv", "text,answer\none,two\nthree\n")], 3, &["rows.csv"]),
+    case("data check rows.csv", &[("rows.csv", "text\n")], 3, &["rows.csv", "no rows"]),
+    case("data check life/data", &[], 3, &["life/data", "no file"]),
     case(
         "data convert rows.jsonl --output out.parquet",
         &[("rows.jsonl", "{\"messages\": [{\"role\": \"robot\", \"content\": \"x\"}]}\n")],

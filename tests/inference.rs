@@ -391,7 +391,9 @@ fn finite_weights_that_overflow_make_no_rows() {
     ] {
         scratch.run(line).fails(5, &["large.jsonl line 1", "its weights hold NaN or infinity, or overflow"]);
     }
-    scratch.run("generate --model model-large --input large.jsonl --max-new-tokens 2").fails(5, &["row 1 is not finite"]);
+    scratch
+        .run("generate --model model-large --input large.jsonl --max-new-tokens 2")
+        .fails(5, &["row 1 is not finite"]);
     assert!(!scratch.path("large.out.jsonl").exists());
 }
 

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::command::print_rows;
 use crate::exit::Failure;
-use crate::output::write_whole;
+use crate::output;
 
 /// The input that means stdin.
 const STDIN: &str = "-";
@@ -235,15 +235,17 @@ pub(crate) fn check_finite<'a>(at: &At, numbers: impl IntoIterator<Item = &'a f3
     }
 }
 
-/// Writes one JSON object a line: to `output`, which is whole or absent, or else to stdout.
-pub(crate) fn write<T: Serialize>(rows: &[T], output: Option<&Path>) -> anyhow::Result<()> {
+/// Writes one JSON object a line: to `output`, which is whole or absent and only with `force` replaces a file, or else
+/// to stdout.
+pub(crate) fn write<T: Serialize>(rows: &[T], output: Option<&Path>, force: bool) -> anyhow::Result<()> {
     let mut text = Vec::new();
     for row in rows {
         serde_json::to_writer(&mut text, row)?;
         text.push(b'\n');
     }
     match output {
-        Some(path) => Ok(write_whole(path, &text)?),
+        Some(path) if force => Ok(output::write_whole(path, &text)?),
+        Some(path) => Ok(output::write_new(path, &text)?),
         None => Ok(print_rows(&text)?),
     }
 }

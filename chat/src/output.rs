@@ -25,6 +25,9 @@ pub(crate) fn claim_file(path: &Path, force: bool, inputs: &[&Path]) -> Result<(
     };
     let place = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
     let is_input = place(path).is_some_and(|own| inputs.iter().any(|input| place(input) == Some(own)));
+    if path == Path::new("-") {
+        return refuse("leave --output out for standard output, or name the file ./-");
+    }
     match fs::symlink_metadata(path).map(|found| fs::metadata(path).unwrap_or(found)) {
         Ok(found) if found.is_dir() => return refuse("this is a folder: name a file in it"),
         Ok(found) if found.is_file() && is_input => {
@@ -65,9 +68,18 @@ pub(crate) fn check_above(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Writes a file under a temporary name, syncs it, and renames it. What is no file (`/dev/stdout`, a pipe) is
-/// written to.
+/// Writes a file under a temporary name, syncs it, and renames it, over another if there is one. What is no file
+/// (`/dev/stdout`, a pipe) is written to.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    write(path, bytes, true)
+}
+
+/// As [`write_whole`], but a file that is there is an error, also one that came while the command worked.
+pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    write(path, bytes, false)
+}
+
+fn write(path: &Path, bytes: &[u8], replaces: bool) -> Result<(), Error> {
     let failed = |source| Error::Io { path: path.to_owned(), source };
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         return fs::write(path, bytes).map_err(failed);
@@ -84,7 +96,8 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
             .tempfile_in(parent)?;
         file.write_all(bytes)?;
         file.as_file().sync_all()?;
-        file.persist(path).map(drop).map_err(|error| error.error)
+        let named = if replaces { file.persist(path) } else { file.persist_noclobber(path) };
+        named.map(drop).map_err(|error| error.error)
     };
     write().map_err(failed)?;
     Ok(checkpoint::sync_folder(parent)?)
@@ -107,6 +120,10 @@ mod tests {
         };
         assert!(claim("new/deep", false).is_ok() && claim("other", true).is_ok());
         assert!(claim_file(Path::new("/dev/null"), false, &[]).is_ok());
+        assert!(claim_file(Path::new("-"), true, &[]).is_err());
+        // One that came after the command had begun.
+        assert!(write_new(&path("other"), b"new").is_err() && write_new(&path("fresh"), b"new").is_ok());
+        assert_eq!(fs::read_to_string(path("other")).unwrap(), "mine");
         for (name, force, words) in [
             ("other", false, "exists already"),
             ("link", false, "exists already"),

@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
         generate::generate(&session.model, &prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
     let replies: Vec<Reply> =
         completions.into_iter().map(|completion| reply(&session, completion)).collect::<Result<_, _>>()?;
-    input::write(&replies, arguments.output.as_deref())
+    input::write(&replies, arguments.output.as_deref(), arguments.force)
 }
 
 const NO_TEMPLATE: &str = "give --raw to continue the text as it is, or --template";

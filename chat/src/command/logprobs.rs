@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
         Given::Pair(_) => Line::Pair { chosen: next(), rejected: next() },
         _ => Line::One(next()),
     };
-    input::write(&inputs.iter().map(line).collect::<Vec<_>>(), arguments.output.as_deref())
+    input::write(&inputs.iter().map(line).collect::<Vec<_>>(), arguments.output.as_deref(), arguments.force)
 }
 
 /// Text as it is; a conversation up to the end of its last answer, or up to where an answer would begin.

@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
         Given::Pair(_) => Line::Pair { chosen_score: next(), rejected_score: next() },
         _ => Line::One { score: next() },
     };
-    input::write(&inputs.iter().map(line).collect::<Vec<_>>(), arguments.output.as_deref())
+    input::write(&inputs.iter().map(line).collect::<Vec<_>>(), arguments.output.as_deref(), arguments.force)
 }
 
 fn token_ids(session: &Session<ScalarModel>, given: &Given) -> Result<Vec<i64>, datasets::Error> {

@@ -132,7 +132,9 @@ fn cache(data: &DataSection) -> Option<Cache> {
         Some(folder) => Some(Cache { folder: folder.into(), least_bytes: 0 }),
         None => {
             let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-            let own = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
+            // A relative one is not valid (XDG Base Directory Specification).
+            let own = variable("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+            let own = own.or_else(|| Some(variable("HOME")?.join(".cache")))?;
             Some(Cache { folder: own.join("colossal-chat/rows"), least_bytes: WORTH_KEEPING })
         }
     }
