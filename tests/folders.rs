@@ -303,6 +303,21 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
 }
 
 #[test]
+fn a_run_folder_that_is_removed_under_way_is_not_made_anew() {
+    let scratch = copied();
+    let words =
+        "sft --config life/sft/run.toml --set out=gone --set train.steps=100000 --set checkpoint.every=0";
+    let child = scratch.command(&words.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+    scratch.wait_for_rows("gone/metrics.jsonl", 1);
+    std::fs::remove_dir_all(scratch.path("gone")).unwrap();
+    signal("INT", child.id());
+    let output = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(3) && told.contains("gone: this run folder was removed"), "{told}");
+    assert!(!told.contains("--resume") && !scratch.path("gone").exists(), "{told}");
+}
+
+#[test]
 fn a_checkpoint_whose_state_is_of_another_step_is_refused() {
     for (stage, key) in [("sft", "step"), ("ppo", "iteration")] {
         let scratch = copied();

@@ -247,7 +247,7 @@ fn of_rlhf(error: &rlhf::Error) -> u8 {
         Error::Models(error) => of_models(error),
         Error::Datasets(error) => of_datasets(error),
         Error::Setting { .. } | Error::Vocabulary { .. } | Error::TooFew { .. } => USAGE,
-        Error::NoRows { .. } | Error::Margin { .. } | Error::Resume { .. } => DATA,
+        Error::NoRows { .. } | Error::Margin { .. } | Error::RunFolder { .. } => DATA,
         Error::NotFinite { .. } => DIVERGED,
         Error::Interrupted { .. } => INTERRUPTED,
         Error::Io { source, .. } => of_place(source),

@@ -69,12 +69,12 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// A run folder that cannot be continued.
+    /// A run folder that cannot be continued, or no longer be written to.
     #[error("{}: {problem}", path.display())]
-    Resume {
+    RunFolder {
         /// The folder.
         path: PathBuf,
-        /// What does not fit, and the fix.
+        /// What is wrong with it, and the fix.
         problem: String,
     },
     /// A person ended the run.

@@ -83,7 +83,7 @@ impl Run<'_> {
             _ => return Ok(()),
         };
         let problem = format!("{problem}: remove this checkpoint, and --resume goes on from the one before");
-        Err(Error::Resume { path: path.clone(), problem })
+        Err(Error::RunFolder { path: path.clone(), problem })
     }
 
     /// Whether metrics of `step` are wanted.
@@ -145,6 +145,12 @@ impl Run<'_> {
     fn write_model(&self, path: &Path, save: &Save<'_>) -> Result<(), Error> {
         if !self.groups.is_first() {
             return if self.groups.is_saved() { save(path) } else { Ok(()) };
+        }
+        if !self.out.is_dir() {
+            // Made anew, it would hold a checkpoint that no run could go on from.
+            let problem =
+                "this run folder was removed while the run was under way; nothing is saved".to_owned();
+            return Err(Error::RunFolder { path: self.out.to_owned(), problem });
         }
         checkpoint::write_folder(path, |folder| {
             save(folder)?;
