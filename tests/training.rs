@@ -198,9 +198,10 @@ pub(crate) fn whole_ppo(scratch: &Scratch, out: &str) {
     scratch.run(&format!("ppo --config life/ppo/run.toml {PPO} --set out={out}")).succeeds();
 }
 
-/// Takes from a finished PPO in `out` everything after its second checkpoint.
-pub(crate) fn back_to_step_2(scratch: &Scratch, out: &str) {
-    for gone in ["final", "checkpoints/step-3", "checkpoints/step-4"] {
+/// Takes from that PPO in `out` everything after the checkpoint of `step`.
+pub(crate) fn back_to_step(step: u64, scratch: &Scratch, out: &str) {
+    let later = (step + 1..=4).map(|step| format!("checkpoints/step-{step}"));
+    for gone in later.chain(["final".to_owned()]) {
         std::fs::remove_dir_all(scratch.path(&format!("{out}/{gone}"))).unwrap();
     }
 }
@@ -211,7 +212,7 @@ fn resumed_ppo_equals_uninterrupted_ppo() {
         let scratch = copied();
         whole_ppo(&scratch, &format!("whole --set model.dtype={dtype}"));
         copy(&scratch.path("whole"), &scratch.path("resumed"));
-        back_to_step_2(&scratch, "resumed");
+        back_to_step(2, &scratch, "resumed");
         scratch.run("ppo --config whole/run.toml --set out=resumed --resume").succeeds();
         for file in [
             "final/model.safetensors",

@@ -210,7 +210,7 @@ pub(crate) fn load(
         }
         let tensor = files.tensor(&spellings, request.shape, request.placement)?;
         check_finite(folder, request.name, &tensor)?;
-        if ties && request.name == names.token_embedding {
+        if ties && request.name.strip_suffix(".weight") == Some(names.token_embedding) {
             let mut names = [format!("{}.weight", names.head), "lm_head.weight".to_owned()].into_iter();
             if let Some(name) = names.find(|name| files.has(name)) {
                 let head = files.tensor(std::slice::from_ref(&name), request.shape, request.placement)?;

@@ -68,6 +68,7 @@ fn in_run(
     resume: Option<PathBuf>,
     stage: impl FnOnce(&mut Run<'_>) -> Result<(), Error>,
 ) -> (Memory, Result<(), Error>) {
+    std::fs::create_dir_all(out).unwrap();
     let mut memory = Memory::default();
     let interrupted = AtomicBool::new(false);
     let mut run = Run {
