@@ -376,8 +376,8 @@ fn weights_that_are_no_numbers_make_no_rows() {
     assert!(!scratch.path("zero.out.jsonl").exists());
 }
 
-/// The first value of a token's embedding outweighs the other 31, so that the last norm makes it about sqrt(32); times
-/// a weight of 3e38 it is beyond float32.
+/// The first value of a token's embedding outweighs the other 31, so that the last norm makes it about
+/// sqrt(32); times a weight of 3e38 it is beyond float32.
 #[test]
 fn finite_weights_that_overflow_make_no_rows() {
     let scratch = world();

@@ -188,8 +188,8 @@ fn resumed_reward_training_equals_the_uninterrupted_one() {
     resumes_exactly("rm");
 }
 
-/// Everything that a checkpoint of PPO has to carry: a coefficient that moves, a critic that begins before the policy, and
-/// the order of the rows of the language-modelling term.
+/// Everything that a checkpoint of PPO has to carry: a coefficient that moves, a critic that begins before
+/// the policy, and the order of the rows of the language-modelling term.
 pub(crate) const PPO: &str = "--set ppo.iterations=4 --set ppo.kl_target=0.01 --set ppo.kl_horizon=50 --set ppo.critic_warmup=1 \
     --set ppo.ptx_coef=0.1 --set data.ptx=life/data/sft.parquet --set checkpoint.every=1";
 

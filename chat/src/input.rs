@@ -235,8 +235,8 @@ pub(crate) fn check_finite<'a>(at: &At, numbers: impl IntoIterator<Item = &'a f3
     }
 }
 
-/// Writes one JSON object a line: to `output`, which is whole or absent and only with `force` replaces a file, or else
-/// to stdout.
+/// Writes one JSON object a line: to `output`, which is whole or absent and only with `force` replaces a
+/// file, or else to stdout.
 pub(crate) fn write<T: Serialize>(rows: &[T], output: Option<&Path>, force: bool) -> anyhow::Result<()> {
     let mut text = Vec::new();
     for row in rows {

@@ -68,8 +68,8 @@ pub(crate) fn check_above(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Writes a file under a temporary name, syncs it, and renames it, over another if there is one. What is no file
-/// (`/dev/stdout`, a pipe) is written to.
+/// Writes a file under a temporary name, syncs it, and renames it, over another if there is one. What is no
+/// file (`/dev/stdout`, a pipe) is written to.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     write(path, bytes, true)
 }

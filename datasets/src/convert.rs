@@ -24,8 +24,8 @@ pub struct ConvertReport {
     pub notes: Notes,
 }
 
-/// Converts the file `input` to `output`; the names tell the formats. Unless it `replaces`, an `output` that is there is an
-/// error.
+/// Converts the file `input` to `output`; the names tell the formats. Unless it `replaces`, an `output` that
+/// is there is an error.
 pub fn convert(input: &Path, output: &Path, reading: &Reading, replaces: bool) -> Result<ConvertReport> {
     table::refuse_stream(input)?;
     let columns = reading.columns(TableReader::open(input)?.columns());

@@ -79,7 +79,8 @@ pub fn expand<S: AsRef<str>>(inputs: &[S]) -> Result<Vec<PathBuf>> {
         let input = input.as_ref();
         let path = Path::new(input);
         let found = if path.is_dir() {
-            // Rows in a compression that is not read are refused by name when their turn comes, not passed over.
+            // Rows in a compression that is not read are refused by name when their turn comes, not passed
+            // over.
             list(path, |path| !matches!(format_of(path), Err(Error::UnsupportedExtension { .. })))?
         } else if input.contains(['*', '?']) {
             let pattern: Vec<char> = path.file_name().unwrap_or_default().to_string_lossy().chars().collect();

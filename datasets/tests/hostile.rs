@@ -1,4 +1,5 @@
-//! Files that cannot be read, most of them found by the fuzz targets: each is refused by name, none ends the program.
+//! Files that cannot be read, most of them found by the fuzz targets: each is refused by name, none ends the
+//! program.
 
 use std::fs;
 use std::path::Path;
@@ -43,8 +44,9 @@ fn a_parquet_compression_that_is_not_built_in_is_named() {
     }
 }
 
-/// Small footers in Thrift's compact protocol. A reader that makes room for the columns of the first asks for 200 GB and ends
-/// the process; one that skips the lists of the second goes round 2^31 times for each of its twenty.
+/// Small footers in Thrift's compact protocol. A reader that makes room for the columns of the first asks for
+/// 200 GB and ends the process; one that skips the lists of the second goes round 2^31 times for each of its
+/// twenty.
 #[test]
 fn parquet_footers_that_announce_more_than_they_hold_are_refused() {
     let folder = tempfile::tempdir().unwrap();

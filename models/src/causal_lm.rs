@@ -214,7 +214,8 @@ pub(crate) fn load(
             let mut names = [format!("{}.weight", names.head), "lm_head.weight".to_owned()].into_iter();
             if let Some(name) = names.find(|name| files.has(name)) {
                 let head = files.tensor(std::slice::from_ref(&name), request.shape, request.placement)?;
-                // transformers (5.23) uses a head that differs; earlier versions tie it. Neither is taken in silence.
+                // transformers (5.23) uses a head that differs; earlier versions tie it. Neither is taken in
+                // silence.
                 if !head.to_kind(tensor.kind()).equal(&tensor) {
                     return Err(Error::UntiedHead { path: folder.to_owned(), name });
                 }

@@ -14,9 +14,10 @@
 //! Policy and critic have an optimiser each. A loss is a sum over the reply tokens of a mini-batch divided by their number, so
 //! micro-batches do not change it. Dropout is off in all four. Metrics are named as in TRL and explained in `docs/ppo.md`.
 //!
-//! A checkpoint is the folder of the policy, with that of the critic inside it under [`CRITIC_FOLDER`]; each has the
-//! state of its optimiser. The seed of every draw is made from the seed of the run and the iteration, so no generator
-//! has a state to save. Reference and reward model do not change: a resumed run loads them from where they were.
+//! A checkpoint is the folder of the policy, with that of the critic inside it under [`CRITIC_FOLDER`]; each
+//! has the state of its optimiser. The seed of every draw is made from the seed of the run and the iteration,
+//! so no generator has a state to save. Reference and reward model do not change: a resumed run loads them
+//! from where they were.
 
 use std::ops::ControlFlow;
 use std::path::Path;

@@ -117,8 +117,8 @@ impl Run<'_> {
         Ok(self.groups.world().max([f64::from(u8::from(asked))])? == [1.0])
     }
 
-    /// Saves a checkpoint after `step` when one is due, or when the run is asked to end; then ends it. `save` writes
-    /// the models that are trained and the state of the trainer.
+    /// Saves a checkpoint after `step` when one is due, or when the run is asked to end; then ends it. `save`
+    /// writes the models that are trained and the state of the trainer.
     pub(crate) fn after_step(&mut self, step: u64, save: &Save<'_>) -> Result<(), Error> {
         let interrupted = self.is_interrupted()?;
         if !due(step, self.cadence.checkpoint) && !interrupted {

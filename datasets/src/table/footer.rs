@@ -1,10 +1,10 @@
 //! The Thrift structures of a Parquet file, looked through before the Parquet crate reads them.
 //!
 //! The crate skips a field that it does not know, as many elements of it as the field announces, and a truth
-//! value in a list takes no byte there: a footer of 800 bytes can keep it busy for minutes. It also reads a field
-//! that it knows without looking at its type. Here a known field must have the type that `parquet.thrift`
-//! gives it (github.com/apache/parquet-format), and no list may announce more elements than bytes follow.
-//! Keeps nothing of what it reads, and knows no meaning of it.
+//! value in a list takes no byte there: a footer of 800 bytes can keep it busy for minutes. It also reads a
+//! field that it knows without looking at its type. Here a known field must have the type that
+//! `parquet.thrift` gives it (github.com/apache/parquet-format), and no list may announce more elements than
+//! bytes follow. Keeps nothing of what it reads, and knows no meaning of it.
 
 use std::fs::File;
 use std::io;
@@ -203,7 +203,8 @@ pub(super) fn check_pages(file: &File, metadata: &ParquetMetaData) -> io::Result
     Ok(())
 }
 
-/// Where the page behind the one at `at` begins; none behind the last, and none where the Parquet crate stops with an error.
+/// Where the page behind the one at `at` begins; none behind the last, and none where the Parquet crate stops
+/// with an error.
 fn page(file: &File, at: u64, end: u64) -> io::Result<Option<u64>> {
     let mut length = PAGE_HEADER;
     while at < end {

@@ -88,8 +88,8 @@ pub(super) fn reader(file: File, format: Format, gzipped: bool, position: &Posit
     )
 }
 
-/// Gives an error where a line, or a file without lines, is longer than any row: a small compressed file, or a device, may
-/// hold an endless one.
+/// Gives an error where a line, or a file without lines, is longer than any row: a small compressed file, or
+/// a device, may hold an endless one.
 struct Bounded {
     bytes: Box<dyn Read + Send>,
     by_lines: bool,

@@ -29,7 +29,8 @@ const ROW_GROUP: usize = 50_000;
 /// Rows turned into columns at a time.
 const BATCH: usize = 1024;
 
-/// Writes rows of one kind and layout; the name of the file tells the format. A file that is there is replaced.
+/// Writes rows of one kind and layout; the name of the file tells the format. A file that is there is
+/// replaced.
 pub fn write_records<R: Record>(path: &Path, records: &[R]) -> Result<()> {
     write_records_over(path, records, true)
 }
@@ -69,8 +70,9 @@ fn write(
     })
 }
 
-/// Lets `fill` write a file that takes its name only when it is whole and on disk. Unless it `replaces`, a file of that name
-/// is an error, also one that came while this one was written. A device or a pipe is written to.
+/// Lets `fill` write a file that takes its name only when it is whole and on disk. Unless it `replaces`, a
+/// file of that name is an error, also one that came while this one was written. A device or a pipe is
+/// written to.
 pub(crate) fn atomically(
     path: &Path,
     replaces: bool,
