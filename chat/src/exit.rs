@@ -32,7 +32,7 @@ pub(crate) const DIVERGED: u8 = 5;
 /// SIGINT, SIGTERM or SIGHUP asked it to end.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Ends of a command that no crate below knows.
+/// Failures that the program itself detects, rather than one of the crates below it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// A check of `doctor` failed.

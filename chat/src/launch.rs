@@ -291,8 +291,10 @@ impl<'a> Others<'a> {
         self.news.try_recv().ok()
     }
 
-    /// Tells them why this machine's ranks end, unless another was first; a cause that may lie elsewhere waits for that one. They have a
-    /// moment to hear it, since the store may end with this process; where it does not answer, nobody is left to tell.
+    /// Reports to the other launchers why the ranks of this machine ended, unless another launcher has
+    /// reported first. If the failure may be a consequence of one on another machine, it waits for that
+    /// report. They have a moment to hear it, since the store may end with this process; where it does not
+    /// answer, nobody is left to tell.
     fn tell(&self, why: &str, is_cause: bool) {
         if self.job.nodes == 1 {
             return;
@@ -313,7 +315,8 @@ impl<'a> Others<'a> {
         }
     }
 
-    /// Says that this machine's ranks are done. The store is served until all are, one has failed, or a person is tired of waiting.
+    /// Reports that all ranks of this machine have finished. The launcher that hosts the store keeps serving
+    /// it until every machine has finished, one has failed, or the user sends a signal.
     fn leave(&self, signals: &mut Signals) {
         if self.job.nodes == 1 {
             return;
@@ -397,7 +400,7 @@ impl Ranks {
         self.0.iter().all(|rank| rank.ended.is_some())
     }
 
-    /// Which of those that failed was not merely left alone by another: the others end with code 1.
+    /// The rank that caused the failure. The other ranks exit with code 1 because their collective failed.
     fn culprit(&self, first: usize) -> usize {
         self.0.iter().position(Rank::fell_by_itself).unwrap_or(first)
     }

@@ -209,8 +209,8 @@ fn tell_dropout(groups: &Groups, models: &[(&str, &Config)]) {
     }
 }
 
-/// Refuses to share what the models of a stage do not have. Where the processes of `mesh` do not run, loading
-/// would not find out.
+/// Checks that the models of a stage can be split over `mesh`. In a dry run the ranks of the mesh do not
+/// exist, so loading the models would not detect it.
 fn check_split(config: &RunConfig, models: &[&Config], around: &Around<'_>) -> anyhow::Result<()> {
     let is_running = around.mesh.world_size() == around.groups.world().size();
     if is_running { check_experts(config, models) } else { check_mesh(config, models, around.mesh) }

@@ -54,8 +54,8 @@ pub struct Engine {
     replicas: Option<Replicas>,
 }
 
-/// Refuses to train what ranks that hold the same weights have loaded differently. What is compared is the sum of the bits of every
-/// value, which does not depend on the order of summing.
+/// Checks that all weight replicas loaded identical weights, and returns an error otherwise. What is compared
+/// is the sum of the bits of every value, which does not depend on the order of summing.
 fn same_weights(slots: &[Slot], groups: &Groups) -> Result<(), Error> {
     let sum = |slot: &Slot| {
         let tensor = slot.parameter.tensor.detach();
@@ -183,7 +183,7 @@ impl Engine {
         Ok(total)
     }
 
-    /// Clips what was accumulated, updates the weights, and forgets the gradients.
+    /// Clips the accumulated gradients, updates the weights, and zeroes the gradients.
     pub fn step(&mut self) -> Result<StepReport, Error> {
         let step = self.step + 1;
         let lr = self.next_lr();
@@ -252,8 +252,9 @@ impl Engine {
         Ok(())
     }
 
-    /// The norm of the gradient of the whole model: parts are added up over the tensor ranks, experts and layers over those who hold
-    /// other ones; what several ranks hold counts once.
+    /// The global gradient norm. Squared norms of shards are summed over the tensor-parallel group, of
+    /// experts over the expert-parallel group, of layers over the pipeline group. A replicated or tied
+    /// parameter is counted once.
     fn norm(&self, slots: &[&Slot], grads: &[&Tensor]) -> Result<f64, Error> {
         let (tensor, expert, pipeline) = (self.groups.tensor(), self.groups.expert(), self.groups.pipeline());
         if [tensor, expert, pipeline].iter().all(|group| group.size() == 1) {

@@ -4,9 +4,10 @@
 //!   bucket 0: gradients of the last layers   -> reduced first, when the last micro-batch has delivered them all
 //!   bucket 1: those before                   -> ...
 //! ```
-//! A bucket is one flat fp32 buffer that the gradients of its parameters are views of, so a reduction is one collective and no copy.
-//! Buckets are reduced in their order on every rank, whatever a rank had to do; a rank without rows adds zeros. (The idea: Li et al.
-//! 2020, arXiv 2006.15704, section 3.2.)
+//! A bucket is one flat fp32 buffer that the gradients of its parameters are views of, so a reduction is one
+//! collective and no copy. Every rank all-reduces the buckets in the same order, even if its own gradients
+//! become ready in another order. A rank without rows contributes zeros. (The idea: Li et al. 2020, arXiv
+//! 2006.15704, section 3.2.)
 
 use std::sync::Arc;
 
@@ -77,8 +78,9 @@ impl Replicas {
         (Self { groups: Arc::clone(groups), buckets, bucket_of, left, begun, uses, started }, views)
     }
 
-    /// Announces rows of the step at hand, and cuts them as evenly as can be; gives the micro-batches of this rank. Where ranks hold
-    /// different experts they all have as many, of which some may be empty: they work together in every layer.
+    /// Splits the rows of the step evenly into micro-batches, records how many gradients they will produce,
+    /// and returns the micro-batches of this rank. With expert parallelism every rank gets the same number of
+    /// micro-batches, some possibly empty, because all ranks take part in the all-to-all of every MoE layer.
     pub(crate) fn deal<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
         let data = self.groups.data();
         let size = largest.min(rows.len().div_ceil(data.size())).max(1);
@@ -98,7 +100,8 @@ impl Replicas {
                 self.buckets[self.bucket_of[slot]].missing += uses * self.left;
             }
         }
-        // One that nobody announced would be added to what is being reduced.
+        // A micro-batch that was not announced would add its gradients to a bucket whose all-reduce is
+        // already running.
         self.left = self.left.checked_sub(count).expect("every micro-batch was dealt");
     }
 

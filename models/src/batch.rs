@@ -107,8 +107,8 @@ pub struct Alibi {
 }
 
 impl Batch {
-    /// A batch of rows, each with at least one token. A batch of no rows has one token that nobody looks at, for ranks that work together in
-    /// every layer.
+    /// A batch of rows, each with at least one token. An empty batch gets one dummy token. A rank without
+    /// rows still has to take part in the collectives of every layer.
     pub fn new(rows: &[&[i64]], device: Device) -> Self {
         assert!(rows.iter().all(|row| !row.is_empty()), "each row of a batch has a token");
         let is_empty = rows.is_empty();

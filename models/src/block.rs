@@ -16,7 +16,7 @@ use crate::split::{self, Border};
 /// From queries, keys and values to `[N, heads * D]`.
 pub type Mix<'a> = dyn FnMut(&Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;
 
-/// What tokens meet on their way through the blocks.
+/// The forward context: what every block needs besides the hidden states.
 #[derive(Debug)]
 pub struct Way {
     /// How they enter and leave what ranks share.
@@ -166,8 +166,8 @@ impl Mlp {
         })
     }
 
-    /// What this rank's columns make of tokens inside the border, `[n, H]`: one term of a sum over the ranks that share the weights. Has no
-    /// bias.
+    /// The partial output of this rank's MLP columns, `[n, H]`, without the bias. The caller all-reduces it
+    /// over the tensor-parallel group.
     pub fn term(&self, x: &Tensor) -> Tensor {
         self.down.product(&self.inner(x))
     }

@@ -1,4 +1,5 @@
-//! Several MLPs in place of one: a router gives every token a share of each, and the token takes those with the largest shares.
+//! Mixture-of-experts layer: a router computes a probability for every expert, and each token is sent to its
+//! top-k experts.
 //!
 //! ```text
 //!   p = softmax(W_r x)            in fp32

@@ -85,7 +85,8 @@ impl<'a> Head<'a> {
         autograd::is_enabled() && self.inputs(hidden).iter().any(|input| input.requires_grad())
     }
 
-    /// What the rank with the head makes of hidden states that are only run forward, on every rank of a pipeline.
+    /// Runs the head on the last pipeline stage and broadcasts the result to all stages. Used only without
+    /// gradients.
     fn told(
         self,
         hidden: &Tensor,

@@ -30,7 +30,8 @@ pub struct Request<'a> {
     pub placement: &'a Placement,
     /// Its distribution in a new model.
     pub initial: Initial,
-    /// Whether this rank has a part of it; if not, nothing is asked for but that it be there.
+    /// Whether this rank holds (a shard of) the parameter. If not, the source only checks that the checkpoint
+    /// contains it.
     pub here: bool,
     /// Whether tokens are multiplied by its transpose, so that [`for_few_rows`] may lay it out anew.
     pub is_matrix: bool,

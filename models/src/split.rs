@@ -104,8 +104,9 @@ impl Split {
         }
     }
 
-    /// All who have the same hidden states in the end, if a gradient of them is wanted: the rows are dealt out among them for work that
-    /// all would do alike, so that the gradient of each is a term of a sum.
+    /// The ranks that hold the same final hidden states in a training pass. The head's rows are split over
+    /// them instead of being computed on each; every rank then produces a partial gradient, and the sum over
+    /// the ranks is the full gradient.
     pub(crate) fn dealt(&self, hidden: &Tensor) -> Option<Dealt> {
         let groups: Vec<Arc<Group>> = self.sequence().into_iter().chain(&self.weights).cloned().collect();
         let wanted = trains(hidden) && !groups.is_empty();
@@ -180,8 +181,9 @@ pub(crate) fn trains(hidden: &Tensor) -> bool {
     hidden.requires_grad() && autograd::is_enabled()
 }
 
-/// Some heads of all tokens `[P n, heads / P, D]` for all heads of some tokens `[n, kv_heads, D]`. Where key-value heads do not come out
-/// even, each is repeated for the queries that share it.
+/// Ulysses all-to-all: each rank sends its tokens' heads and receives its heads' tokens, from `[n, heads, D]`
+/// to `[P n, heads / P, D]`. If the key-value heads do not divide by the ranks, they are first repeated to
+/// the number of query heads.
 fn heads_for_tokens(x: &Tensor, heads: i64, group: &Arc<Group>) -> Result<Tensor, parallel::Error> {
     let own = x.size()[1];
     let even = own % group.size() as i64 == 0;
@@ -222,13 +224,15 @@ fn padded(x: &Tensor, ranks: i64) -> Tensor {
 pub enum Share {
     /// All of it, for the same work on every rank.
     Whole,
-    /// All of it, for work of its own: its gradient is one term of a sum over the ranks.
+    /// Replicated, with a partial gradient: every rank holds the full weight and applies it to different
+    /// work, so the gradients are summed over the ranks.
     Terms,
     /// A part.
     Part(Cut),
 }
 
-/// Where tokens enter the work that each rank does by itself, and where they leave it. Does nothing in a group of one.
+/// A tensor-parallel region: hidden states are copied (or gathered) on entry and reduced (or
+/// reduce-scattered) on exit. With one rank both are the identity.
 #[derive(Clone, Debug)]
 pub struct Border {
     group: Option<Arc<Group>>,

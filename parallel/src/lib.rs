@@ -1,4 +1,5 @@
-//! Who talks to whom, and what is split among them: the process mesh, placed parameters, and a network as segments.
+//! Distributed runtime: the device mesh, process groups and collectives, sharded parameters, and models that
+//! run as a list of segments.
 //!
 //! Knows no model family, no data and no algorithm.
 

@@ -11,7 +11,8 @@ use crate::comm::Group;
 use crate::tensor_file::Named;
 use crate::{Error, Groups};
 
-/// How one dimension of a tensor is dealt out to the ranks of a group: for each rank the runs that it holds, end to end.
+/// How one dimension of a tensor is sharded over a process group: for each rank, the index ranges that the
+/// rank holds, concatenated in this order.
 ///
 /// Fused matrices (queries, keys and values in one) have several runs a rank. The runs of all ranks cover the dimension, each place
 /// once.
@@ -195,7 +196,8 @@ pub struct Parameter {
     pub partial: bool,
     /// Whether the ranks of the expert group hold other parameters in its place.
     pub exclusive: bool,
-    /// Those who hold the same values once more, for another use: the gradient is the sum of theirs.
+    /// The ranks that hold a tied copy of this weight (the input embedding and the output head). Their
+    /// gradients are all-reduced.
     pub copies: Option<Arc<Group>>,
     /// Whether weight decay applies: to matrices and embeddings, not to norms and biases.
     pub decay: bool,
@@ -213,12 +215,14 @@ impl Parameter {
         Self { name: name.into(), tensor, placement, partial: false, exclusive: false, copies: None, decay }
     }
 
-    /// Whether this is the one of several copies that counts where each counts once.
+    /// Whether this rank owns the tied weight. Only the owner is counted in norms, parameter counts and
+    /// checkpoints.
     pub fn is_first_copy(&self) -> bool {
         self.copies.as_ref().is_none_or(|copies| copies.rank() == 0)
     }
 
-    /// Whether it counts here, where each parameter counts once among all who together hold a model.
+    /// Whether this rank counts the parameter. Over the model-parallel group every parameter is counted
+    /// exactly once.
     pub fn counts_among(&self, groups: &Groups) -> bool {
         self.is_first_copy() && (self.exclusive || groups.expert().rank() == 0)
     }

@@ -11,9 +11,10 @@
 //! | [`exchange`] | some rows for each rank | the rows back |
 //! | [`all_to_all`] | part `i` of one dimension to rank `i`, what comes in joined along another | the same the other way round |
 //!
-//! `copy` and `reduce` are the `f` and `g` of Shoeybi et al. 2019 (arXiv 1909.08053, section 3); `gather_sum` and `reduce_scatter` those of
-//! Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2); `all_to_all` is that of Jacobs et al. 2023 (arXiv 2309.14509).
-//! A replicated loss counts once: its gradient is the same on every rank and is not added up. Knows no layer.
+//! `copy` and `reduce` are the `f` and `g` of Shoeybi et al. 2019 (arXiv 1909.08053, section 3); `gather_sum`
+//! and `reduce_scatter` those of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2); `all_to_all` is
+//! that of Jacobs et al. 2023 (arXiv 2309.14509). The loss is replicated: every rank computes the same
+//! scalar, and its gradient is not summed over ranks. This module knows no layers.
 
 use std::sync::Arc;
 

@@ -6,9 +6,10 @@
 //! | Ulysses | runs | of some heads over all tokens, by [`region::all_to_all`](crate::region::all_to_all) |
 //! | ring | zig-zag | of all heads, keys and values going around ([`ring`]) |
 //!
-//! (Korthikanti et al. 2022, arXiv 2205.05198; Jacobs et al. 2023, arXiv 2309.14509; Liu et al. 2023, arXiv 2310.01889, with the
-//! order of Brandon et al. 2023, arXiv 2311.09431, section 3.) Every rank has equally many tokens: where they do not come out even, some
-//! are there twice, which is seen by nothing. Knows no layer.
+//! (Korthikanti et al. 2022, arXiv 2205.05198; Jacobs et al. 2023, arXiv 2309.14509; Liu et al. 2023, arXiv
+//! 2310.01889, with the order of Brandon et al. 2023, arXiv 2311.09431, section 3.) Every rank gets the same
+//! number of tokens. If the count does not divide, the last tokens are repeated as padding; the padding
+//! reaches neither the attention of real tokens nor the loss. Knows no layer.
 
 pub mod ring;
 
@@ -74,7 +75,7 @@ impl Layout {
         }
     }
 
-    /// Of each token of this rank 1, or 0 if it only fills up.
+    /// A mask over the local tokens: 1 for a real token that no earlier rank holds, 0 for padding.
     pub fn counts(&self, lengths: &[i64]) -> Vec<f32> {
         let size = self.size(lengths);
         let places = self.places(lengths).unwrap_or_else(|| (0..lengths.iter().sum()).collect());

@@ -186,7 +186,8 @@ pub struct World {
 /// Where a process runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Seat {
-    /// What two processes share when they share memory and the network: the running kernel and the namespaces.
+    /// Identifies the host: boot id, network namespace and pid namespace. Two ranks can use shared memory
+    /// only if this value is equal.
     host: String,
     /// Its number there.
     process: u32,
@@ -491,17 +492,19 @@ impl Groups {
         self.along(Axis::Sequence)
     }
 
-    /// Those who hold the same weights but for experts: their gradients are added up.
+    /// The replicas of the dense (non-expert) weights. Dense gradients are all-reduced over this group.
     pub fn replicas(&self) -> &Arc<Group> {
         &self.replicas
     }
 
-    /// Those who hold the same weights: the gradients of experts are added up, and the rows of what is not trained on are shared.
+    /// The weight replicas: ranks that hold identical weights, experts included. Expert gradients are
+    /// all-reduced over this group. Evaluation and rollout rows are split over it.
     pub fn twins(&self) -> &Arc<Group> {
         &self.twins
     }
 
-    /// Those who together hold a whole model, each whole parameters.
+    /// The model-parallel group: the pipeline and expert ranks that together hold one full model. Each rank
+    /// holds different parameters; tensor-parallel shards of one parameter lie outside this group.
     pub fn holders(&self) -> &Arc<Group> {
         &self.holders
     }
@@ -516,7 +519,8 @@ impl Groups {
         self.ends.as_ref()
     }
 
-    /// Those among whom every row of a step is learnt from once: its loss is seen by one of them.
+    /// The loss group. Each training row of a step contributes its loss on exactly one rank of this group, so
+    /// a sum over the group is the loss of the step.
     pub fn learners(&self) -> &Group {
         &self.learners
     }
@@ -526,7 +530,8 @@ impl Groups {
         &self.tensor
     }
 
-    /// Whether this process holds what is saved: the others hold the same once more.
+    /// Whether this rank takes part in saving. Only the first weight replica does; the other replicas hold
+    /// the same values.
     pub fn is_saved(&self) -> bool {
         self.twins.rank() == 0
     }

@@ -40,7 +40,7 @@ pub enum Event<'a> {
         step: u64,
         /// Its numbers: `loss`, `lr`, `grad_norm`, `tokens`, `seconds`, and the stage's own.
         metrics: &'a Metrics,
-        /// Tokens that went through the network since the last such event, those of steps that were not told included.
+        /// Tokens processed since the last logged step, including those of steps that were not logged.
         tokens: u64,
     },
     /// The held-out rows were looked at.

@@ -261,7 +261,7 @@ impl<'a> Ppo<'a> {
         Ok(parts.map(|((prompt, completion), slot)| Experience::new(prompt, completion, slot)).collect())
     }
 
-    /// Rewards, advantages and returns of a rollout, and what is worth knowing of it.
+    /// Computes token rewards, advantages and returns of a rollout, and the rollout metrics.
     fn weigh<'e>(&mut self, experiences: &'e [Experience]) -> Result<(Vec<Trajectory<'e>>, Metrics), Error> {
         let config = self.config;
         let lengths: Vec<i64> =

@@ -77,7 +77,7 @@ pub struct Judges<'a> {
     pub policy: &'a CausalLm,
     /// The policy that it is kept close to.
     pub reference: &'a CausalLm,
-    /// Expects what is still to come.
+    /// The critic (value model): predicts the return from each token on.
     pub critic: &'a ScalarModel,
     /// Scores whole replies.
     pub reward: &'a ScalarModel,

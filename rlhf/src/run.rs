@@ -91,8 +91,7 @@ impl Run<'_> {
         due(step, self.cadence.log) || step == total_steps
     }
 
-    /// Whether the held-out rows are looked at after `step`. Whoever asked the run to end does not wait for
-    /// that.
+    /// Whether to evaluate after `step`. A run that was asked to stop skips the evaluation.
     pub(crate) fn evaluates(&self, step: u64, total_steps: u64) -> Result<bool, Error> {
         let is_due = due(step, self.cadence.eval) || (step == total_steps && self.cadence.eval > 0);
         Ok(is_due && !self.is_interrupted()?)

@@ -66,7 +66,8 @@ impl WeightFolder {
         Err(Error::MissingTensor { path: self.path.clone(), name: names[0].clone() })
     }
 
-    /// What [`tensor`](Self::tensor) would read is there, and another rank's.
+    /// Checks that the checkpoint contains the tensor and marks it as used, without reading it: another rank
+    /// holds it.
     pub fn is_elsewhere(&mut self, names: &[String]) -> Result<(), Error> {
         let mut there = names.iter().filter(|name| self.files.iter().any(|file| file.shape(name).is_some()));
         let Some(name) = there.next() else {

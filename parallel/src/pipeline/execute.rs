@@ -175,7 +175,8 @@ impl<M: Segmented> Run<'_, M> {
     }
 }
 
-/// What is for one stage is in the order in which that stage wants it.
+/// The tag names only the receiving stage and the kind of payload. Messages under one tag are sent in the
+/// order in which the stage receives them, so no micro-batch index is needed.
 fn tag(freight: Freight, stage: usize) -> usize {
     2 * stage + usize::from(freight == Freight::Gradient)
 }

@@ -240,7 +240,8 @@ impl Schedule {
 /// Some forward passes, then one backward pass for each forward pass, then the backward passes that are left.
 fn in_turn(method: Method, [rank, ranks, stages, micros]: [usize; 4]) -> Vec<Action> {
     let (chunks, after) = (stages / ranks, ranks - rank - 1);
-    // The order is that of full turns; what is not there is left out in the end, which makes nobody wait for more.
+    // Build the order for a multiple of `ranks` micro-batches, then drop the actions of micro-batches that do
+    // not exist. Dropping actions adds no dependency, so no rank waits longer.
     let full = micros.next_multiple_of(ranks);
     // As many micro-batches as ranks go through one stage before the next stage has its turn.
     let order = |step: Step, chunk: &dyn Fn(usize) -> usize| -> Vec<Action> {
@@ -310,7 +311,7 @@ fn there_and_back(ranks: usize, micros: usize) -> Vec<Vec<Action>> {
 
 impl Waiting {
     fn new(rank: usize, ranks: usize, micros: usize) -> Self {
-        // The way back first: what is on it is about to be given up.
+        // Prefer the second (returning) stage of a rank: its micro-batches free their activations soonest.
         let both = |step| {
             let of_micro =
                 move |micro| [2 * ranks - 1 - rank, rank].map(|stage| Action { step, stage, micro });
@@ -333,7 +334,7 @@ impl Waiting {
         if let Some(place) = self.input.iter().position(ready) {
             return self.input.remove(place);
         }
-        // Room on the way back is taken on the way there.
+        // A forward pass in the first stage also reserves the activation memory of the second: hence the 2.
         let room = self.held + 2 <= 2 * ranks;
         if let Some(place) =
             self.forward.iter().position(|action| ready(action) && (action.stage >= ranks || room))
