@@ -28,7 +28,7 @@ enum Kind {
     Double,
     /// Strings too.
     Binary,
-    List(&'static Kind),
+    List(&'static Self),
     Struct(&'static [Field]),
 }
 
@@ -206,9 +206,13 @@ pub(super) fn check_pages(file: &File, metadata: &ParquetMetaData) -> io::Result
 /// Where the page behind the one at `at` begins; none behind the last, and none where the Parquet crate stops
 /// with an error.
 fn page(file: &File, at: u64, end: u64) -> io::Result<Option<u64>> {
+    let left = end.saturating_sub(at);
+    if left == 0 {
+        return Ok(None);
+    }
     let mut length = PAGE_HEADER;
-    while at < end {
-        let mut bytes = vec![0; length.min(end - at) as usize];
+    loop {
+        let mut bytes = vec![0; length.min(left) as usize];
         file.read_exact_at(&mut bytes, at)?;
         let mut reader = Reader::new(&bytes);
         match reader.structure(PAGE, 0) {
@@ -216,12 +220,11 @@ fn page(file: &File, at: u64, end: u64) -> io::Result<Option<u64>> {
                 let header = (bytes.len() - reader.bytes.len()) as u64;
                 return Ok(reader.page_size.map(|size| at + header + size));
             }
-            Err(Fault::Ends) if length < end - at => length *= 16,
-            Err(Fault::Ends) => break,
+            Err(Fault::Ends) if length < left => length *= 16,
+            Err(Fault::Ends) => return Ok(None),
             Err(fault) => return Err(wrong("header of a page", fault)),
         }
     }
-    Ok(None)
 }
 
 fn wrong(what: &str, fault: Fault) -> io::Error {
