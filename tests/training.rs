@@ -233,6 +233,19 @@ fn resumed_ppo_equals_uninterrupted_ppo() {
 }
 
 #[test]
+fn a_ppo_does_not_go_on_without_the_order_of_its_ptx_rows() {
+    let scratch = copied();
+    whole_ppo(&scratch, "whole");
+    std::fs::remove_dir_all(scratch.path("whole/final")).unwrap();
+    let folder = "whole/checkpoints/step-4/trainer_state";
+    std::fs::remove_file(scratch.path(&format!("{folder}/files.json"))).unwrap();
+    let mut state = json(&scratch, &format!("{folder}/state.json"));
+    state["stage"]["ptx"] = Value::Null;
+    scratch.write(&format!("{folder}/state.json"), &state.to_string());
+    scratch.run("ppo --config whole/run.toml --resume").fails(3, &["step-4", "no order of the ptx rows"]);
+}
+
+#[test]
 fn a_pipeline_goes_on_inside_ppo() {
     let scratch = copied();
     std::fs::remove_dir_all(scratch.path("life/ppo")).unwrap();

@@ -224,10 +224,11 @@ impl<'a> Ppo<'a> {
         checkpoint::load_state::<()>(&folder.join(CRITIC_FOLDER), &mut self.critic)?;
         let state: State = checkpoint::load_state(folder, &mut self.policy)?;
         self.prompts = Sampler::resume(self.data.prompts.len(), state.prompts)?;
-        self.ptx = match (&self.ptx, state.ptx) {
-            (Some(_), Some(state)) => Some(Sampler::resume(self.data.ptx.len(), state)?),
-            _ => None,
-        };
+        if let Some(ptx) = &mut self.ptx {
+            let problem = "its state has no order of the ptx rows: remove this checkpoint, and --resume goes on from the one before";
+            let missing = || Error::RunFolder { path: folder.to_owned(), problem: problem.to_owned() };
+            *ptx = Sampler::resume(self.data.ptx.len(), state.ptx.ok_or_else(missing)?)?;
+        }
         self.controller = state.controller;
         Ok(state.iteration)
     }
