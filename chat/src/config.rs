@@ -1,10 +1,11 @@
 //! One TOML file for the whole life of a model.
 //!
-//! The common sections (`[model] [tokenizer] [data] [train] [checkpoint] [log] [eval] [reward] [ppo]`) hold for every stage.
-//! `[stage.NAME.SECTION]` is laid over them, key by key, for the stage NAME alone, and `--set` over that:
-//! `--set` > `[stage.NAME.*]` > common sections > defaults. `[pipeline] [synth] [base]` belong to `pipeline`.
-//! An unknown key, a wrong type, a value out of bounds and a key without effect are errors before anything is loaded.
-//! The resolved form is saved with the run and reads back as the same configuration. Knows no command.
+//! The common sections (`[model] [tokenizer] [data] [train] [checkpoint] [log] [eval] [reward] [ppo]`) hold
+//! for every stage. `[stage.NAME.SECTION]` is laid over them, key by key, for the stage NAME alone, and
+//! `--set` over that: `--set` > `[stage.NAME.*]` > common sections > defaults. `[pipeline] [synth] [base]`
+//! belong to `pipeline`. An unknown key, a wrong type, a value out of bounds and a key without effect are
+//! errors before anything is loaded. The resolved form is saved with the run and reads back as the same
+//! configuration. Knows no command.
 
 pub(crate) mod error;
 mod read;
@@ -217,7 +218,8 @@ pub(crate) struct PipelineConfig {
     pub(crate) stages: BTreeMap<Stage, RunConfig>,
 }
 
-/// Reads the configuration of `stage` from the file `path`, with the `--set` arguments laid over it, and checks it.
+/// Reads the configuration of `stage` from the file `path`, with the `--set` arguments laid over it, and
+/// checks it.
 pub(crate) fn load(path: &Path, sets: &[String], stage: Stage) -> Result<Loaded<RunConfig>, ConfigError> {
     let text = read_file(path)?;
     from_text(&text, path, sets, stage)
@@ -268,7 +270,8 @@ fn from_text(
     let (for_life, for_stage): (Vec<&String>, Vec<&String>) =
         sets.iter().partition(|set| LIFE_ONLY.iter().any(|section| set.starts_with(&format!("{section}."))));
     let tree = lay_sets(tree::parse(text, path)?, for_life.into_iter())?;
-    // The whole file is read, so that a mistake in a section that another stage reads shows now and not after hours.
+    // The whole file is read, so that a mistake in a section that another stage reads shows now and not after
+    // hours.
     read::read::<Life>(&tree)?;
     for other in Stage::ALL {
         refuse_stage_sections(&tree, other)?;
@@ -462,7 +465,8 @@ fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<
 pub(crate) const HARMLESS: [&str; 8] =
     ["out", "threads", "parallel", "log", "eval", "checkpoint", "data.eval", "data.cache"];
 
-/// The first key in which two resolved configurations differ, with both values; keys and sections of `except` are not looked at.
+/// The first key in which two resolved configurations differ, with both values; keys and sections of `except`
+/// are not looked at.
 pub(crate) fn first_change(
     was: &str,
     now: &str,

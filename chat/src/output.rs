@@ -23,6 +23,7 @@ pub(crate) fn claim_file(path: &Path, force: bool, inputs: &[&Path]) -> Result<(
             problem: problem.to_owned(),
         })
     };
+
     let place = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
     let is_input = place(path).is_some_and(|own| inputs.iter().any(|input| place(input) == Some(own)));
     if path == Path::new("-") {
@@ -38,6 +39,7 @@ pub(crate) fn claim_file(path: &Path, force: bool, inputs: &[&Path]) -> Result<(
         }
         _ => {}
     }
+
     check_above(path).or_else(|problem| refuse(&problem))?;
     interrupt::sweep_on_end(checkpoint::parent(path));
     Ok(())

@@ -77,18 +77,17 @@ impl HubSettings {
             PathBuf::from,
         );
         let token_file = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
-        let saved = || fs::read_to_string(token_file).ok().map(|token| token.trim().to_owned());
+        let saved = || fs::read_to_string(token_file).ok();
+        let token = variable("HF_TOKEN").or_else(saved).map(|token| token.trim().to_owned());
         let offline = variable("HF_HUB_OFFLINE").map(|value| value.to_lowercase());
+
         Self {
             cache: variable("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
             endpoint: variable("HF_ENDPOINT").map_or_else(
                 || "https://huggingface.co".to_owned(),
                 |endpoint| endpoint.trim_end_matches('/').to_owned(),
             ),
-            token: variable("HF_TOKEN")
-                .or_else(saved)
-                .map(|token| token.trim().to_owned())
-                .filter(|token| !token.is_empty()),
+            token: token.filter(|token| !token.is_empty()),
             offline: offline.is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.as_str())),
             progress: true,
             timeout: variable("HF_HUB_DOWNLOAD_TIMEOUT")

@@ -1,7 +1,8 @@
 //! `chat`: a conversation in lines. Answers stream; what was said is kept until `/new`.
 //!
-//! On a terminal, a line is a turn. In a pipe, all of stdin is one turn and stdout is the answer and nothing else.
-//! Ctrl-C ends the answer at hand, and what was said of it stays; without an answer at hand it ends the program with code 130.
+//! On a terminal, a line is a turn. In a pipe, all of stdin is one turn and stdout is the answer and nothing
+//! else. Ctrl-C ends the answer at hand, and what was said of it stays; without an answer at hand it ends the
+//! program with code 130.
 
 use std::io::{self, BufRead, IsTerminal, Read, Stderr, Stdout};
 use std::ops::ControlFlow;

@@ -1,4 +1,5 @@
-//! What can be wrong with a configuration. Each message says where, which key, what was found, and what is wanted.
+//! What can be wrong with a configuration. Each message says where, which key, what was found, and what is
+//! wanted.
 
 use std::path::PathBuf;
 

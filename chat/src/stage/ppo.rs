@@ -218,6 +218,8 @@ impl Models {
             ("reference", num_values(&self.reference, groups)?),
             ("reward", num_values(&self.reward, groups)?),
         ];
+
+        // Policy and critic are trained.
         let trained = parameters[0].1 + parameters[1].1;
         let dtype = config.model.dtype;
         Ok(Plan {
