@@ -437,7 +437,7 @@ fn a_port_in_use_is_named() {
 }
 
 /// Ten seconds, and time for a busy machine to start several processes at once.
-const TOLD: Duration = Duration::from_secs(20);
+const ERROR_DEADLINE: Duration = Duration::from_secs(20);
 
 /// The outcome of rank 1 of a job of two, and of the launcher of its second host, with the store at `host`,
 /// and how long both took.
@@ -477,7 +477,7 @@ fn what_is_at_the_address_and_is_no_store_is_named_at_once() {
                     assert!(told.contains(&format!("what listens at 127.0.0.1:{port} {wanted}")), "{told}");
                     assert_eq!(told.lines().count(), 1, "{told}");
                 }
-                assert!(took < TOLD, "{stranger:?}: {took:?}");
+                assert!(took < ERROR_DEADLINE, "{stranger:?}: {took:?}");
             });
         }
     });
@@ -499,7 +499,7 @@ fn a_host_that_cannot_be_reached_is_named_at_once() {
             assert_eq!(code, Some(2), "{told}");
             assert!(told.contains(&format!("{host}:{port} cannot be reached")), "{told}");
         }
-        assert!(took < TOLD, "{took:?}");
+        assert!(took < ERROR_DEADLINE, "{took:?}");
     }
 }
 
@@ -542,13 +542,13 @@ fn a_stranger_at_the_store_is_refused_by_name() {
         std::thread::sleep(Duration::from_millis(20));
     }
     // What rank 1 would say, written by somebody else.
-    let seat = r#"{"host": "here", "process": 1, "cores": [0]}"#;
-    stranger(port).set("/seat/1", seat.as_bytes()).unwrap();
+    let host = r#"{"host": "here", "pid": 1, "cores": [0]}"#;
+    stranger(port).set("/host/1", host.as_bytes()).unwrap();
     let started = Instant::now();
     let output = child.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("`seat` of rank 1 was not written by a rank of this job"), "{told}");
+    assert!(told.contains("`host` of rank 1 was not written by a rank of this job"), "{told}");
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert!(!scratch.path("x").exists());
 }
@@ -589,7 +589,7 @@ fn a_stranger_at_a_running_job_of_one_host_changes_nothing() {
     let own = std::process::id();
     let stranger = stranger(port);
     for key in
-        ["shared//world/0", "/seat/1", "/problem/1", "/start/1", "launcher/failed", "launcher/done/0", "job"]
+        ["shared//world/0", "/host/1", "/problem/1", "/start/1", "launcher/failed", "launcher/done/0", "job"]
     {
         stranger.set(key, format!("{own}:0").as_bytes()).unwrap();
     }
@@ -602,7 +602,7 @@ fn a_stranger_at_a_running_job_of_one_host_changes_nothing() {
 
 #[test]
 fn a_closed_terminal_reaches_the_ranks_and_the_launcher_waits_for_them() {
-    if parallel::process::ignores(1) {
+    if parallel::process::is_signal_ignored(1) {
         eprintln!("skipped: these tests ignore SIGHUP themselves, as under nohup");
         return;
     }

@@ -67,7 +67,7 @@ fn launch(arguments: &LaunchArgs, threads: Option<usize>) -> anyhow::Result<()> 
 fn prepare(threads: Option<usize>) -> anyhow::Result<()> {
     crate::interrupt::listen()?;
     // What the C library refuses, `doctor` tells.
-    parallel::launch::prepare(threads, 1)?;
+    parallel::launch::init_process(threads, 1)?;
     Ok(())
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn print_rows(text: &[u8]) -> std::io::Result<()> {
 /// on.
 ///
 /// Everything that this program says passes here or through the displays of `tui`, which do the same.
-pub(crate) fn tell(text: &str) {
+pub(crate) fn print_stderr(text: &str) {
     // In one write: a line of another process does not come between.
     let _ = std::io::stderr().write_all(format!("{}\n", sanitize(text)).as_bytes());
 }

@@ -25,7 +25,7 @@ use section::{
     BaseSection, CheckpointSection, DataSection, EvalSection, LogSection, ModelSection, ParallelSection,
     PipelineSection, SequenceMode, TensorMode, TokenizerSection,
 };
-use tree::{Node, Place, Tree};
+use tree::{Node, SourceLocation, Tree};
 
 /// A stage that trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
@@ -57,7 +57,7 @@ impl Stage {
     }
 
     /// Keys and sections that change nothing for this stage, with what to do instead.
-    fn without_effect(self) -> &'static [(&'static str, &'static str)] {
+    fn ignored_keys(self) -> &'static [(&'static str, &'static str)] {
         const REWARD: (&str, &str) = ("reward", "[reward] is read by rm");
         const PPO: (&str, &str) = ("ppo", "[ppo] is read by ppo");
         const PTX: (&str, &str) = ("data.ptx", "ptx rows are read by ppo");
@@ -138,7 +138,7 @@ impl Default for RunConfig {
 /// The whole file: what it must look like, whatever is run from it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Life {
+struct RunFile {
     seed: u64,
     out: PathBuf,
     threads: Option<usize>,
@@ -184,7 +184,7 @@ struct StageSections {
 }
 
 /// Sections that only `pipeline` reads.
-const LIFE_ONLY: [&str; 4] = ["pipeline", "synth", "base", "stage"];
+const PIPELINE_ONLY_SECTIONS: [&str; 4] = ["pipeline", "synth", "base", "stage"];
 
 /// A configuration and what a person should know of it.
 #[derive(Debug)]
@@ -236,27 +236,28 @@ pub(crate) fn pipeline_from_text(
     path: &Path,
     sets: &[String],
 ) -> Result<PipelineConfig, ConfigError> {
-    let tree = lay_sets(tree::parse(text, path)?, sets.iter())?;
-    let life: Life = read::read(&tree)?;
+    let tree = apply_overrides(tree::parse(text, path)?, sets.iter())?;
+    let file: RunFile = read::read(&tree)?;
     let mut stages = BTreeMap::new();
     for stage in Stage::ALL {
         refuse_stage_sections(&tree, stage)?;
         // Once more over the tables of the stage: `--set` goes before everything.
-        let common =
-            sets.iter().filter(|set| !LIFE_ONLY.iter().any(|part| set.starts_with(&format!("{part}."))));
-        let config: RunConfig = read::read(&lay_sets(overlay(tree.clone(), stage), common)?)?;
+        let common = sets
+            .iter()
+            .filter(|set| !PIPELINE_ONLY_SECTIONS.iter().any(|part| set.starts_with(&format!("{part}."))));
+        let config: RunConfig = read::read(&apply_overrides(stage_sections(tree.clone(), stage), common)?)?;
         config.check_bounds(stage)?;
         stages.insert(stage, config);
     }
     Ok(PipelineConfig {
-        seed: life.seed,
-        out: required_out(life.out, "pipeline")?,
-        threads: life.threads,
-        parallel: life.parallel,
-        pipeline: life.pipeline,
-        synth: life.synth,
-        base: life.base,
-        tokenizer: life.tokenizer,
+        seed: file.seed,
+        out: required_out(file.out, "pipeline")?,
+        threads: file.threads,
+        parallel: file.parallel,
+        pipeline: file.pipeline,
+        synth: file.synth,
+        base: file.base,
+        tokenizer: file.tokenizer,
         stages,
     })
 }
@@ -267,20 +268,21 @@ fn from_text(
     sets: &[String],
     stage: Stage,
 ) -> Result<Loaded<RunConfig>, ConfigError> {
-    let (for_life, for_stage): (Vec<&String>, Vec<&String>) =
-        sets.iter().partition(|set| LIFE_ONLY.iter().any(|section| set.starts_with(&format!("{section}."))));
-    let tree = lay_sets(tree::parse(text, path)?, for_life.into_iter())?;
+    let (for_life, for_stage): (Vec<&String>, Vec<&String>) = sets.iter().partition(|set| {
+        PIPELINE_ONLY_SECTIONS.iter().any(|section| set.starts_with(&format!("{section}.")))
+    });
+    let tree = apply_overrides(tree::parse(text, path)?, for_life.into_iter())?;
     // The whole file is read, so that a mistake in a section that another stage reads shows now and not after
     // hours.
-    read::read::<Life>(&tree)?;
+    read::read::<RunFile>(&tree)?;
     for other in Stage::ALL {
         refuse_stage_sections(&tree, other)?;
     }
     let whole_life = tree.contains_key("pipeline") || tree.contains_key("stage");
-    let tree = lay_sets(overlay(tree, stage), for_stage.into_iter())?;
+    let tree = apply_overrides(stage_sections(tree, stage), for_stage.into_iter())?;
     let config: RunConfig = read::read(&tree)?;
     config.check(stage)?;
-    let warnings = effects(&tree, stage)?;
+    let warnings = check_ignored_keys(&tree, stage)?;
     Ok(Loaded { config, warnings: if whole_life { Vec::new() } else { warnings } })
 }
 
@@ -288,14 +290,14 @@ fn read_file(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })
 }
 
-fn lay_sets<'a>(tree: Tree, mut sets: impl Iterator<Item = &'a String>) -> Result<Tree, ConfigError> {
+fn apply_overrides<'a>(tree: Tree, mut sets: impl Iterator<Item = &'a String>) -> Result<Tree, ConfigError> {
     sets.try_fold(tree, |tree, set| tree::set(tree, set))
 }
 
 /// The common sections with those of `stage` laid over them, and nothing else.
-fn overlay(mut tree: Tree, stage: Stage) -> Tree {
+fn stage_sections(mut tree: Tree, stage: Stage) -> Tree {
     let own = tree::find(&tree, &format!("stage.{}", stage.name())).map(|entry| entry.node.clone());
-    tree.retain(|key, _| !LIFE_ONLY.contains(&key.as_str()));
+    tree.retain(|key, _| !PIPELINE_ONLY_SECTIONS.contains(&key.as_str()));
     match own {
         Some(Node::Table(own)) => tree::merge(tree, own),
         _ => tree,
@@ -304,9 +306,9 @@ fn overlay(mut tree: Tree, stage: Stage) -> Tree {
 
 /// Refuses `[stage.NAME.SECTION]` keys that the stage does not read: nobody writes those by intention.
 fn refuse_stage_sections(tree: &Tree, stage: Stage) -> Result<(), ConfigError> {
-    for (key, reason) in stage.without_effect() {
+    for (key, reason) in stage.ignored_keys() {
         if let Some(entry) = tree::find(tree, &format!("stage.{}.{key}", stage.name())) {
-            let (place, key) = (entry.origin.place.clone(), entry.origin.key.clone());
+            let (place, key) = (entry.origin.location.clone(), entry.origin.key.clone());
             return Err(ConfigError::NoEffect { place, key, stage: stage.name(), reason });
         }
     }
@@ -314,14 +316,15 @@ fn refuse_stage_sections(tree: &Tree, stage: Stage) -> Result<(), ConfigError> {
 }
 
 /// Keys without effect: an error when `--set` wrote them, else a warning each.
-fn effects(tree: &Tree, stage: Stage) -> Result<Vec<String>, ConfigError> {
+fn check_ignored_keys(tree: &Tree, stage: Stage) -> Result<Vec<String>, ConfigError> {
     let mut warnings = Vec::new();
-    for (key, reason) in stage.without_effect() {
+    for (key, reason) in stage.ignored_keys() {
         let Some(entry) = tree::find(tree, key) else { continue };
-        let from_set = written_by_set(&entry.node)
-            .or_else(|| matches!(entry.origin.place, Place::Set(_)).then(|| entry.origin.clone()));
+        let from_set = overridden_by_set(&entry.node).or_else(|| {
+            matches!(entry.origin.location, SourceLocation::Set(_)).then(|| entry.origin.clone())
+        });
         let error = |origin: tree::Origin| ConfigError::NoEffect {
-            place: origin.place,
+            place: origin.location,
             key: origin.key,
             stage: stage.name(),
             reason,
@@ -335,12 +338,14 @@ fn effects(tree: &Tree, stage: Stage) -> Result<Vec<String>, ConfigError> {
 }
 
 /// The first value below `node` that `--set` wrote.
-fn written_by_set(node: &Node) -> Option<tree::Origin> {
+fn overridden_by_set(node: &Node) -> Option<tree::Origin> {
     let Node::Table(tree) = node else { return None };
     tree.values().find_map(|entry| {
-        let own =
-            matches!((&entry.origin.place, &entry.node), (Place::Set(_), Node::Leaf(_) | Node::List(_)));
-        own.then(|| entry.origin.clone()).or_else(|| written_by_set(&entry.node))
+        let own = matches!(
+            (&entry.origin.location, &entry.node),
+            (SourceLocation::Set(_), Node::Leaf(_) | Node::List(_))
+        );
+        own.then(|| entry.origin.clone()).or_else(|| overridden_by_set(&entry.node))
     })
 }
 
@@ -402,7 +407,7 @@ impl RunConfig {
     /// The file that says the same, with every default written out, for `stage`.
     pub(crate) fn to_toml(&self, stage: Stage) -> Result<String, toml::ser::Error> {
         let mut table = toml::Table::try_from(self)?;
-        for (key, _) in stage.without_effect() {
+        for (key, _) in stage.ignored_keys() {
             match key.split_once('.') {
                 None => drop(table.remove(*key)),
                 Some((section, key)) => {
@@ -462,17 +467,17 @@ fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<
 }
 
 /// Keys that change no number of a run: where it lies and runs, how it is watched, how often it is saved.
-pub(crate) const HARMLESS: [&str; 8] =
+pub(crate) const RESUME_MUTABLE_KEYS: [&str; 8] =
     ["out", "threads", "parallel", "log", "eval", "checkpoint", "data.eval", "data.cache"];
 
 /// The first key in which two resolved configurations differ, with both values; keys and sections of `except`
 /// are not looked at.
-pub(crate) fn first_change(
+pub(crate) fn first_difference(
     was: &str,
     now: &str,
     except: &[&str],
 ) -> Result<Option<(String, [String; 2])>, toml::de::Error> {
-    let [was, now] = [flat(was)?, flat(now)?];
+    let [was, now] = [flatten_toml(was)?, flatten_toml(now)?];
     let keys: BTreeSet<&String> = was.keys().chain(now.keys()).collect();
     let excepted = |key: &str| {
         let within = |section: &&str| {
@@ -486,7 +491,7 @@ pub(crate) fn first_change(
 }
 
 /// Every value of a TOML text under its dotted key.
-fn flat(text: &str) -> Result<BTreeMap<String, String>, toml::de::Error> {
+fn flatten_toml(text: &str) -> Result<BTreeMap<String, String>, toml::de::Error> {
     fn lay(prefix: &str, table: &toml::Table, flat: &mut BTreeMap<String, String>) {
         for (key, value) in table {
             let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };

@@ -10,7 +10,7 @@ use tui::terminal::{Environment, Mode};
 use crate::config::Stage;
 
 /// Metrics that are shown beside the progress, the most telling first; a stage has some of them.
-const SHOWN: [&str; 9] = [
+const DISPLAYED_METRICS: [&str; 9] = [
     "objective/scores",
     "loss",
     "objective/kl",
@@ -41,13 +41,13 @@ impl Display {
     /// For part `number` of `parts` of a pipeline.
     pub(crate) fn part(number: usize, parts: usize) -> Self {
         let mut display = Self::new();
-        display.progress = display.progress.from_stage(number, parts);
+        display.progress = display.progress.starting_at_stage(number, parts);
         display
     }
 
     fn steps(&mut self, step: u64, metrics: &Metrics, tokens: u64) -> std::io::Result<()> {
         let shown: Vec<(&str, f64)> =
-            SHOWN.iter().filter_map(|&name| Some((name, metrics.get(name)?))).collect();
+            DISPLAYED_METRICS.iter().filter_map(|&name| Some((name, metrics.get(name)?))).collect();
         self.progress.count_tokens(tokens);
         self.progress.update(step, &shown)
     }
@@ -67,7 +67,7 @@ impl Display {
             Event::Step { step, metrics, tokens } => self.steps(*step, metrics, *tokens),
             Event::Evaluated { metrics, .. } => self.evaluation(metrics),
             Event::Checkpoint { path, .. } => self.progress.message(&format!("saved {}", path.display())),
-            Event::Note(text) => self.progress.message(text),
+            Event::Message(text) => self.progress.message(text),
             Event::Sample { .. } => Ok(()),
             Event::Finished => self.progress.finish(),
         }

@@ -71,7 +71,7 @@ pub(crate) enum Failure {
     )]
     NotFinite {
         /// The row.
-        at: datasets::At,
+        at: datasets::RowLocation,
         /// What it gives.
         number: f32,
     },
@@ -80,25 +80,25 @@ pub(crate) enum Failure {
     Interrupted,
     /// Rank 0 of a job, which speaks on this very terminal.
     #[error("rank 0 has said why")]
-    Told {
+    AlreadyReported {
         /// Its exit code.
         code: u8,
     },
     /// A rank of a job.
-    #[error("rank {rank} {how}{said}; all ranks were stopped")]
+    #[error("rank {rank} {exit_status}{last_error}; all ranks were stopped")]
     Rank {
         /// Which.
         rank: usize,
         /// How it ended.
-        how: String,
+        exit_status: String,
         /// Its last words.
-        said: String,
+        last_error: String,
         /// Its exit code.
         code: u8,
     },
     /// A rank of another machine.
     #[error("{told}; the ranks of this machine were stopped")]
-    Elsewhere {
+    OtherMachineFailed {
         /// What the launcher there has told.
         told: String,
     },
@@ -109,7 +109,7 @@ pub(crate) fn code(error: &Error) -> u8 {
     if is_disk_full(error) {
         return FAILED;
     }
-    let plain = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<io::Error>().map(of_place);
+    let plain = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<io::Error>().map(of_io);
     error.chain().find_map(of_cause).or_else(|| error.chain().find_map(plain)).unwrap_or(FAILED)
 }
 
@@ -129,25 +129,25 @@ pub(crate) fn is_broken_pipe(error: &Error) -> bool {
 }
 
 /// Whether a rank has told of the error already.
-pub(crate) fn is_told(error: &Error) -> bool {
-    error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Failure::Told { .. })))
+pub(crate) fn is_already_reported(error: &Error) -> bool {
+    error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Failure::AlreadyReported { .. })))
 }
 
 /// The causes of `error` on one line. A cause that its parent's message holds already is not told again.
 pub(crate) fn text(error: &Error) -> String {
-    let mut told = String::new();
+    let mut message = String::new();
     for cause in error.chain() {
         let cause = cause.to_string();
-        if told.is_empty() {
-            told = cause;
-        } else if !told.contains(&cause) {
-            told = format!("{told}: {cause}");
+        if message.is_empty() {
+            message = cause;
+        } else if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
         }
     }
-    if is_disk_full(error) && !told.contains(MAKE_SPACE) {
-        told = format!("{told}: {MAKE_SPACE}");
+    if is_disk_full(error) && !message.contains(MAKE_SPACE) {
+        message = format!("{message}: {MAKE_SPACE}");
     }
-    told
+    message
 }
 
 /// What to do about a full disk.
@@ -182,8 +182,8 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             Failure::Rows { .. } | Failure::File { .. } | Failure::Stdin(_) => DATA,
             Failure::NotFinite { .. } => DIVERGED,
             Failure::Interrupted => INTERRUPTED,
-            Failure::Elsewhere { .. } => FAILED,
-            Failure::Told { code } | Failure::Rank { code, .. } => *code,
+            Failure::OtherMachineFailed { .. } => FAILED,
+            Failure::AlreadyReported { code } | Failure::Rank { code, .. } => *code,
         });
     }
     cause
@@ -202,7 +202,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
 
 /// The code for a file or folder that cannot be made or written: a place that cannot be, or a system that
 /// fails.
-fn of_place(error: &io::Error) -> u8 {
+fn of_io(error: &io::Error) -> u8 {
     use io::ErrorKind::{
         AlreadyExists, InvalidFilename, IsADirectory, NotADirectory, NotFound, PermissionDenied,
         ReadOnlyFilesystem,
@@ -227,8 +227,8 @@ fn of_eval(error: &eval::Error) -> u8 {
     use eval::Error;
     match error {
         Error::Models(error) => of_models(error),
-        Error::Write { source, .. } => of_place(source),
-        Error::TooFew { .. } | Error::NoUnits { .. } => DATA,
+        Error::Write { source, .. } => of_io(source),
+        Error::TooFew { .. } => DATA,
         Error::EmptyItem { .. }
         | Error::Unpaired { .. }
         | Error::NotARate { .. }
@@ -250,7 +250,7 @@ fn of_rlhf(error: &rlhf::Error) -> u8 {
         Error::NoRows { .. } | Error::Margin { .. } | Error::RunFolder { .. } => DATA,
         Error::NotFinite { .. } => DIVERGED,
         Error::Interrupted { .. } => INTERRUPTED,
-        Error::Io { source, .. } => of_place(source),
+        Error::Io { source, .. } => of_io(source),
         Error::Shape { .. } | Error::EmptyReply { .. } => FAILED,
     }
 }
@@ -263,19 +263,19 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         Error::Tensor { source, .. } => of_torch(source),
         Error::Diverged { .. } => DIVERGED,
         Error::Setting { .. }
-        | Error::NothingTrained
+        | Error::NoTrainableParameters
         | Error::State { .. }
-        | Error::Taken { .. }
-        | Error::Twins { .. } => USAGE,
+        | Error::AlreadyExists { .. }
+        | Error::ReplicasDiffer { .. } => USAGE,
         Error::Damaged { .. } => DATA,
         Error::File(error) => of_file(error),
-        Error::Io { source, .. } => of_place(source),
-        Error::Layout { .. } => FAILED,
+        Error::Io { source, .. } => of_io(source),
+        Error::NotContiguous { .. } => FAILED,
     }
 }
 
-fn of_file(error: &parallel::tensor_file::Error) -> u8 {
-    use parallel::tensor_file::Error;
+fn of_file(error: &parallel::safetensors_file::Error) -> u8 {
+    use parallel::safetensors_file::Error;
     match error {
         Error::Parallel(error) => of_parallel(error),
         Error::Torch(error) => of_torch(error),
@@ -294,21 +294,21 @@ fn of_parallel(error: &parallel::Error) -> u8 {
         Error::Sys(error) | Error::Collective { cause: error, .. } if is_memory(error) => DEVICE,
         Error::Sys(error) => of_sys(error),
         Error::Collective { .. }
-        | Error::NoGradient { .. }
-        | Error::Missing { .. }
-        | Error::Forged { .. }
-        | Error::Foreign { .. } => FAILED,
+        | Error::NoInputGradient { .. }
+        | Error::MissingRanks { .. }
+        | Error::InvalidTag { .. }
+        | Error::VersionMismatch { .. } => FAILED,
         Error::MeshSize { .. }
         | Error::Port { .. }
-        | Error::NoStore { .. }
+        | Error::NotAStore { .. }
         | Error::NoSecret { .. }
         | Error::ShortSecret { .. }
         | Error::Processes { .. }
-        | Error::Rank { .. }
+        | Error::RankOutOfRange { .. }
         | Error::Rendezvous { .. }
         | Error::Unreachable { .. }
-        | Error::Environment { .. }
-        | Error::Hosts { .. }
+        | Error::LauncherVars { .. }
+        | Error::SpansHosts { .. }
         | Error::Threads { .. } => USAGE,
     }
 }
@@ -320,7 +320,7 @@ fn is_memory(error: &parallel::SysError) -> bool {
 fn of_sys(error: &parallel::SysError) -> u8 {
     match error {
         parallel::SysError::Torch { message, .. } => of_panic(message),
-        parallel::SysError::Forged { .. }
+        parallel::SysError::InvalidTag { .. }
         | parallel::SysError::Memory { .. }
         | parallel::SysError::Shared { .. }
         | parallel::SysError::Nccl { .. } => FAILED,
@@ -339,7 +339,7 @@ fn of_datasets(error: &datasets::Error) -> u8 {
     use datasets::Error;
     match error {
         Error::InRow { source, .. } => of_datasets(source),
-        Error::Write { source, .. } => of_place(source),
+        Error::Write { source, .. } => of_io(source),
         // The hub says no: it has no such model, or not for this person. Anything else is the network.
         Error::Hub { reason, .. } if ["401", "403", "404"].iter().any(|code| reason.contains(code)) => USAGE,
         Error::Hub { .. } => FAILED,
@@ -414,8 +414,8 @@ fn of_models(error: &models::Error) -> u8 {
         Error::Parallel(error) => of_parallel(error),
         Error::Torch(error) => of_torch(error),
         Error::File(error) => of_file(error),
-        Error::Disagreement { .. } => FAILED,
-        Error::Sampling { .. } | Error::TooManyTokens { .. } | Error::Split { .. } => USAGE,
+        Error::RanksDiverged { .. } => FAILED,
+        Error::Sampling { .. } | Error::TooManyTokens { .. } | Error::Indivisible { .. } => USAGE,
         Error::TooLarge { .. } => DEVICE,
         Error::LogitsNotFinite { .. } => DIVERGED,
         Error::Io { .. }
@@ -423,7 +423,7 @@ fn of_models(error: &models::Error) -> u8 {
         | Error::Field { .. }
         | Error::Unsupported { .. }
         | Error::TooManyParameters { .. }
-        | Error::WrongHead { .. }
+        | Error::WrongModelKind { .. }
         | Error::WeightNotFinite { .. }
         | Error::UntiedHead { .. }
         | Error::MissingTensor { .. }
@@ -452,7 +452,8 @@ mod tests {
         let memory =
             || parallel::SysError::Torch { call: "mm".into(), message: "can't allocate memory".into() };
         let place = |kind: io::ErrorKind| rlhf::Error::Io { path: "x".into(), source: kind.into() };
-        let truncated = || parallel::tensor_file::Error::Truncated { path: "x".into(), expected: 2, got: 1 };
+        let truncated =
+            || parallel::safetensors_file::Error::Truncated { path: "x".into(), expected: 2, got: 1 };
         let hub = |reason: &str| datasets::Error::Hub {
             model: "a/b".into(),
             file: "config.json".into(),
@@ -488,9 +489,9 @@ mod tests {
     #[test]
     fn a_cause_that_was_told_is_not_told_again() {
         let error = datasets::Error::Read { path: "x.jsonl".into(), source: missing_file() };
-        let told = text(&Error::from(error).context("checking"));
-        assert_eq!(told.matches("entity not found").count(), 1, "{told}");
-        assert!(told.starts_with("checking: x.jsonl"), "{told}");
+        let reported = text(&Error::from(error).context("checking"));
+        assert_eq!(reported.matches("entity not found").count(), 1, "{reported}");
+        assert!(reported.starts_with("checking: x.jsonl"), "{reported}");
     }
 
     #[test]

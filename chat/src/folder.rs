@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use gemini::checkpoint;
-use parallel::Groups;
+use parallel::ProcessGroups;
 
-use crate::command::tell;
+use crate::command::print_stderr;
 use crate::config::{self, ConfigError};
 use crate::interrupt;
-use crate::output::{check_above, write_whole};
+use crate::output::{check_parent, write_atomically};
 
 /// Marks a folder as ours, and is locked while a run writes there.
 const LOCK: &str = ".colossal-chat.lock";
@@ -37,10 +37,10 @@ pub(crate) const RUN_NAMES: [&str; 8] = [
 pub(crate) const CONFIGURATION: &str = "run.toml";
 
 /// Locks that this process holds until it ends.
-static HELD: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
+static LOCKS: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
 
 /// What is wanted of a run folder.
-pub(crate) struct Request<'a> {
+pub(crate) struct FolderRequest<'a> {
     /// The folder.
     pub(crate) out: &'a Path,
     /// The resolved configuration.
@@ -64,15 +64,15 @@ pub(crate) struct RunFolder {
 impl RunFolder {
     /// Refuses a folder that the run may not have, and chooses the checkpoint that a resumed run goes on
     /// from: the newest whole one. Every process of the job calls it, the first one decides.
-    pub(crate) fn prepare(request: &Request<'_>, groups: &Groups) -> anyhow::Result<Self> {
-        let found = if groups.is_first() { look(request)? } else { Found::default() };
-        let all = groups.world().gather(vec![(found.is_finished, found.checkpoint)])?;
+    pub(crate) fn prepare(request: &FolderRequest<'_>, groups: &ProcessGroups) -> anyhow::Result<Self> {
+        let found = if groups.is_rank_zero() { inspect(request)? } else { FolderState::default() };
+        let all = groups.world().all_gather_object(vec![(found.is_finished, found.checkpoint)])?;
         let (is_finished, name) = all[0].clone();
         let checkpoints = request.out.join("checkpoints");
         let checkpoint = name.as_ref().map(|name| checkpoints.join(name));
         // Another machine may not see this folder, or not as it is.
         let problem = checkpoint.as_ref().and_then(|path| checkpoint::verify(path).err());
-        let problems = groups.world().gather(vec![problem.map(|problem| problem.to_string())])?;
+        let problems = groups.world().all_gather_object(vec![problem.map(|problem| problem.to_string())])?;
         let mut problems = problems.into_iter().enumerate();
         if let Some((rank, problem)) = problems.find_map(|(rank, problem)| Some((rank, problem?))) {
             let first = name.unwrap_or_default();
@@ -83,7 +83,7 @@ impl RunFolder {
     }
 
     /// The folder of a run that is only planned: nobody looks at it.
-    pub(crate) fn planned(out: &Path) -> Self {
+    pub(crate) fn for_plan(out: &Path) -> Self {
         Self { out: out.to_owned(), checkpoint: None, is_finished: false, keeps_configuration: false }
     }
 
@@ -100,15 +100,15 @@ impl RunFolder {
     /// Makes the folder, takes hold of it, and saves the configuration in it. The first process of a job
     /// calls it.
     pub(crate) fn open(&self, settings: &str) -> anyhow::Result<()> {
-        hold(&self.out)?;
+        acquire_lock(&self.out)?;
         // Another run may have come and gone while this one was loading.
         if self.checkpoint.is_none() && holds_run(&self.out)? {
-            return Err(ConfigError::OutTaken(self.out.clone()).into());
+            return Err(ConfigError::OutHasRun(self.out.clone()).into());
         }
         if self.keeps_configuration {
             return Ok(());
         }
-        Ok(write_whole(&self.out.join(CONFIGURATION), settings.as_bytes())?)
+        Ok(write_atomically(&self.out.join(CONFIGURATION), settings.as_bytes())?)
     }
 }
 
@@ -119,28 +119,28 @@ pub(crate) fn holds_run(out: &Path) -> anyhow::Result<bool> {
 
 /// What the first process finds.
 #[derive(Default)]
-struct Found {
+struct FolderState {
     is_finished: bool,
     /// The name of a checkpoint.
     checkpoint: Option<String>,
 }
 
 /// Decides whether the run may have its folder, and from which checkpoint a resumed one starts.
-fn look(request: &Request<'_>) -> anyhow::Result<Found> {
-    let Request { out, settings, run_file, resume, writes } = *request;
+fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
+    let FolderRequest { out, settings, run_file, resume, writes } = *request;
     check_place(out)?;
     if writes {
-        hold_again(out)?;
+        reacquire_lock(out)?;
     }
     if !resume {
         if holds_run(out)? {
-            return Err(ConfigError::OutTaken(out.to_owned()).into());
+            return Err(ConfigError::OutHasRun(out.to_owned()).into());
         }
-        refuse_foreign(out, &RUN_NAMES)?;
+        refuse_foreign_files(out, &RUN_NAMES)?;
         if is_configuration_of(run_file, out) {
-            return Err(ConfigError::OwnFile(out.join(CONFIGURATION)).into());
+            return Err(ConfigError::RunFileInOut(out.join(CONFIGURATION)).into());
         }
-        return Ok(Found::default());
+        return Ok(FolderState::default());
     }
 
     let checkpoints = checkpoint::list(&out.join("checkpoints"))?;
@@ -150,31 +150,31 @@ fn look(request: &Request<'_>) -> anyhow::Result<Found> {
     }
     same_settings(&out.join(CONFIGURATION), settings, &[])?;
     if is_finished {
-        return Ok(Found { is_finished, checkpoint: None });
+        return Ok(FolderState { is_finished, checkpoint: None });
     }
     // A damaged checkpoint is renamed, so nobody else may be at work in the folder.
     if writes {
-        hold(out)?;
+        acquire_lock(out)?;
     }
-    let newest = newest_whole(out, checkpoints, writes)?;
+    let newest = newest_valid(out, checkpoints, writes)?;
     let checkpoint = newest.file_name().map(|name| name.to_string_lossy().into_owned());
-    Ok(Found { is_finished, checkpoint })
+    Ok(FolderState { is_finished, checkpoint })
 }
 
 /// The newest checkpoint that is whole. Damaged ones after it are told, and set aside when the run `writes`,
 /// so that they neither count as kept checkpoints nor stand in the way of those to come.
-fn newest_whole(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> anyhow::Result<PathBuf> {
+fn newest_valid(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> anyhow::Result<PathBuf> {
     let mut damaged: Vec<(PathBuf, gemini::Error)> = Vec::new();
     for (_, path) in checkpoints.into_iter().rev() {
         let Err(problem) = checkpoint::verify(&path) else {
             for (damaged, problem) in damaged {
-                tell(&format!(
+                print_stderr(&format!(
                     "warning: a checkpoint is damaged: {problem}; going on from {}",
                     path.display()
                 ));
                 if writes {
-                    let aside = checkpoint::set_aside(&damaged)?;
-                    tell(&format!("warning: {} is now {}", damaged.display(), aside.display()));
+                    let aside = checkpoint::quarantine(&damaged)?;
+                    print_stderr(&format!("warning: {} is now {}", damaged.display(), aside.display()));
                 }
             }
             return Ok(path);
@@ -187,10 +187,10 @@ fn newest_whole(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> a
 
 /// For the launcher of several ranks, which writes `logs/` into the folder before rank 0 looks at it: refuses
 /// a folder that is in use or somebody else's, and marks it.
-pub(crate) fn claim(out: &Path, names: &[&str], resume: bool) -> anyhow::Result<()> {
+pub(crate) fn lock_for_launcher(out: &Path, names: &[&str], resume: bool) -> anyhow::Result<()> {
     check_place(out)?;
     if !resume {
-        refuse_foreign(out, names)?;
+        refuse_foreign_files(out, names)?;
     }
     // Rank 0 takes the lock anew.
     lock(out).map(drop)
@@ -200,19 +200,19 @@ pub(crate) fn claim(out: &Path, names: &[&str], resume: bool) -> anyhow::Result<
 pub(crate) fn check_place(out: &Path) -> Result<(), ConfigError> {
     let problem = match fs::metadata(out) {
         Ok(found) if !found.is_dir() => Err("it is not a folder".to_owned()),
-        _ => check_above(out),
+        _ => check_parent(out),
     };
-    problem.map_err(|problem| ConfigError::OutPlace { path: out.to_owned(), problem })
+    problem.map_err(|problem| ConfigError::BadOut { path: out.to_owned(), problem })
 }
 
 /// Refuses a folder in which somebody else has something under one of our `names`. Empty folders, as links to
 /// another disk, are no loss.
-pub(crate) fn refuse_foreign(out: &Path, names: &[&str]) -> Result<(), ConfigError> {
+pub(crate) fn refuse_foreign_files(out: &Path, names: &[&str]) -> Result<(), ConfigError> {
     if out.join(LOCK).exists() {
         return Ok(());
     }
-    match names.iter().map(|name| out.join(name)).find(|path| checkpoint::is_taken(path)) {
-        Some(path) => Err(ConfigError::NotOurs(path)),
+    match names.iter().map(|name| out.join(name)).find(|path| checkpoint::is_occupied(path)) {
+        Some(path) => Err(ConfigError::ForeignFile(path)),
         None => Ok(()),
     }
 }
@@ -228,7 +228,7 @@ pub(crate) fn is_configuration_of(run_file: Option<&Path>, out: &Path) -> bool {
 pub(crate) fn same_settings(path: &Path, configuration: &str, except: &[&str]) -> anyhow::Result<()> {
     let saved =
         fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    match config::first_change(&saved, configuration, &[&config::HARMLESS, except].concat())? {
+    match config::first_difference(&saved, configuration, &[&config::RESUME_MUTABLE_KEYS, except].concat())? {
         None => Ok(()),
         Some((key, [was, now])) => Err(ConfigError::Changed { path: path.to_owned(), key, was, now }.into()),
     }
@@ -236,24 +236,24 @@ pub(crate) fn same_settings(path: &Path, configuration: &str, except: &[&str]) -
 
 /// Makes `out` if need be, and holds it until this process ends. What a killed run left there half-written is
 /// removed.
-pub(crate) fn hold(out: &Path) -> anyhow::Result<()> {
-    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+pub(crate) fn acquire_lock(out: &Path) -> anyhow::Result<()> {
+    let mut held = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     if out.canonicalize().is_ok_and(|out| held.iter().any(|(path, _)| *path == out)) {
         return Ok(());
     }
     let file = lock(out)?;
     held.push((out.canonicalize().unwrap_or_else(|_| out.to_owned()), file));
     let checkpoints = out.join("checkpoints");
-    checkpoint::remove_left_overs(&checkpoints, |name| checkpoint::step_of(name).is_some())?;
-    checkpoint::remove_left_overs(out, is_written)?;
-    interrupt::sweep_on_end(&checkpoints);
-    interrupt::sweep_on_end(out);
+    checkpoint::remove_temporaries(&checkpoints, |name| checkpoint::parse_step(name).is_some())?;
+    checkpoint::remove_temporaries(out, is_written)?;
+    interrupt::register_temp_folder(&checkpoints);
+    interrupt::register_temp_folder(out);
     Ok(())
 }
 
 /// Holds `out` if it is a folder of ours.
-pub(crate) fn hold_again(out: &Path) -> anyhow::Result<()> {
-    if out.join(LOCK).exists() { hold(out) } else { Ok(()) }
+pub(crate) fn reacquire_lock(out: &Path) -> anyhow::Result<()> {
+    if out.join(LOCK).exists() { acquire_lock(out) } else { Ok(()) }
 }
 
 /// Names that a run or a pipeline writes under a temporary name first.
@@ -275,14 +275,14 @@ fn is_written(name: &str) -> bool {
 /// The locked lock file of `out`, which is made if need be. A file system without locks keeps nobody out, and
 /// that is told.
 fn lock(out: &Path) -> anyhow::Result<File> {
-    let unusable = |source| ConfigError::OutPlace { path: out.to_owned(), problem: format!("{source}") };
+    let unusable = |source| ConfigError::BadOut { path: out.to_owned(), problem: format!("{source}") };
     checkpoint::create_folder(out).map_err(|error| match error {
         gemini::Error::Io { source, .. } => unusable(source).into(),
         other => anyhow::Error::from(other),
     })?;
     let path = out.join(LOCK);
     if path.is_symlink() {
-        return Err(ConfigError::NotOurs(path).into());
+        return Err(ConfigError::ForeignFile(path).into());
     }
     let mut file =
         File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(unusable)?;
@@ -294,7 +294,7 @@ fn lock(out: &Path) -> anyhow::Result<File> {
             let holder = if holder.is_empty() { "another process" } else { holder.trim() }.to_owned();
             return Err(ConfigError::Locked { path: out.to_owned(), holder }.into());
         }
-        Err(TryLockError::Error(reason)) => tell(&format!(
+        Err(TryLockError::Error(reason)) => print_stderr(&format!(
             "warning: {}: this file system has no locks ({reason}): nothing keeps a second run out of this folder",
             out.display()
         )),

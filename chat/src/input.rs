@@ -1,12 +1,14 @@
 //! Rows that `generate`, `logprobs` and `reward` read and write: JSON objects, one a line (Parquet is read as well).
 //!
 //! An input row gives one text, one list of ids, one conversation, or a pair of answers to one prompt; see
-//! [`Wants`]. Other fields are left alone. Rows are counted from 1, as in every message about data.
+//! [`InputKind`]. Other fields are left alone. Rows are counted from 1, as in every message about data.
 
 use std::io::BufRead;
 use std::path::Path;
 
-use datasets::{At, Demonstration, Error, Layout, Message, Preference, Prompt, Record, Row, TableReader};
+use datasets::{
+    Demonstration, Error, Layout, Message, Preference, Prompt, Record, Row, RowLocation, TableReader,
+};
 use serde::Serialize;
 
 use crate::command::print_rows;
@@ -18,7 +20,7 @@ const STDIN: &str = "-";
 
 /// What a row gives.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Given {
+pub(crate) enum RowInput {
     /// Running text, or a prompt in one string.
     Text(String),
     /// Token ids.
@@ -31,7 +33,7 @@ pub(crate) enum Given {
 
 /// What a command does with a row, and so which fields it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wants {
+pub(crate) enum InputKind {
     /// Something to answer: `prompt`, `messages`, `text` or `ids`.
     Prompt,
     /// Something whose tokens have probabilities: a pair, `prompt` with an answer, or one of the four.
@@ -40,7 +42,7 @@ pub(crate) enum Wants {
     Answer,
 }
 
-impl Wants {
+impl InputKind {
     fn fields(self) -> &'static [&'static str] {
         match self {
             Self::Prompt | Self::Tokens => &["prompt", "messages", "text", "ids"],
@@ -61,26 +63,26 @@ impl Wants {
 #[derive(Clone, Debug)]
 pub(crate) struct Input {
     /// What it gives.
-    pub(crate) given: Given,
+    pub(crate) value: RowInput,
     /// Where it stands.
-    pub(crate) at: At,
+    pub(crate) at: RowLocation,
 }
 
 /// Reads every row of a file, or of stdin where the path is `-`.
-pub(crate) fn read(path: &Path, wants: Wants) -> Result<Vec<Input>, Error> {
+pub(crate) fn read(path: &Path, wants: InputKind) -> Result<Vec<Input>, Error> {
     if path == Path::new(STDIN) {
         return read_lines(std::io::stdin().lock(), wants);
     }
     let mut inputs = Vec::new();
     for row in TableReader::open(path)?.rows(None)? {
         let (at, row) = row?;
-        inputs.push(Input { given: parse(&row, &at, wants)?, at });
+        inputs.push(Input { value: parse(&row, &at, wants)?, at });
     }
-    some(inputs, path)
+    non_empty(inputs, path)
 }
 
 /// Reads one JSON object a line.
-fn read_lines(lines: impl BufRead, wants: Wants) -> Result<Vec<Input>, Error> {
+fn read_lines(lines: impl BufRead, wants: InputKind) -> Result<Vec<Input>, Error> {
     let path = Path::new("stdin");
     let mut inputs = Vec::new();
     for (row, line) in lines.lines().enumerate() {
@@ -88,25 +90,25 @@ fn read_lines(lines: impl BufRead, wants: Wants) -> Result<Vec<Input>, Error> {
         if line.trim().is_empty() {
             continue;
         }
-        let at = At { path: path.to_owned(), row: row + 1 };
+        let at = RowLocation { path: path.to_owned(), row: row + 1 };
         let row: Row =
             serde_json::from_str(&line).map_err(|source| Error::BadJson { at: at.clone(), source })?;
-        inputs.push(Input { given: parse(&row, &at, wants)?, at });
+        inputs.push(Input { value: parse(&row, &at, wants)?, at });
     }
-    some(inputs, path)
+    non_empty(inputs, path)
 }
 
-fn some(inputs: Vec<Input>, path: &Path) -> Result<Vec<Input>, Error> {
+fn non_empty(inputs: Vec<Input>, path: &Path) -> Result<Vec<Input>, Error> {
     if inputs.is_empty() { Err(Error::NoRows { path: path.to_owned() }) } else { Ok(inputs) }
 }
 
-fn parse(row: &Row, at: &At, wants: Wants) -> Result<Given, Error> {
+fn parse(row: &Row, at: &RowLocation, wants: InputKind) -> Result<RowInput, Error> {
     let has = |name: &str| row.get(name).is_some_and(|value| !value.is_null());
-    if wants != Wants::Prompt && has("chosen") && has("rejected") {
+    if wants != InputKind::Prompt && has("chosen") && has("rejected") {
         return pair(row, at);
     }
     let answer = ["completion", "response"].into_iter().find(|name| has(name));
-    if let Some(answer) = answer.filter(|_| wants != Wants::Prompt && has("prompt")) {
+    if let Some(answer) = answer.filter(|_| wants != InputKind::Prompt && has("prompt")) {
         return prompt_and_answer(row, answer, at);
     }
 
@@ -114,7 +116,7 @@ fn parse(row: &Row, at: &At, wants: Wants) -> Result<Given, Error> {
     let there: Vec<&str> = wants.fields().iter().copied().filter(|name| has(name)).collect();
     match there[..] {
         ["prompt"] if row["prompt"].is_string() => text(row, "prompt", at),
-        ["prompt"] => Ok(Given::Messages(Prompt::parse(Layout::Prompt, row, at)?.messages)),
+        ["prompt"] => Ok(RowInput::Messages(Prompt::parse(Layout::Prompt, row, at)?.messages)),
         ["messages"] => messages(Layout::Messages, row, at),
         ["text"] => text(row, "text", at),
         ["ids"] => ids(row, at),
@@ -132,42 +134,42 @@ fn parse(row: &Row, at: &At, wants: Wants) -> Result<Given, Error> {
     }
 }
 
-fn pair(row: &Row, at: &At) -> Result<Given, Error> {
+fn pair(row: &Row, at: &RowLocation) -> Result<RowInput, Error> {
     let with_prompt = row.get("prompt").is_some_and(|prompt| !prompt.is_null());
     let layout = if with_prompt { Layout::Preference } else { Layout::ImplicitPreference };
     match Preference::parse(layout, row, at)? {
         Preference::Messages { prompt, chosen, rejected, .. } => {
-            Ok(Given::Pair([chosen, rejected].map(|answer| [prompt.as_slice(), &answer].concat())))
+            Ok(RowInput::Pair([chosen, rejected].map(|answer| [prompt.as_slice(), &answer].concat())))
         }
         Preference::Tokens { .. } => unreachable!("the layout {layout} has turns"),
     }
 }
 
-fn prompt_and_answer(row: &Row, answer: &str, at: &At) -> Result<Given, Error> {
+fn prompt_and_answer(row: &Row, answer: &str, at: &RowLocation) -> Result<RowInput, Error> {
     let columns = [("prompt", "prompt"), ("completion", answer)];
     let row: Row = columns.into_iter().map(|(to, from)| (to.to_owned(), row[from].clone())).collect();
     messages(Layout::PromptCompletion, &row, at)
 }
 
-fn messages(layout: Layout, row: &Row, at: &At) -> Result<Given, Error> {
+fn messages(layout: Layout, row: &Row, at: &RowLocation) -> Result<RowInput, Error> {
     match Demonstration::parse(layout, row, at)? {
-        Demonstration::Messages(messages) => Ok(Given::Messages(messages)),
+        Demonstration::Messages(messages) => Ok(RowInput::Messages(messages)),
         Demonstration::PromptCompletion { prompt, completion } => {
-            Ok(Given::Messages([prompt, completion].concat()))
+            Ok(RowInput::Messages([prompt, completion].concat()))
         }
         other => unreachable!("the layout {layout} does not read as {other:?}"),
     }
 }
 
-fn text(row: &Row, field: &str, at: &At) -> Result<Given, Error> {
+fn text(row: &Row, field: &str, at: &RowLocation) -> Result<RowInput, Error> {
     let text = Row::from_iter([("text".to_owned(), row[field].clone())]);
     match Demonstration::parse(Layout::Text, &text, at)? {
-        Demonstration::Text(text) => Ok(Given::Text(text)),
+        Demonstration::Text(text) => Ok(RowInput::Text(text)),
         other => unreachable!("text does not read as {other:?}"),
     }
 }
 
-fn ids(row: &Row, at: &At) -> Result<Given, Error> {
+fn ids(row: &Row, at: &RowLocation) -> Result<RowInput, Error> {
     let wrong = |field: String, found: &serde_json::Value| Error::WrongType {
         at: at.clone(),
         field,
@@ -181,11 +183,11 @@ fn ids(row: &Row, at: &At) -> Result<Given, Error> {
     let id = |(index, id): (usize, &serde_json::Value)| {
         id.as_i64().ok_or_else(|| wrong(format!("ids[{index}]"), id))
     };
-    Ok(Given::Ids(list.iter().enumerate().map(id).collect::<Result<_, _>>()?))
+    Ok(RowInput::Ids(list.iter().enumerate().map(id).collect::<Result<_, _>>()?))
 }
 
 /// Refuses ids that the model does not have, rows without a token, and rows longer than the model takes.
-pub(crate) fn check_ids(ids: &[i64], at: &At, vocab_size: i64, longest: i64) -> Result<(), Error> {
+pub(crate) fn check_ids(ids: &[i64], at: &RowLocation, vocab_size: i64, longest: i64) -> Result<(), Error> {
     if ids.is_empty() {
         return Err(Error::MissingField {
             at: at.clone(),
@@ -209,17 +211,17 @@ pub(crate) fn check_ids(ids: &[i64], at: &At, vocab_size: i64, longest: i64) -> 
 /// The token ids of each row, and of both answers of a pair one after the other.
 pub(crate) fn tokens(
     inputs: &[Input],
-    mut ids: impl FnMut(&Given) -> Result<Vec<i64>, Error>,
-) -> Result<Vec<(At, Vec<i64>)>, Error> {
+    mut ids: impl FnMut(&RowInput) -> Result<Vec<i64>, Error>,
+) -> Result<Vec<(RowLocation, Vec<i64>)>, Error> {
     let mut rows = Vec::with_capacity(inputs.len());
     for input in inputs {
-        let mut add = |given: &Given| -> Result<(), Error> {
+        let mut add = |given: &RowInput| -> Result<(), Error> {
             rows.push((input.at.clone(), ids(given).map_err(|error| error.in_row(&input.at))?));
             Ok(())
         };
-        match &input.given {
-            Given::Pair(answers) => {
-                answers.iter().try_for_each(|answer| add(&Given::Messages(answer.clone())))?;
+        match &input.value {
+            RowInput::Pair(answers) => {
+                answers.iter().try_for_each(|answer| add(&RowInput::Messages(answer.clone())))?;
             }
             given => add(given)?,
         }
@@ -228,7 +230,10 @@ pub(crate) fn tokens(
 }
 
 /// Refuses NaN and infinity, which JSON would write as `null`.
-pub(crate) fn check_finite<'a>(at: &At, numbers: impl IntoIterator<Item = &'a f32>) -> Result<(), Failure> {
+pub(crate) fn check_finite<'a>(
+    at: &RowLocation,
+    numbers: impl IntoIterator<Item = &'a f32>,
+) -> Result<(), Failure> {
     match numbers.into_iter().find(|number| !number.is_finite()) {
         Some(&number) => Err(Failure::NotFinite { at: at.clone(), number }),
         None => Ok(()),
@@ -244,7 +249,7 @@ pub(crate) fn write<T: Serialize>(rows: &[T], output: Option<&Path>, force: bool
         text.push(b'\n');
     }
     match output {
-        Some(path) if force => Ok(output::write_whole(path, &text)?),
+        Some(path) if force => Ok(output::write_atomically(path, &text)?),
         Some(path) => Ok(output::write_new(path, &text)?),
         None => Ok(print_rows(&text)?),
     }
@@ -258,40 +263,40 @@ mod tests {
         serde_json::from_str(line).unwrap()
     }
 
-    fn one(line: &str, wants: Wants) -> Result<Given, String> {
-        let at = At { path: "rows.jsonl".into(), row: 3 };
+    fn one(line: &str, wants: InputKind) -> Result<RowInput, String> {
+        let at = RowLocation { path: "rows.jsonl".into(), row: 3 };
         parse(&row(line), &at, wants).map_err(|error| error.to_string())
     }
 
     #[test]
     fn a_row_gives_text_ids_or_messages() {
-        let one = |line| one(line, Wants::Prompt).unwrap();
-        assert_eq!(one(r#"{"text": "hi", "source": 7}"#), Given::Text("hi".into()));
-        assert_eq!(one(r#"{"ids": [1, 2], "text": null}"#), Given::Ids(vec![1, 2]));
-        let hi = Given::Messages(vec![Message::user("hi")]);
+        let one = |line| one(line, InputKind::Prompt).unwrap();
+        assert_eq!(one(r#"{"text": "hi", "source": 7}"#), RowInput::Text("hi".into()));
+        assert_eq!(one(r#"{"ids": [1, 2], "text": null}"#), RowInput::Ids(vec![1, 2]));
+        let hi = RowInput::Messages(vec![Message::user("hi")]);
         assert_eq!(one(r#"{"messages": [{"role": "user", "content": "hi"}]}"#), hi);
         assert_eq!(
             one(r#"{"prompt": [{"role": "user", "content": "hi"}], "chosen": "x", "rejected": "y"}"#),
             hi
         );
-        assert_eq!(one(r#"{"prompt": "hi", "completion": "x"}"#), Given::Text("hi".into()));
+        assert_eq!(one(r#"{"prompt": "hi", "completion": "x"}"#), RowInput::Text("hi".into()));
     }
 
     #[test]
     fn answers_are_taken_where_they_are_scored() {
         let talk = |answer: &str| vec![Message::user("q"), Message::assistant(answer)];
-        for wants in [Wants::Tokens, Wants::Answer] {
+        for wants in [InputKind::Tokens, InputKind::Answer] {
             let given = one(r#"{"prompt": "q", "chosen": "a", "rejected": "b"}"#, wants).unwrap();
-            assert_eq!(given, Given::Pair([talk("a"), talk("b")]));
+            assert_eq!(given, RowInput::Pair([talk("a"), talk("b")]));
             let whole = r#"{"chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
                 "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}], "messages": 7}"#;
             assert_eq!(one(whole, wants).unwrap(), given);
             for answer in ["completion", "response"] {
                 let line = format!(r#"{{"prompt": "q", "{answer}": "a"}}"#);
-                assert_eq!(one(&line, wants).unwrap(), Given::Messages(talk("a")));
+                assert_eq!(one(&line, wants).unwrap(), RowInput::Messages(talk("a")));
             }
         }
-        assert!(one(r#"{"prompt": "q"}"#, Wants::Answer).unwrap_err().contains("prompt with completion"));
+        assert!(one(r#"{"prompt": "q"}"#, InputKind::Answer).unwrap_err().contains("prompt with completion"));
     }
 
     #[test]
@@ -305,14 +310,14 @@ mod tests {
             (r#"{"messages": []}"#, "field messages has no turns"),
             (r#"{"messages": [{"role": "robot", "content": "x"}]}"#, "field messages[0].role is \"robot\""),
         ] {
-            let message = one(line, Wants::Prompt).unwrap_err();
+            let message = one(line, InputKind::Prompt).unwrap_err();
             assert!(message.starts_with("rows.jsonl line 3") && message.contains(words), "{line}: {message}");
         }
     }
 
     #[test]
     fn stdin_is_read_line_by_line() {
-        let read = |text: &str| read_lines(text.as_bytes(), Wants::Prompt);
+        let read = |text: &str| read_lines(text.as_bytes(), InputKind::Prompt);
         let inputs = read("{\"text\": \"a\"}\n\n{\"ids\": [1]}\n").unwrap();
         assert_eq!(inputs.len(), 2);
         assert_eq!(inputs[1].at.row, 3);
@@ -322,7 +327,7 @@ mod tests {
 
     #[test]
     fn ids_are_checked_against_the_model() {
-        let at = At { path: "rows.jsonl".into(), row: 1 };
+        let at = RowLocation { path: "rows.jsonl".into(), row: 1 };
         assert!(check_ids(&[0, 4], &at, 5, 2).is_ok());
         assert!(check_ids(&[5], &at, 5, 2).is_err());
         assert!(check_ids(&[-1], &at, 5, 2).is_err());

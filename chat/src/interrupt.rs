@@ -3,11 +3,11 @@
 //!
 //! | while | the first signal | another one |
 //! |---|---|---|
-//! | a stage trains, `chat` answers ([`begin`]) | sets a flag: the step is finished and saved, the answer ends | ends the program at once |
+//! | a stage trains, `chat` answers ([`enter_graceful`]) | sets a flag: the step is finished and saved, the answer ends | ends the program at once |
 //! | anything else: loading, tokenising, converting, reports | ends the program at once | |
 //!
 //! Ending at once removes the temporary files of this process from the folders that were named to
-//! [`sweep_on_end`], and gives [`exit::INTERRUPTED`]. SIGHUP comes several times when a terminal closes (from
+//! [`register_temp_folder`], and gives [`exit::INTERRUPTED`]. SIGHUP comes several times when a terminal closes (from
 //! the kernel and from the shell), so it never counts as another signal. Where it is ignored from the start,
 //! as under `nohup`, it stays ignored.
 
@@ -20,17 +20,17 @@ use gemini::checkpoint;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::command::tell;
+use crate::command::print_stderr;
 use crate::exit;
 
 /// Set by a signal while there is work that ends by itself.
-static ASKED: AtomicBool = AtomicBool::new(false);
+static STOP_REQUESTED: AtomicBool = AtomicBool::new(false);
 /// Whether a person or a scheduler asked, rather than a closed terminal.
-static PERSON: AtomicBool = AtomicBool::new(false);
+static EXPLICIT_SIGNAL: AtomicBool = AtomicBool::new(false);
 /// Whether there is such work.
-static AT_WORK: AtomicBool = AtomicBool::new(false);
+static GRACEFUL: AtomicBool = AtomicBool::new(false);
 /// Where temporary files of this process may lie.
-static SWEPT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static TEMP_FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Listens from now on. Not for a launcher, which hands its signals on to its ranks.
 pub(crate) fn listen() -> anyhow::Result<()> {
@@ -58,9 +58,9 @@ fn is_ignored(signal: i32, status: &str) -> bool {
 }
 
 fn receive(signal: i32) {
-    let again = signal != SIGHUP && PERSON.swap(true, Ordering::SeqCst);
-    if AT_WORK.load(Ordering::SeqCst) && !again {
-        ASKED.store(true, Ordering::SeqCst);
+    let again = signal != SIGHUP && EXPLICIT_SIGNAL.swap(true, Ordering::SeqCst);
+    if GRACEFUL.load(Ordering::SeqCst) && !again {
+        STOP_REQUESTED.store(true, Ordering::SeqCst);
     } else {
         end();
     }
@@ -68,17 +68,17 @@ fn receive(signal: i32) {
 
 /// Ends the program. The exit handlers of libtorch are not run: its threads may be at work.
 fn end() {
-    for folder in SWEPT.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-        sweep(folder);
+    for folder in TEMP_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        remove_own_temporaries(folder);
     }
-    tell("error: interrupted");
+    print_stderr("error: interrupted");
     signal_hook::low_level::exit(exit::INTERRUPTED.into());
 }
 
 /// Removes what this process is writing in `folder`.
-fn sweep(folder: &Path) {
+fn remove_own_temporaries(folder: &Path) {
     let own =
-        |name: &str| checkpoint::temporary_of(name).is_some_and(|(_, by)| by == Some(std::process::id()));
+        |name: &str| checkpoint::parse_temporary(name).is_some_and(|(_, by)| by == Some(std::process::id()));
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(own) {
             // The program ends: what cannot be removed is removed at the next start.
@@ -88,36 +88,36 @@ fn sweep(folder: &Path) {
 }
 
 /// Names a folder in which this process writes under temporary names.
-pub(crate) fn sweep_on_end(folder: &Path) {
-    SWEPT.lock().unwrap_or_else(PoisonError::into_inner).push(folder.to_owned());
+pub(crate) fn register_temp_folder(folder: &Path) {
+    TEMP_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).push(folder.to_owned());
 }
 
 /// The flag that work looks at.
 pub(crate) fn flag() -> &'static AtomicBool {
-    &ASKED
+    &STOP_REQUESTED
 }
 
 /// Whether somebody asked during the last work.
-pub(crate) fn is_asked() -> bool {
-    ASKED.load(Ordering::SeqCst)
+pub(crate) fn is_stop_requested() -> bool {
+    STOP_REQUESTED.load(Ordering::SeqCst)
 }
 
 /// Work that looks at the flag and ends by itself; until this is dropped.
-pub(crate) struct Work(());
+pub(crate) struct GracefulScope(());
 
 /// Such work begins: what was asked before is forgotten.
 #[must_use = "the work ends when this is dropped"]
-pub(crate) fn begin() -> Work {
-    ASKED.store(false, Ordering::SeqCst);
-    PERSON.store(false, Ordering::SeqCst);
-    AT_WORK.store(true, Ordering::SeqCst);
-    Work(())
+pub(crate) fn enter_graceful() -> GracefulScope {
+    STOP_REQUESTED.store(false, Ordering::SeqCst);
+    EXPLICIT_SIGNAL.store(false, Ordering::SeqCst);
+    GRACEFUL.store(true, Ordering::SeqCst);
+    GracefulScope(())
 }
 
-impl Drop for Work {
+impl Drop for GracefulScope {
     fn drop(&mut self) {
-        AT_WORK.store(false, Ordering::SeqCst);
-        PERSON.store(false, Ordering::SeqCst);
+        GRACEFUL.store(false, Ordering::SeqCst);
+        EXPLICIT_SIGNAL.store(false, Ordering::SeqCst);
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
             std::fs::write(folder.path().join(name), "").unwrap();
         }
         std::fs::create_dir(folder.path().join(own.replace("x1", "x2"))).unwrap();
-        sweep(folder.path());
+        remove_own_temporaries(folder.path());
         let mut left: Vec<_> =
             std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         left.sort();

@@ -6,7 +6,7 @@
 //!     +- rank 1   appends to OUT/logs/rank-1.log
 //!     +- ...
 //! ```
-//! When a rank ends with an error, the others are stopped within [`GRACE`] and the launcher ends with the rank's code. The launchers of
+//! When a rank ends with an error, the others are stopped within [`GRACE_PERIOD`] and the launcher ends with the rank's code. The launchers of
 //! other machines hear of it at the store. A rank whose launcher is gone is ended by the system, so nothing
 //! is left behind. Ctrl-C, SIGTERM and SIGHUP reach every rank, and all of them end after the same step.
 //!
@@ -28,22 +28,22 @@ use anyhow::Context;
 use parallel::c10d::{Secret, Store};
 use parallel::process::{self, send_signal};
 use parallel::rendezvous::{JOB_SECRET, open_store, secret_from_environment};
-use parallel::world::TIMEOUT;
-use parallel::{Axis, Groups, Mesh, Place, World, launch};
+use parallel::world::RENDEZVOUS_TIMEOUT;
+use parallel::{Axis, Mesh, ProcessGroups, RankInfo, World, launch};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::command::tell;
+use crate::command::print_stderr;
 use crate::config::section::ParallelSection;
-use crate::config::{ConfigError, first_change};
+use crate::config::{ConfigError, first_difference};
 use crate::exit::{self, Failure};
 
 /// How long the other ranks may take to end once one has failed.
-const GRACE: Duration = Duration::from_secs(4);
+const GRACE_PERIOD: Duration = Duration::from_secs(4);
 /// Between two looks at the ranks.
-const PAUSE: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Between two looks at what the launchers of other machines say.
-const NEWS: Duration = Duration::from_millis(500);
+const STORE_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The launcher's process, told to its ranks.
 pub(crate) const LAUNCHER: &str = "COLOSSAL_LAUNCHER";
 
@@ -90,27 +90,27 @@ impl Job {
     }
 
     /// This launcher among those of all hosts.
-    fn place(&self) -> Place {
+    fn rank_info(&self) -> RankInfo {
         let (address, port) = self.address.clone();
         let secret = Some(self.secret.clone());
-        Place { rank: self.node, size: self.nodes, address, port, secret, ..Place::single() }
+        RankInfo { rank: self.node, size: self.nodes, address, port, secret, ..RankInfo::single() }
     }
 }
 
 /// Whether this process has to start `processes` others, rather than being one of them.
-pub(crate) fn starts_others(processes: usize) -> anyhow::Result<bool> {
+pub(crate) fn is_launcher(processes: usize) -> anyhow::Result<bool> {
     if processes <= 1 || std::env::var_os(LAUNCHER).is_some() {
         return Ok(false);
     }
-    let place = Place::from_environment()?;
-    if place.size > 1 {
-        return Err(ConfigError::Launched { processes, rank: place.rank, size: place.size }.into());
+    let rank_info = RankInfo::from_environment()?;
+    if rank_info.size > 1 {
+        return Err(ConfigError::Launched { processes, rank: rank_info.rank, size: rank_info.size }.into());
     }
     Ok(true)
 }
 
 /// What every rank of a job must have been started with.
-pub(crate) struct Start<'a> {
+pub(crate) struct StartupSpec<'a> {
     /// The command.
     pub(crate) command: &'a str,
     /// Whether it goes on from a checkpoint.
@@ -123,38 +123,41 @@ pub(crate) struct Start<'a> {
 pub(crate) fn join(
     threads: Option<usize>,
     parallel: &ParallelSection,
-    start: &Start<'_>,
-) -> anyhow::Result<Arc<Groups>> {
+    start: &StartupSpec<'_>,
+) -> anyhow::Result<Arc<ProcessGroups>> {
     if let Some(launcher) = std::env::var(LAUNCHER).ok().and_then(|text| text.parse().ok()) {
-        process::end_with(launcher)?;
+        process::die_with_parent(launcher)?;
     }
-    let place = Place::from_environment()?;
-    let world = World::join(place, parallel.transport, TIMEOUT)?;
-    same_start(&world, start)?;
-    let prepared = launch::prepare(threads, world.sharers());
+    let rank_info = RankInfo::from_environment()?;
+    let world = World::join(rank_info, parallel.transport, RENDEZVOUS_TIMEOUT)?;
+    check_same_startup(&world, start)?;
+    let prepared = launch::init_process(threads, world.ranks_sharing_cores());
     if let (0, Ok(refused)) = (world.rank(), &prepared) {
         for refused in refused {
-            tell(&format!("hint: {refused}"));
+            print_stderr(&format!("hint: {refused}"));
         }
     }
     let problem = prepared.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    let problems = world.exchange("problem", &problem)?;
+    let problems = world.store_all_gather("problem", &problem)?;
     prepared?;
     // Nobody waits for a rank that cannot come.
     if let Some((rank, problem)) = problems.into_iter().enumerate().find(|(_, problem)| !problem.is_empty()) {
-        return Err(ConfigError::Unprepared { rank, problem }.into());
+        return Err(ConfigError::RankFailed { rank, problem }.into());
     }
     Ok(Arc::new(world.groups(&mesh(parallel, world.rank(), world.size())?)?))
 }
 
 /// Refuses ranks that were started with different words. Every rank finds the same one, before any of them waits for another in a
 /// collective that the other does not know of.
-fn same_start(world: &World, Start { command, resume, settings }: &Start<'_>) -> anyhow::Result<()> {
+fn check_same_startup(
+    world: &World,
+    StartupSpec { command, resume, settings }: &StartupSpec<'_>,
+) -> anyhow::Result<()> {
     let own = format!("{settings}\n[command]\nname = \"{command}\"\nresume = {resume}\n");
-    let all = world.exchange("start", &own)?;
+    let all = world.store_all_gather("start", &own)?;
     for (rank, other) in all.iter().enumerate().filter(|(_, other)| **other != all[0]) {
-        if let Some((key, [first, own])) = first_change(&all[0], other, &["out", "threads"])? {
-            return Err(ConfigError::Ranks { rank, key, own, first }.into());
+        if let Some((key, [first, own])) = first_difference(&all[0], other, &["out", "threads"])? {
+            return Err(ConfigError::RanksDiffer { rank, key, own, first }.into());
         }
     }
     Ok(())
@@ -214,138 +217,139 @@ impl Log {
 
 /// Runs this program with `arguments` as every rank of `job`, and waits for all of them.
 pub(crate) fn run(job: &Job, arguments: &[OsString]) -> anyhow::Result<()> {
-    let store = Arc::new(open_store(&job.place(), TIMEOUT)?);
-    let others = Others::listen(job, &store)?;
+    let store = Arc::new(open_store(&job.rank_info(), RENDEZVOUS_TIMEOUT)?);
+    let others = PeerLaunchers::listen(job, &store)?;
     // Under `nohup` a closed terminal ends nothing.
-    let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !process::ignores(signal));
+    let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !process::is_signal_ignored(signal));
     let mut signals = Signals::new(heard).context("cannot listen for Ctrl-C")?;
     let mut ranks = start_all(job, store.port(), arguments)
-        .inspect_err(|error| others.tell(&format!("{error:#}"), true))?;
+        .inspect_err(|error| others.report_failure(&format!("{error:#}"), true))?;
     loop {
         if let Some(first) = ranks.first_failure() {
-            others.tell(&ranks.0[first].told(), ranks.0[first].fell_by_itself());
+            others.report_failure(&ranks.0[first].failure_message(), ranks.0[first].is_root_cause());
             ranks.stop();
-            return Err(ranks.0[ranks.culprit(first)].failure().into());
+            return Err(ranks.0[ranks.root_cause(first)].failure().into());
         }
-        if ranks.have_ended() {
-            others.leave(&mut signals);
+        if ranks.have_exited() {
+            others.wait_for_peers(&mut signals);
             return Ok(());
         }
-        if let Some(told) = others.news() {
+        if let Some(reported) = others.poll_failure() {
             ranks.stop();
             if ranks.0.iter().any(|rank| !rank.has_succeeded() && !rank.was_stopped()) {
-                return Err(Failure::Elsewhere { told }.into());
+                return Err(Failure::OtherMachineFailed { told: reported }.into());
             }
         }
         for signal in signals.pending() {
             ranks.0.iter().for_each(|rank| send_signal(rank.child.id(), signal));
         }
-        thread::sleep(PAUSE);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// The launchers of the other machines of a job, which talk at its store. A store on another machine may not answer for long, so whoever
 /// asks it is a thread of its own, and the launcher waits for none of them for long.
-struct Others<'a> {
+struct PeerLaunchers<'a> {
     job: &'a Job,
     store: &'a Arc<Store>,
-    news: Receiver<String>,
+    failures: Receiver<String>,
 }
 
-impl<'a> Others<'a> {
+impl<'a> PeerLaunchers<'a> {
     /// Why the job ends.
     const FAILED: &'static str = "launcher/failed";
 
     /// Where the launcher of a machine says that its ranks are done.
-    fn done(node: usize) -> String {
+    fn done_key(node: usize) -> String {
         format!("launcher/done/{node}")
     }
 
     /// Begins to listen for bad news.
     fn listen(job: &'a Job, store: &'a Arc<Store>) -> anyhow::Result<Self> {
-        let (heard, news) = mpsc::channel();
+        let (heard, failures) = mpsc::channel();
         let asked = Arc::clone(store);
         if job.nodes > 1 {
             let listen = move || {
-                let told = loop {
-                    thread::sleep(NEWS);
-                    match asked.has(Self::FAILED) {
+                let reported = loop {
+                    thread::sleep(STORE_POLL_INTERVAL);
+                    match asked.check(Self::FAILED) {
                         Ok(false) => {}
-                        Ok(true) => match asked.get(Self::FAILED, NEWS) {
-                            Ok(told) => break String::from_utf8_lossy(&told).into_owned(),
+                        Ok(true) => match asked.get(Self::FAILED, STORE_POLL_INTERVAL) {
+                            Ok(reported) => break String::from_utf8_lossy(&reported).into_owned(),
                             Err(error) => break format!("bad news at the store: {error}"),
                         },
                         Err(error) => break format!("the launcher of machine 0 is gone ({error})"),
                     }
                 };
                 // Nobody listens any more when this machine's ranks have ended.
-                let _ = heard.send(told);
+                let _ = heard.send(reported);
             };
             thread::Builder::new().spawn(listen).context("cannot listen to the other machines")?;
         }
-        Ok(Self { job, store, news })
+        Ok(Self { job, store, failures })
     }
 
     /// What one of them has told.
-    fn news(&self) -> Option<String> {
-        self.news.try_recv().ok()
+    fn poll_failure(&self) -> Option<String> {
+        self.failures.try_recv().ok()
     }
 
     /// Reports to the other launchers why the ranks of this machine ended, unless another launcher has
     /// reported first. If the failure may be a consequence of one on another machine, it waits for that
     /// report. They have a moment to hear it, since the store may end with this process; where it does not
     /// answer, nobody is left to tell.
-    fn tell(&self, why: &str, is_cause: bool) {
+    fn report_failure(&self, why: &str, is_cause: bool) {
         if self.job.nodes == 1 {
             return;
         }
-        let (store, told) = (Arc::clone(self.store), format!("machine {}: {why}", self.job.node));
+        let (store, reported) = (Arc::clone(self.store), format!("machine {}: {why}", self.job.node));
         let tell = move || {
             if !is_cause {
-                thread::sleep(NEWS);
+                thread::sleep(STORE_POLL_INTERVAL);
             }
             // Of two machines that fail at once either may be heard.
-            if !store.has(Self::FAILED).unwrap_or(true) {
-                let _ = store.set(Self::FAILED, told.as_bytes());
+            if !store.check(Self::FAILED).unwrap_or(true) {
+                let _ = store.set(Self::FAILED, reported.as_bytes());
             }
         };
         // Without a thread the others notice that the store is gone.
         if thread::Builder::new().spawn(tell).is_ok() {
-            thread::sleep(3 * NEWS);
+            thread::sleep(3 * STORE_POLL_INTERVAL);
         }
     }
 
     /// Reports that all ranks of this machine have finished. The launcher that hosts the store keeps serving
     /// it until every machine has finished, one has failed, or the user sends a signal.
-    fn leave(&self, signals: &mut Signals) {
+    fn wait_for_peers(&self, signals: &mut Signals) {
         if self.job.nodes == 1 {
             return;
         }
-        let (store, own) = (Arc::clone(self.store), Self::done(self.job.node));
+        let (store, own) = (Arc::clone(self.store), Self::done_key(self.job.node));
         let (said, is_said) = mpsc::channel();
         let say = move || said.send(store.set(&own, &[]).is_ok());
         if thread::Builder::new().spawn(say).is_ok() {
-            let _ = is_said.recv_timeout(GRACE);
+            let _ = is_said.recv_timeout(GRACE_PERIOD);
         }
-        let until = Instant::now() + TIMEOUT;
+        let until = Instant::now() + RENDEZVOUS_TIMEOUT;
         let mut waited_for: Vec<usize> =
             if self.job.node == 0 { (1..self.job.nodes).collect() } else { Vec::new() };
         while Instant::now() < until {
             waited_for.retain(|&node| {
-                let key = Self::done(node);
-                !(self.store.has(&key).unwrap_or(false) && self.store.get(&key, NEWS).is_ok())
+                let key = Self::done_key(node);
+                !(self.store.check(&key).unwrap_or(false)
+                    && self.store.get(&key, STORE_POLL_INTERVAL).is_ok())
             });
             if waited_for.is_empty() {
                 return;
             }
-            if self.news().is_some() {
+            if self.poll_failure().is_some() {
                 // The others hear of it as well.
-                return thread::sleep(2 * NEWS);
+                return thread::sleep(2 * STORE_POLL_INTERVAL);
             }
             if signals.pending().next().is_some() {
                 return;
             }
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }
@@ -370,7 +374,7 @@ fn start(job: &Job, local_rank: usize, port: u16, arguments: &[OsString]) -> any
         ("MASTER_ADDR", job.address.0.clone()),
         ("MASTER_PORT", port.to_string()),
         ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
-        (JOB_SECRET, job.secret.reveal()),
+        (JOB_SECRET, job.secret.expose()),
         (LAUNCHER, std::process::id().to_string()),
     ] {
         command.env(name, value);
@@ -392,24 +396,24 @@ struct Ranks(Vec<Rank>);
 impl Ranks {
     /// One that has failed.
     fn first_failure(&mut self) -> Option<usize> {
-        self.0.iter_mut().position(|rank| rank.look().is_some_and(|status| !status.success()))
+        self.0.iter_mut().position(|rank| rank.poll().is_some_and(|status| !status.success()))
     }
 
     /// Whether none runs any more.
-    fn have_ended(&self) -> bool {
+    fn have_exited(&self) -> bool {
         self.0.iter().all(|rank| rank.ended.is_some())
     }
 
     /// The rank that caused the failure. The other ranks exit with code 1 because their collective failed.
-    fn culprit(&self, first: usize) -> usize {
-        self.0.iter().position(Rank::fell_by_itself).unwrap_or(first)
+    fn root_cause(&self, first: usize) -> usize {
+        self.0.iter().position(Rank::is_root_cause).unwrap_or(first)
     }
 
     /// Waits for the others, which hear of a failure by themselves, and ends those that do not.
     fn stop(&mut self) {
-        let until = Instant::now() + GRACE;
-        while self.0.iter_mut().any(|rank| rank.look().is_none()) && Instant::now() < until {
-            thread::sleep(PAUSE);
+        let until = Instant::now() + GRACE_PERIOD;
+        while self.0.iter_mut().any(|rank| rank.poll().is_none()) && Instant::now() < until {
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }
@@ -427,7 +431,7 @@ impl Drop for Ranks {
 
 impl Rank {
     /// How it ended, if it has.
-    fn look(&mut self) -> Option<ExitStatus> {
+    fn poll(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().ok().flatten();
         }
@@ -435,7 +439,7 @@ impl Rank {
     }
 
     /// Whether it has failed, and not because it was left alone or stopped.
-    fn fell_by_itself(&self) -> bool {
+    fn is_root_cause(&self) -> bool {
         self.ended.is_some_and(|status| {
             !status.success() && !self.was_stopped() && status.code() != Some(i32::from(exit::FAILED))
         })
@@ -453,18 +457,23 @@ impl Rank {
     fn failure(&self) -> Failure {
         let code = self.ended.and_then(|status| u8::try_from(status.code()?).ok());
         if let (0, Some(code)) = (self.number, code) {
-            return Failure::Told { code };
+            return Failure::AlreadyReported { code };
         }
         let code = code.unwrap_or(exit::FAILED);
-        Failure::Rank { rank: self.number, how: self.how(), said: self.last_words(), code }
+        Failure::Rank {
+            rank: self.number,
+            exit_status: self.exit_status_text(),
+            last_error: self.last_error_line(),
+            code,
+        }
     }
 
     /// What other machines hear of its end.
-    fn told(&self) -> String {
-        format!("rank {} {}{}", self.number, self.how(), self.last_words())
+    fn failure_message(&self) -> String {
+        format!("rank {} {}{}", self.number, self.exit_status_text(), self.last_error_line())
     }
 
-    fn how(&self) -> String {
+    fn exit_status_text(&self) -> String {
         let status = self.ended;
         match (status.and_then(|status| status.code()), status.and_then(|status| status.signal())) {
             (Some(code), _) => format!("ended with code {code}"),
@@ -474,7 +483,7 @@ impl Rank {
     }
 
     /// The last error line of its log. What rank 0 says stands on the terminal already.
-    fn last_words(&self) -> String {
+    fn last_error_line(&self) -> String {
         let Some(log) = &self.log else { return String::new() };
         let text = log.text().unwrap_or_default();
         let line = text.lines().rev().find_map(|line| line.strip_prefix("error: "));

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::Cli;
-use command::tell;
+use command::print_stderr;
 
 fn main() -> ExitCode {
     show_panics_harmlessly();
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
             if std::env::args_os().all(is_plain) {
                 let _ = error.print();
             } else {
-                tell(&error.render().to_string());
+                print_stderr(&error.render().to_string());
             }
             return code.into();
         }
@@ -45,18 +45,20 @@ fn main() -> ExitCode {
     let code = match outcome {
         Ok(Ok(())) => 0,
         Ok(Err(error)) if exit::is_broken_pipe(&error) => 0,
-        Ok(Err(error)) if exit::is_told(&error) => exit::code(&error),
+        Ok(Err(error)) if exit::is_already_reported(&error) => exit::code(&error),
         Ok(Err(error)) => {
-            tell(&format!("error: {}", exit::text(&error)));
+            print_stderr(&format!("error: {}", exit::text(&error)));
             exit::code(&error)
         }
         Err(panic) => {
             let constant = || panic.downcast_ref::<&str>().copied();
             let message = panic.downcast_ref().map(String::as_str).or_else(constant).unwrap_or_default();
             if exit::is_out_of_memory(message) {
-                tell("error: out of memory: lower train.micro_batch_size, --batch-size or data.max_length");
+                print_stderr(
+                    "error: out of memory: lower train.micro_batch_size, --batch-size or data.max_length",
+                );
             } else {
-                tell(&format!("error: this program panicked, which is a bug in it: {message}"));
+                print_stderr(&format!("error: this program panicked, which is a bug in it: {message}"));
             }
             exit::of_panic(message)
         }
@@ -73,6 +75,6 @@ fn show_panics_harmlessly() {
             return;
         }
         let message = panic.to_string();
-        if tui::text::sanitize(&message) == message { usual(panic) } else { tell(&message) }
+        if tui::text::sanitize(&message) == message { usual(panic) } else { print_stderr(&message) }
     }));
 }

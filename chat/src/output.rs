@@ -16,7 +16,7 @@ use crate::config::ConfigError;
 use crate::interrupt;
 
 /// Refuses `--output path` where something would be lost. `inputs` are the files that the command reads.
-pub(crate) fn claim_file(path: &Path, force: bool, inputs: &[&Path]) -> Result<(), ConfigError> {
+pub(crate) fn check_output_file(path: &Path, force: bool, inputs: &[&Path]) -> Result<(), ConfigError> {
     let refuse = |problem: &str| {
         Err(ConfigError::Argument {
             argument: format!("--output {}", path.display()),
@@ -40,29 +40,29 @@ pub(crate) fn claim_file(path: &Path, force: bool, inputs: &[&Path]) -> Result<(
         _ => {}
     }
 
-    check_above(path).or_else(|problem| refuse(&problem))?;
-    interrupt::sweep_on_end(checkpoint::parent(path));
+    check_parent(path).or_else(|problem| refuse(&problem))?;
+    interrupt::register_temp_folder(checkpoint::parent(path));
     Ok(())
 }
 
 /// Refuses `--out path` where something lies already.
-pub(crate) fn claim_folder(path: &Path) -> Result<(), ConfigError> {
+pub(crate) fn check_output_folder(path: &Path) -> Result<(), ConfigError> {
     let refuse = |problem: &str| {
         Err(ConfigError::Argument {
             argument: format!("--out {}", path.display()),
             problem: problem.to_owned(),
         })
     };
-    if checkpoint::is_taken(path) {
+    if checkpoint::is_occupied(path) {
         return refuse("it exists already: choose another folder, or remove it");
     }
-    check_above(path).or_else(|problem| refuse(&problem))?;
-    interrupt::sweep_on_end(checkpoint::parent(path));
+    check_parent(path).or_else(|problem| refuse(&problem))?;
+    interrupt::register_temp_folder(checkpoint::parent(path));
     Ok(())
 }
 
 /// Refuses a path below something that is no folder.
-pub(crate) fn check_above(path: &Path) -> Result<(), String> {
+pub(crate) fn check_parent(path: &Path) -> Result<(), String> {
     let existing = path.ancestors().skip(1).find(|above| fs::symlink_metadata(above).is_ok());
     match existing {
         Some(above) if !above.is_dir() => Err(format!("{} is not a folder", above.display())),
@@ -72,11 +72,11 @@ pub(crate) fn check_above(path: &Path) -> Result<(), String> {
 
 /// Writes a file under a temporary name, syncs it, and renames it, over another if there is one. What is no
 /// file (`/dev/stdout`, a pipe) is written to.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     write(path, bytes, true)
 }
 
-/// As [`write_whole`], but a file that is there is an error, also one that came while the command worked.
+/// As [`write_atomically`], but a file that is there is an error, also one that came while the command worked.
 pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     write(path, bytes, false)
 }
@@ -118,11 +118,11 @@ mod tests {
         fs::hard_link(path("rows"), path("twin")).unwrap();
         std::os::unix::fs::symlink(path("nowhere"), path("link")).unwrap();
         let claim = |name: &str, force| {
-            claim_file(&path(name), force, &[&path("rows")]).map_err(|error| error.to_string())
+            check_output_file(&path(name), force, &[&path("rows")]).map_err(|error| error.to_string())
         };
         assert!(claim("new/deep", false).is_ok() && claim("other", true).is_ok());
-        assert!(claim_file(Path::new("/dev/null"), false, &[]).is_ok());
-        assert!(claim_file(Path::new("-"), true, &[]).is_err());
+        assert!(check_output_file(Path::new("/dev/null"), false, &[]).is_ok());
+        assert!(check_output_file(Path::new("-"), true, &[]).is_err());
         // One that came after the command had begun.
         assert!(write_new(&path("other"), b"new").is_err() && write_new(&path("fresh"), b"new").is_ok());
         assert_eq!(fs::read_to_string(path("other")).unwrap(), "mine");
@@ -137,9 +137,9 @@ mod tests {
             let error = claim(name, force).unwrap_err();
             assert!(error.contains(words), "{name}: {error}");
         }
-        assert!(claim_folder(&path("other")).is_err() && claim_folder(folder.path()).is_err());
+        assert!(check_output_folder(&path("other")).is_err() && check_output_folder(folder.path()).is_err());
         fs::create_dir(path("empty")).unwrap();
-        assert!(claim_folder(&path("empty")).is_ok() && claim_folder(&path("a/b")).is_ok());
+        assert!(check_output_folder(&path("empty")).is_ok() && check_output_folder(&path("a/b")).is_ok());
     }
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         fs::write(path("mine"), "mine").unwrap();
         std::os::unix::fs::symlink(path("mine"), path("rows.tmp")).unwrap();
-        write_whole(&path("rows"), b"new").unwrap();
+        write_atomically(&path("rows"), b"new").unwrap();
         assert_eq!(fs::read_to_string(path("mine")).unwrap(), "mine");
         assert_eq!(fs::read_to_string(path("rows")).unwrap(), "new");
         assert!(path("rows.tmp").is_symlink());

@@ -17,25 +17,25 @@ use rlhf::event::{Event, Metrics, Recorder};
 use rlhf::tensorboard::{self, EventWriter};
 use serde_json::{Map, Value};
 
-use crate::output::write_whole;
+use crate::output::write_atomically;
 
 /// Several recorders, told in order.
-pub(crate) struct Many(pub(crate) Vec<Box<dyn Recorder>>);
+pub(crate) struct MultiRecorder(pub(crate) Vec<Box<dyn Recorder>>);
 
-impl Recorder for Many {
+impl Recorder for MultiRecorder {
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
         self.0.iter_mut().try_for_each(|recorder| recorder.record(event))
     }
 }
 
 /// `metrics.jsonl` and `samples.jsonl`.
-pub(crate) struct Rows {
+pub(crate) struct JsonlRecorder {
     metrics: PathBuf,
     samples: PathBuf,
     open: Option<(File, File)>,
 }
 
-impl Rows {
+impl JsonlRecorder {
     /// Rows in the folder `out`; the files are opened when the stage starts.
     pub(crate) fn new(out: &Path) -> Self {
         Self { metrics: out.join("metrics.jsonl"), samples: out.join("samples.jsonl"), open: None }
@@ -43,7 +43,7 @@ impl Rows {
 
     /// Opens both files; of a stage that goes on after `step`, with the rows up to there.
     fn start(&mut self, step: u64) -> Result<(), Error> {
-        self.open = Some((reopen(&self.metrics, step)?, reopen(&self.samples, step)?));
+        self.open = Some((truncate_after(&self.metrics, step)?, truncate_after(&self.samples, step)?));
         Ok(())
     }
 
@@ -70,7 +70,7 @@ impl Rows {
     }
 }
 
-impl Recorder for Rows {
+impl Recorder for JsonlRecorder {
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
         match event {
             Event::Started { step, .. } => self.start(*step),
@@ -86,12 +86,12 @@ impl Recorder for Rows {
 }
 
 /// Event files under `tensorboard/`.
-pub(crate) struct Events {
+pub(crate) struct TensorboardRecorder {
     folder: PathBuf,
     writer: Option<EventWriter>,
 }
 
-impl Events {
+impl TensorboardRecorder {
     /// Event files for the run folder `out`.
     pub(crate) fn new(out: &Path) -> Self {
         Self { folder: out.join("tensorboard"), writer: None }
@@ -106,7 +106,7 @@ impl Events {
     }
 }
 
-impl Recorder for Events {
+impl Recorder for TensorboardRecorder {
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
         match event {
             Event::Started { step, .. } => self.start(*step),
@@ -124,7 +124,7 @@ impl Recorder for Events {
 /// Opens a file of rows for appending, with only the rows whose `step` is at most `step`.
 ///
 /// A row that a crash cut in two is the last one and is dropped with the others.
-fn reopen(path: &Path, step: u64) -> Result<File, Error> {
+fn truncate_after(path: &Path, step: u64) -> Result<File, Error> {
     let failed = |source| io(path, source);
     if step == 0 {
         return File::create(path).map_err(failed);
@@ -138,7 +138,7 @@ fn reopen(path: &Path, step: u64) -> Result<File, Error> {
     };
     let kept: String = old.lines().filter(stands).flat_map(|line| [line, "\n"]).collect();
     if kept != old {
-        write_whole(path, kept.as_bytes())?;
+        write_atomically(path, kept.as_bytes())?;
     }
     OpenOptions::new().create(true).append(true).open(path).map_err(failed)
 }
@@ -158,20 +158,20 @@ fn io(path: &Path, source: std::io::Error) -> Error {
 mod tests {
     use super::*;
 
-    fn step(rows: &mut Rows, step: u64, loss: f64) {
+    fn step(rows: &mut JsonlRecorder, step: u64, loss: f64) {
         let mut metrics = Metrics::default();
         metrics.push("loss", loss);
         rows.record(&Event::Step { step, metrics: &metrics, tokens: 0 }).unwrap();
     }
 
-    fn started(rows: &mut Rows, step: u64) {
+    fn started(rows: &mut JsonlRecorder, step: u64) {
         rows.record(&Event::Started { stage: "sft", total_steps: 9, step }).unwrap();
     }
 
     #[test]
     fn a_row_holds_its_step_first_and_null_for_what_is_no_number() {
         let folder = tempfile::tempdir().unwrap();
-        let mut rows = Rows::new(folder.path());
+        let mut rows = JsonlRecorder::new(folder.path());
         started(&mut rows, 0);
         step(&mut rows, 1, 0.5);
         step(&mut rows, 2, f64::NAN);
@@ -189,12 +189,12 @@ mod tests {
     fn a_resumed_run_drops_what_lies_beyond_and_a_row_cut_in_two() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut rows = Rows::new(folder.path());
+        let mut rows = JsonlRecorder::new(folder.path());
         started(&mut rows, 0);
         (1..=3).for_each(|at| step(&mut rows, at, 1.0));
         drop(rows);
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\":2,\"lo").unwrap();
-        let mut rows = Rows::new(folder.path());
+        let mut rows = JsonlRecorder::new(folder.path());
         started(&mut rows, 2);
         step(&mut rows, 3, 7.0);
         let expected = "{\"step\":1,\"loss\":1.0}\n{\"step\":2,\"loss\":1.0}\n{\"step\":3,\"loss\":7.0}\n";
@@ -205,7 +205,7 @@ mod tests {
     fn a_fresh_run_begins_its_files_anew() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("metrics.jsonl"), "{\"step\":99}\n").unwrap();
-        let mut rows = Rows::new(folder.path());
+        let mut rows = JsonlRecorder::new(folder.path());
         started(&mut rows, 0);
         assert_eq!(fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap(), "");
     }
@@ -219,7 +219,7 @@ mod tests {
             }
         }
         let folder = tempfile::tempdir().unwrap();
-        let mut many = Many(vec![Box::new(Rows::new(folder.path())), Box::new(Fails)]);
+        let mut many = MultiRecorder(vec![Box::new(JsonlRecorder::new(folder.path())), Box::new(Fails)]);
         assert!(many.record(&Event::Started { stage: "sft", total_steps: 1, step: 0 }).is_err());
         assert!(folder.path().join("metrics.jsonl").exists());
     }

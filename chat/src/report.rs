@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use datasets::dataset::{EncodedDataset, LoadOptions};
-use datasets::{Overlong, PreferenceRow, Prompt, Reading, Tokenizer, table};
-use eval::replies::{Drawing, Question, replies};
+use datasets::{Overlong, PreferenceRow, Prompt, ReadOptions, Tokenizer, table};
+use eval::replies::{Question, SamplingOptions, replies};
 use eval::report::{Curve, Gain, PerModel, Reply, Report, RewardModel, Sample, Score, Scores, Seconds};
 use eval::statistics::{Interval, average_items, mean_of_items, paired_difference, wilson};
 use models::causal_lm::CausalLm;
 use models::config::Config;
 use models::scalar_model::ScalarModel;
-use parallel::Groups;
+use parallel::ProcessGroups;
 use serde_json::{Map, Value, json};
 use tch::Kind;
 
-use crate::command::tell;
-use crate::config::section::Part;
+use crate::command::print_stderr;
+use crate::config::section::PipelineStep;
 use crate::config::{PipelineConfig, Stage};
 use crate::exit::Failure;
 use crate::session;
@@ -52,7 +52,7 @@ struct Measured {
 /// Measures every model of the pipeline and writes `report.md`, `report.html` and `report.json`.
 pub(crate) fn write(
     config: &PipelineConfig,
-    seconds: &BTreeMap<Part, f64>,
+    seconds: &BTreeMap<PipelineStep, f64>,
     command: &str,
 ) -> anyhow::Result<()> {
     let started = Instant::now();
@@ -106,16 +106,16 @@ fn measure(config: &PipelineConfig, stage: Stage, prompts: &[Prompt]) -> anyhow:
     if prompts.is_empty() || !folder.exists() {
         return Ok(None);
     }
-    tell(&format!("measuring {}", folder.display()));
+    print_stderr(&format!("measuring {}", folder.display()));
     let tokenizer = session::tokenizer(&folder, None)?;
-    let model = CausalLm::load(&folder, &session::frozen(Kind::Float))?;
+    let model = CausalLm::load(&folder, &session::frozen_options(Kind::Float))?;
     let stop_ids = session::stop_ids(&tokenizer, model.config());
     let questions = questions(&tokenizer, prompts)?;
     // An id that cannot be decoded makes the reply wrong, as it should.
     let decode = |ids: &[i64]| tokenizer.decode(ids, true).unwrap_or_else(|error| format!("<{error}>"));
     let draw = |samples, temperature| {
         let max_new_tokens = config.stages[&Stage::Ppo].ppo.max_new_tokens;
-        let drawing = Drawing { samples, temperature, max_new_tokens, seed: config.seed };
+        let drawing = SamplingOptions { samples, temperature, max_new_tokens, seed: config.seed };
         replies(&model, &questions, drawing, &stop_ids, &decode)
     };
     Ok(Some(Measured { greedy: draw(1, 0.0)?, sampled: draw(SAMPLES, 1.0)? }))
@@ -137,13 +137,13 @@ fn questions(tokenizer: &Tokenizer, prompts: &[Prompt]) -> anyhow::Result<Vec<Qu
 
 /// 1 for a right reply, 0 for a wrong one, question by question.
 fn rights(replies: &[Vec<Reply>]) -> Vec<Vec<f64>> {
-    let right = |reply: &Reply| f64::from(u8::from(reply.right));
+    let right = |reply: &Reply| f64::from(u8::from(reply.correct));
     replies.iter().map(|replies| replies.iter().map(right).collect()).collect()
 }
 
 fn scores(measured: Option<&Measured>) -> anyhow::Result<Option<Scores>> {
     let Some(measured) = measured else { return Ok(None) };
-    let right = measured.greedy.iter().flatten().filter(|reply| reply.right).count() as u64;
+    let right = measured.greedy.iter().flatten().filter(|reply| reply.correct).count() as u64;
     let greedy = wilson(right, measured.greedy.len() as u64)?;
     let sampled = mean_of_items(&rights(&measured.sampled), Interval::Normal)?;
     Ok(Some(Scores { greedy: Some(Score::from(greedy)), sampled: Some(Score::from(sampled)) }))
@@ -168,20 +168,20 @@ fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> 
         return Ok(None);
     }
     let tokenizer = session::tokenizer(&folder, None)?;
-    let model = ScalarModel::load(&folder, &session::frozen(Kind::Float))?;
-    let reading = Reading { drop: stage.data.drop.clone(), ..Reading::default() };
+    let model = ScalarModel::load(&folder, &session::frozen_options(Kind::Float))?;
+    let reading = ReadOptions { drop: stage.data.drop.clone(), ..ReadOptions::default() };
     let options = LoadOptions { reading, ..LoadOptions::new(stage.data.max_length, Overlong::Drop) };
     let pairs = EncodedDataset::<PreferenceRow>::load(&files, &tokenizer, &options)?;
     if pairs.counts.kept < pairs.counts.read {
         let left_out = pairs.counts.read - pairs.counts.kept;
-        tell(&format!(
+        print_stderr(&format!(
             "{left_out} of {} held-out pairs are longer than max_length or have equal answers, and are left out",
             pairs.counts.read
         ));
     }
-    let alone = Groups::single();
+    let alone = ProcessGroups::single();
     let scores = rlhf::reward::evaluate(&model, &pairs.rows, stage.train.micro_batch_size, &alone)?;
-    let rights = scores.rights();
+    let rights = scores.correct();
     // A tie is not right.
     let right = rights.iter().filter(|&&right| right == 1.0).count() as u64;
     let estimate = wilson(right, rights.len() as u64)?;
@@ -250,15 +250,18 @@ fn samples(prompts: &[Prompt], models: &PerModel<Measured>) -> Vec<Sample> {
         .collect()
 }
 
-fn stage_seconds(seconds: &BTreeMap<Part, f64>, eval: f64) -> Seconds {
+fn stage_seconds(seconds: &BTreeMap<PipelineStep, f64>, eval: f64) -> Seconds {
     let of = |part| seconds.get(&part).copied();
-    let data = [Part::Data, Part::Tokenizer].into_iter().filter_map(of).reduce(|left, right| left + right);
+    let data = [PipelineStep::Data, PipelineStep::Tokenizer]
+        .into_iter()
+        .filter_map(of)
+        .reduce(|left, right| left + right);
     Seconds {
         data,
-        base: of(Part::Base),
-        sft: of(Part::Sft),
-        rm: of(Part::Rm),
-        ppo: of(Part::Ppo),
+        base: of(PipelineStep::Base),
+        sft: of(PipelineStep::Sft),
+        rm: of(PipelineStep::Rm),
+        ppo: of(PipelineStep::Ppo),
         eval: Some(eval),
     }
 }
@@ -322,11 +325,11 @@ fn summary(report: &Report) {
     for (name, scores) in rows {
         if let Some(scores) = scores {
             let (greedy, sampled) = (percent(&scores.greedy), percent(&scores.sampled));
-            tell(&format!("{name:>5}: exact match {greedy} greedy, {sampled} sampled"));
+            print_stderr(&format!("{name:>5}: exact match {greedy} greedy, {sampled} sampled"));
         }
     }
     if let Some(Gain { mean, low, high }) = report.paired_gain {
-        tell(&format!(
+        print_stderr(&format!(
             "ppo over sft, sampled: {:+.1} points [{:+.1}, {:+.1}]",
             mean * 100.0,
             low * 100.0,
@@ -334,6 +337,6 @@ fn summary(report: &Report) {
         ));
     }
     if let Some(model) = report.reward_model {
-        tell(&format!("reward model: {:.1} % of {} held-out pairs", model.accuracy * 100.0, model.n));
+        print_stderr(&format!("reward model: {:.1} % of {} held-out pairs", model.accuracy * 100.0, model.n));
     }
 }

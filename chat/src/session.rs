@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use datasets::Tokenizer;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
+use models::model_parallel::ModelParallel;
 use models::scalar_model::ScalarModel;
-use models::split::Split;
 use serde_json::json;
 use tch::{Device, Kind};
 
 use crate::args::ModelArgs;
-use crate::command::tell;
+use crate::command::print_stderr;
 use crate::config::{ConfigError, Stage};
 use crate::output;
 
@@ -57,7 +57,7 @@ impl<M> Session<M> {
 impl Session<CausalLm> {
     /// Loads a language model as the arguments say.
     pub(crate) fn causal_lm(arguments: &ModelArgs) -> anyhow::Result<Self> {
-        let load = |folder: &Path| CausalLm::load(folder, &frozen(arguments.dtype.kind()));
+        let load = |folder: &Path| CausalLm::load(folder, &frozen_options(arguments.dtype.kind()));
         Self::load(arguments, load, CausalLm::config)
     }
 
@@ -82,7 +82,7 @@ pub(crate) fn stop_ids(tokenizer: &Tokenizer, config: &Config) -> Vec<i64> {
 impl Session<ScalarModel> {
     /// Loads a reward model as the arguments say.
     pub(crate) fn scalar_model(arguments: &ModelArgs) -> anyhow::Result<Self> {
-        let load = |folder: &Path| ScalarModel::load(folder, &frozen(arguments.dtype.kind()));
+        let load = |folder: &Path| ScalarModel::load(folder, &frozen_options(arguments.dtype.kind()));
         Self::load(arguments, load, ScalarModel::config)
     }
 }
@@ -97,14 +97,14 @@ pub(crate) fn folder(model: &str) -> anyhow::Result<PathBuf> {
     let made = folder.join("final");
     if !made.is_dir() {
         let argument = folder.display().to_string();
-        return Err(ConfigError::Argument { argument, problem: no_model_of_its_own(&folder) }.into());
+        return Err(ConfigError::Argument { argument, problem: no_model_message(&folder) }.into());
     }
-    tell(&format!("{}: the folder of a run; its model is {}", folder.display(), made.display()));
+    print_stderr(&format!("{}: the folder of a run; its model is {}", folder.display(), made.display()));
     Ok(made)
 }
 
 /// Why the folder of a run or of a pipeline stands for no model, and which folder to give instead.
-fn no_model_of_its_own(folder: &Path) -> String {
+fn no_model_message(folder: &Path) -> String {
     let made = Stage::ALL.iter().map(|stage| folder.join(stage.name()).join("final"));
     let made: Vec<String> =
         made.filter(|made| made.is_dir()).map(|made| made.display().to_string()).collect();
@@ -154,7 +154,7 @@ pub(crate) fn check_vocabulary(tokenizer: &Tokenizer, config: &Config) -> anyhow
 
 /// Writes what a language model's folder holds beside the model: the tokenizer, and the ids at which `transformers` ends a
 /// reply as this program does.
-pub(crate) fn save_companions(
+pub(crate) fn save_tokenizer(
     folder: &Path,
     tokenizer: &Tokenizer,
     config: &Config,
@@ -165,10 +165,10 @@ pub(crate) fn save_companions(
         "eos_token_id": stop_ids(tokenizer, config),
         "pad_token_id": tokenizer.pad_id(),
     });
-    output::write_whole(&folder.join("generation_config.json"), format!("{generation:#}\n").as_bytes())
+    output::write_atomically(&folder.join("generation_config.json"), format!("{generation:#}\n").as_bytes())
 }
 
 /// Weights on the CPU without gradients.
-pub(crate) fn frozen(kind: Kind) -> LoadOptions {
-    LoadOptions { kind, device: Device::Cpu, trainable: false, split: Split::WHOLE }
+pub(crate) fn frozen_options(kind: Kind) -> LoadOptions {
+    LoadOptions { kind, device: Device::Cpu, trainable: false, model_parallel: ModelParallel::NONE }
 }

@@ -66,13 +66,13 @@ pub struct Message {
     pub content: String,
     /// An assistant turn that is not learned: `weight` 0 in the row. Templates do not see it.
     #[serde(skip)]
-    pub no_loss: bool,
+    pub ignore_loss: bool,
 }
 
 impl Message {
     /// A turn that is learned if the assistant speaks it.
     pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Self { role, content: content.into(), no_loss: false }
+        Self { role, content: content.into(), ignore_loss: false }
     }
 
     /// A turn of the person.

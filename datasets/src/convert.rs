@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::record::{Demonstration, Layout, Notes, Preference, Prompt, Record, Unpaired};
-use crate::table::{self, Reading, TableReader, open_records, write_records_over};
+use crate::table::{self, ReadOptions, TableReader, open_records, write_records_over};
 
 /// What was converted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct ConvertReport {
 
 /// Converts the file `input` to `output`; the names tell the formats. Unless it `replaces`, an `output` that
 /// is there is an error.
-pub fn convert(input: &Path, output: &Path, reading: &Reading, replaces: bool) -> Result<ConvertReport> {
+pub fn convert(input: &Path, output: &Path, reading: &ReadOptions, replaces: bool) -> Result<ConvertReport> {
     table::refuse_stream(input)?;
     let columns = reading.columns(TableReader::open(input)?.columns());
     let layout = match reading.layout {
@@ -34,8 +34,8 @@ pub fn convert(input: &Path, output: &Path, reading: &Reading, replaces: bool) -
         None if columns.is_empty() => return Err(Error::NoRows { path: input.to_owned() }),
         None => Layout::guess(&columns, input)?,
     };
-    let guessed = reading.layout.is_none();
-    let reading = Reading { layout: Some(layout), guessed, ..reading.clone() };
+    let layout_guessed = reading.layout.is_none();
+    let reading = ReadOptions { layout: Some(layout), layout_guessed, ..reading.clone() };
     let run = match layout {
         layout if Demonstration::LAYOUTS.contains(&layout) => run::<Demonstration>,
         layout if Preference::LAYOUTS.contains(&layout) => run::<Preference>,
@@ -45,7 +45,12 @@ pub fn convert(input: &Path, output: &Path, reading: &Reading, replaces: bool) -
     run(input, output, &reading, replaces)
 }
 
-fn run<R: Record>(input: &Path, output: &Path, reading: &Reading, replaces: bool) -> Result<ConvertReport> {
+fn run<R: Record>(
+    input: &Path,
+    output: &Path,
+    reading: &ReadOptions,
+    replaces: bool,
+) -> Result<ConvertReport> {
     let mut rows = open_records::<R>(input, reading)?;
     let mut records = Vec::new();
     let mut read = 0;

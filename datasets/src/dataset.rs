@@ -15,11 +15,11 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use crate::conversation::Role;
-use crate::encode::Head;
-use crate::error::{At, Error, Result};
+use crate::encode::TokenPrefix;
+use crate::error::{Error, Result, RowLocation};
 use crate::record::{Demonstration, Layout, Notes, Preference, Prompt, Record, Unpaired};
 use crate::rows::{PreferenceRow, PromptRow, SftRow, UnpairedRow};
-use crate::table::{Reading, expand, open_records};
+use crate::table::{ReadOptions, expand, open_records};
 use crate::tokenizer::Tokenizer;
 
 use cache::{Cache, CacheUse};
@@ -38,7 +38,7 @@ pub enum Overlong {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
     /// How rows are read.
-    pub reading: Reading,
+    pub reading: ReadOptions,
     /// The longest row, in tokens.
     pub max_length: usize,
     /// What happens to longer rows.
@@ -52,7 +52,7 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// Rows as they are told by their columns, all of them, kept nowhere.
     pub fn new(max_length: usize, on_overlong: Overlong) -> Self {
-        Self { reading: Reading::default(), max_length, on_overlong, limit: None, cache: None }
+        Self { reading: ReadOptions::default(), max_length, on_overlong, limit: None, cache: None }
     }
 }
 
@@ -108,7 +108,7 @@ pub struct EncodedDataset<T> {
 
 /// A row after cutting.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Fitted<T> {
+pub(crate) enum FitResult<T> {
     Whole(T),
     Cut(T),
     Overlong,
@@ -121,19 +121,19 @@ pub trait TrainingRow: Sized + Send + serde::Serialize + serde::de::DeserializeO
     type Source: Record;
 
     /// Tokenises; of a row that is far longer than `limit` ids only the head.
-    fn encode(tokenizer: &Tokenizer, source: &Self::Source, limit: usize) -> Result<Head<Self>>;
+    fn encode(tokenizer: &Tokenizer, source: &Self::Source, limit: usize) -> Result<TokenPrefix<Self>>;
 
-    /// Whether the source holds something to learn from, as [`Self::is_useful`] would say of all of its ids.
-    fn is_source_useful(source: &Self::Source) -> bool;
+    /// Whether the source holds something to learn from, as [`Self::has_labels`] would say of all of its ids.
+    fn source_has_labels(source: &Self::Source) -> bool;
 
     /// The ids by which the row is held out or not: rows with the same are never on both sides of a split.
-    fn identity(&self) -> &[i64];
+    fn split_key(&self) -> &[i64];
 
     /// Tokens of the longest side.
     fn num_tokens(&self) -> usize;
 
     /// Whether the row holds something to learn from.
-    fn is_useful(&self) -> bool;
+    fn has_labels(&self) -> bool;
 
     /// Cuts the right end; `None` where such rows may not be cut.
     fn truncated(self, max_length: usize) -> Option<Self>;
@@ -154,7 +154,7 @@ impl<T: TrainingRow> EncodedDataset<T> {
     ) -> Result<Self> {
         let paths = expand(paths)?;
         match &options.cache {
-            Some(cache) if cache.is_worthwhile(&paths)? => {
+            Some(cache) if cache.is_large_enough(&paths)? => {
                 cache.load(&paths, tokenizer, options, || Self::read(&paths, tokenizer, options, progress))
             }
             _ => Self::read(&paths, tokenizer, options, progress),
@@ -181,7 +181,7 @@ impl<T: TrainingRow> EncodedDataset<T> {
                 read += 1;
                 Some(row)
             });
-            let encode = |(at, source): &(At, T::Source)| {
+            let encode = |(at, source): &(RowLocation, T::Source)| {
                 let limit = options.max_length.saturating_add(1);
                 let head = T::encode(tokenizer, source, limit).map_err(|error| error.in_row(at))?;
                 Ok(fit(head, source, options))
@@ -226,53 +226,53 @@ impl<T: TrainingRow> EncodedDataset<T> {
         self.files.iter().map(|file| file.layout).filter(|layout| seen.insert(layout.name())).collect()
     }
 
-    fn take(&mut self, fitted: Fitted<T>) {
+    fn take(&mut self, fitted: FitResult<T>) {
         self.counts.read += 1;
         match fitted {
-            Fitted::Whole(row) => self.rows.push(row),
-            Fitted::Cut(row) => {
+            FitResult::Whole(row) => self.rows.push(row),
+            FitResult::Cut(row) => {
                 self.counts.truncated += 1;
                 self.rows.push(row);
             }
-            Fitted::Overlong => self.counts.dropped_overlong += 1,
-            Fitted::Empty => self.counts.dropped_empty += 1,
+            FitResult::Overlong => self.counts.dropped_overlong += 1,
+            FitResult::Empty => self.counts.dropped_empty += 1,
         }
         self.counts.kept = self.rows.len();
     }
 }
 
-fn fit<T: TrainingRow>(head: Head<T>, source: &T::Source, options: &LoadOptions) -> Fitted<T> {
-    let Head { row, whole } = head;
-    let useful = if whole { row.is_useful() } else { T::is_source_useful(source) };
+fn fit<T: TrainingRow>(head: TokenPrefix<T>, source: &T::Source, options: &LoadOptions) -> FitResult<T> {
+    let TokenPrefix { row, whole } = head;
+    let useful = if whole { row.has_labels() } else { T::source_has_labels(source) };
     if !useful {
-        return Fitted::Empty;
+        return FitResult::Empty;
     }
     if row.num_tokens() <= options.max_length {
-        return Fitted::Whole(row);
+        return FitResult::Whole(row);
     }
     if options.on_overlong == Overlong::Drop {
-        return Fitted::Overlong;
+        return FitResult::Overlong;
     }
     match row.truncated(options.max_length) {
-        None => Fitted::Overlong,
-        Some(row) if row.is_useful() => Fitted::Cut(row),
-        Some(_) => Fitted::Empty,
+        None => FitResult::Overlong,
+        Some(row) if row.has_labels() => FitResult::Cut(row),
+        Some(_) => FitResult::Empty,
     }
 }
 
 impl TrainingRow for SftRow {
     type Source = Demonstration;
 
-    fn encode(tokenizer: &Tokenizer, source: &Demonstration, limit: usize) -> Result<Head<Self>> {
+    fn encode(tokenizer: &Tokenizer, source: &Demonstration, limit: usize) -> Result<TokenPrefix<Self>> {
         tokenizer.demonstration_head(source, limit)
     }
 
-    fn is_source_useful(source: &Demonstration) -> bool {
-        source.turns().iter().any(|turn| turn.role == Role::Assistant && !turn.no_loss)
+    fn source_has_labels(source: &Demonstration) -> bool {
+        source.turns().iter().any(|turn| turn.role == Role::Assistant && !turn.ignore_loss)
             || matches!(source, Demonstration::Text(_))
     }
 
-    fn identity(&self) -> &[i64] {
+    fn split_key(&self) -> &[i64] {
         &self.input_ids
     }
 
@@ -280,8 +280,8 @@ impl TrainingRow for SftRow {
         self.input_ids.len()
     }
 
-    fn is_useful(&self) -> bool {
-        self.num_labels() > 0
+    fn has_labels(&self) -> bool {
+        self.num_label_tokens() > 0
     }
 
     fn truncated(mut self, max_length: usize) -> Option<Self> {
@@ -294,15 +294,15 @@ impl TrainingRow for SftRow {
 impl TrainingRow for PreferenceRow {
     type Source = Preference;
 
-    fn encode(tokenizer: &Tokenizer, source: &Preference, limit: usize) -> Result<Head<Self>> {
+    fn encode(tokenizer: &Tokenizer, source: &Preference, limit: usize) -> Result<TokenPrefix<Self>> {
         tokenizer.preference_head(source, limit)
     }
 
-    fn is_source_useful(source: &Preference) -> bool {
+    fn source_has_labels(source: &Preference) -> bool {
         !matches!(source, Preference::Messages { chosen, rejected, .. } if chosen == rejected)
     }
 
-    fn identity(&self) -> &[i64] {
+    fn split_key(&self) -> &[i64] {
         &self.chosen[..self.prompt_length]
     }
 
@@ -310,7 +310,7 @@ impl TrainingRow for PreferenceRow {
         self.chosen.len().max(self.rejected.len())
     }
 
-    fn is_useful(&self) -> bool {
+    fn has_labels(&self) -> bool {
         self.prompt_length < self.chosen.len().min(self.rejected.len()) && self.chosen != self.rejected
     }
 
@@ -324,15 +324,15 @@ impl TrainingRow for PreferenceRow {
 impl TrainingRow for UnpairedRow {
     type Source = Unpaired;
 
-    fn encode(tokenizer: &Tokenizer, source: &Unpaired, limit: usize) -> Result<Head<Self>> {
+    fn encode(tokenizer: &Tokenizer, source: &Unpaired, limit: usize) -> Result<TokenPrefix<Self>> {
         tokenizer.unpaired_head(source, limit)
     }
 
-    fn is_source_useful(_: &Unpaired) -> bool {
+    fn source_has_labels(_: &Unpaired) -> bool {
         true
     }
 
-    fn identity(&self) -> &[i64] {
+    fn split_key(&self) -> &[i64] {
         &self.input_ids[..self.prompt_length]
     }
 
@@ -340,7 +340,7 @@ impl TrainingRow for UnpairedRow {
         self.input_ids.len()
     }
 
-    fn is_useful(&self) -> bool {
+    fn has_labels(&self) -> bool {
         self.prompt_length < self.input_ids.len()
     }
 
@@ -353,15 +353,15 @@ impl TrainingRow for UnpairedRow {
 impl TrainingRow for PromptRow {
     type Source = Prompt;
 
-    fn encode(tokenizer: &Tokenizer, source: &Prompt, limit: usize) -> Result<Head<Self>> {
+    fn encode(tokenizer: &Tokenizer, source: &Prompt, limit: usize) -> Result<TokenPrefix<Self>> {
         tokenizer.prompt_head(source, limit)
     }
 
-    fn is_source_useful(_: &Prompt) -> bool {
+    fn source_has_labels(_: &Prompt) -> bool {
         true
     }
 
-    fn identity(&self) -> &[i64] {
+    fn split_key(&self) -> &[i64] {
         &self.input_ids
     }
 
@@ -369,7 +369,7 @@ impl TrainingRow for PromptRow {
         self.input_ids.len()
     }
 
-    fn is_useful(&self) -> bool {
+    fn has_labels(&self) -> bool {
         !self.input_ids.is_empty()
     }
 

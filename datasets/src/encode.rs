@@ -12,7 +12,7 @@ use std::ops::Range;
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
 use crate::record::{Demonstration, Preference, Prompt, Unpaired};
-use crate::rows::{NO_LOSS, PreferenceRow, PromptRow, SftRow, UnpairedRow};
+use crate::rows::{IGNORE_INDEX, PreferenceRow, PromptRow, SftRow, UnpairedRow};
 use crate::template::ChatTemplate;
 use crate::tokenizer::{Pieces, Tokenizer};
 
@@ -31,7 +31,7 @@ pub struct Encoded {
 
 /// A row, or the head of one that is longer than can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head<T> {
+pub struct TokenPrefix<T> {
     /// The row; more ids than the limit if it is not whole.
     pub row: T,
     /// Whether it is all of it.
@@ -42,25 +42,25 @@ pub struct Head<T> {
 const ALL: usize = usize::MAX;
 
 /// Ids at the end of a cut text that are given up, for they might differ if the text went on.
-const UNSETTLED: usize = 1024;
+const UNSTABLE_TAIL: usize = 1024;
 
 /// Ids behind the limit that are kept, so that a turn that ends near it is seen to end.
-const BEHIND: usize = 64;
+const LOOKAHEAD: usize = 64;
 
 /// The fewest bytes that a text is cut to.
-const SHORTEST: usize = 1 << 16;
+const MIN_PREFIX_BYTES: usize = 1 << 16;
 
 impl Encoded {
-    /// The ids with [`NO_LOSS`] where the assistant does not speak, `[T]`.
+    /// The ids with [`IGNORE_INDEX`] where the assistant does not speak, `[T]`.
     pub fn labels(&self) -> Vec<i64> {
-        let label = |(&id, &speaks): (&i64, &bool)| if speaks { id } else { NO_LOSS };
+        let label = |(&id, &speaks): (&i64, &bool)| if speaks { id } else { IGNORE_INDEX };
         self.input_ids.iter().zip(&self.assistant_mask).map(label).collect()
     }
 }
 
 /// Prompt and answer as token ids; the answer ends with its end of turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Answered {
+struct EncodedAnswer {
     input_ids: Vec<i64>,
     prompt_length: usize,
     whole: bool,
@@ -77,17 +77,13 @@ impl Tokenizer {
         Ok(self.pieces(&self.render(messages, true)?.text)?.ids)
     }
 
-    /// Encodes running text: with BOS where the tokenizer adds one, and always with EOS.
-    pub fn encode_text(&self, text: &str) -> Result<Vec<i64>> {
-        Ok(self.text_head(text, ALL)?.row)
-    }
-
-    /// As [`Self::encode_text`]; of a text that is far longer than `limit` ids only the head.
-    fn text_head(&self, text: &str, limit: usize) -> Result<Head<Vec<i64>>> {
+    /// Encodes running text: with BOS where the tokenizer adds one, and always with EOS. Of a text that is far longer than
+    /// `limit` ids, only the head.
+    fn text_head(&self, text: &str, limit: usize) -> Result<TokenPrefix<Vec<i64>>> {
         let (mut ids, whole) = head_of(text, limit, |text| self.encode(text, true), Vec::len)?;
         if !whole {
-            ids.truncate(ids.len() - UNSETTLED);
-            return Ok(Head { row: ids, whole });
+            ids.truncate(ids.len() - UNSTABLE_TAIL);
+            return Ok(TokenPrefix { row: ids, whole });
         }
         let eos = self
             .eos_id()
@@ -95,14 +91,14 @@ impl Tokenizer {
         if ids.last() != Some(&eos) {
             ids.push(eos);
         }
-        Ok(Head { row: ids, whole })
+        Ok(TokenPrefix { row: ids, whole })
     }
 
     /// The ids of the head of a long text, with their places; else of all of it.
     fn pieces_head(&self, text: &str, limit: usize) -> Result<(Pieces, bool)> {
         let (mut pieces, whole) = head_of(text, limit, |text| self.pieces(text), |pieces| pieces.ids.len())?;
         if !whole {
-            let settled = pieces.ids.len() - UNSETTLED;
+            let settled = pieces.ids.len() - UNSTABLE_TAIL;
             pieces.ids.truncate(settled);
             pieces.ranges.truncate(settled);
         }
@@ -115,34 +111,34 @@ impl Tokenizer {
     }
 
     /// As [`Self::encode_demonstration`]; of a row that is far longer than `limit` ids only the head.
-    pub fn demonstration_head(&self, row: &Demonstration, limit: usize) -> Result<Head<SftRow>> {
+    pub fn demonstration_head(&self, row: &Demonstration, limit: usize) -> Result<TokenPrefix<SftRow>> {
         let encoded = match row {
-            Demonstration::Messages(messages) => self.learned(messages, 0, limit)?,
+            Demonstration::Messages(messages) => self.encode_with_loss_mask(messages, 0, limit)?,
             Demonstration::PromptCompletion { prompt, completion } => {
-                self.learned(&[prompt.as_slice(), completion].concat(), prompt.len(), limit)?
+                self.encode_with_loss_mask(&[prompt.as_slice(), completion].concat(), prompt.len(), limit)?
             }
             Demonstration::Text(text) => {
-                let Head { row: input_ids, whole } = self.text_head(text, limit)?;
-                return Ok(Head { row: SftRow { labels: input_ids.clone(), input_ids }, whole });
+                let TokenPrefix { row: input_ids, whole } = self.text_head(text, limit)?;
+                return Ok(TokenPrefix { row: SftRow { labels: input_ids.clone(), input_ids }, whole });
             }
             Demonstration::Tokens { input_ids, labels } => {
                 self.check_ids("input_ids", input_ids)?;
                 let labels = labels.as_ref().unwrap_or(input_ids);
-                let counted: Vec<i64> = labels.iter().copied().filter(|&id| id != NO_LOSS).collect();
+                let counted: Vec<i64> = labels.iter().copied().filter(|&id| id != IGNORE_INDEX).collect();
                 self.check_ids("labels", &counted)?;
                 let row = SftRow { input_ids: input_ids.clone(), labels: labels.clone() };
-                return Ok(Head { row, whole: true });
+                return Ok(TokenPrefix { row, whole: true });
             }
         };
         let row = SftRow { labels: encoded.labels(), input_ids: encoded.input_ids };
-        Ok(Head { row, whole: encoded.whole })
+        Ok(TokenPrefix { row, whole: encoded.whole })
     }
 
     /// A conversation in which the assistant turns without loss are not marked.
-    fn learned(&self, messages: &[Message], first: usize, limit: usize) -> Result<Encoded> {
+    fn encode_with_loss_mask(&self, messages: &[Message], first: usize, limit: usize) -> Result<Encoded> {
         let mut encoded = self.encode_checked(messages, first, limit)?;
         for (turn, tokens) in &encoded.turns {
-            if messages[*turn].no_loss {
+            if messages[*turn].ignore_loss {
                 encoded.assistant_mask[tokens.clone()].fill(false);
             }
         }
@@ -155,7 +151,7 @@ impl Tokenizer {
     }
 
     /// As [`Self::encode_preference`]; of sides that are far longer than `limit` ids only the heads.
-    pub fn preference_head(&self, row: &Preference, limit: usize) -> Result<Head<PreferenceRow>> {
+    pub fn preference_head(&self, row: &Preference, limit: usize) -> Result<TokenPrefix<PreferenceRow>> {
         match row {
             Preference::Messages { prompt, chosen, rejected, margin } => {
                 let chosen = self.encode_answer(prompt, chosen, limit)?;
@@ -166,7 +162,7 @@ impl Tokenizer {
                     rejected: rejected.input_ids,
                     margin: *margin,
                 };
-                Ok(Head { row, whole: chosen.whole && rejected.whole })
+                Ok(TokenPrefix { row, whole: chosen.whole && rejected.whole })
             }
             Preference::Tokens { chosen, rejected, prompt_length, margin } => {
                 self.check_ids("chosen_input_ids", chosen)?;
@@ -177,7 +173,7 @@ impl Tokenizer {
                     prompt_length: *prompt_length,
                     margin: *margin,
                 };
-                Ok(Head { row, whole: true })
+                Ok(TokenPrefix { row, whole: true })
             }
         }
     }
@@ -188,10 +184,10 @@ impl Tokenizer {
     }
 
     /// As [`Self::encode_prompt_row`]; of a prompt that is far longer than `limit` ids only the head.
-    pub fn prompt_head(&self, row: &Prompt, limit: usize) -> Result<Head<PromptRow>> {
+    pub fn prompt_head(&self, row: &Prompt, limit: usize) -> Result<TokenPrefix<PromptRow>> {
         let (pieces, whole) = self.pieces_head(&self.render(&row.messages, true)?.text, limit)?;
         let (messages, answer) = (row.messages.clone(), row.answer.clone());
-        Ok(Head { row: PromptRow { input_ids: pieces.ids, messages, answer }, whole })
+        Ok(TokenPrefix { row: PromptRow { input_ids: pieces.ids, messages, answer }, whole })
     }
 
     /// Encodes an answer that is good or bad by itself.
@@ -200,10 +196,10 @@ impl Tokenizer {
     }
 
     /// As [`Self::encode_unpaired`]; of a row that is far longer than `limit` ids only the head.
-    pub fn unpaired_head(&self, row: &Unpaired, limit: usize) -> Result<Head<UnpairedRow>> {
-        let Answered { input_ids, prompt_length, whole } =
+    pub fn unpaired_head(&self, row: &Unpaired, limit: usize) -> Result<TokenPrefix<UnpairedRow>> {
+        let EncodedAnswer { input_ids, prompt_length, whole } =
             self.encode_answer(&row.prompt, &row.completion, limit)?;
-        Ok(Head { row: UnpairedRow { input_ids, prompt_length, label: row.label }, whole })
+        Ok(TokenPrefix { row: UnpairedRow { input_ids, prompt_length, label: row.label }, whole })
     }
 
     /// Encodes a conversation to be scored: it ends with an assistant turn, and its ids with that turn's end, as in a
@@ -222,20 +218,20 @@ impl Tokenizer {
     }
 
     /// A prompt with one answer, cut behind the answer's end of turn.
-    fn encode_answer(&self, prompt: &[Message], answer: &[Message], limit: usize) -> Result<Answered> {
+    fn encode_answer(&self, prompt: &[Message], answer: &[Message], limit: usize) -> Result<EncodedAnswer> {
         let encoded = self.encode_checked(&[prompt, answer].concat(), prompt.len(), limit)?;
         if !encoded.whole {
             let Encoded { input_ids, assistant_mask, .. } = encoded;
             // Where the answer does not begin in the head, all of the head is prompt.
             let prompt_length = assistant_mask.iter().position(|&speaks| speaks).unwrap_or(input_ids.len());
-            return Ok(Answered { input_ids, prompt_length, whole: false });
+            return Ok(EncodedAnswer { input_ids, prompt_length, whole: false });
         }
         let first = encoded.assistant_mask.iter().position(|&speaks| speaks);
         let last = encoded.assistant_mask.iter().rposition(|&speaks| speaks);
         let (Some(prompt_length), Some(last)) = (first, last) else { return Err(Error::NoAssistantTurn) };
         let mut input_ids = encoded.input_ids;
         input_ids.truncate(last + 1);
-        Ok(Answered { input_ids, prompt_length, whole: true })
+        Ok(EncodedAnswer { input_ids, prompt_length, whole: true })
     }
 
     /// As [`Self::encode_turns`], and the ids of the last answer's prompt are exactly the head of the conversation.
@@ -317,7 +313,7 @@ impl Tokenizer {
             return Ok(None);
         }
         if !text.starts_with(&prompt) {
-            return Err(self.not_a_prefix(turn, parting(&prompt, text)));
+            return Err(self.not_a_prefix(turn, first_difference(&prompt, text)));
         }
         let ids = self.pieces(&prompt)?.ids;
         let start = answer.first_token_from(prompt.len());
@@ -359,7 +355,7 @@ impl Tokenizer {
         if limit <= start
             || (limit < until.len() && !text[start..limit].contains(messages[turn].content.trim()))
         {
-            return Err(self.not_a_prefix(turn, parting(&until, text)));
+            return Err(self.not_a_prefix(turn, first_difference(&until, text)));
         }
         Ok(limit)
     }
@@ -396,15 +392,15 @@ impl Tokenizer {
 /// Encodes the head of a text that has far more than `limit` ids, else all of it; says whether it was all.
 ///
 /// Tokens depend on what stands near them. So the text is cut well behind the limit, and the last ids before
-/// the cut (`UNSETTLED`) are not to be used; what stands before them is the same as in the whole text.
+/// the cut (`UNSTABLE_TAIL`) are not to be used; what stands before them is the same as in the whole text.
 fn head_of<T>(
     text: &str,
     limit: usize,
     encode: impl Fn(&str) -> Result<T>,
     num_ids: impl Fn(&T) -> usize,
 ) -> Result<(T, bool)> {
-    let wanted = limit.saturating_add(BEHIND + UNSETTLED);
-    let mut bytes = wanted.saturating_mul(8).max(SHORTEST);
+    let wanted = limit.saturating_add(LOOKAHEAD + UNSTABLE_TAIL);
+    let mut bytes = wanted.saturating_mul(8).max(MIN_PREFIX_BYTES);
     while bytes < text.len() / 2 {
         let head = encode(&text[..(0..=bytes).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0)])?;
         if num_ids(&head) >= wanted {
@@ -447,7 +443,7 @@ fn common_prefix(left: &str, right: &str) -> usize {
 }
 
 /// Says where a rendering leaves the whole conversation.
-fn parting(part: &str, whole: &str) -> String {
+fn first_difference(part: &str, whole: &str) -> String {
     let at = common_prefix(part, whole);
     let head = |text: &str| text[at..].chars().take(24).collect::<String>();
     format!("rendered alone it goes on with {:?} where the conversation has {:?}", head(part), head(whole))

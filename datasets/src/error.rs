@@ -12,14 +12,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A row of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct At {
+pub struct RowLocation {
     /// The file.
     pub path: PathBuf,
     /// The row, from 1; of JSONL the line. 0 where there is no file of rows.
     pub row: usize,
 }
 
-impl At {
+impl RowLocation {
     /// What a row of this file is called: a line, where it has the number of a line.
     pub fn unit(path: &Path) -> &'static str {
         if has_extension(path, &[".jsonl", ".ndjson"]) { "line" } else { "row" }
@@ -38,7 +38,7 @@ fn has_extension(path: &Path, extensions: &[&str]) -> bool {
     extensions.iter().any(|extension| name.ends_with(extension))
 }
 
-impl fmt::Display for At {
+impl fmt::Display for RowLocation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
         match self.row {
@@ -49,8 +49,8 @@ impl fmt::Display for At {
 }
 
 /// Where JSON is broken: in the file, not in the line that the parser was given.
-fn broken(at: &At, source: &serde_json::Error) -> String {
-    let by_lines = At::unit(&at.path) == "line" && at.row > 0;
+fn broken(at: &RowLocation, source: &serde_json::Error) -> String {
+    let by_lines = RowLocation::unit(&at.path) == "line" && at.row > 0;
     let line = if by_lines { at.row } else { source.line() };
     let reason = source.to_string();
     let reason = reason.split(" at line ").next().unwrap_or_default();
@@ -58,7 +58,7 @@ fn broken(at: &At, source: &serde_json::Error) -> String {
 }
 
 /// What a role of this name stands for in most files.
-fn meant_by(role: &str) -> String {
+fn canonical_role(role: &str) -> String {
     let meant = match role.to_ascii_lowercase().as_str() {
         "human" | "customer" | "person" | "question" | "input" | "user" => "user",
         "bot" | "model" | "ai" | "agent" | "chatbot" | "answer" | "output" | "assistant" => "assistant",
@@ -227,7 +227,7 @@ pub enum Error {
     )]
     UnreadField {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// The field, with its column if it is one of a turn.
         field: String,
         /// What it says.
@@ -251,7 +251,7 @@ pub enum Error {
     #[error("{}; write one object per line in .jsonl, and one array of objects in .json", broken(at, source))]
     BadJson {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// What the parser says.
         source: serde_json::Error,
     },
@@ -260,7 +260,7 @@ pub enum Error {
     #[error("{at}: the row is {found}, not an object with named fields; write one object per row")]
     NotAnObject {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// What it is.
         found: &'static str,
     },
@@ -354,7 +354,7 @@ pub enum Error {
     #[error("{at}: the field {field} is missing or null; it must be {expected}")]
     MissingField {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// The field, with its index inside lists.
         field: String,
         /// What is wanted.
@@ -365,7 +365,7 @@ pub enum Error {
     #[error("{at}: the field {field} is {found}; it must be {expected}")]
     WrongType {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// The field, with its index inside lists.
         field: String,
         /// What it is.
@@ -376,11 +376,11 @@ pub enum Error {
 
     /// A role has a name that is not known.
     #[error(
-        "{at}: the field {field} is {found:?}, which is none of the roles system, user, assistant and tool; {}", meant_by(&found.escape_debug().to_string())
+        "{at}: the field {field} is {found:?}, which is none of the roles system, user, assistant and tool; {}", canonical_role(&found.escape_debug().to_string())
     )]
     UnknownRole {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// The field, with its index inside lists.
         field: String,
         /// The name found.
@@ -391,7 +391,7 @@ pub enum Error {
     #[error("{at}: the field {field} has no turns; remove the row, or give it at least one turn")]
     EmptyConversation {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// The field.
         field: String,
     },
@@ -409,7 +409,7 @@ pub enum Error {
     #[error("{at}: the field {field} is empty, so there is nothing to learn from; remove the row")]
     EmptyCompletion {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// The field.
         field: String,
     },
@@ -420,7 +420,7 @@ pub enum Error {
     )]
     EmptyTurn {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// The field.
         field: String,
         /// The turn, from 1.
@@ -433,7 +433,7 @@ pub enum Error {
     )]
     NotOneAnswer {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// The field.
         field: String,
         /// The roles found.
@@ -446,7 +446,7 @@ pub enum Error {
     )]
     LengthMismatch {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// The field.
         field: String,
         /// The field that sets the length.
@@ -476,7 +476,7 @@ pub enum Error {
     )]
     BadPromptLength {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// The length given.
         prompt_length: i64,
         /// Ids that both sides begin with.
@@ -491,7 +491,7 @@ pub enum Error {
     #[error("{at}: {reason}; correct the row, or remove it")]
     BadForeignRow {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// What is wrong with it.
         reason: String,
     },
@@ -500,7 +500,7 @@ pub enum Error {
     #[error("{at}: {source}")]
     InRow {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// The error.
         source: Box<Self>,
     },
@@ -669,7 +669,7 @@ pub enum Error {
     )]
     LongForModel {
         /// The row.
-        at: At,
+        at: RowLocation,
         /// Its tokens.
         length: usize,
         /// The most tokens that the model takes here.
@@ -779,7 +779,7 @@ pub enum Error {
 impl Error {
     /// Names the row in which this error arose.
     #[must_use]
-    pub fn in_row(self, at: &At) -> Self {
+    pub fn in_row(self, at: &RowLocation) -> Self {
         Self::InRow { at: at.clone(), source: Box::new(self) }
     }
 }

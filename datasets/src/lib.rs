@@ -21,14 +21,14 @@ pub use convert::{ConvertReport, convert};
 pub use dataset::cache::{Cache, CacheUse};
 pub use dataset::{Counts, EncodedDataset, LoadOptions, Overlong, Progress};
 pub use encode::Encoded;
-pub use error::{At, Error, Result};
+pub use error::{Error, Result, RowLocation};
 pub use hub::{HubSettings, resolve};
 pub use pack::pack;
 pub use record::{Demonstration, Layout, Mapping, Notes, Preference, Prompt, Record, Row, Unpaired};
-pub use rows::{NO_LOSS, PreferenceRow, PromptRow, SftRow, UnpairedRow};
+pub use rows::{IGNORE_INDEX, PreferenceRow, PromptRow, SftRow, UnpairedRow};
 pub use sampler::{Sampler, SamplerState};
 pub use table::{
-    Reading, RecordReader, TableReader, expand, open_records, read_records, write_records, write_rows,
+    ReadOptions, RecordReader, TableReader, expand, open_records, read_records, write_records, write_rows,
 };
 pub use template::{ChatTemplate, RenderOptions, Rendered};
 pub use tokenizer::{StreamDecoder, Tokenizer, TrainOptions};

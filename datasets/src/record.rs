@@ -19,7 +19,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::conversation::Message;
-use crate::error::{At, Error, Result};
+use crate::error::{Error, Result, RowLocation};
 
 pub use layout::Layout;
 pub use mapping::Mapping;
@@ -117,10 +117,10 @@ pub trait Record: Sized + Clone + Send + Sync + 'static {
     const LAYOUTS: &'static [Layout];
 
     /// Columns that say something and that rows of this kind have no use for.
-    const NEEDLESS: &'static [&'static str];
+    const UNUSED_COLUMNS: &'static [&'static str];
 
     /// Reads a row in one of [`Self::LAYOUTS`].
-    fn read(layout: Layout, row: &Row, at: &At, mapping: &Mapping) -> Result<Parsed<Self>>;
+    fn read(layout: Layout, row: &Row, at: &RowLocation, mapping: &Mapping) -> Result<Parsed<Self>>;
 
     /// The layout in which this row is written.
     fn layout(&self) -> Layout;
@@ -132,7 +132,7 @@ pub trait Record: Sized + Clone + Send + Sync + 'static {
     fn turns(&self) -> Vec<&Message>;
 
     /// Reads a row that gives exactly one, with the usual names of columns, fields and roles.
-    fn parse(layout: Layout, row: &Row, at: &At) -> Result<Self> {
+    fn parse(layout: Layout, row: &Row, at: &RowLocation) -> Result<Self> {
         match Self::read(layout, row, at, &Mapping::default())? {
             Parsed::Rows(mut rows) if rows.len() == 1 => Ok(rows.remove(0)),
             Parsed::Rows(rows) => {
@@ -183,9 +183,9 @@ impl Record for Demonstration {
         Layout::Text,
         Layout::Tokens,
     ];
-    const NEEDLESS: &'static [&'static str] = &[];
+    const UNUSED_COLUMNS: &'static [&'static str] = &[];
 
-    fn read(layout: Layout, row: &Row, at: &At, mapping: &Mapping) -> Result<Parsed<Self>> {
+    fn read(layout: Layout, row: &Row, at: &RowLocation, mapping: &Mapping) -> Result<Parsed<Self>> {
         let fields = Fields { row, at, mapping, layout };
         match layout {
             Layout::Alpaca => alpaca::demonstration(&fields, "output"),
@@ -228,9 +228,9 @@ impl Record for Preference {
         Layout::OasstPreference,
         Layout::PreferenceTokens,
     ];
-    const NEEDLESS: &'static [&'static str] = &["messages", "output", "response", "completion"];
+    const UNUSED_COLUMNS: &'static [&'static str] = &["messages", "output", "response", "completion"];
 
-    fn read(layout: Layout, row: &Row, at: &At, mapping: &Mapping) -> Result<Parsed<Self>> {
+    fn read(layout: Layout, row: &Row, at: &RowLocation, mapping: &Mapping) -> Result<Parsed<Self>> {
         let fields = Fields { row, at, mapping, layout };
         match layout {
             Layout::AlpacaPreference => alpaca::preference(&fields),
@@ -261,10 +261,10 @@ impl Record for Preference {
 impl Record for Prompt {
     const KIND: &'static str = "prompt";
     const LAYOUTS: &'static [Layout] = &[Layout::Prompt, Layout::PromptMessages];
-    const NEEDLESS: &'static [&'static str] =
+    const UNUSED_COLUMNS: &'static [&'static str] =
         &["completion", "response", "output", "chosen", "rejected", "label", "labels", "margin"];
 
-    fn read(layout: Layout, row: &Row, at: &At, mapping: &Mapping) -> Result<Parsed<Self>> {
+    fn read(layout: Layout, row: &Row, at: &RowLocation, mapping: &Mapping) -> Result<Parsed<Self>> {
         parse::prompt(&Fields { row, at, mapping, layout })
     }
 
@@ -284,9 +284,9 @@ impl Record for Prompt {
 impl Record for Unpaired {
     const KIND: &'static str = "unpaired";
     const LAYOUTS: &'static [Layout] = &[Layout::Unpaired, Layout::KtoMessages];
-    const NEEDLESS: &'static [&'static str] = &[];
+    const UNUSED_COLUMNS: &'static [&'static str] = &[];
 
-    fn read(layout: Layout, row: &Row, at: &At, mapping: &Mapping) -> Result<Parsed<Self>> {
+    fn read(layout: Layout, row: &Row, at: &RowLocation, mapping: &Mapping) -> Result<Parsed<Self>> {
         parse::unpaired(&Fields { row, at, mapping, layout })
     }
 

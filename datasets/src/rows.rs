@@ -1,28 +1,28 @@
 //! Rows as the training stages take them: token ids, with what the loss needs to know beside them.
 //!
 //! Plain data. Labels are not shifted: `labels[t]` is the id at position t, to be predicted from positions before t, or
-//! [`NO_LOSS`]. Masks and lengths are carried here and never derived from ids. Knows no text and no file.
+//! [`IGNORE_INDEX`]. Masks and lengths are carried here and never derived from ids. Knows no text and no file.
 
 use serde::{Deserialize, Serialize};
 
 use crate::conversation::Message;
 
 /// The label of a position that takes no part in the loss.
-pub const NO_LOSS: i64 = -100;
+pub const IGNORE_INDEX: i64 = -100;
 
 /// A row of supervised fine-tuning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SftRow {
     /// Token ids, `[T]`.
     pub input_ids: Vec<i64>,
-    /// The same ids where the loss counts, [`NO_LOSS`] elsewhere, `[T]`.
+    /// The same ids where the loss counts, [`IGNORE_INDEX`] elsewhere, `[T]`.
     pub labels: Vec<i64>,
 }
 
 impl SftRow {
     /// Positions that count in the loss: label 0 has nothing before it to be predicted from.
-    pub fn num_labels(&self) -> usize {
-        self.labels.iter().skip(1).filter(|&&label| label != NO_LOSS).count()
+    pub fn num_label_tokens(&self) -> usize {
+        self.labels.iter().skip(1).filter(|&&label| label != IGNORE_INDEX).count()
     }
 }
 

@@ -17,7 +17,7 @@
 //! Held out is a problem, not a wording: see [`side`]. All problems of a conversation are on the same side, and the corpus,
 //! demonstrations, pairs and rollout prompts hold training problems only. Demonstrations are right and bare, or spoilt as
 //! the table in `spoil` says. The same options give the same bytes on every platform, each split has its own stream of
-//! random numbers, and [`World::fingerprint`] tells whether two worlds are equal.
+//! random numbers, and [`SynthData::fingerprint`] tells whether two worlds are equal.
 //!
 //! Everything is in memory: this module knows no files, no tokenizer and no chat template.
 
@@ -41,11 +41,11 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 pub use self::corpus::{LINES, RUN_SHARE};
-use self::dice::Dice;
+use self::dice::SynthRng;
 pub use self::split::{FNV_OFFSET, Side, fnv1a, side};
-pub use self::spoil::{DEMONSTRATION_FLAWS, Flaw, PAIR_FLAWS};
+pub use self::spoil::{Corruption, DEMONSTRATION_FLAWS, PAIR_FLAWS};
 pub use self::task::{FAMILIES, Language, Question, verify};
-use self::task::{FOLLOWED_KINDS, KINDS, Plot};
+use self::task::{FOLLOWED_KINDS, KINDS, QuestionPlan};
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
 
@@ -111,12 +111,12 @@ pub struct Pair {
     /// The spoilt reply.
     pub rejected: String,
     /// What is wrong with it.
-    pub flaw: Flaw,
+    pub flaw: Corruption,
 }
 
 /// All splits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct World {
+pub struct SynthData {
     /// Rows of plain text.
     pub pretraining: Vec<String>,
     /// Conversations that end with an assistant turn.
@@ -131,11 +131,11 @@ pub struct World {
     pub heldout: Vec<Question>,
 }
 
-impl World {
+impl SynthData {
     /// Makes all splits; errors if a share is out of range or fewer held-out prompts exist than are wanted.
     pub fn generate(options: &SynthOptions) -> Result<Self> {
         check(options)?;
-        let source = |stream, side| Source { options, side, dice: Dice::new(options.seed, stream) };
+        let source = |stream, side| RowGenerator { options, side, dice: SynthRng::new(options.seed, stream) };
         Ok(Self {
             pretraining: source(0, Side::Training).rows(options.pretraining)?,
             demonstrations: source(1, Side::Training).demonstrations(options.train)?,
@@ -193,13 +193,13 @@ fn check(options: &SynthOptions) -> Result<()> {
 }
 
 /// Draws rows of one side.
-struct Source<'a> {
+struct RowGenerator<'a> {
     options: &'a SynthOptions,
     side: Side,
-    dice: Dice,
+    dice: SynthRng,
 }
 
-impl Source<'_> {
+impl RowGenerator<'_> {
     fn rows(&mut self, count: usize) -> Result<Vec<String>> {
         (0..count)
             .map(|_| {
@@ -229,7 +229,7 @@ impl Source<'_> {
             return question.answer.clone();
         }
         let flaw = self.dice.weighted(&DEMONSTRATION_FLAWS);
-        spoil::spoil(question, flaw, self.options.heldout_share, &mut self.dice)
+        spoil::corrupt(question, flaw, self.options.heldout_share, &mut self.dice)
     }
 
     fn pairs(&mut self, count: usize) -> Result<Vec<Pair>> {
@@ -239,7 +239,7 @@ impl Source<'_> {
 
     fn pair(&mut self, question: Question) -> Pair {
         let flaw = self.dice.weighted(&PAIR_FLAWS);
-        let rejected = spoil::spoil(&question, flaw, self.options.heldout_share, &mut self.dice);
+        let rejected = spoil::corrupt(&question, flaw, self.options.heldout_share, &mut self.dice);
         Pair { prompt: question.messages, chosen: question.answer, rejected, flaw }
     }
 
@@ -270,12 +270,12 @@ impl Source<'_> {
     }
 
     /// Problems of this side; the kind is drawn first, so that both sides have the same mix of kinds.
-    fn plot(&mut self, two_turns: bool) -> Option<Plot> {
+    fn plot(&mut self, two_turns: bool) -> Option<QuestionPlan> {
         for _ in 0..KINDS.len() {
             let kind =
                 if two_turns { self.dice.weighted(&FOLLOWED_KINDS) } else { self.dice.weighted(&KINDS) };
             for _ in 0..DRAWS_PER_KIND {
-                let plot = Plot::draw(kind, two_turns, &mut self.dice);
+                let plot = QuestionPlan::draw(kind, two_turns, &mut self.dice);
                 if plot.keys().iter().all(|key| side(key, self.options.heldout_share) == self.side) {
                     return Some(plot);
                 }
@@ -321,29 +321,32 @@ mod tests {
 
     #[test]
     fn the_same_options_give_the_same_world() {
-        let world = World::generate(&small()).unwrap();
-        assert_eq!(world, World::generate(&small()).unwrap());
+        let world = SynthData::generate(&small()).unwrap();
+        assert_eq!(world, SynthData::generate(&small()).unwrap());
         let other = SynthOptions { seed: 43, ..small() };
-        assert_ne!(world.fingerprint(), World::generate(&other).unwrap().fingerprint());
+        assert_ne!(world.fingerprint(), SynthData::generate(&other).unwrap().fingerprint());
     }
 
     /// Changes when the world changes: that is a new data set, and figures measured on the old one no longer compare.
     #[test]
     fn the_world_is_the_one_that_was_published() {
-        assert_eq!(format!("{:016x}", World::generate(&small()).unwrap().fingerprint()), "b590b29aba9d28da");
+        assert_eq!(
+            format!("{:016x}", SynthData::generate(&small()).unwrap().fingerprint()),
+            "b590b29aba9d28da"
+        );
     }
 
     #[test]
     fn a_split_does_not_depend_on_the_size_of_another() {
-        let world = World::generate(&small()).unwrap();
-        let longer = World::generate(&SynthOptions { train: 7000, pretraining: 10, ..small() }).unwrap();
+        let world = SynthData::generate(&small()).unwrap();
+        let longer = SynthData::generate(&SynthOptions { train: 7000, pretraining: 10, ..small() }).unwrap();
         assert_eq!(world.heldout, longer.heldout);
         assert_eq!(world.preferences, longer.preferences);
     }
 
     #[test]
     fn held_out_and_training_share_no_problem_and_no_prompt() {
-        let world = World::generate(&small()).unwrap();
+        let world = SynthData::generate(&small()).unwrap();
         let training: BTreeSet<&String> = world.prompts.iter().flat_map(|question| &question.keys).collect();
         for question in &world.heldout {
             assert!(
@@ -370,7 +373,7 @@ mod tests {
     /// Reads the sums of the corpus back from the text.
     #[test]
     fn no_held_out_sum_is_in_any_training_text() {
-        let world = World::generate(&small()).unwrap();
+        let world = SynthData::generate(&small()).unwrap();
         let demonstrations = world.demonstrations.iter().map(|turns| text_of(turns));
         let text = world.pretraining.iter().cloned().chain(demonstrations).collect::<Vec<_>>().join("\n");
         let mut sums = 0;
@@ -390,8 +393,9 @@ mod tests {
     #[test]
     fn the_shares_are_met() {
         let options = SynthOptions { train: 10_000, preferences: 10_000, prompts: 10_000, ..small() };
-        let world = World::generate(&options).unwrap();
-        let mut source = Source { options: &options, side: Side::Training, dice: Dice::new(options.seed, 1) };
+        let world = SynthData::generate(&options).unwrap();
+        let mut source =
+            RowGenerator { options: &options, side: Side::Training, dice: SynthRng::new(options.seed, 1) };
         let questions = source.questions(options.train).unwrap();
         let right = questions
             .iter()
@@ -400,7 +404,7 @@ mod tests {
             .count();
         // Binomial(10000, 0.6): standard deviation 49; the others have at most 50.
         assert!(right.abs_diff(6000) < 250, "{right}");
-        let wrong = world.preferences.iter().filter(|pair| pair.flaw == Flaw::WrongContent).count();
+        let wrong = world.preferences.iter().filter(|pair| pair.flaw == Corruption::WrongContent).count();
         assert!(wrong.abs_diff(4000) < 220, "{wrong}");
         let chinese = world.prompts.iter().filter(|question| question.language == Language::Chinese).count();
         assert!(chinese.abs_diff(5000) < 250, "{chinese}");
@@ -414,7 +418,7 @@ mod tests {
 
     #[test]
     fn pairs_set_the_right_answer_against_a_wrong_one() {
-        let world = World::generate(&small()).unwrap();
+        let world = SynthData::generate(&small()).unwrap();
         for pair in world.preferences.iter().chain(&world.heldout_preferences) {
             assert!(!verify(&pair.chosen, &pair.rejected), "{pair:?}");
             assert_eq!(pair.prompt[pair.prompt.len() - 1].role, Role::User);
@@ -423,7 +427,7 @@ mod tests {
 
     #[test]
     fn few_characters_suffice() {
-        let world = World::generate(&small()).unwrap();
+        let world = SynthData::generate(&small()).unwrap();
         let mut text = world.pretraining.join("\n");
         for turns in &world.demonstrations {
             text += &text_of(turns);
@@ -434,7 +438,7 @@ mod tests {
 
     #[test]
     fn impossible_options_are_errors() {
-        let generate = |options: SynthOptions| World::generate(&options).unwrap_err();
+        let generate = |options: SynthOptions| SynthData::generate(&options).unwrap_err();
         let error = generate(SynthOptions { spoilt_share: 1.5, ..small() });
         assert!(matches!(error, Error::SynthShare { name: "spoilt_share", .. }));
         let error = generate(SynthOptions { heldout_share: 0.0, ..small() });

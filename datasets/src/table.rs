@@ -19,10 +19,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{At, Error, Result};
+use crate::error::{Error, Result, RowLocation};
 use crate::record::Row;
 
-pub use records::{Reading, RecordReader, open_records, read_records};
+pub use records::{ReadOptions, RecordReader, open_records, read_records};
 pub(crate) use write::{atomically, write_records_over};
 pub use write::{write_records, write_rows};
 
@@ -225,7 +225,7 @@ impl TableReader {
     pub fn rows(
         self,
         wanted: Option<&dyn Fn(&str) -> bool>,
-    ) -> Result<impl Iterator<Item = Result<(At, Row)>> + Send + use<>> {
+    ) -> Result<impl Iterator<Item = Result<(RowLocation, Row)>> + Send + use<>> {
         let rows = match self.source {
             Source::Parquet(builder) => arrow::rows(builder, wanted, &self.path, self.position)?,
             Source::Text(rows) => rows,
@@ -233,7 +233,7 @@ impl TableReader {
         let path = self.path;
         Ok(rows.map(move |found| {
             let (row, found) = found?;
-            Ok((At { path: path.clone(), row }, found))
+            Ok((RowLocation { path: path.clone(), row }, found))
         }))
     }
 }

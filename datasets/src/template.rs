@@ -149,7 +149,7 @@ impl ChatTemplate {
         let mut output = make_string_output(&mut text);
         let machine = Vm::new(long.as_ref().unwrap_or(&self.environment));
         let render = || machine.eval(&self.program, root, &blocks, &mut output, AutoEscape::None).map(drop);
-        limits::with_allowance(input, render)
+        limits::with_budget(input, render)
             .map_err(|error| Error::TemplateRender { name: self.name.clone(), reason: describe(&error) })?;
         Ok(text)
     }

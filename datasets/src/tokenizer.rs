@@ -94,8 +94,8 @@ impl Tokenizer {
         let encoding = encoding.map_err(|error| self.failed(&error))?;
         let mut ids: Vec<i64> = encoding.get_ids().iter().map(|&id| i64::from(id)).collect();
         if add_special {
-            self.settle_bos(&mut ids, text);
-            self.settle_eos(&mut ids, text);
+            self.adjust_bos(&mut ids, text);
+            self.adjust_eos(&mut ids, text);
         }
         Ok(ids)
     }
@@ -132,11 +132,6 @@ impl Tokenizer {
         self.special_id("pad_token")
     }
 
-    /// The id that stands for unknown text.
-    pub fn unk_id(&self) -> Option<i64> {
-        self.special_id("unk_token")
-    }
-
     /// The ids that end an answer: those of `generation_config.json`, the EOS, and the token with which the chat template
     /// ends an assistant turn. Sorted, each once.
     pub fn stop_ids(&self) -> &[i64] {
@@ -146,11 +141,6 @@ impl Tokenizer {
     /// The token with which the chat template ends an assistant turn.
     pub fn end_of_turn_id(&self) -> Option<i64> {
         self.end_of_turn
-    }
-
-    /// The text of a special token: `bos_token`, `eos_token`, `pad_token`, `unk_token`.
-    pub fn special_token(&self, name: &str) -> Option<&str> {
-        self.special.get(name).map(|token| token.text.as_str())
     }
 
     /// The id of a token given by its text in the vocabulary.
@@ -285,7 +275,7 @@ impl Tokenizer {
         self.config.get(name).and_then(Value::as_bool)
     }
 
-    fn settle_bos(&self, ids: &mut Vec<i64>, text: &str) {
+    fn adjust_bos(&self, ids: &mut Vec<i64>, text: &str) {
         let Some(bos) = self.special.get("bos_token") else { return };
         let in_text = text.starts_with(&bos.text);
         let leading = ids.iter().take_while(|&&id| id == bos.id).count();
@@ -297,7 +287,7 @@ impl Tokenizer {
         ids.splice(..leading, std::iter::repeat_n(bos.id, wanted));
     }
 
-    fn settle_eos(&self, ids: &mut Vec<i64>, text: &str) {
+    fn adjust_eos(&self, ids: &mut Vec<i64>, text: &str) {
         let Some(eos) = self.special.get("eos_token") else { return };
         let trailing = ids.iter().rev().take_while(|&&id| id == eos.id).count();
         let wanted = match self.flag("add_eos_token") {

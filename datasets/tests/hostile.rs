@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use datasets::table::{open_records, read_records, write_records};
-use datasets::{ChatTemplate, Demonstration, Prompt, Reading, TableReader, Tokenizer};
+use datasets::{ChatTemplate, Demonstration, Prompt, ReadOptions, TableReader, Tokenizer};
 
 fn file(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hostile").join(name)
@@ -22,7 +22,7 @@ fn a_parquet_file_with_a_type_that_is_none_is_refused() {
 /// Its statistics count 7 nulls among the 5 margins.
 #[test]
 fn a_parquet_file_that_counts_more_nulls_than_rows_is_not_believed() {
-    let rows = open_records::<Prompt>(&file("nulls.parquet"), &Reading::default()).unwrap();
+    let rows = open_records::<Prompt>(&file("nulls.parquet"), &ReadOptions::default()).unwrap();
     let notes = rows.notes().lines("row", true).concat();
     assert!(notes.contains("chosen (5 rows), margin (5 rows), rejected (5 rows)"), "{notes}");
 }

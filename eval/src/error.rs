@@ -72,12 +72,6 @@ pub enum Error {
         /// Upper end.
         high: f64,
     },
-    /// A perplexity per unit was asked for, and there are no such units.
-    #[error("perplexity per {unit} of a text with no {unit}s is undefined; drop empty texts")]
-    NoUnits {
-        /// `token`, `word` or `byte`.
-        unit: &'static str,
-    },
     /// A file of the report could not be written.
     #[error("cannot write {path}; check that the folder exists, is writable and has room")]
     Write {

@@ -6,8 +6,8 @@
 use std::ops::ControlFlow;
 
 use models::causal_lm::CausalLm;
-use models::generate::{self, Options};
-use models::sample::Sampling;
+use models::generate::{self, GenerationOptions};
+use models::sample::SamplingParams;
 
 use crate::metric::exact_match;
 use crate::{Error, report::Reply};
@@ -23,7 +23,7 @@ pub struct Question {
 
 /// How replies are drawn.
 #[derive(Clone, Copy, Debug)]
-pub struct Drawing {
+pub struct SamplingOptions {
     /// Replies to each question.
     pub samples: usize,
     /// 0 is greedy.
@@ -40,7 +40,7 @@ pub struct Drawing {
 pub fn replies(
     model: &CausalLm,
     questions: &[Question],
-    drawing: Drawing,
+    drawing: SamplingOptions,
     stop_ids: &[i64],
     decode: &dyn Fn(&[i64]) -> String,
 ) -> Result<Vec<Vec<Reply>>, Error> {
@@ -48,13 +48,13 @@ pub fn replies(
         .iter()
         .flat_map(|question| std::iter::repeat_n(question.prompt.clone(), drawing.samples))
         .collect();
-    let options = Options {
-        sampling: Sampling { temperature: drawing.temperature, ..Sampling::default() },
+    let options = GenerationOptions {
+        sampling: SamplingParams { temperature: drawing.temperature, ..SamplingParams::default() },
         max_new_tokens: drawing.max_new_tokens,
         stop_ids: stop_ids.to_vec(),
         seed: drawing.seed,
-        first_request: 0,
-        batch_size: 256,
+        request_offset: 0,
+        max_num_seqs: 256,
     };
     let completions = generate::generate(model, &prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
     let judged = |(question, completions): (&Question, &[generate::Completion])| {
@@ -62,8 +62,8 @@ pub fn replies(
             .iter()
             .map(|completion| {
                 let text = decode(&completion.ids);
-                let right = exact_match(&text, &question.answer);
-                Reply { text, right }
+                let correct = exact_match(&text, &question.answer);
+                Reply { text, correct }
             })
             .collect()
     };

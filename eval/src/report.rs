@@ -170,7 +170,8 @@ pub struct Reply {
     /// The text as generated.
     pub text: String,
     /// Whether it matches the answer.
-    pub right: bool,
+    #[serde(alias = "right")]
+    pub correct: bool,
 }
 
 /// One prompt and what each model made of it.

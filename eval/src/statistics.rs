@@ -1,4 +1,4 @@
-//! How sure we may be: intervals for rates and means, paired comparisons, and what a test set can detect at all.
+//! How sure we may be: intervals for rates and means, and paired comparisons.
 //!
 //! - [`wilson`]: interval of one rate (Wilson 1927, "Probable inference, the law of succession, and statistical
 //!   inference", JASA 22, p. 209).
@@ -6,8 +6,6 @@
 //!   first, so items are the independent units (Miller 2024, arXiv 2411.00640, sections 2 and 3).
 //! - [`paired_difference`]: mean difference between two systems on the same items, with a normal interval and a
 //!   bootstrap interval (Miller 2024, section 4; Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13).
-//! - [`mcnemar_exact`]: exact test on the discordant pairs (`McNemar` 1947, Psychometrika 12, p. 153).
-//! - [`smallest_detectable_delta`]: the power calculation turned round (Miller 2024, section 5).
 //!
 //! Nothing here knows what was measured.
 
@@ -18,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 pub use distribution::{normal_quantile, student_t_quantile};
-pub use paired::{BOOTSTRAP_RESAMPLES, BOOTSTRAP_SEED, PairedDifference, mcnemar_exact, paired_difference};
+pub use paired::{BOOTSTRAP_RESAMPLES, BOOTSTRAP_SEED, PairedDifference, paired_difference};
 
 /// A mean with a 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -107,15 +105,6 @@ pub fn estimate(values: &[f64], interval: Interval) -> Result<Estimate, Error> {
     };
     let half = factor * standard_error;
     Ok(Estimate { mean, standard_error, low: mean - half, high: mean + half, n })
-}
-
-/// The smallest true difference that a two-sided test at 5 % finds with probability `power`:
-/// `(z(0.975) + z(power)) SE`, where SE is the standard error of the difference.
-pub fn smallest_detectable_delta(standard_error: f64, power: f64) -> Result<f64, Error> {
-    if !standard_error.is_finite() || standard_error < 0.0 {
-        return Err(Error::NotFinite { field: "the standard error".into(), got: standard_error });
-    }
-    Ok((two_sided_normal() + normal_quantile(power)?) * standard_error)
 }
 
 /// z such that a standard normal variable lies within ± z with probability [`CONFIDENCE`].

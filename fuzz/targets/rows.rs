@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use datasets::table::open_records;
-use datasets::{Demonstration, Preference, Prompt, Reading, Record, TableReader, Unpaired};
+use datasets::{Demonstration, Preference, Prompt, ReadOptions, Record, TableReader, Unpaired};
 
 /// Lets a decoder of another crate panic where the program turns that into an error. Any other panic aborts.
 pub fn watch_panics() {
@@ -36,7 +36,7 @@ pub fn read(name: &str, bytes: &[u8]) {
 }
 
 fn read_as<R: Record>(path: &Path) {
-    let Ok(rows) = open_records::<R>(path, &Reading::default()) else { return };
+    let Ok(rows) = open_records::<R>(path, &ReadOptions::default()) else { return };
     // What was read can be written again.
     rows.filter_map(Result::ok).for_each(|(_, record)| drop(record.to_row()));
 }

@@ -5,7 +5,7 @@
 use std::fs;
 
 use parallel::Placement;
-use parallel::tensor_file::TensorFile;
+use parallel::safetensors_file::TensorFile;
 
 libfuzzer_sys::fuzz_target!(init: colossal_chat_fuzz::watch_panics(), |bytes: &[u8]| {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");

@@ -11,21 +11,21 @@ use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use parallel::tensor_file::{self, Named, TensorFile};
+use parallel::safetensors_file::{self, NamedTensor, TensorFile};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tch::no_grad;
 
-use crate::engine::State;
+use crate::engine::StateTensor;
 use crate::{Engine, Error};
 
 /// The name of the state's folder inside a checkpoint.
 pub const STATE_FOLDER: &str = "trainer_state";
 /// The sizes of all files of a checkpoint, inside [`STATE_FOLDER`].
-const FILES: &str = "files.json";
+const MANIFEST: &str = "files.json";
 /// Files without which no run can be resumed. The weights have several names and are looked at apart.
-const NEEDED: [&str; 4] =
+const REQUIRED_FILES: [&str; 4] =
     ["config.json", "tokenizer.json", "trainer_state/state.json", "trainer_state/optimizer.safetensors"];
 
 /// Fills a folder under a temporary name and renames it to `target`, which must be absent or an empty folder.
@@ -36,8 +36,8 @@ pub fn write_folder<E: From<Error>>(
     target: &Path,
     fill: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), E> {
-    if is_taken(target) {
-        return Err(Error::Taken { path: target.to_owned() }.into());
+    if is_occupied(target) {
+        return Err(Error::AlreadyExists { path: target.to_owned() }.into());
     }
     let parent = parent(target);
     create_folder(parent)?;
@@ -67,7 +67,7 @@ pub fn temporary_prefix(target: &Path) -> String {
 
 /// The name whose temporary file or folder `entry` is, if it is one, and the process that wrote it. Earlier
 /// versions named no process.
-pub fn temporary_of(entry: &str) -> Option<(&str, Option<u32>)> {
+pub fn parse_temporary(entry: &str) -> Option<(&str, Option<u32>)> {
     let rest = entry.strip_prefix('.')?.strip_suffix(".tmp")?;
     let Some((name, tag)) = rest.rsplit_once('.') else { return Some((rest, None)) };
     if tag == "old" {
@@ -79,7 +79,7 @@ pub fn temporary_of(entry: &str) -> Option<(&str, Option<u32>)> {
 }
 
 /// Whether something lies at `target`, other than an empty folder.
-pub fn is_taken(target: &Path) -> bool {
+pub fn is_occupied(target: &Path) -> bool {
     let Ok(found) = fs::symlink_metadata(target) else { return false };
     let is_empty = || fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none());
     !((found.is_dir() || found.is_symlink()) && is_empty())
@@ -108,20 +108,23 @@ pub fn parent(path: &Path) -> &Path {
 pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Result<(), Error> {
     let folder = folder.join(STATE_FOLDER);
     let state = engine.state();
-    let writes = engine.groups().is_first();
+    let writes = engine.groups().is_rank_zero();
     if writes {
         fs::create_dir_all(&folder).map_err(|source| io(&folder, source))?;
     }
-    let named: Vec<Named<'_>> = state.iter().map(State::named).collect();
-    let holders = engine.groups().holders();
-    let speaks = tensor_file::speaks(named.iter().map(|named| named.placement), holders)?;
-    tensor_file::write(&folder.join("optimizer.safetensors"), &named, speaks, holders)?;
+    let named: Vec<NamedTensor<'_>> = state.iter().map(StateTensor::named).collect();
+    let model_parallel_group = engine.groups().model_parallel();
+    let speaks = safetensors_file::is_writing_replica(
+        named.iter().map(|named| named.placement),
+        model_parallel_group,
+    )?;
+    safetensors_file::write(&folder.join("optimizer.safetensors"), &named, speaks, model_parallel_group)?;
     if !writes {
         return Ok(());
     }
     let state = serde_json::json!({ "step": engine.step_count(), "stage": extra });
     let path = folder.join("state.json");
-    let text = serde_json::to_string_pretty(&state).map_err(|source| bad(&path, &source))?;
+    let text = serde_json::to_string_pretty(&state).map_err(|source| state_error(&path, &source))?;
     fs::write(&path, text).map_err(|source| io(&path, source))
 }
 
@@ -129,16 +132,16 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
 pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Result<S, Error> {
     let folder = folder.join(STATE_FOLDER);
     let path = folder.join("optimizer.safetensors");
-    let saved = TensorFile::open(&path).map_err(|source| bad(&path, &source))?;
+    let saved = TensorFile::open(&path).map_err(|source| state_error(&path, &source))?;
     let wanted = engine.state();
-    let own = wanted.iter().filter(|state| state.counts).count();
-    let [all] = engine.groups().holders().sum([own as f64])?;
+    let own = wanted.iter().filter(|state| state.is_counted).count();
+    let [all] = engine.groups().model_parallel().all_reduce_sum([own as f64])?;
     if saved.names().count() as f64 != all {
         let problem = format!("it holds {} tensors and this run has {all}", saved.names().count());
         return Err(Error::State { path, problem });
     }
-    for State { name, tensor, placement, .. } in wanted {
-        let shape = placement.whole_shape(&tensor.size());
+    for StateTensor { name, tensor, placement, .. } in wanted {
+        let shape = placement.global_shape(&tensor.size());
         match saved.shape(&name) {
             Some(found) if found == shape => {
                 let part = saved.read(&name, &shape, placement)?;
@@ -153,32 +156,33 @@ pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Re
     }
     let path = folder.join("state.json");
     let text = fs::read_to_string(&path).map_err(|source| io(&path, source))?;
-    let mut state: serde_json::Value = serde_json::from_str(&text).map_err(|source| bad(&path, &source))?;
-    let step = state["step"].as_u64().ok_or_else(|| bad(&path, &"`step` is not a number"))?;
+    let mut state: serde_json::Value =
+        serde_json::from_str(&text).map_err(|source| state_error(&path, &source))?;
+    let step = state["step"].as_u64().ok_or_else(|| state_error(&path, &"`step` is not a number"))?;
     engine.set_step(step);
-    serde_json::from_value(state["stage"].take()).map_err(|source| bad(&path, &source))
+    serde_json::from_value(state["stage"].take()).map_err(|source| state_error(&path, &source))
 }
 
 /// Writes down the size of every file of the checkpoint `folder`, which is otherwise whole.
 pub fn write_manifest(folder: &Path) -> Result<(), Error> {
     let mut sizes = BTreeMap::new();
-    for name in files(folder, Path::new(""))? {
+    for name in list_files(folder, Path::new(""))? {
         let path = folder.join(&name);
         sizes.insert(name, fs::metadata(&path).map_err(|source| io(&path, source))?.len());
     }
-    let path = folder.join(STATE_FOLDER).join(FILES);
-    let text = serde_json::to_string_pretty(&sizes).map_err(|source| bad(&path, &source))?;
+    let path = folder.join(STATE_FOLDER).join(MANIFEST);
+    let text = serde_json::to_string_pretty(&sizes).map_err(|source| state_error(&path, &source))?;
     fs::write(&path, text).map_err(|source| io(&path, source))
 }
 
 /// The files below `folder`, as paths from there.
-fn files(folder: &Path, below: &Path) -> Result<Vec<String>, Error> {
+fn list_files(folder: &Path, below: &Path) -> Result<Vec<String>, Error> {
     let here = folder.join(below);
     let mut found = Vec::new();
     for entry in fs::read_dir(&here).map_err(|source| io(&here, source))? {
         let name = below.join(entry.map_err(|source| io(&here, source))?.file_name());
         if folder.join(&name).is_dir() {
-            found.extend(files(folder, &name)?);
+            found.extend(list_files(folder, &name)?);
         } else {
             found.push(name.display().to_string());
         }
@@ -193,7 +197,7 @@ fn files(folder: &Path, below: &Path) -> Result<Vec<String>, Error> {
 /// they were synced before the checkpoint got its name, and reading them all would take as long as loading
 /// them.
 pub fn verify(folder: &Path) -> Result<(), Error> {
-    let manifest = folder.join(STATE_FOLDER).join(FILES);
+    let manifest = folder.join(STATE_FOLDER).join(MANIFEST);
     let needed = match fs::read_to_string(&manifest) {
         Ok(text) => {
             let sizes: BTreeMap<String, u64> =
@@ -202,7 +206,7 @@ pub fn verify(folder: &Path) -> Result<(), Error> {
             sizes.into_keys().collect()
         }
         // Written by an earlier version, or the list itself is what is missing.
-        Err(_) => [&NEEDED.map(str::to_owned)[..], &weights(folder)?].concat(),
+        Err(_) => [&REQUIRED_FILES.map(str::to_owned)[..], &weight_files(folder)?].concat(),
     };
     for name in needed {
         let path = folder.join(&name);
@@ -217,7 +221,7 @@ pub fn verify(folder: &Path) -> Result<(), Error> {
 }
 
 /// The weight files that a checkpoint must have: those that its index names, or else the one.
-fn weights(folder: &Path) -> Result<Vec<String>, Error> {
+fn weight_files(folder: &Path) -> Result<Vec<String>, Error> {
     let index = folder.join("model.safetensors.index.json");
     if !index.exists() {
         return Ok(vec!["model.safetensors".to_owned()]);
@@ -242,7 +246,7 @@ fn read_json(path: &Path) -> Result<Value, Error> {
 
 /// Renames a damaged checkpoint to `step-N.damaged`, where nothing takes it for a checkpoint and a person can
 /// look at it.
-pub fn set_aside(checkpoint: &Path) -> Result<PathBuf, Error> {
+pub fn quarantine(checkpoint: &Path) -> Result<PathBuf, Error> {
     let name = checkpoint.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut names = std::iter::once(format!("{name}.damaged"))
         .chain((2..).map(|number: u64| format!("{name}.damaged-{number}")))
@@ -257,12 +261,12 @@ pub fn set_aside(checkpoint: &Path) -> Result<PathBuf, Error> {
 /// names.
 ///
 /// Call it only while no other process can be writing there.
-pub fn remove_left_overs(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), Error> {
+pub fn remove_temporaries(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), Error> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
     for entry in entries {
         let entry = entry.map_err(|source| io(folder, source))?;
         let name = entry.file_name();
-        let of = name.to_str().and_then(temporary_of);
+        let of = name.to_str().and_then(parse_temporary);
         if of.is_some_and(|(name, _)| is_ours(name)) {
             remove(&entry.path())?;
         }
@@ -271,7 +275,7 @@ pub fn remove_left_overs(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Resul
 }
 
 /// The N of a checkpoint's name `step-N`.
-pub fn step_of(name: &str) -> Option<u64> {
+pub fn parse_step(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     // Not `step-007`, nor `step-+7`.
     (name == format!("step-{step}")).then_some(step)
@@ -283,7 +287,7 @@ pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
     let mut found = Vec::new();
     for entry in entries {
         let path = entry.map_err(|source| io(folder, source))?.path();
-        let step = path.file_name().and_then(|name| step_of(name.to_str()?));
+        let step = path.file_name().and_then(|name| parse_step(name.to_str()?));
         if let Some(step) = step.filter(|_| path.is_dir()) {
             found.push((step, path));
         }
@@ -332,7 +336,7 @@ fn io(path: &Path, source: std::io::Error) -> Error {
     Error::Io { path: path.to_owned(), source }
 }
 
-fn bad(path: &Path, problem: &impl ToString) -> Error {
+fn state_error(path: &Path, problem: &impl ToString) -> Error {
     Error::State { path: path.to_owned(), problem: problem.to_string() }
 }
 
@@ -340,7 +344,7 @@ fn bad(path: &Path, problem: &impl ToString) -> Error {
 mod tests {
     use super::*;
     use crate::TrainConfig;
-    use parallel::{Groups, Parameter};
+    use parallel::{Parameter, ProcessGroups};
     use std::sync::Arc;
     use tch::Tensor;
 
@@ -355,7 +359,7 @@ mod tests {
         let target = folder.path().join("step-1");
         let half = |path: &Path| {
             fs::write(path.join("a"), "x").unwrap();
-            Err(bad(path, &"the power went"))
+            Err(state_error(path, &"the power went"))
         };
         assert!(write_folder(&target, half).is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -397,7 +401,7 @@ mod tests {
 
     #[test]
     fn temporary_names_are_told_from_others() {
-        let of = |name| temporary_of(name);
+        let of = |name| parse_temporary(name);
         let own = format!("{}Ab3.tmp", temporary_prefix(Path::new("out/run.toml")));
         assert_eq!(of(&own), Some(("run.toml", Some(std::process::id()))));
         assert_eq!(of(".step-6.tmp"), Some(("step-6", None)));
@@ -413,7 +417,7 @@ mod tests {
         {
             fs::create_dir(folder.path().join(name)).unwrap();
         }
-        remove_left_overs(folder.path(), |name| step_of(name).is_some()).unwrap();
+        remove_temporaries(folder.path(), |name| parse_step(name).is_some()).unwrap();
         let mut left: Vec<_> =
             fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         left.sort();
@@ -424,7 +428,8 @@ mod tests {
     fn checkpoint(folder: &Path) -> PathBuf {
         let path = folder.join("step-4");
         let mut engine =
-            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(Groups::single())).unwrap();
+            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(ProcessGroups::single()))
+                .unwrap();
         engine.set_step(4);
         let fill = |folder: &Path| {
             save_state(folder, &engine, &"extra")?;
@@ -476,7 +481,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for wanted in ["step-4.damaged", "step-4.damaged-2"] {
             fs::create_dir(folder.path().join("step-4")).unwrap();
-            let aside = set_aside(&folder.path().join("step-4")).unwrap();
+            let aside = quarantine(&folder.path().join("step-4")).unwrap();
             assert_eq!(aside, folder.path().join(wanted));
         }
         assert!(list(folder.path()).unwrap().is_empty());
@@ -486,12 +491,14 @@ mod tests {
     fn state_goes_to_disk_and_back() {
         let folder = tempfile::tempdir().unwrap();
         let mut engine =
-            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(Groups::single())).unwrap();
+            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(ProcessGroups::single()))
+                .unwrap();
         engine.set_step(4);
         let _ = engine.state()[0].tensor.shallow_clone().fill_(2.5);
         save_state(folder.path(), &engine, &"extra").unwrap();
         let mut other =
-            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(Groups::single())).unwrap();
+            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(ProcessGroups::single()))
+                .unwrap();
         let extra: String = load_state(folder.path(), &mut other).unwrap();
         assert_eq!((extra.as_str(), other.step_count()), ("extra", 4));
         assert!((other.state()[0].tensor.double_value(&[1]) - 2.5).abs() < 1e-12);
@@ -501,10 +508,12 @@ mod tests {
     fn a_state_of_another_shape_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let engine =
-            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(Groups::single())).unwrap();
+            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(ProcessGroups::single()))
+                .unwrap();
         save_state(folder.path(), &engine, &()).unwrap();
         let mut other =
-            Engine::new(&parameters(4), &TrainConfig::default(), 5, &Arc::new(Groups::single())).unwrap();
+            Engine::new(&parameters(4), &TrainConfig::default(), 5, &Arc::new(ProcessGroups::single()))
+                .unwrap();
         let error = load_state::<()>(folder.path(), &mut other).unwrap_err().to_string();
         assert!(error.contains("exp_avg.w has the shape [3] and this run wants [4]"), "{error}");
     }

@@ -13,17 +13,17 @@
 use std::sync::Arc;
 
 use parallel::comm::Reduction;
-use parallel::pipeline::execute;
-use parallel::tensor_file::Named;
-use parallel::{Groups, Parameter, Placement, Segmented};
+use parallel::pipeline::run_schedule;
+use parallel::safetensors_file::NamedTensor;
+use parallel::{Parameter, Placement, ProcessGroups, Segmented};
 use tch::{Kind, Tensor, no_grad};
 
-use crate::optimizer::{Moments, Update, adamw, global_norm};
-use crate::replica::Replicas;
+use crate::optimizer::{AdamwParam, Moments, adamw, global_norm};
+use crate::reducer::Reducer;
 use crate::{Error, TrainConfig, schedule};
 
 /// A trained parameter with all that its update needs.
-struct Slot {
+struct ParamState {
     parameter: Parameter,
     master: Tensor,
     moments: Moments,
@@ -46,18 +46,18 @@ pub struct Engine {
     config: TrainConfig,
     total_steps: u64,
     step: u64,
-    slots: Vec<Slot>,
+    param_states: Vec<ParamState>,
     /// For each parameter of the model, its slot; `None` for a frozen one.
-    slot_of: Vec<Option<usize>>,
-    groups: Arc<Groups>,
+    state_index: Vec<Option<usize>>,
+    groups: Arc<ProcessGroups>,
     /// Those who train the same parameters on other rows; `None` when there are none.
-    replicas: Option<Replicas>,
+    reducer: Option<Reducer>,
 }
 
 /// Checks that all weight replicas loaded identical weights, and returns an error otherwise. What is compared
 /// is the sum of the bits of every value, which does not depend on the order of summing.
-fn same_weights(slots: &[Slot], groups: &Groups) -> Result<(), Error> {
-    let sum = |slot: &Slot| {
+fn check_weight_replicas(slots: &[ParamState], groups: &ProcessGroups) -> Result<(), Error> {
+    let sum = |slot: &ParamState| {
         let tensor = slot.parameter.tensor.detach();
         let bits = match tensor.kind().elt_size_in_bytes() {
             2 => Kind::Int16,
@@ -67,11 +67,11 @@ fn same_weights(slots: &[Slot], groups: &Groups) -> Result<(), Error> {
         tensor.view_dtype(bits).sum(Kind::Int64).int64_value(&[])
     };
     let own = slots.iter().map(sum).fold(0, i64::wrapping_add);
-    let sums = groups.world().gather(vec![own])?;
-    let others = groups.twins().ranks();
+    let sums = groups.world().all_gather_object(vec![own])?;
+    let others = groups.weight_replicas().ranks();
     match others.iter().find(|&&rank| sums[rank] != own) {
         None => Ok(()),
-        Some(&other) => Err(Error::Twins { rank: groups.world().rank(), other }),
+        Some(&other) => Err(Error::ReplicasDiffer { rank: groups.world().rank(), other }),
     }
 }
 
@@ -81,43 +81,43 @@ impl Engine {
         parameters: &[Parameter],
         config: &TrainConfig,
         total_steps: u64,
-        groups: &Arc<Groups>,
+        groups: &Arc<ProcessGroups>,
     ) -> Result<Self, Error> {
         config.check()?;
-        let mut slots = Vec::new();
-        let mut slot_of = Vec::with_capacity(parameters.len());
+        let mut param_states = Vec::new();
+        let mut state_index = Vec::with_capacity(parameters.len());
         for parameter in parameters {
-            slot_of.push(parameter.tensor.requires_grad().then_some(slots.len()));
+            state_index.push(parameter.tensor.requires_grad().then_some(param_states.len()));
             if parameter.tensor.requires_grad() {
                 if !parameter.tensor.is_contiguous() {
-                    return Err(Error::Layout { name: parameter.name.clone() });
+                    return Err(Error::NotContiguous { name: parameter.name.clone() });
                 }
-                slots.push(Slot::new(parameter));
+                param_states.push(ParamState::new(parameter));
             }
         }
         // Of a pipeline, a rank may have layers without parameters.
-        if slots.is_empty() && groups.pipeline().size() == 1 {
-            return Err(Error::NothingTrained);
+        if param_states.is_empty() && groups.pipeline_parallel().size() == 1 {
+            return Err(Error::NoTrainableParameters);
         }
-        if groups.twins().size() > 1 {
-            same_weights(&slots, groups)?;
+        if groups.weight_replicas().size() > 1 {
+            check_weight_replicas(&param_states, groups)?;
         }
-        let replicas = (groups.replicas().size() > 1).then(|| {
-            let weights: Vec<&Tensor> = slots.iter().map(|slot| &slot.parameter.tensor).collect();
-            let exclusive: Vec<bool> = slots.iter().map(|slot| slot.parameter.exclusive).collect();
-            let (replicas, views) = Replicas::new(groups, &weights, &exclusive);
-            slots.iter_mut().zip(views).for_each(|(slot, view)| slot.grad = Some(view));
+        let reducer = (groups.dense_weight_replicas().size() > 1).then(|| {
+            let weights: Vec<&Tensor> = param_states.iter().map(|slot| &slot.parameter.tensor).collect();
+            let exclusive: Vec<bool> = param_states.iter().map(|slot| slot.parameter.is_expert).collect();
+            let (replicas, views) = Reducer::new(groups, &weights, &exclusive);
+            param_states.iter_mut().zip(views).for_each(|(slot, view)| slot.grad = Some(view));
             replicas
         });
         let groups = Arc::clone(groups);
-        Ok(Self { config: config.clone(), total_steps, step: 0, slots, slot_of, groups, replicas })
+        Ok(Self { config: config.clone(), total_steps, step: 0, param_states, state_index, groups, reducer })
     }
 
     /// Cuts the rows of a step into micro-batches of at most `largest` rows, small enough that every process has one, and gives
     /// those of this process. All rows of a step are dealt before the first micro-batch is run.
-    pub fn deal<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
-        match &mut self.replicas {
-            Some(replicas) => replicas.deal(rows, largest),
+    pub fn split_micro_batches<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
+        match &mut self.reducer {
+            Some(replicas) => replicas.split_micro_batches(rows, largest),
             None => rows.chunks(largest).collect(),
         }
     }
@@ -125,22 +125,6 @@ impl Engine {
     /// Optimiser steps made so far.
     pub fn step_count(&self) -> u64 {
         self.step
-    }
-
-    /// Trained values.
-    pub fn num_trained(&self) -> usize {
-        self.slots.iter().map(|slot| slot.parameter.tensor.numel()).sum()
-    }
-
-    /// The bytes of masters, moments and gradients.
-    pub fn state_bytes(&self) -> usize {
-        self.slots
-            .iter()
-            .map(|slot| {
-                let master = if slot.parameter.tensor.kind() == Kind::Float { 0 } else { 4 };
-                slot.parameter.tensor.numel() * (master + 8 + if slot.grad.is_some() { 4 } else { 0 })
-            })
-            .sum()
     }
 
     /// Runs micro-batches forward and backward and adds their gradients. Returns the sum of their losses.
@@ -157,9 +141,9 @@ impl Engine {
         M: Segmented,
         E: From<Error> + From<parallel::Error>,
     {
-        let (slots, slot_of, replicas) = (&mut self.slots, &self.slot_of, &mut self.replicas);
+        let (slots, slot_of, replicas) = (&mut self.param_states, &self.state_index, &mut self.reducer);
         if let Some(replicas) = replicas {
-            replicas.begin(model, slot_of, contexts.len());
+            replicas.prepare_for_backward(model, slot_of, contexts.len());
         }
         let mut total = 0.0;
         let mut checked = |micro: usize, hidden: &Tensor| -> Result<Tensor, E> {
@@ -171,15 +155,15 @@ impl Engine {
             total += value;
             Ok(loss)
         };
-        let mut deliver = |index: usize, grad: Tensor| -> Result<(), E> {
+        let mut on_gradient = |index: usize, grad: Tensor| -> Result<(), E> {
             let Some(slot) = slot_of[index] else { return Ok(()) };
-            slots[slot].add(&grad);
+            slots[slot].accumulate_grad(&grad);
             match replicas {
-                Some(replicas) => Ok(replicas.delivered(slot)?),
+                Some(replicas) => Ok(replicas.on_gradient_ready(slot)?),
                 None => Ok(()),
             }
         };
-        execute(model, contexts, self.config.activation_checkpointing, &mut checked, &mut deliver)?;
+        run_schedule(model, contexts, self.config.activation_checkpointing, &mut checked, &mut on_gradient)?;
         Ok(total)
     }
 
@@ -187,53 +171,53 @@ impl Engine {
     pub fn step(&mut self) -> Result<StepReport, Error> {
         let step = self.step + 1;
         let lr = self.next_lr();
-        if let Some(replicas) = &mut self.replicas {
-            replicas.finish()?;
+        if let Some(replicas) = &mut self.reducer {
+            replicas.finalize_backward()?;
         }
-        self.add_up_terms()?;
-        self.add_up_copies()?;
-        let (slots, grads): (Vec<&Slot>, Vec<&Tensor>) =
-            self.slots.iter().filter_map(|slot| Some((slot, slot.grad.as_ref()?))).unzip();
-        if grads.is_empty() && self.groups.pipeline().size() == 1 {
-            return Err(Error::NothingTrained);
+        self.all_reduce_partial_grads()?;
+        self.all_reduce_tied_grads()?;
+        let (slots, grads): (Vec<&ParamState>, Vec<&Tensor>) =
+            self.param_states.iter().filter_map(|slot| Some((slot, slot.grad.as_ref()?))).unzip();
+        if grads.is_empty() && self.groups.pipeline_parallel().size() == 1 {
+            return Err(Error::NoTrainableParameters);
         }
         let grad_norm = self.norm(&slots, &grads)?;
         if !grad_norm.is_finite() {
             return Err(Error::Diverged { what: "gradient norm", step, value: grad_norm });
         }
-        let updates: Vec<Update<'_>> = slots
+        let updates: Vec<AdamwParam<'_>> = slots
             .iter()
             .zip(&grads)
-            .map(|(slot, grad)| Update {
+            .map(|(slot, grad)| AdamwParam {
                 master: &slot.master,
                 grad,
                 moments: &slot.moments,
-                decay: slot.parameter.decay,
+                weight_decay: slot.parameter.weight_decay,
             })
             .collect();
         adamw(&updates, &self.config, lr, step, clip_divisor(grad_norm, self.config.max_grad_norm))?;
-        self.slots.iter_mut().for_each(Slot::carry);
-        match &mut self.replicas {
-            Some(replicas) => replicas.forget(),
-            None => self.slots.iter_mut().for_each(|slot| slot.grad = None),
+        self.param_states.iter_mut().for_each(ParamState::copy_master_to_weights);
+        match &mut self.reducer {
+            Some(replicas) => replicas.zero_grad(),
+            None => self.param_states.iter_mut().for_each(|slot| slot.grad = None),
         }
         self.step = step;
         Ok(StepReport { step, lr, grad_norm })
     }
 
     /// Sums the gradients of parameters that every tensor rank holds whole and uses for other work, in one collective.
-    fn add_up_terms(&self) -> Result<(), Error> {
-        let partial = self.slots.iter().filter(|slot| slot.parameter.partial);
-        let terms: Vec<&Tensor> = partial.filter_map(|slot| slot.grad.as_ref()).collect();
-        if terms.is_empty() {
+    fn all_reduce_partial_grads(&self) -> Result<(), Error> {
+        let partial = self.param_states.iter().filter(|slot| slot.parameter.partial_grad);
+        let partial_grads: Vec<&Tensor> = partial.filter_map(|slot| slot.grad.as_ref()).collect();
+        if partial_grads.is_empty() {
             return Ok(());
         }
         no_grad(|| {
-            let flat: Vec<Tensor> = terms.iter().map(|term| term.view([-1])).collect();
+            let flat: Vec<Tensor> = partial_grads.iter().map(|term| term.view([-1])).collect();
             let flat = Tensor::cat(&flat, 0);
-            self.groups.tensor().all_reduce(&flat, Reduction::Sum)?;
+            self.groups.tensor_parallel().all_reduce(&flat, Reduction::Sum)?;
             let mut start = 0;
-            for term in terms {
+            for term in partial_grads {
                 let length = term.numel() as i64;
                 term.shallow_clone().copy_(&flat.narrow(0, start, length).view_as(term));
                 start += length;
@@ -243,9 +227,9 @@ impl Engine {
     }
 
     /// Sums the gradients of parameters that two ranks of a pipeline hold for different uses.
-    fn add_up_copies(&self) -> Result<(), Error> {
-        for slot in &self.slots {
-            if let (Some(copies), Some(grad)) = (&slot.parameter.copies, &slot.grad) {
+    fn all_reduce_tied_grads(&self) -> Result<(), Error> {
+        for slot in &self.param_states {
+            if let (Some(copies), Some(grad)) = (&slot.parameter.tied_group, &slot.grad) {
                 copies.all_reduce(grad, Reduction::Sum)?;
             }
         }
@@ -255,51 +239,52 @@ impl Engine {
     /// The global gradient norm. Squared norms of shards are summed over the tensor-parallel group, of
     /// experts over the expert-parallel group, of layers over the pipeline group. A replicated or tied
     /// parameter is counted once.
-    fn norm(&self, slots: &[&Slot], grads: &[&Tensor]) -> Result<f64, Error> {
-        let (tensor, expert, pipeline) = (self.groups.tensor(), self.groups.expert(), self.groups.pipeline());
+    fn norm(&self, slots: &[&ParamState], grads: &[&Tensor]) -> Result<f64, Error> {
+        let (tensor, expert, pipeline) =
+            (self.groups.tensor_parallel(), self.groups.expert_parallel(), self.groups.pipeline_parallel());
         if [tensor, expert, pipeline].iter().all(|group| group.size() == 1) {
             return global_norm(grads);
         }
         let square = |is_shard: bool, exclusive: bool| -> Result<f64, Error> {
-            let counts = |slot: &Slot| {
+            let counts = |slot: &ParamState| {
                 let parameter = &slot.parameter;
-                parameter.is_first_copy()
+                parameter.is_tied_owner()
                     && parameter.placement.is_shard() == is_shard
-                    && parameter.exclusive == exclusive
+                    && parameter.is_expert == exclusive
             };
             let chosen = slots.iter().zip(grads).filter(|(slot, _)| counts(slot));
             Ok(global_norm(&chosen.map(|(_, grad)| *grad).collect::<Vec<_>>())?.powi(2))
         };
-        let [shared, own] = tensor.sum([square(true, false)?, square(true, true)?])?;
-        let [own] = expert.sum([own + square(false, true)?])?;
-        let [all] = pipeline.sum([shared + square(false, false)? + own])?;
+        let [shared, own] = tensor.all_reduce_sum([square(true, false)?, square(true, true)?])?;
+        let [own] = expert.all_reduce_sum([own + square(false, true)?])?;
+        let [all] = pipeline.all_reduce_sum([shared + square(false, false)? + own])?;
         Ok(all.sqrt())
     }
 
     /// The learning rate of the next step.
     pub fn next_lr(&self) -> f64 {
         let TrainConfig { scheduler, warmup_steps, lr, .. } = self.config;
-        lr * schedule::factor(scheduler, self.step, warmup_steps, self.total_steps)
+        lr * schedule::lr_factor(scheduler, self.step, warmup_steps, self.total_steps)
     }
 
     /// The processes that train the model.
-    pub(crate) fn groups(&self) -> &Groups {
+    pub(crate) fn groups(&self) -> &ProcessGroups {
         &self.groups
     }
 
     /// The optimiser's tensors: what a checkpoint holds beside the weights.
-    pub(crate) fn state(&self) -> Vec<State<'_>> {
+    pub(crate) fn state(&self) -> Vec<StateTensor<'_>> {
         let mut states = Vec::new();
-        for slot in &self.slots {
-            let counts = slot.parameter.counts_among(&self.groups);
+        for slot in &self.param_states {
+            let is_counted = slot.parameter.is_counted(&self.groups);
             let placement = &slot.parameter.placement;
-            let state = |(kind, tensor)| State {
+            let state = |(kind, tensor)| StateTensor {
                 name: format!("{kind}.{}", slot.parameter.name),
                 tensor,
                 placement,
-                counts,
+                is_counted,
             };
-            states.extend(slot.state().map(state));
+            states.extend(slot.state_tensors().map(state));
         }
         states
     }
@@ -310,19 +295,19 @@ impl Engine {
 }
 
 /// One tensor of the optimiser.
-pub(crate) struct State<'a> {
+pub(crate) struct StateTensor<'a> {
     pub(crate) name: String,
     /// This rank's part.
     pub(crate) tensor: &'a Tensor,
     pub(crate) placement: &'a Placement,
     /// Whether it is the one of several copies that counts.
-    pub(crate) counts: bool,
+    pub(crate) is_counted: bool,
 }
 
-impl State<'_> {
+impl StateTensor<'_> {
     /// For a file.
-    pub(crate) fn named(&self) -> Named<'_> {
-        Named { name: &self.name, tensor: self.tensor, placement: self.placement }
+    pub(crate) fn named(&self) -> NamedTensor<'_> {
+        NamedTensor { name: &self.name, tensor: self.tensor, placement: self.placement }
     }
 }
 
@@ -331,14 +316,14 @@ fn clip_divisor(norm: f64, max_norm: f64) -> f64 {
     if max_norm == 0.0 { 1.0 } else { ((norm + 1e-6) / max_norm).max(1.0) }
 }
 
-impl Slot {
+impl ParamState {
     fn new(parameter: &Parameter) -> Self {
         let master = no_grad(|| parameter.tensor.detach().to_kind(Kind::Float));
         let moments = Moments::zeros_like(&master);
         Self { parameter: parameter.clone(), master, moments, grad: None }
     }
 
-    fn add(&mut self, grad: &Tensor) {
+    fn accumulate_grad(&mut self, grad: &Tensor) {
         match &mut self.grad {
             Some(sum) => {
                 let _ = sum.g_add_(grad);
@@ -349,13 +334,13 @@ impl Slot {
     }
 
     /// Carries the new values into weights of lower precision.
-    fn carry(&mut self) {
+    fn copy_master_to_weights(&mut self) {
         if self.parameter.tensor.kind() != Kind::Float {
             no_grad(|| self.parameter.tensor.copy_(&self.master));
         }
     }
 
-    fn state(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
+    fn state_tensors(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
         let master = (self.parameter.tensor.kind() != Kind::Float).then_some(("master", &self.master));
         [("exp_avg", &self.moments.exp_avg), ("exp_avg_sq", &self.moments.exp_avg_sq)]
             .into_iter()
@@ -395,7 +380,7 @@ mod tests {
         ) -> Result<Tensor, parallel::Error> {
             Ok(rows * &self.parameters[0].tensor)
         }
-        fn hidden(&self, rows: &Tensor) -> (Vec<i64>, (Kind, Device)) {
+        fn hidden_spec(&self, rows: &Tensor) -> (Vec<i64>, (Kind, Device)) {
             (rows.size(), (rows.kind(), rows.device()))
         }
         fn segment_parameters(&self, _: usize) -> Vec<usize> {
@@ -413,8 +398,8 @@ mod tests {
         TrainConfig { lr: 0.1, scheduler: Scheduler::Constant, ..TrainConfig::default() }
     }
 
-    fn alone() -> Arc<Groups> {
-        Arc::new(Groups::single())
+    fn alone() -> Arc<ProcessGroups> {
+        Arc::new(ProcessGroups::single())
     }
 
     fn weights(model: &Line) -> Vec<f64> {
@@ -459,7 +444,7 @@ mod tests {
         }
         // 50 steps of 1e-4 downwards. A step of 1e-4 is below half a bf16 spacing at 1 and at 2 (2^-9 and 2^-7), so weights
         // that were updated in place would not have moved at all.
-        let master = engine.slots[0].master.double_value(&[0]);
+        let master = engine.param_states[0].master.double_value(&[0]);
         assert!((master - 0.995).abs() < 1e-5, "{master}");
         assert!((weights(&model)[0] - 0.995).abs() < 0.002);
     }
@@ -478,7 +463,7 @@ mod tests {
     fn a_step_without_a_gradient_is_refused() {
         let model = Line::new(Kind::Float);
         let mut engine = Engine::new(&model.parameters, &config(), 10, &alone()).unwrap();
-        assert!(matches!(engine.step(), Err(Error::NothingTrained)));
+        assert!(matches!(engine.step(), Err(Error::NoTrainableParameters)));
     }
 
     #[test]

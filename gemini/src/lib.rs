@@ -6,7 +6,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod engine;
 pub mod optimizer;
-mod replica;
+mod reducer;
 pub mod schedule;
 
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ pub enum Error {
     #[error(
         "ranks {rank} and {other} start from different weights: the folders of the models must be the same on all machines"
     )]
-    Twins {
+    ReplicasDiffer {
         /// The rank that tells.
         rank: usize,
         /// The other one.
@@ -69,16 +69,16 @@ pub enum Error {
         "{name} is to be trained and does not lie row by row in memory; the update would mix up its values. \
              Load the model with LoadOptions::trainable"
     )]
-    Layout {
+    NotContiguous {
         /// The parameter.
         name: String,
     },
     /// Nothing to train.
     #[error("no parameter of this model is trained: every one is frozen")]
-    NothingTrained,
+    NoTrainableParameters,
     /// A file of tensors.
     #[error(transparent)]
-    File(#[from] parallel::tensor_file::Error),
+    File(#[from] parallel::safetensors_file::Error),
     /// The file system.
     #[error("{}: {source}{}", path.display(), space_hint(source))]
     Io {
@@ -90,7 +90,7 @@ pub enum Error {
     },
     /// Something lies where a folder is to be made.
     #[error("{}: there is something at this place already, and nothing is overwritten: choose another place, or move it away", path.display())]
-    Taken {
+    AlreadyExists {
         /// The place.
         path: PathBuf,
     },

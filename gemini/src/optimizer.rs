@@ -24,23 +24,24 @@ impl Moments {
 }
 
 /// One parameter of an update: the values in fp32, their gradient, the moments, and whether decay applies.
-pub(crate) struct Update<'a> {
+pub(crate) struct AdamwParam<'a> {
     pub(crate) master: &'a Tensor,
     pub(crate) grad: &'a Tensor,
     pub(crate) moments: &'a Moments,
-    pub(crate) decay: bool,
+    pub(crate) weight_decay: bool,
 }
 
 /// Updates every parameter in place. The gradients are divided by `grad_divisor` first; `step` counts from 1.
 pub(crate) fn adamw(
-    updates: &[Update<'_>],
+    updates: &[AdamwParam<'_>],
     config: &TrainConfig,
     lr: f64,
     step: u64,
     grad_divisor: f64,
 ) -> Result<(), Error> {
     for decay in [true, false] {
-        let group: Vec<&Update<'_>> = updates.iter().filter(|update| update.decay == decay).collect();
+        let group: Vec<&AdamwParam<'_>> =
+            updates.iter().filter(|update| update.weight_decay == decay).collect();
         if !group.is_empty() {
             let weight_decay = if decay { config.weight_decay } else { 0.0 };
             fused(&group, config, [lr, weight_decay, grad_divisor], step)?;
@@ -50,7 +51,7 @@ pub(crate) fn adamw(
 }
 
 fn fused(
-    group: &[&Update<'_>],
+    group: &[&AdamwParam<'_>],
     config: &TrainConfig,
     [lr, weight_decay, grad_divisor]: [f64; 3],
     step: u64,
@@ -61,14 +62,14 @@ fn fused(
     let divisor = Tensor::from(grad_divisor).to_kind(Kind::Float).to_device(device);
     let masters: Vec<&Tensor> = group.iter().map(|update| update.master).collect();
     let grads: Vec<&Tensor> = group.iter().map(|update| update.grad).collect();
-    let firsts: Vec<&Tensor> = group.iter().map(|update| &update.moments.exp_avg).collect();
-    let seconds: Vec<&Tensor> = group.iter().map(|update| &update.moments.exp_avg_sq).collect();
+    let exp_avgs: Vec<&Tensor> = group.iter().map(|update| &update.moments.exp_avg).collect();
+    let exp_avg_sqs: Vec<&Tensor> = group.iter().map(|update| &update.moments.exp_avg_sq).collect();
     let counts: Vec<&Tensor> = group.iter().map(|_| &count).collect();
     let arguments = [
         Value::Tensors(&masters),
         Value::Tensors(&grads),
-        Value::Tensors(&firsts),
-        Value::Tensors(&seconds),
+        Value::Tensors(&exp_avgs),
+        Value::Tensors(&exp_avg_sqs),
         Value::Tensors(&[]),
         Value::Tensors(&counts),
         Value::Double(lr),
@@ -108,7 +109,8 @@ mod tests {
         let config = TrainConfig { weight_decay: 0.5, ..TrainConfig::default() };
         let (master, grad) = (Tensor::from_slice(&[1.0f32]), Tensor::from_slice(&[4.0f32]));
         let moments = Moments::zeros_like(&master);
-        let update = |decay| Update { master: &master, grad: &grad, moments: &moments, decay };
+        let update =
+            |weight_decay| AdamwParam { master: &master, grad: &grad, moments: &moments, weight_decay };
         adamw(&[update(true)], &config, 0.1, 1, 2.0).unwrap();
         assert!((master.double_value(&[0]) - 0.85).abs() < 1e-6, "{master:?}");
     }
@@ -122,7 +124,7 @@ mod tests {
         let moments = Moments::zeros_like(&master);
         for (step, grad) in [[0.5f32, -2.0], [0.1, 1.0], [-0.3, 0.2]].iter().enumerate() {
             let grad = Tensor::from_slice(grad);
-            let update = Update { master: &master, grad: &grad, moments: &moments, decay: true };
+            let update = AdamwParam { master: &master, grad: &grad, moments: &moments, weight_decay: true };
             adamw(&[update], &config, 0.01, step as u64 + 1, 1.0).unwrap();
         }
         let got = Vec::<f32>::try_from(&master).unwrap();

@@ -7,7 +7,7 @@
 use crate::config::Scheduler;
 
 /// The factor of step `step` (from 0) of `total`.
-pub fn factor(scheduler: Scheduler, step: u64, warmup: u64, total: u64) -> f64 {
+pub fn lr_factor(scheduler: Scheduler, step: u64, warmup: u64, total: u64) -> f64 {
     if step < warmup {
         return step as f64 / warmup as f64;
     }
@@ -29,10 +29,10 @@ mod tests {
         let cosine = [0.0, 0.25, 0.5, 0.75, 1.0, 0.933_012_7, 0.75, 0.5, 0.25, 0.066_987_3];
         let linear = [0.0, 0.25, 0.5, 0.75, 1.0, 0.833_333_3, 0.666_666_7, 0.5, 0.333_333_3, 0.166_666_7];
         for step in 0..10 {
-            let rate = |scheduler| factor(scheduler, step as u64, 4, 10);
+            let rate = |scheduler| lr_factor(scheduler, step as u64, 4, 10);
             assert!((rate(Scheduler::Cosine) - cosine[step]).abs() < 1e-7);
             assert!((rate(Scheduler::Linear) - linear[step]).abs() < 1e-7);
         }
-        assert!((factor(Scheduler::Constant, 9, 4, 10) - 1.0).abs() < f64::EPSILON);
+        assert!((lr_factor(Scheduler::Constant, 9, 4, 10) - 1.0).abs() < f64::EPSILON);
     }
 }

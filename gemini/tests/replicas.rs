@@ -10,7 +10,7 @@ use gemini::config::Scheduler;
 use gemini::{Engine, Error, TrainConfig};
 use parallel::c10d::Secret;
 use parallel::rendezvous::open_store;
-use parallel::{Axis, Groups, Mesh, Parameter, Place, Segmented, Transport, World};
+use parallel::{Axis, Mesh, Parameter, ProcessGroups, RankInfo, Segmented, Transport, World};
 use tch::{Device, Kind, Tensor};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -53,7 +53,7 @@ impl Segmented for Network {
         let weight = &self.parameters[index].tensor;
         Ok(hidden.map_or_else(|| rows.matmul(weight).tanh(), |hidden| hidden.matmul(weight)))
     }
-    fn hidden(&self, rows: &Tensor) -> (Vec<i64>, (Kind, Device)) {
+    fn hidden_spec(&self, rows: &Tensor) -> (Vec<i64>, (Kind, Device)) {
         (rows.size(), (rows.kind(), rows.device()))
     }
     fn segment_parameters(&self, index: usize) -> Vec<usize> {
@@ -68,7 +68,7 @@ impl Segmented for Network {
 }
 
 /// Steps over 5, 1 and 4 rows; the weights at the end, and the bytes that were sent.
-fn train(groups: &Arc<Groups>) -> (Vec<f32>, u64) {
+fn train(groups: &Arc<ProcessGroups>) -> (Vec<f32>, u64) {
     let network = Network::new();
     let config = TrainConfig { lr: 0.01, scheduler: Scheduler::Constant, ..TrainConfig::default() };
     let mut engine = Engine::new(network.parameters(), &config, 9, groups).unwrap();
@@ -76,7 +76,7 @@ fn train(groups: &Arc<Groups>) -> (Vec<f32>, u64) {
         let rows: Vec<Tensor> = (0..count)
             .map(|row| (Tensor::arange(8, (Kind::Float, Device::Cpu)) * (row + 3 * step + 1) as f64).cos())
             .collect();
-        for micro in engine.deal(&rows, 2) {
+        for micro in engine.split_micro_batches(&rows, 2) {
             let batch = Tensor::stack(micro, 0);
             let loss = |hidden: &Tensor| Ok::<_, Error>(network.loss(hidden, count));
             engine.accumulate(&network, &[&batch], |_, hidden| loss(hidden)).unwrap();
@@ -85,7 +85,7 @@ fn train(groups: &Arc<Groups>) -> (Vec<f32>, u64) {
     }
     let flat: Vec<Tensor> =
         network.parameters.iter().map(|parameter| parameter.tensor.detach().flatten(0, -1)).collect();
-    (Vec::try_from(Tensor::cat(&flat, 0)).unwrap(), groups.along(Axis::Data).sent_bytes())
+    (Vec::try_from(Tensor::cat(&flat, 0)).unwrap(), groups.axis_group(Axis::Data).sent_bytes())
 }
 
 /// The same on `size` ranks.
@@ -94,12 +94,16 @@ fn train_on(size: usize, transport: Transport) -> Vec<(Vec<f32>, u64)> {
 }
 
 /// Runs `body` on `size` data-parallel ranks, each a thread.
-fn on_ranks<T: Send>(size: usize, transport: Transport, body: impl Fn(&Arc<Groups>) -> T + Sync) -> Vec<T> {
-    let meeting = Place { secret: Some(Secret::random().unwrap()), ..Place::single() };
+fn on_ranks<T: Send>(
+    size: usize,
+    transport: Transport,
+    body: impl Fn(&Arc<ProcessGroups>) -> T + Sync,
+) -> Vec<T> {
+    let meeting = RankInfo { secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
     let server = open_store(&meeting, TIMEOUT).unwrap();
-    let meeting = Place { port: server.port(), served: true, ..meeting };
+    let meeting = RankInfo { port: server.port(), uses_agent_store: true, ..meeting };
     let rank = |rank: usize| {
-        let place = Place { rank, size, ..meeting.clone() };
+        let place = RankInfo { rank, size, ..meeting.clone() };
         let world = World::join(place, transport, TIMEOUT).unwrap();
         let groups = Arc::new(world.groups(&Mesh::new(&[(Axis::Data, size)], rank, size).unwrap()).unwrap());
         let ended = body(&groups);
@@ -115,7 +119,7 @@ fn on_ranks<T: Send>(size: usize, transport: Transport, body: impl Fn(&Arc<Group
 
 #[test]
 fn replicas_make_the_step_of_one_process_and_send_as_much_as_the_formula_says() {
-    let (alone, sent) = train(&Arc::new(Groups::single()));
+    let (alone, sent) = train(&Arc::new(ProcessGroups::single()));
     assert_eq!(sent, 0);
     for transport in [Transport::Shared, Transport::Gloo] {
         // Four ranks and a step of one row: three of them have nothing to add.

@@ -35,7 +35,7 @@ pub struct Architecture {
     /// Whether norms have weights (and, for a layer norm, biases).
     pub norm_affine: bool,
     /// How norms and residuals are arranged in a block.
-    pub residual: Residual,
+    pub residual: ResidualOrder,
     /// How queries, keys and values lie in the weights.
     pub qkv: Qkv,
     /// Whether queries and keys pass an RMS norm of their own, per head (Qwen3).
@@ -47,23 +47,23 @@ pub struct Architecture {
     /// Whether the MLP has biases.
     pub mlp_bias: bool,
     /// Whether the MLP is gated: `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
-    pub gated: bool,
+    pub gated_mlp: bool,
     /// The MLP's non-linearity.
     pub activation: Activation,
     /// What some layers have in place of their MLP.
-    pub experts: Option<Experts>,
+    pub experts: Option<MoeConfig>,
     /// Whether weight matrices are stored `[in, out]` (GPT-2's `Conv1D`) instead of `[out, in]`.
-    pub in_out: bool,
+    pub is_conv1d: bool,
     /// For each layer the number of latest tokens that one attends to, itself included; `None` for all.
-    pub windows: Vec<Option<i64>>,
+    pub sliding_windows: Vec<Option<i64>>,
     /// For each layer the factor of the attention scores.
-    pub scales: Vec<f64>,
+    pub attention_scales: Vec<f64>,
     /// Whether the embeddings are normalised (BLOOM).
     pub embedding_norm: bool,
     /// Whether there is a norm after the last block.
     pub final_norm: bool,
     /// Whether the vocabulary head is the token embedding.
-    pub tied: bool,
+    pub tie_word_embeddings: bool,
     /// Standard deviation of new weights.
     pub initializer_range: f64,
     /// Standard deviation of the new projections back into the residual stream (smaller in GPT-2).
@@ -74,21 +74,21 @@ pub struct Architecture {
 
 /// Several MLPs in place of one, of which each token takes a few (Shazeer et al. 2017, arXiv 1701.06538).
 #[derive(Clone, Debug, PartialEq)]
-pub struct Experts {
+pub struct MoeConfig {
     /// MLPs of a layer.
-    pub count: i64,
+    pub num_experts: i64,
     /// Those that a token takes.
-    pub per_token: i64,
+    pub num_experts_per_tok: i64,
     /// Whether the shares of those are divided by their sum.
-    pub normalized: bool,
+    pub norm_topk_prob: bool,
     /// Width inside each.
     pub intermediate_size: i64,
     /// Width inside one more MLP that every token takes, with a gate of its own.
-    pub shared_size: Option<i64>,
+    pub shared_expert_intermediate_size: Option<i64>,
     /// Whether each layer has experts.
-    pub layers: Vec<bool>,
+    pub is_moe_layer: Vec<bool>,
     /// The weight of the term that keeps experts equally busy, in training; 0 without it.
-    pub balance: f64,
+    pub router_aux_loss_coef: f64,
     /// The checkpoint's names, relative to a block's.
     pub names: ExpertNames,
 }
@@ -99,9 +99,9 @@ pub struct ExpertNames {
     /// The matrix that chooses.
     pub router: &'static str,
     /// The list of experts.
-    pub list: &'static str,
+    pub experts: &'static str,
     /// Gate, first and last matrix of one.
-    pub parts: [&'static str; 3],
+    pub matrices: [&'static str; 3],
     /// The MLP that every token takes, and its gate; its parts have the names of an MLP.
     pub shared: [&'static str; 2],
 }
@@ -131,15 +131,15 @@ pub enum NormKind {
 
 /// How norms and residuals are arranged; `n1` and `n2` are the block's norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Residual {
+pub enum ResidualOrder {
     /// `a = x + attn(n1(x)); a + mlp(n2(a))`.
-    Before,
+    PreNorm,
     /// `a = n1(x + attn(x)); n2(a + mlp(a))` (OPT-350m).
-    After,
+    PostNorm,
     /// `x + attn(n1(x)) + mlp(n2(x))` (GPT-NeoX).
     Parallel,
     /// `n = n1(x); a = n + attn(n); m = n2(a); m + mlp(m)` (BLOOM's `apply_residual_connection_post_layernorm`).
-    Normed,
+    NormedResidual,
 }
 
 /// How queries, keys and values lie in the weights.
@@ -148,9 +148,9 @@ pub enum Qkv {
     /// Three matrices.
     Separate,
     /// One matrix: all queries, all keys, all values (GPT-2).
-    Blocks,
+    Fused,
     /// One matrix: for each head its query, key and value (BLOOM, GPT-NeoX).
-    PerHead,
+    InterleavedByHead,
 }
 
 /// The MLP's non-linearity.
@@ -218,7 +218,7 @@ impl Architecture {
     pub fn position_limit(&self) -> Option<i64> {
         match &self.position {
             Position::Learned { .. } => Some(self.max_positions),
-            Position::Rope(rope) => Some(rope.longest(self.max_positions)),
+            Position::Rope(rope) => Some(rope.max_positions(self.max_positions)),
             Position::Alibi => None,
         }
     }
@@ -228,17 +228,17 @@ impl Architecture {
         let [hidden, width, vocab] =
             [self.hidden_size, self.embedding_size, self.vocab_size].map(|size| size as f64);
         let heads = (2 * (self.num_heads + self.num_kv_heads) * self.head_dim) as f64;
-        let matrices = if self.gated { 3.0 } else { 2.0 };
+        let matrices = if self.gated_mlp { 3.0 } else { 2.0 };
         let mlp = |inner: i64| matrices * hidden * inner as f64;
-        let layer = |index: usize| match self.experts.as_ref().filter(|experts| experts.layers[index]) {
+        let layer = |index: usize| match self.experts.as_ref().filter(|experts| experts.is_moe_layer[index]) {
             None => mlp(self.intermediate_size),
             Some(experts) => {
                 let each = hidden + mlp(experts.intermediate_size);
-                experts.count as f64 * each + mlp(experts.shared_size.unwrap_or(0))
+                experts.num_experts as f64 * each + mlp(experts.shared_expert_intermediate_size.unwrap_or(0))
             }
         };
         let layers: f64 = (0..self.num_layers as usize).map(|index| hidden * heads + layer(index)).sum();
-        let tables = if self.tied { 1.0 } else { 2.0 };
+        let tables = if self.tie_word_embeddings { 1.0 } else { 2.0 };
         let positions = match self.position {
             Position::Learned { .. } => hidden * self.max_positions as f64,
             Position::Rope(_) | Position::Alibi => 0.0,
@@ -247,7 +247,7 @@ impl Architecture {
     }
 
     /// Whether a projection lies between embedding and stream, and between stream and head.
-    pub fn projects(&self) -> bool {
+    pub fn has_embedding_projection(&self) -> bool {
         self.embedding_size != self.hidden_size
     }
 }

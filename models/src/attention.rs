@@ -7,9 +7,9 @@ use tch::Tensor;
 use crate::Error;
 use crate::architecture::{Architecture, Position, Qkv};
 use crate::batch::{Alibi, MaskKind};
-use crate::layer::{Linear, Norm, Registry};
+use crate::layer::{Linear, ModuleBuilder, Norm};
+use crate::model_parallel::{HeadPartition, TensorParallelRegion, WeightPlacement};
 use crate::rope::Rotary;
-use crate::split::{Border, Heads, Share};
 
 /// Attention over whole rows: `q` `[R, heads, T, D]`, `k` and `v` `[R, kv_heads, T, D]` to `[R, heads, T, D]`. Without a
 /// mask it is causal; a mask is added to the scores and holds the causality itself.
@@ -24,7 +24,7 @@ pub struct Attention {
     projection: Projection,
     norms: Option<(Norm, Norm)>,
     out: Linear,
-    heads: Heads,
+    heads: HeadPartition,
     head_dim: i64,
     scale: f64,
     mask: MaskKind,
@@ -33,21 +33,21 @@ pub struct Attention {
 #[derive(Debug)]
 enum Projection {
     Separate([Linear; 3]),
-    Blocks(Linear),
-    PerHead(Linear),
+    Fused(Linear),
+    InterleavedByHead(Linear),
 }
 
 /// What the heads of a rank see in `layer`.
-pub(crate) fn mask_of(architecture: &Architecture, layer: usize, heads: &Heads) -> MaskKind {
+pub(crate) fn mask_for_layer(architecture: &Architecture, layer: usize, heads: &HeadPartition) -> MaskKind {
     let alibi = matches!(architecture.position, Position::Alibi)
-        .then(|| Alibi { heads: architecture.num_heads, own: heads.queries.clone() });
-    MaskKind { window: architecture.windows[layer], alibi }
+        .then(|| Alibi { heads: architecture.num_heads, local_heads: heads.query_heads.clone() });
+    MaskKind { window: architecture.sliding_windows[layer], alibi }
 }
 
 impl Attention {
     /// The attention of `layer`, whose modules have names that begin with `prefix`.
     pub fn new(
-        registry: &mut Registry<'_>,
+        registry: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
         layer: usize,
         prefix: &str,
@@ -57,59 +57,77 @@ impl Attention {
         let kv = architecture.num_kv_heads * dim;
         let name = |index: usize| format!("{prefix}.{}", names.qkv[index]);
         let bias = architecture.qkv_bias;
-        let heads = Heads::new(architecture, registry.group())?;
-        let (of_queries, of_keys) = (&heads.query_share, &heads.key_share);
+        let heads = HeadPartition::new(architecture, registry.group())?;
+        let (of_queries, of_keys) = (&heads.query_placement, &heads.kv_placement);
         let fused = [inner, outer + 2 * kv];
         let projection = match architecture.qkv {
             Qkv::Separate => Projection::Separate([
-                registry.columns(&name(0), [inner, outer], bias, of_queries)?,
-                registry.columns(&name(1), [inner, kv], bias, of_keys)?,
-                registry.columns(&name(2), [inner, kv], bias, of_keys)?,
+                registry.column_parallel_linear(&name(0), [inner, outer], bias, of_queries)?,
+                registry.column_parallel_linear(&name(1), [inner, kv], bias, of_keys)?,
+                registry.column_parallel_linear(&name(2), [inner, kv], bias, of_keys)?,
             ]),
-            Qkv::Blocks => Projection::Blocks(registry.columns(&name(0), fused, bias, &heads.in_blocks())?),
-            Qkv::PerHead => {
-                Projection::PerHead(registry.columns(&name(0), fused, bias, &heads.per_head())?)
-            }
+            Qkv::Fused => Projection::Fused(registry.column_parallel_linear(
+                &name(0),
+                fused,
+                bias,
+                &heads.fused_placement(),
+            )?),
+            Qkv::InterleavedByHead => Projection::InterleavedByHead(registry.column_parallel_linear(
+                &name(0),
+                fused,
+                bias,
+                &heads.interleaved_placement(),
+            )?),
         };
         let norms = if architecture.qk_norm {
-            let share = if registry.group().is_some() { Share::Terms } else { Share::Whole };
-            let norm = |registry: &mut Registry<'_>, which: &str| {
-                registry.norm_of(&format!("{prefix}.self_attn.{which}_norm"), dim, &share)
+            let share = if registry.group().is_some() {
+                WeightPlacement::Partial
+            } else {
+                WeightPlacement::Replicate
+            };
+            let norm = |registry: &mut ModuleBuilder<'_>, which: &str| {
+                registry.norm_with_placement(&format!("{prefix}.self_attn.{which}_norm"), dim, &share)
             };
             Some((norm(registry, "q")?, norm(registry, "k")?))
         } else {
             None
         };
         let out_name = format!("{prefix}.{}", names.out);
-        let out = registry.rows(&out_name, [outer, inner], architecture.out_bias, &heads.query_share)?;
-        let mask = mask_of(architecture, layer, &heads);
-        registry.split().check(&heads.queries, &mask)?;
-        let scale = architecture.scales[layer];
+        let out = registry.row_parallel_linear(
+            &out_name,
+            [outer, inner],
+            architecture.out_bias,
+            &heads.query_placement,
+        )?;
+        let mask = mask_for_layer(architecture, layer, &heads);
+        registry.split().check_attention(&heads.query_heads, &mask)?;
+        let scale = architecture.attention_scales[layer];
         Ok(Self { projection, norms, out, heads, head_dim: dim, scale, mask })
     }
 
     /// Queries `[N, heads, D]`, keys and values `[N, kv_heads, D]` of `x` `[N, hidden]`, normed and rotated; the heads of this rank.
-    pub fn project(
+    pub fn qkv(
         &self,
         x: &Tensor,
         rotary: Option<&Rotary>,
-        border: &Border,
+        tp_region: &TensorParallelRegion,
     ) -> Result<[Tensor; 3], parallel::Error> {
-        let x = &border.enter(x)?;
-        let [heads, kv_heads] = [&self.heads.queries, &self.heads.keys].map(|own| own.end - own.start);
+        let x = &tp_region.copy_to_region(x)?;
+        let [heads, kv_heads] =
+            [&self.heads.query_heads, &self.heads.kv_heads].map(|own| own.end - own.start);
         let [mut q, mut k, v] = match &self.projection {
             Projection::Separate([q, k, v]) => {
                 let apart = |x: Tensor, heads| x.unflatten(1, [heads, self.head_dim]);
                 let q = apart(q.forward(x), heads);
-                let [k, v] = [k, v].map(|linear| apart(self.keys(linear, x), kv_heads));
+                let [k, v] = [k, v].map(|linear| apart(self.project_kv(linear, x), kv_heads));
                 [q, k, v]
             }
-            Projection::Blocks(linear) => {
+            Projection::Fused(linear) => {
                 let joined = linear.forward(x).unflatten(1, [heads + 2 * kv_heads, self.head_dim]);
                 [(0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads)]
                     .map(|(start, count)| joined.narrow(1, start, count))
             }
-            Projection::PerHead(linear) => {
+            Projection::InterleavedByHead(linear) => {
                 let joined = linear.forward(x).unflatten(1, [heads, 3, self.head_dim]);
                 [0, 1, 2].map(|part| joined.select(2, part))
             }
@@ -124,29 +142,29 @@ impl Attention {
     }
 
     /// Keys or values of the heads that this rank reads.
-    fn keys(&self, linear: &Linear, x: &Tensor) -> Tensor {
-        match self.heads.key_share {
-            Share::Terms => {
-                let own = &self.heads.keys;
-                linear.of_columns(&(own.start * self.head_dim..own.end * self.head_dim)).forward(x)
+    fn project_kv(&self, linear: &Linear, x: &Tensor) -> Tensor {
+        match self.heads.kv_placement {
+            WeightPlacement::Partial => {
+                let own = &self.heads.kv_heads;
+                linear.select_columns(&(own.start * self.head_dim..own.end * self.head_dim)).forward(x)
             }
             _ => linear.forward(x),
         }
     }
 
     /// The output projection of `attended` `[N, heads * D]`, on top of `residual` where there is one.
-    pub fn project_out(
+    pub fn o_proj(
         &self,
         attended: &Tensor,
         residual: Option<&Tensor>,
-        border: &Border,
+        tp_region: &TensorParallelRegion,
     ) -> Result<Tensor, parallel::Error> {
-        border.leave(&self.out, attended, residual)
+        tp_region.row_parallel_linear(&self.out, attended, residual)
     }
 
     /// Key-value heads of this rank.
     pub fn kv_heads(&self) -> i64 {
-        self.heads.keys.end - self.heads.keys.start
+        self.heads.kv_heads.end - self.heads.kv_heads.start
     }
 
     /// Width of one head.

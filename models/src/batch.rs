@@ -13,14 +13,14 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use parallel::sequence::Layout;
+use parallel::sequence::SequenceShard;
 use tch::{Device, Kind, Tensor, no_grad};
 
-use crate::experts::Balance;
+use crate::moe::LoadBalancingLoss;
 use crate::rope::{Rope, Rotary};
 
 /// Tokens in a group's padded area, at most, for each real one: 5/4.
-const AREA: (i64, i64) = (5, 4);
+const MAX_PADDING_RATIO: (i64, i64) = (5, 4);
 
 /// A flat batch.
 #[derive(Debug)]
@@ -32,25 +32,25 @@ pub struct Batch {
     /// Tokens of each row.
     pub lengths: Vec<i64>,
     /// The weight of one token in the term that keeps experts equally busy; 0 without that term.
-    pub balance: f64,
+    pub aux_loss_coef: f64,
     is_empty: bool,
-    groups: Vec<Group>,
+    groups: Vec<PaddedGroup>,
     /// Where each token lies in the groups' padded areas laid end to end; `None` if just there.
-    restore: Option<Tensor>,
-    kept: RefCell<Kept>,
+    unpad_indices: Option<Tensor>,
+    cache: RefCell<BatchCache>,
 }
 
 /// Rows that attention handles together.
 #[derive(Debug)]
-struct Group {
+struct PaddedGroup {
     rows: i64,
     length: i64,
-    source: Source,
+    tokens: GroupTokens,
 }
 
 /// Where a group's tokens come from.
 #[derive(Debug)]
-enum Source {
+enum GroupTokens {
     /// A run of the flat batch from this token on.
     Run(i64),
     /// These tokens of the flat batch, int64 `[rows * length]`; pads repeat their row's last token.
@@ -58,34 +58,34 @@ enum Source {
 }
 
 /// What sines and cosines depend on beside the batch: the tokens of one rank, or of all.
-type Angles = (Rope, Kind, Option<Layout>);
+type RotaryKey = (Rope, Kind, Option<SequenceShard>);
 
 /// What was made for this batch, under what it was made from.
 #[derive(Debug, Default)]
-struct Kept {
-    rotary: Vec<(Angles, Rotary)>,
-    parts: Vec<(Layout, Rc<Part>)>,
+struct BatchCache {
+    rotary: Vec<(RotaryKey, Rotary)>,
+    parts: Vec<(SequenceShard, Rc<LocalBatch>)>,
     rows: Option<Tensor>,
     masks: Vec<((i64, MaskKind, Kind), Tensor)>,
 }
 
 /// The tokens of a batch that one rank has, where ranks share them.
 #[derive(Debug)]
-pub struct Part {
+pub struct LocalBatch {
     /// Token ids, int64 `[n]`.
     pub input_ids: Tensor,
     /// Position of each token in its row, int64 `[n]`.
     pub positions: Tensor,
     /// The token of the batch that each one is, int64 `[n]`.
-    tokens: Tensor,
+    token_indices: Tensor,
     /// Tokens of the batch.
     size: i64,
     /// Where they lie when the parts of all ranks are laid end to end, int64 `[N]`; `None` if just there.
-    places: Option<Tensor>,
+    unshard_indices: Option<Tensor>,
     /// Tokens of a chunk of each row.
-    pub chunks: Vec<i64>,
+    pub chunk_lens: Vec<i64>,
     /// Of each token, whether no earlier rank has it too; fp32 `[n]`.
-    pub counts: Tensor,
+    pub unique_mask: Tensor,
 }
 
 /// Which keys a query sees and at what price, beside causality.
@@ -103,7 +103,7 @@ pub struct Alibi {
     /// All heads of the layer: their number decides the slopes.
     pub heads: i64,
     /// Those that are computed here.
-    pub own: Range<i64>,
+    pub local_heads: Range<i64>,
 }
 
 impl Batch {
@@ -115,27 +115,27 @@ impl Batch {
         let rows: &[&[i64]] = if is_empty { &[&[0]] } else { rows };
         let lengths: Vec<i64> = rows.iter().map(|row| row.len() as i64).collect();
         let positions: Vec<i64> = lengths.iter().flat_map(|&length| 0..length).collect();
-        let (groups, restore) = group(&lengths, device);
+        let (groups, unpad_indices) = group_by_length(&lengths, device);
         Self {
             input_ids: Tensor::from_slice(&rows.concat()).to_device(device),
             positions: Tensor::from_slice(&positions).to_device(device),
             lengths,
-            balance: 0.0,
+            aux_loss_coef: 0.0,
             is_empty,
             groups,
-            restore,
-            kept: RefCell::default(),
+            unpad_indices,
+            cache: RefCell::default(),
         }
     }
 
     /// The same batch, with the weight of one token in the term that keeps experts equally busy.
     #[must_use]
-    pub fn balanced(self, balance: f64) -> Self {
-        Self { balance, ..self }
+    pub fn with_aux_loss_coef(self, aux_loss_coef: f64) -> Self {
+        Self { aux_loss_coef, ..self }
     }
 
     /// The tokens of its rows.
-    pub fn real_tokens(&self) -> i64 {
+    pub fn num_real_tokens(&self) -> i64 {
         if self.is_empty { 0 } else { self.num_tokens() }
     }
 
@@ -166,7 +166,7 @@ impl Batch {
             .iter()
             .map(|group| {
                 let mask = self.mask(group.length, mask, q.kind());
-                let side = |x: &Tensor| group.side_by_side(x);
+                let side = |x: &Tensor| group.pad_input(x);
                 crate::attention::scaled_dot_product(&side(q), &side(k), &side(v), mask.as_ref(), scale)
                     .transpose(1, 2)
                     .reshape([group.rows * group.length, -1])
@@ -176,35 +176,36 @@ impl Batch {
             [one] => one.shallow_clone(),
             several => Tensor::cat(several, 0),
         };
-        match &self.restore {
-            Some(indices) => take(&joined, indices),
+        match &self.unpad_indices {
+            Some(indices) => gather_rows(&joined, indices),
             None => joined,
         }
     }
 
     /// What keeps experts equally busy over all tokens, or over those of a part.
-    pub(crate) fn balance(
+    pub(crate) fn load_balancing_loss(
         &self,
-        part: Option<&Part>,
-        group: Option<&Arc<parallel::comm::Group>>,
-    ) -> Option<Balance> {
-        if self.balance == 0.0 || self.is_empty {
+        part: Option<&LocalBatch>,
+        group: Option<&Arc<parallel::comm::ProcessGroup>>,
+    ) -> Option<LoadBalancingLoss> {
+        if self.aux_loss_coef == 0.0 || self.is_empty {
             return None;
         }
         let device = self.input_ids.device();
-        let rows = self.rows();
-        Some(Balance {
-            rows: part.map_or_else(|| rows.shallow_clone(), |part| rows.index_select(0, &part.tokens)),
+        let rows = self.row_index();
+        Some(LoadBalancingLoss {
+            row_index: part
+                .map_or_else(|| rows.shallow_clone(), |part| rows.index_select(0, &part.token_indices)),
             lengths: Tensor::from_slice(&self.lengths).to_device(device).to_kind(Kind::Float),
-            counts: part.map(|part| part.counts.shallow_clone()),
-            weight: self.balance,
+            unique_mask: part.map(|part| part.unique_mask.shallow_clone()),
+            coef: self.aux_loss_coef,
             group: group.cloned(),
         })
     }
 
     /// The row of each token, int64 `[N]`, found at the first call.
-    fn rows(&self) -> Tensor {
-        let mut kept = self.kept.borrow_mut();
+    fn row_index(&self) -> Tensor {
+        let mut kept = self.cache.borrow_mut();
         let rows = kept.rows.get_or_insert_with(|| {
             let of_row = |(row, &length): (i64, &i64)| std::iter::repeat_n(row, length as usize);
             let rows: Vec<i64> = (0..).zip(&self.lengths).flat_map(of_row).collect();
@@ -214,36 +215,38 @@ impl Batch {
     }
 
     /// The tokens of one rank, found at the first call.
-    pub fn part(&self, layout: Layout) -> Rc<Part> {
-        let mut kept = self.kept.borrow_mut();
+    pub fn local(&self, layout: SequenceShard) -> Rc<LocalBatch> {
+        let mut kept = self.cache.borrow_mut();
         if let Some((_, part)) = kept.parts.iter().find(|(of, _)| *of == layout) {
             return Rc::clone(part);
         }
         let device = self.input_ids.device();
-        let tokens = Tensor::from_slice(&layout.own(&self.lengths)).to_device(device);
-        let part = Rc::new(Part {
-            input_ids: self.input_ids.index_select(0, &tokens),
-            positions: self.positions.index_select(0, &tokens),
-            tokens,
+        let token_indices = Tensor::from_slice(&layout.local_indices(&self.lengths)).to_device(device);
+        let part = Rc::new(LocalBatch {
+            input_ids: self.input_ids.index_select(0, &token_indices),
+            positions: self.positions.index_select(0, &token_indices),
+            token_indices,
             size: self.num_tokens(),
-            places: layout.places(&self.lengths).map(|places| Tensor::from_slice(&places).to_device(device)),
-            chunks: layout.chunks(&self.lengths),
-            counts: Tensor::from_slice(&layout.counts(&self.lengths)).to_device(device),
+            unshard_indices: layout
+                .unshard_indices(&self.lengths)
+                .map(|places| Tensor::from_slice(&places).to_device(device)),
+            chunk_lens: layout.chunk_lens(&self.lengths),
+            unique_mask: Tensor::from_slice(&layout.unique_mask(&self.lengths)).to_device(device),
         });
         kept.parts.push((layout, Rc::clone(&part)));
         part
     }
 
     /// Sine and cosine of every token, or of those of one rank, made at the first call.
-    pub fn rotary(&self, rope: &Rope, kind: Kind, layout: Option<Layout>) -> Rotary {
-        let tokens = layout.map(|layout| self.part(layout));
+    pub fn rotary(&self, rope: &Rope, kind: Kind, layout: Option<SequenceShard>) -> Rotary {
+        let tokens = layout.map(|layout| self.local(layout));
         let key = (rope.clone(), kind, layout);
-        let mut kept = self.kept.borrow_mut();
+        let mut kept = self.cache.borrow_mut();
         if let Some((_, rotary)) = kept.rotary.iter().find(|(made, _)| *made == key) {
             return rotary.clone();
         }
         let whole = rope.rotary(&self.positions, &self.lengths, &self.lengths, kind);
-        let rotary = tokens.map_or_else(|| whole.clone(), |part| whole.of(&part.tokens));
+        let rotary = tokens.map_or_else(|| whole.clone(), |part| whole.select(&part.token_indices));
         kept.rotary.push((key, rotary.clone()));
         rotary
     }
@@ -255,36 +258,38 @@ impl Batch {
             return None;
         }
         let key = (length, wanted.clone(), kind);
-        let mut kept = self.kept.borrow_mut();
+        let mut kept = self.cache.borrow_mut();
         if let Some((_, mask)) = kept.masks.iter().find(|(made, _)| *made == key) {
             return Some(mask.shallow_clone());
         }
-        let mask = wanted.tensor(0, length, kind, self.input_ids.device());
+        let mask = wanted.attention_bias(0, length, kind, self.input_ids.device());
         kept.masks.push((key, mask.shallow_clone()));
         Some(mask)
     }
 }
 
-impl Part {
+impl LocalBatch {
     /// From the parts of all ranks, end to end `[P n, ..]`, to the batch `[N, ..]`.
-    pub fn whole(&self, parts: &Tensor) -> Tensor {
+    pub fn unshard(&self, parts: &Tensor) -> Tensor {
         let shape = [&[self.size], &parts.size()[1..]].concat();
-        match &self.places {
+        match &self.unshard_indices {
             None => parts.narrow(0, 0, self.size),
-            Some(places) => take(&parts.flatten(1, -1), places).view(shape.as_slice()),
+            Some(places) => gather_rows(&parts.flatten(1, -1), places).view(shape.as_slice()),
         }
     }
 }
 
-impl Group {
+impl PaddedGroup {
     /// `[N, heads, D]` to `[rows, heads, length, D]`.
-    fn side_by_side(&self, x: &Tensor) -> Tensor {
+    fn pad_input(&self, x: &Tensor) -> Tensor {
         let shape = x.size();
-        let tokens = match &self.source {
-            Source::Run(start) if *start == 0 && self.rows * self.length == shape[0] => x.shallow_clone(),
-            Source::Run(start) => x.narrow(0, *start, self.rows * self.length),
-            Source::Gather(indices) => {
-                take(&x.reshape([shape[0], -1]), indices).view([-1, shape[1], shape[2]])
+        let tokens = match &self.tokens {
+            GroupTokens::Run(start) if *start == 0 && self.rows * self.length == shape[0] => {
+                x.shallow_clone()
+            }
+            GroupTokens::Run(start) => x.narrow(0, *start, self.rows * self.length),
+            GroupTokens::Gather(indices) => {
+                gather_rows(&x.reshape([shape[0], -1]), indices).view([-1, shape[1], shape[2]])
             }
         };
         tokens.unflatten(0, [self.rows, self.length]).transpose(1, 2)
@@ -294,23 +299,23 @@ impl Group {
 impl MaskKind {
     /// What is added to the scores of queries at positions `past..past + queries` for the keys before and at them:
     /// `[1, 1 or heads, queries, past + queries]`, minus infinity where a key is not seen.
-    pub fn tensor(&self, past: i64, queries: i64, kind: Kind, device: Device) -> Tensor {
+    pub fn attention_bias(&self, past: i64, queries: i64, kind: Kind, device: Device) -> Tensor {
         no_grad(|| {
             let keys = Tensor::arange(past + queries, (Kind::Float, device));
             let distance = keys.unsqueeze(0) - keys.narrow(0, past, queries).unsqueeze(1); // [queries, keys]
-            self.price(&distance).view([1, -1, queries, past + queries]).to_kind(kind)
+            self.bias_at_distance(&distance).view([1, -1, queries, past + queries]).to_kind(kind)
         })
     }
 
     /// The price of a key at `distance` (key minus query) `[..., queries, keys]`; a head dimension is put in front.
-    pub fn price(&self, distance: &Tensor) -> Tensor {
+    pub fn bias_at_distance(&self, distance: &Tensor) -> Tensor {
         let mut unseen = distance.gt(0.0);
         if let Some(window) = self.window {
             unseen = unseen.logical_or(&distance.le(-window as f64));
         }
         let price = match &self.alibi {
-            Some(Alibi { heads, own }) => {
-                let slopes = &alibi_slopes(*heads)[own.start as usize..own.end as usize];
+            Some(Alibi { heads, local_heads }) => {
+                let slopes = &alibi_slopes(*heads)[local_heads.start as usize..local_heads.end as usize];
                 let slopes = Tensor::from_slice(slopes).to_device(distance.device());
                 slopes.view([-1, 1, 1]) * distance.unsqueeze(-3)
             }
@@ -331,7 +336,7 @@ pub fn alibi_slopes(heads: i64) -> Vec<f32> {
 }
 
 /// Rows of `[N, width]`; as a look-up in a table, whose backward is twice as fast as that of `index_select`.
-fn take(x: &Tensor, indices: &Tensor) -> Tensor {
+fn gather_rows(x: &Tensor, indices: &Tensor) -> Tensor {
     Tensor::embedding(x, indices, -1, false, false)
 }
 
@@ -347,7 +352,7 @@ fn starts(lengths: &[i64]) -> Vec<i64> {
 }
 
 /// Divides rows into groups and says how to undo it.
-fn group(lengths: &[i64], device: Device) -> (Vec<Group>, Option<Tensor>) {
+fn group_by_length(lengths: &[i64], device: Device) -> (Vec<PaddedGroup>, Option<Tensor>) {
     let starts = starts(lengths);
     let mut order: Vec<usize> = (0..lengths.len()).collect();
     order.sort_by_key(|&row| std::cmp::Reverse(lengths[row])); // stable: equal lengths stay in batch order
@@ -364,10 +369,10 @@ fn group(lengths: &[i64], device: Device) -> (Vec<Group>, Option<Tensor>) {
                 places[(starts[row] + token) as usize] = place + token;
             }
         }
-        groups.push(Group {
+        groups.push(PaddedGroup {
             rows: rows.len() as i64,
             length,
-            source: source(rows, lengths, &starts, device),
+            tokens: source(rows, lengths, &starts, device),
         });
         area += rows.len() as i64 * length;
         rest = later;
@@ -387,20 +392,20 @@ fn group_size(rows: &[usize], lengths: &[i64]) -> usize {
         .enumerate()
         .take_while(|&(index, &row)| {
             tokens += lengths[row];
-            (index as i64 + 1) * longest * AREA.1 <= tokens * AREA.0
+            (index as i64 + 1) * longest * MAX_PADDING_RATIO.1 <= tokens * MAX_PADDING_RATIO.0
         })
         .count()
 }
 
-fn source(rows: &[usize], lengths: &[i64], starts: &[i64], device: Device) -> Source {
+fn source(rows: &[usize], lengths: &[i64], starts: &[i64], device: Device) -> GroupTokens {
     let length = lengths[rows[0]];
     let run = rows.iter().zip(rows[0]..).all(|(&row, next)| row == next && lengths[row] == length);
     if run {
-        return Source::Run(starts[rows[0]]);
+        return GroupTokens::Run(starts[rows[0]]);
     }
     let token = |&row: &usize| (0..length).map(move |token| starts[row] + token.min(lengths[row] - 1));
     let indices: Vec<i64> = rows.iter().flat_map(token).collect();
-    Source::Gather(Tensor::from_slice(&indices).to_device(device))
+    GroupTokens::Gather(Tensor::from_slice(&indices).to_device(device))
 }
 
 #[cfg(test)]
@@ -417,7 +422,7 @@ mod tests {
     fn equal_rows_are_one_view() {
         let batch = batch(&[3, 3, 3]);
         assert_eq!(batch.groups.len(), 1);
-        assert!(matches!(batch.groups[0].source, Source::Run(0)) && batch.restore.is_none());
+        assert!(matches!(batch.groups[0].tokens, GroupTokens::Run(0)) && batch.unpad_indices.is_none());
         assert_eq!(batch.last_indices(), [2, 5, 8]);
         assert_eq!(Vec::<i64>::try_from(&batch.positions).unwrap(), [0, 1, 2, 0, 1, 2, 0, 1, 2]);
     }
@@ -430,7 +435,7 @@ mod tests {
         assert_eq!(shapes, [(3, 10), (1, 4)]);
         assert_eq!(batch.padded_tokens(), 34);
         // Row 0 lies behind the first area of 30, row 1 at its start, row 3 at 10 and row 2 at 20.
-        let restore = Vec::<i64>::try_from(batch.restore.as_ref().unwrap()).unwrap();
+        let restore = Vec::<i64>::try_from(batch.unpad_indices.as_ref().unwrap()).unwrap();
         assert_eq!((restore[0], restore[4], restore[14], restore[22]), (30, 0, 20, 10));
     }
 
@@ -451,14 +456,20 @@ mod tests {
         for mask in [
             MaskKind { window: None, alibi: None },
             MaskKind { window: Some(3), alibi: None },
-            MaskKind { window: None, alibi: Some(Alibi { heads: 4, own: 0..4 }) },
+            MaskKind { window: None, alibi: Some(Alibi { heads: 4, local_heads: 0..4 }) },
         ] {
             let together = batch.attend(&q, &k, &v, 0.3, &mask);
             assert_eq!(together.size(), [tokens, 32]);
             for (row, start) in batch.first_indices().into_iter().enumerate() {
-                let cut = |x: &Tensor| x.narrow(0, start, lengths[row] as i64);
-                let alone = self::batch(&[lengths[row]]).attend(&cut(&q), &cut(&k), &cut(&v), 0.3, &mask);
-                assert!(alone.allclose(&cut(&together), 1e-5, 1e-6, false), "{mask:?} row {row}");
+                let own_rows = |x: &Tensor| x.narrow(0, start, lengths[row] as i64);
+                let alone = self::batch(&[lengths[row]]).attend(
+                    &own_rows(&q),
+                    &own_rows(&k),
+                    &own_rows(&v),
+                    0.3,
+                    &mask,
+                );
+                assert!(alone.allclose(&own_rows(&together), 1e-5, 1e-6, false), "{mask:?} row {row}");
             }
         }
     }
@@ -471,7 +482,7 @@ mod tests {
 
     #[test]
     fn window_of_two_sees_itself_and_one_before() {
-        let mask = MaskKind { window: Some(2), alibi: None }.tensor(1, 2, Kind::Float, Device::Cpu);
+        let mask = MaskKind { window: Some(2), alibi: None }.attention_bias(1, 2, Kind::Float, Device::Cpu);
         let seen = Vec::<f32>::try_from(mask.view([6])).unwrap();
         let none = f32::NEG_INFINITY;
         assert_eq!(seen, [0.0, 0.0, none, none, 0.0, 0.0]);

@@ -6,27 +6,27 @@
 use tch::Tensor;
 
 use crate::Error;
-use crate::architecture::{Activation, Architecture, Residual};
+use crate::architecture::{Activation, Architecture, ResidualOrder};
 use crate::attention::Attention;
-use crate::experts::{Balance, Mixture};
-use crate::layer::{Linear, Norm, Registry};
+use crate::layer::{Linear, ModuleBuilder, Norm};
+use crate::model_parallel::{self, TensorParallelRegion};
+use crate::moe::{LoadBalancingLoss, MoeLayer};
 use crate::rope::Rotary;
-use crate::split::{self, Border};
 
 /// From queries, keys and values to `[N, heads * D]`.
-pub type Mix<'a> = dyn FnMut(&Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;
+pub type AttentionFn<'a> = dyn FnMut(&Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;
 
 /// The forward context: what every block needs besides the hidden states.
 #[derive(Debug)]
-pub struct Way {
+pub struct ForwardContext {
     /// How they enter and leave what ranks share.
-    pub border: Border,
+    pub tp_region: TensorParallelRegion,
     /// How their positions enter attention, if by rotation.
     pub rotary: Option<Rotary>,
     /// What keeps experts equally busy, in training.
-    pub balance: Option<Balance>,
+    pub aux_loss: Option<LoadBalancingLoss>,
     /// Whether the ranks of an expert group have different rows, as in training.
-    pub rows_are_own: bool,
+    pub distinct_rows_per_rank: bool,
 }
 
 /// One block.
@@ -36,19 +36,19 @@ pub struct Block {
     attention: Attention,
     second_norm: Norm,
     mlp: FeedForward,
-    residual: Residual,
+    residual: ResidualOrder,
 }
 
 impl Block {
     /// Block `layer` of a model.
     pub fn new(
-        registry: &mut Registry<'_>,
+        registry: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
         layer: usize,
     ) -> Result<Self, Error> {
         let names = &architecture.names;
         let prefix = format!("{}.{layer}", names.layers);
-        let norm = |registry: &mut Registry<'_>, name: &str| {
+        let norm = |registry: &mut ModuleBuilder<'_>, name: &str| {
             registry.norm(&format!("{prefix}.{name}"), architecture.hidden_size)
         };
         Ok(Self {
@@ -61,24 +61,29 @@ impl Block {
     }
 
     /// `[N, hidden]` to the same shape, of the tokens that this rank has between two borders.
-    pub fn forward(&self, x: &Tensor, way: &Way, mix: &mut Mix<'_>) -> Result<Tensor, parallel::Error> {
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        ctx: &ForwardContext,
+        attention_fn: &mut AttentionFn<'_>,
+    ) -> Result<Tensor, parallel::Error> {
         match self.residual {
-            Residual::Before => {
-                let a = self.attend(&self.first_norm.forward(x), way, mix, Some(x))?;
-                self.mlp.forward(&self.second_norm.forward(&a), Some(&a), way)
+            ResidualOrder::PreNorm => {
+                let a = self.attend(&self.first_norm.forward(x), ctx, attention_fn, Some(x))?;
+                self.mlp.forward(&self.second_norm.forward(&a), Some(&a), ctx)
             }
-            Residual::After => {
-                let a = self.first_norm.forward(&self.attend(x, way, mix, Some(x))?);
-                Ok(self.second_norm.forward(&self.mlp.forward(&a, Some(&a), way)?))
+            ResidualOrder::PostNorm => {
+                let a = self.first_norm.forward(&self.attend(x, ctx, attention_fn, Some(x))?);
+                Ok(self.second_norm.forward(&self.mlp.forward(&a, Some(&a), ctx)?))
             }
-            Residual::Parallel => {
-                let attended = self.attend(&self.first_norm.forward(x), way, mix, Some(x))?;
-                self.mlp.forward(&self.second_norm.forward(x), Some(&attended), way)
+            ResidualOrder::Parallel => {
+                let attended = self.attend(&self.first_norm.forward(x), ctx, attention_fn, Some(x))?;
+                self.mlp.forward(&self.second_norm.forward(x), Some(&attended), ctx)
             }
-            Residual::Normed => {
+            ResidualOrder::NormedResidual => {
                 let n = self.first_norm.forward(x);
-                let m = self.second_norm.forward(&self.attend(&n, way, mix, Some(&n))?);
-                self.mlp.forward(&m, Some(&m), way)
+                let m = self.second_norm.forward(&self.attend(&n, ctx, attention_fn, Some(&n))?);
+                self.mlp.forward(&m, Some(&m), ctx)
             }
         }
     }
@@ -91,12 +96,13 @@ impl Block {
     fn attend(
         &self,
         x: &Tensor,
-        way: &Way,
-        mix: &mut Mix<'_>,
+        ctx: &ForwardContext,
+        attention_fn: &mut AttentionFn<'_>,
         residual: Option<&Tensor>,
     ) -> Result<Tensor, parallel::Error> {
-        let attended = mix(&self.attention, &self.attention.project(x, way.rotary.as_ref(), &way.border)?)?;
-        self.attention.project_out(&attended, residual, &way.border)
+        let attended =
+            attention_fn(&self.attention, &self.attention.qkv(x, ctx.rotary.as_ref(), &ctx.tp_region)?)?;
+        self.attention.o_proj(&attended, residual, &ctx.tp_region)
     }
 }
 
@@ -104,18 +110,18 @@ impl Block {
 #[derive(Debug)]
 enum FeedForward {
     Dense(Mlp),
-    Experts(Mixture),
+    Experts(MoeLayer),
 }
 
 impl FeedForward {
     fn new(
-        registry: &mut Registry<'_>,
+        registry: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
         layer: usize,
         prefix: &str,
     ) -> Result<Self, Error> {
-        if let Some(experts) = architecture.experts.as_ref().filter(|experts| experts.layers[layer]) {
-            return Ok(Self::Experts(Mixture::new(registry, architecture, experts, prefix)?));
+        if let Some(experts) = architecture.experts.as_ref().filter(|experts| experts.is_moe_layer[layer]) {
+            return Ok(Self::Experts(MoeLayer::new(registry, architecture, experts, prefix)?));
         }
         let names = &architecture.names;
         let parts = [names.gate, names.up, names.down].map(|part| format!("{prefix}.{part}"));
@@ -123,13 +129,18 @@ impl FeedForward {
         Ok(Self::Dense(Mlp::new(registry, architecture, parts, architecture.intermediate_size)?))
     }
 
-    fn forward(&self, x: &Tensor, residual: Option<&Tensor>, way: &Way) -> Result<Tensor, parallel::Error> {
+    fn forward(
+        &self,
+        x: &Tensor,
+        residual: Option<&Tensor>,
+        ctx: &ForwardContext,
+    ) -> Result<Tensor, parallel::Error> {
         match self {
             Self::Dense(mlp) => {
-                let inner = mlp.inner(&way.border.enter(x)?);
-                way.border.leave(&mlp.down, &inner, residual)
+                let inner = mlp.intermediate(&ctx.tp_region.copy_to_region(x)?);
+                ctx.tp_region.row_parallel_linear(&mlp.down, &inner, residual)
             }
-            Self::Experts(mixture) => mixture.forward(x, residual, way),
+            Self::Experts(mixture) => mixture.forward(x, residual, ctx),
         }
     }
 }
@@ -146,33 +157,33 @@ pub struct Mlp {
 impl Mlp {
     /// An MLP of `inner` columns, with the full names of its gate, its first and its last matrix.
     pub fn new(
-        registry: &mut Registry<'_>,
+        registry: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
         [gate, up, down]: [&str; 3],
         inner: i64,
     ) -> Result<Self, Error> {
         let (hidden, bias) = (architecture.hidden_size, architecture.mlp_bias);
-        let share = split::even(inner, "inner columns of an MLP", registry.group())?;
-        let gate = if architecture.gated {
-            Some(registry.columns(gate, [hidden, inner], bias, &share)?)
+        let share = model_parallel::shard_evenly(inner, "inner columns of an MLP", registry.group())?;
+        let gate = if architecture.gated_mlp {
+            Some(registry.column_parallel_linear(gate, [hidden, inner], bias, &share)?)
         } else {
             None
         };
         Ok(Self {
             gate,
-            up: registry.columns(up, [hidden, inner], bias, &share)?,
-            down: registry.rows(down, [inner, hidden], bias, &share)?,
+            up: registry.column_parallel_linear(up, [hidden, inner], bias, &share)?,
+            down: registry.row_parallel_linear(down, [inner, hidden], bias, &share)?,
             activation: architecture.activation,
         })
     }
 
     /// The partial output of this rank's MLP columns, `[n, H]`, without the bias. The caller all-reduces it
     /// over the tensor-parallel group.
-    pub fn term(&self, x: &Tensor) -> Tensor {
-        self.down.product(&self.inner(x))
+    pub fn forward_partial(&self, x: &Tensor) -> Tensor {
+        self.down.matmul(&self.intermediate(x))
     }
 
-    fn inner(&self, x: &Tensor) -> Tensor {
+    fn intermediate(&self, x: &Tensor) -> Tensor {
         match &self.gate {
             Some(gate) => self.activation.apply(&gate.forward(x)) * self.up.forward(x),
             None => self.activation.apply(&self.up.forward(x)),

@@ -32,23 +32,13 @@ impl KvCache {
         &self.lengths
     }
 
-    /// The number of slots.
-    pub fn slots(&self) -> i64 {
-        self.lengths.len() as i64
-    }
-
-    /// The most tokens that a slot can hold.
-    pub fn capacity(&self) -> i64 {
-        self.capacity
-    }
-
     /// Forgets the text of a slot.
     pub fn reset_slot(&mut self, slot: i64) {
         self.lengths[slot as usize] = 0;
     }
 
     /// Moves the texts of `slots` (ascending, without repetition) to the first slots in this order, and empties the others.
-    pub fn keep(&mut self, slots: &[i64]) {
+    pub fn compact(&mut self, slots: &[i64]) {
         assert!(slots.windows(2).all(|pair| pair[0] < pair[1]), "the slots to keep are in ascending order");
         let longest = slots.iter().map(|&slot| self.lengths[slot as usize]).max().unwrap_or(0);
         no_grad(|| {
@@ -66,7 +56,7 @@ impl KvCache {
 
     /// Where `counts[r]` new tokens for each `slots[r]` go: rows of the flat `[slots * kv_heads * capacity, D]`, in the
     /// order `[token, kv_head]`.
-    pub(crate) fn places(&self, slots: &[i64], counts: &[i64], device: Device) -> Tensor {
+    pub(crate) fn slot_mapping(&self, slots: &[i64], counts: &[i64], device: Device) -> Tensor {
         let mut places = Vec::new();
         for (&slot, &count) in slots.iter().zip(counts) {
             let length = self.lengths[slot as usize];
@@ -83,7 +73,7 @@ impl KvCache {
         Tensor::from_slice(&places).to_device(device)
     }
 
-    /// Writes keys and values `[N, kv_heads, D]` of a layer to [`places`](Self::places).
+    /// Writes keys and values `[N, kv_heads, D]` of a layer to [`slot_mapping`](Self::slot_mapping).
     pub(crate) fn write(&self, layer: usize, places: &Tensor, k: &Tensor, v: &Tensor) {
         for (held, new) in [(&self.keys[layer], k), (&self.values[layer], v)] {
             let dim = new.size()[2];
@@ -121,7 +111,7 @@ impl KvCache {
         }
         let queries = Tensor::from_slice(lengths).to_device(device).to_kind(Kind::Float).view([-1, 1, 1]);
         let distance = Tensor::arange(longest + 1, (Kind::Float, device)) - queries; // [rows, 1, keys]
-        Some(wanted.price(&distance).to_kind(kind))
+        Some(wanted.bias_at_distance(&distance).to_kind(kind))
     }
 }
 
@@ -134,7 +124,7 @@ mod tests {
     }
 
     fn write(cache: &mut KvCache, slot: i64, count: i64, value: f64) {
-        let places = cache.places(&[slot], &[count], Device::Cpu);
+        let places = cache.slot_mapping(&[slot], &[count], Device::Cpu);
         let new = Tensor::full([count, 2, 2], value, (Kind::Float, Device::Cpu));
         cache.write(0, &places, &new, &(&new * 10.0));
         cache.advance(&[slot], &[count]);
@@ -145,7 +135,7 @@ mod tests {
         let mut cache = cache();
         write(&mut cache, 1, 2, 5.0);
         write(&mut cache, 2, 3, 7.0);
-        cache.keep(&[1, 2]);
+        cache.compact(&[1, 2]);
         assert_eq!(cache.lengths(), [2, 3, 0]);
         let [keys, values] = cache.read(0, 0, 2, 3);
         assert_eq!(keys.double_value(&[0, 1, 1, 0]), 5.0);

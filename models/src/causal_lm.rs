@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use parallel::{Parameter, Pipeline, Segmented, memory};
+use parallel::{Parameter, PipelineStages, Segmented, memory};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Error;
@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::decoder::{self, Decoder, SCORE};
 use crate::head::Head;
 use crate::initialize;
-use crate::layer::{Request, for_few_rows};
+use crate::layer::{Request, to_column_major};
 use crate::weights::WeightFolder;
 
 pub use crate::decoder::LoadOptions;
@@ -28,31 +28,32 @@ pub struct CausalLm {
 impl CausalLm {
     /// Loads a folder with `config.json` and safetensors weights.
     pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
-        check_has_no_score(folder)?;
-        let decoder = load(folder, decoder::Head::Vocabulary, options, None, None)?;
+        refuse_reward_model(folder)?;
+        let decoder = load(folder, decoder::HeadKind::Vocabulary, options, None, None)?;
         Ok(Self { decoder })
     }
 
     /// As [`Self::load`], with a larger vocabulary: the new rows of the token embedding, and of the head
     /// where it is a matrix of its own, are the mean of the others.
     pub fn load_resized(folder: &Path, vocab_size: i64, options: &LoadOptions) -> Result<Self, Error> {
-        check_has_no_score(folder)?;
-        let decoder = load(folder, decoder::Head::Vocabulary, options, None, Some(vocab_size))?;
+        refuse_reward_model(folder)?;
+        let decoder = load(folder, decoder::HeadKind::Vocabulary, options, None, Some(vocab_size))?;
         Ok(Self { decoder })
     }
 
     /// A new model as transformers would initialise it; the same for a seed everywhere.
     pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         check_memory(&config, options)?;
-        let decoder = Decoder::build(config, decoder::Head::Vocabulary, &options.split, &mut |request| {
-            Ok(fresh(request, seed, options))
-        })?;
+        let decoder =
+            Decoder::build(config, decoder::HeadKind::Vocabulary, &options.model_parallel, &mut |request| {
+                Ok(init_parameter(request, seed, options))
+            })?;
         Ok(Self { decoder })
     }
 
     /// A model of its own with the same values, shared by the same ranks.
     pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
-        let decoder = copy(&self.decoder, decoder::Head::Vocabulary, options, 0)?;
+        let decoder = copy(&self.decoder, decoder::HeadKind::Vocabulary, options, 0)?;
         Ok(Self { decoder })
     }
 
@@ -61,14 +62,14 @@ impl CausalLm {
     /// Shares everything with this model where it is laid out so already, or on a device that does not care.
     pub fn for_decoding(&self) -> Result<Self, Error> {
         let relaid = self.device() == tch::Device::Cpu;
-        let (config, split) = (self.config().clone(), self.decoder.split());
-        let decoder = Decoder::build(config, decoder::Head::Vocabulary, split, &mut |request| {
-            if !request.here {
+        let (config, split) = (self.config().clone(), self.decoder.model_parallel());
+        let decoder = Decoder::build(config, decoder::HeadKind::Vocabulary, split, &mut |request| {
+            if !request.is_local {
                 return Ok(Tensor::empty([0], (self.decoder.kind(), self.device())));
             }
             let mut held = self.parameters().iter().filter(|parameter| parameter.name == request.name);
             let tensor = held.next().expect("both have the same parameters").tensor.detach();
-            Ok(if relaid && request.is_matrix { no_grad(|| for_few_rows(&tensor)) } else { tensor })
+            Ok(if relaid && request.is_linear_weight { no_grad(|| to_column_major(&tensor)) } else { tensor })
         })?;
         Ok(Self { decoder })
     }
@@ -100,9 +101,9 @@ impl CausalLm {
             weight: self.decoder.head_weight(),
             bias: None,
             vocabulary: self.decoder.vocabulary(),
-            rows: self.decoder.split().sequence(),
+            sequence_group: self.decoder.model_parallel().sequence_group(),
             pipeline: self.decoder.pipeline(),
-            size: self.config().vocab_size(),
+            vocab_size: self.config().vocab_size(),
         }
     }
 
@@ -138,16 +139,16 @@ impl Segmented for CausalLm {
         self.decoder.forward_segment(index, hidden, context)
     }
 
-    fn pipeline(&self) -> Option<&Pipeline> {
+    fn pipeline(&self) -> Option<&PipelineStages> {
         self.decoder.pipeline()
     }
 
-    fn hidden(&self, context: &Batch) -> (Vec<i64>, (Kind, Device)) {
-        self.decoder.hidden(context)
+    fn hidden_spec(&self, context: &Batch) -> (Vec<i64>, (Kind, Device)) {
+        self.decoder.hidden_spec(context)
     }
 
-    fn infer(&self, context: &Batch) -> Result<Tensor, parallel::Error> {
-        self.decoder.infer(context)
+    fn forward_no_grad(&self, context: &Batch) -> Result<Tensor, parallel::Error> {
+        self.decoder.forward_no_grad(context)
     }
 
     fn segment_parameters(&self, index: usize) -> Vec<usize> {
@@ -165,23 +166,23 @@ impl Segmented for CausalLm {
 
 /// Refuses a reward model where a language model is wanted: its vocabulary head, where it has one, was never
 /// trained with its trunk.
-fn check_has_no_score(folder: &Path) -> Result<(), Error> {
+fn refuse_reward_model(folder: &Path) -> Result<(), Error> {
     let config = Config::from_folder(folder)?;
-    let found = match config.foreign_head() {
+    let found = match config.other_head_class() {
         Some(class) => format!("`architectures` in config.json names {class}"),
         None if WeightFolder::open(folder)?.has(SCORE) => format!("its weights hold the tensor `{SCORE}`"),
         None => return Ok(()),
     };
     let found = format!("this is a reward model (it gives a score), not a language model: {found}");
     let fix = "give a language model here; `reward`, [ppo] reward_model and critic_model take this folder";
-    Err(Error::WrongHead { path: folder.to_owned(), found, fix })
+    Err(Error::WrongModelKind { path: folder.to_owned(), found, fix })
 }
 
 /// Loads a decoder; with `score_seed`, a score that the folder does not have is drawn anew; with
 /// `vocab_size`, its vocabulary grows to that.
 pub(crate) fn load(
     folder: &Path,
-    head: decoder::Head,
+    head: decoder::HeadKind,
     options: &LoadOptions,
     score_seed: Option<u64>,
     vocab_size: Option<i64>,
@@ -189,24 +190,24 @@ pub(crate) fn load(
     let mut config = Config::from_folder(folder)?;
     let mut files = WeightFolder::open(folder)?;
     if let Some(vocab_size) = vocab_size {
-        files.grow(config.vocab_size(), vocab_size);
+        files.resize_vocab(config.vocab_size(), vocab_size);
         config.set("vocab_size", vocab_size.into())?;
     }
     check_memory(&config, options)?;
     let names = config.architecture().names;
-    let ties = config.architecture().tied && head == decoder::Head::Vocabulary;
-    let decoder = Decoder::build(config, head, &options.split, &mut |request| {
+    let ties = config.architecture().tie_word_embeddings && head == decoder::HeadKind::Vocabulary;
+    let decoder = Decoder::build(config, head, &options.model_parallel, &mut |request| {
         if let (SCORE, Some(seed)) = (request.name, score_seed) {
-            return Ok(fresh(request, seed, options));
+            return Ok(init_parameter(request, seed, options));
         }
         let mut spellings = vec![request.name.to_owned()];
         spellings.extend(request.name.strip_prefix(names.prefix).map(str::to_owned));
         if request.name == format!("{}.weight", names.head) {
             spellings.push("lm_head.weight".to_owned());
         }
-        if !request.here {
-            files.is_elsewhere(&spellings)?;
-            return Ok(options.nothing());
+        if !request.is_local {
+            files.mark_remote(&spellings)?;
+            return Ok(options.placeholder());
         }
         let tensor = files.tensor(&spellings, request.shape, request.placement)?;
         check_finite(folder, request.name, &tensor)?;
@@ -221,9 +222,9 @@ pub(crate) fn load(
                 }
             }
         }
-        Ok(options.place(request, &tensor))
+        Ok(options.materialize(request, &tensor))
     })?;
-    files.check_all_used(harmless)?;
+    files.check_all_used(is_ignorable)?;
     Ok(decoder)
 }
 
@@ -233,7 +234,8 @@ pub(crate) fn check_memory(config: &Config, options: &LoadOptions) -> Result<(),
     const GIB: f64 = (1u64 << 30) as f64;
     let Some(there) = memory::total_bytes() else { return Ok(()) };
     let parameters = config.architecture().num_parameters();
-    let needed = parameters * options.kind.elt_size_in_bytes() as f64 / options.split.parts() as f64;
+    let needed =
+        parameters * options.kind.elt_size_in_bytes() as f64 / options.model_parallel.num_shards() as f64;
     if needed <= there as f64 {
         return Ok(());
     }
@@ -256,7 +258,7 @@ fn check_finite(folder: &Path, name: &str, tensor: &Tensor) -> Result<(), Error>
 }
 
 /// Tensors that no forward pass reads: buffers that old versions saved, and the head of another purpose.
-fn harmless(name: &str) -> bool {
+fn is_ignorable(name: &str) -> bool {
     const BUFFERS: [&str; 5] =
         ["attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias", "rotary_emb.inv_freq"];
     const HEADS: [&str; 3] = ["lm_head.weight", "embed_out.weight", SCORE];
@@ -267,27 +269,27 @@ fn harmless(name: &str) -> bool {
 /// A decoder of its own with the values of another; a score that the other does not have is drawn anew.
 pub(crate) fn copy(
     from: &Decoder,
-    head: decoder::Head,
+    head: decoder::HeadKind,
     options: &LoadOptions,
     seed: u64,
 ) -> Result<Decoder, Error> {
-    Decoder::build(from.config().clone(), head, from.split(), &mut |request| {
-        if !request.here {
-            return Ok(options.nothing());
+    Decoder::build(from.config().clone(), head, from.model_parallel(), &mut |request| {
+        if !request.is_local {
+            return Ok(options.placeholder());
         }
         let held = from.parameters().iter().find(|parameter| parameter.name == request.name);
         Ok(held.map_or_else(
-            || fresh(request, seed, options),
-            |parameter| options.place(request, &parameter.tensor.detach().copy()),
+            || init_parameter(request, seed, options),
+            |parameter| options.materialize(request, &parameter.tensor.detach().copy()),
         ))
     })
 }
 
 /// A new parameter.
-pub(crate) fn fresh(request: &Request<'_>, seed: u64, options: &LoadOptions) -> Tensor {
-    if !request.here {
-        return options.nothing();
+pub(crate) fn init_parameter(request: &Request<'_>, seed: u64, options: &LoadOptions) -> Tensor {
+    if !request.is_local {
+        return options.placeholder();
     }
     let whole = initialize::values(request.initial, request.shape, seed, request.name);
-    options.place(request, &request.placement.part(&whole))
+    options.materialize(request, &request.placement.shard(&whole))
 }

@@ -79,14 +79,9 @@ impl Config {
         self.architecture.hidden_size
     }
 
-    /// Width of what a head reads; `hidden_size` in all models but OPT-350m.
-    pub fn output_size(&self) -> i64 {
-        self.architecture.embedding_size
-    }
-
     /// The weight of the term that keeps experts equally busy, in training; 0 without it.
-    pub fn balance(&self) -> f64 {
-        self.architecture.experts.as_ref().map_or(0.0, |experts| experts.balance)
+    pub fn router_aux_loss_coef(&self) -> f64 {
+        self.architecture.experts.as_ref().map_or(0.0, |experts| experts.router_aux_loss_coef)
     }
 
     /// Blocks.
@@ -123,11 +118,6 @@ impl Config {
         }
     }
 
-    /// The id that begins a text.
-    pub fn bos_token_id(&self) -> Option<i64> {
-        self.value("bos_token_id").and_then(Value::as_i64)
-    }
-
     /// The id that fills up a row for software that needs rows of equal length.
     pub fn pad_token_id(&self) -> Option<i64> {
         self.value("pad_token_id").and_then(Value::as_i64)
@@ -139,7 +129,7 @@ impl Config {
     }
 
     /// The class of transformers that has neither a vocabulary head nor none, if `architectures` names one.
-    pub(crate) fn foreign_head(&self) -> Option<&str> {
+    pub(crate) fn other_head_class(&self) -> Option<&str> {
         const ENDS: [&str; 4] = [
             "ForSequenceClassification",
             "ForTokenClassification",
@@ -229,7 +219,7 @@ impl Config {
 
     /// The same model with a vocabulary head, its weights stored as `kind`.
     pub(crate) fn for_causal_lm(&self, kind: tch::Kind) -> Self {
-        let mut config = self.stored_as(kind);
+        let mut config = self.with_dtype(kind);
         config
             .raw
             .insert("architectures".to_owned(), json!([self.class(self.architecture.names.causal_suffix)]));
@@ -242,15 +232,15 @@ impl Config {
     /// The same model with a score, its weights stored as `kind`. transformers finds the last token by `pad_token_id`:
     /// where that is missing, or ends a text, the first id is written that ends none, since a row ends with the token that is
     /// scored.
-    pub(crate) fn for_scalar(&self, kind: tch::Kind) -> Self {
-        let mut config = self.stored_as(kind);
+    pub(crate) fn for_sequence_classification(&self, kind: tch::Kind) -> Self {
+        let mut config = self.with_dtype(kind);
         config.raw.insert("architectures".to_owned(), json!([self.class("ForSequenceClassification")]));
         config.raw.insert("num_labels".to_owned(), json!(1));
         config.raw.insert("id2label".to_owned(), json!({"0": "LABEL_0"}));
         config.raw.insert("label2id".to_owned(), json!({"LABEL_0": 0}));
-        let ends = self.eos_token_ids();
-        if config.pad_token_id().is_none_or(|pad| ends.contains(&pad)) {
-            let pad = (0..self.vocab_size()).find(|id| !ends.contains(id)).unwrap_or(0);
+        let eos_ids = self.eos_token_ids();
+        if config.pad_token_id().is_none_or(|pad| eos_ids.contains(&pad)) {
+            let pad = (0..self.vocab_size()).find(|id| !eos_ids.contains(id)).unwrap_or(0);
             config.raw.insert("pad_token_id".to_owned(), json!(pad));
         }
         config
@@ -260,7 +250,7 @@ impl Config {
         format!("{}{suffix}", self.architecture.names.class)
     }
 
-    fn stored_as(&self, kind: tch::Kind) -> Self {
+    fn with_dtype(&self, kind: tch::Kind) -> Self {
         let name = match kind {
             tch::Kind::BFloat16 => "bfloat16",
             tch::Kind::Half => "float16",
@@ -313,7 +303,7 @@ mod tests {
     fn a_score_gets_one_label_and_a_pad_id() {
         let config =
             Config::from_json(&LLAMA.replace("\"mystery\"", "\"eos_token_id\": [7, 3], \"mystery\""), "t");
-        let saved = config.unwrap().for_scalar(tch::Kind::Float);
+        let saved = config.unwrap().for_sequence_classification(tch::Kind::Float);
         assert_eq!(saved.pad_token_id(), Some(0));
         assert_eq!(saved.value("num_labels"), Some(&json!(1)));
     }
@@ -322,7 +312,9 @@ mod tests {
     fn a_pad_id_that_ends_a_text_is_replaced_in_a_score() {
         let with = |pad: u8| {
             let keys = format!("\"eos_token_id\": 3, \"pad_token_id\": {pad}, \"mystery\"");
-            Config::from_json(&LLAMA.replace("\"mystery\"", &keys), "t").unwrap().for_scalar(tch::Kind::Float)
+            Config::from_json(&LLAMA.replace("\"mystery\"", &keys), "t")
+                .unwrap()
+                .for_sequence_classification(tch::Kind::Float)
         };
         assert_eq!((with(3).pad_token_id(), with(5).pad_token_id()), (Some(0), Some(5)));
     }

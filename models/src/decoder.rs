@@ -6,22 +6,25 @@
 use std::ops::Range;
 use std::path::Path;
 
-use parallel::comm::Group;
-use parallel::{Parameter, Pipeline, Segmented};
+use parallel::comm::ProcessGroup;
+use parallel::{Parameter, PipelineStages, Segmented};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::architecture::{Architecture, Position};
-use crate::attention::{Attention, mask_of, scaled_dot_product};
+use crate::attention::{Attention, mask_for_layer, scaled_dot_product};
 use crate::batch::{Batch, MaskKind};
-use crate::block::{Block, Way};
+use crate::block::{Block, ForwardContext};
 use crate::cache::KvCache;
 use crate::config::Config;
-use crate::experts::Owners;
 use crate::initialize::Initial;
-use crate::layer::{Linear, Norm, Registry, Request, Source, for_few_rows};
+use crate::layer::{Linear, ModuleBuilder, Norm, ParameterSource, Request, to_column_major};
+use crate::model_parallel::{
+    self, HeadPartition, ModelParallel, PipelineParallel, TensorParallelRegion, VocabParallelEmbedding,
+    VocabShard, WeightPlacement,
+};
+use crate::moe::ExpertPlacement;
 use crate::rope::Rotary;
-use crate::split::{self, Border, Heads, Layers, Share, Split, TokenEmbedding, Vocabulary};
 use crate::weights;
 
 /// The name of a score's weight in sequence-classification checkpoints.
@@ -37,22 +40,22 @@ pub struct LoadOptions {
     /// Whether they have gradients.
     pub trainable: bool,
     /// Who shares them.
-    pub split: Split,
+    pub model_parallel: ModelParallel,
 }
 
 impl LoadOptions {
     /// What stands for a parameter of another rank.
-    pub(crate) fn nothing(&self) -> Tensor {
+    pub(crate) fn placeholder(&self) -> Tensor {
         Tensor::empty([0], (self.kind, self.device))
     }
 
     /// A parameter as these options want it. What is only run, on a processor, is laid out for it.
-    pub(crate) fn place(&self, request: &Request<'_>, tensor: &Tensor) -> Tensor {
+    pub(crate) fn materialize(&self, request: &Request<'_>, tensor: &Tensor) -> Tensor {
         let kind = if request.name == SCORE { Kind::Float } else { self.kind };
         let placed = tensor.to_device(self.device).to_kind(kind);
         let runs_on_processor = !self.trainable && self.device == Device::Cpu;
-        if request.is_matrix && runs_on_processor {
-            return no_grad(|| for_few_rows(&placed));
+        if request.is_linear_weight && runs_on_processor {
+            return no_grad(|| to_column_major(&placed));
         }
         // The optimiser's kernel walks the memory of weight and gradient side by side, and gradients are row-major.
         no_grad(|| placed.contiguous()).set_requires_grad(self.trainable)
@@ -61,7 +64,7 @@ impl LoadOptions {
 
 /// What reads the last hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Head {
+pub enum HeadKind {
     /// A logit for each token of the vocabulary: the token embedding if tied, otherwise a matrix of its own.
     Vocabulary,
     /// One score.
@@ -72,7 +75,7 @@ pub enum Head {
 #[derive(Debug)]
 pub struct Decoder {
     config: Config,
-    token_embedding: TokenEmbedding,
+    token_embedding: VocabParallelEmbedding,
     position_embedding: Option<Tensor>,
     project_in: Option<Linear>,
     embedding_norm: Option<Norm>,
@@ -81,53 +84,59 @@ pub struct Decoder {
     project_out: Option<Linear>,
     head: Tensor,
     parameters: Vec<Parameter>,
-    split: Split,
-    pipeline: Option<Pipeline>,
+    model_parallel: ModelParallel,
+    pipeline: Option<PipelineStages>,
     /// The first parameter of each segment, and of what comes after the last.
-    bounds: Vec<usize>,
+    segment_offsets: Vec<usize>,
     head_parameters: Vec<usize>,
 }
 
 /// The attention of a layer over its queries, keys and values.
-type MixOfLayer<'a> = dyn FnMut(usize, &Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;
+type LayerAttentionFn<'a> =
+    dyn FnMut(usize, &Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;
 
 impl Decoder {
-    /// Builds this rank's part of a model that is shared as `split` says; its parameters come from `source`, asked for in order of use.
-    pub fn build(config: Config, head: Head, split: &Split, source: &mut Source<'_>) -> Result<Self, Error> {
-        let group = split.weights.as_ref();
+    /// Builds this rank's part of a model that is shared as `model_parallel` says; its parameters come from `source`, asked for in order of use.
+    pub fn build(
+        config: Config,
+        head: HeadKind,
+        split: &ModelParallel,
+        source: &mut ParameterSource<'_>,
+    ) -> Result<Self, Error> {
+        let group = split.tensor_parallel.as_ref();
         let architecture = config.architecture().clone();
         let names = &architecture.names;
         let (hidden, width) = (architecture.hidden_size, architecture.embedding_size);
-        let pipeline = pipeline(&architecture, head, split)?;
-        let has = |segment: usize| pipeline.as_ref().is_none_or(|pipeline| pipeline.has(segment));
-        let mut registry = Registry::new(&architecture, split, source);
-        registry.set_here(has(0));
-        let mut bounds = vec![0];
-        let tokens = split::even(architecture.vocab_size, "tokens of a vocabulary", group)?;
-        let vocabulary = Vocabulary::new(&tokens, group);
+        let pipeline = build_pipeline(&architecture, head, split)?;
+        let has = |segment: usize| pipeline.as_ref().is_none_or(|pipeline| pipeline.owns_segment(segment));
+        let mut registry = ModuleBuilder::new(&architecture, split, source);
+        registry.set_local(has(0));
+        let mut segment_offsets = vec![0];
+        let tokens = model_parallel::shard_evenly(architecture.vocab_size, "tokens of a vocabulary", group)?;
+        let vocabulary = VocabShard::new(&tokens, group);
         let weight = registry.embedding(names.token_embedding, architecture.vocab_size, width, &tokens)?;
-        let token_embedding = TokenEmbedding { weight, vocabulary };
-        let outside = &split.outside();
-        let project_in = optional(architecture.projects(), || {
-            registry.columns(names.project_in, [width, hidden], false, outside)
+        let token_embedding = VocabParallelEmbedding { weight, vocabulary };
+        let outside = &split.non_parallel_placement();
+        let project_in = optional(architecture.has_embedding_projection(), || {
+            registry.column_parallel_linear(names.project_in, [width, hidden], false, outside)
         })?;
         let position_embedding = position_embedding(&mut registry, &architecture)?;
         let embedding_norm =
             optional(architecture.embedding_norm, || registry.norm(names.embedding_norm, hidden))?;
         let mut blocks = Vec::new();
         for layer in 0..architecture.num_layers as usize {
-            bounds.push(registry.len());
-            registry.set_here(has(layer + 1));
+            segment_offsets.push(registry.len());
+            registry.set_local(has(layer + 1));
             blocks.push(Block::new(&mut registry, &architecture, layer)?);
         }
-        bounds.push(registry.len());
+        segment_offsets.push(registry.len());
         let last = blocks.len() + 1;
-        registry.set_here(has(last));
+        registry.set_local(has(last));
         let final_norm = optional(architecture.final_norm, || registry.norm(names.final_norm, hidden))?;
-        let project_out = optional(architecture.projects(), || {
-            registry.columns(names.project_out, [hidden, width], false, outside)
+        let project_out = optional(architecture.has_embedding_projection(), || {
+            registry.column_parallel_linear(names.project_out, [hidden, width], false, outside)
         })?;
-        bounds.push(registry.len());
+        segment_offsets.push(registry.len());
         let (head, head_parameters) = head_weight(
             &mut registry,
             &architecture,
@@ -148,9 +157,9 @@ impl Decoder {
             project_out,
             head,
             parameters,
-            split: split.clone(),
+            model_parallel: split.clone(),
             pipeline,
-            bounds,
+            segment_offsets,
             head_parameters,
         })
     }
@@ -166,27 +175,27 @@ impl Decoder {
     }
 
     /// The tokens of this rank; `None` if it has all.
-    pub fn vocabulary(&self) -> Option<&Vocabulary> {
+    pub fn vocabulary(&self) -> Option<&VocabShard> {
         self.token_embedding.vocabulary.as_ref()
     }
 
     /// How ranks share it.
-    pub fn split(&self) -> &Split {
-        &self.split
+    pub fn model_parallel(&self) -> &ModelParallel {
+        &self.model_parallel
     }
 
     /// Writes the parameters of all ranks, and `config`.
     pub(crate) fn save(&self, folder: &Path, config: &Config) -> Result<(), Error> {
-        let alone = Group::alone("holders", 0);
-        let holders = self.split.holders.as_deref().unwrap_or(&alone);
-        weights::save(folder, config, &self.parameters, holders)
+        let alone = ProcessGroup::single("model-parallel", 0);
+        let model_parallel_group = self.model_parallel.model_parallel_group.as_deref().unwrap_or(&alone);
+        weights::save(folder, config, &self.parameters, model_parallel_group)
     }
 
     /// Empty slots for texts of up to `capacity` tokens.
     pub fn cache(&self, slots: i64, capacity: i64) -> KvCache {
         let [layers, kv_heads, dim] = self.blocks.first().map_or([0, 1, 1], |block| {
             let attention = block.attention();
-            let layers = (0..self.blocks.len()).filter(|&layer| self.has(layer + 1)).count();
+            let layers = (0..self.blocks.len()).filter(|&layer| self.owns_segment(layer + 1)).count();
             [layers as i64, attention.kv_heads(), attention.head_dim()]
         });
         KvCache::new([layers, kv_heads, dim], slots, capacity, self.kind(), self.device())
@@ -212,20 +221,20 @@ impl Decoder {
     ) -> Result<Tensor, parallel::Error> {
         assert_eq!(batch.lengths.len(), slots.len(), "one slot for each row");
         let past: Vec<i64> = slots.iter().map(|&slot| cache.lengths()[slot as usize]).collect();
-        let places = cache.places(slots, &batch.lengths, self.device());
+        let places = cache.slot_mapping(slots, &batch.lengths, self.device());
         let last = no_grad(|| {
             if past.iter().all(|&length| length == 0) {
                 let rotary = self.batch_rotary(batch);
                 return self.run(&batch.input_ids, &batch.positions, rotary, &mut |layer, attention, qkv| {
                     cache.write(layer, &places, &qkv[1], &qkv[2]);
-                    Ok(mix_batch(batch, attention, qkv))
+                    Ok(attend_batch(batch, attention, qkv))
                 });
             }
-            let continued = Continued::new(batch, slots, &past);
+            let continued = CachedPrefill::new(batch, slots, &past);
             let rotary = self.rotary(&continued.positions, &batch.lengths, &continued.lengths);
             self.run(&batch.input_ids, &continued.positions, rotary, &mut |layer, attention, qkv| {
                 cache.write(layer, &places, &qkv[1], &qkv[2]);
-                Ok(continued.mix(cache, layer, attention, &qkv[0]))
+                Ok(continued.attend(cache, layer, attention, &qkv[0]))
             })
         })?;
         cache.advance(slots, &batch.lengths);
@@ -243,7 +252,7 @@ impl Decoder {
             let longest = held.iter().copied().max().unwrap_or(0) + 1;
             let positions = Tensor::from_slice(held).to_device(self.device());
             let lengths: Vec<i64> = held.iter().map(|length| length + 1).collect();
-            let places = cache.places(&slots, &ones, self.device());
+            let places = cache.slot_mapping(&slots, &ones, self.device());
             let rotary = self.rotary(&positions, &ones, &lengths);
             let mut masks: Vec<(MaskKind, Option<Tensor>)> = Vec::new();
             self.run(input_ids, &positions, rotary, &mut |layer, attention, [q, k, v]| {
@@ -257,7 +266,7 @@ impl Decoder {
                     .iter()
                     .find(|(kind, _)| kind == attention.mask())
                     .and_then(|(_, mask)| mask.as_ref());
-                Ok(mix_step(attention, q, &keys, &values, mask))
+                Ok(attend_decode(attention, q, &keys, &values, mask))
             })
         })?;
         cache.advance(&slots, &ones);
@@ -269,35 +278,37 @@ impl Decoder {
         input_ids: &Tensor,
         positions: &Tensor,
         rotary: Option<Rotary>,
-        mix: &mut MixOfLayer<'_>,
+        attention_fn: &mut LayerAttentionFn<'_>,
     ) -> Result<Tensor, parallel::Error> {
-        let border = Border::whole(self.split.weights.as_ref());
-        let way = Way { border, rotary, balance: None, rows_are_own: false };
+        let tp_region = TensorParallelRegion::new(self.model_parallel.tensor_parallel.as_ref());
+        let ctx = ForwardContext { tp_region, rotary, aux_loss: None, distinct_rows_per_rank: false };
         let mut layer = 0..;
         let mut run = |segments: Range<usize>, mut hidden: Option<Tensor>| {
             for segment in segments {
                 hidden = Some(match (hidden, self.blocks.get(segment.wrapping_sub(1))) {
                     (Some(hidden), Some(block)) => {
                         let layer = layer.next().expect("there is no last number");
-                        block.forward(&hidden, &way, &mut |attention, qkv| mix(layer, attention, qkv))?
+                        block.forward(&hidden, &ctx, &mut |attention, qkv| {
+                            attention_fn(layer, attention, qkv)
+                        })?
                     }
-                    (Some(hidden), None) => self.finish(&hidden),
-                    (None, _) => self.embed(input_ids, positions, &way.border)?,
+                    (Some(hidden), None) => self.final_layer(&hidden),
+                    (None, _) => self.embed(input_ids, positions, &ctx.tp_region)?,
                 });
             }
             Ok(hidden.expect("a stage has a segment"))
         };
         let Some(pipeline) = &self.pipeline else { return run(0..self.num_segments(), None) };
         let (rows, options) = (input_ids.size()[0], (self.kind(), self.device()));
-        let last = pipeline.relay(&[rows, self.architecture().hidden_size], options, run)?;
+        let last = pipeline.run_stages(&[rows, self.architecture().hidden_size], options, run)?;
         let nothing =
             || Tensor::zeros([1], options).expand([rows, self.architecture().embedding_size], false);
         Ok(last.unwrap_or_else(nothing))
     }
 
     /// Whether this rank has a segment.
-    fn has(&self, segment: usize) -> bool {
-        self.pipeline.as_ref().is_none_or(|pipeline| pipeline.has(segment))
+    fn owns_segment(&self, segment: usize) -> bool {
+        self.pipeline.as_ref().is_none_or(|pipeline| pipeline.owns_segment(segment))
     }
 
     /// The first hidden states. `positions` are those of the tokens that this rank keeps.
@@ -305,9 +316,9 @@ impl Decoder {
         &self,
         input_ids: &Tensor,
         positions: &Tensor,
-        border: &Border,
+        tp_region: &TensorParallelRegion,
     ) -> Result<Tensor, parallel::Error> {
-        let mut hidden = self.token_embedding.forward(input_ids, border)?;
+        let mut hidden = self.token_embedding.forward(input_ids, tp_region)?;
         if let Some(project) = &self.project_in {
             hidden = project.forward(&hidden);
         }
@@ -323,7 +334,7 @@ impl Decoder {
         })
     }
 
-    fn finish(&self, hidden: &Tensor) -> Tensor {
+    fn final_layer(&self, hidden: &Tensor) -> Tensor {
         let normed = match &self.final_norm {
             Some(norm) => norm.forward(hidden),
             None => hidden.shallow_clone(),
@@ -346,18 +357,18 @@ impl Decoder {
     }
 
     /// The border in training.
-    fn border(&self, batch: &Batch) -> Border {
-        let group = self.split.weights.as_ref();
-        if self.split.scatters() {
-            Border::scattered(group, batch.num_tokens())
+    fn tp_region(&self, batch: &Batch) -> TensorParallelRegion {
+        let group = self.model_parallel.tensor_parallel.as_ref();
+        if self.model_parallel.is_megatron_sp() {
+            TensorParallelRegion::with_sequence_parallel(group, batch.num_tokens())
         } else {
-            Border::whole(group)
+            TensorParallelRegion::new(group)
         }
     }
 
     /// The angles of the tokens that attention sees on this rank in training: inside a border they are all there.
     fn training_rotary(&self, batch: &Batch) -> Option<Rotary> {
-        let layout = self.split.layout().filter(|_| !self.split.scatters());
+        let layout = self.model_parallel.sequence_shard().filter(|_| !self.model_parallel.is_megatron_sp());
         match &self.architecture().position {
             Position::Rope(rope) => Some(batch.rotary(rope, self.kind(), layout)),
             Position::Learned { .. } | Position::Alibi => None,
@@ -385,50 +396,53 @@ impl Segmented for Decoder {
         hidden: Option<&Tensor>,
         batch: &Batch,
     ) -> Result<Tensor, parallel::Error> {
-        let part = self.split.layout().map(|layout| batch.part(layout));
+        let part = self.model_parallel.sequence_shard().map(|layout| batch.local(layout));
         let part = part.as_deref();
         let Some(hidden) = hidden else {
             let positions = part.map_or(&batch.positions, |part| &part.positions);
-            let ids =
-                part.filter(|_| !self.split.scatters()).map_or(&batch.input_ids, |part| &part.input_ids);
-            return self.embed(ids, positions, &self.border(batch));
+            let ids = part
+                .filter(|_| !self.model_parallel.is_megatron_sp())
+                .map_or(&batch.input_ids, |part| &part.input_ids);
+            return self.embed(ids, positions, &self.tp_region(batch));
         };
         match self.blocks.get(index - 1) {
             Some(block) => {
-                let way = Way {
-                    border: self.border(batch),
+                let ctx = ForwardContext {
+                    tp_region: self.tp_region(batch),
                     rotary: self.training_rotary(batch),
-                    balance: self.split.balance(batch, part),
-                    rows_are_own: true,
+                    aux_loss: self.model_parallel.load_balancing_loss(batch, part),
+                    distinct_rows_per_rank: true,
                 };
-                let mut mix =
-                    |attention: &Attention, qkv: &[Tensor; 3]| self.split.attend(batch, part, attention, qkv);
-                block.forward(hidden, &way, &mut mix)
+                let mut attention_fn = |attention: &Attention, qkv: &[Tensor; 3]| {
+                    self.model_parallel.attend(batch, part, attention, qkv)
+                };
+                block.forward(hidden, &ctx, &mut attention_fn)
             }
-            None => self.split.gather(&self.finish(hidden), part),
+            None => self.model_parallel.gather_hidden(&self.final_layer(hidden), part),
         }
     }
 
-    fn pipeline(&self) -> Option<&Pipeline> {
+    fn pipeline(&self) -> Option<&PipelineStages> {
         self.pipeline.as_ref()
     }
 
-    fn hidden(&self, batch: &Batch) -> (Vec<i64>, (Kind, Device)) {
-        let layout = self.split.layout();
-        let tokens = layout.map_or_else(|| batch.num_tokens(), |layout| layout.size(&batch.lengths));
+    fn hidden_spec(&self, batch: &Batch) -> (Vec<i64>, (Kind, Device)) {
+        let layout = self.model_parallel.sequence_shard();
+        let tokens = layout.map_or_else(|| batch.num_tokens(), |layout| layout.local_len(&batch.lengths));
         (vec![tokens, self.architecture().hidden_size], (self.kind(), self.device()))
     }
 
     /// Whole rows on every rank.
-    fn infer(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
+    fn forward_no_grad(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
         no_grad(|| {
-            let mut mix = |_, attention: &Attention, qkv: &[Tensor; 3]| Ok(mix_batch(batch, attention, qkv));
-            self.run(&batch.input_ids, &batch.positions, self.batch_rotary(batch), &mut mix)
+            let mut attention_fn =
+                |_, attention: &Attention, qkv: &[Tensor; 3]| Ok(attend_batch(batch, attention, qkv));
+            self.run(&batch.input_ids, &batch.positions, self.batch_rotary(batch), &mut attention_fn)
         })
     }
 
     fn segment_parameters(&self, index: usize) -> Vec<usize> {
-        (self.bounds[index]..self.bounds[index + 1]).collect()
+        (self.segment_offsets[index]..self.segment_offsets[index + 1]).collect()
     }
 
     fn head_parameters(&self) -> Vec<usize> {
@@ -441,7 +455,7 @@ impl Segmented for Decoder {
 }
 
 /// Rows that go on behind what the cache holds of them.
-struct Continued<'a> {
+struct CachedPrefill<'a> {
     slots: &'a [i64],
     past: &'a [i64],
     counts: &'a [i64],
@@ -449,7 +463,7 @@ struct Continued<'a> {
     positions: Tensor,
 }
 
-impl<'a> Continued<'a> {
+impl<'a> CachedPrefill<'a> {
     fn new(batch: &'a Batch, slots: &'a [i64], past: &'a [i64]) -> Self {
         let counts = batch.lengths.as_slice();
         let lengths = counts.iter().zip(past).map(|(count, past)| count + past).collect();
@@ -460,12 +474,12 @@ impl<'a> Continued<'a> {
     }
 
     /// One row at a time: such prefills are the turns of a chat, and few.
-    fn mix(&self, cache: &KvCache, layer: usize, attention: &Attention, q: &Tensor) -> Tensor {
+    fn attend(&self, cache: &KvCache, layer: usize, attention: &Attention, q: &Tensor) -> Tensor {
         let mut start = 0;
         let mut rows = Vec::new();
         for ((&slot, &past), &count) in self.slots.iter().zip(self.past).zip(self.counts) {
             let [keys, values] = cache.read(layer, slot, 1, past + count);
-            let mask = attention.mask().tensor(past, count, q.kind(), q.device());
+            let mask = attention.mask().attention_bias(past, count, q.kind(), q.device());
             let row = q.narrow(0, start, count).unsqueeze(0).transpose(1, 2);
             let mixed = scaled_dot_product(&row, &keys, &values, Some(&mask), attention.scale());
             rows.push(mixed.squeeze_dim(0).transpose(0, 1).reshape([count, -1]));
@@ -475,12 +489,12 @@ impl<'a> Continued<'a> {
     }
 }
 
-fn mix_batch(batch: &Batch, attention: &Attention, [q, k, v]: &[Tensor; 3]) -> Tensor {
+fn attend_batch(batch: &Batch, attention: &Attention, [q, k, v]: &[Tensor; 3]) -> Tensor {
     batch.attend(q, k, v, attention.scale(), attention.mask())
 }
 
 /// One query a row. Query heads that share a key-value head are left to the kernel, which repeats nothing.
-fn mix_step(
+fn attend_decode(
     attention: &Attention,
     q: &Tensor,
     keys: &Tensor,
@@ -494,90 +508,100 @@ fn mix_step(
 
 /// The table of learned positions, where positions are learned.
 fn position_embedding(
-    registry: &mut Registry<'_>,
+    registry: &mut ModuleBuilder<'_>,
     architecture: &Architecture,
 ) -> Result<Option<Tensor>, Error> {
     let Position::Learned { offset } = architecture.position else { return Ok(None) };
-    let (rows, share) = (architecture.max_positions + offset, registry.split().outside());
+    let (rows, share) = (architecture.max_positions + offset, registry.split().non_parallel_placement());
     let name = architecture.names.position_embedding;
     registry.embedding(name, rows, architecture.hidden_size, &share).map(Some)
 }
 
 /// Refuses a split that loading would refuse, from the configuration of a model alone.
-pub fn check_split(config: &Config, split: &Split) -> Result<(), Error> {
+pub fn check_model_parallel(config: &Config, split: &ModelParallel) -> Result<(), Error> {
     let architecture = config.architecture();
-    let heads = Heads::new(architecture, split.weights.as_ref())?;
+    let heads = HeadPartition::new(architecture, split.tensor_parallel.as_ref())?;
     for layer in 0..architecture.num_layers as usize {
-        split.check(&heads.queries, &mask_of(architecture, layer, &heads))?;
+        split.check_attention(&heads.query_heads, &mask_for_layer(architecture, layer, &heads))?;
     }
     if let Some(experts) = &architecture.experts {
-        Owners::new(experts.count, split.experts.as_ref())?;
+        ExpertPlacement::new(experts.num_experts, split.expert_parallel.as_ref())?;
     }
-    pipeline(architecture, Head::Vocabulary, split).map(drop)
+    build_pipeline(architecture, HeadKind::Vocabulary, split).map(drop)
 }
 
 /// Which layers are where, by what their matrices cost.
-fn pipeline(architecture: &Architecture, head: Head, split: &Split) -> Result<Option<Pipeline>, Error> {
-    let Some(Layers { group, method, chunks, .. }) = &split.layers else { return Ok(None) };
+fn build_pipeline(
+    architecture: &Architecture,
+    head: HeadKind,
+    split: &ModelParallel,
+) -> Result<Option<PipelineStages>, Error> {
+    let Some(PipelineParallel { group, schedule_kind, virtual_stages, .. }) = &split.pipeline_parallel else {
+        return Ok(None);
+    };
     let hidden = architecture.hidden_size;
     let attention = 2 * (architecture.num_heads + architecture.num_kv_heads) * architecture.head_dim;
-    let matrices = if architecture.gated { 3 } else { 2 };
+    let matrices = if architecture.gated_mlp { 3 } else { 2 };
     let dense = matrices * architecture.intermediate_size;
     let work = |layer: usize| {
-        let experts = architecture.experts.as_ref().filter(|experts| experts.layers[layer]);
+        let experts = architecture.experts.as_ref().filter(|experts| experts.is_moe_layer[layer]);
         experts.map_or(dense, |experts| {
-            matrices * (experts.per_token * experts.intermediate_size + experts.shared_size.unwrap_or(0))
+            matrices
+                * (experts.num_experts_per_tok * experts.intermediate_size
+                    + experts.shared_expert_intermediate_size.unwrap_or(0))
         })
     };
     let blocks =
         (0..architecture.num_layers as usize).map(|layer| (hidden * (attention + work(layer))) as f64);
-    let words = if head == Head::Vocabulary { architecture.vocab_size } else { 1 };
-    let head = (words * architecture.embedding_size) as f64;
+    let vocab = if head == HeadKind::Vocabulary { architecture.vocab_size } else { 1 };
+    let head = (vocab * architecture.embedding_size) as f64;
     let costs: Vec<f64> = std::iter::once(0.0).chain(blocks).chain([head]).collect();
-    let pipeline = Pipeline::new(group, *method, *chunks, &costs);
+    let pipeline = PipelineStages::new(group, *schedule_kind, *virtual_stages, &costs);
     let too_few = || {
-        let (stages, layers) = (group.size() * method.chunks(*chunks), architecture.num_layers);
+        let (stages, layers) =
+            (group.size() * schedule_kind.virtual_stages(*virtual_stages), architecture.num_layers);
         let what = format!("{layers} layers with an embedding and a head in {stages} stages");
-        Error::Split { axis: "pipeline", ranks: group.size(), what }
+        Error::Indivisible { axis: "pipeline", ranks: group.size(), what }
     };
     pipeline.map(Some).ok_or_else(too_few)
 }
 
 fn head_weight(
-    registry: &mut Registry<'_>,
+    registry: &mut ModuleBuilder<'_>,
     architecture: &Architecture,
-    head: Head,
+    head: HeadKind,
     token_embedding: &Tensor,
-    tokens: &Share,
+    tokens: &WeightPlacement,
     [is_first, is_last]: [bool; 2],
 ) -> Result<(Tensor, Vec<usize>), Error> {
     let index = registry.len();
     let width = architecture.embedding_size;
     match head {
-        Head::Vocabulary if architecture.tied => {
-            let ends = registry.split().layers.as_ref().and_then(|layers| layers.ends.clone());
-            match ends.filter(|_| is_first != is_last) {
+        HeadKind::Vocabulary if architecture.tie_word_embeddings => {
+            let embedding_group =
+                registry.split().pipeline_parallel.as_ref().and_then(|layers| layers.embedding_group.clone());
+            match embedding_group.filter(|_| is_first != is_last) {
                 // The first rank embeds with it, the last one makes logits.
-                Some(ends) if is_first => registry.is_copied(0, &ends),
-                Some(ends) => {
+                Some(embedding_group) if is_first => registry.tie_parameter(0, &embedding_group),
+                Some(embedding_group) => {
                     let name = architecture.names.token_embedding;
                     let weight = registry.embedding(name, architecture.vocab_size, width, tokens)?;
-                    registry.is_copied(index, &ends);
+                    registry.tie_parameter(index, &embedding_group);
                     return Ok((weight, vec![index]));
                 }
                 None => {}
             }
             Ok((token_embedding.shallow_clone(), if is_last { vec![0] } else { Vec::new() }))
         }
-        Head::Vocabulary => {
+        HeadKind::Vocabulary => {
             let weight = registry.head(architecture.names.head, architecture.vocab_size, width, tokens)?;
             Ok((weight, if is_last { vec![index] } else { Vec::new() }))
         }
-        Head::Scalar => {
+        HeadKind::Scalar => {
             let initial = Initial::Normal(((width + 1) as f64).sqrt().recip());
-            let shared = registry.split().weights.is_some();
-            let share = if shared { Share::Terms } else { Share::Whole };
-            let weight = registry.take(SCORE, &[1, width], initial, &share)?;
+            let shared = registry.split().tensor_parallel.is_some();
+            let share = if shared { WeightPlacement::Partial } else { WeightPlacement::Replicate };
+            let weight = registry.parameter(SCORE, &[1, width], initial, &share)?;
             Ok((weight, if is_last { vec![index] } else { Vec::new() }))
         }
     }

@@ -124,7 +124,7 @@ pub enum Error {
     },
     /// A file of weights.
     #[error(transparent)]
-    File(#[from] parallel::tensor_file::Error),
+    File(#[from] parallel::safetensors_file::Error),
     /// Two vocabularies that must match do not.
     #[error(
         "{origin}: the model knows {model} tokens and {what} needs {needed}: use the tokenizer that came with the model"
@@ -155,7 +155,7 @@ pub enum Error {
     },
     /// A folder that holds a model for another purpose.
     #[error("{}: {found}; {fix}", path.display())]
-    WrongHead {
+    WrongModelKind {
         /// The folder.
         path: PathBuf,
         /// What it holds, and what says so.
@@ -165,7 +165,7 @@ pub enum Error {
     },
     /// More ranks than a layer can be split among.
     #[error("[parallel.{axis}] size = {ranks}: {what} cannot be shared so; choose another size or mode")]
-    Split {
+    Indivisible {
         /// The section of the configuration.
         axis: &'static str,
         /// The ranks.
@@ -222,7 +222,7 @@ pub enum Error {
     #[error(
         "the {ranks} ranks that share this model drew different tokens; they must run the same program on the same kind of machine"
     )]
-    Disagreement {
+    RanksDiverged {
         /// The ranks.
         ranks: usize,
     },

@@ -58,7 +58,7 @@ fn check_total(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), E
         num_layers: architecture.num_layers,
         hidden_size: architecture.hidden_size,
         vocab_size: architecture.vocab_size,
-        experts: architecture.experts.as_ref().map_or(0, |experts| experts.count),
+        experts: architecture.experts.as_ref().map_or(0, |experts| experts.num_experts),
     })
 }
 
@@ -95,7 +95,7 @@ fn refuse_foreign(fields: &Fields<'_>) -> Result<(), Error> {
         ("per_layer_config", &empty, "layers with settings of their own are not implemented"),
         ("alibi", &off, "linear biases exist in model_type bloom only"),
     ];
-    rules.iter().try_for_each(|(key, neutral, fix)| fields.refuse_unless(key, neutral, fix))
+    rules.iter().try_for_each(|(key, neutral, fix)| fields.require_neutral(key, neutral, fix))
 }
 
 fn check_heads(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), Error> {
@@ -112,10 +112,10 @@ fn check_heads(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), E
 
 fn check_experts(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), Error> {
     match &architecture.experts {
-        Some(experts) if experts.per_token > experts.count => Err(fields.wrong(
+        Some(experts) if experts.num_experts_per_tok > experts.num_experts => Err(fields.wrong(
             "num_experts_per_tok",
-            &format!("at most the {} experts", experts.count),
-            &json!(experts.per_token),
+            &format!("at most the {} experts", experts.num_experts),
+            &json!(experts.num_experts_per_tok),
         )),
         _ => Ok(()),
     }

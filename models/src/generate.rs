@@ -16,14 +16,14 @@ use crate::batch::Batch;
 use crate::cache::KvCache;
 use crate::causal_lm::CausalLm;
 use crate::head::Head;
-use crate::layer::for_few_rows;
-use crate::sample::{Drawn, Sampling};
+use crate::layer::to_column_major;
+use crate::sample::{SampledToken, SamplingParams};
 
 /// How replies are made.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct GenerationOptions {
     /// How tokens are drawn.
-    pub sampling: Sampling,
+    pub sampling: SamplingParams,
     /// The longest reply, its stop token included.
     pub max_new_tokens: usize,
     /// Tokens that end a reply; empty to run to the length limit.
@@ -31,9 +31,9 @@ pub struct Options {
     /// Chooses the draws.
     pub seed: u64,
     /// The number of the first prompt among those of all processes: draws depend on the seed and on a prompt's number.
-    pub first_request: u64,
+    pub request_offset: u64,
     /// Replies that are in work at once.
-    pub batch_size: usize,
+    pub max_num_seqs: usize,
 }
 
 /// Why a reply ended.
@@ -60,14 +60,14 @@ pub struct Completion {
 }
 
 /// Called with the prompt's index and each new token; breaking ends that reply.
-pub type Listener<'a> = dyn FnMut(usize, i64) -> ControlFlow<()> + 'a;
+pub type TokenCallback<'a> = dyn FnMut(usize, i64) -> ControlFlow<()> + 'a;
 
 /// Makes one reply to each prompt, in the order of the prompts.
 pub fn generate(
     model: &CausalLm,
     prompts: &[Vec<i64>],
-    options: &Options,
-    listener: &mut Listener<'_>,
+    options: &GenerationOptions,
+    listener: &mut TokenCallback<'_>,
 ) -> Result<Vec<Completion>, Error> {
     options.sampling.check()?;
     check_prompts(model, prompts)?;
@@ -79,13 +79,13 @@ pub fn generate(
 
 /// Ranks that share a model draw the same tokens; if they did not, each would go on with a text of its own.
 fn check_agreement(model: &CausalLm, completions: &[Completion]) -> Result<(), Error> {
-    let Some(group) = model.decoder().split().weights.as_ref() else { return Ok(()) };
+    let Some(group) = model.decoder().model_parallel().tensor_parallel.as_ref() else { return Ok(()) };
     let mut sum = 0u32;
     for id in completions.iter().flat_map(|completion| &completion.ids) {
         sum = sum.wrapping_mul(31).wrapping_add(*id as u32);
     }
-    let [largest, smallest] = group.max([f64::from(sum), -f64::from(sum)])?;
-    if largest == -smallest { Ok(()) } else { Err(Error::Disagreement { ranks: group.size() }) }
+    let [largest, smallest] = group.all_reduce_max([f64::from(sum), -f64::from(sum)])?;
+    if largest == -smallest { Ok(()) } else { Err(Error::RanksDiverged { ranks: group.size() }) }
 }
 
 fn check_prompts(model: &CausalLm, prompts: &[Vec<i64>]) -> Result<(), Error> {
@@ -105,7 +105,7 @@ fn check_prompts(model: &CausalLm, prompts: &[Vec<i64>]) -> Result<(), Error> {
 }
 
 /// A reply in work.
-struct Live {
+struct ActiveRequest {
     request: usize,
     budget: usize,
     last: i64,
@@ -117,24 +117,24 @@ struct Generation<'a> {
     /// The weight of the head, laid out for the rows of a step.
     head: Tensor,
     prompts: &'a [Vec<i64>],
-    options: &'a Options,
+    options: &'a GenerationOptions,
     next: usize,
     /// One entry a slot; `None` for a slot that stands idle.
-    slots: Vec<Option<Live>>,
+    slots: Vec<Option<ActiveRequest>>,
     completions: Vec<Completion>,
     scratch: Vec<f32>,
 }
 
 impl<'a> Generation<'a> {
-    fn new(model: &'a CausalLm, prompts: &'a [Vec<i64>], options: &'a Options) -> Self {
+    fn new(model: &'a CausalLm, prompts: &'a [Vec<i64>], options: &'a GenerationOptions) -> Self {
         let empty = Completion { ids: Vec::new(), logprobs: Vec::new(), finish_reason: FinishReason::Length };
-        let slots = prompts.len().min(options.batch_size.max(1));
+        let slots = prompts.len().min(options.max_num_seqs.max(1));
         // A tied head is the table of embeddings: a copy of it pays when many rows share its reading.
         let weight = model.head().weight;
         let relaid = slots > 1 && weight.device() == tch::Device::Cpu;
         Self {
             model,
-            head: if relaid { for_few_rows(weight) } else { weight.shallow_clone() },
+            head: if relaid { to_column_major(weight) } else { weight.shallow_clone() },
             prompts,
             options,
             next: 0,
@@ -144,7 +144,7 @@ impl<'a> Generation<'a> {
         }
     }
 
-    fn run(mut self, listener: &mut Listener<'_>) -> Result<Vec<Completion>, Error> {
+    fn run(mut self, listener: &mut TokenCallback<'_>) -> Result<Vec<Completion>, Error> {
         if self.prompts.is_empty() || self.options.max_new_tokens == 0 {
             return Ok(self.completions);
         }
@@ -153,8 +153,8 @@ impl<'a> Generation<'a> {
             self.prompts.iter().map(|prompt| prompt.len() + self.budget(prompt.len())).max().unwrap_or(0);
         let mut cache = self.model.decoder().cache(self.slots.len() as i64, capacity as i64);
         loop {
-            self.admit(&mut cache, listener)?;
-            self.close_idle_slots(&mut cache);
+            self.schedule_prefills(&mut cache, listener)?;
+            self.compact_slots(&mut cache);
             if self.slots.is_empty() {
                 return Ok(self.completions);
             }
@@ -162,7 +162,7 @@ impl<'a> Generation<'a> {
                 self.slots.iter().map(|slot| slot.as_ref().map_or(0, |live| live.last)).collect();
             let hidden = self.model.decode(&Tensor::from_slice(&tokens).to_device(device), &mut cache)?;
             let slots: Vec<usize> = (0..self.slots.len()).collect();
-            self.draw(&hidden, &slots, &mut cache, listener)?;
+            self.sample_tokens(&hidden, &slots, &mut cache, listener)?;
         }
     }
 
@@ -172,7 +172,11 @@ impl<'a> Generation<'a> {
     }
 
     /// Runs waiting prompts in idle slots and draws their first tokens.
-    fn admit(&mut self, cache: &mut KvCache, listener: &mut Listener<'_>) -> Result<(), Error> {
+    fn schedule_prefills(
+        &mut self,
+        cache: &mut KvCache,
+        listener: &mut TokenCallback<'_>,
+    ) -> Result<(), Error> {
         while self.next < self.prompts.len() {
             let idle: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.slots[slot].is_none()).collect();
             let idle = &idle[..idle.len().min(self.prompts.len() - self.next)];
@@ -181,10 +185,12 @@ impl<'a> Generation<'a> {
             }
             for &slot in idle {
                 cache.reset_slot(slot as i64);
-                let generator =
-                    Sampling::generator(self.options.seed, self.options.first_request + self.next as u64);
+                let generator = SamplingParams::generator(
+                    self.options.seed,
+                    self.options.request_offset + self.next as u64,
+                );
                 let budget = self.budget(self.prompts[self.next].len());
-                self.slots[slot] = Some(Live { request: self.next, budget, last: 0, generator });
+                self.slots[slot] = Some(ActiveRequest { request: self.next, budget, last: 0, generator });
                 self.next += 1;
             }
             let first = self.next - idle.len();
@@ -193,18 +199,18 @@ impl<'a> Generation<'a> {
             let places: Vec<i64> = idle.iter().map(|&slot| slot as i64).collect();
             let hidden = self.model.prefill(&batch, cache, &places)?;
             let last = Tensor::from_slice(&batch.last_indices()).to_device(hidden.device());
-            self.draw(&hidden.index_select(0, &last), idle, cache, listener)?;
+            self.sample_tokens(&hidden.index_select(0, &last), idle, cache, listener)?;
         }
         Ok(())
     }
 
     /// Draws one token for each of `slots` from the rows of `hidden`, and ends the replies that are done.
-    fn draw(
+    fn sample_tokens(
         &mut self,
         hidden: &Tensor,
         slots: &[usize],
         cache: &mut KvCache,
-        listener: &mut Listener<'_>,
+        listener: &mut TokenCallback<'_>,
     ) -> Result<(), Error> {
         let head = Head { weight: &self.head, ..self.model.head() };
         let logits = head.logits(hidden)?.to_kind(Kind::Float).to_device(tch::Device::Cpu).contiguous();
@@ -212,8 +218,8 @@ impl<'a> Generation<'a> {
         let logits = Vec::<f32>::try_from(logits.view([-1]))?;
         for (row, &slot) in logits.chunks_exact(width).zip(slots) {
             let Some(live) = &mut self.slots[slot] else { continue };
-            let drawn = self.options.sampling.draw(row, &mut live.generator, &mut self.scratch);
-            let Drawn { id, logprob } = drawn.ok_or(Error::LogitsNotFinite { index: live.request })?;
+            let drawn = self.options.sampling.sample(row, &mut live.generator, &mut self.scratch);
+            let SampledToken { id, logprob } = drawn.ok_or(Error::LogitsNotFinite { index: live.request })?;
             let completion = &mut self.completions[live.request];
             completion.ids.push(id);
             completion.logprobs.push(logprob);
@@ -235,7 +241,7 @@ impl<'a> Generation<'a> {
     }
 
     /// Closes idle slots once a quarter of them is idle and no prompt waits: moving the others costs a copy.
-    fn close_idle_slots(&mut self, cache: &mut KvCache) {
+    fn compact_slots(&mut self, cache: &mut KvCache) {
         let live: Vec<i64> = (0..self.slots.len())
             .filter(|&slot| self.slots[slot].is_some())
             .map(|slot| slot as i64)
@@ -250,7 +256,7 @@ impl<'a> Generation<'a> {
         }
         if live.len() < self.slots.len() {
             if !live.is_empty() {
-                cache.keep(&live);
+                cache.compact(&live);
             }
             self.slots.retain(Option::is_some);
         }

@@ -15,14 +15,14 @@
 
 use std::sync::Arc;
 
-use parallel::autograd::{self, Backward, attach};
-use parallel::comm::{Group, Reduction};
-use parallel::{Pipeline, SysError};
+use parallel::autograd::{self, Backward, with_backward};
+use parallel::comm::{ProcessGroup, Reduction};
+use parallel::{PipelineStages, SysError};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
-use crate::layer::{multiply_few_rows, suits_few_rows};
-use crate::split::{Dealt, Places, Vocabulary, trains};
+use crate::layer::{onednn_linear, use_onednn};
+use crate::model_parallel::{MaskedIds, RowPartition, VocabShard, needs_grad};
 
 /// Logits held at once: 4 MiB in fp32, which stays in the cache of one core.
 pub const CHUNK_ELEMENTS: i64 = 1 << 20;
@@ -35,13 +35,13 @@ pub struct Head<'a> {
     /// `[V]`.
     pub bias: Option<&'a Tensor>,
     /// The tokens of this rank; absent: all.
-    pub vocabulary: Option<&'a Vocabulary>,
+    pub vocabulary: Option<&'a VocabShard>,
     /// Those who share the rows where a gradient is wanted; absent: nobody.
-    pub rows: Option<&'a Arc<Group>>,
+    pub sequence_group: Option<&'a Arc<ProcessGroup>>,
     /// Where the head is, if one of several ranks has it.
-    pub pipeline: Option<&'a Pipeline>,
+    pub pipeline: Option<&'a PipelineStages>,
     /// Tokens of the whole vocabulary.
-    pub size: i64,
+    pub vocab_size: i64,
 }
 
 /// What [`logprobs`] finds out about each row.
@@ -56,23 +56,32 @@ pub struct TokenLogprobs {
 impl<'a> Head<'a> {
     /// A head that this rank has to itself.
     pub fn new(weight: &'a Tensor, bias: Option<&'a Tensor>) -> Self {
-        Self { weight, bias, vocabulary: None, rows: None, pipeline: None, size: weight.size()[0] }
+        Self {
+            weight,
+            bias,
+            vocabulary: None,
+            sequence_group: None,
+            pipeline: None,
+            vocab_size: weight.size()[0],
+        }
     }
 
     /// The logits of a few rows over the whole vocabulary, for the sampler; without a graph where ranks share it.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, Error> {
-        let shape = [hidden.size()[0], self.size];
-        if let Some(told) = self.told(hidden, &shape, hidden.kind(), |head| head.logits(hidden)) {
+        let shape = [hidden.size()[0], self.vocab_size];
+        if let Some(told) =
+            self.broadcast_from_last_stage(hidden, &shape, hidden.kind(), |head| head.logits(hidden))
+        {
             return told;
         }
-        let own = if suits_few_rows(hidden, self.weight) {
-            multiply_few_rows(hidden, self.weight, self.bias)
+        let own = if use_onednn(hidden, self.weight) {
+            onednn_linear(hidden, self.weight, self.bias)
         } else {
             hidden.linear(self.weight, self.bias)
         };
         match self.vocabulary {
             None => Ok(own),
-            Some(vocabulary) => Ok(vocabulary.cut.of_dim(1).gather(&own, &vocabulary.group)?),
+            Some(vocabulary) => Ok(vocabulary.spec.with_dim(1).unshard(&own, &vocabulary.group)?),
         }
     }
 
@@ -81,35 +90,36 @@ impl<'a> Head<'a> {
     }
 
     /// Whether anybody will ask for a gradient.
-    fn wants_grad(&self, hidden: &Tensor) -> bool {
+    fn requires_grad(&self, hidden: &Tensor) -> bool {
         autograd::is_enabled() && self.inputs(hidden).iter().any(|input| input.requires_grad())
     }
 
     /// Runs the head on the last pipeline stage and broadcasts the result to all stages. Used only without
     /// gradients.
-    fn told(
+    fn broadcast_from_last_stage(
         self,
         hidden: &Tensor,
         shape: &[i64],
         kind: Kind,
         make: impl FnOnce(Head<'_>) -> Result<Tensor, Error>,
     ) -> Option<Result<Tensor, Error>> {
-        let pipeline = self.pipeline.filter(|_| !trains(hidden))?;
+        let pipeline = self.pipeline.filter(|_| !needs_grad(hidden))?;
         let make = || {
-            let made = if pipeline.is_last() { Some(make(Head { pipeline: None, ..self })?) } else { None };
-            Ok(pipeline.tell(made, shape, (kind, hidden.device()))?)
+            let made =
+                if pipeline.is_last_stage() { Some(make(Head { pipeline: None, ..self })?) } else { None };
+            Ok(pipeline.broadcast_from_last_stage(made, shape, (kind, hidden.device()))?)
         };
         Some(make())
     }
 
     /// The ranks among whom the rows are dealt out.
-    fn dealt(&self, hidden: &Tensor) -> Option<Dealt> {
-        let group = self.rows.filter(|_| self.wants_grad(hidden))?;
-        Some(Dealt(vec![Arc::clone(group)]))
+    fn row_partition(&self, hidden: &Tensor) -> Option<RowPartition> {
+        let group = self.sequence_group.filter(|_| self.requires_grad(hidden))?;
+        Some(RowPartition(vec![Arc::clone(group)]))
     }
 
-    fn owned(&self) -> OwnedHead {
-        OwnedHead {
+    fn owned(&self) -> DetachedHead {
+        DetachedHead {
             weight: self.weight.detach(),
             bias: self.bias.map(Tensor::detach),
             vocabulary: self.vocabulary.cloned(),
@@ -118,18 +128,18 @@ impl<'a> Head<'a> {
 
     /// Rows of a chunk: the same on every rank, whose parts of the vocabulary may differ by one.
     fn chunk_rows(&self) -> i64 {
-        let tokens = self.vocabulary.map_or(self.weight.size()[0], Vocabulary::mean_size);
+        let tokens = self.vocabulary.map_or(self.weight.size()[0], VocabShard::mean_local_size);
         (CHUNK_ELEMENTS / tokens).max(16)
     }
 }
 
-struct OwnedHead {
+struct DetachedHead {
     weight: Tensor,
     bias: Option<Tensor>,
-    vocabulary: Option<Vocabulary>,
+    vocabulary: Option<VocabShard>,
 }
 
-impl OwnedHead {
+impl DetachedHead {
     fn logits(&self, hidden: &Tensor, temperature: f64) -> Tensor {
         let mut logits = hidden.linear(&self.weight, self.bias.as_ref()).to_kind(Kind::Float);
         if temperature != 1.0 {
@@ -139,19 +149,19 @@ impl OwnedHead {
     }
 
     /// The log of the sum of exponentials of logits `[n, V]` over the tokens of all ranks, `[n, 1]`; `None` where this rank has them all.
-    fn log_total(&self, logits: &Tensor) -> Result<Option<Tensor>, Error> {
-        let Some(Vocabulary { group, .. }) = &self.vocabulary else { return Ok(None) };
+    fn global_logsumexp(&self, logits: &Tensor) -> Result<Option<Tensor>, Error> {
+        let Some(VocabShard { group, .. }) = &self.vocabulary else { return Ok(None) };
         let own = logits.logsumexp([1i64].as_slice(), true);
         let all = group.all_gather(&own.tr())?; // [ranks, n]
         Ok(Some(all.logsumexp([0i64].as_slice(), true).tr()))
     }
 
-    fn places(&self, target: &Tensor) -> Places {
-        Places::new(target, self.vocabulary.as_ref())
+    fn mask_targets(&self, target: &Tensor) -> MaskedIds {
+        MaskedIds::new(target, self.vocabulary.as_ref())
     }
 
     /// Adds up over the ranks that share the vocabulary, in place.
-    fn add_up(&self, terms: &Tensor) -> Result<(), parallel::Error> {
+    fn all_reduce(&self, terms: &Tensor) -> Result<(), parallel::Error> {
         match &self.vocabulary {
             None => Ok(()),
             Some(vocabulary) => vocabulary.group.all_reduce(terms, Reduction::Sum),
@@ -175,51 +185,51 @@ pub fn cross_entropy(
     weights: Option<&Tensor>,
 ) -> Result<Tensor, Error> {
     let make = |head: Head<'_>| cross_entropy(hidden, head, targets, weights);
-    if let Some(told) = head.told(hidden, &[], Kind::Float, make) {
+    if let Some(told) = head.broadcast_from_last_stage(hidden, &[], Kind::Float, make) {
         return told;
     }
-    if let Some(dealt) = head.dealt(hidden) {
-        let run = dealt.own(targets.size()[0]);
+    if let Some(row_partition) = head.row_partition(hidden) {
+        let run = row_partition.local_range(targets.size()[0]);
         let own = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
         let weights = weights.map(own);
-        let sum = own_cross_entropy(&own(hidden), head, &own(targets), weights.as_ref())?;
-        return Ok(dealt.sum(sum)?);
+        let sum = local_cross_entropy(&own(hidden), head, &own(targets), weights.as_ref())?;
+        return Ok(row_partition.all_reduce(sum)?);
     }
-    own_cross_entropy(hidden, head, targets, weights)
+    local_cross_entropy(hidden, head, targets, weights)
 }
 
 /// [`cross_entropy`] of rows that this rank has to itself.
-fn own_cross_entropy(
+fn local_cross_entropy(
     hidden: &Tensor,
     head: Head<'_>,
     targets: &Tensor,
     weights: Option<&Tensor>,
 ) -> Result<Tensor, Error> {
-    let wants_grad = head.wants_grad(hidden);
-    let mut sums = Gradient::new(hidden, &head, wants_grad);
+    let wants_grad = head.requires_grad(hidden);
+    let mut sums = HeadGrads::new(hidden, &head, wants_grad);
     let mut total = Tensor::zeros([], (Kind::Double, hidden.device()));
     no_grad(|| {
         let owned = head.owned();
         for (start, length) in chunks(hidden.size()[0], head.chunk_rows()) {
             let rows = hidden.narrow(0, start, length).detach();
-            let target = owned.places(&targets.narrow(0, start, length).unsqueeze(1));
+            let target = owned.mask_targets(&targets.narrow(0, start, length).unsqueeze(1));
             let weight = weights.map(|weights| weights.narrow(0, start, length).to_kind(Kind::Float));
             let logits = owned.logits(&rows, 1.0);
-            let logprobs = log_softmax(&logits, owned.log_total(&logits)?.as_ref());
-            let picked = target.own(logprobs.gather(1, &target.index, false)).squeeze_dim(1);
+            let logprobs = log_softmax(&logits, owned.global_logsumexp(&logits)?.as_ref());
+            let picked = target.zero_masked(logprobs.gather(1, &target.masked_ids, false)).squeeze_dim(1);
             let picked = weight.as_ref().map_or_else(|| picked.shallow_clone(), |weight| &picked * weight);
             total -= picked.sum(Kind::Double);
             if wants_grad {
                 // d loss / d z = w (p - onehot).
                 let mut slope = logprobs.exp();
                 let minus_one = Tensor::full([length, 1], -1.0, (Kind::Float, hidden.device()));
-                let _ = slope.scatter_add_(1, &target.index, &target.own(minus_one));
+                let _ = slope.scatter_add_(1, &target.masked_ids, &target.zero_masked(minus_one));
                 let slope =
                     weight.map_or_else(|| slope.shallow_clone(), |weight| &slope * weight.unsqueeze(1));
                 sums.add(&owned, &rows, &slope, start);
             }
         }
-        Ok::<_, Error>(owned.add_up(&total)?)
+        Ok::<_, Error>(owned.all_reduce(&total)?)
     })?;
     let total = total.to_kind(Kind::Float);
     if !wants_grad {
@@ -228,7 +238,7 @@ fn own_cross_entropy(
     let count = head.inputs(hidden).len();
     let backward: Backward = Box::new(move |grads| {
         let sums = std::mem::take(&mut sums);
-        Ok(grads[0].as_ref().map_or_else(|| nothing(count), |grad| sums.scaled(grad)))
+        Ok(grads[0].as_ref().map_or_else(|| no_grads(count), |grad| sums.scaled(grad)))
     });
     let [total] = attached([&total], &head.inputs(hidden), backward)?;
     Ok(total)
@@ -245,23 +255,23 @@ pub fn logprobs(
         let found = logprobs(hidden, head, targets, temperature)?;
         Ok(Tensor::stack(&[found.logprobs, found.entropy], 0))
     };
-    if let Some(told) = head.told(hidden, &[2, targets.size()[0]], Kind::Float, make) {
+    if let Some(told) = head.broadcast_from_last_stage(hidden, &[2, targets.size()[0]], Kind::Float, make) {
         let told = told?;
         return Ok(TokenLogprobs { logprobs: told.select(0, 0), entropy: told.select(0, 1) });
     }
-    if let Some(dealt) = head.dealt(hidden) {
+    if let Some(row_partition) = head.row_partition(hidden) {
         let rows = targets.size()[0];
-        let run = dealt.own(rows);
+        let run = row_partition.local_range(rows);
         let own = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
-        let found = own_logprobs(&own(hidden), head, &own(targets), temperature)?;
-        let whole = |own: &Tensor| dealt.whole(own, rows);
+        let found = local_logprobs(&own(hidden), head, &own(targets), temperature)?;
+        let whole = |own: &Tensor| row_partition.gather_rows(own, rows);
         return Ok(TokenLogprobs { logprobs: whole(&found.logprobs)?, entropy: whole(&found.entropy)? });
     }
-    own_logprobs(hidden, head, targets, temperature)
+    local_logprobs(hidden, head, targets, temperature)
 }
 
 /// [`logprobs`] of rows that this rank has to itself.
-fn own_logprobs(
+fn local_logprobs(
     hidden: &Tensor,
     head: Head<'_>,
     targets: &Tensor,
@@ -272,11 +282,11 @@ fn own_logprobs(
     let found = no_grad(|| {
         let owned = head.owned();
         for (start, length) in chunks(hidden.size()[0], chunk_rows) {
-            let target = owned.places(&targets.narrow(0, start, length).unsqueeze(1));
+            let target = owned.mask_targets(&targets.narrow(0, start, length).unsqueeze(1));
             let logits = owned.logits(&hidden.narrow(0, start, length), temperature);
-            let log_total = owned.log_total(&logits)?;
+            let log_total = owned.global_logsumexp(&logits)?;
             let logprobs = log_softmax(&logits, log_total.as_ref());
-            let picked = target.own(logprobs.gather(1, &target.index, false)).squeeze_dim(1);
+            let picked = target.zero_masked(logprobs.gather(1, &target.masked_ids, false)).squeeze_dim(1);
             let terms = (logprobs.exp() * logprobs).nan_to_num(0.0, None, None);
             parts.push(Tensor::stack(&[picked, -terms.sum_dim_intlist(1, false, Kind::Float)], 0));
             log_totals.push(log_total);
@@ -285,34 +295,34 @@ fn own_logprobs(
             parts.push(Tensor::zeros([2, 0], (Kind::Float, hidden.device())));
         }
         let found = Tensor::cat(&parts, 1);
-        owned.add_up(&found)?;
+        owned.all_reduce(&found)?;
         Ok::<_, Error>(found)
     })?;
     let (values, entropy) = (found.select(0, 0), found.select(0, 1));
-    if !head.wants_grad(hidden) {
+    if !head.requires_grad(hidden) {
         return Ok(TokenLogprobs { logprobs: values, entropy });
     }
     let (owned, rows, targets) = (head.owned(), hidden.detach(), targets.shallow_clone());
     let entropies = entropy.shallow_clone();
-    let mut sums = Gradient::new(hidden, &head, true);
+    let mut sums = HeadGrads::new(hidden, &head, true);
     let count = head.inputs(hidden).len();
     let backward: Backward = Box::new(move |grads| {
         if grads.iter().all(Option::is_none) {
-            return Ok(nothing(count));
+            return Ok(no_grads(count));
         }
         no_grad(|| {
             for ((start, length), log_total) in chunks(rows.size()[0], chunk_rows).zip(&log_totals) {
                 let chunk = rows.narrow(0, start, length);
-                let target = owned.places(&targets.narrow(0, start, length).unsqueeze(1));
+                let target = owned.mask_targets(&targets.narrow(0, start, length).unsqueeze(1));
                 let of = |flat: &Tensor| flat.narrow(0, start, length).unsqueeze(1);
                 let seeds =
                     [&grads[0], &grads[1]].map(|grad| grad.as_ref().map(|grad| of(grad) / temperature));
                 let logprobs = log_softmax(&owned.logits(&chunk, temperature), log_total.as_ref());
-                let slope = slope(&logprobs, &target, &of(&entropies), seeds);
+                let slope = logits_grad(&logprobs, &target, &of(&entropies), seeds);
                 sums.add(&owned, &chunk, &slope, start);
             }
         });
-        Ok(std::mem::take(&mut sums).taken())
+        Ok(std::mem::take(&mut sums).into_grads())
     });
     let [logprobs, entropy] = attached([&values, &entropy], &head.inputs(hidden), backward)?;
     Ok(TokenLogprobs { logprobs, entropy })
@@ -320,9 +330,9 @@ fn own_logprobs(
 
 /// The gradient with respect to `z` `[n, V]` of log-probabilities and entropies `[n, 1]`, of which the seeds `[n, 1]` are the
 /// gradients: `d log p(y) / d z = onehot(y) - p` and `d H / d z = -p (log p + H)`.
-fn slope(
+fn logits_grad(
     logprobs: &Tensor,
-    target: &Places,
+    target: &MaskedIds,
     entropy: &Tensor,
     [of_logprobs, of_entropy]: [Option<Tensor>; 2],
 ) -> Tensor {
@@ -330,7 +340,7 @@ fn slope(
     let mut slope = match of_logprobs {
         Some(seed) => {
             let mut slope = &share * -&seed;
-            let _ = slope.scatter_add_(1, &target.index, &target.own(seed));
+            let _ = slope.scatter_add_(1, &target.masked_ids, &target.zero_masked(seed));
             slope
         }
         None => logprobs.zeros_like(),
@@ -344,7 +354,7 @@ fn slope(
 /// The most likely token of each row, `[N]`; for accuracies.
 pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
     let make = |head: Head<'_>| argmax(hidden, head);
-    if let Some(told) = head.told(hidden, &hidden.size()[..1], Kind::Int64, make) {
+    if let Some(told) = head.broadcast_from_last_stage(hidden, &hidden.size()[..1], Kind::Int64, make) {
         return told;
     }
     no_grad(|| {
@@ -354,7 +364,7 @@ pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
             let logits = owned.logits(&hidden.narrow(0, start, length), 1.0);
             best.push(match &owned.vocabulary {
                 None => logits.argmax(1, false),
-                Some(vocabulary) => vocabulary.best(&logits)?,
+                Some(vocabulary) => vocabulary.argmax(&logits)?,
             });
         }
         Ok(Tensor::cat(&best, 0))
@@ -363,14 +373,14 @@ pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
 
 /// The gradients of hidden states and head, gathered chunk by chunk. Those of the head are sums in fp32.
 #[derive(Default)]
-struct Gradient {
+struct HeadGrads {
     hidden: Option<Tensor>,
     weight: Option<Tensor>,
     bias: Option<Tensor>,
     has_bias: bool,
 }
 
-impl Gradient {
+impl HeadGrads {
     fn new(hidden: &Tensor, head: &Head<'_>, wanted: bool) -> Self {
         let zeros = |tensor: &Tensor, kind| {
             (wanted && tensor.requires_grad()).then(|| Tensor::zeros(tensor.size(), (kind, tensor.device())))
@@ -384,7 +394,7 @@ impl Gradient {
     }
 
     /// Adds `slope = d loss / d logits` of the rows from `start`.
-    fn add(&mut self, head: &OwnedHead, rows: &Tensor, slope: &Tensor, start: i64) {
+    fn add(&mut self, head: &DetachedHead, rows: &Tensor, slope: &Tensor, start: i64) {
         let kind = rows.kind();
         let narrow = slope.to_kind(kind);
         if let Some(hidden) = &mut self.hidden {
@@ -402,7 +412,7 @@ impl Gradient {
         }
     }
 
-    fn taken(self) -> Vec<Option<Tensor>> {
+    fn into_grads(self) -> Vec<Option<Tensor>> {
         let bias = self.has_bias.then_some(self.bias);
         [Some(self.hidden), Some(self.weight), bias].into_iter().flatten().collect()
     }
@@ -412,12 +422,12 @@ impl Gradient {
         for tensor in [&mut self.hidden, &mut self.weight, &mut self.bias].into_iter().flatten() {
             let _ = no_grad(|| tensor.g_mul_(factor));
         }
-        self.taken()
+        self.into_grads()
     }
 }
 
 /// No gradient for any of `count` inputs.
-fn nothing(count: usize) -> Vec<Option<Tensor>> {
+fn no_grads(count: usize) -> Vec<Option<Tensor>> {
     (0..count).map(|_| None).collect()
 }
 
@@ -427,7 +437,7 @@ fn attached<const K: usize>(
     backward: Backward,
 ) -> Result<[Tensor; K], Error> {
     let attached =
-        attach(&outputs, inputs, backward).map_err(|error: SysError| parallel::Error::from(error))?;
+        with_backward(&outputs, inputs, backward).map_err(|error: SysError| parallel::Error::from(error))?;
     Ok(attached.try_into().expect("as many outputs as were given"))
 }
 

@@ -5,17 +5,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use parallel::comm::Group;
+use parallel::comm::ProcessGroup;
 use parallel::dispatch::{self, Value};
-use parallel::{Parameter, Placement, deferred};
+use parallel::{Parameter, Placement, weight_grad_store};
 use tch::{Kind, Tensor};
 
 use crate::Error;
 use crate::architecture::{Architecture, NormKind};
 use crate::initialize::Initial;
-use crate::split::{Share, Split};
+use crate::model_parallel::{ModelParallel, WeightPlacement};
 
-/// Rows from which oneDNN is faster than MKL on matrices of [`for_few_rows`]: MKL packs them anew for each product, which
+/// Rows from which oneDNN is faster than MKL on matrices of [`to_column_major`]: MKL packs them anew for each product, which
 /// costs as much as 100 rows, and below 16 rows the two are even.
 const ROWS_OF_ONEDNN: std::ops::RangeInclusive<i64> = 16..=256;
 
@@ -32,9 +32,9 @@ pub struct Request<'a> {
     pub initial: Initial,
     /// Whether this rank holds (a shard of) the parameter. If not, the source only checks that the checkpoint
     /// contains it.
-    pub here: bool,
-    /// Whether tokens are multiplied by its transpose, so that [`for_few_rows`] may lay it out anew.
-    pub is_matrix: bool,
+    pub is_local: bool,
+    /// Whether tokens are multiplied by its transpose, so that [`to_column_major`] may lay it out anew.
+    pub is_linear_weight: bool,
 }
 
 /// The same matrix `[out, in]` with its columns side by side in memory.
@@ -42,58 +42,69 @@ pub struct Request<'a> {
 /// A product of few rows with the transpose of a matrix takes half the time or less when the memory is that of the transpose:
 /// the kernels have to reorder nothing, and with few rows nothing else is there to hide it behind. Shares memory with
 /// `weight` where that is laid out so already.
-pub fn for_few_rows(weight: &Tensor) -> Tensor {
+pub fn to_column_major(weight: &Tensor) -> Tensor {
     let columns = weight.tr();
     if columns.is_contiguous() { weight.shallow_clone() } else { columns.contiguous().tr() }
 }
 
 /// Where parameters come from: a checkpoint or a generator.
-pub type Source<'a> = dyn FnMut(&Request<'_>) -> Result<Tensor, Error> + 'a;
+pub type ParameterSource<'a> = dyn FnMut(&Request<'_>) -> Result<Tensor, Error> + 'a;
 
 /// Makes layers and keeps the list of their parameters in order of use.
-pub struct Registry<'a> {
+pub struct ModuleBuilder<'a> {
     architecture: &'a Architecture,
-    source: &'a mut Source<'a>,
-    split: &'a Split,
-    here: bool,
-    exclusive: bool,
+    source: &'a mut ParameterSource<'a>,
+    model_parallel: &'a ModelParallel,
+    is_local: bool,
+    is_expert: bool,
     parameters: Vec<Parameter>,
 }
 
-impl<'a> Registry<'a> {
+impl<'a> ModuleBuilder<'a> {
     /// An empty list for a model of this architecture.
-    pub fn new(architecture: &'a Architecture, split: &'a Split, source: &'a mut Source<'a>) -> Self {
-        Self { architecture, source, split, here: true, exclusive: false, parameters: Vec::new() }
+    pub fn new(
+        architecture: &'a Architecture,
+        model_parallel: &'a ModelParallel,
+        source: &'a mut ParameterSource<'a>,
+    ) -> Self {
+        Self {
+            architecture,
+            source,
+            model_parallel,
+            is_local: true,
+            is_expert: false,
+            parameters: Vec::new(),
+        }
     }
 
     /// Those among whom the layers are split.
-    pub fn group(&self) -> Option<&'a Arc<Group>> {
-        self.split.weights.as_ref()
+    pub fn group(&self) -> Option<&'a Arc<ProcessGroup>> {
+        self.model_parallel.tensor_parallel.as_ref()
     }
 
     /// How ranks share the model.
-    pub fn split(&self) -> &'a Split {
-        self.split
+    pub fn split(&self) -> &'a ModelParallel {
+        self.model_parallel
     }
 
     /// Whether this rank has the layers that come next. Those of others have neither values nor parameters.
-    pub fn set_here(&mut self, here: bool) {
-        self.here = here;
+    pub fn set_local(&mut self, here: bool) {
+        self.is_local = here;
     }
 
     /// Runs `make` for one expert, which this rank of an expert group has or not.
-    pub fn expert<T>(&mut self, own: bool, make: impl FnOnce(&mut Self) -> T) -> T {
-        let here = self.here;
-        self.here &= own;
-        self.exclusive = self.split.experts.is_some();
+    pub fn expert_scope<T>(&mut self, own: bool, make: impl FnOnce(&mut Self) -> T) -> T {
+        let here = self.is_local;
+        self.is_local &= own;
+        self.is_expert = self.model_parallel.expert_parallel.is_some();
         let made = make(self);
-        (self.here, self.exclusive) = (here, false);
+        (self.is_local, self.is_expert) = (here, false);
         made
     }
 
     /// The parameter `index` is there once more on the other ranks of `copies`.
-    pub fn is_copied(&mut self, index: usize, copies: &Arc<Group>) {
-        self.parameters[index].copies = Some(Arc::clone(copies));
+    pub fn tie_parameter(&mut self, index: usize, copies: &Arc<ProcessGroup>) {
+        self.parameters[index].tied_group = Some(Arc::clone(copies));
     }
 
     /// The parameters so far.
@@ -112,27 +123,27 @@ impl<'a> Registry<'a> {
     }
 
     /// A parameter that tokens are not multiplied by.
-    pub fn take(
+    pub fn parameter(
         &mut self,
         name: &str,
         shape: &[i64],
         initial: Initial,
-        share: &Share,
+        share: &WeightPlacement,
     ) -> Result<Tensor, Error> {
-        self.ask(name, shape, initial, false, share)
+        self.request_parameter(name, shape, initial, false, share)
     }
 
-    fn ask(
+    fn request_parameter(
         &mut self,
         name: &str,
         shape: &[i64],
         initial: Initial,
-        is_matrix: bool,
-        share: &Share,
+        is_linear_weight: bool,
+        share: &WeightPlacement,
     ) -> Result<Tensor, Error> {
         let placement = match (share, self.group()) {
-            (Share::Part(cut), Some(group)) => {
-                Placement::Shard { cut: cut.clone(), group: Arc::clone(group) }
+            (WeightPlacement::Shard(spec), Some(group)) => {
+                Placement::Shard { spec: spec.clone(), group: Arc::clone(group) }
             }
             _ => Placement::Replicate,
         };
@@ -141,40 +152,52 @@ impl<'a> Registry<'a> {
             shape,
             placement: &placement,
             initial,
-            here: self.here,
-            is_matrix,
+            is_local: self.is_local,
+            is_linear_weight,
         })?;
-        if !self.here {
+        if !self.is_local {
             return Ok(tensor);
         }
-        let partial = matches!(share, Share::Terms);
+        let partial_grad = matches!(share, WeightPlacement::Partial);
         self.parameters.push(Parameter {
-            partial,
-            exclusive: self.exclusive,
-            ..Parameter::placed(name, &tensor, placement)
+            partial_grad,
+            is_expert: self.is_expert,
+            ..Parameter::with_placement(name, &tensor, placement)
         });
         Ok(tensor)
     }
 
     /// The matrix `{name}.weight` `[rows, width]` of a head, split by rows.
-    pub fn head(&mut self, name: &str, rows: i64, width: i64, share: &Share) -> Result<Tensor, Error> {
+    pub fn head(
+        &mut self,
+        name: &str,
+        rows: i64,
+        width: i64,
+        share: &WeightPlacement,
+    ) -> Result<Tensor, Error> {
         let initial = Initial::Normal(self.architecture.initializer_range);
-        self.ask(&format!("{name}.weight"), &[rows, width], initial, true, share)
+        self.request_parameter(&format!("{name}.weight"), &[rows, width], initial, true, share)
     }
 
     /// A table `{name}.weight` `[rows, width]`, split by rows.
-    pub fn embedding(&mut self, name: &str, rows: i64, width: i64, share: &Share) -> Result<Tensor, Error> {
+    pub fn embedding(
+        &mut self,
+        name: &str,
+        rows: i64,
+        width: i64,
+        share: &WeightPlacement,
+    ) -> Result<Tensor, Error> {
         let initial = Initial::Normal(self.architecture.initializer_range);
-        self.ask(&format!("{name}.weight"), &[rows, width], initial, false, share)
+        self.request_parameter(&format!("{name}.weight"), &[rows, width], initial, false, share)
     }
 
     /// A linear map whose columns, the outer dimension, are split.
-    pub fn columns(
+    pub fn column_parallel_linear(
         &mut self,
         name: &str,
         sizes: [i64; 2],
         bias: bool,
-        share: &Share,
+        share: &WeightPlacement,
     ) -> Result<Linear, Error> {
         let weight = self.matrix(name, sizes, 1, self.architecture.initializer_range, share)?;
         self.with_bias(name, weight, bias.then_some(sizes[1]), share)
@@ -182,9 +205,15 @@ impl<'a> Registry<'a> {
 
     /// A linear map back into the residual stream whose rows, the inner dimension, are split: what the ranks make of their parts adds
     /// up to the product.
-    pub fn rows(&mut self, name: &str, sizes: [i64; 2], bias: bool, share: &Share) -> Result<Linear, Error> {
+    pub fn row_parallel_linear(
+        &mut self,
+        name: &str,
+        sizes: [i64; 2],
+        bias: bool,
+        share: &WeightPlacement,
+    ) -> Result<Linear, Error> {
         let weight = self.matrix(name, sizes, 0, self.architecture.residual_initializer_range, share)?;
-        self.with_bias(name, weight, bias.then_some(sizes[1]), &self.split.outside())
+        self.with_bias(name, weight, bias.then_some(sizes[1]), &self.model_parallel.non_parallel_placement())
     }
 
     /// The weight of a linear map of `[inner, outer]` sizes, of which `side` is split.
@@ -194,15 +223,15 @@ impl<'a> Registry<'a> {
         [inner, outer]: [i64; 2],
         side: usize,
         deviation: f64,
-        share: &Share,
+        share: &WeightPlacement,
     ) -> Result<Tensor, Error> {
-        let in_out = self.architecture.in_out;
+        let in_out = self.architecture.is_conv1d;
         let (shape, dim) = if in_out { ([inner, outer], side) } else { ([outer, inner], 1 - side) };
         let share = match share {
-            Share::Part(cut) => Share::Part(cut.of_dim(dim)),
+            WeightPlacement::Shard(spec) => WeightPlacement::Shard(spec.with_dim(dim)),
             other => other.clone(),
         };
-        self.ask(&format!("{name}.weight"), &shape, Initial::Normal(deviation), !in_out, &share)
+        self.request_parameter(&format!("{name}.weight"), &shape, Initial::Normal(deviation), !in_out, &share)
     }
 
     fn with_bias(
@@ -210,43 +239,66 @@ impl<'a> Registry<'a> {
         name: &str,
         weight: Tensor,
         bias: Option<i64>,
-        share: &Share,
+        share: &WeightPlacement,
     ) -> Result<Linear, Error> {
         let bias = match bias {
-            Some(size) => Some(self.ask(&format!("{name}.bias"), &[size], Initial::Zeros, false, share)?),
+            Some(size) => Some(self.request_parameter(
+                &format!("{name}.bias"),
+                &[size],
+                Initial::Zeros,
+                false,
+                share,
+            )?),
             None => None,
         };
-        Ok(Linear { weight, bias, in_out: self.architecture.in_out })
+        Ok(Linear { weight, bias, is_conv1d: self.architecture.is_conv1d })
     }
 
     /// A norm over the last dimension, of the architecture's kind; an RMS norm has no bias.
     pub fn norm(&mut self, name: &str, size: i64) -> Result<Norm, Error> {
-        self.norm_of(name, size, &self.split.outside())
+        self.norm_with_placement(name, size, &self.model_parallel.non_parallel_placement())
     }
 
     /// [`norm`](Self::norm) over what each rank has of its own.
-    pub fn norm_of(&mut self, name: &str, size: i64, share: &Share) -> Result<Norm, Error> {
+    pub fn norm_with_placement(
+        &mut self,
+        name: &str,
+        size: i64,
+        share: &WeightPlacement,
+    ) -> Result<Norm, Error> {
         let (kind, eps) = (self.architecture.norm, self.architecture.norm_eps);
         let (mut weight, mut bias) = (None, None);
         if self.architecture.norm_affine {
-            weight = Some(self.ask(&format!("{name}.weight"), &[size], Initial::Ones, false, share)?);
+            weight = Some(self.request_parameter(
+                &format!("{name}.weight"),
+                &[size],
+                Initial::Ones,
+                false,
+                share,
+            )?);
             if kind == NormKind::Layer {
-                bias = Some(self.ask(&format!("{name}.bias"), &[size], Initial::Zeros, false, share)?);
+                bias = Some(self.request_parameter(
+                    &format!("{name}.bias"),
+                    &[size],
+                    Initial::Zeros,
+                    false,
+                    share,
+                )?);
             }
         }
         Ok(Norm { kind, eps, size, weight, bias })
     }
 }
 
-/// Whether [`multiply_few_rows`] is the faster way to `x W^T`.
-pub(crate) fn suits_few_rows(x: &Tensor, weight: &Tensor) -> bool {
+/// Whether [`onednn_linear`] is the faster way to `x W^T`.
+pub(crate) fn use_onednn(x: &Tensor, weight: &Tensor) -> bool {
     let relaid = weight.tr().is_contiguous() && !weight.is_contiguous();
     let plain = x.kind() == Kind::Float && x.device() == tch::Device::Cpu && !x.requires_grad();
     relaid && plain && ROWS_OF_ONEDNN.contains(&x.size()[0])
 }
 
-/// `x W^T + b` of `x` `[N, in]` and `weight` `[out, in]` laid out by [`for_few_rows`], without a graph, by oneDNN.
-pub(crate) fn multiply_few_rows(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+/// `x W^T + b` of `x` `[N, in]` and `weight` `[out, in]` laid out by [`to_column_major`], without a graph, by oneDNN.
+pub(crate) fn onednn_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
     let arguments = [
         Value::Tensor(x),
         Value::Tensor(weight),
@@ -266,19 +318,19 @@ pub struct Linear {
     /// `[out, in]`, or `[in, out]` as stored by GPT-2.
     weight: Tensor,
     bias: Option<Tensor>,
-    in_out: bool,
+    is_conv1d: bool,
 }
 
 impl Linear {
     /// `[N, in]` to `[N, out]`.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        if !self.in_out && suits_few_rows(x, &self.weight) {
-            return multiply_few_rows(x, &self.weight, self.bias.as_ref());
+        if !self.is_conv1d && use_onednn(x, &self.weight) {
+            return onednn_linear(x, &self.weight, self.bias.as_ref());
         }
-        if let Some(product) = self.put_off(x) {
+        if let Some(product) = self.matmul_deferring_weight_grad(x) {
             return self.with_bias(product);
         }
-        match (&self.bias, self.in_out) {
+        match (&self.bias, self.is_conv1d) {
             (bias, false) => x.linear(&self.weight, bias.as_ref()),
             (Some(bias), true) => bias.addmm(x, &self.weight),
             (None, true) => x.matmul(&self.weight),
@@ -286,16 +338,16 @@ impl Linear {
     }
 
     /// [`forward`](Self::forward) without the bias.
-    pub fn product(&self, x: &Tensor) -> Tensor {
-        if let Some(product) = self.put_off(x) {
+    pub fn matmul(&self, x: &Tensor) -> Tensor {
+        if let Some(product) = self.matmul_deferring_weight_grad(x) {
             return product;
         }
-        if self.in_out { x.matmul(&self.weight) } else { x.linear(&self.weight, None::<&Tensor>) }
+        if self.is_conv1d { x.matmul(&self.weight) } else { x.linear(&self.weight, None::<&Tensor>) }
     }
 
     /// The product, where the gradient of the weight is put off.
-    fn put_off(&self, x: &Tensor) -> Option<Tensor> {
-        let product = deferred::product(x, &self.weight, self.in_out)?;
+    fn matmul_deferring_weight_grad(&self, x: &Tensor) -> Option<Tensor> {
+        let product = weight_grad_store::linear_deferring_weight_grad(x, &self.weight, self.is_conv1d)?;
         Some(product.expect("a node is put behind a product that is there"))
     }
 
@@ -309,23 +361,23 @@ impl Linear {
 
     /// The same map to `columns` of the output alone.
     #[must_use]
-    pub fn of_columns(&self, columns: &Range<i64>) -> Self {
+    pub fn select_columns(&self, columns: &Range<i64>) -> Self {
         let part = |x: &Tensor, dim: i64| x.narrow(dim, columns.start, columns.end - columns.start);
         Self {
-            weight: part(&self.weight, i64::from(self.in_out)),
+            weight: part(&self.weight, i64::from(self.is_conv1d)),
             bias: self.bias.as_ref().map(|bias| part(bias, 0)),
-            in_out: self.in_out,
+            is_conv1d: self.is_conv1d,
         }
     }
 
     /// [`forward`](Self::forward) plus `residual` `[N, out]`, in one operation where there is no bias.
-    pub fn forward_onto(&self, x: &Tensor, residual: Option<&Tensor>) -> Tensor {
+    pub fn forward_add(&self, x: &Tensor, residual: Option<&Tensor>) -> Tensor {
         match (residual, &self.bias) {
             (None, _) => self.forward(x),
-            (Some(residual), _) if deferred::is_collecting() => self.forward(x) + residual,
+            (Some(residual), _) if weight_grad_store::is_deferring() => self.forward(x) + residual,
             (Some(residual), Some(_)) => self.forward(x) + residual,
-            (Some(residual), None) if self.in_out => residual.addmm(x, &self.weight),
-            (Some(residual), None) if suits_few_rows(x, &self.weight) => self.forward(x) + residual,
+            (Some(residual), None) if self.is_conv1d => residual.addmm(x, &self.weight),
+            (Some(residual), None) if use_onednn(x, &self.weight) => self.forward(x) + residual,
             (Some(residual), None) => residual.addmm(x, &self.weight.tr()),
         }
     }
@@ -374,18 +426,18 @@ mod tests {
         tch::manual_seed(3);
         let random = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu));
         let (weight, bias) = (random(&[70, 48]), random(&[70]));
-        let relaid = for_few_rows(&weight);
+        let relaid = to_column_major(&weight);
         assert_eq!(relaid, weight);
-        assert_eq!(for_few_rows(&relaid).data_ptr(), relaid.data_ptr(), "what is laid out so is shared");
+        assert_eq!(to_column_major(&relaid).data_ptr(), relaid.data_ptr(), "what is laid out so is shared");
         for rows in [1, 16, 33, 300] {
             // Columns of a wider tensor: rows need not lie side by side.
             let x = random(&[rows, 100]).narrow(1, 5, 48);
             let linear = |weight: &Tensor| Linear {
                 weight: weight.shallow_clone(),
                 bias: Some(bias.shallow_clone()),
-                in_out: false,
+                is_conv1d: false,
             };
-            assert_eq!(suits_few_rows(&x, &relaid), rows == 16 || rows == 33);
+            assert_eq!(use_onednn(&x, &relaid), rows == 16 || rows == 33);
             let (plain, fast) = (linear(&weight).forward(&x), linear(&relaid).forward(&x));
             assert!(plain.allclose(&fast, 1e-5, 1e-5, false), "{rows} rows");
         }

@@ -20,16 +20,16 @@ pub mod causal_lm;
 pub mod config;
 pub mod decoder;
 pub mod error;
-pub mod experts;
 pub mod family;
 pub mod generate;
 pub mod head;
 pub mod initialize;
 pub mod layer;
+pub mod model_parallel;
+pub mod moe;
 pub mod rope;
 pub mod sample;
 pub mod scalar_model;
-pub mod split;
 pub mod weights;
 
 pub use error::Error;

@@ -84,14 +84,14 @@ impl Rotary {
     pub fn apply(&self, x: &Tensor) -> Tensor {
         let (dim, head_dim) = (self.cos.size()[2], x.size()[2]);
         if dim == head_dim {
-            return self.turn(x, dim);
+            return self.rotate(x, dim);
         }
-        let turned = self.turn(&x.narrow(2, 0, dim), dim);
+        let turned = self.rotate(&x.narrow(2, 0, dim), dim);
         Tensor::cat(&[turned, x.narrow(2, dim, head_dim - dim)], 2)
     }
 
     /// `x cos + (x2, x1) (-sin, sin)`.
-    fn turn(&self, x: &Tensor, dim: i64) -> Tensor {
+    fn rotate(&self, x: &Tensor, dim: i64) -> Tensor {
         let half = dim / 2;
         let swapped = Tensor::cat(&[x.narrow(2, half, half), x.narrow(2, 0, half)], 2);
         (x * &self.cos).addcmul(&swapped, &self.sin)
@@ -99,7 +99,7 @@ impl Rotary {
 
     /// That of some of the tokens, `[n]`.
     #[must_use]
-    pub fn of(&self, tokens: &Tensor) -> Self {
+    pub fn select(&self, tokens: &Tensor) -> Self {
         let [cos, sin] = [&self.cos, &self.sin].map(|table| table.index_select(0, tokens));
         Self { cos, sin }
     }
@@ -117,7 +117,7 @@ impl Clone for Rotary {
 
 /// What a family reads of a rotation beside `rope_parameters`, and what it takes where the file is silent.
 #[derive(Clone, Copy, Debug)]
-pub struct Defaults {
+pub struct RopeDefaults {
     /// The width of a head.
     pub head_dim: i64,
     /// The model's positions.
@@ -127,19 +127,21 @@ pub struct Defaults {
     /// The key of theta beside `rope_parameters`.
     pub theta_key: &'static str,
     /// The share of a head that is rotated; 1 for families that always rotate whole heads.
-    pub share: f64,
+    pub partial_rotary_factor: f64,
     /// The key of that share beside `rope_parameters`.
-    pub share_key: &'static str,
+    pub partial_rotary_factor_key: &'static str,
 }
 
 impl Rope {
     /// Reads `rope_scaling`, or `rope_parameters` (transformers 5) where that is absent or empty, and the
     /// keys beside it.
-    pub fn from_fields(fields: &Fields<'_>, defaults: &Defaults) -> Result<Self, Error> {
+    pub fn from_fields(fields: &Fields<'_>, defaults: &RopeDefaults) -> Result<Self, Error> {
         let scaling = fields.object("rope_scaling")?;
         let parameters = if scaling.is_some() { scaling } else { fields.object("rope_parameters")? };
         let outer_theta = fields.number_or(defaults.theta_key, defaults.theta)?;
-        let outer_share = fields.optional_number(defaults.share_key)?.unwrap_or(defaults.share);
+        let outer_share = fields
+            .optional_number(defaults.partial_rotary_factor_key)?
+            .unwrap_or(defaults.partial_rotary_factor);
         let (theta, share) = match &parameters {
             None => (outer_theta, outer_share),
             Some(inner) => (
@@ -166,7 +168,7 @@ impl Rope {
     }
 
     /// The most tokens of a row: the model's positions, and more where the rotation grows with the row.
-    pub fn longest(&self, max_positions: i64) -> i64 {
+    pub fn max_positions(&self, max_positions: i64) -> i64 {
         match self.scaling {
             Scaling::Dynamic { factor, .. } => (factor * max_positions as f64) as i64,
             _ => max_positions,
@@ -243,13 +245,14 @@ impl Rope {
 fn check_width(
     fields: &Fields<'_>,
     parameters: Option<&Fields<'_>>,
-    defaults: &Defaults,
+    defaults: &RopeDefaults,
     share: f64,
     dim: i64,
 ) -> Result<(), Error> {
     let owner = parameters.filter(|inner| inner.has("partial_rotary_factor"));
-    let (owner, key) = owner.map_or((fields, defaults.share_key), |inner| (inner, "partial_rotary_factor"));
-    if defaults.share >= 1.0 && dim != defaults.head_dim {
+    let (owner, key) =
+        owner.map_or((fields, defaults.partial_rotary_factor_key), |inner| (inner, "partial_rotary_factor"));
+    if defaults.partial_rotary_factor >= 1.0 && dim != defaults.head_dim {
         let fix = "this family rotates whole heads; use a GPT-NeoX checkpoint for partial rotation";
         return Err(owner.unsupported(key, &json!(share), fix));
     }
@@ -384,7 +387,11 @@ impl ScalingReader<'_> {
             let [mscale, all_dim] =
                 [optional("mscale")?.unwrap_or(0.0), optional("mscale_all_dim")?.unwrap_or(0.0)];
             let both = mscale != 0.0 && all_dim != 0.0;
-            if both { magnitude(factor, mscale) / magnitude(factor, all_dim) } else { magnitude(factor, 1.0) }
+            if both {
+                get_mscale(factor, mscale) / get_mscale(factor, all_dim)
+            } else {
+                get_mscale(factor, 1.0)
+            }
         };
         let bound = |key: &str, default: f64| {
             let rotations = optional(key)?.filter(|&number| number != 0.0).unwrap_or(default);
@@ -410,7 +417,7 @@ impl ScalingReader<'_> {
 }
 
 /// `0.1 m ln(factor) + 1`: eq. 22 of the `YaRN` paper with `m = 1`.
-fn magnitude(factor: f64, m: f64) -> f64 {
+fn get_mscale(factor: f64, m: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
 }
 
@@ -421,13 +428,13 @@ mod tests {
 
     fn read(text: &str) -> Result<Rope, Error> {
         let map: Map<String, Value> = serde_json::from_str(text).unwrap();
-        let defaults = Defaults {
+        let defaults = RopeDefaults {
             head_dim: 4,
             max_positions: 16,
             theta: 10_000.0,
             theta_key: "rope_theta",
-            share: 1.0,
-            share_key: "partial_rotary_factor",
+            partial_rotary_factor: 1.0,
+            partial_rotary_factor_key: "partial_rotary_factor",
         };
         Rope::from_fields(&Fields::new(&map, "test"), &defaults)
     }

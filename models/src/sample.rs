@@ -16,7 +16,7 @@ use crate::Error;
 /// How tokens are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Sampling {
+pub struct SamplingParams {
     /// Divides the logits; 0 is greedy.
     pub temperature: f64,
     /// Keep this many of the most likely tokens; 0 keeps all.
@@ -25,7 +25,7 @@ pub struct Sampling {
     pub top_p: f64,
 }
 
-impl Default for Sampling {
+impl Default for SamplingParams {
     fn default() -> Self {
         Self { temperature: 1.0, top_k: 0, top_p: 1.0 }
     }
@@ -33,7 +33,7 @@ impl Default for Sampling {
 
 /// A drawn token.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Drawn {
+pub struct SampledToken {
     /// Its id.
     pub id: i64,
     /// Its log-probability under the whole distribution at the sampling temperature (before top-k and top-p); at temperature
@@ -41,7 +41,7 @@ pub struct Drawn {
     pub logprob: f32,
 }
 
-impl Sampling {
+impl SamplingParams {
     /// The most likely token, always.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, ..Self::default() }
@@ -72,7 +72,12 @@ impl Sampling {
 
     /// Draws from one row of logits; `scratch` is working space that is kept between calls. `None` when a logit is NaN, or
     /// none is finite: there is no distribution then.
-    pub fn draw(&self, logits: &[f32], generator: &mut ChaCha8Rng, scratch: &mut Vec<f32>) -> Option<Drawn> {
+    pub fn sample(
+        &self,
+        logits: &[f32],
+        generator: &mut ChaCha8Rng,
+        scratch: &mut Vec<f32>,
+    ) -> Option<SampledToken> {
         let best = argmax(logits);
         let inverse = if self.temperature == 0.0 { 1.0 } else { (1.0 / self.temperature) as f32 };
         let highest = logits[best];
@@ -84,7 +89,7 @@ impl Sampling {
         }
         let logprob = |id: usize| ((logits[id] - highest) * inverse) - total.ln() as f32;
         if self.temperature == 0.0 {
-            return Some(Drawn { id: best as i64, logprob: logprob(best) });
+            return Some(SampledToken { id: best as i64, logprob: logprob(best) });
         }
         let threshold = self.threshold(scratch, total);
         let kept = if threshold > 0.0 {
@@ -103,7 +108,7 @@ impl Sampling {
                 }
             }
         }
-        Some(Drawn { id: chosen as i64, logprob: logprob(chosen) })
+        Some(SampledToken { id: chosen as i64, logprob: logprob(chosen) })
     }
 
     /// The smallest unnormalised weight that top-k and top-p keep, or 0 to keep all. Equal weights are kept together.
@@ -172,12 +177,12 @@ fn argmax(logits: &[f32]) -> usize {
 mod tests {
     use super::*;
 
-    fn frequencies(sampling: Sampling, logits: &[f32], draws: usize) -> Vec<f64> {
-        let mut generator = Sampling::generator(3, 0);
+    fn frequencies(sampling: SamplingParams, logits: &[f32], draws: usize) -> Vec<f64> {
+        let mut generator = SamplingParams::generator(3, 0);
         let mut counts = vec![0.0; logits.len()];
         let mut scratch = Vec::new();
         for _ in 0..draws {
-            counts[sampling.draw(logits, &mut generator, &mut scratch).unwrap().id as usize] +=
+            counts[sampling.sample(logits, &mut generator, &mut scratch).unwrap().id as usize] +=
                 1.0 / draws as f64;
         }
         counts
@@ -197,32 +202,33 @@ mod tests {
 
     #[test]
     fn frequencies_follow_the_distribution() {
-        expect(&frequencies(Sampling::default(), &logits(), 40_000), &[0.5, 0.25, 0.125, 0.125]);
+        expect(&frequencies(SamplingParams::default(), &logits(), 40_000), &[0.5, 0.25, 0.125, 0.125]);
     }
 
     #[test]
     fn temperature_sharpens() {
         // At temperature 1/2 probabilities square: 16 : 4 : 1 : 1.
-        let sampling = Sampling { temperature: 0.5, ..Sampling::default() };
+        let sampling = SamplingParams { temperature: 0.5, ..SamplingParams::default() };
         expect(&frequencies(sampling, &logits(), 40_000), &[16.0 / 22.0, 4.0 / 22.0, 1.0 / 22.0, 1.0 / 22.0]);
     }
 
     #[test]
     fn top_k_and_top_p_cut_and_renormalise() {
-        let top_k = Sampling { top_k: 2, ..Sampling::default() };
+        let top_k = SamplingParams { top_k: 2, ..SamplingParams::default() };
         expect(&frequencies(top_k, &logits(), 40_000), &[2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
         // 0.5 does not reach 0.6, 0.5 + 0.25 does.
-        let top_p = Sampling { top_p: 0.6, ..Sampling::default() };
+        let top_p = SamplingParams { top_p: 0.6, ..SamplingParams::default() };
         expect(&frequencies(top_p, &logits(), 40_000), &[2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
         // top-p acts on what top-k left: 2/3 reaches 0.6 alone.
-        let both = Sampling { top_k: 2, top_p: 0.6, ..Sampling::default() };
+        let both = SamplingParams { top_k: 2, top_p: 0.6, ..SamplingParams::default() };
         expect(&frequencies(both, &logits(), 1_000), &[1.0, 0.0, 0.0, 0.0]);
     }
 
     #[test]
     fn greedy_takes_the_first_of_equals_and_reports_its_logprob() {
-        let mut generator = Sampling::generator(0, 0);
-        let drawn = Sampling::greedy().draw(&[1.0, 2.0, 2.0], &mut generator, &mut Vec::new()).unwrap();
+        let mut generator = SamplingParams::generator(0, 0);
+        let drawn =
+            SamplingParams::greedy().sample(&[1.0, 2.0, 2.0], &mut generator, &mut Vec::new()).unwrap();
         assert_eq!(drawn.id, 1);
         // e / (1 + 2e), by hand.
         assert!(
@@ -232,34 +238,37 @@ mod tests {
 
     #[test]
     fn the_logprob_is_that_of_the_uncut_distribution() {
-        let mut generator = Sampling::generator(1, 0);
-        let sampling = Sampling { top_k: 1, ..Sampling::default() };
-        let drawn = sampling.draw(&logits(), &mut generator, &mut Vec::new()).unwrap();
+        let mut generator = SamplingParams::generator(1, 0);
+        let sampling = SamplingParams { top_k: 1, ..SamplingParams::default() };
+        let drawn = sampling.sample(&logits(), &mut generator, &mut Vec::new()).unwrap();
         assert!((drawn.logprob - 0.5f32.ln()).abs() < 1e-6);
     }
 
     #[test]
     fn a_token_with_no_probability_is_never_drawn() {
-        let mut generator = Sampling::generator(5, 0);
+        let mut generator = SamplingParams::generator(5, 0);
         let row = [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY];
         for _ in 0..1000 {
-            assert_eq!(Sampling::default().draw(&row, &mut generator, &mut Vec::new()).unwrap().id, 1);
+            assert_eq!(
+                SamplingParams::default().sample(&row, &mut generator, &mut Vec::new()).unwrap().id,
+                1
+            );
         }
     }
 
     #[test]
     fn what_is_no_distribution_is_not_drawn_from() {
-        let mut generator = Sampling::generator(5, 0);
+        let mut generator = SamplingParams::generator(5, 0);
         for row in [[0.0, f32::NAN], [f32::NAN, 0.0], [f32::NEG_INFINITY; 2], [f32::INFINITY, 0.0]] {
-            for sampling in [Sampling::default(), Sampling::greedy()] {
-                assert_eq!(sampling.draw(&row, &mut generator, &mut Vec::new()), None, "{row:?}");
+            for sampling in [SamplingParams::default(), SamplingParams::greedy()] {
+                assert_eq!(sampling.sample(&row, &mut generator, &mut Vec::new()), None, "{row:?}");
             }
         }
     }
 
     #[test]
     fn requests_have_streams_of_their_own() {
-        let draw = |seed, index| Sampling::generator(seed, index).random::<u64>();
+        let draw = |seed, index| SamplingParams::generator(seed, index).random::<u64>();
         assert_eq!(draw(1, 2), draw(1, 2));
         assert_ne!(draw(1, 2), draw(1, 3));
         assert_ne!(draw(1, 2), draw(2, 2));

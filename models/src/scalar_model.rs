@@ -4,15 +4,15 @@
 
 use std::path::Path;
 
-use parallel::{Parameter, Pipeline, Segmented};
+use parallel::{Parameter, PipelineStages, Segmented};
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::batch::Batch;
 use crate::causal_lm::{self, CausalLm, LoadOptions};
 use crate::config::Config;
-use crate::decoder::{Decoder, Head, SCORE};
-use crate::split::trains;
+use crate::decoder::{Decoder, HeadKind, SCORE};
+use crate::model_parallel::needs_grad;
 use crate::weights::WeightFolder;
 
 /// A decoder with a score.
@@ -28,9 +28,9 @@ impl ScalarModel {
         if !WeightFolder::open(folder)?.has(SCORE) {
             let found = format!("this is no reward model: its weights hold no tensor `{SCORE}`");
             let fix = "train one from it with `rm`, and give that run's final folder here";
-            return Err(Error::WrongHead { path: folder.to_owned(), found, fix });
+            return Err(Error::WrongModelKind { path: folder.to_owned(), found, fix });
         }
-        let decoder = causal_lm::load(folder, Head::Scalar, options, None, None)?;
+        let decoder = causal_lm::load(folder, HeadKind::Scalar, options, None, None)?;
         Ok(Self { decoder })
     }
 
@@ -43,29 +43,29 @@ impl ScalarModel {
             );
             let fix =
                 "name ...ForSequenceClassification there to go on with that score, or remove the tensor";
-            return Err(Error::WrongHead { path: folder.to_owned(), found, fix });
+            return Err(Error::WrongModelKind { path: folder.to_owned(), found, fix });
         }
-        let decoder = causal_lm::load(folder, Head::Scalar, options, Some(seed), None)?;
+        let decoder = causal_lm::load(folder, HeadKind::Scalar, options, Some(seed), None)?;
         Ok(Self { decoder })
     }
 
     /// Copies the trunk of a language model and draws a score.
     pub fn from_model(model: &CausalLm, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
-        let decoder = causal_lm::copy(model.decoder(), Head::Scalar, options, seed)?;
+        let decoder = causal_lm::copy(model.decoder(), HeadKind::Scalar, options, seed)?;
         Ok(Self { decoder })
     }
 
     /// A model of its own with the same values: a critic that begins as the reward model.
     pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
-        let decoder = causal_lm::copy(&self.decoder, Head::Scalar, options, 0)?;
+        let decoder = causal_lm::copy(&self.decoder, HeadKind::Scalar, options, 0)?;
         Ok(Self { decoder })
     }
 
     /// A new model.
     pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         causal_lm::check_memory(&config, options)?;
-        let decoder = Decoder::build(config, Head::Scalar, &options.split, &mut |request| {
-            Ok(causal_lm::fresh(request, seed, options))
+        let decoder = Decoder::build(config, HeadKind::Scalar, &options.model_parallel, &mut |request| {
+            Ok(causal_lm::init_parameter(request, seed, options))
         })?;
         Ok(Self { decoder })
     }
@@ -73,20 +73,26 @@ impl ScalarModel {
     /// Writes `config.json` and the weights. Every rank that holds a part calls it. transformers scores the last token that is not `pad_token_id`: see
     /// [`Config::pad_token_id`].
     pub fn save(&self, folder: &Path) -> Result<(), Error> {
-        self.decoder.save(folder, &self.config().for_scalar(self.decoder.kind()))
+        self.decoder.save(folder, &self.config().for_sequence_classification(self.decoder.kind()))
     }
 
     /// The values of hidden states `[N, H]`: fp32 `[N]`.
     pub fn values(&self, hidden: &Tensor) -> Result<Tensor, parallel::Error> {
         let score = |hidden: &Tensor| hidden.to_kind(Kind::Float).matmul(&self.score_weight().squeeze_dim(0));
-        if let Some(pipeline) = self.decoder.pipeline().filter(|_| !trains(hidden)) {
-            let made = pipeline.is_last().then(|| score(hidden));
-            return pipeline.tell(made, &hidden.size()[..1], (Kind::Float, hidden.device()));
+        if let Some(pipeline) = self.decoder.pipeline().filter(|_| !needs_grad(hidden)) {
+            let made = pipeline.is_last_stage().then(|| score(hidden));
+            return pipeline.broadcast_from_last_stage(
+                made,
+                &hidden.size()[..1],
+                (Kind::Float, hidden.device()),
+            );
         }
-        let Some(dealt) = self.decoder.split().dealt(hidden) else { return Ok(score(hidden)) };
+        let Some(row_partition) = self.decoder.model_parallel().row_partition(hidden) else {
+            return Ok(score(hidden));
+        };
         let rows = hidden.size()[0];
-        let run = dealt.own(rows);
-        dealt.whole(&score(&hidden.narrow(0, run.start, run.end - run.start)), rows)
+        let run = row_partition.local_range(rows);
+        row_partition.gather_rows(&score(&hidden.narrow(0, run.start, run.end - run.start)), rows)
     }
 
     /// The trunk.
@@ -126,16 +132,16 @@ impl Segmented for ScalarModel {
         self.decoder.forward_segment(index, hidden, context)
     }
 
-    fn pipeline(&self) -> Option<&Pipeline> {
+    fn pipeline(&self) -> Option<&PipelineStages> {
         self.decoder.pipeline()
     }
 
-    fn hidden(&self, context: &Batch) -> (Vec<i64>, (Kind, Device)) {
-        self.decoder.hidden(context)
+    fn hidden_spec(&self, context: &Batch) -> (Vec<i64>, (Kind, Device)) {
+        self.decoder.hidden_spec(context)
     }
 
-    fn infer(&self, context: &Batch) -> Result<Tensor, parallel::Error> {
-        self.decoder.infer(context)
+    fn forward_no_grad(&self, context: &Batch) -> Result<Tensor, parallel::Error> {
+        self.decoder.forward_no_grad(context)
     }
 
     fn segment_parameters(&self, index: usize) -> Vec<usize> {

@@ -6,7 +6,7 @@
 use models::architecture::{Architecture, Position};
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
-use models::split::Split;
+use models::model_parallel::ModelParallel;
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind};
 
@@ -61,7 +61,7 @@ fn a_silent_file_means_what_it_means_in_transformers() {
         let found = (made.num_kv_heads, made.head_dim, theta(&made), made.norm_eps, made.max_positions);
         assert_eq!(found, (kv_heads, head_dim, base, eps, positions), "{family}");
     }
-    let windows = |family, keys: Value| read(family, &keys).windows;
+    let windows = |family, keys: Value| read(family, &keys).sliding_windows;
     assert_eq!(windows("mistral", json!({})), [Some(4096); 3]);
     assert_eq!(windows("mistral", json!({"sliding_window": null})), [None; 3]);
     assert_eq!(windows("mixtral", json!({})), [None; 3]);
@@ -73,7 +73,7 @@ fn windows_are_those_of_each_qwen() {
     let windows = |family, keys: Value| {
         let mut with = json!({"use_sliding_window": true, "sliding_window": 4, "max_window_layers": 1});
         with.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        read(family, &with).windows
+        read(family, &with).sliding_windows
     };
     let some = Some(4);
     for family in ["qwen2", "qwen3"] {
@@ -112,7 +112,7 @@ fn keys_of_other_families_and_spellings_that_differ_are_refused() {
         &json!({"num_local_experts": 4, "num_experts": 8}),
         "`num_experts` must be the same as `num_local_experts`",
     );
-    assert_eq!(read("qwen2_moe", &json!({"num_local_experts": 4})).experts.unwrap().count, 60);
+    assert_eq!(read("qwen2_moe", &json!({"num_local_experts": 4})).experts.unwrap().num_experts, 60);
     refused("gpt2", &json!({"hidden_size": 32}), "`hidden_size` must be the same as `n_embd`");
     refused("bloom", &json!({"pretraining_tp": 2, "slow_but_exact": true}), "`slow_but_exact`");
     refused("llama", &json!({"per_layer_config": {"0": {"rms_norm_eps": 0.5}}}), "`per_layer_config`");
@@ -198,8 +198,12 @@ fn a_model_that_no_memory_holds_is_refused_before_it_is_made() {
     // 2^16 x 2^24 numbers in each table of 3 layers: 4 TB a matrix.
     let keys = json!({"hidden_size": 1 << 20, "intermediate_size": 1 << 20, "vocab_size": 1 << 20});
     let config = Config::from_json(&file("llama", &keys), "dir/config.json").unwrap();
-    let options =
-        LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, split: Split::WHOLE };
+    let options = LoadOptions {
+        kind: Kind::Float,
+        device: Device::Cpu,
+        trainable: false,
+        model_parallel: ModelParallel::NONE,
+    };
     let error = CausalLm::random(config, 1, &options).unwrap_err().to_string();
     assert!(error.contains("parameters, which take") && error.contains("GiB of memory"), "{error}");
 }

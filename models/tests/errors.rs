@@ -6,14 +6,18 @@ use std::path::Path;
 
 use models::Error;
 use models::causal_lm::{CausalLm, LoadOptions};
+use models::model_parallel::ModelParallel;
 use models::scalar_model::ScalarModel;
-use models::split::Split;
-use parallel::tensor_file;
+use parallel::safetensors_file;
 use tch::{Device, Kind, Tensor};
 use tempfile::TempDir;
 
-const OPTIONS: LoadOptions =
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, split: Split::WHOLE };
+const OPTIONS: LoadOptions = LoadOptions {
+    kind: Kind::Float,
+    device: Device::Cpu,
+    trainable: false,
+    model_parallel: ModelParallel::NONE,
+};
 
 /// A copy of a golden model whose tensors `change` may change.
 fn changed(name: &str, change: impl FnOnce(&mut Vec<(String, Tensor)>)) -> TempDir {
@@ -44,7 +48,7 @@ fn a_truncated_file() {
         file.set_len(left).unwrap();
         let error = refused(&folder);
         assert!(
-            matches!(error, Error::File(tensor_file::Error::Truncated { got, .. }) if got == left),
+            matches!(error, Error::File(safetensors_file::Error::Truncated { got, .. }) if got == left),
             "{error}"
         );
     }
@@ -55,7 +59,7 @@ fn a_file_of_another_format() {
     let folder = changed("llama", |_| ());
     std::fs::write(folder.path().join("model.safetensors"), vec![0xff; 64]).unwrap();
     let error = refused(&folder);
-    assert!(matches!(error, Error::File(tensor_file::Error::Malformed { .. })), "{error}");
+    assert!(matches!(error, Error::File(safetensors_file::Error::Malformed { .. })), "{error}");
 }
 
 #[test]
@@ -81,7 +85,7 @@ fn a_wrong_shape() {
     });
     let error = refused(&folder);
     assert!(
-        matches!(&error, Error::File(tensor_file::Error::Shape { expected, got, .. }) if expected == &[24] && got == &[5]),
+        matches!(&error, Error::File(safetensors_file::Error::Shape { expected, got, .. }) if expected == &[24] && got == &[5]),
         "{error}"
     );
 }
@@ -94,7 +98,7 @@ fn a_wrong_kind_of_number() {
     });
     let error = refused(&folder);
     assert!(
-        matches!(&error, Error::File(tensor_file::Error::Dtype { dtype, .. }) if dtype == "I64"),
+        matches!(&error, Error::File(safetensors_file::Error::Dtype { dtype, .. }) if dtype == "I64"),
         "{error}"
     );
 }

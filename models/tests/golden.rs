@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::head;
+use models::model_parallel::ModelParallel;
 use models::scalar_model::ScalarModel;
-use models::split::Split;
 use parallel::{Segmented, Tape};
 use tch::{Device, Kind, Tensor};
 
@@ -40,8 +40,12 @@ const MODELS: [&str; 25] = [
     "qwen2-moe-window",
     "qwen3-moe-window",
 ];
-const OPTIONS: LoadOptions =
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, split: Split::WHOLE };
+const OPTIONS: LoadOptions = LoadOptions {
+    kind: Kind::Float,
+    device: Device::Cpu,
+    trainable: false,
+    model_parallel: ModelParallel::NONE,
+};
 const TRAINABLE: LoadOptions = LoadOptions { trainable: true, ..OPTIONS };
 
 /// Two rows of ids and what transformers makes of them.
@@ -85,7 +89,7 @@ fn logits_are_those_of_transformers() {
         let mut rows = golden.rows.clone();
         rows.push(rows[0].clone()); // A third row, so that the rows of a group are apart in the batch.
         let batch = batch(&rows);
-        let logits = model.infer(&batch).unwrap().matmul(&model.head().weight.tr());
+        let logits = model.forward_no_grad(&batch).unwrap().matmul(&model.head().weight.tr());
         for (row, expected) in golden.logits.iter().chain([&golden.logits[0]]).enumerate() {
             let difference = difference(&part(&batch, &logits, row), expected);
             assert!(difference < 1e-4, "{name} row {row}: {difference}");
@@ -99,7 +103,7 @@ fn scores_are_those_of_transformers() {
         let model = ScalarModel::load(&folder(name), &OPTIONS).unwrap();
         let golden = golden(name);
         let batch = batch(&golden.rows);
-        let values = model.values(&model.infer(&batch).unwrap()).unwrap();
+        let values = model.values(&model.forward_no_grad(&batch).unwrap()).unwrap();
         for (row, &last) in batch.last_indices().iter().enumerate() {
             let difference = (values.double_value(&[last]) - golden.logits[row].double_value(&[0])).abs();
             assert!(difference < 1e-4, "{name} row {row}: {difference}");
@@ -120,20 +124,20 @@ fn a_cache_changes_nothing() {
         let mut rows = golden(name).rows;
         rows[1].truncate(comparable(name, 23) as usize);
         let whole = batch(&rows);
-        let expected = model.infer(&whole).unwrap();
+        let expected = model.forward_no_grad(&whole).unwrap();
         let mut cache = model.decoder().cache(3, 24);
         // Slot 2 for row 0 and slot 1 for row 1; row 0 in two pieces of 2 and 3 tokens, row 1 in pieces of 4 and 5.
         let first = batch(&[rows[0][..2].to_vec(), rows[1][..4].to_vec()]);
         let _ = model.prefill(&first, &mut cache, &[2, 1]).unwrap();
         let second = batch(&[rows[0][2..5].to_vec(), rows[1][4..9].to_vec()]);
         let hidden = model.prefill(&second, &mut cache, &[2, 1]).unwrap();
-        let ends = [(0, 2, 3), (1, 4, 5)];
-        for (row, start, count) in ends {
+        let spans = [(0, 2, 3), (1, 4, 5)];
+        for (row, start, count) in spans {
             let expected = part(&whole, &expected, row).narrow(0, start, count);
             let difference = difference(&part(&second, &hidden, row), &expected);
             assert!(difference < 1e-5, "{name} row {row}, prefill: {difference}");
         }
-        cache.keep(&[1, 2]);
+        cache.compact(&[1, 2]);
         for step in 0..6 {
             let ids = Tensor::from_slice(&[rows[1][9 + step], rows[0][5 + step]]);
             let hidden = model.decode(&ids, &mut cache).unwrap();
@@ -144,7 +148,7 @@ fn a_cache_changes_nothing() {
             }
         }
         // Row 1 alone, so that no mask for unequal lengths is there.
-        cache.keep(&[0]);
+        cache.compact(&[0]);
         for (position, &id) in rows[1].iter().enumerate().skip(15) {
             let hidden = model.decode(&Tensor::from_slice(&[id]), &mut cache).unwrap();
             let difference = difference(&hidden.get(0), &part(&whole, &expected, 1).get(position as i64));
@@ -170,7 +174,7 @@ fn segments_give_the_gradients_of_the_whole_graph() {
             model.parameters().iter().map(|parameter| parameter.tensor.grad().copy()).collect();
         for checkpoint in [false, true] {
             let mut got: Vec<Tensor> = expected.iter().map(Tensor::zeros_like).collect();
-            let tape = Tape::record(&model, &batch, checkpoint).unwrap();
+            let tape = Tape::forward(&model, &batch, checkpoint).unwrap();
             let loss = loss_of(tape.hidden());
             tape.backward(&loss, &mut |index, grad| got[index] += grad).unwrap();
             for ((parameter, got), expected) in model.parameters().iter().zip(&got).zip(&expected) {
@@ -206,7 +210,7 @@ fn what_is_saved_is_what_was_loaded() {
         model.save(target.path()).unwrap();
         let again = CausalLm::load(target.path(), &OPTIONS).unwrap();
         let batch = batch(&golden(name).rows);
-        assert_eq!(model.infer(&batch).unwrap(), again.infer(&batch).unwrap(), "{name}");
+        assert_eq!(model.forward_no_grad(&batch).unwrap(), again.forward_no_grad(&batch).unwrap(), "{name}");
         let config = |path: &Path| -> serde_json::Value {
             serde_json::from_str(&std::fs::read_to_string(path.join("config.json")).unwrap()).unwrap()
         };
@@ -221,14 +225,14 @@ fn a_reward_model_begins_with_the_trunk_of_a_language_model() {
         let from_folder = ScalarModel::from_causal_lm(&folder(name), 7, &OPTIONS).unwrap();
         let from_model = ScalarModel::from_model(&language, 7, &OPTIONS).unwrap();
         let batch = batch(&golden(name).rows);
-        let hidden = language.infer(&batch).unwrap();
-        let values = from_folder.values(&from_folder.infer(&batch).unwrap()).unwrap();
-        assert_eq!(hidden, from_model.infer(&batch).unwrap(), "{name}");
+        let hidden = language.forward_no_grad(&batch).unwrap();
+        let values = from_folder.values(&from_folder.forward_no_grad(&batch).unwrap()).unwrap();
+        assert_eq!(hidden, from_model.forward_no_grad(&batch).unwrap(), "{name}");
         assert_eq!(values, from_model.values(&hidden).unwrap(), "{name}");
         let target = tempfile::tempdir().unwrap();
         from_folder.save(target.path()).unwrap();
         let again = ScalarModel::load(target.path(), &OPTIONS).unwrap();
-        assert_eq!(again.values(&again.infer(&batch).unwrap()).unwrap(), values, "{name}");
+        assert_eq!(again.values(&again.forward_no_grad(&batch).unwrap()).unwrap(), values, "{name}");
     }
 }
 
@@ -237,8 +241,8 @@ fn a_new_model_depends_on_its_seed_alone() {
     let config = || models::config::Config::from_folder(&folder("gpt2")).unwrap();
     let [one, same, other] = [1, 1, 2].map(|seed| CausalLm::random(config(), seed, &OPTIONS).unwrap());
     let batch = batch(&[vec![1, 2, 3]]);
-    assert_eq!(one.infer(&batch).unwrap(), same.infer(&batch).unwrap());
-    assert_ne!(one.infer(&batch).unwrap(), other.infer(&batch).unwrap());
+    assert_eq!(one.forward_no_grad(&batch).unwrap(), same.forward_no_grad(&batch).unwrap());
+    assert_ne!(one.forward_no_grad(&batch).unwrap(), other.forward_no_grad(&batch).unwrap());
     let weight = |suffix: &str| {
         let parameter = one.parameters().iter().find(|parameter| parameter.name.ends_with(suffix)).unwrap();
         parameter.tensor.std(false).double_value(&[])
@@ -255,7 +259,8 @@ fn half_precision_stays_near() {
         let model = CausalLm::load(&folder(name), &options).unwrap();
         let golden = golden(name);
         let batch = batch(&golden.rows);
-        let logits = model.infer(&batch).unwrap().matmul(&model.head().weight.tr()).to_kind(Kind::Float);
+        let logits =
+            model.forward_no_grad(&batch).unwrap().matmul(&model.head().weight.tr()).to_kind(Kind::Float);
         let scale = golden.logits[1].abs().max().double_value(&[]);
         let difference = difference(&part(&batch, &logits, 1), &golden.logits[1]) / scale;
         assert!(difference < 0.05, "{name}: {difference}");
@@ -271,8 +276,8 @@ fn the_term_that_keeps_experts_busy_is_that_of_transformers() {
     let model = CausalLm::load(&folder("qwen2-moe"), &TRAINABLE).unwrap();
     let row = golden("qwen2-moe").rows[1].clone();
     let mut batch = batch(std::slice::from_ref(&row));
-    batch.balance = 0.4 / row.len() as f64;
-    let tape = Tape::record(&model, &batch, true).unwrap();
+    batch.aux_loss_coef = 0.4 / row.len() as f64;
+    let tape = Tape::forward(&model, &batch, true).unwrap();
     let predicted = row.len() as i64 - 1;
     let targets = Tensor::from_slice(&row[1..]);
     let loss =

@@ -10,17 +10,19 @@ use std::time::Duration;
 
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
-use models::generate::{self, Options};
+use models::generate::{self, GenerationOptions};
 use models::head;
-use models::sample::Sampling;
+use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
+use models::sample::SamplingParams;
 use models::scalar_model::ScalarModel;
-use models::split::{Layers, Split, Tokens};
 use parallel::c10d::Secret;
 use parallel::comm::Reduction;
-use parallel::pipeline::{self, Method};
+use parallel::pipeline::{self, ScheduleKind};
 use parallel::rendezvous::open_store;
-use parallel::tensor_file::TensorFile;
-use parallel::{Axis, Groups, Mesh, Parameter, Place, Placement, Segmented, Tape, Transport, World};
+use parallel::safetensors_file::TensorFile;
+use parallel::{
+    Axis, Mesh, Parameter, Placement, ProcessGroups, RankInfo, Segmented, Tape, Transport, World,
+};
 use tch::{Device, Kind, Tensor};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -49,21 +51,23 @@ fn golden(name: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).join(name)
 }
 
-fn options(split: Option<&Split>) -> LoadOptions {
-    let split = split.cloned().unwrap_or(Split::WHOLE);
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: true, split }
+fn options(split: Option<&ModelParallel>) -> LoadOptions {
+    let model_parallel = split.cloned().unwrap_or(ModelParallel::NONE);
+    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: true, model_parallel }
 }
 
 /// Runs `body` on `size` ranks that share the weights of a model, each a thread.
-fn on_ranks<T: Send>(size: usize, transport: Transport, body: impl Fn(&Split) -> T + Sync) -> Vec<T> {
-    on_mesh([1, size], transport, |groups| body(&Split::of_weights(groups.tensor())))
+fn on_ranks<T: Send>(size: usize, transport: Transport, body: impl Fn(&ModelParallel) -> T + Sync) -> Vec<T> {
+    on_mesh([1, size], transport, |groups| {
+        body(&ModelParallel::tensor_parallel_only(groups.tensor_parallel()))
+    })
 }
 
 /// Runs `body` on the ranks of a mesh with these sizes of sequence and tensor, each a thread.
 fn on_mesh<T: Send>(
     [sequence, tensor]: [usize; 2],
     transport: Transport,
-    body: impl Fn(&Groups) -> T + Sync,
+    body: impl Fn(&ProcessGroups) -> T + Sync,
 ) -> Vec<T> {
     on_whole_mesh([1, sequence, tensor], transport, body)
 }
@@ -72,7 +76,7 @@ fn on_mesh<T: Send>(
 fn on_whole_mesh<T: Send>(
     [pipeline, sequence, tensor]: [usize; 3],
     transport: Transport,
-    body: impl Fn(&Groups) -> T + Sync,
+    body: impl Fn(&ProcessGroups) -> T + Sync,
 ) -> Vec<T> {
     on_every_mesh([pipeline, 1, 1, sequence, tensor], transport, body)
 }
@@ -81,16 +85,16 @@ fn on_whole_mesh<T: Send>(
 fn on_every_mesh<T: Send>(
     sizes: [usize; 5],
     transport: Transport,
-    body: impl Fn(&Groups) -> T + Sync,
+    body: impl Fn(&ProcessGroups) -> T + Sync,
 ) -> Vec<T> {
     let size = sizes.iter().product();
     let axes = [Axis::Pipeline, Axis::Data, Axis::Expert, Axis::Sequence, Axis::Tensor];
     let wide: Vec<(Axis, usize)> = axes.into_iter().zip(sizes).collect();
-    let meeting = Place { secret: Some(Secret::random().unwrap()), ..Place::single() };
+    let meeting = RankInfo { secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
     let server = open_store(&meeting, TIMEOUT).unwrap();
-    let meeting = Place { port: server.port(), served: true, ..meeting };
+    let meeting = RankInfo { port: server.port(), uses_agent_store: true, ..meeting };
     let rank = |rank: usize| {
-        let place = Place { rank, size, ..meeting.clone() };
+        let place = RankInfo { rank, size, ..meeting.clone() };
         let world = World::join(place, transport, TIMEOUT).unwrap();
         let groups = world.groups(&Mesh::new(&wide, rank, size).unwrap()).unwrap();
         let result = body(&groups);
@@ -124,17 +128,17 @@ fn add(sum: &mut Option<Tensor>, grad: Tensor) {
 }
 
 /// The whole gradient of a parameter, of which each rank has some terms or a part.
-fn of_all(parameter: &Parameter, grad: &Tensor, split: &Split) -> Vec<f32> {
-    let sequence = match &split.tokens {
-        Tokens::Ulysses(group) | Tokens::Ring(group) => Some(group),
-        Tokens::Whole | Tokens::Megatron => None,
+fn of_all(parameter: &Parameter, grad: &Tensor, split: &ModelParallel) -> Vec<f32> {
+    let sequence = match &split.sequence_parallel {
+        SequenceParallel::Ulysses(group) | SequenceParallel::Ring(group) => Some(group),
+        SequenceParallel::Replicated | SequenceParallel::Megatron => None,
     };
-    let weights = split.weights.as_ref().filter(|_| parameter.partial);
+    let weights = split.tensor_parallel.as_ref().filter(|_| parameter.partial_grad);
     let grad = grad.contiguous();
     for group in weights.into_iter().chain(sequence) {
         group.all_reduce(&grad, Reduction::Sum).unwrap();
     }
-    flat(&parameter.placement.whole(&grad).unwrap())
+    flat(&parameter.placement.full_tensor(&grad).unwrap())
 }
 
 /// A loss that uses cross-entropy, log-probabilities and entropy; `checkpoint` runs each block twice.
@@ -142,10 +146,10 @@ fn outcome(model: &CausalLm, checkpoint: bool) -> Outcome {
     let batch = Batch::new(&ROWS, Device::Cpu);
     let targets = Tensor::from_slice(&[9i64, 41, 47, 0, 7, 7, 3, 11, 2, 3, 46, 20]);
     let weights = Tensor::arange(12, (Kind::Float, Device::Cpu)) / 7.0;
-    let hidden = model.infer(&batch).unwrap();
+    let hidden = model.forward_no_grad(&batch).unwrap();
     let logits = flat(&tch::no_grad(|| model.head().logits(&hidden)).unwrap());
     let best = flat(&head::argmax(&hidden, model.head()).unwrap());
-    let tape = Tape::record(model, &batch, checkpoint).unwrap();
+    let tape = Tape::forward(model, &batch, checkpoint).unwrap();
     let cross_entropy = head::cross_entropy(tape.hidden(), model.head(), &targets, Some(&weights)).unwrap();
     let found = head::logprobs(tape.hidden(), model.head(), &targets, 0.7).unwrap();
     let weighted = |x: &Tensor| (x * &weights).sum(Kind::Float);
@@ -162,7 +166,7 @@ fn outcome(model: &CausalLm, checkpoint: bool) -> Outcome {
         .iter()
         .zip(sums)
         .map(|(parameter, grad)| {
-            (parameter.name.clone(), of_all(parameter, &grad.unwrap(), model.decoder().split()))
+            (parameter.name.clone(), of_all(parameter, &grad.unwrap(), model.decoder().model_parallel()))
         })
         .collect();
     Outcome { logits, numbers, gradients }
@@ -215,13 +219,13 @@ fn heads_columns_and_tokens_need_not_be_a_multiple_of_the_ranks() {
 }
 
 /// The ways to share the tokens of a batch, each with a mesh of sequence and tensor ranks.
-fn ways_for_tokens(groups: &Groups, mode: &str) -> Split {
-    let tokens = match mode {
-        "megatron" => Tokens::Megatron,
-        "ulysses" => Tokens::Ulysses(Arc::clone(groups.sequence())),
-        _ => Tokens::Ring(Arc::clone(groups.sequence())),
+fn sequence_parallel_of(groups: &ProcessGroups, mode: &str) -> ModelParallel {
+    let sequence_parallel = match mode {
+        "megatron" => SequenceParallel::Megatron,
+        "ulysses" => SequenceParallel::Ulysses(Arc::clone(groups.sequence_parallel())),
+        _ => SequenceParallel::Ring(Arc::clone(groups.sequence_parallel())),
     };
-    Split { tokens, ..Split::of_weights(groups.tensor()) }
+    ModelParallel { sequence_parallel, ..ModelParallel::tensor_parallel_only(groups.tensor_parallel()) }
 }
 
 #[test]
@@ -240,7 +244,7 @@ fn ranks_with_different_tokens_have_the_gradients_of_the_whole() {
         let whole = outcome(&CausalLm::load(&golden(name), &options(None)).unwrap(), false);
         for (mode, mesh) in ways {
             on_mesh(mesh, Transport::Shared, |groups| {
-                let split = ways_for_tokens(groups, mode);
+                let split = sequence_parallel_of(groups, mode);
                 let what = format!("{name}, {mode} {mesh:?}");
                 match CausalLm::load(&golden(name), &options(Some(&split))) {
                     Ok(model) => same(&what, &whole, &outcome(&model, mesh == [2, 2])),
@@ -258,11 +262,11 @@ fn ranks_with_different_tokens_have_the_gradients_of_the_whole() {
 }
 
 /// The gradients of a step of three micro-batches, and the sum of their losses, on the rank that has the last layers.
-fn step(model: &CausalLm, split: &Split) -> (f64, Vec<(String, Vec<f32>)>) {
+fn step(model: &CausalLm, split: &ModelParallel) -> (f64, Vec<(String, Vec<f32>)>) {
     let batches: Vec<Batch> = ROWS.iter().map(|row| Batch::new(&[row], Device::Cpu)).collect();
     let mut total = 0.0;
     let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
-    pipeline::execute::<_, models::Error>(
+    pipeline::run_schedule::<_, models::Error>(
         model,
         &batches.iter().collect::<Vec<_>>(),
         false,
@@ -283,7 +287,7 @@ fn step(model: &CausalLm, split: &Split) -> (f64, Vec<(String, Vec<f32>)>) {
     .unwrap();
     let gradients = model.parameters().iter().zip(sums).map(|(parameter, grad)| {
         let grad = grad.unwrap_or_else(|| parameter.tensor.zeros_like()).contiguous();
-        if let Some(copies) = &parameter.copies {
+        if let Some(copies) = &parameter.tied_group {
             copies.all_reduce(&grad, Reduction::Sum).unwrap();
         }
         (parameter.name.clone(), of_all(parameter, &grad, split))
@@ -295,27 +299,36 @@ fn step(model: &CausalLm, split: &Split) -> (f64, Vec<(String, Vec<f32>)>) {
 fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whole() {
     for name in FAMILIES {
         let model = CausalLm::load(&golden(name), &options(None)).unwrap();
-        let (loss, gradients) = step(&model, &Split::WHOLE);
+        let (loss, gradients) = step(&model, &ModelParallel::NONE);
         let batch = Batch::new(&ROWS, Device::Cpu);
-        let logits = flat(&tch::no_grad(|| model.head().logits(&model.infer(&batch).unwrap())).unwrap());
+        let logits =
+            flat(&tch::no_grad(|| model.head().logits(&model.forward_no_grad(&batch).unwrap())).unwrap());
         let replies = written(&model, 1.0);
-        for (method, mesh) in [
-            (Method::GPipe, [2, 1]),
-            (Method::OneForwardOneBackward, [2, 2]),
-            (Method::OneForwardOneBackward, [4, 1]),
-            (Method::Interleaved, [2, 1]),
-            (Method::ZeroBubbleH1, [2, 1]),
-            (Method::ZeroBubbleH1, [3, 1]),
-            (Method::ZeroBubbleV, [2, 2]),
+        for (schedule_kind, mesh) in [
+            (ScheduleKind::GPipe, [2, 1]),
+            (ScheduleKind::OneForwardOneBackward, [2, 2]),
+            (ScheduleKind::OneForwardOneBackward, [4, 1]),
+            (ScheduleKind::Interleaved, [2, 1]),
+            (ScheduleKind::ZeroBubbleH1, [2, 1]),
+            (ScheduleKind::ZeroBubbleH1, [3, 1]),
+            (ScheduleKind::ZeroBubbleV, [2, 2]),
         ] {
             on_whole_mesh([mesh[0], 1, mesh[1]], Transport::Shared, |groups| {
-                let ends = groups.ends().cloned();
-                let layers = Layers { group: Arc::clone(groups.pipeline()), method, chunks: 2, ends };
-                let split = Split { layers: Some(layers), ..Split::of_weights(groups.tensor()) };
-                let what = format!("{name}, {method:?} {mesh:?}");
+                let embedding_group = groups.embedding().cloned();
+                let layers = PipelineParallel {
+                    group: Arc::clone(groups.pipeline_parallel()),
+                    schedule_kind,
+                    virtual_stages: 2,
+                    embedding_group,
+                };
+                let split = ModelParallel {
+                    pipeline_parallel: Some(layers),
+                    ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
+                };
+                let what = format!("{name}, {schedule_kind:?} {mesh:?}");
                 let model = CausalLm::load(&golden(name), &options(Some(&split))).unwrap();
                 let (own_loss, own) = step(&model, &split);
-                let [total] = groups.pipeline().sum([own_loss]).unwrap();
+                let [total] = groups.pipeline_parallel().all_reduce_sum([own_loss]).unwrap();
                 close(&what, &[loss], &[total]);
                 assert!(own.len() < gradients.len(), "{what}: a rank has some of the layers");
                 for (parameter, own) in &own {
@@ -323,7 +336,7 @@ fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whol
                     close(&format!("{what}: the gradient of {parameter}"), whole, own);
                 }
                 let batch = Batch::new(&ROWS, Device::Cpu);
-                let hidden = model.infer(&batch).unwrap();
+                let hidden = model.forward_no_grad(&batch).unwrap();
                 close(&what, &logits, &flat(&tch::no_grad(|| model.head().logits(&hidden)).unwrap()));
                 assert_eq!(written(&model, 1.0), replies, "{what}");
             });
@@ -332,16 +345,16 @@ fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whol
 }
 
 /// Every family with experts, and the term that keeps them equally busy.
-const MIXTURES: [&str; 3] = ["mixtral", "qwen2-moe", "qwen3-moe"];
+const MOE_FAMILIES: [&str; 3] = ["mixtral", "qwen2-moe", "qwen3-moe"];
 
 /// The gradients of a step over [`ROWS`], of which this rank of `groups` has some, as wholes; with the loss of its rows.
-fn step_with_experts(model: &CausalLm, groups: &Groups) -> (f64, Vec<(String, Vec<f32>)>) {
-    let own: Vec<&[i64]> = groups.data().deal(ROWS).collect();
+fn step_with_experts(model: &CausalLm, groups: &ProcessGroups) -> (f64, Vec<(String, Vec<f32>)>) {
+    let own: Vec<&[i64]> = groups.data_parallel().round_robin(ROWS).collect();
     let mut batch = Batch::new(&own, Device::Cpu);
-    batch.balance = 0.4;
+    batch.aux_loss_coef = 0.4;
     let ids: Vec<i64> = own.concat();
     let targets: Vec<i64> = ids.iter().map(|id| id * 5 % 47).collect();
-    let tape = Tape::record(model, &batch, groups.expert().size() == 2).unwrap();
+    let tape = Tape::forward(model, &batch, groups.expert_parallel().size() == 2).unwrap();
     let hidden = tape.hidden().narrow(0, 0, ids.len() as i64);
     let loss = head::cross_entropy(&hidden, model.head(), &Tensor::from_slice(&targets), None).unwrap();
     let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
@@ -351,21 +364,22 @@ fn step_with_experts(model: &CausalLm, groups: &Groups) -> (f64, Vec<(String, Ve
     .unwrap();
     let gradients = model.parameters().iter().zip(sums).map(|(parameter, grad)| {
         let grad = grad.unwrap_or_else(|| panic!("{} has no gradient", parameter.name)).contiguous();
-        let sharers = if parameter.exclusive { groups.twins() } else { groups.replicas() };
+        let sharers =
+            if parameter.is_expert { groups.weight_replicas() } else { groups.dense_weight_replicas() };
         sharers.all_reduce(&grad, Reduction::Sum).unwrap();
-        if parameter.partial {
-            groups.tensor().all_reduce(&grad, Reduction::Sum).unwrap();
+        if parameter.partial_grad {
+            groups.tensor_parallel().all_reduce(&grad, Reduction::Sum).unwrap();
         }
-        (parameter.name.clone(), flat(&parameter.placement.whole(&grad).unwrap()))
+        (parameter.name.clone(), flat(&parameter.placement.full_tensor(&grad).unwrap()))
     });
     (loss.double_value(&[]), gradients.collect())
 }
 
 #[test]
 fn ranks_with_different_experts_have_the_gradients_and_replies_of_the_whole() {
-    for name in MIXTURES {
+    for name in MOE_FAMILIES {
         let model = CausalLm::load(&golden(name), &options(None)).unwrap();
-        let (loss, gradients) = step_with_experts(&model, &Groups::single());
+        let (loss, gradients) = step_with_experts(&model, &ProcessGroups::single());
         let replies = written(&model, 1.0);
         // Sizes of data, expert, sequence and tensor; the last mesh has more ranks than there are rows.
         for (mesh, mode) in [
@@ -380,13 +394,20 @@ fn ranks_with_different_experts_have_the_gradients_and_replies_of_the_whole() {
         ] {
             on_every_mesh([1, mesh[0], mesh[1], mesh[2], mesh[3]], Transport::Shared, |groups| {
                 let what = format!("{name}, {mesh:?} {mode}");
-                let tokens =
-                    if mode.is_empty() { Tokens::Whole } else { ways_for_tokens(groups, mode).tokens };
-                let experts = (mesh[1] > 1).then(|| Arc::clone(groups.expert()));
-                let split = Split { tokens, experts, ..Split::of_weights(groups.tensor()) };
+                let sequence_parallel = if mode.is_empty() {
+                    SequenceParallel::Replicated
+                } else {
+                    sequence_parallel_of(groups, mode).sequence_parallel
+                };
+                let expert_parallel = (mesh[1] > 1).then(|| Arc::clone(groups.expert_parallel()));
+                let split = ModelParallel {
+                    sequence_parallel,
+                    expert_parallel,
+                    ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
+                };
                 let model = CausalLm::load(&golden(name), &options(Some(&split))).unwrap();
                 let (own_loss, own) = step_with_experts(&model, groups);
-                let [total] = groups.learners().sum([own_loss]).unwrap();
+                let [total] = groups.loss_group().all_reduce_sum([own_loss]).unwrap();
                 close(&what, &[loss], &[total]);
                 for (parameter, own) in &own {
                     let (_, whole) = gradients.iter().find(|(name, _)| name == parameter).unwrap();
@@ -411,12 +432,12 @@ fn tokens_that_travel_to_their_experts_send_as_much_as_the_formula_says() {
     let config = config.replace("\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 4");
     std::fs::write(folder.path().join("config.json"), config).unwrap();
     on_every_mesh([1, 1, 2, 1, 1], Transport::Shared, |groups| {
-        let (rank, expert) = (groups.expert().rank(), groups.expert());
-        let split = Split { experts: Some(Arc::clone(expert)), ..Split::WHOLE };
+        let (rank, expert) = (groups.expert_parallel().rank(), groups.expert_parallel());
+        let split = ModelParallel { expert_parallel: Some(Arc::clone(expert)), ..ModelParallel::NONE };
         let model = CausalLm::load(folder.path(), &options(Some(&split))).unwrap();
         let batch = Batch::new(&[ROWS[rank]], Device::Cpu);
         let before = expert.sent_bytes();
-        let tape = Tape::record(&model, &batch, false).unwrap();
+        let tape = Tape::forward(&model, &batch, false).unwrap();
         let targets = Tensor::zeros([batch.num_tokens()], (Kind::Int64, Device::Cpu));
         let loss = head::cross_entropy(tape.hidden(), model.head(), &targets, None).unwrap();
         tape.backward(&loss, &mut |_, _| ()).unwrap();
@@ -430,12 +451,17 @@ fn tokens_that_travel_to_their_experts_send_as_much_as_the_formula_says() {
 
 #[test]
 fn experts_of_several_ranks_are_saved_as_one_model() {
-    for name in MIXTURES {
+    for name in MOE_FAMILIES {
         let [one, many] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         CausalLm::load(&golden(name), &options(None)).unwrap().save(one.path()).unwrap();
         on_every_mesh([1, 1, 2, 1, 2], Transport::Shared, |groups| {
-            let (experts, holders) = (Some(Arc::clone(groups.expert())), Some(Arc::clone(groups.holders())));
-            let split = Split { experts, holders, ..Split::of_weights(groups.tensor()) };
+            let (expert_parallel, model_parallel_group) =
+                (Some(Arc::clone(groups.expert_parallel())), Some(Arc::clone(groups.model_parallel())));
+            let split = ModelParallel {
+                expert_parallel,
+                model_parallel_group,
+                ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
+            };
             CausalLm::load(&golden(name), &options(Some(&split))).unwrap().save(many.path()).unwrap();
         });
         assert!(tensors(one.path()) == tensors(many.path()), "{name}");
@@ -459,10 +485,20 @@ fn layers_of_several_ranks_are_saved_as_one_model() {
         let [one, many] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         CausalLm::load(&golden(name), &options(None)).unwrap().save(one.path()).unwrap();
         on_whole_mesh([2, 1, 2], Transport::Shared, |groups| {
-            let (group, ends) = (Arc::clone(groups.pipeline()), groups.ends().cloned());
-            let layers = Some(Layers { group, method: Method::Interleaved, chunks: 2, ends });
-            let holders = Some(Arc::clone(groups.holders()));
-            let split = Split { layers, holders, ..Split::of_weights(groups.tensor()) };
+            let (group, embedding_group) =
+                (Arc::clone(groups.pipeline_parallel()), groups.embedding().cloned());
+            let pipeline_parallel = Some(PipelineParallel {
+                group,
+                schedule_kind: ScheduleKind::Interleaved,
+                virtual_stages: 2,
+                embedding_group,
+            });
+            let model_parallel_group = Some(Arc::clone(groups.model_parallel()));
+            let split = ModelParallel {
+                pipeline_parallel,
+                model_parallel_group,
+                ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
+            };
             CausalLm::load(&golden(name), &options(Some(&split))).unwrap().save(many.path()).unwrap();
         });
         assert!(tensors(one.path()) == tensors(many.path()), "{name}");
@@ -473,13 +509,13 @@ fn layers_of_several_ranks_are_saved_as_one_model() {
 fn ranks_with_different_tokens_train_the_score_of_the_whole() {
     let gradients = |model: &ScalarModel| {
         let batch = Batch::new(&ROWS, Device::Cpu);
-        let tape = Tape::record(model, &batch, false).unwrap();
+        let tape = Tape::forward(model, &batch, false).unwrap();
         let last = tape.hidden().index_select(0, &Tensor::from_slice(&batch.last_indices()));
         let values = model.values(&last).unwrap();
         let loss = (&values * Tensor::from_slice(&[0.3f32, -1.0, 2.0])).sum(Kind::Float);
         let mut found = vec![flat(&values)];
         tape.backward(&loss, &mut |index, grad| {
-            found.push(of_all(&model.parameters()[index], &grad, model.decoder().split()));
+            found.push(of_all(&model.parameters()[index], &grad, model.decoder().model_parallel()));
         })
         .unwrap();
         found
@@ -489,8 +525,8 @@ fn ranks_with_different_tokens_train_the_score_of_the_whole() {
         for (mode, mesh) in [("megatron", [1, 2]), ("ulysses", [2, 2]), ("ring", [2, 1]), ("whole", [1, 2])] {
             on_mesh(mesh, Transport::Shared, |groups| {
                 let split = match mode {
-                    "whole" => Split::of_weights(groups.tensor()),
-                    _ => ways_for_tokens(groups, mode),
+                    "whole" => ModelParallel::tensor_parallel_only(groups.tensor_parallel()),
+                    _ => sequence_parallel_of(groups, mode),
                 };
                 let model = ScalarModel::load(&golden(name), &options(Some(&split))).unwrap();
                 let found = gradients(&model);
@@ -507,7 +543,8 @@ fn ranks_with_different_tokens_train_the_score_of_the_whole() {
 fn a_split_reward_model_gives_the_values_of_the_whole() {
     for name in ["llama-score", "gpt2-score", "opt-score"] {
         let batch = || Batch::new(&ROWS, Device::Cpu);
-        let values = |model: &ScalarModel| flat(&model.values(&model.infer(&batch()).unwrap()).unwrap());
+        let values =
+            |model: &ScalarModel| flat(&model.values(&model.forward_no_grad(&batch()).unwrap()).unwrap());
         let whole = values(&ScalarModel::load(&golden(name), &options(None)).unwrap());
         on_ranks(2, Transport::Shared, |split| {
             let model = ScalarModel::load(&golden(name), &options(Some(split))).unwrap();
@@ -519,13 +556,13 @@ fn a_split_reward_model_gives_the_values_of_the_whole() {
 /// Replies to three prompts, two at a time.
 fn written(model: &CausalLm, temperature: f64) -> Vec<Vec<i64>> {
     let prompts: Vec<Vec<i64>> = vec![vec![5, 9, 41], vec![30], vec![1, 2, 3, 46, 8]];
-    let options = Options {
-        sampling: Sampling { temperature, ..Sampling::default() },
+    let options = GenerationOptions {
+        sampling: SamplingParams { temperature, ..SamplingParams::default() },
         max_new_tokens: 6,
         stop_ids: vec![7],
         seed: 3,
-        first_request: 0,
-        batch_size: 2,
+        request_offset: 0,
+        max_num_seqs: 2,
     };
     let listener = &mut |_: usize, _: i64| ControlFlow::Continue(());
     let completions = generate::generate(model, &prompts, &options, listener).unwrap();
@@ -570,7 +607,8 @@ fn a_split_model_is_saved_whole() {
 fn a_new_model_begins_with_the_same_values_however_it_is_split() {
     let config = || models::config::Config::from_folder(&golden("gpt2")).unwrap();
     let values = |model: &CausalLm| -> Vec<Vec<f32>> {
-        let whole = |parameter: &parallel::Parameter| parameter.placement.whole(&parameter.tensor).unwrap();
+        let whole =
+            |parameter: &parallel::Parameter| parameter.placement.full_tensor(&parameter.tensor).unwrap();
         model.parameters().iter().map(|parameter| flat(&whole(parameter))).collect()
     };
     let whole = values(&CausalLm::random(config(), 5, &options(None)).unwrap());
@@ -580,13 +618,13 @@ fn a_new_model_begins_with_the_same_values_however_it_is_split() {
 }
 
 /// What each rank sends for a step of the golden GPT-2: two layers, 12 tokens, width 24, four heads of 6.
-fn sent(mesh: [usize; 2], way: impl Fn(&Groups) -> Split + Sync) -> Vec<u64> {
+fn sent(mesh: [usize; 2], way: impl Fn(&ProcessGroups) -> ModelParallel + Sync) -> Vec<u64> {
     on_mesh(mesh, Transport::Shared, |groups| {
         let model = CausalLm::load(&golden("gpt2"), &options(Some(&way(groups)))).unwrap();
         let batch = Batch::new(&ROWS, Device::Cpu);
-        let bytes = || groups.tensor().sent_bytes() + groups.sequence().sent_bytes();
+        let bytes = || groups.tensor_parallel().sent_bytes() + groups.sequence_parallel().sent_bytes();
         let before = bytes();
-        let tape = Tape::record(&model, &batch, false).unwrap();
+        let tape = Tape::forward(&model, &batch, false).unwrap();
         let targets = Tensor::zeros([12], (Kind::Int64, Device::Cpu));
         let loss = head::cross_entropy(tape.hidden(), model.head(), &targets, None).unwrap();
         tape.backward(&loss, &mut |_, _| ()).unwrap();
@@ -602,22 +640,22 @@ fn a_pass_over_shared_tokens_sends_as_much_as_the_formulas_say() {
         let all_reduce = |bytes: u64| 2 * bytes * (ranks - 1) / ranks;
         // Each all-reduce of the split model as a gather and a scatter, which together are as much; the head as there. The last gather
         // of the forward pass is there beside the copy into the head.
-        let one = sent([1, ranks as usize], |groups| ways_for_tokens(groups, "megatron"))[0];
+        let one = sent([1, ranks as usize], |groups| sequence_parallel_of(groups, "megatron"))[0];
         assert_eq!(one, (4 * layers + 2) * 2 * own * (ranks - 1) + 12 * 4 * (ranks - 1) + all_reduce(8));
         // Queries, keys, values and the result exchanged twice a layer; the last hidden states gathered and their gradient scattered;
         // the loss of each rank's rows.
-        let one = sent([ranks as usize, 1], |groups| ways_for_tokens(groups, "ulysses"))[0];
+        let one = sent([ranks as usize, 1], |groups| sequence_parallel_of(groups, "ulysses"))[0];
         assert_eq!(one, layers * 2 * 4 * own * (ranks - 1) / ranks + 2 * own * (ranks - 1) + all_reduce(4));
     }
     // Chunks of 2, 1 and 1 tokens: eight on each of two ranks. Keys and values go round once and back, their gradients home.
-    let one = sent([2, 1], |groups| ways_for_tokens(groups, "ring"))[0];
+    let one = sent([2, 1], |groups| sequence_parallel_of(groups, "ring"))[0];
     let own = 8 * 24 * 4;
     assert_eq!(one, layers * (1 + 1 + 2) * 2 * own + 2 * own + 4);
 }
 
 #[test]
 fn a_pass_sends_as_much_as_the_formula_says() {
-    let sent = sent([1, 4], |groups| Split::of_weights(groups.tensor()));
+    let sent = sent([1, 4], |groups| ModelParallel::tensor_parallel_only(groups.tensor_parallel()));
     // Hidden states [12, 24] in fp32, summed once by the embedding, four times a block (out of attention and MLP going forward, into
     // them coming back) and once by the head; the head's 12 log sums gathered, its one loss in fp64 summed.
     let (ranks, layers) = (4, 2);

@@ -6,12 +6,16 @@ use std::path::Path;
 
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
-use models::split::Split;
+use models::model_parallel::ModelParallel;
 use parallel::Segmented;
 use tch::{Device, Kind, Tensor};
 
-const OPTIONS: LoadOptions =
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: false, split: Split::WHOLE };
+const OPTIONS: LoadOptions = LoadOptions {
+    kind: Kind::Float,
+    device: Device::Cpu,
+    trainable: false,
+    model_parallel: ModelParallel::NONE,
+};
 
 /// 64 greedy tokens after `<s>`, by transformers 5.23.0 (torch 2.11.0, eager attention, fp32): "Once upon a time, there was a
 /// little girl named Lily. She loved to play outside in the park. …", as the model's own page has it.
@@ -56,5 +60,5 @@ fn a_copy_is_written_that_gives_the_same_numbers() {
     model.save(folder.path()).unwrap();
     let again = CausalLm::load(folder.path(), &OPTIONS).unwrap();
     let batch = Batch::new(&[&GREEDY], Device::Cpu);
-    assert_eq!(model.infer(&batch).unwrap(), again.infer(&batch).unwrap());
+    assert_eq!(model.forward_no_grad(&batch).unwrap(), again.forward_no_grad(&batch).unwrap());
 }

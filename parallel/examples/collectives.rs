@@ -9,9 +9,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use parallel::c10d::Secret;
-use parallel::comm::{Group, Reduction};
+use parallel::comm::{ProcessGroup, Reduction};
 use parallel::rendezvous::{JOB_SECRET, open_store};
-use parallel::world::Place;
+use parallel::world::RankInfo;
 use parallel::{Transport, World, launch};
 use tch::{Device, Kind, Tensor};
 
@@ -27,13 +27,13 @@ fn main() -> Result<(), Failure> {
     }
     let size: usize = std::env::args().nth(1).map_or(Ok(2), |text| text.parse())?;
     let secret = Secret::random()?;
-    let store = open_store(&Place { secret: Some(secret.clone()), ..Place::single() }, TIMEOUT)?;
+    let store = open_store(&RankInfo { secret: Some(secret.clone()), ..RankInfo::single() }, TIMEOUT)?;
     let start = |rank: usize| {
         Command::new(std::env::current_exe()?)
             .envs([("RANK", rank.to_string()), ("WORLD_SIZE", size.to_string())])
             .envs([("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", store.port().to_string())])
             .env("TORCHELASTIC_USE_AGENT_STORE", "True")
-            .env(JOB_SECRET, secret.reveal())
+            .env(JOB_SECRET, secret.expose())
             .spawn()
     };
     let ranks = (0..size).map(start).collect::<Result<Vec<_>, _>>()?;
@@ -44,8 +44,8 @@ fn main() -> Result<(), Failure> {
 }
 
 fn rank() -> Result<(), Failure> {
-    let place = Place::from_environment()?;
-    launch::prepare(Some(1), place.size)?;
+    let place = RankInfo::from_environment()?;
+    launch::init_process(Some(1), place.size)?;
     let everyone: Vec<usize> = (0..place.size).collect();
     let shared = World::join(place.clone(), Transport::Shared, TIMEOUT)?.group("shared", &everyone)?;
     let gloo_world = World::join(place, Transport::Gloo, TIMEOUT)?;
@@ -69,7 +69,7 @@ fn rank() -> Result<(), Failure> {
 }
 
 /// Refuses to time transports that disagree.
-fn prove_equal(groups: &[&Group; 2], bytes: usize) -> Result<(), Failure> {
+fn prove_equal(groups: &[&ProcessGroup; 2], bytes: usize) -> Result<(), Failure> {
     let own =
         (Tensor::arange((bytes / 4) as i64, (Kind::Float, Device::Cpu)) + groups[0].rank() as f64).sin();
     let sums = groups.map(|group| {
@@ -100,7 +100,7 @@ fn copy(bytes: usize) -> f64 {
     bytes as f64 / median(std::iter::repeat_with(round).take(ROUNDS)) / 1e9
 }
 
-fn all_reduce(groups: &[&Group; 2], bytes: usize) -> Result<[f64; 2], Failure> {
+fn all_reduce(groups: &[&ProcessGroup; 2], bytes: usize) -> Result<[f64; 2], Failure> {
     let tensor = Tensor::ones([(bytes / 4) as i64], (Kind::Float, Device::Cpu));
     let size = groups[0].size() as f64;
     let sent = 2.0 * bytes as f64 * (size - 1.0) / size;
@@ -108,7 +108,7 @@ fn all_reduce(groups: &[&Group; 2], bytes: usize) -> Result<[f64; 2], Failure> {
 }
 
 /// `bytes` are those of the output.
-fn all_gather(groups: &[&Group; 2], bytes: usize) -> Result<[f64; 2], Failure> {
+fn all_gather(groups: &[&ProcessGroup; 2], bytes: usize) -> Result<[f64; 2], Failure> {
     let size = groups[0].size();
     let tensor = Tensor::ones([(bytes / 4 / size) as i64], (Kind::Float, Device::Cpu));
     let output = Tensor::zeros([tensor.numel() as i64 * size as i64], (Kind::Float, Device::Cpu));
@@ -118,10 +118,10 @@ fn all_gather(groups: &[&Group; 2], bytes: usize) -> Result<[f64; 2], Failure> {
 
 /// Gigabytes a second of both groups, in turns.
 fn measure(
-    groups: &[&Group; 2],
+    groups: &[&ProcessGroup; 2],
     bytes: usize,
     sent: f64,
-    mut collective: impl FnMut(&Group) -> Result<(), Failure>,
+    mut collective: impl FnMut(&ProcessGroup) -> Result<(), Failure>,
 ) -> Result<[f64; 2], Failure> {
     let times = repeats(bytes);
     let mut seconds = [Vec::new(), Vec::new()];

@@ -1,6 +1,6 @@
 //! Collectives among the ranks of a group.
 //!
-//! A [`Group`] is one rank's end of a group. What moves its bytes is a [`Communicator`]: shared memory where all ranks live on one host
+//! A [`ProcessGroup`] is one rank's end of a group. What moves its bytes is a [`Backend`]: shared memory where all ranks live on one host
 //! ([`shared`]), Gloo over TCP elsewhere ([`gloo`]), nothing at all for a group of one. Which one it is shows in no number. Tensors of
 //! a GPU go over NCCL ([`nccl`]), which the ranks of a group join when the first of them comes.
 //!
@@ -31,7 +31,7 @@ pub use parallel_sys::c10d::Reduction;
 use crate::{Error, SysError};
 
 /// What moves bytes between ranks. Tensors are contiguous.
-pub trait Communicator: Debug + Send {
+pub trait Backend: Debug + Send {
     /// The name for people.
     fn name(&self) -> &'static str;
 
@@ -51,7 +51,7 @@ pub trait Communicator: Debug + Send {
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Work, SysError>;
 
     /// Sends `tensor` from the first of two ranks to the second, which receives it; waits for nobody before the work is waited for.
-    fn hand_over(&mut self, tensor: &Tensor) -> Result<Work, SysError> {
+    fn send_or_recv(&mut self, tensor: &Tensor) -> Result<Work, SysError> {
         self.broadcast(tensor, 0)
     }
 
@@ -60,8 +60,7 @@ pub trait Communicator: Debug + Send {
 }
 
 /// Joins a communicator of some ranks of a group, under a name, for tensors of a device.
-pub(crate) type Connect =
-    dyn Fn(&str, &[usize], Device) -> Result<Box<dyn Communicator>, Error> + Send + Sync;
+pub(crate) type Connect = dyn Fn(&str, &[usize], Device) -> Result<Box<dyn Backend>, Error> + Send + Sync;
 
 /// A collective under way.
 #[derive(Debug)]
@@ -72,7 +71,7 @@ pub enum Work {
     /// Gloo's threads do it.
     Gloo(c10d::Work),
     /// Gloo's threads bring `[P, ...]` parts of every rank, whose sum is the output.
-    Parts {
+    AllToAllThenSum {
         /// Brings them.
         work: c10d::Work,
         /// One a rank.
@@ -92,7 +91,7 @@ impl Work {
         match self {
             Self::Done => Ok(()),
             Self::Gloo(work) => work.wait(),
-            Self::Parts { work, parts, mut output } => {
+            Self::AllToAllThenSum { work, parts, mut output } => {
                 work.wait()?;
                 // As over shared memory: in the order of the ranks, bf16 reckoned in fp32.
                 let wide = if output.kind() == Kind::BFloat16 { Kind::Float } else { output.kind() };
@@ -112,7 +111,7 @@ impl Work {
     }
 
     /// This work if it is still under way; nothing if the tensors hold the result.
-    fn under_way(self) -> Result<Option<Self>, SysError> {
+    fn try_wait(self) -> Result<Option<Self>, SysError> {
         match self {
             Self::Gloo(work) if !work.is_done()? => Ok(Some(Self::Gloo(work))),
             Self::Thread(answer) => match answer.try_recv() {
@@ -128,14 +127,14 @@ impl Work {
 /// A collective of a group that was started.
 #[derive(Debug)]
 #[must_use = "a collective is done once it was waited for"]
-pub struct Started {
+pub struct PendingCollective {
     rank: usize,
     group: Arc<str>,
     collective: &'static str,
     work: Work,
 }
 
-impl Started {
+impl PendingCollective {
     /// Returns once the tensors hold the result.
     pub fn wait(self) -> Result<(), Error> {
         let Self { rank, group, collective, work } = self;
@@ -144,9 +143,9 @@ impl Started {
 
     /// This collective if it is still under way; nothing if the tensors hold the result. What goes over a GPU's queue or is summed at
     /// the end is waited for.
-    pub fn under_way(self) -> Result<Option<Self>, Error> {
+    pub fn try_wait(self) -> Result<Option<Self>, Error> {
         let Self { rank, group, collective, work } = self;
-        match work.under_way() {
+        match work.try_wait() {
             Ok(work) => Ok(work.map(|work| Self { rank, group, collective, work })),
             Err(cause) => Err(Error::Collective { rank, group: group.to_string(), collective, cause }),
         }
@@ -154,39 +153,39 @@ impl Started {
 }
 
 /// Sender and receiver, and a tag.
-type Channel = ([usize; 2], usize);
+type P2pKey = ([usize; 2], usize);
 
 /// One rank's end of a group.
-pub struct Group {
+pub struct ProcessGroup {
     name: Arc<str>,
     /// The ranks of the world that belong to it, in order.
     ranks: Vec<usize>,
     rank: usize,
     /// For tensors of the host; `None` for a group of one.
-    communicator: Option<Mutex<Box<dyn Communicator>>>,
+    communicator: Option<Mutex<Box<dyn Backend>>>,
     /// For tensors of a GPU, once there was one.
-    gpu: Mutex<Option<Box<dyn Communicator>>>,
+    gpu: Mutex<Option<Box<dyn Backend>>>,
     /// How its ranks find each other once more; `None` for a group of one.
     connect: Option<Box<Connect>>,
     /// Between this rank and another.
-    channels: Mutex<HashMap<Channel, Box<dyn Communicator>>>,
-    sent: AtomicU64,
+    channels: Mutex<HashMap<P2pKey, Box<dyn Backend>>>,
+    sent_bytes_total: AtomicU64,
 }
 
-impl Debug for Group {
+impl Debug for ProcessGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {} of {:?}", self.name, self.rank, self.ranks)
     }
 }
 
-impl Group {
+impl ProcessGroup {
     /// The group of one rank, which has nobody to talk to.
-    pub fn alone(name: &str, rank: usize) -> Self {
+    pub fn single(name: &str, rank: usize) -> Self {
         Self::new(name, vec![rank], 0, None, None)
     }
 
     /// The group of `ranks` as a plan has it, seen from the `rank`-th: it has sizes and places, and nobody to talk to.
-    pub(crate) fn planned(name: &str, ranks: Vec<usize>, rank: usize) -> Self {
+    pub(crate) fn fake(name: &str, ranks: Vec<usize>, rank: usize) -> Self {
         Self::new(name, ranks, rank, None, None)
     }
 
@@ -195,12 +194,12 @@ impl Group {
         name: &str,
         ranks: Vec<usize>,
         rank: usize,
-        communicator: Option<Box<dyn Communicator>>,
+        communicator: Option<Box<dyn Backend>>,
         connect: Option<Box<Connect>>,
     ) -> Self {
         let communicator = communicator.map(Mutex::new);
-        let (gpu, channels, sent) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
-        Self { name: name.into(), ranks, rank, communicator, gpu, connect, channels, sent }
+        let (gpu, channels, sent_bytes_total) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
+        Self { name: name.into(), ranks, rank, communicator, gpu, connect, channels, sent_bytes_total }
     }
 
     /// Its name.
@@ -230,7 +229,7 @@ impl Group {
 
     /// Bytes that this rank has sent.
     pub fn sent_bytes(&self) -> u64 {
-        self.sent.load(Ordering::Relaxed)
+        self.sent_bytes_total.load(Ordering::Relaxed)
     }
 
     /// Every rank's `tensor` becomes the reduction of all, in place.
@@ -239,8 +238,12 @@ impl Group {
     }
 
     /// [`all_reduce`](Self::all_reduce), started.
-    pub fn start_all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<Started, Error> {
-        self.count(2 * bytes_of(tensor) * (self.size() as u64 - 1) / self.size() as u64);
+    pub fn start_all_reduce(
+        &self,
+        tensor: &Tensor,
+        reduction: Reduction,
+    ) -> Result<PendingCollective, Error> {
+        self.count_sent_bytes(2 * bytes_of(tensor) * (self.size() as u64 - 1) / self.size() as u64);
         self.start("all_reduce", tensor.device(), |communicator| communicator.all_reduce(tensor, reduction))
     }
 
@@ -252,14 +255,14 @@ impl Group {
         if self.size() == 1 {
             return Ok(input);
         }
-        let output = self.empty(&shape, (input.kind(), input.device()), "all_gather")?;
+        let output = self.empty_output(&shape, (input.kind(), input.device()), "all_gather")?;
         self.all_gather_into(&output, &input)?;
         Ok(output)
     }
 
     /// [`all_gather`](Self::all_gather) into a tensor that is there already; both are contiguous.
     pub fn all_gather_into(&self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
-        self.count(bytes_of(input) * (self.size() as u64 - 1));
+        self.count_sent_bytes(bytes_of(input) * (self.size() as u64 - 1));
         self.start("all_gather", input.device(), |communicator| communicator.all_gather(output, input))?
             .wait()
     }
@@ -273,8 +276,8 @@ impl Group {
         if self.size() == 1 {
             return Ok(input.copy());
         }
-        let output = self.empty(&shape, (input.kind(), input.device()), "reduce_scatter")?;
-        self.count(bytes_of(&output) * (self.size() as u64 - 1));
+        let output = self.empty_output(&shape, (input.kind(), input.device()), "reduce_scatter")?;
+        self.count_sent_bytes(bytes_of(&output) * (self.size() as u64 - 1));
         self.start("reduce_scatter", input.device(), |communicator| {
             communicator.reduce_scatter(&output, &input)
         })?
@@ -291,8 +294,8 @@ impl Group {
         let mut shape = input.size();
         let row = bytes_of(&input) / shape[0].max(1) as u64;
         shape[0] = received.iter().sum();
-        let output = self.empty(&shape, (input.kind(), input.device()), "all_to_all")?;
-        self.count(row * (sent.iter().sum::<i64>() - sent[self.rank]) as u64);
+        let output = self.empty_output(&shape, (input.kind(), input.device()), "all_to_all")?;
+        self.count_sent_bytes(row * (sent.iter().sum::<i64>() - sent[self.rank]) as u64);
         self.start("all_to_all", input.device(), |communicator| {
             communicator.all_to_all(&output, &input, [received, sent])
         })?
@@ -303,54 +306,54 @@ impl Group {
     /// Every rank's `tensor` becomes that of the group's rank `root`, in place.
     pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<(), Error> {
         if self.rank == root {
-            self.count(bytes_of(tensor));
+            self.count_sent_bytes(bytes_of(tensor));
         }
         self.start("broadcast", tensor.device(), |communicator| communicator.broadcast(tensor, root))?.wait()
     }
 
-    /// Starts to send `tensor` to the group's rank `to`, which [receives](Self::receive) what is sent under a tag in order. `tensor` stays
+    /// Starts to send `tensor` to the group's rank `to`, which [receives](Self::recv) what is sent under a tag in order. `tensor` stays
     /// as it is until the work was waited for. One of a GPU goes by way of the host.
-    pub fn send(&self, tensor: &Tensor, to: usize, tag: usize) -> Result<Started, Error> {
-        self.count(bytes_of(tensor));
-        self.hand_over(&tensor.to_device(Device::Cpu), [self.rank, to], tag, "send")
+    pub fn send(&self, tensor: &Tensor, to: usize, tag: usize) -> Result<PendingCollective, Error> {
+        self.count_sent_bytes(bytes_of(tensor));
+        self.send_or_recv(&tensor.to_device(Device::Cpu), [self.rank, to], tag, "send")
     }
 
     /// What the group's rank `from` sends under `tag`.
-    pub fn receive(
+    pub fn recv(
         &self,
         shape: &[i64],
         (kind, device): (Kind, Device),
         from: usize,
         tag: usize,
     ) -> Result<Tensor, Error> {
-        let tensor = self.empty(shape, (kind, Device::Cpu), "receive")?;
-        self.hand_over(&tensor, [from, self.rank], tag, "receive")?.wait()?;
+        let tensor = self.empty_output(shape, (kind, Device::Cpu), "receive")?;
+        self.send_or_recv(&tensor, [from, self.rank], tag, "receive")?.wait()?;
         Ok(tensor.to_device(device))
     }
 
-    fn hand_over(
+    fn send_or_recv(
         &self,
         tensor: &Tensor,
-        ends: [usize; 2],
+        endpoints: [usize; 2],
         tag: usize,
         collective: &'static str,
-    ) -> Result<Started, Error> {
+    ) -> Result<PendingCollective, Error> {
         let mut channels = lock(&self.channels);
-        let channel = match channels.entry((ends, tag)) {
+        let channel = match channels.entry((endpoints, tag)) {
             Entry::Occupied(there) => there.into_mut(),
             Entry::Vacant(new) => {
-                let name = format!("{}-{}/{tag}", ends[0], ends[1]);
-                new.insert(self.connect(&name, &ends, Device::Cpu)?)
+                let name = format!("{}-{}/{tag}", endpoints[0], endpoints[1]);
+                new.insert(self.connect(&name, &endpoints, Device::Cpu)?)
             }
         };
         let (rank, group) = (self.ranks[self.rank], Arc::clone(&self.name));
-        let work = channel.hand_over(tensor).map_err(|cause| Error::Collective {
+        let work = channel.send_or_recv(tensor).map_err(|cause| Error::Collective {
             rank,
             group: group.to_string(),
             collective,
             cause,
         })?;
-        Ok(Started { rank, group, collective, work })
+        Ok(PendingCollective { rank, group, collective, work })
     }
 
     /// Returns once every rank has called it.
@@ -359,17 +362,17 @@ impl Group {
     }
 
     /// The sum of each number over the ranks, in fp64.
-    pub fn sum<const N: usize>(&self, numbers: [f64; N]) -> Result<[f64; N], Error> {
-        self.reduced(numbers, Reduction::Sum)
+    pub fn all_reduce_sum<const N: usize>(&self, numbers: [f64; N]) -> Result<[f64; N], Error> {
+        self.all_reduce_scalars(numbers, Reduction::Sum)
     }
 
     /// The largest of each number over the ranks.
-    pub fn max<const N: usize>(&self, numbers: [f64; N]) -> Result<[f64; N], Error> {
-        self.reduced(numbers, Reduction::Max)
+    pub fn all_reduce_max<const N: usize>(&self, numbers: [f64; N]) -> Result<[f64; N], Error> {
+        self.all_reduce_scalars(numbers, Reduction::Max)
     }
 
     /// What each rank says, in their order: bytes of any length.
-    pub fn gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    pub fn all_gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let options = (Kind::Int64, tch::Device::Cpu);
         let lengths = self.all_gather(&Tensor::full([1], own.len() as i64, options))?;
         let lengths: Vec<i64> = Vec::try_from(&lengths).expect("one length a rank");
@@ -387,32 +390,32 @@ impl Group {
     }
 
     /// The items that are this rank's when `items` are dealt out in turn: the first to rank 0, the second to rank 1, and so on.
-    pub fn deal<T>(&self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    pub fn round_robin<T>(&self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
         items.into_iter().skip(self.rank).step_by(self.size())
     }
 
     /// The places that are this rank's when `length` places are cut into one run a rank, as even as can be.
-    pub fn share(&self, length: usize) -> Range<usize> {
+    pub fn shard_range(&self, length: usize) -> Range<usize> {
         let cut = |rank: usize| length * rank / self.size();
         cut(self.rank)..cut(self.rank + 1)
     }
 
     /// The items of all ranks, in the order of the ranks.
-    pub fn gather<T: Serialize + DeserializeOwned>(&self, own: Vec<T>) -> Result<Vec<T>, Error> {
+    pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, own: Vec<T>) -> Result<Vec<T>, Error> {
         if self.size() == 1 {
             return Ok(own);
         }
         let bytes = postcard::to_allocvec(&own).expect("plain data has a binary form");
         let mut all = Vec::new();
-        for (place, bytes) in self.gather_bytes(&bytes)?.into_iter().enumerate() {
-            let foreign = |_| Error::Foreign { rank: self.ranks[place] };
+        for (place, bytes) in self.all_gather_bytes(&bytes)?.into_iter().enumerate() {
+            let foreign = |_| Error::VersionMismatch { rank: self.ranks[place] };
             all.extend(postcard::from_bytes::<Vec<T>>(&bytes).map_err(foreign)?);
         }
         Ok(all)
     }
 
     /// Room for what comes in. Memory that the system does not give is an error and no panic.
-    fn empty(
+    fn empty_output(
         &self,
         shape: &[i64],
         options: (Kind, Device),
@@ -426,7 +429,11 @@ impl Group {
         })
     }
 
-    fn reduced<const N: usize>(&self, numbers: [f64; N], reduction: Reduction) -> Result<[f64; N], Error> {
+    fn all_reduce_scalars<const N: usize>(
+        &self,
+        numbers: [f64; N],
+        reduction: Reduction,
+    ) -> Result<[f64; N], Error> {
         if self.size() == 1 {
             return Ok(numbers);
         }
@@ -440,8 +447,8 @@ impl Group {
         &self,
         collective: &'static str,
         device: Device,
-        start: impl FnOnce(&mut dyn Communicator) -> Result<Work, SysError>,
-    ) -> Result<Started, Error> {
+        start: impl FnOnce(&mut dyn Backend) -> Result<Work, SysError>,
+    ) -> Result<PendingCollective, Error> {
         let (rank, group) = (self.ranks[self.rank], Arc::clone(&self.name));
         let work = match &self.communicator {
             None => {
@@ -453,11 +460,11 @@ impl Group {
         };
         let work =
             work.map_err(|cause| Error::Collective { rank, group: group.to_string(), collective, cause })?;
-        Ok(Started { rank, group, collective, work })
+        Ok(PendingCollective { rank, group, collective, work })
     }
 
     /// What moves the bytes of GPUs: all ranks of the group have tensors there, or none.
-    fn gpu(&self, device: Device) -> Result<MutexGuard<'_, Option<Box<dyn Communicator>>>, Error> {
+    fn gpu(&self, device: Device) -> Result<MutexGuard<'_, Option<Box<dyn Backend>>>, Error> {
         let mut gpu = lock(&self.gpu);
         if gpu.is_none() {
             let everyone: Vec<usize> = (0..self.size()).collect();
@@ -466,12 +473,12 @@ impl Group {
         Ok(gpu)
     }
 
-    fn connect(&self, name: &str, ranks: &[usize], device: Device) -> Result<Box<dyn Communicator>, Error> {
+    fn connect(&self, name: &str, ranks: &[usize], device: Device) -> Result<Box<dyn Backend>, Error> {
         self.connect.as_ref().expect("a rank by itself has nobody to talk to")(name, ranks, device)
     }
 
-    fn count(&self, bytes: u64) {
-        self.sent.fetch_add(bytes, Ordering::Relaxed);
+    fn count_sent_bytes(&self, bytes: u64) {
+        self.sent_bytes_total.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 

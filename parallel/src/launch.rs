@@ -4,7 +4,7 @@
 //! advice; one thread in each of a few more ranks than cores is allowed, for trying a layout out. The
 //! environment of a launcher is read here and nowhere else.
 
-use parallel_sys::memory::{self, Refused};
+use parallel_sys::memory::{self, RejectedSetting};
 use parallel_sys::runtime;
 
 use crate::Error;
@@ -30,7 +30,7 @@ pub fn check_processes(processes: usize) -> Result<(), Error> {
 /// share of the cores, and at least one.
 ///
 /// Returns what the C library refused, which is no error. Call first thing in `main`.
-pub fn prepare(threads: Option<usize>, processes: usize) -> Result<Vec<Refused>, Error> {
+pub fn init_process(threads: Option<usize>, processes: usize) -> Result<Vec<RejectedSetting>, Error> {
     check_processes(processes)?;
     let cores = cores();
     let threads = threads.unwrap_or((cores / processes).max(1));
@@ -48,10 +48,10 @@ mod tests {
 
     #[test]
     fn more_threads_than_cores_and_none_are_refused() {
-        let error = prepare(Some(100_000), 1).unwrap_err().to_string();
+        let error = init_process(Some(100_000), 1).unwrap_err().to_string();
         assert!(error.starts_with("100000 threads in each of 1 processes"), "{error}");
         assert!(error.contains("--threads") && error.contains(&format!("at most {}", cores())), "{error}");
-        let error = prepare(Some(0), 1).unwrap_err().to_string();
+        let error = init_process(Some(0), 1).unwrap_err().to_string();
         assert!(error.contains("0 threads") && error.contains("at least 1"), "{error}");
     }
 

@@ -4,24 +4,24 @@
 //! Knows no model family, no data and no algorithm.
 
 pub mod comm;
-pub mod deferred;
 pub mod launch;
+pub mod mappings;
 pub mod mesh;
 pub mod parameter;
 pub mod pipeline;
-pub mod region;
 pub mod rendezvous;
+pub mod safetensors_file;
 pub mod segment;
 pub mod sequence;
-pub mod tensor_file;
+pub mod weight_grad_store;
 pub mod world;
 
 pub use mesh::{Axis, Mesh};
 pub use parallel_sys::{Error as SysError, autograd, c10d, dispatch, memory, process, runtime};
-pub use parameter::{Cut, Parameter, Placement};
-pub use pipeline::Pipeline;
+pub use parameter::{Parameter, Placement, ShardSpec};
+pub use pipeline::PipelineStages;
 pub use segment::{Segmented, Tape};
-pub use world::{Groups, Place, Transport, World};
+pub use world::{ProcessGroups, RankInfo, Transport, World};
 
 /// What can go wrong in the training layer.
 #[derive(Debug, thiserror::Error)]
@@ -30,24 +30,24 @@ pub enum Error {
     #[error(transparent)]
     Sys(#[from] parallel_sys::Error),
     /// The mesh that was asked for does not match the processes that there are.
-    #[error("the mesh is {mesh} = {wanted} ranks, but {there} {} running: change [parallel] or start as many", if *.there == 1 { "is" } else { "are" })]
+    #[error("the mesh is {mesh} = {expected_size} ranks, but {world_size} {} running: change [parallel] or start as many", if *.world_size == 1 { "is" } else { "are" })]
     MeshSize {
         /// The axes as `data 2 x tensor 2`.
         mesh: String,
         /// The product of the axes.
-        wanted: usize,
+        expected_size: usize,
         /// The number of processes.
-        there: usize,
+        world_size: usize,
     },
     /// A stage got no gradient to hand on.
     #[error("stage {stage} of the pipeline has no gradient to hand on: its parameters are frozen")]
-    NoGradient {
+    NoInputGradient {
         /// The stage.
         stage: usize,
     },
     /// A rank that the mesh does not hold.
     #[error("rank {rank} is outside the mesh of {size} ranks")]
-    Rank {
+    RankOutOfRange {
         /// The rank.
         rank: usize,
         /// The ranks of the mesh.
@@ -92,7 +92,7 @@ pub enum Error {
          MASTER_PORT (--master-addr, --master-port), at COLOSSAL_JOB_SECRET, and for another program at \
          that port"
     )]
-    NoStore {
+    NotAStore {
         /// Where the job meets.
         address: String,
         /// What it did.
@@ -114,7 +114,7 @@ pub enum Error {
     #[error(
         "COLOSSAL_JOB_SECRET has {length} characters and must have at least {}: `openssl rand -hex 32` \
          makes one",
-        parallel_sys::c10d::Secret::SHORTEST
+        parallel_sys::c10d::Secret::MIN_LENGTH
     )]
     ShortSecret {
         /// The characters there are.
@@ -125,7 +125,7 @@ pub enum Error {
         "what the store at {address} holds as `{subject}` of rank {rank} was not written by a rank of this \
          job: a stranger wrote it, or that rank was started with another COLOSSAL_JOB_SECRET"
     )]
-    Forged {
+    InvalidTag {
         /// The rank that should have written it.
         rank: usize,
         /// What it is about.
@@ -138,7 +138,7 @@ pub enum Error {
     },
     /// A rank that speaks another version's words.
     #[error("rank {rank} runs another version of this program: start every rank from the same build")]
-    Foreign {
+    VersionMismatch {
         /// The rank.
         rank: usize,
     },
@@ -155,7 +155,7 @@ pub enum Error {
     },
     /// Ranks that did not come.
     #[error("rank {rank} waited {seconds} s at {address}, and {} {} did not come: look at their logs", if missing.len() == 1 { "rank" } else { "ranks" }, list(missing))]
-    Missing {
+    MissingRanks {
         /// The rank that tells.
         rank: usize,
         /// Those that did not come.
@@ -167,7 +167,7 @@ pub enum Error {
     },
     /// What a launcher says of a process does not make sense.
     #[error("{launcher} started this process, and {name}{} {problem}", if value.is_empty() { String::new() } else { format!(" = {value:?}") })]
-    Environment {
+    LauncherVars {
         /// The launcher.
         launcher: &'static str,
         /// The variable.
@@ -181,7 +181,7 @@ pub enum Error {
     #[error(
         "the group {group} lies on several hosts (ranks {hosts}), which share no memory: set [parallel] transport = \"auto\""
     )]
-    Hosts {
+    SpansHosts {
         /// The group.
         group: String,
         /// The ranks of each host.

@@ -71,16 +71,16 @@ impl Mesh {
             sizes[axis as usize] = size;
         }
         // A product that is too large for a number is no number of processes.
-        let wanted = sizes.iter().fold(1, |product: usize, &size| product.saturating_mul(size));
-        if wanted != world_size || wanted == 0 {
+        let expected_size = sizes.iter().fold(1, |product: usize, &size| product.saturating_mul(size));
+        if expected_size != world_size || expected_size == 0 {
             return Err(Error::MeshSize {
                 mesh: Self { sizes, rank }.to_string(),
-                wanted,
-                there: world_size,
+                expected_size,
+                world_size,
             });
         }
         if rank >= world_size {
-            return Err(Error::Rank { rank, size: world_size });
+            return Err(Error::RankOutOfRange { rank, size: world_size });
         }
         Ok(Self { sizes, rank })
     }
@@ -107,14 +107,14 @@ impl Mesh {
 
     /// The same mesh, seen from another rank.
     #[must_use]
-    pub fn seen_from(&self, rank: usize) -> Self {
+    pub fn for_rank(&self, rank: usize) -> Self {
         Self { sizes: self.sizes, rank }
     }
 
     /// The ranks that differ from this one along `axes` only, in order, this one among them.
     pub fn group(&self, axes: &[Axis]) -> Vec<usize> {
         let same = |rank: &usize| {
-            let other = self.seen_from(*rank);
+            let other = self.for_rank(*rank);
             let mut fixed = Axis::ALL.iter().filter(|axis| !axes.contains(axis));
             fixed.all(|&axis| other.coordinate(axis) == self.coordinate(axis))
         };
@@ -122,7 +122,7 @@ impl Mesh {
     }
 
     /// The axes along which there is more than one rank.
-    pub fn axes(&self) -> impl Iterator<Item = Axis> {
+    pub fn axes_in_use(&self) -> impl Iterator<Item = Axis> {
         Axis::ALL.into_iter().filter(|&axis| self.size(axis) > 1)
     }
 
@@ -135,7 +135,7 @@ impl Mesh {
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let axes: Vec<String> =
-            self.axes().map(|axis| format!("{} {}", axis.name(), self.size(axis))).collect();
+            self.axes_in_use().map(|axis| format!("{} {}", axis.name(), self.size(axis))).collect();
         f.write_str(if axes.is_empty() { "one process" } else { "" })?;
         f.write_str(&axes.join(" x "))
     }

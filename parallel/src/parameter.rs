@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use tch::{Tensor, no_grad};
 
-use crate::comm::Group;
-use crate::tensor_file::Named;
-use crate::{Error, Groups};
+use crate::comm::ProcessGroup;
+use crate::safetensors_file::NamedTensor;
+use crate::{Error, ProcessGroups};
 
 /// How one dimension of a tensor is sharded over a process group: for each rank, the index ranges that the
 /// rank holds, concatenated in this order.
@@ -17,45 +17,45 @@ use crate::{Error, Groups};
 /// Fused matrices (queries, keys and values in one) have several runs a rank. The runs of all ranks cover the dimension, each place
 /// once.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct ShardSpec {
     dim: usize,
-    runs: Vec<Vec<Range<i64>>>,
+    ranges: Vec<Vec<Range<i64>>>,
 }
 
-impl Cut {
+impl ShardSpec {
     /// `length` places of dimension `dim`, one run a rank, as even as can be.
     pub fn even(dim: usize, length: i64, ranks: usize) -> Self {
         let place = |rank: usize| length * rank as i64 / ranks as i64;
         let run = |rank| std::iter::once(place(rank)..place(rank + 1));
-        Self { dim, runs: (0..ranks).map(|rank| run(rank).collect()).collect() }
+        Self { dim, ranges: (0..ranks).map(|rank| run(rank).collect()).collect() }
     }
 
     /// Each place of this cut as `width` places side by side.
     #[must_use]
-    pub fn widened(self, width: i64) -> Self {
+    pub fn with_block_size(self, width: i64) -> Self {
         let wide = |run: Range<i64>| run.start * width..run.end * width;
-        let runs = self.runs.into_iter().map(|runs| runs.into_iter().map(wide).collect()).collect();
-        Self { dim: self.dim, runs }
+        let ranges = self.ranges.into_iter().map(|runs| runs.into_iter().map(wide).collect()).collect();
+        Self { dim: self.dim, ranges }
     }
 
     /// Several cuts of the same dimension, one behind the other.
-    pub fn joined(cuts: &[Self]) -> Self {
-        let (dim, ranks) = (cuts[0].dim, cuts[0].runs.len());
-        let mut runs = vec![Vec::new(); ranks];
+    pub fn concat(cuts: &[Self]) -> Self {
+        let (dim, ranks) = (cuts[0].dim, cuts[0].ranges.len());
+        let mut ranges = vec![Vec::new(); ranks];
         let mut start = 0;
-        for cut in cuts {
-            for (rank, own) in cut.runs.iter().enumerate() {
-                runs[rank].extend(own.iter().map(|run| run.start + start..run.end + start));
+        for spec in cuts {
+            for (rank, own) in spec.ranges.iter().enumerate() {
+                ranges[rank].extend(own.iter().map(|run| run.start + start..run.end + start));
             }
-            start += cut.whole();
+            start += spec.global_len();
         }
-        Self { dim, runs }
+        Self { dim, ranges }
     }
 
     /// The same cut of another dimension.
     #[must_use]
-    pub fn of_dim(&self, dim: usize) -> Self {
-        Self { dim, runs: self.runs.clone() }
+    pub fn with_dim(&self, dim: usize) -> Self {
+        Self { dim, ranges: self.ranges.clone() }
     }
 
     /// The dimension.
@@ -64,36 +64,36 @@ impl Cut {
     }
 
     /// What rank `rank` holds.
-    pub fn runs(&self, rank: usize) -> &[Range<i64>] {
-        &self.runs[rank]
+    pub fn ranges(&self, rank: usize) -> &[Range<i64>] {
+        &self.ranges[rank]
     }
 
     /// Places of rank `rank`.
-    pub fn length(&self, rank: usize) -> i64 {
-        self.runs[rank].iter().map(|run| run.end - run.start).sum()
+    pub fn local_len(&self, rank: usize) -> i64 {
+        self.ranges[rank].iter().map(|run| run.end - run.start).sum()
     }
 
     /// Places of all ranks.
-    pub fn whole(&self) -> i64 {
-        (0..self.runs.len()).map(|rank| self.length(rank)).sum()
+    pub fn global_len(&self) -> i64 {
+        (0..self.ranges.len()).map(|rank| self.local_len(rank)).sum()
     }
 
     /// What rank `rank` holds of `whole`.
-    pub fn narrow(&self, whole: &Tensor, rank: usize) -> Tensor {
+    pub fn local_shard(&self, whole: &Tensor, rank: usize) -> Tensor {
         let part = |run: &Range<i64>| whole.narrow(self.dim as i64, run.start, run.end - run.start);
-        match self.runs(rank) {
+        match self.ranges(rank) {
             [run] => part(run).contiguous(),
             runs => Tensor::cat(&runs.iter().map(part).collect::<Vec<_>>(), self.dim as i64),
         }
     }
 
     /// The whole on every rank of `group`, from what each holds; without a graph.
-    pub fn gather(&self, part: &Tensor, group: &Group) -> Result<Tensor, Error> {
+    pub fn unshard(&self, part: &Tensor, group: &ProcessGroup) -> Result<Tensor, Error> {
         no_grad(|| {
             // Collectives join the first dimension, in parts of one length.
             let dim = self.dim as i64;
             let rows = part.detach().transpose(0, dim);
-            let longest = (0..self.runs.len()).map(|rank| self.length(rank)).max().unwrap_or(0);
+            let longest = (0..self.ranges.len()).map(|rank| self.local_len(rank)).max().unwrap_or(0);
             let missing = longest - rows.size()[0];
             let rows = if missing > 0 {
                 let mut shape = rows.size();
@@ -104,9 +104,9 @@ impl Cut {
             };
             let all = group.all_gather(&rows)?;
             let mut shape = all.size();
-            shape[0] = self.whole();
+            shape[0] = self.global_len();
             let whole = Tensor::empty(&shape, (all.kind(), all.device()));
-            for (rank, runs) in self.runs.iter().enumerate() {
+            for (rank, runs) in self.ranges.iter().enumerate() {
                 let mut start = rank as i64 * longest;
                 for run in runs {
                     let length = run.end - run.start;
@@ -127,49 +127,49 @@ pub enum Placement {
     /// The ranks of a group hold parts.
     Shard {
         /// Which part each of them holds.
-        cut: Cut,
+        spec: ShardSpec,
         /// The group.
-        group: Arc<Group>,
+        group: Arc<ProcessGroup>,
     },
 }
 
 impl Placement {
     /// The shape of the whole whose part here has the shape `part`.
-    pub fn whole_shape(&self, part: &[i64]) -> Vec<i64> {
+    pub fn global_shape(&self, part: &[i64]) -> Vec<i64> {
         let mut shape = part.to_vec();
-        if let Self::Shard { cut, .. } = self {
-            shape[cut.dim] = cut.whole();
+        if let Self::Shard { spec, .. } = self {
+            shape[spec.dim] = spec.global_len();
         }
         shape
     }
 
     /// The shape of this rank's part of a whole of the shape `whole`.
-    pub fn part_shape(&self, whole: &[i64]) -> Vec<i64> {
+    pub fn local_shape(&self, whole: &[i64]) -> Vec<i64> {
         let mut shape = whole.to_vec();
-        if let Self::Shard { cut, group } = self {
-            shape[cut.dim] = cut.length(group.rank());
+        if let Self::Shard { spec, group } = self {
+            shape[spec.dim] = spec.local_len(group.rank());
         }
         shape
     }
 
     /// This rank's part of `whole`.
-    pub fn part(&self, whole: &Tensor) -> Tensor {
+    pub fn shard(&self, whole: &Tensor) -> Tensor {
         match self {
             Self::Replicate => whole.shallow_clone(),
-            Self::Shard { cut, group } => no_grad(|| cut.narrow(whole, group.rank())),
+            Self::Shard { spec, group } => no_grad(|| spec.local_shard(whole, group.rank())),
         }
     }
 
     /// The whole, from the parts of all ranks. Every rank of the group calls it.
-    pub fn whole(&self, part: &Tensor) -> Result<Tensor, Error> {
+    pub fn full_tensor(&self, part: &Tensor) -> Result<Tensor, Error> {
         match self {
             Self::Replicate => Ok(part.detach()),
-            Self::Shard { cut, group } => cut.gather(part, group),
+            Self::Shard { spec, group } => spec.unshard(part, group),
         }
     }
 
     /// Whether this rank writes the whole to a file: the first of those that hold parts.
-    pub fn writes(&self) -> bool {
+    pub fn is_writer(&self) -> bool {
         match self {
             Self::Replicate => true,
             Self::Shard { group, .. } => group.rank() == 0,
@@ -193,48 +193,56 @@ pub struct Parameter {
     pub placement: Placement,
     /// Whether the gradient here is one term, and its sum over the tensor group the gradient: every rank of the group holds the whole
     /// values and does another part of the work with them.
-    pub partial: bool,
+    pub partial_grad: bool,
     /// Whether the ranks of the expert group hold other parameters in its place.
-    pub exclusive: bool,
+    pub is_expert: bool,
     /// The ranks that hold a tied copy of this weight (the input embedding and the output head). Their
     /// gradients are all-reduced.
-    pub copies: Option<Arc<Group>>,
+    pub tied_group: Option<Arc<ProcessGroup>>,
     /// Whether weight decay applies: to matrices and embeddings, not to norms and biases.
-    pub decay: bool,
+    pub weight_decay: bool,
 }
 
 impl Parameter {
     /// A parameter that every rank holds whole. Decays if it has two dimensions or more.
     pub fn replicated(name: impl Into<String>, tensor: &Tensor) -> Self {
-        Self::placed(name, tensor, Placement::Replicate)
+        Self::with_placement(name, tensor, Placement::Replicate)
     }
 
     /// A parameter of which `tensor` is what this rank holds. Decays if it has two dimensions or more.
-    pub fn placed(name: impl Into<String>, tensor: &Tensor, placement: Placement) -> Self {
-        let (tensor, decay) = (tensor.shallow_clone(), tensor.dim() > 1);
-        Self { name: name.into(), tensor, placement, partial: false, exclusive: false, copies: None, decay }
+    pub fn with_placement(name: impl Into<String>, tensor: &Tensor, placement: Placement) -> Self {
+        let (tensor, weight_decay) = (tensor.shallow_clone(), tensor.dim() > 1);
+        Self {
+            name: name.into(),
+            tensor,
+            placement,
+            partial_grad: false,
+            is_expert: false,
+            tied_group: None,
+            weight_decay,
+        }
     }
 
     /// Whether this rank owns the tied weight. Only the owner is counted in norms, parameter counts and
     /// checkpoints.
-    pub fn is_first_copy(&self) -> bool {
-        self.copies.as_ref().is_none_or(|copies| copies.rank() == 0)
+    pub fn is_tied_owner(&self) -> bool {
+        self.tied_group.as_ref().is_none_or(|copies| copies.rank() == 0)
     }
 
     /// Whether this rank counts the parameter. Over the model-parallel group every parameter is counted
     /// exactly once.
-    pub fn counts_among(&self, groups: &Groups) -> bool {
-        self.is_first_copy() && (self.exclusive || groups.expert().rank() == 0)
+    pub fn is_counted(&self, groups: &ProcessGroups) -> bool {
+        self.is_tied_owner() && (self.is_expert || groups.expert_parallel().rank() == 0)
     }
 
     /// For a file.
-    pub fn named(&self) -> Named<'_> {
-        Named { name: &self.name, tensor: &self.tensor, placement: &self.placement }
+    pub fn as_named_tensor(&self) -> NamedTensor<'_> {
+        NamedTensor { name: &self.name, tensor: &self.tensor, placement: &self.placement }
     }
 
     /// Values of the whole.
     pub fn num_elements(&self) -> usize {
-        self.placement.whole_shape(&self.tensor.size()).iter().product::<i64>() as usize
+        self.placement.global_shape(&self.tensor.size()).iter().product::<i64>() as usize
     }
 
     /// Bytes of the whole.
@@ -250,10 +258,10 @@ impl Clone for Parameter {
             name: self.name.clone(),
             tensor: self.tensor.shallow_clone(),
             placement: self.placement.clone(),
-            partial: self.partial,
-            exclusive: self.exclusive,
-            copies: self.copies.clone(),
-            decay: self.decay,
+            partial_grad: self.partial_grad,
+            is_expert: self.is_expert,
+            tied_group: self.tied_group.clone(),
+            weight_decay: self.weight_decay,
         }
     }
 }
@@ -264,41 +272,42 @@ mod tests {
 
     use super::*;
     use crate::Transport;
-    use crate::world::tests::worlds;
+    use crate::world::tests::run_worlds;
 
     #[test]
     fn an_even_cut_of_seven_by_hand() {
-        let cut = Cut::even(1, 7, 3);
-        let firsts = [0, 1, 2].map(|rank| cut.runs(rank)[0].clone());
+        let spec = ShardSpec::even(1, 7, 3);
+        let firsts = [0, 1, 2].map(|rank| spec.ranges(rank)[0].clone());
         assert_eq!(firsts, [0..2, 2..4, 4..7]);
-        assert_eq!(cut.whole(), 7);
+        assert_eq!(spec.global_len(), 7);
     }
 
     #[test]
     fn queries_keys_and_values_in_one_matrix_have_three_runs_a_rank() {
         // Four query heads and two key-value heads of three columns each.
-        let heads = |count| Cut::even(0, count, 2).widened(3);
-        let fused = Cut::joined(&[heads(4), heads(2), heads(2)]);
-        assert_eq!(fused.runs(0), [0..6, 12..15, 18..21]);
-        assert_eq!(fused.runs(1), [6..12, 15..18, 21..24]);
+        let heads = |count| ShardSpec::even(0, count, 2).with_block_size(3);
+        let fused = ShardSpec::concat(&[heads(4), heads(2), heads(2)]);
+        assert_eq!(fused.ranges(0), [0..6, 12..15, 18..21]);
+        assert_eq!(fused.ranges(1), [6..12, 15..18, 21..24]);
     }
 
     #[test]
     fn parts_make_the_whole_again_on_every_rank() {
         let whole = Tensor::arange(24 * 5, (Kind::Float, Device::Cpu)).reshape([5, 24]);
-        let heads = |count| Cut::even(1, count, 3).widened(3);
-        let cuts = [Cut::even(1, 24, 3), Cut::even(0, 5, 3), Cut::joined(&[heads(4), heads(4)])];
+        let heads = |count| ShardSpec::even(1, count, 3).with_block_size(3);
+        let cuts =
+            [ShardSpec::even(1, 24, 3), ShardSpec::even(0, 5, 3), ShardSpec::concat(&[heads(4), heads(4)])];
         let whole = std::sync::Mutex::new(whole);
         for transport in [Transport::Shared, Transport::Gloo] {
-            worlds(3, transport, |world| {
+            run_worlds(3, transport, |world| {
                 let group = Arc::new(world.group("test", &[0, 1, 2]).unwrap());
                 let whole = whole.lock().unwrap().copy();
-                for cut in &cuts {
-                    let placement = Placement::Shard { cut: cut.clone(), group: Arc::clone(&group) };
-                    let part = placement.part(&whole);
-                    assert_eq!(part.size(), placement.part_shape(&whole.size()));
-                    assert_eq!(placement.whole_shape(&part.size()), whole.size());
-                    assert_eq!(placement.whole(&part).unwrap(), whole);
+                for spec in &cuts {
+                    let placement = Placement::Shard { spec: spec.clone(), group: Arc::clone(&group) };
+                    let part = placement.shard(&whole);
+                    assert_eq!(part.size(), placement.local_shape(&whole.size()));
+                    assert_eq!(placement.global_shape(&part.size()), whole.size());
+                    assert_eq!(placement.full_tensor(&part).unwrap(), whole);
                 }
             });
         }

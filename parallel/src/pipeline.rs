@@ -15,36 +15,41 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
-use crate::comm::Group;
+use crate::comm::ProcessGroup;
 
-pub use execute::execute;
-pub use schedule::{Action, Method, Schedule, Step};
+pub use execute::run_schedule;
+pub use schedule::{Action, ComputationType, Schedule, ScheduleKind};
 
 /// The stages of a network.
 #[derive(Clone, Debug)]
-pub struct Pipeline {
-    group: Arc<Group>,
-    method: Method,
-    chunks: usize,
+pub struct PipelineStages {
+    group: Arc<ProcessGroup>,
+    schedule_kind: ScheduleKind,
+    virtual_stages: usize,
     /// The segments of each stage.
     stages: Vec<Range<usize>>,
 }
 
-impl Pipeline {
-    /// Lays segments that cost so much each on the ranks of a group, `chunks` stages on each where the method leaves the choice. `None`
+impl PipelineStages {
+    /// Lays segments that cost so much each on the ranks of a group, `virtual_stages` stages on each where the method leaves the choice. `None`
     /// if there are more stages than segments.
-    pub fn new(group: &Arc<Group>, method: Method, chunks: usize, costs: &[f64]) -> Option<Self> {
-        let stages = group.size() * method.chunks(chunks);
+    pub fn new(
+        group: &Arc<ProcessGroup>,
+        schedule_kind: ScheduleKind,
+        virtual_stages: usize,
+        costs: &[f64],
+    ) -> Option<Self> {
+        let stages = group.size() * schedule_kind.virtual_stages(virtual_stages);
         (stages <= costs.len()).then(|| Self {
             group: Arc::clone(group),
-            method,
-            chunks,
-            stages: balanced(costs, stages),
+            schedule_kind,
+            virtual_stages,
+            stages: partition_balanced(costs, stages),
         })
     }
 
     /// The ranks.
-    pub fn group(&self) -> &Arc<Group> {
+    pub fn group(&self) -> &Arc<ProcessGroup> {
         &self.group
     }
 
@@ -54,24 +59,24 @@ impl Pipeline {
     }
 
     /// Whether this rank has a segment.
-    pub fn has(&self, segment: usize) -> bool {
+    pub fn owns_segment(&self, segment: usize) -> bool {
         let stage = self.stages.iter().position(|stage| stage.contains(&segment));
-        stage.is_some_and(|stage| self.owner(stage) == self.group.rank())
+        stage.is_some_and(|stage| self.rank_of_stage(stage) == self.group.rank())
     }
 
     /// Whether this rank has the last segment.
-    pub fn is_last(&self) -> bool {
-        self.last() == self.group.rank()
+    pub fn is_last_stage(&self) -> bool {
+        self.last_stage_rank() == self.group.rank()
     }
 
     /// The schedule of a step of so many micro-batches.
     pub fn schedule(&self, micros: usize) -> Schedule {
-        Schedule::new(self.method, self.group.size(), self.chunks, micros)
+        Schedule::new(self.schedule_kind, self.group.size(), self.virtual_stages, micros)
     }
 
     /// Sends one batch through all stages: `run` makes the output of some segments from the output of those before. Gives the last output
     /// on the rank that has it. `shape` is that of what goes from stage to stage.
-    pub fn relay(
+    pub fn run_stages(
         &self,
         shape: &[i64],
         options: (Kind, Device),
@@ -81,44 +86,44 @@ impl Pipeline {
         for (stage, segments) in self.stages.iter().enumerate() {
             // The tags below are those of a step.
             let tag = 2 * self.stages.len() + stage;
-            if self.owner(stage) != self.group.rank() {
+            if self.rank_of_stage(stage) != self.group.rank() {
                 continue;
             }
-            if stage > 0 && self.owner(stage - 1) != self.group.rank() {
-                held = Some(self.group.receive(shape, options, self.owner(stage - 1), tag)?);
+            if stage > 0 && self.rank_of_stage(stage - 1) != self.group.rank() {
+                held = Some(self.group.recv(shape, options, self.rank_of_stage(stage - 1), tag)?);
             }
             held = Some(run(segments.clone(), held.take())?);
-            if stage + 1 < self.stages.len() && self.owner(stage + 1) != self.group.rank() {
+            if stage + 1 < self.stages.len() && self.rank_of_stage(stage + 1) != self.group.rank() {
                 let output = held.take().expect("a stage has an output").contiguous();
-                self.group.send(&output, self.owner(stage + 1), tag + 1)?.wait()?;
+                self.group.send(&output, self.rank_of_stage(stage + 1), tag + 1)?.wait()?;
             }
         }
         Ok(held)
     }
 
     /// What the rank with the last segment has made, on every rank.
-    pub fn tell(
+    pub fn broadcast_from_last_stage(
         &self,
         made: Option<Tensor>,
         shape: &[i64],
         options: (Kind, Device),
     ) -> Result<Tensor, Error> {
         let made = made.map_or_else(|| Tensor::empty(shape, options), |made| made.contiguous());
-        self.group.broadcast(&made, self.last())?;
+        self.group.broadcast(&made, self.last_stage_rank())?;
         Ok(made)
     }
 
-    fn owner(&self, stage: usize) -> usize {
-        self.method.owner(stage, self.group.size())
+    fn rank_of_stage(&self, stage: usize) -> usize {
+        self.schedule_kind.rank_of_stage(stage, self.group.size())
     }
 
-    fn last(&self) -> usize {
-        self.owner(self.stages.len() - 1)
+    fn last_stage_rank(&self) -> usize {
+        self.rank_of_stage(self.stages.len() - 1)
     }
 }
 
 /// Cuts segments into runs, none of them empty, so that the dearest run is as cheap as can be.
-fn balanced(costs: &[f64], runs: usize) -> Vec<Range<usize>> {
+fn partition_balanced(costs: &[f64], runs: usize) -> Vec<Range<usize>> {
     let count = costs.len();
     let sum = |range: Range<usize>| costs[range].iter().sum::<f64>();
     // dearest[r][n]: of the first n segments in r + 1 runs, with the begin of the last run.
@@ -149,10 +154,10 @@ mod tests {
 
     #[test]
     fn segments_are_laid_out_by_their_cost() {
-        assert_eq!(balanced(&[0.0, 1.0, 1.0, 1.0, 1.0, 2.0], 2), [0..4, 4..6]);
+        assert_eq!(partition_balanced(&[0.0, 1.0, 1.0, 1.0, 1.0, 2.0], 2), [0..4, 4..6]);
         // The head is dear: the rank that has it has fewer layers.
-        assert_eq!(balanced(&[0.0, 1.0, 1.0, 1.0, 1.0, 3.0], 3), [0..3, 3..5, 5..6]);
-        assert_eq!(balanced(&[1.0; 4], 4), [0..1, 1..2, 2..3, 3..4]);
-        assert_eq!(balanced(&[5.0, 1.0], 1), vec![0..2; 1]);
+        assert_eq!(partition_balanced(&[0.0, 1.0, 1.0, 1.0, 1.0, 3.0], 3), [0..3, 3..5, 5..6]);
+        assert_eq!(partition_balanced(&[1.0; 4], 4), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(partition_balanced(&[5.0, 1.0], 1), vec![0..2; 1]);
     }
 }

@@ -7,7 +7,7 @@
 //! finds none, or one that is not sealed with its secret, has reached the store of another job.
 //!
 //! libtorch waits for whatever listens at the address, so a rank first asks by itself whether a store answers
-//! (`reach`).
+//! (`wait_for_store`).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -17,40 +17,40 @@ use std::time::{Duration, Instant};
 
 use parallel_sys::c10d::{Secret, Store};
 
-use crate::world::Place;
+use crate::world::RankInfo;
 use crate::{Error, SysError};
 
 /// The environment variable with the secret of a job.
 pub const JOB_SECRET: &str = "COLOSSAL_JOB_SECRET";
 /// How long a host, or what listens on it, may take to answer.
-const ANSWER: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two tries to connect.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// The first value of every store.
-const GREETING: &str = "job";
+const STORE_MARKER_KEY: &str = "job";
 
 /// Serves the store of a job, if `place` is the one that serves it, or connects to it. A host that cannot be
 /// reached, and a listener that is no store of this job, are told within ten seconds; a host on which nothing
 /// listens yet is waited for.
-pub fn open_store(place: &Place, timeout: Duration) -> Result<Store, Error> {
-    let Place { address: host, port, secret, .. } = place;
+pub fn open_store(rank_info: &RankInfo, timeout: Duration) -> Result<Store, Error> {
+    let RankInfo { address: host, port, secret, .. } = rank_info;
     let address = || format!("{host}:{port}");
-    let secret = secret.as_ref().ok_or(Error::NoSecret { rank: place.rank, size: place.size })?;
+    let secret = secret.as_ref().ok_or(Error::NoSecret { rank: rank_info.rank, size: rank_info.size })?;
     let failed = |cause| Error::Rendezvous { address: address(), cause };
-    if place.serves() {
+    if rank_info.hosts_store() {
         let listener = listen(host, *port).map_err(|cause| Error::Port { address: address(), cause })?;
         let store = Store::serve(host, listener, secret, timeout).map_err(failed)?;
-        store.set(GREETING, b"colossal-chat").map_err(failed)?;
+        store.set(STORE_MARKER_KEY, b"colossal-chat").map_err(failed)?;
         return Ok(store);
     }
-    reach(host, *port, timeout)?;
+    wait_for_store(host, *port, timeout)?;
     let store = Store::connect(host, *port, secret, timeout).map_err(failed)?;
     // torchrun's agent serves a store that does not know this program.
-    if place.attempt.is_empty() {
-        store.get(GREETING, ANSWER).map_err(|cause| Error::NoStore {
+    if rank_info.restart_count.is_empty() {
+        store.get(STORE_MARKER_KEY, PROBE_TIMEOUT).map_err(|cause| Error::NotAStore {
             address: address(),
             problem: match cause {
-                SysError::Forged { .. } => "belongs to a job with another secret",
+                SysError::InvalidTag { .. } => "belongs to a job with another secret",
                 _ => "is a store, but not one that this program serves",
             },
         })?;
@@ -60,10 +60,10 @@ pub fn open_store(place: &Place, timeout: Duration) -> Result<Store, Error> {
 
 /// The secret that a person gave the job, if any.
 pub fn secret_from_environment() -> Result<Option<Secret>, Error> {
-    secret(std::env::var(JOB_SECRET).ok().as_deref())
+    parse_secret(std::env::var(JOB_SECRET).ok().as_deref())
 }
 
-pub(crate) fn secret(text: Option<&str>) -> Result<Option<Secret>, Error> {
+pub(crate) fn parse_secret(text: Option<&str>) -> Result<Option<Secret>, Error> {
     let short = |text: &str| Error::ShortSecret { length: text.len() };
     text.map(|text| Secret::new(text).ok_or_else(|| short(text))).transpose()
 }
@@ -86,71 +86,71 @@ fn is_loopback(host: &str) -> bool {
 }
 
 /// What a try to reach a store found.
-enum Found {
+enum ProbeResult {
     Store,
     /// Nothing listens yet.
-    Nothing,
+    NotListening,
     /// What listens has closed the connection.
     Closed,
 }
 
 /// Returns once a store answers at the address.
-fn reach(host: &str, port: u16, timeout: Duration) -> Result<(), Error> {
+fn wait_for_store(host: &str, port: u16, timeout: Duration) -> Result<(), Error> {
     let until = Instant::now() + timeout;
     let mut closed: Option<Instant> = None;
     loop {
-        match ask(host, port)? {
-            Found::Store => return Ok(()),
-            Found::Nothing if Instant::now() < until => closed = None,
-            Found::Nothing => {
+        match probe(host, port)? {
+            ProbeResult::Store => return Ok(()),
+            ProbeResult::NotListening if Instant::now() < until => closed = None,
+            ProbeResult::NotListening => {
                 let cause = ErrorKind::ConnectionRefused.into();
                 return Err(Error::Unreachable { address: format!("{host}:{port}"), cause });
             }
             // A store that is about to end does so, too.
-            Found::Closed if closed.get_or_insert_with(Instant::now).elapsed() < ANSWER => {}
-            Found::Closed => {
+            ProbeResult::Closed if closed.get_or_insert_with(Instant::now).elapsed() < PROBE_TIMEOUT => {}
+            ProbeResult::Closed => {
                 let problem = "closes every connection";
-                return Err(Error::NoStore { address: format!("{host}:{port}"), problem });
+                return Err(Error::NotAStore { address: format!("{host}:{port}"), problem });
             }
         }
-        thread::sleep(PAUSE);
+        thread::sleep(RETRY_INTERVAL);
     }
 }
 
 /// Asks what listens at the address whether it is a store, in the words that libtorch's client begins with.
-fn ask(host: &str, port: u16) -> Result<Found, Error> {
+fn probe(host: &str, port: u16) -> Result<ProbeResult, Error> {
     const VALIDATE: u8 = 0;
     const MAGIC: u32 = 0x3C85_F7CE;
     const PING: u8 = 13;
-    let until = Instant::now() + ANSWER;
+    let until = Instant::now() + PROBE_TIMEOUT;
     let address = format!("{host}:{port}");
     let mut stream = match connect(host, port, until) {
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(Found::Nothing),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(ProbeResult::NotListening),
         other => other.map_err(|cause| Error::Unreachable { address: address.clone(), cause })?,
     };
     let nonce = std::process::id().to_ne_bytes();
     let words = [&[VALIDATE][..], &MAGIC.to_ne_bytes(), &[PING], &nonce].concat();
     let mut answer = [0; 4];
     let asked = stream
-        .set_read_timeout(Some(left(until)))
+        .set_read_timeout(Some(time_left(until)))
         .and_then(|()| stream.write_all(&words))
         .and_then(|()| stream.read_exact(&mut answer));
     let problem = match asked {
-        Ok(()) if answer == nonce => return Ok(Found::Store),
+        Ok(()) if answer == nonce => return Ok(ProbeResult::Store),
         Ok(()) => "answers, but not as a store does",
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
             "does not answer"
         }
-        Err(_) => return Ok(Found::Closed),
+        Err(_) => return Ok(ProbeResult::Closed),
     };
-    Err(Error::NoStore { address, problem })
+    Err(Error::NotAStore { address, problem })
 }
 
 /// Connects to the first address of the host that answers before `until`.
 fn connect(host: &str, port: u16, until: Instant) -> io::Result<TcpStream> {
     let mut last = io::Error::new(ErrorKind::NotFound, "no such host");
-    for address in resolve(host, port, left(until))? {
-        match TcpStream::connect_timeout(&address, left(until)) {
+    for address in resolve(host, port, time_left(until))? {
+        match TcpStream::connect_timeout(&address, time_left(until)) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
@@ -171,13 +171,13 @@ fn resolve(host: &str, port: u16, timeout: Duration) -> io::Result<Vec<SocketAdd
         let _ = found.send(addresses.map(Iterator::collect));
     })?;
     answer.recv_timeout(timeout).unwrap_or_else(|_| {
-        let message = format!("no name server said within {} s where it is", ANSWER.as_secs());
+        let message = format!("no name server said within {} s where it is", PROBE_TIMEOUT.as_secs());
         Err(io::Error::new(ErrorKind::TimedOut, message))
     })
 }
 
 /// The time until then, and a moment at least: none would mean for ever.
-fn left(until: Instant) -> Duration {
+fn time_left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now()).max(Duration::from_millis(10))
 }
 
@@ -188,8 +188,8 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(20);
 
     /// Rank 1 of a job whose store should be at this port.
-    fn place(port: u16, secret: &Secret) -> Place {
-        Place { rank: 1, size: 2, port, secret: Some(secret.clone()), ..Place::single() }
+    fn place(port: u16, secret: &Secret) -> RankInfo {
+        RankInfo { rank: 1, size: 2, port, secret: Some(secret.clone()), ..RankInfo::single() }
     }
 
     /// What rank 1 says of a listener that does `act` to every connection, and how long it took to say it.
@@ -239,8 +239,8 @@ mod tests {
                 .collect();
         assert!(waiting.len() < 10_000, "the queue is never full");
         let started = Instant::now();
-        let place = place(address.port(), &Secret::random().unwrap());
-        let error = open_store(&place, TIMEOUT).unwrap_err().to_string();
+        let rank_info = place(address.port(), &Secret::random().unwrap());
+        let error = open_store(&rank_info, TIMEOUT).unwrap_err().to_string();
         assert!(error.contains(&format!("{address} cannot be reached: ")), "{error}");
         assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     }
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn the_store_of_another_job_is_named() {
         let secret = Secret::random().unwrap();
-        let serving = Place { rank: 0, ..place(0, &secret) };
+        let serving = RankInfo { rank: 0, ..place(0, &secret) };
         let store = open_store(&serving, TIMEOUT).unwrap();
         open_store(&place(store.port(), &secret), TIMEOUT).unwrap();
         let other = place(store.port(), &Secret::random().unwrap());
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn the_store_of_one_host_listens_on_loopback_alone() {
-        let serving = Place { rank: 0, ..place(0, &Secret::random().unwrap()) };
+        let serving = RankInfo { rank: 0, ..place(0, &Secret::random().unwrap()) };
         let store = open_store(&serving, TIMEOUT).unwrap();
         let port = format!(":{:04X}", store.port());
         let listening: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
@@ -286,10 +286,10 @@ mod tests {
 
     #[test]
     fn a_job_without_a_secret_is_refused() {
-        let without = Place { secret: None, ..place(1, &Secret::random().unwrap()) };
+        let without = RankInfo { secret: None, ..place(1, &Secret::random().unwrap()) };
         let error = open_store(&without, TIMEOUT).unwrap_err().to_string();
         assert!(error.contains("COLOSSAL_JOB_SECRET is not set"), "{error}");
-        let error = secret(Some("too short")).unwrap_err().to_string();
+        let error = parse_secret(Some("too short")).unwrap_err().to_string();
         assert!(error.contains("9 characters") && !error.contains("too short"), "{error}");
     }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use crate::{Error, Parameter, Pipeline, autograd};
+use crate::{Error, Parameter, PipelineStages, autograd};
 
 /// A network that runs as a chain of segments. A head on top (vocabulary, scalar) is not a segment: it belongs to the loss.
 pub trait Segmented {
@@ -38,15 +38,15 @@ pub trait Segmented {
     fn parameters(&self) -> &[Parameter];
 
     /// Where the segments lie; `None` if all of them are here.
-    fn pipeline(&self) -> Option<&Pipeline> {
+    fn pipeline(&self) -> Option<&PipelineStages> {
         None
     }
 
     /// Shape, kind and place of the hidden states between two segments.
-    fn hidden(&self, context: &Self::Context) -> (Vec<i64>, (Kind, Device));
+    fn hidden_spec(&self, context: &Self::Context) -> (Vec<i64>, (Kind, Device));
 
     /// The last hidden states, without a graph. Ranks of a pipeline that do not have them get something of their shape.
-    fn infer(&self, context: &Self::Context) -> Result<Tensor, Error> {
+    fn forward_no_grad(&self, context: &Self::Context) -> Result<Tensor, Error> {
         no_grad(|| {
             let mut hidden = self.forward_segment(0, None, context)?;
             for index in 1..self.num_segments() {
@@ -58,11 +58,11 @@ pub trait Segmented {
 }
 
 /// What is kept of a segment between forward and backward.
-enum Record {
+enum SavedSegment {
     /// Its input and output, joined by a graph.
-    Graph { input: Option<Tensor>, output: Tensor },
+    WithGraph { input: Option<Tensor>, output: Tensor },
     /// Its input alone.
-    Input(Option<Tensor>),
+    InputOnly(Option<Tensor>),
 }
 
 /// A forward pass that can be run backward once.
@@ -70,18 +70,18 @@ pub struct Tape<'a, M: Segmented> {
     model: &'a M,
     context: &'a M::Context,
     first: usize,
-    records: Vec<Record>,
+    records: Vec<SavedSegment>,
     hidden: Tensor,
 }
 
 impl<'a, M: Segmented> Tape<'a, M> {
     /// Runs the network forward. With `checkpoint`, only the inputs of the segments are kept.
-    pub fn record(model: &'a M, context: &'a M::Context, checkpoint: bool) -> Result<Self, Error> {
-        Self::part(model, context, 0..model.num_segments(), None, checkpoint)
+    pub fn forward(model: &'a M, context: &'a M::Context, checkpoint: bool) -> Result<Self, Error> {
+        Self::forward_segments(model, context, 0..model.num_segments(), None, checkpoint)
     }
 
     /// Runs some segments forward from `input`, the output of those before.
-    pub fn part(
+    pub fn forward_segments(
         model: &'a M,
         context: &'a M::Context,
         segments: Range<usize>,
@@ -94,9 +94,9 @@ impl<'a, M: Segmented> Tape<'a, M> {
             let input = hidden.take();
             let (record, output) = if checkpoint {
                 let output = no_grad(|| model.forward_segment(index, input.as_ref(), context))?;
-                (Record::Input(input), output)
+                (SavedSegment::InputOnly(input), output)
             } else {
-                run(model, index, input, context)?
+                forward_with_graph(model, index, input, context)?
             };
             records.push(record);
             hidden = Some(output);
@@ -112,17 +112,17 @@ impl<'a, M: Segmented> Tape<'a, M> {
 
     /// Runs the network backward from the scalar `loss` built on [`hidden`](Self::hidden).
     ///
-    /// `deliver` receives the gradient of each parameter by its index as soon as it is known; a parameter that is used twice
+    /// `on_gradient` receives the gradient of each parameter by its index as soon as it is known; a parameter that is used twice
     /// is delivered twice. Returns the gradient of the first segment's input, if it has one.
     pub fn backward(
         self,
         loss: &Tensor,
-        deliver: &mut dyn FnMut(usize, Tensor),
+        on_gradient: &mut dyn FnMut(usize, Tensor),
     ) -> Result<Option<Tensor>, Error> {
-        let (model, seed) = (self.model, loss.ones_like());
+        let (model, grad_output) = (self.model, loss.ones_like());
         let head = model.head_parameters();
-        match vector_jacobian(model, loss, &seed, Some(&self.hidden), &head, deliver)? {
-            Some(seed) => self.backward_from(&seed, deliver),
+        match vector_jacobian(model, loss, &grad_output, Some(&self.hidden), &head, on_gradient)? {
+            Some(grad_output) => self.backward_from(&grad_output, on_gradient),
             None => Ok(None),
         }
     }
@@ -130,49 +130,50 @@ impl<'a, M: Segmented> Tape<'a, M> {
     /// [`backward`](Self::backward) from the gradient of [`hidden`](Self::hidden), which others have made.
     pub fn backward_from(
         self,
-        seed: &Tensor,
-        deliver: &mut dyn FnMut(usize, Tensor),
+        grad_output: &Tensor,
+        on_gradient: &mut dyn FnMut(usize, Tensor),
     ) -> Result<Option<Tensor>, Error> {
         let Self { model, context, first, records, hidden } = self;
         drop(hidden);
-        let mut upstream = Some(seed.shallow_clone());
+        let mut grad_input = Some(grad_output.shallow_clone());
         for (index, record) in (first..).zip(records).collect::<Vec<_>>().into_iter().rev() {
-            let Some(seed) = upstream else { return Ok(None) };
+            let Some(grad_output) = grad_input else { return Ok(None) };
             let (input, output) = match record {
-                Record::Graph { input, output } => (input, output),
-                Record::Input(input) => match run(model, index, input, context)?.0 {
-                    Record::Graph { input, output } => (input, output),
-                    Record::Input(_) => unreachable!("`run` keeps the graph"),
+                SavedSegment::WithGraph { input, output } => (input, output),
+                SavedSegment::InputOnly(input) => match forward_with_graph(model, index, input, context)?.0 {
+                    SavedSegment::WithGraph { input, output } => (input, output),
+                    SavedSegment::InputOnly(_) => unreachable!("`run` keeps the graph"),
                 },
             };
             let parameters = model.segment_parameters(index);
-            upstream = vector_jacobian(model, &output, &seed, input.as_ref(), &parameters, deliver)?;
+            grad_input =
+                vector_jacobian(model, &output, &grad_output, input.as_ref(), &parameters, on_gradient)?;
         }
-        Ok(upstream)
+        Ok(grad_input)
     }
 }
 
 /// Runs one segment with a graph that starts at its input. The second tensor is the output cut off from the graph.
-fn run<M: Segmented>(
+fn forward_with_graph<M: Segmented>(
     model: &M,
     index: usize,
     input: Option<Tensor>,
     context: &M::Context,
-) -> Result<(Record, Tensor), Error> {
+) -> Result<(SavedSegment, Tensor), Error> {
     let input = input.map(|input| input.detach().set_requires_grad(true));
     let output = model.forward_segment(index, input.as_ref(), context)?;
     let cut = output.detach();
-    Ok((Record::Graph { input, output }, cut))
+    Ok((SavedSegment::WithGraph { input, output }, cut))
 }
 
 /// `seed^T d output / d (input, parameters)`: returns the first and delivers the others.
 fn vector_jacobian<M: Segmented>(
     model: &M,
     output: &Tensor,
-    seed: &Tensor,
+    grad_output: &Tensor,
     input: Option<&Tensor>,
     parameters: &[usize],
-    deliver: &mut dyn FnMut(usize, Tensor),
+    on_gradient: &mut dyn FnMut(usize, Tensor),
 ) -> Result<Option<Tensor>, Error> {
     let trained: Vec<usize> = parameters
         .iter()
@@ -184,14 +185,14 @@ fn vector_jacobian<M: Segmented>(
     if leaves.is_empty() || !output.requires_grad() {
         return Ok(None);
     }
-    let mut grads = autograd::grad(&[output], &[seed], &leaves)?.into_iter();
-    let upstream = if input.is_some() { grads.next().flatten() } else { None };
+    let mut grads = autograd::grad(&[output], &[grad_output], &leaves)?.into_iter();
+    let grad_input = if input.is_some() { grads.next().flatten() } else { None };
     for (&index, grad) in trained.iter().zip(grads) {
         if let Some(grad) = grad {
-            deliver(index, grad);
+            on_gradient(index, grad);
         }
     }
-    Ok(upstream)
+    Ok(grad_input)
 }
 
 #[cfg(test)]
@@ -223,7 +224,7 @@ mod tests {
         fn num_segments(&self) -> usize {
             3
         }
-        fn hidden(&self, context: &Tensor) -> (Vec<i64>, (Kind, Device)) {
+        fn hidden_spec(&self, context: &Tensor) -> (Vec<i64>, (Kind, Device)) {
             (context.size(), (context.kind(), context.device()))
         }
         fn forward_segment(
@@ -255,7 +256,7 @@ mod tests {
         let model = Chain::new();
         let context = Tensor::from_slice(&[7.0]);
         let mut grads = vec![0.0; 3];
-        let tape = Tape::record(&model, &context, checkpoint).unwrap();
+        let tape = Tape::forward(&model, &context, checkpoint).unwrap();
         let loss = (tape.hidden() * &model.parameters[0].tensor).sum(Kind::Double);
         tape.backward(&loss, &mut |index, grad| grads[index] += grad.double_value(&[0])).unwrap();
         (grads, model.forwards.get())
@@ -274,7 +275,7 @@ mod tests {
         let model = Chain::new();
         let _ = model.parameters[1].tensor.shallow_clone().set_requires_grad(false);
         let context = Tensor::from_slice(&[7.0]);
-        let tape = Tape::record(&model, &context, false).unwrap();
+        let tape = Tape::forward(&model, &context, false).unwrap();
         let loss = tape.hidden().sum(Kind::Double);
         let mut seen = Vec::new();
         tape.backward(&loss, &mut |index, _| seen.push(index)).unwrap();

@@ -3,7 +3,7 @@
 //! | way | order | attention |
 //! |---|---|---|
 //! | Megatron | runs | whole: tokens are gathered before a split layer and their parts scattered behind it |
-//! | Ulysses | runs | of some heads over all tokens, by [`region::all_to_all`](crate::region::all_to_all) |
+//! | Ulysses | runs | of some heads over all tokens, by [`mappings::all_to_all`](crate::mappings::all_to_all) |
 //! | ring | zig-zag | of all heads, keys and values going around ([`ring`]) |
 //!
 //! (Korthikanti et al. 2022, arXiv 2205.05198; Jacobs et al. 2023, arXiv 2309.14509; Liu et al. 2023, arXiv
@@ -13,13 +13,13 @@
 
 pub mod ring;
 
-use crate::comm::Group;
+use crate::comm::ProcessGroup;
 
 /// How the tokens of a batch are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum SequenceOrder {
     /// One run of the flat batch for each rank.
-    Runs,
+    Contiguous,
     /// Of each row, `2 P` chunks: the `r`-th from its begin and the `r`-th from its end for rank `r`. Under a causal mask all ranks
     /// then have as much to do.
     ZigZag,
@@ -27,43 +27,43 @@ pub enum Order {
 
 /// The part of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
-    order: Order,
+pub struct SequenceShard {
+    order: SequenceOrder,
     ranks: i64,
     rank: i64,
 }
 
-impl Layout {
+impl SequenceShard {
     /// The part of this process in `group`.
-    pub fn new(order: Order, group: &Group) -> Self {
+    pub fn new(order: SequenceOrder, group: &ProcessGroup) -> Self {
         Self { order, ranks: group.size() as i64, rank: group.rank() as i64 }
     }
 
     /// The tokens of each rank, of rows with these lengths.
-    pub fn size(&self, lengths: &[i64]) -> i64 {
+    pub fn local_len(&self, lengths: &[i64]) -> i64 {
         match self.order {
-            Order::Runs => ceil(lengths.iter().sum(), self.ranks),
-            Order::ZigZag => self.chunks(lengths).iter().map(|chunk| 2 * chunk).sum(),
+            SequenceOrder::Contiguous => ceil(lengths.iter().sum(), self.ranks),
+            SequenceOrder::ZigZag => self.chunk_lens(lengths).iter().map(|chunk| 2 * chunk).sum(),
         }
     }
 
     /// The tokens of a chunk of each row, in zig-zag order.
-    pub fn chunks(&self, lengths: &[i64]) -> Vec<i64> {
+    pub fn chunk_lens(&self, lengths: &[i64]) -> Vec<i64> {
         lengths.iter().map(|&length| ceil(length, 2 * self.ranks)).collect()
     }
 
     /// The tokens of this rank, as places in the flat batch.
-    pub fn own(&self, lengths: &[i64]) -> Vec<i64> {
+    pub fn local_indices(&self, lengths: &[i64]) -> Vec<i64> {
         let all = lengths.iter().sum::<i64>();
         match self.order {
-            Order::Runs => {
-                let size = self.size(lengths);
+            SequenceOrder::Contiguous => {
+                let size = self.local_len(lengths);
                 (self.rank * size..(self.rank + 1) * size).map(|place| place.min(all - 1)).collect()
             }
-            Order::ZigZag => {
-                let mut own = Vec::with_capacity(self.size(lengths) as usize);
+            SequenceOrder::ZigZag => {
+                let mut own = Vec::with_capacity(self.local_len(lengths) as usize);
                 let mut start = 0;
-                for (&length, chunk) in lengths.iter().zip(self.chunks(lengths)) {
+                for (&length, chunk) in lengths.iter().zip(self.chunk_lens(lengths)) {
                     for index in [self.rank, 2 * self.ranks - 1 - self.rank] {
                         let tokens = index * chunk..(index + 1) * chunk;
                         own.extend(tokens.map(|token| start + token.min(length - 1)));
@@ -76,9 +76,9 @@ impl Layout {
     }
 
     /// A mask over the local tokens: 1 for a real token that no earlier rank holds, 0 for padding.
-    pub fn counts(&self, lengths: &[i64]) -> Vec<f32> {
-        let size = self.size(lengths);
-        let places = self.places(lengths).unwrap_or_else(|| (0..lengths.iter().sum()).collect());
+    pub fn unique_mask(&self, lengths: &[i64]) -> Vec<f32> {
+        let size = self.local_len(lengths);
+        let places = self.unshard_indices(lengths).unwrap_or_else(|| (0..lengths.iter().sum()).collect());
         let mut counts = vec![0.0; size as usize];
         for place in places.into_iter().filter(|place| place / size == self.rank) {
             counts[(place % size) as usize] = 1.0;
@@ -87,13 +87,13 @@ impl Layout {
     }
 
     /// Where each token of the flat batch lies when the parts of all ranks are laid end to end; `None` if just there.
-    pub fn places(&self, lengths: &[i64]) -> Option<Vec<i64>> {
-        if self.order == Order::Runs {
+    pub fn unshard_indices(&self, lengths: &[i64]) -> Option<Vec<i64>> {
+        if self.order == SequenceOrder::Contiguous {
             return None;
         }
-        let (size, mut before) = (self.size(lengths), 0);
+        let (size, mut before) = (self.local_len(lengths), 0);
         let mut places = Vec::with_capacity(lengths.iter().sum::<i64>() as usize);
-        for (&length, chunk) in lengths.iter().zip(self.chunks(lengths)) {
+        for (&length, chunk) in lengths.iter().zip(self.chunk_lens(lengths)) {
             places.extend((0..length).map(|token| {
                 let index = token / chunk;
                 let early = index < self.ranks;
@@ -116,15 +116,16 @@ mod tests {
 
     #[test]
     fn every_token_is_where_its_place_says() {
-        for order in [Order::Runs, Order::ZigZag] {
+        for order in [SequenceOrder::Contiguous, SequenceOrder::ZigZag] {
             for lengths in [vec![1], vec![8], vec![5, 3, 17, 1], vec![24, 24]] {
                 for ranks in [1, 2, 3] {
-                    let layout = |rank| Layout { order, ranks, rank };
-                    let ends: Vec<i64> = (0..ranks).flat_map(|rank| layout(rank).own(&lengths)).collect();
-                    assert_eq!(ends.len() as i64, ranks * layout(0).size(&lengths));
+                    let layout = |rank| SequenceShard { order, ranks, rank };
+                    let indices: Vec<i64> =
+                        (0..ranks).flat_map(|rank| layout(rank).local_indices(&lengths)).collect();
+                    assert_eq!(indices.len() as i64, ranks * layout(0).local_len(&lengths));
                     let all: i64 = lengths.iter().sum();
-                    let places = layout(0).places(&lengths).unwrap_or_else(|| (0..all).collect());
-                    let found = places.into_iter().map(|place| ends[place as usize]);
+                    let places = layout(0).unshard_indices(&lengths).unwrap_or_else(|| (0..all).collect());
+                    let found = places.into_iter().map(|place| indices[place as usize]);
                     assert!(found.eq(0..all), "{order:?} {lengths:?} {ranks}");
                 }
             }
@@ -133,7 +134,8 @@ mod tests {
 
     #[test]
     fn chunks_go_from_both_ends_to_the_middle() {
-        let own = |rank| Layout { order: Order::ZigZag, ranks: 2, rank }.own(&[8, 4]);
+        let own =
+            |rank| SequenceShard { order: SequenceOrder::ZigZag, ranks: 2, rank }.local_indices(&[8, 4]);
         assert_eq!(own(0), [0, 1, 6, 7, 8, 11]);
         assert_eq!(own(1), [2, 3, 4, 5, 9, 10]);
     }

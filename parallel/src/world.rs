@@ -1,7 +1,7 @@
 //! All processes of a job: who they are, where they meet, and the groups that they form.
 //!
 //! A launcher tells each process its place by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`
-//! (torchrun, and this program's own); SLURM and Open MPI say it in words of their own, which [`Place::from_environment`] knows
+//! (torchrun, and this program's own); SLURM and Open MPI say it in words of their own, which [`RankInfo::from_environment`] knows
 //! too. The processes meet at a store that rank 0 serves, or that the launcher serves already
 //! ([`crate::rendezvous`]).
 //!
@@ -19,19 +19,19 @@ use tch::Device;
 use crate::comm::gloo::GlooGroup;
 use crate::comm::nccl::NcclGroup;
 use crate::comm::shared::SharedGroup;
-use crate::comm::{Communicator, Group};
+use crate::comm::{Backend, ProcessGroup};
 use crate::rendezvous::{self, JOB_SECRET, open_store};
 use crate::{Axis, Error, Mesh, SysError};
 
 /// How long ranks wait for one another to come.
-pub const TIMEOUT: Duration = Duration::from_secs(300);
+pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long ranks wait for one another in a collective: rank 0 may be writing a large model meanwhile. A rank that died is noticed
 /// at once.
-const PATIENCE: Duration = Duration::from_secs(1800);
+const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(1800);
 /// How long the rank that serves the store stays for the others to read.
-const LINGER: Duration = Duration::from_secs(7);
+const STORE_LINGER: Duration = Duration::from_secs(7);
 /// The shortest wait for a value: none would mean for ever.
-const MOMENT: Duration = Duration::from_millis(10);
+const MIN_WAIT: Duration = Duration::from_millis(10);
 
 /// What moves bytes between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ pub enum Transport {
 
 /// Where a process stands in its job, and where the job meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankInfo {
     /// This process, from 0.
     pub rank: usize,
     /// All processes.
@@ -58,50 +58,55 @@ pub struct Place {
     /// The port of the store.
     pub port: u16,
     /// Whether the launcher serves the store; otherwise rank 0 does.
-    pub served: bool,
+    pub uses_agent_store: bool,
     /// Which start of the job this is, where torchrun serves the store and starts the job again; empty
     /// elsewhere.
-    pub attempt: String,
+    pub restart_count: String,
     /// What all processes of the job know and nobody else. A process of its own needs none.
     pub secret: Option<Secret>,
 }
 
 /// The words of one launcher for rank and size.
-struct Words {
+struct LauncherVars {
     launcher: &'static str,
     rank: &'static str,
     size: &'static str,
     /// Whether it says the rank to a process that it started by itself, too.
-    ranks_one: bool,
+    sets_rank_when_alone: bool,
 }
 
-const LAUNCHERS: [Words; 4] = [
-    Words { launcher: "torchrun", rank: "RANK", size: "WORLD_SIZE", ranks_one: false },
-    Words {
+const LAUNCHERS: [LauncherVars; 4] = [
+    LauncherVars { launcher: "torchrun", rank: "RANK", size: "WORLD_SIZE", sets_rank_when_alone: false },
+    LauncherVars {
         launcher: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
-        ranks_one: false,
+        sets_rank_when_alone: false,
     },
     // Before SLURM, in whose shells another launcher may be at work.
-    Words { launcher: "MPI", rank: "PMI_RANK", size: "PMI_SIZE", ranks_one: false },
-    Words { launcher: "SLURM", rank: "SLURM_PROCID", size: "SLURM_STEP_NUM_TASKS", ranks_one: true },
+    LauncherVars { launcher: "MPI", rank: "PMI_RANK", size: "PMI_SIZE", sets_rank_when_alone: false },
+    LauncherVars {
+        launcher: "SLURM",
+        rank: "SLURM_PROCID",
+        size: "SLURM_STEP_NUM_TASKS",
+        sets_rank_when_alone: true,
+    },
 ];
 
-impl Words {
+impl LauncherVars {
     /// What is wrong where one of the two was said and the other is missing.
-    fn half(&self, value: &dyn Fn(&str) -> Option<String>) -> Option<Error> {
+    fn incomplete_pair_error(&self, value: &dyn Fn(&str) -> Option<String>) -> Option<Error> {
         let name = match (value(self.rank), value(self.size)) {
-            (Some(_), None) if !self.ranks_one => self.size,
+            (Some(_), None) if !self.sets_rank_when_alone => self.size,
             (None, Some(_)) => self.rank,
             _ => return None,
         };
         let problem = "is not set, though it comes with one that is: set both, or neither for one process";
-        Some(Error::Environment { launcher: self.launcher, name, value: String::new(), problem })
+        Some(Error::LauncherVars { launcher: self.launcher, name, value: String::new(), problem })
     }
 }
 
-impl Place {
+impl RankInfo {
     /// A process of its own.
     pub fn single() -> Self {
         Self {
@@ -109,52 +114,52 @@ impl Place {
             size: 1,
             address: "127.0.0.1".to_owned(),
             port: 0,
-            served: false,
-            attempt: String::new(),
+            uses_agent_store: false,
+            restart_count: String::new(),
             secret: None,
         }
     }
 
     /// Whether this process serves the store.
-    pub fn serves(&self) -> bool {
-        self.rank == 0 && !self.served
+    pub fn hosts_store(&self) -> bool {
+        self.rank == 0 && !self.uses_agent_store
     }
 
     /// What a launcher said, or a process of its own where none did.
     pub fn from_environment() -> Result<Self, Error> {
-        Self::from_words(&|name| std::env::var(name).ok())
+        Self::from_vars(&|name| std::env::var(name).ok())
     }
 
-    fn from_words(value: &dyn Fn(&str) -> Option<String>) -> Result<Self, Error> {
-        let said = |words: &&Words| value(words.rank).is_some() && value(words.size).is_some();
-        let Some(words) = LAUNCHERS.iter().find(said) else {
-            return match LAUNCHERS.iter().find_map(|words| words.half(value)) {
+    fn from_vars(value: &dyn Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        let said = |vars: &&LauncherVars| value(vars.rank).is_some() && value(vars.size).is_some();
+        let Some(vars) = LAUNCHERS.iter().find(said) else {
+            return match LAUNCHERS.iter().find_map(|vars| vars.incomplete_pair_error(value)) {
                 Some(error) => Err(error),
                 None => Ok(Self::single()),
             };
         };
         let number = |name: &'static str| -> Result<Option<usize>, Error> {
-            let wrong = |text: String| Error::Environment {
-                launcher: words.launcher,
+            let wrong = |text: String| Error::LauncherVars {
+                launcher: vars.launcher,
                 name,
                 value: text,
                 problem: "is no number",
             };
             value(name).map(|text| text.trim().parse().map_err(|_| wrong(text))).transpose()
         };
-        let size = number(words.size)?.unwrap_or(1);
-        let rank = number(words.rank)?.unwrap_or(0);
+        let size = number(vars.size)?.unwrap_or(1);
+        let rank = number(vars.rank)?.unwrap_or(0);
         if rank >= size {
-            return Err(Error::Rank { rank, size });
+            return Err(Error::RankOutOfRange { rank, size });
         }
         if size == 1 {
             return Ok(Self::single());
         }
-        let served = value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|text| text == "True");
+        let uses_agent_store = value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|text| text == "True");
         let address = value("MASTER_ADDR");
         let port = number("MASTER_PORT")?.and_then(|port| u16::try_from(port).ok());
-        let missing = |name| Error::Environment {
-            launcher: words.launcher,
+        let missing = |name| Error::LauncherVars {
+            launcher: vars.launcher,
             name,
             value: String::new(),
             problem: "is not set: name the host and a free port of rank 0, the same on every rank",
@@ -164,9 +169,11 @@ impl Place {
             size,
             address: address.ok_or_else(|| missing("MASTER_ADDR"))?,
             port: port.ok_or_else(|| missing("MASTER_PORT"))?,
-            served,
-            attempt: value("TORCHELASTIC_RESTART_COUNT").filter(|_| served).unwrap_or_default(),
-            secret: rendezvous::secret(value(JOB_SECRET).as_deref())?,
+            uses_agent_store,
+            restart_count: value("TORCHELASTIC_RESTART_COUNT")
+                .filter(|_| uses_agent_store)
+                .unwrap_or_default(),
+            secret: rendezvous::parse_secret(value(JOB_SECRET).as_deref())?,
         })
     }
 }
@@ -174,36 +181,36 @@ impl Place {
 /// One process among all of a job.
 #[derive(Clone, Debug)]
 pub struct World {
-    place: Place,
+    rank_info: RankInfo,
     transport: Transport,
     interface: String,
     timeout: Duration,
     store: Option<Arc<Store>>,
     /// Of each rank.
-    seats: Vec<Seat>,
+    hosts: Vec<HostInfo>,
 }
 
 /// Where a process runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Seat {
+struct HostInfo {
     /// Identifies the host: boot id, network namespace and pid namespace. Two ranks can use shared memory
     /// only if this value is equal.
     host: String,
     /// Its number there.
-    process: u32,
+    pid: u32,
     /// The cores that it may use.
     cores: BTreeSet<usize>,
 }
 
-impl Seat {
-    fn own() -> Self {
+impl HostInfo {
+    fn local() -> Self {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let link =
             |name: &str| std::fs::read_link(name).map(|path| path.display().to_string()).unwrap_or_default();
         let host = format!("{} {} {}", boot.trim(), link("/proc/self/ns/net"), link("/proc/self/ns/pid"));
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        Self { host, process: std::process::id(), cores: cores(list.unwrap_or_default()) }
+        Self { host, pid: std::process::id(), cores: cores(list.unwrap_or_default()) }
     }
 }
 
@@ -221,78 +228,84 @@ impl World {
     /// A process of its own.
     pub fn single() -> Self {
         Self {
-            place: Place::single(),
+            rank_info: RankInfo::single(),
             transport: Transport::Auto,
             interface: String::new(),
-            timeout: TIMEOUT,
+            timeout: RENDEZVOUS_TIMEOUT,
             store: None,
-            seats: vec![Seat::own()],
+            hosts: vec![HostInfo::local()],
         }
     }
 
     /// Meets the other processes; says who is missing when they do not come within `timeout`.
-    pub fn join(place: Place, transport: Transport, timeout: Duration) -> Result<Self, Error> {
-        if place.size == 1 {
-            return Ok(Self { place, transport, timeout, ..Self::single() });
+    pub fn join(rank_info: RankInfo, transport: Transport, timeout: Duration) -> Result<Self, Error> {
+        if rank_info.size == 1 {
+            return Ok(Self { rank_info, transport, timeout, ..Self::single() });
         }
-        let store = open_store(&place, timeout)?;
+        let store = open_store(&rank_info, timeout)?;
         let interface = std::env::var("GLOO_SOCKET_IFNAME").unwrap_or_default();
-        let mut world =
-            Self { place, transport, interface, timeout, store: Some(Arc::new(store)), seats: Vec::new() };
-        let own = serde_json::to_string(&Seat::own()).expect("plain data");
-        let said = world.exchange("seat", &own)?;
-        let foreign = |rank: usize| move |_| Error::Foreign { rank };
+        let mut world = Self {
+            rank_info,
+            transport,
+            interface,
+            timeout,
+            store: Some(Arc::new(store)),
+            hosts: Vec::new(),
+        };
+        let own = serde_json::to_string(&HostInfo::local()).expect("plain data");
+        let said = world.store_all_gather("host", &own)?;
+        let foreign = |rank: usize| move |_| Error::VersionMismatch { rank };
         let read = |(rank, text): (usize, &String)| serde_json::from_str(text).map_err(foreign(rank));
-        world.seats = said.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        world.hosts = said.iter().enumerate().map(read).collect::<Result<_, _>>()?;
         Ok(world)
     }
 
     /// What every rank says of `subject`, in their order; says who is missing when they do not come within the time-out.
-    pub fn exchange(&self, subject: &str, own: &str) -> Result<Vec<String>, Error> {
+    pub fn store_all_gather(&self, subject: &str, own: &str) -> Result<Vec<String>, Error> {
         let Some(store) = &self.store else { return Ok(vec![own.to_owned()]) };
-        let address = || format!("{}:{}", self.place.address, self.place.port);
+        let address = || format!("{}:{}", self.rank_info.address, self.rank_info.port);
         let key = |rank: usize| self.key(&format!("{subject}/{rank}"));
-        store.set(&key(self.place.rank), own.as_bytes())?;
+        store.set(&key(self.rank_info.rank), own.as_bytes())?;
         let until = Instant::now() + self.timeout;
-        let mut said = Vec::with_capacity(self.place.size);
-        for rank in 0..self.place.size {
-            let left = until.saturating_duration_since(Instant::now()).max(MOMENT);
+        let mut said = Vec::with_capacity(self.rank_info.size);
+        for rank in 0..self.rank_info.size {
+            let left = until.saturating_duration_since(Instant::now()).max(MIN_WAIT);
             let bytes = match store.get(&key(rank), left) {
                 Ok(bytes) => bytes,
-                Err(cause @ SysError::Forged { .. }) => {
-                    return Err(Error::Forged {
+                Err(cause @ SysError::InvalidTag { .. }) => {
+                    return Err(Error::InvalidTag {
                         rank,
                         subject: subject.to_owned(),
                         address: address(),
                         cause,
                     });
                 }
-                Err(_) => return Err(self.missing(store, &key, address())),
+                Err(_) => return Err(self.missing_ranks_error(store, &key, address())),
             };
             said.push(String::from_utf8_lossy(&bytes).into_owned());
         }
         // The store may end with rank 0, which therefore stays until everybody has read. Whoever is slower is not waited for: it hears
         // that the store is gone.
         let has_read = |rank: usize| self.key(&format!("{subject}/read/{rank}"));
-        store.set(&has_read(self.place.rank), &[])?;
-        if self.place.rank == 0 {
-            let until = Instant::now() + LINGER;
+        store.set(&has_read(self.rank_info.rank), &[])?;
+        if self.rank_info.rank == 0 {
+            let until = Instant::now() + STORE_LINGER;
             let read = |rank| {
-                store.get(&has_read(rank), until.saturating_duration_since(Instant::now()).max(MOMENT))
+                store.get(&has_read(rank), until.saturating_duration_since(Instant::now()).max(MIN_WAIT))
             };
-            let _ = (0..self.place.size).try_for_each(|rank| read(rank).map(drop));
+            let _ = (0..self.rank_info.size).try_for_each(|rank| read(rank).map(drop));
         }
         Ok(said)
     }
 
     /// Who has not said anything under its `key`.
-    fn missing(&self, store: &Store, key: &dyn Fn(usize) -> String, address: String) -> Error {
-        let there = (0..self.place.size).map(|rank| store.has(&key(rank)));
+    fn missing_ranks_error(&self, store: &Store, key: &dyn Fn(usize) -> String, address: String) -> Error {
+        let there = (0..self.rank_info.size).map(|rank| store.check(&key(rank)));
         match there.collect::<Result<Vec<bool>, _>>() {
             Err(cause) => Error::Rendezvous { address, cause },
-            Ok(there) => Error::Missing {
-                rank: self.place.rank,
-                missing: (0..self.place.size).filter(|&rank| !there[rank]).collect(),
+            Ok(there) => Error::MissingRanks {
+                rank: self.rank_info.rank,
+                missing: (0..self.rank_info.size).filter(|&rank| !there[rank]).collect(),
                 address,
                 seconds: self.timeout.as_secs(),
             },
@@ -301,32 +314,32 @@ impl World {
 
     /// A key of the store, which the starts of a job before this one have not used.
     fn key(&self, name: &str) -> String {
-        format!("{}/{name}", self.place.attempt)
+        format!("{}/{name}", self.rank_info.restart_count)
     }
 
     /// This process' rank.
     pub fn rank(&self) -> usize {
-        self.place.rank
+        self.rank_info.rank
     }
 
     /// All processes.
     pub fn size(&self) -> usize {
-        self.place.size
+        self.rank_info.size
     }
 
     /// The processes, this one among them, that may run on cores of this one.
-    pub fn sharers(&self) -> usize {
-        let own = &self.seats[self.place.rank];
-        let shares = |seat: &&Seat| seat.host == own.host && !seat.cores.is_disjoint(&own.cores);
-        self.seats.iter().filter(shares).count().max(1)
+    pub fn ranks_sharing_cores(&self) -> usize {
+        let own = &self.hosts[self.rank_info.rank];
+        let shares = |host: &&HostInfo| host.host == own.host && !host.cores.is_disjoint(&own.cores);
+        self.hosts.iter().filter(shares).count().max(1)
     }
 
     /// The group of `ranks`, in this order. Every one of them calls this with the same arguments.
-    pub fn group(&self, name: &str, ranks: &[usize]) -> Result<Group, Error> {
-        let place = ranks.iter().position(|&rank| rank == self.rank());
-        let place = place.ok_or(Error::Rank { rank: self.rank(), size: ranks.len() })?;
+    pub fn group(&self, name: &str, ranks: &[usize]) -> Result<ProcessGroup, Error> {
+        let position = ranks.iter().position(|&rank| rank == self.rank());
+        let position = position.ok_or(Error::RankOutOfRange { rank: self.rank(), size: ranks.len() })?;
         if ranks.len() == 1 {
-            return Ok(Group::alone(name, self.rank()));
+            return Ok(ProcessGroup::single(name, self.rank()));
         }
         // Groups along one axis share its name; their first rank tells them apart.
         let key = self.key(&format!("{name}/{}", ranks[0]));
@@ -336,7 +349,7 @@ impl World {
             let ranks: Vec<usize> = places.iter().map(|&place| owned[place]).collect();
             world.communicator(&owned_name, &format!("{key}/{part}"), &ranks, device)
         };
-        Ok(Group::new(name, ranks.to_vec(), place, Some(communicator), Some(Box::new(connect))))
+        Ok(ProcessGroup::new(name, ranks.to_vec(), position, Some(communicator), Some(Box::new(connect))))
     }
 
     /// What moves tensors of `device` between `ranks`, which meet under `key`.
@@ -346,12 +359,12 @@ impl World {
         key: &str,
         ranks: &[usize],
         device: Device,
-    ) -> Result<Box<dyn Communicator>, Error> {
-        let place = ranks.iter().position(|&rank| rank == self.rank());
-        let place = place.ok_or(Error::Rank { rank: self.rank(), size: ranks.len() })?;
+    ) -> Result<Box<dyn Backend>, Error> {
+        let position = ranks.iter().position(|&rank| rank == self.rank());
+        let position = position.ok_or(Error::RankOutOfRange { rank: self.rank(), size: ranks.len() })?;
         let store = self.store.as_ref().expect("several ranks meet at a store");
-        let ends = [place, ranks.len()];
-        let together = ranks.iter().all(|&rank| self.seats[rank].host == self.seats[ranks[0]].host);
+        let rank_and_size = [position, ranks.len()];
+        let together = ranks.iter().all(|&rank| self.hosts[rank].host == self.hosts[ranks[0]].host);
         let failed = |cause| Error::Collective {
             rank: self.rank(),
             group: name.to_owned(),
@@ -359,20 +372,28 @@ impl World {
             cause,
         };
         if let Device::Cuda(index) = device {
-            return Ok(Box::new(NcclGroup::join(store, key, ends, index, PATIENCE).map_err(failed)?));
+            return Ok(Box::new(
+                NcclGroup::join(store, key, rank_and_size, index, COLLECTIVE_TIMEOUT).map_err(failed)?,
+            ));
         }
         Ok(match self.transport {
             Transport::Shared if !together => {
-                return Err(Error::Hosts { group: name.to_owned(), hosts: self.hosts_of(ranks) });
+                return Err(Error::SpansHosts { group: name.to_owned(), hosts: self.hosts_of(ranks) });
             }
             Transport::Auto | Transport::Shared if together => {
-                let owner = self.seats[ranks[0]].process;
-                Box::new(SharedGroup::join(store, key, owner, ends, PATIENCE).map_err(failed)?)
+                let owner = self.hosts[ranks[0]].pid;
+                Box::new(
+                    SharedGroup::join(store, key, owner, rank_and_size, COLLECTIVE_TIMEOUT)
+                        .map_err(failed)?,
+                )
             }
             _ => {
                 // On one host the loopback serves; the default asks the name of the host, which may wait for a name server.
                 let interface = if together && self.interface.is_empty() { "lo" } else { &self.interface };
-                Box::new(GlooGroup::join(store, key, interface, ends, PATIENCE).map_err(failed)?)
+                Box::new(
+                    GlooGroup::join(store, key, interface, rank_and_size, COLLECTIVE_TIMEOUT)
+                        .map_err(failed)?,
+                )
             }
         })
     }
@@ -380,86 +401,113 @@ impl World {
     fn hosts_of(&self, ranks: &[usize]) -> String {
         let mut hosts: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for &rank in ranks {
-            hosts.entry(&self.seats[rank].host).or_default().push(rank.to_string());
+            hosts.entry(&self.hosts[rank].host).or_default().push(rank.to_string());
         }
         hosts.values().map(|ranks| format!("{{{}}}", ranks.join(", "))).collect::<Vec<_>>().join(" and ")
     }
 
     /// The group along each axis of `mesh`, and that of all ranks.
-    pub fn groups(&self, mesh: &Mesh) -> Result<Groups, Error> {
-        Groups::of(mesh, |name, ranks| self.group(name, ranks))
+    pub fn groups(&self, mesh: &Mesh) -> Result<ProcessGroups, Error> {
+        ProcessGroups::build(mesh, |name, ranks| self.group(name, ranks))
     }
 }
 
 /// One rank's ends of the groups of a mesh.
 #[derive(Debug)]
-pub struct Groups {
+pub struct ProcessGroups {
     mesh: Mesh,
-    world: Group,
-    along: Vec<Arc<Group>>,
-    tensor: Arc<Group>,
-    data: Arc<Group>,
-    replicas: Arc<Group>,
-    twins: Arc<Group>,
-    learners: Arc<Group>,
-    holders: Arc<Group>,
-    ends: Option<Arc<Group>>,
+    world: ProcessGroup,
+    axis_groups: Vec<Arc<ProcessGroup>>,
+    tensor: Arc<ProcessGroup>,
+    data: Arc<ProcessGroup>,
+    dense_weight_replicas: Arc<ProcessGroup>,
+    weight_replicas: Arc<ProcessGroup>,
+    loss_group: Arc<ProcessGroup>,
+    model_parallel: Arc<ProcessGroup>,
+    embedding: Option<Arc<ProcessGroup>>,
 }
 
-impl Groups {
+impl ProcessGroups {
     /// The groups of one process.
     pub fn single() -> Self {
-        let alone = |name: &str| Arc::new(Group::alone(name, 0));
-        let along = Axis::ALL.iter().map(|axis| alone(axis.name())).collect();
-        let [tensor, data, replicas, twins, learners, holders] =
-            ["tensor", "rows", "replicas", "twins", "learners", "holders"].map(alone);
-        let (mesh, world) = (Mesh::single(), Group::alone("world", 0));
-        Self { mesh, world, along, tensor, data, replicas, twins, learners, holders, ends: None }
+        let alone = |name: &str| Arc::new(ProcessGroup::single(name, 0));
+        let axis_groups = Axis::ALL.iter().map(|axis| alone(axis.name())).collect();
+        let [tensor, data, dense_weight_replicas, weight_replicas, loss_group, model_parallel] =
+            ["tensor", "data-parallel", "dense-weight-replicas", "weight-replicas", "loss", "model-parallel"]
+                .map(alone);
+        let (mesh, world) = (Mesh::single(), ProcessGroup::single("world", 0));
+        Self {
+            mesh,
+            world,
+            axis_groups,
+            tensor,
+            data,
+            dense_weight_replicas,
+            weight_replicas,
+            loss_group,
+            model_parallel,
+            embedding: None,
+        }
     }
 
     /// The groups that a process of `mesh` would have: they have sizes and places, and nobody to talk to.
-    pub fn planned(mesh: &Mesh) -> Self {
+    pub fn fake(mesh: &Mesh) -> Self {
         let own = mesh.rank();
         let make = |name: &str, ranks: &[usize]| {
-            let place = ranks.iter().position(|&rank| rank == own).expect("its own groups hold a rank");
-            Ok(Group::planned(name, ranks.to_vec(), place))
+            let position = ranks.iter().position(|&rank| rank == own).expect("its own groups hold a rank");
+            Ok(ProcessGroup::fake(name, ranks.to_vec(), position))
         };
-        Self::of(mesh, make).expect("nothing is joined")
+        Self::build(mesh, make).expect("nothing is joined")
     }
 
     /// The groups of `mesh`, each made from its name and its ranks.
-    fn of(mesh: &Mesh, make: impl Fn(&str, &[usize]) -> Result<Group, Error>) -> Result<Self, Error> {
+    fn build(
+        mesh: &Mesh,
+        make: impl Fn(&str, &[usize]) -> Result<ProcessGroup, Error>,
+    ) -> Result<Self, Error> {
         let everyone: Vec<usize> = (0..mesh.world_size()).collect();
-        let mut along = Vec::with_capacity(Axis::ALL.len());
+        let mut axis_groups = Vec::with_capacity(Axis::ALL.len());
         for axis in Axis::ALL {
-            along.push(Arc::new(make(axis.name(), &mesh.group(&[axis]))?));
+            axis_groups.push(Arc::new(make(axis.name(), &mesh.group(&[axis]))?));
         }
         // A group along several axes, or along the one of them that has more than one rank. What the gradients take has a group of its
         // own where tokens are shared: they travel while that one is at work.
-        let joined = |name: &str, axes: &[Axis], apart: bool| -> Result<Arc<Group>, Error> {
+        let joined = |name: &str, axes: &[Axis], apart: bool| -> Result<Arc<ProcessGroup>, Error> {
             let mut wide = axes.iter().filter(|&&axis| mesh.size(axis) > 1);
             match (wide.next(), wide.next()) {
-                (None, _) => Ok(Arc::clone(&along[axes[axes.len() - 1] as usize])),
-                (Some(&axis), None) if !apart => Ok(Arc::clone(&along[axis as usize])),
+                (None, _) => Ok(Arc::clone(&axis_groups[axes[axes.len() - 1] as usize])),
+                (Some(&axis), None) if !apart => Ok(Arc::clone(&axis_groups[axis as usize])),
                 _ => Ok(Arc::new(make(name, &mesh.group(axes))?)),
             }
         };
         let apart = mesh.size(Axis::Sequence) > 1 || mesh.size(Axis::Expert) > 1;
         let tensor = joined("tensor", &Axis::TENSOR, false)?;
-        let data = joined("rows", &[Axis::Data, Axis::Expert], false)?;
-        let replicas = joined("replicas", &[Axis::Data, Axis::Expert, Axis::Sequence], apart)?;
-        let twins = joined("twins", &[Axis::Data, Axis::Sequence], apart)?;
-        let learners = joined("learners", &[Axis::Pipeline, Axis::Data, Axis::Expert], false)?;
-        let holders = joined("holders", &[Axis::Pipeline, Axis::Expert], false)?;
+        let data = joined("data-parallel", &[Axis::Data, Axis::Expert], false)?;
+        let dense_weight_replicas =
+            joined("dense-weight-replicas", &[Axis::Data, Axis::Expert, Axis::Sequence], apart)?;
+        let weight_replicas = joined("weight-replicas", &[Axis::Data, Axis::Sequence], apart)?;
+        let loss_group = joined("loss", &[Axis::Pipeline, Axis::Data, Axis::Expert], false)?;
+        let model_parallel_group = joined("model-parallel", &[Axis::Pipeline, Axis::Expert], false)?;
         let (stages, stage) = (mesh.group(&[Axis::Pipeline]), mesh.coordinate(Axis::Pipeline));
-        let ends = match stages.as_slice() {
+        let embedding_group = match stages.as_slice() {
             [first, .., last] if stage == 0 || stage + 1 == stages.len() => {
-                Some(Arc::new(make("ends", &[*first, *last])?))
+                Some(Arc::new(make("embedding", &[*first, *last])?))
             }
             _ => None,
         };
         let (mesh, world) = (mesh.clone(), make("world", &everyone)?);
-        Ok(Self { mesh, world, along, tensor, data, replicas, twins, learners, holders, ends })
+        Ok(Self {
+            mesh,
+            world,
+            axis_groups,
+            tensor,
+            data,
+            dense_weight_replicas,
+            weight_replicas,
+            loss_group,
+            model_parallel: model_parallel_group,
+            embedding: embedding_group,
+        })
     }
 
     /// The mesh.
@@ -468,76 +516,76 @@ impl Groups {
     }
 
     /// All ranks.
-    pub fn world(&self) -> &Group {
+    pub fn world(&self) -> &ProcessGroup {
         &self.world
     }
 
     /// The ranks that differ from this one along `axis` only.
-    pub fn along(&self, axis: Axis) -> &Arc<Group> {
-        &self.along[axis as usize]
+    pub fn axis_group(&self, axis: Axis) -> &Arc<ProcessGroup> {
+        &self.axis_groups[axis as usize]
     }
 
     /// Those who train on different rows of a step.
-    pub fn data(&self) -> &Group {
+    pub fn data_parallel(&self) -> &ProcessGroup {
         &self.data
     }
 
     /// Those who hold other experts of the same layers.
-    pub fn expert(&self) -> &Arc<Group> {
-        self.along(Axis::Expert)
+    pub fn expert_parallel(&self) -> &Arc<ProcessGroup> {
+        self.axis_group(Axis::Expert)
     }
 
     /// Those who train on different tokens of the same rows.
-    pub fn sequence(&self) -> &Arc<Group> {
-        self.along(Axis::Sequence)
+    pub fn sequence_parallel(&self) -> &Arc<ProcessGroup> {
+        self.axis_group(Axis::Sequence)
     }
 
     /// The replicas of the dense (non-expert) weights. Dense gradients are all-reduced over this group.
-    pub fn replicas(&self) -> &Arc<Group> {
-        &self.replicas
+    pub fn dense_weight_replicas(&self) -> &Arc<ProcessGroup> {
+        &self.dense_weight_replicas
     }
 
     /// The weight replicas: ranks that hold identical weights, experts included. Expert gradients are
     /// all-reduced over this group. Evaluation and rollout rows are split over it.
-    pub fn twins(&self) -> &Arc<Group> {
-        &self.twins
+    pub fn weight_replicas(&self) -> &Arc<ProcessGroup> {
+        &self.weight_replicas
     }
 
     /// The model-parallel group: the pipeline and expert ranks that together hold one full model. Each rank
     /// holds different parameters; tensor-parallel shards of one parameter lie outside this group.
-    pub fn holders(&self) -> &Arc<Group> {
-        &self.holders
+    pub fn model_parallel(&self) -> &Arc<ProcessGroup> {
+        &self.model_parallel
     }
 
     /// Those who hold the other layers of the same model.
-    pub fn pipeline(&self) -> &Arc<Group> {
-        self.along(Axis::Pipeline)
+    pub fn pipeline_parallel(&self) -> &Arc<ProcessGroup> {
+        self.axis_group(Axis::Pipeline)
     }
 
     /// The ranks with the first and the last layers, if this is one of two.
-    pub fn ends(&self) -> Option<&Arc<Group>> {
-        self.ends.as_ref()
+    pub fn embedding(&self) -> Option<&Arc<ProcessGroup>> {
+        self.embedding.as_ref()
     }
 
     /// The loss group. Each training row of a step contributes its loss on exactly one rank of this group, so
     /// a sum over the group is the loss of the step.
-    pub fn learners(&self) -> &Group {
-        &self.learners
+    pub fn loss_group(&self) -> &ProcessGroup {
+        &self.loss_group
     }
 
     /// Those who hold parts of the same weights.
-    pub fn tensor(&self) -> &Arc<Group> {
+    pub fn tensor_parallel(&self) -> &Arc<ProcessGroup> {
         &self.tensor
     }
 
     /// Whether this rank takes part in saving. Only the first weight replica does; the other replicas hold
     /// the same values.
-    pub fn is_saved(&self) -> bool {
-        self.twins.rank() == 0
+    pub fn saves_weights(&self) -> bool {
+        self.weight_replicas.rank() == 0
     }
 
     /// Whether this process speaks for all: writes files, tells people.
-    pub fn is_first(&self) -> bool {
+    pub fn is_rank_zero(&self) -> bool {
         self.world.rank() == 0
     }
 }

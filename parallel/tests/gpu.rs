@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use parallel::c10d::Secret;
 use parallel::comm::nccl::NcclGroup;
-use parallel::comm::{Communicator, Reduction};
+use parallel::comm::{Backend, Reduction};
 use parallel::rendezvous::open_store;
-use parallel::{Place, runtime};
+use parallel::{RankInfo, runtime};
 use tch::{Cuda, Device, Kind, Tensor};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -19,7 +19,7 @@ fn a_rank_by_itself_gets_its_own_numbers_in_order() {
     if !Cuda::is_available() {
         return println!("skipped: there is no GPU");
     }
-    let place = Place { secret: Some(Secret::random().unwrap()), ..Place::single() };
+    let place = RankInfo { secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
     let store = open_store(&place, TIMEOUT).unwrap();
     let mut group = NcclGroup::join(&store, "one", [0, 1], 0, TIMEOUT).unwrap();
     let options = (Kind::Float, Device::Cuda(0));

@@ -10,8 +10,7 @@
 //! ```
 //! Token rewards: Ziegler et al. 2019 (arXiv 1909.08593), equation 2; Ouyang et al. 2022 (arXiv 2203.02155), appendix C.4.
 //! Advantages: Schulman et al. 2016 (arXiv 1506.02438), equations 11, 12 and 16. Returns come from advantages that are not
-//! whitened. At a hole nothing is estimated: `V_{t+1}` and `A_{t+1}` are those of the next token of the policy, as in verl and `NeMo` RL
-//! (OpenRLHF makes a hole a step of its own with value and reward 0).
+//! whitened.
 //!
 //! The recursion runs along each reply, so it is a plain loop in f64 over vectors on the CPU: a rollout has few numbers. Knows
 //! no model, and takes values and rewards as constants.
@@ -19,8 +18,7 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use crate::replies::Replies;
-use crate::{Error, check};
+use crate::{Error, check, replies};
 
 /// Where the score of a reply is paid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,73 +47,58 @@ pub struct TokenRewards {
     pub rewards: Tensor,
     /// Slots of each reply, `[B]`.
     pub lengths: Vec<i64>,
-    /// Zero at a hole, `[S]`.
-    pub mask: Option<Tensor>,
     /// The slot of each token, int64, `[N]`: `advantages.index_select(0, &tokens)` leaves slots without a token out.
     pub tokens: Tensor,
 }
 
 /// The per-token penalty and the score of the whole reply as one reward per slot.
 ///
-/// `kl` `[N]`, `scores` `[B]`, `slots` one for each reply. Tokens in holes earn nothing. Refuses numbers that are not finite,
-/// and replies that have no token to pay the score at.
+/// `kl` `[N]`, `scores` `[B]`, `lengths` `[B]` (tokens of each reply), `slots` `[B]`. Refuses numbers that are not finite, and
+/// replies without a token, at which no score can be paid.
 pub fn token_rewards(
     kl: &Tensor,
     scores: &Tensor,
-    replies: &Replies<'_>,
+    lengths: &[i64],
     kl_coef: f64,
     slots: &[ScoreSlot],
 ) -> Result<TokenRewards, Error> {
-    let num_replies = replies.lengths.len();
+    let num_replies = lengths.len();
     if slots.len() != num_replies {
         let (expected, got) = (vec![num_replies as i64], vec![slots.len() as i64]);
         return Err(Error::Shape { what: "the score slots", expected, got });
     }
-    let valid = replies.valid()?;
-    let penalties = penalties(kl, &valid, kl_coef)?;
-    let paid = check::numbers("the scores", scores, num_replies as i64)?;
-    let (mut rewards, mut mask, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
-    let mut lengths = replies.lengths.to_vec();
-    for (row, range) in replies.ranges().into_iter().enumerate() {
+    let kl_of_tokens = check::finite_values("the KL of the tokens", kl, lengths.iter().sum())?;
+    let paid = check::finite_values("the scores", scores, num_replies as i64)?;
+
+    let (mut rewards, mut tokens, mut slot_counts) = (Vec::new(), Vec::new(), lengths.to_vec());
+    for (row, range) in replies::ranges(lengths).into_iter().enumerate() {
+        if range.is_empty() {
+            return Err(Error::EmptyReply { row });
+        }
         let start = rewards.len();
         tokens.extend((start..start + range.len()).map(|slot| slot as i64));
-        rewards.extend_from_slice(&penalties[range.clone()]);
-        mask.extend(valid[range.clone()].iter().map(|&valid| f64::from(u8::from(valid))));
-        let last = valid[range].iter().rposition(|&valid| valid).ok_or(Error::EmptyReply { row })?;
+        rewards.extend(kl_of_tokens[range].iter().map(|kl| -kl_coef * kl));
         match slots[row] {
-            ScoreSlot::Eos => rewards[start + last] += paid[row],
+            ScoreSlot::Eos => *rewards.last_mut().expect("a reply has a token") += paid[row],
             ScoreSlot::AfterEos => {
                 rewards.push(paid[row]);
-                mask.push(1.0);
-                lengths[row] += 1;
+                slot_counts[row] += 1;
             }
         }
     }
     Ok(TokenRewards {
         rewards: check::vector_like(&rewards, kl),
-        lengths,
-        mask: replies.mask.map(|_| check::vector_like(&mask, kl)),
+        lengths: slot_counts,
         tokens: Tensor::from_slice(&tokens).to_device(kl.device()),
     })
-}
-
-/// `-kl_coef KL_t`, zero in holes, where KL may be anything.
-fn penalties(kl: &Tensor, valid: &[bool], kl_coef: f64) -> Result<Vec<f64>, Error> {
-    check::shape("the KL of the tokens", kl, &[valid.len() as i64])?;
-    let penalty = |(index, (value, &valid)): (usize, (f64, &bool))| match (valid, value.is_finite()) {
-        (false, _) => Ok(0.0),
-        (true, true) => Ok(-kl_coef * value),
-        (true, false) => Err(Error::NotFinite { what: "the KL of the tokens", index, value }),
-    };
-    check::read(kl).into_iter().zip(valid).enumerate().map(penalty).collect()
 }
 
 /// What an update needs of each slot.
 #[derive(Debug)]
 pub struct Advantages {
-    /// `A_t`, not whitened, `[S]`; zero in holes.
+    /// `A_t`, not whitened, `[S]`.
     pub advantages: Tensor,
-    /// `R_t = A_t + V_t`, `[S]`; zero in holes.
+    /// `R_t = A_t + V_t`, `[S]`.
     pub returns: Tensor,
 }
 
@@ -123,16 +106,14 @@ pub struct Advantages {
 ///
 /// `values` `[S]` are the critic's before each slot. The result has the kind of `values`, at least fp32.
 pub fn gae(rewards: &TokenRewards, values: &Tensor, gamma: f64, lambda: f64) -> Result<Advantages, Error> {
-    let slots = Replies { lengths: &rewards.lengths, mask: rewards.mask.as_ref() };
-    let num_slots = slots.num_tokens();
-    let valid = slots.valid()?;
-    let earned = check::numbers("the rewards", &rewards.rewards, num_slots)?;
-    let expected = check::numbers("the values", values, num_slots)?;
+    let num_slots = rewards.lengths.iter().sum();
+    let earned = check::finite_values("the rewards", &rewards.rewards, num_slots)?;
+    let expected = check::finite_values("the values", values, num_slots)?;
     let mut advantages = vec![0.0; earned.len()];
     let mut returns = vec![0.0; earned.len()];
-    for range in slots.ranges() {
+    for range in replies::ranges(&rewards.lengths) {
         let (mut next_value, mut next_advantage) = (0.0, 0.0);
-        for slot in range.rev().filter(|&slot| valid[slot]) {
+        for slot in range.rev() {
             let delta = earned[slot] + gamma * next_value - expected[slot];
             next_advantage = delta + gamma * lambda * next_advantage;
             next_value = expected[slot];

@@ -16,25 +16,17 @@ pub(crate) fn shape(what: &'static str, tensor: &Tensor, expected: &[i64]) -> Re
 }
 
 /// The entries of a vector of `length` finite numbers.
-pub(crate) fn numbers(what: &'static str, tensor: &Tensor, length: i64) -> Result<Vec<f64>, Error> {
+pub(crate) fn finite_values(what: &'static str, tensor: &Tensor, length: i64) -> Result<Vec<f64>, Error> {
     shape(what, tensor, &[length])?;
-    let values = read(tensor);
+    let values = to_f64_vec(tensor);
     match values.iter().position(|value| !value.is_finite()) {
         Some(index) => Err(Error::NotFinite { what, index, value: values[index] }),
         None => Ok(values),
     }
 }
 
-/// The entries of a mask over `length` tokens: what is not zero counts. All of them without a mask.
-pub(crate) fn mask(what: &'static str, mask: Option<&Tensor>, length: i64) -> Result<Vec<bool>, Error> {
-    match mask {
-        Some(mask) => Ok(numbers(what, mask, length)?.iter().map(|&value| value != 0.0).collect()),
-        None => Ok(vec![true; length as usize]),
-    }
-}
-
 /// The entries of a vector, from any device and of any kind.
-pub(crate) fn read(vector: &Tensor) -> Vec<f64> {
+pub(crate) fn to_f64_vec(vector: &Tensor) -> Vec<f64> {
     let vector = vector.detach().to_device(Device::Cpu).to_kind(Kind::Double);
     Vec::try_from(vector).expect("callers pass vectors, and every number fits f64")
 }

@@ -4,7 +4,7 @@ use gemini::config::LARGEST_BATCH;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::kl::Estimator;
+use crate::kl::KlEstimator;
 
 /// The `[reward]` section.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ pub struct PpoConfig {
     /// Replies over which the adaptive controller acts.
     pub kl_horizon: f64,
     /// How the penalty estimates the KL divergence of one token.
-    pub kl_estimator: Estimator,
+    pub kl_estimator: KlEstimator,
     /// Discount.
     pub gamma: f64,
     /// Decay of the advantage estimator.
@@ -97,7 +97,7 @@ impl Default for PpoConfig {
             kl_coef: 0.05,
             kl_target: None,
             kl_horizon: 10_000.0,
-            kl_estimator: Estimator::K1,
+            kl_estimator: KlEstimator::K1,
             gamma: 1.0,
             gae_lambda: 0.95,
             clip_range: 0.2,

@@ -69,7 +69,7 @@ pub enum Event<'a> {
         path: &'a Path,
     },
     /// Something that a person should know.
-    Note(&'a str),
+    Message(&'a str),
     /// The stage is over.
     Finished,
 }

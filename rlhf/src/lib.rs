@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | supervised fine-tuning | [`sft`] | `models::head::cross_entropy` |
 //! | reward model | [`reward`] | [`loss::reward`] |
-//! | proximal policy optimisation | [`ppo`] | [`kl`], [`score`], [`advantage`], [`whiten`], [`loss`], [`reduction`] |
+//! | proximal policy optimisation | [`ppo`] | [`kl`], [`score`], [`advantage`], [`whiten`], [`loss`] |
 //!
 //! A stage reads tokenised rows, runs segmented models through `gemini::Engine`, and tells a [`event::Recorder`]; it knows no
 //! terminal, no file of rows and no parallelism.
@@ -17,7 +17,6 @@ pub mod event;
 pub mod kl;
 pub mod loss;
 pub mod ppo;
-pub mod reduction;
 pub mod replies;
 pub mod reward;
 pub mod rollout;

@@ -27,9 +27,9 @@ use std::time::Instant;
 use datasets::{PromptRow, Sampler, SamplerState, SftRow};
 use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
-use models::generate::{self, Options};
-use models::sample::Sampling;
-use parallel::{Groups, Segmented};
+use models::generate::{self, GenerationOptions};
+use models::sample::SamplingParams;
+use parallel::{ProcessGroups, Segmented};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -39,13 +39,12 @@ use tch::Tensor;
 use crate::advantage::{self, Advantages};
 use crate::config::PpoConfig;
 use crate::event::{Event, Metrics};
-use crate::kl::{Controller, Limits};
+use crate::kl::KlController;
 use crate::loss::{self, PolicyClip, PolicyStatistics, ValueStatistics};
-use crate::replies::Replies;
-use crate::rollout::{Experience, Judges, Rows};
-use crate::run::Run;
-use crate::score::{MissingEos, Shaping};
-use crate::whiten::{self, Variance};
+use crate::rollout::{Experience, ExperienceBatch, PpoModels};
+use crate::run::StageRun;
+use crate::score::ScoreShaping;
+use crate::whiten::whiten;
 use crate::{Error, check, sft};
 
 /// The folder of the critic inside a checkpoint.
@@ -67,14 +66,14 @@ pub struct Data<'a> {
 
 /// One PPO stage.
 pub struct Ppo<'a> {
-    judges: Judges<'a>,
+    models: PpoModels<'a>,
     data: Data<'a>,
     config: &'a PpoConfig,
     train: &'a TrainConfig,
     policy: Engine,
     critic: Engine,
-    groups: Arc<Groups>,
-    controller: Controller,
+    groups: Arc<ProcessGroups>,
+    controller: KlController,
     prompts: Sampler,
     ptx: Option<Sampler>,
     seed: u64,
@@ -88,7 +87,7 @@ struct State {
     iteration: u64,
     prompts: SamplerState,
     ptx: Option<SamplerState>,
-    controller: Controller,
+    controller: KlController,
 }
 
 /// One reply with what the update needs of it.
@@ -102,7 +101,7 @@ struct Trajectory<'a> {
 
 /// Sums over the updates of one iteration.
 #[derive(Default)]
-struct Updates {
+struct UpdateStats {
     steps: f64,
     policy_loss: f64,
     value_loss: f64,
@@ -117,15 +116,15 @@ struct Updates {
 impl<'a> Ppo<'a> {
     /// Checks that the models fit together and prepares both optimisers.
     pub fn new(
-        judges: Judges<'a>,
+        models: PpoModels<'a>,
         data: Data<'a>,
         config: &'a PpoConfig,
         train: &'a TrainConfig,
         seed: u64,
-        groups: &Arc<Groups>,
+        groups: &Arc<ProcessGroups>,
     ) -> Result<Self, Error> {
         config.check()?;
-        judges.check()?;
+        models.check()?;
         if data.prompts.is_empty() {
             return Err(Error::NoRows { stage: "ppo", fix: "look at [data] train and max_length" });
         }
@@ -140,22 +139,22 @@ impl<'a> Ppo<'a> {
         let critic_train = TrainConfig { lr: config.critic_lr, ..train.clone() };
         let policy_iterations = config.iterations.saturating_sub(config.critic_warmup);
         Ok(Self {
-            policy: Engine::new(judges.policy.parameters(), train, policy_iterations * updates, groups)?,
+            policy: Engine::new(models.policy.parameters(), train, policy_iterations * updates, groups)?,
             critic: Engine::new(
-                judges.critic.parameters(),
+                models.critic.parameters(),
                 &critic_train,
                 config.iterations * updates,
                 groups,
             )?,
             groups: Arc::clone(groups),
-            controller: Controller::new(config.kl_coef, config.kl_target, config.kl_horizon),
+            controller: KlController::new(config.kl_coef, config.kl_target, config.kl_horizon),
             prompts: Sampler::new(data.prompts.len(), seed, data.shuffle)?,
             ptx: if config.ptx_coef > 0.0 {
                 Some(Sampler::new(data.ptx.len(), seed, data.shuffle)?)
             } else {
                 None
             },
-            judges,
+            models,
             data,
             config,
             train,
@@ -164,7 +163,7 @@ impl<'a> Ppo<'a> {
     }
 
     /// Runs the iterations that are left and saves the policy.
-    pub fn train(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
+    pub fn train(&mut self, run: &mut StageRun<'_>) -> Result<(), Error> {
         let total = self.config.iterations;
         let done = match &run.resume {
             Some(folder) => self.restore(folder)?,
@@ -172,41 +171,45 @@ impl<'a> Ppo<'a> {
         };
         run.check_step(done, total)?;
         run.record(&Event::Started { stage: run.stage, total_steps: total, step: done })?;
-        let mut untold = 0;
+        let mut tokens_since_log = 0;
         for iteration in done + 1..=total {
             let started = Instant::now();
-            let mut experiences = self.roll_out(iteration)?;
+            let mut experiences = self.generate_rollout(iteration)?;
             let rolled_out = started.elapsed().as_secs_f64();
-            self.judges.look_at(&mut experiences, self.train.micro_batch_size, self.config.temperature)?;
-            let experiences = self.groups.twins().gather(experiences)?;
-            let (trajectories, mut metrics) = self.weigh(&experiences)?;
-            let looked_at = started.elapsed().as_secs_f64() - rolled_out;
-            self.update(trajectories, iteration)?.report(&mut metrics);
+            self.models.score_rollout(
+                &mut experiences,
+                self.train.micro_batch_size,
+                self.config.temperature,
+            )?;
+            let experiences = self.groups.weight_replicas().all_gather_object(experiences)?;
+            let (trajectories, mut metrics) = self.compute_advantages(&experiences)?;
+            let scored_seconds = started.elapsed().as_secs_f64() - rolled_out;
+            self.update(trajectories, iteration)?.push_metrics(&mut metrics);
             let seconds = started.elapsed().as_secs_f64();
             let tokens = experiences.iter().map(|experience| experience.ids.len()).sum::<usize>();
-            untold += tokens as u64;
+            tokens_since_log += tokens as u64;
             metrics.push("tokens", tokens as f64);
             metrics.push("timing/rollout", rolled_out);
-            metrics.push("timing/score", looked_at);
-            metrics.push("timing/update", seconds - rolled_out - looked_at);
+            metrics.push("timing/score", scored_seconds);
+            metrics.push("timing/update", seconds - rolled_out - scored_seconds);
             metrics.push("seconds", seconds);
-            if run.logs(iteration, total) {
-                run.record_step(iteration, &metrics, std::mem::take(&mut untold))?;
-                self.show_sample(iteration, &experiences[0], run)?;
+            if run.should_log(iteration, total) {
+                run.record_step(iteration, &metrics, std::mem::take(&mut tokens_since_log))?;
+                self.log_sample(iteration, &experiences[0], run)?;
             }
-            run.after_step(iteration, &|folder| self.save(folder, iteration))?;
+            run.save_or_stop(iteration, &|folder| self.save(folder, iteration))?;
         }
-        let policy = self.judges.policy;
+        let policy = self.models.policy;
         run.finish(&|folder| Ok(policy.save(folder)?))
     }
 
     /// Writes policy, critic and the state of both optimisers after `iteration`.
     fn save(&self, folder: &Path, iteration: u64) -> Result<(), Error> {
         let critic = folder.join(CRITIC_FOLDER);
-        if self.groups.is_first() {
+        if self.groups.is_rank_zero() {
             checkpoint::create_folder(&critic)?;
         }
-        self.judges.critic.save(&critic)?;
+        self.models.critic.save(&critic)?;
         checkpoint::save_state(&critic, &self.critic, &())?;
 
         let state = State {
@@ -215,7 +218,7 @@ impl<'a> Ppo<'a> {
             ptx: self.ptx.as_ref().map(Sampler::state),
             controller: self.controller,
         };
-        self.judges.policy.save(folder)?;
+        self.models.policy.save(folder)?;
         Ok(checkpoint::save_state(folder, &self.policy, &state)?)
     }
 
@@ -234,7 +237,7 @@ impl<'a> Ppo<'a> {
     }
 
     /// Samples `samples_per_prompt` replies to each of the next prompts; gives this process' share of them.
-    fn roll_out(&mut self, iteration: u64) -> Result<Vec<Experience>, Error> {
+    fn generate_rollout(&mut self, iteration: u64) -> Result<Vec<Experience>, Error> {
         let config = self.config;
         let rows = self.prompts.next_batch(config.rollout_batch_size);
         let prompts: Vec<Vec<i64>> = rows
@@ -244,18 +247,18 @@ impl<'a> Ppo<'a> {
             })
             .cloned()
             .collect();
-        let share = self.groups.twins().share(prompts.len());
+        let share = self.groups.weight_replicas().shard_range(prompts.len());
         let prompts = &prompts[share.clone()];
-        let options = Options {
-            sampling: Sampling { temperature: config.temperature, ..Sampling::default() },
+        let options = GenerationOptions {
+            sampling: SamplingParams { temperature: config.temperature, ..SamplingParams::default() },
             max_new_tokens: config.max_new_tokens,
             stop_ids: self.data.stop_ids.to_vec(),
             seed: derived_seed(self.seed, iteration, 0),
-            first_request: share.start as u64,
-            batch_size: config.rollout_micro_batch_size.unwrap_or(prompts.len()),
+            request_offset: share.start as u64,
+            max_num_seqs: config.rollout_micro_batch_size.unwrap_or(prompts.len()),
         };
         let completions =
-            generate::generate(self.judges.policy, prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
+            generate::generate(self.models.policy, prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
         let lengths: Vec<i64> = completions.iter().map(|completion| completion.ids.len() as i64).collect();
         let slots = config.score_slot.of_replies(&lengths, config.max_new_tokens as i64);
         let parts = prompts.iter().zip(&completions).zip(slots);
@@ -263,50 +266,55 @@ impl<'a> Ppo<'a> {
     }
 
     /// Computes token rewards, advantages and returns of a rollout, and the rollout metrics.
-    fn weigh<'e>(&mut self, experiences: &'e [Experience]) -> Result<(Vec<Trajectory<'e>>, Metrics), Error> {
+    fn compute_advantages<'e>(
+        &mut self,
+        experiences: &'e [Experience],
+    ) -> Result<(Vec<Trajectory<'e>>, Metrics), Error> {
         let config = self.config;
         let lengths: Vec<i64> =
             experiences.iter().map(|experience| experience.reply().len() as i64).collect();
         let slots: Vec<_> = experiences.iter().map(|experience| experience.score_slot).collect();
-        let replies = Replies::new(&lengths);
         let kl = config.kl_estimator.estimate(
             &flatten(experiences, |experience| &experience.logprobs),
             &flatten(experiences, |experience| &experience.reference_logprobs),
-            &Limits::default(),
         )?;
         let raw =
             Tensor::from_slice(&experiences.iter().map(|experience| experience.score).collect::<Vec<f32>>());
         let ended: Vec<bool> = experiences.iter().map(|experience| experience.stopped).collect();
         let scores = shaping(config).apply(&raw, &ended)?;
         let kl_coef = self.controller.coefficient();
-        let mut rewards = advantage::token_rewards(&kl, &scores, &replies, kl_coef, &slots)?;
+        let mut rewards = advantage::token_rewards(&kl, &scores, &lengths, kl_coef, &slots)?;
         // What was earned, and not what whitening makes of it.
-        let earned = check::read(&rewards.rewards).iter().sum::<f64>();
+        let rlhf_reward = check::to_f64_vec(&rewards.rewards).iter().sum::<f64>();
         if config.whiten_rewards {
-            rewards.rewards = whiten::whiten(&rewards.rewards, None, Variance::Unbiased, false)?;
+            rewards.rewards = whiten(&rewards.rewards, false)?;
         }
         let values = flatten(experiences, |experience| &experience.values);
         let Advantages { advantages, returns } =
             advantage::gae(&rewards, &values, config.gamma, config.gae_lambda)?;
         let mut of_tokens = advantages.index_select(0, &rewards.tokens);
         if config.whiten_advantages {
-            of_tokens = whiten::whiten(&of_tokens, None, Variance::Unbiased, true)?;
+            of_tokens = whiten(&of_tokens, true)?;
         }
         let replies_count = experiences.len() as f64;
-        let sequence_kl = check::read(&kl).iter().sum::<f64>() / replies_count;
+        let sequence_kl = check::to_f64_vec(&kl).iter().sum::<f64>() / replies_count;
         let mut metrics = Metrics::default();
-        metrics.push("objective/scores", check::read(&raw).iter().sum::<f64>() / replies_count);
-        metrics.push("objective/rlhf_reward", earned / replies_count);
+        metrics.push("objective/scores", check::to_f64_vec(&raw).iter().sum::<f64>() / replies_count);
+        metrics.push("objective/rlhf_reward", rlhf_reward / replies_count);
         metrics.push("objective/kl", sequence_kl);
         metrics.push("objective/kl_coef", kl_coef);
-        describe(experiences, &mut metrics);
+        rollout_metrics(experiences, &mut metrics);
         self.controller.update(sequence_kl, experiences.len())?;
-        Ok((trajectories(experiences, &check::read(&of_tokens), &check::read(&returns)), metrics))
+        Ok((trajectories(experiences, &check::to_f64_vec(&of_tokens), &check::to_f64_vec(&returns)), metrics))
     }
 
     /// Several passes over a rollout, each in a fresh order.
-    fn update(&mut self, mut trajectories: Vec<Trajectory<'_>>, iteration: u64) -> Result<Updates, Error> {
-        let mut updates = Updates::default();
+    fn update(
+        &mut self,
+        mut trajectories: Vec<Trajectory<'_>>,
+        iteration: u64,
+    ) -> Result<UpdateStats, Error> {
+        let mut updates = UpdateStats::default();
         for epoch in 0..self.config.epochs {
             let mut order = ChaCha8Rng::seed_from_u64(derived_seed(self.seed, iteration, 1 + epoch as u64));
             trajectories.shuffle(&mut order);
@@ -318,13 +326,17 @@ impl<'a> Ppo<'a> {
                 updates.steps += 1.0;
             }
         }
-        updates.add_up(&self.groups)?;
+        updates.all_reduce(&self.groups)?;
         Ok(updates)
     }
 
     /// One optimiser step of the policy.
-    fn update_policy(&mut self, mini_batch: &[Trajectory<'_>], updates: &mut Updates) -> Result<(), Error> {
-        let (config, policy) = (self.config, self.judges.policy);
+    fn update_policy(
+        &mut self,
+        mini_batch: &[Trajectory<'_>],
+        updates: &mut UpdateStats,
+    ) -> Result<(), Error> {
+        let (config, policy) = (self.config, self.models.policy);
         let clip = PolicyClip {
             low: config.clip_range,
             high: config.clip_range_high.unwrap_or(config.clip_range),
@@ -332,28 +344,33 @@ impl<'a> Ppo<'a> {
         };
         let tokens: usize = mini_batch.iter().map(|trajectory| trajectory.advantages.len()).sum();
         let ptx = self.next_ptx(mini_batch.len());
-        let own = self.policy.deal(mini_batch, self.train.micro_batch_size);
-        let own_ptx = self.policy.deal(&ptx, self.train.micro_batch_size);
-        let balance = policy.config().balance() / num_tokens(mini_batch) as f64;
-        let rows: Vec<Rows> = own.iter().map(|micro| rows(micro, balance, policy.device())).collect();
+        let micro_batches = self.policy.split_micro_batches(mini_batch, self.train.micro_batch_size);
+        let ptx_micro_batches = self.policy.split_micro_batches(&ptx, self.train.micro_batch_size);
+        let aux_loss_coef = policy.config().router_aux_loss_coef() / num_tokens(mini_batch) as f64;
+        let rows: Vec<ExperienceBatch> = micro_batches
+            .iter()
+            .map(|micro| experience_batch(micro, aux_loss_coef, policy.device()))
+            .collect();
         let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
         updates.policy_loss += self.policy.accumulate(policy, &batches, |micro, hidden| {
-            let (rows, micro) = (&rows[micro], own[micro]);
+            let (rows, micro) = (&rows[micro], micro_batches[micro]);
             let old = flatten(micro, |trajectory| &trajectory.experience.logprobs).to_device(policy.device());
             let advantages = flatten(micro, |trajectory| &trajectory.advantages).to_device(policy.device());
             let new = rows.logprobs(policy, hidden, config.temperature)?;
-            let part = loss::policy(&new.logprobs, &old, &advantages, None, &clip)?;
+            let part = loss::policy(&new.logprobs, &old, &advantages, &clip)?;
             updates.policy += part.statistics;
             let bonus = match config.entropy_coef {
                 0.0 => Tensor::from(0.0),
-                weight => loss::entropy_bonus(&new.entropy, None, weight)?,
+                weight => loss::entropy_bonus(&new.entropy, weight),
             };
             Ok::<_, Error>((part.loss + bonus) / tokens as f64)
         })?;
-        if !own_ptx.is_empty() {
+        if !ptx_micro_batches.is_empty() {
             let weight = config.ptx_coef / sft::num_labels(&ptx) as f64;
-            let balance = config.ptx_coef * policy.config().balance() / sft::num_tokens(&ptx) as f64;
-            let (loss, _) = sft::accumulate(policy, &own_ptx, [weight, balance], &mut self.policy)?;
+            let aux_loss_coef =
+                config.ptx_coef * policy.config().router_aux_loss_coef() / sft::num_tokens(&ptx) as f64;
+            let (loss, _) =
+                sft::accumulate(policy, &ptx_micro_batches, [weight, aux_loss_coef], &mut self.policy)?;
             updates.ptx_loss += loss / config.ptx_coef;
         }
         let report = self.policy.step()?;
@@ -370,19 +387,26 @@ impl<'a> Ppo<'a> {
     }
 
     /// One optimiser step of the critic.
-    fn update_critic(&mut self, mini_batch: &[Trajectory<'_>], updates: &mut Updates) -> Result<(), Error> {
-        let (config, critic) = (self.config, self.judges.critic);
+    fn update_critic(
+        &mut self,
+        mini_batch: &[Trajectory<'_>],
+        updates: &mut UpdateStats,
+    ) -> Result<(), Error> {
+        let (config, critic) = (self.config, self.models.critic);
         let slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
-        let own = self.critic.deal(mini_batch, self.train.micro_batch_size);
-        let balance = critic.config().balance() / num_tokens(mini_batch) as f64;
-        let rows: Vec<Rows> = own.iter().map(|micro| rows(micro, balance, critic.device())).collect();
+        let micro_batches = self.critic.split_micro_batches(mini_batch, self.train.micro_batch_size);
+        let aux_loss_coef = critic.config().router_aux_loss_coef() / num_tokens(mini_batch) as f64;
+        let rows: Vec<ExperienceBatch> = micro_batches
+            .iter()
+            .map(|micro| experience_batch(micro, aux_loss_coef, critic.device()))
+            .collect();
         let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
         updates.value_loss += self.critic.accumulate(critic, &batches, |micro, hidden| {
-            let (rows, micro) = (&rows[micro], own[micro]);
+            let (rows, micro) = (&rows[micro], micro_batches[micro]);
             let old = flatten(micro, |trajectory| &trajectory.experience.values).to_device(critic.device());
             let returns = flatten(micro, |trajectory| &trajectory.returns).to_device(critic.device());
             let new = rows.values(critic, hidden)?;
-            let part = loss::value(&new, &old, &returns, None, Some(config.clip_range_value))?;
+            let part = loss::value(&new, &old, &returns, Some(config.clip_range_value))?;
             updates.value += part.statistics;
             Ok::<_, Error>(part.loss * (config.vf_coef / slots as f64))
         })?;
@@ -390,7 +414,7 @@ impl<'a> Ppo<'a> {
         Ok(())
     }
 
-    fn show_sample(&self, step: u64, experience: &Experience, run: &mut Run<'_>) -> Result<(), Error> {
+    fn log_sample(&self, step: u64, experience: &Experience, run: &mut StageRun<'_>) -> Result<(), Error> {
         let (prompt, reply) = experience.ids.split_at(experience.prompt_length);
         let (prompt, reply) = ((self.data.decode)(prompt), (self.data.decode)(reply));
         let score = f64::from(experience.score);
@@ -398,12 +422,12 @@ impl<'a> Ppo<'a> {
     }
 }
 
-impl Updates {
+impl UpdateStats {
     /// Adds up what the processes that share the updates have seen.
-    fn add_up(&mut self, groups: &Groups) -> Result<(), Error> {
+    fn all_reduce(&mut self, groups: &ProcessGroups) -> Result<(), Error> {
         let losses = [self.policy_loss, self.value_loss, self.ptx_loss];
-        [self.policy_loss, self.value_loss, self.ptx_loss] = groups.learners().sum(losses)?;
-        let all = groups.learners().gather(vec![(self.policy, self.value)])?;
+        [self.policy_loss, self.value_loss, self.ptx_loss] = groups.loss_group().all_reduce_sum(losses)?;
+        let all = groups.loss_group().all_gather_object(vec![(self.policy, self.value)])?;
         (self.policy, self.value) = Default::default();
         for (policy, value) in all {
             self.policy += policy;
@@ -412,7 +436,7 @@ impl Updates {
         Ok(())
     }
 
-    fn report(&self, metrics: &mut Metrics) {
+    fn push_metrics(&self, metrics: &mut Metrics) {
         let (steps, tokens, slots) =
             (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.tokens.max(1.0));
         metrics.push("loss", self.policy_loss / steps);
@@ -438,16 +462,12 @@ fn derived_seed(seed: u64, iteration: u64, purpose: u64) -> u64 {
     rand::Rng::random(&mut generator)
 }
 
-fn shaping(config: &PpoConfig) -> Shaping {
-    Shaping {
-        clip: config.score_clip,
-        missing_eos: config.missing_eos_penalty.map(MissingEos::Subtract),
-        ..Shaping::default()
-    }
+fn shaping(config: &PpoConfig) -> ScoreShaping {
+    ScoreShaping { clip: config.score_clip, missing_eos_penalty: config.missing_eos_penalty }
 }
 
 /// Lengths, ends, entropy, and how far sampler and trainer disagree.
-fn describe(experiences: &[Experience], metrics: &mut Metrics) {
+fn rollout_metrics(experiences: &[Experience], metrics: &mut Metrics) {
     let count = experiences.len() as f64;
     let tokens = experiences.iter().map(|experience| experience.reply().len()).sum::<usize>().max(1) as f64;
     let entropy: f64 =
@@ -489,10 +509,10 @@ fn num_tokens(trajectories: &[Trajectory<'_>]) -> usize {
     trajectories.iter().map(|trajectory| trajectory.experience.ids.len()).sum::<usize>().max(1)
 }
 
-fn rows(micro: &[Trajectory<'_>], balance: f64, device: tch::Device) -> Rows {
+fn experience_batch(micro: &[Trajectory<'_>], aux_loss_coef: f64, device: tch::Device) -> ExperienceBatch {
     let experiences: Vec<&Experience> = micro.iter().map(|trajectory| trajectory.experience).collect();
-    let mut rows = Rows::new(&experiences, device);
-    rows.batch.balance = balance;
+    let mut rows = ExperienceBatch::new(&experiences, device);
+    rows.batch.aux_loss_coef = aux_loss_coef;
     rows
 }
 

@@ -10,15 +10,15 @@ use datasets::{PreferenceRow, Sampler, SamplerState};
 use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
 use models::scalar_model::ScalarModel;
-use parallel::comm::Group;
-use parallel::{Groups, Segmented};
+use parallel::comm::ProcessGroup;
+use parallel::{ProcessGroups, Segmented};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
 use crate::config::RewardConfig;
 use crate::event::Metrics;
 use crate::loss;
-use crate::run::Run;
+use crate::run::StageRun;
 use crate::{Error, check};
 
 /// What a reward stage learns from.
@@ -42,7 +42,7 @@ pub fn train(
     data: &Data<'_>,
     config: &RewardConfig,
     train: &TrainConfig,
-    run: &mut Run<'_>,
+    run: &mut StageRun<'_>,
 ) -> Result<(), Error> {
     if data.train.is_empty() {
         return Err(Error::NoRows { stage: "rm", fix: "look at [data] train and max_length" });
@@ -55,45 +55,48 @@ pub fn train(
         None => Sampler::new(data.train.len(), run.seed, data.shuffle)?,
     };
     let save = |folder: &std::path::Path| Ok(model.save(folder)?);
-    let mut untold = 0;
+    let mut tokens_since_log = 0;
     while engine.step_count() < total_steps {
         let started = Instant::now();
         let pairs: Vec<&PreferenceRow> =
             sampler.next_batch(train.batch_size()).into_iter().map(|row| &data.train[row]).collect();
-        let (mut scores, mut tokens) = (Scores::default(), 0);
-        let own = engine.deal(&pairs, train.micro_batch_size);
+        let (mut scores, mut tokens) = (PairScores::default(), 0);
+        let micro_batches = engine.split_micro_batches(&pairs, train.micro_batch_size);
         let all: usize = pairs.iter().map(|pair| pair.chosen.len() + pair.rejected.len()).sum();
-        let balance = model.config().balance() / all.max(1) as f64;
-        let batches: Vec<Batch> = own.iter().map(|micro| collate(micro, model).balanced(balance)).collect();
+        let aux_loss_coef = model.config().router_aux_loss_coef() / all.max(1) as f64;
+        let batches: Vec<Batch> = micro_batches
+            .iter()
+            .map(|micro| collate(micro, model).with_aux_loss_coef(aux_loss_coef))
+            .collect();
         let batches: Vec<&Batch> = batches.iter().collect();
         let total = engine.accumulate(model, &batches, |micro, hidden| {
             let (chosen, rejected) = score_pairs(model, batches[micro], hidden)?;
-            tokens += batches[micro].real_tokens();
+            tokens += batches[micro].num_real_tokens();
             scores.add(&chosen, &rejected)?;
-            let margin = margins(own[micro], &chosen);
+            let margin = margins(micro_batches[micro], &chosen);
             let loss = loss::reward(&chosen, &rejected, margin.as_ref(), config.center_rewards_coefficient)?;
             Ok::<_, Error>(loss / pairs.len() as f64)
         })?;
         let report = engine.step()?;
-        let [total, tokens] = run.groups.learners().sum([total, tokens as f64])?;
-        untold += tokens as u64;
-        if run.logs(report.step, total_steps) {
+        let [total, tokens] = run.groups.loss_group().all_reduce_sum([total, tokens as f64])?;
+        tokens_since_log += tokens as u64;
+        if run.should_log(report.step, total_steps) {
             let mut metrics = Metrics::default();
             metrics.push("loss", total);
             metrics.push("lr", report.lr);
             metrics.push("grad_norm", report.grad_norm);
             metrics.push("tokens", tokens);
             metrics.push("seconds", started.elapsed().as_secs_f64());
-            scores.gathered(run.groups.learners())?.metrics("", &mut metrics);
-            run.record_step(report.step, &metrics, std::mem::take(&mut untold))?;
+            scores.all_gather(run.groups.loss_group())?.metrics("", &mut metrics);
+            run.record_step(report.step, &metrics, std::mem::take(&mut tokens_since_log))?;
         }
-        if !data.eval.is_empty() && run.evaluates(report.step, total_steps)? {
+        if !data.eval.is_empty() && run.should_evaluate(report.step, total_steps)? {
             let mut metrics = Metrics::default();
             let scores = evaluate(model, data.eval, train.micro_batch_size, &run.groups)?;
             scores.metrics("eval/", &mut metrics);
             run.record_evaluation(report.step, &metrics)?;
         }
-        run.after_step(engine.step_count(), &|folder| {
+        run.save_or_stop(engine.step_count(), &|folder| {
             save(folder)?;
             Ok(checkpoint::save_state(folder, &engine, &State { sampler: sampler.state() })?)
         })?;
@@ -103,29 +106,30 @@ pub fn train(
 
 /// Scores of pairs, side by side.
 #[derive(Clone, Debug, Default)]
-pub struct Scores {
+pub struct PairScores {
     /// Of the preferred replies.
     pub chosen: Vec<f64>,
     /// Of the others.
     pub rejected: Vec<f64>,
 }
 
-impl Scores {
+impl PairScores {
     fn add(&mut self, chosen: &Tensor, rejected: &Tensor) -> Result<(), Error> {
         let pairs = chosen.numel() as i64;
-        self.chosen.extend(check::numbers("scores of the preferred replies", chosen, pairs)?);
-        self.rejected.extend(check::numbers("scores of the other replies", rejected, pairs)?);
+        self.chosen.extend(check::finite_values("scores of the preferred replies", chosen, pairs)?);
+        self.rejected.extend(check::finite_values("scores of the other replies", rejected, pairs)?);
         Ok(())
     }
 
     /// Those of all ranks of `group`.
-    fn gathered(self, group: &Group) -> Result<Self, Error> {
-        let (chosen, rejected) = (group.gather(self.chosen)?, group.gather(self.rejected)?);
+    fn all_gather(self, group: &ProcessGroup) -> Result<Self, Error> {
+        let (chosen, rejected) =
+            (group.all_gather_object(self.chosen)?, group.all_gather_object(self.rejected)?);
         Ok(Self { chosen, rejected })
     }
 
     /// For each pair 1 when the preferred reply scores higher, 0 when lower, one half for a tie.
-    pub fn rights(&self) -> Vec<f64> {
+    pub fn correct(&self) -> Vec<f64> {
         let right = |(chosen, rejected): (&f64, &f64)| match chosen.total_cmp(rejected) {
             std::cmp::Ordering::Greater => 1.0,
             std::cmp::Ordering::Equal => 0.5,
@@ -137,7 +141,7 @@ impl Scores {
     fn metrics(&self, prefix: &str, metrics: &mut Metrics) {
         let count = self.chosen.len().max(1) as f64;
         let mean = |values: &[f64]| values.iter().sum::<f64>() / count;
-        metrics.push(&format!("{prefix}accuracy"), mean(&self.rights()));
+        metrics.push(&format!("{prefix}accuracy"), mean(&self.correct()));
         metrics.push(&format!("{prefix}margin"), mean(&self.chosen) - mean(&self.rejected));
         metrics.push(&format!("{prefix}chosen_score"), mean(&self.chosen));
         metrics.push(&format!("{prefix}rejected_score"), mean(&self.rejected));
@@ -149,22 +153,23 @@ pub fn evaluate(
     model: &ScalarModel,
     pairs: &[PreferenceRow],
     micro_batch_size: usize,
-    groups: &Groups,
-) -> Result<Scores, Error> {
-    let mut scores = Scores::default();
-    for pairs in groups.twins().deal(pairs.chunks(micro_batch_size)) {
+    groups: &ProcessGroups,
+) -> Result<PairScores, Error> {
+    let mut scores = PairScores::default();
+    for pairs in groups.weight_replicas().round_robin(pairs.chunks(micro_batch_size)) {
         let pairs: Vec<&PreferenceRow> = pairs.iter().collect();
         let batch = collate(&pairs, model);
-        let (chosen, rejected) = tch::no_grad(|| score_pairs(model, &batch, &model.infer(&batch)?))?;
+        let (chosen, rejected) =
+            tch::no_grad(|| score_pairs(model, &batch, &model.forward_no_grad(&batch)?))?;
         scores.add(&chosen, &rejected)?;
     }
-    scores.gathered(groups.twins())
+    scores.all_gather(groups.weight_replicas())
 }
 
 /// The score of each row at its last token, `[rows]`, fp32, without a graph.
 pub fn score(model: &ScalarModel, rows: &[&[i64]]) -> Result<Tensor, Error> {
     let batch = Batch::new(rows, model.device());
-    tch::no_grad(|| last_scores(model, &batch, &model.infer(&batch)?))
+    tch::no_grad(|| last_scores(model, &batch, &model.forward_no_grad(&batch)?))
 }
 
 /// All preferred replies first, then all others.

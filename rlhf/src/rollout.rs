@@ -72,7 +72,7 @@ impl Experience {
 }
 
 /// The models that look at a rollout.
-pub struct Judges<'a> {
+pub struct PpoModels<'a> {
     /// The policy that made it.
     pub policy: &'a CausalLm,
     /// The policy that it is kept close to.
@@ -83,7 +83,7 @@ pub struct Judges<'a> {
     pub reward: &'a ScalarModel,
 }
 
-impl Judges<'_> {
+impl PpoModels<'_> {
     /// Refuses models with different vocabularies.
     pub fn check(&self) -> Result<(), Error> {
         let policy = self.policy.config().vocab_size();
@@ -100,7 +100,7 @@ impl Judges<'_> {
     }
 
     /// Fills in everything but the sampler's part, `micro_batch_size` replies at a time.
-    pub fn look_at(
+    pub fn score_rollout(
         &self,
         experiences: &mut [Experience],
         micro_batch_size: usize,
@@ -108,25 +108,26 @@ impl Judges<'_> {
     ) -> Result<(), Error> {
         no_grad(|| {
             for chunk in experiences.chunks_mut(micro_batch_size) {
-                self.look_at_some(chunk, temperature)?;
+                self.score_micro_batch(chunk, temperature)?;
             }
             Ok(())
         })
     }
 
-    fn look_at_some(&self, chunk: &mut [Experience], temperature: f64) -> Result<(), Error> {
-        let rows = Rows::new(&chunk.iter().collect::<Vec<_>>(), self.policy.device());
-        let policy = rows.logprobs(self.policy, &self.policy.infer(&rows.batch)?, temperature)?;
-        let reference = rows.logprobs(self.reference, &self.reference.infer(&rows.batch)?, temperature)?;
-        let values = rows.values(self.critic, &self.critic.infer(&rows.batch)?)?;
+    fn score_micro_batch(&self, chunk: &mut [Experience], temperature: f64) -> Result<(), Error> {
+        let rows = ExperienceBatch::new(&chunk.iter().collect::<Vec<_>>(), self.policy.device());
+        let policy = rows.logprobs(self.policy, &self.policy.forward_no_grad(&rows.batch)?, temperature)?;
+        let reference =
+            rows.logprobs(self.reference, &self.reference.forward_no_grad(&rows.batch)?, temperature)?;
+        let values = rows.values(self.critic, &self.critic.forward_no_grad(&rows.batch)?)?;
         let ids: Vec<&[i64]> = chunk.iter().map(|experience| experience.ids.as_slice()).collect();
-        let scores = read(&reward::score(self.reward, &ids)?);
+        let scores = to_vec_f32(&reward::score(self.reward, &ids)?);
         let lengths: Vec<usize> = chunk.iter().map(|experience| experience.reply().len()).collect();
         let slots: Vec<usize> = chunk.iter().map(Experience::num_slots).collect();
-        let parts =
-            [&policy.logprobs, &policy.entropy, &reference.logprobs].map(|flat| split(flat, &lengths));
+        let parts = [&policy.logprobs, &policy.entropy, &reference.logprobs]
+            .map(|flat| split_by_length(flat, &lengths));
         let [logprobs, entropies, references] = parts.map(Vec::into_iter);
-        let values = split(&values, &slots).into_iter();
+        let values = split_by_length(&values, &slots).into_iter();
         let filled = logprobs.zip(entropies).zip(references.zip(values)).zip(scores);
         for (experience, (((logprobs, entropy), (reference, values)), score)) in chunk.iter_mut().zip(filled)
         {
@@ -141,7 +142,7 @@ impl Judges<'_> {
 }
 
 /// The flat batch of some experiences, and where its replies are.
-pub(crate) struct Rows {
+pub(crate) struct ExperienceBatch {
     pub(crate) batch: Batch,
     /// The hidden state before each token of each reply, `[R]`.
     positions: Tensor,
@@ -151,7 +152,7 @@ pub(crate) struct Rows {
     targets: Tensor,
 }
 
-impl Rows {
+impl ExperienceBatch {
     pub(crate) fn new(experiences: &[&Experience], device: Device) -> Self {
         let ids: Vec<&[i64]> = experiences.iter().map(|experience| experience.ids.as_slice()).collect();
         let (mut positions, mut slots, mut targets, mut offset) =
@@ -189,13 +190,13 @@ impl Rows {
     }
 }
 
-fn read(tensor: &Tensor) -> Vec<f32> {
+fn to_vec_f32(tensor: &Tensor) -> Vec<f32> {
     Vec::<f32>::try_from(tensor.detach().to_kind(tch::Kind::Float)).expect("a vector of numbers")
 }
 
 /// Cuts a flat `[R]` tensor into one vector a reply.
-fn split(flat: &Tensor, lengths: &[usize]) -> Vec<Vec<f32>> {
-    let values = read(flat);
+fn split_by_length(flat: &Tensor, lengths: &[usize]) -> Vec<Vec<f32>> {
+    let values = to_vec_f32(flat);
     let mut rest = values.as_slice();
     lengths
         .iter()

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gemini::{Engine, checkpoint};
-use parallel::Groups;
+use parallel::ProcessGroups;
 use serde::de::DeserializeOwned;
 
 use crate::Error;
@@ -18,32 +18,32 @@ use crate::event::{Event, Metrics, Recorder};
 
 /// How often things happen, in steps; 0 is never.
 #[derive(Clone, Copy, Debug)]
-pub struct Cadence {
+pub struct StepIntervals {
     /// A checkpoint.
-    pub checkpoint: u64,
+    pub save_steps: u64,
     /// Checkpoints that are kept.
-    pub keep: usize,
+    pub save_total_limit: usize,
     /// A row of metrics (the last step always has one).
-    pub log: u64,
+    pub logging_steps: u64,
     /// A look at the held-out rows.
-    pub eval: u64,
+    pub eval_steps: u64,
 }
 
 /// Writes something into a model folder.
-pub type Save<'a> = dyn Fn(&Path) -> Result<(), Error> + 'a;
+pub type SaveFn<'a> = dyn Fn(&Path) -> Result<(), Error> + 'a;
 
 /// The surroundings of one stage.
-pub struct Run<'a> {
+pub struct StageRun<'a> {
     /// The name of the stage.
     pub stage: &'static str,
     /// The run folder.
     pub out: &'a Path,
     /// The processes of the job. All of them go through the same steps; the first one writes and tells.
-    pub groups: Arc<Groups>,
+    pub groups: Arc<ProcessGroups>,
     /// Decides data order and draws.
     pub seed: u64,
     /// How often things happen.
-    pub cadence: Cadence,
+    pub intervals: StepIntervals,
     /// The checkpoint from which the model was loaded, when the run is resumed.
     pub resume: Option<PathBuf>,
     /// Set when a person asks the run to end: it ends after the step, with a checkpoint.
@@ -51,10 +51,10 @@ pub struct Run<'a> {
     /// Who listens.
     pub recorder: &'a mut dyn Recorder,
     /// Writes what a model folder holds beside the model: the tokenizer and its template.
-    pub companions: &'a Save<'a>,
+    pub save_tokenizer: &'a SaveFn<'a>,
 }
 
-impl Run<'_> {
+impl StageRun<'_> {
     /// Announces the stage and, when it is resumed, restores the engine; returns the stage's own state.
     pub(crate) fn start<S: DeserializeOwned>(
         &mut self,
@@ -74,7 +74,7 @@ impl Run<'_> {
     /// Refuses a checkpoint whose state is not that of its name, or beyond the end of the run.
     pub(crate) fn check_step(&self, step: u64, total_steps: u64) -> Result<(), Error> {
         let Some(path) = &self.resume else { return Ok(()) };
-        let named = path.file_name().and_then(|name| checkpoint::step_of(name.to_str()?));
+        let named = path.file_name().and_then(|name| checkpoint::parse_step(name.to_str()?));
         let problem = match named {
             Some(named) if named != step => format!("its state is that after step {step}"),
             _ if step > total_steps => {
@@ -87,13 +87,14 @@ impl Run<'_> {
     }
 
     /// Whether metrics of `step` are wanted.
-    pub(crate) fn logs(&self, step: u64, total_steps: u64) -> bool {
-        due(step, self.cadence.log) || step == total_steps
+    pub(crate) fn should_log(&self, step: u64, total_steps: u64) -> bool {
+        falls_on_interval(step, self.intervals.logging_steps) || step == total_steps
     }
 
     /// Whether to evaluate after `step`. A run that was asked to stop skips the evaluation.
-    pub(crate) fn evaluates(&self, step: u64, total_steps: u64) -> Result<bool, Error> {
-        let is_due = due(step, self.cadence.eval) || (step == total_steps && self.cadence.eval > 0);
+    pub(crate) fn should_evaluate(&self, step: u64, total_steps: u64) -> Result<bool, Error> {
+        let is_due = falls_on_interval(step, self.intervals.eval_steps)
+            || (step == total_steps && self.intervals.eval_steps > 0);
         Ok(is_due && !self.is_interrupted()?)
     }
 
@@ -107,20 +108,20 @@ impl Run<'_> {
 
     /// Tells who listens, from the first process.
     pub(crate) fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
-        if self.groups.is_first() { self.recorder.record(event) } else { Ok(()) }
+        if self.groups.is_rank_zero() { self.recorder.record(event) } else { Ok(()) }
     }
 
     /// Whether a person asked any of the processes to end the run.
     fn is_interrupted(&self) -> Result<bool, Error> {
         let asked = self.interrupted.load(Ordering::Relaxed);
-        Ok(self.groups.world().max([f64::from(u8::from(asked))])? == [1.0])
+        Ok(self.groups.world().all_reduce_max([f64::from(u8::from(asked))])? == [1.0])
     }
 
     /// Saves a checkpoint after `step` when one is due, or when the run is asked to end; then ends it. `save`
     /// writes the models that are trained and the state of the trainer.
-    pub(crate) fn after_step(&mut self, step: u64, save: &Save<'_>) -> Result<(), Error> {
+    pub(crate) fn save_or_stop(&mut self, step: u64, save: &SaveFn<'_>) -> Result<(), Error> {
         let interrupted = self.is_interrupted()?;
-        if !due(step, self.cadence.checkpoint) && !interrupted {
+        if !falls_on_interval(step, self.intervals.save_steps) && !interrupted {
             return Ok(());
         }
         let path = self.write_checkpoint(step, save)?;
@@ -128,12 +129,12 @@ impl Run<'_> {
     }
 
     /// Writes `checkpoints/step-N` whole, and removes those that are too many.
-    fn write_checkpoint(&mut self, step: u64, save: &Save<'_>) -> Result<PathBuf, Error> {
+    fn write_checkpoint(&mut self, step: u64, save: &SaveFn<'_>) -> Result<PathBuf, Error> {
         let folder = self.out.join("checkpoints");
         let path = folder.join(format!("step-{step}"));
         self.write_model(&path, save)?;
-        if self.groups.is_first() {
-            checkpoint::prune(&folder, self.cadence.keep.max(1))?;
+        if self.groups.is_rank_zero() {
+            checkpoint::prune(&folder, self.intervals.save_total_limit.max(1))?;
         }
         self.record(&Event::Checkpoint { step, path: &path })?;
         self.groups.world().barrier()?;
@@ -141,9 +142,9 @@ impl Run<'_> {
     }
 
     /// Writes a model folder whole: every process that holds a part hands it in, and the first one writes.
-    fn write_model(&self, path: &Path, save: &Save<'_>) -> Result<(), Error> {
-        if !self.groups.is_first() {
-            return if self.groups.is_saved() { save(path) } else { Ok(()) };
+    fn write_model(&self, path: &Path, save: &SaveFn<'_>) -> Result<(), Error> {
+        if !self.groups.is_rank_zero() {
+            return if self.groups.saves_weights() { save(path) } else { Ok(()) };
         }
         if !self.out.is_dir() {
             // Made anew, it would hold a checkpoint that no run could go on from.
@@ -153,7 +154,7 @@ impl Run<'_> {
         }
         checkpoint::write_folder(path, |folder| {
             save(folder)?;
-            (self.companions)(folder)?;
+            (self.save_tokenizer)(folder)?;
             // Last, for it names every other file.
             if folder.join(checkpoint::STATE_FOLDER).exists() {
                 checkpoint::write_manifest(folder)?;
@@ -163,7 +164,7 @@ impl Run<'_> {
     }
 
     /// Saves the finished model under `final/`.
-    pub(crate) fn finish(&mut self, save: &Save<'_>) -> Result<(), Error> {
+    pub(crate) fn finish(&mut self, save: &SaveFn<'_>) -> Result<(), Error> {
         self.write_model(&self.out.join("final"), save)?;
         // Nobody goes on to a stage that begins with this model before it is there.
         self.groups.world().barrier()?;
@@ -171,6 +172,6 @@ impl Run<'_> {
     }
 }
 
-fn due(step: u64, every: u64) -> bool {
+fn falls_on_interval(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }

@@ -10,12 +10,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use rlhf::advantage::{self, Advantages, ScoreSlot, TokenRewards};
-use rlhf::kl::{Controller, Estimator, Limits};
+use rlhf::kl::{KlController, KlEstimator};
 use rlhf::loss::{self, PolicyClip};
-use rlhf::reduction::{Counts, Reduction};
-use rlhf::replies::Replies;
-use rlhf::score::{self, MissingEos, Shaping};
-use rlhf::whiten::{Variance, whiten};
+use rlhf::replies;
+use rlhf::score::ScoreShaping;
+use rlhf::whiten::whiten;
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
@@ -63,13 +62,11 @@ impl Ours {
             ours.advantages(name, "eos", ScoreSlot::Eos, &inputs[name]);
             ours.advantages(name, "after_eos", ScoreSlot::AfterEos, &inputs[name]);
         }
-        ours.holes(&inputs["holes"]);
         ours.whiten(&inputs);
         ours.controller(&inputs["controller"]);
         ours.policy(&inputs["policy"]);
         ours.value(&inputs["value"]);
         ours.reward(&inputs["reward"]);
-        ours.reduction(&inputs["reduction"]);
         ours.score(&inputs["score"]);
         ours.values
     }
@@ -90,11 +87,8 @@ impl Ours {
     fn kl(&mut self, case: &Value) {
         let (logprobs, reference) = (self.tensor(case, "logprobs"), self.tensor(case, "reference_logprobs"));
         for name in ["k1", "k2", "k3", "abs"] {
-            let estimator: Estimator = serde_json::from_value(Value::from(name)).unwrap();
-            self.put(
-                &format!("kl/{name}"),
-                &estimator.estimate(&logprobs, &reference, &Limits::default()).unwrap(),
-            );
+            let estimator: KlEstimator = serde_json::from_value(Value::from(name)).unwrap();
+            self.put(&format!("kl/{name}"), &estimator.estimate(&logprobs, &reference).unwrap());
         }
     }
 
@@ -110,14 +104,13 @@ impl Ours {
         let lengths = integers(case, "lengths");
         let slots = slot.of_replies(&lengths, case["max_new_tokens"].as_i64().unwrap());
         let (logprobs, reference) = (self.tensor(case, "logprobs"), self.tensor(case, "reference_logprobs"));
-        let kl = Estimator::K1.estimate(&logprobs, &reference, &Limits::default()).unwrap();
+        let kl = KlEstimator::K1.estimate(&logprobs, &reference).unwrap();
         let scores = self.tensor(case, "scores");
-        let replies = Replies::new(&lengths);
         let rewards =
-            advantage::token_rewards(&kl, &scores, &replies, number(case, "kl_coef"), &slots).unwrap();
+            advantage::token_rewards(&kl, &scores, &lengths, number(case, "kl_coef"), &slots).unwrap();
         let (values, after_end) = (floats(case, "values"), floats(case, "values_after_end"));
         let mut slot_values = Vec::new();
-        for (row, range) in replies.ranges().into_iter().enumerate() {
+        for (row, range) in replies::ranges(&lengths).into_iter().enumerate() {
             slot_values.extend_from_slice(&values[range]);
             if slots[row] == ScoreSlot::AfterEos {
                 slot_values.push(after_end[row]);
@@ -129,36 +122,18 @@ impl Ours {
         (rewards, advantages)
     }
 
-    fn holes(&mut self, case: &Value) {
-        let (lengths, mask) = (integers(case, "lengths"), self.tensor(case, "mask"));
-        let replies = Replies::with_mask(&lengths, &mask);
-        let (kl, scores) = (self.tensor(case, "kl"), self.tensor(case, "scores"));
-        let slots = [ScoreSlot::Eos; 2];
-        let rewards =
-            advantage::token_rewards(&kl, &scores, &replies, number(case, "kl_coef"), &slots).unwrap();
-        let values = self.tensor(case, "values");
-        let got = advantage::gae(&rewards, &values, number(case, "gamma"), number(case, "lambda")).unwrap();
-        self.put("holes/advantages", &got.advantages);
-        self.put("holes/returns", &got.returns);
-    }
-
     fn whiten(&mut self, inputs: &Value) {
-        let (values, mask) =
-            (self.tensor(&inputs["whiten"], "values"), self.tensor(&inputs["whiten"], "mask"));
+        let values = self.tensor(&inputs["whiten"], "values");
         let worked = self.estimate(&inputs["worked"], ScoreSlot::Eos).1.advantages;
-        for (name, variance) in [("unbiased", Variance::Unbiased), ("biased", Variance::Biased)] {
-            let whitened = whiten(&values, Some(&mask), variance, true).unwrap();
-            self.put(&format!("whiten/{name}"), &whitened);
-            let scaled = whiten(&values, Some(&mask), variance, false).unwrap();
-            self.put(&format!("whiten/{name}_scaled"), &scaled);
-            self.put(&format!("whiten/worked_{name}"), &whiten(&worked, None, variance, true).unwrap());
-        }
+        self.put("whiten/shifted", &whiten(&values, true).unwrap());
+        self.put("whiten/scaled", &whiten(&values, false).unwrap());
+        self.put("whiten/worked", &whiten(&worked, true).unwrap());
     }
 
     fn controller(&mut self, case: &Value) {
         let after = |kl: f64| {
             let (target, horizon) = (number(case, "target"), number(case, "horizon"));
-            let mut controller = Controller::new(number(case, "coefficient"), Some(target), horizon);
+            let mut controller = KlController::new(number(case, "coefficient"), Some(target), horizon);
             controller.update(kl, case["sequences"].as_u64().unwrap() as usize).unwrap();
             controller.coefficient()
         };
@@ -167,18 +142,17 @@ impl Ours {
     }
 
     fn policy(&mut self, case: &Value) {
-        let [old, advantages, weights] =
-            ["old_logprobs", "advantages", "weights"].map(|key| self.tensor(case, key));
+        let [old, advantages] = ["old_logprobs", "advantages"].map(|key| self.tensor(case, key));
         for (name, rule) in case["rules"].as_object().unwrap() {
             let clip: PolicyClip = serde_json::from_value(rule.clone()).unwrap();
             let logprobs = self.tensor(case, "logprobs").set_requires_grad(true);
-            let got = loss::policy(&logprobs, &old, &advantages, Some(&weights), &clip).unwrap();
+            let got = loss::policy(&logprobs, &old, &advantages, &clip).unwrap();
             got.loss.backward();
             self.put(&format!("policy/{name}/loss"), &got.loss);
             self.put(&format!("policy/{name}/gradient"), &logprobs.grad());
             let sums = got.statistics;
             for (key, sum) in
-                [("clipped", sums.clipped), ("approx_kl", sums.approx_kl), ("ratio", sums.ratio)]
+                [("clipped", sums.clipped), ("approx_kl", sums.half_squared_log_ratio), ("ratio", sums.ratio)]
             {
                 self.put_numbers(&format!("policy/{name}/{key}"), &[sum / sums.tokens]);
             }
@@ -186,10 +160,10 @@ impl Ours {
     }
 
     fn value(&mut self, case: &Value) {
-        let [old, returns, weights] = ["old_values", "returns", "weights"].map(|key| self.tensor(case, key));
+        let [old, returns] = ["old_values", "returns"].map(|key| self.tensor(case, key));
         for (name, clip) in case["clips"].as_object().unwrap() {
             let values = self.tensor(case, "values").set_requires_grad(true);
-            let got = loss::value(&values, &old, &returns, Some(&weights), clip.as_f64()).unwrap();
+            let got = loss::value(&values, &old, &returns, clip.as_f64()).unwrap();
             got.loss.backward();
             self.put(&format!("value/{name}/loss"), &got.loss);
             self.put(&format!("value/{name}/gradient"), &values.grad());
@@ -217,37 +191,13 @@ impl Ours {
         }
     }
 
-    fn reduction(&mut self, case: &Value) {
-        let (losses, lengths) = (self.tensor(case, "losses"), integers(case, "lengths"));
-        let replies = Replies::new(&lengths);
-        let length = case["constant"].as_u64().unwrap() as u32;
-        let rules = [
-            Reduction::TokenMean,
-            Reduction::SequenceMean,
-            Reduction::SequenceSum,
-            Reduction::Constant { length },
-        ];
-        let reduced = rules.map(|rule| {
-            let sum = (&losses * rule.weights(&replies, &losses).unwrap()).sum(None);
-            sum.double_value(&[]) / rule.divisor(Counts::of(&replies).unwrap()).unwrap()
-        });
-        self.put_numbers("reduction", &reduced);
-    }
-
     fn score(&mut self, case: &Value) {
         let scores = self.tensor(case, "scores");
-        let stop_id = case["stop_id"].as_i64().unwrap();
-        let replies: Vec<Vec<i64>> = serde_json::from_value(case["replies"].clone()).unwrap();
-        let ends: Vec<score::End> = replies.iter().map(|reply| score::truncate(reply, &[stop_id])).collect();
-        let ended: Vec<bool> = ends.iter().map(|end| end.ended).collect();
-        self.put_numbers("score/lengths", &ends.iter().map(|end| end.length as f64).collect::<Vec<_>>());
-        let [mean, std, clip, penalty, replacement] =
-            ["mean", "std", "clip", "penalty", "replacement"].map(|key| number(case, key));
-        let missing = |rule| Shaping { missing_eos: Some(rule), ..Shaping::default() };
+        let ended: Vec<bool> = serde_json::from_value(case["ended"].clone()).unwrap();
+        let [clip, penalty] = ["clip", "penalty"].map(|key| Some(number(case, key)));
         for (name, shaping) in [
-            ("clipped", Shaping { mean, std, clip: Some(clip), missing_eos: None }),
-            ("subtracted", missing(MissingEos::Subtract(penalty))),
-            ("replaced", missing(MissingEos::Replace(replacement))),
+            ("clipped", ScoreShaping { clip, ..ScoreShaping::default() }),
+            ("subtracted", ScoreShaping { missing_eos_penalty: penalty, ..ScoreShaping::default() }),
         ] {
             self.put(&format!("score/{name}"), &shaping.apply(&scores, &ended).unwrap());
         }
@@ -294,19 +244,17 @@ fn fp32_agrees_with_both_producers() {
 #[test]
 fn the_published_examples_come_out() {
     let ours = Ours::compute(Kind::Double);
-    let expected: [(&str, &[f64], f64); 12] = [
+    let expected: [(&str, &[f64], f64); 10] = [
         ("kl/k2", &[0.02, 0.02, 0.125, 0.02], 1e-12),
         ("kl/k3", &[0.021_402_76, 0.018_730_75, 0.148_721_27, 0.018_730_75], 6e-9),
         ("worked/eos/advantages", &[0.814_163_75, 0.741_225, 0.6855, 0.59], 1e-12),
         ("worked/eos/returns", &[0.914_163_75, 0.941_225, 0.9855, 0.99], 1e-12),
         ("worked/after_eos/advantages", &[0.792_729_37, 0.718_662_5, 0.661_75, 0.565, 0.5], 6e-9),
         ("worked/after_eos/returns", &[0.892_729_37, 0.918_662_5, 0.961_75, 0.965, 1.0], 6e-9),
-        ("whiten/worked_unbiased", &[1.126_074, 0.354_435, -0.235_095, -1.245_415], 6e-7),
-        ("whiten/worked_biased", &[1.300_278, 0.409_267, -0.271_464, -1.438_081], 6e-7),
+        ("whiten/worked", &[1.126_074, 0.354_435, -0.235_095, -1.245_415], 6e-7),
         ("reward/worked_plain", &[0.341_153_87], 6e-9),
         ("reward/worked_margin", &[0.513_015_25], 6e-9),
         ("reward/worked_centered", &[0.363_653_87], 6e-9),
-        ("reduction", &[0.75, 1.25, 4.5, 0.225], 1e-12),
     ];
     for (name, values, tolerance) in expected {
         assert_eq!(ours[name].len(), values.len(), "{name}");

@@ -12,13 +12,13 @@ use gemini::config::Scheduler;
 use models::causal_lm::CausalLm;
 use models::config::Config;
 use models::decoder::LoadOptions;
+use models::model_parallel::ModelParallel;
 use models::scalar_model::ScalarModel;
-use models::split::Split;
-use parallel::{Groups, Segmented};
+use parallel::{ProcessGroups, Segmented};
 use rlhf::config::{PpoConfig, RewardConfig};
 use rlhf::event::{Event, Metrics, Recorder};
-use rlhf::rollout::Judges;
-use rlhf::run::{Cadence, Run};
+use rlhf::rollout::PpoModels;
+use rlhf::run::{StageRun, StepIntervals};
 use rlhf::{Error, ppo, reward, sft};
 use tch::{Device, Kind, Tensor};
 
@@ -34,7 +34,7 @@ fn config() -> Config {
 }
 
 fn options(trainable: bool) -> LoadOptions {
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable, split: Split::WHOLE }
+    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable, model_parallel: ModelParallel::NONE }
 }
 
 fn language_model(seed: u64) -> CausalLm {
@@ -66,21 +66,21 @@ impl Memory {
 fn in_run(
     out: &Path,
     resume: Option<PathBuf>,
-    stage: impl FnOnce(&mut Run<'_>) -> Result<(), Error>,
+    stage: impl FnOnce(&mut StageRun<'_>) -> Result<(), Error>,
 ) -> (Memory, Result<(), Error>) {
     std::fs::create_dir_all(out).unwrap();
     let mut memory = Memory::default();
     let interrupted = AtomicBool::new(false);
-    let mut run = Run {
+    let mut run = StageRun {
         stage: "test",
         out,
-        groups: Arc::new(Groups::single()),
+        groups: Arc::new(ProcessGroups::single()),
         seed: 5,
-        cadence: Cadence { checkpoint: 3, keep: 9, log: 1, eval: 0 },
+        intervals: StepIntervals { save_steps: 3, save_total_limit: 9, logging_steps: 1, eval_steps: 0 },
         resume,
         interrupted: &interrupted,
         recorder: &mut memory,
-        companions: &|_| Ok(()),
+        save_tokenizer: &|_| Ok(()),
     };
     let outcome = stage(&mut run);
     (memory, outcome)
@@ -173,7 +173,7 @@ fn packing_changes_no_loss() {
         let model = language_model(1);
         let data = sft::Data::new(&rows, &[], packing, false).unwrap();
         // All ten rows in one step, packed or not.
-        let train = TrainConfig { steps: Some(1), micro_batch_size: data.units.len(), ..train() };
+        let train = TrainConfig { steps: Some(1), micro_batch_size: data.bins.len(), ..train() };
         let (memory, outcome) =
             in_run(&folder.path().join(name), None, |run| sft::train(&model, &data, &train, run));
         outcome.unwrap();
@@ -216,7 +216,7 @@ fn run_reward(out: &Path, resume: Option<PathBuf>) -> (ScalarModel, Vec<f32>) {
 fn a_reward_model_learns_its_pairs_and_resumes_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     let (model, whole) = run_reward(folder.path(), None);
-    let rights = reward::evaluate(&model, &pairs(), 5, &Groups::single()).unwrap().rights();
+    let rights = reward::evaluate(&model, &pairs(), 5, &ProcessGroups::single()).unwrap().correct();
     assert_eq!(rights.iter().sum::<f64>(), 12.0);
     let halfway = folder.path().join("checkpoints/step-3");
     let (_, resumed) = run_reward(&folder.path().join("again"), Some(halfway));
@@ -247,7 +247,7 @@ fn run_ppo(
     let prompts: Vec<PromptRow> = (0..8)
         .map(|prompt| PromptRow { input_ids: vec![3 + prompt, 5], messages: Vec::new(), answer: None })
         .collect();
-    let judges = Judges { policy: &policy, reference: &reference, critic: &critic, reward: reward_model };
+    let models = PpoModels { policy: &policy, reference: &reference, critic: &critic, reward: reward_model };
     let data = ppo::Data {
         prompts: &prompts,
         shuffle: true,
@@ -255,7 +255,8 @@ fn run_ppo(
         stop_ids: &[STOP],
         decode: &|ids| format!("{ids:?}"),
     };
-    let mut stage = ppo::Ppo::new(judges, data, settings, train, 3, &Arc::new(Groups::single())).unwrap();
+    let mut stage =
+        ppo::Ppo::new(models, data, settings, train, 3, &Arc::new(ProcessGroups::single())).unwrap();
     let (memory, outcome) = in_run(out, None, |run| stage.train(run));
     outcome.unwrap();
     drop(stage);
@@ -339,7 +340,7 @@ fn without_shuffling_the_language_modelling_term_keeps_the_order_of_its_rows() {
         ptx_coef: 1.0,
         ..ppo_settings()
     };
-    let judges = Judges { policy: &policy, reference: &reference, critic: &critic, reward: &reward_model };
+    let models = PpoModels { policy: &policy, reference: &reference, critic: &critic, reward: &reward_model };
     let data = ppo::Data {
         prompts: &prompts,
         shuffle: false,
@@ -347,8 +348,8 @@ fn without_shuffling_the_language_modelling_term_keeps_the_order_of_its_rows() {
         stop_ids: &[STOP],
         decode: &|ids| format!("{ids:?}"),
     };
-    let groups = Arc::new(Groups::single());
-    let mut stage = ppo::Ppo::new(judges, data, &settings, &train, 3, &groups).unwrap();
+    let groups = Arc::new(ProcessGroups::single());
+    let mut stage = ppo::Ppo::new(models, data, &settings, &train, 3, &groups).unwrap();
     let (memory, outcome) = in_run(&folder.path().join("ppo"), None, |run| stage.train(run));
     outcome.unwrap();
     let told = memory.all("loss/ptx_avg");
@@ -407,8 +408,8 @@ fn four_models_must_share_a_vocabulary() {
         Config::from_json(&config().to_json().replace("\"vocab_size\": 24", "\"vocab_size\": 25"), "other")
             .unwrap();
     let strange = ScalarModel::random(other, 2, &options(true)).unwrap();
-    let judges = Judges { policy: &policy, reference: &policy, critic: &strange, reward: &strange };
-    let error = judges.check().unwrap_err().to_string();
+    let models = PpoModels { policy: &policy, reference: &policy, critic: &strange, reward: &strange };
+    let error = models.check().unwrap_err().to_string();
     assert!(
         error.contains("policy model has a vocabulary of 24 tokens and the critic model of 25"),
         "{error}"

@@ -42,7 +42,7 @@ impl Statistics {
 
 /// How the two sinks are to be treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct TerminalStyle {
     /// Standard output is a terminal on which somebody types.
     pub interactive: bool,
     /// Colour standard output.
@@ -56,14 +56,14 @@ pub struct Look {
 pub struct LineChat<O, E> {
     output: O,
     error: E,
-    look: Look,
+    look: TerminalStyle,
     sanitizer: text::Sanitizer,
     at_line_start: bool,
 }
 
 impl<O: Write, E: Write> LineChat<O, E> {
     /// A chat that has written nothing yet.
-    pub fn new(output: O, error: E, look: Look) -> Self {
+    pub fn new(output: O, error: E, look: TerminalStyle) -> Self {
         Self { output, error, look, sanitizer: text::Sanitizer::default(), at_line_start: true }
     }
 
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     fn chat(interactive: bool, color: bool) -> LineChat<Vec<u8>, Vec<u8>> {
-        let look = Look { interactive, color_output: color, color_error: color };
+        let look = TerminalStyle { interactive, color_output: color, color_error: color };
         LineChat::new(Vec::new(), Vec::new(), look)
     }
 

@@ -69,7 +69,7 @@ impl<W: Write> Progress<W> {
 
     /// The same display for a run of `stages` stages of which the next is number `next` (from 1).
     #[must_use]
-    pub fn from_stage(mut self, next: usize, stages: usize) -> Self {
+    pub fn starting_at_stage(mut self, next: usize, stages: usize) -> Self {
         self.stages = stages;
         self.begun = next.saturating_sub(1);
         self
@@ -100,7 +100,7 @@ impl<W: Write> Progress<W> {
             tokens: 0,
             rate: Rate::default(),
             metrics: Vec::new(),
-            trace: Vec::new(),
+            history: Vec::new(),
         });
         self.written = None;
         if matches!(self.mode.layout, Layout::Live(_)) { self.write_if_due(now) } else { Ok(()) }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use datasets::Message;
 use models::causal_lm::CausalLm;
-use models::generate::{self, Completion, FinishReason, Options};
-use tui::line::{LineChat, Look, Statistics};
+use models::generate::{self, Completion, FinishReason, GenerationOptions};
+use tui::line::{LineChat, Statistics, TerminalStyle};
 use tui::terminal::Environment;
 
 use crate::args::ChatArgs;
@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {
 
 struct Chat {
     session: Session<CausalLm>,
-    options: Options,
+    options: GenerationOptions,
     system: Option<String>,
     history: Vec<Message>,
     screen: Screen,
@@ -54,7 +54,7 @@ type Screen = LineChat<Stdout, Stderr>;
 
 fn screen() -> Screen {
     let (environment, output) = (Environment::read(), io::stdout().is_terminal());
-    let look = Look {
+    let look = TerminalStyle {
         interactive: output && io::stdin().is_terminal(),
         color_output: environment.color(output),
         color_error: environment.color(io::stderr().is_terminal()),
@@ -121,7 +121,7 @@ impl Chat {
         let prompt = self.session.tokenizer()?.encode_prompt(&self.history)?;
 
         // From here on a signal ends the answer and not the program.
-        let work = interrupt::begin();
+        let work = interrupt::enter_graceful();
         let started = Instant::now();
         let mut first_token = None;
         let mut reply = Reply { screen: &mut self.screen, text: String::new(), problem: None };
@@ -131,7 +131,7 @@ impl Chat {
             if !self.options.stop_ids.contains(&id) {
                 reply.take(decoder.push(id));
             }
-            let enough = interrupt::is_asked() || reply.problem.is_some();
+            let enough = interrupt::is_stop_requested() || reply.problem.is_some();
             if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let prompts = std::slice::from_ref(&prompt);

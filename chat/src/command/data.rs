@@ -4,15 +4,16 @@ mod check;
 
 use std::path::Path;
 
-use datasets::synth::{Pair, Question, SynthOptions, World};
+use datasets::synth::{Pair, Question, SynthData, SynthOptions};
 use datasets::{
-    At, Demonstration, Mapping, Message, Preference, Prompt, Reading, Tokenizer, TrainOptions, table,
+    Demonstration, Mapping, Message, Preference, Prompt, ReadOptions, RowLocation, Tokenizer, TrainOptions,
+    table,
 };
 use gemini::checkpoint;
 
 use crate::args::{ConvertArgs, DataCommand, SynthArgs, TokenizerArgs};
-use crate::command::tell;
-use crate::output::{claim_file, claim_folder};
+use crate::command::print_stderr;
+use crate::output::{check_output_file, check_output_folder};
 
 /// Runs one of the subcommands.
 pub(crate) fn run(command: &DataCommand) -> anyhow::Result<()> {
@@ -25,13 +26,13 @@ pub(crate) fn run(command: &DataCommand) -> anyhow::Result<()> {
 }
 
 fn synth(arguments: &SynthArgs) -> anyhow::Result<()> {
-    claim_folder(&arguments.out)?;
-    let world = World::generate(&arguments.options())?;
+    check_output_folder(&arguments.out)?;
+    let world = SynthData::generate(&arguments.options())?;
     write_world(&world, &arguments.out)
 }
 
 /// Fills the folder `out` with every split of a world, whole or not at all, and tells what is there.
-pub(crate) fn write_world(world: &World, out: &Path) -> anyhow::Result<()> {
+pub(crate) fn write_world(world: &SynthData, out: &Path) -> anyhow::Result<()> {
     checkpoint::write_folder(out, |folder| write_splits(world, folder))?;
     for (file, rows) in [
         ("text.parquet", world.pretraining.len()),
@@ -41,12 +42,12 @@ pub(crate) fn write_world(world: &World, out: &Path) -> anyhow::Result<()> {
         ("prompts.parquet", world.prompts.len()),
         ("heldout.parquet", world.heldout.len()),
     ] {
-        tell(&format!("{rows:>8} rows  {}", out.join(file).display()));
+        print_stderr(&format!("{rows:>8} rows  {}", out.join(file).display()));
     }
     Ok(())
 }
 
-fn write_splits(world: &World, out: &Path) -> anyhow::Result<()> {
+fn write_splits(world: &SynthData, out: &Path) -> anyhow::Result<()> {
     let texts: Vec<Demonstration> = world.pretraining.iter().cloned().map(Demonstration::Text).collect();
     let demonstrations: Vec<Demonstration> =
         world.demonstrations.iter().cloned().map(Demonstration::Messages).collect();
@@ -77,20 +78,20 @@ fn prompt(question: &Question) -> Prompt {
 fn convert(arguments: &ConvertArgs) -> anyhow::Result<()> {
     let layout = arguments.layout.as_deref().map(str::parse).transpose()?;
     let mapping = Mapping::parse(&arguments.maps)?;
-    let reading = Reading { layout, mapping, drop: arguments.drop.clone(), guessed: false };
-    claim_file(&arguments.output, arguments.force, &[&arguments.input])?;
+    let reading = ReadOptions { layout, mapping, drop: arguments.drop.clone(), layout_guessed: false };
+    check_output_file(&arguments.output, arguments.force, &[&arguments.input])?;
     let report = datasets::convert(&arguments.input, &arguments.output, &reading, arguments.force)?;
     let (input, output) = (arguments.input.display(), arguments.output.display());
-    tell(&format!("{:>8} rows  {input} ({})", report.read, report.from));
-    tell(&format!("{:>8} rows  {output} ({})", report.written, report.to));
-    for line in report.notes.lines(At::unit(&arguments.input), true) {
-        tell(&format!("{input}: {line}"));
+    print_stderr(&format!("{:>8} rows  {input} ({})", report.read, report.from));
+    print_stderr(&format!("{:>8} rows  {output} ({})", report.written, report.to));
+    for line in report.notes.lines(RowLocation::unit(&arguments.input), true) {
+        print_stderr(&format!("{input}: {line}"));
     }
     Ok(())
 }
 
 fn tokenizer(arguments: &TokenizerArgs) -> anyhow::Result<()> {
-    claim_folder(&arguments.out)?;
+    check_output_folder(&arguments.out)?;
     let files: Vec<String> = arguments.files.iter().map(|file| file.display().to_string()).collect();
     let mut texts = Vec::new();
     for path in table::expand(&files)? {
@@ -99,17 +100,17 @@ fn tokenizer(arguments: &TokenizerArgs) -> anyhow::Result<()> {
     let options = TrainOptions { vocab_size: arguments.vocab_size, ..TrainOptions::default() };
     let tokenizer = Tokenizer::train(texts.into_iter(), &options)?;
     checkpoint::write_folder(&arguments.out, |folder| tokenizer.save(folder).map_err(rlhf::Error::from))?;
-    tell(&format!("{} tokens  {}", tokenizer.vocab_size(), arguments.out.display()));
+    print_stderr(&format!("{} tokens  {}", tokenizer.vocab_size(), arguments.out.display()));
     Ok(())
 }
 
 /// What the rows of a file say.
 pub(crate) fn texts(path: &Path) -> anyhow::Result<Vec<String>> {
-    Ok(table::read_records::<Demonstration>(path, None)?.into_iter().flat_map(spoken).collect())
+    Ok(table::read_records::<Demonstration>(path, None)?.into_iter().flat_map(texts_of_row).collect())
 }
 
 /// What a row says; ready token ids say nothing to a tokenizer.
-fn spoken(row: Demonstration) -> Vec<String> {
+fn texts_of_row(row: Demonstration) -> Vec<String> {
     let contents = |messages: Vec<Message>| messages.into_iter().map(|message| message.content).collect();
     match row {
         Demonstration::Text(text) => vec![text],

@@ -3,22 +3,22 @@
 use std::path::Path;
 
 use crate::args::DemoArgs;
-use crate::command::pipeline::{self, How};
+use crate::command::pipeline::{self, PipelineOptions};
 use crate::config;
 
 /// The run file.
-const RECIPE: &str = include_str!("../demo.toml");
+const DEMO_CONFIG: &str = include_str!("../demo.toml");
 
 /// Runs the demo.
 pub(crate) fn run(arguments: &DemoArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let mut sets =
         vec![format!("seed={}", arguments.seed), format!("out={:?}", arguments.out.display().to_string())];
     sets.extend(arguments.sets.iter().cloned());
-    let config = config::pipeline_from_text(RECIPE, Path::new("demo.toml"), &sets)?;
+    let config = config::pipeline_from_text(DEMO_CONFIG, Path::new("demo.toml"), &sets)?;
     let sets: String = arguments.sets.iter().map(|set| [" --set '", set, "'"].concat()).collect();
     let command =
         format!("colossal-chat demo --out {} --seed {}{sets}", arguments.out.display(), arguments.seed);
-    let how = How {
+    let how = PipelineOptions {
         command: &command,
         run_file: None,
         resume: arguments.resume,

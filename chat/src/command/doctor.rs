@@ -284,7 +284,7 @@ fn custom_node() -> Outcome {
     let x = leaf(&[3.0]);
     let value = tch::no_grad(|| &x * 7.0);
     let backward: autograd::Backward = Box::new(|grads| Ok(vec![grads[0].as_ref().map(|grad| grad * 5.0)]));
-    let outputs = autograd::attach(&[&value], &[&x], backward).map_err(|error| error.to_string())?;
+    let outputs = autograd::with_backward(&[&value], &[&x], backward).map_err(|error| error.to_string())?;
     let grads =
         autograd::grad(&[&outputs[0]], &[&value.ones_like()], &[&x]).map_err(|error| error.to_string())?;
     expect(grads[0].as_ref().ok_or("no gradient arrived")?, &[5.0])
@@ -295,7 +295,7 @@ fn panic_in_node() -> Outcome {
     let value = tch::no_grad(|| &x * 1.0);
     let backward: autograd::Backward =
         Box::new(|_| std::panic::resume_unwind(Box::new("a panic on purpose")));
-    let outputs = autograd::attach(&[&value], &[&x], backward).map_err(|error| error.to_string())?;
+    let outputs = autograd::with_backward(&[&value], &[&x], backward).map_err(|error| error.to_string())?;
     match autograd::grad(&[&outputs[0]], &[&value.ones_like()], &[&x]) {
         Err(error) if error.to_string().contains("a panic on purpose") => Ok(()),
         Err(error) => Err(format!("the error says: {error}")),

@@ -3,15 +3,15 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use datasets::{At, Message};
+use datasets::{Message, RowLocation};
 use models::causal_lm::CausalLm;
-use models::generate::{self, Completion, FinishReason, Options};
-use models::sample::Sampling;
+use models::generate::{self, Completion, FinishReason, GenerationOptions};
+use models::sample::SamplingParams;
 use serde::Serialize;
 
 use crate::args::{GenerateArgs, SamplingArgs};
 use crate::config::ConfigError;
-use crate::input::{self, Given, Input, Wants};
+use crate::input::{self, Input, InputKind, RowInput};
 use crate::output;
 use crate::session::Session;
 
@@ -29,18 +29,18 @@ struct Reply {
 pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
     if let Some(output) = &arguments.output {
         let inputs: Vec<&Path> = arguments.source.input.iter().map(PathBuf::as_path).collect();
-        output::claim_file(output, arguments.force, &inputs)?;
+        output::check_output_file(output, arguments.force, &inputs)?;
     }
     let inputs = inputs(arguments)?;
     let session = Session::causal_lm(&arguments.model)?;
-    let options = Options {
-        batch_size: arguments.batch_size.get(),
+    let options = GenerationOptions {
+        max_num_seqs: arguments.batch_size.get(),
         ..options(&arguments.sampling, session.stop_ids())
     };
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
     let mut prompts = Vec::with_capacity(inputs.len());
     for input in &inputs {
-        let ids = prompt_ids(&session, &input.given, arguments.raw).map_err(|error| match error {
+        let ids = prompt_ids(&session, &input.value, arguments.raw).map_err(|error| match error {
             datasets::Error::NoChatTemplate { .. } => anyhow::Error::from(error).context(NO_TEMPLATE),
             error => error.in_row(&input.at).into(),
         })?;
@@ -58,9 +58,9 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
 const NO_TEMPLATE: &str = "give --raw to continue the text as it is, or --template";
 
 /// The engine's options, as the arguments say.
-pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> Options {
-    Options {
-        sampling: Sampling {
+pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> GenerationOptions {
+    GenerationOptions {
+        sampling: SamplingParams {
             temperature: arguments.temperature,
             top_k: arguments.top_k,
             top_p: arguments.top_p,
@@ -68,20 +68,23 @@ pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> Options {
         max_new_tokens: arguments.max_new_tokens.get(),
         stop_ids: if arguments.ignore_eos { Vec::new() } else { stop_ids },
         seed: arguments.seed,
-        first_request: 0,
-        batch_size: 1,
+        request_offset: 0,
+        max_num_seqs: 1,
     }
 }
 
 fn inputs(arguments: &GenerateArgs) -> anyhow::Result<Vec<Input>> {
     let inputs = match (&arguments.source.prompt, &arguments.source.input) {
         (Some(prompt), _) => {
-            vec![Input { given: Given::Text(prompt.clone()), at: At { path: "--prompt".into(), row: 0 } }]
+            vec![Input {
+                value: RowInput::Text(prompt.clone()),
+                at: RowLocation { path: "--prompt".into(), row: 0 },
+            }]
         }
-        (None, Some(path)) => input::read(path, Wants::Prompt)?,
+        (None, Some(path)) => input::read(path, InputKind::Prompt)?,
         (None, None) => unreachable!("clap asks for --prompt or --input"),
     };
-    let is_conversation = |input: &&Input| matches!(input.given, Given::Messages(_));
+    let is_conversation = |input: &&Input| matches!(input.value, RowInput::Messages(_));
     if let Some(input) = inputs.iter().find(is_conversation).filter(|_| arguments.raw) {
         let problem = format!("{} has messages, which need a chat template: leave --raw out", input.at);
         return Err(ConfigError::Argument { argument: "--raw".to_owned(), problem }.into());
@@ -89,13 +92,13 @@ fn inputs(arguments: &GenerateArgs) -> anyhow::Result<Vec<Input>> {
     Ok(inputs)
 }
 
-fn prompt_ids(session: &Session<CausalLm>, given: &Given, raw: bool) -> Result<Vec<i64>, datasets::Error> {
+fn prompt_ids(session: &Session<CausalLm>, given: &RowInput, raw: bool) -> Result<Vec<i64>, datasets::Error> {
     match given {
-        Given::Ids(ids) => Ok(ids.clone()),
-        Given::Text(text) if raw => session.tokenizer()?.encode(text, true),
-        Given::Text(text) => session.tokenizer()?.encode_prompt(&[Message::user(text)]),
-        Given::Messages(messages) => session.tokenizer()?.encode_prompt(messages),
-        Given::Pair(_) => unreachable!("pairs are not read"),
+        RowInput::Ids(ids) => Ok(ids.clone()),
+        RowInput::Text(text) if raw => session.tokenizer()?.encode(text, true),
+        RowInput::Text(text) => session.tokenizer()?.encode_prompt(&[Message::user(text)]),
+        RowInput::Messages(messages) => session.tokenizer()?.encode_prompt(messages),
+        RowInput::Pair(_) => unreachable!("pairs are not read"),
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use tch::{Tensor, no_grad};
 
 use crate::args::BatchArgs;
-use crate::input::{self, Given, Input, Wants};
+use crate::input::{self, Input, InputKind, RowInput};
 use crate::output;
 use crate::session::Session;
 
@@ -32,9 +32,9 @@ enum Line {
 /// Writes the log-probabilities of each row.
 pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
     if let Some(output) = &arguments.output {
-        output::claim_file(output, arguments.force, &[&arguments.input])?;
+        output::check_output_file(output, arguments.force, &[&arguments.input])?;
     }
-    let inputs = input::read(&arguments.input, Wants::Tokens)?;
+    let inputs = input::read(&arguments.input, InputKind::Tokens)?;
     let session = Session::causal_lm(&arguments.model)?;
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
     let rows = input::tokens(&inputs, |given| token_ids(&session, given))?;
@@ -52,23 +52,23 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
     }
     let mut scored = scored.into_iter();
     let mut next = || scored.next().expect("every row is scored");
-    let line = |input: &Input| match input.given {
-        Given::Pair(_) => Line::Pair { chosen: next(), rejected: next() },
+    let line = |input: &Input| match input.value {
+        RowInput::Pair(_) => Line::Pair { chosen: next(), rejected: next() },
         _ => Line::One(next()),
     };
     input::write(&inputs.iter().map(line).collect::<Vec<_>>(), arguments.output.as_deref(), arguments.force)
 }
 
 /// Text as it is; a conversation up to the end of its last answer, or up to where an answer would begin.
-fn token_ids(session: &Session<CausalLm>, given: &Given) -> Result<Vec<i64>, datasets::Error> {
+fn token_ids(session: &Session<CausalLm>, given: &RowInput) -> Result<Vec<i64>, datasets::Error> {
     match given {
-        Given::Ids(ids) => Ok(ids.clone()),
-        Given::Text(text) => session.tokenizer()?.encode(text, true),
-        Given::Messages(messages) if messages.last().is_some_and(|last| last.role == Role::Assistant) => {
+        RowInput::Ids(ids) => Ok(ids.clone()),
+        RowInput::Text(text) => session.tokenizer()?.encode(text, true),
+        RowInput::Messages(messages) if messages.last().is_some_and(|last| last.role == Role::Assistant) => {
             session.tokenizer()?.encode_scored(messages)
         }
-        Given::Messages(messages) => session.tokenizer()?.encode_prompt(messages),
-        Given::Pair(_) => unreachable!("a pair is two conversations by now"),
+        RowInput::Messages(messages) => session.tokenizer()?.encode_prompt(messages),
+        RowInput::Pair(_) => unreachable!("a pair is two conversations by now"),
     }
 }
 
@@ -84,8 +84,9 @@ fn score(model: &CausalLm, rows: &[Vec<i64>]) -> anyhow::Result<Vec<Scored>> {
         .collect();
     let targets: Vec<i64> = rows.iter().flat_map(|ids| &ids[1..]).copied().collect();
     let found = no_grad(|| {
-        let hidden =
-            model.infer(&batch)?.index_select(0, &Tensor::from_slice(&positions).to_device(model.device()));
+        let hidden = model
+            .forward_no_grad(&batch)?
+            .index_select(0, &Tensor::from_slice(&positions).to_device(model.device()));
         head::logprobs(&hidden, model.head(), &Tensor::from_slice(&targets).to_device(model.device()), 1.0)
     })?;
     let mut numbers = Vec::<f32>::try_from(&found.logprobs)?.into_iter();

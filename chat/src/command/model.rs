@@ -8,12 +8,12 @@ use datasets::Tokenizer;
 use gemini::checkpoint;
 use models::causal_lm::CausalLm;
 use models::config::Config;
-use parallel::tensor_file::TensorFile;
+use parallel::safetensors_file::TensorFile;
 use serde::Serialize;
 use tch::Kind;
 
 use crate::args::{ModelCommand, ModelInfoArgs, ModelInitArgs};
-use crate::command::{print, tell};
+use crate::command::{print, print_stderr};
 use crate::output;
 use crate::session;
 
@@ -136,7 +136,7 @@ fn count_values(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
 }
 
 fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
-    output::claim_folder(&arguments.out)?;
+    output::check_output_folder(&arguments.out)?;
     let text = fs::read_to_string(&arguments.config)
         .map_err(|source| models::Error::Io { path: arguments.config.clone(), source })?;
     let config = Config::from_json(&text, &arguments.config.display().to_string())?;
@@ -147,14 +147,18 @@ fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
     if let Some(tokenizer) = &tokenizer {
         session::check_vocabulary(tokenizer, &config)?;
     }
-    let model = CausalLm::random(config, arguments.seed, &session::frozen(Kind::Float))?;
+    let model = CausalLm::random(config, arguments.seed, &session::frozen_options(Kind::Float))?;
     checkpoint::write_folder(&arguments.out, |folder| {
         model.save(folder)?;
         if let Some(tokenizer) = &tokenizer {
-            session::save_companions(folder, tokenizer, model.config())?;
+            session::save_tokenizer(folder, tokenizer, model.config())?;
         }
         anyhow::Ok(())
     })?;
-    tell(&format!("{} holds a model with random weights (seed {})", arguments.out.display(), arguments.seed));
+    print_stderr(&format!(
+        "{} holds a model with random weights (seed {})",
+        arguments.out.display(),
+        arguments.seed
+    ));
     Ok(())
 }

@@ -13,24 +13,24 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
-use datasets::synth::{SynthOptions, World};
+use datasets::synth::{SynthData, SynthOptions};
 use datasets::{Tokenizer, TrainOptions};
 use gemini::checkpoint;
-use parallel::{Groups, Mesh};
+use parallel::{Mesh, ProcessGroups};
 
 use crate::args::TrainArgs;
 use crate::command::data::write_world;
-use crate::command::tell;
-use crate::config::section::{Files, Part};
+use crate::command::print_stderr;
+use crate::config::section::{Files, PipelineStep};
 use crate::config::{self, ConfigError, PipelineConfig, RunConfig, Stage};
 use crate::display::Display;
 use crate::exit::Failure;
-use crate::folder::{self, Request, RunFolder, same_settings};
+use crate::folder::{self, FolderRequest, RunFolder, same_settings};
 use crate::interrupt;
-use crate::launch::{self, Job, Start};
-use crate::output::write_whole;
+use crate::launch::{self, Job, StartupSpec};
+use crate::output::write_atomically;
 use crate::report;
-use crate::stage::{self, Around, Goal, Network, Preflight};
+use crate::stage::{self, BaseModelSpec, Preflight, RunMode, StageContext};
 
 /// Runs the parts that the file names.
 pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Resu
         return crate::command::print(&config.to_toml()?).map_err(Into::into);
     }
     let command = format!("colossal-chat pipeline --config {}", arguments.config.display());
-    let how = How {
+    let how = PipelineOptions {
         command: &command,
         run_file: Some(&arguments.config),
         resume: arguments.resume,
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Resu
 }
 
 /// How a pipeline is run.
-pub(crate) struct How<'a> {
+pub(crate) struct PipelineOptions<'a> {
     /// What the report says was typed.
     pub(crate) command: &'a str,
     /// The file that says what to do, if it is one.
@@ -67,42 +67,42 @@ pub(crate) struct How<'a> {
 }
 
 /// Runs a pipeline.
-pub(crate) fn run_config(config: PipelineConfig, how: &How<'_>) -> anyhow::Result<()> {
-    if launch::starts_others(how.processes)? {
+pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> anyhow::Result<()> {
+    if launch::is_launcher(how.processes)? {
         check_folder(&config, how.run_file, how.resume)?;
         preflight(&config, how.resume, &launch::mesh(&config.parallel, 0, how.processes)?)?;
-        folder::claim(&config.out, &names(&config), how.resume)?;
+        folder::lock_for_launcher(&config.out, &names(&config), how.resume)?;
         let job = Job::on_this_host(how.processes, &config.out)?;
         return launch::run(&job, &launch::own_arguments());
     }
     interrupt::listen()?;
     let resume = how.resume;
-    let start = Start { command: "pipeline", resume, settings: &config.to_toml()? };
+    let start = StartupSpec { command: "pipeline", resume, settings: &config.to_toml()? };
     let groups = launch::join(how.threads.or(config.threads), &config.parallel, &start)?;
-    if groups.is_first() {
+    if groups.is_rank_zero() {
         check_folder(&config, how.run_file, resume)?;
         // The launcher of several processes on this machine has checked the inputs already.
         if how.processes == 1 {
             preflight(&config, resume, groups.mesh())?;
         }
-        open(&config, how.run_file, resume)?;
+        create_and_lock(&config, how.run_file, resume)?;
     }
     groups.world().barrier()?;
     let seconds = read_seconds(&config.out, resume)?;
-    let mut pipeline = Pipeline { config, resume, groups, seconds };
+    let mut pipeline = PipelineRun { config, resume, groups, seconds };
     let parts = pipeline.config.pipeline.stages.clone();
     for (index, &part) in parts.iter().enumerate() {
         let display = Display::part(index + 1, parts.len());
         let started = Instant::now();
         let is_new = pipeline.run_part(part, display, how.command)?;
         // Asked for while a stage was saving its last model: it has ended well, and no other begins.
-        if interrupt::is_asked() {
+        if interrupt::is_stop_requested() {
             return Err(Failure::Interrupted.into());
         }
-        if is_new && pipeline.groups.is_first() {
+        if is_new && pipeline.groups.is_rank_zero() {
             pipeline.seconds.insert(part, started.elapsed().as_secs_f64());
             let seconds = serde_json::to_string_pretty(&pipeline.seconds)?;
-            write_whole(&pipeline.config.out.join("seconds.json"), seconds.as_bytes())?;
+            write_atomically(&pipeline.config.out.join("seconds.json"), seconds.as_bytes())?;
         }
         parallel::memory::release_free_heap();
     }
@@ -112,7 +112,8 @@ pub(crate) fn run_config(config: PipelineConfig, how: &How<'_>) -> anyhow::Resul
 /// Checks what every part reads, and says in a line what each stage will do. Nothing is written.
 fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Result<()> {
     let parts = &config.pipeline.stages;
-    let made = MADE_ROWS.iter().filter(|_| parts.contains(&Part::Data)).map(|file| config.path(file));
+    let made =
+        GENERATED_FILES.iter().filter(|_| parts.contains(&PipelineStep::Data)).map(|file| config.path(file));
     let mut preflight = Preflight::new(&config.out, mesh, made);
     for part in parts {
         let Some(stage) = part.stage() else { continue };
@@ -123,12 +124,12 @@ fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Resu
         let tokenizer = config.path("tokenizer");
         let line = match stage {
             Stage::Base => {
-                let network = Network { base: &config.base, tokenizer: &tokenizer };
+                let network = BaseModelSpec { base: &config.base, tokenizer: &tokenizer };
                 preflight.base(&run, &network, config.tokenizer.vocab_size)
             }
             _ => preflight.stage(stage, &run),
         };
-        tell(&line.with_context(|| format!("stage {}", stage.name()))?);
+        print_stderr(&line.with_context(|| format!("stage {}", stage.name()))?);
     }
     Ok(())
 }
@@ -138,13 +139,13 @@ fn names(config: &PipelineConfig) -> Vec<&'static str> {
     let mut names = vec![folder::CONFIGURATION, "seconds.json", "logs"];
     for part in &config.pipeline.stages {
         match part {
-            Part::Data => names.push("data"),
-            Part::Tokenizer => names.push("tokenizer"),
-            Part::Base => names.push(Stage::Base.name()),
-            Part::Sft => names.push(Stage::Sft.name()),
-            Part::Rm => names.push(Stage::Rm.name()),
-            Part::Ppo => names.push(Stage::Ppo.name()),
-            Part::Report => names.extend(["report.json", "report.md", "report.html"]),
+            PipelineStep::Data => names.push("data"),
+            PipelineStep::Tokenizer => names.push("tokenizer"),
+            PipelineStep::Base => names.push(Stage::Base.name()),
+            PipelineStep::Sft => names.push(Stage::Sft.name()),
+            PipelineStep::Rm => names.push(Stage::Rm.name()),
+            PipelineStep::Ppo => names.push(Stage::Ppo.name()),
+            PipelineStep::Report => names.extend(["report.json", "report.md", "report.html"]),
         }
     }
     names
@@ -153,24 +154,24 @@ fn names(config: &PipelineConfig) -> Vec<&'static str> {
 /// Refuses a folder that the pipeline may not have. Makes nothing.
 fn check_folder(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) -> anyhow::Result<()> {
     folder::check_place(&config.out)?;
-    folder::refuse_foreign(&config.out, &names(config))?;
+    folder::refuse_foreign_files(&config.out, &names(config))?;
     let saved = config.out.join(folder::CONFIGURATION);
     if !resume && folder::is_configuration_of(run_file, &config.out) {
-        return Err(ConfigError::OwnFile(saved).into());
+        return Err(ConfigError::RunFileInOut(saved).into());
     }
     if !resume && saved.exists() {
-        return Err(ConfigError::OutTaken(config.out.clone()).into());
+        return Err(ConfigError::OutHasRun(config.out.clone()).into());
     }
     Ok(())
 }
 
 /// Makes the folder, or takes it up again, and holds it and those of its stages until this process ends.
-fn open(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) -> anyhow::Result<()> {
+fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) -> anyhow::Result<()> {
     let (saved, text) = (config.out.join(folder::CONFIGURATION), config.to_toml()?);
-    folder::hold(&config.out)?;
+    folder::acquire_lock(&config.out)?;
     // Another pipeline may have begun here while this one checked its inputs.
     check_folder(config, run_file, resume)?;
-    Stage::ALL.iter().try_for_each(|stage| folder::hold_again(&config.out.join(stage.name())))?;
+    Stage::ALL.iter().try_for_each(|stage| folder::reacquire_lock(&config.out.join(stage.name())))?;
     if resume && saved.exists() {
         // Each stage compares its own sections: one that was removed may be run anew with others.
         same_settings(&saved, &text, &["stage", "pipeline"])?;
@@ -178,11 +179,11 @@ fn open(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) -> anyho
     if folder::is_configuration_of(run_file, &config.out) {
         return Ok(());
     }
-    Ok(write_whole(&saved, text.as_bytes())?)
+    Ok(write_atomically(&saved, text.as_bytes())?)
 }
 
 /// The seconds of parts that an earlier run did.
-fn read_seconds(out: &Path, resume: bool) -> anyhow::Result<BTreeMap<Part, f64>> {
+fn read_seconds(out: &Path, resume: bool) -> anyhow::Result<BTreeMap<PipelineStep, f64>> {
     let path = out.join("seconds.json");
     if !resume || !path.exists() {
         return Ok(BTreeMap::new());
@@ -195,36 +196,36 @@ fn read_seconds(out: &Path, resume: bool) -> anyhow::Result<BTreeMap<Part, f64>>
     Ok(serde_json::from_str(&text).map_err(|source| damaged(source.to_string()))?)
 }
 
-struct Pipeline {
+struct PipelineRun {
     config: PipelineConfig,
     resume: bool,
-    groups: Arc<Groups>,
-    seconds: BTreeMap<Part, f64>,
+    groups: Arc<ProcessGroups>,
+    seconds: BTreeMap<PipelineStep, f64>,
 }
 
-impl Pipeline {
+impl PipelineRun {
     /// Runs one part; false when it was done before.
-    fn run_part(&self, part: Part, display: Display, command: &str) -> anyhow::Result<bool> {
+    fn run_part(&self, part: PipelineStep, display: Display, command: &str) -> anyhow::Result<bool> {
         match part {
-            Part::Data => self.once(|| self.data()),
-            Part::Tokenizer => self.once(|| self.tokenizer()),
-            Part::Base => self.train(Stage::Base, display),
-            Part::Sft => self.train(Stage::Sft, display),
-            Part::Rm => self.train(Stage::Rm, display),
-            Part::Ppo => self.train(Stage::Ppo, display),
+            PipelineStep::Data => self.on_rank_zero(|| self.data()),
+            PipelineStep::Tokenizer => self.on_rank_zero(|| self.tokenizer()),
+            PipelineStep::Base => self.train(Stage::Base, display),
+            PipelineStep::Sft => self.train(Stage::Sft, display),
+            PipelineStep::Rm => self.train(Stage::Rm, display),
+            PipelineStep::Ppo => self.train(Stage::Ppo, display),
             // The last part, however long it takes: nobody has to wait for it.
-            Part::Report if !self.groups.is_first() => Ok(true),
-            Part::Report => {
+            PipelineStep::Report if !self.groups.is_rank_zero() => Ok(true),
+            PipelineStep::Report => {
                 report::write(&self.config, &self.seconds, command)?;
-                tell(&format!("{}", self.config.out.join("report.html").display()));
+                print_stderr(&format!("{}", self.config.out.join("report.html").display()));
                 Ok(true)
             }
         }
     }
 
     /// Runs what one process does for all; the others wait for it.
-    fn once(&self, work: impl FnOnce() -> anyhow::Result<bool>) -> anyhow::Result<bool> {
-        let done = if self.groups.is_first() { work()? } else { true };
+    fn on_rank_zero(&self, work: impl FnOnce() -> anyhow::Result<bool>) -> anyhow::Result<bool> {
+        let done = if self.groups.is_rank_zero() { work()? } else { true };
         self.groups.world().barrier()?;
         Ok(done)
     }
@@ -235,7 +236,7 @@ impl Pipeline {
             return Ok(false);
         }
         let options = SynthOptions { seed: self.config.seed, ..self.config.synth.clone() };
-        write_world(&World::generate(&options)?, &folder)?;
+        write_world(&SynthData::generate(&options)?, &folder)?;
         Ok(true)
     }
 
@@ -256,7 +257,7 @@ impl Pipeline {
         };
         let tokenizer = Tokenizer::train(texts.into_iter(), &options)?;
         checkpoint::write_folder(&folder, |folder| anyhow::Ok(tokenizer.save(folder)?))?;
-        tell(&format!("{:>8} tokens  {}", tokenizer.vocab_size(), folder.display()));
+        print_stderr(&format!("{:>8} tokens  {}", tokenizer.vocab_size(), folder.display()));
         Ok(true)
     }
 
@@ -268,7 +269,7 @@ impl Pipeline {
         }
         config.check(stage)?;
         let settings = config.to_toml(stage)?;
-        let request = Request {
+        let request = FolderRequest {
             out: &config.out,
             settings: &settings,
             run_file: None,
@@ -276,26 +277,27 @@ impl Pipeline {
             writes: true,
         };
         let folder = RunFolder::prepare(&request, &self.groups)?;
-        let mut around = Around {
+        let mut ctx = StageContext {
             groups: &self.groups,
             mesh: self.groups.mesh(),
             recorder: &mut display,
             folder: &folder,
-            goal: Goal::Train,
+            mode: RunMode::Train,
         };
         match stage {
             Stage::Base => {
-                let network = Network { base: &self.config.base, tokenizer: &self.config.path("tokenizer") };
-                stage::run_base(&config, &network, &mut around)?;
+                let network =
+                    BaseModelSpec { base: &self.config.base, tokenizer: &self.config.path("tokenizer") };
+                stage::run_base(&config, &network, &mut ctx)?;
             }
-            _ => stage::run(stage, &config, &mut around)?,
+            _ => stage::run(stage, &config, &mut ctx)?,
         }
         Ok(true)
     }
 }
 
 /// The files that the part `data` writes.
-const MADE_ROWS: [&str; 6] = [
+const GENERATED_FILES: [&str; 6] = [
     "data/sft.parquet",
     "data/preference.parquet",
     "data/prompts.parquet",

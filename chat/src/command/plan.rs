@@ -2,12 +2,12 @@
 
 use crate::args::{PlanArgs, TrainArgs};
 use crate::command::train;
-use crate::stage::Goal;
+use crate::stage::RunMode;
 
 /// Prints the plan of one stage.
 pub(crate) fn run(arguments: &PlanArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let PlanArgs { stage, config, sets, nproc, json } = arguments;
     let (config, sets) = (config.clone(), sets.clone());
     let arguments = TrainArgs { config, sets, dry_run: true, resume: false, nproc: *nproc };
-    train::run_for(Goal::Plan { json: *json }, *stage, &arguments, threads)
+    train::run_for(RunMode::Plan { json: *json }, *stage, &arguments, threads)
 }

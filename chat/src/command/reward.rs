@@ -5,7 +5,7 @@ use models::scalar_model::ScalarModel;
 use serde::Serialize;
 
 use crate::args::BatchArgs;
-use crate::input::{self, Given, Input, Wants};
+use crate::input::{self, Input, InputKind, RowInput};
 use crate::output;
 use crate::session::Session;
 
@@ -20,9 +20,9 @@ enum Line {
 /// Writes the score of each row.
 pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
     if let Some(output) = &arguments.output {
-        output::claim_file(output, arguments.force, &[&arguments.input])?;
+        output::check_output_file(output, arguments.force, &[&arguments.input])?;
     }
-    let inputs = input::read(&arguments.input, Wants::Answer)?;
+    let inputs = input::read(&arguments.input, InputKind::Answer)?;
     let session = Session::scalar_model(&arguments.model)?;
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
     let rows = input::tokens(&inputs, |given| token_ids(&session, given))?;
@@ -41,18 +41,18 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
     }
     let mut scores = scores.into_iter();
     let mut next = || scores.next().expect("every row is scored");
-    let line = |input: &Input| match input.given {
-        Given::Pair(_) => Line::Pair { chosen_score: next(), rejected_score: next() },
+    let line = |input: &Input| match input.value {
+        RowInput::Pair(_) => Line::Pair { chosen_score: next(), rejected_score: next() },
         _ => Line::One { score: next() },
     };
     input::write(&inputs.iter().map(line).collect::<Vec<_>>(), arguments.output.as_deref(), arguments.force)
 }
 
-fn token_ids(session: &Session<ScalarModel>, given: &Given) -> Result<Vec<i64>, datasets::Error> {
+fn token_ids(session: &Session<ScalarModel>, given: &RowInput) -> Result<Vec<i64>, datasets::Error> {
     match given {
-        Given::Ids(ids) => Ok(ids.clone()),
-        Given::Text(text) => session.tokenizer()?.encode(text, true),
-        Given::Messages(messages) => session.tokenizer()?.encode_scored(messages),
-        Given::Pair(_) => unreachable!("a pair is two conversations by now"),
+        RowInput::Ids(ids) => Ok(ids.clone()),
+        RowInput::Text(text) => session.tokenizer()?.encode(text, true),
+        RowInput::Messages(messages) => session.tokenizer()?.encode_scored(messages),
+        RowInput::Pair(_) => unreachable!("a pair is two conversations by now"),
     }
 }

@@ -2,37 +2,37 @@
 
 use std::sync::Arc;
 
-use parallel::Groups;
+use parallel::ProcessGroups;
 
 use crate::args::TrainArgs;
-use crate::command::tell;
+use crate::command::print_stderr;
 use crate::config::{self, ConfigError, Stage};
 use crate::display::Display;
-use crate::folder::{self, Request, RunFolder};
+use crate::folder::{self, FolderRequest, RunFolder};
 use crate::interrupt;
-use crate::launch::{self, Job, Start};
-use crate::stage::{self, Around, Goal};
+use crate::launch::{self, Job, StartupSpec};
+use crate::stage::{self, RunMode, StageContext};
 
 /// Runs one stage. `threads` is the flag, which wins over the file.
 pub(crate) fn run(stage: Stage, arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
-    let goal = if arguments.dry_run { Goal::DryRun } else { Goal::Train };
+    let goal = if arguments.dry_run { RunMode::DryRun } else { RunMode::Train };
     run_for(goal, stage, arguments, threads)
 }
 
 /// Runs one stage for `goal`.
 pub(crate) fn run_for(
-    goal: Goal,
+    mode: RunMode,
     stage: Stage,
     arguments: &TrainArgs,
     threads: Option<usize>,
 ) -> anyhow::Result<()> {
     let loaded = config::load(&arguments.config, &arguments.sets, stage)?;
-    let starts_others = launch::starts_others(arguments.nproc)?;
-    if starts_others && goal == Goal::Train {
+    let starts_others = launch::is_launcher(arguments.nproc)?;
+    if starts_others && mode == RunMode::Train {
         if arguments.resume && !folder::holds_run(&loaded.config.out)? {
             return Err(ConfigError::NothingToResume(loaded.config.out).into());
         }
-        folder::claim(&loaded.config.out, &folder::RUN_NAMES, arguments.resume)?;
+        folder::lock_for_launcher(&loaded.config.out, &folder::RUN_NAMES, arguments.resume)?;
         let job = Job::on_this_host(arguments.nproc, &loaded.config.out)?;
         return launch::run(&job, &launch::own_arguments());
     }
@@ -42,40 +42,41 @@ pub(crate) fn run_for(
     let settings = loaded.config.to_toml(stage)?;
     let parallel = &loaded.config.parallel;
     let (groups, mesh) = if starts_others {
-        (Arc::new(Groups::single()), launch::mesh(parallel, 0, arguments.nproc)?)
+        (Arc::new(ProcessGroups::single()), launch::mesh(parallel, 0, arguments.nproc)?)
     } else {
-        let start = Start { command: stage.name(), resume: arguments.resume, settings: &settings };
+        let start = StartupSpec { command: stage.name(), resume: arguments.resume, settings: &settings };
         let groups = launch::join(threads.or(loaded.config.threads), parallel, &start)?;
         let mesh = groups.mesh().clone();
         (groups, mesh)
     };
-    if groups.is_first() {
-        loaded.warnings.iter().for_each(|warning| tell(&format!("warning: {warning}")));
+    if groups.is_rank_zero() {
+        loaded.warnings.iter().for_each(|warning| print_stderr(&format!("warning: {warning}")));
     }
 
-    let request = Request {
+    let request = FolderRequest {
         out: &loaded.config.out,
         settings: &settings,
         run_file: Some(&arguments.config),
         resume: arguments.resume,
-        writes: goal == Goal::Train,
+        writes: mode == RunMode::Train,
     };
-    let folder = match goal {
-        Goal::Plan { .. } => RunFolder::planned(&loaded.config.out),
-        Goal::Train | Goal::DryRun => RunFolder::prepare(&request, &groups)?,
+    let folder = match mode {
+        RunMode::Plan { .. } => RunFolder::for_plan(&loaded.config.out),
+        RunMode::Train | RunMode::DryRun => RunFolder::prepare(&request, &groups)?,
     };
     if folder.is_finished() {
-        if groups.is_first() {
-            tell(&format!("this run is finished: {}", loaded.config.out.join("final").display()));
+        if groups.is_rank_zero() {
+            print_stderr(&format!("this run is finished: {}", loaded.config.out.join("final").display()));
         }
         return Ok(());
     }
 
     let mut display = Display::new();
-    let mut around = Around { groups: &groups, mesh: &mesh, recorder: &mut display, folder: &folder, goal };
-    stage::run(stage, &loaded.config, &mut around)?;
-    if goal == Goal::Train && groups.is_first() {
-        tell(&format!("{}", loaded.config.out.join("final").display()));
+    let mut ctx =
+        StageContext { groups: &groups, mesh: &mesh, recorder: &mut display, folder: &folder, mode };
+    stage::run(stage, &loaded.config, &mut ctx)?;
+    if mode == RunMode::Train && groups.is_rank_zero() {
+        print_stderr(&format!("{}", loaded.config.out.join("final").display()));
     }
     Ok(())
 }

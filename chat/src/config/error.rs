@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use super::tree::Place;
+use super::tree::SourceLocation;
 
 /// The error of the configuration and of the command line; the program ends with code 2.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +21,7 @@ pub(crate) enum ConfigError {
     #[error("{place}: {message}")]
     Syntax {
         /// Where.
-        place: Place,
+        place: SourceLocation,
         /// What the parser says.
         message: String,
     },
@@ -32,7 +32,7 @@ pub(crate) enum ConfigError {
     #[error("{}unknown key `{key}`{} (known here: {known})", at(place.as_ref()), hint(nearest.as_deref()))]
     UnknownKey {
         /// Where.
-        place: Option<Place>,
+        place: Option<SourceLocation>,
         /// The dotted key.
         key: String,
         /// The most alike.
@@ -44,7 +44,7 @@ pub(crate) enum ConfigError {
     #[error("{}`{key}` is {value:?}{}; wanted one of {known}", at(place.as_ref()), hint(nearest.as_deref()))]
     UnknownValue {
         /// Where.
-        place: Option<Place>,
+        place: Option<SourceLocation>,
         /// The dotted key.
         key: String,
         /// What was written.
@@ -58,7 +58,7 @@ pub(crate) enum ConfigError {
     #[error("{}`{key}` is {found}, wanted {wanted}", at(place.as_ref()))]
     Type {
         /// Where.
-        place: Option<Place>,
+        place: Option<SourceLocation>,
         /// The dotted key.
         key: String,
         /// What was written.
@@ -70,7 +70,7 @@ pub(crate) enum ConfigError {
     #[error("{}`{key}` is missing", at(place.as_ref()))]
     Missing {
         /// Where its section is.
-        place: Option<Place>,
+        place: Option<SourceLocation>,
         /// The dotted key.
         key: String,
     },
@@ -78,7 +78,7 @@ pub(crate) enum ConfigError {
     #[error("{}`{key}`: {message}", at(place.as_ref()))]
     Value {
         /// Where.
-        place: Option<Place>,
+        place: Option<SourceLocation>,
         /// The dotted key.
         key: String,
         /// Why, and the fix.
@@ -113,7 +113,7 @@ pub(crate) enum ConfigError {
     #[error("{place}: `{key}` has no effect on {stage}: {reason}")]
     NoEffect {
         /// Where.
-        place: Place,
+        place: SourceLocation,
         /// The dotted key.
         key: String,
         /// The stage.
@@ -137,7 +137,7 @@ pub(crate) enum ConfigError {
     #[error(
         "rank {rank} has `{key}` = {own}, and rank 0 has {first}: start every rank with the same command, file and --set"
     )]
-    Ranks {
+    RanksDiffer {
         /// The first rank that differs.
         rank: usize,
         /// The dotted key.
@@ -149,7 +149,7 @@ pub(crate) enum ConfigError {
     },
     /// A rank that cannot take part.
     #[error("rank {rank}: {problem}")]
-    Unprepared {
+    RankFailed {
         /// Which.
         rank: usize,
         /// What it says.
@@ -208,22 +208,22 @@ pub(crate) enum ConfigError {
     },
     /// A run folder that holds another run.
     #[error("{}: there is a run in this folder already: continue it with --resume, or choose another `out`", .0.display())]
-    OutTaken(PathBuf),
+    OutHasRun(PathBuf),
     /// Something of somebody else in a run folder.
     #[error(
         "{}: no run of this program made this, and a run would overwrite it: choose another `out`, or move it away",
         .0.display()
     )]
-    NotOurs(PathBuf),
+    ForeignFile(PathBuf),
     /// A run file at the very place where the run saves its own.
     #[error(
         "{}: this is the run file, and the run would overwrite it with the resolved configuration: copy it to another place, or choose another `out`",
         .0.display()
     )]
-    OwnFile(PathBuf),
+    RunFileInOut(PathBuf),
     /// A run folder that cannot be made.
     #[error("`out` = {:?}: {problem}: choose another `out`", path.display().to_string())]
-    OutPlace {
+    BadOut {
         /// The folder.
         path: PathBuf,
         /// Why.
@@ -264,7 +264,7 @@ pub(crate) enum ConfigError {
     },
 }
 
-fn at(place: Option<&Place>) -> String {
+fn at(place: Option<&SourceLocation>) -> String {
     place.map_or_else(String::new, |place| format!("{place}: "))
 }
 

@@ -42,7 +42,7 @@ impl ReadError {
 
     fn into_config(self) -> ConfigError {
         let (place, key) =
-            self.origin.map_or((None, String::new()), |origin| (Some(origin.place), origin.key));
+            self.origin.map_or((None, String::new()), |origin| (Some(origin.location), origin.key));
         match self.problem {
             Problem::UnknownKey { key: last, known } => {
                 let section = key.strip_suffix(&last).unwrap_or_default();

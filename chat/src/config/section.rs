@@ -4,7 +4,7 @@ use std::fmt;
 
 use datasets::Overlong;
 use parallel::Transport;
-use parallel::pipeline::Method;
+use parallel::pipeline::ScheduleKind;
 use serde::{Deserialize, Serialize};
 
 use super::{ConfigError, Stage};
@@ -61,7 +61,7 @@ pub(crate) struct ParallelSection {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<usize>,
     /// How they share the layers of a model.
-    pub(crate) pipeline: PipelineShare,
+    pub(crate) pipeline: PipelineParallelSection,
     /// How they share the experts of a layer.
     pub(crate) expert: ExpertSection,
     /// Processes that share the weights of a model.
@@ -75,18 +75,18 @@ pub(crate) struct ParallelSection {
 /// The `[parallel.pipeline]` section: how a model's layers are shared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct PipelineShare {
+pub(crate) struct PipelineParallelSection {
     /// Processes with some layers each.
     pub(crate) size: usize,
     /// In which order micro-batches go through them.
-    pub(crate) schedule: Method,
+    pub(crate) schedule: ScheduleKind,
     /// Runs of layers of each process, under the schedule `interleaved`.
     pub(crate) chunks: usize,
 }
 
-impl Default for PipelineShare {
+impl Default for PipelineParallelSection {
     fn default() -> Self {
-        Self { size: 1, schedule: Method::OneForwardOneBackward, chunks: 2 }
+        Self { size: 1, schedule: ScheduleKind::OneForwardOneBackward, chunks: 2 }
     }
 }
 
@@ -374,7 +374,7 @@ impl Default for BaseSection {
 /// A part of a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Part {
+pub(crate) enum PipelineStep {
     /// Makes the rows.
     Data,
     /// Trains the tokenizer.
@@ -391,7 +391,7 @@ pub(crate) enum Part {
     Report,
 }
 
-impl Part {
+impl PipelineStep {
     /// The stage that trains in this part.
     pub(crate) fn stage(self) -> Option<Stage> {
         match self {
@@ -409,12 +409,12 @@ impl Part {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PipelineSection {
     /// What is done, in this order.
-    pub(crate) stages: Vec<Part>,
+    pub(crate) stages: Vec<PipelineStep>,
 }
 
 impl Default for PipelineSection {
     fn default() -> Self {
-        use Part::{Base, Data, Ppo, Report, Rm, Sft, Tokenizer};
+        use PipelineStep::{Base, Data, Ppo, Report, Rm, Sft, Tokenizer};
         Self { stages: vec![Data, Tokenizer, Base, Sft, Rm, Ppo, Report] }
     }
 }

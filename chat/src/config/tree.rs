@@ -15,14 +15,14 @@ use super::ConfigError;
 
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum SourceLocation {
     /// A line of a file, from 1.
     File(PathBuf, usize),
     /// `--set` with its argument.
     Set(String),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path, line) => write!(formatter, "{}:{line}", path.display()),
@@ -35,7 +35,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// The file and line, or the argument.
-    pub(crate) place: Place,
+    pub(crate) location: SourceLocation,
     /// The key as it was written, such as `stage.sft.train.lr`.
     pub(crate) key: String,
 }
@@ -66,7 +66,10 @@ pub(crate) type Tree = BTreeMap<String, Entry>;
 /// Reads the text of the file `path`.
 pub(crate) fn parse(text: &str, path: &Path) -> Result<Tree, ConfigError> {
     let table = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
-        place: Place::File(path.to_owned(), line_at(text, error.span().map_or(0, |span| span.start))),
+        place: SourceLocation::File(
+            path.to_owned(),
+            line_at(text, error.span().map_or(0, |span| span.start)),
+        ),
         message: error.message().to_owned(),
     })?;
     Ok(Reader { text, path }.table(table.get_ref(), ""))
@@ -98,8 +101,10 @@ pub(crate) fn set(under: Tree, argument: &str) -> Result<Tree, ConfigError> {
     let document: Option<toml::Table> = toml::from_str(&format!("value = {value}")).ok();
     // A value with a line break in it could carry keys of its own: such a thing is text.
     let parsed = document.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
-    let origin =
-        |depth: usize| Origin { place: Place::Set(argument.to_owned()), key: parts[..=depth].join(".") };
+    let origin = |depth: usize| Origin {
+        location: SourceLocation::Set(argument.to_owned()),
+        key: parts[..=depth].join("."),
+    };
     let last = parts.len() - 1;
     let mut entry = plain(parsed.unwrap_or_else(|| Value::String(value.to_owned())), &origin(last));
     for depth in (0..last).rev() {
@@ -121,7 +126,8 @@ pub(crate) fn find<'a>(tree: &'a Tree, key: &str) -> Option<&'a Entry> {
 }
 
 fn plain(value: Value, origin: &Origin) -> Entry {
-    let below = |key: &str| Origin { place: origin.place.clone(), key: format!("{}.{key}", origin.key) };
+    let below =
+        |key: &str| Origin { location: origin.location.clone(), key: format!("{}.{key}", origin.key) };
     let node = match value {
         Value::Table(table) => Node::Table(
             table.into_iter().map(|(key, value)| (key.clone(), plain(value, &below(&key)))).collect(),
@@ -144,7 +150,7 @@ impl Reader<'_> {
             let name = key.get_ref().to_string();
             let full = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
             let line = line_at(self.text, key.span().start);
-            let origin = Origin { place: Place::File(self.path.to_owned(), line), key: full };
+            let origin = Origin { location: SourceLocation::File(self.path.to_owned(), line), key: full };
             tree.insert(name, self.entry(value.get_ref(), origin));
         }
         tree
@@ -186,7 +192,7 @@ mod tests {
     fn leaf<'a>(tree: &'a Tree, key: &str) -> (&'a Value, String) {
         let entry = find(tree, key).unwrap();
         let Node::Leaf(value) = &entry.node else { panic!("{key} is not a leaf") };
-        (value, format!("{} {}", entry.origin.place, entry.origin.key))
+        (value, format!("{} {}", entry.origin.location, entry.origin.key))
     }
 
     #[test]
@@ -207,7 +213,7 @@ mod tests {
         assert_eq!(find(&merged, "data"), find(&under, "data"));
         let Node::List(betas) = &find(&merged, "train.betas").unwrap().node else { panic!("not a list") };
         assert_eq!(betas.len(), 1);
-        assert_eq!(betas[0].origin.place, Place::File("run.toml".into(), 2));
+        assert_eq!(betas[0].origin.location, SourceLocation::File("run.toml".into(), 2));
     }
 
     #[test]

@@ -7,31 +7,35 @@ use models::causal_lm::CausalLm;
 use models::config::Config;
 use serde_json::json;
 
-use super::{Around, sft, trainable};
+use super::{StageContext, sft, trainable_options};
 use crate::config::section::BaseSection;
 use crate::config::{RunConfig, Stage};
 
 /// What a new network is made of.
-pub(crate) struct Network<'a> {
+pub(crate) struct BaseModelSpec<'a> {
     /// Its sizes.
     pub(crate) base: &'a BaseSection,
     /// The folder of its tokenizer.
     pub(crate) tokenizer: &'a Path,
 }
 
-pub(super) fn run(config: &RunConfig, network: &Network<'_>, around: &mut Around<'_>) -> anyhow::Result<()> {
+pub(super) fn run(
+    config: &RunConfig,
+    network: &BaseModelSpec<'_>,
+    ctx: &mut StageContext<'_>,
+) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::from_folder(network.tokenizer)?;
     let architecture = network.config(&tokenizer)?;
     let inputs = sft::inputs(Stage::Base, config, &architecture, &tokenizer)?;
-    let model = if let Some(checkpoint) = around.folder.checkpoint() {
-        CausalLm::load(checkpoint, &trainable(config, around.groups))?
+    let model = if let Some(checkpoint) = ctx.folder.checkpoint() {
+        CausalLm::load(checkpoint, &trainable_options(config, ctx.groups))?
     } else {
-        CausalLm::random(architecture, config.seed, &trainable(config, around.groups))?
+        CausalLm::random(architecture, config.seed, &trainable_options(config, ctx.groups))?
     };
-    sft::train_on(Stage::Base, config, &model, &inputs, &tokenizer, around)
+    sft::train_on(Stage::Base, config, &model, &inputs, &tokenizer, ctx)
 }
 
-impl Network<'_> {
+impl BaseModelSpec<'_> {
     /// The `config.json` of the network, with the vocabulary of `tokenizer`.
     pub(super) fn config(&self, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
         let ids = [tokenizer.bos_id(), tokenizer.eos_id(), tokenizer.pad_id()];

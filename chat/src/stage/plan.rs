@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use tui::number;
 
-use crate::command::{print, tell};
+use crate::command::{print, print_stderr};
 use crate::config::{RunConfig, Stage};
 use crate::display::step_name;
 use crate::output;
@@ -66,7 +66,7 @@ impl Plan {
 
     /// Tells the plan.
     pub(crate) fn show(&self) {
-        self.lines().iter().for_each(|line| tell(line));
+        self.lines().iter().for_each(|line| print_stderr(line));
     }
 
     /// Prints the plan as data: lines, or one object.
@@ -100,8 +100,9 @@ impl Plan {
         if self.mesh.world_size() > 1 {
             lines.push(format!("{} processes: {}", self.mesh.world_size(), self.mesh));
             for rank in 0..self.mesh.world_size() {
-                let seen = self.mesh.seen_from(rank);
-                let place = seen.axes().map(|axis| format!("{} {}", axis.name(), seen.coordinate(axis)));
+                let seen = self.mesh.for_rank(rank);
+                let place =
+                    seen.axes_in_use().map(|axis| format!("{} {}", axis.name(), seen.coordinate(axis)));
                 lines.push(format!("  rank {rank}: {}", place.collect::<Vec<_>>().join(", ")));
             }
         }
@@ -110,7 +111,7 @@ impl Plan {
 
     /// Writes `plan.json`.
     pub(crate) fn write(&self, out: &Path) -> anyhow::Result<()> {
-        Ok(output::write_whole(&out.join("plan.json"), serde_json::to_string_pretty(self)?.as_bytes())?)
+        Ok(output::write_atomically(&out.join("plan.json"), serde_json::to_string_pretty(self)?.as_bytes())?)
     }
 }
 
@@ -124,7 +125,7 @@ fn with_places<S: Serializer>(mesh: &Mesh, serializer: S) -> Result<S::Ok, S::Er
         Axis::ALL.iter().map(|&axis| (axis.name().to_owned(), number(axis).into())).collect()
     };
     let place = |rank| {
-        let seen = mesh.seen_from(rank);
+        let seen = mesh.for_rank(rank);
         of_axes(&|axis| seen.coordinate(axis))
     };
     let places: Vec<_> = (0..mesh.world_size()).map(place).collect();

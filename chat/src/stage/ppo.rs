@@ -6,19 +6,19 @@ use datasets::{PromptRow, SftRow, Tokenizer};
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::scalar_model::ScalarModel;
-use parallel::Groups;
+use parallel::ProcessGroups;
 use rlhf::ppo::{CRITIC_FOLDER, Data, Ppo};
-use rlhf::rollout::Judges;
+use rlhf::rollout::PpoModels;
 use tch::Kind;
 
-use super::{Around, Plan, in_run_folder, num_values, rm, rows, tokenizer, trainable};
-use crate::command::tell;
+use super::{Plan, StageContext, num_parameters, rm, rows, run_in_folder, tokenizer, trainable_options};
+use crate::command::print_stderr;
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, RunConfig, Stage};
 use crate::session;
 
 /// The four models, as models of their own.
-struct Models {
+struct PpoModelSet {
     policy: CausalLm,
     reference: CausalLm,
     critic: ScalarModel,
@@ -26,7 +26,7 @@ struct Models {
 }
 
 /// The same thing of each of the four models.
-pub(super) struct Roles<T> {
+pub(super) struct PerRole<T> {
     pub(super) policy: T,
     pub(super) reference: T,
     pub(super) critic: T,
@@ -35,11 +35,11 @@ pub(super) struct Roles<T> {
 
 /// The rows of the stage, which fit its models.
 pub(super) struct Inputs {
-    pub(super) prompts: rows::Encoded<PromptRow>,
-    pub(super) ptx: rows::Encoded<SftRow>,
+    pub(super) prompts: rows::EncodedRows<PromptRow>,
+    pub(super) ptx: rows::EncodedRows<SftRow>,
 }
 
-impl<T: Clone> Roles<T> {
+impl<T: Clone> PerRole<T> {
     /// Finds something of each model by the setting that names it and the name there. Unless the
     /// configuration names them, the reference is the policy and the critic starts as the reward model.
     pub(super) fn find(
@@ -58,10 +58,10 @@ impl<T: Clone> Roles<T> {
     }
 }
 
-impl<T> Roles<T> {
+impl<T> PerRole<T> {
     /// The same thing of each model, made from another.
-    pub(super) fn map<U>(&self, mut to: impl FnMut(&T) -> anyhow::Result<U>) -> anyhow::Result<Roles<U>> {
-        Ok(Roles {
+    pub(super) fn map<U>(&self, mut to: impl FnMut(&T) -> anyhow::Result<U>) -> anyhow::Result<PerRole<U>> {
+        Ok(PerRole {
             policy: to(&self.policy)?,
             reference: to(&self.reference)?,
             critic: to(&self.critic)?,
@@ -80,23 +80,23 @@ impl<T> Roles<T> {
     }
 }
 
-pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
-    let folders = Roles::find(config, |_, name| session::folder(name))?;
+pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
+    let folders = PerRole::find(config, |_, name| session::folder(name))?;
     let configs = folders.map(|folder| Ok(Config::from_folder(folder)?))?;
     let tokenizer = tokenizer(config, &folders.policy)?;
-    folders.check_tokenizers(&tokenizer, around.groups)?;
+    folders.check_tokenizers(&tokenizer, ctx.groups)?;
     let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
-    let models = Models::load(config, &folders.resumed_from(around.folder.checkpoint()), around.groups)?;
+    let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint()), ctx.groups)?;
     super::tell_dropout(
-        around.groups,
+        ctx.groups,
         &[("policy", models.policy.config()), ("critic", models.critic.config())],
     );
-    super::check_split(config, &models.configs(), around)?;
-    let plan = models.plan(config, around, &prompts)?;
+    super::check_split(config, &models.configs(), ctx)?;
+    let plan = models.plan(config, ctx, &prompts)?;
     let stop_ids = session::stop_ids(&tokenizer, models.policy.config());
     // Only for people to read: an id that cannot be decoded is shown as such and stops nothing.
     let decode = |ids: &[i64]| tokenizer.decode(ids, true).unwrap_or_else(|error| format!("<{error}>"));
-    let judges = Judges {
+    let roles = PpoModels {
         policy: &models.policy,
         reference: &models.reference,
         critic: &models.critic,
@@ -109,15 +109,15 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
         stop_ids: &stop_ids,
         decode: &decode,
     };
-    let mut stage = Ppo::new(judges, data, &config.ppo, &config.train, config.seed, around.groups)?;
-    let companions = |folder: &Path| session::save_companions(folder, &tokenizer, models.policy.config());
-    in_run_folder(Stage::Ppo, config, plan, &companions, around, |run| stage.train(run))
+    let mut stage = Ppo::new(roles, data, &config.ppo, &config.train, config.seed, ctx.groups)?;
+    let companions = |folder: &Path| session::save_tokenizer(folder, &tokenizer, models.policy.config());
+    run_in_folder(Stage::Ppo, config, plan, &companions, ctx, |run| stage.train(run))
 }
 
 /// Reads the rows and checks them against the configurations of the models. Reads no weights.
 pub(super) fn inputs(
     config: &RunConfig,
-    models: &Roles<Config>,
+    models: &PerRole<Config>,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<Inputs> {
     session::check_vocabulary(tokenizer, &models.policy)?;
@@ -130,7 +130,7 @@ pub(super) fn inputs(
 }
 
 /// Refuses prompts that leave no room for a reply, and replies that a model has no positions for.
-fn check_lengths(models: &Roles<Config>, longest: usize, max_new_tokens: usize) -> anyhow::Result<()> {
+fn check_lengths(models: &PerRole<Config>, longest: usize, max_new_tokens: usize) -> anyhow::Result<()> {
     let room = models.policy.max_positions() as usize;
     if longest >= room {
         return Err(ConfigError::NoRoom { longest, room }.into());
@@ -142,7 +142,7 @@ fn check_lengths(models: &Roles<Config>, longest: usize, max_new_tokens: usize) 
     Ok(())
 }
 
-impl Roles<PathBuf> {
+impl PerRole<PathBuf> {
     /// The folders to load from: those of the models that are trained lie in the checkpoint of a resumed run.
     fn resumed_from(self, checkpoint: Option<&Path>) -> Self {
         match checkpoint {
@@ -153,7 +153,7 @@ impl Roles<PathBuf> {
 
     /// Refuses models of another tokenizer than `own`, the policy's: all four are given the ids that it
     /// makes.
-    fn check_tokenizers(&self, own: &Tokenizer, groups: &Groups) -> anyhow::Result<()> {
+    fn check_tokenizers(&self, own: &Tokenizer, groups: &ProcessGroups) -> anyhow::Result<()> {
         let mut seen = vec![&self.policy];
         for (role, folder) in self.others() {
             if seen.contains(&folder) {
@@ -162,9 +162,9 @@ impl Roles<PathBuf> {
             seen.push(folder);
             match Tokenizer::from_folder(folder) {
                 Ok(other) => check_tokenizer(own, role, folder, &other)?,
-                Err(datasets::Error::TokenizerMissing { .. }) if groups.is_first() => {
+                Err(datasets::Error::TokenizerMissing { .. }) if groups.is_rank_zero() => {
                     let folder = folder.display();
-                    tell(&format!(
+                    print_stderr(&format!(
                         "warning: {folder} has no tokenizer.json: whether the {role} model reads the same tokens as the \
                          policy cannot be checked"
                     ));
@@ -188,10 +188,13 @@ pub(super) fn check_tokenizer(
     own.difference(other).map_or(Ok(()), |difference| Err(different(difference)))
 }
 
-impl Models {
-    fn load(config: &RunConfig, folders: &Roles<PathBuf>, groups: &Groups) -> anyhow::Result<Self> {
-        let options = trainable(config, groups);
-        let frozen = |kind| LoadOptions { split: options.split.clone(), ..session::frozen(kind) };
+impl PpoModelSet {
+    fn load(config: &RunConfig, folders: &PerRole<PathBuf>, groups: &ProcessGroups) -> anyhow::Result<Self> {
+        let options = trainable_options(config, groups);
+        let frozen = |kind| LoadOptions {
+            model_parallel: options.model_parallel.clone(),
+            ..session::frozen_options(kind)
+        };
         Ok(Self {
             policy: CausalLm::load(&folders.policy, &options)?,
             reference: CausalLm::load(&folders.reference, &frozen(options.kind))?,
@@ -208,15 +211,15 @@ impl Models {
     fn plan(
         &self,
         config: &RunConfig,
-        around: &Around<'_>,
-        prompts: &rows::Encoded<PromptRow>,
+        ctx: &StageContext<'_>,
+        prompts: &rows::EncodedRows<PromptRow>,
     ) -> anyhow::Result<Plan> {
-        let groups = around.groups;
+        let groups = ctx.groups;
         let parameters = vec![
-            ("policy", num_values(&self.policy, groups)?),
-            ("critic", num_values(&self.critic, groups)?),
-            ("reference", num_values(&self.reference, groups)?),
-            ("reward", num_values(&self.reward, groups)?),
+            ("policy", num_parameters(&self.policy, groups)?),
+            ("critic", num_parameters(&self.critic, groups)?),
+            ("reference", num_parameters(&self.reference, groups)?),
+            ("reward", num_parameters(&self.reward, groups)?),
         ];
 
         // Policy and critic are trained.
@@ -229,7 +232,7 @@ impl Models {
             tokens: prompts.tokens,
             steps: config.ppo.iterations,
             rows_per_step: config.ppo.replies()?,
-            mesh: around.mesh.clone(),
+            mesh: ctx.mesh.clone(),
             loaded_bytes: Vec::new(),
             model_bytes: trained * dtype.trained_bytes()
                 + parameters[2].1 * dtype.bytes()

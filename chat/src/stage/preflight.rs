@@ -16,18 +16,18 @@ use models::weights::WeightFolder;
 use parallel::Mesh;
 use tui::number::counted;
 
-use super::ppo::Roles;
-use super::{Network, ppo, rm, rows, sft};
+use super::ppo::PerRole;
+use super::{BaseModelSpec, ppo, rm, rows, sft};
 use crate::config::section::{DataSection, Files};
 use crate::config::{ConfigError, RunConfig, Stage};
 use crate::session;
 
 /// A model that exists, or that an earlier stage will write.
 #[derive(Clone)]
-struct Model {
+struct ModelSpec {
     config: Config,
     /// Whether it has a score in place of logits.
-    gives_score: bool,
+    is_reward_model: bool,
     /// Absent: the pipeline itself will train the tokenizer.
     tokenizer: Option<TokenizerFiles>,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Preflight<'a> {
     /// Files of rows that the pipeline makes.
     made_rows: BTreeSet<PathBuf>,
     /// The models that earlier stages will write, by run folder.
-    made_models: BTreeMap<PathBuf, Model>,
+    made_models: BTreeMap<PathBuf, ModelSpec>,
 }
 
 impl<'a> Preflight<'a> {
@@ -66,7 +66,7 @@ impl<'a> Preflight<'a> {
     pub(crate) fn base(
         &mut self,
         config: &RunConfig,
-        network: &Network<'_>,
+        network: &BaseModelSpec<'_>,
         vocab_size: usize,
     ) -> anyhow::Result<String> {
         config.check(Stage::Base)?;
@@ -80,7 +80,7 @@ impl<'a> Preflight<'a> {
         };
         super::check_mesh(config, &[&architecture], self.mesh)?;
         let line = self.demonstrations(Stage::Base, config, &architecture, tokenizer.as_ref())?;
-        self.will_write(config, Model { config: architecture, gives_score: false, tokenizer: files });
+        self.add_model(config, ModelSpec { config: architecture, is_reward_model: false, tokenizer: files });
         Ok(line)
     }
 
@@ -92,25 +92,25 @@ impl<'a> Preflight<'a> {
         let tokenizer = model.tokenizer.as_ref().map(TokenizerFiles::load).transpose()?;
         if stage == Stage::Ppo {
             let line = self.ppo(config, tokenizer.as_ref())?;
-            self.will_write(config, model);
+            self.add_model(config, model);
             return Ok(line);
         }
 
         super::check_mesh(config, &[&model.config], self.mesh)?;
         let line = if stage == Stage::Rm {
-            model.gives_score = true;
+            model.is_reward_model = true;
             self.pairs(config, &model.config, tokenizer.as_ref())?
         } else {
             model.refuse_reward_model("model.path")?;
             model.grow()?;
             self.demonstrations(stage, config, &model.config, tokenizer.as_ref())?
         };
-        self.will_write(config, model);
+        self.add_model(config, model);
         Ok(line)
     }
 
     fn ppo(&self, config: &RunConfig, tokenizer: Option<&Tokenizer>) -> anyhow::Result<String> {
-        let models = Roles::find(config, |key, name| self.model(key, name))?;
+        let models = PerRole::find(config, |key, name| self.model(key, name))?;
         models.policy.refuse_reward_model("model.path")?;
         models.reference.refuse_reward_model("ppo.reference_model")?;
         models.reward.need_reward_model("ppo.reward_model")?;
@@ -123,7 +123,7 @@ impl<'a> Preflight<'a> {
         let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
             self.parse::<PromptRow>(&config.data.train, &config.data)?;
             self.parse::<SftRow>(&config.data.ptx, &config.data)?;
-            return Ok(unread(Stage::Ppo));
+            return Ok(deferred_line(Stage::Ppo));
         };
         let inputs = ppo::inputs(config, &configs, tokenizer)?;
         Ok(describe(Stage::Ppo, &inputs.prompts, &iterations(config)?))
@@ -139,10 +139,10 @@ impl<'a> Preflight<'a> {
         let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
             self.parse::<SftRow>(&config.data.train, &config.data)?;
             self.parse::<SftRow>(&config.data.eval, &config.data)?;
-            return Ok(unread(stage));
+            return Ok(deferred_line(stage));
         };
         let inputs = sft::inputs(stage, config, model, tokenizer)?;
-        let units = sft::data(config, &inputs)?.units.len();
+        let units = sft::data(config, &inputs)?.bins.len();
         Ok(describe(stage, &inputs.train, &steps(config, units)))
     }
 
@@ -155,7 +155,7 @@ impl<'a> Preflight<'a> {
         let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
             self.parse::<PreferenceRow>(&config.data.train, &config.data)?;
             self.parse::<PreferenceRow>(&config.data.eval, &config.data)?;
-            return Ok(unread(Stage::Rm));
+            return Ok(deferred_line(Stage::Rm));
         };
         let train = rm::inputs(config, model, tokenizer)?.train;
         Ok(describe(Stage::Rm, &train, &steps(config, train.rows.len())))
@@ -164,11 +164,11 @@ impl<'a> Preflight<'a> {
     /// Whether the files of rows exist already, all of them.
     fn have_rows(&self, config: &RunConfig) -> bool {
         let files = [&config.data.train, &config.data.eval, &config.data.ptx];
-        !files.iter().flat_map(|files| &files.0).any(|file| self.will_make(file))
+        !files.iter().flat_map(|files| &files.0).any(|file| self.will_generate(file))
     }
 
     /// Whether a file of rows does not exist yet and the pipeline makes it. A pattern may match such files.
-    fn will_make(&self, file: &str) -> bool {
+    fn will_generate(&self, file: &str) -> bool {
         let path = absolute(Path::new(file));
         let is_pattern = file.contains(['*', '?']);
         let is_beside = || self.made_rows.iter().any(|made| made.parent() == path.parent() && !made.exists());
@@ -177,12 +177,12 @@ impl<'a> Preflight<'a> {
 
     /// Reads the rows that exist, where no tokenizer does yet.
     fn parse<T: TrainingRow>(&self, files: &Files, data: &DataSection) -> anyhow::Result<()> {
-        let existing: Vec<&String> = files.0.iter().filter(|file| !self.will_make(file)).collect();
+        let existing: Vec<&String> = files.0.iter().filter(|file| !self.will_generate(file)).collect();
         rows::parse::<T>(&existing, data)
     }
 
     /// The model that the setting `key` names.
-    fn model(&self, key: &'static str, name: &str) -> anyhow::Result<Model> {
+    fn model(&self, key: &'static str, name: &str) -> anyhow::Result<ModelSpec> {
         let path = absolute(Path::new(name));
         // A run folder stands for its `final/`; the checkpoints of a run are models as well.
         let is_written = |run: &Path| {
@@ -194,21 +194,21 @@ impl<'a> Preflight<'a> {
         if path.starts_with(&self.out) && !path.exists() {
             return Err(ConfigError::NotMade { key, path: name.into() }.into());
         }
-        Model::of_folder(session::folder(name)?)
+        ModelSpec::of_folder(session::folder(name)?)
     }
 
-    fn will_write(&mut self, config: &RunConfig, model: Model) {
+    fn add_model(&mut self, config: &RunConfig, model: ModelSpec) {
         self.made_models.insert(absolute(&config.out), model);
     }
 }
 
-impl Model {
+impl ModelSpec {
     /// A model that exists. The headers of its weight files are read as well.
     fn of_folder(folder: PathBuf) -> anyhow::Result<Self> {
         let config = Config::from_folder(&folder)?;
         WeightFolder::open(&folder)?;
-        let gives_score = config.is_sequence_classification();
-        Ok(Self { config, gives_score, tokenizer: Some(TokenizerFiles::of(folder)) })
+        let is_reward_model = config.is_sequence_classification();
+        Ok(Self { config, is_reward_model, tokenizer: Some(TokenizerFiles::of(folder)) })
     }
 
     /// The tokenizer of a stage that starts from this model.
@@ -253,7 +253,7 @@ impl Model {
     }
 
     fn check_head(&self, key: &str, reward_model: bool, problem: &str) -> Result<(), ConfigError> {
-        if self.gives_score == reward_model {
+        if self.is_reward_model == reward_model {
             return Ok(());
         }
         let message = format!("{} {problem}", self.config.origin());
@@ -282,14 +282,14 @@ fn absolute(path: &Path) -> PathBuf {
 }
 
 /// A line for people about a stage whose rows were read.
-fn describe<T>(stage: Stage, rows: &rows::Encoded<T>, length: &str) -> String {
+fn describe<T>(stage: Stage, rows: &rows::EncodedRows<T>, length: &str) -> String {
     let dropped = if rows.dropped > 0 { format!(" ({} left out)", rows.dropped) } else { String::new() };
     let count = counted(rows.rows.len() as u64, "row");
     format!("{}: {count}{dropped}, {}; {length}", stage.name(), counted(rows.tokens as u64, "token"))
 }
 
 /// A line for people about a stage whose rows or tokenizer an earlier part makes.
-fn unread(stage: Stage) -> String {
+fn deferred_line(stage: Stage) -> String {
     format!("{}: reads what an earlier part of the pipeline makes", stage.name())
 }
 

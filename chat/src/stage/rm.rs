@@ -8,30 +8,30 @@ use models::config::Config;
 use models::scalar_model::ScalarModel;
 use rlhf::reward;
 
-use super::{Around, Plan, in_run_folder, rows, start_folder, tokenizer, trainable};
+use super::{Plan, StageContext, rows, run_in_folder, start_folder, tokenizer, trainable_options};
 use crate::config::{RunConfig, Stage};
 use crate::session;
 
 /// The pairs of the stage, which fit its model.
 pub(super) struct Inputs {
-    pub(super) train: rows::Encoded<PreferenceRow>,
-    pub(super) eval: rows::Encoded<PreferenceRow>,
+    pub(super) train: rows::EncodedRows<PreferenceRow>,
+    pub(super) eval: rows::EncodedRows<PreferenceRow>,
 }
 
-pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
-    let folder = start_folder(config, around)?;
+pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
+    let folder = start_folder(config, ctx)?;
     let tokenizer = tokenizer(config, &folder)?;
     let Inputs { train, eval } = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
-    let model = load(&folder, config.seed, &trainable(config, around.groups))?;
-    super::tell_dropout(around.groups, &[("model", model.config())]);
-    super::check_split(config, &[model.config()], around)?;
+    let model = load(&folder, config.seed, &trainable_options(config, ctx.groups))?;
+    super::tell_dropout(ctx.groups, &[("model", model.config())]);
+    super::check_split(config, &[model.config()], ctx)?;
 
     let data = reward::Data { train: &train.rows, eval: &eval.rows, shuffle: config.data.shuffle };
-    let parameters = super::num_values(&model, around.groups)?;
+    let parameters = super::num_parameters(&model, ctx.groups)?;
     let sizes = [train.rows.len(), train.dropped, train.tokens];
-    let plan = Plan::one_model(Stage::Rm, config, around.mesh, parameters, sizes, train.rows.len());
+    let plan = Plan::one_model(Stage::Rm, config, ctx.mesh, parameters, sizes, train.rows.len());
     let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
-    in_run_folder(Stage::Rm, config, plan, &companions, around, |run| {
+    run_in_folder(Stage::Rm, config, plan, &companions, ctx, |run| {
         reward::train(&model, &data, &config.reward, &config.train, run)
     })
 }

@@ -6,22 +6,22 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use datasets::dataset::{EncodedDataset, FileRead, LoadOptions, TrainingRow, split};
-use datasets::{At, Cache, CacheUse, Counts, PromptRow, Reading, SftRow, Tokenizer, table};
+use datasets::{Cache, CacheUse, Counts, PromptRow, ReadOptions, RowLocation, SftRow, Tokenizer, table};
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
-use crate::command::tell;
+use crate::command::print_stderr;
 use crate::config::section::{DataSection, Files};
 use crate::config::{ConfigError, Stage};
 
 /// Bytes of data files from which on tokenised rows are kept in the user's own cache.
-const WORTH_KEEPING: u64 = 4 << 20;
+const MIN_CACHED_BYTES: u64 = 4 << 20;
 
 /// How long loading may take before its progress is shown.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PROGRESS_DELAY: Duration = Duration::from_secs(2);
 
 /// Tokenised rows, and what became of the others.
-pub(crate) struct Encoded<T> {
+pub(crate) struct EncodedRows<T> {
     /// The rows.
     pub(crate) rows: Vec<T>,
     /// Rows that were left out.
@@ -37,7 +37,7 @@ pub(super) fn demonstrations(
     files: &Files,
     tokenizer: &Tokenizer,
     data: &DataSection,
-) -> anyhow::Result<Encoded<SftRow>> {
+) -> anyhow::Result<EncodedRows<SftRow>> {
     Ok(encoded(load(files, tokenizer, data)?))
 }
 
@@ -46,7 +46,7 @@ pub(super) fn prompts(
     files: &Files,
     tokenizer: &Tokenizer,
     data: &DataSection,
-) -> anyhow::Result<Encoded<PromptRow>> {
+) -> anyhow::Result<EncodedRows<PromptRow>> {
     Ok(encoded(load(files, tokenizer, data)?))
 }
 
@@ -55,7 +55,7 @@ pub(super) fn train_and_eval<T: TrainingRow>(
     tokenizer: &Tokenizer,
     data: &DataSection,
     seed: u64,
-) -> anyhow::Result<[Encoded<T>; 2]> {
+) -> anyhow::Result<[EncodedRows<T>; 2]> {
     let mut train = load(&data.train, tokenizer, data)?;
     if data.eval_fraction == 0.0 {
         return Ok([encoded(train), encoded(load(&data.eval, tokenizer, data)?)]);
@@ -72,12 +72,16 @@ pub(super) fn train_and_eval<T: TrainingRow>(
         );
         return Err(ConfigError::Value { place: None, key, message }.into());
     }
-    tell(&format!("{}: {looked_at} of {} rows are held out", data.train.0.join(", "), learned + looked_at));
+    print_stderr(&format!(
+        "{}: {looked_at} of {} rows are held out",
+        data.train.0.join(", "),
+        learned + looked_at
+    ));
     Ok([encoded(train), with_lengths(held_out, 0)])
 }
 
 /// Refuses to begin a stage with nothing to learn from.
-pub(super) fn refuse_none<T>(rows: &Encoded<T>, stage: Stage) -> Result<(), rlhf::Error> {
+pub(super) fn refuse_none<T>(rows: &EncodedRows<T>, stage: Stage) -> Result<(), rlhf::Error> {
     if !rows.rows.is_empty() {
         return Ok(());
     }
@@ -93,8 +97,8 @@ pub(super) fn parse<T: TrainingRow>(files: &[&String], data: &DataSection) -> an
     Ok(())
 }
 
-fn reading(data: &DataSection) -> Reading {
-    Reading { drop: data.drop.clone(), ..Reading::default() }
+fn reading(data: &DataSection) -> ReadOptions {
+    ReadOptions { drop: data.drop.clone(), ..ReadOptions::default() }
 }
 
 fn load<T: TrainingRow>(
@@ -108,7 +112,7 @@ fn load<T: TrainingRow>(
         cache: cache(data),
         ..LoadOptions::new(data.max_length, data.overlong)
     };
-    let mut shown = Shown { started: Instant::now(), progress: None, percent: 0 };
+    let mut shown = LoadProgress { started: Instant::now(), progress: None, percent: 0 };
     let dataset =
         EncodedDataset::load_with(&files.0, tokenizer, &options, &mut |progress| shown.update(&progress))?;
     shown.finish();
@@ -117,10 +121,14 @@ fn load<T: TrainingRow>(
     match &dataset.cache {
         CacheUse::Off | CacheUse::Written(_) => {}
         CacheUse::Read(path) => {
-            tell(&format!("{} rows: taken from the cache {}", dataset.counts.kept, path.display()));
+            print_stderr(&format!("{} rows: taken from the cache {}", dataset.counts.kept, path.display()));
         }
-        CacheUse::Mended(path) => tell(&format!("{}: was damaged and has been made anew", path.display())),
-        CacheUse::Failed(reason) => tell(&format!("the rows are not kept for the next start: {reason}")),
+        CacheUse::Rebuilt(path) => {
+            print_stderr(&format!("{}: was damaged and has been made anew", path.display()));
+        }
+        CacheUse::Failed(reason) => {
+            print_stderr(&format!("the rows are not kept for the next start: {reason}"));
+        }
     }
     Ok(dataset)
 }
@@ -135,7 +143,7 @@ fn cache(data: &DataSection) -> Option<Cache> {
             // A relative one is not valid (XDG Base Directory Specification).
             let own = variable("XDG_CACHE_HOME").filter(|path| path.is_absolute());
             let own = own.or_else(|| Some(variable("HOME")?.join(".cache")))?;
-            Some(Cache { folder: own.join("colossal-chat/rows"), least_bytes: WORTH_KEEPING })
+            Some(Cache { folder: own.join("colossal-chat/rows"), least_bytes: MIN_CACHED_BYTES })
         }
     }
 }
@@ -143,8 +151,8 @@ fn cache(data: &DataSection) -> Option<Cache> {
 /// Tells what was found in a file beside its rows.
 fn tell_notes(file: &FileRead) {
     let path = file.path.display();
-    for line in file.notes.lines(At::unit(&file.path), false) {
-        tell(&format!("{path}: {line}"));
+    for line in file.notes.lines(RowLocation::unit(&file.path), false) {
+        print_stderr(&format!("{path}: {line}"));
     }
 }
 
@@ -163,30 +171,30 @@ fn tell_counts(files: &Files, counts: &Counts, data: &DataSection) {
             parts.push(format!("{count} {what}"));
         }
     }
-    tell(&format!("{}: {}", files.0.join(", "), parts.join(", ")));
+    print_stderr(&format!("{}: {}", files.0.join(", "), parts.join(", ")));
 }
 
-fn encoded<T: TrainingRow>(dataset: EncodedDataset<T>) -> Encoded<T> {
+fn encoded<T: TrainingRow>(dataset: EncodedDataset<T>) -> EncodedRows<T> {
     with_lengths(dataset.rows, dataset.counts.read - dataset.counts.kept)
 }
 
-fn with_lengths<T: TrainingRow>(rows: Vec<T>, dropped: usize) -> Encoded<T> {
+fn with_lengths<T: TrainingRow>(rows: Vec<T>, dropped: usize) -> EncodedRows<T> {
     let tokens = rows.iter().map(TrainingRow::num_tokens).sum();
     let longest = rows.iter().map(TrainingRow::num_tokens).max().unwrap_or(0);
-    Encoded { rows, dropped, tokens, longest }
+    EncodedRows { rows, dropped, tokens, longest }
 }
 
 /// The progress of a loading that takes its time.
-struct Shown {
+struct LoadProgress {
     started: Instant,
     progress: Option<Progress<std::io::Stderr>>,
     percent: u64,
 }
 
-impl Shown {
+impl LoadProgress {
     fn update(&mut self, now: &datasets::Progress) {
         let percent = (now.share * 100.0) as u64;
-        if percent == self.percent || self.started.elapsed() < PATIENCE {
+        if percent == self.percent || self.started.elapsed() < PROGRESS_DELAY {
             return;
         }
         let begun = self.progress.is_some();

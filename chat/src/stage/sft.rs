@@ -7,19 +7,19 @@ use models::causal_lm::CausalLm;
 use models::config::Config;
 use rlhf::sft::Data;
 
-use super::{Around, Plan, in_run_folder, rows, start_folder, tokenizer_folder, trainable};
-use crate::command::tell;
+use super::{Plan, StageContext, rows, run_in_folder, start_folder, tokenizer_folder, trainable_options};
+use crate::command::print_stderr;
 use crate::config::{RunConfig, Stage};
 use crate::session;
 
 /// The rows of the stage, which fit its model.
 pub(super) struct Inputs {
-    pub(super) train: rows::Encoded<SftRow>,
-    pub(super) eval: rows::Encoded<SftRow>,
+    pub(super) train: rows::EncodedRows<SftRow>,
+    pub(super) eval: rows::EncodedRows<SftRow>,
 }
 
-pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result<()> {
-    let folder = start_folder(config, around)?;
+pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
+    let folder = start_folder(config, ctx)?;
     let prepared = session::tokenizer_to_train(
         &tokenizer_folder(config, &folder)?,
         config.tokenizer.template.as_deref(),
@@ -30,14 +30,14 @@ pub(super) fn run(config: &RunConfig, around: &mut Around<'_>) -> anyhow::Result
     grow(&mut architecture, &tokenizer, &added)?;
     let inputs = inputs(Stage::Sft, config, &architecture, &tokenizer)?;
 
-    tell_added(&added, [held, architecture.vocab_size()], around);
-    let options = trainable(config, around.groups);
+    tell_added(&added, [held, architecture.vocab_size()], ctx);
+    let options = trainable_options(config, ctx.groups);
     let model = if architecture.vocab_size() > held {
         CausalLm::load_resized(&folder, architecture.vocab_size(), &options)?
     } else {
         CausalLm::load(&folder, &options)?
     };
-    train_on(Stage::Sft, config, &model, &inputs, &tokenizer, around)
+    train_on(Stage::Sft, config, &model, &inputs, &tokenizer, ctx)
 }
 
 /// Makes room for the tokens that were `added` to the tokenizer, where the embeddings have none to spare.
@@ -50,8 +50,8 @@ pub(super) fn grow(model: &mut Config, tokenizer: &Tokenizer, added: &[&str]) ->
     Ok(())
 }
 
-fn tell_added(added: &[&str], [held, wanted]: [i64; 2], around: &Around<'_>) {
-    if added.is_empty() || !around.groups.is_first() {
+fn tell_added(added: &[&str], [held, wanted]: [i64; 2], ctx: &StageContext<'_>) {
+    if added.is_empty() || !ctx.groups.is_rank_zero() {
         return;
     }
     let rows = if wanted > held {
@@ -61,7 +61,10 @@ fn tell_added(added: &[&str], [held, wanted]: [i64; 2], around: &Around<'_>) {
     } else {
         format!("the embeddings have {held} rows, which is enough")
     };
-    tell(&format!("template chatml: added the tokens {} to the tokenizer; {rows}", added.join(" and ")));
+    print_stderr(&format!(
+        "template chatml: added the tokens {} to the tokenizer; {rows}",
+        added.join(" and ")
+    ));
 }
 
 /// Reads the rows and checks them against the model's configuration. Reads no weights.
@@ -91,17 +94,17 @@ pub(super) fn train_on(
     model: &CausalLm,
     inputs: &Inputs,
     tokenizer: &Tokenizer,
-    around: &mut Around<'_>,
+    ctx: &mut StageContext<'_>,
 ) -> anyhow::Result<()> {
-    super::tell_dropout(around.groups, &[("model", model.config())]);
-    super::check_split(config, &[model.config()], around)?;
+    super::tell_dropout(ctx.groups, &[("model", model.config())]);
+    super::check_split(config, &[model.config()], ctx)?;
     let data = data(config, inputs)?;
-    let parameters = super::num_values(model, around.groups)?;
+    let parameters = super::num_parameters(model, ctx.groups)?;
     let train = &inputs.train;
     let sizes = [train.rows.len(), train.dropped, train.tokens];
-    let plan = Plan::one_model(stage, config, around.mesh, parameters, sizes, data.units.len());
-    let companions = |folder: &Path| session::save_companions(folder, tokenizer, model.config());
-    in_run_folder(stage, config, plan, &companions, around, |run| {
+    let plan = Plan::one_model(stage, config, ctx.mesh, parameters, sizes, data.bins.len());
+    let companions = |folder: &Path| session::save_tokenizer(folder, tokenizer, model.config());
+    run_in_folder(stage, config, plan, &companions, ctx, |run| {
         rlhf::sft::train(model, &data, &config.train, run)
     })
 }

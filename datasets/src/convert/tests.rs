@@ -17,10 +17,10 @@ fn run(
     let input = folder.path().join("in.jsonl");
     let output = folder.path().join("out.parquet");
     fs::write(&input, content).unwrap();
-    let reading = Reading {
+    let reading = ReadOptions {
         layout: from.map(|name| name.parse().unwrap()),
         mapping: Mapping::parse(map).unwrap(),
-        ..Reading::default()
+        ..ReadOptions::default()
     };
     let report = convert(&input, &output, &reading, true)?;
     Ok((report, output, folder))
@@ -173,8 +173,9 @@ fn public_files_convert() {
     ];
     let out = tempfile::tempdir().unwrap();
     for (name, from, read, at_least) in cases {
-        let reading = Reading { layout: from.map(|name| name.parse().unwrap()), ..Reading::default() };
-        let reading = Reading { drop: vec!["tools".to_owned()], ..reading };
+        let reading =
+            ReadOptions { layout: from.map(|name| name.parse().unwrap()), ..ReadOptions::default() };
+        let reading = ReadOptions { drop: vec!["tools".to_owned()], ..reading };
         let report = convert(&folder.join(name), &out.path().join("out.parquet"), &reading, true).unwrap();
         eprintln!("{name}: {report:?}");
         assert_eq!(report.read, read, "{name}");
@@ -249,7 +250,7 @@ fn weights_of_turns_survive() {
         {"role": "user", "content": "r"}, {"role": "assistant", "content": "b", "weight": 1}]}"#
         .replace('\n', " ");
     let turns = messages(&row);
-    assert_eq!(turns.iter().map(|turn| turn.no_loss).collect::<Vec<_>>(), [false, true, false, false]);
+    assert_eq!(turns.iter().map(|turn| turn.ignore_loss).collect::<Vec<_>>(), [false, true, false, false]);
     let error = run(&row.replace("\"weight\": 1", "\"weight\": 2"), None, &[]).unwrap_err().to_string();
     assert!(
         error.contains("messages[3].weight is the number 2; it must be 1, or 0 for a turn without loss"),

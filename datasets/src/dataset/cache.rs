@@ -46,13 +46,13 @@ pub enum CacheUse {
     /// The rows were written to this file.
     Written(PathBuf),
     /// This file was damaged, and was written anew.
-    Mended(PathBuf),
+    Rebuilt(PathBuf),
     /// The rows could not be kept, for this reason.
     Failed(String),
 }
 
 #[derive(Serialize, Deserialize)]
-struct Kept<T> {
+struct CachedRows<T> {
     counts: Counts,
     files: Vec<(Layout, Notes)>,
     rows: Vec<T>,
@@ -60,7 +60,7 @@ struct Kept<T> {
 
 impl Cache {
     /// Whether the files are large enough.
-    pub(super) fn is_worthwhile(&self, paths: &[PathBuf]) -> Result<bool> {
+    pub(super) fn is_large_enough(&self, paths: &[PathBuf]) -> Result<bool> {
         let mut bytes = 0;
         for path in paths {
             let metadata = fs::metadata(path);
@@ -93,7 +93,7 @@ impl Cache {
         };
         let made = read().map(|mut made| {
             made.cache = match keep(&path, &made) {
-                Ok(()) if damaged => CacheUse::Mended(path),
+                Ok(()) if damaged => CacheUse::Rebuilt(path),
                 Ok(()) => CacheUse::Written(path),
                 Err(error) => CacheUse::Failed(error.to_string()),
             };
@@ -112,7 +112,7 @@ fn unlock(held: std::io::Result<File>, lock: &Path) {
     drop(held);
 }
 
-fn dataset<T>(kept: Kept<T>, paths: &[PathBuf], cache: CacheUse) -> EncodedDataset<T> {
+fn dataset<T>(kept: CachedRows<T>, paths: &[PathBuf], cache: CacheUse) -> EncodedDataset<T> {
     let files = paths.iter().zip(kept.files);
     let files = files.map(|(path, (layout, notes))| FileRead { path: path.clone(), layout, notes }).collect();
     EncodedDataset { rows: kept.rows, counts: kept.counts, files, cache }
@@ -122,7 +122,7 @@ fn dataset<T>(kept: Kept<T>, paths: &[PathBuf], cache: CacheUse) -> EncodedDatas
 struct Damaged;
 
 /// Reads a file of the cache; `None` where there is none.
-fn open<T: TrainingRow>(path: &Path) -> Option<Result<Kept<T>, Damaged>> {
+fn open<T: TrainingRow>(path: &Path) -> Option<Result<CachedRows<T>, Damaged>> {
     let bytes = fs::read(path).ok()?;
     let rest = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first_chunk::<8>);
     let kept = rest

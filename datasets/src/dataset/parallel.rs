@@ -10,19 +10,19 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 
-use crate::error::{At, Result};
+use crate::error::{Result, RowLocation};
 
 /// Rows that a worker takes at a time.
 const BATCH: usize = 128;
 
 /// A batch with its place.
-type Batch<S> = (usize, Vec<(At, S)>);
+type Batch<S> = (usize, Vec<(RowLocation, S)>);
 
 /// Encodes every row of `rows`, each of which gives any number of sources, and hands the results to `take` in
 /// order.
 pub(super) fn encode<S: Send, F: Send>(
-    rows: impl Iterator<Item = Result<(At, Vec<S>)>>,
-    encode: &(impl Fn(&(At, S)) -> Result<F> + Sync),
+    rows: impl Iterator<Item = Result<(RowLocation, Vec<S>)>>,
+    encode: &(impl Fn(&(RowLocation, S)) -> Result<F> + Sync),
     take: impl FnMut(Vec<F>),
 ) -> Result<()> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
@@ -44,7 +44,7 @@ pub(super) fn encode<S: Send, F: Send>(
 fn work<S, F>(
     batches: &Mutex<Receiver<Batch<S>>>,
     to_caller: &Sender<(usize, Result<Vec<F>>)>,
-    encode: &impl Fn(&(At, S)) -> Result<F>,
+    encode: &impl Fn(&(RowLocation, S)) -> Result<F>,
 ) {
     loop {
         let next = batches.lock().expect("no worker panics while it takes a batch").recv();
@@ -58,7 +58,7 @@ fn work<S, F>(
 
 /// Reads batches for the workers and hands on what comes back.
 fn feed<S, F>(
-    mut rows: impl Iterator<Item = Result<(At, Vec<S>)>>,
+    mut rows: impl Iterator<Item = Result<(RowLocation, Vec<S>)>>,
     to_workers: SyncSender<Batch<S>>,
     encoded: &Receiver<(usize, Result<Vec<F>>)>,
     mut take: impl FnMut(Vec<F>),

@@ -14,7 +14,7 @@ use super::{EncodedDataset, TrainingRow};
 /// Splits rows into those to learn from and those that are held out, about `fraction` of them.
 pub fn hold_out<T: TrainingRow>(dataset: &mut EncodedDataset<T>, fraction: f64, seed: u64) -> Vec<T> {
     let rows = std::mem::take(&mut dataset.rows);
-    let (held_out, kept) = rows.into_iter().partition(|row| is_held_out(row.identity(), fraction, seed));
+    let (held_out, kept) = rows.into_iter().partition(|row| is_held_out(row.split_key(), fraction, seed));
     dataset.rows = kept;
     held_out
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::*;
 use crate::conversation::Message;
-use crate::rows::NO_LOSS;
+use crate::rows::IGNORE_INDEX;
 use crate::tokenizer::tests::small;
 
 fn options(max_length: usize, on_overlong: Overlong) -> LoadOptions {
@@ -33,7 +33,7 @@ fn long_rows_are_cut_or_dropped_and_counted() {
     let wanted = Counts { read: 4, kept: 2, truncated: 1, dropped_overlong: 0, dropped_empty: 2, skipped: 0 };
     assert_eq!(cut.counts, wanted);
     assert_eq!(cut.lengths(), [3, 4]);
-    assert_eq!(cut.rows[1].labels, [NO_LOSS, 6, NO_LOSS, NO_LOSS]);
+    assert_eq!(cut.rows[1].labels, [IGNORE_INDEX, 6, IGNORE_INDEX, IGNORE_INDEX]);
     assert_eq!(cut.layouts(), [Layout::Tokens]);
     let dropped = load(Overlong::Drop);
     assert_eq!(
@@ -142,7 +142,7 @@ fn the_head_of_a_long_row_is_the_head_of_all_of_it() {
             assert_eq!(head.row.labels[..limit], all.labels[..limit], "source {number}");
             for on_overlong in [Overlong::Drop, Overlong::Truncate] {
                 let options = options(limit - 1, on_overlong);
-                let whole = Head { row: all.clone(), whole: true };
+                let whole = TokenPrefix { row: all.clone(), whole: true };
                 let head = SftRow::encode(&tokenizer, source, limit).unwrap();
                 assert_eq!(fit(head, source, &options), fit(whole, source, &options), "source {number}");
             }
@@ -173,7 +173,7 @@ fn long_pairs_are_cut_as_if_they_had_been_tokenised_whole() {
             let options = options(100, on_overlong);
             let head = PreferenceRow::encode(&tokenizer, source, 101).unwrap();
             assert!(!head.whole);
-            let whole = Head { row: all.clone(), whole: true };
+            let whole = TokenPrefix { row: all.clone(), whole: true };
             assert_eq!(fit(head, source, &options), fit(whole, source, &options), "pair {number}");
         }
     }
@@ -187,7 +187,8 @@ fn turns_of_weight_0_are_read_and_not_learned() {
     );
     let tokenizer = small();
     let rows = EncodedDataset::<SftRow>::load(&[&path], &tokenizer, &options(64, Overlong::Drop)).unwrap();
-    let learned: Vec<i64> = rows.rows[0].labels.iter().copied().filter(|&label| label != NO_LOSS).collect();
+    let learned: Vec<i64> =
+        rows.rows[0].labels.iter().copied().filter(|&label| label != IGNORE_INDEX).collect();
     assert_eq!(tokenizer.decode(&learned, false).unwrap(), "c<|im_end|>");
 }
 
@@ -223,11 +224,11 @@ fn the_cache_gives_back_what_was_made_and_notices_every_change() {
         damaged[place] ^= 1;
         fs::write(&file, damaged).unwrap();
         let mended = load(&tokenizer, &options);
-        assert_eq!((mended.rows, mended.cache), (made.rows.clone(), CacheUse::Mended(file.clone())));
+        assert_eq!((mended.rows, mended.cache), (made.rows.clone(), CacheUse::Rebuilt(file.clone())));
         assert_eq!(fs::read(&file).unwrap(), whole);
     }
     fs::write(&file, &whole[..whole.len() / 2]).unwrap();
-    assert_eq!(load(&tokenizer, &options).cache, CacheUse::Mended(file.clone()));
+    assert_eq!(load(&tokenizer, &options).cache, CacheUse::Rebuilt(file.clone()));
     let written =
         |dataset: EncodedDataset<SftRow>| matches!(dataset.cache, CacheUse::Written(new) if new != file);
     options.max_length = 63;

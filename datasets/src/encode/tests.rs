@@ -156,7 +156,7 @@ fn only_the_completion_is_learned() {
     let talk = talk();
     let row = Demonstration::PromptCompletion { prompt: talk[..3].to_vec(), completion: talk[3..].to_vec() };
     let row = tokenizer.encode_demonstration(&row).unwrap();
-    let learned: Vec<i64> = row.labels.iter().copied().filter(|&label| label != NO_LOSS).collect();
+    let learned: Vec<i64> = row.labels.iter().copied().filter(|&label| label != IGNORE_INDEX).collect();
     assert_eq!(tokenizer.decode(&learned, false).unwrap(), "答案是 5。<|im_end|>");
 }
 
@@ -198,8 +198,8 @@ fn both_sides_of_a_pair_begin_with_the_prompt() {
 fn ready_ids_are_used_as_they_are_but_checked() {
     let tokenizer = small();
     let tokens = |input_ids: Vec<i64>, labels| Demonstration::Tokens { input_ids, labels };
-    let row = tokenizer.encode_demonstration(&tokens(vec![5, 6], Some(vec![NO_LOSS, 6]))).unwrap();
-    assert_eq!((row.input_ids, row.labels), (vec![5, 6], vec![NO_LOSS, 6]));
+    let row = tokenizer.encode_demonstration(&tokens(vec![5, 6], Some(vec![IGNORE_INDEX, 6]))).unwrap();
+    assert_eq!((row.input_ids, row.labels), (vec![5, 6], vec![IGNORE_INDEX, 6]));
     let row = tokenizer.encode_demonstration(&tokens(vec![5, 6], None)).unwrap();
     assert_eq!(row.labels, [5, 6]);
     for bad in [tokens(vec![5, 300], None), tokens(vec![5, 6], Some(vec![-1, 6]))] {

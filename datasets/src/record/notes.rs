@@ -12,11 +12,11 @@ use serde_json::Value;
 
 use super::{Layout, Mapping, Record, Row};
 use crate::conversation::{Message, Role};
-use crate::error::{At, Error, Result};
+use crate::error::{Error, Result, RowLocation};
 
 /// Fields of rows and of turns that belong to what the model sees or to what it learns, wherever no layout
 /// reads them.
-pub(crate) const MEANINGFUL: [&str; 33] = [
+pub(crate) const SEMANTIC_FIELDS: [&str; 33] = [
     "tools",
     "tool_calls",
     "functions",
@@ -120,7 +120,7 @@ const METADATA: [&str; 62] = [
 
 /// How many rows, and the first of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct FieldCount {
     /// Rows.
     pub rows: usize,
     /// The first, from 1 (of JSONL: its line).
@@ -131,13 +131,13 @@ pub struct Seen {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notes {
     /// Fields that nothing reads, such as `quality` or `messages[].name`, without metadata.
-    pub unread: BTreeMap<String, Seen>,
+    pub unread: BTreeMap<String, FieldCount>,
     /// Metadata that nothing reads.
-    pub metadata: BTreeMap<String, Seen>,
+    pub metadata: BTreeMap<String, FieldCount>,
     /// Rows that were left out, by reason.
-    pub skipped: BTreeMap<String, Seen>,
+    pub skipped: BTreeMap<String, FieldCount>,
     /// Conversations that are odd, and used as they are.
-    pub odd: BTreeMap<String, Seen>,
+    pub odd: BTreeMap<String, FieldCount>,
 }
 
 /// What becomes of a field that no layout reads.
@@ -154,7 +154,7 @@ pub(crate) fn class(name: &str, needless: &[&str]) -> Class {
     let is = |list: &[&str]| list.contains(&name.as_str());
     if is(needless) || is(&METADATA) {
         Class::Metadata
-    } else if is(&MEANINGFUL) {
+    } else if is(&SEMANTIC_FIELDS) {
         Class::Refused
     } else {
         Class::Told
@@ -162,9 +162,9 @@ pub(crate) fn class(name: &str, needless: &[&str]) -> Class {
 }
 
 /// A row with how it is read: what decides over its fields.
-pub(crate) struct Looked<'a> {
+pub(crate) struct ReadRow<'a> {
     pub(crate) row: &'a Row,
-    pub(crate) at: &'a At,
+    pub(crate) at: &'a RowLocation,
     pub(crate) layout: Layout,
     pub(crate) mapping: &'a Mapping,
     pub(crate) needless: &'a [&'static str],
@@ -173,7 +173,7 @@ pub(crate) struct Looked<'a> {
 
 impl Notes {
     /// Counts what of a row is not read; refuses what would change its meaning.
-    pub(crate) fn unread(&mut self, looked: &Looked<'_>) -> Result<()> {
+    pub(crate) fn unread(&mut self, looked: &ReadRow<'_>) -> Result<()> {
         for (name, value) in looked.row {
             if !looked.layout.reads(name) {
                 self.field(looked, name, name, value)?;
@@ -185,7 +185,7 @@ impl Notes {
     }
 
     /// Looks at the fields of the turns in a column; a field counts once a row.
-    fn turns(&mut self, looked: &Looked<'_>, column: &str, value: &Value) -> Result<()> {
+    fn turns(&mut self, looked: &ReadRow<'_>, column: &str, value: &Value) -> Result<()> {
         let turns = match value {
             Value::Array(turns) => turns.as_slice(),
             turn @ Value::Object(_) => std::slice::from_ref(turn),
@@ -206,7 +206,7 @@ impl Notes {
         Ok(())
     }
 
-    fn field(&mut self, looked: &Looked<'_>, name: &str, place: &str, value: &Value) -> Result<()> {
+    fn field(&mut self, looked: &ReadRow<'_>, name: &str, place: &str, value: &Value) -> Result<()> {
         if is_blank(value) {
             return Ok(());
         }
@@ -214,7 +214,7 @@ impl Notes {
             Class::Refused => Err(Error::UnreadField {
                 at: looked.at.clone(),
                 field: place.escape_debug().to_string(),
-                found: says(value),
+                found: preview(value),
                 layout: looked.layout.name(),
                 kind: looked.kind,
                 name: name.escape_debug().to_string(),
@@ -234,16 +234,16 @@ impl Notes {
     pub(crate) fn column(&mut self, name: &str, rows: usize, needless: &[&str]) {
         let counts =
             if class(name, needless) == Class::Metadata { &mut self.metadata } else { &mut self.unread };
-        counts.insert(name.to_owned(), Seen { rows, first: 1 });
+        counts.insert(name.to_owned(), FieldCount { rows, first: 1 });
     }
 
     /// Counts a row that was left out.
-    pub(crate) fn skip(&mut self, reason: &str, at: &At) {
+    pub(crate) fn skip(&mut self, reason: &str, at: &RowLocation) {
         count(&mut self.skipped, reason, at);
     }
 
     /// Counts what is odd about a conversation.
-    pub(crate) fn look_at<R: Record>(&mut self, record: &R, at: &At) {
+    pub(crate) fn note_oddities<R: Record>(&mut self, record: &R, at: &RowLocation) {
         let turns = record.turns();
         let spoken: Vec<&&Message> = turns.iter().filter(|turn| turn.role != Role::System).collect();
         if spoken.first().is_some_and(|turn| turn.role == Role::Assistant) {
@@ -281,9 +281,10 @@ impl Notes {
     pub fn lines(&self, row: &str, with_metadata: bool) -> Vec<String> {
         let rows = |count: usize| if count == 1 { "1 row".to_owned() } else { format!("{count} rows") };
         let mut lines = Vec::new();
-        let fields = |fields: &BTreeMap<String, Seen>| {
-            let field =
-                |(name, seen): (&String, &Seen)| format!("{} ({})", name.escape_debug(), rows(seen.rows));
+        let fields = |fields: &BTreeMap<String, FieldCount>| {
+            let field = |(name, seen): (&String, &FieldCount)| {
+                format!("{} ({})", name.escape_debug(), rows(seen.rows))
+            };
             fields.iter().map(field).collect::<Vec<_>>().join(", ")
         };
         if !self.unread.is_empty() {
@@ -303,11 +304,11 @@ impl Notes {
     }
 }
 
-fn count(counts: &mut BTreeMap<String, Seen>, what: &str, at: &At) {
+fn count(counts: &mut BTreeMap<String, FieldCount>, what: &str, at: &RowLocation) {
     match counts.get_mut(what) {
         Some(seen) => seen.rows += 1,
         None => {
-            counts.insert(what.to_owned(), Seen { rows: 1, first: at.row });
+            counts.insert(what.to_owned(), FieldCount { rows: 1, first: at.row });
         }
     }
 }
@@ -324,7 +325,7 @@ fn is_blank(value: &Value) -> bool {
 }
 
 /// A value in a few words.
-pub(crate) fn says(value: &Value) -> String {
+pub(crate) fn preview(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
         Value::Bool(value) => format!("the truth value {value}"),

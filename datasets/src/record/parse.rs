@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Demonstration, Layout, Mapping, Parsed, Preference, Prompt, Row, Unpaired, notes, transcript};
 use crate::conversation::{Message, Role};
-use crate::error::{At, Error, Result};
+use crate::error::{Error, Result, RowLocation};
 
 const TURNS: &str = "a list of {role, content}";
 const CONTENT: &str = "text, or a list of {type: \"text\", text}";
@@ -18,7 +18,7 @@ const CONTENT: &str = "text, or a list of {type: \"text\", text}";
 /// A row with its place, and how it is read.
 pub(super) struct Fields<'a> {
     pub(super) row: &'a Row,
-    pub(super) at: &'a At,
+    pub(super) at: &'a RowLocation,
     pub(super) mapping: &'a Mapping,
     pub(super) layout: Layout,
 }
@@ -68,7 +68,7 @@ fn sharegpt(fields: &Fields<'_>) -> Result<Parsed<Demonstration>> {
 }
 
 fn is_empty_answer(message: &Message) -> bool {
-    message.role == Role::Assistant && !message.no_loss && message.content.trim().is_empty()
+    message.role == Role::Assistant && !message.ignore_loss && message.content.trim().is_empty()
 }
 
 fn tokens(fields: &Fields<'_>) -> Result<Demonstration> {
@@ -308,7 +308,7 @@ impl Fields<'_> {
         if !matches!(answer, [message] if message.role == Role::Assistant) {
             return Err(self.not_one_answer(field, answer));
         }
-        if answer[0].no_loss {
+        if answer[0].ignore_loss {
             let expected = "1, or no weight: an answer to compare counts always";
             return Err(self.wrong(&format!("{field}.weight"), &Value::from(0), expected));
         }
@@ -379,7 +379,7 @@ impl Fields<'_> {
         })?;
         let content = part("content", ["content", "value"], CONTENT)?;
         let content = self.content(&format!("{field}.content"), content)?;
-        Ok(Message { no_loss: self.no_loss(field, turn)?, ..Message::new(role, content) })
+        Ok(Message { ignore_loss: self.no_loss(field, turn)?, ..Message::new(role, content) })
     }
 
     /// Whether a turn has the weight 0, as in `OpenAI`'s files.
@@ -408,6 +408,11 @@ impl Fields<'_> {
     }
 
     fn wrong(&self, field: &str, found: &Value, expected: &'static str) -> Error {
-        Error::WrongType { at: self.at.clone(), field: field.to_owned(), found: notes::says(found), expected }
+        Error::WrongType {
+            at: self.at.clone(),
+            field: field.to_owned(),
+            found: notes::preview(found),
+            expected,
+        }
     }
 }

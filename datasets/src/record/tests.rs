@@ -6,8 +6,8 @@ use serde_json::json;
 
 use super::*;
 
-fn at() -> At {
-    At { path: "data.jsonl".into(), row: 3 }
+fn at() -> RowLocation {
+    RowLocation { path: "data.jsonl".into(), row: 3 }
 }
 
 fn parse<R: Record>(layout: Layout, row: impl std::borrow::Borrow<Value>) -> Result<R> {

@@ -56,7 +56,7 @@ fn columns<const N: usize>(columns: [(&str, Value); N]) -> Row {
 fn turns(messages: &[Message]) -> Value {
     let turn = |message: &Message| {
         let mut turn = json!({"role": message.role.as_str(), "content": message.content});
-        if message.no_loss {
+        if message.ignore_loss {
             turn["weight"] = json!(0);
         }
         turn

@@ -4,7 +4,7 @@
 //! that follow from the other factor, so that a product never seen can be found.
 
 use super::conversion::number_words;
-use super::dice::Dice;
+use super::dice::SynthRng;
 use super::task::{Language, Task, near_number};
 
 /// What is done with two numbers.
@@ -24,7 +24,7 @@ pub(super) struct Arithmetic {
 }
 
 impl Arithmetic {
-    pub(super) fn draw(operation: Operation, dice: &mut Dice) -> Self {
+    pub(super) fn draw(operation: Operation, dice: &mut SynthRng) -> Self {
         let (left, right) = match operation {
             Operation::Sum => (dice.between(2, 99), dice.between(2, 99)),
             Operation::Difference => {
@@ -40,7 +40,7 @@ impl Arithmetic {
     }
 
     /// A small number is added to the result or taken from it.
-    pub(super) fn follow_up(&self, dice: &mut Dice) -> Self {
+    pub(super) fn follow_up(&self, dice: &mut SynthRng) -> Self {
         let (left, right) = (self.result(), dice.between(2, 9));
         let subtract = right <= left && dice.chance(0.5);
         let operation = if subtract { Operation::Difference } else { Operation::Sum };
@@ -86,7 +86,7 @@ impl Task for Arithmetic {
         self.result().to_string()
     }
 
-    fn near_miss(&self, _: Language, dice: &mut Dice) -> String {
+    fn near_miss(&self, _: Language, dice: &mut SynthRng) -> String {
         near_number(self.result(), dice).to_string()
     }
 

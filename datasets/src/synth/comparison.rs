@@ -4,7 +4,7 @@
 //! in one digit only.
 
 use super::conversion::number_words;
-use super::dice::Dice;
+use super::dice::SynthRng;
 use super::task::{Language, Task};
 
 /// What is asked about two numbers.
@@ -24,7 +24,7 @@ pub(super) struct Comparison {
 }
 
 impl Comparison {
-    pub(super) fn draw(relation: Relation, dice: &mut Dice) -> Self {
+    pub(super) fn draw(relation: Relation, dice: &mut SynthRng) -> Self {
         if relation == Relation::Same {
             let left = dice.between(100, 999);
             let right = if dice.chance(0.5) { left } else { change_one_digit(left, dice) };
@@ -58,7 +58,7 @@ fn sameness(same: bool, language: Language) -> &'static str {
 }
 
 /// A number of three digits that differs from `number` in one of them.
-fn change_one_digit(number: u32, dice: &mut Dice) -> u32 {
+fn change_one_digit(number: u32, dice: &mut SynthRng) -> u32 {
     let unit = *dice.pick(&[1, 10, 100]);
     let old = number / unit % 10;
     let lowest = u32::from(unit == 100);
@@ -92,7 +92,7 @@ impl Task for Comparison {
         self.write(true, language)
     }
 
-    fn near_miss(&self, language: Language, _: &mut Dice) -> String {
+    fn near_miss(&self, language: Language, _: &mut SynthRng) -> String {
         self.write(false, language)
     }
 
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn one_digit_changes() {
-        let mut dice = Dice::new(2, 0);
+        let mut dice = SynthRng::new(2, 0);
         for number in 100..1000 {
             let other = change_one_digit(number, &mut dice);
             let changed =

@@ -2,7 +2,7 @@
 //!
 //! 1 metre = 100 centimetres, 1 hour = 60 minutes, 1 kilogram = 1000 grams.
 
-use super::dice::Dice;
+use super::dice::SynthRng;
 use super::task::{Language, Task, near_number};
 
 /// What an amount is converted to.
@@ -22,7 +22,7 @@ pub(super) struct Conversion {
 }
 
 impl Conversion {
-    pub(super) fn draw(target: Target, dice: &mut Dice) -> Self {
+    pub(super) fn draw(target: Target, dice: &mut SynthRng) -> Self {
         let (low, high) = match target {
             Target::Centimetres | Target::Grams => (2, 99),
             Target::Minutes => (2, 30),
@@ -141,7 +141,7 @@ impl Task for Conversion {
         }
     }
 
-    fn near_miss(&self, language: Language, dice: &mut Dice) -> String {
+    fn near_miss(&self, language: Language, dice: &mut SynthRng) -> String {
         let (amount, factor) = (self.amount, self.factor());
         if self.target == Target::Words {
             let draws: Vec<u32> = (0..8).map(|_| near_number(amount, dice)).collect();

@@ -5,7 +5,7 @@
 //! never seen a question.
 
 use super::date::{DAYS, MONTHS};
-use super::dice::Dice;
+use super::dice::SynthRng;
 use super::list::NOUNS;
 use super::phrase;
 use super::task::{Language, Problem};
@@ -17,12 +17,12 @@ pub const LINES: usize = 3;
 pub const RUN_SHARE: f64 = 0.12;
 
 /// A problem and its answer as one line.
-pub(super) fn statement(problem: &Problem, language: Language, dice: &mut Dice) -> String {
+pub(super) fn statement(problem: &Problem, language: Language, dice: &mut SynthRng) -> String {
     phrase::state(problem.task(), language, dice)
 }
 
 /// A few things in their order.
-pub(super) fn run(language: Language, dice: &mut Dice) -> String {
+pub(super) fn run(language: Language, dice: &mut SynthRng) -> String {
     let name =
         |pair: &(&'static str, &'static str)| if language == Language::English { pair.0 } else { pair.1 };
     let separator = if language == Language::English { ", " } else { "，" };

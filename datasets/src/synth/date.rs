@@ -2,7 +2,7 @@
 //!
 //! Counts of days begin at 2: the day after is given away by the list of days, which is in the corpus.
 
-use super::dice::Dice;
+use super::dice::SynthRng;
 use super::task::{Language, Task};
 
 /// The days in English and Chinese, from monday.
@@ -50,7 +50,7 @@ pub(super) struct Date {
 }
 
 impl Date {
-    pub(super) fn draw(direction: Direction, dice: &mut Dice) -> Self {
+    pub(super) fn draw(direction: Direction, dice: &mut SynthRng) -> Self {
         if direction == Direction::Earlier {
             let months = dice.distinct(2, 0, 11);
             return Self { direction, start: months[0] as usize, other: months[1] as usize };
@@ -59,7 +59,7 @@ impl Date {
     }
 
     /// Some days more.
-    pub(super) fn follow_up(&self, dice: &mut Dice) -> Option<Self> {
+    pub(super) fn follow_up(&self, dice: &mut SynthRng) -> Option<Self> {
         if self.direction != Direction::After {
             return None;
         }
@@ -120,7 +120,7 @@ impl Task for Date {
         }
     }
 
-    fn near_miss(&self, language: Language, dice: &mut Dice) -> String {
+    fn near_miss(&self, language: Language, dice: &mut SynthRng) -> String {
         match self.direction {
             Direction::Earlier => write(MONTHS[self.start.max(self.other)], language),
             _ => write(DAYS[(self.result() + dice.pick(&[1, 6])) % 7], language),

@@ -8,11 +8,11 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 /// The source of all randomness of the world.
 #[derive(Clone, Debug)]
-pub(super) struct Dice {
+pub(super) struct SynthRng {
     rng: ChaCha8Rng,
 }
 
-impl Dice {
+impl SynthRng {
     /// The draws of one stream of a seed.
     pub(super) fn new(seed: u64, stream: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn streams_differ_and_repeat() {
         let draws = |stream| {
-            let mut dice = Dice::new(7, stream);
+            let mut dice = SynthRng::new(7, stream);
             (0..20).map(|_| dice.below(1000)).collect::<Vec<_>>()
         };
         assert_eq!(draws(0), draws(0));
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn weights_are_obeyed() {
-        let mut dice = Dice::new(1, 0);
+        let mut dice = SynthRng::new(1, 0);
         let hits = (0..10_000).filter(|_| dice.weighted(&[('a', 1), ('b', 0), ('c', 3)]) == 'a').count();
         // Binomial(10000, 1/4): mean 2500, standard deviation 43.
         assert!(hits.abs_diff(2500) < 220, "{hits}");
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn distinct_numbers_are_distinct_and_within_bounds() {
-        let mut dice = Dice::new(3, 0);
+        let mut dice = SynthRng::new(3, 0);
         for _ in 0..200 {
             let mut numbers = dice.distinct(4, 2, 6);
             numbers.sort_unstable();

@@ -4,7 +4,7 @@
 //! many of them and their letters can be learned syllable by syllable. They are the same in both languages.
 
 use super::conversion::number_words;
-use super::dice::Dice;
+use super::dice::SynthRng;
 use super::task::{Language, Task, swap_neighbours};
 
 const CONSONANTS: &[u8] = b"bdklmnst";
@@ -31,7 +31,7 @@ pub(super) struct Letters {
 }
 
 impl Letters {
-    pub(super) fn draw(spelling: Spelling, dice: &mut Dice) -> Self {
+    pub(super) fn draw(spelling: Spelling, dice: &mut SynthRng) -> Self {
         let most = if spelling == Spelling::Backwards { 2 } else { 3 };
         let syllables = dice.between(2, most);
         let word: Vec<u8> =
@@ -103,7 +103,7 @@ impl Task for Letters {
         }
     }
 
-    fn near_miss(&self, _: Language, dice: &mut Dice) -> String {
+    fn near_miss(&self, _: Language, dice: &mut SynthRng) -> String {
         match self.spelling {
             Spelling::Count => {
                 let count = self.count();

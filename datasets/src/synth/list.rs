@@ -4,7 +4,7 @@
 //! each in Chinese. Lists whose answer does not depend on the order have a key that does not depend on it either.
 
 use super::conversion::number_words;
-use super::dice::Dice;
+use super::dice::SynthRng;
 use super::task::{Language, Task, swap_neighbours};
 
 /// The nouns of the world in English and Chinese.
@@ -55,7 +55,7 @@ pub(super) struct ListProblem {
 }
 
 impl ListProblem {
-    pub(super) fn draw(wanted: Wanted, dice: &mut Dice) -> Self {
+    pub(super) fn draw(wanted: Wanted, dice: &mut SynthRng) -> Self {
         let items: Vec<Item> = match wanted {
             Wanted::Reverse if dice.chance(0.5) => {
                 let count = dice.between(3, 5) as usize;
@@ -95,12 +95,12 @@ impl ListProblem {
     }
 }
 
-fn numbers(dice: &mut Dice, count: (u32, u32), range: (u32, u32)) -> Vec<Item> {
+fn numbers(dice: &mut SynthRng, count: (u32, u32), range: (u32, u32)) -> Vec<Item> {
     let count = dice.between(count.0, count.1) as usize;
     dice.distinct(count, range.0, range.1).into_iter().map(Item::Number).collect()
 }
 
-fn nouns(dice: &mut Dice, fewest: u32, most: u32) -> Vec<Item> {
+fn nouns(dice: &mut SynthRng, fewest: u32, most: u32) -> Vec<Item> {
     let count = dice.between(fewest, most) as usize;
     let last = NOUNS.len() as u32 - 1;
     dice.distinct(count, 0, last).into_iter().map(|index| Item::Noun(index as usize)).collect()
@@ -153,7 +153,7 @@ impl Task for ListProblem {
         write(&self.result(), " ", language)
     }
 
-    fn near_miss(&self, language: Language, dice: &mut Dice) -> String {
+    fn near_miss(&self, language: Language, dice: &mut SynthRng) -> String {
         let mut result = self.result();
         match self.wanted {
             Wanted::Reverse | Wanted::Sort => swap_neighbours(&mut result, dice),

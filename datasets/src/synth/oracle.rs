@@ -3,8 +3,8 @@
 //! It shares no table and no function with the tasks: numbers and words are cut from the text, keywords decide what is
 //! asked. A two-turn conversation is the text of the last turn applied to the last reply.
 
-use super::task::{KINDS, Language, Plot, Question};
-use super::{Dice, World};
+use super::task::{KINDS, Language, Question, QuestionPlan};
+use super::{SynthData, SynthRng};
 use crate::conversation::Message;
 use crate::synth::SynthOptions;
 
@@ -191,12 +191,12 @@ fn check(question: &Question) -> bool {
 
 #[test]
 fn an_independent_solver_agrees_in_every_kind() {
-    let mut dice = Dice::new(9, 0);
+    let mut dice = SynthRng::new(9, 0);
     for (kind, _) in KINDS {
         let mut read = 0;
         for round in 0..600 {
             let language = if round % 2 == 0 { Language::English } else { Language::Chinese };
-            let question = Plot::draw(kind, round % 3 == 0, &mut dice).ask(language, &mut dice);
+            let question = QuestionPlan::draw(kind, round % 3 == 0, &mut dice).ask(language, &mut dice);
             read += usize::from(check(&question));
         }
         assert!(read == 600 || read == 0, "{kind:?}: read {read} of 600");
@@ -206,7 +206,7 @@ fn an_independent_solver_agrees_in_every_kind() {
 #[test]
 fn an_independent_solver_agrees_on_the_held_out_questions() {
     let sizes = SynthOptions { seed: 3, heldout: 800, prompts: 2000, ..empty() };
-    let world = World::generate(&sizes).unwrap();
+    let world = SynthData::generate(&sizes).unwrap();
     let read = world.heldout.iter().chain(&world.prompts).filter(|question| check(question)).count();
     assert!(2500 < read, "{read}");
 }

@@ -4,7 +4,7 @@
 //! keep to few different words and characters, so that a vocabulary of 512 tokens covers them well. Statements are for the
 //! corpus: none of them asks. Knows no numbers, lists or dates.
 
-use super::dice::Dice;
+use super::dice::SynthRng;
 use super::task::{Language, Task};
 
 /// The wordings of one task in one language.
@@ -28,12 +28,12 @@ struct Further {
 }
 
 /// The problem as a request.
-pub(super) fn ask(task: &dyn Task, language: Language, dice: &mut Dice) -> String {
+pub(super) fn ask(task: &dyn Task, language: Language, dice: &mut SynthRng) -> String {
     fill(dice.pick::<&str>(&wording(task, language).ask), task, language)
 }
 
 /// The problem as a second turn, where the first slot is the answer given before and is not repeated.
-pub(super) fn ask_further(task: &dyn Task, language: Language, dice: &mut Dice) -> String {
+pub(super) fn ask_further(task: &dyn Task, language: Language, dice: &mut SynthRng) -> String {
     let further = FURTHER.iter().find(|further| further.name == task.name());
     let further = further.expect("every task that follows has wordings");
     let choices = if language == Language::English { &further.english } else { &further.chinese };
@@ -41,7 +41,7 @@ pub(super) fn ask_further(task: &dyn Task, language: Language, dice: &mut Dice) 
 }
 
 /// The problem and its answer as a statement.
-pub(super) fn state(task: &dyn Task, language: Language, dice: &mut Dice) -> String {
+pub(super) fn state(task: &dyn Task, language: Language, dice: &mut SynthRng) -> String {
     fill(dice.pick::<&str>(&wording(task, language).state), task, language)
 }
 
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn every_task_has_different_wordings_without_open_slots() {
-        let mut dice = Dice::new(0, 0);
+        let mut dice = SynthRng::new(0, 0);
         for (kind, _) in KINDS {
             let problem = kind.draw(&mut dice);
             for language in [Language::English, Language::Chinese] {
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn fills_slots_and_answer() {
-        let mut dice = Dice::new(0, 0);
+        let mut dice = SynthRng::new(0, 0);
         let problem = KINDS[0].0.draw(&mut dice);
         let slots = problem.task().slots(Language::English);
         let text = fill("{1}|{0}|{=}", problem.task(), Language::English);

@@ -13,14 +13,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::conversion::Conversion;
-use super::dice::Dice;
+use super::dice::SynthRng;
 use super::split::{Side, side};
 use super::task::{Language, Question};
 
 /// What is wrong with a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Flaw {
+pub enum Corruption {
     /// Does not answer.
     Evasive,
     /// Has the right answer within a sentence.
@@ -32,12 +32,16 @@ pub enum Flaw {
 }
 
 /// Percentages of flaws among spoilt demonstrations.
-pub const DEMONSTRATION_FLAWS: [(Flaw, u32); 3] =
-    [(Flaw::Evasive, 30), (Flaw::Wordy, 35), (Flaw::WrongForm, 35)];
+pub const DEMONSTRATION_FLAWS: [(Corruption, u32); 3] =
+    [(Corruption::Evasive, 30), (Corruption::Wordy, 35), (Corruption::WrongForm, 35)];
 
 /// Percentages of flaws among the rejected sides of pairs.
-pub const PAIR_FLAWS: [(Flaw, u32); 4] =
-    [(Flaw::Evasive, 20), (Flaw::Wordy, 20), (Flaw::WrongForm, 20), (Flaw::WrongContent, 40)];
+pub const PAIR_FLAWS: [(Corruption, u32); 4] = [
+    (Corruption::Evasive, 20),
+    (Corruption::Wordy, 20),
+    (Corruption::WrongForm, 20),
+    (Corruption::WrongContent, 40),
+];
 
 const EVASIVE: [[&str; 3]; 2] = [
     ["i am not sure, ask someone else.", "i do not know that.", "that is hard to say."],
@@ -58,16 +62,21 @@ const WRONG_FORM: [[&str; 4]; 2] =
     [["{=}!!", "answer={=}", "\"{=}\"", "{=} {=}"], ["{=}！！", "答案={=}", "“{=}”", "{=} {=}"]];
 
 /// A reply to `question` with the given flaw; with `heldout_share` of the problems held out, no reply reveals one.
-pub(super) fn spoil(question: &Question, flaw: Flaw, heldout_share: f64, dice: &mut Dice) -> String {
+pub(super) fn corrupt(
+    question: &Question,
+    flaw: Corruption,
+    heldout_share: f64,
+    dice: &mut SynthRng,
+) -> String {
     let row = usize::from(question.language == Language::Chinese);
     let template = match flaw {
-        Flaw::Evasive => *dice.pick(&EVASIVE[row]),
-        Flaw::Wordy => *dice.pick(&WORDY[row]),
-        Flaw::WrongForm => {
+        Corruption::Evasive => *dice.pick(&EVASIVE[row]),
+        Corruption::Wordy => *dice.pick(&WORDY[row]),
+        Corruption::WrongForm => {
             let other = other_form(question, heldout_share).filter(|_| dice.chance(0.3));
             return other.unwrap_or_else(|| dice.pick(&WRONG_FORM[row]).replace("{=}", &question.answer));
         }
-        Flaw::WrongContent => return question.problem.task().near_miss(question.language, dice),
+        Corruption::WrongContent => return question.problem.task().near_miss(question.language, dice),
     };
     template.replace("{=}", &question.answer)
 }
@@ -83,7 +92,7 @@ fn other_form(question: &Question, heldout_share: f64) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synth::task::{KINDS, Plot, verify};
+    use crate::synth::task::{KINDS, QuestionPlan, verify};
 
     #[test]
     fn shares_are_percentages() {
@@ -93,16 +102,16 @@ mod tests {
 
     #[test]
     fn no_spoilt_reply_is_right() {
-        let mut dice = Dice::new(11, 0);
+        let mut dice = SynthRng::new(11, 0);
         for (kind, _) in KINDS {
             for round in 0..400 {
                 let language = if round % 2 == 0 { Language::English } else { Language::Chinese };
-                let question = Plot::draw(kind, round % 5 == 0, &mut dice).ask(language, &mut dice);
+                let question = QuestionPlan::draw(kind, round % 5 == 0, &mut dice).ask(language, &mut dice);
                 for (flaw, _) in PAIR_FLAWS {
-                    let reply = spoil(&question, flaw, 0.1, &mut dice);
+                    let reply = corrupt(&question, flaw, 0.1, &mut dice);
                     assert!(!verify(&question.answer, &reply), "{question:?} {reply}");
                     assert!(!reply.is_empty() && !reply.contains(['{', '}']));
-                    if flaw == Flaw::Wordy {
+                    if flaw == Corruption::Wordy {
                         assert!(reply.contains(&question.answer));
                     }
                 }

@@ -9,7 +9,7 @@ use super::arithmetic::{Arithmetic, Operation};
 use super::comparison::{Comparison, Relation};
 use super::conversion::{Conversion, Target};
 use super::date::{Date, Direction};
-use super::dice::Dice;
+use super::dice::SynthRng;
 use super::letter::{Letters, Spelling};
 use super::list::{ListProblem, Wanted};
 use super::phrase;
@@ -65,7 +65,7 @@ pub(super) trait Task {
     /// The right answer.
     fn answer(&self, language: Language) -> String;
     /// A wrong answer of the right form, close to the right one.
-    fn near_miss(&self, language: Language, dice: &mut Dice) -> String;
+    fn near_miss(&self, language: Language, dice: &mut SynthRng) -> String;
     /// The right answer written with the wrong signs (words for digits, commas for spaces), if there is such a way.
     fn other_form(&self, language: Language) -> Option<String>;
 }
@@ -94,7 +94,7 @@ impl Problem {
     }
 
     /// The problem that a second turn may build on the answer to this one.
-    fn follow_up(&self, dice: &mut Dice) -> Option<Self> {
+    fn follow_up(&self, dice: &mut SynthRng) -> Option<Self> {
         match self {
             Self::Arithmetic(problem) => Some(Self::Arithmetic(problem.follow_up(dice))),
             Self::List(problem) => problem.follow_up().map(Self::List),
@@ -153,7 +153,7 @@ pub(super) const FOLLOWED_KINDS: [(Kind, u32); 5] = [
 ];
 
 impl Kind {
-    pub(super) fn draw(self, dice: &mut Dice) -> Problem {
+    pub(super) fn draw(self, dice: &mut SynthRng) -> Problem {
         match self {
             Self::Arithmetic(operation) => Problem::Arithmetic(Arithmetic::draw(operation, dice)),
             Self::List(wanted) => Problem::List(ListProblem::draw(wanted, dice)),
@@ -167,13 +167,13 @@ impl Kind {
 
 /// The problems of a conversation, before they are put in words.
 #[derive(Clone, Debug)]
-pub(super) struct Plot {
+pub(super) struct QuestionPlan {
     pub(super) first: Problem,
     pub(super) second: Option<Problem>,
 }
 
-impl Plot {
-    pub(super) fn draw(kind: Kind, two_turns: bool, dice: &mut Dice) -> Self {
+impl QuestionPlan {
+    pub(super) fn draw(kind: Kind, two_turns: bool, dice: &mut SynthRng) -> Self {
         let first = kind.draw(dice);
         let second = if two_turns { first.follow_up(dice) } else { None };
         Self { first, second }
@@ -184,7 +184,7 @@ impl Plot {
     }
 
     /// Puts the problems in words.
-    pub(super) fn ask(self, language: Language, dice: &mut Dice) -> Question {
+    pub(super) fn ask(self, language: Language, dice: &mut SynthRng) -> Question {
         let keys = self.keys();
         let mut messages = vec![Message::user(phrase::ask(self.first.task(), language, dice))];
         if let Some(second) = &self.second {
@@ -229,7 +229,7 @@ impl Question {
 }
 
 /// A wrong number near `number`: off by one, off by ten, or with its last two digits swapped.
-pub(super) fn near_number(number: u32, dice: &mut Dice) -> u32 {
+pub(super) fn near_number(number: u32, dice: &mut SynthRng) -> u32 {
     let mut choices = vec![number + 1];
     if 0 < number {
         choices.push(number - 1);
@@ -246,7 +246,7 @@ pub(super) fn near_number(number: u32, dice: &mut Dice) -> u32 {
 }
 
 /// Swaps two neighbours that differ.
-pub(super) fn swap_neighbours<T: PartialEq>(items: &mut [T], dice: &mut Dice) {
+pub(super) fn swap_neighbours<T: PartialEq>(items: &mut [T], dice: &mut SynthRng) {
     let places: Vec<usize> = (1..items.len()).filter(|&place| items[place - 1] != items[place]).collect();
     assert!(!places.is_empty(), "lists of the world hold at least two different items");
     let place = *dice.pick(&places);
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn near_numbers_are_near_and_wrong() {
-        let mut dice = Dice::new(0, 0);
+        let mut dice = SynthRng::new(0, 0);
         for number in 0..300 {
             for _ in 0..20 {
                 let near = near_number(number, &mut dice);
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn near_misses_are_wrong_in_every_kind_and_language() {
-        let mut dice = Dice::new(5, 0);
+        let mut dice = SynthRng::new(5, 0);
         for (kind, _) in KINDS {
             for _ in 0..300 {
                 let problem = kind.draw(&mut dice);

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::path::Path;
 
 use super::{Position, TableReader};
-use crate::error::{At, Error, Result};
-use crate::record::notes::{Class, Looked, class};
+use crate::error::{Error, Result, RowLocation};
+use crate::record::notes::{Class, ReadRow, class};
 use crate::record::{Layout, Mapping, Notes, Parsed, Record, Row};
 
 /// How rows are read, as the user says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct ReadOptions {
     /// The layout; told by the columns where it is `None`.
     pub layout: Option<Layout>,
     /// Other names for columns, fields of turns, and roles.
@@ -19,10 +19,10 @@ pub struct Reading {
     pub drop: Vec<String>,
     /// Nobody has said which kind of rows is wanted, so an answer that nothing reads may be what the rows are
     /// for.
-    pub guessed: bool,
+    pub layout_guessed: bool,
 }
 
-impl Reading {
+impl ReadOptions {
     /// The names of the columns as they are read: renamed, without those that are left out.
     pub fn columns(&self, found: &[String]) -> Vec<String> {
         let kept = found.iter().filter(|name| !self.drop.contains(name));
@@ -53,13 +53,13 @@ impl Reading {
 
 /// Rows of one kind with their places, in file order. Goes on behind a row that cannot be used.
 pub struct RecordReader<R> {
-    rows: Box<dyn Iterator<Item = Result<(At, Row)>> + Send>,
-    reading: Reading,
+    rows: Box<dyn Iterator<Item = Result<(RowLocation, Row)>> + Send>,
+    reading: ReadOptions,
     layout: Layout,
     notes: Notes,
     position: Position,
     /// The rest of a row that gives several.
-    pending: VecDeque<(At, R)>,
+    pending: VecDeque<(RowLocation, R)>,
 }
 
 impl<R: Record> RecordReader<R> {
@@ -79,7 +79,7 @@ impl<R: Record> RecordReader<R> {
     }
 
     /// The next row of the file; it gives any number of rows of the kind.
-    pub fn next_row(&mut self) -> Option<Result<(At, Vec<R>)>> {
+    pub fn next_row(&mut self) -> Option<Result<(RowLocation, Vec<R>)>> {
         let row = self.rows.next()?;
         Some(row.and_then(|(at, row)| {
             let records = self.records(&at, row)?;
@@ -87,11 +87,11 @@ impl<R: Record> RecordReader<R> {
         }))
     }
 
-    fn records(&mut self, at: &At, row: Row) -> Result<Vec<R>> {
-        let Reading { mapping, guessed, .. } = &self.reading;
+    fn records(&mut self, at: &RowLocation, row: Row) -> Result<Vec<R>> {
+        let ReadOptions { mapping, layout_guessed, .. } = &self.reading;
         let row = self.reading.prepare(row);
-        let needless = if *guessed { &[] } else { R::NEEDLESS };
-        let looked = Looked { row: &row, at, layout: self.layout, mapping, needless, kind: R::KIND };
+        let needless = if *layout_guessed { &[] } else { R::UNUSED_COLUMNS };
+        let looked = ReadRow { row: &row, at, layout: self.layout, mapping, needless, kind: R::KIND };
         self.notes.unread(&looked)?;
         match R::read(self.layout, &row, at, mapping)? {
             Parsed::Skipped(reason) => {
@@ -101,7 +101,7 @@ impl<R: Record> RecordReader<R> {
             Parsed::Rows(records) => {
                 // The pairs of a tree share their turns.
                 if let [record] = &records[..] {
-                    self.notes.look_at(record, at);
+                    self.notes.note_oddities(record, at);
                 }
                 Ok(records)
             }
@@ -110,7 +110,7 @@ impl<R: Record> RecordReader<R> {
 }
 
 impl<R: Record> Iterator for RecordReader<R> {
-    type Item = Result<(At, R)>;
+    type Item = Result<(RowLocation, R)>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while self.pending.is_empty() {
@@ -126,7 +126,7 @@ impl<R: Record> Iterator for RecordReader<R> {
 }
 
 /// Opens a file as rows of one kind.
-pub fn open_records<R: Record>(path: &Path, reading: &Reading) -> Result<RecordReader<R>> {
+pub fn open_records<R: Record>(path: &Path, reading: &ReadOptions) -> Result<RecordReader<R>> {
     let reader = TableReader::open(path)?;
     let columns = reading.columns(reader.columns());
     if columns.is_empty() {
@@ -136,7 +136,7 @@ pub fn open_records<R: Record>(path: &Path, reading: &Reading) -> Result<RecordR
         Some(layout) => R::require(layout, &columns, path)?,
         None => R::detect(&columns, path)?,
     };
-    let needless = if reading.guessed { &[] } else { R::NEEDLESS };
+    let needless = if reading.layout_guessed { &[] } else { R::UNUSED_COLUMNS };
     let read_as = |name: &str| reading.mapping.canonical_name(name);
     // Of Parquet only the columns are read that are used, and those that may have to be refused.
     let wanted = |name: &str| {
@@ -157,6 +157,6 @@ pub fn open_records<R: Record>(path: &Path, reading: &Reading) -> Result<RecordR
 
 /// Reads a whole file as rows of one kind.
 pub fn read_records<R: Record>(path: &Path, layout: Option<Layout>) -> Result<Vec<R>> {
-    let rows = open_records(path, &Reading { layout, ..Reading::default() })?;
+    let rows = open_records(path, &ReadOptions { layout, ..ReadOptions::default() })?;
     rows.map(|row| row.map(|(_, record)| record)).collect()
 }

@@ -380,7 +380,7 @@ fn columns_of_parquet_that_nothing_reads_are_counted_without_being_read() {
         ]
     };
     write_parquet(&path, columns(None));
-    let mut rows = open_records::<Demonstration>(&path, &Reading::default()).unwrap();
+    let mut rows = open_records::<Demonstration>(&path, &ReadOptions::default()).unwrap();
     assert_eq!(rows.by_ref().flatten().count(), 2);
     assert_eq!(
         rows.notes().lines("row", true),

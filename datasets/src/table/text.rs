@@ -12,12 +12,12 @@ use serde_json::Value;
 use super::Rows;
 use super::json::Strict;
 use super::source::{Bytes, failed};
-use crate::error::{At, Error, Result};
+use crate::error::{Error, Result, RowLocation};
 use crate::record::Row;
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-fn row(value: Value, at: At) -> Result<(usize, Row)> {
+fn row(value: Value, at: RowLocation) -> Result<(usize, Row)> {
     let found = match value {
         Value::Object(row) => return Ok((at.row, row)),
         Value::Null => "null",
@@ -51,7 +51,7 @@ pub(super) fn jsonl(mut reader: Bytes, path: &Path, gzipped: bool) -> Rows {
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let at = At { path: path.clone(), row: number };
+            let at = RowLocation { path: path.clone(), row: number };
             return Some(match serde_json::from_slice(line) {
                 Ok(Strict(value)) => row(value, at),
                 Err(source) => Err(Error::BadJson { at, source }),
@@ -66,7 +66,7 @@ pub(super) fn json(mut reader: Bytes, path: &Path, gzipped: bool) -> Result<Rows
     let mut text = Vec::new();
     reader.read_to_end(&mut text).map_err(|source| failed(path, gzipped, source))?;
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
-    let at = |row| At { path: path.to_owned(), row };
+    let at = |row| RowLocation { path: path.to_owned(), row };
     let mut rows = Vec::new();
     for value in serde_json::Deserializer::from_slice(text).into_iter::<Strict>() {
         match value.map_err(|source| Error::BadJson { at: at(rows.len() + 1), source })? {

@@ -42,7 +42,7 @@ pub(crate) fn write_records_over<R: Record>(path: &Path, records: &[R], replaces
         let found = records[row].layout().name();
         return Err(Error::MixedLayouts { path: path.to_owned(), row: row + 1, first: layout.name(), found });
     }
-    let weighted = records.iter().any(|record| record.turns().iter().any(|turn| turn.no_loss));
+    let weighted = records.iter().any(|record| record.turns().iter().any(|turn| turn.ignore_loss));
     write(path, replaces, (layout, weighted), records.iter().map(R::to_row))
 }
 

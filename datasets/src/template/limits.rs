@@ -32,7 +32,7 @@ thread_local! {
 }
 
 /// Renders a conversation of `input` bytes with the allowance that it has.
-pub(super) fn with_allowance<T>(input: usize, render: impl FnOnce() -> T) -> T {
+pub(super) fn with_budget<T>(input: usize, render: impl FnOnce() -> T) -> T {
     LEFT.set((input as i64).saturating_mul(PER_INPUT_BYTE).saturating_add(BYTES));
     render()
 }
@@ -43,7 +43,7 @@ pub(super) fn steps(input: usize) -> u64 {
 }
 
 /// Pays for `bytes`.
-fn pay(bytes: i64) -> Result<()> {
+fn charge(bytes: i64) -> Result<()> {
     let left = LEFT.get().saturating_sub(bytes);
     LEFT.set(left);
     if left >= 0 {
@@ -69,20 +69,22 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_function(" slice", slice);
     environment.add_function(" in", contains);
     environment.add_function(" ==", |left: Value, right: Value| {
-        pay_to_compare(&left, &right).map(|()| left == right)
+        charge_comparison(&left, &right).map(|()| left == right)
     });
     environment.add_function(" !=", |left: Value, right: Value| {
-        pay_to_compare(&left, &right).map(|()| left != right)
+        charge_comparison(&left, &right).map(|()| left != right)
     });
-    environment
-        .add_function(" <", |left: Value, right: Value| pay_to_compare(&left, &right).map(|()| left < right));
+    environment.add_function(" <", |left: Value, right: Value| {
+        charge_comparison(&left, &right).map(|()| left < right)
+    });
     environment.add_function(" <=", |left: Value, right: Value| {
-        pay_to_compare(&left, &right).map(|()| left <= right)
+        charge_comparison(&left, &right).map(|()| left <= right)
     });
-    environment
-        .add_function(" >", |left: Value, right: Value| pay_to_compare(&left, &right).map(|()| left > right));
+    environment.add_function(" >", |left: Value, right: Value| {
+        charge_comparison(&left, &right).map(|()| left > right)
+    });
     environment.add_function(" >=", |left: Value, right: Value| {
-        pay_to_compare(&left, &right).map(|()| left >= right)
+        charge_comparison(&left, &right).map(|()| left >= right)
     });
     environment.add_function(" filter", |state: &State, value: Value, name: String, args: Rest<Value>| {
         filter(state, &name, value, args.0)
@@ -91,7 +93,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
         let args: Vec<Value> = std::iter::once(value).chain(args.0).collect();
         // Whether something is a text or a list is seen without a look inside.
         if args.len() > 1 || matches!(name.as_str(), "lower" | "upper") {
-            pay(prices(&args)?)?;
+            charge(costs(&args)?)?;
         }
         state.perform_test(&name, &args)
     });
@@ -104,22 +106,22 @@ pub(super) fn install(environment: &mut Environment<'static>) {
 fn print(out: &mut Output, _: &State, value: &Value) -> Result<()> {
     let failed = |_| Error::new(ErrorKind::WriteFailure, "cannot write to a string");
     if let Some(text) = value.as_str() {
-        pay(text.len() as i64 + 1)?;
+        charge(text.len() as i64 + 1)?;
         return out.write_str(text).map_err(failed);
     }
-    pay(price(value)?)?;
+    charge(cost(value)?)?;
     out.write_str(&python::text(value)).map_err(failed)
 }
 
 /// The bytes of a value as text, and more than what its lists take.
-fn price(value: &Value) -> Result<i64> {
+fn cost(value: &Value) -> Result<i64> {
     let mut total = 0;
     measure(value, 0, LEFT.get(), true, &mut total)?;
     Ok(total)
 }
 
-fn prices(values: &[Value]) -> Result<i64> {
-    values.iter().try_fold(0_i64, |sum, value| Ok(sum.saturating_add(price(value)?)))
+fn costs(values: &[Value]) -> Result<i64> {
+    values.iter().try_fold(0_i64, |sum, value| Ok(sum.saturating_add(cost(value)?)))
 }
 
 /// Bytes of a value without limit, for the conversation itself.
@@ -160,13 +162,13 @@ fn measure(value: &Value, depth: usize, limit: i64, texts: bool, total: &mut i64
 fn keep(value: Value) -> Result<Value> {
     match value.kind() {
         ValueKind::String => {
-            pay(value.as_str().map_or(0, str::len) as i64)?;
+            charge(value.as_str().map_or(0, str::len) as i64)?;
             Ok(value)
         }
         ValueKind::Iterable | ValueKind::Seq | ValueKind::Map => {
             let mut total = 0;
             measure(&value, 0, LEFT.get(), false, &mut total)?;
-            pay(total)?;
+            charge(total)?;
             if value.kind() == ValueKind::Iterable {
                 return Ok(value.try_iter()?.collect::<Vec<Value>>().into());
             }
@@ -176,13 +178,13 @@ fn keep(value: Value) -> Result<Value> {
     }
 }
 
-fn pay_to_compare(left: &Value, right: &Value) -> Result<()> {
+fn charge_comparison(left: &Value, right: &Value) -> Result<()> {
     if let (Some(left), Some(right)) = (left.as_str(), right.as_str()) {
-        return pay(left.len().min(right.len()) as i64);
+        return charge(left.len().min(right.len()) as i64);
     }
     let holds = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map);
     if holds(left) && holds(right) {
-        return pay(price(left)?.saturating_add(price(right)?));
+        return charge(cost(left)?.saturating_add(cost(right)?));
     }
     Ok(())
 }
@@ -191,7 +193,7 @@ fn contains(state: &State, needle: &Value, container: &Value) -> Result<bool> {
     match container.kind() {
         ValueKind::Map | ValueKind::Undefined => {}
         ValueKind::String | ValueKind::Seq | ValueKind::Iterable => {
-            pay(price(container)?.saturating_add(price(needle)?))?;
+            charge(cost(container)?.saturating_add(cost(needle)?))?;
         }
         other => {
             let problem = format!("cannot look for something in a value of type {other}");
@@ -203,11 +205,11 @@ fn contains(state: &State, needle: &Value, container: &Value) -> Result<bool> {
 
 fn add(left: &Value, right: &Value) -> Result<Value> {
     if let (Some(head), Some(tail)) = (left.as_str(), right.as_str()) {
-        pay((head.len() + tail.len()) as i64)?;
+        charge((head.len() + tail.len()) as i64)?;
         return Ok(Value::from([head, tail].concat()));
     }
     if is_list(left) && is_list(right) {
-        pay((length(left) + length(right)).saturating_mul(ENTRY))?;
+        charge((length(left) + length(right)).saturating_mul(ENTRY))?;
         return Ok(left.try_iter()?.chain(right.try_iter()?).collect::<Vec<Value>>().into());
     }
     calculate("+", left, right, i128::checked_add, |left, right| left + right)
@@ -227,12 +229,12 @@ fn multiply(left: &Value, right: &Value) -> Result<Value> {
     };
     if let Some(text) = repeated.as_str() {
         let times = times()?;
-        pay(times.saturating_mul(text.len().max(1) as i64))?;
+        charge(times.saturating_mul(text.len().max(1) as i64))?;
         return Ok(Value::from(text.repeat(times as usize)));
     }
     if is_list(repeated) {
         let times = times()?;
-        pay(times.saturating_mul(length(repeated).max(1)).saturating_mul(ENTRY))?;
+        charge(times.saturating_mul(length(repeated).max(1)).saturating_mul(ENTRY))?;
         let items: Vec<Value> = repeated.try_iter()?.collect();
         let all = items.iter().cloned().cycle().take(items.len() * times as usize);
         return Ok(all.collect::<Vec<Value>>().into());
@@ -241,7 +243,7 @@ fn multiply(left: &Value, right: &Value) -> Result<Value> {
 }
 
 fn concatenate(left: &Value, right: &Value) -> Result<Value> {
-    pay(price(left)?.saturating_add(price(right)?))?;
+    charge(cost(left)?.saturating_add(cost(right)?))?;
     let mut text = python::text(left);
     text.push_str(&python::text(right));
     Ok(Value::from(text))
@@ -281,7 +283,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
         return Err(Error::new(ErrorKind::InvalidOperation, "cannot slice in steps of 0"));
     }
     if let Some(text) = value.as_str() {
-        pay(4 * text.len() as i64)?;
+        charge(4 * text.len() as i64)?;
         let letters: Vec<char> = text.chars().collect();
         let taken: String = places(letters.len(), start, stop, step).map(|place| letters[place]).collect();
         return Ok(Value::from(taken));
@@ -293,7 +295,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
         let problem = format!("a value of type {} cannot be sliced", value.kind());
         return Err(Error::new(ErrorKind::InvalidOperation, problem));
     }
-    pay(length(value).saturating_mul(ENTRY))?;
+    charge(length(value).saturating_mul(ENTRY))?;
     let items: Vec<Value> = value.try_iter()?.collect();
     Ok(places(items.len(), start, stop, step).map(|place| items[place].clone()).collect::<Vec<_>>().into())
 }
@@ -329,7 +331,7 @@ fn filter(state: &State, name: &str, value: Value, args: Vec<Value>) -> Result<V
             | "items"
     );
     if !cheap {
-        pay(price_of_call(name, &value, &args)?)?;
+        charge(cost_of_call(name, &value, &args)?)?;
     }
     let args: Vec<Value> = std::iter::once(value).chain(args).collect();
     keep(state.apply_filter(name, &args)?)
@@ -337,7 +339,7 @@ fn filter(state: &State, name: &str, value: Value, args: Vec<Value>) -> Result<V
 
 fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Value> {
     if value.kind() != ValueKind::Map {
-        pay(price_of_call(name, value, args)?)?;
+        charge(cost_of_call(name, value, args)?)?;
     }
     keep(value.call_method(state, name, args)?)
 }
@@ -356,9 +358,9 @@ fn map(state: &State, value: Value, args: Rest<Value>) -> Result<Value> {
 }
 
 /// The most that a filter or method can make, roughly.
-fn price_of_call(name: &str, value: &Value, args: &[Value]) -> Result<i64> {
-    let own = price(value)?;
-    let given = prices(args)?;
+fn cost_of_call(name: &str, value: &Value, args: &[Value]) -> Result<i64> {
+    let own = cost(value)?;
+    let given = costs(args)?;
     // A width, for example, is applied to every line or entry.
     let pieces = value.as_str().map_or(own / ENTRY, |text| text.matches('\n').count() as i64 + 1);
     let numbers = args.iter().map(number_in).fold(0_i64, i64::saturating_add);

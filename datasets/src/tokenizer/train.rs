@@ -72,7 +72,7 @@ pub(super) fn train(texts: impl Iterator<Item = String> + Send, options: &TrainO
         .build()
         .map_err(|error| failed(error.into()))?;
     inner.with_post_processor(Some(processor));
-    let mut tokenizer = dress(inner, options);
+    let mut tokenizer = add_special_tokens(inner, options);
     tokenizer.set_chat_template(template::built_in("chatml")?)?;
     Ok(tokenizer)
 }
@@ -99,7 +99,7 @@ fn trainer(names: &[&str], options: &TrainOptions) -> BpeTrainer {
 }
 
 /// Gives the trained vocabulary its special tokens and settings.
-fn dress(inner: tokenizers::Tokenizer, options: &TrainOptions) -> Tokenizer {
+fn add_special_tokens(inner: tokenizers::Tokenizer, options: &TrainOptions) -> Tokenizer {
     let mut special = BTreeMap::new();
     let mut config = Map::new();
     config.insert("tokenizer_class".to_owned(), json!("PreTrainedTokenizerFast"));

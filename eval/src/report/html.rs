@@ -176,7 +176,7 @@ fn curves(report: &Report) -> Option<String> {
 /// How the last training stage changed a reply, which is what the filter above the samples selects by.
 fn change(sample: &Sample) -> &'static str {
     let PerModel { base, sft, ppo } = &sample.replies;
-    let right = |reply: &Option<Reply>| reply.as_ref().map(|reply| reply.right);
+    let right = |reply: &Option<Reply>| reply.as_ref().map(|reply| reply.correct);
     let (before, after) = match (right(sft).or(right(base)), right(ppo)) {
         (before, Some(after)) => (before, Some(after)),
         (_, None) => (right(base), right(sft)),
@@ -220,8 +220,8 @@ fn samples(samples: &[Sample]) -> Option<String> {
             escape_html(&sample.answer)
         );
         for (name, reply) in sample.replies.named() {
-            let Some(Reply { text, right }) = reply else { continue };
-            let (class, verdict) = if *right { ("right", "✓ right") } else { ("wrong", "✗ wrong") };
+            let Some(Reply { text, correct }) = reply else { continue };
+            let (class, verdict) = if *correct { ("right", "✓ right") } else { ("wrong", "✗ wrong") };
             let _ = writeln!(
                 body,
                 "<div class=\"reply\"><span class=\"what\">{name} <b class=\"{class}\">{verdict}</b></span><pre>{}</pre></div>",

@@ -130,7 +130,7 @@ fn samples(samples: &[Sample]) -> String {
         for &i in &shown {
             let reply = sample.replies.named()[i].1;
             let cell = |reply: &super::Reply| {
-                format!("{} {}", if reply.right { "✓" } else { "✗" }, escape_markdown(&reply.text))
+                format!("{} {}", if reply.correct { "✓" } else { "✗" }, escape_markdown(&reply.text))
             };
             let _ = write!(text, " {} |", reply.map_or_else(|| "–".to_owned(), cell));
         }

@@ -14,7 +14,7 @@ fn full() -> Report {
         sampled: score(a - 0.05, a - 0.08, a - 0.02),
     };
     let exact_match = PerModel { base: Some(scores(0.10)), sft: Some(scores(0.60)), ppo: Some(scores(0.68)) };
-    let reply = |text: &str, right| Some(Reply { text: text.into(), right });
+    let reply = |text: &str, correct| Some(Reply { text: text.into(), correct });
     let loss = (0..100).map(|step| (f64::from(step), 4.0 - 0.02 * f64::from(step))).collect();
     Report {
         title: "Nine <tasks>".into(),
@@ -152,7 +152,7 @@ fn untrusted_text_stays_text() {
     report.curves[0].stage = format!("\"{attack}");
     report.curves[0].metric = attack.into();
     report.samples[0].prompt = attack.into();
-    report.samples[0].replies.ppo = Some(Reply { text: attack.into(), right: false });
+    report.samples[0].replies.ppo = Some(Reply { text: attack.into(), correct: false });
     let page = html(&report);
     assert!(!page.contains("<script") && !page.contains("</pre><s"));
     assert!(!page.contains('\u{1b}') && !page.contains('\u{202e}'));

@@ -64,20 +64,3 @@ fn quantile(ascending: &[f64], p: f64) -> f64 {
     let above = (below + 1).min(ascending.len() - 1);
     ascending[below] + (position - below as f64) * (ascending[above] - ascending[below])
 }
-
-/// Exact two-sided p-value of the test of `McNemar` on 0/1 outcomes of the same items.
-///
-/// `only_before` and `only_after` count the items that just one system got right. Under the null hypothesis each such
-/// item is a fair coin, so with m their sum and k the smaller: `p = min(1, 2 sum_{i<=k} C(m, i) / 2^m)`. No discordant
-/// items give 1.
-pub fn mcnemar_exact(only_before: u64, only_after: u64) -> f64 {
-    let (m, k) = (only_before + only_after, only_before.min(only_after));
-    // Terms C(m, i) / 2^m through their logarithms: the first ones underflow for thousands of items, the last ones do not.
-    let mut ln_term = -(m as f64) * std::f64::consts::LN_2;
-    let mut tail = ln_term.exp();
-    for i in 1..=k {
-        ln_term += ((m - i + 1) as f64).ln() - (i as f64).ln();
-        tail += ln_term.exp();
-    }
-    (2.0 * tail).min(1.0)
-}

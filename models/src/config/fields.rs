@@ -65,7 +65,7 @@ impl<'a> Fields<'a> {
 
     /// The one of several spellings that is there. Two that differ are refused: which of them counts depends
     /// on who reads the file.
-    fn spelling(&self, keys: &[&'a str]) -> Result<Option<&'a str>, Error> {
+    fn resolve_alias(&self, keys: &[&'a str]) -> Result<Option<&'a str>, Error> {
         let mut there = keys.iter().copied().filter(|key| self.has(key));
         let Some(first) = there.next() else { return Ok(None) };
         match there.find(|other| !equal(&self.map[first], &self.map[*other])) {
@@ -94,7 +94,7 @@ impl<'a> Fields<'a> {
 
     /// A whole number above zero under any of the spellings; `None` where there is none of them.
     fn given_size(&self, keys: &[&'a str]) -> Result<Option<i64>, Error> {
-        let Some(key) = self.spelling(keys)? else { return Ok(None) };
+        let Some(key) = self.resolve_alias(keys)? else { return Ok(None) };
         let (value, largest) = (&self.map[key], largest(key));
         match value.as_i64() {
             Some(number) if (1..=largest).contains(&number) => Ok(Some(number)),
@@ -161,7 +161,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Refuses any value of `key` but the neutral ones; a key that is absent or null is neutral.
-    pub fn refuse_unless(&self, key: &str, neutral: &[Value], fix: &str) -> Result<(), Error> {
+    pub fn require_neutral(&self, key: &str, neutral: &[Value], fix: &str) -> Result<(), Error> {
         match self.get(key) {
             Some(value) if !neutral.iter().any(|allowed| equal(allowed, value)) => {
                 Err(self.unsupported(key, value, fix))
@@ -175,14 +175,14 @@ impl<'a> Fields<'a> {
         Error::Unsupported {
             path: self.origin.to_owned(),
             key: self.full(key),
-            value: abbreviated(value),
+            value: truncated(value),
             fix: fix.to_owned(),
         }
     }
 
     /// The error of a setting with a wrong value.
     pub fn wrong(&self, key: &str, expected: &str, got: &Value) -> Error {
-        let got = if got.is_null() && !self.has(key) { "nothing".to_owned() } else { abbreviated(got) };
+        let got = if got.is_null() && !self.has(key) { "nothing".to_owned() } else { truncated(got) };
         Error::Field { path: self.origin.to_owned(), key: self.full(key), expected: expected.to_owned(), got }
     }
 
@@ -196,7 +196,7 @@ fn equal(left: &Value, right: &Value) -> bool {
     left == right || (left.is_number() && left.as_f64() == right.as_f64())
 }
 
-fn abbreviated(value: &Value) -> String {
+fn truncated(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 80 { text } else { text.chars().take(80).chain("…".chars()).collect() }
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::{uniform_scales, whole_head_dim};
 use crate::Error;
-use crate::architecture::{Activation, Architecture, Names, NormKind, Position, Qkv, Residual};
+use crate::architecture::{Activation, Architecture, Names, NormKind, Position, Qkv, ResidualOrder};
 use crate::config::Fields;
 
 const NAMES: Names = Names {
@@ -33,7 +33,7 @@ const NAMES: Names = Names {
 /// transformers, and is refused.
 pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     if fields.size_or(&["pretraining_tp"], 1)? > 1 {
-        fields.refuse_unless(
+        fields.require_neutral(
             "slow_but_exact",
             &[json!(false)],
             "set it to false, or `pretraining_tp` to 1",
@@ -60,21 +60,21 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
         norm: NormKind::Layer,
         norm_eps: fields.positive_or("layer_norm_epsilon", 1e-5)?,
         norm_affine: true,
-        residual: if normed { Residual::Normed } else { Residual::Before },
-        qkv: Qkv::PerHead,
+        residual: if normed { ResidualOrder::NormedResidual } else { ResidualOrder::PreNorm },
+        qkv: Qkv::InterleavedByHead,
         qk_norm: false,
         qkv_bias: true,
         out_bias: true,
         mlp_bias: true,
-        gated: false,
+        gated_mlp: false,
         activation: Activation::GeluTanh,
         experts: None,
-        in_out: false,
-        windows: vec![None; num_layers as usize],
-        scales: uniform_scales(num_layers, head_dim),
+        is_conv1d: false,
+        sliding_windows: vec![None; num_layers as usize],
+        attention_scales: uniform_scales(num_layers, head_dim),
         embedding_norm: true,
         final_norm: true,
-        tied: fields.flag_or("tie_word_embeddings", true)?,
+        tie_word_embeddings: fields.flag_or("tie_word_embeddings", true)?,
         initializer_range,
         residual_initializer_range: initializer_range,
         names: NAMES,

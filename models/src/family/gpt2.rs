@@ -2,7 +2,7 @@
 
 use super::{activation, whole_head_dim};
 use crate::Error;
-use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, Residual};
+use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, ResidualOrder};
 use crate::config::Fields;
 
 const NAMES: Names = Names {
@@ -47,21 +47,21 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
         norm: NormKind::Layer,
         norm_eps: fields.positive_or("layer_norm_epsilon", 1e-5)?,
         norm_affine: true,
-        residual: Residual::Before,
-        qkv: Qkv::Blocks,
+        residual: ResidualOrder::PreNorm,
+        qkv: Qkv::Fused,
         qk_norm: false,
         qkv_bias: true,
         out_bias: true,
         mlp_bias: true,
-        gated: false,
+        gated_mlp: false,
         activation: activation(fields, "activation_function", "gelu_new")?,
         experts: None,
-        in_out: true,
-        windows: vec![None; num_layers as usize],
-        scales: scales(fields, num_layers, head_dim)?,
+        is_conv1d: true,
+        sliding_windows: vec![None; num_layers as usize],
+        attention_scales: scales(fields, num_layers, head_dim)?,
         embedding_norm: false,
         final_norm: true,
-        tied: fields.flag_or("tie_word_embeddings", true)?,
+        tie_word_embeddings: fields.flag_or("tie_word_embeddings", true)?,
         initializer_range,
         residual_initializer_range: initializer_range / (2.0 * num_layers as f64).sqrt(),
         names: NAMES,

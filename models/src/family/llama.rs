@@ -5,9 +5,11 @@ use serde_json::json;
 
 use super::{activation, uniform_scales, whole_head_dim};
 use crate::Error;
-use crate::architecture::{Architecture, ExpertNames, Experts, Names, NormKind, Position, Qkv, Residual};
+use crate::architecture::{
+    Architecture, ExpertNames, MoeConfig, Names, NormKind, Position, Qkv, ResidualOrder,
+};
 use crate::config::Fields;
-use crate::rope::{Defaults, Rope};
+use crate::rope::{Rope, RopeDefaults};
 
 const NAMES: Names = Names {
     class: "Llama",
@@ -71,7 +73,7 @@ impl HeadDim {
 }
 
 /// The shape that LLaMA, Mistral and Qwen share; no biases and no windows.
-pub(super) fn gated(fields: &Fields<'_>, variant: &Variant) -> Result<Architecture, Error> {
+pub(super) fn llama_like(fields: &Fields<'_>, variant: &Variant) -> Result<Architecture, Error> {
     let hidden_size = fields.size(&["hidden_size"])?;
     let num_layers = fields.size(&["num_hidden_layers"])?;
     let num_heads = fields.size(&["num_attention_heads"])?;
@@ -79,13 +81,13 @@ pub(super) fn gated(fields: &Fields<'_>, variant: &Variant) -> Result<Architectu
     let max_positions = fields.size_or(&["max_position_embeddings"], variant.max_positions)?;
     let num_kv_heads = fields.optional_size("num_key_value_heads", variant.num_kv_heads)?;
     let initializer_range = fields.deviation("initializer_range")?;
-    let rotation = Defaults {
+    let rotation = RopeDefaults {
         head_dim,
         max_positions,
         theta: variant.theta,
         theta_key: "rope_theta",
-        share: 1.0,
-        share_key: "partial_rotary_factor",
+        partial_rotary_factor: 1.0,
+        partial_rotary_factor_key: "partial_rotary_factor",
     };
     Ok(Architecture {
         vocab_size: fields.size(&["vocab_size"])?,
@@ -101,21 +103,21 @@ pub(super) fn gated(fields: &Fields<'_>, variant: &Variant) -> Result<Architectu
         norm: NormKind::Rms,
         norm_eps: fields.positive_or("rms_norm_eps", variant.norm_eps)?,
         norm_affine: true,
-        residual: Residual::Before,
+        residual: ResidualOrder::PreNorm,
         qkv: Qkv::Separate,
         qk_norm: false,
         qkv_bias: false,
         out_bias: false,
         mlp_bias: false,
-        gated: true,
+        gated_mlp: true,
         activation: activation(fields, "hidden_act", "silu")?,
         experts: None,
-        in_out: false,
-        windows: vec![None; num_layers as usize],
-        scales: uniform_scales(num_layers, head_dim),
+        is_conv1d: false,
+        sliding_windows: vec![None; num_layers as usize],
+        attention_scales: uniform_scales(num_layers, head_dim),
         embedding_norm: false,
         final_norm: true,
-        tied: fields.flag_or("tie_word_embeddings", false)?,
+        tie_word_embeddings: fields.flag_or("tie_word_embeddings", false)?,
         initializer_range,
         residual_initializer_range: initializer_range,
         names: Names { class: variant.class, ..NAMES },
@@ -130,7 +132,7 @@ pub(super) fn llama(fields: &Fields<'_>) -> Result<Architecture, Error> {
         qkv_bias: bias,
         out_bias: bias,
         mlp_bias: fields.flag_or("mlp_bias", false)?,
-        ..gated(fields, &variant)?
+        ..llama_like(fields, &variant)?
     })
 }
 
@@ -152,33 +154,33 @@ pub(super) fn mistral(fields: &Fields<'_>) -> Result<Architecture, Error> {
 /// All layers with one window, which is `window` where the file is silent.
 fn windowed(fields: &Fields<'_>, variant: &Variant, window: Option<i64>) -> Result<Architecture, Error> {
     let fix = "alternating attention is implemented for model_type qwen2, qwen2_moe and qwen3";
-    fields.refuse_unless("layer_types", &[], fix)?;
-    let architecture = gated(fields, variant)?;
+    fields.require_neutral("layer_types", &[], fix)?;
+    let architecture = llama_like(fields, variant)?;
     let window = fields.optional_size("sliding_window", window)?;
-    Ok(Architecture { windows: vec![window; architecture.num_layers as usize], ..architecture })
+    Ok(Architecture { sliding_windows: vec![window; architecture.num_layers as usize], ..architecture })
 }
 
 /// `model_type` mixtral: Mistral with experts in every layer.
 pub(super) fn mixtral(fields: &Fields<'_>) -> Result<Architecture, Error> {
-    fields.refuse_unless(
+    fields.require_neutral(
         "router_jitter_noise",
         &[json!(0), json!(0.0)],
         "noise on the router is not implemented",
     )?;
     let variant = Variant { class: "Mixtral", theta: 1e6, norm_eps: 1e-5, ..MISTRAL };
     let architecture = windowed(fields, &variant, None)?;
-    let experts = Experts {
-        count: fields.size_or(&["num_local_experts", "num_experts"], 8)?,
-        per_token: fields.size_or(&["num_experts_per_tok"], 2)?,
-        normalized: true,
+    let experts = MoeConfig {
+        num_experts: fields.size_or(&["num_local_experts", "num_experts"], 8)?,
+        num_experts_per_tok: fields.size_or(&["num_experts_per_tok"], 2)?,
+        norm_topk_prob: true,
         intermediate_size: architecture.intermediate_size,
-        shared_size: None,
-        layers: vec![true; architecture.num_layers as usize],
-        balance: balance(fields)?,
+        shared_expert_intermediate_size: None,
+        is_moe_layer: vec![true; architecture.num_layers as usize],
+        router_aux_loss_coef: router_aux_loss_coef(fields)?,
         names: ExpertNames {
             router: "block_sparse_moe.gate",
-            list: "block_sparse_moe.experts",
-            parts: ["w1", "w3", "w2"],
+            experts: "block_sparse_moe.experts",
+            matrices: ["w1", "w3", "w2"],
             shared: ["", ""],
         },
     };
@@ -186,7 +188,7 @@ pub(super) fn mixtral(fields: &Fields<'_>) -> Result<Architecture, Error> {
 }
 
 /// The weight of the term that keeps experts equally busy, which transformers adds where `output_router_logits` is true.
-pub(super) fn balance(fields: &Fields<'_>) -> Result<f64, Error> {
+pub(super) fn router_aux_loss_coef(fields: &Fields<'_>) -> Result<f64, Error> {
     let coefficient = fields.number_or("router_aux_loss_coef", 0.001)?;
     Ok(if fields.flag_or("output_router_logits", false)? { coefficient } else { 0.0 })
 }

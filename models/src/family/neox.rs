@@ -4,9 +4,9 @@ use serde_json::json;
 
 use super::{activation, uniform_scales, whole_head_dim};
 use crate::Error;
-use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, Residual};
+use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, ResidualOrder};
 use crate::config::Fields;
-use crate::rope::{Defaults, Rope};
+use crate::rope::{Rope, RopeDefaults};
 
 const NAMES: Names = Names {
     class: "GPTNeoX",
@@ -41,20 +41,19 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let bias = fields.flag_or("attention_bias", true)?;
     let parallel = fields.flag_or("use_parallel_residual", true)?;
     for (key, own) in [("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")] {
-        fields.refuse_unless(key, &[], &format!("this family reads `{own}` or `rope_parameters` instead"))?;
+        let instead = format!("this family reads `{own}` or `rope_parameters` instead");
+        fields.require_neutral(key, &[], &instead)?;
     }
-    fields.refuse_unless(
-        "head_dim",
-        &[json!(head_dim)],
-        "this family's heads have hidden_size / heads numbers",
-    )?;
-    let rotation = Defaults {
+    let neutral = [json!(head_dim)];
+    fields.require_neutral("head_dim", &neutral, "this family's heads have hidden_size / heads numbers")?;
+
+    let rotation = RopeDefaults {
         head_dim,
         max_positions,
         theta: 1e4,
         theta_key: "rotary_emb_base",
-        share: 0.25,
-        share_key: "rotary_pct",
+        partial_rotary_factor: 0.25,
+        partial_rotary_factor_key: "rotary_pct",
     };
     Ok(Architecture {
         vocab_size: fields.size(&["vocab_size"])?,
@@ -70,21 +69,21 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
         norm: NormKind::Layer,
         norm_eps: fields.positive_or("layer_norm_eps", 1e-5)?,
         norm_affine: true,
-        residual: if parallel { Residual::Parallel } else { Residual::Before },
-        qkv: Qkv::PerHead,
+        residual: if parallel { ResidualOrder::Parallel } else { ResidualOrder::PreNorm },
+        qkv: Qkv::InterleavedByHead,
         qk_norm: false,
         qkv_bias: bias,
         out_bias: bias,
         mlp_bias: true,
-        gated: false,
+        gated_mlp: false,
         activation: activation(fields, "hidden_act", "gelu")?,
         experts: None,
-        in_out: false,
-        windows: vec![None; num_layers as usize],
-        scales: uniform_scales(num_layers, head_dim),
+        is_conv1d: false,
+        sliding_windows: vec![None; num_layers as usize],
+        attention_scales: uniform_scales(num_layers, head_dim),
         embedding_norm: false,
         final_norm: true,
-        tied: fields.flag_or("tie_word_embeddings", false)?,
+        tie_word_embeddings: fields.flag_or("tie_word_embeddings", false)?,
         initializer_range,
         residual_initializer_range: initializer_range,
         names: NAMES,

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::{activation, uniform_scales, whole_head_dim};
 use crate::Error;
-use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, Residual};
+use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, ResidualOrder};
 use crate::config::Fields;
 
 const NAMES: Names = Names {
@@ -38,7 +38,7 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let norm_first = fields.flag_or("do_layer_norm_before", true)?;
     let initializer_range = fields.deviation("init_std")?;
     let bias = fields.flag_or("enable_bias", true)?;
-    fields.refuse_unless("layerdrop", &[json!(0)], "layers are never skipped: set it to 0")?;
+    fields.require_neutral("layerdrop", &[json!(0)], "layers are never skipped: set it to 0")?;
     Ok(Architecture {
         vocab_size: fields.size(&["vocab_size"])?,
         hidden_size,
@@ -53,21 +53,21 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
         norm: NormKind::Layer,
         norm_eps: 1e-5,
         norm_affine: fields.flag_or("layer_norm_elementwise_affine", true)?,
-        residual: if norm_first { Residual::Before } else { Residual::After },
+        residual: if norm_first { ResidualOrder::PreNorm } else { ResidualOrder::PostNorm },
         qkv: Qkv::Separate,
         qk_norm: false,
         qkv_bias: bias,
         out_bias: bias,
         mlp_bias: bias,
-        gated: false,
+        gated_mlp: false,
         activation: activation(fields, "activation_function", "relu")?,
         experts: None,
-        in_out: false,
-        windows: vec![None; num_layers as usize],
-        scales: uniform_scales(num_layers, head_dim),
+        is_conv1d: false,
+        sliding_windows: vec![None; num_layers as usize],
+        attention_scales: uniform_scales(num_layers, head_dim),
         embedding_norm: false,
         final_norm: norm_first && !fields.flag_or("_remove_final_layer_norm", false)?,
-        tied: fields.flag_or("tie_word_embeddings", true)?,
+        tie_word_embeddings: fields.flag_or("tie_word_embeddings", true)?,
         initializer_range,
         residual_initializer_range: initializer_range,
         names: NAMES,

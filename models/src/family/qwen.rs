@@ -3,9 +3,9 @@
 
 use serde_json::{Value, json};
 
-use super::llama::{HeadDim, Variant, balance, gated};
+use super::llama::{HeadDim, Variant, llama_like, router_aux_loss_coef};
 use crate::Error;
-use crate::architecture::{Architecture, ExpertNames, Experts};
+use crate::architecture::{Architecture, ExpertNames, MoeConfig};
 use crate::config::Fields;
 
 const QWEN2: Variant = Variant {
@@ -19,29 +19,32 @@ const QWEN2: Variant = Variant {
 
 /// `model_type` qwen2.
 pub(super) fn qwen2(fields: &Fields<'_>) -> Result<Architecture, Error> {
-    let architecture = gated(fields, &QWEN2)?;
-    let windows = windows(fields, architecture.num_layers, from_layer)?;
-    Ok(Architecture { qkv_bias: true, windows, ..architecture })
+    let architecture = llama_like(fields, &QWEN2)?;
+    let sliding_windows = windows(fields, architecture.num_layers, from_layer)?;
+    Ok(Architecture { qkv_bias: true, sliding_windows, ..architecture })
 }
 
 /// `model_type` qwen3.
 pub(super) fn qwen3(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let variant = Variant { class: "Qwen3", head_dim: HeadDim::Fixed(128), ..QWEN2 };
     let architecture = normed(fields, &variant)?;
-    Ok(Architecture { windows: windows(fields, architecture.num_layers, from_layer)?, ..architecture })
+    Ok(Architecture {
+        sliding_windows: windows(fields, architecture.num_layers, from_layer)?,
+        ..architecture
+    })
 }
 
 /// `model_type` `qwen2_moe`: one more expert that every token takes.
 pub(super) fn qwen2_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let variant = Variant { class: "Qwen2Moe", num_kv_heads: Some(16), ..QWEN2 };
-    let architecture = gated(fields, &variant)?;
+    let architecture = llama_like(fields, &variant)?;
     let shared = fields.size_or(&["shared_expert_intermediate_size"], 5632)?;
     // Unlike its siblings, this family has no second spelling of `num_experts`.
     let experts = experts(fields, &architecture, &["num_experts"], [60, 4, 1408])?;
     Ok(Architecture {
         qkv_bias: fields.flag_or("qkv_bias", true)?,
-        experts: Some(Experts { shared_size: Some(shared), ..experts }),
-        windows: windows(fields, architecture.num_layers, every_other)?,
+        experts: Some(MoeConfig { shared_expert_intermediate_size: Some(shared), ..experts }),
+        sliding_windows: windows(fields, architecture.num_layers, every_other)?,
         ..architecture
     })
 }
@@ -52,19 +55,19 @@ pub(super) fn qwen3_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let variant = Variant { class: "Qwen3Moe", num_kv_heads: Some(4), ..QWEN2 };
     let architecture = normed(fields, &variant)?;
     let experts = experts(fields, &architecture, &["num_experts", "num_local_experts"], [128, 8, 768])?;
-    let windows = vec![window(fields)?; architecture.num_layers as usize];
-    let kind = if windows[0].is_some() { "sliding_attention" } else { "full_attention" };
-    let same = json!(vec![kind; windows.len()]);
+    let sliding_windows = vec![window(fields)?; architecture.num_layers as usize];
+    let kind = if sliding_windows[0].is_some() { "sliding_attention" } else { "full_attention" };
+    let same = json!(vec![kind; sliding_windows.len()]);
     let fix =
         "this family has one window for all layers, or none: remove the key, or set `use_sliding_window`";
-    fields.refuse_unless("layer_types", &[same], fix)?;
-    Ok(Architecture { experts: Some(experts), windows, ..architecture })
+    fields.require_neutral("layer_types", &[same], fix)?;
+    Ok(Architecture { experts: Some(experts), sliding_windows, ..architecture })
 }
 
 /// Qwen3's norms of queries and keys, and its biases.
 fn normed(fields: &Fields<'_>, variant: &Variant) -> Result<Architecture, Error> {
     let bias = fields.flag_or("attention_bias", false)?;
-    Ok(Architecture { qk_norm: true, qkv_bias: bias, out_bias: bias, ..gated(fields, variant)? })
+    Ok(Architecture { qk_norm: true, qkv_bias: bias, out_bias: bias, ..llama_like(fields, variant)? })
 }
 
 /// Experts in every `decoder_sparse_step`-th layer that is not among `mlp_only_layers`. The defaults are their count, those of a token,
@@ -74,7 +77,7 @@ fn experts(
     architecture: &Architecture,
     counts: &[&'static str],
     [count, per_token, width]: [i64; 3],
-) -> Result<Experts, Error> {
+) -> Result<MoeConfig, Error> {
     let step = fields.size_or(&["decoder_sparse_step"], 1)?;
     let dense: Vec<i64> = match fields.get("mlp_only_layers") {
         None => Vec::new(),
@@ -82,18 +85,18 @@ fn experts(
             .map_err(|_| fields.wrong("mlp_only_layers", "a list of layers", list))?,
     };
     let has = |layer: i64| (layer + 1) % step == 0 && !dense.contains(&layer);
-    Ok(Experts {
-        count: fields.size_or(counts, count)?,
-        per_token: fields.size_or(&["num_experts_per_tok"], per_token)?,
-        normalized: fields.flag_or("norm_topk_prob", false)?,
+    Ok(MoeConfig {
+        num_experts: fields.size_or(counts, count)?,
+        num_experts_per_tok: fields.size_or(&["num_experts_per_tok"], per_token)?,
+        norm_topk_prob: fields.flag_or("norm_topk_prob", false)?,
         intermediate_size: fields.size_or(&["moe_intermediate_size"], width)?,
-        shared_size: None,
-        layers: (0..architecture.num_layers).map(has).collect(),
-        balance: balance(fields)?,
+        shared_expert_intermediate_size: None,
+        is_moe_layer: (0..architecture.num_layers).map(has).collect(),
+        router_aux_loss_coef: router_aux_loss_coef(fields)?,
         names: ExpertNames {
             router: "mlp.gate",
-            list: "mlp.experts",
-            parts: ["gate_proj", "up_proj", "down_proj"],
+            experts: "mlp.experts",
+            matrices: ["gate_proj", "up_proj", "down_proj"],
             shared: ["mlp.shared_expert", "mlp.shared_expert_gate"],
         },
     })

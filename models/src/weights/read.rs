@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use parallel::Placement;
-use parallel::tensor_file::TensorFile;
+use parallel::safetensors_file::TensorFile;
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
@@ -18,7 +18,7 @@ pub struct WeightFolder {
     files: Vec<TensorFile>,
     used: BTreeSet<String>,
     /// Rows of the vocabulary in the files, and rows that are asked for.
-    grown: Option<[i64; 2]>,
+    resized_vocab: Option<[i64; 2]>,
 }
 
 impl WeightFolder {
@@ -28,13 +28,13 @@ impl WeightFolder {
         for name in file_names(folder)? {
             files.push(TensorFile::open(&folder.join(name))?);
         }
-        Ok(Self { path: folder.to_owned(), files, used: BTreeSet::new(), grown: None })
+        Ok(Self { path: folder.to_owned(), files, used: BTreeSet::new(), resized_vocab: None })
     }
 
     /// From now on, matrices of `from` rows that are asked for with `to` rows get new rows: the mean of the
     /// others, as in transformers' `resize_token_embeddings` with `mean_resizing`, but without its noise.
-    pub(crate) fn grow(&mut self, from: i64, to: i64) {
-        self.grown = Some([from, to]);
+    pub(crate) fn resize_vocab(&mut self, from: i64, to: i64) {
+        self.resized_vocab = Some([from, to]);
     }
 
     /// Whether there is a tensor of this name.
@@ -53,14 +53,14 @@ impl WeightFolder {
         for name in names {
             if let Some(file) = self.files.iter().find(|file| file.shape(name).is_some()) {
                 self.used.insert(name.clone());
-                let grows = self.grown.filter(|[from, to]| {
+                let grows = self.resized_vocab.filter(|[from, to]| {
                     shape.len() == 2
                         && shape[0] == *to
                         && file.shape(name).is_some_and(|held| held[0] == *from)
                 });
                 let Some([from, to]) = grows else { return Ok(file.read(name, shape, placement)?) };
                 let whole = file.read(name, &[from, shape[1]], &Placement::Replicate)?;
-                return Ok(placement.part(&with_mean_rows(&whole, to - from)));
+                return Ok(placement.shard(&with_mean_rows(&whole, to - from)));
             }
         }
         Err(Error::MissingTensor { path: self.path.clone(), name: names[0].clone() })
@@ -68,7 +68,7 @@ impl WeightFolder {
 
     /// Checks that the checkpoint contains the tensor and marks it as used, without reading it: another rank
     /// holds it.
-    pub fn is_elsewhere(&mut self, names: &[String]) -> Result<(), Error> {
+    pub fn mark_remote(&mut self, names: &[String]) -> Result<(), Error> {
         let mut there = names.iter().filter(|name| self.files.iter().any(|file| file.shape(name).is_some()));
         let Some(name) = there.next() else {
             return Err(Error::MissingTensor { path: self.path.clone(), name: names[0].clone() });

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use parallel::Parameter;
-use parallel::comm::Group;
-use parallel::tensor_file;
+use parallel::comm::ProcessGroup;
+use parallel::safetensors_file;
 use serde_json::{Map, json};
 
 use super::{INDEX, SINGLE};
@@ -22,10 +22,10 @@ pub(crate) fn save(
     folder: &Path,
     config: &Config,
     parameters: &[Parameter],
-    stages: &Group,
+    model_parallel_group: &ProcessGroup,
 ) -> Result<(), Error> {
-    if save_in_shards(folder, parameters, SHARD_BYTES, stages)? {
-        tensor_file::write_bytes(&folder.join("config.json"), config.to_json().as_bytes())?;
+    if save_in_shards(folder, parameters, SHARD_BYTES, model_parallel_group)? {
+        safetensors_file::write_bytes(&folder.join("config.json"), config.to_json().as_bytes())?;
     }
     Ok(())
 }
@@ -35,15 +35,18 @@ fn save_in_shards(
     folder: &Path,
     parameters: &[Parameter],
     limit: usize,
-    stages: &Group,
+    model_parallel_group: &ProcessGroup,
 ) -> Result<bool, Error> {
     let sizes = parameters.iter().map(|parameter| (parameter.name.clone(), parameter.num_bytes()));
-    let mut sizes = stages.gather(sizes.collect())?;
+    let mut sizes = model_parallel_group.all_gather_object(sizes.collect())?;
     let mut seen = BTreeSet::new();
     sizes.retain(|(name, _)| seen.insert(name.clone()));
     let shards = shards(&sizes, limit);
-    let speaks = tensor_file::speaks(parameters.iter().map(|parameter| &parameter.placement), stages)?;
-    let writes = speaks && stages.rank() == 0;
+    let speaks = safetensors_file::is_writing_replica(
+        parameters.iter().map(|parameter| &parameter.placement),
+        model_parallel_group,
+    )?;
+    let writes = speaks && model_parallel_group.rank() == 0;
     if writes {
         std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
     }
@@ -54,11 +57,11 @@ fn save_in_shards(
             count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
         };
         let own = parameters.iter().filter(|parameter| shard.contains(&parameter.name.as_str()));
-        tensor_file::write(
+        safetensors_file::write(
             &folder.join(&file),
-            &own.map(Parameter::named).collect::<Vec<_>>(),
+            &own.map(Parameter::as_named_tensor).collect::<Vec<_>>(),
             speaks,
-            stages,
+            model_parallel_group,
         )?;
         map.extend(shard.iter().map(|name| ((*name).to_owned(), json!(file))));
     }
@@ -71,7 +74,7 @@ fn save_in_shards(
     }
     let total: usize = sizes.iter().map(|(_, bytes)| bytes).sum();
     let index = json!({"metadata": {"total_size": total}, "weight_map": map});
-    tensor_file::write_bytes(&folder.join(INDEX), format!("{index:#}\n").as_bytes())?;
+    safetensors_file::write_bytes(&folder.join(INDEX), format!("{index:#}\n").as_bytes())?;
     remove_stale(folder, SINGLE)?;
     Ok(true)
 }
@@ -106,8 +109,8 @@ mod tests {
 
     use parallel::c10d::Secret;
     use parallel::rendezvous::open_store;
-    use parallel::world::TIMEOUT;
-    use parallel::{Axis, Cut, Mesh, Place, Placement, Transport, World};
+    use parallel::world::RENDEZVOUS_TIMEOUT;
+    use parallel::{Axis, Mesh, Placement, RankInfo, ShardSpec, Transport, World};
     use tch::{Kind, Tensor};
 
     use super::*;
@@ -117,8 +120,8 @@ mod tests {
         Parameter::replicated(name, &Tensor::from_slice(&[first, 2.0, 3.0]).to_kind(kind))
     }
 
-    fn alone() -> Group {
-        Group::alone("stages", 0)
+    fn alone() -> ProcessGroup {
+        ProcessGroup::single("stages", 0)
     }
 
     #[test]
@@ -152,20 +155,23 @@ mod tests {
     #[test]
     fn a_file_without_tensors_of_the_first_stage_is_written_once() {
         let folder = tempfile::tempdir().unwrap();
-        let meeting = Place { secret: Some(Secret::random().unwrap()), ..Place::single() };
-        let server = open_store(&meeting, TIMEOUT).unwrap();
-        let meeting = Place { port: server.port(), served: true, ..meeting };
+        let meeting = RankInfo { secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
+        let server = open_store(&meeting, RENDEZVOUS_TIMEOUT).unwrap();
+        let meeting = RankInfo { port: server.port(), uses_agent_store: true, ..meeting };
         // Layers on two ranks, each with a twin that holds the other half of the columns.
         let rank = |rank: usize| {
-            let place = Place { rank, size: 4, ..meeting.clone() };
-            let world = World::join(place, Transport::Auto, TIMEOUT).unwrap();
+            let place = RankInfo { rank, size: 4, ..meeting.clone() };
+            let world = World::join(place, Transport::Auto, RENDEZVOUS_TIMEOUT).unwrap();
             let mesh = Mesh::new(&[(Axis::Pipeline, 2), (Axis::Tensor, 2)], rank, 4).unwrap();
             let groups = world.groups(&mesh).unwrap();
-            let placement = Placement::Shard { cut: Cut::even(0, 4, 2), group: Arc::clone(groups.tensor()) };
+            let placement = Placement::Shard {
+                spec: ShardSpec::even(0, 4, 2),
+                group: Arc::clone(groups.tensor_parallel()),
+            };
             let (name, first) = [("a", 1.0f32), ("b", 10.0)][mesh.coordinate(Axis::Pipeline)];
-            let part = placement.part(&Tensor::from_slice(&[first, 2.0, 3.0, 4.0]));
+            let part = placement.shard(&Tensor::from_slice(&[first, 2.0, 3.0, 4.0]));
             let parameter = Parameter { placement, ..Parameter::replicated(name, &part) };
-            let wrote = save_in_shards(folder.path(), &[parameter], 20, groups.holders()).unwrap();
+            let wrote = save_in_shards(folder.path(), &[parameter], 20, groups.model_parallel()).unwrap();
             groups.world().barrier().unwrap();
             wrote
         };

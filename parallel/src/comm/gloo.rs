@@ -5,7 +5,7 @@ use std::time::Duration;
 use parallel_sys::c10d::{Gloo, Reduction, Store};
 use tch::Tensor;
 
-use super::{Communicator, Work};
+use super::{Backend, Work};
 use crate::SysError;
 
 /// A group over TCP.
@@ -28,7 +28,7 @@ impl GlooGroup {
     }
 }
 
-impl Communicator for GlooGroup {
+impl Backend for GlooGroup {
     fn name(&self) -> &'static str {
         "gloo"
     }
@@ -51,7 +51,7 @@ impl Communicator for GlooGroup {
         };
         let parts = input.f_empty_like().map_err(refused)?;
         let work = self.gloo.all_to_all(&parts, input, [&counts, &counts])?;
-        Ok(Work::Parts {
+        Ok(Work::AllToAllThenSum {
             work,
             parts: parts.unflatten(0, [self.size as i64, rows]),
             output: output.shallow_clone(),

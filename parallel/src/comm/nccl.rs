@@ -6,7 +6,7 @@ use parallel_sys::c10d::{Reduction, Store};
 use parallel_sys::nccl::{self, Nccl, UniqueId};
 use tch::Tensor;
 
-use super::{Communicator, Work};
+use super::{Backend, Work};
 use crate::SysError;
 
 /// A group over NCCL.
@@ -24,7 +24,7 @@ impl NcclGroup {
         device: usize,
         timeout: Duration,
     ) -> Result<Self, SysError> {
-        let stream = nccl::prepare(device)?;
+        let stream = nccl::open_stream(device)?;
         let [rank, size] = place;
         let key = format!("nccl/{name}");
         if rank == 0 {
@@ -45,7 +45,7 @@ impl NcclGroup {
     }
 }
 
-impl Communicator for NcclGroup {
+impl Backend for NcclGroup {
     fn name(&self) -> &'static str {
         "nccl"
     }

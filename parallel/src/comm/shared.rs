@@ -1,7 +1,7 @@
 //! Shared memory between the ranks of one host.
 //!
 //! A small collective is done by the thread that asks for it: it takes less time than handing it over. A large one
-//! (`LARGE`) is done by a thread of its own, so that computing goes on meanwhile. Either way they are done in the order in which they
+//! (`ASYNC_THRESHOLD_BYTES`) is done by a thread of its own, so that computing goes on meanwhile. Either way they are done in the order in which they
 //! were asked for.
 
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -13,27 +13,27 @@ use parallel_sys::c10d::{Reduction, Store};
 use parallel_sys::shared::SharedMemory;
 use tch::Tensor;
 
-use super::{Communicator, Work};
+use super::{Backend, Work};
 use crate::SysError;
 
 /// Bytes from which a collective is handed over.
-const LARGE: usize = 256 << 10;
+const ASYNC_THRESHOLD_BYTES: usize = 256 << 10;
 
 /// A group over shared memory.
 #[derive(Debug)]
 pub struct SharedGroup {
     memory: Arc<Mutex<SharedMemory>>,
-    jobs: Sender<Job>,
+    queue: Sender<QueuedCollective>,
     /// Answers of jobs that may still wait in the queue.
-    waiting: Vec<Receiver<()>>,
+    in_flight: Vec<Receiver<()>>,
 }
 
 type Task = Box<dyn FnOnce(&mut SharedMemory) -> Result<(), SysError> + Send>;
 
 /// A collective that was handed over, and who waits for it.
-struct Job {
+struct QueuedCollective {
     task: Task,
-    answer: Sender<Result<(), SysError>>,
+    result: Sender<Result<(), SysError>>,
     /// Dropped when the job is done.
     _done: Sender<()>,
 }
@@ -58,40 +58,40 @@ impl SharedGroup {
             let address = String::from_utf8_lossy(&store.get(&key, timeout)?).into_owned();
             SharedMemory::open(&address, &file, owner, [rank, size], timeout)?
         };
-        let mut group = Self::over(memory)?;
+        let mut group = Self::with_worker_thread(memory)?;
         // The file of rank 0 must stay open until everybody has it.
         group.barrier()?;
         Ok(group)
     }
 
-    fn over(memory: SharedMemory) -> Result<Self, SysError> {
+    fn with_worker_thread(memory: SharedMemory) -> Result<Self, SysError> {
         let memory = Arc::new(Mutex::new(memory));
-        let (jobs, queue) = mpsc::channel::<Job>();
+        let (queue, queued) = mpsc::channel::<QueuedCollective>();
         let shared = Arc::clone(&memory);
         let run = move || {
-            for Job { task, answer, _done } in queue {
+            for QueuedCollective { task, result, _done } in queued {
                 // Nobody listens any more when the group failed before.
-                let _ = answer.send(task(&mut lock(&shared)));
+                let _ = result.send(task(&mut lock(&shared)));
             }
         };
         thread::Builder::new().spawn(run).map_err(|error| SysError::Shared {
             call: "join".to_owned(),
             problem: format!("the system gives no thread: {error}"),
         })?;
-        Ok(Self { memory, jobs, waiting: Vec::new() })
+        Ok(Self { memory, queue, in_flight: Vec::new() })
     }
 
     /// Runs a collective over `bytes` bytes here, or hands it over.
     fn run(&mut self, bytes: usize, task: Task) -> Result<Work, SysError> {
-        self.waiting.retain(|done| matches!(done.try_recv(), Err(mpsc::TryRecvError::Empty)));
-        if bytes < LARGE && self.waiting.is_empty() {
+        self.in_flight.retain(|done| matches!(done.try_recv(), Err(mpsc::TryRecvError::Empty)));
+        if bytes < ASYNC_THRESHOLD_BYTES && self.in_flight.is_empty() {
             return task(&mut lock(&self.memory)).map(|()| Work::Done);
         }
-        let (answer, answered) = mpsc::channel();
+        let (result, answered) = mpsc::channel();
         let (done, is_done) = mpsc::channel();
-        self.waiting.push(is_done);
-        let job = Job { task, answer, _done: done };
-        self.jobs.send(job).map_err(|_| SysError::Shared {
+        self.in_flight.push(is_done);
+        let job = QueuedCollective { task, result, _done: done };
+        self.queue.send(job).map_err(|_| SysError::Shared {
             call: "collective".to_owned(),
             problem: "its thread ended".to_owned(),
         })?;
@@ -99,7 +99,7 @@ impl SharedGroup {
     }
 }
 
-impl Communicator for SharedGroup {
+impl Backend for SharedGroup {
     fn name(&self) -> &'static str {
         "shared memory"
     }
@@ -134,10 +134,10 @@ impl Communicator for SharedGroup {
         self.run(bytes_of(tensor), Box::new(move |memory| memory.broadcast(&handle, root)))
     }
 
-    fn hand_over(&mut self, tensor: &Tensor) -> Result<Work, SysError> {
+    fn send_or_recv(&mut self, tensor: &Tensor) -> Result<Work, SysError> {
         let handle = tensor.shallow_clone();
         // However small it is: the other one may be busy.
-        self.run(LARGE, Box::new(move |memory| memory.broadcast(&handle, 0)))
+        self.run(ASYNC_THRESHOLD_BYTES, Box::new(move |memory| memory.broadcast(&handle, 0)))
     }
 
     fn barrier(&mut self) -> Result<(), SysError> {

@@ -4,29 +4,29 @@ use std::collections::HashMap;
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Action, Method, Pipeline, Schedule, Step};
-use crate::comm::Started;
-use crate::deferred::{self, Collection};
+use super::{Action, ComputationType, PipelineStages, Schedule, ScheduleKind};
+use crate::comm::PendingCollective;
+use crate::weight_grad_store::{self, WeightGradStore};
 use crate::{Error, Segmented, Tape};
 
 /// Runs the micro-batches `contexts` forward and backward through the segments of this rank.
 ///
-/// `loss` makes the scalar of a micro-batch from its last hidden states, on the rank that has them. `deliver` receives the gradients
+/// `loss` makes the scalar of a micro-batch from its last hidden states, on the rank that has them. `on_gradient` receives the gradients
 /// of this rank's parameters, each as often as a micro-batch uses it.
-pub fn execute<M: Segmented, E: From<Error>>(
+pub fn run_schedule<M: Segmented, E: From<Error>>(
     model: &M,
     contexts: &[&M::Context],
     checkpoint: bool,
     loss: &mut dyn FnMut(usize, &Tensor) -> Result<Tensor, E>,
-    deliver: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
+    on_gradient: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
 ) -> Result<(), E> {
     let pipeline = model.pipeline();
     let schedule = match pipeline {
         Some(pipeline) => pipeline.schedule(contexts.len()),
-        None => Schedule::new(Method::OneForwardOneBackward, 1, 1, contexts.len()),
+        None => Schedule::new(ScheduleKind::OneForwardOneBackward, 1, 1, contexts.len()),
     };
     let rank = pipeline.map_or(0, |pipeline| pipeline.group.rank());
-    let mut run = Run {
+    let mut run = ScheduleRunner {
         model,
         contexts,
         checkpoint,
@@ -34,15 +34,17 @@ pub fn execute<M: Segmented, E: From<Error>>(
         schedule: &schedule,
         rank,
         tapes: HashMap::new(),
-        at_hand: HashMap::new(),
-        put_off: HashMap::new(),
+        local_payloads: HashMap::new(),
+        weight_grad_stores: HashMap::new(),
         sent: Vec::new(),
     };
     for &action in &schedule.actions[rank] {
-        match action.step {
-            Step::Forward => run.forward(action, loss)?,
-            Step::Backward | Step::Input => run.backward(action, deliver)?,
-            Step::Weight => run.weights(action, deliver)?,
+        match action.computation {
+            ComputationType::Forward => run.forward(action, loss)?,
+            ComputationType::FullBackward | ComputationType::BackwardInput => {
+                run.backward(action, on_gradient)?;
+            }
+            ComputationType::BackwardWeight => run.backward_weight(action, on_gradient)?,
         }
     }
     run.sent.into_iter().try_for_each(|(started, _)| Ok(started.wait()?))
@@ -50,135 +52,144 @@ pub fn execute<M: Segmented, E: From<Error>>(
 
 /// What goes from stage to stage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Freight {
-    Hidden,
+enum P2pPayload {
+    Activation,
     Gradient,
 }
 
-struct Run<'a, M: Segmented> {
+struct ScheduleRunner<'a, M: Segmented> {
     model: &'a M,
     contexts: &'a [&'a M::Context],
     checkpoint: bool,
-    pipeline: Option<&'a Pipeline>,
+    pipeline: Option<&'a PipelineStages>,
     schedule: &'a Schedule,
     rank: usize,
     /// By micro-batch and stage; with the loss of the last stage.
     tapes: HashMap<(usize, usize), (Tape<'a, M>, Option<Tensor>)>,
     /// What one stage of this rank has made for another, by micro-batch and receiving stage.
-    at_hand: HashMap<(Freight, usize, usize), Tensor>,
+    local_payloads: HashMap<(P2pPayload, usize, usize), Tensor>,
     /// Gradients of weights that are still to be made, by micro-batch and stage.
-    put_off: HashMap<(usize, usize), Collection>,
+    weight_grad_stores: HashMap<(usize, usize), WeightGradStore>,
     /// What is on its way, with the tensors that it reads.
-    sent: Vec<(Started, Tensor)>,
+    sent: Vec<(PendingCollective, Tensor)>,
 }
 
-impl<M: Segmented> Run<'_, M> {
+impl<M: Segmented> ScheduleRunner<'_, M> {
     fn forward<E: From<Error>>(
         &mut self,
-        Action { micro, stage, .. }: Action,
+        Action { microbatch, stage, .. }: Action,
         loss: &mut dyn FnMut(usize, &Tensor) -> Result<Tensor, E>,
     ) -> Result<(), E> {
-        let input =
-            if stage > 0 { Some(self.receive(Freight::Hidden, micro, stage, stage - 1)?) } else { None };
+        let input = if stage > 0 {
+            Some(self.receive(P2pPayload::Activation, microbatch, stage, stage - 1)?)
+        } else {
+            None
+        };
         let segments = match self.pipeline {
             Some(pipeline) => pipeline.segments(stage),
             None => 0..self.model.num_segments(),
         };
-        let (model, context, checkpoint) = (self.model, self.contexts[micro], self.checkpoint);
-        let tape =
-            self.collecting(micro, stage, || Tape::part(model, context, segments, input, checkpoint))?;
-        let of_last = if stage + 1 == self.schedule.stages {
-            Some(loss(micro, tape.hidden())?)
+        let (model, context, checkpoint) = (self.model, self.contexts[microbatch], self.checkpoint);
+        let tape = self.with_deferred_weight_grads(microbatch, stage, || {
+            Tape::forward_segments(model, context, segments, input, checkpoint)
+        })?;
+        let of_last = if stage + 1 == self.schedule.num_stages {
+            Some(loss(microbatch, tape.hidden())?)
         } else {
-            self.send(Freight::Hidden, tape.hidden().detach(), micro, stage + 1)?;
+            self.send(P2pPayload::Activation, tape.hidden().detach(), microbatch, stage + 1)?;
             None
         };
-        self.tapes.insert((micro, stage), (tape, of_last));
+        self.tapes.insert((microbatch, stage), (tape, of_last));
         Ok(())
     }
 
     fn backward<E: From<Error>>(
         &mut self,
-        Action { micro, stage, .. }: Action,
-        deliver: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
+        Action { microbatch, stage, .. }: Action,
+        on_gradient: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (tape, loss) = self.tapes.remove(&(micro, stage)).expect("forward comes first");
+        let (tape, loss) = self.tapes.remove(&(microbatch, stage)).expect("forward comes first");
         let mut outcome = Ok(());
-        let mut deliver = |index, grad| {
+        let mut on_gradient = |index, grad| {
             if outcome.is_ok() {
-                outcome = deliver(index, grad);
+                outcome = on_gradient(index, grad);
             }
         };
         let upstream = if let Some(loss) = loss {
-            self.collecting(micro, stage, || tape.backward(&loss, &mut deliver))?
+            self.with_deferred_weight_grads(microbatch, stage, || tape.backward(&loss, &mut on_gradient))?
         } else {
-            let seed = self.receive(Freight::Gradient, micro, stage, stage + 1)?;
-            self.collecting(micro, stage, || tape.backward_from(&seed, &mut deliver))?
+            let seed = self.receive(P2pPayload::Gradient, microbatch, stage, stage + 1)?;
+            self.with_deferred_weight_grads(microbatch, stage, || {
+                tape.backward_from(&seed, &mut on_gradient)
+            })?
         };
         outcome?;
         if stage > 0 {
-            let hidden = || Error::NoGradient { stage };
-            self.send(Freight::Gradient, upstream.ok_or_else(hidden)?, micro, stage - 1)?;
+            let hidden = || Error::NoInputGradient { stage };
+            self.send(P2pPayload::Gradient, upstream.ok_or_else(hidden)?, microbatch, stage - 1)?;
         }
         Ok(())
     }
 
-    fn weights<E: From<Error>>(
+    fn backward_weight<E: From<Error>>(
         &mut self,
-        Action { micro, stage, .. }: Action,
-        deliver: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
+        Action { microbatch, stage, .. }: Action,
+        on_gradient: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let collection = self.put_off.remove(&(micro, stage)).expect("the gradient of the input comes first");
-        collection.gradients(self.model.parameters()).try_for_each(|(index, grad)| deliver(index, grad))
+        let collection = self
+            .weight_grad_stores
+            .remove(&(microbatch, stage))
+            .expect("the gradient of the input comes first");
+        collection.flush(self.model.parameters()).try_for_each(|(index, grad)| on_gradient(index, grad))
     }
 
     /// Runs `body`; where the schedule has them as actions of their own, gradients of weights are put off.
-    fn collecting<T>(&mut self, micro: usize, stage: usize, body: impl FnOnce() -> T) -> T {
+    fn with_deferred_weight_grads<T>(&mut self, micro: usize, stage: usize, body: impl FnOnce() -> T) -> T {
         if !self.schedule.method.splits_backward() {
             return body();
         }
-        let collection = self.put_off.entry((micro, stage)).or_default().clone();
-        deferred::collect(&collection, body)
+        let collection = self.weight_grad_stores.entry((micro, stage)).or_default().clone();
+        weight_grad_store::with_deferred_weight_grads(&collection, body)
     }
 
-    fn send(&mut self, freight: Freight, tensor: Tensor, micro: usize, stage: usize) -> Result<(), Error> {
-        let to = self.schedule.method.owner(stage, self.schedule.ranks);
+    fn send(&mut self, payload: P2pPayload, tensor: Tensor, micro: usize, stage: usize) -> Result<(), Error> {
+        let to = self.schedule.method.rank_of_stage(stage, self.schedule.num_ranks);
         if to == self.rank {
-            self.at_hand.insert((freight, micro, stage), tensor);
+            self.local_payloads.insert((payload, micro, stage), tensor);
             return Ok(());
         }
         let pipeline = self.pipeline.expect("a rank by itself has one stage");
         let tensor = tensor.contiguous();
         // What has arrived is let go of.
         for (started, tensor) in std::mem::take(&mut self.sent) {
-            self.sent.extend(started.under_way()?.map(|started| (started, tensor)));
+            self.sent.extend(started.try_wait()?.map(|started| (started, tensor)));
         }
-        let started = pipeline.group.send(&tensor, to, tag(freight, stage))?;
+        let started = pipeline.group.send(&tensor, to, tag(payload, stage))?;
         self.sent.push((started, tensor));
         Ok(())
     }
 
     fn receive(
         &mut self,
-        freight: Freight,
+        payload: P2pPayload,
         micro: usize,
         stage: usize,
         from: usize,
     ) -> Result<Tensor, Error> {
-        if let Some(tensor) = self.at_hand.remove(&(freight, micro, stage)) {
+        if let Some(tensor) = self.local_payloads.remove(&(payload, micro, stage)) {
             return Ok(tensor);
         }
         let pipeline = self.pipeline.expect("a rank by itself has one stage");
-        let from = self.schedule.method.owner(from, self.schedule.ranks);
-        let (shape, options): (Vec<i64>, (Kind, Device)) = self.model.hidden(self.contexts[micro]);
-        pipeline.group.receive(&shape, options, from, tag(freight, stage))
+        let from = self.schedule.method.rank_of_stage(from, self.schedule.num_ranks);
+        let (shape, options): (Vec<i64>, (Kind, Device)) = self.model.hidden_spec(self.contexts[micro]);
+        pipeline.group.recv(&shape, options, from, tag(payload, stage))
     }
 }
 
 /// The tag names only the receiving stage and the kind of payload. Messages under one tag are sent in the
 /// order in which the stage receives them, so no micro-batch index is needed.
-fn tag(freight: Freight, stage: usize) -> usize {
-    2 * stage + usize::from(freight == Freight::Gradient)
+fn tag(payload: P2pPayload, stage: usize) -> usize {
+    2 * stage + usize::from(payload == P2pPayload::Gradient)
 }
 
 #[cfg(test)]
@@ -186,7 +197,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::world::tests::worlds;
+    use crate::world::tests::run_worlds;
     use crate::{Parameter, Transport};
 
     const SEGMENTS: usize = 9;
@@ -194,11 +205,11 @@ mod tests {
     /// `h_0 = x W_0`, `h_i = tanh(h_{i-1} W_i)`.
     struct Network {
         parameters: Vec<Parameter>,
-        pipeline: Option<Pipeline>,
+        pipeline: Option<PipelineStages>,
     }
 
     impl Network {
-        fn new(pipeline: Option<Pipeline>) -> Self {
+        fn new(pipeline: Option<PipelineStages>) -> Self {
             let weight = |index: usize| {
                 let ramp = Tensor::arange(16, (Kind::Double, Device::Cpu)) + index as f64;
                 let weight = ((ramp * 1.3).sin() * 0.7).view([4, 4]).set_requires_grad(true);
@@ -213,10 +224,10 @@ mod tests {
         fn num_segments(&self) -> usize {
             SEGMENTS
         }
-        fn pipeline(&self) -> Option<&Pipeline> {
+        fn pipeline(&self) -> Option<&PipelineStages> {
             self.pipeline.as_ref()
         }
-        fn hidden(&self, context: &Tensor) -> (Vec<i64>, (Kind, Device)) {
+        fn hidden_spec(&self, context: &Tensor) -> (Vec<i64>, (Kind, Device)) {
             (context.size(), (context.kind(), context.device()))
         }
         fn forward_segment(
@@ -226,7 +237,7 @@ mod tests {
             x: &Tensor,
         ) -> Result<Tensor, Error> {
             let weight = &self.parameters[index].tensor;
-            let product = deferred::product(hidden.unwrap_or(x), weight, true);
+            let product = weight_grad_store::linear_deferring_weight_grad(hidden.unwrap_or(x), weight, true);
             let product = product.unwrap_or_else(|| Ok(hidden.unwrap_or(x).matmul(weight)))?;
             Ok(if index == 0 { product } else { product.tanh() })
         }
@@ -253,7 +264,7 @@ mod tests {
         let mut grads: Vec<Tensor> =
             model.parameters.iter().map(|parameter| parameter.tensor.zeros_like()).collect();
         let mut counts = vec![0; SEGMENTS];
-        execute::<_, Error>(
+        run_schedule::<_, Error>(
             model,
             &contexts,
             checkpoint,
@@ -276,27 +287,27 @@ mod tests {
     fn every_schedule_gives_the_losses_and_gradients_of_one_rank() {
         for ranks in [2, 4] {
             for (method, micros) in [
-                (Method::GPipe, 5),
-                (Method::OneForwardOneBackward, 5),
-                (Method::OneForwardOneBackward, 1),
-                (Method::Interleaved, 4),
-                (Method::Interleaved, 7),
-                (Method::ZeroBubbleH1, 6),
-                (Method::ZeroBubbleH1, 2),
-                (Method::ZeroBubbleV, 6),
-                (Method::ZeroBubbleV, 1),
+                (ScheduleKind::GPipe, 5),
+                (ScheduleKind::OneForwardOneBackward, 5),
+                (ScheduleKind::OneForwardOneBackward, 1),
+                (ScheduleKind::Interleaved, 4),
+                (ScheduleKind::Interleaved, 7),
+                (ScheduleKind::ZeroBubbleH1, 6),
+                (ScheduleKind::ZeroBubbleH1, 2),
+                (ScheduleKind::ZeroBubbleV, 6),
+                (ScheduleKind::ZeroBubbleV, 1),
             ] {
                 let transport = if ranks == 2 { Transport::Gloo } else { Transport::Shared };
-                worlds(ranks, transport, |world| {
+                run_worlds(ranks, transport, |world| {
                     let group = Arc::new(world.group("stages", &(0..ranks).collect::<Vec<_>>()).unwrap());
                     let alone = step(&Network::new(None), micros, false);
-                    let pipeline = Pipeline::new(&group, method, 2, &[1.0; SEGMENTS]).unwrap();
+                    let pipeline = PipelineStages::new(&group, method, 2, &[1.0; SEGMENTS]).unwrap();
                     let model = Network::new(Some(pipeline.clone()));
                     let before = group.sent_bytes();
                     let (total, grads, counts) = step(&model, micros, micros == 5);
-                    assert_eq!(total, if pipeline.is_last() { alone.0 } else { 0.0 });
+                    assert_eq!(total, if pipeline.is_last_stage() { alone.0 } else { 0.0 });
                     for segment in 0..SEGMENTS {
-                        let here = pipeline.has(segment);
+                        let here = pipeline.owns_segment(segment);
                         assert_eq!(counts[segment], if here { alone.2[segment] } else { 0 }, "{method:?}");
                         if here {
                             assert!(
@@ -307,8 +318,9 @@ mod tests {
                     // Hidden states out of every stage but the last, gradients out of every one but the first, if to another rank.
                     let rows: i64 = (0..micros).map(|micro| micro as i64 % 3 + 1).sum();
                     let schedule = pipeline.schedule(1);
-                    let owner = |stage: usize| method.owner(stage, ranks);
-                    let crossings = (1..schedule.stages).filter(|&stage| owner(stage) != owner(stage - 1));
+                    let owner = |stage: usize| method.rank_of_stage(stage, ranks);
+                    let crossings =
+                        (1..schedule.num_stages).filter(|&stage| owner(stage) != owner(stage - 1));
                     let own = crossings.map(|stage| {
                         usize::from(owner(stage) == group.rank())
                             + usize::from(owner(stage - 1) == group.rank())
@@ -322,7 +334,7 @@ mod tests {
 
     #[test]
     fn too_few_segments_are_refused() {
-        let group = Arc::new(crate::comm::Group::alone("stages", 0));
-        assert!(Pipeline::new(&group, Method::Interleaved, 3, &[1.0; 2]).is_none());
+        let group = Arc::new(crate::comm::ProcessGroup::single("stages", 0));
+        assert!(PipelineStages::new(&group, ScheduleKind::Interleaved, 3, &[1.0; 2]).is_none());
     }
 }

@@ -7,7 +7,7 @@
 //!     f < r   all own queries          x the early chunks of f
 //!     f > r   own late queries         x all chunks of f
 //! ```
-//! With [zig-zag order](super::Order::ZigZag) every step but the first is half a square, on every rank. The merge of two parts with
+//! With [zig-zag order](super::SequenceOrder::ZigZag) every step but the first is half a square, on every rank. The merge of two parts with
 //! outputs `o`, `o'` and log-sums `l`, `l'` is `L = log(e^l + e^l')`, `O = o e^(l - L) + o' e^(l' - L)`. The backward pass sends keys and
 //! values around once more and their gradients with them, which are home after `P` steps.
 //!
@@ -17,11 +17,11 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use parallel_sys::autograd::{self, Backward, attach};
+use parallel_sys::autograd::{self, Backward, with_backward};
 use parallel_sys::dispatch::{self, Value};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use crate::comm::Group;
+use crate::comm::ProcessGroup;
 use crate::{Error, SysError};
 
 /// Causal attention of this rank's queries `[n, heads, D]` over the keys and values `[n, kv_heads, D]` of all ranks: `[n, heads, D]`.
@@ -31,33 +31,34 @@ pub fn attention(
     [q, k, v]: [&Tensor; 3],
     chunks: &[i64],
     scale: f64,
-    group: &Arc<Group>,
+    group: &Arc<ProcessGroup>,
 ) -> Result<Tensor, Error> {
-    let ring = Ring { group: Arc::clone(group), parts: Part::all(chunks, q.device()), scale };
+    let ring =
+        RingAttention { group: Arc::clone(group), parts: EqualChunkRows::all(chunks, q.device()), scale };
     let [own_q, own_k, own_v] = [q, k, v].map(Tensor::detach);
-    let [result, log_sums] = no_grad(|| ring.forward([&own_q, &own_k, &own_v]))?;
+    let [result, lse] = no_grad(|| ring.forward([&own_q, &own_k, &own_v]))?;
     if !(autograd::is_enabled() && [q, k, v].iter().any(|x| x.requires_grad())) {
         return Ok(result);
     }
-    let seen = [result.detach(), log_sums];
+    let seen = [result.detach(), lse];
     let backward: Backward = Box::new(move |grads| {
         let Some(grad) = &grads[0] else { return Ok(vec![None, None, None]) };
         let grads = no_grad(|| ring.backward([&own_q, &own_k, &own_v], &seen, grad))?;
         Ok(grads.map(Some).into())
     });
-    let mut attached = attach(&[&result], &[q, k, v], backward)?;
+    let mut attached = with_backward(&[&result], &[q, k, v], backward)?;
     Ok(attached.pop().expect("as many outputs as were given"))
 }
 
 /// What every step needs.
-struct Ring {
-    group: Arc<Group>,
-    parts: Vec<Part>,
+struct RingAttention {
+    group: Arc<ProcessGroup>,
+    parts: Vec<EqualChunkRows>,
     scale: f64,
 }
 
 /// Rows with chunks of one length, which attention handles together.
-struct Part {
+struct EqualChunkRows {
     chunk: i64,
     /// Their tokens among those of this rank, `[rows, 2 chunk]`: each row's early chunk, then its late one.
     tokens: Tensor,
@@ -65,16 +66,16 @@ struct Part {
 
 /// Some tokens of each row: the first one, and how many.
 #[derive(Clone, Copy)]
-struct Run(i64, i64);
+struct TokenSpan(i64, i64);
 
 /// Which queries of this rank meet which keys of another, and whether causality cuts among them.
-struct Meeting {
-    queries: Run,
-    keys: Run,
+struct AttentionTile {
+    queries: TokenSpan,
+    keys: TokenSpan,
     causal: bool,
 }
 
-impl Part {
+impl EqualChunkRows {
     /// Rows with equal chunks in one part each.
     fn all(chunks: &[i64], device: Device) -> Vec<Self> {
         let mut parts: Vec<(i64, Vec<i64>)> = Vec::new();
@@ -92,60 +93,62 @@ impl Part {
         parts.into_iter().map(|(chunk, all)| Self { chunk, tokens: tokens(chunk, &all) }).collect()
     }
 
-    fn meeting(&self, rank: usize, from: usize) -> Meeting {
-        let (all, early, late) = (Run(0, 2 * self.chunk), Run(0, self.chunk), Run(self.chunk, self.chunk));
+    fn tile_for(&self, rank: usize, from: usize) -> AttentionTile {
+        let (all, early, late) =
+            (TokenSpan(0, 2 * self.chunk), TokenSpan(0, self.chunk), TokenSpan(self.chunk, self.chunk));
         match from.cmp(&rank) {
-            Ordering::Equal => Meeting { queries: all, keys: all, causal: true },
-            Ordering::Less => Meeting { queries: all, keys: early, causal: false },
-            Ordering::Greater => Meeting { queries: late, keys: all, causal: false },
+            Ordering::Equal => AttentionTile { queries: all, keys: all, causal: true },
+            Ordering::Less => AttentionTile { queries: all, keys: early, causal: false },
+            Ordering::Greater => AttentionTile { queries: late, keys: all, causal: false },
         }
     }
 
     /// A run of each row of `x` `[n, heads, ..]`: `[rows, heads, run, ..]`.
-    fn take(&self, x: &Tensor, Run(start, length): Run) -> Tensor {
+    fn gather_tokens(&self, x: &Tensor, TokenSpan(start, length): TokenSpan) -> Tensor {
         let tokens = self.tokens.narrow(1, start, length).flatten(0, 1);
         x.index_select(0, &tokens).unflatten(0, [-1, length]).transpose(1, 2)
     }
 
-    /// Puts `[rows, heads, run, ..]` in the place of what [`take`](Self::take) gives.
-    fn put(&self, x: &Tensor, Run(start, length): Run, new: &Tensor) {
+    /// Puts `[rows, heads, run, ..]` in the place of what [`gather_tokens`](Self::gather_tokens) gives.
+    fn write_tokens(&self, x: &Tensor, TokenSpan(start, length): TokenSpan, new: &Tensor) {
         let tokens = self.tokens.narrow(1, start, length).flatten(0, 1);
         let _ = x.shallow_clone().index_copy_(0, &tokens, &new.transpose(1, 2).flatten(0, 1));
     }
 
-    /// Adds `[rows, heads, run, ..]` to what [`take`](Self::take) gives.
-    fn add(&self, x: &Tensor, Run(start, length): Run, more: &Tensor) {
+    /// Adds `[rows, heads, run, ..]` to what [`gather_tokens`](Self::gather_tokens) gives.
+    fn accumulate_tokens(&self, x: &Tensor, TokenSpan(start, length): TokenSpan, more: &Tensor) {
         let tokens = self.tokens.narrow(1, start, length).flatten(0, 1);
         let more = more.transpose(1, 2).flatten(0, 1).to_kind(x.kind());
         let _ = x.shallow_clone().index_add_(0, &tokens, &more);
     }
 }
 
-impl Ring {
+impl RingAttention {
     /// The result `[n, heads, D]`, and the log-sum-exp of each query's scores `[n, heads]`.
     fn forward(&self, [q, k, v]: [&Tensor; 3]) -> Result<[Tensor; 2], Error> {
-        let wide = wide(q.kind());
+        let wide = accumulation_kind(q.kind());
         let result = Tensor::zeros(q.size(), (wide, q.device()));
-        let log_sums = Tensor::full(&q.size()[..2], f64::NEG_INFINITY, (wide, q.device()));
-        let mut held = Tensor::cat(&[k, v], 1); // [n, 2 kv_heads, D]
+        let lse = Tensor::full(&q.size()[..2], f64::NEG_INFINITY, (wide, q.device()));
+        let mut kv_block = Tensor::cat(&[k, v], 1); // [n, 2 kv_heads, D]
         for step in 0..self.group.size() {
-            let from = self.source(step);
+            let from = self.kv_source_rank(step);
             for part in &self.parts {
-                let Meeting { queries, keys, causal } = part.meeting(self.group.rank(), from);
-                let q = part.take(q, queries);
-                let [k, v] = apart(&part.take(&held, keys), q.size()[1]);
-                let [o, log_sum] = attend([&q, &k, &v], causal, self.scale)?;
-                let (before, log_before) = (part.take(&result, queries), part.take(&log_sums, queries));
+                let AttentionTile { queries, keys, causal } = part.tile_for(self.group.rank(), from);
+                let q = part.gather_tokens(q, queries);
+                let [k, v] = split_kv(&part.gather_tokens(&kv_block, keys), q.size()[1]);
+                let [o, log_sum] = flash_attention([&q, &k, &v], causal, self.scale)?;
+                let (before, log_before) =
+                    (part.gather_tokens(&result, queries), part.gather_tokens(&lse, queries));
                 let log_both = log_before.logaddexp(&log_sum);
                 let share = |log_sum: &Tensor| (log_sum - &log_both).exp().unsqueeze(-1);
-                part.put(&result, queries, &(before * share(&log_before) + o * share(&log_sum)));
-                part.put(&log_sums, queries, &log_both);
+                part.write_tokens(&result, queries, &(before * share(&log_before) + o * share(&log_sum)));
+                part.write_tokens(&lse, queries, &log_both);
             }
             if step + 1 < self.group.size() {
-                held = self.pass(&held)?;
+                kv_block = self.ring_shift(&kv_block)?;
             }
         }
-        Ok([result.to_kind(q.kind()), log_sums])
+        Ok([result.to_kind(q.kind()), lse])
     }
 
     /// The gradients of queries, keys and values.
@@ -155,23 +158,24 @@ impl Ring {
         [result, log_sums]: &[Tensor; 2],
         grad: &Tensor,
     ) -> Result<[Tensor; 3], Error> {
-        let mut held = Tensor::cat(&[k, v], 1);
-        let mut of_held = held.zeros_like().to_kind(wide(k.kind()));
-        let of_q = q.zeros_like().to_kind(wide(q.kind()));
+        let mut kv_block = Tensor::cat(&[k, v], 1);
+        let mut of_held = kv_block.zeros_like().to_kind(accumulation_kind(k.kind()));
+        let of_q = q.zeros_like().to_kind(accumulation_kind(q.kind()));
         for step in 0..self.group.size() {
-            let from = self.source(step);
+            let from = self.kv_source_rank(step);
             for part in &self.parts {
-                let Meeting { queries, keys, causal } = part.meeting(self.group.rank(), from);
-                let [q, o, grad, log_sums] = [q, result, grad, log_sums].map(|x| part.take(x, queries));
-                let [k, v] = apart(&part.take(&held, keys), q.size()[1]);
-                let [dq, dk, dv] = attend_backward(&grad, [&q, &k, &v], [&o, &log_sums], causal, self.scale)?;
-                part.add(&of_q, queries, &dq);
-                part.add(&of_held, keys, &together([&dk, &dv], held.size()[1] / 2));
+                let AttentionTile { queries, keys, causal } = part.tile_for(self.group.rank(), from);
+                let [q, o, grad, lse] = [q, result, grad, log_sums].map(|x| part.gather_tokens(x, queries));
+                let [k, v] = split_kv(&part.gather_tokens(&kv_block, keys), q.size()[1]);
+                let [dq, dk, dv] =
+                    flash_attention_backward(&grad, [&q, &k, &v], [&o, &lse], causal, self.scale)?;
+                part.accumulate_tokens(&of_q, queries, &dq);
+                part.accumulate_tokens(&of_held, keys, &join_kv_grads([&dk, &dv], kv_block.size()[1] / 2));
             }
             if step + 1 < self.group.size() {
-                held = self.pass(&held)?;
+                kv_block = self.ring_shift(&kv_block)?;
             }
-            of_held = self.pass(&of_held)?;
+            of_held = self.ring_shift(&of_held)?;
         }
         let half = k.size()[1];
         let [dk, dv] = [0, half].map(|start| of_held.narrow(1, start, half).to_kind(k.kind()));
@@ -179,12 +183,12 @@ impl Ring {
     }
 
     /// Whose keys and values this rank holds in a step.
-    fn source(&self, step: usize) -> usize {
+    fn kv_source_rank(&self, step: usize) -> usize {
         (self.group.rank() + self.group.size() - step) % self.group.size()
     }
 
     /// Hands `x` on to the next rank, and gives what the one before hands on.
-    fn pass(&self, x: &Tensor) -> Result<Tensor, Error> {
+    fn ring_shift(&self, x: &Tensor) -> Result<Tensor, Error> {
         let (ranks, rank, rows) = (self.group.size(), self.group.rank(), x.size()[0]);
         let only = |chosen: usize| (0..ranks).map(|rank| if rank == chosen { rows } else { 0 }).collect();
         let (received, sent): (Vec<i64>, Vec<i64>) =
@@ -194,12 +198,12 @@ impl Ring {
 }
 
 /// Sums are kept at least as wide as fp32.
-fn wide(kind: Kind) -> Kind {
+fn accumulation_kind(kind: Kind) -> Kind {
     if kind == Kind::Double { kind } else { Kind::Float }
 }
 
 /// Keys and values `[rows, 2 kv_heads, T, D]` apart, each repeated for the queries that share it: `[rows, heads, T, D]`.
-fn apart(joined: &Tensor, heads: i64) -> [Tensor; 2] {
+fn split_kv(joined: &Tensor, heads: i64) -> [Tensor; 2] {
     let half = joined.size()[1] / 2;
     [0, half].map(|start| {
         let one = joined.narrow(1, start, half);
@@ -207,19 +211,19 @@ fn apart(joined: &Tensor, heads: i64) -> [Tensor; 2] {
     })
 }
 
-/// The reverse of [`apart`] for gradients, which add up over the queries that share a head.
-fn together(grads: [&Tensor; 2], kv_heads: i64) -> Tensor {
+/// The reverse of [`split_kv`] for gradients, which add up over the queries that share a head.
+fn join_kv_grads(grads: [&Tensor; 2], kv_heads: i64) -> Tensor {
     let sums = grads.map(|grad| {
         if grad.size()[1] == kv_heads {
             return grad.shallow_clone();
         }
-        grad.unflatten(1, [kv_heads, -1]).sum_dim_intlist(2, false, wide(grad.kind()))
+        grad.unflatten(1, [kv_heads, -1]).sum_dim_intlist(2, false, accumulation_kind(grad.kind()))
     });
     Tensor::cat(&sums, 1)
 }
 
 /// Attention `[rows, heads, T, D]` and the log-sum-exp of its scores `[rows, heads, T]`.
-fn attend([q, k, v]: [&Tensor; 3], causal: bool, scale: f64) -> Result<[Tensor; 2], SysError> {
+fn flash_attention([q, k, v]: [&Tensor; 3], causal: bool, scale: f64) -> Result<[Tensor; 2], SysError> {
     let arguments = [
         Value::Tensor(q),
         Value::Tensor(k),
@@ -233,10 +237,10 @@ fn attend([q, k, v]: [&Tensor; 3], causal: bool, scale: f64) -> Result<[Tensor; 
 }
 
 /// The gradients of `q`, `k` and `v`, from the result and the log-sum-exp over *all* keys: what other keys add does not show here.
-fn attend_backward(
+fn flash_attention_backward(
     grad: &Tensor,
     [q, k, v]: [&Tensor; 3],
-    [result, log_sums]: [&Tensor; 2],
+    [result, lse]: [&Tensor; 2],
     causal: bool,
     scale: f64,
 ) -> Result<[Tensor; 3], SysError> {
@@ -246,7 +250,7 @@ fn attend_backward(
         Value::Tensor(k),
         Value::Tensor(v),
         Value::Tensor(result),
-        Value::Tensor(log_sums),
+        Value::Tensor(lse),
         Value::Double(0.0),
         Value::Bool(causal),
         Value::None,
@@ -264,9 +268,9 @@ fn outputs<const N: usize>(name: &str, arguments: &[Value<'_>]) -> Result<[Tenso
 mod tests {
     use super::*;
     use crate::Transport;
-    use crate::region::tests::{close, leaf};
-    use crate::sequence::{Layout, Order};
-    use crate::world::tests::worlds;
+    use crate::mappings::tests::{close, leaf};
+    use crate::sequence::{SequenceOrder, SequenceShard};
+    use crate::world::tests::run_worlds;
 
     /// Queries, keys and values of rows with these lengths, `[N, heads, D]`, and the gradient of the result.
     fn inputs(lengths: &[i64]) -> [Tensor; 4] {
@@ -301,18 +305,18 @@ mod tests {
         for (ranks, transport) in
             [(1, Transport::Shared), (2, Transport::Shared), (3, Transport::Gloo), (4, Transport::Shared)]
         {
-            worlds(ranks, transport, |world| {
+            run_worlds(ranks, transport, |world| {
                 let group = Arc::new(world.group("ring", &(0..ranks).collect::<Vec<_>>()).unwrap());
                 for lengths in [vec![24], vec![5, 31, 1, 8, 8]] {
-                    let layout = Layout::new(Order::ZigZag, &group);
-                    let own = Tensor::from_slice(&layout.own(&lengths));
+                    let layout = SequenceShard::new(SequenceOrder::ZigZag, &group);
+                    let own = Tensor::from_slice(&layout.local_indices(&lengths));
                     let [q, k, v, seed] = inputs(&lengths).map(|x| x.index_select(0, &own));
                     let [q, k, v] = [q, k, v].map(|x| leaf(&x));
                     let before = group.sent_bytes();
-                    let result = attention([&q, &k, &v], &layout.chunks(&lengths), 0.3, &group).unwrap();
+                    let result = attention([&q, &k, &v], &layout.chunk_lens(&lengths), 0.3, &group).unwrap();
                     // Fillers are nobody's tokens: they have no part in the loss.
-                    let places = Tensor::from_slice(&layout.places(&lengths).unwrap());
-                    let size = layout.size(&lengths);
+                    let places = Tensor::from_slice(&layout.unshard_indices(&lengths).unwrap());
+                    let size = layout.local_len(&lengths);
                     let real = Tensor::zeros([size * ranks as i64], (Kind::Double, Device::Cpu));
                     let _ = real.shallow_clone().index_fill_(0, &places, 1.0);
                     let real = real.narrow(0, group.rank() as i64 * size, size).view([-1, 1, 1]);

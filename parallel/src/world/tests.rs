@@ -7,9 +7,9 @@ use tch::{Kind, Tensor};
 use super::*;
 use crate::comm::Reduction;
 
-fn place(words: &[(&str, &str)]) -> Result<Place, Error> {
-    Place::from_words(&|name| {
-        words.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+fn place(vars: &[(&str, &str)]) -> Result<RankInfo, Error> {
+    RankInfo::from_vars(&|name| {
+        vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
     })
 }
 
@@ -20,24 +20,24 @@ fn each_launcher_is_understood() {
     let agent = [("TORCHELASTIC_USE_AGENT_STORE", "True")];
     let found = place(&[&torchrun[..], &meeting, &agent].concat()).unwrap();
     assert_eq!((found.rank, found.size), (3, 8));
-    assert_eq!((found.address.as_str(), found.port, found.served), ("node1", 29500, true));
+    assert_eq!((found.address.as_str(), found.port, found.uses_agent_store), ("node1", 29500, true));
     let slurm = [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "6")];
     let found = place(&[&slurm[..], &meeting].concat()).unwrap();
-    assert_eq!((found.rank, found.size, found.served), (5, 6, false));
+    assert_eq!((found.rank, found.size, found.uses_agent_store), (5, 6, false));
     let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
     let found = place(&[&mpi[..], &meeting].concat()).unwrap();
-    assert_eq!((found.rank, found.size, found.served), (1, 2, false));
-    assert_eq!(place(&[]).unwrap(), Place::single());
+    assert_eq!((found.rank, found.size, found.uses_agent_store), (1, 2, false));
+    assert_eq!(place(&[]).unwrap(), RankInfo::single());
     let hydra = [("PMI_RANK", "2"), ("PMI_SIZE", "4")];
     let found = place(&[&hydra[..], &meeting].concat()).unwrap();
-    assert_eq!((found.rank, found.size, found.served), (2, 4, false));
+    assert_eq!((found.rank, found.size, found.uses_agent_store), (2, 4, false));
     // In the shell of an allocation, where another launcher is at work.
     let shell = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")];
     let found = place(&[&hydra[..], &shell, &meeting].concat()).unwrap();
     assert_eq!((found.rank, found.size), (2, 4));
     // Inside an allocation, a command that was not started as several tasks is one process.
-    assert_eq!(place(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]).unwrap(), Place::single());
-    assert_eq!(place(&[("SLURM_PROCID", "0")]).unwrap(), Place::single());
+    assert_eq!(place(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]).unwrap(), RankInfo::single());
+    assert_eq!(place(&[("SLURM_PROCID", "0")]).unwrap(), RankInfo::single());
 }
 
 #[test]
@@ -59,12 +59,12 @@ fn only_ranks_with_cores_in_common_share_them() {
     assert_eq!(cores("0-2,8"), BTreeSet::from([0, 1, 2, 8]));
     assert_eq!(cores(""), BTreeSet::new());
     let mut world = World::single();
-    let seat = |host: &str, list: &str| Seat { host: host.to_owned(), process: 1, cores: cores(list) };
+    let host = |host: &str, list: &str| HostInfo { host: host.to_owned(), pid: 1, cores: cores(list) };
     // SLURM has bound the tasks of host a to two cores each; those of b share all four.
-    world.seats = vec![seat("a", "0-1"), seat("a", "2-3"), seat("b", "0-3"), seat("b", "0-3")];
+    world.hosts = vec![host("a", "0-1"), host("a", "2-3"), host("b", "0-3"), host("b", "0-3")];
     let sharers = [0, 1, 2, 3].map(|rank| {
-        world.place.rank = rank;
-        world.sharers()
+        world.rank_info.rank = rank;
+        world.ranks_sharing_cores()
     });
     assert_eq!(sharers, [1, 1, 2, 2]);
 }
@@ -73,33 +73,33 @@ fn only_ranks_with_cores_in_common_share_them() {
 fn a_job_that_starts_again_does_not_read_what_was_said_before() {
     let (server, meeting) = meeting();
     let join = |attempt: &str| {
-        let place = Place { size: 2, attempt: attempt.to_owned(), ..meeting.clone() };
-        World::join(place, Transport::Auto, Duration::from_millis(300)).map(drop)
+        let rank_info = RankInfo { size: 2, restart_count: attempt.to_owned(), ..meeting.clone() };
+        World::join(rank_info, Transport::Auto, Duration::from_millis(300)).map(drop)
     };
     // Rank 0 came twice, rank 1 the first time only.
-    server.set("0/seat/1", serde_json::to_string(&Seat::own()).unwrap().as_bytes()).unwrap();
-    server.set("0/seat/read/1", b"").unwrap();
+    server.set("0/host/1", serde_json::to_string(&HostInfo::local()).unwrap().as_bytes()).unwrap();
+    server.set("0/host/read/1", b"").unwrap();
     join("0").unwrap();
     assert!(join("1").unwrap_err().to_string().contains("rank 1 did not come"));
 }
 
 /// A store, and the place of a rank 0 that finds it.
-fn meeting() -> (Store, Place) {
-    let place = Place { secret: Some(Secret::random().unwrap()), ..Place::single() };
-    let server = open_store(&place, TIMEOUT).unwrap();
-    let place = Place { port: server.port(), served: true, ..place };
-    (server, place)
+fn meeting() -> (Store, RankInfo) {
+    let rank_info = RankInfo { secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
+    let server = open_store(&rank_info, RENDEZVOUS_TIMEOUT).unwrap();
+    let rank_info = RankInfo { port: server.port(), uses_agent_store: true, ..rank_info };
+    (server, rank_info)
 }
 
 /// Runs `body` on the ranks of a world, each a thread.
-pub(crate) fn worlds(size: usize, transport: Transport, body: impl Fn(&World) + Sync) {
+pub(crate) fn run_worlds(size: usize, transport: Transport, body: impl Fn(&World) + Sync) {
     let (_server, meeting) = meeting();
     thread::scope(|scope| {
         for rank in 0..size {
             let (body, meeting) = (&body, &meeting);
             scope.spawn(move || {
-                let place = Place { rank, size, ..meeting.clone() };
-                let world = World::join(place, transport, Duration::from_secs(20)).unwrap();
+                let rank_info = RankInfo { rank, size, ..meeting.clone() };
+                let world = World::join(rank_info, transport, Duration::from_secs(20)).unwrap();
                 body(&world);
                 // Nobody leaves while others may still look for it.
                 world.group("end", &(0..size).collect::<Vec<_>>()).unwrap().barrier().unwrap();
@@ -111,20 +111,20 @@ pub(crate) fn worlds(size: usize, transport: Transport, body: impl Fn(&World) + 
 #[test]
 fn groups_of_a_mesh_reduce_along_their_axis() {
     for transport in [Transport::Auto, Transport::Gloo] {
-        worlds(4, transport, |world| {
+        run_worlds(4, transport, |world| {
             // data 2 x tensor 2: rank = 2 data + tensor.
             let mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Tensor, 2)], world.rank(), 4).unwrap();
             let groups = world.groups(&mesh).unwrap();
             let own = [world.rank() as f64];
-            let sum = |group: &Group| group.sum(own).unwrap()[0];
-            assert_eq!(sum(groups.along(Axis::Tensor)), [1.0, 1.0, 5.0, 5.0][world.rank()]);
-            assert_eq!(sum(groups.along(Axis::Data)), [2.0, 4.0, 2.0, 4.0][world.rank()]);
-            assert_eq!(sum(groups.along(Axis::Pipeline)), own[0]);
+            let sum = |group: &ProcessGroup| group.all_reduce_sum(own).unwrap()[0];
+            assert_eq!(sum(groups.axis_group(Axis::Tensor)), [1.0, 1.0, 5.0, 5.0][world.rank()]);
+            assert_eq!(sum(groups.axis_group(Axis::Data)), [2.0, 4.0, 2.0, 4.0][world.rank()]);
+            assert_eq!(sum(groups.axis_group(Axis::Pipeline)), own[0]);
             assert_eq!(sum(groups.world()), 6.0);
             let named = if transport == Transport::Gloo { "gloo" } else { "shared memory" };
             assert_eq!(groups.world().transport(), named);
-            assert_eq!(groups.along(Axis::Pipeline).transport(), "none");
-            assert_eq!(world.sharers(), 4);
+            assert_eq!(groups.axis_group(Axis::Pipeline).transport(), "none");
+            assert_eq!(world.ranks_sharing_cores(), 4);
         });
     }
 }
@@ -132,13 +132,13 @@ fn groups_of_a_mesh_reduce_along_their_axis() {
 #[test]
 fn both_transports_agree_on_every_collective_and_count_the_same_bytes() {
     for transport in [Transport::Auto, Transport::Gloo] {
-        worlds(3, transport, |world| {
+        run_worlds(3, transport, |world| {
             let group = world.group("all", &[0, 1, 2]).unwrap();
             let own = world.rank() as i64;
             // Large enough that shared memory hands it over; started before and waited for after a small one.
             let large = Tensor::full([300_000], own, (Kind::Float, Device::Cpu));
             let work = group.start_all_reduce(&large, Reduction::Sum).unwrap();
-            assert_eq!(group.max([own as f64]).unwrap(), [2.0]);
+            assert_eq!(group.all_reduce_max([own as f64]).unwrap(), [2.0]);
             work.wait().unwrap();
             assert_eq!(large.double_value(&[299_999]), 3.0);
             let pair = Tensor::from_slice(&[own, own * 10]).reshape([1, 2]);
@@ -149,7 +149,7 @@ fn both_transports_agree_on_every_collective_and_count_the_same_bytes() {
                 part,
                 Tensor::from_slice(&[3.0f32 * own as f32 + 3.0, 30.0 * own as f32 + 3.0]).reshape([1, 2])
             );
-            let said = group.gather_bytes(&vec![7u8; world.rank() * 2]).unwrap();
+            let said = group.all_gather_bytes(&vec![7u8; world.rank() * 2]).unwrap();
             assert_eq!(said, [vec![], vec![7, 7], vec![7, 7, 7, 7]]);
             // 2 n (P - 1) / P of 1 200 000 and of 8 bytes; n (P - 1) of 16; n (P - 1) / P of 24; lengths 8 x 2, own x 2.
             let sent = 1_600_000 + 10 + 32 + 16 + 16 + 2 * 2 * own as u64;
@@ -160,37 +160,38 @@ fn both_transports_agree_on_every_collective_and_count_the_same_bytes() {
 
 #[test]
 fn who_does_not_come_is_named() {
-    let place = Place { size: 3, secret: Some(Secret::random().unwrap()), ..Place::single() };
-    let error = World::join(place, Transport::Auto, Duration::from_millis(300)).unwrap_err().to_string();
+    let rank_info = RankInfo { size: 3, secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
+    let error = World::join(rank_info, Transport::Auto, Duration::from_millis(300)).unwrap_err().to_string();
     assert!(error.contains("ranks 1, 2 did not come"), "{error}");
 }
 
 /// Lets a stranger write `value` under `key`.
-fn stranger(meeting: &Place, key: &str, value: &str) {
+fn stranger(meeting: &RankInfo, key: &str, value: &str) {
     let secret = Secret::random().unwrap();
-    let stranger = Store::connect(&meeting.address, meeting.port, &secret, TIMEOUT).unwrap();
+    let stranger = Store::connect(&meeting.address, meeting.port, &secret, RENDEZVOUS_TIMEOUT).unwrap();
     stranger.set(key, value.as_bytes()).unwrap();
 }
 
 #[test]
 fn a_seat_that_a_stranger_takes_is_named() {
     let (_server, meeting) = meeting();
-    let seat = serde_json::to_string(&Seat::own()).unwrap();
-    stranger(&meeting, "/seat/1", &seat);
-    let place = Place { size: 2, ..meeting };
-    let error = World::join(place, Transport::Auto, TIMEOUT).unwrap_err().to_string();
-    assert!(error.contains("`seat` of rank 1 was not written by a rank of this job"), "{error}");
+    let host = serde_json::to_string(&HostInfo::local()).unwrap();
+    stranger(&meeting, "/host/1", &host);
+    let rank_info = RankInfo { size: 2, ..meeting };
+    let error = World::join(rank_info, Transport::Auto, RENDEZVOUS_TIMEOUT).unwrap_err().to_string();
+    assert!(error.contains("`host` of rank 1 was not written by a rank of this job"), "{error}");
 }
 
 #[test]
 fn memory_that_a_stranger_offers_is_named_and_not_mapped() {
     const NAME: &str = "colossal-chat-of-a-stranger";
     let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches(NAME).count();
-    let memory = parallel_sys::shared::SharedMemory::create(NAME, 2, TIMEOUT).unwrap();
+    let memory = parallel_sys::shared::SharedMemory::create(NAME, 2, RENDEZVOUS_TIMEOUT).unwrap();
     assert_eq!(mapped(), 1);
     let (server, meeting) = meeting();
     let join = |rank: usize| {
-        World::join(Place { rank, size: 2, ..meeting.clone() }, Transport::Auto, TIMEOUT).unwrap()
+        World::join(RankInfo { rank, size: 2, ..meeting.clone() }, Transport::Auto, RENDEZVOUS_TIMEOUT)
+            .unwrap()
     };
     let world = thread::scope(|scope| {
         scope.spawn(|| join(0));
@@ -218,10 +219,10 @@ fn a_launcher_without_a_secret_is_told_which_one_to_set() {
 
 #[test]
 fn memory_that_is_not_there_is_an_error_of_the_collective() {
-    worlds(2, Transport::Auto, |world| {
+    run_worlds(2, Transport::Auto, |world| {
         let group = world.group("all", &[0, 1]).unwrap();
         // 2^60 bytes of each.
-        let error = group.receive(&[1 << 58], (Kind::Float, Device::Cpu), 1 - world.rank(), 0).unwrap_err();
+        let error = group.recv(&[1 << 58], (Kind::Float, Device::Cpu), 1 - world.rank(), 0).unwrap_err();
         let told = error.to_string();
         assert!(told.contains(&format!("rank {}: receive of the group all", world.rank())), "{told}");
         assert!(told.contains("allocate memory"), "{told}");

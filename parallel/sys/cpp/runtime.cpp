@@ -16,7 +16,3 @@ int shim_show_config(ShimSink sink, void *context) {
 int shim_set_flush_denormal(bool flush, bool *supported) {
   return shim_guard([&] { *supported = at::globalContext().setFlushDenormal(flush); });
 }
-
-int shim_set_deterministic(bool deterministic) {
-  return shim_guard([&] { at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/false); });
-}

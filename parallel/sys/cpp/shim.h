@@ -110,6 +110,4 @@ void shim_event_free(ShimEvent *event);
 int shim_show_config(ShimSink sink, void *context);
 // Whether denormal numbers are flushed to zero on this thread from now on.
 int shim_set_flush_denormal(bool flush, bool *supported);
-// Floating-point behaviour: whether operations without a deterministic form are refused.
-int shim_set_deterministic(bool deterministic);
 }

@@ -13,11 +13,11 @@ use crate::{Error, check, raw};
 /// `None` where an input takes no part in the outputs. The graph is freed.
 pub fn grad(
     outputs: &[&Tensor],
-    seeds: &[&Tensor],
+    grad_outputs: &[&Tensor],
     inputs: &[&Tensor],
 ) -> Result<Vec<Option<Tensor>>, Error> {
-    assert_eq!(outputs.len(), seeds.len(), "one seed for each output");
-    let (output_list, seed_list, input_list) = (pointers(outputs), pointers(seeds), pointers(inputs));
+    assert_eq!(outputs.len(), grad_outputs.len(), "one seed for each output");
+    let (output_list, seed_list, input_list) = (pointers(outputs), pointers(grad_outputs), pointers(inputs));
     let mut results = vec![std::ptr::null_mut::<C_tensor>(); inputs.len()];
     // SAFETY: the pointers are borrowed from the argument slices, and `results` has room for one tensor an input.
     let code = unsafe {
@@ -43,7 +43,11 @@ pub type Backward = Box<dyn FnMut(&[Option<Tensor>]) -> Result<Vec<Option<Tensor
 /// Gives `outputs` (computed without a graph) a history: their backward with respect to `inputs` is `backward`.
 ///
 /// Returns the outputs that carry the history. A panic in `backward` becomes an error of the backward pass.
-pub fn attach(outputs: &[&Tensor], inputs: &[&Tensor], backward: Backward) -> Result<Vec<Tensor>, Error> {
+pub fn with_backward(
+    outputs: &[&Tensor],
+    inputs: &[&Tensor],
+    backward: Backward,
+) -> Result<Vec<Tensor>, Error> {
     let (output_list, input_list) = (pointers(outputs), pointers(inputs));
     let mut results = vec![std::ptr::null_mut::<C_tensor>(); outputs.len()];
     let state: *mut Backward = Box::into_raw(Box::new(backward));
@@ -86,7 +90,7 @@ extern "C" fn run(
     input_grads: *mut *mut C_tensor,
     input_count: usize,
 ) -> c_int {
-    // SAFETY: `state` is the box of `attach`; the two arrays have the lengths that the shim states.
+    // SAFETY: `state` is the box of `with_backward`; the two arrays have the lengths that the shim states.
     let (backward, given, made) = unsafe {
         (
             &mut *state.cast::<Backward>(),
@@ -142,7 +146,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 extern "C" fn free(state: *mut c_void) {
-    // SAFETY: `state` came from `Box::into_raw` in `attach`, and the node calls this once.
+    // SAFETY: `state` came from `Box::into_raw` in `with_backward`, and the node calls this once.
     drop(unsafe { Box::from_raw(state.cast::<Backward>()) });
 }
 
@@ -177,9 +181,12 @@ mod tests {
     fn a_custom_node_runs_its_backward() {
         let x = leaf(&[2.0, 4.0]);
         let value = tch::no_grad(|| &x * 7.0);
-        let outputs =
-            attach(&[&value], &[&x], Box::new(|grads| Ok(vec![grads[0].as_ref().map(|grad| grad * 5.0)])))
-                .unwrap();
+        let outputs = with_backward(
+            &[&value],
+            &[&x],
+            Box::new(|grads| Ok(vec![grads[0].as_ref().map(|grad| grad * 5.0)])),
+        )
+        .unwrap();
         assert_eq!(Vec::<f64>::try_from(&outputs[0]).unwrap(), [14.0, 28.0]);
         let total = (&outputs[0] * 2.0).sum(Kind::Double);
         let grads = grad(&[&total], &[&total.ones_like()], &[&x]).unwrap();
@@ -191,7 +198,7 @@ mod tests {
     fn a_panic_in_backward_is_an_error() {
         let x = leaf(&[1.0]);
         let value = tch::no_grad(|| &x * 1.0);
-        let outputs = attach(&[&value], &[&x], Box::new(|_| panic!("rank 3 is gone"))).unwrap();
+        let outputs = with_backward(&[&value], &[&x], Box::new(|_| panic!("rank 3 is gone"))).unwrap();
         let error = grad(&[&outputs[0]], &[&value.ones_like()], &[&x]).unwrap_err().to_string();
         assert!(error.contains("rank 3 is gone"), "{error}");
     }
@@ -200,7 +207,7 @@ mod tests {
     fn an_error_in_backward_is_an_error() {
         let x = leaf(&[1.0]);
         let value = tch::no_grad(|| &x * 1.0);
-        let outputs = attach(&[&value], &[&x], Box::new(|_| Ok(vec![]))).unwrap();
+        let outputs = with_backward(&[&value], &[&x], Box::new(|_| Ok(vec![]))).unwrap();
         let error = grad(&[&outputs[0]], &[&value.ones_like()], &[&x]).unwrap_err().to_string();
         assert!(error.contains("0 gradients for 1 inputs"), "{error}");
     }
@@ -212,7 +219,7 @@ mod tests {
         let held = Arc::clone(&counter);
         let x = leaf(&[1.0]);
         let value = tch::no_grad(|| &x * 1.0);
-        let outputs = attach(
+        let outputs = with_backward(
             &[&value],
             &[&x],
             Box::new(move |_| {

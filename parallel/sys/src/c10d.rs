@@ -65,7 +65,7 @@ impl Store {
         // SAFETY: the text lives during the call; the seal belongs to the store from now on, and `pointer`
         // receives a store that belongs to us.
         let code = unsafe {
-            let (milliseconds, seal) = (milliseconds(timeout), secret.clone().into_seal());
+            let (milliseconds, seal) = (milliseconds(timeout), secret.clone().into_signer());
             raw::shim_store_open(host.as_ptr(), port, listener, milliseconds, seal, &raw mut pointer)
         };
         check("TCPStore", code)?;
@@ -76,7 +76,7 @@ impl Store {
     /// Sixteen hexadecimal digits for `subject`, which nobody outside the job can guess.
     pub fn token(&self, subject: &str) -> String {
         let tag = self.secret.tag(b"token", subject.as_bytes());
-        secret::hexadecimal(&tag[..8])
+        secret::to_hex(&tag[..8])
     }
 
     /// The port that it is served on.
@@ -94,7 +94,7 @@ impl Store {
         check("TCPStore::set", code)
     }
 
-    /// The bytes that a rank of the job has written under `key`, once they are there. [`Error::Forged`] where
+    /// The bytes that a rank of the job has written under `key`, once they are there. [`Error::InvalidTag`] where
     /// a stranger wrote them.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, Error> {
         let name = text(key);
@@ -110,14 +110,14 @@ impl Store {
             )
         };
         if code == 2 {
-            return Err(Error::Forged { key: key.to_owned() });
+            return Err(Error::InvalidTag { key: key.to_owned() });
         }
         check("TCPStore::get", code)?;
         Ok(bytes)
     }
 
     /// Whether something is under `key`, by whomever.
-    pub fn has(&self, key: &str) -> Result<bool, Error> {
+    pub fn check(&self, key: &str) -> Result<bool, Error> {
         let name = text(key);
         let mut there = false;
         // SAFETY: key and answer live during the call.

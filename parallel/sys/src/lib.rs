@@ -32,7 +32,7 @@ pub enum Error {
     },
     /// A value at the store that no rank of the job has written.
     #[error("the value of `{key}` at the store was not written by a rank of this job, and is not used")]
-    Forged {
+    InvalidTag {
         /// Its key.
         key: String,
     },

@@ -8,20 +8,20 @@ use std::fmt;
 
 /// A setting that the C library did not take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct RejectedSetting {
     /// Its name.
     pub setting: &'static str,
     /// What was asked for.
     pub value: i32,
     /// What is set instead.
-    pub instead: Option<i32>,
+    pub fallback: Option<i32>,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for RejectedSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { setting, value, instead } = self;
+        let Self { setting, value, fallback } = self;
         write!(f, "glibc {} refuses {setting} = {value}", glibc_version())?;
-        match instead {
+        match fallback {
             Some(instead) => write!(f, " and works with {instead}"),
             None => write!(f, " and keeps its own"),
         }?;
@@ -35,12 +35,12 @@ impl fmt::Display for Refused {
 /// Tells the C library to serve large buffers from the heap and to keep freed ones (`mallopt`: `M_MMAP_THRESHOLD`,
 /// `M_TRIM_THRESHOLD`, `M_TOP_PAD`). Call first thing in `main`. What it refuses costs speed and nothing
 /// else.
-pub fn keep_large_buffers() -> Vec<Refused> {
+pub fn keep_large_buffers() -> Vec<RejectedSetting> {
     // SAFETY: `mallopt` takes two numbers and may be called at any time.
     set(|code, value| unsafe { libc::mallopt(code, value) } != 0)
 }
 
-fn set(mut mallopt: impl FnMut(i32, i32) -> bool) -> Vec<Refused> {
+fn set(mut mallopt: impl FnMut(i32, i32) -> bool) -> Vec<RejectedSetting> {
     const GIB: i32 = 1 << 30;
     // What glibc before 2.35 takes at most: half of the largest heap of a thread.
     const OLD_LIMIT: i32 = 32 << 20;
@@ -52,8 +52,8 @@ fn set(mut mallopt: impl FnMut(i32, i32) -> bool) -> Vec<Refused> {
     let mut refused = Vec::new();
     for (setting, code, value) in settings {
         if !mallopt(code, value) {
-            let instead = mallopt(code, OLD_LIMIT).then_some(OLD_LIMIT);
-            refused.push(Refused { setting, value, instead });
+            let fallback = mallopt(code, OLD_LIMIT).then_some(OLD_LIMIT);
+            refused.push(RejectedSetting { setting, value, fallback });
         }
     }
     refused

@@ -10,7 +10,7 @@
 //! | level | what | knows |
 //! |---|---|---|
 //! | cudarc | `result`, `sys` | pointers, counts |
-//! | `Calls` | NCCL's calls on tensors | kinds of numbers, ranks |
+//! | `Comm` | NCCL's calls on tensors | kinds of numbers, ranks |
 //! | `Nccl` | the calls in order with what torch computes | queues, lifetimes |
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -34,22 +34,22 @@ pub fn unique_id() -> Result<UniqueId, Error> {
 
 /// A queue of the GPU `device`, which becomes this thread's; refused where NCCL is missing. NCCL waits for ever for a rank that does not
 /// join, so a rank has this before it tells the others that it is coming.
-pub fn prepare(device: usize) -> Result<SideStream, Error> {
-    library()?;
+pub fn open_stream(device: usize) -> Result<SideStream, Error> {
+    check_library()?;
     SideStream::open(device)
 }
 
 /// Ranks that talk over NCCL.
 #[derive(Debug)]
 pub struct Nccl {
-    calls: Calls,
+    calls: Comm,
     stream: SideStream,
 }
 
 impl Nccl {
     /// Joins the group of `id` as `rank` of `size` with the GPU of `stream`, which must be this thread's; returns once all have.
     pub fn join(id: &UniqueId, place: [usize; 2], stream: SideStream) -> Result<Self, Error> {
-        Ok(Self { calls: Calls::join(id, place)?, stream })
+        Ok(Self { calls: Comm::join(id, place)?, stream })
     }
 
     /// Every rank's `tensor` becomes the reduction of all.
@@ -89,7 +89,7 @@ impl Nccl {
     fn start(
         &self,
         tensors: &[&Tensor],
-        call: impl FnOnce(&Calls, *mut c_void) -> Result<(), Error>,
+        call: impl FnOnce(&Comm, *mut c_void) -> Result<(), Error>,
     ) -> Result<Work, Error> {
         let device = self.stream.device();
         if !tensors.iter().all(|tensor| tensor.device() == Device::Cuda(device) && tensor.is_contiguous()) {
@@ -130,15 +130,15 @@ impl Drop for Work {
 
 /// NCCL's calls on contiguous tensors whose memory NCCL can reach.
 #[derive(Debug)]
-struct Calls {
+struct Comm {
     communicator: sys::ncclComm_t,
     size: usize,
 }
 
 // SAFETY: NCCL's communicators belong to no thread; the order of calls is the caller's business.
-unsafe impl Send for Calls {}
+unsafe impl Send for Comm {}
 
-impl Calls {
+impl Comm {
     fn join(id: &UniqueId, [rank, size]: [usize; 2]) -> Result<Self, Error> {
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         let mut communicator = std::ptr::null_mut();
@@ -153,8 +153,8 @@ impl Calls {
         let mut state = sys::ncclResult_t::ncclSuccess;
         // SAFETY: a live communicator and a place for its state.
         let asked = unsafe { sys::ncclCommGetAsyncError(self.communicator, &raw mut state) };
-        self.ended("ncclCommGetAsyncError", asked.result())?;
-        self.ended("an earlier collective", state.result())
+        self.check_result("ncclCommGetAsyncError", asked.result())?;
+        self.check_result("an earlier collective", state.result())
     }
 
     fn all_reduce(&self, tensor: &Tensor, reduction: Reduction, stream: *mut c_void) -> Result<(), Error> {
@@ -177,27 +177,27 @@ impl Calls {
                 stream.cast(),
             )
         };
-        self.ended("ncclAllReduce", queued)
+        self.check_result("ncclAllReduce", queued)
     }
 
     fn all_gather(&self, output: &Tensor, input: &Tensor, stream: *mut c_void) -> Result<(), Error> {
-        fits("ncclAllGather", output, input, self.size)?;
+        check_sizes("ncclAllGather", output, input, self.size)?;
         let (to, from, kind) = (output.data_ptr(), input.data_ptr(), kind_of(input)?);
         // SAFETY: as above, and `output` has room for every rank's input.
         let queued =
             unsafe { result::all_gather(from, to, input.numel(), kind, self.communicator, stream.cast()) };
-        self.ended("ncclAllGather", queued)
+        self.check_result("ncclAllGather", queued)
     }
 
     fn reduce_scatter(&self, output: &Tensor, input: &Tensor, stream: *mut c_void) -> Result<(), Error> {
-        fits("ncclReduceScatter", input, output, self.size)?;
+        check_sizes("ncclReduceScatter", input, output, self.size)?;
         let (to, from, kind) = (output.data_ptr(), input.data_ptr(), kind_of(input)?);
         let sum = sys::ncclRedOp_t::ncclSum;
         // SAFETY: as above, and `input` holds a part for every rank.
         let queued = unsafe {
             result::reduce_scatter(from, to, output.numel(), kind, sum, self.communicator, stream.cast())
         };
-        self.ended("ncclReduceScatter", queued)
+        self.check_result("ncclReduceScatter", queued)
     }
 
     fn all_to_all(
@@ -218,7 +218,7 @@ impl Calls {
         }
         let (mut to, mut from) = (output.data_ptr().cast::<u8>(), input.data_ptr().cast::<u8>());
         let width = input.kind().elt_size_in_bytes();
-        self.ended("ncclGroupStart", result::group_start())?;
+        self.check_result("ncclGroupStart", result::group_start())?;
         let queued = (0..self.size).try_for_each(|peer| {
             let [come, go] = [received, sent].map(|counts| counts[peer] as usize * row);
             let (number, stream) = (narrow(peer), stream.cast());
@@ -226,11 +226,11 @@ impl Calls {
             unsafe {
                 if go > 0 {
                     let queued = result::send(from.cast(), go, kind, number, self.communicator, stream);
-                    self.ended("ncclSend", queued)?;
+                    self.check_result("ncclSend", queued)?;
                 }
                 if come > 0 {
                     let queued = result::recv(to.cast(), come, kind, number, self.communicator, stream);
-                    self.ended("ncclRecv", queued)?;
+                    self.check_result("ncclRecv", queued)?;
                 }
                 to = to.add(come * width);
                 from = from.add(go * width);
@@ -238,7 +238,7 @@ impl Calls {
             Ok(())
         });
         // A group that was begun is ended, whatever happened in it.
-        let ended = self.ended("ncclGroupEnd", result::group_end());
+        let ended = self.check_result("ncclGroupEnd", result::group_end());
         queued.and(ended)
     }
 
@@ -256,16 +256,16 @@ impl Calls {
                 stream.cast(),
             )
         };
-        self.ended("ncclBroadcast", queued)
+        self.check_result("ncclBroadcast", queued)
     }
 
-    fn ended(&self, call: &str, result: Result<NcclStatus, NcclError>) -> Result<(), Error> {
+    fn check_result(&self, call: &str, result: Result<NcclStatus, NcclError>) -> Result<(), Error> {
         result.map(drop).map_err(|error| failed(call, Some(self), &error))
     }
 }
 
 /// Whether NCCL is there: cudarc panics where it is not.
-fn library() -> Result<(), Error> {
+fn check_library() -> Result<(), Error> {
     // SAFETY: loading NCCL runs its own initialisers.
     if unsafe { sys::is_culib_present() } {
         return Ok(());
@@ -294,7 +294,7 @@ fn kind_of(tensor: &Tensor) -> Result<sys::ncclDataType_t, Error> {
 }
 
 /// Whether `whole` is `parts` times `part`.
-fn fits(call: &str, whole: &Tensor, part: &Tensor, parts: usize) -> Result<(), Error> {
+fn check_sizes(call: &str, whole: &Tensor, part: &Tensor, parts: usize) -> Result<(), Error> {
     if whole.kind() == part.kind() && whole.numel() == part.numel() * parts {
         return Ok(());
     }
@@ -308,7 +308,7 @@ fn narrow(number: usize) -> c_int {
 }
 
 /// NCCL's code and what it says of it; `calls` tells more where there are any.
-fn failed(call: &str, calls: Option<&Calls>, NcclError(code): &NcclError) -> Error {
+fn failed(call: &str, calls: Option<&Comm>, NcclError(code): &NcclError) -> Error {
     let communicator = calls.map_or(std::ptr::null_mut(), |calls| calls.communicator);
     let copy = |text: *const c_char| {
         if text.is_null() {

@@ -10,7 +10,7 @@ pub fn send_signal(id: u32, signal: i32) {
 }
 
 /// Whether this process ignores `signal`, as `nohup` has it ignore SIGHUP.
-pub fn ignores(signal: i32) -> bool {
+pub fn is_signal_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
@@ -18,7 +18,7 @@ pub fn ignores(signal: i32) -> bool {
 }
 
 /// Asks the system to end this process when `parent`, which started it, ends.
-pub fn end_with(parent: u32) -> Result<(), Error> {
+pub fn die_with_parent(parent: u32) -> Result<(), Error> {
     // SAFETY: plain calls with numbers.
     let (asked, now) = unsafe { (libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL), libc::getppid()) };
     // It may have ended before the question was put.
@@ -34,7 +34,11 @@ mod tests {
     #[test]
     fn only_what_is_ignored_is_ignored() {
         // The runtime of Rust ignores SIGPIPE, and nothing else.
-        assert!(super::ignores(libc::SIGPIPE));
-        assert!(!super::ignores(libc::SIGTERM) && !super::ignores(0) && !super::ignores(65));
+        assert!(super::is_signal_ignored(libc::SIGPIPE));
+        assert!(
+            !super::is_signal_ignored(libc::SIGTERM)
+                && !super::is_signal_ignored(0)
+                && !super::is_signal_ignored(65)
+        );
     }
 }

@@ -39,7 +39,7 @@ pub const TAG: usize = 32;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ShimSeal {
+pub struct ShimSigner {
     pub state: *mut c_void,
     pub tag: extern "C" fn(
         state: *const c_void,
@@ -120,7 +120,7 @@ unsafe extern "C" {
         port: u16,
         listener: c_int,
         timeout_ms: i64,
-        seal: ShimSeal,
+        seal: ShimSigner,
         store: *mut *mut ShimStore,
     ) -> c_int;
     pub fn shim_store_port(store: *const ShimStore) -> u16;
@@ -181,12 +181,11 @@ unsafe extern "C" {
     pub fn shim_work_is_done(work: *mut ShimWork, done: *mut bool) -> c_int;
     pub fn shim_work_free(work: *mut ShimWork);
     pub fn shim_stream_open(device: c_int, stream: *mut *mut ShimStream) -> c_int;
-    pub fn shim_stream_follow(stream: *mut ShimStream, handle: *mut *mut c_void) -> c_int;
-    pub fn shim_stream_mark(stream: *mut ShimStream, event: *mut *mut ShimEvent) -> c_int;
+    pub fn shim_stream_wait_current(stream: *mut ShimStream, handle: *mut *mut c_void) -> c_int;
+    pub fn shim_stream_record_event(stream: *mut ShimStream, event: *mut *mut ShimEvent) -> c_int;
     pub fn shim_stream_close(stream: *mut ShimStream);
     pub fn shim_event_block(event: *mut ShimEvent) -> c_int;
     pub fn shim_event_free(event: *mut ShimEvent);
     pub fn shim_show_config(sink: ShimSink, context: *mut c_void) -> c_int;
     pub fn shim_set_flush_denormal(flush: bool, supported: *mut bool) -> c_int;
-    pub fn shim_set_deterministic(deterministic: bool) -> c_int;
 }

@@ -44,12 +44,6 @@ pub fn set_flush_denormal(flush: bool) -> Result<bool, Error> {
     Ok(supported)
 }
 
-/// Refuses operations that have no deterministic form.
-pub fn set_deterministic(deterministic: bool) -> Result<(), Error> {
-    // SAFETY: a plain call.
-    check("set_deterministic", unsafe { raw::shim_set_deterministic(deterministic) })
-}
-
 /// Sets the number of threads of one operation, and one thread between operations. Call before the first operation.
 pub fn set_threads(threads: usize) {
     tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));

@@ -31,27 +31,27 @@ use tch::{Device, Kind, Tensor};
 use crate::Error;
 use crate::c10d::Reduction;
 
-use call::{Call, Told};
+use call::{Call, CallSlot};
 use reduce::Add;
 
 /// Bytes of one buffer.
-const SLOT: usize = 512 << 10;
+const BUFFER_BYTES: usize = 512 << 10;
 /// Bytes of a cache line, with its neighbour that the processor fetches along.
-const LINE: usize = 128;
+const CACHE_LINE: usize = 128;
 /// Looks at a flag before the processor is given away, and before the thread sleeps.
 const SPINS: [u32; 2] = [200, 2_000];
 
 /// What one rank tells the others.
 #[repr(C, align(128))]
-struct Line {
+struct RankState {
     /// Barriers that it has arrived at.
     arrived: AtomicU32,
     /// Ranks that sleep until it arrives.
-    sleepers: AtomicU32,
+    waiters: AtomicU32,
     /// Its process.
     process: AtomicU32,
     /// What it calls, in turn.
-    calls: [Told; 2],
+    announced: [CallSlot; 2],
 }
 
 /// One rank's view of the memory of a group.
@@ -65,7 +65,7 @@ pub struct SharedMemory {
     barriers: u32,
     /// Collectives so far.
     calls: usize,
-    turn: usize,
+    buffer_index: usize,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and every method that touches it takes `&mut self`.
@@ -112,60 +112,60 @@ impl SharedMemory {
             return Err(failed("mmap", &std::io::Error::last_os_error()));
         }
         let start = start.cast();
-        let memory = Self { file, start, rank, size, timeout, barriers: 0, calls: 0, turn: 0 };
+        let memory = Self { file, start, rank, size, timeout, barriers: 0, calls: 0, buffer_index: 0 };
         memory.line(rank).process.store(std::process::id(), Ordering::SeqCst);
         Ok(memory)
     }
 
     /// Returns once every rank has called it.
     pub fn barrier(&mut self) -> Result<(), Error> {
-        let call = self.begin(Call::new("barrier", Kind::Uint8, 0, 0));
-        self.meet(call)
+        let call = self.announce(Call::new("barrier", Kind::Uint8, 0, 0));
+        self.barrier_and_check(call)
     }
 
     /// Writes down what this rank calls.
-    fn begin(&mut self, call: Call) -> Call {
+    fn announce(&mut self, call: Call) -> Call {
         self.calls = self.calls.wrapping_add(1);
-        call.write(&self.line(self.rank).calls[self.calls % 2]);
+        call.write(&self.line(self.rank).announced[self.calls % 2]);
         call
     }
 
     /// A barrier of `call`, after which every rank knows that all of them called the same.
-    fn meet(&mut self, call: Call) -> Result<(), Error> {
+    fn barrier_and_check(&mut self, call: Call) -> Result<(), Error> {
         self.barriers = self.barriers.wrapping_add(1);
         let own = self.line(self.rank);
         own.arrived.store(self.barriers, Ordering::SeqCst);
-        if own.sleepers.load(Ordering::SeqCst) > 0 {
+        if own.waiters.load(Ordering::SeqCst) > 0 {
             wake(&own.arrived);
         }
-        self.others().try_for_each(|rank| self.wait_for(rank))?;
-        self.others().try_for_each(|rank| {
-            let other = Call::read(&self.line(rank).calls[self.calls % 2]);
+        self.peers().try_for_each(|rank| self.wait_for(rank))?;
+        self.peers().try_for_each(|rank| {
+            let other = Call::read(&self.line(rank).announced[self.calls % 2]);
             if other == call { Ok(()) } else { Err(call.difference(self.rank, other, rank)) }
         })
     }
 
     /// Every rank's `tensor` becomes the reduction of all.
     pub fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<(), Error> {
-        let (mut bytes, add) = (Bytes::of("all_reduce", tensor)?, Add::of(tensor.kind(), reduction)?);
-        let call = self.begin(Call::new("all_reduce", tensor.kind(), reduction as usize, bytes.length));
+        let (mut bytes, add) = (TensorBytes::of("all_reduce", tensor)?, Add::of(tensor.kind(), reduction)?);
+        let call = self.announce(Call::new("all_reduce", tensor.kind(), reduction as usize, bytes.length));
         // A piece a rank, of whole cache lines.
-        let piece = SLOT / self.size / LINE * LINE;
+        let piece = BUFFER_BYTES / self.size / CACHE_LINE * CACHE_LINE;
         for chunk in bytes.chunks(piece * self.size) {
-            let turn = self.next_turn();
+            let turn = self.flip_buffer();
             let pieces: Vec<Range<usize>> = (0..self.size)
                 .map(|rank| (rank * piece).min(chunk.len())..((rank + 1) * piece).min(chunk.len()))
                 .collect();
             let values = &bytes.part()[chunk.clone()];
-            for other in self.others() {
+            for other in self.peers() {
                 let piece = pieces[other].clone();
                 self.slot_mut(turn)[piece.clone()].copy_from_slice(&values[piece]);
             }
-            self.meet(call)?;
+            self.barrier_and_check(call)?;
             let own = pieces[self.rank].clone();
-            let (piece, parts) = self.piece_and_parts(turn, &own, &values[own.clone()]);
+            let (piece, parts) = self.reduce_views(turn, &own, &values[own.clone()]);
             add.run(piece, &parts);
-            self.meet(call)?;
+            self.barrier_and_check(call)?;
             for (rank, piece) in pieces.into_iter().enumerate() {
                 let target = chunk.start + piece.start..chunk.start + piece.end;
                 bytes.part_mut()[target].copy_from_slice(&self.slot(rank, turn)[piece]);
@@ -177,14 +177,15 @@ impl SharedMemory {
     /// `output` becomes the inputs of all ranks, end to end.
     pub fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
         let kind = input.kind();
-        let (mut output, input) = (Bytes::of("all_gather", output)?, Bytes::of("all_gather", input)?);
+        let (mut output, input) =
+            (TensorBytes::of("all_gather", output)?, TensorBytes::of("all_gather", input)?);
         let length = input.length;
-        fits("all_gather", output.length, length * self.size)?;
-        let call = self.begin(Call::new("all_gather", kind, 0, length));
-        for chunk in input.chunks(SLOT) {
-            let turn = self.next_turn();
+        check_sizes("all_gather", output.length, length * self.size)?;
+        let call = self.announce(Call::new("all_gather", kind, 0, length));
+        for chunk in input.chunks(BUFFER_BYTES) {
+            let turn = self.flip_buffer();
             self.slot_mut(turn)[..chunk.len()].copy_from_slice(&input.part()[chunk.clone()]);
-            self.meet(call)?;
+            self.barrier_and_check(call)?;
             for rank in 0..self.size {
                 let target = rank * length + chunk.start..rank * length + chunk.end;
                 output.part_mut()[target].copy_from_slice(&self.slot(rank, turn)[..chunk.len()]);
@@ -196,20 +197,21 @@ impl SharedMemory {
     /// `output` becomes this rank's part of the sum of all inputs.
     pub fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
         let (kind, add) = (output.kind(), Add::of(output.kind(), Reduction::Sum)?);
-        let (mut output, input) = (Bytes::of("reduce_scatter", output)?, Bytes::of("reduce_scatter", input)?);
+        let (mut output, input) =
+            (TensorBytes::of("reduce_scatter", output)?, TensorBytes::of("reduce_scatter", input)?);
         let length = output.length;
-        fits("reduce_scatter", input.length, length * self.size)?;
-        let call = self.begin(Call::new("reduce_scatter", kind, 0, length));
-        let piece = SLOT / self.size / LINE * LINE;
+        check_sizes("reduce_scatter", input.length, length * self.size)?;
+        let call = self.announce(Call::new("reduce_scatter", kind, 0, length));
+        let piece = BUFFER_BYTES / self.size / CACHE_LINE * CACHE_LINE;
         for chunk in output.chunks(piece) {
-            let turn = self.next_turn();
+            let turn = self.flip_buffer();
             let source = |rank: usize| &input.part()[rank * length + chunk.start..rank * length + chunk.end];
             let target = |rank: usize| rank * piece..rank * piece + chunk.len();
-            for other in self.others() {
+            for other in self.peers() {
                 self.slot_mut(turn)[target(other)].copy_from_slice(source(other));
             }
-            self.meet(call)?;
-            let (_, parts) = self.piece_and_parts(turn, &target(self.rank), source(self.rank));
+            self.barrier_and_check(call)?;
+            let (_, parts) = self.reduce_views(turn, &target(self.rank), source(self.rank));
             add.run(&mut output.part_mut()[chunk.clone()], &parts);
         }
         Ok(())
@@ -223,14 +225,15 @@ impl SharedMemory {
         [received, sent]: [&[usize]; 2],
     ) -> Result<(), Error> {
         let call = Call::new("all_to_all", input.kind(), 0, 0);
-        let (mut output, input) = (Bytes::of("all_to_all", output)?, Bytes::of("all_to_all", input)?);
-        fits("all_to_all", output.length, received.iter().sum())?;
-        fits("all_to_all", input.length, sent.iter().sum())?;
-        let piece = SLOT / self.size / LINE * LINE;
-        let call = self.begin(call);
-        let largest = self.agree_on_parts(call, [received, sent])?;
+        let (mut output, input) =
+            (TensorBytes::of("all_to_all", output)?, TensorBytes::of("all_to_all", input)?);
+        check_sizes("all_to_all", output.length, received.iter().sum())?;
+        check_sizes("all_to_all", input.length, sent.iter().sum())?;
+        let piece = BUFFER_BYTES / self.size / CACHE_LINE * CACHE_LINE;
+        let call = self.announce(call);
+        let largest = self.exchange_split_sizes(call, [received, sent])?;
         for round in 0..largest.div_ceil(piece) {
-            let turn = self.next_turn();
+            let turn = self.flip_buffer();
             let within = |length: usize| (round * piece).min(length)..((round + 1) * piece).min(length);
             let mut before = 0;
             for (rank, &length) in sent.iter().enumerate() {
@@ -240,7 +243,7 @@ impl SharedMemory {
                     .copy_from_slice(&input.part()[before + part.start..before + part.end]);
                 before += length;
             }
-            self.meet(call)?;
+            self.barrier_and_check(call)?;
             let mut before = 0;
             for (rank, &length) in received.iter().enumerate() {
                 let part = within(length);
@@ -255,14 +258,14 @@ impl SharedMemory {
 
     /// Every rank's `tensor` becomes that of `root`.
     pub fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<(), Error> {
-        let mut bytes = Bytes::of("broadcast", tensor)?;
-        let call = self.begin(Call::new("broadcast", tensor.kind(), root, bytes.length));
-        for chunk in bytes.chunks(SLOT) {
-            let turn = self.next_turn();
+        let mut bytes = TensorBytes::of("broadcast", tensor)?;
+        let call = self.announce(Call::new("broadcast", tensor.kind(), root, bytes.length));
+        for chunk in bytes.chunks(BUFFER_BYTES) {
+            let turn = self.flip_buffer();
             if self.rank == root {
                 self.slot_mut(turn)[..chunk.len()].copy_from_slice(&bytes.part()[chunk.clone()]);
             }
-            self.meet(call)?;
+            self.barrier_and_check(call)?;
             if self.rank != root {
                 bytes.part_mut()[chunk.clone()].copy_from_slice(&self.slot(root, turn)[..chunk.len()]);
             }
@@ -271,15 +274,18 @@ impl SharedMemory {
     }
 
     /// Compares what each rank sends with what the others expect; the largest part, in bytes.
-    fn agree_on_parts(&mut self, call: Call, [received, sent]: [&[usize]; 2]) -> Result<usize, Error> {
+    fn exchange_split_sizes(&mut self, call: Call, [received, sent]: [&[usize]; 2]) -> Result<usize, Error> {
         const WIDTH: usize = size_of::<u64>();
-        let (size, turn) = (self.size, self.next_turn());
-        assert!(2 * size * WIDTH <= SLOT && received.len() == size && sent.len() == size, "one part a rank");
+        let (size, turn) = (self.size, self.flip_buffer());
+        assert!(
+            2 * size * WIDTH <= BUFFER_BYTES && received.len() == size && sent.len() == size,
+            "one part a rank"
+        );
         for (place, &bytes) in received.iter().chain(sent).enumerate() {
             let target = place * WIDTH..(place + 1) * WIDTH;
             self.slot_mut(turn)[target].copy_from_slice(&(bytes as u64).to_ne_bytes());
         }
-        self.meet(call)?;
+        self.barrier_and_check(call)?;
         let read = |rank: usize, place: usize| {
             let bytes = &self.slot(rank, turn)[place * WIDTH..(place + 1) * WIDTH];
             u64::from_ne_bytes(bytes.try_into().expect("eight bytes")) as usize
@@ -298,43 +304,45 @@ impl SharedMemory {
         Ok(largest)
     }
 
-    fn next_turn(&mut self) -> usize {
-        self.turn ^= 1;
-        self.turn
+    fn flip_buffer(&mut self) -> usize {
+        self.buffer_index ^= 1;
+        self.buffer_index
     }
 
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+    fn peers(&self) -> impl Iterator<Item = usize> + use<> {
         let own = self.rank;
         (0..self.size).filter(move |&rank| rank != own)
     }
 
     #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]
-    fn line(&self, rank: usize) -> &Line {
+    fn line(&self, rank: usize) -> &RankState {
         // SAFETY: the mapping begins with one line a rank, aligned to a page; zeroed bytes are a valid line, and all of it is atomic.
-        unsafe { &*self.start.cast::<Line>().add(rank) }
+        unsafe { &*self.start.cast::<RankState>().add(rank) }
     }
 
     /// A buffer of any rank, to read between the barrier after its write and the barrier of the next chunk but one.
     fn slot(&self, rank: usize, turn: usize) -> &[u8] {
         // SAFETY: inside the mapping; by the protocol above nobody writes where this rank reads.
-        unsafe { std::slice::from_raw_parts(self.start.add(offset(self.size, rank, turn)), SLOT) }
+        unsafe { std::slice::from_raw_parts(self.start.add(offset(self.size, rank, turn)), BUFFER_BYTES) }
     }
 
     /// The own buffer, to write.
     fn slot_mut(&mut self, turn: usize) -> &mut [u8] {
         // SAFETY: inside the mapping; by the protocol above nobody reads where this rank writes.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(offset(self.size, self.rank, turn)), SLOT) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.start.add(offset(self.size, self.rank, turn)), BUFFER_BYTES)
+        }
     }
 
     /// The bytes `range` of the own buffer, to write, and what each rank has to give for them, to read: `own`, and what lies in the buffers of
     /// the others.
-    fn piece_and_parts<'a>(
+    fn reduce_views<'a>(
         &'a mut self,
         turn: usize,
         range: &Range<usize>,
         own: &'a [u8],
     ) -> (&'a mut [u8], Vec<&'a [u8]>) {
-        assert!(range.end <= SLOT, "a piece lies inside its buffer");
+        assert!(range.end <= BUFFER_BYTES, "a piece lies inside its buffer");
         let start = |rank| self.start.wrapping_add(offset(self.size, rank, turn) + range.start);
         // SAFETY: inside the mapping; a piece is its rank's alone until the next barrier.
         let piece = unsafe { std::slice::from_raw_parts_mut(start(self.rank), range.len()) };
@@ -359,12 +367,12 @@ impl SharedMemory {
         }
         let started = Instant::now();
         loop {
-            line.sleepers.fetch_add(1, Ordering::SeqCst);
+            line.waiters.fetch_add(1, Ordering::SeqCst);
             let seen = there();
             if let Err(arrived) = seen {
                 sleep(&line.arrived, arrived);
             }
-            line.sleepers.fetch_sub(1, Ordering::SeqCst);
+            line.waiters.fetch_sub(1, Ordering::SeqCst);
             if seen.is_ok() {
                 return Ok(());
             }
@@ -390,20 +398,20 @@ fn bytes_of(size: usize) -> usize {
     offset(size, size, 0)
 }
 
-/// Where the buffer `turn` of `rank` begins.
+/// Where the buffer `buffer_index` of `rank` begins.
 fn offset(size: usize, rank: usize, turn: usize) -> usize {
-    let lines = (size * size_of::<Line>()).next_multiple_of(4096);
-    lines + (rank * 2 + turn) * SLOT
+    let lines = (size * size_of::<RankState>()).next_multiple_of(4096);
+    lines + (rank * 2 + turn) * BUFFER_BYTES
 }
 
 /// The numbers of a tensor as bytes.
-struct Bytes {
+struct TensorBytes {
     start: *mut u8,
     length: usize,
     _tensor: Tensor,
 }
 
-impl Bytes {
+impl TensorBytes {
     fn of(call: &str, tensor: &Tensor) -> Result<Self, Error> {
         if tensor.device() != Device::Cpu || !tensor.is_contiguous() {
             let problem = "a tensor must be contiguous and on the CPU";
@@ -433,7 +441,7 @@ impl Bytes {
     }
 }
 
-fn fits(call: &str, found: usize, wanted: usize) -> Result<(), Error> {
+fn check_sizes(call: &str, found: usize, wanted: usize) -> Result<(), Error> {
     if found == wanted {
         return Ok(());
     }

@@ -41,11 +41,15 @@ impl SideStream {
     pub(crate) fn run(&self, queue: impl FnOnce(*mut c_void) -> Result<(), Error>) -> Result<Event, Error> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a live stream and a place for its handle.
-        check("Stream::wait", unsafe { raw::shim_stream_follow(self.pointer.as_ptr(), &raw mut handle) })?;
+        check("Stream::wait", unsafe {
+            raw::shim_stream_wait_current(self.pointer.as_ptr(), &raw mut handle)
+        })?;
         queue(handle)?;
         let mut event = std::ptr::null_mut();
         // SAFETY: a live stream, and `event` receives an event that belongs to us.
-        check("Event::record", unsafe { raw::shim_stream_mark(self.pointer.as_ptr(), &raw mut event) })?;
+        check("Event::record", unsafe {
+            raw::shim_stream_record_event(self.pointer.as_ptr(), &raw mut event)
+        })?;
         Ok(Event { pointer: NonNull::new(event).expect("an event that was recorded") })
     }
 }

@@ -1,8 +1,6 @@
 //! Losses against hand-worked numbers, closed-form gradients and what must hold for any split.
 
 use super::*;
-use crate::reduction::{Counts, Reduction};
-use crate::replies::Replies;
 
 fn vector(values: &[f64]) -> Tensor {
     Tensor::from_slice(values)
@@ -14,7 +12,7 @@ fn leaf(values: &[f64]) -> Tensor {
 
 fn gradient(loss: &Tensor, leaf: &Tensor) -> Vec<f64> {
     loss.backward();
-    check::read(&leaf.grad())
+    check::to_f64_vec(&leaf.grad())
 }
 
 fn number(tensor: &Tensor) -> f64 {
@@ -36,16 +34,13 @@ fn assert_near(got: &[f64], expected: &[f64]) {
 #[test]
 fn at_ratio_one_the_policy_gradient_is_minus_the_advantage() {
     let (old, advantages) = (vector(&[-0.5, -1.5, -3.0]), [2.0, -1.0, 0.25]);
-    for dual in [None, Some(3.0)] {
-        let clip = PolicyClip { dual, ..PolicyClip::default() };
-        let logprobs = old.copy().set_requires_grad(true);
-        let result = policy(&logprobs, &old, &vector(&advantages), None, &clip).unwrap();
-        assert_near(&gradient(&result.loss, &logprobs), &advantages.map(|advantage| -advantage));
-        assert!((number(&result.loss) + 1.25).abs() < 1e-15);
-        let statistics = result.statistics;
-        assert_eq!((statistics.tokens, statistics.clipped, statistics.ratio), (3.0, 0.0, 3.0));
-        assert_eq!(statistics.approx_kl, 0.0);
-    }
+    let logprobs = old.copy().set_requires_grad(true);
+    let result = policy(&logprobs, &old, &vector(&advantages), &PolicyClip::default()).unwrap();
+    assert_near(&gradient(&result.loss, &logprobs), &advantages.map(|advantage| -advantage));
+    assert!((number(&result.loss) + 1.25).abs() < 1e-15);
+    let statistics = result.statistics;
+    assert_eq!((statistics.tokens, statistics.clipped, statistics.ratio), (3.0, 0.0, 3.0));
+    assert_eq!(statistics.half_squared_log_ratio, 0.0);
 }
 
 #[test]
@@ -54,7 +49,7 @@ fn a_clipped_ratio_has_no_gradient_where_it_would_gain() {
     let log_ratios = [1.5f64.ln(), 1.5f64.ln(), 0.5f64.ln(), 0.5f64.ln()];
     let logprobs = leaf(&log_ratios);
     let result =
-        policy(&logprobs, &vector(&[0.0; 4]), &vector(&[1.0, -1.0, 1.0, -1.0]), None, &PolicyClip::default())
+        policy(&logprobs, &vector(&[0.0; 4]), &vector(&[1.0, -1.0, 1.0, -1.0]), &PolicyClip::default())
             .unwrap();
     // Losses: -1.2 (clipped), 1.5, -0.5, 0.8 (clipped).
     assert!((number(&result.loss) - 0.6).abs() < 1e-12);
@@ -63,14 +58,14 @@ fn a_clipped_ratio_has_no_gradient_where_it_would_gain() {
 }
 
 #[test]
-fn unequal_clips_and_the_dual_clip_bound_what_they_should() {
+fn unequal_clips_bound_what_they_should() {
     let logprobs = leaf(&[1.25f64.ln(), 5f64.ln(), 5f64.ln()]);
-    let clip = PolicyClip { high: 0.28, dual: Some(3.0), ..PolicyClip::default() };
-    let result = policy(&logprobs, &vector(&[0.0; 3]), &vector(&[1.0, -1.0, 1.0]), None, &clip).unwrap();
-    // Losses: -1.25 (within 1.28), 3 (dual, not 5), -1.28 (clipped).
-    assert!((number(&result.loss) - 0.47).abs() < 1e-12);
-    assert_near(&gradient(&result.loss, &logprobs), &[-1.25, 0.0, 0.0]);
-    assert_eq!((result.statistics.clipped, result.statistics.dual_clipped), (1.0, 1.0));
+    let clip = PolicyClip { high: 0.28, ..PolicyClip::default() };
+    let result = policy(&logprobs, &vector(&[0.0; 3]), &vector(&[1.0, -1.0, 1.0]), &clip).unwrap();
+    // Losses: -1.25 (within 1.28), 5 (no bound above for a negative advantage), -1.28 (clipped).
+    assert!((number(&result.loss) - 2.47).abs() < 1e-12);
+    assert_near(&gradient(&result.loss, &logprobs), &[-1.25, 5.0, 0.0]);
+    assert_eq!(result.statistics.clipped, 1.0);
 }
 
 #[test]
@@ -80,41 +75,18 @@ fn extreme_log_probabilities_stay_finite() {
             vector(&[0.0, -1e4, f64::NEG_INFINITY, -1.0, -1.0]).to_kind(kind).set_requires_grad(true);
         let old = vector(&[-1e4, 0.0, -1.0, f64::NEG_INFINITY, -200.0]).to_kind(kind);
         let advantages = vector(&[1.0, 1.0, -1.0, 1.0, 0.0]).to_kind(kind);
-        let result = policy(&logprobs, &old, &advantages, None, &PolicyClip::default()).unwrap();
+        let result = policy(&logprobs, &old, &advantages, &PolicyClip::default()).unwrap();
         assert!(number(&result.loss).is_finite());
         assert!(gradient(&result.loss, &logprobs).iter().all(|value| value.is_finite()));
-        assert!(result.statistics.ratio_squared.is_finite());
+        assert!(result.statistics.ratio.is_finite());
     }
-}
-
-#[test]
-fn tokens_of_weight_zero_may_hold_anything() {
-    let weights = vector(&[1.0, 0.0, 0.5]);
-    let logprobs = leaf(&[-1.0, f64::NEG_INFINITY, -2.0]);
-    let old = vector(&[-1.0, f64::NEG_INFINITY, -2.0]);
-    let result =
-        policy(&logprobs, &old, &vector(&[2.0, f64::NAN, 4.0]), Some(&weights), &PolicyClip::default())
-            .unwrap();
-    assert_eq!(number(&result.loss), -4.0);
-    assert_eq!(gradient(&result.loss, &logprobs), [-2.0, 0.0, -2.0]);
-    assert_eq!(result.statistics.tokens, 2.0);
-    let values = leaf(&[1.0, f64::NAN, 0.0]);
-    let result =
-        value(&values, &vector(&[1.0; 3]), &vector(&[3.0, f64::INFINITY, 0.0]), Some(&weights), None)
-            .unwrap();
-    assert_eq!(number(&result.loss), 2.0);
-    assert_eq!(gradient(&result.loss, &values), [-2.0, 0.0, 0.0]);
-    let entropies = leaf(&[1.0, f64::NAN, 3.0]);
-    let bonus = entropy_bonus(&entropies, Some(&weights), 0.1).unwrap();
-    assert!((number(&bonus) + 0.25).abs() < 1e-15);
-    assert_near(&gradient(&bonus, &entropies), &[-0.1, 0.0, -0.05]);
 }
 
 #[test]
 fn the_value_loss_takes_the_larger_square() {
     // Old 0, clip 0.2. New 0.5: clipped to 0.2. Returns 1 (clip is farther), 0 (free is farther); inside the range both agree.
     let values = leaf(&[0.5, 0.5, 0.1]);
-    let result = value(&values, &vector(&[0.0; 3]), &vector(&[1.0, 0.0, 0.4]), None, Some(0.2)).unwrap();
+    let result = value(&values, &vector(&[0.0; 3]), &vector(&[1.0, 0.0, 0.4]), Some(0.2)).unwrap();
     assert!((number(&result.loss) - 0.5 * (0.64 + 0.25 + 0.09)).abs() < 1e-12);
     assert_near(&gradient(&result.loss, &values), &[0.0, 0.5, -0.3]);
     assert_eq!(result.statistics.clipped, 1.0);
@@ -123,8 +95,7 @@ fn the_value_loss_takes_the_larger_square() {
 #[test]
 fn explained_variance_is_one_for_a_perfect_critic_and_none_without_variance() {
     let returns = vector(&[1.0, 2.0, 4.0]);
-    let statistics =
-        |values: &[f64]| value(&vector(values), &returns, &returns, None, None).unwrap().statistics;
+    let statistics = |values: &[f64]| value(&vector(values), &returns, &returns, None).unwrap().statistics;
     assert!((statistics(&[1.0, 2.0, 4.0]).explained_variance().unwrap() - 1.0).abs() < 1e-12);
     assert!(statistics(&[7.0, 7.0, 7.0]).explained_variance().unwrap().abs() < 1e-12);
     // The squares of 0.1 add up to a little more or less than three times the square of their mean.
@@ -132,62 +103,50 @@ fn explained_variance_is_one_for_a_perfect_critic_and_none_without_variance() {
         let (flat, guess) = (vector(&[size; 3]), vector(&[0.7; 3]));
         for kind in [Kind::Double, Kind::Float] {
             let [guess, flat] = [&guess, &flat].map(|numbers| numbers.to_kind(kind));
-            let found = value(&guess, &flat, &flat, None, None).unwrap().statistics;
+            let found = value(&guess, &flat, &flat, None).unwrap().statistics;
             assert_eq!(found.explained_variance(), None, "{size} {kind:?}");
         }
     }
 }
 
 /// Gradients of policy plus value loss over six replies, computed in the given micro-batches.
-fn split_gradients(rule: Reduction, splits: &[usize]) -> (f64, Vec<f64>, PolicyStatistics) {
+fn split_gradients(splits: &[usize]) -> (f64, Vec<f64>, PolicyStatistics) {
     let lengths = [3i64, 1, 4, 2, 5, 2];
     let total = 17;
-    let counts = Counts::of(&Replies::new(&lengths)).unwrap();
-    let divisor = rule.divisor(counts).unwrap();
     let parameter = leaf(&noise(total, 0.2));
     let [old, advantages, returns] = [0.5, 0.8, 0.9].map(|seed| vector(&noise(total, seed)));
     let (mut loss, mut statistics, mut row, mut token) = (0.0, PolicyStatistics::default(), 0, 0);
     for &rows in splits {
-        let lengths = &lengths[row..row + rows];
-        let count = lengths.iter().sum::<i64>();
+        let count = lengths[row..row + rows].iter().sum::<i64>();
         let cut = |tensor: &Tensor| tensor.narrow(0, token, count);
-        let weights = rule.weights(&Replies::new(lengths), &parameter).unwrap();
         let new = cut(&parameter);
-        let part =
-            policy(&new, &cut(&old), &cut(&advantages), Some(&weights), &PolicyClip::default()).unwrap();
-        let critic = value(&new, &cut(&old), &cut(&returns), Some(&weights), Some(0.2)).unwrap();
-        let scaled = (part.loss + critic.loss) / divisor;
+        let part = policy(&new, &cut(&old), &cut(&advantages), &PolicyClip::default()).unwrap();
+        let critic = value(&new, &cut(&old), &cut(&returns), Some(0.2)).unwrap();
+        let scaled = (part.loss + critic.loss) / total as f64;
         scaled.backward();
         loss += number(&scaled);
         statistics += part.statistics;
         (row, token) = (row + rows, token + count);
     }
-    (loss, check::read(&parameter.grad()), statistics)
+    (loss, check::to_f64_vec(&parameter.grad()), statistics)
 }
 
 #[test]
 fn any_split_into_micro_batches_gives_the_same_gradient() {
-    for rule in [
-        Reduction::TokenMean,
-        Reduction::SequenceMean,
-        Reduction::SequenceSum,
-        Reduction::Constant { length: 8 },
-    ] {
-        let (loss, gradient, statistics) = split_gradients(rule, &[6]);
-        for splits in [[1usize; 6].as_slice(), &[2, 4], &[5, 1], &[3, 1, 2]] {
-            let (split_loss, split_gradient, split_statistics) = split_gradients(rule, splits);
-            assert!((loss - split_loss).abs() < 1e-12, "{rule:?} {splits:?}");
-            assert_eq!(gradient, split_gradient, "{rule:?} {splits:?}");
-            assert_eq!(statistics.clipped, split_statistics.clipped);
-            assert!((statistics.approx_kl - split_statistics.approx_kl).abs() < 1e-12);
-        }
+    let (loss, gradient, statistics) = split_gradients(&[6]);
+    for splits in [[1usize; 6].as_slice(), &[2, 4], &[5, 1], &[3, 1, 2]] {
+        let (split_loss, split_gradient, split_statistics) = split_gradients(splits);
+        assert!((loss - split_loss).abs() < 1e-12, "{splits:?}");
+        assert_eq!(gradient, split_gradient, "{splits:?}");
+        assert_eq!(statistics.clipped, split_statistics.clipped);
+        assert!((statistics.ratio - split_statistics.ratio).abs() < 1e-12);
     }
 }
 
 #[test]
 fn no_tokens_make_no_loss() {
     let none = vector(&[]);
-    let result = policy(&none, &none, &none, None, &PolicyClip::default()).unwrap();
+    let result = policy(&none, &none, &none, &PolicyClip::default()).unwrap();
     assert_eq!((number(&result.loss), result.statistics.tokens), (0.0, 0.0));
 }
 
@@ -197,9 +156,8 @@ fn the_reward_loss_refuses_what_would_broadcast() {
         (Tensor::zeros([3, 1], tch::kind::FLOAT_CPU), Tensor::zeros([3], tch::kind::FLOAT_CPU));
     assert!(reward(&column, &row, None, 0.0).is_err());
     assert!(reward(&row, &row, Some(&column), 0.0).is_err());
-    assert!(policy(&row, &column, &row, None, &PolicyClip::default()).is_err());
-    assert!(policy(&row, &row, &row, Some(&column), &PolicyClip::default()).is_err());
-    assert!(value(&row, &row, &column, None, None).is_err());
+    assert!(policy(&row, &column, &row, &PolicyClip::default()).is_err());
+    assert!(value(&row, &row, &column, None).is_err());
 }
 
 #[test]

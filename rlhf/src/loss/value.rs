@@ -8,27 +8,25 @@ use std::ops::AddAssign;
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
-use super::Tokens;
+use super::{detached, sums};
 use crate::{Error, check};
 
 /// The loss of some slots.
 #[derive(Debug)]
 pub struct ValueLoss {
-    /// The weighted sum, a scalar with a gradient.
+    /// The sum over the slots, a scalar with a gradient.
     pub loss: Tensor,
     /// What else was seen.
     pub statistics: ValueStatistics,
 }
 
-/// Sums over slots, without weights; they add up over micro-batches.
+/// Sums over slots; they add up over micro-batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ValueStatistics {
-    /// Slots that count.
+    /// Number of slots.
     pub tokens: f64,
     /// Slots whose clipped side is the larger: divided by `tokens`, TRL's `val/clipfrac_avg`.
     pub clipped: f64,
-    /// `V`.
-    pub value: f64,
     /// `R`.
     pub returns: f64,
     /// `R^2`.
@@ -55,7 +53,6 @@ impl AddAssign for ValueStatistics {
     fn add_assign(&mut self, other: Self) {
         self.tokens += other.tokens;
         self.clipped += other.clipped;
-        self.value += other.value;
         self.returns += other.returns;
         self.returns_squared += other.returns_squared;
         self.error += other.error;
@@ -68,41 +65,31 @@ pub fn value(
     values: &Tensor,
     old_values: &Tensor,
     returns: &Tensor,
-    weights: Option<&Tensor>,
     clip: Option<f64>,
 ) -> Result<ValueLoss, Error> {
-    let tokens = Tokens::new(values, weights)?;
-    let old_values = tokens.constant("the old values", old_values)?;
-    let returns = tokens.constant("the returns", returns)?;
-    let values = tokens.keep(check::widen(values));
-    let free = (&values - &returns).square();
+    let old_values = detached("the old values", old_values, values)?;
+    let returns = detached("the returns", returns, values)?;
+    let values = check::widen(values);
+    let unclipped = (&values - &returns).square();
     let clipped = match clip {
         Some(clip) => {
             (values.clamp_tensor(Some(&old_values - clip), Some(&old_values + clip)) - &returns).square()
         }
-        None => free.shallow_clone(),
+        None => unclipped.shallow_clone(),
     };
+    let loss = unclipped.maximum(&clipped).sum(None) * 0.5;
+
     let error = &returns - &values;
     // In fp32 the squares of equal returns would differ from the square of their mean.
     let exact_square = |numbers: &Tensor| numbers.to_kind(Kind::Double).square();
-    let [count, clipped_count, value, returns_sum, returns_squared, error, error_squared] = tokens
-        .statistics([
-            returns.ones_like(),
-            clipped.gt_tensor(&free),
-            values.shallow_clone(),
-            returns.shallow_clone(),
-            exact_square(&returns),
-            error.shallow_clone(),
-            exact_square(&error),
-        ]);
-    let statistics = ValueStatistics {
-        tokens: count,
-        clipped: clipped_count,
-        value,
-        returns: returns_sum,
-        returns_squared,
-        error,
-        error_squared,
-    };
-    Ok(ValueLoss { loss: tokens.sum(&free.maximum(&clipped)) * 0.5, statistics })
+    let [tokens, clipped, returns, returns_squared, error, error_squared] = sums([
+        returns.ones_like(),
+        clipped.gt_tensor(&unclipped),
+        returns.shallow_clone(),
+        exact_square(&returns),
+        error.shallow_clone(),
+        exact_square(&error),
+    ]);
+    let statistics = ValueStatistics { tokens, clipped, returns, returns_squared, error, error_squared };
+    Ok(ValueLoss { loss, statistics })
 }

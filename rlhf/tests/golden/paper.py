@@ -3,7 +3,7 @@
 Run:  python paper.py      It reads inputs.json beside it and writes paper.json.
 
 Written in another shape than the Rust code on purpose: advantages as the explicit sum of equation 16 of Schulman et al. 2016
-(arXiv 1506.02438) over the tokens that are left when holes are taken out, the clipped surrogate by cases, gradients by hand.
+(arXiv 1506.02438), the clipped surrogate by cases, gradients by hand.
 """
 
 import json
@@ -57,58 +57,39 @@ def advantages(case, after_end):
     return out
 
 
-def advantages_with_holes(case):
-    out = {"advantages": [], "returns": []}
-    keys = ["kl", "mask", "values"]
-    for kl, mask, values, score in zip(*(rows(case[key], case["lengths"]) for key in keys), case["scores"]):
-        kept = [t for t, m in enumerate(mask) if m]
-        rewards = [-case["kl_coef"] * kl[t] for t in kept]
-        rewards[-1] += score
-        estimate = dict(zip(kept, explicit_gae(rewards, [values[t] for t in kept], case["gamma"], case["lambda"])))
-        out["advantages"] += [estimate.get(t, 0.0) for t in range(len(mask))]
-        out["returns"] += [estimate[t] + values[t] if t in estimate else 0.0 for t in range(len(mask))]
-    return out
-
-
-def whiten(values, mask, biased, shift_mean):
-    kept = [v for v, m in zip(values, mask) if m]
-    mean = statistics.fmean(kept)
-    variance = statistics.pvariance(kept) if biased else statistics.variance(kept)
+def whiten(values, shift_mean):
+    mean = statistics.fmean(values)
     back = 0.0 if shift_mean else mean
-    return [(v - mean) / math.sqrt(variance + 1e-8) + back if m else 0.0 for v, m in zip(values, mask)]
+    return [(v - mean) / math.sqrt(statistics.variance(values) + 1e-8) + back for v in values]
 
 
-def policy(case, low, high, dual=math.inf):
-    loss, gradient, clipped, approx_kl, ratios, tokens = [], [], 0, [], [], 0
-    for new, old, advantage, weight in zip(*(case[k] for k in ["logprobs", "old_logprobs", "advantages", "weights"])):
+def policy(case, low, high):
+    loss, gradient, clipped, approx_kl, ratios = [], [], 0, [], []
+    for new, old, advantage in zip(*(case[k] for k in ["logprobs", "old_logprobs", "advantages"])):
         ratio = math.exp(new - old)
         if advantage >= 0:
-            used, is_clipped, is_bounded = min(ratio, 1 + high), ratio > 1 + high, False
+            used, is_clipped = min(ratio, 1 + high), ratio > 1 + high
         else:
-            used, is_clipped, is_bounded = min(max(ratio, 1 - low), dual), ratio < 1 - low, ratio > dual
-        loss.append(-weight * advantage * used)
-        gradient.append(0.0 if is_clipped or is_bounded else -weight * advantage * ratio)
-        if weight:
-            tokens += 1
-            clipped += is_clipped
-            ratios.append(ratio)
-            approx_kl.append(ratio - 1 - (new - old))
-    return {"loss": [math.fsum(loss)], "gradient": gradient, "clipped": [clipped / tokens],
-            "approx_kl": [math.fsum(approx_kl) / tokens], "ratio": [math.fsum(ratios) / tokens]}
+            used, is_clipped = max(ratio, 1 - low), ratio < 1 - low
+        loss.append(-advantage * used)
+        gradient.append(0.0 if is_clipped else -advantage * ratio)
+        clipped += is_clipped
+        ratios.append(ratio)
+        approx_kl.append((new - old) ** 2 / 2)
+    return {"loss": [math.fsum(loss)], "gradient": gradient, "clipped": [clipped / len(ratios)],
+            "approx_kl": [statistics.fmean(approx_kl)], "ratio": [statistics.fmean(ratios)]}
 
 
 def value(case, clip):
-    loss, gradient, clipped, tokens = [], [], 0, 0
-    for new, old, goal, weight in zip(*(case[k] for k in ["values", "old_values", "returns", "weights"])):
+    loss, gradient, clipped = [], [], 0
+    for new, old, goal in zip(*(case[k] for k in ["values", "old_values", "returns"])):
         limited = new if clip is None else min(max(new, old - clip), old + clip)
         farther = abs(limited - goal) > abs(new - goal)
         error = (limited if farther else new) - goal
-        loss.append(0.5 * weight * error**2)
-        gradient.append(0.0 if farther else weight * error)
-        if weight:
-            tokens += 1
-            clipped += farther
-    return {"loss": [math.fsum(loss)], "gradient": gradient, "clipped": [clipped / tokens]}
+        loss.append(0.5 * error**2)
+        gradient.append(0.0 if farther else error)
+        clipped += farther
+    return {"loss": [math.fsum(loss)], "gradient": gradient, "clipped": [clipped / len(loss)]}
 
 
 def minus_log_sigmoid(x):
@@ -125,13 +106,9 @@ def reward(case, use_margins, centering, count):
 
 
 def score(case):
-    ended = [case["stop_id"] in reply for reply in case["replies"]]
-    lengths = [r.index(case["stop_id"]) + 1 if e else len(r) for r, e in zip(case["replies"], ended)]
-    scaled = [(s - case["mean"]) / case["std"] for s in case["scores"]]
-    clipped = [max(-case["clip"], min(case["clip"], s)) for s in scaled]
-    return {"lengths": lengths, "clipped": clipped,
-            "subtracted": [s if e else s - case["penalty"] for s, e in zip(case["scores"], ended)],
-            "replaced": [s if e else case["replacement"] for s, e in zip(case["scores"], ended)]}
+    clipped = [max(-case["clip"], min(case["clip"], s)) for s in case["scores"]]
+    subtracted = [s if ended else s - case["penalty"] for s, ended in zip(case["scores"], case["ended"])]
+    return {"clipped": clipped, "subtracted": subtracted}
 
 
 def main():
@@ -145,13 +122,9 @@ def main():
     for name in ["worked", "ragged"]:
         put(f"{name}/eos", advantages(inputs[name], after_end=False))
         put(f"{name}/after_eos", advantages(inputs[name], after_end=True))
-    put("holes", advantages_with_holes(inputs["holes"]))
-    case = inputs["whiten"]
     first = advantages(inputs["worked"], after_end=False)["advantages"]
-    for name, biased in [("unbiased", False), ("biased", True)]:
-        out[f"whiten/{name}"] = whiten(case["values"], case["mask"], biased, True)
-        out[f"whiten/{name}_scaled"] = whiten(case["values"], case["mask"], biased, False)
-        out[f"whiten/worked_{name}"] = whiten(first, [1] * 4, biased, True)
+    put("whiten", {"shifted": whiten(inputs["whiten"]["values"], True), "scaled": whiten(inputs["whiten"]["values"], False),
+                   "worked": whiten(first, True)})
     case = inputs["controller"]
     steps = [max(-0.2, min(0.2, kl / case["target"] - 1)) * case["sequences"] / case["horizon"] for kl in case["kl"]]
     out["controller"] = [case["coefficient"] * (1 + step) for step in steps]
@@ -163,11 +136,6 @@ def main():
     for name, margins, centering in [("plain", False, 0.0), ("margin", True, 0.0), ("centered", False, case["centering"])]:
         put(f"reward/{name}", reward(case, margins, centering, len(case["chosen"])))
         out[f"reward/worked_{name}"] = reward(case, margins, centering, 1)["loss"]
-    case = inputs["reduction"]
-    sums = [math.fsum(row) for row in rows(case["losses"], case["lengths"])]
-    means = [total / length for total, length in zip(sums, case["lengths"])]
-    out["reduction"] = [sum(sums) / sum(case["lengths"]), statistics.fmean(means), statistics.fmean(sums),
-                        sum(sums) / (len(sums) * case["constant"])]
     put("score", score(inputs["score"]))
     document = {"producer": "paper.py", "versions": {"python": platform.python_version()}, "values": out}
     print(document["versions"])

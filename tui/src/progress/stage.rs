@@ -35,7 +35,7 @@ pub(super) struct Stage {
     /// Names harmless, in the order of the last update.
     pub(super) metrics: Vec<(String, f64)>,
     /// Recent values of the first metric.
-    pub(super) trace: Vec<f64>,
+    pub(super) history: Vec<f64>,
 }
 
 impl Stage {
@@ -46,10 +46,10 @@ impl Stage {
         (self.step, self.updated) = (step, now);
         self.metrics = metrics.iter().map(|(name, value)| (text::single_line(name), *value)).collect();
         if let Some((_, value)) = metrics.first() {
-            if self.trace.len() == TRACE {
-                self.trace.remove(0);
+            if self.history.len() == TRACE {
+                self.history.remove(0);
             }
-            self.trace.push(*value);
+            self.history.push(*value);
         }
     }
 
@@ -114,10 +114,10 @@ impl Stage {
 
     /// The recent values of the first metric between their lowest and highest; `None` before there are two.
     fn sparkline(&self) -> Option<String> {
-        let finite = self.trace.iter().filter(|value| value.is_finite());
+        let finite = self.history.iter().filter(|value| value.is_finite());
         let (low, high) =
             finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), &v| (low.min(v), high.max(v)));
-        if self.trace.len() < 2 || low > high {
+        if self.history.len() < 2 || low > high {
             return None;
         }
         let bars = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -126,7 +126,7 @@ impl Stage {
             _ if high <= low => bars[0],
             value => bars[((value - low) / (high - low) * 7.0).round() as usize],
         };
-        Some(self.trace.iter().map(bar).collect())
+        Some(self.history.iter().map(bar).collect())
     }
 
     /// The whole state on one line, for logs.

@@ -9,8 +9,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 
 use datasets::{
-    At, Demonstration, Error, Layout, Message, Notes, Preference, Prompt, Reading, Record, Role, Row,
-    TableReader, Tokenizer, Unpaired, open_records, table,
+    Demonstration, Error, Layout, Message, Notes, Preference, Prompt, ReadOptions, Record, Role, Row,
+    RowLocation, TableReader, Tokenizer, Unpaired, open_records, table,
 };
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ use crate::exit::Failure;
 use crate::session;
 
 /// Errors that are shown.
-const SHOWN: usize = 10;
+const MAX_SHOWN_ERRORS: usize = 10;
 
 /// What was found.
 #[derive(Debug, Default, Serialize)]
@@ -42,15 +42,15 @@ struct Report {
     /// Fields that are not read, rows that are left out, and odd conversations.
     notes: Notes,
     #[serde(skip_serializing_if = "Option::is_none")]
-    tokens: Option<Tokens>,
+    tokens: Option<TokenStats>,
 }
 
 /// Lengths in tokens.
 #[derive(Debug, Serialize)]
-struct Tokens {
+struct TokenStats {
     total: usize,
     /// Tokens that have a loss.
-    learned: usize,
+    label_tokens: usize,
     shortest: usize,
     median: usize,
     longest: usize,
@@ -59,10 +59,10 @@ struct Tokens {
 
 /// One row, measured.
 #[derive(Default)]
-struct Measured {
+struct RowStats {
     /// Tokens of its sequences.
     lengths: Vec<usize>,
-    learned: usize,
+    label_tokens: usize,
     equal_answers: bool,
     special_text: bool,
 }
@@ -87,14 +87,15 @@ pub(crate) fn run(arguments: &CheckArgs) -> anyhow::Result<()> {
 fn check(arguments: &CheckArgs, tokenizer: Option<&Tokenizer>) -> Result<Report, Error> {
     let path = &arguments.file;
     table::refuse_stream(path)?;
-    let mut reading = Reading { drop: arguments.drop.clone(), guessed: true, ..Reading::default() };
+    let mut reading =
+        ReadOptions { drop: arguments.drop.clone(), layout_guessed: true, ..ReadOptions::default() };
     let columns = TableReader::open(path)?.columns().to_vec();
     if columns.is_empty() {
         return Err(Error::NoRows { path: path.clone() });
     }
     let layout = match &arguments.layout {
         Some(name) => {
-            reading.guessed = false;
+            reading.layout_guessed = false;
             name.parse()?
         }
         None => Layout::guess(&reading.columns(&columns), path)?,
@@ -115,9 +116,9 @@ fn check(arguments: &CheckArgs, tokenizer: Option<&Tokenizer>) -> Result<Report,
 }
 
 /// Reads the rest of the file as rows of one kind.
-fn check_as<R: Measure>(
+fn check_as<R: RowStatistics>(
     mut report: Report,
-    reading: &Reading,
+    reading: &ReadOptions,
     tokenizer: Option<&Tokenizer>,
 ) -> Result<Report, Error> {
     let mut seen = HashSet::new();
@@ -137,7 +138,7 @@ fn check_as<R: Measure>(
             Ok(measured) => {
                 for measured in measured {
                     lengths.extend(measured.lengths);
-                    learned += measured.learned;
+                    learned += measured.label_tokens;
                     report.equal_answers += usize::from(measured.equal_answers);
                     report.special_text += usize::from(measured.special_text);
                 }
@@ -148,14 +149,14 @@ fn check_as<R: Measure>(
             }
             Err(error) => {
                 report.unusable += 1;
-                if report.errors.len() < SHOWN {
+                if report.errors.len() < MAX_SHOWN_ERRORS {
                     report.errors.push(error.to_string());
                 }
             }
         }
     }
     report.notes = rows.notes().clone();
-    report.tokens = Tokens::new(lengths, learned);
+    report.tokens = TokenStats::new(lengths, learned);
     Ok(report)
 }
 
@@ -166,73 +167,78 @@ fn hash(row: &Row) -> u64 {
 }
 
 /// A kind of rows that can be measured.
-trait Measure: Record {
+trait RowStatistics: Record {
     /// Looks at one row; with a tokenizer, as training would encode it.
-    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, Error>;
+    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<RowStats, Error>;
 }
 
-impl Measure for Demonstration {
-    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, Error> {
-        let Some(tokenizer) = tokenizer else { return Ok(Measured::default()) };
+impl RowStatistics for Demonstration {
+    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<RowStats, Error> {
+        let Some(tokenizer) = tokenizer else { return Ok(RowStats::default()) };
         let row = tokenizer.encode_demonstration(self)?;
         let special_text = match self {
-            Self::Messages(messages) => injects(tokenizer, messages),
-            Self::PromptCompletion { prompt, .. } => injects(tokenizer, prompt),
+            Self::Messages(messages) => contains_special_token(tokenizer, messages),
+            Self::PromptCompletion { prompt, .. } => contains_special_token(tokenizer, prompt),
             Self::Text(_) | Self::Tokens { .. } => false,
         };
-        let learned = row.num_labels();
-        Ok(Measured { lengths: vec![row.input_ids.len()], learned, special_text, ..Measured::default() })
+        let label_tokens = row.num_label_tokens();
+        Ok(RowStats { lengths: vec![row.input_ids.len()], label_tokens, special_text, ..RowStats::default() })
     }
 }
 
-impl Measure for Preference {
-    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, Error> {
+impl RowStatistics for Preference {
+    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<RowStats, Error> {
         let equal_answers = match self {
             Self::Messages { chosen, rejected, .. } => chosen == rejected,
             Self::Tokens { chosen, rejected, .. } => chosen == rejected,
         };
-        let Some(tokenizer) = tokenizer else { return Ok(Measured { equal_answers, ..Measured::default() }) };
+        let Some(tokenizer) = tokenizer else { return Ok(RowStats { equal_answers, ..RowStats::default() }) };
         let row = tokenizer.encode_preference(self)?;
         let lengths = vec![row.chosen.len(), row.rejected.len()];
-        let learned = lengths.iter().map(|length| length - row.prompt_length).sum();
-        let special_text = matches!(self, Self::Messages { prompt, .. } if injects(tokenizer, prompt));
-        Ok(Measured { lengths, learned, equal_answers, special_text })
+        let label_tokens = lengths.iter().map(|length| length - row.prompt_length).sum();
+        let special_text =
+            matches!(self, Self::Messages { prompt, .. } if contains_special_token(tokenizer, prompt));
+        Ok(RowStats { lengths, label_tokens, equal_answers, special_text })
     }
 }
 
-impl Measure for Prompt {
-    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, Error> {
-        let Some(tokenizer) = tokenizer else { return Ok(Measured::default()) };
+impl RowStatistics for Prompt {
+    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<RowStats, Error> {
+        let Some(tokenizer) = tokenizer else { return Ok(RowStats::default()) };
         let lengths = vec![tokenizer.encode_prompt_row(self)?.input_ids.len()];
-        Ok(Measured { lengths, special_text: injects(tokenizer, &self.messages), ..Measured::default() })
+        Ok(RowStats {
+            lengths,
+            special_text: contains_special_token(tokenizer, &self.messages),
+            ..RowStats::default()
+        })
     }
 }
 
-impl Measure for Unpaired {
-    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<Measured, Error> {
-        let Some(tokenizer) = tokenizer else { return Ok(Measured::default()) };
+impl RowStatistics for Unpaired {
+    fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<RowStats, Error> {
+        let Some(tokenizer) = tokenizer else { return Ok(RowStats::default()) };
         let row = tokenizer.encode_unpaired(self)?;
-        let learned = row.input_ids.len() - row.prompt_length;
-        let special_text = injects(tokenizer, &self.prompt);
-        Ok(Measured { lengths: vec![row.input_ids.len()], learned, special_text, ..Measured::default() })
+        let label_tokens = row.input_ids.len() - row.prompt_length;
+        let special_text = contains_special_token(tokenizer, &self.prompt);
+        Ok(RowStats { lengths: vec![row.input_ids.len()], label_tokens, special_text, ..RowStats::default() })
     }
 }
 
 /// Whether a person writes the text of a special token, which would be taken for a real one.
-fn injects(tokenizer: &Tokenizer, messages: &[Message]) -> bool {
+fn contains_special_token(tokenizer: &Tokenizer, messages: &[Message]) -> bool {
     messages
         .iter()
         .any(|message| message.role == Role::User && tokenizer.special_text_in(&message.content).is_some())
 }
 
-impl Tokens {
+impl TokenStats {
     /// Statistics of sequences; `None` where nothing was measured.
-    fn new(mut lengths: Vec<usize>, learned: usize) -> Option<Self> {
+    fn new(mut lengths: Vec<usize>, label_tokens: usize) -> Option<Self> {
         lengths.sort_unstable();
         let (&shortest, &longest) = (lengths.first()?, lengths.last()?);
         let total = lengths.iter().sum();
         let mean = total as f64 / lengths.len() as f64;
-        Some(Self { total, learned, shortest, median: lengths[lengths.len() / 2], longest, mean })
+        Some(Self { total, label_tokens, shortest, median: lengths[lengths.len() / 2], longest, mean })
     }
 }
 
@@ -244,7 +250,10 @@ impl Report {
             format!("rows       {}, of which {} cannot be used", self.rows, self.unusable),
         ];
         if let Some(tokens) = &self.tokens {
-            lines.push(format!("tokens     {} in all, {} of them learned", tokens.total, tokens.learned));
+            lines.push(format!(
+                "tokens     {} in all, {} of them with a loss",
+                tokens.total, tokens.label_tokens
+            ));
             lines.push(format!(
                 "a row      {} to {} tokens, median {}, mean {:.1}",
                 tokens.shortest, tokens.longest, tokens.median, tokens.mean
@@ -261,7 +270,7 @@ impl Report {
             }
         }
 
-        let notes = self.notes.lines(At::unit(&self.file), true);
+        let notes = self.notes.lines(RowLocation::unit(&self.file), true);
         lines.extend(notes.iter().map(|note| format!("note       {note}")));
         lines.extend(self.errors.iter().map(|error| format!("error      {error}")));
         if self.unusable > self.errors.len() {

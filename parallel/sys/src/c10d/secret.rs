@@ -15,7 +15,7 @@ use std::sync::Arc;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use crate::raw::{ShimSeal, TAG};
+use crate::raw::{ShimSigner, TAG};
 
 /// The secret of a job.
 #[derive(Clone, PartialEq, Eq)]
@@ -30,22 +30,22 @@ impl fmt::Debug for Secret {
 
 impl Secret {
     /// The fewest characters of a secret that a person chose.
-    pub const SHORTEST: usize = 16;
+    pub const MIN_LENGTH: usize = 16;
 
     /// 32 random bytes of the system, as hexadecimal digits.
     pub fn random() -> io::Result<Self> {
         let mut bytes = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-        Ok(Self(hexadecimal(&bytes).into_bytes().into()))
+        Ok(Self(to_hex(&bytes).into_bytes().into()))
     }
 
-    /// The secret that a person chose; `None` if it is shorter than [`SHORTEST`](Self::SHORTEST).
+    /// The secret that a person chose; `None` if it is shorter than [`MIN_LENGTH`](Self::MIN_LENGTH).
     pub fn new(text: &str) -> Option<Self> {
-        (text.len() >= Self::SHORTEST).then(|| Self(text.as_bytes().into()))
+        (text.len() >= Self::MIN_LENGTH).then(|| Self(text.as_bytes().into()))
     }
 
     /// The text, for the environment of a rank.
-    pub fn reveal(&self) -> String {
+    pub fn expose(&self) -> String {
         String::from_utf8_lossy(&self.0).into_owned()
     }
 
@@ -61,13 +61,13 @@ impl Secret {
     }
 
     /// The same for the shim, which gives it back when it is done.
-    pub(super) fn into_seal(self) -> ShimSeal {
-        ShimSeal { state: Box::into_raw(Box::new(self)).cast(), tag, drop: forget }
+    pub(super) fn into_signer(self) -> ShimSigner {
+        ShimSigner { state: Box::into_raw(Box::new(self)).cast(), tag, drop: drop_secret }
     }
 }
 
 /// Two digits a byte.
-pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+pub(super) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
@@ -82,7 +82,7 @@ extern "C" fn tag(
     length: usize,
     tag: *mut u8,
 ) {
-    // SAFETY: the shim hands on the state of `into_seal`, `key_length` and `length` live bytes, and room for
+    // SAFETY: the shim hands on the state of `into_signer`, `key_length` and `length` live bytes, and room for
     // a tag. An empty value may have no address.
     unsafe {
         let key = std::slice::from_raw_parts(key.cast::<u8>(), key_length);
@@ -91,8 +91,8 @@ extern "C" fn tag(
     }
 }
 
-extern "C" fn forget(state: *mut c_void) {
-    // SAFETY: the box of `into_seal`, given back once.
+extern "C" fn drop_secret(state: *mut c_void) {
+    // SAFETY: the box of `into_signer`, given back once.
     drop(unsafe { Box::from_raw(state.cast::<Secret>()) });
 }
 
@@ -105,7 +105,7 @@ mod tests {
         // Python: hmac.new(b"a secret of a job", struct.pack("<Q", 3) + b"key" + b"value",
         // "sha256").hexdigest()
         let tag = Secret::new("a secret of a job").unwrap().tag(b"key", b"value");
-        assert_eq!(hexadecimal(&tag), "3fc39841519cd80c52ffebc11bb78b8587ee722fa33454b9fdc4d9ee1255decc");
+        assert_eq!(to_hex(&tag), "3fc39841519cd80c52ffebc11bb78b8587ee722fa33454b9fdc4d9ee1255decc");
     }
 
     #[test]

@@ -76,7 +76,7 @@ fn a_store_keeps_and_times_out() {
     store.set("nothing", b"").unwrap();
     assert_eq!(store.get("a", TIMEOUT).unwrap(), b"x\0y");
     assert_eq!(store.get("nothing", TIMEOUT).unwrap(), b"");
-    assert!(store.has("a").unwrap() && !store.has("b").unwrap());
+    assert!(store.check("a").unwrap() && !store.check("b").unwrap());
     assert!(store.get("b", Duration::from_millis(50)).is_err());
 }
 
@@ -85,13 +85,13 @@ fn a_value_of_a_stranger_is_refused_by_its_key() {
     let secret = Secret::random().unwrap();
     let server = serve(&secret);
     let stranger = connect(server.port(), &Secret::random().unwrap());
-    stranger.set("seat", b"mine").unwrap();
-    let error = server.get("seat", TIMEOUT).unwrap_err();
-    assert!(matches!(&error, Error::Forged { key } if key == "seat"), "{error}");
+    stranger.set("host", b"mine").unwrap();
+    let error = server.get("host", TIMEOUT).unwrap_err();
+    assert!(matches!(&error, Error::InvalidTag { key } if key == "host"), "{error}");
     // What a rank writes after it counts.
-    connect(server.port(), &secret).set("seat", b"ours").unwrap();
-    assert_eq!(server.get("seat", TIMEOUT).unwrap(), b"ours");
-    assert!(stranger.get("seat", TIMEOUT).is_err());
+    connect(server.port(), &secret).set("host", b"ours").unwrap();
+    assert_eq!(server.get("host", TIMEOUT).unwrap(), b"ours");
+    assert!(stranger.get("host", TIMEOUT).is_err());
 }
 
 #[test]

@@ -31,13 +31,13 @@ fn load_stand_in() {
 }
 
 /// Runs `body` on `size` ranks, each a thread.
-fn ranks(size: usize, body: impl Fn(usize, &Calls) + Sync) {
+fn ranks(size: usize, body: impl Fn(usize, &Comm) + Sync) {
     load_stand_in();
     let id = unique_id().unwrap();
     thread::scope(|scope| {
         for rank in 0..size {
             let (body, id) = (&body, &id);
-            scope.spawn(move || body(rank, &Calls::join(id, [rank, size]).unwrap()));
+            scope.spawn(move || body(rank, &Comm::join(id, [rank, size]).unwrap()));
         }
     });
 }

@@ -8,7 +8,7 @@ use crate::Error;
 
 /// A [`Call`] in shared memory.
 #[repr(C)]
-pub(super) struct Told {
+pub(super) struct CallSlot {
     what: AtomicU64,
     bytes: AtomicU64,
 }
@@ -21,7 +21,7 @@ pub(super) struct Call {
     /// The type of the numbers.
     kind: u8,
     /// The reduction or the root.
-    way: u32,
+    reduction_or_root: u32,
     bytes: u64,
 }
 
@@ -31,26 +31,26 @@ impl Call {
 
     pub(super) fn new(name: &str, kind: Kind, way: usize, bytes: usize) -> Self {
         let place = Self::NAMES.iter().position(|known| *known == name).expect("a collective");
-        Self { name: place as u8, kind: kind as u8, way: way as u32, bytes: bytes as u64 }
+        Self { name: place as u8, kind: kind as u8, reduction_or_root: way as u32, bytes: bytes as u64 }
     }
 
     pub(super) fn name(self) -> &'static str {
         Self::NAMES.get(usize::from(self.name)).copied().unwrap_or("another collective")
     }
 
-    fn what(self) -> u64 {
-        u64::from(self.name) | u64::from(self.kind) << 8 | u64::from(self.way) << 32
+    fn packed(self) -> u64 {
+        u64::from(self.name) | u64::from(self.kind) << 8 | u64::from(self.reduction_or_root) << 32
     }
 
-    pub(super) fn write(self, told: &Told) {
-        told.what.store(self.what(), Ordering::SeqCst);
+    pub(super) fn write(self, told: &CallSlot) {
+        told.what.store(self.packed(), Ordering::SeqCst);
         told.bytes.store(self.bytes, Ordering::SeqCst);
     }
 
-    pub(super) fn read(told: &Told) -> Self {
+    pub(super) fn read(told: &CallSlot) -> Self {
         let what = told.what.load(Ordering::SeqCst);
         let bytes = told.bytes.load(Ordering::SeqCst);
-        Self { name: what as u8, kind: (what >> 8) as u8, way: (what >> 32) as u32, bytes }
+        Self { name: what as u8, kind: (what >> 8) as u8, reduction_or_root: (what >> 32) as u32, bytes }
     }
 
     /// How `other`, the call of `rank`, differs from this one of the rank `own`.

@@ -43,10 +43,10 @@ impl Add {
 }
 
 /// A number as it is stored, and as it is reckoned with.
-trait Number: Copy {
-    type Wide: Copy;
-    fn widen(self) -> Self::Wide;
-    fn narrow(wide: Self::Wide) -> Self;
+trait Element: Copy {
+    type Accumulator: Copy;
+    fn widen(self) -> Self::Accumulator;
+    fn narrow(wide: Self::Accumulator) -> Self;
 }
 
 /// The upper half of an `f32`.
@@ -54,8 +54,8 @@ trait Number: Copy {
 #[repr(transparent)]
 struct Bfloat16(u16);
 
-impl Number for Bfloat16 {
-    type Wide = f32;
+impl Element for Bfloat16 {
+    type Accumulator = f32;
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self.0) << 16)
     }
@@ -71,8 +71,8 @@ impl Number for Bfloat16 {
 
 macro_rules! plain_number {
     ($($kind:ty),*) => {$(
-        impl Number for $kind {
-            type Wide = Self;
+        impl Element for $kind {
+            type Accumulator = Self;
             fn widen(self) -> Self {
                 self
             }
@@ -88,10 +88,14 @@ plain_number!(f32, f64, i64);
 const BLOCK: usize = 1024;
 
 /// `result` becomes the combination of `parts` in their order.
-fn reduce<N: Number>(result: &mut [u8], parts: &[&[u8]], combine: impl Fn(N::Wide, N::Wide) -> N::Wide) {
+fn reduce<N: Element>(
+    result: &mut [u8],
+    parts: &[&[u8]],
+    combine: impl Fn(N::Accumulator, N::Accumulator) -> N::Accumulator,
+) {
     let result = numbers_mut::<N>(result);
     let parts: Vec<&[N]> = parts.iter().map(|part| numbers(part)).collect();
-    let mut sums: Vec<N::Wide> = Vec::with_capacity(BLOCK);
+    let mut sums: Vec<N::Accumulator> = Vec::with_capacity(BLOCK);
     for (block, result) in result.chunks_mut(BLOCK).enumerate() {
         let range = block * BLOCK..block * BLOCK + result.len();
         sums.clear();
@@ -107,14 +111,14 @@ fn reduce<N: Number>(result: &mut [u8], parts: &[&[u8]], combine: impl Fn(N::Wid
     }
 }
 
-fn numbers<N: Number>(bytes: &[u8]) -> &[N] {
+fn numbers<N: Element>(bytes: &[u8]) -> &[N] {
     // SAFETY: any bytes are numbers of these kinds.
     let (before, numbers, after) = unsafe { bytes.align_to::<N>() };
     assert!(before.is_empty() && after.is_empty(), "pieces are whole numbers");
     numbers
 }
 
-fn numbers_mut<N: Number>(bytes: &mut [u8]) -> &mut [N] {
+fn numbers_mut<N: Element>(bytes: &mut [u8]) -> &mut [N] {
     // SAFETY: any bytes are numbers of these kinds, and any numbers of them are bytes.
     let (before, numbers, after) = unsafe { bytes.align_to_mut::<N>() };
     assert!(before.is_empty() && after.is_empty(), "pieces are whole numbers");

@@ -17,85 +17,86 @@
 
 use std::sync::Arc;
 
-use parallel::autograd::{self, Backward, attach};
-use parallel::comm::{Group, Reduction};
-use parallel::{Cut, region};
+use parallel::autograd::{self, Backward, with_backward};
+use parallel::comm::{ProcessGroup, Reduction};
+use parallel::{ShardSpec, mappings};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::architecture::{self, Architecture};
-use crate::block::{Mlp, Way};
-use crate::layer::{Linear, Registry};
-use crate::split::Dealt;
+use crate::block::{ForwardContext, Mlp};
+use crate::layer::{Linear, ModuleBuilder};
+use crate::model_parallel::RowPartition;
 
 /// The experts of one layer.
 #[derive(Debug)]
-pub struct Mixture {
+pub struct MoeLayer {
     router: Linear,
     /// Those of this rank, from [`first`](Self::first) on.
     experts: Vec<Mlp>,
     shared: Option<(Mlp, Linear)>,
-    per_token: i64,
-    normalized: bool,
+    top_k: i64,
+    norm_topk_prob: bool,
     /// The share of this layer in the mean over the layers with experts.
-    layer_share: f64,
-    owners: Owners,
+    layer_weight: f64,
+    placement: ExpertPlacement,
 }
 
 /// Who has which experts.
 #[derive(Debug)]
-pub(crate) struct Owners {
-    cut: Cut,
+pub(crate) struct ExpertPlacement {
+    spec: ShardSpec,
     /// `None` for a rank with all of them.
-    group: Option<Arc<Group>>,
+    group: Option<Arc<ProcessGroup>>,
 }
 
-impl Mixture {
+impl MoeLayer {
     /// The experts of a layer whose modules have names that begin with `prefix`.
     pub fn new(
-        registry: &mut Registry<'_>,
+        registry: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
-        settings: &architecture::Experts,
+        settings: &architecture::MoeConfig,
         prefix: &str,
     ) -> Result<Self, Error> {
         let (hidden, names) = (architecture.hidden_size, &settings.names);
-        let outside = registry.split().outside();
-        let router = registry.columns(
+        let outside = registry.split().non_parallel_placement();
+        let router = registry.column_parallel_linear(
             &format!("{prefix}.{}", names.router),
-            [hidden, settings.count],
+            [hidden, settings.num_experts],
             false,
             &outside,
         )?;
-        let owners = Owners::new(settings.count, registry.split().experts.as_ref())?;
+        let placement =
+            ExpertPlacement::new(settings.num_experts, registry.split().expert_parallel.as_ref())?;
         let mut experts = Vec::new();
-        for index in 0..settings.count {
-            let parts = names.parts.map(|part| format!("{prefix}.{}.{index}.{part}", names.list));
+        for index in 0..settings.num_experts {
+            let parts = names.matrices.map(|part| format!("{prefix}.{}.{index}.{part}", names.experts));
             let parts = parts.each_ref().map(String::as_str);
-            let own = owners.own().contains(&index);
-            let make = |registry: &mut Registry<'_>| {
+            let own = placement.local_experts().contains(&index);
+            let make = |registry: &mut ModuleBuilder<'_>| {
                 Mlp::new(registry, architecture, parts, settings.intermediate_size)
             };
-            let expert = registry.expert(own, make)?;
+            let expert = registry.expert_scope(own, make)?;
             experts.extend(own.then_some(expert));
         }
-        let shared = match settings.shared_size {
+        let shared = match settings.shared_expert_intermediate_size {
             None => None,
             Some(inner) => {
                 let [list, gate] = names.shared.map(|name| format!("{prefix}.{name}"));
                 let parts = ["gate_proj", "up_proj", "down_proj"].map(|part| format!("{list}.{part}"));
                 let mlp = Mlp::new(registry, architecture, parts.each_ref().map(String::as_str), inner)?;
-                Some((mlp, registry.columns(&gate, [hidden, 1], false, &outside)?))
+                Some((mlp, registry.column_parallel_linear(&gate, [hidden, 1], false, &outside)?))
             }
         };
-        let layers = settings.layers.iter().filter(|&&has| has).count();
+        let layers = settings.is_moe_layer.iter().filter(|&&has| has).count();
         Ok(Self {
             router,
             experts,
             shared,
-            per_token: settings.per_token,
-            normalized: settings.normalized,
-            layer_share: (layers.max(1) as f64).recip(),
-            owners,
+            top_k: settings.num_experts_per_tok,
+            norm_topk_prob: settings.norm_topk_prob,
+            layer_weight: (layers.max(1) as f64).recip(),
+            placement,
         })
     }
 
@@ -104,67 +105,85 @@ impl Mixture {
         &self,
         x: &Tensor,
         residual: Option<&Tensor>,
-        way: &Way,
+        ctx: &ForwardContext,
     ) -> Result<Tensor, parallel::Error> {
-        let shares = self.router.forward(x).softmax(-1, Kind::Float);
-        let (mut taken, chosen) = shares.topk(self.per_token, -1, true, true);
-        if self.normalized {
-            taken = &taken / taken.sum_dim_intlist(-1, true, Kind::Float);
+        let router_probs = self.router.forward(x).softmax(-1, Kind::Float);
+        let (mut topk_weights, topk_indices) = router_probs.topk(self.top_k, -1, true, true);
+        if self.norm_topk_prob {
+            topk_weights = &topk_weights / topk_weights.sum_dim_intlist(-1, true, Kind::Float);
         }
-        let x_inside = way.border.enter(x)?;
-        let taken = way.border.enter(&taken.to_kind(x.kind()))?;
-        let chosen_inside = way.border.enter(&chosen)?;
-        let mut sum = self.mix(&x_inside, &taken, &chosen_inside, way)?;
+        let x_inside = ctx.tp_region.copy_to_region(x)?;
+        let topk_weights = ctx.tp_region.copy_to_region(&topk_weights.to_kind(x.kind()))?;
+        let chosen_inside = ctx.tp_region.copy_to_region(&topk_indices)?;
+        let mut sum = self.forward_experts(&x_inside, &topk_weights, &chosen_inside, ctx)?;
         if let Some((mlp, gate)) = &self.shared {
-            sum += mlp.term(&x_inside) * way.border.enter(&gate.forward(x).sigmoid())?;
+            sum +=
+                mlp.forward_partial(&x_inside) * ctx.tp_region.copy_to_region(&gate.forward(x).sigmoid())?;
         }
-        let mut sum = way.border.add_up(&sum)?;
+        let mut sum = ctx.tp_region.reduce_from_region(&sum)?;
         if let Some(residual) = residual {
             sum += residual;
         }
-        match &way.balance {
+        match &ctx.aux_loss {
             None => Ok(sum),
-            Some(balance) => with_term(&sum, &(balance.term(&shares, &chosen)? * self.layer_share)),
+            Some(balance) => attach_aux_loss(
+                &sum,
+                &(balance.layer_loss(&router_probs, &topk_indices)? * self.layer_weight),
+            ),
         }
     }
 
-    /// What the experts make of tokens `[n, H]` that take the experts `chosen` `[n, k]` by the shares `taken` `[n, k]`.
-    fn mix(&self, x: &Tensor, taken: &Tensor, chosen: &Tensor, way: &Way) -> Result<Tensor, parallel::Error> {
-        let Some(group) = self.owners.group.as_ref().filter(|_| !way.rows_are_own) else {
-            return self.mix_own(x, taken, chosen);
+    /// What the experts make of tokens `[n, H]` that take the experts `topk_indices` `[n, k]` by the shares `topk_weights` `[n, k]`.
+    fn forward_experts(
+        &self,
+        x: &Tensor,
+        topk_weights: &Tensor,
+        topk_indices: &Tensor,
+        ctx: &ForwardContext,
+    ) -> Result<Tensor, parallel::Error> {
+        let Some(group) = self.placement.group.as_ref().filter(|_| !ctx.distinct_rows_per_rank) else {
+            return self.forward_local_tokens(x, topk_weights, topk_indices);
         };
         // All ranks have the same tokens: each looks after a part of them.
-        let (dealt, rows) = (Dealt(vec![Arc::clone(group)]), x.size()[0]);
-        let run = dealt.own(rows);
+        let (row_partition, rows) = (RowPartition(vec![Arc::clone(group)]), x.size()[0]);
+        let run = row_partition.local_range(rows);
         let own = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
-        dealt.whole(&self.mix_own(&own(x), &own(taken), &own(chosen))?, rows)
+        row_partition
+            .gather_rows(&self.forward_local_tokens(&own(x), &own(topk_weights), &own(topk_indices))?, rows)
     }
 
-    /// [`mix`](Self::mix) of tokens that are this rank's own.
-    fn mix_own(&self, x: &Tensor, taken: &Tensor, chosen: &Tensor) -> Result<Tensor, parallel::Error> {
+    /// [`forward_experts`](Self::forward_experts) of tokens that are this rank's own.
+    fn forward_local_tokens(
+        &self,
+        x: &Tensor,
+        topk_weights: &Tensor,
+        topk_indices: &Tensor,
+    ) -> Result<Tensor, parallel::Error> {
         // Every pair of a token and an expert, expert by expert.
         let (order, counts) = no_grad(|| {
-            let flat = chosen.flatten(0, -1);
+            let flat = topk_indices.flatten(0, -1);
             let order = flat.argsort_stable(true, 0, false);
-            let counts = flat.bincount(None::<&Tensor>, self.owners.cut.whole());
+            let counts = flat.bincount(None::<&Tensor>, self.placement.spec.global_len());
             (order, Vec::<i64>::try_from(&counts).expect("one number an expert"))
         });
-        let tokens = order.divide_scalar_mode(self.per_token, "floor");
+        let tokens = order.divide_scalar_mode(self.top_k, "floor");
         let rows = x.index_select(0, &tokens);
-        let made = self.owners.work(&rows, &counts, &mut |rows, counts| self.run(rows, counts))?;
-        let weighted = made * taken.flatten(0, -1).index_select(0, &order).unsqueeze(1);
+        let made = self.placement.dispatch_and_combine(&rows, &counts, &mut |rows, counts| {
+            self.forward_local_experts(rows, counts)
+        })?;
+        let weighted = made * topk_weights.flatten(0, -1).index_select(0, &order).unsqueeze(1);
         Ok(x.zeros_like().index_add(0, &tokens, &weighted.to_kind(x.kind())))
     }
 
     /// Each of this rank's experts on its rows, which lie expert by expert. One without rows has a gradient too: zero.
-    fn run(&self, rows: &Tensor, counts: &[i64]) -> Tensor {
+    fn forward_local_experts(&self, rows: &Tensor, counts: &[i64]) -> Tensor {
         let mut start = 0;
         let parts: Vec<Tensor> = self
             .experts
             .iter()
             .zip(counts)
             .map(|(expert, &count)| {
-                let part = expert.term(&rows.narrow(0, start, count));
+                let part = expert.forward_partial(&rows.narrow(0, start, count));
                 start += count;
                 part
             })
@@ -173,22 +192,26 @@ impl Mixture {
     }
 }
 
-impl Owners {
-    pub(crate) fn new(count: i64, group: Option<&Arc<Group>>) -> Result<Self, Error> {
+impl ExpertPlacement {
+    pub(crate) fn new(count: i64, group: Option<&Arc<ProcessGroup>>) -> Result<Self, Error> {
         let ranks = group.map_or(1, |group| group.size());
         if count < ranks as i64 {
-            return Err(Error::Split { axis: "expert", ranks, what: format!("{count} experts of a layer") });
+            return Err(Error::Indivisible {
+                axis: "expert",
+                ranks,
+                what: format!("{count} experts of a layer"),
+            });
         }
-        Ok(Self { cut: Cut::even(0, count, ranks), group: group.cloned() })
+        Ok(Self { spec: ShardSpec::even(0, count, ranks), group: group.cloned() })
     }
 
-    fn own(&self) -> std::ops::Range<i64> {
-        self.cut.runs(self.group.as_ref().map_or(0, |group| group.rank()))[0].clone()
+    fn local_experts(&self) -> std::ops::Range<i64> {
+        self.spec.ranges(self.group.as_ref().map_or(0, |group| group.rank()))[0].clone()
     }
 
     /// Runs `work` on rows that lie expert by expert, `counts` of each of all experts, where their experts are; what it makes comes back to
     /// the same places. `work` gets the rows of this rank's experts, expert by expert.
-    fn work(
+    fn dispatch_and_combine(
         &self,
         rows: &Tensor,
         counts: &[i64],
@@ -199,24 +222,24 @@ impl Owners {
         let of = |rank: usize| Vec::<i64>::try_from(all.get(rank as i64)).expect("one number an expert");
         let all: Vec<Vec<i64>> = (0..group.size()).map(of).collect();
         let sum = |counts: &[i64], rank: usize| -> i64 {
-            let run = &self.cut.runs(rank)[0];
+            let run = &self.spec.ranges(rank)[0];
             counts[run.start as usize..run.end as usize].iter().sum()
         };
         let sent: Vec<i64> = (0..group.size()).map(|rank| sum(counts, rank)).collect();
         let received: Vec<i64> = all.iter().map(|counts| sum(counts, group.rank())).collect();
-        let arrived = region::exchange(rows, &received, &sent, group)?;
+        let arrived = mappings::all_to_all_uneven(rows, &received, &sent, group)?;
         // They come rank by rank; experts want theirs together.
-        let (places, own) = by_expert(&all, self.own());
-        let back: Vec<i64> = inverse(&places);
+        let (places, own) = permute_by_expert(&all, self.local_experts());
+        let back: Vec<i64> = inverse_permutation(&places);
         let [places, back] =
             [places, back].map(|places| Tensor::from_slice(&places).to_device(rows.device()));
         let made = work(&arrived.index_select(0, &places), &own).index_select(0, &back);
-        region::exchange(&made, &sent, &received, group)
+        mappings::all_to_all_uneven(&made, &sent, &received, group)
     }
 }
 
 /// Of rows that lie rank by rank and within a rank expert by expert: their places in the order of the experts, and how many each has.
-fn by_expert(counts: &[Vec<i64>], own: std::ops::Range<i64>) -> (Vec<i64>, Vec<i64>) {
+fn permute_by_expert(counts: &[Vec<i64>], own: std::ops::Range<i64>) -> (Vec<i64>, Vec<i64>) {
     let own = own.start as usize..own.end as usize;
     let mut start = 0;
     let mut runs: Vec<Vec<i64>> = vec![Vec::new(); own.len()];
@@ -230,7 +253,7 @@ fn by_expert(counts: &[Vec<i64>], own: std::ops::Range<i64>) -> (Vec<i64>, Vec<i
     (runs.concat(), sizes)
 }
 
-fn inverse(places: &[i64]) -> Vec<i64> {
+fn inverse_permutation(places: &[i64]) -> Vec<i64> {
     let mut inverse = vec![0; places.len()];
     for (index, &place) in places.iter().enumerate() {
         inverse[place as usize] = index as i64;
@@ -239,7 +262,7 @@ fn inverse(places: &[i64]) -> Vec<i64> {
 }
 
 /// `x`, whose backward pass seeds `aside`, a scalar, with one: a term of the loss that no later layer sees.
-fn with_term(x: &Tensor, aside: &Tensor) -> Result<Tensor, parallel::Error> {
+fn attach_aux_loss(x: &Tensor, aside: &Tensor) -> Result<Tensor, parallel::Error> {
     if !(aside.requires_grad() && autograd::is_enabled()) {
         return Ok(x.shallow_clone());
     }
@@ -247,40 +270,43 @@ fn with_term(x: &Tensor, aside: &Tensor) -> Result<Tensor, parallel::Error> {
     let backward: Backward = Box::new(move |grads| {
         Ok(vec![grads[0].as_ref().map(Tensor::shallow_clone), Some(one.shallow_clone())])
     });
-    let mut attached = attach(&[&x.detach()], &[x, aside], backward)?;
+    let mut attached = with_backward(&[&x.detach()], &[x, aside], backward)?;
     Ok(attached.pop().expect("as many outputs as were given"))
 }
 
 /// What the term that keeps experts equally busy needs to know of a batch.
 #[derive(Debug)]
-pub struct Balance {
+pub struct LoadBalancingLoss {
     /// The row of each of this rank's tokens, int64 `[n]`.
-    pub(crate) rows: Tensor,
+    pub(crate) row_index: Tensor,
     /// Tokens of each row, fp32 `[R]`.
     pub(crate) lengths: Tensor,
     /// Whether each of this rank's tokens counts, fp32 `[n]`; all do where it is absent.
-    pub(crate) counts: Option<Tensor>,
+    pub(crate) unique_mask: Option<Tensor>,
     /// The weight of one token.
-    pub(crate) weight: f64,
+    pub(crate) coef: f64,
     /// Those who have other tokens of the same rows.
-    pub(crate) group: Option<Arc<Group>>,
+    pub(crate) group: Option<Arc<ProcessGroup>>,
 }
 
-impl Balance {
+impl LoadBalancingLoss {
     /// The term of one layer, a scalar, from the shares `[n, E]` and the experts that were taken `[n, k]`.
-    fn term(&self, shares: &Tensor, chosen: &Tensor) -> Result<Tensor, parallel::Error> {
+    fn layer_loss(&self, router_probs: &Tensor, topk_indices: &Tensor) -> Result<Tensor, parallel::Error> {
         let sums = |x: &Tensor| {
-            let x = self.counts.as_ref().map_or_else(|| x.shallow_clone(), |counts| x * counts.unsqueeze(1));
-            let zeros = Tensor::zeros([self.lengths.size()[0], shares.size()[1]], (Kind::Float, x.device()));
-            zeros.index_add(0, &self.rows, &x)
+            let x =
+                self.unique_mask.as_ref().map_or_else(|| x.shallow_clone(), |counts| x * counts.unsqueeze(1));
+            let zeros =
+                Tensor::zeros([self.lengths.size()[0], router_probs.size()[1]], (Kind::Float, x.device()));
+            zeros.index_add(0, &self.row_index, &x)
         };
-        let took = no_grad(|| sums(&shares.zeros_like().scatter_value(1, chosen, 1.0)));
-        let mut shares_of_rows = sums(shares);
+        let tokens_per_expert =
+            no_grad(|| sums(&router_probs.zeros_like().scatter_value(1, topk_indices, 1.0)));
+        let mut shares_of_rows = sums(router_probs);
         if let Some(group) = &self.group {
-            group.all_reduce(&took, Reduction::Sum)?;
-            shares_of_rows = region::reduce(&shares_of_rows, group)?;
+            group.all_reduce(&tokens_per_expert, Reduction::Sum)?;
+            shares_of_rows = mappings::reduce_from_region(&shares_of_rows, group)?;
         }
-        let factor = self.weight * shares.size()[1] as f64;
-        Ok((took * shares_of_rows / self.lengths.unsqueeze(1)).sum(Kind::Float) * factor)
+        let factor = self.coef * router_probs.size()[1] as f64;
+        Ok((tokens_per_expert * shares_of_rows / self.lengths.unsqueeze(1)).sum(Kind::Float) * factor)
     }
 }

@@ -67,10 +67,10 @@ impl TensorFile {
         drop(header);
         let mut entries = BTreeMap::new();
         for (name, told) in told {
-            let entry = told.check(data).map_err(|reason| malformed(format!("`{name}` {reason}")))?;
+            let entry = told.validate(data).map_err(|reason| malformed(format!("`{name}` {reason}")))?;
             entries.insert(name, entry);
         }
-        refuse_overlaps(&entries).map_err(malformed)?;
+        check_overlaps(&entries).map_err(malformed)?;
         let end = entries.values().map(|entry| entry.end).max().unwrap_or(data);
         if size < end {
             return Err(truncated(end, size));
@@ -110,10 +110,10 @@ impl TensorFile {
             return Err(Error::Dtype { path: path(), name: name(), dtype: entry.dtype.clone() });
         };
         let size = kind.elt_size_in_bytes() as u64;
-        let part = placement.part_shape(shape);
+        let part = placement.local_shape(shape);
         let mut buffer = vec![0; part.iter().product::<i64>() as usize * size as usize];
         let mut rest = buffer.as_mut_slice();
-        for (start, length) in pieces(shape, placement) {
+        for (start, length) in byte_ranges(shape, placement) {
             let (piece, behind) = rest.split_at_mut((length * size) as usize);
             self.file
                 .read_exact_at(piece, entry.start + start * size)
@@ -125,15 +125,15 @@ impl TensorFile {
 }
 
 /// The first number and the count of each piece of a tensor that this rank holds, in the order of its part.
-fn pieces(shape: &[i64], placement: &Placement) -> Vec<(u64, u64)> {
-    let Placement::Shard { cut, group } = placement else {
+fn byte_ranges(shape: &[i64], placement: &Placement) -> Vec<(u64, u64)> {
+    let Placement::Shard { spec, group } = placement else {
         return vec![(0, shape.iter().product::<i64>() as u64)];
     };
-    let (before, behind) = shape.split_at(cut.dim());
+    let (before, behind) = shape.split_at(spec.dim());
     let outer: i64 = before.iter().product();
     let inner: i64 = behind[1..].iter().product();
     let runs = |band: i64| {
-        cut.runs(group.rank()).iter().map(move |run| {
+        spec.ranges(group.rank()).iter().map(move |run| {
             let start = (band * behind[0] + run.start) * inner;
             (start as u64, ((run.end - run.start) * inner) as u64)
         })
@@ -142,11 +142,11 @@ fn pieces(shape: &[i64], placement: &Placement) -> Vec<(u64, u64)> {
 }
 
 /// The header: names and what it tells of each tensor. Read entry by entry, since it may have 100 MB.
-struct Header(BTreeMap<String, Told>);
+struct Header(BTreeMap<String, RawEntry>);
 
 /// One tensor as the header tells it, unchecked.
 #[derive(Deserialize)]
-struct Told {
+struct RawEntry {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: [u64; 2],
@@ -174,7 +174,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
-            let entry = map.next_value::<Told>()?;
+            let entry = map.next_value::<RawEntry>()?;
             if told.contains_key(&name) {
                 return Err(A::Error::custom(format!("`{name}` is there twice")));
             }
@@ -184,9 +184,9 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 }
 
-impl Told {
+impl RawEntry {
     /// The entry, whose offsets count from the start of the file; `data` is where the numbers begin.
-    fn check(self, data: u64) -> Result<Entry, String> {
+    fn validate(self, data: u64) -> Result<Entry, String> {
         let [from, to] = self.data_offsets;
         let bounds = from.checked_add(data).zip(to.checked_add(data)).filter(|(start, end)| start <= end);
         let Some((start, end)) = bounds else { return Err(format!("has the bytes {from} to {to}")) };
@@ -206,7 +206,7 @@ impl Told {
 }
 
 /// Refuses tensors that share bytes.
-fn refuse_overlaps(entries: &BTreeMap<String, Entry>) -> Result<(), String> {
+fn check_overlaps(entries: &BTreeMap<String, Entry>) -> Result<(), String> {
     let mut sorted: Vec<(&String, &Entry)> =
         entries.iter().filter(|(_, entry)| entry.start < entry.end).collect();
     sorted.sort_by_key(|(_, entry)| entry.start);
@@ -221,8 +221,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::comm::Group;
-    use crate::parameter::Cut;
+    use crate::comm::ProcessGroup;
+    use crate::parameter::ShardSpec;
 
     fn opened(bytes: &[u8]) -> Result<TensorFile, String> {
         let folder = tempfile::tempdir().unwrap();
@@ -290,12 +290,12 @@ mod tests {
 
     #[test]
     fn a_part_of_the_columns_is_read_row_by_row() {
-        let group = || Arc::new(Group::alone("test", 0));
-        let cut = Cut::joined(&[Cut::even(1, 2, 1), Cut::even(1, 3, 1)]);
-        let placement = Placement::Shard { cut, group: group() };
-        assert_eq!(pieces(&[2, 5], &placement), [(0, 2), (2, 3), (5, 2), (7, 3)]);
-        let rows = Placement::Shard { cut: Cut::even(0, 2, 1), group: group() };
-        assert_eq!(pieces(&[2, 5], &rows), [(0, 10)]);
-        assert_eq!(pieces(&[2, 5], &Placement::Replicate), [(0, 10)]);
+        let group = || Arc::new(ProcessGroup::single("test", 0));
+        let spec = ShardSpec::concat(&[ShardSpec::even(1, 2, 1), ShardSpec::even(1, 3, 1)]);
+        let placement = Placement::Shard { spec, group: group() };
+        assert_eq!(byte_ranges(&[2, 5], &placement), [(0, 2), (2, 3), (5, 2), (7, 3)]);
+        let rows = Placement::Shard { spec: ShardSpec::even(0, 2, 1), group: group() };
+        assert_eq!(byte_ranges(&[2, 5], &rows), [(0, 10)]);
+        assert_eq!(byte_ranges(&[2, 5], &Placement::Replicate), [(0, 10)]);
     }
 }

@@ -2,77 +2,96 @@
 //!
 //! | function | forward | backward |
 //! |---|---|---|
-//! | [`copy`] | the same | sum over the ranks |
-//! | [`reduce`] | sum over the ranks | the same |
-//! | [`gather`] | the parts of all ranks along a dimension | this rank's part |
-//! | [`scatter`] | this rank's part | the parts of all ranks |
-//! | [`gather_sum`] | the parts of all ranks | this rank's part of the sum |
-//! | [`reduce_scatter`] | this rank's part of the sum | the parts of all ranks |
-//! | [`exchange`] | some rows for each rank | the rows back |
+//! | [`copy_to_region`] | the same | sum over the ranks |
+//! | [`reduce_from_region`] | sum over the ranks | the same |
+//! | [`gather_from_region`] | the parts of all ranks along a dimension | this rank's part |
+//! | [`gather_from_sequence_region`] | the parts of all ranks | this rank's part of the sum |
+//! | [`reduce_scatter_to_sequence_region`] | this rank's part of the sum | the parts of all ranks |
+//! | [`all_to_all_uneven`] | some rows for each rank | the rows back |
 //! | [`all_to_all`] | part `i` of one dimension to rank `i`, what comes in joined along another | the same the other way round |
 //!
-//! `copy` and `reduce` are the `f` and `g` of Shoeybi et al. 2019 (arXiv 1909.08053, section 3); `gather_sum`
-//! and `reduce_scatter` those of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2); `all_to_all` is
+//! `copy_to_region` and `reduce_from_region` are the `f` and `g` of Shoeybi et al. 2019 (arXiv 1909.08053, section 3); `gather_from_sequence_region`
+//! and `reduce_scatter_to_sequence_region` those of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2); `all_to_all` is
 //! that of Jacobs et al. 2023 (arXiv 2309.14509). The loss is replicated: every rank computes the same
 //! scalar, and its gradient is not summed over ranks. This module knows no layers.
 
 use std::sync::Arc;
 
-use parallel_sys::autograd::{self, Backward, attach};
+use parallel_sys::autograd::{self, Backward, with_backward};
 use tch::{Tensor, no_grad};
 
 use crate::Error;
-use crate::comm::{Group, Reduction};
+use crate::comm::{ProcessGroup, Reduction};
 
 /// `x` into a region where every rank computes something else with it.
-pub fn copy(x: &Tensor, group: &Arc<Group>) -> Result<Tensor, Error> {
-    region(x, group, Ok(x.detach()), summed)
+pub fn copy_to_region(x: &Tensor, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
+    collective_with_backward(x, group, Ok(x.detach()), all_reduced)
 }
 
 /// The sum over the ranks of what each has computed.
-pub fn reduce(x: &Tensor, group: &Arc<Group>) -> Result<Tensor, Error> {
-    region(x, group, summed(group, x), |_, grad| Ok(grad.shallow_clone()))
+pub fn reduce_from_region(x: &Tensor, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
+    collective_with_backward(x, group, all_reduced(group, x), |_, grad| Ok(grad.shallow_clone()))
 }
 
 /// `[.., n, ..]` on each rank to `[.., n P, ..]` along `dim`, for a region where every rank computes the same with it.
-pub fn gather(x: &Tensor, dim: i64, group: &Arc<Group>) -> Result<Tensor, Error> {
-    region(x, group, joined(group, x, dim), move |group, grad| Ok(own_part(group, grad, dim)))
+pub fn gather_from_region(x: &Tensor, dim: i64, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
+    collective_with_backward(x, group, all_gathered(group, x, dim), move |group, grad| {
+        Ok(local_chunk(group, grad, dim))
+    })
 }
 
-/// `[.., n P, ..]`, the same on each rank, to this rank's `[.., n, ..]` along `dim`.
-pub fn scatter(x: &Tensor, dim: i64, group: &Arc<Group>) -> Result<Tensor, Error> {
-    region(x, group, Ok(own_part(group, &x.detach(), dim)), move |group, grad| joined(group, grad, dim))
-}
-
-/// [`gather`], for a region where every rank computes something else with it.
-pub fn gather_sum(x: &Tensor, dim: i64, group: &Arc<Group>) -> Result<Tensor, Error> {
-    region(x, group, joined(group, x, dim), move |group, grad| summed_part(group, grad, dim))
+/// [`gather_from_region`], for a region where every rank computes something else with it.
+pub fn gather_from_sequence_region(x: &Tensor, dim: i64, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
+    collective_with_backward(x, group, all_gathered(group, x, dim), move |group, grad| {
+        reduce_scattered(group, grad, dim)
+    })
 }
 
 /// `[.., n P, ..]` on each rank to this rank's `[.., n, ..]` of the sum along `dim`.
-pub fn reduce_scatter(x: &Tensor, dim: i64, group: &Arc<Group>) -> Result<Tensor, Error> {
-    region(x, group, summed_part(group, x, dim), move |group, grad| joined(group, grad, dim))
+pub fn reduce_scatter_to_sequence_region(
+    x: &Tensor,
+    dim: i64,
+    group: &Arc<ProcessGroup>,
+) -> Result<Tensor, Error> {
+    collective_with_backward(x, group, reduce_scattered(group, x, dim), move |group, grad| {
+        all_gathered(group, grad, dim)
+    })
 }
 
-/// Cuts `x` along `cut`, part `i` for rank `i`, and joins what comes in along `join`: `[.., a P, .., b, ..]` to
+/// Cuts `x` along `split_dim`, part `i` for rank `i`, and joins what comes in along `concat_dim`: `[.., a P, .., b, ..]` to
 /// `[.., a, .., b P, ..]`.
-pub fn all_to_all(x: &Tensor, cut: i64, join: i64, group: &Arc<Group>) -> Result<Tensor, Error> {
-    region(x, group, exchanged(group, x, cut, join), move |group, grad| exchanged(group, grad, join, cut))
+pub fn all_to_all(
+    x: &Tensor,
+    split_dim: i64,
+    concat_dim: i64,
+    group: &Arc<ProcessGroup>,
+) -> Result<Tensor, Error> {
+    collective_with_backward(
+        x,
+        group,
+        all_to_all_chunks(group, x, split_dim, concat_dim),
+        move |group, grad| all_to_all_chunks(group, grad, concat_dim, split_dim),
+    )
 }
 
 /// Rows of `x` `[n, ..]` go out, `sent[i]` to rank `i`; what comes in, `received[i]` rows from rank `i`, end to end.
-pub fn exchange(x: &Tensor, received: &[i64], sent: &[i64], group: &Arc<Group>) -> Result<Tensor, Error> {
+pub fn all_to_all_uneven(
+    x: &Tensor,
+    received: &[i64],
+    sent: &[i64],
+    group: &Arc<ProcessGroup>,
+) -> Result<Tensor, Error> {
     let result = group.all_to_all(&x.detach(), [received, sent]);
     let (received, sent) = (received.to_vec(), sent.to_vec());
-    region(x, group, result, move |group, grad| group.all_to_all(grad, [&sent, &received]))
+    collective_with_backward(x, group, result, move |group, grad| group.all_to_all(grad, [&sent, &received]))
 }
 
 /// `result` of `x`, with `backward` as its vector-Jacobian product.
-fn region(
+fn collective_with_backward(
     x: &Tensor,
-    group: &Arc<Group>,
+    group: &Arc<ProcessGroup>,
     result: Result<Tensor, Error>,
-    backward: impl Fn(&Group, &Tensor) -> Result<Tensor, Error> + Send + 'static,
+    backward: impl Fn(&ProcessGroup, &Tensor) -> Result<Tensor, Error> + Send + 'static,
 ) -> Result<Tensor, Error> {
     let result = result?;
     if !(x.requires_grad() && autograd::is_enabled()) {
@@ -83,33 +102,33 @@ fn region(
         let Some(grad) = &grads[0] else { return Ok(vec![None]) };
         Ok(vec![Some(no_grad(|| backward(&group, grad))?)])
     });
-    let mut attached = attach(&[&result], &[x], backward)?;
+    let mut attached = with_backward(&[&result], &[x], backward)?;
     Ok(attached.pop().expect("as many outputs as were given"))
 }
 
-fn summed(group: &Group, x: &Tensor) -> Result<Tensor, Error> {
+fn all_reduced(group: &ProcessGroup, x: &Tensor) -> Result<Tensor, Error> {
     let sum = no_grad(|| x.detach().contiguous().copy());
     group.all_reduce(&sum, Reduction::Sum)?;
     Ok(sum)
 }
 
-fn own_part(group: &Group, x: &Tensor, dim: i64) -> Tensor {
-    let part = x.size()[index(x, dim)] / group.size() as i64;
+fn local_chunk(group: &ProcessGroup, x: &Tensor, dim: i64) -> Tensor {
+    let part = x.size()[normalize_dim(x, dim)] / group.size() as i64;
     x.narrow(dim, group.rank() as i64 * part, part).contiguous()
 }
 
 /// Collectives join and cut the first dimension.
-fn joined(group: &Group, x: &Tensor, dim: i64) -> Result<Tensor, Error> {
+fn all_gathered(group: &ProcessGroup, x: &Tensor, dim: i64) -> Result<Tensor, Error> {
     let first = x.detach().transpose(0, dim);
     Ok(group.all_gather(&first)?.transpose(0, dim).contiguous())
 }
 
-fn summed_part(group: &Group, x: &Tensor, dim: i64) -> Result<Tensor, Error> {
+fn reduce_scattered(group: &ProcessGroup, x: &Tensor, dim: i64) -> Result<Tensor, Error> {
     let first = x.detach().transpose(0, dim);
     Ok(group.reduce_scatter(&first)?.transpose(0, dim).contiguous())
 }
 
-fn exchanged(group: &Group, x: &Tensor, cut: i64, join: i64) -> Result<Tensor, Error> {
+fn all_to_all_chunks(group: &ProcessGroup, x: &Tensor, cut: i64, join: i64) -> Result<Tensor, Error> {
     let ranks = group.size() as i64;
     let parts: Vec<Tensor> = x.detach().chunk(ranks, cut);
     // One part a row of the first dimension.
@@ -119,7 +138,7 @@ fn exchanged(group: &Group, x: &Tensor, cut: i64, join: i64) -> Result<Tensor, E
     Ok(Tensor::cat(&parts, join))
 }
 
-fn index(x: &Tensor, dim: i64) -> usize {
+fn normalize_dim(x: &Tensor, dim: i64) -> usize {
     if dim < 0 { (x.dim() as i64 + dim) as usize } else { dim as usize }
 }
 
@@ -129,7 +148,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::Transport;
-    use crate::world::tests::worlds;
+    use crate::world::tests::run_worlds;
 
     fn ramp(shape: &[i64]) -> Tensor {
         let count: i64 = shape.iter().product();
@@ -147,9 +166,9 @@ pub(crate) mod tests {
     }
 
     /// Runs `body` on three ranks over both transports.
-    fn on_three_ranks(body: impl Fn(&Arc<Group>, i64) + Sync) {
+    fn on_three_ranks(body: impl Fn(&Arc<ProcessGroup>, i64) + Sync) {
         for transport in [Transport::Shared, Transport::Gloo] {
-            worlds(3, transport, |world| {
+            run_worlds(3, transport, |world| {
                 body(&Arc::new(world.group("test", &[0, 1, 2]).unwrap()), world.rank() as i64);
             });
         }
@@ -171,7 +190,9 @@ pub(crate) mod tests {
                 leaf(&ramp(&[5, 6]).narrow(1, 2 * rank, 2)),
                 leaf(&ramp(&[6, 5]).narrow(0, 2 * rank, 2)),
             );
-            let y = reduce(&copy(&x, group).unwrap().matmul(&a).tanh().matmul(&b), group).unwrap();
+            let y =
+                reduce_from_region(&copy_to_region(&x, group).unwrap().matmul(&a).tanh().matmul(&b), group)
+                    .unwrap();
             (&y * ramp(&[4, 5]).cos()).sum(Kind::Double).backward();
             let wanted = shared.lock().unwrap();
             let (whole, [of_x, of_a, of_b]) = &*wanted;
@@ -183,21 +204,15 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn gather_and_scatter_hand_back_what_belongs_to_a_rank() {
+    fn gather_hands_back_the_gradient_of_each_rank() {
         on_three_ranks(|group, rank| {
             let whole = ramp(&[2, 6, 3]);
             let own = leaf(&whole.narrow(1, 2 * rank, 2));
-            let gathered = gather(&own, 1, group).unwrap();
+            let gathered = gather_from_region(&own, 1, group).unwrap();
             close(&gathered.detach(), &whole);
             // The same loss on every rank: d / d own is this rank's part of 2 x.
             gathered.square().sum(Kind::Double).backward();
             close(&own.grad(), &(whole.narrow(1, 2 * rank, 2) * 2.0));
-
-            let all = leaf(&whole);
-            let part = scatter(&all, -2, group).unwrap();
-            close(&part.detach(), &whole.narrow(1, 2 * rank, 2));
-            part.square().sum(Kind::Double).backward();
-            close(&all.grad(), &(&whole * 2.0));
         });
     }
 
@@ -206,13 +221,13 @@ pub(crate) mod tests {
         on_three_ranks(|group, rank| {
             let whole = ramp(&[6, 3]);
             let own = leaf(&whole.narrow(0, 2 * rank, 2));
-            let gathered = gather_sum(&own, 0, group).unwrap();
+            let gathered = gather_from_sequence_region(&own, 0, group).unwrap();
             // Rank r weighs with r + 1: the weights of all add up to 6.
             (gathered * (rank + 1) as f64).sum(Kind::Double).backward();
             close(&own.grad(), &Tensor::full([2, 3], 6.0, (Kind::Double, Device::Cpu)));
 
             let all = leaf(&(&whole * (rank + 1) as f64));
-            let part = reduce_scatter(&all, 0, group).unwrap();
+            let part = reduce_scatter_to_sequence_region(&all, 0, group).unwrap();
             close(&part.detach(), &(whole.narrow(0, 2 * rank, 2) * 6.0));
             (part * (rank + 1) as f64).sum(Kind::Double).backward();
             let wanted: Vec<Tensor> = (1..=3)
@@ -239,8 +254,8 @@ pub(crate) mod tests {
 
     #[test]
     fn without_a_graph_there_is_no_backward() {
-        let group = Arc::new(Group::alone("test", 0));
-        assert!(!copy(&ramp(&[2]), &group).unwrap().requires_grad());
-        assert!(!no_grad(|| reduce(&leaf(&ramp(&[2])), &group)).unwrap().requires_grad());
+        let group = Arc::new(ProcessGroup::single("test", 0));
+        assert!(!copy_to_region(&ramp(&[2]), &group).unwrap().requires_grad());
+        assert!(!no_grad(|| reduce_from_region(&leaf(&ramp(&[2])), &group)).unwrap().requires_grad());
     }
 }

@@ -14,11 +14,11 @@ use tch::{Kind, Tensor};
 use crate::Placement;
 
 pub use read::TensorFile;
-pub use write::{speaks, write, write_bytes};
+pub use write::{is_writing_replica, write, write_bytes};
 
 /// A tensor that is to be written.
 #[derive(Clone, Copy, Debug)]
-pub struct Named<'a> {
+pub struct NamedTensor<'a> {
     /// Its name in the file.
     pub name: &'a str,
     /// This rank's part.

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind, Tensor};
 
-use super::{DTYPES, Error, Named};
+use super::{DTYPES, Error, NamedTensor};
 use crate::Placement;
-use crate::comm::Group;
+use crate::comm::ProcessGroup;
 
 /// What is sent from rank to rank of a pipeline for a file.
 const TAG: usize = usize::MAX;
@@ -38,35 +38,40 @@ impl Entry {
     }
 }
 
-/// Whether the ranks of `stages` speak for the tensors of which they hold parts, rather than others who hold the other parts. `placements`
+/// Whether the ranks of `model_parallel_group` speak for the tensors of which they hold parts, rather than others who hold the other parts. `placements`
 /// are those of all tensors of the first of them, not of one file's alone.
-pub fn speaks<'p>(
+pub fn is_writing_replica<'p>(
     mut placements: impl Iterator<Item = &'p Placement>,
-    stages: &Group,
+    model_parallel_group: &ProcessGroup,
 ) -> Result<bool, Error> {
-    Ok(stages.gather(vec![placements.all(Placement::writes)])?[0])
+    Ok(model_parallel_group.all_gather_object(vec![placements.all(Placement::is_writer)])?[0])
 }
 
-/// Writes the whole of `tensors` to a file. Every rank that holds a part calls it with its own parts; of those who [speak](speaks), the
-/// first one writes and the others send to it. `stages` are those who have other tensors; of what several of them have, the first copy
+/// Writes the whole of `tensors` to a file. Every rank that holds a part calls it with its own parts; of those who [speak](is_writing_replica), the
+/// first one writes and the others send to it. `model_parallel_group` are those who have other tensors; of what several of them have, the first copy
 /// counts.
-pub fn write(path: &Path, tensors: &[Named<'_>], speaks: bool, stages: &Group) -> Result<(), Error> {
-    let entries = entries(path, tensors, stages)?;
+pub fn write(
+    path: &Path,
+    tensors: &[NamedTensor<'_>],
+    speaks: bool,
+    model_parallel_group: &ProcessGroup,
+) -> Result<(), Error> {
+    let entries = entries(path, tensors, model_parallel_group)?;
     let whole = |entry: &Entry| -> Result<Option<Tensor>, Error> {
-        if entry.owner != stages.rank() {
-            let arrives = speaks && stages.rank() == 0;
+        if entry.owner != model_parallel_group.rank() {
+            let arrives = speaks && model_parallel_group.rank() == 0;
             let options = (entry.kind(), Device::Cpu);
-            let receive = || stages.receive(&entry.shape, options, entry.owner, TAG);
+            let receive = || model_parallel_group.recv(&entry.shape, options, entry.owner, TAG);
             return Ok(if arrives { Some(receive()?) } else { None });
         }
         let named = &tensors[entry.index];
-        let whole = named.placement.whole(named.tensor)?;
+        let whole = named.placement.full_tensor(named.tensor)?;
         if speaks && entry.owner != 0 {
-            stages.send(&whole.to_device(Device::Cpu).contiguous(), 0, TAG)?.wait()?;
+            model_parallel_group.send(&whole.to_device(Device::Cpu).contiguous(), 0, TAG)?.wait()?;
         }
         Ok(Some(whole))
     };
-    if !speaks || stages.rank() != 0 {
+    if !speaks || model_parallel_group.rank() != 0 {
         return entries.iter().try_for_each(|entry| whole(entry).map(drop));
     }
     let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
@@ -92,14 +97,24 @@ pub fn write(path: &Path, tensors: &[Named<'_>], speaks: bool, stages: &Group) -
 }
 
 /// The tensors of all stages in the order of the file.
-fn entries(path: &Path, tensors: &[Named<'_>], stages: &Group) -> Result<Vec<Entry>, Error> {
+fn entries(
+    path: &Path,
+    tensors: &[NamedTensor<'_>],
+    model_parallel_group: &ProcessGroup,
+) -> Result<Vec<Entry>, Error> {
     let mut own = Vec::with_capacity(tensors.len());
     for (index, named) in tensors.iter().enumerate() {
-        let shape = named.placement.whole_shape(&named.tensor.size());
+        let shape = named.placement.global_shape(&named.tensor.size());
         let dtype = dtype(path, named, named.tensor.kind())?.to_owned();
-        own.push(Entry { name: named.name.to_owned(), dtype, shape, owner: stages.rank(), index });
+        own.push(Entry {
+            name: named.name.to_owned(),
+            dtype,
+            shape,
+            owner: model_parallel_group.rank(),
+            index,
+        });
     }
-    let mut entries = stages.gather(own)?;
+    let mut entries = model_parallel_group.all_gather_object(own)?;
     let mut seen = BTreeSet::new();
     entries.retain(|entry| seen.insert(entry.name.clone()));
     // Wide numbers first, so that every tensor lies at a multiple of its numbers' size.
@@ -114,7 +129,7 @@ pub fn write_bytes(path: &Path, content: &[u8]) -> Result<(), Error> {
     })
 }
 
-fn dtype(path: &Path, named: &Named<'_>, kind: Kind) -> Result<&'static str, Error> {
+fn dtype(path: &Path, named: &NamedTensor<'_>, kind: Kind) -> Result<&'static str, Error> {
     let known = DTYPES.iter().find(|(_, known)| *known == kind).map(|(dtype, _)| *dtype);
     let unknown = || {
         let (name, dtype) = (named.name.to_owned(), format!("{kind:?}"));

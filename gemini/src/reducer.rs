@@ -11,42 +11,46 @@
 
 use std::sync::Arc;
 
-use parallel::comm::{Group, Reduction, Started};
-use parallel::{Groups, Segmented};
+use parallel::comm::{PendingCollective, ProcessGroup, Reduction};
+use parallel::{ProcessGroups, Segmented};
 use tch::{Kind, Tensor};
 
 use crate::Error;
 
 /// Bytes of a bucket, at least, but for the last one.
-const BUCKET: usize = 4 << 20;
+const BUCKET_BYTES: usize = 4 << 20;
 
 struct Bucket {
-    flat: Tensor,
-    group: Arc<Group>,
+    buffer: Tensor,
+    group: Arc<ProcessGroup>,
     /// Deliveries that are still to come before it is whole.
-    missing: usize,
+    pending: usize,
 }
 
 /// The replicas of one trained model.
-pub(crate) struct Replicas {
-    groups: Arc<Groups>,
+pub(crate) struct Reducer {
+    groups: Arc<ProcessGroups>,
     buckets: Vec<Bucket>,
     /// The bucket of each slot.
     bucket_of: Vec<usize>,
     /// Micro-batches of this step that this rank has still to begin.
-    left: usize,
+    micro_batches_left: usize,
     /// Whether it has begun one.
-    begun: bool,
+    is_prepared: bool,
     /// Deliveries of one backward pass to each slot, by the model.
-    uses: Option<Vec<usize>>,
+    grads_per_backward: Option<Vec<usize>>,
     /// Buckets that were started.
-    started: Vec<Started>,
+    in_flight: Vec<PendingCollective>,
 }
 
-impl Replicas {
+impl Reducer {
     /// Buckets over parameters of these shapes, in the reverse of their order; and for each parameter its gradient, a view. `exclusive`
     /// are those that other ranks of the expert group do not hold: they come last.
-    pub(crate) fn new(groups: &Arc<Groups>, weights: &[&Tensor], exclusive: &[bool]) -> (Self, Vec<Tensor>) {
+    pub(crate) fn new(
+        groups: &Arc<ProcessGroups>,
+        weights: &[&Tensor],
+        exclusive: &[bool],
+    ) -> (Self, Vec<Tensor>) {
         let mut buckets = Vec::new();
         let mut bucket_of = vec![0; weights.len()];
         let mut views: Vec<Option<Tensor>> = weights.iter().map(|_| None).collect();
@@ -57,91 +61,112 @@ impl Replicas {
         for (place, &slot) in order.iter().enumerate() {
             waiting.push(slot);
             let next = order.get(place + 1);
-            let ends = next.is_none_or(|&next| exclusive[next] != exclusive[slot]);
+            let is_last_of_kind = next.is_none_or(|&next| exclusive[next] != exclusive[slot]);
             filled += weights[slot].numel();
-            if filled * 4 >= BUCKET || ends {
-                let group = if exclusive[slot] { groups.twins() } else { groups.replicas() };
-                let flat = Tensor::zeros([filled as i64], (Kind::Float, weights[slot].device()));
+            if filled * 4 >= BUCKET_BYTES || is_last_of_kind {
+                let group =
+                    if exclusive[slot] { groups.weight_replicas() } else { groups.dense_weight_replicas() };
+                let buffer = Tensor::zeros([filled as i64], (Kind::Float, weights[slot].device()));
                 let mut start = 0;
                 for slot in waiting.drain(..) {
                     let length = weights[slot].numel() as i64;
-                    views[slot] = Some(flat.narrow(0, start, length).view(weights[slot].size().as_slice()));
+                    views[slot] = Some(buffer.narrow(0, start, length).view(weights[slot].size().as_slice()));
                     bucket_of[slot] = buckets.len();
                     start += length;
                 }
-                buckets.push(Bucket { flat, group: Arc::clone(group), missing: 0 });
+                buckets.push(Bucket { buffer, group: Arc::clone(group), pending: 0 });
                 filled = 0;
             }
         }
         let views = views.into_iter().flatten().collect();
-        let (left, begun, uses, started) = (0, false, None, Vec::new());
-        (Self { groups: Arc::clone(groups), buckets, bucket_of, left, begun, uses, started }, views)
+        let (micro_batches_left, is_prepared, grads_per_backward, in_flight) = (0, false, None, Vec::new());
+        (
+            Self {
+                groups: Arc::clone(groups),
+                buckets,
+                bucket_of,
+                micro_batches_left,
+                is_prepared,
+                grads_per_backward,
+                in_flight,
+            },
+            views,
+        )
     }
 
     /// Splits the rows of the step evenly into micro-batches, records how many gradients they will produce,
     /// and returns the micro-batches of this rank. With expert parallelism every rank gets the same number of
     /// micro-batches, some possibly empty, because all ranks take part in the all-to-all of every MoE layer.
-    pub(crate) fn deal<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
-        let data = self.groups.data();
+    pub(crate) fn split_micro_batches<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
+        let data = self.groups.data_parallel();
         let size = largest.min(rows.len().div_ceil(data.size())).max(1);
-        let together = if self.groups.expert().size() > 1 { data.size() } else { 1 };
+        let together = if self.groups.expert_parallel().size() > 1 { data.size() } else { 1 };
         let count = rows.len().div_ceil(size).next_multiple_of(together);
-        let cut = |place: usize| rows.len() * place / count;
-        let own: Vec<&[T]> = data.deal((0..count).map(|place| &rows[cut(place)..cut(place + 1)])).collect();
-        self.left += own.len();
+        let boundary = |place: usize| rows.len() * place / count;
+        let own: Vec<&[T]> =
+            data.round_robin((0..count).map(|place| &rows[boundary(place)..boundary(place + 1)])).collect();
+        self.micro_batches_left += own.len();
         own
     }
 
     /// `count` micro-batches begin. The first to do so announces what all of the step will deliver.
-    pub(crate) fn begin<M: Segmented>(&mut self, model: &M, slot_of: &[Option<usize>], count: usize) {
-        if !std::mem::replace(&mut self.begun, true) {
-            let uses = self.uses.get_or_insert_with(|| uses(model, slot_of, self.bucket_of.len()));
+    pub(crate) fn prepare_for_backward<M: Segmented>(
+        &mut self,
+        model: &M,
+        slot_of: &[Option<usize>],
+        count: usize,
+    ) {
+        if !std::mem::replace(&mut self.is_prepared, true) {
+            let uses = self
+                .grads_per_backward
+                .get_or_insert_with(|| count_uses(model, slot_of, self.bucket_of.len()));
             for (slot, &uses) in uses.iter().enumerate() {
-                self.buckets[self.bucket_of[slot]].missing += uses * self.left;
+                self.buckets[self.bucket_of[slot]].pending += uses * self.micro_batches_left;
             }
         }
         // A micro-batch that was not announced would add its gradients to a bucket whose all-reduce is
         // already running.
-        self.left = self.left.checked_sub(count).expect("every micro-batch was dealt");
+        self.micro_batches_left =
+            self.micro_batches_left.checked_sub(count).expect("every micro-batch was dealt");
     }
 
     /// A micro-batch has delivered to `slot`: starts what is whole and next.
-    pub(crate) fn delivered(&mut self, slot: usize) -> Result<(), Error> {
+    pub(crate) fn on_gradient_ready(&mut self, slot: usize) -> Result<(), Error> {
         let bucket = &mut self.buckets[self.bucket_of[slot]];
-        bucket.missing = bucket.missing.checked_sub(1).expect("as many deliveries as uses");
-        while self.started.len() < self.buckets.len() && self.buckets[self.started.len()].missing == 0 {
-            self.start_next()?;
+        bucket.pending = bucket.pending.checked_sub(1).expect("as many deliveries as uses");
+        while self.in_flight.len() < self.buckets.len() && self.buckets[self.in_flight.len()].pending == 0 {
+            self.reduce_next_bucket()?;
         }
         Ok(())
     }
 
     /// Starts what was not delivered, and returns once every gradient is the sum over the ranks.
-    pub(crate) fn finish(&mut self) -> Result<(), Error> {
-        while self.started.len() < self.buckets.len() {
-            self.start_next()?;
+    pub(crate) fn finalize_backward(&mut self) -> Result<(), Error> {
+        while self.in_flight.len() < self.buckets.len() {
+            self.reduce_next_bucket()?;
         }
-        assert_eq!(self.left, 0, "every micro-batch that was dealt is run before the step");
-        self.buckets.iter_mut().for_each(|bucket| bucket.missing = 0);
-        self.begun = false;
-        self.started.drain(..).try_for_each(|started| Ok(started.wait()?))
+        assert_eq!(self.micro_batches_left, 0, "every micro-batch that was dealt is run before the step");
+        self.buckets.iter_mut().for_each(|bucket| bucket.pending = 0);
+        self.is_prepared = false;
+        self.in_flight.drain(..).try_for_each(|started| Ok(started.wait()?))
     }
 
     /// The next step begins with zeros.
-    pub(crate) fn forget(&mut self) {
+    pub(crate) fn zero_grad(&mut self) {
         for bucket in &mut self.buckets {
-            let _ = bucket.flat.zero_();
+            let _ = bucket.buffer.zero_();
         }
     }
 
-    fn start_next(&mut self) -> Result<(), Error> {
-        let bucket = &self.buckets[self.started.len()];
-        self.started.push(bucket.group.start_all_reduce(&bucket.flat, Reduction::Sum)?);
+    fn reduce_next_bucket(&mut self) -> Result<(), Error> {
+        let bucket = &self.buckets[self.in_flight.len()];
+        self.in_flight.push(bucket.group.start_all_reduce(&bucket.buffer, Reduction::Sum)?);
         Ok(())
     }
 }
 
 /// How often one backward pass delivers to each slot: once a segment that uses the parameter, and once for the head.
-fn uses<M: Segmented>(model: &M, slot_of: &[Option<usize>], slots: usize) -> Vec<usize> {
+fn count_uses<M: Segmented>(model: &M, slot_of: &[Option<usize>], slots: usize) -> Vec<usize> {
     let mut uses = vec![0; slots];
     let segments = (0..model.num_segments()).flat_map(|index| model.segment_parameters(index));
     for parameter in segments.chain(model.head_parameters()) {
