@@ -1,21 +1,22 @@
-//! A conversation: who says what, in order.
+//! Conversations: messages with roles.
 //!
-//! The roles are those of the HF chat templates. This file knows no tokenizer and no file format.
+//! The roles are those of the Hugging Face chat templates. This file does not depend on a tokenizer or a file
+//! format.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Who speaks.
+/// The role of the speaker of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Instructions that hold for the whole conversation.
+    /// Instructions for the full conversation.
     System,
-    /// The person.
+    /// The user.
     User,
-    /// The model: the turns that supervised fine-tuning learns from.
+    /// The model. Supervised fine-tuning trains on these turns.
     Assistant,
     /// The result of a tool call.
     Tool,
@@ -25,7 +26,7 @@ impl Role {
     /// Every role.
     pub const ALL: [Self; 4] = [Self::System, Self::User, Self::Assistant, Self::Tool];
 
-    /// The name that templates and files use.
+    /// Returns the name used in templates and files.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -56,41 +57,42 @@ impl FromStr for Role {
 #[error("unknown role {0:?}; use system, user, assistant or tool")]
 pub struct UnknownRoleName(pub String);
 
-/// One turn.
+/// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Message {
-    /// Who speaks.
+    /// The role of the speaker.
     pub role: Role,
-    /// What is said.
+    /// The text of the turn.
     pub content: String,
-    /// An assistant turn that is not learned: `weight` 0 in the row. Templates do not see it.
+    /// Whether an assistant turn is excluded from the loss (`weight` 0 in the row). Templates do not see this
+    /// field.
     #[serde(skip)]
     pub ignore_loss: bool,
 }
 
 impl Message {
-    /// A turn that is learned if the assistant speaks it.
+    /// Creates a turn. An assistant turn takes part in the loss.
     pub fn new(role: Role, content: impl Into<String>) -> Self {
         Self { role, content: content.into(), ignore_loss: false }
     }
 
-    /// A turn of the person.
+    /// Creates a user turn.
     pub fn user(content: impl Into<String>) -> Self {
         Self::new(Role::User, content)
     }
 
-    /// A turn of the model.
+    /// Creates an assistant turn.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new(Role::Assistant, content)
     }
 
-    /// Instructions for the whole conversation.
+    /// Creates a system turn with instructions for the full conversation.
     pub fn system(content: impl Into<String>) -> Self {
         Self::new(Role::System, content)
     }
 
-    /// The result of a tool call.
+    /// Creates a turn with the result of a tool call.
     pub fn tool(content: impl Into<String>) -> Self {
         Self::new(Role::Tool, content)
     }

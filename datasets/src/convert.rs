@@ -1,7 +1,9 @@
-//! Any layout that training reads to the columns of our own: what `data convert` does.
+//! Converts files from any layout that training reads to the canonical columns. This is the work of
+//! `data convert`.
 //!
-//! The layout is named by the user or told by the columns ([`Layout::guess`]); columns, fields of turns and
-//! roles may have other names. Rows are read as training reads them. Knows no tokenizer.
+//! The user names the layout, or it is detected from the columns ([`Layout::guess`]). Columns, turn fields
+//! and roles may have other names. Rows are read in the same way as for training. This module does not depend
+//! on a tokenizer.
 
 use std::path::Path;
 
@@ -9,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::record::{Demonstration, Layout, Notes, Preference, Prompt, Record, Unpaired};
 use crate::table::{self, ReadOptions, TableReader, open_records, write_records_over};
 
-/// What was converted.
+/// A summary of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvertReport {
     /// The layout of the input.
@@ -18,14 +20,14 @@ pub struct ConvertReport {
     pub to: Layout,
     /// Rows read.
     pub read: usize,
-    /// Rows written; a tree gives several.
+    /// Rows written. A message tree gives several.
     pub written: usize,
-    /// What of the input is not in the output, and what is odd about it.
+    /// The unread fields, skipped rows and odd conversations of the input.
     pub notes: Notes,
 }
 
-/// Converts the file `input` to `output`; the names tell the formats. Unless it `replaces`, an `output` that
-/// is there is an error.
+/// Converts the file `input` to `output`. The file names decide the formats. An existing `output` is an error
+/// unless `replaces` is set.
 pub fn convert(input: &Path, output: &Path, reading: &ReadOptions, replaces: bool) -> Result<ConvertReport> {
     table::refuse_stream(input)?;
     let columns = reading.columns(TableReader::open(input)?.columns());
@@ -34,6 +36,7 @@ pub fn convert(input: &Path, output: &Path, reading: &ReadOptions, replaces: boo
         None if columns.is_empty() => return Err(Error::NoRows { path: input.to_owned() }),
         None => Layout::guess(&columns, input)?,
     };
+
     let layout_guessed = reading.layout.is_none();
     let reading = ReadOptions { layout: Some(layout), layout_guessed, ..reading.clone() };
     let run = match layout {
@@ -58,6 +61,7 @@ fn run<R: Record>(
         read += 1;
         records.extend(row?.1);
     }
+
     if read == 0 {
         return Err(Error::NoRows { path: input.to_owned() });
     }
@@ -65,6 +69,7 @@ fn run<R: Record>(
         let reasons = rows.notes().skipped.keys().cloned().collect::<Vec<_>>().join("; ");
         return Err(Error::NothingUsable { path: input.to_owned(), rows: read, reasons });
     };
+
     let (from, to, written) = (rows.layout(), first.layout(), records.len());
     write_records_over(output, &records, replaces)?;
     Ok(ConvertReport { from, to, read, written, notes: rows.notes().clone() })

@@ -1,11 +1,12 @@
-//! Data sets: files of rows, read, tokenised and cut to length, ready for the sampler.
+//! Data sets: reads files of rows, tokenises the rows and cuts them to length, ready for the sampler.
 //!
-//! What is dropped or cut is counted and reported, never hidden. A row of demonstrations that is too long
-//! loses its right end, if a position that counts in the loss remains; of a pair each answer must keep at
-//! least one token and differ from the other, and an unpaired answer must keep one; a prompt that is too long
-//! is always dropped, for without its end it asks something else. Of a row that is far too long only the head
-//! is tokenised. Tokenising runs on all cores while the file is read; the order of rows is that of the files.
-//! Tokenised rows are kept in a [`cache`].
+//! Every dropped or cut row is counted and reported. A demonstration that is too long is truncated on the
+//! right; it is dropped if no position with a label remains. After truncation, each completion of a
+//! preference pair must keep at least one token and the two sides must differ; an unpaired completion must
+//! keep at least one token. A prompt that is too long is always dropped, because without its end it is a
+//! different question. Of a row that is far too long, only the head is tokenised. Tokenisation runs on all
+//! cores while the file is read, and the rows keep the order of the files. Tokenised rows are stored in a
+//! [`cache`].
 
 pub mod cache;
 mod parallel;
@@ -24,51 +25,51 @@ use crate::tokenizer::Tokenizer;
 
 use cache::{Cache, CacheUse};
 
-/// What happens to rows longer than `max_length`.
+/// The policy for rows longer than `max_length`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Overlong {
-    /// They are cut on the right, or dropped where nothing to learn would remain.
+    /// Truncate them on the right, or drop them if nothing to learn would remain.
     Truncate,
-    /// They are dropped.
+    /// Drop them.
     Drop,
 }
 
-/// How to load a data set.
+/// Options for loading a data set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
     /// How rows are read.
     pub reading: ReadOptions,
     /// The longest row, in tokens.
     pub max_length: usize,
-    /// What happens to longer rows.
+    /// The policy for longer rows.
     pub on_overlong: Overlong,
-    /// Only so many rows of the files, from the first.
+    /// Maximum number of rows to read from the files, counted from the first.
     pub limit: Option<usize>,
-    /// Where tokenised rows are kept; nowhere if `None`.
+    /// The cache for tokenised rows; `None` disables caching.
     pub cache: Option<Cache>,
 }
 
 impl LoadOptions {
-    /// Rows as they are told by their columns, all of them, kept nowhere.
+    /// Creates options that detect the layout from the columns, read all rows and use no cache.
     pub fn new(max_length: usize, on_overlong: Overlong) -> Self {
         Self { reading: ReadOptions::default(), max_length, on_overlong, limit: None, cache: None }
     }
 }
 
-/// How far the loading is.
+/// The progress of loading.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// Rows tokenised.
+    /// Number of rows processed so far, dropped rows included.
     pub rows: usize,
-    /// The share of all files that has been read, from 0 to 1.
+    /// The fraction of all files that has been read, from 0 to 1.
     pub share: f64,
 }
 
-/// What became of the rows.
+/// Counts of rows by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Counts {
-    /// Rows in the files.
+    /// Rows read from the files.
     pub read: usize,
     /// Rows kept, cut ones included.
     pub kept: usize,
@@ -76,20 +77,20 @@ pub struct Counts {
     pub truncated: usize,
     /// Rows dropped because they are longer than `max_length`.
     pub dropped_overlong: usize,
-    /// Rows dropped because nothing to learn was left, or was there at all.
+    /// Rows dropped because they had nothing to learn, before or after truncation.
     pub dropped_empty: usize,
-    /// Rows that their layout leaves out; the notes of the file say why.
+    /// Rows skipped by their layout. The notes of the file give the reasons.
     pub skipped: usize,
 }
 
-/// A file that was read.
+/// A data file that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileRead {
     /// The file.
     pub path: PathBuf,
     /// The layout of its rows.
     pub layout: Layout,
-    /// What was found beside the rows.
+    /// Unread fields, skipped rows and odd conversations in the file.
     pub notes: Notes,
 }
 
@@ -98,15 +99,15 @@ pub struct FileRead {
 pub struct EncodedDataset<T> {
     /// The rows, in the order of the files.
     pub rows: Vec<T>,
-    /// What became of the rows.
+    /// Counts of rows by outcome.
     pub counts: Counts,
     /// The files.
     pub files: Vec<FileRead>,
-    /// What part the cache had.
+    /// How the cache was used.
     pub cache: CacheUse,
 }
 
-/// A row after cutting.
+/// A row after the length limit was applied.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum FitResult<T> {
     Whole(T),
@@ -115,37 +116,39 @@ pub(crate) enum FitResult<T> {
     Empty,
 }
 
-/// A kind of training row: which records it is made from, how it is encoded and cut.
+/// A type of training row: its source record, and how it is encoded and truncated.
 pub trait TrainingRow: Sized + Send + serde::Serialize + serde::de::DeserializeOwned {
-    /// The rows that people write.
+    /// The untokenised record type.
     type Source: Record;
 
-    /// Tokenises; of a row that is far longer than `limit` ids only the head.
+    /// Tokenises a row. If the row is far longer than `limit` ids, tokenises only its head.
     fn encode(tokenizer: &Tokenizer, source: &Self::Source, limit: usize) -> Result<TokenPrefix<Self>>;
 
-    /// Whether the source holds something to learn from, as [`Self::has_labels`] would say of all of its ids.
+    /// Whether the source has something to learn from. The result agrees with [`Self::has_labels`] on the
+    /// full row.
     fn source_has_labels(source: &Self::Source) -> bool;
 
-    /// The ids by which the row is held out or not: rows with the same are never on both sides of a split.
+    /// The ids that decide whether the row is held out. Rows with equal keys are always on the same side of
+    /// the split.
     fn split_key(&self) -> &[i64];
 
-    /// Tokens of the longest side.
+    /// Number of tokens of the longest side.
     fn num_tokens(&self) -> usize;
 
-    /// Whether the row holds something to learn from.
+    /// Whether the row has something to learn from.
     fn has_labels(&self) -> bool;
 
-    /// Cuts the right end; `None` where such rows may not be cut.
+    /// Truncates the row on the right. Returns `None` if this type of row must not be truncated.
     fn truncated(self, max_length: usize) -> Option<Self>;
 }
 
 impl<T: TrainingRow> EncodedDataset<T> {
-    /// Loads files, folders and patterns (see [`expand`]).
+    /// Loads the rows of files, folders and patterns (see [`expand`]).
     pub fn load<S: AsRef<str>>(paths: &[S], tokenizer: &Tokenizer, options: &LoadOptions) -> Result<Self> {
         Self::load_with(paths, tokenizer, options, &mut |_| {})
     }
 
-    /// As [`Self::load`], and tells now and then how far it is.
+    /// Like [`Self::load`], and calls `progress` after each batch of rows.
     pub fn load_with<S: AsRef<str>>(
         paths: &[S],
         tokenizer: &Tokenizer,
@@ -171,21 +174,28 @@ impl<T: TrainingRow> EncodedDataset<T> {
         let mut dataset =
             Self { rows: Vec::new(), counts: Counts::default(), files: Vec::new(), cache: CacheUse::Off };
         let mut left = options.limit.unwrap_or(usize::MAX);
+
         for (index, path) in paths.iter().enumerate() {
             let mut records = open_records::<T::Source>(path, &options.reading)?;
             let position = records.position();
             let mut read = 0;
+
+            // The row limit holds for all files together, so the iterator stops in the middle of a file if
+            // the limit is reached there.
             let sources = std::iter::from_fn(|| {
                 let row = if left == 0 { None } else { records.next_row() }?;
                 left -= 1;
                 read += 1;
                 Some(row)
             });
+
+            // One id more than the limit is enough to see that a row is too long.
             let encode = |(at, source): &(RowLocation, T::Source)| {
                 let limit = options.max_length.saturating_add(1);
                 let head = T::encode(tokenizer, source, limit).map_err(|error| error.in_row(at))?;
                 Ok(fit(head, source, options))
             };
+
             parallel::encode(sources, &encode, |fitted| {
                 for row in fitted {
                     dataset.take(row);
@@ -193,10 +203,13 @@ impl<T: TrainingRow> EncodedDataset<T> {
                 let share = (index as f64 + position.share()) / paths.len() as f64;
                 progress(Progress { rows: dataset.counts.read, share });
             })?;
+
+            // The reader counts rows skipped by the layout; they never reach the encoder.
             let notes = records.notes().clone();
             let skipped: usize = notes.skipped.values().map(|seen| seen.rows).sum();
             dataset.counts.read += skipped;
             dataset.counts.skipped += skipped;
+
             if read == 0 && left > 0 {
                 return Err(Error::NoRows { path: path.clone() });
             }
@@ -205,7 +218,7 @@ impl<T: TrainingRow> EncodedDataset<T> {
         Ok(dataset)
     }
 
-    /// Rows kept.
+    /// Number of rows kept.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
@@ -215,17 +228,18 @@ impl<T: TrainingRow> EncodedDataset<T> {
         self.rows.is_empty()
     }
 
-    /// Tokens of each row (of its longest side).
+    /// Number of tokens of each row (of its longest side).
     pub fn lengths(&self) -> Vec<usize> {
         self.rows.iter().map(TrainingRow::num_tokens).collect()
     }
 
-    /// The layouts that occur.
+    /// Returns the distinct layouts of the files.
     pub fn layouts(&self) -> Vec<Layout> {
         let mut seen = BTreeSet::new();
         self.files.iter().map(|file| file.layout).filter(|layout| seen.insert(layout.name())).collect()
     }
 
+    /// Adds a row to the data set and updates the counts.
     fn take(&mut self, fitted: FitResult<T>) {
         self.counts.read += 1;
         match fitted {
@@ -241,6 +255,7 @@ impl<T: TrainingRow> EncodedDataset<T> {
     }
 }
 
+/// Applies the length limit to an encoded row.
 fn fit<T: TrainingRow>(head: TokenPrefix<T>, source: &T::Source, options: &LoadOptions) -> FitResult<T> {
     let TokenPrefix { row, whole } = head;
     let useful = if whole { row.has_labels() } else { T::source_has_labels(source) };

@@ -1,11 +1,13 @@
-//! The one path from conversations to token ids, for training, generation and chat alike.
+//! Encodes conversations to token ids. Training, generation and chat all use this module.
 //!
-//! A conversation is rendered once and tokenised once; which tokens the assistant speaks is then read off the places of
-//! the tokens in the text, never by joining pieces that were tokenised apart. Where an answer begins is told by the
-//! template's `{% generation %}` blocks or, without them, by its prompt: the rendering of the turns before it with the
-//! generation prompt must be a prefix of the whole, in text and in ids. The answer ends with its end-of-turn token, which
-//! is part of it; whatever the template puts behind that token is not. A token belongs to the span that holds its start.
-//! Knows no files.
+//! A conversation is rendered once and tokenised once. The assistant mask is then computed from the offsets
+//! of the tokens in the rendered text; the ids never come from pieces that were tokenised separately and
+//! concatenated. The start of an assistant turn comes from the template's `{% generation %}` blocks. For a
+//! template without these blocks, it comes from the prompt: the earlier turns are rendered with the
+//! generation prompt, and this rendering must be a prefix of the full conversation, both as text and as ids.
+//! The turn ends with its end-of-turn token, which is included; anything that the template writes after that
+//! token is not. A token belongs to the span that contains its first byte. This module does not read or write
+//! files.
 
 use std::ops::Range;
 
@@ -21,44 +23,46 @@ use crate::tokenizer::{Pieces, Tokenizer};
 pub struct Encoded {
     /// Token ids, `[T]`.
     pub input_ids: Vec<i64>,
-    /// Whether the assistant speaks the token, its end of turn included, `[T]`.
+    /// Whether the assistant generates the token, end-of-turn token included, `[T]`.
     pub assistant_mask: Vec<bool>,
-    /// The assistant turns, by their place among the messages, with their tokens.
+    /// The assistant turns: the index of the message and its token range.
     pub turns: Vec<(usize, Range<usize>)>,
-    /// Whether all ids are here, and not only the head of a long row.
+    /// Whether the ids cover the full conversation, and not only the head of a long one.
     pub whole: bool,
 }
 
-/// A row, or the head of one that is longer than can be used.
+/// An encoded row, or only its head if the row is far longer than the limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenPrefix<T> {
-    /// The row; more ids than the limit if it is not whole.
+    /// The row. If it is not complete, it still has more ids than the limit.
     pub row: T,
-    /// Whether it is all of it.
+    /// Whether the row is complete.
     pub whole: bool,
 }
 
-/// No limit: every id is wanted.
+/// The limit that keeps every id.
 const ALL: usize = usize::MAX;
 
-/// Ids at the end of a cut text that are given up, for they might differ if the text went on.
+/// Number of ids dropped at the end of a cut text, because the text after the cut could change them.
 const UNSTABLE_TAIL: usize = 1024;
 
-/// Ids behind the limit that are kept, so that a turn that ends near it is seen to end.
+/// Number of ids kept past the limit, so that a turn that ends near the limit still includes its end-of-turn
+/// token.
 const LOOKAHEAD: usize = 64;
 
-/// The fewest bytes that a text is cut to.
+/// The shortest prefix, in bytes, that a text is cut to.
 const MIN_PREFIX_BYTES: usize = 1 << 16;
 
 impl Encoded {
-    /// The ids with [`IGNORE_INDEX`] where the assistant does not speak, `[T]`.
+    /// Returns the labels: the ids, with [`IGNORE_INDEX`] at tokens that the assistant does not generate,
+    /// `[T]`.
     pub fn labels(&self) -> Vec<i64> {
         let label = |(&id, &speaks): (&i64, &bool)| if speaks { id } else { IGNORE_INDEX };
         self.input_ids.iter().zip(&self.assistant_mask).map(label).collect()
     }
 }
 
-/// Prompt and answer as token ids; the answer ends with its end of turn.
+/// Prompt and completion as token ids. A complete one ends with the end-of-turn token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct EncodedAnswer {
     input_ids: Vec<i64>,
@@ -67,18 +71,18 @@ struct EncodedAnswer {
 }
 
 impl Tokenizer {
-    /// Encodes a conversation, with the exact mask of what the assistant says in all of its turns.
+    /// Encodes a conversation, with the exact mask of all assistant turns.
     pub fn encode_conversation(&self, messages: &[Message]) -> Result<Encoded> {
         self.encode_turns(messages, 0, ALL)
     }
 
-    /// Encodes the turns before an answer, up to where the assistant begins to speak.
+    /// Encodes the turns before a completion, with the generation prompt.
     pub fn encode_prompt(&self, messages: &[Message]) -> Result<Vec<i64>> {
         Ok(self.pieces(&self.render(messages, true)?.text)?.ids)
     }
 
-    /// Encodes running text: with BOS where the tokenizer adds one, and always with EOS. Of a text that is far longer than
-    /// `limit` ids, only the head.
+    /// Encodes plain text. BOS is added if the tokenizer adds one; EOS is always added. If the text is far
+    /// longer than `limit` ids, encodes only its head.
     fn text_head(&self, text: &str, limit: usize) -> Result<TokenPrefix<Vec<i64>>> {
         let (mut ids, whole) = head_of(text, limit, |text| self.encode(text, true), Vec::len)?;
         if !whole {
@@ -94,7 +98,8 @@ impl Tokenizer {
         Ok(TokenPrefix { row: ids, whole })
     }
 
-    /// The ids of the head of a long text, with their places; else of all of it.
+    /// Encodes a text with the byte range of each id, or only its head if the text is far longer than `limit`
+    /// ids.
     fn pieces_head(&self, text: &str, limit: usize) -> Result<(Pieces, bool)> {
         let (mut pieces, whole) = head_of(text, limit, |text| self.pieces(text), |pieces| pieces.ids.len())?;
         if !whole {
@@ -105,12 +110,13 @@ impl Tokenizer {
         Ok((pieces, whole))
     }
 
-    /// Encodes a row of supervised fine-tuning.
+    /// Encodes a supervised fine-tuning row.
     pub fn encode_demonstration(&self, row: &Demonstration) -> Result<SftRow> {
         Ok(self.demonstration_head(row, ALL)?.row)
     }
 
-    /// As [`Self::encode_demonstration`]; of a row that is far longer than `limit` ids only the head.
+    /// Like [`Self::encode_demonstration`], but encodes only the head of a row that is far longer than
+    /// `limit` ids.
     pub fn demonstration_head(&self, row: &Demonstration, limit: usize) -> Result<TokenPrefix<SftRow>> {
         let encoded = match row {
             Demonstration::Messages(messages) => self.encode_with_loss_mask(messages, 0, limit)?,
@@ -134,7 +140,7 @@ impl Tokenizer {
         Ok(TokenPrefix { row, whole: encoded.whole })
     }
 
-    /// A conversation in which the assistant turns without loss are not marked.
+    /// Encodes a conversation and clears the mask of assistant turns that are marked with `ignore_loss`.
     fn encode_with_loss_mask(&self, messages: &[Message], first: usize, limit: usize) -> Result<Encoded> {
         let mut encoded = self.encode_checked(messages, first, limit)?;
         for (turn, tokens) in &encoded.turns {
@@ -145,12 +151,13 @@ impl Tokenizer {
         Ok(encoded)
     }
 
-    /// Encodes a pair of answers; both sides begin with exactly the ids of the prompt.
+    /// Encodes a preference pair. Both sides begin with exactly the ids of the prompt.
     pub fn encode_preference(&self, row: &Preference) -> Result<PreferenceRow> {
         Ok(self.preference_head(row, ALL)?.row)
     }
 
-    /// As [`Self::encode_preference`]; of sides that are far longer than `limit` ids only the heads.
+    /// Like [`Self::encode_preference`], but encodes only the heads of sides that are far longer than `limit`
+    /// ids.
     pub fn preference_head(&self, row: &Preference, limit: usize) -> Result<TokenPrefix<PreferenceRow>> {
         match row {
             Preference::Messages { prompt, chosen, rejected, margin } => {
@@ -178,32 +185,34 @@ impl Tokenizer {
         }
     }
 
-    /// Encodes a prompt to be answered.
+    /// Encodes a prompt for generation.
     pub fn encode_prompt_row(&self, row: &Prompt) -> Result<PromptRow> {
         Ok(self.prompt_head(row, ALL)?.row)
     }
 
-    /// As [`Self::encode_prompt_row`]; of a prompt that is far longer than `limit` ids only the head.
+    /// Like [`Self::encode_prompt_row`], but encodes only the head of a prompt that is far longer than
+    /// `limit` ids.
     pub fn prompt_head(&self, row: &Prompt, limit: usize) -> Result<TokenPrefix<PromptRow>> {
         let (pieces, whole) = self.pieces_head(&self.render(&row.messages, true)?.text, limit)?;
         let (messages, answer) = (row.messages.clone(), row.answer.clone());
         Ok(TokenPrefix { row: PromptRow { input_ids: pieces.ids, messages, answer }, whole })
     }
 
-    /// Encodes an answer that is good or bad by itself.
+    /// Encodes an unpaired completion with its good or bad label.
     pub fn encode_unpaired(&self, row: &Unpaired) -> Result<UnpairedRow> {
         Ok(self.unpaired_head(row, ALL)?.row)
     }
 
-    /// As [`Self::encode_unpaired`]; of a row that is far longer than `limit` ids only the head.
+    /// Like [`Self::encode_unpaired`], but encodes only the head of a row that is far longer than `limit`
+    /// ids.
     pub fn unpaired_head(&self, row: &Unpaired, limit: usize) -> Result<TokenPrefix<UnpairedRow>> {
         let EncodedAnswer { input_ids, prompt_length, whole } =
             self.encode_answer(&row.prompt, &row.completion, limit)?;
         Ok(TokenPrefix { row: UnpairedRow { input_ids, prompt_length, label: row.label }, whole })
     }
 
-    /// Encodes a conversation to be scored: it ends with an assistant turn, and its ids with that turn's end, as in a
-    /// preference.
+    /// Encodes a conversation for scoring. It must end with an assistant turn, and the ids end with the end
+    /// of that turn, as in a preference row.
     pub fn encode_scored(&self, messages: &[Message]) -> Result<Vec<i64>> {
         match messages.split_last() {
             Some((answer, prompt)) if answer.role == Role::Assistant => {
@@ -213,16 +222,17 @@ impl Tokenizer {
         }
     }
 
+    /// Checks that every id is in the vocabulary.
     fn check_ids(&self, place: &str, ids: &[i64]) -> Result<()> {
         ids.iter().try_for_each(|&id| self.checked(place, id).map(drop))
     }
 
-    /// A prompt with one answer, cut behind the answer's end of turn.
+    /// Encodes a prompt with one completion and drops the ids after the end-of-turn token.
     fn encode_answer(&self, prompt: &[Message], answer: &[Message], limit: usize) -> Result<EncodedAnswer> {
         let encoded = self.encode_checked(&[prompt, answer].concat(), prompt.len(), limit)?;
         if !encoded.whole {
             let Encoded { input_ids, assistant_mask, .. } = encoded;
-            // Where the answer does not begin in the head, all of the head is prompt.
+            // If the completion starts after the head, the full head is prompt.
             let prompt_length = assistant_mask.iter().position(|&speaks| speaks).unwrap_or(input_ids.len());
             return Ok(EncodedAnswer { input_ids, prompt_length, whole: false });
         }
@@ -234,14 +244,16 @@ impl Tokenizer {
         Ok(EncodedAnswer { input_ids, prompt_length, whole: true })
     }
 
-    /// As [`Self::encode_turns`], and the ids of the last answer's prompt are exactly the head of the conversation.
+    /// Like [`Self::encode_turns`], and checks that the ids of the last prompt are exactly the first ids of
+    /// the conversation.
     fn encode_checked(&self, messages: &[Message], first: usize, limit: usize) -> Result<Encoded> {
         let encoded = self.encode_turns(messages, first, limit)?;
-        // Without blocks the answers were found behind their prompts, which have been compared.
+        // Without generation blocks, `encode_turns` has already compared each prompt with the conversation.
         let has_blocks = self.chat_template().is_some_and(ChatTemplate::has_blocks);
         if !encoded.whole || !has_blocks {
             return Ok(encoded);
         }
+
         let last = messages.iter().rposition(|message| message.role == Role::Assistant);
         let turn = last.ok_or(Error::NoAssistantTurn)?;
         let prompt = self.encode_prompt(&messages[..turn])?;
@@ -250,6 +262,7 @@ impl Tokenizer {
         if encoded.input_ids.starts_with(&prompt) && answer {
             return Ok(encoded);
         }
+
         let shared = encoded.input_ids.iter().zip(&prompt).take_while(|(left, right)| left == right).count();
         Err(self.not_a_prefix(turn, format!(
             "the {} ids of its prompt are not the head of the conversation ({shared} agree), or the answer does not begin \
@@ -258,16 +271,18 @@ impl Tokenizer {
         )))
     }
 
-    /// Encodes a conversation; the mask covers the assistant turns from message `first` on.
+    /// Encodes a conversation. The mask covers the assistant turns at message index `first` and later.
     fn encode_turns(&self, messages: &[Message], first: usize, limit: usize) -> Result<Encoded> {
         let turns: Vec<usize> =
             (0..messages.len()).filter(|&turn| messages[turn].role == Role::Assistant).collect();
         if turns.last().is_none_or(|&last| last < first) {
             return Err(Error::NoAssistantTurn);
         }
+
         let rendered = self.render(messages, false)?;
         let (pieces, whole) = self.pieces_head(&rendered.text, limit)?;
         let covered = if whole { ALL } else { pieces.ranges.last().map_or(0, |range| range.start) };
+
         let mut assistant_mask = vec![false; pieces.ids.len()];
         let mut spoken = Vec::new();
         for (index, &turn) in turns.iter().enumerate().filter(|(_, turn)| **turn >= first) {
@@ -280,7 +295,7 @@ impl Tokenizer {
                 Some(marked) => Some(self.marked_tokens(&answer, &marked[index])),
                 None => self.prompted_tokens(&answer, covered)?,
             };
-            // This turn and those that follow are beyond the head.
+            // This turn and all later ones start after the head.
             let Some(tokens) = tokens else { break };
             if tokens.is_empty() {
                 return Err(self.not_a_prefix(turn, "the answer has no token of its own".to_owned()));
@@ -291,7 +306,8 @@ impl Tokenizer {
         Ok(Encoded { input_ids: pieces.ids, assistant_mask, turns: spoken, whole })
     }
 
-    /// The tokens of an answer inside a `{% generation %}` block, with the end of turn also where it stands behind.
+    /// Returns the tokens of an assistant turn inside a `{% generation %}` block. The end-of-turn token is
+    /// included even if it stands after the block.
     fn marked_tokens(&self, answer: &Answer<'_>, marked: &Range<usize>) -> Range<usize> {
         let start = answer.first_token_from(marked.start);
         if let Some(end) = answer.content_end(marked.start).and_then(|end| self.turn_end(answer, end)) {
@@ -299,13 +315,15 @@ impl Tokenizer {
         }
         let end = answer.first_token_from(marked.end);
         let inside = self.trimmed(answer, start..end);
-        // Trimmed back means that the block holds the end of turn; else it may stand right behind the block.
+        // A special token at the end means that the block contains the end-of-turn token. Otherwise the token
+        // may stand right after the block.
         let ended = inside > start && self.is_special(answer.pieces.ids[inside - 1]);
         let outside = if ended { None } else { self.turn_end(answer, marked.end) };
         start..outside.unwrap_or(inside)
     }
 
-    /// The tokens of an answer behind its prompt; `None` where it begins behind the first `covered` bytes.
+    /// Returns the tokens of an assistant turn after its prompt, or `None` if the turn starts after the first
+    /// `covered` bytes.
     fn prompted_tokens(&self, answer: &Answer<'_>, covered: usize) -> Result<Option<Range<usize>>> {
         let Answer { messages, turn, text, pieces } = *answer;
         let prompt = self.render(&messages[..turn], true)?.text;
@@ -315,6 +333,8 @@ impl Tokenizer {
         if !text.starts_with(&prompt) {
             return Err(self.not_a_prefix(turn, first_difference(&prompt, text)));
         }
+
+        // Equal text is not enough: a token may cross the boundary between prompt and completion.
         let ids = self.pieces(&prompt)?.ids;
         let start = answer.first_token_from(prompt.len());
         if start != ids.len() || pieces.ids[..start] != ids {
@@ -325,14 +345,20 @@ impl Tokenizer {
             );
             return Err(self.not_a_prefix(turn, reason));
         }
+
+        // Fast path: the content follows the prompt directly and a special token ends the turn.
         if let Some(end) = answer.content_end(prompt.len()).and_then(|end| self.turn_end(answer, end)) {
             return Ok(Some(start..end));
         }
+
         let limit = self.turn_limit(answer, prompt.len())?;
         let within = start..answer.first_token_from(limit);
         let content = messages[turn].content.trim();
         let found = text[prompt.len()..limit].find(content).map(|at| prompt.len() + at);
         let Some(found) = found else { return Ok(Some(start..self.trimmed(answer, within))) };
+
+        // The template may write text between the generation prompt and the content. A special token in that
+        // text belongs to the turn header, so the generation prompt is incomplete.
         let header = start..answer.first_token_from(found).max(start);
         if pieces.ids[header].iter().any(|&id| self.is_special(id)) {
             let reason = format!(
@@ -344,7 +370,8 @@ impl Tokenizer {
         Ok(Some(start..self.turn_end(answer, found + content.len()).unwrap_or(within.end)))
     }
 
-    /// The byte at which the text of a turn ends, found by rendering the conversation up to it.
+    /// Returns the byte offset at which the text of a turn ends, found by rendering the conversation up to
+    /// and including the turn.
     fn turn_limit(&self, answer: &Answer<'_>, start: usize) -> Result<usize> {
         let Answer { messages, turn, text, .. } = *answer;
         if turn + 1 == messages.len() {
@@ -360,7 +387,8 @@ impl Tokenizer {
         Ok(limit)
     }
 
-    /// Behind the special token that ends a turn, if only white space stands between it and byte `from`.
+    /// Returns the index after the special token that ends a turn, if only white space stands between byte
+    /// `from` and that token.
     fn turn_end(&self, answer: &Answer<'_>, from: usize) -> Option<usize> {
         let Pieces { ids, ranges } = answer.pieces;
         let begin = answer.first_token_from(from);
@@ -369,7 +397,8 @@ impl Tokenizer {
         between.trim().is_empty().then_some(special + 1)
     }
 
-    /// The end of a span without the white space that follows its last special token, if it ends so.
+    /// Returns the end of a span, without the white space after its last special token if nothing else
+    /// follows that token.
     fn trimmed(&self, answer: &Answer<'_>, span: Range<usize>) -> usize {
         let Pieces { ids, ranges } = answer.pieces;
         let Some(last) = span.clone().rev().find(|&token| self.is_special(ids[token])) else {
@@ -389,10 +418,11 @@ impl Tokenizer {
     }
 }
 
-/// Encodes the head of a text that has far more than `limit` ids, else all of it; says whether it was all.
+/// Encodes the head of a text that has far more than `limit` ids, or the full text otherwise. The flag says
+/// whether the full text was encoded.
 ///
-/// Tokens depend on what stands near them. So the text is cut well behind the limit, and the last ids before
-/// the cut (`UNSTABLE_TAIL`) are not to be used; what stands before them is the same as in the whole text.
+/// A token depends on the text near it. The text is therefore cut well past the limit, and the caller must
+/// drop the last `UNSTABLE_TAIL` ids before the cut. The ids before those are the same as in the full text.
 fn head_of<T>(
     text: &str,
     limit: usize,
@@ -421,12 +451,13 @@ struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    /// The first token that starts at or behind a byte.
+    /// Returns the first token that starts at or after a byte offset.
     fn first_token_from(&self, byte: usize) -> usize {
         self.pieces.ranges.partition_point(|range| range.start < byte)
     }
 
-    /// Where the content of the turn ends, if it stands at byte `start`, white space aside.
+    /// Returns the byte offset at which the content of the turn ends, if the content starts at byte `start`
+    /// (leading white space skipped).
     fn content_end(&self, start: usize) -> Option<usize> {
         let content = self.messages[self.turn].content.trim();
         let behind = self.text[start..].trim_start();
@@ -435,21 +466,21 @@ impl Answer<'_> {
     }
 }
 
-/// Bytes that two texts begin with, whole characters only.
+/// Returns the length in bytes of the common prefix of two texts, at a character boundary.
 fn common_prefix(left: &str, right: &str) -> usize {
     let pairs = left.char_indices().zip(right.chars());
     let parted = pairs.into_iter().find(|((_, left), right)| left != right).map(|((at, _), _)| at);
     parted.unwrap_or(left.len().min(right.len()))
 }
 
-/// Says where a rendering leaves the whole conversation.
+/// Describes the first difference between the rendering of a part and the full conversation.
 fn first_difference(part: &str, whole: &str) -> String {
     let at = common_prefix(part, whole);
     let head = |text: &str| text[at..].chars().take(24).collect::<String>();
     format!("rendered alone it goes on with {:?} where the conversation has {:?}", head(part), head(whole))
 }
 
-/// The last few characters.
+/// Returns the last 24 characters.
 fn tail(text: &str) -> &str {
     let start = text.char_indices().rev().take(24).last().map_or(0, |(at, _)| at);
     &text[start..]

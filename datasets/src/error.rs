@@ -1,37 +1,38 @@
 //! The errors of this crate.
 //!
-//! A message names the place (file and row), the field, what was found, what is wanted, and ends with the
-//! fix. Rows are counted from 1, over the whole file; a row of JSONL has the number of its line. Knows
-//! nothing of how errors are printed.
+//! An error message names the location (file and row), the field, the value found and the value expected, and
+//! ends with the fix. Rows are counted from 1 over the full file; a JSONL row has the number of its line.
+//! This module does not print errors.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A result of this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A row of a file.
+/// The location of a row in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowLocation {
     /// The file.
     pub path: PathBuf,
-    /// The row, from 1; of JSONL the line. 0 where there is no file of rows.
+    /// The row number, from 1. For JSONL it is the line number. 0 if the location is not in a file of rows.
     pub row: usize,
 }
 
 impl RowLocation {
-    /// What a row of this file is called: a line, where it has the number of a line.
+    /// Returns the word for a row of this file: "line" for JSONL, whose rows have line numbers, "row"
+    /// otherwise.
     pub fn unit(path: &Path) -> &'static str {
         if has_extension(path, &[".jsonl", ".ndjson"]) { "line" } else { "row" }
     }
 
-    /// Whether the cells of the file are texts, whatever they hold.
+    /// Whether the file is CSV, where every cell is a text.
     pub(crate) fn is_csv(&self) -> bool {
         has_extension(&self.path, &[".csv"])
     }
 }
 
-/// Whether the file name ends so, a last `.gz` aside.
+/// Whether the file name has one of the extensions, ignoring a final `.gz`.
 fn has_extension(path: &Path, extensions: &[&str]) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let name = name.strip_suffix(".gz").unwrap_or(&name);
@@ -48,7 +49,8 @@ impl fmt::Display for RowLocation {
     }
 }
 
-/// Where JSON is broken: in the file, not in the line that the parser was given.
+/// Describes a JSON syntax error. For JSONL the line is the line in the file, because the parser sees one
+/// line at a time.
 fn broken(at: &RowLocation, source: &serde_json::Error) -> String {
     let by_lines = RowLocation::unit(&at.path) == "line" && at.row > 0;
     let line = if by_lines { at.row } else { source.line() };
@@ -57,7 +59,7 @@ fn broken(at: &RowLocation, source: &serde_json::Error) -> String {
     format!("{} line {line} column {}: broken JSON: {reason}", at.path.display(), source.column())
 }
 
-/// What a role of this name stands for in most files.
+/// Suggests a `--map` entry for an unknown role name, from its meaning in most files.
 fn canonical_role(role: &str) -> String {
     let meant = match role.to_ascii_lowercase().as_str() {
         "human" | "customer" | "person" | "question" | "input" | "user" => "user",
@@ -69,10 +71,10 @@ fn canonical_role(role: &str) -> String {
     format!("if it is the {meant}, convert the file with --map {role}={meant}")
 }
 
-/// What can go wrong between a file and a token batch.
+/// An error on the way from a file to a token batch.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A share of the synthetic world is not a share.
+    /// A fraction setting of the synthetic world is not between 0 and 1.
     #[error("{name} is {value}; set it to a number from 0 to 1")]
     SynthShare {
         /// The option.
@@ -81,16 +83,16 @@ pub enum Error {
         value: f64,
     },
 
-    /// The synthetic world has no more problems of one side.
+    /// The synthetic world has no more problems on one side of the split.
     #[error(
         "the synthetic world has no more {side} questions: {wanted} wanted, {got} found; ask for fewer or change heldout_share"
     )]
     SynthExhausted {
         /// `training` or `held-out`.
         side: &'static str,
-        /// Questions asked for.
+        /// Number of questions requested.
         wanted: usize,
-        /// Questions found.
+        /// Number of questions found.
         got: usize,
     },
 
@@ -123,7 +125,7 @@ pub enum Error {
         wanted: &'static str,
     },
 
-    /// The file name does not tell the format.
+    /// The file format cannot be determined from its name.
     #[error("{path}: cannot tell the format from its name; rename it to end in one of {wanted}")]
     UnsupportedExtension {
         /// The file.
@@ -132,14 +134,14 @@ pub enum Error {
         wanted: &'static str,
     },
 
-    /// A folder, a pipe or a device where a file is read twice.
+    /// A folder, pipe or device was given where a file is read twice.
     #[error("{path}: this is no file; give one file of rows")]
     NotAFile {
         /// The path.
         path: PathBuf,
     },
 
-    /// A file of rows in a compression that is not read.
+    /// A data file uses an unsupported compression.
     #[error("{path}: this compression is not read; unpack the file first with `{program}`")]
     Compressed {
         /// The file.
@@ -148,18 +150,18 @@ pub enum Error {
         program: &'static str,
     },
 
-    /// The bytes of a file are not what its name says.
+    /// The contents of a file do not match its name.
     #[error("{path}: this file is {found}, which its name does not say; {fix}")]
     WrongFormat {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// What was found.
         found: String,
         /// What to do.
         fix: String,
     },
 
-    /// A line, or a file that is read whole, is longer than any row.
+    /// A line, or a file that is read at once, exceeds the size limit.
     #[error("{path}: {source}; split it, or look at what made it")]
     TooLong {
         /// The file.
@@ -173,11 +175,11 @@ pub enum Error {
     DamagedGzip {
         /// The file.
         path: PathBuf,
-        /// What the decoder says.
+        /// The error of the decoder.
         source: std::io::Error,
     },
 
-    /// A Parquet file with a compression that is not built in.
+    /// A Parquet file uses a compression that is not built in.
     #[error(
         "{path}: this Parquet file is compressed with {name}, which this program does not read; write it again with zstd or snappy, for example `pandas.read_parquet(OLD).to_parquet(NEW, compression=\"zstd\")`"
     )]
@@ -188,18 +190,18 @@ pub enum Error {
         name: String,
     },
 
-    /// CSV cannot be read.
+    /// A CSV file cannot be read.
     #[error(
         "{path}: broken CSV: {source}; give every row as many cells as the header has names (the header is line 1)"
     )]
     Csv {
         /// The file.
         path: PathBuf,
-        /// What the reader says.
+        /// The error of the CSV reader.
         source: arrow_schema::ArrowError,
     },
 
-    /// Two columns have one name.
+    /// Two columns have the same name.
     #[error("{path}: the column {column} is there twice; rename or remove one of the two")]
     DuplicateColumn {
         /// The file.
@@ -208,7 +210,7 @@ pub enum Error {
         column: String,
     },
 
-    /// Every row was left out.
+    /// Every row was skipped.
     #[error(
         "{path}: none of its {rows} rows can be used: {reasons}; name the layout with --layout if it was guessed wrong"
     )]
@@ -217,26 +219,26 @@ pub enum Error {
         path: PathBuf,
         /// Rows read.
         rows: usize,
-        /// Why they were left out.
+        /// The reasons for skipping.
         reasons: String,
     },
 
-    /// A field that says something about what is to be learned, and that nothing reads.
+    /// A field that would change what is trained on is not read by the layout.
     #[error(
         "{at}: the field {field} is {found}, and {kind} rows of the layout {layout} do not use it, so what it says would be lost; if that is right, leave it out by name: --drop {name}, or drop = [\"{name}\"] in [data]"
     )]
     UnreadField {
         /// The row.
         at: RowLocation,
-        /// The field, with its column if it is one of a turn.
+        /// The field, with its column if it is a turn field.
         field: String,
-        /// What it says.
+        /// The value, in a few words.
         found: String,
         /// The layout.
         layout: &'static str,
-        /// What is read.
+        /// The record type.
         kind: &'static str,
-        /// Its own name.
+        /// The field name without its column.
         name: String,
     },
 
@@ -247,21 +249,21 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// A row is not JSON.
+    /// A row is not valid JSON.
     #[error("{}; write one object per line in .jsonl, and one array of objects in .json", broken(at, source))]
     BadJson {
         /// The row.
         at: RowLocation,
-        /// What the parser says.
+        /// The error of the parser.
         source: serde_json::Error,
     },
 
-    /// A row is JSON but not an object.
+    /// A row is valid JSON but not an object.
     #[error("{at}: the row is {found}, not an object with named fields; write one object per row")]
     NotAnObject {
         /// The row.
         at: RowLocation,
-        /// What it is.
+        /// What was found.
         found: &'static str,
     },
 
@@ -272,18 +274,18 @@ pub enum Error {
     Parquet {
         /// The file.
         path: PathBuf,
-        /// What the Parquet reader says.
+        /// The error of the Parquet reader or writer.
         source: parquet::errors::ParquetError,
     },
 
-    /// Arrow could not convert.
+    /// Arrow could not convert a column.
     #[error(
         "{path}: a column cannot be read or written: {source}; give it one type (text, numbers, true and false, lists or structs), or leave it out"
     )]
     Arrow {
         /// The file.
         path: PathBuf,
-        /// What Arrow says.
+        /// The error of Arrow.
         source: arrow_schema::ArrowError,
     },
 
@@ -294,9 +296,9 @@ pub enum Error {
     MissingColumn {
         /// The file.
         path: PathBuf,
-        /// What is loaded.
+        /// The record type.
         kind: &'static str,
-        /// The columns there are.
+        /// The columns found.
         found: String,
         /// The accepted sets of columns.
         wanted: String,
@@ -309,13 +311,13 @@ pub enum Error {
     AmbiguousLayout {
         /// The file.
         path: PathBuf,
-        /// The columns there are.
+        /// The columns found.
         found: String,
         /// The layouts that fit.
         choices: String,
     },
 
-    /// Rows of different layouts for one file.
+    /// Rows of different layouts were to be written to one file.
     #[error(
         "{path}: row {row} has the layout {found}, and the rows before it have {first}; write one layout per file"
     )]
@@ -324,18 +326,18 @@ pub enum Error {
         path: PathBuf,
         /// The row, from 1.
         row: usize,
-        /// Layout of the first row.
+        /// The layout of the first row.
         first: &'static str,
-        /// Layout of this row.
+        /// The layout of this row.
         found: &'static str,
     },
 
-    /// A layout name is not known.
+    /// A layout name is unknown.
     #[error("unknown layout {given:?}; choose one of {known}")]
     UnknownLayout {
         /// The name given.
         given: String,
-        /// The names there are.
+        /// The known names.
         known: String,
     },
 
@@ -350,14 +352,14 @@ pub enum Error {
         columns: String,
     },
 
-    /// A field is not there or is null.
+    /// A field is missing or null.
     #[error("{at}: the field {field} is missing or null; it must be {expected}")]
     MissingField {
         /// The row.
         at: RowLocation,
         /// The field, with its index inside lists.
         field: String,
-        /// What is wanted.
+        /// The expected value.
         expected: &'static str,
     },
 
@@ -368,13 +370,13 @@ pub enum Error {
         at: RowLocation,
         /// The field, with its index inside lists.
         field: String,
-        /// What it is.
+        /// What was found.
         found: String,
-        /// What is wanted.
+        /// The expected value.
         expected: &'static str,
     },
 
-    /// A role has a name that is not known.
+    /// A role name is unknown.
     #[error(
         "{at}: the field {field} is {found:?}, which is none of the roles system, user, assistant and tool; {}", canonical_role(&found.escape_debug().to_string())
     )]
@@ -396,10 +398,11 @@ pub enum Error {
         field: String,
     },
 
-    /// A conversation has nothing to learn from.
+    /// A conversation has no assistant turn to train on.
     #[error("the conversation has no assistant turn to learn from; add the answer, or remove the row")]
     NoAssistantTurn,
-    /// A conversation to be scored that does not end with an answer.
+
+    /// A conversation for scoring does not end with an assistant turn.
     #[error(
         "the conversation does not end with an assistant turn, so there is nothing to score; add the answer, or remove the row"
     )]
@@ -414,7 +417,7 @@ pub enum Error {
         field: String,
     },
 
-    /// An assistant turn says nothing.
+    /// An assistant turn is empty.
     #[error(
         "{at}: turn {turn} of {field} is an assistant turn without text, so there is nothing to learn from; remove the row, or give the turn \"weight\": 0"
     )]
@@ -440,7 +443,7 @@ pub enum Error {
         found: String,
     },
 
-    /// Two lists that belong together differ in length.
+    /// Two lists that must have the same length differ in length.
     #[error(
         "{at}: the field {field} has {got} entries and {other} has {expected}; give one label for each id, not shifted, and -100 where there is no loss"
     )]
@@ -449,24 +452,24 @@ pub enum Error {
         at: RowLocation,
         /// The field.
         field: String,
-        /// The field that sets the length.
+        /// The field that defines the expected length.
         other: &'static str,
-        /// Its length.
+        /// The expected length.
         expected: usize,
         /// The length found.
         got: usize,
     },
 
-    /// A token id that the tokenizer does not have.
+    /// A token id is outside the vocabulary of the tokenizer.
     #[error(
         "{place}: token id {id} is outside the vocabulary of {vocab_size} ids; the rows were tokenised with another tokenizer: tokenise again"
     )]
     IdOutsideVocabulary {
-        /// Field or call.
+        /// The field or the call that has the id.
         place: String,
         /// The id.
         id: i64,
-        /// Highest id + 1.
+        /// Vocabulary size: the highest id + 1.
         vocab_size: usize,
     },
 
@@ -479,15 +482,15 @@ pub enum Error {
         at: RowLocation,
         /// The length given.
         prompt_length: i64,
-        /// Ids that both sides begin with.
+        /// Number of common ids at the start of both sides.
         shared: usize,
-        /// Ids of the chosen side.
+        /// Number of ids of the chosen side.
         chosen: usize,
-        /// Ids of the rejected side.
+        /// Number of ids of the rejected side.
         rejected: usize,
     },
 
-    /// A foreign row has a shape that the converter does not know.
+    /// A row cannot be parsed in its layout.
     #[error("{at}: {reason}; correct the row, or remove it")]
     BadForeignRow {
         /// The row.
@@ -496,7 +499,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// An error inside a row.
+    /// An error with the row in which it occurred.
     #[error("{at}: {source}")]
     InRow {
         /// The row.
@@ -516,7 +519,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// A chat template refuses a conversation.
+    /// A chat template fails to render a conversation.
     #[error(
         "chat template of {name} fails: {reason}; change the conversation to what the template accepts or set another template"
     )]
@@ -527,7 +530,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// There is no chat template.
+    /// The tokenizer has no chat template.
     #[error(
         "{name}: the tokenizer has no chat template; add chat_template.jinja to the folder or set a built-in one ({known})"
     )]
@@ -538,7 +541,7 @@ pub enum Error {
         known: &'static str,
     },
 
-    /// A built-in template name is not known.
+    /// A chat template name is unknown.
     #[error("unknown chat template {given:?}; choose one of {known} or give Jinja source")]
     UnknownTemplate {
         /// The name given.
@@ -557,20 +560,20 @@ pub enum Error {
         name: String,
         /// Index of the assistant turn, from 0.
         turn: usize,
-        /// Where the texts or the ids part.
+        /// The point at which the texts or the ids differ.
         reason: String,
     },
 
-    /// A template's generation markers do not match the conversation.
+    /// The generation blocks of a template do not match the assistant turns of the conversation.
     #[error(
         "chat template of {name}: {marked} generation blocks for {turns} assistant turns; put exactly one block around each assistant answer"
     )]
     GenerationBlocks {
         /// The model folder, or the name of a built-in template.
         name: String,
-        /// Blocks in the rendered text.
+        /// Number of blocks in the rendered text.
         marked: usize,
-        /// Assistant turns.
+        /// Number of assistant turns.
         turns: usize,
     },
 
@@ -592,12 +595,12 @@ pub enum Error {
         reason: String,
     },
 
-    /// A file of a model folder that should hold a JSON object.
+    /// A file of a model folder is not a JSON object.
     #[error("{path}: not a JSON object: {reason}; copy the file from the model again")]
     ModelFile {
         /// The file.
         path: PathBuf,
-        /// What the parser says, with line and column.
+        /// The error of the parser, with line and column.
         reason: String,
     },
 
@@ -606,11 +609,11 @@ pub enum Error {
     Tokenize {
         /// The model folder.
         name: String,
-        /// What the tokenizer says.
+        /// The error of the tokenizer.
         reason: String,
     },
 
-    /// A token that is needed has no id.
+    /// A required special token has no id.
     #[error("{name}: the tokenizer has no {token}; set it in tokenizer_config.json")]
     MissingSpecialToken {
         /// The model folder.
@@ -619,7 +622,7 @@ pub enum Error {
         token: &'static str,
     },
 
-    /// The tokens of `ChatML` turns are not there.
+    /// The tokenizer lacks a token of the `ChatML` template.
     #[error(
         "{name}: the tokenizer has no {token}, so the template chatml means nothing to this model; `sft` adds the token: fine-tune with tokenizer.template = \"chatml\" first, or use the template plain"
     )]
@@ -639,14 +642,14 @@ pub enum Error {
         name: String,
         /// The turn, from 1.
         turn: usize,
-        /// Who speaks.
+        /// The role of the turn.
         role: &'static str,
     },
 
-    /// A vocabulary is too small for its fixed part.
+    /// A vocabulary size is too small for the 256 bytes and the special tokens.
     #[error("vocab_size is {got}; at least {least} are wanted: 256 bytes and the special tokens")]
     VocabularyTooSmall {
-        /// The size asked for.
+        /// The requested size.
         got: usize,
         /// The smallest size.
         least: usize,
@@ -657,22 +660,22 @@ pub enum Error {
     RowTooLong {
         /// The row, from 1.
         row: usize,
-        /// Its tokens.
+        /// Number of tokens of the row.
         length: usize,
-        /// Tokens of a bin.
+        /// Number of tokens per bin.
         max_length: usize,
     },
 
-    /// A row is longer than a model takes.
+    /// A row is longer than the model's maximum length.
     #[error(
         "{at}: has {length} tokens, and this model takes at most {longest}; shorten the row, or remove it"
     )]
     LongForModel {
         /// The row.
         at: RowLocation,
-        /// Its tokens.
+        /// Number of tokens of the row.
         length: usize,
-        /// The most tokens that the model takes here.
+        /// The maximum number of tokens that the model accepts here.
         longest: i64,
     },
 
@@ -680,21 +683,21 @@ pub enum Error {
     #[error("the data set has no rows to sample; check the counts of dropped rows and raise max_length")]
     NothingToSample,
 
-    /// A saved sampler position does not fit the data.
+    /// A saved sampler position does not fit the data set.
     #[error(
         "the saved position {position} belongs to a data set of {rows} rows, and this one has {len}; resume with the data that \
          the run began with"
     )]
     SamplerState {
-        /// Rows of the data set that it was saved over.
+        /// Number of rows of the data set when the position was saved.
         rows: usize,
-        /// Rows of the epoch already taken.
+        /// Number of rows of the epoch that had been returned.
         position: usize,
-        /// Rows of the data set.
+        /// Number of rows of the current data set.
         len: usize,
     },
 
-    /// Neither a folder nor a hub name.
+    /// A model name is neither a folder nor a hub name.
     #[error(
         "{model}: there is no such folder, and a model of the hub has the form owner/name[@revision]{hint}"
     )]
@@ -705,27 +708,27 @@ pub enum Error {
         hint: String,
     },
 
-    /// A path that is there and is no folder.
+    /// A path exists and is not a folder.
     #[error("{path}: is a file; give the folder that holds config.json, tokenizer.json and the weights")]
     NotAFolder {
         /// The path.
         path: PathBuf,
     },
 
-    /// A name that the hub or a repository chose and that must not become part of a path.
+    /// A name chosen by the hub or a repository is unsafe as part of a path.
     #[error(
         "{model}: refused: the {what} of the repository is {found:?}; report the repository, and do not use it"
     )]
     HostileName {
         /// The model.
         model: String,
-        /// What has the name.
+        /// The thing that has the name.
         what: &'static str,
         /// The name.
         found: String,
     },
 
-    /// An index of weights that cannot be used.
+    /// A weight index cannot be used.
     #[error(
         "{path}: not a usable index of weights: {reason}; copy the model again, from a source that you trust"
     )]
@@ -747,11 +750,11 @@ pub enum Error {
         file: String,
         /// The address of the hub.
         endpoint: String,
-        /// What came back.
+        /// The reason for the failure.
         reason: String,
     },
 
-    /// A file is not in the cache and the hub may not be asked.
+    /// A file is not in the cache and the hub must not be contacted.
     #[error(
         "{model}: {file} is not in the cache {cache} and HF_HUB_OFFLINE is set; download the model once with HF_HUB_OFFLINE unset (there is no folder {model} here)"
     )]
@@ -777,7 +780,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Names the row in which this error arose.
+    /// Adds the row in which this error occurred.
     #[must_use]
     pub fn in_row(self, at: &RowLocation) -> Self {
         Self::InRow { at: at.clone(), source: Box::new(self) }

@@ -1,13 +1,13 @@
-//! Models by name: a local folder, or a repository of the Hugging Face hub through its cache.
+//! Resolves models by name: a local folder, or a repository of the Hugging Face hub through its cache.
 //!
-//! The cache has the form of Python's `huggingface_hub`, so both share it. `HF_HOME`, `HF_HUB_CACHE`,
+//! The cache has the layout of Python's `huggingface_hub`, so both share it. `HF_HOME`, `HF_HUB_CACHE`,
 //! `HF_ENDPOINT`, `HF_TOKEN` (or the token file), `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and
-//! `HF_HUB_DOWNLOAD_TIMEOUT` have their usual meaning; they are read in [`HubSettings::from_process`] and
-//! nowhere else. Everything is fetched at the commit that the hub names, so files of two commits never mix.
+//! `HF_HUB_DOWNLOAD_TIMEOUT` have their usual meaning. They are read only in [`HubSettings::from_process`].
+//! All files are fetched at the commit that the hub reports, so files of two commits never mix.
 //!
-//! The hub, its mirrors and its repositories are not trusted: the commit, the `ETag`s and the names of the
-//! weight files are checked before they become paths (`name.rs`), and the token goes to no other host
-//! (`client.rs`). Knows no file's content but that of the weight index.
+//! The hub, its mirrors and its repositories are not trusted. The commit, the `ETag`s and the names of the
+//! weight files are checked before they become paths (`name.rs`), and the token is sent to no other host
+//! (`client.rs`). The only file whose content this module reads is the weight index.
 
 mod cache;
 mod client;
@@ -28,7 +28,7 @@ use self::name::{RepositoryName, is_commit, is_weight_file};
 use crate::error::{Error, Result};
 use crate::tokenizer::read_small;
 
-/// Files that are fetched where the repository has them, besides weights.
+/// Files other than weights that are fetched if the repository has them.
 const SMALL_FILES: [&str; 9] = [
     "config.json",
     "generation_config.json",
@@ -43,33 +43,33 @@ const SMALL_FILES: [&str; 9] = [
 const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// How long a server may stay silent, unless the settings say otherwise.
+/// The default limit for how long a server may stay silent.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where models come from and are kept.
+/// Settings for the hub and its cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubSettings {
     /// The cache folder.
     pub cache: PathBuf,
-    /// The address of the hub.
+    /// The URL of the hub.
     pub endpoint: String,
-    /// The secret for private and gated models.
+    /// The access token for private and gated models.
     pub token: Option<String>,
     /// Whether only the cache may be used.
     pub offline: bool,
-    /// Whether progress is shown on stderr.
+    /// Whether to show progress on stderr.
     pub progress: bool,
-    /// How long connecting may take, and how long a server may stay silent.
+    /// The limit for connecting, and for how long a server may stay silent.
     pub timeout: Duration,
 }
 
 impl HubSettings {
-    /// The settings of this process.
+    /// Reads the settings from the environment of this process.
     pub fn from_process() -> Self {
         Self::from_variables(|name| env::var(name).ok())
     }
 
-    /// The settings that environment variables give; empty ones count as not set.
+    /// Reads the settings from environment variables. Empty variables count as not set.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let home = variable("HF_HOME").map_or_else(
@@ -97,10 +97,11 @@ impl HubSettings {
         }
     }
 
-    /// The folder of a model: `model` itself where it is a folder, else `owner/name[@revision]` from cache or hub.
+    /// The folder of a model: `model` itself if it is a folder, otherwise `owner/name[@revision]` from the
+    /// cache or the hub.
     ///
-    /// A text that means a folder is never looked up in the hub: one that begins with `/`, `.` or `~` or ends
-    /// in `/`, that has one part or more than two, or whose first part is a folder here.
+    /// A text that denotes a local folder is never looked up in the hub: a text that begins with `/`, `.` or
+    /// `~` or ends in `/`, that has one part or more than two, or whose first part is an existing folder.
     pub fn resolve(&self, model: &str) -> Result<PathBuf> {
         let path = Path::new(model);
         if path.is_dir() {
@@ -157,7 +158,7 @@ impl HubSettings {
             return Err(snapshot.hostile("commit", &listing.sha));
         }
         snapshot.fetch_all(&files)?;
-        // The revision is noted last, so that the cache names only snapshots that are whole.
+        // The revision is recorded last, so that the cache refers only to complete snapshots.
         cache.note(&name.revision, &listing.sha)?;
         Ok(cache.snapshot(&listing.sha))
     }
@@ -173,8 +174,8 @@ impl HubSettings {
 }
 
 impl Snapshot<'_> {
-    /// Fetches what a model needs. The index of the weights comes first: nothing else is fetched if it is
-    /// refused.
+    /// Fetches all files of a model. The weight index comes first: if it is rejected, no other file is
+    /// fetched.
     fn fetch_all(&self, files: &BTreeSet<&str>) -> Result<()> {
         let missing = |file| Error::HubFileMissing { model: self.name.full.clone(), file };
         if let Some(file) = REQUIRED.into_iter().find(|file| !files.contains(file)) {
@@ -199,20 +200,21 @@ impl Snapshot<'_> {
     }
 }
 
-/// The folder of a model with the settings of this process; see [`HubSettings::resolve`].
+/// The folder of a model, with the settings of this process; see [`HubSettings::resolve`].
 pub fn resolve(model: &str) -> Result<PathBuf> {
     HubSettings::from_process().resolve(model)
 }
 
-/// Whether a text is the name of a file and no path: no separator, no control character, and not hidden.
+/// Whether a text is a file name and not a path: no separator, no control character, and not hidden.
 ///
-/// `models` has the same rule for the index of a folder that it loads; it knows nothing of this crate.
+/// The `models` crate has the same rule for the index of a folder that it loads, because it does not depend
+/// on this crate.
 pub(crate) fn plain_file_name(name: &str) -> bool {
     let harmless = |character: char| !matches!(character, '/' | '\\') && !character.is_control();
     !name.is_empty() && !name.starts_with('.') && name.chars().all(harmless)
 }
 
-/// Refuses a local folder whose index leads out of it.
+/// Returns an error if the index of a local folder points outside the folder.
 fn check_index(folder: &Path) -> Result<()> {
     let index = folder.join(INDEX);
     if index.is_file() && !folder.join(WEIGHTS).is_file() {
@@ -221,7 +223,7 @@ fn check_index(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The weight files that an index names, each once.
+/// The weight files listed in an index, without duplicates.
 fn shards(index: &Path) -> Result<BTreeSet<String>> {
     #[derive(serde::Deserialize)]
     struct Index {

@@ -1,4 +1,5 @@
-//! From files to token batches: rows, conversations, templates, tokenizers, packing and sampling. Knows no torch.
+//! The data pipeline from files to token batches: rows, conversations, chat templates, tokenizers, packing
+//! and sampling. This crate does not depend on torch.
 
 pub mod conversation;
 pub mod convert;

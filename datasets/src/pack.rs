@@ -1,21 +1,23 @@
-//! Which rows share a forward pass: bins of a fixed number of tokens.
+//! Packs rows into bins of a fixed number of tokens. The rows of a bin share one forward pass.
 //!
-//! Packing is best-fit decreasing (Johnson 1973; at most 11/9 of the optimal number of bins, plus a constant): rows from
-//! long to short, each into the fullest bin that still has room. Rows are never cut. Knows lengths only; that packed rows
-//! do not see each other is the business of the attention, which gets the lengths.
+//! Packing uses best-fit decreasing (Johnson 1973; at most 11/9 of the optimal number of bins, plus a
+//! constant): rows are placed from longest to shortest, each into the fullest bin that still has room for it.
+//! Rows are never cut. This module only uses row lengths. The attention gets the lengths too, and keeps
+//! packed rows from attending to each other.
 
 use std::collections::BTreeSet;
 
 use crate::error::{Error, Result};
 
-/// Packs rows of the given lengths (tokens) into bins of at most `max_length` tokens.
+/// Packs rows with the given lengths (in tokens) into bins of at most `max_length` tokens.
 ///
-/// Returns the row indices of each bin, in ascending order inside a bin, bins in the order of their first row. Equal input
-/// gives equal output.
+/// Returns the row indices of each bin, in ascending order within a bin. Bins are ordered by their first row.
+/// Equal inputs give equal outputs.
 pub fn pack(lengths: &[usize], max_length: usize) -> Result<Vec<Vec<usize>>> {
     if let Some((row, &length)) = lengths.iter().enumerate().find(|&(_, &length)| length > max_length) {
         return Err(Error::RowTooLong { row: row + 1, length, max_length });
     }
+
     let mut bins: Vec<Vec<usize>> = Vec::new();
     let mut room: BTreeSet<(usize, usize)> = BTreeSet::new(); // (tokens left, bin)
     for row in longest_first(lengths) {
@@ -29,6 +31,8 @@ pub fn pack(lengths: &[usize], max_length: usize) -> Result<Vec<Vec<usize>>> {
         room.insert((left - length, bin));
         bins[bin].push(row);
     }
+
+    // Placement order is by length. Sorting makes the result follow the order of the data set.
     for bin in &mut bins {
         bin.sort_unstable();
     }
@@ -36,7 +40,7 @@ pub fn pack(lengths: &[usize], max_length: usize) -> Result<Vec<Vec<usize>>> {
     Ok(bins)
 }
 
-/// Row indices by length, longest first, equal lengths in row order.
+/// Returns row indices from longest to shortest, with equal lengths in row order.
 fn longest_first(lengths: &[usize]) -> Vec<usize> {
     let mut rows: Vec<usize> = (0..lengths.len()).collect();
     rows.sort_by_key(|&row| (std::cmp::Reverse(lengths[row]), row));
@@ -64,8 +68,8 @@ mod tests {
 
     #[test]
     fn worked_example() {
-        // Longest first: 6 -> new bin (4 left), 5 -> new bin (5 left), 4 -> the fuller bin that fits (4 left -> 0),
-        // 3 -> second bin (5 -> 2), 2 -> second bin (2 -> 0).
+        // Longest first: 6 -> new bin (4 left), 5 -> new bin (5 left), 4 -> the fuller bin that fits (4 left
+        // -> 0), 3 -> second bin (5 -> 2), 2 -> second bin (2 -> 0).
         assert_eq!(pack(&[4, 5, 2, 6, 3], 10).unwrap(), [vec![0, 3], vec![1, 2, 4]]);
     }
 
@@ -78,10 +82,10 @@ mod tests {
             let loads: Vec<usize> =
                 bins.iter().map(|bin| bin.iter().map(|&row| lengths[row]).sum()).collect();
             assert!(loads.iter().all(|&load| load <= 64));
-            // Johnson's bound against the volume bound.
+            // Checks Johnson's bound, with the total number of tokens as the lower bound on the optimum.
             let volume = lengths.iter().sum::<usize>().div_ceil(64);
             assert!(9 * bins.len() <= 11 * volume + 9 * 4 + lengths.len() / 4, "{} {volume}", bins.len());
-            // No two bins could be one.
+            // No two bins fit into one.
             let mut sorted = loads;
             sorted.sort_unstable();
             assert!(sorted.len() < 2 || sorted[0] + sorted[1] > 64);

@@ -1,9 +1,9 @@
-//! Rows as people write them: conversations, pairs, prompts, not yet tokenised.
+//! Untokenised records: conversations, preference pairs and prompts.
 //!
-//! The columns are those of the field (TRL, Hugging Face) and of the sets in common use (`ShareGPT`, Alpaca,
-//! HH, OASST): see [`Layout`]. A string is accepted wherever turns are wanted: a prompt is then one user
-//! turn, an answer one assistant turn. Training and `data convert` read rows here and nowhere else. Knows no
-//! tokenizer and no file format.
+//! The column names are those of TRL and Hugging Face and of the common data sets (`ShareGPT`, Alpaca, HH,
+//! OASST); see [`Layout`]. A string is accepted wherever a list of turns is expected: a prompt string becomes
+//! one user turn, and a completion string one assistant turn. Training and `data convert` both read rows
+//! through this module. The module does not depend on a tokenizer or a file format.
 
 mod alpaca;
 mod layout;
@@ -29,109 +29,110 @@ use parse::Fields;
 /// A row of a table: column names and values.
 pub type Row = Map<String, Value>;
 
-/// A row to learn answers from.
+/// A row for supervised fine-tuning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Demonstration {
-    /// A conversation; every assistant turn is learned.
+    /// A conversation. The loss covers every assistant turn without [`Message::ignore_loss`].
     Messages(Vec<Message>),
-    /// A prompt and what follows; only assistant turns of the completion are learned.
+    /// A prompt and a completion. The loss covers only assistant turns of the completion.
     PromptCompletion {
-        /// The turns before.
+        /// The turns before the completion.
         prompt: Vec<Message>,
-        /// The turns to learn.
+        /// The turns to train on.
         completion: Vec<Message>,
     },
-    /// Running text; every token is learned.
+    /// Plain text. The loss covers every token.
     Text(String),
-    /// Ready token ids, used as they are.
+    /// Token ids from the file, used as they are.
     Tokens {
         /// Token ids, `[T]`.
         input_ids: Vec<i64>,
-        /// Labels, not shifted, -100 for no loss, `[T]`; without them every id is learned.
+        /// Labels, not shifted, with -100 for no loss, `[T]`. Without labels the loss covers every id.
         labels: Option<Vec<i64>>,
     },
 }
 
-/// Two answers to one prompt, the first better.
+/// Two completions of one prompt; the chosen one is better.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Preference {
-    /// As turns.
+    /// A pair of conversations.
     Messages {
-        /// The turns before the answer.
+        /// The turns before the completion.
         prompt: Vec<Message>,
-        /// The better answer: one assistant turn.
+        /// The better completion: one assistant turn.
         chosen: Vec<Message>,
-        /// The worse answer: one assistant turn.
+        /// The worse completion: one assistant turn.
         rejected: Vec<Message>,
-        /// By how much it is better, in units of reward.
+        /// How much better the chosen completion is, in units of reward.
         margin: Option<f64>,
     },
-    /// As ready token ids.
+    /// A pair of token id sequences from the file.
     Tokens {
-        /// Prompt and better answer.
+        /// Prompt and better completion.
         chosen: Vec<i64>,
-        /// Prompt and worse answer.
+        /// Prompt and worse completion.
         rejected: Vec<i64>,
-        /// Ids of the prompt at the head of both.
+        /// Number of prompt ids at the start of both sides.
         prompt_length: usize,
-        /// By how much it is better, in units of reward.
+        /// How much better the chosen completion is, in units of reward.
         margin: Option<f64>,
     },
 }
 
-/// A prompt to answer.
+/// A prompt for generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// The turns before the answer.
+    /// The turns before the completion.
     pub messages: Vec<Message>,
     /// The expected answer, for verifiers.
     pub answer: Option<String>,
 }
 
-/// An answer that is good or bad by itself.
+/// A completion that is labelled good or bad by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unpaired {
-    /// The turns before the answer.
+    /// The turns before the completion.
     pub prompt: Vec<Message>,
-    /// The answer: one assistant turn.
+    /// The completion: one assistant turn.
     pub completion: Vec<Message>,
-    /// Whether it is good.
+    /// Whether the completion is good.
     pub label: bool,
 }
 
-/// What a row gives.
+/// The result of parsing a row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parsed<R> {
-    /// Rows to use: one as a rule, several from a tree.
+    /// Records to use: usually one, several from a message tree.
     Rows(Vec<R>),
-    /// Nothing to use, and why.
+    /// The row was skipped, for this reason.
     Skipped(&'static str),
 }
 
-/// A kind of rows that can be read from and written to tables.
+/// A type of record that can be read from and written to tables.
 pub trait Record: Sized + Clone + Send + Sync + 'static {
-    /// The name for messages, as in "preference rows".
+    /// The name used in messages, as in "preference rows".
     const KIND: &'static str;
 
-    /// The layouts in which such rows may come. No layout belongs to two kinds.
+    /// The layouts in which these records may be stored. No layout belongs to two record types.
     const LAYOUTS: &'static [Layout];
 
-    /// Columns that say something and that rows of this kind have no use for.
+    /// Semantic columns that this record type does not use. They count as metadata.
     const UNUSED_COLUMNS: &'static [&'static str];
 
     /// Reads a row in one of [`Self::LAYOUTS`].
     fn read(layout: Layout, row: &Row, at: &RowLocation, mapping: &Mapping) -> Result<Parsed<Self>>;
 
-    /// The layout in which this row is written.
+    /// Returns the layout in which this record is written.
     fn layout(&self) -> Layout;
 
-    /// The row as columns of [`Self::layout`].
+    /// Converts the record to the columns of [`Self::layout`].
     fn to_row(&self) -> Row;
 
-    /// The turns of the conversation, the better answer of a pair included; none where the row has no turns.
+    /// Returns the turns of the conversation, with the better completion of a pair. Empty if the record has
+    /// no turns.
     fn turns(&self) -> Vec<&Message>;
 
-    /// Reads a row that gives exactly one, with the usual names of columns, fields and roles.
+    /// Reads a row that gives exactly one record, with the usual names of columns, fields and roles.
     fn parse(layout: Layout, row: &Row, at: &RowLocation) -> Result<Self> {
         match Self::read(layout, row, at, &Mapping::default())? {
             Parsed::Rows(mut rows) if rows.len() == 1 => Ok(rows.remove(0)),
@@ -144,7 +145,8 @@ pub trait Record: Sized + Clone + Send + Sync + 'static {
         }
     }
 
-    /// Checks a layout named by the user: it is one of [`Self::LAYOUTS`] and the columns of the file `path` have it.
+    /// Checks a layout named by the user: it must be one of [`Self::LAYOUTS`], and the file `path` must have
+    /// its columns.
     fn require(layout: Layout, columns: &[String], path: &Path) -> Result<Layout> {
         if !Self::LAYOUTS.contains(&layout) {
             let known = Self::LAYOUTS.iter().map(|layout| layout.name()).collect::<Vec<_>>().join(", ");
@@ -161,10 +163,10 @@ pub trait Record: Sized + Clone + Send + Sync + 'static {
         Ok(layout)
     }
 
-    /// Tells the layout from the columns of the file `path`.
+    /// Detects the layout from the columns of the file `path`.
     ///
-    /// Exactly one layout must fit, where one whose required columns are among another's gives way to that other; all else
-    /// is an error that names the choices.
+    /// Exactly one layout must fit. A layout whose required columns are a subset of another fitting layout's
+    /// required columns is ignored. Any other result is an error that names the choices.
     fn detect(columns: &[String], path: &Path) -> Result<Layout> {
         Layout::among(Self::LAYOUTS, columns, Self::KIND, path)
     }

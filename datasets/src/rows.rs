@@ -1,62 +1,79 @@
-//! Rows as the training stages take them: token ids, with what the loss needs to know beside them.
+//! Tokenised rows as the training stages use them: token ids and the other inputs of the loss.
 //!
-//! Plain data. Labels are not shifted: `labels[t]` is the id at position t, to be predicted from positions before t, or
-//! [`IGNORE_INDEX`]. Masks and lengths are carried here and never derived from ids. Knows no text and no file.
+//! These are plain data types. Labels are not shifted: `labels[t]` is the id at position t, which is
+//! predicted from positions before t, or [`IGNORE_INDEX`]. Masks and lengths are stored explicitly and are
+//! never inferred from ids. This module does not depend on text or file formats.
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::conversation::Message;
 
-/// The label of a position that takes no part in the loss.
+/// The label of a position without loss.
 pub const IGNORE_INDEX: i64 = -100;
 
-/// A row of supervised fine-tuning.
+/// Returns the SHA-256 of token id sequences in their order, in hexadecimal. Lengths are hashed too, so moving
+/// ids from one sequence to the next changes the hash.
+pub fn content_hash<'a>(sequences: impl IntoIterator<Item = &'a Vec<i64>>) -> String {
+    let mut hasher = Sha256::new();
+    let mut bytes = Vec::new();
+    for sequence in sequences {
+        bytes.clear();
+        bytes.extend_from_slice(&(sequence.len() as u64).to_le_bytes());
+        bytes.extend(sequence.iter().flat_map(|id| id.to_le_bytes()));
+        hasher.update(&bytes);
+    }
+    hasher.finalize().iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"))
+}
+
+/// A supervised fine-tuning row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SftRow {
     /// Token ids, `[T]`.
     pub input_ids: Vec<i64>,
-    /// The same ids where the loss counts, [`IGNORE_INDEX`] elsewhere, `[T]`.
+    /// The token id at positions with loss, [`IGNORE_INDEX`] at all others, `[T]`.
     pub labels: Vec<i64>,
 }
 
 impl SftRow {
-    /// Positions that count in the loss: label 0 has nothing before it to be predicted from.
+    /// Returns the number of positions with loss. Label 0 is not counted, because no position before it can
+    /// predict it.
     pub fn num_label_tokens(&self) -> usize {
         self.labels.iter().skip(1).filter(|&&label| label != IGNORE_INDEX).count()
     }
 }
 
-/// A pair of answers to one prompt.
+/// A preference pair: two completions of one prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PreferenceRow {
-    /// Prompt and better answer, `[P + C]`.
+    /// Prompt and chosen (better) completion, `[P + C]`.
     pub chosen: Vec<i64>,
-    /// Prompt and worse answer, `[P + R]`.
+    /// Prompt and rejected (worse) completion, `[P + R]`.
     pub rejected: Vec<i64>,
-    /// Ids of the prompt at the head of both, P.
+    /// Number of prompt ids at the start of both sides, P.
     pub prompt_length: usize,
-    /// By how much the one is better, in units of reward.
+    /// How much better the chosen completion is, in units of reward.
     pub margin: Option<f64>,
 }
 
-/// A prompt to answer.
+/// A prompt for generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptRow {
     /// Token ids, with the generation prompt at the end, `[P]`.
     pub input_ids: Vec<i64>,
-    /// The turns behind the ids.
+    /// The turns that the ids encode.
     pub messages: Vec<Message>,
     /// The expected answer, for verifiers.
     pub answer: Option<String>,
 }
 
-/// An answer that is good or bad by itself.
+/// A completion that is labelled good or bad by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnpairedRow {
-    /// Prompt and answer, `[P + C]`.
+    /// Prompt and completion, `[P + C]`.
     pub input_ids: Vec<i64>,
-    /// Ids of the prompt, P.
+    /// Number of prompt ids, P.
     pub prompt_length: usize,
-    /// Whether the answer is good.
+    /// Whether the completion is good.
     pub label: bool,
 }

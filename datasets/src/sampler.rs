@@ -1,8 +1,9 @@
-//! Which rows come next: a fresh permutation of the data set for every epoch, and a position that can be saved.
+//! Samples row indices: a new permutation of the data set for every epoch, and a position that can be saved.
 //!
-//! The order of epoch e is the Fisher-Yates shuffle (Knuth, TAOCP vol. 2, algorithm 3.4.2 P) of 0..len driven by `ChaCha8`
-//! with key `seed` and stream e, so it depends on (seed, epoch, len) alone, not on the platform. A batch may run over the
-//! end of an epoch. Knows no rows, only their count.
+//! The order of epoch e is the Fisher-Yates shuffle (Knuth, TAOCP vol. 2, algorithm 3.4.2 P) of 0..len,
+//! driven by `ChaCha8` with key `seed` and stream e. It depends only on (seed, epoch, len), not on the
+//! platform. A batch may cross the end of an epoch. The sampler uses only the number of rows, not their
+//! contents.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -10,23 +11,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Where a sampler stands: everything that a resumed run needs.
+/// The position of a sampler: everything that a resumed run needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SamplerState {
-    /// Rows of the data set.
+    /// Number of rows of the data set.
     pub rows: usize,
-    /// Epochs completed.
+    /// Number of epochs completed.
     pub epoch: u64,
-    /// Rows of this epoch already taken.
+    /// Number of rows of this epoch that have been returned.
     pub position: usize,
-    /// The key of the shuffle.
+    /// The seed of the shuffle.
     pub seed: u64,
     /// Whether rows are shuffled.
     pub shuffle: bool,
 }
 
-/// Hands out row indices, without end.
+/// An endless sampler of row indices.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     order: Vec<usize>,
@@ -34,12 +35,13 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler over `len` rows at the start of epoch 0; without `shuffle` every epoch runs from 0 to `len - 1`.
+    /// Creates a sampler over `len` rows at the start of epoch 0. Without `shuffle`, every epoch runs from 0
+    /// to `len - 1`.
     pub fn new(len: usize, seed: u64, shuffle: bool) -> Result<Self> {
         Self::resume(len, SamplerState { rows: len, epoch: 0, position: 0, seed, shuffle })
     }
 
-    /// A sampler that goes on where `state` was taken, over the same rows.
+    /// Creates a sampler that continues from `state`, over the same rows.
     pub fn resume(len: usize, state: SamplerState) -> Result<Self> {
         if len == 0 {
             return Err(Error::NothingToSample);
@@ -50,22 +52,23 @@ impl Sampler {
         Ok(Self { order: epoch_order(len, &state), state })
     }
 
-    /// The next `count` rows; crosses into the next epoch where this one ends.
+    /// Returns the next `count` rows. The batch continues into the next epoch where this one ends.
     pub fn next_batch(&mut self, count: usize) -> Vec<usize> {
         (0..count).map(|_| self.next_row()).collect()
     }
 
-    /// The place to resume from.
+    /// Returns the position to resume from.
     pub fn state(&self) -> SamplerState {
         self.state
     }
 
-    /// Epochs completed, counted when the first row of the next epoch is taken.
+    /// Returns the number of completed epochs. An epoch counts as completed when the first row of the next
+    /// one is returned.
     pub fn epoch(&self) -> u64 {
         self.state.epoch
     }
 
-    /// Epochs completed, with the fraction of the one under way.
+    /// Returns the number of completed epochs, including the fraction of the current one.
     pub fn progress(&self) -> f64 {
         self.state.epoch as f64 + self.state.position as f64 / self.order.len() as f64
     }
@@ -82,6 +85,7 @@ impl Sampler {
     }
 }
 
+/// Returns the row order of the current epoch.
 fn epoch_order(len: usize, state: &SamplerState) -> Vec<usize> {
     let mut order: Vec<usize> = (0..len).collect();
     if state.shuffle {
@@ -94,7 +98,7 @@ fn epoch_order(len: usize, state: &SamplerState) -> Vec<usize> {
     order
 }
 
-/// A uniform number in 0..bound by rejection, so that every order is equally likely.
+/// Draws a uniform number in 0..bound by rejection, so that every order is equally likely.
 fn below(rng: &mut ChaCha8Rng, bound: u64) -> u64 {
     let zone = u64::MAX - u64::MAX % bound;
     loop {
@@ -175,7 +179,7 @@ mod tests {
         assert!(matches!(Sampler::new(0, 0, true), Err(Error::NothingToSample)));
         let state = SamplerState { rows: 4, epoch: 0, position: 9, seed: 0, shuffle: true };
         assert!(matches!(Sampler::resume(4, state), Err(Error::SamplerState { position: 9, len: 4, .. })));
-        // Another number of rows has another order, even where the position fits.
+        // A different number of rows gives a different order, even if the position fits.
         let state = SamplerState { position: 2, ..state };
         assert!(Sampler::resume(4, state).is_ok());
         assert!(matches!(Sampler::resume(5, state), Err(Error::SamplerState { rows: 4, len: 5, .. })));

@@ -1,7 +1,7 @@
-//! A small bilingual world of instructions with exact verifiers, made for models of a million parameters.
+//! Synthetic bilingual instructions with exact verifiers, for models of about a million parameters.
 //!
-//! Prompts are short, every question has one right answer, and the answer is the bare result. All numbers are written in
-//! digits, English is lower case, and both languages say the same things.
+//! Prompts are short, every question has one right answer, and the answer is the bare result. All numbers are
+//! written in digits, English is lower case, and both languages have the same tasks.
 //!
 //! | family | tasks | English | Chinese | answer |
 //! |---|---|---|---|---|
@@ -14,10 +14,11 @@
 //!
 //! Some conversations have a second turn that builds on the first answer ("then add 3.", "再加3呢？").
 //!
-//! Held out is a problem, not a wording: see [`side`]. All problems of a conversation are on the same side, and the corpus,
-//! demonstrations, pairs and rollout prompts hold training problems only. Demonstrations are right and bare, or spoilt as
-//! the table in `spoil` says. The same options give the same bytes on every platform, each split has its own stream of
-//! random numbers, and [`SynthData::fingerprint`] tells whether two worlds are equal.
+//! Problems are held out, not wordings: see [`side`]. All problems of a conversation are on the same side of
+//! the split. The corpus, demonstrations, training pairs and rollout prompts contain only training problems.
+//! Demonstrations are right and bare, or spoilt as in the table in `spoil`. The same options produce the same
+//! bytes on every platform. Each split has its own stream of random numbers. [`SynthData::fingerprint`]
+//! identifies the data.
 //!
 //! Everything is in memory: this module knows no files, no tokenizer and no chat template.
 
@@ -49,37 +50,39 @@ use self::task::{FOLLOWED_KINDS, KINDS, QuestionPlan};
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
 
-/// Draws of a problem of one kind before another kind is tried: the held-out problems of a kind may be few.
+/// Number of draws for one kind of problem before another kind is tried, because a kind may have few held-out
+/// problems.
 const DRAWS_PER_KIND: usize = 3000;
 
-/// Draws of a question for each one wanted, before the world is taken to have no more different ones.
+/// Number of draws per requested question, after which the generator concludes that no more distinct
+/// questions exist.
 const DRAWS_PER_QUESTION: usize = 40;
 
-/// How much of what is made. Sizes are rows; shares are in `0..=1`.
+/// The amount of data to generate. Sizes are rows; shares are in `0..=1`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SynthOptions {
-    /// The key of all draws; the split into training and held-out problems does not depend on it.
+    /// The seed of all draws. The split into training and held-out problems does not depend on it.
     pub seed: u64,
     /// Rows of plain text for the base model.
     pub pretraining: usize,
-    /// Demonstrations.
+    /// Number of demonstrations.
     pub train: usize,
-    /// Preference pairs on training problems.
+    /// Number of preference pairs on training problems.
     pub preferences: usize,
-    /// Preference pairs on held-out problems.
+    /// Number of preference pairs on held-out problems.
     pub heldout_preferences: usize,
-    /// Prompts for rollouts, of training problems.
+    /// Number of rollout prompts, on training problems.
     pub prompts: usize,
-    /// Questions to measure with, of held-out problems, each prompt once.
+    /// Number of evaluation questions, on held-out problems. Each prompt occurs once.
     pub heldout: usize,
-    /// Demonstrations that are spoilt.
+    /// Share of demonstrations that are spoilt.
     pub spoilt_share: f64,
-    /// Problems that are held out, below 1.
+    /// Share of problems that are held out, less than 1.
     pub heldout_share: f64,
-    /// Conversations with a second turn.
+    /// Share of conversations with a second turn.
     pub two_turn_share: f64,
-    /// Conversations and statements in Chinese.
+    /// Share of conversations and statements in Chinese.
     pub chinese_share: f64,
 }
 
@@ -101,7 +104,7 @@ impl Default for SynthOptions {
     }
 }
 
-/// The right and bare answer against a spoilt one.
+/// A preference pair: the bare right answer and a spoilt reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair {
     /// The turns before the answer.
@@ -110,7 +113,7 @@ pub struct Pair {
     pub chosen: String,
     /// The spoilt reply.
     pub rejected: String,
-    /// What is wrong with it.
+    /// What is wrong with the spoilt reply.
     pub flaw: Corruption,
 }
 
@@ -127,12 +130,13 @@ pub struct SynthData {
     pub heldout_preferences: Vec<Pair>,
     /// Questions on training problems.
     pub prompts: Vec<Question>,
-    /// Questions on held-out problems, no prompt twice.
+    /// Questions on held-out problems, without duplicate prompts.
     pub heldout: Vec<Question>,
 }
 
 impl SynthData {
-    /// Makes all splits; errors if a share is out of range or fewer held-out prompts exist than are wanted.
+    /// Generates all splits. Returns an error if a share is out of range, or if fewer held-out prompts exist
+    /// than requested.
     pub fn generate(options: &SynthOptions) -> Result<Self> {
         check(options)?;
         let source = |stream, side| RowGenerator { options, side, dice: SynthRng::new(options.seed, stream) };
@@ -146,7 +150,8 @@ impl SynthData {
         })
     }
 
-    /// FNV-1a over all texts in order, each turn led by its role and each text closed by the byte 255.
+    /// The FNV-1a hash of all texts in order. Each turn is preceded by its role, and each text is followed by
+    /// the byte 255.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = FNV_OFFSET;
         let mut take = |text: &str| hash = fnv1a(fnv1a(hash, text.as_bytes()), &[255]);
@@ -192,7 +197,7 @@ fn check(options: &SynthOptions) -> Result<()> {
     Ok(())
 }
 
-/// Draws rows of one side.
+/// Generates rows of one side of the split.
 struct RowGenerator<'a> {
     options: &'a SynthOptions,
     side: Side,
@@ -223,7 +228,7 @@ impl RowGenerator<'_> {
         Ok(questions.iter().map(|question| question.answered(self.reply(question))).collect())
     }
 
-    /// The right answer, or a spoilt reply.
+    /// The reply of a demonstration: the right answer, or a spoilt reply.
     fn reply(&mut self, question: &Question) -> String {
         if !self.dice.chance(self.options.spoilt_share) {
             return question.answer.clone();
@@ -269,7 +274,7 @@ impl RowGenerator<'_> {
         Some(plot.ask(language, &mut self.dice))
     }
 
-    /// Problems of this side; the kind is drawn first, so that both sides have the same mix of kinds.
+    /// Draws problems of this side. The kind is drawn first, so that both sides have the same mix of kinds.
     fn plot(&mut self, two_turns: bool) -> Option<QuestionPlan> {
         for _ in 0..KINDS.len() {
             let kind =
@@ -327,7 +332,8 @@ mod tests {
         assert_ne!(world.fingerprint(), SynthData::generate(&other).unwrap().fingerprint());
     }
 
-    /// Changes when the world changes: that is a new data set, and figures measured on the old one no longer compare.
+    /// The fingerprint changes when the data changes. Results measured on the old data are then no longer
+    /// comparable.
     #[test]
     fn the_world_is_the_one_that_was_published() {
         assert_eq!(
@@ -363,14 +369,14 @@ mod tests {
         let pairs: BTreeSet<String> =
             world.heldout_preferences.iter().map(|pair| text_of(&pair.prompt)).collect();
         assert!(trained.is_disjoint(&heldout) && trained.is_disjoint(&pairs));
-        // Nor does the first turn of a trained conversation, or a line of the corpus, state a held-out prompt.
+        // The first turn of a training conversation must not state a held-out prompt either.
         let first_turns: BTreeSet<&str> = trained.iter().map(|text| text.lines().next().unwrap()).collect();
         assert!(
             world.heldout.iter().all(|question| !first_turns.contains(question.messages[0].content.as_str()))
         );
     }
 
-    /// Reads the sums of the corpus back from the text.
+    /// Parses the sums of the corpus from the text.
     #[test]
     fn no_held_out_sum_is_in_any_training_text() {
         let world = SynthData::generate(&small()).unwrap();
@@ -402,7 +408,7 @@ mod tests {
             .zip(&world.demonstrations)
             .filter(|(question, turns)| verify(&question.answer, &turns[turns.len() - 1].content))
             .count();
-        // Binomial(10000, 0.6): standard deviation 49; the others have at most 50.
+        // Binomial(10000, 0.6): standard deviation 49; the other counts have at most 50.
         assert!(right.abs_diff(6000) < 250, "{right}");
         let wrong = world.preferences.iter().filter(|pair| pair.flaw == Corruption::WrongContent).count();
         assert!(wrong.abs_diff(4000) < 220, "{wrong}");

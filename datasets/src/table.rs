@@ -1,9 +1,9 @@
-//! Files of rows: Parquet, JSONL, JSON and CSV, the last three also gzipped.
+//! Reads and writes files of rows: Parquet, JSONL, JSON and CSV. The last three may be gzipped.
 //!
-//! Files are read as they go (Parquet by batches inside row groups, text line by line; only `.json` arrays
-//! are read whole) and written under a temporary name in the same folder, synced and renamed. JSONL is split
-//! at `\n` and nowhere else. The format is told by the name of the file, and the first bytes must agree with
-//! it. Rows are counted from 1; a row of JSONL has the number of its line. Knows no meaning of columns.
+//! Files are streamed (Parquet in batches within row groups, text line by line); only `.json` files are read
+//! at once. Files are written under a temporary name in the same folder, synced and renamed. JSONL is split
+//! at `\n` only. The file name decides the format, and the first bytes must agree with it. Rows are counted
+//! from 1; a JSONL row has the number of its line. This module does not know what the columns mean.
 
 mod arrow;
 mod footer;
@@ -26,10 +26,10 @@ pub use records::{ReadOptions, RecordReader, open_records, read_records};
 pub(crate) use write::{atomically, write_records_over};
 pub use write::{write_records, write_rows};
 
-/// The extensions of files that are read and written.
+/// The file extensions that are read and written.
 pub const EXTENSIONS: &str = ".parquet .jsonl .json .csv (the last three also with .gz)";
 
-/// Rows looked at to learn the columns of a JSON file.
+/// Number of rows read to find the columns of a JSON file.
 const COLUMN_SAMPLE: usize = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ enum Format {
     Csv,
 }
 
-/// The format of a file and whether it is gzipped, from its name.
+/// Returns the format of a file and whether it is gzipped, from its name.
 fn format_of(path: &Path) -> Result<(Format, bool)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let (name, gzipped) = name.strip_suffix(".gz").map_or((name.as_str(), false), |name| (name, true));
@@ -60,7 +60,7 @@ fn format_of(path: &Path) -> Result<(Format, bool)> {
     Ok((format, gzipped))
 }
 
-/// The program that undoes a compression that is not read here.
+/// Returns the program that unpacks a compression that this crate does not read.
 fn unpacked_by(extension: &str) -> Option<&'static str> {
     Some(match extension {
         "zst" => "zstd -d",
@@ -72,15 +72,16 @@ fn unpacked_by(extension: &str) -> Option<&'static str> {
     })
 }
 
-/// Data files behind paths, folders and patterns with `*` and `?` in the last part, in this order, each group sorted.
+/// Expands paths, folders and patterns to data files, in the order given. A pattern has `*` and `?` in the
+/// last path component. The files of each folder or pattern are sorted.
 pub fn expand<S: AsRef<str>>(inputs: &[S]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for input in inputs {
         let input = input.as_ref();
         let path = Path::new(input);
         let found = if path.is_dir() {
-            // Rows in a compression that is not read are refused by name when their turn comes, not passed
-            // over.
+            // Files in an unsupported compression are included, so that opening them gives an error. Leaving
+            // them out would silently lose rows.
             list(path, |path| !matches!(format_of(path), Err(Error::UnsupportedExtension { .. })))?
         } else if input.contains(['*', '?']) {
             let pattern: Vec<char> = path.file_name().unwrap_or_default().to_string_lossy().chars().collect();
@@ -93,6 +94,7 @@ pub fn expand<S: AsRef<str>>(inputs: &[S]) -> Result<Vec<PathBuf>> {
         } else {
             vec![path.to_owned()]
         };
+
         if found.is_empty() {
             return Err(Error::NoFiles { pattern: input.to_owned(), wanted: EXTENSIONS });
         }
@@ -101,7 +103,8 @@ pub fn expand<S: AsRef<str>>(inputs: &[S]) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Refuses what is no file, for readers that read it twice: a pipe would be empty the second time.
+/// Returns an error for a path that is not a regular file. Callers that read the path twice need this: a pipe
+/// would be empty the second time.
 pub fn refuse_stream(path: &Path) -> Result<()> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() => Err(Error::NotAFile { path: path.to_owned() }),
@@ -109,6 +112,7 @@ pub fn refuse_stream(path: &Path) -> Result<()> {
     }
 }
 
+/// Lists the files of a folder that `wanted` accepts, sorted, without hidden ones.
 fn list(folder: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>> {
     let failed = |source| Error::Read { path: folder.to_owned(), source };
     let mut files = Vec::new();
@@ -118,7 +122,7 @@ fn list(folder: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>> {
         if hidden || !wanted(&path) {
             continue;
         }
-        // A link to nothing would be rows that are left out in silence.
+        // A broken link is an error: skipping it would silently lose rows.
         let found = fs::metadata(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
         if found.is_file() {
             files.push(path);
@@ -128,7 +132,7 @@ fn list(folder: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Whether a name matches a pattern in which `*` stands for any text and `?` for any character.
+/// Whether a name matches a pattern, where `*` matches any text and `?` matches any character.
 fn matches(pattern: &[char], name: &[char]) -> bool {
     match pattern.split_first() {
         None => name.is_empty(),
@@ -139,10 +143,10 @@ fn matches(pattern: &[char], name: &[char]) -> bool {
     }
 }
 
-/// An iterator over rows with their numbers, in file order. It goes on behind a row that cannot be read.
+/// An iterator over rows with their numbers, in file order. It continues after a row that cannot be read.
 type Rows = Box<dyn Iterator<Item = Result<(usize, Row)>> + Send>;
 
-/// How much of a file has been read, as a share from 0 to 1; may be looked at from another thread.
+/// The read progress of a file. It may be read from another thread.
 #[derive(Clone, Debug)]
 pub struct Position {
     done: Arc<AtomicU64>,
@@ -158,7 +162,7 @@ impl Position {
         self.done.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// The share.
+    /// Returns the fraction of the file that has been read, from 0 to 1.
     pub fn share(&self) -> f64 {
         (self.done.load(Ordering::Relaxed) as f64 / self.whole.max(1) as f64).min(1.0)
     }
@@ -178,7 +182,8 @@ enum Source {
 }
 
 impl TableReader {
-    /// Opens a file and learns its columns: from the schema, the CSV header, or the first hundred rows of JSON.
+    /// Opens a file and finds its columns: from the Parquet schema, the CSV header, or the first hundred rows
+    /// of JSON.
     pub fn open(path: &Path) -> Result<Self> {
         let (format, gzipped) = format_of(path)?;
         let (file, size) = source::open(path, format, gzipped)?;
@@ -200,17 +205,18 @@ impl TableReader {
         Ok(Self { path, columns, position, source: Source::Text(rows) })
     }
 
-    /// The names of the columns.
+    /// Returns the column names.
     pub fn columns(&self) -> &[String] {
         &self.columns
     }
 
-    /// How far the reading is.
+    /// Returns the read progress.
     pub fn position(&self) -> Position {
         self.position.clone()
     }
 
-    /// Of a Parquet file, in how many rows each column is not null, as its metadata say; otherwise none.
+    /// For a Parquet file, returns the number of rows in which each column is not null, from the file
+    /// metadata. Empty for other formats.
     fn filled(&self) -> Vec<(String, usize)> {
         match &self.source {
             Source::Parquet(builder) => arrow::filled(builder),
@@ -218,10 +224,10 @@ impl TableReader {
         }
     }
 
-    /// The rows with their places; of a Parquet file only the columns that `wanted` takes, all where it is
-    /// `None`.
+    /// Returns the rows with their locations. From a Parquet file, reads only the columns that `wanted`
+    /// accepts, or all columns if `wanted` is `None`.
     ///
-    /// A row that cannot be read is an error, behind which the rows go on where the file allows it.
+    /// A row that cannot be read is an error item. The iterator continues after it if the format allows.
     pub fn rows(
         self,
         wanted: Option<&dyn Fn(&str) -> bool>,
@@ -238,7 +244,7 @@ impl TableReader {
     }
 }
 
-/// Refuses a column that is there twice: one of the two would be lost.
+/// Returns an error for a duplicate column, because one of the two would be lost.
 fn distinct(columns: &[String], path: &Path) -> Result<()> {
     let twice = columns.iter().enumerate().find(|(index, name)| columns[..*index].contains(name));
     twice.map_or(Ok(()), |(_, name)| {
@@ -246,7 +252,7 @@ fn distinct(columns: &[String], path: &Path) -> Result<()> {
     })
 }
 
-/// Learns the columns from the first rows, which are then given out first.
+/// Finds the columns from the first rows. The returned iterator yields these rows first.
 fn sample(mut rows: Rows) -> Result<(Rows, Vec<String>)> {
     let mut head = VecDeque::new();
     let mut columns: Vec<String> = Vec::new();

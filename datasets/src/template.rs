@@ -1,13 +1,13 @@
-//! Chat templates: the Jinja source that a model brings along, rendered as HF transformers renders it.
+//! Chat templates: the Jinja source in a model folder, rendered like HF transformers renders it.
 //!
-//! Protocol (transformers `apply_chat_template`): `trim_blocks`, `lstrip_blocks`, loop controls, Python's string and dict
-//! methods, `raise_exception`, `strftime_now`, a `tojson` that escapes nothing, and the variables `messages`, `tools`,
-//! `documents`, `add_generation_prompt` and the special tokens. What stands inside `{% generation %}` is reported as byte
-//! ranges of the rendered text. `strftime_now` reads the clock (UTC) once, when the template is compiled, so that all
-//! renderings of a run agree.
+//! Protocol (transformers `apply_chat_template`): `trim_blocks`, `lstrip_blocks`, loop controls, Python's
+//! string and dict methods, `raise_exception`, `strftime_now`, a `tojson` that escapes nothing, and the
+//! variables `messages`, `tools`, `documents`, `add_generation_prompt` and the special tokens. Text inside
+//! `{% generation %}` is reported as byte ranges of the rendered text. `strftime_now` reads the clock (UTC)
+//! once, when the template is compiled, so that all renderings of a run agree.
 //!
-//! A template is a program that comes with a model and may be hostile: its steps and what it makes are
-//! limited (`limits.rs`, `guard.rs`). Knows no token ids.
+//! A template is a program that comes with a model and may be hostile. Its steps and the size of its output
+//! are limited (`limits.rs`, `guard.rs`). This module knows no token ids.
 
 mod generation;
 mod guard;
@@ -25,7 +25,7 @@ use serde::Serialize;
 use crate::conversation::Message;
 use crate::error::{Error, Result};
 
-/// Names of the built-in templates, for messages.
+/// Names of the built-in templates, for error messages.
 pub const BUILT_IN: &str = "chatml, plain";
 
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] \
@@ -41,8 +41,8 @@ const PLAIN: &str = "{{ bos_token }}{% for message in messages %}\
     {% if add_generation_prompt %}\
     {% if messages and messages[-1]['role'] == 'assistant' %}{{ '\n\n' }}{% endif %}{{ 'Assistant:' }}{% endif %}";
 
-/// The Jinja source of a built-in template: `chatml` for tokenizers with `<|im_start|>` and `<|im_end|>`, `plain` for any
-/// tokenizer with an end-of-sequence token.
+/// The Jinja source of a built-in template: `chatml` for tokenizers with `<|im_start|>` and `<|im_end|>`,
+/// `plain` for any tokenizer with an end-of-sequence token.
 pub fn built_in(name: &str) -> Result<&'static str> {
     match name {
         "chatml" => Ok(CHATML),
@@ -61,14 +61,14 @@ pub struct ChatTemplate {
     marked: bool,
 }
 
-/// What a template sees beside the messages.
+/// The variables of a template other than the messages.
 #[derive(Clone, Debug, Default)]
 pub struct RenderOptions {
-    /// Ends the text where the assistant would begin to speak.
+    /// Whether to end the text with the generation prompt, after which the assistant's reply begins.
     pub add_generation_prompt: bool,
-    /// Tool descriptions, in the form that the template wants.
+    /// Tool descriptions, in the form that the template expects.
     pub tools: Option<serde_json::Value>,
-    /// `bos_token`, `eos_token` and the like with their texts.
+    /// The texts of `bos_token`, `eos_token` and other special tokens, by name.
     pub special_tokens: BTreeMap<String, String>,
 }
 
@@ -77,12 +77,12 @@ pub struct RenderOptions {
 pub struct Rendered {
     /// The text.
     pub text: String,
-    /// Byte ranges of `text` inside `{% generation %}` blocks; `None` when the template has no such block.
+    /// Byte ranges of `text` inside `{% generation %}` blocks; `None` if the template has no such block.
     pub generated: Option<Vec<Range<usize>>>,
 }
 
 impl ChatTemplate {
-    /// Compiles Jinja `source`; `name` is for messages, usually the model folder.
+    /// Compiles Jinja `source`. `name` is for error messages, usually the model folder.
     pub fn new(name: impl Into<String>, source: impl Into<String>) -> Result<Self> {
         let (name, source) = (name.into(), source.into());
         let wrong = |reason: String| Error::TemplateSyntax { name: name.clone(), reason };
@@ -99,12 +99,12 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Whether the template says itself, in `{% generation %}` blocks, what the assistant speaks.
+    /// Whether the template marks the assistant's text itself, with `{% generation %}` blocks.
     pub(crate) fn has_blocks(&self) -> bool {
         self.marked
     }
 
-    /// The name for messages.
+    /// The name for error messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -114,7 +114,8 @@ impl ChatTemplate {
         self.render_values(messages, options)
     }
 
-    /// Renders messages of any shape: tool calls, lists of parts and whatever else the template understands.
+    /// Renders messages of any shape that the template understands: tool calls, lists of content parts and so
+    /// on.
     pub fn render_values(&self, messages: impl Serialize, options: &RenderOptions) -> Result<Rendered> {
         let mut context: BTreeMap<&str, Value> = BTreeMap::new();
         context.insert("messages", Value::from_serialize(messages));
@@ -137,7 +138,8 @@ impl ChatTemplate {
     fn run(&self, context: &BTreeMap<&str, Value>) -> Result<String> {
         let input = context.values().map(limits::size).sum();
         let root: Value = context.iter().map(|(&name, value)| (name.to_owned(), value.clone())).collect();
-        // More steps than usual need an environment of their own.
+        // The step limit belongs to the environment, so a long conversation gets its own copy with a higher
+        // limit.
         let long = (limits::steps(input) > 2 * limits::STEPS).then(|| {
             let mut environment = self.environment.clone();
             environment.set_fuel(Some(limits::steps(input)));
@@ -155,11 +157,11 @@ impl ChatTemplate {
     }
 }
 
-/// Bytes of stack for reading a byte of source, and for every source. The reader calls itself once for every
-/// operator in a row, and the shortest has two bytes.
+/// Stack size of the parser in bytes: per byte of source, and as a constant. The parser recurses once per
+/// operator in a row, and the shortest operator takes two bytes.
 const READER_STACK: [usize; 2] = [4 << 10, 2 << 20];
 
-/// Reads a template and puts its limits in.
+/// Parses a template and adds its limits.
 fn compile(source: String) -> std::result::Result<Instructions<'static>, minijinja::Error> {
     let stack_size = READER_STACK[0] * source.len() + READER_STACK[1];
     let spaces = WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
@@ -192,10 +194,11 @@ fn environment() -> Environment<'static> {
     environment
 }
 
-/// The longest message of a template, in characters.
+/// The longest error message of a template, in characters.
 const MESSAGE_CHARACTERS: usize = 500;
 
-/// The template's own words when it raises, the engine's otherwise, with the line.
+/// The error message: the template's own text if it raises an exception, otherwise the engine's, with the
+/// line if it is known.
 fn describe(error: &minijinja::Error) -> String {
     let message = match error.detail() {
         _ if error.kind() == ErrorKind::OutOfFuel => {
@@ -205,7 +208,7 @@ fn describe(error: &minijinja::Error) -> String {
         Some(detail) => format!("{}: {detail}", error.kind()),
         None => error.kind().to_string(),
     };
-    // The words of a template are those of a stranger: no control character of theirs reaches a terminal.
+    // The text comes from an untrusted template, so its control characters must not reach a terminal.
     let message: String = message
         .chars()
         .take(MESSAGE_CHARACTERS)

@@ -1,9 +1,10 @@
-//! The tokenizer of a model folder: text to ids and back, the special tokens, and the chat template that belongs to it.
+//! The tokenizer of a model folder: encoding and decoding of text, special tokens, and the chat template.
 //!
-//! Reads `tokenizer.json` and, beside it, `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`,
-//! `config.json` (special ids only) and `chat_template.jinja`, with the precedence that transformers has. Truncation and
-//! padding that a `tokenizer.json` may ask for are switched off, and so is the clean-up of spaces in decoding: lengths are
-//! the caller's business and decoding must not lose text. Knows no model weights.
+//! It reads `tokenizer.json` and, next to it, `tokenizer_config.json`, `special_tokens_map.json`,
+//! `generation_config.json`, `config.json` (special ids only) and `chat_template.jinja`, with the same
+//! precedence as transformers. Truncation and padding settings of `tokenizer.json` are switched off, because
+//! the caller controls lengths. The clean-up of spaces in decoding is switched off too, because decoding must
+//! not lose text. This module knows no model weights.
 
 mod compare;
 mod dropped;
@@ -28,14 +29,14 @@ pub(crate) use folder::{SMALL_FILE_BYTES, read_small};
 pub use stream::StreamDecoder;
 pub use train::TrainOptions;
 
-/// A token with a meaning of its own.
+/// A special token: its text and its id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SpecialToken {
     pub(crate) text: String,
     pub(crate) id: i64,
 }
 
-/// A text as ids, each with the byte range of the text that it stands for.
+/// An encoded text: ids, each with the byte range of the text that it covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pieces {
     pub(crate) ids: Vec<i64>,
@@ -55,18 +56,19 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// `tokenizer_config.json` as read, without the chat template.
     config: Map<String, Value>,
-    /// `bos_token`, `eos_token`, `pad_token`, `unk_token` … that have an id.
+    /// The special tokens that have an id, by name: `bos_token`, `eos_token`, `pad_token`, `unk_token` …
     special: BTreeMap<String, SpecialToken>,
-    /// End ids that `generation_config.json` or `config.json` names.
+    /// End-of-sequence ids from `generation_config.json` or `config.json`.
     generation_eos: Vec<i64>,
     template: Option<ChatTemplate>,
-    /// A template of the folder that cannot be used. It matters only if it is asked for.
+    /// A chat template in the folder that does not compile. It causes an error only when it is used.
     broken_template: Option<BrokenTemplate>,
     end_of_turn: Option<i64>,
     stop_ids: Vec<i64>,
     vocab_size: usize,
     name: String,
-    /// Orders of roles of which the chat template renders every turn, without and with the generation prompt.
+    /// Sequences of roles for which the chat template is known to render every turn, each with whether the
+    /// generation prompt was added.
     kept_orders: Mutex<HashSet<(Vec<Role>, bool)>>,
 }
 
@@ -76,18 +78,19 @@ impl Tokenizer {
         folder::load(folder)
     }
 
-    /// Trains a byte-level BPE tokenizer with single digits and `ChatML` turns; equal input gives equal output.
+    /// Trains a byte-level BPE tokenizer with single digits and `ChatML` turns. Equal input gives equal
+    /// output.
     pub fn train(texts: impl Iterator<Item = String> + Send, options: &TrainOptions) -> Result<Self> {
         train::train(texts, options)
     }
 
-    /// Writes the tokenizer and its chat template so that transformers' `AutoTokenizer` loads them.
+    /// Writes the tokenizer and its chat template in the form that transformers' `AutoTokenizer` loads.
     pub fn save(&self, folder: &Path) -> Result<()> {
         folder::save(self, folder)
     }
 
-    /// Text to ids. With `add_special` the post-processor of `tokenizer.json` runs and the `add_bos_token` and
-    /// `add_eos_token` settings hold; a BOS or EOS that the text brings along is not doubled.
+    /// Encodes text to ids. With `add_special`, the post-processor of `tokenizer.json` runs and the settings
+    /// `add_bos_token` and `add_eos_token` apply. A BOS or EOS that is already in the text is not doubled.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<i64>> {
         let encoding =
             decode(|| self.inner.encode_fast(text, add_special)).map_err(|reason| self.failed(&reason))?;
@@ -100,40 +103,40 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Ids to text; with `skip_special` the special tokens leave no trace.
+    /// Decodes ids to text. With `skip_special`, special tokens are left out.
     pub fn decode(&self, ids: &[i64], skip_special: bool) -> Result<String> {
         let ids: Vec<u32> = ids.iter().map(|&id| self.checked("decode", id)).collect::<Result<_>>()?;
         let text = decode(|| self.inner.decode(&ids, skip_special)).map_err(|reason| self.failed(&reason))?;
         text.map_err(|error| self.failed(&error))
     }
 
-    /// A decoder that takes ids one by one and gives text as soon as it is complete.
+    /// Creates a decoder that takes ids one by one and returns text as soon as it is complete.
     pub fn stream_decoder(&self, skip_special: bool) -> StreamDecoder<'_> {
         StreamDecoder::new(self, skip_special)
     }
 
-    /// Highest id + 1.
+    /// The highest id plus 1.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// The id that begins a sequence.
+    /// The BOS id, which begins a sequence.
     pub fn bos_id(&self) -> Option<i64> {
         self.special_id("bos_token")
     }
 
-    /// The id that ends a sequence.
+    /// The EOS id, which ends a sequence.
     pub fn eos_id(&self) -> Option<i64> {
         self.special_id("eos_token")
     }
 
-    /// The id that fills a batch.
+    /// The padding id.
     pub fn pad_id(&self) -> Option<i64> {
         self.special_id("pad_token")
     }
 
-    /// The ids that end an answer: those of `generation_config.json`, the EOS, and the token with which the chat template
-    /// ends an assistant turn. Sorted, each once.
+    /// The ids that end a reply: the ids of `generation_config.json`, the EOS, and the token with which the
+    /// chat template ends an assistant turn. Sorted, without duplicates.
     pub fn stop_ids(&self) -> &[i64] {
         &self.stop_ids
     }
@@ -143,17 +146,17 @@ impl Tokenizer {
         self.end_of_turn
     }
 
-    /// The id of a token given by its text in the vocabulary.
+    /// The id of a token, given its text in the vocabulary.
     pub fn token_to_id(&self, token: &str) -> Option<i64> {
         self.inner.token_to_id(token).map(i64::from)
     }
 
-    /// The text of a token in the vocabulary (bytes of byte-level tokens appear as printable symbols).
+    /// The text of a token in the vocabulary (byte-level tokens show their bytes as printable symbols).
     pub fn id_to_token(&self, id: i64) -> Option<String> {
         self.inner.id_to_token(u32::try_from(id).ok()?)
     }
 
-    /// Whether an id is a special token: one that `skip_special` leaves out, or one that ends an answer.
+    /// Whether an id is a special token: one that `skip_special` leaves out, or one that ends a reply.
     pub fn is_special(&self, id: i64) -> bool {
         self.stop_ids.binary_search(&id).is_ok()
             || self.special.values().any(|token| token.id == id)
@@ -162,15 +165,15 @@ impl Tokenizer {
                 .is_some_and(|text| self.inner.get_added_vocabulary().is_special_token(&text))
     }
 
-    /// A special token that stands in the text and would be taken for a real one, if any: in the words of a user that
-    /// is an injection.
+    /// Returns a special token whose text occurs in `text`, if any. The tokenizer would encode it as the real
+    /// token; in user input this is an injection.
     pub fn special_text_in(&self, text: &str) -> Option<String> {
         let tokens = self.inner.get_added_tokens_decoder();
         let inside = |token: &&tokenizers::AddedToken| token.special && text.contains(&token.content);
         tokens.values().filter(inside).map(|token| token.content.clone()).min()
     }
 
-    /// The name for messages: the model folder.
+    /// The name for error messages: the model folder.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -189,8 +192,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Replaces the chat template by a built-in one: `chatml` or `plain`. Refuses one whose tokens are not
-    /// there; see [`Self::add_turn_tokens`].
+    /// Replaces the chat template by a built-in one: `chatml` or `plain`. Returns an error if the tokenizer
+    /// lacks the tokens of the template; see [`Self::add_turn_tokens`].
     pub fn set_built_in_template(&mut self, name: &str) -> Result<()> {
         let source = template::built_in(name)?;
         let needs_eos = name == "plain" && self.eos_id().is_none();
@@ -204,8 +207,8 @@ impl Tokenizer {
         self.set_chat_template(source)
     }
 
-    /// Renders a conversation as text with the chat template. A turn that the template leaves out is an
-    /// error.
+    /// Renders a conversation to text with the chat template. Returns an error if the template leaves out a
+    /// turn.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Rendered> {
         let rendered = self.render_unchecked(messages, add_generation_prompt)?;
         self.check_turns(messages, add_generation_prompt, &rendered)?;
@@ -221,7 +224,7 @@ impl Tokenizer {
         template.render(messages, &self.render_options(add_generation_prompt))
     }
 
-    /// What the template sees beside the messages; tools may be added.
+    /// The variables of the template other than the messages, without tools. The caller may add tools.
     pub fn render_options(&self, add_generation_prompt: bool) -> RenderOptions {
         let text = |(name, token): (&String, &SpecialToken)| (name.clone(), token.text.clone());
         RenderOptions {
@@ -231,7 +234,7 @@ impl Tokenizer {
         }
     }
 
-    /// Text to ids without any added token, with the place of each id in the text.
+    /// Encodes text without adding any token, and returns the byte range of each id in the text.
     pub(crate) fn pieces(&self, text: &str) -> Result<Pieces> {
         let encoding = decode(|| self.inner.encode(text, false)).map_err(|reason| self.failed(&reason))?;
         let encoding = encoding.map_err(|error| self.failed(&error))?;
@@ -241,12 +244,12 @@ impl Tokenizer {
         })
     }
 
-    /// All that decides which ids a conversation becomes, as text: two tokenizers with the same text give the
-    /// same ids.
+    /// A text with everything that determines the ids of a conversation: tokenizers with equal fingerprints
+    /// produce equal ids.
     pub(crate) fn fingerprint(&self) -> Result<String> {
         let inner = self.inner.to_string(false).map_err(|error| self.failed(&error))?;
         let template = self.template.as_ref().map_or("", |template| template.source());
-        // A template that writes the date renders another text tomorrow.
+        // A template that prints the date renders another text on another day.
         let day = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(0, |time| time.as_secs() / 86_400);
@@ -255,7 +258,7 @@ impl Tokenizer {
         Ok(format!("{inner}\n{config}\n{:?}\n{template}\n{day}", self.special))
     }
 
-    /// Tells whether an id has a token.
+    /// Checks that an id is in the vocabulary.
     pub(crate) fn checked(&self, place: &str, id: i64) -> Result<u32> {
         match u32::try_from(id) {
             Ok(small) if (small as usize) < self.vocab_size => Ok(small),
@@ -299,7 +302,7 @@ impl Tokenizer {
         ids.extend(std::iter::repeat_n(eos.id, wanted));
     }
 
-    /// Works out which token ends an assistant turn, and with it the stop ids.
+    /// Determines which token ends an assistant turn, and from it the stop ids.
     fn find_stops(&mut self) {
         self.end_of_turn = self.template.is_some().then(|| self.probe_end_of_turn()).flatten();
         let ends =
@@ -309,7 +312,7 @@ impl Tokenizer {
         self.stop_ids.dedup();
     }
 
-    /// The first special token behind the answer of a conversation made for the purpose.
+    /// Renders a probe conversation and returns the first special token after its answer.
     fn probe_end_of_turn(&self) -> Option<i64> {
         const ANSWER: &str = "Zq7x";
         let rendered = self.render(&[Message::user("Hello"), Message::assistant(ANSWER)], false).ok()?;

@@ -1,7 +1,8 @@
-//! Decoders of other crates at work on files that nobody vouches for.
+//! Runs decoders of other crates on untrusted files.
 //!
 //! The Parquet and tokenizer crates panic on some damaged files. `decode` turns such a panic into an error,
-//! and [`is_decoding`] lets the program's panic hook stay silent meanwhile. Knows no file format.
+//! and [`is_decoding`] lets the program's panic hook stay silent during that time. This module knows no file
+//! format.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,9 +16,10 @@ pub fn is_decoding() -> bool {
     DECODING.get()
 }
 
-/// Runs a decoder of another crate. The error is the message of its panic.
+/// Runs a decoder of another crate. If the decoder panics, the error is the message of the panic.
 ///
-/// What the decoder was working on must not be used after an error: it may be half-changed.
+/// After an error, the value that the decoder was changing must not be used, because it may be in an
+/// inconsistent state.
 pub(crate) fn decode<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let outer = DECODING.replace(true);
     let outcome = catch_unwind(AssertUnwindSafe(work));

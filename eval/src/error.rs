@@ -1,4 +1,4 @@
-//! The one error type of this crate. Variants carry the offending values and end with what to do about them.
+//! The error type of this crate. Variants hold the offending values, and messages end with a suggested fix.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ pub enum Error {
     /// A model could not reply.
     #[error(transparent)]
     Models(#[from] models::Error),
-    /// A statistic was asked of too few items.
+    /// A statistic was requested for too few items.
     #[error("{what} needs at least {needed} items, got {got}; evaluate on more prompts")]
     TooFew {
         /// The statistic.
@@ -18,10 +18,10 @@ pub enum Error {
         /// The number of items that were given.
         got: usize,
     },
-    /// One item has no sample at all, so it has no average.
+    /// An item has no samples, so its average is undefined.
     #[error("item {item} has no samples; draw at least one reply per prompt")]
     EmptyItem {
-        /// Position of the item.
+        /// Index of the item.
         item: usize,
     },
     /// Two systems were compared on different numbers of items.
@@ -34,7 +34,7 @@ pub enum Error {
         /// Items of the second system.
         right: usize,
     },
-    /// More right answers than answers.
+    /// More correct answers than answers.
     #[error("{successes} of {n} is not a rate; count each item once")]
     NotARate {
         /// Successes counted.
@@ -53,17 +53,17 @@ pub enum Error {
     /// A number that should be finite is not.
     #[error("{field} is {got}; find the item or step that produced it before reporting")]
     NotFinite {
-        /// Where the number stands.
+        /// The field that holds the number.
         field: String,
         /// The number.
         got: f64,
     },
-    /// An interval that does not hold its own mean.
+    /// An interval that does not contain its own mean.
     #[error(
         "{field}: mean {mean} lies outside its interval {low} to {high}; recompute the interval from the same items"
     )]
     Interval {
-        /// Where the score stands.
+        /// The field that holds the score.
         field: String,
         /// The mean.
         mean: f64,

@@ -1,8 +1,8 @@
-//! Evaluation: what a reply is worth, how sure we may be of it, and the closing report of a run.
+//! Evaluation: scores of replies, their statistical confidence, and the final report of a run.
 //!
-//! Three modules are pure: [`metric`] turns replies and log-probabilities into numbers, [`statistics`] turns numbers into
-//! means with intervals and paired comparisons, [`report`] writes them for people (Markdown, one HTML file) and for
-//! programs (JSON). None of them knows how a model is run; [`replies`] alone runs one, to ask it questions.
+//! Three modules are pure: [`metric`] scores a reply, [`statistics`] turns scores into means with intervals
+//! and paired comparisons, [`report`] writes them for people (Markdown, one HTML file) and for programs
+//! (JSON). None of them knows how a model is run; only [`replies`] runs one, to answer questions.
 
 mod error;
 pub mod metric;

@@ -1,6 +1,7 @@
-//! Metrics of single replies. This file does not know how replies are obtained.
+//! Metrics for single replies. This file does not know how replies are obtained.
 
-/// Exact match: whether `reply`, stripped of white space at both ends, equals `answer` (which is taken as it is).
+/// Exact match: whether `reply`, stripped of white space at both ends, equals `answer`. `answer` is not
+/// stripped.
 pub fn exact_match(reply: &str, answer: &str) -> bool {
     reply.trim() == answer
 }

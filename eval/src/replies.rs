@@ -1,7 +1,8 @@
-//! Replies of a model to questions with one right answer, and whether they are right.
+//! Samples replies of a model to questions with one right answer, and scores them.
 //!
-//! The judge is exact match and never a reward model. A question is a prompt as token ids: which template made it is the caller's.
-//! Sampled replies are drawn several to a question; statistics average within a question first.
+//! A reply is scored by exact match, never by a reward model. A question is a prompt as token ids; the caller
+//! applies the chat template. Several replies may be sampled per question; the statistics average within a
+//! question first.
 
 use std::ops::ControlFlow;
 
@@ -15,28 +16,28 @@ use crate::{Error, report::Reply};
 /// A prompt and the only right reply to it.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// The prompt, generation prompt included.
+    /// The prompt as token ids, including the generation prompt.
     pub prompt: Vec<i64>,
     /// The right reply.
     pub answer: String,
 }
 
-/// How replies are drawn.
+/// How replies are sampled.
 #[derive(Clone, Copy, Debug)]
 pub struct SamplingOptions {
-    /// Replies to each question.
+    /// Replies per question.
     pub samples: usize,
-    /// 0 is greedy.
+    /// The sampling temperature; 0 means greedy decoding.
     pub temperature: f64,
     /// The longest reply in tokens.
     pub max_new_tokens: usize,
-    /// Chooses the draws.
+    /// The seed of the sampling.
     pub seed: u64,
 }
 
-/// For each question its replies, each marked right or wrong.
+/// Samples the replies to each question and marks each reply as right or wrong.
 ///
-/// `stop_ids` end a reply; `decode` turns ids into text without special tokens.
+/// `stop_ids` end a reply; `decode` turns token ids into text without special tokens.
 pub fn replies(
     model: &CausalLm,
     questions: &[Question],
@@ -48,6 +49,7 @@ pub fn replies(
         .iter()
         .flat_map(|question| std::iter::repeat_n(question.prompt.clone(), drawing.samples))
         .collect();
+
     let options = GenerationOptions {
         sampling: SamplingParams { temperature: drawing.temperature, ..SamplingParams::default() },
         max_new_tokens: drawing.max_new_tokens,
@@ -56,8 +58,10 @@ pub fn replies(
         request_offset: 0,
         max_num_seqs: 256,
     };
+
     let completions = generate::generate(model, &prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
-    let judged = |(question, completions): (&Question, &[generate::Completion])| {
+
+    let marked = |(question, completions): (&Question, &[generate::Completion])| {
         completions
             .iter()
             .map(|completion| {
@@ -67,5 +71,5 @@ pub fn replies(
             })
             .collect()
     };
-    Ok(questions.iter().zip(completions.chunks(drawing.samples.max(1))).map(judged).collect())
+    Ok(questions.iter().zip(completions.chunks(drawing.samples.max(1))).map(marked).collect())
 }

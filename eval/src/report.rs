@@ -1,13 +1,14 @@
-//! The closing report of a pipeline run: exact match of the base model, after SFT and after PPO, the paired gain, the reward
-//! model, training curves, time and memory, and replies side by side.
+//! The final report of a pipeline run: exact match of the base model, after SFT and after PPO, the paired
+//! gain, the reward model, training curves, time and memory, and replies side by side.
 //!
-//! [`Report`] is the data; [`write()`] puts it into a folder three times: `report.json` for programs (the serde form of
-//! [`Report`], stages that did not run left out), `report.md` and `report.html` for people. The page is one file without
-//! scripts or network: inline SVG, light and dark by `prefers-color-scheme`, fit for printing. Replies are untrusted text,
-//! so everything is escaped, and the page forbids all loading in its content security policy besides.
+//! [`Report`] is the data. [`write()`] writes it into a folder in three forms: `report.json` for programs
+//! (the serde form of [`Report`], without the stages that did not run), `report.md` and `report.html` for
+//! people. The HTML page is one file without scripts or network access: inline SVG, light and dark by
+//! `prefers-color-scheme`, printable. Replies are untrusted text, so all text is escaped. In addition, the
+//! page's content security policy forbids loading anything.
 //!
-//! Knows nothing of how the numbers came about. It refuses numbers that cannot be true: a score that is not finite or that
-//! lies outside its own interval.
+//! This module does not know how the numbers were measured. It rejects impossible numbers: a score that is
+//! not finite or that lies outside its own interval.
 
 mod chart;
 mod curve;
@@ -29,7 +30,8 @@ use crate::statistics::Estimate;
 pub use html::html;
 pub use markdown::markdown;
 
-/// A rate or mean with its 95 % interval and the number of items behind it. Exact match is a fraction of 1.
+/// A rate or mean with its 95 % interval and the number of items behind it. Exact match is a fraction between
+/// 0 and 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Score {
     /// The estimate.
@@ -49,21 +51,21 @@ impl From<Estimate> for Score {
     }
 }
 
-/// One model's score, decoded greedily and sampled.
+/// The score of one model, with greedy decoding and with sampling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scores {
-    /// At temperature 0.
+    /// With greedy decoding (temperature 0).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub greedy: Option<Score>,
-    /// At the sampling settings of the run.
+    /// With the sampling settings of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampled: Option<Score>,
 }
 
-/// Something known for each model of the run; `None` where the stage did not run.
+/// One value per model of the run; `None` where the stage did not run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PerModel<T> {
-    /// The model that the run began with.
+    /// The model that the run started from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<T>,
     /// After supervised fine-tuning.
@@ -75,13 +77,13 @@ pub struct PerModel<T> {
 }
 
 impl<T> PerModel<T> {
-    /// The models in order with the names that the report gives them.
+    /// The models in training order, with the names used in the report.
     fn named(&self) -> [(&'static str, Option<&T>); 3] {
         [("base", self.base.as_ref()), ("SFT", self.sft.as_ref()), ("PPO", self.ppo.as_ref())]
     }
 }
 
-/// A mean difference over the same items, with its 95 % interval.
+/// A mean difference on the same items, with its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gain {
     /// Mean of the differences.
@@ -92,10 +94,10 @@ pub struct Gain {
     pub high: f64,
 }
 
-/// How often the reward model prefers the better reply on held-out pairs.
+/// How often the reward model prefers the chosen reply on held-out pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RewardModel {
-    /// Share of pairs with the chosen reply scored strictly higher.
+    /// Share of pairs where the chosen reply has the strictly higher score.
     pub accuracy: f64,
     /// Lower end of the 95 % interval.
     pub low: f64,
@@ -129,7 +131,7 @@ pub struct Seconds {
 }
 
 impl Seconds {
-    /// The stages that ran, in order.
+    /// The stages that ran, in order, with their times.
     fn named(&self) -> Vec<(&'static str, f64)> {
         let all = [
             ("data", self.data),
@@ -152,14 +154,15 @@ pub struct Family {
     pub exact_match: PerModel<Scores>,
 }
 
-/// One training metric over the steps of one stage.
+/// One training metric of one stage, by step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
     /// Stage, such as `sft`.
     pub stage: String,
     /// Metric, such as `loss`.
     pub metric: String,
-    /// Step and value, steps ascending. Values that are not finite are drawn as gaps and are `null` in JSON.
+    /// Pairs of step and value, by ascending step. Values that are not finite become gaps in the chart and
+    /// `null` in JSON.
     #[serde(deserialize_with = "curve::points_with_gaps")]
     pub points: Vec<(f64, f64)>,
 }
@@ -169,51 +172,51 @@ pub struct Curve {
 pub struct Reply {
     /// The text as generated.
     pub text: String,
-    /// Whether it matches the answer.
+    /// Whether the reply matches the answer.
     #[serde(alias = "right")]
     pub correct: bool,
 }
 
-/// One prompt and what each model made of it.
+/// One prompt with the reply of each model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// The prompt.
     pub prompt: String,
-    /// The answer that counts as right.
+    /// The expected answer.
     pub answer: String,
     /// Replies of the models.
     #[serde(flatten)]
     pub replies: PerModel<Reply>,
 }
 
-/// Everything that the report of a run says. Absent parts are left out of all three files.
+/// All contents of the report of a run. Missing sections are left out of all three files.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Headline.
+    /// Title of the report.
     pub title: String,
     /// The command that reproduces the run.
     pub command: String,
-    /// Settings worth reading, by name.
+    /// The main settings, by name.
     pub settings: Map<String, Value>,
-    /// What it ran on, by name.
+    /// The machine that ran it, as named properties.
     pub machine: Map<String, Value>,
     /// Exact match on the held-out prompts.
     pub exact_match: PerModel<Scores>,
-    /// PPO minus SFT over the same prompts, sampled.
+    /// PPO minus SFT on the same prompts, with sampling.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paired_gain: Option<Gain>,
-    /// PPO minus SFT over the same prompts, greedy.
+    /// PPO minus SFT on the same prompts, with greedy decoding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paired_gain_greedy: Option<Gain>,
     /// The reward model on held-out pairs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_model: Option<RewardModel>,
-    /// Divergence of the policy of the last rollout from the reference, nats per reply.
+    /// KL divergence of the policy from the reference model in the last rollout, in nats per reply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,
-    /// Time per stage.
+    /// Wall-clock time per stage.
     pub seconds: Seconds,
-    /// Largest resident set of the run, bytes.
+    /// Peak resident set size of the run, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_rss_bytes: Option<u64>,
     /// Scores per family of tasks.
@@ -228,7 +231,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Checks that every figure is finite and that every mean lies within its interval.
+    /// Checks that every number is finite and that every mean lies within its interval.
     pub fn check(&self) -> Result<(), Error> {
         check_scores("exact_match", &self.exact_match)?;
         for family in &self.families {
@@ -251,9 +254,11 @@ impl Report {
     }
 }
 
-/// Checks `report` and writes `report.json`, `report.md` and `report.html` into `dir`, which is made if missing.
+/// Checks `report` and writes `report.json`, `report.md` and `report.html` into `dir`, which is created if
+/// missing.
 ///
-/// Each file is written under a temporary name, synced and renamed, so that a reader never meets half a report.
+/// Each file is written under a temporary name, synced and renamed, so that a reader never sees a
+/// half-written report.
 pub fn write(report: &Report, dir: &Path) -> Result<(), Error> {
     report.check()?;
     let mut json = serde_json::to_string_pretty(report)?;
@@ -267,8 +272,8 @@ pub fn write(report: &Report, dir: &Path) -> Result<(), Error> {
 }
 
 fn write_atomically(dir: &Path, name: &str, text: &str) -> std::io::Result<()> {
-    // A new name: nothing that lies there is overwritten, and no link is followed. Removed unless it is
-    // renamed.
+    // The temporary name is new: no existing file is overwritten, and no link is followed. The file is
+    // removed unless it is renamed.
     let mut file = tempfile::Builder::new()
         .prefix(&format!(".{name}.{}-", std::process::id()))
         .suffix(".tmp")
@@ -277,7 +282,7 @@ fn write_atomically(dir: &Path, name: &str, text: &str) -> std::io::Result<()> {
     file.write_all(text.as_bytes())?;
     file.as_file().sync_all()?;
     file.persist(dir.join(name)).map_err(|error| error.error)?;
-    // The new name is durable only once the folder that holds it is.
+    // The new name is on disk only after the directory is synced.
     File::open(dir)?.sync_all()
 }
 
@@ -297,7 +302,7 @@ fn check_interval(field: &str, mean: f64, low: f64, high: f64) -> Result<(), Err
     for value in [mean, low, high] {
         check_finite(field, value)?;
     }
-    // A percentile bootstrap interval may touch its mean, with rounding in the last place.
+    // The mean may lie on the end of a percentile bootstrap interval, up to rounding in the last place.
     let slack = 1e-9 * (1.0 + mean.abs());
     if low - slack <= mean && mean <= high + slack {
         return Ok(());

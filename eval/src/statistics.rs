@@ -1,13 +1,15 @@
-//! How sure we may be: intervals for rates and means, and paired comparisons.
+//! Confidence intervals for rates and means, and paired comparisons.
 //!
-//! - [`wilson`]: interval of one rate (Wilson 1927, "Probable inference, the law of succession, and statistical
-//!   inference", JASA 22, p. 209).
-//! - [`mean_of_items`]: mean over items when each item was sampled several times; samples are averaged within their item
-//!   first, so items are the independent units (Miller 2024, arXiv 2411.00640, sections 2 and 3).
-//! - [`paired_difference`]: mean difference between two systems on the same items, with a normal interval and a
-//!   bootstrap interval (Miller 2024, section 4; Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13).
+//! - [`wilson`]: the interval of one rate (Wilson 1927, "Probable inference, the law of succession, and
+//!   statistical inference", JASA 22, p. 209).
+//! - [`mean_of_items`]: the mean over items when each item was sampled several times. Samples are averaged
+//!   within their item first, so items are the independent units (Miller 2024, arXiv 2411.00640, sections 2
+//!   and 3).
+//! - [`paired_difference`]: the mean difference between two systems on the same items, with a normal interval
+//!   and a bootstrap interval (Miller 2024, section 4; Efron and Tibshirani 1993, "An Introduction to the
+//!   Bootstrap", ch. 13).
 //!
-//! Nothing here knows what was measured.
+//! This module does not know what was measured.
 
 mod distribution;
 mod paired;
@@ -29,27 +31,27 @@ pub struct Estimate {
     pub low: f64,
     /// Upper end of the 95 % interval.
     pub high: f64,
-    /// Number of independent items behind it.
+    /// Number of independent items.
     pub n: usize,
 }
 
-/// Which distribution the interval of a mean is taken from.
+/// The distribution that gives the width of the interval of a mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interval {
-    /// Standard normal: fine from about a hundred items on.
+    /// Standard normal: accurate from about a hundred items on.
     Normal,
-    /// Student's t with n - 1 degrees of freedom (Student 1908): right for few items with normal errors.
+    /// Student's t with n - 1 degrees of freedom (Student 1908): accurate for few items with normal errors.
     StudentT,
 }
 
-/// The level of every interval of this crate.
+/// The confidence level of every interval in this crate.
 pub const CONFIDENCE: f64 = 0.95;
 
-/// Wilson's 95 % interval of a rate of `successes` in `n`.
+/// Wilson's 95 % interval of a rate of `successes` out of `n`.
 ///
-/// With p = successes / n and z the normal quantile:
-/// `(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)`. It stays within 0 and 1 and is sensible at both ends, where
-/// the textbook interval has width zero. `standard_error` is the closed form `sqrt(p(1-p)/n)`.
+/// With p = successes / n and z the normal quantile, the interval is `(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²))
+/// / (1 + z²/n)`. It stays within 0 and 1, and it also works for rates of 0 and 1, where the textbook
+/// interval has width zero. `standard_error` is the closed form `sqrt(p(1-p)/n)`.
 pub fn wilson(successes: u64, n: u64) -> Result<Estimate, Error> {
     if n == 0 {
         return Err(Error::TooFew { what: "a rate", needed: 1, got: 0 });
@@ -63,20 +65,21 @@ pub fn wilson(successes: u64, n: u64) -> Result<Estimate, Error> {
     let shrink = 1.0 + z * z / count;
     let centre = (p + z * z / (2.0 * count)) / shrink;
     let half = z * (variance + z * z / (4.0 * count * count)).sqrt() / shrink;
-    // At 0 of n and n of n one end is exactly p; rounding must not push it to the other side.
+    // At 0 of n and at n of n, one end of the interval is exactly p. Rounding must not push it past p.
     let (low, high) = ((centre - half).clamp(0.0, p), (centre + half).clamp(p, 1.0));
     Ok(Estimate { mean: p, standard_error: variance.sqrt(), low, high, n: n as usize })
 }
 
-/// Mean over items, each the average of its own samples, with a 95 % interval over items.
+/// Mean over items, each the average of its own samples, with a 95 % interval over the items.
 ///
-/// `items[i]` holds the scores of item i; the numbers of samples may differ. The standard error is `s / sqrt(n)` with
-/// `n - 1` in s and n the number of items, not of samples: replies to one prompt are not independent evidence.
+/// `items[i]` holds the scores of item i; items may have different numbers of samples. The standard error is
+/// `s / sqrt(n)`, where s is computed with `n - 1` and n is the number of items, not of samples: replies to
+/// the same prompt are not independent.
 pub fn mean_of_items(items: &[Vec<f64>], interval: Interval) -> Result<Estimate, Error> {
     estimate(&average_items(items)?, interval)
 }
 
-/// The average of each item's samples, in order.
+/// The average over the samples of each item, in order.
 pub fn average_items(items: &[Vec<f64>]) -> Result<Vec<f64>, Error> {
     let average = |(item, samples): (usize, &Vec<f64>)| {
         if samples.is_empty() {
@@ -87,7 +90,8 @@ pub fn average_items(items: &[Vec<f64>]) -> Result<Vec<f64>, Error> {
     items.iter().enumerate().map(average).collect()
 }
 
-/// Mean of one number per item, with standard error `s / sqrt(n)` and a 95 % interval. Needs two items.
+/// Mean of one number per item, with standard error `s / sqrt(n)` and a 95 % interval. Needs at least two
+/// items.
 pub fn estimate(values: &[f64], interval: Interval) -> Result<Estimate, Error> {
     let n = values.len();
     if n < 2 {
@@ -107,7 +111,7 @@ pub fn estimate(values: &[f64], interval: Interval) -> Result<Estimate, Error> {
     Ok(Estimate { mean, standard_error, low: mean - half, high: mean + half, n })
 }
 
-/// z such that a standard normal variable lies within ± z with probability [`CONFIDENCE`].
+/// The z for which a standard normal variable lies within ± z with probability [`CONFIDENCE`].
 fn two_sided_normal() -> f64 {
     normal_quantile(f64::midpoint(1.0, CONFIDENCE)).expect("0.975 is a probability")
 }

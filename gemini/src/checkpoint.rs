@@ -1,10 +1,10 @@
-//! The trainer's state beside the weights, and folders that are whole or absent.
+//! The trainer's state next to the weights, and folders that are written completely or not at all.
 //!
-//! `trainer_state/optimizer.safetensors` holds the moments (and, for bf16 weights, the masters) under
-//! `exp_avg.NAME`, `exp_avg_sq.NAME`, `master.NAME`; `trainer_state/state.json` the step and whatever the
-//! stage adds (data order, random generators, coefficients); `trainer_state/files.json` the size of every
-//! file of the checkpoint, by which [`verify`] finds what is missing or cut short. A folder is written under
-//! a temporary name, synced, and renamed; it never replaces another.
+//! `trainer_state/optimizer.safetensors` holds the moments (and, for bf16 weights, the masters) under the
+//! names `exp_avg.NAME`, `exp_avg_sq.NAME` and `master.NAME`. `trainer_state/state.json` holds the step and
+//! the stage's own state (data order, random generators, coefficients). `trainer_state/files.json` holds the
+//! size of every file of the checkpoint, so that [`verify`] finds missing and truncated files. A folder is
+//! written under a temporary name, synced, and renamed. It never replaces another folder.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -22,16 +22,16 @@ use crate::{Engine, Error};
 
 /// The name of the state's folder inside a checkpoint.
 pub const STATE_FOLDER: &str = "trainer_state";
-/// The sizes of all files of a checkpoint, inside [`STATE_FOLDER`].
+/// The file with the sizes of all files of a checkpoint, inside [`STATE_FOLDER`].
 const MANIFEST: &str = "files.json";
-/// Files without which no run can be resumed. The weights have several names and are looked at apart.
+/// Files that every resume needs. Weight files have varying names and are checked separately.
 const REQUIRED_FILES: [&str; 4] =
     ["config.json", "tokenizer.json", "trainer_state/state.json", "trainer_state/optimizer.safetensors"];
 
 /// Fills a folder under a temporary name and renames it to `target`, which must be absent or an empty folder.
 ///
-/// `fill` writes into the folder that it is given. When it fails, the temporary folder is removed. On success
-/// every file, the name `target`, and every folder that was made above it are on the disk.
+/// `fill` writes into the folder whose path it receives. If it fails, the temporary folder is removed. On
+/// success every file, the name `target` and every newly created parent folder are synced to disk.
 pub fn write_folder<E: From<Error>>(
     target: &Path,
     fill: impl FnOnce(&Path) -> Result<(), E>,
@@ -41,7 +41,7 @@ pub fn write_folder<E: From<Error>>(
     }
     let parent = parent(target);
     create_folder(parent)?;
-    // Owned by nobody else: the name is new, and a link that lies there is not followed.
+    // The name is new, so no other process uses the folder, and an existing link is not followed.
     let partial = tempfile::Builder::new()
         .prefix(&temporary_prefix(target))
         .suffix(".tmp")
@@ -50,23 +50,24 @@ pub fn write_folder<E: From<Error>>(
         .map_err(|source| io(target, source))?;
     fill(partial.path())?;
     sync(partial.path())?;
-    // A folder that is not empty is not replaced by this call either.
+    // `rename` also fails if a non-empty folder has appeared at `target` in the meantime.
     fs::rename(partial.path(), target).map_err(|source| io(target, source))?;
     let _ = partial.keep();
     sync_folder(parent)?;
     Ok(())
 }
 
-/// What the temporary name of `target` begins with; it goes on with letters and digits and ends in `.tmp`.
+/// The prefix of the temporary name of `target`. Letters and digits follow it, and the name ends in `.tmp`.
 ///
-/// It holds the number of this process, so that a signal can remove what this process was writing.
+/// The prefix contains the process id, so that a process stopped by a signal can remove the files it was
+/// writing.
 pub fn temporary_prefix(target: &Path) -> String {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     format!(".{name}.{}-", std::process::id())
 }
 
-/// The name whose temporary file or folder `entry` is, if it is one, and the process that wrote it. Earlier
-/// versions named no process.
+/// The final name that belongs to the temporary file or folder `entry`, and the id of the process that wrote
+/// it. `None` if `entry` is not a temporary name. Earlier versions wrote no process id.
 pub fn parse_temporary(entry: &str) -> Option<(&str, Option<u32>)> {
     let rest = entry.strip_prefix('.')?.strip_suffix(".tmp")?;
     let Some((name, tag)) = rest.rsplit_once('.') else { return Some((rest, None)) };
@@ -78,14 +79,14 @@ pub fn parse_temporary(entry: &str) -> Option<(&str, Option<u32>)> {
     Some((name, Some(process.parse().ok().filter(|_| sound)?)))
 }
 
-/// Whether something lies at `target`, other than an empty folder.
+/// Whether anything other than an empty folder exists at `target`.
 pub fn is_occupied(target: &Path) -> bool {
     let Ok(found) = fs::symlink_metadata(target) else { return false };
     let is_empty = || fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none());
     !((found.is_dir() || found.is_symlink()) && is_empty())
 }
 
-/// Makes `folder` and the folders above it that are missing. Every new name is on the disk when this returns.
+/// Creates `folder` and its missing parent folders. Every new name is synced to disk when this returns.
 pub fn create_folder(folder: &Path) -> Result<(), Error> {
     if folder.is_dir() {
         return Ok(());
@@ -98,13 +99,14 @@ pub fn create_folder(folder: &Path) -> Result<(), Error> {
     }
 }
 
-/// The folder that holds `path`. That of a bare name is the empty path, which cannot be opened.
+/// The folder that contains `path`: `.` for a bare name, whose parent would be the empty path, which cannot
+/// be opened.
 pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Saves the engine's state and the stage's own `extra` under `folder/trainer_state`. Every rank that holds a part of the model calls
-/// it, and the first of them writes.
+/// Saves the engine's state and the stage's own `extra` under `folder/trainer_state`. Every rank of the
+/// model-parallel group calls it. Rank 0 writes.
 pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Result<(), Error> {
     let folder = folder.join(STATE_FOLDER);
     let state = engine.state();
@@ -114,11 +116,16 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
     }
     let named: Vec<NamedTensor<'_>> = state.iter().map(StateTensor::named).collect();
     let model_parallel_group = engine.groups().model_parallel();
-    let speaks = safetensors_file::is_writing_replica(
+    let is_writing_replica = safetensors_file::is_writing_replica(
         named.iter().map(|named| named.placement),
         model_parallel_group,
     )?;
-    safetensors_file::write(&folder.join("optimizer.safetensors"), &named, speaks, model_parallel_group)?;
+    safetensors_file::write(
+        &folder.join("optimizer.safetensors"),
+        &named,
+        is_writing_replica,
+        model_parallel_group,
+    )?;
     if !writes {
         return Ok(());
     }
@@ -128,11 +135,14 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
     fs::write(&path, text).map_err(|source| io(&path, source))
 }
 
-/// Restores what [`save_state`] saved, on any mesh, into an engine over the same parameters, and returns the stage's own part.
+/// Restores what [`save_state`] saved into an engine over the same parameters, and returns the stage's own
+/// part. The mesh may differ from the one that saved the state.
 pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Result<S, Error> {
     let folder = folder.join(STATE_FOLDER);
     let path = folder.join("optimizer.safetensors");
     let saved = TensorFile::open(&path).map_err(|source| state_error(&path, &source))?;
+
+    // Every saved tensor must belong to this run: the counts over all model-parallel ranks must agree.
     let wanted = engine.state();
     let own = wanted.iter().filter(|state| state.is_counted).count();
     let [all] = engine.groups().model_parallel().all_reduce_sum([own as f64])?;
@@ -140,6 +150,7 @@ pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Re
         let problem = format!("it holds {} tensors and this run has {all}", saved.names().count());
         return Err(Error::State { path, problem });
     }
+
     for StateTensor { name, tensor, placement, .. } in wanted {
         let shape = placement.global_shape(&tensor.size());
         match saved.shape(&name) {
@@ -154,6 +165,7 @@ pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Re
             None => return Err(Error::State { path, problem: format!("it has no {name}") }),
         }
     }
+
     let path = folder.join("state.json");
     let text = fs::read_to_string(&path).map_err(|source| io(&path, source))?;
     let mut state: serde_json::Value =
@@ -163,7 +175,7 @@ pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Re
     serde_json::from_value(state["stage"].take()).map_err(|source| state_error(&path, &source))
 }
 
-/// Writes down the size of every file of the checkpoint `folder`, which is otherwise whole.
+/// Writes the manifest: the size of every file of the checkpoint `folder`, which must otherwise be complete.
 pub fn write_manifest(folder: &Path) -> Result<(), Error> {
     let mut sizes = BTreeMap::new();
     for name in list_files(folder, Path::new(""))? {
@@ -175,7 +187,7 @@ pub fn write_manifest(folder: &Path) -> Result<(), Error> {
     fs::write(&path, text).map_err(|source| io(&path, source))
 }
 
-/// The files below `folder`, as paths from there.
+/// The files below `folder`, as paths relative to it.
 fn list_files(folder: &Path, below: &Path) -> Result<Vec<String>, Error> {
     let here = folder.join(below);
     let mut found = Vec::new();
@@ -190,12 +202,12 @@ fn list_files(folder: &Path, below: &Path) -> Result<Vec<String>, Error> {
     Ok(found)
 }
 
-/// Finds out whether the checkpoint `folder` is whole, without reading its tensors.
+/// Checks that the checkpoint `folder` is complete, without reading its tensors.
 ///
-/// Every file that `files.json` names has the size that it had; every JSON file parses; the header of every
-/// file of tensors parses and its tensors lie inside the file. The bytes of the tensors are not compared:
-/// they were synced before the checkpoint got its name, and reading them all would take as long as loading
-/// them.
+/// Every file listed in `files.json` must have the listed size. Every JSON file must parse. The header of
+/// every safetensors file must parse, and its tensors must lie inside the file. The tensor bytes are not
+/// compared: they were synced before the checkpoint got its name, and reading them all would take as long as
+/// loading them.
 pub fn verify(folder: &Path) -> Result<(), Error> {
     let manifest = folder.join(STATE_FOLDER).join(MANIFEST);
     let needed = match fs::read_to_string(&manifest) {
@@ -205,9 +217,10 @@ pub fn verify(folder: &Path) -> Result<(), Error> {
             sizes.iter().try_for_each(|(name, size)| check_size(&folder.join(name), Some(*size)))?;
             sizes.into_keys().collect()
         }
-        // Written by an earlier version, or the list itself is what is missing.
+        // The checkpoint comes from an earlier version, or `files.json` itself is missing.
         Err(_) => [&REQUIRED_FILES.map(str::to_owned)[..], &weight_files(folder)?].concat(),
     };
+
     for name in needed {
         let path = folder.join(&name);
         check_size(&path, None)?;
@@ -220,7 +233,7 @@ pub fn verify(folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The weight files that a checkpoint must have: those that its index names, or else the one.
+/// The weight files that a checkpoint must have: those listed in its index, or else the single file.
 fn weight_files(folder: &Path) -> Result<Vec<String>, Error> {
     let index = folder.join("model.safetensors.index.json");
     if !index.exists() {
@@ -244,8 +257,8 @@ fn read_json(path: &Path) -> Result<Value, Error> {
     serde_json::from_slice(&text).map_err(|source| damaged(path, &source))
 }
 
-/// Renames a damaged checkpoint to `step-N.damaged`, where nothing takes it for a checkpoint and a person can
-/// look at it.
+/// Renames a damaged checkpoint to `step-N.damaged`, so that it no longer counts as a checkpoint and a person
+/// can inspect it.
 pub fn quarantine(checkpoint: &Path) -> Result<PathBuf, Error> {
     let name = checkpoint.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut names = std::iter::once(format!("{name}.damaged"))
@@ -257,10 +270,10 @@ pub fn quarantine(checkpoint: &Path) -> Result<PathBuf, Error> {
     Ok(aside)
 }
 
-/// Removes what a killed process was writing into `folder` under a temporary name. `is_ours` knows the final
-/// names.
+/// Removes the temporary files and folders that killed processes left in `folder`. `is_ours` recognises the
+/// final names.
 ///
-/// Call it only while no other process can be writing there.
+/// Call this only while no other process writes there.
 pub fn remove_temporaries(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), Error> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
     for entry in entries {
@@ -274,14 +287,14 @@ pub fn remove_temporaries(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Resu
     Ok(())
 }
 
-/// The N of a checkpoint's name `step-N`.
+/// The N of a checkpoint name `step-N`.
 pub fn parse_step(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     // Not `step-007`, nor `step-+7`.
     (name == format!("step-{step}")).then_some(step)
 }
 
-/// The checkpoints `step-N` under `folder`, by rising N.
+/// The checkpoints `step-N` in `folder`, sorted by N.
 pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
     let mut found = Vec::new();
@@ -303,14 +316,14 @@ pub fn prune(folder: &Path, keep: usize) -> Result<(), Error> {
     checkpoints[..surplus].iter().try_for_each(|(_, path)| remove(path))
 }
 
-/// Removes a file, a link or a whole folder.
+/// Removes a file, a link or a folder with its contents.
 fn remove(path: &Path) -> Result<(), Error> {
     let found = fs::symlink_metadata(path).map_err(|source| io(path, source))?;
     let removed = if found.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     removed.map_err(|source| io(path, source))
 }
 
-/// Asks the system to put every file below `folder` on the disk.
+/// Syncs every file and folder below `folder` to disk.
 fn sync(folder: &Path) -> Result<(), Error> {
     for entry in fs::read_dir(folder).map_err(|source| io(folder, source))? {
         let path = entry.map_err(|source| io(folder, source))?.path();
@@ -323,7 +336,7 @@ fn sync(folder: &Path) -> Result<(), Error> {
     sync_folder(folder)
 }
 
-/// Asks the system to put the names in `folder` on the disk.
+/// Syncs the directory entries of `folder` to disk.
 pub fn sync_folder(folder: &Path) -> Result<(), Error> {
     File::open(folder).and_then(|file| file.sync_all()).map_err(|source| io(folder, source))
 }
@@ -384,7 +397,7 @@ mod tests {
         let mine = folder.path().join("mine");
         fs::create_dir(&mine).unwrap();
         fs::write(mine.join("precious"), "x").unwrap();
-        // A link at the name that earlier versions used: they emptied the folder behind it.
+        // A link at the temporary name of earlier versions, which emptied the folder behind it.
         std::os::unix::fs::symlink(&mine, folder.path().join(".step-1.tmp")).unwrap();
         fs::create_dir(folder.path().join(".step-2.tmp")).unwrap();
         fs::write(folder.path().join(".step-2.tmp/precious"), "x").unwrap();
@@ -424,7 +437,7 @@ mod tests {
         assert_eq!(left, [".notes.tmp", ".step-x.tmp", "step-6"]);
     }
 
-    /// A checkpoint as a stage writes it.
+    /// Writes a checkpoint like a training stage does.
     fn checkpoint(folder: &Path) -> PathBuf {
         let path = folder.join("step-4");
         let mut engine =
@@ -466,7 +479,7 @@ mod tests {
                     match damage {
                         "missing" => fs::remove_file(&file).unwrap(),
                         "short" => fs::write(&file, &bytes[..bytes.len() - 1]).unwrap(),
-                        // The same size; without it, only what parses is looked at.
+                        // The file keeps its size. Without a manifest, damage is found only by parsing.
                         _ => fs::write(&file, vec![b'#'; bytes.len()]).unwrap(),
                     }
                     let error = verify(&path).unwrap_err().to_string();

@@ -1,18 +1,18 @@
-//! The `[train]` section: how one optimiser step is made.
+//! The `[train]` section: the settings of an optimiser step.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// How the learning rate moves.
+/// The learning-rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheduler {
     /// Constant after the warm-up.
     Constant,
-    /// Straight down to zero.
+    /// Linear decay to zero.
     Linear,
-    /// Half a cosine down to zero.
+    /// Half a cosine, down to zero.
     Cosine,
 }
 
@@ -24,41 +24,41 @@ pub enum Optimizer {
     Adamw,
 }
 
-/// The most rows of one optimiser step.
+/// The largest number of rows in one optimiser step.
 pub const LARGEST_BATCH: usize = 1 << 24;
 
-/// The most passes over the rows.
+/// The largest number of passes over the rows.
 const LARGEST_EPOCHS: u64 = 1_000_000_000;
 
 /// The `[train]` section.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
-    /// Optimiser steps; absent: as many as `epochs` makes.
+    /// Number of optimiser steps. If absent, it follows from `epochs`.
     pub steps: Option<u64>,
-    /// Passes over the training rows, when `steps` is absent.
+    /// Passes over the training rows, used when `steps` is absent.
     pub epochs: u64,
-    /// Rows that are run at once.
+    /// Rows per micro-batch.
     pub micro_batch_size: usize,
-    /// Micro-batches of one optimiser step.
+    /// Micro-batches per optimiser step.
     pub gradient_accumulation_steps: usize,
     /// The highest learning rate.
     pub lr: f64,
-    /// How the learning rate moves.
+    /// The learning-rate schedule.
     pub scheduler: Scheduler,
-    /// Steps of linear rise from zero.
+    /// Steps of linear warm-up from zero.
     pub warmup_steps: u64,
     /// The update rule.
     pub optimizer: Optimizer,
-    /// Decay of the two moments.
+    /// Decay rates of the two moments.
     pub betas: (f64, f64),
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub eps: f64,
-    /// Decay of matrices and embeddings; norms and biases have none.
+    /// Weight decay of matrices and embeddings. Norms and biases have none.
     pub weight_decay: f64,
-    /// The gradient is scaled down to this norm; 0 turns clipping off.
+    /// The largest norm of the gradient; larger gradients are scaled down. 0 turns clipping off.
     pub max_grad_norm: f64,
-    /// Keep only the inputs of segments, and run each again in the backward pass.
+    /// Whether to keep only the inputs of segments, and to run each segment again in the backward pass.
     pub activation_checkpointing: bool,
 }
 
@@ -83,7 +83,7 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
-    /// Refuses settings that cannot be.
+    /// Returns an error for invalid settings.
     pub fn check(&self) -> Result<(), Error> {
         let refuse = |key, value: String, wanted| Err(Error::Setting { key, value, wanted });
         if self.micro_batch_size == 0 {
@@ -92,18 +92,22 @@ impl TrainConfig {
         if self.gradient_accumulation_steps == 0 {
             return refuse("gradient_accumulation_steps", "0".into(), "must be at least 1");
         }
+
         if !(self.lr.is_finite() && self.lr >= 0.0) {
             return refuse("lr", self.lr.to_string(), "must be a number, 0 or more");
         }
+
         let rows = self.micro_batch_size.checked_mul(self.gradient_accumulation_steps);
         if rows.is_none_or(|rows| rows > LARGEST_BATCH) {
             let value = format!("{} x {}", self.micro_batch_size, self.gradient_accumulation_steps);
             let wanted = "one step has at most 16777216 rows";
             return refuse("micro_batch_size x gradient_accumulation_steps", value, wanted);
         }
+
         if self.epochs > LARGEST_EPOCHS {
             return refuse("epochs", self.epochs.to_string(), "must be at most 1000000000");
         }
+
         let (beta1, beta2) = self.betas;
         if !((0.0..1.0).contains(&beta1) && (0.0..1.0).contains(&beta2)) {
             return refuse("betas", format!("{:?}", self.betas), "each must be at least 0 and less than 1");
@@ -117,19 +121,20 @@ impl TrainConfig {
         if !(self.max_grad_norm.is_finite() && self.max_grad_norm >= 0.0) {
             return refuse("max_grad_norm", self.max_grad_norm.to_string(), "must be 0 (off) or more");
         }
+
         if self.steps == Some(0) || (self.steps.is_none() && self.epochs == 0) {
             return refuse("steps", "0".into(), "give at least one step or epoch");
         }
         Ok(())
     }
 
-    /// Rows of one optimiser step.
+    /// Rows per optimiser step.
     pub fn batch_size(&self) -> usize {
         self.micro_batch_size * self.gradient_accumulation_steps
     }
 
-    /// Optimiser steps over `rows` training rows: `steps`, or as many whole batches as cover `epochs` passes (the last one runs on
-    /// into the next pass).
+    /// Optimiser steps over `rows` training rows: `steps`, or the number of full batches that cover `epochs`
+    /// passes. The last batch may take rows of the next pass.
     pub fn total_steps(&self, rows: usize) -> u64 {
         self.steps
             .unwrap_or_else(|| (rows as u64).saturating_mul(self.epochs).div_ceil(self.batch_size() as u64))

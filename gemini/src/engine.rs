@@ -1,14 +1,14 @@
-//! One optimiser step: forward, backward, accumulation, clipping, update.
+//! One optimiser step: forward, backward, gradient accumulation, clipping, update.
 //!
 //! ```text
-//!   accumulate(model, micro-batches, loss)                step()
-//!   forward by segments -> loss / global count            sum over the replicas; clip by the norm of the sum
-//!   backward by segments -> gradients added in fp32        fused AdamW on the fp32 values, copied into bf16 weights
+//!   accumulate(model, micro-batches, loss)           step()
+//!   forward by segments -> loss / global count       sum over the replicas; clip by the norm of the sum
+//!   backward by segments -> gradients added in fp32  fused AdamW on the fp32 values, copied to bf16 weights
 //! ```
-//! A loss handed in is already a sum over its tokens divided by the token count of the *whole* step, so that every split into
-//! micro-batches gives the same gradient. The micro-batches of a step are dealt out to the data ranks. Weights in bf16 have an fp32 master
-//! here; weights in fp32 are their own master.
-//! Knows no loss and no data.
+//! The caller's loss is a sum over tokens, already divided by the token count of the *full* step. Therefore
+//! every split into micro-batches gives the same gradient. The micro-batches of a step are split over the
+//! data-parallel ranks. Weights in bf16 have an fp32 master here; weights in fp32 are their own master.
+//! This module knows no loss function and no data.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::optimizer::{AdamwParam, Moments, adamw, global_norm};
 use crate::reducer::Reducer;
 use crate::{Error, TrainConfig, schedule};
 
-/// A trained parameter with all that its update needs.
+/// A trained parameter with its fp32 master, its moments and its gradient.
 struct ParamState {
     parameter: Parameter,
     master: Tensor,
@@ -30,32 +30,32 @@ struct ParamState {
     grad: Option<Tensor>,
 }
 
-/// What one optimiser step did.
+/// The result of one optimiser step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
     /// The number of the step, from 1.
     pub step: u64,
-    /// The learning rate that was used.
+    /// The learning rate of the step.
     pub lr: f64,
     /// The norm of the gradient before clipping.
     pub grad_norm: f64,
 }
 
-/// The optimiser side of one trained model.
+/// The optimiser of one trained model.
 pub struct Engine {
     config: TrainConfig,
     total_steps: u64,
     step: u64,
     param_states: Vec<ParamState>,
-    /// For each parameter of the model, its slot; `None` for a frozen one.
+    /// For each parameter of the model, its index in `param_states`; `None` for a frozen parameter.
     state_index: Vec<Option<usize>>,
     groups: Arc<ProcessGroups>,
-    /// Those who train the same parameters on other rows; `None` when there are none.
+    /// Reduces gradients over the weight replicas; `None` when there is only one replica.
     reducer: Option<Reducer>,
 }
 
-/// Checks that all weight replicas loaded identical weights, and returns an error otherwise. What is compared
-/// is the sum of the bits of every value, which does not depend on the order of summing.
+/// Checks that all weight replicas loaded identical weights, and returns an error otherwise. The check
+/// compares the sum of the bit patterns of all values, which does not depend on the order of summation.
 fn check_weight_replicas(slots: &[ParamState], groups: &ProcessGroups) -> Result<(), Error> {
     let sum = |slot: &ParamState| {
         let tensor = slot.parameter.tensor.detach();
@@ -76,7 +76,8 @@ fn check_weight_replicas(slots: &[ParamState], groups: &ProcessGroups) -> Result
 }
 
 impl Engine {
-    /// An engine for the parameters that ask for gradients. `total_steps` is the length of the schedule.
+    /// Creates an engine for the parameters that require gradients. `total_steps` is the length of the
+    /// learning-rate schedule.
     pub fn new(
         parameters: &[Parameter],
         config: &TrainConfig,
@@ -84,6 +85,7 @@ impl Engine {
         groups: &Arc<ProcessGroups>,
     ) -> Result<Self, Error> {
         config.check()?;
+
         let mut param_states = Vec::new();
         let mut state_index = Vec::with_capacity(parameters.len());
         for parameter in parameters {
@@ -95,13 +97,17 @@ impl Engine {
                 param_states.push(ParamState::new(parameter));
             }
         }
-        // Of a pipeline, a rank may have layers without parameters.
+
+        // In a pipeline, a rank may hold only layers without parameters.
         if param_states.is_empty() && groups.pipeline_parallel().size() == 1 {
             return Err(Error::NoTrainableParameters);
         }
+
         if groups.weight_replicas().size() > 1 {
             check_weight_replicas(&param_states, groups)?;
         }
+
+        // The reducer owns the gradient buffers; each parameter state gets a view into its bucket.
         let reducer = (groups.dense_weight_replicas().size() > 1).then(|| {
             let weights: Vec<&Tensor> = param_states.iter().map(|slot| &slot.parameter.tensor).collect();
             let exclusive: Vec<bool> = param_states.iter().map(|slot| slot.parameter.is_expert).collect();
@@ -109,12 +115,14 @@ impl Engine {
             param_states.iter_mut().zip(views).for_each(|(slot, view)| slot.grad = Some(view));
             replicas
         });
+
         let groups = Arc::clone(groups);
         Ok(Self { config: config.clone(), total_steps, step: 0, param_states, state_index, groups, reducer })
     }
 
-    /// Cuts the rows of a step into micro-batches of at most `largest` rows, small enough that every process has one, and gives
-    /// those of this process. All rows of a step are dealt before the first micro-batch is run.
+    /// Splits the rows of a step into micro-batches of at most `largest` rows, small enough to spread them
+    /// over the data-parallel ranks, and returns those of this rank. Call this for all rows of a step before
+    /// its first micro-batch runs.
     pub fn split_micro_batches<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
         match &mut self.reducer {
             Some(replicas) => replicas.split_micro_batches(rows, largest),
@@ -122,15 +130,17 @@ impl Engine {
         }
     }
 
-    /// Optimiser steps made so far.
+    /// Optimiser steps done so far.
     pub fn step_count(&self) -> u64 {
         self.step
     }
 
-    /// Runs micro-batches forward and backward and adds their gradients. Returns the sum of their losses.
+    /// Runs the forward and backward pass of each micro-batch and accumulates the gradients. Returns the sum
+    /// of the losses.
     ///
-    /// `loss` makes a scalar from the number of a micro-batch and its last hidden states, already divided by the token count of the whole
-    /// step. In a pipeline it is called on the rank with the last layers; to the others the losses are zero.
+    /// `loss` computes a scalar from the index of a micro-batch and its last hidden states, already divided
+    /// by the token count of the full step. In a pipeline, only the rank that holds the last layers calls it;
+    /// the other ranks return a loss of zero.
     pub fn accumulate<M, E>(
         &mut self,
         model: &M,
@@ -145,6 +155,7 @@ impl Engine {
         if let Some(replicas) = replicas {
             replicas.prepare_for_backward(model, slot_of, contexts.len());
         }
+
         let mut total = 0.0;
         let mut checked = |micro: usize, hidden: &Tensor| -> Result<Tensor, E> {
             let loss = loss(micro, hidden)?;
@@ -155,6 +166,7 @@ impl Engine {
             total += value;
             Ok(loss)
         };
+
         let mut on_gradient = |index: usize, grad: Tensor| -> Result<(), E> {
             let Some(slot) = slot_of[index] else { return Ok(()) };
             slots[slot].accumulate_grad(&grad);
@@ -163,6 +175,7 @@ impl Engine {
                 None => Ok(()),
             }
         };
+
         run_schedule(model, contexts, self.config.activation_checkpointing, &mut checked, &mut on_gradient)?;
         Ok(total)
     }
@@ -171,11 +184,13 @@ impl Engine {
     pub fn step(&mut self) -> Result<StepReport, Error> {
         let step = self.step + 1;
         let lr = self.next_lr();
+
         if let Some(replicas) = &mut self.reducer {
             replicas.finalize_backward()?;
         }
         self.all_reduce_partial_grads()?;
         self.all_reduce_tied_grads()?;
+
         let (slots, grads): (Vec<&ParamState>, Vec<&Tensor>) =
             self.param_states.iter().filter_map(|slot| Some((slot, slot.grad.as_ref()?))).unzip();
         if grads.is_empty() && self.groups.pipeline_parallel().size() == 1 {
@@ -185,6 +200,7 @@ impl Engine {
         if !grad_norm.is_finite() {
             return Err(Error::Diverged { what: "gradient norm", step, value: grad_norm });
         }
+
         let updates: Vec<AdamwParam<'_>> = slots
             .iter()
             .zip(&grads)
@@ -196,16 +212,19 @@ impl Engine {
             })
             .collect();
         adamw(&updates, &self.config, lr, step, clip_divisor(grad_norm, self.config.max_grad_norm))?;
+
         self.param_states.iter_mut().for_each(ParamState::copy_master_to_weights);
         match &mut self.reducer {
             Some(replicas) => replicas.zero_grad(),
             None => self.param_states.iter_mut().for_each(|slot| slot.grad = None),
         }
+
         self.step = step;
         Ok(StepReport { step, lr, grad_norm })
     }
 
-    /// Sums the gradients of parameters that every tensor rank holds whole and uses for other work, in one collective.
+    /// All-reduces the gradients of parameters that every tensor-parallel rank holds in full but uses for
+    /// different work. All of them go through one collective.
     fn all_reduce_partial_grads(&self) -> Result<(), Error> {
         let partial = self.param_states.iter().filter(|slot| slot.parameter.partial_grad);
         let partial_grads: Vec<&Tensor> = partial.filter_map(|slot| slot.grad.as_ref()).collect();
@@ -226,7 +245,8 @@ impl Engine {
         })
     }
 
-    /// Sums the gradients of parameters that two ranks of a pipeline hold for different uses.
+    /// All-reduces the gradients of tied parameters (input embedding and output head), which two pipeline
+    /// ranks use differently.
     fn all_reduce_tied_grads(&self) -> Result<(), Error> {
         for slot in &self.param_states {
             if let (Some(copies), Some(grad)) = (&slot.parameter.tied_group, &slot.grad) {
@@ -236,9 +256,9 @@ impl Engine {
         Ok(())
     }
 
-    /// The global gradient norm. Squared norms of shards are summed over the tensor-parallel group, of
-    /// experts over the expert-parallel group, of layers over the pipeline group. A replicated or tied
-    /// parameter is counted once.
+    /// The global gradient norm. The squared norms of shards are summed over the tensor-parallel group, those
+    /// of experts over the expert-parallel group, and those of layers over the pipeline-parallel group. A
+    /// replicated or tied parameter is counted once.
     fn norm(&self, slots: &[&ParamState], grads: &[&Tensor]) -> Result<f64, Error> {
         let (tensor, expert, pipeline) =
             (self.groups.tensor_parallel(), self.groups.expert_parallel(), self.groups.pipeline_parallel());
@@ -267,12 +287,12 @@ impl Engine {
         lr * schedule::lr_factor(scheduler, self.step, warmup_steps, self.total_steps)
     }
 
-    /// The processes that train the model.
+    /// The process groups that train the model.
     pub(crate) fn groups(&self) -> &ProcessGroups {
         &self.groups
     }
 
-    /// The optimiser's tensors: what a checkpoint holds beside the weights.
+    /// The optimiser's tensors, which a checkpoint holds in addition to the weights.
     pub(crate) fn state(&self) -> Vec<StateTensor<'_>> {
         let mut states = Vec::new();
         for slot in &self.param_states {
@@ -294,24 +314,26 @@ impl Engine {
     }
 }
 
-/// One tensor of the optimiser.
+/// One tensor of the optimiser's state.
 pub(crate) struct StateTensor<'a> {
     pub(crate) name: String,
-    /// This rank's part.
+    /// This rank's shard.
     pub(crate) tensor: &'a Tensor,
     pub(crate) placement: &'a Placement,
-    /// Whether it is the one of several copies that counts.
+    /// Whether this rank counts the tensor. Over the model-parallel group every tensor is counted exactly
+    /// once.
     pub(crate) is_counted: bool,
 }
 
 impl StateTensor<'_> {
-    /// For a file.
+    /// The tensor as an entry of a safetensors file.
     pub(crate) fn named(&self) -> NamedTensor<'_> {
         NamedTensor { name: &self.name, tensor: self.tensor, placement: self.placement }
     }
 }
 
-/// What gradients are divided by so that their norm is at most `max_norm` (as `torch.nn.utils.clip_grad_norm_`, with its 1e-6).
+/// The divisor that brings the gradients to a norm of at most `max_norm`, as in
+/// `torch.nn.utils.clip_grad_norm_` with its 1e-6.
 fn clip_divisor(norm: f64, max_norm: f64) -> f64 {
     if max_norm == 0.0 { 1.0 } else { ((norm + 1e-6) / max_norm).max(1.0) }
 }
@@ -328,12 +350,12 @@ impl ParamState {
             Some(sum) => {
                 let _ = sum.g_add_(grad);
             }
-            // Owned and contiguous: the update writes the clipped gradient back into it.
+            // Contiguous fp32: the fused update writes the clipped gradient back into this tensor.
             slot => *slot = Some(grad.to_kind(Kind::Float).contiguous()),
         }
     }
 
-    /// Carries the new values into weights of lower precision.
+    /// Copies the fp32 master into weights of lower precision.
     fn copy_master_to_weights(&mut self) {
         if self.parameter.tensor.kind() != Kind::Float {
             no_grad(|| self.parameter.tensor.copy_(&self.master));
@@ -442,8 +464,8 @@ mod tests {
             engine.accumulate(&model, &[&rows], |_, hidden| loss(hidden)).unwrap();
             engine.step().unwrap();
         }
-        // 50 steps of 1e-4 downwards. A step of 1e-4 is below half a bf16 spacing at 1 and at 2 (2^-9 and 2^-7), so weights
-        // that were updated in place would not have moved at all.
+        // 50 steps of 1e-4 downwards. A step of 1e-4 is less than half of the bf16 spacing at 1 and at 2
+        // (2^-9 and 2^-7), so weights updated in place would not have moved at all.
         let master = engine.param_states[0].master.double_value(&[0]);
         assert!((master - 0.995).abs() < 1e-5, "{master}");
         assert!((weights(&model)[0] - 0.995).abs() < 0.002);

@@ -1,6 +1,6 @@
-//! The memory and the step of training: one optimiser step over a segmented network, and what is saved of it.
+//! Training: one optimiser step over a segmented network, and its checkpoints.
 //!
-//! Sees an ordered list of named parameters; knows no model family, no data and no algorithm.
+//! This crate sees an ordered list of named parameters. It knows no model family, no data and no algorithm.
 
 pub mod checkpoint;
 pub mod config;
@@ -17,22 +17,22 @@ pub use engine::{Engine, StepReport};
 /// What can go wrong in a training step or a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The training layer below.
+    /// An error of the `parallel` crate.
     #[error(transparent)]
     Parallel(#[from] parallel::Error),
-    /// libtorch or the C library refused a call.
+    /// A call to libtorch or the C library failed.
     #[error(transparent)]
     Sys(#[from] parallel::SysError),
     /// A tensor operation failed, most often for lack of memory.
     #[error("{what}: {source}")]
     Tensor {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
         /// libtorch's reason.
         #[source]
         source: tch::TchError,
     },
-    /// The loss or the gradient is not a number any more.
+    /// The loss or the gradient is no longer finite.
     #[error(
         "the {what} of optimiser step {step} is {value}: lower [train] lr, raise warmup_steps, or look at the rows of this step"
     )]
@@ -41,30 +41,30 @@ pub enum Error {
         what: &'static str,
         /// The optimiser step, from 1.
         step: u64,
-        /// What it became.
+        /// Its value.
         value: f64,
     },
-    /// Ranks that should hold the same weights and do not.
+    /// Ranks that should hold the same weights hold different ones.
     #[error(
         "ranks {rank} and {other} start from different weights: the folders of the models must be the same on all machines"
     )]
     ReplicasDiffer {
-        /// The rank that tells.
+        /// The rank that reports the error.
         rank: usize,
-        /// The other one.
+        /// The rank whose weights differ.
         other: usize,
     },
-    /// A setting that cannot be.
+    /// An invalid setting.
     #[error("[train] {key} = {value}: {wanted}")]
     Setting {
         /// The key.
         key: &'static str,
         /// Its value.
         value: String,
-        /// The bound, and the fix.
+        /// The allowed values.
         wanted: &'static str,
     },
-    /// A trained parameter whose values do not lie row by row.
+    /// A trained parameter whose tensor is not contiguous.
     #[error(
         "{name} is to be trained and does not lie row by row in memory; the update would mix up its values. \
              Load the model with LoadOptions::trainable"
@@ -73,13 +73,13 @@ pub enum Error {
         /// The parameter.
         name: String,
     },
-    /// Nothing to train.
+    /// No parameter is trained.
     #[error("no parameter of this model is trained: every one is frozen")]
     NoTrainableParameters,
-    /// A file of tensors.
+    /// A safetensors file could not be read or written.
     #[error(transparent)]
     File(#[from] parallel::safetensors_file::Error),
-    /// The file system.
+    /// A file system operation failed.
     #[error("{}: {source}{}", path.display(), space_hint(source))]
     Io {
         /// The file or folder.
@@ -88,13 +88,13 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// Something lies where a folder is to be made.
+    /// Something already exists where a folder is to be created.
     #[error("{}: there is something at this place already, and nothing is overwritten: choose another place, or move it away", path.display())]
     AlreadyExists {
-        /// The place.
+        /// The path.
         path: PathBuf,
     },
-    /// A file of a checkpoint is not what was written.
+    /// A file of a checkpoint is damaged.
     #[error("{}: {problem}", path.display())]
     Damaged {
         /// The file.
@@ -107,12 +107,12 @@ pub enum Error {
     State {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// What does not match.
         problem: String,
     },
 }
 
-/// Says what to do when a disk is full.
+/// Suggests a fix when the disk is full.
 fn space_hint(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {

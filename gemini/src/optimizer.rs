@@ -1,16 +1,19 @@
-//! AdamW over a list of tensors, in one fused call a group.
+//! AdamW over a list of tensors, in one fused call per parameter group (with and without weight decay).
 //!
-//! With gradient `g`, moments `m`, `v`, step `t` (from 1), rate `r` and decay `d`:
-//! `w -= r d w`; `m = b1 m + (1 - b1) g`; `v = b2 v + (1 - b2) g^2`;
-//! `w -= r (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)` (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2).
-//! The scaling of a clipped gradient rides in the same call. Knows no schedule and no model.
+//! ```text
+//!   w -= r d w;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+//!   w -= r (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+//! ```
+//! with gradient `g`, moments `m` and `v`, step `t` (from 1), learning rate `r` and weight decay `d` (Loshchilov
+//! and Hutter 2019, arXiv 1711.05101, algorithm 2). The same call also scales the gradient for clipping. This
+//! module knows no schedule and no model.
 
 use parallel::dispatch::{Value, call};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::{Error, TrainConfig};
 
-/// The state of one parameter.
+/// The AdamW moments of one parameter.
 #[derive(Debug)]
 pub(crate) struct Moments {
     pub(crate) exp_avg: Tensor,
@@ -23,7 +26,8 @@ impl Moments {
     }
 }
 
-/// One parameter of an update: the values in fp32, their gradient, the moments, and whether decay applies.
+/// One parameter of an update: its fp32 values, their gradient, the moments, and whether weight decay
+/// applies.
 pub(crate) struct AdamwParam<'a> {
     pub(crate) master: &'a Tensor,
     pub(crate) grad: &'a Tensor,
@@ -57,14 +61,16 @@ fn fused(
     step: u64,
 ) -> Result<(), Error> {
     let device = group[0].master.device();
-    // The kernel increments nothing: it reads the number of the step that is being made.
+    // The kernel does not increment the step; it reads the number of the current step.
     let count = Tensor::from(step as f64).to_kind(Kind::Float).to_device(device);
     let divisor = Tensor::from(grad_divisor).to_kind(Kind::Float).to_device(device);
+
     let masters: Vec<&Tensor> = group.iter().map(|update| update.master).collect();
     let grads: Vec<&Tensor> = group.iter().map(|update| update.grad).collect();
     let exp_avgs: Vec<&Tensor> = group.iter().map(|update| &update.moments.exp_avg).collect();
     let exp_avg_sqs: Vec<&Tensor> = group.iter().map(|update| &update.moments.exp_avg_sq).collect();
     let counts: Vec<&Tensor> = group.iter().map(|_| &count).collect();
+
     let arguments = [
         Value::Tensors(&masters),
         Value::Tensors(&grads),
@@ -81,6 +87,7 @@ fn fused(
         Value::Bool(false),
         Value::Tensor(&divisor),
     ];
+
     no_grad(|| call("aten::_fused_adamw_", "", &arguments))?;
     Ok(())
 }
@@ -105,7 +112,8 @@ mod tests {
 
     #[test]
     fn one_step_by_hand() {
-        // w = 1, g = 4 / 2 (divisor 2), lr 0.1, decay 0.5: w (1 - 0.05) = 0.95; m^ = 2, v^ = 4: w -= 0.1 * 2 / (2 + 1e-8).
+        // w = 1, g = 4 / 2 (divisor 2), lr 0.1, decay 0.5: w (1 - 0.05) = 0.95; m^ = 2, v^ = 4: w -= 0.1 * 2
+        // / (2 + 1e-8).
         let config = TrainConfig { weight_decay: 0.5, ..TrainConfig::default() };
         let (master, grad) = (Tensor::from_slice(&[1.0f32]), Tensor::from_slice(&[4.0f32]));
         let moments = Moments::zeros_like(&master);

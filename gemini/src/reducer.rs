@@ -1,13 +1,13 @@
-//! Gradients of replicas that see different rows: summed over them while the backward pass goes on.
+//! The all-reduce of gradients over the weight replicas, in buckets, while the backward pass still runs.
 //!
 //! ```text
-//!   bucket 0: gradients of the last layers   -> reduced first, when the last micro-batch has delivered them all
-//!   bucket 1: those before                   -> ...
+//!   bucket 0: gradients of the last layers       -> reduced first, once the last micro-batch has added them
+//!   bucket 1: gradients of the layers before it  -> ...
 //! ```
-//! A bucket is one flat fp32 buffer that the gradients of its parameters are views of, so a reduction is one
-//! collective and no copy. Every rank all-reduces the buckets in the same order, even if its own gradients
-//! become ready in another order. A rank without rows contributes zeros. (The idea: Li et al. 2020, arXiv
-//! 2006.15704, section 3.2.)
+//! A bucket is one flat fp32 buffer, and the gradients of its parameters are views of it. A reduction
+//! therefore is one collective without a copy. Every rank all-reduces the buckets in the same order, even if
+//! its own gradients become ready in another order. A rank without rows contributes zeros. (The idea: Li et
+//! al. 2020, arXiv 2006.15704, section 3.2.)
 
 use std::sync::Arc;
 
@@ -17,35 +17,37 @@ use tch::{Kind, Tensor};
 
 use crate::Error;
 
-/// Bytes of a bucket, at least, but for the last one.
+/// The least size of a bucket in bytes. Only the last dense bucket and the last expert bucket may be smaller.
 const BUCKET_BYTES: usize = 4 << 20;
 
 struct Bucket {
     buffer: Tensor,
     group: Arc<ProcessGroup>,
-    /// Deliveries that are still to come before it is whole.
+    /// Gradients that are still missing before the bucket can be reduced.
     pending: usize,
 }
 
-/// The replicas of one trained model.
+/// Reduces the gradients of one trained model over its weight replicas.
 pub(crate) struct Reducer {
     groups: Arc<ProcessGroups>,
     buckets: Vec<Bucket>,
-    /// The bucket of each slot.
+    /// The bucket of each trained parameter.
     bucket_of: Vec<usize>,
-    /// Micro-batches of this step that this rank has still to begin.
+    /// Micro-batches of this step that this rank has not started yet.
     micro_batches_left: usize,
-    /// Whether it has begun one.
+    /// Whether this rank has started a micro-batch of this step.
     is_prepared: bool,
-    /// Deliveries of one backward pass to each slot, by the model.
+    /// How many gradients one backward pass produces for each trained parameter. Counted when the first
+    /// micro-batch starts.
     grads_per_backward: Option<Vec<usize>>,
-    /// Buckets that were started.
+    /// The running all-reduces, one per bucket that was started.
     in_flight: Vec<PendingCollective>,
 }
 
 impl Reducer {
-    /// Buckets over parameters of these shapes, in the reverse of their order; and for each parameter its gradient, a view. `exclusive`
-    /// are those that other ranks of the expert group do not hold: they come last.
+    /// Builds the buckets for `weights`, in reverse order, and returns for each parameter its gradient as a
+    /// view of a bucket. `exclusive` marks the parameters for which the other ranks of the expert-parallel
+    /// group hold different ones (experts); they come last.
     pub(crate) fn new(
         groups: &Arc<ProcessGroups>,
         weights: &[&Tensor],
@@ -56,8 +58,12 @@ impl Reducer {
         let mut views: Vec<Option<Tensor>> = weights.iter().map(|_| None).collect();
         let mut waiting: Vec<usize> = Vec::new();
         let mut filled = 0;
+
+        // The backward pass produces the gradients of the last layers first. Expert buckets come after dense
+        // ones because they are reduced over another group.
         let of = |wanted: bool| (0..weights.len()).rev().filter(move |&slot| exclusive[slot] == wanted);
         let order: Vec<usize> = of(false).chain(of(true)).collect();
+
         for (place, &slot) in order.iter().enumerate() {
             waiting.push(slot);
             let next = order.get(place + 1);
@@ -78,6 +84,7 @@ impl Reducer {
                 filled = 0;
             }
         }
+
         let views = views.into_iter().flatten().collect();
         let (micro_batches_left, is_prepared, grads_per_backward, in_flight) = (0, false, None, Vec::new());
         (
@@ -94,8 +101,8 @@ impl Reducer {
         )
     }
 
-    /// Splits the rows of the step evenly into micro-batches, records how many gradients they will produce,
-    /// and returns the micro-batches of this rank. With expert parallelism every rank gets the same number of
+    /// Splits the rows of the step evenly into micro-batches, adds up how many this rank has to run, and
+    /// returns the micro-batches of this rank. With expert parallelism every rank gets the same number of
     /// micro-batches, some possibly empty, because all ranks take part in the all-to-all of every MoE layer.
     pub(crate) fn split_micro_batches<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
         let data = self.groups.data_parallel();
@@ -109,7 +116,8 @@ impl Reducer {
         own
     }
 
-    /// `count` micro-batches begin. The first to do so announces what all of the step will deliver.
+    /// Registers that `count` micro-batches start. The first call of a step computes how many gradients every
+    /// bucket receives in this step.
     pub(crate) fn prepare_for_backward<M: Segmented>(
         &mut self,
         model: &M,
@@ -124,34 +132,38 @@ impl Reducer {
                 self.buckets[self.bucket_of[slot]].pending += uses * self.micro_batches_left;
             }
         }
-        // A micro-batch that was not announced would add its gradients to a bucket whose all-reduce is
-        // already running.
-        self.micro_batches_left =
-            self.micro_batches_left.checked_sub(count).expect("every micro-batch was dealt");
+        // A micro-batch that `split_micro_batches` did not return would add its gradients to a bucket whose
+        // all-reduce is already running.
+        self.micro_batches_left = self
+            .micro_batches_left
+            .checked_sub(count)
+            .expect("no more micro-batches run than were split off");
     }
 
-    /// A micro-batch has delivered to `slot`: starts what is whole and next.
+    /// Registers that a micro-batch has added its gradient for parameter `slot`. Starts the all-reduce of
+    /// every complete bucket that is next in order.
     pub(crate) fn on_gradient_ready(&mut self, slot: usize) -> Result<(), Error> {
         let bucket = &mut self.buckets[self.bucket_of[slot]];
-        bucket.pending = bucket.pending.checked_sub(1).expect("as many deliveries as uses");
+        bucket.pending = bucket.pending.checked_sub(1).expect("no more gradients than uses");
         while self.in_flight.len() < self.buckets.len() && self.buckets[self.in_flight.len()].pending == 0 {
             self.reduce_next_bucket()?;
         }
         Ok(())
     }
 
-    /// Starts what was not delivered, and returns once every gradient is the sum over the ranks.
+    /// Starts the all-reduce of the remaining buckets, and returns when every gradient is the sum over the
+    /// replicas.
     pub(crate) fn finalize_backward(&mut self) -> Result<(), Error> {
         while self.in_flight.len() < self.buckets.len() {
             self.reduce_next_bucket()?;
         }
-        assert_eq!(self.micro_batches_left, 0, "every micro-batch that was dealt is run before the step");
+        assert_eq!(self.micro_batches_left, 0, "every micro-batch of the step runs before it");
         self.buckets.iter_mut().for_each(|bucket| bucket.pending = 0);
         self.is_prepared = false;
         self.in_flight.drain(..).try_for_each(|started| Ok(started.wait()?))
     }
 
-    /// The next step begins with zeros.
+    /// Zeroes all gradients for the next step.
     pub(crate) fn zero_grad(&mut self) {
         for bucket in &mut self.buckets {
             let _ = bucket.buffer.zero_();
@@ -165,7 +177,8 @@ impl Reducer {
     }
 }
 
-/// How often one backward pass delivers to each slot: once a segment that uses the parameter, and once for the head.
+/// How many gradients one backward pass produces for each trained parameter: one per segment that uses the
+/// parameter, and one if the head uses it.
 fn count_uses<M: Segmented>(model: &M, slot_of: &[Option<usize>], slots: usize) -> Vec<usize> {
     let mut uses = vec![0; slots];
     let segments = (0..model.num_segments()).flat_map(|index| model.segment_parameters(index));

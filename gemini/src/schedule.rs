@@ -1,12 +1,12 @@
-//! The learning rate of a step, as a factor of the highest.
+//! The learning rate of a step, as a factor of the highest rate.
 //!
-//! The formulas are those of `transformers.get_scheduler`, so that curves can be laid over one another: with `w` warm-up
-//! steps of `n` and steps counted from 0, `s / w` while `s < w`; then 1, or `(n - s) / (n - w)`, or
-//! `(1 + cos(pi (s - w) / (n - w))) / 2`.
+//! The formulas are those of `transformers.get_scheduler`, so that learning-rate curves can be compared. With
+//! `w` warm-up steps of `n` steps in total, and steps `s` counted from 0: `s / w` while `s < w`; then 1
+//! (constant), `(n - s) / (n - w)` (linear), or `(1 + cos(pi (s - w) / (n - w))) / 2` (cosine).
 
 use crate::config::Scheduler;
 
-/// The factor of step `step` (from 0) of `total`.
+/// The factor for step `step` (from 0) of `total` steps.
 pub fn lr_factor(scheduler: Scheduler, step: u64, warmup: u64, total: u64) -> f64 {
     if step < warmup {
         return step as f64 / warmup as f64;
@@ -23,7 +23,8 @@ pub fn lr_factor(scheduler: Scheduler, step: u64, warmup: u64, total: u64) -> f6
 mod tests {
     use super::*;
 
-    /// `transformers` 5.23.0: `get_scheduler(name, optimizer, 4, 10)` with lr 1, the rate before each of ten steps.
+    /// `transformers` 5.23.0: `get_scheduler(name, optimizer, 4, 10)` with lr 1, the rate before each of ten
+    /// steps.
     #[test]
     fn rates_equal_those_of_transformers() {
         let cosine = [0.0, 0.25, 0.5, 0.75, 1.0, 0.933_012_7, 0.75, 0.5, 0.25, 0.066_987_3];

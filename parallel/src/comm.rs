@@ -1,14 +1,17 @@
-//! Collectives among the ranks of a group.
+//! Collectives among the ranks of a process group.
 //!
-//! A [`ProcessGroup`] is one rank's end of a group. What moves its bytes is a [`Backend`]: shared memory where all ranks live on one host
-//! ([`shared`]), Gloo over TCP elsewhere ([`gloo`]), nothing at all for a group of one. Which one it is shows in no number. Tensors of
-//! a GPU go over NCCL ([`nccl`]), which the ranks of a group join when the first of them comes.
+//! A [`ProcessGroup`] is one rank's handle to a group. A [`Backend`] moves its bytes: shared memory if all
+//! ranks run on one host ([`shared`]), Gloo over TCP otherwise ([`gloo`]), and none for a group of one rank.
+//! The choice of the backend does not change the numerical result. GPU tensors go over NCCL ([`nccl`]); the
+//! ranks of a group join its communicator at the first GPU tensor.
 //!
-//! Every rank calls the collectives of a group in the same order. A collective that was started is done when its [`Work`] was waited
-//! for; until then its tensors are not touched. A failure names rank, group, collective and cause.
+//! Every rank calls the collectives of a group in the same order. A started collective returns a [`Work`];
+//! its tensors must not be touched until the caller has waited for it. An error names the rank, the group,
+//! the collective and the cause.
 //!
-//! The bytes that a rank sends are counted by the optimal algorithm, `P` ranks and `n` bytes on each: all-reduce `2 n (P - 1) / P`,
-//! reduce-scatter `n (P - 1) / P`, all-gather `n (P - 1)`, all-to-all what is for others, broadcast and send `n` at the root.
+//! The counted sent bytes are those of the optimal algorithm for `P` ranks with `n` bytes each: all-reduce
+//! `2 n (P - 1) / P`, reduce-scatter `n (P - 1) / P`, all-gather `n (P - 1)`, all-to-all the bytes for the
+//! other ranks, broadcast and send `n` at the root.
 
 pub mod gloo;
 pub mod nccl;
@@ -30,70 +33,73 @@ pub use parallel_sys::c10d::Reduction;
 
 use crate::{Error, SysError};
 
-/// What moves bytes between ranks. Tensors are contiguous.
+/// A transport that moves bytes between ranks. All tensors are contiguous.
 pub trait Backend: Debug + Send {
-    /// The name for people.
+    /// The display name.
     fn name(&self) -> &'static str;
 
-    /// Every rank's `tensor` becomes the reduction of all.
+    /// Replaces every rank's `tensor` by the reduction over all ranks.
     fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Work, SysError>;
 
-    /// `output` becomes the inputs of all ranks, end to end.
+    /// Writes the concatenated inputs of all ranks to `output`.
     fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Work, SysError>;
 
-    /// `output` becomes this rank's part of the sum of all inputs.
+    /// Writes this rank's chunk of the sum of all inputs to `output`.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Work, SysError>;
 
-    /// Rank `i` receives the `i`-th part of every input; `counts` are the rows that come from, and go to, each rank.
+    /// Sends the `i`-th chunk of every input to rank `i`. `counts` holds the rows received from each rank and
+    /// the rows sent to each rank.
     fn all_to_all(&mut self, output: &Tensor, input: &Tensor, counts: [&[i64]; 2]) -> Result<Work, SysError>;
 
-    /// Every rank's `tensor` becomes that of `root`.
+    /// Copies the `tensor` of rank `root` to every rank, in place.
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Work, SysError>;
 
-    /// Sends `tensor` from the first of two ranks to the second, which receives it; waits for nobody before the work is waited for.
+    /// Sends `tensor` from the first of two ranks to the second. Neither rank blocks before it waits for the
+    /// work.
     fn send_or_recv(&mut self, tensor: &Tensor) -> Result<Work, SysError> {
         self.broadcast(tensor, 0)
     }
 
-    /// Returns once every rank has called it.
+    /// Blocks until every rank has called it.
     fn barrier(&mut self) -> Result<(), SysError>;
 }
 
-/// Joins a communicator of some ranks of a group, under a name, for tensors of a device.
+/// Connects some ranks of a group under a name, for tensors of a device.
 pub(crate) type Connect = dyn Fn(&str, &[usize], Device) -> Result<Box<dyn Backend>, Error> + Send + Sync;
 
-/// A collective under way.
+/// A started collective.
 #[derive(Debug)]
 #[must_use = "a collective is done once it was waited for"]
 pub enum Work {
-    /// It is done.
+    /// The collective is complete.
     Done,
-    /// Gloo's threads do it.
+    /// Gloo's threads run the collective.
     Gloo(c10d::Work),
-    /// Gloo's threads bring `[P, ...]` parts of every rank, whose sum is the output.
+    /// Gloo's threads run an all-to-all into `[P, ...]` chunks, one per rank, whose sum is the output.
     AllToAllThenSum {
-        /// Brings them.
+        /// The all-to-all.
         work: c10d::Work,
-        /// One a rank.
+        /// The received chunks, one per rank.
         parts: Tensor,
-        /// Their sum.
+        /// The tensor that receives the sum of the chunks.
         output: Tensor,
     },
-    /// A GPU does it.
+    /// A GPU runs the collective.
     Nccl(parallel_sys::nccl::Work),
-    /// A thread of this process does it.
+    /// A thread of this process runs the collective.
     Thread(mpsc::Receiver<Result<(), SysError>>),
 }
 
 impl Work {
-    /// Returns once the tensors hold the result, for whoever reads them by way of torch.
+    /// Waits for the collective: torch operations that are started afterwards see the result. The host does
+    /// not block for a GPU collective.
     pub fn wait(self) -> Result<(), SysError> {
         match self {
             Self::Done => Ok(()),
             Self::Gloo(work) => work.wait(),
             Self::AllToAllThenSum { work, parts, mut output } => {
                 work.wait()?;
-                // As over shared memory: in the order of the ranks, bf16 reckoned in fp32.
+                // The shared-memory backend does the same: it adds in rank order, and bf16 in fp32.
                 let wide = if output.kind() == Kind::BFloat16 { Kind::Float } else { output.kind() };
                 let mut sum = parts.select(0, 0).to_kind(wide);
                 for rank in 1..parts.size()[0] {
@@ -110,7 +116,7 @@ impl Work {
         }
     }
 
-    /// This work if it is still under way; nothing if the tensors hold the result.
+    /// Returns the work if it is still running, and `None` if the tensors hold the result.
     fn try_wait(self) -> Result<Option<Self>, SysError> {
         match self {
             Self::Gloo(work) if !work.is_done()? => Ok(Some(Self::Gloo(work))),
@@ -124,7 +130,7 @@ impl Work {
     }
 }
 
-/// A collective of a group that was started.
+/// A started collective of a process group.
 #[derive(Debug)]
 #[must_use = "a collective is done once it was waited for"]
 pub struct PendingCollective {
@@ -135,14 +141,14 @@ pub struct PendingCollective {
 }
 
 impl PendingCollective {
-    /// Returns once the tensors hold the result.
+    /// Waits for the collective, as [`Work::wait`] does.
     pub fn wait(self) -> Result<(), Error> {
         let Self { rank, group, collective, work } = self;
         work.wait().map_err(|cause| Error::Collective { rank, group: group.to_string(), collective, cause })
     }
 
-    /// This collective if it is still under way; nothing if the tensors hold the result. What goes over a GPU's queue or is summed at
-    /// the end is waited for.
+    /// Returns the collective if it is still running, and `None` if the tensors hold the result. Waits for a
+    /// GPU collective and for one whose chunks are summed at the end.
     pub fn try_wait(self) -> Result<Option<Self>, Error> {
         let Self { rank, group, collective, work } = self;
         match work.try_wait() {
@@ -152,22 +158,22 @@ impl PendingCollective {
     }
 }
 
-/// Sender and receiver, and a tag.
+/// Sender and receiver, and the message tag.
 type P2pKey = ([usize; 2], usize);
 
-/// One rank's end of a group.
+/// One rank's handle to a process group.
 pub struct ProcessGroup {
     name: Arc<str>,
-    /// The ranks of the world that belong to it, in order.
+    /// The world ranks of the group members, in order.
     ranks: Vec<usize>,
     rank: usize,
-    /// For tensors of the host; `None` for a group of one.
+    /// The backend for CPU tensors; `None` for a group of one rank.
     communicator: Option<Mutex<Box<dyn Backend>>>,
-    /// For tensors of a GPU, once there was one.
+    /// The backend for GPU tensors, connected at the first of them.
     gpu: Mutex<Option<Box<dyn Backend>>>,
-    /// How its ranks find each other once more; `None` for a group of one.
+    /// Connects further communicators among the ranks of the group; `None` for a group of one rank.
     connect: Option<Box<Connect>>,
-    /// Between this rank and another.
+    /// The point-to-point connections between this rank and others.
     channels: Mutex<HashMap<P2pKey, Box<dyn Backend>>>,
     sent_bytes_total: AtomicU64,
 }
@@ -179,17 +185,18 @@ impl Debug for ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// The group of one rank, which has nobody to talk to.
+    /// A group of one rank, without a backend.
     pub fn single(name: &str, rank: usize) -> Self {
         Self::new(name, vec![rank], 0, None, None)
     }
 
-    /// The group of `ranks` as a plan has it, seen from the `rank`-th: it has sizes and places, and nobody to talk to.
+    /// The group of `ranks` for planning, seen from the `rank`-th of them. It has ranks and sizes, but no
+    /// backend.
     pub(crate) fn fake(name: &str, ranks: Vec<usize>, rank: usize) -> Self {
         Self::new(name, ranks, rank, None, None)
     }
 
-    /// The group of `ranks`, of which this process is the `rank`-th.
+    /// The group of `ranks`; this process is the `rank`-th of them.
     pub(crate) fn new(
         name: &str,
         ranks: Vec<usize>,
@@ -202,42 +209,42 @@ impl ProcessGroup {
         Self { name: name.into(), ranks, rank, communicator, gpu, connect, channels, sent_bytes_total }
     }
 
-    /// Its name.
+    /// The name of the group.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// This process' place among its ranks.
+    /// The rank of this process within the group.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Its ranks.
+    /// The number of ranks in the group.
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
 
-    /// The ranks of the world that belong to it, in order.
+    /// The world ranks of the group members, in order.
     pub fn ranks(&self) -> &[usize] {
         &self.ranks
     }
 
-    /// What moves the bytes of the host.
+    /// The name of the backend for CPU tensors.
     pub fn transport(&self) -> &'static str {
         self.communicator.as_ref().map_or("none", |communicator| lock(communicator).name())
     }
 
-    /// Bytes that this rank has sent.
+    /// The number of bytes that this rank has sent so far.
     pub fn sent_bytes(&self) -> u64 {
         self.sent_bytes_total.load(Ordering::Relaxed)
     }
 
-    /// Every rank's `tensor` becomes the reduction of all, in place.
+    /// Replaces every rank's `tensor` by the reduction over all ranks, in place.
     pub fn all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<(), Error> {
         self.start_all_reduce(tensor, reduction)?.wait()
     }
 
-    /// [`all_reduce`](Self::all_reduce), started.
+    /// Starts an [`all_reduce`](Self::all_reduce).
     pub fn start_all_reduce(
         &self,
         tensor: &Tensor,
@@ -247,7 +254,7 @@ impl ProcessGroup {
         self.start("all_reduce", tensor.device(), |communicator| communicator.all_reduce(tensor, reduction))
     }
 
-    /// `[n, ...]` on each rank to `[n P, ...]` on every rank, in the order of the ranks.
+    /// Concatenates the `[n, ...]` tensors of all ranks, in rank order, to `[n P, ...]` on every rank.
     pub fn all_gather(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = input.contiguous();
         let mut shape = input.size();
@@ -260,14 +267,14 @@ impl ProcessGroup {
         Ok(output)
     }
 
-    /// [`all_gather`](Self::all_gather) into a tensor that is there already; both are contiguous.
+    /// Runs [`all_gather`](Self::all_gather) into an existing tensor. Both tensors are contiguous.
     pub fn all_gather_into(&self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
         self.count_sent_bytes(bytes_of(input) * (self.size() as u64 - 1));
         self.start("all_gather", input.device(), |communicator| communicator.all_gather(output, input))?
             .wait()
     }
 
-    /// `[n P, ...]` on each rank to this rank's `[n, ...]` of the sum.
+    /// Sums the `[n P, ...]` tensors of all ranks and returns this rank's `[n, ...]` chunk of the sum.
     pub fn reduce_scatter(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = input.contiguous();
         let mut shape = input.size();
@@ -285,7 +292,8 @@ impl ProcessGroup {
         Ok(output)
     }
 
-    /// Rows of `input` `[n, ...]` go out, `sent[i]` to rank `i`; what comes in, `received[i]` rows from rank `i`, end to end.
+    /// Sends `sent[i]` rows of `input` `[n, ...]` to rank `i`. Returns the received rows, `received[i]` from
+    /// rank `i`, concatenated in rank order.
     pub fn all_to_all(&self, input: &Tensor, [received, sent]: [&[i64]; 2]) -> Result<Tensor, Error> {
         let input = input.contiguous();
         if self.size() == 1 {
@@ -303,7 +311,7 @@ impl ProcessGroup {
         Ok(output)
     }
 
-    /// Every rank's `tensor` becomes that of the group's rank `root`, in place.
+    /// Copies the `tensor` of the group's rank `root` to every rank, in place.
     pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<(), Error> {
         if self.rank == root {
             self.count_sent_bytes(bytes_of(tensor));
@@ -311,14 +319,15 @@ impl ProcessGroup {
         self.start("broadcast", tensor.device(), |communicator| communicator.broadcast(tensor, root))?.wait()
     }
 
-    /// Starts to send `tensor` to the group's rank `to`, which [receives](Self::recv) what is sent under a tag in order. `tensor` stays
-    /// as it is until the work was waited for. One of a GPU goes by way of the host.
+    /// Starts to send `tensor` to the group's rank `to`, which [receives](Self::recv) the messages of one tag
+    /// in order. `tensor` must not change until the caller has waited for the work. A GPU tensor is copied to
+    /// the host first.
     pub fn send(&self, tensor: &Tensor, to: usize, tag: usize) -> Result<PendingCollective, Error> {
         self.count_sent_bytes(bytes_of(tensor));
         self.send_or_recv(&tensor.to_device(Device::Cpu), [self.rank, to], tag, "send")
     }
 
-    /// What the group's rank `from` sends under `tag`.
+    /// Receives the tensor that the group's rank `from` sends under `tag`.
     pub fn recv(
         &self,
         shape: &[i64],
@@ -356,22 +365,22 @@ impl ProcessGroup {
         Ok(PendingCollective { rank, group, collective, work })
     }
 
-    /// Returns once every rank has called it.
+    /// Blocks until every rank has called it.
     pub fn barrier(&self) -> Result<(), Error> {
         self.start("barrier", Device::Cpu, |communicator| communicator.barrier().map(|()| Work::Done))?.wait()
     }
 
-    /// The sum of each number over the ranks, in fp64.
+    /// Sums each number over the ranks, in fp64.
     pub fn all_reduce_sum<const N: usize>(&self, numbers: [f64; N]) -> Result<[f64; N], Error> {
         self.all_reduce_scalars(numbers, Reduction::Sum)
     }
 
-    /// The largest of each number over the ranks.
+    /// Returns the maximum of each number over the ranks.
     pub fn all_reduce_max<const N: usize>(&self, numbers: [f64; N]) -> Result<[f64; N], Error> {
         self.all_reduce_scalars(numbers, Reduction::Max)
     }
 
-    /// What each rank says, in their order: bytes of any length.
+    /// All-gathers one byte string of any length per rank, in rank order.
     pub fn all_gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let options = (Kind::Int64, tch::Device::Cpu);
         let lengths = self.all_gather(&Tensor::full([1], own.len() as i64, options))?;
@@ -389,18 +398,20 @@ impl ProcessGroup {
         Ok(parts)
     }
 
-    /// The items that are this rank's when `items` are dealt out in turn: the first to rank 0, the second to rank 1, and so on.
+    /// Returns this rank's items if `items` are assigned round-robin: the first to rank 0, the second to rank
+    /// 1, and so on.
     pub fn round_robin<T>(&self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
         items.into_iter().skip(self.rank).step_by(self.size())
     }
 
-    /// The places that are this rank's when `length` places are cut into one run a rank, as even as can be.
+    /// Returns this rank's range if `length` indices are split into one contiguous range per rank, as evenly
+    /// as possible.
     pub fn shard_range(&self, length: usize) -> Range<usize> {
         let cut = |rank: usize| length * rank / self.size();
         cut(self.rank)..cut(self.rank + 1)
     }
 
-    /// The items of all ranks, in the order of the ranks.
+    /// All-gathers the items of all ranks, in rank order.
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, own: Vec<T>) -> Result<Vec<T>, Error> {
         if self.size() == 1 {
             return Ok(own);
@@ -414,7 +425,7 @@ impl ProcessGroup {
         Ok(all)
     }
 
-    /// Room for what comes in. Memory that the system does not give is an error and no panic.
+    /// Allocates the output of a collective. Running out of memory is an error, not a panic.
     fn empty_output(
         &self,
         shape: &[i64],
@@ -463,7 +474,8 @@ impl ProcessGroup {
         Ok(PendingCollective { rank, group, collective, work })
     }
 
-    /// What moves the bytes of GPUs: all ranks of the group have tensors there, or none.
+    /// The backend for GPU tensors, connected at its first use. Either all ranks of the group have GPU
+    /// tensors or none.
     fn gpu(&self, device: Device) -> Result<MutexGuard<'_, Option<Box<dyn Backend>>>, Error> {
         let mut gpu = lock(&self.gpu);
         if gpu.is_none() {
@@ -486,7 +498,7 @@ fn bytes_of(tensor: &Tensor) -> u64 {
     (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
 }
 
-/// A communicator after a panic is as good as before: it fails by itself.
+/// Locks a backend and ignores poisoning: a backend that a panic left unusable returns errors itself.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

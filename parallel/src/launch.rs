@@ -1,23 +1,23 @@
-//! What a process sets before its first tensor operation: heap policy and threads.
+//! Process settings to make before the first tensor operation: heap policy and threads.
 //!
-//! More threads than cores make every operation wait for a scheduler slice, so `ranks x threads <= cores` is a rule and not
-//! advice; one thread in each of a few more ranks than cores is allowed, for trying a layout out. The
-//! environment of a launcher is read here and nowhere else.
+//! With more threads than cores, every operation waits for the scheduler, so `ranks x threads <= cores` is
+//! enforced. The exception is one thread per rank with a few more ranks than cores, for trying out a layout.
 
 use parallel_sys::memory::{self, RejectedSetting};
 use parallel_sys::runtime;
 
 use crate::Error;
 
-/// The most processes for each core.
+/// The maximum number of processes per core.
 const PROCESSES_PER_CORE: usize = 4;
 
-/// The cores that this process may use.
+/// The number of cores that this process may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Refuses to run `processes` processes on this host: none, or so many that they only wait for one another.
+/// Checks the number of processes on this host. Returns an error if it is zero, or so large that the
+/// processes would mostly wait for one another.
 pub fn check_processes(processes: usize) -> Result<(), Error> {
     let cores = cores();
     if processes == 0 || processes > cores * PROCESSES_PER_CORE {
@@ -26,10 +26,10 @@ pub fn check_processes(processes: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Prepares one of `processes` processes of this host. `threads` is the number of threads of one operation, or `None` for a fair
-/// share of the cores, and at least one.
+/// Initialises one of `processes` processes on this host. `threads` is the number of threads per operation;
+/// `None` means an equal share of the cores, at least one thread.
 ///
-/// Returns what the C library refused, which is no error. Call first thing in `main`.
+/// Returns the settings that the C library rejected, which is not an error. Call it first in `main`.
 pub fn init_process(threads: Option<usize>, processes: usize) -> Result<Vec<RejectedSetting>, Error> {
     check_processes(processes)?;
     let cores = cores();

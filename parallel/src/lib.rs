@@ -1,7 +1,7 @@
 //! Distributed runtime: the device mesh, process groups and collectives, sharded parameters, and models that
 //! run as a list of segments.
 //!
-//! Knows no model family, no data and no algorithm.
+//! This crate knows no model family, no data and no algorithm.
 
 pub mod comm;
 pub mod launch;
@@ -23,13 +23,13 @@ pub use pipeline::PipelineStages;
 pub use segment::{Segmented, Tape};
 pub use world::{ProcessGroups, RankInfo, Transport, World};
 
-/// What can go wrong in the training layer.
+/// An error of the distributed runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// libtorch or the C library refused a call.
     #[error(transparent)]
     Sys(#[from] parallel_sys::Error),
-    /// The mesh that was asked for does not match the processes that there are.
+    /// The requested mesh does not match the number of processes.
     #[error("the mesh is {mesh} = {expected_size} ranks, but {world_size} {} running: change [parallel] or start as many", if *.world_size == 1 { "is" } else { "are" })]
     MeshSize {
         /// The axes as `data 2 x tensor 2`.
@@ -39,88 +39,90 @@ pub enum Error {
         /// The number of processes.
         world_size: usize,
     },
-    /// A stage got no gradient to hand on.
-    #[error("stage {stage} of the pipeline has no gradient to hand on: its parameters are frozen")]
+    /// A stage has no gradient to send to the previous stage.
+    #[error(
+        "stage {stage} of the pipeline has no gradient for the stage before it: its parameters are frozen"
+    )]
     NoInputGradient {
         /// The stage.
         stage: usize,
     },
-    /// A rank that the mesh does not hold.
+    /// The rank is outside the mesh.
     #[error("rank {rank} is outside the mesh of {size} ranks")]
     RankOutOfRange {
         /// The rank.
         rank: usize,
-        /// The ranks of the mesh.
+        /// The number of ranks of the mesh.
         size: usize,
     },
     /// A collective failed.
     #[error("rank {rank}: {collective} of the group {group}: {cause}")]
     Collective {
-        /// The rank that tells.
+        /// The rank that reports the error.
         rank: usize,
         /// The group.
         group: String,
         /// The collective.
         collective: &'static str,
-        /// What went wrong.
+        /// The cause.
         #[source]
         cause: parallel_sys::Error,
     },
-    /// The port of the store cannot be had.
+    /// The port of the store cannot be bound.
     #[error(
         "the ranks cannot meet at {address}: {cause}; choose another free port as MASTER_PORT or --master-port"
     )]
     Port {
-        /// Where the job meets.
+        /// The address of the store.
         address: String,
-        /// The system's reason.
+        /// The error of the operating system.
         #[source]
         cause: std::io::Error,
     },
     /// The store failed.
     #[error("the ranks cannot meet at {address}: {cause}")]
     Rendezvous {
-        /// Where the job meets.
+        /// The address of the store.
         address: String,
-        /// What went wrong.
+        /// The cause.
         #[source]
         cause: parallel_sys::Error,
     },
-    /// What listens at the address of the store is something else.
+    /// The listener at the address of the store is not the store of this job.
     #[error(
         "what listens at {address} {problem}, so it is no store of this job; look at MASTER_ADDR and \
          MASTER_PORT (--master-addr, --master-port), at COLOSSAL_JOB_SECRET, and for another program at \
          that port"
     )]
     NotAStore {
-        /// Where the job meets.
+        /// The address of the store.
         address: String,
-        /// What it did.
+        /// What is wrong with the listener's behaviour.
         problem: &'static str,
     },
-    /// A job of several processes without a secret.
+    /// A job of several processes has no secret.
     #[error(
         "rank {rank} of {size}: COLOSSAL_JOB_SECRET is not set, and without it anybody who reaches the port \
          of the job could take part; give every rank the same random text: `export \
          COLOSSAL_JOB_SECRET=$(openssl rand -hex 32)` before the launcher, and the same on every machine"
     )]
     NoSecret {
-        /// This process.
+        /// The rank of this process.
         rank: usize,
-        /// All processes.
+        /// The number of processes.
         size: usize,
     },
-    /// A secret that can be guessed.
+    /// The secret is so short that it can be guessed.
     #[error(
         "COLOSSAL_JOB_SECRET has {length} characters and must have at least {}: `openssl rand -hex 32` \
          makes one",
         parallel_sys::c10d::Secret::MIN_LENGTH
     )]
     ShortSecret {
-        /// The characters there are.
+        /// The number of characters of the secret.
         length: usize,
     },
-    /// A value at the store that a stranger has written.
+    /// A value at the store was not written by a rank of this job.
     #[error(
         "what the store at {address} holds as `{subject}` of rank {rank} was not written by a rank of this \
          job: a stranger wrote it, or that rank was started with another COLOSSAL_JOB_SECRET"
@@ -128,15 +130,15 @@ pub enum Error {
     InvalidTag {
         /// The rank that should have written it.
         rank: usize,
-        /// What it is about.
+        /// The subject of the value.
         subject: String,
-        /// Where the job meets.
+        /// The address of the store.
         address: String,
-        /// What the store said.
+        /// The error of the store.
         #[source]
         cause: parallel_sys::Error,
     },
-    /// A rank that speaks another version's words.
+    /// A rank runs another version of this program, so its messages cannot be parsed.
     #[error("rank {rank} runs another version of this program: start every rank from the same build")]
     VersionMismatch {
         /// The rank.
@@ -147,25 +149,25 @@ pub enum Error {
         "{address} cannot be reached: {cause}; look at MASTER_ADDR or --master-addr, and at the network between the machines"
     )]
     Unreachable {
-        /// Where the job meets.
+        /// The address of the store.
         address: String,
-        /// The system's reason.
+        /// The error of the operating system.
         #[source]
         cause: std::io::Error,
     },
-    /// Ranks that did not come.
-    #[error("rank {rank} waited {seconds} s at {address}, and {} {} did not come: look at their logs", if missing.len() == 1 { "rank" } else { "ranks" }, list(missing))]
+    /// Some ranks did not arrive at the rendezvous.
+    #[error("rank {rank} waited {seconds} s at {address}, and {} {} did not come: see their logs", if missing.len() == 1 { "rank" } else { "ranks" }, list(missing))]
     MissingRanks {
-        /// The rank that tells.
+        /// The rank that reports the error.
         rank: usize,
-        /// Those that did not come.
+        /// The missing ranks.
         missing: Vec<usize>,
-        /// Where the job meets.
+        /// The address of the store.
         address: String,
-        /// How long it waited.
+        /// How long the rank waited.
         seconds: u64,
     },
-    /// What a launcher says of a process does not make sense.
+    /// The environment variables of the launcher are inconsistent.
     #[error("{launcher} started this process, and {name}{} {problem}", if value.is_empty() { String::new() } else { format!(" = {value:?}") })]
     LauncherVars {
         /// The launcher.
@@ -174,10 +176,10 @@ pub enum Error {
         name: &'static str,
         /// Its value.
         value: String,
-        /// What is wrong.
+        /// The problem.
         problem: &'static str,
     },
-    /// Shared memory was asked for between hosts.
+    /// Shared memory was requested for a group that spans several hosts.
     #[error(
         "the group {group} lies on several hosts (ranks {hosts}), which share no memory: set [parallel] transport = \"auto\""
     )]
@@ -193,29 +195,29 @@ pub enum Error {
          in the run file, at least 1 and at most {}", (cores / processes).max(1)
     )]
     Threads {
-        /// The threads asked for.
+        /// The requested number of threads.
         threads: usize,
-        /// The processes of this host.
+        /// The number of processes on this host.
         processes: usize,
-        /// The cores there are.
+        /// The number of available cores.
         cores: usize,
     },
-    /// More processes than can do anything but wait.
+    /// There are so many processes that they would mostly wait for one another.
     #[error(
         "{processes} processes on {cores} cores would only wait for one another: use --nproc {cores}, or at \
          most {most} to try a layout out"
     )]
     Processes {
-        /// The processes of this host.
+        /// The number of processes on this host.
         processes: usize,
-        /// The cores there are.
+        /// The number of available cores.
         cores: usize,
-        /// The most that are allowed.
+        /// The maximum number of processes.
         most: usize,
     },
 }
 
-/// A backward pass hands libtorch's kind of error on.
+/// Converts the error for a custom backward function, which must return a [`SysError`].
 impl From<Error> for SysError {
     fn from(error: Error) -> Self {
         match error {

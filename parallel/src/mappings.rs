@@ -1,19 +1,21 @@
-//! Differentiable collectives: what a split network does at the border of its split regions.
+//! Differentiable collectives: the forward and backward communication at the boundaries of tensor-parallel
+//! and sequence-parallel regions.
 //!
 //! | function | forward | backward |
 //! |---|---|---|
-//! | [`copy_to_region`] | the same | sum over the ranks |
-//! | [`reduce_from_region`] | sum over the ranks | the same |
-//! | [`gather_from_region`] | the parts of all ranks along a dimension | this rank's part |
-//! | [`gather_from_sequence_region`] | the parts of all ranks | this rank's part of the sum |
-//! | [`reduce_scatter_to_sequence_region`] | this rank's part of the sum | the parts of all ranks |
-//! | [`all_to_all_uneven`] | some rows for each rank | the rows back |
-//! | [`all_to_all`] | part `i` of one dimension to rank `i`, what comes in joined along another | the same the other way round |
+//! | [`copy_to_region`] | identity | all-reduce |
+//! | [`reduce_from_region`] | all-reduce | identity |
+//! | [`gather_from_region`] | all-gather along a dimension | this rank's chunk |
+//! | [`gather_from_sequence_region`] | all-gather | reduce-scatter |
+//! | [`reduce_scatter_to_sequence_region`] | reduce-scatter | all-gather |
+//! | [`all_to_all_uneven`] | all-to-all with a row count for each rank | the reverse all-to-all |
+//! | [`all_to_all`] | all-to-all: chunk `i` along one dimension goes to rank `i`, received chunks are concatenated along another | the reverse all-to-all |
 //!
-//! `copy_to_region` and `reduce_from_region` are the `f` and `g` of Shoeybi et al. 2019 (arXiv 1909.08053, section 3); `gather_from_sequence_region`
-//! and `reduce_scatter_to_sequence_region` those of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2); `all_to_all` is
-//! that of Jacobs et al. 2023 (arXiv 2309.14509). The loss is replicated: every rank computes the same
-//! scalar, and its gradient is not summed over ranks. This module knows no layers.
+//! `copy_to_region` and `reduce_from_region` are the `f` and `g` of Shoeybi et al. 2019 (arXiv 1909.08053,
+//! section 3). `gather_from_sequence_region` and `reduce_scatter_to_sequence_region` are the operators of
+//! Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2). `all_to_all` is the operator of Jacobs et al.
+//! 2023 (arXiv 2309.14509). The loss is replicated: every rank computes the same scalar, and its gradient is
+//! not summed over ranks. This module knows no layers.
 
 use std::sync::Arc;
 
@@ -23,31 +25,33 @@ use tch::{Tensor, no_grad};
 use crate::Error;
 use crate::comm::{ProcessGroup, Reduction};
 
-/// `x` into a region where every rank computes something else with it.
+/// Passes `x` into a region where every rank uses it in a different computation.
 pub fn copy_to_region(x: &Tensor, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
     collective_with_backward(x, group, Ok(x.detach()), all_reduced)
 }
 
-/// The sum over the ranks of what each has computed.
+/// Sums the results of all ranks at the end of such a region.
 pub fn reduce_from_region(x: &Tensor, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
     collective_with_backward(x, group, all_reduced(group, x), |_, grad| Ok(grad.shallow_clone()))
 }
 
-/// `[.., n, ..]` on each rank to `[.., n P, ..]` along `dim`, for a region where every rank computes the same with it.
+/// Concatenates the `[.., n, ..]` tensors of all ranks to `[.., n P, ..]` along `dim`, for a region where
+/// every rank does the same computation with the result.
 pub fn gather_from_region(x: &Tensor, dim: i64, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
     collective_with_backward(x, group, all_gathered(group, x, dim), move |group, grad| {
         Ok(local_chunk(group, grad, dim))
     })
 }
 
-/// [`gather_from_region`], for a region where every rank computes something else with it.
+/// Like [`gather_from_region`], for a region where every rank does a different computation with the result.
 pub fn gather_from_sequence_region(x: &Tensor, dim: i64, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
     collective_with_backward(x, group, all_gathered(group, x, dim), move |group, grad| {
         reduce_scattered(group, grad, dim)
     })
 }
 
-/// `[.., n P, ..]` on each rank to this rank's `[.., n, ..]` of the sum along `dim`.
+/// Sums the `[.., n P, ..]` tensors of all ranks and returns this rank's `[.., n, ..]` chunk of the sum along
+/// `dim`.
 pub fn reduce_scatter_to_sequence_region(
     x: &Tensor,
     dim: i64,
@@ -58,8 +62,8 @@ pub fn reduce_scatter_to_sequence_region(
     })
 }
 
-/// Cuts `x` along `split_dim`, part `i` for rank `i`, and joins what comes in along `concat_dim`: `[.., a P, .., b, ..]` to
-/// `[.., a, .., b P, ..]`.
+/// Splits `x` along `split_dim`, sends chunk `i` to rank `i`, and concatenates the received chunks along
+/// `concat_dim`: `[.., a P, .., b, ..]` to `[.., a, .., b P, ..]`.
 pub fn all_to_all(
     x: &Tensor,
     split_dim: i64,
@@ -74,7 +78,8 @@ pub fn all_to_all(
     )
 }
 
-/// Rows of `x` `[n, ..]` go out, `sent[i]` to rank `i`; what comes in, `received[i]` rows from rank `i`, end to end.
+/// Sends `sent[i]` rows of `x` `[n, ..]` to rank `i`. Returns the received rows, `received[i]` from rank `i`,
+/// concatenated in rank order.
 pub fn all_to_all_uneven(
     x: &Tensor,
     received: &[i64],
@@ -86,7 +91,7 @@ pub fn all_to_all_uneven(
     collective_with_backward(x, group, result, move |group, grad| group.all_to_all(grad, [&sent, &received]))
 }
 
-/// `result` of `x`, with `backward` as its vector-Jacobian product.
+/// Attaches `backward` to `result` as its vector-Jacobian product with respect to `x`.
 fn collective_with_backward(
     x: &Tensor,
     group: &Arc<ProcessGroup>,
@@ -117,7 +122,7 @@ fn local_chunk(group: &ProcessGroup, x: &Tensor, dim: i64) -> Tensor {
     x.narrow(dim, group.rank() as i64 * part, part).contiguous()
 }
 
-/// Collectives join and cut the first dimension.
+/// The collectives work along the first dimension, so `dim` is moved there and back.
 fn all_gathered(group: &ProcessGroup, x: &Tensor, dim: i64) -> Result<Tensor, Error> {
     let first = x.detach().transpose(0, dim);
     Ok(group.all_gather(&first)?.transpose(0, dim).contiguous())
@@ -131,7 +136,7 @@ fn reduce_scattered(group: &ProcessGroup, x: &Tensor, dim: i64) -> Result<Tensor
 fn all_to_all_chunks(group: &ProcessGroup, x: &Tensor, cut: i64, join: i64) -> Result<Tensor, Error> {
     let ranks = group.size() as i64;
     let parts: Vec<Tensor> = x.detach().chunk(ranks, cut);
-    // One part a row of the first dimension.
+    // Each chunk is one row of the first dimension.
     let parts =
         group.all_to_all(&Tensor::stack(&parts, 0), [&vec![1; ranks as usize], &vec![1; ranks as usize]])?;
     let parts: Vec<Tensor> = parts.unbind(0);
@@ -176,7 +181,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_split_mlp_equals_the_whole_with_all_its_gradients() {
-        // tanh(x A) B with A split by columns and B by rows: copy before, reduce behind.
+        // tanh(x A) B with A split by columns and B by rows: `copy_to_region` before, `reduce_from_region`
+        // after.
         let (x, a, b) = (ramp(&[4, 5]), ramp(&[5, 6]), ramp(&[6, 5]));
         let seed = ramp(&[4, 5]).cos();
         let [whole_x, whole_a, whole_b] = [&x, &a, &b].map(leaf);
@@ -210,7 +216,7 @@ pub(crate) mod tests {
             let own = leaf(&whole.narrow(1, 2 * rank, 2));
             let gathered = gather_from_region(&own, 1, group).unwrap();
             close(&gathered.detach(), &whole);
-            // The same loss on every rank: d / d own is this rank's part of 2 x.
+            // Every rank has the same loss: d / d own is this rank's chunk of 2 x.
             gathered.square().sum(Kind::Double).backward();
             close(&own.grad(), &(whole.narrow(1, 2 * rank, 2) * 2.0));
         });
@@ -222,7 +228,7 @@ pub(crate) mod tests {
             let whole = ramp(&[6, 3]);
             let own = leaf(&whole.narrow(0, 2 * rank, 2));
             let gathered = gather_from_sequence_region(&own, 0, group).unwrap();
-            // Rank r weighs with r + 1: the weights of all add up to 6.
+            // Rank r uses the weight r + 1: the weights of all ranks add up to 6.
             (gathered * (rank + 1) as f64).sum(Kind::Double).backward();
             close(&own.grad(), &Tensor::full([2, 3], 6.0, (Kind::Double, Device::Cpu)));
 

@@ -1,7 +1,7 @@
 //! The process mesh: ranks arranged along named axes.
 //!
-//! The first axis varies slowest. Ranks that differ in one coordinate only form that axis' group; they are the ones that
-//! a collective over the axis joins. Knows no communicator.
+//! The first axis varies slowest. Ranks that differ only in the coordinate of one axis form a group of that
+//! axis; collectives over the axis run within this group. This module knows no communicator.
 
 use std::fmt;
 
@@ -9,23 +9,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// A direction of the mesh.
+/// An axis of the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Axis {
-    /// Stages of layers.
+    /// Pipeline parallelism: stages of layers.
     Pipeline,
-    /// Replicas on different rows (and `ZeRO`'s shards).
+    /// Data parallelism: replicas that train on different rows (and hold `ZeRO` shards).
     Data,
-    /// Replicas on different rows that hold different experts.
+    /// Expert parallelism: replicas that train on different rows and hold different experts.
     Expert,
-    /// Parts of one sequence.
+    /// Sequence parallelism: shards of one sequence.
     Sequence,
-    /// Parts of one weight: layers of a cube.
+    /// Tensor parallelism: weight shards along the depth of a 3D arrangement.
     Depth,
-    /// Parts of one weight: rows of a grid.
+    /// Tensor parallelism: weight shards along the rows of a 2D grid.
     Row,
-    /// Parts of one weight: columns of a grid, or all there are in one dimension.
+    /// Tensor parallelism: weight shards along the columns of a 2D grid, or all shards of 1D tensor
+    /// parallelism.
     Tensor,
 }
 
@@ -34,10 +35,10 @@ impl Axis {
     pub const ALL: [Self; 7] =
         [Self::Pipeline, Self::Data, Self::Expert, Self::Sequence, Self::Depth, Self::Row, Self::Tensor];
 
-    /// Those along which weights are split.
+    /// The axes along which weights are sharded.
     pub const TENSOR: [Self; 3] = [Self::Depth, Self::Row, Self::Tensor];
 
-    /// The name in the configuration and in `plan`.
+    /// The name of the axis in the configuration and in `plan`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pipeline => "pipeline",
@@ -51,7 +52,7 @@ impl Axis {
     }
 }
 
-/// The size of every axis, and where this process stands.
+/// The size of every axis, and the rank of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     sizes: [usize; 7],
@@ -59,18 +60,18 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// One process.
+    /// The mesh of a single process.
     pub fn single() -> Self {
         Self { sizes: [1; 7], rank: 0 }
     }
 
-    /// A mesh with these sizes, the others being 1, for rank `rank` of `world_size`.
+    /// A mesh with the given axis sizes for rank `rank` of `world_size`. All other axes have size 1.
     pub fn new(wide: &[(Axis, usize)], rank: usize, world_size: usize) -> Result<Self, Error> {
         let mut sizes = [1; 7];
         for &(axis, size) in wide {
             sizes[axis as usize] = size;
         }
-        // A product that is too large for a number is no number of processes.
+        // An overflowing product saturates, so it can never equal `world_size`.
         let expected_size = sizes.iter().fold(1, |product: usize, &size| product.saturating_mul(size));
         if expected_size != world_size || expected_size == 0 {
             return Err(Error::MeshSize {
@@ -85,12 +86,12 @@ impl Mesh {
         Ok(Self { sizes, rank })
     }
 
-    /// This process.
+    /// The rank of this process.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// All processes.
+    /// The number of processes.
     pub fn world_size(&self) -> usize {
         self.sizes.iter().product()
     }
@@ -100,7 +101,7 @@ impl Mesh {
         self.sizes[axis as usize]
     }
 
-    /// This process' place along `axis`.
+    /// The coordinate of this process along `axis`.
     pub fn coordinate(&self, axis: Axis) -> usize {
         self.rank / self.stride(axis) % self.size(axis)
     }
@@ -111,7 +112,7 @@ impl Mesh {
         Self { sizes: self.sizes, rank }
     }
 
-    /// The ranks that differ from this one along `axes` only, in order, this one among them.
+    /// The ranks that differ from this one along `axes` only, in order, including this one.
     pub fn group(&self, axes: &[Axis]) -> Vec<usize> {
         let same = |rank: &usize| {
             let other = self.for_rank(*rank);
@@ -121,7 +122,7 @@ impl Mesh {
         (0..self.world_size()).filter(same).collect()
     }
 
-    /// The axes along which there is more than one rank.
+    /// The axes with more than one rank.
     pub fn axes_in_use(&self) -> impl Iterator<Item = Axis> {
         Axis::ALL.into_iter().filter(|&axis| self.size(axis) > 1)
     }

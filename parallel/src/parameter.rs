@@ -1,6 +1,7 @@
-//! A named parameter and its place on the mesh.
+//! A named parameter and its placement on the mesh.
 //!
-//! Placement is data: loading, saving and resharding read it and are written once for every layer.
+//! The placement is plain data. Loading, saving and resharding read it, so they are written once for all
+//! layers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use crate::{Error, ProcessGroups};
 /// How one dimension of a tensor is sharded over a process group: for each rank, the index ranges that the
 /// rank holds, concatenated in this order.
 ///
-/// Fused matrices (queries, keys and values in one) have several runs a rank. The runs of all ranks cover the dimension, each place
-/// once.
+/// A rank holds several ranges of a fused matrix (queries, keys and values in one). The ranges of all ranks
+/// cover each index of the dimension exactly once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardSpec {
     dim: usize,
@@ -23,14 +24,15 @@ pub struct ShardSpec {
 }
 
 impl ShardSpec {
-    /// `length` places of dimension `dim`, one run a rank, as even as can be.
+    /// Splits the `length` indices of dimension `dim` into one contiguous range per rank, as evenly as
+    /// possible.
     pub fn even(dim: usize, length: i64, ranks: usize) -> Self {
         let place = |rank: usize| length * rank as i64 / ranks as i64;
         let run = |rank| std::iter::once(place(rank)..place(rank + 1));
         Self { dim, ranges: (0..ranks).map(|rank| run(rank).collect()).collect() }
     }
 
-    /// Each place of this cut as `width` places side by side.
+    /// Replaces each index of this spec by a block of `width` consecutive indices.
     #[must_use]
     pub fn with_block_size(self, width: i64) -> Self {
         let wide = |run: Range<i64>| run.start * width..run.end * width;
@@ -38,7 +40,7 @@ impl ShardSpec {
         Self { dim: self.dim, ranges }
     }
 
-    /// Several cuts of the same dimension, one behind the other.
+    /// Concatenates several specs of the same dimension.
     pub fn concat(cuts: &[Self]) -> Self {
         let (dim, ranks) = (cuts[0].dim, cuts[0].ranges.len());
         let mut ranges = vec![Vec::new(); ranks];
@@ -52,33 +54,33 @@ impl ShardSpec {
         Self { dim, ranges }
     }
 
-    /// The same cut of another dimension.
+    /// The same spec for another dimension.
     #[must_use]
     pub fn with_dim(&self, dim: usize) -> Self {
         Self { dim, ranges: self.ranges.clone() }
     }
 
-    /// The dimension.
+    /// The sharded dimension.
     pub fn dim(&self) -> usize {
         self.dim
     }
 
-    /// What rank `rank` holds.
+    /// The index ranges that rank `rank` holds.
     pub fn ranges(&self, rank: usize) -> &[Range<i64>] {
         &self.ranges[rank]
     }
 
-    /// Places of rank `rank`.
+    /// The number of indices that rank `rank` holds.
     pub fn local_len(&self, rank: usize) -> i64 {
         self.ranges[rank].iter().map(|run| run.end - run.start).sum()
     }
 
-    /// Places of all ranks.
+    /// The length of the full dimension.
     pub fn global_len(&self) -> i64 {
         (0..self.ranges.len()).map(|rank| self.local_len(rank)).sum()
     }
 
-    /// What rank `rank` holds of `whole`.
+    /// The shard of rank `rank` of the full tensor `whole`.
     pub fn local_shard(&self, whole: &Tensor, rank: usize) -> Tensor {
         let part = |run: &Range<i64>| whole.narrow(self.dim as i64, run.start, run.end - run.start);
         match self.ranges(rank) {
@@ -87,10 +89,11 @@ impl ShardSpec {
         }
     }
 
-    /// The whole on every rank of `group`, from what each holds; without a graph.
+    /// Gathers the full tensor on every rank of `group` from the shards `part`, without a graph.
     pub fn unshard(&self, part: &Tensor, group: &ProcessGroup) -> Result<Tensor, Error> {
         no_grad(|| {
-            // Collectives join the first dimension, in parts of one length.
+            // The all-gather concatenates along the first dimension and needs inputs of equal length, so
+            // shorter shards are padded with zeros.
             let dim = self.dim as i64;
             let rows = part.detach().transpose(0, dim);
             let longest = (0..self.ranges.len()).map(|rank| self.local_len(rank)).max().unwrap_or(0);
@@ -102,7 +105,9 @@ impl ShardSpec {
             } else {
                 rows
             };
+
             let all = group.all_gather(&rows)?;
+
             let mut shape = all.size();
             shape[0] = self.global_len();
             let whole = Tensor::empty(&shape, (all.kind(), all.device()));
@@ -119,22 +124,22 @@ impl ShardSpec {
     }
 }
 
-/// Where the values of one parameter lie.
+/// How the values of one parameter are distributed.
 #[derive(Clone, Debug)]
 pub enum Placement {
-    /// Every rank holds the whole.
+    /// Every rank holds the full tensor.
     Replicate,
-    /// The ranks of a group hold parts.
+    /// Each rank of a group holds a shard.
     Shard {
-        /// Which part each of them holds.
+        /// The index ranges of each rank.
         spec: ShardSpec,
-        /// The group.
+        /// The process group.
         group: Arc<ProcessGroup>,
     },
 }
 
 impl Placement {
-    /// The shape of the whole whose part here has the shape `part`.
+    /// The shape of the full tensor, given the shape `part` of this rank's shard.
     pub fn global_shape(&self, part: &[i64]) -> Vec<i64> {
         let mut shape = part.to_vec();
         if let Self::Shard { spec, .. } = self {
@@ -143,7 +148,7 @@ impl Placement {
         shape
     }
 
-    /// The shape of this rank's part of a whole of the shape `whole`.
+    /// The shape of this rank's shard, given the shape `whole` of the full tensor.
     pub fn local_shape(&self, whole: &[i64]) -> Vec<i64> {
         let mut shape = whole.to_vec();
         if let Self::Shard { spec, group } = self {
@@ -152,7 +157,7 @@ impl Placement {
         shape
     }
 
-    /// This rank's part of `whole`.
+    /// This rank's shard of the full tensor `whole`.
     pub fn shard(&self, whole: &Tensor) -> Tensor {
         match self {
             Self::Replicate => whole.shallow_clone(),
@@ -160,7 +165,7 @@ impl Placement {
         }
     }
 
-    /// The whole, from the parts of all ranks. Every rank of the group calls it.
+    /// Gathers the full tensor from the shards of all ranks. Every rank of the group calls it.
     pub fn full_tensor(&self, part: &Tensor) -> Result<Tensor, Error> {
         match self {
             Self::Replicate => Ok(part.detach()),
@@ -168,7 +173,8 @@ impl Placement {
         }
     }
 
-    /// Whether this rank writes the whole to a file: the first of those that hold parts.
+    /// Whether this rank writes the full tensor to a file. For a sharded tensor this is the first rank of the
+    /// group.
     pub fn is_writer(&self) -> bool {
         match self {
             Self::Replicate => true,
@@ -176,40 +182,41 @@ impl Placement {
         }
     }
 
-    /// Whether this is a part.
+    /// Whether the tensor is sharded.
     pub fn is_shard(&self) -> bool {
         matches!(self, Self::Shard { .. })
     }
 }
 
-/// A parameter under the name that it has in a HF checkpoint.
+/// A parameter under its name in a Hugging Face checkpoint.
 #[derive(Debug)]
 pub struct Parameter {
-    /// The checkpoint's name, such as `model.layers.0.self_attn.q_proj.weight`.
+    /// The name in the checkpoint, such as `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// The local part of the values; layers hold handles to this very tensor.
+    /// The local shard of the values. Layers hold handles to this same tensor.
     pub tensor: Tensor,
-    /// Where the other parts are.
+    /// How the full tensor is distributed over the ranks.
     pub placement: Placement,
-    /// Whether the gradient here is one term, and its sum over the tensor group the gradient: every rank of the group holds the whole
-    /// values and does another part of the work with them.
+    /// Whether the local gradient is a partial sum that must be all-reduced over the tensor group: every rank
+    /// of the group holds the full values and uses them in a different part of the computation.
     pub partial_grad: bool,
-    /// Whether the ranks of the expert group hold other parameters in its place.
+    /// Whether this is an expert parameter: the other ranks of the expert group hold other parameters in its
+    /// place.
     pub is_expert: bool,
     /// The ranks that hold a tied copy of this weight (the input embedding and the output head). Their
     /// gradients are all-reduced.
     pub tied_group: Option<Arc<ProcessGroup>>,
-    /// Whether weight decay applies: to matrices and embeddings, not to norms and biases.
+    /// Whether weight decay applies. It applies to matrices and embeddings, not to norms and biases.
     pub weight_decay: bool,
 }
 
 impl Parameter {
-    /// A parameter that every rank holds whole. Decays if it has two dimensions or more.
+    /// A parameter that every rank holds in full. Weight decay applies if it has two dimensions or more.
     pub fn replicated(name: impl Into<String>, tensor: &Tensor) -> Self {
         Self::with_placement(name, tensor, Placement::Replicate)
     }
 
-    /// A parameter of which `tensor` is what this rank holds. Decays if it has two dimensions or more.
+    /// A parameter with the local shard `tensor`. Weight decay applies if it has two dimensions or more.
     pub fn with_placement(name: impl Into<String>, tensor: &Tensor, placement: Placement) -> Self {
         let (tensor, weight_decay) = (tensor.shallow_clone(), tensor.dim() > 1);
         Self {
@@ -235,24 +242,24 @@ impl Parameter {
         self.is_tied_owner() && (self.is_expert || groups.expert_parallel().rank() == 0)
     }
 
-    /// For a file.
+    /// The parameter as an entry of a safetensors file.
     pub fn as_named_tensor(&self) -> NamedTensor<'_> {
         NamedTensor { name: &self.name, tensor: &self.tensor, placement: &self.placement }
     }
 
-    /// Values of the whole.
+    /// The number of elements of the full tensor.
     pub fn num_elements(&self) -> usize {
         self.placement.global_shape(&self.tensor.size()).iter().product::<i64>() as usize
     }
 
-    /// Bytes of the whole.
+    /// The size of the full tensor in bytes.
     pub fn num_bytes(&self) -> usize {
         self.num_elements() * self.tensor.kind().elt_size_in_bytes()
     }
 }
 
 impl Clone for Parameter {
-    /// Another handle to the same values.
+    /// Makes another handle to the same values.
     fn clone(&self) -> Self {
         Self {
             name: self.name.clone(),

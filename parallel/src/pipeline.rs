@@ -1,9 +1,10 @@
-//! Layers among the ranks of a group: each has one or more runs of segments, called stages, and micro-batches go through all of them.
+//! Pipeline parallelism: the layers are split over the ranks of a group. Each rank has one or more contiguous
+//! ranges of segments, called stages, and every micro-batch passes through all stages.
 //!
 //! ```text
-//!   schedule    who does what in which order: data
-//!   Pipeline    which segments lie where
-//!   execute     one rank's share of a step, by the schedule
+//!   schedule    the order of the actions of each rank, as data
+//!   stages      which segments each rank holds (`PipelineStages`)
+//!   execute     runs one rank's actions of a step
 //! ```
 
 mod execute;
@@ -20,7 +21,7 @@ use crate::comm::ProcessGroup;
 pub use execute::run_schedule;
 pub use schedule::{Action, ComputationType, Schedule, ScheduleKind};
 
-/// The stages of a network.
+/// The pipeline stages of a network.
 #[derive(Clone, Debug)]
 pub struct PipelineStages {
     group: Arc<ProcessGroup>,
@@ -31,8 +32,8 @@ pub struct PipelineStages {
 }
 
 impl PipelineStages {
-    /// Lays segments that cost so much each on the ranks of a group, `virtual_stages` stages on each where the method leaves the choice. `None`
-    /// if there are more stages than segments.
+    /// Assigns segments of the given `costs` to the ranks of a group. `virtual_stages` is the number of
+    /// stages per rank if the schedule leaves it free. Returns `None` if there are more stages than segments.
     pub fn new(
         group: &Arc<ProcessGroup>,
         schedule_kind: ScheduleKind,
@@ -48,7 +49,7 @@ impl PipelineStages {
         })
     }
 
-    /// The ranks.
+    /// The process group of the pipeline.
     pub fn group(&self) -> &Arc<ProcessGroup> {
         &self.group
     }
@@ -58,7 +59,7 @@ impl PipelineStages {
         self.stages[stage].clone()
     }
 
-    /// Whether this rank has a segment.
+    /// Whether this rank has the segment.
     pub fn owns_segment(&self, segment: usize) -> bool {
         let stage = self.stages.iter().position(|stage| stage.contains(&segment));
         stage.is_some_and(|stage| self.rank_of_stage(stage) == self.group.rank())
@@ -69,13 +70,14 @@ impl PipelineStages {
         self.last_stage_rank() == self.group.rank()
     }
 
-    /// The schedule of a step of so many micro-batches.
+    /// The schedule of a step with `micros` micro-batches.
     pub fn schedule(&self, micros: usize) -> Schedule {
         Schedule::new(self.schedule_kind, self.group.size(), self.virtual_stages, micros)
     }
 
-    /// Sends one batch through all stages: `run` makes the output of some segments from the output of those before. Gives the last output
-    /// on the rank that has it. `shape` is that of what goes from stage to stage.
+    /// Runs one batch forward through all stages. `run` computes the output of a range of segments from the
+    /// output of the previous range. `shape` is the shape of the hidden states between two stages. Returns
+    /// the last output on the rank that has it.
     pub fn run_stages(
         &self,
         shape: &[i64],
@@ -84,7 +86,7 @@ impl PipelineStages {
     ) -> Result<Option<Tensor>, Error> {
         let mut held = None;
         for (stage, segments) in self.stages.iter().enumerate() {
-            // The tags below are those of a step.
+            // Smaller tags belong to the messages of a training step.
             let tag = 2 * self.stages.len() + stage;
             if self.rank_of_stage(stage) != self.group.rank() {
                 continue;
@@ -101,7 +103,7 @@ impl PipelineStages {
         Ok(held)
     }
 
-    /// What the rank with the last segment has made, on every rank.
+    /// Broadcasts the output of the rank with the last segment to every rank.
     pub fn broadcast_from_last_stage(
         &self,
         made: Option<Tensor>,
@@ -122,11 +124,14 @@ impl PipelineStages {
     }
 }
 
-/// Cuts segments into runs, none of them empty, so that the dearest run is as cheap as can be.
+/// Splits the segments into `runs` contiguous non-empty ranges such that the largest total cost of a range is
+/// minimal.
 fn partition_balanced(costs: &[f64], runs: usize) -> Vec<Range<usize>> {
     let count = costs.len();
     let sum = |range: Range<usize>| costs[range].iter().sum::<f64>();
-    // dearest[r][n]: of the first n segments in r + 1 runs, with the begin of the last run.
+
+    // dearest[r][n]: the smallest possible maximum cost when the first n segments are split into r + 1
+    // ranges, and the start of the last of these ranges.
     let mut dearest: Vec<Vec<(f64, usize)>> = vec![(0..=count).map(|end| (sum(0..end), 0)).collect()];
     for run in 1..runs {
         let before = &dearest[run - 1];
@@ -137,6 +142,8 @@ fn partition_balanced(costs: &[f64], runs: usize) -> Vec<Range<usize>> {
         let row = (0..=count).map(best).collect();
         dearest.push(row);
     }
+
+    // Follow the recorded starts from the last range back to the first.
     let mut stages = Vec::with_capacity(runs);
     let mut end = count;
     for run in (0..runs).rev() {
@@ -155,7 +162,7 @@ mod tests {
     #[test]
     fn segments_are_laid_out_by_their_cost() {
         assert_eq!(partition_balanced(&[0.0, 1.0, 1.0, 1.0, 1.0, 2.0], 2), [0..4, 4..6]);
-        // The head is dear: the rank that has it has fewer layers.
+        // The head is expensive, so the rank that has it gets fewer layers.
         assert_eq!(partition_balanced(&[0.0, 1.0, 1.0, 1.0, 1.0, 3.0], 3), [0..3, 3..5, 5..6]);
         assert_eq!(partition_balanced(&[1.0; 4], 4), [0..1, 1..2, 2..3, 3..4]);
         assert_eq!(partition_balanced(&[5.0, 1.0], 1), vec![0..2; 1]);

@@ -1,12 +1,13 @@
-//! Where the processes of a job meet: a store that rank 0 or a launcher serves, and that the others reach
-//! over TCP.
+//! The rendezvous of a job: the processes meet at a store that rank 0 or a launcher serves, and that the
+//! others reach over TCP.
 //!
-//! The store of a job on one host listens on loopback alone. That of a job on several hosts listens on every
-//! interface, as any host may reach it. Either way a value counts only if it carries a tag made with the
-//! secret of the job (`parallel_sys::c10d`). Whoever serves the store writes a greeting first; a rank that
-//! finds none, or one that is not sealed with its secret, has reached the store of another job.
+//! The store of a job on one host listens on loopback only. The store of a job on several hosts listens on
+//! every interface, because any host may connect to it. In both cases a value is valid only with a tag made
+//! with the secret of the job (`parallel_sys::c10d`). The process that serves the store first writes a marker
+//! value. A rank that finds no marker, or a marker with a tag from another secret, has reached the store of
+//! another job.
 //!
-//! libtorch waits for whatever listens at the address, so a rank first asks by itself whether a store answers
+//! libtorch waits for any listener at the address, so a rank first checks by itself that a store answers
 //! (`wait_for_store`).
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -22,30 +23,33 @@ use crate::{Error, SysError};
 
 /// The environment variable with the secret of a job.
 pub const JOB_SECRET: &str = "COLOSSAL_JOB_SECRET";
-/// How long a host, or what listens on it, may take to answer.
+/// How long a host, or the program that listens on it, may take to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two tries to connect.
+/// The time between two attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// The first value of every store.
+/// The key of the marker value, which is the first value of every store.
 const STORE_MARKER_KEY: &str = "job";
 
-/// Serves the store of a job, if `place` is the one that serves it, or connects to it. A host that cannot be
-/// reached, and a listener that is no store of this job, are told within ten seconds; a host on which nothing
-/// listens yet is waited for.
+/// Serves the store of a job if `rank_info` says that this process hosts it, and connects to it otherwise. An
+/// unreachable host, and a listener that is not the store of this job, are reported within ten seconds. If
+/// nothing listens on the host yet, the function retries until `timeout`.
 pub fn open_store(rank_info: &RankInfo, timeout: Duration) -> Result<Store, Error> {
     let RankInfo { address: host, port, secret, .. } = rank_info;
     let address = || format!("{host}:{port}");
     let secret = secret.as_ref().ok_or(Error::NoSecret { rank: rank_info.rank, size: rank_info.size })?;
     let failed = |cause| Error::Rendezvous { address: address(), cause };
+
     if rank_info.hosts_store() {
         let listener = listen(host, *port).map_err(|cause| Error::Port { address: address(), cause })?;
         let store = Store::serve(host, listener, secret, timeout).map_err(failed)?;
         store.set(STORE_MARKER_KEY, b"colossal-chat").map_err(failed)?;
         return Ok(store);
     }
+
     wait_for_store(host, *port, timeout)?;
     let store = Store::connect(host, *port, secret, timeout).map_err(failed)?;
-    // torchrun's agent serves a store that does not know this program.
+
+    // The store of torchrun's agent has no marker.
     if rank_info.restart_count.is_empty() {
         store.get(STORE_MARKER_KEY, PROBE_TIMEOUT).map_err(|cause| Error::NotAStore {
             address: address(),
@@ -58,7 +62,7 @@ pub fn open_store(rank_info: &RankInfo, timeout: Duration) -> Result<Store, Erro
     Ok(store)
 }
 
-/// The secret that a person gave the job, if any.
+/// Reads the secret of the job from the environment, if it is set.
 pub fn secret_from_environment() -> Result<Option<Secret>, Error> {
     parse_secret(std::env::var(JOB_SECRET).ok().as_deref())
 }
@@ -68,7 +72,7 @@ pub(crate) fn parse_secret(text: Option<&str>) -> Result<Option<Secret>, Error> 
     text.map(|text| Secret::new(text).ok_or_else(|| short(text))).transpose()
 }
 
-/// Takes the port: on loopback where the others come from this host, else on every interface.
+/// Binds the port: on loopback if all ranks are on this host, otherwise on every interface.
 fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
     if is_loopback(host) {
         return TcpListener::bind((host, port));
@@ -85,16 +89,16 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// What a try to reach a store found.
+/// The result of one attempt to reach a store.
 enum ProbeResult {
     Store,
     /// Nothing listens yet.
     NotListening,
-    /// What listens has closed the connection.
+    /// The listener has closed the connection.
     Closed,
 }
 
-/// Returns once a store answers at the address.
+/// Blocks until a store answers at the address.
 fn wait_for_store(host: &str, port: u16, timeout: Duration) -> Result<(), Error> {
     let until = Instant::now() + timeout;
     let mut closed: Option<Instant> = None;
@@ -106,7 +110,7 @@ fn wait_for_store(host: &str, port: u16, timeout: Duration) -> Result<(), Error>
                 let cause = ErrorKind::ConnectionRefused.into();
                 return Err(Error::Unreachable { address: format!("{host}:{port}"), cause });
             }
-            // A store that is about to end does so, too.
+            // A store that is shutting down also closes connections, so retry for a while.
             ProbeResult::Closed if closed.get_or_insert_with(Instant::now).elapsed() < PROBE_TIMEOUT => {}
             ProbeResult::Closed => {
                 let problem = "closes every connection";
@@ -117,17 +121,21 @@ fn wait_for_store(host: &str, port: u16, timeout: Duration) -> Result<(), Error>
     }
 }
 
-/// Asks what listens at the address whether it is a store, in the words that libtorch's client begins with.
+/// Checks whether the listener at the address is a store, with the first messages of libtorch's store
+/// protocol.
 fn probe(host: &str, port: u16) -> Result<ProbeResult, Error> {
     const VALIDATE: u8 = 0;
     const MAGIC: u32 = 0x3C85_F7CE;
     const PING: u8 = 13;
+
     let until = Instant::now() + PROBE_TIMEOUT;
     let address = format!("{host}:{port}");
     let mut stream = match connect(host, port, until) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(ProbeResult::NotListening),
         other => other.map_err(|cause| Error::Unreachable { address: address.clone(), cause })?,
     };
+
+    // A store answers a ping with the nonce of the ping.
     let nonce = std::process::id().to_ne_bytes();
     let words = [&[VALIDATE][..], &MAGIC.to_ne_bytes(), &[PING], &nonce].concat();
     let mut answer = [0; 4];
@@ -135,6 +143,7 @@ fn probe(host: &str, port: u16) -> Result<ProbeResult, Error> {
         .set_read_timeout(Some(time_left(until)))
         .and_then(|()| stream.write_all(&words))
         .and_then(|()| stream.read_exact(&mut answer));
+
     let problem = match asked {
         Ok(()) if answer == nonce => return Ok(ProbeResult::Store),
         Ok(()) => "answers, but not as a store does",
@@ -158,7 +167,7 @@ fn connect(host: &str, port: u16, until: Instant) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// The addresses of a host. A name server that does not answer is not waited for longer than `timeout`.
+/// Resolves the addresses of a host, for at most `timeout` in case the name server does not answer.
 fn resolve(host: &str, port: u16, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![(address, port).into()]);
@@ -167,7 +176,7 @@ fn resolve(host: &str, port: u16, timeout: Duration) -> io::Result<Vec<SocketAdd
     let name = host.to_owned();
     thread::Builder::new().spawn(move || {
         let addresses = (name.as_str(), port).to_socket_addrs();
-        // Nobody listens any more after the time-out.
+        // The receiver is gone after the timeout.
         let _ = found.send(addresses.map(Iterator::collect));
     })?;
     answer.recv_timeout(timeout).unwrap_or_else(|_| {
@@ -176,7 +185,7 @@ fn resolve(host: &str, port: u16, timeout: Duration) -> io::Result<Vec<SocketAdd
     })
 }
 
-/// The time until then, and a moment at least: none would mean for ever.
+/// The time left until `until`, at least 10 ms: a timeout of zero would mean to wait forever.
 fn time_left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now()).max(Duration::from_millis(10))
 }
@@ -187,12 +196,13 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(20);
 
-    /// Rank 1 of a job whose store should be at this port.
+    /// The rank info of rank 1 of a job whose store should be at this port.
     fn place(port: u16, secret: &Secret) -> RankInfo {
         RankInfo { rank: 1, size: 2, port, secret: Some(secret.clone()), ..RankInfo::single() }
     }
 
-    /// What rank 1 says of a listener that does `act` to every connection, and how long it took to say it.
+    /// Returns the error of rank 1 for a listener that applies `act` to every connection, and the time until
+    /// the error.
     fn told_of(act: impl Fn(TcpStream) -> Option<TcpStream> + Send + 'static) -> (String, Duration) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -230,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_host_that_takes_no_connection_is_named_within_ten_seconds() {
-        // A listener whose queue is full drops what comes, as a host behind a wall does.
+        // A listener with a full queue drops new connections, as a host behind a firewall does.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let waiting: Vec<TcpStream> =
@@ -254,7 +264,7 @@ mod tests {
         let other = place(store.port(), &Secret::random().unwrap());
         let error = open_store(&other, TIMEOUT).unwrap_err().to_string();
         assert!(error.contains("belongs to a job with another secret"), "{error}");
-        // A store of c10d that no job of ours has opened.
+        // A c10d store without the marker of this program.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let foreign = Store::serve("127.0.0.1", listener, &secret, TIMEOUT).unwrap();
         let error = open_store(&place(foreign.port(), &secret), TIMEOUT).unwrap_err().to_string();

@@ -1,8 +1,9 @@
-//! One safetensors file: eight bytes of header length, a JSON header, the numbers.
+//! A safetensors file: eight bytes of header length, a JSON header, the tensor data.
 //!
-//! Tensors have a [`Placement`]: a rank reads the bytes of its own part and no others, and writing puts the parts of all ranks
-//! together, one tensor at a time. So what is on the disk is always whole, and any mesh can read what another has written. A file is
-//! written under a temporary name, synced and renamed: a reader sees the old file or the new one. Knows no architecture.
+//! Tensors have a [`Placement`]. A rank reads only the bytes of its own shard. Writing gathers the shards of
+//! all ranks, one tensor at a time. A file therefore always contains full tensors, and any mesh can read the
+//! files of any other mesh. A file is written under a temporary name, synced and renamed, so a reader sees
+//! either the old file or the new one. This module knows no architecture.
 
 mod read;
 mod write;
@@ -16,81 +17,81 @@ use crate::Placement;
 pub use read::TensorFile;
 pub use write::{is_writing_replica, write, write_bytes};
 
-/// A tensor that is to be written.
+/// A tensor to write.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedTensor<'a> {
-    /// Its name in the file.
+    /// The name of the tensor in the file.
     pub name: &'a str,
-    /// This rank's part.
+    /// This rank's shard.
     pub tensor: &'a Tensor,
-    /// Where the others are.
+    /// How the full tensor is distributed over the ranks.
     pub placement: &'a Placement,
 }
 
-/// The names that safetensors gives the kinds of numbers that we read.
+/// The supported dtypes, with their names in safetensors.
 const DTYPES: [(&str, Kind); 4] =
     [("F32", Kind::Float), ("BF16", Kind::BFloat16), ("F16", Kind::Half), ("F64", Kind::Double)];
 
-/// What can go wrong with a file of tensors.
+/// An error of reading or writing a safetensors file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It could not be read or written.
+    /// The file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// It is shorter than its header says.
+    /// The file is shorter than its header says.
     #[error("{} is truncated: {got} bytes of {expected}: download or copy it again", path.display())]
     Truncated {
         /// The file.
         path: PathBuf,
-        /// By its header.
+        /// The size in bytes according to the header.
         expected: u64,
-        /// On disk.
+        /// The size in bytes on disk.
         got: u64,
     },
-    /// Its header makes no sense.
+    /// The header is invalid.
     #[error("{} is no safetensors file: {reason}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
-    /// It has no such tensor.
+    /// The file has no tensor of this name.
     #[error("{}: the tensor `{name}` is missing", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
-    /// A tensor has another shape than was asked for.
+    /// A tensor has another shape than requested.
     #[error("{}: `{name}` has shape {got:?}, and config.json makes it {expected:?}", path.display())]
     Shape {
         /// The file.
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// As asked for.
+        /// The requested shape.
         expected: Vec<i64>,
-        /// In the file.
+        /// The shape in the file.
         got: Vec<i64>,
     },
-    /// A tensor is stored as numbers that cannot be loaded.
+    /// A tensor has a dtype that cannot be loaded.
     #[error("{}: `{name}` is stored as {dtype}: convert it to F32, BF16, F16 or F64", path.display())]
     Dtype {
         /// The file.
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// As the file calls it.
+        /// The dtype as the file names it.
         dtype: String,
     },
-    /// Its parts could not be put together.
+    /// The shards could not be gathered.
     #[error(transparent)]
     Parallel(#[from] crate::Error),
     /// libtorch failed.

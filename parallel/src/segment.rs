@@ -1,10 +1,11 @@
 //! A network as a chain of segments, and its backward pass one segment at a time.
 //!
-//! The segment is the unit of execution. Between two segments the autograd graph is cut: each one's input is a leaf, and the
-//! backward pass hands `d loss / d output` of one segment to the one before it by the vector-Jacobian product
-//! (`autograd::grad`). What happens at a cut is a policy and not a different trainer: keep
-//! the segment's graph, or only its input and run it again (activation checkpointing, Chen et al. 2016, arXiv 1604.06174).
-//! Knows no layer, no loss and no optimiser.
+//! The segment is the unit of execution. The autograd graph is cut between two segments: the input of each
+//! segment is a leaf, and the backward pass computes the gradient of that input with a vector-Jacobian
+//! product (`autograd::grad`) and passes it to the previous segment. Activation checkpointing (Chen et al.
+//! 2016, arXiv 1604.06174) is a choice made at these cuts: either the graph of a segment is kept, or only its
+//! input is kept and the segment runs forward again in the backward pass. This module knows no layer, no loss
+//! and no optimiser.
 
 use std::ops::Range;
 
@@ -12,15 +13,17 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::{Error, Parameter, PipelineStages, autograd};
 
-/// A network that runs as a chain of segments. A head on top (vocabulary, scalar) is not a segment: it belongs to the loss.
+/// A network that runs as a chain of segments. The head on top (vocabulary, scalar) is not a segment: it
+/// belongs to the loss.
 pub trait Segmented {
-    /// What each segment reads beside the hidden states: token ids, positions, who attends to whom.
+    /// The inputs of every segment beside the hidden states: token ids, positions, attention mask.
     type Context;
 
-    /// The number of segments; segment 0 makes the first hidden states from the context alone.
+    /// The number of segments. Segment 0 computes the first hidden states from the context alone.
     fn num_segments(&self) -> usize;
 
-    /// Runs segment `index`. `hidden` is the output of the segment before, and `None` for segment 0. Fails when a collective does.
+    /// Runs segment `index`. `hidden` is the output of the previous segment, and `None` for segment 0. Fails
+    /// if a collective fails.
     fn forward_segment(
         &self,
         index: usize,
@@ -28,24 +31,26 @@ pub trait Segmented {
         context: &Self::Context,
     ) -> Result<Tensor, Error>;
 
-    /// Which of [`parameters`](Self::parameters) segment `index` uses.
+    /// The indices into [`parameters`](Self::parameters) that segment `index` uses.
     fn segment_parameters(&self, index: usize) -> Vec<usize>;
 
-    /// Which of [`parameters`](Self::parameters) the head uses (a tied embedding is used by segment 0 and the head).
+    /// The indices into [`parameters`](Self::parameters) that the head uses. Segment 0 and the head both use
+    /// a tied embedding.
     fn head_parameters(&self) -> Vec<usize>;
 
-    /// Every parameter, in order of use and without repetition.
+    /// All parameters, in order of use and without repetition.
     fn parameters(&self) -> &[Parameter];
 
-    /// Where the segments lie; `None` if all of them are here.
+    /// The assignment of segments to pipeline stages; `None` if this rank has all segments.
     fn pipeline(&self) -> Option<&PipelineStages> {
         None
     }
 
-    /// Shape, kind and place of the hidden states between two segments.
+    /// The shape, kind and device of the hidden states between two segments.
     fn hidden_spec(&self, context: &Self::Context) -> (Vec<i64>, (Kind, Device));
 
-    /// The last hidden states, without a graph. Ranks of a pipeline that do not have them get something of their shape.
+    /// Computes the last hidden states without a graph. A pipeline rank that does not have them returns a
+    /// tensor of the same shape.
     fn forward_no_grad(&self, context: &Self::Context) -> Result<Tensor, Error> {
         no_grad(|| {
             let mut hidden = self.forward_segment(0, None, context)?;
@@ -57,11 +62,11 @@ pub trait Segmented {
     }
 }
 
-/// What is kept of a segment between forward and backward.
+/// The state of a segment that is kept between forward and backward.
 enum SavedSegment {
-    /// Its input and output, joined by a graph.
+    /// Its input and output, connected by the autograd graph.
     WithGraph { input: Option<Tensor>, output: Tensor },
-    /// Its input alone.
+    /// Only its input.
     InputOnly(Option<Tensor>),
 }
 
@@ -80,7 +85,7 @@ impl<'a, M: Segmented> Tape<'a, M> {
         Self::forward_segments(model, context, 0..model.num_segments(), None, checkpoint)
     }
 
-    /// Runs some segments forward from `input`, the output of those before.
+    /// Runs some segments forward from `input`, the output of the segment before them.
     pub fn forward_segments(
         model: &'a M,
         context: &'a M::Context,
@@ -105,15 +110,16 @@ impl<'a, M: Segmented> Tape<'a, M> {
         Ok(Self { model, context, first: segments.start, records, hidden })
     }
 
-    /// The last hidden states, a leaf: the loss is built on this.
+    /// The last hidden states, a leaf from which the caller computes the loss.
     pub fn hidden(&self) -> &Tensor {
         &self.hidden
     }
 
-    /// Runs the network backward from the scalar `loss` built on [`hidden`](Self::hidden).
+    /// Runs the network backward from the scalar `loss`, which was computed from [`hidden`](Self::hidden).
     ///
-    /// `on_gradient` receives the gradient of each parameter by its index as soon as it is known; a parameter that is used twice
-    /// is delivered twice. Returns the gradient of the first segment's input, if it has one.
+    /// `on_gradient` receives the gradient of each parameter, with the index of the parameter, as soon as it
+    /// is known. It is called twice for a parameter that is used twice. Returns the gradient of the first
+    /// segment's input, if it has one.
     pub fn backward(
         self,
         loss: &Tensor,
@@ -127,7 +133,8 @@ impl<'a, M: Segmented> Tape<'a, M> {
         }
     }
 
-    /// [`backward`](Self::backward) from the gradient of [`hidden`](Self::hidden), which others have made.
+    /// Runs [`backward`](Self::backward) from the gradient of [`hidden`](Self::hidden), which a later
+    /// pipeline stage has computed.
     pub fn backward_from(
         self,
         grad_output: &Tensor,
@@ -153,7 +160,8 @@ impl<'a, M: Segmented> Tape<'a, M> {
     }
 }
 
-/// Runs one segment with a graph that starts at its input. The second tensor is the output cut off from the graph.
+/// Runs one segment with a graph that starts at its input. The second tensor is the output, detached from the
+/// graph.
 fn forward_with_graph<M: Segmented>(
     model: &M,
     index: usize,
@@ -166,7 +174,8 @@ fn forward_with_graph<M: Segmented>(
     Ok((SavedSegment::WithGraph { input, output }, cut))
 }
 
-/// `seed^T d output / d (input, parameters)`: returns the first and delivers the others.
+/// Computes the vector-Jacobian product `grad_output^T d output / d (input, parameters)`. Returns the input
+/// gradient and passes the parameter gradients to `on_gradient`.
 fn vector_jacobian<M: Segmented>(
     model: &M,
     output: &Tensor,

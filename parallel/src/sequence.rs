@@ -1,31 +1,32 @@
-//! The tokens of a batch among the ranks of a group: who has which, and attention that sees all of them.
+//! Sequence parallelism: how the tokens of a batch are distributed over the ranks of a group, and how
+//! attention sees all of them.
 //!
-//! | way | order | attention |
+//! | method | token order | attention |
 //! |---|---|---|
-//! | Megatron | runs | whole: tokens are gathered before a split layer and their parts scattered behind it |
-//! | Ulysses | runs | of some heads over all tokens, by [`mappings::all_to_all`](crate::mappings::all_to_all) |
-//! | ring | zig-zag | of all heads, keys and values going around ([`ring`]) |
+//! | Megatron | contiguous | over all tokens: an all-gather before a tensor-parallel layer, a reduce-scatter after it |
+//! | Ulysses | contiguous | over all tokens for some of the heads, by [`mappings::all_to_all`](crate::mappings::all_to_all) |
+//! | ring | zig-zag | for all heads, with keys and values passed around the ring ([`ring`]) |
 //!
 //! (Korthikanti et al. 2022, arXiv 2205.05198; Jacobs et al. 2023, arXiv 2309.14509; Liu et al. 2023, arXiv
 //! 2310.01889, with the order of Brandon et al. 2023, arXiv 2311.09431, section 3.) Every rank gets the same
-//! number of tokens. If the count does not divide, the last tokens are repeated as padding; the padding
-//! reaches neither the attention of real tokens nor the loss. Knows no layer.
+//! number of tokens. If the tokens cannot be split evenly, the last ones are repeated as padding; the padding
+//! reaches neither the attention of real tokens nor the loss. This module knows no layer.
 
 pub mod ring;
 
 use crate::comm::ProcessGroup;
 
-/// How the tokens of a batch are cut.
+/// How the tokens of a batch are split over the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SequenceOrder {
-    /// One run of the flat batch for each rank.
+    /// One contiguous range of the flat batch per rank.
     Contiguous,
-    /// Of each row, `2 P` chunks: the `r`-th from its begin and the `r`-th from its end for rank `r`. Under a causal mask all ranks
-    /// then have as much to do.
+    /// Each row is split into `2 P` chunks; rank `r` gets the `r`-th chunk from the start and the `r`-th from
+    /// the end. This balances the work of all ranks under a causal mask.
     ZigZag,
 }
 
-/// The part of one rank.
+/// The tokens of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceShard {
     order: SequenceOrder,
@@ -34,12 +35,12 @@ pub struct SequenceShard {
 }
 
 impl SequenceShard {
-    /// The part of this process in `group`.
+    /// The shard of this process in `group`.
     pub fn new(order: SequenceOrder, group: &ProcessGroup) -> Self {
         Self { order, ranks: group.size() as i64, rank: group.rank() as i64 }
     }
 
-    /// The tokens of each rank, of rows with these lengths.
+    /// The number of tokens per rank for rows of these lengths.
     pub fn local_len(&self, lengths: &[i64]) -> i64 {
         match self.order {
             SequenceOrder::Contiguous => ceil(lengths.iter().sum(), self.ranks),
@@ -47,12 +48,12 @@ impl SequenceShard {
         }
     }
 
-    /// The tokens of a chunk of each row, in zig-zag order.
+    /// The number of tokens per chunk for each row, in zig-zag order.
     pub fn chunk_lens(&self, lengths: &[i64]) -> Vec<i64> {
         lengths.iter().map(|&length| ceil(length, 2 * self.ranks)).collect()
     }
 
-    /// The tokens of this rank, as places in the flat batch.
+    /// The tokens of this rank, as indices into the flat batch.
     pub fn local_indices(&self, lengths: &[i64]) -> Vec<i64> {
         let all = lengths.iter().sum::<i64>();
         match self.order {
@@ -86,7 +87,8 @@ impl SequenceShard {
         counts
     }
 
-    /// Where each token of the flat batch lies when the parts of all ranks are laid end to end; `None` if just there.
+    /// The index of each token of the flat batch in the concatenated shards of all ranks; `None` if the order
+    /// is the same.
     pub fn unshard_indices(&self, lengths: &[i64]) -> Option<Vec<i64>> {
         if self.order == SequenceOrder::Contiguous {
             return None;

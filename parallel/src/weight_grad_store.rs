@@ -1,7 +1,9 @@
-//! Products whose backward pass makes the gradient of the input at once and that of the weight later.
+//! Linear layers whose backward pass computes the input gradient at once and the weight gradient later.
 //!
-//! A pipeline has idle time, and what nobody waits for can be done then (Qi et al. 2024, arXiv 2401.10241). Within [`with_deferred_weight_grads`], the
-//! backward pass of a [`linear_deferring_weight_grad`] leaves what the gradient of its weight needs in the collection. Knows no layer and no schedule.
+//! A pipeline has idle time, in which deferred weight gradients can be computed (Qi et al. 2024, arXiv
+//! 2401.10241). Within [`with_deferred_weight_grads`], the backward pass of a
+//! [`linear_deferring_weight_grad`] puts the tensors that the weight gradient needs into a
+//! [`WeightGradStore`]. This module knows no layer and no schedule.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,11 +13,11 @@ use tch::{Tensor, no_grad};
 
 use crate::{Error, Parameter};
 
-/// What was put off.
+/// The deferred weight gradients.
 #[derive(Clone, Default)]
 pub struct WeightGradStore(Arc<Mutex<Vec<DeferredWeightGrad>>>);
 
-/// The product of one weight: `dW` is `grad^T x`, or `x^T grad` of a weight that is stored the other way round.
+/// One deferred weight gradient: `grad^T x`, or `x^T grad` for a weight that is stored as `[in, out]`.
 struct DeferredWeightGrad {
     weight: Tensor,
     x: Tensor,
@@ -27,7 +29,7 @@ thread_local! {
     static CURRENT: RefCell<Option<WeightGradStore>> = const { RefCell::new(None) };
 }
 
-/// Runs `body`, in which the products of this thread put their gradients off to `collection`.
+/// Runs `body`; the linear layers that this thread runs in it defer their weight gradients to `collection`.
 pub fn with_deferred_weight_grads<T>(collection: &WeightGradStore, body: impl FnOnce() -> T) -> T {
     let before = CURRENT.replace(Some(collection.clone()));
     let result = body();
@@ -35,13 +37,13 @@ pub fn with_deferred_weight_grads<T>(collection: &WeightGradStore, body: impl Fn
     result
 }
 
-/// Whether the products of this thread put their gradients off.
+/// Whether linear layers on this thread defer their weight gradients.
 pub fn is_deferring() -> bool {
     CURRENT.with_borrow(Option::is_some)
 }
 
-/// `x W^T`, or `x W` for a weight `[in, out]`, whose weight's gradient is put off; `None` where nobody collects, or nothing is to be
-/// put off.
+/// Computes `x W^T`, or `x W` for a weight `[in, out]`, and defers the weight gradient. Returns `None` if no
+/// store is active or if there is no weight gradient to defer.
 pub fn linear_deferring_weight_grad(
     x: &Tensor,
     weight: &Tensor,
@@ -70,7 +72,7 @@ pub fn linear_deferring_weight_grad(
 }
 
 impl WeightGradStore {
-    /// Makes the gradients, each with the index of its weight among `parameters`.
+    /// Computes the deferred gradients and returns each with the index of its weight among `parameters`.
     pub fn flush<'a>(&self, parameters: &'a [Parameter]) -> impl Iterator<Item = (usize, Tensor)> + 'a {
         let waiting = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         waiting.into_iter().map(|DeferredWeightGrad { weight, x, grad, is_conv1d }| {

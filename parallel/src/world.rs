@@ -1,12 +1,12 @@
-//! All processes of a job: who they are, where they meet, and the groups that they form.
+//! All processes of a job: their ranks, their rendezvous, and the process groups that they form.
 //!
-//! A launcher tells each process its place by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`
-//! (torchrun, and this program's own); SLURM and Open MPI say it in words of their own, which [`RankInfo::from_environment`] knows
-//! too. The processes meet at a store that rank 0 serves, or that the launcher serves already
-//! ([`crate::rendezvous`]).
+//! A launcher sets `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` for each process (torchrun and this
+//! program's own launcher do). SLURM and Open MPI use environment variables of their own, which
+//! [`RankInfo::from_environment`] reads as well. The processes meet at a store, which either rank 0 or the
+//! launcher serves ([`crate::rendezvous`]).
 //!
-//! Groups are formed by all of their ranks, in the same order everywhere: over shared memory where all live on one host,
-//! over TCP otherwise, and over NCCL for tensors of GPUs.
+//! All ranks of a group create it together, and every rank creates its groups in the same order. A group uses
+//! shared memory if all of its ranks run on one host, TCP otherwise, and NCCL for GPU tensors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,17 +23,17 @@ use crate::comm::{Backend, ProcessGroup};
 use crate::rendezvous::{self, JOB_SECRET, open_store};
 use crate::{Axis, Error, Mesh, SysError};
 
-/// How long ranks wait for one another to come.
+/// How long ranks wait for one another at the rendezvous.
 pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(300);
-/// How long ranks wait for one another in a collective: rank 0 may be writing a large model meanwhile. A rank that died is noticed
-/// at once.
+/// How long ranks wait for one another in a collective. It is long because rank 0 may be writing a large
+/// model meanwhile. A dead rank is noticed at once.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(1800);
-/// How long the rank that serves the store stays for the others to read.
+/// How long the rank that serves the store keeps it open for the others to read.
 const STORE_LINGER: Duration = Duration::from_secs(7);
-/// The shortest wait for a value: none would mean for ever.
+/// The shortest timeout for reading a value; a timeout of zero would mean to wait forever.
 const MIN_WAIT: Duration = Duration::from_millis(10);
 
-/// What moves bytes between ranks.
+/// The transport that moves bytes between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
@@ -42,36 +42,35 @@ pub enum Transport {
     Auto,
     /// Gloo everywhere.
     Gloo,
-    /// Shared memory; refused between hosts.
+    /// Shared memory; an error if a group spans several hosts.
     Shared,
 }
 
-/// Where a process stands in its job, and where the job meets.
+/// The rank of a process in its job, and the address of the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankInfo {
-    /// This process, from 0.
+    /// The rank of this process, from 0.
     pub rank: usize,
-    /// All processes.
+    /// The number of processes.
     pub size: usize,
-    /// The host of the store.
+    /// The host that serves the store.
     pub address: String,
     /// The port of the store.
     pub port: u16,
     /// Whether the launcher serves the store; otherwise rank 0 does.
     pub uses_agent_store: bool,
-    /// Which start of the job this is, where torchrun serves the store and starts the job again; empty
-    /// elsewhere.
+    /// The restart count of the job if torchrun serves the store and restarts the job; empty elsewhere.
     pub restart_count: String,
-    /// What all processes of the job know and nobody else. A process of its own needs none.
+    /// The secret that only the processes of the job know. A single process needs none.
     pub secret: Option<Secret>,
 }
 
-/// The words of one launcher for rank and size.
+/// The environment variables in which one launcher passes rank and world size.
 struct LauncherVars {
     launcher: &'static str,
     rank: &'static str,
     size: &'static str,
-    /// Whether it says the rank to a process that it started by itself, too.
+    /// Whether the launcher also sets the rank for a process that runs alone.
     sets_rank_when_alone: bool,
 }
 
@@ -83,7 +82,7 @@ const LAUNCHERS: [LauncherVars; 4] = [
         size: "OMPI_COMM_WORLD_SIZE",
         sets_rank_when_alone: false,
     },
-    // Before SLURM, in whose shells another launcher may be at work.
+    // MPI comes before SLURM: a SLURM shell may run another launcher, whose variables take precedence.
     LauncherVars { launcher: "MPI", rank: "PMI_RANK", size: "PMI_SIZE", sets_rank_when_alone: false },
     LauncherVars {
         launcher: "SLURM",
@@ -94,7 +93,7 @@ const LAUNCHERS: [LauncherVars; 4] = [
 ];
 
 impl LauncherVars {
-    /// What is wrong where one of the two was said and the other is missing.
+    /// Returns an error if only one of the two variables is set.
     fn incomplete_pair_error(&self, value: &dyn Fn(&str) -> Option<String>) -> Option<Error> {
         let name = match (value(self.rank), value(self.size)) {
             (Some(_), None) if !self.sets_rank_when_alone => self.size,
@@ -107,7 +106,7 @@ impl LauncherVars {
 }
 
 impl RankInfo {
-    /// A process of its own.
+    /// A single process, without a launcher.
     pub fn single() -> Self {
         Self {
             rank: 0,
@@ -125,7 +124,7 @@ impl RankInfo {
         self.rank == 0 && !self.uses_agent_store
     }
 
-    /// What a launcher said, or a process of its own where none did.
+    /// Reads the launcher's variables, or returns a single process if no launcher has set any.
     pub fn from_environment() -> Result<Self, Error> {
         Self::from_vars(&|name| std::env::var(name).ok())
     }
@@ -138,6 +137,7 @@ impl RankInfo {
                 None => Ok(Self::single()),
             };
         };
+
         let number = |name: &'static str| -> Result<Option<usize>, Error> {
             let wrong = |text: String| Error::LauncherVars {
                 launcher: vars.launcher,
@@ -147,6 +147,7 @@ impl RankInfo {
             };
             value(name).map(|text| text.trim().parse().map_err(|_| wrong(text))).transpose()
         };
+
         let size = number(vars.size)?.unwrap_or(1);
         let rank = number(vars.rank)?.unwrap_or(0);
         if rank >= size {
@@ -155,6 +156,7 @@ impl RankInfo {
         if size == 1 {
             return Ok(Self::single());
         }
+
         let uses_agent_store = value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|text| text == "True");
         let address = value("MASTER_ADDR");
         let port = number("MASTER_PORT")?.and_then(|port| u16::try_from(port).ok());
@@ -178,7 +180,7 @@ impl RankInfo {
     }
 }
 
-/// One process among all of a job.
+/// One process of a job, connected to the others.
 #[derive(Clone, Debug)]
 pub struct World {
     rank_info: RankInfo,
@@ -186,7 +188,7 @@ pub struct World {
     interface: String,
     timeout: Duration,
     store: Option<Arc<Store>>,
-    /// Of each rank.
+    /// The host of each rank.
     hosts: Vec<HostInfo>,
 }
 
@@ -196,9 +198,9 @@ struct HostInfo {
     /// Identifies the host: boot id, network namespace and pid namespace. Two ranks can use shared memory
     /// only if this value is equal.
     host: String,
-    /// Its number there.
+    /// The process id on that host.
     pid: u32,
-    /// The cores that it may use.
+    /// The cores that the process may use.
     cores: BTreeSet<usize>,
 }
 
@@ -214,7 +216,7 @@ impl HostInfo {
     }
 }
 
-/// The numbers of a list such as `0-3,8`.
+/// Parses a list of core numbers such as `0-3,8`.
 fn cores(list: &str) -> BTreeSet<usize> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     let range = |part: &str| {
@@ -225,7 +227,7 @@ fn cores(list: &str) -> BTreeSet<usize> {
 }
 
 impl World {
-    /// A process of its own.
+    /// A world of a single process.
     pub fn single() -> Self {
         Self {
             rank_info: RankInfo::single(),
@@ -237,7 +239,8 @@ impl World {
         }
     }
 
-    /// Meets the other processes; says who is missing when they do not come within `timeout`.
+    /// Meets the other processes of the job. The error names the missing ranks if they do not arrive within
+    /// `timeout`.
     pub fn join(rank_info: RankInfo, transport: Transport, timeout: Duration) -> Result<Self, Error> {
         if rank_info.size == 1 {
             return Ok(Self { rank_info, transport, timeout, ..Self::single() });
@@ -260,12 +263,15 @@ impl World {
         Ok(world)
     }
 
-    /// What every rank says of `subject`, in their order; says who is missing when they do not come within the time-out.
+    /// All-gathers one text per rank through the store, in rank order, under the key `subject`. The error
+    /// names the missing ranks if they do not arrive within the timeout.
     pub fn store_all_gather(&self, subject: &str, own: &str) -> Result<Vec<String>, Error> {
         let Some(store) = &self.store else { return Ok(vec![own.to_owned()]) };
+
         let address = || format!("{}:{}", self.rank_info.address, self.rank_info.port);
         let key = |rank: usize| self.key(&format!("{subject}/{rank}"));
         store.set(&key(self.rank_info.rank), own.as_bytes())?;
+
         let until = Instant::now() + self.timeout;
         let mut said = Vec::with_capacity(self.rank_info.size);
         for rank in 0..self.rank_info.size {
@@ -284,8 +290,9 @@ impl World {
             };
             said.push(String::from_utf8_lossy(&bytes).into_owned());
         }
-        // The store may end with rank 0, which therefore stays until everybody has read. Whoever is slower is not waited for: it hears
-        // that the store is gone.
+
+        // The store may disappear when rank 0 exits, so rank 0 stays until all ranks have read, or
+        // `STORE_LINGER` has passed. A rank that is slower than that gets an error.
         let has_read = |rank: usize| self.key(&format!("{subject}/read/{rank}"));
         store.set(&has_read(self.rank_info.rank), &[])?;
         if self.rank_info.rank == 0 {
@@ -298,7 +305,7 @@ impl World {
         Ok(said)
     }
 
-    /// Who has not said anything under its `key`.
+    /// Returns the error that names the ranks which have not yet written their `key`.
     fn missing_ranks_error(&self, store: &Store, key: &dyn Fn(usize) -> String, address: String) -> Error {
         let there = (0..self.rank_info.size).map(|rank| store.check(&key(rank)));
         match there.collect::<Result<Vec<bool>, _>>() {
@@ -312,36 +319,37 @@ impl World {
         }
     }
 
-    /// A key of the store, which the starts of a job before this one have not used.
+    /// The store key of `name`, which no earlier start of the same job has used.
     fn key(&self, name: &str) -> String {
         format!("{}/{name}", self.rank_info.restart_count)
     }
 
-    /// This process' rank.
+    /// The rank of this process.
     pub fn rank(&self) -> usize {
         self.rank_info.rank
     }
 
-    /// All processes.
+    /// The number of processes.
     pub fn size(&self) -> usize {
         self.rank_info.size
     }
 
-    /// The processes, this one among them, that may run on cores of this one.
+    /// The number of processes, including this one, that may run on the same cores as this one.
     pub fn ranks_sharing_cores(&self) -> usize {
         let own = &self.hosts[self.rank_info.rank];
         let shares = |host: &&HostInfo| host.host == own.host && !host.cores.is_disjoint(&own.cores);
         self.hosts.iter().filter(shares).count().max(1)
     }
 
-    /// The group of `ranks`, in this order. Every one of them calls this with the same arguments.
+    /// The process group of `ranks`, in this order. Every one of them calls this function with the same
+    /// arguments.
     pub fn group(&self, name: &str, ranks: &[usize]) -> Result<ProcessGroup, Error> {
         let position = ranks.iter().position(|&rank| rank == self.rank());
         let position = position.ok_or(Error::RankOutOfRange { rank: self.rank(), size: ranks.len() })?;
         if ranks.len() == 1 {
             return Ok(ProcessGroup::single(name, self.rank()));
         }
-        // Groups along one axis share its name; their first rank tells them apart.
+        // All groups along one axis have the same name, so the key contains the first rank of the group.
         let key = self.key(&format!("{name}/{}", ranks[0]));
         let communicator = self.communicator(name, &key, ranks, Device::Cpu)?;
         let (world, owned_name, owned) = (self.clone(), name.to_owned(), ranks.to_vec());
@@ -352,7 +360,7 @@ impl World {
         Ok(ProcessGroup::new(name, ranks.to_vec(), position, Some(communicator), Some(Box::new(connect))))
     }
 
-    /// What moves tensors of `device` between `ranks`, which meet under `key`.
+    /// Connects `ranks`, which meet under `key`, with the backend for tensors of `device`.
     fn communicator(
         &self,
         name: &str,
@@ -362,6 +370,7 @@ impl World {
     ) -> Result<Box<dyn Backend>, Error> {
         let position = ranks.iter().position(|&rank| rank == self.rank());
         let position = position.ok_or(Error::RankOutOfRange { rank: self.rank(), size: ranks.len() })?;
+
         let store = self.store.as_ref().expect("several ranks meet at a store");
         let rank_and_size = [position, ranks.len()];
         let together = ranks.iter().all(|&rank| self.hosts[rank].host == self.hosts[ranks[0]].host);
@@ -371,11 +380,13 @@ impl World {
             collective: "join",
             cause,
         };
+
         if let Device::Cuda(index) = device {
             return Ok(Box::new(
                 NcclGroup::join(store, key, rank_and_size, index, COLLECTIVE_TIMEOUT).map_err(failed)?,
             ));
         }
+
         Ok(match self.transport {
             Transport::Shared if !together => {
                 return Err(Error::SpansHosts { group: name.to_owned(), hosts: self.hosts_of(ranks) });
@@ -388,7 +399,8 @@ impl World {
                 )
             }
             _ => {
-                // On one host the loopback serves; the default asks the name of the host, which may wait for a name server.
+                // One host uses the loopback interface. Gloo's default resolves the host name, which may wait
+                // for a name server.
                 let interface = if together && self.interface.is_empty() { "lo" } else { &self.interface };
                 Box::new(
                     GlooGroup::join(store, key, interface, rank_and_size, COLLECTIVE_TIMEOUT)
@@ -398,6 +410,7 @@ impl World {
         })
     }
 
+    /// Lists the ranks of each host, as in `{0, 1} and {2, 3}`.
     fn hosts_of(&self, ranks: &[usize]) -> String {
         let mut hosts: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for &rank in ranks {
@@ -406,13 +419,13 @@ impl World {
         hosts.values().map(|ranks| format!("{{{}}}", ranks.join(", "))).collect::<Vec<_>>().join(" and ")
     }
 
-    /// The group along each axis of `mesh`, and that of all ranks.
+    /// The process groups of `mesh`: one along each axis, the combined ones, and the group of all ranks.
     pub fn groups(&self, mesh: &Mesh) -> Result<ProcessGroups, Error> {
         ProcessGroups::build(mesh, |name, ranks| self.group(name, ranks))
     }
 }
 
-/// One rank's ends of the groups of a mesh.
+/// The process groups of a mesh that one rank belongs to.
 #[derive(Debug)]
 pub struct ProcessGroups {
     mesh: Mesh,
@@ -428,7 +441,7 @@ pub struct ProcessGroups {
 }
 
 impl ProcessGroups {
-    /// The groups of one process.
+    /// The groups of a single process.
     pub fn single() -> Self {
         let alone = |name: &str| Arc::new(ProcessGroup::single(name, 0));
         let axis_groups = Axis::ALL.iter().map(|axis| alone(axis.name())).collect();
@@ -450,7 +463,8 @@ impl ProcessGroups {
         }
     }
 
-    /// The groups that a process of `mesh` would have: they have sizes and places, and nobody to talk to.
+    /// The groups that a process of `mesh` would have. They have ranks and sizes, but no backend, so they can
+    /// only be used for planning.
     pub fn fake(mesh: &Mesh) -> Self {
         let own = mesh.rank();
         let make = |name: &str, ranks: &[usize]| {
@@ -460,7 +474,7 @@ impl ProcessGroups {
         Self::build(mesh, make).expect("nothing is joined")
     }
 
-    /// The groups of `mesh`, each made from its name and its ranks.
+    /// Builds the groups of `mesh`; `make` creates a group from its name and its ranks.
     fn build(
         mesh: &Mesh,
         make: impl Fn(&str, &[usize]) -> Result<ProcessGroup, Error>,
@@ -470,8 +484,11 @@ impl ProcessGroups {
         for axis in Axis::ALL {
             axis_groups.push(Arc::new(make(axis.name(), &mesh.group(&[axis]))?));
         }
-        // A group along several axes, or along the one of them that has more than one rank. What the gradients take has a group of its
-        // own where tokens are shared: they travel while that one is at work.
+
+        // Combined groups span several axes. If only one of these axes has more than one rank, the group of
+        // that axis is shared, unless `apart` is set. Gradient all-reduces run while collectives over the
+        // sequence and expert axes are under way, so the weight-replica groups need communicators of their
+        // own when one of these axes is in use.
         let joined = |name: &str, axes: &[Axis], apart: bool| -> Result<Arc<ProcessGroup>, Error> {
             let mut wide = axes.iter().filter(|&&axis| mesh.size(axis) > 1);
             match (wide.next(), wide.next()) {
@@ -480,6 +497,7 @@ impl ProcessGroups {
                 _ => Ok(Arc::new(make(name, &mesh.group(axes))?)),
             }
         };
+
         let apart = mesh.size(Axis::Sequence) > 1 || mesh.size(Axis::Expert) > 1;
         let tensor = joined("tensor", &Axis::TENSOR, false)?;
         let data = joined("data-parallel", &[Axis::Data, Axis::Expert], false)?;
@@ -488,6 +506,8 @@ impl ProcessGroups {
         let weight_replicas = joined("weight-replicas", &[Axis::Data, Axis::Sequence], apart)?;
         let loss_group = joined("loss", &[Axis::Pipeline, Axis::Data, Axis::Expert], false)?;
         let model_parallel_group = joined("model-parallel", &[Axis::Pipeline, Axis::Expert], false)?;
+
+        // The embedding group holds the first and the last stage, which share a tied embedding.
         let (stages, stage) = (mesh.group(&[Axis::Pipeline]), mesh.coordinate(Axis::Pipeline));
         let embedding_group = match stages.as_slice() {
             [first, .., last] if stage == 0 || stage + 1 == stages.len() => {
@@ -495,6 +515,7 @@ impl ProcessGroups {
             }
             _ => None,
         };
+
         let (mesh, world) = (mesh.clone(), make("world", &everyone)?);
         Ok(Self {
             mesh,
@@ -515,7 +536,7 @@ impl ProcessGroups {
         &self.mesh
     }
 
-    /// All ranks.
+    /// The group of all ranks.
     pub fn world(&self) -> &ProcessGroup {
         &self.world
     }
@@ -525,17 +546,17 @@ impl ProcessGroups {
         &self.axis_groups[axis as usize]
     }
 
-    /// Those who train on different rows of a step.
+    /// The ranks that train on different rows of a step.
     pub fn data_parallel(&self) -> &ProcessGroup {
         &self.data
     }
 
-    /// Those who hold other experts of the same layers.
+    /// The ranks that hold the other experts of the same layers.
     pub fn expert_parallel(&self) -> &Arc<ProcessGroup> {
         self.axis_group(Axis::Expert)
     }
 
-    /// Those who train on different tokens of the same rows.
+    /// The ranks that train on different tokens of the same rows.
     pub fn sequence_parallel(&self) -> &Arc<ProcessGroup> {
         self.axis_group(Axis::Sequence)
     }
@@ -557,12 +578,13 @@ impl ProcessGroups {
         &self.model_parallel
     }
 
-    /// Those who hold the other layers of the same model.
+    /// The ranks that hold the other layers of the same model.
     pub fn pipeline_parallel(&self) -> &Arc<ProcessGroup> {
         self.axis_group(Axis::Pipeline)
     }
 
-    /// The ranks with the first and the last layers, if this is one of two.
+    /// The ranks with the first and the last layers; `None` if this rank has neither or if there is only one
+    /// stage.
     pub fn embedding(&self) -> Option<&Arc<ProcessGroup>> {
         self.embedding.as_ref()
     }
@@ -573,7 +595,7 @@ impl ProcessGroups {
         &self.loss_group
     }
 
-    /// Those who hold parts of the same weights.
+    /// The ranks that hold shards of the same weights.
     pub fn tensor_parallel(&self) -> &Arc<ProcessGroup> {
         &self.tensor
     }
@@ -584,7 +606,7 @@ impl ProcessGroups {
         self.weight_replicas.rank() == 0
     }
 
-    /// Whether this process speaks for all: writes files, tells people.
+    /// Whether this is rank 0, which writes files and prints messages for the whole job.
     pub fn is_rank_zero(&self) -> bool {
         self.world.rank() == 0
     }

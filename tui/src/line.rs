@@ -1,10 +1,12 @@
-//! The line chat: replies streamed to standard output as they come, without taking over the screen.
+//! The line chat: streams replies to standard output as they are generated, without taking over the screen.
 //!
-//! On a terminal each turn begins with a prompt marker; off it standard output carries the answers and nothing else, each
-//! ended by one line feed. Statistics and notices go to standard error. Replies are made harmless by
-//! [`text::Sanitizer`] in both cases, since what is piped today is shown tomorrow; `generate --output` keeps exact text.
+//! On a terminal each turn begins with a prompt marker. Off a terminal, standard output holds only the
+//! answers, each ended by one line feed. Statistics and notices go to standard error. [`text::Sanitizer`]
+//! sanitizes replies in both cases, because piped output may be shown on a terminal later; `generate
+//! --output` keeps the exact text.
 //!
-//! Knows nothing of models or history: text comes in, bytes go out. Incomplete UTF-8 is the caller's to hold back.
+//! This module knows no models and no history: it takes text and writes bytes. The caller must hold back
+//! incomplete UTF-8.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -15,20 +17,20 @@ use ratatui::text::{Line, Span};
 use crate::terminal::paint;
 use crate::{number, text};
 
-/// What was measured while one reply was made.
+/// Measurements of the generation of one reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statistics {
-    /// Tokens of the whole prompt, history included.
+    /// Tokens of the full prompt, including the history.
     pub prompt_tokens: u64,
     /// Tokens of the reply.
     pub new_tokens: u64,
-    /// The longest context of the model, tokens.
+    /// The context length of the model, in tokens.
     pub context: u64,
-    /// From the request to the first token of the reply.
+    /// Time from the request to the first token of the reply.
     pub first_token: Duration,
-    /// From the request to the last token of the reply.
+    /// Time from the request to the last token of the reply.
     pub total: Duration,
-    /// Why the reply ended, such as `stop` or `length`.
+    /// The reason why the reply ended, such as `stop` or `length`.
     pub finish_reason: String,
 }
 
@@ -40,18 +42,18 @@ impl Statistics {
     }
 }
 
-/// How the two sinks are to be treated.
+/// How to write to the two sinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TerminalStyle {
-    /// Standard output is a terminal on which somebody types.
+    /// Whether standard output is a terminal at which a user types.
     pub interactive: bool,
-    /// Colour standard output.
+    /// Whether to colour standard output.
     pub color_output: bool,
-    /// Colour standard error.
+    /// Whether to colour standard error.
     pub color_error: bool,
 }
 
-/// Writes a conversation line by line. `O` takes the answers, `E` everything about them.
+/// Writes a conversation line by line. `O` receives the answers, `E` receives statistics and notices.
 #[derive(Debug)]
 pub struct LineChat<O, E> {
     output: O,
@@ -62,12 +64,12 @@ pub struct LineChat<O, E> {
 }
 
 impl<O: Write, E: Write> LineChat<O, E> {
-    /// A chat that has written nothing yet.
+    /// Creates a chat that has written nothing yet.
     pub fn new(output: O, error: E, look: TerminalStyle) -> Self {
         Self { output, error, look, sanitizer: text::Sanitizer::default(), at_line_start: true }
     }
 
-    /// Shows the marker after which the user types; off a terminal nothing.
+    /// Writes the prompt marker. Off a terminal it writes nothing.
     pub fn prompt(&mut self) -> io::Result<()> {
         if !self.look.interactive {
             return Ok(());
@@ -77,13 +79,14 @@ impl<O: Write, E: Write> LineChat<O, E> {
         self.output.flush()
     }
 
-    /// The next piece of the reply, shown at once.
+    /// Writes the next piece of the reply at once.
     pub fn push(&mut self, piece: &str) -> io::Result<()> {
         let harmless = self.sanitizer.push(piece);
         self.emit(&harmless)
     }
 
-    /// Ends the reply with exactly one line feed, on a terminal also with an empty line, and writes its statistics.
+    /// Ends the reply with exactly one line feed and writes its statistics. On a terminal it also writes an
+    /// empty line.
     pub fn finish(&mut self, statistics: Option<&Statistics>) -> io::Result<()> {
         let held_back = self.sanitizer.finish();
         self.emit(held_back)?;
@@ -100,7 +103,7 @@ impl<O: Write, E: Write> LineChat<O, E> {
         Ok(())
     }
 
-    /// A message about the chat itself, on standard error, on a line of its own.
+    /// Writes a message about the chat itself to standard error, on its own line.
     pub fn notice(&mut self, message: &str) -> io::Result<()> {
         if self.look.interactive && !self.at_line_start {
             self.emit("\n")?;
@@ -173,7 +176,7 @@ mod tests {
         chat.finish(Some(&statistics())).unwrap();
         let (output, error) = written(chat);
         assert_eq!(output, "forty-two\n");
-        // 47 tokens after the first in 1.25 s are 37.6 a second.
+        // 47 tokens after the first in 1.25 s are 37.6 tokens per second.
         assert_eq!(error, "ctx 60/4096 · 48 tokens · first 0.1s · 38 tok/s · stop\n");
     }
 

@@ -1,8 +1,9 @@
-//! Figures for people: short, of steady width, never more digits than they are worth.
+//! Formats numbers for people: short, of nearly constant width, with no more digits than are useful.
 
 use std::time::Duration;
 
-/// A count or a rate with three digits at most: `7.5`, `980`, `1.2k`, `34k`, `5.1M`. Not finite: `–`.
+/// Formats a count or a rate with at most three digits: `7.5`, `980`, `1.2k`, `34k`, `5.1M`. Values that are
+/// not finite become `–`.
 pub fn count(value: f64) -> String {
     if !value.is_finite() {
         return "–".into();
@@ -17,7 +18,7 @@ pub fn count(value: f64) -> String {
     if fits_ten && !whole { format!("{scaled:.1}{unit}") } else { format!("{scaled:.0}{unit}") }
 }
 
-/// A count with its noun: `1 step`, `83 steps`, `2 replies`.
+/// Formats a count with its noun: `1 step`, `83 steps`, `2 replies`.
 pub fn counted(count: u64, noun: &str) -> String {
     match (count, noun.strip_suffix('y')) {
         (1, _) => format!("1 {noun}"),
@@ -26,7 +27,7 @@ pub fn counted(count: u64, noun: &str) -> String {
     }
 }
 
-/// A duration in its two largest units: `0.4s`, `45s`, `3m12s`, `1h04m`, `2d03h`.
+/// Formats a duration in its two largest units: `0.4s`, `45s`, `3m12s`, `1h04m`, `2d03h`.
 pub fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     if seconds < 9.95 {
@@ -41,7 +42,7 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
-/// A metric with about four digits: `42`, `1.234`, `0.0521`, `3.00e-4`, `NaN`.
+/// Formats a metric with about four digits: `42`, `1.234`, `0.0521`, `3.00e-4`, `NaN`.
 pub fn metric(value: f64) -> String {
     let size = value.abs();
     match size {

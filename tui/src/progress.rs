@@ -1,12 +1,15 @@
-//! The display of a training stage: on a terminal one block that is redrawn in place, off it plain lines now and then.
+//! The progress display of a training stage: on a terminal a block that is redrawn in place, otherwise
+//! occasional plain lines.
 //!
-//! A frame is one write: cursor to the top of the block, each line followed by "erase to the end of the line", then "erase
-//! below". The cursor is never hidden and every style ends within its line, so between two writes the terminal is always in
-//! its ordinary state with the cursor below the block: a panic or a kill leaves nothing to restore. Redraws come at most ten
-//! times a second. When the terminal was made narrower the old block has been rewrapped, and its height is reckoned anew.
+//! A frame is one write: it moves the cursor to the top of the block, writes each line followed by "erase to
+//! the end of the line", and ends with "erase below". The cursor is never hidden and every style ends within
+//! its line. Between two writes the terminal is therefore always in its normal state with the cursor below
+//! the block, and a panic or a kill leaves nothing to restore. The block is redrawn at most ten times per
+//! second. A terminal that became narrower has rewrapped the old block, so the height of the block is
+//! recomputed before each redraw.
 //!
-//! Anything else that is to appear while a stage runs goes through [`Progress::message`]. Knows steps and named numbers, not
-//! what they mean.
+//! All other output during a stage must use [`Progress::message`]. This module knows steps and named numbers,
+//! but not what they mean.
 
 mod rate;
 mod stage;
@@ -26,48 +29,48 @@ use stage::{Stage, fit};
 /// Time between two redraws of the live block.
 const FRAME: Duration = Duration::from_millis(100);
 
-/// Time since some fixed moment.
+/// A clock: the time since some fixed moment.
 type Clock = Box<dyn FnMut() -> Duration + Send>;
 
-/// Shows the stages of a run one after another on `sink`, which is standard error as a rule.
+/// Shows the stages of a run one after another on `sink`, usually standard error.
 pub struct Progress<W: Write> {
     sink: W,
     mode: Mode,
     clock: Clock,
-    /// Number of stages of the run, and of those begun or skipped.
+    /// Number of stages of the run, and number of stages begun or skipped.
     stages: usize,
     begun: usize,
-    /// What the steps of the next stage are called.
+    /// The name of one step of the next stage.
     unit: &'static str,
     stage: Option<Stage>,
-    /// Widths of the lines of the block on screen.
+    /// Widths of the lines of the block on the screen.
     drawn: Vec<usize>,
-    /// When, and at which step, the stage was last written.
+    /// The time and the step of the last write for this stage.
     written: Option<(Duration, u64)>,
 }
 
 impl<W: Write> Progress<W> {
-    /// A display for a run of one stage.
+    /// Creates a display for a run of one stage.
     pub fn new(sink: W, mode: Mode) -> Self {
         let origin = Instant::now();
         Self::with_clock(sink, mode, move || origin.elapsed())
     }
 
-    /// As [`Progress::new`], with the time taken from `clock`, which must not run backwards.
+    /// Like [`Progress::new`], with the time taken from `clock`, which must not run backwards.
     pub fn with_clock(sink: W, mode: Mode, clock: impl FnMut() -> Duration + Send + 'static) -> Self {
         let clock = Box::new(clock);
         let unit = "step";
         Self { sink, mode, clock, stages: 1, begun: 0, unit, stage: None, drawn: Vec::new(), written: None }
     }
 
-    /// The same display for a run of `stages` stages, which are numbered as `[2/5] sft`.
+    /// Sets the number of stages of the run; stages are then numbered as in `[2/5] sft`.
     #[must_use]
     pub fn of_stages(mut self, stages: usize) -> Self {
         self.stages = stages;
         self
     }
 
-    /// The same display for a run of `stages` stages of which the next is number `next` (from 1).
+    /// Sets the number of stages of the run; the next stage has number `next` (from 1).
     #[must_use]
     pub fn starting_at_stage(mut self, next: usize, stages: usize) -> Self {
         self.stages = stages;
@@ -75,17 +78,17 @@ impl<W: Write> Progress<W> {
         self
     }
 
-    /// What the steps of the stages from here on are called, in the singular: `step` unless told.
+    /// Sets the name of one step for the following stages, in the singular. The default is `step`.
     pub fn call_steps(&mut self, unit: &'static str) {
         self.unit = unit;
     }
 
-    /// Begins a stage of `total` steps; a stage still running is finished first.
+    /// Begins a stage of `total` steps. A stage that is still running is finished first.
     pub fn start(&mut self, stage: &str, total: u64) -> io::Result<()> {
         self.start_at(stage, total, 0)
     }
 
-    /// Begins a stage of which `step` of `total` steps are done already, as after a resume.
+    /// Begins a stage of `total` steps with `step` steps already done, for example after a resume.
     pub fn start_at(&mut self, stage: &str, total: u64, step: u64) -> io::Result<()> {
         self.finish()?;
         let label = self.next_label(stage);
@@ -106,21 +109,22 @@ impl<W: Write> Progress<W> {
         if matches!(self.mode.layout, Layout::Live(_)) { self.write_if_due(now) } else { Ok(()) }
     }
 
-    /// Counts a stage that need not run, and says why, such as `already done`.
+    /// Counts a stage that does not need to run, and shows the reason, such as `already done`.
     pub fn skip(&mut self, stage: &str, why: &str) -> io::Result<()> {
         self.finish()?;
         let label = self.next_label(stage);
         self.keep(&Line::from(vec![label.bold(), format!("  {}", text::single_line(why)).dim()]))
     }
 
-    /// Adds tokens to those that the next update stands for.
+    /// Adds tokens to the count of the next update.
     pub fn count_tokens(&mut self, tokens: u64) {
         if let Some(stage) = &mut self.stage {
             stage.tokens += tokens;
         }
     }
 
-    /// `step` steps are done, and these are their figures, the most telling first: the first gets the sparkline.
+    /// Records that `step` steps are done, with their metrics. The most important metric comes first and gets
+    /// the sparkline.
     pub fn update(&mut self, step: u64, metrics: &[(&str, f64)]) -> io::Result<()> {
         let now = (self.clock)();
         let Some(stage) = &mut self.stage else { return Ok(()) };
@@ -128,30 +132,30 @@ impl<W: Write> Progress<W> {
         self.write_if_due(now)
     }
 
-    /// Lets the clock on screen move on during a long step.
+    /// Updates the elapsed time on the screen during a long step.
     pub fn tick(&mut self) -> io::Result<()> {
         let now = (self.clock)();
         if matches!(self.mode.layout, Layout::Live(_)) { self.write_if_due(now) } else { Ok(()) }
     }
 
-    /// Writes a line that stays, above the live block.
+    /// Writes a permanent line above the live block.
     pub fn message(&mut self, message: &str) -> io::Result<()> {
         self.keep(&Line::from(text::single_line(message)))?;
         self.written = self.written.filter(|_| matches!(self.mode.layout, Layout::Lines(_)));
         self.tick()
     }
 
-    /// Ends the stage; one line of it stays. Without a stage nothing happens.
+    /// Ends the stage and leaves a one-line summary. Does nothing without a stage.
     pub fn finish(&mut self) -> io::Result<()> {
         self.end(None)
     }
 
-    /// Ends the stage early; one line with the reason stays.
+    /// Ends the stage early and leaves one line with the reason.
     pub fn fail(&mut self, reason: &str) -> io::Result<()> {
         self.end(Some(&text::single_line(reason)))
     }
 
-    /// The sink, with the stage that was running left as it was last written.
+    /// Returns the sink. A running stage stays on the screen as last written.
     pub fn into_sink(self) -> W {
         self.sink
     }
@@ -178,10 +182,12 @@ impl<W: Write> Progress<W> {
             }
             (Layout::Lines(Every::Steps(steps)), Some((_, last))) => stage.step.saturating_sub(last) >= steps,
         };
+
         if !due {
             return Ok(());
         }
         self.written = Some((now, stage.step));
+
         match self.mode.layout {
             Layout::Lines(_) => {
                 let line = stage.log_line(now);
@@ -189,7 +195,8 @@ impl<W: Write> Progress<W> {
             }
             Layout::Live(columns) => {
                 let columns = columns.get();
-                // The last column stays free: a full line would leave some cursors hanging at its end.
+                // The last column stays free, because some terminals keep the cursor at the end of a full
+                // line.
                 let block = stage.block(now, columns.saturating_sub(1).max(1));
                 self.draw(&block, columns)
             }
@@ -208,7 +215,7 @@ impl<W: Write> Progress<W> {
         self.sink.flush()
     }
 
-    /// Writes a line that stays. The block on screen goes; the next redraw puts it below.
+    /// Writes a permanent line in place of the block. The next redraw puts the block below it.
     fn keep(&mut self, line: &Line<'_>) -> io::Result<()> {
         if let Layout::Live(columns) = self.mode.layout {
             let columns = columns.get();

@@ -1,8 +1,9 @@
-//! What the terminal at hand can do, and painting styled lines for it.
+//! Detects what the terminal can do, and converts styled lines to text for it.
 //!
-//! Colour follows the conventions of no-color.org and bixense.com/clicolors, in this order: a non-empty `NO_COLOR` forbids it,
-//! `CLICOLOR_FORCE` other than `0` demands it even off a terminal, `CLICOLOR=0` and `TERM=dumb` forbid it, and otherwise a
-//! terminal has it. The cursor is moved only on a terminal whose `TERM` is set and not `dumb`.
+//! Colour follows the conventions of no-color.org and bixense.com/clicolors, in this order: a non-empty
+//! `NO_COLOR` disables it; `CLICOLOR_FORCE` other than `0` enables it even off a terminal; `CLICOLOR=0` and
+//! `TERM=dumb` disable it; otherwise it is on for a terminal. The cursor is moved only on a terminal whose
+//! `TERM` is set and not `dumb`.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -12,7 +13,8 @@ use ratatui::crossterm::terminal;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 
-/// The environment variables that decide how to write. Tests fill it in; programs call [`Environment::read`].
+/// The environment variables that control the output. Tests set them directly; programs call
+/// [`Environment::read`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
     /// `NO_COLOR`.
@@ -26,14 +28,14 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// The environment of this process.
+    /// Reads the environment of this process.
     pub fn read() -> Self {
         let [no_color, clicolor, clicolor_force, term] =
             ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TERM"].map(std::env::var_os);
         Self { no_color, clicolor, clicolor_force, term }
     }
 
-    /// Whether to colour what goes to a sink that is, or is not, a terminal.
+    /// Whether to colour the output to a sink. `is_terminal` says whether the sink is a terminal.
     pub fn color(&self, is_terminal: bool) -> bool {
         let is_set = |value: &Option<OsString>| value.as_deref().is_some_and(|value| !value.is_empty());
         let is_zero = |value: &Option<OsString>| value.as_deref() == Some(OsStr::new("0"));
@@ -54,41 +56,42 @@ impl Environment {
 /// How to show progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
-    /// One block redrawn in place, or lines.
+    /// The layout of the display.
     pub layout: Layout,
-    /// Whether to colour it.
+    /// Whether to colour the display.
     pub color: bool,
 }
 
-/// One block redrawn in place, or lines that stay.
+/// A block that is redrawn in place, or permanent lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// A block of this many columns.
+    /// A block with this width.
     Live(Columns),
-    /// A line as often as this.
+    /// Lines written this often.
     Lines(Every),
 }
 
 /// Where the width of the terminal comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Columns {
-    /// Asked of the terminal at each redraw; 80 where it does not say.
+    /// The terminal is queried at each redraw; the width is 80 if it does not report one.
     Terminal,
-    /// Given.
+    /// A fixed number of columns.
     Fixed(u16),
 }
 
 /// How often a line is written off a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Every {
-    /// At most once in this time.
+    /// At most once per this interval.
     Interval(Duration),
-    /// Once in this many steps.
+    /// Once per this many steps.
     Steps(u64),
 }
 
 impl Mode {
-    /// The mode for a sink that is, or is not, a terminal; lines come every ten seconds.
+    /// The mode for a sink. `is_terminal` says whether the sink is a terminal; if not, a line is written
+    /// every ten seconds.
     pub fn detect(is_terminal: bool, environment: &Environment) -> Self {
         let layout = if is_terminal && environment.moves_cursor() {
             Layout::Live(Columns::Terminal)
@@ -110,8 +113,8 @@ impl Columns {
     }
 }
 
-/// `line` as text, with SGR sequences around its styled spans if `color`. Each span ends in the plain style, so a cut-off
-/// output never leaves a terminal coloured beyond one span.
+/// Converts `line` to text, with SGR sequences around its styled spans if `color` is set. Each span ends by
+/// resetting the style, so truncated output colours at most one span.
 pub fn paint(line: &Line<'_>, color: bool) -> String {
     let mut painted = String::new();
     for span in &line.spans {
@@ -125,7 +128,8 @@ pub fn paint(line: &Line<'_>, color: bool) -> String {
     painted
 }
 
-/// The SGR parameters (ECMA-48, 8.3.117) of the styles used in this crate: bold, dim and the sixteen named colours.
+/// The SGR parameters (ECMA-48, 8.3.117) of the styles used in this crate: bold, dim and the sixteen named
+/// colours.
 fn sgr(style: Style) -> String {
     let mut codes = Vec::new();
     if style.add_modifier.contains(Modifier::BOLD) {

@@ -1,23 +1,27 @@
-//! Text from models and files on its way to a terminal: made harmless, measured in cells, cut and wrapped.
+//! Prepares text from models and files for a terminal: sanitizes it, measures it in cells, truncates and
+//! wraps it.
 //!
-//! A terminal obeys the control characters that it is sent, so a reply may move the cursor, retitle the window or fill the
-//! clipboard (OSC 52). Here every control character except line feed and tab becomes the picture that Unicode has for it
-//! (U+2400 and following), and so do C1 controls and bidirectional overrides (Boucher and Anderson 2021, arXiv 2111.00169)
-//! become U+FFFD: with its escape character gone, the rest of a sequence is plain text. Nothing is silently dropped.
+//! A terminal obeys the control characters that it receives, so a reply may move the cursor, change the
+//! window title or fill the clipboard (OSC 52). This module replaces every control character except line feed
+//! and tab by its Unicode picture (U+2400 and following). C1 controls and bidirectional overrides (Boucher
+//! and Anderson 2021, arXiv 2111.00169) become U+FFFD. Without its escape character, the rest of an escape
+//! sequence is plain text. Nothing is silently dropped.
 //!
-//! Widths are those of `unicode-width` (UAX 11); text is cut only between grapheme clusters (UAX 29).
+//! Widths are computed by `unicode-width` (UAX 11). Text is cut only between grapheme clusters (UAX 29).
 
 use unicode_segmentation::UnicodeSegmentation;
 use unicode_width::UnicodeWidthStr;
 
-/// Makes a stream of text harmless piece by piece; a carriage return may be split from its line feed.
+/// Sanitizes a stream of text piece by piece. A carriage return and its line feed may arrive in different
+/// pieces.
 #[derive(Debug, Default)]
 pub struct Sanitizer {
     carriage_return: bool,
 }
 
 impl Sanitizer {
-    /// The harmless form of the next piece. `\r\n` becomes `\n`; a lone `\r` becomes visible, once its successor is known.
+    /// Sanitizes the next piece. `\r\n` becomes `\n`; a lone `\r` becomes visible as soon as the next
+    /// character is known.
     pub fn push(&mut self, piece: &str) -> String {
         let mut harmless = String::with_capacity(piece.len());
         for character in piece.chars() {
@@ -32,30 +36,30 @@ impl Sanitizer {
         harmless
     }
 
-    /// What was held back, at the end of the stream.
+    /// Returns the text that was held back, at the end of the stream.
     pub fn finish(&mut self) -> &'static str {
         if std::mem::take(&mut self.carriage_return) { "␍" } else { "" }
     }
 }
 
-/// The harmless form of a whole text; line feeds and tabs stay.
+/// Sanitizes a full text. Line feeds and tabs stay.
 pub fn sanitize(text: &str) -> String {
     let mut sanitizer = Sanitizer::default();
     let harmless = sanitizer.push(text);
     harmless + sanitizer.finish()
 }
 
-/// The harmless form of a text on one line: line feeds become `↵`, tabs a space.
+/// Sanitizes a text and puts it on one line: line feeds become `↵`, tabs a space.
 pub fn single_line(text: &str) -> String {
     sanitize(text).replace('\n', "↵").replace('\t', " ")
 }
 
-/// Cells that one line of harmless text takes.
+/// The width of one line of sanitized text, in cells.
 pub fn width(text: &str) -> usize {
     text.width()
 }
 
-/// `text` if it fits into `columns` cells, else as much of it as fits before a `…`.
+/// Returns `text` if it fits into `columns` cells, otherwise its beginning followed by `…`.
 pub fn truncate(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -75,9 +79,9 @@ pub fn truncate(text: &str, columns: usize) -> String {
     kept
 }
 
-/// Lines of at most `columns` cells, broken at spaces, beside wide characters (Chinese, Japanese, Korean), and within a
-/// word only when it is longer than a line. Line feeds are kept, the space at a break is not. Only a single character
-/// wider than `columns` can be wider than asked.
+/// Wraps `text` into lines of at most `columns` cells. Lines break at spaces, next to wide characters
+/// (Chinese, Japanese, Korean), and within a word only if the word is longer than a line. Line feeds are
+/// kept; the space at a break is dropped. Only a single character wider than `columns` can exceed the width.
 pub fn wrap(text: &str, columns: usize) -> Vec<String> {
     text.split('\n').flat_map(|line| wrap_line(&line.replace('\t', "    "), columns.max(1))).collect()
 }
@@ -85,13 +89,15 @@ pub fn wrap(text: &str, columns: usize) -> Vec<String> {
 fn wrap_line(text: &str, columns: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
-    // Byte position up to which `line` may be broken off.
+    // The byte position in `line` where it may be broken.
     let mut breakable = 0;
+
     for grapheme in text.graphemes(true) {
         let wide = width(grapheme) > 1;
         if wide {
             breakable = line.len();
         }
+
         while !line.is_empty() && width(&line) + width(grapheme) > columns {
             if grapheme == " " {
                 break;
@@ -102,12 +108,14 @@ fn wrap_line(text: &str, columns: usize) -> Vec<String> {
             line = rest;
             breakable = 0;
         }
+
         line.push_str(grapheme);
         if wide || grapheme == " " {
             breakable = line.len();
         }
     }
-    // Spaces past the edge were kept only to be dropped here.
+
+    // Spaces past the last column are dropped here.
     let trimmed = if width(&line) > columns { line.trim_end_matches(' ') } else { &line };
     lines.push(trimmed.to_owned());
     lines
@@ -159,7 +167,7 @@ mod tests {
     fn truncation_counts_cells() {
         assert_eq!(truncate("abcdef", 6), "abcdef");
         assert_eq!(truncate("abcdef", 5), "abcd…");
-        // Two cells each: three characters are six cells, two and the dots are five.
+        // Each character takes two cells: three take six cells, and two with the ellipsis take five.
         assert_eq!(truncate("星期三", 6), "星期三");
         assert_eq!(truncate("星期三", 5), "星期…");
         assert_eq!(truncate("星期三", 4), "星…");

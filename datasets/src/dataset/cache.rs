@@ -1,10 +1,10 @@
-//! Tokenised rows on disk, so that the second start of a run need not tokenise again.
+//! Caches tokenised rows on disk, so that a second run with the same data does not tokenise again.
 //!
-//! A file of the cache is named by a hash (two XXH64 with different seeds) of everything that the rows depend
-//! on: the bytes of the data files, the tokenizer with its template, the settings, the version of this
-//! program and of this format. It is written under a temporary name and renamed, so it is whole or absent;
-//! its length and checksum are looked at when it is read, and one that is damaged is made anew. Processes
-//! that want the same rows wait for the one that makes them.
+//! The name of a cache file is a hash (two XXH64 hashes with different seeds) of everything that the rows
+//! depend on: the bytes of the data files, the tokenizer with its chat template, the settings, the kind of
+//! rows, and the version of this program. A cache file is written under a temporary name and then renamed, so
+//! it is either complete or absent. Its magic bytes and checksum are verified when it is read, and a damaged
+//! file is rebuilt. Processes that need the same rows wait for the process that is tokenising them.
 //!
 //! ```text
 //! "colossal-chat rows 1\n" | XXH64 of the rest, little endian | postcard: counts, layouts, notes, rows
@@ -24,30 +24,31 @@ use crate::record::{Layout, Notes, Record};
 use crate::table::atomically;
 use crate::tokenizer::Tokenizer;
 
-/// What a file of the cache begins with.
+/// The magic bytes at the start of a cache file.
 const MAGIC: &[u8] = b"colossal-chat rows 1\n";
 
-/// Where tokenised rows are kept.
+/// A folder of cached tokenised rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache {
     /// The folder.
     pub folder: PathBuf,
-    /// Bytes of all data files from which on the cache is used: a few rows are tokenised sooner than found.
+    /// The smallest total size of the data files, in bytes, for which the cache is used. A few rows are
+    /// tokenised faster than they are looked up.
     pub least_bytes: u64,
 }
 
-/// What part the cache had in loading.
+/// How the cache was used while loading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheUse {
-    /// None.
+    /// The cache was not used.
     Off,
     /// The rows were read from this file.
     Read(PathBuf),
     /// The rows were written to this file.
     Written(PathBuf),
-    /// This file was damaged, and was written anew.
+    /// This file was damaged and has been rebuilt.
     Rebuilt(PathBuf),
-    /// The rows could not be kept, for this reason.
+    /// The rows could not be written, for this reason.
     Failed(String),
 }
 
@@ -59,7 +60,7 @@ struct CachedRows<T> {
 }
 
 impl Cache {
-    /// Whether the files are large enough.
+    /// Whether the data files are large enough for the cache to be used.
     pub(super) fn is_large_enough(&self, paths: &[PathBuf]) -> Result<bool> {
         let mut bytes = 0;
         for path in paths {
@@ -69,7 +70,7 @@ impl Cache {
         Ok(!paths.is_empty() && bytes >= self.least_bytes)
     }
 
-    /// Takes the rows from the cache, or makes them with `read` and keeps them.
+    /// Loads the rows from the cache, or produces them with `read` and writes them to the cache.
     pub(super) fn load<T: TrainingRow>(
         &self,
         paths: &[PathBuf],
@@ -79,10 +80,11 @@ impl Cache {
     ) -> Result<EncodedDataset<T>> {
         let path = self.folder.join(format!("{}.rows", key::<T>(paths, tokenizer, options)?));
         let lock = path.with_extension("lock");
-        // Without a lock, as on some network folders, two processes may make the same rows; neither harms the
-        // other.
+        // Some network file systems have no locks. Without a lock, two processes may tokenise the same rows,
+        // which is harmless.
         let held = fs::create_dir_all(&self.folder).and_then(|()| File::create(&lock));
         let held = held.and_then(|file| file.lock().map(|()| file));
+
         let damaged = match open(&path) {
             Some(Ok(kept)) => {
                 unlock(held, &lock);
@@ -91,6 +93,7 @@ impl Cache {
             Some(Err(Damaged)) => true,
             None => false,
         };
+
         let made = read().map(|mut made| {
             made.cache = match keep(&path, &made) {
                 Ok(()) if damaged => CacheUse::Rebuilt(path),
@@ -104,7 +107,7 @@ impl Cache {
     }
 }
 
-/// Lets the next process go on. A file that stays behind harms nobody.
+/// Releases the lock for the next process. A lock file that stays behind does no harm.
 fn unlock(held: std::io::Result<File>, lock: &Path) {
     if held.is_ok() {
         let _ = fs::remove_file(lock);
@@ -112,16 +115,17 @@ fn unlock(held: std::io::Result<File>, lock: &Path) {
     drop(held);
 }
 
+/// Builds the data set from the contents of a cache file.
 fn dataset<T>(kept: CachedRows<T>, paths: &[PathBuf], cache: CacheUse) -> EncodedDataset<T> {
     let files = paths.iter().zip(kept.files);
     let files = files.map(|(path, (layout, notes))| FileRead { path: path.clone(), layout, notes }).collect();
     EncodedDataset { rows: kept.rows, counts: kept.counts, files, cache }
 }
 
-/// A file of the cache that is not what was written.
+/// The error for a cache file whose magic bytes, checksum or contents are wrong.
 struct Damaged;
 
-/// Reads a file of the cache; `None` where there is none.
+/// Reads a cache file. Returns `None` if it cannot be read.
 fn open<T: TrainingRow>(path: &Path) -> Option<Result<CachedRows<T>, Damaged>> {
     let bytes = fs::read(path).ok()?;
     let rest = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first_chunk::<8>);
@@ -131,6 +135,7 @@ fn open<T: TrainingRow>(path: &Path) -> Option<Result<CachedRows<T>, Damaged>> {
     Some(kept.ok_or(Damaged))
 }
 
+/// Writes a cache file.
 fn keep<T: TrainingRow>(path: &Path, dataset: &EncodedDataset<T>) -> Result<()> {
     #[derive(Serialize)]
     struct Keeping<'a, T> {
@@ -148,7 +153,7 @@ fn keep<T: TrainingRow>(path: &Path, dataset: &EncodedDataset<T>) -> Result<()> 
     })
 }
 
-/// The name of the rows: 32 hexadecimal digits.
+/// Returns the cache key of the rows: 32 hexadecimal digits.
 fn key<T: TrainingRow>(paths: &[PathBuf], tokenizer: &Tokenizer, options: &LoadOptions) -> Result<String> {
     let LoadOptions { reading, max_length, on_overlong, limit, cache: _ } = options;
     let mut hashers = [1, 2].map(XxHash64::with_seed);
@@ -158,13 +163,15 @@ fn key<T: TrainingRow>(paths: &[PathBuf], tokenizer: &Tokenizer, options: &LoadO
             hasher.write(bytes);
         }
     };
+
     let settings = format!("{reading:?} {max_length} {on_overlong:?} {limit:?}");
     for part in [env!("CARGO_PKG_VERSION"), T::Source::KIND, &settings, &tokenizer.fingerprint()?] {
         add(part.as_bytes());
     }
+
     for path in paths {
         let failed = |source| Error::Read { path: path.clone(), source };
-        // The name says how the bytes are read.
+        // The extensions decide how the bytes are parsed, so they are part of the key.
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         add(name.split_once('.').map_or("", |(_, extensions)| extensions).as_bytes());
         let mut file = File::open(path).map_err(failed)?;
@@ -177,6 +184,7 @@ fn key<T: TrainingRow>(paths: &[PathBuf], tokenizer: &Tokenizer, options: &LoadO
         }
         add(&[]);
     }
+
     let halves: Vec<String> = hashers.iter().map(|hasher| format!("{:016x}", hasher.finish())).collect();
     Ok(halves.concat())
 }

@@ -1,8 +1,8 @@
-//! Rows encoded on all cores while they are read, and handed on in the order of the file.
+//! Encodes rows on all cores while they are read, and returns the results in file order.
 //!
-//! The caller's thread reads batches and hands them to the workers through a short queue, so that memory does
-//! not grow with the file; what comes back out of order waits. The first error, in the order of the file,
-//! ends it.
+//! The caller's thread reads batches and sends them to the worker threads through a bounded queue, so that
+//! memory use does not grow with the file. Batches that finish out of order wait for the earlier ones.
+//! Encoding stops at the first error in file order.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -12,14 +12,14 @@ use std::thread;
 
 use crate::error::{Result, RowLocation};
 
-/// Rows that a worker takes at a time.
+/// Number of rows per batch.
 const BATCH: usize = 128;
 
-/// A batch with its place.
+/// A batch with its index in the file.
 type Batch<S> = (usize, Vec<(RowLocation, S)>);
 
-/// Encodes every row of `rows`, each of which gives any number of sources, and hands the results to `take` in
-/// order.
+/// Encodes every source of every row and passes the results to `take` in order. A row has any number of
+/// sources.
 pub(super) fn encode<S: Send, F: Send>(
     rows: impl Iterator<Item = Result<(RowLocation, Vec<S>)>>,
     encode: &(impl Fn(&(RowLocation, S)) -> Result<F> + Sync),
@@ -34,13 +34,13 @@ pub(super) fn encode<S: Send, F: Send>(
             let (batches, to_caller) = (std::sync::Arc::clone(&batches), to_caller.clone());
             scope.spawn(move || work(&batches, &to_caller, encode));
         }
-        // The workers hold the only other ends: when they are gone, the queues close.
+        // The workers hold the only other handles, so the queues close when the workers end.
         drop((batches, to_caller));
         feed(rows, to_workers, &encoded, take)
     })
 }
 
-/// Encodes batches until there are no more.
+/// Encodes batches until the queue is closed.
 fn work<S, F>(
     batches: &Mutex<Receiver<Batch<S>>>,
     to_caller: &Sender<(usize, Result<Vec<F>>)>,
@@ -56,7 +56,7 @@ fn work<S, F>(
     }
 }
 
-/// Reads batches for the workers and hands on what comes back.
+/// Reads batches, sends them to the workers and passes the results on in order.
 fn feed<S, F>(
     mut rows: impl Iterator<Item = Result<(RowLocation, Vec<S>)>>,
     to_workers: SyncSender<Batch<S>>,
@@ -66,6 +66,7 @@ fn feed<S, F>(
     let (mut sent, mut taken) = (0, 0);
     let mut waiting = BTreeMap::new();
     let mut failed = None;
+
     let mut hand_on = |place: usize, result: Result<Vec<F>>| -> Result<()> {
         waiting.insert(place, result);
         while let Some(result) = waiting.remove(&taken) {
@@ -74,6 +75,7 @@ fn feed<S, F>(
         }
         Ok(())
     };
+
     while failed.is_none() {
         let mut batch = Vec::new();
         while batch.len() < BATCH {
@@ -83,12 +85,13 @@ fn feed<S, F>(
                     batch.extend(sources.into_iter().map(|source| (at.clone(), source)));
                 }
                 Some(Err(error)) => {
-                    // The rows before it may hold an earlier error.
+                    // Report this error last: the rows before it may contain an earlier error.
                     failed = Some(error);
                     break;
                 }
             }
         }
+
         if batch.is_empty() {
             break;
         }
@@ -100,6 +103,8 @@ fn feed<S, F>(
             hand_on(place, result)?;
         }
     }
+
+    // Closing the queue ends the workers, which closes `encoded` after the last result.
     drop(to_workers);
     for (place, result) in encoded {
         hand_on(place, result)?;

@@ -1,9 +1,9 @@
-//! Rows held out of a training set.
+//! Splits held-out rows from a training set.
 //!
-//! A row is held out when the hash of its ids, keyed by the seed, falls into the lowest part of all hashes.
-//! So the choice does not depend on the order or the number of the other rows, and is the same on every rank
-//! and after every restart. Rows with the same ids (pairs and unpaired answers: with the same prompt) are
-//! always on the same side.
+//! A row is held out if the hash of its ids, seeded with the split seed, falls into the lowest fraction of
+//! the hash range. The choice therefore does not depend on the order or number of the other rows, and is the
+//! same on every rank and after every restart. Rows with the same ids are always on the same side; preference
+//! pairs and unpaired completions are compared by the ids of their prompt.
 
 use std::hash::Hasher;
 
@@ -11,7 +11,7 @@ use twox_hash::XxHash64;
 
 use super::{EncodedDataset, TrainingRow};
 
-/// Splits rows into those to learn from and those that are held out, about `fraction` of them.
+/// Removes about `fraction` of the rows from the data set and returns them as held-out rows.
 pub fn hold_out<T: TrainingRow>(dataset: &mut EncodedDataset<T>, fraction: f64, seed: u64) -> Vec<T> {
     let rows = std::mem::take(&mut dataset.rows);
     let (held_out, kept) = rows.into_iter().partition(|row| is_held_out(row.split_key(), fraction, seed));
@@ -24,7 +24,7 @@ fn is_held_out(ids: &[i64], fraction: f64, seed: u64) -> bool {
     for id in ids {
         hasher.write(&id.to_le_bytes());
     }
-    // 2^64 as a float: the hash as a number from 0 to 1.
+    // Divide by 2^64 to map the hash to [0, 1).
     (hasher.finish() as f64) / 18_446_744_073_709_551_616.0 < fraction
 }
 

@@ -1,13 +1,14 @@
-//! The folder of one repository in the cache, in the form that Python's `huggingface_hub` gives it.
+//! The folder of one repository in the cache, in the layout of Python's `huggingface_hub`.
 //!
 //! ```text
-//! models--OWNER--NAME/blobs/ETAG                 the bytes; ETAG.incomplete while they come
+//! models--OWNER--NAME/blobs/ETAG                 the bytes; ETAG.incomplete during the download
 //! models--OWNER--NAME/snapshots/COMMIT/FILE      a link to its blob
-//! models--OWNER--NAME/refs/REVISION              the commit that the revision was
-//! .locks/models--OWNER--NAME/ETAG.lock           held (flock) by whoever fetches the blob
+//! models--OWNER--NAME/refs/REVISION              the commit of the revision at the last download
+//! .locks/models--OWNER--NAME/ETAG.lock           held (flock) by the process that downloads the blob
 //! ```
 //!
-//! The system drops the lock of a process that dies, so no lock is ever stale. Knows no network.
+//! The operating system releases the lock of a process that dies, so no lock is ever stale. This module does
+//! not use the network.
 
 use std::fs::{self, File};
 use std::io;
@@ -29,12 +30,12 @@ impl CacheFolder {
         Self { cache: cache.to_owned(), repo: name.repo() }
     }
 
-    /// The folder of a commit's files.
+    /// The folder with the files of a commit.
     pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
         self.repository().join("snapshots").join(commit)
     }
 
-    /// The commit that a revision was when it was fetched last.
+    /// The commit of a revision at the last download.
     pub(super) fn commit(&self, revision: &str) -> Option<String> {
         if is_commit(revision) {
             return Some(revision.to_owned());
@@ -43,7 +44,7 @@ impl CacheFolder {
         Some(noted.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    /// Notes the commit of a revision.
+    /// Records the commit of a revision.
     pub(super) fn note(&self, revision: &str, commit: &str) -> Result<()> {
         if is_commit(revision) {
             return Ok(());
@@ -52,18 +53,18 @@ impl CacheFolder {
         written(&path, Cache::new(self.cache.clone()).repo(self.repo.clone()).create_ref(commit))
     }
 
-    /// Where the bytes with this name are, or will be.
+    /// The path of the blob with this `ETag`, which may not exist yet.
     pub(super) fn blob(&self, etag: &str) -> PathBuf {
         self.repository().join("blobs").join(etag)
     }
 
-    /// Where the bytes with this name are while they come.
+    /// The path of the blob with this `ETag` during its download.
     pub(super) fn incomplete(&self, etag: &str) -> PathBuf {
         self.repository().join("blobs").join(format!("{etag}.incomplete"))
     }
 
-    /// Waits for the right to fetch a blob, and holds it until the file is dropped. `waiting` is called if
-    /// another process has it.
+    /// Waits for the lock of a blob, and holds it until the returned file is dropped. `waiting` is called if
+    /// another process holds the lock.
     pub(super) fn lock(&self, etag: &str, waiting: impl FnOnce()) -> Result<File> {
         let path = self.cache.join(".locks").join(self.repo.folder_name()).join(format!("{etag}.lock"));
         let open = || -> io::Result<File> {
@@ -87,7 +88,7 @@ impl CacheFolder {
         let path = self.snapshot(commit).join(file);
         let linked = || -> io::Result<()> {
             make_parent(&path)?;
-            // A link whose blob was deleted is replaced.
+            // A link to a deleted blob is replaced.
             if fs::symlink_metadata(&path).is_ok() {
                 fs::remove_file(&path)?;
             }
@@ -105,12 +106,12 @@ impl CacheFolder {
     }
 }
 
-/// Makes the folder of a file.
+/// Creates the parent folder of a file.
 pub(super) fn make_parent(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)
 }
 
-/// Names the file that could not be written.
+/// Adds the path to the error if the file could not be written.
 pub(super) fn written<T>(path: &Path, result: io::Result<T>) -> Result<T> {
     result.map_err(|source| Error::Write { path: path.to_owned(), source })
 }

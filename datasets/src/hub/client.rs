@@ -1,8 +1,8 @@
 //! Requests to the hub.
 //!
-//! Redirects are followed here, one by one: the token goes to the hub's own address (scheme, host and port)
-//! and to no other, and nothing goes from HTTPS to HTTP. Connecting and every read end after a time that the
-//! settings name. Knows no cache.
+//! Redirects are followed here, one by one. The token is sent only to the hub's own origin (scheme, host and
+//! port), and an HTTPS URL never redirects to HTTP. Connecting and every read have the timeout from the
+//! settings. This module knows no cache.
 
 use std::io::Read;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use std::time::Duration;
 use ureq::{Agent, AgentBuilder, Response};
 use url::Url;
 
-/// The longest listing of a repository.
+/// The largest listing of a repository, in bytes.
 const LISTING_BYTES: u64 = 64 << 20;
 const REDIRECTS: usize = 10;
 
-/// Asks the hub.
+/// An HTTP client for the hub.
 pub(super) struct Client {
     agent: Agent,
     endpoint: Url,
@@ -22,7 +22,7 @@ pub(super) struct Client {
     timeout: Duration,
 }
 
-/// What the hub tells of a file.
+/// What the hub reports about a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FileInfo {
     /// The `ETag` as sent.
@@ -31,10 +31,11 @@ pub(super) struct FileInfo {
     pub(super) size: u64,
 }
 
-/// A reply, and what the hub itself said on the way to it.
+/// A response, with the headers that the hub itself sent on the way to it.
 struct Reply {
     response: Response,
-    /// `x-linked-etag` or `etag` of the last reply that the hub itself gave, before other hosts were asked.
+    /// `x-linked-etag` or `etag` of the last response from the hub itself, before any redirect to another
+    /// host.
     etag: Option<String>,
     linked_size: Option<u64>,
 }
@@ -53,7 +54,7 @@ impl Client {
         Ok(Self { agent, endpoint, token, timeout })
     }
 
-    /// A JSON object of the hub's API.
+    /// Requests a JSON object from the hub's API.
     pub(super) fn listing<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, String> {
         let response = self.get(path, None)?.response;
         let mut text = Vec::new();
@@ -62,7 +63,7 @@ impl Client {
         serde_json::from_slice(&text).map_err(|error| format!("the hub's answer cannot be read: {error}"))
     }
 
-    /// The `ETag` and the length of a file.
+    /// Requests the `ETag` and the length of a file.
     pub(super) fn file_info(&self, path: &str) -> Result<FileInfo, String> {
         let reply = self.get(path, Some("bytes=0-0"))?;
         let header = |name: &str| reply.response.header(name);
@@ -75,14 +76,15 @@ impl Client {
         })
     }
 
-    /// The bytes of a file from `start` on; `false` where the server sends them from the beginning.
+    /// Requests the bytes of a file from `start` on. The flag is `false` if the server ignores `start` and
+    /// sends the file from the beginning.
     pub(super) fn bytes_from(&self, path: &str, start: u64) -> Result<(impl Read, bool), String> {
         let response = self.get(path, Some(&format!("bytes={start}-")))?.response;
         let partial = response.status() == 206;
         Ok((response.into_reader(), partial || start == 0))
     }
 
-    /// A failed read in words.
+    /// Describes a failed read.
     pub(super) fn explain_io(&self, error: &std::io::Error) -> String {
         match error.kind() {
             std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock => {
@@ -96,15 +98,18 @@ impl Client {
         let joined = format!("{}{path}", self.endpoint.as_str().trim_end_matches('/'));
         let mut url = Url::parse(&joined).map_err(|error| error.to_string())?;
         let (mut etag, mut linked_size) = (None, None);
+
         for _ in 0..=REDIRECTS {
             let response = self.ask(&url, range)?;
             if url.origin() == self.endpoint.origin() {
                 etag = response.header("x-linked-etag").or(response.header("etag")).map(str::to_owned);
                 linked_size = response.header("x-linked-size").and_then(|size| size.parse().ok());
             }
+
             if !matches!(response.status(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(Reply { response, etag, linked_size });
             }
+
             let location = response.header("location").ok_or("a redirect without a Location header")?;
             let next = url
                 .join(location)
@@ -118,8 +123,10 @@ impl Client {
                     next.scheme()
                 ));
             }
+
             url = next;
         }
+
         Err(format!("more than {REDIRECTS} redirects"))
     }
 
@@ -129,7 +136,7 @@ impl Client {
             request = request.set("Range", range);
         }
         if let Some(token) = self.token.as_ref().filter(|_| url.origin() == self.endpoint.origin()) {
-            // The client's own message would show the token.
+            // The error message of `ureq` would show the token.
             if !token.chars().all(|character| character.is_ascii_graphic()) {
                 return Err("the token (HF_TOKEN or its file) holds a character that no token has".to_owned());
             }
@@ -144,7 +151,7 @@ impl Client {
         })
     }
 
-    /// A failed request in words; the host is named, for it may be another than the hub.
+    /// Describes a failed request. The host is included, because it may be another host than the hub.
     fn explain(&self, host: &str, error: &ureq::Transport) -> String {
         let timed_out = |error: &(dyn std::error::Error + 'static)| {
             error.downcast_ref::<std::io::Error>().is_some_and(|error| {

@@ -1,4 +1,5 @@
-//! A file of a repository, from the hub into the cache: resumed where it broke off, and checked.
+//! Downloads a file of a repository into the cache. Interrupted downloads are resumed, and the result is
+//! checked.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -14,7 +15,7 @@ use super::name::{RepositoryName, blob_name, percent_encoded};
 use crate::error::{Error, Result};
 use crate::tokenizer::SMALL_FILE_BYTES;
 
-/// How often a transfer that breaks off is taken up again.
+/// How often an interrupted transfer is tried in total.
 const ATTEMPTS: usize = 4;
 
 /// A repository at one commit.
@@ -28,7 +29,8 @@ pub(super) struct Snapshot<'a> {
 }
 
 impl Snapshot<'_> {
-    /// The path of a file in the cache; it is fetched if it is not there. The name must be a plain one.
+    /// Returns the path of a file in the cache, and downloads the file if it is missing. The name must be a
+    /// plain file name.
     pub(super) fn fetch(&self, file: &str) -> Result<PathBuf> {
         let path = self.cache.snapshot(self.commit).join(file);
         if path.is_file() {
@@ -44,8 +46,9 @@ impl Snapshot<'_> {
         }
 
         let blob = self.cache.blob(&etag);
-        let _lock =
-            self.cache.lock(&etag, || self.tell(&format!("{file}: another process fetches it; waiting")))?;
+        let _lock = self
+            .cache
+            .lock(&etag, || self.report(&format!("{file}: another process fetches it; waiting")))?;
         let held = fs::metadata(&blob).is_ok_and(|held| held.len() == info.size);
         if !held {
             let incomplete = self.cache.incomplete(&etag);
@@ -56,7 +59,7 @@ impl Snapshot<'_> {
         self.cache.link(self.commit, file, &etag)
     }
 
-    /// Refuses a name that the repository chose.
+    /// The error for an unsafe name chosen by the repository.
     pub(super) fn hostile(&self, what: &'static str, found: &str) -> Error {
         Error::HostileName { model: self.name.full.clone(), what, found: found.to_owned() }
     }
@@ -72,7 +75,7 @@ impl Snapshot<'_> {
             if start == info.size && incomplete.is_file() {
                 break;
             }
-            // What is longer than the file is of another file.
+            // An incomplete file longer than the expected size belongs to another file.
             let start = if start > info.size { 0 } else { start };
             match self.append(address, start, info.size, incomplete, &mut progress)? {
                 Ok(()) => break,
@@ -83,7 +86,7 @@ impl Snapshot<'_> {
         Ok(())
     }
 
-    /// Adds bytes from `start` on. The outer error is of the disk, the inner one of the network.
+    /// Appends bytes from `start` on. The outer error comes from the disk, the inner one from the network.
     fn append(
         &self,
         address: &str,
@@ -103,7 +106,7 @@ impl Snapshot<'_> {
             out.set_len(start).and_then(|()| io::Seek::seek(&mut out, io::SeekFrom::End(0)).map(drop)),
         )?;
 
-        // One byte more than there should be is enough to notice.
+        // One extra byte is enough to notice a file that is too long.
         let mut reader = reader.take(size - start + 1);
         let mut buffer = vec![0; 1 << 16];
         let mut done = start;
@@ -123,7 +126,7 @@ impl Snapshot<'_> {
         Ok(if done == size { Ok(()) } else { Err(format!("{done} of {size} bytes came")) })
     }
 
-    /// The `ETag` of a large file is its SHA-256.
+    /// Checks the SHA-256 of a large file, which is its `ETag`. Other `ETag`s cannot be checked.
     fn check(&self, file: &str, etag: &str, path: &Path) -> Result<()> {
         if etag.len() != 64 || !etag.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Ok(());
@@ -146,20 +149,20 @@ impl Snapshot<'_> {
         self.settings.failed(self.name, file, reason)
     }
 
-    /// A line of progress. When nobody reads it, the work goes on.
-    fn tell(&self, text: &str) {
+    /// Prints a line of progress. Errors of stderr are ignored, so the download continues.
+    fn report(&self, text: &str) {
         if self.settings.progress {
             let _ = writeln!(io::stderr(), "{}: {text}", self.name.full);
         }
     }
 }
 
-/// Tells now and then how far a transfer is.
+/// Prints the progress of a transfer at regular intervals.
 struct Progress<'a> {
     snapshot: &'a Snapshot<'a>,
     file: &'a str,
     size: u64,
-    told: Instant,
+    last_report: Instant,
 }
 
 impl<'a> Progress<'a> {
@@ -167,16 +170,16 @@ impl<'a> Progress<'a> {
 
     fn new(snapshot: &'a Snapshot<'a>, file: &'a str, size: u64) -> Self {
         if size > 1 << 20 {
-            snapshot.tell(&format!("fetching {file}, {} MB", size.div_ceil(1_000_000)));
+            snapshot.report(&format!("fetching {file}, {} MB", size.div_ceil(1_000_000)));
         }
-        Self { snapshot, file, size, told: Instant::now() }
+        Self { snapshot, file, size, last_report: Instant::now() }
     }
 
     fn show(&mut self, done: u64) {
-        if self.told.elapsed() > Self::EVERY {
-            self.told = Instant::now();
+        if self.last_report.elapsed() > Self::EVERY {
+            self.last_report = Instant::now();
             let (done, size) = (done / 1_000_000, self.size.div_ceil(1_000_000));
-            self.snapshot.tell(&format!("{}: {done} of {size} MB", self.file));
+            self.snapshot.report(&format!("{}: {done} of {size} MB", self.file));
         }
     }
 }

@@ -1,17 +1,18 @@
-//! Model folders on this machine, and what is said of one that does not exist.
+//! Model folders on this machine, and hints for a folder that does not exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Entries of a folder that are looked at for a similar name.
+/// The largest number of folder entries that are compared with a misspelt name.
 const ENTRIES: usize = 1000;
 
-/// Refuses a text that means a folder which is not there; `None` if it may be the name of a repository.
+/// Returns an error if a text denotes a local folder that does not exist, and `Ok` if it may be the name of a
+/// repository.
 ///
-/// A text means a folder if it begins as only a path can (`/`, `.`, `~`), ends in `/`, has one part or more
-/// than two, or if its first part is a folder here. `owner/name@revision` always means the hub.
+/// A text denotes a folder if it begins with `/`, `.` or `~`, ends in `/`, has one part or more than two, or
+/// if its first part is an existing folder. `owner/name@revision` always denotes a repository of the hub.
 pub(super) fn refuse_missing(model: &str) -> Result<()> {
     let path = Path::new(model);
     let parts = model.split('/').count();
@@ -29,7 +30,7 @@ pub(super) fn refuse_missing(model: &str) -> Result<()> {
     Ok(())
 }
 
-/// What to write instead.
+/// A suggestion of what to write instead.
 pub(super) fn hint(model: &str, may_be_hub: bool) -> String {
     let near = nearest(Path::new(model))
         .map(|near| format!("; did you mean {:?}?", near.display().to_string()))
@@ -42,7 +43,7 @@ pub(super) fn hint(model: &str, may_be_hub: bool) -> String {
     near + &hub
 }
 
-/// The path with its first missing part replaced by the most similar name that is there.
+/// The path with its first missing part replaced by the most similar existing name.
 fn nearest(path: &Path) -> Option<PathBuf> {
     let mut there = PathBuf::new();
     let mut parts = path.components();

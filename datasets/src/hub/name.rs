@@ -1,5 +1,5 @@
-//! Names that the hub and its repositories choose, checked before any of them becomes part of a path or an
-//! address.
+//! Names that the hub and its repositories choose, checked before any of them becomes part of a path or a
+//! URL.
 
 use hf_hub::{Repo, RepoType};
 
@@ -12,12 +12,12 @@ pub(super) struct RepositoryName {
     pub(super) full: String,
     /// `owner/name`.
     pub(super) id: String,
-    /// A branch, a tag or a commit; `main` where none is given.
+    /// A branch, a tag or a commit; `main` if the user gave none.
     pub(super) revision: String,
 }
 
 impl RepositoryName {
-    /// `None` if the text has another form.
+    /// Parses `owner/name[@revision]`; `None` if the text has another form.
     pub(super) fn parse(model: &str) -> Option<Self> {
         let (id, revision) = model.split_once('@').unwrap_or((model, "main"));
         let (owner, name) = id.split_once('/')?;
@@ -26,12 +26,12 @@ impl RepositoryName {
         valid.then(|| Self { full: model.to_owned(), id: id.to_owned(), revision: revision.to_owned() })
     }
 
-    /// As the cache knows it.
+    /// The repository as `hf_hub` represents it.
     pub(super) fn repo(&self) -> Repo {
         Repo::with_revision(self.id.clone(), RepoType::Model, self.revision.clone())
     }
 
-    /// The revision as part of an address.
+    /// The revision as part of a URL.
     pub(super) fn revision_in_address(&self) -> String {
         self.revision.replace('/', "%2F")
     }
@@ -47,13 +47,13 @@ pub(super) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The name of a blob: the `ETag` without its quotes. `None` if that is no plain word.
+/// The name of a blob: the `ETag` without its quotes. `None` if the `ETag` is not a plain word.
 pub(super) fn blob_name(etag: &str) -> Option<String> {
     let name = etag.trim().trim_start_matches("W/").trim_matches('"');
     (word(name) && name.len() <= 128).then(|| name.to_owned())
 }
 
-/// A file name as part of an address.
+/// A file name as part of a URL.
 pub(super) fn percent_encoded(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
     name.bytes()
@@ -61,7 +61,7 @@ pub(super) fn percent_encoded(name: &str) -> String {
         .collect()
 }
 
-/// Whether the value of a `weight_map` may be opened: a plain name that ends in `.safetensors`.
+/// Whether a value of `weight_map` may be opened: a plain file name that ends in `.safetensors`.
 pub(super) fn is_weight_file(name: &str) -> bool {
     plain_file_name(name) && name.ends_with(".safetensors")
 }

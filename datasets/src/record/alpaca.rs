@@ -1,5 +1,5 @@
-//! Alpaca and its relatives: `instruction`, `input` (often empty) and an answer (Taori et al. 2023;
-//! `response` in `GPTeacher`; `context` for `input` in Dolly), or `chosen` and `rejected`.
+//! Alpaca and related layouts: `instruction`, `input` (often empty) and an answer column (Taori et al. 2023),
+//! or `chosen` and `rejected`. `GPTeacher` calls the answer `response`, and Dolly calls the input `context`.
 //!
 //! Instruction and input become one user turn, with an empty line between them.
 
@@ -8,7 +8,7 @@ use super::{Demonstration, Parsed, Preference};
 use crate::conversation::Message;
 use crate::error::{Error, Result};
 
-/// `answer` is the column of the answer.
+/// Reads a demonstration. `answer` is the name of the answer column.
 pub(super) fn demonstration(fields: &Fields<'_>, answer: &str) -> Result<Parsed<Demonstration>> {
     let mut messages = prompt(fields)?;
     let output = fields.text_or_empty(answer)?;
@@ -19,6 +19,7 @@ pub(super) fn demonstration(fields: &Fields<'_>, answer: &str) -> Result<Parsed<
     Ok(Parsed::Rows(vec![Demonstration::Messages(messages)]))
 }
 
+/// Reads a preference pair.
 pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
     let (chosen, rejected) = (fields.text_or_empty("chosen")?, fields.text_or_empty("rejected")?);
     if chosen.trim().is_empty() || rejected.trim().is_empty() {
@@ -35,6 +36,8 @@ pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
     }]))
 }
 
+/// Builds the prompt: the user turn from the instruction and the input, after the system turn if there is
+/// one.
 fn prompt(fields: &Fields<'_>) -> Result<Vec<Message>> {
     let mut parts = Vec::new();
     for column in ["instruction", "input", "context"].into_iter().filter(|name| fields.layout.reads(name)) {

@@ -1,8 +1,9 @@
-//! Which columns a table has, and so what its rows mean.
+//! Detects the layout of a table from its columns. The layout defines what the rows mean.
 //!
-//! Every layout belongs to one kind of rows ([`super::Record::LAYOUTS`]). A file has a layout when it has all
-//! of the layout's required columns; a layout whose required columns are among those of another that fits
-//! gives way to it. Training, `data check` and `data convert` all decide here, so that they agree.
+//! Every layout belongs to one record type ([`super::Record::LAYOUTS`]). A file fits a layout if it has all
+//! required columns of the layout. A layout is ignored if its required columns are a subset of another
+//! fitting layout's required columns. Training, `data check` and `data convert` all use this module, so they
+//! agree.
 
 use std::fmt;
 use std::path::Path;
@@ -10,49 +11,48 @@ use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
-/// Which columns a table has, and so what its rows mean.
+/// The columns of a table, which define the meaning of its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Layout {
     /// `messages`.
     Messages,
-    /// `conversations`, as `ShareGPT` names the turns.
+    /// `conversations`, with turns in the format of `ShareGPT`.
     ShareGpt,
     /// `prompt`, `completion`.
     PromptCompletion,
     /// `prompt`, `response`.
     PromptResponse,
-    /// `instruction`, `output`, and `input` if there is one (Alpaca).
+    /// `instruction`, `output`, and optionally `input` (Alpaca).
     Alpaca,
-    /// `instruction`, `response`, and `input` or `context` if there is one (`GPTeacher`, Dolly).
+    /// `instruction`, `response`, and optionally `input` or `context` (`GPTeacher`, Dolly).
     InstructionResponse,
-    /// A tree of messages with ranked `replies` (OASST): the conversation along the best path.
+    /// A tree of messages with ranked `replies` (OASST), read as the conversation along the best path.
     Oasst,
     /// `text`.
     Text,
-    /// `input_ids`, and `labels` if there are any.
+    /// `input_ids`, and optionally `labels`.
     Tokens,
-    /// `prompt`, `chosen`, `rejected`, and `margin` if there is one.
+    /// `prompt`, `chosen`, `rejected`, and optionally `margin`.
     Preference,
-    /// `chosen` and `rejected` as whole conversations, or as HH transcripts, that share all but the last
-    /// turn.
+    /// `chosen` and `rejected` as full conversations or HH transcripts that share all but the last turn.
     ImplicitPreference,
     /// `conversations`, with `chosen` and `rejected` as one turn each.
     ShareGptPreference,
-    /// `instruction`, `chosen`, `rejected`, and `input` if there is one.
+    /// `instruction`, `chosen`, `rejected`, and optionally `input`.
     AlpacaPreference,
     /// `context`, `chosen`, `rejected` (`ColossalChat`).
     ColossalPreference,
-    /// A tree of messages with ranked `replies` (OASST): all pairs of siblings of different rank.
+    /// A tree of messages with ranked `replies` (OASST), read as all pairs of siblings of different rank.
     OasstPreference,
-    /// `chosen_input_ids`, `rejected_input_ids`, `prompt_length`, and `margin` if there is one.
+    /// `chosen_input_ids`, `rejected_input_ids`, `prompt_length`, and optionally `margin`.
     PreferenceTokens,
-    /// `prompt`, and `answer` if there is one.
+    /// `prompt`, and optionally `answer`.
     Prompt,
-    /// `messages` as a prompt, a last assistant turn left out, and `answer` if there is one.
+    /// `messages` as a prompt, without a final assistant turn, and optionally `answer`.
     PromptMessages,
     /// `prompt`, `completion`, `label`.
     Unpaired,
-    /// `messages` that end in an answer, and `label`.
+    /// `messages` that end with an assistant turn, and `label`.
     KtoMessages,
 }
 
@@ -81,7 +81,7 @@ impl Layout {
         Self::KtoMessages,
     ];
 
-    /// The name for messages and settings.
+    /// Returns the name used in messages and settings.
     pub fn name(self) -> &'static str {
         match self {
             Self::Messages => "messages",
@@ -107,7 +107,7 @@ impl Layout {
         }
     }
 
-    /// The columns that must be there.
+    /// Returns the required columns.
     pub fn required(self) -> &'static [&'static str] {
         match self {
             Self::Messages | Self::PromptMessages => &["messages"],
@@ -131,7 +131,7 @@ impl Layout {
         }
     }
 
-    /// The columns that are read when they are there. `system` and `system_prompt` become the first turn.
+    /// Returns the optional columns. `system` and `system_prompt` become the first turn.
     pub fn optional(self) -> &'static [&'static str] {
         match self {
             Self::Text | Self::Oasst | Self::OasstPreference => &[],
@@ -149,12 +149,13 @@ impl Layout {
         }
     }
 
-    /// Whether rows of this layout have a column of this name.
+    /// Whether this layout reads a column of this name.
     pub fn reads(self, column: &str) -> bool {
         self.required().contains(&column) || self.optional().contains(&column)
     }
 
-    /// Whether the rows come from elsewhere: such rows are left out where one of our own would be refused.
+    /// Whether the layout is a third-party format. Unusable rows of these layouts are skipped; in our own
+    /// layouts they are errors.
     pub(crate) fn is_foreign(self) -> bool {
         matches!(
             self,
@@ -170,13 +171,14 @@ impl Layout {
         )
     }
 
+    /// Whether the columns include all required ones.
     pub(super) fn fits(self, columns: &[String]) -> bool {
         self.required().iter().all(|wanted| columns.iter().any(|column| column == wanted))
     }
 
-    /// The layout of the columns, whatever they are used for.
+    /// Detects the layout for any record type.
     ///
-    /// `messages` alone are conversations to learn; with `answer` they are prompts.
+    /// `messages` alone is read as conversations to train on. With `answer` it is read as prompts.
     pub fn guess(columns: &[String], path: &Path) -> Result<Self> {
         let has_answer = columns.iter().any(|column| column == "answer");
         let other = if has_answer { Self::Messages } else { Self::PromptMessages };
@@ -184,7 +186,7 @@ impl Layout {
         Self::among(&among, columns, "training", path)
     }
 
-    /// The one of `layouts` that fits the columns. `kind` is for messages.
+    /// Returns the one of `layouts` that fits the columns. `kind` is used in error messages.
     pub(super) fn among(
         layouts: &[Self],
         columns: &[String],
@@ -208,7 +210,7 @@ impl Layout {
     }
 }
 
-/// Names of columns, with control characters escaped and not too many of them.
+/// Lists column names with control characters escaped, up to a maximum number.
 pub(super) fn named(columns: &[String]) -> String {
     const MOST: usize = 30;
     let mut names: Vec<String> =
@@ -219,6 +221,7 @@ pub(super) fn named(columns: &[String]) -> String {
     names.join(", ")
 }
 
+/// Lists layouts with their required columns, for error messages.
 pub(super) fn describe(layouts: &[Layout]) -> String {
     let one = |layout: &Layout| format!("{layout} ({})", layout.required().join(", "));
     layouts.iter().map(one).collect::<Vec<_>>().join(" or ")
@@ -234,7 +237,8 @@ impl FromStr for Layout {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        // HH transcripts have the columns of the implicit preference, and so are told apart row by row.
+        // HH transcripts have the columns of the implicit preference layout, so each row is checked for a
+        // transcript when it is parsed.
         let name = if name == "hh" { Self::ImplicitPreference.name() } else { name };
         Self::ALL.into_iter().find(|layout| layout.name() == name).ok_or_else(|| Error::UnknownLayout {
             given: name.to_owned(),

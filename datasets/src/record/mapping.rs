@@ -1,4 +1,5 @@
-//! Other names: `--map WANTED=FOUND` for columns and the fields of turns, `--map ALIAS=user` for roles.
+//! Renames columns, turn fields and roles: `--map WANTED=FOUND` for columns and turn fields,
+//! `--map ALIAS=user` for roles.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -9,7 +10,7 @@ use super::{Layout, Row};
 use crate::conversation::Role;
 use crate::error::{Error, Result};
 
-/// Names of roles in common use.
+/// Common names of roles.
 const ALIASES: [(&str, Role); 12] = [
     ("system", Role::System),
     ("user", Role::User),
@@ -25,19 +26,19 @@ const ALIASES: [(&str, Role); 12] = [
     ("function_response", Role::Tool),
 ];
 
-/// Names of columns, fields of turns, and roles, as a file has them.
+/// A mapping from the names in a file to canonical columns, turn fields and roles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mapping {
-    /// Canonical column to the column found.
+    /// From canonical column to the column in the file.
     columns: BTreeMap<String, String>,
-    /// `role` or `content` to the field found.
+    /// From `role` or `content` to the field in the file.
     fields: BTreeMap<String, String>,
-    /// Role name found to role.
+    /// From role name in the file to role.
     roles: BTreeMap<String, Role>,
 }
 
 impl Mapping {
-    /// Reads entries such as `messages=dialogue`, `role=speaker`, `content=utterance`, `bot=assistant`.
+    /// Parses entries such as `messages=dialogue`, `role=speaker`, `content=utterance`, `bot=assistant`.
     pub fn parse<S: AsRef<str>>(entries: &[S]) -> Result<Self> {
         let mut mapping = Self::default();
         for entry in entries {
@@ -60,14 +61,14 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// The role behind a name: the mapping's word first, then the names in common use.
+    /// Returns the role for a name. The mapping takes precedence over the common names.
     pub(super) fn role(&self, name: &str) -> Option<Role> {
         let usual = || ALIASES.iter().find(|alias| alias.0 == name).map(|alias| alias.1);
         self.roles.get(name).copied().or_else(usual)
     }
 
-    /// The field of a turn that holds `role` or `content`, with the first of `usual` that the turn has as
-    /// default.
+    /// Returns the turn field that holds `role` or `content`. Without a mapping it is the first of `usual`
+    /// that the turn has.
     pub(super) fn field<'a>(&'a self, name: &str, turn: &'a Row, usual: &[&str]) -> Option<&'a Value> {
         match self.fields.get(name) {
             Some(found) => turn.get(found),
@@ -75,30 +76,30 @@ impl Mapping {
         }
     }
 
-    /// Whether a field of a turn is read, under its own or a mapped name.
+    /// Whether a turn field is read, under its canonical or mapped name.
     pub(super) fn reads_turn_field(&self, field: &str) -> bool {
         ["role", "from", "content", "value", "weight"].contains(&field)
             || self.fields.values().any(|found| found == field)
     }
 
-    /// The name by which a column is read.
+    /// Returns the canonical name of a column.
     pub(crate) fn canonical_name(&self, column: &str) -> String {
         let mapped = self.columns.iter().find(|(_, found)| *found == column);
         match mapped {
             Some((wanted, _)) => wanted.clone(),
-            // Another column has been given this name.
+            // Another column is mapped to this name.
             None if self.columns.contains_key(column) => format!("{column} (not mapped)"),
             None => column.to_owned(),
         }
     }
 
-    /// Gives columns the names by which they are read.
+    /// Renames the columns of a row to their canonical names.
     pub(crate) fn rename(&self, row: Row) -> Row {
         row.into_iter().map(|(name, value)| (self.canonical_name(&name), value)).collect()
     }
 }
 
-/// Every column that some layout reads, each once.
+/// Returns every column that some layout reads, without duplicates.
 fn columns() -> Vec<&'static str> {
     let mut columns: Vec<&str> = Vec::new();
     for layout in Layout::ALL {

@@ -1,9 +1,9 @@
-//! What a person should know of the rows of a file beside the rows: fields that nothing reads, rows that were
-//! left out, and conversations that are odd.
+//! Collects notes about the rows of a file: unread fields, skipped rows and odd conversations.
 //!
-//! No field is dropped in silence. A column or a field of a turn is read, or says nothing (null, empty), or
-//! is named by the user as one to leave out. Of the others, those that would change what is learned are
-//! refused by name; metadata such as `id` are passed over; the rest are counted and told. Knows no terminal.
+//! Every column or turn field is accounted for. It is read, or it is empty (null, empty text, list or
+//! object), or the user dropped it by name. Of the remaining fields, those that would change what the model
+//! learns are an error, metadata such as `id` are counted separately, and all others are counted and
+//! reported. This module does not print.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use super::{Layout, Mapping, Record, Row};
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result, RowLocation};
 
-/// Fields of rows and of turns that belong to what the model sees or to what it learns, wherever no layout
-/// reads them.
+/// Fields of rows and turns that are part of the model input or the training target. They are an error where
+/// no layout reads them.
 pub(crate) const SEMANTIC_FIELDS: [&str; 33] = [
     "tools",
     "tool_calls",
@@ -52,7 +52,7 @@ pub(crate) const SEMANTIC_FIELDS: [&str; 33] = [
     "margin",
 ];
 
-/// Fields about a row that are no part of it.
+/// Fields that describe a row and are not part of its content.
 const METADATA: [&str; 62] = [
     "id",
     "_id",
@@ -118,29 +118,29 @@ const METADATA: [&str; 62] = [
     "meta",
 ];
 
-/// How many rows, and the first of them.
+/// The number of rows with a finding, and the first of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FieldCount {
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// The first, from 1 (of JSONL: its line).
+    /// The number of the first such row, counted from 1. For JSONL it is the line number.
     pub first: usize,
 }
 
-/// What was found beside the rows of a file.
+/// Findings about a file that are not part of its records.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notes {
-    /// Fields that nothing reads, such as `quality` or `messages[].name`, without metadata.
+    /// Fields that are not read, such as `quality` or `messages[].name`, without metadata.
     pub unread: BTreeMap<String, FieldCount>,
-    /// Metadata that nothing reads.
+    /// Metadata fields that are not read.
     pub metadata: BTreeMap<String, FieldCount>,
-    /// Rows that were left out, by reason.
+    /// Skipped rows, by reason.
     pub skipped: BTreeMap<String, FieldCount>,
-    /// Conversations that are odd, and used as they are.
+    /// Odd conversations, which are used as they are.
     pub odd: BTreeMap<String, FieldCount>,
 }
 
-/// What becomes of a field that no layout reads.
+/// The treatment of a field that no layout reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     Refused,
@@ -148,7 +148,7 @@ pub(crate) enum Class {
     Told,
 }
 
-/// The class of a field by its name. `needless` are meaningful names that the rows at hand have no use for.
+/// Classifies a field by its name. `needless` lists semantic names that this record type does not use.
 pub(crate) fn class(name: &str, needless: &[&str]) -> Class {
     let name = name.to_ascii_lowercase();
     let is = |list: &[&str]| list.contains(&name.as_str());
@@ -161,7 +161,7 @@ pub(crate) fn class(name: &str, needless: &[&str]) -> Class {
     }
 }
 
-/// A row with how it is read: what decides over its fields.
+/// A row with everything that decides which of its fields are read.
 pub(crate) struct ReadRow<'a> {
     pub(crate) row: &'a Row,
     pub(crate) at: &'a RowLocation,
@@ -172,7 +172,8 @@ pub(crate) struct ReadRow<'a> {
 }
 
 impl Notes {
-    /// Counts what of a row is not read; refuses what would change its meaning.
+    /// Counts the unread fields of a row. Returns an error for a field that would change the meaning of the
+    /// row.
     pub(crate) fn unread(&mut self, looked: &ReadRow<'_>) -> Result<()> {
         for (name, value) in looked.row {
             if !looked.layout.reads(name) {
@@ -184,7 +185,7 @@ impl Notes {
         Ok(())
     }
 
-    /// Looks at the fields of the turns in a column; a field counts once a row.
+    /// Checks the turn fields of a column. Each field counts once per row.
     fn turns(&mut self, looked: &ReadRow<'_>, column: &str, value: &Value) -> Result<()> {
         let turns = match value {
             Value::Array(turns) => turns.as_slice(),
@@ -206,6 +207,7 @@ impl Notes {
         Ok(())
     }
 
+    /// Counts or refuses one unread field.
     fn field(&mut self, looked: &ReadRow<'_>, name: &str, place: &str, value: &Value) -> Result<()> {
         if is_blank(value) {
             return Ok(());
@@ -230,19 +232,19 @@ impl Notes {
         }
     }
 
-    /// Counts a column that is not read at all, in so many rows.
+    /// Counts a column that is not read, for `rows` rows.
     pub(crate) fn column(&mut self, name: &str, rows: usize, needless: &[&str]) {
         let counts =
             if class(name, needless) == Class::Metadata { &mut self.metadata } else { &mut self.unread };
         counts.insert(name.to_owned(), FieldCount { rows, first: 1 });
     }
 
-    /// Counts a row that was left out.
+    /// Counts a skipped row.
     pub(crate) fn skip(&mut self, reason: &str, at: &RowLocation) {
         count(&mut self.skipped, reason, at);
     }
 
-    /// Counts what is odd about a conversation.
+    /// Counts the oddities of a conversation.
     pub(crate) fn note_oddities<R: Record>(&mut self, record: &R, at: &RowLocation) {
         let turns = record.turns();
         let spoken: Vec<&&Message> = turns.iter().filter(|turn| turn.role != Role::System).collect();
@@ -263,7 +265,7 @@ impl Notes {
         }
     }
 
-    /// Takes in what was found elsewhere in the same file.
+    /// Adds the notes of another part of the same file.
     pub fn add(&mut self, other: &Self) {
         for (own, others) in [
             (&mut self.unread, &other.unread),
@@ -277,7 +279,7 @@ impl Notes {
         }
     }
 
-    /// Lines for people. `row` is what a row is called: `line` in JSONL, `row` elsewhere.
+    /// Formats the notes as text lines. `row` is the word for a row: `line` for JSONL, `row` otherwise.
     pub fn lines(&self, row: &str, with_metadata: bool) -> Vec<String> {
         let rows = |count: usize| if count == 1 { "1 row".to_owned() } else { format!("{count} rows") };
         let mut lines = Vec::new();
@@ -287,12 +289,14 @@ impl Notes {
             };
             fields.iter().map(field).collect::<Vec<_>>().join(", ")
         };
+
         if !self.unread.is_empty() {
             lines.push(format!("not read: {}", fields(&self.unread)));
         }
         if with_metadata && !self.metadata.is_empty() {
             lines.push(format!("not read, as metadata: {}", fields(&self.metadata)));
         }
+
         for (reason, seen) in &self.skipped {
             lines.push(format!("{} left out: {reason} (the first is {row} {})", rows(seen.rows), seen.first));
         }
@@ -304,6 +308,7 @@ impl Notes {
     }
 }
 
+/// Counts a row under the key `what`.
 fn count(counts: &mut BTreeMap<String, FieldCount>, what: &str, at: &RowLocation) {
     match counts.get_mut(what) {
         Some(seen) => seen.rows += 1,
@@ -313,7 +318,7 @@ fn count(counts: &mut BTreeMap<String, FieldCount>, what: &str, at: &RowLocation
     }
 }
 
-/// What says nothing: null and empty lists, texts and objects, as tables fill in for missing fields.
+/// Whether a value is empty. Tables fill missing fields with null or with empty texts, lists and objects.
 fn is_blank(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -324,7 +329,7 @@ fn is_blank(value: &Value) -> bool {
     }
 }
 
-/// A value in a few words.
+/// Describes a value in a few words.
 pub(crate) fn preview(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),

@@ -1,9 +1,9 @@
-//! OASST message trees (Köpf et al. 2023): every node is a message with ranked `replies`, rank 0 the best.
+//! OASST message trees (Köpf et al. 2023). Every node is a message with ranked `replies`; rank 0 is the best.
 //!
-//! Preference pairs are all pairs of assistant siblings of different rank, the better one chosen, as in
-//! Ouyang et al. 2022, section 3.5: K answers give K(K-1)/2 pairs. Conversations follow from each
-//! prompt the best-ranked reply at every assistant turn, and the first reply at every user turn. Unranked siblings have no
-//! order, so they give no pairs.
+//! Preference pairs are all pairs of assistant siblings of different rank, with the better one chosen, as in
+//! Ouyang et al. 2022, section 3.5: K completions give K(K-1)/2 pairs. Unranked siblings have no order, so
+//! they give no pairs. A conversation starts at the prompt and follows the first of the sorted replies at
+//! every turn: the one with the best rank, or the first unranked one.
 
 use serde_json::Value;
 
@@ -12,12 +12,14 @@ use super::{Demonstration, Parsed, Preference};
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
 
+/// Reads all preference pairs of a tree.
 pub(super) fn preferences(row: &Fields<'_>) -> Result<Parsed<Preference>> {
     let mut pairs = Vec::new();
     collect(row, root(row)?, &mut Vec::new(), &mut pairs)?;
     Ok(if pairs.is_empty() { Parsed::Skipped("the tree has no ranked answers") } else { Parsed::Rows(pairs) })
 }
 
+/// Reads the conversation along the best path of a tree, up to its last assistant turn.
 pub(super) fn conversations(row: &Fields<'_>) -> Result<Parsed<Demonstration>> {
     let mut node = root(row)?;
     let mut messages = vec![message(row, node)?];
@@ -38,7 +40,7 @@ fn root<'a>(row: &Fields<'a>) -> Result<&'a Value> {
     row.row.get("prompt").ok_or_else(|| bad(row, "there is no prompt message"))
 }
 
-/// Adds the pairs below `node`, whose predecessors are `path`.
+/// Adds the preference pairs below `node`. `path` holds the messages above it.
 fn collect(
     row: &Fields<'_>,
     node: &Value,
@@ -48,6 +50,7 @@ fn collect(
     path.push(message(row, node)?);
     let replies = replies(node);
     let ranked: Vec<&Value> = replies.iter().copied().filter(|reply| rank(reply).is_some()).collect();
+
     for (place, &one) in ranked.iter().enumerate() {
         for &other in &ranked[place + 1..] {
             let (better, worse) = (message(row, one)?, message(row, other)?);
@@ -62,6 +65,7 @@ fn collect(
             }
         }
     }
+
     for reply in replies {
         collect(row, reply, path, pairs)?;
     }
@@ -73,7 +77,7 @@ fn rank(node: &Value) -> Option<i64> {
     node.get("rank").and_then(Value::as_i64)
 }
 
-/// The replies that were not deleted, by rank, the unranked last.
+/// Returns the replies that are not marked as deleted, sorted by rank, unranked ones last.
 fn replies(node: &Value) -> Vec<&Value> {
     let list = node.get("replies").and_then(Value::as_array);
     let mut replies: Vec<&Value> =

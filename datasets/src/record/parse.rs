@@ -1,8 +1,9 @@
-//! Rows of a table to typed rows, with errors that name row, field and fix.
+//! Parses table rows into records. Errors name the row, the field and the fix.
 //!
-//! Nothing is repaired: what does not fit is an error, but rows of foreign sets that cannot teach anything
-//! are left out and counted. Null counts as missing. A text in a column that wants a list is read as JSON in
-//! CSV, whose cells are texts, and nowhere else. Knows no layouts but those of [`super::Layout`].
+//! Nothing is repaired. A row that does not fit is an error, but unusable rows of third-party data sets are
+//! skipped and counted. Null counts as missing. In CSV files every cell is a text, so a text in a column that
+//! expects a list is parsed as JSON; in no other format is it parsed. The supported layouts are those of
+//! [`super::Layout`].
 
 use std::borrow::Cow;
 
@@ -15,7 +16,7 @@ use crate::error::{Error, Result, RowLocation};
 const TURNS: &str = "a list of {role, content}";
 const CONTENT: &str = "text, or a list of {type: \"text\", text}";
 
-/// A row with its place, and how it is read.
+/// A row with its location, layout and mapping.
 pub(super) struct Fields<'a> {
     pub(super) row: &'a Row,
     pub(super) at: &'a RowLocation,
@@ -23,7 +24,7 @@ pub(super) struct Fields<'a> {
     pub(super) layout: Layout,
 }
 
-/// Rows that are read one for one.
+/// Wraps the only record of a row.
 fn only<R>(row: R) -> Parsed<R> {
     Parsed::Rows(vec![row])
 }
@@ -52,7 +53,7 @@ fn prompt_completion(fields: &Fields<'_>, answer: &str) -> Result<Demonstration>
     Ok(Demonstration::PromptCompletion { prompt: fields.prompt("prompt")?, completion })
 }
 
-/// Conversations as people shared them: what follows the last answer is left out.
+/// Reads a `ShareGPT` conversation. Turns after the last assistant turn are dropped.
 fn sharegpt(fields: &Fields<'_>) -> Result<Parsed<Demonstration>> {
     let mut messages = fields.with_system(fields.turns("conversations", None)?)?;
     while messages.last().is_some_and(|last| last.role != Role::Assistant) {
@@ -95,6 +96,7 @@ pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
         Layout::ColossalPreference => "context",
         _ => "prompt",
     };
+
     let mut prompt = fields.prompt(prompt)?;
     let [mut chosen, mut rejected] = fields.sides(Some(Role::Assistant))?;
     if chosen.len() > 1
@@ -102,9 +104,10 @@ pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
         && begins_with(&chosen, &prompt)
         && begins_with(&rejected, &prompt)
     {
-        // Whole conversations that say the prompt again (UltraFeedback).
+        // Both sides are full conversations that repeat the prompt (UltraFeedback).
         prompt = split_shared(&mut chosen, &mut rejected);
     }
+
     fields.one_answer("chosen", &chosen)?;
     fields.one_answer("rejected", &rejected)?;
     if fields.layout.is_foreign() && chosen == rejected {
@@ -113,7 +116,7 @@ pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
     Ok(only(Preference::Messages { prompt, chosen, rejected, margin }))
 }
 
-/// Whether a conversation begins with the turns of a prompt, instructions aside.
+/// Whether a conversation begins with the turns of a prompt, ignoring system turns.
 fn begins_with(conversation: &[Message], prompt: &[Message]) -> bool {
     let spoken = |turns: &[Message]| {
         turns.iter().filter(|turn| turn.role != Role::System).cloned().collect::<Vec<_>>()
@@ -125,7 +128,8 @@ fn begins_with(conversation: &[Message], prompt: &[Message]) -> bool {
     conversation.len() > prompt.len() && conversation.iter().zip(&prompt).all(same)
 }
 
-/// Takes from two conversations what they share, at most all but their last turns.
+/// Removes the common turns from the start of two conversations and returns them. Each conversation keeps at
+/// least its last turn.
 pub(super) fn split_shared(chosen: &mut Vec<Message>, rejected: &mut Vec<Message>) -> Vec<Message> {
     let shared = chosen.iter().zip(rejected.iter()).take_while(|(left, right)| left == right).count();
     let shared = shared.min(chosen.len().saturating_sub(1)).min(rejected.len().saturating_sub(1));
@@ -133,6 +137,7 @@ pub(super) fn split_shared(chosen: &mut Vec<Message>, rejected: &mut Vec<Message
     chosen.drain(..shared).collect()
 }
 
+/// Reads a tokenised pair and checks that both sides share the prompt.
 fn tokenised_preference(fields: &Fields<'_>, margin: Option<f64>) -> Result<Preference> {
     const COUNT: &str = "a count of ids";
     let (chosen, rejected) = (fields.ids("chosen_input_ids")?, fields.ids("rejected_input_ids")?);
@@ -155,7 +160,7 @@ fn tokenised_preference(fields: &Fields<'_>, margin: Option<f64>) -> Result<Pref
     }
 }
 
-/// Splits whole conversations into what they share and their last turns.
+/// Splits two full conversations into a shared prompt and their last turns.
 fn implicit_preference(fields: &Fields<'_>, margin: Option<f64>) -> Result<Parsed<Preference>> {
     let text = |field| fields.get(field).and_then(Value::as_str);
     if let (Some(chosen), Some(rejected)) = (text("chosen"), text("rejected")) {
@@ -206,11 +211,13 @@ pub(super) fn unpaired(fields: &Fields<'_>) -> Result<Parsed<Unpaired>> {
         Value::String(text) if ["false", "False", "0"].contains(&text.as_str()) => false,
         other => return Err(fields.wrong("label", other, LABEL)),
     };
+
     if fields.layout == Layout::Unpaired {
         let completion = fields.turns("completion", Some(Role::Assistant))?;
         fields.one_answer("completion", &completion)?;
         return Ok(only(Unpaired { prompt: fields.prompt("prompt")?, completion, label }));
     }
+
     let mut prompt = fields.with_system(fields.turns("messages", None)?)?;
     match prompt.pop() {
         Some(answer) if answer.role == Role::Assistant && !prompt.is_empty() => {
@@ -221,7 +228,7 @@ pub(super) fn unpaired(fields: &Fields<'_>) -> Result<Parsed<Unpaired>> {
 }
 
 impl Fields<'_> {
-    /// A field that is there and not null.
+    /// Returns a field that is present and not null.
     pub(super) fn get(&self, field: &str) -> Option<&Value> {
         self.row.get(field).filter(|value| !value.is_null())
     }
@@ -256,12 +263,12 @@ impl Fields<'_> {
         list.iter().enumerate().map(id).collect()
     }
 
-    /// A text, empty where the field is missing or null.
+    /// Returns a text, or an empty text if the field is missing or null.
     pub(super) fn text_or_empty(&self, field: &str) -> Result<String> {
         self.get(field).map_or_else(|| Ok(String::new()), |_| self.text(field))
     }
 
-    /// The field; of a CSV file a text that holds a JSON list is read as that list.
+    /// Returns a field. A CSV text that holds a JSON list is parsed as that list.
     fn listed(&self, field: &str, expected: &'static str) -> Result<Cow<'_, Value>> {
         let value = self.need(field, expected)?;
         let cell = value.as_str().filter(|text| self.at.is_csv() && text.trim_start().starts_with('['));
@@ -269,12 +276,12 @@ impl Fields<'_> {
         Ok(list.map_or(Cow::Borrowed(value), Cow::Owned))
     }
 
-    /// The turns before an answer, after those of a `system` column; a text is one user turn.
+    /// Returns the prompt turns, after the turn of a `system` column. A text becomes one user turn.
     fn prompt(&self, field: &str) -> Result<Vec<Message>> {
         self.with_system(self.turns(field, Some(Role::User))?)
     }
 
-    /// Puts the text of a `system` column before the turns.
+    /// Inserts the text of a `system` column before the turns.
     pub(super) fn with_system(&self, mut turns: Vec<Message>) -> Result<Vec<Message>> {
         let columns = ["system", "system_prompt"].into_iter().filter(|name| self.layout.reads(name));
         for column in columns {
@@ -295,7 +302,8 @@ impl Fields<'_> {
         Ok(turns)
     }
 
-    /// The turns of `chosen` and `rejected`, where one turn may stand for a list of one.
+    /// Returns the turns of `chosen` and `rejected`. With `lone`, a single turn object is accepted in place
+    /// of a list of one turn.
     fn sides(&self, lone: Option<Role>) -> Result<[Vec<Message>; 2]> {
         let side = |field: &str| match self.get(field) {
             Some(turn @ Value::Object(_)) if lone.is_some() => Ok(vec![self.turn(field, turn)?]),
@@ -304,6 +312,7 @@ impl Fields<'_> {
         Ok([side("chosen")?, side("rejected")?])
     }
 
+    /// Checks that a completion is exactly one assistant turn with loss and with text.
     fn one_answer(&self, field: &str, answer: &[Message]) -> Result<()> {
         if !matches!(answer, [message] if message.role == Role::Assistant) {
             return Err(self.not_one_answer(field, answer));
@@ -315,7 +324,7 @@ impl Fields<'_> {
         self.filled(field, answer)
     }
 
-    /// Refuses assistant turns that say nothing.
+    /// Returns an error if an assistant turn is empty.
     fn filled(&self, field: &str, turns: &[Message]) -> Result<()> {
         match turns.iter().position(is_empty_answer) {
             None => Ok(()),
@@ -340,13 +349,13 @@ impl Fields<'_> {
         Ok(turns)
     }
 
-    /// A list of turns; with `lone` a text is accepted as one turn of that role.
+    /// Returns a list of turns. With `lone`, a text is accepted as one turn of that role.
     fn turns(&self, field: &str, lone: Option<Role>) -> Result<Vec<Message>> {
         let expected = if lone.is_some() { "text or a list of {role, content}" } else { TURNS };
         let value = self.listed(field, expected)?;
         match (value.as_ref(), lone) {
             (Value::String(text), Some(role)) => Ok(vec![Message::new(role, text)]),
-            // A CSV cell such as "[1] is a footnote" is a list to JSON alone.
+            // A CSV cell such as "[1] is a footnote" parses as a JSON list but is a text.
             (Value::Array(list), Some(role))
                 if matches!(value, Cow::Owned(_)) && !list.iter().all(Value::is_object) =>
             {
@@ -382,7 +391,7 @@ impl Fields<'_> {
         Ok(Message { ignore_loss: self.no_loss(field, turn)?, ..Message::new(role, content) })
     }
 
-    /// Whether a turn has the weight 0, as in `OpenAI`'s files.
+    /// Whether a turn has `weight` 0, as in the fine-tuning files of `OpenAI`.
     fn no_loss(&self, field: &str, turn: &Row) -> Result<bool> {
         match turn.get("weight").filter(|weight| !weight.is_null()) {
             None => Ok(false),
@@ -394,7 +403,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Text, or a list of text parts.
+    /// Returns the content of a turn: a text, or the concatenation of a list of text parts.
     fn content(&self, field: &str, value: &Value) -> Result<String> {
         match value {
             Value::String(text) => Ok(text.clone()),

@@ -1,7 +1,8 @@
-//! HH transcripts: pairs of whole dialogues in one text each (Bai et al. 2022, Anthropic's hh-rlhf).
+//! HH transcripts: preference pairs with each dialogue as one text (Bai et al. 2022, Anthropic's hh-rlhf).
 //!
-//! "\n\nHuman: " and "\n\nAssistant: " begin the turns. The pair is split where it first parts, at the latest
-//! before the last turn; after that each side must have exactly one assistant turn.
+//! "\n\nHuman: " and "\n\nAssistant: " start the turns. The two dialogues are split before the first turn in
+//! which they differ, at the latest before the last turn. After the split each side must have exactly one
+//! assistant turn.
 
 use super::parse::Fields;
 use super::{Parsed, Preference};
@@ -10,12 +11,12 @@ use crate::error::Result;
 
 const MARKS: [(&str, Role); 2] = [("\n\nHuman:", Role::User), ("\n\nAssistant:", Role::Assistant)];
 
-/// Whether a text begins with a turn of the human.
+/// Whether a text begins with a human turn.
 pub(super) fn is_transcript(text: &str) -> bool {
     text.trim_start().starts_with("Human:")
 }
 
-/// A pair of transcripts.
+/// Reads a pair of transcripts.
 pub(super) fn preference(
     fields: &Fields<'_>,
     chosen: &str,
@@ -38,7 +39,7 @@ pub(super) fn preference(
     Ok(Parsed::Rows(vec![Preference::Messages { prompt, chosen, rejected, margin }]))
 }
 
-/// Splits a transcript, which begins with a mark, at its marks.
+/// Splits a transcript into turns at its marks. The transcript must begin with a mark.
 fn turns(text: &str) -> Vec<Message> {
     let text = format!("\n\n{}", text.trim_start());
     let mut rest = text.as_str();

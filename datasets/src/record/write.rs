@@ -1,4 +1,5 @@
-//! Typed rows to columns. Turns are always written as lists of `{role, content}`, so that a column holds one type.
+//! Converts records to columns. Turns are always written as lists of `{role, content}`, so that each column
+//! has one type.
 
 use serde_json::{Value, json};
 
@@ -47,7 +48,7 @@ pub(super) fn unpaired(row: &Unpaired) -> Row {
     ])
 }
 
-/// Columns in order; those without a value are left out.
+/// Returns the columns in order, without those that have no value.
 fn columns<const N: usize>(columns: [(&str, Value); N]) -> Row {
     let named = columns.into_iter().filter(|(_, value)| !value.is_null());
     named.map(|(name, value)| (name.to_owned(), value)).collect()

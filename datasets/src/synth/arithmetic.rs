@@ -1,13 +1,13 @@
 //! Sums, differences and small products.
 //!
-//! `37 + 45` and `45 + 37` are one problem. One factor of a product is 2, 3, 5 or 10: these rows of the table have digits
-//! that follow from the other factor, so that a product never seen can be found.
+//! `37 + 45` and `45 + 37` are the same problem. One factor of a product is 2, 3, 5 or 10. The digits of such
+//! products follow from the other factor, so a model can find a product that it has never seen.
 
 use super::conversion::number_words;
 use super::dice::SynthRng;
 use super::task::{Language, Task, near_number};
 
-/// What is done with two numbers.
+/// The operation on two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Sum,
@@ -15,7 +15,7 @@ pub(super) enum Operation {
     Product,
 }
 
-/// Two numbers and what is done with them; `right` is at most `left` in a difference.
+/// Two numbers and an operation. In a difference, `right` is at most `left`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Arithmetic {
     operation: Operation,
@@ -39,7 +39,7 @@ impl Arithmetic {
         Self { operation, left, right }
     }
 
-    /// A small number is added to the result or taken from it.
+    /// The follow-up problem: a small number is added to the result or subtracted from it.
     pub(super) fn follow_up(&self, dice: &mut SynthRng) -> Self {
         let (left, right) = (self.result(), dice.between(2, 9));
         let subtract = right <= left && dice.chance(0.5);

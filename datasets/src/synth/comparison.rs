@@ -1,13 +1,13 @@
-//! Which of two numbers is larger or smaller, and whether they are the same.
+//! Compares two numbers: which one is larger or smaller, and whether they are the same.
 //!
-//! The order in which the numbers are named is no part of the problem. Numbers that differ in "same or different" differ
-//! in one digit only.
+//! The order of the numbers in the text is not part of the problem. In "same or different", numbers that
+//! differ do so in exactly one digit.
 
 use super::conversion::number_words;
 use super::dice::SynthRng;
 use super::task::{Language, Task};
 
-/// What is asked about two numbers.
+/// The question about two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
     Larger,
@@ -15,7 +15,7 @@ pub(super) enum Relation {
     Same,
 }
 
-/// Two numbers and what is asked about them.
+/// Two numbers and the question about them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Comparison {
     relation: Relation,
@@ -57,7 +57,7 @@ fn sameness(same: bool, language: Language) -> &'static str {
     }
 }
 
-/// A number of three digits that differs from `number` in one of them.
+/// A three-digit number that differs from `number` in one digit.
 fn change_one_digit(number: u32, dice: &mut SynthRng) -> u32 {
     let unit = *dice.pick(&[1, 10, 100]);
     let old = number / unit % 10;

@@ -1,11 +1,11 @@
-//! Units into smaller units, and digits into number words.
+//! Converts units into smaller units, and digits into number words.
 //!
 //! 1 metre = 100 centimetres, 1 hour = 60 minutes, 1 kilogram = 1000 grams.
 
 use super::dice::SynthRng;
 use super::task::{Language, Task, near_number};
 
-/// What an amount is converted to.
+/// The target of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     Centimetres,
@@ -31,12 +31,12 @@ impl Conversion {
         Self { target, amount: dice.between(low, high) }
     }
 
-    /// The key of writing `number` in words.
+    /// The key of the problem of writing `number` in words.
     pub(super) fn words_key(number: u32) -> String {
         Self { target: Target::Words, amount: number }.key()
     }
 
-    /// How many of the smaller unit make the larger.
+    /// How many smaller units make one larger unit.
     fn factor(&self) -> u32 {
         match self.target {
             Target::Centimetres => 100,
@@ -83,6 +83,7 @@ fn english_words(number: u32) -> String {
     ];
     const TENS: [&str; 10] =
         ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
+
     let (tens, ones) = ((number / 10) as usize, (number % 10) as usize);
     match (tens, ones) {
         (0 | 1, _) => SMALL[number as usize].to_owned(),
@@ -149,7 +150,7 @@ impl Task for Conversion {
             let near = near.unwrap_or(if amount == 99 { 98 } else { amount + 1 });
             return number_words(near, language).expect("the near numbers kept are below 100");
         }
-        // A zero too few, a zero too many, or one unit off.
+        // One zero too few, one zero too many, or one unit too much or too little.
         let choices =
             [amount * factor / 10, amount * factor * 10, (amount + 1) * factor, (amount - 1) * factor];
         dice.pick(&choices).to_string()

@@ -1,8 +1,9 @@
-//! Plain text of the same world for the base model: statements, no requests and no chat format.
+//! Plain pretraining text about the same tasks for the base model: statements, without requests and without
+//! chat format.
 //!
-//! A row has [`LINES`] lines: statements of training problems with their answers, and runs of what comes in an order
-//! (numbers, letters, days, months) or in pairs (nouns in both languages). A model trained on it has the skills but has
-//! never seen a question.
+//! A row has [`LINES`] lines. A line is a statement of a training problem with its answer, or a run of things
+//! that come in an order (numbers, letters, days, months) or in pairs (nouns in both languages). A model
+//! trained on this text has the skills but has never seen a question.
 
 use super::date::{DAYS, MONTHS};
 use super::dice::SynthRng;
@@ -10,22 +11,23 @@ use super::list::NOUNS;
 use super::phrase;
 use super::task::{Language, Problem};
 
-/// Lines of a row.
+/// Lines per row.
 pub const LINES: usize = 3;
 
 /// The share of lines that are runs.
 pub const RUN_SHARE: f64 = 0.12;
 
-/// A problem and its answer as one line.
+/// Writes a problem and its answer as one line.
 pub(super) fn statement(problem: &Problem, language: Language, dice: &mut SynthRng) -> String {
     phrase::state(problem.task(), language, dice)
 }
 
-/// A few things in their order.
+/// Writes a few things in their order.
 pub(super) fn run(language: Language, dice: &mut SynthRng) -> String {
     let name =
         |pair: &(&'static str, &'static str)| if language == Language::English { pair.0 } else { pair.1 };
     let separator = if language == Language::English { ", " } else { "，" };
+
     match dice.below(5) {
         0 => {
             let first = dice.between(0, 94);

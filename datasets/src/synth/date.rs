@@ -1,11 +1,12 @@
-//! Days of the week some days on or back, and which of two months is earlier in the year.
+//! Days of the week some days later or earlier, and the earlier of two months in the year.
 //!
-//! Counts of days begin at 2: the day after is given away by the list of days, which is in the corpus.
+//! Counts of days begin at 2. A count of 1 would be too easy, because the corpus contains the list of days in
+//! order.
 
 use super::dice::SynthRng;
 use super::task::{Language, Task};
 
-/// The days in English and Chinese, from monday.
+/// The days in English and Chinese, from Monday.
 pub(super) const DAYS: [(&str, &str); 7] = [
     ("monday", "星期一"),
     ("tuesday", "星期二"),
@@ -32,7 +33,7 @@ pub(super) const MONTHS: [(&str, &str); 12] = [
     ("december", "十二月"),
 ];
 
-/// What is asked.
+/// The question about a date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     After,
@@ -40,12 +41,12 @@ pub(super) enum Direction {
     Earlier,
 }
 
-/// A day and a number of days, or two months, counted from 0.
+/// A day and a number of days, or two months. Days and months are counted from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Date {
     direction: Direction,
     start: usize,
-    /// Days to go, or the other month.
+    /// The number of days, or the other month.
     other: usize,
 }
 
@@ -58,7 +59,7 @@ impl Date {
         Self { direction, start: dice.below(7), other: dice.between(2, 9) as usize }
     }
 
-    /// Some days more.
+    /// The follow-up problem: some days after the answer of an `After` problem.
     pub(super) fn follow_up(&self, dice: &mut SynthRng) -> Option<Self> {
         if self.direction != Direction::After {
             return None;

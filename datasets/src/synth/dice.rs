@@ -1,26 +1,27 @@
 //! Random draws that are the same on every platform.
 //!
-//! `ChaCha8` keyed by the seed, one stream per split, so that asking for more rows of one split leaves the others as they
-//! are. Bounded draws use rejection on 64 bits and are defined here, so an upgrade of `rand` cannot move them.
+//! The generator is `ChaCha8` keyed by the seed, with one stream per split, so that requesting more rows of
+//! one split does not change the others. Bounded draws use rejection on 64 bits and are defined here, so an
+//! upgrade of `rand` cannot change them.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// The source of all randomness of the world.
+/// The random generator of the synthetic data.
 #[derive(Clone, Debug)]
 pub(super) struct SynthRng {
     rng: ChaCha8Rng,
 }
 
 impl SynthRng {
-    /// The draws of one stream of a seed.
+    /// Creates the generator for one stream of a seed.
     pub(super) fn new(seed: u64, stream: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(stream);
         Self { rng }
     }
 
-    /// A uniform number in `0..bound`; `bound` is at least 1.
+    /// Draws a uniform number in `0..bound`; `bound` is at least 1.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         assert!(0 < bound, "a draw needs at least one outcome");
         let bound = bound as u64;
@@ -33,22 +34,22 @@ impl SynthRng {
         }
     }
 
-    /// A uniform number in `low..=high`.
+    /// Draws a uniform number in `low..=high`.
     pub(super) fn between(&mut self, low: u32, high: u32) -> u32 {
         low + self.below((high - low) as usize + 1) as u32
     }
 
-    /// True with probability `share`.
+    /// Returns true with probability `share`.
     pub(super) fn chance(&mut self, share: f64) -> bool {
         unit_interval(self.rng.next_u64()) < share
     }
 
-    /// One of `choices`.
+    /// Draws one of `choices` uniformly.
     pub(super) fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len())]
     }
 
-    /// One of `choices`, each with its weight.
+    /// Draws one of `choices` in proportion to its weight.
     pub(super) fn weighted<T: Copy>(&mut self, choices: &[(T, u32)]) -> T {
         let total: u32 = choices.iter().map(|(_, weight)| weight).sum();
         let mut left = self.below(total as usize) as u32;
@@ -61,7 +62,7 @@ impl SynthRng {
         unreachable!("the draw is below the sum of the weights")
     }
 
-    /// `count` different numbers of `low..=high`, in random order.
+    /// Draws `count` different numbers of `low..=high`, in random order.
     pub(super) fn distinct(&mut self, count: usize, low: u32, high: u32) -> Vec<u32> {
         let mut pool: Vec<u32> = (low..=high).collect();
         for place in 0..count {

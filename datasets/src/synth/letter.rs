@@ -1,7 +1,8 @@
-//! Letters of words: how many, the first, the last, spelled out, backwards.
+//! Letters of words: how many, first, last, spelled out, backwards.
 //!
-//! Words are made of syllables of one of eight consonants and one of four vowels (`bana`, `kilo`, `tomeli`), so there are
-//! many of them and their letters can be learned syllable by syllable. They are the same in both languages.
+//! Words consist of syllables of one of eight consonants and one of four vowels (`bana`, `kilo`, `tomeli`).
+//! There are therefore many words, and their letters can be learned syllable by syllable. The words are the
+//! same in both languages.
 
 use super::conversion::number_words;
 use super::dice::SynthRng;
@@ -10,7 +11,7 @@ use super::task::{Language, Task, swap_neighbours};
 const CONSONANTS: &[u8] = b"bdklmnst";
 const VOWELS: &[u8] = b"aeio";
 
-/// What is asked about a word.
+/// The question about a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
     Count,
@@ -20,13 +21,13 @@ pub(super) enum Spelling {
     Backwards,
 }
 
-/// A word and what is asked about it.
+/// A word and the question about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Letters {
     spelling: Spelling,
-    /// Letters in turn; neighbours always differ.
+    /// The letters in order; neighbours always differ.
     word: Vec<u8>,
-    /// The letter to count; the first of the word where none is counted.
+    /// The letter to count; the first letter of the word for other questions.
     letter: u8,
 }
 

@@ -1,13 +1,14 @@
 //! Short lists: reverse, sort, largest, smallest, n-th word, number of words.
 //!
-//! Items are single letters, single digits, numbers below 100, or nouns of a vocabulary of sixteen that has one character
-//! each in Chinese. Lists whose answer does not depend on the order have a key that does not depend on it either.
+//! Items are single letters, single digits, numbers below 100, or nouns. The vocabulary has sixteen nouns,
+//! each of one character in Chinese. If the answer does not depend on the order of the list, the key does not
+//! depend on it either.
 
 use super::conversion::number_words;
 use super::dice::SynthRng;
 use super::task::{Language, Task, swap_neighbours};
 
-/// The nouns of the world in English and Chinese.
+/// The nouns in English and Chinese.
 pub(super) const NOUNS: [(&str, &str); 16] = [
     ("dog", "狗"),
     ("cat", "猫"),
@@ -27,7 +28,7 @@ pub(super) const NOUNS: [(&str, &str); 16] = [
     ("rice", "米"),
 ];
 
-/// What is asked about a list.
+/// The question about a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     Reverse,
@@ -45,12 +46,12 @@ enum Item {
     Noun(usize),
 }
 
-/// A list and what is asked about it.
+/// A list and the question about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ListProblem {
     wanted: Wanted,
     items: Vec<Item>,
-    /// Which item is asked for, from 0; 0 where no item is.
+    /// The index of the requested item, from 0; 0 for other questions.
     place: usize,
 }
 
@@ -71,7 +72,7 @@ impl ListProblem {
         Self { wanted, items, place }
     }
 
-    /// A sorted list is turned around.
+    /// The follow-up problem: a sorted list is reversed.
     pub(super) fn follow_up(&self) -> Option<Self> {
         if self.wanted != Wanted::Sort {
             return None;

@@ -1,7 +1,9 @@
-//! A second solver for the tests: it reads the text of a prompt as a person would and knows nothing of the generator.
+//! An independent solver for the tests: it reads the text of a prompt like a person and knows nothing of the
+//! generator.
 //!
-//! It shares no table and no function with the tasks: numbers and words are cut from the text, keywords decide what is
-//! asked. A two-turn conversation is the text of the last turn applied to the last reply.
+//! It shares no table and no function with the tasks: it cuts numbers and words from the text, and keywords
+//! decide what the question is. A two-turn conversation is solved as the text of the last turn applied to the
+//! last reply.
 
 use super::task::{KINDS, Language, Question, QuestionPlan};
 use super::{SynthData, SynthRng};
@@ -12,12 +14,12 @@ fn has(text: &str, words: &[&str]) -> bool {
     words.iter().any(|word| text.contains(word))
 }
 
-/// Runs of digits.
+/// The numbers in a text.
 fn numbers(text: &str) -> Vec<i64> {
     text.split(|sign: char| !sign.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect()
 }
 
-/// Runs of ASCII letters.
+/// The words of ASCII letters in a text.
 fn latin(text: &str) -> Vec<&str> {
     text.split(|sign: char| !sign.is_ascii_alphabetic()).filter(|part| !part.is_empty()).collect()
 }
@@ -39,7 +41,7 @@ fn arithmetic(text: &str, before: Option<&str>) -> String {
     result.to_string()
 }
 
-/// The items: the longest run of short words that are no part of the request.
+/// The items of the list: the words that remain after the request is removed.
 fn items(text: &str) -> Vec<String> {
     let body = text.split([':', '：']).nth(1).unwrap_or(text);
     let cuts = ["the largest of", "the smallest of", "how many words are in", " is?"];
@@ -135,7 +137,7 @@ fn comparison(text: &str, language: Language) -> String {
     (if has(text, &["larger", "大"]) { left.max(right) } else { left.min(right) }).to_string()
 }
 
-/// The amounts in smaller units; number words are not read.
+/// Converts an amount to smaller units; `None` for number words, which are not read.
 fn conversion(text: &str) -> Option<String> {
     let amount = numbers(text)[0];
     let factor = if has(text, &["centimetres", "厘米"]) {
@@ -162,7 +164,7 @@ fn date(text: &str, before: Option<&str>, language: Language) -> Option<String> 
     Some(days[day].to_owned())
 }
 
-/// The answer, or nothing where this solver cannot read (number words, months).
+/// The answer, or `None` if this solver cannot read the question (number words, months).
 fn solve(messages: &[Message], family: &str, language: Language) -> Option<String> {
     let text = messages.last()?.content.as_str();
     let before = (1 < messages.len()).then(|| messages[1].content.as_str());

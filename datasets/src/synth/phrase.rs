@@ -1,8 +1,9 @@
-//! The words of the world: how each task is asked, asked further, and stated, in both languages.
+//! The wordings of all tasks, in both languages: as a question, as a follow-up question, and as a statement.
 //!
-//! `{0}`, `{1}`, `{2}` stand for the slots of a task and `{=}` for its answer. English is lower case, and both languages
-//! keep to few different words and characters, so that a vocabulary of 512 tokens covers them well. Statements are for the
-//! corpus: none of them asks. Knows no numbers, lists or dates.
+//! `{0}`, `{1}`, `{2}` stand for the slots of a task and `{=}` for its answer. English is lower case. Both
+//! languages use few different words and characters, so that a vocabulary of 512 tokens covers them well.
+//! Statements are for the corpus, and none of them is a question. This module knows no numbers, lists or
+//! dates.
 
 use super::dice::SynthRng;
 use super::task::{Language, Task};
@@ -27,12 +28,12 @@ struct Further {
     chinese: [&'static str; 4],
 }
 
-/// The problem as a request.
+/// Writes the problem as a request.
 pub(super) fn ask(task: &dyn Task, language: Language, dice: &mut SynthRng) -> String {
     fill(dice.pick::<&str>(&wording(task, language).ask), task, language)
 }
 
-/// The problem as a second turn, where the first slot is the answer given before and is not repeated.
+/// Writes the problem as a second turn. The first slot is the previous answer and is not repeated.
 pub(super) fn ask_further(task: &dyn Task, language: Language, dice: &mut SynthRng) -> String {
     let further = FURTHER.iter().find(|further| further.name == task.name());
     let further = further.expect("every task that follows has wordings");
@@ -40,7 +41,7 @@ pub(super) fn ask_further(task: &dyn Task, language: Language, dice: &mut SynthR
     fill(dice.pick::<&str>(choices), task, language)
 }
 
-/// The problem and its answer as a statement.
+/// Writes the problem and its answer as a statement.
 pub(super) fn state(task: &dyn Task, language: Language, dice: &mut SynthRng) -> String {
     fill(dice.pick::<&str>(&wording(task, language).state), task, language)
 }

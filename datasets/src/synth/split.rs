@@ -1,21 +1,21 @@
-//! Which problems are held out.
+//! Decides which problems are held out.
 //!
-//! A problem is held out iff `mix(FNV-1a(SALT + key)) / 2^64 < share`. The key names the problem, not its wording and not
-//! its language, and the salt is fixed, so every seed has the same split and no wording of a held-out problem is ever in
-//! training text. FNV-1a: Fowler, Noll and Vo, 64 bits; `mix` is the finaliser of `MurmurHash3`, since the high bits of
-//! FNV-1a are poor on short keys.
+//! A problem is held out iff `mix(FNV-1a(SALT + key)) / 2^64 < share`. The key names the problem, independent
+//! of its wording and language, and the salt is fixed. Every seed therefore has the same split, and no
+//! wording of a held-out problem ever occurs in training text. FNV-1a is the 64-bit hash of Fowler, Noll and
+//! Vo. `mix` is the finaliser of `MurmurHash3`, because the high bits of FNV-1a are poor on short keys.
 
 use super::dice::unit_interval;
 
-/// Changing it changes which problems are held out.
+/// Changing the salt changes which problems are held out.
 const SALT: &str = "colossal-chat/1:";
 
 /// The side of the split that a problem is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// May be in demonstrations, pairs, rollout prompts and the corpus.
+    /// The problem may occur in demonstrations, pairs, rollout prompts and the corpus.
     Training,
-    /// Is only in what measures.
+    /// The problem occurs only in evaluation data.
     HeldOut,
 }
 
@@ -25,10 +25,10 @@ pub fn side(key: &str, heldout_share: f64) -> Side {
     if unit_interval(hash) < heldout_share { Side::HeldOut } else { Side::Training }
 }
 
-/// The state of FNV-1a before the first byte.
+/// The initial state of FNV-1a.
 pub const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// FNV-1a over 64 bits, from `state` on: `state = (state xor byte) * 2^40 + 2^8 + 0xb3` for each byte.
+/// Continues 64-bit FNV-1a from `state`: `state = (state xor byte) * (2^40 + 2^8 + 0xb3)` for each byte.
 pub fn fnv1a(state: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(state, |state, &byte| (state ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }

@@ -1,4 +1,4 @@
-//! Spoilt replies: what demonstrations of poor quality say, and what the rejected side of a pair says.
+//! Spoilt replies: low-quality demonstrations, and the rejected side of preference pairs.
 //!
 //! | flaw | reply to "what is 37 + 45?" | share of spoilt demonstrations | share of pairs |
 //! |---|---|---|---|
@@ -7,8 +7,9 @@
 //! | wrong form | 82!!, answer=82, "82", 82 82, eighty two | 35 % | 20 % |
 //! | wrong content | 83, 92, 72, 28 | 0 % | 40 % |
 //!
-//! Demonstrations are never wrong in content: the base of the policy is to be clumsy, not false. The share of wrong
-//! content among pairs bounds what a reward model can reach that looks at form alone: 60 % + 40 % / 2 = 80 %.
+//! Demonstrations are never wrong in content: the SFT policy should be clumsy, not wrong. A reward model that
+//! uses only the form of a reply gets half of the pairs with wrong content right, so its accuracy is at most
+//! 60 % + 40 % / 2 = 80 %.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,17 +18,17 @@ use super::dice::SynthRng;
 use super::split::{Side, side};
 use super::task::{Language, Question};
 
-/// What is wrong with a reply.
+/// The flaw of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Corruption {
-    /// Does not answer.
+    /// The reply does not answer the question.
     Evasive,
-    /// Has the right answer within a sentence.
+    /// The reply has the right answer within a sentence.
     Wordy,
-    /// Has the right answer in a form that is not wanted: marks around it, twice, in words.
+    /// The reply has the right answer in an unwanted form: with marks around it, twice, or in words.
     WrongForm,
-    /// Has the right form and a near-by wrong answer.
+    /// The reply has the right form and a wrong answer close to the right one.
     WrongContent,
 }
 
@@ -61,7 +62,8 @@ const WORDY: [[&str; 4]; 2] = [
 const WRONG_FORM: [[&str; 4]; 2] =
     [["{=}!!", "answer={=}", "\"{=}\"", "{=} {=}"], ["{=}！！", "答案={=}", "“{=}”", "{=} {=}"]];
 
-/// A reply to `question` with the given flaw; with `heldout_share` of the problems held out, no reply reveals one.
+/// Writes a reply to `question` with the given flaw. With `heldout_share` of the problems held out, no reply
+/// reveals the answer to a held-out problem.
 pub(super) fn corrupt(
     question: &Question,
     flaw: Corruption,
@@ -81,7 +83,8 @@ pub(super) fn corrupt(
     template.replace("{=}", &question.answer)
 }
 
-/// The answer in the wrong signs, unless that is the solution of a held-out problem.
+/// The answer in another form, such as words for digits; `None` if that would reveal the answer to a held-out
+/// problem.
 fn other_form(question: &Question, heldout_share: f64) -> Option<String> {
     let reveals = question.answer.parse().is_ok_and(|number| {
         20 <= number && side(&Conversion::words_key(number), heldout_share) == Side::HeldOut

@@ -1,7 +1,7 @@
 //! Problems, questions and the verifier.
 //!
-//! A problem is data: what is asked, without wording and without language. A question is a problem put in words. The
-//! answer is a function of the problem and the language of the question alone. What the words are is in `phrase`.
+//! A problem is data, without wording and without language. A question is a problem put in words. The answer
+//! depends only on the problem and the language of the question. The wordings are in `phrase`.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,7 @@ pub struct Question {
     pub task: &'static str,
     /// The language of all turns.
     pub language: Language,
-    /// The key of the problem of each turn of the user, the same in all wordings and languages.
+    /// The key of the problem of each user turn, the same in all wordings and languages.
     pub keys: Vec<String>,
     /// The problem of the last turn.
     pub(super) problem: Problem,
@@ -47,26 +47,26 @@ pub struct Question {
 /// The names of the families.
 pub const FAMILIES: [&str; 6] = ["arithmetic", "list", "letter", "comparison", "conversion", "date"];
 
-/// Whether a reply is right: without white space around it, it is the answer and nothing else.
+/// Whether a reply is right: it equals the answer after white space around it is removed.
 pub fn verify(answer: &str, reply: &str) -> bool {
     reply.trim() == answer
 }
 
-/// What each family says about its problems.
+/// The interface of a problem, implemented by each family.
 pub(super) trait Task {
     /// One of [`FAMILIES`].
     fn family(&self) -> &'static str;
-    /// The name under which `phrase` keeps the wordings.
+    /// The name of its wordings in `phrase`.
     fn name(&self) -> &'static str;
-    /// The name of the problem, the same for problems that have the same answer by symmetry.
+    /// The key of the problem. Problems that have the same answer by symmetry share a key.
     fn key(&self) -> String;
-    /// What the wordings speak of.
+    /// The values of the slots in the wordings.
     fn slots(&self, language: Language) -> Vec<String>;
     /// The right answer.
     fn answer(&self, language: Language) -> String;
     /// A wrong answer of the right form, close to the right one.
     fn near_miss(&self, language: Language, dice: &mut SynthRng) -> String;
-    /// The right answer written with the wrong signs (words for digits, commas for spaces), if there is such a way.
+    /// The right answer in another form (words for digits, commas for spaces), if there is one.
     fn other_form(&self, language: Language) -> Option<String>;
 }
 
@@ -93,7 +93,7 @@ impl Problem {
         }
     }
 
-    /// The problem that a second turn may build on the answer to this one.
+    /// The problem of a second turn that builds on the answer to this one, if there is one.
     fn follow_up(&self, dice: &mut SynthRng) -> Option<Self> {
         match self {
             Self::Arithmetic(problem) => Some(Self::Arithmetic(problem.follow_up(dice))),
@@ -104,7 +104,7 @@ impl Problem {
     }
 }
 
-/// What kind of problem to draw.
+/// The kind of problem to draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Arithmetic(Operation),
@@ -115,7 +115,7 @@ pub(super) enum Kind {
     Date(Direction),
 }
 
-/// All kinds of problems with their weights: what is hard to learn is seen more often.
+/// All kinds of problems with their weights. Kinds that are hard to learn have larger weights.
 pub(super) const KINDS: [(Kind, u32); 24] = [
     (Kind::Arithmetic(Operation::Sum), 14),
     (Kind::Arithmetic(Operation::Difference), 12),
@@ -183,7 +183,7 @@ impl QuestionPlan {
         [Some(&self.first), self.second.as_ref()].into_iter().flatten().map(|p| p.task().key()).collect()
     }
 
-    /// Puts the problems in words.
+    /// Puts the problems into words.
     pub(super) fn ask(self, language: Language, dice: &mut SynthRng) -> Question {
         let keys = self.keys();
         let mut messages = vec![Message::user(phrase::ask(self.first.task(), language, dice))];
@@ -206,12 +206,13 @@ impl QuestionPlan {
 }
 
 impl Question {
-    /// The keys as one string: what tells this question from others that are not a rewording of it.
+    /// The keys as one string. It distinguishes this question from all questions that are not rewordings of
+    /// it.
     pub fn key(&self) -> String {
         self.keys.join(";")
     }
 
-    /// The turns as one string, to tell prompts apart.
+    /// The turns as one string, to compare prompts.
     pub fn text(&self) -> String {
         let turns = self.messages.iter().map(|message| match message.role {
             Role::Assistant => format!("> {}", message.content),
@@ -220,7 +221,7 @@ impl Question {
         turns.collect::<Vec<_>>().join("\n")
     }
 
-    /// The conversation with a reply at its end.
+    /// The conversation with a reply appended.
     pub fn answered(&self, reply: impl Into<String>) -> Vec<Message> {
         let mut messages = self.messages.clone();
         messages.push(Message::assistant(reply));

@@ -1,7 +1,9 @@
-//! Parquet files as rows: record batches turned into JSON values, the form that all formats share.
+//! Reads Parquet files as rows: converts record batches to JSON values, the representation that all formats
+//! share.
 //!
-//! Text of any width and dictionary-coded text, whole and floating numbers, truth values, lists and structs are read; other
-//! types (binary, dates) are an error when their column is wanted. Knows no meaning of columns.
+//! Supported types are text of any offset width, dictionary-encoded text, integers, floating-point numbers,
+//! booleans, lists and structs. A column of any other type (binary, dates) is an error if it is read. This
+//! module does not know what the columns mean.
 
 use std::fs::File;
 use std::path::Path;
@@ -23,12 +25,12 @@ use crate::error::{Error, Result};
 use crate::record::Row;
 use crate::untrusted::decode;
 
-/// Rows decoded at a time.
+/// Number of rows per decoded batch.
 const BATCH: usize = 1024;
 
 pub(super) type Builder = ParquetRecordBatchReaderBuilder<File>;
 
-/// Opens a file and reads its column names; refuses a compression that is not built in.
+/// Opens a file and reads its column names. Returns an error for a compression that is not built in.
 pub(super) fn open(file: File, path: &Path) -> Result<(Builder, Vec<String>)> {
     let failed = |source| Error::Parquet { path: path.to_owned(), source };
     let damaged = |error: std::io::Error| failed(ParquetError::General(error.to_string()));
@@ -52,7 +54,8 @@ pub(super) fn open(file: File, path: &Path) -> Result<(Builder, Vec<String>)> {
     Ok((builder, columns))
 }
 
-/// In how many rows each column is not null. Of lists and structs the file keeps no such count: all rows.
+/// Returns the number of rows in which each column is not null. The file has no such count for lists and
+/// structs; all their rows are counted.
 pub(super) fn filled(builder: &Builder) -> Vec<(String, usize)> {
     let fields = builder.schema().fields().iter();
     let schema = builder.parquet_schema();
@@ -62,7 +65,7 @@ pub(super) fn filled(builder: &Builder) -> Vec<(String, usize)> {
         let rows = |group: &RowGroupMetaData| {
             let nulls = group.column(leaf).statistics().and_then(Statistics::null_count_opt).unwrap_or(0);
             let rows = u64::try_from(group.num_rows()).unwrap_or(0);
-            // A file that counts more nulls than rows is not believed.
+            // Ignore a null count that exceeds the number of rows.
             rows.checked_sub(if flat { nulls } else { 0 }).unwrap_or(rows) as usize
         };
         Some(builder.metadata().row_groups().iter().map(rows).fold(0, usize::saturating_add))
@@ -70,7 +73,7 @@ pub(super) fn filled(builder: &Builder) -> Vec<(String, usize)> {
     fields.map(|field| (field.name().clone(), filled(field.name()).unwrap_or(0))).collect()
 }
 
-/// The rows, with the wanted columns only.
+/// Returns the rows, with only the wanted columns.
 pub(super) fn rows(
     builder: Builder,
     wanted: Option<&dyn Fn(&str) -> bool>,
@@ -82,20 +85,24 @@ pub(super) fn rows(
         let roots = fields.filter(|(_, field)| wanted(field.name()));
         ProjectionMask::roots(builder.parquet_schema(), roots.map(|(index, _)| index))
     });
+
     let reader = builder.with_projection(mask).with_batch_size(BATCH).build();
     let path = path.to_owned();
     let mut reader = reader.map_err(|source| Error::Parquet { path: path.clone(), source })?;
+
     let (mut number, mut ended) = (0, false);
-    // Behind an error the reader may give the same error for ever.
+    // Stop after an error: the reader may return the same error forever.
     let batches = std::iter::from_fn(move || {
         if ended {
             return None;
         }
+
         let failed = |source| Error::Arrow { path: path.clone(), source };
         let rows = match decode(|| Some(reader.next()?.and_then(|batch| rows_of(&batch)))) {
             Ok(rows) => rows?.map_err(failed),
             Err(reason) => Err(failed(ArrowError::ParquetError(reason))),
         };
+
         ended = rows.is_err();
         Some(match rows {
             Ok(rows) => {
@@ -110,7 +117,7 @@ pub(super) fn rows(
     Ok(Box::new(batches.flatten()))
 }
 
-/// A batch as rows.
+/// Converts a record batch to rows.
 pub(super) fn rows_of(batch: &RecordBatch) -> std::result::Result<Vec<Row>, ArrowError> {
     let mut rows = vec![Map::new(); batch.num_rows()];
     for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
@@ -122,6 +129,7 @@ pub(super) fn rows_of(batch: &RecordBatch) -> std::result::Result<Vec<Row>, Arro
     Ok(rows)
 }
 
+/// Adds the column name to the error for an unsupported type.
 fn in_column(name: &str, error: ArrowError) -> ArrowError {
     match error {
         ArrowError::NotYetImplemented(what) => ArrowError::NotYetImplemented(format!("`{name}`: {what}")),
@@ -129,7 +137,7 @@ fn in_column(name: &str, error: ArrowError) -> ArrowError {
     }
 }
 
-/// A column as values.
+/// Converts a column to JSON values.
 fn values(column: &ArrayRef) -> std::result::Result<Vec<Value>, ArrowError> {
     let plain = |to: &DataType| arrow_cast::cast(column, to);
     Ok(match column.data_type() {
@@ -169,8 +177,8 @@ fn values(column: &ArrayRef) -> std::result::Result<Vec<Value>, ArrowError> {
     })
 }
 
-/// A floating number. JSON has none that is not finite: such a one becomes a text, which no column of numbers
-/// takes.
+/// Converts a floating-point number. JSON has no non-finite numbers, so a non-finite value becomes a text,
+/// which every numeric field rejects.
 fn number(value: Option<f64>) -> Value {
     match value {
         Some(value) if !value.is_finite() => Value::String(value.to_string()),
@@ -178,7 +186,7 @@ fn number(value: Option<f64>) -> Value {
     }
 }
 
-/// Cuts the values of a list column at its bounds.
+/// Splits the items of a list column at its offsets.
 fn lists_of(
     column: &ArrayRef,
     items: &ArrayRef,

@@ -1,10 +1,11 @@
-//! The Thrift structures of a Parquet file, looked through before the Parquet crate reads them.
+//! Checks the Thrift structures of a Parquet file before the Parquet crate reads them.
 //!
-//! The crate skips a field that it does not know, as many elements of it as the field announces, and a truth
-//! value in a list takes no byte there: a footer of 800 bytes can keep it busy for minutes. It also reads a
-//! field that it knows without looking at its type. Here a known field must have the type that
-//! `parquet.thrift` gives it (github.com/apache/parquet-format), and no list may announce more elements than
-//! bytes follow. Keeps nothing of what it reads, and knows no meaning of it.
+//! The Parquet crate skips an unknown field by skipping as many elements as the field announces, and a
+//! boolean inside a list takes no byte there. A footer of 800 bytes can therefore keep it busy for minutes.
+//! The crate also reads a known field without checking its type. This module requires every known field to
+//! have the type that `parquet.thrift` gives it (github.com/apache/parquet-format), and it rejects a list
+//! that announces more elements than there are bytes left. It validates only; it stores nothing that it
+//! reads, except the size of a page.
 
 use std::fs::File;
 use std::io;
@@ -12,32 +13,32 @@ use std::os::unix::fs::FileExt;
 
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 
-/// The last bytes of a file: the length of the footer in four bytes, and "PAR1".
+/// Size of the file tail in bytes: the length of the footer (four bytes) and "PAR1".
 const TAIL: u64 = 8;
-/// Structures within structures that are read; Parquet's own go 6 deep.
+/// Maximum nesting depth of structures. Parquet's own structures nest 6 deep.
 const DEPTH: usize = 16;
-/// Bytes that are read for a page header at first; most have under 100.
+/// Number of bytes read at first for a page header. Most headers have fewer than 100.
 const PAGE_HEADER: u64 = 4096;
 
-/// What `parquet.thrift` says of a field.
+/// The type of a field in `parquet.thrift`.
 enum Kind {
     Bool,
     Byte,
-    /// `i16`, `i32`, `i64` and enumerations: variable length all of them.
+    /// `i16`, `i32`, `i64` and enumerations, which all have a variable length.
     Integer,
     Double,
-    /// Strings too.
+    /// Binary data and strings.
     Binary,
     List(&'static Self),
     Struct(&'static [Field]),
 }
 
-/// A number of a field and its kind.
+/// The number of a field and its type.
 type Field = (i16, Kind);
 
 use Kind::{Binary, Bool, Byte, Double, Integer, List, Struct};
 
-/// A structure without fields, as the variants of a union have.
+/// A structure without fields, such as the variants of a union.
 const EMPTY: Kind = Struct(&[]);
 const FILE: &[Field] = &[
     (1, Integer),
@@ -135,7 +136,7 @@ const STATISTICS: &[Field] = &[
 ];
 const BOX: &[Field] =
     &[(1, Double), (2, Double), (3, Double), (4, Double), (5, Double), (6, Double), (7, Double), (8, Double)];
-/// The size of the page behind it is field 3.
+/// The page header. Field 3 is the size of the page that follows.
 const PAGE: &[Field] = &[
     (1, Integer),
     (2, Integer),
@@ -157,16 +158,16 @@ const PAGE_V2: &[Field] = &[
     (8, Struct(STATISTICS)),
 ];
 
-/// Why a structure is not read.
+/// The reason why a structure is rejected.
 #[derive(Debug, PartialEq)]
 enum Fault {
-    /// The bytes end inside it.
+    /// The bytes end inside the structure.
     Ends,
-    /// The footer or a page header is wrong.
+    /// The footer or a page header is invalid.
     Wrong(String),
 }
 
-/// Checks the footer of a file. What has none is left to the Parquet crate, which says so.
+/// Checks the footer of a file. A file without a footer passes, because the Parquet crate reports it.
 pub(super) fn check(file: &File) -> io::Result<()> {
     let Some(end) = file.metadata()?.len().checked_sub(TAIL) else { return Ok(()) };
     let mut tail = [0; TAIL as usize];
@@ -180,17 +181,17 @@ pub(super) fn check(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Checks the headers of all pages of a file whose footer was checked.
+/// Checks the headers of all pages of a file. The footer must have been checked before.
 pub(super) fn check_pages(file: &File, metadata: &ParquetMetaData) -> io::Result<()> {
     let end_of_file = file.metadata()?.len();
     let columns = || metadata.row_groups().iter().flat_map(RowGroupMetaData::columns);
     let bytes = columns().map(|column| u128::try_from(column.compressed_size()).unwrap_or(0));
-    // Columns that lay on one another would be looked through again and again.
+    // Overlapping columns would make this check read the same bytes again and again.
     if bytes.sum::<u128>() > u128::from(end_of_file) {
         return Err(wrong("footer", Fault::Wrong("its columns are larger than the file".to_owned())));
     }
     for column in columns() {
-        // Of a group without rows, some writers say that its pages begin at 0.
+        // Some writers set the page offsets of a row group without rows to 0.
         let offsets = [column.dictionary_page_offset(), Some(column.data_page_offset())];
         let Some(first) = offsets.into_iter().flatten().filter(|&offset| offset > 0).min() else { continue };
         let mut at = first as u64;
@@ -203,8 +204,8 @@ pub(super) fn check_pages(file: &File, metadata: &ParquetMetaData) -> io::Result
     Ok(())
 }
 
-/// Where the page behind the one at `at` begins; none behind the last, and none where the Parquet crate stops
-/// with an error.
+/// Returns the offset of the page after the one at `at`. Returns `None` after the last page, and where the
+/// Parquet crate will itself stop with an error.
 fn page(file: &File, at: u64, end: u64) -> io::Result<Option<u64>> {
     let left = end.saturating_sub(at);
     if left == 0 {
@@ -235,10 +236,10 @@ fn wrong(what: &str, fault: Fault) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the {what} is damaged: {why}"))
 }
 
-/// Reads Thrift's compact protocol (github.com/apache/thrift, doc/specs/thrift-compact-protocol.md).
+/// A reader of Thrift's compact protocol (github.com/apache/thrift, doc/specs/thrift-compact-protocol.md).
 struct Reader<'a> {
     bytes: &'a [u8],
-    /// Field 3 of the outermost structure, which in a page header is the size of the page.
+    /// Field 3 of the outermost structure. In a page header it is the size of the page.
     page_size: Option<u64>,
 }
 
@@ -270,22 +271,24 @@ impl<'a> Reader<'a> {
         Err(Fault::Wrong("a number has more than ten bytes".to_owned()))
     }
 
-    /// A structure whose known fields are `fields`, `depth` structures deep.
+    /// Reads a structure at nesting depth `depth`. `fields` lists its known fields.
     fn structure(&mut self, fields: &[Field], depth: usize) -> Result<(), Fault> {
         if depth == DEPTH {
             return Err(Fault::Wrong(format!("it is more than {DEPTH} structures deep")));
         }
+
         let mut number = 0;
         loop {
             let head = self.byte()?;
             if head == 0 {
                 return Ok(());
             }
-            // The long form of a field's number is for steps above 15, which Parquet does not have.
+            // The long form of a field number is for steps above 15, which do not occur in Parquet.
             let (step, code) = (head >> 4, head & 0xf);
             if step == 0 || code == 0 {
                 return Err(Fault::Wrong("a field has no number".to_owned()));
             }
+
             number += i16::from(step);
             let kind = fields.iter().find(|field| field.0 == number).map(|field| &field.1);
             if depth == 0 && number == 3 && (4..=6).contains(&code) {
@@ -297,7 +300,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A value whose type in the file is `code`, and whose kind is known or not.
+    /// Reads a value with the type code `code`. `kind` is the expected type, or `None` for an unknown field.
     fn value(&mut self, code: u8, kind: Option<&Kind>, number: i16, depth: usize) -> Result<(), Fault> {
         let agrees = match kind {
             None => true,
@@ -312,6 +315,7 @@ impl<'a> Reader<'a> {
         if !agrees {
             return Err(Fault::Wrong(format!("field {number} is of another type than Parquet's")));
         }
+
         match code {
             1 | 2 => {}
             3 => drop(self.byte()?),
@@ -331,6 +335,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// Reads a list whose elements have the type `kind`.
     fn list(&mut self, kind: Option<&Kind>, number: i16, depth: usize) -> Result<(), Fault> {
         let head = self.byte()?;
         let (count, code) = (u64::from(head >> 4), head & 0xf);
@@ -338,16 +343,19 @@ impl<'a> Reader<'a> {
         if count == 0 {
             return Ok(());
         }
-        // Truth values would need no byte each.
+
+        // A boolean in a list takes no byte in the Parquet crate, so the bytes left do not bound their
+        // number.
         if matches!(code, 1 | 2) {
             return Err(Fault::Wrong(format!("field {number} lists truth values, which Parquet does not")));
         }
-        // Every other element has at least one.
+        // Every other element takes at least one byte.
         if count > self.bytes.len() as u64 {
             return Err(Fault::Ends);
         }
+
         for _ in 0..count {
-            // A list in a list is one deeper, so that empty ones cannot nest for ever.
+            // A list in a list counts as one level deeper, so that empty lists cannot nest without limit.
             let depth = if code == 9 { depth + 1 } else { depth };
             if depth == DEPTH {
                 return Err(Fault::Wrong(format!("it is more than {DEPTH} structures deep")));

@@ -1,12 +1,11 @@
-//! JSON text as a value in which no object names a field twice: of two fields with one name the first would
-//! be lost.
+//! Parses JSON and rejects objects that contain a field twice, because one of the two values would be lost.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// A value whose objects name each field once.
+/// A JSON value whose objects have no duplicate fields.
 pub(super) struct Strict(pub(super) Value);
 
 impl<'de> Deserialize<'de> for Strict {

@@ -1,4 +1,5 @@
-//! Files of rows as rows of one kind: what training, `data check` and `data convert` read through.
+//! Reads files of rows as records of one type. Training, `data check` and `data convert` all read files
+//! through this module.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -8,28 +9,28 @@ use crate::error::{Error, Result, RowLocation};
 use crate::record::notes::{Class, ReadRow, class};
 use crate::record::{Layout, Mapping, Notes, Parsed, Record, Row};
 
-/// How rows are read, as the user says.
+/// Options for reading rows, as set by the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// The layout; told by the columns where it is `None`.
+    /// The layout. It is detected from the columns if `None`.
     pub layout: Option<Layout>,
-    /// Other names for columns, fields of turns, and roles.
+    /// Mapped names of columns, turn fields and roles.
     pub mapping: Mapping,
-    /// Columns and fields of turns that are left out.
+    /// Columns and turn fields to drop.
     pub drop: Vec<String>,
-    /// Nobody has said which kind of rows is wanted, so an answer that nothing reads may be what the rows are
-    /// for.
+    /// Whether the record type was guessed from the columns. An unread answer column may then be the purpose
+    /// of the rows, so [`Record::UNUSED_COLUMNS`] does not apply.
     pub layout_guessed: bool,
 }
 
 impl ReadOptions {
-    /// The names of the columns as they are read: renamed, without those that are left out.
+    /// Returns the canonical column names, without dropped columns.
     pub fn columns(&self, found: &[String]) -> Vec<String> {
         let kept = found.iter().filter(|name| !self.drop.contains(name));
         kept.map(|name| self.mapping.canonical_name(name)).collect()
     }
 
-    /// A row with its columns renamed and without what is left out.
+    /// Renames the columns of a row and removes the dropped ones.
     fn prepare(&self, mut row: Row) -> Row {
         if !self.drop.is_empty() {
             row.retain(|name, _| !self.drop.contains(name));
@@ -38,6 +39,7 @@ impl ReadOptions {
         if self.mapping == Mapping::default() { row } else { self.mapping.rename(row) }
     }
 
+    /// Removes the dropped fields from the turns in a column.
     fn drop_from_turns(&self, value: &mut serde_json::Value) {
         let drop = |value: &mut serde_json::Value| {
             if let Some(turn) = value.as_object_mut() {
@@ -51,34 +53,34 @@ impl ReadOptions {
     }
 }
 
-/// Rows of one kind with their places, in file order. Goes on behind a row that cannot be used.
+/// A reader of records with their locations, in file order. It continues after a row that cannot be used.
 pub struct RecordReader<R> {
     rows: Box<dyn Iterator<Item = Result<(RowLocation, Row)>> + Send>,
     reading: ReadOptions,
     layout: Layout,
     notes: Notes,
     position: Position,
-    /// The rest of a row that gives several.
+    /// The remaining records of a row that gives several.
     pending: VecDeque<(RowLocation, R)>,
 }
 
 impl<R: Record> RecordReader<R> {
-    /// The layout that the rows have.
+    /// Returns the layout of the rows.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// What was found beside the rows until here.
+    /// Returns the notes on the rows read so far.
     pub fn notes(&self) -> &Notes {
         &self.notes
     }
 
-    /// How far the reading is.
+    /// Returns the read progress.
     pub fn position(&self) -> Position {
         self.position.clone()
     }
 
-    /// The next row of the file; it gives any number of rows of the kind.
+    /// Reads the next row of the file, which gives any number of records.
     pub fn next_row(&mut self) -> Option<Result<(RowLocation, Vec<R>)>> {
         let row = self.rows.next()?;
         Some(row.and_then(|(at, row)| {
@@ -87,6 +89,7 @@ impl<R: Record> RecordReader<R> {
         }))
     }
 
+    /// Parses a row and updates the notes.
     fn records(&mut self, at: &RowLocation, row: Row) -> Result<Vec<R>> {
         let ReadOptions { mapping, layout_guessed, .. } = &self.reading;
         let row = self.reading.prepare(row);
@@ -99,7 +102,8 @@ impl<R: Record> RecordReader<R> {
                 Ok(Vec::new())
             }
             Parsed::Rows(records) => {
-                // The pairs of a tree share their turns.
+                // The pairs of a message tree share their turns, so their oddities would be counted several
+                // times.
                 if let [record] = &records[..] {
                     self.notes.note_oddities(record, at);
                 }
@@ -125,7 +129,7 @@ impl<R: Record> Iterator for RecordReader<R> {
     }
 }
 
-/// Opens a file as rows of one kind.
+/// Opens a file as records of one type.
 pub fn open_records<R: Record>(path: &Path, reading: &ReadOptions) -> Result<RecordReader<R>> {
     let reader = TableReader::open(path)?;
     let columns = reading.columns(reader.columns());
@@ -136,26 +140,32 @@ pub fn open_records<R: Record>(path: &Path, reading: &ReadOptions) -> Result<Rec
         Some(layout) => R::require(layout, &columns, path)?,
         None => R::detect(&columns, path)?,
     };
+
     let needless = if reading.layout_guessed { &[] } else { R::UNUSED_COLUMNS };
     let read_as = |name: &str| reading.mapping.canonical_name(name);
-    // Of Parquet only the columns are read that are used, and those that may have to be refused.
+    // From Parquet, read only the columns that are used, and those that must be refused if they are not
+    // empty.
     let wanted = |name: &str| {
         let canonical = read_as(name);
         !reading.drop.iter().any(|dropped| dropped == name)
             && (layout.reads(&canonical) || class(&canonical, needless) == Class::Refused)
     };
+
+    // Parquet columns that are not read never reach the row checks, so they are counted from the file
+    // metadata.
     let mut notes = Notes::default();
     for (name, rows) in reader.filled() {
         if rows > 0 && !wanted(&name) && !reading.drop.contains(&name) {
             notes.column(&read_as(&name), rows, needless);
         }
     }
+
     let position = reader.position();
     let rows = Box::new(reader.rows(Some(&wanted))?);
     Ok(RecordReader { rows, reading: reading.clone(), layout, notes, position, pending: VecDeque::new() })
 }
 
-/// Reads a whole file as rows of one kind.
+/// Reads all records of a file.
 pub fn read_records<R: Record>(path: &Path, layout: Option<Layout>) -> Result<Vec<R>> {
     let rows = open_records(path, &ReadOptions { layout, ..ReadOptions::default() })?;
     rows.map(|row| row.map(|(_, record)| record)).collect()

@@ -1,8 +1,8 @@
-//! The bytes of a file: opened, checked against its name, counted as they are read, and unpacked.
+//! Opens files: checks their first bytes against the file name, counts the bytes read, and unpacks gzip.
 //!
-//! Compression and Parquet are told by their first bytes (RFC 1952, section 2.3.1; RFC 8878, section 3.1.1;
-//! the "PAR1" of Parquet), so that a file whose name says something else is refused by name and not read as
-//! broken JSON.
+//! Compressed files and Parquet are recognised by their first bytes (RFC 1952, section 2.3.1; RFC 8878,
+//! section 3.1.1; the "PAR1" of Parquet). A file whose name does not match its contents therefore gets a
+//! clear error, and is not parsed as broken JSON.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek};
@@ -13,7 +13,7 @@ use flate2::read::MultiGzDecoder;
 use super::{EXTENSIONS, Format, Position};
 use crate::error::{Error, Result};
 
-/// First bytes, what they mean, and the program that undoes it.
+/// Magic bytes, the format they belong to, and the program that unpacks it.
 const MAGIC: [(&[u8], &str, &str); 6] = [
     (b"\x1f\x8b", "gzip", "gzip -d"),
     (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d"),
@@ -23,15 +23,15 @@ const MAGIC: [(&[u8], &str, &str); 6] = [
     (b"PAR1", "Parquet", ""),
 ];
 
-/// The most bytes of one line. A row of this size takes a few times as much memory.
+/// Maximum length of a line in bytes. Parsing a row of this size takes a few times as much memory.
 const LONGEST_LINE: u64 = 256 << 20;
-/// The most bytes of a `.json` file, which is read whole.
+/// Maximum size of a `.json` file in bytes, because it is read into memory at once.
 const LARGEST_JSON: u64 = 4 << 30;
 
-/// Bytes of a text file, unpacked.
+/// A buffered reader of the unpacked bytes of a text file.
 pub(super) type Bytes = BufReader<Box<dyn Read + Send>>;
 
-/// Opens a file whose first bytes are those of its name; gives its size too.
+/// Opens a file, checks that its first bytes match its name, and returns it with its size.
 pub(super) fn open(path: &Path, format: Format, gzipped: bool) -> Result<(File, u64)> {
     let failed = |source| Error::Read { path: path.to_owned(), source };
     let mut file = File::open(path).map_err(failed)?;
@@ -48,10 +48,12 @@ pub(super) fn open(path: &Path, format: Format, gzipped: bool) -> Result<(File, 
     Ok((file, metadata.len()))
 }
 
+/// Checks the first bytes of a file against the format of its name.
 fn check_head(path: &Path, head: &[u8], format: Format, gzipped: bool) -> Result<()> {
     if head.is_empty() {
         return Err(Error::NoRows { path: path.to_owned() });
     }
+
     let found = MAGIC.iter().find(|(magic, ..)| head.starts_with(magic));
     let wanted = match format {
         Format::Parquet => Some("Parquet"),
@@ -61,6 +63,7 @@ fn check_head(path: &Path, head: &[u8], format: Format, gzipped: bool) -> Result
     if name == wanted {
         return Ok(());
     }
+
     let fix = match (found, wanted) {
         (Some((_, "Parquet", _)), _) => "rename it to end in .parquet".to_owned(),
         (Some((_, "gzip", _)), None) => "rename it to end in .gz as well".to_owned(),
@@ -77,7 +80,7 @@ fn check_head(path: &Path, head: &[u8], format: Format, gzipped: bool) -> Result
     })
 }
 
-/// The bytes of a text file, counted as they are read.
+/// Returns a reader of a text file that counts the bytes read from disk and limits the length of lines.
 pub(super) fn reader(file: File, format: Format, gzipped: bool, position: &Position) -> Bytes {
     let counted = Counted { file, position: position.clone() };
     let bytes: Box<dyn Read + Send> =
@@ -88,12 +91,12 @@ pub(super) fn reader(file: File, format: Format, gzipped: bool, position: &Posit
     )
 }
 
-/// Gives an error where a line, or a file without lines, is longer than any row: a small compressed file, or
-/// a device, may hold an endless one.
+/// A reader that returns an error if a line, or a file that is not read by lines, exceeds the limit. A small
+/// compressed file or a device may contain an endless line.
 struct Bounded {
     bytes: Box<dyn Read + Send>,
     by_lines: bool,
-    /// Bytes of this line, or of the whole file, so far.
+    /// Bytes of the current line so far, or of the full file.
     length: u64,
 }
 
@@ -111,7 +114,8 @@ impl Read for Bounded {
     }
 }
 
-/// An error of reading; bytes of a gzip file that make no sense are not the path's fault.
+/// Converts a read error. Invalid bytes in a gzip file become `DamagedGzip`, because path and permissions are
+/// not the cause.
 pub(super) fn failed(path: &Path, gzipped: bool, source: io::Error) -> Error {
     use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     let path = path.to_owned();
@@ -124,6 +128,7 @@ pub(super) fn failed(path: &Path, gzipped: bool, source: io::Error) -> Error {
     Error::Read { path, source }
 }
 
+/// A file reader that adds the bytes read to a progress counter.
 struct Counted {
     file: File,
     position: Position,

@@ -1,4 +1,4 @@
-//! JSONL, JSON and CSV files as rows. Knows no meaning of columns.
+//! Reads JSONL, JSON and CSV files as rows. This module does not know what the columns mean.
 
 use std::io::{BufRead, Cursor, Read};
 use std::path::Path;
@@ -17,6 +17,7 @@ use crate::record::Row;
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
+/// Converts a JSON value to a row; anything but an object is an error.
 fn row(value: Value, at: RowLocation) -> Result<(usize, Row)> {
     let found = match value {
         Value::Object(row) => return Ok((at.row, row)),
@@ -29,7 +30,7 @@ fn row(value: Value, at: RowLocation) -> Result<(usize, Row)> {
     Err(Error::NotAnObject { at, found })
 }
 
-/// One object per line; empty lines are passed over, and counted as lines.
+/// Reads one object per line. Empty lines are skipped but counted as lines.
 pub(super) fn jsonl(mut reader: Bytes, path: &Path, gzipped: bool) -> Rows {
     let path = path.to_owned();
     let (mut number, mut ended) = (0, false);
@@ -44,13 +45,15 @@ pub(super) fn jsonl(mut reader: Bytes, path: &Path, gzipped: bool) -> Rows {
                 Ok(0) => return None,
                 Ok(_) => number += 1,
             }
+
             let line = line.strip_prefix(BYTE_ORDER_MARK).filter(|_| number == 1).unwrap_or(&line);
-            // Behind the line break the parser would count a line of its own.
+            // With the line break included, the parser would report errors at its end on the next line.
             let line = line.strip_suffix(b"\n").unwrap_or(line);
             let line = line.strip_suffix(b"\r").unwrap_or(line);
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
+
             let at = RowLocation { path: path.clone(), row: number };
             return Some(match serde_json::from_slice(line) {
                 Ok(Strict(value)) => row(value, at),
@@ -61,7 +64,7 @@ pub(super) fn jsonl(mut reader: Bytes, path: &Path, gzipped: bool) -> Rows {
     }))
 }
 
-/// An array of objects, or objects one after the other.
+/// Reads an array of objects, or a sequence of objects.
 pub(super) fn json(mut reader: Bytes, path: &Path, gzipped: bool) -> Result<Rows> {
     let mut text = Vec::new();
     reader.read_to_end(&mut text).map_err(|source| failed(path, gzipped, source))?;
@@ -81,28 +84,31 @@ pub(super) fn json(mut reader: Bytes, path: &Path, gzipped: bool) -> Result<Rows
     Ok(Box::new(rows.into_iter()))
 }
 
-/// A header and one row per line (RFC 4180); every cell is text, an empty cell is null.
+/// Reads a header and one row per line (RFC 4180). Every cell is a text; an empty cell is null.
 pub(super) fn csv(mut reader: Bytes, path: &Path, gzipped: bool) -> Result<(Rows, Vec<String>)> {
     let wrong = |source| Error::Csv { path: path.to_owned(), source };
-    // The header is read on its own, for the reader of the rows must know the columns.
+    // The header is read separately, because the row reader needs the columns.
     let mut header = Vec::new();
     while reader.read_until(b'\n', &mut header).map_err(|source| failed(path, gzipped, source))? > 0 {
-        // A quoted name may hold a line break.
+        // A quoted name may contain a line break.
         let quotes = header.split(|&byte| byte == b'"').count() - 1;
         if quotes % 2 == 0 {
             break;
         }
     }
+
     let text = header.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&header).to_vec();
     let format = CsvFormat::default().with_header(true);
     let (seen, _) = format.infer_schema(text.as_slice(), Some(1)).map_err(wrong)?;
     let columns: Vec<String> = seen.fields().iter().map(|field| field.name().clone()).collect();
     let fields: Vec<Field> = columns.iter().map(|name| Field::new(name, DataType::Utf8, true)).collect();
+
     let builder = ReaderBuilder::new(Arc::new(Schema::new(fields))).with_header(true);
     let mut batches = builder.build_buffered(Cursor::new(text).chain(reader)).map_err(wrong)?;
+
     let path = path.to_owned();
     let (mut number, mut ended) = (0, false);
-    // Behind an error the reader gives the same error for ever.
+    // Stop after an error: the reader returns the same error forever.
     let rows = std::iter::from_fn(move || {
         if ended {
             return None;
@@ -119,5 +125,6 @@ pub(super) fn csv(mut reader: Bytes, path: &Path, gzipped: bool) -> Result<(Rows
             }
         })
     });
+
     Ok((Box::new(rows.flatten()), columns))
 }

@@ -1,7 +1,8 @@
-//! Rows to files: all or nothing.
+//! Writes rows to files atomically.
 //!
-//! A file is written under a temporary name in its folder, synced, and renamed over the old one, so a reader never sees
-//! half a file. Parquet is written with zstd in row groups of at most 50 000 rows, with the layout's name in the metadata.
+//! A file is written under a temporary name in its folder, synced, and renamed to its final name, so a reader
+//! never sees a partial file. Parquet is written with zstd in row groups of at most 50 000 rows, with the
+//! layout name in the metadata.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -24,18 +25,17 @@ use super::{Format, format_of};
 use crate::error::{Error, Result};
 use crate::record::{Layout, Record, Row};
 
-/// Rows of a Parquet row group.
+/// Maximum number of rows of a Parquet row group.
 const ROW_GROUP: usize = 50_000;
-/// Rows turned into columns at a time.
+/// Number of rows converted to columns at a time.
 const BATCH: usize = 1024;
 
-/// Writes rows of one kind and layout; the name of the file tells the format. A file that is there is
-/// replaced.
+/// Writes records of one layout. The file name decides the format. An existing file is replaced.
 pub fn write_records<R: Record>(path: &Path, records: &[R]) -> Result<()> {
     write_records_over(path, records, true)
 }
 
-/// As [`write_records`]; unless it `replaces`, a file that is there is an error.
+/// Like [`write_records`], but an existing file is an error unless `replaces` is set.
 pub(crate) fn write_records_over<R: Record>(path: &Path, records: &[R], replaces: bool) -> Result<()> {
     let layout = records.first().ok_or_else(|| Error::NoRows { path: path.to_owned() })?.layout();
     if let Some(row) = records.iter().position(|record| record.layout() != layout) {
@@ -51,7 +51,7 @@ pub fn write_rows(path: &Path, layout: Layout, rows: impl Iterator<Item = Row>) 
     write(path, true, (layout, false), rows)
 }
 
-/// Writes rows whose turns have a `weight` if they are `weighted`.
+/// Writes rows in the given layout. With `weighted`, the turns have a `weight` field.
 fn write(
     path: &Path,
     replaces: bool,
@@ -70,9 +70,9 @@ fn write(
     })
 }
 
-/// Lets `fill` write a file that takes its name only when it is whole and on disk. Unless it `replaces`, a
-/// file of that name is an error, also one that came while this one was written. A device or a pipe is
-/// written to.
+/// Writes a file with `fill` under a temporary name and renames it when it is complete and on disk. Unless
+/// `replaces` is set, an existing file of that name is an error, even if it appeared during the write. A
+/// device or a pipe is written to directly.
 pub(crate) fn atomically(
     path: &Path,
     replaces: bool,
@@ -84,26 +84,32 @@ pub(crate) fn atomically(
         fill(&mut file)?;
         return file.flush().map_err(failed);
     }
+
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     fs::create_dir_all(folder).map_err(failed)?;
-    // A new name: nothing that lies there is overwritten, and no link is followed. Removed unless it is
-    // renamed.
+    // The temporary file gets a new, unused name, so no existing file is overwritten and no link is followed.
+    // It is removed unless it is renamed.
     let temporary = tempfile::Builder::new()
         .prefix(&format!(".{name}.{}-", std::process::id()))
         .suffix(".tmp")
         .permissions(fs::Permissions::from_mode(0o666))
         .tempfile_in(folder)
         .map_err(failed)?;
+
     let mut file = BufWriter::new(temporary.as_file().try_clone().map_err(failed)?);
     fill(&mut file)?;
     file.flush().map_err(failed)?;
     file.get_ref().sync_all().map_err(failed)?;
+
     let named = if replaces { temporary.persist(path) } else { temporary.persist_noclobber(path) };
     named.map_err(|error| failed(error.error))?;
+
+    // The rename is durable only after the folder is synced.
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
 }
 
+/// Writes Parquet.
 fn parquet(
     path: &Path,
     file: &mut BufWriter<File>,
@@ -126,6 +132,7 @@ fn parquet(
     writer.close().map(drop).map_err(failed)
 }
 
+/// Calls `write` on successive batches of rows.
 fn for_batches(rows: impl Iterator<Item = Row>, mut write: impl FnMut(&[Row]) -> Result<()>) -> Result<()> {
     let mut batch = Vec::with_capacity(BATCH);
     for row in rows {
@@ -138,12 +145,14 @@ fn for_batches(rows: impl Iterator<Item = Row>, mut write: impl FnMut(&[Row]) ->
     if batch.is_empty() { Ok(()) } else { write(&batch) }
 }
 
+/// Converts rows to a record batch.
 fn batch(schema: &SchemaRef, rows: &[Row]) -> std::result::Result<RecordBatch, ArrowError> {
     let mut decoder = ReaderBuilder::new(schema.clone()).with_batch_size(rows.len()).build_decoder()?;
     decoder.serialize(rows)?;
     Ok(decoder.flush()?.unwrap_or_else(|| RecordBatch::new_empty(schema.clone())))
 }
 
+/// Returns the Arrow schema of a layout.
 fn schema(layout: Layout, weighted: bool) -> SchemaRef {
     let list = |item: DataType| DataType::List(Arc::new(Field::new("item", item, true)));
     let text = |name: &str| Field::new(name, DataType::Utf8, true);
@@ -162,12 +171,13 @@ fn schema(layout: Layout, weighted: bool) -> SchemaRef {
     Arc::new(Schema::new(names.map(|name| Field::new(*name, kind(name), true)).collect::<Vec<_>>()))
 }
 
-/// The columns of rows as they are written: a system prompt is a turn there.
+/// Returns the columns that are written. System prompts are written as turns, not as columns.
 fn written(layout: Layout) -> impl Iterator<Item = &'static &'static str> {
     let names = layout.required().iter().chain(layout.optional());
     names.filter(|name| !["system", "system_prompt"].contains(name))
 }
 
+/// Writes JSONL, JSON or CSV.
 fn text(
     path: &Path,
     format: Format,
@@ -195,7 +205,7 @@ fn text(
     }
 }
 
-/// Cells are texts; lists are written as JSON.
+/// Writes CSV. Cells are texts, and lists are written as JSON.
 fn csv(path: &Path, out: &mut impl Write, layout: Layout, rows: impl Iterator<Item = Row>) -> Result<()> {
     let names: Vec<&str> = written(layout).copied().collect();
     let failed = |source| Error::Arrow { path: path.to_owned(), source };

@@ -1,24 +1,26 @@
-//! `{% generation %}` blocks, which tell what the assistant says.
+//! `{% generation %}` blocks, which mark the assistant's text.
 //!
-//! The Jinja engine has no custom tags, so the source is rewritten: the opening tag becomes `{% with %}`, a marker and an
-//! empty block that keeps the tag's whitespace control on both sides; the closing tag likewise. The markers are variables
-//! whose text is chosen at each rendering so that it occurs nowhere in the input. Knows no messages.
+//! The Jinja engine has no custom tags, so the source is rewritten. The opening tag becomes `{% with %}`, a
+//! marker, and an empty block that keeps the tag's whitespace control on both sides. The closing tag is
+//! rewritten the same way. The markers are variables; their text is chosen for each rendering so that it does
+//! not occur in the input. This module knows no messages.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use minijinja::Value;
 
-/// Variable that holds the opening marker.
+/// The variable that holds the opening marker.
 pub(super) const OPEN_VARIABLE: &str = "generation_open_marker";
-/// Variable that holds the closing marker.
+/// The variable that holds the closing marker.
 pub(super) const CLOSE_VARIABLE: &str = "generation_close_marker";
 
-/// Rewrites the tags; tells whether there were any.
+/// Rewrites the tags. Also returns whether there were any.
 pub(super) fn rewrite(source: &str) -> (String, bool) {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     let mut marked = false;
+
     while let Some(at) = rest.find("{%").into_iter().chain(rest.find("{#")).min() {
         let (before, tail) = rest.split_at(at);
         out.push_str(before);
@@ -37,6 +39,7 @@ pub(super) fn rewrite(source: &str) -> (String, bool) {
             rest = &tail[2..];
         }
     }
+
     out.push_str(rest);
     (out, marked)
 }
@@ -59,9 +62,9 @@ impl Tag<'_> {
     }
 }
 
-/// Reads `{%- generation +%}` and the like at the start of `text`.
+/// Parses a tag such as `{%- generation +%}` at the start of `text`.
 fn parse_tag(text: &str) -> Option<Tag<'_>> {
-    // Behind the opening: `{%}` is no tag that closes itself.
+    // The search starts after the opening `{%`, because in `{%}` the same `%` cannot also close the tag.
     let end = 2 + text.get(2..)?.find("%}")? + 2;
     let inner = &text[2..end - 2];
     let left = if inner.starts_with(['-', '+']) { &inner[..1] } else { "" };
@@ -77,16 +80,16 @@ fn parse_tag(text: &str) -> Option<Tag<'_>> {
 
 /// The marker texts of one rendering.
 pub(super) struct Markers {
-    /// Before what the assistant says.
+    /// Inserted before the assistant's text.
     pub(super) open: String,
-    /// After it.
+    /// Inserted after the assistant's text.
     pub(super) close: String,
 }
 
 impl Markers {
-    /// Markers that occur in neither the source nor the variables.
+    /// Chooses markers that occur in neither the source nor the variables.
     pub(super) fn absent_from(source: &str, context: &BTreeMap<&str, Value>) -> Self {
-        // JSON leaves the characters of markers as they are, while a value's own text would escape them.
+        // JSON keeps the characters of markers unchanged, while the text form of a value would escape them.
         let mut input = serde_json::to_string(context).expect("template variables are plain data");
         input.push_str(source);
         let stem = (0..u64::MAX)
@@ -96,12 +99,13 @@ impl Markers {
         Self { open: format!("{stem}<\u{10fffe}"), close: format!("{stem}>\u{10fffe}") }
     }
 
-    /// Takes the markers out of `text` and returns the byte ranges between them. Nested blocks count as one.
+    /// Removes the markers from `text` and returns the byte ranges between them. Nested blocks count as one.
     pub(super) fn strip(&self, text: &str) -> (String, Vec<Range<usize>>) {
         let mut out = String::with_capacity(text.len());
         let mut ranges = Vec::new();
         let (mut depth, mut start) = (0_usize, 0);
         let mut rest = text;
+
         loop {
             let open = rest.find(&self.open).unwrap_or(rest.len());
             let close = rest.find(&self.close).unwrap_or(rest.len());
@@ -110,6 +114,7 @@ impl Markers {
             if at == rest.len() {
                 return (out, ranges);
             }
+
             if open < close {
                 if depth == 0 {
                     start = out.len();

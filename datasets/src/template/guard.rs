@@ -1,10 +1,10 @@
-//! Rewrites a parsed template so that every operation that can make something large goes through `limits.rs`.
+//! Rewrites a parsed template so that every operation that can create large values goes through `limits.rs`.
 //!
-//! The engine counts steps, but one step may repeat a text a billion times. So the syntax tree is copied, and
-//! operators, slices, filters, tests, calls, lists and output become calls of functions that count what they
-//! make. Their names begin with a space, so no template can define them. The engine folds constants before it
-//! runs anything; a call is no constant, so nothing is computed when the template is compiled. Knows no
-//! limits.
+//! The engine counts steps, but one step may repeat a text a billion times. Therefore the syntax tree is
+//! copied, and operators, slices, filters, tests, calls, lists and output become calls of functions that
+//! count the bytes they create. The names of these functions begin with a space, so no template can define
+//! them. The engine folds constants at compile time, but a call is not a constant, so compiling computes
+//! nothing. This module does not know the limits themselves.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -12,20 +12,21 @@ use std::sync::{Mutex, PoisonError};
 use minijinja::machinery::{Span, ast};
 use minijinja::{Error, ErrorKind, Value};
 
-/// A variable for the text of a `{% filter %}` block.
+/// The variable that holds the text of a `{% filter %}` block.
 const CAPTURED: &str = " captured";
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// Rewrites a statement and all below it.
+/// Rewrites a statement with everything below it.
 pub(super) fn statement(from: &ast::Stmt<'_>) -> Result<ast::Stmt<'static>> {
     use ast::Stmt;
+
     Ok(match from {
         Stmt::Template(node) => {
             Stmt::Template(at(node.span(), ast::Template { children: statements(&node.children)? }))
         }
         Stmt::EmitExpr(node) => emit(node.span(), expression(&node.expr)?),
-        // As a constant, so that the output is counted.
+        // Emitted as a constant expression, so that the output is counted.
         Stmt::EmitRaw(node) => emit(node.span(), constant(node.span(), node.raw)),
         Stmt::ForLoop(node) => Stmt::ForLoop(at(node.span(), for_loop(node)?)),
         Stmt::IfCond(node) => {
@@ -99,13 +100,13 @@ fn macro_declaration(node: &ast::Macro<'_>) -> Result<ast::Macro<'static>> {
     })
 }
 
-/// `{% set x %}...{% endset %}`, perhaps with a filter.
+/// `{% set x %}...{% endset %}`, with an optional filter.
 fn capture(node: &ast::Spanned<ast::SetBlock<'_>>) -> Result<ast::Stmt<'static>> {
     let span = node.span();
     let block = |target, body| ast::Stmt::SetBlock(at(span, ast::SetBlock { target, filter: None, body }));
     let body = statements(&node.body)?;
     let Some(filter) = &node.filter else { return Ok(block(assigned(&node.target)?, body)) };
-    // Assignments inside `if true` are seen behind it.
+    // Assignments inside `if true` remain visible after it.
     let true_body =
         vec![block(variable(span, CAPTURED), body), set(span, &node.target, filtered(filter, span)?)?];
     let new = ast::IfCond { expr: constant(span, true), true_body, false_body: Vec::new() };
@@ -113,13 +114,13 @@ fn capture(node: &ast::Spanned<ast::SetBlock<'_>>) -> Result<ast::Stmt<'static>>
 }
 
 fn set(span: Span, target: &ast::Expr<'_>, value: ast::Expr<'static>) -> Result<ast::Stmt<'static>> {
-    // What is kept in a namespace outlives its loop, so its depth is looked at.
+    // Values in a namespace outlive their loop, so their nesting depth is checked.
     let value =
         if matches!(target, ast::Expr::GetAttr(_)) { call(span, " keep", vec![value]) } else { value };
     Ok(ast::Stmt::Set(at(span, ast::Set { target: assigned(target)?, expr: value })))
 }
 
-/// The left side of an assignment, which is not evaluated.
+/// Rewrites the left side of an assignment, which is not evaluated.
 fn assigned(from: &ast::Expr<'_>) -> Result<ast::Expr<'static>> {
     use ast::Expr;
     Ok(match from {
@@ -136,10 +137,11 @@ fn assigned(from: &ast::Expr<'_>) -> Result<ast::Expr<'static>> {
     })
 }
 
-/// Rewrites an expression and all below it.
+/// Rewrites an expression with everything below it.
 fn expression(from: &ast::Expr<'_>) -> Result<ast::Expr<'static>> {
     use ast::Expr;
     let span = from.span();
+
     Ok(match from {
         Expr::Var(node) => variable(span, node.id),
         Expr::Const(node) => constant(span, node.value.clone()),
@@ -209,7 +211,7 @@ fn binary(
         Op::Gt => " >",
         Op::Gte => " >=",
         Op::In => " in",
-        // These take numbers alone, or decide which side is taken.
+        // These operators accept only numbers or select one of their operands, so they create nothing large.
         Op::ScAnd | Op::ScOr | Op::Sub | Op::Div | Op::FloorDiv | Op::Rem | Op::Pow => {
             return ast::Expr::BinOp(at(span, ast::BinOp { op, left, right }));
         }
@@ -217,11 +219,12 @@ fn binary(
     call(span, name, vec![left, right])
 }
 
-/// `a < b < c` is `a < b and b < c`.
+/// Rewrites `a < b < c` to `a < b and b < c`.
 fn comparison(span: Span, node: &ast::Compare<'_>) -> Result<ast::Expr<'static>> {
     use ast::CompareOpKind as Op;
     let mut left = &node.expr;
     let mut whole: Option<ast::Expr<'static>> = None;
+
     for step in &node.ops {
         let (name, negated) = match step.op {
             Op::Eq => (" ==", false),
@@ -233,20 +236,24 @@ fn comparison(span: Span, node: &ast::Compare<'_>) -> Result<ast::Expr<'static>>
             Op::In => (" in", false),
             Op::NotIn => (" in", true),
         };
+
         let mut part = call(span, name, vec![expression(left)?, expression(&step.expr)?]);
         if negated {
             part = not(span, part);
         }
+
         whole = Some(match whole {
             Some(before) => binary(span, ast::BinOpKind::ScAnd, before, part),
             None => part,
         });
+
         left = &step.expr;
     }
+
     whole.map_or_else(|| expression(left), Ok)
 }
 
-/// A call whose arguments are rewritten; a method becomes a function.
+/// Rewrites the arguments of a call. A method call becomes a function call.
 fn plain_call(node: &ast::Spanned<ast::Call<'_>>) -> Result<ast::Call<'static>> {
     let args = arguments(&node.args)?;
     Ok(match &node.expr {
@@ -260,7 +267,7 @@ fn plain_call(node: &ast::Spanned<ast::Call<'_>>) -> Result<ast::Call<'static>> 
     })
 }
 
-/// The filters of a `{% filter %}` block, on the text that the block made.
+/// Rewrites the filters of a `{% filter %}` block. They apply to the text of the block.
 fn filtered(from: &ast::Expr<'_>, span: Span) -> Result<ast::Expr<'static>> {
     let ast::Expr::Filter(node) = from else { return Err(unsupported("a filter block without a filter")) };
     let base = match &node.expr {
@@ -294,7 +301,7 @@ fn arguments(from: &[ast::CallArg<'_>]) -> Result<Vec<ast::CallArg<'static>>> {
     from.iter().map(argument).collect()
 }
 
-/// A value that is counted and stands on its own.
+/// Wraps a value in a call that counts it and turns a lazy list into a real one.
 fn counted(value: ast::Expr<'static>) -> ast::Expr<'static> {
     call(value.span(), " keep", vec![value])
 }
@@ -320,8 +327,8 @@ fn constant(span: Span, value: impl Into<Value>) -> ast::Expr<'static> {
     ast::Expr::Const(at(span, ast::Const { value: value.into() }))
 }
 
-/// A name that lives as long as the program, each once, so that the rewritten tree does not borrow from its
-/// source.
+/// Interns a name for the life of the program, so that the rewritten tree does not borrow from its source.
+/// Each name is stored once.
 fn owned(name: &str) -> &'static str {
     static NAMES: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);

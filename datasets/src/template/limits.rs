@@ -1,10 +1,10 @@
-//! What a template may use: steps, and bytes of text and lists that it makes.
+//! Limits of a template: its steps, and the bytes of text and lists that it creates.
 //!
-//! A template is a program that comes with a model, so it may be hostile. The engine counts its steps.
-//! Everything that can make something large in one step is done by the functions here, which `guard.rs` puts
-//! into the template: each of them pays for what it is about to make, before it makes it, out of an allowance
-//! that grows with the conversation. Lists are made at once and never lazily, so that the length of a list is
-//! its price. Knows no messages.
+//! A template is a program that comes with a model, so it may be hostile. The engine counts its steps. All
+//! operations that can create something large in one step are done by the functions here, which `guard.rs`
+//! inserts into the template. Each function charges the size of its result to a budget before it creates the
+//! result. The budget grows with the conversation. Lists are created at once and never lazily, so the cost of
+//! a list is its length. This module knows no messages.
 
 use std::cell::Cell;
 
@@ -15,34 +15,34 @@ use super::python;
 
 /// The longest source of a template, in bytes.
 pub(super) const SOURCE_BYTES: usize = 256 << 10;
-/// Steps of one rendering.
+/// Steps of one rendering of a short conversation.
 pub(super) const STEPS: u64 = 5_000_000;
-/// Bytes that a rendering may make, beside [`PER_INPUT_BYTE`] times those of the conversation.
+/// Bytes that a rendering may create, in addition to [`PER_INPUT_BYTE`] times the bytes of the conversation.
 const BYTES: i64 = 256 << 20;
 const PER_INPUT_BYTE: i64 = 16;
-/// What an entry of a list or dictionary costs.
+/// The cost of an entry of a list or dictionary, in bytes.
 const ENTRY: i64 = 32;
-/// Lists in lists, and dictionaries.
+/// The largest nesting depth of lists and dictionaries.
 const DEPTH: usize = 150;
 type Result<T> = std::result::Result<T, Error>;
 
 thread_local! {
-    /// The bytes that the rendering on this thread may still make.
+    /// The bytes that the rendering on this thread may still create.
     static LEFT: Cell<i64> = const { Cell::new(0) };
 }
 
-/// Renders a conversation of `input` bytes with the allowance that it has.
+/// Renders a conversation of `input` bytes with the budget for that size.
 pub(super) fn with_budget<T>(input: usize, render: impl FnOnce() -> T) -> T {
     LEFT.set((input as i64).saturating_mul(PER_INPUT_BYTE).saturating_add(BYTES));
     render()
 }
 
-/// Steps for a conversation of `input` bytes.
+/// The step limit for a conversation of `input` bytes.
 pub(super) fn steps(input: usize) -> u64 {
     STEPS + 4 * input as u64
 }
 
-/// Pays for `bytes`.
+/// Charges `bytes` to the budget, and returns an error if the budget is used up.
 fn charge(bytes: i64) -> Result<()> {
     let left = LEFT.get().saturating_sub(bytes);
     LEFT.set(left);
@@ -53,14 +53,16 @@ fn charge(bytes: i64) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidOperation, limit))
 }
 
-/// Adds the functions to an environment.
+/// Adds the functions and the limits to an environment.
 pub(super) fn install(environment: &mut Environment<'static>) {
     environment.set_fuel(Some(STEPS));
     environment.set_formatter(print);
-    // They make lists that are lazy, or tell of the engine.
+
+    // These create lazy lists, or reveal internals of the engine.
     environment.remove_filter("chain");
     environment.remove_filter("pprint");
     environment.remove_global("debug");
+
     environment.add_filter("map", map);
     environment.add_function(" keep", keep);
     environment.add_function(" add", add);
@@ -68,6 +70,8 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_function(" concatenate", concatenate);
     environment.add_function(" slice", slice);
     environment.add_function(" in", contains);
+
+    // Comparisons can take long on large values, so they are charged as well.
     environment.add_function(" ==", |left: Value, right: Value| {
         charge_comparison(&left, &right).map(|()| left == right)
     });
@@ -86,12 +90,13 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_function(" >=", |left: Value, right: Value| {
         charge_comparison(&left, &right).map(|()| left >= right)
     });
+
     environment.add_function(" filter", |state: &State, value: Value, name: String, args: Rest<Value>| {
         filter(state, &name, value, args.0)
     });
     environment.add_function(" test", |state: &State, value: Value, name: String, args: Rest<Value>| {
         let args: Vec<Value> = std::iter::once(value).chain(args.0).collect();
-        // Whether something is a text or a list is seen without a look inside.
+        // Tests of the type, such as `string`, do not read the contents of a value.
         if args.len() > 1 || matches!(name.as_str(), "lower" | "upper") {
             charge(costs(&args)?)?;
         }
@@ -102,7 +107,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     });
 }
 
-/// Prints a value as Python's `str` would; undefined values print as nothing.
+/// Prints a value like Python's `str`. Undefined values print as nothing.
 fn print(out: &mut Output, _: &State, value: &Value) -> Result<()> {
     let failed = |_| Error::new(ErrorKind::WriteFailure, "cannot write to a string");
     if let Some(text) = value.as_str() {
@@ -113,7 +118,7 @@ fn print(out: &mut Output, _: &State, value: &Value) -> Result<()> {
     out.write_str(&python::text(value)).map_err(failed)
 }
 
-/// The bytes of a value as text, and more than what its lists take.
+/// An upper estimate of the bytes of a value as text, including its lists.
 fn cost(value: &Value) -> Result<i64> {
     let mut total = 0;
     measure(value, 0, LEFT.get(), true, &mut total)?;
@@ -124,15 +129,16 @@ fn costs(values: &[Value]) -> Result<i64> {
     values.iter().try_fold(0_i64, |sum, value| Ok(sum.saturating_add(cost(value)?)))
 }
 
-/// Bytes of a value without limit, for the conversation itself.
+/// The size of a value in bytes without a limit, for the conversation itself.
 pub(super) fn size(value: &Value) -> usize {
     let mut total = 0;
-    // What is nested too deeply fails later, where the template looks at it.
+    // Values that are nested too deeply fail later, when the template uses them.
     let _ = measure(value, 0, i64::MAX, true, &mut total);
     usize::try_from(total).unwrap_or(usize::MAX)
 }
 
-/// Adds up a value and what it holds, until `limit` is passed: one list may stand in another many times.
+/// Adds up the size of a value and its contents, and stops when `limit` is passed: a list may contain another
+/// list many times.
 fn measure(value: &Value, depth: usize, limit: i64, texts: bool, total: &mut i64) -> Result<()> {
     if depth > DEPTH {
         let problem = format!("lists and dictionaries are nested more than {DEPTH} deep");
@@ -142,6 +148,7 @@ fn measure(value: &Value, depth: usize, limit: i64, texts: bool, total: &mut i64
     if *total > limit {
         return Ok(());
     }
+
     match value.kind() {
         ValueKind::String => {
             *total += if texts { value.as_str().map_or(0, str::len) as i64 } else { 0 };
@@ -158,7 +165,7 @@ fn measure(value: &Value, depth: usize, limit: i64, texts: bool, total: &mut i64
     }
 }
 
-/// Pays for a value, and makes a list of what is lazy.
+/// Charges a value to the budget, and turns a lazy list into a real one.
 fn keep(value: Value) -> Result<Value> {
     match value.kind() {
         ValueKind::String => {
@@ -218,6 +225,7 @@ fn add(left: &Value, right: &Value) -> Result<Value> {
 fn multiply(left: &Value, right: &Value) -> Result<Value> {
     let (repeated, count) =
         if left.as_str().is_some() || is_list(left) { (left, right) } else { (right, left) };
+
     let times = || -> Result<i64> {
         let problem = || {
             Error::new(
@@ -227,11 +235,13 @@ fn multiply(left: &Value, right: &Value) -> Result<Value> {
         };
         Ok(i64::try_from(count.clone()).map_err(|_| problem())?.max(0))
     };
+
     if let Some(text) = repeated.as_str() {
         let times = times()?;
         charge(times.saturating_mul(text.len().max(1) as i64))?;
         return Ok(Value::from(text.repeat(times as usize)));
     }
+
     if is_list(repeated) {
         let times = times()?;
         charge(times.saturating_mul(length(repeated).max(1)).saturating_mul(ENTRY))?;
@@ -239,6 +249,7 @@ fn multiply(left: &Value, right: &Value) -> Result<Value> {
         let all = items.iter().cloned().cycle().take(items.len() * times as usize);
         return Ok(all.collect::<Vec<Value>>().into());
     }
+
     calculate("*", left, right, i128::checked_mul, |left, right| left * right)
 }
 
@@ -249,7 +260,7 @@ fn concatenate(left: &Value, right: &Value) -> Result<Value> {
     Ok(Value::from(text))
 }
 
-/// An operation on two numbers.
+/// Calculates with two numbers: in integers where possible, otherwise in floats.
 fn calculate(
     sign: &str,
     left: &Value,
@@ -269,7 +280,7 @@ fn calculate(
     Ok(Value::from(float(number(left)?, number(right)?)))
 }
 
-/// `value[start:stop:step]`.
+/// Python's `value[start:stop:step]`.
 fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Value> {
     let bound = |bound: &Value| -> Result<Option<i64>> {
         if bound.is_none() || bound.is_undefined() {
@@ -279,15 +290,18 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
         }
     };
     let (start, stop, step) = (bound(start)?, bound(stop)?, bound(step)?.unwrap_or(1));
+
     if step == 0 {
         return Err(Error::new(ErrorKind::InvalidOperation, "cannot slice in steps of 0"));
     }
+
     if let Some(text) = value.as_str() {
         charge(4 * text.len() as i64)?;
         let letters: Vec<char> = text.chars().collect();
         let taken: String = places(letters.len(), start, stop, step).map(|place| letters[place]).collect();
         return Ok(Value::from(taken));
     }
+
     if value.is_none() || value.is_undefined() {
         return Ok(Value::from(Vec::<Value>::new()));
     }
@@ -295,12 +309,13 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
         let problem = format!("a value of type {} cannot be sliced", value.kind());
         return Err(Error::new(ErrorKind::InvalidOperation, problem));
     }
+
     charge(length(value).saturating_mul(ENTRY))?;
     let items: Vec<Value> = value.try_iter()?.collect();
     Ok(places(items.len(), start, stop, step).map(|place| items[place].clone()).collect::<Vec<_>>().into())
 }
 
-/// The indices that Python's `slice(start, stop, step).indices(length)` gives.
+/// The indices that Python's `slice(start, stop, step).indices(length)` produces.
 fn places(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> impl Iterator<Item = usize> {
     let length = length as i64;
     let (low, high) = if step > 0 { (0, length) } else { (-1, length - 1) };
@@ -330,9 +345,11 @@ fn filter(state: &State, name: &str, value: Value, args: Vec<Value>) -> Result<V
             | "safe"
             | "items"
     );
+
     if !cheap {
         charge(cost_of_call(name, &value, &args)?)?;
     }
+
     let args: Vec<Value> = std::iter::once(value).chain(args).collect();
     keep(state.apply_filter(name, &args)?)
 }
@@ -344,7 +361,7 @@ fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Va
     keep(value.call_method(state, name, args)?)
 }
 
-/// `map`, whose filter is called as any other is.
+/// The `map` filter. Like any other filter, the inner filter is charged.
 fn map(state: &State, value: Value, args: Rest<Value>) -> Result<Value> {
     let mut args = args.0;
     if args.first().is_none_or(|first| first.as_str().is_none()) {
@@ -357,15 +374,17 @@ fn map(state: &State, value: Value, args: Rest<Value>) -> Result<Value> {
     made.collect::<Result<Vec<Value>>>().map(Value::from)
 }
 
-/// The most that a filter or method can make, roughly.
+/// A rough upper bound of the bytes that a filter or method can create.
 fn cost_of_call(name: &str, value: &Value, args: &[Value]) -> Result<i64> {
     let own = cost(value)?;
     let given = costs(args)?;
-    // A width, for example, is applied to every line or entry.
+    // A width, for example, applies to every line or entry.
     let pieces = value.as_str().map_or(own / ENTRY, |text| text.matches('\n').count() as i64 + 1);
     let numbers = args.iter().map(number_in).fold(0_i64, i64::saturating_add);
     let mut total = own.saturating_add(given).saturating_add(pieces.saturating_mul(numbers));
+
     let text = |index: usize| args.get(index).and_then(Value::as_str).map_or(0, |text| text.len() as i64);
+
     match name {
         "replace" => {
             let places = own / text(0).max(1) + 1;
@@ -383,14 +402,15 @@ fn cost_of_call(name: &str, value: &Value, args: &[Value]) -> Result<i64> {
         "sum" if value.try_iter().is_ok_and(|mut items| items.any(|item| !item.is_number())) => {
             return Err(Error::new(ErrorKind::InvalidOperation, "sum takes numbers"));
         }
-        // Widths inside the text of the format.
+        // Widths inside the format string.
         "format" => total = total.saturating_add(widths(value.as_str().unwrap_or_default())),
         _ => {}
     }
+
     Ok(total)
 }
 
-/// The largest number in an argument, or in named arguments.
+/// The largest number in an argument, or in keyword arguments.
 fn number_in(arg: &Value) -> i64 {
     if arg.is_kwargs() {
         let kwargs = Kwargs::try_from(arg.clone()).ok();
@@ -406,7 +426,7 @@ fn number_in(arg: &Value) -> i64 {
     i64::try_from(arg.clone()).map_or(0, i64::saturating_abs)
 }
 
-/// The sum of the numbers that stand in a text.
+/// The sum of the numbers in a format string.
 fn widths(format: &str) -> i64 {
     let runs = format.split(|letter: char| !letter.is_ascii_digit()).filter(|run| !run.is_empty());
     runs.map(|run| run.parse::<i64>().unwrap_or(i64::MAX)).fold(0, i64::saturating_add)

@@ -1,6 +1,7 @@
-//! What Python has and the Jinja engine lacks: how values print, `json.dumps` and `strftime`.
+//! Python features that the Jinja engine lacks: printing of values, `json.dumps` and `strftime`.
 //!
-//! Numbers of type float print in Rust's shortest form, which agrees with Python's below 1e16. Knows no templates.
+//! Floats print in Rust's shortest form, which agrees with Python's below 1e16. This module knows no
+//! templates.
 
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-/// `str(value)`.
+/// Python's `str(value)`.
 pub(super) fn text(value: &Value) -> String {
     match value.kind() {
         ValueKind::String => value.to_string(),
@@ -37,7 +38,7 @@ fn repr(value: &Value) -> String {
     }
 }
 
-/// A Python string literal: single quotes unless only they occur.
+/// A Python string literal: in single quotes, unless the text contains single quotes and no double quotes.
 fn quote(text: &str) -> String {
     let mark = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::from(mark);
@@ -58,20 +59,23 @@ fn quote(text: &str) -> String {
     out
 }
 
-/// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+/// Python's `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 #[expect(clippy::needless_pass_by_value, reason = "the engine calls filters with owned keyword arguments")]
 pub(super) fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value, Error> {
     let failed = |error| Error::new(ErrorKind::InvalidOperation, "cannot write as JSON").with_source(error);
     let indent = indent.map_or_else(|| options.get::<Option<Value>>("indent"), |indent| Ok(Some(indent)))?;
     let indent = indent.filter(|indent| !indent.is_none()).map(usize::try_from).transpose()?;
+
     let separators: Option<(String, String)> = match options.get::<Option<Value>>("separators")? {
         Some(pair) if !pair.is_none() => {
             Some((pair.get_item_by_index(0)?.to_string(), pair.get_item_by_index(1)?.to_string()))
         }
         _ => None,
     };
+
     let default_item = if indent.is_some() { "," } else { ", " };
     let (item, key) = separators.unwrap_or_else(|| (default_item.to_owned(), ": ".to_owned()));
+
     let writer = JsonWriter {
         indent,
         item,
@@ -79,7 +83,9 @@ pub(super) fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> R
         ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         sorted: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
     };
+
     options.assert_all_used()?;
+
     let mut out = String::new();
     writer.write(&mut out, &serde_json::to_value(value).map_err(failed)?, 0);
     Ok(Value::from(out))
@@ -174,7 +180,8 @@ impl Clock {
         Self { seconds: since.as_secs() as i64 }
     }
 
-    /// `strftime` with the directives that dates in prompts use; any other is an error.
+    /// Python's `strftime` with the directives that are common in dates of prompts. Any other directive is an
+    /// error.
     pub(super) fn strftime(self, format: &str) -> Result<String, Error> {
         let mut out = String::new();
         let mut characters = format.chars();
@@ -213,10 +220,12 @@ impl Clock {
         ];
         const DAYS: [&str; 7] =
             ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+
         let (year, month, day) = self.date();
         let (hour, minute, second) = (self.seconds / 3600 % 24, self.seconds / 60 % 60, self.seconds % 60);
         let month_name = MONTHS[month as usize - 1];
         let day_name = DAYS[(self.seconds / 86_400 % 7) as usize];
+
         Some(match directive {
             'Y' => year.to_string(),
             'y' => format!("{:02}", year % 100),
@@ -239,7 +248,8 @@ impl Clock {
         })
     }
 
-    /// Year, month and day of the proleptic Gregorian calendar (Hinnant, "chrono-compatible low-level date algorithms").
+    /// Year, month and day of the proleptic Gregorian calendar (Hinnant, "chrono-compatible low-level date
+    /// algorithms").
     fn date(self) -> (i64, i64, i64) {
         let days = self.seconds.div_euclid(86_400) + 719_468;
         let era = days.div_euclid(146_097);

@@ -1,4 +1,5 @@
-//! Whether two tokenizers give the same ids to the same text: tokens, merges and added tokens.
+//! Compares two tokenizers by their tokens, merges and added tokens, which decide whether they give equal
+//! ids.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +8,8 @@ use serde_json::Value;
 use super::Tokenizer;
 
 impl Tokenizer {
-    /// The first thing in which `other` differs, in words for people; `None` if the two have the same tokens
-    /// under the same ids and put them together by the same merges. Special tokens count, chat templates do
+    /// The first difference of `other` from this tokenizer, as a text for people. `None` if both have the
+    /// same tokens with the same ids and the same merges. Special tokens are compared, chat templates are
     /// not.
     pub fn difference(&self, other: &Self) -> Option<String> {
         let [own, others] = [self, other].map(Self::by_id);
@@ -27,13 +28,13 @@ impl Tokenizer {
         Some(format!("its merge {} is {there}, and the policy's is {here}", index + 1))
     }
 
-    /// Every token under its id, added ones included.
+    /// All tokens by id, including added tokens.
     fn by_id(&self) -> BTreeMap<u32, String> {
         self.inner.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect()
     }
 
-    /// The merges of a byte-pair model, in order; empty for others. Both spellings of a merge (`"a b"` and
-    /// `["a", "b"]`) come out alike, since the library writes them.
+    /// The merges of a BPE model, in order; empty for other models. Both spellings of a merge (`"a b"` and
+    /// `["a", "b"]`) compare equal, because the library writes both in the same form.
     fn merges(&self) -> Vec<Value> {
         let model = serde_json::to_value(self.inner.get_model()).unwrap_or_default();
         model["merges"].as_array().cloned().unwrap_or_default()
@@ -54,7 +55,7 @@ mod tests {
         let (left, right) = (trained("banana bandana"), trained("cherry berry"));
         assert_eq!(left.difference(&trained("banana bandana")), None);
         let said = left.difference(&right).unwrap();
-        // Five special tokens and 256 bytes are the same; the first merge makes token 261.
+        // Five special tokens and 256 bytes are equal; the first merge creates token 261.
         assert!(said.starts_with("its token 261 is ") && said.contains(", and the policy's is "), "{said}");
     }
 

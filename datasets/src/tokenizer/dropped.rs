@@ -1,10 +1,10 @@
-//! Turns that a chat template leaves out without a word.
+//! Detects turns that a chat template silently leaves out.
 //!
 //! Some templates have no place for a system message, or for an assistant that speaks first, and render the
-//! conversation without it. The model would then be trained on, or asked, something else than the row says.
-//! So every turn that says something must change the text. What a template does *to* a turn is its own
-//! business: it may trim it, write it as JSON, or leave out the `<think>` part of an earlier answer, as
-//! Qwen3's does. Knows no token ids.
+//! conversation without it. The model would then see another conversation than the row contains. Therefore
+//! every non-empty turn must change the rendered text. A template may still transform a turn: it may trim it,
+//! write it as JSON, or leave out the `<think>` part of an earlier reply, as Qwen3's template does. This
+//! module knows no token ids.
 
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
@@ -12,13 +12,13 @@ use crate::template::Rendered;
 
 use super::Tokenizer;
 
-/// A text that no conversation has.
+/// A text that does not occur in conversations.
 const MARK: &str = "Zq7xW";
-/// Orders of roles that are remembered.
+/// The largest number of role sequences to remember.
 const REMEMBERED: usize = 10_000;
 
 impl Tokenizer {
-    /// Refuses a rendering in which a turn has left no trace.
+    /// Returns an error if a turn had no effect on the rendered text.
     pub(super) fn check_turns(
         &self,
         messages: &[Message],
@@ -32,7 +32,7 @@ impl Tokenizer {
             (0..messages.len()).filter(|&turn| !messages[turn].content.trim().is_empty()).collect()
         };
         for turn in suspects {
-            // A turn whose change changes nothing is not in the text.
+            // If changing a turn does not change the rendered text, the turn is not in it.
             let mut changed = messages.to_vec();
             changed[turn].content = format!("{MARK}{}{MARK}", messages[turn].content);
             let again = self.render_unchecked(&changed, add_generation_prompt);
@@ -47,8 +47,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Whether a conversation with these roles in this order, in which every turn says something
-    /// unmistakable, keeps all turns.
+    /// Whether the template renders every turn of a conversation with these roles in this order, where every
+    /// turn has a unique text.
     fn keeps_roles(&self, messages: &[Message], add_generation_prompt: bool) -> bool {
         let roles: Vec<Role> = messages.iter().map(|message| message.role).collect();
         let order = (roles, add_generation_prompt);
@@ -73,11 +73,11 @@ impl Tokenizer {
     }
 }
 
-/// The turns whose words do not stand in the text, white space around them aside.
+/// The turns whose text, without surrounding white space, does not occur in `text`.
 fn unseen(messages: &[Message], text: &str) -> Vec<usize> {
     let mut behind = 0;
     let mut stands = |content: &str| {
-        // Turns come in order as a rule; only where one does not, the text is searched from its beginning.
+        // Turns usually appear in order. Only if one does not, the text is searched from its beginning.
         let found = text[behind..].find(content).map(|at| behind + at + content.len());
         if let Some(end) = found {
             behind = end;
@@ -118,10 +118,10 @@ mod tests {
         assert!(matches!(error, Error::DroppedTurn { turn: 1, role: "system", .. }), "{error}");
         assert!(matches!(tokenizer.encode_prompt(&talk("su")), Err(Error::DroppedTurn { turn: 1, .. })));
         tokenizer.encode_conversation(&talk("ua")).unwrap();
-        // What is said is short and stands elsewhere.
+        // The system message is short and also occurs in another turn.
         let short = [Message::system("a"), Message::user("what is a?")];
         assert!(matches!(tokenizer.encode_prompt(&short), Err(Error::DroppedTurn { turn: 1, .. })));
-        // Nothing said is nothing lost.
+        // An empty turn may be left out.
         tokenizer.encode_prompt(&[Message::system(" "), Message::user("hi")]).unwrap();
         let pairs = "{% for m in messages %}{% if loop.index0 % 2 == (0 if m.role == 'user' else 1) %}{{ m.content }}{% endif %}{% endfor %}";
         tokenizer.set_chat_template(pairs).unwrap();

@@ -1,9 +1,10 @@
-//! The tokenizer files of an HF model folder, read and written.
+//! Reads and writes the tokenizer files of an HF model folder.
 //!
-//! Precedence as in transformers: `chat_template.jinja` before the `chat_template` of `tokenizer_config.json` (a text, or
-//! a list of named templates of which `default` counts); special tokens of `tokenizer_config.json` before those of
-//! `special_tokens_map.json`, and only where both are silent the ids of `generation_config.json` and `config.json`.
-//! Knows nothing of encoding.
+//! The precedence is the same as in transformers. `chat_template.jinja` comes before the `chat_template` of
+//! `tokenizer_config.json`, which is a text or a list of named templates (`default` is used). Special tokens
+//! of `tokenizer_config.json` come before those of `special_tokens_map.json`. The ids of
+//! `generation_config.json` and `config.json` are used only if both of these files name no token. This module
+//! does not know encoding.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,19 +28,26 @@ pub(super) fn load(folder: &Path) -> Result<Tokenizer> {
     let inner =
         decode(|| tokenizers::Tokenizer::from_bytes(text)).map_err(|reason| invalid(&path, &reason))?;
     let mut inner = inner.map_err(|error| invalid(&path, &error))?;
+
+    // The caller controls lengths.
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|error| invalid(&path, &error))?;
+
     let mut config = read_object(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
     add_tokens(&mut inner, &config, &folder.join("tokenizer_config.json"))?;
     let source = chat_template(folder, config.remove("chat_template"))?;
+
     let generation = read_object(&folder.join("generation_config.json"))?.unwrap_or_default();
     let model = read_object(&folder.join("config.json"))?.unwrap_or_default();
     let map = read_object(&folder.join("special_tokens_map.json"))?.unwrap_or_default();
     let special = special_tokens(&inner, [&config, &map], [&generation, &model]);
     let end =
         generation.get("eos_token_id").filter(|end| !end.is_null()).or_else(|| model.get("eos_token_id"));
+
     let mut tokenizer =
         Parts { inner, config, special, generation_eos: ids(end) }.build(folder.display().to_string());
+
+    // A template that does not compile is an error only when it is used.
     if let Some(source) = source {
         match ChatTemplate::new(tokenizer.name.clone(), source.clone()) {
             Ok(template) => tokenizer.template = Some(template),
@@ -50,10 +58,11 @@ pub(super) fn load(folder: &Path) -> Result<Tokenizer> {
         }
         tokenizer.find_stops();
     }
+
     Ok(tokenizer)
 }
 
-/// What a tokenizer is built from.
+/// The parts from which a tokenizer is built.
 pub(super) struct Parts {
     pub(super) inner: tokenizers::Tokenizer,
     pub(super) config: Map<String, Value>,
@@ -62,7 +71,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// A tokenizer without chat template.
+    /// Builds a tokenizer without a chat template.
     pub(super) fn build(self, name: String) -> Tokenizer {
         let highest = self.inner.get_vocab(true).into_values().max();
         let mut tokenizer = Tokenizer {
@@ -119,11 +128,11 @@ fn invalid(path: &Path, reason: &dyn std::fmt::Display) -> Error {
     Error::TokenizerInvalid { path: path.to_owned(), reason: reason.to_string() }
 }
 
-/// The most bytes of a file of a model folder that holds no weights.
+/// The largest size in bytes of a file without weights in a model folder.
 pub(crate) const SMALL_FILE_BYTES: u64 = 1 << 30;
 
-/// The content of a file of a model folder that holds no weights; `None` where there is no such file. A pipe
-/// or a device, from which reading might never end, is refused, and so is a file that is too long.
+/// Reads a file without weights from a model folder; `None` if the file does not exist. Returns an error for
+/// a pipe or a device, because reading it might never end, and for a file that is too large.
 pub(crate) fn read_small(path: &Path) -> Result<Option<Vec<u8>>> {
     let read = || -> std::io::Result<Vec<u8>> {
         let about = fs::metadata(path)?;
@@ -145,7 +154,7 @@ pub(crate) fn read_small(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// A JSON object from a file, `None` where there is no such file.
+/// Reads a JSON object from a file; `None` if the file does not exist.
 fn read_object(path: &Path) -> Result<Option<Map<String, Value>>> {
     let Some(text) = read_small(path)? else { return Ok(None) };
     serde_json::from_slice(&text)
@@ -153,7 +162,7 @@ fn read_object(path: &Path) -> Result<Option<Map<String, Value>>> {
         .map_err(|error| Error::ModelFile { path: path.to_owned(), reason: error.to_string() })
 }
 
-/// Adds the tokens that only `tokenizer_config.json` names, at the ids that it gives them.
+/// Adds the tokens that only `tokenizer_config.json` lists, and checks that they get the listed ids.
 fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &Map<String, Value>, path: &Path) -> Result<()> {
     let Some(Value::Object(decoder)) = config.get("added_tokens_decoder") else { return Ok(()) };
     let mut tokens: Vec<(u32, &Value)> = Vec::new();
@@ -161,6 +170,7 @@ fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &Map<String, Value>, pa
         tokens.push((id.parse().map_err(|_| invalid(path, &format!("{id:?} is not a token id")))?, token));
     }
     tokens.sort_by_key(|(id, _)| *id);
+
     for (id, token) in tokens {
         let flag = |name| token.get(name).and_then(Value::as_bool).unwrap_or(false);
         let Some(content) = text_of(token) else { continue };
@@ -168,6 +178,7 @@ fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &Map<String, Value>, pa
         if known == Some(id) {
             continue;
         }
+
         let added = AddedToken::from(content, flag("special"))
             .lstrip(flag("lstrip"))
             .rstrip(flag("rstrip"))
@@ -180,10 +191,11 @@ fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &Map<String, Value>, pa
             return Err(invalid(path, &reason));
         }
     }
+
     Ok(())
 }
 
-/// A token given as text or as an object with `content`.
+/// The text of a token that is given as a string or as an object with `content`.
 fn text_of(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token.get("content").and_then(Value::as_str))
 }
@@ -207,7 +219,7 @@ fn special_tokens(
     special
 }
 
-/// One id, or a list of ids.
+/// Reads one id or a list of ids.
 fn ids(value: Option<&Value>) -> Vec<i64> {
     match value {
         Some(Value::Array(list)) => list.iter().filter_map(Value::as_i64).collect(),

@@ -1,13 +1,14 @@
-//! Ids to text while they are still being generated.
+//! Decodes ids to text while they are being generated.
 //!
-//! A token may end inside a character, and how a token reads may depend on the one before it (a leading space). So the
-//! decoder decodes a window that begins with tokens already shown, and shows what the window gained, unless it ends in the
-//! replacement character: then the next token may complete it. The pieces together equal the decoding of all ids.
+//! A token may end inside a character, and the text of a token may depend on the token before it (a leading
+//! space). Therefore the decoder decodes a window that begins with tokens already shown, and returns the text
+//! that the newest tokens add. If that text ends in the replacement character, it waits, because the next
+//! token may complete the character. All pieces together equal the decoding of all ids.
 
 use super::Tokenizer;
 use crate::error::Result;
 
-/// Turns ids into text as they come.
+/// Decodes ids to text as they arrive.
 #[derive(Clone, Debug)]
 pub struct StreamDecoder<'a> {
     tokenizer: &'a Tokenizer,
@@ -15,9 +16,9 @@ pub struct StreamDecoder<'a> {
     ids: Vec<i64>,
     /// Start of the window.
     window: usize,
-    /// End of the ids already shown.
+    /// End of the ids whose text was returned.
     shown: usize,
-    /// Bytes already given out.
+    /// Number of bytes of text already returned.
     given: usize,
 }
 
@@ -26,7 +27,7 @@ impl<'a> StreamDecoder<'a> {
         Self { tokenizer, skip_special, ids: Vec::new(), window: 0, shown: 0, given: 0 }
     }
 
-    /// Takes an id and returns the text that is now complete, often empty.
+    /// Takes an id and returns the text that is now complete, which is often empty.
     pub fn push(&mut self, id: i64) -> Result<String> {
         self.ids.push(id);
         let before = self.decode(&self.ids[self.window..self.shown])?;
@@ -46,7 +47,8 @@ impl<'a> StreamDecoder<'a> {
         }
     }
 
-    /// What is left when no more ids come: for example half a character, as the replacement character.
+    /// Returns the remaining text after the last id: for example an incomplete character, as the replacement
+    /// character.
     pub fn finish(self) -> Result<String> {
         let all = self.decode(&self.ids)?;
         Ok(all.get(self.given..).unwrap_or_default().to_owned())

@@ -1,8 +1,9 @@
 //! Training a tokenizer: byte-level BPE (Sennrich et al. 2016; Radford et al. 2019 for bytes).
 //!
-//! The alphabet is the 256 bytes, so any text in any language can be encoded; each digit is a token of its own, which is
-//! what makes arithmetic learnable for small models (Touvron et al. 2023, section 2.1). Ids: the special tokens first, the
-//! bytes next, then the merges in the order in which they were learned. Knows no files.
+//! The alphabet is the 256 bytes, so any text in any language can be encoded. Each digit is its own token,
+//! which makes arithmetic learnable for small models (Touvron et al. 2023, section 2.1). The ids are ordered:
+//! special tokens first, then the bytes, then the merges in the order in which they were learned. This module
+//! knows no files.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -27,16 +28,16 @@ const PAD: &str = "<|pad|>";
 const TURNS: [&str; 2] = ["<|im_start|>", "<|im_end|>"];
 const BYTES: usize = 256;
 
-/// How to train a tokenizer.
+/// Options for training a tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrainOptions {
-    /// Ids in all: special tokens, 256 bytes, merges.
+    /// Total number of ids: special tokens, 256 bytes, merges.
     pub vocab_size: usize,
     /// Pairs rarer than this are not merged.
     pub min_frequency: u64,
-    /// Special tokens beside `<|bos|>`, `<|eos|>`, `<|pad|>`, `<|im_start|>` and `<|im_end|>`.
+    /// Special tokens in addition to `<|bos|>`, `<|eos|>`, `<|pad|>`, `<|im_start|>` and `<|im_end|>`.
     pub extra_special_tokens: Vec<String>,
-    /// Longest sequence of the model, in tokens, for `tokenizer_config.json`.
+    /// The longest sequence of the model in tokens, for `tokenizer_config.json`.
     pub model_max_length: usize,
 }
 
@@ -56,13 +57,16 @@ pub(super) fn train(texts: impl Iterator<Item = String> + Send, options: &TrainO
     if options.vocab_size < least {
         return Err(Error::VocabularyTooSmall { got: options.vocab_size, least });
     }
+
     let failed = |error: tokenizers::Error| Error::Tokenize {
         name: "a new model".to_owned(),
         reason: error.to_string(),
     };
+
     let mut inner = untrained();
     let mut trainer = TrainerWrapper::from(trainer(&names, options));
     inner.train(&mut trainer, texts).map_err(failed)?;
+
     let bos = inner.token_to_id(BOS).expect("the trainer adds its special tokens");
     let processor = TemplateProcessing::builder()
         .try_single(format!("{BOS} $A"))
@@ -72,6 +76,7 @@ pub(super) fn train(texts: impl Iterator<Item = String> + Send, options: &TrainO
         .build()
         .map_err(|error| failed(error.into()))?;
     inner.with_post_processor(Some(processor));
+
     let mut tokenizer = add_special_tokens(inner, options);
     tokenizer.set_chat_template(template::built_in("chatml")?)?;
     Ok(tokenizer)
@@ -98,7 +103,7 @@ fn trainer(names: &[&str], options: &TrainOptions) -> BpeTrainer {
         .build()
 }
 
-/// Gives the trained vocabulary its special tokens and settings.
+/// Adds the special tokens and settings to the trained vocabulary.
 fn add_special_tokens(inner: tokenizers::Tokenizer, options: &TrainOptions) -> Tokenizer {
     let mut special = BTreeMap::new();
     let mut config = Map::new();

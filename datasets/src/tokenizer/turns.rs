@@ -1,19 +1,19 @@
 //! The tokens of `ChatML` turns, for base models that have none.
 //!
-//! New tokens get the ids behind the highest one; the model needs rows of its embedding for them. Knows no
-//! model weights.
+//! New tokens get the ids after the highest one; the model must get embedding rows for them. This module
+//! knows no model weights.
 
 use serde_json::{Value, json};
 use tokenizers::AddedToken;
 
 use super::{SpecialToken, Tokenizer};
 
-/// What opens and what closes a turn.
+/// The tokens that open and close a turn.
 pub(super) const TOKENS: [&str; 2] = ["<|im_start|>", "<|im_end|>"];
 
 impl Tokenizer {
-    /// Adds `<|im_start|>` and `<|im_end|>` as special tokens where they are missing, and makes `<|im_end|>`
-    /// the EOS if it is new. Returns the new tokens.
+    /// Adds `<|im_start|>` and `<|im_end|>` as special tokens if they are missing, and makes `<|im_end|>` the
+    /// EOS if it is new. Returns the new tokens.
     pub fn add_turn_tokens(&mut self) -> Vec<&'static str> {
         let missing: Vec<&str> =
             TOKENS.into_iter().filter(|token| self.token_to_id(token).is_none()).collect();
@@ -34,7 +34,7 @@ impl Tokenizer {
         missing
     }
 
-    /// Where `tokenizer_config.json` lists the added tokens, it lists this one too.
+    /// Adds the token to the list of added tokens in `tokenizer_config.json`, if there is such a list.
     fn note_token(&mut self, token: &str) {
         let id = self.token_to_id(token).expect("just added").to_string();
         if let Some(Value::Object(listed)) = self.config.get_mut("added_tokens_decoder") {
@@ -66,7 +66,7 @@ mod tests {
         let encoded =
             tokenizer.encode_conversation(&[Message::user("hi"), Message::assistant("yes")]).unwrap();
         assert_eq!(encoded.input_ids[0], 512);
-        // What is saved and read again is the same.
+        // Saving and loading changes nothing.
         let saved = tempfile::tempdir().unwrap();
         tokenizer.save(saved.path()).unwrap();
         let mut again = Tokenizer::from_folder(saved.path()).unwrap();

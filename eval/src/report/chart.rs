@@ -1,15 +1,16 @@
-//! The drawings of the report as inline SVG: scores and gains with their intervals, training curves, time per stage.
+//! The charts of the report as inline SVG: scores and gains with their intervals, training curves, time per
+//! stage.
 //!
-//! Colours come from the page's style sheet through classes, so one drawing serves light, dark and print. Models differ in
-//! colour and by a label on every row, greedy and sampled in the shape of the mark, so nothing hangs on colour alone.
-//! Rates are always drawn on the whole axis from 0 to 100 %.
+//! Colours come from the page's style sheet through classes, so one drawing works in light mode, dark mode
+//! and print. Models differ in colour and by a label on every row. Greedy and sampled scores differ in the
+//! shape of the mark. So nothing depends on colour alone. The axis for rates always runs from 0 to 100 %.
 
 use std::fmt::Write as _;
 
 use super::escape::escape_html;
 use super::{Curve, Gain, PerModel, Score, Scores, Seconds, curve, layout};
 
-/// Where on the page an axis runs, and which values stand at its ends.
+/// The start and end of an axis on the page, and the values at its ends.
 #[derive(Clone, Copy)]
 struct Axis {
     from: f64,
@@ -39,7 +40,7 @@ const ROW: f64 = 30.0;
 const DOT_WIDTH: f64 = 720.0;
 const DOT_AXIS: (f64, f64) = (150.0, 540.0);
 
-/// Exact match of each model, greedy and sampled, with 95 % intervals. `None` when no model was scored.
+/// Exact match of each model, greedy and sampled, with 95 % intervals. `None` if no model was scored.
 pub(super) fn scores(models: &PerModel<Scores>) -> Option<String> {
     let mut dots = Vec::new();
     for (name, scores) in models.named() {
@@ -52,6 +53,7 @@ pub(super) fn scores(models: &PerModel<Scores>) -> Option<String> {
             }
         }
     }
+
     let dots: Vec<Dot> = dots
         .iter()
         .map(|(label, class, filled, [mean, low, high], text)| Dot {
@@ -64,11 +66,12 @@ pub(super) fn scores(models: &PerModel<Scores>) -> Option<String> {
             text: text.clone(),
         })
         .collect();
+
     let axis = Axis { from: DOT_AXIS.0, to: DOT_AXIS.1, low: 0.0, high: 100.0 };
     (!dots.is_empty()).then(|| dot_chart("Exact match, %, with 95 % intervals", &dots, axis))
 }
 
-/// The paired gains with their intervals around a line at zero. `None` when there are none.
+/// The paired gains with their intervals around a line at zero. `None` if there are none.
 pub(super) fn gains(sampled: Option<&Gain>, greedy: Option<&Gain>) -> Option<String> {
     let dot = |label, filled, gain: &Gain| Dot {
         label,
@@ -92,6 +95,7 @@ pub(super) fn gains(sampled: Option<&Gain>, greedy: Option<&Gain>) -> Option<Str
 fn dot_chart(title: &str, dots: &[Dot], axis: Axis) -> String {
     let bottom = 12.0 + ROW * dots.len() as f64;
     let mut svg = open(title, DOT_WIDTH, bottom + 44.0);
+
     let ticks = layout::ticks(axis.low, axis.high, 8);
     let step = ticks.get(1).map_or(1.0, |second| second - ticks[0]);
     for tick in ticks {
@@ -104,6 +108,7 @@ fn dot_chart(title: &str, dots: &[Dot], axis: Axis) -> String {
             bottom + 16.0
         );
     }
+
     let middle = f64::midpoint(axis.from, axis.to);
     let caption = escape_html(title);
     let _ = write!(
@@ -111,6 +116,7 @@ fn dot_chart(title: &str, dots: &[Dot], axis: Axis) -> String {
         r#"<text class="label" x="{middle:.1}" y="{:.1}" text-anchor="middle">{caption}</text>"#,
         bottom + 36.0
     );
+
     for (i, dot) in dots.iter().enumerate() {
         draw_dot(&mut svg, dot, axis, 12.0 + ROW * (i as f64 + 0.5));
     }
@@ -136,7 +142,8 @@ fn draw_dot(svg: &mut String, dot: &Dot, axis: Axis, y: f64) {
 
 const CURVE: (f64, f64) = (440.0, 236.0);
 
-/// One training curve: raw values faint, the moving average on top. `None` when nothing in it can be drawn.
+/// One training curve: raw values in a faint colour, the moving average on top. `None` if it has no point to
+/// draw.
 pub(super) fn curve(curve: &Curve) -> Option<String> {
     let raw = curve::raw(&curve.points);
     let (x, y) = (axis_over(&raw, |point| point.0)?, axis_over(&raw, |point| point.1)?);
@@ -156,7 +163,7 @@ pub(super) fn curve(curve: &Curve) -> Option<String> {
     Some(svg + "</g></svg>")
 }
 
-/// The span of one coordinate; a constant one is given room on both sides.
+/// The range of one coordinate. A constant coordinate gets room on both sides.
 fn axis_over(pieces: &curve::Pieces, coordinate: impl Fn(&(f64, f64)) -> f64) -> Option<Axis> {
     let values = pieces.iter().flatten().map(coordinate);
     let (low, high) =
@@ -180,6 +187,7 @@ fn draw_axes(svg: &mut String, x: Axis, y: Axis) {
             at + 4.0
         );
     }
+
     let ticks = layout::ticks(x.low, x.high, 6);
     let step = ticks.get(1).map_or(0.0, |second| second - ticks[0]);
     let bottom = y.from;
@@ -196,6 +204,7 @@ fn draw_axes(svg: &mut String, x: Axis, y: Axis) {
             bottom + 17.0
         );
     }
+
     let (left, right, middle) = (x.from, x.to, f64::midpoint(x.from, x.to));
     let _ = write!(svg, r#"<path class="axis" d="M{left:.1} {:.1}V{bottom:.1}H{right:.1}"/>"#, y.to);
     let _ = write!(
@@ -213,22 +222,24 @@ fn draw_line(svg: &mut String, class: &str, pieces: &curve::Pieces, (x, y): (Axi
             let _ = write!(path, "{command}{:.1} {:.1}", x.at(point.0), y.at(point.1));
         }
         if piece.len() == 1 {
-            // With round caps a line of no length is a dot.
+            // With round caps, a line of length zero shows as a dot.
             path.push_str("h0");
         }
     }
     let _ = write!(svg, r#"<path class="{class}" d="{path}"/>"#);
 }
 
-/// Time per stage as bars. `None` when no stage ran.
+/// Time per stage as bars. `None` if no stage ran.
 pub(super) fn seconds(seconds: &Seconds) -> Option<String> {
     let stages = seconds.named();
     let longest = stages.iter().map(|stage| stage.1).fold(0.0, f64::max);
     if longest <= 0.0 {
         return None;
     }
+
     let bars = Axis { from: DOT_AXIS.0, to: DOT_AXIS.1, low: 0.0, high: longest };
     let mut svg = open("Wall-clock time per stage", DOT_WIDTH, 12.0 + ROW * stages.len() as f64);
+
     for (i, (name, value)) in stages.iter().enumerate() {
         let y = 6.0 + ROW * (i as f64 + 0.5);
         let (width, text) = ((bars.at(*value) - bars.from).max(1.0), layout::seconds(*value));
@@ -243,6 +254,7 @@ pub(super) fn seconds(seconds: &Seconds) -> Option<String> {
             y + 4.5,
         );
     }
+
     Some(svg + "</svg>")
 }
 

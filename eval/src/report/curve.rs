@@ -1,27 +1,30 @@
-//! What is drawn of a training curve: the raw line, thinned without losing its spikes, and a smoothed one.
+//! Prepares the lines of a training curve: the raw line, thinned without losing its spikes, and a smoothed
+//! line.
 //!
-//! Smoothing is a centred moving average: the value at a point is the mean of the finite values within `half` points on both
-//! sides, fewer near the ends but always as many on the left as on the right. Unlike an exponential average it does not
-//! trail behind a falling loss. The window is about a twentieth of the points, at least 5. A point that is not finite
-//! leaves a gap in both lines.
+//! Smoothing is a centred moving average: the value at a point is the mean of the finite values within `half`
+//! points on both sides. Near the ends `half` shrinks, so that both sides always have the same number of
+//! points. Unlike an exponential average, it does not lag behind a falling loss. The window is about a
+//! twentieth of the points, at least 5. A point that is not finite leaves a gap in both lines.
 
 use serde::{Deserialize, Deserializer};
 
-/// Raw lines are thinned to this many points at most.
+/// Raw lines are thinned to at most this many points.
 const MOST_POINTS: usize = 800;
 
-/// Curves with fewer points than this are drawn raw only.
+/// Curves with fewer points than this get no smoothed line.
 const FEWEST_TO_SMOOTH: usize = 20;
 
-/// A line cut where a value is not finite.
+/// A line split at values that are not finite.
 pub(super) type Pieces = Vec<Vec<(f64, f64)>>;
 
-/// Number of points that the smoothed line averages over (odd), or `None` where there are too few to smooth.
+/// Number of points that the smoothed line averages over (odd), or `None` if there are too few points to
+/// smooth.
 pub(super) fn window(points: &[(f64, f64)]) -> Option<usize> {
     (points.len() >= FEWEST_TO_SMOOTH).then(|| (points.len() / 20).max(5) | 1)
 }
 
-/// The raw line: of each run of neighbours only the lowest and the highest when there are too many to draw.
+/// The raw line. If it has too many points to draw, only the lowest and highest value of each run of
+/// neighbours remain.
 pub(super) fn raw(points: &[(f64, f64)]) -> Pieces {
     let run = (2 * points.len()).div_ceil(MOST_POINTS).max(1);
     pieces(points).into_iter().map(|piece| if run <= 2 { piece } else { thin(&piece, run) }).collect()
@@ -29,7 +32,7 @@ pub(super) fn raw(points: &[(f64, f64)]) -> Pieces {
 
 /// The smoothed line; `window` is odd.
 pub(super) fn smoothed(points: &[(f64, f64)], window: usize) -> Pieces {
-    // Prefix sums over the finite values make each mean two subtractions.
+    // With prefix sums over the finite values, each mean costs two subtractions.
     let mut sums = vec![(0.0, 0_usize)];
     for &(_, y) in points {
         let (sum, count) = sums[sums.len() - 1];
@@ -47,7 +50,7 @@ pub(super) fn smoothed(points: &[(f64, f64)], window: usize) -> Pieces {
     pieces(&(0..points.len()).filter(drawn).map(smooth).collect::<Vec<_>>())
 }
 
-/// Number of points that cannot be drawn.
+/// Number of points that are not finite and therefore not drawn.
 pub(super) fn gaps(points: &[(f64, f64)]) -> usize {
     points.iter().filter(|(x, y)| !(x.is_finite() && y.is_finite())).count()
 }
@@ -68,7 +71,7 @@ fn thin(piece: &[(f64, f64)], run: usize) -> Vec<(f64, f64)> {
     piece.chunks(run).flat_map(extremes).collect()
 }
 
-/// Reads points whose value may be `null`, which is how JSON writes a number that is not finite.
+/// Reads points whose value may be `null`, which is how `serde_json` writes a number that is not finite.
 pub(super) fn points_with_gaps<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<(f64, f64)>, D::Error> {

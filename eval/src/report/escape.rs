@@ -1,7 +1,8 @@
-//! Making untrusted text harmless in HTML, SVG and Markdown. Both forms also make control characters visible
-//! and disarm the bidirectional overrides that can reorder text on screen (Boucher and Anderson 2021, arXiv 2111.00169).
+//! Escapes untrusted text for HTML, SVG and Markdown. Both forms also make control characters visible and
+//! replace the bidirectional overrides that can reorder text on screen (Boucher and Anderson 2021, arXiv
+//! 2111.00169).
 
-/// Text for HTML or SVG, as content or within a quoted attribute.
+/// Escapes text for HTML or SVG, as content or within a quoted attribute.
 pub(super) fn escape_html(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars().map(visible) {
@@ -17,7 +18,8 @@ pub(super) fn escape_html(text: &str) -> String {
     escaped
 }
 
-/// Text for one line or one table cell of Markdown: no character keeps a meaning, a line break becomes `↵`.
+/// Escapes text for one line or one table cell of Markdown: no character keeps a Markdown meaning, and a line
+/// break becomes `↵`.
 pub(super) fn escape_markdown(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars().map(visible) {
@@ -30,7 +32,7 @@ pub(super) fn escape_markdown(text: &str) -> String {
                 escaped.push('\\');
                 escaped.push(character);
             }
-            // A bare address would become a link.
+            // Markdown would turn a bare URL into a link.
             ':' => escaped.push_str("&#58;"),
             other => escaped.push(other),
         }
@@ -38,7 +40,8 @@ pub(super) fn escape_markdown(text: &str) -> String {
     escaped
 }
 
-/// Control characters as the pictures that Unicode has for them, bidirectional controls as the replacement character.
+/// Replaces control characters by their Unicode pictures, and bidirectional controls by the replacement
+/// character.
 fn visible(character: char) -> char {
     match character {
         '\n' | '\t' => character,

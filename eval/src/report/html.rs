@@ -1,6 +1,6 @@
-//! The report as one HTML file: no script, no network, readable without its style sheet.
+//! The report as one HTML file: no script, no network access, readable without its style sheet.
 //!
-//! The sample browser filters with radio buttons and sibling selectors alone.
+//! The sample browser filters with radio buttons and sibling selectors only.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use super::{Family, PerModel, Reply, Report, Sample, Scores, chart, curve, layou
 
 const STYLE: &str = include_str!("style.css");
 
-/// The whole page.
+/// Renders the HTML page.
 pub fn html(report: &Report) -> String {
     let title = escape_html(&report.title);
     let mut page = format!(
@@ -38,7 +38,7 @@ fn section(heading: &str, body: &str) -> String {
     format!("<section>\n<h2>{heading}</h2>\n{body}</section>\n")
 }
 
-/// The few figures that most readers come for.
+/// The main figures of the report, as tiles.
 fn headline(report: &Report) -> Option<String> {
     let mut tiles = String::new();
     let mut tile = |name: &str, value: String, note: String| {
@@ -48,17 +48,20 @@ fn headline(report: &Report) -> Option<String> {
              <div class=\"note\">{note}</div></div>"
         );
     };
+
     for (name, scores) in report.exact_match.named() {
         if let Some(score) = scores.and_then(|scores| scores.sampled) {
             let note = format!("{:.1} to {:.1}, n = {}", 100.0 * score.low, 100.0 * score.high, score.n);
             tile(&format!("{name}, sampled"), layout::percent(score.mean), note);
         }
     }
+
     if let Some(gain) = &report.paired_gain {
         let interval =
             format!("points paired, {} to {}", layout::points(gain.low), layout::points(gain.high));
         tile("PPO over SFT", layout::points(gain.mean), interval);
     }
+
     if let Some(model) = &report.reward_model {
         let note = format!("of {} pairs ranked right", model.n);
         tile("reward model", layout::percent(model.accuracy), note);
@@ -66,6 +69,7 @@ fn headline(report: &Report) -> Option<String> {
     if let Some(kl) = report.kl {
         tile("KL to reference", format!("{kl:.3}"), "nats per reply".into());
     }
+
     (!tiles.is_empty()).then(|| format!("<div class=\"tiles\">\n{tiles}</div>\n"))
 }
 
@@ -118,13 +122,17 @@ fn families(families: &[Family]) -> Option<String> {
     let mut table = String::from(
         "<div class=\"wide\"><table class=\"families\">\n<thead><tr><th>family</th><th class=\"num\">n</th>",
     );
+
+    // Models without any score get no columns.
     let shown: Vec<usize> =
         (0..3).filter(|&i| families.iter().any(|family| family.exact_match.named()[i].1.is_some())).collect();
+
     for &i in &shown {
         let name = families[0].exact_match.named()[i].0;
         let _ = write!(table, "<th class=\"num\">{name} greedy</th><th class=\"num\">{name} sampled</th>");
     }
     table.push_str("</tr></thead>\n<tbody>\n");
+
     for family in families {
         let models = family.exact_match.named();
         let any =
@@ -138,6 +146,7 @@ fn families(families: &[Family]) -> Option<String> {
         }
         table.push_str("</tr>\n");
     }
+
     table.push_str("</tbody>\n</table></div>\n<p class=\"note\">The bar behind a figure is the figure; hover for its 95 % interval.</p>\n");
     Some(section("By family", &table))
 }
@@ -173,7 +182,8 @@ fn curves(report: &Report) -> Option<String> {
     (!body.is_empty()).then(|| section("Training", &format!("<div class=\"curves\">\n{body}</div>\n")))
 }
 
-/// How the last training stage changed a reply, which is what the filter above the samples selects by.
+/// How the last training stage changed the correctness of a reply. The filter above the samples uses this
+/// class.
 fn change(sample: &Sample) -> &'static str {
     let PerModel { base, sft, ppo } = &sample.replies;
     let right = |reply: &Option<Reply>| reply.as_ref().map(|reply| reply.correct);
@@ -194,6 +204,7 @@ fn samples(samples: &[Sample]) -> Option<String> {
         return None;
     }
     let mut body = String::from("<div class=\"samples\">\n");
+
     let filters = [
         ("all", "all"),
         ("gained", "wrong, now right"),
@@ -210,6 +221,7 @@ fn samples(samples: &[Sample]) -> Option<String> {
             "<input type=\"radio\" name=\"show\" id=\"show-{id}\"{checked}><label for=\"show-{id}\">{label} ({count})</label>"
         );
     }
+
     for sample in samples {
         let _ = writeln!(
             body,
@@ -219,6 +231,7 @@ fn samples(samples: &[Sample]) -> Option<String> {
             escape_html(&sample.prompt),
             escape_html(&sample.answer)
         );
+
         for (name, reply) in sample.replies.named() {
             let Some(Reply { text, correct }) = reply else { continue };
             let (class, verdict) = if *correct { ("right", "✓ right") } else { ("wrong", "✗ wrong") };
@@ -230,6 +243,7 @@ fn samples(samples: &[Sample]) -> Option<String> {
         }
         body.push_str("</div>\n</article>\n");
     }
+
     body.push_str("</div>\n");
     Some(section("Samples", &body))
 }

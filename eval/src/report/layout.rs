@@ -1,5 +1,5 @@
-//! Figures as people read them: percentages, gains in points, durations, bytes, axis ticks. The same strings go into both
-//! forms of the report, so that they can never disagree.
+//! Formats numbers for readers: percentages, gains in points, durations, bytes, axis ticks. Both readable
+//! forms of the report use these strings, so they never disagree.
 
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ pub(super) fn score(score: &Score) -> String {
     format!("{:.1} % ({:.1} to {:.1})", 100.0 * score.mean, 100.0 * score.low, 100.0 * score.high)
 }
 
-/// As [`score`], with the number of pairs.
+/// Like [`score`], with the number of pairs.
 pub(super) fn reward_model(model: &RewardModel) -> String {
     let RewardModel { accuracy, low, high, n } = model;
     format!(
@@ -31,13 +31,13 @@ pub(super) fn gain(gain: &Gain) -> String {
     format!("{} points ({} to {})", points(gain.mean), points(gain.low), points(gain.high))
 }
 
-/// A difference of rates in percentage points, with its sign and never "-0.0".
+/// A difference of rates in percentage points, with its sign, and never "-0.0".
 pub(super) fn points(difference: f64) -> String {
     let rounded = (1000.0 * difference).round() / 10.0;
     if rounded == 0.0 { "0.0".to_owned() } else { format!("{rounded:+.1}").replace('-', "−") }
 }
 
-/// What the interval of a gain allows one to say.
+/// The conclusion that the interval of a gain allows.
 pub(super) fn verdict(gain: &Gain) -> &'static str {
     if gain.low > 0.0 {
         "PPO is better: the whole 95 % interval lies above zero."
@@ -58,19 +58,19 @@ pub(super) fn seconds(seconds: f64) -> String {
     }
 }
 
-/// Bytes in binary units.
+/// A number of bytes in binary units.
 pub(super) fn bytes(bytes: u64) -> String {
     let gib = bytes as f64 / f64::from(1 << 30);
     if gib >= 1.0 { format!("{gib:.2} GiB") } else { format!("{:.1} MiB", gib * 1024.0) }
 }
 
-/// A setting: strings as they are, all else as JSON.
+/// A setting: strings unquoted, everything else as JSON.
 pub(super) fn setting(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Round positions on an axis from `low` to `high`, about `wanted` of them, all within it: steps of 1, 2 or 5 times a power
-/// of ten (Heckbert 1990, "Nice numbers for graph labels", Graphics Gems I).
+/// About `wanted` round tick positions within `low` and `high`, in steps of 1, 2 or 5 times a power of ten
+/// (Heckbert 1990, "Nice numbers for graph labels", Graphics Gems I).
 pub(super) fn ticks(low: f64, high: f64, wanted: usize) -> Vec<f64> {
     let rough = (high - low) / wanted.max(1) as f64;
     if !(rough > 0.0 && rough.is_finite()) {
@@ -83,7 +83,7 @@ pub(super) fn ticks(low: f64, high: f64, wanted: usize) -> Vec<f64> {
     (first..=last).map(|i| i as f64 * step).collect()
 }
 
-/// A tick's label, with as many decimals as its step needs and `k` or `M` for large numbers.
+/// The label of a tick, with as many decimals as the step needs, and `k` or `M` for large numbers.
 pub(super) fn tick_label(value: f64, step: f64) -> String {
     let (scale, unit) = match step.abs().max(value.abs() / 10.0) {
         large if large >= 1e6 => (1e6, "M"),

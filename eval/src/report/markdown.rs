@@ -1,5 +1,5 @@
-//! The report as Markdown: the tables and verdicts of the HTML page, for terminals and code forges. Curves are reduced to
-//! their first, last and extreme values; `report.json` has all points.
+//! The report as Markdown: the tables and conclusions of the HTML page, for terminals and code hosting sites.
+//! Of each curve it shows the first, last and extreme values; `report.json` has all points.
 
 use std::fmt::Write as _;
 
@@ -8,10 +8,10 @@ use serde_json::{Map, Value};
 use super::escape::escape_markdown;
 use super::{Curve, Family, Report, Sample, Score, Scores, layout};
 
-/// Prompts beyond this many are left to the other two files.
+/// The largest number of prompts shown. The other two files have all of them.
 const MOST_SAMPLES: usize = 40;
 
-/// The whole document.
+/// Renders the Markdown document.
 pub fn markdown(report: &Report) -> String {
     let mut text = format!("# {}\n", escape_markdown(&report.title));
     text.push_str(&exact_match(report));
@@ -35,12 +35,14 @@ fn exact_match(report: &Report) -> String {
         let n = greedy.or(*sampled).map_or_else(|| "–".to_owned(), |score| score.n.to_string());
         let _ = writeln!(text, "| {name} | {} | {} | {n} |", cell(greedy), cell(sampled));
     }
+
     if !text.is_empty() {
         text.push_str(
             "\nA reply is right when, stripped of white space, it equals the answer. In brackets 95 % intervals; n counts \
              prompts, and several samples of one prompt are averaged first.\n",
         );
     }
+
     for (name, gain) in [("sampled", &report.paired_gain), ("greedy", &report.paired_gain_greedy)] {
         if let Some(gain) = gain {
             let verdict = layout::verdict(gain);
@@ -51,12 +53,14 @@ fn exact_match(report: &Report) -> String {
             );
         }
     }
+
     if let Some(model) = &report.reward_model {
         let _ = writeln!(text, "\n**Reward model:** {}.", layout::reward_model(model));
     }
     if let Some(kl) = report.kl {
         let _ = writeln!(text, "\n**KL to the reference:** {kl:.3} nats per reply.");
     }
+
     text
 }
 
@@ -64,14 +68,18 @@ fn families(families: &[Family]) -> String {
     if families.is_empty() {
         return String::new();
     }
+
+    // Models without any score get no columns.
     let shown: Vec<usize> =
         (0..3).filter(|&i| families.iter().any(|family| family.exact_match.named()[i].1.is_some())).collect();
     let mut text = String::from("\n## By family\n\n| family |");
+
     for &i in &shown {
         let name = families[0].exact_match.named()[i].0;
         let _ = write!(text, " {name} greedy | {name} sampled |");
     }
     let _ = writeln!(text, "\n|---|{}", "---:|".repeat(2 * shown.len()));
+
     for family in families {
         let _ = write!(text, "| {} |", escape_markdown(&family.name));
         let models = family.exact_match.named();
@@ -92,6 +100,7 @@ fn families(families: &[Family]) -> String {
 
 fn curves(curves: &[Curve]) -> String {
     let mut rows = String::new();
+
     for curve in curves {
         let values: Vec<f64> =
             curve.points.iter().map(|point| point.1).filter(|value| value.is_finite()).collect();
@@ -105,9 +114,11 @@ fn curves(curves: &[Curve]) -> String {
             super::curve::gaps(&curve.points)
         );
     }
+
     if rows.is_empty() {
         return rows;
     }
+
     format!(
         "\n## Training\n\n| stage | metric | points | first | last | lowest | highest | not finite |\n\
          |---|---|---:|---:|---:|---:|---:|---:|\n{rows}"
@@ -118,13 +129,17 @@ fn samples(samples: &[Sample]) -> String {
     if samples.is_empty() {
         return String::new();
     }
+
+    // Models without any reply get no column.
     let shown: Vec<usize> =
         (0..3).filter(|&i| samples.iter().any(|sample| sample.replies.named()[i].1.is_some())).collect();
     let mut text = String::from("\n## Samples\n\n| prompt | answer |");
+
     for &i in &shown {
         let _ = write!(text, " {} |", samples[0].replies.named()[i].0);
     }
     let _ = writeln!(text, "\n|{}", "---|".repeat(2 + shown.len()));
+
     for sample in samples.iter().take(MOST_SAMPLES) {
         let _ = write!(text, "| {} | {} |", escape_markdown(&sample.prompt), escape_markdown(&sample.answer));
         for &i in &shown {
@@ -136,6 +151,7 @@ fn samples(samples: &[Sample]) -> String {
         }
         text.push('\n');
     }
+
     if samples.len() > MOST_SAMPLES {
         let _ = writeln!(text, "\n{} more in report.html.", samples.len() - MOST_SAMPLES);
     }
@@ -162,7 +178,7 @@ fn cost(report: &Report) -> String {
 fn reproduction(report: &Report) -> String {
     let mut text = String::from("\n## How to make it again\n");
     if !report.command.is_empty() {
-        // A fence longer than any run of backticks inside cannot be closed from within.
+        // A fence longer than any run of backticks in the command cannot be closed by the command.
         let fence = "`".repeat(longest_run(&report.command, '`').max(2) + 1);
         let _ = writeln!(text, "\n{fence}sh\n{}\n{fence}", report.command.trim_end());
     }

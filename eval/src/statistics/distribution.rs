@@ -1,26 +1,29 @@
-//! Quantiles of the normal and of Student's t distribution, found by bisection on the cumulative function.
+//! Quantiles of the normal and of Student's t distribution, found by bisection on the cumulative distribution
+//! function.
 //!
-//! Student's t goes through the regularised incomplete beta function `I_x(a, b)` (Abramowitz and Stegun 1964, 26.5.1 and
-//! 26.7.1) and its continued fraction (26.5.8); the normal through the incomplete gamma function of order 1/2, by series
-//! (6.5.29) or continued fraction (6.5.31). Fractions are evaluated by Lentz's method (Lentz 1976, Applied Optics 15, p. 668).
-//! Bisection costs a few hundred evaluations of a cheap function and cannot fail to converge.
+//! Student's t uses the regularised incomplete beta function `I_x(a, b)` (Abramowitz and Stegun 1964, 26.5.1
+//! and 26.7.1) with its continued fraction (26.5.8). The normal distribution uses the incomplete gamma
+//! function of order 1/2, by series (6.5.29) or continued fraction (6.5.31). Continued fractions are
+//! evaluated by Lentz's method (Lentz 1976, Applied Optics 15, p. 668). Bisection costs a few hundred
+//! evaluations of a cheap function and always converges.
 //!
-//! Knows nothing of samples or intervals.
+//! This module knows no samples and no intervals.
 
 use std::f64::consts::{PI, SQRT_2};
 
 use crate::Error;
 
-/// The smallest number that Lentz's method may divide by.
+/// Lentz's method replaces smaller divisors by this number.
 const TINY: f64 = 1e-300;
 
-/// x such that a standard normal variable is below x with `probability`. Accurate to about 1e-12.
+/// The x for which a standard normal variable is below x with `probability`. Accurate to about 1e-12.
 pub fn normal_quantile(probability: f64) -> Result<f64, Error> {
     check_probability(probability)?;
     Ok(invert(probability, normal_cdf))
 }
 
-/// x such that Student's t with `degrees` of freedom is below x with `probability`. Accurate to about 1e-10.
+/// The x for which Student's t with `degrees` degrees of freedom is below x with `probability`. Accurate to
+/// about 1e-10.
 pub fn student_t_quantile(probability: f64, degrees: f64) -> Result<f64, Error> {
     check_probability(probability)?;
     if !(degrees > 0.0 && degrees.is_finite()) {
@@ -36,10 +39,10 @@ fn check_probability(got: f64) -> Result<(), Error> {
     Err(Error::NotAProbability { what: "the probability of a quantile", got })
 }
 
-/// Bisection for an increasing function of a variable symmetric about zero.
+/// Inverts, by bisection, the increasing distribution function of a variable that is symmetric about zero.
 fn invert(probability: f64, cdf: impl Fn(f64) -> f64) -> f64 {
     if probability < 0.5 {
-        // The upper tail of the mirrored problem loses no digits that the lower tail has.
+        // By symmetry, the mirrored problem in the upper tail has the same solution with the other sign.
         return -invert(1.0 - probability, cdf);
     }
     let (mut low, mut high) = (0.0, 1.0);
@@ -68,6 +71,7 @@ fn upper_gamma_half(x: f64) -> f64 {
     if square == 0.0 {
         return 1.0;
     }
+
     let scale = (-square).exp() * x.abs() / PI.sqrt();
     if square < 1.5 {
         // Series: P(1/2, y) = scale * sum over k of y^k / ((1/2)(3/2)...(k + 1/2)).
@@ -79,10 +83,13 @@ fn upper_gamma_half(x: f64) -> f64 {
         }
         return 1.0 - scale * sum;
     }
+
+    // Larger arguments: the continued fraction, by Lentz's method.
     let mut b = square + 0.5;
     let mut c = 1.0 / TINY;
     let mut d = 1.0 / b;
     let mut fraction = d;
+
     for i in 1..500 {
         let i = f64::from(i);
         let a = -i * (i - 0.5);
@@ -94,11 +101,12 @@ fn upper_gamma_half(x: f64) -> f64 {
             break;
         }
     }
+
     scale * fraction
 }
 
-/// Probability that Student's t with `degrees` of freedom is below `x`:
-/// `1 - I_y(v/2, 1/2) / 2` with `y = v / (v + x²)` for x > 0 (Abramowitz and Stegun 26.7.1).
+/// Probability that Student's t with `degrees` degrees of freedom is below `x`: `1 - I_y(v/2, 1/2) / 2` with
+/// `y = v / (v + x²)` for x > 0 (Abramowitz and Stegun 26.7.1).
 fn student_t_cdf(x: f64, degrees: f64) -> f64 {
     let half_tail = 0.5 * regularised_beta(degrees / (degrees + x * x), degrees / 2.0, 0.5);
     if x < 0.0 { half_tail } else { 1.0 - half_tail }

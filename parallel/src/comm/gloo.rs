@@ -1,4 +1,5 @@
-//! Gloo over TCP: between hosts, and wherever ranks share no memory. Its own threads do the work.
+//! The Gloo backend over TCP, used between hosts and wherever shared memory is not used. Gloo's own threads
+//! do the work.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use tch::Tensor;
 use super::{Backend, Work};
 use crate::SysError;
 
-/// A group over TCP.
+/// A group of ranks connected by Gloo over TCP.
 #[derive(Debug)]
 pub struct GlooGroup {
     gloo: Gloo,
@@ -16,7 +17,7 @@ pub struct GlooGroup {
 }
 
 impl GlooGroup {
-    /// Joins the group `name`, which its ranks find at the store, as `place = [rank, size]`.
+    /// Joins the group `name`, which its ranks find through the store, with `place = [rank, size]`.
     pub fn join(
         store: &Store,
         name: &str,
@@ -42,7 +43,8 @@ impl Backend for GlooGroup {
     }
 
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Work, SysError> {
-        // c10d's own adds up everything everywhere and keeps a part, which sends twice as much.
+        // c10d's own reduce-scatter all-reduces the full input and keeps one chunk, which sends twice as many
+        // bytes.
         let rows = output.size()[0];
         let counts = vec![rows; self.size];
         let refused = |error: tch::TchError| SysError::Torch {

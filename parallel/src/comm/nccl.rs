@@ -1,4 +1,5 @@
-//! NCCL between GPUs, each rank with one of its own. What is queued is done in order with what torch computes, and nobody waits for it.
+//! The NCCL backend between GPUs; each rank has its own GPU. Collectives are queued on a stream, ordered with
+//! torch's own operations, and the host does not block.
 
 use std::time::Duration;
 
@@ -9,14 +10,15 @@ use tch::Tensor;
 use super::{Backend, Work};
 use crate::SysError;
 
-/// A group over NCCL.
+/// A group of ranks connected by NCCL.
 #[derive(Debug)]
 pub struct NcclGroup {
     nccl: Nccl,
 }
 
 impl NcclGroup {
-    /// Joins the group `name`, which its ranks find at the store, as `place = [rank, size]` with the GPU `device`.
+    /// Joins the group `name`, which its ranks find through the store, with `place = [rank, size]` and the
+    /// GPU `device`.
     pub fn join(
         store: &Store,
         name: &str,
@@ -38,7 +40,8 @@ impl NcclGroup {
             ),
         };
         let id: UniqueId = store.get(&key, timeout)?.try_into().map_err(wrong)?;
-        // NCCL waits for ever for who does not come; the store does not.
+        // NCCL waits forever for a missing rank, so the ranks first wait for one another at the store, which
+        // has a timeout.
         store.set(&format!("{key}/{rank}"), &[])?;
         (0..size).try_for_each(|other| store.get(&format!("{key}/{other}"), timeout).map(drop))?;
         Ok(Self { nccl: Nccl::join(&id, place, stream)? })

@@ -1,8 +1,8 @@
-//! Shared memory between the ranks of one host.
+//! The shared-memory backend between the ranks of one host.
 //!
-//! A small collective is done by the thread that asks for it: it takes less time than handing it over. A large one
-//! (`ASYNC_THRESHOLD_BYTES`) is done by a thread of its own, so that computing goes on meanwhile. Either way they are done in the order in which they
-//! were asked for.
+//! The calling thread runs a small collective itself, which is faster than sending it to another thread. A
+//! worker thread runs a large one (`ASYNC_THRESHOLD_BYTES`), so that computation continues meanwhile. Either
+//! way, collectives run in the order in which they were started.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,31 +16,31 @@ use tch::Tensor;
 use super::{Backend, Work};
 use crate::SysError;
 
-/// Bytes from which a collective is handed over.
+/// The number of bytes from which a collective goes to the worker thread.
 const ASYNC_THRESHOLD_BYTES: usize = 256 << 10;
 
-/// A group over shared memory.
+/// A group of ranks connected by shared memory.
 #[derive(Debug)]
 pub struct SharedGroup {
     memory: Arc<Mutex<SharedMemory>>,
     queue: Sender<QueuedCollective>,
-    /// Answers of jobs that may still wait in the queue.
+    /// Completion channels of the collectives that may still be in the queue.
     in_flight: Vec<Receiver<()>>,
 }
 
 type Task = Box<dyn FnOnce(&mut SharedMemory) -> Result<(), SysError> + Send>;
 
-/// A collective that was handed over, and who waits for it.
+/// A collective in the queue of the worker thread, and the channel for its result.
 struct QueuedCollective {
     task: Task,
     result: Sender<Result<(), SysError>>,
-    /// Dropped when the job is done.
+    /// Dropped when the collective is done.
     _done: Sender<()>,
 }
 
 impl SharedGroup {
-    /// Joins the group `name`, which its ranks find at the store, as `[rank, size]`. `owner` is the process
-    /// of its rank 0.
+    /// Joins the group `name`, which its ranks find through the store, with `[rank, size]`. `owner` is the
+    /// process id of the group's rank 0.
     pub fn join(
         store: &Store,
         name: &str,
@@ -59,7 +59,7 @@ impl SharedGroup {
             SharedMemory::open(&address, &file, owner, [rank, size], timeout)?
         };
         let mut group = Self::with_worker_thread(memory)?;
-        // The file of rank 0 must stay open until everybody has it.
+        // Rank 0 must keep the file open until all ranks have mapped it.
         group.barrier()?;
         Ok(group)
     }
@@ -70,7 +70,7 @@ impl SharedGroup {
         let shared = Arc::clone(&memory);
         let run = move || {
             for QueuedCollective { task, result, _done } in queued {
-                // Nobody listens any more when the group failed before.
+                // The receiver is gone if the caller has dropped the work.
                 let _ = result.send(task(&mut lock(&shared)));
             }
         };
@@ -81,7 +81,7 @@ impl SharedGroup {
         Ok(Self { memory, queue, in_flight: Vec::new() })
     }
 
-    /// Runs a collective over `bytes` bytes here, or hands it over.
+    /// Runs a collective over `bytes` bytes on this thread or sends it to the worker thread.
     fn run(&mut self, bytes: usize, task: Task) -> Result<Work, SysError> {
         self.in_flight.retain(|done| matches!(done.try_recv(), Err(mpsc::TryRecvError::Empty)));
         if bytes < ASYNC_THRESHOLD_BYTES && self.in_flight.is_empty() {
@@ -120,12 +120,12 @@ impl Backend for SharedGroup {
     }
 
     fn all_to_all(&mut self, output: &Tensor, input: &Tensor, counts: [&[i64]; 2]) -> Result<Work, SysError> {
-        // Both sides know the width of a row, even where one of them has no rows.
+        // The row width comes from the shape, because a rank may send no rows.
         let row = input.size()[1..].iter().product::<i64>() as usize * input.kind().elt_size_in_bytes();
         let [received, sent]: [Vec<usize>; 2] =
             counts.map(|counts| counts.iter().map(|&rows| rows as usize * row).collect());
         let (output, input) = (output.shallow_clone(), input.shallow_clone());
-        // Ranks send different amounts, and all of them must take the same way.
+        // Ranks send different numbers of bytes, so the choice of the thread must not depend on them.
         self.run(0, Box::new(move |memory| memory.all_to_all(&output, &input, [&received, &sent])))
     }
 
@@ -136,7 +136,7 @@ impl Backend for SharedGroup {
 
     fn send_or_recv(&mut self, tensor: &Tensor) -> Result<Work, SysError> {
         let handle = tensor.shallow_clone();
-        // However small it is: the other one may be busy.
+        // A message of any size goes to the worker thread, because the other rank may be busy.
         self.run(ASYNC_THRESHOLD_BYTES, Box::new(move |memory| memory.broadcast(&handle, 0)))
     }
 

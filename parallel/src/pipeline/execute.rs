@@ -1,4 +1,5 @@
-//! One rank's share of a step, by the schedule. A rank by itself runs each micro-batch forward and backward in turn.
+//! Runs one rank's actions of a step in the order of the schedule. Without a pipeline, each micro-batch runs
+//! forward and then backward in turn.
 
 use std::collections::HashMap;
 
@@ -11,8 +12,9 @@ use crate::{Error, Segmented, Tape};
 
 /// Runs the micro-batches `contexts` forward and backward through the segments of this rank.
 ///
-/// `loss` makes the scalar of a micro-batch from its last hidden states, on the rank that has them. `on_gradient` receives the gradients
-/// of this rank's parameters, each as often as a micro-batch uses it.
+/// `loss` computes the scalar loss of a micro-batch from its last hidden states, on the rank that has them.
+/// `on_gradient` receives the gradients of this rank's parameters: one call per use of a parameter in a
+/// micro-batch.
 pub fn run_schedule<M: Segmented, E: From<Error>>(
     model: &M,
     contexts: &[&M::Context],
@@ -26,6 +28,7 @@ pub fn run_schedule<M: Segmented, E: From<Error>>(
         None => Schedule::new(ScheduleKind::OneForwardOneBackward, 1, 1, contexts.len()),
     };
     let rank = pipeline.map_or(0, |pipeline| pipeline.group.rank());
+
     let mut run = ScheduleRunner {
         model,
         contexts,
@@ -38,6 +41,7 @@ pub fn run_schedule<M: Segmented, E: From<Error>>(
         weight_grad_stores: HashMap::new(),
         sent: Vec::new(),
     };
+
     for &action in &schedule.actions[rank] {
         match action.computation {
             ComputationType::Forward => run.forward(action, loss)?,
@@ -47,10 +51,11 @@ pub fn run_schedule<M: Segmented, E: From<Error>>(
             ComputationType::BackwardWeight => run.backward_weight(action, on_gradient)?,
         }
     }
+
     run.sent.into_iter().try_for_each(|(started, _)| Ok(started.wait()?))
 }
 
-/// What goes from stage to stage.
+/// The kind of a message between two stages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum P2pPayload {
     Activation,
@@ -64,13 +69,14 @@ struct ScheduleRunner<'a, M: Segmented> {
     pipeline: Option<&'a PipelineStages>,
     schedule: &'a Schedule,
     rank: usize,
-    /// By micro-batch and stage; with the loss of the last stage.
+    /// The tapes by micro-batch and stage, with the loss if it is the last stage.
     tapes: HashMap<(usize, usize), (Tape<'a, M>, Option<Tensor>)>,
-    /// What one stage of this rank has made for another, by micro-batch and receiving stage.
+    /// The tensors that one stage of this rank has computed for another stage of this rank, by micro-batch
+    /// and receiving stage.
     local_payloads: HashMap<(P2pPayload, usize, usize), Tensor>,
-    /// Gradients of weights that are still to be made, by micro-batch and stage.
+    /// The deferred weight gradients, by micro-batch and stage.
     weight_grad_stores: HashMap<(usize, usize), WeightGradStore>,
-    /// What is on its way, with the tensors that it reads.
+    /// The sends under way, with the tensors that they read.
     sent: Vec<(PendingCollective, Tensor)>,
 }
 
@@ -85,6 +91,7 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         } else {
             None
         };
+
         let segments = match self.pipeline {
             Some(pipeline) => pipeline.segments(stage),
             None => 0..self.model.num_segments(),
@@ -93,6 +100,7 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         let tape = self.with_deferred_weight_grads(microbatch, stage, || {
             Tape::forward_segments(model, context, segments, input, checkpoint)
         })?;
+
         let of_last = if stage + 1 == self.schedule.num_stages {
             Some(loss(microbatch, tape.hidden())?)
         } else {
@@ -115,6 +123,7 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
                 outcome = on_gradient(index, grad);
             }
         };
+
         let upstream = if let Some(loss) = loss {
             self.with_deferred_weight_grads(microbatch, stage, || tape.backward(&loss, &mut on_gradient))?
         } else {
@@ -123,6 +132,7 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
                 tape.backward_from(&seed, &mut on_gradient)
             })?
         };
+
         outcome?;
         if stage > 0 {
             let hidden = || Error::NoInputGradient { stage };
@@ -143,7 +153,7 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         collection.flush(self.model.parameters()).try_for_each(|(index, grad)| on_gradient(index, grad))
     }
 
-    /// Runs `body`; where the schedule has them as actions of their own, gradients of weights are put off.
+    /// Runs `body`. If the schedule has separate actions for weight gradients, `body` defers them.
     fn with_deferred_weight_grads<T>(&mut self, micro: usize, stage: usize, body: impl FnOnce() -> T) -> T {
         if !self.schedule.method.splits_backward() {
             return body();
@@ -160,7 +170,7 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         }
         let pipeline = self.pipeline.expect("a rank by itself has one stage");
         let tensor = tensor.contiguous();
-        // What has arrived is let go of.
+        // Release the tensors of completed sends.
         for (started, tensor) in std::mem::take(&mut self.sent) {
             self.sent.extend(started.try_wait()?.map(|started| (started, tensor)));
         }
@@ -252,7 +262,8 @@ mod tests {
         }
     }
 
-    /// The sum of the losses, the gradients, and how often each was delivered. Micro-batches have different lengths.
+    /// Returns the sum of the losses, the gradients, and how often `on_gradient` was called for each.
+    /// Micro-batches have different lengths.
     fn step(model: &Network, micros: usize, checkpoint: bool) -> (f64, Vec<Tensor>, Vec<usize>) {
         let x = |micro: usize| {
             let count = 4 * (micro as i64 % 3 + 1);
@@ -315,7 +326,9 @@ mod tests {
                             );
                         }
                     }
-                    // Hidden states out of every stage but the last, gradients out of every one but the first, if to another rank.
+                    // Every stage but the last sends hidden states and every stage but the first sends
+                    // gradients, if the receiving stage is on another rank.
+                    // gradients, if the receiving stage is on another rank.
                     let rows: i64 = (0..micros).map(|micro| micro as i64 % 3 + 1).sum();
                     let schedule = pipeline.schedule(1);
                     let owner = |stage: usize| method.rank_of_stage(stage, ranks);

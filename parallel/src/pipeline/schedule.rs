@@ -1,48 +1,50 @@
-//! Who does what in which order: a schedule is data, made here, checked by [`Schedule::simulate`], and run by `execute`.
+//! Pipeline schedules: the order of the actions of each rank. A schedule is plain data. This module builds
+//! it, [`Schedule::simulate`] checks it, and `execute` runs it.
 //!
-//! | method | stages | order on rank `p` of `P` | micro-batches that it holds | idle units, `M` micro-batches |
+//! | method | stages | order on rank `p` of `P` | micro-batches in flight | idle units, `M` micro-batches |
 //! |---|---|---|---|---|
-//! | `GPipe` | `P` | all forward, all backward | `M` | `(P - 1) (F + B)` |
-//! | 1F1B | `P` | `P - p - 1` forward, then in turn | `P - p` | `(P - 1) (F + B)` |
-//! | interleaved | `P v`, dealt out in turn | `2 (P - p - 1) + (v - 1) P` forward, then in turn | `2 (P - p - 1) + (v - 1) P + 1` parts of `1 / v` | `(P - 1) (F + B) / v` |
-//! | ZB-H1 | `P` | as 1F1B, gradients of weights `p` micro-batches late | `P` | `(P - 1) (F + I - W)` |
-//! | ZB-V | `2 P`, there and back | what is ready: input gradients, forward, weight gradients | `P` | about `(P - 1) F / 2` |
+//! | `GPipe` | `P` | all forward, then all backward | `M` | `(P - 1) (F + B)` |
+//! | 1F1B | `P` | `P - p - 1` forward, then one forward and one backward alternately | `P - p` | `(P - 1) (F + B)` |
+//! | interleaved | `P v`, assigned round-robin | `2 (P - p - 1) + (v - 1) P` forward, then one forward and one backward alternately | `2 (P - p - 1) + (v - 1) P + 1`, each with `1 / v` of the rank's layers | `(P - 1) (F + B) / v` |
+//! | ZB-H1 | `P` | as 1F1B, weight gradients `p` micro-batches late | `P` | `(P - 1) (F + I - W)` |
+//! | ZB-V | `2 P`, from rank 0 to the last rank and back | the first ready action of: input gradient, forward, weight gradient | `P` | about `(P - 1) F / 2` |
 //!
-//! `F`, `B = I + W`: units of forward and backward of a rank's layers; the backward pass makes the gradient of the input (`I`) and of the
-//! weights (`W`). (Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473; Qi et al. 2024, arXiv 2401.10241 and
-//! 2405.15362.)
+//! `F` and `B = I + W` are the times of forward and backward through a rank's layers. The backward pass
+//! computes the gradient of the input (`I`) and of the weights (`W`). (Huang et al. 2019, arXiv 1811.06965;
+//! Narayanan et al. 2021, arXiv 2104.04473; Qi et al. 2024, arXiv 2401.10241 and 2405.15362.)
 
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-/// How micro-batches go through a pipeline.
+/// The order in which micro-batches pass through a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ScheduleKind {
-    /// All forward, then all backward.
+    /// All forward passes, then all backward passes.
     #[serde(rename = "gpipe")]
     GPipe,
-    /// A backward pass as soon as one can be.
+    /// Each backward pass as soon as possible.
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
-    /// The same with several stages a rank.
+    /// 1F1B with several stages per rank.
     #[serde(rename = "interleaved")]
     Interleaved,
-    /// Gradients of weights wait for idle time.
+    /// 1F1B with the weight gradients deferred to idle time.
     #[serde(rename = "zb-h1")]
     ZeroBubbleH1,
-    /// The same with two stages a rank: the first on the way there, the second on the way back.
+    /// Deferred weight gradients with two stages per rank in a V shape: the first stages go from rank 0 to
+    /// the last rank, the second stages go back to rank 0.
     #[serde(rename = "zb-v")]
     ZeroBubbleV,
 }
 
 impl ScheduleKind {
-    /// Whether the two halves of a backward pass are actions of their own.
+    /// Whether input gradients and weight gradients are separate actions.
     pub fn splits_backward(self) -> bool {
         matches!(self, Self::ZeroBubbleH1 | Self::ZeroBubbleV)
     }
 
-    /// Stages of a rank, where `chunks` are wanted of the interleaved method.
+    /// The number of stages per rank. `chunks` is the number for the interleaved schedule.
     pub fn virtual_stages(self, chunks: usize) -> usize {
         match self {
             Self::Interleaved => chunks.max(1),
@@ -51,7 +53,7 @@ impl ScheduleKind {
         }
     }
 
-    /// The rank of a stage.
+    /// The rank that holds a stage.
     pub fn rank_of_stage(self, stage: usize, ranks: usize) -> usize {
         match self {
             Self::ZeroBubbleV if stage >= ranks => 2 * ranks - 1 - stage,
@@ -60,10 +62,10 @@ impl ScheduleKind {
     }
 }
 
-/// What a rank does with a micro-batch in one of its stages.
+/// The computation that a rank does for a micro-batch in one of its stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ComputationType {
-    /// Hidden states onwards.
+    /// The forward pass.
     Forward,
     /// The gradients of input and weights.
     FullBackward,
@@ -73,36 +75,36 @@ pub enum ComputationType {
     BackwardWeight,
 }
 
-/// One thing to do.
+/// One computation for one micro-batch in one stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
-    /// What.
+    /// The computation.
     pub computation: ComputationType,
-    /// In which stage, of all ranks.
+    /// The stage, counted over all ranks.
     pub stage: usize,
-    /// With which micro-batch.
+    /// The micro-batch.
     pub microbatch: usize,
 }
 
-/// What each rank does, in its order.
+/// The actions of each rank, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// The method.
+    /// The kind of schedule.
     pub method: ScheduleKind,
-    /// Ranks.
+    /// The number of ranks.
     pub num_ranks: usize,
-    /// Stages of all ranks.
+    /// The number of stages of all ranks.
     pub num_stages: usize,
-    /// Micro-batches.
+    /// The number of micro-batches.
     pub num_microbatches: usize,
     /// The actions of each rank.
     pub actions: Vec<Vec<Action>>,
 }
 
-/// Units of time that the steps of one stage take.
+/// The duration of each computation of one stage, in units of time.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
-    /// Forward.
+    /// The forward pass.
     pub forward: usize,
     /// The gradient of the input.
     pub input: usize,
@@ -111,7 +113,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// As in networks of matrix products.
+    /// Equal durations, as for matrix products.
     pub const UNIFORM: Self = Self { forward: 1, input: 1, weight: 1 };
 
     fn of_computation(self, step: ComputationType) -> usize {
@@ -124,29 +126,30 @@ impl Costs {
     }
 }
 
-/// How a schedule goes.
+/// The simulated execution of a schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    /// Units from the first action to the end of the last.
+    /// The time from the start of the first action to the end of the last.
     pub length: usize,
-    /// Units of work of each rank.
+    /// The busy time of each rank.
     pub busy: Vec<usize>,
-    /// Parts of micro-batches that each rank holds at most, from their forward to the gradient of their weights.
+    /// The largest number of micro-batches in flight on each rank, counted per stage, from their forward pass
+    /// to their weight gradients.
     pub peak_in_flight: Vec<usize>,
 }
 
 impl Timeline {
-    /// The share of the time in which the ranks do nothing.
+    /// The fraction of the time in which the ranks are idle.
     pub fn bubble_fraction(&self) -> f64 {
         let busy: usize = self.busy.iter().sum();
         1.0 - busy as f64 / (self.length * self.busy.len()) as f64
     }
 }
 
-/// What is done so far, and when.
+/// The computations done so far, with their end times.
 struct SimulatorState {
     stages: usize,
-    /// When each step of each micro-batch in each stage was done.
+    /// The end time of each computation, by micro-batch, stage and kind.
     done: Vec<Option<usize>>,
 }
 
@@ -164,7 +167,7 @@ impl SimulatorState {
         (micro * self.stages + stage) * 3 + kind
     }
 
-    /// When the gradient of the input, or the forward pass, was done.
+    /// The end time of a computation; `None` if it is not done.
     fn finished_at(&self, step: ComputationType, micro: usize, stage: usize) -> Option<usize> {
         self.done[self.slot_index(step, micro, stage)]
     }
@@ -174,7 +177,7 @@ impl SimulatorState {
         self.done[place] = Some(time);
     }
 
-    /// When everything is there that an action needs; `None` if something is not even begun.
+    /// The time at which all inputs of an action are available; `None` if one of them is not yet scheduled.
     fn ready_at(&self, Action { computation, microbatch, stage }: Action) -> Option<usize> {
         match computation {
             ComputationType::Forward if stage == 0 => Some(0),
@@ -194,7 +197,8 @@ impl SimulatorState {
 }
 
 impl Schedule {
-    /// The schedule of `num_microbatches` micro-batches over `num_ranks` ranks with `chunks` stages each.
+    /// Builds the schedule of `num_microbatches` micro-batches over `num_ranks` ranks. `chunks` is the number
+    /// of stages per rank of the interleaved schedule.
     pub fn new(method: ScheduleKind, num_ranks: usize, chunks: usize, num_microbatches: usize) -> Self {
         let num_stages = num_ranks * method.virtual_stages(chunks);
         let actions = match method {
@@ -206,13 +210,14 @@ impl Schedule {
         Self { method, num_ranks, num_stages, num_microbatches, actions }
     }
 
-    /// Runs the schedule on paper. Fails with the actions that wait for one another for ever.
+    /// Simulates the schedule. On a deadlock, returns the actions that wait for one another.
     pub fn simulate(&self, costs: Costs) -> Result<Timeline, Vec<Action>> {
         let mut progress = SimulatorState::new(self.num_stages, self.num_microbatches);
         let mut next = vec![0; self.num_ranks];
         let mut free_at = vec![0; self.num_ranks];
         let (mut busy, mut held, mut peak_in_flight) =
             (vec![0; self.num_ranks], vec![0_usize; self.num_ranks], vec![0; self.num_ranks]);
+
         let mut left: usize = self.actions.iter().map(Vec::len).sum();
         while left > 0 {
             let before = left;
@@ -238,17 +243,19 @@ impl Schedule {
                 return Err(stuck.collect());
             }
         }
+
         Ok(Timeline { length: free_at.into_iter().max().unwrap_or(0), busy, peak_in_flight })
     }
 }
 
-/// Some forward passes, then one backward pass for each forward pass, then the backward passes that are left.
+/// Builds one rank's actions: warm-up forward passes, then forward and backward passes alternately, then the
+/// remaining backward passes.
 fn warmup_steady_cooldown(method: ScheduleKind, [rank, ranks, stages, micros]: [usize; 4]) -> Vec<Action> {
     let (chunks, after) = (stages / ranks, ranks - rank - 1);
     // Build the order for a multiple of `ranks` micro-batches, then drop the actions of micro-batches that do
     // not exist. Dropping actions adds no dependency, so no rank waits longer.
     let full = micros.next_multiple_of(ranks);
-    // As many micro-batches as ranks go through one stage before the next stage has its turn.
+    // Groups of `ranks` micro-batches go through one chunk before they go through the next.
     let order = |computation: ComputationType, chunk: &dyn Fn(usize) -> usize| -> Vec<Action> {
         (0..full * chunks)
             .map(|index| {
@@ -258,18 +265,22 @@ fn warmup_steady_cooldown(method: ScheduleKind, [rank, ranks, stages, micros]: [
             })
             .collect()
     };
+
     let backward =
         if method.splits_backward() { ComputationType::BackwardInput } else { ComputationType::FullBackward };
     let forwards = order(ComputationType::Forward, &|chunk| chunk);
     let backwards = order(backward, &|chunk| chunks - 1 - chunk);
+
     let ahead = match method {
         ScheduleKind::GPipe => forwards.len(),
         ScheduleKind::Interleaved => 2 * after + (chunks - 1) * ranks,
         _ => after,
     };
+
     let mut actions: Vec<Action> = forwards.iter().take(ahead).copied().collect();
     let mut late =
         backwards.iter().map(|action| Action { computation: ComputationType::BackwardWeight, ..*action });
+
     let mut forwards = forwards.iter().skip(ahead);
     for (index, action) in backwards.iter().enumerate() {
         actions.extend(forwards.next());
@@ -281,21 +292,22 @@ fn warmup_steady_cooldown(method: ScheduleKind, [rank, ranks, stages, micros]: [
     if method.splits_backward() {
         actions.extend(late);
     }
+
     actions.retain(|action| action.microbatch < micros);
     actions
 }
 
-/// What a rank of a pipeline there and back has still to do, each kind in the order in which it is preferred.
+/// The remaining actions of a rank of a V-shaped pipeline, each kind in order of preference.
 struct RankQueues {
     input: VecDeque<Action>,
     forward: VecDeque<Action>,
     weight: VecDeque<Action>,
-    /// Stages of micro-batches that it holds, with those that are still to come back.
+    /// The number of stage activations that the rank holds or has reserved.
     in_flight: usize,
     free_at: usize,
 }
 
-/// Ranks with a stage on the way there and one on the way back: whoever is free takes what is ready.
+/// Builds the ZB-V schedule greedily: each idle rank takes the next ready action.
 fn zero_bubble_v(ranks: usize, micros: usize) -> Vec<Vec<Action>> {
     let mut progress = SimulatorState::new(2 * ranks, micros);
     let mut waiting: Vec<RankQueues> = (0..ranks).map(|rank| RankQueues::new(rank, ranks, micros)).collect();
@@ -336,7 +348,8 @@ impl RankQueues {
         }
     }
 
-    /// Takes what can begin now: the gradient of an input, else a forward pass for which there is room, else a gradient of weights.
+    /// Takes an action that can start now: an input gradient first, then a forward pass if there is memory
+    /// for it, then a weight gradient.
     fn next(&mut self, ranks: usize, progress: &SimulatorState, now: usize) -> Option<Action> {
         let ready = |action: &Action| progress.ready_at(*action).is_some_and(|time| time <= now);
         if let Some(place) = self.input.iter().position(ready) {
@@ -384,7 +397,7 @@ mod tests {
                         assert!(
                             actions.iter().all(|action| method.rank_of_stage(action.stage, ranks) == rank)
                         );
-                        // What one stage hands to the next comes in order.
+                        // The messages from one stage to the next keep their order.
                         let kind = |action: &Action| (action.computation, action.stage);
                         let mut sorted = actions.clone();
                         sorted.sort_by_key(kind);
@@ -417,7 +430,8 @@ mod tests {
                 let timeline = simulated(method, ranks, micros, costs);
                 timeline.length - timeline.busy[0]
             };
-            // Units of a stage; interleaved has two stages a rank, so that its bubble is half of the others' share.
+            // Times are per stage. Interleaved has two stages per rank, so its relative bubble is half as
+            // large.
             let costs = Costs { forward: 2, input: 3, weight: 1 };
             let all = costs.forward + costs.input + costs.weight;
             assert_eq!(idle(ScheduleKind::GPipe, costs), (ranks - 1) * all);
@@ -425,7 +439,7 @@ mod tests {
             assert_eq!(idle(ScheduleKind::Interleaved, Costs::UNIFORM), (ranks - 1) * 3);
             assert_eq!(idle(ScheduleKind::ZeroBubbleH1, Costs::UNIFORM), ranks - 1);
         }
-        // The way to the last rank is all that is left.
+        // Only the fill time up to the last rank remains.
         assert_eq!(simulated(ScheduleKind::ZeroBubbleV, 4, 16, Costs::UNIFORM).length, 16 * 6 + 3);
         let timeline = simulated(ScheduleKind::OneForwardOneBackward, 4, 8, Costs::UNIFORM);
         assert!((timeline.bubble_fraction() - 3.0 / 11.0).abs() < 1e-12);
@@ -439,7 +453,7 @@ mod tests {
             assert_eq!(peak(ScheduleKind::GPipe), vec![micros; ranks]);
             assert_eq!(peak(ScheduleKind::OneForwardOneBackward), (1..=ranks).rev().collect::<Vec<_>>());
             assert_eq!(peak(ScheduleKind::ZeroBubbleH1), vec![ranks; ranks]);
-            // Parts of half a rank's layers.
+            // Each one counts for half of a rank's layers.
             let interleaved: Vec<usize> = (0..ranks).map(|rank| 2 * (ranks - rank - 1) + ranks + 1).collect();
             assert_eq!(peak(ScheduleKind::Interleaved), interleaved);
             assert!(peak(ScheduleKind::ZeroBubbleV).iter().all(|&held| held <= 2 * ranks));

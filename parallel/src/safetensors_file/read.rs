@@ -1,4 +1,5 @@
-//! Reading: every claim of a header is checked against the file before a byte of it is believed.
+//! Reads safetensors files. The header is untrusted: each of its entries is checked against the file before
+//! it is used.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +17,7 @@ use crate::Placement;
 /// The largest header that safetensors allows.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// One file, its header read.
+/// An open file with its parsed header.
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
@@ -24,7 +25,7 @@ pub struct TensorFile {
     entries: BTreeMap<String, Entry>,
 }
 
-/// One tensor as the header describes it; offsets from the start of the file.
+/// The checked header entry of a tensor; offsets count from the start of the file.
 #[derive(Debug)]
 struct Entry {
     dtype: String,
@@ -39,15 +40,17 @@ impl TensorFile {
         let io = |source| Error::Io { path: path.to_owned(), source };
         let malformed = |reason: String| Error::Malformed { path: path.to_owned(), reason };
         let truncated = |expected, got| Error::Truncated { path: path.to_owned(), expected, got };
-        // A pipe would be waited for without end.
+        // Opening a pipe would block forever.
         if !std::fs::metadata(path).map_err(io)?.is_file() {
             return Err(malformed("it is a folder, a pipe or a device".to_owned()));
         }
+
         let file = File::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
         if size < 8 {
             return Err(truncated(8, size));
         }
+
         let mut length = [0; 8];
         file.read_exact_at(&mut length, 0).map_err(io)?;
         let length = u64::from_le_bytes(length);
@@ -56,6 +59,7 @@ impl TensorFile {
                 format!("its header would have {length} bytes, and at most {MAX_HEADER} are allowed");
             return Err(malformed(reason));
         }
+
         let data = 8 + length;
         if size < data {
             return Err(truncated(data, size));
@@ -65,12 +69,14 @@ impl TensorFile {
         let Header(told) = serde_json::from_slice(&header)
             .map_err(|source| malformed(format!("its header cannot be read: {source}")))?;
         drop(header);
+
         let mut entries = BTreeMap::new();
         for (name, told) in told {
             let entry = told.validate(data).map_err(|reason| malformed(format!("`{name}` {reason}")))?;
             entries.insert(name, entry);
         }
         check_overlaps(&entries).map_err(malformed)?;
+
         let end = entries.values().map(|entry| entry.end).max().unwrap_or(data);
         if size < end {
             return Err(truncated(end, size));
@@ -78,27 +84,27 @@ impl TensorFile {
         Ok(Self { path: path.to_owned(), file, entries })
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The names of its tensors, in alphabetic order.
+    /// The names of the tensors, in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The shape of a tensor, if there is such a one.
+    /// The shape of a tensor, if the file has it.
     pub fn shape(&self, name: &str) -> Option<&[i64]> {
         self.entries.get(name).map(|entry| entry.shape.as_slice())
     }
 
-    /// The stored type of a tensor, if there is such a one.
+    /// The dtype of a tensor, if the file has it.
     pub fn dtype(&self, name: &str) -> Option<&str> {
         self.entries.get(name).map(|entry| entry.dtype.as_str())
     }
 
-    /// This rank's part of the tensor `name`, whose whole has the shape `shape`; in the kind of the file.
+    /// Reads this rank's shard of the tensor `name`, whose full shape is `shape`, in the dtype of the file.
     pub fn read(&self, name: &str, shape: &[i64], placement: &Placement) -> Result<Tensor, Error> {
         let (path, name) = (|| self.path.clone(), || name.to_owned());
         let entry = self.entries.get(&name()).ok_or_else(|| Error::Missing { path: path(), name: name() })?;
@@ -109,6 +115,7 @@ impl TensorFile {
         let Some(kind) = DTYPES.iter().find(|(dtype, _)| *dtype == entry.dtype).map(|&(_, kind)| kind) else {
             return Err(Error::Dtype { path: path(), name: name(), dtype: entry.dtype.clone() });
         };
+
         let size = kind.elt_size_in_bytes() as u64;
         let part = placement.local_shape(shape);
         let mut buffer = vec![0; part.iter().product::<i64>() as usize * size as usize];
@@ -124,7 +131,7 @@ impl TensorFile {
     }
 }
 
-/// The first number and the count of each piece of a tensor that this rank holds, in the order of its part.
+/// The element ranges (start and count) of a tensor that this rank holds, in the order of the shard.
 fn byte_ranges(shape: &[i64], placement: &Placement) -> Vec<(u64, u64)> {
     let Placement::Shard { spec, group } = placement else {
         return vec![(0, shape.iter().product::<i64>() as u64)];
@@ -141,10 +148,10 @@ fn byte_ranges(shape: &[i64], placement: &Placement) -> Vec<(u64, u64)> {
     (0..outer).flat_map(runs).collect()
 }
 
-/// The header: names and what it tells of each tensor. Read entry by entry, since it may have 100 MB.
+/// The header: the entries by tensor name. It is parsed entry by entry, because it may have 100 MB.
 struct Header(BTreeMap<String, RawEntry>);
 
-/// One tensor as the header tells it, unchecked.
+/// The unchecked header entry of a tensor.
 #[derive(Deserialize)]
 struct RawEntry {
     dtype: String,
@@ -185,7 +192,8 @@ impl<'de> Visitor<'de> for HeaderVisitor {
 }
 
 impl RawEntry {
-    /// The entry, whose offsets count from the start of the file; `data` is where the numbers begin.
+    /// Checks the entry and makes its offsets count from the start of the file. `data` is the offset of the
+    /// tensor data.
     fn validate(self, data: u64) -> Result<Entry, String> {
         let [from, to] = self.data_offsets;
         let bounds = from.checked_add(data).zip(to.checked_add(data)).filter(|(start, end)| start <= end);
@@ -205,7 +213,7 @@ impl RawEntry {
     }
 }
 
-/// Refuses tensors that share bytes.
+/// Returns an error if two tensors share bytes.
 fn check_overlaps(entries: &BTreeMap<String, Entry>) -> Result<(), String> {
     let mut sorted: Vec<(&String, &Entry)> =
         entries.iter().filter(|(_, entry)| entry.start < entry.end).collect();

@@ -1,4 +1,5 @@
-//! Writing: parts are put together one tensor at a time, so that the whole is never in one memory.
+//! Writes safetensors files. Shards are gathered one tensor at a time, so no process ever holds all full
+//! tensors.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,16 +14,16 @@ use super::{DTYPES, Error, NamedTensor};
 use crate::Placement;
 use crate::comm::ProcessGroup;
 
-/// What is sent from rank to rank of a pipeline for a file.
+/// The message tag of tensors sent to the rank that writes the file.
 const TAG: usize = usize::MAX;
 
-/// A tensor as every rank of a pipeline knows it.
+/// The description of a tensor that all ranks of the model-parallel group share.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     name: String,
     dtype: String,
     shape: Vec<i64>,
-    /// The rank that holds it, and its place there.
+    /// The rank that holds the tensor, and its index on that rank.
     owner: usize,
     index: usize,
 }
@@ -38,8 +39,9 @@ impl Entry {
     }
 }
 
-/// Whether the ranks of `model_parallel_group` speak for the tensors of which they hold parts, rather than others who hold the other parts. `placements`
-/// are those of all tensors of the first of them, not of one file's alone.
+/// Whether the ranks of `model_parallel_group` write their sharded tensors, rather than the groups that hold
+/// the other shards. `placements` are the placements of all tensors of the group's first rank, not only of
+/// those in one file.
 pub fn is_writing_replica<'p>(
     mut placements: impl Iterator<Item = &'p Placement>,
     model_parallel_group: &ProcessGroup,
@@ -47,9 +49,10 @@ pub fn is_writing_replica<'p>(
     Ok(model_parallel_group.all_gather_object(vec![placements.all(Placement::is_writer)])?[0])
 }
 
-/// Writes the whole of `tensors` to a file. Every rank that holds a part calls it with its own parts; of those who [speak](is_writing_replica), the
-/// first one writes and the others send to it. `model_parallel_group` are those who have other tensors; of what several of them have, the first copy
-/// counts.
+/// Writes the full `tensors` to a file. Every rank that holds a shard calls this function with its own
+/// shards. Of the ranks with `speaks` (see [`is_writing_replica`]), the first one writes and the others send
+/// their tensors to it. The ranks of `model_parallel_group` hold different tensors; if several of them hold a
+/// tensor of the same name, the first copy is written.
 pub fn write(
     path: &Path,
     tensors: &[NamedTensor<'_>],
@@ -57,6 +60,9 @@ pub fn write(
     model_parallel_group: &ProcessGroup,
 ) -> Result<(), Error> {
     let entries = entries(path, tensors, model_parallel_group)?;
+
+    // Gathers a full tensor. Every rank calls it for all entries in the same order, because gathering is
+    // collective.
     let whole = |entry: &Entry| -> Result<Option<Tensor>, Error> {
         if entry.owner != model_parallel_group.rank() {
             let arrives = speaks && model_parallel_group.rank() == 0;
@@ -71,9 +77,11 @@ pub fn write(
         }
         Ok(Some(whole))
     };
+
     if !speaks || model_parallel_group.rank() != 0 {
         return entries.iter().try_for_each(|entry| whole(entry).map(drop));
     }
+
     let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
     let mut start = 0;
     for entry in &entries {
@@ -82,8 +90,10 @@ pub fn write(
         header.insert(entry.name.clone(), told);
         start = end;
     }
+
     let mut header = Value::Object(header).to_string();
     header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+
     write_with(path, |file| {
         let io = |source| Error::Io { path: path.to_owned(), source };
         file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
@@ -96,7 +106,7 @@ pub fn write(
     })
 }
 
-/// The tensors of all stages in the order of the file.
+/// The tensors of all ranks of the model-parallel group, in the order of the file.
 fn entries(
     path: &Path,
     tensors: &[NamedTensor<'_>],
@@ -117,7 +127,7 @@ fn entries(
     let mut entries = model_parallel_group.all_gather_object(own)?;
     let mut seen = BTreeSet::new();
     entries.retain(|entry| seen.insert(entry.name.clone()));
-    // Wide numbers first, so that every tensor lies at a multiple of its numbers' size.
+    // The widest dtypes come first, so that every tensor starts at a multiple of its element size.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.kind().elt_size_in_bytes()));
     Ok(entries)
 }

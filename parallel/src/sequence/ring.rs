@@ -1,18 +1,20 @@
-//! Causal attention over rows of which every rank of a group has some tokens: keys and values go around the ring of ranks, and what a
-//! rank makes of each part is put together by the log-sum-exp of its scores, exactly.
+//! Ring attention: causal attention over rows whose tokens are distributed over the ranks of a group. Keys
+//! and values go around the ring of ranks. Each rank merges its partial results exactly, using the
+//! log-sum-exp of their scores.
 //!
 //! ```text
 //!   step s: rank r holds the keys and values of rank f = r - s
-//!     f = r   its own tokens           causal
-//!     f < r   all own queries          x the early chunks of f
-//!     f > r   own late queries         x all chunks of f
+//!     f = r   all local queries        x all chunks of f, causal
+//!     f < r   all local queries        x the early chunks of f
+//!     f > r   the late local queries   x all chunks of f
 //! ```
-//! With [zig-zag order](super::SequenceOrder::ZigZag) every step but the first is half a square, on every rank. The merge of two parts with
-//! outputs `o`, `o'` and log-sums `l`, `l'` is `L = log(e^l + e^l')`, `O = o e^(l - L) + o' e^(l' - L)`. The backward pass sends keys and
-//! values around once more and their gradients with them, which are home after `P` steps.
+//! With [zig-zag order](super::SequenceOrder::ZigZag), every step but the first computes half of a full
+//! square of scores on every rank. Two partial results with outputs `o`, `o'` and log-sum-exps `l`, `l'`
+//! merge to `L = log(e^l + e^l')`, `O = o e^(l - L) + o' e^(l' - L)`. The backward pass sends keys and values
+//! around the ring again together with their gradients, which are back on their rank after `P` steps.
 //!
-//! Bytes that a rank sends, `n` tokens of `G` key-value heads of width `D`: forward `(P - 1) 2 n G D` values; backward as many again and
-//! `P 2 n G D` in fp32.
+//! Traffic per rank, for `n` tokens with `G` key-value heads of width `D`: the forward pass sends
+//! `(P - 1) 2 n G D` values; the backward pass sends the same number again and `P 2 n G D` values in fp32.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -24,9 +26,11 @@ use tch::{Device, Kind, Tensor, no_grad};
 use crate::comm::ProcessGroup;
 use crate::{Error, SysError};
 
-/// Causal attention of this rank's queries `[n, heads, D]` over the keys and values `[n, kv_heads, D]` of all ranks: `[n, heads, D]`.
+/// Computes causal attention of this rank's queries `[n, heads, D]` over the keys and values
+/// `[n, kv_heads, D]` of all ranks. Returns `[n, heads, D]`.
 ///
-/// `chunks` are the tokens of a chunk of each row; a rank has an early and a late one of each. `scale` is the factor of the scores.
+/// `chunks` holds the chunk length of each row; a rank has an early and a late chunk of each row. `scale` is
+/// the factor of the scores.
 pub fn attention(
     [q, k, v]: [&Tensor; 3],
     chunks: &[i64],
@@ -50,25 +54,26 @@ pub fn attention(
     Ok(attached.pop().expect("as many outputs as were given"))
 }
 
-/// What every step needs.
+/// The configuration of a ring attention call.
 struct RingAttention {
     group: Arc<ProcessGroup>,
     parts: Vec<EqualChunkRows>,
     scale: f64,
 }
 
-/// Rows with chunks of one length, which attention handles together.
+/// Rows with the same chunk length, which one attention call handles together.
 struct EqualChunkRows {
     chunk: i64,
-    /// Their tokens among those of this rank, `[rows, 2 chunk]`: each row's early chunk, then its late one.
+    /// Indices of their tokens among the tokens of this rank, `[rows, 2 chunk]`: each row's early chunk, then
+    /// its late one.
     tokens: Tensor,
 }
 
-/// Some tokens of each row: the first one, and how many.
+/// A range of tokens of each row: its start and its length.
 #[derive(Clone, Copy)]
 struct TokenSpan(i64, i64);
 
-/// Which queries of this rank meet which keys of another, and whether causality cuts among them.
+/// The local queries and remote keys of one step, and whether a causal mask applies.
 struct AttentionTile {
     queries: TokenSpan,
     keys: TokenSpan,
@@ -76,7 +81,7 @@ struct AttentionTile {
 }
 
 impl EqualChunkRows {
-    /// Rows with equal chunks in one part each.
+    /// Groups the rows by their chunk length.
     fn all(chunks: &[i64], device: Device) -> Vec<Self> {
         let mut parts: Vec<(i64, Vec<i64>)> = Vec::new();
         let mut start = 0;
@@ -103,19 +108,19 @@ impl EqualChunkRows {
         }
     }
 
-    /// A run of each row of `x` `[n, heads, ..]`: `[rows, heads, run, ..]`.
+    /// Gathers a range of each row of `x` `[n, heads, ..]` to `[rows, heads, length, ..]`.
     fn gather_tokens(&self, x: &Tensor, TokenSpan(start, length): TokenSpan) -> Tensor {
         let tokens = self.tokens.narrow(1, start, length).flatten(0, 1);
         x.index_select(0, &tokens).unflatten(0, [-1, length]).transpose(1, 2)
     }
 
-    /// Puts `[rows, heads, run, ..]` in the place of what [`gather_tokens`](Self::gather_tokens) gives.
+    /// Writes `[rows, heads, length, ..]` to the tokens that [`gather_tokens`](Self::gather_tokens) reads.
     fn write_tokens(&self, x: &Tensor, TokenSpan(start, length): TokenSpan, new: &Tensor) {
         let tokens = self.tokens.narrow(1, start, length).flatten(0, 1);
         let _ = x.shallow_clone().index_copy_(0, &tokens, &new.transpose(1, 2).flatten(0, 1));
     }
 
-    /// Adds `[rows, heads, run, ..]` to what [`gather_tokens`](Self::gather_tokens) gives.
+    /// Adds `[rows, heads, length, ..]` to the tokens that [`gather_tokens`](Self::gather_tokens) reads.
     fn accumulate_tokens(&self, x: &Tensor, TokenSpan(start, length): TokenSpan, more: &Tensor) {
         let tokens = self.tokens.narrow(1, start, length).flatten(0, 1);
         let more = more.transpose(1, 2).flatten(0, 1).to_kind(x.kind());
@@ -124,12 +129,13 @@ impl EqualChunkRows {
 }
 
 impl RingAttention {
-    /// The result `[n, heads, D]`, and the log-sum-exp of each query's scores `[n, heads]`.
+    /// Returns the attention output `[n, heads, D]` and the log-sum-exp of each query's scores `[n, heads]`.
     fn forward(&self, [q, k, v]: [&Tensor; 3]) -> Result<[Tensor; 2], Error> {
         let wide = accumulation_kind(q.kind());
         let result = Tensor::zeros(q.size(), (wide, q.device()));
         let lse = Tensor::full(&q.size()[..2], f64::NEG_INFINITY, (wide, q.device()));
         let mut kv_block = Tensor::cat(&[k, v], 1); // [n, 2 kv_heads, D]
+
         for step in 0..self.group.size() {
             let from = self.kv_source_rank(step);
             for part in &self.parts {
@@ -144,14 +150,16 @@ impl RingAttention {
                 part.write_tokens(&result, queries, &(before * share(&log_before) + o * share(&log_sum)));
                 part.write_tokens(&lse, queries, &log_both);
             }
+
             if step + 1 < self.group.size() {
                 kv_block = self.ring_shift(&kv_block)?;
             }
         }
+
         Ok([result.to_kind(q.kind()), lse])
     }
 
-    /// The gradients of queries, keys and values.
+    /// Returns the gradients of queries, keys and values.
     fn backward(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -161,6 +169,7 @@ impl RingAttention {
         let mut kv_block = Tensor::cat(&[k, v], 1);
         let mut of_held = kv_block.zeros_like().to_kind(accumulation_kind(k.kind()));
         let of_q = q.zeros_like().to_kind(accumulation_kind(q.kind()));
+
         for step in 0..self.group.size() {
             let from = self.kv_source_rank(step);
             for part in &self.parts {
@@ -172,22 +181,26 @@ impl RingAttention {
                 part.accumulate_tokens(&of_q, queries, &dq);
                 part.accumulate_tokens(&of_held, keys, &join_kv_grads([&dk, &dv], kv_block.size()[1] / 2));
             }
+
+            // The gradients make one step more than the keys and values, which brings them back to their
+            // rank.
             if step + 1 < self.group.size() {
                 kv_block = self.ring_shift(&kv_block)?;
             }
             of_held = self.ring_shift(&of_held)?;
         }
+
         let half = k.size()[1];
         let [dk, dv] = [0, half].map(|start| of_held.narrow(1, start, half).to_kind(k.kind()));
         Ok([of_q.to_kind(q.kind()), dk, dv])
     }
 
-    /// Whose keys and values this rank holds in a step.
+    /// The rank whose keys and values this rank holds in a step.
     fn kv_source_rank(&self, step: usize) -> usize {
         (self.group.rank() + self.group.size() - step) % self.group.size()
     }
 
-    /// Hands `x` on to the next rank, and gives what the one before hands on.
+    /// Sends `x` to the next rank and returns the tensor of the previous rank.
     fn ring_shift(&self, x: &Tensor) -> Result<Tensor, Error> {
         let (ranks, rank, rows) = (self.group.size(), self.group.rank(), x.size()[0]);
         let only = |chosen: usize| (0..ranks).map(|rank| if rank == chosen { rows } else { 0 }).collect();
@@ -197,12 +210,13 @@ impl RingAttention {
     }
 }
 
-/// Sums are kept at least as wide as fp32.
+/// Sums are accumulated in fp32 or wider.
 fn accumulation_kind(kind: Kind) -> Kind {
     if kind == Kind::Double { kind } else { Kind::Float }
 }
 
-/// Keys and values `[rows, 2 kv_heads, T, D]` apart, each repeated for the queries that share it: `[rows, heads, T, D]`.
+/// Splits `[rows, 2 kv_heads, T, D]` into keys and values, each repeated for the queries that share it:
+/// `[rows, heads, T, D]`.
 fn split_kv(joined: &Tensor, heads: i64) -> [Tensor; 2] {
     let half = joined.size()[1] / 2;
     [0, half].map(|start| {
@@ -211,7 +225,7 @@ fn split_kv(joined: &Tensor, heads: i64) -> [Tensor; 2] {
     })
 }
 
-/// The reverse of [`split_kv`] for gradients, which add up over the queries that share a head.
+/// The reverse of [`split_kv`] for gradients: sums over the query heads that share a key-value head.
 fn join_kv_grads(grads: [&Tensor; 2], kv_heads: i64) -> Tensor {
     let sums = grads.map(|grad| {
         if grad.size()[1] == kv_heads {
@@ -222,7 +236,7 @@ fn join_kv_grads(grads: [&Tensor; 2], kv_heads: i64) -> Tensor {
     Tensor::cat(&sums, 1)
 }
 
-/// Attention `[rows, heads, T, D]` and the log-sum-exp of its scores `[rows, heads, T]`.
+/// Computes the attention output `[rows, heads, T, D]` and the log-sum-exp of its scores `[rows, heads, T]`.
 fn flash_attention([q, k, v]: [&Tensor; 3], causal: bool, scale: f64) -> Result<[Tensor; 2], SysError> {
     let arguments = [
         Value::Tensor(q),
@@ -236,7 +250,8 @@ fn flash_attention([q, k, v]: [&Tensor; 3], causal: bool, scale: f64) -> Result<
     outputs("aten::_scaled_dot_product_flash_attention_for_cpu", &arguments)
 }
 
-/// The gradients of `q`, `k` and `v`, from the result and the log-sum-exp over *all* keys: what other keys add does not show here.
+/// Computes the gradients of `q`, `k` and `v` from the result and the log-sum-exp over *all* keys. With these
+/// two, the gradients for one block of keys need no other block.
 fn flash_attention_backward(
     grad: &Tensor,
     [q, k, v]: [&Tensor; 3],
@@ -314,7 +329,7 @@ mod tests {
                     let [q, k, v] = [q, k, v].map(|x| leaf(&x));
                     let before = group.sent_bytes();
                     let result = attention([&q, &k, &v], &layout.chunk_lens(&lengths), 0.3, &group).unwrap();
-                    // Fillers are nobody's tokens: they have no part in the loss.
+                    // Padding is excluded from the loss.
                     let places = Tensor::from_slice(&layout.unshard_indices(&lengths).unwrap());
                     let size = layout.local_len(&lengths);
                     let real = Tensor::zeros([size * ranks as i64], (Kind::Double, Device::Cpu));

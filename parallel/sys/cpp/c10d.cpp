@@ -26,7 +26,7 @@ struct Forged : std::runtime_error {
 // goes through `get`.
 class SealedStore : public c10d::Store {
  public:
-  SealedStore(c10::intrusive_ptr<c10d::TCPStore> store, ShimSeal seal)
+  SealedStore(c10::intrusive_ptr<c10d::TCPStore> store, ShimSigner seal)
       : store_(std::move(store)), seal_(seal) {}
   ~SealedStore() override { seal_.drop(seal_.state); }
 
@@ -69,7 +69,7 @@ class SealedStore : public c10d::Store {
 
  private:
   c10::intrusive_ptr<c10d::TCPStore> store_;
-  ShimSeal seal_;
+  ShimSigner seal_;
 };
 
 struct ShimStore {
@@ -84,7 +84,7 @@ struct ShimWork {
   c10::intrusive_ptr<c10d::Work> work;
 };
 
-int shim_store_open(const char *host, uint16_t port, int listener, int64_t timeout_ms, ShimSeal seal,
+int shim_store_open(const char *host, uint16_t port, int listener, int64_t timeout_ms, ShimSigner seal,
                     ShimStore **store) {
   c10::intrusive_ptr<c10d::TCPStore> opened;
   int code = shim_guard([&] {

@@ -58,7 +58,7 @@ void shim_fail(const char *message);
 // write there, so every value is written with a tag that only the ranks of the job can make, and read if the
 // tag is right. `tag` writes the SHIM_TAG bytes of a key and a value; `drop` frees `state`, once.
 enum : size_t { SHIM_TAG = 32 };
-struct ShimSeal {
+struct ShimSigner {
   void *state;
   void (*tag)(const void *state, const char *key, size_t key_length, const uint8_t *bytes, size_t length,
               uint8_t *tag);
@@ -67,7 +67,7 @@ struct ShimSeal {
 struct ShimStore;
 // Serves a store on the bound socket `listener`, which it takes over, or connects to the one at `host` where
 // `listener` is below 0.
-int shim_store_open(const char *host, uint16_t port, int listener, int64_t timeout_ms, ShimSeal seal,
+int shim_store_open(const char *host, uint16_t port, int listener, int64_t timeout_ms, ShimSigner seal,
                     ShimStore **store);
 uint16_t shim_store_port(const ShimStore *store);
 int shim_store_set(ShimStore *store, const char *key, const uint8_t *bytes, size_t length);
@@ -95,13 +95,13 @@ int shim_work_is_done(ShimWork *work, bool *done);
 void shim_work_free(ShimWork *work);
 
 // Queues of a GPU beside the one on which torch computes. `shim_stream_open` makes `device` the thread's, and takes one from torch's
-// pool. `shim_stream_follow` lets it wait for all that torch has queued so far and gives its CUDA handle; `shim_stream_mark` leaves an
+// pool. `shim_stream_wait_current` lets it wait for all that torch has queued so far and gives its CUDA handle; `shim_stream_record_event` leaves an
 // event behind what was queued on it, and `shim_event_block` lets torch's queue, not the caller, wait for that.
 struct ShimStream;
 struct ShimEvent;
 int shim_stream_open(int device, ShimStream **stream);
-int shim_stream_follow(ShimStream *stream, void **handle);
-int shim_stream_mark(ShimStream *stream, ShimEvent **event);
+int shim_stream_wait_current(ShimStream *stream, void **handle);
+int shim_stream_record_event(ShimStream *stream, ShimEvent **event);
 void shim_stream_close(ShimStream *stream);
 int shim_event_block(ShimEvent *event);
 void shim_event_free(ShimEvent *event);

@@ -23,7 +23,7 @@ int shim_stream_open(int device, ShimStream **stream) {
   });
 }
 
-int shim_stream_follow(ShimStream *stream, void **handle) {
+int shim_stream_wait_current(ShimStream *stream, void **handle) {
   return shim_guard([&] {
     c10::impl::VirtualGuardImpl guard(c10::kCUDA);
     c10::Event computed(c10::kCUDA);
@@ -33,7 +33,7 @@ int shim_stream_follow(ShimStream *stream, void **handle) {
   });
 }
 
-int shim_stream_mark(ShimStream *stream, ShimEvent **event) {
+int shim_stream_record_event(ShimStream *stream, ShimEvent **event) {
   return shim_guard([&] {
     c10::Event done(c10::kCUDA);
     done.record(stream->stream);

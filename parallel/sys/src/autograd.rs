@@ -1,4 +1,4 @@
-//! Gradients with seeds, and autograd nodes whose backward is a Rust function.
+//! Vector-Jacobian products, and autograd nodes whose backward is a Rust function.
 
 use std::ffi::{CString, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,9 +8,9 @@ use torch_sys::C_tensor;
 
 use crate::{Error, check, raw};
 
-/// The vector-Jacobian product: for each input, `sum_i seeds[i]^T d outputs[i] / d input`.
+/// Computes the vector-Jacobian product: for each input, `sum_i grad_outputs[i]^T d outputs[i] / d input`.
 ///
-/// `None` where an input takes no part in the outputs. The graph is freed.
+/// Returns `None` for an input that no output depends on. The graph is freed.
 pub fn grad(
     outputs: &[&Tensor],
     grad_outputs: &[&Tensor],
@@ -19,7 +19,8 @@ pub fn grad(
     assert_eq!(outputs.len(), grad_outputs.len(), "one seed for each output");
     let (output_list, seed_list, input_list) = (pointers(outputs), pointers(grad_outputs), pointers(inputs));
     let mut results = vec![std::ptr::null_mut::<C_tensor>(); inputs.len()];
-    // SAFETY: the pointers are borrowed from the argument slices, and `results` has room for one tensor an input.
+    // SAFETY: the pointers are borrowed from the argument slices, and `results` has room for one tensor per
+    // input.
     let code = unsafe {
         raw::shim_grad(
             output_list.as_ptr(),
@@ -37,12 +38,15 @@ pub fn grad(
     Ok(results.into_iter().map(owned).collect())
 }
 
-/// The backward of a custom node: from one gradient an output (`None` where none arrived) to one an input.
+/// The backward function of a custom node: from one gradient per output (`None` if there is none) to one
+/// gradient per input.
 pub type Backward = Box<dyn FnMut(&[Option<Tensor>]) -> Result<Vec<Option<Tensor>>, Error> + Send>;
 
-/// Gives `outputs` (computed without a graph) a history: their backward with respect to `inputs` is `backward`.
+/// Attaches `backward` to `outputs` (computed without a graph) as their backward function with respect to
+/// `inputs`.
 ///
-/// Returns the outputs that carry the history. A panic in `backward` becomes an error of the backward pass.
+/// Returns the outputs with this autograd history. A panic in `backward` becomes an error of the backward
+/// pass.
 pub fn with_backward(
     outputs: &[&Tensor],
     inputs: &[&Tensor],
@@ -51,7 +55,8 @@ pub fn with_backward(
     let (output_list, input_list) = (pointers(outputs), pointers(inputs));
     let mut results = vec![std::ptr::null_mut::<C_tensor>(); outputs.len()];
     let state: *mut Backward = Box::into_raw(Box::new(backward));
-    // SAFETY: the node takes ownership of `state` and gives it back to `free` exactly once; the pointer lists outlive the call.
+    // SAFETY: the node takes ownership of `state` and passes it to `free` exactly once; the pointer lists
+    // outlive the call.
     let code = unsafe {
         raw::shim_attach(
             output_list.as_ptr(),
@@ -68,7 +73,7 @@ pub fn with_backward(
     Ok(results.into_iter().filter_map(owned).collect())
 }
 
-/// Whether operations on this thread make a graph: not inside `no_grad`.
+/// Whether operations on this thread build a graph, which they do not inside `no_grad`.
 pub fn is_enabled() -> bool {
     // SAFETY: a plain call that reads a flag of this thread.
     unsafe { raw::shim_grad_enabled() }
@@ -79,7 +84,7 @@ fn pointers(tensors: &[&Tensor]) -> Vec<*const C_tensor> {
 }
 
 fn owned(pointer: *mut C_tensor) -> Option<Tensor> {
-    // SAFETY: a non-null result of the shim is a tensor that now belongs to us.
+    // SAFETY: a non-null result of the shim is a tensor that now belongs to the caller.
     (!pointer.is_null()).then(|| unsafe { Tensor::from_ptr(pointer) })
 }
 
@@ -98,16 +103,19 @@ extern "C" fn run(
             std::slice::from_raw_parts_mut(input_grads, input_count),
         )
     };
+
+    // A panic must not unwind into C++.
     let answer = catch_unwind(AssertUnwindSafe(|| {
         let grads: Vec<Option<Tensor>> = given
             .iter()
             .map(|&pointer| {
-                // SAFETY: not null, so a live tensor, of which `clone_from_ptr` makes a handle of our own.
+                // SAFETY: a non-null pointer is a live tensor; `clone_from_ptr` makes a handle of its own.
                 (!pointer.is_null()).then(|| unsafe { Tensor::clone_from_ptr(pointer.cast_mut()) })
             })
             .collect();
         backward(&grads)
     }));
+
     match answer {
         Ok(Ok(grads)) if grads.len() == made.len() => {
             for (slot, grad) in made.iter_mut().zip(grads) {
@@ -121,7 +129,7 @@ extern "C" fn run(
     }
 }
 
-/// Hands a tensor over to the other side of the border.
+/// Passes the ownership of a tensor to C++.
 trait IntoPointer {
     fn into_ptr_owned(self) -> *mut C_tensor;
 }
@@ -190,7 +198,7 @@ mod tests {
         assert_eq!(Vec::<f64>::try_from(&outputs[0]).unwrap(), [14.0, 28.0]);
         let total = (&outputs[0] * 2.0).sum(Kind::Double);
         let grads = grad(&[&total], &[&total.ones_like()], &[&x]).unwrap();
-        // The node says 5, the product says 2.
+        // The node contributes the factor 5, the product the factor 2.
         assert_eq!(Vec::<f64>::try_from(grads[0].as_ref().unwrap()).unwrap(), [10.0, 10.0]);
     }
 

@@ -1,8 +1,8 @@
-//! Rendezvous over TCP and collectives over Gloo: libtorch's c10d.
+//! Rendezvous over TCP and collectives over Gloo, both from libtorch's c10d.
 //!
-//! Collectives start at once and are waited for; the tensors of a collective are contiguous, on the CPU, and live as long as
-//! its [`Work`]. Calls on one group are made in the same order on every rank, or the ranks wait for one another until the
-//! time-out of the group.
+//! A collective returns a [`Work`] at once, and the caller waits for it later. The tensors of a collective
+//! are contiguous and on the CPU, and the [`Work`] keeps them alive. Every rank makes the calls on one group
+//! in the same order; otherwise the ranks wait for one another until the timeout of the group.
 
 mod secret;
 
@@ -19,9 +19,9 @@ use crate::{Error, check, raw};
 
 pub use secret::Secret;
 
-/// A table of bytes that one process serves and all ranks read and write.
+/// A key-value store that one process serves and that all ranks read and write.
 ///
-/// Whoever reaches its port can write to it, so a value counts only if it carries a tag that was made with
+/// Anyone who can connect to its port can write to it, so a value is valid only with a tag that was made with
 /// the secret of the job.
 #[derive(Debug)]
 pub struct Store {
@@ -35,7 +35,7 @@ unsafe impl Send for Store {}
 unsafe impl Sync for Store {}
 
 impl Store {
-    /// Serves a store on a socket that is bound already, and connects to it as `host`.
+    /// Serves a store on a socket that is already bound, and connects to it as `host`.
     pub fn serve(
         host: &str,
         listener: TcpListener,
@@ -43,12 +43,12 @@ impl Store {
         timeout: Duration,
     ) -> Result<Self, Error> {
         let port = listener.local_addr().map_or(0, |address| address.port());
-        // The store takes the socket over.
+        // The store takes ownership of the socket.
         Self::open(host, port, listener.into_raw_fd(), secret, timeout)
     }
 
-    /// Connects to the store at `host`. What listens there must answer as a store does: libtorch waits for it
-    /// without an end.
+    /// Connects to the store at `host`. The listener there must be a store: libtorch waits for its answer
+    /// without a timeout.
     pub fn connect(host: &str, port: u16, secret: &Secret, timeout: Duration) -> Result<Self, Error> {
         Self::open(host, port, -1, secret, timeout)
     }
@@ -62,8 +62,8 @@ impl Store {
     ) -> Result<Self, Error> {
         let host = text(host);
         let mut pointer = std::ptr::null_mut();
-        // SAFETY: the text lives during the call; the seal belongs to the store from now on, and `pointer`
-        // receives a store that belongs to us.
+        // SAFETY: the text lives during the call; the store takes ownership of the signer, and `pointer`
+        // receives a store that belongs to the caller.
         let code = unsafe {
             let (milliseconds, seal) = (milliseconds(timeout), secret.clone().into_signer());
             raw::shim_store_open(host.as_ptr(), port, listener, milliseconds, seal, &raw mut pointer)
@@ -73,13 +73,13 @@ impl Store {
         Ok(Self { pointer, secret: secret.clone() })
     }
 
-    /// Sixteen hexadecimal digits for `subject`, which nobody outside the job can guess.
+    /// Returns sixteen hexadecimal digits for `subject` that cannot be guessed without the secret.
     pub fn token(&self, subject: &str) -> String {
         let tag = self.secret.tag(b"token", subject.as_bytes());
         secret::to_hex(&tag[..8])
     }
 
-    /// The port that it is served on.
+    /// The port of the store.
     pub fn port(&self) -> u16 {
         // SAFETY: a live store.
         unsafe { raw::shim_store_port(self.pointer.as_ptr()) }
@@ -94,8 +94,8 @@ impl Store {
         check("TCPStore::set", code)
     }
 
-    /// The bytes that a rank of the job has written under `key`, once they are there. [`Error::InvalidTag`] where
-    /// a stranger wrote them.
+    /// Waits for the bytes that a rank of the job writes under `key` and returns them. Fails with
+    /// [`Error::InvalidTag`] if they were not written by a rank of the job.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, Error> {
         let name = text(key);
         let mut bytes: Vec<u8> = Vec::new();
@@ -116,7 +116,7 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Whether something is under `key`, by whomever.
+    /// Whether there is a value under `key`. Its tag is not checked.
     pub fn check(&self, key: &str) -> Result<bool, Error> {
         let name = text(key);
         let mut there = false;
@@ -130,7 +130,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // SAFETY: ours, and dropped once.
+        // SAFETY: owned by this value, and dropped once.
         unsafe { raw::shim_store_close(self.pointer.as_ptr()) };
     }
 }
@@ -146,31 +146,31 @@ extern "C" fn copy(context: *mut c_void, value: *const ShimValue) {
     }
 }
 
-/// How numbers of several ranks become one.
+/// The operation of a reduction over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
-    /// Their sum.
+    /// The sum.
     Sum = 0,
-    /// The largest.
+    /// The maximum.
     Max = 1,
-    /// The smallest.
+    /// The minimum.
     Min = 2,
 }
 
-/// Ranks that talk over TCP.
+/// A process group of c10d over Gloo.
 #[derive(Debug)]
 pub struct Gloo {
     pointer: NonNull<ShimGroup>,
 }
 
-// SAFETY: c10d locks its queue of work; the order of calls is the caller's business.
+// SAFETY: c10d locks its work queue; the caller is responsible for the order of calls.
 unsafe impl Send for Gloo {}
 // SAFETY: as above.
 unsafe impl Sync for Gloo {}
 
 impl Gloo {
-    /// Joins the group `name` as `rank` of `size`; returns once all have. `interface` is a network interface such as `eth0`, or
-    /// empty for the one that the host's name resolves to.
+    /// Joins the group `name` as `rank` of `size`, and blocks until all ranks have joined. `interface` is a
+    /// network interface such as `eth0`; if it is empty, Gloo takes the one that the host name resolves to.
     pub fn join(
         store: &Store,
         name: &str,
@@ -180,7 +180,7 @@ impl Gloo {
     ) -> Result<Self, Error> {
         let (name, interface) = (text(name), text(interface));
         let mut pointer = std::ptr::null_mut();
-        // SAFETY: the texts live during the call, and `pointer` receives a group that belongs to us.
+        // SAFETY: the texts live during the call, and `pointer` receives a group that belongs to the caller.
         let code = unsafe {
             raw::shim_gloo_open(
                 store.pointer.as_ptr(),
@@ -196,15 +196,16 @@ impl Gloo {
         Ok(Self { pointer: NonNull::new(pointer).expect("a group that was opened") })
     }
 
-    /// Every rank's `tensor` becomes the reduction of all.
+    /// Replaces every rank's `tensor` by the reduction over all ranks.
     pub fn all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<Work, Error> {
         self.start("all_reduce", &[tensor], |group, work| {
-            // SAFETY: (here and below) a live group, live tensors, which the work keeps alive, and a place for the work.
+            // SAFETY: (here and below) a live group, live tensors that the work keeps alive, and a place for
+            // the work.
             unsafe { raw::shim_all_reduce(group, tensor.as_ptr(), reduction as i32, work) }
         })
     }
 
-    /// `output` becomes the inputs of all ranks, end to end.
+    /// Writes the concatenated inputs of all ranks to `output`.
     pub fn all_gather(&self, output: &Tensor, input: &Tensor) -> Result<Work, Error> {
         self.start("all_gather", &[output, input], |group, work| {
             // SAFETY: as above.
@@ -212,7 +213,8 @@ impl Gloo {
         })
     }
 
-    /// Rank `i` receives the `i`-th part of every input. Counts are in rows of the first dimension, one a rank.
+    /// Sends the `i`-th chunk of every input to rank `i`. Counts are rows of the first dimension, one count
+    /// per rank.
     pub fn all_to_all(
         &self,
         output: &Tensor,
@@ -236,7 +238,7 @@ impl Gloo {
         })
     }
 
-    /// Every rank's `tensor` becomes that of `root`.
+    /// Copies the `tensor` of rank `root` to every rank, in place.
     pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<Work, Error> {
         self.start("broadcast", &[tensor], |group, work| {
             // SAFETY: as above.
@@ -244,7 +246,7 @@ impl Gloo {
         })
     }
 
-    /// Returns once every rank has called it.
+    /// Blocks until every rank has called it.
     pub fn barrier(&self) -> Result<(), Error> {
         let start = |group, work| {
             // SAFETY: as above.
@@ -268,12 +270,12 @@ impl Gloo {
 
 impl Drop for Gloo {
     fn drop(&mut self) {
-        // SAFETY: ours, and dropped once.
+        // SAFETY: owned by this value, and dropped once.
         unsafe { raw::shim_gloo_close(self.pointer.as_ptr()) };
     }
 }
 
-/// A collective under way.
+/// A started collective.
 #[derive(Debug)]
 #[must_use = "a collective is done once it was waited for"]
 pub struct Work {
@@ -286,13 +288,13 @@ pub struct Work {
 unsafe impl Send for Work {}
 
 impl Work {
-    /// Returns once the tensors hold the result, or with what went wrong.
+    /// Blocks until the tensors hold the result, or returns the error.
     pub fn wait(self) -> Result<(), Error> {
         // SAFETY: a live work.
         check(self.call, unsafe { raw::shim_work_wait(self.pointer.as_ptr()) })
     }
 
-    /// Whether waiting would return at once.
+    /// Whether [`wait`](Self::wait) would return at once.
     pub fn is_done(&self) -> Result<bool, Error> {
         let mut done = false;
         // SAFETY: a live work and a place for the answer.
@@ -303,7 +305,7 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // SAFETY: ours, and dropped once.
+        // SAFETY: owned by this value, and dropped once.
         unsafe { raw::shim_work_free(self.pointer.as_ptr()) };
     }
 }

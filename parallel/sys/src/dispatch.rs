@@ -1,6 +1,7 @@
-//! Any libtorch operation by its schema name, through the dispatcher.
+//! Calls any libtorch operation by its schema name through the dispatcher.
 //!
-//! Arguments are positional and in the order of the schema; what is left off at the end takes the schema's default.
+//! Arguments are positional and in the order of the schema. Arguments left off at the end take the defaults
+//! of the schema.
 
 use std::ffi::{CString, c_void};
 
@@ -19,7 +20,7 @@ pub enum Value<'a> {
     Tensor(&'a Tensor),
     /// An integer, or the code of an enumeration such as a data type.
     Int(i64),
-    /// A number.
+    /// A floating-point number.
     Double(f64),
     /// A flag.
     Bool(bool),
@@ -33,7 +34,7 @@ pub enum Value<'a> {
     Doubles(&'a [f64]),
 }
 
-/// One result. Lists of tensors are handed out one tensor at a time.
+/// One result. A list of tensors is returned as one result per tensor.
 #[derive(Debug)]
 pub enum Output {
     /// An absent optional result.
@@ -42,13 +43,14 @@ pub enum Output {
     Tensor(Tensor),
     /// An integer.
     Int(i64),
-    /// A number.
+    /// A floating-point number.
     Double(f64),
     /// A flag.
     Bool(bool),
 }
 
-/// Calls `aten::name.overload` (the namespace is part of `name`; `overload` is often empty) and returns its results in order.
+/// Calls `aten::name.overload` (the namespace is part of `name`; `overload` is often empty) and returns its
+/// results in order.
 pub fn call(name: &str, overload: &str, arguments: &[Value<'_>]) -> Result<Vec<Output>, Error> {
     let named = |text: &str| CString::new(text).map_err(|_| nul_in(name));
     let (c_name, c_overload) = (named(name)?, named(overload)?);
@@ -56,8 +58,8 @@ pub fn call(name: &str, overload: &str, arguments: &[Value<'_>]) -> Result<Vec<O
     let values: Vec<ShimValue> =
         arguments.iter().zip(&lists).map(|(value, list)| encode(value, list)).collect();
     let mut outputs: Vec<Output> = Vec::new();
-    // SAFETY: every pointer in `values` is borrowed from `arguments` or `lists`, which outlive the call, and `collect` is
-    // only called during it with `outputs` as its context.
+    // SAFETY: every pointer in `values` is borrowed from `arguments` or `lists`, which outlive the call, and
+    // `collect` is only called during it with `outputs` as its context.
     let code = unsafe {
         raw::shim_call(
             c_name.as_ptr(),
@@ -72,7 +74,7 @@ pub fn call(name: &str, overload: &str, arguments: &[Value<'_>]) -> Result<Vec<O
     Ok(outputs)
 }
 
-/// [`call`] for an operation with tensor results only.
+/// Calls an operation that returns only tensors, by [`call`].
 pub fn call_tensors(name: &str, overload: &str, arguments: &[Value<'_>]) -> Result<Vec<Tensor>, Error> {
     call(name, overload, arguments)?
         .into_iter()
@@ -121,7 +123,8 @@ fn encode(value: &Value<'_>, list: &[*const C_tensor]) -> ShimValue {
 }
 
 extern "C" fn collect(context: *mut c_void, value: *const ShimValue) {
-    // SAFETY: `call` passes a live `Vec<Output>` as the context and the shim a live value; a tensor in it is ours to own.
+    // SAFETY: `call` passes a live `Vec<Output>` as the context and the shim passes a live value; a tensor in
+    // it belongs to this function.
     unsafe {
         let outputs = &mut *context.cast::<Vec<Output>>();
         let value = &*value;

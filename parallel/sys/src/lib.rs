@@ -1,12 +1,13 @@
-//! What libtorch has and tch lacks, in two levels.
+//! Bindings to parts of libtorch that tch lacks, and to NCCL and the system, in two levels.
 //!
-//! | level | module | what a call looks like |
+//! | level | module | interface |
 //! |---|---|---|
-//! | raw | [`raw`] | the C functions of `cpp/shim.h`, in its order |
+//! | raw | [`raw`] | the C functions of `cpp/shim.h`, in the same order |
 //! | safe | [`dispatch`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`] | tensors and `Result`s |
 //!
-//! This crate holds the only `unsafe` of the project. No C++ exception and no Rust panic crosses
-//! the border: exceptions become [`Error::Torch`], panics in a callback become an error on the C++ side.
+//! This crate contains the only `unsafe` code of the project. No C++ exception and no Rust panic crosses the
+//! language boundary: an exception becomes [`Error::Torch`], a panic in a callback becomes an error on the
+//! C++ side.
 
 pub mod autograd;
 pub mod c10d;
@@ -19,24 +20,25 @@ pub mod runtime;
 pub mod shared;
 pub mod stream;
 
-/// What can go wrong below tch.
+/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// libtorch threw, or a callback failed; the text is its own, cut at the C++ backtrace.
+    /// libtorch threw an exception, or a callback failed. The message is the original text without the C++
+    /// backtrace.
     #[error("{call}: {message}")]
     Torch {
         /// The shim call, or the name of the dispatched operation.
         call: String,
-        /// What libtorch said.
+        /// The message.
         message: String,
     },
-    /// A value at the store that no rank of the job has written.
+    /// A value at the store was not written by a rank of the job.
     #[error("the value of `{key}` at the store was not written by a rank of this job, and is not used")]
     InvalidTag {
-        /// Its key.
+        /// The key of the value.
         key: String,
     },
-    /// Shared memory that is not what a rank of this job offers.
+    /// The memory file at an address is not the one that rank 0 of this group makes.
     #[error(
         "the shared memory of this group at descriptor {descriptor} of process {process}: {problem}; it was \
          not mapped"
@@ -44,25 +46,25 @@ pub enum Error {
     Memory {
         /// The process that should have made it.
         process: u32,
-        /// Its descriptor there.
+        /// The file descriptor in that process.
         descriptor: u32,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// A collective over shared memory failed.
     #[error("{call} over shared memory: {problem}")]
     Shared {
-        /// The collective, or the system's call.
+        /// The collective or the system call.
         call: String,
-        /// What went wrong.
+        /// The cause.
         problem: String,
     },
-    /// NCCL is not there, or refused a call.
+    /// NCCL is missing or returned an error.
     #[error("{call} over NCCL: {problem}")]
     Nccl {
-        /// NCCL's call.
+        /// The NCCL function.
         call: String,
-        /// What it said.
+        /// The error message.
         problem: String,
     },
 }

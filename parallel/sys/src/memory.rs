@@ -1,19 +1,19 @@
-//! The memory of this process: what it holds, and how the C library hands large buffers out.
+//! The memory of this process: statistics, and how the C library allocates large buffers.
 //!
-//! By default glibc maps every buffer over 32 MB afresh and returns it at once, so each large temporary costs a page fault for every
-//! 4 KiB. [`keep_large_buffers`] lets the heap keep them.
+//! By default, glibc maps every buffer over 32 MB with a new `mmap` and unmaps it when it is freed, so each
+//! large temporary costs one page fault per 4 KiB. [`keep_large_buffers`] makes the heap keep such buffers.
 
 use std::ffi::CStr;
 use std::fmt;
 
-/// A setting that the C library did not take.
+/// A setting that the C library rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RejectedSetting {
-    /// Its name.
+    /// The name of the setting.
     pub setting: &'static str,
-    /// What was asked for.
+    /// The requested value.
     pub value: i32,
-    /// What is set instead.
+    /// The value that was set instead, if any.
     pub fallback: Option<i32>,
 }
 
@@ -32,9 +32,9 @@ impl fmt::Display for RejectedSetting {
     }
 }
 
-/// Tells the C library to serve large buffers from the heap and to keep freed ones (`mallopt`: `M_MMAP_THRESHOLD`,
-/// `M_TRIM_THRESHOLD`, `M_TOP_PAD`). Call first thing in `main`. What it refuses costs speed and nothing
-/// else.
+/// Configures the C library to allocate large buffers on the heap and to keep freed ones (`mallopt`:
+/// `M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`, `M_TOP_PAD`). Call it first in `main`. Returns the rejected
+/// settings, which only cost speed.
 pub fn keep_large_buffers() -> Vec<RejectedSetting> {
     // SAFETY: `mallopt` takes two numbers and may be called at any time.
     set(|code, value| unsafe { libc::mallopt(code, value) } != 0)
@@ -42,7 +42,7 @@ pub fn keep_large_buffers() -> Vec<RejectedSetting> {
 
 fn set(mut mallopt: impl FnMut(i32, i32) -> bool) -> Vec<RejectedSetting> {
     const GIB: i32 = 1 << 30;
-    // What glibc before 2.35 takes at most: half of the largest heap of a thread.
+    // The maximum that glibc before 2.35 accepts: half of the largest heap of a thread.
     const OLD_LIMIT: i32 = 32 << 20;
     let settings = [
         ("M_MMAP_THRESHOLD", libc::M_MMAP_THRESHOLD, GIB),
@@ -59,29 +59,30 @@ fn set(mut mallopt: impl FnMut(i32, i32) -> bool) -> Vec<RejectedSetting> {
     refused
 }
 
-/// The version of the C library that runs, such as `2.36`.
+/// The version of the C library in use, such as `2.36`.
 pub fn glibc_version() -> String {
     // SAFETY: a constant text of the C library.
     unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) }.to_string_lossy().into_owned()
 }
 
-/// Gives the free part of the heap back to the system: between the stages of a pipeline.
+/// Returns the free part of the heap to the system, for use between the stages of a training pipeline.
 pub fn release_free_heap() {
     // SAFETY: `malloc_trim` may be called at any time.
     unsafe { libc::malloc_trim(0) };
 }
 
-/// The most memory that this program ever held resident, in bytes. `getrusage` would count what its parent held before it started it.
+/// The peak resident memory of this program in bytes. `getrusage` would include the memory of the parent
+/// process before it started this program.
 pub fn peak_rss_bytes() -> u64 {
     read_bytes("/proc/self/status", "VmHWM:").unwrap_or(0)
 }
 
-/// The memory of this machine in bytes; `None` where the system does not tell.
+/// The memory of this machine in bytes; `None` if the system does not report it.
 pub fn total_bytes() -> Option<u64> {
     read_bytes("/proc/meminfo", "MemTotal:")
 }
 
-/// A field of a file of `/proc`, which is in KiB.
+/// Reads a field in KiB from a file of `/proc`, as bytes.
 fn read_bytes(path: &str, field: &str) -> Option<u64> {
     let text = std::fs::read_to_string(path).ok()?;
     let value = text.lines().find_map(|line| line.strip_prefix(field))?;
@@ -95,7 +96,7 @@ mod tests {
     #[test]
     fn a_refused_setting_is_a_hint() {
         assert_eq!(keep_large_buffers(), []);
-        // As glibc 2.31 of Debian 11 and glibc 2.28 and 2.34 of RHEL 8 and 9 do.
+        // The behaviour of glibc 2.31 of Debian 11 and glibc 2.28 and 2.34 of RHEL 8 and 9.
         let mut taken = Vec::new();
         let refused = set(|code, value| {
             let fits = code != libc::M_MMAP_THRESHOLD || value <= 32 << 20;
@@ -107,7 +108,7 @@ mod tests {
         assert_eq!(taken.len(), 3);
         let told = only.to_string();
         assert!(told.contains("refuses M_MMAP_THRESHOLD = 1073741824 and works with 33554432"), "{told}");
-        // A library that takes nothing at all.
+        // A library that rejects every setting.
         let refused = set(|_, _| false);
         assert!(refused.len() == 3 && refused[2].to_string().contains("and keeps its own"));
     }

@@ -1,17 +1,18 @@
-//! Collectives among GPUs over NCCL, by way of cudarc.
+//! Collectives between GPUs over NCCL, through cudarc.
 //!
-//! NCCL is looked for at run time, as `libnccl.so` in the loader's path; nothing of it is needed to build. Every rank has a GPU of its
-//! own. A collective is queued and not waited for (see [`stream`](crate::stream)); its tensors are contiguous and on the group's GPU.
-//! Calls on one group are made in the same order on every rank.
+//! NCCL is loaded at run time as `libnccl.so` from the loader's path; the build does not need it. Every rank
+//! has its own GPU. A collective is queued on a stream and the host does not block (see
+//! [`stream`](crate::stream)). Its tensors are contiguous and on the group's GPU. Every rank makes the calls
+//! on one group in the same order.
 //!
-//! A group is never taken apart: NCCL would wait for all ranks to do so, and one that failed would not end. Groups live as long as
-//! their process.
+//! A communicator is never destroyed: NCCL would wait until all ranks do so, and a failed rank never would.
+//! Communicators live as long as their process.
 //!
-//! | level | what | knows |
+//! | level | content | handles |
 //! |---|---|---|
 //! | cudarc | `result`, `sys` | pointers, counts |
-//! | `Comm` | NCCL's calls on tensors | kinds of numbers, ranks |
-//! | `Nccl` | the calls in order with what torch computes | queues, lifetimes |
+//! | `Comm` | NCCL's functions on tensors | dtypes, ranks |
+//! | `Nccl` | the calls, ordered with torch's operations | streams, lifetimes |
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -23,23 +24,24 @@ use crate::Error;
 use crate::c10d::Reduction;
 use crate::stream::{Event, SideStream};
 
-/// What ranks must share to find each other.
+/// The id with which the ranks of a communicator find each other.
 pub type UniqueId = [u8; 128];
 
-/// A new one, for one rank to make and tell the others.
+/// Makes a new id. One rank calls this and sends the id to the others.
 pub fn unique_id() -> Result<UniqueId, Error> {
     let id = result::get_uniqueid().map_err(|error| failed("ncclGetUniqueId", None, &error))?;
     Ok(id.internal.map(|byte| byte as u8))
 }
 
-/// A queue of the GPU `device`, which becomes this thread's; refused where NCCL is missing. NCCL waits for ever for a rank that does not
-/// join, so a rank has this before it tells the others that it is coming.
+/// Opens a stream of the GPU `device`, which becomes the current device of this thread. Fails if NCCL is
+/// missing. NCCL waits forever for a rank that does not join, so a rank opens its stream before it announces
+/// itself to the others.
 pub fn open_stream(device: usize) -> Result<SideStream, Error> {
     check_library()?;
     SideStream::open(device)
 }
 
-/// Ranks that talk over NCCL.
+/// A process group over NCCL.
 #[derive(Debug)]
 pub struct Nccl {
     calls: Comm,
@@ -47,41 +49,43 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Joins the group of `id` as `rank` of `size` with the GPU of `stream`, which must be this thread's; returns once all have.
+    /// Joins the group of `id` with `place = [rank, size]` and the GPU of `stream`, which must be the current
+    /// device of this thread. Blocks until all ranks have joined.
     pub fn join(id: &UniqueId, place: [usize; 2], stream: SideStream) -> Result<Self, Error> {
         Ok(Self { calls: Comm::join(id, place)?, stream })
     }
 
-    /// Every rank's `tensor` becomes the reduction of all.
+    /// Replaces every rank's `tensor` by the reduction over all ranks.
     pub fn all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<Work, Error> {
         self.start(&[tensor], |calls, stream| calls.all_reduce(tensor, reduction, stream))
     }
 
-    /// `output` becomes the inputs of all ranks, end to end.
+    /// Writes the concatenated inputs of all ranks to `output`.
     pub fn all_gather(&self, output: &Tensor, input: &Tensor) -> Result<Work, Error> {
         self.start(&[output, input], |calls, stream| calls.all_gather(output, input, stream))
     }
 
-    /// `output` becomes this rank's part of the sum of all inputs.
+    /// Writes this rank's chunk of the sum of all inputs to `output`.
     pub fn reduce_scatter(&self, output: &Tensor, input: &Tensor) -> Result<Work, Error> {
         self.start(&[output, input], |calls, stream| calls.reduce_scatter(output, input, stream))
     }
 
-    /// Rank `i` receives the `i`-th part of every input; `counts` are the rows that come from, and go to, each rank.
+    /// Sends the `i`-th chunk of every input to rank `i`. `counts` holds the rows received from each rank and
+    /// the rows sent to each rank.
     pub fn all_to_all(&self, output: &Tensor, input: &Tensor, counts: [&[i64]; 2]) -> Result<Work, Error> {
         self.start(&[output, input], |calls, stream| calls.all_to_all(output, input, counts, stream))
     }
 
-    /// Every rank's `tensor` becomes that of `root`.
+    /// Copies the `tensor` of rank `root` to every rank, in place.
     pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<Work, Error> {
         self.start(&[tensor], |calls, stream| calls.broadcast(tensor, root, stream))
     }
 
-    /// Returns once every rank has called it.
+    /// Blocks until every rank has called it.
     pub fn barrier(&self) -> Result<(), Error> {
         let tensor = Tensor::zeros([1], (Kind::Float, Device::Cuda(self.stream.device())));
         self.all_reduce(&tensor, Reduction::Sum)?.wait()?;
-        // To read the number is to wait for it.
+        // Reading the value blocks until the collective is done.
         tensor.double_value(&[0]);
         Ok(())
     }
@@ -102,7 +106,7 @@ impl Nccl {
     }
 }
 
-/// A collective that was queued.
+/// A queued collective.
 #[derive(Debug)]
 #[must_use = "a collective is done once it was waited for"]
 pub struct Work {
@@ -111,7 +115,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// What torch queues from now on finds the result in the tensors; the caller does not wait.
+    /// Makes torch operations that are queued from now on wait for the result. The host does not block.
     pub fn wait(mut self) -> Result<(), Error> {
         self.event.block()?;
         self.tensors.clear();
@@ -121,34 +125,34 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // Nobody may get the memory of tensors that are still in use. Nothing is left to tell a failure to.
+        // The memory of tensors in use must not be reused. An error cannot be reported here.
         if !self.tensors.is_empty() {
             let _ = self.event.block();
         }
     }
 }
 
-/// NCCL's calls on contiguous tensors whose memory NCCL can reach.
+/// NCCL's functions on contiguous tensors whose memory NCCL can access.
 #[derive(Debug)]
 struct Comm {
     communicator: sys::ncclComm_t,
     size: usize,
 }
 
-// SAFETY: NCCL's communicators belong to no thread; the order of calls is the caller's business.
+// SAFETY: NCCL's communicators are not bound to a thread; the caller is responsible for the order of calls.
 unsafe impl Send for Comm {}
 
 impl Comm {
     fn join(id: &UniqueId, [rank, size]: [usize; 2]) -> Result<Self, Error> {
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         let mut communicator = std::ptr::null_mut();
-        // SAFETY: `communicator` receives a communicator that belongs to us.
+        // SAFETY: `communicator` receives a communicator that belongs to the caller.
         let joined = unsafe { result::comm_init_rank(&raw mut communicator, narrow(size), id, narrow(rank)) };
         joined.map_err(|error| failed("ncclCommInitRank", None, &error))?;
         Ok(Self { communicator, size })
     }
 
-    /// Whether the collectives before this one went well, as far as is known.
+    /// Returns an error if an earlier collective is known to have failed.
     fn check(&self) -> Result<(), Error> {
         let mut state = sys::ncclResult_t::ncclSuccess;
         // SAFETY: a live communicator and a place for its state.
@@ -164,8 +168,8 @@ impl Comm {
             Reduction::Min => sys::ncclRedOp_t::ncclMin,
         };
         let (pointer, kind) = (tensor.data_ptr(), kind_of(tensor)?);
-        // SAFETY: (here and below) a live communicator, and tensors that are as long as they say; they live until the work was waited
-        // for. In and out may be one.
+        // SAFETY: (here and below) a live communicator, and tensors that are as long as they say; they live
+        // until the caller has waited for the work. Input and output may be the same tensor.
         let queued = unsafe {
             result::all_reduce(
                 pointer,
@@ -193,7 +197,7 @@ impl Comm {
         check_sizes("ncclReduceScatter", input, output, self.size)?;
         let (to, from, kind) = (output.data_ptr(), input.data_ptr(), kind_of(input)?);
         let sum = sys::ncclRedOp_t::ncclSum;
-        // SAFETY: as above, and `input` holds a part for every rank.
+        // SAFETY: as above, and `input` holds a chunk for every rank.
         let queued = unsafe {
             result::reduce_scatter(from, to, output.numel(), kind, sum, self.communicator, stream.cast())
         };
@@ -216,13 +220,16 @@ impl Comm {
                 return Err(Error::Nccl { call: "all_to_all".to_owned(), problem });
             }
         }
+
         let (mut to, mut from) = (output.data_ptr().cast::<u8>(), input.data_ptr().cast::<u8>());
         let width = input.kind().elt_size_in_bytes();
+
         self.check_result("ncclGroupStart", result::group_start())?;
         let queued = (0..self.size).try_for_each(|peer| {
             let [come, go] = [received, sent].map(|counts| counts[peer] as usize * row);
             let (number, stream) = (narrow(peer), stream.cast());
-            // SAFETY: as above; `to` and `from` stay inside their tensors, whose lengths are the sums of the counts.
+            // SAFETY: as above; `to` and `from` stay inside their tensors, whose lengths are the sums of
+            // the counts.
             unsafe {
                 if go > 0 {
                     let queued = result::send(from.cast(), go, kind, number, self.communicator, stream);
@@ -237,7 +244,8 @@ impl Comm {
             }
             Ok(())
         });
-        // A group that was begun is ended, whatever happened in it.
+
+        // The group must be ended even if a call in it failed.
         let ended = self.check_result("ncclGroupEnd", result::group_end());
         queued.and(ended)
     }
@@ -264,7 +272,7 @@ impl Comm {
     }
 }
 
-/// Whether NCCL is there: cudarc panics where it is not.
+/// Checks that NCCL can be loaded, because cudarc panics if it cannot.
 fn check_library() -> Result<(), Error> {
     // SAFETY: loading NCCL runs its own initialisers.
     if unsafe { sys::is_culib_present() } {
@@ -293,7 +301,7 @@ fn kind_of(tensor: &Tensor) -> Result<sys::ncclDataType_t, Error> {
     })
 }
 
-/// Whether `whole` is `parts` times `part`.
+/// Checks that `whole` has `parts` times as many elements as `part`, and the same kind.
 fn check_sizes(call: &str, whole: &Tensor, part: &Tensor, parts: usize) -> Result<(), Error> {
     if whole.kind() == part.kind() && whole.numel() == part.numel() * parts {
         return Ok(());
@@ -307,19 +315,19 @@ fn narrow(number: usize) -> c_int {
     c_int::try_from(number).expect("few ranks")
 }
 
-/// NCCL's code and what it says of it; `calls` tells more where there are any.
+/// Makes an error from NCCL's code and its error text. `calls` provides details if there is a communicator.
 fn failed(call: &str, calls: Option<&Comm>, NcclError(code): &NcclError) -> Error {
     let communicator = calls.map_or(std::ptr::null_mut(), |calls| calls.communicator);
     let copy = |text: *const c_char| {
         if text.is_null() {
             return String::new();
         }
-        // SAFETY: NCCL's texts end with a NUL and live until its next call on this thread.
+        // SAFETY: NCCL's texts end with a NUL and live until the next NCCL call on this thread.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
     // SAFETY: a plain call.
     let reason = copy(unsafe { sys::ncclGetErrorString(*code) });
-    // SAFETY: a live communicator or none, which NCCL takes as well.
+    // SAFETY: a live communicator or null, which NCCL accepts as well.
     let detail = copy(unsafe { sys::ncclGetLastError(communicator) });
     let problem = [format!("{reason} ({code:?})"), detail].into_iter().filter(|text| !text.is_empty());
     Error::Nccl { call: call.to_owned(), problem: problem.collect::<Vec<_>>().join(": ") }

@@ -1,4 +1,4 @@
-//! `cpp/shim.h` in Rust, in its order. Use the safe modules instead.
+//! Rust declarations of `cpp/shim.h`, in the same order. Use the safe modules instead.
 #![expect(missing_docs, reason = "documented in cpp/shim.h")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -52,31 +52,31 @@ pub struct ShimSigner {
     pub drop: ShimDrop,
 }
 
-/// A store at which ranks meet.
+/// The store of a rendezvous.
 #[repr(C)]
 pub struct ShimStore {
     _opaque: [u8; 0],
 }
 
-/// Ranks that talk over Gloo.
+/// A process group over Gloo.
 #[repr(C)]
 pub struct ShimGroup {
     _opaque: [u8; 0],
 }
 
-/// A collective that was started.
+/// A started collective.
 #[repr(C)]
 pub struct ShimWork {
     _opaque: [u8; 0],
 }
 
-/// A queue of a GPU.
+/// A CUDA stream.
 #[repr(C)]
 pub struct ShimStream {
     _opaque: [u8; 0],
 }
 
-/// A place in a queue of a GPU.
+/// A recorded point in a CUDA stream.
 #[repr(C)]
 pub struct ShimEvent {
     _opaque: [u8; 0],

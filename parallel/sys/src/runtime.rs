@@ -1,11 +1,11 @@
-//! Settings of libtorch as a whole: threads, denormals, determinism.
+//! Global settings of libtorch: threads, denormals, build configuration, CUDA.
 
 use std::ffi::{CStr, c_void};
 
 use crate::raw::ShimValue;
 use crate::{Error, check, raw};
 
-/// The build settings that libtorch prints of itself, several lines.
+/// Returns libtorch's description of its build settings, which has several lines.
 pub fn show_config() -> Result<String, Error> {
     let mut text = String::new();
     // SAFETY: `copy` is only called during the call, with `text` as its context.
@@ -23,19 +23,19 @@ extern "C" fn copy(context: *mut c_void, value: *const ShimValue) {
     }
 }
 
-/// Loads libtorch's part for GPUs from the loader's path. Call before the first tensor.
+/// Loads libtorch's CUDA library from the loader's path. Call it before the first tensor.
 pub fn load_cuda() -> Result<(), Error> {
     // SAFETY: a literal name; loading it runs libtorch's own initialisers.
     let library = unsafe { libc::dlopen(c"libtorch_cuda.so".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     if !library.is_null() {
         return Ok(());
     }
-    // SAFETY: the reason of the call that just failed on this thread, copied at once.
+    // SAFETY: the error text of the call that just failed on this thread, copied at once.
     let message = unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned();
     Err(Error::Torch { call: "CUDA".to_owned(), message })
 }
 
-/// Flushes denormal numbers to zero on this thread; says whether the processor can.
+/// Sets whether this thread flushes denormal numbers to zero. Returns whether the processor supports it.
 pub fn set_flush_denormal(flush: bool) -> Result<bool, Error> {
     let mut supported = false;
     // SAFETY: `supported` lives during the call.
@@ -44,7 +44,8 @@ pub fn set_flush_denormal(flush: bool) -> Result<bool, Error> {
     Ok(supported)
 }
 
-/// Sets the number of threads of one operation, and one thread between operations. Call before the first operation.
+/// Sets the number of threads per operation, and one thread between operations. Call it before the first
+/// operation.
 pub fn set_threads(threads: usize) {
     tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
     tch::set_num_interop_threads(1);

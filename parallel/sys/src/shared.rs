@@ -1,20 +1,22 @@
 //! Memory that the ranks of one host share, and the collectives over it.
 //!
 //! ```text
-//!   lines    one a rank: how many barriers it has arrived at, who sleeps until then, which process it is
-//!   slots    for each rank two buffers of SLOT bytes, used in turn
+//!   states   one per rank: its barrier count, how many ranks sleep until it arrives, its process id
+//!   buffers  two per rank of `BUFFER_BYTES` each, used alternately
 //! ```
-//! A tensor goes through the slots in chunks that stay in the cache. Between a write and the reads of it lies one barrier; since a rank
-//! enters the barrier of chunk `c + 1` after it has read chunk `c`, two buffers are enough for one barrier a chunk.
-//! Reductions run over the ranks in order, so every rank has the same bits.
+//! A tensor is copied through the buffers in chunks that stay in the cache. One barrier separates the write
+//! of a chunk from its reads. A rank enters the barrier of chunk `c + 1` only after it has read chunk `c`, so
+//! with two buffers one barrier per chunk is enough. Reductions add in rank order, so all ranks get
+//! bit-identical results.
 //!
-//! Before the first barrier of a collective each rank writes down what it calls and how many bytes it brings,
-//! and compares after it: ranks that differ get an error and touch nothing of each other. Two entries in turn
-//! are enough, since a rank writes the next but one after all others have arrived at the next, and so have
-//! compared.
+//! Before the first barrier of a collective, each rank announces its collective and its number of bytes, and
+//! it compares the announcements after the barrier. If they differ, the ranks get an error before any of them
+//! reads data. Two announcement slots, used alternately, are enough: a rank writes a slot again only after
+//! all other ranks have arrived at the barrier of the next collective, and so have compared the previous
+//! announcements.
 //!
-//! The memory is an anonymous file: rank 0 makes it, the others open it through `/proc` (`shared/file.rs`),
-//! and nothing is left behind when they end.
+//! The memory is an anonymous file. Rank 0 creates it, the others open it through `/proc` (`shared/file.rs`),
+//! and the system removes it when the processes end.
 
 mod call;
 mod file;
@@ -34,23 +36,23 @@ use crate::c10d::Reduction;
 use call::{Call, CallSlot};
 use reduce::Add;
 
-/// Bytes of one buffer.
+/// The size of one buffer in bytes.
 const BUFFER_BYTES: usize = 512 << 10;
-/// Bytes of a cache line, with its neighbour that the processor fetches along.
+/// The size of a cache line in bytes, together with the neighbouring line that the processor prefetches.
 const CACHE_LINE: usize = 128;
-/// Looks at a flag before the processor is given away, and before the thread sleeps.
+/// The number of checks of a flag before the thread yields, and before it sleeps.
 const SPINS: [u32; 2] = [200, 2_000];
 
-/// What one rank tells the others.
+/// The state of one rank, which the other ranks read.
 #[repr(C, align(128))]
 struct RankState {
-    /// Barriers that it has arrived at.
+    /// The number of barriers that the rank has arrived at.
     arrived: AtomicU32,
-    /// Ranks that sleep until it arrives.
+    /// The number of ranks that sleep until it arrives.
     waiters: AtomicU32,
-    /// Its process.
+    /// Its process id.
     process: AtomicU32,
-    /// What it calls, in turn.
+    /// The collectives that it has announced, in two slots used alternately.
     announced: [CallSlot; 2],
 }
 
@@ -63,28 +65,29 @@ pub struct SharedMemory {
     size: usize,
     timeout: Duration,
     barriers: u32,
-    /// Collectives so far.
+    /// The number of collectives so far.
     calls: usize,
     buffer_index: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and every method that touches it takes `&mut self`.
+// SAFETY: the mapping belongs to the process, not to a thread, and every method that accesses it takes
+// `&mut self`.
 unsafe impl Send for SharedMemory {}
 
 impl SharedMemory {
-    /// Makes the memory `name` of a group of `size` ranks, as its rank 0. A rank waits at most `timeout` for
-    /// another.
+    /// Creates the memory `name` of a group of `size` ranks, as its rank 0. A rank waits at most `timeout`
+    /// for another.
     pub fn create(name: &str, size: usize, timeout: Duration) -> Result<Self, Error> {
         Self::map(file::create(name, bytes_of(size))?, [0, size], timeout)
     }
 
-    /// Where the others find it: `process:descriptor`.
+    /// The address under which the other ranks open the memory: `process:descriptor`.
     pub fn address(&self) -> String {
         format!("{}:{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// Opens the memory `name` at `address`, which the process `owner` has made, as `rank` of `size`.
-    /// Anything else at that address is refused.
+    /// Opens the memory `name` at `address`, which the process `owner` has created, as `rank` of `size`.
+    /// Fails if there is anything else at that address.
     pub fn open(
         address: &str,
         name: &str,
@@ -97,7 +100,7 @@ impl SharedMemory {
 
     fn map(file: File, [rank, size]: [usize; 2], timeout: Duration) -> Result<Self, Error> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a fresh mapping over a file that is as long.
+        // SAFETY: a new mapping of a file of the same length.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -117,20 +120,20 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// Returns once every rank has called it.
+    /// Blocks until every rank has called it.
     pub fn barrier(&mut self) -> Result<(), Error> {
         let call = self.announce(Call::new("barrier", Kind::Uint8, 0, 0));
         self.barrier_and_check(call)
     }
 
-    /// Writes down what this rank calls.
+    /// Announces the collective that this rank calls.
     fn announce(&mut self, call: Call) -> Call {
         self.calls = self.calls.wrapping_add(1);
         call.write(&self.line(self.rank).announced[self.calls % 2]);
         call
     }
 
-    /// A barrier of `call`, after which every rank knows that all of them called the same.
+    /// Runs a barrier of `call` and then checks that all ranks have announced the same call.
     fn barrier_and_check(&mut self, call: Call) -> Result<(), Error> {
         self.barriers = self.barriers.wrapping_add(1);
         let own = self.line(self.rank);
@@ -145,27 +148,33 @@ impl SharedMemory {
         })
     }
 
-    /// Every rank's `tensor` becomes the reduction of all.
+    /// Replaces every rank's `tensor` by the reduction over all ranks.
     pub fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<(), Error> {
         let (mut bytes, add) = (TensorBytes::of("all_reduce", tensor)?, Add::of(tensor.kind(), reduction)?);
         let call = self.announce(Call::new("all_reduce", tensor.kind(), reduction as usize, bytes.length));
-        // A piece a rank, of whole cache lines.
+        // Each rank reduces one piece, a multiple of the cache line.
         let piece = BUFFER_BYTES / self.size / CACHE_LINE * CACHE_LINE;
+
         for chunk in bytes.chunks(piece * self.size) {
             let turn = self.flip_buffer();
             let pieces: Vec<Range<usize>> = (0..self.size)
                 .map(|rank| (rank * piece).min(chunk.len())..((rank + 1) * piece).min(chunk.len()))
                 .collect();
             let values = &bytes.part()[chunk.clone()];
+
+            // Reduce-scatter: each rank writes the pieces that the others reduce.
             for other in self.peers() {
                 let piece = pieces[other].clone();
                 self.slot_mut(turn)[piece.clone()].copy_from_slice(&values[piece]);
             }
             self.barrier_and_check(call)?;
+
             let own = pieces[self.rank].clone();
             let (piece, parts) = self.reduce_views(turn, &own, &values[own.clone()]);
             add.run(piece, &parts);
             self.barrier_and_check(call)?;
+
+            // All-gather: read the reduced pieces of all ranks.
             for (rank, piece) in pieces.into_iter().enumerate() {
                 let target = chunk.start + piece.start..chunk.start + piece.end;
                 bytes.part_mut()[target].copy_from_slice(&self.slot(rank, turn)[piece]);
@@ -174,7 +183,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// `output` becomes the inputs of all ranks, end to end.
+    /// Writes the concatenated inputs of all ranks to `output`.
     pub fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
         let kind = input.kind();
         let (mut output, input) =
@@ -194,7 +203,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// `output` becomes this rank's part of the sum of all inputs.
+    /// Writes this rank's chunk of the sum of all inputs to `output`.
     pub fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
         let (kind, add) = (output.kind(), Add::of(output.kind(), Reduction::Sum)?);
         let (mut output, input) =
@@ -217,7 +226,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Rank `i` receives the `i`-th part of every input. `received` and `sent` are bytes, one entry a rank.
+    /// Sends the `i`-th chunk of every input to rank `i`. `received` and `sent` are numbers of bytes, one per
+    /// rank.
     pub fn all_to_all(
         &mut self,
         output: &Tensor,
@@ -229,12 +239,15 @@ impl SharedMemory {
             (TensorBytes::of("all_to_all", output)?, TensorBytes::of("all_to_all", input)?);
         check_sizes("all_to_all", output.length, received.iter().sum())?;
         check_sizes("all_to_all", input.length, sent.iter().sum())?;
+
         let piece = BUFFER_BYTES / self.size / CACHE_LINE * CACHE_LINE;
         let call = self.announce(call);
         let largest = self.exchange_split_sizes(call, [received, sent])?;
+
         for round in 0..largest.div_ceil(piece) {
             let turn = self.flip_buffer();
             let within = |length: usize| (round * piece).min(length)..((round + 1) * piece).min(length);
+
             let mut before = 0;
             for (rank, &length) in sent.iter().enumerate() {
                 let part = within(length);
@@ -244,6 +257,7 @@ impl SharedMemory {
                 before += length;
             }
             self.barrier_and_check(call)?;
+
             let mut before = 0;
             for (rank, &length) in received.iter().enumerate() {
                 let part = within(length);
@@ -256,7 +270,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Every rank's `tensor` becomes that of `root`.
+    /// Copies the `tensor` of rank `root` to every rank, in place.
     pub fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<(), Error> {
         let mut bytes = TensorBytes::of("broadcast", tensor)?;
         let call = self.announce(Call::new("broadcast", tensor.kind(), root, bytes.length));
@@ -273,7 +287,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Compares what each rank sends with what the others expect; the largest part, in bytes.
+    /// Checks that each rank sends as many bytes as the receiver expects. Returns the largest chunk in bytes.
     fn exchange_split_sizes(&mut self, call: Call, [received, sent]: [&[usize]; 2]) -> Result<usize, Error> {
         const WIDTH: usize = size_of::<u64>();
         let (size, turn) = (self.size, self.flip_buffer());
@@ -281,15 +295,18 @@ impl SharedMemory {
             2 * size * WIDTH <= BUFFER_BYTES && received.len() == size && sent.len() == size,
             "one part a rank"
         );
+
         for (place, &bytes) in received.iter().chain(sent).enumerate() {
             let target = place * WIDTH..(place + 1) * WIDTH;
             self.slot_mut(turn)[target].copy_from_slice(&(bytes as u64).to_ne_bytes());
         }
         self.barrier_and_check(call)?;
+
         let read = |rank: usize, place: usize| {
             let bytes = &self.slot(rank, turn)[place * WIDTH..(place + 1) * WIDTH];
             u64::from_ne_bytes(bytes.try_into().expect("eight bytes")) as usize
         };
+
         let mut largest = 0;
         for (from, to) in (0..size).flat_map(|from| (0..size).map(move |to| (from, to))) {
             let (sends, expects) = (read(from, size + to), read(to, from));
@@ -316,26 +333,28 @@ impl SharedMemory {
 
     #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]
     fn line(&self, rank: usize) -> &RankState {
-        // SAFETY: the mapping begins with one line a rank, aligned to a page; zeroed bytes are a valid line, and all of it is atomic.
+        // SAFETY: the mapping begins with one `RankState` per rank, aligned to a page. Zeroed bytes are a
+        // valid state, and all fields are atomic.
         unsafe { &*self.start.cast::<RankState>().add(rank) }
     }
 
-    /// A buffer of any rank, to read between the barrier after its write and the barrier of the next chunk but one.
+    /// A buffer of any rank. It may be read from the barrier after its write until this rank enters the
+    /// barrier of the next chunk.
     fn slot(&self, rank: usize, turn: usize) -> &[u8] {
-        // SAFETY: inside the mapping; by the protocol above nobody writes where this rank reads.
+        // SAFETY: inside the mapping; by the protocol above no rank writes where this rank reads.
         unsafe { std::slice::from_raw_parts(self.start.add(offset(self.size, rank, turn)), BUFFER_BYTES) }
     }
 
-    /// The own buffer, to write.
+    /// A buffer of this rank, to write.
     fn slot_mut(&mut self, turn: usize) -> &mut [u8] {
-        // SAFETY: inside the mapping; by the protocol above nobody reads where this rank writes.
+        // SAFETY: inside the mapping; by the protocol above no rank reads where this rank writes.
         unsafe {
             std::slice::from_raw_parts_mut(self.start.add(offset(self.size, self.rank, turn)), BUFFER_BYTES)
         }
     }
 
-    /// The bytes `range` of the own buffer, to write, and what each rank has to give for them, to read: `own`, and what lies in the buffers of
-    /// the others.
+    /// Returns the bytes `range` of this rank's buffer, to write the result, and the contributions of all
+    /// ranks, to read: `own` for this rank, and the same range of the buffers of the others.
     fn reduce_views<'a>(
         &'a mut self,
         turn: usize,
@@ -344,27 +363,30 @@ impl SharedMemory {
     ) -> (&'a mut [u8], Vec<&'a [u8]>) {
         assert!(range.end <= BUFFER_BYTES, "a piece lies inside its buffer");
         let start = |rank| self.start.wrapping_add(offset(self.size, rank, turn) + range.start);
-        // SAFETY: inside the mapping; a piece is its rank's alone until the next barrier.
+        // SAFETY: inside the mapping; only this rank accesses the piece until the next barrier.
         let piece = unsafe { std::slice::from_raw_parts_mut(start(self.rank), range.len()) };
-        // SAFETY: inside the mapping, not in the own buffer; written before the barrier, and next after another.
+        // SAFETY: inside the mapping and outside this rank's buffer; written before the last barrier, and not
+        // again before the next one.
         let part = |rank| unsafe { std::slice::from_raw_parts(start(rank), range.len()) };
         let parts = (0..self.size).map(|rank| if rank == self.rank { own } else { part(rank) }).collect();
         (piece, parts)
     }
 
-    /// Waits until `rank` has arrived at the barrier that this rank is in.
+    /// Waits until `rank` has arrived at the current barrier.
     fn wait_for(&self, rank: usize) -> Result<(), Error> {
         let line = self.line(rank);
         let there = || {
             let arrived = line.arrived.load(Ordering::SeqCst);
             (arrived.wrapping_sub(self.barriers).cast_signed() >= 0).then_some(()).ok_or(arrived)
         };
+
         for spin in 0..SPINS[1] {
             if there().is_ok() {
                 return Ok(());
             }
             if spin < SPINS[0] { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
+
         let started = Instant::now();
         loop {
             line.waiters.fetch_add(1, Ordering::SeqCst);
@@ -376,6 +398,7 @@ impl SharedMemory {
             if seen.is_ok() {
                 return Ok(());
             }
+
             let process = line.process.load(Ordering::SeqCst);
             if process != 0 && !is_alive(process) && there().is_err() {
                 return Err(missing(rank, &format!("its process {process} is gone")));
@@ -389,7 +412,7 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `map`, given back once.
+        // SAFETY: the mapping made by `map`, unmapped once.
         unsafe { libc::munmap(self.start.cast(), bytes_of(self.size)) };
     }
 }
@@ -398,13 +421,13 @@ fn bytes_of(size: usize) -> usize {
     offset(size, size, 0)
 }
 
-/// Where the buffer `buffer_index` of `rank` begins.
+/// The offset of the buffer `turn` of `rank`. `offset(size, size, 0)` is the total size.
 fn offset(size: usize, rank: usize, turn: usize) -> usize {
     let lines = (size * size_of::<RankState>()).next_multiple_of(4096);
     lines + (rank * 2 + turn) * BUFFER_BYTES
 }
 
-/// The numbers of a tensor as bytes.
+/// The elements of a tensor as bytes.
 struct TensorBytes {
     start: *mut u8,
     length: usize,
@@ -423,12 +446,13 @@ impl TensorBytes {
 
     fn chunks(&self, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let length = self.length;
-        // One even of nothing: the ranks meet in it.
+        // An empty tensor makes one empty chunk, so that the ranks still meet at a barrier.
         (0..length.max(1)).step_by(size).map(move |start| start..(start + size).min(length))
     }
 
     fn part(&self) -> &[u8] {
-        // SAFETY: a contiguous tensor's own memory, which it keeps alive. An empty one may have no address.
+        // SAFETY: the memory of a contiguous tensor, which `_tensor` keeps alive. The pointer of an empty
+        // tensor may be null.
         if self.length == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.start, self.length) } }
     }
 
@@ -436,7 +460,7 @@ impl TensorBytes {
         if self.length == 0 {
             return &mut [];
         }
-        // SAFETY: as above, and written by this collective alone.
+        // SAFETY: as above, and only this collective writes it.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.length) }
     }
 }
@@ -454,7 +478,7 @@ fn wake(flag: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, flag.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
-/// Sleeps while `flag` is `value`, but not for long: a rank that died wakes nobody.
+/// Sleeps while `flag` is `value`, for at most 50 ms, because a dead rank wakes no other.
 fn sleep(flag: &AtomicU32, value: u32) {
     let nap = libc::timespec { tv_sec: 0, tv_nsec: 50_000_000 };
     // SAFETY: the address is mapped, and the time lives during the call.
@@ -462,7 +486,7 @@ fn sleep(flag: &AtomicU32, value: u32) {
 }
 
 fn is_alive(process: u32) -> bool {
-    // Of a process that has ended and was not waited for, the system keeps the entry: its state tells.
+    // The system keeps the entry of a zombie process, so its state must be checked.
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
     !state.is_empty() && !state.starts_with(['Z', 'X'])

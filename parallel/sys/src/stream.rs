@@ -1,10 +1,11 @@
-//! Queues of a GPU beside the one on which torch computes.
+//! CUDA streams beside the one on which torch computes.
 //!
-//! A collective over NCCL occupies its queue until every rank has come. On torch's own it would keep the GPU from computing, and two
-//! ranks that both send before they receive would wait for each other for ever. So it runs on a queue of its own: behind what torch
-//! had queued when it was started, and before what torch queues once it was waited for. The caller waits for neither.
+//! A collective over NCCL occupies its stream until every rank has joined it. On torch's current stream it
+//! would block computation, and two ranks that both send before they receive would deadlock. A collective
+//! therefore runs on a side stream: after the operations that torch had queued when it was started, and
+//! before the operations that torch queues after the wait. The host blocks for neither.
 //!
-//! The queues come from torch's pool of 32; a process opens one for each of its groups.
+//! The streams come from torch's pool of 32; a process opens one for each of its groups.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -12,32 +13,34 @@ use std::ptr::NonNull;
 use crate::raw::{ShimEvent, ShimStream};
 use crate::{Error, check, raw};
 
-/// A queue of a GPU.
+/// A CUDA stream.
 #[derive(Debug)]
 pub struct SideStream {
     pointer: NonNull<ShimStream>,
     device: usize,
 }
 
-// SAFETY: a stream of torch's pool may be used on any thread; the order of calls is the caller's business.
+// SAFETY: a stream of torch's pool may be used on any thread; the caller is responsible for the order of
+// calls.
 unsafe impl Send for SideStream {}
 
 impl SideStream {
-    /// Takes a queue of the GPU `device`, which becomes this thread's.
+    /// Opens a stream of the GPU `device`, which becomes the current device of this thread.
     pub fn open(device: usize) -> Result<Self, Error> {
         let number = libc::c_int::try_from(device).expect("few GPUs");
         let mut pointer = std::ptr::null_mut();
-        // SAFETY: `pointer` receives a stream that belongs to us.
+        // SAFETY: `pointer` receives a stream that belongs to the caller.
         check("getStreamFromGlobalPool", unsafe { raw::shim_stream_open(number, &raw mut pointer) })?;
         Ok(Self { pointer: NonNull::new(pointer).expect("a stream that was opened"), device })
     }
 
-    /// Its GPU.
+    /// The index of the GPU.
     pub fn device(&self) -> usize {
         self.device
     }
 
-    /// Lets `queue` put work on the CUDA stream that it is given, behind all that torch has queued so far; the event comes after it.
+    /// Calls `queue` with the handle of the CUDA stream, after making the stream wait for all operations that
+    /// torch has queued so far. Returns an event that is recorded after the work of `queue`.
     pub(crate) fn run(&self, queue: impl FnOnce(*mut c_void) -> Result<(), Error>) -> Result<Event, Error> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a live stream and a place for its handle.
@@ -46,7 +49,7 @@ impl SideStream {
         })?;
         queue(handle)?;
         let mut event = std::ptr::null_mut();
-        // SAFETY: a live stream, and `event` receives an event that belongs to us.
+        // SAFETY: a live stream, and `event` receives an event that belongs to the caller.
         check("Event::record", unsafe {
             raw::shim_stream_record_event(self.pointer.as_ptr(), &raw mut event)
         })?;
@@ -56,12 +59,12 @@ impl SideStream {
 
 impl Drop for SideStream {
     fn drop(&mut self) {
-        // SAFETY: ours, and dropped once.
+        // SAFETY: owned by this value, and dropped once.
         unsafe { raw::shim_stream_close(self.pointer.as_ptr()) };
     }
 }
 
-/// A place in a queue.
+/// A recorded point in a stream.
 #[derive(Debug)]
 pub(crate) struct Event {
     pointer: NonNull<ShimEvent>,
@@ -71,7 +74,7 @@ pub(crate) struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    /// What torch queues from now on comes after it.
+    /// Makes torch operations that are queued from now on wait for this event.
     pub(crate) fn block(&self) -> Result<(), Error> {
         // SAFETY: a live event.
         check("Event::block", unsafe { raw::shim_event_block(self.pointer.as_ptr()) })
@@ -80,7 +83,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: ours, and dropped once.
+        // SAFETY: owned by this value, and dropped once.
         unsafe { raw::shim_event_free(self.pointer.as_ptr()) };
     }
 }

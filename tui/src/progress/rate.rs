@@ -1,16 +1,16 @@
-//! How fast a stage goes, from its last steps.
+//! The speed of a stage, from its most recent steps.
 //!
-//! The time per step is the median over the window, so that an evaluation, a checkpoint or a first step that allocates does
-//! not disturb the estimate: the time left is for steps alone. Tokens per second are the mean over the same window, pauses
-//! included, since that is what the user gets.
+//! The time per step is the median over the window. An evaluation, a checkpoint or a slow first step
+//! therefore does not disturb the estimate of the remaining time, which covers steps only. Tokens per second
+//! are the mean over the same window, including pauses, because that is the throughput the user gets.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Updates that the estimate looks back on.
+/// Number of updates in the window.
 const WINDOW: usize = 64;
 
-/// One update: how many steps and tokens it stood for, and how long they took.
+/// One update: its number of steps and tokens, and the time they took.
 #[derive(Clone, Copy, Debug)]
 struct Interval {
     steps: u64,
@@ -18,7 +18,7 @@ struct Interval {
     seconds: f64,
 }
 
-/// The last intervals between updates.
+/// The most recent intervals between updates.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rate {
     recent: VecDeque<Interval>,
@@ -32,7 +32,7 @@ impl Rate {
         self.recent.push_back(Interval { steps, tokens, seconds: elapsed.as_secs_f64() });
     }
 
-    /// Median seconds of one step, or `None` before the first step.
+    /// Median seconds per step, or `None` before the first step.
     pub(super) fn seconds_per_step(&self) -> Option<f64> {
         let stepped = self.recent.iter().filter(|interval| interval.steps > 0);
         let mut each: Vec<f64> = stepped.map(|interval| interval.seconds / interval.steps as f64).collect();
@@ -45,16 +45,16 @@ impl Rate {
         }
     }
 
-    /// Mean tokens per second, or `None` when no tokens were counted.
+    /// Mean tokens per second, or `None` if no tokens were counted.
     pub(super) fn tokens_per_second(&self) -> Option<f64> {
         let tokens: u64 = self.recent.iter().map(|interval| interval.tokens).sum();
         let seconds: f64 = self.recent.iter().map(|interval| interval.seconds).sum();
         (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
     }
 
-    /// Time that `steps` more steps will take.
+    /// Estimated time for `steps` more steps.
     pub(super) fn time_for(&self, steps: u64) -> Option<Duration> {
-        // A century is as good as forever, and a Duration cannot hold forever.
+        // Capped at about a century, because a `Duration` cannot hold an infinite time.
         let seconds = (self.seconds_per_step()? * steps as f64).min(3.2e9);
         Some(Duration::from_secs_f64(seconds))
     }

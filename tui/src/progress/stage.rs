@@ -1,4 +1,5 @@
-//! One stage of a run as text: the block of a live display and the line of a log. Pure: state and a time in, lines out.
+//! Formats one stage of a run: the block of a live display and the line of a log. The functions are pure:
+//! they take a state and a time, and return lines.
 
 use std::time::Duration;
 
@@ -8,38 +9,38 @@ use ratatui::text::{Line, Span};
 use super::rate::Rate;
 use crate::{number, text};
 
-/// Most and fewest cells of the bar; with less room it is left out.
+/// Largest and smallest width of the bar in cells. With less room there is no bar.
 const BAR: (usize, usize) = (40, 8);
 
-/// Values that the sparkline shows.
+/// Number of values in the sparkline.
 const TRACE: usize = 24;
 
-/// Rows that metrics may take in a block.
+/// Largest number of metric rows in a block.
 const METRIC_ROWS: usize = 3;
 
-/// Everything known about the stage that is running.
+/// The state of the running stage.
 #[derive(Debug)]
 pub(super) struct Stage {
-    /// `[2/5] sft`, harmless.
+    /// `[2/5] sft`, sanitized.
     pub(super) label: String,
-    /// What its steps are called: `step`, `iteration`.
+    /// The name of one step: `step`, `iteration`.
     pub(super) unit: &'static str,
     pub(super) total: u64,
     pub(super) step: u64,
-    /// When the stage began and when the last update came, by the display's clock.
+    /// The times when the stage began and when the last update arrived, by the display's clock.
     pub(super) began: Duration,
     pub(super) updated: Duration,
     /// Tokens counted since the last update.
     pub(super) tokens: u64,
     pub(super) rate: Rate,
-    /// Names harmless, in the order of the last update.
+    /// Sanitized names with their values, in the order of the last update.
     pub(super) metrics: Vec<(String, f64)>,
     /// Recent values of the first metric.
     pub(super) history: Vec<f64>,
 }
 
 impl Stage {
-    /// Takes in an update that came at `now`.
+    /// Applies an update that arrived at `now`.
     pub(super) fn update(&mut self, step: u64, metrics: &[(&str, f64)], now: Duration) {
         let elapsed = now.saturating_sub(self.updated);
         self.rate.record(step.saturating_sub(self.step), std::mem::take(&mut self.tokens), elapsed);
@@ -55,7 +56,7 @@ impl Stage {
 
     fn eta(&self, now: Duration) -> Option<Duration> {
         let left = self.rate.time_for(self.total.saturating_sub(self.step))?;
-        // Between updates the step under way has been running for a while already.
+        // Part of the current step has already passed since the last update.
         Some(left.saturating_sub(now.saturating_sub(self.updated)))
     }
 
@@ -67,7 +68,7 @@ impl Stage {
         if self.total == 0 { 1.0 } else { (self.step as f64 / self.total as f64).min(1.0) }
     }
 
-    /// The block of a live display, no line wider than `columns`.
+    /// The block of a live display. No line is wider than `columns`.
     pub(super) fn block(&self, now: Duration, columns: usize) -> Vec<Line<'static>> {
         let mut lines = vec![self.head(now, columns)];
         let indent = "      ";
@@ -112,7 +113,8 @@ impl Stage {
         tokens.into_iter().chain(step).collect()
     }
 
-    /// The recent values of the first metric between their lowest and highest; `None` before there are two.
+    /// The recent values of the first metric, scaled between their minimum and maximum. `None` for fewer than
+    /// two values.
     fn sparkline(&self) -> Option<String> {
         let finite = self.history.iter().filter(|value| value.is_finite());
         let (low, high) =
@@ -129,7 +131,7 @@ impl Stage {
         Some(self.history.iter().map(bar).collect())
     }
 
-    /// The whole state on one line, for logs.
+    /// The full state on one line, for logs.
     pub(super) fn log_line(&self, now: Duration) -> Line<'static> {
         let percent = (100.0 * self.fraction()).floor();
         let mut spans =
@@ -146,7 +148,7 @@ impl Stage {
         Line::from(spans)
     }
 
-    /// What stays of the stage after it has ended; `failure` is the harmless reason why it ended early.
+    /// The summary line of a finished stage. `failure` is the sanitized reason if it ended early.
     pub(super) fn summary(&self, now: Duration, failure: Option<&str>) -> Line<'static> {
         let elapsed = number::duration(self.elapsed(now));
         let mut spans = vec![self.label.clone().bold(), "  ".into()];
@@ -173,7 +175,8 @@ fn metric(name: &str, value: f64) -> Vec<Span<'static>> {
     vec![format!("{name} ").dim(), Span::styled(number::metric(value), style)]
 }
 
-/// Puts `items` into rows two cells apart; what does not fit into the last row is left out whole.
+/// Arranges `items` in rows, separated by two cells. Items that do not fit into the last row are dropped as a
+/// whole.
 fn flow(items: Vec<Vec<Span<'static>>>, columns: usize, most_rows: usize) -> Vec<Vec<Span<'static>>> {
     let mut rows: Vec<Vec<Span>> = Vec::new();
     let mut used = 0;
@@ -196,7 +199,7 @@ fn flow(items: Vec<Vec<Span<'static>>>, columns: usize, most_rows: usize) -> Vec
     rows
 }
 
-/// Cuts a line to `columns` cells.
+/// Truncates a line to `columns` cells.
 pub(super) fn fit(line: Line<'static>, columns: usize) -> Line<'static> {
     if line.width() <= columns {
         return line;

@@ -1,10 +1,11 @@
-//! What the ranks of a job share and nobody else knows.
+//! The secret that only the ranks of a job know, and the tags that it makes.
 //!
 //! ```text
 //!   tag = HMAC-SHA256(secret, length of key | key | value)        (RFC 2104, RFC 6234)
 //! ```
-//! A value at the store carries its tag. The key is part of it, so a value cannot be moved to another key. A
-//! value of an earlier job with the same secret still passes: every job has a secret of its own.
+//! Every value at the store has a tag. The key is part of the tagged data, so a value cannot be moved to
+//! another key. A value from an earlier job with the same secret would still be accepted, so every job needs
+//! a new secret.
 
 use std::ffi::{c_char, c_void};
 use std::fmt::{self, Write as _};
@@ -21,7 +22,7 @@ use crate::raw::{ShimSigner, TAG};
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<[u8]>);
 
-/// Never printed.
+/// Hides the secret from debug output.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
@@ -29,22 +30,22 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The fewest characters of a secret that a person chose.
+    /// The minimum number of characters of a secret that a user sets.
     pub const MIN_LENGTH: usize = 16;
 
-    /// 32 random bytes of the system, as hexadecimal digits.
+    /// Makes a secret from 32 random bytes of the system, as hexadecimal digits.
     pub fn random() -> io::Result<Self> {
         let mut bytes = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
         Ok(Self(to_hex(&bytes).into_bytes().into()))
     }
 
-    /// The secret that a person chose; `None` if it is shorter than [`MIN_LENGTH`](Self::MIN_LENGTH).
+    /// The secret that a user has set; `None` if it is shorter than [`MIN_LENGTH`](Self::MIN_LENGTH).
     pub fn new(text: &str) -> Option<Self> {
         (text.len() >= Self::MIN_LENGTH).then(|| Self(text.as_bytes().into()))
     }
 
-    /// The text, for the environment of a rank.
+    /// The text of the secret, for the environment of a rank.
     pub fn expose(&self) -> String {
         String::from_utf8_lossy(&self.0).into_owned()
     }
@@ -60,13 +61,13 @@ impl Secret {
             .into()
     }
 
-    /// The same for the shim, which gives it back when it is done.
+    /// Converts the secret for the shim, which calls `drop` when it is done with it.
     pub(super) fn into_signer(self) -> ShimSigner {
         ShimSigner { state: Box::into_raw(Box::new(self)).cast(), tag, drop: drop_secret }
     }
 }
 
-/// Two digits a byte.
+/// Formats bytes as hexadecimal, two digits per byte.
 pub(super) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
@@ -82,8 +83,8 @@ extern "C" fn tag(
     length: usize,
     tag: *mut u8,
 ) {
-    // SAFETY: the shim hands on the state of `into_signer`, `key_length` and `length` live bytes, and room for
-    // a tag. An empty value may have no address.
+    // SAFETY: the shim passes the state of `into_signer`, `key_length` and `length` live bytes, and room for
+    // a tag. The pointer of an empty value may be null.
     unsafe {
         let key = std::slice::from_raw_parts(key.cast::<u8>(), key_length);
         let value = if length == 0 { &[] } else { std::slice::from_raw_parts(bytes, length) };
@@ -92,7 +93,7 @@ extern "C" fn tag(
 }
 
 extern "C" fn drop_secret(state: *mut c_void) {
-    // SAFETY: the box of `into_signer`, given back once.
+    // SAFETY: the box of `into_signer`, which the shim returns once.
     drop(unsafe { Box::from_raw(state.cast::<Secret>()) });
 }
 

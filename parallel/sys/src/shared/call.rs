@@ -1,4 +1,4 @@
-//! What a rank calls, as it writes it down for the others, and how two ranks differ.
+//! The collective that a rank calls, as it announces it to the others, and the comparison of two such calls.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,12 +13,12 @@ pub(super) struct CallSlot {
     bytes: AtomicU64,
 }
 
-/// What a rank calls. Every rank of the group calls the same.
+/// The collective that a rank calls. Every rank of the group must make the same call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Call {
-    /// The place of its name in [`Call::NAMES`].
+    /// The index of its name in [`Call::NAMES`].
     name: u8,
-    /// The type of the numbers.
+    /// The element type.
     kind: u8,
     /// The reduction or the root.
     reduction_or_root: u32,
@@ -53,7 +53,7 @@ impl Call {
         Self { name: what as u8, kind: (what >> 8) as u8, reduction_or_root: (what >> 32) as u32, bytes }
     }
 
-    /// How `other`, the call of `rank`, differs from this one of the rank `own`.
+    /// Returns the error that says how `other`, the call of `rank`, differs from this call of the rank `own`.
     pub(super) fn difference(self, own: usize, other: Self, rank: usize) -> Error {
         let (name, there) = (self.name(), other.name());
         let problem = if name != there {

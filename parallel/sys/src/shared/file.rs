@@ -1,9 +1,9 @@
-//! The anonymous file that the ranks of a group map: how rank 0 makes it, and what another rank checks before
-//! it maps one.
+//! The anonymous memory file that the ranks of a group map: how rank 0 creates it, and what another rank
+//! checks before it maps the file.
 //!
-//! Where the file is comes from the store. A rank maps it only if it is what rank 0 of this very group makes:
-//! a sealed memory file of the agreed name and size, open in the process that the ranks know as rank 0, which
-//! belongs to the same user.
+//! The address of the file comes from the store. A rank maps the file only if rank 0 of the same group made
+//! it: it must be a sealed memory file of the agreed name and size, open in the process that the ranks know
+//! as rank 0, and that process must belong to the same user.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -14,10 +14,10 @@ use std::os::unix::fs::MetadataExt;
 use super::failed;
 use crate::Error;
 
-/// A file that can neither shrink nor grow is never read beyond its end.
+/// The file can neither shrink nor grow, so no rank reads beyond its end.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Makes the file `name` of `length` bytes.
+/// Creates the file `name` of `length` bytes.
 pub(super) fn create(name: &str, length: usize) -> Result<File, Error> {
     let text = CString::new(name).map_err(|error| failed("memfd_create", &error.into()))?;
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
@@ -26,7 +26,7 @@ pub(super) fn create(name: &str, length: usize) -> Result<File, Error> {
     if descriptor < 0 {
         return Err(failed("memfd_create", &io::Error::last_os_error()));
     }
-    // SAFETY: a descriptor that was just made and belongs to nobody else.
+    // SAFETY: a descriptor that was just created and that nothing else owns.
     let file = unsafe { File::from_raw_fd(descriptor) };
     file.set_len(length as u64).map_err(|error| failed("ftruncate", &error))?;
     // SAFETY: plain numbers on an open descriptor.
@@ -36,7 +36,7 @@ pub(super) fn create(name: &str, length: usize) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Opens the file `name` of `length` bytes at `address`, which must be that of the process `owner`.
+/// Opens the file `name` of `length` bytes at `address`, which must be an address in the process `owner`.
 pub(super) fn open(address: &str, name: &str, owner: u32, length: usize) -> Result<File, Error> {
     let (process, descriptor) = parse(address)?;
     let refuse = |problem: String| Error::Memory { process, descriptor, problem };
@@ -50,7 +50,7 @@ pub(super) fn open(address: &str, name: &str, owner: u32, length: usize) -> Resu
     if user != own {
         return Err(refuse(format!("that process belongs to user {user}, and this one to {own}")));
     }
-    // Before it is opened: opening a pipe or a terminal has effects.
+    // Check the name before opening, because opening a pipe or a terminal has side effects.
     let path = format!("/proc/{process}/fd/{descriptor}");
     check_name(&path, name).map_err(refuse)?;
     let file = File::options().read(true).write(true).open(&path).map_err(unseen)?;
@@ -58,7 +58,7 @@ pub(super) fn open(address: &str, name: &str, owner: u32, length: usize) -> Resu
     Ok(file)
 }
 
-/// `process:descriptor`, both plain numbers.
+/// Parses `process:descriptor`, two decimal numbers.
 fn parse(address: &str) -> Result<(u32, u32), Error> {
     let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?;
     let parts = address.split_once(':');
@@ -69,7 +69,7 @@ fn parse(address: &str) -> Result<(u32, u32), Error> {
     })
 }
 
-/// What is behind a link of `/proc`.
+/// Checks that a link of `/proc` points to the memory file `name`.
 fn check_name(link: &str, name: &str) -> Result<(), String> {
     let found = fs::read_link(link).map_err(|error| error.to_string())?;
     if found.as_os_str() == format!("/memfd:{name} (deleted)").as_str() {
@@ -78,7 +78,7 @@ fn check_name(link: &str, name: &str) -> Result<(), String> {
     Err(format!("{:?} is open there instead", found.display().to_string()))
 }
 
-/// Once more on what was opened, which nobody can exchange any more.
+/// Checks the opened file again: unlike the link, it can no longer be replaced.
 fn check(file: &File, name: &str, length: usize) -> Result<(), String> {
     let descriptor = file.as_raw_fd();
     check_name(&format!("/proc/self/fd/{descriptor}"), name)?;
@@ -116,16 +116,16 @@ mod tests {
         assert!(error.contains(&format!("/memfd:{NAME} (deleted)\" is open there instead")), "{error}");
         assert!(refused(&address, NAME, own, 4096).contains("it has 8192 bytes and must have 4096"));
         assert!(refused(&address, NAME, own + 1, length).contains("the rank that makes it is"));
-        // Process 1 belongs to the same user only where everything is root's.
+        // Process 1 belongs to the same user only if everything runs as root.
         let error = refused("1:0", NAME, 1, length);
         assert!(error.contains("descriptor 0 of process 1") && error.contains("not mapped"), "{error}");
 
-        // A file of the disk, and memory that may still shrink.
+        // A file on disk, and a memory file that may still shrink.
         let plain = tempfile::tempfile().unwrap();
         plain.set_len(8192).unwrap();
         assert!(refused(&at(plain.as_raw_fd()), NAME, own, length).contains("is open there instead"));
         let text = CString::new(NAME).unwrap();
-        // SAFETY: the name lives during the call, and the descriptor belongs to nobody else.
+        // SAFETY: the name lives during the call, and nothing else owns the descriptor.
         let open = unsafe { File::from_raw_fd(libc::memfd_create(text.as_ptr(), libc::MFD_ALLOW_SEALING)) };
         open.set_len(8192).unwrap();
         assert!(refused(&at(open.as_raw_fd()), NAME, own, length).contains("its size is not sealed"));

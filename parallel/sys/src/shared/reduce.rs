@@ -1,11 +1,11 @@
-//! One number from those of several ranks: in the order of the ranks, a block at a time, bf16 reckoned in fp32.
+//! Reduces the tensors of several ranks elementwise: in rank order, block by block, bf16 in fp32.
 
 use tch::Kind;
 
 use crate::Error;
 use crate::c10d::Reduction;
 
-/// How numbers of one kind are put together.
+/// A reduction for elements of one kind.
 #[derive(Clone, Copy)]
 pub(super) struct Add {
     kind: Kind,
@@ -23,7 +23,7 @@ impl Add {
         }
     }
 
-    /// `result` becomes the reduction of `parts`, which are as long.
+    /// Writes the reduction of `parts` to `result`; all have the same length.
     pub(super) fn run(self, result: &mut [u8], parts: &[&[u8]]) {
         match (self.kind, self.reduction) {
             (Kind::Float, Reduction::Sum) => reduce::<f32>(result, parts, |left, right| left + right),
@@ -42,7 +42,7 @@ impl Add {
     }
 }
 
-/// A number as it is stored, and as it is reckoned with.
+/// An element type and the type in which it is accumulated.
 trait Element: Copy {
     type Accumulator: Copy;
     fn widen(self) -> Self::Accumulator;
@@ -59,7 +59,7 @@ impl Element for Bfloat16 {
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self.0) << 16)
     }
-    /// To the nearest, to the even one among two.
+    /// Rounds to the nearest value, ties to even.
     fn narrow(wide: f32) -> Self {
         let bits = wide.to_bits();
         if wide.is_nan() {
@@ -84,10 +84,10 @@ macro_rules! plain_number {
 }
 plain_number!(f32, f64, i64);
 
-/// Numbers that are reckoned with at a time; their sums stay in the first cache.
+/// The number of elements per block; the sums of a block stay in the L1 cache.
 const BLOCK: usize = 1024;
 
-/// `result` becomes the combination of `parts` in their order.
+/// Writes the elementwise combination of `parts`, in order, to `result`.
 fn reduce<N: Element>(
     result: &mut [u8],
     parts: &[&[u8]],
@@ -112,14 +112,14 @@ fn reduce<N: Element>(
 }
 
 fn numbers<N: Element>(bytes: &[u8]) -> &[N] {
-    // SAFETY: any bytes are numbers of these kinds.
+    // SAFETY: any byte pattern is a valid number of these kinds.
     let (before, numbers, after) = unsafe { bytes.align_to::<N>() };
     assert!(before.is_empty() && after.is_empty(), "pieces are whole numbers");
     numbers
 }
 
 fn numbers_mut<N: Element>(bytes: &mut [u8]) -> &mut [N] {
-    // SAFETY: any bytes are numbers of these kinds, and any numbers of them are bytes.
+    // SAFETY: any byte pattern is a valid number of these kinds, and any number is valid as bytes.
     let (before, numbers, after) = unsafe { bytes.align_to_mut::<N>() };
     assert!(before.is_empty() && after.is_empty(), "pieces are whole numbers");
     numbers
