@@ -1,10 +1,12 @@
-//! A decoder as plain data: what a `config.json` says once every default, alias and spelling is resolved.
+//! A decoder as plain data: the content of a `config.json` after all defaults, aliases and spellings are
+//! resolved.
 //!
-//! A family (see [`crate::family`]) is a function that fills this in; nothing after it asks for the family's name.
+//! A family (see [`crate::family`]) is a function that fills in this data. No later code depends on the
+//! family's name.
 
 use crate::rope::Rope;
 
-/// Everything that decides shapes and numbers.
+/// Everything that determines a model's shapes and computation.
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of its own that config.json names")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Architecture {
@@ -12,33 +14,33 @@ pub struct Architecture {
     pub vocab_size: i64,
     /// Width of the residual stream.
     pub hidden_size: i64,
-    /// Width of the token embedding and of what the head reads; differs from `hidden_size` in OPT-350m alone.
+    /// Width of the token embedding and of the head's input. Differs from `hidden_size` only in OPT-350m.
     pub embedding_size: i64,
-    /// Width between the two halves of the MLP.
+    /// Width of the MLP's intermediate activations.
     pub intermediate_size: i64,
-    /// Blocks.
+    /// Number of blocks.
     pub num_layers: i64,
-    /// Query heads.
+    /// Number of query heads.
     pub num_heads: i64,
-    /// Key and value heads.
+    /// Number of key-value heads.
     pub num_kv_heads: i64,
     /// Width of one head.
     pub head_dim: i64,
-    /// Positions that the model was made for.
+    /// The number of positions that the model was trained for.
     pub max_positions: i64,
-    /// How positions enter.
+    /// The position encoding.
     pub position: Position,
-    /// The normalisation.
+    /// The kind of all norms.
     pub norm: NormKind,
-    /// Added to the variance.
+    /// The epsilon that norms add to the variance.
     pub norm_eps: f64,
     /// Whether norms have weights (and, for a layer norm, biases).
     pub norm_affine: bool,
-    /// How norms and residuals are arranged in a block.
+    /// The order of norms and residual connections in a block.
     pub residual: ResidualOrder,
-    /// How queries, keys and values lie in the weights.
+    /// The layout of queries, keys and values in the weights.
     pub qkv: Qkv,
-    /// Whether queries and keys pass an RMS norm of their own, per head (Qwen3).
+    /// Whether queries and keys are normalised per head by separate RMS norms (Qwen3).
     pub qk_norm: bool,
     /// Whether the query, key and value projections have biases.
     pub qkv_bias: bool,
@@ -48,13 +50,14 @@ pub struct Architecture {
     pub mlp_bias: bool,
     /// Whether the MLP is gated: `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
     pub gated_mlp: bool,
-    /// The MLP's non-linearity.
+    /// The activation function of the MLP.
     pub activation: Activation,
-    /// What some layers have in place of their MLP.
+    /// The mixture of experts that replaces the MLP in some layers.
     pub experts: Option<MoeConfig>,
     /// Whether weight matrices are stored `[in, out]` (GPT-2's `Conv1D`) instead of `[out, in]`.
     pub is_conv1d: bool,
-    /// For each layer the number of latest tokens that one attends to, itself included; `None` for all.
+    /// For each layer the size of the sliding window, which includes the query's own token; `None` for full
+    /// attention.
     pub sliding_windows: Vec<Option<i64>>,
     /// For each layer the factor of the attention scores.
     pub attention_scales: Vec<f64>,
@@ -66,61 +69,63 @@ pub struct Architecture {
     pub tie_word_embeddings: bool,
     /// Standard deviation of new weights.
     pub initializer_range: f64,
-    /// Standard deviation of the new projections back into the residual stream (smaller in GPT-2).
+    /// Standard deviation of new projections back into the residual stream (smaller in GPT-2).
     pub residual_initializer_range: f64,
-    /// The checkpoint's names.
+    /// The names of the modules in a checkpoint.
     pub names: Names,
 }
 
-/// Several MLPs in place of one, of which each token takes a few (Shazeer et al. 2017, arXiv 1701.06538).
+/// A mixture of experts: several MLPs in place of one, where each token is routed to a few of them (Shazeer
+/// et al. 2017, arXiv 1701.06538).
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeConfig {
-    /// MLPs of a layer.
+    /// The number of experts per layer.
     pub num_experts: i64,
-    /// Those that a token takes.
+    /// The number of experts per token.
     pub num_experts_per_tok: i64,
-    /// Whether the shares of those are divided by their sum.
+    /// Whether the router probabilities of the chosen experts are divided by their sum.
     pub norm_topk_prob: bool,
-    /// Width inside each.
+    /// Intermediate width of each expert.
     pub intermediate_size: i64,
-    /// Width inside one more MLP that every token takes, with a gate of its own.
+    /// Intermediate width of the shared expert, a gated MLP that every token runs through; `None` without
+    /// one.
     pub shared_expert_intermediate_size: Option<i64>,
-    /// Whether each layer has experts.
+    /// For each layer, whether it has experts.
     pub is_moe_layer: Vec<bool>,
-    /// The weight of the term that keeps experts equally busy, in training; 0 without it.
+    /// The coefficient of the load-balancing auxiliary loss in training; 0 without that loss.
     pub router_aux_loss_coef: f64,
-    /// The checkpoint's names, relative to a block's.
+    /// The names of the modules in a checkpoint, relative to the block's name.
     pub names: ExpertNames,
 }
 
 /// The names of the modules of a layer with experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertNames {
-    /// The matrix that chooses.
+    /// The router.
     pub router: &'static str,
     /// The list of experts.
     pub experts: &'static str,
-    /// Gate, first and last matrix of one.
+    /// The gate, up and down matrices of one expert.
     pub matrices: [&'static str; 3],
-    /// The MLP that every token takes, and its gate; its parts have the names of an MLP.
+    /// The shared expert and its gate. The matrices of the shared expert have the usual names of an MLP.
     pub shared: [&'static str; 2],
 }
 
-/// How positions enter the model.
+/// The position encoding of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Position {
     /// Queries and keys are rotated (Su et al. 2021, arXiv 2104.09864).
     Rope(Rope),
-    /// A learned vector is added to the embedding; row `offset + position` of the table.
+    /// A learned vector is added to the token embedding: row `offset + position` of the table.
     Learned {
-        /// Rows at the top that no position uses: 2 in OPT.
+        /// The number of unused rows at the start of the table: 2 in OPT.
         offset: i64,
     },
     /// A penalty on the attention scores, linear in the distance (Press et al. 2021, arXiv 2108.12409).
     Alibi,
 }
 
-/// The normalisation.
+/// The kind of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// `x / sqrt(mean(x^2) + eps) * weight`, in fp32 (Zhang and Sennrich 2019, arXiv 1910.07467).
@@ -129,7 +134,7 @@ pub enum NormKind {
     Layer,
 }
 
-/// How norms and residuals are arranged; `n1` and `n2` are the block's norms.
+/// The order of norms and residual connections in a block; `n1` and `n2` are the block's norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidualOrder {
     /// `a = x + attn(n1(x)); a + mlp(n2(a))`.
@@ -138,11 +143,12 @@ pub enum ResidualOrder {
     PostNorm,
     /// `x + attn(n1(x)) + mlp(n2(x))` (GPT-NeoX).
     Parallel,
-    /// `n = n1(x); a = n + attn(n); m = n2(a); m + mlp(m)` (BLOOM's `apply_residual_connection_post_layernorm`).
+    /// `n = n1(x); a = n + attn(n); m = n2(a); m + mlp(m)` (BLOOM's
+    /// `apply_residual_connection_post_layernorm`).
     NormedResidual,
 }
 
-/// How queries, keys and values lie in the weights.
+/// The layout of queries, keys and values in the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Qkv {
     /// Three matrices.
@@ -153,14 +159,14 @@ pub enum Qkv {
     InterleavedByHead,
 }
 
-/// The MLP's non-linearity.
+/// The activation function of the MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
-    /// `x * Phi(x)` by the error function.
+    /// `x * Phi(x)`, computed with the error function.
     Gelu,
-    /// The same by the tanh approximation; HF calls it `gelu_new`, `gelu_fast` and `gelu_pytorch_tanh`.
+    /// The tanh approximation of `Gelu`. HF calls it `gelu_new`, `gelu_fast` and `gelu_pytorch_tanh`.
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
@@ -169,11 +175,11 @@ pub enum Activation {
 /// The names of modules in a checkpoint. Those below `layers` are relative to `{layers}.{index}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
-    /// What comes before `ForSequenceClassification` in a class name of transformers.
+    /// The part of the transformers class name before `ForSequenceClassification`.
     pub class: &'static str,
-    /// What comes behind it in the name of the class with a vocabulary head.
+    /// The part after `class` in the name of the transformers class with a vocabulary head.
     pub causal_suffix: &'static str,
-    /// The prefix of the trunk, which checkpoints of the bare trunk leave off.
+    /// The prefix of the trunk's modules. Checkpoints of the bare trunk omit it.
     pub prefix: &'static str,
     /// The token embedding.
     pub token_embedding: &'static str,
@@ -181,7 +187,7 @@ pub struct Names {
     pub position_embedding: &'static str,
     /// The norm of the embeddings, where there is one.
     pub embedding_norm: &'static str,
-    /// The projection from the embedding to the stream, where there is one.
+    /// The projection from the embedding to the residual stream, where there is one.
     pub project_in: &'static str,
     /// The list of blocks.
     pub layers: &'static str,
@@ -195,26 +201,26 @@ pub struct Names {
     pub second_norm: &'static str,
     /// The gate of the MLP, where there is one.
     pub gate: &'static str,
-    /// The MLP's first matrix.
+    /// The MLP's up projection.
     pub up: &'static str,
-    /// The MLP's last matrix.
+    /// The MLP's down projection.
     pub down: &'static str,
     /// The norm after the last block, where there is one.
     pub final_norm: &'static str,
-    /// The projection from the stream to what the head reads, where there is one.
+    /// The projection from the residual stream to the input of the head, where there is one.
     pub project_out: &'static str,
     /// The vocabulary head.
     pub head: &'static str,
 }
 
 impl Architecture {
-    /// Query heads that share one key-value head.
+    /// The number of query heads that share one key-value head.
     pub fn heads_per_kv(&self) -> i64 {
         self.num_heads / self.num_kv_heads
     }
 
-    /// The most tokens of a row: rows of the table of positions, or as far as rotations were trained. Linear
-    /// biases have no end.
+    /// The maximum number of tokens per row: the rows of the position embedding, or the positions that rotary
+    /// embeddings were trained for. ALiBi has no limit.
     pub fn position_limit(&self) -> Option<i64> {
         match &self.position {
             Position::Learned { .. } => Some(self.max_positions),
@@ -223,13 +229,14 @@ impl Architecture {
         }
     }
 
-    /// The numbers of all matrices of a model with a vocabulary head; norms and biases are left out.
+    /// The number of parameters in all matrices of a model with a vocabulary head, without norms and biases.
     pub fn num_parameters(&self) -> f64 {
         let [hidden, width, vocab] =
             [self.hidden_size, self.embedding_size, self.vocab_size].map(|size| size as f64);
         let heads = (2 * (self.num_heads + self.num_kv_heads) * self.head_dim) as f64;
         let matrices = if self.gated_mlp { 3.0 } else { 2.0 };
         let mlp = |inner: i64| matrices * hidden * inner as f64;
+
         let layer = |index: usize| match self.experts.as_ref().filter(|experts| experts.is_moe_layer[index]) {
             None => mlp(self.intermediate_size),
             Some(experts) => {
@@ -237,6 +244,7 @@ impl Architecture {
                 experts.num_experts as f64 * each + mlp(experts.shared_expert_intermediate_size.unwrap_or(0))
             }
         };
+
         let layers: f64 = (0..self.num_layers as usize).map(|index| hidden * heads + layer(index)).sum();
         let tables = if self.tie_word_embeddings { 1.0 } else { 2.0 };
         let positions = match self.position {
@@ -246,7 +254,8 @@ impl Architecture {
         tables * vocab * width + positions + layers
     }
 
-    /// Whether a projection lies between embedding and stream, and between stream and head.
+    /// Whether the model has projections from the embedding to the residual stream and from the residual
+    /// stream to the head.
     pub fn has_embedding_projection(&self) -> bool {
         self.embedding_size != self.hidden_size
     }

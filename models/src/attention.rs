@@ -1,24 +1,26 @@
-//! Scaled dot-product attention: `softmax(q k^T * scale + mask) v`, scores and softmax in fp32 inside libtorch's kernel.
+//! Scaled dot-product attention `softmax(q k^T * scale + mask) v`. Libtorch's kernel computes scores and
+//! softmax in fp32.
 //!
-//! Legend: `N` tokens, `R` rows, `T` tokens of a row, `D` head size.
+//! Legend: `N` tokens, `R` rows, `T` tokens per row, `D` head size.
 
 use tch::Tensor;
 
 use crate::Error;
 use crate::architecture::{Architecture, Position, Qkv};
-use crate::batch::{Alibi, MaskKind};
 use crate::layer::{Linear, ModuleBuilder, Norm};
-use crate::model_parallel::{HeadPartition, TensorParallelRegion, WeightPlacement};
+use crate::mask::{Alibi, MaskKind};
+use crate::model_parallel::{HeadPartition, WeightPlacement};
 use crate::rope::Rotary;
+use crate::tensor_parallel_region::TensorParallelRegion;
 
-/// Attention over whole rows: `q` `[R, heads, T, D]`, `k` and `v` `[R, kv_heads, T, D]` to `[R, heads, T, D]`. Without a
-/// mask it is causal; a mask is added to the scores and holds the causality itself.
+/// Attention over complete rows, from `q` `[R, heads, T, D]`, `k` and `v` `[R, kv_heads, T, D]` to
+/// `[R, heads, T, D]`. Without a mask it is causal. A mask is added to the scores and must include causality.
 pub fn scaled_dot_product(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64) -> Tensor {
     let grouped = q.size()[1] != k.size()[1];
     Tensor::scaled_dot_product_attention(q, k, v, mask, 0.0, mask.is_none(), scale, grouped)
 }
 
-/// The projections of one attention layer.
+/// One attention layer: its projections, its heads on this rank, and its mask.
 #[derive(Debug)]
 pub struct Attention {
     projection: Projection,
@@ -37,7 +39,7 @@ enum Projection {
     InterleavedByHead(Linear),
 }
 
-/// What the heads of a rank see in `layer`.
+/// The mask of a rank's heads in `layer`.
 pub(crate) fn mask_for_layer(architecture: &Architecture, layer: usize, heads: &HeadPartition) -> MaskKind {
     let alibi = matches!(architecture.position, Position::Alibi)
         .then(|| Alibi { heads: architecture.num_heads, local_heads: heads.query_heads.clone() });
@@ -45,7 +47,7 @@ pub(crate) fn mask_for_layer(architecture: &Architecture, layer: usize, heads: &
 }
 
 impl Attention {
-    /// The attention of `layer`, whose modules have names that begin with `prefix`.
+    /// Builds the attention of `layer`; the names of its modules begin with `prefix`.
     pub fn new(
         registry: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
@@ -59,6 +61,7 @@ impl Attention {
         let bias = architecture.qkv_bias;
         let heads = HeadPartition::new(architecture, registry.group())?;
         let (of_queries, of_keys) = (&heads.query_placement, &heads.kv_placement);
+
         let fused = [inner, outer + 2 * kv];
         let projection = match architecture.qkv {
             Qkv::Separate => Projection::Separate([
@@ -79,6 +82,8 @@ impl Attention {
                 &heads.interleaved_placement(),
             )?),
         };
+
+        // Each rank applies the norm to its own heads, so under tensor parallelism its gradient is partial.
         let norms = if architecture.qk_norm {
             let share = if registry.group().is_some() {
                 WeightPlacement::Partial
@@ -92,6 +97,7 @@ impl Attention {
         } else {
             None
         };
+
         let out_name = format!("{prefix}.{}", names.out);
         let out = registry.row_parallel_linear(
             &out_name,
@@ -99,13 +105,15 @@ impl Attention {
             architecture.out_bias,
             &heads.query_placement,
         )?;
+
         let mask = mask_for_layer(architecture, layer, &heads);
         registry.split().check_attention(&heads.query_heads, &mask)?;
         let scale = architecture.attention_scales[layer];
         Ok(Self { projection, norms, out, heads, head_dim: dim, scale, mask })
     }
 
-    /// Queries `[N, heads, D]`, keys and values `[N, kv_heads, D]` of `x` `[N, hidden]`, normed and rotated; the heads of this rank.
+    /// Computes the queries `[N, heads, D]`, keys and values `[N, kv_heads, D]` of this rank's heads from `x`
+    /// `[N, hidden]`, with norms and rotary embeddings applied.
     pub fn qkv(
         &self,
         x: &Tensor,
@@ -115,6 +123,7 @@ impl Attention {
         let x = &tp_region.copy_to_region(x)?;
         let [heads, kv_heads] =
             [&self.heads.query_heads, &self.heads.kv_heads].map(|own| own.end - own.start);
+
         let [mut q, mut k, v] = match &self.projection {
             Projection::Separate([q, k, v]) => {
                 let apart = |x: Tensor, heads| x.unflatten(1, [heads, self.head_dim]);
@@ -132,6 +141,7 @@ impl Attention {
                 [0, 1, 2].map(|part| joined.select(2, part))
             }
         };
+
         if let Some((q_norm, k_norm)) = &self.norms {
             (q, k) = (q_norm.forward(&q), k_norm.forward(&k));
         }
@@ -141,7 +151,7 @@ impl Attention {
         Ok([q, k, v])
     }
 
-    /// Keys or values of the heads that this rank reads.
+    /// Projects `x` to the keys or values of this rank's key-value heads.
     fn project_kv(&self, linear: &Linear, x: &Tensor) -> Tensor {
         match self.heads.kv_placement {
             WeightPlacement::Partial => {
@@ -152,7 +162,7 @@ impl Attention {
         }
     }
 
-    /// The output projection of `attended` `[N, heads * D]`, on top of `residual` where there is one.
+    /// The output projection of `attended` `[N, heads * D]`, plus `residual` if there is one.
     pub fn o_proj(
         &self,
         attended: &Tensor,
@@ -162,22 +172,22 @@ impl Attention {
         tp_region.row_parallel_linear(&self.out, attended, residual)
     }
 
-    /// Key-value heads of this rank.
+    /// The number of key-value heads on this rank.
     pub fn kv_heads(&self) -> i64 {
         self.heads.kv_heads.end - self.heads.kv_heads.start
     }
 
-    /// Width of one head.
+    /// The size of one head.
     pub fn head_dim(&self) -> i64 {
         self.head_dim
     }
 
-    /// The factor of the scores.
+    /// The factor applied to the attention scores.
     pub fn scale(&self) -> f64 {
         self.scale
     }
 
-    /// What is seen beside causality.
+    /// The sliding window and ALiBi bias of this layer.
     pub fn mask(&self) -> &MaskKind {
         &self.mask
     }

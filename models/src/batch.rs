@@ -1,46 +1,49 @@
-//! Rows of tokens as one flat batch, and how attention puts them side by side.
+//! Rows of tokens as one flat batch, and their grouping for attention.
 //!
-//! Everything but attention works on `[N, ...]`, `N` the tokens of all rows, and never sees a pad. For attention, rows of
-//! similar length form a group, right-padded to its longest row: rows sorted by length join the group while its padded
-//! area stays within 5/4 of its tokens. Under a causal mask no token sees a pad on its right, so a group needs no mask.
-//! Rows of equal length that follow one another are a view and cost nothing. What depends on the batch alone (index
-//! tensors, masks, sines) is made once and kept here. Several sequences packed together are simply more rows.
+//! Everything except attention works on `[N, ...]`, where `N` is the number of tokens of all rows, and never
+//! sees padding. For attention, rows of similar length form a group, right-padded to the longest row of the
+//! group. Rows are sorted by length, and a row joins the group as long as the padded area is at most 5/4 of
+//! the group's tokens. Under a causal mask no token sees padding on its right, so a group needs no padding
+//! mask. Consecutive rows of equal length are a view and cost no copy. Tensors that depend on the batch alone
+//! (indices, masks, rotary tables) are computed once and cached. Packed sequences are simply more rows.
 //!
-//! Knows no layer.
+//! This module knows nothing about layers.
 
 use std::cell::RefCell;
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use parallel::sequence::SequenceShard;
-use tch::{Device, Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor};
 
-use crate::moe::LoadBalancingLoss;
+use crate::load_balancing::LoadBalancingLoss;
+use crate::mask::MaskKind;
 use crate::rope::{Rope, Rotary};
 
-/// Tokens in a group's padded area, at most, for each real one: 5/4.
+/// The largest ratio of a group's padded area to its real tokens: 5/4.
 const MAX_PADDING_RATIO: (i64, i64) = (5, 4);
 
-/// A flat batch.
+/// A batch whose rows are concatenated without padding.
 #[derive(Debug)]
 pub struct Batch {
     /// Token ids, int64 `[N]`, row after row.
     pub input_ids: Tensor,
     /// Position of each token in its row, int64 `[N]`.
     pub positions: Tensor,
-    /// Tokens of each row.
+    /// The number of tokens of each row.
     pub lengths: Vec<i64>,
-    /// The weight of one token in the term that keeps experts equally busy; 0 without that term.
-    pub aux_loss_coef: f64,
+    /// The divisor of the auxiliary loss of mixture-of-experts layers: the number of tokens in the optimiser
+    /// step. 0 switches that loss off.
+    pub aux_loss_divisor: f64,
     is_empty: bool,
     groups: Vec<PaddedGroup>,
-    /// Where each token lies in the groups' padded areas laid end to end; `None` if just there.
+    /// The index of each token in the concatenated padded areas of the groups; `None` if every token is in
+    /// place.
     unpad_indices: Option<Tensor>,
     cache: RefCell<BatchCache>,
 }
 
-/// Rows that attention handles together.
+/// Rows that attention handles together, padded to the same length.
 #[derive(Debug)]
 struct PaddedGroup {
     rows: i64,
@@ -48,19 +51,19 @@ struct PaddedGroup {
     tokens: GroupTokens,
 }
 
-/// Where a group's tokens come from.
+/// The tokens of a group.
 #[derive(Debug)]
 enum GroupTokens {
-    /// A run of the flat batch from this token on.
+    /// A contiguous range of the flat batch that starts at this token.
     Run(i64),
-    /// These tokens of the flat batch, int64 `[rows * length]`; pads repeat their row's last token.
+    /// Indices into the flat batch, int64 `[rows * length]`. Padding repeats the last token of its row.
     Gather(Tensor),
 }
 
-/// What sines and cosines depend on beside the batch: the tokens of one rank, or of all.
+/// The cache key of rotary tables: rotation, dtype, and the shard of the tokens (`None` for all tokens).
 type RotaryKey = (Rope, Kind, Option<SequenceShard>);
 
-/// What was made for this batch, under what it was made from.
+/// Tensors computed for this batch, each with its cache key.
 #[derive(Debug, Default)]
 struct BatchCache {
     rotary: Vec<(RotaryKey, Rotary)>,
@@ -69,46 +72,29 @@ struct BatchCache {
     masks: Vec<((i64, MaskKind, Kind), Tensor)>,
 }
 
-/// The tokens of a batch that one rank has, where ranks share them.
+/// One rank's shard of a batch's tokens under sequence parallelism.
 #[derive(Debug)]
 pub struct LocalBatch {
     /// Token ids, int64 `[n]`.
     pub input_ids: Tensor,
     /// Position of each token in its row, int64 `[n]`.
     pub positions: Tensor,
-    /// The token of the batch that each one is, int64 `[n]`.
+    /// The index of each token in the batch, int64 `[n]`.
     token_indices: Tensor,
-    /// Tokens of the batch.
+    /// The number of tokens of the full batch.
     size: i64,
-    /// Where they lie when the parts of all ranks are laid end to end, int64 `[N]`; `None` if just there.
+    /// The index of each token of the batch in the concatenated shards of all ranks, int64 `[N]`; `None` if
+    /// every token is in place.
     unshard_indices: Option<Tensor>,
-    /// Tokens of a chunk of each row.
+    /// The number of tokens per chunk, for each row.
     pub chunk_lens: Vec<i64>,
-    /// Of each token, whether no earlier rank has it too; fp32 `[n]`.
+    /// 1 for each token that no earlier rank holds as well, otherwise 0; fp32 `[n]`.
     pub unique_mask: Tensor,
 }
 
-/// Which keys a query sees and at what price, beside causality.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MaskKind {
-    /// The latest tokens that are seen, the query's own included.
-    pub window: Option<i64>,
-    /// Whether far keys pay by distance.
-    pub alibi: Option<Alibi>,
-}
-
-/// The heads whose keys pay by distance.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Alibi {
-    /// All heads of the layer: their number decides the slopes.
-    pub heads: i64,
-    /// Those that are computed here.
-    pub local_heads: Range<i64>,
-}
-
 impl Batch {
-    /// A batch of rows, each with at least one token. An empty batch gets one dummy token. A rank without
-    /// rows still has to take part in the collectives of every layer.
+    /// A batch of rows, each with at least one token. An empty batch gets one dummy token, because a rank
+    /// without rows must still take part in the collectives of every layer.
     pub fn new(rows: &[&[i64]], device: Device) -> Self {
         assert!(rows.iter().all(|row| !row.is_empty()), "each row of a batch has a token");
         let is_empty = rows.is_empty();
@@ -120,7 +106,7 @@ impl Batch {
             input_ids: Tensor::from_slice(&rows.concat()).to_device(device),
             positions: Tensor::from_slice(&positions).to_device(device),
             lengths,
-            aux_loss_coef: 0.0,
+            aux_loss_divisor: 0.0,
             is_empty,
             groups,
             unpad_indices,
@@ -128,18 +114,18 @@ impl Batch {
         }
     }
 
-    /// The same batch, with the weight of one token in the term that keeps experts equally busy.
+    /// Sets the number of tokens that the auxiliary loss of the optimiser step is divided by.
     #[must_use]
-    pub fn with_aux_loss_coef(self, aux_loss_coef: f64) -> Self {
-        Self { aux_loss_coef, ..self }
+    pub fn with_aux_loss_divisor(self, aux_loss_divisor: f64) -> Self {
+        Self { aux_loss_divisor, ..self }
     }
 
-    /// The tokens of its rows.
+    /// The number of tokens without the dummy token of an empty batch.
     pub fn num_real_tokens(&self) -> i64 {
         if self.is_empty { 0 } else { self.num_tokens() }
     }
 
-    /// The number of tokens.
+    /// The number of tokens `N`, including the dummy token.
     pub fn num_tokens(&self) -> i64 {
         self.lengths.iter().sum()
     }
@@ -154,12 +140,14 @@ impl Batch {
         starts(&self.lengths).iter().zip(&self.lengths).map(|(start, length)| start + length - 1).collect()
     }
 
-    /// Tokens in the padded areas of attention; at most 5/4 of [`num_tokens`](Self::num_tokens).
+    /// The number of tokens in the padded areas of attention, at most 5/4 of
+    /// [`num_tokens`](Self::num_tokens).
     pub fn padded_tokens(&self) -> i64 {
         self.groups.iter().map(|group| group.rows * group.length).sum()
     }
 
-    /// Causal attention within each row: `q` `[N, heads, D]`, `k` and `v` `[N, kv_heads, D]` to `[N, heads * D]`.
+    /// Causal attention within each row, from `q` `[N, heads, D]`, `k` and `v` `[N, kv_heads, D]` to
+    /// `[N, heads * D]`.
     pub fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, mask: &MaskKind) -> Tensor {
         let attended: Vec<Tensor> = self
             .groups
@@ -182,13 +170,15 @@ impl Batch {
         }
     }
 
-    /// What keeps experts equally busy over all tokens, or over those of a part.
+    /// The load-balancing auxiliary loss over all tokens, or over one rank's tokens `part`, with the model's
+    /// coefficient `coef`; `None` in a pass without that loss.
     pub(crate) fn load_balancing_loss(
         &self,
+        coef: f64,
         part: Option<&LocalBatch>,
         group: Option<&Arc<parallel::comm::ProcessGroup>>,
     ) -> Option<LoadBalancingLoss> {
-        if self.aux_loss_coef == 0.0 || self.is_empty {
+        if coef == 0.0 || self.aux_loss_divisor == 0.0 || self.is_empty {
             return None;
         }
         let device = self.input_ids.device();
@@ -198,12 +188,12 @@ impl Batch {
                 .map_or_else(|| rows.shallow_clone(), |part| rows.index_select(0, &part.token_indices)),
             lengths: Tensor::from_slice(&self.lengths).to_device(device).to_kind(Kind::Float),
             unique_mask: part.map(|part| part.unique_mask.shallow_clone()),
-            coef: self.aux_loss_coef,
+            coef: coef / self.aux_loss_divisor,
             group: group.cloned(),
         })
     }
 
-    /// The row of each token, int64 `[N]`, found at the first call.
+    /// The row of each token, int64 `[N]`; computed at the first call.
     fn row_index(&self) -> Tensor {
         let mut kept = self.cache.borrow_mut();
         let rows = kept.rows.get_or_insert_with(|| {
@@ -214,7 +204,7 @@ impl Batch {
         rows.shallow_clone()
     }
 
-    /// The tokens of one rank, found at the first call.
+    /// One rank's shard of the tokens; computed at the first call.
     pub fn local(&self, layout: SequenceShard) -> Rc<LocalBatch> {
         let mut kept = self.cache.borrow_mut();
         if let Some((_, part)) = kept.parts.iter().find(|(of, _)| *of == layout) {
@@ -237,7 +227,7 @@ impl Batch {
         part
     }
 
-    /// Sine and cosine of every token, or of those of one rank, made at the first call.
+    /// The rotary tables of all tokens, or of one rank's tokens; computed at the first call.
     pub fn rotary(&self, rope: &Rope, kind: Kind, layout: Option<SequenceShard>) -> Rotary {
         let tokens = layout.map(|layout| self.local(layout));
         let key = (rope.clone(), kind, layout);
@@ -251,7 +241,7 @@ impl Batch {
         rotary
     }
 
-    /// The mask of rows of `length`; `None` where plain causality says it all.
+    /// The mask of rows of `length` tokens; `None` if plain causality is enough.
     fn mask(&self, length: i64, wanted: &MaskKind, kind: Kind) -> Option<Tensor> {
         let windowed = wanted.window.is_some_and(|window| window < length);
         if !windowed && wanted.alibi.is_none() {
@@ -269,7 +259,7 @@ impl Batch {
 }
 
 impl LocalBatch {
-    /// From the parts of all ranks, end to end `[P n, ..]`, to the batch `[N, ..]`.
+    /// Reorders the concatenated shards of all ranks `[P n, ..]` to the full batch `[N, ..]`.
     pub fn unshard(&self, parts: &Tensor) -> Tensor {
         let shape = [&[self.size], &parts.size()[1..]].concat();
         match &self.unshard_indices {
@@ -280,7 +270,7 @@ impl LocalBatch {
 }
 
 impl PaddedGroup {
-    /// `[N, heads, D]` to `[rows, heads, length, D]`.
+    /// Pads `x` `[N, heads, D]` to `[rows, heads, length, D]`.
     fn pad_input(&self, x: &Tensor) -> Tensor {
         let shape = x.size();
         let tokens = match &self.tokens {
@@ -296,50 +286,13 @@ impl PaddedGroup {
     }
 }
 
-impl MaskKind {
-    /// What is added to the scores of queries at positions `past..past + queries` for the keys before and at them:
-    /// `[1, 1 or heads, queries, past + queries]`, minus infinity where a key is not seen.
-    pub fn attention_bias(&self, past: i64, queries: i64, kind: Kind, device: Device) -> Tensor {
-        no_grad(|| {
-            let keys = Tensor::arange(past + queries, (Kind::Float, device));
-            let distance = keys.unsqueeze(0) - keys.narrow(0, past, queries).unsqueeze(1); // [queries, keys]
-            self.bias_at_distance(&distance).view([1, -1, queries, past + queries]).to_kind(kind)
-        })
-    }
-
-    /// The price of a key at `distance` (key minus query) `[..., queries, keys]`; a head dimension is put in front.
-    pub fn bias_at_distance(&self, distance: &Tensor) -> Tensor {
-        let mut unseen = distance.gt(0.0);
-        if let Some(window) = self.window {
-            unseen = unseen.logical_or(&distance.le(-window as f64));
-        }
-        let price = match &self.alibi {
-            Some(Alibi { heads, local_heads }) => {
-                let slopes = &alibi_slopes(*heads)[local_heads.start as usize..local_heads.end as usize];
-                let slopes = Tensor::from_slice(slopes).to_device(distance.device());
-                slopes.view([-1, 1, 1]) * distance.unsqueeze(-3)
-            }
-            None => distance.zeros_like().unsqueeze(-3),
-        };
-        price.masked_fill(&unseen.unsqueeze(-3), f64::NEG_INFINITY)
-    }
-}
-
-/// The slopes of Press et al. 2021, section 3: `2^(-8 i / n)` for a power of two `n`; for other counts every second slope
-/// of the next power of two fills up.
-pub fn alibi_slopes(heads: i64) -> Vec<f32> {
-    let power = 1_i64 << heads.ilog2();
-    let slope = |index: f64, count: i64| (-8.0 * index / count as f64).exp2() as f32;
-    let first = (1..=power).map(|index| slope(index as f64, power));
-    let rest = (0..heads - power).map(|index| slope((2 * index + 1) as f64, 2 * power));
-    first.chain(rest).collect()
-}
-
-/// Rows of `[N, width]`; as a look-up in a table, whose backward is twice as fast as that of `index_select`.
+/// Selects rows of `[N, width]`. Uses the embedding kernel, because its backward pass is twice as fast as the
+/// backward pass of `index_select`.
 fn gather_rows(x: &Tensor, indices: &Tensor) -> Tensor {
     Tensor::embedding(x, indices, -1, false, false)
 }
 
+/// The flat index of each row's first token.
 fn starts(lengths: &[i64]) -> Vec<i64> {
     lengths
         .iter()
@@ -351,11 +304,12 @@ fn starts(lengths: &[i64]) -> Vec<i64> {
         .collect()
 }
 
-/// Divides rows into groups and says how to undo it.
+/// Splits rows into padded groups, and returns the indices that restore the order of the batch.
 fn group_by_length(lengths: &[i64], device: Device) -> (Vec<PaddedGroup>, Option<Tensor>) {
     let starts = starts(lengths);
     let mut order: Vec<usize> = (0..lengths.len()).collect();
     order.sort_by_key(|&row| std::cmp::Reverse(lengths[row])); // stable: equal lengths stay in batch order
+
     let mut groups = Vec::new();
     let mut places = vec![0_i64; lengths.iter().sum::<i64>() as usize];
     let mut area = 0;
@@ -377,14 +331,15 @@ fn group_by_length(lengths: &[i64], device: Device) -> (Vec<PaddedGroup>, Option
         area += rows.len() as i64 * length;
         rest = later;
     }
-    // Padding behind the last row moves no token, and still has to go.
+
+    // Padding after the last row moves no token, but it still has to be removed.
     let unpadded = area as usize == places.len();
     let in_place = unpadded && places.iter().enumerate().all(|(token, &place)| token as i64 == place);
     let restore = (!in_place).then(|| Tensor::from_slice(&places).to_device(device));
     (groups, restore)
 }
 
-/// How many of the rows, longest first, go together.
+/// How many of `rows`, longest first, fit into the next group.
 fn group_size(rows: &[usize], lengths: &[i64]) -> usize {
     let longest = lengths[rows[0]];
     let mut tokens = 0;
@@ -411,6 +366,7 @@ fn source(rows: &[usize], lengths: &[i64], starts: &[i64], device: Device) -> Gr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mask::Alibi;
 
     fn batch(lengths: &[usize]) -> Batch {
         let rows: Vec<Vec<i64>> = lengths.iter().map(|&length| (0..length as i64).collect()).collect();
@@ -429,12 +385,13 @@ mod tests {
 
     #[test]
     fn groups_by_hand() {
-        // Sorted: 10, 9, 8 (rows 1, 3, 2). 10 alone: 10/10. With 9: 20/19 < 5/4. With 8: 30/27 < 5/4. With 4: 40/31 > 5/4.
+        // Sorted lengths: 10, 9, 8 (rows 1, 3, 2), then 4 (row 0). 10 alone: 10/10. With 9: 20/19 < 5/4. With
+        // 8: 30/27 < 5/4. With 4: 40/31 > 5/4.
         let batch = batch(&[4, 10, 8, 9]);
         let shapes: Vec<(i64, i64)> = batch.groups.iter().map(|group| (group.rows, group.length)).collect();
         assert_eq!(shapes, [(3, 10), (1, 4)]);
         assert_eq!(batch.padded_tokens(), 34);
-        // Row 0 lies behind the first area of 30, row 1 at its start, row 3 at 10 and row 2 at 20.
+        // Row 0 starts after the first padded area of 30; row 1 starts at 0, row 3 at 10 and row 2 at 20.
         let restore = Vec::<i64>::try_from(batch.unpad_indices.as_ref().unwrap()).unwrap();
         assert_eq!((restore[0], restore[4], restore[14], restore[22]), (30, 0, 20, 10));
     }
@@ -442,7 +399,7 @@ mod tests {
     #[test]
     fn a_row_gets_the_same_numbers_in_any_company() {
         tch::manual_seed(1);
-        // In the second batch every token stays where it is, and only the padding behind the last row goes.
+        // In the second batch every token stays in place, and only the padding after the last row is removed.
         for lengths in [vec![5, 7, 2, 7, 6], vec![5, 4]] {
             assert_same_in_any_company(&lengths);
         }
@@ -472,12 +429,6 @@ mod tests {
                 assert!(alone.allclose(&own_rows(&together), 1e-5, 1e-6, false), "{mask:?} row {row}");
             }
         }
-    }
-
-    #[test]
-    fn slopes_by_hand() {
-        // Four heads: 2^-2, 2^-4, 2^-6, 2^-8. A fifth and sixth take 2^-1 and 2^-3 of the eight-head list.
-        assert_eq!(alibi_slopes(6), [0.25, 0.0625, 0.015_625, 0.003_906_25, 0.5, 0.125]);
     }
 
     #[test]

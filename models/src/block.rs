@@ -1,35 +1,22 @@
 //! One transformer block: attention and MLP with their norms and residuals, for every family.
 //!
-//! How queries meet keys (whole rows side by side, or one new token against a cache) is a function that the caller hands
-//! in, so training, prefill and decoding are the same block.
+//! The caller passes in the attention function (over complete rows, or of one new token with a KV cache), so
+//! training, prefill and decoding run the same block.
 
 use tch::Tensor;
 
 use crate::Error;
-use crate::architecture::{Activation, Architecture, ResidualOrder};
+use crate::architecture::{Architecture, ResidualOrder};
 use crate::attention::Attention;
-use crate::layer::{Linear, ModuleBuilder, Norm};
-use crate::model_parallel::{self, TensorParallelRegion};
-use crate::moe::{LoadBalancingLoss, MoeLayer};
-use crate::rope::Rotary;
+use crate::forward_context::ForwardContext;
+use crate::layer::{ModuleBuilder, Norm};
+use crate::mlp::Mlp;
+use crate::moe::MoeLayer;
 
-/// From queries, keys and values to `[N, heads * D]`.
+/// Computes attention `[N, heads * D]` from queries, keys and values.
 pub type AttentionFn<'a> = dyn FnMut(&Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;
 
-/// The forward context: what every block needs besides the hidden states.
-#[derive(Debug)]
-pub struct ForwardContext {
-    /// How they enter and leave what ranks share.
-    pub tp_region: TensorParallelRegion,
-    /// How their positions enter attention, if by rotation.
-    pub rotary: Option<Rotary>,
-    /// What keeps experts equally busy, in training.
-    pub aux_loss: Option<LoadBalancingLoss>,
-    /// Whether the ranks of an expert group have different rows, as in training.
-    pub distinct_rows_per_rank: bool,
-}
-
-/// One block.
+/// One transformer block.
 #[derive(Debug)]
 pub struct Block {
     first_norm: Norm,
@@ -40,7 +27,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// Block `layer` of a model.
+    /// Builds block `layer` of a model.
     pub fn new(
         registry: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
@@ -60,7 +47,8 @@ impl Block {
         })
     }
 
-    /// `[N, hidden]` to the same shape, of the tokens that this rank has between two borders.
+    /// Computes the block's output `[N, hidden]` from `x` `[N, hidden]`. The tokens are those that this rank
+    /// has outside tensor-parallel regions.
     pub fn forward(
         &self,
         x: &Tensor,
@@ -88,7 +76,7 @@ impl Block {
         }
     }
 
-    /// Its attention.
+    /// The attention layer.
     pub fn attention(&self) -> &Attention {
         &self.attention
     }
@@ -106,7 +94,7 @@ impl Block {
     }
 }
 
-/// What a block does with each token by itself.
+/// The feed-forward layer of a block: a dense MLP or a mixture of experts.
 #[derive(Debug)]
 enum FeedForward {
     Dense(Mlp),
@@ -136,69 +124,8 @@ impl FeedForward {
         ctx: &ForwardContext,
     ) -> Result<Tensor, parallel::Error> {
         match self {
-            Self::Dense(mlp) => {
-                let inner = mlp.intermediate(&ctx.tp_region.copy_to_region(x)?);
-                ctx.tp_region.row_parallel_linear(&mlp.down, &inner, residual)
-            }
+            Self::Dense(mlp) => mlp.forward(x, residual, &ctx.tp_region),
             Self::Experts(mixture) => mixture.forward(x, residual, ctx),
-        }
-    }
-}
-
-/// `down(act(up(x)))`, or `down(act(gate(x)) * up(x))`.
-#[derive(Debug)]
-pub struct Mlp {
-    gate: Option<Linear>,
-    up: Linear,
-    down: Linear,
-    activation: Activation,
-}
-
-impl Mlp {
-    /// An MLP of `inner` columns, with the full names of its gate, its first and its last matrix.
-    pub fn new(
-        registry: &mut ModuleBuilder<'_>,
-        architecture: &Architecture,
-        [gate, up, down]: [&str; 3],
-        inner: i64,
-    ) -> Result<Self, Error> {
-        let (hidden, bias) = (architecture.hidden_size, architecture.mlp_bias);
-        let share = model_parallel::shard_evenly(inner, "inner columns of an MLP", registry.group())?;
-        let gate = if architecture.gated_mlp {
-            Some(registry.column_parallel_linear(gate, [hidden, inner], bias, &share)?)
-        } else {
-            None
-        };
-        Ok(Self {
-            gate,
-            up: registry.column_parallel_linear(up, [hidden, inner], bias, &share)?,
-            down: registry.row_parallel_linear(down, [inner, hidden], bias, &share)?,
-            activation: architecture.activation,
-        })
-    }
-
-    /// The partial output of this rank's MLP columns, `[n, H]`, without the bias. The caller all-reduces it
-    /// over the tensor-parallel group.
-    pub fn forward_partial(&self, x: &Tensor) -> Tensor {
-        self.down.matmul(&self.intermediate(x))
-    }
-
-    fn intermediate(&self, x: &Tensor) -> Tensor {
-        match &self.gate {
-            Some(gate) => self.activation.apply(&gate.forward(x)) * self.up.forward(x),
-            None => self.activation.apply(&self.up.forward(x)),
-        }
-    }
-}
-
-impl Activation {
-    /// Element by element.
-    pub fn apply(self, x: &Tensor) -> Tensor {
-        match self {
-            Self::Silu => x.silu(),
-            Self::Gelu => x.gelu("none"),
-            Self::GeluTanh => x.gelu("tanh"),
-            Self::Relu => x.relu(),
         }
     }
 }

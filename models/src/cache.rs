@@ -1,13 +1,14 @@
-//! The keys and values of tokens already seen, in slots that are allocated once.
+//! The KV cache: keys and values of past tokens, in slots that are allocated once.
 //!
-//! Each layer holds `[slots, kv_heads, capacity, D]` for keys and for values; a slot is one text, with its own length.
-//! New tokens are written in place: no concatenation, and no copy of a key-value head for the query heads that share it.
+//! Each layer holds keys and values of shape `[slots, kv_heads, capacity, D]` each. A slot holds one sequence
+//! and has its own length. New tokens are written in place, without concatenation. Query heads that share a
+//! key-value head read it without a copy.
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use crate::batch::MaskKind;
+use crate::mask::MaskKind;
 
-/// Keys and values of several texts.
+/// The keys and values of several sequences.
 #[derive(Debug)]
 pub struct KvCache {
     keys: Vec<Tensor>,
@@ -18,26 +19,28 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Empty slots for texts of up to `capacity` tokens, with as many layers, key-value heads and numbers a head as `sizes` says.
+    /// Allocates empty slots for sequences of up to `capacity` tokens. `sizes` are the number of layers, the
+    /// number of key-value heads and the head size.
     pub fn new(sizes: [i64; 3], slots: i64, capacity: i64, kind: Kind, device: Device) -> Self {
         let [layers, kv_heads, dim] = sizes;
         let shape = [slots, kv_heads, capacity, dim];
-        // Zeros and not just memory: a masked key is multiplied by zero, and zero times NaN is NaN.
+        // The memory must be zeroed: a masked key is multiplied by zero, and zero times NaN is NaN.
         let layers = || (0..layers).map(|_| Tensor::zeros(shape, (kind, device))).collect();
         Self { keys: layers(), values: layers(), lengths: vec![0; slots as usize], kv_heads, capacity }
     }
 
-    /// Tokens in each slot.
+    /// The number of tokens in each slot.
     pub fn lengths(&self) -> &[i64] {
         &self.lengths
     }
 
-    /// Forgets the text of a slot.
+    /// Empties a slot.
     pub fn reset_slot(&mut self, slot: i64) {
         self.lengths[slot as usize] = 0;
     }
 
-    /// Moves the texts of `slots` (ascending, without repetition) to the first slots in this order, and empties the others.
+    /// Moves the sequences of `slots` (ascending, without duplicates) to the first slots in this order, and
+    /// empties the other slots.
     pub fn compact(&mut self, slots: &[i64]) {
         assert!(slots.windows(2).all(|pair| pair[0] < pair[1]), "the slots to keep are in ascending order");
         let longest = slots.iter().map(|&slot| self.lengths[slot as usize]).max().unwrap_or(0);
@@ -54,8 +57,8 @@ impl KvCache {
         self.lengths = lengths;
     }
 
-    /// Where `counts[r]` new tokens for each `slots[r]` go: rows of the flat `[slots * kv_heads * capacity, D]`, in the
-    /// order `[token, kv_head]`.
+    /// The places where `counts[r]` new tokens of each `slots[r]` are written: row indices of the flat cache
+    /// `[slots * kv_heads * capacity, D]`, in the order `[token, kv_head]`.
     pub(crate) fn slot_mapping(&self, slots: &[i64], counts: &[i64], device: Device) -> Tensor {
         let mut places = Vec::new();
         for (&slot, &count) in slots.iter().zip(counts) {
@@ -73,7 +76,8 @@ impl KvCache {
         Tensor::from_slice(&places).to_device(device)
     }
 
-    /// Writes keys and values `[N, kv_heads, D]` of a layer to [`slot_mapping`](Self::slot_mapping).
+    /// Writes a layer's keys and values `[N, kv_heads, D]` to the places from
+    /// [`slot_mapping`](Self::slot_mapping).
     pub(crate) fn write(&self, layer: usize, places: &Tensor, k: &Tensor, v: &Tensor) {
         for (held, new) in [(&self.keys[layer], k), (&self.values[layer], v)] {
             let dim = new.size()[2];
@@ -81,20 +85,20 @@ impl KvCache {
         }
     }
 
-    /// Counts `counts[r]` new tokens in for each `slots[r]`.
+    /// Adds `counts[r]` new tokens to the length of each `slots[r]`.
     pub(crate) fn advance(&mut self, slots: &[i64], counts: &[i64]) {
         for (&slot, &count) in slots.iter().zip(counts) {
             self.lengths[slot as usize] += count;
         }
     }
 
-    /// Keys and values `[count, kv_heads, length, D]` of a layer, of `count` slots from `first` on.
+    /// A layer's keys and values `[count, kv_heads, length, D]`, for `count` slots from `first` on.
     pub(crate) fn read(&self, layer: usize, first: i64, count: i64, length: i64) -> [Tensor; 2] {
         [&self.keys[layer], &self.values[layer]].map(|held| held.narrow(0, first, count).narrow(2, 0, length))
     }
 
-    /// What each of the first `rows` slots sees with its next token in place: `[rows, 1 or heads, 1, longest + 1]`, or `None`
-    /// where each sees everything.
+    /// The attention mask of the next token in each of the first `rows` slots:
+    /// `[rows, 1 or heads, 1, longest + 1]`; `None` if every token sees all keys.
     pub(crate) fn decoding_mask(
         &self,
         rows: i64,
@@ -165,7 +169,8 @@ mod tests {
         let plain = MaskKind { window: None, alibi: None };
         let mask = cache.decoding_mask(2, &plain, Kind::Float, Device::Cpu).unwrap();
         assert_eq!(mask.size(), [2, 1, 1, 3]);
-        // The second slot's new token is its second: the third key is none of its own.
+        // The new token of the second slot is its second token, so the third key does not belong to this
+        // slot.
         assert_eq!(
             Vec::<f32>::try_from(mask.view([6])).unwrap(),
             [0.0, 0.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY]

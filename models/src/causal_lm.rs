@@ -1,6 +1,6 @@
-//! A decoder with a vocabulary head: a policy or a reference.
+//! A decoder with a vocabulary head: a policy or a reference model.
 //!
-//! Logits are not made here: they are the business of whoever knows which of them are needed.
+//! Logits are not computed here. The caller computes the logits that it needs with the head.
 
 use std::path::Path;
 
@@ -33,15 +33,15 @@ impl CausalLm {
         Ok(Self { decoder })
     }
 
-    /// As [`Self::load`], with a larger vocabulary: the new rows of the token embedding, and of the head
-    /// where it is a matrix of its own, are the mean of the others.
+    /// Like [`Self::load`], with a larger vocabulary. The new rows of the token embedding, and of an untied
+    /// head, are the mean of the existing rows.
     pub fn load_resized(folder: &Path, vocab_size: i64, options: &LoadOptions) -> Result<Self, Error> {
         refuse_reward_model(folder)?;
         let decoder = load(folder, decoder::HeadKind::Vocabulary, options, None, Some(vocab_size))?;
         Ok(Self { decoder })
     }
 
-    /// A new model as transformers would initialise it; the same for a seed everywhere.
+    /// A new model, initialised like in transformers. The values depend only on the seed, not on the machine.
     pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         check_memory(&config, options)?;
         let decoder =
@@ -51,15 +51,17 @@ impl CausalLm {
         Ok(Self { decoder })
     }
 
-    /// A model of its own with the same values, shared by the same ranks.
+    /// An independent copy of this model with the same values and the same split over ranks.
     pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = copy(&self.decoder, decoder::HeadKind::Vocabulary, options, 0)?;
         Ok(Self { decoder })
     }
 
-    /// The same weights, not to be trained, laid out for decoding: the matrices take their memory twice while both live.
+    /// The same weights without gradients, in the memory layout that is fastest for decoding. While both
+    /// models exist, relaid matrices take their memory twice.
     ///
-    /// Shares everything with this model where it is laid out so already, or on a device that does not care.
+    /// Weights that already have the layout are shared with this model, and on devices other than the CPU all
+    /// weights are.
     pub fn for_decoding(&self) -> Result<Self, Error> {
         let relaid = self.device() == tch::Device::Cpu;
         let (config, split) = (self.config().clone(), self.decoder.model_parallel());
@@ -74,7 +76,7 @@ impl CausalLm {
         Ok(Self { decoder })
     }
 
-    /// Writes `config.json` and the weights. Every rank that holds a part calls it.
+    /// Writes `config.json` and the weights. Every rank that holds a shard of the model must call it.
     pub fn save(&self, folder: &Path) -> Result<(), Error> {
         let config = self.config().for_causal_lm(self.decoder.kind());
         self.decoder.save(folder, &config)
@@ -85,12 +87,12 @@ impl CausalLm {
         &self.decoder
     }
 
-    /// Where its parameters live.
+    /// The device of the parameters.
     pub fn device(&self) -> tch::Device {
         self.decoder.device()
     }
 
-    /// Its configuration.
+    /// The configuration.
     pub fn config(&self) -> &Config {
         self.decoder.config()
     }
@@ -164,8 +166,8 @@ impl Segmented for CausalLm {
     }
 }
 
-/// Refuses a reward model where a language model is wanted: its vocabulary head, where it has one, was never
-/// trained with its trunk.
+/// Returns an error if the folder holds a reward model instead of a language model. The vocabulary head of a
+/// reward model, if there is one, was not trained with its trunk.
 fn refuse_reward_model(folder: &Path) -> Result<(), Error> {
     let config = Config::from_folder(folder)?;
     let found = match config.other_head_class() {
@@ -178,8 +180,8 @@ fn refuse_reward_model(folder: &Path) -> Result<(), Error> {
     Err(Error::WrongModelKind { path: folder.to_owned(), found, fix })
 }
 
-/// Loads a decoder; with `score_seed`, a score that the folder does not have is drawn anew; with
-/// `vocab_size`, its vocabulary grows to that.
+/// Loads a decoder. With `score_seed`, the scalar head is newly initialised instead of loaded. With
+/// `vocab_size`, the vocabulary is resized to that many tokens.
 pub(crate) fn load(
     folder: &Path,
     head: decoder::HeadKind,
@@ -194,6 +196,7 @@ pub(crate) fn load(
         config.set("vocab_size", vocab_size.into())?;
     }
     check_memory(&config, options)?;
+
     let names = config.architecture().names;
     let ties = config.architecture().tie_word_embeddings && head == decoder::HeadKind::Vocabulary;
     let decoder = Decoder::build(config, head, &options.model_parallel, &mut |request| {
@@ -215,8 +218,8 @@ pub(crate) fn load(
             let mut names = [format!("{}.weight", names.head), "lm_head.weight".to_owned()].into_iter();
             if let Some(name) = names.find(|name| files.has(name)) {
                 let head = files.tensor(std::slice::from_ref(&name), request.shape, request.placement)?;
-                // transformers (5.23) uses a head that differs; earlier versions tie it. Neither is taken in
-                // silence.
+                // transformers (5.23) uses a head that differs, earlier versions tie it. The choice changes
+                // the model, so it is an error.
                 if !head.to_kind(tensor.kind()).equal(&tensor) {
                     return Err(Error::UntiedHead { path: folder.to_owned(), name });
                 }
@@ -224,12 +227,13 @@ pub(crate) fn load(
         }
         Ok(options.materialize(request, &tensor))
     })?;
+
     files.check_all_used(is_ignorable)?;
     Ok(decoder)
 }
 
-/// Refuses a model whose part of this process alone is more than the memory of the machine: the system would
-/// end it without a word.
+/// Returns an error if this process's share of the model alone exceeds the memory of the machine. The
+/// operating system would kill the process without a message.
 pub(crate) fn check_memory(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     const GIB: f64 = (1u64 << 30) as f64;
     let Some(there) = memory::total_bytes() else { return Ok(()) };
@@ -243,7 +247,7 @@ pub(crate) fn check_memory(config: &Config, options: &LoadOptions) -> Result<(),
     Err(Error::TooLarge { path, parameters, needed: needed / GIB, there: there as f64 / GIB })
 }
 
-/// Refuses weights that are NaN or infinite: every number made with them would be NaN.
+/// Returns an error if a weight is NaN or infinite, because it would make every result NaN.
 fn check_finite(folder: &Path, name: &str, tensor: &Tensor) -> Result<(), Error> {
     if tensor.numel() == 0 {
         return Ok(());
@@ -257,7 +261,8 @@ fn check_finite(folder: &Path, name: &str, tensor: &Tensor) -> Result<(), Error>
     Err(Error::WeightNotFinite { path: folder.to_owned(), name: name.to_owned(), found })
 }
 
-/// Tensors that no forward pass reads: buffers that old versions saved, and the head of another purpose.
+/// Whether no forward pass reads this tensor: a buffer that old versions saved, or a head that is not used
+/// here.
 fn is_ignorable(name: &str) -> bool {
     const BUFFERS: [&str; 5] =
         ["attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias", "rotary_emb.inv_freq"];
@@ -266,7 +271,8 @@ fn is_ignorable(name: &str) -> bool {
     HEADS.contains(&name) || BUFFERS.iter().any(is_buffer)
 }
 
-/// A decoder of its own with the values of another; a score that the other does not have is drawn anew.
+/// Builds an independent decoder with the values of `from`. A scalar head that `from` does not have is newly
+/// initialised.
 pub(crate) fn copy(
     from: &Decoder,
     head: decoder::HeadKind,
@@ -285,7 +291,7 @@ pub(crate) fn copy(
     })
 }
 
-/// A new parameter.
+/// Initialises a new parameter on this rank.
 pub(crate) fn init_parameter(request: &Request<'_>, seed: u64, options: &LoadOptions) -> Tensor {
     if !request.is_local {
         return options.placeholder();

@@ -1,19 +1,17 @@
-//! A HF `config.json`: the file as it was, and the [`Architecture`] that it means.
+//! A HF `config.json`: the content of the file, and the [`Architecture`] that it describes.
 //!
-//! The source text is kept key by key, so that what is saved beside new weights is what transformers wrote, with only the keys
-//! changed that the new weights change. Knows no weights.
-
-mod fields;
+//! All keys of the source are kept, so a saved file contains everything that transformers wrote. Only the
+//! keys that depend on the new weights are changed. This module knows nothing about weights.
 
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-pub use self::fields::Fields;
 use crate::architecture::{Architecture, Position};
+use crate::fields::Fields;
 use crate::{Error, family};
 
-/// The most bytes of a JSON file beside weights.
+/// The maximum size in bytes of a JSON file in a model folder.
 const LARGEST_TEXT: u64 = 100_000_000;
 
 /// A parsed and checked `config.json`.
@@ -32,7 +30,7 @@ impl Config {
         Self::from_json(&text, &path.display().to_string())
     }
 
-    /// Parses the text of a `config.json`; `origin` names it in messages.
+    /// Parses the text of a `config.json`. `origin` names the file in error messages.
     pub fn from_json(text: &str, origin: &str) -> Result<Self, Error> {
         let raw: Map<String, Value> =
             serde_json::from_str(text).map_err(|source| Error::Json { path: origin.to_owned(), source })?;
@@ -50,26 +48,26 @@ impl Config {
         &self.origin
     }
 
-    /// The text of the file: the keys of the source in their order, then those that were added.
+    /// The configuration as JSON text: the keys of the source in their order, then the added keys.
     pub fn to_json(&self) -> String {
         let mut text = serde_json::to_string_pretty(&self.raw).expect("a JSON map has only text keys");
         text.push('\n');
         text
     }
 
-    /// The value of a key of the source; `None` where it is absent or null.
+    /// The value of a key; `None` if it is absent or null.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.raw.get(key).filter(|value| !value.is_null())
     }
 
-    /// Sets a key of the file and checks the result anew.
+    /// Sets a key, then resolves and checks the configuration again.
     pub fn set(&mut self, key: &str, value: Value) -> Result<(), Error> {
         self.raw.insert(key.to_owned(), value);
         self.architecture = family::resolve(&Fields::new(&self.raw, &self.origin))?;
         Ok(())
     }
 
-    /// Rows of the token embedding.
+    /// The number of rows of the token embedding.
     pub fn vocab_size(&self) -> i64 {
         self.architecture.vocab_size
     }
@@ -79,22 +77,22 @@ impl Config {
         self.architecture.hidden_size
     }
 
-    /// The weight of the term that keeps experts equally busy, in training; 0 without it.
+    /// The coefficient of the load-balancing auxiliary loss in training; 0 for a model without experts.
     pub fn router_aux_loss_coef(&self) -> f64 {
         self.architecture.experts.as_ref().map_or(0.0, |experts| experts.router_aux_loss_coef)
     }
 
-    /// Blocks.
+    /// The number of blocks.
     pub fn num_layers(&self) -> i64 {
         self.architecture.num_layers
     }
 
-    /// Query heads.
+    /// The number of query heads.
     pub fn num_heads(&self) -> i64 {
         self.architecture.num_heads
     }
 
-    /// Key and value heads.
+    /// The number of key-value heads.
     pub fn num_kv_heads(&self) -> i64 {
         self.architecture.num_kv_heads
     }
@@ -104,12 +102,12 @@ impl Config {
         self.architecture.head_dim
     }
 
-    /// Positions that the model was made for.
+    /// The number of positions that the model was trained for.
     pub fn max_positions(&self) -> i64 {
         self.architecture.max_positions
     }
 
-    /// The ids that end a text: `eos_token_id` as one number or a list; empty where there is none.
+    /// The end-of-sequence token ids: `eos_token_id` is one number or a list. Empty if there is none.
     pub fn eos_token_ids(&self) -> Vec<i64> {
         match self.value("eos_token_id") {
             Some(Value::Array(ids)) => ids.iter().filter_map(Value::as_i64).collect(),
@@ -118,17 +116,17 @@ impl Config {
         }
     }
 
-    /// The id that fills up a row for software that needs rows of equal length.
+    /// The padding token id. This project never pads, but other software that loads the model does.
     pub fn pad_token_id(&self) -> Option<i64> {
         self.value("pad_token_id").and_then(Value::as_i64)
     }
 
-    /// Whether the folder holds a model with a score in place of a vocabulary head.
+    /// Whether the model has a scalar head instead of a vocabulary head.
     pub fn is_sequence_classification(&self) -> bool {
         self.classes().any(|name| name.ends_with("ForSequenceClassification"))
     }
 
-    /// The class of transformers that has neither a vocabulary head nor none, if `architectures` names one.
+    /// The transformers class named in `architectures`, if it has a head other than a vocabulary head.
     pub(crate) fn other_head_class(&self) -> Option<&str> {
         const ENDS: [&str; 4] = [
             "ForSequenceClassification",
@@ -139,13 +137,14 @@ impl Config {
         self.classes().find(|name| ENDS.iter().any(|end| name.ends_with(end)))
     }
 
-    /// The names under `architectures`.
+    /// The class names in `architectures`.
     fn classes(&self) -> impl Iterator<Item = &str> {
         let names = self.value("architectures").and_then(Value::as_array);
         names.into_iter().flatten().filter_map(Value::as_str)
     }
 
-    /// Refuses a vocabulary that has ids beyond the embedding.
+    /// Returns an error if a vocabulary of `needed` tokens has more ids than the embedding. `what` names it
+    /// in the error.
     pub fn check_vocabulary(&self, what: &str, needed: i64) -> Result<(), Error> {
         if needed <= self.vocab_size() {
             return Ok(());
@@ -158,7 +157,7 @@ impl Config {
         })
     }
 
-    /// Refuses a row of training that is longer than the model's positions.
+    /// Returns an error if a training row is longer than the model's positions.
     pub fn check_length(&self, what: &str, length: usize) -> Result<(), Error> {
         self.check_positions(what, length, |limit, stretches| {
             let fix = format!("set [data] max_length to {limit} or less");
@@ -170,14 +169,15 @@ impl Config {
         })
     }
 
-    /// Refuses a reply that runs beyond the model's positions together with its prompt.
+    /// Returns an error if a prompt with its reply is longer than the model's positions.
     pub fn check_reply(&self, what: &str, length: usize) -> Result<(), Error> {
         self.check_positions(what, length, |limit, _| {
             format!("lower [data] max_length and [ppo] max_new_tokens until they add up to {limit} or less")
         })
     }
 
-    /// `fix` says what to do, from the most tokens and whether positions are rotations that can be stretched.
+    /// `fix` makes the advice in the error from the maximum number of tokens and a flag for rotary
+    /// embeddings, which can be stretched.
     fn check_positions(
         &self,
         what: &str,
@@ -192,8 +192,9 @@ impl Config {
         Err(Error::TooManyTokens { origin, limit, what, length, fix })
     }
 
-    /// The shares above 0 that transformers would drop in training, by their keys: those of the file, and
-    /// those that its family drops where the file is silent. Nothing is dropped here.
+    /// The keys and values of all dropout probabilities above 0 that transformers would use in training: the
+    /// values in the file, and the family's defaults for keys that the file does not have. This project never
+    /// applies dropout.
     pub fn dropout(&self) -> Vec<(&'static str, f64)> {
         const KEYS: [&str; 7] = [
             "attention_dropout",
@@ -204,6 +205,7 @@ impl Config {
             "embd_pdrop",
             "resid_pdrop",
         ];
+
         let silent: &[&str] = match self.raw.get("model_type").and_then(Value::as_str) {
             Some("gpt2") => &["attn_pdrop", "embd_pdrop", "resid_pdrop"],
             Some("opt") => &["dropout"],
@@ -217,7 +219,7 @@ impl Config {
         KEYS.map(|key| (key, share(key))).into_iter().filter(|(_, share)| *share > 0.0).collect()
     }
 
-    /// The same model with a vocabulary head, its weights stored as `kind`.
+    /// The configuration of the same model with a vocabulary head and weights in dtype `kind`.
     pub(crate) fn for_causal_lm(&self, kind: tch::Kind) -> Self {
         let mut config = self.with_dtype(kind);
         config
@@ -229,8 +231,9 @@ impl Config {
         config
     }
 
-    /// The same model with a score, its weights stored as `kind`. transformers finds the last token by `pad_token_id`:
-    /// where that is missing, or ends a text, the first id is written that ends none, since a row ends with the token that is
+    /// The configuration of the same model with a scalar head and weights in dtype `kind`. transformers finds
+    /// the last token of a row by `pad_token_id`. If that key is missing or is an end-of-sequence token, it
+    /// is set to the first id that is not one, because rows end with the end-of-sequence token, which must be
     /// scored.
     pub(crate) fn for_sequence_classification(&self, kind: tch::Kind) -> Self {
         let mut config = self.with_dtype(kind);
@@ -264,8 +267,8 @@ impl Config {
     }
 }
 
-/// The text of a small file. What is no file (a pipe would be waited for without end), or has 100 MB, is
-/// refused.
+/// Reads a small text file. Files above 100 MB are errors, and so are pipes and devices, because reading a
+/// pipe could block forever.
 pub(crate) fn read_text(path: &Path) -> Result<String, Error> {
     let io = |source| Error::Io { path: path.to_owned(), source };
     let about = std::fs::metadata(path).map_err(io)?;
@@ -341,10 +344,10 @@ mod tests {
         let scaled = |rope: &str| format!("\"rope_scaling\": {{{rope}}}, ");
         for (keys, limit) in [
             (String::new(), 16),
-            // Linear scaling divides positions by 2, but the model was trained for those that its file says.
+            // Linear scaling divides positions by 2, but the model was trained for the positions in the file.
             (scaled("\"type\": \"linear\", \"factor\": 2.0"), 16),
             (scaled("\"type\": \"yarn\", \"factor\": 4.0, \"original_max_position_embeddings\": 4"), 16),
-            // Dynamic scaling begins behind the positions of the file.
+            // Dynamic scaling starts after the positions in the file.
             (scaled("\"type\": \"dynamic\", \"factor\": 2.0"), 32),
         ] {
             let config = with(&keys);

@@ -1,4 +1,4 @@
-//! What can go wrong between a model folder and a running model.
+//! The errors of loading, running and saving a model.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ pub enum Error {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// A file that should be JSON is not.
@@ -28,12 +28,12 @@ pub enum Error {
         path: String,
         /// The setting.
         key: String,
-        /// What would be right.
+        /// A description of valid values.
         expected: String,
-        /// What is there.
+        /// The actual value.
         got: String,
     },
-    /// A setting that changes the numbers and that this crate does not implement.
+    /// A setting changes the model's results and is not implemented in this crate.
     #[error("{path}: `{key}` = {value} is not supported: {fix}")]
     Unsupported {
         /// Where the configuration came from.
@@ -45,7 +45,7 @@ pub enum Error {
         /// What to do.
         fix: String,
     },
-    /// Sizes that make more parameters than any machine holds.
+    /// The sizes give more parameters than any machine can hold.
     #[error(
         "{path}: its sizes make {parameters:.1e} parameters ({num_layers} layers of width {hidden_size}, \
          {experts} experts, {vocab_size} tokens): correct `num_hidden_layers`, `hidden_size`, `vocab_size` and \
@@ -54,18 +54,18 @@ pub enum Error {
     TooManyParameters {
         /// Where the configuration came from.
         path: String,
-        /// As its sizes make them.
+        /// The number of parameters.
         parameters: f64,
-        /// Its layers.
+        /// The number of layers.
         num_layers: i64,
-        /// Its width.
+        /// The hidden size.
         hidden_size: i64,
-        /// Its tokens.
+        /// The size of the vocabulary.
         vocab_size: i64,
-        /// Experts of a layer; 0 without experts.
+        /// The number of experts per layer; 0 without experts.
         experts: i64,
     },
-    /// A model that this machine cannot hold.
+    /// The model does not fit into the memory of this machine.
     #[error(
         "{path}: its sizes make {parameters:.1e} parameters, which take {needed:.1} GiB, and this machine has \
          {there:.1} GiB of memory: correct the sizes, take a smaller model or dtype, or share it among machines"
@@ -73,14 +73,14 @@ pub enum Error {
     TooLarge {
         /// Where the configuration came from.
         path: String,
-        /// As its sizes make them.
+        /// The number of parameters.
         parameters: f64,
-        /// The memory of this process' part, in GiB.
+        /// The memory that this process needs for its share of the model, in GiB.
         needed: f64,
         /// The memory of the machine, in GiB.
         there: f64,
     },
-    /// A weight that is no number.
+    /// A weight is not finite.
     #[error(
         "{}: the tensor `{name}` holds {found}: the weights are damaged, or the run that made them diverged; \
          take an earlier checkpoint or download them again",
@@ -94,7 +94,7 @@ pub enum Error {
         /// NaN or infinity.
         found: &'static str,
     },
-    /// A head of its own in a folder whose configuration says that the embedding is the head.
+    /// The weights contain a separate head, but the configuration ties the head to the embedding.
     #[error(
         "{}: the tensor `{name}` differs from the embedding, and config.json says `tie_word_embeddings`: set it to false to use \
          this head, or remove the tensor",
@@ -106,15 +106,15 @@ pub enum Error {
         /// The head.
         name: String,
     },
-    /// The weights lack a tensor.
+    /// The weights do not contain a required tensor.
     #[error("{}: the tensor `{name}` is missing: the weights do not belong to this config.json", path.display())]
     MissingTensor {
         /// The folder or file of the weights.
         path: PathBuf,
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
-    /// The weights hold a tensor that nothing uses.
+    /// The weights contain a tensor that the architecture does not use.
     #[error("{}: nothing in this architecture uses the tensor `{name}`: check `model_type`, or merge the adapter first", path.display())]
     UnexpectedTensor {
         /// The file.
@@ -122,118 +122,118 @@ pub enum Error {
         /// The tensor.
         name: String,
     },
-    /// A file of weights.
+    /// A weight file is invalid.
     #[error(transparent)]
     File(#[from] parallel::safetensors_file::Error),
-    /// Two vocabularies that must match do not.
+    /// A tokenizer or data set needs more tokens than the model has.
     #[error(
         "{origin}: the model knows {model} tokens and {what} needs {needed}: use the tokenizer that came with the model"
     )]
     VocabMismatch {
         /// The model.
         origin: String,
-        /// Rows of its embedding.
+        /// The number of rows of its embedding.
         model: i64,
-        /// Who asks.
+        /// What needs the tokens.
         what: String,
-        /// Tokens needed.
+        /// The number of tokens needed.
         needed: i64,
     },
-    /// A row that is longer than the model's positions.
+    /// A row is longer than the model's positions.
     #[error("{origin}: the model has {limit} positions and {what} has {length} tokens: {fix}")]
     TooManyTokens {
         /// The model.
         origin: String,
-        /// Rows of its table, or the positions that its rotations were trained for.
+        /// The rows of its position embedding, or the positions that its rotary embeddings were trained for.
         limit: i64,
-        /// Whose tokens.
+        /// What has too many tokens.
         what: String,
-        /// How many.
+        /// The number of tokens.
         length: usize,
         /// What to do.
         fix: String,
     },
-    /// A folder that holds a model for another purpose.
+    /// The folder holds another kind of model.
     #[error("{}: {found}; {fix}", path.display())]
     WrongModelKind {
         /// The folder.
         path: PathBuf,
-        /// What it holds, and what says so.
+        /// What the folder holds, and how this was recognised.
         found: String,
         /// What to do.
         fix: &'static str,
     },
-    /// More ranks than a layer can be split among.
+    /// The model cannot be split over this number of ranks.
     #[error("[parallel.{axis}] size = {ranks}: {what} cannot be shared so; choose another size or mode")]
     Indivisible {
         /// The section of the configuration.
         axis: &'static str,
-        /// The ranks.
+        /// The number of ranks.
         ranks: usize,
-        /// What they should share.
+        /// What should be split.
         what: String,
     },
-    /// The training layer failed.
+    /// An error of the crate `parallel`.
     #[error(transparent)]
     Parallel(#[from] parallel::Error),
-    /// libtorch failed.
+    /// An error of libtorch.
     #[error(transparent)]
     Torch(#[from] tch::TchError),
-    /// A sampling setting that cannot be.
+    /// A sampling setting is out of range.
     #[error("{key} = {value}: {wanted}")]
     Sampling {
         /// The setting.
         key: &'static str,
         /// Its value.
         value: f64,
-        /// The bound.
+        /// The valid range.
         wanted: &'static str,
     },
-    /// A prompt without a token.
+    /// A prompt has no tokens.
     #[error("prompt {} has no tokens: give it at least one", index + 1)]
     EmptyPrompt {
-        /// Its place among the prompts, from 0.
+        /// The index of the prompt, from 0.
         index: usize,
     },
-    /// A prompt that leaves no room for a reply.
+    /// A prompt leaves no room for a reply.
     #[error(
         "prompt {} has {length} tokens, and this model takes at most {longest} with the reply: shorten it",
         index + 1
     )]
     LongPrompt {
-        /// Its place among the prompts.
+        /// The index of the prompt, from 0.
         index: usize,
-        /// Its tokens.
+        /// The number of tokens of the prompt.
         length: usize,
-        /// The longest sequence of the model.
+        /// The maximum sequence length of the model.
         longest: i64,
     },
-    /// Logits or scores that make no finite number.
+    /// Logits or scores are not finite.
     #[error(
         "what the model makes of row {} is not finite (NaN or infinity), though its weights are: numbers \
          overflow in this dtype; use --dtype float32, or look at the run that made the model",
         index + 1
     )]
     LogitsNotFinite {
-        /// Its place among the prompts.
+        /// The index of the prompt, from 0.
         index: usize,
     },
-    /// Ranks that share a model and drew different tokens.
+    /// The ranks of one model drew different tokens.
     #[error(
         "the {ranks} ranks that share this model drew different tokens; they must run the same program on the same kind of machine"
     )]
     RanksDiverged {
-        /// The ranks.
+        /// The number of ranks.
         ranks: usize,
     },
-    /// A token that the model has no embedding for.
+    /// A prompt contains a token outside the model's vocabulary.
     #[error(
         "prompt {} holds the token {id}, and the model's vocabulary ends before {vocab_size}: \
          use the tokenizer that belongs to this model",
         index + 1
     )]
     TokenOutsideVocabulary {
-        /// Its place among the prompts.
+        /// The index of the prompt, from 0.
         index: usize,
         /// The token.
         id: i64,

@@ -1,9 +1,10 @@
-//! From the keys of a `config.json` to an [`Architecture`], one function for each family.
+//! Resolves the keys of a `config.json` to an [`Architecture`], with one function per family.
 //!
-//! A key that changes the numbers is either read here or refused by name. Keys that only training with dropout, text
-//! generation or another head would read are passed over.
+//! A key that changes the model's results is either read here or reported as an error. Keys that matter only
+//! for dropout, text generation or another head are ignored.
 
 mod bloom;
+mod defaults;
 mod gpt2;
 mod llama;
 mod neox;
@@ -13,12 +14,13 @@ mod qwen;
 use serde_json::{Value, json};
 
 use crate::Error;
-use crate::architecture::{Activation, Architecture};
-use crate::config::Fields;
+use crate::architecture::Architecture;
+use crate::fields::Fields;
 
 /// Resolves a configuration by its `model_type`.
 pub(crate) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     refuse_foreign(fields)?;
+
     let architecture = match fields.text_or("model_type", "")? {
         "llama" => llama::llama(fields),
         "mistral" => llama::mistral(fields),
@@ -37,16 +39,18 @@ pub(crate) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
             "the known ones are llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gpt2, opt, bloom and gpt_neox",
         )),
     }?;
+
     check_heads(fields, &architecture)?;
     check_experts(fields, &architecture)?;
     check_total(fields, &architecture)?;
     Ok(architecture)
 }
 
-/// The most parameters that a configuration may ask for: 100 times those of the largest models there are.
+/// The maximum number of parameters of a configuration, 100 times the size of the largest existing models.
 const MOST_PARAMETERS: f64 = 1e14;
 
-/// Refuses sizes that are sound one by one and together make more than any machine holds.
+/// Returns an error if the sizes are valid one by one, but together give more parameters than any machine can
+/// hold.
 fn check_total(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), Error> {
     let parameters = architecture.num_parameters();
     if parameters <= MOST_PARAMETERS {
@@ -62,11 +66,12 @@ fn check_total(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), E
     })
 }
 
-/// Keys that would change the numbers in any family.
+/// Returns an error for keys that would change the results of any family.
 fn refuse_foreign(fields: &Fields<'_>) -> Result<(), Error> {
     let off = [json!(false)];
     let one = [json!(1)];
     let empty = [json!({}), json!([])];
+
     let rules: [(&str, &[Value], &str); 18] = [
         ("quantization_config", &[], "save the model dequantised (in bf16 or fp32) with transformers first"),
         (
@@ -95,6 +100,7 @@ fn refuse_foreign(fields: &Fields<'_>) -> Result<(), Error> {
         ("per_layer_config", &empty, "layers with settings of their own are not implemented"),
         ("alibi", &off, "linear biases exist in model_type bloom only"),
     ];
+
     rules.iter().try_for_each(|(key, neutral, fix)| fields.require_neutral(key, neutral, fix))
 }
 
@@ -119,42 +125,6 @@ fn check_experts(fields: &Fields<'_>, architecture: &Architecture) -> Result<(),
         )),
         _ => Ok(()),
     }
-}
-
-/// The width of a head where the file does not give it: `hidden_size / heads`, which must be whole.
-fn whole_head_dim(fields: &Fields<'_>, hidden_size: i64, heads: i64) -> Result<i64, Error> {
-    if hidden_size % heads == 0 {
-        return Ok(hidden_size / heads);
-    }
-    Err(fields.wrong(
-        "hidden_size",
-        &format!("a multiple of the {heads} attention heads"),
-        &json!(hidden_size),
-    ))
-}
-
-/// The activation under `key`.
-fn activation(fields: &Fields<'_>, key: &str, default: &str) -> Result<Activation, Error> {
-    let name = fields.text_or(key, default)?;
-    by_name(name).ok_or_else(|| {
-        let fix = "the known ones are silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh and relu";
-        fields.unsupported(key, &json!(name), fix)
-    })
-}
-
-fn by_name(name: &str) -> Option<Activation> {
-    match name {
-        "silu" | "swish" => Some(Activation::Silu),
-        "gelu" | "gelu_python" => Some(Activation::Gelu),
-        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" | "gelu_python_tanh" => Some(Activation::GeluTanh),
-        "relu" => Some(Activation::Relu),
-        _ => None,
-    }
-}
-
-/// One score factor for all layers.
-fn uniform_scales(num_layers: i64, head_dim: i64) -> Vec<f64> {
-    vec![(head_dim as f64).sqrt().recip(); num_layers as usize]
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! The generation engine: prompts in, replies out, as token ids.
 //!
-//! Prompts are run through the network once and their keys and values kept; after that each step runs one token of every live
-//! reply. A finished reply gives its slot to the next waiting prompt; when none waits, slots that stand idle are closed, so
-//! that a long reply does not drag finished ones along. The draw of a request depends on the seed and on its place
-//! among the prompts, never on the batch it shares. Knows no tokenizer and no template.
+//! Each prompt runs through the model once, and its keys and values are cached. After that, each step runs
+//! one token of every active reply. When a reply finishes, the next waiting prompt takes its slot. When no
+//! prompt waits, idle slots are removed, so that a long reply does not keep computing finished ones. The
+//! random draws of a request depend on the seed and on its index among the prompts, never on the batch. This
+//! module knows nothing about tokenizers or templates.
 
 use std::ops::ControlFlow;
 
@@ -19,20 +20,21 @@ use crate::head::Head;
 use crate::layer::to_column_major;
 use crate::sample::{SampledToken, SamplingParams};
 
-/// How replies are made.
+/// The options of a generation run.
 #[derive(Clone, Debug)]
 pub struct GenerationOptions {
-    /// How tokens are drawn.
+    /// The sampling parameters.
     pub sampling: SamplingParams,
-    /// The longest reply, its stop token included.
+    /// The maximum number of tokens of a reply, including its stop token.
     pub max_new_tokens: usize,
-    /// Tokens that end a reply; empty to run to the length limit.
+    /// The tokens that end a reply; if empty, every reply runs to the length limit.
     pub stop_ids: Vec<i64>,
-    /// Chooses the draws.
+    /// The seed of the random draws.
     pub seed: u64,
-    /// The number of the first prompt among those of all processes: draws depend on the seed and on a prompt's number.
+    /// The index of the first prompt among the prompts of all processes. The draws depend on the seed and on
+    /// this global index.
     pub request_offset: u64,
-    /// Replies that are in work at once.
+    /// The maximum number of replies that are generated at the same time.
     pub max_num_seqs: usize,
 }
 
@@ -40,29 +42,29 @@ pub struct GenerationOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FinishReason {
-    /// A stop token.
+    /// The reply contains a stop token.
     Stop,
-    /// `max_new_tokens`, or the longest sequence that the model takes.
+    /// The reply reached `max_new_tokens`, or the sequence reached the model's maximum length.
     Length,
-    /// The listener asked.
+    /// The callback stopped the reply.
     Interrupted,
 }
 
 /// One reply.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// The new tokens, the stop token included.
+    /// The new tokens, including the stop token.
     pub ids: Vec<i64>,
-    /// Each one's log-probability at the sampling temperature, before top-k and top-p.
+    /// The log-probability of each token at the sampling temperature, before top-k and top-p.
     pub logprobs: Vec<f32>,
-    /// Why it ended.
+    /// Why the reply ended.
     pub finish_reason: FinishReason,
 }
 
-/// Called with the prompt's index and each new token; breaking ends that reply.
+/// Called with the prompt's index and each new token. Returning `Break` ends that reply.
 pub type TokenCallback<'a> = dyn FnMut(usize, i64) -> ControlFlow<()> + 'a;
 
-/// Makes one reply to each prompt, in the order of the prompts.
+/// Generates one reply per prompt, in the order of the prompts.
 pub fn generate(
     model: &CausalLm,
     prompts: &[Vec<i64>],
@@ -77,7 +79,8 @@ pub fn generate(
     Ok(completions)
 }
 
-/// Ranks that share a model draw the same tokens; if they did not, each would go on with a text of its own.
+/// Checks that all tensor-parallel ranks drew the same tokens. If they differ, each rank has continued a
+/// different text.
 fn check_agreement(model: &CausalLm, completions: &[Completion]) -> Result<(), Error> {
     let Some(group) = model.decoder().model_parallel().tensor_parallel.as_ref() else { return Ok(()) };
     let mut sum = 0u32;
@@ -104,7 +107,7 @@ fn check_prompts(model: &CausalLm, prompts: &[Vec<i64>]) -> Result<(), Error> {
     Ok(())
 }
 
-/// A reply in work.
+/// A reply that is being generated.
 struct ActiveRequest {
     request: usize,
     budget: usize,
@@ -114,12 +117,12 @@ struct ActiveRequest {
 
 struct Generation<'a> {
     model: &'a CausalLm,
-    /// The weight of the head, laid out for the rows of a step.
+    /// The weight of the head, in the memory layout that is fastest for the rows of one step.
     head: Tensor,
     prompts: &'a [Vec<i64>],
     options: &'a GenerationOptions,
     next: usize,
-    /// One entry a slot; `None` for a slot that stands idle.
+    /// One entry per slot; `None` for an idle slot.
     slots: Vec<Option<ActiveRequest>>,
     completions: Vec<Completion>,
     scratch: Vec<f32>,
@@ -129,7 +132,8 @@ impl<'a> Generation<'a> {
     fn new(model: &'a CausalLm, prompts: &'a [Vec<i64>], options: &'a GenerationOptions) -> Self {
         let empty = Completion { ids: Vec::new(), logprobs: Vec::new(), finish_reason: FinishReason::Length };
         let slots = prompts.len().min(options.max_num_seqs.max(1));
-        // A tied head is the table of embeddings: a copy of it pays when many rows share its reading.
+        // A tied head is the embedding table, so a column-major copy costs memory. It pays off with more than
+        // one row per step.
         let weight = model.head().weight;
         let relaid = slots > 1 && weight.device() == tch::Device::Cpu;
         Self {
@@ -148,10 +152,12 @@ impl<'a> Generation<'a> {
         if self.prompts.is_empty() || self.options.max_new_tokens == 0 {
             return Ok(self.completions);
         }
+
         let device = self.model.device();
         let capacity =
             self.prompts.iter().map(|prompt| prompt.len() + self.budget(prompt.len())).max().unwrap_or(0);
         let mut cache = self.model.decoder().cache(self.slots.len() as i64, capacity as i64);
+
         loop {
             self.schedule_prefills(&mut cache, listener)?;
             self.compact_slots(&mut cache);
@@ -166,12 +172,12 @@ impl<'a> Generation<'a> {
         }
     }
 
-    /// Tokens that may follow a prompt of `length`.
+    /// The maximum number of new tokens after a prompt of `length` tokens.
     fn budget(&self, length: usize) -> usize {
         self.options.max_new_tokens.min(self.model.config().max_positions() as usize - length)
     }
 
-    /// Runs waiting prompts in idle slots and draws their first tokens.
+    /// Prefills waiting prompts into idle slots and samples their first tokens.
     fn schedule_prefills(
         &mut self,
         cache: &mut KvCache,
@@ -183,6 +189,7 @@ impl<'a> Generation<'a> {
             if idle.is_empty() {
                 return Ok(());
             }
+
             for &slot in idle {
                 cache.reset_slot(slot as i64);
                 let generator = SamplingParams::generator(
@@ -193,6 +200,7 @@ impl<'a> Generation<'a> {
                 self.slots[slot] = Some(ActiveRequest { request: self.next, budget, last: 0, generator });
                 self.next += 1;
             }
+
             let first = self.next - idle.len();
             let rows: Vec<&[i64]> = self.prompts[first..self.next].iter().map(Vec::as_slice).collect();
             let batch = Batch::new(&rows, self.model.device());
@@ -204,7 +212,7 @@ impl<'a> Generation<'a> {
         Ok(())
     }
 
-    /// Draws one token for each of `slots` from the rows of `hidden`, and ends the replies that are done.
+    /// Samples one token for each of `slots` from the rows of `hidden`, and ends finished replies.
     fn sample_tokens(
         &mut self,
         hidden: &Tensor,
@@ -216,6 +224,7 @@ impl<'a> Generation<'a> {
         let logits = head.logits(hidden)?.to_kind(Kind::Float).to_device(tch::Device::Cpu).contiguous();
         let width = logits.size()[1] as usize;
         let logits = Vec::<f32>::try_from(logits.view([-1]))?;
+
         for (row, &slot) in logits.chunks_exact(width).zip(slots) {
             let Some(live) = &mut self.slots[slot] else { continue };
             let drawn = self.options.sampling.sample(row, &mut live.generator, &mut self.scratch);
@@ -233,14 +242,16 @@ impl<'a> Generation<'a> {
                     _ => FinishReason::Length,
                 };
                 self.slots[slot] = None;
-                // An idle slot that still runs along attends to one token and cannot outgrow the cache.
+                // An idle slot still runs in each step. Reset, it attends to one token and cannot outgrow the
+                // cache.
                 cache.reset_slot(slot as i64);
             }
         }
         Ok(())
     }
 
-    /// Closes idle slots once a quarter of them is idle and no prompt waits: moving the others costs a copy.
+    /// Removes idle slots when at least a quarter of all slots is idle and no prompt waits. It does not
+    /// remove them earlier, because moving the other slots costs a copy.
     fn compact_slots(&mut self, cache: &mut KvCache) {
         let live: Vec<i64> = (0..self.slots.len())
             .filter(|&slot| self.slots[slot].is_some())

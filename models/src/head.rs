@@ -1,17 +1,20 @@
-//! The vocabulary head, a few rows at a time: cross-entropy and log-probabilities without a `[N, V]` tensor.
+//! The vocabulary head, computed a few rows at a time: cross-entropy and log-probabilities without a `[N, V]`
+//! tensor.
 //!
 //! For hidden states `h_n`, weights `W` and temperature `t`: `z = (W h_n + b) / t`,
 //! `log p(y_n) = z[y_n] - log sum_v exp z[v]`, entropy `H_n = log sum exp z - sum_v p_v z_v`.
-//! Both run over chunks of rows whose logits fill [`CHUNK_ELEMENTS`] numbers. [`cross_entropy`] makes its gradient on the way forward,
-//! while the logits are at hand, since a sum's gradient is known up to a factor; [`logprobs`] recomputes the logits in its backward.
-//! (The idea: Wijmans et al. 2024, arXiv 2411.09009.)
+//! Both run over chunks of rows whose logits fill [`CHUNK_ELEMENTS`] numbers. [`cross_entropy`] computes its
+//! gradient in the forward pass, while the logits exist, because the gradient of a sum is known up to a
+//! factor. [`logprobs`] recomputes the logits in its backward pass. (The idea is from Wijmans et al. 2024,
+//! arXiv 2411.09009.)
 //!
-//! Where a group of ranks shares the vocabulary, each makes the logits of its own tokens, and what travels is one number a row (the log
-//! of its sum of exponentials) and the results. Where a group shares the rows, each makes those of its own. Either way the gradient that a
-//! rank gives the hidden states, which are whole everywhere, is one term of a sum over the ranks.
+//! If the vocabulary is sharded over a group, each rank computes the logits of its own tokens, and the ranks
+//! exchange only one number per row (the log of the sum of exponentials) and the results. If the rows are
+//! split over a group, each rank computes its own rows. In both cases every rank holds the full hidden
+//! states, and the gradient that it computes for them is one term of a sum over the ranks.
 //!
-//! `N` rows, `H` hidden size, `V` vocabulary (of this rank). The softmax is in fp32 whatever the weights are. Knows no reduction and no
-//! algorithm.
+//! `N` rows, `H` hidden size, `V` vocabulary size (of this rank). The softmax is in fp32 for any dtype of the
+//! weights. This module knows nothing about reductions or training algorithms.
 
 use std::sync::Arc;
 
@@ -22,9 +25,11 @@ use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::layer::{onednn_linear, use_onednn};
-use crate::model_parallel::{MaskedIds, RowPartition, VocabShard, needs_grad};
+use crate::model_parallel::needs_grad;
+use crate::tensor_parallel_region::RowPartition;
+use crate::vocab_parallel::{MaskedIds, VocabShard};
 
-/// Logits held at once: 4 MiB in fp32, which stays in the cache of one core.
+/// The number of logits held at once: 4 MiB in fp32, which fits into the cache of one core.
 pub const CHUNK_ELEMENTS: i64 = 1 << 20;
 
 /// The weights of a vocabulary head.
@@ -34,17 +39,17 @@ pub struct Head<'a> {
     pub weight: &'a Tensor,
     /// `[V]`.
     pub bias: Option<&'a Tensor>,
-    /// The tokens of this rank; absent: all.
+    /// This rank's shard of the vocabulary; `None` if the rank holds all of it.
     pub vocabulary: Option<&'a VocabShard>,
-    /// Those who share the rows where a gradient is wanted; absent: nobody.
+    /// The ranks that split the rows in a pass with gradients; `None` if the rows are not split.
     pub sequence_group: Option<&'a Arc<ProcessGroup>>,
-    /// Where the head is, if one of several ranks has it.
+    /// The pipeline stages of the model, if only the last stage holds the head.
     pub pipeline: Option<&'a PipelineStages>,
-    /// Tokens of the whole vocabulary.
+    /// The size of the full vocabulary.
     pub vocab_size: i64,
 }
 
-/// What [`logprobs`] finds out about each row.
+/// The result of [`logprobs`] for each row.
 #[derive(Debug)]
 pub struct TokenLogprobs {
     /// `log p(target)`, `[N]`, fp32, differentiable in the hidden states and the head.
@@ -54,7 +59,7 @@ pub struct TokenLogprobs {
 }
 
 impl<'a> Head<'a> {
-    /// A head that this rank has to itself.
+    /// A head that is not split over ranks.
     pub fn new(weight: &'a Tensor, bias: Option<&'a Tensor>) -> Self {
         Self {
             weight,
@@ -66,7 +71,8 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The logits of a few rows over the whole vocabulary, for the sampler; without a graph where ranks share it.
+    /// The logits of a few rows over the full vocabulary, for the sampler. They have no autograd graph if the
+    /// vocabulary is sharded.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, Error> {
         let shape = [hidden.size()[0], self.vocab_size];
         if let Some(told) =
@@ -89,13 +95,13 @@ impl<'a> Head<'a> {
         [Some(hidden), Some(self.weight), self.bias].into_iter().flatten().collect()
     }
 
-    /// Whether anybody will ask for a gradient.
+    /// Whether a gradient is needed for any input.
     fn requires_grad(&self, hidden: &Tensor) -> bool {
         autograd::is_enabled() && self.inputs(hidden).iter().any(|input| input.requires_grad())
     }
 
-    /// Runs the head on the last pipeline stage and broadcasts the result to all stages. Used only without
-    /// gradients.
+    /// Runs the head on the last pipeline stage and broadcasts the result to all stages. Returns `None`
+    /// without pipeline parallelism, and in a pass with gradients.
     fn broadcast_from_last_stage(
         self,
         hidden: &Tensor,
@@ -112,7 +118,7 @@ impl<'a> Head<'a> {
         Some(make())
     }
 
-    /// The ranks among whom the rows are dealt out.
+    /// The split of the rows over the sequence-parallel group, if a gradient is needed.
     fn row_partition(&self, hidden: &Tensor) -> Option<RowPartition> {
         let group = self.sequence_group.filter(|_| self.requires_grad(hidden))?;
         Some(RowPartition(vec![Arc::clone(group)]))
@@ -126,7 +132,8 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Rows of a chunk: the same on every rank, whose parts of the vocabulary may differ by one.
+    /// The number of rows per chunk. It is computed from the average shard, because all ranks need the same
+    /// number and their shards of the vocabulary may differ by one token.
     fn chunk_rows(&self) -> i64 {
         let tokens = self.vocabulary.map_or(self.weight.size()[0], VocabShard::mean_local_size);
         (CHUNK_ELEMENTS / tokens).max(16)
@@ -148,7 +155,8 @@ impl DetachedHead {
         logits
     }
 
-    /// The log of the sum of exponentials of logits `[n, V]` over the tokens of all ranks, `[n, 1]`; `None` where this rank has them all.
+    /// The log of the sum of exponentials over the full vocabulary, `[n, 1]`, from this rank's logits
+    /// `[n, V]`; `None` if the vocabulary is not sharded.
     fn global_logsumexp(&self, logits: &Tensor) -> Result<Option<Tensor>, Error> {
         let Some(VocabShard { group, .. }) = &self.vocabulary else { return Ok(None) };
         let own = logits.logsumexp([1i64].as_slice(), true);
@@ -160,7 +168,7 @@ impl DetachedHead {
         MaskedIds::new(target, self.vocabulary.as_ref())
     }
 
-    /// Adds up over the ranks that share the vocabulary, in place.
+    /// Sums `terms` in place over the ranks that hold shards of the vocabulary.
     fn all_reduce(&self, terms: &Tensor) -> Result<(), parallel::Error> {
         match &self.vocabulary {
             None => Ok(()),
@@ -169,7 +177,7 @@ impl DetachedHead {
     }
 }
 
-/// `z - log_total`, where the ranks share the vocabulary; the log of the softmax of `z` `[n, V]` otherwise.
+/// The log-softmax of `z` `[n, V]`: `z - log_total` if the vocabulary is sharded.
 fn log_softmax(z: &Tensor, log_total: Option<&Tensor>) -> Tensor {
     match log_total {
         None => z.log_softmax(1, Kind::Float),
@@ -177,7 +185,8 @@ fn log_softmax(z: &Tensor, log_total: Option<&Tensor>) -> Tensor {
     }
 }
 
-/// `-sum_n w_n log p(target_n)`, a scalar in fp32. `hidden` is `[N, H]`, `targets` `[N]`, `weights` `[N]` or absent for ones.
+/// Computes `-sum_n w_n log p(target_n)`, a scalar in fp32. `hidden` is `[N, H]`, `targets` is `[N]`, and
+/// `weights` is `[N]` or `None` for ones.
 pub fn cross_entropy(
     hidden: &Tensor,
     head: Head<'_>,
@@ -198,7 +207,7 @@ pub fn cross_entropy(
     local_cross_entropy(hidden, head, targets, weights)
 }
 
-/// [`cross_entropy`] of rows that this rank has to itself.
+/// [`cross_entropy`] of rows that only this rank computes.
 fn local_cross_entropy(
     hidden: &Tensor,
     head: Head<'_>,
@@ -231,10 +240,12 @@ fn local_cross_entropy(
         }
         Ok::<_, Error>(owned.all_reduce(&total)?)
     })?;
+
     let total = total.to_kind(Kind::Float);
     if !wants_grad {
         return Ok(total);
     }
+
     let count = head.inputs(hidden).len();
     let backward: Backward = Box::new(move |grads| {
         let sums = std::mem::take(&mut sums);
@@ -244,7 +255,8 @@ fn local_cross_entropy(
     Ok(total)
 }
 
-/// `log p(target_n)` and the entropy of each row, at `temperature`. `hidden` is `[N, H]`, `targets` `[N]`.
+/// Computes `log p(target_n)` and the entropy of each row at `temperature`. `hidden` is `[N, H]`, and
+/// `targets` is `[N]`.
 pub fn logprobs(
     hidden: &Tensor,
     head: Head<'_>,
@@ -255,10 +267,12 @@ pub fn logprobs(
         let found = logprobs(hidden, head, targets, temperature)?;
         Ok(Tensor::stack(&[found.logprobs, found.entropy], 0))
     };
+
     if let Some(told) = head.broadcast_from_last_stage(hidden, &[2, targets.size()[0]], Kind::Float, make) {
         let told = told?;
         return Ok(TokenLogprobs { logprobs: told.select(0, 0), entropy: told.select(0, 1) });
     }
+
     if let Some(row_partition) = head.row_partition(hidden) {
         let rows = targets.size()[0];
         let run = row_partition.local_range(rows);
@@ -267,10 +281,11 @@ pub fn logprobs(
         let whole = |own: &Tensor| row_partition.gather_rows(own, rows);
         return Ok(TokenLogprobs { logprobs: whole(&found.logprobs)?, entropy: whole(&found.entropy)? });
     }
+
     local_logprobs(hidden, head, targets, temperature)
 }
 
-/// [`logprobs`] of rows that this rank has to itself.
+/// [`logprobs`] of rows that only this rank computes.
 fn local_logprobs(
     hidden: &Tensor,
     head: Head<'_>,
@@ -298,10 +313,12 @@ fn local_logprobs(
         owned.all_reduce(&found)?;
         Ok::<_, Error>(found)
     })?;
+
     let (values, entropy) = (found.select(0, 0), found.select(0, 1));
     if !head.requires_grad(hidden) {
         return Ok(TokenLogprobs { logprobs: values, entropy });
     }
+
     let (owned, rows, targets) = (head.owned(), hidden.detach(), targets.shallow_clone());
     let entropies = entropy.shallow_clone();
     let mut sums = HeadGrads::new(hidden, &head, true);
@@ -324,12 +341,13 @@ fn local_logprobs(
         });
         Ok(std::mem::take(&mut sums).into_grads())
     });
+
     let [logprobs, entropy] = attached([&values, &entropy], &head.inputs(hidden), backward)?;
     Ok(TokenLogprobs { logprobs, entropy })
 }
 
-/// The gradient with respect to `z` `[n, V]` of log-probabilities and entropies `[n, 1]`, of which the seeds `[n, 1]` are the
-/// gradients: `d log p(y) / d z = onehot(y) - p` and `d H / d z = -p (log p + H)`.
+/// The gradient with respect to `z` `[n, V]`, from the incoming gradients `[n, 1]` of log-probabilities and
+/// entropies: `d log p(y) / d z = onehot(y) - p` and `d H / d z = -p (log p + H)`.
 fn logits_grad(
     logprobs: &Tensor,
     target: &MaskedIds,
@@ -351,7 +369,7 @@ fn logits_grad(
     slope
 }
 
-/// The most likely token of each row, `[N]`; for accuracies.
+/// The most likely token of each row, `[N]`, for accuracy metrics.
 pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
     let make = |head: Head<'_>| argmax(hidden, head);
     if let Some(told) = head.broadcast_from_last_stage(hidden, &hidden.size()[..1], Kind::Int64, make) {
@@ -371,7 +389,8 @@ pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
     })
 }
 
-/// The gradients of hidden states and head, gathered chunk by chunk. Those of the head are sums in fp32.
+/// The gradients of the hidden states and the head, accumulated chunk by chunk. The head's gradients are
+/// accumulated in fp32.
 #[derive(Default)]
 struct HeadGrads {
     hidden: Option<Tensor>,
@@ -393,7 +412,7 @@ impl HeadGrads {
         }
     }
 
-    /// Adds `slope = d loss / d logits` of the rows from `start`.
+    /// Accumulates the gradients of the rows from `start` on, where `slope = d loss / d logits`.
     fn add(&mut self, head: &DetachedHead, rows: &Tensor, slope: &Tensor, start: i64) {
         let kind = rows.kind();
         let narrow = slope.to_kind(kind);
@@ -417,7 +436,7 @@ impl HeadGrads {
         [Some(self.hidden), Some(self.weight), bias].into_iter().flatten().collect()
     }
 
-    /// Times `factor`, in place: that of the weight is as large as the head.
+    /// Multiplies the gradients by `factor`, in place because the weight's gradient is as large as the head.
     fn scaled(mut self, factor: &Tensor) -> Vec<Option<Tensor>> {
         for tensor in [&mut self.hidden, &mut self.weight, &mut self.bias].into_iter().flatten() {
             let _ = no_grad(|| tensor.g_mul_(factor));
@@ -426,7 +445,7 @@ impl HeadGrads {
     }
 }
 
-/// No gradient for any of `count` inputs.
+/// Returns no gradient for each of `count` inputs.
 fn no_grads(count: usize) -> Vec<Option<Tensor>> {
     (0..count).map(|_| None).collect()
 }
@@ -458,7 +477,7 @@ mod tests {
         targets: Tensor,
     }
 
-    /// More rows than one chunk holds: V = `70_000` makes chunks of 16 rows.
+    /// A random test case. With V = `70_000` a chunk has 16 rows, so 40 rows need several chunks.
     fn case(rows: i64, vocabulary: i64) -> Case {
         tch::manual_seed(7);
         let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)).set_requires_grad(true);
@@ -509,7 +528,8 @@ mod tests {
             let seeds = Tensor::arange(rows, (Kind::Float, Device::Cpu)) - 2.0;
             for shares in [[1.0, 0.0], [0.0, 1.0], [0.3, -2.0]] {
                 let ours = logprobs(&case.hidden, head, &case.targets, 0.7).unwrap();
-                // In double precision: a sum over 70 000 tokens costs the reference digits too.
+                // The reference is in double precision, because a sum over 70 000 tokens loses digits in
+                // fp32.
                 let [hidden, weight, bias] =
                     [&case.hidden, &case.weight, &case.bias].map(|tensor| tensor.to_kind(Kind::Double));
                 let dense = (hidden.linear(&weight, Some(&bias)) / 0.7).log_softmax(1, Kind::Double);
@@ -524,7 +544,8 @@ mod tests {
                     sums.reduce(|left, right| left + right).unwrap()
                 };
                 let (left, right) = (weigh(&ours.logprobs, &ours.entropy), weigh(&picked, &entropy));
-                // The terms p (log p + H) of the entropy cancel in the sum over the vocabulary: fp32 keeps a digit less.
+                // The terms p (log p + H) of the entropy cancel in the sum over the vocabulary, so fp32 keeps
+                // one digit less.
                 let tolerance = if shares[1] == 0.0 { 2e-5 } else { 1e-4 };
                 for (left, right) in grads(&left, &case).iter().zip(&grads(&right, &case)) {
                     close_to(left, right, tolerance);
@@ -535,7 +556,7 @@ mod tests {
 
     #[test]
     fn a_uniform_head_by_hand() {
-        // W = 0: p = 1/4 for every token: log p = -ln 4, entropy = ln 4.
+        // With W = 0, p = 1/4 for every token, so log p = -ln 4 and the entropy is ln 4.
         let hidden = Tensor::ones([2, 3], (Kind::Float, Device::Cpu));
         let weight = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu));
         let targets = Tensor::from_slice(&[1i64, 3]);

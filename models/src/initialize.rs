@@ -1,7 +1,9 @@
-//! New weights: normal, zero or one, the same for a seed on every machine and with any number of threads.
+//! Initial values of weights: normal, zeros or ones. They depend only on the seed, not on the machine or the
+//! number of threads.
 //!
-//! Each parameter draws from a `ChaCha8` stream of its own that its name chooses, so that neither the order of creation nor
-//! another parameter changes it. Normal numbers by Box and Muller (1958).
+//! Each parameter draws from a separate `ChaCha8` stream that is selected by its name, so its values depend
+//! neither on the order of creation nor on other parameters. Normal numbers are drawn by the method of Box
+//! and Muller (1958).
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

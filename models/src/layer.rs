@@ -1,4 +1,4 @@
-//! Linear maps and norms, and the registry through which every parameter enters a model.
+//! Linear layers and norms, and the builder that creates and registers every parameter of a model.
 //!
 //! Legend: `N` tokens, `H` width.
 
@@ -15,42 +15,43 @@ use crate::architecture::{Architecture, NormKind};
 use crate::initialize::Initial;
 use crate::model_parallel::{ModelParallel, WeightPlacement};
 
-/// Rows from which oneDNN is faster than MKL on matrices of [`to_column_major`]: MKL packs them anew for each product, which
-/// costs as much as 100 rows, and below 16 rows the two are even.
+/// The numbers of rows for which oneDNN is faster than MKL on matrices of [`to_column_major`]. MKL repacks
+/// such a matrix for each product, which costs as much as 100 rows. Below 16 rows the two are equally fast.
 const ROWS_OF_ONEDNN: std::ops::RangeInclusive<i64> = 16..=256;
 
-/// A parameter that a model asks for.
+/// A parameter that a model requests from its source.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The checkpoint's name.
+    /// The name in the checkpoint.
     pub name: &'a str,
-    /// The shape of the whole.
+    /// The shape of the full parameter.
     pub shape: &'a [i64],
-    /// What this rank holds of it.
+    /// How the parameter is placed on the ranks.
     pub placement: &'a Placement,
-    /// Its distribution in a new model.
+    /// The distribution of its values in a new model.
     pub initial: Initial,
-    /// Whether this rank holds (a shard of) the parameter. If not, the source only checks that the checkpoint
-    /// contains it.
+    /// Whether this rank holds the parameter or a shard of it. If not, the source only checks that the
+    /// checkpoint contains it.
     pub is_local: bool,
-    /// Whether tokens are multiplied by its transpose, so that [`to_column_major`] may lay it out anew.
+    /// Whether the forward pass multiplies by its transpose, so that [`to_column_major`] may change its
+    /// memory layout.
     pub is_linear_weight: bool,
 }
 
-/// The same matrix `[out, in]` with its columns side by side in memory.
+/// Returns the same matrix `[out, in]` in column-major memory layout.
 ///
-/// A product of few rows with the transpose of a matrix takes half the time or less when the memory is that of the transpose:
-/// the kernels have to reorder nothing, and with few rows nothing else is there to hide it behind. Shares memory with
-/// `weight` where that is laid out so already.
+/// A product of few rows with the transpose of the matrix then takes half the time or less: the kernels need
+/// not reorder the matrix, and with few rows the cost of reordering is not hidden behind computation. Shares
+/// memory with `weight` if it already has this layout.
 pub fn to_column_major(weight: &Tensor) -> Tensor {
     let columns = weight.tr();
     if columns.is_contiguous() { weight.shallow_clone() } else { columns.contiguous().tr() }
 }
 
-/// Where parameters come from: a checkpoint or a generator.
+/// The source of a model's parameters: a checkpoint or an initialiser.
 pub type ParameterSource<'a> = dyn FnMut(&Request<'_>) -> Result<Tensor, Error> + 'a;
 
-/// Makes layers and keeps the list of their parameters in order of use.
+/// Builds layers and keeps the list of their parameters in order of use.
 pub struct ModuleBuilder<'a> {
     architecture: &'a Architecture,
     source: &'a mut ParameterSource<'a>,
@@ -61,7 +62,7 @@ pub struct ModuleBuilder<'a> {
 }
 
 impl<'a> ModuleBuilder<'a> {
-    /// An empty list for a model of this architecture.
+    /// Starts with no parameters, for a model of this architecture.
     pub fn new(
         architecture: &'a Architecture,
         model_parallel: &'a ModelParallel,
@@ -77,22 +78,23 @@ impl<'a> ModuleBuilder<'a> {
         }
     }
 
-    /// Those among whom the layers are split.
+    /// The tensor-parallel group; `None` without tensor parallelism.
     pub fn group(&self) -> Option<&'a Arc<ProcessGroup>> {
         self.model_parallel.tensor_parallel.as_ref()
     }
 
-    /// How ranks share the model.
+    /// How the model is split over ranks.
     pub fn split(&self) -> &'a ModelParallel {
         self.model_parallel
     }
 
-    /// Whether this rank has the layers that come next. Those of others have neither values nor parameters.
+    /// Sets whether this rank holds the layers that are built next. Layers of other ranks get no values and
+    /// register no parameters.
     pub fn set_local(&mut self, here: bool) {
         self.is_local = here;
     }
 
-    /// Runs `make` for one expert, which this rank of an expert group has or not.
+    /// Builds one expert with `make`; `own` says whether this rank of the expert-parallel group holds it.
     pub fn expert_scope<T>(&mut self, own: bool, make: impl FnOnce(&mut Self) -> T) -> T {
         let here = self.is_local;
         self.is_local &= own;
@@ -102,17 +104,17 @@ impl<'a> ModuleBuilder<'a> {
         made
     }
 
-    /// The parameter `index` is there once more on the other ranks of `copies`.
+    /// Marks parameter `index` as tied to a copy on the other ranks of `copies`.
     pub fn tie_parameter(&mut self, index: usize, copies: &Arc<ProcessGroup>) {
         self.parameters[index].tied_group = Some(Arc::clone(copies));
     }
 
-    /// The parameters so far.
+    /// The number of parameters so far.
     pub fn len(&self) -> usize {
         self.parameters.len()
     }
 
-    /// Whether there is none yet.
+    /// Whether no parameter has been registered yet.
     pub fn is_empty(&self) -> bool {
         self.parameters.is_empty()
     }
@@ -122,7 +124,7 @@ impl<'a> ModuleBuilder<'a> {
         self.parameters
     }
 
-    /// A parameter that tokens are not multiplied by.
+    /// Requests a parameter that is not the weight of a linear layer.
     pub fn parameter(
         &mut self,
         name: &str,
@@ -147,6 +149,7 @@ impl<'a> ModuleBuilder<'a> {
             }
             _ => Placement::Replicate,
         };
+
         let tensor = (self.source)(&Request {
             name,
             shape,
@@ -158,6 +161,7 @@ impl<'a> ModuleBuilder<'a> {
         if !self.is_local {
             return Ok(tensor);
         }
+
         let partial_grad = matches!(share, WeightPlacement::Partial);
         self.parameters.push(Parameter {
             partial_grad,
@@ -167,7 +171,7 @@ impl<'a> ModuleBuilder<'a> {
         Ok(tensor)
     }
 
-    /// The matrix `{name}.weight` `[rows, width]` of a head, split by rows.
+    /// Requests the matrix `{name}.weight` `[rows, width]` of a head, sharded by rows.
     pub fn head(
         &mut self,
         name: &str,
@@ -179,7 +183,7 @@ impl<'a> ModuleBuilder<'a> {
         self.request_parameter(&format!("{name}.weight"), &[rows, width], initial, true, share)
     }
 
-    /// A table `{name}.weight` `[rows, width]`, split by rows.
+    /// Requests an embedding table `{name}.weight` `[rows, width]`, sharded by rows.
     pub fn embedding(
         &mut self,
         name: &str,
@@ -191,7 +195,7 @@ impl<'a> ModuleBuilder<'a> {
         self.request_parameter(&format!("{name}.weight"), &[rows, width], initial, false, share)
     }
 
-    /// A linear map whose columns, the outer dimension, are split.
+    /// Builds a linear layer whose output dimension is sharded.
     pub fn column_parallel_linear(
         &mut self,
         name: &str,
@@ -203,8 +207,8 @@ impl<'a> ModuleBuilder<'a> {
         self.with_bias(name, weight, bias.then_some(sizes[1]), share)
     }
 
-    /// A linear map back into the residual stream whose rows, the inner dimension, are split: what the ranks make of their parts adds
-    /// up to the product.
+    /// Builds a linear layer back into the residual stream whose input dimension is sharded: the full output
+    /// is the sum of the ranks' partial outputs.
     pub fn row_parallel_linear(
         &mut self,
         name: &str,
@@ -216,7 +220,8 @@ impl<'a> ModuleBuilder<'a> {
         self.with_bias(name, weight, bias.then_some(sizes[1]), &self.model_parallel.non_parallel_placement())
     }
 
-    /// The weight of a linear map of `[inner, outer]` sizes, of which `side` is split.
+    /// Requests the weight of a linear layer from `inner` to `outer`. `side` selects the sharded dimension: 0
+    /// for `inner`, 1 for `outer`.
     fn matrix(
         &mut self,
         name: &str,
@@ -254,12 +259,12 @@ impl<'a> ModuleBuilder<'a> {
         Ok(Linear { weight, bias, is_conv1d: self.architecture.is_conv1d })
     }
 
-    /// A norm over the last dimension, of the architecture's kind; an RMS norm has no bias.
+    /// Builds a norm over the last dimension, of the architecture's kind. An RMS norm has no bias.
     pub fn norm(&mut self, name: &str, size: i64) -> Result<Norm, Error> {
         self.norm_with_placement(name, size, &self.model_parallel.non_parallel_placement())
     }
 
-    /// [`norm`](Self::norm) over what each rank has of its own.
+    /// Like [`norm`](Self::norm), with an explicit placement.
     pub fn norm_with_placement(
         &mut self,
         name: &str,
@@ -267,6 +272,7 @@ impl<'a> ModuleBuilder<'a> {
         share: &WeightPlacement,
     ) -> Result<Norm, Error> {
         let (kind, eps) = (self.architecture.norm, self.architecture.norm_eps);
+
         let (mut weight, mut bias) = (None, None);
         if self.architecture.norm_affine {
             weight = Some(self.request_parameter(
@@ -290,14 +296,15 @@ impl<'a> ModuleBuilder<'a> {
     }
 }
 
-/// Whether [`onednn_linear`] is the faster way to `x W^T`.
+/// Whether [`onednn_linear`] is the fastest way to compute `x W^T`.
 pub(crate) fn use_onednn(x: &Tensor, weight: &Tensor) -> bool {
     let relaid = weight.tr().is_contiguous() && !weight.is_contiguous();
     let plain = x.kind() == Kind::Float && x.device() == tch::Device::Cpu && !x.requires_grad();
     relaid && plain && ROWS_OF_ONEDNN.contains(&x.size()[0])
 }
 
-/// `x W^T + b` of `x` `[N, in]` and `weight` `[out, in]` laid out by [`to_column_major`], without a graph, by oneDNN.
+/// Computes `x W^T + b` with oneDNN, without an autograd graph, from `x` `[N, in]` and `weight` `[out, in]`
+/// in the layout of [`to_column_major`].
 pub(crate) fn onednn_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
     let arguments = [
         Value::Tensor(x),
@@ -312,7 +319,7 @@ pub(crate) fn onednn_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) 
     product.pop().expect("the operation has one result")
 }
 
-/// `x W + b`.
+/// A linear layer `x W + b`.
 #[derive(Debug)]
 pub struct Linear {
     /// `[out, in]`, or `[in, out]` as stored by GPT-2.
@@ -322,7 +329,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// `[N, in]` to `[N, out]`.
+    /// Computes `[N, out]` from `x` `[N, in]`.
     pub fn forward(&self, x: &Tensor) -> Tensor {
         if !self.is_conv1d && use_onednn(x, &self.weight) {
             return onednn_linear(x, &self.weight, self.bias.as_ref());
@@ -345,13 +352,13 @@ impl Linear {
         if self.is_conv1d { x.matmul(&self.weight) } else { x.linear(&self.weight, None::<&Tensor>) }
     }
 
-    /// The product, where the gradient of the weight is put off.
+    /// The product, if the computation of the weight's gradient is deferred; otherwise `None`.
     fn matmul_deferring_weight_grad(&self, x: &Tensor) -> Option<Tensor> {
         let product = weight_grad_store::linear_deferring_weight_grad(x, &self.weight, self.is_conv1d)?;
         Some(product.expect("a node is put behind a product that is there"))
     }
 
-    /// `x` `[N, out]` and the bias.
+    /// Adds the bias to `x` `[N, out]`.
     pub fn with_bias(&self, x: Tensor) -> Tensor {
         match &self.bias {
             Some(bias) => x + bias,
@@ -359,7 +366,7 @@ impl Linear {
         }
     }
 
-    /// The same map to `columns` of the output alone.
+    /// The layer restricted to the output columns `columns`.
     #[must_use]
     pub fn select_columns(&self, columns: &Range<i64>) -> Self {
         let part = |x: &Tensor, dim: i64| x.narrow(dim, columns.start, columns.end - columns.start);
@@ -370,7 +377,7 @@ impl Linear {
         }
     }
 
-    /// [`forward`](Self::forward) plus `residual` `[N, out]`, in one operation where there is no bias.
+    /// [`forward`](Self::forward) plus `residual` `[N, out]`, in one operation if there is no bias.
     pub fn forward_add(&self, x: &Tensor, residual: Option<&Tensor>) -> Tensor {
         match (residual, &self.bias) {
             (None, _) => self.forward(x),
@@ -394,7 +401,7 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// The same shape; computed in fp32 and given back in the kind of `x`.
+    /// Normalises `x` in fp32, and returns the result in the dtype of `x`.
     pub fn forward(&self, x: &Tensor) -> Tensor {
         match self.kind {
             NormKind::Layer => {
@@ -430,7 +437,7 @@ mod tests {
         assert_eq!(relaid, weight);
         assert_eq!(to_column_major(&relaid).data_ptr(), relaid.data_ptr(), "what is laid out so is shared");
         for rows in [1, 16, 33, 300] {
-            // Columns of a wider tensor: rows need not lie side by side.
+            // Columns of a wider tensor: rows need not be contiguous.
             let x = random(&[rows, 100]).narrow(1, 5, 48);
             let linear = |weight: &Tensor| Linear {
                 weight: weight.shallow_clone(),

@@ -1,15 +1,15 @@
-//! HF model folders as decoders: configuration, weights, forward pass, key-value cache, heads.
+//! Loads HF model folders as decoders: configuration, weights, forward pass, KV cache and heads.
 //!
 //! ```text
 //! config.json ──family──> Architecture ──┐
 //! model.safetensors ──weights──> values ─┴─> Decoder (segments) ──> CausalLm | ScalarModel
 //! ```
-//! Every family is the same [`decoder::Decoder`] with another [`architecture::Architecture`]. Tokens travel flat, `[N, H]`
-//! without padding; only attention puts rows side by side. Dropout is always off, in training as well: the `*_pdrop` and
-//! `*_dropout` settings of a `config.json` are kept and have no effect ([`config::Config::dropout`] tells
-//! them).
+//! Every family uses the same [`decoder::Decoder`] with a different [`architecture::Architecture`]. Tokens
+//! are stored flat, `[N, H]`, without padding; only attention groups them into rows. Dropout is always off,
+//! also in training: the `*_pdrop` and `*_dropout` settings of a `config.json` are kept but have no effect
+//! ([`config::Config::dropout`] lists them).
 //!
-//! Knows no loss, no optimiser and no text.
+//! This crate knows nothing about losses, optimisers and text.
 
 pub mod architecture;
 pub mod attention;
@@ -21,15 +21,23 @@ pub mod config;
 pub mod decoder;
 pub mod error;
 pub mod family;
+pub mod fields;
+pub mod forward_context;
 pub mod generate;
 pub mod head;
 pub mod initialize;
 pub mod layer;
+pub mod load_balancing;
+pub mod mask;
+pub mod mlp;
 pub mod model_parallel;
 pub mod moe;
 pub mod rope;
 pub mod sample;
 pub mod scalar_model;
+mod sequence_parallel;
+pub mod tensor_parallel_region;
+pub mod vocab_parallel;
 pub mod weights;
 
 pub use error::Error;

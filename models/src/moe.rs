@@ -3,55 +3,53 @@
 //!
 //! ```text
 //!   p = softmax(W_r x)            in fp32
-//!   y = sum over the k largest p_e of  p_e (or p_e / sum of the k)  expert_e(x)   [+ sigmoid(w_s x) shared(x)]
+//!   y = sum over the k largest p_e of  p_e (or p_e / sum of the k) expert_e(x)  [+ sigmoid(w_s x) shared(x)]
 //! ```
-//! (Shazeer et al. 2017, arXiv 1701.06538; Jiang et al. 2024, arXiv 2401.04088; no token is dropped.) Where a group of ranks shares the
-//! experts, each has some of them: tokens travel to the rank of their expert and back, each rank its own in training, a part of the same
-//! ones where nothing is trained.
+//! (Shazeer et al. 2017, arXiv 1701.06538; Jiang et al. 2024, arXiv 2401.04088; no token is dropped.) With
+//! expert parallelism each rank holds some of the experts, and an all-to-all sends each token to the ranks of
+//! its experts and back. In training every rank sends its own tokens. In a pass without gradients all ranks
+//! have the same tokens, and each rank handles a range of them.
 //!
-//! The term that keeps experts equally busy is that of Fedus et al. 2021 (arXiv 2101.03961, equation 4), over each row by itself, so that it
-//! does not depend on what else is in a batch: for a row of `T` tokens and `E` experts `E sum_e (C_e / T) (S_e / T)`, where `C_e` tokens took
-//! expert `e` and `S_e` is the sum of its shares; the mean over the layers, and over the rows by their tokens.
-//!
-//! Legend: `n` tokens, `H` width, `E` experts, `k` experts of a token.
+//! Legend: `n` tokens, `H` width, `E` experts, `k` experts per token.
 
 use std::sync::Arc;
 
 use parallel::autograd::{self, Backward, with_backward};
-use parallel::comm::{ProcessGroup, Reduction};
+use parallel::comm::ProcessGroup;
 use parallel::{ShardSpec, mappings};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::architecture::{self, Architecture};
-use crate::block::{ForwardContext, Mlp};
+use crate::forward_context::ForwardContext;
 use crate::layer::{Linear, ModuleBuilder};
-use crate::model_parallel::RowPartition;
+use crate::mlp::Mlp;
+use crate::tensor_parallel_region::RowPartition;
 
-/// The experts of one layer.
+/// A mixture-of-experts layer.
 #[derive(Debug)]
 pub struct MoeLayer {
     router: Linear,
-    /// Those of this rank, from [`first`](Self::first) on.
+    /// The experts of this rank.
     experts: Vec<Mlp>,
     shared: Option<(Mlp, Linear)>,
     top_k: i64,
     norm_topk_prob: bool,
-    /// The share of this layer in the mean over the layers with experts.
+    /// The weight of this layer in the mean of the auxiliary loss over the mixture-of-experts layers.
     layer_weight: f64,
     placement: ExpertPlacement,
 }
 
-/// Who has which experts.
+/// The split of the experts over the expert-parallel group.
 #[derive(Debug)]
 pub(crate) struct ExpertPlacement {
     spec: ShardSpec,
-    /// `None` for a rank with all of them.
+    /// `None` without expert parallelism.
     group: Option<Arc<ProcessGroup>>,
 }
 
 impl MoeLayer {
-    /// The experts of a layer whose modules have names that begin with `prefix`.
+    /// Builds the layer; the names of its modules begin with `prefix`.
     pub fn new(
         registry: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
@@ -66,6 +64,7 @@ impl MoeLayer {
             false,
             &outside,
         )?;
+
         let placement =
             ExpertPlacement::new(settings.num_experts, registry.split().expert_parallel.as_ref())?;
         let mut experts = Vec::new();
@@ -79,6 +78,7 @@ impl MoeLayer {
             let expert = registry.expert_scope(own, make)?;
             experts.extend(own.then_some(expert));
         }
+
         let shared = match settings.shared_expert_intermediate_size {
             None => None,
             Some(inner) => {
@@ -88,6 +88,7 @@ impl MoeLayer {
                 Some((mlp, registry.column_parallel_linear(&gate, [hidden, 1], false, &outside)?))
             }
         };
+
         let layers = settings.is_moe_layer.iter().filter(|&&has| has).count();
         Ok(Self {
             router,
@@ -100,7 +101,8 @@ impl MoeLayer {
         })
     }
 
-    /// `[n, H]` to the same shape, on top of `residual`.
+    /// Computes the layer's output `[n, H]` plus `residual` from `x` `[n, H]`, and attaches the auxiliary
+    /// loss.
     pub fn forward(
         &self,
         x: &Tensor,
@@ -112,6 +114,9 @@ impl MoeLayer {
         if self.norm_topk_prob {
             topk_weights = &topk_weights / topk_weights.sum_dim_intlist(-1, true, Kind::Float);
         }
+
+        // Router results are copied into the tensor-parallel region as well, so that the router gets its full
+        // gradient.
         let x_inside = ctx.tp_region.copy_to_region(x)?;
         let topk_weights = ctx.tp_region.copy_to_region(&topk_weights.to_kind(x.kind()))?;
         let chosen_inside = ctx.tp_region.copy_to_region(&topk_indices)?;
@@ -120,6 +125,7 @@ impl MoeLayer {
             sum +=
                 mlp.forward_partial(&x_inside) * ctx.tp_region.copy_to_region(&gate.forward(x).sigmoid())?;
         }
+
         let mut sum = ctx.tp_region.reduce_from_region(&sum)?;
         if let Some(residual) = residual {
             sum += residual;
@@ -133,7 +139,8 @@ impl MoeLayer {
         }
     }
 
-    /// What the experts make of tokens `[n, H]` that take the experts `topk_indices` `[n, k]` by the shares `topk_weights` `[n, k]`.
+    /// The weighted sum of the experts' outputs for tokens `[n, H]`, routed to the experts `topk_indices`
+    /// `[n, k]` with the weights `topk_weights` `[n, k]`.
     fn forward_experts(
         &self,
         x: &Tensor,
@@ -144,7 +151,7 @@ impl MoeLayer {
         let Some(group) = self.placement.group.as_ref().filter(|_| !ctx.distinct_rows_per_rank) else {
             return self.forward_local_tokens(x, topk_weights, topk_indices);
         };
-        // All ranks have the same tokens: each looks after a part of them.
+        // All ranks have the same tokens, so each rank handles a range of them.
         let (row_partition, rows) = (RowPartition(vec![Arc::clone(group)]), x.size()[0]);
         let run = row_partition.local_range(rows);
         let own = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
@@ -152,14 +159,14 @@ impl MoeLayer {
             .gather_rows(&self.forward_local_tokens(&own(x), &own(topk_weights), &own(topk_indices))?, rows)
     }
 
-    /// [`forward_experts`](Self::forward_experts) of tokens that are this rank's own.
+    /// [`forward_experts`](Self::forward_experts) for tokens that only this rank handles.
     fn forward_local_tokens(
         &self,
         x: &Tensor,
         topk_weights: &Tensor,
         topk_indices: &Tensor,
     ) -> Result<Tensor, parallel::Error> {
-        // Every pair of a token and an expert, expert by expert.
+        // Sort all (token, expert) pairs by expert.
         let (order, counts) = no_grad(|| {
             let flat = topk_indices.flatten(0, -1);
             let order = flat.argsort_stable(true, 0, false);
@@ -175,7 +182,8 @@ impl MoeLayer {
         Ok(x.zeros_like().index_add(0, &tokens, &weighted.to_kind(x.kind())))
     }
 
-    /// Each of this rank's experts on its rows, which lie expert by expert. One without rows has a gradient too: zero.
+    /// Applies each of this rank's experts to its rows, which are sorted by expert. An expert without rows
+    /// still runs, so that it gets a zero gradient.
     fn forward_local_experts(&self, rows: &Tensor, counts: &[i64]) -> Tensor {
         let mut start = 0;
         let parts: Vec<Tensor> = self
@@ -209,8 +217,9 @@ impl ExpertPlacement {
         self.spec.ranges(self.group.as_ref().map_or(0, |group| group.rank()))[0].clone()
     }
 
-    /// Runs `work` on rows that lie expert by expert, `counts` of each of all experts, where their experts are; what it makes comes back to
-    /// the same places. `work` gets the rows of this rank's experts, expert by expert.
+    /// Sends rows to the ranks of their experts, runs `work` there, and returns the results in the original
+    /// order. `rows` are sorted by expert, and `counts` has the number of rows for each of all experts.
+    /// `work` receives the rows of this rank's experts, sorted by expert, and their counts.
     fn dispatch_and_combine(
         &self,
         rows: &Tensor,
@@ -218,9 +227,12 @@ impl ExpertPlacement {
         work: &mut dyn FnMut(&Tensor, &[i64]) -> Tensor,
     ) -> Result<Tensor, parallel::Error> {
         let Some(group) = &self.group else { return Ok(work(rows, counts)) };
+
+        // Every rank learns from the counts of all ranks how many rows it will receive.
         let all = group.all_gather(&Tensor::from_slice(counts).unsqueeze(0).to_device(rows.device()))?;
         let of = |rank: usize| Vec::<i64>::try_from(all.get(rank as i64)).expect("one number an expert");
         let all: Vec<Vec<i64>> = (0..group.size()).map(of).collect();
+
         let sum = |counts: &[i64], rank: usize| -> i64 {
             let run = &self.spec.ranges(rank)[0];
             counts[run.start as usize..run.end as usize].iter().sum()
@@ -228,17 +240,20 @@ impl ExpertPlacement {
         let sent: Vec<i64> = (0..group.size()).map(|rank| sum(counts, rank)).collect();
         let received: Vec<i64> = all.iter().map(|counts| sum(counts, group.rank())).collect();
         let arrived = mappings::all_to_all_uneven(rows, &received, &sent, group)?;
-        // They come rank by rank; experts want theirs together.
+
+        // Rows arrive sorted by source rank; `work` needs them sorted by expert.
         let (places, own) = permute_by_expert(&all, self.local_experts());
         let back: Vec<i64> = inverse_permutation(&places);
         let [places, back] =
             [places, back].map(|places| Tensor::from_slice(&places).to_device(rows.device()));
+
         let made = work(&arrived.index_select(0, &places), &own).index_select(0, &back);
         mappings::all_to_all_uneven(&made, &sent, &received, group)
     }
 }
 
-/// Of rows that lie rank by rank and within a rank expert by expert: their places in the order of the experts, and how many each has.
+/// For rows sorted by source rank and then by expert: the permutation that sorts them by expert, and the
+/// number of rows per expert. `own` are this rank's experts.
 fn permute_by_expert(counts: &[Vec<i64>], own: std::ops::Range<i64>) -> (Vec<i64>, Vec<i64>) {
     let own = own.start as usize..own.end as usize;
     let mut start = 0;
@@ -261,7 +276,8 @@ fn inverse_permutation(places: &[i64]) -> Vec<i64> {
     inverse
 }
 
-/// `x`, whose backward pass seeds `aside`, a scalar, with one: a term of the loss that no later layer sees.
+/// Returns `x` with the scalar loss term `aside` attached: the backward pass of `x` gives `aside` the
+/// gradient 1. The term needs no path through the later layers.
 fn attach_aux_loss(x: &Tensor, aside: &Tensor) -> Result<Tensor, parallel::Error> {
     if !(aside.requires_grad() && autograd::is_enabled()) {
         return Ok(x.shallow_clone());
@@ -272,41 +288,4 @@ fn attach_aux_loss(x: &Tensor, aside: &Tensor) -> Result<Tensor, parallel::Error
     });
     let mut attached = with_backward(&[&x.detach()], &[x, aside], backward)?;
     Ok(attached.pop().expect("as many outputs as were given"))
-}
-
-/// What the term that keeps experts equally busy needs to know of a batch.
-#[derive(Debug)]
-pub struct LoadBalancingLoss {
-    /// The row of each of this rank's tokens, int64 `[n]`.
-    pub(crate) row_index: Tensor,
-    /// Tokens of each row, fp32 `[R]`.
-    pub(crate) lengths: Tensor,
-    /// Whether each of this rank's tokens counts, fp32 `[n]`; all do where it is absent.
-    pub(crate) unique_mask: Option<Tensor>,
-    /// The weight of one token.
-    pub(crate) coef: f64,
-    /// Those who have other tokens of the same rows.
-    pub(crate) group: Option<Arc<ProcessGroup>>,
-}
-
-impl LoadBalancingLoss {
-    /// The term of one layer, a scalar, from the shares `[n, E]` and the experts that were taken `[n, k]`.
-    fn layer_loss(&self, router_probs: &Tensor, topk_indices: &Tensor) -> Result<Tensor, parallel::Error> {
-        let sums = |x: &Tensor| {
-            let x =
-                self.unique_mask.as_ref().map_or_else(|| x.shallow_clone(), |counts| x * counts.unsqueeze(1));
-            let zeros =
-                Tensor::zeros([self.lengths.size()[0], router_probs.size()[1]], (Kind::Float, x.device()));
-            zeros.index_add(0, &self.row_index, &x)
-        };
-        let tokens_per_expert =
-            no_grad(|| sums(&router_probs.zeros_like().scatter_value(1, topk_indices, 1.0)));
-        let mut shares_of_rows = sums(router_probs);
-        if let Some(group) = &self.group {
-            group.all_reduce(&tokens_per_expert, Reduction::Sum)?;
-            shares_of_rows = mappings::reduce_from_region(&shares_of_rows, group)?;
-        }
-        let factor = self.coef * router_probs.size()[1] as f64;
-        Ok((tokens_per_expert * shares_of_rows / self.lengths.unsqueeze(1)).sum(Kind::Float) * factor)
-    }
 }

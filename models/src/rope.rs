@@ -1,86 +1,91 @@
-//! Rotary position embeddings (Su et al. 2021, arXiv 2104.09864) and their scalings for longer texts.
+//! Rotary position embeddings (Su et al. 2021, arXiv 2104.09864) and their scaling methods for longer
+//! sequences.
 //!
-//! Pair `j` of a head's `dim` rotated numbers turns by `position * inv_freq[j]`, `inv_freq[j] = theta^(-2j/dim)`; the pair is
-//! `(x[j], x[j + dim/2])` as in all HF checkpoints. Scalings change `inv_freq`: `linear` (positions divided), `dynamic` (NTK: a
-//! larger theta for longer rows), `llama3` (long waves divided), `yarn` (Peng et al. 2023, arXiv 2309.00071). Frequencies,
-//! angles, sine and cosine are fp32 in the order of operations of transformers, and are cast at the end.
+//! Pair `j` of a head's `dim` rotated numbers is rotated by the angle `position * inv_freq[j]`, with
+//! `inv_freq[j] = theta^(-2j/dim)`. The pair is `(x[j], x[j + dim/2])`, as in all HF checkpoints. Scaling
+//! methods change `inv_freq`: `linear` (positions divided), `dynamic` (NTK: a larger theta for longer rows),
+//! `llama3` (long waves divided), `yarn` (Peng et al. 2023, arXiv 2309.00071). Frequencies, angles, sine and
+//! cosine are computed in fp32 in the same order of operations as in transformers, and are cast at the end.
 //!
-//! `dynamic` depends on the length of a row. Here it is the row's own length, so a row gets the same numbers whatever
-//! else is in the batch; transformers takes the longest row of the batch. With a key-value cache each new token is
-//! rotated for the length so far and old keys stay as they are, as in transformers.
+//! `dynamic` depends on the length of a row. Here each row uses its own length, so its result does not depend
+//! on the other rows of the batch; transformers uses the longest row of the batch. With a KV cache each new
+//! token is rotated for the current length and old keys stay unchanged, as in transformers.
 
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
-use crate::config::Fields;
+use crate::fields::Fields;
 
-/// Above this the frequencies of fp32 would vanish.
+/// The largest allowed theta. Above it frequencies would underflow in fp32.
 const LARGEST_THETA: f64 = 1e30;
 
-/// The rotation of one model.
+/// The rotary embedding of one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// The longest wave, before scaling.
+    /// The base of the frequencies, before scaling.
     pub theta: f64,
-    /// Numbers of each head that are rotated, the first ones; the others pass.
+    /// How many numbers of each head are rotated. These are the first ones; the others are left unchanged.
     pub dim: i64,
-    /// How it is stretched.
+    /// The scaling method.
     pub scaling: Scaling,
 }
 
-/// How frequencies are stretched for texts longer than those of the pretraining.
+/// The scaling of frequencies for sequences longer than in pretraining.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scaling {
-    /// Not at all.
+    /// No scaling.
     None,
     /// `inv_freq / factor`.
     Linear {
         /// At least 1.
         factor: f64,
     },
-    /// `theta * (factor * length / max - (factor - 1))^(dim / (dim - 2))` for rows longer than `max_positions`.
+    /// Theta becomes `theta * (factor * length / max - (factor - 1))^(dim / (dim - 2))` for rows longer than
+    /// `max_positions`.
     Dynamic {
         /// At least 1.
         factor: f64,
-        /// The length up to which nothing changes.
+        /// The length up to which frequencies are unchanged.
         max_positions: i64,
     },
-    /// Waves longer than `original / low` are divided by `factor`, shorter than `original / high` kept, in between blended.
+    /// Divides the frequencies of waves longer than `original / low` by `factor`, keeps waves shorter than
+    /// `original / high`, and blends in between.
     Llama3 {
-        /// For the long waves.
+        /// The divisor for long waves.
         factor: f64,
-        /// Wave length bound, as a divisor of `original`.
+        /// The bound of long waves, as a divisor of `original`.
         low: f64,
-        /// Wave length bound, as a divisor of `original`.
+        /// The bound of short waves, as a divisor of `original`.
         high: f64,
-        /// Positions of the pretraining.
+        /// The number of positions in pretraining.
         original: f64,
     },
-    /// Blend of kept and divided frequencies by a ramp over the pairs, and a factor on sine and cosine.
+    /// Blends unchanged and divided frequencies by a ramp over the pairs, and multiplies sine and cosine by a
+    /// factor.
     Yarn {
-        /// For the divided part.
+        /// The divisor of the divided frequencies.
         factor: f64,
-        /// First pair of the ramp.
+        /// The first pair of the ramp.
         ramp_start: f64,
-        /// Last pair of the ramp.
+        /// The last pair of the ramp.
         ramp_end: f64,
-        /// Factor of sine and cosine.
+        /// The factor on sine and cosine.
         attention_factor: f64,
     },
 }
 
-/// Sine and cosine of the tokens of a batch.
+/// The rotary tables of a batch: sine and cosine for each token.
 #[derive(Debug)]
 pub struct Rotary {
     /// `[N, 1, dim]`.
     cos: Tensor,
-    /// `[N, 1, dim]`, its first half negated.
+    /// `[N, 1, dim]`, with the first half negated.
     sin: Tensor,
 }
 
 impl Rotary {
-    /// Rotates the first `dim` numbers of each head: `x` and the result `[N, heads, D]`.
+    /// Rotates the first `dim` numbers of each head. `x` and the result are `[N, heads, D]`.
     pub fn apply(&self, x: &Tensor) -> Tensor {
         let (dim, head_dim) = (self.cos.size()[2], x.size()[2]);
         if dim == head_dim {
@@ -90,14 +95,14 @@ impl Rotary {
         Tensor::cat(&[turned, x.narrow(2, dim, head_dim - dim)], 2)
     }
 
-    /// `x cos + (x2, x1) (-sin, sin)`.
+    /// Computes `x cos + (x2, x1) (-sin, sin)`.
     fn rotate(&self, x: &Tensor, dim: i64) -> Tensor {
         let half = dim / 2;
         let swapped = Tensor::cat(&[x.narrow(2, half, half), x.narrow(2, 0, half)], 2);
         (x * &self.cos).addcmul(&swapped, &self.sin)
     }
 
-    /// That of some of the tokens, `[n]`.
+    /// The tables of some of the tokens; `tokens` are their indices `[n]`.
     #[must_use]
     pub fn select(&self, tokens: &Tensor) -> Self {
         let [cos, sin] = [&self.cos, &self.sin].map(|table| table.index_select(0, tokens));
@@ -115,26 +120,26 @@ impl Clone for Rotary {
     }
 }
 
-/// What a family reads of a rotation beside `rope_parameters`, and what it takes where the file is silent.
+/// A family's keys for rotary embeddings outside `rope_parameters`, and its defaults for absent keys.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeDefaults {
-    /// The width of a head.
+    /// The size of a head.
     pub head_dim: i64,
-    /// The model's positions.
+    /// The number of positions of the model.
     pub max_positions: i64,
-    /// Theta.
+    /// The default theta.
     pub theta: f64,
-    /// The key of theta beside `rope_parameters`.
+    /// The key of theta outside `rope_parameters`.
     pub theta_key: &'static str,
-    /// The share of a head that is rotated; 1 for families that always rotate whole heads.
+    /// The fraction of a head that is rotated; 1 for families that always rotate complete heads.
     pub partial_rotary_factor: f64,
-    /// The key of that share beside `rope_parameters`.
+    /// The key of that fraction outside `rope_parameters`.
     pub partial_rotary_factor_key: &'static str,
 }
 
 impl Rope {
-    /// Reads `rope_scaling`, or `rope_parameters` (transformers 5) where that is absent or empty, and the
-    /// keys beside it.
+    /// Reads `rope_scaling`, or `rope_parameters` (transformers 5) if `rope_scaling` is absent or empty, and
+    /// the keys outside these objects.
     pub fn from_fields(fields: &Fields<'_>, defaults: &RopeDefaults) -> Result<Self, Error> {
         let scaling = fields.object("rope_scaling")?;
         let parameters = if scaling.is_some() { scaling } else { fields.object("rope_parameters")? };
@@ -142,6 +147,7 @@ impl Rope {
         let outer_share = fields
             .optional_number(defaults.partial_rotary_factor_key)?
             .unwrap_or(defaults.partial_rotary_factor);
+
         let (theta, share) = match &parameters {
             None => (outer_theta, outer_share),
             Some(inner) => (
@@ -149,11 +155,13 @@ impl Rope {
                 inner.number_or("partial_rotary_factor", outer_share)?,
             ),
         };
+
         if !(theta > 1.0 && theta <= LARGEST_THETA) {
             let owner = parameters.as_ref().filter(|inner| inner.has("rope_theta"));
             let (owner, key) = owner.map_or((fields, defaults.theta_key), |inner| (inner, "rope_theta"));
             return Err(owner.wrong(key, "a number above 1 and at most 1e30", &json!(theta)));
         }
+
         let dim = rotated_dim(defaults.head_dim, share);
         check_width(fields, parameters.as_ref(), defaults, share, dim)?;
         let scaling = match parameters {
@@ -167,7 +175,7 @@ impl Rope {
         Ok(Self { theta, dim, scaling })
     }
 
-    /// The most tokens of a row: the model's positions, and more where the rotation grows with the row.
+    /// The maximum number of tokens per row: the model's positions, or more with `dynamic` scaling.
     pub fn max_positions(&self, max_positions: i64) -> i64 {
         match self.scaling {
             Scaling::Dynamic { factor, .. } => (factor * max_positions as f64) as i64,
@@ -179,6 +187,7 @@ impl Rope {
     pub fn inv_freq(&self, length: i64, device: Device) -> Tensor {
         let exponents = Tensor::arange_start_step(0, self.dim, 2, (Kind::Float, device)) / self.dim as f64;
         let powers = |theta: f64| Tensor::pow_scalar(theta, &exponents);
+
         match self.scaling {
             Scaling::None => powers(self.theta).reciprocal(),
             Scaling::Linear { factor } => powers(self.theta).reciprocal() / factor,
@@ -205,8 +214,9 @@ impl Rope {
         }
     }
 
-    /// Sine and cosine at `positions` (int64 `[N]`). `counts` are the tokens of each row among them, `lengths` those of the
-    /// whole row so far: the same in a packed batch, and one for each row in a decoding step.
+    /// Computes the rotary tables at `positions` (int64 `[N]`). `counts` are the numbers of tokens of each
+    /// row in this batch, `lengths` the full lengths of the rows so far. The two are equal in a packed batch;
+    /// in a decoding step every count is 1.
     pub fn rotary(&self, positions: &Tensor, counts: &[i64], lengths: &[i64], kind: Kind) -> Rotary {
         tch::no_grad(|| {
             let device = positions.device();
@@ -223,6 +233,7 @@ impl Rope {
                 }
                 _ => positions * self.inv_freq(0, device),
             };
+
             let (cos, sin) = (angles.cos(), angles.sin());
             let factor = self.attention_factor();
             let finish = |left: &Tensor, right: &Tensor| {
@@ -241,7 +252,7 @@ impl Rope {
     }
 }
 
-/// Refuses a rotated width that no head has, or that this family does not have.
+/// Returns an error if the rotated width is not valid for a head, or not supported by the family.
 fn check_width(
     fields: &Fields<'_>,
     parameters: Option<&Fields<'_>>,
@@ -270,7 +281,7 @@ fn rotated_dim(head_dim: i64, share: f64) -> i64 {
     (head_dim as f64 * share) as i64
 }
 
-/// The object that says how to stretch, and what it needs beside itself.
+/// The JSON object with the scaling parameters, and the other values that scaling depends on.
 struct ScalingReader<'a> {
     parameters: Fields<'a>,
     theta: f64,
@@ -305,6 +316,7 @@ impl ScalingReader<'_> {
                 return Err(self.parameters.unsupported(key, &json!(other), fix));
             }
         };
+
         self.refuse_unknown_keys(known)?;
         match kind {
             "linear" => Ok(Scaling::Linear { factor: self.factor()? }),
@@ -334,7 +346,7 @@ impl ScalingReader<'_> {
         }
     }
 
-    /// A number above zero that must be there.
+    /// A required number above zero.
     fn required(&self, key: &str) -> Result<f64, Error> {
         let number = self.parameters.number(key)?;
         let wrong = || {
@@ -353,7 +365,8 @@ impl ScalingReader<'_> {
         }
     }
 
-    /// The model's own key wins over the one among the parameters, as in transformers.
+    /// The number of positions in pretraining. The key of the model has priority over the key in the scaling
+    /// parameters, as in transformers.
     fn original(&self) -> Result<f64, Error> {
         let key = "original_max_position_embeddings";
         let original = match self.original {
@@ -381,6 +394,7 @@ impl ScalingReader<'_> {
             None => self.max_positions as f64 / original,
         };
         let optional = |key: &str| self.parameters.optional_number(key);
+
         let attention_factor = if let Some(given) = optional("attention_factor")? {
             given
         } else {
@@ -393,6 +407,7 @@ impl ScalingReader<'_> {
                 get_mscale(factor, 1.0)
             }
         };
+
         let bound = |key: &str, default: f64| {
             let rotations = optional(key)?.filter(|&number| number != 0.0).unwrap_or(default);
             if rotations < 0.0 {
@@ -403,8 +418,11 @@ impl ScalingReader<'_> {
                 dim * (original / (rotations * 2.0 * std::f64::consts::PI)).ln() / (2.0 * self.theta.ln()),
             )
         };
+
+        // The ramp runs between the pairs that make `beta_fast` and `beta_slow` rotations over the original
+        // positions.
         let (mut start, mut end) = (bound("beta_fast", 32.0)?, bound("beta_slow", 1.0)?);
-        // transformers takes a null for false.
+        // transformers treats null as false.
         if !self.parameters.is_null("truncate") && self.parameters.flag_or("truncate", true)? {
             (start, end) = (start.floor(), end.ceil());
         }
@@ -453,7 +471,8 @@ mod tests {
 
     #[test]
     fn rotation_by_hand() {
-        // Position 1, theta 100: angles 1 and 0.1. Pair (1, 3) turns by 1, pair (2, 4) by 0.1.
+        // At position 1 with theta 100 the angles are 1 and 0.1: pair (1, 3) is rotated by 1, pair (2, 4) by
+        // 0.1.
         let rope = Rope { theta: 100.0, dim: 4, scaling: Scaling::None };
         let rotary = rope.rotary(&Tensor::from_slice(&[1_i64]), &[1], &[2], Kind::Float);
         let turned = rotary.apply(&Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0]).view([1, 1, 4]));

@@ -1,10 +1,11 @@
-//! One token from one row of logits.
+//! Samples one token from one row of logits.
 //!
-//! Temperature divides the logits; top-k keeps the `k` largest, then top-p the smallest set of most likely tokens whose
-//! probabilities reach `p` (Holtzman et al. 2020, arXiv 1904.09751), which always holds the most likely one. What is kept is
-//! renormalised and drawn from with one uniform number by inverting the cumulative sum. Temperature 0 takes the largest logit,
-//! the lowest id among equals. Thresholds are found by partial selection: nothing of vocabulary size is sorted.
-//! Every request has a generator of its own, so that a reply does not depend on what else is in the batch.
+//! The temperature divides the logits. Top-k keeps the `k` largest. Top-p then keeps the smallest set of most
+//! likely tokens whose probabilities reach `p` (Holtzman et al. 2020, arXiv 1904.09751), which always
+//! contains the most likely token. The kept tokens are renormalised, and one uniform number draws from them
+//! by inverting the cumulative sum. Temperature 0 takes the largest logit; ties go to the lowest id.
+//! Thresholds are found by partial selection, so nothing of vocabulary size is sorted. Every request has its
+//! own generator, so a reply does not depend on the other requests of the batch.
 
 use rand::Rng;
 use rand::SeedableRng;
@@ -13,15 +14,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// How tokens are drawn.
+/// The sampling parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingParams {
     /// Divides the logits; 0 is greedy.
     pub temperature: f64,
-    /// Keep this many of the most likely tokens; 0 keeps all.
+    /// Keeps this many of the most likely tokens; 0 keeps all.
     pub top_k: usize,
-    /// Keep the most likely tokens that together reach this probability; 1 keeps all.
+    /// Keeps the most likely tokens that together reach this probability; 1 keeps all.
     pub top_p: f64,
 }
 
@@ -31,18 +32,18 @@ impl Default for SamplingParams {
     }
 }
 
-/// A drawn token.
+/// A sampled token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampledToken {
-    /// Its id.
+    /// The token id.
     pub id: i64,
-    /// Its log-probability under the whole distribution at the sampling temperature (before top-k and top-p); at temperature
-    /// 0 under that of temperature 1.
+    /// The log-probability under the full distribution at the sampling temperature (before top-k and top-p).
+    /// At temperature 0 it is the log-probability at temperature 1.
     pub logprob: f32,
 }
 
 impl SamplingParams {
-    /// The most likely token, always.
+    /// Greedy decoding: always the most likely token.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, ..Self::default() }
     }
@@ -50,7 +51,7 @@ impl SamplingParams {
     /// Logits divided by less than this leave the range of fp32.
     const LOWEST_TEMPERATURE: f64 = 1e-6;
 
-    /// Refuses settings that cannot be.
+    /// Checks that the settings are in range.
     pub fn check(&self) -> Result<(), Error> {
         let refuse = |key, value: f64, wanted| Err(Error::Sampling { key, value, wanted });
         let lowest = Self::LOWEST_TEMPERATURE;
@@ -70,8 +71,8 @@ impl SamplingParams {
         generator
     }
 
-    /// Draws from one row of logits; `scratch` is working space that is kept between calls. `None` when a logit is NaN, or
-    /// none is finite: there is no distribution then.
+    /// Samples from one row of logits. `scratch` is working memory that is reused between calls. Returns
+    /// `None` if a logit is NaN or none is finite, because there is no distribution then.
     pub fn sample(
         &self,
         logits: &[f32],
@@ -87,16 +88,20 @@ impl SamplingParams {
         if !total.is_finite() {
             return None;
         }
+
         let logprob = |id: usize| ((logits[id] - highest) * inverse) - total.ln() as f32;
         if self.temperature == 0.0 {
             return Some(SampledToken { id: best as i64, logprob: logprob(best) });
         }
+
         let threshold = self.threshold(scratch, total);
         let kept = if threshold > 0.0 {
             scratch.iter().filter(|&&weight| weight >= threshold).map(|&weight| f64::from(weight)).sum()
         } else {
             total
         };
+
+        // Invert the cumulative sum of the kept weights.
         let mut left = generator.random::<f64>() * kept;
         let mut chosen = best;
         for (id, &weight) in scratch.iter().enumerate() {
@@ -111,7 +116,8 @@ impl SamplingParams {
         Some(SampledToken { id: chosen as i64, logprob: logprob(chosen) })
     }
 
-    /// The smallest unnormalised weight that top-k and top-p keep, or 0 to keep all. Equal weights are kept together.
+    /// The smallest unnormalised weight that top-k and top-p keep, or 0 to keep all. Equal weights are kept
+    /// together.
     fn threshold(&self, weights: &[f32], total: f64) -> f32 {
         let descending = |left: &f32, right: &f32| right.total_cmp(left);
         let wants_k = self.top_k > 0 && self.top_k < weights.len();
@@ -125,14 +131,17 @@ impl SamplingParams {
             pool.retain(|&weight| weight >= kth);
             mass = sum(&pool);
         }
+
         if self.top_p >= 1.0 {
             return threshold;
         }
         if !wants_k {
-            // A token below this share of the mass left out cannot be among those that reach `p`.
+            // All tokens below this weight together have less mass than top-p leaves out, so none of them is
+            // kept.
             let floor = (mass * (1.0 - self.top_p) / weights.len() as f64) as f32;
             pool = weights.iter().copied().filter(|&weight| weight >= floor).collect();
         }
+
         pool.sort_unstable_by(descending);
         let mut reached = 0.0;
         for weight in pool {
@@ -147,7 +156,7 @@ impl SamplingParams {
 }
 
 fn sum(weights: &[f32]) -> f64 {
-    // Eight partial sums let the compiler use vector instructions without changing the result from run to run.
+    // Eight partial sums let the compiler use vector instructions, and the result stays deterministic.
     let mut lanes = [0f32; 8];
     let mut total = 0.0;
     for block in weights.chunks(4096) {

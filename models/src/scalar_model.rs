@@ -1,6 +1,7 @@
-//! A decoder with one score for each token: a reward model or a critic; HF's sequence classification with one label.
+//! A decoder with one scalar per token: a reward model or a critic. In HF it is sequence classification with
+//! one label.
 //!
-//! `value = hidden . score`, without a bias, in fp32. Which token's value counts is not decided here.
+//! `value = hidden . score`, without a bias, in fp32. The caller decides which token's value counts.
 
 use std::path::Path;
 
@@ -15,7 +16,7 @@ use crate::decoder::{Decoder, HeadKind, SCORE};
 use crate::model_parallel::needs_grad;
 use crate::weights::WeightFolder;
 
-/// A decoder with a score.
+/// A decoder with a scalar head.
 #[derive(Debug)]
 pub struct ScalarModel {
     decoder: Decoder,
@@ -34,8 +35,8 @@ impl ScalarModel {
         Ok(Self { decoder })
     }
 
-    /// Loads the trunk of a language model's folder and draws a score: normal, deviation `1 / sqrt(H + 1)`
-    /// (Stiennon et al. 2020, arXiv 2009.01325).
+    /// Loads the trunk of a language model and initialises a new scalar head from a normal distribution with
+    /// standard deviation `1 / sqrt(H + 1)` (Stiennon et al. 2020, arXiv 2009.01325).
     pub fn from_causal_lm(folder: &Path, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         if WeightFolder::open(folder)?.has(SCORE) {
             let found = format!(
@@ -49,19 +50,19 @@ impl ScalarModel {
         Ok(Self { decoder })
     }
 
-    /// Copies the trunk of a language model and draws a score.
+    /// Copies the trunk of a language model and initialises a new scalar head.
     pub fn from_model(model: &CausalLm, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = causal_lm::copy(model.decoder(), HeadKind::Scalar, options, seed)?;
         Ok(Self { decoder })
     }
 
-    /// A model of its own with the same values: a critic that begins as the reward model.
+    /// An independent copy of this model, for example a critic that is initialised from the reward model.
     pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = causal_lm::copy(&self.decoder, HeadKind::Scalar, options, 0)?;
         Ok(Self { decoder })
     }
 
-    /// A new model.
+    /// A new, randomly initialised model.
     pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         causal_lm::check_memory(&config, options)?;
         let decoder = Decoder::build(config, HeadKind::Scalar, &options.model_parallel, &mut |request| {
@@ -70,13 +71,13 @@ impl ScalarModel {
         Ok(Self { decoder })
     }
 
-    /// Writes `config.json` and the weights. Every rank that holds a part calls it. transformers scores the last token that is not `pad_token_id`: see
-    /// [`Config::pad_token_id`].
+    /// Writes `config.json` and the weights. Every rank that holds a shard of the model must call it.
+    /// transformers scores the last token that is not `pad_token_id`, see [`Config::pad_token_id`].
     pub fn save(&self, folder: &Path) -> Result<(), Error> {
         self.decoder.save(folder, &self.config().for_sequence_classification(self.decoder.kind()))
     }
 
-    /// The values of hidden states `[N, H]`: fp32 `[N]`.
+    /// Computes the values `[N]`, fp32, of hidden states `[N, H]`.
     pub fn values(&self, hidden: &Tensor) -> Result<Tensor, parallel::Error> {
         let score = |hidden: &Tensor| hidden.to_kind(Kind::Float).matmul(&self.score_weight().squeeze_dim(0));
         if let Some(pipeline) = self.decoder.pipeline().filter(|_| !needs_grad(hidden)) {
@@ -100,17 +101,17 @@ impl ScalarModel {
         &self.decoder
     }
 
-    /// Where its parameters live.
+    /// The device of the parameters.
     pub fn device(&self) -> tch::Device {
         self.decoder.device()
     }
 
-    /// Its configuration.
+    /// The configuration.
     pub fn config(&self) -> &Config {
         self.decoder.config()
     }
 
-    /// The score's weight `[1, H]`, fp32.
+    /// The weight of the scalar head, `[1, H]`, fp32.
     pub fn score_weight(&self) -> &Tensor {
         self.decoder.head_weight()
     }
@@ -157,7 +158,7 @@ impl Segmented for ScalarModel {
     }
 }
 
-/// Refuses more than one label; the shape of the score says the rest.
+/// Returns an error for more than one label. Loading checks the shape of the scalar head.
 fn check_labels(config: &Config) -> Result<(), Error> {
     let named =
         config.value("id2label").and_then(|labels| labels.as_object()).map(|labels| labels.len() as i64);

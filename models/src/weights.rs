@@ -1,13 +1,12 @@
-//! The weights of a model folder: `model.safetensors`, or several files and `model.safetensors.index.json` that says which tensor
-//! is where.
+//! The weights of a model folder: `model.safetensors`, or several files and the index
+//! `model.safetensors.index.json` that maps tensors to files.
 //!
-//! Tensors are read one at a time, so loading needs the model once and its largest tensor twice. Knows no architecture.
+//! Tensors are read one at a time, so loading needs memory for the model and one more copy of its largest
+//! tensor. This module knows nothing about architectures.
 
+mod names;
 mod read;
 mod write;
 
 pub use read::WeightFolder;
 pub(crate) use write::save;
-
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";

@@ -351,7 +351,7 @@ const MOE_FAMILIES: [&str; 3] = ["mixtral", "qwen2-moe", "qwen3-moe"];
 fn step_with_experts(model: &CausalLm, groups: &ProcessGroups) -> (f64, Vec<(String, Vec<f32>)>) {
     let own: Vec<&[i64]> = groups.data_parallel().round_robin(ROWS).collect();
     let mut batch = Batch::new(&own, Device::Cpu);
-    batch.aux_loss_coef = 0.4;
+    batch.aux_loss_divisor = model.config().router_aux_loss_coef() / 0.4;
     let ids: Vec<i64> = own.concat();
     let targets: Vec<i64> = ids.iter().map(|id| id * 5 % 47).collect();
     let tape = Tape::forward(model, &batch, groups.expert_parallel().size() == 2).unwrap();

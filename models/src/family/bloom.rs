@@ -1,12 +1,12 @@
-//! BLOOM (Le Scao et al. 2022, arXiv 2211.05100): linear biases by distance, a norm on the embeddings, queries, keys and
-//! values interleaved by head.
+//! BLOOM (Le Scao et al. 2022, arXiv 2211.05100): linear attention biases by distance, a norm on the
+//! embeddings, and queries, keys and values interleaved by head.
 
 use serde_json::json;
 
-use super::{uniform_scales, whole_head_dim};
+use super::defaults::{uniform_scales, whole_head_dim};
 use crate::Error;
 use crate::architecture::{Activation, Architecture, Names, NormKind, Position, Qkv, ResidualOrder};
-use crate::config::Fields;
+use crate::fields::Fields;
 
 const NAMES: Names = Names {
     class: "Bloom",
@@ -29,8 +29,8 @@ const NAMES: Names = Names {
     head: "lm_head",
 };
 
-/// `model_type` bloom. `slow_but_exact` with `pretraining_tp` above 1 leaves two biases of each block out in
-/// transformers, and is refused.
+/// Resolves `model_type` bloom. In transformers, `slow_but_exact` with `pretraining_tp` above 1 omits two
+/// biases of each block, so that combination is an error.
 pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     if fields.size_or(&["pretraining_tp"], 1)? > 1 {
         fields.require_neutral(
@@ -39,6 +39,7 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
             "set it to false, or `pretraining_tp` to 1",
         )?;
     }
+
     let width = if fields.is_null("n_embed") { &["hidden_size"][..] } else { &["n_embed", "hidden_size"] };
     let hidden_size = fields.size(width)?;
     let num_layers = fields.size(&["n_layer", "num_hidden_layers"])?;
@@ -46,6 +47,7 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let head_dim = whole_head_dim(fields, hidden_size, num_heads)?;
     let initializer_range = fields.deviation("initializer_range")?;
     let normed = fields.flag_or("apply_residual_connection_post_layernorm", false)?;
+
     Ok(Architecture {
         vocab_size: fields.size(&["vocab_size"])?,
         hidden_size,

@@ -1,9 +1,10 @@
-//! GPT-2 (Radford et al. 2019): learned positions, fused queries-keys-values, weights stored `[in, out]`.
+//! GPT-2 (Radford et al. 2019): learned positions, fused queries, keys and values, and weights stored as
+//! `[in, out]`.
 
-use super::{activation, whole_head_dim};
+use super::defaults::{activation, whole_head_dim};
 use crate::Error;
 use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, ResidualOrder};
-use crate::config::Fields;
+use crate::fields::Fields;
 
 const NAMES: Names = Names {
     class: "GPT2",
@@ -26,13 +27,15 @@ const NAMES: Names = Names {
     head: "lm_head",
 };
 
-/// `model_type` gpt2. `reorder_and_upcast_attn` asks for fp32 scores, which attention here always has.
+/// Resolves `model_type` gpt2. `reorder_and_upcast_attn` requests attention scores in fp32, which they always
+/// are here.
 pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let hidden_size = fields.size(&["n_embd", "hidden_size"])?;
     let num_layers = fields.size(&["n_layer", "num_hidden_layers"])?;
     let num_heads = fields.size(&["n_head", "num_attention_heads"])?;
     let initializer_range = fields.deviation("initializer_range")?;
     let head_dim = whole_head_dim(fields, hidden_size, num_heads)?;
+
     Ok(Architecture {
         vocab_size: fields.size(&["vocab_size"])?,
         hidden_size,

@@ -1,14 +1,14 @@
-//! LLaMA 1, 2 and 3 (Touvron et al. 2023, arXiv 2302.13971), Mistral (Jiang et al. 2023, arXiv 2310.06825) and Mixtral (Jiang et al. 2024,
-//! arXiv 2401.04088).
+//! LLaMA 1, 2 and 3 (Touvron et al. 2023, arXiv 2302.13971), Mistral (Jiang et al. 2023, arXiv 2310.06825)
+//! and Mixtral (Jiang et al. 2024, arXiv 2401.04088).
 
 use serde_json::json;
 
-use super::{activation, uniform_scales, whole_head_dim};
+use super::defaults::{activation, uniform_scales, whole_head_dim};
 use crate::Error;
 use crate::architecture::{
     Architecture, ExpertNames, MoeConfig, Names, NormKind, Position, Qkv, ResidualOrder,
 };
-use crate::config::Fields;
+use crate::fields::Fields;
 use crate::rope::{Rope, RopeDefaults};
 
 const NAMES: Names = Names {
@@ -32,14 +32,15 @@ const NAMES: Names = Names {
     head: "lm_head",
 };
 
-/// What the families of this build differ in where the file is silent. The numbers are those of transformers'
+/// The defaults in which families of this architecture differ. The values are those of transformers'
 /// configuration classes.
 pub(super) struct Variant {
     /// The class name of transformers.
     pub(super) class: &'static str,
     /// `head_dim`.
     pub(super) head_dim: HeadDim,
-    /// `num_key_value_heads`; `None` for as many as query heads, which null means in every family.
+    /// `num_key_value_heads`; `None` for the number of query heads, which is also the meaning of null in
+    /// every family.
     pub(super) num_kv_heads: Option<i64>,
     /// `max_position_embeddings`.
     pub(super) max_positions: i64,
@@ -49,14 +50,14 @@ pub(super) struct Variant {
     pub(super) norm_eps: f64,
 }
 
-/// What a head's width is where the file does not give it.
+/// The default of `head_dim`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeadDim {
     /// `hidden_size / heads`; null is an error.
     Quotient,
-    /// The same, and null means it too.
+    /// `hidden_size / heads`, also for null.
     QuotientOrNull,
-    /// A number of the family; null is an error.
+    /// A fixed value of the family; null is an error.
     Fixed(i64),
 }
 
@@ -72,7 +73,7 @@ impl HeadDim {
     }
 }
 
-/// The shape that LLaMA, Mistral and Qwen share; no biases and no windows.
+/// Resolves the architecture that LLaMA, Mistral and Qwen share, without biases and sliding windows.
 pub(super) fn llama_like(fields: &Fields<'_>, variant: &Variant) -> Result<Architecture, Error> {
     let hidden_size = fields.size(&["hidden_size"])?;
     let num_layers = fields.size(&["num_hidden_layers"])?;
@@ -81,6 +82,7 @@ pub(super) fn llama_like(fields: &Fields<'_>, variant: &Variant) -> Result<Archi
     let max_positions = fields.size_or(&["max_position_embeddings"], variant.max_positions)?;
     let num_kv_heads = fields.optional_size("num_key_value_heads", variant.num_kv_heads)?;
     let initializer_range = fields.deviation("initializer_range")?;
+
     let rotation = RopeDefaults {
         head_dim,
         max_positions,
@@ -89,6 +91,7 @@ pub(super) fn llama_like(fields: &Fields<'_>, variant: &Variant) -> Result<Archi
         partial_rotary_factor: 1.0,
         partial_rotary_factor_key: "partial_rotary_factor",
     };
+
     Ok(Architecture {
         vocab_size: fields.size(&["vocab_size"])?,
         hidden_size,
@@ -124,7 +127,7 @@ pub(super) fn llama_like(fields: &Fields<'_>, variant: &Variant) -> Result<Archi
     })
 }
 
-/// `model_type` llama. `pretraining_tp` above 1 only splits matrix products and is passed over.
+/// Resolves `model_type` llama. `pretraining_tp` above 1 only splits matrix products and is ignored.
 pub(super) fn llama(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let bias = fields.flag_or("attention_bias", false)?;
     let variant = Variant { class: "Llama", num_kv_heads: None, max_positions: 2048, ..MISTRAL };
@@ -145,13 +148,13 @@ const MISTRAL: Variant = Variant {
     norm_eps: 1e-6,
 };
 
-/// `model_type` mistral: every layer looks back `sliding_window` tokens, 4096 without the key, or without
-/// bound where that is null.
+/// Resolves `model_type` mistral. Every layer has a sliding window of `sliding_window` tokens: 4096 if the
+/// key is absent, and full attention if it is null.
 pub(super) fn mistral(fields: &Fields<'_>) -> Result<Architecture, Error> {
     windowed(fields, &MISTRAL, Some(4096))
 }
 
-/// All layers with one window, which is `window` where the file is silent.
+/// Resolves a family with the same sliding window in all layers; `window` is the default.
 fn windowed(fields: &Fields<'_>, variant: &Variant, window: Option<i64>) -> Result<Architecture, Error> {
     let fix = "alternating attention is implemented for model_type qwen2, qwen2_moe and qwen3";
     fields.require_neutral("layer_types", &[], fix)?;
@@ -160,13 +163,14 @@ fn windowed(fields: &Fields<'_>, variant: &Variant, window: Option<i64>) -> Resu
     Ok(Architecture { sliding_windows: vec![window; architecture.num_layers as usize], ..architecture })
 }
 
-/// `model_type` mixtral: Mistral with experts in every layer.
+/// Resolves `model_type` mixtral: Mistral with experts in every layer.
 pub(super) fn mixtral(fields: &Fields<'_>) -> Result<Architecture, Error> {
     fields.require_neutral(
         "router_jitter_noise",
         &[json!(0), json!(0.0)],
         "noise on the router is not implemented",
     )?;
+
     let variant = Variant { class: "Mixtral", theta: 1e6, norm_eps: 1e-5, ..MISTRAL };
     let architecture = windowed(fields, &variant, None)?;
     let experts = MoeConfig {
@@ -187,7 +191,8 @@ pub(super) fn mixtral(fields: &Fields<'_>) -> Result<Architecture, Error> {
     Ok(Architecture { experts: Some(experts), ..architecture })
 }
 
-/// The weight of the term that keeps experts equally busy, which transformers adds where `output_router_logits` is true.
+/// The coefficient of the load-balancing auxiliary loss, which transformers adds only if
+/// `output_router_logits` is true.
 pub(super) fn router_aux_loss_coef(fields: &Fields<'_>) -> Result<f64, Error> {
     let coefficient = fields.number_or("router_aux_loss_coef", 0.001)?;
     Ok(if fields.flag_or("output_router_logits", false)? { coefficient } else { 0.0 })

@@ -1,11 +1,12 @@
-//! GPT-NeoX (Black et al. 2022, arXiv 2204.06745) and Pythia: partly rotated heads, attention and MLP side by side.
+//! GPT-NeoX (Black et al. 2022, arXiv 2204.06745) and Pythia: partially rotated heads, attention and MLP in
+//! parallel.
 
 use serde_json::json;
 
-use super::{activation, uniform_scales, whole_head_dim};
+use super::defaults::{activation, uniform_scales, whole_head_dim};
 use crate::Error;
 use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, ResidualOrder};
-use crate::config::Fields;
+use crate::fields::Fields;
 use crate::rope::{Rope, RopeDefaults};
 
 const NAMES: Names = Names {
@@ -29,8 +30,8 @@ const NAMES: Names = Names {
     head: "embed_out",
 };
 
-/// `model_type` `gpt_neox`. transformers reads `rotary_emb_base` and `rotary_pct` here, and not the keys of
-/// other families.
+/// Resolves `model_type` `gpt_neox`. Here transformers reads `rotary_emb_base` and `rotary_pct` instead of
+/// the keys of other families.
 pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let hidden_size = fields.size(&["hidden_size"])?;
     let num_layers = fields.size(&["num_hidden_layers"])?;

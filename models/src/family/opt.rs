@@ -1,12 +1,12 @@
-//! OPT (Zhang et al. 2022, arXiv 2205.01068): learned positions from row 2 on, `ReLU`, and in OPT-350m norms after the
-//! residual and a narrower embedding.
+//! OPT (Zhang et al. 2022, arXiv 2205.01068): learned positions that start at row 2 of the table, and `ReLU`.
+//! OPT-350m has norms after the residual connection and a narrower embedding.
 
 use serde_json::json;
 
-use super::{activation, uniform_scales, whole_head_dim};
+use super::defaults::{activation, uniform_scales, whole_head_dim};
 use crate::Error;
 use crate::architecture::{Architecture, Names, NormKind, Position, Qkv, ResidualOrder};
-use crate::config::Fields;
+use crate::fields::Fields;
 
 const NAMES: Names = Names {
     class: "OPT",
@@ -29,7 +29,7 @@ const NAMES: Names = Names {
     head: "lm_head",
 };
 
-/// `model_type` opt. The norms' epsilon is 1e-5 and no setting, as in transformers.
+/// Resolves `model_type` opt. The epsilon of the norms is always 1e-5, as in transformers.
 pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let hidden_size = fields.size(&["hidden_size"])?;
     let num_layers = fields.size(&["num_hidden_layers"])?;
@@ -39,6 +39,7 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let initializer_range = fields.deviation("init_std")?;
     let bias = fields.flag_or("enable_bias", true)?;
     fields.require_neutral("layerdrop", &[json!(0)], "layers are never skipped: set it to 0")?;
+
     Ok(Architecture {
         vocab_size: fields.size(&["vocab_size"])?,
         hidden_size,

@@ -1,12 +1,12 @@
-//! Qwen2 and 2.5 (arXiv 2407.10671): biases on queries, keys and values. Qwen3 (arXiv 2505.09388): norms on queries and keys. Both with
-//! experts too.
+//! Qwen2 and Qwen2.5 (arXiv 2407.10671) have biases on queries, keys and values. Qwen3 (arXiv 2505.09388) has
+//! norms on queries and keys. Both also exist with experts.
 
 use serde_json::{Value, json};
 
 use super::llama::{HeadDim, Variant, llama_like, router_aux_loss_coef};
 use crate::Error;
 use crate::architecture::{Architecture, ExpertNames, MoeConfig};
-use crate::config::Fields;
+use crate::fields::Fields;
 
 const QWEN2: Variant = Variant {
     class: "Qwen2",
@@ -17,14 +17,14 @@ const QWEN2: Variant = Variant {
     norm_eps: 1e-6,
 };
 
-/// `model_type` qwen2.
+/// Resolves `model_type` qwen2.
 pub(super) fn qwen2(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let architecture = llama_like(fields, &QWEN2)?;
     let sliding_windows = windows(fields, architecture.num_layers, from_layer)?;
     Ok(Architecture { qkv_bias: true, sliding_windows, ..architecture })
 }
 
-/// `model_type` qwen3.
+/// Resolves `model_type` qwen3.
 pub(super) fn qwen3(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let variant = Variant { class: "Qwen3", head_dim: HeadDim::Fixed(128), ..QWEN2 };
     let architecture = normed(fields, &variant)?;
@@ -34,12 +34,12 @@ pub(super) fn qwen3(fields: &Fields<'_>) -> Result<Architecture, Error> {
     })
 }
 
-/// `model_type` `qwen2_moe`: one more expert that every token takes.
+/// Resolves `model_type` `qwen2_moe`, which has a shared expert.
 pub(super) fn qwen2_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let variant = Variant { class: "Qwen2Moe", num_kv_heads: Some(16), ..QWEN2 };
     let architecture = llama_like(fields, &variant)?;
     let shared = fields.size_or(&["shared_expert_intermediate_size"], 5632)?;
-    // Unlike its siblings, this family has no second spelling of `num_experts`.
+    // Unlike the other families with experts, this family has only one spelling of `num_experts`.
     let experts = experts(fields, &architecture, &["num_experts"], [60, 4, 1408])?;
     Ok(Architecture {
         qkv_bias: fields.flag_or("qkv_bias", true)?,
@@ -49,8 +49,8 @@ pub(super) fn qwen2_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
     })
 }
 
-/// `model_type` `qwen3_moe`: all layers have the window, if `use_sliding_window`; `max_window_layers` is not
-/// read.
+/// Resolves `model_type` `qwen3_moe`. With `use_sliding_window` all layers have the window;
+/// `max_window_layers` is ignored.
 pub(super) fn qwen3_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let variant = Variant { class: "Qwen3Moe", num_kv_heads: Some(4), ..QWEN2 };
     let architecture = normed(fields, &variant)?;
@@ -64,14 +64,15 @@ pub(super) fn qwen3_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
     Ok(Architecture { experts: Some(experts), sliding_windows, ..architecture })
 }
 
-/// Qwen3's norms of queries and keys, and its biases.
+/// Resolves the architecture of Qwen3: norms on queries and keys, and optional attention biases.
 fn normed(fields: &Fields<'_>, variant: &Variant) -> Result<Architecture, Error> {
     let bias = fields.flag_or("attention_bias", false)?;
     Ok(Architecture { qk_norm: true, qkv_bias: bias, out_bias: bias, ..llama_like(fields, variant)? })
 }
 
-/// Experts in every `decoder_sparse_step`-th layer that is not among `mlp_only_layers`. The defaults are their count, those of a token,
-/// and their width.
+/// Reads the experts. Every `decoder_sparse_step`-th layer has experts, except the layers in
+/// `mlp_only_layers`. The defaults are the number of experts, the number of experts per token, and the width
+/// of an expert.
 fn experts(
     fields: &Fields<'_>,
     architecture: &Architecture,
@@ -85,6 +86,7 @@ fn experts(
             .map_err(|_| fields.wrong("mlp_only_layers", "a list of layers", list))?,
     };
     let has = |layer: i64| (layer + 1) % step == 0 && !dense.contains(&layer);
+
     Ok(MoeConfig {
         num_experts: fields.size_or(counts, count)?,
         num_experts_per_tok: fields.size_or(&["num_experts_per_tok"], per_token)?,
@@ -102,26 +104,29 @@ fn experts(
     })
 }
 
-/// The window of the layers that have one: `sliding_window`, if `use_sliding_window`.
+/// The size of the sliding window; `None` without `use_sliding_window`.
 fn window(fields: &Fields<'_>) -> Result<Option<i64>, Error> {
     if !fields.flag_or("use_sliding_window", false)? {
-        // transformers saves 0 here where there is no window.
+        // In this case transformers saves `sliding_window` as 0, so the key is not read.
         return Ok(None);
     }
     fields.optional_size("sliding_window", Some(4096))
 }
 
-/// Whether a layer has the window in Qwen2 and Qwen3 without `layer_types`: from `max_window_layers` on.
+/// Whether a layer has a sliding window in Qwen2 and Qwen3 without `layer_types`: all layers from
+/// `max_window_layers` on.
 fn from_layer(layer: i64, max_window_layers: i64) -> bool {
     layer >= max_window_layers
 }
 
-/// The same in Qwen2-MoE, as transformers has it: every other layer before `max_window_layers`.
+/// Whether a layer has a sliding window in Qwen2-MoE, as in transformers: every other layer before
+/// `max_window_layers`.
 fn every_other(layer: i64, max_window_layers: i64) -> bool {
     layer % 2 == 0 && layer < max_window_layers
 }
 
-/// `layer_types` where the file has them; otherwise those that `has` says of a layer and `max_window_layers`.
+/// The sliding window of each layer, from `layer_types` if present. Otherwise `has` decides from the layer
+/// and `max_window_layers`.
 fn windows(
     fields: &Fields<'_>,
     num_layers: i64,
@@ -129,9 +134,11 @@ fn windows(
 ) -> Result<Vec<Option<i64>>, Error> {
     let window = window(fields)?;
     let bound = fields.count_or("max_window_layers", 28)?;
+
     let Some(types) = fields.get("layer_types") else {
         return Ok((0..num_layers).map(|layer| window.filter(|_| has(layer, bound))).collect());
     };
+
     let list = types
         .as_array()
         .filter(|list| list.len() as i64 == num_layers)
@@ -150,5 +157,6 @@ fn windows(
             "the known ones are full_attention and sliding_attention",
         )),
     };
+
     list.iter().map(of).collect()
 }

@@ -1,4 +1,4 @@
-//! Reading the files of a folder.
+//! Reads the weight files of a model folder.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use parallel::safetensors_file::TensorFile;
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use super::{INDEX, SINGLE};
+use super::names::{INDEX, SINGLE};
 use crate::Error;
 
 /// The tensors of a model folder.
@@ -17,7 +17,7 @@ pub struct WeightFolder {
     path: PathBuf,
     files: Vec<TensorFile>,
     used: BTreeSet<String>,
-    /// Rows of the vocabulary in the files, and rows that are asked for.
+    /// The number of rows of the vocabulary in the files, and the requested number.
     resized_vocab: Option<[i64; 2]>,
 }
 
@@ -31,19 +31,19 @@ impl WeightFolder {
         Ok(Self { path: folder.to_owned(), files, used: BTreeSet::new(), resized_vocab: None })
     }
 
-    /// From now on, matrices of `from` rows that are asked for with `to` rows get new rows: the mean of the
-    /// others, as in transformers' `resize_token_embeddings` with `mean_resizing`, but without its noise.
+    /// Resizes the vocabulary from `from` to `to` rows for all later reads. New rows are the mean of the
+    /// existing rows, as in transformers' `resize_token_embeddings` with `mean_resizing`, but without noise.
     pub(crate) fn resize_vocab(&mut self, from: i64, to: i64) {
         self.resized_vocab = Some([from, to]);
     }
 
-    /// Whether there is a tensor of this name.
+    /// Whether a tensor with this name exists.
     pub fn has(&self, name: &str) -> bool {
         self.files.iter().any(|file| file.shape(name).is_some())
     }
 
-    /// This rank's part of the tensor under the first of `names` that is there, whose whole has the shape `shape`; in the kind of
-    /// the file.
+    /// Reads this rank's shard of the tensor under the first of `names` that exists. `shape` is the shape of
+    /// the full tensor. The result has the dtype of the file.
     pub fn tensor(
         &mut self,
         names: &[String],
@@ -66,8 +66,8 @@ impl WeightFolder {
         Err(Error::MissingTensor { path: self.path.clone(), name: names[0].clone() })
     }
 
-    /// Checks that the checkpoint contains the tensor and marks it as used, without reading it: another rank
-    /// holds it.
+    /// Checks that the checkpoint contains the tensor and marks it as used without reading it, because
+    /// another rank holds it.
     pub fn mark_remote(&mut self, names: &[String]) -> Result<(), Error> {
         let mut there = names.iter().filter(|name| self.files.iter().any(|file| file.shape(name).is_some()));
         let Some(name) = there.next() else {
@@ -77,7 +77,7 @@ impl WeightFolder {
         Ok(())
     }
 
-    /// Refuses tensors that were never asked for, unless `harmless` says that they do not matter.
+    /// Returns an error for a tensor that was never requested, unless `harmless` returns true for its name.
     pub fn check_all_used(&self, harmless: impl Fn(&str) -> bool) -> Result<(), Error> {
         for file in &self.files {
             if let Some(name) = file.names().find(|name| !self.used.contains(*name) && !harmless(name)) {
@@ -88,7 +88,7 @@ impl WeightFolder {
     }
 }
 
-/// `tensor` `[N, H]` with `count` rows more, each the mean of the rows that are there.
+/// Appends `count` rows to `tensor` `[N, H]`, each the mean of the existing rows.
 fn with_mean_rows(tensor: &Tensor, count: i64) -> Tensor {
     let mean = tensor.mean_dim([0i64].as_slice(), true, Kind::Float).to_kind(tensor.kind());
     Tensor::cat(&[tensor.shallow_clone(), mean.expand([count, tensor.size()[1]], false)], 0)
@@ -111,12 +111,14 @@ fn file_names(folder: &Path) -> Result<Vec<String>, Error> {
         let source = std::io::Error::from(std::io::ErrorKind::NotFound);
         return Err(Error::Io { path: folder.join(SINGLE), source });
     }
+
     let text = crate::config::read_text(&path)?;
     let index: Value = serde_json::from_str(&text)
         .map_err(|source| Error::Json { path: path.display().to_string(), source })?;
     let names: Option<BTreeSet<String>> = index["weight_map"]
         .as_object()
         .and_then(|map| map.values().map(|name| name.as_str().map(str::to_owned)).collect());
+
     let refused = |got: String| Error::Field {
         path: path.display().to_string(),
         key: "weight_map".to_owned(),
@@ -130,9 +132,10 @@ fn file_names(folder: &Path) -> Result<Vec<String>, Error> {
     }
 }
 
-/// Whether a name in the index may be opened: it must be a file in the same folder, not a path.
+/// Whether a name in the index is a valid weight file: it must be a file in the same folder, not a path.
 ///
-/// `datasets` has the same rule for what it fetches; it knows nothing of this crate.
+/// The crate `datasets` has its own copy of this rule for downloads, because it does not depend on this
+/// crate.
 fn is_weight_file(name: &str) -> bool {
     let harmless = |character: char| !matches!(character, '/' | '\\') && !character.is_control();
     name.ends_with(".safetensors") && !name.starts_with('.') && name.chars().all(harmless)

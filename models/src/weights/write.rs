@@ -1,4 +1,4 @@
-//! Writing: one file up to five gigabytes, otherwise numbered files and an index, as transformers does it.
+//! Writes weights: one file up to five gigabytes, otherwise numbered files and an index, as in transformers.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,16 +8,15 @@ use parallel::comm::ProcessGroup;
 use parallel::safetensors_file;
 use serde_json::{Map, json};
 
-use super::{INDEX, SINGLE};
+use super::names::{INDEX, SINGLE};
 use crate::Error;
 use crate::config::Config;
 
-/// The most bytes in one file, unless a single tensor has more.
+/// The maximum size of one file in bytes, unless a single tensor is larger.
 const SHARD_BYTES: usize = 5_000_000_000;
 
-/// Writes `config.json` and the whole of the parameters to a folder, which is made if need be. Every rank that holds a part calls it,
-/// and the first of them writes. `stages` are
-/// those who have other parameters.
+/// Writes `config.json` and the full parameters to a folder, which is created if necessary. Every rank of
+/// `model_parallel_group`, which together holds all parameters, must call it; its first rank writes.
 pub(crate) fn save(
     folder: &Path,
     config: &Config,
@@ -30,7 +29,7 @@ pub(crate) fn save(
     Ok(())
 }
 
-/// Whether this rank is the one that writes.
+/// Writes the weights in files of at most `limit` bytes. Returns whether this rank is the one that writes.
 fn save_in_shards(
     folder: &Path,
     parameters: &[Parameter],
@@ -42,14 +41,16 @@ fn save_in_shards(
     let mut seen = BTreeSet::new();
     sizes.retain(|(name, _)| seen.insert(name.clone()));
     let shards = shards(&sizes, limit);
-    let speaks = safetensors_file::is_writing_replica(
+
+    let is_writing_replica = safetensors_file::is_writing_replica(
         parameters.iter().map(|parameter| &parameter.placement),
         model_parallel_group,
     )?;
-    let writes = speaks && model_parallel_group.rank() == 0;
+    let writes = is_writing_replica && model_parallel_group.rank() == 0;
     if writes {
         std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
     }
+
     let mut map = Map::new();
     for (index, shard) in shards.iter().enumerate() {
         let file = match shards.len() {
@@ -60,11 +61,12 @@ fn save_in_shards(
         safetensors_file::write(
             &folder.join(&file),
             &own.map(Parameter::as_named_tensor).collect::<Vec<_>>(),
-            speaks,
+            is_writing_replica,
             model_parallel_group,
         )?;
         map.extend(shard.iter().map(|name| ((*name).to_owned(), json!(file))));
     }
+
     if !writes {
         return Ok(false);
     }
@@ -79,7 +81,7 @@ fn save_in_shards(
     Ok(true)
 }
 
-/// The names of the tensors of each file.
+/// Distributes the tensors over files of at most `limit` bytes, and returns the tensor names of each file.
 fn shards(sizes: &[(String, usize)], limit: usize) -> Vec<Vec<&str>> {
     let mut shards: Vec<Vec<&str>> = vec![Vec::new()];
     let mut filled = 0;
@@ -94,7 +96,7 @@ fn shards(sizes: &[(String, usize)], limit: usize) -> Vec<Vec<&str>> {
     shards
 }
 
-/// Removes the file of the other layout, which would describe older weights.
+/// Removes the file of the other layout, which would contain or describe older weights.
 fn remove_stale(folder: &Path, name: &str) -> Result<(), Error> {
     let path = folder.join(name);
     match std::fs::remove_file(&path) {
@@ -132,7 +134,7 @@ mod tests {
             parameter("b", Kind::BFloat16, 2.5),
             parameter("c", Kind::Float, 3.5),
         ];
-        // 12 + 6 bytes fit in 20; the third begins a second file.
+        // 12 + 6 bytes fit in 20; the third tensor starts a second file.
         save_in_shards(folder.path(), &parameters, 20, &alone()).unwrap();
         assert!(folder.path().join("model-00002-of-00002.safetensors").exists());
         let mut weights = WeightFolder::open(folder.path()).unwrap();
@@ -158,7 +160,8 @@ mod tests {
         let meeting = RankInfo { secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
         let server = open_store(&meeting, RENDEZVOUS_TIMEOUT).unwrap();
         let meeting = RankInfo { port: server.port(), uses_agent_store: true, ..meeting };
-        // Layers on two ranks, each with a twin that holds the other half of the columns.
+        // Two pipeline stages, and in each stage two tensor-parallel ranks that hold half of the columns
+        // each.
         let rank = |rank: usize| {
             let place = RankInfo { rank, size: 4, ..meeting.clone() };
             let world = World::join(place, Transport::Auto, RENDEZVOUS_TIMEOUT).unwrap();

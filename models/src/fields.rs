@@ -1,9 +1,9 @@
-//! Typed reading of JSON objects, with errors that name file and key.
+//! Typed access to JSON objects, with errors that name the file and the key.
 //!
 //! A key that is absent has its default. A key that is `null` is not absent: transformers keeps it as `None`,
-//! which means something of its own for a few keys ([`Fields::optional_size`]) and is an error for the
-//! others. Sizes have upper bounds far above those of any model, so that no product of them overflows and
-//! nothing is allocated for a number that cannot be meant.
+//! which has a special meaning for a few keys ([`Fields::optional_size`]) and is an error for the others.
+//! Sizes have upper bounds far above the sizes of any model, so that no product of sizes overflows and no
+//! memory is allocated for an absurd number.
 
 use serde_json::{Map, Value};
 
@@ -11,7 +11,7 @@ use crate::Error;
 
 const SIZE: &str = "a whole number above zero";
 
-/// The largest standard deviation of new weights: a thousand times what makes any sense.
+/// The largest allowed standard deviation of new weights, far above any sensible value.
 const LARGEST_DEVIATION: f64 = 1000.0;
 
 /// The keys of one JSON object.
@@ -23,17 +23,17 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The keys of a whole file; `origin` names it in messages.
+    /// The keys of a file. `origin` names the file in error messages.
     pub fn new(map: &'a Map<String, Value>, origin: &'a str) -> Self {
         Self { map, origin, parent: "" }
     }
 
-    /// Where the keys came from, for messages.
+    /// The name of the source of the keys, for error messages.
     pub fn origin(&self) -> &'a str {
         self.origin
     }
 
-    /// The object under `key`, where there is one that is not empty.
+    /// The object under `key`; `None` if it is absent, null or empty.
     pub fn object(&self, key: &'a str) -> Result<Option<Self>, Error> {
         match self.get(key) {
             None => Ok(None),
@@ -48,23 +48,23 @@ impl<'a> Fields<'a> {
         self.map.keys().map(String::as_str)
     }
 
-    /// A key's value; `None` where it is absent or null.
+    /// The value of a key; `None` if it is absent or null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is there, null or not.
+    /// Whether the key is present, null or not.
     pub fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
 
-    /// Whether the key is there and null.
+    /// Whether the key is present and null.
     pub fn is_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)
     }
 
-    /// The one of several spellings that is there. Two that differ are refused: which of them counts depends
-    /// on who reads the file.
+    /// Returns the spelling of a key that is present. Two spellings with different values are an error,
+    /// because different readers of the file would use different ones.
     fn resolve_alias(&self, keys: &[&'a str]) -> Result<Option<&'a str>, Error> {
         let mut there = keys.iter().copied().filter(|key| self.has(key));
         let Some(first) = there.next() else { return Ok(None) };
@@ -82,23 +82,23 @@ impl<'a> Fields<'a> {
         Ok(self.given_size(keys)?.unwrap_or(default))
     }
 
-    /// A whole number above zero that must be there, under any of the spellings.
+    /// A required whole number above zero under any of the spellings.
     pub fn size(&self, keys: &[&'a str]) -> Result<i64, Error> {
         self.given_size(keys)?.ok_or_else(|| self.wrong(keys[0], SIZE, &Value::Null))
     }
 
-    /// A whole number above zero: `absent` without the key, `None` where it is null.
+    /// A whole number above zero: `absent` if the key is absent, `None` if it is null.
     pub fn optional_size(&self, key: &'a str, absent: Option<i64>) -> Result<Option<i64>, Error> {
         if self.is_null(key) { Ok(None) } else { Ok(self.given_size(&[key])?.or(absent)) }
     }
 
-    /// A whole number above zero under any of the spellings; `None` where there is none of them.
+    /// A whole number above zero under any of the spellings; `None` if all are absent.
     fn given_size(&self, keys: &[&'a str]) -> Result<Option<i64>, Error> {
         let Some(key) = self.resolve_alias(keys)? else { return Ok(None) };
         let (value, largest) = (&self.map[key], largest(key));
         match value.as_i64() {
             Some(number) if (1..=largest).contains(&number) => Ok(Some(number)),
-            // Beyond 64 bits a number reads as a float.
+            // A number beyond 64 bits is parsed as a float.
             _ if value.as_f64().is_some_and(|number| number > largest as f64) => {
                 Err(self.wrong(key, &format!("{SIZE} and at most {largest}"), value))
             }
@@ -118,7 +118,7 @@ impl<'a> Fields<'a> {
         Ok(self.number(key)?.unwrap_or(default))
     }
 
-    /// A number above zero, or `default`: the epsilon of a norm.
+    /// A number above zero, or `default`, for the epsilon of a norm.
     pub fn positive_or(&self, key: &str, default: f64) -> Result<f64, Error> {
         let number = self.number_or(key, default)?;
         if number > 0.0 { Ok(number) } else { Err(self.wrong(key, "a number above zero", &self.map[key])) }
@@ -131,7 +131,7 @@ impl<'a> Fields<'a> {
         if sound { Ok(number) } else { Err(self.wrong(key, "a number from 0 to 1000", &self.map[key])) }
     }
 
-    /// A number, where the key is there.
+    /// A number; `None` if the key is absent.
     pub fn number(&self, key: &str) -> Result<Option<f64>, Error> {
         match self.map.get(key) {
             None => Ok(None),
@@ -139,7 +139,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A number, where the key is there and not null.
+    /// A number; `None` if the key is absent or null.
     pub fn optional_number(&self, key: &str) -> Result<Option<f64>, Error> {
         if self.is_null(key) { Ok(None) } else { self.number(key) }
     }
@@ -160,7 +160,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Refuses any value of `key` but the neutral ones; a key that is absent or null is neutral.
+    /// Returns an error if `key` has a value that is not one of `neutral`. An absent or null key is neutral.
     pub fn require_neutral(&self, key: &str, neutral: &[Value], fix: &str) -> Result<(), Error> {
         match self.get(key) {
             Some(value) if !neutral.iter().any(|allowed| equal(allowed, value)) => {
@@ -170,7 +170,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The error of a setting that is not implemented.
+    /// The error for a setting that is not implemented.
     pub fn unsupported(&self, key: &str, value: &Value, fix: &str) -> Error {
         Error::Unsupported {
             path: self.origin.to_owned(),
@@ -180,7 +180,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The error of a setting with a wrong value.
+    /// The error for a setting with a wrong value.
     pub fn wrong(&self, key: &str, expected: &str, got: &Value) -> Error {
         let got = if got.is_null() && !self.has(key) { "nothing".to_owned() } else { truncated(got) };
         Error::Field { path: self.origin.to_owned(), key: self.full(key), expected: expected.to_owned(), got }
@@ -191,7 +191,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Equal as JSON, and as numbers where one is written 1 and the other 1.0.
+/// Whether two values are equal as JSON or as numbers, so that 1 equals 1.0.
 fn equal(left: &Value, right: &Value) -> bool {
     left == right || (left.is_number() && left.as_f64() == right.as_f64())
 }
@@ -201,8 +201,8 @@ fn truncated(value: &Value) -> String {
     if text.chars().count() <= 80 { text } else { text.chars().take(80).chain("…".chars()).collect() }
 }
 
-/// The largest value of a size: at least ten times that of any model, and small enough that no product of
-/// sizes overflows.
+/// The largest allowed value of a size: at least ten times the largest value in any model, and small enough
+/// that no product of sizes overflows.
 fn largest(key: &str) -> i64 {
     match key {
         "num_hidden_layers" | "n_layer" => 1 << 12,

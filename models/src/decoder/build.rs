@@ -1,0 +1,207 @@
+//! Builds a decoder from its architecture: the modules in order of use, and the segments that this rank
+//! holds.
+
+use parallel::PipelineStages;
+use tch::Tensor;
+
+use super::{Decoder, HeadKind, SCORE};
+use crate::Error;
+use crate::architecture::{Architecture, Position};
+use crate::attention::mask_for_layer;
+use crate::block::Block;
+use crate::config::Config;
+use crate::initialize::Initial;
+use crate::layer::{ModuleBuilder, ParameterSource};
+use crate::model_parallel::{self, HeadPartition, ModelParallel, PipelineParallel, WeightPlacement};
+use crate::moe::ExpertPlacement;
+use crate::vocab_parallel::{VocabParallelEmbedding, VocabShard};
+
+impl Decoder {
+    /// Builds this rank's shard of a model that is split over ranks as described by `split`. The parameters
+    /// come from `source` and are requested in order of use.
+    pub fn build(
+        config: Config,
+        head: HeadKind,
+        split: &ModelParallel,
+        source: &mut ParameterSource<'_>,
+    ) -> Result<Self, Error> {
+        let group = split.tensor_parallel.as_ref();
+        let architecture = config.architecture().clone();
+        let names = &architecture.names;
+        let (hidden, width) = (architecture.hidden_size, architecture.embedding_size);
+        let pipeline = build_pipeline(&architecture, head, split)?;
+        let has = |segment: usize| pipeline.as_ref().is_none_or(|pipeline| pipeline.owns_segment(segment));
+
+        let mut registry = ModuleBuilder::new(&architecture, split, source);
+        registry.set_local(has(0));
+        let mut segment_offsets = vec![0];
+
+        let tokens = model_parallel::shard_evenly(architecture.vocab_size, "tokens of a vocabulary", group)?;
+        let vocabulary = VocabShard::new(&tokens, group);
+        let weight = registry.embedding(names.token_embedding, architecture.vocab_size, width, &tokens)?;
+        let token_embedding = VocabParallelEmbedding { weight, vocabulary };
+
+        let outside = &split.non_parallel_placement();
+        let project_in = optional(architecture.has_embedding_projection(), || {
+            registry.column_parallel_linear(names.project_in, [width, hidden], false, outside)
+        })?;
+        let position_embedding = position_embedding(&mut registry, &architecture)?;
+        let embedding_norm =
+            optional(architecture.embedding_norm, || registry.norm(names.embedding_norm, hidden))?;
+
+        let mut blocks = Vec::new();
+        for layer in 0..architecture.num_layers as usize {
+            segment_offsets.push(registry.len());
+            registry.set_local(has(layer + 1));
+            blocks.push(Block::new(&mut registry, &architecture, layer)?);
+        }
+        segment_offsets.push(registry.len());
+
+        let last = blocks.len() + 1;
+        registry.set_local(has(last));
+        let final_norm = optional(architecture.final_norm, || registry.norm(names.final_norm, hidden))?;
+        let project_out = optional(architecture.has_embedding_projection(), || {
+            registry.column_parallel_linear(names.project_out, [hidden, width], false, outside)
+        })?;
+        segment_offsets.push(registry.len());
+
+        let (head, head_parameters) = head_weight(
+            &mut registry,
+            &architecture,
+            head,
+            &token_embedding.weight,
+            &tokens,
+            [has(0), has(last)],
+        )?;
+
+        let parameters = registry.into_parameters();
+        Ok(Self {
+            config,
+            token_embedding,
+            position_embedding,
+            project_in,
+            embedding_norm,
+            blocks,
+            final_norm,
+            project_out,
+            head,
+            parameters,
+            model_parallel: split.clone(),
+            pipeline,
+            segment_offsets,
+            head_parameters,
+        })
+    }
+}
+
+/// Checks from the configuration alone whether a model can be split over ranks this way, and returns the
+/// error that loading would return.
+pub fn check_model_parallel(config: &Config, split: &ModelParallel) -> Result<(), Error> {
+    let architecture = config.architecture();
+    let heads = HeadPartition::new(architecture, split.tensor_parallel.as_ref())?;
+    for layer in 0..architecture.num_layers as usize {
+        split.check_attention(&heads.query_heads, &mask_for_layer(architecture, layer, &heads))?;
+    }
+    if let Some(experts) = &architecture.experts {
+        ExpertPlacement::new(experts.num_experts, split.expert_parallel.as_ref())?;
+    }
+    build_pipeline(architecture, HeadKind::Vocabulary, split).map(drop)
+}
+
+/// The position embedding, for architectures with learned positions.
+fn position_embedding(
+    registry: &mut ModuleBuilder<'_>,
+    architecture: &Architecture,
+) -> Result<Option<Tensor>, Error> {
+    let Position::Learned { offset } = architecture.position else { return Ok(None) };
+    let (rows, share) = (architecture.max_positions + offset, registry.split().non_parallel_placement());
+    let name = architecture.names.position_embedding;
+    registry.embedding(name, rows, architecture.hidden_size, &share).map(Some)
+}
+
+/// Assigns layers to pipeline stages by the cost of their matrix products.
+fn build_pipeline(
+    architecture: &Architecture,
+    head: HeadKind,
+    split: &ModelParallel,
+) -> Result<Option<PipelineStages>, Error> {
+    let Some(PipelineParallel { group, schedule_kind, virtual_stages, .. }) = &split.pipeline_parallel else {
+        return Ok(None);
+    };
+
+    let hidden = architecture.hidden_size;
+    let attention = 2 * (architecture.num_heads + architecture.num_kv_heads) * architecture.head_dim;
+    let matrices = if architecture.gated_mlp { 3 } else { 2 };
+    let dense = matrices * architecture.intermediate_size;
+    let work = |layer: usize| {
+        let experts = architecture.experts.as_ref().filter(|experts| experts.is_moe_layer[layer]);
+        experts.map_or(dense, |experts| {
+            matrices
+                * (experts.num_experts_per_tok * experts.intermediate_size
+                    + experts.shared_expert_intermediate_size.unwrap_or(0))
+        })
+    };
+
+    let blocks =
+        (0..architecture.num_layers as usize).map(|layer| (hidden * (attention + work(layer))) as f64);
+    let vocab = if head == HeadKind::Vocabulary { architecture.vocab_size } else { 1 };
+    let head = (vocab * architecture.embedding_size) as f64;
+
+    let costs: Vec<f64> = std::iter::once(0.0).chain(blocks).chain([head]).collect();
+    let pipeline = PipelineStages::new(group, *schedule_kind, *virtual_stages, &costs);
+    let too_few = || {
+        let (stages, layers) =
+            (group.size() * schedule_kind.virtual_stages(*virtual_stages), architecture.num_layers);
+        let what = format!("{layers} layers with an embedding and a head in {stages} stages");
+        Error::Indivisible { axis: "pipeline", ranks: group.size(), what }
+    };
+    pipeline.map(Some).ok_or_else(too_few)
+}
+
+/// Creates the head's weight, or shares the token embedding if tied, and returns it with the indices of the
+/// head's parameters.
+fn head_weight(
+    registry: &mut ModuleBuilder<'_>,
+    architecture: &Architecture,
+    head: HeadKind,
+    token_embedding: &Tensor,
+    tokens: &WeightPlacement,
+    [is_first, is_last]: [bool; 2],
+) -> Result<(Tensor, Vec<usize>), Error> {
+    let index = registry.len();
+    let width = architecture.embedding_size;
+
+    match head {
+        HeadKind::Vocabulary if architecture.tie_word_embeddings => {
+            let embedding_group =
+                registry.split().pipeline_parallel.as_ref().and_then(|layers| layers.embedding_group.clone());
+            match embedding_group.filter(|_| is_first != is_last) {
+                // The first stage uses the weight as embedding, the last stage computes logits with it.
+                Some(embedding_group) if is_first => registry.tie_parameter(0, &embedding_group),
+                Some(embedding_group) => {
+                    let name = architecture.names.token_embedding;
+                    let weight = registry.embedding(name, architecture.vocab_size, width, tokens)?;
+                    registry.tie_parameter(index, &embedding_group);
+                    return Ok((weight, vec![index]));
+                }
+                None => {}
+            }
+            Ok((token_embedding.shallow_clone(), if is_last { vec![0] } else { Vec::new() }))
+        }
+        HeadKind::Vocabulary => {
+            let weight = registry.head(architecture.names.head, architecture.vocab_size, width, tokens)?;
+            Ok((weight, if is_last { vec![index] } else { Vec::new() }))
+        }
+        HeadKind::Scalar => {
+            let initial = Initial::Normal(((width + 1) as f64).sqrt().recip());
+            let shared = registry.split().tensor_parallel.is_some();
+            let share = if shared { WeightPlacement::Partial } else { WeightPlacement::Replicate };
+            let weight = registry.parameter(SCORE, &[1, width], initial, &share)?;
+            Ok((weight, if is_last { vec![index] } else { Vec::new() }))
+        }
+    }
+}
+
+fn optional<T>(wanted: bool, make: impl FnOnce() -> Result<T, Error>) -> Result<Option<T>, Error> {
+    if wanted { make().map(Some) } else { Ok(None) }
+}

@@ -1,0 +1,215 @@
+//! Forward passes without an autograd graph: prefill into the KV cache, single decoding steps, and scoring of
+//! complete rows.
+
+use std::ops::Range;
+
+use parallel::Segmented;
+use tch::{Tensor, no_grad};
+
+use super::Decoder;
+use crate::architecture::Position;
+use crate::attention::{Attention, scaled_dot_product};
+use crate::batch::Batch;
+use crate::cache::KvCache;
+use crate::forward_context::ForwardContext;
+use crate::mask::MaskKind;
+use crate::rope::Rotary;
+use crate::tensor_parallel_region::TensorParallelRegion;
+
+/// Computes a layer's attention from its queries, keys and values.
+type LayerAttentionFn<'a> =
+    dyn FnMut(usize, &Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;
+
+impl Decoder {
+    /// Allocates a KV cache with `slots` empty slots for sequences of up to `capacity` tokens.
+    pub fn cache(&self, slots: i64, capacity: i64) -> KvCache {
+        let [layers, kv_heads, dim] = self.blocks.first().map_or([0, 1, 1], |block| {
+            let attention = block.attention();
+            let layers = (0..self.blocks.len()).filter(|&layer| self.owns_segment(layer + 1)).count();
+            [layers as i64, attention.kv_heads(), attention.head_dim()]
+        });
+        KvCache::new([layers, kv_heads, dim], slots, capacity, self.kind(), self.device())
+    }
+
+    /// Runs row `r` of the batch and appends its keys and values to slot `slots[r]` of the cache. Returns the
+    /// final hidden states `[N, H]` of the new tokens, without an autograd graph.
+    pub fn prefill(
+        &self,
+        batch: &Batch,
+        cache: &mut KvCache,
+        slots: &[i64],
+    ) -> Result<Tensor, parallel::Error> {
+        assert_eq!(batch.lengths.len(), slots.len(), "one slot for each row");
+        let past: Vec<i64> = slots.iter().map(|&slot| cache.lengths()[slot as usize]).collect();
+        let places = cache.slot_mapping(slots, &batch.lengths, self.device());
+
+        let last = no_grad(|| {
+            // Empty slots need only the keys and values of this batch, so attention does not read the cache.
+            if past.iter().all(|&length| length == 0) {
+                let rotary = self.batch_rotary(batch);
+                return self.run(&batch.input_ids, &batch.positions, rotary, &mut |layer, attention, qkv| {
+                    cache.write(layer, &places, &qkv[1], &qkv[2]);
+                    Ok(attend_batch(batch, attention, qkv))
+                });
+            }
+
+            let continued = CachedPrefill::new(batch, slots, &past);
+            let rotary = self.rotary(&continued.positions, &batch.lengths, &continued.lengths);
+            self.run(&batch.input_ids, &continued.positions, rotary, &mut |layer, attention, qkv| {
+                cache.write(layer, &places, &qkv[1], &qkv[2]);
+                Ok(continued.attend(cache, layer, attention, &qkv[0]))
+            })
+        })?;
+
+        cache.advance(slots, &batch.lengths);
+        Ok(last)
+    }
+
+    /// Runs one new token, `input_ids` int64 `[B]`, for each of the first `B` slots. Returns their final
+    /// hidden states `[B, H]`, without an autograd graph.
+    pub fn decode(&self, input_ids: &Tensor, cache: &mut KvCache) -> Result<Tensor, parallel::Error> {
+        let rows = input_ids.size()[0];
+        let slots: Vec<i64> = (0..rows).collect();
+        let ones = vec![1; rows as usize];
+        let last = no_grad(|| {
+            let held = &cache.lengths()[..rows as usize];
+            let longest = held.iter().copied().max().unwrap_or(0) + 1;
+            let positions = Tensor::from_slice(held).to_device(self.device());
+            let lengths: Vec<i64> = held.iter().map(|length| length + 1).collect();
+            let places = cache.slot_mapping(&slots, &ones, self.device());
+            let rotary = self.rotary(&positions, &ones, &lengths);
+
+            // Layers with the same kind of mask share one mask tensor.
+            let mut masks: Vec<(MaskKind, Option<Tensor>)> = Vec::new();
+            self.run(input_ids, &positions, rotary, &mut |layer, attention, [q, k, v]| {
+                cache.write(layer, &places, k, v);
+                let [keys, values] = cache.read(layer, 0, rows, longest);
+                if !masks.iter().any(|(kind, _)| kind == attention.mask()) {
+                    let mask = cache.decoding_mask(rows, attention.mask(), q.kind(), q.device());
+                    masks.push((attention.mask().clone(), mask));
+                }
+                let mask = masks
+                    .iter()
+                    .find(|(kind, _)| kind == attention.mask())
+                    .and_then(|(_, mask)| mask.as_ref());
+                Ok(attend_decode(attention, q, &keys, &values, mask))
+            })
+        })?;
+
+        cache.advance(&slots, &ones);
+        Ok(last)
+    }
+
+    /// The final hidden states `[N, H]` of a batch whose rows are complete on every rank, without an autograd
+    /// graph.
+    pub(super) fn forward_rows(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
+        no_grad(|| {
+            let mut attention_fn =
+                |_, attention: &Attention, qkv: &[Tensor; 3]| Ok(attend_batch(batch, attention, qkv));
+            self.run(&batch.input_ids, &batch.positions, self.batch_rotary(batch), &mut attention_fn)
+        })
+    }
+
+    /// Runs all segments of this rank, stage by stage if the model is pipelined. Ranks without the last stage
+    /// return zeros.
+    fn run(
+        &self,
+        input_ids: &Tensor,
+        positions: &Tensor,
+        rotary: Option<Rotary>,
+        attention_fn: &mut LayerAttentionFn<'_>,
+    ) -> Result<Tensor, parallel::Error> {
+        let tp_region = TensorParallelRegion::new(self.model_parallel.tensor_parallel.as_ref());
+        let ctx = ForwardContext { tp_region, rotary, aux_loss: None, distinct_rows_per_rank: false };
+        let mut layer = 0..;
+        let mut run = |segments: Range<usize>, mut hidden: Option<Tensor>| {
+            for segment in segments {
+                hidden = Some(match (hidden, self.blocks.get(segment.wrapping_sub(1))) {
+                    (Some(hidden), Some(block)) => {
+                        let layer = layer.next().expect("there is no last number");
+                        block.forward(&hidden, &ctx, &mut |attention, qkv| {
+                            attention_fn(layer, attention, qkv)
+                        })?
+                    }
+                    (Some(hidden), None) => self.final_layer(&hidden),
+                    (None, _) => self.embed(input_ids, positions, &ctx.tp_region)?,
+                });
+            }
+            Ok(hidden.expect("a stage has a segment"))
+        };
+
+        let Some(pipeline) = &self.pipeline else { return run(0..self.num_segments(), None) };
+        let (rows, options) = (input_ids.size()[0], (self.kind(), self.device()));
+        let last = pipeline.run_stages(&[rows, self.architecture().hidden_size], options, run)?;
+        let nothing =
+            || Tensor::zeros([1], options).expand([rows, self.architecture().embedding_size], false);
+        Ok(last.unwrap_or_else(nothing))
+    }
+
+    fn batch_rotary(&self, batch: &Batch) -> Option<Rotary> {
+        match &self.architecture().position {
+            Position::Rope(rope) => Some(batch.rotary(rope, self.kind(), None)),
+            Position::Learned { .. } | Position::Alibi => None,
+        }
+    }
+
+    fn rotary(&self, positions: &Tensor, counts: &[i64], lengths: &[i64]) -> Option<Rotary> {
+        match &self.architecture().position {
+            Position::Rope(rope) => Some(rope.rotary(positions, counts, lengths, self.kind())),
+            Position::Learned { .. } | Position::Alibi => None,
+        }
+    }
+}
+
+/// A prefill whose rows continue sequences that are already in the cache.
+struct CachedPrefill<'a> {
+    slots: &'a [i64],
+    past: &'a [i64],
+    counts: &'a [i64],
+    lengths: Vec<i64>,
+    positions: Tensor,
+}
+
+impl<'a> CachedPrefill<'a> {
+    fn new(batch: &'a Batch, slots: &'a [i64], past: &'a [i64]) -> Self {
+        let counts = batch.lengths.as_slice();
+        let lengths = counts.iter().zip(past).map(|(count, past)| count + past).collect();
+        let positions: Vec<i64> =
+            counts.iter().zip(past).flat_map(|(&count, &past)| past..past + count).collect();
+        let positions = Tensor::from_slice(&positions).to_device(batch.input_ids.device());
+        Self { slots, past, counts, lengths, positions }
+    }
+
+    /// Attends one row at a time: such prefills are chat turns, and there are few of them.
+    fn attend(&self, cache: &KvCache, layer: usize, attention: &Attention, q: &Tensor) -> Tensor {
+        let mut start = 0;
+        let mut rows = Vec::new();
+        for ((&slot, &past), &count) in self.slots.iter().zip(self.past).zip(self.counts) {
+            let [keys, values] = cache.read(layer, slot, 1, past + count);
+            let mask = attention.mask().attention_bias(past, count, q.kind(), q.device());
+            let row = q.narrow(0, start, count).unsqueeze(0).transpose(1, 2);
+            let mixed = scaled_dot_product(&row, &keys, &values, Some(&mask), attention.scale());
+            rows.push(mixed.squeeze_dim(0).transpose(0, 1).reshape([count, -1]));
+            start += count;
+        }
+        Tensor::cat(&rows, 0)
+    }
+}
+
+fn attend_batch(batch: &Batch, attention: &Attention, [q, k, v]: &[Tensor; 3]) -> Tensor {
+    batch.attend(q, k, v, attention.scale(), attention.mask())
+}
+
+/// Attention with one query per row. The kernel handles grouped query heads, so keys and values are not
+/// repeated.
+fn attend_decode(
+    attention: &Attention,
+    q: &Tensor,
+    keys: &Tensor,
+    values: &Tensor,
+    mask: Option<&Tensor>,
+) -> Tensor {
+    let (q, grouped) = (q.unsqueeze(2), q.size()[1] != keys.size()[1]);
+    Tensor::scaled_dot_product_attention(&q, keys, values, mask, 0.0, false, attention.scale(), grouped)
+        .reshape([q.size()[0], -1])
+}

@@ -1,0 +1,79 @@
+//! The MLP of a block or of one expert.
+
+use tch::Tensor;
+
+use crate::Error;
+use crate::architecture::{Activation, Architecture};
+use crate::layer::{Linear, ModuleBuilder};
+use crate::model_parallel;
+use crate::tensor_parallel_region::TensorParallelRegion;
+
+/// `down(act(up(x)))`, or `down(act(gate(x)) * up(x))`.
+#[derive(Debug)]
+pub struct Mlp {
+    gate: Option<Linear>,
+    up: Linear,
+    down: Linear,
+    activation: Activation,
+}
+
+impl Mlp {
+    /// Builds an MLP with `inner` intermediate columns. The names of its gate, up and down matrices are
+    /// complete checkpoint names.
+    pub fn new(
+        registry: &mut ModuleBuilder<'_>,
+        architecture: &Architecture,
+        [gate, up, down]: [&str; 3],
+        inner: i64,
+    ) -> Result<Self, Error> {
+        let (hidden, bias) = (architecture.hidden_size, architecture.mlp_bias);
+        let share = model_parallel::shard_evenly(inner, "inner columns of an MLP", registry.group())?;
+        let gate = if architecture.gated_mlp {
+            Some(registry.column_parallel_linear(gate, [hidden, inner], bias, &share)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            gate,
+            up: registry.column_parallel_linear(up, [hidden, inner], bias, &share)?,
+            down: registry.row_parallel_linear(down, [inner, hidden], bias, &share)?,
+            activation: architecture.activation,
+        })
+    }
+
+    /// The partial output of this rank's MLP columns, `[n, H]`, without the bias. The caller all-reduces it
+    /// over the tensor-parallel group.
+    pub fn forward_partial(&self, x: &Tensor) -> Tensor {
+        self.down.matmul(&self.intermediate(x))
+    }
+
+    /// The output of a dense MLP `[n, H]` on top of `residual`, all-reduced over the tensor-parallel group.
+    pub(crate) fn forward(
+        &self,
+        x: &Tensor,
+        residual: Option<&Tensor>,
+        tp_region: &TensorParallelRegion,
+    ) -> Result<Tensor, parallel::Error> {
+        let inner = self.intermediate(&tp_region.copy_to_region(x)?);
+        tp_region.row_parallel_linear(&self.down, &inner, residual)
+    }
+
+    fn intermediate(&self, x: &Tensor) -> Tensor {
+        match &self.gate {
+            Some(gate) => self.activation.apply(&gate.forward(x)) * self.up.forward(x),
+            None => self.activation.apply(&self.up.forward(x)),
+        }
+    }
+}
+
+impl Activation {
+    /// Applies the activation element by element.
+    pub fn apply(self, x: &Tensor) -> Tensor {
+        match self {
+            Self::Silu => x.silu(),
+            Self::Gelu => x.gelu("none"),
+            Self::GeluTanh => x.gelu("tanh"),
+            Self::Relu => x.relu(),
+        }
+    }
+}

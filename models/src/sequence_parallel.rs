@@ -1,0 +1,118 @@
+//! Training with the tokens of a batch split over ranks: Megatron sequence parallelism (Korthikanti et al.
+//! 2022, arXiv 2205.05198), Ulysses (Jacobs et al. 2023, arXiv 2309.14509) and ring attention (Liu et al.
+//! 2023, arXiv 2310.01889).
+
+use std::sync::Arc;
+
+use parallel::comm::ProcessGroup;
+use parallel::mappings;
+use parallel::sequence::ring;
+use tch::Tensor;
+
+use crate::attention::Attention;
+use crate::batch::{Batch, LocalBatch};
+use crate::load_balancing::LoadBalancingLoss;
+use crate::mask::{Alibi, MaskKind};
+use crate::model_parallel::{ModelParallel, SequenceParallel, needs_grad};
+use crate::tensor_parallel_region::{RowPartition, TensorParallelRegion, pad_rows};
+
+impl ModelParallel {
+    /// The ranks that hold the same final hidden states in a training pass. The head's rows are split over
+    /// these ranks instead of being computed on each. Every rank then has a partial gradient, and the sum
+    /// over the ranks is the full gradient.
+    pub(crate) fn row_partition(&self, hidden: &Tensor) -> Option<RowPartition> {
+        let groups: Vec<Arc<ProcessGroup>> =
+            self.sequence_group().into_iter().chain(&self.tensor_parallel).cloned().collect();
+        let wanted = needs_grad(hidden) && !groups.is_empty();
+        wanted.then_some(RowPartition(groups))
+    }
+
+    /// The load-balancing auxiliary loss over the tokens that this rank routes, with the model's coefficient
+    /// `coef`.
+    pub(crate) fn load_balancing_loss(
+        &self,
+        coef: f64,
+        batch: &Batch,
+        part: Option<&LocalBatch>,
+    ) -> Option<LoadBalancingLoss> {
+        let group = if self.is_megatron_sp() { self.tensor_parallel.as_ref() } else { self.sequence_group() };
+        batch.load_balancing_loss(coef, part, group)
+    }
+
+    /// Gathers the final hidden states of all tokens `[N, H]` from this rank's tokens. The backward pass sums
+    /// the gradients of all ranks.
+    pub(crate) fn gather_hidden(
+        &self,
+        hidden: &Tensor,
+        part: Option<&LocalBatch>,
+    ) -> Result<Tensor, parallel::Error> {
+        let tp_region = if self.is_megatron_sp() { None } else { self.tensor_parallel.as_ref() };
+        let hidden = TensorParallelRegion::new(tp_region).copy_to_region(hidden)?;
+        let sharers =
+            if self.is_megatron_sp() { self.tensor_parallel.as_ref() } else { self.sequence_group() };
+        match (sharers, part) {
+            (Some(group), Some(part)) => {
+                Ok(part.unshard(&mappings::gather_from_sequence_region(&hidden, 0, group)?))
+            }
+            _ => Ok(hidden),
+        }
+    }
+
+    /// Attention in training, over the tokens of this rank: from `q` `[n, heads, D]`, `k` and `v`
+    /// `[n, kv_heads, D]` to `[n, heads * D]`.
+    pub(crate) fn attend(
+        &self,
+        batch: &Batch,
+        part: Option<&LocalBatch>,
+        attention: &Attention,
+        [q, k, v]: &[Tensor; 3],
+    ) -> Result<Tensor, parallel::Error> {
+        let (scale, mask) = (attention.scale(), attention.mask());
+        match (&self.sequence_parallel, part) {
+            (SequenceParallel::Ulysses(group), Some(part)) => {
+                let mask = mask_for_local_heads(mask, q.size()[1], group);
+                let [q, k, v] = [q, k, v].map(|x| scatter_heads_gather_tokens(x, q.size()[1], group));
+                let [q, k, v] = [part.unshard(&q?), part.unshard(&k?), part.unshard(&v?)];
+                let attended = batch.attend(&q, &k, &v, scale, &mask);
+                scatter_tokens_gather_heads(&attended.unflatten(1, [q.size()[1], -1]), group)
+            }
+            (SequenceParallel::Ring(group), Some(part)) => {
+                Ok(ring::attention([q, k, v], &part.chunk_lens, scale, group)?.flatten(1, 2))
+            }
+            _ => Ok(batch.attend(q, k, v, scale, mask)),
+        }
+    }
+}
+
+/// The first Ulysses all-to-all, from `[n, heads, D]` to `[P n, heads / P, D]`: each rank gives up some heads
+/// of its tokens and receives all tokens of its heads. If the number of key-value heads is not divisible by
+/// the number of ranks, they are first repeated to the number of query heads.
+fn scatter_heads_gather_tokens(
+    x: &Tensor,
+    heads: i64,
+    group: &Arc<ProcessGroup>,
+) -> Result<Tensor, parallel::Error> {
+    let own = x.size()[1];
+    let even = own % group.size() as i64 == 0;
+    let x = if even { x.shallow_clone() } else { x.repeat_interleave_self_int(heads / own, 1, None) };
+    mappings::all_to_all(&x, 1, 0, group)
+}
+
+/// The reverse of [`scatter_heads_gather_tokens`], from `[N, heads / P, D]` to `[n, heads * D]` with the
+/// heads joined.
+fn scatter_tokens_gather_heads(x: &Tensor, group: &Arc<ProcessGroup>) -> Result<Tensor, parallel::Error> {
+    let ranks = group.size() as i64;
+    let x = pad_rows(x, ranks);
+    Ok(mappings::all_to_all(&x, 0, 1, group)?.flatten(1, 2))
+}
+
+/// The mask for the heads that this rank of `group` computes after the all-to-all. `heads` is the number of
+/// heads before it.
+fn mask_for_local_heads(mask: &MaskKind, heads: i64, group: &ProcessGroup) -> MaskKind {
+    let own = heads / group.size() as i64;
+    let alibi = mask.alibi.as_ref().map(|alibi| {
+        let start = alibi.local_heads.start + group.rank() as i64 * own;
+        Alibi { heads: alibi.heads, local_heads: start..start + own }
+    });
+    MaskKind { alibi, ..mask.clone() }
+}

@@ -1,0 +1,92 @@
+//! Embeddings and logits with a vocabulary that is sharded over a tensor-parallel group (Megatron's
+//! `VocabParallelEmbedding`).
+
+use std::sync::Arc;
+
+use parallel::ShardSpec;
+use parallel::comm::ProcessGroup;
+use tch::Tensor;
+
+use crate::model_parallel::WeightPlacement;
+use crate::tensor_parallel_region::TensorParallelRegion;
+
+/// The split of a vocabulary over a group: each rank holds the embeddings and logits of some tokens.
+#[derive(Clone, Debug)]
+pub struct VocabShard {
+    pub(crate) spec: ShardSpec,
+    pub(crate) group: Arc<ProcessGroup>,
+}
+
+impl VocabShard {
+    /// The split of a vocabulary with placement `share` over `group`; `None` if it is not sharded.
+    pub(crate) fn new(share: &WeightPlacement, group: Option<&Arc<ProcessGroup>>) -> Option<Self> {
+        match (share, group) {
+            (WeightPlacement::Shard(spec), Some(group)) => {
+                Some(Self { spec: spec.clone(), group: Arc::clone(group) })
+            }
+            _ => None,
+        }
+    }
+
+    /// The average number of tokens per rank.
+    pub(crate) fn mean_local_size(&self) -> i64 {
+        (self.spec.global_len() / self.group.size() as i64).max(1)
+    }
+
+    /// The token with the largest logit over all ranks; ties go to the first. `logits` `[n, V]` are this
+    /// rank's.
+    pub(crate) fn argmax(&self, logits: &Tensor) -> Result<Tensor, parallel::Error> {
+        let (value, place) = logits.max_dim(1, false);
+        let values = self.group.all_gather(&value.unsqueeze(0))?; // [ranks, n]
+        let tokens = place + self.spec.ranges(self.group.rank())[0].start;
+        let tokens = self.group.all_gather(&tokens.unsqueeze(0))?;
+        Ok(tokens.gather(0, &values.argmax(0, true), false).squeeze_dim(0))
+    }
+}
+
+/// Token ids relative to this rank's shard of the vocabulary.
+pub(crate) struct MaskedIds {
+    /// The index of each token in this rank's shard; 0 for a token of another rank.
+    pub(crate) masked_ids: Tensor,
+    /// True for tokens of other ranks; `None` if the vocabulary is not sharded.
+    pub(crate) input_mask: Option<Tensor>,
+}
+
+impl MaskedIds {
+    /// Maps `ids`, int64 of any shape, to this rank's shard of the vocabulary.
+    pub(crate) fn new(ids: &Tensor, vocabulary: Option<&VocabShard>) -> Self {
+        let Some(vocabulary) = vocabulary else {
+            return Self { masked_ids: ids.shallow_clone(), input_mask: None };
+        };
+        let own = &vocabulary.spec.ranges(vocabulary.group.rank())[0];
+        let foreign = ids.lt(own.start).logical_or(&ids.ge(own.end));
+        Self { masked_ids: (ids - own.start).masked_fill(&foreign, 0), input_mask: Some(foreign) }
+    }
+
+    /// Sets `x` to zero at the tokens of other ranks. The mask is broadcast to `x`.
+    pub(crate) fn zero_masked(&self, x: Tensor) -> Tensor {
+        match &self.input_mask {
+            None => x,
+            Some(foreign) if foreign.dim() as i64 == x.dim() as i64 => x.masked_fill(foreign, 0.0),
+            Some(foreign) => x.masked_fill(&foreign.unsqueeze(-1), 0.0),
+        }
+    }
+}
+
+/// The token embedding.
+#[derive(Debug)]
+pub struct VocabParallelEmbedding {
+    /// This rank's rows, `[V, H]`.
+    pub(crate) weight: Tensor,
+    pub(crate) vocabulary: Option<VocabShard>,
+}
+
+impl VocabParallelEmbedding {
+    /// Embeds `ids` `[N]` to `[N, H]`; with Megatron sequence parallelism each rank keeps its shard of the
+    /// tokens.
+    pub fn forward(&self, ids: &Tensor, tp_region: &TensorParallelRegion) -> Result<Tensor, parallel::Error> {
+        let places = MaskedIds::new(ids, self.vocabulary.as_ref());
+        let found = Tensor::embedding(&self.weight, &places.masked_ids, -1, false, false);
+        tp_region.reduce_from_region(&places.zero_masked(found))
+    }
+}
