@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use parallel::c10d::{Secret, Store};
 
-use crate::harness::{SECRET, Scratch, Stranger, children, free_port, signal};
+use crate::harness::{SECRET, Scratch, Stranger, children, free_port, names, signal};
 use crate::training::{back_to_step, copied, life, whole_ppo};
 
 /// The numbers of a safetensors file in fp32, by tensor.
@@ -619,12 +619,40 @@ fn a_closed_terminal_reaches_the_ranks_and_the_launcher_waits_for_them() {
 }
 
 #[test]
+fn sigusr1_saves_a_checkpoint_and_the_run_continues() {
+    for processes in ["", " --nproc 2"] {
+        let scratch = copied();
+        let sets = "--set out=long --set train.steps=100000 --set checkpoint.every=0";
+        let line = format!("sft --config life/sft/run.toml {sets}{processes}");
+        let child = scratch.command(&line.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+        scratch.wait_for_rows("long/metrics.jsonl", 3);
+        assert!(!scratch.path("long/checkpoints").exists());
+
+        signal("USR1", child.id());
+        let rows = scratch.read("long/metrics.jsonl").lines().count();
+        scratch.wait_for_rows("long/metrics.jsonl", rows + 20);
+        let saved = names(&scratch.path("long/checkpoints"));
+        assert!((1..=2).contains(&saved.len()), "{processes}: {saved:?}");
+
+        signal("INT", child.id());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+        let last = names(&scratch.path("long/checkpoints"));
+        assert!(last.iter().any(|name| !saved.contains(name)), "{saved:?} {last:?}");
+    }
+}
+
+#[test]
 fn a_launcher_under_nohup_goes_on_when_the_terminal_closes() {
     let scratch = copied();
     let words = "sft --config life/sft/run.toml --nproc 2 --set out=long --set train.steps=1000000";
     let binary = scratch.command(&words.split(' ').collect::<Vec<_>>());
+    // A shell starts the background jobs of a script with SIGINT ignored; `kill -INT` still stops the job.
     let mut command = Command::new("sh");
-    command.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(binary.get_program()).args(binary.get_args());
+    command
+        .args(["-c", "trap '' HUP INT; exec \"$0\" \"$@\""])
+        .arg(binary.get_program())
+        .args(binary.get_args());
     command.current_dir(binary.get_current_dir().unwrap()).env("HF_HUB_OFFLINE", "1");
     command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
     let child = command.spawn().unwrap();

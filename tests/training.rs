@@ -246,6 +246,31 @@ fn a_ppo_does_not_go_on_without_the_order_of_its_ptx_rows() {
 }
 
 #[test]
+fn a_run_does_not_resume_on_other_rows() {
+    let scratch = copied();
+    let write_rows = |answer: &str| {
+        let turns = format!(
+            r#"[{{"role": "user", "content": "what is 1 + 1?"}}, {{"role": "assistant", "content": "{answer}"}}]"#
+        );
+        scratch.write("rows.jsonl", &format!("{{\"messages\": {turns}}}\n").repeat(8));
+    };
+    let line = "sft --config life/sft/run.toml --set out=own --set data.train=rows.jsonl --set train.steps=4 \
+                --set checkpoint.every=2";
+    write_rows("2");
+    scratch.run(line).succeeds();
+    for gone in ["final", "checkpoints/step-4"] {
+        std::fs::remove_dir_all(scratch.path(&format!("own/{gone}"))).unwrap();
+    }
+
+    // As many rows with other answers of the same length: only their content differs.
+    write_rows("3");
+    let resume = format!("{line} --resume");
+    scratch.run(&resume).fails(3, &["step-2", "the training rows have changed"]);
+    write_rows("2");
+    scratch.run(&resume).succeeds();
+}
+
+#[test]
 fn a_pipeline_goes_on_inside_ppo() {
     let scratch = copied();
     std::fs::remove_dir_all(scratch.path("life/ppo")).unwrap();

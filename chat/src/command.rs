@@ -1,4 +1,5 @@
-//! One file a subcommand, and the start that they share: threads and heap before the first tensor.
+//! The subcommands, one file per subcommand, and their common initialisation: threads and heap are configured
+//! before the first tensor is created.
 
 mod chat;
 mod data;
@@ -13,10 +14,9 @@ mod reward;
 mod train;
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 
 use clap::CommandFactory;
-use tui::text::sanitize;
 
 use crate::args::{Cli, Command, LaunchArgs};
 use crate::config::{ConfigError, Stage};
@@ -25,7 +25,8 @@ use crate::launch::{self, Job};
 /// Runs one command.
 pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
     let threads = cli.threads;
-    // What trains prepares itself: its file may say how many threads.
+    // Training commands initialise the process themselves, because their configuration file may set the
+    // number of threads.
     match &cli.command {
         Command::Launch(arguments) => return launch(arguments, threads),
         Command::Completions { shell } => return completions(*shell),
@@ -37,6 +38,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Demo(arguments) => return demo::run(arguments, threads),
         _ => prepare(threads)?,
     }
+
     match cli.command {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Logprobs(arguments) => logprobs::run(&arguments),
@@ -49,7 +51,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Starts the ranks of this machine, each with `threads`.
+/// Starts the ranks of this machine, each with `threads` threads.
 fn launch(arguments: &LaunchArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let LaunchArgs { nnodes, node_rank, nproc, master_addr, master_port, logs, command } = arguments;
     if *node_rank >= nnodes.get() {
@@ -63,38 +65,12 @@ fn launch(arguments: &LaunchArgs, threads: Option<usize>) -> anyhow::Result<()> 
     launch::run(&job, &command)
 }
 
-/// Listens for signals, and prepares this process for tensor operations.
+/// Installs the signal handlers, and initialises this process for tensor operations.
 fn prepare(threads: Option<usize>) -> anyhow::Result<()> {
     crate::interrupt::listen()?;
-    // What the C library refuses, `doctor` tells.
+    // `doctor` reports the settings that the C library rejects.
     parallel::launch::init_process(threads, 1)?;
     Ok(())
-}
-
-/// Writes a line of data to stdout; see [`print_rows`].
-pub(crate) fn print(text: &str) -> std::io::Result<()> {
-    print_rows(format!("{text}\n").as_bytes())
-}
-
-/// Writes data to stdout: to a terminal with every control character made visible, since the text may come
-/// from anybody's files, and to anything else as it is.
-pub(crate) fn print_rows(text: &[u8]) -> std::io::Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    if stdout.is_terminal() {
-        stdout.write_all(sanitize(&String::from_utf8_lossy(text)).as_bytes())?;
-    } else {
-        stdout.write_all(text)?;
-    }
-    stdout.flush()
-}
-
-/// Writes a line to stderr, with every control character made visible. When nobody reads that, the work goes
-/// on.
-///
-/// Everything that this program says passes here or through the displays of `tui`, which do the same.
-pub(crate) fn print_stderr(text: &str) {
-    // In one write: a line of another process does not come between.
-    let _ = std::io::stderr().write_all(format!("{}\n", sanitize(text)).as_bytes());
 }
 
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {

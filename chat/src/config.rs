@@ -1,15 +1,17 @@
-//! One TOML file for the whole life of a model.
+//! The configuration: one TOML file for all stages of a model.
 //!
-//! The common sections (`[model] [tokenizer] [data] [train] [checkpoint] [log] [eval] [reward] [ppo]`) hold
-//! for every stage. `[stage.NAME.SECTION]` is laid over them, key by key, for the stage NAME alone, and
-//! `--set` over that: `--set` > `[stage.NAME.*]` > common sections > defaults. `[pipeline] [synth] [base]`
-//! belong to `pipeline`. An unknown key, a wrong type, a value out of bounds and a key without effect are
-//! errors before anything is loaded. The resolved form is saved with the run and reads back as the same
-//! configuration. Knows no command.
+//! The common sections (`[model] [tokenizer] [data] [train] [checkpoint] [log] [eval] [reward] [ppo]`) apply
+//! to every stage. `[stage.NAME.SECTION]` overrides them key by key for the stage NAME alone, and `--set`
+//! overrides both. The precedence is: `--set` > `[stage.NAME.*]` > common sections > defaults. Only
+//! `pipeline` reads `[pipeline] [synth] [base]`. An unknown key, a wrong type, a value out of bounds and a
+//! key without effect are reported before anything is loaded. The resolved configuration is saved with the
+//! run and reads back as the same configuration. This module runs no command.
 
 pub(crate) mod error;
+mod location;
 mod read;
 pub(crate) mod section;
+mod stage;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,97 +23,44 @@ use rlhf::config::{PpoConfig, RewardConfig};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use error::ConfigError;
+use location::SourceLocation;
 use section::{
     BaseSection, CheckpointSection, DataSection, EvalSection, LogSection, ModelSection, ParallelSection,
     PipelineSection, SequenceMode, TensorMode, TokenizerSection,
 };
-use tree::{Node, SourceLocation, Tree};
+pub(crate) use stage::Stage;
+use tree::{Node, Tree};
 
-/// A stage that trains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Stage {
-    /// The base model, from nothing; a part of `pipeline` alone.
-    #[value(skip)]
-    Base,
-    /// Supervised fine-tuning.
-    Sft,
-    /// The reward model.
-    Rm,
-    /// Proximal policy optimisation.
-    Ppo,
-}
-
-impl Stage {
-    /// Every stage, in the order of a pipeline.
-    pub(crate) const ALL: [Self; 4] = [Self::Base, Self::Sft, Self::Rm, Self::Ppo];
-
-    /// The name in the configuration and on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Base => "base",
-            Self::Sft => "sft",
-            Self::Rm => "rm",
-            Self::Ppo => "ppo",
-        }
-    }
-
-    /// Keys and sections that change nothing for this stage, with what to do instead.
-    fn ignored_keys(self) -> &'static [(&'static str, &'static str)] {
-        const REWARD: (&str, &str) = ("reward", "[reward] is read by rm");
-        const PPO: (&str, &str) = ("ppo", "[ppo] is read by ppo");
-        const PTX: (&str, &str) = ("data.ptx", "ptx rows are read by ppo");
-        match self {
-            Self::Base => &[("model", "the base model starts from [base]"), REWARD, PPO, PTX],
-            Self::Sft => &[REWARD, PPO, PTX],
-            Self::Rm => &[PPO, PTX, ("data.packing", "pairs are not packed")],
-            Self::Ppo => &[
-                REWARD,
-                ("train.steps", "[ppo] iterations says how long it runs"),
-                ("train.epochs", "[ppo] iterations says how long it runs"),
-                (
-                    "train.gradient_accumulation_steps",
-                    "[ppo] mini_batch_size says how many replies make a step",
-                ),
-                ("data.packing", "prompts are not packed"),
-                ("data.eval", "ppo tells how it goes by the rollout"),
-                ("data.eval_fraction", "ppo tells how it goes by the rollout"),
-                ("eval", "ppo tells how it goes by the rollout"),
-            ],
-        }
-    }
-}
-
-/// The configuration of one stage, resolved.
+/// The resolved configuration of one stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct RunConfig {
-    /// Decides initial values, data order and draws.
+    /// The seed of initial values, data order and random draws.
     pub(crate) seed: u64,
     /// The run folder.
     pub(crate) out: PathBuf,
-    /// Threads of one operation; absent: one a core.
+    /// Number of threads per operation. If absent, each process gets an equal share of the cores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) threads: Option<usize>,
-    /// How processes share the work.
+    /// How the ranks share the work.
     pub(crate) parallel: ParallelSection,
-    /// What the stage starts from.
+    /// The model that the stage starts from.
     pub(crate) model: ModelSection,
-    /// Its tokenizer.
+    /// The tokenizer of the model.
     pub(crate) tokenizer: TokenizerSection,
-    /// What it learns from.
+    /// The training data.
     pub(crate) data: DataSection,
-    /// How one optimiser step is made.
+    /// The settings of the optimiser steps.
     pub(crate) train: TrainConfig,
-    /// When it is saved.
+    /// When checkpoints are saved.
     pub(crate) checkpoint: CheckpointSection,
-    /// When it tells.
+    /// When metrics are logged.
     pub(crate) log: LogSection,
-    /// When it is measured.
+    /// When held-out rows are evaluated.
     pub(crate) eval: EvalSection,
-    /// The reward model's own settings.
+    /// Settings specific to reward-model training.
     pub(crate) reward: RewardConfig,
-    /// PPO's own settings.
+    /// Settings specific to PPO.
     pub(crate) ppo: PpoConfig,
 }
 
@@ -135,7 +84,7 @@ impl Default for RunConfig {
     }
 }
 
-/// The whole file: what it must look like, whatever is run from it.
+/// The full file. It must be valid as a whole, whatever command reads it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct RunFile {
@@ -168,7 +117,7 @@ struct Stages {
     ppo: StageSections,
 }
 
-/// What one stage may lay over the common sections.
+/// The sections of one stage, which override the common sections.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct StageSections {
@@ -186,51 +135,52 @@ struct StageSections {
 /// Sections that only `pipeline` reads.
 const PIPELINE_ONLY_SECTIONS: [&str; 4] = ["pipeline", "synth", "base", "stage"];
 
-/// A configuration and what a person should know of it.
+/// A configuration and the warnings about it.
 #[derive(Debug)]
 pub(crate) struct Loaded<T> {
     /// The configuration.
     pub(crate) config: T,
-    /// Keys of the file that change nothing for this stage.
+    /// Keys of the file that have no effect on this stage.
     pub(crate) warnings: Vec<String>,
 }
 
-/// Everything that `pipeline` needs.
+/// The configuration of `pipeline`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PipelineConfig {
-    /// Decides initial values, data order and draws.
+    /// The seed of initial values, data order and random draws.
     pub(crate) seed: u64,
-    /// The folder of all stages.
+    /// The folder that contains the run folders of all stages.
     pub(crate) out: PathBuf,
-    /// Threads of one operation; absent: one a core.
+    /// Number of threads per operation. If absent, each process gets an equal share of the cores.
     pub(crate) threads: Option<usize>,
-    /// How processes share the work.
+    /// How the ranks share the work.
     pub(crate) parallel: ParallelSection,
-    /// What is done.
+    /// The parts of the pipeline to run.
     pub(crate) pipeline: PipelineSection,
-    /// The generated rows.
+    /// The settings of the generated rows.
     pub(crate) synth: SynthOptions,
-    /// The network.
+    /// The network of the base model.
     pub(crate) base: BaseSection,
     /// The tokenizer that is trained.
     pub(crate) tokenizer: TokenizerSection,
-    /// The stages that train, resolved; paths that the pipeline makes itself are still empty.
+    /// The resolved configurations of the training stages. Paths that the pipeline creates itself are still
+    /// empty.
     pub(crate) stages: BTreeMap<Stage, RunConfig>,
 }
 
-/// Reads the configuration of `stage` from the file `path`, with the `--set` arguments laid over it, and
-/// checks it.
+/// Reads the configuration of `stage` from the file `path`, applies the `--set` arguments, and checks the
+/// result.
 pub(crate) fn load(path: &Path, sets: &[String], stage: Stage) -> Result<Loaded<RunConfig>, ConfigError> {
     let text = read_file(path)?;
     from_text(&text, path, sets, stage)
 }
 
-/// Reads the configuration of a pipeline from the file `path`, with the `--set` arguments laid over it.
+/// Reads the configuration of a pipeline from the file `path` and applies the `--set` arguments.
 pub(crate) fn load_pipeline(path: &Path, sets: &[String]) -> Result<PipelineConfig, ConfigError> {
     pipeline_from_text(&read_file(path)?, path, sets)
 }
 
-/// [`load_pipeline`] from text; `path` is named in errors.
+/// Like [`load_pipeline`], from text. `path` is used in error messages.
 pub(crate) fn pipeline_from_text(
     text: &str,
     path: &Path,
@@ -238,10 +188,11 @@ pub(crate) fn pipeline_from_text(
 ) -> Result<PipelineConfig, ConfigError> {
     let tree = apply_overrides(tree::parse(text, path)?, sets.iter())?;
     let file: RunFile = read::read(&tree)?;
+
     let mut stages = BTreeMap::new();
     for stage in Stage::ALL {
         refuse_stage_sections(&tree, stage)?;
-        // Once more over the tables of the stage: `--set` goes before everything.
+        // Apply `--set` again after the tables of the stage, because `--set` overrides everything.
         let common = sets
             .iter()
             .filter(|set| !PIPELINE_ONLY_SECTIONS.iter().any(|part| set.starts_with(&format!("{part}."))));
@@ -249,6 +200,7 @@ pub(crate) fn pipeline_from_text(
         config.check_bounds(stage)?;
         stages.insert(stage, config);
     }
+
     Ok(PipelineConfig {
         seed: file.seed,
         out: required_out(file.out, "pipeline")?,
@@ -272,8 +224,8 @@ fn from_text(
         PIPELINE_ONLY_SECTIONS.iter().any(|section| set.starts_with(&format!("{section}.")))
     });
     let tree = apply_overrides(tree::parse(text, path)?, for_life.into_iter())?;
-    // The whole file is read, so that a mistake in a section that another stage reads shows now and not after
-    // hours.
+    // The full file is read, so that a mistake in a section of another stage is reported now and not hours
+    // later.
     read::read::<RunFile>(&tree)?;
     for other in Stage::ALL {
         refuse_stage_sections(&tree, other)?;
@@ -294,7 +246,7 @@ fn apply_overrides<'a>(tree: Tree, mut sets: impl Iterator<Item = &'a String>) -
     sets.try_fold(tree, |tree, set| tree::set(tree, set))
 }
 
-/// The common sections with those of `stage` laid over them, and nothing else.
+/// Returns the common sections overridden by the sections of `stage`, without any other section.
 fn stage_sections(mut tree: Tree, stage: Stage) -> Tree {
     let own = tree::find(&tree, &format!("stage.{}", stage.name())).map(|entry| entry.node.clone());
     tree.retain(|key, _| !PIPELINE_ONLY_SECTIONS.contains(&key.as_str()));
@@ -304,7 +256,8 @@ fn stage_sections(mut tree: Tree, stage: Stage) -> Tree {
     }
 }
 
-/// Refuses `[stage.NAME.SECTION]` keys that the stage does not read: nobody writes those by intention.
+/// Refuses `[stage.NAME.SECTION]` keys that the stage does not read. Unlike a common section, such a key
+/// cannot be meant for another stage.
 fn refuse_stage_sections(tree: &Tree, stage: Stage) -> Result<(), ConfigError> {
     for (key, reason) in stage.ignored_keys() {
         if let Some(entry) = tree::find(tree, &format!("stage.{}.{key}", stage.name())) {
@@ -315,7 +268,7 @@ fn refuse_stage_sections(tree: &Tree, stage: Stage) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Keys without effect: an error when `--set` wrote them, else a warning each.
+/// Checks for keys without effect: an error if `--set` wrote them, else one warning per key.
 fn check_ignored_keys(tree: &Tree, stage: Stage) -> Result<Vec<String>, ConfigError> {
     let mut warnings = Vec::new();
     for (key, reason) in stage.ignored_keys() {
@@ -337,7 +290,7 @@ fn check_ignored_keys(tree: &Tree, stage: Stage) -> Result<Vec<String>, ConfigEr
     Ok(warnings)
 }
 
-/// The first value below `node` that `--set` wrote.
+/// Returns the origin of the first value below `node` that `--set` wrote.
 fn overridden_by_set(node: &Node) -> Option<tree::Origin> {
     let Node::Table(tree) = node else { return None };
     tree.values().find_map(|entry| {
@@ -357,7 +310,7 @@ fn required_out(out: PathBuf, stage: &'static str) -> Result<PathBuf, ConfigErro
 }
 
 impl RunConfig {
-    /// Refuses what cannot be, and what is not there.
+    /// Refuses invalid or contradictory settings and missing required ones.
     pub(crate) fn check(&self, stage: Stage) -> Result<(), ConfigError> {
         self.check_bounds(stage)?;
         let needed = |key, what| Err(ConfigError::Needed { key, stage: stage.name(), what });
@@ -372,7 +325,7 @@ impl RunConfig {
             return needed("ppo.reward_model", "the folder of a reward model");
         }
 
-        // Settings that contradict one another.
+        // Settings that contradict each other.
         if stage == Stage::Ppo && self.ppo.ptx_coef == 0.0 && !self.data.ptx.0.is_empty() {
             let message =
                 "has no effect while [ppo] ptx_coef is 0: set that, or leave the rows out".to_owned();
@@ -387,7 +340,7 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Refuses what cannot be, wherever the paths come from.
+    /// Refuses invalid values. Does not require paths, because `pipeline` fills them in later.
     fn check_bounds(&self, stage: Stage) -> Result<(), ConfigError> {
         check_parallel(&self.parallel, self.threads)?;
         self.train.check().map_err(rlhf::Error::from)?;
@@ -404,7 +357,7 @@ impl RunConfig {
         Ok(())
     }
 
-    /// The file that says the same, with every default written out, for `stage`.
+    /// Writes the configuration of `stage` as TOML that reads back the same, with every default written out.
     pub(crate) fn to_toml(&self, stage: Stage) -> Result<String, toml::ser::Error> {
         let mut table = toml::Table::try_from(self)?;
         for (key, _) in stage.ignored_keys() {
@@ -421,7 +374,7 @@ impl RunConfig {
     }
 }
 
-/// Refuses ways of sharing that contradict one another or do not work yet.
+/// Refuses parallel settings that contradict each other or are not implemented yet.
 fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<(), ConfigError> {
     if threads == Some(0) {
         return refuse("threads", 0, "must be at least 1; leave it out for a fair share of the cores");
@@ -440,7 +393,7 @@ fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<
         }
     }
 
-    // The other modes would lay out a mesh whose collectives nobody calls, and wait for ever.
+    // The other modes would create a mesh with an axis that no collective uses, and the job would hang.
     if parallel.tensor.mode != TensorMode::OneDimension {
         let message = "layers in two and three dimensions are not there yet: use \"1d\"".to_owned();
         return Err(ConfigError::Value { place: None, key: "parallel.tensor.mode".to_owned(), message });
@@ -466,12 +419,13 @@ fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<
     }
 }
 
-/// Keys that change no number of a run: where it lies and runs, how it is watched, how often it is saved.
+/// Keys that do not change the results of a run: where it is stored, where it runs, how it is monitored and
+/// how often it is saved.
 pub(crate) const RESUME_MUTABLE_KEYS: [&str; 8] =
     ["out", "threads", "parallel", "log", "eval", "checkpoint", "data.eval", "data.cache"];
 
-/// The first key in which two resolved configurations differ, with both values; keys and sections of `except`
-/// are not looked at.
+/// Returns the first key in which two resolved configurations differ, with both values. Keys and sections in
+/// `except` are ignored.
 pub(crate) fn first_difference(
     was: &str,
     now: &str,
@@ -490,7 +444,7 @@ pub(crate) fn first_difference(
     Ok(changed.map(|key| (key.clone(), [value(&was, key), value(&now, key)])))
 }
 
-/// Every value of a TOML text under its dotted key.
+/// Maps the dotted key of every value of a TOML text to the value.
 fn flatten_toml(text: &str) -> Result<BTreeMap<String, String>, toml::de::Error> {
     fn lay(prefix: &str, table: &toml::Table, flat: &mut BTreeMap<String, String>) {
         for (key, value) in table {
@@ -511,7 +465,7 @@ fn refuse(key: &str, value: u64, wanted: &str) -> Result<(), ConfigError> {
 }
 
 impl PipelineConfig {
-    /// The file that says the same, with every default written out.
+    /// Writes the configuration as TOML that reads back the same, with every default written out.
     pub(crate) fn to_toml(&self) -> anyhow::Result<String> {
         let mut table = toml::Table::new();
         table.insert("seed".into(), toml::Value::try_from(self.seed)?);
@@ -524,6 +478,7 @@ impl PipelineConfig {
         table.insert("synth".into(), toml::Value::try_from(&self.synth)?);
         table.insert("base".into(), toml::Value::try_from(&self.base)?);
         table.insert("tokenizer".into(), toml::Value::try_from(&self.tokenizer)?);
+
         let mut stages = toml::Table::new();
         for (stage, config) in &self.stages {
             let mut own: toml::Table = toml::from_str(&config.to_toml(*stage)?)?;
@@ -532,6 +487,7 @@ impl PipelineConfig {
             }
             stages.insert(stage.name().to_owned(), toml::Value::Table(own));
         }
+
         table.insert("stage".into(), toml::Value::Table(stages));
         Ok(toml::to_string(&table)?)
     }

@@ -1,4 +1,4 @@
-//! The progress of a stage on stderr, as the `tui` draws it.
+//! Displays the progress of a stage on stderr with the `tui` crate.
 
 use std::io::{IsTerminal, Stderr};
 
@@ -9,7 +9,8 @@ use tui::terminal::{Environment, Mode};
 
 use crate::config::Stage;
 
-/// Metrics that are shown beside the progress, the most telling first; a stage has some of them.
+/// The metrics that are shown beside the progress, the most important first. A stage reports only some of
+/// them.
 const DISPLAYED_METRICS: [&str; 9] = [
     "objective/scores",
     "loss",
@@ -22,13 +23,13 @@ const DISPLAYED_METRICS: [&str; 9] = [
     "eval/accuracy",
 ];
 
-/// Shows what a stage tells.
+/// A recorder that displays the events of a stage.
 pub(crate) struct Display {
     progress: Progress<Stderr>,
 }
 
 impl Display {
-    /// For one stage.
+    /// A display for a single stage.
     pub(crate) fn new() -> Self {
         Self {
             progress: Progress::new(
@@ -38,7 +39,7 @@ impl Display {
         }
     }
 
-    /// For part `number` of `parts` of a pipeline.
+    /// A display for part `number` of the `parts` parts of a pipeline.
     pub(crate) fn part(number: usize, parts: usize) -> Self {
         let mut display = Self::new();
         display.progress = display.progress.starting_at_stage(number, parts);
@@ -74,14 +75,14 @@ impl Display {
     }
 }
 
-/// What a step of a stage is called: one of PPO is a rollout with all updates on it.
+/// The name for a step of a stage. A step of PPO is an iteration: a rollout and all updates on it.
 pub(crate) fn step_name(stage: &str) -> &'static str {
     if stage == Stage::Ppo.name() { "iteration" } else { "step" }
 }
 
 impl Recorder for Display {
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
-        // When nobody reads the progress any more, the work goes on: its figures are in the files of the run.
+        // If stderr is closed, training continues: the run folder records the metrics as well.
         let _ = self.show(event);
         Ok(())
     }

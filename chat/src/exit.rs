@@ -1,16 +1,17 @@
-//! Exit codes, and how an error is told.
+//! Maps errors to exit codes and to one-line messages.
 //!
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done |
 //! | 1 | the run failed: a full disk, a lost rank, the network |
-//! | 2 | usage or configuration: what was typed or written in the run file is wrong, or names a place that is taken |
-//! | 3 | data: a file of rows, a model, a tokenizer or a checkpoint cannot be read or used |
+//! | 2 | usage or configuration: the command line or the run file is wrong, or names a path that is already in use |
+//! | 3 | data: a data file, a model, a tokenizer or a checkpoint cannot be read or used |
 //! | 4 | device or memory |
 //! | 5 | the loss or the gradient diverged |
-//! | 130 | a signal asked it to end |
+//! | 130 | a signal stopped the program |
 //!
-//! The code follows from the innermost error that one of the crates knows.
+//! The exit code is determined by the first error in the chain of causes whose type belongs to this
+//! workspace, and by the error that it wraps.
 
 use std::io;
 use std::path::PathBuf;
@@ -29,18 +30,18 @@ pub(crate) const DATA: u8 = 3;
 pub(crate) const DEVICE: u8 = 4;
 /// The loss or the gradient diverged.
 pub(crate) const DIVERGED: u8 = 5;
-/// SIGINT, SIGTERM or SIGHUP asked it to end.
+/// SIGINT, SIGTERM or SIGHUP stopped the program.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Failures that the program itself detects, rather than one of the crates below it.
+/// Failures that this program detects itself. The libraries have error types of their own.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// A check of `doctor` failed.
     #[error("{failed} of {total} checks failed: what they say is above")]
     Checks {
-        /// Failed checks.
+        /// The number of failed checks.
         failed: usize,
-        /// All checks.
+        /// The number of all checks.
         total: usize,
     },
     /// `data check` found rows that cannot be used.
@@ -48,23 +49,23 @@ pub(crate) enum Failure {
     Rows {
         /// The file.
         file: PathBuf,
-        /// Such rows.
+        /// The number of rows that cannot be used.
         unusable: usize,
-        /// All rows.
+        /// The number of all rows.
         rows: usize,
     },
-    /// A file that another command or an earlier run has written, and that cannot be used.
+    /// A file that another command or an earlier run has written cannot be used.
     #[error("{}: {problem}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and the fix.
+        /// What is wrong with the file, and how to fix it.
         problem: String,
     },
-    /// Standard input that cannot be read as text.
+    /// Standard input cannot be read as text.
     #[error("stdin is not UTF-8 text: {0}")]
     Stdin(#[source] io::Error),
-    /// A model gives no number.
+    /// A model returned NaN or infinity.
     #[error(
         "{at}: the model gives {number}: its weights hold NaN or infinity, or overflow in this dtype; look at the run that \
          made it, or use --dtype float32"
@@ -72,39 +73,39 @@ pub(crate) enum Failure {
     NotFinite {
         /// The row.
         at: datasets::RowLocation,
-        /// What it gives.
+        /// The value that the model returned.
         number: f32,
     },
-    /// Ctrl-C.
+    /// A signal interrupted the program.
     #[error("interrupted")]
     Interrupted,
-    /// Rank 0 of a job, which speaks on this very terminal.
+    /// Rank 0 of a job failed. It writes to the same terminal and has already printed its error.
     #[error("rank 0 has said why")]
     AlreadyReported {
-        /// Its exit code.
+        /// The exit code of rank 0.
         code: u8,
     },
-    /// A rank of a job.
+    /// A rank of a job failed.
     #[error("rank {rank} {exit_status}{last_error}; all ranks were stopped")]
     Rank {
-        /// Which.
+        /// The rank that failed.
         rank: usize,
-        /// How it ended.
+        /// How the process ended: its exit code or the signal that killed it.
         exit_status: String,
-        /// Its last words.
+        /// The last error line of its log.
         last_error: String,
-        /// Its exit code.
+        /// The exit code of the process.
         code: u8,
     },
-    /// A rank of another machine.
+    /// A rank of another machine failed.
     #[error("{told}; the ranks of this machine were stopped")]
     OtherMachineFailed {
-        /// What the launcher there has told.
+        /// The failure that the launcher of that machine reported.
         told: String,
     },
 }
 
-/// The code for `error`.
+/// The exit code for `error`.
 pub(crate) fn code(error: &Error) -> u8 {
     if is_disk_full(error) {
         return FAILED;
@@ -113,8 +114,8 @@ pub(crate) fn code(error: &Error) -> u8 {
     error.chain().find_map(of_cause).or_else(|| error.chain().find_map(plain)).unwrap_or(FAILED)
 }
 
-/// Whether the reader of our output went away, which is no failure: `colossal-chat ... | head`. A connection
-/// that breaks is the error of a crate, and that is one.
+/// Whether the reader of this program's output closed the pipe, as in `colossal-chat ... | head`. This is not
+/// a failure. A broken network connection is one: it is wrapped in an error type of one of the crates.
 pub(crate) fn is_broken_pipe(error: &Error) -> bool {
     if error.chain().any(|cause| of_cause(cause).is_some()) {
         return false;
@@ -128,12 +129,13 @@ pub(crate) fn is_broken_pipe(error: &Error) -> bool {
     error.chain().any(broken)
 }
 
-/// Whether a rank has told of the error already.
+/// Whether a rank has already printed the error.
 pub(crate) fn is_already_reported(error: &Error) -> bool {
     error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Failure::AlreadyReported { .. })))
 }
 
-/// The causes of `error` on one line. A cause that its parent's message holds already is not told again.
+/// The chain of causes of `error` on one line. A cause whose text is already part of the message is not
+/// repeated.
 pub(crate) fn text(error: &Error) -> String {
     let mut message = String::new();
     for cause in error.chain() {
@@ -150,10 +152,11 @@ pub(crate) fn text(error: &Error) -> String {
     message
 }
 
-/// What to do about a full disk.
+/// The advice for a full disk.
 const MAKE_SPACE: &str = "free some space";
 
-/// Whether a write failed because the disk is full. A library may hand on the system's words alone.
+/// Whether a write failed because the disk is full. A library may pass on only the message of the operating
+/// system, so the text of the causes is checked as well.
 fn is_disk_full(error: &Error) -> bool {
     let full =
         |error: &io::Error| matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
@@ -163,12 +166,13 @@ fn is_disk_full(error: &Error) -> bool {
     })
 }
 
-/// The code for a panic with this message: libtorch's allocator panics through tch's plain operators.
+/// The exit code for a panic with this message. When libtorch runs out of memory, the infallible operators of
+/// tch panic.
 pub(crate) fn of_panic(message: &str) -> u8 {
     if is_out_of_memory(message) { DEVICE } else { FAILED }
 }
 
-/// Whether libtorch speaks of memory.
+/// Whether a libtorch message reports that memory ran out.
 pub(crate) fn is_out_of_memory(message: &str) -> bool {
     ["can't allocate memory", "out of memory", "not enough memory"]
         .iter()
@@ -186,6 +190,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             Failure::AlreadyReported { code } | Failure::Rank { code, .. } => *code,
         });
     }
+
     cause
         .downcast_ref::<ConfigError>()
         .map(of_config)
@@ -200,8 +205,8 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
         .or_else(|| cause.downcast_ref().map(of_torch))
 }
 
-/// The code for a file or folder that cannot be made or written: a place that cannot be, or a system that
-/// fails.
+/// The exit code for a file or folder that cannot be created or written: a bad path is a usage error, any
+/// other I/O error is a failed run.
 fn of_io(error: &io::Error) -> u8 {
     use io::ErrorKind::{
         AlreadyExists, InvalidFilename, IsADirectory, NotADirectory, NotFound, PermissionDenied,
@@ -214,7 +219,8 @@ fn of_io(error: &io::Error) -> u8 {
     }
 }
 
-/// Whatever the configuration and the command line say is usage, but for what they merely pass on.
+/// The exit code for an error of the configuration or the command line: usage, except for an error that wraps
+/// one of another crate and for damaged checkpoints.
 fn of_config(error: &ConfigError) -> u8 {
     match error {
         ConfigError::Section(error) => of_rlhf(error),
@@ -340,7 +346,8 @@ fn of_datasets(error: &datasets::Error) -> u8 {
     match error {
         Error::InRow { source, .. } => of_datasets(source),
         Error::Write { source, .. } => of_io(source),
-        // The hub says no: it has no such model, or not for this person. Anything else is the network.
+        // The hub refused: the model does not exist, or this user has no access. Anything else is the
+        // network.
         Error::Hub { reason, .. } if ["401", "403", "404"].iter().any(|code| reason.contains(code)) => USAGE,
         Error::Hub { .. } => FAILED,
         Error::UnknownLayout { .. }
@@ -499,7 +506,7 @@ mod tests {
         let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
         assert!(is_broken_pipe(&Err::<(), _>(broken()).context("writing").unwrap_err()));
         assert!(!is_broken_pipe(&missing_file().into()));
-        // A connection, and a file that was named.
+        // An error of a crate that names the path or connection counts as a failure.
         assert!(!is_broken_pipe(&rlhf::Error::Io { path: "x".into(), source: broken() }.into()));
     }
 }

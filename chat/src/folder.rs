@@ -1,9 +1,10 @@
-//! The folder of a run or of a pipeline: who may begin one in it, who holds it, and which checkpoint a
-//! resumed run goes on from.
+//! The output folder of a run or a pipeline: checks whether a run may start in it, locks it, and selects the
+//! checkpoint from which a resumed run continues.
 //!
-//! `out/.colossal-chat.lock` says that this program made the folder. Without it, a file or folder there that
-//! has a name of ours belongs to somebody else, and nothing is begun beside it. The process that writes into
-//! the folder (rank 0 of a job) holds a lock on that file until it ends, however it ends.
+//! The file `out/.colossal-chat.lock` marks a folder that this program made. If the file is missing, anything
+//! in the folder that has one of the program's file names was made by someone else, and no run starts there.
+//! The process that writes into the folder (rank 0 of a job) holds a lock on the file until the process
+//! exits, even if it crashes.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{Read, Write};
@@ -13,15 +14,15 @@ use std::sync::{Mutex, PoisonError};
 use gemini::checkpoint;
 use parallel::ProcessGroups;
 
-use crate::command::print_stderr;
 use crate::config::{self, ConfigError};
+use crate::console::print_stderr;
 use crate::interrupt;
 use crate::output::{check_parent, write_atomically};
 
-/// Marks a folder as ours, and is locked while a run writes there.
+/// The file that marks a folder as made by this program. It is locked while a run writes there.
 const LOCK: &str = ".colossal-chat.lock";
 
-/// The names in the folder of a stage.
+/// The file and folder names in the run folder of a stage.
 pub(crate) const RUN_NAMES: [&str; 8] = [
     CONFIGURATION,
     "plan.json",
@@ -33,27 +34,27 @@ pub(crate) const RUN_NAMES: [&str; 8] = [
     "final",
 ];
 
-/// The saved configuration.
+/// The file name of the saved configuration.
 pub(crate) const CONFIGURATION: &str = "run.toml";
 
-/// Locks that this process holds until it ends.
+/// The locks that this process holds until it exits.
 static LOCKS: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
 
-/// What is wanted of a run folder.
+/// A request for a run folder.
 pub(crate) struct FolderRequest<'a> {
     /// The folder.
     pub(crate) out: &'a Path,
     /// The resolved configuration.
     pub(crate) settings: &'a str,
-    /// The file that the configuration was read from, if it is one.
+    /// The file from which the configuration was read, if it came from a file.
     pub(crate) run_file: Option<&'a Path>,
-    /// Whether an earlier run goes on.
+    /// Whether to resume an earlier run.
     pub(crate) resume: bool,
-    /// Whether something is going to be written. A dry run leaves everything as it is.
+    /// Whether the run will write to the folder. A dry run changes nothing.
     pub(crate) writes: bool,
 }
 
-/// The folder of one stage, looked at before anything is loaded.
+/// The run folder of one stage, checked before any model or data is loaded.
 pub(crate) struct RunFolder {
     out: PathBuf,
     checkpoint: Option<PathBuf>,
@@ -62,15 +63,17 @@ pub(crate) struct RunFolder {
 }
 
 impl RunFolder {
-    /// Refuses a folder that the run may not have, and chooses the checkpoint that a resumed run goes on
-    /// from: the newest whole one. Every process of the job calls it, the first one decides.
+    /// Refuses a folder that the run may not use, and selects the checkpoint from which a resumed run
+    /// continues: the newest one that is complete. Every process of the job calls this method; rank 0
+    /// decides.
     pub(crate) fn prepare(request: &FolderRequest<'_>, groups: &ProcessGroups) -> anyhow::Result<Self> {
         let found = if groups.is_rank_zero() { inspect(request)? } else { FolderState::default() };
         let all = groups.world().all_gather_object(vec![(found.is_finished, found.checkpoint)])?;
         let (is_finished, name) = all[0].clone();
         let checkpoints = request.out.join("checkpoints");
         let checkpoint = name.as_ref().map(|name| checkpoints.join(name));
-        // Another machine may not see this folder, or not as it is.
+
+        // Another machine may not see this folder, or may see different contents.
         let problem = checkpoint.as_ref().and_then(|path| checkpoint::verify(path).err());
         let problems = groups.world().all_gather_object(vec![problem.map(|problem| problem.to_string())])?;
         let mut problems = problems.into_iter().enumerate();
@@ -78,30 +81,31 @@ impl RunFolder {
             let first = name.unwrap_or_default();
             return Err(ConfigError::Checkpoints { path: checkpoints, rank, first, problem }.into());
         }
+
         let keeps_configuration = request.resume && is_configuration_of(request.run_file, request.out);
         Ok(Self { out: request.out.to_owned(), checkpoint, is_finished, keeps_configuration })
     }
 
-    /// The folder of a run that is only planned: nobody looks at it.
+    /// The folder of a run that is only planned. The folder is not checked.
     pub(crate) fn for_plan(out: &Path) -> Self {
         Self { out: out.to_owned(), checkpoint: None, is_finished: false, keeps_configuration: false }
     }
 
-    /// The checkpoint that a resumed run goes on from.
+    /// The checkpoint from which a resumed run continues.
     pub(crate) fn checkpoint(&self) -> Option<&Path> {
         self.checkpoint.as_deref()
     }
 
-    /// Whether the run that should be resumed has written its `final/`.
+    /// Whether the run to be resumed has already written its `final/`.
     pub(crate) fn is_finished(&self) -> bool {
         self.is_finished
     }
 
-    /// Makes the folder, takes hold of it, and saves the configuration in it. The first process of a job
-    /// calls it.
+    /// Creates and locks the folder and saves the configuration in it. Only rank 0 of a job calls this
+    /// method.
     pub(crate) fn open(&self, settings: &str) -> anyhow::Result<()> {
         acquire_lock(&self.out)?;
-        // Another run may have come and gone while this one was loading.
+        // Another run may have started and finished here while this one was loading.
         if self.checkpoint.is_none() && holds_run(&self.out)? {
             return Err(ConfigError::OutHasRun(self.out.clone()).into());
         }
@@ -117,15 +121,15 @@ pub(crate) fn holds_run(out: &Path) -> anyhow::Result<bool> {
     Ok(out.join("final").exists() || !checkpoint::list(&out.join("checkpoints"))?.is_empty())
 }
 
-/// What the first process finds.
+/// The state in which rank 0 finds the folder.
 #[derive(Default)]
 struct FolderState {
     is_finished: bool,
-    /// The name of a checkpoint.
+    /// The name of the checkpoint from which to resume.
     checkpoint: Option<String>,
 }
 
-/// Decides whether the run may have its folder, and from which checkpoint a resumed one starts.
+/// Decides whether the run may use its folder, and from which checkpoint a resumed run continues.
 fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
     let FolderRequest { out, settings, run_file, resume, writes } = *request;
     check_place(out)?;
@@ -152,7 +156,7 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
     if is_finished {
         return Ok(FolderState { is_finished, checkpoint: None });
     }
-    // A damaged checkpoint is renamed, so nobody else may be at work in the folder.
+    // Damaged checkpoints get renamed, so no other process may be writing to the folder.
     if writes {
         acquire_lock(out)?;
     }
@@ -161,8 +165,8 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
     Ok(FolderState { is_finished, checkpoint })
 }
 
-/// The newest checkpoint that is whole. Damaged ones after it are told, and set aside when the run `writes`,
-/// so that they neither count as kept checkpoints nor stand in the way of those to come.
+/// The newest checkpoint that is complete. Newer checkpoints, which are damaged, are reported. If `writes` is
+/// set, they are renamed, so that they neither count as kept checkpoints nor occupy the name of a future one.
 fn newest_valid(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> anyhow::Result<PathBuf> {
     let mut damaged: Vec<(PathBuf, gemini::Error)> = Vec::new();
     for (_, path) in checkpoints.into_iter().rev() {
@@ -185,18 +189,18 @@ fn newest_valid(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> a
     Err(ConfigError::NoWholeCheckpoint { path: out.join("checkpoints"), problems }.into())
 }
 
-/// For the launcher of several ranks, which writes `logs/` into the folder before rank 0 looks at it: refuses
-/// a folder that is in use or somebody else's, and marks it.
+/// Refuses a folder that is in use or was made by someone else, and marks it as made by this program. The
+/// launcher of several ranks calls this, because it writes `logs/` into the folder before rank 0 checks it.
 pub(crate) fn lock_for_launcher(out: &Path, names: &[&str], resume: bool) -> anyhow::Result<()> {
     check_place(out)?;
     if !resume {
         refuse_foreign_files(out, names)?;
     }
-    // Rank 0 takes the lock anew.
+    // The lock is released at once, so that rank 0 can take it.
     lock(out).map(drop)
 }
 
-/// Refuses an `out` that is no folder, or that lies below something that is none.
+/// Refuses an `out` that exists and is not a folder, or that has such an ancestor.
 pub(crate) fn check_place(out: &Path) -> Result<(), ConfigError> {
     let problem = match fs::metadata(out) {
         Ok(found) if !found.is_dir() => Err("it is not a folder".to_owned()),
@@ -205,8 +209,8 @@ pub(crate) fn check_place(out: &Path) -> Result<(), ConfigError> {
     problem.map_err(|problem| ConfigError::BadOut { path: out.to_owned(), problem })
 }
 
-/// Refuses a folder in which somebody else has something under one of our `names`. Empty folders, as links to
-/// another disk, are no loss.
+/// Refuses a folder that this program did not make and that contains one of `names`. Empty folders, such as
+/// links to another disk, are allowed, because a run overwrites nothing in them.
 pub(crate) fn refuse_foreign_files(out: &Path, names: &[&str]) -> Result<(), ConfigError> {
     if out.join(LOCK).exists() {
         return Ok(());
@@ -217,14 +221,14 @@ pub(crate) fn refuse_foreign_files(out: &Path, names: &[&str]) -> Result<(), Con
     }
 }
 
-/// Whether the run file is the one that the run writes in `out`.
+/// Whether the run file is the very file to which the run saves its configuration in `out`.
 pub(crate) fn is_configuration_of(run_file: Option<&Path>, out: &Path) -> bool {
     let canonical = |path: &Path| path.canonicalize().ok();
     run_file.and_then(canonical).is_some_and(|file| canonical(&out.join(CONFIGURATION)) == Some(file))
 }
 
-/// Refuses a configuration that would give other numbers than the saved one at `path`. Keys and sections of
-/// `except` may differ.
+/// Refuses a configuration that would produce other numbers than the one saved at `path`. Keys and sections
+/// in `except` may differ.
 pub(crate) fn same_settings(path: &Path, configuration: &str, except: &[&str]) -> anyhow::Result<()> {
     let saved =
         fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
@@ -234,8 +238,8 @@ pub(crate) fn same_settings(path: &Path, configuration: &str, except: &[&str]) -
     }
 }
 
-/// Makes `out` if need be, and holds it until this process ends. What a killed run left there half-written is
-/// removed.
+/// Creates `out` if needed and locks it until this process exits. Removes the partially written files that a
+/// killed run left there.
 pub(crate) fn acquire_lock(out: &Path) -> anyhow::Result<()> {
     let mut held = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     if out.canonicalize().is_ok_and(|out| held.iter().any(|(path, _)| *path == out)) {
@@ -251,12 +255,12 @@ pub(crate) fn acquire_lock(out: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Holds `out` if it is a folder of ours.
+/// Locks `out` if this program made it.
 pub(crate) fn reacquire_lock(out: &Path) -> anyhow::Result<()> {
     if out.join(LOCK).exists() { acquire_lock(out) } else { Ok(()) }
 }
 
-/// Names that a run or a pipeline writes under a temporary name first.
+/// Whether a run or a pipeline writes `name` under a temporary name first.
 fn is_written(name: &str) -> bool {
     const WRITTEN: [&str; 9] = [
         CONFIGURATION,
@@ -272,14 +276,15 @@ fn is_written(name: &str) -> bool {
     WRITTEN.contains(&name) || ["data", "tokenizer"].contains(&name)
 }
 
-/// The locked lock file of `out`, which is made if need be. A file system without locks keeps nobody out, and
-/// that is told.
+/// Locks the lock file of `out`, which is created if needed, and returns it. On a file system without locks,
+/// this only prints a warning.
 fn lock(out: &Path) -> anyhow::Result<File> {
     let unusable = |source| ConfigError::BadOut { path: out.to_owned(), problem: format!("{source}") };
     checkpoint::create_folder(out).map_err(|error| match error {
         gemini::Error::Io { source, .. } => unusable(source).into(),
         other => anyhow::Error::from(other),
     })?;
+
     let path = out.join(LOCK);
     if path.is_symlink() {
         return Err(ConfigError::ForeignFile(path).into());
@@ -299,9 +304,10 @@ fn lock(out: &Path) -> anyhow::Result<File> {
             out.display()
         )),
     }
+
+    // The content only serves the error message of other processes, so a failed write does no harm.
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let holder = format!("process {} on {}\n", std::process::id(), host.trim());
-    // Only for people to read: the lock itself is held already.
     let _ = file.set_len(0).and_then(|()| file.write_all(holder.as_bytes()));
     Ok(file)
 }

@@ -1,7 +1,8 @@
-//! Rows that `generate`, `logprobs` and `reward` read and write: JSON objects, one a line (Parquet is read as well).
+//! Reads and writes the rows of `generate`, `logprobs` and `reward`: JSON objects, one per line. Parquet
+//! files can be read as well.
 //!
-//! An input row gives one text, one list of ids, one conversation, or a pair of answers to one prompt; see
-//! [`InputKind`]. Other fields are left alone. Rows are counted from 1, as in every message about data.
+//! An input row contains a text, a list of token ids, a conversation, or a pair of answers to one prompt; see
+//! [`InputKind`]. Other fields are ignored. Rows are counted from 1, as in every message about data.
 
 use std::io::BufRead;
 use std::path::Path;
@@ -11,32 +12,34 @@ use datasets::{
 };
 use serde::Serialize;
 
-use crate::command::print_rows;
+use crate::console::print_rows;
 use crate::exit::Failure;
 use crate::output;
 
-/// The input that means stdin.
+/// The input path that stands for stdin.
 const STDIN: &str = "-";
 
-/// What a row gives.
+/// The content of an input row.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum RowInput {
-    /// Running text, or a prompt in one string.
+    /// Plain text, or a prompt given as one string.
     Text(String),
     /// Token ids.
     Ids(Vec<i64>),
     /// A conversation.
     Messages(Vec<Message>),
-    /// Two answers to one prompt, each a whole conversation: the chosen one and the rejected one.
+    /// Two conversations with the same prompt: one ends with the chosen answer, the other with the rejected
+    /// one.
     Pair([Vec<Message>; 2]),
 }
 
-/// What a command does with a row, and so which fields it takes.
+/// The kind of rows that a command expects. It determines which fields a row may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InputKind {
-    /// Something to answer: `prompt`, `messages`, `text` or `ids`.
+    /// A prompt to be completed: `prompt`, `messages`, `text` or `ids`.
     Prompt,
-    /// Something whose tokens have probabilities: a pair, `prompt` with an answer, or one of the four.
+    /// Tokens whose log-probabilities are computed: a pair, `prompt` with an answer, or one of `prompt`,
+    /// `messages`, `text` and `ids`.
     Tokens,
     /// An answer to be scored: a pair, `prompt` with an answer, `messages`, `text` or `ids`.
     Answer,
@@ -59,16 +62,16 @@ impl InputKind {
     }
 }
 
-/// A row and where it stands.
+/// An input row with its location.
 #[derive(Clone, Debug)]
 pub(crate) struct Input {
-    /// What it gives.
+    /// The content of the row.
     pub(crate) value: RowInput,
-    /// Where it stands.
+    /// The file and row number.
     pub(crate) at: RowLocation,
 }
 
-/// Reads every row of a file, or of stdin where the path is `-`.
+/// Reads all rows of a file, or of stdin if the path is `-`.
 pub(crate) fn read(path: &Path, wants: InputKind) -> Result<Vec<Input>, Error> {
     if path == Path::new(STDIN) {
         return read_lines(std::io::stdin().lock(), wants);
@@ -81,7 +84,7 @@ pub(crate) fn read(path: &Path, wants: InputKind) -> Result<Vec<Input>, Error> {
     non_empty(inputs, path)
 }
 
-/// Reads one JSON object a line.
+/// Reads one JSON object per line.
 fn read_lines(lines: impl BufRead, wants: InputKind) -> Result<Vec<Input>, Error> {
     let path = Path::new("stdin");
     let mut inputs = Vec::new();
@@ -112,7 +115,8 @@ fn parse(row: &Row, at: &RowLocation, wants: InputKind) -> Result<RowInput, Erro
         return prompt_and_answer(row, answer, at);
     }
 
-    // Anything else is one field, and which one says what the row is.
+    // Every other row must have exactly one of the accepted fields, whose name determines the kind of
+    // content.
     let there: Vec<&str> = wants.fields().iter().copied().filter(|name| has(name)).collect();
     match there[..] {
         ["prompt"] if row["prompt"].is_string() => text(row, "prompt", at),
@@ -186,7 +190,7 @@ fn ids(row: &Row, at: &RowLocation) -> Result<RowInput, Error> {
     Ok(RowInput::Ids(list.iter().enumerate().map(id).collect::<Result<_, _>>()?))
 }
 
-/// Refuses ids that the model does not have, rows without a token, and rows longer than the model takes.
+/// Refuses a row that has no token, has an id outside the vocabulary, or has more than `longest` tokens.
 pub(crate) fn check_ids(ids: &[i64], at: &RowLocation, vocab_size: i64, longest: i64) -> Result<(), Error> {
     if ids.is_empty() {
         return Err(Error::MissingField {
@@ -208,7 +212,8 @@ pub(crate) fn check_ids(ids: &[i64], at: &RowLocation, vocab_size: i64, longest:
     Ok(())
 }
 
-/// The token ids of each row, and of both answers of a pair one after the other.
+/// Converts each row to token ids with `ids`. A pair yields two entries: the chosen answer, then the rejected
+/// one.
 pub(crate) fn tokens(
     inputs: &[Input],
     mut ids: impl FnMut(&RowInput) -> Result<Vec<i64>, Error>,
@@ -240,8 +245,8 @@ pub(crate) fn check_finite<'a>(
     }
 }
 
-/// Writes one JSON object a line: to `output`, which is whole or absent and only with `force` replaces a
-/// file, or else to stdout.
+/// Writes one JSON object per line to `output`, or to stdout if there is no `output`. The file is written
+/// atomically, and an existing file is replaced only with `force`.
 pub(crate) fn write<T: Serialize>(rows: &[T], output: Option<&Path>, force: bool) -> anyhow::Result<()> {
     let mut text = Vec::new();
     for row in rows {

@@ -1,15 +1,18 @@
-//! Signals that ask the program to end: Ctrl-C (SIGINT), SIGTERM, and the SIGHUP of a terminal that was
-//! closed.
+//! Handles the signals that stop the program (Ctrl-C, that is SIGINT, SIGTERM, and the SIGHUP of a closed
+//! terminal) and SIGUSR1, which requests a checkpoint.
 //!
-//! | while | the first signal | another one |
+//! | while | the first signal | a second signal |
 //! |---|---|---|
-//! | a stage trains, `chat` answers ([`enter_graceful`]) | sets a flag: the step is finished and saved, the answer ends | ends the program at once |
-//! | anything else: loading, tokenising, converting, reports | ends the program at once | |
+//! | a stage trains or `chat` answers ([`enter_graceful`]) | sets a flag: the step is finished and saved, or the answer stops | exits at once |
+//! | the program does anything else: loading, tokenising, converting, reports | exits at once | |
 //!
-//! Ending at once removes the temporary files of this process from the folders that were named to
-//! [`register_temp_folder`], and gives [`exit::INTERRUPTED`]. SIGHUP comes several times when a terminal closes (from
-//! the kernel and from the shell), so it never counts as another signal. Where it is ignored from the start,
-//! as under `nohup`, it stays ignored.
+//! SIGUSR1 sets a flag while a stage trains: a checkpoint is saved after the step, and the run continues. At
+//! any other time it is ignored.
+//!
+//! An immediate exit removes the temporary files of this process from the folders registered with
+//! [`register_temp_folder`] and exits with the code [`exit::INTERRUPTED`]. A closing terminal sends SIGHUP
+//! several times (from the kernel and from the shell), so SIGHUP never counts as a second signal. If SIGHUP
+//! is ignored when the program starts, as under `nohup`, it stays ignored.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,22 +20,25 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use anyhow::Context;
 use gemini::checkpoint;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use parallel::process;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use crate::command::print_stderr;
+use crate::console::print_stderr;
 use crate::exit;
 
-/// Set by a signal while there is work that ends by itself.
+/// Whether a signal has requested a stop during the current or last graceful scope.
 static STOP_REQUESTED: AtomicBool = AtomicBool::new(false);
-/// Whether a person or a scheduler asked, rather than a closed terminal.
+/// Whether a SIGUSR1 has requested a checkpoint that is not saved yet.
+static SAVE_REQUESTED: AtomicBool = AtomicBool::new(false);
+/// Whether a SIGINT or SIGTERM has arrived. A SIGHUP from a closed terminal does not count.
 static EXPLICIT_SIGNAL: AtomicBool = AtomicBool::new(false);
-/// Whether there is such work.
+/// Whether a graceful scope is active: work that checks [`STOP_REQUESTED`] and stops by itself.
 static GRACEFUL: AtomicBool = AtomicBool::new(false);
-/// Where temporary files of this process may lie.
+/// The folders in which this process may have temporary files.
 static TEMP_FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Listens from now on. Not for a launcher, which hands its signals on to its ranks.
+/// Starts to handle signals. A launcher must not call this function: it forwards its signals to its ranks.
 pub(crate) fn listen() -> anyhow::Result<()> {
     static ONCE: Once = Once::new();
     let mut outcome = Ok(());
@@ -40,24 +46,27 @@ pub(crate) fn listen() -> anyhow::Result<()> {
     outcome.context("cannot listen for signals")
 }
 
-fn start() -> std::io::Result<()> {
-    let mut wanted = vec![SIGINT, SIGTERM];
-    if !is_ignored(SIGHUP, &std::fs::read_to_string("/proc/self/status").unwrap_or_default()) {
-        wanted.push(SIGHUP);
+/// The signals that a run handles. `nohup` starts a process with SIGHUP ignored, and then it stays ignored; a
+/// shell starts background jobs with SIGINT ignored, and there `kill -INT` must still stop the run.
+pub(crate) fn handled_signals() -> Vec<i32> {
+    let mut signals = vec![SIGINT, SIGTERM, SIGUSR1];
+    if !process::is_signal_ignored(SIGHUP) {
+        signals.push(SIGHUP);
     }
-    let mut signals = Signals::new(wanted)?;
+    signals
+}
+
+fn start() -> std::io::Result<()> {
+    let mut signals = Signals::new(handled_signals())?;
     let receive_all = move || signals.forever().for_each(receive);
     std::thread::Builder::new().name("signals".to_owned()).spawn(receive_all).map(drop)
 }
 
-/// Whether whoever started this process had it ignore `signal`; `status` is `/proc/self/status`.
-fn is_ignored(signal: i32, status: &str) -> bool {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    mask >> (signal - 1) & 1 == 1
-}
-
 fn receive(signal: i32) {
+    if signal == SIGUSR1 {
+        SAVE_REQUESTED.store(GRACEFUL.load(Ordering::SeqCst), Ordering::SeqCst);
+        return;
+    }
     let again = signal != SIGHUP && EXPLICIT_SIGNAL.swap(true, Ordering::SeqCst);
     if GRACEFUL.load(Ordering::SeqCst) && !again {
         STOP_REQUESTED.store(true, Ordering::SeqCst);
@@ -66,7 +75,7 @@ fn receive(signal: i32) {
     }
 }
 
-/// Ends the program. The exit handlers of libtorch are not run: its threads may be at work.
+/// Exits the program. The exit handlers of libtorch are not run, because its threads may still be working.
 fn end() {
     for folder in TEMP_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
         remove_own_temporaries(folder);
@@ -75,40 +84,46 @@ fn end() {
     signal_hook::low_level::exit(exit::INTERRUPTED.into());
 }
 
-/// Removes what this process is writing in `folder`.
+/// Removes the temporary files and folders of this process from `folder`.
 fn remove_own_temporaries(folder: &Path) {
     let own =
         |name: &str| checkpoint::parse_temporary(name).is_some_and(|(_, by)| by == Some(std::process::id()));
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(own) {
-            // The program ends: what cannot be removed is removed at the next start.
+            // Whatever cannot be removed now is removed at the next start.
             let _ = std::fs::remove_file(entry.path()).or_else(|_| std::fs::remove_dir_all(entry.path()));
         }
     }
 }
 
-/// Names a folder in which this process writes under temporary names.
+/// Registers a folder in which this process writes files under temporary names.
 pub(crate) fn register_temp_folder(folder: &Path) {
     TEMP_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).push(folder.to_owned());
 }
 
-/// The flag that work looks at.
-pub(crate) fn flag() -> &'static AtomicBool {
+/// The stop flag that graceful work checks.
+pub(crate) fn stop_flag() -> &'static AtomicBool {
     &STOP_REQUESTED
 }
 
-/// Whether somebody asked during the last work.
+/// The flag that asks a training stage for a checkpoint.
+pub(crate) fn save_flag() -> &'static AtomicBool {
+    &SAVE_REQUESTED
+}
+
+/// Whether a signal requested a stop during the current or last graceful scope.
 pub(crate) fn is_stop_requested() -> bool {
     STOP_REQUESTED.load(Ordering::SeqCst)
 }
 
-/// Work that looks at the flag and ends by itself; until this is dropped.
+/// A scope of work that checks the stop flag and stops by itself. Dropping it ends the scope.
 pub(crate) struct GracefulScope(());
 
-/// Such work begins: what was asked before is forgotten.
+/// Begins a graceful scope. Earlier stop requests are cleared.
 #[must_use = "the work ends when this is dropped"]
 pub(crate) fn enter_graceful() -> GracefulScope {
     STOP_REQUESTED.store(false, Ordering::SeqCst);
+    SAVE_REQUESTED.store(false, Ordering::SeqCst);
     EXPLICIT_SIGNAL.store(false, Ordering::SeqCst);
     GRACEFUL.store(true, Ordering::SeqCst);
     GracefulScope(())
@@ -124,14 +139,6 @@ impl Drop for GracefulScope {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nohup_is_seen_in_the_mask_of_ignored_signals() {
-        // SIGHUP is 1 and SIGPIPE 13, of which bit 12 is set: this runtime ignores it.
-        assert!(is_ignored(SIGHUP, "SigBlk:\t0\nSigIgn:\t0000000000001001\n"));
-        assert!(!is_ignored(SIGHUP, "SigBlk:\t1\nSigIgn:\t0000000000001000\n"));
-        assert!(!is_ignored(SIGHUP, ""));
-    }
 
     #[test]
     fn only_the_temporary_files_of_this_process_are_swept() {

@@ -1,17 +1,18 @@
-//! Several processes of this program: started, watched, and ended together.
+//! Starts several processes of this program, watches them, and stops them together.
 //!
 //! ```text
 //!   colossal-chat sft --nproc 4 ...           the launcher: serves the store, starts ranks 0 to 3, waits
-//!     +- rank 0   speaks on the terminal
+//!     +- rank 0   writes to the terminal
 //!     +- rank 1   appends to OUT/logs/rank-1.log
 //!     +- ...
 //! ```
-//! When a rank ends with an error, the others are stopped within [`GRACE_PERIOD`] and the launcher ends with the rank's code. The launchers of
-//! other machines hear of it at the store. A rank whose launcher is gone is ended by the system, so nothing
-//! is left behind. Ctrl-C, SIGTERM and SIGHUP reach every rank, and all of them end after the same step.
+//! When a rank exits with an error, the launcher stops the other ranks within [`GRACE_PERIOD`] and exits with
+//! the failed rank's code. The launchers on other machines learn of the failure through the store. The kernel
+//! kills a rank whose launcher has died, so no process is left behind. Ctrl-C, SIGTERM and SIGHUP are
+//! forwarded to every rank, and all ranks stop after the same step.
 //!
-//! The launcher of a job on one host makes the secret of the job. Ranks find it in their environment, which
-//! only this user can read.
+//! For a job on one host, the launcher generates the job secret. The ranks read it from their environment,
+//! which only this user can read.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -30,49 +31,50 @@ use parallel::process::{self, send_signal};
 use parallel::rendezvous::{JOB_SECRET, open_store, secret_from_environment};
 use parallel::world::RENDEZVOUS_TIMEOUT;
 use parallel::{Axis, Mesh, ProcessGroups, RankInfo, World, launch};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::command::print_stderr;
 use crate::config::section::ParallelSection;
 use crate::config::{ConfigError, first_difference};
+use crate::console::print_stderr;
 use crate::exit::{self, Failure};
+use crate::interrupt;
 
-/// How long the other ranks may take to end once one has failed.
+/// How long the other ranks may take to exit after one has failed.
 const GRACE_PERIOD: Duration = Duration::from_secs(4);
-/// Between two looks at the ranks.
+/// The time between two checks of the ranks.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Between two looks at what the launchers of other machines say.
+/// The time between two queries of the store for failures of other machines.
 const STORE_POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// The launcher's process, told to its ranks.
+/// The environment variable that gives a rank the process id of its launcher.
 pub(crate) const LAUNCHER: &str = "COLOSSAL_LAUNCHER";
 
-/// What part of a job this launcher starts.
+/// A job, and the part of it that this launcher starts.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
-    /// Ranks on this host.
+    /// The number of ranks on this host.
     pub(crate) local_size: usize,
-    /// Hosts.
+    /// The number of hosts.
     pub(crate) nodes: usize,
-    /// This host, from 0.
+    /// The index of this host, from 0.
     pub(crate) node: usize,
-    /// Where the job meets; the launcher of host 0 serves there. Port 0 is any free one, for a job on one host.
+    /// The address of the job's store, which the launcher of host 0 serves. Port 0 picks any free port, for a
+    /// job on one host.
     pub(crate) address: (String, u16),
-    /// The folder of the logs.
+    /// The folder for the log files.
     pub(crate) logs: PathBuf,
-    /// What proves that a rank belongs to the job.
+    /// The secret with which a process proves that it belongs to the job.
     secret: Secret,
 }
 
 impl Job {
-    /// `size` ranks on this host alone.
+    /// A job of `size` ranks on this host only.
     pub(crate) fn on_this_host(size: usize, out: &Path) -> anyhow::Result<Self> {
         let address = ("127.0.0.1".to_owned(), 0);
         Self::on_hosts(size, [0, 1], address, &out.join("logs"))
     }
 
-    /// `size` ranks on this host, which is the `node`-th of `nodes`. Where it is the only one, they meet on
-    /// loopback.
+    /// A job with `size` ranks on this host, which is host `node` of `nodes`. A job on a single host uses the
+    /// loopback address.
     pub(crate) fn on_hosts(
         size: usize,
         [node, nodes]: [usize; 2],
@@ -89,7 +91,7 @@ impl Job {
         Ok(Self { local_size: size, nodes, node, address: (host, port), logs: logs.to_owned(), secret })
     }
 
-    /// This launcher among those of all hosts.
+    /// The rank of this launcher in the group of all launchers, one per host.
     fn rank_info(&self) -> RankInfo {
         let (address, port) = self.address.clone();
         let secret = Some(self.secret.clone());
@@ -97,7 +99,7 @@ impl Job {
     }
 }
 
-/// Whether this process has to start `processes` others, rather than being one of them.
+/// Whether this process must launch `processes` ranks instead of being one of them.
 pub(crate) fn is_launcher(processes: usize) -> anyhow::Result<bool> {
     if processes <= 1 || std::env::var_os(LAUNCHER).is_some() {
         return Ok(false);
@@ -109,17 +111,18 @@ pub(crate) fn is_launcher(processes: usize) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// What every rank of a job must have been started with.
+/// The startup settings that must be equal on every rank of a job.
 pub(crate) struct StartupSpec<'a> {
-    /// The command.
+    /// The name of the subcommand.
     pub(crate) command: &'a str,
-    /// Whether it goes on from a checkpoint.
+    /// Whether the run resumes from a checkpoint.
     pub(crate) resume: bool,
     /// The resolved configuration.
     pub(crate) settings: &'a str,
 }
 
-/// Takes this process' place in its job, meets the others, and prepares it. `threads` are those of one operation.
+/// Joins the job as one rank, checks that all ranks were started alike, and prepares the process. `threads`
+/// is the number of threads per operation.
 pub(crate) fn join(
     threads: Option<usize>,
     parallel: &ParallelSection,
@@ -128,27 +131,30 @@ pub(crate) fn join(
     if let Some(launcher) = std::env::var(LAUNCHER).ok().and_then(|text| text.parse().ok()) {
         process::die_with_parent(launcher)?;
     }
+
     let rank_info = RankInfo::from_environment()?;
     let world = World::join(rank_info, parallel.transport, RENDEZVOUS_TIMEOUT)?;
     check_same_startup(&world, start)?;
+
     let prepared = launch::init_process(threads, world.ranks_sharing_cores());
     if let (0, Ok(refused)) = (world.rank(), &prepared) {
         for refused in refused {
             print_stderr(&format!("hint: {refused}"));
         }
     }
+
+    // Every rank shares its outcome before it returns, so that no rank waits for one that has failed.
     let problem = prepared.as_ref().err().map(ToString::to_string).unwrap_or_default();
     let problems = world.store_all_gather("problem", &problem)?;
     prepared?;
-    // Nobody waits for a rank that cannot come.
     if let Some((rank, problem)) = problems.into_iter().enumerate().find(|(_, problem)| !problem.is_empty()) {
         return Err(ConfigError::RankFailed { rank, problem }.into());
     }
     Ok(Arc::new(world.groups(&mesh(parallel, world.rank(), world.size())?)?))
 }
 
-/// Refuses ranks that were started with different words. Every rank finds the same one, before any of them waits for another in a
-/// collective that the other does not know of.
+/// Refuses ranks that were started with different settings. Every rank finds the same difference, before any
+/// rank waits in a collective that another rank never enters.
 fn check_same_startup(
     world: &World,
     StartupSpec { command, resume, settings }: &StartupSpec<'_>,
@@ -163,7 +169,7 @@ fn check_same_startup(
     Ok(())
 }
 
-/// The mesh of `size` processes, seen from `rank`.
+/// The mesh of `size` processes, from the point of view of `rank`.
 pub(crate) fn mesh(parallel: &ParallelSection, rank: usize, size: usize) -> anyhow::Result<Mesh> {
     let ParallelSection { pipeline, expert, sequence, tensor, .. } = parallel;
     let sizes = [pipeline.size, expert.size, sequence.size, tensor.size];
@@ -178,12 +184,12 @@ pub(crate) fn mesh(parallel: &ParallelSection, rank: usize, size: usize) -> anyh
     Ok(Mesh::new(&wide, rank, size)?)
 }
 
-/// This program's own arguments.
+/// The command-line arguments of this process.
 pub(crate) fn own_arguments() -> Vec<OsString> {
     std::env::args_os().skip(1).collect()
 }
 
-/// One rank.
+/// A rank that this launcher has started.
 struct Rank {
     number: usize,
     child: Child,
@@ -191,10 +197,10 @@ struct Rank {
     ended: Option<ExitStatus>,
 }
 
-/// The log of a rank. A later run writes behind an earlier one, whose lines stay.
+/// The log file of a rank. A later run appends to it, and the lines of earlier runs stay.
 struct Log {
     path: PathBuf,
-    /// Where the lines of this run begin, in bytes.
+    /// The byte offset at which the lines of this run begin.
     start: u64,
 }
 
@@ -205,7 +211,7 @@ impl Log {
         Ok((Self { path, start }, file))
     }
 
-    /// What this run has written.
+    /// The text that this run has written.
     fn text(&self) -> std::io::Result<String> {
         let mut file = File::open(&self.path)?;
         file.seek(SeekFrom::Start(self.start))?;
@@ -215,15 +221,16 @@ impl Log {
     }
 }
 
-/// Runs this program with `arguments` as every rank of `job`, and waits for all of them.
+/// Starts every rank that `job` has on this host, with `arguments`, and waits for all of them.
 pub(crate) fn run(job: &Job, arguments: &[OsString]) -> anyhow::Result<()> {
     let store = Arc::new(open_store(&job.rank_info(), RENDEZVOUS_TIMEOUT)?);
     let others = PeerLaunchers::listen(job, &store)?;
-    // Under `nohup` a closed terminal ends nothing.
-    let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !process::is_signal_ignored(signal));
-    let mut signals = Signals::new(heard).context("cannot listen for Ctrl-C")?;
+
+    let mut signals = Signals::new(interrupt::handled_signals()).context("cannot listen for Ctrl-C")?;
+
     let mut ranks = start_all(job, store.port(), arguments)
         .inspect_err(|error| others.report_failure(&format!("{error:#}"), true))?;
+
     loop {
         if let Some(first) = ranks.first_failure() {
             others.report_failure(&ranks.0[first].failure_message(), ranks.0[first].is_root_cause());
@@ -247,8 +254,9 @@ pub(crate) fn run(job: &Job, arguments: &[OsString]) -> anyhow::Result<()> {
     }
 }
 
-/// The launchers of the other machines of a job, which talk at its store. A store on another machine may not answer for long, so whoever
-/// asks it is a thread of its own, and the launcher waits for none of them for long.
+/// The launchers on the other machines of a job, which communicate through its store. A store on another
+/// machine may take long to answer, so a separate thread queries it and the launcher itself never blocks on
+/// it for long.
 struct PeerLaunchers<'a> {
     job: &'a Job,
     store: &'a Arc<Store>,
@@ -256,18 +264,19 @@ struct PeerLaunchers<'a> {
 }
 
 impl<'a> PeerLaunchers<'a> {
-    /// Why the job ends.
+    /// The store key that holds the reason for which the job failed.
     const FAILED: &'static str = "launcher/failed";
 
-    /// Where the launcher of a machine says that its ranks are done.
+    /// The store key that the launcher of machine `node` sets when its ranks are done.
     fn done_key(node: usize) -> String {
         format!("launcher/done/{node}")
     }
 
-    /// Begins to listen for bad news.
+    /// Starts the thread that watches the store for a failure on another machine.
     fn listen(job: &'a Job, store: &'a Arc<Store>) -> anyhow::Result<Self> {
         let (heard, failures) = mpsc::channel();
         let asked = Arc::clone(store);
+
         if job.nodes > 1 {
             let listen = move || {
                 let reported = loop {
@@ -281,23 +290,25 @@ impl<'a> PeerLaunchers<'a> {
                         Err(error) => break format!("the launcher of machine 0 is gone ({error})"),
                     }
                 };
-                // Nobody listens any more when this machine's ranks have ended.
+                // The receiver is gone when the ranks of this machine have exited.
                 let _ = heard.send(reported);
             };
             thread::Builder::new().spawn(listen).context("cannot listen to the other machines")?;
         }
+
         Ok(Self { job, store, failures })
     }
 
-    /// What one of them has told.
+    /// Returns the failure that another machine has reported, if any.
     fn poll_failure(&self) -> Option<String> {
         self.failures.try_recv().ok()
     }
 
-    /// Reports to the other launchers why the ranks of this machine ended, unless another launcher has
-    /// reported first. If the failure may be a consequence of one on another machine, it waits for that
-    /// report. They have a moment to hear it, since the store may end with this process; where it does not
-    /// answer, nobody is left to tell.
+    /// Reports to the other launchers why the ranks of this machine failed, unless another launcher has
+    /// already reported a failure. If this failure may only be a consequence of one on another machine
+    /// (`is_cause` is false), it first gives that machine time to report.
+    ///
+    /// This process may host the store, so the method then waits for the other launchers to read the report.
     fn report_failure(&self, why: &str, is_cause: bool) {
         if self.job.nodes == 1 {
             return;
@@ -307,12 +318,12 @@ impl<'a> PeerLaunchers<'a> {
             if !is_cause {
                 thread::sleep(STORE_POLL_INTERVAL);
             }
-            // Of two machines that fail at once either may be heard.
+            // If two machines fail at the same time, the report of either may win.
             if !store.check(Self::FAILED).unwrap_or(true) {
                 let _ = store.set(Self::FAILED, reported.as_bytes());
             }
         };
-        // Without a thread the others notice that the store is gone.
+        // If the thread does not start, the other launchers still notice that the store is gone.
         if thread::Builder::new().spawn(tell).is_ok() {
             thread::sleep(3 * STORE_POLL_INTERVAL);
         }
@@ -330,6 +341,7 @@ impl<'a> PeerLaunchers<'a> {
         if thread::Builder::new().spawn(say).is_ok() {
             let _ = is_said.recv_timeout(GRACE_PERIOD);
         }
+
         let until = Instant::now() + RENDEZVOUS_TIMEOUT;
         let mut waited_for: Vec<usize> =
             if self.job.node == 0 { (1..self.job.nodes).collect() } else { Vec::new() };
@@ -343,7 +355,7 @@ impl<'a> PeerLaunchers<'a> {
                 return;
             }
             if self.poll_failure().is_some() {
-                // The others hear of it as well.
+                // Keep the store up long enough for the other launchers to read the failure too.
                 return thread::sleep(2 * STORE_POLL_INTERVAL);
             }
             if signals.pending().next().is_some() {
@@ -366,7 +378,7 @@ fn start_all(job: &Job, port: u16, arguments: &[OsString]) -> anyhow::Result<Ran
 fn start(job: &Job, local_rank: usize, port: u16, arguments: &[OsString]) -> anyhow::Result<Rank> {
     let rank = job.node * job.local_size + local_rank;
     let mut command = Command::new(std::env::current_exe().context("this program's own file")?);
-    // A group of its own: Ctrl-C on the terminal reaches the launcher, which hands it on once.
+    // A separate process group keeps the terminal's Ctrl-C from the rank: the launcher forwards it, once.
     command.args(arguments).stdin(Stdio::null()).process_group(0);
     for (name, value) in [
         ("RANK", rank.to_string()),
@@ -379,6 +391,7 @@ fn start(job: &Job, local_rank: usize, port: u16, arguments: &[OsString]) -> any
     ] {
         command.env(name, value);
     }
+
     let mut log = None;
     if rank > 0 {
         let path = job.logs.join(format!("rank-{rank}.log"));
@@ -386,30 +399,33 @@ fn start(job: &Job, local_rank: usize, port: u16, arguments: &[OsString]) -> any
         command.stdout(Stdio::null()).stderr(file);
         log = Some(opened);
     }
+
     let child = command.spawn().with_context(|| format!("rank {rank} does not start"))?;
     Ok(Rank { number: rank, child, log, ended: None })
 }
 
-/// The ranks of this host; those that still run when this is dropped are ended.
+/// The ranks of this host. Dropping the list kills the ranks that are still running.
 struct Ranks(Vec<Rank>);
 
 impl Ranks {
-    /// One that has failed.
+    /// The index of a rank that has failed, if any.
     fn first_failure(&mut self) -> Option<usize> {
         self.0.iter_mut().position(|rank| rank.poll().is_some_and(|status| !status.success()))
     }
 
-    /// Whether none runs any more.
+    /// Whether all ranks have exited.
     fn have_exited(&self) -> bool {
         self.0.iter().all(|rank| rank.ended.is_some())
     }
 
-    /// The rank that caused the failure. The other ranks exit with code 1 because their collective failed.
+    /// The index of the rank that caused the failure, or `first` if no rank stands out. The other ranks exit
+    /// with code 1 because their collective failed.
     fn root_cause(&self, first: usize) -> usize {
         self.0.iter().position(Rank::is_root_cause).unwrap_or(first)
     }
 
-    /// Waits for the others, which hear of a failure by themselves, and ends those that do not.
+    /// Waits up to [`GRACE_PERIOD`] for the remaining ranks, which detect the failure by themselves. Dropping
+    /// the list kills those that are still running.
     fn stop(&mut self) {
         let until = Instant::now() + GRACE_PERIOD;
         while self.0.iter_mut().any(|rank| rank.poll().is_none()) && Instant::now() < until {
@@ -430,7 +446,7 @@ impl Drop for Ranks {
 }
 
 impl Rank {
-    /// How it ended, if it has.
+    /// The exit status of the process, if it has exited.
     fn poll(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().ok().flatten();
@@ -438,7 +454,7 @@ impl Rank {
         self.ended
     }
 
-    /// Whether it has failed, and not because it was left alone or stopped.
+    /// Whether the rank failed by itself, and not because another rank failed or a signal stopped it.
     fn is_root_cause(&self) -> bool {
         self.ended.is_some_and(|status| {
             !status.success() && !self.was_stopped() && status.code() != Some(i32::from(exit::FAILED))
@@ -449,7 +465,7 @@ impl Rank {
         self.ended.is_some_and(|status| status.success())
     }
 
-    /// Whether a person ended it.
+    /// Whether the rank exited because of Ctrl-C or another signal that it handles.
     fn was_stopped(&self) -> bool {
         self.ended.and_then(|status| status.code()) == Some(i32::from(exit::INTERRUPTED))
     }
@@ -468,7 +484,7 @@ impl Rank {
         }
     }
 
-    /// What other machines hear of its end.
+    /// The message that other machines receive about the failure of this rank.
     fn failure_message(&self) -> String {
         format!("rank {} {}{}", self.number, self.exit_status_text(), self.last_error_line())
     }
@@ -482,7 +498,7 @@ impl Rank {
         }
     }
 
-    /// The last error line of its log. What rank 0 says stands on the terminal already.
+    /// The last error line of the log. It is empty for rank 0, whose output is already on the terminal.
     fn last_error_line(&self) -> String {
         let Some(log) = &self.log else { return String::new() };
         let text = log.text().unwrap_or_default();

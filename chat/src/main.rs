@@ -1,8 +1,10 @@
-//! The `colossal-chat` command: parse, wire, run. What it does is in `command`, and what that needs is in the crates below.
+//! The `colossal-chat` program. It parses the command line, runs the command, and turns errors into exit
+//! codes. The commands are in `command`.
 
 mod args;
 mod command;
 mod config;
+mod console;
 mod display;
 mod exit;
 mod folder;
@@ -22,16 +24,17 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::Cli;
-use command::print_stderr;
+use console::print_stderr;
 
 fn main() -> ExitCode {
     show_panics_harmlessly();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no errors; clap writes them to stdout.
+            // Help and version are not errors; clap writes them to stdout.
             let code = if error.use_stderr() { exit::USAGE } else { 0 };
-            // What was typed may have come from anybody's files, through a pattern or a script.
+            // An argument may be a file name from an untrusted source, inserted by a shell pattern or a
+            // script.
             let is_plain = |argument: OsString| !argument.to_string_lossy().contains(char::is_control);
             if std::env::args_os().all(is_plain) {
                 let _ = error.print();
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
             return code.into();
         }
     };
+
     let outcome = catch_unwind(AssertUnwindSafe(|| command::run(cli)));
     let code = match outcome {
         Ok(Ok(())) => 0,
@@ -66,8 +70,8 @@ fn main() -> ExitCode {
     code.into()
 }
 
-/// The message of a panic may quote a file. The usual report with its backtrace is kept for messages that a
-/// terminal may be sent.
+/// Installs a panic hook that sanitises messages for the terminal, since a panic message may quote a file.
+/// The default hook with its backtrace is kept for messages without control characters.
 fn show_panics_harmlessly() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

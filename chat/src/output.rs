@@ -1,8 +1,8 @@
-//! Places where a command writes because the user said so: `--output FILE` and `--out DIR`.
+//! Checks and writes the output paths that the user gives: `--output FILE` and `--out DIR`.
 //!
-//! Nothing that is there already is overwritten: a file only with `--force`, a folder never, and the input of
-//! the same command never. All of it is found out before the work begins. What is no file (`/dev/stdout`, a
-//! pipe) is written to.
+//! An existing file is overwritten only with `--force`, and a non-empty folder or the command's own input
+//! never. All of this is checked before the work begins. A path that is not a regular file (`/dev/stdout`, a
+//! pipe) is written to directly.
 
 use std::fs;
 use std::io::Write;
@@ -15,7 +15,7 @@ use rlhf::Error;
 use crate::config::ConfigError;
 use crate::interrupt;
 
-/// Refuses `--output path` where something would be lost. `inputs` are the files that the command reads.
+/// Refuses `--output path` if writing it would destroy data. `inputs` are the files that the command reads.
 pub(crate) fn check_output_file(path: &Path, force: bool, inputs: &[&Path]) -> Result<(), ConfigError> {
     let refuse = |problem: &str| {
         Err(ConfigError::Argument {
@@ -45,7 +45,7 @@ pub(crate) fn check_output_file(path: &Path, force: bool, inputs: &[&Path]) -> R
     Ok(())
 }
 
-/// Refuses `--out path` where something lies already.
+/// Refuses `--out path` if the path exists and is not an empty folder.
 pub(crate) fn check_output_folder(path: &Path) -> Result<(), ConfigError> {
     let refuse = |problem: &str| {
         Err(ConfigError::Argument {
@@ -61,7 +61,7 @@ pub(crate) fn check_output_folder(path: &Path) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses a path below something that is no folder.
+/// Refuses a path that has an ancestor which is not a folder.
 pub(crate) fn check_parent(path: &Path) -> Result<(), String> {
     let existing = path.ancestors().skip(1).find(|above| fs::symlink_metadata(above).is_ok());
     match existing {
@@ -70,13 +70,14 @@ pub(crate) fn check_parent(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Writes a file under a temporary name, syncs it, and renames it, over another if there is one. What is no
-/// file (`/dev/stdout`, a pipe) is written to.
+/// Writes a file under a temporary name, syncs it, and renames it to `path`, replacing an existing file. A
+/// path that is not a regular file (`/dev/stdout`, a pipe) is written to directly.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     write(path, bytes, true)
 }
 
-/// As [`write_atomically`], but a file that is there is an error, also one that came while the command worked.
+/// Like [`write_atomically`], but fails if the file exists, even if it was created while the command was
+/// running.
 pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     write(path, bytes, false)
 }
@@ -86,11 +87,12 @@ fn write(path: &Path, bytes: &[u8], replaces: bool) -> Result<(), Error> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         return fs::write(path, bytes).map_err(failed);
     }
+
     let parent = checkpoint::parent(path);
     checkpoint::create_folder(parent)?;
     let write = || {
-        // The file is removed unless it is renamed; its name is new, and a link that lies there is not
-        // followed.
+        // The temporary file is removed unless it is renamed. `tempfile` creates it under a name that is not
+        // in use, so no symbolic link is followed.
         let mut file = tempfile::Builder::new()
             .prefix(&checkpoint::temporary_prefix(path))
             .suffix(".tmp")
@@ -102,6 +104,8 @@ fn write(path: &Path, bytes: &[u8], replaces: bool) -> Result<(), Error> {
         named.map(drop).map_err(|error| error.error)
     };
     write().map_err(failed)?;
+
+    // The rename itself is durable only after the folder is synced.
     Ok(checkpoint::sync_folder(parent)?)
 }
 
@@ -123,7 +127,7 @@ mod tests {
         assert!(claim("new/deep", false).is_ok() && claim("other", true).is_ok());
         assert!(check_output_file(Path::new("/dev/null"), false, &[]).is_ok());
         assert!(check_output_file(Path::new("-"), true, &[]).is_err());
-        // One that came after the command had begun.
+        // A file that was created after the command started.
         assert!(write_new(&path("other"), b"new").is_err() && write_new(&path("fresh"), b"new").is_ok());
         assert_eq!(fs::read_to_string(path("other")).unwrap(), "mine");
         for (name, force, words) in [
@@ -152,7 +156,7 @@ mod tests {
         assert_eq!(fs::read_to_string(path("mine")).unwrap(), "mine");
         assert_eq!(fs::read_to_string(path("rows")).unwrap(), "new");
         assert!(path("rows.tmp").is_symlink());
-        // Anybody may read it that the umask lets read.
+        // The file has the permissions that the umask allows.
         fs::write(path("plain"), "").unwrap();
         let mode = |name: &str| fs::metadata(path(name)).unwrap().permissions().mode();
         assert_eq!(mode("rows"), mode("plain"));

@@ -1,12 +1,12 @@
-//! The files of metrics in a run folder, and everybody else who listens to a stage.
+//! The recorders of a stage: the files in the run folder to which its events are written.
 //!
 //! ```text
-//! out/metrics.jsonl     one row for each logged step or evaluation: `step`, then the metrics; numbers that are not finite are null
+//! out/metrics.jsonl     one row per logged step or evaluation: `step`, then the metrics; NaN and inf are null
 //!     samples.jsonl     replies: `step`, `prompt`, `reply`, `score`
 //!     tensorboard/      the same metrics as event files
 //! ```
-//! Every row is handed to the system before the next step begins. A resumed run first drops the rows after
-//! the step that it goes on from, so that the file has each step once.
+//! Every row is written (but not synced) before the next step begins. A resumed run first drops the rows
+//! after the step from which it continues, so that the file contains each step only once.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 
 use crate::output::write_atomically;
 
-/// Several recorders, told in order.
+/// Several recorders that receive every event in order.
 pub(crate) struct MultiRecorder(pub(crate) Vec<Box<dyn Recorder>>);
 
 impl Recorder for MultiRecorder {
@@ -28,7 +28,7 @@ impl Recorder for MultiRecorder {
     }
 }
 
-/// `metrics.jsonl` and `samples.jsonl`.
+/// Writes `metrics.jsonl` and `samples.jsonl`.
 pub(crate) struct JsonlRecorder {
     metrics: PathBuf,
     samples: PathBuf,
@@ -36,12 +36,12 @@ pub(crate) struct JsonlRecorder {
 }
 
 impl JsonlRecorder {
-    /// Rows in the folder `out`; the files are opened when the stage starts.
+    /// A recorder for the run folder `out`. The files are opened when the stage starts.
     pub(crate) fn new(out: &Path) -> Self {
         Self { metrics: out.join("metrics.jsonl"), samples: out.join("samples.jsonl"), open: None }
     }
 
-    /// Opens both files; of a stage that goes on after `step`, with the rows up to there.
+    /// Opens both files and keeps their rows up to `step`, after which the stage continues.
     fn start(&mut self, step: u64) -> Result<(), Error> {
         self.open = Some((truncate_after(&self.metrics, step)?, truncate_after(&self.samples, step)?));
         Ok(())
@@ -64,7 +64,7 @@ impl JsonlRecorder {
         append(file, &self.samples, row)
     }
 
-    /// A stage that tells before it starts is a stage that starts at step 0.
+    /// Opens the files if no `Started` event has arrived yet, as for a stage that starts at step 0.
     fn started(&mut self) -> Result<(), Error> {
         if self.open.is_none() { self.start(0) } else { Ok(()) }
     }
@@ -85,14 +85,14 @@ impl Recorder for JsonlRecorder {
     }
 }
 
-/// Event files under `tensorboard/`.
+/// Writes TensorBoard event files under `tensorboard/`.
 pub(crate) struct TensorboardRecorder {
     folder: PathBuf,
     writer: Option<EventWriter>,
 }
 
 impl TensorboardRecorder {
-    /// Event files for the run folder `out`.
+    /// A recorder for the run folder `out`.
     pub(crate) fn new(out: &Path) -> Self {
         Self { folder: out.join("tensorboard"), writer: None }
     }
@@ -121,9 +121,9 @@ impl Recorder for TensorboardRecorder {
     }
 }
 
-/// Opens a file of rows for appending, with only the rows whose `step` is at most `step`.
+/// Opens a JSONL file for appending and drops all rows except those whose `step` is at most `step`.
 ///
-/// A row that a crash cut in two is the last one and is dropped with the others.
+/// A last row that a crash left incomplete is dropped as well.
 fn truncate_after(path: &Path, step: u64) -> Result<File, Error> {
     let failed = |source| io(path, source);
     if step == 0 {
@@ -143,7 +143,7 @@ fn truncate_after(path: &Path, step: u64) -> Result<File, Error> {
     OpenOptions::new().create(true).append(true).open(path).map_err(failed)
 }
 
-/// One row, in one write.
+/// Appends one row with a single write.
 fn append(file: &mut File, path: &Path, row: Map<String, Value>) -> Result<(), Error> {
     let mut line = Value::Object(row).to_string();
     line.push('\n');

@@ -1,7 +1,9 @@
-//! The closing report of a pipeline: every model measured on held-out rows, by the verifier and not by the reward model.
+//! The final report of a pipeline. It evaluates every model on held-out rows with the verifier, not with the
+//! reward model.
 //!
-//! Exact match is measured greedily and sampled at temperature 1, four replies to a question; the gain of PPO over SFT is
-//! paired by question. The curves come from the `metrics.jsonl` of the stages.
+//! Exact match is measured with greedy decoding and with four sampled replies per question at temperature 1.
+//! The gain of PPO over SFT is a paired difference by question. The curves come from the `metrics.jsonl` of
+//! the stages.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,19 +21,19 @@ use parallel::ProcessGroups;
 use serde_json::{Map, Value, json};
 use tch::Kind;
 
-use crate::command::print_stderr;
 use crate::config::section::PipelineStep;
 use crate::config::{PipelineConfig, Stage};
+use crate::console::print_stderr;
 use crate::exit::Failure;
 use crate::session;
 
-/// Replies to each question when sampling.
+/// The number of sampled replies per question.
 const SAMPLES: usize = 4;
 
-/// Questions whose replies are shown side by side.
+/// The maximum number of questions whose replies are shown side by side.
 const SHOWN: usize = 16;
 
-/// The metric of each stage that is drawn.
+/// The metrics of each stage that are plotted.
 const CURVES: [(Stage, &str); 8] = [
     (Stage::Base, "loss"),
     (Stage::Sft, "loss"),
@@ -43,13 +45,13 @@ const CURVES: [(Stage, &str); 8] = [
     (Stage::Ppo, "response_length/mean"),
 ];
 
-/// What one model replied, question by question.
+/// The replies of one model, per question.
 struct Measured {
     greedy: Vec<Vec<Reply>>,
     sampled: Vec<Vec<Reply>>,
 }
 
-/// Measures every model of the pipeline and writes `report.md`, `report.html` and `report.json`.
+/// Evaluates every model of the pipeline and writes `report.md`, `report.html` and `report.json`.
 pub(crate) fn write(
     config: &PipelineConfig,
     seconds: &BTreeMap<PipelineStep, f64>,
@@ -90,9 +92,13 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// The held-out questions; none when the pipeline made no rows of its own.
+fn heldout_path(config: &PipelineConfig) -> PathBuf {
+    config.out.join("data/heldout.parquet")
+}
+
+/// The held-out questions. There are none if the pipeline did not generate its data.
 fn heldout(config: &PipelineConfig) -> anyhow::Result<Vec<Prompt>> {
-    let path = config.out.join("data/heldout.parquet");
+    let path = heldout_path(config);
     if path.exists() { Ok(table::read_records(&path, None)?) } else { Ok(Vec::new()) }
 }
 
@@ -100,7 +106,7 @@ fn final_folder(config: &PipelineConfig, stage: Stage) -> PathBuf {
     config.out.join(stage.name()).join("final")
 }
 
-/// Replies of the model of `stage`; `None` when there is no such model or nothing to ask.
+/// Generates the replies of the model of `stage`. Returns `None` if there is no such model or no question.
 fn measure(config: &PipelineConfig, stage: Stage, prompts: &[Prompt]) -> anyhow::Result<Option<Measured>> {
     let folder = final_folder(config, stage);
     if prompts.is_empty() || !folder.exists() {
@@ -110,8 +116,9 @@ fn measure(config: &PipelineConfig, stage: Stage, prompts: &[Prompt]) -> anyhow:
     let tokenizer = session::tokenizer(&folder, None)?;
     let model = CausalLm::load(&folder, &session::frozen_options(Kind::Float))?;
     let stop_ids = session::stop_ids(&tokenizer, model.config());
-    let questions = questions(&tokenizer, prompts)?;
-    // An id that cannot be decoded makes the reply wrong, as it should.
+    let questions = questions(&tokenizer, prompts, &heldout_path(config))?;
+
+    // A reply that cannot be decoded becomes an error text, which the verifier counts as wrong.
     let decode = |ids: &[i64]| tokenizer.decode(ids, true).unwrap_or_else(|error| format!("<{error}>"));
     let draw = |samples, temperature| {
         let max_new_tokens = config.stages[&Stage::Ppo].ppo.max_new_tokens;
@@ -121,12 +128,13 @@ fn measure(config: &PipelineConfig, stage: Stage, prompts: &[Prompt]) -> anyhow:
     Ok(Some(Measured { greedy: draw(1, 0.0)?, sampled: draw(SAMPLES, 1.0)? }))
 }
 
-fn questions(tokenizer: &Tokenizer, prompts: &[Prompt]) -> anyhow::Result<Vec<Question>> {
+/// The questions of `prompts`, which were read from `path`.
+fn questions(tokenizer: &Tokenizer, prompts: &[Prompt], path: &Path) -> anyhow::Result<Vec<Question>> {
     prompts
         .iter()
         .map(|prompt| {
             let missing = || Failure::File {
-                path: "data/heldout.parquet".into(),
+                path: path.to_owned(),
                 problem: "a row has no `answer`: remove the folder `data` and run again".to_owned(),
             };
             let answer = prompt.answer.clone().ok_or_else(missing)?;
@@ -135,7 +143,7 @@ fn questions(tokenizer: &Tokenizer, prompts: &[Prompt]) -> anyhow::Result<Vec<Qu
         .collect()
 }
 
-/// 1 for a right reply, 0 for a wrong one, question by question.
+/// The correctness of each reply, per question: 1 for a correct reply, 0 for a wrong one.
 fn rights(replies: &[Vec<Reply>]) -> Vec<Vec<f64>> {
     let right = |reply: &Reply| f64::from(u8::from(reply.correct));
     replies.iter().map(|replies| replies.iter().map(right).collect()).collect()
@@ -155,7 +163,7 @@ fn gain(before: &[Vec<Reply>], after: &[Vec<Reply>]) -> anyhow::Result<Gain> {
     Ok(Gain { mean: difference.normal.mean, low: difference.bootstrap_low, high: difference.bootstrap_high })
 }
 
-/// How often the reward model ranks held-out pairs right.
+/// The accuracy of the reward model on held-out preference pairs.
 fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> {
     let folder = final_folder(config, Stage::Rm);
     let stage = &config.stages[&Stage::Rm];
@@ -167,6 +175,7 @@ fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> 
     if files.is_empty() || !folder.exists() {
         return Ok(None);
     }
+
     let tokenizer = session::tokenizer(&folder, None)?;
     let model = ScalarModel::load(&folder, &session::frozen_options(Kind::Float))?;
     let reading = ReadOptions { drop: stage.data.drop.clone(), ..ReadOptions::default() };
@@ -179,10 +188,11 @@ fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> 
             pairs.counts.read
         ));
     }
+
     let alone = ProcessGroups::single();
     let scores = rlhf::reward::evaluate(&model, &pairs.rows, stage.train.micro_batch_size, &alone)?;
     let rights = scores.correct();
-    // A tie is not right.
+    // A tie, which counts one half in `rights`, is not counted as correct here.
     let right = rights.iter().filter(|&&right| right == 1.0).count() as u64;
     let estimate = wilson(right, rights.len() as u64)?;
     Ok(Some(RewardModel {
@@ -207,7 +217,7 @@ fn metrics(config: &PipelineConfig, stage: Stage) -> anyhow::Result<Vec<Value>> 
     text.lines().enumerate().map(row).collect()
 }
 
-/// A metric over the steps of a stage.
+/// The values of a metric over the steps of a stage, as pairs of step and value.
 fn points(config: &PipelineConfig, stage: Stage, metric: &str) -> anyhow::Result<Vec<(f64, f64)>> {
     let point = |row: &Value| Some((row["step"].as_f64()?, row[metric].as_f64()?));
     Ok(metrics(config, stage)?.iter().filter_map(point).collect())
@@ -228,7 +238,7 @@ fn curves(config: &PipelineConfig) -> anyhow::Result<Vec<Curve>> {
     Ok(curves)
 }
 
-/// Questions spread over the held-out rows, with the greedy reply of each model.
+/// Questions spread evenly over the held-out rows, with the greedy reply of each model.
 fn samples(prompts: &[Prompt], models: &PerModel<Measured>) -> Vec<Sample> {
     let every = prompts.len().div_ceil(SHOWN).max(1);
     let reply =
@@ -273,6 +283,7 @@ fn settings(config: &PipelineConfig) -> anyhow::Result<Map<String, Value>> {
         settings.insert("hidden size".into(), json!(model.hidden_size()));
         settings.insert("layers".into(), json!(model.num_layers()));
     }
+
     for (stage, run) in config.stages.iter().filter(|(stage, _)| final_folder(config, **stage).exists()) {
         if !run.model.path.is_empty() {
             settings.insert(format!("{} from", stage.name()), json!(run.model.path));
@@ -282,6 +293,7 @@ fn settings(config: &PipelineConfig) -> anyhow::Result<Map<String, Value>> {
         }
         settings.insert(format!("{} learning rate", stage.name()), json!(run.train.lr));
     }
+
     if !final_folder(config, Stage::Ppo).exists() {
         return Ok(settings);
     }
@@ -292,8 +304,8 @@ fn settings(config: &PipelineConfig) -> anyhow::Result<Map<String, Value>> {
     Ok(settings)
 }
 
-/// The configuration of the models that are measured, which may have come from elsewhere and not from
-/// `[base]`.
+/// The configuration of the evaluated models. It can differ from `[base]`, because the models may stem from
+/// another base model.
 fn measured_model(config: &PipelineConfig) -> anyhow::Result<Option<Config>> {
     let folders = [Stage::Sft, Stage::Ppo, Stage::Base].map(|stage| final_folder(config, stage));
     let there = folders.iter().find(|folder| folder.exists());
@@ -314,7 +326,7 @@ fn processor() -> String {
     name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-/// The figures that matter, on stderr.
+/// Prints the main results to stderr.
 fn summary(report: &Report) {
     let percent = |score: &Option<Score>| score.map_or("-".into(), |s| format!("{:.1} %", s.mean * 100.0));
     let rows = [
@@ -322,12 +334,14 @@ fn summary(report: &Report) {
         ("sft", &report.exact_match.sft),
         ("ppo", &report.exact_match.ppo),
     ];
+
     for (name, scores) in rows {
         if let Some(scores) = scores {
             let (greedy, sampled) = (percent(&scores.greedy), percent(&scores.sampled));
             print_stderr(&format!("{name:>5}: exact match {greedy} greedy, {sampled} sampled"));
         }
     }
+
     if let Some(Gain { mean, low, high }) = report.paired_gain {
         print_stderr(&format!(
             "ppo over sft, sampled: {:+.1} points [{:+.1}, {:+.1}]",

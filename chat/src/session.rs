@@ -1,4 +1,4 @@
-//! From the name of a model to its folder, its tokenizer and its weights: the one place where commands load something.
+//! Resolves the name of a model to its folder, and loads its tokenizer and weights for the commands.
 
 use std::path::{Path, PathBuf};
 
@@ -11,28 +11,28 @@ use serde_json::json;
 use tch::{Device, Kind};
 
 use crate::args::ModelArgs;
-use crate::command::print_stderr;
 use crate::config::{ConfigError, Stage};
+use crate::console::print_stderr;
 use crate::output;
 
-/// A model, and the tokenizer that belongs to it.
+/// A loaded model with its tokenizer.
 pub(crate) struct Session<M> {
     /// The model.
     pub(crate) model: M,
-    /// The tokenizer with its chat template; `None` where the folder has none, which is enough for rows of
-    /// ids.
+    /// The tokenizer with its chat template. It is `None` if the folder has no tokenizer; input rows of token
+    /// ids do not need one.
     tokenizer: Option<Tokenizer>,
     folder: PathBuf,
 }
 
 impl<M> Session<M> {
-    /// The tokenizer, which text needs.
+    /// Returns the tokenizer, or an error if the model folder has none.
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, datasets::Error> {
         let missing = || datasets::Error::TokenizerMissing { folder: self.folder.clone() };
         self.tokenizer.as_ref().ok_or_else(missing)
     }
 
-    /// The text of ids; `None` without a tokenizer.
+    /// Decodes token ids to text. Returns `None` without a tokenizer.
     pub(crate) fn text(&self, ids: &[i64]) -> Result<Option<String>, datasets::Error> {
         self.tokenizer.as_ref().map(|tokenizer| tokenizer.decode(ids, true)).transpose()
     }
@@ -55,13 +55,13 @@ impl<M> Session<M> {
 }
 
 impl Session<CausalLm> {
-    /// Loads a language model as the arguments say.
+    /// Loads the language model that the arguments specify.
     pub(crate) fn causal_lm(arguments: &ModelArgs) -> anyhow::Result<Self> {
         let load = |folder: &Path| CausalLm::load(folder, &frozen_options(arguments.dtype.kind()));
         Self::load(arguments, load, CausalLm::config)
     }
 
-    /// The tokens that end a reply.
+    /// The ids of the tokens that end a reply.
     pub(crate) fn stop_ids(&self) -> Vec<i64> {
         let config = self.model.config();
         self.tokenizer
@@ -70,7 +70,7 @@ impl Session<CausalLm> {
     }
 }
 
-/// The tokens that end a reply: those of the tokenizer and of its template, and those of the model.
+/// The ids of the tokens that end a reply, as defined by the tokenizer, its chat template and the model.
 pub(crate) fn stop_ids(tokenizer: &Tokenizer, config: &Config) -> Vec<i64> {
     let mut ids = tokenizer.stop_ids().to_vec();
     ids.extend(config.eos_token_ids());
@@ -80,15 +80,15 @@ pub(crate) fn stop_ids(tokenizer: &Tokenizer, config: &Config) -> Vec<i64> {
 }
 
 impl Session<ScalarModel> {
-    /// Loads a reward model as the arguments say.
+    /// Loads the reward model that the arguments specify.
     pub(crate) fn scalar_model(arguments: &ModelArgs) -> anyhow::Result<Self> {
         let load = |folder: &Path| ScalarModel::load(folder, &frozen_options(arguments.dtype.kind()));
         Self::load(arguments, load, ScalarModel::config)
     }
 }
 
-/// The folder of a model: a local one, or one of the hub, fetched into the cache if need be. The folder of a
-/// run stands for the model that it made, `final/`.
+/// The folder of a model: a local folder, or the cached copy of a hub model, which is downloaded if needed.
+/// For the folder of a run, this is the folder of its trained model, `final/`.
 pub(crate) fn folder(model: &str) -> anyhow::Result<PathBuf> {
     let folder = datasets::hub::resolve(model)?;
     if folder.join("config.json").exists() || !folder.join("run.toml").exists() {
@@ -103,7 +103,8 @@ pub(crate) fn folder(model: &str) -> anyhow::Result<PathBuf> {
     Ok(made)
 }
 
-/// Why the folder of a run or of a pipeline stands for no model, and which folder to give instead.
+/// The error message for the folder of a run or pipeline that has no model of its own. It names the folders
+/// to use instead.
 fn no_model_message(folder: &Path) -> String {
     let made = Stage::ALL.iter().map(|stage| folder.join(stage.name()).join("final"));
     let made: Vec<String> =
@@ -116,7 +117,8 @@ fn no_model_message(folder: &Path) -> String {
     format!("this is the folder of a pipeline: give one of its models, {}", made.join(", "))
 }
 
-/// The tokenizer of a folder. `template` is the name of a built-in chat template, or Jinja source; absent: the folder's own.
+/// Loads the tokenizer of a folder. `template` is the name of a built-in chat template or Jinja source. If
+/// absent, the tokenizer keeps its own template.
 pub(crate) fn tokenizer(folder: &Path, template: Option<&str>) -> anyhow::Result<Tokenizer> {
     let mut tokenizer = Tokenizer::from_folder(folder)?;
     match template {
@@ -131,11 +133,11 @@ pub(crate) fn tokenizer(folder: &Path, template: Option<&str>) -> anyhow::Result
 pub(crate) struct TokenizerToTrain {
     /// The tokenizer.
     pub(crate) tokenizer: Tokenizer,
-    /// Tokens that were added to it, for which the model needs embeddings.
+    /// The tokens that were added to the tokenizer. The model needs embeddings for them.
     pub(crate) added: Vec<&'static str>,
 }
 
-/// As [`tokenizer`], for supervised fine-tuning: the template `chatml` adds its tokens where they are
+/// Like [`tokenizer`], for supervised fine-tuning: the template `chatml` adds its turn tokens if they are
 /// missing.
 pub(crate) fn tokenizer_to_train(folder: &Path, template: Option<&str>) -> anyhow::Result<TokenizerToTrain> {
     if template != Some("chatml") {
@@ -147,13 +149,13 @@ pub(crate) fn tokenizer_to_train(folder: &Path, template: Option<&str>) -> anyho
     Ok(TokenizerToTrain { tokenizer, added })
 }
 
-/// Refuses a tokenizer that has more ids than the model.
+/// Refuses a tokenizer whose vocabulary is larger than the model's.
 pub(crate) fn check_vocabulary(tokenizer: &Tokenizer, config: &Config) -> anyhow::Result<()> {
     Ok(config.check_vocabulary("its tokenizer", tokenizer.vocab_size() as i64)?)
 }
 
-/// Writes what a language model's folder holds beside the model: the tokenizer, and the ids at which `transformers` ends a
-/// reply as this program does.
+/// Writes the files that accompany a language model: the tokenizer, and a `generation_config.json` with which
+/// `transformers` ends a reply at the same token ids as this program.
 pub(crate) fn save_tokenizer(
     folder: &Path,
     tokenizer: &Tokenizer,
@@ -168,7 +170,7 @@ pub(crate) fn save_tokenizer(
     output::write_atomically(&folder.join("generation_config.json"), format!("{generation:#}\n").as_bytes())
 }
 
-/// Weights on the CPU without gradients.
+/// The options for loading frozen weights on the CPU.
 pub(crate) fn frozen_options(kind: Kind) -> LoadOptions {
     LoadOptions { kind, device: Device::Cpu, trainable: false, model_parallel: ModelParallel::NONE }
 }

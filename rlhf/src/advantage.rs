@@ -1,4 +1,4 @@
-//! What each token of a reply earned, and how much better than expected that was.
+//! Token rewards, and generalised advantage estimation (GAE) on them.
 //!
 //! ```text
 //!   S slots: the N tokens of the replies, plus one after the end of each reply whose score is paid there
@@ -8,53 +8,54 @@
 //!   A_t = delta_t + gamma lambda A_{t+1}
 //!   R_t = A_t + V_t
 //! ```
-//! Token rewards: Ziegler et al. 2019 (arXiv 1909.08593), equation 2; Ouyang et al. 2022 (arXiv 2203.02155), appendix C.4.
-//! Advantages: Schulman et al. 2016 (arXiv 1506.02438), equations 11, 12 and 16. Returns come from advantages that are not
-//! whitened.
+//! Token rewards: Ziegler et al. 2019 (arXiv 1909.08593), equation 2; Ouyang et al. 2022 (arXiv 2203.02155),
+//! appendix C.4. Advantages: Schulman et al. 2016 (arXiv 1506.02438), equations 11, 12 and 16. Returns are
+//! computed from advantages before whitening.
 //!
-//! The recursion runs along each reply, so it is a plain loop in f64 over vectors on the CPU: a rollout has few numbers. Knows
-//! no model, and takes values and rewards as constants.
+//! The recursion is sequential along each reply, and a rollout has few numbers. It is therefore a plain loop
+//! in f64 over vectors on the CPU. This module runs no model and treats values and rewards as constants.
 
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::{Error, check, replies};
 
-/// Where the score of a reply is paid.
+/// The slot in which the score of a reply is paid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScoreSlot {
-    /// At the last token of the policy: OpenRLHF, verl, `NeMo` RL.
+    /// At the last token of the reply: OpenRLHF, verl, `NeMo` RL.
     #[default]
     Eos,
-    /// In a slot of its own after the reply, which has a value but no token: `OpenAI`, TRL, DeepSpeed-Chat.
+    /// In a separate slot after the reply, which has a value but no token: `OpenAI`, TRL, DeepSpeed-Chat.
     AfterEos,
 }
 
 impl ScoreSlot {
-    /// The slot of each reply. A reply that fills all of `max_new_tokens` has no slot after its end, as in TRL, where the slot
-    /// is the first padding token.
+    /// Returns the slot of each reply. A reply of `max_new_tokens` tokens has no slot after its end, as in
+    /// TRL, where that slot is the first padding token.
     pub fn of_replies(self, lengths: &[i64], max_new_tokens: i64) -> Vec<Self> {
         let slot = |&length: &i64| if length < max_new_tokens { self } else { Self::Eos };
         lengths.iter().map(slot).collect()
     }
 }
 
-/// Rewards slot by slot.
+/// The rewards of all slots.
 #[derive(Debug)]
 pub struct TokenRewards {
-    /// `[S]`.
+    /// Reward of each slot, `[S]`.
     pub rewards: Tensor,
-    /// Slots of each reply, `[B]`.
+    /// Number of slots of each reply, `[B]`.
     pub lengths: Vec<i64>,
-    /// The slot of each token, int64, `[N]`: `advantages.index_select(0, &tokens)` leaves slots without a token out.
+    /// The slot of each token, int64, `[N]`: `advantages.index_select(0, &tokens)` drops the slots without a
+    /// token.
     pub tokens: Tensor,
 }
 
-/// The per-token penalty and the score of the whole reply as one reward per slot.
+/// Combines the per-token KL penalty and the score of the full reply into one reward per slot.
 ///
-/// `kl` `[N]`, `scores` `[B]`, `lengths` `[B]` (tokens of each reply), `slots` `[B]`. Refuses numbers that are not finite, and
-/// replies without a token, at which no score can be paid.
+/// `kl` `[N]`, `scores` `[B]`, `lengths` `[B]` (tokens of each reply), `slots` `[B]`. Refuses numbers that
+/// are not finite, and replies without a token, because their score could not be paid.
 pub fn token_rewards(
     kl: &Tensor,
     scores: &Tensor,
@@ -86,6 +87,7 @@ pub fn token_rewards(
             }
         }
     }
+
     Ok(TokenRewards {
         rewards: check::vector_like(&rewards, kl),
         lengths: slot_counts,
@@ -93,7 +95,7 @@ pub fn token_rewards(
     })
 }
 
-/// What an update needs of each slot.
+/// Advantages and returns of all slots.
 #[derive(Debug)]
 pub struct Advantages {
     /// `A_t`, not whitened, `[S]`.
@@ -102,13 +104,15 @@ pub struct Advantages {
     pub returns: Tensor,
 }
 
-/// Generalised advantage estimation with discount `gamma` and decay `lambda`.
+/// Computes generalised advantage estimates with discount `gamma` and decay `lambda`.
 ///
-/// `values` `[S]` are the critic's before each slot. The result has the kind of `values`, at least fp32.
+/// `values` `[S]` are the values that the critic predicted before each slot. The result has the dtype of
+/// `values`, at least fp32.
 pub fn gae(rewards: &TokenRewards, values: &Tensor, gamma: f64, lambda: f64) -> Result<Advantages, Error> {
     let num_slots = rewards.lengths.iter().sum();
     let earned = check::finite_values("the rewards", &rewards.rewards, num_slots)?;
     let expected = check::finite_values("the values", values, num_slots)?;
+
     let mut advantages = vec![0.0; earned.len()];
     let mut returns = vec![0.0; earned.len()];
     for range in replies::ranges(&rewards.lengths) {
@@ -121,6 +125,7 @@ pub fn gae(rewards: &TokenRewards, values: &Tensor, gamma: f64, lambda: f64) -> 
             returns[slot] = next_advantage + expected[slot];
         }
     }
+
     let tensor = |numbers: &[f64]| check::vector_like(numbers, values);
     Ok(Advantages { advantages: tensor(&advantages), returns: tensor(&returns) })
 }

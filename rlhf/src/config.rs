@@ -1,4 +1,4 @@
-//! The sections `[reward]` and `[ppo]`.
+//! The configuration sections `[reward]` and `[ppo]`.
 
 use gemini::config::LARGEST_BATCH;
 use serde::{Deserialize, Serialize};
@@ -10,76 +10,79 @@ use crate::kl::KlEstimator;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardConfig {
-    /// Weight of the mean squared sum of the two scores, which keeps them near zero; 0.01 is usual, 0 is off.
+    /// Weight of the mean squared sum of the two scores of a pair, which keeps scores near zero. 0.01 is
+    /// usual, 0 is off.
     pub center_rewards_coefficient: f64,
 }
 
-/// When in a reply the score of the reward model is paid.
+/// The slot of a reply in which the score of the reward model is paid.
 pub use crate::advantage::ScoreSlot;
 
-/// The `[ppo]` section. Where peers differ, the default is named in `docs/ppo.md`.
+/// The `[ppo]` section. Where other implementations differ, `docs/ppo.md` names the default.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PpoConfig {
-    /// Rollouts and the updates on them.
+    /// Number of iterations: a rollout and the updates on it.
     pub iterations: u64,
-    /// Prompts of one rollout.
+    /// Number of prompts per rollout.
     pub rollout_batch_size: usize,
-    /// Replies to each prompt.
+    /// Number of replies per prompt.
     pub samples_per_prompt: usize,
-    /// Replies that are generated at once, each with its keys and values; absent: all of a rollout.
+    /// Number of replies that are generated at the same time, each with its KV cache. Absent: all replies of
+    /// a rollout.
     pub rollout_micro_batch_size: Option<usize>,
-    /// Passes over one rollout.
+    /// Number of passes over one rollout.
     pub epochs: usize,
-    /// Replies of one optimiser step.
+    /// Number of replies per optimiser step.
     pub mini_batch_size: usize,
-    /// The longest reply, in tokens.
+    /// The maximum length of a reply, in tokens.
     pub max_new_tokens: usize,
-    /// Divides the logits, when sampling and when training.
+    /// Divides the logits, both in sampling and in training.
     pub temperature: f64,
     /// Weight of the KL penalty in the reward.
     pub kl_coef: f64,
-    /// KL of a whole reply that the adaptive controller steers to; absent: `kl_coef` is fixed.
+    /// KL of a full reply that the adaptive controller aims for. Absent: `kl_coef` is fixed.
     pub kl_target: Option<f64>,
-    /// Replies over which the adaptive controller acts.
+    /// Number of replies over which a relative KL error of 1 would double the coefficient of the adaptive
+    /// controller.
     pub kl_horizon: f64,
-    /// How the penalty estimates the KL divergence of one token.
+    /// The estimator of the KL divergence at one token.
     pub kl_estimator: KlEstimator,
-    /// Discount.
+    /// Discount of GAE.
     pub gamma: f64,
-    /// Decay of the advantage estimator.
+    /// Decay of GAE.
     pub gae_lambda: f64,
-    /// Policy ratio is clipped to `1 - clip_range ..= 1 + clip_range_high`.
+    /// The policy ratio is clipped to `1 - clip_range ..= 1 + clip_range_high`.
     pub clip_range: f64,
-    /// Upper clip; absent: the same as `clip_range`.
+    /// Upper end of the clip range. Absent: the same as `clip_range`.
     pub clip_range_high: Option<f64>,
-    /// Values move at most this far from the rollout's.
+    /// Clip range of the values: their maximum distance from the values of the rollout.
     pub clip_range_value: f64,
-    /// Weight of the value loss, in the critic's own optimiser.
+    /// Weight of the value loss. The critic has its own optimiser.
     pub vf_coef: f64,
     /// Weight of the entropy bonus.
     pub entropy_coef: f64,
-    /// Weight of the language-modelling loss on `[data] ptx` rows.
+    /// Weight of the language-modelling loss on the rows of `[data] ptx`.
     pub ptx_coef: f64,
-    /// Advantages are whitened over all tokens of a rollout.
+    /// Whether advantages are whitened over all tokens of a rollout.
     pub whiten_advantages: bool,
-    /// Token rewards are divided by their deviation.
+    /// Whether token rewards are divided by their standard deviation.
     pub whiten_rewards: bool,
-    /// The score is paid at the last token of a reply, or one slot after it.
+    /// The slot of the score: the last token of a reply, or one slot after it.
     pub score_slot: ScoreSlot,
-    /// Scores are clamped to plus or minus this.
+    /// Scores are clamped to plus or minus this value.
     pub score_clip: Option<f64>,
     /// Subtracted from the score of a reply that was cut at `max_new_tokens`.
     pub missing_eos_penalty: Option<f64>,
-    /// The highest learning rate of the critic; the policy's is `[train] lr`.
+    /// The peak learning rate of the critic. The peak of the policy is `[train] lr`.
     pub critic_lr: f64,
-    /// Iterations in which only the critic learns.
+    /// Number of iterations at the start in which only the critic is trained.
     pub critic_warmup: u64,
     /// The folder of the reward model.
     pub reward_model: String,
-    /// The folder of the reference; absent: the policy as it starts.
+    /// The folder of the reference. Absent: the initial policy.
     pub reference_model: Option<String>,
-    /// The folder of the critic; absent: the reward model.
+    /// The folder of the critic. Absent: the reward model.
     pub critic_model: Option<String>,
 }
 
@@ -121,7 +124,7 @@ impl Default for PpoConfig {
 }
 
 impl PpoConfig {
-    /// Refuses settings that cannot be.
+    /// Refuses invalid settings.
     pub fn check(&self) -> Result<(), Error> {
         self.check_sizes()?;
         self.check_bounds()
@@ -140,6 +143,7 @@ impl PpoConfig {
                 return refuse(key, &value, "must be at least 1");
             }
         }
+
         let replies = self.replies()?;
         if !replies.is_multiple_of(self.mini_batch_size) {
             let wanted = format!(
@@ -147,6 +151,8 @@ impl PpoConfig {
             );
             return refuse("mini_batch_size", &self.mini_batch_size, &wanted);
         }
+
+        // `Engine` counts optimiser steps, which must not overflow.
         let updates = (self.epochs as u64).checked_mul((replies / self.mini_batch_size) as u64);
         if updates
             .and_then(|updates| updates.checked_mul(self.iterations))
@@ -156,6 +162,7 @@ impl PpoConfig {
             let wanted = "these make more updates than can be counted";
             return refuse("iterations x epochs", &value, wanted);
         }
+
         if self.iterations <= self.critic_warmup {
             let wanted = "must be more than critic_warmup, or the policy never learns";
             return refuse("iterations", &self.iterations, wanted);
@@ -163,7 +170,7 @@ impl PpoConfig {
         Ok(())
     }
 
-    /// Replies of one rollout.
+    /// Number of replies per rollout.
     pub fn replies(&self) -> Result<usize, Error> {
         let replies = self.rollout_batch_size.checked_mul(self.samples_per_prompt);
         let wanted = "one rollout has at most 16777216 replies";
@@ -180,6 +187,7 @@ impl PpoConfig {
                 return refuse(key, &value, "must be between 0 and 1");
             }
         }
+
         for (key, value) in [
             ("temperature", self.temperature),
             ("clip_range", self.clip_range),
@@ -193,6 +201,7 @@ impl PpoConfig {
                 return refuse(key, &value, "must be more than 0");
             }
         }
+
         for (key, value) in [
             ("kl_coef", self.kl_coef),
             ("vf_coef", self.vf_coef),

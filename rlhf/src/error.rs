@@ -1,32 +1,32 @@
-//! What can go wrong while a stage runs.
+//! Errors of the training stages.
 
 use std::path::PathBuf;
 
-/// The error of every stage.
+/// The error of any stage.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The optimiser step or the checkpoint.
+    /// An error of the optimiser step or the checkpoint.
     #[error(transparent)]
     Gemini(#[from] gemini::Error),
-    /// The training layer.
+    /// An error of the parallel layer.
     #[error(transparent)]
     Parallel(#[from] parallel::Error),
-    /// The networks.
+    /// An error of a model.
     #[error(transparent)]
     Models(#[from] models::Error),
-    /// The rows and the tokenizer.
+    /// An error of the rows or the tokenizer.
     #[error(transparent)]
     Datasets(#[from] datasets::Error),
-    /// A setting that cannot be.
+    /// An invalid setting.
     #[error("[{section}] {key} = {value}: {wanted}")]
     Setting {
         /// The section of the configuration.
         section: &'static str,
         /// The key.
         key: &'static str,
-        /// Its value.
+        /// The value.
         value: String,
-        /// The bound, and the fix.
+        /// The bound, and how to fix the setting.
         wanted: String,
     },
     /// A data set without a usable row.
@@ -34,91 +34,91 @@ pub enum Error {
     NoRows {
         /// The stage.
         stage: &'static str,
-        /// What to do.
+        /// How to fix it.
         fix: &'static str,
     },
-    /// Models that must share a vocabulary and do not.
+    /// Models that must share a vocabulary but do not.
     #[error(
         "the {left} model has a vocabulary of {left_size} tokens and the {right} model of {right_size}: \
          the four models of PPO must share one tokenizer; train the reward model from the same base as the policy"
     )]
     Vocabulary {
-        /// One model's role.
+        /// The role of one model.
         left: &'static str,
-        /// Its vocabulary.
+        /// The size of its vocabulary.
         left_size: i64,
-        /// The other model's role.
+        /// The role of the other model.
         right: &'static str,
-        /// Its vocabulary.
+        /// The size of its vocabulary.
         right_size: i64,
     },
-    /// A margin that no loss can be made of.
+    /// A margin that is not finite.
     #[error("pair {pair} has the margin {margin}: give a finite number as `margin`, or leave the pair out")]
     Margin {
-        /// Its place among the pairs that are left, from 1.
+        /// The number of the pair among the pairs that were kept, from 1.
         pair: usize,
-        /// Its margin.
+        /// The margin.
         margin: f64,
     },
-    /// A file of the run folder.
+    /// A file of the run folder that cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// A run folder that cannot be continued, or no longer be written to.
+    /// A run folder that cannot be resumed or written to.
     #[error("{}: {problem}", path.display())]
     RunFolder {
         /// The folder.
         path: PathBuf,
-        /// What is wrong with it, and the fix.
+        /// What is wrong with the folder, and how to fix it.
         problem: String,
     },
-    /// A person ended the run.
+    /// The user interrupted the run.
     #[error("interrupted; {} is whole, and --resume goes on from it", path.display())]
     Interrupted {
-        /// The checkpoint that was written on the way out.
+        /// The checkpoint that was saved before the run ended.
         path: PathBuf,
     },
-    /// Tensors that belong together and differ in shape.
+    /// Tensors whose shapes must be equal but are not.
     #[error("{what}: the shape is {got:?} and must be {expected:?}; nothing is broadcast here")]
     Shape {
-        /// The tensor.
+        /// The name of the tensor.
         what: &'static str,
-        /// The shape that fits the others.
+        /// The expected shape.
         expected: Vec<i64>,
-        /// Its shape.
+        /// The actual shape.
         got: Vec<i64>,
     },
-    /// A number that no loss can be made of.
+    /// A number that is not finite.
     #[error(
         "{what}: entry {index} is {value}; the run has diverged, so lower the learning rate or raise the KL coefficient"
     )]
     NotFinite {
-        /// The quantity.
+        /// The name of the quantity.
         what: &'static str,
-        /// The entry in the flat vector.
+        /// Its index in the flat vector.
         index: usize,
-        /// Its value.
+        /// The value.
         value: f64,
     },
-    /// A reply that has no place for its score.
+    /// A reply without a token at which its score could be paid.
     #[error("reply {row} has no token of the policy, so its score cannot be paid; drop it before the update")]
     EmptyReply {
-        /// Which of the rollout.
+        /// The index of the reply in the rollout.
         row: usize,
     },
-    /// Fewer numbers than a statistic is made of.
+    /// Too few numbers for a statistic.
     #[error("{what} needs at least {needed} tokens and got {got}; use a larger batch")]
     TooFew {
-        /// The statistic.
+        /// The name of the statistic.
         what: &'static str,
-        /// The least.
+        /// The minimum count.
         needed: usize,
-        /// How many there are.
+        /// The actual count.
         got: usize,
     },
 }

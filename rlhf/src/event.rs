@@ -1,53 +1,54 @@
-//! What a stage tells of itself while it runs.
+//! The events that a stage emits while it runs.
 //!
-//! A stage emits [`Event`]s to a [`Recorder`] and knows no terminal, no file and no page.
+//! A stage sends [`Event`]s to a [`Recorder`]. The stage itself writes to no terminal, log file or web page.
 
 use std::path::Path;
 
 use crate::Error;
 
-/// The named numbers of one optimiser step, in the order in which they are shown.
+/// Named numbers of one step, in the order in which they are shown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics(pub Vec<(String, f64)>);
 
 impl Metrics {
-    /// Adds a number.
+    /// Appends a number.
     pub fn push(&mut self, name: &str, value: f64) {
         self.0.push((name.to_owned(), value));
     }
 
-    /// The number called `name`.
+    /// Returns the number called `name`.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.iter().find(|(other, _)| other == name).map(|&(_, value)| value)
     }
 }
 
-/// Something that happened.
+/// An event of a stage.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A stage begins (`step` is not 0 when it is resumed).
+    /// A stage starts. `step` is not 0 when it is resumed.
     Started {
-        /// The stage: `sft`, `rm`, `ppo`, `pretrain`.
+        /// The stage: `base`, `sft`, `rm` or `ppo`.
         stage: &'a str,
-        /// Optimiser steps (for PPO: iterations) of the whole stage.
+        /// Number of optimiser steps (for PPO: iterations) of the full stage.
         total_steps: u64,
-        /// Steps that were made before.
+        /// Number of steps completed before this start.
         step: u64,
     },
-    /// One step is done.
+    /// One step is complete.
     Step {
-        /// Its number, from 1.
+        /// The number of the step, from 1.
         step: u64,
-        /// Its numbers: `loss`, `lr`, `grad_norm`, `tokens`, `seconds`, and the stage's own.
+        /// The metrics of the step: `loss`, `lr`, `grad_norm`, `tokens`, `seconds`, and those specific to the
+        /// stage.
         metrics: &'a Metrics,
         /// Tokens processed since the last logged step, including those of steps that were not logged.
         tokens: u64,
     },
-    /// The held-out rows were looked at.
+    /// The held-out rows were evaluated.
     Evaluated {
-        /// The step before which it was.
+        /// The step after which the evaluation ran.
         step: u64,
-        /// The numbers, named `eval/...`.
+        /// The metrics, named `eval/...`.
         metrics: &'a Metrics,
     },
     /// A generated reply, for people to read.
@@ -58,29 +59,29 @@ pub enum Event<'a> {
         prompt: &'a str,
         /// The reply as text.
         reply: &'a str,
-        /// What the reward model gave.
+        /// The score from the reward model.
         score: f64,
     },
-    /// A checkpoint is whole.
+    /// A checkpoint was written completely.
     Checkpoint {
         /// The step.
         step: u64,
-        /// Its folder.
+        /// The checkpoint folder.
         path: &'a Path,
     },
-    /// Something that a person should know.
+    /// A message for the user.
     Message(&'a str),
-    /// The stage is over.
+    /// The stage is complete.
     Finished,
 }
 
-/// Somebody who listens.
+/// A subscriber to the events of a stage.
 pub trait Recorder {
-    /// Takes note of one event.
+    /// Records one event.
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error>;
 }
 
-/// Nobody listens.
+/// Discards all events.
 impl Recorder for () {
     fn record(&mut self, _: &Event<'_>) -> Result<(), Error> {
         Ok(())

@@ -1,32 +1,33 @@
-//! How far the policy has moved from the reference, and how much that costs.
+//! The KL divergence between policy and reference, and the coefficient of the KL penalty.
 //!
-//! With `d = log p(a) - log p_ref(a)` for a sampled token `a`, one-sample estimates of `KL(p || p_ref)`
-//! (Schulman 2020, "Approximating KL divergence"):
+//! With `d = log p(a) - log p_ref(a)` for a sampled token `a`, the one-sample estimates of `KL(p || p_ref)`
+//! are (Schulman 2020, "Approximating KL divergence"):
 //!
 //! ```text
-//!   k1 = d              unbiased, high variance; the penalty of Ziegler et al. 2019 (arXiv 1909.08593, equation 2)
-//!   k2 = d^2 / 2        biased, never negative
+//!   k1 = d                  unbiased, high variance; the penalty of Ziegler et al. 2019 (arXiv 1909.08593),
+//!                           equation 2
+//!   k2 = d^2 / 2            biased, never negative
 //!   k3 = exp(-d) - 1 + d    unbiased, never negative
-//!   abs = |d|           NeMo-Aligner's default
+//!   abs = |d|               the default of NeMo-Aligner
 //! ```
 //! The coefficient of the penalty is fixed or follows a target (Ziegler et al. 2019, section 2.2):
 //!
 //! ```text
 //!   e = clip(KL / target - 1, -0.2, 0.2)        coefficient *= 1 + e n / horizon
 //! ```
-//! where KL is the mean over sequences of the *sum* over tokens and n the number of sequences. (verl feeds the mean over tokens,
-//! with a target of 0.1.) Knows no reward.
+//! where KL is the mean over sequences of the *sum* over tokens, and n is the number of sequences. (verl uses
+//! the mean over tokens instead, with a target of 0.1.) This module uses no rewards.
 
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::{Error, check};
 
-/// How the KL divergence at one token is estimated from the two log-probabilities of that token.
+/// The estimator of the KL divergence at one token from its two log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimator {
-    /// `d`: the choice of almost every PPO.
+    /// `d`: the default of most PPO implementations.
     #[default]
     K1,
     /// `d^2 / 2`.
@@ -37,14 +38,17 @@ pub enum KlEstimator {
     Abs,
 }
 
-/// `d` is clamped to plus or minus this: no healthy run reaches it, and it keeps `exp(-d)` finite in fp32 (verl and `NeMo` RL: 20).
+/// `d` is clamped to plus or minus this value. No healthy run reaches it, and it keeps `exp(-d)` finite in
+/// fp32 (verl and `NeMo` RL: 20).
 const MAX_LOG_RATIO: f64 = 20.0;
 
 impl KlEstimator {
-    /// The estimate at each token. Both tensors have the same shape, the result has it too; at least fp32.
+    /// Estimates the KL divergence at each token. Both tensors must have the same shape, which is also the
+    /// shape of the result. The result is at least fp32.
     ///
-    /// A log-probability of minus infinity on one side gives a finite estimate, for the difference is clamped; on both sides it gives
-    /// NaN, which [`crate::advantage::token_rewards`] refuses with the token's index.
+    /// A log-probability of minus infinity on one side gives a finite estimate, because the difference is
+    /// clamped. On both sides it gives NaN, which [`crate::advantage::token_rewards`] refuses with the index
+    /// of the token.
     pub fn estimate(self, logprobs: &Tensor, reference_logprobs: &Tensor) -> Result<Tensor, Error> {
         check::shape("the reference's log-probabilities", reference_logprobs, &logprobs.size())?;
         let log_ratio =
@@ -58,28 +62,28 @@ impl KlEstimator {
     }
 }
 
-/// The coefficient of the KL penalty over time. Its serialised form is what a checkpoint keeps.
+/// The controller of the KL penalty coefficient. Checkpoints contain its serialised form.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum KlController {
-    /// Stays.
+    /// The coefficient does not change.
     Fixed {
         /// The coefficient.
         coefficient: f64,
     },
-    /// Rises while the divergence is above the target and falls below it.
+    /// The coefficient rises while the divergence is above the target and falls while it is below.
     Adaptive {
         /// The coefficient of the next rollout.
         coefficient: f64,
-        /// The wanted KL of a whole sequence (`OpenAI`: 6).
+        /// The target KL of a full sequence (`OpenAI`: 6).
         target: f64,
-        /// Sequences over which an error of 1 would double the coefficient (`OpenAI`: 10 000).
+        /// Number of sequences over which an error of 1 would double the coefficient (`OpenAI`: 10 000).
         horizon: f64,
     },
 }
 
 impl KlController {
-    /// Adaptive with a target, fixed without.
+    /// Creates an adaptive controller if there is a target, else a fixed one.
     pub fn new(coefficient: f64, target: Option<f64>, horizon: f64) -> Self {
         match target {
             Some(target) => Self::Adaptive { coefficient, target, horizon },
@@ -87,14 +91,15 @@ impl KlController {
         }
     }
 
-    /// The coefficient of the next rollout.
+    /// Returns the coefficient of the next rollout.
     pub fn coefficient(&self) -> f64 {
         match *self {
             Self::Fixed { coefficient } | Self::Adaptive { coefficient, .. } => coefficient,
         }
     }
 
-    /// Learns from `sequences` new sequences whose KL, summed over tokens, was `sequence_kl_mean` on average.
+    /// Updates the coefficient after `sequences` new sequences whose KL, summed over tokens, was
+    /// `sequence_kl_mean` on average.
     pub fn update(&mut self, sequence_kl_mean: f64, sequences: usize) -> Result<(), Error> {
         if !sequence_kl_mean.is_finite() {
             return Err(Error::NotFinite {

@@ -1,4 +1,4 @@
-//! The stages of reinforcement learning from human feedback, and their mathematics.
+//! The training stages of reinforcement learning from human feedback, and their mathematics.
 //!
 //! | stage | file | its mathematics |
 //! |---|---|---|
@@ -6,8 +6,9 @@
 //! | reward model | [`reward`] | [`loss::reward`] |
 //! | proximal policy optimisation | [`ppo`] | [`kl`], [`score`], [`advantage`], [`whiten`], [`loss`] |
 //!
-//! A stage reads tokenised rows, runs segmented models through `gemini::Engine`, and tells a [`event::Recorder`]; it knows no
-//! terminal, no file of rows and no parallelism.
+//! A stage receives tokenised rows, trains segmented models with `gemini::Engine`, and sends events to a
+//! [`event::Recorder`]. It uses no terminal and no data files, and parallelism is left to `gemini` and
+//! `parallel`.
 
 pub mod advantage;
 mod check;
@@ -24,6 +25,7 @@ pub mod run;
 pub mod score;
 pub mod sft;
 pub mod tensorboard;
+pub mod trainer;
 pub mod whiten;
 
 pub use error::Error;

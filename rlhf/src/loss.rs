@@ -7,14 +7,14 @@
 //!   entropy  -coefficient sum_t H_t
 //!   reward   sum_i -log sigmoid(c_i - r_i - margin_i) + centering (c_i + r_i)^2
 //! ```
-//! Policy: Schulman et al. 2017 (arXiv 1707.06347), equation 7; unequal clips: Yu et al. 2025 (arXiv 2503.14476), equation 10.
-//! Value: `openai/baselines` ppo2, with the factor 0.5 inside.
-//! Reward: Ouyang et al. 2022 (arXiv 2203.02155), equation 1; margin: Touvron et al. 2023 (arXiv 2307.09288), equation 2;
-//! centering: Eisenstein et al. 2023 (arXiv 2312.09244).
+//! Policy: Schulman et al. 2017 (arXiv 1707.06347), equation 7; asymmetric clip range: Yu et al. 2025 (arXiv
+//! 2503.14476), equation 10. Value: `openai/baselines` ppo2, with the factor 0.5 inside. Reward: Ouyang et
+//! al. 2022 (arXiv 2203.02155), equation 1; margin: Touvron et al. 2023 (arXiv 2307.09288), equation 2;
+//! centring: Eisenstein et al. 2023 (arXiv 2312.09244).
 //!
-//! Every loss is a *sum*: the caller divides by the count of the whole optimiser step, so the split into micro-batches changes
-//! nothing. All losses are computed in fp32 at least. Shape `[N]`: tokens, `[B]`: pairs; shapes that would broadcast are
-//! refused. Knows no model.
+//! Every loss is a *sum*. The caller divides it by the count of the full optimiser step, so the split into
+//! micro-batches does not change the loss. All losses are computed in fp32 at least. `[N]` is a shape over
+//! tokens, `[B]` over pairs. Shapes that would broadcast are refused. This module runs no model.
 
 mod policy;
 mod value;
@@ -26,10 +26,11 @@ use tch::{Kind, Tensor};
 
 use crate::{Error, check};
 
-/// What a pair's preferred reply must beat the other by, and its sum over pairs.
+/// Computes the summed reward-model loss of pairs.
 ///
-/// `chosen` and `rejected` `[B]`, `margin` `[B]`; `centering` weighs the squared sum of the two scores (0.01 is usual, 0 is off).
-/// Finite for any finite scores: the stable form of log sigmoid is linear for large differences.
+/// `chosen`, `rejected` and `margin` are `[B]`. `centering` is the weight of the squared sum of the two
+/// scores (0.01 is usual, 0 is off). The loss is finite for any finite scores, because the stable form of log
+/// sigmoid is linear for large differences.
 pub fn reward(
     chosen: &Tensor,
     rejected: &Tensor,
@@ -44,6 +45,7 @@ pub fn reward(
         check::shape("the margins", margin, &shape)?;
         difference -= check::widen(margin);
     }
+
     let loss = -difference.log_sigmoid().sum(None);
     if centering == 0.0 {
         return Ok(loss);
@@ -51,18 +53,20 @@ pub fn reward(
     Ok(loss + (chosen + rejected).square().sum(None) * centering)
 }
 
-/// The entropy bonus as a loss: `-coefficient sum_t H_t` over the entropies `[N]` of the policy before each token.
+/// Computes the entropy bonus as a loss: `-coefficient sum_t H_t` over the entropies `[N]` of the policy
+/// before each token.
 pub fn entropy_bonus(entropies: &Tensor, coefficient: f64) -> Tensor {
     check::widen(entropies).sum(None) * -coefficient
 }
 
-/// A constant of the loss: `[N]` as `like`, detached, in fp32 at least.
+/// Returns `values` as a constant of the loss: checked against the shape of `like`, detached, in fp32 at
+/// least.
 fn detached(what: &'static str, values: &Tensor, like: &Tensor) -> Result<Tensor, Error> {
     check::shape(what, values, &like.size())?;
     Ok(check::widen(&values.detach()))
 }
 
-/// Sums of several quantities over the tokens, in one transfer from the device.
+/// Sums several quantities over the tokens, with one transfer from the device.
 fn sums<const K: usize>(quantities: [Tensor; K]) -> [f64; K] {
     let quantities = quantities.map(|quantity| quantity.detach().to_kind(Kind::Double));
     let sums = Tensor::stack(&quantities, 0).flatten(1, -1).sum_dim_intlist(1, false, Kind::Double);

@@ -1,23 +1,26 @@
-//! Proximal policy optimisation with four co-located models (Schulman et al. 2017, arXiv 1707.06347; Ouyang et al. 2022,
-//! arXiv 2203.02155).
+//! Proximal policy optimisation with four co-located models: policy, reference, critic and reward model
+//! (Schulman et al. 2017, arXiv 1707.06347; Ouyang et al. 2022, arXiv 2203.02155).
 //!
 //! ```text
-//! each iteration
-//!   sample a reply to each prompt                                    rollout
-//!   log p of policy and reference, values, scores                    rollout::Judges
-//!   r_t = -kl_coef KL_t + [t = last] score                           advantage::token_rewards
-//!   A_t, R_t by GAE(gamma, lambda); A whitened                       advantage::gae, whiten
-//!   for each epoch, for each mini-batch of a fresh permutation
-//!     policy: max(-A rho, -A clip(rho))                              loss::policy
-//!     critic: half the larger of two squares, one clipped            loss::value
+//! Ppo::train, each iteration
+//!   generate_rollout      sample replies to the prompts of the iteration
+//!   score_rollout         log p of policy and reference, values, one score per reply
+//!   compute_advantages    r_t = -kl_coef KL_t + [t = slot of the score] score    advantage::token_rewards
+//!                         A_t, R_t by GAE(gamma, lambda); A whitened             advantage::gae, whiten
+//!   update                for each epoch, for each mini-batch of a fresh permutation
+//!     update_policy       max(-A rho, -A clip(rho))                              loss::policy
+//!     update_critic       half the larger of two squared errors, one clipped     loss::value
 //! ```
-//! Policy and critic have an optimiser each. A loss is a sum over the reply tokens of a mini-batch divided by their number, so
-//! micro-batches do not change it. Dropout is off in all four. Metrics are named as in TRL and explained in `docs/ppo.md`.
 //!
-//! A checkpoint is the folder of the policy, with that of the critic inside it under [`CRITIC_FOLDER`]; each
-//! has the state of its optimiser. The seed of every draw is made from the seed of the run and the iteration,
-//! so no generator has a state to save. Reference and reward model do not change: a resumed run loads them
-//! from where they were.
+//! Policy and critic have one optimiser each. Each loss is a sum over the reply tokens (policy) or the slots
+//! (critic) of a mini-batch, divided by their number in the full mini-batch. The split into micro-batches
+//! therefore does not change the loss. Dropout is off in all four models. Metrics have the names of TRL;
+//! `docs/ppo.md` explains them.
+//!
+//! A checkpoint is the model folder of the policy, which contains the model folder of the critic under
+//! [`CRITIC_FOLDER`]. Both contain the state of their optimiser. No random generator has a state that must be
+//! saved, because every seed is derived from the seed of the run and the iteration. The reference and the
+//! reward model do not change, so a resumed run loads them from their original folders.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -44,27 +47,29 @@ use crate::loss::{self, PolicyClip, PolicyStatistics, ValueStatistics};
 use crate::rollout::{Experience, ExperienceBatch, PpoModels};
 use crate::run::StageRun;
 use crate::score::ScoreShaping;
+use crate::sft::Sft;
+use crate::trainer::Objective;
 use crate::whiten::whiten;
-use crate::{Error, check, sft};
+use crate::{Error, check, trainer};
 
-/// The folder of the critic inside a checkpoint.
+/// The name of the critic folder inside a checkpoint.
 pub const CRITIC_FOLDER: &str = "critic";
 
-/// What a PPO stage learns from.
+/// The training data of a PPO stage.
 pub struct Data<'a> {
-    /// Prompts to reply to.
+    /// The prompts that the policy replies to.
     pub prompts: &'a [PromptRow],
-    /// Whether the order of the prompts, and of the rows of the language-modelling term, is shuffled.
+    /// Whether prompts, and rows of the language-modelling term, are shuffled in each epoch.
     pub shuffle: bool,
-    /// Rows of the language-modelling term; may be empty when `ptx_coef` is 0.
+    /// Rows of the language-modelling term. May be empty when `ptx_coef` is 0.
     pub ptx: &'a [SftRow],
-    /// Tokens that end a reply.
+    /// The tokens that end a reply.
     pub stop_ids: &'a [i64],
-    /// Turns ids into text, for samples that people read.
+    /// Decodes ids into text, for the samples that are logged for people.
     pub decode: &'a dyn Fn(&[i64]) -> String,
 }
 
-/// One PPO stage.
+/// One PPO stage: the models, their optimisers and the position in the data.
 pub struct Ppo<'a> {
     models: PpoModels<'a>,
     data: Data<'a>,
@@ -75,31 +80,38 @@ pub struct Ppo<'a> {
     groups: Arc<ProcessGroups>,
     controller: KlController,
     prompts: Sampler,
-    ptx: Option<Sampler>,
+    /// The language-modelling term and the sampler of its rows. `None` when `ptx_coef` is 0.
+    ptx: Option<(Sft<'a>, Sampler)>,
     seed: u64,
+    /// The hash of the prompts and the rows of the language-modelling term.
+    content_hash: String,
 }
 
-/// What a checkpoint holds beside the models and their optimisers.
+/// The state of a checkpoint besides the models and their optimisers.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
-    /// Iterations that are done.
+    /// Number of completed iterations.
     iteration: u64,
     prompts: SamplerState,
     ptx: Option<SamplerState>,
     controller: KlController,
+    /// The hash of the prompts and the rows of the language-modelling term. `None` in checkpoints of earlier
+    /// versions.
+    #[serde(default)]
+    content_hash: Option<String>,
 }
 
-/// One reply with what the update needs of it.
+/// One reply with its advantages and returns.
 struct Trajectory<'a> {
     experience: &'a Experience,
-    /// Whitened if asked, one a token.
+    /// One per token. Whitened if `whiten_advantages` is set.
     advantages: Vec<f32>,
-    /// One a slot.
+    /// One per slot.
     returns: Vec<f32>,
 }
 
-/// Sums over the updates of one iteration.
+/// Sums over the optimiser steps of one iteration.
 #[derive(Default)]
 struct UpdateStats {
     steps: f64,
@@ -114,7 +126,7 @@ struct UpdateStats {
 }
 
 impl<'a> Ppo<'a> {
-    /// Checks that the models fit together and prepares both optimisers.
+    /// Checks the configuration, the models and the data, and creates both optimisers.
     pub fn new(
         models: PpoModels<'a>,
         data: Data<'a>,
@@ -134,10 +146,17 @@ impl<'a> Ppo<'a> {
                 fix: "give [data] ptx, or set [ppo] ptx_coef = 0",
             });
         }
+
+        let ids = data.prompts.iter().map(|row| &row.input_ids);
+        let ptx = data.ptx.iter().flat_map(|row| [&row.input_ids, &row.labels]);
+        let content_hash = datasets::rows::content_hash(ids.chain(ptx));
+
         let replies = config.replies()?;
         let updates = (config.epochs * (replies / config.mini_batch_size)) as u64;
         let critic_train = TrainConfig { lr: config.critic_lr, ..train.clone() };
+        // The learning-rate schedule of the policy skips the warm-up iterations, which train only the critic.
         let policy_iterations = config.iterations.saturating_sub(config.critic_warmup);
+
         Ok(Self {
             policy: Engine::new(models.policy.parameters(), train, policy_iterations * updates, groups)?,
             critic: Engine::new(
@@ -150,7 +169,8 @@ impl<'a> Ppo<'a> {
             controller: KlController::new(config.kl_coef, config.kl_target, config.kl_horizon),
             prompts: Sampler::new(data.prompts.len(), seed, data.shuffle)?,
             ptx: if config.ptx_coef > 0.0 {
-                Some(Sampler::new(data.ptx.len(), seed, data.shuffle)?)
+                let objective = Sft::new(models.policy, data.ptx, &[], None)?;
+                Some((objective, Sampler::new(data.ptx.len(), seed, data.shuffle)?))
             } else {
                 None
             },
@@ -159,21 +179,26 @@ impl<'a> Ppo<'a> {
             config,
             train,
             seed,
+            content_hash,
         })
     }
 
-    /// Runs the iterations that are left and saves the policy.
+    /// Runs the remaining iterations, starting from the checkpoint of a resumed run, and saves the policy.
     pub fn train(&mut self, run: &mut StageRun<'_>) -> Result<(), Error> {
         let total = self.config.iterations;
-        let done = match &run.resume {
-            Some(folder) => self.restore(folder)?,
+        let done = match run.resume.clone() {
+            Some(folder) => self.restore(&folder, run)?,
             None => 0,
         };
         run.check_step(done, total)?;
         run.record(&Event::Started { stage: run.stage, total_steps: total, step: done })?;
+
         let mut tokens_since_log = 0;
         for iteration in done + 1..=total {
             let started = Instant::now();
+
+            // 1. Rollout: the weight replicas share the prompts. Each one generates replies to its prompts
+            // and runs the four models on them.
             let mut experiences = self.generate_rollout(iteration)?;
             let rolled_out = started.elapsed().as_secs_f64();
             self.models.score_rollout(
@@ -181,11 +206,17 @@ impl<'a> Ppo<'a> {
                 self.train.micro_batch_size,
                 self.config.temperature,
             )?;
+
+            // 2. Advantages: every rank computes them from all replies, because whitening and the KL
+            // controller need the statistics of the full rollout.
             let experiences = self.groups.weight_replicas().all_gather_object(experiences)?;
             let (trajectories, mut metrics) = self.compute_advantages(&experiences)?;
             let scored_seconds = started.elapsed().as_secs_f64() - rolled_out;
-            self.update(trajectories, iteration)?.push_metrics(&mut metrics);
+
+            // 3. Update: `epochs` passes over the rollout.
+            self.update(&trajectories, iteration)?.push_metrics(&mut metrics);
             let seconds = started.elapsed().as_secs_f64();
+
             let tokens = experiences.iter().map(|experience| experience.ids.len()).sum::<usize>();
             tokens_since_log += tokens as u64;
             metrics.push("tokens", tokens as f64);
@@ -193,17 +224,19 @@ impl<'a> Ppo<'a> {
             metrics.push("timing/score", scored_seconds);
             metrics.push("timing/update", seconds - rolled_out - scored_seconds);
             metrics.push("seconds", seconds);
+
             if run.should_log(iteration, total) {
                 run.record_step(iteration, &metrics, std::mem::take(&mut tokens_since_log))?;
                 self.log_sample(iteration, &experiences[0], run)?;
             }
             run.save_or_stop(iteration, &|folder| self.save(folder, iteration))?;
         }
+
         let policy = self.models.policy;
         run.finish(&|folder| Ok(policy.save(folder)?))
     }
 
-    /// Writes policy, critic and the state of both optimisers after `iteration`.
+    /// Writes the policy, the critic and the state of both optimisers after `iteration`.
     fn save(&self, folder: &Path, iteration: u64) -> Result<(), Error> {
         let critic = folder.join(CRITIC_FOLDER);
         if self.groups.is_rank_zero() {
@@ -215,28 +248,32 @@ impl<'a> Ppo<'a> {
         let state = State {
             iteration,
             prompts: self.prompts.state(),
-            ptx: self.ptx.as_ref().map(Sampler::state),
+            ptx: self.ptx.as_ref().map(|(_, sampler)| sampler.state()),
             controller: self.controller,
+            content_hash: Some(self.content_hash.clone()),
         };
         self.models.policy.save(folder)?;
         Ok(checkpoint::save_state(folder, &self.policy, &state)?)
     }
 
-    /// Restores what [`Self::save`] wrote beside the models; gives the iterations that are done.
-    fn restore(&mut self, folder: &Path) -> Result<u64, Error> {
+    /// Restores the state that [`Self::save`] wrote, apart from the models, and returns the number of
+    /// completed iterations.
+    fn restore(&mut self, folder: &Path, run: &mut StageRun<'_>) -> Result<u64, Error> {
         checkpoint::load_state::<()>(&folder.join(CRITIC_FOLDER), &mut self.critic)?;
         let state: State = checkpoint::load_state(folder, &mut self.policy)?;
+        run.check_content(state.content_hash.as_deref(), &self.content_hash)?;
         self.prompts = Sampler::resume(self.data.prompts.len(), state.prompts)?;
-        if let Some(ptx) = &mut self.ptx {
+        if let Some((_, sampler)) = &mut self.ptx {
             let problem = "its state has no order of the ptx rows: remove this checkpoint, and --resume goes on from the one before";
             let missing = || Error::RunFolder { path: folder.to_owned(), problem: problem.to_owned() };
-            *ptx = Sampler::resume(self.data.ptx.len(), state.ptx.ok_or_else(missing)?)?;
+            *sampler = Sampler::resume(self.data.ptx.len(), state.ptx.ok_or_else(missing)?)?;
         }
         self.controller = state.controller;
         Ok(state.iteration)
     }
 
-    /// Samples `samples_per_prompt` replies to each of the next prompts; gives this process' share of them.
+    /// Samples `samples_per_prompt` replies to each of the next `rollout_batch_size` prompts. Returns the
+    /// replies of this rank's share of the prompts.
     fn generate_rollout(&mut self, iteration: u64) -> Result<Vec<Experience>, Error> {
         let config = self.config;
         let rows = self.prompts.next_batch(config.rollout_batch_size);
@@ -247,8 +284,13 @@ impl<'a> Ppo<'a> {
             })
             .cloned()
             .collect();
+
+        // Each weight replica generates the replies to one contiguous range of prompts. `request_offset` ties
+        // the random draws to the global index of a request, so they do not depend on how the prompts are
+        // split.
         let share = self.groups.weight_replicas().shard_range(prompts.len());
         let prompts = &prompts[share.clone()];
+
         let options = GenerationOptions {
             sampling: SamplingParams { temperature: config.temperature, ..SamplingParams::default() },
             max_new_tokens: config.max_new_tokens,
@@ -259,13 +301,15 @@ impl<'a> Ppo<'a> {
         };
         let completions =
             generate::generate(self.models.policy, prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
+
         let lengths: Vec<i64> = completions.iter().map(|completion| completion.ids.len() as i64).collect();
         let slots = config.score_slot.of_replies(&lengths, config.max_new_tokens as i64);
         let parts = prompts.iter().zip(&completions).zip(slots);
         Ok(parts.map(|((prompt, completion), slot)| Experience::new(prompt, completion, slot)).collect())
     }
 
-    /// Computes token rewards, advantages and returns of a rollout, and the rollout metrics.
+    /// Computes token rewards, advantages and returns of the full rollout, and the rollout metrics. Then
+    /// updates the KL coefficient of the next iteration.
     fn compute_advantages<'e>(
         &mut self,
         experiences: &'e [Experience],
@@ -274,21 +318,26 @@ impl<'a> Ppo<'a> {
         let lengths: Vec<i64> =
             experiences.iter().map(|experience| experience.reply().len() as i64).collect();
         let slots: Vec<_> = experiences.iter().map(|experience| experience.score_slot).collect();
+
+        // Token rewards: the KL penalty at each token, and the shaped score in one slot of each reply.
         let kl = config.kl_estimator.estimate(
             &flatten(experiences, |experience| &experience.logprobs),
             &flatten(experiences, |experience| &experience.reference_logprobs),
         )?;
+
         let raw =
             Tensor::from_slice(&experiences.iter().map(|experience| experience.score).collect::<Vec<f32>>());
         let ended: Vec<bool> = experiences.iter().map(|experience| experience.stopped).collect();
         let scores = shaping(config).apply(&raw, &ended)?;
         let kl_coef = self.controller.coefficient();
         let mut rewards = advantage::token_rewards(&kl, &scores, &lengths, kl_coef, &slots)?;
-        // What was earned, and not what whitening makes of it.
+        // This metric is taken before whitening, which would change its scale.
         let rlhf_reward = check::to_f64_vec(&rewards.rewards).iter().sum::<f64>();
         if config.whiten_rewards {
             rewards.rewards = whiten(&rewards.rewards, false)?;
         }
+
+        // Returns come from the advantages before whitening. Slots without a token train only the critic.
         let values = flatten(experiences, |experience| &experience.values);
         let Advantages { advantages, returns } =
             advantage::gae(&rewards, &values, config.gamma, config.gae_lambda)?;
@@ -296,6 +345,7 @@ impl<'a> Ppo<'a> {
         if config.whiten_advantages {
             of_tokens = whiten(&of_tokens, true)?;
         }
+
         let replies_count = experiences.len() as f64;
         let sequence_kl = check::to_f64_vec(&kl).iter().sum::<f64>() / replies_count;
         let mut metrics = Metrics::default();
@@ -304,54 +354,63 @@ impl<'a> Ppo<'a> {
         metrics.push("objective/kl", sequence_kl);
         metrics.push("objective/kl_coef", kl_coef);
         rollout_metrics(experiences, &mut metrics);
+
         self.controller.update(sequence_kl, experiences.len())?;
         Ok((trajectories(experiences, &check::to_f64_vec(&of_tokens), &check::to_f64_vec(&returns)), metrics))
     }
 
-    /// Several passes over a rollout, each in a fresh order.
-    fn update(
-        &mut self,
-        mut trajectories: Vec<Trajectory<'_>>,
-        iteration: u64,
-    ) -> Result<UpdateStats, Error> {
-        let mut updates = UpdateStats::default();
-        for epoch in 0..self.config.epochs {
-            let mut order = ChaCha8Rng::seed_from_u64(derived_seed(self.seed, iteration, 1 + epoch as u64));
-            trajectories.shuffle(&mut order);
-            for mini_batch in trajectories.chunks(self.config.mini_batch_size) {
-                if iteration > self.config.critic_warmup {
-                    self.update_policy(mini_batch, &mut updates)?;
-                }
-                self.update_critic(mini_batch, &mut updates)?;
-                updates.steps += 1.0;
-            }
+    /// Runs `epochs` passes over the rollout, each in a new order. Runs all steps of the policy before all
+    /// steps of the critic, so that only one of the two models has to be in memory. This is exact, because
+    /// neither depends on the steps of the other.
+    fn update(&mut self, trajectories: &[Trajectory<'_>], iteration: u64) -> Result<UpdateStats, Error> {
+        let orders = self.orders(trajectories.len(), iteration);
+        let mini_batches: Vec<Vec<&Trajectory<'_>>> = orders
+            .iter()
+            .flat_map(|order| order.chunks(self.config.mini_batch_size))
+            .map(|indices| indices.iter().map(|&index| &trajectories[index]).collect())
+            .collect();
+
+        let mut updates = UpdateStats { steps: mini_batches.len() as f64, ..UpdateStats::default() };
+        if iteration > self.config.critic_warmup {
+            mini_batches.iter().try_for_each(|mini_batch| self.update_policy(mini_batch, &mut updates))?;
         }
+        mini_batches.iter().try_for_each(|mini_batch| self.update_critic(mini_batch, &mut updates))?;
         updates.all_reduce(&self.groups)?;
         Ok(updates)
     }
 
-    /// One optimiser step of the policy.
+    /// Returns the order of the replies in each epoch of an iteration. Each epoch shuffles the order of the
+    /// previous epoch.
+    fn orders(&self, num_replies: usize, iteration: u64) -> Vec<Vec<usize>> {
+        let mut order: Vec<usize> = (0..num_replies).collect();
+        let shuffled = |epoch: usize| {
+            let seed = derived_seed(self.seed, iteration, 1 + epoch as u64);
+            order.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
+            order.clone()
+        };
+        (0..self.config.epochs).map(shuffled).collect()
+    }
+
+    /// Runs one optimiser step of the policy on `mini_batch`.
     fn update_policy(
         &mut self,
-        mini_batch: &[Trajectory<'_>],
+        mini_batch: &[&Trajectory<'_>],
         updates: &mut UpdateStats,
     ) -> Result<(), Error> {
-        let (config, policy) = (self.config, self.models.policy);
+        let (config, policy, micro_batch_size) =
+            (self.config, self.models.policy, self.train.micro_batch_size);
         let clip = PolicyClip {
             low: config.clip_range,
             high: config.clip_range_high.unwrap_or(config.clip_range),
             ..PolicyClip::default()
         };
+
+        // This count covers the full mini-batch: every micro-batch on every rank divides its loss by it.
         let tokens: usize = mini_batch.iter().map(|trajectory| trajectory.advantages.len()).sum();
-        let ptx = self.next_ptx(mini_batch.len());
-        let micro_batches = self.policy.split_micro_batches(mini_batch, self.train.micro_batch_size);
-        let ptx_micro_batches = self.policy.split_micro_batches(&ptx, self.train.micro_batch_size);
-        let aux_loss_coef = policy.config().router_aux_loss_coef() / num_tokens(mini_batch) as f64;
-        let rows: Vec<ExperienceBatch> = micro_batches
-            .iter()
-            .map(|micro| experience_batch(micro, aux_loss_coef, policy.device()))
-            .collect();
+        let micro_batches = self.policy.split_micro_batches(mini_batch, micro_batch_size);
+        let rows = collate(&micro_batches, num_tokens(mini_batch), policy.device());
         let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
+
         updates.policy_loss += self.policy.accumulate(policy, &batches, |micro, hidden| {
             let (rows, micro) = (&rows[micro], micro_batches[micro]);
             let old = flatten(micro, |trajectory| &trajectory.experience.logprobs).to_device(policy.device());
@@ -359,48 +418,50 @@ impl<'a> Ppo<'a> {
             let new = rows.logprobs(policy, hidden, config.temperature)?;
             let part = loss::policy(&new.logprobs, &old, &advantages, &clip)?;
             updates.policy += part.statistics;
+
             let bonus = match config.entropy_coef {
                 0.0 => Tensor::from(0.0),
                 weight => loss::entropy_bonus(&new.entropy, weight),
             };
             Ok::<_, Error>((part.loss + bonus) / tokens as f64)
         })?;
-        if !ptx_micro_batches.is_empty() {
-            let weight = config.ptx_coef / sft::num_labels(&ptx) as f64;
-            let aux_loss_coef =
-                config.ptx_coef * policy.config().router_aux_loss_coef() / sft::num_tokens(&ptx) as f64;
-            let (loss, _) =
-                sft::accumulate(policy, &ptx_micro_batches, [weight, aux_loss_coef], &mut self.policy)?;
+
+        // The language-modelling term accumulates into the same gradients, with as many rows as the
+        // mini-batch has replies. The metric is its loss without the weight.
+        if let Some((objective, sampler)) = &mut self.ptx {
+            let rows = sampler.next_batch(mini_batch.len());
+            let examples: Vec<_> = rows.into_iter().map(|row| objective.example(row)).collect();
+            let engine = &mut self.policy;
+            let (loss, _) = trainer::accumulate(
+                objective,
+                &examples,
+                config.ptx_coef,
+                micro_batch_size,
+                engine,
+                &mut (),
+            )?;
             updates.ptx_loss += loss / config.ptx_coef;
         }
+
         let report = self.policy.step()?;
         updates.grad_norm += report.grad_norm;
         updates.lr = report.lr;
         Ok(())
     }
 
-    /// The next `count` rows of the language-modelling term; none without that term.
-    fn next_ptx(&mut self, count: usize) -> Vec<Vec<&'a SftRow>> {
-        let Some(sampler) = &mut self.ptx else { return Vec::new() };
-        let rows: &'a [SftRow] = self.data.ptx;
-        sampler.next_batch(count).into_iter().map(|row| vec![&rows[row]]).collect()
-    }
-
-    /// One optimiser step of the critic.
+    /// Runs one optimiser step of the critic on `mini_batch`.
     fn update_critic(
         &mut self,
-        mini_batch: &[Trajectory<'_>],
+        mini_batch: &[&Trajectory<'_>],
         updates: &mut UpdateStats,
     ) -> Result<(), Error> {
         let (config, critic) = (self.config, self.models.critic);
         let slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
+
         let micro_batches = self.critic.split_micro_batches(mini_batch, self.train.micro_batch_size);
-        let aux_loss_coef = critic.config().router_aux_loss_coef() / num_tokens(mini_batch) as f64;
-        let rows: Vec<ExperienceBatch> = micro_batches
-            .iter()
-            .map(|micro| experience_batch(micro, aux_loss_coef, critic.device()))
-            .collect();
+        let rows = collate(&micro_batches, num_tokens(mini_batch), critic.device());
         let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
+
         updates.value_loss += self.critic.accumulate(critic, &batches, |micro, hidden| {
             let (rows, micro) = (&rows[micro], micro_batches[micro]);
             let old = flatten(micro, |trajectory| &trajectory.experience.values).to_device(critic.device());
@@ -410,10 +471,12 @@ impl<'a> Ppo<'a> {
             updates.value += part.statistics;
             Ok::<_, Error>(part.loss * (config.vf_coef / slots as f64))
         })?;
+
         updates.critic_grad_norm += self.critic.step()?.grad_norm;
         Ok(())
     }
 
+    /// Records one reply as text, with its score.
     fn log_sample(&self, step: u64, experience: &Experience, run: &mut StageRun<'_>) -> Result<(), Error> {
         let (prompt, reply) = experience.ids.split_at(experience.prompt_length);
         let (prompt, reply) = ((self.data.decode)(prompt), (self.data.decode)(reply));
@@ -423,7 +486,7 @@ impl<'a> Ppo<'a> {
 }
 
 impl UpdateStats {
-    /// Adds up what the processes that share the updates have seen.
+    /// Sums the losses and statistics over all ranks of the loss group.
     fn all_reduce(&mut self, groups: &ProcessGroups) -> Result<(), Error> {
         let losses = [self.policy_loss, self.value_loss, self.ptx_loss];
         [self.policy_loss, self.value_loss, self.ptx_loss] = groups.loss_group().all_reduce_sum(losses)?;
@@ -436,6 +499,7 @@ impl UpdateStats {
         Ok(())
     }
 
+    /// Adds the means over the optimiser steps, tokens and slots of the iteration.
     fn push_metrics(&self, metrics: &mut Metrics) {
         let (steps, tokens, slots) =
             (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.tokens.max(1.0));
@@ -454,10 +518,12 @@ impl UpdateStats {
     }
 }
 
-/// A seed for one purpose of one iteration.
+/// Derives the seed for one `purpose` of one iteration: 0 is sampling, `1 + epoch` is the shuffle of that
+/// epoch.
 fn derived_seed(seed: u64, iteration: u64, purpose: u64) -> u64 {
     let mut generator = ChaCha8Rng::seed_from_u64(seed);
     generator.set_stream(iteration);
+    // Each purpose reads its own two 32-bit words of the stream of the iteration.
     generator.set_word_pos(u128::from(purpose) * 2);
     rand::Rng::random(&mut generator)
 }
@@ -466,7 +532,8 @@ fn shaping(config: &PpoConfig) -> ScoreShaping {
     ScoreShaping { clip: config.score_clip, missing_eos_penalty: config.missing_eos_penalty }
 }
 
-/// Lengths, ends, entropy, and how far sampler and trainer disagree.
+/// Adds the entropy, the reply length, the share of truncated replies, and the largest difference between the
+/// log-probabilities of the sampler and the trainer.
 fn rollout_metrics(experiences: &[Experience], metrics: &mut Metrics) {
     let count = experiences.len() as f64;
     let tokens = experiences.iter().map(|experience| experience.reply().len()).sum::<usize>().max(1) as f64;
@@ -478,13 +545,14 @@ fn rollout_metrics(experiences: &[Experience], metrics: &mut Metrics) {
         .flat_map(|experience| experience.logprobs.iter().zip(&experience.sampler_logprobs))
         .map(|(trainer, sampler)| f64::from((trainer - sampler).abs()))
         .fold(0.0, f64::max);
+
     metrics.push("objective/entropy", entropy / tokens);
     metrics.push("response_length/mean", tokens / count);
     metrics.push("truncated_rate", 1.0 - stopped / count);
     metrics.push("sampling/logp_difference/max", mismatch);
 }
 
-/// Cuts flat numbers into replies.
+/// Splits flat advantages (one per token) and returns (one per slot) by reply.
 fn trajectories<'a>(
     experiences: &'a [Experience],
     advantages: &[f64],
@@ -504,19 +572,27 @@ fn trajectories<'a>(
         .collect()
 }
 
-/// Tokens of prompts and replies.
-fn num_tokens(trajectories: &[Trajectory<'_>]) -> usize {
+/// Returns the number of tokens of all prompts and replies, at least 1.
+fn num_tokens(trajectories: &[&Trajectory<'_>]) -> usize {
     trajectories.iter().map(|trajectory| trajectory.experience.ids.len()).sum::<usize>().max(1)
 }
 
-fn experience_batch(micro: &[Trajectory<'_>], aux_loss_coef: f64, device: tch::Device) -> ExperienceBatch {
-    let experiences: Vec<&Experience> = micro.iter().map(|trajectory| trajectory.experience).collect();
-    let mut rows = ExperienceBatch::new(&experiences, device);
-    rows.batch.aux_loss_coef = aux_loss_coef;
-    rows
+/// Builds the flat batch of each micro-batch of an optimiser step that has `step_tokens` tokens.
+fn collate(
+    micro_batches: &[&[&Trajectory<'_>]],
+    step_tokens: usize,
+    device: tch::Device,
+) -> Vec<ExperienceBatch> {
+    let batch = |micro: &&[&Trajectory<'_>]| {
+        let experiences: Vec<&Experience> = micro.iter().map(|trajectory| trajectory.experience).collect();
+        let mut rows = ExperienceBatch::new(&experiences, device);
+        rows.batch.aux_loss_divisor = step_tokens as f64;
+        rows
+    };
+    micro_batches.iter().map(batch).collect()
 }
 
-/// One part of every item, end to end.
+/// Concatenates `part` of every item into one flat tensor.
 fn flatten<T>(items: impl IntoIterator<Item = T>, part: impl Fn(&T) -> &Vec<f32>) -> Tensor {
     let mut flat: Vec<f32> = Vec::new();
     for item in items {

@@ -1,10 +1,11 @@
-//! The layout that the formulas of this crate share: the replies of a rollout one after another, without padding.
+//! The layout that the formulas of this crate share: the replies of a rollout one after another, without
+//! padding.
 //!
 //! ```text
 //!   B replies of T_1 .. T_B tokens; N = T_1 + .. + T_B
 //!   lengths [B]   one flat vector of N numbers per quantity
 //! ```
-//! Lengths are given; nothing here looks at token ids.
+//! Lengths are given and never inferred from token ids.
 
 use std::ops::Range;
 

@@ -1,14 +1,16 @@
-//! Experience: replies of the policy and what the four models say of them.
+//! The experience of a rollout: replies of the policy, and what the four models compute for them.
 //!
 //! ```text
-//!   policy     -> a reply to each prompt, and log p of each of its tokens
+//!   policy     -> a reply to each prompt, and log p of each token of the reply
 //!   reference  -> log p of the same tokens
 //!   critic     -> the value before each token
-//!   reward     -> one score of the whole reply
+//!   reward     -> one score of the full reply
 //! ```
-//! A reply is prompt ids followed by new ids; where it ends is carried as a length and never read off the ids. All four models
-//! run over the flat batch without padding. Log-probabilities are taken at the sampling temperature, from the training pass and not
-//! from the sampler, so that the ratio of the first update is one up to rounding. Knows no reward formula and no loss.
+//! A reply is stored as the prompt ids followed by the new ids. Where the prompt ends is stored as a length
+//! and never inferred from the ids. All four models run on the flat batch without padding. Log-probabilities
+//! are computed at the sampling temperature. They come from a forward pass over the full replies, as in
+//! training, and not from the sampler, so that the ratio of the first update is one up to rounding. This
+//! module contains no reward formula and no loss.
 
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
@@ -22,33 +24,36 @@ use tch::{Device, Tensor, no_grad};
 use crate::advantage::ScoreSlot;
 use crate::{Error, reward};
 
-/// One prompt with one reply and what is known of it. Vectors over tokens have one entry for each token of the reply.
+/// One prompt with one reply and the numbers computed for it. Vectors over tokens have one entry per token of
+/// the reply.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Experience {
-    /// Prompt and reply.
+    /// The ids of the prompt followed by the ids of the reply.
     pub ids: Vec<i64>,
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub prompt_length: usize,
-    /// Whether the reply ended by itself.
+    /// Whether the reply ended with a stop token. If not, it was cut at a length limit.
     pub stopped: bool,
-    /// Where its score is paid.
+    /// The slot in which the score is paid.
     pub score_slot: ScoreSlot,
-    /// What the sampler said of each token.
+    /// Log-probability of each token, from the sampler.
     pub sampler_logprobs: Vec<f32>,
-    /// The policy at the time of the rollout.
+    /// Log-probability of each token, from the policy at the time of the rollout.
     pub logprobs: Vec<f32>,
-    /// The entropy of the policy before each token.
+    /// Entropy of the policy before each token.
     pub entropy: Vec<f32>,
-    /// The reference.
+    /// Log-probability of each token, from the reference.
     pub reference_logprobs: Vec<f32>,
-    /// The critic at the time of the rollout: the value before each token, and after the last one if the score is paid there.
+    /// Value before each token, from the critic at the time of the rollout; also after the last token if the
+    /// score is paid there.
     pub values: Vec<f32>,
-    /// The reward model's score of the whole reply.
+    /// Score of the full reply, from the reward model.
     pub score: f32,
 }
 
 impl Experience {
-    /// From a prompt and what was generated.
+    /// Creates the experience of a prompt and its generated completion. The numbers of the four models are
+    /// still empty.
     pub fn new(prompt: &[i64], completion: &Completion, score_slot: ScoreSlot) -> Self {
         Self {
             ids: [prompt, &completion.ids].concat(),
@@ -60,31 +65,32 @@ impl Experience {
         }
     }
 
-    /// Slots of reward and value: the tokens of the reply, and one more if the score is paid after them.
+    /// Number of slots of reward and value: the tokens of the reply, plus one if the score is paid after
+    /// them.
     pub fn num_slots(&self) -> usize {
         self.reply().len() + usize::from(self.score_slot == ScoreSlot::AfterEos)
     }
 
-    /// The reply.
+    /// The ids of the reply.
     pub fn reply(&self) -> &[i64] {
         &self.ids[self.prompt_length..]
     }
 }
 
-/// The models that look at a rollout.
+/// The four models of PPO.
 pub struct PpoModels<'a> {
-    /// The policy that made it.
+    /// The policy, which generates the replies.
     pub policy: &'a CausalLm,
-    /// The policy that it is kept close to.
+    /// The reference: the KL penalty keeps the policy close to it.
     pub reference: &'a CausalLm,
-    /// The critic (value model): predicts the return from each token on.
+    /// The critic (value model): predicts the return from each token onwards.
     pub critic: &'a ScalarModel,
-    /// Scores whole replies.
+    /// The reward model: scores full replies.
     pub reward: &'a ScalarModel,
 }
 
 impl PpoModels<'_> {
-    /// Refuses models with different vocabularies.
+    /// Refuses models whose vocabularies differ in size.
     pub fn check(&self) -> Result<(), Error> {
         let policy = self.policy.config().vocab_size();
         for (right, right_size) in [
@@ -99,7 +105,8 @@ impl PpoModels<'_> {
         Ok(())
     }
 
-    /// Fills in everything but the sampler's part, `micro_batch_size` replies at a time.
+    /// Fills in the numbers of all four models, `micro_batch_size` replies at a time. Each model runs on all
+    /// replies before the next model starts, so that only one of them has to be in memory.
     pub fn score_rollout(
         &self,
         experiences: &mut [Experience],
@@ -107,63 +114,95 @@ impl PpoModels<'_> {
         temperature: f64,
     ) -> Result<(), Error> {
         no_grad(|| {
-            for chunk in experiences.chunks_mut(micro_batch_size) {
-                self.score_micro_batch(chunk, temperature)?;
+            let mut micro_batches: Vec<&mut [Experience]> =
+                experiences.chunks_mut(micro_batch_size).collect();
+
+            for micro_batch in &mut micro_batches {
+                let policy = reply_logprobs(self.policy, micro_batch, temperature)?;
+                let entropies = split_by_reply(&policy.entropy, micro_batch);
+                let logprobs = split_by_reply(&policy.logprobs, micro_batch);
+                for (experience, (logprobs, entropy)) in micro_batch.iter_mut().zip(logprobs.zip(entropies)) {
+                    (experience.logprobs, experience.entropy) = (logprobs, entropy);
+                }
             }
+
+            for micro_batch in &mut micro_batches {
+                let reference = reply_logprobs(self.reference, micro_batch, temperature)?;
+                let logprobs = split_by_reply(&reference.logprobs, micro_batch);
+                for (experience, logprobs) in micro_batch.iter_mut().zip(logprobs) {
+                    experience.reference_logprobs = logprobs;
+                }
+            }
+
+            for micro_batch in &mut micro_batches {
+                let rows = ExperienceBatch::of(micro_batch, self.critic.device());
+                let values = rows.values(self.critic, &self.critic.forward_no_grad(&rows.batch)?)?;
+                let slots: Vec<usize> = micro_batch.iter().map(Experience::num_slots).collect();
+                for (experience, values) in micro_batch.iter_mut().zip(split_by_length(&values, &slots)) {
+                    experience.values = values;
+                }
+            }
+
+            for micro_batch in &mut micro_batches {
+                let ids: Vec<&[i64]> =
+                    micro_batch.iter().map(|experience| experience.ids.as_slice()).collect();
+                let scores = to_vec_f32(&reward::score(self.reward, &ids)?);
+                for (experience, score) in micro_batch.iter_mut().zip(scores) {
+                    experience.score = score;
+                }
+            }
+
             Ok(())
         })
     }
-
-    fn score_micro_batch(&self, chunk: &mut [Experience], temperature: f64) -> Result<(), Error> {
-        let rows = ExperienceBatch::new(&chunk.iter().collect::<Vec<_>>(), self.policy.device());
-        let policy = rows.logprobs(self.policy, &self.policy.forward_no_grad(&rows.batch)?, temperature)?;
-        let reference =
-            rows.logprobs(self.reference, &self.reference.forward_no_grad(&rows.batch)?, temperature)?;
-        let values = rows.values(self.critic, &self.critic.forward_no_grad(&rows.batch)?)?;
-        let ids: Vec<&[i64]> = chunk.iter().map(|experience| experience.ids.as_slice()).collect();
-        let scores = to_vec_f32(&reward::score(self.reward, &ids)?);
-        let lengths: Vec<usize> = chunk.iter().map(|experience| experience.reply().len()).collect();
-        let slots: Vec<usize> = chunk.iter().map(Experience::num_slots).collect();
-        let parts = [&policy.logprobs, &policy.entropy, &reference.logprobs]
-            .map(|flat| split_by_length(flat, &lengths));
-        let [logprobs, entropies, references] = parts.map(Vec::into_iter);
-        let values = split_by_length(&values, &slots).into_iter();
-        let filled = logprobs.zip(entropies).zip(references.zip(values)).zip(scores);
-        for (experience, (((logprobs, entropy), (reference, values)), score)) in chunk.iter_mut().zip(filled)
-        {
-            experience.logprobs = logprobs;
-            experience.entropy = entropy;
-            experience.reference_logprobs = reference;
-            experience.values = values;
-            experience.score = score;
-        }
-        Ok(())
-    }
 }
 
-/// The flat batch of some experiences, and where its replies are.
+/// Computes `log p` and entropy of the tokens of the replies, `[R]`, without gradients.
+fn reply_logprobs(
+    model: &CausalLm,
+    experiences: &[Experience],
+    temperature: f64,
+) -> Result<TokenLogprobs, Error> {
+    let rows = ExperienceBatch::of(experiences, model.device());
+    rows.logprobs(model, &model.forward_no_grad(&rows.batch)?, temperature)
+}
+
+/// Splits a flat vector over the tokens of the replies, `[R]`, into one vector per reply.
+fn split_by_reply(flat: &Tensor, experiences: &[Experience]) -> std::vec::IntoIter<Vec<f32>> {
+    let lengths: Vec<usize> = experiences.iter().map(|experience| experience.reply().len()).collect();
+    split_by_length(flat, &lengths).into_iter()
+}
+
+/// The flat batch of some experiences, and the indices of the replies in it.
 pub(crate) struct ExperienceBatch {
     pub(crate) batch: Batch,
-    /// The hidden state before each token of each reply, `[R]`.
+    /// Index of the hidden state before each token of each reply, `[R]`.
     positions: Tensor,
-    /// The hidden state of each slot of each reply, `[S]`.
+    /// Index of the hidden state of each slot of each reply, `[S]`.
     slots: Tensor,
-    /// The tokens themselves, `[R]`.
+    /// The tokens of the replies, `[R]`.
     targets: Tensor,
 }
 
 impl ExperienceBatch {
+    fn of(experiences: &[Experience], device: Device) -> Self {
+        Self::new(&experiences.iter().collect::<Vec<_>>(), device)
+    }
+
     pub(crate) fn new(experiences: &[&Experience], device: Device) -> Self {
         let ids: Vec<&[i64]> = experiences.iter().map(|experience| experience.ids.as_slice()).collect();
         let (mut positions, mut slots, mut targets, mut offset) =
             (Vec::new(), Vec::new(), Vec::new(), 0usize);
         for experience in experiences {
+            // The hidden state at position `t - 1` predicts the token at `t`, so the first one is at the end
+            // of the prompt.
             let before = offset + experience.prompt_length - 1;
             positions.extend((before..before + experience.reply().len()).map(|position| position as i64));
             slots.extend((before..before + experience.num_slots()).map(|position| position as i64));
             targets.extend_from_slice(experience.reply());
             offset += experience.ids.len();
         }
+
         let tensor = |values: &[i64]| Tensor::from_slice(values).to_device(device);
         Self {
             batch: Batch::new(&ids, device),
@@ -173,7 +212,7 @@ impl ExperienceBatch {
         }
     }
 
-    /// `log p` and entropy of the replies' tokens, `[R]`, from the last hidden states.
+    /// Computes `log p` and entropy of the tokens of the replies, `[R]`, from the last hidden states.
     pub(crate) fn logprobs(
         &self,
         model: &CausalLm,
@@ -184,7 +223,7 @@ impl ExperienceBatch {
         Ok(head::logprobs(&rows, model.head(), &self.targets, temperature)?)
     }
 
-    /// The value in each slot, `[S]`.
+    /// Computes the value of each slot, `[S]`.
     pub(crate) fn values(&self, critic: &ScalarModel, hidden: &Tensor) -> Result<Tensor, Error> {
         Ok(critic.values(&hidden.index_select(0, &self.slots))?)
     }
@@ -194,7 +233,7 @@ fn to_vec_f32(tensor: &Tensor) -> Vec<f32> {
     Vec::<f32>::try_from(tensor.detach().to_kind(tch::Kind::Float)).expect("a vector of numbers")
 }
 
-/// Cuts a flat `[R]` tensor into one vector a reply.
+/// Splits a flat tensor into vectors of the given `lengths`.
 fn split_by_length(flat: &Tensor, lengths: &[usize]) -> Vec<Vec<f32>> {
     let values = to_vec_f32(flat);
     let mut rest = values.as_slice();

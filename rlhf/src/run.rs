@@ -1,9 +1,10 @@
-//! What every stage does around its steps: listen for an interrupt, log, look at held-out rows, save, and resume.
+//! The part of a stage that is the same for all stages: check for an interrupt, log, evaluate held-out rows,
+//! save, and resume.
 //!
-//! A run lives in `out/`: `checkpoints/step-N/` and `final/` are model folders that HF `transformers` loads,
-//! a checkpoint with `trainer_state/` beside the weights. The recorder writes the files of metrics; whoever
-//! starts the run has made `out/` and chosen the checkpoint that a resumed run goes on from. Knows no
-//! algorithm.
+//! A run writes to the folder `out/`. `checkpoints/step-N/` and `final/` are model folders that HF
+//! `transformers` can load; a checkpoint also has `trainer_state/` beside the weights. The recorder writes
+//! the metrics files. The caller creates `out/` and chooses the checkpoint that a resumed run continues from.
+//! This module contains no training algorithm.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,46 +17,49 @@ use serde::de::DeserializeOwned;
 use crate::Error;
 use crate::event::{Event, Metrics, Recorder};
 
-/// How often things happen, in steps; 0 is never.
+/// Intervals in steps. 0 means never.
 #[derive(Clone, Copy, Debug)]
 pub struct StepIntervals {
-    /// A checkpoint.
+    /// Steps between checkpoints.
     pub save_steps: u64,
-    /// Checkpoints that are kept.
+    /// Number of checkpoints to keep.
     pub save_total_limit: usize,
-    /// A row of metrics (the last step always has one).
+    /// Steps between logged metrics. The last step is always logged.
     pub logging_steps: u64,
-    /// A look at the held-out rows.
+    /// Steps between evaluations of the held-out rows.
     pub eval_steps: u64,
 }
 
-/// Writes something into a model folder.
+/// A function that writes files into a model folder.
 pub type SaveFn<'a> = dyn Fn(&Path) -> Result<(), Error> + 'a;
 
-/// The surroundings of one stage.
+/// The context of one stage: run folder, process groups, intervals and recorder.
 pub struct StageRun<'a> {
     /// The name of the stage.
     pub stage: &'static str,
     /// The run folder.
     pub out: &'a Path,
-    /// The processes of the job. All of them go through the same steps; the first one writes and tells.
+    /// The process groups of the job. All ranks run the same steps; rank 0 writes files and records events.
     pub groups: Arc<ProcessGroups>,
-    /// Decides data order and draws.
+    /// The seed of the data order and of random draws.
     pub seed: u64,
-    /// How often things happen.
+    /// When to save, log and evaluate.
     pub intervals: StepIntervals,
-    /// The checkpoint from which the model was loaded, when the run is resumed.
+    /// The checkpoint that the model was loaded from, when the run is resumed.
     pub resume: Option<PathBuf>,
-    /// Set when a person asks the run to end: it ends after the step, with a checkpoint.
+    /// Set when the user interrupts the run. The run then saves a checkpoint after the current step and ends.
     pub interrupted: &'a AtomicBool,
-    /// Who listens.
+    /// Set when a checkpoint after the current step is requested. Cleared when the request is handled.
+    pub save_requested: &'a AtomicBool,
+    /// Receives the events of the stage.
     pub recorder: &'a mut dyn Recorder,
-    /// Writes what a model folder holds beside the model: the tokenizer and its template.
+    /// Writes the files of a model folder besides the model: the tokenizer and its chat template.
     pub save_tokenizer: &'a SaveFn<'a>,
 }
 
 impl StageRun<'_> {
-    /// Announces the stage and, when it is resumed, restores the engine; returns the stage's own state.
+    /// Restores the engine if the run is resumed, and records the start of the stage. Returns the saved state
+    /// of the stage.
     pub(crate) fn start<S: DeserializeOwned>(
         &mut self,
         engine: &mut Engine,
@@ -71,7 +75,8 @@ impl StageRun<'_> {
         Ok(state)
     }
 
-    /// Refuses a checkpoint whose state is not that of its name, or beyond the end of the run.
+    /// Refuses a checkpoint whose saved step differs from the step in its name, or lies beyond the end of the
+    /// run.
     pub(crate) fn check_step(&self, step: u64, total_steps: u64) -> Result<(), Error> {
         let Some(path) = &self.resume else { return Ok(()) };
         let named = path.file_name().and_then(|name| checkpoint::parse_step(name.to_str()?));
@@ -86,16 +91,33 @@ impl StageRun<'_> {
         Err(Error::RunFolder { path: path.clone(), problem })
     }
 
-    /// Whether metrics of `step` are wanted.
+    /// Refuses to resume if the training rows differ from the rows at the time of the checkpoint.
+    pub(crate) fn check_content(&mut self, saved: Option<&str>, content_hash: &str) -> Result<(), Error> {
+        let Some(path) = self.resume.clone() else { return Ok(()) };
+        match saved {
+            Some(saved) if saved == content_hash => Ok(()),
+            Some(_) => {
+                let problem = "the training rows have changed since this checkpoint was saved: restore them, or start a new run \
+                               with another `out`";
+                Err(Error::RunFolder { path, problem: problem.to_owned() })
+            }
+            None => {
+                let text = "this checkpoint has no hash of its training rows: whether they have changed is not checked";
+                self.record(&Event::Message(text))
+            }
+        }
+    }
+
+    /// Whether to log the metrics of `step`.
     pub(crate) fn should_log(&self, step: u64, total_steps: u64) -> bool {
         falls_on_interval(step, self.intervals.logging_steps) || step == total_steps
     }
 
-    /// Whether to evaluate after `step`. A run that was asked to stop skips the evaluation.
+    /// Whether to evaluate after `step`. An interrupted run skips the evaluation.
     pub(crate) fn should_evaluate(&self, step: u64, total_steps: u64) -> Result<bool, Error> {
         let is_due = falls_on_interval(step, self.intervals.eval_steps)
             || (step == total_steps && self.intervals.eval_steps > 0);
-        Ok(is_due && !self.is_interrupted()?)
+        Ok(is_due && !self.requested([self.interrupted])?[0])
     }
 
     pub(crate) fn record_step(&mut self, step: u64, metrics: &Metrics, tokens: u64) -> Result<(), Error> {
@@ -106,29 +128,33 @@ impl StageRun<'_> {
         self.record(&Event::Evaluated { step, metrics })
     }
 
-    /// Tells who listens, from the first process.
+    /// Sends an event to the recorder, on rank 0 only.
     pub(crate) fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
         if self.groups.is_rank_zero() { self.recorder.record(event) } else { Ok(()) }
     }
 
-    /// Whether a person asked any of the processes to end the run.
-    fn is_interrupted(&self) -> Result<bool, Error> {
-        let asked = self.interrupted.load(Ordering::Relaxed);
-        Ok(self.groups.world().all_reduce_max([f64::from(u8::from(asked))])? == [1.0])
+    /// Returns for each flag whether it is set on any rank. All ranks call this.
+    fn requested<const K: usize>(&self, flags: [&AtomicBool; K]) -> Result<[bool; K], Error> {
+        let local = flags.map(|flag| f64::from(u8::from(flag.load(Ordering::Relaxed))));
+        Ok(self.groups.world().all_reduce_max(local)?.map(|requested| requested == 1.0))
     }
 
-    /// Saves a checkpoint after `step` when one is due, or when the run is asked to end; then ends it. `save`
-    /// writes the models that are trained and the state of the trainer.
+    /// Saves a checkpoint after `step` when one is due or requested, or when the run was interrupted. An
+    /// interrupted run then ends with [`Error::Interrupted`]. `save` writes the trained models and the
+    /// trainer state.
     pub(crate) fn save_or_stop(&mut self, step: u64, save: &SaveFn<'_>) -> Result<(), Error> {
-        let interrupted = self.is_interrupted()?;
-        if !falls_on_interval(step, self.intervals.save_steps) && !interrupted {
+        let [interrupted, save_requested] = self.requested([self.interrupted, self.save_requested])?;
+        if !falls_on_interval(step, self.intervals.save_steps) && !interrupted && !save_requested {
             return Ok(());
+        }
+        if save_requested {
+            self.save_requested.store(false, Ordering::Relaxed);
         }
         let path = self.write_checkpoint(step, save)?;
         if interrupted { Err(Error::Interrupted { path }) } else { Ok(()) }
     }
 
-    /// Writes `checkpoints/step-N` whole, and removes those that are too many.
+    /// Writes `checkpoints/step-N` atomically, and removes the oldest checkpoints above the limit.
     fn write_checkpoint(&mut self, step: u64, save: &SaveFn<'_>) -> Result<PathBuf, Error> {
         let folder = self.out.join("checkpoints");
         let path = folder.join(format!("step-{step}"));
@@ -141,13 +167,13 @@ impl StageRun<'_> {
         Ok(path)
     }
 
-    /// Writes a model folder whole: every process that holds a part hands it in, and the first one writes.
+    /// Writes a model folder atomically. Every rank that saves weights calls `save`; rank 0 writes the files.
     fn write_model(&self, path: &Path, save: &SaveFn<'_>) -> Result<(), Error> {
         if !self.groups.is_rank_zero() {
             return if self.groups.saves_weights() { save(path) } else { Ok(()) };
         }
         if !self.out.is_dir() {
-            // Made anew, it would hold a checkpoint that no run could go on from.
+            // A recreated run folder would contain a checkpoint that no run could continue from.
             let problem =
                 "this run folder was removed while the run was under way; nothing is saved".to_owned();
             return Err(Error::RunFolder { path: self.out.to_owned(), problem });
@@ -155,7 +181,7 @@ impl StageRun<'_> {
         checkpoint::write_folder(path, |folder| {
             save(folder)?;
             (self.save_tokenizer)(folder)?;
-            // Last, for it names every other file.
+            // Last, because the manifest lists every other file.
             if folder.join(checkpoint::STATE_FOLDER).exists() {
                 checkpoint::write_manifest(folder)?;
             }
@@ -163,10 +189,10 @@ impl StageRun<'_> {
         })
     }
 
-    /// Saves the finished model under `final/`.
+    /// Saves the trained model under `final/`.
     pub(crate) fn finish(&mut self, save: &SaveFn<'_>) -> Result<(), Error> {
         self.write_model(&self.out.join("final"), save)?;
-        // Nobody goes on to a stage that begins with this model before it is there.
+        // No rank may start a next stage that loads this model before it is written.
         self.groups.world().barrier()?;
         self.record(&Event::Finished)
     }

@@ -1,28 +1,29 @@
-//! From the reward model's number to the score that a reply is paid.
+//! Shapes the output of the reward model into the score that enters the token rewards.
 //!
 //! ```text
-//!   s -> clamp to +-clip -> minus a penalty, for replies that did not end by themselves
+//!   s -> clamp to +-clip -> minus a penalty, for replies that did not end with a stop token
 //! ```
-//! Clip: 5 in DeepSpeed-Chat, 10 in OpenRLHF. The penalty for a missing end token is TRL's `missing_eos_penalty`.
+//! Clip: 5 in DeepSpeed-Chat, 10 in OpenRLHF. The penalty is `missing_eos_penalty` of TRL.
 //!
-//! Whether a reply ended by itself is what its generation says: a template can put the end token in the prompt, and
-//! padding may be the same token too.
+//! Whether a reply ended with a stop token is recorded during generation and not read off the ids: a template
+//! can put the stop token into the prompt, and the padding token may be the same token.
 
 use tch::Tensor;
 
 use crate::{Error, check};
 
-/// How scores are shaped; the default leaves them as they are.
+/// How scores are shaped. The default does not change them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ScoreShaping {
-    /// Scores are clamped to plus or minus this.
+    /// Scores are clamped to plus or minus this value.
     pub clip: Option<f64>,
-    /// Taken off the score of a reply that did not end by itself.
+    /// Subtracted from the score of a reply that did not end with a stop token.
     pub missing_eos_penalty: Option<f64>,
 }
 
 impl ScoreShaping {
-    /// Shapes `scores` `[B]`; `ended` says of each reply whether it ended by itself. At least fp32.
+    /// Shapes `scores` `[B]`. `ended` has one entry per reply: whether it ended with a stop token. The result
+    /// is at least fp32.
     pub fn apply(&self, scores: &Tensor, ended: &[bool]) -> Result<Tensor, Error> {
         let raw = check::finite_values("the scores", scores, ended.len() as i64)?;
         let shaped: Vec<f64> =

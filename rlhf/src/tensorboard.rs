@@ -1,13 +1,18 @@
-//! TensorBoard event files, written by hand: `TFRecord` framing around one protobuf message an event.
+//! TensorBoard event files, written without a library: `TFRecord` framing around one protobuf message per
+//! event.
 //!
 //! ```text
-//! record   u64 length | u32 masked crc32c of the length | bytes | u32 masked crc32c of the bytes        (little endian)
+//! record   u64 length | u32 masked crc32c of the length | bytes | u32 masked crc32c of the bytes
+//!          (integers are little endian)
 //! masked   rotate_right(crc, 15) + 0xa282ead8
-//! Event    1: double wall_time  2: int64 step  3: string file_version  5: Summary summary  7: SessionLog session_log
-//! Summary  repeated 1: Value;   Value  1: string tag  2: float simple_value;   SessionLog  1: enum status (START = 1)
+//! Event    1: double wall_time  2: int64 step  3: string file_version  5: Summary summary
+//!          7: SessionLog session_log
+//! Summary  repeated 1: Value;   Value  1: string tag  2: float simple_value
+//! SessionLog  1: enum status (START = 1)
 //! ```
-//! After a `START` at step n TensorBoard forgets earlier events of step n and beyond: that is how a resumed run takes back what
-//! its predecessor wrote past the checkpoint. Knows no stage and no metric.
+//! After a `START` at step n, TensorBoard discards earlier events at step n and beyond. A resumed run uses
+//! this to remove the events that the interrupted run wrote after the checkpoint. This module uses no stage
+//! and no metric name.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -24,11 +29,12 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Starts a file in `folder`, which is made if needed. `resumed_at` is the last step that stands, of a resumed run.
+    /// Creates an event file in `folder`, which is created if needed. For a resumed run, `resumed_at` is the
+    /// last step whose events stay valid.
     pub fn create(folder: &Path, resumed_at: Option<u64>) -> Result<Self, Error> {
         gemini::checkpoint::create_folder(folder)?;
         let time = now();
-        // TensorBoard reads the files of a folder in the order of their names.
+        // TensorBoard reads the files of a folder in the order of their names, so the time comes first.
         let path = folder.join(format!("events.out.tfevents.{:017.6}.{}", time, std::process::id()));
         let file = File::create(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
         let mut writer = Self { path, file };
@@ -39,7 +45,7 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// Adds the scalars of `step`. A number that is not finite is kept as it is.
+    /// Writes the scalars of `step`. A number that is not finite is written as it is.
     pub fn scalars(&mut self, step: u64, scalars: &[(String, f64)]) -> Result<(), Error> {
         self.append(&scalar_event(now(), step, scalars))
     }
@@ -66,7 +72,7 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
 
-/// The first event of every file.
+/// Encodes the first event of every file.
 fn version_event(time: f64) -> Vec<u8> {
     let mut event = Message::default();
     event.double(1, time);
@@ -74,7 +80,7 @@ fn version_event(time: f64) -> Vec<u8> {
     event.0
 }
 
-/// Takes back all that was written at `step` and beyond.
+/// Encodes a restart, which discards all events at `step` and beyond.
 fn restart_event(time: f64, step: u64) -> Vec<u8> {
     let mut start = Message::default();
     start.varint(1, 1);
@@ -100,37 +106,37 @@ fn scalar_event(time: f64, step: u64, scalars: &[(String, f64)]) -> Vec<u8> {
     event.0
 }
 
-/// A protobuf message in the making.
+/// A protobuf message under construction.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
 impl Message {
-    /// Wire type 0.
+    /// Appends a field of wire type 0.
     fn varint(&mut self, field: u64, number: u64) {
         self.raw_varint(field << 3);
         self.raw_varint(number);
     }
 
-    /// Wire type 1.
+    /// Appends a field of wire type 1.
     fn double(&mut self, field: u64, number: f64) {
         self.raw_varint(field << 3 | 1);
         self.0.extend(number.to_le_bytes());
     }
 
-    /// Wire type 2: text and inner messages.
+    /// Appends a field of wire type 2: text or a nested message.
     fn bytes(&mut self, field: u64, bytes: &[u8]) {
         self.raw_varint(field << 3 | 2);
         self.raw_varint(bytes.len() as u64);
         self.0.extend(bytes);
     }
 
-    /// Wire type 5.
+    /// Appends a field of wire type 5.
     fn float(&mut self, field: u64, number: f32) {
         self.raw_varint(field << 3 | 5);
         self.0.extend(number.to_le_bytes());
     }
 
-    /// Seven bits a byte, the low ones first, the top bit set on all bytes but the last.
+    /// Appends a varint: seven bits per byte, low bits first, with the top bit set on all bytes but the last.
     fn raw_varint(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.0.push(number as u8 | 0x80);
@@ -154,7 +160,8 @@ fn masked_crc32c(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// The cyclic redundancy check of Castagnoli et al. 1993, reflected, polynomial 0x1EDC6F41 (RFC 3720, appendix B.4).
+/// Computes the cyclic redundancy check of Castagnoli et al. 1993, reflected, polynomial 0x1EDC6F41 (RFC
+/// 3720, appendix B.4).
 fn crc32c(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {
@@ -180,7 +187,8 @@ mod tests {
         assert_eq!(crc32c(&rising), 0x46dd_794e);
     }
 
-    /// The bytes that `tests/tensorboard_golden.py` prints: TensorBoard's own protobuf classes and record writer.
+    /// The golden bytes are the output of `tests/tensorboard_golden.py`, which uses the protobuf classes and
+    /// the record writer of TensorBoard.
     #[test]
     fn events_have_the_bytes_of_tensorboard() {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat();

@@ -1,24 +1,27 @@
-//! Numbers shifted to mean 0 and scaled to variance 1, so that their size does not choose the learning rate.
+//! Whitening: shifts numbers to mean 0 and scales them to variance 1, so that the effective learning rate
+//! does not depend on their scale.
 //!
-//! `x' = (x - mean) / sqrt(variance + 1e-8) [+ mean]`, with the unbiased variance (divided by `n - 1`) as in TRL and verl; `OpenAI`'s
-//! `lm-human-preferences` and OpenRLHF divide by `n`. Advantages are shifted, rewards (TRL's `whiten_rewards`) are only
-//! scaled. The numbers are those of the whole rollout (TRL whitens those of one rank). torchtune's `whiten` takes its flag the
-//! wrong way round.
+//! `x' = (x - mean) / sqrt(variance + 1e-8) [+ mean]`, with the unbiased variance (divided by `n - 1`) as in
+//! TRL and verl. `lm-human-preferences` of `OpenAI` and OpenRLHF divide by `n`. Advantages are shifted and
+//! scaled; rewards (`whiten_rewards` of TRL) are only scaled. Statistics cover the full rollout, where TRL
+//! uses those of one rank. The flag of torchtune's `whiten` has the opposite meaning.
 
 use tch::{Kind, Tensor};
 
 use crate::{Error, check};
 
-/// Added to the variance.
+/// Added to the variance, against a division by 0.
 const EPSILON: f64 = 1e-8;
 
-/// Whitens `values` (any shape), in fp64; the result has the kind of `values`, at least fp32. Without `shift_mean` the mean is left
-/// where it was. One number alone has the variance 0. Refuses an empty tensor, and numbers that are not finite.
+/// Whitens `values` (any shape). Statistics are computed in fp64; the result has the dtype of `values`, at
+/// least fp32. Without `shift_mean` the mean stays as it is. A single number has the variance 0. Refuses an
+/// empty tensor and numbers that are not finite.
 pub fn whiten(values: &Tensor, shift_mean: bool) -> Result<Tensor, Error> {
     let count = values.numel() as f64;
     if count == 0.0 {
         return Err(Error::TooFew { what: "whitening", needed: 1, got: 0 });
     }
+
     let exact = values.detach().to_kind(Kind::Double);
     let mean = exact.mean(Kind::Double).double_value(&[]);
     let deviations = (exact - mean).square().sum(Kind::Double).double_value(&[]);

@@ -17,9 +17,12 @@ use models::scalar_model::ScalarModel;
 use parallel::{ProcessGroups, Segmented};
 use rlhf::config::{PpoConfig, RewardConfig};
 use rlhf::event::{Event, Metrics, Recorder};
+use rlhf::reward::Reward;
 use rlhf::rollout::PpoModels;
 use rlhf::run::{StageRun, StepIntervals};
-use rlhf::{Error, ppo, reward, sft};
+use rlhf::sft::Sft;
+use rlhf::trainer::Objective;
+use rlhf::{Error, ppo, reward, sft, trainer};
 use tch::{Device, Kind, Tensor};
 
 const VOCABULARY: i64 = 24;
@@ -70,7 +73,7 @@ fn in_run(
 ) -> (Memory, Result<(), Error>) {
     std::fs::create_dir_all(out).unwrap();
     let mut memory = Memory::default();
-    let interrupted = AtomicBool::new(false);
+    let (interrupted, save_requested) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut run = StageRun {
         stage: "test",
         out,
@@ -79,6 +82,7 @@ fn in_run(
         intervals: StepIntervals { save_steps: 3, save_total_limit: 9, logging_steps: 1, eval_steps: 0 },
         resume,
         interrupted: &interrupted,
+        save_requested: &save_requested,
         recorder: &mut memory,
         save_tokenizer: &|_| Ok(()),
     };
@@ -124,8 +128,8 @@ fn run_sft(train: &TrainConfig, out: &Path, resume: Option<PathBuf>) -> (Vec<f32
         Some(folder) => CausalLm::load(folder, &options(true)).unwrap(),
         None => language_model(1),
     };
-    let data = sft::Data::new(&rows, &[], None, true).unwrap();
-    let (memory, outcome) = in_run(out, resume, |run| sft::train(&model, &data, train, run));
+    let objective = Sft::new(&model, &rows, &[], None).unwrap();
+    let (memory, outcome) = in_run(out, resume, |run| trainer::train(&objective, true, train, run));
     outcome.unwrap();
     (weights(&model), memory)
 }
@@ -171,11 +175,11 @@ fn packing_changes_no_loss() {
     let rows = rows();
     let first_loss = |packing, name: &str| {
         let model = language_model(1);
-        let data = sft::Data::new(&rows, &[], packing, false).unwrap();
+        let objective = Sft::new(&model, &rows, &[], packing).unwrap();
         // All ten rows in one step, packed or not.
-        let train = TrainConfig { steps: Some(1), micro_batch_size: data.bins.len(), ..train() };
+        let train = TrainConfig { steps: Some(1), micro_batch_size: objective.num_examples(), ..train() };
         let (memory, outcome) =
-            in_run(&folder.path().join(name), None, |run| sft::train(&model, &data, &train, run));
+            in_run(&folder.path().join(name), None, |run| trainer::train(&objective, false, &train, run));
         outcome.unwrap();
         (memory.all("loss")[0], memory.all("grad_norm")[0])
     };
@@ -204,9 +208,9 @@ fn run_reward(out: &Path, resume: Option<PathBuf>) -> (ScalarModel, Vec<f32>) {
         Some(folder) => ScalarModel::load(folder, &options(true)).unwrap(),
         None => ScalarModel::random(config(), 2, &options(true)).unwrap(),
     };
-    let data = reward::Data { train: &pairs, eval: &[], shuffle: true };
     let settings = RewardConfig { center_rewards_coefficient: 0.01 };
-    let (_, outcome) = in_run(out, resume, |run| reward::train(&model, &data, &settings, &train(), run));
+    let objective = Reward::new(&model, &pairs, &[], &settings).unwrap();
+    let (_, outcome) = in_run(out, resume, |run| trainer::train(&objective, true, &train(), run));
     outcome.unwrap();
     let weights = weights(&model);
     (model, weights)
@@ -361,16 +365,12 @@ fn without_shuffling_the_language_modelling_term_keeps_the_order_of_its_rows() {
 
 #[test]
 fn a_margin_that_is_no_number_is_refused_before_the_first_step() {
-    let folder = tempfile::tempdir().unwrap();
     let mut pairs = pairs();
     pairs[1].margin = Some(f64::NAN);
     let model = ScalarModel::random(config(), 1, &options(true)).unwrap();
-    let data = reward::Data { train: &pairs, eval: &[], shuffle: true };
-    let (memory, outcome) = in_run(folder.path(), None, |run| {
-        reward::train(&model, &data, &RewardConfig::default(), &train(), run)
-    });
-    let error = outcome.unwrap_err().to_string();
-    assert!(error.starts_with("pair 2 has the margin NaN") && memory.steps.is_empty(), "{error}");
+    let settings = RewardConfig::default();
+    let error = Reward::new(&model, &pairs, &[], &settings).err().unwrap().to_string();
+    assert!(error.starts_with("pair 2 has the margin NaN"), "{error}");
 }
 
 #[test]
@@ -426,8 +426,8 @@ fn a_run_that_diverges_says_so_and_leaves_no_final_model() {
         let mut weight = model.parameters()[0].tensor.shallow_clone();
         let _ = weight.fill_(f64::NAN);
     });
-    let data = sft::Data::new(&rows, &[], None, true).unwrap();
-    let (_, outcome) = in_run(folder.path(), None, |run| sft::train(&model, &data, &train(), run));
+    let objective = Sft::new(&model, &rows, &[], None).unwrap();
+    let (_, outcome) = in_run(folder.path(), None, |run| trainer::train(&objective, true, &train(), run));
     let error = outcome.unwrap_err().to_string();
     assert!(error.starts_with("the loss of optimiser step 1 is NaN"), "{error}");
     assert!(!folder.path().join("final").exists());

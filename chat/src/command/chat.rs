@@ -1,8 +1,9 @@
-//! `chat`: a conversation in lines. Answers stream; what was said is kept until `/new`.
+//! `chat`: a line-based conversation with a model. Answers are streamed, and the history is kept until
+//! `/new`.
 //!
-//! On a terminal, a line is a turn. In a pipe, all of stdin is one turn and stdout is the answer and nothing
-//! else. Ctrl-C ends the answer at hand, and what was said of it stays; without an answer at hand it ends the
-//! program with code 130.
+//! On a terminal, each line is a turn. In a pipe, all of stdin is one turn, and stdout receives only the
+//! answer. Ctrl-C stops the current answer, and the part generated so far stays in the history. At the
+//! prompt, Ctrl-C exits the program with code 130.
 
 use std::io::{self, BufRead, IsTerminal, Read, Stderr, Stdout};
 use std::ops::ControlFlow;
@@ -28,12 +29,12 @@ const HELP: [&str; 4] = [
     "Ctrl-C  stop the answer; at the prompt, end",
 ];
 
-/// Talks until the person has enough.
+/// Runs the conversation until the user ends it.
 pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {
     let session = Session::causal_lm(&arguments.model)?;
     let options = replies::options(&arguments.sampling, session.stop_ids());
     options.sampling.check()?;
-    // Talking needs a tokenizer: better said before the first line is typed than after it.
+    // A chat needs a tokenizer. If there is none, fail before the user types the first line.
     session.tokenizer()?;
     let mut chat =
         Chat { session, options, system: arguments.system.clone(), history: Vec::new(), screen: screen() };
@@ -49,7 +50,7 @@ struct Chat {
     screen: Screen,
 }
 
-/// Answers on stdout, everything about them on stderr.
+/// A screen that writes answers to stdout and everything else to stderr.
 type Screen = LineChat<Stdout, Stderr>;
 
 fn screen() -> Screen {
@@ -63,7 +64,7 @@ fn screen() -> Screen {
 }
 
 impl Chat {
-    /// One turn out of a pipe.
+    /// Answers one turn that is read from a pipe.
     fn once(&mut self) -> anyhow::Result<()> {
         let mut text = String::new();
         io::stdin().read_to_string(&mut text).map_err(Failure::Stdin)?;
@@ -78,7 +79,7 @@ impl Chat {
         if reason == FinishReason::Interrupted { Err(Failure::Interrupted.into()) } else { Ok(()) }
     }
 
-    /// One turn a line.
+    /// Runs an interactive conversation with one turn per line.
     fn by_lines(&mut self) -> anyhow::Result<()> {
         self.screen.notice("/help lists the commands")?;
         loop {
@@ -100,7 +101,8 @@ impl Chat {
         }
     }
 
-    /// A turn whose failure for want of room is no end.
+    /// Answers one turn. A conversation that has become too long for the model gives a notice instead of an
+    /// error.
     fn turn(&mut self, text: &str) -> anyhow::Result<()> {
         match self.answer(text) {
             Err(error) if matches!(error.downcast_ref(), Some(models::Error::LongPrompt { .. })) => {
@@ -115,12 +117,12 @@ impl Chat {
         self.history = self.system.iter().map(Message::system).collect();
     }
 
-    /// Adds a turn of the person, streams the answer, and adds it too.
+    /// Adds a user turn to the history, streams the answer, and adds the answer as well.
     fn answer(&mut self, text: &str) -> anyhow::Result<FinishReason> {
         self.history.push(Message::user(text));
         let prompt = self.session.tokenizer()?.encode_prompt(&self.history)?;
 
-        // From here on a signal ends the answer and not the program.
+        // From here on, a signal stops the answer instead of the program.
         let work = interrupt::enter_graceful();
         let started = Instant::now();
         let mut first_token = None;
@@ -169,7 +171,7 @@ impl Chat {
     }
 }
 
-/// An answer on its way to the screen: its text so far, and the first problem.
+/// An answer that is being streamed to the screen: its text so far, and the first error.
 struct Reply<'a> {
     screen: &'a mut Screen,
     text: String,

@@ -1,4 +1,4 @@
-//! `data`: make, convert and check rows, and train a tokenizer on them.
+//! `data`: generates, converts and checks rows, and trains a tokenizer on them.
 
 mod check;
 
@@ -12,7 +12,7 @@ use datasets::{
 use gemini::checkpoint;
 
 use crate::args::{ConvertArgs, DataCommand, SynthArgs, TokenizerArgs};
-use crate::command::print_stderr;
+use crate::console::print_stderr;
 use crate::output::{check_output_file, check_output_folder};
 
 /// Runs one of the subcommands.
@@ -31,7 +31,8 @@ fn synth(arguments: &SynthArgs) -> anyhow::Result<()> {
     write_world(&world, &arguments.out)
 }
 
-/// Fills the folder `out` with every split of a world, whole or not at all, and tells what is there.
+/// Writes every split of the synthetic data to the folder `out` atomically, and prints the number of rows per
+/// file.
 pub(crate) fn write_world(world: &SynthData, out: &Path) -> anyhow::Result<()> {
     checkpoint::write_folder(out, |folder| write_splits(world, folder))?;
     for (file, rows) in [
@@ -104,12 +105,12 @@ fn tokenizer(arguments: &TokenizerArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the rows of a file say.
+/// The texts of all rows of a file.
 pub(crate) fn texts(path: &Path) -> anyhow::Result<Vec<String>> {
     Ok(table::read_records::<Demonstration>(path, None)?.into_iter().flat_map(texts_of_row).collect())
 }
 
-/// What a row says; ready token ids say nothing to a tokenizer.
+/// The texts of a row. A row of token ids has no text on which a tokenizer could be trained.
 fn texts_of_row(row: Demonstration) -> Vec<String> {
     let contents = |messages: Vec<Message>| messages.into_iter().map(|message| message.content).collect();
     match row {
@@ -121,7 +122,7 @@ fn texts_of_row(row: Demonstration) -> Vec<String> {
 }
 
 impl SynthArgs {
-    /// The options of the generator.
+    /// The options of the generator that these arguments specify.
     fn options(&self) -> SynthOptions {
         SynthOptions {
             seed: self.seed,

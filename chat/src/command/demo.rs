@@ -1,4 +1,4 @@
-//! `demo`: the pipeline whose run file is part of the program.
+//! `demo`: runs a pipeline whose run file is built into the program.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use crate::args::DemoArgs;
 use crate::command::pipeline::{self, PipelineOptions};
 use crate::config;
 
-/// The run file.
+/// The built-in run file.
 const DEMO_CONFIG: &str = include_str!("../demo.toml");
 
 /// Runs the demo.

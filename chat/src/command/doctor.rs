@@ -1,6 +1,7 @@
-//! `doctor`: libtorch, the processor, and every call that training makes below tch, each run once.
+//! `doctor`: reports on libtorch and the processor, and runs each low-level libtorch call that training makes
+//! without `tch` once.
 //!
-//! A check computes something whose answer is known by hand and compares.
+//! A check computes a value whose correct result is known, and compares the two.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,10 +13,10 @@ use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 
 use crate::args::JsonArgs;
-use crate::command::print;
+use crate::console::print;
 use crate::exit::Failure;
 
-/// Everything that is found.
+/// The complete report.
 #[derive(Serialize)]
 struct Report {
     version: &'static str,
@@ -30,15 +31,15 @@ struct Report {
 #[derive(Serialize)]
 struct Libc {
     glibc: String,
-    /// Settings of the heap that it does not take, which costs speed.
+    /// The heap settings that the C library rejected, which costs speed.
     hints: Vec<String>,
 }
 
 #[derive(Serialize)]
 struct Libtorch {
-    /// The file that this process runs on.
+    /// The libtorch file that this process has loaded.
     path: Option<String>,
-    /// Its own description of itself.
+    /// The lines of libtorch's build configuration.
     configuration: Vec<String>,
 }
 
@@ -47,7 +48,7 @@ struct Processor {
     model: String,
     cores: usize,
     threads: i32,
-    /// Instruction sets that the kernels use, and whether they are there.
+    /// The instruction sets that the kernels use, and whether the processor has them.
     features: BTreeMap<&'static str, bool>,
 }
 
@@ -61,7 +62,7 @@ struct Memory {
 struct Gpu {
     available: bool,
     count: i64,
-    /// Why libtorch has none.
+    /// Why libtorch has no GPU support.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
@@ -75,13 +76,13 @@ struct Check {
     problem: Option<String>,
 }
 
-/// The outcome of one check: what is wrong.
+/// The outcome of one check. The error says what is wrong.
 type Outcome = Result<(), String>;
 
-/// A name and what is run.
+/// The name of a check and its function.
 type Named = (&'static str, fn() -> Outcome);
 
-/// Every check by name.
+/// All checks.
 const CHECKS: [Named; 7] = [
     ("dispatch by name", dispatch_by_name),
     ("fused AdamW", fused_adamw),
@@ -92,8 +93,9 @@ const CHECKS: [Named; 7] = [
     ("file to tensor and back", safetensors_round_trip),
 ];
 
-/// Runs every check; fails when one does.
+/// Runs every check and prints the report. Fails if a check fails.
 pub(crate) fn run(arguments: &JsonArgs) -> anyhow::Result<()> {
+    // libtorch's CUDA library must be loaded before the first tensor is created.
     let gpu = gpu();
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
@@ -108,6 +110,7 @@ pub(crate) fn run(arguments: &JsonArgs) -> anyhow::Result<()> {
         checks: CHECKS.iter().map(|&(name, check)| run_check(name, check)).collect(),
     };
     print(&if arguments.json { serde_json::to_string_pretty(&report)? } else { report.text() })?;
+
     let failed = report.checks.iter().filter(|check| !check.ok).count();
     if failed > 0 {
         return Err(Failure::Checks { failed, total: report.checks.len() }.into());
@@ -122,6 +125,7 @@ impl Report {
         let mut line = |name: &str, value: &str| {
             let _ = writeln!(text, "{name:<12}{value}");
         };
+
         line("version", self.version);
         line("glibc", &self.libc.glibc);
         for hint in &self.libc.hints {
@@ -131,6 +135,7 @@ impl Report {
         for configuration in &self.libtorch.configuration {
             line("", configuration);
         }
+
         line("processor", &self.processor.model);
         line("", &format!("{} cores, {} threads in use", self.processor.cores, self.processor.threads));
         let features: Vec<String> = self
@@ -143,12 +148,14 @@ impl Report {
         let (total, available) =
             (self.memory.total_bytes as f64 / GIB, self.memory.available_bytes as f64 / GIB);
         line("memory", &format!("{available:.1} GiB free of {total:.1} GiB"));
+
         let gpu = match &self.gpu {
             Gpu { available: true, count, .. } => format!("{count} with CUDA"),
             Gpu { problem: Some(problem), .. } => format!("none: {problem}"),
             Gpu { .. } => "none".to_owned(),
         };
         line("GPU", &gpu);
+
         line("checks", "");
         for check in &self.checks {
             let outcome = check
@@ -167,7 +174,7 @@ fn run_check(name: &'static str, check: fn() -> Outcome) -> Check {
     Check { name, ok: problem.is_none(), milliseconds: started.elapsed().as_secs_f64() * 1e3, problem }
 }
 
-/// libtorch's own settings, one a line, and the file that the loader chose.
+/// libtorch's build configuration, and the library file that the dynamic loader chose.
 fn libtorch() -> anyhow::Result<Libtorch> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let path = maps.lines().find_map(|line| {
@@ -182,7 +189,8 @@ fn libtorch() -> anyhow::Result<Libtorch> {
     Ok(Libtorch { path, configuration })
 }
 
-/// Before the first tensor: libtorch's part for GPUs comes in here, where there is one.
+/// Loads libtorch's CUDA library, if there is one, and counts the GPUs. Call it before the first tensor is
+/// created.
 fn gpu() -> Gpu {
     let problem = runtime::load_cuda().err().map(|error| error.to_string());
     Gpu { available: tch::Cuda::is_available(), count: tch::Cuda::device_count(), problem }
@@ -197,6 +205,7 @@ fn processor() -> Processor {
     };
     let flags = field("flags").unwrap_or_default();
     let has = |flag: &str| flags.split_whitespace().any(|other| other == flag);
+
     let features = [
         ("avx2", "avx2"),
         ("avx512", "avx512f"),
@@ -247,7 +256,8 @@ fn dispatch_by_name() -> Outcome {
     expect(&doubled[0], &[2.0, -4.0])
 }
 
-/// One step from zero moments with the gradient 1: whatever the gradient's size, Adam moves by `lr` (Kingma and Ba 2015).
+/// Takes one Adam step from zero moments with gradient 1. The first step of Adam has the size `lr`, whatever
+/// the size of the gradient (Kingma and Ba 2015).
 fn fused_adamw() -> Outcome {
     let scalar = |number: f32| Tensor::from_slice(&[number]);
     let (weight, grad, first, second) = (scalar(1.0), scalar(1.0), scalar(0.0), scalar(0.0));
@@ -276,7 +286,7 @@ fn gradient_with_seed() -> Outcome {
     let y = &x * &x;
     let seed = Tensor::from_slice(&[1.0f32, 10.0]);
     let grads = autograd::grad(&[&y], &[&seed], &[&x]).map_err(|error| error.to_string())?;
-    // d(x^2) = 2x, times the seed.
+    // The derivative of x^2 is 2x, times the seed.
     expect(grads[0].as_ref().ok_or("no gradient arrived")?, &[2.0, 40.0])
 }
 
@@ -303,7 +313,7 @@ fn panic_in_node() -> Outcome {
     }
 }
 
-/// Half of the smallest normal number is denormal.
+/// Halves the smallest normal number, which gives a denormal number.
 fn flush_denormal() -> Outcome {
     let half = || Tensor::from_slice(&[f32::MIN_POSITIVE]) * 0.5;
     let supported = runtime::set_flush_denormal(true).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! `generate`: replies to prompts, as rows of `ids`, `text` and `finish_reason`.
+//! `generate`: generates replies to prompts and writes rows of `ids`, `text` and `finish_reason`.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -15,39 +15,42 @@ use crate::input::{self, Input, InputKind, RowInput};
 use crate::output;
 use crate::session::Session;
 
-/// One reply.
+/// One output row.
 #[derive(Serialize)]
 struct Reply {
     ids: Vec<i64>,
-    /// Absent without a tokenizer.
+    /// The decoded text. Absent without a tokenizer.
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
     finish_reason: FinishReason,
 }
 
-/// Writes a reply to each prompt.
+/// Generates a reply to each prompt and writes the replies.
 pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
     if let Some(output) = &arguments.output {
         let inputs: Vec<&Path> = arguments.source.input.iter().map(PathBuf::as_path).collect();
         output::check_output_file(output, arguments.force, &inputs)?;
     }
     let inputs = inputs(arguments)?;
+
     let session = Session::causal_lm(&arguments.model)?;
     let options = GenerationOptions {
         max_num_seqs: arguments.batch_size.get(),
         ..options(&arguments.sampling, session.stop_ids())
     };
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
+
     let mut prompts = Vec::with_capacity(inputs.len());
     for input in &inputs {
         let ids = prompt_ids(&session, &input.value, arguments.raw).map_err(|error| match error {
             datasets::Error::NoChatTemplate { .. } => anyhow::Error::from(error).context(NO_TEMPLATE),
             error => error.in_row(&input.at).into(),
         })?;
-        // A reply needs room for a token.
+        // One position is reserved for the first token of the reply.
         input::check_ids(&ids, &input.at, vocab_size, longest - 1)?;
         prompts.push(ids);
     }
+
     let completions =
         generate::generate(&session.model, &prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
     let replies: Vec<Reply> =
@@ -57,7 +60,7 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
 
 const NO_TEMPLATE: &str = "give --raw to continue the text as it is, or --template";
 
-/// The engine's options, as the arguments say.
+/// The generation options that the arguments specify, for one sequence at a time.
 pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> GenerationOptions {
     GenerationOptions {
         sampling: SamplingParams {

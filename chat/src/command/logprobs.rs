@@ -1,4 +1,5 @@
-//! `logprobs`: `log p(ids[i] | ids[..i])` of every token of given texts, conversations and pairs.
+//! `logprobs`: computes `log p(ids[i] | ids[..i])` for every token of the given texts, conversations and
+//! pairs.
 
 use datasets::Role;
 use models::batch::Batch;
@@ -13,15 +14,15 @@ use crate::input::{self, Input, InputKind, RowInput};
 use crate::output;
 use crate::session::Session;
 
-/// Token ids and what the model makes of each.
+/// Token ids and their log-probabilities.
 #[derive(Serialize)]
 struct Scored {
     ids: Vec<i64>,
-    /// As many as `ids`; the first is `None`, for it has nothing before it.
+    /// One value per token of `ids`. The first is `None`, because no token precedes it.
     logprobs: Vec<Option<f32>>,
 }
 
-/// One row of output.
+/// One output row.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Line {
@@ -50,6 +51,7 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
             scored.push(row);
         }
     }
+
     let mut scored = scored.into_iter();
     let mut next = || scored.next().expect("every row is scored");
     let line = |input: &Input| match input.value {
@@ -59,7 +61,8 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
     input::write(&inputs.iter().map(line).collect::<Vec<_>>(), arguments.output.as_deref(), arguments.force)
 }
 
-/// Text as it is; a conversation up to the end of its last answer, or up to where an answer would begin.
+/// The token ids of an input. Text is encoded as it is. A conversation is encoded up to the end of its last
+/// assistant turn, or with the generation prompt if it ends with another turn.
 fn token_ids(session: &Session<CausalLm>, given: &RowInput) -> Result<Vec<i64>, datasets::Error> {
     match given {
         RowInput::Ids(ids) => Ok(ids.clone()),
@@ -72,7 +75,8 @@ fn token_ids(session: &Session<CausalLm>, given: &RowInput) -> Result<Vec<i64>, 
     }
 }
 
-/// The hidden state at each token but the last of its row predicts the next one.
+/// Computes the log-probabilities of each row. The hidden state at each token except the last predicts the
+/// next token of the row.
 fn score(model: &CausalLm, rows: &[Vec<i64>]) -> anyhow::Result<Vec<Scored>> {
     let lines: Vec<&[i64]> = rows.iter().map(Vec::as_slice).collect();
     let batch = Batch::new(&lines, model.device());
@@ -83,12 +87,14 @@ fn score(model: &CausalLm, rows: &[Vec<i64>]) -> anyhow::Result<Vec<Scored>> {
         .flat_map(|(&start, &length)| start..start + length - 1)
         .collect();
     let targets: Vec<i64> = rows.iter().flat_map(|ids| &ids[1..]).copied().collect();
+
     let found = no_grad(|| {
         let hidden = model
             .forward_no_grad(&batch)?
             .index_select(0, &Tensor::from_slice(&positions).to_device(model.device()));
         head::logprobs(&hidden, model.head(), &Tensor::from_slice(&targets).to_device(model.device()), 1.0)
     })?;
+
     let mut numbers = Vec::<f32>::try_from(&found.logprobs)?.into_iter();
     let scored = rows.iter().map(|ids| {
         let known = numbers.by_ref().take(ids.len() - 1).map(Some);

@@ -1,4 +1,4 @@
-//! `model`: what a folder holds, and a folder with random weights.
+//! `model`: describes a model folder, and makes one with random weights.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,11 +13,11 @@ use serde::Serialize;
 use tch::Kind;
 
 use crate::args::{ModelCommand, ModelInfoArgs, ModelInitArgs};
-use crate::command::{print, print_stderr};
+use crate::console::{print, print_stderr};
 use crate::output;
 use crate::session;
 
-/// What a folder holds.
+/// The description of a model folder.
 #[derive(Serialize)]
 struct Info {
     folder: String,
@@ -32,7 +32,7 @@ struct Info {
     max_position_embeddings: i64,
     parameters: u64,
     bytes: u64,
-    /// Values by stored type.
+    /// The number of stored values per data type.
     dtypes: BTreeMap<String, u64>,
     tokenizer: Option<TokenizerInfo>,
 }
@@ -59,15 +59,13 @@ fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
     let folder = session::folder(&arguments.model)?;
     let config = Config::from_folder(&folder)?;
     let dtypes = count_values(&folder)?;
-    let width = |dtype: &str| {
-        if dtype == "F64" {
-            8
-        } else if dtype == "F32" {
-            4
-        } else {
-            2
-        }
+    let width = |dtype: &str| match dtype {
+        "F64" | "I64" | "U64" => 8,
+        "F32" | "I32" | "U32" => 4,
+        "F16" | "BF16" | "I16" | "U16" => 2,
+        _ => 1,
     };
+
     let value = |key: &str| config.value(key).cloned().unwrap_or_default();
     let info = Info {
         folder: folder.display().to_string(),
@@ -88,6 +86,7 @@ fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
             other => Some(TokenizerInfo::new(&other?)),
         },
     };
+
     let text = if arguments.json { serde_json::to_string_pretty(&info)? } else { listing(&info)? };
     Ok(print(&text)?)
 }
@@ -105,7 +104,7 @@ impl TokenizerInfo {
     }
 }
 
-/// The same fields, one a line.
+/// Formats the fields as text, one per line.
 fn listing<T: Serialize>(rows: &T) -> anyhow::Result<String> {
     let serde_json::Value::Object(fields) = serde_json::to_value(rows)? else {
         unreachable!("a struct is an object");
@@ -117,7 +116,7 @@ fn listing<T: Serialize>(rows: &T) -> anyhow::Result<String> {
     Ok(fields.iter().map(line).collect::<Vec<_>>().join("\n"))
 }
 
-/// The number of values of each stored type, read off the headers of the safetensors files.
+/// Counts the stored values per data type from the headers of the safetensors files.
 fn count_values(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     let failed = |source| models::Error::Io { path: folder.to_owned(), source };
@@ -137,6 +136,7 @@ fn count_values(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
 
 fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
     output::check_output_folder(&arguments.out)?;
+
     let text = fs::read_to_string(&arguments.config)
         .map_err(|source| models::Error::Io { path: arguments.config.clone(), source })?;
     let config = Config::from_json(&text, &arguments.config.display().to_string())?;
@@ -147,6 +147,7 @@ fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
     if let Some(tokenizer) = &tokenizer {
         session::check_vocabulary(tokenizer, &config)?;
     }
+
     let model = CausalLm::random(config, arguments.seed, &session::frozen_options(Kind::Float))?;
     checkpoint::write_folder(&arguments.out, |folder| {
         model.save(folder)?;
@@ -155,6 +156,7 @@ fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
         }
         anyhow::Ok(())
     })?;
+
     print_stderr(&format!(
         "{} holds a model with random weights (seed {})",
         arguments.out.display(),

@@ -1,11 +1,11 @@
-//! `pipeline`: every stage of a model's life from one file.
+//! `pipeline`: runs all stages, from the data to the final report, from one run file.
 //!
 //! ```text
 //!   data ──> tokenizer ──> base ──> sft ──> rm ──> ppo ──> report
 //! ```
-//! Each part leaves a folder under `out/` and finds there what the parts before it left; a path that the file
-//! names itself is kept. A part that is done (its folder is whole) is not done again with `--resume`. Before
-//! the first part runs, the inputs of all of them are checked ([`Preflight`]).
+//! Each part writes a folder under `out/` and reads the folders of earlier parts, unless the run file sets
+//! another path. With `--resume`, a part whose folder is complete is not run again. Before the first part
+//! runs, the inputs of all parts are checked ([`Preflight`]).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,9 +20,9 @@ use parallel::{Mesh, ProcessGroups};
 
 use crate::args::TrainArgs;
 use crate::command::data::write_world;
-use crate::command::print_stderr;
 use crate::config::section::{Files, PipelineStep};
 use crate::config::{self, ConfigError, PipelineConfig, RunConfig, Stage};
+use crate::console::print_stderr;
 use crate::display::Display;
 use crate::exit::Failure;
 use crate::folder::{self, FolderRequest, RunFolder, same_settings};
@@ -30,16 +30,19 @@ use crate::interrupt;
 use crate::launch::{self, Job, StartupSpec};
 use crate::output::write_atomically;
 use crate::report;
-use crate::stage::{self, BaseModelSpec, Preflight, RunMode, StageContext};
+use crate::stage;
+use crate::stage::base::BaseModelSpec;
+use crate::stage::context::{RunMode, StageContext};
+use crate::stage::preflight::Preflight;
 
-/// Runs the parts that the file names.
+/// Runs the parts that the run file lists.
 pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let config = config::load_pipeline(&arguments.config, &arguments.sets)?;
     if arguments.dry_run {
         let mesh = launch::mesh(&config.parallel, 0, arguments.nproc)?;
         check_folder(&config, Some(&arguments.config), arguments.resume)?;
         preflight(&config, arguments.resume, &mesh)?;
-        return crate::command::print(&config.to_toml()?).map_err(Into::into);
+        return crate::console::print(&config.to_toml()?).map_err(Into::into);
     }
     let command = format!("colossal-chat pipeline --config {}", arguments.config.display());
     let how = PipelineOptions {
@@ -54,15 +57,15 @@ pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Resu
 
 /// How a pipeline is run.
 pub(crate) struct PipelineOptions<'a> {
-    /// What the report says was typed.
+    /// The command line that the report shows.
     pub(crate) command: &'a str,
-    /// The file that says what to do, if it is one.
+    /// The run file, if the configuration came from a file.
     pub(crate) run_file: Option<&'a Path>,
-    /// Leave out what is done.
+    /// Whether to skip the parts that are complete.
     pub(crate) resume: bool,
-    /// Processes on this machine.
+    /// The number of processes on this machine.
     pub(crate) processes: usize,
-    /// Threads of one operation.
+    /// The number of threads per operation.
     pub(crate) threads: Option<usize>,
 }
 
@@ -75,19 +78,21 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
         let job = Job::on_this_host(how.processes, &config.out)?;
         return launch::run(&job, &launch::own_arguments());
     }
+
     interrupt::listen()?;
     let resume = how.resume;
     let start = StartupSpec { command: "pipeline", resume, settings: &config.to_toml()? };
     let groups = launch::join(how.threads.or(config.threads), &config.parallel, &start)?;
     if groups.is_rank_zero() {
         check_folder(&config, how.run_file, resume)?;
-        // The launcher of several processes on this machine has checked the inputs already.
+        // If there are several processes, their launcher on this machine has already checked the inputs.
         if how.processes == 1 {
             preflight(&config, resume, groups.mesh())?;
         }
         create_and_lock(&config, how.run_file, resume)?;
     }
     groups.world().barrier()?;
+
     let seconds = read_seconds(&config.out, resume)?;
     let mut pipeline = PipelineRun { config, resume, groups, seconds };
     let parts = pipeline.config.pipeline.stages.clone();
@@ -95,7 +100,8 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
         let display = Display::part(index + 1, parts.len());
         let started = Instant::now();
         let is_new = pipeline.run_part(part, display, how.command)?;
-        // Asked for while a stage was saving its last model: it has ended well, and no other begins.
+        // A signal during the final save of a stage: the stage has finished, but the next part must not
+        // start.
         if interrupt::is_stop_requested() {
             return Err(Failure::Interrupted.into());
         }
@@ -109,12 +115,14 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
     Ok(())
 }
 
-/// Checks what every part reads, and says in a line what each stage will do. Nothing is written.
+/// Checks the inputs of every part, and prints one line per stage that says what the stage will do. Writes no
+/// files.
 fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Result<()> {
     let parts = &config.pipeline.stages;
     let made =
         GENERATED_FILES.iter().filter(|_| parts.contains(&PipelineStep::Data)).map(|file| config.path(file));
     let mut preflight = Preflight::new(&config.out, mesh, made);
+
     for part in parts {
         let Some(stage) = part.stage() else { continue };
         let run = config.stage(stage);
@@ -134,7 +142,7 @@ fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Resu
     Ok(())
 }
 
-/// The names that the parts of a pipeline have in its folder.
+/// The file and folder names that the parts of a pipeline use in its folder.
 fn names(config: &PipelineConfig) -> Vec<&'static str> {
     let mut names = vec![folder::CONFIGURATION, "seconds.json", "logs"];
     for part in &config.pipeline.stages {
@@ -151,7 +159,7 @@ fn names(config: &PipelineConfig) -> Vec<&'static str> {
     names
 }
 
-/// Refuses a folder that the pipeline may not have. Makes nothing.
+/// Refuses a folder that the pipeline may not use. Creates nothing.
 fn check_folder(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) -> anyhow::Result<()> {
     folder::check_place(&config.out)?;
     folder::refuse_foreign_files(&config.out, &names(config))?;
@@ -165,15 +173,17 @@ fn check_folder(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) 
     Ok(())
 }
 
-/// Makes the folder, or takes it up again, and holds it and those of its stages until this process ends.
+/// Creates or reopens the folder of the pipeline, locks it and the folders of its stages until this process
+/// exits, and saves the configuration.
 fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) -> anyhow::Result<()> {
     let (saved, text) = (config.out.join(folder::CONFIGURATION), config.to_toml()?);
     folder::acquire_lock(&config.out)?;
-    // Another pipeline may have begun here while this one checked its inputs.
+    // Another pipeline may have started here while this one checked its inputs.
     check_folder(config, run_file, resume)?;
     Stage::ALL.iter().try_for_each(|stage| folder::reacquire_lock(&config.out.join(stage.name())))?;
     if resume && saved.exists() {
-        // Each stage compares its own sections: one that was removed may be run anew with others.
+        // Each stage compares its own sections, so that a stage whose folder was removed may run again with
+        // other settings.
         same_settings(&saved, &text, &["stage", "pipeline"])?;
     }
     if folder::is_configuration_of(run_file, &config.out) {
@@ -182,7 +192,7 @@ fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: boo
     Ok(write_atomically(&saved, text.as_bytes())?)
 }
 
-/// The seconds of parts that an earlier run did.
+/// Reads the seconds that the parts of an earlier run took.
 fn read_seconds(out: &Path, resume: bool) -> anyhow::Result<BTreeMap<PipelineStep, f64>> {
     let path = out.join("seconds.json");
     if !resume || !path.exists() {
@@ -204,7 +214,7 @@ struct PipelineRun {
 }
 
 impl PipelineRun {
-    /// Runs one part; false when it was done before.
+    /// Runs one part. Returns false if an earlier run has already completed it.
     fn run_part(&self, part: PipelineStep, display: Display, command: &str) -> anyhow::Result<bool> {
         match part {
             PipelineStep::Data => self.on_rank_zero(|| self.data()),
@@ -213,7 +223,7 @@ impl PipelineRun {
             PipelineStep::Sft => self.train(Stage::Sft, display),
             PipelineStep::Rm => self.train(Stage::Rm, display),
             PipelineStep::Ppo => self.train(Stage::Ppo, display),
-            // The last part, however long it takes: nobody has to wait for it.
+            // Rank 0 writes the report alone. No other rank has to wait for it.
             PipelineStep::Report if !self.groups.is_rank_zero() => Ok(true),
             PipelineStep::Report => {
                 report::write(&self.config, &self.seconds, command)?;
@@ -223,7 +233,7 @@ impl PipelineRun {
         }
     }
 
-    /// Runs what one process does for all; the others wait for it.
+    /// Runs `work` on rank 0 only. The other ranks wait at a barrier.
     fn on_rank_zero(&self, work: impl FnOnce() -> anyhow::Result<bool>) -> anyhow::Result<bool> {
         let done = if self.groups.is_rank_zero() { work()? } else { true };
         self.groups.world().barrier()?;
@@ -240,7 +250,7 @@ impl PipelineRun {
         Ok(true)
     }
 
-    /// Trains a tokenizer on the rows of the base model and of supervised fine-tuning, as they are rendered.
+    /// Trains a tokenizer on the generated rows for the base model and for supervised fine-tuning.
     fn tokenizer(&self) -> anyhow::Result<bool> {
         let folder = self.config.path("tokenizer");
         if self.resume && folder.exists() {
@@ -267,6 +277,7 @@ impl PipelineRun {
             same_settings(&config.out.join("run.toml"), &config.to_toml(stage)?, &[])?;
             return Ok(false);
         }
+
         config.check(stage)?;
         let settings = config.to_toml(stage)?;
         let request = FolderRequest {
@@ -277,6 +288,7 @@ impl PipelineRun {
             writes: true,
         };
         let folder = RunFolder::prepare(&request, &self.groups)?;
+
         let mut ctx = StageContext {
             groups: &self.groups,
             mesh: self.groups.mesh(),
@@ -296,7 +308,7 @@ impl PipelineRun {
     }
 }
 
-/// The files that the part `data` writes.
+/// The files that the part `data` generates.
 const GENERATED_FILES: [&str; 6] = [
     "data/sft.parquet",
     "data/preference.parquet",
@@ -307,16 +319,18 @@ const GENERATED_FILES: [&str; 6] = [
 ];
 
 impl PipelineConfig {
-    /// A path below the folder of the pipeline.
+    /// A path inside the folder of the pipeline.
     fn path(&self, name: &str) -> PathBuf {
         self.out.join(name)
     }
 
-    /// The configuration of a stage, with the paths that the file leaves to the pipeline.
+    /// The configuration of a stage. Paths that the run file does not set point to the results of earlier
+    /// parts.
     fn stage(&self, stage: Stage) -> RunConfig {
         let mut config = self.stages[&stage].clone();
         config.out = self.path(stage.name());
         config.seed = self.seed;
+
         let made = |name: &str| self.path(name).display().to_string();
         let set = |path: &mut String, name: &str| {
             if path.is_empty() {
@@ -328,6 +342,7 @@ impl PipelineConfig {
                 files.0.push(made(name));
             }
         };
+
         match stage {
             Stage::Base => set_files(&mut config.data.train, "data/text.parquet"),
             Stage::Sft => {

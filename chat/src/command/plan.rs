@@ -1,8 +1,8 @@
-//! `plan`: what a stage would do, as data.
+//! `plan`: prints what a stage would do.
 
 use crate::args::{PlanArgs, TrainArgs};
 use crate::command::train;
-use crate::stage::RunMode;
+use crate::stage::context::RunMode;
 
 /// Prints the plan of one stage.
 pub(crate) fn run(arguments: &PlanArgs, threads: Option<usize>) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
-//! `reward`: the score that a reward model gives to each conversation, or to both answers of a pair, read at
-//! its last token.
+//! `reward`: computes the reward model's score of each conversation, or of both answers of a pair. The score
+//! is read at the last token.
 
 use models::scalar_model::ScalarModel;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use crate::input::{self, Input, InputKind, RowInput};
 use crate::output;
 use crate::session::Session;
 
-/// One row of output.
+/// One output row.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Line {
@@ -39,6 +39,7 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
             scores.push(score);
         }
     }
+
     let mut scores = scores.into_iter();
     let mut next = || scores.next().expect("every row is scored");
     let line = |input: &Input| match input.value {

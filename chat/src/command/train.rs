@@ -1,25 +1,26 @@
-//! `sft`, `rm` and `ppo`: one stage from a run file.
+//! `sft`, `rm` and `ppo`: runs one stage from a run file.
 
 use std::sync::Arc;
 
 use parallel::ProcessGroups;
 
 use crate::args::TrainArgs;
-use crate::command::print_stderr;
 use crate::config::{self, ConfigError, Stage};
+use crate::console::print_stderr;
 use crate::display::Display;
 use crate::folder::{self, FolderRequest, RunFolder};
 use crate::interrupt;
 use crate::launch::{self, Job, StartupSpec};
-use crate::stage::{self, RunMode, StageContext};
+use crate::stage;
+use crate::stage::context::{RunMode, StageContext};
 
-/// Runs one stage. `threads` is the flag, which wins over the file.
+/// Runs one stage. `threads` is the command-line flag, which takes precedence over the run file.
 pub(crate) fn run(stage: Stage, arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
-    let goal = if arguments.dry_run { RunMode::DryRun } else { RunMode::Train };
-    run_for(goal, stage, arguments, threads)
+    let mode = if arguments.dry_run { RunMode::DryRun } else { RunMode::Train };
+    run_for(mode, stage, arguments, threads)
 }
 
-/// Runs one stage for `goal`.
+/// Runs one stage in the given mode.
 pub(crate) fn run_for(
     mode: RunMode,
     stage: Stage,
@@ -37,7 +38,8 @@ pub(crate) fn run_for(
         return launch::run(&job, &launch::own_arguments());
     }
 
-    // Below, this process is a rank, or the only one; a plan is made by one process for all of them.
+    // From here on, this process is a rank or the only process. In a dry run or a plan, a single process
+    // stands in for all ranks.
     interrupt::listen()?;
     let settings = loaded.config.to_toml(stage)?;
     let parallel = &loaded.config.parallel;

@@ -1,28 +1,29 @@
-//! What can be wrong with a configuration. Each message says where, which key, what was found, and what is
-//! wanted.
+//! The errors of the configuration and of the command line. A message names the place, the key, the value
+//! that was found, and the value that is expected.
 
 use std::path::PathBuf;
 
-use super::tree::SourceLocation;
+use super::location::SourceLocation;
 
-/// The error of the configuration and of the command line; the program ends with code 2.
+/// An error of the configuration or of the command line. The program exits with code 2, except for
+/// [`ConfigError::Section`] and [`ConfigError::NoWholeCheckpoint`].
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
     /// The file cannot be read.
     #[error("{}: {source}", path.display())]
     Read {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The system's reason.
+        /// The error of the operating system.
         #[source]
         source: std::io::Error,
     },
     /// The file is not TOML.
     #[error("{place}: {message}")]
     Syntax {
-        /// Where.
+        /// Where the error is.
         place: SourceLocation,
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
     /// `--set` without a key or without a value.
@@ -31,42 +32,42 @@ pub(crate) enum ConfigError {
     /// A key that no section has.
     #[error("{}unknown key `{key}`{} (known here: {known})", at(place.as_ref()), hint(nearest.as_deref()))]
     UnknownKey {
-        /// Where.
+        /// Where the key was written.
         place: Option<SourceLocation>,
         /// The dotted key.
         key: String,
-        /// The most alike.
+        /// The most similar known key, if any is similar enough.
         nearest: Option<String>,
-        /// Every key that the section has.
+        /// All keys of the section.
         known: String,
     },
-    /// A name that a key does not take.
+    /// A name that the key does not accept.
     #[error("{}`{key}` is {value:?}{}; wanted one of {known}", at(place.as_ref()), hint(nearest.as_deref()))]
     UnknownValue {
-        /// Where.
+        /// Where the key was written.
         place: Option<SourceLocation>,
         /// The dotted key.
         key: String,
-        /// What was written.
+        /// The value that was written.
         value: String,
-        /// The most alike.
+        /// The most similar accepted name, if any is similar enough.
         nearest: Option<String>,
-        /// Every name that it takes.
+        /// All names that the key accepts.
         known: String,
     },
     /// A value of the wrong type.
     #[error("{}`{key}` is {found}, wanted {wanted}", at(place.as_ref()))]
     Type {
-        /// Where.
+        /// Where the key was written.
         place: Option<SourceLocation>,
         /// The dotted key.
         key: String,
-        /// What was written.
+        /// The type or value that was written.
         found: String,
-        /// What is wanted.
+        /// The type that is expected.
         wanted: String,
     },
-    /// A key without which nothing can be done, found by serde.
+    /// A required key is missing; serde detects this.
     #[error("{}`{key}` is missing", at(place.as_ref()))]
     Missing {
         /// Where its section is.
@@ -74,63 +75,63 @@ pub(crate) enum ConfigError {
         /// The dotted key.
         key: String,
     },
-    /// A value that its section refuses.
+    /// A value that is out of range or contradicts another one.
     #[error("{}`{key}`: {message}", at(place.as_ref()))]
     Value {
-        /// Where.
+        /// Where the key was written.
         place: Option<SourceLocation>,
         /// The dotted key.
         key: String,
-        /// Why, and the fix.
+        /// The reason, and how to fix it.
         message: String,
     },
-    /// A value that the crate which reads its section refuses.
+    /// A value that another crate refuses because it defines the section.
     #[error(transparent)]
     Section(#[from] rlhf::Error),
-    /// A key that the stage needs and nobody set.
+    /// A key that the stage needs and that is not set.
     #[error("`{key}` is not set, and {stage} needs {what}: write it in the file or give --set {key}=...")]
     Needed {
         /// The dotted key.
         key: &'static str,
         /// The stage.
         stage: &'static str,
-        /// What it is.
+        /// A description of the value that the stage needs.
         what: &'static str,
     },
-    /// A model folder of the pipeline that none of its parts makes.
+    /// A model folder that does not exist and that no earlier part of the pipeline writes.
     #[error(
         "`{key}`: {} does not exist, and no earlier part of this pipeline writes it: add that part to [pipeline] stages, or \
          name another model folder",
         path.display()
     )]
     NotMade {
-        /// The key.
+        /// The dotted key.
         key: &'static str,
         /// The folder.
         path: PathBuf,
     },
-    /// A key that changes nothing.
+    /// A key that has no effect on the stage.
     #[error("{place}: `{key}` has no effect on {stage}: {reason}")]
     NoEffect {
-        /// Where.
+        /// Where the key was written.
         place: SourceLocation,
         /// The dotted key.
         key: String,
         /// The stage.
         stage: &'static str,
-        /// Why, and what to do.
+        /// Why it has no effect, and what to do about it.
         reason: &'static str,
     },
-    /// Processes that would start processes.
+    /// `--nproc` was given to a process that a launcher has already started as a rank.
     #[error(
         "--nproc {processes}: this process is rank {rank} of {size} already, which a launcher started; leave --nproc out"
     )]
     Launched {
-        /// The processes asked for.
+        /// The requested number of processes.
         processes: usize,
-        /// This one.
+        /// The rank of this process.
         rank: usize,
-        /// Those of the launcher.
+        /// The world size that the launcher has set.
         size: usize,
     },
     /// Ranks that were started with different settings.
@@ -142,124 +143,124 @@ pub(crate) enum ConfigError {
         rank: usize,
         /// The dotted key.
         key: String,
-        /// Its value here.
+        /// The value on this rank.
         own: String,
-        /// Its value at rank 0.
+        /// The value on rank 0.
         first: String,
     },
-    /// A rank that cannot take part.
+    /// A rank could not prepare itself for the job.
     #[error("rank {rank}: {problem}")]
     RankFailed {
-        /// Which.
+        /// The rank that failed.
         rank: usize,
-        /// What it says.
+        /// The rank's error message.
         problem: String,
     },
-    /// A checkpoint that a rank does not see as rank 0 does.
+    /// A rank cannot use the checkpoint that rank 0 has chosen.
     #[error(
         "{}: rank 0 goes on from {first}, which rank {rank} cannot use ({problem}): `out` must be one folder that all machines share",
         path.display()
     )]
     Checkpoints {
-        /// The folder.
+        /// The folder of the checkpoints.
         path: PathBuf,
-        /// The rank that cannot.
+        /// The first rank that cannot use it.
         rank: usize,
-        /// The checkpoint that rank 0 has chosen.
+        /// The name of the checkpoint.
         first: String,
-        /// What is wrong with it there.
+        /// What is wrong with the checkpoint as that rank sees it.
         problem: String,
     },
-    /// Models of PPO that do not read the same tokens.
+    /// The models of PPO have different tokenizers.
     #[error(
         "{}: the {role} model has another tokenizer than the policy: {difference}; the four models of PPO are \
          shown the same ids, so train it from the same base as the policy",
         folder.display()
     )]
     Tokenizers {
-        /// The other model's role.
+        /// The role of the model that differs from the policy.
         role: &'static str,
-        /// Its folder.
+        /// The folder of that model.
         folder: PathBuf,
         /// The first token that differs.
         difference: String,
     },
-    /// Prompts that fill the policy's positions.
+    /// The longest prompt uses all of the policy's positions.
     #[error(
         "[data] max_length: the longest prompt has {longest} tokens and the policy {room} positions, which leaves no room for a reply; set data.max_length below {room}"
     )]
     NoRoom {
-        /// Tokens of the longest prompt.
+        /// The length of the longest prompt in tokens.
         longest: usize,
-        /// Positions of the policy.
+        /// The number of positions of the policy.
         room: usize,
     },
-    /// A resumed run with other settings.
+    /// A resumed run has other settings than it began with.
     #[error("{}: the run began with `{key}` = {was}, and it is {now} here: resume with what it began with, or choose another `out`", path.display())]
     Changed {
         /// The saved configuration.
         path: PathBuf,
         /// The dotted key.
         key: String,
-        /// What the run began with.
+        /// The value that the run began with.
         was: String,
-        /// What is asked for now.
+        /// The value that is set now.
         now: String,
     },
-    /// A run folder that holds another run.
+    /// The run folder already holds a run, and `--resume` was not given.
     #[error("{}: there is a run in this folder already: continue it with --resume, or choose another `out`", .0.display())]
     OutHasRun(PathBuf),
-    /// Something of somebody else in a run folder.
+    /// The run folder contains a file or folder that this program did not make.
     #[error(
         "{}: no run of this program made this, and a run would overwrite it: choose another `out`, or move it away",
         .0.display()
     )]
     ForeignFile(PathBuf),
-    /// A run file at the very place where the run saves its own.
+    /// The run file is the very file to which the run saves its resolved configuration.
     #[error(
         "{}: this is the run file, and the run would overwrite it with the resolved configuration: copy it to another place, or choose another `out`",
         .0.display()
     )]
     RunFileInOut(PathBuf),
-    /// A run folder that cannot be made.
+    /// The run folder cannot be created or used.
     #[error("`out` = {:?}: {problem}: choose another `out`", path.display().to_string())]
     BadOut {
-        /// The folder.
+        /// The run folder.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         problem: String,
     },
-    /// A run folder that another process is writing to.
+    /// Another process is writing to the run folder.
     #[error(
         "{}: {holder} is running in this folder: wait until it has ended, or choose another `out`",
         path.display()
     )]
     Locked {
-        /// The folder.
+        /// The run folder.
         path: PathBuf,
-        /// Who holds it.
+        /// The process that holds the lock.
         holder: String,
     },
-    /// Checkpoints of which none is whole.
+    /// Every checkpoint of the run is damaged.
     #[error(
         "{}: every checkpoint is damaged, so there is nothing to resume from ({}): restore one from a copy, or begin a new run in another `out`",
         path.display(), problems.join("; ")
     )]
     NoWholeCheckpoint {
-        /// The folder.
+        /// The folder of the checkpoints.
         path: PathBuf,
-        /// What is wrong with each, newest first.
+        /// What is wrong with each checkpoint, newest first.
         problems: Vec<String>,
     },
-    /// Nothing to continue.
+    /// There is no checkpoint to resume from.
     #[error("{}: there is no checkpoint to resume from: leave --resume out, or correct `out`", .0.display())]
     NothingToResume(PathBuf),
-    /// An argument of the command line that cannot be.
+    /// A command-line argument that is not acceptable.
     #[error("{argument}: {problem}")]
     Argument {
-        /// The argument as typed.
+        /// The argument as it was typed.
         argument: String,
-        /// What is wrong, and the fix.
+        /// What is wrong, and how to fix it.
         problem: String,
     },
 }

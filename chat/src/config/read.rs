@@ -1,7 +1,9 @@
-//! From a [`Tree`] to the sections of the configuration, by serde, with errors that name the key and where it was written.
+//! Deserializes a [`Tree`] into the sections of the configuration with serde. Errors name the key and the
+//! place where it was written.
 //!
-//! serde tells a deserializer's error type what went wrong in structure (an unknown field and the fields there are, a wrong type
-//! and the wanted one); here it is kept so, and gets its [`Origin`] on the way up. Knows no section.
+//! serde reports an error to the deserializer's error type in structured form: an unknown field with the list
+//! of known fields, or a wrong type with the expected type. [`ReadError`] keeps this structure and receives
+//! its [`Origin`] as it propagates up. This module knows no particular section.
 
 use std::collections::btree_map;
 use std::fmt;
@@ -9,15 +11,15 @@ use std::fmt;
 use serde::de::{self, DeserializeSeed, Expected, IntoDeserializer, Unexpected, Visitor};
 use toml::Value;
 
-use super::ConfigError;
+use super::error::ConfigError;
 use super::tree::{Entry, Node, Origin, Tree};
 
-/// Reads a whole tree as a `T`.
+/// Deserializes a complete tree as a `T`.
 pub(crate) fn read<T: de::DeserializeOwned>(tree: &Tree) -> Result<T, ConfigError> {
     T::deserialize(TableReader(tree)).map_err(ReadError::into_config)
 }
 
-/// What serde found wrong.
+/// A structural error that serde reported.
 #[derive(Debug)]
 enum Problem {
     UnknownKey { key: String, known: &'static [&'static str] },
@@ -27,7 +29,7 @@ enum Problem {
     Other(String),
 }
 
-/// A problem and, once it is known, where.
+/// A problem, and the place of the value that caused it once that place is known.
 #[derive(Debug)]
 struct ReadError {
     problem: Problem,
@@ -43,6 +45,7 @@ impl ReadError {
     fn into_config(self) -> ConfigError {
         let (place, key) =
             self.origin.map_or((None, String::new()), |origin| (Some(origin.location), origin.key));
+
         match self.problem {
             Problem::UnknownKey { key: last, known } => {
                 let section = key.strip_suffix(&last).unwrap_or_default();
@@ -63,7 +66,8 @@ impl ReadError {
     }
 }
 
-/// The most alike of `known`, if one is alike: by letters in place, or by swaps and slips.
+/// The entry of `known` that is most similar to `word`, if any is similar enough. The similarity is the
+/// higher of the Jaro-Winkler and the normalised Damerau-Levenshtein similarity.
 fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
     let likeness = |other: &str| {
         strsim::jaro_winkler(word, other).max(strsim::normalized_damerau_levenshtein(word, other))
@@ -130,7 +134,7 @@ fn found_text(found: &Unexpected<'_>) -> String {
     }
 }
 
-/// serde names Rust's types; people know TOML's.
+/// Translates serde's name for an expected Rust type into the words of TOML.
 fn wanted_text(wanted: &str) -> String {
     match wanted {
         "f64" | "f32" => "a number".to_owned(),

@@ -1,4 +1,5 @@
-//! The sections of the file that belong to no other crate. Each is documented for people in `docs/configuration.md`.
+//! The sections of the run file that belong to no other crate. `docs/configuration.md` documents each of them
+//! for users.
 
 use std::fmt;
 
@@ -7,19 +8,20 @@ use parallel::Transport;
 use parallel::pipeline::ScheduleKind;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, Stage};
+use super::error::ConfigError;
+use super::stage::Stage;
 
-/// The `[model]` section: what a stage starts from.
+/// The `[model]` section: the model that a stage starts from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ModelSection {
     /// A model folder, or a hub name `owner/name[@revision]`.
     pub(crate) path: String,
-    /// The numbers that the weights are held in.
+    /// The type of the weights in memory.
     pub(crate) dtype: Dtype,
 }
 
-/// The type of the weights in memory.
+/// A type for the weights in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Dtype {
@@ -31,7 +33,7 @@ pub(crate) enum Dtype {
 }
 
 impl Dtype {
-    /// As libtorch calls it.
+    /// The libtorch kind of this type.
     pub(crate) fn kind(self) -> tch::Kind {
         match self {
             Self::Float32 => tch::Kind::Float,
@@ -39,12 +41,13 @@ impl Dtype {
         }
     }
 
-    /// Bytes of a weight that is not trained.
+    /// The number of bytes per frozen weight.
     pub(crate) fn bytes(self) -> usize {
         self.kind().elt_size_in_bytes()
     }
 
-    /// Bytes of a trained weight with its gradient and two moments in fp32, and its fp32 master if it is not fp32 itself.
+    /// The number of bytes per trained weight: the weight itself, its fp32 gradient, two fp32 moments, and an
+    /// fp32 master weight if the weight is not fp32 itself.
     pub(crate) fn trained_bytes(self) -> usize {
         match self {
             Self::Float32 => 4 + 4 + 8,
@@ -53,34 +56,35 @@ impl Dtype {
     }
 }
 
-/// The `[parallel]` section: how the processes of a job share the work.
+/// The `[parallel]` section: how a job distributes the work among its processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ParallelSection {
-    /// Replicas that see different rows; absent: as many as the processes make up.
+    /// The data-parallel size: the number of replicas that train on different rows. If absent, it is the
+    /// number of processes divided by the sizes of the other axes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<usize>,
-    /// How they share the layers of a model.
+    /// Pipeline parallelism.
     pub(crate) pipeline: PipelineParallelSection,
-    /// How they share the experts of a layer.
+    /// Expert parallelism.
     pub(crate) expert: ExpertSection,
-    /// Processes that share the weights of a model.
+    /// Tensor parallelism.
     pub(crate) tensor: TensorSection,
-    /// How they share the tokens of a row.
+    /// Sequence parallelism.
     pub(crate) sequence: SequenceSection,
-    /// What moves bytes between them.
+    /// The transport of the collectives.
     pub(crate) transport: Transport,
 }
 
-/// The `[parallel.pipeline]` section: how a model's layers are shared.
+/// The `[parallel.pipeline]` section: how the layers of a model are distributed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PipelineParallelSection {
-    /// Processes with some layers each.
+    /// The number of processes that the layers are split across.
     pub(crate) size: usize,
-    /// In which order micro-batches go through them.
+    /// The order in which micro-batches pass through the processes.
     pub(crate) schedule: ScheduleKind,
-    /// Runs of layers of each process, under the schedule `interleaved`.
+    /// The number of layer ranges (model chunks) per process, under the schedule `interleaved`.
     pub(crate) chunks: usize,
 }
 
@@ -90,11 +94,11 @@ impl Default for PipelineParallelSection {
     }
 }
 
-/// The `[parallel.expert]` section: how the experts of a layer are shared.
+/// The `[parallel.expert]` section: how the experts of a layer are distributed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ExpertSection {
-    /// Processes with different rows and some experts each.
+    /// The number of processes that the experts are split across. Each of them trains on different rows.
     pub(crate) size: usize,
 }
 
@@ -104,15 +108,15 @@ impl Default for ExpertSection {
     }
 }
 
-/// The `[parallel.tensor]` section: how a model's weights are split.
+/// The `[parallel.tensor]` section: how the weights of a model are sharded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct TensorSection {
-    /// The way.
+    /// The sharding scheme.
     pub(crate) mode: TensorMode,
-    /// Processes that share one model.
+    /// The number of processes that the weights are sharded across.
     pub(crate) size: usize,
-    /// Grids of a box, for mode 2.5d.
+    /// The depth of the process grid in mode 2.5d: the number of 2D grids.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) depth: Option<usize>,
 }
@@ -123,30 +127,31 @@ impl Default for TensorSection {
     }
 }
 
-/// Along what weights are split. Only the first works; the others are refused.
+/// How weights are sharded. Only `1d` is implemented; the other modes are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum TensorMode {
-    /// By heads, inner columns and tokens of the vocabulary (Shoeybi et al. 2019).
+    /// By attention heads, feed-forward columns and vocabulary entries (Shoeybi et al. 2019).
     #[serde(rename = "1d")]
     OneDimension,
-    /// By a grid (Xu et al. 2021, arXiv 2104.05343).
+    /// On a 2D process grid (Xu et al. 2021, arXiv 2104.05343).
     #[serde(rename = "2d")]
     TwoDimensions,
-    /// By a box of several grids (Wang et al. 2021, arXiv 2105.14500).
+    /// On several stacked 2D process grids (Wang et al. 2021, arXiv 2105.14500).
     #[serde(rename = "2.5d")]
     TwoAndAHalf,
-    /// By a cube (Bian et al. 2021, arXiv 2105.14450).
+    /// On a cube of processes (Bian et al. 2021, arXiv 2105.14450).
     #[serde(rename = "3d")]
     ThreeDimensions,
 }
 
-/// The `[parallel.sequence]` section: how the tokens of a row are shared in training.
+/// The `[parallel.sequence]` section: how the tokens of a row are distributed in training.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct SequenceSection {
-    /// The way.
+    /// The sharding scheme.
     pub(crate) mode: SequenceMode,
-    /// Processes that share one row; those of `megatron` are those of `[parallel.tensor]`.
+    /// The number of processes that the tokens are split across. Mode `megatron` uses the processes of
+    /// `[parallel.tensor]`.
     pub(crate) size: usize,
 }
 
@@ -156,17 +161,19 @@ impl Default for SequenceSection {
     }
 }
 
-/// Who has which tokens.
+/// Which process holds which tokens of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SequenceMode {
-    /// Every process all tokens of its rows.
+    /// Every process holds all tokens of its rows.
     None,
-    /// Some between the layers that the tensor ranks share (Korthikanti et al. 2022).
+    /// The activations outside the tensor-parallel regions are sharded by tokens across the tensor-parallel
+    /// ranks (Korthikanti et al. 2022).
     Megatron,
-    /// Some everywhere but in attention, where each has some heads (Jacobs et al. 2023).
+    /// Every process holds a shard of the tokens, except in attention, where it holds all tokens of some
+    /// heads (Jacobs et al. 2023).
     Ulysses,
-    /// Some everywhere; keys and values go around (Liu et al. 2023).
+    /// Every process holds a shard of the tokens; keys and values circulate around a ring (Liu et al. 2023).
     Ring,
 }
 
@@ -174,13 +181,13 @@ pub(crate) enum SequenceMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct TokenizerSection {
-    /// A folder with a tokenizer; absent: the model's own.
+    /// A folder with a tokenizer. If absent, the tokenizer of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) path: Option<String>,
-    /// A built-in chat template, or Jinja source; absent: the tokenizer's own.
+    /// The name of a built-in chat template, or Jinja source. If absent, the template of the tokenizer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) template: Option<String>,
-    /// Tokens of a tokenizer that `pipeline` trains.
+    /// The vocabulary size of the tokenizer that `pipeline` trains.
     pub(crate) vocab_size: usize,
 }
 
@@ -190,7 +197,7 @@ impl Default for TokenizerSection {
     }
 }
 
-/// Files or patterns: one text, or a list of texts.
+/// File names or patterns, written as one string or as a list of strings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub(crate) struct Files(pub(crate) Vec<String>);
@@ -227,29 +234,29 @@ impl<'de> Deserialize<'de> for Files {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct DataSection {
-    /// Rows to learn from.
+    /// The training rows.
     pub(crate) train: Files,
-    /// Rows to look at now and then.
+    /// The evaluation rows.
     pub(crate) eval: Files,
-    /// The part of the training rows that is looked at and not learned from, where there is no `eval`.
+    /// The fraction of the training rows that is held out for evaluation, if `eval` is empty.
     pub(crate) eval_fraction: f64,
-    /// Rows of the language-modelling term of PPO.
+    /// The rows for the language-modelling (ptx) term of PPO.
     pub(crate) ptx: Files,
-    /// Only so many rows of each list of files, from the first; absent: all.
+    /// The maximum number of rows to read from each list of files. If absent, all rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) limit: Option<usize>,
-    /// Columns and fields of turns that are left out, whatever they say.
+    /// The columns and turn fields to ignore, whatever they contain.
     pub(crate) drop: Vec<String>,
-    /// The folder of tokenised rows, `""` for none; absent: the user's cache.
+    /// The cache folder for tokenised rows, or `""` for no cache. If absent, the user's cache folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<String>,
-    /// Tokens of the longest row.
+    /// The maximum length of a row in tokens.
     pub(crate) max_length: usize,
-    /// Several rows share a bin of `max_length` tokens.
+    /// Whether several rows are packed into one sequence of `max_length` tokens.
     pub(crate) packing: bool,
-    /// The order changes from epoch to epoch.
+    /// Whether the rows are shuffled in every epoch.
     pub(crate) shuffle: bool,
-    /// What becomes of longer rows: they are dropped or cut, and counted.
+    /// Whether rows longer than `max_length` are dropped or truncated. They are counted in both cases.
     pub(crate) overlong: Overlong,
 }
 
@@ -272,17 +279,19 @@ impl Default for DataSection {
 }
 
 impl DataSection {
-    /// Refuses what cannot be.
+    /// Refuses values that are out of range or contradict each other.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let refuse = |key: &str, message: String| {
             Err(ConfigError::Value { place: None, key: format!("data.{key}"), message })
         };
+
         if self.max_length < 2 {
             return refuse("max_length", format!("{}: must be at least 2", self.max_length));
         }
         if self.limit == Some(0) {
             return refuse("limit", "0: must be at least 1; leave it out for all rows".to_owned());
         }
+
         let fraction = self.eval_fraction;
         if !(0.0..1.0).contains(&fraction) {
             return refuse("eval_fraction", format!("{fraction}: must be at least 0 and below 1"));
@@ -300,9 +309,9 @@ impl DataSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct CheckpointSection {
-    /// Steps between two checkpoints; 0 writes none but `final/`.
+    /// The number of steps between two checkpoints. 0 writes only `final/`.
     pub(crate) every: u64,
-    /// Checkpoints that are kept.
+    /// The number of checkpoints to keep.
     pub(crate) keep: usize,
 }
 
@@ -316,7 +325,7 @@ impl Default for CheckpointSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct LogSection {
-    /// Steps between two rows of metrics.
+    /// The number of steps between two rows of metrics.
     pub(crate) every: u64,
 }
 
@@ -330,29 +339,29 @@ impl Default for LogSection {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct EvalSection {
-    /// Steps between two looks at the held-out rows; 0 never looks.
+    /// The number of steps between two evaluations on the held-out rows. 0 turns evaluation off.
     pub(crate) every: u64,
 }
 
-/// The `[base]` section: the network that `pipeline` trains from nothing.
+/// The `[base]` section: the network that `pipeline` trains from scratch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct BaseSection {
-    /// Width of the hidden states.
+    /// The width of the hidden states.
     pub(crate) hidden_size: i64,
-    /// Width inside the feed-forward layers.
+    /// The inner width of the feed-forward layers.
     pub(crate) intermediate_size: i64,
-    /// Layers.
+    /// The number of decoder layers.
     pub(crate) num_hidden_layers: i64,
-    /// Heads of the queries.
+    /// The number of query heads.
     pub(crate) num_attention_heads: i64,
-    /// Heads of the keys and values.
+    /// The number of key and value heads.
     pub(crate) num_key_value_heads: i64,
-    /// The longest sequence.
+    /// The maximum sequence length in tokens.
     pub(crate) max_position_embeddings: i64,
-    /// The base of the rotary angles.
+    /// The base of the rotary position embedding.
     pub(crate) rope_theta: f64,
-    /// Input and output embeddings are one.
+    /// Whether the input and output embeddings share one weight.
     pub(crate) tie_word_embeddings: bool,
 }
 
@@ -371,28 +380,28 @@ impl Default for BaseSection {
     }
 }
 
-/// A part of a pipeline.
+/// One part of a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum PipelineStep {
-    /// Makes the rows.
+    /// Generates the data.
     Data,
     /// Trains the tokenizer.
     Tokenizer,
     /// Trains the base model.
     Base,
-    /// Supervised fine-tuning.
+    /// Runs supervised fine-tuning.
     Sft,
-    /// The reward model.
+    /// Trains the reward model.
     Rm,
-    /// Proximal policy optimisation.
+    /// Runs proximal policy optimisation.
     Ppo,
-    /// Measures every model and writes the page.
+    /// Evaluates every model and writes the report.
     Report,
 }
 
 impl PipelineStep {
-    /// The stage that trains in this part.
+    /// The training stage of this part, if it trains a model.
     pub(crate) fn stage(self) -> Option<Stage> {
         match self {
             Self::Base => Some(Stage::Base),
@@ -408,7 +417,7 @@ impl PipelineStep {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PipelineSection {
-    /// What is done, in this order.
+    /// The parts to run, in this order.
     pub(crate) stages: Vec<PipelineStep>,
 }
 

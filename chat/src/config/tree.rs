@@ -1,46 +1,28 @@
-//! TOML values that know where they were written.
+//! TOML values with their source locations.
 //!
-//! A [`Tree`] is what a file says, with the place of every key. [`merge`] lays one tree over another, [`set`] does the same for one
-//! `--set a.b=c`; both are pure, and keep the places, so that an error that is found after merging still names a line of the file.
-//! Knows no section.
+//! A [`Tree`] is the content of a file, with the location of every key. [`merge`] overrides one tree with
+//! another; [`set`] applies one `--set a.b=c`. Both are pure functions and keep the locations, so an error
+//! that is found after merging still names a line of the file. This module does not depend on the sections.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use toml::Value;
 use toml::de::{DeTable, DeValue};
 
-use super::ConfigError;
+use super::error::ConfigError;
+use super::location::SourceLocation;
 
-/// Where a value was written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum SourceLocation {
-    /// A line of a file, from 1.
-    File(PathBuf, usize),
-    /// `--set` with its argument.
-    Set(String),
-}
-
-impl fmt::Display for SourceLocation {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File(path, line) => write!(formatter, "{}:{line}", path.display()),
-            Self::Set(argument) => write!(formatter, "--set {argument}"),
-        }
-    }
-}
-
-/// Where a key was written, and its full dotted name there.
+/// The location of a key, and its full dotted name there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// The file and line, or the argument.
+    /// The file and line, or the `--set` argument.
     pub(crate) location: SourceLocation,
     /// The key as it was written, such as `stage.sft.train.lr`.
     pub(crate) key: String,
 }
 
-/// A value.
+/// The content of an entry.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Node {
     /// Text, a number, true or false, or a date.
@@ -51,19 +33,19 @@ pub(crate) enum Node {
     Table(Tree),
 }
 
-/// A value and where it was written.
+/// A value and its origin.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
     /// The value.
     pub(crate) node: Node,
-    /// Where it was written.
+    /// Where the value was written.
     pub(crate) origin: Origin,
 }
 
-/// A table: keys to values.
+/// A table: a map from keys to values.
 pub(crate) type Tree = BTreeMap<String, Entry>;
 
-/// Reads the text of the file `path`.
+/// Parses the text of the file `path`.
 pub(crate) fn parse(text: &str, path: &Path) -> Result<Tree, ConfigError> {
     let table = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
         place: SourceLocation::File(
@@ -75,7 +57,7 @@ pub(crate) fn parse(text: &str, path: &Path) -> Result<Tree, ConfigError> {
     Ok(Reader { text, path }.table(table.get_ref(), ""))
 }
 
-/// Lays `over` on `under`: tables are merged key by key, anything else is replaced.
+/// Overrides `under` with `over`. Tables are merged key by key; any other value is replaced.
 pub(crate) fn merge(mut under: Tree, over: Tree) -> Tree {
     for (key, entry) in over {
         let merged = match (under.remove(&key), entry) {
@@ -89,7 +71,7 @@ pub(crate) fn merge(mut under: Tree, over: Tree) -> Tree {
     under
 }
 
-/// Lays `a.b=c` on `under`. `c` is a TOML value, or else text.
+/// Applies `a.b=c` to `under`. `c` is parsed as a TOML value, or taken as text if it is not one.
 pub(crate) fn set(under: Tree, argument: &str) -> Result<Tree, ConfigError> {
     let Some((key, value)) = argument.split_once('=') else {
         return Err(ConfigError::SetSyntax(argument.to_owned()));
@@ -98,9 +80,11 @@ pub(crate) fn set(under: Tree, argument: &str) -> Result<Tree, ConfigError> {
     if parts.iter().any(|part| part.is_empty()) {
         return Err(ConfigError::SetSyntax(argument.to_owned()));
     }
+
     let document: Option<toml::Table> = toml::from_str(&format!("value = {value}")).ok();
-    // A value with a line break in it could carry keys of its own: such a thing is text.
+    // A value with a line break could define keys of its own, so it is taken as text.
     let parsed = document.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
+
     let origin = |depth: usize| Origin {
         location: SourceLocation::Set(argument.to_owned()),
         key: parts[..=depth].join("."),
@@ -111,10 +95,11 @@ pub(crate) fn set(under: Tree, argument: &str) -> Result<Tree, ConfigError> {
         let tree = Tree::from([(parts[depth + 1].to_owned(), entry)]);
         entry = Entry { node: Node::Table(tree), origin: origin(depth) };
     }
+
     Ok(merge(under, Tree::from([(parts[0].to_owned(), entry)])))
 }
 
-/// The entry under a dotted key.
+/// Returns the entry of a dotted key.
 pub(crate) fn find<'a>(tree: &'a Tree, key: &str) -> Option<&'a Entry> {
     match key.split_once('.') {
         None => tree.get(key),

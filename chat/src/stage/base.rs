@@ -1,4 +1,5 @@
-//! The base model of a pipeline: a LLaMA of the size that `[base]` says, trained from nothing on plain text.
+//! The base model of a pipeline: a LLaMA of the size given by `[base]`, trained from random weights on plain
+//! text.
 
 use std::path::Path;
 
@@ -7,15 +8,16 @@ use models::causal_lm::CausalLm;
 use models::config::Config;
 use serde_json::json;
 
-use super::{StageContext, sft, trainable_options};
+use super::context::{StageContext, trainable_options};
+use super::sft;
 use crate::config::section::BaseSection;
 use crate::config::{RunConfig, Stage};
 
-/// What a new network is made of.
+/// The specification of a new base model.
 pub(crate) struct BaseModelSpec<'a> {
-    /// Its sizes.
+    /// The sizes of the network.
     pub(crate) base: &'a BaseSection,
-    /// The folder of its tokenizer.
+    /// The folder of the tokenizer.
     pub(crate) tokenizer: &'a Path,
 }
 
@@ -36,13 +38,13 @@ pub(super) fn run(
 }
 
 impl BaseModelSpec<'_> {
-    /// The `config.json` of the network, with the vocabulary of `tokenizer`.
+    /// Builds the `config.json` of the network, with the vocabulary of `tokenizer`.
     pub(super) fn config(&self, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
         let ids = [tokenizer.bos_id(), tokenizer.eos_id(), tokenizer.pad_id()];
         self.with_vocabulary(tokenizer.vocab_size(), ids)
     }
 
-    /// The `config.json` of the network with `vocab_size` tokens and the ids of BOS, EOS and padding.
+    /// Builds the `config.json` of the network from the vocabulary size and the ids of BOS, EOS and padding.
     pub(super) fn with_vocabulary(
         &self,
         vocab_size: usize,

@@ -1,4 +1,4 @@
-//! What a stage is going to do, before it does it.
+//! The plan of a stage, which is printed before the stage starts.
 
 use std::path::Path;
 
@@ -7,40 +7,41 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use tui::number;
 
-use crate::command::{print, print_stderr};
 use crate::config::{RunConfig, Stage};
+use crate::console::{print, print_stderr};
 use crate::display::step_name;
 use crate::output;
 
-/// The size of a run.
+/// The size and the layout of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Plan {
     /// The stage.
     pub(crate) stage: &'static str,
-    /// Values of each model, by its role.
+    /// Number of parameters of each model, by role.
     #[serde(serialize_with = "as_object")]
     pub(crate) parameters: Vec<(&'static str, usize)>,
-    /// Rows to learn from.
+    /// Number of training rows.
     pub(crate) rows: usize,
-    /// Rows left out because they were too long or had nothing to learn from.
+    /// Number of rows that were read but left out, for example because they were too long.
     pub(crate) dropped: usize,
-    /// Tokens of all rows.
+    /// Number of tokens of all rows.
     pub(crate) tokens: usize,
-    /// Optimiser steps; for PPO, iterations.
+    /// Number of optimiser steps; for PPO, of iterations.
     pub(crate) steps: u64,
-    /// Rows of one optimiser step; for PPO, replies of one iteration.
+    /// Number of rows per optimiser step; for PPO, of replies per iteration.
     pub(crate) rows_per_step: usize,
-    /// How the processes share the work.
+    /// The mesh of the ranks.
     #[serde(serialize_with = "with_places")]
     pub(crate) mesh: Mesh,
-    /// The most memory that each process held until the models were loaded.
+    /// Peak memory of each process up to the end of model loading.
     pub(crate) loaded_bytes: Vec<u64>,
-    /// Weights, gradients and optimiser state of all models, without activations.
+    /// Bytes of weights, gradients and optimiser state of all models, without activations.
     pub(crate) model_bytes: usize,
 }
 
 impl Plan {
-    /// The plan of a stage that trains one model on rows.
+    /// Creates the plan of a stage that trains one model on rows. `rows` are the numbers of rows, of dropped
+    /// rows and of tokens; `units` is the number of examples per epoch.
     pub(crate) fn one_model(
         stage: Stage,
         config: &RunConfig,
@@ -64,18 +65,18 @@ impl Plan {
         }
     }
 
-    /// Tells the plan.
+    /// Prints the plan to stderr.
     pub(crate) fn show(&self) {
         self.lines().iter().for_each(|line| print_stderr(line));
     }
 
-    /// Prints the plan as data: lines, or one object.
+    /// Prints the plan to stdout: as lines, or as a JSON object.
     pub(crate) fn print(&self, json: bool) -> anyhow::Result<()> {
         let text = if json { serde_json::to_string_pretty(self)? } else { self.lines().join("\n") };
         Ok(print(&text)?)
     }
 
-    /// The plan for people.
+    /// Formats the plan as lines of text.
     fn lines(&self) -> Vec<String> {
         let models: Vec<String> = self
             .parameters
@@ -84,6 +85,7 @@ impl Plan {
             .collect();
         let is_ppo = self.stage == Stage::Ppo.name();
         let dropped = if self.dropped > 0 { format!(" ({} left out)", self.dropped) } else { String::new() };
+
         let mut lines = vec![format!(
             "{}: {} parameters; {}{dropped}, {} tokens; {} of {}; {:.0} MiB of weights and optimiser state",
             self.stage,
@@ -94,6 +96,7 @@ impl Plan {
             number::counted(self.rows_per_step as u64, if is_ppo { "reply" } else { "row" }),
             self.model_bytes as f64 / f64::from(1 << 20),
         )];
+
         if self.loaded_bytes.len() > 1 {
             lines.push(format!("peak memory of the processes until here: {}", mebibytes(&self.loaded_bytes)));
         }
@@ -119,7 +122,7 @@ fn as_object<S: Serializer>(parameters: &[(&str, usize)], serializer: S) -> Resu
     serializer.collect_map(parameters.iter().copied())
 }
 
-/// The size of each axis, and the place of each rank along it.
+/// Serialises the size of each axis, and the coordinates of each rank.
 fn with_places<S: Serializer>(mesh: &Mesh, serializer: S) -> Result<S::Ok, S::Error> {
     let of_axes = |number: &dyn Fn(Axis) -> usize| -> Map<String, Value> {
         Axis::ALL.iter().map(|&axis| (axis.name().to_owned(), number(axis).into())).collect()
@@ -132,7 +135,7 @@ fn with_places<S: Serializer>(mesh: &Mesh, serializer: S) -> Result<S::Ok, S::Er
     json!({"sizes": of_axes(&|axis| mesh.size(axis)), "ranks": places}).serialize(serializer)
 }
 
-/// As in `312, 298 MiB`, by rank.
+/// Formats sizes in rank order, as in `312, 298 MiB`.
 pub(super) fn mebibytes(bytes: &[u64]) -> String {
     let each: Vec<String> =
         bytes.iter().map(|&bytes| format!("{:.0}", bytes as f64 / f64::from(1 << 20))).collect();

@@ -1,4 +1,4 @@
-//! The stage `ppo`: four models in one process.
+//! The stage `ppo`: four models in each process.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,15 @@ use rlhf::ppo::{CRITIC_FOLDER, Data, Ppo};
 use rlhf::rollout::PpoModels;
 use tch::Kind;
 
-use super::{Plan, StageContext, num_parameters, rm, rows, run_in_folder, tokenizer, trainable_options};
-use crate::command::print_stderr;
+use super::context::{self, StageContext, num_parameters, run_in_folder, tokenizer, trainable_options};
+use super::plan::Plan;
+use super::{rm, rows};
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, RunConfig, Stage};
+use crate::console::print_stderr;
 use crate::session;
 
-/// The four models, as models of their own.
+/// The four loaded models. They share no weights.
 struct PpoModelSet {
     policy: CausalLm,
     reference: CausalLm,
@@ -25,7 +27,7 @@ struct PpoModelSet {
     reward: ScalarModel,
 }
 
-/// The same thing of each of the four models.
+/// One value for each of the four models.
 pub(super) struct PerRole<T> {
     pub(super) policy: T,
     pub(super) reference: T,
@@ -33,15 +35,15 @@ pub(super) struct PerRole<T> {
     pub(super) reward: T,
 }
 
-/// The rows of the stage, which fit its models.
+/// The rows of the stage, checked against its models.
 pub(super) struct Inputs {
     pub(super) prompts: rows::EncodedRows<PromptRow>,
     pub(super) ptx: rows::EncodedRows<SftRow>,
 }
 
 impl<T: Clone> PerRole<T> {
-    /// Finds something of each model by the setting that names it and the name there. Unless the
-    /// configuration names them, the reference is the policy and the critic starts as the reward model.
+    /// Calls `find` for each model with the setting that names it and the name that the setting gives. By
+    /// default the reference is the policy, and the critic starts as the reward model.
     pub(super) fn find(
         config: &RunConfig,
         mut find: impl FnMut(&'static str, &str) -> anyhow::Result<T>,
@@ -59,7 +61,7 @@ impl<T: Clone> PerRole<T> {
 }
 
 impl<T> PerRole<T> {
-    /// The same thing of each model, made from another.
+    /// Converts the value of each model.
     pub(super) fn map<U>(&self, mut to: impl FnMut(&T) -> anyhow::Result<U>) -> anyhow::Result<PerRole<U>> {
         Ok(PerRole {
             policy: to(&self.policy)?,
@@ -69,7 +71,7 @@ impl<T> PerRole<T> {
         })
     }
 
-    /// The models beside the policy, by name.
+    /// The models besides the policy, with their roles.
     pub(super) fn others(&self) -> [(&'static str, &T); 3] {
         [("reference", &self.reference), ("reward", &self.reward), ("critic", &self.critic)]
     }
@@ -85,17 +87,21 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     let configs = folders.map(|folder| Ok(Config::from_folder(folder)?))?;
     let tokenizer = tokenizer(config, &folders.policy)?;
     folders.check_tokenizers(&tokenizer, ctx.groups)?;
+
     let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
     let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint()), ctx.groups)?;
-    super::tell_dropout(
+    context::tell_dropout(
         ctx.groups,
         &[("policy", models.policy.config()), ("critic", models.critic.config())],
     );
-    super::check_split(config, &models.configs(), ctx)?;
+    context::check_split(config, &models.configs(), ctx)?;
+
     let plan = models.plan(config, ctx, &prompts)?;
     let stop_ids = session::stop_ids(&tokenizer, models.policy.config());
-    // Only for people to read: an id that cannot be decoded is shown as such and stops nothing.
+    // The text is only logged for people, so an id that cannot be decoded becomes an error text and does not
+    // stop the run.
     let decode = |ids: &[i64]| tokenizer.decode(ids, true).unwrap_or_else(|error| format!("<{error}>"));
+
     let roles = PpoModels {
         policy: &models.policy,
         reference: &models.reference,
@@ -109,6 +115,7 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
         stop_ids: &stop_ids,
         decode: &decode,
     };
+
     let mut stage = Ppo::new(roles, data, &config.ppo, &config.train, config.seed, ctx.groups)?;
     let companions = |folder: &Path| session::save_tokenizer(folder, &tokenizer, models.policy.config());
     run_in_folder(Stage::Ppo, config, plan, &companions, ctx, |run| stage.train(run))
@@ -129,7 +136,7 @@ pub(super) fn inputs(
     Ok(Inputs { prompts, ptx })
 }
 
-/// Refuses prompts that leave no room for a reply, and replies that a model has no positions for.
+/// Refuses prompts that leave no room for a reply, and replies that exceed the positions of a model.
 fn check_lengths(models: &PerRole<Config>, longest: usize, max_new_tokens: usize) -> anyhow::Result<()> {
     let room = models.policy.max_positions() as usize;
     if longest >= room {
@@ -143,7 +150,7 @@ fn check_lengths(models: &PerRole<Config>, longest: usize, max_new_tokens: usize
 }
 
 impl PerRole<PathBuf> {
-    /// The folders to load from: those of the models that are trained lie in the checkpoint of a resumed run.
+    /// Returns the folders to load from. In a resumed run, the policy and the critic are in the checkpoint.
     fn resumed_from(self, checkpoint: Option<&Path>) -> Self {
         match checkpoint {
             Some(path) => Self { policy: path.to_owned(), critic: path.join(CRITIC_FOLDER), ..self },
@@ -151,8 +158,8 @@ impl PerRole<PathBuf> {
         }
     }
 
-    /// Refuses models of another tokenizer than `own`, the policy's: all four are given the ids that it
-    /// makes.
+    /// Refuses models whose tokenizer differs from `own`, the tokenizer of the policy: all four models
+    /// receive the ids that it produces.
     fn check_tokenizers(&self, own: &Tokenizer, groups: &ProcessGroups) -> anyhow::Result<()> {
         let mut seen = vec![&self.policy];
         for (role, folder) in self.others() {
@@ -177,7 +184,7 @@ impl PerRole<PathBuf> {
     }
 }
 
-/// Refuses a model whose tokenizer is not the policy's.
+/// Refuses a model whose tokenizer differs from the tokenizer of the policy.
 pub(super) fn check_tokenizer(
     own: &Tokenizer,
     role: &'static str,
@@ -203,7 +210,7 @@ impl PpoModelSet {
         })
     }
 
-    /// Of policy, reference, critic and reward model.
+    /// Returns the configurations of policy, reference, critic and reward model.
     fn configs(&self) -> [&Config; 4] {
         [self.policy.config(), self.reference.config(), self.critic.config(), self.reward.config()]
     }
@@ -222,7 +229,8 @@ impl PpoModelSet {
             ("reward", num_parameters(&self.reward, groups)?),
         ];
 
-        // Policy and critic are trained.
+        // Only the policy and the critic are trained; the other two models need memory for their weights
+        // alone.
         let trained = parameters[0].1 + parameters[1].1;
         let dtype = config.model.dtype;
         Ok(Plan {

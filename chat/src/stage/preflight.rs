@@ -1,10 +1,10 @@
-//! Checks what a stage reads before any stage of its pipeline runs: a typo in the last stage must not cost
-//! the first ones.
+//! Checks the inputs of every stage before the first stage of a pipeline runs: a typo in the last stage must
+//! not cost the time of the first ones.
 //!
-//! A stage reads model folders and rows. What exists is checked as the stage itself checks it: `config.json`,
-//! the headers of the weight files, the tokenizer with its template, every row, and whether lengths and token
-//! ids fit the models. A folder that an earlier stage will write is described by the model that this stage
-//! starts from. Reads no weights and writes nothing.
+//! The inputs of a stage are model folders and rows. Inputs that exist are checked in the same way as the
+//! stage itself checks them: `config.json`, the headers of the weight files, the tokenizer with its template,
+//! every row, and whether lengths and token ids fit the models. A folder that an earlier stage will write is
+//! described by the model that this stage starts from. This module reads no weights and writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,53 +16,54 @@ use models::weights::WeightFolder;
 use parallel::Mesh;
 use tui::number::counted;
 
+use super::base::BaseModelSpec;
 use super::ppo::PerRole;
-use super::{BaseModelSpec, ppo, rm, rows, sft};
+use super::{context, ppo, rm, rows, sft};
 use crate::config::section::{DataSection, Files};
 use crate::config::{ConfigError, RunConfig, Stage};
 use crate::session;
 
-/// A model that exists, or that an earlier stage will write.
+/// A model that exists or that an earlier stage will write.
 #[derive(Clone)]
 struct ModelSpec {
     config: Config,
-    /// Whether it has a score in place of logits.
+    /// Whether the model has a score head instead of a vocabulary head.
     is_reward_model: bool,
-    /// Absent: the pipeline itself will train the tokenizer.
+    /// The tokenizer. `None` if the pipeline itself will train it.
     tokenizer: Option<TokenizerFiles>,
 }
 
-/// Where the tokenizer of a model comes from.
+/// The location of the tokenizer of a model.
 #[derive(Clone)]
 struct TokenizerFiles {
     folder: PathBuf,
-    /// The template that an earlier stage sets, as a name or Jinja source.
+    /// The chat template that an earlier stage sets, as a name or Jinja source.
     template: Option<String>,
     /// Whether supervised fine-tuning adds the tokens that the template needs.
     adds_tokens: bool,
 }
 
-/// What the stages before the one that is checked will have written.
+/// The state of the checks: the outputs of the stages before the one that is checked.
 pub(crate) struct Preflight<'a> {
     /// The folder of the pipeline.
     out: PathBuf,
-    /// How the processes are arranged.
+    /// The mesh of the ranks.
     mesh: &'a Mesh,
-    /// Files of rows that the pipeline makes.
+    /// The row files that the pipeline generates.
     made_rows: BTreeSet<PathBuf>,
     /// The models that earlier stages will write, by run folder.
     made_models: BTreeMap<PathBuf, ModelSpec>,
 }
 
 impl<'a> Preflight<'a> {
-    /// Before the first stage. `made_rows` are the files that the pipeline itself makes.
+    /// Creates the state before the first stage. `made_rows` are the row files that the pipeline generates.
     pub(crate) fn new(out: &Path, mesh: &'a Mesh, made_rows: impl IntoIterator<Item = PathBuf>) -> Self {
         let made_rows = made_rows.into_iter().map(|file| absolute(&file)).collect();
         Self { out: absolute(out), mesh, made_rows, made_models: BTreeMap::new() }
     }
 
-    /// Checks the base model; `vocab_size` stands in for a tokenizer that the pipeline has not trained yet.
-    /// Returns a line for people.
+    /// Checks the base model. `vocab_size` replaces the vocabulary of a tokenizer that the pipeline has not
+    /// trained yet. Returns a summary line.
     pub(crate) fn base(
         &mut self,
         config: &RunConfig,
@@ -78,13 +79,13 @@ impl<'a> Preflight<'a> {
             Some(tokenizer) => network.config(tokenizer)?,
             None => network.with_vocabulary(vocab_size, [None; 3])?,
         };
-        super::check_mesh(config, &[&architecture], self.mesh)?;
+        context::check_mesh(config, &[&architecture], self.mesh)?;
         let line = self.demonstrations(Stage::Base, config, &architecture, tokenizer.as_ref())?;
         self.add_model(config, ModelSpec { config: architecture, is_reward_model: false, tokenizer: files });
         Ok(line)
     }
 
-    /// Checks a stage that starts from a model folder. Returns a line for people.
+    /// Checks a stage that starts from a model folder. Returns a summary line.
     pub(crate) fn stage(&mut self, stage: Stage, config: &RunConfig) -> anyhow::Result<String> {
         config.check(stage)?;
         let mut model = self.model("model.path", &config.model.path)?;
@@ -96,7 +97,7 @@ impl<'a> Preflight<'a> {
             return Ok(line);
         }
 
-        super::check_mesh(config, &[&model.config], self.mesh)?;
+        context::check_mesh(config, &[&model.config], self.mesh)?;
         let line = if stage == Stage::Rm {
             model.is_reward_model = true;
             self.pairs(config, &model.config, tokenizer.as_ref())?
@@ -118,7 +119,7 @@ impl<'a> Preflight<'a> {
             models.others().iter().try_for_each(|(role, model)| model.check_tokenizer(role, tokenizer))?;
         }
         let configs = models.map(|model| Ok(model.config.clone()))?;
-        super::check_mesh(config, &configs.all(), self.mesh)?;
+        context::check_mesh(config, &configs.all(), self.mesh)?;
 
         let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
             self.parse::<PromptRow>(&config.data.train, &config.data)?;
@@ -142,7 +143,7 @@ impl<'a> Preflight<'a> {
             return Ok(deferred_line(stage));
         };
         let inputs = sft::inputs(stage, config, model, tokenizer)?;
-        let units = sft::data(config, &inputs)?.bins.len();
+        let units = rlhf::sft::bins(&inputs.train.rows, sft::packing(config))?.len();
         Ok(describe(stage, &inputs.train, &steps(config, units)))
     }
 
@@ -161,13 +162,13 @@ impl<'a> Preflight<'a> {
         Ok(describe(Stage::Rm, &train, &steps(config, train.rows.len())))
     }
 
-    /// Whether the files of rows exist already, all of them.
+    /// Whether all row files exist already.
     fn have_rows(&self, config: &RunConfig) -> bool {
         let files = [&config.data.train, &config.data.eval, &config.data.ptx];
         !files.iter().flat_map(|files| &files.0).any(|file| self.will_generate(file))
     }
 
-    /// Whether a file of rows does not exist yet and the pipeline makes it. A pattern may match such files.
+    /// Whether the pipeline will generate a row file that does not exist yet. A pattern may match such files.
     fn will_generate(&self, file: &str) -> bool {
         let path = absolute(Path::new(file));
         let is_pattern = file.contains(['*', '?']);
@@ -175,16 +176,17 @@ impl<'a> Preflight<'a> {
         (self.made_rows.contains(&path) && !path.exists()) || (is_pattern && is_beside())
     }
 
-    /// Reads the rows that exist, where no tokenizer does yet.
+    /// Parses the existing rows without tokenising them. Used when the tokenizer or some of the rows do not
+    /// exist yet.
     fn parse<T: TrainingRow>(&self, files: &Files, data: &DataSection) -> anyhow::Result<()> {
         let existing: Vec<&String> = files.0.iter().filter(|file| !self.will_generate(file)).collect();
         rows::parse::<T>(&existing, data)
     }
 
-    /// The model that the setting `key` names.
+    /// Returns the model that the setting `key` names.
     fn model(&self, key: &'static str, name: &str) -> anyhow::Result<ModelSpec> {
         let path = absolute(Path::new(name));
-        // A run folder stands for its `final/`; the checkpoints of a run are models as well.
+        // A run folder stands for its `final/`. The checkpoints of a run are models as well.
         let is_written = |run: &Path| {
             path == run || path == run.join("final") || path.parent() == Some(&run.join("checkpoints"))
         };
@@ -203,7 +205,7 @@ impl<'a> Preflight<'a> {
 }
 
 impl ModelSpec {
-    /// A model that exists. The headers of its weight files are read as well.
+    /// Describes an existing model. Also reads the headers of its weight files.
     fn of_folder(folder: PathBuf) -> anyhow::Result<Self> {
         let config = Config::from_folder(&folder)?;
         WeightFolder::open(&folder)?;
@@ -211,7 +213,7 @@ impl ModelSpec {
         Ok(Self { config, is_reward_model, tokenizer: Some(TokenizerFiles::of(folder)) })
     }
 
-    /// The tokenizer of a stage that starts from this model.
+    /// Returns the tokenizer of a stage that starts from this model.
     fn tokenizer_of(&self, stage: Stage, config: &RunConfig) -> anyhow::Result<Option<TokenizerFiles>> {
         let section = &config.tokenizer;
         let files = match &section.path {
@@ -226,14 +228,14 @@ impl ModelSpec {
         Ok(files.map(own))
     }
 
-    /// Makes room for tokens that the stage adds to its tokenizer.
+    /// Grows the vocabulary of the model for the tokens that the stage adds to its tokenizer.
     fn grow(&mut self) -> anyhow::Result<()> {
         let Some(files) = self.tokenizer.as_ref().filter(|files| files.adds_tokens) else { return Ok(()) };
         let prepared = session::tokenizer_to_train(&files.folder, files.template.as_deref())?;
         sft::grow(&mut self.config, &prepared.tokenizer, &prepared.added)
     }
 
-    /// Refuses another tokenizer than `own`, the policy's.
+    /// Refuses a model whose tokenizer differs from `own`, the tokenizer of the policy.
     fn check_tokenizer(&self, role: &'static str, own: &Tokenizer) -> anyhow::Result<()> {
         let Some(files) = &self.tokenizer else { return Ok(()) };
         if !files.folder.join("tokenizer.json").exists() {
@@ -275,20 +277,20 @@ impl TokenizerFiles {
     }
 }
 
-/// A path to compare with others: absolute, without `.`. Links are not followed, since nothing may be there
-/// yet.
+/// Makes a path comparable with others: absolute, without `.`. Links are not resolved, because the path may
+/// not exist yet.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// A line for people about a stage whose rows were read.
+/// Returns the summary line of a stage whose rows were read.
 fn describe<T>(stage: Stage, rows: &rows::EncodedRows<T>, length: &str) -> String {
     let dropped = if rows.dropped > 0 { format!(" ({} left out)", rows.dropped) } else { String::new() };
     let count = counted(rows.rows.len() as u64, "row");
     format!("{}: {count}{dropped}, {}; {length}", stage.name(), counted(rows.tokens as u64, "token"))
 }
 
-/// A line for people about a stage whose rows or tokenizer an earlier part makes.
+/// Returns the summary line of a stage whose rows or tokenizer an earlier part of the pipeline makes.
 fn deferred_line(stage: Stage) -> String {
     format!("{}: reads what an earlier part of the pipeline makes", stage.name())
 }

@@ -6,13 +6,16 @@ use datasets::{PreferenceRow, Tokenizer};
 use models::causal_lm::LoadOptions;
 use models::config::Config;
 use models::scalar_model::ScalarModel;
-use rlhf::reward;
+use rlhf::reward::Reward;
+use rlhf::trainer;
 
-use super::{Plan, StageContext, rows, run_in_folder, start_folder, tokenizer, trainable_options};
+use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
+use super::plan::Plan;
+use super::rows;
 use crate::config::{RunConfig, Stage};
 use crate::session;
 
-/// The pairs of the stage, which fit its model.
+/// The pairs of the stage, checked against its model.
 pub(super) struct Inputs {
     pub(super) train: rows::EncodedRows<PreferenceRow>,
     pub(super) eval: rows::EncodedRows<PreferenceRow>,
@@ -23,16 +26,16 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     let tokenizer = tokenizer(config, &folder)?;
     let Inputs { train, eval } = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
     let model = load(&folder, config.seed, &trainable_options(config, ctx.groups))?;
-    super::tell_dropout(ctx.groups, &[("model", model.config())]);
-    super::check_split(config, &[model.config()], ctx)?;
+    context::tell_dropout(ctx.groups, &[("model", model.config())]);
+    context::check_split(config, &[model.config()], ctx)?;
 
-    let data = reward::Data { train: &train.rows, eval: &eval.rows, shuffle: config.data.shuffle };
-    let parameters = super::num_parameters(&model, ctx.groups)?;
+    let objective = Reward::new(&model, &train.rows, &eval.rows, &config.reward)?;
+    let parameters = context::num_parameters(&model, ctx.groups)?;
     let sizes = [train.rows.len(), train.dropped, train.tokens];
     let plan = Plan::one_model(Stage::Rm, config, ctx.mesh, parameters, sizes, train.rows.len());
     let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
     run_in_folder(Stage::Rm, config, plan, &companions, ctx, |run| {
-        reward::train(&model, &data, &config.reward, &config.train, run)
+        trainer::train(&objective, config.data.shuffle, &config.train, run)
     })
 }
 
@@ -45,7 +48,8 @@ pub(super) fn inputs(config: &RunConfig, model: &Config, tokenizer: &Tokenizer) 
     Ok(Inputs { train, eval })
 }
 
-/// A scalar model: a sequence-classification folder as it is, a causal language model with a new score head.
+/// Loads a scalar model: a sequence-classification model as it is, or a causal language model with a new
+/// score head.
 pub(super) fn load(folder: &Path, seed: u64, options: &LoadOptions) -> anyhow::Result<ScalarModel> {
     let config = Config::from_folder(folder)?;
     if config.is_sequence_classification() {

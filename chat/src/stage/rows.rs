@@ -1,5 +1,5 @@
-//! The rows of a stage: the files of `[data]`, read, tokenised and cut, or taken from the cache; and what is
-//! told about them.
+//! The rows of a stage: reads, tokenises and truncates the files of `[data]`, or loads the rows from the
+//! cache, and prints what happened to them.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -10,29 +10,29 @@ use datasets::{Cache, CacheUse, Counts, PromptRow, ReadOptions, RowLocation, Sft
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
-use crate::command::print_stderr;
 use crate::config::section::{DataSection, Files};
 use crate::config::{ConfigError, Stage};
+use crate::console::print_stderr;
 
-/// Bytes of data files from which on tokenised rows are kept in the user's own cache.
+/// Minimum size of the data files in bytes for which tokenised rows are kept in the cache folder of the user.
 const MIN_CACHED_BYTES: u64 = 4 << 20;
 
-/// How long loading may take before its progress is shown.
+/// How long loading runs before its progress is shown.
 const PROGRESS_DELAY: Duration = Duration::from_secs(2);
 
-/// Tokenised rows, and what became of the others.
+/// Tokenised rows, and the number of rows left out.
 pub(crate) struct EncodedRows<T> {
     /// The rows.
     pub(crate) rows: Vec<T>,
-    /// Rows that were left out.
+    /// Number of rows that were left out.
     pub(crate) dropped: usize,
-    /// Tokens of all rows.
+    /// Number of tokens of all rows.
     pub(crate) tokens: usize,
-    /// Tokens of the longest row.
+    /// Number of tokens of the longest row.
     pub(crate) longest: usize,
 }
 
-/// Rows of supervised fine-tuning that are not measured: those of PPO's language-modelling term.
+/// Loads fine-tuning rows without an evaluation set: the rows of the language-modelling term of PPO.
 pub(super) fn demonstrations(
     files: &Files,
     tokenizer: &Tokenizer,
@@ -41,7 +41,7 @@ pub(super) fn demonstrations(
     Ok(encoded(load(files, tokenizer, data)?))
 }
 
-/// Prompts of a rollout.
+/// Loads the prompts of PPO.
 pub(super) fn prompts(
     files: &Files,
     tokenizer: &Tokenizer,
@@ -50,7 +50,8 @@ pub(super) fn prompts(
     Ok(encoded(load(files, tokenizer, data)?))
 }
 
-/// Rows to learn from and rows to look at: `[data] eval`, or a part of the training rows.
+/// Loads the training rows and the held-out rows: the files of `[data] eval`, or a fraction of the training
+/// rows.
 pub(super) fn train_and_eval<T: TrainingRow>(
     tokenizer: &Tokenizer,
     data: &DataSection,
@@ -60,6 +61,7 @@ pub(super) fn train_and_eval<T: TrainingRow>(
     if data.eval_fraction == 0.0 {
         return Ok([encoded(train), encoded(load(&data.eval, tokenizer, data)?)]);
     }
+
     let held_out = split::hold_out(&mut train, data.eval_fraction, seed);
     let [learned, looked_at] = [train.rows.len(), held_out.len()];
     if learned == 0 || looked_at == 0 {
@@ -72,6 +74,7 @@ pub(super) fn train_and_eval<T: TrainingRow>(
         );
         return Err(ConfigError::Value { place: None, key, message }.into());
     }
+
     print_stderr(&format!(
         "{}: {looked_at} of {} rows are held out",
         data.train.0.join(", "),
@@ -80,7 +83,7 @@ pub(super) fn train_and_eval<T: TrainingRow>(
     Ok([encoded(train), with_lengths(held_out, 0)])
 }
 
-/// Refuses to begin a stage with nothing to learn from.
+/// Refuses a stage without training rows.
 pub(super) fn refuse_none<T>(rows: &EncodedRows<T>, stage: Stage) -> Result<(), rlhf::Error> {
     if !rows.rows.is_empty() {
         return Ok(());
@@ -89,7 +92,7 @@ pub(super) fn refuse_none<T>(rows: &EncodedRows<T>, stage: Stage) -> Result<(), 
     Err(rlhf::Error::NoRows { stage: stage.name(), fix })
 }
 
-/// Reads every row of `files` without tokenising it.
+/// Parses every row of `files` without tokenising it.
 pub(super) fn parse<T: TrainingRow>(files: &[&String], data: &DataSection) -> anyhow::Result<()> {
     for path in table::expand(files)? {
         table::open_records::<T::Source>(&path, &reading(data))?.try_for_each(|row| row.map(drop))?;
@@ -112,10 +115,12 @@ fn load<T: TrainingRow>(
         cache: cache(data),
         ..LoadOptions::new(data.max_length, data.overlong)
     };
+
     let mut shown = LoadProgress { started: Instant::now(), progress: None, percent: 0 };
     let dataset =
         EncodedDataset::load_with(&files.0, tokenizer, &options, &mut |progress| shown.update(&progress))?;
     shown.finish();
+
     dataset.files.iter().for_each(tell_notes);
     tell_counts(files, &dataset.counts, data);
     match &dataset.cache {
@@ -133,14 +138,14 @@ fn load<T: TrainingRow>(
     Ok(dataset)
 }
 
-/// Where `[data] cache` says, else in the user's cache folder.
+/// Returns the cache that `[data] cache` names, or else the cache folder of the user.
 fn cache(data: &DataSection) -> Option<Cache> {
     match data.cache.as_deref() {
         Some("") => None,
         Some(folder) => Some(Cache { folder: folder.into(), least_bytes: 0 }),
         None => {
             let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-            // A relative one is not valid (XDG Base Directory Specification).
+            // A relative path is not valid (XDG Base Directory Specification).
             let own = variable("XDG_CACHE_HOME").filter(|path| path.is_absolute());
             let own = own.or_else(|| Some(variable("HOME")?.join(".cache")))?;
             Some(Cache { folder: own.join("colossal-chat/rows"), least_bytes: MIN_CACHED_BYTES })
@@ -148,7 +153,7 @@ fn cache(data: &DataSection) -> Option<Cache> {
     }
 }
 
-/// Tells what was found in a file beside its rows.
+/// Prints the findings about a file, such as fields that are not read.
 fn tell_notes(file: &FileRead) {
     let path = file.path.display();
     for line in file.notes.lines(RowLocation::unit(&file.path), false) {
@@ -184,7 +189,7 @@ fn with_lengths<T: TrainingRow>(rows: Vec<T>, dropped: usize) -> EncodedRows<T> 
     EncodedRows { rows, dropped, tokens, longest }
 }
 
-/// The progress of a loading that takes its time.
+/// The progress display of a load that takes longer than [`PROGRESS_DELAY`].
 struct LoadProgress {
     started: Instant,
     progress: Option<Progress<std::io::Stderr>>,
@@ -203,7 +208,7 @@ impl LoadProgress {
             let mode = Mode::detect(stderr.is_terminal(), &Environment::read());
             Progress::new(stderr, mode)
         });
-        // When nobody reads the progress any more, the work goes on.
+        // A display that cannot be written to must not stop the loading.
         let _ = if begun { Ok(()) } else { progress.start_at("reading rows", 100, self.percent) };
         let _ = progress.update(percent, &[("rows", now.rows as f64)]);
         self.percent = percent;

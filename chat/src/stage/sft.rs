@@ -5,14 +5,17 @@ use std::path::Path;
 use datasets::{SftRow, Tokenizer};
 use models::causal_lm::CausalLm;
 use models::config::Config;
-use rlhf::sft::Data;
+use rlhf::sft::Sft;
+use rlhf::trainer::{self, Objective};
 
-use super::{Plan, StageContext, rows, run_in_folder, start_folder, tokenizer_folder, trainable_options};
-use crate::command::print_stderr;
+use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer_folder, trainable_options};
+use super::plan::Plan;
+use super::rows;
 use crate::config::{RunConfig, Stage};
+use crate::console::print_stderr;
 use crate::session;
 
-/// The rows of the stage, which fit its model.
+/// The rows of the stage, checked against its model.
 pub(super) struct Inputs {
     pub(super) train: rows::EncodedRows<SftRow>,
     pub(super) eval: rows::EncodedRows<SftRow>,
@@ -40,10 +43,12 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     train_on(Stage::Sft, config, &model, &inputs, &tokenizer, ctx)
 }
 
-/// Makes room for the tokens that were `added` to the tokenizer, where the embeddings have none to spare.
+/// Raises the vocabulary size of the model if the tokens that were `added` to the tokenizer exceed its
+/// embeddings.
 pub(super) fn grow(model: &mut Config, tokenizer: &Tokenizer, added: &[&str]) -> anyhow::Result<()> {
     let (held, wanted) = (model.vocab_size(), tokenizer.vocab_size() as i64);
-    // A tokenizer that is too large without them belongs to another model, which a check refuses later.
+    // A tokenizer that is too large even without the added tokens belongs to another model. A later check
+    // refuses it.
     if wanted > held && wanted - added.len() as i64 <= held {
         model.set("vocab_size", wanted.into())?;
     }
@@ -81,13 +86,12 @@ pub(super) fn inputs(
     Ok(Inputs { train, eval })
 }
 
-/// The rows as the stage learns from them: one by one, or packed.
-pub(super) fn data<'a>(config: &RunConfig, inputs: &'a Inputs) -> anyhow::Result<Data<'a>> {
-    let packing = config.data.packing.then_some(config.data.max_length);
-    Ok(Data::new(&inputs.train.rows, &inputs.eval.rows, packing, config.data.shuffle)?)
+/// Returns the length of a bin of packed rows; `None` without packing.
+pub(super) fn packing(config: &RunConfig) -> Option<usize> {
+    config.data.packing.then_some(config.data.max_length)
 }
 
-/// Supervised training, of a stage that has its model and its rows.
+/// Runs supervised training on a loaded model and its rows.
 pub(super) fn train_on(
     stage: Stage,
     config: &RunConfig,
@@ -96,15 +100,15 @@ pub(super) fn train_on(
     tokenizer: &Tokenizer,
     ctx: &mut StageContext<'_>,
 ) -> anyhow::Result<()> {
-    super::tell_dropout(ctx.groups, &[("model", model.config())]);
-    super::check_split(config, &[model.config()], ctx)?;
-    let data = data(config, inputs)?;
-    let parameters = super::num_parameters(model, ctx.groups)?;
+    context::tell_dropout(ctx.groups, &[("model", model.config())]);
+    context::check_split(config, &[model.config()], ctx)?;
+    let objective = Sft::new(model, &inputs.train.rows, &inputs.eval.rows, packing(config))?;
+    let parameters = context::num_parameters(model, ctx.groups)?;
     let train = &inputs.train;
     let sizes = [train.rows.len(), train.dropped, train.tokens];
-    let plan = Plan::one_model(stage, config, ctx.mesh, parameters, sizes, data.bins.len());
+    let plan = Plan::one_model(stage, config, ctx.mesh, parameters, sizes, objective.num_examples());
     let companions = |folder: &Path| session::save_tokenizer(folder, tokenizer, model.config());
     run_in_folder(stage, config, plan, &companions, ctx, |run| {
-        rlhf::sft::train(model, &data, &config.train, run)
+        trainer::train(&objective, config.data.shuffle, &config.train, run)
     })
 }

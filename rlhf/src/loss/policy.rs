@@ -1,7 +1,8 @@
-//! The clipped surrogate of the policy and what is worth watching in it.
+//! The clipped surrogate loss of the policy, and its statistics.
 //!
-//! Formula and papers are in the module above. At equal elements `max` splits the gradient between both sides, which are then the
-//! same function, so inside the clip range the gradient is exactly `-A rho d(log p)`.
+//! The parent module gives formula and papers. Where both sides of `max` are equal, it splits the gradient
+//! between them. Inside the clip range both sides are the same function, so the gradient there is exactly
+//! `-A rho d(log p)`.
 
 use std::ops::AddAssign;
 
@@ -11,16 +12,16 @@ use tch::Tensor;
 use super::{detached, sums};
 use crate::{Error, check};
 
-/// Bounds of one policy update.
+/// The clip range of the policy loss.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyClip {
-    /// Ratios below `1 - low` earn nothing more.
+    /// Ratios below `1 - low` do not lower the loss any further.
     pub low: f64,
-    /// Ratios above `1 + high` earn nothing more.
+    /// Ratios above `1 + high` do not lower the loss any further.
     pub high: f64,
-    /// The logarithm of the ratio is clamped to plus or minus this, beyond which it has no gradient (OpenRLHF, verl: 20).
-    /// Without it a ratio can overflow, and infinity times an advantage of 0 is NaN.
+    /// The log-ratio is clamped to plus or minus this value and has no gradient beyond it (OpenRLHF, verl:
+    /// 20). Without the clamp a ratio can overflow, and infinity times an advantage of 0 is NaN.
     pub log_ratio: Option<f64>,
 }
 
@@ -30,25 +31,26 @@ impl Default for PolicyClip {
     }
 }
 
-/// The loss of some tokens.
+/// The policy loss of some tokens.
 #[derive(Debug)]
 pub struct PolicyLoss {
     /// The sum over the tokens, a scalar with a gradient.
     pub loss: Tensor,
-    /// What else was seen.
+    /// Sums for the metrics.
     pub statistics: PolicyStatistics,
 }
 
-/// Sums over tokens; they add up over micro-batches.
+/// Sums over tokens. They can be added up over micro-batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PolicyStatistics {
     /// Number of tokens.
     pub tokens: f64,
-    /// Tokens whose clipped side is the larger: divided by `tokens`, TRL's `policy/clipfrac_avg`.
+    /// Number of tokens whose clipped side is the larger. Divided by `tokens`, this is `policy/clipfrac_avg`
+    /// of TRL.
     pub clipped: f64,
-    /// `(log rho)^2 / 2`, TRL's `policy/approxkl_avg`.
+    /// Sum of `(log rho)^2 / 2`. Its mean is `policy/approxkl_avg` of TRL.
     pub half_squared_log_ratio: f64,
-    /// `rho`, whose mean is TRL's `val/ratio`.
+    /// Sum of `rho`. Its mean is `val/ratio` of TRL.
     pub ratio: f64,
 }
 
@@ -61,10 +63,11 @@ impl AddAssign for PolicyStatistics {
     }
 }
 
-/// The policy loss of `[N]` tokens. Only `logprobs` carries a gradient.
+/// Computes the policy loss of `[N]` tokens. Only `logprobs` has a gradient.
 ///
-/// A log-probability of minus infinity on one side is finite under `clip.log_ratio`. On both sides, or as NaN, it makes the loss NaN:
-/// that is a broken model, and the optimiser step has to refuse it.
+/// With a log-probability of minus infinity on one side, the loss is finite if `clip.log_ratio` is set. With
+/// minus infinity on both sides, or with NaN, the loss is NaN. The model is then broken, and the optimiser
+/// step must refuse the loss.
 pub fn policy(
     logprobs: &Tensor,
     old_logprobs: &Tensor,

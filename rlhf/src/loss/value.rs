@@ -1,7 +1,8 @@
 //! The clipped squared error of the critic.
 //!
-//! Formula and source are in the module above. The clip moves values at most `e` from those of the rollout: 0.2 in `OpenAI`'s code,
-//! TRL, DeepSpeed-Chat and `NeMo` RL, 0.5 in OpenRLHF and verl.
+//! The parent module gives formula and source. The clip limits how far values move from the values of the
+//! rollout. The limit is 0.2 in the code of `OpenAI`, TRL, DeepSpeed-Chat and `NeMo` RL, and 0.5 in OpenRLHF
+//! and verl.
 
 use std::ops::AddAssign;
 
@@ -11,35 +12,36 @@ use tch::{Kind, Tensor};
 use super::{detached, sums};
 use crate::{Error, check};
 
-/// The loss of some slots.
+/// The value loss of some slots.
 #[derive(Debug)]
 pub struct ValueLoss {
     /// The sum over the slots, a scalar with a gradient.
     pub loss: Tensor,
-    /// What else was seen.
+    /// Sums for the metrics.
     pub statistics: ValueStatistics,
 }
 
-/// Sums over slots; they add up over micro-batches.
+/// Sums over slots. They can be added up over micro-batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ValueStatistics {
     /// Number of slots.
     pub tokens: f64,
-    /// Slots whose clipped side is the larger: divided by `tokens`, TRL's `val/clipfrac_avg`.
+    /// Number of slots whose clipped side is the larger. Divided by `tokens`, this is `val/clipfrac_avg` of
+    /// TRL.
     pub clipped: f64,
-    /// `R`.
+    /// Sum of `R`.
     pub returns: f64,
-    /// `R^2`.
+    /// Sum of `R^2`.
     pub returns_squared: f64,
-    /// `R - V`.
+    /// Sum of `R - V`.
     pub error: f64,
-    /// `(R - V)^2`.
+    /// Sum of `(R - V)^2`.
     pub error_squared: f64,
 }
 
 impl ValueStatistics {
-    /// `1 - Var(R - V) / Var(R)`: 1 for a perfect critic, 0 for one that knows no more than the mean. None
-    /// when all returns are equal up to the rounding of these sums.
+    /// Computes `1 - Var(R - V) / Var(R)`: 1 for a perfect critic, 0 for one that predicts no better than the
+    /// mean. `None` when all returns are equal up to the rounding of these sums.
     pub fn explained_variance(&self) -> Option<f64> {
         const ROUNDING: f64 = 1e-12;
         let variance = |squares: f64, sum: f64| squares / self.tokens - (sum / self.tokens).powi(2);
@@ -60,7 +62,8 @@ impl AddAssign for ValueStatistics {
     }
 }
 
-/// The value loss of `[N]` slots; `old_values` are those of the rollout. Only `values` carries a gradient.
+/// Computes the value loss of `[N]` slots. `old_values` are the values of the rollout. Only `values` has a
+/// gradient.
 pub fn value(
     values: &Tensor,
     old_values: &Tensor,
@@ -70,6 +73,7 @@ pub fn value(
     let old_values = detached("the old values", old_values, values)?;
     let returns = detached("the returns", returns, values)?;
     let values = check::widen(values);
+
     let unclipped = (&values - &returns).square();
     let clipped = match clip {
         Some(clip) => {
@@ -80,7 +84,7 @@ pub fn value(
     let loss = unclipped.maximum(&clipped).sum(None) * 0.5;
 
     let error = &returns - &values;
-    // In fp32 the squares of equal returns would differ from the square of their mean.
+    // In fp32, rounding would give equal returns a variance other than 0.
     let exact_square = |numbers: &Tensor| numbers.to_kind(Kind::Double).square();
     let [tokens, clipped, returns, returns_squared, error, error_squared] = sums([
         returns.ones_like(),

@@ -1,8 +1,9 @@
-//! `data check`: what is in a file of rows, and what is wrong with it.
+//! `data check`: reports the contents of a data file and its problems.
 //!
-//! The layout is told as training and `data convert` tell it, and every row is read as they read it. A row
-//! that cannot be used is an error, of which the first few are shown; what may be meant so (equal answers,
-//! rows twice, the text of a special token in what a person says, two turns of one speaker) is counted.
+//! The layout is detected and every row is read exactly as in training and in `data convert`. A row that
+//! cannot be used is an error, and the first few errors are shown. Findings that may be intended are only
+//! counted: equal answers, duplicate rows, the text of a special token in a user turn, and two consecutive
+//! turns of one speaker.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,31 +16,31 @@ use datasets::{
 use serde::Serialize;
 
 use crate::args::CheckArgs;
-use crate::command::print;
+use crate::console::print;
 use crate::exit::Failure;
 use crate::session;
 
-/// Errors that are shown.
+/// The maximum number of errors to show.
 const MAX_SHOWN_ERRORS: usize = 10;
 
-/// What was found.
+/// The findings on one file.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     file: PathBuf,
     layout: &'static str,
-    /// What such rows are for, as in "preference rows".
+    /// The purpose of rows of this layout, as in "preference rows".
     kind: &'static str,
     columns: Vec<String>,
     rows: usize,
     unusable: usize,
-    /// The first few.
+    /// The first few errors.
     errors: Vec<String>,
     duplicates: usize,
-    /// Pairs whose answers are equal.
+    /// The number of pairs with equal answers.
     equal_answers: usize,
-    /// Rows in which somebody writes the text of a special token.
+    /// The number of rows in which a user turn contains the text of a special token.
     special_text: usize,
-    /// Fields that are not read, rows that are left out, and odd conversations.
+    /// Notes on fields that are not read, rows that are skipped, and unusual conversations.
     notes: Notes,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens: Option<TokenStats>,
@@ -49,7 +50,7 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct TokenStats {
     total: usize,
-    /// Tokens that have a loss.
+    /// The number of tokens that contribute to the loss.
     label_tokens: usize,
     shortest: usize,
     median: usize,
@@ -57,17 +58,17 @@ struct TokenStats {
     mean: f64,
 }
 
-/// One row, measured.
+/// The statistics of one row.
 #[derive(Default)]
 struct RowStats {
-    /// Tokens of its sequences.
+    /// The length of each sequence of the row in tokens.
     lengths: Vec<usize>,
     label_tokens: usize,
     equal_answers: bool,
     special_text: bool,
 }
 
-/// Reads the whole file; fails when a row cannot be used.
+/// Checks the complete file and prints the report. Fails if a row cannot be used.
 pub(crate) fn run(arguments: &CheckArgs) -> anyhow::Result<()> {
     let tokenizer = match &arguments.tokenizer {
         Some(name) => Some(session::tokenizer(&session::folder(name)?, arguments.template.as_deref())?),
@@ -115,7 +116,7 @@ fn check(arguments: &CheckArgs, tokenizer: Option<&Tokenizer>) -> Result<Report,
     }
 }
 
-/// Reads the rest of the file as rows of one kind.
+/// Reads the file as rows of type `R` and completes the report.
 fn check_as<R: RowStatistics>(
     mut report: Report,
     reading: &ReadOptions,
@@ -125,6 +126,7 @@ fn check_as<R: RowStatistics>(
     let (mut lengths, mut learned) = (Vec::new(), 0);
     let mut rows = open_records::<R>(&report.file, reading)?;
     report.kind = R::KIND;
+
     while let Some(row) = rows.next_row() {
         report.rows += 1;
         let measured = row.and_then(|(at, records)| {
@@ -143,7 +145,7 @@ fn check_as<R: RowStatistics>(
                     report.special_text += usize::from(measured.special_text);
                 }
             }
-            // Behind these there are no rows.
+            // No further row can be read after one of these errors.
             Err(error @ (Error::Read { .. } | Error::DamagedGzip { .. } | Error::Arrow { .. })) => {
                 return Err(error);
             }
@@ -155,6 +157,7 @@ fn check_as<R: RowStatistics>(
             }
         }
     }
+
     report.notes = rows.notes().clone();
     report.tokens = TokenStats::new(lengths, learned);
     Ok(report)
@@ -166,9 +169,9 @@ fn hash(row: &Row) -> u64 {
     hasher.finish()
 }
 
-/// A kind of rows that can be measured.
+/// A row type with statistics.
 trait RowStatistics: Record {
-    /// Looks at one row; with a tokenizer, as training would encode it.
+    /// Computes the statistics of the row. With a tokenizer, the row is encoded as in training.
     fn measure(&self, tokenizer: Option<&Tokenizer>) -> Result<RowStats, Error>;
 }
 
@@ -224,7 +227,8 @@ impl RowStatistics for Unpaired {
     }
 }
 
-/// Whether a person writes the text of a special token, which would be taken for a real one.
+/// Whether a user turn contains the text of a special token, which the tokenizer would encode as the real
+/// token.
 fn contains_special_token(tokenizer: &Tokenizer, messages: &[Message]) -> bool {
     messages
         .iter()
@@ -232,7 +236,7 @@ fn contains_special_token(tokenizer: &Tokenizer, messages: &[Message]) -> bool {
 }
 
 impl TokenStats {
-    /// Statistics of sequences; `None` where nothing was measured.
+    /// Computes the statistics of sequence lengths. Returns `None` if there is no sequence.
     fn new(mut lengths: Vec<usize>, label_tokens: usize) -> Option<Self> {
         lengths.sort_unstable();
         let (&shortest, &longest) = (lengths.first()?, lengths.last()?);

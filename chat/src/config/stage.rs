@@ -1,0 +1,59 @@
+//! The training stages and the configuration keys that each of them ignores.
+
+use serde::{Deserialize, Serialize};
+
+/// A stage that trains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Stage {
+    /// The base model, from nothing; a part of `pipeline` alone.
+    #[value(skip)]
+    Base,
+    /// Supervised fine-tuning.
+    Sft,
+    /// The reward model.
+    Rm,
+    /// Proximal policy optimisation.
+    Ppo,
+}
+
+impl Stage {
+    /// Every stage, in the order of a pipeline.
+    pub(crate) const ALL: [Self; 4] = [Self::Base, Self::Sft, Self::Rm, Self::Ppo];
+
+    /// Returns the name in the configuration and on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Base => "base",
+            Self::Sft => "sft",
+            Self::Rm => "rm",
+            Self::Ppo => "ppo",
+        }
+    }
+
+    /// Returns the keys and sections that have no effect on this stage, each with the reason.
+    pub(super) fn ignored_keys(self) -> &'static [(&'static str, &'static str)] {
+        const REWARD: (&str, &str) = ("reward", "[reward] is read by rm");
+        const PPO: (&str, &str) = ("ppo", "[ppo] is read by ppo");
+        const PTX: (&str, &str) = ("data.ptx", "ptx rows are read by ppo");
+
+        match self {
+            Self::Base => &[("model", "the base model starts from [base]"), REWARD, PPO, PTX],
+            Self::Sft => &[REWARD, PPO, PTX],
+            Self::Rm => &[PPO, PTX, ("data.packing", "pairs are not packed")],
+            Self::Ppo => &[
+                REWARD,
+                ("train.steps", "[ppo] iterations says how long it runs"),
+                ("train.epochs", "[ppo] iterations says how long it runs"),
+                (
+                    "train.gradient_accumulation_steps",
+                    "[ppo] mini_batch_size says how many replies make a step",
+                ),
+                ("data.packing", "prompts are not packed"),
+                ("data.eval", "ppo tells how it goes by the rollout"),
+                ("data.eval_fraction", "ppo tells how it goes by the rollout"),
+                ("eval", "ppo tells how it goes by the rollout"),
+            ],
+        }
+    }
+}

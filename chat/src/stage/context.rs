@@ -1,0 +1,249 @@
+//! The setup that all stages share: the folder to start from, the split of the model over the mesh, and the
+//! run folder.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use datasets::Tokenizer;
+use gemini::checkpoint;
+use models::causal_lm::LoadOptions;
+use models::config::Config;
+use models::decoder;
+use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
+use parallel::comm::ProcessGroup;
+use parallel::{Mesh, Parameter, ProcessGroups, Segmented, memory};
+use rlhf::event::Recorder;
+use rlhf::run::{SaveFn, StageRun, StepIntervals};
+use tch::Device;
+
+use crate::config::section::SequenceMode;
+use crate::config::{ConfigError, RunConfig, Stage};
+use crate::console::print_stderr;
+use crate::folder::RunFolder;
+use crate::interrupt;
+use crate::session;
+use crate::stage::plan::{self, Plan};
+
+/// The context of a stage.
+pub(crate) struct StageContext<'a> {
+    /// The process groups of the job.
+    pub(crate) groups: &'a Arc<ProcessGroups>,
+    /// The mesh of the ranks; for a dry run, the mesh of the real run.
+    pub(crate) mesh: &'a Mesh,
+    /// Receives the events of the stage.
+    pub(crate) recorder: &'a mut dyn Recorder,
+    /// The run folder, and the checkpoint that a resumed run continues from.
+    pub(crate) folder: &'a RunFolder,
+    /// The purpose of this run.
+    pub(crate) mode: RunMode,
+}
+
+/// The purpose of a run. All modes but `Train` stop before the run folder is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RunMode {
+    /// Train.
+    Train,
+    /// Check everything and print the plan to stderr.
+    DryRun,
+    /// Print the plan to stdout.
+    Plan {
+        /// As a JSON object instead of lines.
+        json: bool,
+    },
+}
+
+/// Returns the folder to load the model from: the checkpoint of a resumed run, or the folder that
+/// `[model] path` names.
+pub(super) fn start_folder(config: &RunConfig, ctx: &StageContext<'_>) -> anyhow::Result<PathBuf> {
+    ctx.folder.checkpoint().map_or_else(|| session::folder(&config.model.path), |path| Ok(path.to_owned()))
+}
+
+/// Loads the tokenizer of a stage: the one that `[tokenizer] path` names, or the tokenizer of the model.
+pub(super) fn tokenizer(config: &RunConfig, model: &Path) -> anyhow::Result<Tokenizer> {
+    session::tokenizer(&tokenizer_folder(config, model)?, config.tokenizer.template.as_deref())
+}
+
+pub(super) fn tokenizer_folder(config: &RunConfig, model: &Path) -> anyhow::Result<PathBuf> {
+    match &config.tokenizer.path {
+        Some(path) => session::folder(path),
+        None => Ok(model.to_owned()),
+    }
+}
+
+/// Returns the options for loading trainable weights. Each rank loads its shards of the model.
+pub(super) fn trainable_options(config: &RunConfig, groups: &ProcessGroups) -> LoadOptions {
+    let sequence_parallel = match config.parallel.sequence.mode {
+        SequenceMode::Megatron if groups.tensor_parallel().size() > 1 => SequenceParallel::Megatron,
+        SequenceMode::Ulysses if groups.sequence_parallel().size() > 1 => {
+            SequenceParallel::Ulysses(Arc::clone(groups.sequence_parallel()))
+        }
+        SequenceMode::Ring if groups.sequence_parallel().size() > 1 => {
+            SequenceParallel::Ring(Arc::clone(groups.sequence_parallel()))
+        }
+        _ => SequenceParallel::Replicated,
+    };
+
+    // An axis of size 1 gets no group, so the models skip its collectives.
+    let section = &config.parallel.pipeline;
+    let pipeline_parallel = (section.size > 1).then(|| PipelineParallel {
+        group: Arc::clone(groups.pipeline_parallel()),
+        schedule_kind: section.schedule,
+        virtual_stages: section.chunks,
+        embedding_group: groups.embedding().cloned(),
+    });
+    let wide = |group: &Arc<ProcessGroup>| (group.size() > 1).then(|| Arc::clone(group));
+    let (expert_parallel, model_parallel_group) =
+        (wide(groups.expert_parallel()), wide(groups.model_parallel()));
+
+    let model_parallel = ModelParallel {
+        sequence_parallel,
+        pipeline_parallel,
+        expert_parallel,
+        model_parallel_group,
+        ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
+    };
+    LoadOptions { kind: config.model.dtype.kind(), device: Device::Cpu, trainable: true, model_parallel }
+}
+
+/// Prints the plan. In mode [`RunMode::Train`], also opens the run folder and runs `train` in it.
+pub(super) fn run_in_folder(
+    stage: Stage,
+    config: &RunConfig,
+    mut plan: Plan,
+    save_tokenizer: &SaveFn<'_>,
+    ctx: &mut StageContext<'_>,
+    train: impl FnOnce(&mut StageRun<'_>) -> Result<(), rlhf::Error>,
+) -> anyhow::Result<()> {
+    let groups = ctx.groups;
+    plan.loaded_bytes = groups.world().all_gather_object(vec![memory::peak_rss_bytes()])?;
+    if groups.is_rank_zero() {
+        match ctx.mode {
+            RunMode::Plan { json } => plan.print(json)?,
+            RunMode::Train | RunMode::DryRun => plan.show(),
+        }
+    }
+    if ctx.mode != RunMode::Train {
+        return Ok(());
+    }
+
+    let settings = config.to_toml(stage)?;
+    if groups.is_rank_zero() {
+        ctx.folder.open(&settings)?;
+        plan.write(&config.out)?;
+    }
+    groups.world().barrier()?;
+    let mut files = crate::record::MultiRecorder(vec![
+        Box::new(crate::record::JsonlRecorder::new(&config.out)),
+        Box::new(crate::record::TensorboardRecorder::new(&config.out)),
+    ]);
+    let mut recorder = TeeRecorder(&mut files, ctx.recorder);
+    let mut run = StageRun {
+        stage: stage.name(),
+        out: &config.out,
+        groups: Arc::clone(groups),
+        seed: config.seed,
+        intervals: StepIntervals {
+            save_steps: config.checkpoint.every,
+            save_total_limit: config.checkpoint.keep,
+            logging_steps: config.log.every,
+            eval_steps: config.eval.every,
+        },
+        resume: ctx.folder.checkpoint().map(Path::to_owned),
+        interrupted: interrupt::stop_flag(),
+        save_requested: interrupt::save_flag(),
+        recorder: &mut recorder,
+        save_tokenizer,
+    };
+
+    // From here on, a signal lets the current step finish and be saved.
+    let work = interrupt::enter_graceful();
+    let trained = train(&mut run);
+    drop(work);
+    if let Err(error) = trained {
+        if groups.is_rank_zero() {
+            report_newest_checkpoint(&config.out, &error);
+        }
+        return Err(error.into());
+    }
+
+    let peaks = groups.world().all_gather_object(vec![memory::peak_rss_bytes()])?;
+    if groups.is_rank_zero() && peaks.len() > 1 {
+        print_stderr(&format!("peak memory of the processes: {}", plan::mebibytes(&peaks)));
+    }
+    Ok(())
+}
+
+/// Counts the parameters of the full model over the ranks of the model-parallel group.
+pub(super) fn num_parameters(model: &impl Segmented, groups: &ProcessGroups) -> anyhow::Result<usize> {
+    let counts = |parameter: &&Parameter| parameter.is_counted(groups);
+    let own: usize = model.parameters().iter().filter(counts).map(Parameter::num_elements).sum();
+    let [all] = groups.model_parallel().all_reduce_sum([own as f64])?;
+    Ok(all as usize)
+}
+
+/// Prints a warning on rank 0 if a `config.json` sets dropout, which is not applied.
+pub(super) fn tell_dropout(groups: &ProcessGroups, models: &[(&str, &Config)]) {
+    let described = |(role, config): &(&str, &Config)| {
+        let shares: Vec<String> =
+            config.dropout().iter().map(|(key, share)| format!("`{key}` {share}")).collect();
+        (!shares.is_empty()).then(|| format!("{} of the {role}", shares.join(", ")))
+    };
+    let described: Vec<String> = models.iter().filter_map(described).collect();
+    if groups.is_rank_zero() && !described.is_empty() {
+        print_stderr(&format!("warning: dropout of config.json is not applied: {}", described.join("; ")));
+    }
+}
+
+/// Checks that the models of a stage can be split over `mesh`. In a dry run the ranks of the mesh do not
+/// exist, so loading the models would not detect it.
+pub(super) fn check_split(
+    config: &RunConfig,
+    models: &[&Config],
+    ctx: &StageContext<'_>,
+) -> anyhow::Result<()> {
+    let is_running = ctx.mesh.world_size() == ctx.groups.world().size();
+    if is_running { check_experts(config, models) } else { check_mesh(config, models, ctx.mesh) }
+}
+
+fn check_experts(config: &RunConfig, models: &[&Config]) -> anyhow::Result<()> {
+    if config.parallel.expert.size > 1 && models.iter().all(|model| model.architecture().experts.is_none()) {
+        let key = "parallel.expert.size".to_owned();
+        let message = format!("{}: no model of this stage has experts", config.parallel.expert.size);
+        return Err(ConfigError::Value { place: None, key, message }.into());
+    }
+    Ok(())
+}
+
+/// Refuses models that cannot be split over `mesh`. Only the configurations of the models are needed.
+pub(super) fn check_mesh(config: &RunConfig, models: &[&Config], mesh: &Mesh) -> anyhow::Result<()> {
+    check_experts(config, models)?;
+    for rank in 0..mesh.world_size() {
+        let split = trainable_options(config, &ProcessGroups::fake(&mesh.for_rank(rank))).model_parallel;
+        models.iter().try_for_each(|model| decoder::build::check_model_parallel(model, &split))?;
+    }
+    Ok(())
+}
+
+/// Prints the newest checkpoint of a failed run, if there is one. An interrupted run reports its checkpoint
+/// itself.
+fn report_newest_checkpoint(out: &Path, error: &rlhf::Error) {
+    if matches!(error, rlhf::Error::Interrupted { .. }) {
+        return;
+    }
+    let newest =
+        checkpoint::list(&out.join("checkpoints")).ok().and_then(|mut checkpoints| checkpoints.pop());
+    match newest {
+        Some((_, path)) => print_stderr(&format!("the newest checkpoint of this run is {}", path.display())),
+        None => print_stderr("this run has saved no checkpoint"),
+    }
+}
+
+/// Sends each event to the files of the run folder first, then to the other recorder.
+struct TeeRecorder<'a>(&'a mut dyn Recorder, &'a mut dyn Recorder);
+
+impl Recorder for TeeRecorder<'_> {
+    fn record(&mut self, event: &rlhf::event::Event<'_>) -> Result<(), rlhf::Error> {
+        self.0.record(event)?;
+        self.1.record(event)
+    }
+}

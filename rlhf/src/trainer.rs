@@ -1,0 +1,194 @@
+//! The training loop of every stage that learns from a fixed set of examples: base model, SFT, reward model.
+//!
+//! ```text
+//! each step
+//!   draw the examples of the step                                    Sampler
+//!   split them into micro-batches over the data-parallel ranks       Engine::split_micro_batches
+//!   forward, loss, backward                                          Objective::{collate, loss}
+//!   clip, update, zero the gradients                                 Engine::step
+//!   log, evaluate, save a checkpoint                                 Objective::evaluate, StageRun
+//! ```
+//! The loss of a step is a sum over its examples divided by [`Objective::loss_divisor`], which covers the
+//! full step. Therefore neither the split into micro-batches nor the split over ranks changes the gradient.
+//! The loop contains no loss formula and no row format.
+
+use std::path::Path;
+use std::time::Instant;
+
+use datasets::{Sampler, SamplerState};
+use gemini::{Engine, TrainConfig, checkpoint};
+use models::batch::Batch;
+use parallel::Segmented;
+use parallel::comm::ProcessGroup;
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use crate::Error;
+use crate::event::Metrics;
+use crate::run::StageRun;
+
+/// A model and its training objective: how examples become batches, the loss, and the metrics.
+pub trait Objective {
+    /// The type of the trained model.
+    type Model: Segmented<Context = Batch>;
+    /// The unit of `batch_size`: a row, a bin of packed rows, or a pair.
+    type Example;
+    /// The inputs of the loss of a micro-batch besides the hidden states.
+    type Targets;
+    /// The statistics that are summed over the micro-batches of a step for its metrics.
+    type Stats: Default;
+
+    /// The trained model.
+    fn model(&self) -> &Self::Model;
+
+    /// Writes the model into `folder`.
+    fn save(&self, folder: &Path) -> Result<(), Error>;
+
+    /// Number of training examples.
+    fn num_examples(&self) -> usize;
+
+    /// Returns the training example `index`.
+    fn example(&self, index: usize) -> Self::Example;
+
+    /// A hash of all training examples. A resumed run uses it to detect changed examples.
+    fn content_hash(&self) -> String;
+
+    /// The number of tokens in an example.
+    fn num_tokens(&self, example: &Self::Example) -> usize;
+
+    /// Returns the divisor of the summed loss of `examples`, which are all examples of an optimiser step.
+    /// Never 0.
+    fn loss_divisor(&self, examples: &[Self::Example]) -> f64;
+
+    /// Builds the flat batch of a micro-batch and the targets of its loss.
+    fn collate(&self, examples: &[Self::Example]) -> (Batch, Self::Targets);
+
+    /// Computes the summed loss of a micro-batch, a scalar with a gradient. `hidden` `[N, H]` are the last
+    /// hidden states of `batch`.
+    fn loss(
+        &self,
+        batch: &Batch,
+        targets: &Self::Targets,
+        hidden: &Tensor,
+        stats: &mut Self::Stats,
+    ) -> Result<Tensor, Error>;
+
+    /// Adds the metrics of a step, computed from the statistics of all ranks of `group`. All ranks call this.
+    fn push_metrics(
+        &self,
+        stats: Self::Stats,
+        group: &ProcessGroup,
+        metrics: &mut Metrics,
+    ) -> Result<(), Error>;
+
+    /// Whether there are held-out examples.
+    fn has_eval(&self) -> bool;
+
+    /// Computes the metrics of the held-out examples, which are split over the weight replicas.
+    fn evaluate(&self, micro_batch_size: usize, groups: &parallel::ProcessGroups) -> Result<Metrics, Error>;
+}
+
+/// The state of a checkpoint besides the model and its optimiser.
+#[derive(Serialize, Deserialize)]
+struct State {
+    sampler: SamplerState,
+    /// The hash of the training examples. `None` in checkpoints of earlier versions.
+    #[serde(default)]
+    content_hash: Option<String>,
+}
+
+/// Trains the model of `objective` and saves it. With `shuffle`, the examples are in a new order in each
+/// epoch.
+pub fn train<O: Objective>(
+    objective: &O,
+    shuffle: bool,
+    config: &TrainConfig,
+    run: &mut StageRun<'_>,
+) -> Result<(), Error> {
+    let count = objective.num_examples();
+    if count == 0 {
+        return Err(Error::NoRows { stage: run.stage, fix: "look at [data] train and max_length" });
+    }
+
+    let total_steps = config.total_steps(count);
+    let mut engine = Engine::new(objective.model().parameters(), config, total_steps, &run.groups)?;
+    let content_hash = objective.content_hash();
+    let mut sampler = match run.start::<State>(&mut engine, total_steps)? {
+        Some(state) => {
+            run.check_content(state.content_hash.as_deref(), &content_hash)?;
+            Sampler::resume(count, state.sampler)?
+        }
+        None => Sampler::new(count, run.seed, shuffle)?,
+    };
+
+    let mut tokens_since_log = 0;
+    while engine.step_count() < total_steps {
+        let started = Instant::now();
+        let examples: Vec<O::Example> = sampler
+            .next_batch(config.batch_size())
+            .into_iter()
+            .map(|index| objective.example(index))
+            .collect();
+
+        let mut stats = O::Stats::default();
+        let (loss, tokens) =
+            accumulate(objective, &examples, 1.0, config.micro_batch_size, &mut engine, &mut stats)?;
+        let report = engine.step()?;
+        let [loss, tokens] = run.groups.loss_group().all_reduce_sum([loss, tokens as f64])?;
+        tokens_since_log += tokens as u64;
+
+        if run.should_log(report.step, total_steps) {
+            let mut metrics = Metrics::default();
+            metrics.push("loss", loss);
+            metrics.push("lr", report.lr);
+            metrics.push("grad_norm", report.grad_norm);
+            metrics.push("tokens", tokens);
+            metrics.push("seconds", started.elapsed().as_secs_f64());
+            metrics.push("epoch", sampler.epoch() as f64);
+            objective.push_metrics(stats, run.groups.loss_group(), &mut metrics)?;
+            run.record_step(report.step, &metrics, std::mem::take(&mut tokens_since_log))?;
+        }
+        if objective.has_eval() && run.should_evaluate(report.step, total_steps)? {
+            let metrics = objective.evaluate(config.micro_batch_size, &run.groups)?;
+            run.record_evaluation(report.step, &metrics)?;
+        }
+        run.save_or_stop(engine.step_count(), &|folder| {
+            objective.save(folder)?;
+            let state = State { sampler: sampler.state(), content_hash: Some(content_hash.clone()) };
+            Ok(checkpoint::save_state(folder, &engine, &state)?)
+        })?;
+    }
+    run.finish(&|folder| objective.save(folder))
+}
+
+/// Accumulates the gradient of `weight` times the mean loss of `examples`. `examples` are all examples of an
+/// optimiser step; this rank runs only its own micro-batches.
+///
+/// Returns this rank's share of that loss, and the number of tokens that this rank computed last hidden
+/// states for.
+pub(crate) fn accumulate<O: Objective>(
+    objective: &O,
+    examples: &[O::Example],
+    weight: f64,
+    micro_batch_size: usize,
+    engine: &mut Engine,
+    stats: &mut O::Stats,
+) -> Result<(f64, i64), Error> {
+    let scale = weight / objective.loss_divisor(examples);
+    let step_tokens: usize = examples.iter().map(|example| objective.num_tokens(example)).sum();
+    let aux_loss_divisor = step_tokens.max(1) as f64 / weight;
+
+    let collated = engine.split_micro_batches(examples, micro_batch_size).into_iter().map(|examples| {
+        let (batch, targets) = objective.collate(examples);
+        (batch.with_aux_loss_divisor(aux_loss_divisor), targets)
+    });
+    let (batches, targets): (Vec<Batch>, Vec<O::Targets>) = collated.unzip();
+    let batches: Vec<&Batch> = batches.iter().collect();
+
+    let mut tokens = 0;
+    let loss = engine.accumulate(objective.model(), &batches, |micro, hidden| {
+        tokens += batches[micro].num_real_tokens();
+        Ok::<_, Error>(objective.loss(batches[micro], &targets[micro], hidden, stats)? * scale)
+    })?;
+    Ok((loss, tokens))
+}
