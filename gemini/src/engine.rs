@@ -110,10 +110,10 @@ impl Engine {
         // The reducer owns the gradient buffers; each parameter state gets a view into its bucket.
         let reducer = (groups.dense_weight_replicas().size() > 1).then(|| {
             let weights: Vec<&Tensor> = param_states.iter().map(|slot| &slot.parameter.tensor).collect();
-            let exclusive: Vec<bool> = param_states.iter().map(|slot| slot.parameter.is_expert).collect();
-            let (replicas, views) = Reducer::new(groups, &weights, &exclusive);
+            let is_expert: Vec<bool> = param_states.iter().map(|slot| slot.parameter.is_expert).collect();
+            let (reducer, views) = Reducer::new(groups, &weights, &is_expert);
             param_states.iter_mut().zip(views).for_each(|(slot, view)| slot.grad = Some(view));
-            replicas
+            reducer
         });
 
         let groups = Arc::clone(groups);
@@ -125,7 +125,7 @@ impl Engine {
     /// its first micro-batch runs.
     pub fn split_micro_batches<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
         match &mut self.reducer {
-            Some(replicas) => replicas.split_micro_batches(rows, largest),
+            Some(reducer) => reducer.split_micro_batches(rows, largest),
             None => rows.chunks(largest).collect(),
         }
     }
@@ -151,9 +151,9 @@ impl Engine {
         M: Segmented,
         E: From<Error> + From<parallel::Error>,
     {
-        let (slots, slot_of, replicas) = (&mut self.param_states, &self.state_index, &mut self.reducer);
-        if let Some(replicas) = replicas {
-            replicas.prepare_for_backward(model, slot_of, contexts.len());
+        let (slots, slot_of, reducer) = (&mut self.param_states, &self.state_index, &mut self.reducer);
+        if let Some(reducer) = reducer {
+            reducer.prepare_for_backward(model, slot_of, contexts.len());
         }
 
         let mut total = 0.0;
@@ -170,8 +170,8 @@ impl Engine {
         let mut on_gradient = |index: usize, grad: Tensor| -> Result<(), E> {
             let Some(slot) = slot_of[index] else { return Ok(()) };
             slots[slot].accumulate_grad(&grad);
-            match replicas {
-                Some(replicas) => Ok(replicas.on_gradient_ready(slot)?),
+            match reducer {
+                Some(reducer) => Ok(reducer.on_gradient_ready(slot)?),
                 None => Ok(()),
             }
         };
@@ -185,8 +185,8 @@ impl Engine {
         let step = self.step + 1;
         let lr = self.next_lr();
 
-        if let Some(replicas) = &mut self.reducer {
-            replicas.finalize_backward()?;
+        if let Some(reducer) = &mut self.reducer {
+            reducer.finalize_backward()?;
         }
         self.all_reduce_partial_grads()?;
         self.all_reduce_tied_grads()?;
@@ -215,7 +215,7 @@ impl Engine {
 
         self.param_states.iter_mut().for_each(ParamState::copy_master_to_weights);
         match &mut self.reducer {
-            Some(replicas) => replicas.zero_grad(),
+            Some(reducer) => reducer.zero_grad(),
             None => self.param_states.iter_mut().for_each(|slot| slot.grad = None),
         }
 
@@ -232,13 +232,13 @@ impl Engine {
             return Ok(());
         }
         no_grad(|| {
-            let flat: Vec<Tensor> = partial_grads.iter().map(|term| term.view([-1])).collect();
+            let flat: Vec<Tensor> = partial_grads.iter().map(|grad| grad.view([-1])).collect();
             let flat = Tensor::cat(&flat, 0);
             self.groups.tensor_parallel().all_reduce(&flat, Reduction::Sum)?;
             let mut start = 0;
-            for term in partial_grads {
-                let length = term.numel() as i64;
-                term.shallow_clone().copy_(&flat.narrow(0, start, length).view_as(term));
+            for grad in partial_grads {
+                let length = grad.numel() as i64;
+                grad.shallow_clone().copy_(&flat.narrow(0, start, length).view_as(grad));
                 start += length;
             }
             Ok(())
@@ -247,10 +247,11 @@ impl Engine {
 
     /// All-reduces the gradients of tied parameters (input embedding and output head), which two pipeline
     /// ranks use differently.
+    /// Megatron: `allreduce_word_embedding_grads`.
     fn all_reduce_tied_grads(&self) -> Result<(), Error> {
         for slot in &self.param_states {
-            if let (Some(copies), Some(grad)) = (&slot.parameter.tied_group, &slot.grad) {
-                copies.all_reduce(grad, Reduction::Sum)?;
+            if let (Some(tied_group), Some(grad)) = (&slot.parameter.tied_group, &slot.grad) {
+                tied_group.all_reduce(grad, Reduction::Sum)?;
             }
         }
         Ok(())
@@ -265,12 +266,12 @@ impl Engine {
         if [tensor, expert, pipeline].iter().all(|group| group.size() == 1) {
             return global_norm(grads);
         }
-        let square = |is_shard: bool, exclusive: bool| -> Result<f64, Error> {
+        let square = |is_shard: bool, is_expert: bool| -> Result<f64, Error> {
             let counts = |slot: &ParamState| {
                 let parameter = &slot.parameter;
                 parameter.is_tied_owner()
                     && parameter.placement.is_shard() == is_shard
-                    && parameter.is_expert == exclusive
+                    && parameter.is_expert == is_expert
             };
             let chosen = slots.iter().zip(grads).filter(|(slot, _)| counts(slot));
             Ok(global_norm(&chosen.map(|(_, grad)| *grad).collect::<Vec<_>>())?.powi(2))
@@ -356,6 +357,7 @@ impl ParamState {
     }
 
     /// Copies the fp32 master into weights of lower precision.
+    /// Megatron: `copy_main_params_to_model_params`.
     fn copy_master_to_weights(&mut self) {
         if self.parameter.tensor.kind() != Kind::Float {
             no_grad(|| self.parameter.tensor.copy_(&self.master));

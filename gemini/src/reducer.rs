@@ -51,7 +51,7 @@ impl Reducer {
     pub(crate) fn new(
         groups: &Arc<ProcessGroups>,
         weights: &[&Tensor],
-        exclusive: &[bool],
+        is_expert: &[bool],
     ) -> (Self, Vec<Tensor>) {
         let mut buckets = Vec::new();
         let mut bucket_of = vec![0; weights.len()];
@@ -61,17 +61,17 @@ impl Reducer {
 
         // The backward pass produces the gradients of the last layers first. Expert buckets come after dense
         // ones because they are reduced over another group.
-        let of = |wanted: bool| (0..weights.len()).rev().filter(move |&slot| exclusive[slot] == wanted);
+        let of = |wanted: bool| (0..weights.len()).rev().filter(move |&slot| is_expert[slot] == wanted);
         let order: Vec<usize> = of(false).chain(of(true)).collect();
 
         for (place, &slot) in order.iter().enumerate() {
             waiting.push(slot);
             let next = order.get(place + 1);
-            let is_last_of_kind = next.is_none_or(|&next| exclusive[next] != exclusive[slot]);
+            let is_last_of_kind = next.is_none_or(|&next| is_expert[next] != is_expert[slot]);
             filled += weights[slot].numel();
             if filled * 4 >= BUCKET_BYTES || is_last_of_kind {
                 let group =
-                    if exclusive[slot] { groups.weight_replicas() } else { groups.dense_weight_replicas() };
+                    if is_expert[slot] { groups.weight_replicas() } else { groups.dense_weight_replicas() };
                 let buffer = Tensor::zeros([filled as i64], (Kind::Float, weights[slot].device()));
                 let mut start = 0;
                 for slot in waiting.drain(..) {

@@ -49,7 +49,7 @@ pub(crate) fn mask_for_layer(architecture: &Architecture, layer: usize, heads: &
 impl Attention {
     /// Builds the attention of `layer`; the names of its modules begin with `prefix`.
     pub fn new(
-        registry: &mut ModuleBuilder<'_>,
+        builder: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
         layer: usize,
         prefix: &str,
@@ -59,23 +59,23 @@ impl Attention {
         let kv = architecture.num_kv_heads * dim;
         let name = |index: usize| format!("{prefix}.{}", names.qkv[index]);
         let bias = architecture.qkv_bias;
-        let heads = HeadPartition::new(architecture, registry.group())?;
+        let heads = HeadPartition::new(architecture, builder.group())?;
         let (of_queries, of_keys) = (&heads.query_placement, &heads.kv_placement);
 
         let fused = [inner, outer + 2 * kv];
         let projection = match architecture.qkv {
             Qkv::Separate => Projection::Separate([
-                registry.column_parallel_linear(&name(0), [inner, outer], bias, of_queries)?,
-                registry.column_parallel_linear(&name(1), [inner, kv], bias, of_keys)?,
-                registry.column_parallel_linear(&name(2), [inner, kv], bias, of_keys)?,
+                builder.column_parallel_linear(&name(0), [inner, outer], bias, of_queries)?,
+                builder.column_parallel_linear(&name(1), [inner, kv], bias, of_keys)?,
+                builder.column_parallel_linear(&name(2), [inner, kv], bias, of_keys)?,
             ]),
-            Qkv::Fused => Projection::Fused(registry.column_parallel_linear(
+            Qkv::Fused => Projection::Fused(builder.column_parallel_linear(
                 &name(0),
                 fused,
                 bias,
                 &heads.fused_placement(),
             )?),
-            Qkv::InterleavedByHead => Projection::InterleavedByHead(registry.column_parallel_linear(
+            Qkv::InterleavedByHead => Projection::InterleavedByHead(builder.column_parallel_linear(
                 &name(0),
                 fused,
                 bias,
@@ -85,21 +85,18 @@ impl Attention {
 
         // Each rank applies the norm to its own heads, so under tensor parallelism its gradient is partial.
         let norms = if architecture.qk_norm {
-            let share = if registry.group().is_some() {
-                WeightPlacement::Partial
-            } else {
-                WeightPlacement::Replicate
+            let placement =
+                if builder.group().is_some() { WeightPlacement::Partial } else { WeightPlacement::Replicate };
+            let norm = |builder: &mut ModuleBuilder<'_>, which: &str| {
+                builder.norm_with_placement(&format!("{prefix}.self_attn.{which}_norm"), dim, &placement)
             };
-            let norm = |registry: &mut ModuleBuilder<'_>, which: &str| {
-                registry.norm_with_placement(&format!("{prefix}.self_attn.{which}_norm"), dim, &share)
-            };
-            Some((norm(registry, "q")?, norm(registry, "k")?))
+            Some((norm(builder, "q")?, norm(builder, "k")?))
         } else {
             None
         };
 
         let out_name = format!("{prefix}.{}", names.out);
-        let out = registry.row_parallel_linear(
+        let out = builder.row_parallel_linear(
             &out_name,
             [outer, inner],
             architecture.out_bias,
@@ -107,7 +104,7 @@ impl Attention {
         )?;
 
         let mask = mask_for_layer(architecture, layer, &heads);
-        registry.split().check_attention(&heads.query_heads, &mask)?;
+        builder.model_parallel().check_attention(&heads.query_heads, &mask)?;
         let scale = architecture.attention_scales[layer];
         Ok(Self { projection, norms, out, heads, head_dim: dim, scale, mask })
     }

@@ -175,7 +175,7 @@ impl Batch {
     pub(crate) fn load_balancing_loss(
         &self,
         coef: f64,
-        part: Option<&LocalBatch>,
+        local_batch: Option<&LocalBatch>,
         group: Option<&Arc<parallel::comm::ProcessGroup>>,
     ) -> Option<LoadBalancingLoss> {
         if coef == 0.0 || self.aux_loss_divisor == 0.0 || self.is_empty {
@@ -184,10 +184,12 @@ impl Batch {
         let device = self.input_ids.device();
         let rows = self.row_index();
         Some(LoadBalancingLoss {
-            row_index: part
-                .map_or_else(|| rows.shallow_clone(), |part| rows.index_select(0, &part.token_indices)),
+            row_index: local_batch.map_or_else(
+                || rows.shallow_clone(),
+                |local_batch| rows.index_select(0, &local_batch.token_indices),
+            ),
             lengths: Tensor::from_slice(&self.lengths).to_device(device).to_kind(Kind::Float),
-            unique_mask: part.map(|part| part.unique_mask.shallow_clone()),
+            unique_mask: local_batch.map(|local_batch| local_batch.unique_mask.shallow_clone()),
             coef: coef / self.aux_loss_divisor,
             group: group.cloned(),
         })
@@ -195,8 +197,8 @@ impl Batch {
 
     /// The row of each token, int64 `[N]`; computed at the first call.
     fn row_index(&self) -> Tensor {
-        let mut kept = self.cache.borrow_mut();
-        let rows = kept.rows.get_or_insert_with(|| {
+        let mut cache = self.cache.borrow_mut();
+        let rows = cache.rows.get_or_insert_with(|| {
             let of_row = |(row, &length): (i64, &i64)| std::iter::repeat_n(row, length as usize);
             let rows: Vec<i64> = (0..).zip(&self.lengths).flat_map(of_row).collect();
             Tensor::from_slice(&rows).to_device(self.input_ids.device())
@@ -205,55 +207,57 @@ impl Batch {
     }
 
     /// One rank's shard of the tokens; computed at the first call.
-    pub fn local(&self, layout: SequenceShard) -> Rc<LocalBatch> {
-        let mut kept = self.cache.borrow_mut();
-        if let Some((_, part)) = kept.parts.iter().find(|(of, _)| *of == layout) {
-            return Rc::clone(part);
+    pub fn local(&self, sequence_shard: SequenceShard) -> Rc<LocalBatch> {
+        let mut cache = self.cache.borrow_mut();
+        if let Some((_, local_batch)) = cache.parts.iter().find(|(of, _)| *of == sequence_shard) {
+            return Rc::clone(local_batch);
         }
         let device = self.input_ids.device();
-        let token_indices = Tensor::from_slice(&layout.local_indices(&self.lengths)).to_device(device);
-        let part = Rc::new(LocalBatch {
+        let token_indices =
+            Tensor::from_slice(&sequence_shard.local_indices(&self.lengths)).to_device(device);
+        let local_batch = Rc::new(LocalBatch {
             input_ids: self.input_ids.index_select(0, &token_indices),
             positions: self.positions.index_select(0, &token_indices),
             token_indices,
             size: self.num_tokens(),
-            unshard_indices: layout
+            unshard_indices: sequence_shard
                 .unshard_indices(&self.lengths)
                 .map(|places| Tensor::from_slice(&places).to_device(device)),
-            chunk_lens: layout.chunk_lens(&self.lengths),
-            unique_mask: Tensor::from_slice(&layout.unique_mask(&self.lengths)).to_device(device),
+            chunk_lens: sequence_shard.chunk_lens(&self.lengths),
+            unique_mask: Tensor::from_slice(&sequence_shard.unique_mask(&self.lengths)).to_device(device),
         });
-        kept.parts.push((layout, Rc::clone(&part)));
-        part
+        cache.parts.push((sequence_shard, Rc::clone(&local_batch)));
+        local_batch
     }
 
     /// The rotary tables of all tokens, or of one rank's tokens; computed at the first call.
-    pub fn rotary(&self, rope: &Rope, kind: Kind, layout: Option<SequenceShard>) -> Rotary {
-        let tokens = layout.map(|layout| self.local(layout));
-        let key = (rope.clone(), kind, layout);
-        let mut kept = self.cache.borrow_mut();
-        if let Some((_, rotary)) = kept.rotary.iter().find(|(made, _)| *made == key) {
+    pub fn rotary(&self, rope: &Rope, kind: Kind, sequence_shard: Option<SequenceShard>) -> Rotary {
+        let tokens = sequence_shard.map(|sequence_shard| self.local(sequence_shard));
+        let key = (rope.clone(), kind, sequence_shard);
+        let mut cache = self.cache.borrow_mut();
+        if let Some((_, rotary)) = cache.rotary.iter().find(|(made, _)| *made == key) {
             return rotary.clone();
         }
         let whole = rope.rotary(&self.positions, &self.lengths, &self.lengths, kind);
-        let rotary = tokens.map_or_else(|| whole.clone(), |part| whole.select(&part.token_indices));
-        kept.rotary.push((key, rotary.clone()));
+        let rotary =
+            tokens.map_or_else(|| whole.clone(), |local_batch| whole.select(&local_batch.token_indices));
+        cache.rotary.push((key, rotary.clone()));
         rotary
     }
 
     /// The mask of rows of `length` tokens; `None` if plain causality is enough.
-    fn mask(&self, length: i64, wanted: &MaskKind, kind: Kind) -> Option<Tensor> {
-        let windowed = wanted.window.is_some_and(|window| window < length);
-        if !windowed && wanted.alibi.is_none() {
+    fn mask(&self, length: i64, mask_kind: &MaskKind, kind: Kind) -> Option<Tensor> {
+        let windowed = mask_kind.window.is_some_and(|window| window < length);
+        if !windowed && mask_kind.alibi.is_none() {
             return None;
         }
-        let key = (length, wanted.clone(), kind);
-        let mut kept = self.cache.borrow_mut();
-        if let Some((_, mask)) = kept.masks.iter().find(|(made, _)| *made == key) {
+        let key = (length, mask_kind.clone(), kind);
+        let mut cache = self.cache.borrow_mut();
+        if let Some((_, mask)) = cache.masks.iter().find(|(made, _)| *made == key) {
             return Some(mask.shallow_clone());
         }
-        let mask = wanted.attention_bias(0, length, kind, self.input_ids.device());
-        kept.masks.push((key, mask.shallow_clone()));
+        let mask = mask_kind.attention_bias(0, length, kind, self.input_ids.device());
+        cache.masks.push((key, mask.shallow_clone()));
         Some(mask)
     }
 }
@@ -326,7 +330,7 @@ fn group_by_length(lengths: &[i64], device: Device) -> (Vec<PaddedGroup>, Option
         groups.push(PaddedGroup {
             rows: rows.len() as i64,
             length,
-            tokens: source(rows, lengths, &starts, device),
+            tokens: group_tokens(rows, lengths, &starts, device),
         });
         area += rows.len() as i64 * length;
         rest = later;
@@ -352,7 +356,7 @@ fn group_size(rows: &[usize], lengths: &[i64]) -> usize {
         .count()
 }
 
-fn source(rows: &[usize], lengths: &[i64], starts: &[i64], device: Device) -> GroupTokens {
+fn group_tokens(rows: &[usize], lengths: &[i64], starts: &[i64], device: Device) -> GroupTokens {
     let length = lengths[rows[0]];
     let run = rows.iter().zip(rows[0]..).all(|(&row, next)| row == next && lengths[row] == length);
     if run {

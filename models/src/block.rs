@@ -29,20 +29,20 @@ pub struct Block {
 impl Block {
     /// Builds block `layer` of a model.
     pub fn new(
-        registry: &mut ModuleBuilder<'_>,
+        builder: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
         layer: usize,
     ) -> Result<Self, Error> {
         let names = &architecture.names;
         let prefix = format!("{}.{layer}", names.layers);
-        let norm = |registry: &mut ModuleBuilder<'_>, name: &str| {
-            registry.norm(&format!("{prefix}.{name}"), architecture.hidden_size)
+        let norm = |builder: &mut ModuleBuilder<'_>, name: &str| {
+            builder.norm(&format!("{prefix}.{name}"), architecture.hidden_size)
         };
         Ok(Self {
-            first_norm: norm(registry, names.first_norm)?,
-            attention: Attention::new(registry, architecture, layer, &prefix)?,
-            second_norm: norm(registry, names.second_norm)?,
-            mlp: FeedForward::new(registry, architecture, layer, &prefix)?,
+            first_norm: norm(builder, names.first_norm)?,
+            attention: Attention::new(builder, architecture, layer, &prefix)?,
+            second_norm: norm(builder, names.second_norm)?,
+            mlp: FeedForward::new(builder, architecture, layer, &prefix)?,
             residual: architecture.residual,
         })
     }
@@ -103,18 +103,18 @@ enum FeedForward {
 
 impl FeedForward {
     fn new(
-        registry: &mut ModuleBuilder<'_>,
+        builder: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
         layer: usize,
         prefix: &str,
     ) -> Result<Self, Error> {
         if let Some(experts) = architecture.experts.as_ref().filter(|experts| experts.is_moe_layer[layer]) {
-            return Ok(Self::Experts(MoeLayer::new(registry, architecture, experts, prefix)?));
+            return Ok(Self::Experts(MoeLayer::new(builder, architecture, experts, prefix)?));
         }
         let names = &architecture.names;
         let parts = [names.gate, names.up, names.down].map(|part| format!("{prefix}.{part}"));
         let parts = parts.each_ref().map(String::as_str);
-        Ok(Self::Dense(Mlp::new(registry, architecture, parts, architecture.intermediate_size)?))
+        Ok(Self::Dense(Mlp::new(builder, architecture, parts, architecture.intermediate_size)?))
     }
 
     fn forward(

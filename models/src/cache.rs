@@ -102,20 +102,20 @@ impl KvCache {
     pub(crate) fn decoding_mask(
         &self,
         rows: i64,
-        wanted: &MaskKind,
+        mask_kind: &MaskKind,
         kind: Kind,
         device: Device,
     ) -> Option<Tensor> {
         let lengths = &self.lengths[..rows as usize];
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let equal = lengths.iter().all(|&length| length == longest);
-        let windowed = wanted.window.is_some_and(|window| window <= longest);
-        if equal && !windowed && wanted.alibi.is_none() {
+        let windowed = mask_kind.window.is_some_and(|window| window <= longest);
+        if equal && !windowed && mask_kind.alibi.is_none() {
             return None;
         }
         let queries = Tensor::from_slice(lengths).to_device(device).to_kind(Kind::Float).view([-1, 1, 1]);
         let distance = Tensor::arange(longest + 1, (Kind::Float, device)) - queries; // [rows, 1, keys]
-        Some(wanted.bias_at_distance(&distance).to_kind(kind))
+        Some(mask_kind.bias_at_distance(&distance).to_kind(kind))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::Error;
 use crate::batch::Batch;
 use crate::cache::KvCache;
 use crate::config::Config;
-use crate::decoder::{self, Decoder, SCORE};
+use crate::decoder::{self, Decoder, SCORE_WEIGHT};
 use crate::head::Head;
 use crate::initialize;
 use crate::layer::{Request, to_column_major};
@@ -172,7 +172,9 @@ fn refuse_reward_model(folder: &Path) -> Result<(), Error> {
     let config = Config::from_folder(folder)?;
     let found = match config.other_head_class() {
         Some(class) => format!("`architectures` in config.json names {class}"),
-        None if WeightFolder::open(folder)?.has(SCORE) => format!("its weights hold the tensor `{SCORE}`"),
+        None if WeightFolder::open(folder)?.has(SCORE_WEIGHT) => {
+            format!("its weights hold the tensor `{SCORE_WEIGHT}`")
+        }
         None => return Ok(()),
     };
     let found = format!("this is a reward model (it gives a score), not a language model: {found}");
@@ -200,7 +202,7 @@ pub(crate) fn load(
     let names = config.architecture().names;
     let ties = config.architecture().tie_word_embeddings && head == decoder::HeadKind::Vocabulary;
     let decoder = Decoder::build(config, head, &options.model_parallel, &mut |request| {
-        if let (SCORE, Some(seed)) = (request.name, score_seed) {
+        if let (SCORE_WEIGHT, Some(seed)) = (request.name, score_seed) {
             return Ok(init_parameter(request, seed, options));
         }
         let mut spellings = vec![request.name.to_owned()];
@@ -266,7 +268,7 @@ fn check_finite(folder: &Path, name: &str, tensor: &Tensor) -> Result<(), Error>
 fn is_ignorable(name: &str) -> bool {
     const BUFFERS: [&str; 5] =
         ["attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias", "rotary_emb.inv_freq"];
-    const HEADS: [&str; 3] = ["lm_head.weight", "embed_out.weight", SCORE];
+    const HEADS: [&str; 3] = ["lm_head.weight", "embed_out.weight", SCORE_WEIGHT];
     let is_buffer = |end: &&str| name.strip_suffix(*end).is_some_and(|rest| rest.ends_with('.'));
     HEADS.contains(&name) || BUFFERS.iter().any(is_buffer)
 }

@@ -30,7 +30,7 @@ use crate::vocab_parallel::{VocabParallelEmbedding, VocabShard};
 use crate::weights;
 
 /// The name of the scalar head's weight in sequence-classification checkpoints.
-pub const SCORE: &str = "score.weight";
+pub const SCORE_WEIGHT: &str = "score.weight";
 
 /// How a model's parameters are loaded: dtype, device, trainable or frozen, and how they are split over
 /// ranks.
@@ -55,7 +55,7 @@ impl LoadOptions {
     /// Moves a parameter to the requested device and dtype. A frozen linear weight on the CPU becomes
     /// column-major, which is faster for inference.
     pub(crate) fn materialize(&self, request: &Request<'_>, tensor: &Tensor) -> Tensor {
-        let kind = if request.name == SCORE { Kind::Float } else { self.kind };
+        let kind = if request.name == SCORE_WEIGHT { Kind::Float } else { self.kind };
         let placed = tensor.to_device(self.device).to_kind(kind);
         let runs_on_processor = !self.trainable && self.device == Device::Cpu;
         if request.is_linear_weight && runs_on_processor {
@@ -163,7 +163,7 @@ impl Decoder {
         })
     }
 
-    fn final_layer(&self, hidden: &Tensor) -> Tensor {
+    fn final_norm_and_project(&self, hidden: &Tensor) -> Tensor {
         let normed = match &self.final_norm {
             Some(norm) => norm.forward(hidden),
             None => hidden.shallow_clone(),
@@ -191,9 +191,10 @@ impl Decoder {
     /// The rotary tables of the tokens that attention sees on this rank in training. With Megatron sequence
     /// parallelism attention runs inside the tensor-parallel region, which holds all tokens.
     fn training_rotary(&self, batch: &Batch) -> Option<Rotary> {
-        let layout = self.model_parallel.sequence_shard().filter(|_| !self.model_parallel.is_megatron_sp());
+        let sequence_shard =
+            self.model_parallel.sequence_shard().filter(|_| !self.model_parallel.is_megatron_sp());
         match &self.architecture().position {
-            Position::Rope(rope) => Some(batch.rotary(rope, self.kind(), layout)),
+            Position::Rope(rope) => Some(batch.rotary(rope, self.kind(), sequence_shard)),
             Position::Learned { .. } | Position::Alibi => None,
         }
     }
@@ -212,16 +213,17 @@ impl Segmented for Decoder {
         hidden: Option<&Tensor>,
         batch: &Batch,
     ) -> Result<Tensor, parallel::Error> {
-        let part = self.model_parallel.sequence_shard().map(|layout| batch.local(layout));
-        let part = part.as_deref();
+        let local_batch =
+            self.model_parallel.sequence_shard().map(|sequence_shard| batch.local(sequence_shard));
+        let local_batch = local_batch.as_deref();
 
         // Without hidden states this is segment 0. With Megatron sequence parallelism the embedding takes the
         // ids of all tokens, because its reduce-scatter is what splits the tokens over the ranks.
         let Some(hidden) = hidden else {
-            let positions = part.map_or(&batch.positions, |part| &part.positions);
-            let ids = part
+            let positions = local_batch.map_or(&batch.positions, |local_batch| &local_batch.positions);
+            let ids = local_batch
                 .filter(|_| !self.model_parallel.is_megatron_sp())
-                .map_or(&batch.input_ids, |part| &part.input_ids);
+                .map_or(&batch.input_ids, |local_batch| &local_batch.input_ids);
             return self.embed(ids, positions, &self.tp_region(batch));
         };
 
@@ -233,16 +235,16 @@ impl Segmented for Decoder {
                     aux_loss: self.model_parallel.load_balancing_loss(
                         self.config.router_aux_loss_coef(),
                         batch,
-                        part,
+                        local_batch,
                     ),
                     distinct_rows_per_rank: true,
                 };
                 let mut attention_fn = |attention: &Attention, qkv: &[Tensor; 3]| {
-                    self.model_parallel.attend(batch, part, attention, qkv)
+                    self.model_parallel.attend(batch, local_batch, attention, qkv)
                 };
                 block.forward(hidden, &ctx, &mut attention_fn)
             }
-            None => self.model_parallel.gather_hidden(&self.final_layer(hidden), part),
+            None => self.model_parallel.gather_hidden(&self.final_norm_and_project(hidden), local_batch),
         }
     }
 
@@ -251,8 +253,9 @@ impl Segmented for Decoder {
     }
 
     fn hidden_spec(&self, batch: &Batch) -> (Vec<i64>, (Kind, Device)) {
-        let layout = self.model_parallel.sequence_shard();
-        let tokens = layout.map_or_else(|| batch.num_tokens(), |layout| layout.local_len(&batch.lengths));
+        let sequence_shard = self.model_parallel.sequence_shard();
+        let tokens = sequence_shard
+            .map_or_else(|| batch.num_tokens(), |sequence_shard| sequence_shard.local_len(&batch.lengths));
         (vec![tokens, self.architecture().hidden_size], (self.kind(), self.device()))
     }
 

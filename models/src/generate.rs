@@ -69,12 +69,12 @@ pub fn generate(
     model: &CausalLm,
     prompts: &[Vec<i64>],
     options: &GenerationOptions,
-    listener: &mut TokenCallback<'_>,
+    on_token: &mut TokenCallback<'_>,
 ) -> Result<Vec<Completion>, Error> {
     options.sampling.check()?;
     check_prompts(model, prompts)?;
     let model = model.for_decoding()?;
-    let completions = no_grad(|| Generation::new(&model, prompts, options).run(listener))?;
+    let completions = no_grad(|| Generation::new(&model, prompts, options).run(on_token))?;
     check_agreement(&model, &completions)?;
     Ok(completions)
 }
@@ -135,10 +135,10 @@ impl<'a> Generation<'a> {
         // A tied head is the embedding table, so a column-major copy costs memory. It pays off with more than
         // one row per step.
         let weight = model.head().weight;
-        let relaid = slots > 1 && weight.device() == tch::Device::Cpu;
+        let is_column_major = slots > 1 && weight.device() == tch::Device::Cpu;
         Self {
             model,
-            head: if relaid { to_column_major(weight) } else { weight.shallow_clone() },
+            head: if is_column_major { to_column_major(weight) } else { weight.shallow_clone() },
             prompts,
             options,
             next: 0,
@@ -148,7 +148,7 @@ impl<'a> Generation<'a> {
         }
     }
 
-    fn run(mut self, listener: &mut TokenCallback<'_>) -> Result<Vec<Completion>, Error> {
+    fn run(mut self, on_token: &mut TokenCallback<'_>) -> Result<Vec<Completion>, Error> {
         if self.prompts.is_empty() || self.options.max_new_tokens == 0 {
             return Ok(self.completions);
         }
@@ -159,7 +159,7 @@ impl<'a> Generation<'a> {
         let mut cache = self.model.decoder().cache(self.slots.len() as i64, capacity as i64);
 
         loop {
-            self.schedule_prefills(&mut cache, listener)?;
+            self.schedule_prefills(&mut cache, on_token)?;
             self.compact_slots(&mut cache);
             if self.slots.is_empty() {
                 return Ok(self.completions);
@@ -168,7 +168,7 @@ impl<'a> Generation<'a> {
                 self.slots.iter().map(|slot| slot.as_ref().map_or(0, |live| live.last)).collect();
             let hidden = self.model.decode(&Tensor::from_slice(&tokens).to_device(device), &mut cache)?;
             let slots: Vec<usize> = (0..self.slots.len()).collect();
-            self.sample_tokens(&hidden, &slots, &mut cache, listener)?;
+            self.sample_tokens(&hidden, &slots, &mut cache, on_token)?;
         }
     }
 
@@ -181,7 +181,7 @@ impl<'a> Generation<'a> {
     fn schedule_prefills(
         &mut self,
         cache: &mut KvCache,
-        listener: &mut TokenCallback<'_>,
+        on_token: &mut TokenCallback<'_>,
     ) -> Result<(), Error> {
         while self.next < self.prompts.len() {
             let idle: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.slots[slot].is_none()).collect();
@@ -207,7 +207,7 @@ impl<'a> Generation<'a> {
             let places: Vec<i64> = idle.iter().map(|&slot| slot as i64).collect();
             let hidden = self.model.prefill(&batch, cache, &places)?;
             let last = Tensor::from_slice(&batch.last_indices()).to_device(hidden.device());
-            self.sample_tokens(&hidden.index_select(0, &last), idle, cache, listener)?;
+            self.sample_tokens(&hidden.index_select(0, &last), idle, cache, on_token)?;
         }
         Ok(())
     }
@@ -218,7 +218,7 @@ impl<'a> Generation<'a> {
         hidden: &Tensor,
         slots: &[usize],
         cache: &mut KvCache,
-        listener: &mut TokenCallback<'_>,
+        on_token: &mut TokenCallback<'_>,
     ) -> Result<(), Error> {
         let head = Head { weight: &self.head, ..self.model.head() };
         let logits = head.logits(hidden)?.to_kind(Kind::Float).to_device(tch::Device::Cpu).contiguous();
@@ -234,7 +234,7 @@ impl<'a> Generation<'a> {
             completion.logprobs.push(logprob);
             live.last = id;
             let stops = self.options.stop_ids.contains(&id);
-            let interrupted = listener(live.request, id).is_break();
+            let interrupted = on_token(live.request, id).is_break();
             if stops || interrupted || completion.ids.len() == live.budget {
                 completion.finish_reason = match (stops, interrupted) {
                     (true, _) => FinishReason::Stop,

@@ -84,7 +84,7 @@ impl<'a> ModuleBuilder<'a> {
     }
 
     /// How the model is split over ranks.
-    pub fn split(&self) -> &'a ModelParallel {
+    pub fn model_parallel(&self) -> &'a ModelParallel {
         self.model_parallel
     }
 
@@ -105,8 +105,8 @@ impl<'a> ModuleBuilder<'a> {
     }
 
     /// Marks parameter `index` as tied to a copy on the other ranks of `copies`.
-    pub fn tie_parameter(&mut self, index: usize, copies: &Arc<ProcessGroup>) {
-        self.parameters[index].tied_group = Some(Arc::clone(copies));
+    pub fn tie_parameter(&mut self, index: usize, tied_group: &Arc<ProcessGroup>) {
+        self.parameters[index].tied_group = Some(Arc::clone(tied_group));
     }
 
     /// The number of parameters so far.
@@ -130,9 +130,9 @@ impl<'a> ModuleBuilder<'a> {
         name: &str,
         shape: &[i64],
         initial: Initial,
-        share: &WeightPlacement,
+        placement: &WeightPlacement,
     ) -> Result<Tensor, Error> {
-        self.request_parameter(name, shape, initial, false, share)
+        self.request_parameter(name, shape, initial, false, placement)
     }
 
     fn request_parameter(
@@ -141,9 +141,10 @@ impl<'a> ModuleBuilder<'a> {
         shape: &[i64],
         initial: Initial,
         is_linear_weight: bool,
-        share: &WeightPlacement,
+        placement: &WeightPlacement,
     ) -> Result<Tensor, Error> {
-        let placement = match (share, self.group()) {
+        let partial_grad = matches!(placement, WeightPlacement::Partial);
+        let placement = match (placement, self.group()) {
             (WeightPlacement::Shard(spec), Some(group)) => {
                 Placement::Shard { spec: spec.clone(), group: Arc::clone(group) }
             }
@@ -162,7 +163,6 @@ impl<'a> ModuleBuilder<'a> {
             return Ok(tensor);
         }
 
-        let partial_grad = matches!(share, WeightPlacement::Partial);
         self.parameters.push(Parameter {
             partial_grad,
             is_expert: self.is_expert,
@@ -177,10 +177,10 @@ impl<'a> ModuleBuilder<'a> {
         name: &str,
         rows: i64,
         width: i64,
-        share: &WeightPlacement,
+        placement: &WeightPlacement,
     ) -> Result<Tensor, Error> {
         let initial = Initial::Normal(self.architecture.initializer_range);
-        self.request_parameter(&format!("{name}.weight"), &[rows, width], initial, true, share)
+        self.request_parameter(&format!("{name}.weight"), &[rows, width], initial, true, placement)
     }
 
     /// Requests an embedding table `{name}.weight` `[rows, width]`, sharded by rows.
@@ -189,34 +189,36 @@ impl<'a> ModuleBuilder<'a> {
         name: &str,
         rows: i64,
         width: i64,
-        share: &WeightPlacement,
+        placement: &WeightPlacement,
     ) -> Result<Tensor, Error> {
         let initial = Initial::Normal(self.architecture.initializer_range);
-        self.request_parameter(&format!("{name}.weight"), &[rows, width], initial, false, share)
+        self.request_parameter(&format!("{name}.weight"), &[rows, width], initial, false, placement)
     }
 
     /// Builds a linear layer whose output dimension is sharded.
+    /// Megatron: `ColumnParallelLinear`.
     pub fn column_parallel_linear(
         &mut self,
         name: &str,
         sizes: [i64; 2],
         bias: bool,
-        share: &WeightPlacement,
+        placement: &WeightPlacement,
     ) -> Result<Linear, Error> {
-        let weight = self.matrix(name, sizes, 1, self.architecture.initializer_range, share)?;
-        self.with_bias(name, weight, bias.then_some(sizes[1]), share)
+        let weight = self.matrix(name, sizes, 1, self.architecture.initializer_range, placement)?;
+        self.with_bias(name, weight, bias.then_some(sizes[1]), placement)
     }
 
     /// Builds a linear layer back into the residual stream whose input dimension is sharded: the full output
     /// is the sum of the ranks' partial outputs.
+    /// Megatron: `RowParallelLinear`.
     pub fn row_parallel_linear(
         &mut self,
         name: &str,
         sizes: [i64; 2],
         bias: bool,
-        share: &WeightPlacement,
+        placement: &WeightPlacement,
     ) -> Result<Linear, Error> {
-        let weight = self.matrix(name, sizes, 0, self.architecture.residual_initializer_range, share)?;
+        let weight = self.matrix(name, sizes, 0, self.architecture.residual_initializer_range, placement)?;
         self.with_bias(name, weight, bias.then_some(sizes[1]), &self.model_parallel.non_parallel_placement())
     }
 
@@ -228,15 +230,21 @@ impl<'a> ModuleBuilder<'a> {
         [inner, outer]: [i64; 2],
         side: usize,
         deviation: f64,
-        share: &WeightPlacement,
+        placement: &WeightPlacement,
     ) -> Result<Tensor, Error> {
         let in_out = self.architecture.is_conv1d;
         let (shape, dim) = if in_out { ([inner, outer], side) } else { ([outer, inner], 1 - side) };
-        let share = match share {
+        let placement = match placement {
             WeightPlacement::Shard(spec) => WeightPlacement::Shard(spec.with_dim(dim)),
             other => other.clone(),
         };
-        self.request_parameter(&format!("{name}.weight"), &shape, Initial::Normal(deviation), !in_out, &share)
+        self.request_parameter(
+            &format!("{name}.weight"),
+            &shape,
+            Initial::Normal(deviation),
+            !in_out,
+            &placement,
+        )
     }
 
     fn with_bias(
@@ -244,7 +252,7 @@ impl<'a> ModuleBuilder<'a> {
         name: &str,
         weight: Tensor,
         bias: Option<i64>,
-        share: &WeightPlacement,
+        placement: &WeightPlacement,
     ) -> Result<Linear, Error> {
         let bias = match bias {
             Some(size) => Some(self.request_parameter(
@@ -252,7 +260,7 @@ impl<'a> ModuleBuilder<'a> {
                 &[size],
                 Initial::Zeros,
                 false,
-                share,
+                placement,
             )?),
             None => None,
         };
@@ -269,7 +277,7 @@ impl<'a> ModuleBuilder<'a> {
         &mut self,
         name: &str,
         size: i64,
-        share: &WeightPlacement,
+        placement: &WeightPlacement,
     ) -> Result<Norm, Error> {
         let (kind, eps) = (self.architecture.norm, self.architecture.norm_eps);
 
@@ -280,7 +288,7 @@ impl<'a> ModuleBuilder<'a> {
                 &[size],
                 Initial::Ones,
                 false,
-                share,
+                placement,
             )?);
             if kind == NormKind::Layer {
                 bias = Some(self.request_parameter(
@@ -288,7 +296,7 @@ impl<'a> ModuleBuilder<'a> {
                     &[size],
                     Initial::Zeros,
                     false,
-                    share,
+                    placement,
                 )?);
             }
         }

@@ -21,22 +21,22 @@ impl Mlp {
     /// Builds an MLP with `inner` intermediate columns. The names of its gate, up and down matrices are
     /// complete checkpoint names.
     pub fn new(
-        registry: &mut ModuleBuilder<'_>,
+        builder: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
         [gate, up, down]: [&str; 3],
         inner: i64,
     ) -> Result<Self, Error> {
         let (hidden, bias) = (architecture.hidden_size, architecture.mlp_bias);
-        let share = model_parallel::shard_evenly(inner, "inner columns of an MLP", registry.group())?;
+        let share = model_parallel::shard_evenly(inner, "inner columns of an MLP", builder.group())?;
         let gate = if architecture.gated_mlp {
-            Some(registry.column_parallel_linear(gate, [hidden, inner], bias, &share)?)
+            Some(builder.column_parallel_linear(gate, [hidden, inner], bias, &share)?)
         } else {
             None
         };
         Ok(Self {
             gate,
-            up: registry.column_parallel_linear(up, [hidden, inner], bias, &share)?,
-            down: registry.row_parallel_linear(down, [inner, hidden], bias, &share)?,
+            up: builder.column_parallel_linear(up, [hidden, inner], bias, &share)?,
+            down: builder.row_parallel_linear(down, [inner, hidden], bias, &share)?,
             activation: architecture.activation,
         })
     }

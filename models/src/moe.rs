@@ -51,31 +51,31 @@ pub(crate) struct ExpertPlacement {
 impl MoeLayer {
     /// Builds the layer; the names of its modules begin with `prefix`.
     pub fn new(
-        registry: &mut ModuleBuilder<'_>,
+        builder: &mut ModuleBuilder<'_>,
         architecture: &Architecture,
         settings: &architecture::MoeConfig,
         prefix: &str,
     ) -> Result<Self, Error> {
         let (hidden, names) = (architecture.hidden_size, &settings.names);
-        let outside = registry.split().non_parallel_placement();
-        let router = registry.column_parallel_linear(
+        let replicated = builder.model_parallel().non_parallel_placement();
+        let router = builder.column_parallel_linear(
             &format!("{prefix}.{}", names.router),
             [hidden, settings.num_experts],
             false,
-            &outside,
+            &replicated,
         )?;
 
         let placement =
-            ExpertPlacement::new(settings.num_experts, registry.split().expert_parallel.as_ref())?;
+            ExpertPlacement::new(settings.num_experts, builder.model_parallel().expert_parallel.as_ref())?;
         let mut experts = Vec::new();
         for index in 0..settings.num_experts {
             let parts = names.matrices.map(|part| format!("{prefix}.{}.{index}.{part}", names.experts));
             let parts = parts.each_ref().map(String::as_str);
             let own = placement.local_experts().contains(&index);
-            let make = |registry: &mut ModuleBuilder<'_>| {
-                Mlp::new(registry, architecture, parts, settings.intermediate_size)
+            let make = |builder: &mut ModuleBuilder<'_>| {
+                Mlp::new(builder, architecture, parts, settings.intermediate_size)
             };
-            let expert = registry.expert_scope(own, make)?;
+            let expert = builder.expert_scope(own, make)?;
             experts.extend(own.then_some(expert));
         }
 
@@ -84,8 +84,8 @@ impl MoeLayer {
             Some(inner) => {
                 let [list, gate] = names.shared.map(|name| format!("{prefix}.{name}"));
                 let parts = ["gate_proj", "up_proj", "down_proj"].map(|part| format!("{list}.{part}"));
-                let mlp = Mlp::new(registry, architecture, parts.each_ref().map(String::as_str), inner)?;
-                Some((mlp, registry.column_parallel_linear(&gate, [hidden, 1], false, &outside)?))
+                let mlp = Mlp::new(builder, architecture, parts.each_ref().map(String::as_str), inner)?;
+                Some((mlp, builder.column_parallel_linear(&gate, [hidden, 1], false, &replicated)?))
             }
         };
 
@@ -132,9 +132,9 @@ impl MoeLayer {
         }
         match &ctx.aux_loss {
             None => Ok(sum),
-            Some(balance) => attach_aux_loss(
+            Some(aux_loss) => attach_aux_loss(
                 &sum,
-                &(balance.layer_loss(&router_probs, &topk_indices)? * self.layer_weight),
+                &(aux_loss.layer_loss(&router_probs, &topk_indices)? * self.layer_weight),
             ),
         }
     }
@@ -278,14 +278,14 @@ fn inverse_permutation(places: &[i64]) -> Vec<i64> {
 
 /// Returns `x` with the scalar loss term `aside` attached: the backward pass of `x` gives `aside` the
 /// gradient 1. The term needs no path through the later layers.
-fn attach_aux_loss(x: &Tensor, aside: &Tensor) -> Result<Tensor, parallel::Error> {
-    if !(aside.requires_grad() && autograd::is_enabled()) {
+fn attach_aux_loss(x: &Tensor, aux_loss: &Tensor) -> Result<Tensor, parallel::Error> {
+    if !(aux_loss.requires_grad() && autograd::is_enabled()) {
         return Ok(x.shallow_clone());
     }
-    let one = aside.detach().ones_like();
+    let one = aux_loss.detach().ones_like();
     let backward: Backward = Box::new(move |grads| {
         Ok(vec![grads[0].as_ref().map(Tensor::shallow_clone), Some(one.shallow_clone())])
     });
-    let mut attached = with_backward(&[&x.detach()], &[x, aside], backward)?;
+    let mut attached = with_backward(&[&x.detach()], &[x, aux_loss], backward)?;
     Ok(attached.pop().expect("as many outputs as were given"))
 }

@@ -12,7 +12,7 @@ use crate::Error;
 use crate::batch::Batch;
 use crate::causal_lm::{self, CausalLm, LoadOptions};
 use crate::config::Config;
-use crate::decoder::{Decoder, HeadKind, SCORE};
+use crate::decoder::{Decoder, HeadKind, SCORE_WEIGHT};
 use crate::model_parallel::needs_grad;
 use crate::weights::WeightFolder;
 
@@ -26,8 +26,8 @@ impl ScalarModel {
     /// Loads a sequence-classification folder with one label.
     pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
         check_labels(&Config::from_folder(folder)?)?;
-        if !WeightFolder::open(folder)?.has(SCORE) {
-            let found = format!("this is no reward model: its weights hold no tensor `{SCORE}`");
+        if !WeightFolder::open(folder)?.has(SCORE_WEIGHT) {
+            let found = format!("this is no reward model: its weights hold no tensor `{SCORE_WEIGHT}`");
             let fix = "train one from it with `rm`, and give that run's final folder here";
             return Err(Error::WrongModelKind { path: folder.to_owned(), found, fix });
         }
@@ -38,9 +38,9 @@ impl ScalarModel {
     /// Loads the trunk of a language model and initialises a new scalar head from a normal distribution with
     /// standard deviation `1 / sqrt(H + 1)` (Stiennon et al. 2020, arXiv 2009.01325).
     pub fn from_causal_lm(folder: &Path, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
-        if WeightFolder::open(folder)?.has(SCORE) {
+        if WeightFolder::open(folder)?.has(SCORE_WEIGHT) {
             let found = format!(
-                "its weights hold a trained score (`{SCORE}`), and `architectures` in config.json names no such model"
+                "its weights hold a trained score (`{SCORE_WEIGHT}`), and `architectures` in config.json names no such model"
             );
             let fix =
                 "name ...ForSequenceClassification there to go on with that score, or remove the tensor";

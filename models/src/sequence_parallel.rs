@@ -33,10 +33,10 @@ impl ModelParallel {
         &self,
         coef: f64,
         batch: &Batch,
-        part: Option<&LocalBatch>,
+        local_batch: Option<&LocalBatch>,
     ) -> Option<LoadBalancingLoss> {
         let group = if self.is_megatron_sp() { self.tensor_parallel.as_ref() } else { self.sequence_group() };
-        batch.load_balancing_loss(coef, part, group)
+        batch.load_balancing_loss(coef, local_batch, group)
     }
 
     /// Gathers the final hidden states of all tokens `[N, H]` from this rank's tokens. The backward pass sums
@@ -44,15 +44,15 @@ impl ModelParallel {
     pub(crate) fn gather_hidden(
         &self,
         hidden: &Tensor,
-        part: Option<&LocalBatch>,
+        local_batch: Option<&LocalBatch>,
     ) -> Result<Tensor, parallel::Error> {
-        let tp_region = if self.is_megatron_sp() { None } else { self.tensor_parallel.as_ref() };
-        let hidden = TensorParallelRegion::new(tp_region).copy_to_region(hidden)?;
-        let sharers =
+        let tp_group = if self.is_megatron_sp() { None } else { self.tensor_parallel.as_ref() };
+        let hidden = TensorParallelRegion::new(tp_group).copy_to_region(hidden)?;
+        let gather_group =
             if self.is_megatron_sp() { self.tensor_parallel.as_ref() } else { self.sequence_group() };
-        match (sharers, part) {
-            (Some(group), Some(part)) => {
-                Ok(part.unshard(&mappings::gather_from_sequence_region(&hidden, 0, group)?))
+        match (gather_group, local_batch) {
+            (Some(group), Some(local_batch)) => {
+                Ok(local_batch.unshard(&mappings::gather_from_sequence_region(&hidden, 0, group)?))
             }
             _ => Ok(hidden),
         }
@@ -63,21 +63,22 @@ impl ModelParallel {
     pub(crate) fn attend(
         &self,
         batch: &Batch,
-        part: Option<&LocalBatch>,
+        local_batch: Option<&LocalBatch>,
         attention: &Attention,
         [q, k, v]: &[Tensor; 3],
     ) -> Result<Tensor, parallel::Error> {
         let (scale, mask) = (attention.scale(), attention.mask());
-        match (&self.sequence_parallel, part) {
-            (SequenceParallel::Ulysses(group), Some(part)) => {
+        match (&self.sequence_parallel, local_batch) {
+            (SequenceParallel::Ulysses(group), Some(local_batch)) => {
                 let mask = mask_for_local_heads(mask, q.size()[1], group);
                 let [q, k, v] = [q, k, v].map(|x| scatter_heads_gather_tokens(x, q.size()[1], group));
-                let [q, k, v] = [part.unshard(&q?), part.unshard(&k?), part.unshard(&v?)];
+                let [q, k, v] =
+                    [local_batch.unshard(&q?), local_batch.unshard(&k?), local_batch.unshard(&v?)];
                 let attended = batch.attend(&q, &k, &v, scale, &mask);
                 scatter_tokens_gather_heads(&attended.unflatten(1, [q.size()[1], -1]), group)
             }
-            (SequenceParallel::Ring(group), Some(part)) => {
-                Ok(ring::attention([q, k, v], &part.chunk_lens, scale, group)?.flatten(1, 2))
+            (SequenceParallel::Ring(group), Some(local_batch)) => {
+                Ok(ring::ring_attention([q, k, v], &local_batch.chunk_lens, scale, group)?.flatten(1, 2))
             }
             _ => Ok(batch.attend(q, k, v, scale, mask)),
         }

@@ -19,8 +19,8 @@ pub struct VocabShard {
 
 impl VocabShard {
     /// The split of a vocabulary with placement `share` over `group`; `None` if it is not sharded.
-    pub(crate) fn new(share: &WeightPlacement, group: Option<&Arc<ProcessGroup>>) -> Option<Self> {
-        match (share, group) {
+    pub(crate) fn new(placement: &WeightPlacement, group: Option<&Arc<ProcessGroup>>) -> Option<Self> {
+        match (placement, group) {
             (WeightPlacement::Shard(spec), Some(group)) => {
                 Some(Self { spec: spec.clone(), group: Arc::clone(group) })
             }
@@ -59,16 +59,16 @@ impl MaskedIds {
             return Self { masked_ids: ids.shallow_clone(), input_mask: None };
         };
         let own = &vocabulary.spec.ranges(vocabulary.group.rank())[0];
-        let foreign = ids.lt(own.start).logical_or(&ids.ge(own.end));
-        Self { masked_ids: (ids - own.start).masked_fill(&foreign, 0), input_mask: Some(foreign) }
+        let input_mask = ids.lt(own.start).logical_or(&ids.ge(own.end));
+        Self { masked_ids: (ids - own.start).masked_fill(&input_mask, 0), input_mask: Some(input_mask) }
     }
 
     /// Sets `x` to zero at the tokens of other ranks. The mask is broadcast to `x`.
     pub(crate) fn zero_masked(&self, x: Tensor) -> Tensor {
         match &self.input_mask {
             None => x,
-            Some(foreign) if foreign.dim() as i64 == x.dim() as i64 => x.masked_fill(foreign, 0.0),
-            Some(foreign) => x.masked_fill(&foreign.unsqueeze(-1), 0.0),
+            Some(input_mask) if input_mask.dim() as i64 == x.dim() as i64 => x.masked_fill(input_mask, 0.0),
+            Some(input_mask) => x.masked_fill(&input_mask.unsqueeze(-1), 0.0),
         }
     }
 }

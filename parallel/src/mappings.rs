@@ -26,11 +26,13 @@ use crate::Error;
 use crate::comm::{ProcessGroup, Reduction};
 
 /// Passes `x` into a region where every rank uses it in a different computation.
+/// Megatron: `copy_to_tensor_model_parallel_region`.
 pub fn copy_to_region(x: &Tensor, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
     collective_with_backward(x, group, Ok(x.detach()), all_reduced)
 }
 
 /// Sums the results of all ranks at the end of such a region.
+/// Megatron: `reduce_from_tensor_model_parallel_region`.
 pub fn reduce_from_region(x: &Tensor, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
     collective_with_backward(x, group, all_reduced(group, x), |_, grad| Ok(grad.shallow_clone()))
 }

@@ -53,6 +53,7 @@ impl Axis {
 }
 
 /// The size of every axis, and the rank of this process.
+/// PyTorch: `DeviceMesh`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     sizes: [usize; 7],

@@ -233,7 +233,7 @@ impl Parameter {
     /// Whether this rank owns the tied weight. Only the owner is counted in norms, parameter counts and
     /// checkpoints.
     pub fn is_tied_owner(&self) -> bool {
-        self.tied_group.as_ref().is_none_or(|copies| copies.rank() == 0)
+        self.tied_group.as_ref().is_none_or(|tied_group| tied_group.rank() == 0)
     }
 
     /// Whether this rank counts the parameter. Over the model-parallel group every parameter is counted

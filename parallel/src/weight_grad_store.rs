@@ -30,8 +30,8 @@ thread_local! {
 }
 
 /// Runs `body`; the linear layers that this thread runs in it defer their weight gradients to `collection`.
-pub fn with_deferred_weight_grads<T>(collection: &WeightGradStore, body: impl FnOnce() -> T) -> T {
-    let before = CURRENT.replace(Some(collection.clone()));
+pub fn with_deferred_weight_grads<T>(store: &WeightGradStore, body: impl FnOnce() -> T) -> T {
+    let before = CURRENT.replace(Some(store.clone()));
     let result = body();
     CURRENT.set(before);
     result
@@ -49,7 +49,7 @@ pub fn linear_deferring_weight_grad(
     weight: &Tensor,
     is_conv1d: bool,
 ) -> Option<Result<Tensor, Error>> {
-    let collection = CURRENT.with_borrow(Clone::clone)?;
+    let store = CURRENT.with_borrow(Clone::clone)?;
     let wanted = parallel_sys::autograd::is_enabled() && x.requires_grad() && weight.requires_grad();
     if !wanted || !weight.is_leaf() {
         return None;
@@ -63,7 +63,7 @@ pub fn linear_deferring_weight_grad(
         let of_x =
             no_grad(|| if is_conv1d { grad.matmul(&own_weight.tr()) } else { grad.matmul(&own_weight) });
         let (weight, x, grad) = (own_weight.shallow_clone(), own_x.shallow_clone(), grad.shallow_clone());
-        let mut waiting = collection.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = store.0.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.push(DeferredWeightGrad { weight, x, grad, is_conv1d });
         Ok(vec![Some(of_x)])
     });

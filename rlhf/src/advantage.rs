@@ -49,7 +49,7 @@ pub struct TokenRewards {
     pub lengths: Vec<i64>,
     /// The slot of each token, int64, `[N]`: `advantages.index_select(0, &tokens)` drops the slots without a
     /// token.
-    pub tokens: Tensor,
+    pub token_slots: Tensor,
 }
 
 /// Combines the per-token KL penalty and the score of the full reply into one reward per slot.
@@ -91,7 +91,7 @@ pub fn token_rewards(
     Ok(TokenRewards {
         rewards: check::vector_like(&rewards, kl),
         lengths: slot_counts,
-        tokens: Tensor::from_slice(&tokens).to_device(kl.device()),
+        token_slots: Tensor::from_slice(&tokens).to_device(kl.device()),
     })
 }
 

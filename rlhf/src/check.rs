@@ -38,7 +38,7 @@ pub(crate) fn vector_like(values: &[f64], like: &Tensor) -> Tensor {
 }
 
 /// Returns `tensor` itself, or converts it to fp32 if its dtype is narrower (bf16, fp16, integers).
-pub(crate) fn widen(tensor: &Tensor) -> Tensor {
+pub(crate) fn upcast_to_fp32(tensor: &Tensor) -> Tensor {
     tensor.to_kind(wide_kind(tensor))
 }
 

@@ -51,8 +51,8 @@ impl KlEstimator {
     /// of the token.
     pub fn estimate(self, logprobs: &Tensor, reference_logprobs: &Tensor) -> Result<Tensor, Error> {
         check::shape("the reference's log-probabilities", reference_logprobs, &logprobs.size())?;
-        let log_ratio =
-            (check::widen(logprobs) - check::widen(reference_logprobs)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO);
+        let log_ratio = (check::upcast_to_fp32(logprobs) - check::upcast_to_fp32(reference_logprobs))
+            .clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO);
         Ok(match self {
             Self::K1 => log_ratio,
             Self::K2 => log_ratio.square() * 0.5,
@@ -63,6 +63,7 @@ impl KlEstimator {
 }
 
 /// The controller of the KL penalty coefficient. Checkpoints contain its serialised form.
+/// TRL: `AdaptiveKLController`, `FixedKLController`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum KlController {

@@ -3,7 +3,7 @@
 //! | stage | file | its mathematics |
 //! |---|---|---|
 //! | supervised fine-tuning | [`sft`] | `models::head::cross_entropy` |
-//! | reward model | [`reward`] | [`loss::reward`] |
+//! | reward model | [`reward`] | [`loss::pairwise_reward_loss`] |
 //! | proximal policy optimisation | [`ppo`] | [`kl`], [`score`], [`advantage`], [`whiten`], [`loss`] |
 //!
 //! A stage receives tokenised rows, trains segmented models with `gemini::Engine`, and sends events to a

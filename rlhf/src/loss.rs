@@ -19,8 +19,8 @@
 mod policy;
 mod value;
 
-pub use policy::{PolicyClip, PolicyLoss, PolicyStatistics, policy};
-pub use value::{ValueLoss, ValueStatistics, value};
+pub use policy::{PolicyClip, PolicyLoss, PolicyStatistics, policy_loss};
+pub use value::{ValueLoss, ValueStatistics, value_loss};
 
 use tch::{Kind, Tensor};
 
@@ -31,7 +31,8 @@ use crate::{Error, check};
 /// `chosen`, `rejected` and `margin` are `[B]`. `centering` is the weight of the squared sum of the two
 /// scores (0.01 is usual, 0 is off). The loss is finite for any finite scores, because the stable form of log
 /// sigmoid is linear for large differences.
-pub fn reward(
+/// OpenRLHF: `PairWiseLoss`.
+pub fn pairwise_reward_loss(
     chosen: &Tensor,
     rejected: &Tensor,
     margin: Option<&Tensor>,
@@ -39,11 +40,11 @@ pub fn reward(
 ) -> Result<Tensor, Error> {
     let shape = chosen.size();
     check::shape("the rejected scores", rejected, &shape)?;
-    let (chosen, rejected) = (check::widen(chosen), check::widen(rejected));
+    let (chosen, rejected) = (check::upcast_to_fp32(chosen), check::upcast_to_fp32(rejected));
     let mut difference = &chosen - &rejected;
     if let Some(margin) = margin {
         check::shape("the margins", margin, &shape)?;
-        difference -= check::widen(margin);
+        difference -= check::upcast_to_fp32(margin);
     }
 
     let loss = -difference.log_sigmoid().sum(None);
@@ -56,14 +57,14 @@ pub fn reward(
 /// Computes the entropy bonus as a loss: `-coefficient sum_t H_t` over the entropies `[N]` of the policy
 /// before each token.
 pub fn entropy_bonus(entropies: &Tensor, coefficient: f64) -> Tensor {
-    check::widen(entropies).sum(None) * -coefficient
+    check::upcast_to_fp32(entropies).sum(None) * -coefficient
 }
 
 /// Returns `values` as a constant of the loss: checked against the shape of `like`, detached, in fp32 at
 /// least.
 fn detached(what: &'static str, values: &Tensor, like: &Tensor) -> Result<Tensor, Error> {
     check::shape(what, values, &like.size())?;
-    Ok(check::widen(&values.detach()))
+    Ok(check::upcast_to_fp32(&values.detach()))
 }
 
 /// Sums several quantities over the tokens, with one transfer from the device.

@@ -7,9 +7,9 @@
 //!   score_rollout         log p of policy and reference, values, one score per reply
 //!   compute_advantages    r_t = -kl_coef KL_t + [t = slot of the score] score    advantage::token_rewards
 //!                         A_t, R_t by GAE(gamma, lambda); A whitened             advantage::gae, whiten
-//!   update                for each epoch, for each mini-batch of a fresh permutation
-//!     update_policy       max(-A rho, -A clip(rho))                              loss::policy
-//!     update_critic       half the larger of two squared errors, one clipped     loss::value
+//!   update                mini-batches of a fresh permutation in each epoch
+//!     update_policy       on each: max(-A rho, -A clip(rho))                     loss::policy_loss
+//!     update_critic       then on each: half the larger of two squared errors    loss::value_loss
 //! ```
 //!
 //! Policy and critic have one optimiser each. Each loss is a sum over the reply tokens (policy) or the slots
@@ -75,8 +75,8 @@ pub struct Ppo<'a> {
     data: Data<'a>,
     config: &'a PpoConfig,
     train: &'a TrainConfig,
-    policy: Engine,
-    critic: Engine,
+    policy_engine: Engine,
+    critic_engine: Engine,
     groups: Arc<ProcessGroups>,
     controller: KlController,
     prompts: Sampler,
@@ -158,8 +158,13 @@ impl<'a> Ppo<'a> {
         let policy_iterations = config.iterations.saturating_sub(config.critic_warmup);
 
         Ok(Self {
-            policy: Engine::new(models.policy.parameters(), train, policy_iterations * updates, groups)?,
-            critic: Engine::new(
+            policy_engine: Engine::new(
+                models.policy.parameters(),
+                train,
+                policy_iterations * updates,
+                groups,
+            )?,
+            critic_engine: Engine::new(
                 models.critic.parameters(),
                 &critic_train,
                 config.iterations * updates,
@@ -200,7 +205,7 @@ impl<'a> Ppo<'a> {
             // 1. Rollout: the weight replicas share the prompts. Each one generates replies to its prompts
             // and runs the four models on them.
             let mut experiences = self.generate_rollout(iteration)?;
-            let rolled_out = started.elapsed().as_secs_f64();
+            let rollout_seconds = started.elapsed().as_secs_f64();
             self.models.score_rollout(
                 &mut experiences,
                 self.train.micro_batch_size,
@@ -211,7 +216,7 @@ impl<'a> Ppo<'a> {
             // controller need the statistics of the full rollout.
             let experiences = self.groups.weight_replicas().all_gather_object(experiences)?;
             let (trajectories, mut metrics) = self.compute_advantages(&experiences)?;
-            let scored_seconds = started.elapsed().as_secs_f64() - rolled_out;
+            let scored_seconds = started.elapsed().as_secs_f64() - rollout_seconds;
 
             // 3. Update: `epochs` passes over the rollout.
             self.update(&trajectories, iteration)?.push_metrics(&mut metrics);
@@ -220,9 +225,9 @@ impl<'a> Ppo<'a> {
             let tokens = experiences.iter().map(|experience| experience.ids.len()).sum::<usize>();
             tokens_since_log += tokens as u64;
             metrics.push("tokens", tokens as f64);
-            metrics.push("timing/rollout", rolled_out);
+            metrics.push("timing/rollout", rollout_seconds);
             metrics.push("timing/score", scored_seconds);
-            metrics.push("timing/update", seconds - rolled_out - scored_seconds);
+            metrics.push("timing/update", seconds - rollout_seconds - scored_seconds);
             metrics.push("seconds", seconds);
 
             if run.should_log(iteration, total) {
@@ -243,7 +248,7 @@ impl<'a> Ppo<'a> {
             checkpoint::create_folder(&critic)?;
         }
         self.models.critic.save(&critic)?;
-        checkpoint::save_state(&critic, &self.critic, &())?;
+        checkpoint::save_state(&critic, &self.critic_engine, &())?;
 
         let state = State {
             iteration,
@@ -253,14 +258,14 @@ impl<'a> Ppo<'a> {
             content_hash: Some(self.content_hash.clone()),
         };
         self.models.policy.save(folder)?;
-        Ok(checkpoint::save_state(folder, &self.policy, &state)?)
+        Ok(checkpoint::save_state(folder, &self.policy_engine, &state)?)
     }
 
     /// Restores the state that [`Self::save`] wrote, apart from the models, and returns the number of
     /// completed iterations.
     fn restore(&mut self, folder: &Path, run: &mut StageRun<'_>) -> Result<u64, Error> {
-        checkpoint::load_state::<()>(&folder.join(CRITIC_FOLDER), &mut self.critic)?;
-        let state: State = checkpoint::load_state(folder, &mut self.policy)?;
+        checkpoint::load_state::<()>(&folder.join(CRITIC_FOLDER), &mut self.critic_engine)?;
+        let state: State = checkpoint::load_state(folder, &mut self.policy_engine)?;
         run.check_content(state.content_hash.as_deref(), &self.content_hash)?;
         self.prompts = Sampler::resume(self.data.prompts.len(), state.prompts)?;
         if let Some((_, sampler)) = &mut self.ptx {
@@ -341,9 +346,9 @@ impl<'a> Ppo<'a> {
         let values = flatten(experiences, |experience| &experience.values);
         let Advantages { advantages, returns } =
             advantage::gae(&rewards, &values, config.gamma, config.gae_lambda)?;
-        let mut of_tokens = advantages.index_select(0, &rewards.tokens);
+        let mut token_advantages = advantages.index_select(0, &rewards.token_slots);
         if config.whiten_advantages {
-            of_tokens = whiten(&of_tokens, true)?;
+            token_advantages = whiten(&token_advantages, true)?;
         }
 
         let replies_count = experiences.len() as f64;
@@ -356,7 +361,10 @@ impl<'a> Ppo<'a> {
         rollout_metrics(experiences, &mut metrics);
 
         self.controller.update(sequence_kl, experiences.len())?;
-        Ok((trajectories(experiences, &check::to_f64_vec(&of_tokens), &check::to_f64_vec(&returns)), metrics))
+        Ok((
+            trajectories(experiences, &check::to_f64_vec(&token_advantages), &check::to_f64_vec(&returns)),
+            metrics,
+        ))
     }
 
     /// Runs `epochs` passes over the rollout, each in a new order. Runs all steps of the policy before all
@@ -407,16 +415,22 @@ impl<'a> Ppo<'a> {
 
         // This count covers the full mini-batch: every micro-batch on every rank divides its loss by it.
         let tokens: usize = mini_batch.iter().map(|trajectory| trajectory.advantages.len()).sum();
-        let micro_batches = self.policy.split_micro_batches(mini_batch, micro_batch_size);
+        let micro_batches = self.policy_engine.split_micro_batches(mini_batch, micro_batch_size);
         let rows = collate(&micro_batches, num_tokens(mini_batch), policy.device());
         let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
+        let ptx = self.ptx.as_mut().map(|(objective, sampler)| {
+            let rows = sampler.next_batch(mini_batch.len());
+            let examples: Vec<_> = rows.into_iter().map(|row| objective.example(row)).collect();
+            let engine = &mut self.policy_engine;
+            (&*objective, trainer::split(objective, &examples, config.ptx_coef, micro_batch_size, engine))
+        });
 
-        updates.policy_loss += self.policy.accumulate(policy, &batches, |micro, hidden| {
+        updates.policy_loss += self.policy_engine.accumulate(policy, &batches, |micro, hidden| {
             let (rows, micro) = (&rows[micro], micro_batches[micro]);
             let old = flatten(micro, |trajectory| &trajectory.experience.logprobs).to_device(policy.device());
             let advantages = flatten(micro, |trajectory| &trajectory.advantages).to_device(policy.device());
             let new = rows.logprobs(policy, hidden, config.temperature)?;
-            let part = loss::policy(&new.logprobs, &old, &advantages, &clip)?;
+            let part = loss::policy_loss(&new.logprobs, &old, &advantages, &clip)?;
             updates.policy += part.statistics;
 
             let bonus = match config.entropy_coef {
@@ -428,22 +442,12 @@ impl<'a> Ppo<'a> {
 
         // The language-modelling term accumulates into the same gradients, with as many rows as the
         // mini-batch has replies. The metric is its loss without the weight.
-        if let Some((objective, sampler)) = &mut self.ptx {
-            let rows = sampler.next_batch(mini_batch.len());
-            let examples: Vec<_> = rows.into_iter().map(|row| objective.example(row)).collect();
-            let engine = &mut self.policy;
-            let (loss, _) = trainer::accumulate(
-                objective,
-                &examples,
-                config.ptx_coef,
-                micro_batch_size,
-                engine,
-                &mut (),
-            )?;
+        if let Some((objective, micro_batches)) = ptx {
+            let (loss, _) = trainer::accumulate(objective, &micro_batches, &mut self.policy_engine, &mut ())?;
             updates.ptx_loss += loss / config.ptx_coef;
         }
 
-        let report = self.policy.step()?;
+        let report = self.policy_engine.step()?;
         updates.grad_norm += report.grad_norm;
         updates.lr = report.lr;
         Ok(())
@@ -458,21 +462,21 @@ impl<'a> Ppo<'a> {
         let (config, critic) = (self.config, self.models.critic);
         let slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
 
-        let micro_batches = self.critic.split_micro_batches(mini_batch, self.train.micro_batch_size);
+        let micro_batches = self.critic_engine.split_micro_batches(mini_batch, self.train.micro_batch_size);
         let rows = collate(&micro_batches, num_tokens(mini_batch), critic.device());
         let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
 
-        updates.value_loss += self.critic.accumulate(critic, &batches, |micro, hidden| {
+        updates.value_loss += self.critic_engine.accumulate(critic, &batches, |micro, hidden| {
             let (rows, micro) = (&rows[micro], micro_batches[micro]);
             let old = flatten(micro, |trajectory| &trajectory.experience.values).to_device(critic.device());
             let returns = flatten(micro, |trajectory| &trajectory.returns).to_device(critic.device());
             let new = rows.values(critic, hidden)?;
-            let part = loss::value(&new, &old, &returns, Some(config.clip_range_value))?;
+            let part = loss::value_loss(&new, &old, &returns, Some(config.clip_range_value))?;
             updates.value += part.statistics;
             Ok::<_, Error>(part.loss * (config.vf_coef / slots as f64))
         })?;
 
-        updates.critic_grad_norm += self.critic.step()?.grad_norm;
+        updates.critic_grad_norm += self.critic_engine.step()?.grad_norm;
         Ok(())
     }
 

@@ -95,7 +95,12 @@ impl<'a> Objective for Reward<'a> {
     ) -> Result<Tensor, Error> {
         let (chosen, rejected) = score_pairs(self.model, batch, hidden)?;
         scores.add(&chosen, &rejected)?;
-        loss::reward(&chosen, &rejected, margins.as_ref(), self.config.center_rewards_coefficient)
+        loss::pairwise_reward_loss(
+            &chosen,
+            &rejected,
+            margins.as_ref(),
+            self.config.center_rewards_coefficient,
+        )
     }
 
     fn push_metrics(

@@ -58,6 +58,7 @@ pub trait Objective {
 
     /// Returns the divisor of the summed loss of `examples`, which are all examples of an optimiser step.
     /// Never 0.
+    /// transformers: `num_items_in_batch`.
     fn loss_divisor(&self, examples: &[Self::Example]) -> f64;
 
     /// Builds the flat batch of a micro-batch and the targets of its loss.
@@ -131,8 +132,8 @@ pub fn train<O: Objective>(
             .collect();
 
         let mut stats = O::Stats::default();
-        let (loss, tokens) =
-            accumulate(objective, &examples, 1.0, config.micro_batch_size, &mut engine, &mut stats)?;
+        let micro_batches = split(objective, &examples, 1.0, config.micro_batch_size, &mut engine);
+        let (loss, tokens) = accumulate(objective, &micro_batches, &mut engine, &mut stats)?;
         let report = engine.step()?;
         let [loss, tokens] = run.groups.loss_group().all_reduce_sum([loss, tokens as f64])?;
         tokens_since_log += tokens as u64;
@@ -161,34 +162,49 @@ pub fn train<O: Objective>(
     run.finish(&|folder| objective.save(folder))
 }
 
-/// Accumulates the gradient of `weight` times the mean loss of `examples`. `examples` are all examples of an
-/// optimiser step; this rank runs only its own micro-batches.
-///
-/// Returns this rank's share of that loss, and the number of tokens that this rank computed last hidden
-/// states for.
-pub(crate) fn accumulate<O: Objective>(
+/// The micro-batches of one rank in an optimiser step, ready to run.
+pub(crate) struct MicroBatches<T> {
+    batches: Vec<Batch>,
+    targets: Vec<T>,
+    /// The factor of the summed loss of a micro-batch.
+    scale: f64,
+}
+
+/// Splits `examples`, those of a full optimiser step, into micro-batches and collates those of this rank. Their
+/// loss is `weight` times the mean loss of the examples. All examples of a step are split before its first
+/// micro-batch runs, because the engine reduces a gradient as soon as its last micro-batch has run.
+pub(crate) fn split<O: Objective>(
     objective: &O,
     examples: &[O::Example],
     weight: f64,
     micro_batch_size: usize,
     engine: &mut Engine,
-    stats: &mut O::Stats,
-) -> Result<(f64, i64), Error> {
-    let scale = weight / objective.loss_divisor(examples);
+) -> MicroBatches<O::Targets> {
     let step_tokens: usize = examples.iter().map(|example| objective.num_tokens(example)).sum();
     let aux_loss_divisor = step_tokens.max(1) as f64 / weight;
-
     let collated = engine.split_micro_batches(examples, micro_batch_size).into_iter().map(|examples| {
         let (batch, targets) = objective.collate(examples);
         (batch.with_aux_loss_divisor(aux_loss_divisor), targets)
     });
-    let (batches, targets): (Vec<Batch>, Vec<O::Targets>) = collated.unzip();
-    let batches: Vec<&Batch> = batches.iter().collect();
+    let (batches, targets) = collated.unzip();
+    MicroBatches { batches, targets, scale: weight / objective.loss_divisor(examples) }
+}
 
+/// Runs `micro_batches` forward and backward and adds their gradients.
+///
+/// Returns this rank's share of the loss, and the number of tokens whose last hidden states it has computed.
+pub(crate) fn accumulate<O: Objective>(
+    objective: &O,
+    micro_batches: &MicroBatches<O::Targets>,
+    engine: &mut Engine,
+    stats: &mut O::Stats,
+) -> Result<(f64, i64), Error> {
+    let MicroBatches { batches, targets, scale } = micro_batches;
+    let batches: Vec<&Batch> = batches.iter().collect();
     let mut tokens = 0;
     let loss = engine.accumulate(objective.model(), &batches, |micro, hidden| {
         tokens += batches[micro].num_real_tokens();
-        Ok::<_, Error>(objective.loss(batches[micro], &targets[micro], hidden, stats)? * scale)
+        Ok::<_, Error>(objective.loss(batches[micro], &targets[micro], hidden, stats)? * *scale)
     })?;
     Ok((loss, tokens))
 }

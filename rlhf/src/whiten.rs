@@ -16,6 +16,7 @@ const EPSILON: f64 = 1e-8;
 /// Whitens `values` (any shape). Statistics are computed in fp64; the result has the dtype of `values`, at
 /// least fp32. Without `shift_mean` the mean stays as it is. A single number has the variance 0. Refuses an
 /// empty tensor and numbers that are not finite.
+/// TRL: `masked_whiten`.
 pub fn whiten(values: &Tensor, shift_mean: bool) -> Result<Tensor, Error> {
     let count = values.numel() as f64;
     if count == 0.0 {
@@ -32,7 +33,7 @@ pub fn whiten(values: &Tensor, shift_mean: bool) -> Result<Tensor, Error> {
 
     let scale = 1.0 / (variance + EPSILON).sqrt();
     let back = if shift_mean { 0.0 } else { mean };
-    Ok((check::widen(values) - mean) * scale + back)
+    Ok((check::upcast_to_fp32(values) - mean) * scale + back)
 }
 
 #[cfg(test)]

@@ -146,7 +146,7 @@ impl Ours {
         for (name, rule) in case["rules"].as_object().unwrap() {
             let clip: PolicyClip = serde_json::from_value(rule.clone()).unwrap();
             let logprobs = self.tensor(case, "logprobs").set_requires_grad(true);
-            let got = loss::policy(&logprobs, &old, &advantages, &clip).unwrap();
+            let got = loss::policy_loss(&logprobs, &old, &advantages, &clip).unwrap();
             got.loss.backward();
             self.put(&format!("policy/{name}/loss"), &got.loss);
             self.put(&format!("policy/{name}/gradient"), &logprobs.grad());
@@ -163,7 +163,7 @@ impl Ours {
         let [old, returns] = ["old_values", "returns"].map(|key| self.tensor(case, key));
         for (name, clip) in case["clips"].as_object().unwrap() {
             let values = self.tensor(case, "values").set_requires_grad(true);
-            let got = loss::value(&values, &old, &returns, clip.as_f64()).unwrap();
+            let got = loss::value_loss(&values, &old, &returns, clip.as_f64()).unwrap();
             got.loss.backward();
             self.put(&format!("value/{name}/loss"), &got.loss);
             self.put(&format!("value/{name}/gradient"), &values.grad());
@@ -179,14 +179,15 @@ impl Ours {
             [("plain", None, 0.0), ("margin", Some(&margins), 0.0), ("centered", None, centering)]
         {
             let chosen = self.tensor(case, "chosen").set_requires_grad(true);
-            let got = loss::reward(&chosen, &rejected, margins, centering).unwrap();
+            let got = loss::pairwise_reward_loss(&chosen, &rejected, margins, centering).unwrap();
             got.backward();
             self.put(&format!("reward/{name}/loss"), &got);
             self.put(&format!("reward/{name}/gradient"), &chosen.grad());
             let first = |scores: &Tensor| scores.narrow(0, 0, 1);
             let margin = margins.map(first);
             let worked =
-                loss::reward(&first(&chosen), &first(&rejected), margin.as_ref(), centering).unwrap();
+                loss::pairwise_reward_loss(&first(&chosen), &first(&rejected), margin.as_ref(), centering)
+                    .unwrap();
             self.put(&format!("reward/worked_{name}"), &worked);
         }
     }

@@ -182,7 +182,7 @@ pub(super) fn num_parameters(model: &impl Segmented, groups: &ProcessGroups) -> 
 }
 
 /// Prints a warning on rank 0 if a `config.json` sets dropout, which is not applied.
-pub(super) fn tell_dropout(groups: &ProcessGroups, models: &[(&str, &Config)]) {
+pub(super) fn warn_about_dropout(groups: &ProcessGroups, models: &[(&str, &Config)]) {
     let described = |(role, config): &(&str, &Config)| {
         let shares: Vec<String> =
             config.dropout().iter().map(|(key, share)| format!("`{key}` {share}")).collect();

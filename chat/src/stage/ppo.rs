@@ -90,7 +90,7 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
 
     let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
     let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint()), ctx.groups)?;
-    context::tell_dropout(
+    context::warn_about_dropout(
         ctx.groups,
         &[("policy", models.policy.config()), ("critic", models.critic.config())],
     );

@@ -26,7 +26,7 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     let tokenizer = tokenizer(config, &folder)?;
     let Inputs { train, eval } = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
     let model = load(&folder, config.seed, &trainable_options(config, ctx.groups))?;
-    context::tell_dropout(ctx.groups, &[("model", model.config())]);
+    context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
     context::check_split(config, &[model.config()], ctx)?;
 
     let objective = Reward::new(&model, &train.rows, &eval.rows, &config.reward)?;

@@ -121,8 +121,8 @@ fn load<T: TrainingRow>(
         EncodedDataset::load_with(&files.0, tokenizer, &options, &mut |progress| shown.update(&progress))?;
     shown.finish();
 
-    dataset.files.iter().for_each(tell_notes);
-    tell_counts(files, &dataset.counts, data);
+    dataset.files.iter().for_each(report_notes);
+    report_counts(files, &dataset.counts, data);
     match &dataset.cache {
         CacheUse::Off | CacheUse::Written(_) => {}
         CacheUse::Read(path) => {
@@ -154,14 +154,14 @@ fn cache(data: &DataSection) -> Option<Cache> {
 }
 
 /// Prints the findings about a file, such as fields that are not read.
-fn tell_notes(file: &FileRead) {
+fn report_notes(file: &FileRead) {
     let path = file.path.display();
     for line in file.notes.lines(RowLocation::unit(&file.path), false) {
         print_stderr(&format!("{path}: {line}"));
     }
 }
 
-fn tell_counts(files: &Files, counts: &Counts, data: &DataSection) {
+fn report_counts(files: &Files, counts: &Counts, data: &DataSection) {
     if counts.read == counts.kept && counts.truncated == 0 {
         return;
     }

@@ -33,7 +33,7 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     grow(&mut architecture, &tokenizer, &added)?;
     let inputs = inputs(Stage::Sft, config, &architecture, &tokenizer)?;
 
-    tell_added(&added, [held, architecture.vocab_size()], ctx);
+    report_added_tokens(&added, [held, architecture.vocab_size()], ctx);
     let options = trainable_options(config, ctx.groups);
     let model = if architecture.vocab_size() > held {
         CausalLm::load_resized(&folder, architecture.vocab_size(), &options)?
@@ -55,7 +55,7 @@ pub(super) fn grow(model: &mut Config, tokenizer: &Tokenizer, added: &[&str]) ->
     Ok(())
 }
 
-fn tell_added(added: &[&str], [held, wanted]: [i64; 2], ctx: &StageContext<'_>) {
+fn report_added_tokens(added: &[&str], [held, wanted]: [i64; 2], ctx: &StageContext<'_>) {
     if added.is_empty() || !ctx.groups.is_rank_zero() {
         return;
     }
@@ -100,7 +100,7 @@ pub(super) fn train_on(
     tokenizer: &Tokenizer,
     ctx: &mut StageContext<'_>,
 ) -> anyhow::Result<()> {
-    context::tell_dropout(ctx.groups, &[("model", model.config())]);
+    context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
     context::check_split(config, &[model.config()], ctx)?;
     let objective = Sft::new(model, &inputs.train.rows, &inputs.eval.rows, packing(config))?;
     let parameters = context::num_parameters(model, ctx.groups)?;

@@ -4,7 +4,7 @@
 use parallel::PipelineStages;
 use tch::Tensor;
 
-use super::{Decoder, HeadKind, SCORE};
+use super::{Decoder, HeadKind, SCORE_WEIGHT};
 use crate::Error;
 use crate::architecture::{Architecture, Position};
 use crate::attention::mask_for_layer;
@@ -32,41 +32,41 @@ impl Decoder {
         let pipeline = build_pipeline(&architecture, head, split)?;
         let has = |segment: usize| pipeline.as_ref().is_none_or(|pipeline| pipeline.owns_segment(segment));
 
-        let mut registry = ModuleBuilder::new(&architecture, split, source);
-        registry.set_local(has(0));
+        let mut builder = ModuleBuilder::new(&architecture, split, source);
+        builder.set_local(has(0));
         let mut segment_offsets = vec![0];
 
         let tokens = model_parallel::shard_evenly(architecture.vocab_size, "tokens of a vocabulary", group)?;
         let vocabulary = VocabShard::new(&tokens, group);
-        let weight = registry.embedding(names.token_embedding, architecture.vocab_size, width, &tokens)?;
+        let weight = builder.embedding(names.token_embedding, architecture.vocab_size, width, &tokens)?;
         let token_embedding = VocabParallelEmbedding { weight, vocabulary };
 
-        let outside = &split.non_parallel_placement();
+        let replicated = &split.non_parallel_placement();
         let project_in = optional(architecture.has_embedding_projection(), || {
-            registry.column_parallel_linear(names.project_in, [width, hidden], false, outside)
+            builder.column_parallel_linear(names.project_in, [width, hidden], false, replicated)
         })?;
-        let position_embedding = position_embedding(&mut registry, &architecture)?;
+        let position_embedding = position_embedding(&mut builder, &architecture)?;
         let embedding_norm =
-            optional(architecture.embedding_norm, || registry.norm(names.embedding_norm, hidden))?;
+            optional(architecture.embedding_norm, || builder.norm(names.embedding_norm, hidden))?;
 
         let mut blocks = Vec::new();
         for layer in 0..architecture.num_layers as usize {
-            segment_offsets.push(registry.len());
-            registry.set_local(has(layer + 1));
-            blocks.push(Block::new(&mut registry, &architecture, layer)?);
+            segment_offsets.push(builder.len());
+            builder.set_local(has(layer + 1));
+            blocks.push(Block::new(&mut builder, &architecture, layer)?);
         }
-        segment_offsets.push(registry.len());
+        segment_offsets.push(builder.len());
 
         let last = blocks.len() + 1;
-        registry.set_local(has(last));
-        let final_norm = optional(architecture.final_norm, || registry.norm(names.final_norm, hidden))?;
+        builder.set_local(has(last));
+        let final_norm = optional(architecture.final_norm, || builder.norm(names.final_norm, hidden))?;
         let project_out = optional(architecture.has_embedding_projection(), || {
-            registry.column_parallel_linear(names.project_out, [hidden, width], false, outside)
+            builder.column_parallel_linear(names.project_out, [hidden, width], false, replicated)
         })?;
-        segment_offsets.push(registry.len());
+        segment_offsets.push(builder.len());
 
         let (head, head_parameters) = head_weight(
-            &mut registry,
+            &mut builder,
             &architecture,
             head,
             &token_embedding.weight,
@@ -74,7 +74,7 @@ impl Decoder {
             [has(0), has(last)],
         )?;
 
-        let parameters = registry.into_parameters();
+        let parameters = builder.into_parameters();
         Ok(Self {
             config,
             token_embedding,
@@ -110,13 +110,14 @@ pub fn check_model_parallel(config: &Config, split: &ModelParallel) -> Result<()
 
 /// The position embedding, for architectures with learned positions.
 fn position_embedding(
-    registry: &mut ModuleBuilder<'_>,
+    builder: &mut ModuleBuilder<'_>,
     architecture: &Architecture,
 ) -> Result<Option<Tensor>, Error> {
     let Position::Learned { offset } = architecture.position else { return Ok(None) };
-    let (rows, share) = (architecture.max_positions + offset, registry.split().non_parallel_placement());
+    let (rows, placement) =
+        (architecture.max_positions + offset, builder.model_parallel().non_parallel_placement());
     let name = architecture.names.position_embedding;
-    registry.embedding(name, rows, architecture.hidden_size, &share).map(Some)
+    builder.embedding(name, rows, architecture.hidden_size, &placement).map(Some)
 }
 
 /// Assigns layers to pipeline stages by the cost of their matrix products.
@@ -161,27 +162,30 @@ fn build_pipeline(
 /// Creates the head's weight, or shares the token embedding if tied, and returns it with the indices of the
 /// head's parameters.
 fn head_weight(
-    registry: &mut ModuleBuilder<'_>,
+    builder: &mut ModuleBuilder<'_>,
     architecture: &Architecture,
     head: HeadKind,
     token_embedding: &Tensor,
     tokens: &WeightPlacement,
     [is_first, is_last]: [bool; 2],
 ) -> Result<(Tensor, Vec<usize>), Error> {
-    let index = registry.len();
+    let index = builder.len();
     let width = architecture.embedding_size;
 
     match head {
         HeadKind::Vocabulary if architecture.tie_word_embeddings => {
-            let embedding_group =
-                registry.split().pipeline_parallel.as_ref().and_then(|layers| layers.embedding_group.clone());
+            let embedding_group = builder
+                .model_parallel()
+                .pipeline_parallel
+                .as_ref()
+                .and_then(|layers| layers.embedding_group.clone());
             match embedding_group.filter(|_| is_first != is_last) {
                 // The first stage uses the weight as embedding, the last stage computes logits with it.
-                Some(embedding_group) if is_first => registry.tie_parameter(0, &embedding_group),
+                Some(embedding_group) if is_first => builder.tie_parameter(0, &embedding_group),
                 Some(embedding_group) => {
                     let name = architecture.names.token_embedding;
-                    let weight = registry.embedding(name, architecture.vocab_size, width, tokens)?;
-                    registry.tie_parameter(index, &embedding_group);
+                    let weight = builder.embedding(name, architecture.vocab_size, width, tokens)?;
+                    builder.tie_parameter(index, &embedding_group);
                     return Ok((weight, vec![index]));
                 }
                 None => {}
@@ -189,14 +193,14 @@ fn head_weight(
             Ok((token_embedding.shallow_clone(), if is_last { vec![0] } else { Vec::new() }))
         }
         HeadKind::Vocabulary => {
-            let weight = registry.head(architecture.names.head, architecture.vocab_size, width, tokens)?;
+            let weight = builder.head(architecture.names.head, architecture.vocab_size, width, tokens)?;
             Ok((weight, if is_last { vec![index] } else { Vec::new() }))
         }
         HeadKind::Scalar => {
             let initial = Initial::Normal(((width + 1) as f64).sqrt().recip());
-            let shared = registry.split().tensor_parallel.is_some();
-            let share = if shared { WeightPlacement::Partial } else { WeightPlacement::Replicate };
-            let weight = registry.parameter(SCORE, &[1, width], initial, &share)?;
+            let shared = builder.model_parallel().tensor_parallel.is_some();
+            let placement = if shared { WeightPlacement::Partial } else { WeightPlacement::Replicate };
+            let weight = builder.parameter(SCORE_WEIGHT, &[1, width], initial, &placement)?;
             Ok((weight, if is_last { vec![index] } else { Vec::new() }))
         }
     }

@@ -53,11 +53,11 @@ impl Decoder {
                 });
             }
 
-            let continued = CachedPrefill::new(batch, slots, &past);
-            let rotary = self.rotary(&continued.positions, &batch.lengths, &continued.lengths);
-            self.run(&batch.input_ids, &continued.positions, rotary, &mut |layer, attention, qkv| {
+            let cached_prefill = CachedPrefill::new(batch, slots, &past);
+            let rotary = self.rotary(&cached_prefill.positions, &batch.lengths, &cached_prefill.lengths);
+            self.run(&batch.input_ids, &cached_prefill.positions, rotary, &mut |layer, attention, qkv| {
                 cache.write(layer, &places, &qkv[1], &qkv[2]);
-                Ok(continued.attend(cache, layer, attention, &qkv[0]))
+                Ok(cached_prefill.attend(cache, layer, attention, &qkv[0]))
             })
         })?;
 
@@ -131,7 +131,7 @@ impl Decoder {
                             attention_fn(layer, attention, qkv)
                         })?
                     }
-                    (Some(hidden), None) => self.final_layer(&hidden),
+                    (Some(hidden), None) => self.final_norm_and_project(&hidden),
                     (None, _) => self.embed(input_ids, positions, &ctx.tp_region)?,
                 });
             }
@@ -188,8 +188,8 @@ impl<'a> CachedPrefill<'a> {
             let [keys, values] = cache.read(layer, slot, 1, past + count);
             let mask = attention.mask().attention_bias(past, count, q.kind(), q.device());
             let row = q.narrow(0, start, count).unsqueeze(0).transpose(1, 2);
-            let mixed = scaled_dot_product(&row, &keys, &values, Some(&mask), attention.scale());
-            rows.push(mixed.squeeze_dim(0).transpose(0, 1).reshape([count, -1]));
+            let attended = scaled_dot_product(&row, &keys, &values, Some(&mask), attention.scale());
+            rows.push(attended.squeeze_dim(0).transpose(0, 1).reshape([count, -1]));
             start += count;
         }
         Tensor::cat(&rows, 0)

@@ -124,19 +124,19 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
             }
         };
 
-        let upstream = if let Some(loss) = loss {
+        let input_grad = if let Some(loss) = loss {
             self.with_deferred_weight_grads(microbatch, stage, || tape.backward(&loss, &mut on_gradient))?
         } else {
-            let seed = self.receive(P2pPayload::Gradient, microbatch, stage, stage + 1)?;
+            let output_grad = self.receive(P2pPayload::Gradient, microbatch, stage, stage + 1)?;
             self.with_deferred_weight_grads(microbatch, stage, || {
-                tape.backward_from(&seed, &mut on_gradient)
+                tape.backward_from(&output_grad, &mut on_gradient)
             })?
         };
 
         outcome?;
         if stage > 0 {
             let hidden = || Error::NoInputGradient { stage };
-            self.send(P2pPayload::Gradient, upstream.ok_or_else(hidden)?, microbatch, stage - 1)?;
+            self.send(P2pPayload::Gradient, input_grad.ok_or_else(hidden)?, microbatch, stage - 1)?;
         }
         Ok(())
     }
@@ -146,11 +146,11 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         Action { microbatch, stage, .. }: Action,
         on_gradient: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let collection = self
+        let store = self
             .weight_grad_stores
             .remove(&(microbatch, stage))
             .expect("the gradient of the input comes first");
-        collection.flush(self.model.parameters()).try_for_each(|(index, grad)| on_gradient(index, grad))
+        store.flush(self.model.parameters()).try_for_each(|(index, grad)| on_gradient(index, grad))
     }
 
     /// Runs `body`. If the schedule has separate actions for weight gradients, `body` defers them.
@@ -158,8 +158,8 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         if !self.schedule.method.splits_backward() {
             return body();
         }
-        let collection = self.weight_grad_stores.entry((micro, stage)).or_default().clone();
-        weight_grad_store::with_deferred_weight_grads(&collection, body)
+        let store = self.weight_grad_stores.entry((micro, stage)).or_default().clone();
+        weight_grad_store::with_deferred_weight_grads(&store, body)
     }
 
     fn send(&mut self, payload: P2pPayload, tensor: Tensor, micro: usize, stage: usize) -> Result<(), Error> {

@@ -271,17 +271,17 @@ fn warmup_steady_cooldown(method: ScheduleKind, [rank, ranks, stages, micros]: [
     let forwards = order(ComputationType::Forward, &|chunk| chunk);
     let backwards = order(backward, &|chunk| chunks - 1 - chunk);
 
-    let ahead = match method {
+    let num_warmup_microbatches = match method {
         ScheduleKind::GPipe => forwards.len(),
         ScheduleKind::Interleaved => 2 * after + (chunks - 1) * ranks,
         _ => after,
     };
 
-    let mut actions: Vec<Action> = forwards.iter().take(ahead).copied().collect();
+    let mut actions: Vec<Action> = forwards.iter().take(num_warmup_microbatches).copied().collect();
     let mut late =
         backwards.iter().map(|action| Action { computation: ComputationType::BackwardWeight, ..*action });
 
-    let mut forwards = forwards.iter().skip(ahead);
+    let mut forwards = forwards.iter().skip(num_warmup_microbatches);
     for (index, action) in backwards.iter().enumerate() {
         actions.extend(forwards.next());
         actions.push(*action);

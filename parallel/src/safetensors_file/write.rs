@@ -56,7 +56,7 @@ pub fn is_writing_replica<'p>(
 pub fn write(
     path: &Path,
     tensors: &[NamedTensor<'_>],
-    speaks: bool,
+    is_writing_replica: bool,
     model_parallel_group: &ProcessGroup,
 ) -> Result<(), Error> {
     let entries = entries(path, tensors, model_parallel_group)?;
@@ -65,20 +65,20 @@ pub fn write(
     // collective.
     let whole = |entry: &Entry| -> Result<Option<Tensor>, Error> {
         if entry.owner != model_parallel_group.rank() {
-            let arrives = speaks && model_parallel_group.rank() == 0;
+            let arrives = is_writing_replica && model_parallel_group.rank() == 0;
             let options = (entry.kind(), Device::Cpu);
             let receive = || model_parallel_group.recv(&entry.shape, options, entry.owner, TAG);
             return Ok(if arrives { Some(receive()?) } else { None });
         }
         let named = &tensors[entry.index];
         let whole = named.placement.full_tensor(named.tensor)?;
-        if speaks && entry.owner != 0 {
+        if is_writing_replica && entry.owner != 0 {
             model_parallel_group.send(&whole.to_device(Device::Cpu).contiguous(), 0, TAG)?.wait()?;
         }
         Ok(Some(whole))
     };
 
-    if !speaks || model_parallel_group.rank() != 0 {
+    if !is_writing_replica || model_parallel_group.rank() != 0 {
         return entries.iter().try_for_each(|entry| whole(entry).map(drop));
     }
 

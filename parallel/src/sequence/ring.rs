@@ -31,7 +31,8 @@ use crate::{Error, SysError};
 ///
 /// `chunks` holds the chunk length of each row; a rank has an early and a late chunk of each row. `scale` is
 /// the factor of the scores.
-pub fn attention(
+/// DeepSpeed, Megatron: ring attention, context parallelism.
+pub fn ring_attention(
     [q, k, v]: [&Tensor; 3],
     chunks: &[i64],
     scale: f64,
@@ -328,7 +329,8 @@ mod tests {
                     let [q, k, v, seed] = inputs(&lengths).map(|x| x.index_select(0, &own));
                     let [q, k, v] = [q, k, v].map(|x| leaf(&x));
                     let before = group.sent_bytes();
-                    let result = attention([&q, &k, &v], &layout.chunk_lens(&lengths), 0.3, &group).unwrap();
+                    let result =
+                        ring_attention([&q, &k, &v], &layout.chunk_lens(&lengths), 0.3, &group).unwrap();
                     // Padding is excluded from the loss.
                     let places = Tensor::from_slice(&layout.unshard_indices(&lengths).unwrap());
                     let size = layout.local_len(&lengths);

@@ -16,7 +16,7 @@ fn assert_near(got: &Tensor, expected: &[f64]) {
 
 fn rewards_of(values: &[f64], lengths: &[i64]) -> TokenRewards {
     let tokens = Tensor::arange(values.len() as i64, tch::kind::INT64_CPU);
-    TokenRewards { rewards: vector(values), lengths: lengths.to_vec(), tokens }
+    TokenRewards { rewards: vector(values), lengths: lengths.to_vec(), token_slots: tokens }
 }
 
 /// Numbers without a pattern, the same on every machine.
@@ -32,7 +32,7 @@ fn a_score_is_paid_at_the_last_token_or_after_it() {
     let after = token_rewards(&kl, &scores, &[2, 1], 0.5, &[ScoreSlot::AfterEos; 2]).unwrap();
     assert_near(&after.rewards, &[-0.5, -1.0, 10.0, -1.5, 20.0]);
     assert_eq!(after.lengths, [3, 2]);
-    assert_near(&after.tokens, &[0.0, 1.0, 3.0]);
+    assert_near(&after.token_slots, &[0.0, 1.0, 3.0]);
 }
 
 #[test]

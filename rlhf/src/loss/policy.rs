@@ -68,7 +68,7 @@ impl AddAssign for PolicyStatistics {
 /// With a log-probability of minus infinity on one side, the loss is finite if `clip.log_ratio` is set. With
 /// minus infinity on both sides, or with NaN, the loss is NaN. The model is then broken, and the optimiser
 /// step must refuse the loss.
-pub fn policy(
+pub fn policy_loss(
     logprobs: &Tensor,
     old_logprobs: &Tensor,
     advantages: &Tensor,
@@ -76,7 +76,7 @@ pub fn policy(
 ) -> Result<PolicyLoss, Error> {
     let advantages = detached("the advantages", advantages, logprobs)?;
     let old_logprobs = detached("the old log-probabilities", old_logprobs, logprobs)?;
-    let mut log_ratio = check::widen(logprobs) - old_logprobs;
+    let mut log_ratio = check::upcast_to_fp32(logprobs) - old_logprobs;
     if let Some(limit) = clip.log_ratio {
         log_ratio = log_ratio.clamp(-limit, limit);
     }

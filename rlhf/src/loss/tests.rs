@@ -35,7 +35,7 @@ fn assert_near(got: &[f64], expected: &[f64]) {
 fn at_ratio_one_the_policy_gradient_is_minus_the_advantage() {
     let (old, advantages) = (vector(&[-0.5, -1.5, -3.0]), [2.0, -1.0, 0.25]);
     let logprobs = old.copy().set_requires_grad(true);
-    let result = policy(&logprobs, &old, &vector(&advantages), &PolicyClip::default()).unwrap();
+    let result = policy_loss(&logprobs, &old, &vector(&advantages), &PolicyClip::default()).unwrap();
     assert_near(&gradient(&result.loss, &logprobs), &advantages.map(|advantage| -advantage));
     assert!((number(&result.loss) + 1.25).abs() < 1e-15);
     let statistics = result.statistics;
@@ -49,7 +49,7 @@ fn a_clipped_ratio_has_no_gradient_where_it_would_gain() {
     let log_ratios = [1.5f64.ln(), 1.5f64.ln(), 0.5f64.ln(), 0.5f64.ln()];
     let logprobs = leaf(&log_ratios);
     let result =
-        policy(&logprobs, &vector(&[0.0; 4]), &vector(&[1.0, -1.0, 1.0, -1.0]), &PolicyClip::default())
+        policy_loss(&logprobs, &vector(&[0.0; 4]), &vector(&[1.0, -1.0, 1.0, -1.0]), &PolicyClip::default())
             .unwrap();
     // Losses: -1.2 (clipped), 1.5, -0.5, 0.8 (clipped).
     assert!((number(&result.loss) - 0.6).abs() < 1e-12);
@@ -61,7 +61,7 @@ fn a_clipped_ratio_has_no_gradient_where_it_would_gain() {
 fn unequal_clips_bound_what_they_should() {
     let logprobs = leaf(&[1.25f64.ln(), 5f64.ln(), 5f64.ln()]);
     let clip = PolicyClip { high: 0.28, ..PolicyClip::default() };
-    let result = policy(&logprobs, &vector(&[0.0; 3]), &vector(&[1.0, -1.0, 1.0]), &clip).unwrap();
+    let result = policy_loss(&logprobs, &vector(&[0.0; 3]), &vector(&[1.0, -1.0, 1.0]), &clip).unwrap();
     // Losses: -1.25 (within 1.28), 5 (no bound above for a negative advantage), -1.28 (clipped).
     assert!((number(&result.loss) - 2.47).abs() < 1e-12);
     assert_near(&gradient(&result.loss, &logprobs), &[-1.25, 5.0, 0.0]);
@@ -75,7 +75,7 @@ fn extreme_log_probabilities_stay_finite() {
             vector(&[0.0, -1e4, f64::NEG_INFINITY, -1.0, -1.0]).to_kind(kind).set_requires_grad(true);
         let old = vector(&[-1e4, 0.0, -1.0, f64::NEG_INFINITY, -200.0]).to_kind(kind);
         let advantages = vector(&[1.0, 1.0, -1.0, 1.0, 0.0]).to_kind(kind);
-        let result = policy(&logprobs, &old, &advantages, &PolicyClip::default()).unwrap();
+        let result = policy_loss(&logprobs, &old, &advantages, &PolicyClip::default()).unwrap();
         assert!(number(&result.loss).is_finite());
         assert!(gradient(&result.loss, &logprobs).iter().all(|value| value.is_finite()));
         assert!(result.statistics.ratio.is_finite());
@@ -86,7 +86,7 @@ fn extreme_log_probabilities_stay_finite() {
 fn the_value_loss_takes_the_larger_square() {
     // Old 0, clip 0.2. New 0.5: clipped to 0.2. Returns 1 (clip is farther), 0 (free is farther); inside the range both agree.
     let values = leaf(&[0.5, 0.5, 0.1]);
-    let result = value(&values, &vector(&[0.0; 3]), &vector(&[1.0, 0.0, 0.4]), Some(0.2)).unwrap();
+    let result = value_loss(&values, &vector(&[0.0; 3]), &vector(&[1.0, 0.0, 0.4]), Some(0.2)).unwrap();
     assert!((number(&result.loss) - 0.5 * (0.64 + 0.25 + 0.09)).abs() < 1e-12);
     assert_near(&gradient(&result.loss, &values), &[0.0, 0.5, -0.3]);
     assert_eq!(result.statistics.clipped, 1.0);
@@ -95,7 +95,8 @@ fn the_value_loss_takes_the_larger_square() {
 #[test]
 fn explained_variance_is_one_for_a_perfect_critic_and_none_without_variance() {
     let returns = vector(&[1.0, 2.0, 4.0]);
-    let statistics = |values: &[f64]| value(&vector(values), &returns, &returns, None).unwrap().statistics;
+    let statistics =
+        |values: &[f64]| value_loss(&vector(values), &returns, &returns, None).unwrap().statistics;
     assert!((statistics(&[1.0, 2.0, 4.0]).explained_variance().unwrap() - 1.0).abs() < 1e-12);
     assert!(statistics(&[7.0, 7.0, 7.0]).explained_variance().unwrap().abs() < 1e-12);
     // The squares of 0.1 add up to a little more or less than three times the square of their mean.
@@ -103,7 +104,7 @@ fn explained_variance_is_one_for_a_perfect_critic_and_none_without_variance() {
         let (flat, guess) = (vector(&[size; 3]), vector(&[0.7; 3]));
         for kind in [Kind::Double, Kind::Float] {
             let [guess, flat] = [&guess, &flat].map(|numbers| numbers.to_kind(kind));
-            let found = value(&guess, &flat, &flat, None).unwrap().statistics;
+            let found = value_loss(&guess, &flat, &flat, None).unwrap().statistics;
             assert_eq!(found.explained_variance(), None, "{size} {kind:?}");
         }
     }
@@ -120,8 +121,8 @@ fn split_gradients(splits: &[usize]) -> (f64, Vec<f64>, PolicyStatistics) {
         let count = lengths[row..row + rows].iter().sum::<i64>();
         let cut = |tensor: &Tensor| tensor.narrow(0, token, count);
         let new = cut(&parameter);
-        let part = policy(&new, &cut(&old), &cut(&advantages), &PolicyClip::default()).unwrap();
-        let critic = value(&new, &cut(&old), &cut(&returns), Some(0.2)).unwrap();
+        let part = policy_loss(&new, &cut(&old), &cut(&advantages), &PolicyClip::default()).unwrap();
+        let critic = value_loss(&new, &cut(&old), &cut(&returns), Some(0.2)).unwrap();
         let scaled = (part.loss + critic.loss) / total as f64;
         scaled.backward();
         loss += number(&scaled);
@@ -146,7 +147,7 @@ fn any_split_into_micro_batches_gives_the_same_gradient() {
 #[test]
 fn no_tokens_make_no_loss() {
     let none = vector(&[]);
-    let result = policy(&none, &none, &none, &PolicyClip::default()).unwrap();
+    let result = policy_loss(&none, &none, &none, &PolicyClip::default()).unwrap();
     assert_eq!((number(&result.loss), result.statistics.tokens), (0.0, 0.0));
 }
 
@@ -154,16 +155,16 @@ fn no_tokens_make_no_loss() {
 fn the_reward_loss_refuses_what_would_broadcast() {
     let (column, row) =
         (Tensor::zeros([3, 1], tch::kind::FLOAT_CPU), Tensor::zeros([3], tch::kind::FLOAT_CPU));
-    assert!(reward(&column, &row, None, 0.0).is_err());
-    assert!(reward(&row, &row, Some(&column), 0.0).is_err());
-    assert!(policy(&row, &column, &row, &PolicyClip::default()).is_err());
-    assert!(value(&row, &row, &column, None).is_err());
+    assert!(pairwise_reward_loss(&column, &row, None, 0.0).is_err());
+    assert!(pairwise_reward_loss(&row, &row, Some(&column), 0.0).is_err());
+    assert!(policy_loss(&row, &column, &row, &PolicyClip::default()).is_err());
+    assert!(value_loss(&row, &row, &column, None).is_err());
 }
 
 #[test]
 fn the_reward_loss_is_stable_and_its_gradient_is_a_probability() {
     let chosen = leaf(&[1e4, -1e4, 0.3]);
-    let loss = reward(&chosen, &vector(&[-1e4, 1e4, 0.3]), None, 0.0).unwrap();
+    let loss = pairwise_reward_loss(&chosen, &vector(&[-1e4, 1e4, 0.3]), None, 0.0).unwrap();
     assert!((number(&loss) - (2e4 + 2f64.ln())).abs() < 1e-8);
     assert_near(&gradient(&loss, &chosen), &[0.0, -1.0, -0.5]);
 }

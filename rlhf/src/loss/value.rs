@@ -64,7 +64,7 @@ impl AddAssign for ValueStatistics {
 
 /// Computes the value loss of `[N]` slots. `old_values` are the values of the rollout. Only `values` has a
 /// gradient.
-pub fn value(
+pub fn value_loss(
     values: &Tensor,
     old_values: &Tensor,
     returns: &Tensor,
@@ -72,7 +72,7 @@ pub fn value(
 ) -> Result<ValueLoss, Error> {
     let old_values = detached("the old values", old_values, values)?;
     let returns = detached("the returns", returns, values)?;
-    let values = check::widen(values);
+    let values = check::upcast_to_fp32(values);
 
     let unclipped = (&values - &returns).square();
     let clipped = match clip {
