@@ -31,6 +31,7 @@ use parallel::process::{self, send_signal};
 use parallel::rendezvous::{JOB_SECRET, open_store, secret_from_environment};
 use parallel::world::RENDEZVOUS_TIMEOUT;
 use parallel::{Axis, Mesh, ProcessGroups, RankInfo, World, launch};
+use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
 use crate::config::section::ParallelSection;
@@ -248,7 +249,7 @@ pub(crate) fn run(job: &Job, arguments: &[OsString]) -> anyhow::Result<()> {
             }
         }
         for signal in signals.pending() {
-            ranks.0.iter().for_each(|rank| send_signal(rank.child.id(), signal));
+            ranks.forward(signal);
         }
         thread::sleep(POLL_INTERVAL);
     }
@@ -422,6 +423,17 @@ impl Ranks {
     /// with code 1 because their collective failed.
     fn root_cause(&self, first: usize) -> usize {
         self.0.iter().position(Rank::is_root_cause).unwrap_or(first)
+    }
+
+    /// Sends `signal` to every rank. A rank that is still starting has no handler for SIGUSR1 yet and would die
+    /// of it, so it does not get that signal.
+    fn forward(&self, signal: i32) {
+        for rank in &self.0 {
+            let process = rank.child.id();
+            if signal != SIGUSR1 || process::is_signal_handled(process, signal) {
+                send_signal(process, signal);
+            }
+        }
     }
 
     /// Waits up to [`GRACE_PERIOD`] for the remaining ranks, which detect the failure by themselves. Dropping

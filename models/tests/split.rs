@@ -347,11 +347,23 @@ fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whol
 /// Every family with experts, and the term that keeps them equally busy.
 const MOE_FAMILIES: [&str; 3] = ["mixtral", "qwen2-moe", "qwen3-moe"];
 
+/// The golden model `name` with the load-balancing auxiliary loss switched on, with the coefficient 0.4.
+fn with_aux_loss(name: &str) -> tempfile::TempDir {
+    let (from, to) = (golden(name), tempfile::tempdir().unwrap());
+    let text = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    config["output_router_logits"] = true.into();
+    config["router_aux_loss_coef"] = 0.4.into();
+    std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(from.join("model.safetensors"), to.path().join("model.safetensors")).unwrap();
+    to
+}
+
 /// The gradients of a step over [`ROWS`], of which this rank of `groups` has some, as wholes; with the loss of its rows.
 fn step_with_experts(model: &CausalLm, groups: &ProcessGroups) -> (f64, Vec<(String, Vec<f32>)>) {
     let own: Vec<&[i64]> = groups.data_parallel().round_robin(ROWS).collect();
     let mut batch = Batch::new(&own, Device::Cpu);
-    batch.aux_loss_divisor = model.config().router_aux_loss_coef() / 0.4;
+    batch.aux_loss_divisor = 1.0;
     let ids: Vec<i64> = own.concat();
     let targets: Vec<i64> = ids.iter().map(|id| id * 5 % 47).collect();
     let tape = Tape::forward(model, &batch, groups.expert_parallel().size() == 2).unwrap();
@@ -378,7 +390,9 @@ fn step_with_experts(model: &CausalLm, groups: &ProcessGroups) -> (f64, Vec<(Str
 #[test]
 fn ranks_with_different_experts_have_the_gradients_and_replies_of_the_whole() {
     for name in MOE_FAMILIES {
-        let model = CausalLm::load(&golden(name), &options(None)).unwrap();
+        let folder = with_aux_loss(name);
+        let model = CausalLm::load(folder.path(), &options(None)).unwrap();
+        assert!(model.config().router_aux_loss_coef() > 0.3, "the auxiliary loss is on");
         let (loss, gradients) = step_with_experts(&model, &ProcessGroups::single());
         let replies = written(&model, 1.0);
         // Sizes of data, expert, sequence and tensor; the last mesh has more ranks than there are rows.
@@ -405,7 +419,7 @@ fn ranks_with_different_experts_have_the_gradients_and_replies_of_the_whole() {
                     expert_parallel,
                     ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
                 };
-                let model = CausalLm::load(&golden(name), &options(Some(&split))).unwrap();
+                let model = CausalLm::load(folder.path(), &options(Some(&split))).unwrap();
                 let (own_loss, own) = step_with_experts(&model, groups);
                 let [total] = groups.loss_group().all_reduce_sum([own_loss]).unwrap();
                 close(&what, &[loss], &[total]);

@@ -11,8 +11,18 @@ pub fn send_signal(id: u32, signal: i32) {
 
 /// Whether this process ignores `signal`, as `nohup` makes it ignore SIGHUP.
 pub fn is_signal_ignored(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    is_in_mask("self", "SigIgn:", signal)
+}
+
+/// Whether `process` has installed a handler for `signal`. False for a process that does not exist.
+pub fn is_signal_handled(process: u32, signal: i32) -> bool {
+    is_in_mask(&process.to_string(), "SigCgt:", signal)
+}
+
+/// Whether `signal` is in one of the signal masks of `/proc/PROCESS/status`.
+fn is_in_mask(process: &str, name: &str, signal: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix(name));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     (1..=64).contains(&signal) && mask >> (signal - 1) & 1 == 1
 }
@@ -40,5 +50,14 @@ mod tests {
                 && !super::is_signal_ignored(0)
                 && !super::is_signal_ignored(65)
         );
+    }
+
+    #[test]
+    fn only_signals_with_a_handler_are_handled() {
+        // The Rust runtime handles SIGSEGV, to report stack overflows, and not SIGUSR1.
+        let own = std::process::id();
+        assert!(super::is_signal_handled(own, libc::SIGSEGV));
+        assert!(!super::is_signal_handled(own, libc::SIGUSR1));
+        assert!(!super::is_signal_handled(0, libc::SIGSEGV));
     }
 }
