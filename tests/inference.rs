@@ -76,12 +76,24 @@ fn the_same_seed_makes_the_same_folder() {
 
 #[test]
 fn model_info_counts_the_parameters() {
-    let outcome = world().run("model info model --json");
-    let info: serde_json::Value = serde_json::from_str(outcome.succeeds()).unwrap();
+    let info = |folder: &str| -> serde_json::Value {
+        serde_json::from_str(world().run(&format!("model info {folder} --json")).succeeds()).unwrap()
+    };
     // Embedding 320 x 32; a layer: q 32 x 32, k and v 16 x 32, o 32 x 32, three of 64 x 32, two norms; last norm.
     let layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32 + 2 * 32;
-    assert_eq!(info["parameters"], 320 * 32 + 2 * layer + 32);
-    assert_eq!(info["tokenizer"]["chat_template"], true);
+    let (parameters, float32) = (320 * 32 + 2 * layer + 32, info("model"));
+    assert_eq!(float32["parameters"], parameters);
+    assert_eq!(float32["bytes"], 4 * parameters);
+    assert_eq!(float32["tokenizer"]["chat_template"], true);
+
+    // Three integers of eight bytes: the bytes are those of the file, whatever the dtype.
+    let header = r#"{"ids":{"dtype":"I64","shape":[3],"data_offsets":[0,24]}}"#;
+    let length = char::from(u8::try_from(header.len()).unwrap());
+    std::fs::create_dir(world().path("integers")).unwrap();
+    world().write("integers/config.json", CONFIG);
+    let text = format!("{length}{}{header}{}", "\0".repeat(7), "\0".repeat(24));
+    world().write("integers/model.safetensors", &text);
+    assert_eq!((&info("integers")["parameters"], &info("integers")["bytes"]), (&3.into(), &24.into()));
 }
 
 #[test]

@@ -3,8 +3,9 @@
 //!
 //! | while | the first signal | a second signal |
 //! |---|---|---|
-//! | a stage trains or `chat` answers ([`enter_graceful`]) | sets a flag: the step is finished and saved, or the answer stops | exits at once |
-//! | the program does anything else: loading, tokenising, converting, reports | exits at once | |
+//! | a stage trains ([`enter_graceful`]) | the step is finished and saved | exits at once |
+//! | `chat` answers ([`enter_graceful`]) | the answer stops | exits at once |
+//! | the program does anything else | exits at once | |
 //!
 //! SIGUSR1 sets a flag while a stage trains: a checkpoint is saved after the step, and the run continues. At
 //! any other time it is ignored.

@@ -359,7 +359,8 @@ impl<'a> PeerLaunchers<'a> {
                 // Keep the store up long enough for the other launchers to read the failure too.
                 return thread::sleep(2 * STORE_POLL_INTERVAL);
             }
-            if signals.pending().next().is_some() {
+            // No rank is left that could save a checkpoint, so SIGUSR1 has no effect here.
+            if signals.pending().any(|signal| signal != SIGUSR1) {
                 return;
             }
             thread::sleep(POLL_INTERVAL);
@@ -425,8 +426,8 @@ impl Ranks {
         self.0.iter().position(Rank::is_root_cause).unwrap_or(first)
     }
 
-    /// Sends `signal` to every rank. A rank that is still starting has no handler for SIGUSR1 yet and would die
-    /// of it, so it does not get that signal.
+    /// Sends `signal` to every rank. A rank that is still starting has no handler for SIGUSR1 yet and would
+    /// die of it, so it does not get that signal.
     fn forward(&self, signal: i32) {
         for rank in &self.0 {
             let process = rank.child.id();

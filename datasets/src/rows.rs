@@ -12,8 +12,8 @@ use crate::conversation::Message;
 /// The label of a position without loss.
 pub const IGNORE_INDEX: i64 = -100;
 
-/// Returns the SHA-256 of token id sequences in their order, in hexadecimal. Lengths are hashed too, so moving
-/// ids from one sequence to the next changes the hash.
+/// Returns the SHA-256 of token id sequences in their order, in hexadecimal. Lengths are hashed too, so
+/// moving ids from one sequence to the next changes the hash.
 pub fn content_hash<'a>(sequences: impl IntoIterator<Item = &'a Vec<i64>>) -> String {
     let mut hasher = Sha256::new();
     let mut bytes = Vec::new();

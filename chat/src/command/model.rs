@@ -58,13 +58,7 @@ pub(crate) fn run(command: &ModelCommand) -> anyhow::Result<()> {
 fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
     let folder = session::folder(&arguments.model)?;
     let config = Config::from_folder(&folder)?;
-    let dtypes = count_values(&folder)?;
-    let width = |dtype: &str| match dtype {
-        "F64" | "I64" | "U64" => 8,
-        "F32" | "I32" | "U32" => 4,
-        "F16" | "BF16" | "I16" | "U16" => 2,
-        _ => 1,
-    };
+    let (dtypes, bytes) = measure_weights(&folder)?;
 
     let value = |key: &str| config.value(key).cloned().unwrap_or_default();
     let info = Info {
@@ -79,7 +73,7 @@ fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
         vocab_size: config.vocab_size(),
         max_position_embeddings: config.max_positions(),
         parameters: dtypes.values().sum(),
-        bytes: dtypes.iter().map(|(dtype, count)| width(dtype) * count).sum(),
+        bytes,
         dtypes,
         tokenizer: match Tokenizer::from_folder(&folder) {
             Err(datasets::Error::TokenizerMissing { .. }) => None,
@@ -116,9 +110,10 @@ fn listing<T: Serialize>(rows: &T) -> anyhow::Result<String> {
     Ok(fields.iter().map(line).collect::<Vec<_>>().join("\n"))
 }
 
-/// Counts the stored values per data type from the headers of the safetensors files.
-fn count_values(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
-    let mut counts = BTreeMap::new();
+/// Counts the stored values per data type, and the bytes of all tensors, from the headers of the safetensors
+/// files.
+fn measure_weights(folder: &Path) -> anyhow::Result<(BTreeMap<String, u64>, u64)> {
+    let (mut counts, mut bytes) = (BTreeMap::new(), 0);
     let failed = |source| models::Error::Io { path: folder.to_owned(), source };
     for entry in fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
@@ -129,9 +124,10 @@ fn count_values(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
         for name in file.names() {
             let (dtype, shape) = (file.dtype(name).unwrap_or_default(), file.shape(name).unwrap_or_default());
             *counts.entry(dtype.to_owned()).or_insert(0) += shape.iter().product::<i64>() as u64;
+            bytes += file.num_bytes(name).unwrap_or_default();
         }
     }
-    Ok(counts)
+    Ok((counts, bytes))
 }
 
 fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {

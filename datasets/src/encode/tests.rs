@@ -77,7 +77,8 @@ fn masks_are_those_of_transformers() {
 fn other_families_have_exact_masks_too() {
     let inst = "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}\
                 {% elif m.role == 'assistant' %}{{ ' ' + m.content + ' ' + eos_token }}{% else %}{{ m.content }}{% endif %}{% endfor %}";
-    // This one ends every text without generation prompt in EOS, so no turn but the last is a prefix of the whole.
+    // This template ends every text without a generation prompt in EOS, so no turn but the last is a prefix
+    // of the full text.
     let closing = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
                    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% else %}{{ eos_token }}{% endif %}";
     // No special token ends the turn.

@@ -104,6 +104,11 @@ impl TensorFile {
         self.entries.get(name).map(|entry| entry.dtype.as_str())
     }
 
+    /// The bytes that a tensor takes in the file, if the file has it.
+    pub fn num_bytes(&self, name: &str) -> Option<u64> {
+        self.entries.get(name).map(|entry| entry.end - entry.start)
+    }
+
     /// Reads this rank's shard of the tensor `name`, whose full shape is `shape`, in the dtype of the file.
     pub fn read(&self, name: &str, shape: &[i64], placement: &Placement) -> Result<Tensor, Error> {
         let (path, name) = (|| self.path.clone(), || name.to_owned());
