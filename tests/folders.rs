@@ -178,6 +178,84 @@ fn a_finished_run_that_is_resumed_stays_as_it_is() {
     assert_eq!(changed(), before);
 }
 
+#[test]
+fn a_finished_run_becomes_longer_and_equals_one_that_was_as_long_from_the_start() {
+    for (stage, key, [short, long]) in
+        [("sft", "train.steps", [6, 9]), ("rm", "train.steps", [6, 8]), ("ppo", "ppo.iterations", [2, 4])]
+    {
+        let scratch = copied();
+        let line = |out: &str, length: u64| {
+            format!(
+                "{stage} --config life/{stage}/run.toml --set train.scheduler=constant --set checkpoint.every=2 \
+                 --set out={out} --set {key}={length}"
+            )
+        };
+        scratch.run(&line("whole", long)).succeeds();
+        scratch.run(&line("grown", short)).succeeds();
+        let outcome = scratch.run(&format!("{} --resume", line("grown", long)));
+        outcome.succeeds();
+        let told = format!("this run is extended from {short} to {long} steps");
+        for words in [told.as_str(), "the model of the shorter run is now grown/final.before-extension"] {
+            assert!(outcome.stderr.contains(words), "{words}: {outcome:#?}");
+        }
+
+        let bytes = |out: &str| std::fs::read(scratch.path(&format!("{out}/model.safetensors"))).unwrap();
+        assert!(bytes("grown/final") == bytes("whole/final"), "{stage}");
+        assert!(bytes("grown/final.before-extension") == bytes(&format!("whole/checkpoints/step-{short}")));
+        assert_eq!(metrics(&scratch, "grown"), metrics(&scratch, "whole"));
+
+        // The saved configuration is that of the longer run, which can neither shrink nor be taken for the
+        // shorter one.
+        assert!(scratch.run(&format!("{} --resume", line("grown", long))).stderr.contains("is finished"));
+        let changed = format!("`{key}` = {long}, and it is {short} here");
+        scratch.run(&format!("{} --resume", line("grown", short))).fails(2, &[&changed]);
+    }
+}
+
+#[test]
+fn an_extended_schedule_is_reported_with_both_rates() {
+    let scratch = copied();
+    let line = "sft --config life/sft/run.toml --set train.scheduler=linear --set train.lr=0.001 --set out=grown \
+                --set checkpoint.every=4";
+    scratch.run(&format!("{line} --set train.steps=8")).succeeds();
+    // After 8 steps, the rate would be 0.001 (1 - 8 / 8) = 0; in a run of 16 steps, it is 0.001 (1 - 8 / 16).
+    let outcome = scratch.run(&format!("{line} --set train.steps=16 --resume"));
+    outcome.succeeds();
+    assert!(
+        outcome.stderr.contains("the next step has the rate 5.000e-4 instead of 0.000e0"),
+        "{outcome:#?}"
+    );
+    let rates: Vec<f64> = metrics(&scratch, "grown").iter().map(|row| row["lr"].as_f64().unwrap()).collect();
+    assert_eq!(rates.len(), 16);
+    assert!((rates[7] - 0.001 / 8.0).abs() < 1e-12 && (rates[8] - 0.0005).abs() < 1e-12, "{rates:?}");
+}
+
+#[test]
+fn a_run_that_kept_no_checkpoint_cannot_become_longer() {
+    let scratch = copied();
+    let line = "sft --config life/sft/run.toml --set checkpoint.every=0 --set out=bare --set train.steps";
+    scratch.run(&format!("{line}=2")).succeeds();
+    let words = ["bare: this run is finished and has kept no checkpoint", "[checkpoint] every"];
+    scratch.run(&format!("{line}=3 --resume")).fails(2, &words);
+    assert!(scratch.path("bare/final").exists());
+}
+
+/// From `steps` to `epochs`, only the number of rows tells which run is longer: 40 pairs are 5 steps an
+/// epoch.
+#[test]
+fn epochs_that_make_fewer_steps_do_not_shorten_a_run() {
+    let scratch = copied();
+    let text = scratch.read("life/rm/run.toml");
+    let without: Vec<&str> = text.lines().filter(|line| !line.starts_with("steps =")).collect();
+    assert_eq!(without.len() + 1, text.lines().count());
+    scratch.write("epochs.toml", &without.join("\n"));
+    let line = "rm --config epochs.toml --resume --set train.epochs";
+    scratch.run(&format!("{line}=1")).fails(3, &["belongs to a run of 6 steps", "makes 5", "not shorter"]);
+    assert_eq!(scratch.read("life/rm/run.toml"), text);
+    scratch.run(&format!("{line}=2")).succeeds();
+    assert_eq!(metrics(&scratch, "life/rm").len(), 10);
+}
+
 /// Rows that take some seconds to tokenise; others for each `case`, so that nothing is remembered from the
 /// last one.
 fn many_rows(scratch: &Scratch, case: usize) {
@@ -287,7 +365,7 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
         let outcome = scratch.run(&format!("sft --config life/sft/run.toml --resume --nproc {processes}"));
         outcome.succeeds();
         let damaged = format!("step-6/{file}");
-        for words in [damaged.as_str(), "step-6.damaged", "going on from life/sft/checkpoints/step-4"] {
+        for words in [damaged.as_str(), "step-6.damaged", "continuing from life/sft/checkpoints/step-4"] {
             assert!(outcome.stderr.contains(words), "{words}: {outcome:#?}");
         }
         let mut wanted = vec![".mine.tmp", "step-2", "step-4", "step-6", "step-6.damaged"];

@@ -48,8 +48,8 @@ fn column(scratch: &Scratch, folder: &str, name: &str) -> Vec<f64> {
 
 /// A stage on several processes ends as it does on one: losses and weights within 1e-5 after twenty steps.
 ///
-/// Adam divides a gradient by its own size, so one that is zero but for rounding would move a weight by as much as any other: an `eps`
-/// above the rounding keeps it still.
+/// Adam divides a gradient by its own size, so one that is zero but for rounding would move a weight by as
+/// much as any other: an `eps` above the rounding keeps it still.
 fn equals_one_process(stage: &str, metrics: &[&str], ways: &[(usize, &str)]) {
     let scratch = copied();
     let length = if stage == "ppo" { "ppo.iterations=5" } else { "train.steps=20" };
@@ -277,7 +277,7 @@ fn ctrl_c_ends_every_rank_after_the_same_step() {
     let output = child.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{told}");
-    assert!(told.contains("--resume goes on from it"), "{told}");
+    assert!(told.contains("--resume continues from it"), "{told}");
     for rank in ranks {
         assert!(!Path::new(&format!("/proc/{rank}")).exists(), "rank process {rank} is left");
     }

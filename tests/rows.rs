@@ -204,7 +204,7 @@ fn the_second_start_takes_the_rows_from_the_cache() {
     assert!(run().stderr.contains("2 rows: taken from the cache kept/"));
     let kept = crate::harness::names(&scratch.path("kept"));
     std::fs::write(scratch.path("kept").join(&kept[0]), "damaged").unwrap();
-    assert!(run().stderr.contains("was damaged and has been made anew"));
+    assert!(run().stderr.contains("was damaged and has been rebuilt"));
     assert!(run().stderr.contains("taken from the cache"));
 }
 

@@ -1,6 +1,6 @@
-"""Prints the golden bytes of rlhf/src/tensorboard_golden.txt: one record a line, in hexadecimal.
+"""Prints the golden bytes of chat/src/record/tensorboard_golden.txt: one record a line, in hexadecimal.
 
-Made with tensorboard 2.21.0, protobuf 7.36.2. Run: python tests/tensorboard_golden.py > rlhf/src/tensorboard_golden.txt
+Made with tensorboard 2.21.0, protobuf 7.36.2. Run: python tests/tensorboard_golden.py > chat/src/record/tensorboard_golden.txt
 """
 
 import io

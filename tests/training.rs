@@ -162,6 +162,20 @@ fn a_finished_part_with_other_settings_is_refused() {
     scratch.run(&format!("{resume} log.every=2")).succeeds();
 }
 
+#[test]
+fn the_last_part_of_a_pipeline_becomes_longer_and_one_that_others_used_does_not() {
+    let scratch = copied();
+    let resume = "pipeline --config life.toml --resume --set";
+    scratch
+        .run(&format!("{resume} stage.sft.train.steps=7"))
+        .fails(2, &["stage sft cannot be extended", "stage rm has already started", "remove life/rm"]);
+    assert_eq!(metrics(&scratch, "life/sft"), metrics(life(), "life/sft"));
+    let outcome = scratch.run(&format!("{resume} stage.ppo.ppo.iterations=3"));
+    outcome.succeeds();
+    assert!(outcome.stderr.contains("this run is extended from 2 to 3 steps"), "{outcome:#?}");
+    assert_eq!(metrics(&scratch, "life/ppo").len(), 3);
+}
+
 /// `stage` resumed from its second checkpoint ends as it did without an interruption, bit for bit.
 fn resumes_exactly(stage: &str) {
     let scratch = copied();

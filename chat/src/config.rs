@@ -313,16 +313,16 @@ impl RunConfig {
     /// Refuses invalid or contradictory settings and missing required ones.
     pub(crate) fn check(&self, stage: Stage) -> Result<(), ConfigError> {
         self.check_bounds(stage)?;
-        let needed = |key, what| Err(ConfigError::Needed { key, stage: stage.name(), what });
         required_out(self.out.clone(), stage.name())?;
-        if self.model.path.is_empty() && stage != Stage::Base {
-            return needed("model.path", "a model to start from");
+        if stage != Stage::Base {
+            self.model_path(stage)?;
         }
         if self.data.train.0.is_empty() {
-            return needed("data.train", "rows to learn from");
+            let (key, what) = ("data.train", "rows to learn from");
+            return Err(ConfigError::Needed { key, stage: stage.name(), what });
         }
-        if stage == Stage::Ppo && self.ppo.reward_model.is_empty() {
-            return needed("ppo.reward_model", "the folder of a reward model");
+        if stage == Stage::Ppo {
+            self.reward_model()?;
         }
 
         // Settings that contradict each other.
@@ -334,15 +334,40 @@ impl RunConfig {
         let held_out = self.data.eval_fraction > 0.0 || !self.data.eval.0.is_empty();
         if self.eval.every > 0 && !held_out && stage != Stage::Ppo {
             let wanted =
-                "there are no held-out rows to look at: give [data] eval or eval_fraction, or leave it out";
+                "there are no held-out rows: give [data] eval or eval_fraction, or leave this key out";
             return refuse("eval.every", self.eval.every, wanted);
         }
         Ok(())
     }
 
+    /// Returns the model that `stage` starts from.
+    pub(crate) fn model_path(&self, stage: Stage) -> Result<&str, ConfigError> {
+        let (key, what) = ("model.path", "a model to start from");
+        self.model.path.as_deref().ok_or(ConfigError::Needed { key, stage: stage.name(), what })
+    }
+
+    /// Returns the reward model of PPO.
+    pub(crate) fn reward_model(&self) -> Result<&str, ConfigError> {
+        let (key, what) = ("ppo.reward_model", "the folder of a reward model");
+        self.ppo.reward_model.as_deref().ok_or(ConfigError::Needed { key, stage: Stage::Ppo.name(), what })
+    }
+
     /// Refuses invalid values. Does not require paths, because `pipeline` fills them in later.
     fn check_bounds(&self, stage: Stage) -> Result<(), ConfigError> {
         check_parallel(&self.parallel, self.threads)?;
+        for (key, name) in [
+            ("model.path", &self.model.path),
+            ("tokenizer.path", &self.tokenizer.path),
+            ("ppo.reward_model", &self.ppo.reward_model),
+            ("ppo.reference_model", &self.ppo.reference_model),
+            ("ppo.critic_model", &self.ppo.critic_model),
+        ] {
+            if name.as_deref().is_some_and(|name| name.trim().is_empty()) {
+                let message =
+                    "is empty: name a folder or a model of the hub, or leave the key out".to_owned();
+                return Err(ConfigError::Value { place: None, key: key.to_owned(), message });
+            }
+        }
         self.train.check().map_err(rlhf::Error::from)?;
         if stage == Stage::Ppo {
             self.ppo.check()?;
@@ -424,13 +449,31 @@ fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<
 pub(crate) const RESUME_MUTABLE_KEYS: [&str; 8] =
     ["out", "threads", "parallel", "log", "eval", "checkpoint", "data.eval", "data.cache"];
 
-/// Returns the first key in which two resolved configurations differ, with both values. Keys and sections in
-/// `except` are ignored.
-pub(crate) fn first_difference(
-    was: &str,
-    now: &str,
-    except: &[&str],
-) -> Result<Option<(String, [String; 2])>, toml::de::Error> {
+/// Keys that give the length of a run. They may grow on resume.
+const LENGTH_KEYS: [&str; 3] = ["train.steps", "train.epochs", "ppo.iterations"];
+
+/// A key in which two resolved configurations differ.
+#[derive(Debug)]
+pub(crate) struct Difference {
+    /// The dotted key.
+    pub(crate) key: String,
+    /// The first value as TOML, or "not set".
+    pub(crate) was: String,
+    /// The second value.
+    pub(crate) now: String,
+}
+
+impl Difference {
+    /// Whether the second value may make a run longer. Between `steps` and `epochs` only the number of rows
+    /// tells which run is longer, so the trainer compares the numbers of steps.
+    pub(crate) fn extends_run(&self) -> bool {
+        let [was, now]: [Option<u64>; 2] = [&self.was, &self.now].map(|value| value.parse().ok());
+        LENGTH_KEYS.contains(&self.key.as_str()) && (was.is_none() || now.is_none() || was < now)
+    }
+}
+
+/// Compares two resolved configurations. Keys and sections in `except` are ignored.
+pub(crate) fn differences(was: &str, now: &str, except: &[&str]) -> Result<Vec<Difference>, toml::de::Error> {
     let [was, now] = [flatten_toml(was)?, flatten_toml(now)?];
     let keys: BTreeSet<&String> = was.keys().chain(now.keys()).collect();
     let excepted = |key: &str| {
@@ -440,8 +483,10 @@ pub(crate) fn first_difference(
         except.iter().any(within)
     };
     let value = |of: &BTreeMap<String, String>, key| of.get(key).map_or("not set", String::as_str).to_owned();
-    let changed = keys.into_iter().find(|key| !excepted(key) && was.get(*key) != now.get(*key));
-    Ok(changed.map(|key| (key.clone(), [value(&was, key), value(&now, key)])))
+    let changed = keys.into_iter().filter(|key| !excepted(key) && was.get(*key) != now.get(*key));
+    Ok(changed
+        .map(|key| Difference { key: key.clone(), was: value(&was, key), now: value(&now, key) })
+        .collect())
 }
 
 /// Maps the dotted key of every value of a TOML text to the value.

@@ -67,8 +67,8 @@ pub(crate) enum Failure {
     Stdin(#[source] io::Error),
     /// A model returned NaN or infinity.
     #[error(
-        "{at}: the model gives {number}: its weights hold NaN or infinity, or overflow in this dtype; look at the run that \
-         made it, or use --dtype float32"
+        "{at}: the model gives {number}: its weights hold NaN or infinity, or overflow in this dtype; check the run that \
+         trained it, or use --dtype float32"
     )]
     NotFinite {
         /// The row.
@@ -98,10 +98,10 @@ pub(crate) enum Failure {
         code: u8,
     },
     /// A rank of another machine failed.
-    #[error("{told}; the ranks of this machine were stopped")]
+    #[error("{failure}; the ranks of this machine were stopped")]
     OtherMachineFailed {
         /// The failure that the launcher of that machine reported.
-        told: String,
+        failure: String,
     },
 }
 
@@ -467,7 +467,7 @@ mod tests {
             endpoint: "https://hub".into(),
             reason: reason.into(),
         };
-        let cases: [(Error, u8); 19] = [
+        let cases: [(Error, u8); 20] = [
             (place(io::ErrorKind::PermissionDenied).into(), USAGE),
             (place(io::ErrorKind::StorageFull).into(), FAILED),
             (place(io::ErrorKind::QuotaExceeded).into(), FAILED),
@@ -481,6 +481,7 @@ mod tests {
             (hub("connection refused").into(), FAILED),
             (anyhow::anyhow!("anything"), FAILED),
             (ConfigError::NothingToResume("x".into()).into(), USAGE),
+            (ConfigError::NothingToExtend("x".into()).into(), USAGE),
             (ConfigError::Section(rlhf::Error::Gemini(diverged())).into(), DIVERGED),
             (rlhf::Error::Gemini(diverged()).into(), DIVERGED),
             (Error::from(unread()).context("while reading"), DATA),

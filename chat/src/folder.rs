@@ -13,8 +13,9 @@ use std::sync::{Mutex, PoisonError};
 
 use gemini::checkpoint;
 use parallel::ProcessGroups;
+use serde::{Deserialize, Serialize};
 
-use crate::config::{self, ConfigError};
+use crate::config::{self, ConfigError, Difference};
 use crate::console::print_stderr;
 use crate::interrupt;
 use crate::output::{check_parent, write_atomically};
@@ -31,8 +32,11 @@ pub(crate) const RUN_NAMES: [&str; 8] = [
     "tensorboard",
     "logs",
     "checkpoints",
-    "final",
+    FINAL,
 ];
+
+/// The folder name of the trained model.
+const FINAL: &str = "final";
 
 /// The file name of the saved configuration.
 pub(crate) const CONFIGURATION: &str = "run.toml";
@@ -59,6 +63,7 @@ pub(crate) struct RunFolder {
     out: PathBuf,
     checkpoint: Option<PathBuf>,
     is_finished: bool,
+    is_extended: bool,
     keeps_configuration: bool,
 }
 
@@ -68,8 +73,8 @@ impl RunFolder {
     /// decides.
     pub(crate) fn prepare(request: &FolderRequest<'_>, groups: &ProcessGroups) -> anyhow::Result<Self> {
         let found = if groups.is_rank_zero() { inspect(request)? } else { FolderState::default() };
-        let all = groups.world().all_gather_object(vec![(found.is_finished, found.checkpoint)])?;
-        let (is_finished, name) = all[0].clone();
+        let all = groups.world().all_gather_object(vec![found])?;
+        let FolderState { is_finished, is_extended, checkpoint: name } = all[0].clone();
         let checkpoints = request.out.join("checkpoints");
         let checkpoint = name.as_ref().map(|name| checkpoints.join(name));
 
@@ -82,13 +87,15 @@ impl RunFolder {
             return Err(ConfigError::Checkpoints { path: checkpoints, rank, first, problem }.into());
         }
 
-        let keeps_configuration = request.resume && is_configuration_of(request.run_file, request.out);
-        Ok(Self { out: request.out.to_owned(), checkpoint, is_finished, keeps_configuration })
+        let keeps_configuration =
+            request.resume && !is_extended && is_configuration_of(request.run_file, request.out);
+        Ok(Self { out: request.out.to_owned(), checkpoint, is_finished, is_extended, keeps_configuration })
     }
 
     /// The folder of a run that is only planned. The folder is not checked.
     pub(crate) fn for_plan(out: &Path) -> Self {
-        Self { out: out.to_owned(), checkpoint: None, is_finished: false, keeps_configuration: false }
+        let (is_finished, is_extended, keeps_configuration) = (false, false, false);
+        Self { out: out.to_owned(), checkpoint: None, is_finished, is_extended, keeps_configuration }
     }
 
     /// The checkpoint from which a resumed run continues.
@@ -109,6 +116,12 @@ impl RunFolder {
         if self.checkpoint.is_none() && holds_run(&self.out)? {
             return Err(ConfigError::OutHasRun(self.out.clone()).into());
         }
+        // The longer run writes a model of its own. Until then, `final/` must not say that it is finished.
+        let made = self.out.join(FINAL);
+        if self.is_extended && made.exists() {
+            let shorter = checkpoint::set_aside(&made, "before-extension")?;
+            print_stderr(&format!("the model of the shorter run is now {}", shorter.display()));
+        }
         if self.keeps_configuration {
             return Ok(());
         }
@@ -118,13 +131,16 @@ impl RunFolder {
 
 /// Whether there is a checkpoint or a finished model in `out`.
 pub(crate) fn holds_run(out: &Path) -> anyhow::Result<bool> {
-    Ok(out.join("final").exists() || !checkpoint::list(&out.join("checkpoints"))?.is_empty())
+    Ok(out.join(FINAL).exists() || !checkpoint::list(&out.join("checkpoints"))?.is_empty())
 }
 
 /// The state in which rank 0 finds the folder.
-#[derive(Default)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 struct FolderState {
+    /// Whether `final/` is there, and the run is not extended.
     is_finished: bool,
+    /// Whether the run becomes longer than it was.
+    is_extended: bool,
     /// The name of the checkpoint from which to resume.
     checkpoint: Option<String>,
 }
@@ -148,13 +164,16 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
     }
 
     let checkpoints = checkpoint::list(&out.join("checkpoints"))?;
-    let is_finished = out.join("final").exists();
+    let is_finished = out.join(FINAL).exists();
     if checkpoints.is_empty() && !is_finished {
         return Err(ConfigError::NothingToResume(out.to_owned()).into());
     }
-    same_settings(&out.join(CONFIGURATION), settings, &[])?;
-    if is_finished {
-        return Ok(FolderState { is_finished, checkpoint: None });
+    let is_extended = check_settings(&out.join(CONFIGURATION), settings, &[])?;
+    if is_finished && !is_extended {
+        return Ok(FolderState { is_finished, ..FolderState::default() });
+    }
+    if checkpoints.is_empty() {
+        return Err(ConfigError::NothingToExtend(out.to_owned()).into());
     }
     // Damaged checkpoints get renamed, so no other process may be writing to the folder.
     if writes {
@@ -162,7 +181,7 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
     }
     let newest = newest_valid(out, checkpoints, writes)?;
     let checkpoint = newest.file_name().map(|name| name.to_string_lossy().into_owned());
-    Ok(FolderState { is_finished, checkpoint })
+    Ok(FolderState { is_finished: false, is_extended, checkpoint })
 }
 
 /// The newest checkpoint that is complete. Newer checkpoints, which are damaged, are reported. If `writes` is
@@ -173,11 +192,11 @@ fn newest_valid(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> a
         let Err(problem) = checkpoint::verify(&path) else {
             for (damaged, problem) in damaged {
                 print_stderr(&format!(
-                    "warning: a checkpoint is damaged: {problem}; going on from {}",
+                    "warning: a checkpoint is damaged: {problem}; continuing from {}",
                     path.display()
                 ));
                 if writes {
-                    let aside = checkpoint::quarantine(&damaged)?;
+                    let aside = checkpoint::set_aside(&damaged, "damaged")?;
                     print_stderr(&format!("warning: {} is now {}", damaged.display(), aside.display()));
                 }
             }
@@ -228,13 +247,18 @@ pub(crate) fn is_configuration_of(run_file: Option<&Path>, out: &Path) -> bool {
 }
 
 /// Refuses a configuration that would produce other numbers than the one saved at `path`. Keys and sections
-/// in `except` may differ.
-pub(crate) fn same_settings(path: &Path, configuration: &str, except: &[&str]) -> anyhow::Result<()> {
+/// in `except` may differ. Returns whether the configuration extends the run.
+pub(crate) fn check_settings(path: &Path, configuration: &str, except: &[&str]) -> anyhow::Result<bool> {
     let saved =
         fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    match config::first_difference(&saved, configuration, &[&config::RESUME_MUTABLE_KEYS, except].concat())? {
-        None => Ok(()),
-        Some((key, [was, now])) => Err(ConfigError::Changed { path: path.to_owned(), key, was, now }.into()),
+    let changes =
+        config::differences(&saved, configuration, &[&config::RESUME_MUTABLE_KEYS, except].concat())?;
+    let is_extended = !changes.is_empty();
+    match changes.into_iter().find(|change| !change.extends_run()) {
+        Some(Difference { key, was, now }) => {
+            Err(ConfigError::Changed { path: path.to_owned(), key, was, now }.into())
+        }
+        None => Ok(is_extended),
     }
 }
 
@@ -267,7 +291,7 @@ fn is_written(name: &str) -> bool {
         "plan.json",
         "metrics.jsonl",
         "samples.jsonl",
-        "final",
+        FINAL,
         "seconds.json",
         "report.json",
         "report.md",

@@ -35,7 +35,7 @@ use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
 use crate::config::section::ParallelSection;
-use crate::config::{ConfigError, first_difference};
+use crate::config::{ConfigError, Difference, differences};
 use crate::console::print_stderr;
 use crate::exit::{self, Failure};
 use crate::interrupt;
@@ -163,7 +163,8 @@ fn check_same_startup(
     let own = format!("{settings}\n[command]\nname = \"{command}\"\nresume = {resume}\n");
     let all = world.store_all_gather("start", &own)?;
     for (rank, other) in all.iter().enumerate().filter(|(_, other)| **other != all[0]) {
-        if let Some((key, [first, own])) = first_difference(&all[0], other, &["out", "threads"])? {
+        let mut found = differences(&all[0], other, &["out", "threads"])?.into_iter();
+        if let Some(Difference { key, was: first, now: own }) = found.next() {
             return Err(ConfigError::RanksDiffer { rank, key, own, first }.into());
         }
     }
@@ -245,7 +246,7 @@ pub(crate) fn run(job: &Job, arguments: &[OsString]) -> anyhow::Result<()> {
         if let Some(reported) = others.poll_failure() {
             ranks.stop();
             if ranks.0.iter().any(|rank| !rank.has_succeeded() && !rank.was_stopped()) {
-                return Err(Failure::OtherMachineFailed { told: reported }.into());
+                return Err(Failure::OtherMachineFailed { failure: reported }.into());
             }
         }
         for signal in signals.pending() {

@@ -1,12 +1,15 @@
 //! The recorders of a stage: the files in the run folder to which its events are written.
 //!
 //! ```text
-//! out/metrics.jsonl     one row per logged step or evaluation: `step`, then the metrics; NaN and inf are null
+//! out/metrics.jsonl     one row per logged step or evaluation: `step`, then the metrics; NaN and inf are
+//! null
 //!     samples.jsonl     replies: `step`, `prompt`, `reply`, `score`
 //!     tensorboard/      the same metrics as event files
 //! ```
 //! Every row is written (but not synced) before the next step begins. A resumed run first drops the rows
 //! after the step from which it continues, so that the file contains each step only once.
+
+mod tensorboard;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -14,8 +17,8 @@ use std::path::{Path, PathBuf};
 
 use rlhf::Error;
 use rlhf::event::{Event, Metrics, Recorder};
-use rlhf::tensorboard::{self, EventWriter};
 use serde_json::{Map, Value};
+use tensorboard::EventWriter;
 
 use crate::output::write_atomically;
 

@@ -285,8 +285,8 @@ fn settings(config: &PipelineConfig) -> anyhow::Result<Map<String, Value>> {
     }
 
     for (stage, run) in config.stages.iter().filter(|(stage, _)| final_folder(config, **stage).exists()) {
-        if !run.model.path.is_empty() {
-            settings.insert(format!("{} from", stage.name()), json!(run.model.path));
+        if let Some(path) = &run.model.path {
+            settings.insert(format!("{} from", stage.name()), json!(path));
         }
         if let Some(steps) = run.train.steps {
             settings.insert(format!("{} steps", stage.name()), json!(steps));
@@ -299,7 +299,7 @@ fn settings(config: &PipelineConfig) -> anyhow::Result<Map<String, Value>> {
     }
     let ppo = &config.stages[&Stage::Ppo].ppo;
     settings.insert("ppo iterations".into(), json!(ppo.iterations));
-    settings.insert("ppo replies an iteration".into(), json!(ppo.replies()?));
+    settings.insert("ppo replies per iteration".into(), json!(ppo.replies()?));
     settings.insert("ppo KL coefficient".into(), json!(ppo.kl_coef));
     Ok(settings)
 }

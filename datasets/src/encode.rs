@@ -477,7 +477,7 @@ fn common_prefix(left: &str, right: &str) -> usize {
 fn first_difference(part: &str, whole: &str) -> String {
     let at = common_prefix(part, whole);
     let head = |text: &str| text[at..].chars().take(24).collect::<String>();
-    format!("rendered alone it goes on with {:?} where the conversation has {:?}", head(part), head(whole))
+    format!("rendered alone it continues with {:?}, and the conversation with {:?}", head(part), head(whole))
 }
 
 /// Returns the last 24 characters.

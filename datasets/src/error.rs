@@ -162,7 +162,7 @@ pub enum Error {
     },
 
     /// A line, or a file that is read at once, exceeds the size limit.
-    #[error("{path}: {source}; split it, or look at what made it")]
+    #[error("{path}: {source}; split the file, or check the program that wrote it")]
     TooLong {
         /// The file.
         path: PathBuf,
@@ -269,7 +269,7 @@ pub enum Error {
 
     /// A Parquet file is damaged or uses a feature that is not built in.
     #[error(
-        "{path}: this is not a Parquet file that can be read or written: {source}; fetch it again, or write it anew"
+        "{path}: this is not a Parquet file that can be read or written: {source}; download or write it again"
     )]
     Parquet {
         /// The file.

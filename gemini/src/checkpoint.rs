@@ -12,8 +12,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use parallel::safetensors_file::{self, NamedTensor, TensorFile};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::no_grad;
 
@@ -22,6 +22,8 @@ use crate::{Engine, Error};
 
 /// The name of the state's folder inside a checkpoint.
 pub const STATE_FOLDER: &str = "trainer_state";
+/// The file with the step and the state of the stage, inside [`STATE_FOLDER`].
+const STATE: &str = "state.json";
 /// The file with the sizes of all files of a checkpoint, inside [`STATE_FOLDER`].
 const MANIFEST: &str = "files.json";
 /// Files that every resume needs. Weight files have varying names and are checked separately.
@@ -130,22 +132,22 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
         return Ok(());
     }
     let state = serde_json::json!({ "step": engine.step_count(), "stage": extra });
-    let path = folder.join("state.json");
+    let path = folder.join(STATE);
     let text = serde_json::to_string_pretty(&state).map_err(|source| state_error(&path, &source))?;
     fs::write(&path, text).map_err(|source| io(&path, source))
 }
 
 /// Restores what [`save_state`] saved into an engine over the same parameters, and returns the stage's own
 /// part. The mesh may differ from the one that saved the state.
-pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Result<S, Error> {
-    let folder = folder.join(STATE_FOLDER);
+pub fn load_state<S: DeserializeOwned>(checkpoint: &Path, engine: &mut Engine) -> Result<S, Error> {
+    let folder = checkpoint.join(STATE_FOLDER);
     let path = folder.join("optimizer.safetensors");
     let saved = TensorFile::open(&path).map_err(|source| state_error(&path, &source))?;
 
     // Every saved tensor must belong to this run: the counts over all model-parallel ranks must agree.
     let wanted = engine.state();
-    let own = wanted.iter().filter(|state| state.is_counted).count();
-    let [all] = engine.groups().model_parallel().all_reduce_sum([own as f64])?;
+    let owned = wanted.iter().filter(|state| state.owns_parameter).count();
+    let [all] = engine.groups().model_parallel().all_reduce_sum([owned as f64])?;
     if saved.names().count() as f64 != all {
         let problem = format!("it holds {} tensors and this run has {all}", saved.names().count());
         return Err(Error::State { path, problem });
@@ -166,13 +168,25 @@ pub fn load_state<S: DeserializeOwned>(folder: &Path, engine: &mut Engine) -> Re
         }
     }
 
-    let path = folder.join("state.json");
-    let text = fs::read_to_string(&path).map_err(|source| io(&path, source))?;
-    let mut state: serde_json::Value =
-        serde_json::from_str(&text).map_err(|source| state_error(&path, &source))?;
-    let step = state["step"].as_u64().ok_or_else(|| state_error(&path, &"`step` is not a number"))?;
+    let SavedState { step, stage } = read_state(checkpoint)?;
     engine.set_step(step);
-    serde_json::from_value(state["stage"].take()).map_err(|source| state_error(&path, &source))
+    serde_json::from_value(stage).map_err(|source| state_error(&folder.join(STATE), &source))
+}
+
+/// The content of `state.json`.
+#[derive(Deserialize)]
+pub struct SavedState {
+    /// Number of completed optimiser steps.
+    pub step: u64,
+    /// The state of the stage.
+    pub stage: Value,
+}
+
+/// Reads the state of a checkpoint, without that of the optimiser.
+pub fn read_state(checkpoint: &Path) -> Result<SavedState, Error> {
+    let path = checkpoint.join(STATE_FOLDER).join(STATE);
+    let text = fs::read_to_string(&path).map_err(|source| io(&path, source))?;
+    serde_json::from_str(&text).map_err(|source| state_error(&path, &source))
 }
 
 /// Writes the manifest: the size of every file of the checkpoint `folder`, which must otherwise be complete.
@@ -257,16 +271,16 @@ fn read_json(path: &Path) -> Result<Value, Error> {
     serde_json::from_slice(&text).map_err(|source| damaged(path, &source))
 }
 
-/// Renames a damaged checkpoint to `step-N.damaged`, so that it no longer counts as a checkpoint and a person
-/// can inspect it.
-pub fn quarantine(checkpoint: &Path) -> Result<PathBuf, Error> {
-    let name = checkpoint.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let mut names = std::iter::once(format!("{name}.damaged"))
-        .chain((2..).map(|number: u64| format!("{name}.damaged-{number}")))
-        .map(|name| checkpoint.with_file_name(name));
+/// Renames a folder to `NAME.reason`, so that it no longer counts and a person can inspect it. If that name
+/// is taken, a number is appended. Returns the new path.
+pub fn set_aside(folder: &Path, reason: &str) -> Result<PathBuf, Error> {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut names = std::iter::once(format!("{name}.{reason}"))
+        .chain((2..).map(|number: u64| format!("{name}.{reason}-{number}")))
+        .map(|name| folder.with_file_name(name));
     let aside = names.find(|path| !path.exists()).expect("the numbers do not end");
-    fs::rename(checkpoint, &aside).map_err(|source| io(checkpoint, source))?;
-    sync_folder(parent(checkpoint))?;
+    fs::rename(folder, &aside).map_err(|source| io(folder, source))?;
+    sync_folder(parent(folder))?;
     Ok(aside)
 }
 
@@ -494,7 +508,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for wanted in ["step-4.damaged", "step-4.damaged-2"] {
             fs::create_dir(folder.path().join("step-4")).unwrap();
-            let aside = quarantine(&folder.path().join("step-4")).unwrap();
+            let aside = set_aside(&folder.path().join("step-4"), "damaged").unwrap();
             assert_eq!(aside, folder.path().join(wanted));
         }
         assert!(list(folder.path()).unwrap().is_empty());

@@ -56,9 +56,9 @@ pub struct Engine {
 
 /// Checks that all weight replicas loaded identical weights, and returns an error otherwise. The check
 /// compares the sum of the bit patterns of all values, which does not depend on the order of summation.
-fn check_weight_replicas(slots: &[ParamState], groups: &ProcessGroups) -> Result<(), Error> {
-    let sum = |slot: &ParamState| {
-        let tensor = slot.parameter.tensor.detach();
+fn check_weight_replicas(states: &[ParamState], groups: &ProcessGroups) -> Result<(), Error> {
+    let sum = |state: &ParamState| {
+        let tensor = state.parameter.tensor.detach();
         let bits = match tensor.kind().elt_size_in_bytes() {
             2 => Kind::Int16,
             4 => Kind::Int,
@@ -66,10 +66,10 @@ fn check_weight_replicas(slots: &[ParamState], groups: &ProcessGroups) -> Result
         };
         tensor.view_dtype(bits).sum(Kind::Int64).int64_value(&[])
     };
-    let own = slots.iter().map(sum).fold(0, i64::wrapping_add);
-    let sums = groups.world().all_gather_object(vec![own])?;
+    let local_sum = states.iter().map(sum).fold(0, i64::wrapping_add);
+    let sums = groups.world().all_gather_object(vec![local_sum])?;
     let others = groups.weight_replicas().ranks();
-    match others.iter().find(|&&rank| sums[rank] != own) {
+    match others.iter().find(|&&rank| sums[rank] != local_sum) {
         None => Ok(()),
         Some(&other) => Err(Error::ReplicasDiffer { rank: groups.world().rank(), other }),
     }
@@ -109,10 +109,10 @@ impl Engine {
 
         // The reducer owns the gradient buffers; each parameter state gets a view into its bucket.
         let reducer = (groups.dense_weight_replicas().size() > 1).then(|| {
-            let weights: Vec<&Tensor> = param_states.iter().map(|slot| &slot.parameter.tensor).collect();
-            let is_expert: Vec<bool> = param_states.iter().map(|slot| slot.parameter.is_expert).collect();
+            let weights: Vec<&Tensor> = param_states.iter().map(|state| &state.parameter.tensor).collect();
+            let is_expert: Vec<bool> = param_states.iter().map(|state| state.parameter.is_expert).collect();
             let (reducer, views) = Reducer::new(groups, &weights, &is_expert);
-            param_states.iter_mut().zip(views).for_each(|(slot, view)| slot.grad = Some(view));
+            param_states.iter_mut().zip(views).for_each(|(state, view)| state.grad = Some(view));
             reducer
         });
 
@@ -120,13 +120,13 @@ impl Engine {
         Ok(Self { config: config.clone(), total_steps, step: 0, param_states, state_index, groups, reducer })
     }
 
-    /// Splits the rows of a step into micro-batches of at most `largest` rows, small enough to spread them
-    /// over the data-parallel ranks, and returns those of this rank. Call this for all rows of a step before
-    /// its first micro-batch runs.
-    pub fn split_micro_batches<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
+    /// Splits the rows of a step into micro-batches of at most `micro_batch_size` rows, small enough to
+    /// spread them over the data-parallel ranks, and returns those of this rank. Call this for all rows of a
+    /// step before its first micro-batch runs.
+    pub fn split_micro_batches<'r, T>(&mut self, rows: &'r [T], micro_batch_size: usize) -> Vec<&'r [T]> {
         match &mut self.reducer {
-            Some(reducer) => reducer.split_micro_batches(rows, largest),
-            None => rows.chunks(largest).collect(),
+            Some(reducer) => reducer.split_micro_batches(rows, micro_batch_size),
+            None => rows.chunks(micro_batch_size).collect(),
         }
     }
 
@@ -151,14 +151,14 @@ impl Engine {
         M: Segmented,
         E: From<Error> + From<parallel::Error>,
     {
-        let (slots, slot_of, reducer) = (&mut self.param_states, &self.state_index, &mut self.reducer);
+        let (states, state_index, reducer) = (&mut self.param_states, &self.state_index, &mut self.reducer);
         if let Some(reducer) = reducer {
-            reducer.prepare_for_backward(model, slot_of, contexts.len());
+            reducer.prepare_for_backward(model, state_index, contexts.len());
         }
 
         let mut total = 0.0;
-        let mut checked = |micro: usize, hidden: &Tensor| -> Result<Tensor, E> {
-            let loss = loss(micro, hidden)?;
+        let mut checked_loss = |micro_batch: usize, hidden: &Tensor| -> Result<Tensor, E> {
+            let loss = loss(micro_batch, hidden)?;
             let value = loss.double_value(&[]);
             if !value.is_finite() {
                 return Err(Error::Diverged { what: "loss", step: self.step + 1, value }.into());
@@ -168,15 +168,21 @@ impl Engine {
         };
 
         let mut on_gradient = |index: usize, grad: Tensor| -> Result<(), E> {
-            let Some(slot) = slot_of[index] else { return Ok(()) };
-            slots[slot].accumulate_grad(&grad);
+            let Some(param_index) = state_index[index] else { return Ok(()) };
+            states[param_index].accumulate_grad(&grad);
             match reducer {
-                Some(reducer) => Ok(reducer.on_gradient_ready(slot)?),
+                Some(reducer) => Ok(reducer.on_gradient_ready(param_index)?),
                 None => Ok(()),
             }
         };
 
-        run_schedule(model, contexts, self.config.activation_checkpointing, &mut checked, &mut on_gradient)?;
+        run_schedule(
+            model,
+            contexts,
+            self.config.activation_checkpointing,
+            &mut checked_loss,
+            &mut on_gradient,
+        )?;
         Ok(total)
     }
 
@@ -191,24 +197,24 @@ impl Engine {
         self.all_reduce_partial_grads()?;
         self.all_reduce_tied_grads()?;
 
-        let (slots, grads): (Vec<&ParamState>, Vec<&Tensor>) =
-            self.param_states.iter().filter_map(|slot| Some((slot, slot.grad.as_ref()?))).unzip();
+        let (states, grads): (Vec<&ParamState>, Vec<&Tensor>) =
+            self.param_states.iter().filter_map(|state| Some((state, state.grad.as_ref()?))).unzip();
         if grads.is_empty() && self.groups.pipeline_parallel().size() == 1 {
             return Err(Error::NoTrainableParameters);
         }
-        let grad_norm = self.norm(&slots, &grads)?;
+        let grad_norm = self.norm(&states, &grads)?;
         if !grad_norm.is_finite() {
             return Err(Error::Diverged { what: "gradient norm", step, value: grad_norm });
         }
 
-        let updates: Vec<AdamwParam<'_>> = slots
+        let updates: Vec<AdamwParam<'_>> = states
             .iter()
             .zip(&grads)
-            .map(|(slot, grad)| AdamwParam {
-                master: &slot.master,
+            .map(|(state, grad)| AdamwParam {
+                master: &state.master,
                 grad,
-                moments: &slot.moments,
-                weight_decay: slot.parameter.weight_decay,
+                moments: &state.moments,
+                weight_decay: state.parameter.weight_decay,
             })
             .collect();
         adamw(&updates, &self.config, lr, step, clip_divisor(grad_norm, self.config.max_grad_norm))?;
@@ -216,7 +222,7 @@ impl Engine {
         self.param_states.iter_mut().for_each(ParamState::copy_master_to_weights);
         match &mut self.reducer {
             Some(reducer) => reducer.zero_grad(),
-            None => self.param_states.iter_mut().for_each(|slot| slot.grad = None),
+            None => self.param_states.iter_mut().for_each(|state| state.grad = None),
         }
 
         self.step = step;
@@ -226,8 +232,8 @@ impl Engine {
     /// All-reduces the gradients of parameters that every tensor-parallel rank holds in full but uses for
     /// different work. All of them go through one collective.
     fn all_reduce_partial_grads(&self) -> Result<(), Error> {
-        let partial = self.param_states.iter().filter(|slot| slot.parameter.partial_grad);
-        let partial_grads: Vec<&Tensor> = partial.filter_map(|slot| slot.grad.as_ref()).collect();
+        let partial = self.param_states.iter().filter(|state| state.parameter.partial_grad);
+        let partial_grads: Vec<&Tensor> = partial.filter_map(|state| state.grad.as_ref()).collect();
         if partial_grads.is_empty() {
             return Ok(());
         }
@@ -249,8 +255,8 @@ impl Engine {
     /// ranks use differently.
     /// Megatron: `allreduce_word_embedding_grads`.
     fn all_reduce_tied_grads(&self) -> Result<(), Error> {
-        for slot in &self.param_states {
-            if let (Some(tied_group), Some(grad)) = (&slot.parameter.tied_group, &slot.grad) {
+        for state in &self.param_states {
+            if let (Some(tied_group), Some(grad)) = (&state.parameter.tied_group, &state.grad) {
                 tied_group.all_reduce(grad, Reduction::Sum)?;
             }
         }
@@ -260,32 +266,37 @@ impl Engine {
     /// The global gradient norm. The squared norms of shards are summed over the tensor-parallel group, those
     /// of experts over the expert-parallel group, and those of layers over the pipeline-parallel group. A
     /// replicated or tied parameter is counted once.
-    fn norm(&self, slots: &[&ParamState], grads: &[&Tensor]) -> Result<f64, Error> {
+    fn norm(&self, states: &[&ParamState], grads: &[&Tensor]) -> Result<f64, Error> {
         let (tensor, expert, pipeline) =
             (self.groups.tensor_parallel(), self.groups.expert_parallel(), self.groups.pipeline_parallel());
         if [tensor, expert, pipeline].iter().all(|group| group.size() == 1) {
             return global_norm(grads);
         }
         let square = |is_shard: bool, is_expert: bool| -> Result<f64, Error> {
-            let counts = |slot: &ParamState| {
-                let parameter = &slot.parameter;
+            let counts = |state: &ParamState| {
+                let parameter = &state.parameter;
                 parameter.is_tied_owner()
                     && parameter.placement.is_shard() == is_shard
                     && parameter.is_expert == is_expert
             };
-            let chosen = slots.iter().zip(grads).filter(|(slot, _)| counts(slot));
+            let chosen = states.iter().zip(grads).filter(|(state, _)| counts(state));
             Ok(global_norm(&chosen.map(|(_, grad)| *grad).collect::<Vec<_>>())?.powi(2))
         };
-        let [shared, own] = tensor.all_reduce_sum([square(true, false)?, square(true, true)?])?;
-        let [own] = expert.all_reduce_sum([own + square(false, true)?])?;
-        let [all] = pipeline.all_reduce_sum([shared + square(false, false)? + own])?;
+        let [dense_sq, expert_sq] = tensor.all_reduce_sum([square(true, false)?, square(true, true)?])?;
+        let [expert_sq] = expert.all_reduce_sum([expert_sq + square(false, true)?])?;
+        let [all] = pipeline.all_reduce_sum([dense_sq + square(false, false)? + expert_sq])?;
         Ok(all.sqrt())
     }
 
     /// The learning rate of the next step.
     pub fn next_lr(&self) -> f64 {
+        self.next_lr_of(self.total_steps)
+    }
+
+    /// The learning rate that the next step would have in a run of `total_steps`.
+    pub fn next_lr_of(&self, total_steps: u64) -> f64 {
         let TrainConfig { scheduler, warmup_steps, lr, .. } = self.config;
-        lr * schedule::lr_factor(scheduler, self.step, warmup_steps, self.total_steps)
+        lr * schedule::lr_factor(scheduler, self.step, warmup_steps, total_steps)
     }
 
     /// The process groups that train the model.
@@ -296,16 +307,15 @@ impl Engine {
     /// The optimiser's tensors, which a checkpoint holds in addition to the weights.
     pub(crate) fn state(&self) -> Vec<StateTensor<'_>> {
         let mut states = Vec::new();
-        for slot in &self.param_states {
-            let is_counted = slot.parameter.is_counted(&self.groups);
-            let placement = &slot.parameter.placement;
-            let state = |(kind, tensor)| StateTensor {
-                name: format!("{kind}.{}", slot.parameter.name),
+        for state in &self.param_states {
+            let owns_parameter = state.parameter.is_owned(&self.groups);
+            let Parameter { name, placement, .. } = &state.parameter;
+            states.extend(state.state_tensors().map(|(kind, tensor)| StateTensor {
+                name: format!("{kind}.{name}"),
                 tensor,
                 placement,
-                is_counted,
-            };
-            states.extend(slot.state_tensors().map(state));
+                owns_parameter,
+            }));
         }
         states
     }
@@ -321,9 +331,8 @@ pub(crate) struct StateTensor<'a> {
     /// This rank's shard.
     pub(crate) tensor: &'a Tensor,
     pub(crate) placement: &'a Placement,
-    /// Whether this rank counts the tensor. Over the model-parallel group every tensor is counted exactly
-    /// once.
-    pub(crate) is_counted: bool,
+    /// Whether this rank owns the parameter. Over the model-parallel group, exactly one rank owns each.
+    pub(crate) owns_parameter: bool,
 }
 
 impl StateTensor<'_> {
@@ -352,7 +361,7 @@ impl ParamState {
                 let _ = sum.g_add_(grad);
             }
             // Contiguous fp32: the fused update writes the clipped gradient back into this tensor.
-            slot => *slot = Some(grad.to_kind(Kind::Float).contiguous()),
+            empty => *empty = Some(grad.to_kind(Kind::Float).contiguous()),
         }
     }
 
@@ -491,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trained_weight_that_does_not_lie_row_by_row_is_refused() {
+    fn a_trained_weight_that_is_not_contiguous_is_refused() {
         let turned = Tensor::ones([2, 3], (Kind::Float, tch::Device::Cpu)).tr().set_requires_grad(true);
         let error =
             Engine::new(&[Parameter::replicated("w", &turned)], &config(), 1, &alone()).err().unwrap();

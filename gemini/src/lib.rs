@@ -34,7 +34,7 @@ pub enum Error {
     },
     /// The loss or the gradient is no longer finite.
     #[error(
-        "the {what} of optimiser step {step} is {value}: lower [train] lr, raise warmup_steps, or look at the rows of this step"
+        "the {what} of optimiser step {step} is {value}: lower [train] lr, raise warmup_steps, or check the rows of this step"
     )]
     Diverged {
         /// `loss` or `gradient norm`.

@@ -56,32 +56,39 @@ impl Reducer {
         let mut buckets = Vec::new();
         let mut bucket_of = vec![0; weights.len()];
         let mut views: Vec<Option<Tensor>> = weights.iter().map(|_| None).collect();
-        let mut waiting: Vec<usize> = Vec::new();
-        let mut filled = 0;
+        let mut bucket_params: Vec<usize> = Vec::new();
+        let mut bucket_numel = 0;
 
         // The backward pass produces the gradients of the last layers first. Expert buckets come after dense
         // ones because they are reduced over another group.
-        let of = |wanted: bool| (0..weights.len()).rev().filter(move |&slot| is_expert[slot] == wanted);
+        let of = |wanted: bool| {
+            (0..weights.len()).rev().filter(move |&param_index| is_expert[param_index] == wanted)
+        };
         let order: Vec<usize> = of(false).chain(of(true)).collect();
 
-        for (place, &slot) in order.iter().enumerate() {
-            waiting.push(slot);
-            let next = order.get(place + 1);
-            let is_last_of_kind = next.is_none_or(|&next| is_expert[next] != is_expert[slot]);
-            filled += weights[slot].numel();
-            if filled * 4 >= BUCKET_BYTES || is_last_of_kind {
-                let group =
-                    if is_expert[slot] { groups.weight_replicas() } else { groups.dense_weight_replicas() };
-                let buffer = Tensor::zeros([filled as i64], (Kind::Float, weights[slot].device()));
+        for (index, &param_index) in order.iter().enumerate() {
+            bucket_params.push(param_index);
+            let next = order.get(index + 1);
+            let is_last_of_kind = next.is_none_or(|&next| is_expert[next] != is_expert[param_index]);
+            bucket_numel += weights[param_index].numel();
+            if bucket_numel * 4 >= BUCKET_BYTES || is_last_of_kind {
+                let group = if is_expert[param_index] {
+                    groups.weight_replicas()
+                } else {
+                    groups.dense_weight_replicas()
+                };
+                let buffer =
+                    Tensor::zeros([bucket_numel as i64], (Kind::Float, weights[param_index].device()));
                 let mut start = 0;
-                for slot in waiting.drain(..) {
-                    let length = weights[slot].numel() as i64;
-                    views[slot] = Some(buffer.narrow(0, start, length).view(weights[slot].size().as_slice()));
-                    bucket_of[slot] = buckets.len();
+                for param_index in bucket_params.drain(..) {
+                    let length = weights[param_index].numel() as i64;
+                    views[param_index] =
+                        Some(buffer.narrow(0, start, length).view(weights[param_index].size().as_slice()));
+                    bucket_of[param_index] = buckets.len();
                     start += length;
                 }
                 buckets.push(Bucket { buffer, group: Arc::clone(group), pending: 0 });
-                filled = 0;
+                bucket_numel = 0;
             }
         }
 
@@ -104,16 +111,20 @@ impl Reducer {
     /// Splits the rows of the step evenly into micro-batches, adds up how many this rank has to run, and
     /// returns the micro-batches of this rank. With expert parallelism every rank gets the same number of
     /// micro-batches, some possibly empty, because all ranks take part in the all-to-all of every MoE layer.
-    pub(crate) fn split_micro_batches<'r, T>(&mut self, rows: &'r [T], largest: usize) -> Vec<&'r [T]> {
+    pub(crate) fn split_micro_batches<'r, T>(
+        &mut self,
+        rows: &'r [T],
+        micro_batch_size: usize,
+    ) -> Vec<&'r [T]> {
         let data = self.groups.data_parallel();
-        let size = largest.min(rows.len().div_ceil(data.size())).max(1);
-        let together = if self.groups.expert_parallel().size() > 1 { data.size() } else { 1 };
-        let count = rows.len().div_ceil(size).next_multiple_of(together);
-        let boundary = |place: usize| rows.len() * place / count;
-        let own: Vec<&[T]> =
-            data.round_robin((0..count).map(|place| &rows[boundary(place)..boundary(place + 1)])).collect();
-        self.micro_batches_left += own.len();
-        own
+        let size = micro_batch_size.min(rows.len().div_ceil(data.size())).max(1);
+        let count_multiple = if self.groups.expert_parallel().size() > 1 { data.size() } else { 1 };
+        let count = rows.len().div_ceil(size).next_multiple_of(count_multiple);
+        let boundary = |index: usize| rows.len() * index / count;
+        let local: Vec<&[T]> =
+            data.round_robin((0..count).map(|index| &rows[boundary(index)..boundary(index + 1)])).collect();
+        self.micro_batches_left += local.len();
+        local
     }
 
     /// Registers that `count` micro-batches start. The first call of a step computes how many gradients every
@@ -121,15 +132,15 @@ impl Reducer {
     pub(crate) fn prepare_for_backward<M: Segmented>(
         &mut self,
         model: &M,
-        slot_of: &[Option<usize>],
+        state_index: &[Option<usize>],
         count: usize,
     ) {
         if !std::mem::replace(&mut self.is_prepared, true) {
             let uses = self
                 .grads_per_backward
-                .get_or_insert_with(|| count_uses(model, slot_of, self.bucket_of.len()));
-            for (slot, &uses) in uses.iter().enumerate() {
-                self.buckets[self.bucket_of[slot]].pending += uses * self.micro_batches_left;
+                .get_or_insert_with(|| count_grads_per_backward(model, state_index, self.bucket_of.len()));
+            for (param_index, &uses) in uses.iter().enumerate() {
+                self.buckets[self.bucket_of[param_index]].pending += uses * self.micro_batches_left;
             }
         }
         // A micro-batch that `split_micro_batches` did not return would add its gradients to a bucket whose
@@ -137,14 +148,15 @@ impl Reducer {
         self.micro_batches_left = self
             .micro_batches_left
             .checked_sub(count)
-            .expect("no more micro-batches run than were split off");
+            .expect("more micro-batches run than split_micro_batches returned");
     }
 
-    /// Registers that a micro-batch has added its gradient for parameter `slot`. Starts the all-reduce of
-    /// every complete bucket that is next in order.
-    pub(crate) fn on_gradient_ready(&mut self, slot: usize) -> Result<(), Error> {
-        let bucket = &mut self.buckets[self.bucket_of[slot]];
-        bucket.pending = bucket.pending.checked_sub(1).expect("no more gradients than uses");
+    /// Registers that a micro-batch has added its gradient for parameter `param_index`. Starts the all-reduce
+    /// of every complete bucket that is next in order.
+    pub(crate) fn on_gradient_ready(&mut self, param_index: usize) -> Result<(), Error> {
+        let bucket = &mut self.buckets[self.bucket_of[param_index]];
+        bucket.pending =
+            bucket.pending.checked_sub(1).expect("a parameter got more gradients than it has uses");
         while self.in_flight.len() < self.buckets.len() && self.buckets[self.in_flight.len()].pending == 0 {
             self.reduce_next_bucket()?;
         }
@@ -157,7 +169,7 @@ impl Reducer {
         while self.in_flight.len() < self.buckets.len() {
             self.reduce_next_bucket()?;
         }
-        assert_eq!(self.micro_batches_left, 0, "every micro-batch of the step runs before it");
+        assert_eq!(self.micro_batches_left, 0, "a micro-batch of this step has not run yet");
         self.buckets.iter_mut().for_each(|bucket| bucket.pending = 0);
         self.is_prepared = false;
         self.in_flight.drain(..).try_for_each(|started| Ok(started.wait()?))
@@ -179,12 +191,16 @@ impl Reducer {
 
 /// How many gradients one backward pass produces for each trained parameter: one per segment that uses the
 /// parameter, and one if the head uses it.
-fn count_uses<M: Segmented>(model: &M, slot_of: &[Option<usize>], slots: usize) -> Vec<usize> {
-    let mut uses = vec![0; slots];
+fn count_grads_per_backward<M: Segmented>(
+    model: &M,
+    state_index: &[Option<usize>],
+    num_params: usize,
+) -> Vec<usize> {
+    let mut uses = vec![0; num_params];
     let segments = (0..model.num_segments()).flat_map(|index| model.segment_parameters(index));
     for parameter in segments.chain(model.head_parameters()) {
-        if let Some(slot) = slot_of[parameter] {
-            uses[slot] += 1;
+        if let Some(param_index) = state_index[parameter] {
+            uses[param_index] += 1;
         }
     }
     uses

@@ -35,8 +35,8 @@ impl ScoreSlot {
     /// Returns the slot of each reply. A reply of `max_new_tokens` tokens has no slot after its end, as in
     /// TRL, where that slot is the first padding token.
     pub fn of_replies(self, lengths: &[i64], max_new_tokens: i64) -> Vec<Self> {
-        let slot = |&length: &i64| if length < max_new_tokens { self } else { Self::Eos };
-        lengths.iter().map(slot).collect()
+        let score_slot = |&length: &i64| if length < max_new_tokens { self } else { Self::Eos };
+        lengths.iter().map(score_slot).collect()
     }
 }
 
@@ -47,42 +47,42 @@ pub struct TokenRewards {
     pub rewards: Tensor,
     /// Number of slots of each reply, `[B]`.
     pub lengths: Vec<i64>,
-    /// The slot of each token, int64, `[N]`: `advantages.index_select(0, &tokens)` drops the slots without a
-    /// token.
+    /// The slot of each token, int64, `[N]`: `advantages.index_select(0, &token_slots)` drops the slots
+    /// without a token.
     pub token_slots: Tensor,
 }
 
 /// Combines the per-token KL penalty and the score of the full reply into one reward per slot.
 ///
-/// `kl` `[N]`, `scores` `[B]`, `lengths` `[B]` (tokens of each reply), `slots` `[B]`. Refuses numbers that
-/// are not finite, and replies without a token, because their score could not be paid.
+/// `kl` `[N]`, `scores` `[B]`, `lengths` `[B]` (tokens of each reply), `score_slots` `[B]`. Refuses numbers
+/// that are not finite, and replies without a token, because their score could not be paid.
 pub fn token_rewards(
     kl: &Tensor,
     scores: &Tensor,
     lengths: &[i64],
     kl_coef: f64,
-    slots: &[ScoreSlot],
+    score_slots: &[ScoreSlot],
 ) -> Result<TokenRewards, Error> {
     let num_replies = lengths.len();
-    if slots.len() != num_replies {
-        let (expected, got) = (vec![num_replies as i64], vec![slots.len() as i64]);
+    if score_slots.len() != num_replies {
+        let (expected, got) = (vec![num_replies as i64], vec![score_slots.len() as i64]);
         return Err(Error::Shape { what: "the score slots", expected, got });
     }
     let kl_of_tokens = check::finite_values("the KL of the tokens", kl, lengths.iter().sum())?;
-    let paid = check::finite_values("the scores", scores, num_replies as i64)?;
+    let reply_scores = check::finite_values("the scores", scores, num_replies as i64)?;
 
-    let (mut rewards, mut tokens, mut slot_counts) = (Vec::new(), Vec::new(), lengths.to_vec());
+    let (mut rewards, mut token_slots, mut slot_counts) = (Vec::new(), Vec::new(), lengths.to_vec());
     for (row, range) in replies::ranges(lengths).into_iter().enumerate() {
         if range.is_empty() {
             return Err(Error::EmptyReply { row });
         }
         let start = rewards.len();
-        tokens.extend((start..start + range.len()).map(|slot| slot as i64));
+        token_slots.extend((start..start + range.len()).map(|slot| slot as i64));
         rewards.extend(kl_of_tokens[range].iter().map(|kl| -kl_coef * kl));
-        match slots[row] {
-            ScoreSlot::Eos => *rewards.last_mut().expect("a reply has a token") += paid[row],
+        match score_slots[row] {
+            ScoreSlot::Eos => *rewards.last_mut().expect("a reply has a token") += reply_scores[row],
             ScoreSlot::AfterEos => {
-                rewards.push(paid[row]);
+                rewards.push(reply_scores[row]);
                 slot_counts[row] += 1;
             }
         }
@@ -91,7 +91,7 @@ pub fn token_rewards(
     Ok(TokenRewards {
         rewards: check::vector_like(&rewards, kl),
         lengths: slot_counts,
-        token_slots: Tensor::from_slice(&tokens).to_device(kl.device()),
+        token_slots: Tensor::from_slice(&token_slots).to_device(kl.device()),
     })
 }
 
@@ -110,19 +110,19 @@ pub struct Advantages {
 /// `values`, at least fp32.
 pub fn gae(rewards: &TokenRewards, values: &Tensor, gamma: f64, lambda: f64) -> Result<Advantages, Error> {
     let num_slots = rewards.lengths.iter().sum();
-    let earned = check::finite_values("the rewards", &rewards.rewards, num_slots)?;
-    let expected = check::finite_values("the values", values, num_slots)?;
+    let slot_rewards = check::finite_values("the rewards", &rewards.rewards, num_slots)?;
+    let slot_values = check::finite_values("the values", values, num_slots)?;
 
-    let mut advantages = vec![0.0; earned.len()];
-    let mut returns = vec![0.0; earned.len()];
+    let mut advantages = vec![0.0; slot_rewards.len()];
+    let mut returns = vec![0.0; slot_rewards.len()];
     for range in replies::ranges(&rewards.lengths) {
         let (mut next_value, mut next_advantage) = (0.0, 0.0);
         for slot in range.rev() {
-            let delta = earned[slot] + gamma * next_value - expected[slot];
+            let delta = slot_rewards[slot] + gamma * next_value - slot_values[slot];
             next_advantage = delta + gamma * lambda * next_advantage;
-            next_value = expected[slot];
+            next_value = slot_values[slot];
             advantages[slot] = next_advantage;
-            returns[slot] = next_advantage + expected[slot];
+            returns[slot] = next_advantage + slot_values[slot];
         }
     }
 

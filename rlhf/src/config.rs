@@ -78,8 +78,9 @@ pub struct PpoConfig {
     pub critic_lr: f64,
     /// Number of iterations at the start in which only the critic is trained.
     pub critic_warmup: u64,
-    /// The folder of the reward model.
-    pub reward_model: String,
+    /// The folder of the reward model. Required.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward_model: Option<String>,
     /// The folder of the reference. Absent: the initial policy.
     pub reference_model: Option<String>,
     /// The folder of the critic. Absent: the reward model.
@@ -116,7 +117,7 @@ impl Default for PpoConfig {
             missing_eos_penalty: None,
             critic_lr: 1e-5,
             critic_warmup: 0,
-            reward_model: String::new(),
+            reward_model: None,
             reference_model: None,
             critic_model: None,
         }
@@ -179,6 +180,16 @@ impl PpoConfig {
         }
         let value = format!("{} x {}", self.rollout_batch_size, self.samples_per_prompt);
         refuse("rollout_batch_size x samples_per_prompt", &value, wanted).map(|()| 0)
+    }
+
+    /// Number of optimiser steps per iteration: the mini-batches of all epochs. Call [`Self::check`] first.
+    pub fn steps_per_iteration(&self) -> u64 {
+        (self.epochs * (self.rollout_batch_size * self.samples_per_prompt / self.mini_batch_size)) as u64
+    }
+
+    /// Number of optimiser steps of the policy in a run of `iterations`. The critic warm-up has none.
+    pub fn policy_steps(&self, iterations: u64) -> u64 {
+        iterations.saturating_sub(self.critic_warmup).saturating_mul(self.steps_per_iteration())
     }
 
     fn check_bounds(&self) -> Result<(), Error> {

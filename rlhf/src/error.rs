@@ -78,7 +78,7 @@ pub enum Error {
         problem: String,
     },
     /// The user interrupted the run.
-    #[error("interrupted; {} is whole, and --resume goes on from it", path.display())]
+    #[error("interrupted; {} is complete, and --resume continues from it", path.display())]
     Interrupted {
         /// The checkpoint that was saved before the run ended.
         path: PathBuf,

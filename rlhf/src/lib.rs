@@ -24,7 +24,6 @@ pub mod rollout;
 pub mod run;
 pub mod score;
 pub mod sft;
-pub mod tensorboard;
 pub mod trainer;
 pub mod whiten;
 

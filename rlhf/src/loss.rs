@@ -62,7 +62,7 @@ pub fn entropy_bonus(entropies: &Tensor, coefficient: f64) -> Tensor {
 
 /// Returns `values` as a constant of the loss: checked against the shape of `like`, detached, in fp32 at
 /// least.
-fn detached(what: &'static str, values: &Tensor, like: &Tensor) -> Result<Tensor, Error> {
+fn detached_like(what: &'static str, values: &Tensor, like: &Tensor) -> Result<Tensor, Error> {
     check::shape(what, values, &like.size())?;
     Ok(check::upcast_to_fp32(&values.detach()))
 }

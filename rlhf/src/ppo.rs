@@ -100,6 +100,9 @@ struct State {
     /// versions.
     #[serde(default)]
     content_hash: Option<String>,
+    /// Number of iterations of the full run. `None` in checkpoints of earlier versions.
+    #[serde(default)]
+    total_steps: Option<u64>,
 }
 
 /// One reply with its advantages and returns.
@@ -138,7 +141,7 @@ impl<'a> Ppo<'a> {
         config.check()?;
         models.check()?;
         if data.prompts.is_empty() {
-            return Err(Error::NoRows { stage: "ppo", fix: "look at [data] train and max_length" });
+            return Err(Error::NoRows { stage: "ppo", fix: "check [data] train and max_length" });
         }
         if config.ptx_coef > 0.0 && data.ptx.is_empty() {
             return Err(Error::NoRows {
@@ -151,23 +154,19 @@ impl<'a> Ppo<'a> {
         let ptx = data.ptx.iter().flat_map(|row| [&row.input_ids, &row.labels]);
         let content_hash = datasets::rows::content_hash(ids.chain(ptx));
 
-        let replies = config.replies()?;
-        let updates = (config.epochs * (replies / config.mini_batch_size)) as u64;
         let critic_train = TrainConfig { lr: config.critic_lr, ..train.clone() };
-        // The learning-rate schedule of the policy skips the warm-up iterations, which train only the critic.
-        let policy_iterations = config.iterations.saturating_sub(config.critic_warmup);
 
         Ok(Self {
             policy_engine: Engine::new(
                 models.policy.parameters(),
                 train,
-                policy_iterations * updates,
+                config.policy_steps(config.iterations),
                 groups,
             )?,
             critic_engine: Engine::new(
                 models.critic.parameters(),
                 &critic_train,
-                config.iterations * updates,
+                config.iterations * config.steps_per_iteration(),
                 groups,
             )?,
             groups: Arc::clone(groups),
@@ -191,15 +190,15 @@ impl<'a> Ppo<'a> {
     /// Runs the remaining iterations, starting from the checkpoint of a resumed run, and saves the policy.
     pub fn train(&mut self, run: &mut StageRun<'_>) -> Result<(), Error> {
         let total = self.config.iterations;
-        let done = match run.resume.clone() {
+        let completed = match run.resume.clone() {
             Some(folder) => self.restore(&folder, run)?,
             None => 0,
         };
-        run.check_step(done, total)?;
-        run.record(&Event::Started { stage: run.stage, total_steps: total, step: done })?;
+        run.check_step(completed, total)?;
+        run.record(&Event::Started { stage: run.stage, total_steps: total, step: completed })?;
 
         let mut tokens_since_log = 0;
-        for iteration in done + 1..=total {
+        for iteration in completed + 1..=total {
             let started = Instant::now();
 
             // 1. Rollout: the weight replicas share the prompts. Each one generates replies to its prompts
@@ -256,6 +255,7 @@ impl<'a> Ppo<'a> {
             ptx: self.ptx.as_ref().map(|(_, sampler)| sampler.state()),
             controller: self.controller,
             content_hash: Some(self.content_hash.clone()),
+            total_steps: Some(self.config.iterations),
         };
         self.models.policy.save(folder)?;
         Ok(checkpoint::save_state(folder, &self.policy_engine, &state)?)
@@ -267,9 +267,12 @@ impl<'a> Ppo<'a> {
         checkpoint::load_state::<()>(&folder.join(CRITIC_FOLDER), &mut self.critic_engine)?;
         let state: State = checkpoint::load_state(folder, &mut self.policy_engine)?;
         run.check_content(state.content_hash.as_deref(), &self.content_hash)?;
+        run.report_extension(state.total_steps, self.config.iterations, |iterations| {
+            self.policy_engine.next_lr_of(self.config.policy_steps(iterations))
+        })?;
         self.prompts = Sampler::resume(self.data.prompts.len(), state.prompts)?;
         if let Some((_, sampler)) = &mut self.ptx {
-            let problem = "its state has no order of the ptx rows: remove this checkpoint, and --resume goes on from the one before";
+            let problem = "its state has no order of the ptx rows: remove this checkpoint, and --resume continues from the previous one";
             let missing = || Error::RunFolder { path: folder.to_owned(), problem: problem.to_owned() };
             *sampler = Sampler::resume(self.data.ptx.len(), state.ptx.ok_or_else(missing)?)?;
         }
@@ -308,9 +311,11 @@ impl<'a> Ppo<'a> {
             generate::generate(self.models.policy, prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
 
         let lengths: Vec<i64> = completions.iter().map(|completion| completion.ids.len() as i64).collect();
-        let slots = config.score_slot.of_replies(&lengths, config.max_new_tokens as i64);
-        let parts = prompts.iter().zip(&completions).zip(slots);
-        Ok(parts.map(|((prompt, completion), slot)| Experience::new(prompt, completion, slot)).collect())
+        let score_slots = config.score_slot.of_replies(&lengths, config.max_new_tokens as i64);
+        let replies = prompts.iter().zip(&completions).zip(score_slots);
+        Ok(replies
+            .map(|((prompt, completion), score_slot)| Experience::new(prompt, completion, score_slot))
+            .collect())
     }
 
     /// Computes token rewards, advantages and returns of the full rollout, and the rollout metrics. Then
@@ -322,7 +327,7 @@ impl<'a> Ppo<'a> {
         let config = self.config;
         let lengths: Vec<i64> =
             experiences.iter().map(|experience| experience.reply().len() as i64).collect();
-        let slots: Vec<_> = experiences.iter().map(|experience| experience.score_slot).collect();
+        let score_slots: Vec<_> = experiences.iter().map(|experience| experience.score_slot).collect();
 
         // Token rewards: the KL penalty at each token, and the shaped score in one slot of each reply.
         let kl = config.kl_estimator.estimate(
@@ -332,10 +337,10 @@ impl<'a> Ppo<'a> {
 
         let raw =
             Tensor::from_slice(&experiences.iter().map(|experience| experience.score).collect::<Vec<f32>>());
-        let ended: Vec<bool> = experiences.iter().map(|experience| experience.stopped).collect();
-        let scores = shaping(config).apply(&raw, &ended)?;
+        let has_eos: Vec<bool> = experiences.iter().map(|experience| experience.stopped).collect();
+        let scores = shaping(config).apply(&raw, &has_eos)?;
         let kl_coef = self.controller.coefficient();
-        let mut rewards = advantage::token_rewards(&kl, &scores, &lengths, kl_coef, &slots)?;
+        let mut rewards = advantage::token_rewards(&kl, &scores, &lengths, kl_coef, &score_slots)?;
         // This metric is taken before whitening, which would change its scale.
         let rlhf_reward = check::to_f64_vec(&rewards.rewards).iter().sum::<f64>();
         if config.whiten_rewards {
@@ -422,22 +427,33 @@ impl<'a> Ppo<'a> {
             let rows = sampler.next_batch(mini_batch.len());
             let examples: Vec<_> = rows.into_iter().map(|row| objective.example(row)).collect();
             let engine = &mut self.policy_engine;
-            (&*objective, trainer::split(objective, &examples, config.ptx_coef, micro_batch_size, engine))
+            (
+                &*objective,
+                trainer::collate_micro_batches(
+                    objective,
+                    &examples,
+                    config.ptx_coef,
+                    micro_batch_size,
+                    engine,
+                ),
+            )
         });
 
-        updates.policy_loss += self.policy_engine.accumulate(policy, &batches, |micro, hidden| {
-            let (rows, micro) = (&rows[micro], micro_batches[micro]);
-            let old = flatten(micro, |trajectory| &trajectory.experience.logprobs).to_device(policy.device());
-            let advantages = flatten(micro, |trajectory| &trajectory.advantages).to_device(policy.device());
+        updates.policy_loss += self.policy_engine.accumulate(policy, &batches, |index, hidden| {
+            let (rows, micro_batch) = (&rows[index], micro_batches[index]);
+            let old =
+                flatten(micro_batch, |trajectory| &trajectory.experience.logprobs).to_device(policy.device());
+            let advantages =
+                flatten(micro_batch, |trajectory| &trajectory.advantages).to_device(policy.device());
             let new = rows.logprobs(policy, hidden, config.temperature)?;
-            let part = loss::policy_loss(&new.logprobs, &old, &advantages, &clip)?;
-            updates.policy += part.statistics;
+            let policy_loss = loss::policy_loss(&new.logprobs, &old, &advantages, &clip)?;
+            updates.policy += policy_loss.statistics;
 
             let bonus = match config.entropy_coef {
                 0.0 => Tensor::from(0.0),
                 weight => loss::entropy_bonus(&new.entropy, weight),
             };
-            Ok::<_, Error>((part.loss + bonus) / tokens as f64)
+            Ok::<_, Error>((policy_loss.loss + bonus) / tokens as f64)
         })?;
 
         // The language-modelling term accumulates into the same gradients, with as many rows as the
@@ -460,20 +476,21 @@ impl<'a> Ppo<'a> {
         updates: &mut UpdateStats,
     ) -> Result<(), Error> {
         let (config, critic) = (self.config, self.models.critic);
-        let slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
+        let num_slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
 
         let micro_batches = self.critic_engine.split_micro_batches(mini_batch, self.train.micro_batch_size);
         let rows = collate(&micro_batches, num_tokens(mini_batch), critic.device());
         let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
 
-        updates.value_loss += self.critic_engine.accumulate(critic, &batches, |micro, hidden| {
-            let (rows, micro) = (&rows[micro], micro_batches[micro]);
-            let old = flatten(micro, |trajectory| &trajectory.experience.values).to_device(critic.device());
-            let returns = flatten(micro, |trajectory| &trajectory.returns).to_device(critic.device());
+        updates.value_loss += self.critic_engine.accumulate(critic, &batches, |index, hidden| {
+            let (rows, micro_batch) = (&rows[index], micro_batches[index]);
+            let old =
+                flatten(micro_batch, |trajectory| &trajectory.experience.values).to_device(critic.device());
+            let returns = flatten(micro_batch, |trajectory| &trajectory.returns).to_device(critic.device());
             let new = rows.values(critic, hidden)?;
-            let part = loss::value_loss(&new, &old, &returns, Some(config.clip_range_value))?;
-            updates.value += part.statistics;
-            Ok::<_, Error>(part.loss * (config.vf_coef / slots as f64))
+            let value_loss = loss::value_loss(&new, &old, &returns, Some(config.clip_range_value))?;
+            updates.value += value_loss.statistics;
+            Ok::<_, Error>(value_loss.loss * (config.vf_coef / num_slots as f64))
         })?;
 
         updates.critic_grad_norm += self.critic_engine.step()?.grad_norm;
@@ -505,7 +522,7 @@ impl UpdateStats {
 
     /// Adds the means over the optimiser steps, tokens and slots of the iteration.
     fn push_metrics(&self, metrics: &mut Metrics) {
-        let (steps, tokens, slots) =
+        let (steps, tokens, num_slots) =
             (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.tokens.max(1.0));
         metrics.push("loss", self.policy_loss / steps);
         metrics.push("loss/policy_avg", self.policy_loss / steps);
@@ -513,7 +530,7 @@ impl UpdateStats {
         metrics.push("loss/ptx_avg", self.ptx_loss / steps);
         metrics.push("policy/approxkl_avg", self.policy.half_squared_log_ratio / tokens);
         metrics.push("policy/clipfrac_avg", self.policy.clipped / tokens);
-        metrics.push("val/clipfrac_avg", self.value.clipped / slots);
+        metrics.push("val/clipfrac_avg", self.value.clipped / num_slots);
         metrics.push("val/ratio", self.policy.ratio / tokens);
         metrics.push("val/explained_variance", self.value.explained_variance().unwrap_or(f64::NAN));
         metrics.push("grad_norm", self.grad_norm / steps);
@@ -562,7 +579,7 @@ fn trajectories<'a>(
     advantages: &[f64],
     returns: &[f64],
 ) -> Vec<Trajectory<'a>> {
-    let (mut tokens, mut slots) = (advantages.iter(), returns.iter());
+    let (mut token_advantages, mut slot_returns) = (advantages.iter(), returns.iter());
     let narrow = |values: &mut std::slice::Iter<'_, f64>, count| {
         values.take(count).map(|&value| value as f32).collect()
     };
@@ -570,8 +587,8 @@ fn trajectories<'a>(
         .iter()
         .map(|experience| Trajectory {
             experience,
-            advantages: narrow(&mut tokens, experience.reply().len()),
-            returns: narrow(&mut slots, experience.num_slots()),
+            advantages: narrow(&mut token_advantages, experience.reply().len()),
+            returns: narrow(&mut slot_returns, experience.num_slots()),
         })
         .collect()
 }
@@ -587,8 +604,9 @@ fn collate(
     step_tokens: usize,
     device: tch::Device,
 ) -> Vec<ExperienceBatch> {
-    let batch = |micro: &&[&Trajectory<'_>]| {
-        let experiences: Vec<&Experience> = micro.iter().map(|trajectory| trajectory.experience).collect();
+    let batch = |micro_batch: &&[&Trajectory<'_>]| {
+        let experiences: Vec<&Experience> =
+            micro_batch.iter().map(|trajectory| trajectory.experience).collect();
         let mut rows = ExperienceBatch::new(&experiences, device);
         rows.batch.aux_loss_divisor = step_tokens as f64;
         rows
@@ -596,11 +614,11 @@ fn collate(
     micro_batches.iter().map(batch).collect()
 }
 
-/// Concatenates `part` of every item into one flat tensor.
-fn flatten<T>(items: impl IntoIterator<Item = T>, part: impl Fn(&T) -> &Vec<f32>) -> Tensor {
+/// Concatenates `field` of every item into one flat tensor.
+fn flatten<T>(items: impl IntoIterator<Item = T>, field: impl Fn(&T) -> &Vec<f32>) -> Tensor {
     let mut flat: Vec<f32> = Vec::new();
     for item in items {
-        flat.extend_from_slice(part(&item));
+        flat.extend_from_slice(field(&item));
     }
     Tensor::from_slice(&flat)
 }

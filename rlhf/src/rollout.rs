@@ -137,8 +137,8 @@ impl PpoModels<'_> {
             for micro_batch in &mut micro_batches {
                 let rows = ExperienceBatch::of(micro_batch, self.critic.device());
                 let values = rows.values(self.critic, &self.critic.forward_no_grad(&rows.batch)?)?;
-                let slots: Vec<usize> = micro_batch.iter().map(Experience::num_slots).collect();
-                for (experience, values) in micro_batch.iter_mut().zip(split_by_length(&values, &slots)) {
+                let num_slots: Vec<usize> = micro_batch.iter().map(Experience::num_slots).collect();
+                for (experience, values) in micro_batch.iter_mut().zip(split_by_length(&values, &num_slots)) {
                     experience.values = values;
                 }
             }
@@ -179,7 +179,7 @@ pub(crate) struct ExperienceBatch {
     /// Index of the hidden state before each token of each reply, `[R]`.
     positions: Tensor,
     /// Index of the hidden state of each slot of each reply, `[S]`.
-    slots: Tensor,
+    slot_positions: Tensor,
     /// The tokens of the replies, `[R]`.
     targets: Tensor,
 }
@@ -191,14 +191,14 @@ impl ExperienceBatch {
 
     pub(crate) fn new(experiences: &[&Experience], device: Device) -> Self {
         let ids: Vec<&[i64]> = experiences.iter().map(|experience| experience.ids.as_slice()).collect();
-        let (mut positions, mut slots, mut targets, mut offset) =
+        let (mut positions, mut slot_positions, mut targets, mut offset) =
             (Vec::new(), Vec::new(), Vec::new(), 0usize);
         for experience in experiences {
             // The hidden state at position `t - 1` predicts the token at `t`, so the first one is at the end
             // of the prompt.
             let before = offset + experience.prompt_length - 1;
             positions.extend((before..before + experience.reply().len()).map(|position| position as i64));
-            slots.extend((before..before + experience.num_slots()).map(|position| position as i64));
+            slot_positions.extend((before..before + experience.num_slots()).map(|position| position as i64));
             targets.extend_from_slice(experience.reply());
             offset += experience.ids.len();
         }
@@ -207,7 +207,7 @@ impl ExperienceBatch {
         Self {
             batch: Batch::new(&ids, device),
             positions: tensor(&positions),
-            slots: tensor(&slots),
+            slot_positions: tensor(&slot_positions),
             targets: tensor(&targets),
         }
     }
@@ -225,7 +225,7 @@ impl ExperienceBatch {
 
     /// Computes the value of each slot, `[S]`.
     pub(crate) fn values(&self, critic: &ScalarModel, hidden: &Tensor) -> Result<Tensor, Error> {
-        Ok(critic.values(&hidden.index_select(0, &self.slots))?)
+        Ok(critic.values(&hidden.index_select(0, &self.slot_positions))?)
     }
 }
 

@@ -87,7 +87,8 @@ impl StageRun<'_> {
             }
             _ => return Ok(()),
         };
-        let problem = format!("{problem}: remove this checkpoint, and --resume goes on from the one before");
+        let problem =
+            format!("{problem}: remove this checkpoint, and --resume continues from the previous one");
         Err(Error::RunFolder { path: path.clone(), problem })
     }
 
@@ -106,6 +107,23 @@ impl StageRun<'_> {
                 self.record(&Event::Message(text))
             }
         }
+    }
+
+    /// Reports a run that is longer than at the time of its checkpoint. `saved` and `total` are the numbers
+    /// of steps (for PPO: iterations) of the full run, then and now. `next_lr` returns the learning rate of
+    /// the next optimiser step in a run of so many steps.
+    pub(crate) fn report_extension(
+        &mut self,
+        saved: Option<u64>,
+        total: u64,
+        next_lr: impl Fn(u64) -> f64,
+    ) -> Result<(), Error> {
+        let Some(saved) = saved.filter(|&saved| saved != total) else { return Ok(()) };
+        let [before, now] = [saved, total].map(next_lr);
+        self.record(&Event::Message(&format!(
+            "this run is extended from {saved} to {total} steps, and so is its learning-rate schedule: the next step \
+             has the rate {now:.3e} instead of {before:.3e}"
+        )))
     }
 
     /// Whether to log the metrics of `step`.
@@ -196,6 +214,22 @@ impl StageRun<'_> {
         self.groups.world().barrier()?;
         self.record(&Event::Finished)
     }
+}
+
+/// Refuses a run of `total_steps` (for PPO: iterations) that is shorter than the run that saved `checkpoint`.
+pub fn check_total_steps(checkpoint: &Path, total_steps: u64) -> Result<(), Error> {
+    // Checkpoints of earlier versions do not have this key.
+    let Some(saved) = checkpoint::read_state(checkpoint)?.stage["total_steps"].as_u64() else {
+        return Ok(());
+    };
+    if saved <= total_steps {
+        return Ok(());
+    }
+    let problem = format!(
+        "it belongs to a run of {saved} steps, and this configuration makes {total_steps}: on --resume a run can become \
+         longer, not shorter"
+    );
+    Err(Error::RunFolder { path: checkpoint.to_owned(), problem })
 }
 
 fn falls_on_interval(step: u64, every: u64) -> bool {

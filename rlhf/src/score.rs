@@ -22,18 +22,18 @@ pub struct ScoreShaping {
 }
 
 impl ScoreShaping {
-    /// Shapes `scores` `[B]`. `ended` has one entry per reply: whether it ended with a stop token. The result
-    /// is at least fp32.
-    pub fn apply(&self, scores: &Tensor, ended: &[bool]) -> Result<Tensor, Error> {
-        let raw = check::finite_values("the scores", scores, ended.len() as i64)?;
+    /// Shapes `scores` `[B]`. `has_eos` has one entry per reply: whether it ended with a stop token. The
+    /// result is at least fp32.
+    pub fn apply(&self, scores: &Tensor, has_eos: &[bool]) -> Result<Tensor, Error> {
+        let raw = check::finite_values("the scores", scores, has_eos.len() as i64)?;
         let shaped: Vec<f64> =
-            raw.iter().zip(ended).map(|(&score, &ended)| self.shape(score, ended)).collect();
+            raw.iter().zip(has_eos).map(|(&score, &has_eos)| self.shape(score, has_eos)).collect();
         Ok(check::vector_like(&shaped, scores))
     }
 
-    fn shape(&self, score: f64, ended: bool) -> f64 {
+    fn shape(&self, score: f64, has_eos: bool) -> f64 {
         let clipped = self.clip.map_or(score, |clip| score.clamp(-clip, clip));
-        let penalty = if ended { 0.0 } else { self.missing_eos_penalty.unwrap_or(0.0) };
+        let penalty = if has_eos { 0.0 } else { self.missing_eos_penalty.unwrap_or(0.0) };
         clipped - penalty
     }
 }

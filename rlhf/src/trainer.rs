@@ -96,6 +96,9 @@ struct State {
     /// The hash of the training examples. `None` in checkpoints of earlier versions.
     #[serde(default)]
     content_hash: Option<String>,
+    /// Number of optimiser steps of the full run. `None` in checkpoints of earlier versions.
+    #[serde(default)]
+    total_steps: Option<u64>,
 }
 
 /// Trains the model of `objective` and saves it. With `shuffle`, the examples are in a new order in each
@@ -108,7 +111,7 @@ pub fn train<O: Objective>(
 ) -> Result<(), Error> {
     let count = objective.num_examples();
     if count == 0 {
-        return Err(Error::NoRows { stage: run.stage, fix: "look at [data] train and max_length" });
+        return Err(Error::NoRows { stage: run.stage, fix: "check [data] train and max_length" });
     }
 
     let total_steps = config.total_steps(count);
@@ -117,6 +120,7 @@ pub fn train<O: Objective>(
     let mut sampler = match run.start::<State>(&mut engine, total_steps)? {
         Some(state) => {
             run.check_content(state.content_hash.as_deref(), &content_hash)?;
+            run.report_extension(state.total_steps, total_steps, |total| engine.next_lr_of(total))?;
             Sampler::resume(count, state.sampler)?
         }
         None => Sampler::new(count, run.seed, shuffle)?,
@@ -132,7 +136,8 @@ pub fn train<O: Objective>(
             .collect();
 
         let mut stats = O::Stats::default();
-        let micro_batches = split(objective, &examples, 1.0, config.micro_batch_size, &mut engine);
+        let micro_batches =
+            collate_micro_batches(objective, &examples, 1.0, config.micro_batch_size, &mut engine);
         let (loss, tokens) = accumulate(objective, &micro_batches, &mut engine, &mut stats)?;
         let report = engine.step()?;
         let [loss, tokens] = run.groups.loss_group().all_reduce_sum([loss, tokens as f64])?;
@@ -155,7 +160,11 @@ pub fn train<O: Objective>(
         }
         run.save_or_stop(engine.step_count(), &|folder| {
             objective.save(folder)?;
-            let state = State { sampler: sampler.state(), content_hash: Some(content_hash.clone()) };
+            let state = State {
+                sampler: sampler.state(),
+                content_hash: Some(content_hash.clone()),
+                total_steps: Some(total_steps),
+            };
             Ok(checkpoint::save_state(folder, &engine, &state)?)
         })?;
     }
@@ -170,10 +179,10 @@ pub(crate) struct MicroBatches<T> {
     scale: f64,
 }
 
-/// Splits `examples`, those of a full optimiser step, into micro-batches and collates those of this rank. Their
-/// loss is `weight` times the mean loss of the examples. All examples of a step are split before its first
-/// micro-batch runs, because the engine reduces a gradient as soon as its last micro-batch has run.
-pub(crate) fn split<O: Objective>(
+/// Splits `examples`, those of a full optimiser step, into micro-batches and collates those of this rank.
+/// Their loss is `weight` times the mean loss of the examples. All examples of a step are split before its
+/// first micro-batch runs, because the engine reduces a gradient as soon as its last micro-batch has run.
+pub(crate) fn collate_micro_batches<O: Objective>(
     objective: &O,
     examples: &[O::Example],
     weight: f64,
@@ -202,9 +211,9 @@ pub(crate) fn accumulate<O: Objective>(
     let MicroBatches { batches, targets, scale } = micro_batches;
     let batches: Vec<&Batch> = batches.iter().collect();
     let mut tokens = 0;
-    let loss = engine.accumulate(objective.model(), &batches, |micro, hidden| {
-        tokens += batches[micro].num_real_tokens();
-        Ok::<_, Error>(objective.loss(batches[micro], &targets[micro], hidden, stats)? * *scale)
+    let loss = engine.accumulate(objective.model(), &batches, |index, hidden| {
+        tokens += batches[index].num_real_tokens();
+        Ok::<_, Error>(objective.loss(batches[index], &targets[index], hidden, stats)? * *scale)
     })?;
     Ok((loss, tokens))
 }

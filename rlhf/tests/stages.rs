@@ -94,7 +94,7 @@ fn in_run(
 fn rows() -> Vec<SftRow> {
     (0..10)
         .map(|row| {
-            let input_ids: Vec<i64> = (0..4 + row % 5).map(|place| 3 + (row + place) % 20).collect();
+            let input_ids: Vec<i64> = (0..4 + row % 5).map(|position| 3 + (row + position) % 20).collect();
             let mut labels = input_ids.clone();
             labels[1] = -100;
             SftRow { input_ids, labels }
@@ -138,15 +138,16 @@ fn run_sft(train: &TrainConfig, out: &Path, resume: Option<PathBuf>) -> (Vec<f32
 fn sft_learns_and_any_split_into_micro_batches_gives_the_same_weights() {
     let folder = tempfile::tempdir().unwrap();
     let long = TrainConfig { steps: Some(40), ..train() };
-    let (whole, memory) = run_sft(&long, &folder.path().join("a"), None);
+    let (full, memory) = run_sft(&long, &folder.path().join("a"), None);
     let losses = memory.all("loss");
     // Ten rows can be learnt by heart; at the start a guess costs about ln 24 = 3.2.
     assert!(losses[0] > 2.0 && losses[39] < 0.7, "{losses:?}");
     for (micro_batch_size, gradient_accumulation_steps) in [(1, 4), (2, 2)] {
-        let split = TrainConfig { micro_batch_size, gradient_accumulation_steps, ..long.clone() };
-        let (split, _) = run_sft(&split, &folder.path().join(micro_batch_size.to_string()), None);
-        // Adam turns a rounding error into a step where a gradient is almost zero: a hundredth of the way moved is allowed.
-        assert!(worst(&whole, &split) < 4e-3, "{}", worst(&whole, &split));
+        let train = TrainConfig { micro_batch_size, gradient_accumulation_steps, ..long.clone() };
+        let (accumulated, _) = run_sft(&train, &folder.path().join(micro_batch_size.to_string()), None);
+        // Adam turns a rounding error into a step where a gradient is almost zero: a hundredth of the way
+        // moved is allowed.
+        assert!(worst(&full, &accumulated) < 4e-3, "{}", worst(&full, &accumulated));
     }
 }
 
@@ -230,7 +231,8 @@ fn a_reward_model_learns_its_pairs_and_resumes_bit_for_bit() {
 #[test]
 fn scores_do_not_depend_on_the_batch() {
     let model = ScalarModel::random(config(), 2, &options(false)).unwrap();
-    let rows: Vec<Vec<i64>> = (1..6).map(|length| (0..length).map(|place| 3 + place).collect()).collect();
+    let rows: Vec<Vec<i64>> =
+        (1..6).map(|length| (0..length).map(|position| 3 + position).collect()).collect();
     let all: Vec<&[i64]> = rows.iter().map(Vec::as_slice).collect();
     let together = Vec::<f32>::try_from(reward::score(&model, &all).unwrap()).unwrap();
     for (row, &score) in all.iter().zip(&together) {
@@ -356,10 +358,10 @@ fn without_shuffling_the_language_modelling_term_keeps_the_order_of_its_rows() {
     let mut stage = ppo::Ppo::new(models, data, &settings, &train, 3, &groups).unwrap();
     let (memory, outcome) = in_run(&folder.path().join("ppo"), None, |run| stage.train(run));
     outcome.unwrap();
-    let told = memory.all("loss/ptx_avg");
-    for (row, told) in ptx[..4].iter().zip(told) {
+    let ptx_losses = memory.all("loss/ptx_avg");
+    for (row, ptx_loss) in ptx[..4].iter().zip(ptx_losses) {
         let alone = sft::evaluate(&policy, std::slice::from_ref(row), 1, &groups).unwrap();
-        assert!((alone.get("eval/loss").unwrap() - told).abs() < 1e-5, "{alone:?} {told}");
+        assert!((alone.get("eval/loss").unwrap() - ptx_loss).abs() < 1e-5, "{alone:?} {ptx_loss}");
     }
 }
 
@@ -396,9 +398,9 @@ fn ppo_is_the_same_for_a_seed_and_for_any_micro_batch() {
         let train = TrainConfig { micro_batch_size, lr: 1e-3, ..train() };
         weights(&run_ppo(&settings, &train, &folder.path().join(name), &reward_model).1)
     };
-    let (first, again, split) = (run(8, "a"), run(8, "b"), run(3, "c"));
+    let (first, again, micro_batched) = (run(8, "a"), run(8, "b"), run(3, "c"));
     assert_eq!(first, again);
-    assert!(worst(&first, &split) < 1e-4, "{}", worst(&first, &split));
+    assert!(worst(&first, &micro_batched) < 1e-4, "{}", worst(&first, &micro_batched));
 }
 
 #[test]

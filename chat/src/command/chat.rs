@@ -24,7 +24,7 @@ use crate::session::Session;
 
 const HELP: [&str; 4] = [
     "/help   this list",
-    "/new    forget what was said and begin anew",
+    "/new    forget the conversation and start a new one",
     "/exit   end (so does Ctrl-D)",
     "Ctrl-C  stop the answer; at the prompt, end",
 ];
@@ -107,7 +107,7 @@ impl Chat {
         match self.answer(text) {
             Err(error) if matches!(error.downcast_ref(), Some(models::Error::LongPrompt { .. })) => {
                 self.history.pop();
-                Ok(self.screen.notice(&format!("{error}; /new begins anew"))?)
+                Ok(self.screen.notice(&format!("{error}; /new starts a new conversation"))?)
             }
             other => other.map(drop),
         }

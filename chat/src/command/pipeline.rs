@@ -25,7 +25,7 @@ use crate::config::{self, ConfigError, PipelineConfig, RunConfig, Stage};
 use crate::console::print_stderr;
 use crate::display::Display;
 use crate::exit::Failure;
-use crate::folder::{self, FolderRequest, RunFolder, same_settings};
+use crate::folder::{self, FolderRequest, RunFolder, check_settings};
 use crate::interrupt;
 use crate::launch::{self, Job, StartupSpec};
 use crate::output::write_atomically;
@@ -126,7 +126,7 @@ fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Resu
     for part in parts {
         let Some(stage) = part.stage() else { continue };
         let run = config.stage(stage);
-        if resume && run.out.join("final").exists() {
+        if resume && config.is_complete(stage, &run)? {
             continue;
         }
         let tokenizer = config.path("tokenizer");
@@ -184,7 +184,7 @@ fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: boo
     if resume && saved.exists() {
         // Each stage compares its own sections, so that a stage whose folder was removed may run again with
         // other settings.
-        same_settings(&saved, &text, &["stage", "pipeline"])?;
+        check_settings(&saved, &text, &["stage", "pipeline"])?;
     }
     if folder::is_configuration_of(run_file, &config.out) {
         return Ok(());
@@ -273,8 +273,7 @@ impl PipelineRun {
 
     fn train(&self, stage: Stage, mut display: Display) -> anyhow::Result<bool> {
         let config = self.config.stage(stage);
-        if self.resume && config.out.join("final").exists() {
-            same_settings(&config.out.join("run.toml"), &config.to_toml(stage)?, &[])?;
+        if self.resume && self.config.is_complete(stage, &config)? {
             return Ok(false);
         }
 
@@ -324,6 +323,27 @@ impl PipelineConfig {
         self.out.join(name)
     }
 
+    /// Whether an earlier run has completed `stage` with the configuration `run`, and the stage does not
+    /// become longer. Refuses to extend a stage whose model a later stage has already started from.
+    fn is_complete(&self, stage: Stage, run: &RunConfig) -> anyhow::Result<bool> {
+        if !run.out.join("final").exists() {
+            return Ok(false);
+        }
+        if !check_settings(&run.out.join(folder::CONFIGURATION), &run.to_toml(stage)?, &[])? {
+            return Ok(true);
+        }
+        for later in
+            self.pipeline.stages.iter().filter_map(|part| part.stage()).filter(|later| *later > stage)
+        {
+            let path = self.path(later.name());
+            if folder::holds_run(&path)? {
+                let (stage, later) = (stage.name(), later.name());
+                return Err(ConfigError::UsedByLaterStage { stage, later, path }.into());
+            }
+        }
+        Ok(false)
+    }
+
     /// The configuration of a stage. Paths that the run file does not set point to the results of earlier
     /// parts.
     fn stage(&self, stage: Stage) -> RunConfig {
@@ -332,10 +352,8 @@ impl PipelineConfig {
         config.seed = self.seed;
 
         let made = |name: &str| self.path(name).display().to_string();
-        let set = |path: &mut String, name: &str| {
-            if path.is_empty() {
-                *path = made(name);
-            }
+        let set = |path: &mut Option<String>, name: &str| {
+            path.get_or_insert_with(|| made(name));
         };
         let set_files = |files: &mut Files, name: &str| {
             if files.0.is_empty() {

@@ -68,7 +68,11 @@ pub(crate) fn run_for(
     };
     if folder.is_finished() {
         if groups.is_rank_zero() {
-            print_stderr(&format!("this run is finished: {}", loaded.config.out.join("final").display()));
+            print_stderr(&format!(
+                "this run is finished: {} (a larger {}, given with --set, extends it)",
+                loaded.config.out.join("final").display(),
+                if stage == Stage::Ppo { "ppo.iterations" } else { "train.steps or train.epochs" }
+            ));
         }
         return Ok(());
     }

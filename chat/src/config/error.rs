@@ -158,7 +158,7 @@ pub(crate) enum ConfigError {
     },
     /// A rank cannot use the checkpoint that rank 0 has chosen.
     #[error(
-        "{}: rank 0 goes on from {first}, which rank {rank} cannot use ({problem}): `out` must be one folder that all machines share",
+        "{}: rank 0 continues from {first}, which rank {rank} cannot use ({problem}): `out` must be one folder that all machines share",
         path.display()
     )]
     Checkpoints {
@@ -255,6 +255,25 @@ pub(crate) enum ConfigError {
     /// There is no checkpoint to resume from.
     #[error("{}: there is no checkpoint to resume from: leave --resume out, or correct `out`", .0.display())]
     NothingToResume(PathBuf),
+    /// A finished run that kept no checkpoint cannot become longer.
+    #[error(
+        "{}: this run is finished and has kept no checkpoint, so it cannot be extended: start a new run from its `final` ([model] path), with [checkpoint] every above 0",
+        .0.display()
+    )]
+    NothingToExtend(PathBuf),
+    /// A stage of a pipeline that later stages have already started from.
+    #[error(
+        "stage {stage} cannot be extended: stage {later} has already started from its model: remove {}, which will be made again, or choose another `out`",
+        path.display()
+    )]
+    UsedByLaterStage {
+        /// The stage that would become longer.
+        stage: &'static str,
+        /// A later stage that has a run folder.
+        later: &'static str,
+        /// The folder of the later stage.
+        path: PathBuf,
+    },
     /// A command-line argument that is not acceptable.
     #[error("{argument}: {problem}")]
     Argument {

@@ -15,8 +15,9 @@ use super::stage::Stage;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ModelSection {
-    /// A model folder, or a hub name `owner/name[@revision]`.
-    pub(crate) path: String,
+    /// A model folder, or a hub name `owner/name[@revision]`. Every stage but `base` needs it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) path: Option<String>,
     /// The type of the weights in memory.
     pub(crate) dtype: Dtype,
 }

@@ -43,16 +43,16 @@ impl Stage {
             Self::Rm => &[PPO, PTX, ("data.packing", "pairs are not packed")],
             Self::Ppo => &[
                 REWARD,
-                ("train.steps", "[ppo] iterations says how long it runs"),
-                ("train.epochs", "[ppo] iterations says how long it runs"),
+                ("train.steps", "the length of a PPO run is [ppo] iterations"),
+                ("train.epochs", "the length of a PPO run is [ppo] iterations"),
                 (
                     "train.gradient_accumulation_steps",
-                    "[ppo] mini_batch_size says how many replies make a step",
+                    "the number of replies per step is [ppo] mini_batch_size",
                 ),
                 ("data.packing", "prompts are not packed"),
-                ("data.eval", "ppo tells how it goes by the rollout"),
-                ("data.eval_fraction", "ppo tells how it goes by the rollout"),
-                ("eval", "ppo tells how it goes by the rollout"),
+                ("data.eval", "ppo reports the metrics of its rollouts and evaluates no rows"),
+                ("data.eval_fraction", "ppo reports the metrics of its rollouts and evaluates no rows"),
+                ("eval", "ppo reports the metrics of its rollouts and evaluates no rows"),
             ],
         }
     }

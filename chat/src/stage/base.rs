@@ -21,6 +21,14 @@ pub(crate) struct BaseModelSpec<'a> {
     pub(crate) tokenizer: &'a Path,
 }
 
+/// The ids of the special tokens of a tokenizer.
+#[derive(Default)]
+pub(super) struct SpecialIds {
+    pub(super) bos: Option<i64>,
+    pub(super) eos: Option<i64>,
+    pub(super) pad: Option<i64>,
+}
+
 pub(super) fn run(
     config: &RunConfig,
     network: &BaseModelSpec<'_>,
@@ -40,16 +48,14 @@ pub(super) fn run(
 impl BaseModelSpec<'_> {
     /// Builds the `config.json` of the network, with the vocabulary of `tokenizer`.
     pub(super) fn config(&self, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
-        let ids = [tokenizer.bos_id(), tokenizer.eos_id(), tokenizer.pad_id()];
-        self.with_vocabulary(tokenizer.vocab_size(), ids)
+        self.with_vocabulary(
+            tokenizer.vocab_size(),
+            &SpecialIds { bos: tokenizer.bos_id(), eos: tokenizer.eos_id(), pad: tokenizer.pad_id() },
+        )
     }
 
-    /// Builds the `config.json` of the network from the vocabulary size and the ids of BOS, EOS and padding.
-    pub(super) fn with_vocabulary(
-        &self,
-        vocab_size: usize,
-        [bos, eos, pad]: [Option<i64>; 3],
-    ) -> anyhow::Result<Config> {
+    /// Builds the `config.json` of the network from the vocabulary size and the special tokens.
+    pub(super) fn with_vocabulary(&self, vocab_size: usize, special: &SpecialIds) -> anyhow::Result<Config> {
         let base = self.base;
         let config = json!({
             "model_type": "llama",
@@ -69,9 +75,9 @@ impl BaseModelSpec<'_> {
             "mlp_bias": false,
             "initializer_range": 0.02,
             "tie_word_embeddings": base.tie_word_embeddings,
-            "bos_token_id": bos,
-            "eos_token_id": eos,
-            "pad_token_id": pad,
+            "bos_token_id": special.bos,
+            "eos_token_id": special.eos,
+            "pad_token_id": special.pad,
         });
         Ok(Config::from_json(&config.to_string(), "[base]")?)
     }

@@ -13,7 +13,7 @@ use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
 use parallel::comm::ProcessGroup;
 use parallel::{Mesh, Parameter, ProcessGroups, Segmented, memory};
 use rlhf::event::Recorder;
-use rlhf::run::{SaveFn, StageRun, StepIntervals};
+use rlhf::run::{SaveFn, StageRun, StepIntervals, check_total_steps};
 use tch::Device;
 
 use crate::config::section::SequenceMode;
@@ -54,8 +54,15 @@ pub(crate) enum RunMode {
 
 /// Returns the folder to load the model from: the checkpoint of a resumed run, or the folder that
 /// `[model] path` names.
-pub(super) fn start_folder(config: &RunConfig, ctx: &StageContext<'_>) -> anyhow::Result<PathBuf> {
-    ctx.folder.checkpoint().map_or_else(|| session::folder(&config.model.path), |path| Ok(path.to_owned()))
+pub(super) fn start_folder(
+    stage: Stage,
+    config: &RunConfig,
+    ctx: &StageContext<'_>,
+) -> anyhow::Result<PathBuf> {
+    match ctx.folder.checkpoint() {
+        Some(path) => Ok(path.to_owned()),
+        None => session::folder(config.model_path(stage)?),
+    }
 }
 
 /// Loads the tokenizer of a stage: the one that `[tokenizer] path` names, or the tokenizer of the model.
@@ -115,6 +122,9 @@ pub(super) fn run_in_folder(
     train: impl FnOnce(&mut StageRun<'_>) -> Result<(), rlhf::Error>,
 ) -> anyhow::Result<()> {
     let groups = ctx.groups;
+    if let Some(checkpoint) = ctx.folder.checkpoint() {
+        check_total_steps(checkpoint, plan.steps)?;
+    }
     plan.loaded_bytes = groups.world().all_gather_object(vec![memory::peak_rss_bytes()])?;
     if groups.is_rank_zero() {
         match ctx.mode {
@@ -175,9 +185,9 @@ pub(super) fn run_in_folder(
 
 /// Counts the parameters of the full model over the ranks of the model-parallel group.
 pub(super) fn num_parameters(model: &impl Segmented, groups: &ProcessGroups) -> anyhow::Result<usize> {
-    let counts = |parameter: &&Parameter| parameter.is_counted(groups);
-    let own: usize = model.parameters().iter().filter(counts).map(Parameter::num_elements).sum();
-    let [all] = groups.model_parallel().all_reduce_sum([own as f64])?;
+    let is_owned = |parameter: &&Parameter| parameter.is_owned(groups);
+    let owned: usize = model.parameters().iter().filter(is_owned).map(Parameter::num_elements).sum();
+    let [all] = groups.model_parallel().all_reduce_sum([owned as f64])?;
     Ok(all as usize)
 }
 

@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use tui::number;
 
+use super::rows::EncodedRows;
 use crate::config::{RunConfig, Stage};
 use crate::console::{print, print_stderr};
 use crate::display::step_name;
@@ -40,24 +41,23 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Creates the plan of a stage that trains one model on rows. `rows` are the numbers of rows, of dropped
-    /// rows and of tokens; `units` is the number of examples per epoch.
-    pub(crate) fn one_model(
+    /// Creates the plan of a stage that trains one model on `rows`, which are `num_examples` examples per
+    /// epoch.
+    pub(super) fn one_model<T>(
         stage: Stage,
         config: &RunConfig,
         mesh: &Mesh,
         parameters: usize,
-        rows: [usize; 3],
-        units: usize,
+        rows: &EncodedRows<T>,
+        num_examples: usize,
     ) -> Self {
-        let [rows, dropped, tokens] = rows;
         Self {
             stage: stage.name(),
             parameters: vec![("model", parameters)],
-            rows,
-            dropped,
-            tokens,
-            steps: config.train.total_steps(units),
+            rows: rows.rows.len(),
+            dropped: rows.dropped,
+            tokens: rows.tokens,
+            steps: config.train.total_steps(num_examples),
             rows_per_step: config.train.batch_size(),
             mesh: mesh.clone(),
             loaded_bytes: Vec::new(),

@@ -48,8 +48,8 @@ impl<T: Clone> PerRole<T> {
         config: &RunConfig,
         mut find: impl FnMut(&'static str, &str) -> anyhow::Result<T>,
     ) -> anyhow::Result<Self> {
-        let policy = find("model.path", &config.model.path)?;
-        let reward = find("ppo.reward_model", &config.ppo.reward_model)?;
+        let policy = find("model.path", config.model_path(Stage::Ppo)?)?;
+        let reward = find("ppo.reward_model", config.reward_model()?)?;
         let mut named = |key, name: Option<&str>, otherwise: &T| match name {
             Some(name) => find(key, name),
             None => Ok(otherwise.clone()),
@@ -128,9 +128,9 @@ pub(super) fn inputs(
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<Inputs> {
     session::check_vocabulary(tokenizer, &models.policy)?;
-    let prompts = rows::prompts(&config.data.train, tokenizer, &config.data)?;
+    let prompts = rows::load_all(&config.data.train, tokenizer, &config.data)?;
     rows::refuse_none(&prompts, Stage::Ppo)?;
-    let ptx = rows::demonstrations(&config.data.ptx, tokenizer, &config.data)?;
+    let ptx = rows::load_all(&config.data.ptx, tokenizer, &config.data)?;
     check_lengths(models, prompts.longest, config.ppo.max_new_tokens)?;
     models.policy.check_length("the longest ptx row", ptx.longest)?;
     Ok(Inputs { prompts, ptx })

@@ -16,7 +16,7 @@ use models::weights::WeightFolder;
 use parallel::Mesh;
 use tui::number::counted;
 
-use super::base::BaseModelSpec;
+use super::base::{BaseModelSpec, SpecialIds};
 use super::ppo::PerRole;
 use super::{context, ppo, rm, rows, sft};
 use crate::config::section::{DataSection, Files};
@@ -77,7 +77,7 @@ impl<'a> Preflight<'a> {
 
         let architecture = match &tokenizer {
             Some(tokenizer) => network.config(tokenizer)?,
-            None => network.with_vocabulary(vocab_size, [None; 3])?,
+            None => network.with_vocabulary(vocab_size, &SpecialIds::default())?,
         };
         context::check_mesh(config, &[&architecture], self.mesh)?;
         let line = self.demonstrations(Stage::Base, config, &architecture, tokenizer.as_ref())?;
@@ -88,7 +88,7 @@ impl<'a> Preflight<'a> {
     /// Checks a stage that starts from a model folder. Returns a summary line.
     pub(crate) fn stage(&mut self, stage: Stage, config: &RunConfig) -> anyhow::Result<String> {
         config.check(stage)?;
-        let mut model = self.model("model.path", &config.model.path)?;
+        let mut model = self.model("model.path", config.model_path(stage)?)?;
         model.tokenizer = model.tokenizer_of(stage, config)?;
         let tokenizer = model.tokenizer.as_ref().map(TokenizerFiles::load).transpose()?;
         if stage == Stage::Ppo {

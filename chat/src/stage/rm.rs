@@ -11,28 +11,21 @@ use rlhf::trainer;
 
 use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
 use super::plan::Plan;
-use super::rows;
+use super::rows::{self, TrainEvalRows};
 use crate::config::{RunConfig, Stage};
 use crate::session;
 
-/// The pairs of the stage, checked against its model.
-pub(super) struct Inputs {
-    pub(super) train: rows::EncodedRows<PreferenceRow>,
-    pub(super) eval: rows::EncodedRows<PreferenceRow>,
-}
-
 pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
-    let folder = start_folder(config, ctx)?;
+    let folder = start_folder(Stage::Rm, config, ctx)?;
     let tokenizer = tokenizer(config, &folder)?;
-    let Inputs { train, eval } = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
+    let TrainEvalRows { train, eval } = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
     let model = load(&folder, config.seed, &trainable_options(config, ctx.groups))?;
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
     context::check_split(config, &[model.config()], ctx)?;
 
     let objective = Reward::new(&model, &train.rows, &eval.rows, &config.reward)?;
     let parameters = context::num_parameters(&model, ctx.groups)?;
-    let sizes = [train.rows.len(), train.dropped, train.tokens];
-    let plan = Plan::one_model(Stage::Rm, config, ctx.mesh, parameters, sizes, train.rows.len());
+    let plan = Plan::one_model(Stage::Rm, config, ctx.mesh, parameters, &train, train.rows.len());
     let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
     run_in_folder(Stage::Rm, config, plan, &companions, ctx, |run| {
         trainer::train(&objective, config.data.shuffle, &config.train, run)
@@ -40,12 +33,16 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
 }
 
 /// Reads the pairs and checks them against the model's configuration. Reads no weights.
-pub(super) fn inputs(config: &RunConfig, model: &Config, tokenizer: &Tokenizer) -> anyhow::Result<Inputs> {
+pub(super) fn inputs(
+    config: &RunConfig,
+    model: &Config,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<TrainEvalRows<PreferenceRow>> {
     session::check_vocabulary(tokenizer, model)?;
-    let [train, eval] = rows::train_and_eval::<PreferenceRow>(tokenizer, &config.data, config.seed)?;
-    rows::refuse_none(&train, Stage::Rm)?;
-    model.check_length("the longest reply with its prompt", train.longest.max(eval.longest))?;
-    Ok(Inputs { train, eval })
+    let rows = TrainEvalRows::load(tokenizer, &config.data, config.seed)?;
+    rows::refuse_none(&rows.train, Stage::Rm)?;
+    model.check_length("the longest reply with its prompt", rows.longest())?;
+    Ok(rows)
 }
 
 /// Loads a scalar model: a sequence-classification model as it is, or a causal language model with a new

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use datasets::dataset::{EncodedDataset, FileRead, LoadOptions, TrainingRow, split};
-use datasets::{Cache, CacheUse, Counts, PromptRow, ReadOptions, RowLocation, SftRow, Tokenizer, table};
+use datasets::{Cache, CacheUse, Counts, ReadOptions, RowLocation, Tokenizer, table};
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
@@ -32,55 +32,56 @@ pub(crate) struct EncodedRows<T> {
     pub(crate) longest: usize,
 }
 
-/// Loads fine-tuning rows without an evaluation set: the rows of the language-modelling term of PPO.
-pub(super) fn demonstrations(
+/// The rows of a stage: those that it trains on, and those held out for evaluation.
+pub(super) struct TrainEvalRows<T> {
+    pub(super) train: EncodedRows<T>,
+    pub(super) eval: EncodedRows<T>,
+}
+
+/// Loads rows that need no evaluation set: the prompts of PPO, and the rows of its language-modelling term.
+pub(super) fn load_all<T: TrainingRow>(
     files: &Files,
     tokenizer: &Tokenizer,
     data: &DataSection,
-) -> anyhow::Result<EncodedRows<SftRow>> {
+) -> anyhow::Result<EncodedRows<T>> {
     Ok(encoded(load(files, tokenizer, data)?))
 }
 
-/// Loads the prompts of PPO.
-pub(super) fn prompts(
-    files: &Files,
-    tokenizer: &Tokenizer,
-    data: &DataSection,
-) -> anyhow::Result<EncodedRows<PromptRow>> {
-    Ok(encoded(load(files, tokenizer, data)?))
-}
+impl<T: TrainingRow> TrainEvalRows<T> {
+    /// Loads the training rows and the held-out rows: the files of `[data] eval`, or a fraction of the
+    /// training rows.
+    pub(super) fn load(tokenizer: &Tokenizer, data: &DataSection, seed: u64) -> anyhow::Result<Self> {
+        let mut train = load(&data.train, tokenizer, data)?;
+        if data.eval_fraction == 0.0 {
+            let eval = encoded(load(&data.eval, tokenizer, data)?);
+            return Ok(Self { train: encoded(train), eval });
+        }
 
-/// Loads the training rows and the held-out rows: the files of `[data] eval`, or a fraction of the training
-/// rows.
-pub(super) fn train_and_eval<T: TrainingRow>(
-    tokenizer: &Tokenizer,
-    data: &DataSection,
-    seed: u64,
-) -> anyhow::Result<[EncodedRows<T>; 2]> {
-    let mut train = load(&data.train, tokenizer, data)?;
-    if data.eval_fraction == 0.0 {
-        return Ok([encoded(train), encoded(load(&data.eval, tokenizer, data)?)]);
+        let held_out = split::hold_out(&mut train, data.eval_fraction, seed);
+        let (trained, evaluated) = (train.rows.len(), held_out.len());
+        if trained == 0 || evaluated == 0 {
+            let key = "data.eval_fraction".to_owned();
+            let message = format!(
+                "{}: of the {} rows this leaves {trained} for training and {evaluated} for evaluation; set another \
+                 fraction, or name a file in [data] eval",
+                data.eval_fraction,
+                trained + evaluated
+            );
+            return Err(ConfigError::Value { place: None, key, message }.into());
+        }
+
+        print_stderr(&format!(
+            "{}: {evaluated} of {} rows are held out",
+            data.train.0.join(", "),
+            trained + evaluated
+        ));
+        Ok(Self { train: encoded(train), eval: with_lengths(held_out, 0) })
     }
 
-    let held_out = split::hold_out(&mut train, data.eval_fraction, seed);
-    let [learned, looked_at] = [train.rows.len(), held_out.len()];
-    if learned == 0 || looked_at == 0 {
-        let key = "data.eval_fraction".to_owned();
-        let message = format!(
-            "{}: of the {} rows this leaves {learned} to learn from and {looked_at} to look at; set another fraction, or name a \
-             file in [data] eval",
-            data.eval_fraction,
-            learned + looked_at
-        );
-        return Err(ConfigError::Value { place: None, key, message }.into());
+    /// Number of tokens of the longest row.
+    pub(super) fn longest(&self) -> usize {
+        self.train.longest.max(self.eval.longest)
     }
-
-    print_stderr(&format!(
-        "{}: {looked_at} of {} rows are held out",
-        data.train.0.join(", "),
-        learned + looked_at
-    ));
-    Ok([encoded(train), with_lengths(held_out, 0)])
 }
 
 /// Refuses a stage without training rows.
@@ -88,7 +89,7 @@ pub(super) fn refuse_none<T>(rows: &EncodedRows<T>, stage: Stage) -> Result<(), 
     if !rows.rows.is_empty() {
         return Ok(());
     }
-    let fix = "every row of [data] train was left out: look at the counts above, and at [data] max_length";
+    let fix = "every row of [data] train was left out: see the counts above, and check [data] max_length";
     Err(rlhf::Error::NoRows { stage: stage.name(), fix })
 }
 
@@ -129,7 +130,7 @@ fn load<T: TrainingRow>(
             print_stderr(&format!("{} rows: taken from the cache {}", dataset.counts.kept, path.display()));
         }
         CacheUse::Rebuilt(path) => {
-            print_stderr(&format!("{}: was damaged and has been made anew", path.display()));
+            print_stderr(&format!("{}: was damaged and has been rebuilt", path.display()));
         }
         CacheUse::Failed(reason) => {
             print_stderr(&format!("the rows are not kept for the next start: {reason}"));

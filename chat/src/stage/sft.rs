@@ -10,19 +10,13 @@ use rlhf::trainer::{self, Objective};
 
 use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer_folder, trainable_options};
 use super::plan::Plan;
-use super::rows;
+use super::rows::{self, TrainEvalRows};
 use crate::config::{RunConfig, Stage};
 use crate::console::print_stderr;
 use crate::session;
 
-/// The rows of the stage, checked against its model.
-pub(super) struct Inputs {
-    pub(super) train: rows::EncodedRows<SftRow>,
-    pub(super) eval: rows::EncodedRows<SftRow>,
-}
-
 pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
-    let folder = start_folder(config, ctx)?;
+    let folder = start_folder(Stage::Sft, config, ctx)?;
     let prepared = session::tokenizer_to_train(
         &tokenizer_folder(config, &folder)?,
         config.tokenizer.template.as_deref(),
@@ -33,7 +27,7 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     grow(&mut architecture, &tokenizer, &added)?;
     let inputs = inputs(Stage::Sft, config, &architecture, &tokenizer)?;
 
-    report_added_tokens(&added, [held, architecture.vocab_size()], ctx);
+    report_added_tokens(&added, held, architecture.vocab_size(), ctx);
     let options = trainable_options(config, ctx.groups);
     let model = if architecture.vocab_size() > held {
         CausalLm::load_resized(&folder, architecture.vocab_size(), &options)?
@@ -55,7 +49,7 @@ pub(super) fn grow(model: &mut Config, tokenizer: &Tokenizer, added: &[&str]) ->
     Ok(())
 }
 
-fn report_added_tokens(added: &[&str], [held, wanted]: [i64; 2], ctx: &StageContext<'_>) {
+fn report_added_tokens(added: &[&str], held: i64, wanted: i64, ctx: &StageContext<'_>) {
     if added.is_empty() || !ctx.groups.is_rank_zero() {
         return;
     }
@@ -78,12 +72,12 @@ pub(super) fn inputs(
     config: &RunConfig,
     model: &Config,
     tokenizer: &Tokenizer,
-) -> anyhow::Result<Inputs> {
+) -> anyhow::Result<TrainEvalRows<SftRow>> {
     session::check_vocabulary(tokenizer, model)?;
-    let [train, eval] = rows::train_and_eval(tokenizer, &config.data, config.seed)?;
-    rows::refuse_none(&train, stage)?;
-    model.check_length("the longest row", train.longest.max(eval.longest))?;
-    Ok(Inputs { train, eval })
+    let rows = TrainEvalRows::load(tokenizer, &config.data, config.seed)?;
+    rows::refuse_none(&rows.train, stage)?;
+    model.check_length("the longest row", rows.longest())?;
+    Ok(rows)
 }
 
 /// Returns the length of a bin of packed rows; `None` without packing.
@@ -96,7 +90,7 @@ pub(super) fn train_on(
     stage: Stage,
     config: &RunConfig,
     model: &CausalLm,
-    inputs: &Inputs,
+    inputs: &TrainEvalRows<SftRow>,
     tokenizer: &Tokenizer,
     ctx: &mut StageContext<'_>,
 ) -> anyhow::Result<()> {
@@ -104,9 +98,7 @@ pub(super) fn train_on(
     context::check_split(config, &[model.config()], ctx)?;
     let objective = Sft::new(model, &inputs.train.rows, &inputs.eval.rows, packing(config))?;
     let parameters = context::num_parameters(model, ctx.groups)?;
-    let train = &inputs.train;
-    let sizes = [train.rows.len(), train.dropped, train.tokens];
-    let plan = Plan::one_model(stage, config, ctx.mesh, parameters, sizes, objective.num_examples());
+    let plan = Plan::one_model(stage, config, ctx.mesh, parameters, &inputs.train, objective.num_examples());
     let companions = |folder: &Path| session::save_tokenizer(folder, tokenizer, model.config());
     run_in_folder(stage, config, plan, &companions, ctx, |run| {
         trainer::train(&objective, config.data.shuffle, &config.train, run)

@@ -9,7 +9,7 @@ use std::ops::AddAssign;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{detached, sums};
+use super::{detached_like, sums};
 use crate::{Error, check};
 
 /// The clip range of the policy loss.
@@ -74,8 +74,8 @@ pub fn policy_loss(
     advantages: &Tensor,
     clip: &PolicyClip,
 ) -> Result<PolicyLoss, Error> {
-    let advantages = detached("the advantages", advantages, logprobs)?;
-    let old_logprobs = detached("the old log-probabilities", old_logprobs, logprobs)?;
+    let advantages = detached_like("the advantages", advantages, logprobs)?;
+    let old_logprobs = detached_like("the old log-probabilities", old_logprobs, logprobs)?;
     let mut log_ratio = check::upcast_to_fp32(logprobs) - old_logprobs;
     if let Some(limit) = clip.log_ratio {
         log_ratio = log_ratio.clamp(-limit, limit);

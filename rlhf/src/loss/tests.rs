@@ -84,7 +84,8 @@ fn extreme_log_probabilities_stay_finite() {
 
 #[test]
 fn the_value_loss_takes_the_larger_square() {
-    // Old 0, clip 0.2. New 0.5: clipped to 0.2. Returns 1 (clip is farther), 0 (free is farther); inside the range both agree.
+    // Old 0, clip 0.2. New 0.5: clipped to 0.2. Returns 1 (clip is farther), 0 (free is farther); inside the
+    // range both agree.
     let values = leaf(&[0.5, 0.5, 0.1]);
     let result = value_loss(&values, &vector(&[0.0; 3]), &vector(&[1.0, 0.0, 0.4]), Some(0.2)).unwrap();
     assert!((number(&result.loss) - 0.5 * (0.64 + 0.25 + 0.09)).abs() < 1e-12);
@@ -119,14 +120,15 @@ fn split_gradients(splits: &[usize]) -> (f64, Vec<f64>, PolicyStatistics) {
     let (mut loss, mut statistics, mut row, mut token) = (0.0, PolicyStatistics::default(), 0, 0);
     for &rows in splits {
         let count = lengths[row..row + rows].iter().sum::<i64>();
-        let cut = |tensor: &Tensor| tensor.narrow(0, token, count);
-        let new = cut(&parameter);
-        let part = policy_loss(&new, &cut(&old), &cut(&advantages), &PolicyClip::default()).unwrap();
-        let critic = value_loss(&new, &cut(&old), &cut(&returns), Some(0.2)).unwrap();
-        let scaled = (part.loss + critic.loss) / total as f64;
+        let narrow_to = |tensor: &Tensor| tensor.narrow(0, token, count);
+        let new = narrow_to(&parameter);
+        let policy =
+            policy_loss(&new, &narrow_to(&old), &narrow_to(&advantages), &PolicyClip::default()).unwrap();
+        let value = value_loss(&new, &narrow_to(&old), &narrow_to(&returns), Some(0.2)).unwrap();
+        let scaled = (policy.loss + value.loss) / total as f64;
         scaled.backward();
         loss += number(&scaled);
-        statistics += part.statistics;
+        statistics += policy.statistics;
         (row, token) = (row + rows, token + count);
     }
     (loss, check::to_f64_vec(&parameter.grad()), statistics)

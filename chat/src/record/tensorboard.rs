@@ -19,11 +19,11 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::Error;
+use rlhf::Error;
 
 /// Writes one event file.
 #[derive(Debug)]
-pub struct EventWriter {
+pub(crate) struct EventWriter {
     path: PathBuf,
     file: File,
 }
@@ -31,7 +31,7 @@ pub struct EventWriter {
 impl EventWriter {
     /// Creates an event file in `folder`, which is created if needed. For a resumed run, `resumed_at` is the
     /// last step whose events stay valid.
-    pub fn create(folder: &Path, resumed_at: Option<u64>) -> Result<Self, Error> {
+    pub(crate) fn create(folder: &Path, resumed_at: Option<u64>) -> Result<Self, Error> {
         gemini::checkpoint::create_folder(folder)?;
         let time = now();
         // TensorBoard reads the files of a folder in the order of their names, so the time comes first.
@@ -46,7 +46,7 @@ impl EventWriter {
     }
 
     /// Writes the scalars of `step`. A number that is not finite is written as it is.
-    pub fn scalars(&mut self, step: u64, scalars: &[(String, f64)]) -> Result<(), Error> {
+    pub(crate) fn scalars(&mut self, step: u64, scalars: &[(String, f64)]) -> Result<(), Error> {
         self.append(&scalar_event(now(), step, scalars))
     }
 
@@ -56,7 +56,7 @@ impl EventWriter {
 }
 
 /// Removes the event files of an earlier run from `folder`.
-pub fn remove_events(folder: &Path) -> Result<(), Error> {
+pub(crate) fn remove_events(folder: &Path) -> Result<(), Error> {
     let failed = |source: io::Error| Error::Io { path: folder.to_owned(), source };
     let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
     for entry in entries {
