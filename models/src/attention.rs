@@ -60,14 +60,14 @@ impl Attention {
         let name = |index: usize| format!("{prefix}.{}", names.qkv[index]);
         let bias = architecture.qkv_bias;
         let heads = HeadPartition::new(architecture, builder.group())?;
-        let (of_queries, of_keys) = (&heads.query_placement, &heads.kv_placement);
+        let (query_placement, kv_placement) = (&heads.query_placement, &heads.kv_placement);
 
         let fused = [inner, outer + 2 * kv];
         let projection = match architecture.qkv {
             Qkv::Separate => Projection::Separate([
-                builder.column_parallel_linear(&name(0), [inner, outer], bias, of_queries)?,
-                builder.column_parallel_linear(&name(1), [inner, kv], bias, of_keys)?,
-                builder.column_parallel_linear(&name(2), [inner, kv], bias, of_keys)?,
+                builder.column_parallel_linear(&name(0), [inner, outer], bias, query_placement)?,
+                builder.column_parallel_linear(&name(1), [inner, kv], bias, kv_placement)?,
+                builder.column_parallel_linear(&name(2), [inner, kv], bias, kv_placement)?,
             ]),
             Qkv::Fused => Projection::Fused(builder.column_parallel_linear(
                 &name(0),
@@ -119,13 +119,13 @@ impl Attention {
     ) -> Result<[Tensor; 3], parallel::Error> {
         let x = &tp_region.copy_to_region(x)?;
         let [heads, kv_heads] =
-            [&self.heads.query_heads, &self.heads.kv_heads].map(|own| own.end - own.start);
+            [&self.heads.query_heads, &self.heads.kv_heads].map(|range| range.end - range.start);
 
         let [mut q, mut k, v] = match &self.projection {
             Projection::Separate([q, k, v]) => {
-                let apart = |x: Tensor, heads| x.unflatten(1, [heads, self.head_dim]);
-                let q = apart(q.forward(x), heads);
-                let [k, v] = [k, v].map(|linear| apart(self.project_kv(linear, x), kv_heads));
+                let split_heads = |x: Tensor, heads| x.unflatten(1, [heads, self.head_dim]);
+                let q = split_heads(q.forward(x), heads);
+                let [k, v] = [k, v].map(|linear| split_heads(self.project_kv(linear, x), kv_heads));
                 [q, k, v]
             }
             Projection::Fused(linear) => {
@@ -135,7 +135,7 @@ impl Attention {
             }
             Projection::InterleavedByHead(linear) => {
                 let joined = linear.forward(x).unflatten(1, [heads, 3, self.head_dim]);
-                [0, 1, 2].map(|part| joined.select(2, part))
+                [0, 1, 2].map(|index| joined.select(2, index))
             }
         };
 
@@ -152,8 +152,10 @@ impl Attention {
     fn project_kv(&self, linear: &Linear, x: &Tensor) -> Tensor {
         match self.heads.kv_placement {
             WeightPlacement::Partial => {
-                let own = &self.heads.kv_heads;
-                linear.select_columns(&(own.start * self.head_dim..own.end * self.head_dim)).forward(x)
+                let kv_heads = &self.heads.kv_heads;
+                linear
+                    .select_columns(&(kv_heads.start * self.head_dim..kv_heads.end * self.head_dim))
+                    .forward(x)
             }
             _ => linear.forward(x),
         }

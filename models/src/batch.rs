@@ -55,7 +55,7 @@ struct PaddedGroup {
 #[derive(Debug)]
 enum GroupTokens {
     /// A contiguous range of the flat batch that starts at this token.
-    Run(i64),
+    Contiguous(i64),
     /// Indices into the flat batch, int64 `[rows * length]`. Padding repeats the last token of its row.
     Gather(Tensor),
 }
@@ -67,7 +67,7 @@ type RotaryKey = (Rope, Kind, Option<SequenceShard>);
 #[derive(Debug, Default)]
 struct BatchCache {
     rotary: Vec<(RotaryKey, Rotary)>,
-    parts: Vec<(SequenceShard, Rc<LocalBatch>)>,
+    local_batches: Vec<(SequenceShard, Rc<LocalBatch>)>,
     rows: Option<Tensor>,
     masks: Vec<((i64, MaskKind, Kind), Tensor)>,
 }
@@ -154,8 +154,8 @@ impl Batch {
             .iter()
             .map(|group| {
                 let mask = self.mask(group.length, mask, q.kind());
-                let side = |x: &Tensor| group.pad_input(x);
-                crate::attention::scaled_dot_product(&side(q), &side(k), &side(v), mask.as_ref(), scale)
+                let pad = |x: &Tensor| group.pad_input(x);
+                crate::attention::scaled_dot_product(&pad(q), &pad(k), &pad(v), mask.as_ref(), scale)
                     .transpose(1, 2)
                     .reshape([group.rows * group.length, -1])
             })
@@ -170,8 +170,8 @@ impl Batch {
         }
     }
 
-    /// The load-balancing auxiliary loss over all tokens, or over one rank's tokens `part`, with the model's
-    /// coefficient `coef`; `None` in a pass without that loss.
+    /// The load-balancing auxiliary loss over all tokens, or over one rank's tokens `local_batch`, with the
+    /// model's coefficient `coef`; `None` in a pass without that loss.
     pub(crate) fn load_balancing_loss(
         &self,
         coef: f64,
@@ -199,8 +199,8 @@ impl Batch {
     fn row_index(&self) -> Tensor {
         let mut cache = self.cache.borrow_mut();
         let rows = cache.rows.get_or_insert_with(|| {
-            let of_row = |(row, &length): (i64, &i64)| std::iter::repeat_n(row, length as usize);
-            let rows: Vec<i64> = (0..).zip(&self.lengths).flat_map(of_row).collect();
+            let repeat_row = |(row, &length): (i64, &i64)| std::iter::repeat_n(row, length as usize);
+            let rows: Vec<i64> = (0..).zip(&self.lengths).flat_map(repeat_row).collect();
             Tensor::from_slice(&rows).to_device(self.input_ids.device())
         });
         rows.shallow_clone()
@@ -209,7 +209,8 @@ impl Batch {
     /// One rank's shard of the tokens; computed at the first call.
     pub fn local(&self, sequence_shard: SequenceShard) -> Rc<LocalBatch> {
         let mut cache = self.cache.borrow_mut();
-        if let Some((_, local_batch)) = cache.parts.iter().find(|(of, _)| *of == sequence_shard) {
+        if let Some((_, local_batch)) = cache.local_batches.iter().find(|(shard, _)| *shard == sequence_shard)
+        {
             return Rc::clone(local_batch);
         }
         let device = self.input_ids.device();
@@ -222,11 +223,11 @@ impl Batch {
             size: self.num_tokens(),
             unshard_indices: sequence_shard
                 .unshard_indices(&self.lengths)
-                .map(|places| Tensor::from_slice(&places).to_device(device)),
+                .map(|indices| Tensor::from_slice(&indices).to_device(device)),
             chunk_lens: sequence_shard.chunk_lens(&self.lengths),
             unique_mask: Tensor::from_slice(&sequence_shard.unique_mask(&self.lengths)).to_device(device),
         });
-        cache.parts.push((sequence_shard, Rc::clone(&local_batch)));
+        cache.local_batches.push((sequence_shard, Rc::clone(&local_batch)));
         local_batch
     }
 
@@ -235,12 +236,12 @@ impl Batch {
         let tokens = sequence_shard.map(|sequence_shard| self.local(sequence_shard));
         let key = (rope.clone(), kind, sequence_shard);
         let mut cache = self.cache.borrow_mut();
-        if let Some((_, rotary)) = cache.rotary.iter().find(|(made, _)| *made == key) {
+        if let Some((_, rotary)) = cache.rotary.iter().find(|(cached_key, _)| *cached_key == key) {
             return rotary.clone();
         }
-        let whole = rope.rotary(&self.positions, &self.lengths, &self.lengths, kind);
+        let full = rope.rotary(&self.positions, &self.lengths, &self.lengths, kind);
         let rotary =
-            tokens.map_or_else(|| whole.clone(), |local_batch| whole.select(&local_batch.token_indices));
+            tokens.map_or_else(|| full.clone(), |local_batch| full.select(&local_batch.token_indices));
         cache.rotary.push((key, rotary.clone()));
         rotary
     }
@@ -253,7 +254,7 @@ impl Batch {
         }
         let key = (length, mask_kind.clone(), kind);
         let mut cache = self.cache.borrow_mut();
-        if let Some((_, mask)) = cache.masks.iter().find(|(made, _)| *made == key) {
+        if let Some((_, mask)) = cache.masks.iter().find(|(cached_key, _)| *cached_key == key) {
             return Some(mask.shallow_clone());
         }
         let mask = mask_kind.attention_bias(0, length, kind, self.input_ids.device());
@@ -264,11 +265,11 @@ impl Batch {
 
 impl LocalBatch {
     /// Reorders the concatenated shards of all ranks `[P n, ..]` to the full batch `[N, ..]`.
-    pub fn unshard(&self, parts: &Tensor) -> Tensor {
-        let shape = [&[self.size], &parts.size()[1..]].concat();
+    pub fn unshard(&self, shards: &Tensor) -> Tensor {
+        let shape = [&[self.size], &shards.size()[1..]].concat();
         match &self.unshard_indices {
-            None => parts.narrow(0, 0, self.size),
-            Some(places) => gather_rows(&parts.flatten(1, -1), places).view(shape.as_slice()),
+            None => shards.narrow(0, 0, self.size),
+            Some(indices) => gather_rows(&shards.flatten(1, -1), indices).view(shape.as_slice()),
         }
     }
 }
@@ -278,10 +279,10 @@ impl PaddedGroup {
     fn pad_input(&self, x: &Tensor) -> Tensor {
         let shape = x.size();
         let tokens = match &self.tokens {
-            GroupTokens::Run(start) if *start == 0 && self.rows * self.length == shape[0] => {
+            GroupTokens::Contiguous(start) if *start == 0 && self.rows * self.length == shape[0] => {
                 x.shallow_clone()
             }
-            GroupTokens::Run(start) => x.narrow(0, *start, self.rows * self.length),
+            GroupTokens::Contiguous(start) => x.narrow(0, *start, self.rows * self.length),
             GroupTokens::Gather(indices) => {
                 gather_rows(&x.reshape([shape[0], -1]), indices).view([-1, shape[1], shape[2]])
             }
@@ -315,16 +316,16 @@ fn group_by_length(lengths: &[i64], device: Device) -> (Vec<PaddedGroup>, Option
     order.sort_by_key(|&row| std::cmp::Reverse(lengths[row])); // stable: equal lengths stay in batch order
 
     let mut groups = Vec::new();
-    let mut places = vec![0_i64; lengths.iter().sum::<i64>() as usize];
+    let mut unpad_indices = vec![0_i64; lengths.iter().sum::<i64>() as usize];
     let mut area = 0;
     let mut rest = order.as_slice();
     while !rest.is_empty() {
         let (rows, later) = rest.split_at(group_size(rest, lengths));
         let length = lengths[rows[0]];
-        for (slot, &row) in rows.iter().enumerate() {
-            let place = area + slot as i64 * length;
+        for (group_row, &row) in rows.iter().enumerate() {
+            let row_start = area + group_row as i64 * length;
             for token in 0..lengths[row] {
-                places[(starts[row] + token) as usize] = place + token;
+                unpad_indices[(starts[row] + token) as usize] = row_start + token;
             }
         }
         groups.push(PaddedGroup {
@@ -337,9 +338,9 @@ fn group_by_length(lengths: &[i64], device: Device) -> (Vec<PaddedGroup>, Option
     }
 
     // Padding after the last row moves no token, but it still has to be removed.
-    let unpadded = area as usize == places.len();
-    let in_place = unpadded && places.iter().enumerate().all(|(token, &place)| token as i64 == place);
-    let restore = (!in_place).then(|| Tensor::from_slice(&places).to_device(device));
+    let unpadded = area as usize == unpad_indices.len();
+    let in_place = unpadded && unpad_indices.iter().enumerate().all(|(token, &index)| token as i64 == index);
+    let restore = (!in_place).then(|| Tensor::from_slice(&unpad_indices).to_device(device));
     (groups, restore)
 }
 
@@ -358,9 +359,9 @@ fn group_size(rows: &[usize], lengths: &[i64]) -> usize {
 
 fn group_tokens(rows: &[usize], lengths: &[i64], starts: &[i64], device: Device) -> GroupTokens {
     let length = lengths[rows[0]];
-    let run = rows.iter().zip(rows[0]..).all(|(&row, next)| row == next && lengths[row] == length);
-    if run {
-        return GroupTokens::Run(starts[rows[0]]);
+    let is_contiguous = rows.iter().zip(rows[0]..).all(|(&row, next)| row == next && lengths[row] == length);
+    if is_contiguous {
+        return GroupTokens::Contiguous(starts[rows[0]]);
     }
     let token = |&row: &usize| (0..length).map(move |token| starts[row] + token.min(lengths[row] - 1));
     let indices: Vec<i64> = rows.iter().flat_map(token).collect();
@@ -382,7 +383,9 @@ mod tests {
     fn equal_rows_are_one_view() {
         let batch = batch(&[3, 3, 3]);
         assert_eq!(batch.groups.len(), 1);
-        assert!(matches!(batch.groups[0].tokens, GroupTokens::Run(0)) && batch.unpad_indices.is_none());
+        assert!(
+            matches!(batch.groups[0].tokens, GroupTokens::Contiguous(0)) && batch.unpad_indices.is_none()
+        );
         assert_eq!(batch.last_indices(), [2, 5, 8]);
         assert_eq!(Vec::<i64>::try_from(&batch.positions).unwrap(), [0, 1, 2, 0, 1, 2, 0, 1, 2]);
     }

@@ -112,9 +112,9 @@ impl FeedForward {
             return Ok(Self::Experts(MoeLayer::new(builder, architecture, experts, prefix)?));
         }
         let names = &architecture.names;
-        let parts = [names.gate, names.up, names.down].map(|part| format!("{prefix}.{part}"));
-        let parts = parts.each_ref().map(String::as_str);
-        Ok(Self::Dense(Mlp::new(builder, architecture, parts, architecture.intermediate_size)?))
+        let matrix_names = [names.gate, names.up, names.down].map(|name| format!("{prefix}.{name}"));
+        let matrix_names = matrix_names.each_ref().map(String::as_str);
+        Ok(Self::Dense(Mlp::new(builder, architecture, matrix_names, architecture.intermediate_size)?))
     }
 
     fn forward(

@@ -8,6 +8,21 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::mask::MaskKind;
 
+/// The sizes of a [`KvCache`].
+#[derive(Clone, Copy, Debug)]
+pub struct CacheShape {
+    /// Number of layers.
+    pub layers: i64,
+    /// Number of slots, one per sequence.
+    pub slots: i64,
+    /// Number of key-value heads.
+    pub kv_heads: i64,
+    /// Number of tokens that a slot has room for.
+    pub capacity: i64,
+    /// Size of a head.
+    pub head_dim: i64,
+}
+
 /// The keys and values of several sequences.
 #[derive(Debug)]
 pub struct KvCache {
@@ -19,11 +34,10 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Allocates empty slots for sequences of up to `capacity` tokens. `sizes` are the number of layers, the
-    /// number of key-value heads and the head size.
-    pub fn new(sizes: [i64; 3], slots: i64, capacity: i64, kind: Kind, device: Device) -> Self {
-        let [layers, kv_heads, dim] = sizes;
-        let shape = [slots, kv_heads, capacity, dim];
+    /// Allocates empty slots.
+    pub fn new(shape: CacheShape, kind: Kind, device: Device) -> Self {
+        let CacheShape { layers, slots, kv_heads, capacity, head_dim } = shape;
+        let shape = [slots, kv_heads, capacity, head_dim];
         // The memory must be zeroed: a masked key is multiplied by zero, and zero times NaN is NaN.
         let layers = || (0..layers).map(|_| Tensor::zeros(shape, (kind, device))).collect();
         Self { keys: layers(), values: layers(), lengths: vec![0; slots as usize], kv_heads, capacity }
@@ -47,8 +61,8 @@ impl KvCache {
         no_grad(|| {
             for (to, &from) in slots.iter().enumerate().filter(|&(to, &from)| to as i64 != from) {
                 for layer in self.keys.iter().chain(&self.values) {
-                    let part = |slot: i64| layer.select(0, slot).narrow(1, 0, longest);
-                    part(to as i64).copy_(&part(from));
+                    let sequence = |slot: i64| layer.select(0, slot).narrow(1, 0, longest);
+                    sequence(to as i64).copy_(&sequence(from));
                 }
             }
         });
@@ -57,10 +71,10 @@ impl KvCache {
         self.lengths = lengths;
     }
 
-    /// The places where `counts[r]` new tokens of each `slots[r]` are written: row indices of the flat cache
-    /// `[slots * kv_heads * capacity, D]`, in the order `[token, kv_head]`.
+    /// The rows of the flat cache to which `counts[r]` new tokens of each `slots[r]` are written: indices
+    /// into `[slots * kv_heads * capacity, D]`, in the order `[token, kv_head]`.
     pub(crate) fn slot_mapping(&self, slots: &[i64], counts: &[i64], device: Device) -> Tensor {
-        let mut places = Vec::new();
+        let mut indices = Vec::new();
         for (&slot, &count) in slots.iter().zip(counts) {
             let length = self.lengths[slot as usize];
             let (needed, capacity) = (length + count, self.capacity);
@@ -69,19 +83,19 @@ impl KvCache {
                 "slot {slot} needs room for {needed} tokens and the cache holds {capacity}"
             );
             for token in length..needed {
-                places
+                indices
                     .extend((0..self.kv_heads).map(|head| (slot * self.kv_heads + head) * capacity + token));
             }
         }
-        Tensor::from_slice(&places).to_device(device)
+        Tensor::from_slice(&indices).to_device(device)
     }
 
-    /// Writes a layer's keys and values `[N, kv_heads, D]` to the places from
+    /// Writes a layer's keys and values `[N, kv_heads, D]` to the rows from
     /// [`slot_mapping`](Self::slot_mapping).
-    pub(crate) fn write(&self, layer: usize, places: &Tensor, k: &Tensor, v: &Tensor) {
-        for (held, new) in [(&self.keys[layer], k), (&self.values[layer], v)] {
+    pub(crate) fn write(&self, layer: usize, slot_mapping: &Tensor, k: &Tensor, v: &Tensor) {
+        for (cached, new) in [(&self.keys[layer], k), (&self.values[layer], v)] {
             let dim = new.size()[2];
-            let _ = held.view([-1, dim]).index_copy_(0, places, &new.reshape([-1, dim]));
+            let _ = cached.view([-1, dim]).index_copy_(0, slot_mapping, &new.reshape([-1, dim]));
         }
     }
 
@@ -94,7 +108,8 @@ impl KvCache {
 
     /// A layer's keys and values `[count, kv_heads, length, D]`, for `count` slots from `first` on.
     pub(crate) fn read(&self, layer: usize, first: i64, count: i64, length: i64) -> [Tensor; 2] {
-        [&self.keys[layer], &self.values[layer]].map(|held| held.narrow(0, first, count).narrow(2, 0, length))
+        [&self.keys[layer], &self.values[layer]]
+            .map(|cached| cached.narrow(0, first, count).narrow(2, 0, length))
     }
 
     /// The attention mask of the next token in each of the first `rows` slots:
@@ -124,13 +139,14 @@ mod tests {
     use super::*;
 
     fn cache() -> KvCache {
-        KvCache::new([1, 2, 2], 3, 4, Kind::Float, Device::Cpu)
+        let shape = CacheShape { layers: 1, slots: 3, kv_heads: 2, capacity: 4, head_dim: 2 };
+        KvCache::new(shape, Kind::Float, Device::Cpu)
     }
 
     fn write(cache: &mut KvCache, slot: i64, count: i64, value: f64) {
-        let places = cache.slot_mapping(&[slot], &[count], Device::Cpu);
+        let slot_mapping = cache.slot_mapping(&[slot], &[count], Device::Cpu);
         let new = Tensor::full([count, 2, 2], value, (Kind::Float, Device::Cpu));
-        cache.write(0, &places, &new, &(&new * 10.0));
+        cache.write(0, &slot_mapping, &new, &(&new * 10.0));
         cache.advance(&[slot], &[count]);
     }
 
@@ -147,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_more_goes_behind_the_others() {
+    fn a_new_token_is_appended_to_its_slot() {
         let mut cache = cache();
         write(&mut cache, 1, 2, 5.0);
         write(&mut cache, 1, 1, 6.0);

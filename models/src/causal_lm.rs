@@ -64,15 +64,21 @@ impl CausalLm {
     /// weights are.
     pub fn for_decoding(&self) -> Result<Self, Error> {
         let relaid = self.device() == tch::Device::Cpu;
-        let (config, split) = (self.config().clone(), self.decoder.model_parallel());
-        let decoder = Decoder::build(config, decoder::HeadKind::Vocabulary, split, &mut |request| {
-            if !request.is_local {
-                return Ok(Tensor::empty([0], (self.decoder.kind(), self.device())));
-            }
-            let mut held = self.parameters().iter().filter(|parameter| parameter.name == request.name);
-            let tensor = held.next().expect("both have the same parameters").tensor.detach();
-            Ok(if relaid && request.is_linear_weight { no_grad(|| to_column_major(&tensor)) } else { tensor })
-        })?;
+        let (config, model_parallel) = (self.config().clone(), self.decoder.model_parallel());
+        let decoder =
+            Decoder::build(config, decoder::HeadKind::Vocabulary, model_parallel, &mut |request| {
+                if !request.is_local {
+                    return Ok(Tensor::empty([0], (self.decoder.kind(), self.device())));
+                }
+                let mut same_name =
+                    self.parameters().iter().filter(|parameter| parameter.name == request.name);
+                let tensor = same_name.next().expect("both have the same parameters").tensor.detach();
+                Ok(if relaid && request.is_linear_weight {
+                    no_grad(|| to_column_major(&tensor))
+                } else {
+                    tensor
+                })
+            })?;
         Ok(Self { decoder })
     }
 
@@ -238,15 +244,15 @@ pub(crate) fn load(
 /// operating system would kill the process without a message.
 pub(crate) fn check_memory(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     const GIB: f64 = (1u64 << 30) as f64;
-    let Some(there) = memory::total_bytes() else { return Ok(()) };
+    let Some(available) = memory::total_bytes() else { return Ok(()) };
     let parameters = config.architecture().num_parameters();
     let needed =
         parameters * options.kind.elt_size_in_bytes() as f64 / options.model_parallel.num_shards() as f64;
-    if needed <= there as f64 {
+    if needed <= available as f64 {
         return Ok(());
     }
     let path = config.origin().to_owned();
-    Err(Error::TooLarge { path, parameters, needed: needed / GIB, there: there as f64 / GIB })
+    Err(Error::TooLarge { path, parameters, needed: needed / GIB, available: available as f64 / GIB })
 }
 
 /// Returns an error if a weight is NaN or infinite, because it would make every result NaN.
@@ -285,8 +291,8 @@ pub(crate) fn copy(
         if !request.is_local {
             return Ok(options.placeholder());
         }
-        let held = from.parameters().iter().find(|parameter| parameter.name == request.name);
-        Ok(held.map_or_else(
+        let source = from.parameters().iter().find(|parameter| parameter.name == request.name);
+        Ok(source.map_or_else(
             || init_parameter(request, seed, options),
             |parameter| options.materialize(request, &parameter.tensor.detach().copy()),
         ))
@@ -298,6 +304,6 @@ pub(crate) fn init_parameter(request: &Request<'_>, seed: u64, options: &LoadOpt
     if !request.is_local {
         return options.placeholder();
     }
-    let whole = initialize::values(request.initial, request.shape, seed, request.name);
-    options.materialize(request, &request.placement.shard(&whole))
+    let full = initialize::values(request.initial, request.shape, seed, request.name);
+    options.materialize(request, &request.placement.shard(&full))
 }

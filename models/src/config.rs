@@ -277,7 +277,7 @@ pub(crate) fn read_text(path: &Path) -> Result<String, Error> {
     }
     if about.len() > LARGEST_TEXT {
         return Err(io(std::io::Error::other(format!(
-            "it has {} bytes, which is no such file",
+            "it has {} bytes, which is too large for such a file",
             about.len()
         ))));
     }
@@ -380,6 +380,6 @@ mod tests {
         let config = Config::from_json(LLAMA, "dir").unwrap();
         config.check_vocabulary("the tokenizer", 8).unwrap();
         let error = config.check_vocabulary("the tokenizer", 9).unwrap_err().to_string();
-        assert!(error.contains("knows 8 tokens and the tokenizer needs 9"), "{error}");
+        assert!(error.contains("embeddings for 8 tokens and the tokenizer needs 9"), "{error}");
     }
 }

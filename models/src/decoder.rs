@@ -56,13 +56,13 @@ impl LoadOptions {
     /// column-major, which is faster for inference.
     pub(crate) fn materialize(&self, request: &Request<'_>, tensor: &Tensor) -> Tensor {
         let kind = if request.name == SCORE_WEIGHT { Kind::Float } else { self.kind };
-        let placed = tensor.to_device(self.device).to_kind(kind);
-        let runs_on_processor = !self.trainable && self.device == Device::Cpu;
-        if request.is_linear_weight && runs_on_processor {
-            return no_grad(|| to_column_major(&placed));
+        let converted = tensor.to_device(self.device).to_kind(kind);
+        let is_frozen_on_cpu = !self.trainable && self.device == Device::Cpu;
+        if request.is_linear_weight && is_frozen_on_cpu {
+            return no_grad(|| to_column_major(&converted));
         }
         // The optimiser's kernel walks weight and gradient in memory order, and gradients are row-major.
-        no_grad(|| placed.contiguous()).set_requires_grad(self.trainable)
+        no_grad(|| converted.contiguous()).set_requires_grad(self.trainable)
     }
 }
 

@@ -68,7 +68,7 @@ pub enum Error {
     /// The model does not fit into the memory of this machine.
     #[error(
         "{path}: its sizes make {parameters:.1e} parameters, which take {needed:.1} GiB, and this machine has \
-         {there:.1} GiB of memory: correct the sizes, take a smaller model or dtype, or share it among machines"
+         {available:.1} GiB of memory: correct the sizes, take a smaller model or dtype, or split it over several machines"
     )]
     TooLarge {
         /// Where the configuration came from.
@@ -78,11 +78,11 @@ pub enum Error {
         /// The memory that this process needs for its share of the model, in GiB.
         needed: f64,
         /// The memory of the machine, in GiB.
-        there: f64,
+        available: f64,
     },
     /// A weight is not finite.
     #[error(
-        "{}: the tensor `{name}` holds {found}: the weights are damaged, or the run that made them diverged; \
+        "{}: the tensor `{name}` holds {found}: the weights are damaged, or the run that produced them diverged; \
          take an earlier checkpoint or download them again",
         path.display()
     )]
@@ -127,7 +127,7 @@ pub enum Error {
     File(#[from] parallel::safetensors_file::Error),
     /// A tokenizer or data set needs more tokens than the model has.
     #[error(
-        "{origin}: the model knows {model} tokens and {what} needs {needed}: use the tokenizer that came with the model"
+        "{origin}: the model has embeddings for {model} tokens and {what} needs {needed}: use the tokenizer that came with the model"
     )]
     VocabMismatch {
         /// The model.
@@ -164,7 +164,7 @@ pub enum Error {
         fix: &'static str,
     },
     /// The model cannot be split over this number of ranks.
-    #[error("[parallel.{axis}] size = {ranks}: {what} cannot be shared so; choose another size or mode")]
+    #[error("[parallel.{axis}] size = {ranks}: {what} cannot be split this way; choose another size or mode")]
     Indivisible {
         /// The section of the configuration.
         axis: &'static str,
@@ -210,8 +210,8 @@ pub enum Error {
     },
     /// Logits or scores are not finite.
     #[error(
-        "what the model makes of row {} is not finite (NaN or infinity), though its weights are: numbers \
-         overflow in this dtype; use --dtype float32, or look at the run that made the model",
+        "the output of the model for row {} is not finite (NaN or infinity), although its weights are: values \
+         overflow in this dtype; use --dtype float32, or check the run that trained the model",
         index + 1
     )]
     LogitsNotFinite {
@@ -220,7 +220,7 @@ pub enum Error {
     },
     /// The ranks of one model drew different tokens.
     #[error(
-        "the {ranks} ranks that share this model drew different tokens; they must run the same program on the same kind of machine"
+        "the {ranks} ranks that share this model sampled different tokens; they must run the same program on the same kind of machine"
     )]
     RanksDiverged {
         /// The number of ranks.

@@ -77,7 +77,7 @@ fn refuse_foreign(fields: &Fields<'_>) -> Result<(), Error> {
         (
             "auto_map",
             &[],
-            "the checkpoint brings its own Python code; use one that transformers knows by itself",
+            "the checkpoint brings its own Python code; use one that transformers supports without custom code",
         ),
         ("pruned_heads", &empty, "prune the weights themselves and remove the key"),
         ("is_encoder_decoder", &off, "only decoders are implemented"),
@@ -97,7 +97,7 @@ fn refuse_foreign(fields: &Fields<'_>) -> Result<(), Error> {
         ("attention_multiplier", &[], "multipliers are not implemented"),
         ("logits_scaling", &one, "multipliers are not implemented"),
         ("logit_scale", &one, "multipliers are not implemented"),
-        ("per_layer_config", &empty, "layers with settings of their own are not implemented"),
+        ("per_layer_config", &empty, "layers with different settings are not implemented"),
         ("alibi", &off, "linear biases exist in model_type bloom only"),
     ];
 

@@ -66,9 +66,9 @@ impl<'a> Fields<'a> {
     /// Returns the spelling of a key that is present. Two spellings with different values are an error,
     /// because different readers of the file would use different ones.
     fn resolve_alias(&self, keys: &[&'a str]) -> Result<Option<&'a str>, Error> {
-        let mut there = keys.iter().copied().filter(|key| self.has(key));
-        let Some(first) = there.next() else { return Ok(None) };
-        match there.find(|other| !equal(&self.map[first], &self.map[*other])) {
+        let mut present = keys.iter().copied().filter(|key| self.has(key));
+        let Some(first) = present.next() else { return Ok(None) };
+        match present.find(|other| !equal(&self.map[first], &self.map[*other])) {
             None => Ok(Some(first)),
             Some(other) => {
                 let expected = format!("the same as `{}`, of which it is another spelling", self.full(first));

@@ -165,7 +165,7 @@ impl<'a> Generation<'a> {
                 return Ok(self.completions);
             }
             let tokens: Vec<i64> =
-                self.slots.iter().map(|slot| slot.as_ref().map_or(0, |live| live.last)).collect();
+                self.slots.iter().map(|slot| slot.as_ref().map_or(0, |active| active.last)).collect();
             let hidden = self.model.decode(&Tensor::from_slice(&tokens).to_device(device), &mut cache)?;
             let slots: Vec<usize> = (0..self.slots.len()).collect();
             self.sample_tokens(&hidden, &slots, &mut cache, on_token)?;
@@ -204,8 +204,8 @@ impl<'a> Generation<'a> {
             let first = self.next - idle.len();
             let rows: Vec<&[i64]> = self.prompts[first..self.next].iter().map(Vec::as_slice).collect();
             let batch = Batch::new(&rows, self.model.device());
-            let places: Vec<i64> = idle.iter().map(|&slot| slot as i64).collect();
-            let hidden = self.model.prefill(&batch, cache, &places)?;
+            let slot_ids: Vec<i64> = idle.iter().map(|&slot| slot as i64).collect();
+            let hidden = self.model.prefill(&batch, cache, &slot_ids)?;
             let last = Tensor::from_slice(&batch.last_indices()).to_device(hidden.device());
             self.sample_tokens(&hidden.index_select(0, &last), idle, cache, on_token)?;
         }
@@ -226,16 +226,17 @@ impl<'a> Generation<'a> {
         let logits = Vec::<f32>::try_from(logits.view([-1]))?;
 
         for (row, &slot) in logits.chunks_exact(width).zip(slots) {
-            let Some(live) = &mut self.slots[slot] else { continue };
-            let drawn = self.options.sampling.sample(row, &mut live.generator, &mut self.scratch);
-            let SampledToken { id, logprob } = drawn.ok_or(Error::LogitsNotFinite { index: live.request })?;
-            let completion = &mut self.completions[live.request];
+            let Some(active) = &mut self.slots[slot] else { continue };
+            let drawn = self.options.sampling.sample(row, &mut active.generator, &mut self.scratch);
+            let SampledToken { id, logprob } =
+                drawn.ok_or(Error::LogitsNotFinite { index: active.request })?;
+            let completion = &mut self.completions[active.request];
             completion.ids.push(id);
             completion.logprobs.push(logprob);
-            live.last = id;
+            active.last = id;
             let stops = self.options.stop_ids.contains(&id);
-            let interrupted = on_token(live.request, id).is_break();
-            if stops || interrupted || completion.ids.len() == live.budget {
+            let interrupted = on_token(active.request, id).is_break();
+            if stops || interrupted || completion.ids.len() == active.budget {
                 completion.finish_reason = match (stops, interrupted) {
                     (true, _) => FinishReason::Stop,
                     (_, true) => FinishReason::Interrupted,
@@ -253,11 +254,11 @@ impl<'a> Generation<'a> {
     /// Removes idle slots when at least a quarter of all slots is idle and no prompt waits. It does not
     /// remove them earlier, because moving the other slots costs a copy.
     fn compact_slots(&mut self, cache: &mut KvCache) {
-        let live: Vec<i64> = (0..self.slots.len())
+        let active_slots: Vec<i64> = (0..self.slots.len())
             .filter(|&slot| self.slots[slot].is_some())
             .map(|slot| slot as i64)
             .collect();
-        if live.len() * 4 > self.slots.len() * 3 && self.next == self.prompts.len() {
+        if active_slots.len() * 4 > self.slots.len() * 3 && self.next == self.prompts.len() {
             for slot in 0..self.slots.len() {
                 if self.slots[slot].is_none() {
                     cache.reset_slot(slot as i64);
@@ -265,9 +266,9 @@ impl<'a> Generation<'a> {
             }
             return;
         }
-        if live.len() < self.slots.len() {
-            if !live.is_empty() {
-                cache.compact(&live);
+        if active_slots.len() < self.slots.len() {
+            if !active_slots.is_empty() {
+                cache.compact(&active_slots);
             }
             self.slots.retain(Option::is_some);
         }

@@ -75,19 +75,19 @@ impl<'a> Head<'a> {
     /// vocabulary is sharded.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, Error> {
         let shape = [hidden.size()[0], self.vocab_size];
-        if let Some(told) =
+        if let Some(result) =
             self.broadcast_from_last_stage(hidden, &shape, hidden.kind(), |head| head.logits(hidden))
         {
-            return told;
+            return result;
         }
-        let own = if use_onednn(hidden, self.weight) {
+        let local_logits = if use_onednn(hidden, self.weight) {
             onednn_linear(hidden, self.weight, self.bias)
         } else {
             hidden.linear(self.weight, self.bias)
         };
         match self.vocabulary {
-            None => Ok(own),
-            Some(vocabulary) => Ok(vocabulary.spec.with_dim(1).unshard(&own, &vocabulary.group)?),
+            None => Ok(local_logits),
+            Some(vocabulary) => Ok(vocabulary.spec.with_dim(1).unshard(&local_logits, &vocabulary.group)?),
         }
     }
 
@@ -111,9 +111,9 @@ impl<'a> Head<'a> {
     ) -> Option<Result<Tensor, Error>> {
         let pipeline = self.pipeline.filter(|_| !needs_grad(hidden))?;
         let make = || {
-            let made =
+            let output =
                 if pipeline.is_last_stage() { Some(make(Head { pipeline: None, ..self })?) } else { None };
-            Ok(pipeline.broadcast_from_last_stage(made, shape, (kind, hidden.device()))?)
+            Ok(pipeline.broadcast_from_last_stage(output, shape, (kind, hidden.device()))?)
         };
         Some(make())
     }
@@ -159,8 +159,8 @@ impl DetachedHead {
     /// `[n, V]`; `None` if the vocabulary is not sharded.
     fn global_logsumexp(&self, logits: &Tensor) -> Result<Option<Tensor>, Error> {
         let Some(VocabShard { group, .. }) = &self.vocabulary else { return Ok(None) };
-        let own = logits.logsumexp([1i64].as_slice(), true);
-        let all = group.all_gather(&own.tr())?; // [ranks, n]
+        let local_logsumexp = logits.logsumexp([1i64].as_slice(), true);
+        let all = group.all_gather(&local_logsumexp.tr())?; // [ranks, n]
         Ok(Some(all.logsumexp([0i64].as_slice(), true).tr()))
     }
 
@@ -194,14 +194,14 @@ pub fn cross_entropy(
     weights: Option<&Tensor>,
 ) -> Result<Tensor, Error> {
     let make = |head: Head<'_>| cross_entropy(hidden, head, targets, weights);
-    if let Some(told) = head.broadcast_from_last_stage(hidden, &[], Kind::Float, make) {
-        return told;
+    if let Some(result) = head.broadcast_from_last_stage(hidden, &[], Kind::Float, make) {
+        return result;
     }
     if let Some(row_partition) = head.row_partition(hidden) {
-        let run = row_partition.local_range(targets.size()[0]);
-        let own = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
-        let weights = weights.map(own);
-        let sum = local_cross_entropy(&own(hidden), head, &own(targets), weights.as_ref())?;
+        let range = row_partition.local_range(targets.size()[0]);
+        let local_rows = |x: &Tensor| x.narrow(0, range.start, range.end - range.start);
+        let weights = weights.map(local_rows);
+        let sum = local_cross_entropy(&local_rows(hidden), head, &local_rows(targets), weights.as_ref())?;
         return Ok(row_partition.all_reduce(sum)?);
     }
     local_cross_entropy(hidden, head, targets, weights)
@@ -268,18 +268,21 @@ pub fn logprobs(
         Ok(Tensor::stack(&[found.logprobs, found.entropy], 0))
     };
 
-    if let Some(told) = head.broadcast_from_last_stage(hidden, &[2, targets.size()[0]], Kind::Float, make) {
-        let told = told?;
-        return Ok(TokenLogprobs { logprobs: told.select(0, 0), entropy: told.select(0, 1) });
+    if let Some(result) = head.broadcast_from_last_stage(hidden, &[2, targets.size()[0]], Kind::Float, make) {
+        let result = result?;
+        return Ok(TokenLogprobs { logprobs: result.select(0, 0), entropy: result.select(0, 1) });
     }
 
     if let Some(row_partition) = head.row_partition(hidden) {
         let rows = targets.size()[0];
-        let run = row_partition.local_range(rows);
-        let own = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
-        let found = local_logprobs(&own(hidden), head, &own(targets), temperature)?;
-        let whole = |own: &Tensor| row_partition.gather_rows(own, rows);
-        return Ok(TokenLogprobs { logprobs: whole(&found.logprobs)?, entropy: whole(&found.entropy)? });
+        let range = row_partition.local_range(rows);
+        let local_rows = |x: &Tensor| x.narrow(0, range.start, range.end - range.start);
+        let found = local_logprobs(&local_rows(hidden), head, &local_rows(targets), temperature)?;
+        let gather_rows = |local_rows: &Tensor| row_partition.gather_rows(local_rows, rows);
+        return Ok(TokenLogprobs {
+            logprobs: gather_rows(&found.logprobs)?,
+            entropy: gather_rows(&found.entropy)?,
+        });
     }
 
     local_logprobs(hidden, head, targets, temperature)
@@ -293,8 +296,8 @@ fn local_logprobs(
     temperature: f64,
 ) -> Result<TokenLogprobs, Error> {
     let chunk_rows = head.chunk_rows();
-    let (mut parts, mut log_totals) = (Vec::new(), Vec::new());
-    let found = no_grad(|| {
+    let (mut chunk_results, mut log_totals) = (Vec::new(), Vec::new());
+    let stacked = no_grad(|| {
         let owned = head.owned();
         for (start, length) in chunks(hidden.size()[0], chunk_rows) {
             let target = owned.mask_targets(&targets.narrow(0, start, length).unsqueeze(1));
@@ -303,18 +306,18 @@ fn local_logprobs(
             let logprobs = log_softmax(&logits, log_total.as_ref());
             let picked = target.zero_masked(logprobs.gather(1, &target.masked_ids, false)).squeeze_dim(1);
             let terms = (logprobs.exp() * logprobs).nan_to_num(0.0, None, None);
-            parts.push(Tensor::stack(&[picked, -terms.sum_dim_intlist(1, false, Kind::Float)], 0));
+            chunk_results.push(Tensor::stack(&[picked, -terms.sum_dim_intlist(1, false, Kind::Float)], 0));
             log_totals.push(log_total);
         }
-        if parts.is_empty() {
-            parts.push(Tensor::zeros([2, 0], (Kind::Float, hidden.device())));
+        if chunk_results.is_empty() {
+            chunk_results.push(Tensor::zeros([2, 0], (Kind::Float, hidden.device())));
         }
-        let found = Tensor::cat(&parts, 1);
-        owned.all_reduce(&found)?;
-        Ok::<_, Error>(found)
+        let stacked = Tensor::cat(&chunk_results, 1);
+        owned.all_reduce(&stacked)?;
+        Ok::<_, Error>(stacked)
     })?;
 
-    let (values, entropy) = (found.select(0, 0), found.select(0, 1));
+    let (values, entropy) = (stacked.select(0, 0), stacked.select(0, 1));
     if !head.requires_grad(hidden) {
         return Ok(TokenLogprobs { logprobs: values, entropy });
     }
@@ -331,11 +334,11 @@ fn local_logprobs(
             for ((start, length), log_total) in chunks(rows.size()[0], chunk_rows).zip(&log_totals) {
                 let chunk = rows.narrow(0, start, length);
                 let target = owned.mask_targets(&targets.narrow(0, start, length).unsqueeze(1));
-                let of = |flat: &Tensor| flat.narrow(0, start, length).unsqueeze(1);
-                let seeds =
-                    [&grads[0], &grads[1]].map(|grad| grad.as_ref().map(|grad| of(grad) / temperature));
+                let chunk_column = |flat: &Tensor| flat.narrow(0, start, length).unsqueeze(1);
+                let seeds = [&grads[0], &grads[1]]
+                    .map(|grad| grad.as_ref().map(|grad| chunk_column(grad) / temperature));
                 let logprobs = log_softmax(&owned.logits(&chunk, temperature), log_total.as_ref());
-                let slope = logits_grad(&logprobs, &target, &of(&entropies), seeds);
+                let slope = logits_grad(&logprobs, &target, &chunk_column(&entropies), seeds);
                 sums.add(&owned, &chunk, &slope, start);
             }
         });
@@ -352,19 +355,19 @@ fn logits_grad(
     logprobs: &Tensor,
     target: &MaskedIds,
     entropy: &Tensor,
-    [of_logprobs, of_entropy]: [Option<Tensor>; 2],
+    [logprobs_grad, entropy_grad]: [Option<Tensor>; 2],
 ) -> Tensor {
-    let share = logprobs.exp();
-    let mut slope = match of_logprobs {
+    let probs = logprobs.exp();
+    let mut slope = match logprobs_grad {
         Some(seed) => {
-            let mut slope = &share * -&seed;
+            let mut slope = &probs * -&seed;
             let _ = slope.scatter_add_(1, &target.masked_ids, &target.zero_masked(seed));
             slope
         }
         None => logprobs.zeros_like(),
     };
-    if let Some(seed) = of_entropy {
-        slope -= (share * (logprobs + entropy)).nan_to_num(0.0, None, None) * seed;
+    if let Some(seed) = entropy_grad {
+        slope -= (probs * (logprobs + entropy)).nan_to_num(0.0, None, None) * seed;
     }
     slope
 }
@@ -372,8 +375,8 @@ fn logits_grad(
 /// The most likely token of each row, `[N]`, for accuracy metrics.
 pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
     let make = |head: Head<'_>| argmax(hidden, head);
-    if let Some(told) = head.broadcast_from_last_stage(hidden, &hidden.size()[..1], Kind::Int64, make) {
-        return told;
+    if let Some(result) = head.broadcast_from_last_stage(hidden, &hidden.size()[..1], Kind::Int64, make) {
+        return result;
     }
     no_grad(|| {
         let owned = head.owned();
@@ -457,7 +460,7 @@ fn attached<const K: usize>(
 ) -> Result<[Tensor; K], Error> {
     let attached =
         with_backward(&outputs, inputs, backward).map_err(|error: SysError| parallel::Error::from(error))?;
-    Ok(attached.try_into().expect("as many outputs as were given"))
+    Ok(attached.try_into().expect("one attached tensor per result"))
 }
 
 /// `(start, length)` of each chunk of at most `size` rows.
@@ -538,8 +541,8 @@ mod tests {
                 close(&ours.logprobs, &picked);
                 close(&ours.entropy, &entropy);
                 let weigh = |logprobs: &Tensor, entropy: &Tensor| {
-                    let parts = [(logprobs, shares[0]), (entropy, shares[1])];
-                    let used = parts.into_iter().filter(|(_, share)| *share != 0.0);
+                    let weighted_terms = [(logprobs, shares[0]), (entropy, shares[1])];
+                    let used = weighted_terms.into_iter().filter(|(_, share)| *share != 0.0);
                     let sums = used.map(|(values, share)| (values * &seeds).sum(Kind::Float) * share);
                     sums.reduce(|left, right| left + right).unwrap()
                 };

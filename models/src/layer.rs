@@ -90,21 +90,22 @@ impl<'a> ModuleBuilder<'a> {
 
     /// Sets whether this rank holds the layers that are built next. Layers of other ranks get no values and
     /// register no parameters.
-    pub fn set_local(&mut self, here: bool) {
-        self.is_local = here;
+    pub fn set_local(&mut self, is_local: bool) {
+        self.is_local = is_local;
     }
 
-    /// Builds one expert with `make`; `own` says whether this rank of the expert-parallel group holds it.
-    pub fn expert_scope<T>(&mut self, own: bool, make: impl FnOnce(&mut Self) -> T) -> T {
-        let here = self.is_local;
-        self.is_local &= own;
+    /// Builds one expert with `build_expert`; `is_local_expert` says whether this rank of the expert-parallel
+    /// group holds it.
+    pub fn expert_scope<T>(&mut self, is_local_expert: bool, build_expert: impl FnOnce(&mut Self) -> T) -> T {
+        let is_local = self.is_local;
+        self.is_local &= is_local_expert;
         self.is_expert = self.model_parallel.expert_parallel.is_some();
-        let made = make(self);
-        (self.is_local, self.is_expert) = (here, false);
-        made
+        let expert = build_expert(self);
+        (self.is_local, self.is_expert) = (is_local, false);
+        expert
     }
 
-    /// Marks parameter `index` as tied to a copy on the other ranks of `copies`.
+    /// Marks parameter `index` as tied to a copy on the other ranks of `tied_group`.
     pub fn tie_parameter(&mut self, index: usize, tied_group: &Arc<ProcessGroup>) {
         self.parameters[index].tied_group = Some(Arc::clone(tied_group));
     }
@@ -193,6 +194,11 @@ impl<'a> ModuleBuilder<'a> {
     ) -> Result<Tensor, Error> {
         let initial = Initial::Normal(self.architecture.initializer_range);
         self.request_parameter(&format!("{name}.weight"), &[rows, width], initial, false, placement)
+    }
+
+    /// Builds a linear layer that is not tensor-parallel and has no bias: every rank holds the full weight.
+    pub fn linear(&mut self, name: &str, sizes: [i64; 2]) -> Result<Linear, Error> {
+        self.column_parallel_linear(name, sizes, false, &self.model_parallel.non_parallel_placement())
     }
 
     /// Builds a linear layer whose output dimension is sharded.
@@ -363,7 +369,7 @@ impl Linear {
     /// The product, if the computation of the weight's gradient is deferred; otherwise `None`.
     fn matmul_deferring_weight_grad(&self, x: &Tensor) -> Option<Tensor> {
         let product = weight_grad_store::linear_deferring_weight_grad(x, &self.weight, self.is_conv1d)?;
-        Some(product.expect("a node is put behind a product that is there"))
+        Some(product.expect("the backward node can be attached to the product"))
     }
 
     /// Adds the bias to `x` `[N, out]`.
@@ -377,10 +383,10 @@ impl Linear {
     /// The layer restricted to the output columns `columns`.
     #[must_use]
     pub fn select_columns(&self, columns: &Range<i64>) -> Self {
-        let part = |x: &Tensor, dim: i64| x.narrow(dim, columns.start, columns.end - columns.start);
+        let narrow_to = |x: &Tensor, dim: i64| x.narrow(dim, columns.start, columns.end - columns.start);
         Self {
-            weight: part(&self.weight, i64::from(self.is_conv1d)),
-            bias: self.bias.as_ref().map(|bias| part(bias, 0)),
+            weight: narrow_to(&self.weight, i64::from(self.is_conv1d)),
+            bias: self.bias.as_ref().map(|bias| narrow_to(bias, 0)),
             is_conv1d: self.is_conv1d,
         }
     }

@@ -118,13 +118,15 @@ impl ModelParallel {
 
     /// Returns an error if the sequence-parallel mode does not support this attention.
     pub(crate) fn check_attention(&self, heads: &Range<i64>, mask: &MaskKind) -> Result<(), Error> {
-        let (own, axis) = (heads.end - heads.start, "sequence");
+        let (local_heads, axis) = (heads.end - heads.start, "sequence");
         match &self.sequence_parallel {
-            SequenceParallel::Ulysses(group) if own % group.size() as i64 != 0 => Err(Error::Indivisible {
-                axis,
-                ranks: group.size(),
-                what: format!("{own} query heads of a rank"),
-            }),
+            SequenceParallel::Ulysses(group) if local_heads % group.size() as i64 != 0 => {
+                Err(Error::Indivisible {
+                    axis,
+                    ranks: group.size(),
+                    what: format!("{local_heads} query heads of a rank"),
+                })
+            }
             SequenceParallel::Ring(group) if mask.window.is_some() || mask.alibi.is_some() => {
                 let what = "attention with a window or ALiBi in mode = \"ring\"".to_owned();
                 Err(Error::Indivisible { axis, ranks: group.size(), what })

@@ -57,35 +57,32 @@ impl MoeLayer {
         prefix: &str,
     ) -> Result<Self, Error> {
         let (hidden, names) = (architecture.hidden_size, &settings.names);
-        let replicated = builder.model_parallel().non_parallel_placement();
-        let router = builder.column_parallel_linear(
-            &format!("{prefix}.{}", names.router),
-            [hidden, settings.num_experts],
-            false,
-            &replicated,
-        )?;
+        let router = builder.linear(&format!("{prefix}.{}", names.router), [hidden, settings.num_experts])?;
 
         let placement =
             ExpertPlacement::new(settings.num_experts, builder.model_parallel().expert_parallel.as_ref())?;
         let mut experts = Vec::new();
         for index in 0..settings.num_experts {
-            let parts = names.matrices.map(|part| format!("{prefix}.{}.{index}.{part}", names.experts));
-            let parts = parts.each_ref().map(String::as_str);
-            let own = placement.local_experts().contains(&index);
-            let make = |builder: &mut ModuleBuilder<'_>| {
-                Mlp::new(builder, architecture, parts, settings.intermediate_size)
+            let matrix_names =
+                names.matrices.map(|matrix| format!("{prefix}.{}.{index}.{matrix}", names.experts));
+            let matrix_names = matrix_names.each_ref().map(String::as_str);
+            let is_local = placement.local_experts().contains(&index);
+            let build_expert = |builder: &mut ModuleBuilder<'_>| {
+                Mlp::new(builder, architecture, matrix_names, settings.intermediate_size)
             };
-            let expert = builder.expert_scope(own, make)?;
-            experts.extend(own.then_some(expert));
+            let expert = builder.expert_scope(is_local, build_expert)?;
+            experts.extend(is_local.then_some(expert));
         }
 
         let shared = match settings.shared_expert_intermediate_size {
             None => None,
             Some(inner) => {
-                let [list, gate] = names.shared.map(|name| format!("{prefix}.{name}"));
-                let parts = ["gate_proj", "up_proj", "down_proj"].map(|part| format!("{list}.{part}"));
-                let mlp = Mlp::new(builder, architecture, parts.each_ref().map(String::as_str), inner)?;
-                Some((mlp, builder.column_parallel_linear(&gate, [hidden, 1], false, &replicated)?))
+                let [shared_expert, shared_expert_gate] = names.shared.map(|name| format!("{prefix}.{name}"));
+                let matrix_names =
+                    ["gate_proj", "up_proj", "down_proj"].map(|matrix| format!("{shared_expert}.{matrix}"));
+                let mlp =
+                    Mlp::new(builder, architecture, matrix_names.each_ref().map(String::as_str), inner)?;
+                Some((mlp, builder.linear(&shared_expert_gate, [hidden, 1])?))
             }
         };
 
@@ -117,13 +114,12 @@ impl MoeLayer {
 
         // Router results are copied into the tensor-parallel region as well, so that the router gets its full
         // gradient.
-        let x_inside = ctx.tp_region.copy_to_region(x)?;
+        let x_tp = ctx.tp_region.copy_to_region(x)?;
         let topk_weights = ctx.tp_region.copy_to_region(&topk_weights.to_kind(x.kind()))?;
-        let chosen_inside = ctx.tp_region.copy_to_region(&topk_indices)?;
-        let mut sum = self.forward_experts(&x_inside, &topk_weights, &chosen_inside, ctx)?;
+        let topk_indices_tp = ctx.tp_region.copy_to_region(&topk_indices)?;
+        let mut sum = self.forward_experts(&x_tp, &topk_weights, &topk_indices_tp, ctx)?;
         if let Some((mlp, gate)) = &self.shared {
-            sum +=
-                mlp.forward_partial(&x_inside) * ctx.tp_region.copy_to_region(&gate.forward(x).sigmoid())?;
+            sum += mlp.forward_partial(&x_tp) * ctx.tp_region.copy_to_region(&gate.forward(x).sigmoid())?;
         }
 
         let mut sum = ctx.tp_region.reduce_from_region(&sum)?;
@@ -153,10 +149,16 @@ impl MoeLayer {
         };
         // All ranks have the same tokens, so each rank handles a range of them.
         let (row_partition, rows) = (RowPartition(vec![Arc::clone(group)]), x.size()[0]);
-        let run = row_partition.local_range(rows);
-        let own = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
-        row_partition
-            .gather_rows(&self.forward_local_tokens(&own(x), &own(topk_weights), &own(topk_indices))?, rows)
+        let range = row_partition.local_range(rows);
+        let local_rows = |x: &Tensor| x.narrow(0, range.start, range.end - range.start);
+        row_partition.gather_rows(
+            &self.forward_local_tokens(
+                &local_rows(x),
+                &local_rows(topk_weights),
+                &local_rows(topk_indices),
+            )?,
+            rows,
+        )
     }
 
     /// [`forward_experts`](Self::forward_experts) for tokens that only this rank handles.
@@ -171,14 +173,14 @@ impl MoeLayer {
             let flat = topk_indices.flatten(0, -1);
             let order = flat.argsort_stable(true, 0, false);
             let counts = flat.bincount(None::<&Tensor>, self.placement.spec.global_len());
-            (order, Vec::<i64>::try_from(&counts).expect("one number an expert"))
+            (order, Vec::<i64>::try_from(&counts).expect("one count per expert"))
         });
         let tokens = order.divide_scalar_mode(self.top_k, "floor");
         let rows = x.index_select(0, &tokens);
-        let made = self.placement.dispatch_and_combine(&rows, &counts, &mut |rows, counts| {
+        let expert_output = self.placement.dispatch_and_combine(&rows, &counts, &mut |rows, counts| {
             self.forward_local_experts(rows, counts)
         })?;
-        let weighted = made * topk_weights.flatten(0, -1).index_select(0, &order).unsqueeze(1);
+        let weighted = expert_output * topk_weights.flatten(0, -1).index_select(0, &order).unsqueeze(1);
         Ok(x.zeros_like().index_add(0, &tokens, &weighted.to_kind(x.kind())))
     }
 
@@ -186,17 +188,17 @@ impl MoeLayer {
     /// still runs, so that it gets a zero gradient.
     fn forward_local_experts(&self, rows: &Tensor, counts: &[i64]) -> Tensor {
         let mut start = 0;
-        let parts: Vec<Tensor> = self
+        let outputs: Vec<Tensor> = self
             .experts
             .iter()
             .zip(counts)
             .map(|(expert, &count)| {
-                let part = expert.forward_partial(&rows.narrow(0, start, count));
+                let output = expert.forward_partial(&rows.narrow(0, start, count));
                 start += count;
-                part
+                output
             })
             .collect();
-        Tensor::cat(&parts, 0)
+        Tensor::cat(&outputs, 0)
     }
 }
 
@@ -217,67 +219,71 @@ impl ExpertPlacement {
         self.spec.ranges(self.group.as_ref().map_or(0, |group| group.rank()))[0].clone()
     }
 
-    /// Sends rows to the ranks of their experts, runs `work` there, and returns the results in the original
-    /// order. `rows` are sorted by expert, and `counts` has the number of rows for each of all experts.
-    /// `work` receives the rows of this rank's experts, sorted by expert, and their counts.
+    /// Sends rows to the ranks of their experts, runs `expert_fn` there, and returns the results in the
+    /// original order. `rows` are sorted by expert, and `counts` has the number of rows for each of all
+    /// experts. `expert_fn` receives the rows of this rank's experts, sorted by expert, and their counts.
     fn dispatch_and_combine(
         &self,
         rows: &Tensor,
         counts: &[i64],
-        work: &mut dyn FnMut(&Tensor, &[i64]) -> Tensor,
+        expert_fn: &mut dyn FnMut(&Tensor, &[i64]) -> Tensor,
     ) -> Result<Tensor, parallel::Error> {
-        let Some(group) = &self.group else { return Ok(work(rows, counts)) };
+        let Some(group) = &self.group else { return Ok(expert_fn(rows, counts)) };
 
         // Every rank learns from the counts of all ranks how many rows it will receive.
-        let all = group.all_gather(&Tensor::from_slice(counts).unsqueeze(0).to_device(rows.device()))?;
-        let of = |rank: usize| Vec::<i64>::try_from(all.get(rank as i64)).expect("one number an expert");
-        let all: Vec<Vec<i64>> = (0..group.size()).map(of).collect();
+        let all_counts =
+            group.all_gather(&Tensor::from_slice(counts).unsqueeze(0).to_device(rows.device()))?;
+        let rank_counts =
+            |rank: usize| Vec::<i64>::try_from(all_counts.get(rank as i64)).expect("one count per expert");
+        let all_counts: Vec<Vec<i64>> = (0..group.size()).map(rank_counts).collect();
 
         let sum = |counts: &[i64], rank: usize| -> i64 {
-            let run = &self.spec.ranges(rank)[0];
-            counts[run.start as usize..run.end as usize].iter().sum()
+            let range = &self.spec.ranges(rank)[0];
+            counts[range.start as usize..range.end as usize].iter().sum()
         };
         let sent: Vec<i64> = (0..group.size()).map(|rank| sum(counts, rank)).collect();
-        let received: Vec<i64> = all.iter().map(|counts| sum(counts, group.rank())).collect();
+        let received: Vec<i64> = all_counts.iter().map(|counts| sum(counts, group.rank())).collect();
         let arrived = mappings::all_to_all_uneven(rows, &received, &sent, group)?;
 
-        // Rows arrive sorted by source rank; `work` needs them sorted by expert.
-        let (places, own) = permute_by_expert(&all, self.local_experts());
-        let back: Vec<i64> = inverse_permutation(&places);
-        let [places, back] =
-            [places, back].map(|places| Tensor::from_slice(&places).to_device(rows.device()));
+        // Rows arrive sorted by source rank; `expert_fn` needs them sorted by expert.
+        let (permutation, local_counts) = permute_by_expert(&all_counts, self.local_experts());
+        let unpermute: Vec<i64> = inverse_permutation(&permutation);
+        let [permutation, unpermute] =
+            [permutation, unpermute].map(|indices| Tensor::from_slice(&indices).to_device(rows.device()));
 
-        let made = work(&arrived.index_select(0, &places), &own).index_select(0, &back);
-        mappings::all_to_all_uneven(&made, &sent, &received, group)
+        let expert_output =
+            expert_fn(&arrived.index_select(0, &permutation), &local_counts).index_select(0, &unpermute);
+        mappings::all_to_all_uneven(&expert_output, &sent, &received, group)
     }
 }
 
 /// For rows sorted by source rank and then by expert: the permutation that sorts them by expert, and the
-/// number of rows per expert. `own` are this rank's experts.
-fn permute_by_expert(counts: &[Vec<i64>], own: std::ops::Range<i64>) -> (Vec<i64>, Vec<i64>) {
-    let own = own.start as usize..own.end as usize;
+/// number of rows per expert. `local_experts` are this rank's experts.
+fn permute_by_expert(counts: &[Vec<i64>], local_experts: std::ops::Range<i64>) -> (Vec<i64>, Vec<i64>) {
+    let local_experts = local_experts.start as usize..local_experts.end as usize;
     let mut start = 0;
-    let mut runs: Vec<Vec<i64>> = vec![Vec::new(); own.len()];
+    let mut rows_by_expert: Vec<Vec<i64>> = vec![Vec::new(); local_experts.len()];
     for rank in counts {
-        for (run, &count) in runs.iter_mut().zip(&rank[own.clone()]) {
-            run.extend(start..start + count);
+        for (rows, &count) in rows_by_expert.iter_mut().zip(&rank[local_experts.clone()]) {
+            rows.extend(start..start + count);
             start += count;
         }
     }
-    let sizes = runs.iter().map(|run| run.len() as i64).collect();
-    (runs.concat(), sizes)
+    let sizes = rows_by_expert.iter().map(|rows| rows.len() as i64).collect();
+    (rows_by_expert.concat(), sizes)
 }
 
-fn inverse_permutation(places: &[i64]) -> Vec<i64> {
-    let mut inverse = vec![0; places.len()];
-    for (index, &place) in places.iter().enumerate() {
-        inverse[place as usize] = index as i64;
+fn inverse_permutation(permutation: &[i64]) -> Vec<i64> {
+    let mut inverse = vec![0; permutation.len()];
+    for (index, &target) in permutation.iter().enumerate() {
+        inverse[target as usize] = index as i64;
     }
     inverse
 }
 
-/// Returns `x` with the scalar loss term `aside` attached: the backward pass of `x` gives `aside` the
-/// gradient 1. The term needs no path through the later layers.
+/// Returns `x` with the scalar `aux_loss` attached: the backward pass of `x` gives `aux_loss` the gradient 1.
+/// The loss needs no path through the later layers.
+/// Megatron: `MoEAuxLossAutoScaler`.
 fn attach_aux_loss(x: &Tensor, aux_loss: &Tensor) -> Result<Tensor, parallel::Error> {
     if !(aux_loss.requires_grad() && autograd::is_enabled()) {
         return Ok(x.shallow_clone());
@@ -287,5 +293,5 @@ fn attach_aux_loss(x: &Tensor, aux_loss: &Tensor) -> Result<Tensor, parallel::Er
         Ok(vec![grads[0].as_ref().map(Tensor::shallow_clone), Some(one.shallow_clone())])
     });
     let mut attached = with_backward(&[&x.detach()], &[x, aux_loss], backward)?;
-    Ok(attached.pop().expect("as many outputs as were given"))
+    Ok(attached.pop().expect("one attached tensor per result"))
 }

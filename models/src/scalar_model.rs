@@ -27,7 +27,7 @@ impl ScalarModel {
     pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
         check_labels(&Config::from_folder(folder)?)?;
         if !WeightFolder::open(folder)?.has(SCORE_WEIGHT) {
-            let found = format!("this is no reward model: its weights hold no tensor `{SCORE_WEIGHT}`");
+            let found = format!("this is not a reward model: its weights hold no tensor `{SCORE_WEIGHT}`");
             let fix = "train one from it with `rm`, and give that run's final folder here";
             return Err(Error::WrongModelKind { path: folder.to_owned(), found, fix });
         }
@@ -40,10 +40,9 @@ impl ScalarModel {
     pub fn from_causal_lm(folder: &Path, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         if WeightFolder::open(folder)?.has(SCORE_WEIGHT) {
             let found = format!(
-                "its weights hold a trained score (`{SCORE_WEIGHT}`), and `architectures` in config.json names no such model"
+                "its weights hold a trained score (`{SCORE_WEIGHT}`), and `architectures` in config.json names no reward model"
             );
-            let fix =
-                "name ...ForSequenceClassification there to go on with that score, or remove the tensor";
+            let fix = "name ...ForSequenceClassification there to continue training that score, or remove the tensor";
             return Err(Error::WrongModelKind { path: folder.to_owned(), found, fix });
         }
         let decoder = causal_lm::load(folder, HeadKind::Scalar, options, Some(seed), None)?;
@@ -81,9 +80,9 @@ impl ScalarModel {
     pub fn values(&self, hidden: &Tensor) -> Result<Tensor, parallel::Error> {
         let score = |hidden: &Tensor| hidden.to_kind(Kind::Float).matmul(&self.score_weight().squeeze_dim(0));
         if let Some(pipeline) = self.decoder.pipeline().filter(|_| !needs_grad(hidden)) {
-            let made = pipeline.is_last_stage().then(|| score(hidden));
+            let output = pipeline.is_last_stage().then(|| score(hidden));
             return pipeline.broadcast_from_last_stage(
-                made,
+                output,
                 &hidden.size()[..1],
                 (Kind::Float, hidden.device()),
             );
@@ -92,8 +91,8 @@ impl ScalarModel {
             return Ok(score(hidden));
         };
         let rows = hidden.size()[0];
-        let run = row_partition.local_range(rows);
-        row_partition.gather_rows(&score(&hidden.narrow(0, run.start, run.end - run.start)), rows)
+        let range = row_partition.local_range(rows);
+        row_partition.gather_rows(&score(&hidden.narrow(0, range.start, range.end - range.start)), rows)
     }
 
     /// The trunk.

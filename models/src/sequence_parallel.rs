@@ -23,8 +23,8 @@ impl ModelParallel {
     pub(crate) fn row_partition(&self, hidden: &Tensor) -> Option<RowPartition> {
         let groups: Vec<Arc<ProcessGroup>> =
             self.sequence_group().into_iter().chain(&self.tensor_parallel).cloned().collect();
-        let wanted = needs_grad(hidden) && !groups.is_empty();
-        wanted.then_some(RowPartition(groups))
+        let is_split = needs_grad(hidden) && !groups.is_empty();
+        is_split.then_some(RowPartition(groups))
     }
 
     /// The load-balancing auxiliary loss over the tokens that this rank routes, with the model's coefficient
@@ -93,9 +93,13 @@ fn scatter_heads_gather_tokens(
     heads: i64,
     group: &Arc<ProcessGroup>,
 ) -> Result<Tensor, parallel::Error> {
-    let own = x.size()[1];
-    let even = own % group.size() as i64 == 0;
-    let x = if even { x.shallow_clone() } else { x.repeat_interleave_self_int(heads / own, 1, None) };
+    let local_heads = x.size()[1];
+    let is_divisible = local_heads % group.size() as i64 == 0;
+    let x = if is_divisible {
+        x.shallow_clone()
+    } else {
+        x.repeat_interleave_self_int(heads / local_heads, 1, None)
+    };
     mappings::all_to_all(&x, 1, 0, group)
 }
 
@@ -110,10 +114,10 @@ fn scatter_tokens_gather_heads(x: &Tensor, group: &Arc<ProcessGroup>) -> Result<
 /// The mask for the heads that this rank of `group` computes after the all-to-all. `heads` is the number of
 /// heads before it.
 fn mask_for_local_heads(mask: &MaskKind, heads: i64, group: &ProcessGroup) -> MaskKind {
-    let own = heads / group.size() as i64;
+    let local_heads = heads / group.size() as i64;
     let alibi = mask.alibi.as_ref().map(|alibi| {
-        let start = alibi.local_heads.start + group.rank() as i64 * own;
-        Alibi { heads: alibi.heads, local_heads: start..start + own }
+        let start = alibi.local_heads.start + group.rank() as i64 * local_heads;
+        Alibi { heads: alibi.heads, local_heads: start..start + local_heads }
     });
     MaskKind { alibi, ..mask.clone() }
 }

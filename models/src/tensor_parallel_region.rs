@@ -70,32 +70,33 @@ impl TensorParallelRegion {
     }
 }
 
-/// A split of a head's rows over groups whose ranks all hold the same hidden states.
+/// A split of rows (of the head, or of an expert layer) over groups whose ranks all hold the same hidden
+/// states: each rank computes its range of rows.
 #[derive(Clone, Debug)]
 pub(crate) struct RowPartition(pub(crate) Vec<Arc<ProcessGroup>>);
 
 impl RowPartition {
     /// The range of rows that this rank computes, out of `rows`.
     pub(crate) fn local_range(&self, rows: i64) -> Range<i64> {
-        self.0.iter().fold(0..rows, |run, group| {
-            let share = group.shard_range((run.end - run.start) as usize);
-            run.start + share.start as i64..run.start + share.end as i64
+        self.0.iter().fold(0..rows, |range, group| {
+            let shard = group.shard_range((range.end - range.start) as usize);
+            range.start + shard.start as i64..range.start + shard.end as i64
         })
     }
 
     /// Gathers the results of all ranks, `[rows, ..]`, from this rank's results `[n, ..]`.
-    pub(crate) fn gather_rows(&self, own: &Tensor, rows: i64) -> Result<Tensor, parallel::Error> {
-        let run = self.local_range(rows);
+    pub(crate) fn gather_rows(&self, local: &Tensor, rows: i64) -> Result<Tensor, parallel::Error> {
+        let range = self.local_range(rows);
         let zeros = |count: i64| {
-            let shape = [&[count], &own.size()[1..]].concat();
-            Tensor::zeros(shape.as_slice(), (own.kind(), own.device()))
+            let shape = [&[count], &local.size()[1..]].concat();
+            Tensor::zeros(shape.as_slice(), (local.kind(), local.device()))
         };
-        self.all_reduce(Tensor::cat(&[&zeros(run.start), own, &zeros(rows - run.end)], 0))
+        self.all_reduce(Tensor::cat(&[&zeros(range.start), local, &zeros(rows - range.end)], 0))
     }
 
     /// Sums a tensor over the ranks.
-    pub(crate) fn all_reduce(&self, own: Tensor) -> Result<Tensor, parallel::Error> {
-        self.0.iter().try_fold(own, |sum, group| mappings::reduce_from_region(&sum, group))
+    pub(crate) fn all_reduce(&self, local: Tensor) -> Result<Tensor, parallel::Error> {
+        self.0.iter().try_fold(local, |sum, group| mappings::reduce_from_region(&sum, group))
     }
 }
 

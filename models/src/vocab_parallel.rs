@@ -18,7 +18,7 @@ pub struct VocabShard {
 }
 
 impl VocabShard {
-    /// The split of a vocabulary with placement `share` over `group`; `None` if it is not sharded.
+    /// The split of a vocabulary with the given placement over `group`; `None` if it is not sharded.
     pub(crate) fn new(placement: &WeightPlacement, group: Option<&Arc<ProcessGroup>>) -> Option<Self> {
         match (placement, group) {
             (WeightPlacement::Shard(spec), Some(group)) => {
@@ -36,9 +36,9 @@ impl VocabShard {
     /// The token with the largest logit over all ranks; ties go to the first. `logits` `[n, V]` are this
     /// rank's.
     pub(crate) fn argmax(&self, logits: &Tensor) -> Result<Tensor, parallel::Error> {
-        let (value, place) = logits.max_dim(1, false);
+        let (value, index) = logits.max_dim(1, false);
         let values = self.group.all_gather(&value.unsqueeze(0))?; // [ranks, n]
-        let tokens = place + self.spec.ranges(self.group.rank())[0].start;
+        let tokens = index + self.spec.ranges(self.group.rank())[0].start;
         let tokens = self.group.all_gather(&tokens.unsqueeze(0))?;
         Ok(tokens.gather(0, &values.argmax(0, true), false).squeeze_dim(0))
     }
@@ -58,9 +58,12 @@ impl MaskedIds {
         let Some(vocabulary) = vocabulary else {
             return Self { masked_ids: ids.shallow_clone(), input_mask: None };
         };
-        let own = &vocabulary.spec.ranges(vocabulary.group.rank())[0];
-        let input_mask = ids.lt(own.start).logical_or(&ids.ge(own.end));
-        Self { masked_ids: (ids - own.start).masked_fill(&input_mask, 0), input_mask: Some(input_mask) }
+        let local_range = &vocabulary.spec.ranges(vocabulary.group.rank())[0];
+        let input_mask = ids.lt(local_range.start).logical_or(&ids.ge(local_range.end));
+        Self {
+            masked_ids: (ids - local_range.start).masked_fill(&input_mask, 0),
+            input_mask: Some(input_mask),
+        }
     }
 
     /// Sets `x` to zero at the tokens of other ranks. The mask is broadcast to `x`.
@@ -85,8 +88,8 @@ impl VocabParallelEmbedding {
     /// Embeds `ids` `[N]` to `[N, H]`; with Megatron sequence parallelism each rank keeps its shard of the
     /// tokens.
     pub fn forward(&self, ids: &Tensor, tp_region: &TensorParallelRegion) -> Result<Tensor, parallel::Error> {
-        let places = MaskedIds::new(ids, self.vocabulary.as_ref());
-        let found = Tensor::embedding(&self.weight, &places.masked_ids, -1, false, false);
-        tp_region.reduce_from_region(&places.zero_masked(found))
+        let masked = MaskedIds::new(ids, self.vocabulary.as_ref());
+        let output = Tensor::embedding(&self.weight, &masked.masked_ids, -1, false, false);
+        tp_region.reduce_from_region(&masked.zero_masked(output))
     }
 }

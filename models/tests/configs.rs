@@ -57,8 +57,9 @@ fn a_silent_file_means_what_it_means_in_transformers() {
         ("qwen2_moe", 16, 2, 1e4, 1e-6, 32_768),
         ("qwen3_moe", 4, 2, 1e4, 1e-6, 32_768),
     ] {
-        let made = read(family, &json!({}));
-        let found = (made.num_kv_heads, made.head_dim, theta(&made), made.norm_eps, made.max_positions);
+        let config = read(family, &json!({}));
+        let found =
+            (config.num_kv_heads, config.head_dim, theta(&config), config.norm_eps, config.max_positions);
         assert_eq!(found, (kv_heads, head_dim, base, eps, positions), "{family}");
     }
     let windows = |family, keys: Value| read(family, &keys).sliding_windows;

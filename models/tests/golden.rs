@@ -1,5 +1,6 @@
-//! Every family against the logits of transformers (`golden/make_golden.py`), and the forms of the forward pass against one
-//! another: packed rows, segments with and without checkpointing, prefill in pieces, decoding with a cache, save and load.
+//! Every family against the logits of transformers (`golden/make_golden.py`), and the forms of the forward
+//! pass against one another: packed rows, segments with and without checkpointing, prefill in pieces,
+//! decoding with a cache, save and load.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
@@ -77,7 +78,7 @@ fn difference(a: &Tensor, b: &Tensor) -> f64 {
 }
 
 /// The part of flat hidden states that belongs to a row.
-fn part(batch: &Batch, hidden: &Tensor, row: usize) -> Tensor {
+fn row_of(batch: &Batch, hidden: &Tensor, row: usize) -> Tensor {
     hidden.narrow(0, batch.first_indices()[row], batch.lengths[row])
 }
 
@@ -91,7 +92,7 @@ fn logits_are_those_of_transformers() {
         let batch = batch(&rows);
         let logits = model.forward_no_grad(&batch).unwrap().matmul(&model.head().weight.tr());
         for (row, expected) in golden.logits.iter().chain([&golden.logits[0]]).enumerate() {
-            let difference = difference(&part(&batch, &logits, row), expected);
+            let difference = difference(&row_of(&batch, &logits, row), expected);
             assert!(difference < 1e-4, "{name} row {row}: {difference}");
         }
     }
@@ -111,8 +112,8 @@ fn scores_are_those_of_transformers() {
     }
 }
 
-/// Positions at which cached and whole passes must agree: dynamic NTK turns old keys anew once a row is longer than the
-/// model's positions, and a cache does not.
+/// Positions at which cached and whole passes must agree: dynamic NTK turns old keys anew once a row is
+/// longer than the model's positions, and a cache does not.
 fn comparable(name: &str, length: i64) -> i64 {
     if name == "llama-dynamic" { length.min(16) } else { length }
 }
@@ -126,15 +127,16 @@ fn a_cache_changes_nothing() {
         let whole = batch(&rows);
         let expected = model.forward_no_grad(&whole).unwrap();
         let mut cache = model.decoder().cache(3, 24);
-        // Slot 2 for row 0 and slot 1 for row 1; row 0 in two pieces of 2 and 3 tokens, row 1 in pieces of 4 and 5.
+        // Slot 2 for row 0 and slot 1 for row 1; row 0 in two pieces of 2 and 3 tokens, row 1 in pieces of 4
+        // and 5.
         let first = batch(&[rows[0][..2].to_vec(), rows[1][..4].to_vec()]);
         let _ = model.prefill(&first, &mut cache, &[2, 1]).unwrap();
         let second = batch(&[rows[0][2..5].to_vec(), rows[1][4..9].to_vec()]);
         let hidden = model.prefill(&second, &mut cache, &[2, 1]).unwrap();
         let spans = [(0, 2, 3), (1, 4, 5)];
         for (row, start, count) in spans {
-            let expected = part(&whole, &expected, row).narrow(0, start, count);
-            let difference = difference(&part(&second, &hidden, row), &expected);
+            let expected = row_of(&whole, &expected, row).narrow(0, start, count);
+            let difference = difference(&row_of(&second, &hidden, row), &expected);
             assert!(difference < 1e-5, "{name} row {row}, prefill: {difference}");
         }
         cache.compact(&[1, 2]);
@@ -142,7 +144,7 @@ fn a_cache_changes_nothing() {
             let ids = Tensor::from_slice(&[rows[1][9 + step], rows[0][5 + step]]);
             let hidden = model.decode(&ids, &mut cache).unwrap();
             for (slot, (row, position)) in [(1, 9 + step), (0, 5 + step)].into_iter().enumerate() {
-                let expected = part(&whole, &expected, row).get(position as i64);
+                let expected = row_of(&whole, &expected, row).get(position as i64);
                 let difference = difference(&hidden.get(slot as i64), &expected);
                 assert!(difference < 1e-5, "{name} row {row}, position {position}: {difference}");
             }
@@ -151,7 +153,7 @@ fn a_cache_changes_nothing() {
         cache.compact(&[0]);
         for (position, &id) in rows[1].iter().enumerate().skip(15) {
             let hidden = model.decode(&Tensor::from_slice(&[id]), &mut cache).unwrap();
-            let difference = difference(&hidden.get(0), &part(&whole, &expected, 1).get(position as i64));
+            let difference = difference(&hidden.get(0), &row_of(&whole, &expected, 1).get(position as i64));
             assert!(difference < 1e-5, "{name} row 1 alone, position {position}: {difference}");
         }
     }
@@ -262,7 +264,7 @@ fn half_precision_stays_near() {
         let logits =
             model.forward_no_grad(&batch).unwrap().matmul(&model.head().weight.tr()).to_kind(Kind::Float);
         let scale = golden.logits[1].abs().max().double_value(&[]);
-        let difference = difference(&part(&batch, &logits, 1), &golden.logits[1]) / scale;
+        let difference = difference(&row_of(&batch, &logits, 1), &golden.logits[1]) / scale;
         assert!(difference < 0.05, "{name}: {difference}");
     }
 }
@@ -281,8 +283,8 @@ fn with_aux_loss(name: &str) -> tempfile::TempDir {
 
 #[test]
 fn the_load_balancing_loss_is_that_of_transformers() {
-    // transformers, `output_router_logits=True, router_aux_loss_coef=0.4`, the second golden row as its own labels: the gradient of the one
-    // router, which sees the row by itself.
+    // transformers, `output_router_logits=True, router_aux_loss_coef=0.4`, the second golden row as its own
+    // labels: the gradient of the one router, which sees the row by itself.
     let wanted =
         [-0.014_176_738, 0.114_350_05, 0.056_824_058, -0.007_084_972_7, -0.036_130_205, 0.089_971_155];
     let model = CausalLm::load(with_aux_loss("qwen2-moe").path(), &TRAINABLE).unwrap();

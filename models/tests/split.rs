@@ -1,4 +1,5 @@
-//! A model that several ranks share is the whole model: logits, losses, gradients, replies, files, and the bytes that it takes.
+//! A model that several ranks share is the whole model: logits, losses, gradients, replies, files, and the
+//! bytes that it takes.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
@@ -51,8 +52,8 @@ fn golden(name: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).join(name)
 }
 
-fn options(split: Option<&ModelParallel>) -> LoadOptions {
-    let model_parallel = split.cloned().unwrap_or(ModelParallel::NONE);
+fn options(model_parallel: Option<&ModelParallel>) -> LoadOptions {
+    let model_parallel = model_parallel.cloned().unwrap_or(ModelParallel::NONE);
     LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: true, model_parallel }
 }
 
@@ -89,14 +90,14 @@ fn on_every_mesh<T: Send>(
 ) -> Vec<T> {
     let size = sizes.iter().product();
     let axes = [Axis::Pipeline, Axis::Data, Axis::Expert, Axis::Sequence, Axis::Tensor];
-    let wide: Vec<(Axis, usize)> = axes.into_iter().zip(sizes).collect();
+    let axis_sizes: Vec<(Axis, usize)> = axes.into_iter().zip(sizes).collect();
     let meeting = RankInfo { secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
     let server = open_store(&meeting, TIMEOUT).unwrap();
     let meeting = RankInfo { port: server.port(), uses_agent_store: true, ..meeting };
     let rank = |rank: usize| {
-        let place = RankInfo { rank, size, ..meeting.clone() };
-        let world = World::join(place, transport, TIMEOUT).unwrap();
-        let groups = world.groups(&Mesh::new(&wide, rank, size).unwrap()).unwrap();
+        let rank_info = RankInfo { rank, size, ..meeting.clone() };
+        let world = World::join(rank_info, transport, TIMEOUT).unwrap();
+        let groups = world.groups(&Mesh::new(&axis_sizes, rank, size).unwrap()).unwrap();
         let result = body(&groups);
         groups.world().barrier().unwrap();
         result
@@ -128,12 +129,12 @@ fn add(sum: &mut Option<Tensor>, grad: Tensor) {
 }
 
 /// The whole gradient of a parameter, of which each rank has some terms or a part.
-fn of_all(parameter: &Parameter, grad: &Tensor, split: &ModelParallel) -> Vec<f32> {
-    let sequence = match &split.sequence_parallel {
+fn full_grad(parameter: &Parameter, grad: &Tensor, model_parallel: &ModelParallel) -> Vec<f32> {
+    let sequence = match &model_parallel.sequence_parallel {
         SequenceParallel::Ulysses(group) | SequenceParallel::Ring(group) => Some(group),
         SequenceParallel::Replicated | SequenceParallel::Megatron => None,
     };
-    let weights = split.tensor_parallel.as_ref().filter(|_| parameter.partial_grad);
+    let weights = model_parallel.tensor_parallel.as_ref().filter(|_| parameter.partial_grad);
     let grad = grad.contiguous();
     for group in weights.into_iter().chain(sequence) {
         group.all_reduce(&grad, Reduction::Sum).unwrap();
@@ -166,7 +167,7 @@ fn outcome(model: &CausalLm, checkpoint: bool) -> Outcome {
         .iter()
         .zip(sums)
         .map(|(parameter, grad)| {
-            (parameter.name.clone(), of_all(parameter, &grad.unwrap(), model.decoder().model_parallel()))
+            (parameter.name.clone(), full_grad(parameter, &grad.unwrap(), model.decoder().model_parallel()))
         })
         .collect();
     Outcome { logits, numbers, gradients }
@@ -197,8 +198,8 @@ fn a_split_model_has_the_logits_and_gradients_of_the_whole() {
         let whole = outcome(&CausalLm::load(&golden(name), &options(None)).unwrap(), false);
         // Four ranks share two key-value heads where queries share them.
         for (size, transport) in [(2, Transport::Shared), (4, Transport::Shared), (2, Transport::Gloo)] {
-            on_ranks(size, transport, |split| {
-                let model = CausalLm::load(&golden(name), &options(Some(split))).unwrap();
+            on_ranks(size, transport, |model_parallel| {
+                let model = CausalLm::load(&golden(name), &options(Some(model_parallel))).unwrap();
                 same(&format!("{name} on {size}"), &whole, &outcome(&model, size == 4));
             });
         }
@@ -208,12 +209,13 @@ fn a_split_model_has_the_logits_and_gradients_of_the_whole() {
 #[test]
 fn heads_columns_and_tokens_need_not_be_a_multiple_of_the_ranks() {
     let whole = outcome(&CausalLm::load(&golden("gpt2"), &options(None)).unwrap(), false);
-    on_ranks(3, Transport::Shared, |split| {
+    on_ranks(3, Transport::Shared, |model_parallel| {
         // Four heads on three ranks, and 48 tokens and 96 columns evenly.
-        let model = CausalLm::load(&golden("gpt2"), &options(Some(split))).unwrap();
+        let model = CausalLm::load(&golden("gpt2"), &options(Some(model_parallel))).unwrap();
         same("gpt2 on 3", &whole, &outcome(&model, false));
-        let error = CausalLm::load(&golden("llama"), &options(Some(split))).unwrap_err().to_string();
-        let wanted = "[parallel.tensor] size = 3: 4 query heads with 2 key-value heads cannot be shared so";
+        let error = CausalLm::load(&golden("llama"), &options(Some(model_parallel))).unwrap_err().to_string();
+        let wanted =
+            "[parallel.tensor] size = 3: 4 query heads with 2 key-value heads cannot be split this way";
         assert!(error.starts_with(wanted), "{error}");
     });
 }
@@ -244,9 +246,9 @@ fn ranks_with_different_tokens_have_the_gradients_of_the_whole() {
         let whole = outcome(&CausalLm::load(&golden(name), &options(None)).unwrap(), false);
         for (mode, mesh) in ways {
             on_mesh(mesh, Transport::Shared, |groups| {
-                let split = sequence_parallel_of(groups, mode);
+                let model_parallel = sequence_parallel_of(groups, mode);
                 let what = format!("{name}, {mode} {mesh:?}");
-                match CausalLm::load(&golden(name), &options(Some(&split))) {
+                match CausalLm::load(&golden(name), &options(Some(&model_parallel))) {
                     Ok(model) => same(&what, &whole, &outcome(&model, mesh == [2, 2])),
                     Err(error) => {
                         let (error, uneven) = (error.to_string(), name == "bloom-normed");
@@ -261,8 +263,9 @@ fn ranks_with_different_tokens_have_the_gradients_of_the_whole() {
     }
 }
 
-/// The gradients of a step of three micro-batches, and the sum of their losses, on the rank that has the last layers.
-fn step(model: &CausalLm, split: &ModelParallel) -> (f64, Vec<(String, Vec<f32>)>) {
+/// The gradients of a step of three micro-batches, and the sum of their losses, on the rank that has the last
+/// layers.
+fn step(model: &CausalLm, model_parallel: &ModelParallel) -> (f64, Vec<(String, Vec<f32>)>) {
     let batches: Vec<Batch> = ROWS.iter().map(|row| Batch::new(&[row], Device::Cpu)).collect();
     let mut total = 0.0;
     let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
@@ -270,8 +273,8 @@ fn step(model: &CausalLm, split: &ModelParallel) -> (f64, Vec<(String, Vec<f32>)
         model,
         &batches.iter().collect::<Vec<_>>(),
         false,
-        &mut |micro, hidden| {
-            let targets: Vec<i64> = ROWS[micro].iter().map(|id| id * 5 % 47).collect();
+        &mut |index, hidden| {
+            let targets: Vec<i64> = ROWS[index].iter().map(|id| id * 5 % 47).collect();
             let targets = Tensor::from_slice(&targets);
             let loss = head::cross_entropy(hidden, model.head(), &targets, None)?;
             let entropy = head::logprobs(hidden, model.head(), &targets, 0.7)?.entropy;
@@ -290,7 +293,7 @@ fn step(model: &CausalLm, split: &ModelParallel) -> (f64, Vec<(String, Vec<f32>)
         if let Some(copies) = &parameter.tied_group {
             copies.all_reduce(&grad, Reduction::Sum).unwrap();
         }
-        (parameter.name.clone(), of_all(parameter, &grad, split))
+        (parameter.name.clone(), full_grad(parameter, &grad, model_parallel))
     });
     (total, gradients.collect())
 }
@@ -321,19 +324,19 @@ fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whol
                     virtual_stages: 2,
                     embedding_group,
                 };
-                let split = ModelParallel {
+                let model_parallel = ModelParallel {
                     pipeline_parallel: Some(layers),
                     ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
                 };
                 let what = format!("{name}, {schedule_kind:?} {mesh:?}");
-                let model = CausalLm::load(&golden(name), &options(Some(&split))).unwrap();
-                let (own_loss, own) = step(&model, &split);
-                let [total] = groups.pipeline_parallel().all_reduce_sum([own_loss]).unwrap();
+                let model = CausalLm::load(&golden(name), &options(Some(&model_parallel))).unwrap();
+                let (local_loss, local_grads) = step(&model, &model_parallel);
+                let [total] = groups.pipeline_parallel().all_reduce_sum([local_loss]).unwrap();
                 close(&what, &[loss], &[total]);
-                assert!(own.len() < gradients.len(), "{what}: a rank has some of the layers");
-                for (parameter, own) in &own {
+                assert!(local_grads.len() < gradients.len(), "{what}: a rank has some of the layers");
+                for (parameter, local) in &local_grads {
                     let (_, whole) = gradients.iter().find(|(name, _)| name == parameter).unwrap();
-                    close(&format!("{what}: the gradient of {parameter}"), whole, own);
+                    close(&format!("{what}: the gradient of {parameter}"), whole, local);
                 }
                 let batch = Batch::new(&ROWS, Device::Cpu);
                 let hidden = model.forward_no_grad(&batch).unwrap();
@@ -359,12 +362,13 @@ fn with_aux_loss(name: &str) -> tempfile::TempDir {
     to
 }
 
-/// The gradients of a step over [`ROWS`], of which this rank of `groups` has some, as wholes; with the loss of its rows.
+/// The gradients of a step over [`ROWS`], of which this rank of `groups` has some, as wholes; with the loss
+/// of its rows.
 fn step_with_experts(model: &CausalLm, groups: &ProcessGroups) -> (f64, Vec<(String, Vec<f32>)>) {
-    let own: Vec<&[i64]> = groups.data_parallel().round_robin(ROWS).collect();
-    let mut batch = Batch::new(&own, Device::Cpu);
+    let local_rows: Vec<&[i64]> = groups.data_parallel().round_robin(ROWS).collect();
+    let mut batch = Batch::new(&local_rows, Device::Cpu);
     batch.aux_loss_divisor = 1.0;
-    let ids: Vec<i64> = own.concat();
+    let ids: Vec<i64> = local_rows.concat();
     let targets: Vec<i64> = ids.iter().map(|id| id * 5 % 47).collect();
     let tape = Tape::forward(model, &batch, groups.expert_parallel().size() == 2).unwrap();
     let hidden = tape.hidden().narrow(0, 0, ids.len() as i64);
@@ -414,20 +418,20 @@ fn ranks_with_different_experts_have_the_gradients_and_replies_of_the_whole() {
                     sequence_parallel_of(groups, mode).sequence_parallel
                 };
                 let expert_parallel = (mesh[1] > 1).then(|| Arc::clone(groups.expert_parallel()));
-                let split = ModelParallel {
+                let model_parallel = ModelParallel {
                     sequence_parallel,
                     expert_parallel,
                     ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
                 };
-                let model = CausalLm::load(folder.path(), &options(Some(&split))).unwrap();
-                let (own_loss, own) = step_with_experts(&model, groups);
-                let [total] = groups.loss_group().all_reduce_sum([own_loss]).unwrap();
+                let model = CausalLm::load(folder.path(), &options(Some(&model_parallel))).unwrap();
+                let (local_loss, local_grads) = step_with_experts(&model, groups);
+                let [total] = groups.loss_group().all_reduce_sum([local_loss]).unwrap();
                 close(&what, &[loss], &[total]);
-                for (parameter, own) in &own {
+                for (parameter, local) in &local_grads {
                     let (_, whole) = gradients.iter().find(|(name, _)| name == parameter).unwrap();
-                    close(&format!("{what}: the gradient of {parameter}"), whole, own);
+                    close(&format!("{what}: the gradient of {parameter}"), whole, local);
                 }
-                assert_eq!(own.len() < gradients.len(), mesh[1] > 1, "{what}");
+                assert_eq!(local_grads.len() < gradients.len(), mesh[1] > 1, "{what}");
                 assert_eq!(written(&model, 1.0), replies, "{what}");
             });
         }
@@ -447,19 +451,24 @@ fn tokens_that_travel_to_their_experts_send_as_much_as_the_formula_says() {
     std::fs::write(folder.path().join("config.json"), config).unwrap();
     on_every_mesh([1, 1, 2, 1, 1], Transport::Shared, |groups| {
         let (rank, expert) = (groups.expert_parallel().rank(), groups.expert_parallel());
-        let split = ModelParallel { expert_parallel: Some(Arc::clone(expert)), ..ModelParallel::NONE };
-        let model = CausalLm::load(folder.path(), &options(Some(&split))).unwrap();
+        let model_parallel =
+            ModelParallel { expert_parallel: Some(Arc::clone(expert)), ..ModelParallel::NONE };
+        let model = CausalLm::load(folder.path(), &options(Some(&model_parallel))).unwrap();
         let batch = Batch::new(&[ROWS[rank]], Device::Cpu);
         let before = expert.sent_bytes();
         let tape = Tape::forward(&model, &batch, false).unwrap();
         let targets = Tensor::zeros([batch.num_tokens()], (Kind::Int64, Device::Cpu));
         let loss = head::cross_entropy(tape.hidden(), model.head(), &targets, None).unwrap();
         tape.backward(&loss, &mut |_, _| ()).unwrap();
-        // In each of two layers: the counts of four experts, gathered; rows of width 24 to the experts and back, forward and backward:
-        // this rank's own tokens go and their gradients come back, and the other way round for those of the other rank.
-        let [own, other] = [rank, 1 - rank].map(|rank| ROWS[rank].len() as u64);
+        // In each of two layers: the counts of four experts, gathered; rows of width 24 to the experts and
+        // back, forward and backward: this rank's own tokens go and their gradients come back, and the other
+        // way round for those of the other rank.
+        let [local_tokens, remote_tokens] = [rank, 1 - rank].map(|rank| ROWS[rank].len() as u64);
         let (counts, row) = (4 * 8, 24 * 4);
-        assert_eq!(expert.sent_bytes() - before, 2 * (counts + (2 * 2 * own + 2 * 2 * other) * row));
+        assert_eq!(
+            expert.sent_bytes() - before,
+            2 * (counts + (2 * 2 * local_tokens + 2 * 2 * remote_tokens) * row)
+        );
     });
 }
 
@@ -471,12 +480,15 @@ fn experts_of_several_ranks_are_saved_as_one_model() {
         on_every_mesh([1, 1, 2, 1, 2], Transport::Shared, |groups| {
             let (expert_parallel, model_parallel_group) =
                 (Some(Arc::clone(groups.expert_parallel())), Some(Arc::clone(groups.model_parallel())));
-            let split = ModelParallel {
+            let model_parallel = ModelParallel {
                 expert_parallel,
                 model_parallel_group,
                 ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
             };
-            CausalLm::load(&golden(name), &options(Some(&split))).unwrap().save(many.path()).unwrap();
+            CausalLm::load(&golden(name), &options(Some(&model_parallel)))
+                .unwrap()
+                .save(many.path())
+                .unwrap();
         });
         assert!(tensors(one.path()) == tensors(many.path()), "{name}");
     }
@@ -508,12 +520,15 @@ fn layers_of_several_ranks_are_saved_as_one_model() {
                 embedding_group,
             });
             let model_parallel_group = Some(Arc::clone(groups.model_parallel()));
-            let split = ModelParallel {
+            let model_parallel = ModelParallel {
                 pipeline_parallel,
                 model_parallel_group,
                 ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
             };
-            CausalLm::load(&golden(name), &options(Some(&split))).unwrap().save(many.path()).unwrap();
+            CausalLm::load(&golden(name), &options(Some(&model_parallel)))
+                .unwrap()
+                .save(many.path())
+                .unwrap();
         });
         assert!(tensors(one.path()) == tensors(many.path()), "{name}");
     }
@@ -529,7 +544,7 @@ fn ranks_with_different_tokens_train_the_score_of_the_whole() {
         let loss = (&values * Tensor::from_slice(&[0.3f32, -1.0, 2.0])).sum(Kind::Float);
         let mut found = vec![flat(&values)];
         tape.backward(&loss, &mut |index, grad| {
-            found.push(of_all(&model.parameters()[index], &grad, model.decoder().model_parallel()));
+            found.push(full_grad(&model.parameters()[index], &grad, model.decoder().model_parallel()));
         })
         .unwrap();
         found
@@ -538,11 +553,11 @@ fn ranks_with_different_tokens_train_the_score_of_the_whole() {
         let whole = gradients(&ScalarModel::load(&golden(name), &options(None)).unwrap());
         for (mode, mesh) in [("megatron", [1, 2]), ("ulysses", [2, 2]), ("ring", [2, 1]), ("whole", [1, 2])] {
             on_mesh(mesh, Transport::Shared, |groups| {
-                let split = match mode {
+                let model_parallel = match mode {
                     "whole" => ModelParallel::tensor_parallel_only(groups.tensor_parallel()),
                     _ => sequence_parallel_of(groups, mode),
                 };
-                let model = ScalarModel::load(&golden(name), &options(Some(&split))).unwrap();
+                let model = ScalarModel::load(&golden(name), &options(Some(&model_parallel))).unwrap();
                 let found = gradients(&model);
                 assert_eq!(whole.len(), found.len());
                 for (whole, found) in whole.iter().zip(&found) {
@@ -560,8 +575,8 @@ fn a_split_reward_model_gives_the_values_of_the_whole() {
         let values =
             |model: &ScalarModel| flat(&model.values(&model.forward_no_grad(&batch()).unwrap()).unwrap());
         let whole = values(&ScalarModel::load(&golden(name), &options(None)).unwrap());
-        on_ranks(2, Transport::Shared, |split| {
-            let model = ScalarModel::load(&golden(name), &options(Some(split))).unwrap();
+        on_ranks(2, Transport::Shared, |model_parallel| {
+            let model = ScalarModel::load(&golden(name), &options(Some(model_parallel))).unwrap();
             close(name, &whole, &values(&model));
         });
     }
@@ -590,11 +605,11 @@ fn ranks_that_share_a_model_write_the_replies_of_the_whole() {
         let model = CausalLm::load(&golden(name), &options(None)).unwrap();
         let whole = [0.0, 1.0].map(|temperature| replies(&model, temperature));
         for size in [2, 4] {
-            for split in on_ranks(size, Transport::Shared, |split| {
-                let model = CausalLm::load(&golden(name), &options(Some(split))).unwrap();
+            for sharded in on_ranks(size, Transport::Shared, |model_parallel| {
+                let model = CausalLm::load(&golden(name), &options(Some(model_parallel))).unwrap();
                 [0.0, 1.0].map(|temperature| replies(&model, temperature))
             }) {
-                assert_eq!(whole, split, "{name} on {size}");
+                assert_eq!(whole, sharded, "{name} on {size}");
             }
         }
     }
@@ -605,8 +620,8 @@ fn a_split_model_is_saved_whole() {
     for name in ["llama", "gpt2", "neox"] {
         let [one, many] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         CausalLm::load(&golden(name), &options(None)).unwrap().save(one.path()).unwrap();
-        on_ranks(2, Transport::Shared, |split| {
-            let model = CausalLm::load(&golden(name), &options(Some(split))).unwrap();
+        on_ranks(2, Transport::Shared, |model_parallel| {
+            let model = CausalLm::load(&golden(name), &options(Some(model_parallel))).unwrap();
             assert!(model.parameters()[0].tensor.numel() < model.parameters()[0].num_elements());
             model.save(many.path()).unwrap();
         });
@@ -626,8 +641,8 @@ fn a_new_model_begins_with_the_same_values_however_it_is_split() {
         model.parameters().iter().map(|parameter| flat(&whole(parameter))).collect()
     };
     let whole = values(&CausalLm::random(config(), 5, &options(None)).unwrap());
-    on_ranks(2, Transport::Shared, |split| {
-        assert!(whole == values(&CausalLm::random(config(), 5, &options(Some(split))).unwrap()));
+    on_ranks(2, Transport::Shared, |model_parallel| {
+        assert!(whole == values(&CausalLm::random(config(), 5, &options(Some(model_parallel))).unwrap()));
     });
 }
 
@@ -650,28 +665,38 @@ fn sent(mesh: [usize; 2], way: impl Fn(&ProcessGroups) -> ModelParallel + Sync) 
 fn a_pass_over_shared_tokens_sends_as_much_as_the_formulas_say() {
     let (layers, hidden) = (2, 12 * 24 * 4);
     for ranks in [2, 4] {
-        let own = hidden / ranks;
+        let local_bytes = hidden / ranks;
         let all_reduce = |bytes: u64| 2 * bytes * (ranks - 1) / ranks;
-        // Each all-reduce of the split model as a gather and a scatter, which together are as much; the head as there. The last gather
-        // of the forward pass is there beside the copy into the head.
+        // Each all-reduce of the split model as a gather and a scatter, which together are as much; the head
+        // as there. The last gather of the forward pass is there beside the copy into the head.
         let one = sent([1, ranks as usize], |groups| sequence_parallel_of(groups, "megatron"))[0];
-        assert_eq!(one, (4 * layers + 2) * 2 * own * (ranks - 1) + 12 * 4 * (ranks - 1) + all_reduce(8));
-        // Queries, keys, values and the result exchanged twice a layer; the last hidden states gathered and their gradient scattered;
-        // the loss of each rank's rows.
+        assert_eq!(
+            one,
+            (4 * layers + 2) * 2 * local_bytes * (ranks - 1) + 12 * 4 * (ranks - 1) + all_reduce(8)
+        );
+        // Queries, keys, values and the result exchanged twice a layer; the last hidden states gathered and
+        // their gradient scattered; the loss of each rank's rows.
         let one = sent([ranks as usize, 1], |groups| sequence_parallel_of(groups, "ulysses"))[0];
-        assert_eq!(one, layers * 2 * 4 * own * (ranks - 1) / ranks + 2 * own * (ranks - 1) + all_reduce(4));
+        assert_eq!(
+            one,
+            layers * 2 * 4 * local_bytes * (ranks - 1) / ranks
+                + 2 * local_bytes * (ranks - 1)
+                + all_reduce(4)
+        );
     }
-    // Chunks of 2, 1 and 1 tokens: eight on each of two ranks. Keys and values go round once and back, their gradients home.
+    // Chunks of 2, 1 and 1 tokens: eight on each of two ranks. Keys and values go round once and back, their
+    // gradients home.
     let one = sent([2, 1], |groups| sequence_parallel_of(groups, "ring"))[0];
-    let own = 8 * 24 * 4;
-    assert_eq!(one, layers * (1 + 1 + 2) * 2 * own + 2 * own + 4);
+    let local_bytes = 8 * 24 * 4;
+    assert_eq!(one, layers * (1 + 1 + 2) * 2 * local_bytes + 2 * local_bytes + 4);
 }
 
 #[test]
 fn a_pass_sends_as_much_as_the_formula_says() {
     let sent = sent([1, 4], |groups| ModelParallel::tensor_parallel_only(groups.tensor_parallel()));
-    // Hidden states [12, 24] in fp32, summed once by the embedding, four times a block (out of attention and MLP going forward, into
-    // them coming back) and once by the head; the head's 12 log sums gathered, its one loss in fp64 summed.
+    // Hidden states [12, 24] in fp32, summed once by the embedding, four times a block (out of attention and
+    // MLP going forward, into them coming back) and once by the head; the head's 12 log sums gathered, its
+    // one loss in fp64 summed.
     let (ranks, layers) = (4, 2);
     let all_reduce = |bytes: u64| 2 * bytes * (ranks - 1) / ranks;
     let wanted = (4 * layers + 2) * all_reduce(12 * 24 * 4) + 12 * 4 * (ranks - 1) + all_reduce(8);
@@ -695,8 +720,8 @@ fn a_grown_vocabulary_keeps_its_logits_and_begins_with_their_mean() {
         let folder = tempfile::tempdir().unwrap();
         model.save(folder.path()).unwrap();
         same(name, &whole, &outcome(&CausalLm::load(folder.path(), &options(None)).unwrap(), false));
-        on_ranks(2, Transport::Shared, |split| {
-            let model = CausalLm::load_resized(&golden(name), 51, &options(Some(split))).unwrap();
+        on_ranks(2, Transport::Shared, |model_parallel| {
+            let model = CausalLm::load_resized(&golden(name), 51, &options(Some(model_parallel))).unwrap();
             same(&format!("{name} on 2"), &whole, &outcome(&model, false));
         });
     }

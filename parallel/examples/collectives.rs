@@ -2,8 +2,9 @@
 //!
 //!     cargo run --release -p parallel --example collectives -- [RANKS]
 //!
-//! Each rank is a process. Both transports must give the same numbers first. Then they take turns; a figure is the median of several rounds. Bandwidth is that of the bus: bytes that a
-//! rank must send by the optimal algorithm, a second. The copy moves as many bytes from one buffer to another in one process.
+//! Each rank is a process. Both transports must give the same numbers first. Then they take turns; a figure
+//! is the median of several rounds. Bandwidth is that of the bus: bytes that a rank must send by the optimal
+//! algorithm, a second. The copy moves as many bytes from one buffer to another in one process.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -44,11 +45,11 @@ fn main() -> Result<(), Failure> {
 }
 
 fn rank() -> Result<(), Failure> {
-    let place = RankInfo::from_environment()?;
-    launch::init_process(Some(1), place.size)?;
-    let everyone: Vec<usize> = (0..place.size).collect();
-    let shared = World::join(place.clone(), Transport::Shared, TIMEOUT)?.group("shared", &everyone)?;
-    let gloo_world = World::join(place, Transport::Gloo, TIMEOUT)?;
+    let rank_info = RankInfo::from_environment()?;
+    launch::init_process(Some(1), rank_info.size)?;
+    let everyone: Vec<usize> = (0..rank_info.size).collect();
+    let shared = World::join(rank_info.clone(), Transport::Shared, TIMEOUT)?.group("shared", &everyone)?;
+    let gloo_world = World::join(rank_info, Transport::Gloo, TIMEOUT)?;
     let gloo = gloo_world.group("gloo", &everyone)?;
     for bytes in BYTES {
         prove_equal(&[&shared, &gloo], bytes)?;
@@ -70,13 +71,13 @@ fn rank() -> Result<(), Failure> {
 
 /// Refuses to time transports that disagree.
 fn prove_equal(groups: &[&ProcessGroup; 2], bytes: usize) -> Result<(), Failure> {
-    let own =
+    let input =
         (Tensor::arange((bytes / 4) as i64, (Kind::Float, Device::Cpu)) + groups[0].rank() as f64).sin();
     let sums = groups.map(|group| {
-        let sum = own.copy();
+        let sum = input.copy();
         group.all_reduce(&sum, Reduction::Sum).map(|()| sum)
     });
-    let gathered = groups.map(|group| group.all_gather(&own));
+    let gathered = groups.map(|group| group.all_gather(&input));
     let ([left, right], [first, second]) = (sums, gathered);
     // Gloo adds up in another order.
     if left?.allclose(&right?, 1e-6, 1e-6, false) && first? == second? {

@@ -80,7 +80,7 @@ pub enum Work {
         /// The all-to-all.
         work: c10d::Work,
         /// The received chunks, one per rank.
-        parts: Tensor,
+        chunks: Tensor,
         /// The tensor that receives the sum of the chunks.
         output: Tensor,
     },
@@ -97,13 +97,13 @@ impl Work {
         match self {
             Self::Done => Ok(()),
             Self::Gloo(work) => work.wait(),
-            Self::AllToAllThenSum { work, parts, mut output } => {
+            Self::AllToAllThenSum { work, chunks, mut output } => {
                 work.wait()?;
                 // The shared-memory backend does the same: it adds in rank order, and bf16 in fp32.
-                let wide = if output.kind() == Kind::BFloat16 { Kind::Float } else { output.kind() };
-                let mut sum = parts.select(0, 0).to_kind(wide);
-                for rank in 1..parts.size()[0] {
-                    sum += parts.select(0, rank).to_kind(wide);
+                let acc_kind = if output.kind() == Kind::BFloat16 { Kind::Float } else { output.kind() };
+                let mut sum = chunks.select(0, 0).to_kind(acc_kind);
+                for rank in 1..chunks.size()[0] {
+                    sum += chunks.select(0, rank).to_kind(acc_kind);
                 }
                 output.copy_(&sum);
                 Ok(())
@@ -381,21 +381,21 @@ impl ProcessGroup {
     }
 
     /// All-gathers one byte string of any length per rank, in rank order.
-    pub fn all_gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    pub fn all_gather_bytes(&self, local: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let options = (Kind::Int64, tch::Device::Cpu);
-        let lengths = self.all_gather(&Tensor::full([1], own.len() as i64, options))?;
+        let lengths = self.all_gather(&Tensor::full([1], local.len() as i64, options))?;
         let lengths: Vec<i64> = Vec::try_from(&lengths).expect("one length a rank");
-        let sent = vec![own.len() as i64; self.size()];
-        let copies = Tensor::from_slice(own).repeat([self.size() as i64]);
+        let sent = vec![local.len() as i64; self.size()];
+        let copies = Tensor::from_slice(local).repeat([self.size() as i64]);
         let all = self.all_to_all(&copies, [&lengths, &sent])?;
         let mut rest: &[u8] = &Vec::<u8>::try_from(&all).expect("bytes");
-        let mut parts = Vec::with_capacity(self.size());
+        let mut chunks = Vec::with_capacity(self.size());
         for length in lengths {
-            let (part, behind) = rest.split_at(length as usize);
-            parts.push(part.to_vec());
-            rest = behind;
+            let (chunk, remaining) = rest.split_at(length as usize);
+            chunks.push(chunk.to_vec());
+            rest = remaining;
         }
-        Ok(parts)
+        Ok(chunks)
     }
 
     /// Returns this rank's items if `items` are assigned round-robin: the first to rank 0, the second to rank
@@ -412,15 +412,15 @@ impl ProcessGroup {
     }
 
     /// All-gathers the items of all ranks, in rank order.
-    pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, own: Vec<T>) -> Result<Vec<T>, Error> {
+    pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, local: Vec<T>) -> Result<Vec<T>, Error> {
         if self.size() == 1 {
-            return Ok(own);
+            return Ok(local);
         }
-        let bytes = postcard::to_allocvec(&own).expect("plain data has a binary form");
+        let bytes = postcard::to_allocvec(&local).expect("plain data has a binary form");
         let mut all = Vec::new();
-        for (place, bytes) in self.all_gather_bytes(&bytes)?.into_iter().enumerate() {
-            let foreign = |_| Error::VersionMismatch { rank: self.ranks[place] };
-            all.extend(postcard::from_bytes::<Vec<T>>(&bytes).map_err(foreign)?);
+        for (index, bytes) in self.all_gather_bytes(&bytes)?.into_iter().enumerate() {
+            let version_mismatch = |_| Error::VersionMismatch { rank: self.ranks[index] };
+            all.extend(postcard::from_bytes::<Vec<T>>(&bytes).map_err(version_mismatch)?);
         }
         Ok(all)
     }
@@ -451,7 +451,7 @@ impl ProcessGroup {
         let tensor = Tensor::from_slice(&numbers);
         self.all_reduce(&tensor, reduction)?;
         let reduced = Vec::<f64>::try_from(&tensor).expect("a vector of numbers");
-        Ok(reduced.try_into().expect("as many numbers as were given"))
+        Ok(reduced.try_into().expect("a reduction keeps the number of elements"))
     }
 
     fn start(
@@ -463,7 +463,7 @@ impl ProcessGroup {
         let (rank, group) = (self.ranks[self.rank], Arc::clone(&self.name));
         let work = match &self.communicator {
             None => {
-                assert_eq!(self.size(), 1, "a planned group has nobody to talk to");
+                assert_eq!(self.size(), 1, "a fake group has no backend");
                 Ok(Work::Done)
             }
             Some(_) if device.is_cuda() => start(self.gpu(device)?.as_mut().expect("was joined").as_mut()),
@@ -486,7 +486,7 @@ impl ProcessGroup {
     }
 
     fn connect(&self, name: &str, ranks: &[usize], device: Device) -> Result<Box<dyn Backend>, Error> {
-        self.connect.as_ref().expect("a rank by itself has nobody to talk to")(name, ranks, device)
+        self.connect.as_ref().expect("only groups of several ranks connect a backend")(name, ranks, device)
     }
 
     fn count_sent_bytes(&self, bytes: u64) {

@@ -30,7 +30,7 @@ pub enum Error {
     #[error(transparent)]
     Sys(#[from] parallel_sys::Error),
     /// The requested mesh does not match the number of processes.
-    #[error("the mesh is {mesh} = {expected_size} ranks, but {world_size} {} running: change [parallel] or start as many", if *.world_size == 1 { "is" } else { "are" })]
+    #[error("the mesh is {mesh} = {expected_size} ranks, but {world_size} {} running: change [parallel] or start that many processes", if *.world_size == 1 { "is" } else { "are" })]
     MeshSize {
         /// The axes as `data 2 x tensor 2`.
         mesh: String,
@@ -90,9 +90,8 @@ pub enum Error {
     },
     /// The listener at the address of the store is not the store of this job.
     #[error(
-        "what listens at {address} {problem}, so it is no store of this job; look at MASTER_ADDR and \
-         MASTER_PORT (--master-addr, --master-port), at COLOSSAL_JOB_SECRET, and for another program at \
-         that port"
+        "what listens at {address} {problem}, so it is not the store of this job; check MASTER_ADDR and \
+         MASTER_PORT (--master-addr, --master-port) and COLOSSAL_JOB_SECRET, and whether another program uses that port"
     )]
     NotAStore {
         /// The address of the store.
@@ -125,7 +124,7 @@ pub enum Error {
     /// A value at the store was not written by a rank of this job.
     #[error(
         "what the store at {address} holds as `{subject}` of rank {rank} was not written by a rank of this \
-         job: a stranger wrote it, or that rank was started with another COLOSSAL_JOB_SECRET"
+         job: another process wrote it, or that rank was started with another COLOSSAL_JOB_SECRET"
     )]
     InvalidTag {
         /// The rank that should have written it.
@@ -146,7 +145,7 @@ pub enum Error {
     },
     /// The host of the store does not answer.
     #[error(
-        "{address} cannot be reached: {cause}; look at MASTER_ADDR or --master-addr, and at the network between the machines"
+        "{address} cannot be reached: {cause}; check MASTER_ADDR or --master-addr, and the network between the machines"
     )]
     Unreachable {
         /// The address of the store.
@@ -156,7 +155,7 @@ pub enum Error {
         cause: std::io::Error,
     },
     /// Some ranks did not arrive at the rendezvous.
-    #[error("rank {rank} waited {seconds} s at {address}, and {} {} did not come: see their logs", if missing.len() == 1 { "rank" } else { "ranks" }, list(missing))]
+    #[error("rank {rank} waited {seconds} s at {address}, and {} {} did not arrive: see their logs", if missing.len() == 1 { "rank" } else { "ranks" }, list(missing))]
     MissingRanks {
         /// The rank that reports the error.
         rank: usize,
@@ -181,7 +180,7 @@ pub enum Error {
     },
     /// Shared memory was requested for a group that spans several hosts.
     #[error(
-        "the group {group} lies on several hosts (ranks {hosts}), which share no memory: set [parallel] transport = \"auto\""
+        "the group {group} spans several hosts (ranks {hosts}), which share no memory: set [parallel] transport = \"auto\""
     )]
     SpansHosts {
         /// The group.

@@ -110,7 +110,7 @@ fn collective_with_backward(
         Ok(vec![Some(no_grad(|| backward(&group, grad))?)])
     });
     let mut attached = with_backward(&[&result], &[x], backward)?;
-    Ok(attached.pop().expect("as many outputs as were given"))
+    Ok(attached.pop().expect("one attached tensor per result"))
 }
 
 fn all_reduced(group: &ProcessGroup, x: &Tensor) -> Result<Tensor, Error> {
@@ -120,8 +120,8 @@ fn all_reduced(group: &ProcessGroup, x: &Tensor) -> Result<Tensor, Error> {
 }
 
 fn local_chunk(group: &ProcessGroup, x: &Tensor, dim: i64) -> Tensor {
-    let part = x.size()[normalize_dim(x, dim)] / group.size() as i64;
-    x.narrow(dim, group.rank() as i64 * part, part).contiguous()
+    let chunk_size = x.size()[normalize_dim(x, dim)] / group.size() as i64;
+    x.narrow(dim, group.rank() as i64 * chunk_size, chunk_size).contiguous()
 }
 
 /// The collectives work along the first dimension, so `dim` is moved there and back.
@@ -135,14 +135,19 @@ fn reduce_scattered(group: &ProcessGroup, x: &Tensor, dim: i64) -> Result<Tensor
     Ok(group.reduce_scatter(&first)?.transpose(0, dim).contiguous())
 }
 
-fn all_to_all_chunks(group: &ProcessGroup, x: &Tensor, cut: i64, join: i64) -> Result<Tensor, Error> {
+fn all_to_all_chunks(
+    group: &ProcessGroup,
+    x: &Tensor,
+    split_dim: i64,
+    concat_dim: i64,
+) -> Result<Tensor, Error> {
     let ranks = group.size() as i64;
-    let parts: Vec<Tensor> = x.detach().chunk(ranks, cut);
+    let chunks: Vec<Tensor> = x.detach().chunk(ranks, split_dim);
     // Each chunk is one row of the first dimension.
-    let parts =
-        group.all_to_all(&Tensor::stack(&parts, 0), [&vec![1; ranks as usize], &vec![1; ranks as usize]])?;
-    let parts: Vec<Tensor> = parts.unbind(0);
-    Ok(Tensor::cat(&parts, join))
+    let chunks =
+        group.all_to_all(&Tensor::stack(&chunks, 0), [&vec![1; ranks as usize], &vec![1; ranks as usize]])?;
+    let chunks: Vec<Tensor> = chunks.unbind(0);
+    Ok(Tensor::cat(&chunks, concat_dim))
 }
 
 fn normalize_dim(x: &Tensor, dim: i64) -> usize {
@@ -187,11 +192,11 @@ pub(crate) mod tests {
         // after.
         let (x, a, b) = (ramp(&[4, 5]), ramp(&[5, 6]), ramp(&[6, 5]));
         let seed = ramp(&[4, 5]).cos();
-        let [whole_x, whole_a, whole_b] = [&x, &a, &b].map(leaf);
-        let whole = whole_x.matmul(&whole_a).tanh().matmul(&whole_b);
-        (&whole * &seed).sum(Kind::Double).backward();
-        let (whole, grads) = (whole.detach(), [whole_x.grad(), whole_a.grad(), whole_b.grad()]);
-        let shared = std::sync::Mutex::new((whole, grads));
+        let [full_x, full_a, full_b] = [&x, &a, &b].map(leaf);
+        let full = full_x.matmul(&full_a).tanh().matmul(&full_b);
+        (&full * &seed).sum(Kind::Double).backward();
+        let (full, grads) = (full.detach(), [full_x.grad(), full_a.grad(), full_b.grad()]);
+        let shared = std::sync::Mutex::new((full, grads));
         on_three_ranks(|group, rank| {
             let (x, a, b) = (
                 leaf(&ramp(&[4, 5])),
@@ -202,46 +207,46 @@ pub(crate) mod tests {
                 reduce_from_region(&copy_to_region(&x, group).unwrap().matmul(&a).tanh().matmul(&b), group)
                     .unwrap();
             (&y * ramp(&[4, 5]).cos()).sum(Kind::Double).backward();
-            let wanted = shared.lock().unwrap();
-            let (whole, [of_x, of_a, of_b]) = &*wanted;
-            close(&y.detach(), whole);
-            close(&x.grad(), of_x);
-            close(&a.grad(), &of_a.narrow(1, 2 * rank, 2));
-            close(&b.grad(), &of_b.narrow(0, 2 * rank, 2));
+            let expected = shared.lock().unwrap();
+            let (full, [x_grad, a_grad, b_grad]) = &*expected;
+            close(&y.detach(), full);
+            close(&x.grad(), x_grad);
+            close(&a.grad(), &a_grad.narrow(1, 2 * rank, 2));
+            close(&b.grad(), &b_grad.narrow(0, 2 * rank, 2));
         });
     }
 
     #[test]
     fn gather_hands_back_the_gradient_of_each_rank() {
         on_three_ranks(|group, rank| {
-            let whole = ramp(&[2, 6, 3]);
-            let own = leaf(&whole.narrow(1, 2 * rank, 2));
-            let gathered = gather_from_region(&own, 1, group).unwrap();
-            close(&gathered.detach(), &whole);
-            // Every rank has the same loss: d / d own is this rank's chunk of 2 x.
+            let full = ramp(&[2, 6, 3]);
+            let local = leaf(&full.narrow(1, 2 * rank, 2));
+            let gathered = gather_from_region(&local, 1, group).unwrap();
+            close(&gathered.detach(), &full);
+            // Every rank has the same loss: d / d local is this rank's chunk of 2 x.
             gathered.square().sum(Kind::Double).backward();
-            close(&own.grad(), &(whole.narrow(1, 2 * rank, 2) * 2.0));
+            close(&local.grad(), &(full.narrow(1, 2 * rank, 2) * 2.0));
         });
     }
 
     #[test]
     fn a_gather_for_different_work_adds_up_the_gradients() {
         on_three_ranks(|group, rank| {
-            let whole = ramp(&[6, 3]);
-            let own = leaf(&whole.narrow(0, 2 * rank, 2));
-            let gathered = gather_from_sequence_region(&own, 0, group).unwrap();
+            let full = ramp(&[6, 3]);
+            let local = leaf(&full.narrow(0, 2 * rank, 2));
+            let gathered = gather_from_sequence_region(&local, 0, group).unwrap();
             // Rank r uses the weight r + 1: the weights of all ranks add up to 6.
             (gathered * (rank + 1) as f64).sum(Kind::Double).backward();
-            close(&own.grad(), &Tensor::full([2, 3], 6.0, (Kind::Double, Device::Cpu)));
+            close(&local.grad(), &Tensor::full([2, 3], 6.0, (Kind::Double, Device::Cpu)));
 
-            let all = leaf(&(&whole * (rank + 1) as f64));
-            let part = reduce_scatter_to_sequence_region(&all, 0, group).unwrap();
-            close(&part.detach(), &(whole.narrow(0, 2 * rank, 2) * 6.0));
-            (part * (rank + 1) as f64).sum(Kind::Double).backward();
-            let wanted: Vec<Tensor> = (1..=3)
+            let all = leaf(&(&full * (rank + 1) as f64));
+            let chunk = reduce_scatter_to_sequence_region(&all, 0, group).unwrap();
+            close(&chunk.detach(), &(full.narrow(0, 2 * rank, 2) * 6.0));
+            (chunk * (rank + 1) as f64).sum(Kind::Double).backward();
+            let expected: Vec<Tensor> = (1..=3)
                 .map(|weight| Tensor::full([2, 3], f64::from(weight), (Kind::Double, Device::Cpu)))
                 .collect();
-            close(&all.grad(), &Tensor::cat(&wanted, 0));
+            close(&all.grad(), &Tensor::cat(&expected, 0));
         });
     }
 
@@ -249,14 +254,14 @@ pub(crate) mod tests {
     fn an_exchange_and_its_reverse_change_nothing() {
         on_three_ranks(|group, rank| {
             // Tokens split over the ranks become heads split over the ranks.
-            let whole = ramp(&[6, 9, 2]);
-            let own = leaf(&whole.narrow(0, 2 * rank, 2));
-            let heads = all_to_all(&own, 1, 0, group).unwrap();
-            close(&heads.detach(), &whole.narrow(1, 3 * rank, 3));
-            let back = all_to_all(&heads, 0, 1, group).unwrap();
-            close(&back.detach(), &own.detach());
-            (back.square() * (rank + 1) as f64).sum(Kind::Double).backward();
-            close(&own.grad(), &(own.detach() * (2 * (rank + 1)) as f64));
+            let full = ramp(&[6, 9, 2]);
+            let local = leaf(&full.narrow(0, 2 * rank, 2));
+            let heads = all_to_all(&local, 1, 0, group).unwrap();
+            close(&heads.detach(), &full.narrow(1, 3 * rank, 3));
+            let restored = all_to_all(&heads, 0, 1, group).unwrap();
+            close(&restored.detach(), &local.detach());
+            (restored.square() * (rank + 1) as f64).sum(Kind::Double).backward();
+            close(&local.grad(), &(local.detach() * (2 * (rank + 1)) as f64));
         });
     }
 

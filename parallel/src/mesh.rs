@@ -67,9 +67,9 @@ impl Mesh {
     }
 
     /// A mesh with the given axis sizes for rank `rank` of `world_size`. All other axes have size 1.
-    pub fn new(wide: &[(Axis, usize)], rank: usize, world_size: usize) -> Result<Self, Error> {
+    pub fn new(axis_sizes: &[(Axis, usize)], rank: usize, world_size: usize) -> Result<Self, Error> {
         let mut sizes = [1; 7];
-        for &(axis, size) in wide {
+        for &(axis, size) in axis_sizes {
             sizes[axis as usize] = size;
         }
         // An overflowing product saturates, so it can never equal `world_size`.
@@ -158,8 +158,8 @@ mod tests {
     fn coordinates_and_groups_of_a_2_x_2_x_3_mesh() {
         // rank = (pipeline * 2 + data) * 3 + tensor; 10 = (1 * 2 + 1) * 3 + 1.
         let mesh = Mesh::new(&[(Axis::Tensor, 3), (Axis::Pipeline, 2), (Axis::Data, 2)], 10, 12).unwrap();
-        let place: Vec<usize> = Axis::ALL.iter().map(|&axis| mesh.coordinate(axis)).collect();
-        assert_eq!(place, [1, 1, 0, 0, 0, 0, 1]);
+        let coordinates: Vec<usize> = Axis::ALL.iter().map(|&axis| mesh.coordinate(axis)).collect();
+        assert_eq!(coordinates, [1, 1, 0, 0, 0, 0, 1]);
         assert_eq!(mesh.group(&[Axis::Tensor]), [9, 10, 11]);
         assert_eq!(mesh.group(&[Axis::Data]), [7, 10]);
         assert_eq!(mesh.group(&[Axis::Pipeline]), [4, 10]);

@@ -27,27 +27,31 @@ impl ShardSpec {
     /// Splits the `length` indices of dimension `dim` into one contiguous range per rank, as evenly as
     /// possible.
     pub fn even(dim: usize, length: i64, ranks: usize) -> Self {
-        let place = |rank: usize| length * rank as i64 / ranks as i64;
-        let run = |rank| std::iter::once(place(rank)..place(rank + 1));
-        Self { dim, ranges: (0..ranks).map(|rank| run(rank).collect()).collect() }
+        let boundary = |rank: usize| length * rank as i64 / ranks as i64;
+        let range = |rank| std::iter::once(boundary(rank)..boundary(rank + 1));
+        Self { dim, ranges: (0..ranks).map(|rank| range(rank).collect()).collect() }
     }
 
     /// Replaces each index of this spec by a block of `width` consecutive indices.
     #[must_use]
     pub fn with_block_size(self, width: i64) -> Self {
-        let wide = |run: Range<i64>| run.start * width..run.end * width;
-        let ranges = self.ranges.into_iter().map(|runs| runs.into_iter().map(wide).collect()).collect();
+        let scale_range = |range: Range<i64>| range.start * width..range.end * width;
+        let ranges = self
+            .ranges
+            .into_iter()
+            .map(|rank_ranges| rank_ranges.into_iter().map(scale_range).collect())
+            .collect();
         Self { dim: self.dim, ranges }
     }
 
     /// Concatenates several specs of the same dimension.
-    pub fn concat(cuts: &[Self]) -> Self {
-        let (dim, ranks) = (cuts[0].dim, cuts[0].ranges.len());
+    pub fn concat(specs: &[Self]) -> Self {
+        let (dim, ranks) = (specs[0].dim, specs[0].ranges.len());
         let mut ranges = vec![Vec::new(); ranks];
         let mut start = 0;
-        for spec in cuts {
-            for (rank, own) in spec.ranges.iter().enumerate() {
-                ranges[rank].extend(own.iter().map(|run| run.start + start..run.end + start));
+        for spec in specs {
+            for (rank, rank_ranges) in spec.ranges.iter().enumerate() {
+                ranges[rank].extend(rank_ranges.iter().map(|range| range.start + start..range.end + start));
             }
             start += spec.global_len();
         }
@@ -72,7 +76,7 @@ impl ShardSpec {
 
     /// The number of indices that rank `rank` holds.
     pub fn local_len(&self, rank: usize) -> i64 {
-        self.ranges[rank].iter().map(|run| run.end - run.start).sum()
+        self.ranges[rank].iter().map(|range| range.end - range.start).sum()
     }
 
     /// The length of the full dimension.
@@ -80,22 +84,23 @@ impl ShardSpec {
         (0..self.ranges.len()).map(|rank| self.local_len(rank)).sum()
     }
 
-    /// The shard of rank `rank` of the full tensor `whole`.
-    pub fn local_shard(&self, whole: &Tensor, rank: usize) -> Tensor {
-        let part = |run: &Range<i64>| whole.narrow(self.dim as i64, run.start, run.end - run.start);
+    /// The shard of rank `rank` of the full tensor `full`.
+    pub fn local_shard(&self, full: &Tensor, rank: usize) -> Tensor {
+        let narrow_to =
+            |range: &Range<i64>| full.narrow(self.dim as i64, range.start, range.end - range.start);
         match self.ranges(rank) {
-            [run] => part(run).contiguous(),
-            runs => Tensor::cat(&runs.iter().map(part).collect::<Vec<_>>(), self.dim as i64),
+            [range] => narrow_to(range).contiguous(),
+            ranges => Tensor::cat(&ranges.iter().map(narrow_to).collect::<Vec<_>>(), self.dim as i64),
         }
     }
 
-    /// Gathers the full tensor on every rank of `group` from the shards `part`, without a graph.
-    pub fn unshard(&self, part: &Tensor, group: &ProcessGroup) -> Result<Tensor, Error> {
+    /// Gathers the full tensor on every rank of `group` from each rank's `shard`, without a graph.
+    pub fn unshard(&self, shard: &Tensor, group: &ProcessGroup) -> Result<Tensor, Error> {
         no_grad(|| {
             // The all-gather concatenates along the first dimension and needs inputs of equal length, so
             // shorter shards are padded with zeros.
             let dim = self.dim as i64;
-            let rows = part.detach().transpose(0, dim);
+            let rows = shard.detach().transpose(0, dim);
             let longest = (0..self.ranges.len()).map(|rank| self.local_len(rank)).max().unwrap_or(0);
             let missing = longest - rows.size()[0];
             let rows = if missing > 0 {
@@ -110,16 +115,16 @@ impl ShardSpec {
 
             let mut shape = all.size();
             shape[0] = self.global_len();
-            let whole = Tensor::empty(&shape, (all.kind(), all.device()));
-            for (rank, runs) in self.ranges.iter().enumerate() {
+            let full = Tensor::empty(&shape, (all.kind(), all.device()));
+            for (rank, rank_ranges) in self.ranges.iter().enumerate() {
                 let mut start = rank as i64 * longest;
-                for run in runs {
-                    let length = run.end - run.start;
-                    whole.narrow(0, run.start, length).copy_(&all.narrow(0, start, length));
+                for range in rank_ranges {
+                    let length = range.end - range.start;
+                    full.narrow(0, range.start, length).copy_(&all.narrow(0, start, length));
                     start += length;
                 }
             }
-            Ok(whole.transpose(0, dim).contiguous())
+            Ok(full.transpose(0, dim).contiguous())
         })
     }
 }
@@ -139,37 +144,37 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// The shape of the full tensor, given the shape `part` of this rank's shard.
-    pub fn global_shape(&self, part: &[i64]) -> Vec<i64> {
-        let mut shape = part.to_vec();
+    /// The shape of the full tensor, given the shape `local_shape` of this rank's shard.
+    pub fn global_shape(&self, local_shape: &[i64]) -> Vec<i64> {
+        let mut shape = local_shape.to_vec();
         if let Self::Shard { spec, .. } = self {
             shape[spec.dim] = spec.global_len();
         }
         shape
     }
 
-    /// The shape of this rank's shard, given the shape `whole` of the full tensor.
-    pub fn local_shape(&self, whole: &[i64]) -> Vec<i64> {
-        let mut shape = whole.to_vec();
+    /// The shape of this rank's shard, given the shape `global_shape` of the full tensor.
+    pub fn local_shape(&self, global_shape: &[i64]) -> Vec<i64> {
+        let mut shape = global_shape.to_vec();
         if let Self::Shard { spec, group } = self {
             shape[spec.dim] = spec.local_len(group.rank());
         }
         shape
     }
 
-    /// This rank's shard of the full tensor `whole`.
-    pub fn shard(&self, whole: &Tensor) -> Tensor {
+    /// This rank's shard of the full tensor `full`.
+    pub fn shard(&self, full: &Tensor) -> Tensor {
         match self {
-            Self::Replicate => whole.shallow_clone(),
-            Self::Shard { spec, group } => no_grad(|| spec.local_shard(whole, group.rank())),
+            Self::Replicate => full.shallow_clone(),
+            Self::Shard { spec, group } => no_grad(|| spec.local_shard(full, group.rank())),
         }
     }
 
     /// Gathers the full tensor from the shards of all ranks. Every rank of the group calls it.
-    pub fn full_tensor(&self, part: &Tensor) -> Result<Tensor, Error> {
+    pub fn full_tensor(&self, shard: &Tensor) -> Result<Tensor, Error> {
         match self {
-            Self::Replicate => Ok(part.detach()),
-            Self::Shard { spec, group } => spec.unshard(part, group),
+            Self::Replicate => Ok(shard.detach()),
+            Self::Shard { spec, group } => spec.unshard(shard, group),
         }
     }
 
@@ -197,11 +202,11 @@ pub struct Parameter {
     pub tensor: Tensor,
     /// How the full tensor is distributed over the ranks.
     pub placement: Placement,
-    /// Whether the local gradient is a partial sum that must be all-reduced over the tensor group: every rank
-    /// of the group holds the full values and uses them in a different part of the computation.
+    /// Whether the local gradient is a partial sum that must be all-reduced over the tensor-parallel group:
+    /// every rank of the group holds the full values and uses them in a different part of the computation.
     pub partial_grad: bool,
-    /// Whether this is an expert parameter: the other ranks of the expert group hold other parameters in its
-    /// place.
+    /// Whether this is an expert parameter: the other ranks of the expert-parallel group hold other
+    /// parameters in its place.
     pub is_expert: bool,
     /// The ranks that hold a tied copy of this weight (the input embedding and the output head). Their
     /// gradients are all-reduced.
@@ -236,9 +241,9 @@ impl Parameter {
         self.tied_group.as_ref().is_none_or(|tied_group| tied_group.rank() == 0)
     }
 
-    /// Whether this rank counts the parameter. Over the model-parallel group every parameter is counted
-    /// exactly once.
-    pub fn is_counted(&self, groups: &ProcessGroups) -> bool {
+    /// Whether this rank owns the parameter, for counts over the model-parallel group. Exactly one rank of
+    /// the group owns each parameter.
+    pub fn is_owned(&self, groups: &ProcessGroups) -> bool {
         self.is_tied_owner() && (self.is_expert || groups.expert_parallel().rank() == 0)
     }
 
@@ -282,7 +287,7 @@ mod tests {
     use crate::world::tests::run_worlds;
 
     #[test]
-    fn an_even_cut_of_seven_by_hand() {
+    fn seven_indices_over_three_ranks_by_hand() {
         let spec = ShardSpec::even(1, 7, 3);
         let firsts = [0, 1, 2].map(|rank| spec.ranges(rank)[0].clone());
         assert_eq!(firsts, [0..2, 2..4, 4..7]);
@@ -290,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_keys_and_values_in_one_matrix_have_three_runs_a_rank() {
+    fn a_fused_qkv_matrix_has_three_ranges_per_rank() {
         // Four query heads and two key-value heads of three columns each.
         let heads = |count| ShardSpec::even(0, count, 2).with_block_size(3);
         let fused = ShardSpec::concat(&[heads(4), heads(2), heads(2)]);
@@ -299,22 +304,22 @@ mod tests {
     }
 
     #[test]
-    fn parts_make_the_whole_again_on_every_rank() {
-        let whole = Tensor::arange(24 * 5, (Kind::Float, Device::Cpu)).reshape([5, 24]);
+    fn full_tensor_restores_the_sharded_tensor_on_every_rank() {
+        let full = Tensor::arange(24 * 5, (Kind::Float, Device::Cpu)).reshape([5, 24]);
         let heads = |count| ShardSpec::even(1, count, 3).with_block_size(3);
-        let cuts =
+        let specs =
             [ShardSpec::even(1, 24, 3), ShardSpec::even(0, 5, 3), ShardSpec::concat(&[heads(4), heads(4)])];
-        let whole = std::sync::Mutex::new(whole);
+        let full = std::sync::Mutex::new(full);
         for transport in [Transport::Shared, Transport::Gloo] {
             run_worlds(3, transport, |world| {
                 let group = Arc::new(world.group("test", &[0, 1, 2]).unwrap());
-                let whole = whole.lock().unwrap().copy();
-                for spec in &cuts {
+                let full = full.lock().unwrap().copy();
+                for spec in &specs {
                     let placement = Placement::Shard { spec: spec.clone(), group: Arc::clone(&group) };
-                    let part = placement.shard(&whole);
-                    assert_eq!(part.size(), placement.local_shape(&whole.size()));
-                    assert_eq!(placement.global_shape(&part.size()), whole.size());
-                    assert_eq!(placement.full_tensor(&part).unwrap(), whole);
+                    let shard = placement.shard(&full);
+                    assert_eq!(shard.size(), placement.local_shape(&full.size()));
+                    assert_eq!(placement.global_shape(&shard.size()), full.size());
+                    assert_eq!(placement.full_tensor(&shard).unwrap(), full);
                 }
             });
         }

@@ -70,21 +70,21 @@ impl PipelineStages {
         self.last_stage_rank() == self.group.rank()
     }
 
-    /// The schedule of a step with `micros` micro-batches.
-    pub fn schedule(&self, micros: usize) -> Schedule {
-        Schedule::new(self.schedule_kind, self.group.size(), self.virtual_stages, micros)
+    /// The schedule of a step with `num_micro_batches` micro-batches.
+    pub fn schedule(&self, num_micro_batches: usize) -> Schedule {
+        Schedule::new(self.schedule_kind, self.group.size(), self.virtual_stages, num_micro_batches)
     }
 
-    /// Runs one batch forward through all stages. `run` computes the output of a range of segments from the
-    /// output of the previous range. `shape` is the shape of the hidden states between two stages. Returns
-    /// the last output on the rank that has it.
+    /// Runs one batch forward through all stages. `run_segments` computes the output of a range of segments
+    /// from the output of the previous range. `shape` is the shape of the hidden states between two stages.
+    /// Returns the last output on the rank that has it.
     pub fn run_stages(
         &self,
         shape: &[i64],
         options: (Kind, Device),
-        mut run: impl FnMut(Range<usize>, Option<Tensor>) -> Result<Tensor, Error>,
+        mut run_segments: impl FnMut(Range<usize>, Option<Tensor>) -> Result<Tensor, Error>,
     ) -> Result<Option<Tensor>, Error> {
-        let mut held = None;
+        let mut hidden = None;
         for (stage, segments) in self.stages.iter().enumerate() {
             // Smaller tags belong to the messages of a training step.
             let tag = 2 * self.stages.len() + stage;
@@ -92,27 +92,27 @@ impl PipelineStages {
                 continue;
             }
             if stage > 0 && self.rank_of_stage(stage - 1) != self.group.rank() {
-                held = Some(self.group.recv(shape, options, self.rank_of_stage(stage - 1), tag)?);
+                hidden = Some(self.group.recv(shape, options, self.rank_of_stage(stage - 1), tag)?);
             }
-            held = Some(run(segments.clone(), held.take())?);
+            hidden = Some(run_segments(segments.clone(), hidden.take())?);
             if stage + 1 < self.stages.len() && self.rank_of_stage(stage + 1) != self.group.rank() {
-                let output = held.take().expect("a stage has an output").contiguous();
+                let output = hidden.take().expect("a stage has an output").contiguous();
                 self.group.send(&output, self.rank_of_stage(stage + 1), tag + 1)?.wait()?;
             }
         }
-        Ok(held)
+        Ok(hidden)
     }
 
     /// Broadcasts the output of the rank with the last segment to every rank.
     pub fn broadcast_from_last_stage(
         &self,
-        made: Option<Tensor>,
+        output: Option<Tensor>,
         shape: &[i64],
         options: (Kind, Device),
     ) -> Result<Tensor, Error> {
-        let made = made.map_or_else(|| Tensor::empty(shape, options), |made| made.contiguous());
-        self.group.broadcast(&made, self.last_stage_rank())?;
-        Ok(made)
+        let output = output.map_or_else(|| Tensor::empty(shape, options), |output| output.contiguous());
+        self.group.broadcast(&output, self.last_stage_rank())?;
+        Ok(output)
     }
 
     fn rank_of_stage(&self, stage: usize) -> usize {
@@ -124,30 +124,30 @@ impl PipelineStages {
     }
 }
 
-/// Splits the segments into `runs` contiguous non-empty ranges such that the largest total cost of a range is
-/// minimal.
-fn partition_balanced(costs: &[f64], runs: usize) -> Vec<Range<usize>> {
+/// Splits the segments into `num_ranges` contiguous non-empty ranges such that the largest total cost of a
+/// range is minimal.
+fn partition_balanced(costs: &[f64], num_ranges: usize) -> Vec<Range<usize>> {
     let count = costs.len();
     let sum = |range: Range<usize>| costs[range].iter().sum::<f64>();
 
-    // dearest[r][n]: the smallest possible maximum cost when the first n segments are split into r + 1
+    // min_max_cost[r][n]: the smallest possible maximum cost when the first n segments are split into r + 1
     // ranges, and the start of the last of these ranges.
-    let mut dearest: Vec<Vec<(f64, usize)>> = vec![(0..=count).map(|end| (sum(0..end), 0)).collect()];
-    for run in 1..runs {
-        let before = &dearest[run - 1];
+    let mut min_max_cost: Vec<Vec<(f64, usize)>> = vec![(0..=count).map(|end| (sum(0..end), 0)).collect()];
+    for index in 1..num_ranges {
+        let previous = &min_max_cost[index - 1];
         let best = |end: usize| {
-            let choices = (run..end).map(|start| (before[start].0.max(sum(start..end)), start));
+            let choices = (index..end).map(|start| (previous[start].0.max(sum(start..end)), start));
             choices.min_by(|left, right| left.0.total_cmp(&right.0)).unwrap_or((f64::INFINITY, 0))
         };
         let row = (0..=count).map(best).collect();
-        dearest.push(row);
+        min_max_cost.push(row);
     }
 
     // Follow the recorded starts from the last range back to the first.
-    let mut stages = Vec::with_capacity(runs);
+    let mut stages = Vec::with_capacity(num_ranges);
     let mut end = count;
-    for run in (0..runs).rev() {
-        let start = dearest[run][end].1;
+    for index in (0..num_ranges).rev() {
+        let start = min_max_cost[index][end].1;
         stages.push(start..end);
         end = start;
     }
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_are_laid_out_by_their_cost() {
+    fn segments_are_partitioned_by_cost() {
         assert_eq!(partition_balanced(&[0.0, 1.0, 1.0, 1.0, 1.0, 2.0], 2), [0..4, 4..6]);
         // The head is expensive, so the rank that has it gets fewer layers.
         assert_eq!(partition_balanced(&[0.0, 1.0, 1.0, 1.0, 1.0, 3.0], 3), [0..3, 3..5, 5..6]);

@@ -180,7 +180,7 @@ fn resolve(host: &str, port: u16, timeout: Duration) -> io::Result<Vec<SocketAdd
         let _ = found.send(addresses.map(Iterator::collect));
     })?;
     answer.recv_timeout(timeout).unwrap_or_else(|_| {
-        let message = format!("no name server said within {} s where it is", PROBE_TIMEOUT.as_secs());
+        let message = format!("its host name was not resolved within {} s", PROBE_TIMEOUT.as_secs());
         Err(io::Error::new(ErrorKind::TimedOut, message))
     })
 }
@@ -197,7 +197,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(20);
 
     /// The rank info of rank 1 of a job whose store should be at this port.
-    fn place(port: u16, secret: &Secret) -> RankInfo {
+    fn rank_info(port: u16, secret: &Secret) -> RankInfo {
         RankInfo { rank: 1, size: 2, port, secret: Some(secret.clone()), ..RankInfo::single() }
     }
 
@@ -211,7 +211,8 @@ mod tests {
             listener.incoming().map_while(Result::ok).for_each(|stream| open.extend(act(stream)));
         });
         let started = Instant::now();
-        let error = open_store(&place(port, &Secret::random().unwrap()), TIMEOUT).unwrap_err().to_string();
+        let error =
+            open_store(&rank_info(port, &Secret::random().unwrap()), TIMEOUT).unwrap_err().to_string();
         assert!(error.contains(&format!("127.0.0.1:{port}")), "{error}");
         (error, started.elapsed())
     }
@@ -249,7 +250,7 @@ mod tests {
                 .collect();
         assert!(waiting.len() < 10_000, "the queue is never full");
         let started = Instant::now();
-        let rank_info = place(address.port(), &Secret::random().unwrap());
+        let rank_info = rank_info(address.port(), &Secret::random().unwrap());
         let error = open_store(&rank_info, TIMEOUT).unwrap_err().to_string();
         assert!(error.contains(&format!("{address} cannot be reached: ")), "{error}");
         assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
@@ -258,22 +259,22 @@ mod tests {
     #[test]
     fn the_store_of_another_job_is_named() {
         let secret = Secret::random().unwrap();
-        let serving = RankInfo { rank: 0, ..place(0, &secret) };
+        let serving = RankInfo { rank: 0, ..rank_info(0, &secret) };
         let store = open_store(&serving, TIMEOUT).unwrap();
-        open_store(&place(store.port(), &secret), TIMEOUT).unwrap();
-        let other = place(store.port(), &Secret::random().unwrap());
+        open_store(&rank_info(store.port(), &secret), TIMEOUT).unwrap();
+        let other = rank_info(store.port(), &Secret::random().unwrap());
         let error = open_store(&other, TIMEOUT).unwrap_err().to_string();
         assert!(error.contains("belongs to a job with another secret"), "{error}");
         // A c10d store without the marker of this program.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let foreign = Store::serve("127.0.0.1", listener, &secret, TIMEOUT).unwrap();
-        let error = open_store(&place(foreign.port(), &secret), TIMEOUT).unwrap_err().to_string();
+        let error = open_store(&rank_info(foreign.port(), &secret), TIMEOUT).unwrap_err().to_string();
         assert!(error.contains("not one that this program serves"), "{error}");
     }
 
     #[test]
     fn the_store_of_one_host_listens_on_loopback_alone() {
-        let serving = RankInfo { rank: 0, ..place(0, &Secret::random().unwrap()) };
+        let serving = RankInfo { rank: 0, ..rank_info(0, &Secret::random().unwrap()) };
         let store = open_store(&serving, TIMEOUT).unwrap();
         let port = format!(":{:04X}", store.port());
         let listening: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
@@ -296,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_job_without_a_secret_is_refused() {
-        let without = RankInfo { secret: None, ..place(1, &Secret::random().unwrap()) };
+        let without = RankInfo { secret: None, ..rank_info(1, &Secret::random().unwrap()) };
         let error = open_store(&without, TIMEOUT).unwrap_err().to_string();
         assert!(error.contains("COLOSSAL_JOB_SECRET is not set"), "{error}");
         let error = parse_secret(Some("too short")).unwrap_err().to_string();

@@ -54,7 +54,7 @@ pub enum Error {
         got: u64,
     },
     /// The header is invalid.
-    #[error("{} is no safetensors file: {reason}", path.display())]
+    #[error("{} is not a safetensors file: {reason}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,

@@ -149,7 +149,7 @@ impl<'a, M: Segmented> Tape<'a, M> {
                 SavedSegment::WithGraph { input, output } => (input, output),
                 SavedSegment::InputOnly(input) => match forward_with_graph(model, index, input, context)?.0 {
                     SavedSegment::WithGraph { input, output } => (input, output),
-                    SavedSegment::InputOnly(_) => unreachable!("`run` keeps the graph"),
+                    SavedSegment::InputOnly(_) => unreachable!("`forward_with_graph` keeps the graph"),
                 },
             };
             let parameters = model.segment_parameters(index);

@@ -59,19 +59,19 @@ impl SequenceShard {
         match self.order {
             SequenceOrder::Contiguous => {
                 let size = self.local_len(lengths);
-                (self.rank * size..(self.rank + 1) * size).map(|place| place.min(all - 1)).collect()
+                (self.rank * size..(self.rank + 1) * size).map(|token| token.min(all - 1)).collect()
             }
             SequenceOrder::ZigZag => {
-                let mut own = Vec::with_capacity(self.local_len(lengths) as usize);
+                let mut indices = Vec::with_capacity(self.local_len(lengths) as usize);
                 let mut start = 0;
                 for (&length, chunk) in lengths.iter().zip(self.chunk_lens(lengths)) {
                     for index in [self.rank, 2 * self.ranks - 1 - self.rank] {
                         let tokens = index * chunk..(index + 1) * chunk;
-                        own.extend(tokens.map(|token| start + token.min(length - 1)));
+                        indices.extend(tokens.map(|token| start + token.min(length - 1)));
                     }
                     start += length;
                 }
-                own
+                indices
             }
         }
     }
@@ -79,12 +79,13 @@ impl SequenceShard {
     /// A mask over the local tokens: 1 for a real token that no earlier rank holds, 0 for padding.
     pub fn unique_mask(&self, lengths: &[i64]) -> Vec<f32> {
         let size = self.local_len(lengths);
-        let places = self.unshard_indices(lengths).unwrap_or_else(|| (0..lengths.iter().sum()).collect());
-        let mut counts = vec![0.0; size as usize];
-        for place in places.into_iter().filter(|place| place / size == self.rank) {
-            counts[(place % size) as usize] = 1.0;
+        let unshard_indices =
+            self.unshard_indices(lengths).unwrap_or_else(|| (0..lengths.iter().sum()).collect());
+        let mut mask = vec![0.0; size as usize];
+        for index in unshard_indices.into_iter().filter(|index| index / size == self.rank) {
+            mask[(index % size) as usize] = 1.0;
         }
-        counts
+        mask
     }
 
     /// The index of each token of the flat batch in the concatenated shards of all ranks; `None` if the order
@@ -94,9 +95,9 @@ impl SequenceShard {
             return None;
         }
         let (size, mut before) = (self.local_len(lengths), 0);
-        let mut places = Vec::with_capacity(lengths.iter().sum::<i64>() as usize);
+        let mut indices = Vec::with_capacity(lengths.iter().sum::<i64>() as usize);
         for (&length, chunk) in lengths.iter().zip(self.chunk_lens(lengths)) {
-            places.extend((0..length).map(|token| {
+            indices.extend((0..length).map(|token| {
                 let index = token / chunk;
                 let early = index < self.ranks;
                 let (rank, late) = if early { (index, 0) } else { (2 * self.ranks - 1 - index, chunk) };
@@ -104,12 +105,12 @@ impl SequenceShard {
             }));
             before += 2 * chunk;
         }
-        Some(places)
+        Some(indices)
     }
 }
 
-fn ceil(count: i64, parts: i64) -> i64 {
-    (count + parts - 1) / parts
+fn ceil(count: i64, divisor: i64) -> i64 {
+    (count + divisor - 1) / divisor
 }
 
 #[cfg(test)]
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_token_is_where_its_place_says() {
+    fn every_token_is_at_its_unshard_index() {
         for order in [SequenceOrder::Contiguous, SequenceOrder::ZigZag] {
             for lengths in [vec![1], vec![8], vec![5, 3, 17, 1], vec![24, 24]] {
                 for ranks in [1, 2, 3] {
@@ -126,8 +127,9 @@ mod tests {
                         (0..ranks).flat_map(|rank| layout(rank).local_indices(&lengths)).collect();
                     assert_eq!(indices.len() as i64, ranks * layout(0).local_len(&lengths));
                     let all: i64 = lengths.iter().sum();
-                    let places = layout(0).unshard_indices(&lengths).unwrap_or_else(|| (0..all).collect());
-                    let found = places.into_iter().map(|place| indices[place as usize]);
+                    let unshard_indices =
+                        layout(0).unshard_indices(&lengths).unwrap_or_else(|| (0..all).collect());
+                    let found = unshard_indices.into_iter().map(|index| indices[index as usize]);
                     assert!(found.eq(0..all), "{order:?} {lengths:?} {ranks}");
                 }
             }
@@ -136,9 +138,9 @@ mod tests {
 
     #[test]
     fn chunks_go_from_both_ends_to_the_middle() {
-        let own =
+        let local_indices =
             |rank| SequenceShard { order: SequenceOrder::ZigZag, ranks: 2, rank }.local_indices(&[8, 4]);
-        assert_eq!(own(0), [0, 1, 6, 7, 8, 11]);
-        assert_eq!(own(1), [2, 3, 4, 5, 9, 10]);
+        assert_eq!(local_indices(0), [0, 1, 6, 7, 8, 11]);
+        assert_eq!(local_indices(1), [2, 3, 4, 5, 9, 10]);
     }
 }

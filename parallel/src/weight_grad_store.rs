@@ -29,11 +29,11 @@ thread_local! {
     static CURRENT: RefCell<Option<WeightGradStore>> = const { RefCell::new(None) };
 }
 
-/// Runs `body`; the linear layers that this thread runs in it defer their weight gradients to `collection`.
+/// Runs `body`; the linear layers that this thread runs in it defer their weight gradients to `store`.
 pub fn with_deferred_weight_grads<T>(store: &WeightGradStore, body: impl FnOnce() -> T) -> T {
-    let before = CURRENT.replace(Some(store.clone()));
+    let previous = CURRENT.replace(Some(store.clone()));
     let result = body();
-    CURRENT.set(before);
+    CURRENT.set(previous);
     result
 }
 
@@ -50,34 +50,44 @@ pub fn linear_deferring_weight_grad(
     is_conv1d: bool,
 ) -> Option<Result<Tensor, Error>> {
     let store = CURRENT.with_borrow(Clone::clone)?;
-    let wanted = parallel_sys::autograd::is_enabled() && x.requires_grad() && weight.requires_grad();
-    if !wanted || !weight.is_leaf() {
+    let needs_grad = parallel_sys::autograd::is_enabled() && x.requires_grad() && weight.requires_grad();
+    if !needs_grad || !weight.is_leaf() {
         return None;
     }
-    let (own_x, own_weight) = (x.detach(), weight.detach());
+    let (detached_x, detached_weight) = (x.detach(), weight.detach());
     let result = no_grad(|| {
-        if is_conv1d { own_x.matmul(&own_weight) } else { own_x.linear(&own_weight, None::<&Tensor>) }
+        if is_conv1d {
+            detached_x.matmul(&detached_weight)
+        } else {
+            detached_x.linear(&detached_weight, None::<&Tensor>)
+        }
     });
     let backward: Backward = Box::new(move |grads| {
         let Some(grad) = &grads[0] else { return Ok(vec![None]) };
-        let of_x =
-            no_grad(|| if is_conv1d { grad.matmul(&own_weight.tr()) } else { grad.matmul(&own_weight) });
-        let (weight, x, grad) = (own_weight.shallow_clone(), own_x.shallow_clone(), grad.shallow_clone());
-        let mut waiting = store.0.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.push(DeferredWeightGrad { weight, x, grad, is_conv1d });
-        Ok(vec![Some(of_x)])
+        let input_grad = no_grad(|| {
+            if is_conv1d { grad.matmul(&detached_weight.tr()) } else { grad.matmul(&detached_weight) }
+        });
+        let (weight, x, grad) =
+            (detached_weight.shallow_clone(), detached_x.shallow_clone(), grad.shallow_clone());
+        let mut deferred = store.0.lock().unwrap_or_else(PoisonError::into_inner);
+        deferred.push(DeferredWeightGrad { weight, x, grad, is_conv1d });
+        Ok(vec![Some(input_grad)])
     });
     let attached = with_backward(&[&result], &[x], backward);
-    Some(attached.map_err(Error::from).map(|mut outputs| outputs.pop().expect("as many as were given")))
+    Some(
+        attached
+            .map_err(Error::from)
+            .map(|mut outputs| outputs.pop().expect("one attached tensor per result")),
+    )
 }
 
 impl WeightGradStore {
     /// Computes the deferred gradients and returns each with the index of its weight among `parameters`.
     pub fn flush<'a>(&self, parameters: &'a [Parameter]) -> impl Iterator<Item = (usize, Tensor)> + 'a {
-        let waiting = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        waiting.into_iter().map(|DeferredWeightGrad { weight, x, grad, is_conv1d }| {
-            let same = |parameter: &Parameter| parameter.tensor.data_ptr() == weight.data_ptr();
-            let index = parameters.iter().position(same).expect("a leaf is a parameter");
+        let deferred = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        deferred.into_iter().map(|DeferredWeightGrad { weight, x, grad, is_conv1d }| {
+            let is_same_tensor = |parameter: &Parameter| parameter.tensor.data_ptr() == weight.data_ptr();
+            let index = parameters.iter().position(is_same_tensor).expect("a leaf is a parameter");
             (index, no_grad(|| if is_conv1d { x.tr().matmul(&grad) } else { grad.tr().matmul(&x) }))
         })
     }

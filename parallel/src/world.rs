@@ -130,8 +130,8 @@ impl RankInfo {
     }
 
     fn from_vars(value: &dyn Fn(&str) -> Option<String>) -> Result<Self, Error> {
-        let said = |vars: &&LauncherVars| value(vars.rank).is_some() && value(vars.size).is_some();
-        let Some(vars) = LAUNCHERS.iter().find(said) else {
+        let is_set = |vars: &&LauncherVars| value(vars.rank).is_some() && value(vars.size).is_some();
+        let Some(vars) = LAUNCHERS.iter().find(is_set) else {
             return match LAUNCHERS.iter().find_map(|vars| vars.incomplete_pair_error(value)) {
                 Some(error) => Err(error),
                 None => Ok(Self::single()),
@@ -139,13 +139,13 @@ impl RankInfo {
         };
 
         let number = |name: &'static str| -> Result<Option<usize>, Error> {
-            let wrong = |text: String| Error::LauncherVars {
+            let invalid = |text: String| Error::LauncherVars {
                 launcher: vars.launcher,
                 name,
                 value: text,
-                problem: "is no number",
+                problem: "is not a number",
             };
-            value(name).map(|text| text.trim().parse().map_err(|_| wrong(text))).transpose()
+            value(name).map(|text| text.trim().parse().map_err(|_| invalid(text))).transpose()
         };
 
         let size = number(vars.size)?.unwrap_or(1);
@@ -219,8 +219,8 @@ impl HostInfo {
 /// Parses a list of core numbers such as `0-3,8`.
 fn cores(list: &str) -> BTreeSet<usize> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
+    let range = |item: &str| {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
         Some(number(first)?..=number(last)?)
     };
     list.split(',').filter_map(range).flatten().collect()
@@ -255,25 +255,26 @@ impl World {
             store: Some(Arc::new(store)),
             hosts: Vec::new(),
         };
-        let own = serde_json::to_string(&HostInfo::local()).expect("plain data");
-        let said = world.store_all_gather("host", &own)?;
-        let foreign = |rank: usize| move |_| Error::VersionMismatch { rank };
-        let read = |(rank, text): (usize, &String)| serde_json::from_str(text).map_err(foreign(rank));
-        world.hosts = said.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        let local_host = serde_json::to_string(&HostInfo::local()).expect("plain data");
+        let host_infos = world.store_all_gather("host", &local_host)?;
+        let version_mismatch = |rank: usize| move |_| Error::VersionMismatch { rank };
+        let parse =
+            |(rank, text): (usize, &String)| serde_json::from_str(text).map_err(version_mismatch(rank));
+        world.hosts = host_infos.iter().enumerate().map(parse).collect::<Result<_, _>>()?;
         Ok(world)
     }
 
     /// All-gathers one text per rank through the store, in rank order, under the key `subject`. The error
     /// names the missing ranks if they do not arrive within the timeout.
-    pub fn store_all_gather(&self, subject: &str, own: &str) -> Result<Vec<String>, Error> {
-        let Some(store) = &self.store else { return Ok(vec![own.to_owned()]) };
+    pub fn store_all_gather(&self, subject: &str, value: &str) -> Result<Vec<String>, Error> {
+        let Some(store) = &self.store else { return Ok(vec![value.to_owned()]) };
 
         let address = || format!("{}:{}", self.rank_info.address, self.rank_info.port);
         let key = |rank: usize| self.key(&format!("{subject}/{rank}"));
-        store.set(&key(self.rank_info.rank), own.as_bytes())?;
+        store.set(&key(self.rank_info.rank), value.as_bytes())?;
 
         let until = Instant::now() + self.timeout;
-        let mut said = Vec::with_capacity(self.rank_info.size);
+        let mut values = Vec::with_capacity(self.rank_info.size);
         for rank in 0..self.rank_info.size {
             let left = until.saturating_duration_since(Instant::now()).max(MIN_WAIT);
             let bytes = match store.get(&key(rank), left) {
@@ -288,7 +289,7 @@ impl World {
                 }
                 Err(_) => return Err(self.missing_ranks_error(store, &key, address())),
             };
-            said.push(String::from_utf8_lossy(&bytes).into_owned());
+            values.push(String::from_utf8_lossy(&bytes).into_owned());
         }
 
         // The store may disappear when rank 0 exits, so rank 0 stays until all ranks have read, or
@@ -302,17 +303,17 @@ impl World {
             };
             let _ = (0..self.rank_info.size).try_for_each(|rank| read(rank).map(drop));
         }
-        Ok(said)
+        Ok(values)
     }
 
     /// Returns the error that names the ranks which have not yet written their `key`.
     fn missing_ranks_error(&self, store: &Store, key: &dyn Fn(usize) -> String, address: String) -> Error {
-        let there = (0..self.rank_info.size).map(|rank| store.check(&key(rank)));
-        match there.collect::<Result<Vec<bool>, _>>() {
+        let has_arrived = (0..self.rank_info.size).map(|rank| store.check(&key(rank)));
+        match has_arrived.collect::<Result<Vec<bool>, _>>() {
             Err(cause) => Error::Rendezvous { address, cause },
-            Ok(there) => Error::MissingRanks {
+            Ok(has_arrived) => Error::MissingRanks {
                 rank: self.rank_info.rank,
-                missing: (0..self.rank_info.size).filter(|&rank| !there[rank]).collect(),
+                missing: (0..self.rank_info.size).filter(|&rank| !has_arrived[rank]).collect(),
                 address,
                 seconds: self.timeout.as_secs(),
             },
@@ -336,8 +337,9 @@ impl World {
 
     /// The number of processes, including this one, that may run on the same cores as this one.
     pub fn ranks_sharing_cores(&self) -> usize {
-        let own = &self.hosts[self.rank_info.rank];
-        let shares = |host: &&HostInfo| host.host == own.host && !host.cores.is_disjoint(&own.cores);
+        let local_host = &self.hosts[self.rank_info.rank];
+        let shares =
+            |host: &&HostInfo| host.host == local_host.host && !host.cores.is_disjoint(&local_host.cores);
         self.hosts.iter().filter(shares).count().max(1)
     }
 
@@ -353,9 +355,9 @@ impl World {
         let key = self.key(&format!("{name}/{}", ranks[0]));
         let communicator = self.communicator(name, &key, ranks, Device::Cpu)?;
         let (world, owned_name, owned) = (self.clone(), name.to_owned(), ranks.to_vec());
-        let connect = move |part: &str, places: &[usize], device: Device| {
-            let ranks: Vec<usize> = places.iter().map(|&place| owned[place]).collect();
-            world.communicator(&owned_name, &format!("{key}/{part}"), &ranks, device)
+        let connect = move |subgroup: &str, group_ranks: &[usize], device: Device| {
+            let ranks: Vec<usize> = group_ranks.iter().map(|&group_rank| owned[group_rank]).collect();
+            world.communicator(&owned_name, &format!("{key}/{subgroup}"), &ranks, device)
         };
         Ok(ProcessGroup::new(name, ranks.to_vec(), position, Some(communicator), Some(Box::new(connect))))
     }
@@ -371,9 +373,9 @@ impl World {
         let position = ranks.iter().position(|&rank| rank == self.rank());
         let position = position.ok_or(Error::RankOutOfRange { rank: self.rank(), size: ranks.len() })?;
 
-        let store = self.store.as_ref().expect("several ranks meet at a store");
+        let store = self.store.as_ref().expect("a world of several ranks has a store");
         let rank_and_size = [position, ranks.len()];
-        let together = ranks.iter().all(|&rank| self.hosts[rank].host == self.hosts[ranks[0]].host);
+        let same_host = ranks.iter().all(|&rank| self.hosts[rank].host == self.hosts[ranks[0]].host);
         let failed = |cause| Error::Collective {
             rank: self.rank(),
             group: name.to_owned(),
@@ -388,10 +390,10 @@ impl World {
         }
 
         Ok(match self.transport {
-            Transport::Shared if !together => {
+            Transport::Shared if !same_host => {
                 return Err(Error::SpansHosts { group: name.to_owned(), hosts: self.hosts_of(ranks) });
             }
-            Transport::Auto | Transport::Shared if together => {
+            Transport::Auto | Transport::Shared if same_host => {
                 let owner = self.hosts[ranks[0]].pid;
                 Box::new(
                     SharedGroup::join(store, key, owner, rank_and_size, COLLECTIVE_TIMEOUT)
@@ -401,7 +403,7 @@ impl World {
             _ => {
                 // One host uses the loopback interface. Gloo's default resolves the host name, which may wait
                 // for a name server.
-                let interface = if together && self.interface.is_empty() { "lo" } else { &self.interface };
+                let interface = if same_host && self.interface.is_empty() { "lo" } else { &self.interface };
                 Box::new(
                     GlooGroup::join(store, key, interface, rank_and_size, COLLECTIVE_TIMEOUT)
                         .map_err(failed)?,
@@ -443,11 +445,11 @@ pub struct ProcessGroups {
 impl ProcessGroups {
     /// The groups of a single process.
     pub fn single() -> Self {
-        let alone = |name: &str| Arc::new(ProcessGroup::single(name, 0));
-        let axis_groups = Axis::ALL.iter().map(|axis| alone(axis.name())).collect();
+        let single_rank = |name: &str| Arc::new(ProcessGroup::single(name, 0));
+        let axis_groups = Axis::ALL.iter().map(|axis| single_rank(axis.name())).collect();
         let [tensor, data, dense_weight_replicas, weight_replicas, loss_group, model_parallel] =
             ["tensor", "data-parallel", "dense-weight-replicas", "weight-replicas", "loss", "model-parallel"]
-                .map(alone);
+                .map(single_rank);
         let (mesh, world) = (Mesh::single(), ProcessGroup::single("world", 0));
         Self {
             mesh,
@@ -466,12 +468,13 @@ impl ProcessGroups {
     /// The groups that a process of `mesh` would have. They have ranks and sizes, but no backend, so they can
     /// only be used for planning.
     pub fn fake(mesh: &Mesh) -> Self {
-        let own = mesh.rank();
+        let this_rank = mesh.rank();
         let make = |name: &str, ranks: &[usize]| {
-            let position = ranks.iter().position(|&rank| rank == own).expect("its own groups hold a rank");
+            let position =
+                ranks.iter().position(|&rank| rank == this_rank).expect("every group of a rank contains it");
             Ok(ProcessGroup::fake(name, ranks.to_vec(), position))
         };
-        Self::build(mesh, make).expect("nothing is joined")
+        Self::build(mesh, make).expect("fake groups open no connection")
     }
 
     /// Builds the groups of `mesh`; `make` creates a group from its name and its ranks.
@@ -486,26 +489,27 @@ impl ProcessGroups {
         }
 
         // Combined groups span several axes. If only one of these axes has more than one rank, the group of
-        // that axis is shared, unless `apart` is set. Gradient all-reduces run while collectives over the
+        // that axis is shared, unless `separate` is set. Gradient all-reduces run while collectives over the
         // sequence and expert axes are under way, so the weight-replica groups need communicators of their
         // own when one of these axes is in use.
-        let joined = |name: &str, axes: &[Axis], apart: bool| -> Result<Arc<ProcessGroup>, Error> {
-            let mut wide = axes.iter().filter(|&&axis| mesh.size(axis) > 1);
-            match (wide.next(), wide.next()) {
-                (None, _) => Ok(Arc::clone(&axis_groups[axes[axes.len() - 1] as usize])),
-                (Some(&axis), None) if !apart => Ok(Arc::clone(&axis_groups[axis as usize])),
-                _ => Ok(Arc::new(make(name, &mesh.group(axes))?)),
-            }
-        };
+        let combined_group =
+            |name: &str, axes: &[Axis], separate: bool| -> Result<Arc<ProcessGroup>, Error> {
+                let mut axes_in_use = axes.iter().filter(|&&axis| mesh.size(axis) > 1);
+                match (axes_in_use.next(), axes_in_use.next()) {
+                    (None, _) => Ok(Arc::clone(&axis_groups[axes[axes.len() - 1] as usize])),
+                    (Some(&axis), None) if !separate => Ok(Arc::clone(&axis_groups[axis as usize])),
+                    _ => Ok(Arc::new(make(name, &mesh.group(axes))?)),
+                }
+            };
 
-        let apart = mesh.size(Axis::Sequence) > 1 || mesh.size(Axis::Expert) > 1;
-        let tensor = joined("tensor", &Axis::TENSOR, false)?;
-        let data = joined("data-parallel", &[Axis::Data, Axis::Expert], false)?;
+        let separate = mesh.size(Axis::Sequence) > 1 || mesh.size(Axis::Expert) > 1;
+        let tensor = combined_group("tensor", &Axis::TENSOR, false)?;
+        let data = combined_group("data-parallel", &[Axis::Data, Axis::Expert], false)?;
         let dense_weight_replicas =
-            joined("dense-weight-replicas", &[Axis::Data, Axis::Expert, Axis::Sequence], apart)?;
-        let weight_replicas = joined("weight-replicas", &[Axis::Data, Axis::Sequence], apart)?;
-        let loss_group = joined("loss", &[Axis::Pipeline, Axis::Data, Axis::Expert], false)?;
-        let model_parallel_group = joined("model-parallel", &[Axis::Pipeline, Axis::Expert], false)?;
+            combined_group("dense-weight-replicas", &[Axis::Data, Axis::Expert, Axis::Sequence], separate)?;
+        let weight_replicas = combined_group("weight-replicas", &[Axis::Data, Axis::Sequence], separate)?;
+        let loss_group = combined_group("loss", &[Axis::Pipeline, Axis::Data, Axis::Expert], false)?;
+        let model_parallel_group = combined_group("model-parallel", &[Axis::Pipeline, Axis::Expert], false)?;
 
         // The embedding group holds the first and the last stage, which share a tied embedding.
         let (stages, stage) = (mesh.group(&[Axis::Pipeline]), mesh.coordinate(Axis::Pipeline));
@@ -546,7 +550,8 @@ impl ProcessGroups {
         &self.axis_groups[axis as usize]
     }
 
-    /// The ranks that train on different rows of a step.
+    /// The ranks that train on different rows of a step: the data axis and the expert axis together, because
+    /// expert-parallel ranks also have rows of their own (Megatron: the data-parallel group of dense layers).
     pub fn data_parallel(&self) -> &ProcessGroup {
         &self.data
     }
@@ -561,19 +566,23 @@ impl ProcessGroups {
         self.axis_group(Axis::Sequence)
     }
 
-    /// The replicas of the dense (non-expert) weights. Dense gradients are all-reduced over this group.
+    /// The replicas of the dense (non-expert) weights, along the data, expert and sequence axes. The
+    /// gradients of dense weights are all-reduced over this group.
     pub fn dense_weight_replicas(&self) -> &Arc<ProcessGroup> {
         &self.dense_weight_replicas
     }
 
-    /// The weight replicas: ranks that hold identical weights, experts included. Expert gradients are
-    /// all-reduced over this group. Evaluation and rollout rows are split over it.
+    /// The weight replicas: ranks that hold identical weights, experts included, along the data and sequence
+    /// axes. The gradients of expert weights are all-reduced over this group; those of dense weights over the
+    /// larger [`dense_weight_replicas`](Self::dense_weight_replicas). Evaluation and rollout rows are split
+    /// over it.
     pub fn weight_replicas(&self) -> &Arc<ProcessGroup> {
         &self.weight_replicas
     }
 
     /// The model-parallel group: the pipeline and expert ranks that together hold one full model. Each rank
-    /// holds different parameters; tensor-parallel shards of one parameter lie outside this group.
+    /// holds different parameters. Unlike Megatron's model-parallel group (tensor and pipeline), it does not
+    /// span the tensor axis: the tensor-parallel shards of one parameter are in different groups.
     pub fn model_parallel(&self) -> &Arc<ProcessGroup> {
         &self.model_parallel
     }

@@ -19,31 +19,31 @@ fn a_rank_by_itself_gets_its_own_numbers_in_order() {
     if !Cuda::is_available() {
         return println!("skipped: there is no GPU");
     }
-    let place = RankInfo { secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
-    let store = open_store(&place, TIMEOUT).unwrap();
+    let rank_info = RankInfo { secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
+    let store = open_store(&rank_info, TIMEOUT).unwrap();
     let mut group = NcclGroup::join(&store, "one", [0, 1], 0, TIMEOUT).unwrap();
     let options = (Kind::Float, Device::Cuda(0));
     let weight = Tensor::randn([4096, 4096], options) / 64.0;
     // Long enough in the making that a collective that did not wait for it would find old numbers.
     let make = || (0..50).fold(weight.copy(), |product, _| product.matmul(&weight).tanh());
-    let wanted = make();
-    let empty = || Tensor::zeros_like(&wanted);
+    let expected = make();
+    let empty = || Tensor::zeros_like(&expected);
 
     let reduced = make();
     group.all_reduce(&reduced, Reduction::Sum).unwrap().wait().unwrap();
-    assert_eq!(reduced, wanted);
+    assert_eq!(reduced, expected);
     let gathered = empty();
     group.all_gather(&gathered, &make()).unwrap().wait().unwrap();
-    assert_eq!(gathered, wanted);
+    assert_eq!(gathered, expected);
     let scattered = empty();
     group.reduce_scatter(&scattered, &make()).unwrap().wait().unwrap();
-    assert_eq!(scattered, wanted);
+    assert_eq!(scattered, expected);
     let exchanged = empty();
     group.all_to_all(&exchanged, &make(), [&[4096], &[4096]]).unwrap().wait().unwrap();
-    assert_eq!(exchanged, wanted);
-    let told = make();
-    group.broadcast(&told, 0).unwrap().wait().unwrap();
-    assert_eq!(told, wanted);
+    assert_eq!(exchanged, expected);
+    let received = make();
+    group.broadcast(&received, 0).unwrap().wait().unwrap();
+    assert_eq!(received, expected);
     group.barrier().unwrap();
 
     let error = group.broadcast(&Tensor::zeros([1], (Kind::Float, Device::Cpu)), 0).unwrap_err().to_string();

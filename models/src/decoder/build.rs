@@ -17,33 +17,34 @@ use crate::moe::ExpertPlacement;
 use crate::vocab_parallel::{VocabParallelEmbedding, VocabShard};
 
 impl Decoder {
-    /// Builds this rank's shard of a model that is split over ranks as described by `split`. The parameters
-    /// come from `source` and are requested in order of use.
+    /// Builds this rank's shard of a model that is split over ranks as described by `model_parallel`. The
+    /// parameters come from `source` and are requested in order of use.
     pub fn build(
         config: Config,
         head: HeadKind,
-        split: &ModelParallel,
+        model_parallel: &ModelParallel,
         source: &mut ParameterSource<'_>,
     ) -> Result<Self, Error> {
-        let group = split.tensor_parallel.as_ref();
+        let group = model_parallel.tensor_parallel.as_ref();
         let architecture = config.architecture().clone();
         let names = &architecture.names;
-        let (hidden, width) = (architecture.hidden_size, architecture.embedding_size);
-        let pipeline = build_pipeline(&architecture, head, split)?;
-        let has = |segment: usize| pipeline.as_ref().is_none_or(|pipeline| pipeline.owns_segment(segment));
+        let (hidden, width, vocab) =
+            (architecture.hidden_size, architecture.embedding_size, architecture.vocab_size);
+        let pipeline = build_pipeline(&architecture, head, model_parallel)?;
+        let owns_segment =
+            |segment: usize| pipeline.as_ref().is_none_or(|pipeline| pipeline.owns_segment(segment));
 
-        let mut builder = ModuleBuilder::new(&architecture, split, source);
-        builder.set_local(has(0));
+        let mut builder = ModuleBuilder::new(&architecture, model_parallel, source);
+        builder.set_local(owns_segment(0));
         let mut segment_offsets = vec![0];
 
-        let tokens = model_parallel::shard_evenly(architecture.vocab_size, "tokens of a vocabulary", group)?;
-        let vocabulary = VocabShard::new(&tokens, group);
-        let weight = builder.embedding(names.token_embedding, architecture.vocab_size, width, &tokens)?;
+        let vocab_placement = model_parallel::shard_evenly(vocab, "tokens of a vocabulary", group)?;
+        let vocabulary = VocabShard::new(&vocab_placement, group);
+        let weight = builder.embedding(names.token_embedding, vocab, width, &vocab_placement)?;
         let token_embedding = VocabParallelEmbedding { weight, vocabulary };
 
-        let replicated = &split.non_parallel_placement();
         let project_in = optional(architecture.has_embedding_projection(), || {
-            builder.column_parallel_linear(names.project_in, [width, hidden], false, replicated)
+            builder.linear(names.project_in, [width, hidden])
         })?;
         let position_embedding = position_embedding(&mut builder, &architecture)?;
         let embedding_norm =
@@ -52,16 +53,16 @@ impl Decoder {
         let mut blocks = Vec::new();
         for layer in 0..architecture.num_layers as usize {
             segment_offsets.push(builder.len());
-            builder.set_local(has(layer + 1));
+            builder.set_local(owns_segment(layer + 1));
             blocks.push(Block::new(&mut builder, &architecture, layer)?);
         }
         segment_offsets.push(builder.len());
 
         let last = blocks.len() + 1;
-        builder.set_local(has(last));
+        builder.set_local(owns_segment(last));
         let final_norm = optional(architecture.final_norm, || builder.norm(names.final_norm, hidden))?;
         let project_out = optional(architecture.has_embedding_projection(), || {
-            builder.column_parallel_linear(names.project_out, [hidden, width], false, replicated)
+            builder.linear(names.project_out, [hidden, width])
         })?;
         segment_offsets.push(builder.len());
 
@@ -70,8 +71,8 @@ impl Decoder {
             &architecture,
             head,
             &token_embedding.weight,
-            &tokens,
-            [has(0), has(last)],
+            &vocab_placement,
+            [owns_segment(0), owns_segment(last)],
         )?;
 
         let parameters = builder.into_parameters();
@@ -86,7 +87,7 @@ impl Decoder {
             project_out,
             head,
             parameters,
-            model_parallel: split.clone(),
+            model_parallel: model_parallel.clone(),
             pipeline,
             segment_offsets,
             head_parameters,
@@ -96,16 +97,16 @@ impl Decoder {
 
 /// Checks from the configuration alone whether a model can be split over ranks this way, and returns the
 /// error that loading would return.
-pub fn check_model_parallel(config: &Config, split: &ModelParallel) -> Result<(), Error> {
+pub fn check_model_parallel(config: &Config, model_parallel: &ModelParallel) -> Result<(), Error> {
     let architecture = config.architecture();
-    let heads = HeadPartition::new(architecture, split.tensor_parallel.as_ref())?;
+    let heads = HeadPartition::new(architecture, model_parallel.tensor_parallel.as_ref())?;
     for layer in 0..architecture.num_layers as usize {
-        split.check_attention(&heads.query_heads, &mask_for_layer(architecture, layer, &heads))?;
+        model_parallel.check_attention(&heads.query_heads, &mask_for_layer(architecture, layer, &heads))?;
     }
     if let Some(experts) = &architecture.experts {
-        ExpertPlacement::new(experts.num_experts, split.expert_parallel.as_ref())?;
+        ExpertPlacement::new(experts.num_experts, model_parallel.expert_parallel.as_ref())?;
     }
-    build_pipeline(architecture, HeadKind::Vocabulary, split).map(drop)
+    build_pipeline(architecture, HeadKind::Vocabulary, model_parallel).map(drop)
 }
 
 /// The position embedding, for architectures with learned positions.
@@ -124,9 +125,11 @@ fn position_embedding(
 fn build_pipeline(
     architecture: &Architecture,
     head: HeadKind,
-    split: &ModelParallel,
+    model_parallel: &ModelParallel,
 ) -> Result<Option<PipelineStages>, Error> {
-    let Some(PipelineParallel { group, schedule_kind, virtual_stages, .. }) = &split.pipeline_parallel else {
+    let Some(PipelineParallel { group, schedule_kind, virtual_stages, .. }) =
+        &model_parallel.pipeline_parallel
+    else {
         return Ok(None);
     };
 
@@ -134,7 +137,7 @@ fn build_pipeline(
     let attention = 2 * (architecture.num_heads + architecture.num_kv_heads) * architecture.head_dim;
     let matrices = if architecture.gated_mlp { 3 } else { 2 };
     let dense = matrices * architecture.intermediate_size;
-    let work = |layer: usize| {
+    let mlp_cost = |layer: usize| {
         let experts = architecture.experts.as_ref().filter(|experts| experts.is_moe_layer[layer]);
         experts.map_or(dense, |experts| {
             matrices
@@ -144,7 +147,7 @@ fn build_pipeline(
     };
 
     let blocks =
-        (0..architecture.num_layers as usize).map(|layer| (hidden * (attention + work(layer))) as f64);
+        (0..architecture.num_layers as usize).map(|layer| (hidden * (attention + mlp_cost(layer))) as f64);
     let vocab = if head == HeadKind::Vocabulary { architecture.vocab_size } else { 1 };
     let head = (vocab * architecture.embedding_size) as f64;
 
@@ -166,7 +169,7 @@ fn head_weight(
     architecture: &Architecture,
     head: HeadKind,
     token_embedding: &Tensor,
-    tokens: &WeightPlacement,
+    vocab_placement: &WeightPlacement,
     [is_first, is_last]: [bool; 2],
 ) -> Result<(Tensor, Vec<usize>), Error> {
     let index = builder.len();
@@ -184,7 +187,7 @@ fn head_weight(
                 Some(embedding_group) if is_first => builder.tie_parameter(0, &embedding_group),
                 Some(embedding_group) => {
                     let name = architecture.names.token_embedding;
-                    let weight = builder.embedding(name, architecture.vocab_size, width, tokens)?;
+                    let weight = builder.embedding(name, architecture.vocab_size, width, vocab_placement)?;
                     builder.tie_parameter(index, &embedding_group);
                     return Ok((weight, vec![index]));
                 }
@@ -193,7 +196,8 @@ fn head_weight(
             Ok((token_embedding.shallow_clone(), if is_last { vec![0] } else { Vec::new() }))
         }
         HeadKind::Vocabulary => {
-            let weight = builder.head(architecture.names.head, architecture.vocab_size, width, tokens)?;
+            let weight =
+                builder.head(architecture.names.head, architecture.vocab_size, width, vocab_placement)?;
             Ok((weight, if is_last { vec![index] } else { Vec::new() }))
         }
         HeadKind::Scalar => {

@@ -10,7 +10,8 @@ use super::Decoder;
 use crate::architecture::Position;
 use crate::attention::{Attention, scaled_dot_product};
 use crate::batch::Batch;
-use crate::cache::KvCache;
+use crate::block::Block;
+use crate::cache::{CacheShape, KvCache};
 use crate::forward_context::ForwardContext;
 use crate::mask::MaskKind;
 use crate::rope::Rotary;
@@ -23,12 +24,12 @@ type LayerAttentionFn<'a> =
 impl Decoder {
     /// Allocates a KV cache with `slots` empty slots for sequences of up to `capacity` tokens.
     pub fn cache(&self, slots: i64, capacity: i64) -> KvCache {
-        let [layers, kv_heads, dim] = self.blocks.first().map_or([0, 1, 1], |block| {
-            let attention = block.attention();
-            let layers = (0..self.blocks.len()).filter(|&layer| self.owns_segment(layer + 1)).count();
-            [layers as i64, attention.kv_heads(), attention.head_dim()]
-        });
-        KvCache::new([layers, kv_heads, dim], slots, capacity, self.kind(), self.device())
+        let layers = (0..self.blocks.len()).filter(|&layer| self.owns_segment(layer + 1)).count() as i64;
+        let attention = self.blocks.first().map(Block::attention);
+        let (kv_heads, head_dim) =
+            attention.map_or((1, 1), |attention| (attention.kv_heads(), attention.head_dim()));
+        let shape = CacheShape { layers, slots, kv_heads, capacity, head_dim };
+        KvCache::new(shape, self.kind(), self.device())
     }
 
     /// Runs row `r` of the batch and appends its keys and values to slot `slots[r]` of the cache. Returns the
@@ -40,29 +41,29 @@ impl Decoder {
         slots: &[i64],
     ) -> Result<Tensor, parallel::Error> {
         assert_eq!(batch.lengths.len(), slots.len(), "one slot for each row");
-        let past: Vec<i64> = slots.iter().map(|&slot| cache.lengths()[slot as usize]).collect();
-        let places = cache.slot_mapping(slots, &batch.lengths, self.device());
+        let past_lengths: Vec<i64> = slots.iter().map(|&slot| cache.lengths()[slot as usize]).collect();
+        let slot_mapping = cache.slot_mapping(slots, &batch.lengths, self.device());
 
-        let last = no_grad(|| {
+        let hidden = no_grad(|| {
             // Empty slots need only the keys and values of this batch, so attention does not read the cache.
-            if past.iter().all(|&length| length == 0) {
+            if past_lengths.iter().all(|&length| length == 0) {
                 let rotary = self.batch_rotary(batch);
                 return self.run(&batch.input_ids, &batch.positions, rotary, &mut |layer, attention, qkv| {
-                    cache.write(layer, &places, &qkv[1], &qkv[2]);
+                    cache.write(layer, &slot_mapping, &qkv[1], &qkv[2]);
                     Ok(attend_batch(batch, attention, qkv))
                 });
             }
 
-            let cached_prefill = CachedPrefill::new(batch, slots, &past);
+            let cached_prefill = CachedPrefill::new(batch, slots, &past_lengths);
             let rotary = self.rotary(&cached_prefill.positions, &batch.lengths, &cached_prefill.lengths);
             self.run(&batch.input_ids, &cached_prefill.positions, rotary, &mut |layer, attention, qkv| {
-                cache.write(layer, &places, &qkv[1], &qkv[2]);
+                cache.write(layer, &slot_mapping, &qkv[1], &qkv[2]);
                 Ok(cached_prefill.attend(cache, layer, attention, &qkv[0]))
             })
         })?;
 
         cache.advance(slots, &batch.lengths);
-        Ok(last)
+        Ok(hidden)
     }
 
     /// Runs one new token, `input_ids` int64 `[B]`, for each of the first `B` slots. Returns their final
@@ -71,18 +72,18 @@ impl Decoder {
         let rows = input_ids.size()[0];
         let slots: Vec<i64> = (0..rows).collect();
         let ones = vec![1; rows as usize];
-        let last = no_grad(|| {
-            let held = &cache.lengths()[..rows as usize];
-            let longest = held.iter().copied().max().unwrap_or(0) + 1;
-            let positions = Tensor::from_slice(held).to_device(self.device());
-            let lengths: Vec<i64> = held.iter().map(|length| length + 1).collect();
-            let places = cache.slot_mapping(&slots, &ones, self.device());
+        let hidden = no_grad(|| {
+            let past_lengths = &cache.lengths()[..rows as usize];
+            let longest = past_lengths.iter().copied().max().unwrap_or(0) + 1;
+            let positions = Tensor::from_slice(past_lengths).to_device(self.device());
+            let lengths: Vec<i64> = past_lengths.iter().map(|length| length + 1).collect();
+            let slot_mapping = cache.slot_mapping(&slots, &ones, self.device());
             let rotary = self.rotary(&positions, &ones, &lengths);
 
             // Layers with the same kind of mask share one mask tensor.
             let mut masks: Vec<(MaskKind, Option<Tensor>)> = Vec::new();
             self.run(input_ids, &positions, rotary, &mut |layer, attention, [q, k, v]| {
-                cache.write(layer, &places, k, v);
+                cache.write(layer, &slot_mapping, k, v);
                 let [keys, values] = cache.read(layer, 0, rows, longest);
                 if !masks.iter().any(|(kind, _)| kind == attention.mask()) {
                     let mask = cache.decoding_mask(rows, attention.mask(), q.kind(), q.device());
@@ -97,7 +98,7 @@ impl Decoder {
         })?;
 
         cache.advance(&slots, &ones);
-        Ok(last)
+        Ok(hidden)
     }
 
     /// The final hidden states `[N, H]` of a batch whose rows are complete on every rank, without an autograd
@@ -122,11 +123,11 @@ impl Decoder {
         let tp_region = TensorParallelRegion::new(self.model_parallel.tensor_parallel.as_ref());
         let ctx = ForwardContext { tp_region, rotary, aux_loss: None, distinct_rows_per_rank: false };
         let mut layer = 0..;
-        let mut run = |segments: Range<usize>, mut hidden: Option<Tensor>| {
+        let mut run_segments = |segments: Range<usize>, mut hidden: Option<Tensor>| {
             for segment in segments {
                 hidden = Some(match (hidden, self.blocks.get(segment.wrapping_sub(1))) {
                     (Some(hidden), Some(block)) => {
-                        let layer = layer.next().expect("there is no last number");
+                        let layer = layer.next().expect("the range of layer indices is unbounded");
                         block.forward(&hidden, &ctx, &mut |attention, qkv| {
                             attention_fn(layer, attention, qkv)
                         })?
@@ -138,12 +139,11 @@ impl Decoder {
             Ok(hidden.expect("a stage has a segment"))
         };
 
-        let Some(pipeline) = &self.pipeline else { return run(0..self.num_segments(), None) };
+        let Some(pipeline) = &self.pipeline else { return run_segments(0..self.num_segments(), None) };
         let (rows, options) = (input_ids.size()[0], (self.kind(), self.device()));
-        let last = pipeline.run_stages(&[rows, self.architecture().hidden_size], options, run)?;
-        let nothing =
-            || Tensor::zeros([1], options).expand([rows, self.architecture().embedding_size], false);
-        Ok(last.unwrap_or_else(nothing))
+        let last = pipeline.run_stages(&[rows, self.architecture().hidden_size], options, run_segments)?;
+        let zeros = || Tensor::zeros([1], options).expand([rows, self.architecture().embedding_size], false);
+        Ok(last.unwrap_or_else(zeros))
     }
 
     fn batch_rotary(&self, batch: &Batch) -> Option<Rotary> {

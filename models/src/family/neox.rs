@@ -41,8 +41,8 @@ pub(super) fn resolve(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let initializer_range = fields.deviation("initializer_range")?;
     let bias = fields.flag_or("attention_bias", true)?;
     let parallel = fields.flag_or("use_parallel_residual", true)?;
-    for (key, own) in [("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")] {
-        let instead = format!("this family reads `{own}` or `rope_parameters` instead");
+    for (key, family_key) in [("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")] {
+        let instead = format!("this family reads `{family_key}` or `rope_parameters` instead");
         fields.require_neutral(key, &[], &instead)?;
     }
     let neutral = [json!(head_dim)];

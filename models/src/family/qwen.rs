@@ -125,25 +125,25 @@ fn every_other(layer: i64, max_window_layers: i64) -> bool {
     layer % 2 == 0 && layer < max_window_layers
 }
 
-/// The sliding window of each layer, from `layer_types` if present. Otherwise `has` decides from the layer
-/// and `max_window_layers`.
+/// The sliding window of each layer, from `layer_types` if present. Otherwise `has_window` decides from the
+/// layer and `max_window_layers`.
 fn windows(
     fields: &Fields<'_>,
     num_layers: i64,
-    has: fn(i64, i64) -> bool,
+    has_window: fn(i64, i64) -> bool,
 ) -> Result<Vec<Option<i64>>, Error> {
     let window = window(fields)?;
     let bound = fields.count_or("max_window_layers", 28)?;
 
     let Some(types) = fields.get("layer_types") else {
-        return Ok((0..num_layers).map(|layer| window.filter(|_| has(layer, bound))).collect());
+        return Ok((0..num_layers).map(|layer| window.filter(|_| has_window(layer, bound))).collect());
     };
 
     let list = types
         .as_array()
         .filter(|list| list.len() as i64 == num_layers)
         .ok_or_else(|| fields.wrong("layer_types", &format!("a list of {num_layers} names"), types))?;
-    let of = |kind: &Value| match (kind.as_str(), window) {
+    let window_of = |kind: &Value| match (kind.as_str(), window) {
         (Some("full_attention"), _) => Ok(None),
         (Some("sliding_attention"), Some(window)) => Ok(Some(window)),
         (Some("sliding_attention"), None) => Err(fields.unsupported(
@@ -158,5 +158,5 @@ fn windows(
         )),
     };
 
-    list.iter().map(of).collect()
+    list.iter().map(window_of).collect()
 }

@@ -56,11 +56,11 @@ impl WeightFolder {
                 let grows = self.resized_vocab.filter(|[from, to]| {
                     shape.len() == 2
                         && shape[0] == *to
-                        && file.shape(name).is_some_and(|held| held[0] == *from)
+                        && file.shape(name).is_some_and(|stored| stored[0] == *from)
                 });
                 let Some([from, to]) = grows else { return Ok(file.read(name, shape, placement)?) };
-                let whole = file.read(name, &[from, shape[1]], &Placement::Replicate)?;
-                return Ok(placement.shard(&with_mean_rows(&whole, to - from)));
+                let full = file.read(name, &[from, shape[1]], &Placement::Replicate)?;
+                return Ok(placement.shard(&with_mean_rows(&full, to - from)));
             }
         }
         Err(Error::MissingTensor { path: self.path.clone(), name: names[0].clone() })
@@ -69,8 +69,9 @@ impl WeightFolder {
     /// Checks that the checkpoint contains the tensor and marks it as used without reading it, because
     /// another rank holds it.
     pub fn mark_remote(&mut self, names: &[String]) -> Result<(), Error> {
-        let mut there = names.iter().filter(|name| self.files.iter().any(|file| file.shape(name).is_some()));
-        let Some(name) = there.next() else {
+        let mut present =
+            names.iter().filter(|name| self.files.iter().any(|file| file.shape(name).is_some()));
+        let Some(name) = present.next() else {
             return Err(Error::MissingTensor { path: self.path.clone(), name: names[0].clone() });
         };
         self.used.insert(name.clone());

@@ -57,10 +57,10 @@ fn save_in_shards(
             1 => SINGLE.to_owned(),
             count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
         };
-        let own = parameters.iter().filter(|parameter| shard.contains(&parameter.name.as_str()));
+        let local_parameters = parameters.iter().filter(|parameter| shard.contains(&parameter.name.as_str()));
         safetensors_file::write(
             &folder.join(&file),
-            &own.map(Parameter::as_named_tensor).collect::<Vec<_>>(),
+            &local_parameters.map(Parameter::as_named_tensor).collect::<Vec<_>>(),
             is_writing_replica,
             model_parallel_group,
         )?;
@@ -163,8 +163,8 @@ mod tests {
         // Two pipeline stages, and in each stage two tensor-parallel ranks that hold half of the columns
         // each.
         let rank = |rank: usize| {
-            let place = RankInfo { rank, size: 4, ..meeting.clone() };
-            let world = World::join(place, Transport::Auto, RENDEZVOUS_TIMEOUT).unwrap();
+            let rank_info = RankInfo { rank, size: 4, ..meeting.clone() };
+            let world = World::join(rank_info, Transport::Auto, RENDEZVOUS_TIMEOUT).unwrap();
             let mesh = Mesh::new(&[(Axis::Pipeline, 2), (Axis::Tensor, 2)], rank, 4).unwrap();
             let groups = world.groups(&mesh).unwrap();
             let placement = Placement::Shard {
@@ -172,8 +172,8 @@ mod tests {
                 group: Arc::clone(groups.tensor_parallel()),
             };
             let (name, first) = [("a", 1.0f32), ("b", 10.0)][mesh.coordinate(Axis::Pipeline)];
-            let part = placement.shard(&Tensor::from_slice(&[first, 2.0, 3.0, 4.0]));
-            let parameter = Parameter { placement, ..Parameter::replicated(name, &part) };
+            let shard = placement.shard(&Tensor::from_slice(&[first, 2.0, 3.0, 4.0]));
+            let parameter = Parameter { placement, ..Parameter::replicated(name, &shard) };
             let wrote = save_in_shards(folder.path(), &[parameter], 20, groups.model_parallel()).unwrap();
             groups.world().barrier().unwrap();
             wrote

@@ -17,15 +17,15 @@ pub struct GlooGroup {
 }
 
 impl GlooGroup {
-    /// Joins the group `name`, which its ranks find through the store, with `place = [rank, size]`.
+    /// Joins the group `name`, which its ranks find through the store, with `rank_and_size`.
     pub fn join(
         store: &Store,
         name: &str,
         interface: &str,
-        place: [usize; 2],
+        rank_and_size: [usize; 2],
         timeout: Duration,
     ) -> Result<Self, SysError> {
-        Ok(Self { gloo: Gloo::join(store, name, interface, place, timeout)?, size: place[1] })
+        Ok(Self { gloo: Gloo::join(store, name, interface, rank_and_size, timeout)?, size: rank_and_size[1] })
     }
 }
 
@@ -51,11 +51,11 @@ impl Backend for GlooGroup {
             call: "reduce_scatter".to_owned(),
             message: error.to_string(),
         };
-        let parts = input.f_empty_like().map_err(refused)?;
-        let work = self.gloo.all_to_all(&parts, input, [&counts, &counts])?;
+        let chunks = input.f_empty_like().map_err(refused)?;
+        let work = self.gloo.all_to_all(&chunks, input, [&counts, &counts])?;
         Ok(Work::AllToAllThenSum {
             work,
-            parts: parts.unflatten(0, [self.size as i64, rows]),
+            chunks: chunks.unflatten(0, [self.size as i64, rows]),
             output: output.shallow_clone(),
         })
     }

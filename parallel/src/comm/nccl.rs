@@ -17,17 +17,17 @@ pub struct NcclGroup {
 }
 
 impl NcclGroup {
-    /// Joins the group `name`, which its ranks find through the store, with `place = [rank, size]` and the
+    /// Joins the group `name`, which its ranks find through the store, with `rank_and_size` and the
     /// GPU `device`.
     pub fn join(
         store: &Store,
         name: &str,
-        place: [usize; 2],
+        rank_and_size: [usize; 2],
         device: usize,
         timeout: Duration,
     ) -> Result<Self, SysError> {
         let stream = nccl::open_stream(device)?;
-        let [rank, size] = place;
+        let [rank, size] = rank_and_size;
         let key = format!("nccl/{name}");
         if rank == 0 {
             store.set(&key, &nccl::unique_id()?)?;
@@ -44,7 +44,7 @@ impl NcclGroup {
         // has a timeout.
         store.set(&format!("{key}/{rank}"), &[])?;
         (0..size).try_for_each(|other| store.get(&format!("{key}/{other}"), timeout).map(drop))?;
-        Ok(Self { nccl: Nccl::join(&id, place, stream)? })
+        Ok(Self { nccl: Nccl::join(&id, rank_and_size, stream)? })
     }
 }
 

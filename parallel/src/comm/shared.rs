@@ -76,7 +76,7 @@ impl SharedGroup {
         };
         thread::Builder::new().spawn(run).map_err(|error| SysError::Shared {
             call: "join".to_owned(),
-            problem: format!("the system gives no thread: {error}"),
+            problem: format!("the system cannot start a thread: {error}"),
         })?;
         Ok(Self { memory, queue, in_flight: Vec::new() })
     }

@@ -29,30 +29,30 @@ pub fn run_schedule<M: Segmented, E: From<Error>>(
     };
     let rank = pipeline.map_or(0, |pipeline| pipeline.group.rank());
 
-    let mut run = ScheduleRunner {
+    let mut runner = ScheduleRunner {
         model,
         contexts,
         checkpoint,
         pipeline,
         schedule: &schedule,
         rank,
-        tapes: HashMap::new(),
+        saved_forwards: HashMap::new(),
         local_payloads: HashMap::new(),
         weight_grad_stores: HashMap::new(),
-        sent: Vec::new(),
+        pending_sends: Vec::new(),
     };
 
     for &action in &schedule.actions[rank] {
         match action.computation {
-            ComputationType::Forward => run.forward(action, loss)?,
+            ComputationType::Forward => runner.forward(action, loss)?,
             ComputationType::FullBackward | ComputationType::BackwardInput => {
-                run.backward(action, on_gradient)?;
+                runner.backward(action, on_gradient)?;
             }
-            ComputationType::BackwardWeight => run.backward_weight(action, on_gradient)?,
+            ComputationType::BackwardWeight => runner.backward_weight(action, on_gradient)?,
         }
     }
 
-    run.sent.into_iter().try_for_each(|(started, _)| Ok(started.wait()?))
+    runner.pending_sends.into_iter().try_for_each(|(send, _)| Ok(send.wait()?))
 }
 
 /// The kind of a message between two stages.
@@ -69,25 +69,26 @@ struct ScheduleRunner<'a, M: Segmented> {
     pipeline: Option<&'a PipelineStages>,
     schedule: &'a Schedule,
     rank: usize,
-    /// The tapes by micro-batch and stage, with the loss if it is the last stage.
-    tapes: HashMap<(usize, usize), (Tape<'a, M>, Option<Tensor>)>,
+    /// The tape of each forward pass that waits for its backward pass, by micro-batch and stage; for the last
+    /// stage with the loss.
+    saved_forwards: HashMap<(usize, usize), (Tape<'a, M>, Option<Tensor>)>,
     /// The tensors that one stage of this rank has computed for another stage of this rank, by micro-batch
     /// and receiving stage.
     local_payloads: HashMap<(P2pPayload, usize, usize), Tensor>,
     /// The deferred weight gradients, by micro-batch and stage.
     weight_grad_stores: HashMap<(usize, usize), WeightGradStore>,
     /// The sends under way, with the tensors that they read.
-    sent: Vec<(PendingCollective, Tensor)>,
+    pending_sends: Vec<(PendingCollective, Tensor)>,
 }
 
 impl<M: Segmented> ScheduleRunner<'_, M> {
     fn forward<E: From<Error>>(
         &mut self,
-        Action { microbatch, stage, .. }: Action,
+        Action { micro_batch, stage, .. }: Action,
         loss: &mut dyn FnMut(usize, &Tensor) -> Result<Tensor, E>,
     ) -> Result<(), E> {
         let input = if stage > 0 {
-            Some(self.receive(P2pPayload::Activation, microbatch, stage, stage - 1)?)
+            Some(self.receive(P2pPayload::Activation, micro_batch, stage, stage - 1)?)
         } else {
             None
         };
@@ -96,27 +97,27 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
             Some(pipeline) => pipeline.segments(stage),
             None => 0..self.model.num_segments(),
         };
-        let (model, context, checkpoint) = (self.model, self.contexts[microbatch], self.checkpoint);
-        let tape = self.with_deferred_weight_grads(microbatch, stage, || {
+        let (model, context, checkpoint) = (self.model, self.contexts[micro_batch], self.checkpoint);
+        let tape = self.with_deferred_weight_grads(micro_batch, stage, || {
             Tape::forward_segments(model, context, segments, input, checkpoint)
         })?;
 
-        let of_last = if stage + 1 == self.schedule.num_stages {
-            Some(loss(microbatch, tape.hidden())?)
+        let loss = if stage + 1 == self.schedule.num_stages {
+            Some(loss(micro_batch, tape.hidden())?)
         } else {
-            self.send(P2pPayload::Activation, tape.hidden().detach(), microbatch, stage + 1)?;
+            self.send(P2pPayload::Activation, tape.hidden().detach(), micro_batch, stage + 1)?;
             None
         };
-        self.tapes.insert((microbatch, stage), (tape, of_last));
+        self.saved_forwards.insert((micro_batch, stage), (tape, loss));
         Ok(())
     }
 
     fn backward<E: From<Error>>(
         &mut self,
-        Action { microbatch, stage, .. }: Action,
+        Action { micro_batch, stage, .. }: Action,
         on_gradient: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (tape, loss) = self.tapes.remove(&(microbatch, stage)).expect("forward comes first");
+        let (tape, loss) = self.saved_forwards.remove(&(micro_batch, stage)).expect("forward comes first");
         let mut outcome = Ok(());
         let mut on_gradient = |index, grad| {
             if outcome.is_ok() {
@@ -125,73 +126,84 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         };
 
         let input_grad = if let Some(loss) = loss {
-            self.with_deferred_weight_grads(microbatch, stage, || tape.backward(&loss, &mut on_gradient))?
+            self.with_deferred_weight_grads(micro_batch, stage, || tape.backward(&loss, &mut on_gradient))?
         } else {
-            let output_grad = self.receive(P2pPayload::Gradient, microbatch, stage, stage + 1)?;
-            self.with_deferred_weight_grads(microbatch, stage, || {
+            let output_grad = self.receive(P2pPayload::Gradient, micro_batch, stage, stage + 1)?;
+            self.with_deferred_weight_grads(micro_batch, stage, || {
                 tape.backward_from(&output_grad, &mut on_gradient)
             })?
         };
 
         outcome?;
         if stage > 0 {
-            let hidden = || Error::NoInputGradient { stage };
-            self.send(P2pPayload::Gradient, input_grad.ok_or_else(hidden)?, microbatch, stage - 1)?;
+            let missing_grad = || Error::NoInputGradient { stage };
+            self.send(P2pPayload::Gradient, input_grad.ok_or_else(missing_grad)?, micro_batch, stage - 1)?;
         }
         Ok(())
     }
 
     fn backward_weight<E: From<Error>>(
         &mut self,
-        Action { microbatch, stage, .. }: Action,
+        Action { micro_batch, stage, .. }: Action,
         on_gradient: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         let store = self
             .weight_grad_stores
-            .remove(&(microbatch, stage))
+            .remove(&(micro_batch, stage))
             .expect("the gradient of the input comes first");
         store.flush(self.model.parameters()).try_for_each(|(index, grad)| on_gradient(index, grad))
     }
 
     /// Runs `body`. If the schedule has separate actions for weight gradients, `body` defers them.
-    fn with_deferred_weight_grads<T>(&mut self, micro: usize, stage: usize, body: impl FnOnce() -> T) -> T {
-        if !self.schedule.method.splits_backward() {
+    fn with_deferred_weight_grads<T>(
+        &mut self,
+        micro_batch: usize,
+        stage: usize,
+        body: impl FnOnce() -> T,
+    ) -> T {
+        if !self.schedule.kind.splits_backward() {
             return body();
         }
-        let store = self.weight_grad_stores.entry((micro, stage)).or_default().clone();
+        let store = self.weight_grad_stores.entry((micro_batch, stage)).or_default().clone();
         weight_grad_store::with_deferred_weight_grads(&store, body)
     }
 
-    fn send(&mut self, payload: P2pPayload, tensor: Tensor, micro: usize, stage: usize) -> Result<(), Error> {
-        let to = self.schedule.method.rank_of_stage(stage, self.schedule.num_ranks);
+    fn send(
+        &mut self,
+        payload: P2pPayload,
+        tensor: Tensor,
+        micro_batch: usize,
+        stage: usize,
+    ) -> Result<(), Error> {
+        let to = self.schedule.kind.rank_of_stage(stage, self.schedule.num_ranks);
         if to == self.rank {
-            self.local_payloads.insert((payload, micro, stage), tensor);
+            self.local_payloads.insert((payload, micro_batch, stage), tensor);
             return Ok(());
         }
-        let pipeline = self.pipeline.expect("a rank by itself has one stage");
+        let pipeline = self.pipeline.expect("without a pipeline there is one stage");
         let tensor = tensor.contiguous();
         // Release the tensors of completed sends.
-        for (started, tensor) in std::mem::take(&mut self.sent) {
-            self.sent.extend(started.try_wait()?.map(|started| (started, tensor)));
+        for (send, tensor) in std::mem::take(&mut self.pending_sends) {
+            self.pending_sends.extend(send.try_wait()?.map(|send| (send, tensor)));
         }
-        let started = pipeline.group.send(&tensor, to, tag(payload, stage))?;
-        self.sent.push((started, tensor));
+        let send = pipeline.group.send(&tensor, to, tag(payload, stage))?;
+        self.pending_sends.push((send, tensor));
         Ok(())
     }
 
     fn receive(
         &mut self,
         payload: P2pPayload,
-        micro: usize,
+        micro_batch: usize,
         stage: usize,
         from: usize,
     ) -> Result<Tensor, Error> {
-        if let Some(tensor) = self.local_payloads.remove(&(payload, micro, stage)) {
+        if let Some(tensor) = self.local_payloads.remove(&(payload, micro_batch, stage)) {
             return Ok(tensor);
         }
-        let pipeline = self.pipeline.expect("a rank by itself has one stage");
-        let from = self.schedule.method.rank_of_stage(from, self.schedule.num_ranks);
-        let (shape, options): (Vec<i64>, (Kind, Device)) = self.model.hidden_spec(self.contexts[micro]);
+        let pipeline = self.pipeline.expect("without a pipeline there is one stage");
+        let from = self.schedule.kind.rank_of_stage(from, self.schedule.num_ranks);
+        let (shape, options): (Vec<i64>, (Kind, Device)) = self.model.hidden_spec(self.contexts[micro_batch]);
         pipeline.group.recv(&shape, options, from, tag(payload, stage))
     }
 }
@@ -264,12 +276,12 @@ mod tests {
 
     /// Returns the sum of the losses, the gradients, and how often `on_gradient` was called for each.
     /// Micro-batches have different lengths.
-    fn step(model: &Network, micros: usize, checkpoint: bool) -> (f64, Vec<Tensor>, Vec<usize>) {
-        let x = |micro: usize| {
-            let count = 4 * (micro as i64 % 3 + 1);
-            (Tensor::arange(count, (Kind::Double, Device::Cpu)) + micro as f64).cos().view([-1, 4])
+    fn step(model: &Network, num_micro_batches: usize, checkpoint: bool) -> (f64, Vec<Tensor>, Vec<usize>) {
+        let x = |micro_batch: usize| {
+            let count = 4 * (micro_batch as i64 % 3 + 1);
+            (Tensor::arange(count, (Kind::Double, Device::Cpu)) + micro_batch as f64).cos().view([-1, 4])
         };
-        let contexts: Vec<Tensor> = (0..micros).map(x).collect();
+        let contexts: Vec<Tensor> = (0..num_micro_batches).map(x).collect();
         let contexts: Vec<&Tensor> = contexts.iter().collect();
         let mut total = 0.0;
         let mut grads: Vec<Tensor> =
@@ -279,8 +291,8 @@ mod tests {
             model,
             &contexts,
             checkpoint,
-            &mut |micro, hidden| {
-                let loss = hidden.square().sum(Kind::Double) * (micro + 1) as f64;
+            &mut |micro_batch, hidden| {
+                let loss = hidden.square().sum(Kind::Double) * (micro_batch + 1) as f64;
                 total += loss.double_value(&[]);
                 Ok(loss)
             },
@@ -297,7 +309,7 @@ mod tests {
     #[test]
     fn every_schedule_gives_the_losses_and_gradients_of_one_rank() {
         for ranks in [2, 4] {
-            for (method, micros) in [
+            for (kind, num_micro_batches) in [
                 (ScheduleKind::GPipe, 5),
                 (ScheduleKind::OneForwardOneBackward, 5),
                 (ScheduleKind::OneForwardOneBackward, 1),
@@ -311,35 +323,40 @@ mod tests {
                 let transport = if ranks == 2 { Transport::Gloo } else { Transport::Shared };
                 run_worlds(ranks, transport, |world| {
                     let group = Arc::new(world.group("stages", &(0..ranks).collect::<Vec<_>>()).unwrap());
-                    let alone = step(&Network::new(None), micros, false);
-                    let pipeline = PipelineStages::new(&group, method, 2, &[1.0; SEGMENTS]).unwrap();
+                    let reference = step(&Network::new(None), num_micro_batches, false);
+                    let pipeline = PipelineStages::new(&group, kind, 2, &[1.0; SEGMENTS]).unwrap();
                     let model = Network::new(Some(pipeline.clone()));
                     let before = group.sent_bytes();
-                    let (total, grads, counts) = step(&model, micros, micros == 5);
-                    assert_eq!(total, if pipeline.is_last_stage() { alone.0 } else { 0.0 });
+                    let (total, grads, counts) = step(&model, num_micro_batches, num_micro_batches == 5);
+                    assert_eq!(total, if pipeline.is_last_stage() { reference.0 } else { 0.0 });
                     for segment in 0..SEGMENTS {
-                        let here = pipeline.owns_segment(segment);
-                        assert_eq!(counts[segment], if here { alone.2[segment] } else { 0 }, "{method:?}");
-                        if here {
+                        let is_local = pipeline.owns_segment(segment);
+                        assert_eq!(
+                            counts[segment],
+                            if is_local { reference.2[segment] } else { 0 },
+                            "{kind:?}"
+                        );
+                        if is_local {
                             assert!(
-                                (&grads[segment] - &alone.1[segment]).abs().max().double_value(&[]) < 1e-13
+                                (&grads[segment] - &reference.1[segment]).abs().max().double_value(&[])
+                                    < 1e-13
                             );
                         }
                     }
                     // Every stage but the last sends hidden states and every stage but the first sends
                     // gradients, if the receiving stage is on another rank.
-                    // gradients, if the receiving stage is on another rank.
-                    let rows: i64 = (0..micros).map(|micro| micro as i64 % 3 + 1).sum();
+                    let rows: i64 =
+                        (0..num_micro_batches).map(|micro_batch| micro_batch as i64 % 3 + 1).sum();
                     let schedule = pipeline.schedule(1);
-                    let owner = |stage: usize| method.rank_of_stage(stage, ranks);
+                    let owner = |stage: usize| kind.rank_of_stage(stage, ranks);
                     let crossings =
                         (1..schedule.num_stages).filter(|&stage| owner(stage) != owner(stage - 1));
-                    let own = crossings.map(|stage| {
+                    let local_crossings = crossings.map(|stage| {
                         usize::from(owner(stage) == group.rank())
                             + usize::from(owner(stage - 1) == group.rank())
                     });
                     let sent = group.sent_bytes() - before;
-                    assert_eq!(sent, own.sum::<usize>() as u64 * rows as u64 * 4 * 8, "{method:?}");
+                    assert_eq!(sent, local_crossings.sum::<usize>() as u64 * rows as u64 * 4 * 8, "{kind:?}");
                 });
             }
         }

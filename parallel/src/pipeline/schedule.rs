@@ -1,7 +1,7 @@
 //! Pipeline schedules: the order of the actions of each rank. A schedule is plain data. This module builds
 //! it, [`Schedule::simulate`] checks it, and `execute` runs it.
 //!
-//! | method | stages | order on rank `p` of `P` | micro-batches in flight | idle units, `M` micro-batches |
+//! | kind | stages | order on rank `p` of `P` | micro-batches in flight | idle units, `M` micro-batches |
 //! |---|---|---|---|---|
 //! | `GPipe` | `P` | all forward, then all backward | `M` | `(P - 1) (F + B)` |
 //! | 1F1B | `P` | `P - p - 1` forward, then one forward and one backward alternately | `P - p` | `(P - 1) (F + B)` |
@@ -83,20 +83,20 @@ pub struct Action {
     /// The stage, counted over all ranks.
     pub stage: usize,
     /// The micro-batch.
-    pub microbatch: usize,
+    pub micro_batch: usize,
 }
 
 /// The actions of each rank, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// The kind of schedule.
-    pub method: ScheduleKind,
+    pub kind: ScheduleKind,
     /// The number of ranks.
     pub num_ranks: usize,
     /// The number of stages of all ranks.
     pub num_stages: usize,
     /// The number of micro-batches.
-    pub num_microbatches: usize,
+    pub num_micro_batches: usize,
     /// The actions of each rank.
     pub actions: Vec<Vec<Action>>,
 }
@@ -116,8 +116,8 @@ impl Costs {
     /// Equal durations, as for matrix products.
     pub const UNIFORM: Self = Self { forward: 1, input: 1, weight: 1 };
 
-    fn of_computation(self, step: ComputationType) -> usize {
-        match step {
+    fn of_computation(self, computation: ComputationType) -> usize {
+        match computation {
             ComputationType::Forward => self.forward,
             ComputationType::FullBackward => self.input + self.weight,
             ComputationType::BackwardInput => self.input,
@@ -150,77 +150,81 @@ impl Timeline {
 struct SimulatorState {
     stages: usize,
     /// The end time of each computation, by micro-batch, stage and kind.
-    done: Vec<Option<usize>>,
+    end_times: Vec<Option<usize>>,
 }
 
 impl SimulatorState {
-    fn new(stages: usize, micros: usize) -> Self {
-        Self { stages, done: vec![None; 3 * stages * micros] }
+    fn new(stages: usize, num_micro_batches: usize) -> Self {
+        Self { stages, end_times: vec![None; 3 * stages * num_micro_batches] }
     }
 
-    fn slot_index(&self, step: ComputationType, micro: usize, stage: usize) -> usize {
-        let kind = match step {
+    fn computation_index(&self, computation: ComputationType, micro_batch: usize, stage: usize) -> usize {
+        let kind = match computation {
             ComputationType::Forward => 0,
             ComputationType::FullBackward | ComputationType::BackwardInput => 1,
             ComputationType::BackwardWeight => 2,
         };
-        (micro * self.stages + stage) * 3 + kind
+        (micro_batch * self.stages + stage) * 3 + kind
     }
 
     /// The end time of a computation; `None` if it is not done.
-    fn finished_at(&self, step: ComputationType, micro: usize, stage: usize) -> Option<usize> {
-        self.done[self.slot_index(step, micro, stage)]
+    fn finished_at(&self, computation: ComputationType, micro_batch: usize, stage: usize) -> Option<usize> {
+        self.end_times[self.computation_index(computation, micro_batch, stage)]
     }
 
-    fn finish(&mut self, Action { computation, microbatch, stage }: Action, time: usize) {
-        let place = self.slot_index(computation, microbatch, stage);
-        self.done[place] = Some(time);
+    fn finish(&mut self, Action { computation, micro_batch, stage }: Action, time: usize) {
+        let index = self.computation_index(computation, micro_batch, stage);
+        self.end_times[index] = Some(time);
     }
 
     /// The time at which all inputs of an action are available; `None` if one of them is not yet scheduled.
-    fn ready_at(&self, Action { computation, microbatch, stage }: Action) -> Option<usize> {
+    fn ready_at(&self, Action { computation, micro_batch, stage }: Action) -> Option<usize> {
         match computation {
             ComputationType::Forward if stage == 0 => Some(0),
-            ComputationType::Forward => self.finished_at(ComputationType::Forward, microbatch, stage - 1),
+            ComputationType::Forward => self.finished_at(ComputationType::Forward, micro_batch, stage - 1),
             ComputationType::BackwardWeight => {
-                self.finished_at(ComputationType::BackwardInput, microbatch, stage)
+                self.finished_at(ComputationType::BackwardInput, micro_batch, stage)
             }
             ComputationType::FullBackward | ComputationType::BackwardInput => {
-                let own = self.finished_at(ComputationType::Forward, microbatch, stage)?;
+                let forward_end = self.finished_at(ComputationType::Forward, micro_batch, stage)?;
                 if stage + 1 == self.stages {
-                    return Some(own);
+                    return Some(forward_end);
                 }
-                Some(own.max(self.finished_at(ComputationType::BackwardInput, microbatch, stage + 1)?))
+                Some(forward_end.max(self.finished_at(
+                    ComputationType::BackwardInput,
+                    micro_batch,
+                    stage + 1,
+                )?))
             }
         }
     }
 }
 
 impl Schedule {
-    /// Builds the schedule of `num_microbatches` micro-batches over `num_ranks` ranks. `chunks` is the number
-    /// of stages per rank of the interleaved schedule.
-    pub fn new(method: ScheduleKind, num_ranks: usize, chunks: usize, num_microbatches: usize) -> Self {
-        let num_stages = num_ranks * method.virtual_stages(chunks);
-        let actions = match method {
-            ScheduleKind::ZeroBubbleV => zero_bubble_v(num_ranks, num_microbatches),
+    /// Builds the schedule of `num_micro_batches` micro-batches over `num_ranks` ranks. `chunks` is the
+    /// number of stages per rank of the interleaved schedule.
+    pub fn new(kind: ScheduleKind, num_ranks: usize, chunks: usize, num_micro_batches: usize) -> Self {
+        let num_stages = num_ranks * kind.virtual_stages(chunks);
+        let actions = match kind {
+            ScheduleKind::ZeroBubbleV => zero_bubble_v(num_ranks, num_micro_batches),
             _ => (0..num_ranks)
-                .map(|rank| warmup_steady_cooldown(method, [rank, num_ranks, num_stages, num_microbatches]))
+                .map(|rank| warmup_steady_cooldown(kind, [rank, num_ranks, num_stages, num_micro_batches]))
                 .collect(),
         };
-        Self { method, num_ranks, num_stages, num_microbatches, actions }
+        Self { kind, num_ranks, num_stages, num_micro_batches, actions }
     }
 
     /// Simulates the schedule. On a deadlock, returns the actions that wait for one another.
     pub fn simulate(&self, costs: Costs) -> Result<Timeline, Vec<Action>> {
-        let mut progress = SimulatorState::new(self.num_stages, self.num_microbatches);
+        let mut progress = SimulatorState::new(self.num_stages, self.num_micro_batches);
         let mut next = vec![0; self.num_ranks];
         let mut free_at = vec![0; self.num_ranks];
-        let (mut busy, mut held, mut peak_in_flight) =
+        let (mut busy, mut in_flight, mut peak_in_flight) =
             (vec![0; self.num_ranks], vec![0_usize; self.num_ranks], vec![0; self.num_ranks]);
 
-        let mut left: usize = self.actions.iter().map(Vec::len).sum();
-        while left > 0 {
-            let before = left;
+        let mut remaining: usize = self.actions.iter().map(Vec::len).sum();
+        while remaining > 0 {
+            let before = remaining;
             for rank in 0..self.num_ranks {
                 while let Some(&action) = self.actions[rank].get(next[rank]) {
                     let Some(ready) = progress.ready_at(action) else { break };
@@ -228,16 +232,18 @@ impl Schedule {
                     busy[rank] += costs.of_computation(action.computation);
                     progress.finish(action, free_at[rank]);
                     match action.computation {
-                        ComputationType::Forward => held[rank] += 1,
-                        ComputationType::FullBackward | ComputationType::BackwardWeight => held[rank] -= 1,
+                        ComputationType::Forward => in_flight[rank] += 1,
+                        ComputationType::FullBackward | ComputationType::BackwardWeight => {
+                            in_flight[rank] -= 1;
+                        }
                         ComputationType::BackwardInput => {}
                     }
-                    peak_in_flight[rank] = peak_in_flight[rank].max(held[rank]);
+                    peak_in_flight[rank] = peak_in_flight[rank].max(in_flight[rank]);
                     next[rank] += 1;
-                    left -= 1;
+                    remaining -= 1;
                 }
             }
-            if left == before {
+            if remaining == before {
                 let stuck =
                     (0..self.num_ranks).filter_map(|rank| self.actions[rank].get(next[rank]).copied());
                 return Err(stuck.collect());
@@ -250,50 +256,53 @@ impl Schedule {
 
 /// Builds one rank's actions: warm-up forward passes, then forward and backward passes alternately, then the
 /// remaining backward passes.
-fn warmup_steady_cooldown(method: ScheduleKind, [rank, ranks, stages, micros]: [usize; 4]) -> Vec<Action> {
-    let (chunks, after) = (stages / ranks, ranks - rank - 1);
+fn warmup_steady_cooldown(
+    kind: ScheduleKind,
+    [rank, ranks, stages, num_micro_batches]: [usize; 4],
+) -> Vec<Action> {
+    let (chunks, ranks_after) = (stages / ranks, ranks - rank - 1);
     // Build the order for a multiple of `ranks` micro-batches, then drop the actions of micro-batches that do
     // not exist. Dropping actions adds no dependency, so no rank waits longer.
-    let full = micros.next_multiple_of(ranks);
+    let padded = num_micro_batches.next_multiple_of(ranks);
     // Groups of `ranks` micro-batches go through one chunk before they go through the next.
     let order = |computation: ComputationType, chunk: &dyn Fn(usize) -> usize| -> Vec<Action> {
-        (0..full * chunks)
+        (0..padded * chunks)
             .map(|index| {
-                let (turn, place) = (index / (ranks * chunks), index % (ranks * chunks));
-                let microbatch = turn * ranks + place % ranks;
-                Action { computation, microbatch, stage: chunk(place / ranks) * ranks + rank }
+                let (round, offset) = (index / (ranks * chunks), index % (ranks * chunks));
+                let micro_batch = round * ranks + offset % ranks;
+                Action { computation, micro_batch, stage: chunk(offset / ranks) * ranks + rank }
             })
             .collect()
     };
 
     let backward =
-        if method.splits_backward() { ComputationType::BackwardInput } else { ComputationType::FullBackward };
+        if kind.splits_backward() { ComputationType::BackwardInput } else { ComputationType::FullBackward };
     let forwards = order(ComputationType::Forward, &|chunk| chunk);
     let backwards = order(backward, &|chunk| chunks - 1 - chunk);
 
-    let num_warmup_microbatches = match method {
+    let num_warmup_micro_batches = match kind {
         ScheduleKind::GPipe => forwards.len(),
-        ScheduleKind::Interleaved => 2 * after + (chunks - 1) * ranks,
-        _ => after,
+        ScheduleKind::Interleaved => 2 * ranks_after + (chunks - 1) * ranks,
+        _ => ranks_after,
     };
 
-    let mut actions: Vec<Action> = forwards.iter().take(num_warmup_microbatches).copied().collect();
-    let mut late =
+    let mut actions: Vec<Action> = forwards.iter().take(num_warmup_micro_batches).copied().collect();
+    let mut weight_grads =
         backwards.iter().map(|action| Action { computation: ComputationType::BackwardWeight, ..*action });
 
-    let mut forwards = forwards.iter().skip(num_warmup_microbatches);
+    let mut forwards = forwards.iter().skip(num_warmup_micro_batches);
     for (index, action) in backwards.iter().enumerate() {
         actions.extend(forwards.next());
         actions.push(*action);
-        if method.splits_backward() && index >= rank {
-            actions.extend(late.next());
+        if kind.splits_backward() && index >= rank {
+            actions.extend(weight_grads.next());
         }
     }
-    if method.splits_backward() {
-        actions.extend(late);
+    if kind.splits_backward() {
+        actions.extend(weight_grads);
     }
 
-    actions.retain(|action| action.microbatch < micros);
+    actions.retain(|action| action.micro_batch < num_micro_batches);
     actions
 }
 
@@ -308,13 +317,14 @@ struct RankQueues {
 }
 
 /// Builds the ZB-V schedule greedily: each idle rank takes the next ready action.
-fn zero_bubble_v(ranks: usize, micros: usize) -> Vec<Vec<Action>> {
-    let mut progress = SimulatorState::new(2 * ranks, micros);
-    let mut waiting: Vec<RankQueues> = (0..ranks).map(|rank| RankQueues::new(rank, ranks, micros)).collect();
+fn zero_bubble_v(ranks: usize, num_micro_batches: usize) -> Vec<Vec<Action>> {
+    let mut progress = SimulatorState::new(2 * ranks, num_micro_batches);
+    let mut rank_queues: Vec<RankQueues> =
+        (0..ranks).map(|rank| RankQueues::new(rank, ranks, num_micro_batches)).collect();
     let mut actions = vec![Vec::new(); ranks];
     let mut now = 0;
-    while actions.iter().map(Vec::len).sum::<usize>() < 6 * ranks * micros {
-        for (rank, actions) in waiting.iter_mut().zip(&mut actions) {
+    while actions.iter().map(Vec::len).sum::<usize>() < 6 * ranks * num_micro_batches {
+        for (rank, actions) in rank_queues.iter_mut().zip(&mut actions) {
             if rank.free_at <= now
                 && let Some(action) = rank.next(ranks, &progress, now)
             {
@@ -329,20 +339,20 @@ fn zero_bubble_v(ranks: usize, micros: usize) -> Vec<Vec<Action>> {
 }
 
 impl RankQueues {
-    fn new(rank: usize, ranks: usize, micros: usize) -> Self {
+    fn new(rank: usize, ranks: usize, num_micro_batches: usize) -> Self {
         // Prefer the second (returning) stage of a rank: its micro-batches free their activations soonest.
-        let both = |computation| {
-            let of_micro = move |microbatch| {
-                [2 * ranks - 1 - rank, rank].map(|stage| Action { computation, stage, microbatch })
+        let actions_of = |computation| {
+            let stage_actions = move |micro_batch| {
+                [2 * ranks - 1 - rank, rank].map(|stage| Action { computation, stage, micro_batch })
             };
-            (0..micros).flat_map(of_micro)
+            (0..num_micro_batches).flat_map(stage_actions)
         };
-        let mut forward: Vec<Action> = both(ComputationType::Forward).collect();
+        let mut forward: Vec<Action> = actions_of(ComputationType::Forward).collect();
         forward.sort_by_key(|action| action.stage < ranks);
         Self {
-            input: both(ComputationType::BackwardInput).collect(),
+            input: actions_of(ComputationType::BackwardInput).collect(),
             forward: forward.into(),
-            weight: both(ComputationType::BackwardWeight).collect(),
+            weight: actions_of(ComputationType::BackwardWeight).collect(),
             in_flight: 0,
             free_at: 0,
         }
@@ -352,21 +362,21 @@ impl RankQueues {
     /// for it, then a weight gradient.
     fn next(&mut self, ranks: usize, progress: &SimulatorState, now: usize) -> Option<Action> {
         let ready = |action: &Action| progress.ready_at(*action).is_some_and(|time| time <= now);
-        if let Some(place) = self.input.iter().position(ready) {
-            return self.input.remove(place);
+        if let Some(index) = self.input.iter().position(ready) {
+            return self.input.remove(index);
         }
         // A forward pass in the first stage also reserves the activation memory of the second: hence the 2.
-        let room = self.in_flight + 2 <= 2 * ranks;
-        if let Some(place) =
-            self.forward.iter().position(|action| ready(action) && (action.stage >= ranks || room))
+        let has_memory = self.in_flight + 2 <= 2 * ranks;
+        if let Some(index) =
+            self.forward.iter().position(|action| ready(action) && (action.stage >= ranks || has_memory))
         {
-            let action = self.forward.remove(place)?;
+            let action = self.forward.remove(index)?;
             self.in_flight += if action.stage < ranks { 2 } else { 0 };
             return Some(action);
         }
-        let place = self.weight.iter().position(ready)?;
+        let index = self.weight.iter().position(ready)?;
         self.in_flight -= 1;
-        self.weight.remove(place)
+        self.weight.remove(index)
     }
 }
 
@@ -374,7 +384,7 @@ impl RankQueues {
 mod tests {
     use super::*;
 
-    const METHODS: [ScheduleKind; 5] = [
+    const KINDS: [ScheduleKind; 5] = [
         ScheduleKind::GPipe,
         ScheduleKind::OneForwardOneBackward,
         ScheduleKind::Interleaved,
@@ -382,35 +392,33 @@ mod tests {
         ScheduleKind::ZeroBubbleV,
     ];
 
-    fn simulated(method: ScheduleKind, ranks: usize, micros: usize, costs: Costs) -> Timeline {
-        Schedule::new(method, ranks, 2, micros).simulate(costs).unwrap()
+    fn simulated(kind: ScheduleKind, ranks: usize, num_micro_batches: usize, costs: Costs) -> Timeline {
+        Schedule::new(kind, ranks, 2, num_micro_batches).simulate(costs).unwrap()
     }
 
     #[test]
-    fn everything_is_done_once_by_its_rank_and_nobody_waits_for_ever() {
-        for method in METHODS {
+    fn every_action_runs_once_on_its_rank_without_deadlock() {
+        for kind in KINDS {
             for ranks in 1..6 {
-                for micros in [1, 2, 3, 7, 8, 12] {
-                    let schedule = Schedule::new(method, ranks, 2, micros);
+                for num_micro_batches in [1, 2, 3, 7, 8, 12] {
+                    let schedule = Schedule::new(kind, ranks, 2, num_micro_batches);
                     let mut found: Vec<Action> = Vec::new();
                     for (rank, actions) in schedule.actions.iter().enumerate() {
-                        assert!(
-                            actions.iter().all(|action| method.rank_of_stage(action.stage, ranks) == rank)
-                        );
+                        assert!(actions.iter().all(|action| kind.rank_of_stage(action.stage, ranks) == rank));
                         // The messages from one stage to the next keep their order.
-                        let kind = |action: &Action| (action.computation, action.stage);
+                        let by_stage = |action: &Action| (action.computation, action.stage);
                         let mut sorted = actions.clone();
-                        sorted.sort_by_key(kind);
-                        assert!(sorted.is_sorted(), "{method:?} {ranks} {micros}");
+                        sorted.sort_by_key(by_stage);
+                        assert!(sorted.is_sorted(), "{kind:?} {ranks} {num_micro_batches}");
                         found.extend(actions);
                     }
                     found.sort();
                     found.dedup();
-                    let kinds = if method.splits_backward() { 3 } else { 2 };
+                    let kinds = if kind.splits_backward() { 3 } else { 2 };
                     assert_eq!(
                         found.len(),
-                        kinds * schedule.num_stages * micros,
-                        "{method:?} {ranks} {micros}"
+                        kinds * schedule.num_stages * num_micro_batches,
+                        "{kind:?} {ranks} {num_micro_batches}"
                     );
                     assert_eq!(found.len(), schedule.actions.iter().map(Vec::len).sum::<usize>());
                     for costs in [Costs::UNIFORM, Costs { forward: 3, input: 4, weight: 1 }] {
@@ -425,9 +433,9 @@ mod tests {
     #[test]
     fn the_bubble_is_what_the_papers_say() {
         for ranks in [2, 3, 4, 8] {
-            let micros = 4 * ranks;
-            let idle = |method: ScheduleKind, costs: Costs| {
-                let timeline = simulated(method, ranks, micros, costs);
+            let num_micro_batches = 4 * ranks;
+            let idle = |kind: ScheduleKind, costs: Costs| {
+                let timeline = simulated(kind, ranks, num_micro_batches, costs);
                 timeline.length - timeline.busy[0]
             };
             // Times are per stage. Interleaved has two stages per rank, so its relative bubble is half as
@@ -446,25 +454,25 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_holds_no_more_than_its_method_says() {
+    fn micro_batches_in_flight_are_those_of_the_table() {
         for ranks in [2, 4, 8] {
-            let micros = 4 * ranks;
-            let peak = |method| simulated(method, ranks, micros, Costs::UNIFORM).peak_in_flight;
-            assert_eq!(peak(ScheduleKind::GPipe), vec![micros; ranks]);
+            let num_micro_batches = 4 * ranks;
+            let peak = |kind| simulated(kind, ranks, num_micro_batches, Costs::UNIFORM).peak_in_flight;
+            assert_eq!(peak(ScheduleKind::GPipe), vec![num_micro_batches; ranks]);
             assert_eq!(peak(ScheduleKind::OneForwardOneBackward), (1..=ranks).rev().collect::<Vec<_>>());
             assert_eq!(peak(ScheduleKind::ZeroBubbleH1), vec![ranks; ranks]);
             // Each one counts for half of a rank's layers.
             let interleaved: Vec<usize> = (0..ranks).map(|rank| 2 * (ranks - rank - 1) + ranks + 1).collect();
             assert_eq!(peak(ScheduleKind::Interleaved), interleaved);
-            assert!(peak(ScheduleKind::ZeroBubbleV).iter().all(|&held| held <= 2 * ranks));
+            assert!(peak(ScheduleKind::ZeroBubbleV).iter().all(|&in_flight| in_flight <= 2 * ranks));
         }
     }
 
     #[test]
-    fn an_order_in_which_ranks_wait_for_one_another_is_found() {
+    fn a_deadlock_is_found() {
         let mut schedule = Schedule::new(ScheduleKind::OneForwardOneBackward, 2, 1, 2);
         schedule.actions[0].reverse();
         let stuck = schedule.simulate(Costs::UNIFORM).unwrap_err();
-        assert_eq!(stuck[0], Action { computation: ComputationType::FullBackward, microbatch: 1, stage: 0 });
+        assert_eq!(stuck[0], Action { computation: ComputationType::FullBackward, micro_batch: 1, stage: 0 });
     }
 }

@@ -66,13 +66,13 @@ impl TensorFile {
         }
         let mut header = vec![0; length as usize];
         file.read_exact_at(&mut header, 8).map_err(io)?;
-        let Header(told) = serde_json::from_slice(&header)
+        let Header(raw_entries) = serde_json::from_slice(&header)
             .map_err(|source| malformed(format!("its header cannot be read: {source}")))?;
         drop(header);
 
         let mut entries = BTreeMap::new();
-        for (name, told) in told {
-            let entry = told.validate(data).map_err(|reason| malformed(format!("`{name}` {reason}")))?;
+        for (name, raw_entry) in raw_entries {
+            let entry = raw_entry.validate(data).map_err(|reason| malformed(format!("`{name}` {reason}")))?;
             entries.insert(name, entry);
         }
         check_overlaps(&entries).map_err(malformed)?;
@@ -122,35 +122,35 @@ impl TensorFile {
         };
 
         let size = kind.elt_size_in_bytes() as u64;
-        let part = placement.local_shape(shape);
-        let mut buffer = vec![0; part.iter().product::<i64>() as usize * size as usize];
+        let local_shape = placement.local_shape(shape);
+        let mut buffer = vec![0; local_shape.iter().product::<i64>() as usize * size as usize];
         let mut rest = buffer.as_mut_slice();
-        for (start, length) in byte_ranges(shape, placement) {
-            let (piece, behind) = rest.split_at_mut((length * size) as usize);
+        for (start, length) in element_ranges(shape, placement) {
+            let (chunk, remaining) = rest.split_at_mut((length * size) as usize);
             self.file
-                .read_exact_at(piece, entry.start + start * size)
+                .read_exact_at(chunk, entry.start + start * size)
                 .map_err(|source| Error::Io { path: path(), source })?;
-            rest = behind;
+            rest = remaining;
         }
-        Ok(Tensor::f_from_data_size(&buffer, &part, kind)?)
+        Ok(Tensor::f_from_data_size(&buffer, &local_shape, kind)?)
     }
 }
 
 /// The element ranges (start and count) of a tensor that this rank holds, in the order of the shard.
-fn byte_ranges(shape: &[i64], placement: &Placement) -> Vec<(u64, u64)> {
+fn element_ranges(shape: &[i64], placement: &Placement) -> Vec<(u64, u64)> {
     let Placement::Shard { spec, group } = placement else {
         return vec![(0, shape.iter().product::<i64>() as u64)];
     };
-    let (before, behind) = shape.split_at(spec.dim());
-    let outer: i64 = before.iter().product();
-    let inner: i64 = behind[1..].iter().product();
-    let runs = |band: i64| {
-        spec.ranges(group.rank()).iter().map(move |run| {
-            let start = (band * behind[0] + run.start) * inner;
-            (start as u64, ((run.end - run.start) * inner) as u64)
+    let (outer_shape, inner_shape) = shape.split_at(spec.dim());
+    let outer: i64 = outer_shape.iter().product();
+    let inner: i64 = inner_shape[1..].iter().product();
+    let block_ranges = |outer_index: i64| {
+        spec.ranges(group.rank()).iter().map(move |range| {
+            let start = (outer_index * inner_shape[0] + range.start) * inner;
+            (start as u64, ((range.end - range.start) * inner) as u64)
         })
     };
-    (0..outer).flat_map(runs).collect()
+    (0..outer).flat_map(block_ranges).collect()
 }
 
 /// The header: the entries by tensor name. It is parsed entry by entry, because it may have 100 MB.
@@ -180,19 +180,19 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-        let mut told = BTreeMap::new();
+        let mut entries = BTreeMap::new();
         while let Some(name) = map.next_key::<String>()? {
             if name == "__metadata__" {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
             let entry = map.next_value::<RawEntry>()?;
-            if told.contains_key(&name) {
+            if entries.contains_key(&name) {
                 return Err(A::Error::custom(format!("`{name}` is there twice")));
             }
-            told.insert(name, entry);
+            entries.insert(name, entry);
         }
-        Ok(Header(told))
+        Ok(Header(entries))
     }
 }
 
@@ -209,7 +209,7 @@ impl RawEntry {
         let width = known.map(|(_, kind)| kind.elt_size_in_bytes() as u64);
         let bytes = count.map(|count| count.checked_mul(width.unwrap_or(1)));
         let (Some(shape), Some(Some(bytes))) = (shape, bytes) else {
-            return Err(format!("has the shape {:?}, which is beyond any memory", self.shape));
+            return Err(format!("has the shape {:?}, which is too large for any memory", self.shape));
         };
         if width.is_some() && bytes != end - start {
             return Err(format!("has {} bytes and should have {bytes}", end - start));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_lies_is_refused_before_it_is_believed() {
+    fn an_inconsistent_header_is_refused() {
         let entry = |shape: &str, offsets: &str| {
             format!(r#""a": {{"dtype": "F32", "shape": {shape}, "data_offsets": {offsets}}}"#)
         };
@@ -262,8 +262,8 @@ mod tests {
         );
         for (header, words) in [
             (entry("[2, 2]", "[0, 20]"), "`a` has 20 bytes and should have 16"),
-            (entry("[4294967296, 4294967296, 2]", "[0, 16]"), "beyond any memory"),
-            (entry("[9223372036854775807]", "[0, 16]"), "beyond any memory"),
+            (entry("[4294967296, 4294967296, 2]", "[0, 16]"), "too large for any memory"),
+            (entry("[9223372036854775807]", "[0, 16]"), "too large for any memory"),
             (entry("[-1]", "[0, 16]"), "cannot be read"),
             (entry("[1.5]", "[0, 16]"), "cannot be read"),
             (entry("[0]", "[16, 0]"), "`a` has the bytes 16 to 0"),
@@ -302,13 +302,13 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_the_columns_is_read_row_by_row() {
+    fn a_column_shard_is_read_row_by_row() {
         let group = || Arc::new(ProcessGroup::single("test", 0));
         let spec = ShardSpec::concat(&[ShardSpec::even(1, 2, 1), ShardSpec::even(1, 3, 1)]);
         let placement = Placement::Shard { spec, group: group() };
-        assert_eq!(byte_ranges(&[2, 5], &placement), [(0, 2), (2, 3), (5, 2), (7, 3)]);
+        assert_eq!(element_ranges(&[2, 5], &placement), [(0, 2), (2, 3), (5, 2), (7, 3)]);
         let rows = Placement::Shard { spec: ShardSpec::even(0, 2, 1), group: group() };
-        assert_eq!(byte_ranges(&[2, 5], &rows), [(0, 10)]);
-        assert_eq!(byte_ranges(&[2, 5], &Placement::Replicate), [(0, 10)]);
+        assert_eq!(element_ranges(&[2, 5], &rows), [(0, 10)]);
+        assert_eq!(element_ranges(&[2, 5], &Placement::Replicate), [(0, 10)]);
     }
 }

@@ -31,7 +31,7 @@ struct Entry {
 impl Entry {
     fn kind(&self) -> Kind {
         let known = DTYPES.iter().find(|(dtype, _)| *dtype == self.dtype);
-        known.expect("every rank runs this very program").1
+        known.expect("all ranks run the same build, so the dtype is known").1
     }
 
     fn bytes(&self) -> usize {
@@ -50,9 +50,9 @@ pub fn is_writing_replica<'p>(
 }
 
 /// Writes the full `tensors` to a file. Every rank that holds a shard calls this function with its own
-/// shards. Of the ranks with `speaks` (see [`is_writing_replica`]), the first one writes and the others send
-/// their tensors to it. The ranks of `model_parallel_group` hold different tensors; if several of them hold a
-/// tensor of the same name, the first copy is written.
+/// shards. Of the ranks with `is_writing_replica` (see [`is_writing_replica()`]), the first one writes and
+/// the others send their tensors to it. The ranks of `model_parallel_group` hold different tensors; if
+/// several of them hold a tensor of the same name, the first copy is written.
 pub fn write(
     path: &Path,
     tensors: &[NamedTensor<'_>],
@@ -63,31 +63,31 @@ pub fn write(
 
     // Gathers a full tensor. Every rank calls it for all entries in the same order, because gathering is
     // collective.
-    let whole = |entry: &Entry| -> Result<Option<Tensor>, Error> {
+    let gather_full = |entry: &Entry| -> Result<Option<Tensor>, Error> {
         if entry.owner != model_parallel_group.rank() {
-            let arrives = is_writing_replica && model_parallel_group.rank() == 0;
+            let receives = is_writing_replica && model_parallel_group.rank() == 0;
             let options = (entry.kind(), Device::Cpu);
             let receive = || model_parallel_group.recv(&entry.shape, options, entry.owner, TAG);
-            return Ok(if arrives { Some(receive()?) } else { None });
+            return Ok(if receives { Some(receive()?) } else { None });
         }
         let named = &tensors[entry.index];
-        let whole = named.placement.full_tensor(named.tensor)?;
+        let full = named.placement.full_tensor(named.tensor)?;
         if is_writing_replica && entry.owner != 0 {
-            model_parallel_group.send(&whole.to_device(Device::Cpu).contiguous(), 0, TAG)?.wait()?;
+            model_parallel_group.send(&full.to_device(Device::Cpu).contiguous(), 0, TAG)?.wait()?;
         }
-        Ok(Some(whole))
+        Ok(Some(full))
     };
 
     if !is_writing_replica || model_parallel_group.rank() != 0 {
-        return entries.iter().try_for_each(|entry| whole(entry).map(drop));
+        return entries.iter().try_for_each(|entry| gather_full(entry).map(drop));
     }
 
     let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
     let mut start = 0;
     for entry in &entries {
         let end = start + entry.bytes();
-        let told = json!({"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [start, end]});
-        header.insert(entry.name.clone(), told);
+        let header_entry = json!({"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [start, end]});
+        header.insert(entry.name.clone(), header_entry);
         start = end;
     }
 
@@ -99,8 +99,8 @@ pub fn write(
         file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
         file.write_all(header.as_bytes()).map_err(io)?;
         for entry in &entries {
-            let whole = whole(entry)?.expect("who writes has every tensor");
-            file.write_all(&bytes(&whole)).map_err(io)?;
+            let full = gather_full(entry)?.expect("the writing rank receives every tensor");
+            file.write_all(&bytes(&full)).map_err(io)?;
         }
         Ok(())
     })
@@ -112,11 +112,11 @@ fn entries(
     tensors: &[NamedTensor<'_>],
     model_parallel_group: &ProcessGroup,
 ) -> Result<Vec<Entry>, Error> {
-    let mut own = Vec::with_capacity(tensors.len());
+    let mut local_entries = Vec::with_capacity(tensors.len());
     for (index, named) in tensors.iter().enumerate() {
         let shape = named.placement.global_shape(&named.tensor.size());
         let dtype = dtype(path, named, named.tensor.kind())?.to_owned();
-        own.push(Entry {
+        local_entries.push(Entry {
             name: named.name.to_owned(),
             dtype,
             shape,
@@ -124,7 +124,7 @@ fn entries(
             index,
         });
     }
-    let mut entries = model_parallel_group.all_gather_object(own)?;
+    let mut entries = model_parallel_group.all_gather_object(local_entries)?;
     let mut seen = BTreeSet::new();
     entries.retain(|entry| seen.insert(entry.name.clone()));
     // The widest dtypes come first, so that every tensor starts at a multiple of its element size.

@@ -38,27 +38,30 @@ pub fn ring_attention(
     scale: f64,
     group: &Arc<ProcessGroup>,
 ) -> Result<Tensor, Error> {
-    let ring =
-        RingAttention { group: Arc::clone(group), parts: EqualChunkRows::all(chunks, q.device()), scale };
-    let [own_q, own_k, own_v] = [q, k, v].map(Tensor::detach);
-    let [result, lse] = no_grad(|| ring.forward([&own_q, &own_k, &own_v]))?;
+    let ring = RingAttention {
+        group: Arc::clone(group),
+        row_groups: EqualChunkRows::group_by_length(chunks, q.device()),
+        scale,
+    };
+    let [detached_q, detached_k, detached_v] = [q, k, v].map(Tensor::detach);
+    let [result, lse] = no_grad(|| ring.forward([&detached_q, &detached_k, &detached_v]))?;
     if !(autograd::is_enabled() && [q, k, v].iter().any(|x| x.requires_grad())) {
         return Ok(result);
     }
-    let seen = [result.detach(), lse];
+    let saved = [result.detach(), lse];
     let backward: Backward = Box::new(move |grads| {
         let Some(grad) = &grads[0] else { return Ok(vec![None, None, None]) };
-        let grads = no_grad(|| ring.backward([&own_q, &own_k, &own_v], &seen, grad))?;
+        let grads = no_grad(|| ring.backward([&detached_q, &detached_k, &detached_v], &saved, grad))?;
         Ok(grads.map(Some).into())
     });
     let mut attached = with_backward(&[&result], &[q, k, v], backward)?;
-    Ok(attached.pop().expect("as many outputs as were given"))
+    Ok(attached.pop().expect("one attached tensor per result"))
 }
 
 /// The configuration of a ring attention call.
 struct RingAttention {
     group: Arc<ProcessGroup>,
-    parts: Vec<EqualChunkRows>,
+    row_groups: Vec<EqualChunkRows>,
     scale: f64,
 }
 
@@ -83,20 +86,23 @@ struct AttentionTile {
 
 impl EqualChunkRows {
     /// Groups the rows by their chunk length.
-    fn all(chunks: &[i64], device: Device) -> Vec<Self> {
-        let mut parts: Vec<(i64, Vec<i64>)> = Vec::new();
+    fn group_by_length(chunks: &[i64], device: Device) -> Vec<Self> {
+        let mut row_groups: Vec<(i64, Vec<i64>)> = Vec::new();
         let mut start = 0;
         for &chunk in chunks {
             let tokens = start..start + 2 * chunk;
             start = tokens.end;
-            match parts.iter_mut().find(|(length, _)| *length == chunk) {
-                Some((_, same)) => same.extend(tokens),
-                None => parts.push((chunk, tokens.collect())),
+            match row_groups.iter_mut().find(|(length, _)| *length == chunk) {
+                Some((_, group_tokens)) => group_tokens.extend(tokens),
+                None => row_groups.push((chunk, tokens.collect())),
             }
         }
         let tokens =
             |chunk, tokens: &[i64]| Tensor::from_slice(tokens).view([-1, 2 * chunk]).to_device(device);
-        parts.into_iter().map(|(chunk, all)| Self { chunk, tokens: tokens(chunk, &all) }).collect()
+        row_groups
+            .into_iter()
+            .map(|(chunk, group_tokens)| Self { chunk, tokens: tokens(chunk, &group_tokens) })
+            .collect()
     }
 
     fn tile_for(&self, rank: usize, from: usize) -> AttentionTile {
@@ -132,24 +138,28 @@ impl EqualChunkRows {
 impl RingAttention {
     /// Returns the attention output `[n, heads, D]` and the log-sum-exp of each query's scores `[n, heads]`.
     fn forward(&self, [q, k, v]: [&Tensor; 3]) -> Result<[Tensor; 2], Error> {
-        let wide = accumulation_kind(q.kind());
-        let result = Tensor::zeros(q.size(), (wide, q.device()));
-        let lse = Tensor::full(&q.size()[..2], f64::NEG_INFINITY, (wide, q.device()));
+        let acc_kind = accumulation_kind(q.kind());
+        let result = Tensor::zeros(q.size(), (acc_kind, q.device()));
+        let lse = Tensor::full(&q.size()[..2], f64::NEG_INFINITY, (acc_kind, q.device()));
         let mut kv_block = Tensor::cat(&[k, v], 1); // [n, 2 kv_heads, D]
 
         for step in 0..self.group.size() {
             let from = self.kv_source_rank(step);
-            for part in &self.parts {
-                let AttentionTile { queries, keys, causal } = part.tile_for(self.group.rank(), from);
-                let q = part.gather_tokens(q, queries);
-                let [k, v] = split_kv(&part.gather_tokens(&kv_block, keys), q.size()[1]);
-                let [o, log_sum] = flash_attention([&q, &k, &v], causal, self.scale)?;
-                let (before, log_before) =
-                    (part.gather_tokens(&result, queries), part.gather_tokens(&lse, queries));
-                let log_both = log_before.logaddexp(&log_sum);
-                let share = |log_sum: &Tensor| (log_sum - &log_both).exp().unsqueeze(-1);
-                part.write_tokens(&result, queries, &(before * share(&log_before) + o * share(&log_sum)));
-                part.write_tokens(&lse, queries, &log_both);
+            for row_group in &self.row_groups {
+                let AttentionTile { queries, keys, causal } = row_group.tile_for(self.group.rank(), from);
+                let q = row_group.gather_tokens(q, queries);
+                let [k, v] = split_kv(&row_group.gather_tokens(&kv_block, keys), q.size()[1]);
+                let [o, lse_step] = flash_attention([&q, &k, &v], causal, self.scale)?;
+                let (result_before, lse_before) =
+                    (row_group.gather_tokens(&result, queries), row_group.gather_tokens(&lse, queries));
+                let lse_total = lse_before.logaddexp(&lse_step);
+                let share = |lse_step: &Tensor| (lse_step - &lse_total).exp().unsqueeze(-1);
+                row_group.write_tokens(
+                    &result,
+                    queries,
+                    &(result_before * share(&lse_before) + o * share(&lse_step)),
+                );
+                row_group.write_tokens(&lse, queries, &lse_total);
             }
 
             if step + 1 < self.group.size() {
@@ -164,23 +174,27 @@ impl RingAttention {
     fn backward(
         &self,
         [q, k, v]: [&Tensor; 3],
-        [result, log_sums]: &[Tensor; 2],
+        [result, lse]: &[Tensor; 2],
         grad: &Tensor,
     ) -> Result<[Tensor; 3], Error> {
         let mut kv_block = Tensor::cat(&[k, v], 1);
-        let mut of_held = kv_block.zeros_like().to_kind(accumulation_kind(k.kind()));
-        let of_q = q.zeros_like().to_kind(accumulation_kind(q.kind()));
+        let mut kv_grads = kv_block.zeros_like().to_kind(accumulation_kind(k.kind()));
+        let q_grad = q.zeros_like().to_kind(accumulation_kind(q.kind()));
 
         for step in 0..self.group.size() {
             let from = self.kv_source_rank(step);
-            for part in &self.parts {
-                let AttentionTile { queries, keys, causal } = part.tile_for(self.group.rank(), from);
-                let [q, o, grad, lse] = [q, result, grad, log_sums].map(|x| part.gather_tokens(x, queries));
-                let [k, v] = split_kv(&part.gather_tokens(&kv_block, keys), q.size()[1]);
+            for row_group in &self.row_groups {
+                let AttentionTile { queries, keys, causal } = row_group.tile_for(self.group.rank(), from);
+                let [q, o, grad, lse] = [q, result, grad, lse].map(|x| row_group.gather_tokens(x, queries));
+                let [k, v] = split_kv(&row_group.gather_tokens(&kv_block, keys), q.size()[1]);
                 let [dq, dk, dv] =
                     flash_attention_backward(&grad, [&q, &k, &v], [&o, &lse], causal, self.scale)?;
-                part.accumulate_tokens(&of_q, queries, &dq);
-                part.accumulate_tokens(&of_held, keys, &join_kv_grads([&dk, &dv], kv_block.size()[1] / 2));
+                row_group.accumulate_tokens(&q_grad, queries, &dq);
+                row_group.accumulate_tokens(
+                    &kv_grads,
+                    keys,
+                    &join_kv_grads([&dk, &dv], kv_block.size()[1] / 2),
+                );
             }
 
             // The gradients make one step more than the keys and values, which brings them back to their
@@ -188,12 +202,12 @@ impl RingAttention {
             if step + 1 < self.group.size() {
                 kv_block = self.ring_shift(&kv_block)?;
             }
-            of_held = self.ring_shift(&of_held)?;
+            kv_grads = self.ring_shift(&kv_grads)?;
         }
 
         let half = k.size()[1];
-        let [dk, dv] = [0, half].map(|start| of_held.narrow(1, start, half).to_kind(k.kind()));
-        Ok([of_q.to_kind(q.kind()), dk, dv])
+        let [dk, dv] = [0, half].map(|start| kv_grads.narrow(1, start, half).to_kind(k.kind()));
+        Ok([q_grad.to_kind(q.kind()), dk, dv])
     }
 
     /// The rank whose keys and values this rank holds in a step.
@@ -325,26 +339,28 @@ mod tests {
                 let group = Arc::new(world.group("ring", &(0..ranks).collect::<Vec<_>>()).unwrap());
                 for lengths in [vec![24], vec![5, 31, 1, 8, 8]] {
                     let layout = SequenceShard::new(SequenceOrder::ZigZag, &group);
-                    let own = Tensor::from_slice(&layout.local_indices(&lengths));
-                    let [q, k, v, seed] = inputs(&lengths).map(|x| x.index_select(0, &own));
+                    let local_indices = Tensor::from_slice(&layout.local_indices(&lengths));
+                    let [q, k, v, seed] = inputs(&lengths).map(|x| x.index_select(0, &local_indices));
                     let [q, k, v] = [q, k, v].map(|x| leaf(&x));
                     let before = group.sent_bytes();
                     let result =
                         ring_attention([&q, &k, &v], &layout.chunk_lens(&lengths), 0.3, &group).unwrap();
                     // Padding is excluded from the loss.
-                    let places = Tensor::from_slice(&layout.unshard_indices(&lengths).unwrap());
+                    let unshard_indices = Tensor::from_slice(&layout.unshard_indices(&lengths).unwrap());
                     let size = layout.local_len(&lengths);
                     let real = Tensor::zeros([size * ranks as i64], (Kind::Double, Device::Cpu));
-                    let _ = real.shallow_clone().index_fill_(0, &places, 1.0);
+                    let _ = real.shallow_clone().index_fill_(0, &unshard_indices, 1.0);
                     let real = real.narrow(0, group.rank() as i64 * size, size).view([-1, 1, 1]);
                     (&result * seed * real).sum(Kind::Double).backward();
                     let sent = group.sent_bytes() - before;
                     let passes = 3 * ranks as u64 - 2;
                     assert_eq!(sent, if ranks == 1 { 0 } else { passes * 2 * size as u64 * 2 * 8 * 8 });
-                    let wanted = whole(&lengths);
-                    for (own, wanted) in [result.detach(), q.grad(), k.grad(), v.grad()].iter().zip(&wanted) {
-                        let all = group.all_gather(own).unwrap();
-                        close(&all.index_select(0, &places), wanted);
+                    let expected = whole(&lengths);
+                    for (local, expected) in
+                        [result.detach(), q.grad(), k.grad(), v.grad()].iter().zip(&expected)
+                    {
+                        let all = group.all_gather(local).unwrap();
+                        close(&all.index_select(0, &unshard_indices), expected);
                     }
                 }
             });

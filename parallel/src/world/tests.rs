@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use super::*;
 use crate::comm::Reduction;
 
-fn place(vars: &[(&str, &str)]) -> Result<RankInfo, Error> {
+fn rank_info(vars: &[(&str, &str)]) -> Result<RankInfo, Error> {
     RankInfo::from_vars(&|name| {
         vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
     })
@@ -18,39 +18,42 @@ fn each_launcher_is_understood() {
     let meeting = [("MASTER_ADDR", "node1"), ("MASTER_PORT", "29500")];
     let torchrun = [("RANK", "3"), ("WORLD_SIZE", "8")];
     let agent = [("TORCHELASTIC_USE_AGENT_STORE", "True")];
-    let found = place(&[&torchrun[..], &meeting, &agent].concat()).unwrap();
+    let found = rank_info(&[&torchrun[..], &meeting, &agent].concat()).unwrap();
     assert_eq!((found.rank, found.size), (3, 8));
     assert_eq!((found.address.as_str(), found.port, found.uses_agent_store), ("node1", 29500, true));
     let slurm = [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "6")];
-    let found = place(&[&slurm[..], &meeting].concat()).unwrap();
+    let found = rank_info(&[&slurm[..], &meeting].concat()).unwrap();
     assert_eq!((found.rank, found.size, found.uses_agent_store), (5, 6, false));
     let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
-    let found = place(&[&mpi[..], &meeting].concat()).unwrap();
+    let found = rank_info(&[&mpi[..], &meeting].concat()).unwrap();
     assert_eq!((found.rank, found.size, found.uses_agent_store), (1, 2, false));
-    assert_eq!(place(&[]).unwrap(), RankInfo::single());
+    assert_eq!(rank_info(&[]).unwrap(), RankInfo::single());
     let hydra = [("PMI_RANK", "2"), ("PMI_SIZE", "4")];
-    let found = place(&[&hydra[..], &meeting].concat()).unwrap();
+    let found = rank_info(&[&hydra[..], &meeting].concat()).unwrap();
     assert_eq!((found.rank, found.size, found.uses_agent_store), (2, 4, false));
     // In the shell of an allocation, where another launcher is at work.
     let shell = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")];
-    let found = place(&[&hydra[..], &shell, &meeting].concat()).unwrap();
+    let found = rank_info(&[&hydra[..], &shell, &meeting].concat()).unwrap();
     assert_eq!((found.rank, found.size), (2, 4));
     // Inside an allocation, a command that was not started as several tasks is one process.
-    assert_eq!(place(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]).unwrap(), RankInfo::single());
-    assert_eq!(place(&[("SLURM_PROCID", "0")]).unwrap(), RankInfo::single());
+    assert_eq!(
+        rank_info(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]).unwrap(),
+        RankInfo::single()
+    );
+    assert_eq!(rank_info(&[("SLURM_PROCID", "0")]).unwrap(), RankInfo::single());
 }
 
 #[test]
 fn what_a_launcher_left_out_or_garbled_is_named() {
-    let error = place(&[("RANK", "0"), ("WORLD_SIZE", "2")]).unwrap_err().to_string();
+    let error = rank_info(&[("RANK", "0"), ("WORLD_SIZE", "2")]).unwrap_err().to_string();
     assert!(error.contains("MASTER_ADDR is not set"), "{error}");
-    let error = place(&[("RANK", "x"), ("WORLD_SIZE", "2")]).unwrap_err().to_string();
-    assert!(error.contains("RANK = \"x\" is no number"), "{error}");
-    assert!(place(&[("RANK", "2"), ("WORLD_SIZE", "2")]).is_err());
+    let error = rank_info(&[("RANK", "x"), ("WORLD_SIZE", "2")]).unwrap_err().to_string();
+    assert!(error.contains("RANK = \"x\" is not a number"), "{error}");
+    assert!(rank_info(&[("RANK", "2"), ("WORLD_SIZE", "2")]).is_err());
     // Half of what makes a rank is no process of its own.
-    let error = place(&[("RANK", "1")]).unwrap_err().to_string();
+    let error = rank_info(&[("RANK", "1")]).unwrap_err().to_string();
     assert!(error.contains("WORLD_SIZE is not set, though"), "{error}");
-    let error = place(&[("OMPI_COMM_WORLD_SIZE", "4")]).unwrap_err().to_string();
+    let error = rank_info(&[("OMPI_COMM_WORLD_SIZE", "4")]).unwrap_err().to_string();
     assert!(error.contains("Open MPI") && error.contains("OMPI_COMM_WORLD_RANK is not set"), "{error}");
 }
 
@@ -80,7 +83,7 @@ fn a_job_that_starts_again_does_not_read_what_was_said_before() {
     server.set("0/host/1", serde_json::to_string(&HostInfo::local()).unwrap().as_bytes()).unwrap();
     server.set("0/host/read/1", b"").unwrap();
     join("0").unwrap();
-    assert!(join("1").unwrap_err().to_string().contains("rank 1 did not come"));
+    assert!(join("1").unwrap_err().to_string().contains("rank 1 did not arrive"));
 }
 
 /// A store, and the place of a rank 0 that finds it.
@@ -115,11 +118,11 @@ fn groups_of_a_mesh_reduce_along_their_axis() {
             // data 2 x tensor 2: rank = 2 data + tensor.
             let mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Tensor, 2)], world.rank(), 4).unwrap();
             let groups = world.groups(&mesh).unwrap();
-            let own = [world.rank() as f64];
-            let sum = |group: &ProcessGroup| group.all_reduce_sum(own).unwrap()[0];
+            let local = [world.rank() as f64];
+            let sum = |group: &ProcessGroup| group.all_reduce_sum(local).unwrap()[0];
             assert_eq!(sum(groups.axis_group(Axis::Tensor)), [1.0, 1.0, 5.0, 5.0][world.rank()]);
             assert_eq!(sum(groups.axis_group(Axis::Data)), [2.0, 4.0, 2.0, 4.0][world.rank()]);
-            assert_eq!(sum(groups.axis_group(Axis::Pipeline)), own[0]);
+            assert_eq!(sum(groups.axis_group(Axis::Pipeline)), local[0]);
             assert_eq!(sum(groups.world()), 6.0);
             let named = if transport == Transport::Gloo { "gloo" } else { "shared memory" };
             assert_eq!(groups.world().transport(), named);
@@ -134,25 +137,26 @@ fn both_transports_agree_on_every_collective_and_count_the_same_bytes() {
     for transport in [Transport::Auto, Transport::Gloo] {
         run_worlds(3, transport, |world| {
             let group = world.group("all", &[0, 1, 2]).unwrap();
-            let own = world.rank() as i64;
+            let rank = world.rank() as i64;
             // Large enough that shared memory hands it over; started before and waited for after a small one.
-            let large = Tensor::full([300_000], own, (Kind::Float, Device::Cpu));
+            let large = Tensor::full([300_000], rank, (Kind::Float, Device::Cpu));
             let work = group.start_all_reduce(&large, Reduction::Sum).unwrap();
-            assert_eq!(group.all_reduce_max([own as f64]).unwrap(), [2.0]);
+            assert_eq!(group.all_reduce_max([rank as f64]).unwrap(), [2.0]);
             work.wait().unwrap();
             assert_eq!(large.double_value(&[299_999]), 3.0);
-            let pair = Tensor::from_slice(&[own, own * 10]).reshape([1, 2]);
+            let pair = Tensor::from_slice(&[rank, rank * 10]).reshape([1, 2]);
             let all = group.all_gather(&pair).unwrap();
             assert_eq!(all, Tensor::from_slice(&[0i64, 0, 1, 10, 2, 20]).reshape([3, 2]));
-            let part = group.reduce_scatter(&(&all.to_kind(Kind::Float) + own as f64)).unwrap();
+            let chunk = group.reduce_scatter(&(&all.to_kind(Kind::Float) + rank as f64)).unwrap();
             assert_eq!(
-                part,
-                Tensor::from_slice(&[3.0f32 * own as f32 + 3.0, 30.0 * own as f32 + 3.0]).reshape([1, 2])
+                chunk,
+                Tensor::from_slice(&[3.0f32 * rank as f32 + 3.0, 30.0 * rank as f32 + 3.0]).reshape([1, 2])
             );
-            let said = group.all_gather_bytes(&vec![7u8; world.rank() * 2]).unwrap();
-            assert_eq!(said, [vec![], vec![7, 7], vec![7, 7, 7, 7]]);
-            // 2 n (P - 1) / P of 1 200 000 and of 8 bytes; n (P - 1) of 16; n (P - 1) / P of 24; lengths 8 x 2, own x 2.
-            let sent = 1_600_000 + 10 + 32 + 16 + 16 + 2 * 2 * own as u64;
+            let gathered = group.all_gather_bytes(&vec![7u8; world.rank() * 2]).unwrap();
+            assert_eq!(gathered, [vec![], vec![7, 7], vec![7, 7, 7, 7]]);
+            // 2 n (P - 1) / P of 1 200 000 and of 8 bytes; n (P - 1) of 16; n (P - 1) / P of 24; lengths 8 x
+            // 2, rank x 2.
+            let sent = 1_600_000 + 10 + 32 + 16 + 16 + 2 * 2 * rank as u64;
             assert_eq!(group.sent_bytes(), sent);
         });
     }
@@ -162,7 +166,7 @@ fn both_transports_agree_on_every_collective_and_count_the_same_bytes() {
 fn who_does_not_come_is_named() {
     let rank_info = RankInfo { size: 3, secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
     let error = World::join(rank_info, Transport::Auto, Duration::from_millis(300)).unwrap_err().to_string();
-    assert!(error.contains("ranks 1, 2 did not come"), "{error}");
+    assert!(error.contains("ranks 1, 2 did not arrive"), "{error}");
 }
 
 /// Lets a stranger write `value` under `key`.
@@ -211,9 +215,9 @@ fn memory_that_a_stranger_offers_is_named_and_not_mapped() {
 fn a_launcher_without_a_secret_is_told_which_one_to_set() {
     let meeting = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
     let ranks = [("RANK", "1"), ("WORLD_SIZE", "2")];
-    assert_eq!(place(&[&ranks[..], &meeting].concat()).unwrap().secret, None);
+    assert_eq!(rank_info(&[&ranks[..], &meeting].concat()).unwrap().secret, None);
     let short = [("COLOSSAL_JOB_SECRET", "123")];
-    let error = place(&[&ranks[..], &meeting, &short].concat()).unwrap_err().to_string();
+    let error = rank_info(&[&ranks[..], &meeting, &short].concat()).unwrap_err().to_string();
     assert!(error.contains("COLOSSAL_JOB_SECRET has 3 characters"), "{error}");
 }
 
@@ -223,8 +227,8 @@ fn memory_that_is_not_there_is_an_error_of_the_collective() {
         let group = world.group("all", &[0, 1]).unwrap();
         // 2^60 bytes of each.
         let error = group.recv(&[1 << 58], (Kind::Float, Device::Cpu), 1 - world.rank(), 0).unwrap_err();
-        let told = error.to_string();
-        assert!(told.contains(&format!("rank {}: receive of the group all", world.rank())), "{told}");
-        assert!(told.contains("allocate memory"), "{told}");
+        let message = error.to_string();
+        assert!(message.contains(&format!("rank {}: receive of the group all", world.rank())), "{message}");
+        assert!(message.contains("allocate memory"), "{message}");
     });
 }

@@ -96,7 +96,7 @@ extern "C" fn run(
     input_count: usize,
 ) -> c_int {
     // SAFETY: `state` is the box of `with_backward`; the two arrays have the lengths that the shim states.
-    let (backward, given, made) = unsafe {
+    let (backward, grad_outputs, grad_inputs) = unsafe {
         (
             &mut *state.cast::<Backward>(),
             std::slice::from_raw_parts(output_grads, output_count),
@@ -106,7 +106,7 @@ extern "C" fn run(
 
     // A panic must not unwind into C++.
     let answer = catch_unwind(AssertUnwindSafe(|| {
-        let grads: Vec<Option<Tensor>> = given
+        let grads: Vec<Option<Tensor>> = grad_outputs
             .iter()
             .map(|&pointer| {
                 // SAFETY: a non-null pointer is a live tensor; `clone_from_ptr` makes a handle of its own.
@@ -117,13 +117,15 @@ extern "C" fn run(
     }));
 
     match answer {
-        Ok(Ok(grads)) if grads.len() == made.len() => {
-            for (slot, grad) in made.iter_mut().zip(grads) {
-                *slot = grad.map_or(std::ptr::null_mut(), Tensor::into_ptr_owned);
+        Ok(Ok(grads)) if grads.len() == grad_inputs.len() => {
+            for (grad_input, grad) in grad_inputs.iter_mut().zip(grads) {
+                *grad_input = grad.map_or(std::ptr::null_mut(), Tensor::into_ptr_owned);
             }
             0
         }
-        Ok(Ok(grads)) => fail(&format!("backward gave {} gradients for {} inputs", grads.len(), made.len())),
+        Ok(Ok(grads)) => {
+            fail(&format!("backward gave {} gradients for {} inputs", grads.len(), grad_inputs.len()))
+        }
         Ok(Err(error)) => fail(&error.to_string()),
         Err(panic) => fail(&format!("backward panicked: {}", panic_text(panic.as_ref()))),
     }

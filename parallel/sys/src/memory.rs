@@ -23,11 +23,11 @@ impl fmt::Display for RejectedSetting {
         write!(f, "glibc {} refuses {setting} = {value}", glibc_version())?;
         match fallback {
             Some(instead) => write!(f, " and works with {instead}"),
-            None => write!(f, " and keeps its own"),
+            None => write!(f, " and keeps its default"),
         }?;
         write!(
             f,
-            ": large tensors are mapped anew each time, which costs some speed; glibc 2.35 and newer take it"
+            ": large tensors are mapped again at each allocation, which is slower; glibc 2.35 and newer accept it"
         )
     }
 }
@@ -106,11 +106,14 @@ mod tests {
         let [only] = refused.as_slice() else { panic!("{refused:?}") };
         assert_eq!(taken[0], (libc::M_MMAP_THRESHOLD, 32 << 20));
         assert_eq!(taken.len(), 3);
-        let told = only.to_string();
-        assert!(told.contains("refuses M_MMAP_THRESHOLD = 1073741824 and works with 33554432"), "{told}");
+        let message = only.to_string();
+        assert!(
+            message.contains("refuses M_MMAP_THRESHOLD = 1073741824 and works with 33554432"),
+            "{message}"
+        );
         // A library that rejects every setting.
         let refused = set(|_, _| false);
-        assert!(refused.len() == 3 && refused[2].to_string().contains("and keeps its own"));
+        assert!(refused.len() == 3 && refused[2].to_string().contains("and keeps its default"));
     }
 
     #[test]

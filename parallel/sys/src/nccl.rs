@@ -49,10 +49,10 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Joins the group of `id` with `place = [rank, size]` and the GPU of `stream`, which must be the current
+    /// Joins the group of `id` with `rank_and_size` and the GPU of `stream`, which must be the current
     /// device of this thread. Blocks until all ranks have joined.
-    pub fn join(id: &UniqueId, place: [usize; 2], stream: SideStream) -> Result<Self, Error> {
-        Ok(Self { calls: Comm::join(id, place)?, stream })
+    pub fn join(id: &UniqueId, rank_and_size: [usize; 2], stream: SideStream) -> Result<Self, Error> {
+        Ok(Self { calls: Comm::join(id, rank_and_size)?, stream })
     }
 
     /// Replaces every rank's `tensor` by the reduction over all ranks.
@@ -295,19 +295,19 @@ fn kind_of(tensor: &Tensor) -> Result<sys::ncclDataType_t, Error> {
         Kind::Float => Nccl::ncclFloat32,
         Kind::Double => Nccl::ncclFloat64,
         other => {
-            let problem = format!("NCCL has no numbers of kind {other:?}");
+            let problem = format!("NCCL has no dtype for {other:?}");
             return Err(Error::Nccl { call: "collective".to_owned(), problem });
         }
     })
 }
 
-/// Checks that `whole` has `parts` times as many elements as `part`, and the same kind.
-fn check_sizes(call: &str, whole: &Tensor, part: &Tensor, parts: usize) -> Result<(), Error> {
-    if whole.kind() == part.kind() && whole.numel() == part.numel() * parts {
+/// Checks that `full` has `ranks` times as many elements as `shard`, and the same kind.
+fn check_sizes(call: &str, full: &Tensor, shard: &Tensor, ranks: usize) -> Result<(), Error> {
+    if full.kind() == shard.kind() && full.numel() == shard.numel() * ranks {
         return Ok(());
     }
-    let [whole, part] = [whole, part].map(|tensor| format!("{:?} {:?}", tensor.kind(), tensor.size()));
-    let problem = format!("{whole} is not {parts} times {part}");
+    let [full, shard] = [full, shard].map(|tensor| format!("{:?} {:?}", tensor.kind(), tensor.size()));
+    let problem = format!("{full} is not {ranks} times {shard}");
     Err(Error::Nccl { call: call.to_owned(), problem })
 }
 

@@ -55,9 +55,9 @@ mod tests {
     #[test]
     fn only_signals_with_a_handler_are_handled() {
         // The Rust runtime handles SIGSEGV, to report stack overflows, and not SIGUSR1.
-        let own = std::process::id();
-        assert!(super::is_signal_handled(own, libc::SIGSEGV));
-        assert!(!super::is_signal_handled(own, libc::SIGUSR1));
+        let own_process = std::process::id();
+        assert!(super::is_signal_handled(own_process, libc::SIGSEGV));
+        assert!(!super::is_signal_handled(own_process, libc::SIGUSR1));
         assert!(!super::is_signal_handled(0, libc::SIGSEGV));
     }
 }

@@ -136,10 +136,10 @@ impl SharedMemory {
     /// Runs a barrier of `call` and then checks that all ranks have announced the same call.
     fn barrier_and_check(&mut self, call: Call) -> Result<(), Error> {
         self.barriers = self.barriers.wrapping_add(1);
-        let own = self.line(self.rank);
-        own.arrived.store(self.barriers, Ordering::SeqCst);
-        if own.waiters.load(Ordering::SeqCst) > 0 {
-            wake(&own.arrived);
+        let local_line = self.line(self.rank);
+        local_line.arrived.store(self.barriers, Ordering::SeqCst);
+        if local_line.waiters.load(Ordering::SeqCst) > 0 {
+            wake(&local_line.arrived);
         }
         self.peers().try_for_each(|rank| self.wait_for(rank))?;
         self.peers().try_for_each(|rank| {
@@ -160,24 +160,24 @@ impl SharedMemory {
             let pieces: Vec<Range<usize>> = (0..self.size)
                 .map(|rank| (rank * piece).min(chunk.len())..((rank + 1) * piece).min(chunk.len()))
                 .collect();
-            let values = &bytes.part()[chunk.clone()];
+            let values = &bytes.as_slice()[chunk.clone()];
 
             // Reduce-scatter: each rank writes the pieces that the others reduce.
             for other in self.peers() {
                 let piece = pieces[other].clone();
-                self.slot_mut(turn)[piece.clone()].copy_from_slice(&values[piece]);
+                self.buffer_mut(turn)[piece.clone()].copy_from_slice(&values[piece]);
             }
             self.barrier_and_check(call)?;
 
-            let own = pieces[self.rank].clone();
-            let (piece, parts) = self.reduce_views(turn, &own, &values[own.clone()]);
-            add.run(piece, &parts);
+            let local_piece = pieces[self.rank].clone();
+            let (piece, contributions) = self.reduce_views(turn, &local_piece, &values[local_piece.clone()]);
+            add.run(piece, &contributions);
             self.barrier_and_check(call)?;
 
             // All-gather: read the reduced pieces of all ranks.
             for (rank, piece) in pieces.into_iter().enumerate() {
                 let target = chunk.start + piece.start..chunk.start + piece.end;
-                bytes.part_mut()[target].copy_from_slice(&self.slot(rank, turn)[piece]);
+                bytes.as_mut_slice()[target].copy_from_slice(&self.buffer(rank, turn)[piece]);
             }
         }
         Ok(())
@@ -193,11 +193,11 @@ impl SharedMemory {
         let call = self.announce(Call::new("all_gather", kind, 0, length));
         for chunk in input.chunks(BUFFER_BYTES) {
             let turn = self.flip_buffer();
-            self.slot_mut(turn)[..chunk.len()].copy_from_slice(&input.part()[chunk.clone()]);
+            self.buffer_mut(turn)[..chunk.len()].copy_from_slice(&input.as_slice()[chunk.clone()]);
             self.barrier_and_check(call)?;
             for rank in 0..self.size {
                 let target = rank * length + chunk.start..rank * length + chunk.end;
-                output.part_mut()[target].copy_from_slice(&self.slot(rank, turn)[..chunk.len()]);
+                output.as_mut_slice()[target].copy_from_slice(&self.buffer(rank, turn)[..chunk.len()]);
             }
         }
         Ok(())
@@ -214,14 +214,15 @@ impl SharedMemory {
         let piece = BUFFER_BYTES / self.size / CACHE_LINE * CACHE_LINE;
         for chunk in output.chunks(piece) {
             let turn = self.flip_buffer();
-            let source = |rank: usize| &input.part()[rank * length + chunk.start..rank * length + chunk.end];
+            let source =
+                |rank: usize| &input.as_slice()[rank * length + chunk.start..rank * length + chunk.end];
             let target = |rank: usize| rank * piece..rank * piece + chunk.len();
             for other in self.peers() {
-                self.slot_mut(turn)[target(other)].copy_from_slice(source(other));
+                self.buffer_mut(turn)[target(other)].copy_from_slice(source(other));
             }
             self.barrier_and_check(call)?;
-            let (_, parts) = self.reduce_views(turn, &target(self.rank), source(self.rank));
-            add.run(&mut output.part_mut()[chunk.clone()], &parts);
+            let (_, contributions) = self.reduce_views(turn, &target(self.rank), source(self.rank));
+            add.run(&mut output.as_mut_slice()[chunk.clone()], &contributions);
         }
         Ok(())
     }
@@ -248,23 +249,23 @@ impl SharedMemory {
             let turn = self.flip_buffer();
             let within = |length: usize| (round * piece).min(length)..((round + 1) * piece).min(length);
 
-            let mut before = 0;
+            let mut start = 0;
             for (rank, &length) in sent.iter().enumerate() {
-                let part = within(length);
-                let target = rank * piece..rank * piece + part.len();
-                self.slot_mut(turn)[target]
-                    .copy_from_slice(&input.part()[before + part.start..before + part.end]);
-                before += length;
+                let range = within(length);
+                let target = rank * piece..rank * piece + range.len();
+                self.buffer_mut(turn)[target]
+                    .copy_from_slice(&input.as_slice()[start + range.start..start + range.end]);
+                start += length;
             }
             self.barrier_and_check(call)?;
 
-            let mut before = 0;
+            let mut start = 0;
             for (rank, &length) in received.iter().enumerate() {
-                let part = within(length);
-                let source = self.rank * piece..self.rank * piece + part.len();
-                let target = before + part.start..before + part.end;
-                output.part_mut()[target].copy_from_slice(&self.slot(rank, turn)[source]);
-                before += length;
+                let range = within(length);
+                let source = self.rank * piece..self.rank * piece + range.len();
+                let target = start + range.start..start + range.end;
+                output.as_mut_slice()[target].copy_from_slice(&self.buffer(rank, turn)[source]);
+                start += length;
             }
         }
         Ok(())
@@ -277,11 +278,11 @@ impl SharedMemory {
         for chunk in bytes.chunks(BUFFER_BYTES) {
             let turn = self.flip_buffer();
             if self.rank == root {
-                self.slot_mut(turn)[..chunk.len()].copy_from_slice(&bytes.part()[chunk.clone()]);
+                self.buffer_mut(turn)[..chunk.len()].copy_from_slice(&bytes.as_slice()[chunk.clone()]);
             }
             self.barrier_and_check(call)?;
             if self.rank != root {
-                bytes.part_mut()[chunk.clone()].copy_from_slice(&self.slot(root, turn)[..chunk.len()]);
+                bytes.as_mut_slice()[chunk.clone()].copy_from_slice(&self.buffer(root, turn)[..chunk.len()]);
             }
         }
         Ok(())
@@ -293,17 +294,17 @@ impl SharedMemory {
         let (size, turn) = (self.size, self.flip_buffer());
         assert!(
             2 * size * WIDTH <= BUFFER_BYTES && received.len() == size && sent.len() == size,
-            "one part a rank"
+            "one chunk per rank"
         );
 
-        for (place, &bytes) in received.iter().chain(sent).enumerate() {
-            let target = place * WIDTH..(place + 1) * WIDTH;
-            self.slot_mut(turn)[target].copy_from_slice(&(bytes as u64).to_ne_bytes());
+        for (index, &bytes) in received.iter().chain(sent).enumerate() {
+            let target = index * WIDTH..(index + 1) * WIDTH;
+            self.buffer_mut(turn)[target].copy_from_slice(&(bytes as u64).to_ne_bytes());
         }
         self.barrier_and_check(call)?;
 
-        let read = |rank: usize, place: usize| {
-            let bytes = &self.slot(rank, turn)[place * WIDTH..(place + 1) * WIDTH];
+        let read = |rank: usize, index: usize| {
+            let bytes = &self.buffer(rank, turn)[index * WIDTH..(index + 1) * WIDTH];
             u64::from_ne_bytes(bytes.try_into().expect("eight bytes")) as usize
         };
 
@@ -327,8 +328,8 @@ impl SharedMemory {
     }
 
     fn peers(&self) -> impl Iterator<Item = usize> + use<> {
-        let own = self.rank;
-        (0..self.size).filter(move |&rank| rank != own)
+        let local_rank = self.rank;
+        (0..self.size).filter(move |&rank| rank != local_rank)
     }
 
     #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]
@@ -340,13 +341,13 @@ impl SharedMemory {
 
     /// A buffer of any rank. It may be read from the barrier after its write until this rank enters the
     /// barrier of the next chunk.
-    fn slot(&self, rank: usize, turn: usize) -> &[u8] {
+    fn buffer(&self, rank: usize, turn: usize) -> &[u8] {
         // SAFETY: inside the mapping; by the protocol above no rank writes where this rank reads.
         unsafe { std::slice::from_raw_parts(self.start.add(offset(self.size, rank, turn)), BUFFER_BYTES) }
     }
 
     /// A buffer of this rank, to write.
-    fn slot_mut(&mut self, turn: usize) -> &mut [u8] {
+    fn buffer_mut(&mut self, turn: usize) -> &mut [u8] {
         // SAFETY: inside the mapping; by the protocol above no rank reads where this rank writes.
         unsafe {
             std::slice::from_raw_parts_mut(self.start.add(offset(self.size, self.rank, turn)), BUFFER_BYTES)
@@ -354,34 +355,35 @@ impl SharedMemory {
     }
 
     /// Returns the bytes `range` of this rank's buffer, to write the result, and the contributions of all
-    /// ranks, to read: `own` for this rank, and the same range of the buffers of the others.
+    /// ranks, to read: `local` for this rank, and the same range of the buffers of the others.
     fn reduce_views<'a>(
         &'a mut self,
         turn: usize,
         range: &Range<usize>,
-        own: &'a [u8],
+        local: &'a [u8],
     ) -> (&'a mut [u8], Vec<&'a [u8]>) {
-        assert!(range.end <= BUFFER_BYTES, "a piece lies inside its buffer");
+        assert!(range.end <= BUFFER_BYTES, "a piece fits into the buffer");
         let start = |rank| self.start.wrapping_add(offset(self.size, rank, turn) + range.start);
         // SAFETY: inside the mapping; only this rank accesses the piece until the next barrier.
         let piece = unsafe { std::slice::from_raw_parts_mut(start(self.rank), range.len()) };
         // SAFETY: inside the mapping and outside this rank's buffer; written before the last barrier, and not
         // again before the next one.
-        let part = |rank| unsafe { std::slice::from_raw_parts(start(rank), range.len()) };
-        let parts = (0..self.size).map(|rank| if rank == self.rank { own } else { part(rank) }).collect();
-        (piece, parts)
+        let contribution = |rank| unsafe { std::slice::from_raw_parts(start(rank), range.len()) };
+        let contributions =
+            (0..self.size).map(|rank| if rank == self.rank { local } else { contribution(rank) }).collect();
+        (piece, contributions)
     }
 
     /// Waits until `rank` has arrived at the current barrier.
     fn wait_for(&self, rank: usize) -> Result<(), Error> {
         let line = self.line(rank);
-        let there = || {
+        let has_arrived = || {
             let arrived = line.arrived.load(Ordering::SeqCst);
             (arrived.wrapping_sub(self.barriers).cast_signed() >= 0).then_some(()).ok_or(arrived)
         };
 
         for spin in 0..SPINS[1] {
-            if there().is_ok() {
+            if has_arrived().is_ok() {
                 return Ok(());
             }
             if spin < SPINS[0] { std::hint::spin_loop() } else { std::thread::yield_now() }
@@ -390,7 +392,7 @@ impl SharedMemory {
         let started = Instant::now();
         loop {
             line.waiters.fetch_add(1, Ordering::SeqCst);
-            let seen = there();
+            let seen = has_arrived();
             if let Err(arrived) = seen {
                 sleep(&line.arrived, arrived);
             }
@@ -400,11 +402,11 @@ impl SharedMemory {
             }
 
             let process = line.process.load(Ordering::SeqCst);
-            if process != 0 && !is_alive(process) && there().is_err() {
+            if process != 0 && !is_alive(process) && has_arrived().is_err() {
                 return Err(missing(rank, &format!("its process {process} is gone")));
             }
             if started.elapsed() > self.timeout {
-                return Err(missing(rank, &format!("it did not come within {:?}", self.timeout)));
+                return Err(missing(rank, &format!("it did not arrive within {:?}", self.timeout)));
             }
         }
     }
@@ -450,13 +452,13 @@ impl TensorBytes {
         (0..length.max(1)).step_by(size).map(move |start| start..(start + size).min(length))
     }
 
-    fn part(&self) -> &[u8] {
+    fn as_slice(&self) -> &[u8] {
         // SAFETY: the memory of a contiguous tensor, which `_tensor` keeps alive. The pointer of an empty
         // tensor may be null.
         if self.length == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.start, self.length) } }
     }
 
-    fn part_mut(&mut self) -> &mut [u8] {
+    fn as_mut_slice(&mut self) -> &mut [u8] {
         if self.length == 0 {
             return &mut [];
         }

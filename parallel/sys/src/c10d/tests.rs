@@ -46,26 +46,26 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 #[test]
 fn three_ranks_exchange_by_hand_computed_numbers() {
     ranks(3, |rank, gloo| {
-        let own = rank as f32;
-        let tensor = row(&[own, 10.0 * own]);
+        let value = rank as f32;
+        let tensor = row(&[value, 10.0 * value]);
         gloo.all_reduce(&tensor, Reduction::Sum).unwrap().wait().unwrap();
         assert_eq!(values(&tensor), [3.0, 30.0]);
 
         let gathered = Tensor::zeros([3], (Kind::Float, tch::Device::Cpu));
-        gloo.all_gather(&gathered, &row(&[own + 1.0])).unwrap().wait().unwrap();
+        gloo.all_gather(&gathered, &row(&[value + 1.0])).unwrap().wait().unwrap();
         assert_eq!(values(&gathered), [1.0, 2.0, 3.0]);
 
         // Rank r sends r + 1 numbers to rank 0 and none to the others.
         let sent: [i64; 3] = [rank as i64 + 1, 0, 0];
         let received: [i64; 3] = if rank == 0 { [1, 2, 3] } else { [0, 0, 0] };
         let output = Tensor::zeros([received.iter().sum()], (Kind::Float, tch::Device::Cpu));
-        let input = Tensor::full([rank as i64 + 1], f64::from(own), (Kind::Float, tch::Device::Cpu));
+        let input = Tensor::full([rank as i64 + 1], f64::from(value), (Kind::Float, tch::Device::Cpu));
         gloo.all_to_all(&output, &input, [&received, &sent]).unwrap().wait().unwrap();
         assert_eq!(values(&output), if rank == 0 { vec![0.0, 1.0, 1.0, 2.0, 2.0, 2.0] } else { vec![] });
 
-        let told = row(&[own]);
-        gloo.broadcast(&told, 2).unwrap().wait().unwrap();
-        assert_eq!(values(&told), [2.0]);
+        let received = row(&[value]);
+        gloo.broadcast(&received, 2).unwrap().wait().unwrap();
+        assert_eq!(values(&received), [2.0]);
     });
 }
 
@@ -133,7 +133,7 @@ fn sizes_that_differ_over_gloo_end_the_job() {
     let secret = Secret::random().unwrap();
     let server = serve(&secret);
     let port = server.port();
-    let told: Vec<String> = thread::scope(|scope| {
+    let errors: Vec<String> = thread::scope(|scope| {
         let ranks: Vec<_> = (0..2)
             .map(|rank| {
                 let secret = &secret;
@@ -148,6 +148,6 @@ fn sizes_that_differ_over_gloo_end_the_job() {
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
-    // Gloo tells the rank that brings more, and maybe the other; one rank that fails ends the job.
-    assert!(told.iter().any(|told| told.starts_with("all_reduce: ")), "{told:?}");
+    // Gloo tells the rank that passes more, and maybe the other; one rank that fails ends the job.
+    assert!(errors.iter().any(|error| error.starts_with("all_reduce: ")), "{errors:?}");
 }

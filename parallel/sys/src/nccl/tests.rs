@@ -59,11 +59,11 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 #[test]
 fn three_ranks_exchange_by_hand_computed_numbers() {
     ranks(3, |rank, calls| {
-        let own = rank as f32;
+        let value = rank as f32;
         for (reduction, wanted) in
             [(Reduction::Sum, [3.0, 30.0]), (Reduction::Max, [2.0, 20.0]), (Reduction::Min, [0.0, 0.0])]
         {
-            let tensor = row(&[own, 10.0 * own]);
+            let tensor = row(&[value, 10.0 * value]);
             calls.all_reduce(&tensor, reduction, STREAM).unwrap();
             assert_eq!(values(&tensor), wanted);
         }
@@ -72,16 +72,16 @@ fn three_ranks_exchange_by_hand_computed_numbers() {
         assert_eq!(counted.int64_value(&[0]), 6);
 
         let gathered = empty(3);
-        calls.all_gather(&gathered, &row(&[own + 1.0]), STREAM).unwrap();
+        calls.all_gather(&gathered, &row(&[value + 1.0]), STREAM).unwrap();
         assert_eq!(values(&gathered), [1.0, 2.0, 3.0]);
 
-        let part = empty(1);
-        calls.reduce_scatter(&part, &row(&[own, own + 1.0, own + 2.0]), STREAM).unwrap();
-        assert_eq!(values(&part), [[3.0], [6.0], [9.0]][rank]);
+        let chunk = empty(1);
+        calls.reduce_scatter(&chunk, &row(&[value, value + 1.0, value + 2.0]), STREAM).unwrap();
+        assert_eq!(values(&chunk), [[3.0], [6.0], [9.0]][rank]);
 
-        let told = row(&[own]);
-        calls.broadcast(&told, 2, STREAM).unwrap();
-        assert_eq!(values(&told), [2.0]);
+        let received = row(&[value]);
+        calls.broadcast(&received, 2, STREAM).unwrap();
+        assert_eq!(values(&received), [2.0]);
         calls.check().unwrap();
     });
 }
@@ -90,10 +90,10 @@ fn three_ranks_exchange_by_hand_computed_numbers() {
 fn rows_go_where_the_counts_say() {
     ranks(3, |rank, calls| {
         // Rank r sends r + 1 rows of two numbers to rank 0 and one to rank 2.
-        let (own, rows) = (rank as f32, rank + 2);
+        let (value, rows) = (rank as f32, rank + 2);
         let sent = [rank as i64 + 1, 0, 1];
         let received: [i64; 3] = [[1, 2, 3], [0, 0, 0], [1, 1, 1]][rank];
-        let input = Tensor::arange(2 * rows as i64, (Kind::Float, Device::Cpu)) + f64::from(100.0 * own);
+        let input = Tensor::arange(2 * rows as i64, (Kind::Float, Device::Cpu)) + f64::from(100.0 * value);
         let output = empty(2 * received.iter().sum::<i64>() as usize);
         calls.all_to_all(&output.view([-1, 2]), &input.view([-1, 2]), [&received, &sent], STREAM).unwrap();
         let wanted: &[f32] = match rank {
@@ -119,9 +119,9 @@ fn what_nccl_refuses_is_told_with_its_own_words() {
 #[test]
 fn tensors_that_do_not_fit_are_refused_before_nccl_sees_them() {
     ranks(1, |_, calls| {
-        let refused = |result: Result<(), Error>, part: &str| {
+        let refused = |result: Result<(), Error>, fragment: &str| {
             let error = result.unwrap_err().to_string();
-            assert!(error.contains(part), "{error}");
+            assert!(error.contains(fragment), "{error}");
         };
         refused(calls.all_gather(&empty(3), &empty(2), STREAM), "Float [3] is not 1 times Float [2]");
         let double = Tensor::zeros([2], (Kind::Double, Device::Cpu));
@@ -131,6 +131,6 @@ fn tensors_that_do_not_fit_are_refused_before_nccl_sees_them() {
             "[1] are not the rows of [2] for each rank",
         );
         let complex = Tensor::zeros([1], (Kind::ComplexFloat, Device::Cpu));
-        refused(calls.all_reduce(&complex, Reduction::Sum, STREAM), "no numbers of kind ComplexFloat");
+        refused(calls.all_reduce(&complex, Reduction::Sum, STREAM), "no dtype for ComplexFloat");
     });
 }

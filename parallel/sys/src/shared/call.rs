@@ -29,9 +29,14 @@ impl Call {
     const NAMES: [&'static str; 6] =
         ["barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"];
 
-    pub(super) fn new(name: &str, kind: Kind, way: usize, bytes: usize) -> Self {
-        let place = Self::NAMES.iter().position(|known| *known == name).expect("a collective");
-        Self { name: place as u8, kind: kind as u8, reduction_or_root: way as u32, bytes: bytes as u64 }
+    pub(super) fn new(name: &str, kind: Kind, reduction_or_root: usize, bytes: usize) -> Self {
+        let index = Self::NAMES.iter().position(|known| *known == name).expect("a collective");
+        Self {
+            name: index as u8,
+            kind: kind as u8,
+            reduction_or_root: reduction_or_root as u32,
+            bytes: bytes as u64,
+        }
     }
 
     pub(super) fn name(self) -> &'static str {
@@ -42,26 +47,30 @@ impl Call {
         u64::from(self.name) | u64::from(self.kind) << 8 | u64::from(self.reduction_or_root) << 32
     }
 
-    pub(super) fn write(self, told: &CallSlot) {
-        told.what.store(self.packed(), Ordering::SeqCst);
-        told.bytes.store(self.bytes, Ordering::SeqCst);
+    pub(super) fn write(self, slot: &CallSlot) {
+        slot.what.store(self.packed(), Ordering::SeqCst);
+        slot.bytes.store(self.bytes, Ordering::SeqCst);
     }
 
-    pub(super) fn read(told: &CallSlot) -> Self {
-        let what = told.what.load(Ordering::SeqCst);
-        let bytes = told.bytes.load(Ordering::SeqCst);
+    pub(super) fn read(slot: &CallSlot) -> Self {
+        let what = slot.what.load(Ordering::SeqCst);
+        let bytes = slot.bytes.load(Ordering::SeqCst);
         Self { name: what as u8, kind: (what >> 8) as u8, reduction_or_root: (what >> 32) as u32, bytes }
     }
 
-    /// Returns the error that says how `other`, the call of `rank`, differs from this call of the rank `own`.
-    pub(super) fn difference(self, own: usize, other: Self, rank: usize) -> Error {
-        let (name, there) = (self.name(), other.name());
-        let problem = if name != there {
-            format!("rank {rank} of the group calls {there}, and rank {own} {name}")
+    /// Returns the error that says how `other`, the call of `rank`, differs from this call of the rank
+    /// `own_rank`.
+    pub(super) fn difference(self, own_rank: usize, other: Self, rank: usize) -> Error {
+        let (name, other_name) = (self.name(), other.name());
+        let problem = if name != other_name {
+            format!("rank {rank} of the group calls {other_name}, and rank {own_rank} {name}")
         } else if self.bytes != other.bytes {
-            format!("rank {rank} of the group brings {} bytes, and rank {own} {}", other.bytes, self.bytes)
+            format!(
+                "rank {rank} of the group passes {} bytes, and rank {own_rank} {}",
+                other.bytes, self.bytes
+            )
         } else {
-            format!("rank {rank} of the group has another type of numbers, reduction or root than rank {own}")
+            format!("rank {rank} of the group uses another dtype, reduction or root than rank {own_rank}")
         };
         Error::Shared { call: name.to_owned(), problem }
     }

@@ -41,14 +41,14 @@ pub(super) fn open(address: &str, name: &str, owner: u32, length: usize) -> Resu
     let (process, descriptor) = parse(address)?;
     let refuse = |problem: String| Error::Memory { process, descriptor, problem };
     if process != owner {
-        return Err(refuse(format!("the process of the rank that makes it is {owner}")));
+        return Err(refuse(format!("the process of the rank that creates it is {owner}")));
     }
     let unseen = |error: io::Error| refuse(error.to_string());
     let user = fs::metadata(format!("/proc/{process}")).map_err(unseen)?.uid();
     // SAFETY: a plain call.
-    let own = unsafe { libc::geteuid() };
-    if user != own {
-        return Err(refuse(format!("that process belongs to user {user}, and this one to {own}")));
+    let own_user = unsafe { libc::geteuid() };
+    if user != own_user {
+        return Err(refuse(format!("that process belongs to user {user}, and this one to {own_user}")));
     }
     // Check the name before opening, because opening a pipe or a terminal has side effects.
     let path = format!("/proc/{process}/fd/{descriptor}");
@@ -61,8 +61,8 @@ pub(super) fn open(address: &str, name: &str, owner: u32, length: usize) -> Resu
 /// Parses `process:descriptor`, two decimal numbers.
 fn parse(address: &str) -> Result<(u32, u32), Error> {
     let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?;
-    let parts = address.split_once(':');
-    let numbers = parts.and_then(|(process, descriptor)| Some((plain(process)?, plain(descriptor)?)));
+    let address_parts = address.split_once(':');
+    let numbers = address_parts.and_then(|(process, descriptor)| Some((plain(process)?, plain(descriptor)?)));
     numbers.ok_or_else(|| {
         let problem = format!("the address {address:?} of the memory is not PROCESS:DESCRIPTOR");
         Error::Shared { call: "join".to_owned(), problem }
@@ -106,16 +106,16 @@ mod tests {
 
     #[test]
     fn only_the_file_of_this_group_is_opened() {
-        let (own, length) = (std::process::id(), 8192);
+        let (own_process, length) = (std::process::id(), 8192);
         let file = create(NAME, length).unwrap();
-        let at = |descriptor: i32| format!("{own}:{descriptor}");
+        let at = |descriptor: i32| format!("{own_process}:{descriptor}");
         let address = at(file.as_raw_fd());
-        assert_eq!(open(&address, NAME, own, length).unwrap().metadata().unwrap().len(), 8192);
+        assert_eq!(open(&address, NAME, own_process, length).unwrap().metadata().unwrap().len(), 8192);
 
-        let error = refused(&address, "colossal-chat-of-another-job", own, length);
+        let error = refused(&address, "colossal-chat-of-another-job", own_process, length);
         assert!(error.contains(&format!("/memfd:{NAME} (deleted)\" is open there instead")), "{error}");
-        assert!(refused(&address, NAME, own, 4096).contains("it has 8192 bytes and must have 4096"));
-        assert!(refused(&address, NAME, own + 1, length).contains("the rank that makes it is"));
+        assert!(refused(&address, NAME, own_process, 4096).contains("it has 8192 bytes and must have 4096"));
+        assert!(refused(&address, NAME, own_process + 1, length).contains("the rank that creates it is"));
         // Process 1 belongs to the same user only if everything runs as root.
         let error = refused("1:0", NAME, 1, length);
         assert!(error.contains("descriptor 0 of process 1") && error.contains("not mapped"), "{error}");
@@ -123,13 +123,13 @@ mod tests {
         // A file on disk, and a memory file that may still shrink.
         let plain = tempfile::tempfile().unwrap();
         plain.set_len(8192).unwrap();
-        assert!(refused(&at(plain.as_raw_fd()), NAME, own, length).contains("is open there instead"));
+        assert!(refused(&at(plain.as_raw_fd()), NAME, own_process, length).contains("is open there instead"));
         let text = CString::new(NAME).unwrap();
         // SAFETY: the name lives during the call, and nothing else owns the descriptor.
         let open = unsafe { File::from_raw_fd(libc::memfd_create(text.as_ptr(), libc::MFD_ALLOW_SEALING)) };
         open.set_len(8192).unwrap();
-        assert!(refused(&at(open.as_raw_fd()), NAME, own, length).contains("its size is not sealed"));
-        assert!(refused(&at(9999), NAME, own, length).contains("No such file"));
+        assert!(refused(&at(open.as_raw_fd()), NAME, own_process, length).contains("its size is not sealed"));
+        assert!(refused(&at(9999), NAME, own_process, length).contains("No such file"));
     }
 
     #[test]

@@ -23,21 +23,21 @@ impl Add {
         }
     }
 
-    /// Writes the reduction of `parts` to `result`; all have the same length.
-    pub(super) fn run(self, result: &mut [u8], parts: &[&[u8]]) {
+    /// Writes the reduction of `inputs` to `result`; all have the same length.
+    pub(super) fn run(self, result: &mut [u8], inputs: &[&[u8]]) {
         match (self.kind, self.reduction) {
-            (Kind::Float, Reduction::Sum) => reduce::<f32>(result, parts, |left, right| left + right),
-            (Kind::Float, Reduction::Max) => reduce::<f32>(result, parts, f32::max),
-            (Kind::Float, Reduction::Min) => reduce::<f32>(result, parts, f32::min),
-            (Kind::Double, Reduction::Sum) => reduce::<f64>(result, parts, |left, right| left + right),
-            (Kind::Double, Reduction::Max) => reduce::<f64>(result, parts, f64::max),
-            (Kind::Double, Reduction::Min) => reduce::<f64>(result, parts, f64::min),
-            (Kind::Int64, Reduction::Sum) => reduce::<i64>(result, parts, i64::wrapping_add),
-            (Kind::Int64, Reduction::Max) => reduce::<i64>(result, parts, i64::max),
-            (Kind::Int64, Reduction::Min) => reduce::<i64>(result, parts, i64::min),
-            (_, Reduction::Sum) => reduce::<Bfloat16>(result, parts, |left, right| left + right),
-            (_, Reduction::Max) => reduce::<Bfloat16>(result, parts, f32::max),
-            (_, Reduction::Min) => reduce::<Bfloat16>(result, parts, f32::min),
+            (Kind::Float, Reduction::Sum) => reduce::<f32>(result, inputs, |left, right| left + right),
+            (Kind::Float, Reduction::Max) => reduce::<f32>(result, inputs, f32::max),
+            (Kind::Float, Reduction::Min) => reduce::<f32>(result, inputs, f32::min),
+            (Kind::Double, Reduction::Sum) => reduce::<f64>(result, inputs, |left, right| left + right),
+            (Kind::Double, Reduction::Max) => reduce::<f64>(result, inputs, f64::max),
+            (Kind::Double, Reduction::Min) => reduce::<f64>(result, inputs, f64::min),
+            (Kind::Int64, Reduction::Sum) => reduce::<i64>(result, inputs, i64::wrapping_add),
+            (Kind::Int64, Reduction::Max) => reduce::<i64>(result, inputs, i64::max),
+            (Kind::Int64, Reduction::Min) => reduce::<i64>(result, inputs, i64::min),
+            (_, Reduction::Sum) => reduce::<Bfloat16>(result, inputs, |left, right| left + right),
+            (_, Reduction::Max) => reduce::<Bfloat16>(result, inputs, f32::max),
+            (_, Reduction::Min) => reduce::<Bfloat16>(result, inputs, f32::min),
         }
     }
 }
@@ -87,21 +87,21 @@ plain_number!(f32, f64, i64);
 /// The number of elements per block; the sums of a block stay in the L1 cache.
 const BLOCK: usize = 1024;
 
-/// Writes the elementwise combination of `parts`, in order, to `result`.
+/// Writes the elementwise combination of `inputs`, in order, to `result`.
 fn reduce<N: Element>(
     result: &mut [u8],
-    parts: &[&[u8]],
+    inputs: &[&[u8]],
     combine: impl Fn(N::Accumulator, N::Accumulator) -> N::Accumulator,
 ) {
     let result = numbers_mut::<N>(result);
-    let parts: Vec<&[N]> = parts.iter().map(|part| numbers(part)).collect();
+    let inputs: Vec<&[N]> = inputs.iter().map(|input| numbers(input)).collect();
     let mut sums: Vec<N::Accumulator> = Vec::with_capacity(BLOCK);
     for (block, result) in result.chunks_mut(BLOCK).enumerate() {
         let range = block * BLOCK..block * BLOCK + result.len();
         sums.clear();
-        sums.extend(parts[0][range.clone()].iter().map(|number| number.widen()));
-        for part in &parts[1..] {
-            for (sum, number) in sums.iter_mut().zip(&part[range.clone()]) {
+        sums.extend(inputs[0][range.clone()].iter().map(|number| number.widen()));
+        for input in &inputs[1..] {
+            for (sum, number) in sums.iter_mut().zip(&input[range.clone()]) {
                 *sum = combine(*sum, number.widen());
             }
         }

@@ -15,8 +15,8 @@ fn create(size: usize, timeout: Duration) -> SharedMemory {
     SharedMemory::create(NAME, size, timeout).unwrap()
 }
 
-fn open(address: &str, place: [usize; 2]) -> SharedMemory {
-    SharedMemory::open(address, NAME, std::process::id(), place, TIMEOUT).unwrap()
+fn open(address: &str, rank_and_size: [usize; 2]) -> SharedMemory {
+    SharedMemory::open(address, NAME, std::process::id(), rank_and_size, TIMEOUT).unwrap()
 }
 
 /// Runs `body` on `size` ranks, each a thread with a view of its own.
@@ -65,7 +65,8 @@ fn sums_of_every_size_and_kind_equal_the_whole() {
 #[test]
 fn bf16_is_summed_in_fp32() {
     ranks(4, |_, memory| {
-        // 256 + 1 + 1 + 1: in bf16 each 1 would be lost, the sum of all rounds to 260 (spacing 2 above 256: 259 to even).
+        // 256 + 1 + 1 + 1: in bf16 each 1 would be lost, the sum of all rounds to 260 (spacing 2 above 256:
+        // 259 to even).
         let tensor =
             Tensor::full([3], if memory.rank == 0 { 256.0 } else { 1.0 }, (Kind::BFloat16, Device::Cpu));
         memory.all_reduce(&tensor, Reduction::Sum).unwrap();
@@ -88,15 +89,15 @@ fn largest_and_smallest() {
 fn gather_and_scatter_are_one_anothers_reverse() {
     let (size, length) = (3, 200_003);
     ranks(size, |rank, memory| {
-        let own = random(rank, length, Kind::Float);
+        let input = random(rank, length, Kind::Float);
         let all = Tensor::zeros([length * size as i64], (Kind::Float, Device::Cpu));
-        memory.all_gather(&all, &own).unwrap();
+        memory.all_gather(&all, &input).unwrap();
         for other in 0..size {
             assert_eq!(all.narrow(0, other as i64 * length, length), random(other, length, Kind::Float));
         }
-        let part = Tensor::zeros([length], (Kind::Float, Device::Cpu));
-        memory.reduce_scatter(&part, &all).unwrap();
-        assert!(part.allclose(&(own * 3.0), 1e-6, 1e-4, false));
+        let chunk = Tensor::zeros([length], (Kind::Float, Device::Cpu));
+        memory.reduce_scatter(&chunk, &all).unwrap();
+        assert!(chunk.allclose(&(input * 3.0), 1e-6, 1e-4, false));
     });
 }
 
@@ -108,19 +109,19 @@ fn uneven_parts_reach_their_rank() {
     ranks(size, |rank, memory| {
         let sent: Vec<usize> = (0..size).map(|to| count(rank, to) * 4).collect();
         let received: Vec<usize> = (0..size).map(|from| count(from, rank) * 4).collect();
-        let parts = |counts: &[usize], value: &dyn Fn(usize) -> usize| {
-            let parts: Vec<Tensor> = (0..size)
+        let concat_chunks = |counts: &[usize], value: &dyn Fn(usize) -> usize| {
+            let chunks: Vec<Tensor> = (0..size)
                 .map(|other| {
                     let options = (Kind::Float, Device::Cpu);
                     Tensor::full([(counts[other] / 4) as i64], value(other) as f64, options)
                 })
                 .collect();
-            Tensor::cat(&parts, 0)
+            Tensor::cat(&chunks, 0)
         };
-        let input = parts(&sent, &|to| 10 * rank + to);
-        let output = parts(&received, &|_| 99);
+        let input = concat_chunks(&sent, &|to| 10 * rank + to);
+        let output = concat_chunks(&received, &|_| 99);
         memory.all_to_all(&output, &input, [&received, &sent]).unwrap();
-        assert_eq!(output, parts(&received, &|from| 10 * from + rank));
+        assert_eq!(output, concat_chunks(&received, &|from| 10 * from + rank));
     });
 }
 
@@ -154,7 +155,7 @@ fn a_rank_that_does_not_come_is_named() {
         hear.recv().unwrap();
     });
     let error = first.barrier().unwrap_err().to_string();
-    assert!(error.contains("rank 1 is missing") && error.contains("did not come within 200ms"), "{error}");
+    assert!(error.contains("rank 1 is missing") && error.contains("did not arrive within 200ms"), "{error}");
     tell.send(()).unwrap();
     other.join().unwrap();
 }
@@ -185,22 +186,26 @@ fn refused(
 }
 
 #[test]
-fn ranks_that_bring_different_sizes_are_named() {
+fn ranks_that_pass_different_sizes_are_named() {
     let floats = |length: i64| Tensor::ones([length], (Kind::Float, Device::Cpu));
     // A piece and two, several chunks and none.
     for [short, long] in [[2, 3], [0, 1], [100_000, 900_000]] {
         let reduce =
             |length: i64| move |memory: &mut SharedMemory| memory.all_reduce(&floats(length), Reduction::Sum);
-        let told = refused(reduce(short), reduce(long));
+        let errors = refused(reduce(short), reduce(long));
         let wanted = format!(
-            "all_reduce over shared memory: rank 1 of the group brings {} bytes, and rank 0 {}",
+            "all_reduce over shared memory: rank 1 of the group passes {} bytes, and rank 0 {}",
             long * 4,
             short * 4
         );
-        assert_eq!(told[0], wanted);
-        assert!(told[1].contains(&format!("rank 0 of the group brings {} bytes", short * 4)), "{}", told[1]);
+        assert_eq!(errors[0], wanted);
+        assert!(
+            errors[1].contains(&format!("rank 0 of the group passes {} bytes", short * 4)),
+            "{}",
+            errors[1]
+        );
         let share = |length: i64| move |memory: &mut SharedMemory| memory.broadcast(&floats(length), 0);
-        assert!(refused(share(short), share(long))[1].contains("rank 0 of the group brings"));
+        assert!(refused(share(short), share(long))[1].contains("rank 0 of the group passes"));
         let gather = |length: i64| {
             move |memory: &mut SharedMemory| memory.all_gather(&floats(2 * length), &floats(length))
         };
@@ -219,13 +224,13 @@ fn ranks_that_call_different_collectives_are_named() {
     // As many bytes of either kind.
     let tensor = |kind: Kind| Tensor::ones([16 / kind.elt_size_in_bytes() as i64], (kind, Device::Cpu));
     let sum = |memory: &mut SharedMemory| memory.all_reduce(&tensor(Kind::Float), Reduction::Sum);
-    let told = refused(sum, SharedMemory::barrier);
+    let errors = refused(sum, SharedMemory::barrier);
     assert_eq!(
-        told[0],
+        errors[0],
         "all_reduce over shared memory: rank 1 of the group calls barrier, and rank 0 all_reduce"
     );
-    let told = refused(sum, |memory| memory.all_reduce(&tensor(Kind::Double), Reduction::Sum));
-    assert!(told[1].contains("rank 0 of the group has another type of numbers"), "{}", told[1]);
+    let errors = refused(sum, |memory| memory.all_reduce(&tensor(Kind::Double), Reduction::Sum));
+    assert!(errors[1].contains("rank 0 of the group uses another dtype"), "{}", errors[1]);
     assert!(
         refused(sum, |memory| memory.all_reduce(&tensor(Kind::Float), Reduction::Max))[0]
             .contains("reduction")
@@ -236,11 +241,11 @@ fn ranks_that_call_different_collectives_are_named() {
 fn parts_that_are_not_expected_are_named() {
     let bytes = |length: usize| Tensor::ones([length as i64], (Kind::Uint8, Device::Cpu));
     // Rank 0 sends 5 bytes to rank 1, which expects 6.
-    let told = refused(
+    let errors = refused(
         |memory| memory.all_to_all(&bytes(3), &bytes(6), [&[1, 2], &[1, 5]]),
         |memory| memory.all_to_all(&bytes(7), &bytes(3), [&[6, 1], &[2, 1]]),
     );
-    for told in told {
-        assert!(told.contains("rank 0 of the group sends 5 bytes to rank 1, which expects 6"), "{told}");
+    for error in errors {
+        assert!(error.contains("rank 0 of the group sends 5 bytes to rank 1, which expects 6"), "{error}");
     }
 }
