@@ -51,6 +51,11 @@ fn column(scratch: &Scratch, folder: &str, name: &str) -> Vec<f64> {
 /// Adam divides a gradient by its own size, so one that is zero but for rounding would move a weight by as
 /// much as any other: an `eps` above the rounding keeps it still.
 fn equals_one_process(stage: &str, metrics: &[&str], ways: &[(usize, &str)]) {
+    equals_one_process_with(stage, &[], metrics, ways);
+}
+
+/// The same, with more settings.
+fn equals_one_process_with(stage: &str, more: &[&str], metrics: &[&str], ways: &[(usize, &str)]) {
     let scratch = copied();
     let length = if stage == "ppo" { "ppo.iterations=5" } else { "train.steps=20" };
     let micro = if stage == "ppo" {
@@ -60,9 +65,9 @@ fn equals_one_process(stage: &str, metrics: &[&str], ways: &[(usize, &str)]) {
     };
     let run = |processes: usize, settings: &str| {
         let out = format!("{stage}-{processes}-{}", settings.replace([' ', '\''], "-"));
-        let sets: Vec<String> =
-            settings.split_whitespace().map(|setting| format!(" --set parallel.{setting}")).collect();
-        let sets = format!("--set {length} --set train.eps=1e-4 {micro} --set out={out}{}", sets.concat());
+        let mesh = settings.split_whitespace().map(|setting| format!(" --set parallel.{setting}"));
+        let sets: String = more.iter().map(|setting| format!(" --set {setting}")).chain(mesh).collect();
+        let sets = format!("--set {length} --set train.eps=1e-4 {micro} --set out={out}{sets}");
         scratch.run(&format!("{stage} --config life/{stage}/run.toml --nproc {processes} {sets}")).succeeds();
         out
     };
@@ -149,6 +154,14 @@ fn ppo_on_several_processes_equals_ppo_on_one() {
             (4, "pipeline.size=2"),
         ],
     );
+}
+
+#[test]
+fn grpo_on_several_processes_equals_grpo_on_one() {
+    let sets = ["ppo.advantage_estimator=grpo", "ppo.rollout_batch_size=3", "ppo.samples_per_prompt=4"];
+    let metrics = ["objective/scores", "objective/kl", "loss", "grad_norm", "response_length/mean"];
+    // Three processes share the prompts evenly; two cut a group of replies in the middle.
+    equals_one_process_with("ppo", &sets, &metrics, &[(2, ""), (3, ""), (2, "tensor.size=2")]);
 }
 
 #[test]

@@ -259,6 +259,71 @@ fn a_ppo_does_not_go_on_without_the_order_of_its_ptx_rows() {
     scratch.run("ppo --config whole/run.toml --resume").fails(3, &["step-4", "no order of the ptx rows"]);
 }
 
+/// Replies to the same prompt are compared with one another: no critic is loaded, trained or saved.
+#[test]
+fn grpo_and_rloo_need_no_critic_and_resume_exactly() {
+    let scratch = copied();
+    for estimator in ["grpo", "rloo"] {
+        let sets = "--set ppo.iterations=4 --set ppo.rollout_batch_size=4 --set ppo.samples_per_prompt=2 \
+                    --set checkpoint.every=1";
+        let line = |out: &str| {
+            format!(
+                "ppo --config life/ppo/run.toml --set ppo.advantage_estimator={estimator} {sets} --set out={out}"
+            )
+        };
+        let whole = format!("{estimator}-whole");
+        let outcome = scratch.run(&line(&whole));
+        outcome.succeeds();
+        let warning =
+            "`ppo.critic_lr` has no effect on ppo: only [ppo] advantage_estimator = \"gae\" has a critic";
+        assert!(outcome.stderr.contains(warning), "{outcome:#?}");
+        let plan = json(&scratch, &format!("{whole}/plan.json"));
+        assert!(plan["parameters"]["critic"].is_null() && plan["parameters"]["reward"].is_u64(), "{plan}");
+        assert!(!scratch.path(&format!("{whole}/checkpoints/step-4/critic")).exists());
+        assert!(!scratch.read(&format!("{whole}/run.toml")).contains("critic_lr"));
+        for row in metrics(&scratch, &whole) {
+            let row = row.as_object().unwrap();
+            assert!(row["grad_norm"].as_f64().is_some_and(|norm| norm > 0.0), "{row:?}");
+            assert!(!row.keys().any(|key| key.contains("value") || key.contains("critic")), "{row:?}");
+        }
+
+        let resumed = format!("{estimator}-resumed");
+        copy(&scratch.path(&whole), &scratch.path(&resumed));
+        back_to_step(2, &scratch, &resumed);
+        scratch.run(&format!("{} --resume", line(&resumed))).succeeds();
+        let weights =
+            |out: &str| std::fs::read(scratch.path(&format!("{out}/final/model.safetensors"))).unwrap();
+        assert!(weights(&resumed) == weights(&whole), "{estimator}");
+        assert_eq!(metrics(&scratch, &resumed), metrics(&scratch, &whole));
+    }
+
+    let line =
+        "ppo --config life/ppo/run.toml --dry-run --set out=x --set ppo.advantage_estimator=rloo --set";
+    scratch
+        .run(&format!("{line} ppo.samples_per_prompt=1"))
+        .fails(2, &["samples_per_prompt = 1", "at least 2"]);
+    let sets = "ppo.samples_per_prompt=2 --set ppo.critic_warmup=1";
+    scratch.run(&format!("{line} {sets}")).fails(2, &["ppo.critic_warmup", "has no effect on ppo"]);
+}
+
+#[test]
+fn the_scores_of_several_reward_models_are_added() {
+    let scratch = copied();
+    let scores = |models: &str, out: &str| {
+        let line = "ppo --config life/ppo/run.toml --set ppo.iterations=1 --set ppo.reward_model";
+        scratch.run(&format!("{line}={models} --set out={out}")).succeeds();
+        metrics(&scratch, out)[0]["objective/scores"].as_f64().unwrap()
+    };
+    let one = scores("life/rm/final", "one");
+    let two = scores("[\"life/rm/final\",\"life/rm/final\"]", "two");
+    assert!((two - 2.0 * one).abs() < 1e-6 * one.abs() && one != 0.0, "{one} {two}");
+    let line = "ppo --config life/ppo/run.toml --set out=x --set ppo.reward_model";
+    scratch
+        .run(&format!("{line}=[\"life/rm/final\",\"life/sft/final\"]"))
+        .fails(3, &["life/sft/final", "not a reward model"]);
+    scratch.run(&format!("{line}=[]")).fails(2, &["`ppo.reward_model` is not set"]);
+}
+
 #[test]
 fn a_run_does_not_resume_on_other_rows() {
     let scratch = copied();

@@ -432,7 +432,7 @@ pub(crate) struct CheckArgs {
 /// `data tokenizer`.
 #[derive(Debug, Args)]
 pub(crate) struct TokenizerArgs {
-    /// Files of rows to learn from.
+    /// Files of training rows.
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
     /// Tokens, the 256 bytes and the special ones included.

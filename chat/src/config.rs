@@ -29,6 +29,7 @@ use section::{
     PipelineSection, SequenceMode, TensorMode, TokenizerSection,
 };
 pub(crate) use stage::Stage;
+use stage::{CRITIC_KEYS, IgnoredKey};
 use tree::{Node, Tree};
 
 /// The resolved configuration of one stage.
@@ -234,7 +235,7 @@ fn from_text(
     let tree = apply_overrides(stage_sections(tree, stage), for_stage.into_iter())?;
     let config: RunConfig = read::read(&tree)?;
     config.check(stage)?;
-    let warnings = check_ignored_keys(&tree, stage)?;
+    let warnings = check_ignored_keys(&tree, stage, &config.ignored_keys(stage))?;
     Ok(Loaded { config, warnings: if whole_life { Vec::new() } else { warnings } })
 }
 
@@ -269,9 +270,9 @@ fn refuse_stage_sections(tree: &Tree, stage: Stage) -> Result<(), ConfigError> {
 }
 
 /// Checks for keys without effect: an error if `--set` wrote them, else one warning per key.
-fn check_ignored_keys(tree: &Tree, stage: Stage) -> Result<Vec<String>, ConfigError> {
+fn check_ignored_keys(tree: &Tree, stage: Stage, ignored: &[IgnoredKey]) -> Result<Vec<String>, ConfigError> {
     let mut warnings = Vec::new();
-    for (key, reason) in stage.ignored_keys() {
+    for (key, reason) in ignored {
         let Some(entry) = tree::find(tree, key) else { continue };
         let from_set = overridden_by_set(&entry.node).or_else(|| {
             matches!(entry.origin.location, SourceLocation::Set(_)).then(|| entry.origin.clone())
@@ -322,7 +323,7 @@ impl RunConfig {
             return Err(ConfigError::Needed { key, stage: stage.name(), what });
         }
         if stage == Stage::Ppo {
-            self.reward_model()?;
+            self.reward_models()?;
         }
 
         // Settings that contradict each other.
@@ -340,29 +341,43 @@ impl RunConfig {
         Ok(())
     }
 
+    /// Returns the keys and sections that have no effect on `stage`, each with the reason.
+    fn ignored_keys(&self, stage: Stage) -> Vec<IgnoredKey> {
+        let mut keys = stage.ignored_keys().to_vec();
+        if stage == Stage::Ppo && !self.ppo.advantage_estimator.has_critic() {
+            keys.extend(CRITIC_KEYS);
+        }
+        keys
+    }
+
     /// Returns the model that `stage` starts from.
     pub(crate) fn model_path(&self, stage: Stage) -> Result<&str, ConfigError> {
         let (key, what) = ("model.path", "a model to start from");
         self.model.path.as_deref().ok_or(ConfigError::Needed { key, stage: stage.name(), what })
     }
 
-    /// Returns the reward model of PPO.
-    pub(crate) fn reward_model(&self) -> Result<&str, ConfigError> {
+    /// Returns the reward models of PPO.
+    pub(crate) fn reward_models(&self) -> Result<&[String], ConfigError> {
         let (key, what) = ("ppo.reward_model", "the folder of a reward model");
-        self.ppo.reward_model.as_deref().ok_or(ConfigError::Needed { key, stage: Stage::Ppo.name(), what })
+        match self.ppo.reward_model.0.as_slice() {
+            [] => Err(ConfigError::Needed { key, stage: Stage::Ppo.name(), what }),
+            names => Ok(names),
+        }
     }
 
     /// Refuses invalid values. Does not require paths, because `pipeline` fills them in later.
     fn check_bounds(&self, stage: Stage) -> Result<(), ConfigError> {
         check_parallel(&self.parallel, self.threads)?;
-        for (key, name) in [
+        let optional = [
             ("model.path", &self.model.path),
             ("tokenizer.path", &self.tokenizer.path),
-            ("ppo.reward_model", &self.ppo.reward_model),
             ("ppo.reference_model", &self.ppo.reference_model),
             ("ppo.critic_model", &self.ppo.critic_model),
-        ] {
-            if name.as_deref().is_some_and(|name| name.trim().is_empty()) {
+        ];
+        let names = optional.into_iter().filter_map(|(key, name)| Some((key, name.as_ref()?)));
+        for (key, name) in names.chain(self.ppo.reward_model.0.iter().map(|name| ("ppo.reward_model", name)))
+        {
+            if name.trim().is_empty() {
                 let message =
                     "is empty: name a folder or a model of the hub, or leave the key out".to_owned();
                 return Err(ConfigError::Value { place: None, key: key.to_owned(), message });
@@ -385,9 +400,9 @@ impl RunConfig {
     /// Writes the configuration of `stage` as TOML that reads back the same, with every default written out.
     pub(crate) fn to_toml(&self, stage: Stage) -> Result<String, toml::ser::Error> {
         let mut table = toml::Table::try_from(self)?;
-        for (key, _) in stage.ignored_keys() {
+        for (key, _) in self.ignored_keys(stage) {
             match key.split_once('.') {
-                None => drop(table.remove(*key)),
+                None => drop(table.remove(key)),
                 Some((section, key)) => {
                     if let Some(toml::Value::Table(section)) = table.get_mut(section) {
                         section.remove(key);

@@ -252,7 +252,9 @@ fn of_rlhf(error: &rlhf::Error) -> u8 {
         Error::Parallel(error) => of_parallel(error),
         Error::Models(error) => of_models(error),
         Error::Datasets(error) => of_datasets(error),
-        Error::Setting { .. } | Error::Vocabulary { .. } | Error::TooFew { .. } => USAGE,
+        Error::Setting { .. } | Error::Vocabulary { .. } | Error::TooFew { .. } | Error::Groups { .. } => {
+            USAGE
+        }
         Error::NoRows { .. } | Error::Margin { .. } | Error::RunFolder { .. } => DATA,
         Error::NotFinite { .. } => DIVERGED,
         Error::Interrupted { .. } => INTERRUPTED,

@@ -1,4 +1,5 @@
-//! Token rewards, and generalised advantage estimation (GAE) on them.
+//! Token rewards, and the advantages computed from them: with a critic by generalised advantage estimation
+//! (GAE), without one by comparing the replies to the same prompt.
 //!
 //! ```text
 //!   S slots: the N tokens of the replies, plus one after the end of each reply whose score is paid there
@@ -7,10 +8,15 @@
 //!   delta_t = r_t + gamma V_{t+1} - V_t,    V after the last slot = 0
 //!   A_t = delta_t + gamma lambda A_{t+1}
 //!   R_t = A_t + V_t
+//!
+//!   G replies to one prompt, r_i = sum_t r_t of reply i; every token of reply i has the advantage
+//!   GRPO  (r_i - mean r) / (std r + 1e-6)      std unbiased
+//!   RLOO  r_i - mean of r_j, j /= i
 //! ```
 //! Token rewards: Ziegler et al. 2019 (arXiv 1909.08593), equation 2; Ouyang et al. 2022 (arXiv 2203.02155),
-//! appendix C.4. Advantages: Schulman et al. 2016 (arXiv 1506.02438), equations 11, 12 and 16. Returns are
-//! computed from advantages before whitening.
+//! appendix C.4. Advantages: Schulman et al. 2016 (arXiv 1506.02438), equations 11, 12 and 16; GRPO: Shao et
+//! al. 2024 (arXiv 2402.03300), section 4.1.2; RLOO: Ahmadian et al. 2024 (arXiv 2402.14740), equation 8.
+//! Returns are computed from advantages before whitening.
 //!
 //! The recursion is sequential along each reply, and a rollout has few numbers. It is therefore a plain loop
 //! in f64 over vectors on the CPU. This module runs no model and treats values and rewards as constants.
@@ -19,6 +25,31 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::{Error, check, replies};
+
+/// Added to the standard deviation of a group, against a division by 0; the value of verl.
+const GRPO_EPSILON: f64 = 1e-6;
+
+/// How advantages are computed from rewards.
+/// verl: `algorithm.adv_estimator`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdvantageEstimator {
+    /// From the values of a critic.
+    #[default]
+    Gae,
+    /// From the other replies to the same prompt: the distance from their mean, divided by their standard
+    /// deviation.
+    Grpo,
+    /// From the other replies to the same prompt: the distance from the mean of the others (leave-one-out).
+    Rloo,
+}
+
+impl AdvantageEstimator {
+    /// Whether the estimator needs a critic.
+    pub fn has_critic(self) -> bool {
+        self == Self::Gae
+    }
+}
 
 /// The slot in which the score of a reply is paid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,6 +159,42 @@ pub fn gae(rewards: &TokenRewards, values: &Tensor, gamma: f64, lambda: f64) -> 
 
     let tensor = |numbers: &[f64]| check::vector_like(numbers, values);
     Ok(Advantages { advantages: tensor(&advantages), returns: tensor(&returns) })
+}
+
+/// Computes the advantage of every token, `[N]`, by comparing the summed rewards of replies to the same
+/// prompt. `group_size` consecutive replies, at least two, belong to one prompt. The result has the dtype of
+/// the rewards, at least fp32.
+pub fn group_relative(
+    rewards: &TokenRewards,
+    group_size: usize,
+    estimator: AdvantageEstimator,
+) -> Result<Tensor, Error> {
+    let num_replies = rewards.lengths.len();
+    if group_size < 2 || !num_replies.is_multiple_of(group_size) {
+        return Err(Error::Groups { num_replies, group_size });
+    }
+    let num_slots = rewards.lengths.iter().sum();
+    let slot_rewards = check::finite_values("the rewards", &rewards.rewards, num_slots)?;
+    let ranges = replies::ranges(&rewards.lengths);
+    let totals: Vec<f64> = ranges.iter().map(|range| slot_rewards[range.clone()].iter().sum()).collect();
+
+    let mut advantages = vec![0.0; slot_rewards.len()];
+    for (group, ranges) in totals.chunks(group_size).zip(ranges.chunks(group_size)) {
+        let size = group_size as f64;
+        let mean = group.iter().sum::<f64>() / size;
+        let variance = group.iter().map(|total| (total - mean).powi(2)).sum::<f64>() / (size - 1.0);
+        let scale = match estimator {
+            AdvantageEstimator::Grpo => 1.0 / (variance.sqrt() + GRPO_EPSILON),
+            // The mean of the others is `(size mean - r_i) / (size - 1)`.
+            AdvantageEstimator::Rloo => size / (size - 1.0),
+            AdvantageEstimator::Gae => unreachable!("GAE compares no replies"),
+        };
+        for (total, range) in group.iter().zip(ranges) {
+            advantages[range.clone()].fill((total - mean) * scale);
+        }
+    }
+    let advantages = check::vector_like(&advantages, &rewards.rewards);
+    Ok(advantages.index_select(0, &rewards.token_slots))
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! The configuration sections `[reward]` and `[ppo]`.
 
+use std::fmt;
+
 use gemini::config::LARGEST_BATCH;
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +18,40 @@ pub struct RewardConfig {
 }
 
 /// The slot of a reply in which the score of the reward model is paid.
-pub use crate::advantage::ScoreSlot;
+pub use crate::advantage::{AdvantageEstimator, ScoreSlot};
+
+/// Names, written as one string or as a list of strings.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Names(pub Vec<String>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrMany;
+
+        impl<'de> serde::de::Visitor<'de> for OneOrMany {
+            type Value = Names;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a name in quotes, or a list of names")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Names, E> {
+                Ok(Names(vec![name.to_owned()]))
+            }
+
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<Names, A::Error> {
+                let mut names = Vec::new();
+                while let Some(name) = list.next_element()? {
+                    names.push(name);
+                }
+                Ok(Names(names))
+            }
+        }
+
+        deserializer.deserialize_any(OneOrMany)
+    }
+}
 
 /// The `[ppo]` section. Where other implementations differ, `docs/ppo.md` names the default.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,6 +83,8 @@ pub struct PpoConfig {
     pub kl_horizon: f64,
     /// The estimator of the KL divergence at one token.
     pub kl_estimator: KlEstimator,
+    /// How advantages are computed: with a critic, or by comparing the replies to the same prompt.
+    pub advantage_estimator: AdvantageEstimator,
     /// Discount of GAE.
     pub gamma: f64,
     /// Decay of GAE.
@@ -78,12 +115,11 @@ pub struct PpoConfig {
     pub critic_lr: f64,
     /// Number of iterations at the start in which only the critic is trained.
     pub critic_warmup: u64,
-    /// The folder of the reward model. Required.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reward_model: Option<String>,
+    /// The folders of the reward models, whose scores are added. At least one.
+    pub reward_model: Names,
     /// The folder of the reference. Absent: the initial policy.
     pub reference_model: Option<String>,
-    /// The folder of the critic. Absent: the reward model.
+    /// The folder of the critic. Absent: the first reward model.
     pub critic_model: Option<String>,
 }
 
@@ -102,6 +138,7 @@ impl Default for PpoConfig {
             kl_target: None,
             kl_horizon: 10_000.0,
             kl_estimator: KlEstimator::K1,
+            advantage_estimator: AdvantageEstimator::Gae,
             gamma: 1.0,
             gae_lambda: 0.95,
             clip_range: 0.2,
@@ -117,7 +154,7 @@ impl Default for PpoConfig {
             missing_eos_penalty: None,
             critic_lr: 1e-5,
             critic_warmup: 0,
-            reward_model: None,
+            reward_model: Names::default(),
             reference_model: None,
             critic_model: None,
         }
@@ -164,7 +201,13 @@ impl PpoConfig {
             return refuse("iterations x epochs", &value, wanted);
         }
 
-        if self.iterations <= self.critic_warmup {
+        if !self.advantage_estimator.has_critic() && self.samples_per_prompt < 2 {
+            let wanted =
+                "must be at least 2 for this advantage_estimator, which compares the replies to a prompt";
+            return refuse("samples_per_prompt", &self.samples_per_prompt, wanted);
+        }
+
+        if self.iterations <= self.critic_warmup() {
             let wanted = "must be more than critic_warmup, or the policy never learns";
             return refuse("iterations", &self.iterations, wanted);
         }
@@ -187,9 +230,14 @@ impl PpoConfig {
         (self.epochs * (self.rollout_batch_size * self.samples_per_prompt / self.mini_batch_size)) as u64
     }
 
+    /// Number of iterations at the start in which only the critic is trained: 0 without a critic.
+    pub fn critic_warmup(&self) -> u64 {
+        if self.advantage_estimator.has_critic() { self.critic_warmup } else { 0 }
+    }
+
     /// Number of optimiser steps of the policy in a run of `iterations`. The critic warm-up has none.
     pub fn policy_steps(&self, iterations: u64) -> u64 {
-        iterations.saturating_sub(self.critic_warmup).saturating_mul(self.steps_per_iteration())
+        iterations.saturating_sub(self.critic_warmup()).saturating_mul(self.steps_per_iteration())
     }
 
     fn check_bounds(&self) -> Result<(), Error> {

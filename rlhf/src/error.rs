@@ -5,6 +5,16 @@ use std::path::PathBuf;
 /// The error of any stage.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// Replies that do not form groups of at least two replies to the same prompt.
+    #[error(
+        "{num_replies} replies cannot be compared in groups of {group_size}: set [ppo] samples_per_prompt to 2 or more"
+    )]
+    Groups {
+        /// The number of replies.
+        num_replies: usize,
+        /// The number of replies per prompt.
+        group_size: usize,
+    },
     /// An error of the optimiser step or the checkpoint.
     #[error(transparent)]
     Gemini(#[from] gemini::Error),

@@ -1,5 +1,6 @@
-//! Proximal policy optimisation with four co-located models: policy, reference, critic and reward model
-//! (Schulman et al. 2017, arXiv 1707.06347; Ouyang et al. 2022, arXiv 2203.02155).
+//! Proximal policy optimisation with co-located models: policy, reference, critic and reward models (Schulman
+//! et al. 2017, arXiv 1707.06347; Ouyang et al. 2022, arXiv 2203.02155). GRPO and RLOO are the same loop
+//! without a critic: only the advantages are computed in another way.
 //!
 //! ```text
 //! Ppo::train, each iteration
@@ -9,12 +10,15 @@
 //!                         A_t, R_t by GAE(gamma, lambda); A whitened             advantage::gae, whiten
 //!   update                mini-batches of a fresh permutation in each epoch
 //!     update_policy       on each: max(-A rho, -A clip(rho))                     loss::policy_loss
-//!     update_critic       then on each: half the larger of two squared errors    loss::value_loss
+//!     Critic::update      then on each: half the larger of two squared errors    loss::value_loss
 //! ```
+//!
+//! Without a critic, `A_t` comes from the replies to the same prompt (`advantage::group_relative`), and
+//! `Critic::update` does not run.
 //!
 //! Policy and critic have one optimiser each. Each loss is a sum over the reply tokens (policy) or the slots
 //! (critic) of a mini-batch, divided by their number in the full mini-batch. The split into micro-batches
-//! therefore does not change the loss. Dropout is off in all four models. Metrics have the names of TRL;
+//! therefore does not change the loss. Dropout is off in all models. Metrics have the names of TRL;
 //! `docs/ppo.md` explains them.
 //!
 //! A checkpoint is the model folder of the policy, which contains the model folder of the critic under
@@ -32,6 +36,7 @@ use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
 use models::generate::{self, GenerationOptions};
 use models::sample::SamplingParams;
+use models::scalar_model::ScalarModel;
 use parallel::{ProcessGroups, Segmented};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -76,7 +81,7 @@ pub struct Ppo<'a> {
     config: &'a PpoConfig,
     train: &'a TrainConfig,
     policy_engine: Engine,
-    critic_engine: Engine,
+    critic: Option<Critic<'a>>,
     groups: Arc<ProcessGroups>,
     controller: KlController,
     prompts: Sampler,
@@ -85,6 +90,12 @@ pub struct Ppo<'a> {
     seed: u64,
     /// The hash of the prompts and the rows of the language-modelling term.
     content_hash: String,
+}
+
+/// The critic and its optimiser.
+struct Critic<'a> {
+    model: &'a ScalarModel,
+    engine: Engine,
 }
 
 /// The state of a checkpoint besides the models and their optimisers.
@@ -110,7 +121,7 @@ struct Trajectory<'a> {
     experience: &'a Experience,
     /// One per token. Whitened if `whiten_advantages` is set.
     advantages: Vec<f32>,
-    /// One per slot.
+    /// One per slot. Empty without a critic.
     returns: Vec<f32>,
 }
 
@@ -140,6 +151,8 @@ impl<'a> Ppo<'a> {
     ) -> Result<Self, Error> {
         config.check()?;
         models.check()?;
+        assert_eq!(models.critic.is_some(), config.advantage_estimator.has_critic(), "GAE needs a critic");
+        assert!(!models.rewards.is_empty(), "PPO needs a reward model");
         if data.prompts.is_empty() {
             return Err(Error::NoRows { stage: "ppo", fix: "check [data] train and max_length" });
         }
@@ -154,8 +167,6 @@ impl<'a> Ppo<'a> {
         let ptx = data.ptx.iter().flat_map(|row| [&row.input_ids, &row.labels]);
         let content_hash = datasets::rows::content_hash(ids.chain(ptx));
 
-        let critic_train = TrainConfig { lr: config.critic_lr, ..train.clone() };
-
         Ok(Self {
             policy_engine: Engine::new(
                 models.policy.parameters(),
@@ -163,12 +174,7 @@ impl<'a> Ppo<'a> {
                 config.policy_steps(config.iterations),
                 groups,
             )?,
-            critic_engine: Engine::new(
-                models.critic.parameters(),
-                &critic_train,
-                config.iterations * config.steps_per_iteration(),
-                groups,
-            )?,
+            critic: models.critic.map(|model| Critic::new(model, config, train, groups)).transpose()?,
             groups: Arc::clone(groups),
             controller: KlController::new(config.kl_coef, config.kl_target, config.kl_horizon),
             prompts: Sampler::new(data.prompts.len(), seed, data.shuffle)?,
@@ -218,7 +224,7 @@ impl<'a> Ppo<'a> {
             let scored_seconds = started.elapsed().as_secs_f64() - rollout_seconds;
 
             // 3. Update: `epochs` passes over the rollout.
-            self.update(&trajectories, iteration)?.push_metrics(&mut metrics);
+            self.update(&trajectories, iteration)?.push_metrics(self.critic.is_some(), &mut metrics);
             let seconds = started.elapsed().as_secs_f64();
 
             let tokens = experiences.iter().map(|experience| experience.ids.len()).sum::<usize>();
@@ -242,12 +248,14 @@ impl<'a> Ppo<'a> {
 
     /// Writes the policy, the critic and the state of both optimisers after `iteration`.
     fn save(&self, folder: &Path, iteration: u64) -> Result<(), Error> {
-        let critic = folder.join(CRITIC_FOLDER);
-        if self.groups.is_rank_zero() {
-            checkpoint::create_folder(&critic)?;
+        if let Some(critic) = &self.critic {
+            let folder = folder.join(CRITIC_FOLDER);
+            if self.groups.is_rank_zero() {
+                checkpoint::create_folder(&folder)?;
+            }
+            critic.model.save(&folder)?;
+            checkpoint::save_state(&folder, &critic.engine, &())?;
         }
-        self.models.critic.save(&critic)?;
-        checkpoint::save_state(&critic, &self.critic_engine, &())?;
 
         let state = State {
             iteration,
@@ -264,7 +272,9 @@ impl<'a> Ppo<'a> {
     /// Restores the state that [`Self::save`] wrote, apart from the models, and returns the number of
     /// completed iterations.
     fn restore(&mut self, folder: &Path, run: &mut StageRun<'_>) -> Result<u64, Error> {
-        checkpoint::load_state::<()>(&folder.join(CRITIC_FOLDER), &mut self.critic_engine)?;
+        if let Some(critic) = &mut self.critic {
+            checkpoint::load_state::<()>(&folder.join(CRITIC_FOLDER), &mut critic.engine)?;
+        }
         let state: State = checkpoint::load_state(folder, &mut self.policy_engine)?;
         run.check_content(state.content_hash.as_deref(), &self.content_hash)?;
         run.report_extension(state.total_steps, self.config.iterations, |iterations| {
@@ -343,18 +353,22 @@ impl<'a> Ppo<'a> {
         let mut rewards = advantage::token_rewards(&kl, &scores, &lengths, kl_coef, &score_slots)?;
         // This metric is taken before whitening, which would change its scale.
         let rlhf_reward = check::to_f64_vec(&rewards.rewards).iter().sum::<f64>();
-        if config.whiten_rewards {
+        if config.whiten_rewards && config.advantage_estimator.has_critic() {
             rewards.rewards = whiten(&rewards.rewards, false)?;
         }
 
-        // Returns come from the advantages before whitening. Slots without a token train only the critic.
-        let values = flatten(experiences, |experience| &experience.values);
-        let Advantages { advantages, returns } =
-            advantage::gae(&rewards, &values, config.gamma, config.gae_lambda)?;
-        let mut token_advantages = advantages.index_select(0, &rewards.token_slots);
-        if config.whiten_advantages {
-            token_advantages = whiten(&token_advantages, true)?;
-        }
+        let (advantages, returns) = if config.advantage_estimator.has_critic() {
+            // Returns come from the advantages before whitening. Slots without a token train only the critic.
+            let values = flatten(experiences, |experience| &experience.values);
+            let Advantages { advantages, returns } =
+                advantage::gae(&rewards, &values, config.gamma, config.gae_lambda)?;
+            let advantages = advantages.index_select(0, &rewards.token_slots);
+            let whitened = if config.whiten_advantages { whiten(&advantages, true)? } else { advantages };
+            (whitened, check::to_f64_vec(&returns))
+        } else {
+            let group_size = config.samples_per_prompt;
+            (advantage::group_relative(&rewards, group_size, config.advantage_estimator)?, Vec::new())
+        };
 
         let replies_count = experiences.len() as f64;
         let sequence_kl = check::to_f64_vec(&kl).iter().sum::<f64>() / replies_count;
@@ -366,10 +380,7 @@ impl<'a> Ppo<'a> {
         rollout_metrics(experiences, &mut metrics);
 
         self.controller.update(sequence_kl, experiences.len())?;
-        Ok((
-            trajectories(experiences, &check::to_f64_vec(&token_advantages), &check::to_f64_vec(&returns)),
-            metrics,
-        ))
+        Ok((trajectories(experiences, &check::to_f64_vec(&advantages), &returns), metrics))
     }
 
     /// Runs `epochs` passes over the rollout, each in a new order. Runs all steps of the policy before all
@@ -384,10 +395,15 @@ impl<'a> Ppo<'a> {
             .collect();
 
         let mut updates = UpdateStats { steps: mini_batches.len() as f64, ..UpdateStats::default() };
-        if iteration > self.config.critic_warmup {
+        if iteration > self.config.critic_warmup() {
             mini_batches.iter().try_for_each(|mini_batch| self.update_policy(mini_batch, &mut updates))?;
         }
-        mini_batches.iter().try_for_each(|mini_batch| self.update_critic(mini_batch, &mut updates))?;
+        if let Some(critic) = &mut self.critic {
+            let (config, micro_batch_size) = (self.config, self.train.micro_batch_size);
+            mini_batches.iter().try_for_each(|mini_batch| {
+                critic.update(mini_batch, config, micro_batch_size, &mut updates)
+            })?;
+        }
         updates.all_reduce(&self.groups)?;
         Ok(updates)
     }
@@ -469,20 +485,43 @@ impl<'a> Ppo<'a> {
         Ok(())
     }
 
+    /// Records one reply as text, with its score.
+    fn log_sample(&self, step: u64, experience: &Experience, run: &mut StageRun<'_>) -> Result<(), Error> {
+        let (prompt, reply) = experience.ids.split_at(experience.prompt_length);
+        let (prompt, reply) = ((self.data.decode)(prompt), (self.data.decode)(reply));
+        let score = f64::from(experience.score);
+        run.record(&Event::Sample { step, prompt: &prompt, reply: &reply, score })
+    }
+}
+
+impl<'a> Critic<'a> {
+    fn new(
+        model: &'a ScalarModel,
+        config: &PpoConfig,
+        train: &TrainConfig,
+        groups: &Arc<ProcessGroups>,
+    ) -> Result<Self, Error> {
+        let train = TrainConfig { lr: config.critic_lr, ..train.clone() };
+        let total_steps = config.iterations * config.steps_per_iteration();
+        Ok(Self { model, engine: Engine::new(model.parameters(), &train, total_steps, groups)? })
+    }
+
     /// Runs one optimiser step of the critic on `mini_batch`.
-    fn update_critic(
+    fn update(
         &mut self,
         mini_batch: &[&Trajectory<'_>],
+        config: &PpoConfig,
+        micro_batch_size: usize,
         updates: &mut UpdateStats,
     ) -> Result<(), Error> {
-        let (config, critic) = (self.config, self.models.critic);
+        let critic = self.model;
         let num_slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
 
-        let micro_batches = self.critic_engine.split_micro_batches(mini_batch, self.train.micro_batch_size);
+        let micro_batches = self.engine.split_micro_batches(mini_batch, micro_batch_size);
         let rows = collate(&micro_batches, num_tokens(mini_batch), critic.device());
         let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
 
-        updates.value_loss += self.critic_engine.accumulate(critic, &batches, |index, hidden| {
+        updates.value_loss += self.engine.accumulate(critic, &batches, |index, hidden| {
             let (rows, micro_batch) = (&rows[index], micro_batches[index]);
             let old =
                 flatten(micro_batch, |trajectory| &trajectory.experience.values).to_device(critic.device());
@@ -493,16 +532,8 @@ impl<'a> Ppo<'a> {
             Ok::<_, Error>(value_loss.loss * (config.vf_coef / num_slots as f64))
         })?;
 
-        updates.critic_grad_norm += self.critic_engine.step()?.grad_norm;
+        updates.critic_grad_norm += self.engine.step()?.grad_norm;
         Ok(())
-    }
-
-    /// Records one reply as text, with its score.
-    fn log_sample(&self, step: u64, experience: &Experience, run: &mut StageRun<'_>) -> Result<(), Error> {
-        let (prompt, reply) = experience.ids.split_at(experience.prompt_length);
-        let (prompt, reply) = ((self.data.decode)(prompt), (self.data.decode)(reply));
-        let score = f64::from(experience.score);
-        run.record(&Event::Sample { step, prompt: &prompt, reply: &reply, score })
     }
 }
 
@@ -521,20 +552,22 @@ impl UpdateStats {
     }
 
     /// Adds the means over the optimiser steps, tokens and slots of the iteration.
-    fn push_metrics(&self, metrics: &mut Metrics) {
+    fn push_metrics(&self, has_critic: bool, metrics: &mut Metrics) {
         let (steps, tokens, num_slots) =
             (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.tokens.max(1.0));
         metrics.push("loss", self.policy_loss / steps);
         metrics.push("loss/policy_avg", self.policy_loss / steps);
-        metrics.push("loss/value_avg", self.value_loss / steps);
         metrics.push("loss/ptx_avg", self.ptx_loss / steps);
         metrics.push("policy/approxkl_avg", self.policy.half_squared_log_ratio / tokens);
         metrics.push("policy/clipfrac_avg", self.policy.clipped / tokens);
-        metrics.push("val/clipfrac_avg", self.value.clipped / num_slots);
         metrics.push("val/ratio", self.policy.ratio / tokens);
-        metrics.push("val/explained_variance", self.value.explained_variance().unwrap_or(f64::NAN));
         metrics.push("grad_norm", self.grad_norm / steps);
-        metrics.push("critic_grad_norm", self.critic_grad_norm / steps);
+        if has_critic {
+            metrics.push("loss/value_avg", self.value_loss / steps);
+            metrics.push("val/clipfrac_avg", self.value.clipped / num_slots);
+            metrics.push("val/explained_variance", self.value.explained_variance().unwrap_or(f64::NAN));
+            metrics.push("critic_grad_norm", self.critic_grad_norm / steps);
+        }
         metrics.push("lr", self.lr);
     }
 }

@@ -1,13 +1,13 @@
-//! The experience of a rollout: replies of the policy, and what the four models compute for them.
+//! The experience of a rollout: replies of the policy, and what the models of PPO compute for them.
 //!
 //! ```text
 //!   policy     -> a reply to each prompt, and log p of each token of the reply
 //!   reference  -> log p of the same tokens
-//!   critic     -> the value before each token
-//!   reward     -> one score of the full reply
+//!   critic     -> the value before each token, if there is a critic
+//!   rewards    -> one score of the full reply each; the scores are added
 //! ```
 //! A reply is stored as the prompt ids followed by the new ids. Where the prompt ends is stored as a length
-//! and never inferred from the ids. All four models run on the flat batch without padding. Log-probabilities
+//! and never inferred from the ids. All models run on the flat batch without padding. Log-probabilities
 //! are computed at the sampling temperature. They come from a forward pass over the full replies, as in
 //! training, and not from the sampler, so that the ratio of the first update is one up to rounding. This
 //! module contains no reward formula and no loss.
@@ -45,15 +45,15 @@ pub struct Experience {
     /// Log-probability of each token, from the reference.
     pub reference_logprobs: Vec<f32>,
     /// Value before each token, from the critic at the time of the rollout; also after the last token if the
-    /// score is paid there.
+    /// score is paid there. Empty without a critic.
     pub values: Vec<f32>,
-    /// Score of the full reply, from the reward model.
+    /// Sum of the scores that the reward models give the full reply.
     pub score: f32,
 }
 
 impl Experience {
-    /// Creates the experience of a prompt and its generated completion. The numbers of the four models are
-    /// still empty.
+    /// Creates the experience of a prompt and its generated completion. The numbers of the models are still
+    /// empty.
     pub fn new(prompt: &[i64], completion: &Completion, score_slot: ScoreSlot) -> Self {
         Self {
             ids: [prompt, &completion.ids].concat(),
@@ -77,27 +77,27 @@ impl Experience {
     }
 }
 
-/// The four models of PPO.
+/// The models of PPO and of the group algorithms, by role.
 pub struct PpoModels<'a> {
     /// The policy, which generates the replies.
     pub policy: &'a CausalLm,
     /// The reference: the KL penalty keeps the policy close to it.
     pub reference: &'a CausalLm,
-    /// The critic (value model): predicts the return from each token onwards.
-    pub critic: &'a ScalarModel,
-    /// The reward model: scores full replies.
-    pub reward: &'a ScalarModel,
+    /// The critic (value model): predicts the return from each token onwards. Group algorithms have none.
+    pub critic: Option<&'a ScalarModel>,
+    /// The reward models: each scores full replies, and the scores are added.
+    pub rewards: Vec<&'a ScalarModel>,
 }
 
 impl PpoModels<'_> {
     /// Refuses models whose vocabularies differ in size.
     pub fn check(&self) -> Result<(), Error> {
         let policy = self.policy.config().vocab_size();
-        for (right, right_size) in [
-            ("reference", self.reference.config().vocab_size()),
-            ("critic", self.critic.config().vocab_size()),
-            ("reward", self.reward.config().vocab_size()),
-        ] {
+        let reference = std::iter::once(("reference", self.reference.config()));
+        let critic = self.critic.iter().map(|critic| ("critic", critic.config()));
+        let rewards = self.rewards.iter().map(|reward| ("reward", reward.config()));
+        for (right, config) in reference.chain(critic).chain(rewards) {
+            let right_size = config.vocab_size();
             if right_size != policy {
                 return Err(Error::Vocabulary { left: "policy", left_size: policy, right, right_size });
             }
@@ -105,7 +105,7 @@ impl PpoModels<'_> {
         Ok(())
     }
 
-    /// Fills in the numbers of all four models, `micro_batch_size` replies at a time. Each model runs on all
+    /// Fills in the numbers of all models, `micro_batch_size` replies at a time. Each model runs on all
     /// replies before the next model starts, so that only one of them has to be in memory.
     pub fn score_rollout(
         &self,
@@ -134,21 +134,27 @@ impl PpoModels<'_> {
                 }
             }
 
-            for micro_batch in &mut micro_batches {
-                let rows = ExperienceBatch::of(micro_batch, self.critic.device());
-                let values = rows.values(self.critic, &self.critic.forward_no_grad(&rows.batch)?)?;
-                let num_slots: Vec<usize> = micro_batch.iter().map(Experience::num_slots).collect();
-                for (experience, values) in micro_batch.iter_mut().zip(split_by_length(&values, &num_slots)) {
-                    experience.values = values;
+            if let Some(critic) = self.critic {
+                for micro_batch in &mut micro_batches {
+                    let rows = ExperienceBatch::of(micro_batch, critic.device());
+                    let values = rows.values(critic, &critic.forward_no_grad(&rows.batch)?)?;
+                    let num_slots: Vec<usize> = micro_batch.iter().map(Experience::num_slots).collect();
+                    for (experience, values) in
+                        micro_batch.iter_mut().zip(split_by_length(&values, &num_slots))
+                    {
+                        experience.values = values;
+                    }
                 }
             }
 
-            for micro_batch in &mut micro_batches {
-                let ids: Vec<&[i64]> =
-                    micro_batch.iter().map(|experience| experience.ids.as_slice()).collect();
-                let scores = to_vec_f32(&reward::score(self.reward, &ids)?);
-                for (experience, score) in micro_batch.iter_mut().zip(scores) {
-                    experience.score = score;
+            for reward_model in &self.rewards {
+                for micro_batch in &mut micro_batches {
+                    let ids: Vec<&[i64]> =
+                        micro_batch.iter().map(|experience| experience.ids.as_slice()).collect();
+                    let scores = to_vec_f32(&reward::score(reward_model, &ids)?);
+                    for (experience, score) in micro_batch.iter_mut().zip(scores) {
+                        experience.score += score;
+                    }
                 }
             }
 

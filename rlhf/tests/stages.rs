@@ -15,7 +15,7 @@ use models::decoder::LoadOptions;
 use models::model_parallel::ModelParallel;
 use models::scalar_model::ScalarModel;
 use parallel::{ProcessGroups, Segmented};
-use rlhf::config::{PpoConfig, RewardConfig};
+use rlhf::config::{AdvantageEstimator, PpoConfig, RewardConfig};
 use rlhf::event::{Event, Metrics, Recorder};
 use rlhf::reward::Reward;
 use rlhf::rollout::PpoModels;
@@ -249,11 +249,17 @@ fn run_ppo(
 ) -> (Memory, CausalLm) {
     let policy = language_model(1);
     let reference = policy.copy(&options(false)).unwrap();
-    let critic = reward_model.copy(&options(true)).unwrap();
+    let critic =
+        settings.advantage_estimator.has_critic().then(|| reward_model.copy(&options(true)).unwrap());
     let prompts: Vec<PromptRow> = (0..8)
         .map(|prompt| PromptRow { input_ids: vec![3 + prompt, 5], messages: Vec::new(), answer: None })
         .collect();
-    let models = PpoModels { policy: &policy, reference: &reference, critic: &critic, reward: reward_model };
+    let models = PpoModels {
+        policy: &policy,
+        reference: &reference,
+        critic: critic.as_ref(),
+        rewards: vec![reward_model],
+    };
     let data = ppo::Data {
         prompts: &prompts,
         shuffle: true,
@@ -294,6 +300,29 @@ fn ppo_raises_the_score_that_it_is_given() {
     assert!(last > first + 1.0, "{scores:?}");
     assert!(memory.all("objective/kl")[24] > 0.1, "a policy that moved is at a distance from its reference");
     assert!(folder.path().join("final/model.safetensors").exists());
+}
+
+/// Without a critic, and with replies to the same prompt instead.
+#[test]
+fn grpo_and_rloo_raise_the_score_that_they_are_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let (reward_model, _) = run_reward(&folder.path().join("rm"), None);
+    let train = TrainConfig { lr: 5e-3, ..train() };
+    for estimator in [AdvantageEstimator::Grpo, AdvantageEstimator::Rloo] {
+        let settings = PpoConfig { advantage_estimator: estimator, ..ppo_settings() };
+        let out = folder.path().join(format!("{estimator:?}"));
+        let (memory, _) = run_ppo(&settings, &train, &out, &reward_model);
+        let scores = memory.all("objective/scores");
+        let (first, last) = (scores[..3].iter().sum::<f64>() / 3.0, scores[22..].iter().sum::<f64>() / 3.0);
+        assert!(last > first + 1.0, "{estimator:?}: {scores:?}");
+        assert!(
+            memory
+                .steps
+                .iter()
+                .all(|row| row.get("loss/value_avg").is_none() && row.get("critic_grad_norm").is_none())
+        );
+        assert!(out.join("checkpoints").exists() && !out.join("checkpoints/step-24/critic").exists());
+    }
 }
 
 #[test]
@@ -346,7 +375,12 @@ fn without_shuffling_the_language_modelling_term_keeps_the_order_of_its_rows() {
         ptx_coef: 1.0,
         ..ppo_settings()
     };
-    let models = PpoModels { policy: &policy, reference: &reference, critic: &critic, reward: &reward_model };
+    let models = PpoModels {
+        policy: &policy,
+        reference: &reference,
+        critic: Some(&critic),
+        rewards: vec![&reward_model],
+    };
     let data = ppo::Data {
         prompts: &prompts,
         shuffle: false,
@@ -410,7 +444,8 @@ fn four_models_must_share_a_vocabulary() {
         Config::from_json(&config().to_json().replace("\"vocab_size\": 24", "\"vocab_size\": 25"), "other")
             .unwrap();
     let strange = ScalarModel::random(other, 2, &options(true)).unwrap();
-    let models = PpoModels { policy: &policy, reference: &policy, critic: &strange, reward: &strange };
+    let models =
+        PpoModels { policy: &policy, reference: &policy, critic: Some(&strange), rewards: vec![&strange] };
     let error = models.check().unwrap_err().to_string();
     assert!(
         error.contains("policy model has a vocabulary of 24 tokens and the critic model of 25"),

@@ -17,10 +17,11 @@ use datasets::synth::{SynthData, SynthOptions};
 use datasets::{Tokenizer, TrainOptions};
 use gemini::checkpoint;
 use parallel::{Mesh, ProcessGroups};
+use rlhf::config::Names;
 
 use crate::args::TrainArgs;
 use crate::command::data::write_world;
-use crate::config::section::{Files, PipelineStep};
+use crate::config::section::PipelineStep;
 use crate::config::{self, ConfigError, PipelineConfig, RunConfig, Stage};
 use crate::console::print_stderr;
 use crate::display::Display;
@@ -355,32 +356,32 @@ impl PipelineConfig {
         let set = |path: &mut Option<String>, name: &str| {
             path.get_or_insert_with(|| made(name));
         };
-        let set_files = |files: &mut Files, name: &str| {
-            if files.0.is_empty() {
-                files.0.push(made(name));
+        let set_names = |names: &mut Names, name: &str| {
+            if names.0.is_empty() {
+                names.0.push(made(name));
             }
         };
 
         match stage {
-            Stage::Base => set_files(&mut config.data.train, "data/text.parquet"),
+            Stage::Base => set_names(&mut config.data.train, "data/text.parquet"),
             Stage::Sft => {
                 set(&mut config.model.path, "base/final");
-                set_files(&mut config.data.train, "data/sft.parquet");
+                set_names(&mut config.data.train, "data/sft.parquet");
             }
             Stage::Rm => {
                 set(&mut config.model.path, "sft/final");
-                set_files(&mut config.data.train, "data/preference.parquet");
+                set_names(&mut config.data.train, "data/preference.parquet");
                 let made = self.path("data/heldout_preference.parquet").exists();
                 if made && config.data.eval_fraction == 0.0 {
-                    set_files(&mut config.data.eval, "data/heldout_preference.parquet");
+                    set_names(&mut config.data.eval, "data/heldout_preference.parquet");
                 }
             }
             Stage::Ppo => {
                 set(&mut config.model.path, "sft/final");
-                set(&mut config.ppo.reward_model, "rm/final");
-                set_files(&mut config.data.train, "data/prompts.parquet");
+                set_names(&mut config.ppo.reward_model, "rm/final");
+                set_names(&mut config.data.train, "data/prompts.parquet");
                 if config.ppo.ptx_coef > 0.0 {
-                    set_files(&mut config.data.ptx, "data/sft.parquet");
+                    set_names(&mut config.data.ptx, "data/sft.parquet");
                 }
             }
         }

@@ -1,11 +1,10 @@
 //! The sections of the run file that belong to no other crate. `docs/configuration.md` documents each of them
 //! for users.
 
-use std::fmt;
-
 use datasets::Overlong;
 use parallel::Transport;
 use parallel::pipeline::ScheduleKind;
+use rlhf::config::Names;
 use serde::{Deserialize, Serialize};
 
 use super::error::ConfigError;
@@ -198,51 +197,18 @@ impl Default for TokenizerSection {
     }
 }
 
-/// File names or patterns, written as one string or as a list of strings.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub(crate) struct Files(pub(crate) Vec<String>);
-
-impl<'de> Deserialize<'de> for Files {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrMany;
-
-        impl<'de> serde::de::Visitor<'de> for OneOrMany {
-            type Value = Files;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a file in quotes, or a list of files")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, file: &str) -> Result<Files, E> {
-                Ok(Files(vec![file.to_owned()]))
-            }
-
-            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<Files, A::Error> {
-                let mut files = Vec::new();
-                while let Some(file) = list.next_element()? {
-                    files.push(file);
-                }
-                Ok(Files(files))
-            }
-        }
-
-        deserializer.deserialize_any(OneOrMany)
-    }
-}
-
 /// The `[data]` section.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct DataSection {
     /// The training rows.
-    pub(crate) train: Files,
+    pub(crate) train: Names,
     /// The evaluation rows.
-    pub(crate) eval: Files,
+    pub(crate) eval: Names,
     /// The fraction of the training rows that is held out for evaluation, if `eval` is empty.
     pub(crate) eval_fraction: f64,
     /// The rows for the language-modelling (ptx) term of PPO.
-    pub(crate) ptx: Files,
+    pub(crate) ptx: Names,
     /// The maximum number of rows to read from each list of files. If absent, all rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) limit: Option<usize>,
@@ -264,10 +230,10 @@ pub(crate) struct DataSection {
 impl Default for DataSection {
     fn default() -> Self {
         Self {
-            train: Files::default(),
-            eval: Files::default(),
+            train: Names::default(),
+            eval: Names::default(),
             eval_fraction: 0.0,
-            ptx: Files::default(),
+            ptx: Names::default(),
             limit: None,
             drop: Vec::new(),
             cache: None,

@@ -2,6 +2,27 @@
 
 use serde::{Deserialize, Serialize};
 
+/// A key or section without effect, and the reason.
+pub(super) type IgnoredKey = (&'static str, &'static str);
+
+/// Keys of `[ppo]` without effect if advantages come from the other replies to the same prompt.
+pub(super) const CRITIC_KEYS: [IgnoredKey; 10] = {
+    const NO_CRITIC: &str = "only [ppo] advantage_estimator = \"gae\" has a critic";
+    const ONE_ADVANTAGE: &str = "only [ppo] advantage_estimator = \"gae\" has an advantage for each token";
+    [
+        ("ppo.critic_model", NO_CRITIC),
+        ("ppo.critic_lr", NO_CRITIC),
+        ("ppo.critic_warmup", NO_CRITIC),
+        ("ppo.vf_coef", NO_CRITIC),
+        ("ppo.clip_range_value", NO_CRITIC),
+        ("ppo.gamma", ONE_ADVANTAGE),
+        ("ppo.gae_lambda", ONE_ADVANTAGE),
+        ("ppo.whiten_advantages", ONE_ADVANTAGE),
+        ("ppo.whiten_rewards", ONE_ADVANTAGE),
+        ("ppo.score_slot", ONE_ADVANTAGE),
+    ]
+};
+
 /// A stage that trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -32,10 +53,10 @@ impl Stage {
     }
 
     /// Returns the keys and sections that have no effect on this stage, each with the reason.
-    pub(super) fn ignored_keys(self) -> &'static [(&'static str, &'static str)] {
-        const REWARD: (&str, &str) = ("reward", "[reward] is read by rm");
-        const PPO: (&str, &str) = ("ppo", "[ppo] is read by ppo");
-        const PTX: (&str, &str) = ("data.ptx", "ptx rows are read by ppo");
+    pub(super) fn ignored_keys(self) -> &'static [IgnoredKey] {
+        const REWARD: IgnoredKey = ("reward", "[reward] is read by rm");
+        const PPO: IgnoredKey = ("ppo", "[ppo] is read by ppo");
+        const PTX: IgnoredKey = ("data.ptx", "ptx rows are read by ppo");
 
         match self {
             Self::Base => &[("model", "the base model starts from [base]"), REWARD, PPO, PTX],

@@ -1,4 +1,4 @@
-//! The stage `ppo`: four models in each process.
+//! The stage `ppo`: policy, reference, critic and reward models in each process.
 
 use std::path::{Path, PathBuf};
 
@@ -19,20 +19,22 @@ use crate::config::{ConfigError, RunConfig, Stage};
 use crate::console::print_stderr;
 use crate::session;
 
-/// The four loaded models. They share no weights.
+/// The loaded models. They share no weights.
 struct PpoModelSet {
     policy: CausalLm,
     reference: CausalLm,
-    critic: ScalarModel,
-    reward: ScalarModel,
+    critic: Option<ScalarModel>,
+    rewards: Vec<ScalarModel>,
 }
 
-/// One value for each of the four models.
+/// One value for each model.
 pub(super) struct PerRole<T> {
     pub(super) policy: T,
     pub(super) reference: T,
-    pub(super) critic: T,
-    pub(super) reward: T,
+    /// `None` if advantages come from the other replies to the same prompt.
+    pub(super) critic: Option<T>,
+    /// At least one.
+    pub(super) rewards: Vec<T>,
 }
 
 /// The rows of the stage, checked against its models.
@@ -43,20 +45,26 @@ pub(super) struct Inputs {
 
 impl<T: Clone> PerRole<T> {
     /// Calls `find` for each model with the setting that names it and the name that the setting gives. By
-    /// default the reference is the policy, and the critic starts as the reward model.
+    /// default the reference is the policy, and the critic starts as the first reward model.
     pub(super) fn find(
         config: &RunConfig,
         mut find: impl FnMut(&'static str, &str) -> anyhow::Result<T>,
     ) -> anyhow::Result<Self> {
+        let ppo = &config.ppo;
         let policy = find("model.path", config.model_path(Stage::Ppo)?)?;
-        let reward = find("ppo.reward_model", config.reward_model()?)?;
+        let names = config.reward_models()?.iter();
+        let rewards: Vec<T> = names.map(|name| find("ppo.reward_model", name)).collect::<Result<_, _>>()?;
         let mut named = |key, name: Option<&str>, otherwise: &T| match name {
             Some(name) => find(key, name),
             None => Ok(otherwise.clone()),
         };
-        let reference = named("ppo.reference_model", config.ppo.reference_model.as_deref(), &policy)?;
-        let critic = named("ppo.critic_model", config.ppo.critic_model.as_deref(), &reward)?;
-        Ok(Self { policy, reference, critic, reward })
+        let reference = named("ppo.reference_model", ppo.reference_model.as_deref(), &policy)?;
+        let critic = if ppo.advantage_estimator.has_critic() {
+            Some(named("ppo.critic_model", ppo.critic_model.as_deref(), &rewards[0])?)
+        } else {
+            None
+        };
+        Ok(Self { policy, reference, critic, rewards })
     }
 }
 
@@ -66,19 +74,21 @@ impl<T> PerRole<T> {
         Ok(PerRole {
             policy: to(&self.policy)?,
             reference: to(&self.reference)?,
-            critic: to(&self.critic)?,
-            reward: to(&self.reward)?,
+            critic: self.critic.as_ref().map(&mut to).transpose()?,
+            rewards: self.rewards.iter().map(&mut to).collect::<Result<_, _>>()?,
         })
     }
 
     /// The models besides the policy, with their roles.
-    pub(super) fn others(&self) -> [(&'static str, &T); 3] {
-        [("reference", &self.reference), ("reward", &self.reward), ("critic", &self.critic)]
+    pub(super) fn others(&self) -> Vec<(&'static str, &T)> {
+        let rewards = self.rewards.iter().map(|reward| ("reward", reward));
+        let critic = self.critic.iter().map(|critic| ("critic", critic));
+        std::iter::once(("reference", &self.reference)).chain(rewards).chain(critic).collect()
     }
 
-    /// Policy, reference, critic and reward model.
-    pub(super) fn all(&self) -> [&T; 4] {
-        [&self.policy, &self.reference, &self.critic, &self.reward]
+    /// All models, the policy first.
+    pub(super) fn all(&self) -> Vec<&T> {
+        std::iter::once(&self.policy).chain(self.others().into_iter().map(|(_, model)| model)).collect()
     }
 }
 
@@ -90,10 +100,9 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
 
     let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
     let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint()), ctx.groups)?;
-    context::warn_about_dropout(
-        ctx.groups,
-        &[("policy", models.policy.config()), ("critic", models.critic.config())],
-    );
+    let critic = models.critic.iter().map(|critic| ("critic", critic.config()));
+    let trained: Vec<_> = std::iter::once(("policy", models.policy.config())).chain(critic).collect();
+    context::warn_about_dropout(ctx.groups, &trained);
     context::check_split(config, &models.configs(), ctx)?;
 
     let plan = models.plan(config, ctx, &prompts)?;
@@ -105,8 +114,8 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     let roles = PpoModels {
         policy: &models.policy,
         reference: &models.reference,
-        critic: &models.critic,
-        reward: &models.reward,
+        critic: models.critic.as_ref(),
+        rewards: models.rewards.iter().collect(),
     };
     let data = Data {
         prompts: &prompts.rows,
@@ -143,7 +152,7 @@ fn check_lengths(models: &PerRole<Config>, longest: usize, max_new_tokens: usize
         return Err(ConfigError::NoRoom { longest, room }.into());
     }
     let whole = longest.saturating_add(max_new_tokens).min(room);
-    for config in [&models.reference, &models.critic, &models.reward] {
+    for (_, config) in models.others() {
         config.check_reply("the longest prompt with its reply", whole)?;
     }
     Ok(())
@@ -153,13 +162,16 @@ impl PerRole<PathBuf> {
     /// Returns the folders to load from. In a resumed run, the policy and the critic are in the checkpoint.
     fn resumed_from(self, checkpoint: Option<&Path>) -> Self {
         match checkpoint {
-            Some(path) => Self { policy: path.to_owned(), critic: path.join(CRITIC_FOLDER), ..self },
+            Some(path) => {
+                let critic = self.critic.map(|_| path.join(CRITIC_FOLDER));
+                Self { policy: path.to_owned(), critic, ..self }
+            }
             None => self,
         }
     }
 
-    /// Refuses models whose tokenizer differs from `own`, the tokenizer of the policy: all four models
-    /// receive the ids that it produces.
+    /// Refuses models whose tokenizer differs from `own`, the tokenizer of the policy: all models receive
+    /// the ids that it produces.
     fn check_tokenizers(&self, own: &Tokenizer, groups: &ProcessGroups) -> anyhow::Result<()> {
         let mut seen = vec![&self.policy];
         for (role, folder) in self.others() {
@@ -205,14 +217,22 @@ impl PpoModelSet {
         Ok(Self {
             policy: CausalLm::load(&folders.policy, &options)?,
             reference: CausalLm::load(&folders.reference, &frozen(options.kind))?,
-            critic: rm::load(&folders.critic, config.seed, &options)?,
-            reward: ScalarModel::load(&folders.reward, &frozen(Kind::Float))?,
+            critic: match &folders.critic {
+                Some(folder) => Some(rm::load(folder, config.seed, &options)?),
+                None => None,
+            },
+            rewards: folders
+                .rewards
+                .iter()
+                .map(|folder| ScalarModel::load(folder, &frozen(Kind::Float)))
+                .collect::<Result<_, _>>()?,
         })
     }
 
-    /// Returns the configurations of policy, reference, critic and reward model.
-    fn configs(&self) -> [&Config; 4] {
-        [self.policy.config(), self.reference.config(), self.critic.config(), self.reward.config()]
+    /// Returns the configurations of all models.
+    fn configs(&self) -> Vec<&Config> {
+        let scalar_models = self.critic.iter().chain(&self.rewards).map(ScalarModel::config);
+        [self.policy.config(), self.reference.config()].into_iter().chain(scalar_models).collect()
     }
 
     fn plan(
@@ -222,16 +242,20 @@ impl PpoModelSet {
         prompts: &rows::EncodedRows<PromptRow>,
     ) -> anyhow::Result<Plan> {
         let groups = ctx.groups;
-        let parameters = vec![
-            ("policy", num_parameters(&self.policy, groups)?),
-            ("critic", num_parameters(&self.critic, groups)?),
-            ("reference", num_parameters(&self.reference, groups)?),
-            ("reward", num_parameters(&self.reward, groups)?),
-        ];
+        let reference = num_parameters(&self.reference, groups)?;
+        let counts = |models: &mut dyn Iterator<Item = &ScalarModel>| -> anyhow::Result<usize> {
+            models.map(|model| num_parameters(model, groups)).sum()
+        };
+        let critic = self.critic.iter();
+        let mut parameters = vec![("policy", num_parameters(&self.policy, groups)?)];
+        if self.critic.is_some() {
+            parameters.push(("critic", counts(&mut critic.clone())?));
+        }
+        // Only the policy and the critic are trained; the other models need memory for their weights alone.
+        let trained: usize = parameters.iter().map(|(_, count)| count).sum();
+        let rewards = counts(&mut self.rewards.iter())?;
+        parameters.extend([("reference", reference), ("reward", rewards)]);
 
-        // Only the policy and the critic are trained; the other two models need memory for their weights
-        // alone.
-        let trained = parameters[0].1 + parameters[1].1;
         let dtype = config.model.dtype;
         Ok(Plan {
             stage: Stage::Ppo.name(),
@@ -243,8 +267,8 @@ impl PpoModelSet {
             mesh: ctx.mesh.clone(),
             loaded_bytes: Vec::new(),
             model_bytes: trained * dtype.trained_bytes()
-                + parameters[2].1 * dtype.bytes()
-                + parameters[3].1 * Dtype::Float32.bytes(),
+                + reference * dtype.bytes()
+                + rewards * Dtype::Float32.bytes(),
             parameters,
         })
     }

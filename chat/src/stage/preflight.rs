@@ -14,12 +14,13 @@ use datasets::{PreferenceRow, PromptRow, SftRow, Tokenizer};
 use models::config::Config;
 use models::weights::WeightFolder;
 use parallel::Mesh;
+use rlhf::config::Names;
 use tui::number::counted;
 
 use super::base::{BaseModelSpec, SpecialIds};
 use super::ppo::PerRole;
 use super::{context, ppo, rm, rows, sft};
-use crate::config::section::{DataSection, Files};
+use crate::config::section::DataSection;
 use crate::config::{ConfigError, RunConfig, Stage};
 use crate::session;
 
@@ -114,7 +115,7 @@ impl<'a> Preflight<'a> {
         let models = PerRole::find(config, |key, name| self.model(key, name))?;
         models.policy.refuse_reward_model("model.path")?;
         models.reference.refuse_reward_model("ppo.reference_model")?;
-        models.reward.need_reward_model("ppo.reward_model")?;
+        models.rewards.iter().try_for_each(|model| model.need_reward_model("ppo.reward_model"))?;
         if let Some(tokenizer) = tokenizer {
             models.others().iter().try_for_each(|(role, model)| model.check_tokenizer(role, tokenizer))?;
         }
@@ -178,7 +179,7 @@ impl<'a> Preflight<'a> {
 
     /// Parses the existing rows without tokenising them. Used when the tokenizer or some of the rows do not
     /// exist yet.
-    fn parse<T: TrainingRow>(&self, files: &Files, data: &DataSection) -> anyhow::Result<()> {
+    fn parse<T: TrainingRow>(&self, files: &Names, data: &DataSection) -> anyhow::Result<()> {
         let existing: Vec<&String> = files.0.iter().filter(|file| !self.will_generate(file)).collect();
         rows::parse::<T>(&existing, data)
     }

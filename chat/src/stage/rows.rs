@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use datasets::dataset::{EncodedDataset, FileRead, LoadOptions, TrainingRow, split};
 use datasets::{Cache, CacheUse, Counts, ReadOptions, RowLocation, Tokenizer, table};
+use rlhf::config::Names;
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
-use crate::config::section::{DataSection, Files};
+use crate::config::section::DataSection;
 use crate::config::{ConfigError, Stage};
 use crate::console::print_stderr;
 
@@ -40,7 +41,7 @@ pub(super) struct TrainEvalRows<T> {
 
 /// Loads rows that need no evaluation set: the prompts of PPO, and the rows of its language-modelling term.
 pub(super) fn load_all<T: TrainingRow>(
-    files: &Files,
+    files: &Names,
     tokenizer: &Tokenizer,
     data: &DataSection,
 ) -> anyhow::Result<EncodedRows<T>> {
@@ -106,7 +107,7 @@ fn reading(data: &DataSection) -> ReadOptions {
 }
 
 fn load<T: TrainingRow>(
-    files: &Files,
+    files: &Names,
     tokenizer: &Tokenizer,
     data: &DataSection,
 ) -> anyhow::Result<EncodedDataset<T>> {
@@ -162,7 +163,7 @@ fn report_notes(file: &FileRead) {
     }
 }
 
-fn report_counts(files: &Files, counts: &Counts, data: &DataSection) {
+fn report_counts(files: &Names, counts: &Counts, data: &DataSection) {
     if counts.read == counts.kept && counts.truncated == 0 {
         return;
     }
