@@ -3,6 +3,7 @@
 CARGO ?= cargo
 DEMO_DIR ?= colossal-demo
 SEED ?= 1
+DEVICE ?= cpu
 
 .PHONY: demo test build libtorch check clean
 
@@ -16,9 +17,9 @@ test: libtorch
 build: libtorch
 	$(CARGO) build --release --bin colossal-chat
 
-# Sets `.libtorch`, the link that .cargo/config.toml points the build at.
+# Sets `.libtorch`, the link that .cargo/config.toml points the build at. DEVICE=cuda adds the libraries for GPUs.
 libtorch:
-	@python3 setup/libtorch.py
+	@DEVICE=$(DEVICE) python3 setup/libtorch.py
 
 check: libtorch
 	$(CARGO) fmt --all --check
