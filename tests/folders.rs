@@ -207,9 +207,81 @@ fn a_finished_run_becomes_longer_and_equals_one_that_was_as_long_from_the_start(
         // The saved configuration is that of the longer run, which can neither shrink nor be taken for the
         // shorter one.
         assert!(scratch.run(&format!("{} --resume", line("grown", long))).stderr.contains("is finished"));
-        let changed = format!("`{key}` = {long}, and it is {short} here");
+        let changed =
+            format!("this run has {long} {}, and {short} are asked for", key.rsplit('.').next().unwrap());
         scratch.run(&format!("{} --resume", line("grown", short))).fails(2, &[&changed]);
     }
+}
+
+/// What refuses a longer run refuses it before anything in its folder changes.
+#[test]
+fn a_refused_extension_changes_nothing() {
+    let scratch = copied();
+    scratch.write("rows.jsonl", &"{\"prompt\": \"1 + 1\", \"response\": \"2\"}\n".repeat(8));
+    let line =
+        "sft --config life/sft/run.toml --set data.train=rows.jsonl --set checkpoint.every=2 --set out=kept";
+    scratch.run(&format!("{line} --set train.steps=4")).succeeds();
+    let settings = scratch.read("kept/run.toml");
+    scratch.write("rows.jsonl", &"{\"prompt\": \"1 + 1\", \"response\": \"3\"}\n".repeat(8));
+    for processes in [1, 2] {
+        scratch
+            .run(&format!("{line} --set train.steps=6 --resume --nproc {processes}"))
+            .fails(3, &["the training rows have changed"]);
+        assert_eq!(scratch.read("kept/run.toml"), settings);
+        assert!(scratch.path("kept/final").exists() && !scratch.path("kept/final.before-extension").exists());
+    }
+}
+
+#[test]
+fn settings_that_make_no_run_longer_leave_it_finished() {
+    let scratch = copied();
+    // `epochs` has no effect beside `steps`; and 40 pairs in batches of 8 are 5 steps an epoch.
+    let line = "rm --config life/rm/run.toml --resume --set train.epochs=2";
+    assert!(scratch.run(line).stderr.contains("this run is finished"));
+    scratch.run("rm --config life/rm/run.toml --set out=five --set train.steps=5").succeeds();
+    let text = scratch.read("five/run.toml");
+    let without: Vec<&str> = text.lines().filter(|line| !line.starts_with("steps =")).collect();
+    scratch.write("epochs.toml", &without.join("\n"));
+    let outcome = scratch.run("rm --config epochs.toml --resume --set train.epochs=1");
+    outcome.succeeds();
+    assert!(outcome.stderr.contains("this run is finished: it has had its 5 steps already"), "{outcome:#?}");
+    assert!(scratch.path("five/final").exists() && !scratch.path("five/final.before-extension").exists());
+}
+
+/// The user may also edit the file in the run folder. It is kept as it was written.
+#[test]
+fn the_file_in_the_run_folder_makes_a_run_longer_too() {
+    let scratch = copied();
+    let text = format!("# mine\n{}", scratch.read("life/sft/run.toml").replace("steps = 6", "steps = 8"));
+    scratch.write("life/sft/run.toml", &text);
+    let outcome = scratch.run("sft --config life/sft/run.toml --resume --nproc 2");
+    outcome.succeeds();
+    assert!(outcome.stderr.contains("this run is extended from 6 to 8 steps"), "{outcome:#?}");
+    assert_eq!(scratch.read("life/sft/run.toml"), text);
+    assert_eq!(metrics(&scratch, "life/sft").len(), 8);
+    assert!(scratch.path("life/sft/checkpoints/step-8").exists());
+}
+
+/// A run folder of an earlier version: its `run.toml` and its checkpoints lack keys of today.
+#[test]
+fn a_run_of_an_earlier_version_resumes() {
+    let scratch = copied();
+    std::fs::remove_dir_all(scratch.path("life/ppo/final")).unwrap();
+    let text = scratch.read("life/ppo/run.toml");
+    let old: Vec<String> = text
+        .lines()
+        .filter(|line| !line.starts_with("advantage_estimator") && !line.starts_with("device"))
+        .map(|line| match line.strip_prefix("reward_model = [") {
+            Some(name) => format!("reward_model = {}", name.trim_end_matches(']')),
+            None => line.to_owned(),
+        })
+        .collect();
+    assert!(
+        old.len() + 2 == text.lines().count() && old.iter().any(|line| line.starts_with("reward_model = \""))
+    );
+    scratch.write("mine.toml", &text);
+    scratch.write("life/ppo/run.toml", &old.join("\n"));
+    scratch.run("ppo --config mine.toml --resume").succeeds();
 }
 
 #[test]
@@ -238,6 +310,10 @@ fn a_run_that_kept_no_checkpoint_cannot_become_longer() {
     let words = ["bare: this run is finished and has kept no checkpoint", "[checkpoint] every"];
     scratch.run(&format!("{line}=3 --resume")).fails(2, &words);
     assert!(scratch.path("bare/final").exists());
+
+    std::fs::remove_dir_all(scratch.path("life/ppo/checkpoints")).unwrap();
+    let line = "pipeline --config life.toml --resume --set stage.ppo.ppo.iterations=3";
+    scratch.run(line).fails(2, &["life/ppo: this run is finished and has kept no checkpoint"]);
 }
 
 /// From `steps` to `epochs`, only the number of rows tells which run is longer: 40 pairs are 5 steps an

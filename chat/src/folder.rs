@@ -15,7 +15,7 @@ use gemini::checkpoint;
 use parallel::ProcessGroups;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{self, ConfigError, Difference};
+use crate::config::{self, ConfigError, Difference, RunConfig, Stage};
 use crate::console::print_stderr;
 use crate::interrupt;
 use crate::output::{check_parent, write_atomically};
@@ -46,10 +46,10 @@ static LOCKS: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
 
 /// A request for a run folder.
 pub(crate) struct FolderRequest<'a> {
-    /// The folder.
-    pub(crate) out: &'a Path,
-    /// The resolved configuration.
-    pub(crate) settings: &'a str,
+    /// The stage that runs in the folder.
+    pub(crate) stage: Stage,
+    /// The resolved configuration, with the folder.
+    pub(crate) config: &'a RunConfig,
     /// The file from which the configuration was read, if it came from a file.
     pub(crate) run_file: Option<&'a Path>,
     /// Whether to resume an earlier run.
@@ -61,10 +61,34 @@ pub(crate) struct FolderRequest<'a> {
 /// The run folder of one stage, checked before any model or data is loaded.
 pub(crate) struct RunFolder {
     out: PathBuf,
+    state: FolderState,
     checkpoint: Option<PathBuf>,
-    is_finished: bool,
-    is_extended: bool,
     keeps_configuration: bool,
+}
+
+/// The state in which rank 0 finds the folder.
+#[derive(Clone, Default, Serialize, Deserialize)]
+struct FolderState {
+    /// Whether the run has written its `final/`.
+    has_final: bool,
+    /// How the length of the run changes.
+    change: LengthChange,
+    /// The length of the run so far, in steps (for PPO: iterations).
+    planned_steps: Option<u64>,
+    /// The name of the checkpoint from which to resume.
+    checkpoint: Option<String>,
+}
+
+/// How the length of a resumed run changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum LengthChange {
+    /// Not at all.
+    #[default]
+    Same,
+    /// The run becomes longer.
+    Longer,
+    /// From a number of steps to a number of epochs, or back: only the number of rows tells.
+    Unknown,
 }
 
 impl RunFolder {
@@ -72,30 +96,33 @@ impl RunFolder {
     /// continues: the newest one that is complete. Every process of the job calls this method; rank 0
     /// decides.
     pub(crate) fn prepare(request: &FolderRequest<'_>, groups: &ProcessGroups) -> anyhow::Result<Self> {
+        let out = &request.config.out;
         let found = if groups.is_rank_zero() { inspect(request)? } else { FolderState::default() };
-        let all = groups.world().all_gather_object(vec![found])?;
-        let FolderState { is_finished, is_extended, checkpoint: name } = all[0].clone();
-        let checkpoints = request.out.join("checkpoints");
-        let checkpoint = name.as_ref().map(|name| checkpoints.join(name));
+        let state = groups.world().all_gather_object(vec![found])?.swap_remove(0);
+        let checkpoints = out.join("checkpoints");
+        let checkpoint = state.checkpoint.as_ref().map(|name| checkpoints.join(name));
 
         // Another machine may not see this folder, or may see different contents.
         let problem = checkpoint.as_ref().and_then(|path| checkpoint::verify(path).err());
         let problems = groups.world().all_gather_object(vec![problem.map(|problem| problem.to_string())])?;
         let mut problems = problems.into_iter().enumerate();
         if let Some((rank, problem)) = problems.find_map(|(rank, problem)| Some((rank, problem?))) {
-            let first = name.unwrap_or_default();
+            let first = state.checkpoint.unwrap_or_default();
             return Err(ConfigError::Checkpoints { path: checkpoints, rank, first, problem }.into());
         }
 
-        let keeps_configuration =
-            request.resume && !is_extended && is_configuration_of(request.run_file, request.out);
-        Ok(Self { out: request.out.to_owned(), checkpoint, is_finished, is_extended, keeps_configuration })
+        // The file that the user passes is not replaced by its resolved form, unless the command line makes the
+        // run longer than the file says.
+        let keeps_configuration = request.resume
+            && is_configuration_of(request.run_file, out)
+            && read_settings(out, request.stage)? == request.config.to_toml(request.stage)?;
+        Ok(Self { out: out.clone(), state, checkpoint, keeps_configuration })
     }
 
     /// The folder of a run that is only planned. The folder is not checked.
     pub(crate) fn for_plan(out: &Path) -> Self {
-        let (is_finished, is_extended, keeps_configuration) = (false, false, false);
-        Self { out: out.to_owned(), checkpoint: None, is_finished, is_extended, keeps_configuration }
+        let (state, keeps_configuration) = (FolderState::default(), false);
+        Self { out: out.to_owned(), state, checkpoint: None, keeps_configuration }
     }
 
     /// The checkpoint from which a resumed run continues.
@@ -103,13 +130,19 @@ impl RunFolder {
         self.checkpoint.as_deref()
     }
 
-    /// Whether the run to be resumed has already written its `final/`.
+    /// Whether the run to be resumed has already written its `final/` and does not become longer.
     pub(crate) fn is_finished(&self) -> bool {
-        self.is_finished
+        self.state.has_final && self.state.change == LengthChange::Same
+    }
+
+    /// Whether the run to be resumed has already finished, if it has `total_steps`. This is needed where the
+    /// length of the run follows from its rows.
+    pub(crate) fn is_finished_at(&self, total_steps: u64) -> bool {
+        self.state.has_final && self.state.planned_steps == Some(total_steps)
     }
 
     /// Creates and locks the folder and saves the configuration in it. Only rank 0 of a job calls this
-    /// method.
+    /// method, once nothing can refuse the run any more.
     pub(crate) fn open(&self, settings: &str) -> anyhow::Result<()> {
         acquire_lock(&self.out)?;
         // Another run may have started and finished here while this one was loading.
@@ -118,9 +151,13 @@ impl RunFolder {
         }
         // The longer run writes a model of its own. Until then, `final/` must not say that it is finished.
         let made = self.out.join(FINAL);
-        if self.is_extended && made.exists() {
+        if made.exists() {
             let shorter = checkpoint::set_aside(&made, "before-extension")?;
-            print_stderr(&format!("the model of the shorter run is now {}", shorter.display()));
+            let from = self.state.checkpoint.as_deref().unwrap_or_default();
+            print_stderr(&format!(
+                "the model of the shorter run is now {}; training continues from {from}",
+                shorter.display()
+            ));
         }
         if self.keeps_configuration {
             return Ok(());
@@ -134,20 +171,10 @@ pub(crate) fn holds_run(out: &Path) -> anyhow::Result<bool> {
     Ok(out.join(FINAL).exists() || !checkpoint::list(&out.join("checkpoints"))?.is_empty())
 }
 
-/// The state in which rank 0 finds the folder.
-#[derive(Clone, Default, Serialize, Deserialize)]
-struct FolderState {
-    /// Whether `final/` is there, and the run is not extended.
-    is_finished: bool,
-    /// Whether the run becomes longer than it was.
-    is_extended: bool,
-    /// The name of the checkpoint from which to resume.
-    checkpoint: Option<String>,
-}
-
 /// Decides whether the run may use its folder, and from which checkpoint a resumed run continues.
 fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
-    let FolderRequest { out, settings, run_file, resume, writes } = *request;
+    let FolderRequest { stage, config, run_file, resume, writes } = *request;
+    let out = &config.out;
     check_place(out)?;
     if writes {
         reacquire_lock(out)?;
@@ -164,13 +191,14 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
     }
 
     let checkpoints = checkpoint::list(&out.join("checkpoints"))?;
-    let is_finished = out.join(FINAL).exists();
-    if checkpoints.is_empty() && !is_finished {
+    let has_final = out.join(FINAL).exists();
+    if checkpoints.is_empty() && !has_final {
         return Err(ConfigError::NothingToResume(out.to_owned()).into());
     }
-    let is_extended = check_settings(&out.join(CONFIGURATION), settings, &[])?;
-    if is_finished && !is_extended {
-        return Ok(FolderState { is_finished, ..FolderState::default() });
+    let change = check_run_settings(out, config, stage)?;
+    let state = FolderState { has_final, change, planned_steps: planned_steps(out), checkpoint: None };
+    if has_final && change == LengthChange::Same {
+        return Ok(state);
     }
     if checkpoints.is_empty() {
         return Err(ConfigError::NothingToExtend(out.to_owned()).into());
@@ -181,7 +209,7 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
     }
     let newest = newest_valid(out, checkpoints, writes)?;
     let checkpoint = newest.file_name().map(|name| name.to_string_lossy().into_owned());
-    Ok(FolderState { is_finished: false, is_extended, checkpoint })
+    Ok(FolderState { checkpoint, ..state })
 }
 
 /// The newest checkpoint that is complete. Newer checkpoints, which are damaged, are reported. If `writes` is
@@ -246,20 +274,65 @@ pub(crate) fn is_configuration_of(run_file: Option<&Path>, out: &Path) -> bool {
     run_file.and_then(canonical).is_some_and(|file| canonical(&out.join(CONFIGURATION)) == Some(file))
 }
 
-/// Refuses a configuration that would produce other numbers than the one saved at `path`. Keys and sections
-/// in `except` may differ. Returns whether the configuration extends the run.
-pub(crate) fn check_settings(path: &Path, configuration: &str, except: &[&str]) -> anyhow::Result<bool> {
-    let saved =
-        fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let changes =
-        config::differences(&saved, configuration, &[&config::RESUME_MUTABLE_KEYS, except].concat())?;
-    let is_extended = !changes.is_empty();
-    match changes.into_iter().find(|change| !change.extends_run()) {
+/// Refuses a configuration that would produce other numbers than `saved`, the one saved at `path`. Keys and
+/// sections in `except` may differ.
+pub(crate) fn check_settings(
+    path: &Path,
+    saved: &str,
+    configuration: &str,
+    except: &[&str],
+) -> anyhow::Result<()> {
+    let except = [&config::RESUME_MUTABLE_KEYS, except].concat();
+    match config::differences(saved, configuration, &except)?.into_iter().next() {
+        None => Ok(()),
         Some(Difference { key, was, now }) => {
             Err(ConfigError::Changed { path: path.to_owned(), key, was, now }.into())
         }
-        None => Ok(is_extended),
     }
+}
+
+/// Compares the configuration of a resumed run in `out` with the saved one. Refuses a run with other numbers
+/// and a run that would become shorter. Returns how its length changes.
+pub(crate) fn check_run_settings(
+    out: &Path,
+    config: &RunConfig,
+    stage: Stage,
+) -> anyhow::Result<LengthChange> {
+    let saved = read_settings(out, stage)?;
+    check_settings(&out.join(CONFIGURATION), &saved, &config.to_toml(stage)?, &config::LENGTH_KEYS)?;
+
+    let saved: RunConfig = toml::from_str(&saved)?;
+    let was = planned_steps(out).or(saved.fixed_length(stage));
+    let (key, was, now) = match (config.fixed_length(stage), saved.fixed_length(stage)) {
+        (Some(now), _) => (if stage == Stage::Ppo { "iterations" } else { "steps" }, was, now),
+        (None, None) => ("epochs", Some(saved.train.epochs), config.train.epochs),
+        (None, Some(_)) => return Ok(LengthChange::Unknown),
+    };
+    match was {
+        None => Ok(LengthChange::Unknown),
+        Some(was) if now < was => Err(ConfigError::Shorter { path: out.to_owned(), key, was, now }.into()),
+        Some(was) if now > was => Ok(LengthChange::Longer),
+        Some(_) => Ok(LengthChange::Same),
+    }
+}
+
+/// Reads the configuration saved in `out`, as this version would have saved it.
+fn read_settings(out: &Path, stage: Stage) -> anyhow::Result<String> {
+    let saved = read_configuration(out)?;
+    // A file that this version cannot read is compared as it is.
+    Ok(RunConfig::upgrade(&saved, stage).unwrap_or(saved))
+}
+
+/// Reads the text of the configuration saved in `out`.
+pub(crate) fn read_configuration(out: &Path) -> Result<String, ConfigError> {
+    let path = out.join(CONFIGURATION);
+    fs::read_to_string(&path).map_err(|source| ConfigError::Read { path, source })
+}
+
+/// The number of steps (for PPO: iterations) of the run in `out`, from its plan.
+fn planned_steps(out: &Path) -> Option<u64> {
+    let plan = fs::read_to_string(out.join("plan.json")).ok()?;
+    serde_json::from_str::<serde_json::Value>(&plan).ok()?["steps"].as_u64()
 }
 
 /// Creates `out` if needed and locks it until this process exits. Removes the partially written files that a

@@ -1,8 +1,7 @@
 //! The recorders of a stage: the files in the run folder to which its events are written.
 //!
 //! ```text
-//! out/metrics.jsonl     one row per logged step or evaluation: `step`, then the metrics; NaN and inf are
-//! null
+//! out/metrics.jsonl     one row per logged step or evaluation: `step`, then the metrics; NaN and inf: null
 //!     samples.jsonl     replies: `step`, `prompt`, `reply`, `score`
 //!     tensorboard/      the same metrics as event files
 //! ```
@@ -23,11 +22,23 @@ use tensorboard::EventWriter;
 use crate::output::write_atomically;
 
 /// Several recorders that receive every event in order.
-pub(crate) struct MultiRecorder(pub(crate) Vec<Box<dyn Recorder>>);
+pub(crate) struct MultiRecorder<'a>(pub(crate) Vec<Box<dyn Recorder + 'a>>);
 
-impl Recorder for MultiRecorder {
+impl Recorder for MultiRecorder<'_> {
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
         self.0.iter_mut().try_for_each(|recorder| recorder.record(event))
+    }
+}
+
+/// Opens the run folder when the stage starts: by then nothing can refuse the run any more.
+pub(crate) struct FolderRecorder<F>(pub(crate) F);
+
+impl<F: FnMut() -> anyhow::Result<()>> Recorder for FolderRecorder<F> {
+    fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
+        match event {
+            Event::Started { .. } => (self.0)().map_err(|error| Error::Recorder(error.into())),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -5,9 +5,15 @@ use std::path::PathBuf;
 /// The error of any stage.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// A recorder cannot record an event.
+    #[error("{0}")]
+    Recorder(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Rank 0 could not start the run, and says why.
+    #[error("rank 0 could not start the run")]
+    RankZeroFailed,
     /// Replies that do not form groups of at least two replies to the same prompt.
     #[error(
-        "{num_replies} replies cannot be compared in groups of {group_size}: set [ppo] samples_per_prompt to 2 or more"
+        "{num_replies} replies do not form groups of {group_size}: a group has at least 2 replies, the same number for every prompt ([ppo] samples_per_prompt)"
     )]
     Groups {
         /// The number of replies.
@@ -50,7 +56,7 @@ pub enum Error {
     /// Models that must share a vocabulary but do not.
     #[error(
         "the {left} model has a vocabulary of {left_size} tokens and the {right} model of {right_size}: \
-         the four models of PPO must share one tokenizer; train the reward model from the same base as the policy"
+         all models of PPO must share one tokenizer; train the reward model from the same base as the policy"
     )]
     Vocabulary {
         /// The role of one model.

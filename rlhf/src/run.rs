@@ -58,37 +58,33 @@ pub struct StageRun<'a> {
 }
 
 impl StageRun<'_> {
-    /// Restores the engine if the run is resumed, and records the start of the stage. Returns the saved state
-    /// of the stage.
-    pub(crate) fn start<S: DeserializeOwned>(
-        &mut self,
-        engine: &mut Engine,
-        total_steps: u64,
-    ) -> Result<Option<S>, Error> {
-        let state = match &self.resume {
-            Some(folder) => Some(checkpoint::load_state(folder, engine)?),
-            None => None,
-        };
-        let step = engine.step_count();
-        self.check_step(step, total_steps)?;
-        self.record(&Event::Started { stage: self.stage, total_steps, step })?;
-        Ok(state)
+    /// Restores the engine if the run is resumed. Returns the saved state of the stage.
+    pub(crate) fn restore<S: DeserializeOwned>(&self, engine: &mut Engine) -> Result<Option<S>, Error> {
+        let Some(folder) = &self.resume else { return Ok(None) };
+        let state = checkpoint::load_state(folder, engine)?;
+        self.check_step(engine.step_count())?;
+        Ok(Some(state))
     }
 
-    /// Refuses a checkpoint whose saved step differs from the step in its name, or lies beyond the end of the
-    /// run.
-    pub(crate) fn check_step(&self, step: u64, total_steps: u64) -> Result<(), Error> {
+    /// Records the start of the stage, `step` steps of which are complete. Until then, a run that is refused
+    /// has written nothing: the recorder creates the run folder. No rank writes before rank 0 has done so.
+    pub(crate) fn begin(&mut self, total_steps: u64, step: u64) -> Result<(), Error> {
+        let recorded = self.record(&Event::Started { stage: self.stage, total_steps, step });
+        let problems = self.groups.world().all_gather_object(vec![recorded.is_err()])?;
+        recorded?;
+        if problems[0] { Err(Error::RankZeroFailed) } else { Ok(()) }
+    }
+
+    /// Refuses a checkpoint whose saved step differs from the step in its name.
+    pub(crate) fn check_step(&self, step: u64) -> Result<(), Error> {
         let Some(path) = &self.resume else { return Ok(()) };
         let named = path.file_name().and_then(|name| checkpoint::parse_step(name.to_str()?));
-        let problem = match named {
-            Some(named) if named != step => format!("its state is that after step {step}"),
-            _ if step > total_steps => {
-                format!("it was saved after step {step}, and this run has {total_steps}")
-            }
-            _ => return Ok(()),
-        };
-        let problem =
-            format!("{problem}: remove this checkpoint, and --resume continues from the previous one");
+        if named.is_none_or(|named| named == step) {
+            return Ok(());
+        }
+        let problem = format!(
+            "its state is that after step {step}: remove this checkpoint, and --resume continues from the previous one"
+        );
         Err(Error::RunFolder { path: path.clone(), problem })
     }
 
@@ -109,19 +105,32 @@ impl StageRun<'_> {
         }
     }
 
-    /// Reports a run that is longer than at the time of its checkpoint. `saved` and `total` are the numbers
-    /// of steps (for PPO: iterations) of the full run, then and now. `next_lr` returns the learning rate of
-    /// the next optimiser step in a run of so many steps.
-    pub(crate) fn report_extension(
+    /// Refuses a run that is shorter than at the time of its checkpoint, and reports one that is longer.
+    /// `saved` and `total` are the numbers of steps (for PPO: iterations) of the full run, then and now;
+    /// `saved` is `None` in checkpoints of earlier versions. `step` is the number of completed steps.
+    /// `next_lr` returns the learning rate of the next optimiser step in a run of so many steps.
+    pub(crate) fn check_total_steps(
         &mut self,
         saved: Option<u64>,
+        step: u64,
         total: u64,
         next_lr: impl Fn(u64) -> f64,
     ) -> Result<(), Error> {
-        let Some(saved) = saved.filter(|&saved| saved != total) else { return Ok(()) };
-        let [before, now] = [saved, total].map(next_lr);
+        let Some(path) = self.resume.clone() else { return Ok(()) };
+        let was = saved.unwrap_or(step);
+        if total < was {
+            let problem = format!(
+                "it belongs to a run of {was} steps, and this configuration makes {total}: a run can become longer, not \
+                 shorter; ask for {was} or more"
+            );
+            return Err(Error::RunFolder { path, problem });
+        }
+        if saved.is_none_or(|saved| saved == total) {
+            return Ok(());
+        }
+        let [before, now] = [was, total].map(next_lr);
         self.record(&Event::Message(&format!(
-            "this run is extended from {saved} to {total} steps, and so is its learning-rate schedule: the next step \
+            "this run is extended from {was} to {total} steps, and so is its learning-rate schedule: the next step \
              has the rate {now:.3e} instead of {before:.3e}"
         )))
     }
@@ -157,12 +166,20 @@ impl StageRun<'_> {
         Ok(self.groups.world().all_reduce_max(local)?.map(|requested| requested == 1.0))
     }
 
-    /// Saves a checkpoint after `step` when one is due or requested, or when the run was interrupted. An
-    /// interrupted run then ends with [`Error::Interrupted`]. `save` writes the trained models and the
-    /// trainer state.
-    pub(crate) fn save_or_stop(&mut self, step: u64, save: &SaveFn<'_>) -> Result<(), Error> {
+    /// Saves a checkpoint after `step` of `total_steps` when one is due or requested, or when the run was
+    /// interrupted. The last step has a checkpoint as well, from which the run can become longer. An
+    /// interrupted run ends with [`Error::Interrupted`]. `save` writes the trained models and the trainer
+    /// state.
+    pub(crate) fn save_or_stop(
+        &mut self,
+        step: u64,
+        total_steps: u64,
+        save: &SaveFn<'_>,
+    ) -> Result<(), Error> {
         let [interrupted, save_requested] = self.requested([self.interrupted, self.save_requested])?;
-        if !falls_on_interval(step, self.intervals.save_steps) && !interrupted && !save_requested {
+        let is_last = step == total_steps && self.intervals.save_steps > 0;
+        let is_due = falls_on_interval(step, self.intervals.save_steps) || is_last;
+        if !is_due && !interrupted && !save_requested {
             return Ok(());
         }
         if save_requested {
@@ -214,22 +231,6 @@ impl StageRun<'_> {
         self.groups.world().barrier()?;
         self.record(&Event::Finished)
     }
-}
-
-/// Refuses a run of `total_steps` (for PPO: iterations) that is shorter than the run that saved `checkpoint`.
-pub fn check_total_steps(checkpoint: &Path, total_steps: u64) -> Result<(), Error> {
-    // Checkpoints of earlier versions do not have this key.
-    let Some(saved) = checkpoint::read_state(checkpoint)?.stage["total_steps"].as_u64() else {
-        return Ok(());
-    };
-    if saved <= total_steps {
-        return Ok(());
-    }
-    let problem = format!(
-        "it belongs to a run of {saved} steps, and this configuration makes {total_steps}: on --resume a run can become \
-         longer, not shorter"
-    );
-    Err(Error::RunFolder { path: checkpoint.to_owned(), problem })
 }
 
 fn falls_on_interval(step: u64, every: u64) -> bool {

@@ -167,7 +167,7 @@ impl Ours {
             got.loss.backward();
             self.put(&format!("value/{name}/loss"), &got.loss);
             self.put(&format!("value/{name}/gradient"), &values.grad());
-            let clipped = got.statistics.clipped / got.statistics.tokens;
+            let clipped = got.statistics.clipped / got.statistics.slots;
             self.put_numbers(&format!("value/{name}/clipped"), &[clipped]);
         }
     }

@@ -438,7 +438,7 @@ fn ppo_is_the_same_for_a_seed_and_for_any_micro_batch() {
 }
 
 #[test]
-fn four_models_must_share_a_vocabulary() {
+fn all_models_must_share_a_vocabulary() {
     let policy = language_model(1);
     let other =
         Config::from_json(&config().to_json().replace("\"vocab_size\": 24", "\"vocab_size\": 25"), "other")

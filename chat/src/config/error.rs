@@ -173,7 +173,7 @@ pub(crate) enum ConfigError {
     },
     /// The models of PPO have different tokenizers.
     #[error(
-        "{}: the {role} model has another tokenizer than the policy: {difference}; the four models of PPO are \
+        "{}: the {role} model has another tokenizer than the policy: {difference}; all models of PPO are \
          shown the same ids, so train it from the same base as the policy",
         folder.display()
     )]
@@ -257,22 +257,46 @@ pub(crate) enum ConfigError {
     NothingToResume(PathBuf),
     /// A finished run that kept no checkpoint cannot become longer.
     #[error(
-        "{}: this run is finished and has kept no checkpoint, so it cannot be extended: start a new run from its `final` ([model] path), with [checkpoint] every above 0",
+        "{}: this run is finished and has kept no checkpoint, so it cannot become longer: start a new run from its `final` ([model] path), with [checkpoint] every above 0",
         .0.display()
     )]
     NothingToExtend(PathBuf),
-    /// A stage of a pipeline that later stages have already started from.
+    /// A resumed run that would become shorter.
     #[error(
-        "stage {stage} cannot be extended: stage {later} has already started from its model: remove {}, which will be made again, or choose another `out`",
+        "{}: this run has {was} {key}, and {now} are asked for: a run can become longer, not shorter; ask for {was} or more, or choose another `out`",
         path.display()
     )]
-    UsedByLaterStage {
+    Shorter {
+        /// The run folder.
+        path: PathBuf,
+        /// What is counted: steps, iterations or epochs.
+        key: &'static str,
+        /// The length of the run.
+        was: u64,
+        /// The length that is asked for.
+        now: u64,
+    },
+    /// A stage of a pipeline that later stages have already started from.
+    #[error(
+        "stage {stage} cannot become longer: its model has already been used by {}: remove the folders of these stages in {}, which will be made again, or choose another `out`",
+        later.join(", "),
+        path.display()
+    )]
+    UsedByLaterStages {
         /// The stage that would become longer.
         stage: &'static str,
-        /// A later stage that has a run folder.
-        later: &'static str,
-        /// The folder of the later stage.
+        /// The later stages that have a run folder.
+        later: Vec<&'static str>,
+        /// The folder of the pipeline.
         path: PathBuf,
+    },
+    /// A device that this machine does not have, or that the processes of a job cannot share.
+    #[error("device {setting}: {problem}")]
+    Device {
+        /// The setting.
+        setting: String,
+        /// What is wrong, and how to fix it.
+        problem: String,
     },
     /// A command-line argument that is not acceptable.
     #[error("{argument}: {problem}")]
