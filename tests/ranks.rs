@@ -30,7 +30,7 @@ fn weights(path: &Path) -> Vec<(String, Vec<f32>)> {
 }
 
 /// The largest difference between two files of weights.
-fn worst(left: &Path, right: &Path) -> f32 {
+pub(crate) fn worst(left: &Path, right: &Path) -> f32 {
     let (left, right) = (weights(left), weights(right));
     assert_eq!(left.len(), right.len());
     let pairs = left.iter().flat_map(|(name, values)| {

@@ -26,6 +26,12 @@ mod doctor;
 // Training through the binary: a pipeline, resuming, Ctrl-C, and what goes wrong.
 mod training;
 
+// Every stage and command on a device that is not the CPU.
+mod device;
+
+// Tensors are placed on purpose.
+mod source;
+
 // Folders and files: whose they are, who holds them, and what is left after a signal, a fault or a full disk.
 mod folders;
 

@@ -10,6 +10,7 @@ use parallel::launch;
 
 use crate::config::Stage;
 use crate::config::section::Dtype;
+use crate::device::DeviceSetting;
 
 /// Trains a language model by supervised fine-tuning, a reward model and PPO, and talks with the result.
 #[derive(Debug, Parser)]
@@ -137,18 +138,36 @@ pub(crate) struct TrainArgs {
     /// The run file, TOML.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: PathBuf,
-    /// Change one key of the file; may be given again and again.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub(crate) sets: Vec<String>,
+    #[command(flatten)]
+    pub(crate) overrides: Overrides,
     /// Check everything, print what would be done, and stop.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Go on from the newest checkpoint of the run folder.
+    /// Continue from the newest checkpoint of the run folder; the run may become longer.
     #[arg(long)]
     pub(crate) resume: bool,
     /// Processes on this machine, which share the rows of every step.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = processes)]
     pub(crate) nproc: usize,
+}
+
+/// What the command line changes in a run file.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Overrides {
+    /// Change one key of the run file; may be given again and again.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+    /// Where the models compute: auto, cpu, cuda, cuda:N or mps; short for `--set model.device=DEVICE`.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceSetting>,
+}
+
+impl Overrides {
+    /// Returns the changes as `KEY=VALUE`, the flag after the sets.
+    pub(crate) fn sets(&self) -> Vec<String> {
+        let device = self.device.map(|device| format!("model.device={device}"));
+        self.sets.iter().cloned().chain(device).collect()
+    }
 }
 
 /// What is planned.
@@ -160,9 +179,8 @@ pub(crate) struct PlanArgs {
     /// The run file, TOML.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: PathBuf,
-    /// Change one key of the file; may be given again and again.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub(crate) sets: Vec<String>,
+    #[command(flatten)]
+    pub(crate) overrides: Overrides,
     /// Processes, on however many machines.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = planned_processes)]
     pub(crate) nproc: usize,
@@ -206,10 +224,9 @@ pub(crate) struct DemoArgs {
     /// Decides rows, initial values and draws.
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Change one key of the demo's run file; may be given again and again.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub(crate) sets: Vec<String>,
-    /// Go on where an earlier demo in the same folder stopped.
+    #[command(flatten)]
+    pub(crate) overrides: Overrides,
+    /// Continue where an earlier demo in the same folder stopped.
     #[arg(long)]
     pub(crate) resume: bool,
     /// Processes on this machine, which share the rows of every step.
@@ -226,6 +243,9 @@ pub(crate) struct ModelArgs {
     /// The numbers that the weights are held in.
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
     pub(crate) dtype: Dtype,
+    /// Where the model computes: auto, cpu, cuda, cuda:N or mps.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
+    pub(crate) device: DeviceSetting,
     /// A built-in chat template, or Jinja source [default: the model's own].
     #[arg(long, value_name = "NAME")]
     pub(crate) template: Option<String>,

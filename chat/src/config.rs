@@ -164,9 +164,11 @@ pub(crate) struct PipelineConfig {
     pub(crate) base: BaseSection,
     /// The tokenizer that is trained.
     pub(crate) tokenizer: TokenizerSection,
-    /// The resolved configurations of the training stages. Paths that the pipeline creates itself are still
-    /// empty.
+    /// The resolved configurations of the training stages. Paths that the pipeline creates itself are not set
+    /// yet.
     pub(crate) stages: BTreeMap<Stage, RunConfig>,
+    /// Keys of the file that have no effect.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Reads the configuration of `stage` from the file `path`, applies the `--set` arguments, and checks the
@@ -190,15 +192,17 @@ pub(crate) fn pipeline_from_text(
     let tree = apply_overrides(tree::parse(text, path)?, sets.iter())?;
     let file: RunFile = read::read(&tree)?;
 
-    let mut stages = BTreeMap::new();
+    let (mut stages, mut warnings) = (BTreeMap::new(), Vec::new());
     for stage in Stage::ALL {
         refuse_stage_sections(&tree, stage)?;
         // Apply `--set` again after the tables of the stage, because `--set` overrides everything.
         let common = sets
             .iter()
             .filter(|set| !PIPELINE_ONLY_SECTIONS.iter().any(|part| set.starts_with(&format!("{part}."))));
-        let config: RunConfig = read::read(&apply_overrides(stage_sections(tree.clone(), stage), common)?)?;
+        let stage_tree = apply_overrides(stage_sections(tree.clone(), stage), common)?;
+        let config: RunConfig = read::read(&stage_tree)?;
         config.check_bounds(stage)?;
+        warnings.extend(check_ignored_keys(&stage_tree, stage, config.ignored_by_setting(stage))?);
         stages.insert(stage, config);
     }
 
@@ -212,6 +216,7 @@ pub(crate) fn pipeline_from_text(
         base: file.base,
         tokenizer: file.tokenizer,
         stages,
+        warnings,
     })
 }
 
@@ -343,11 +348,13 @@ impl RunConfig {
 
     /// Returns the keys and sections that have no effect on `stage`, each with the reason.
     fn ignored_keys(&self, stage: Stage) -> Vec<IgnoredKey> {
-        let mut keys = stage.ignored_keys().to_vec();
-        if stage == Stage::Ppo && !self.ppo.advantage_estimator.has_critic() {
-            keys.extend(CRITIC_KEYS);
-        }
-        keys
+        [stage.ignored_keys(), self.ignored_by_setting(stage)].concat()
+    }
+
+    /// Returns the keys that have no effect on `stage` because of another setting.
+    fn ignored_by_setting(&self, stage: Stage) -> &'static [IgnoredKey] {
+        let is_without_critic = stage == Stage::Ppo && !self.ppo.advantage_estimator.has_critic();
+        if is_without_critic { &CRITIC_KEYS } else { &[] }
     }
 
     /// Returns the model that `stage` starts from.
@@ -395,6 +402,18 @@ impl RunConfig {
             return refuse("checkpoint.keep", 0, "must be at least 1, or set [checkpoint] every = 0");
         }
         Ok(())
+    }
+
+    /// Reads a configuration that [`to_toml`](Self::to_toml) wrote, perhaps in an earlier version, and writes it
+    /// as this version does: keys that did not exist yet have their defaults.
+    pub(crate) fn upgrade(saved: &str, stage: Stage) -> Result<String, toml::de::Error> {
+        let config: Self = toml::from_str(saved)?;
+        config.to_toml(stage).map_err(serde::de::Error::custom)
+    }
+
+    /// The number of steps (for PPO: iterations) of the run, if no row has to be counted for it.
+    pub(crate) fn fixed_length(&self, stage: Stage) -> Option<u64> {
+        if stage == Stage::Ppo { Some(self.ppo.iterations) } else { self.train.steps }
     }
 
     /// Writes the configuration of `stage` as TOML that reads back the same, with every default written out.
@@ -461,11 +480,11 @@ fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<
 
 /// Keys that do not change the results of a run: where it is stored, where it runs, how it is monitored and
 /// how often it is saved.
-pub(crate) const RESUME_MUTABLE_KEYS: [&str; 8] =
-    ["out", "threads", "parallel", "log", "eval", "checkpoint", "data.eval", "data.cache"];
+pub(crate) const RESUME_MUTABLE_KEYS: [&str; 9] =
+    ["out", "threads", "parallel", "model.device", "log", "eval", "checkpoint", "data.eval", "data.cache"];
 
 /// Keys that give the length of a run. They may grow on resume.
-const LENGTH_KEYS: [&str; 3] = ["train.steps", "train.epochs", "ppo.iterations"];
+pub(crate) const LENGTH_KEYS: [&str; 3] = ["train.steps", "train.epochs", "ppo.iterations"];
 
 /// A key in which two resolved configurations differ.
 #[derive(Debug)]
@@ -476,15 +495,6 @@ pub(crate) struct Difference {
     pub(crate) was: String,
     /// The second value.
     pub(crate) now: String,
-}
-
-impl Difference {
-    /// Whether the second value may make a run longer. Between `steps` and `epochs` only the number of rows
-    /// tells which run is longer, so the trainer compares the numbers of steps.
-    pub(crate) fn extends_run(&self) -> bool {
-        let [was, now]: [Option<u64>; 2] = [&self.was, &self.now].map(|value| value.parse().ok());
-        LENGTH_KEYS.contains(&self.key.as_str()) && (was.is_none() || now.is_none() || was < now)
-    }
 }
 
 /// Compares two resolved configurations. Keys and sections in `except` are ignored.

@@ -225,6 +225,7 @@ fn of_config(error: &ConfigError) -> u8 {
     match error {
         ConfigError::Section(error) => of_rlhf(error),
         ConfigError::NoWholeCheckpoint { .. } => DATA,
+        ConfigError::Device { .. } => DEVICE,
         _ => USAGE,
     }
 }
@@ -259,7 +260,9 @@ fn of_rlhf(error: &rlhf::Error) -> u8 {
         Error::NotFinite { .. } => DIVERGED,
         Error::Interrupted { .. } => INTERRUPTED,
         Error::Io { source, .. } => of_io(source),
-        Error::Shape { .. } | Error::EmptyReply { .. } => FAILED,
+        // The cause of a failed recorder is the next error of the chain, which decides.
+        Error::Recorder(source) => source.downcast_ref().map_or(FAILED, of_config),
+        Error::RankZeroFailed | Error::Shape { .. } | Error::EmptyReply { .. } => FAILED,
     }
 }
 

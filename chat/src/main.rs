@@ -5,6 +5,7 @@ mod args;
 mod command;
 mod config;
 mod console;
+mod device;
 mod display;
 mod exit;
 mod folder;

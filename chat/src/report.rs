@@ -17,15 +17,15 @@ use eval::statistics::{Interval, average_items, mean_of_items, paired_difference
 use models::causal_lm::CausalLm;
 use models::config::Config;
 use models::scalar_model::ScalarModel;
-use parallel::ProcessGroups;
+use parallel::{LocalRank, ProcessGroups};
 use serde_json::{Map, Value, json};
-use tch::Kind;
+use tch::{Device, Kind};
 
 use crate::config::section::PipelineStep;
-use crate::config::{PipelineConfig, Stage};
+use crate::config::{ConfigError, PipelineConfig, Stage};
 use crate::console::print_stderr;
 use crate::exit::Failure;
-use crate::session;
+use crate::{device, session};
 
 /// The number of sampled replies per question.
 const SAMPLES: usize = 4;
@@ -114,7 +114,7 @@ fn measure(config: &PipelineConfig, stage: Stage, prompts: &[Prompt]) -> anyhow:
     }
     print_stderr(&format!("measuring {}", folder.display()));
     let tokenizer = session::tokenizer(&folder, None)?;
-    let model = CausalLm::load(&folder, &session::frozen_options(Kind::Float))?;
+    let model = CausalLm::load(&folder, &session::frozen_options(Kind::Float, device(config, stage)?))?;
     let stop_ids = session::stop_ids(&tokenizer, model.config());
     let questions = questions(&tokenizer, prompts, &heldout_path(config))?;
 
@@ -126,6 +126,11 @@ fn measure(config: &PipelineConfig, stage: Stage, prompts: &[Prompt]) -> anyhow:
         replies(&model, &questions, drawing, &stop_ids, &decode)
     };
     Ok(Some(Measured { greedy: draw(1, 0.0)?, sampled: draw(SAMPLES, 1.0)? }))
+}
+
+/// The device on which the model of `stage` was trained. Only rank 0 writes the report.
+fn device(config: &PipelineConfig, stage: Stage) -> Result<Device, ConfigError> {
+    device::resolve(config.stages[&stage].model.device, LocalRank::SINGLE)
 }
 
 /// The questions of `prompts`, which were read from `path`.
@@ -177,7 +182,8 @@ fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> 
     }
 
     let tokenizer = session::tokenizer(&folder, None)?;
-    let model = ScalarModel::load(&folder, &session::frozen_options(Kind::Float))?;
+    let model =
+        ScalarModel::load(&folder, &session::frozen_options(Kind::Float, device(config, Stage::Rm)?))?;
     let reading = ReadOptions { drop: stage.data.drop.clone(), ..ReadOptions::default() };
     let options = LoadOptions { reading, ..LoadOptions::new(stage.data.max_length, Overlong::Drop) };
     let pairs = EncodedDataset::<PreferenceRow>::load(&files, &tokenizer, &options)?;

@@ -7,13 +7,14 @@ use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::model_parallel::ModelParallel;
 use models::scalar_model::ScalarModel;
+use parallel::LocalRank;
 use serde_json::json;
 use tch::{Device, Kind};
 
 use crate::args::ModelArgs;
 use crate::config::{ConfigError, Stage};
 use crate::console::print_stderr;
-use crate::output;
+use crate::{device, output};
 
 /// A loaded model with its tokenizer.
 pub(crate) struct Session<M> {
@@ -39,14 +40,16 @@ impl<M> Session<M> {
 
     fn load(
         arguments: &ModelArgs,
-        load: impl FnOnce(&Path) -> Result<M, models::Error>,
+        load: impl FnOnce(&Path, &LoadOptions) -> Result<M, models::Error>,
         config: impl FnOnce(&M) -> &Config,
     ) -> anyhow::Result<Self> {
         let folder = folder(&arguments.model)?;
+        device::load([arguments.device]);
+        let device = device::resolve(arguments.device, LocalRank::SINGLE)?;
         let template = arguments.template.as_deref();
         let has_tokenizer = template.is_some() || folder.join("tokenizer.json").exists();
         let tokenizer = has_tokenizer.then(|| tokenizer(&folder, template)).transpose()?;
-        let model = load(&folder)?;
+        let model = load(&folder, &frozen_options(arguments.dtype.kind(), device))?;
         if let Some(tokenizer) = &tokenizer {
             check_vocabulary(tokenizer, config(&model))?;
         }
@@ -57,8 +60,7 @@ impl<M> Session<M> {
 impl Session<CausalLm> {
     /// Loads the language model that the arguments specify.
     pub(crate) fn causal_lm(arguments: &ModelArgs) -> anyhow::Result<Self> {
-        let load = |folder: &Path| CausalLm::load(folder, &frozen_options(arguments.dtype.kind()));
-        Self::load(arguments, load, CausalLm::config)
+        Self::load(arguments, CausalLm::load, CausalLm::config)
     }
 
     /// The ids of the tokens that end a reply.
@@ -82,8 +84,7 @@ pub(crate) fn stop_ids(tokenizer: &Tokenizer, config: &Config) -> Vec<i64> {
 impl Session<ScalarModel> {
     /// Loads the reward model that the arguments specify.
     pub(crate) fn scalar_model(arguments: &ModelArgs) -> anyhow::Result<Self> {
-        let load = |folder: &Path| ScalarModel::load(folder, &frozen_options(arguments.dtype.kind()));
-        Self::load(arguments, load, ScalarModel::config)
+        Self::load(arguments, ScalarModel::load, ScalarModel::config)
     }
 }
 
@@ -110,8 +111,8 @@ fn no_model_message(folder: &Path) -> String {
     let made: Vec<String> =
         made.filter(|made| made.is_dir()).map(|made| made.display().to_string()).collect();
     if made.is_empty() {
-        return "this is the folder of a run that has not finished: go on with --resume, or give one of its \
-                checkpoints"
+        return "this is the folder of a run that has not finished: continue it with --resume, or give one of \
+                its checkpoints"
             .to_owned();
     }
     format!("this is the folder of a pipeline: give one of its models, {}", made.join(", "))
@@ -170,7 +171,7 @@ pub(crate) fn save_tokenizer(
     output::write_atomically(&folder.join("generation_config.json"), format!("{generation:#}\n").as_bytes())
 }
 
-/// The options for loading frozen weights on the CPU.
-pub(crate) fn frozen_options(kind: Kind) -> LoadOptions {
-    LoadOptions { kind, device: Device::Cpu, trainable: false, model_parallel: ModelParallel::NONE }
+/// The options for loading frozen weights.
+pub(crate) fn frozen_options(kind: Kind, device: Device) -> LoadOptions {
+    LoadOptions { kind, device, trainable: false, model_parallel: ModelParallel::NONE }
 }

@@ -3,7 +3,7 @@
 //! Packing uses best-fit decreasing (Johnson 1973; at most 11/9 of the optimal number of bins, plus a
 //! constant): rows are placed from longest to shortest, each into the fullest bin that still has room for it.
 //! Rows are never cut. This module only uses row lengths. The attention gets the lengths too, and keeps
-//! packed rows from attending to each other.
+//! packed rows from attending to each other (flash-attn: `cu_seqlens`).
 
 use std::collections::BTreeSet;
 

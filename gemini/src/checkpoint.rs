@@ -168,25 +168,21 @@ pub fn load_state<S: DeserializeOwned>(checkpoint: &Path, engine: &mut Engine) -
         }
     }
 
-    let SavedState { step, stage } = read_state(checkpoint)?;
+    let path = folder.join(STATE);
+    let text = fs::read_to_string(&path).map_err(|source| io(&path, source))?;
+    let SavedState { step, stage } =
+        serde_json::from_str(&text).map_err(|source| state_error(&path, &source))?;
     engine.set_step(step);
-    serde_json::from_value(stage).map_err(|source| state_error(&folder.join(STATE), &source))
+    serde_json::from_value(stage).map_err(|source| state_error(&path, &source))
 }
 
 /// The content of `state.json`.
 #[derive(Deserialize)]
-pub struct SavedState {
+struct SavedState {
     /// Number of completed optimiser steps.
-    pub step: u64,
+    step: u64,
     /// The state of the stage.
-    pub stage: Value,
-}
-
-/// Reads the state of a checkpoint, without that of the optimiser.
-pub fn read_state(checkpoint: &Path) -> Result<SavedState, Error> {
-    let path = checkpoint.join(STATE_FOLDER).join(STATE);
-    let text = fs::read_to_string(&path).map_err(|source| io(&path, source))?;
-    serde_json::from_str(&text).map_err(|source| state_error(&path, &source))
+    stage: Value,
 }
 
 /// Writes the manifest: the size of every file of the checkpoint `folder`, which must otherwise be complete.

@@ -5,7 +5,7 @@
 //!   forward by segments -> loss / global count       sum over the replicas; clip by the norm of the sum
 //!   backward by segments -> gradients added in fp32  fused AdamW on the fp32 values, copied to bf16 weights
 //! ```
-//! The caller's loss is a sum over tokens, already divided by the token count of the *full* step. Therefore
+//! The caller's loss is a sum, already divided by the number of tokens (or pairs) of the *full* step. Therefore
 //! every split into micro-batches gives the same gradient. The micro-batches of a step are split over the
 //! data-parallel ranks. Weights in bf16 have an fp32 master here; weights in fp32 are their own master.
 //! This module knows no loss function and no data.
@@ -16,7 +16,7 @@ use parallel::comm::Reduction;
 use parallel::pipeline::run_schedule;
 use parallel::safetensors_file::NamedTensor;
 use parallel::{Parameter, Placement, ProcessGroups, Segmented};
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::optimizer::{AdamwParam, Moments, adamw, global_norm};
 use crate::reducer::Reducer;
@@ -139,7 +139,7 @@ impl Engine {
     /// of the losses.
     ///
     /// `loss` computes a scalar from the index of a micro-batch and its last hidden states, already divided
-    /// by the token count of the full step. In a pipeline, only the rank that holds the last layers calls it;
+    /// by the number of tokens (or pairs) of the full step. In a pipeline, only the rank that holds the last layers calls it;
     /// the other ranks return a loss of zero.
     pub fn accumulate<M, E>(
         &mut self,
@@ -156,14 +156,11 @@ impl Engine {
             reducer.prepare_for_backward(model, state_index, contexts.len());
         }
 
-        let mut total = 0.0;
-        let mut checked_loss = |micro_batch: usize, hidden: &Tensor| -> Result<Tensor, E> {
+        // The values are read at the end, in one copy, so that a GPU does not wait after every micro-batch.
+        let mut losses: Vec<Tensor> = Vec::new();
+        let mut recorded_loss = |micro_batch: usize, hidden: &Tensor| -> Result<Tensor, E> {
             let loss = loss(micro_batch, hidden)?;
-            let value = loss.double_value(&[]);
-            if !value.is_finite() {
-                return Err(Error::Diverged { what: "loss", step: self.step + 1, value }.into());
-            }
-            total += value;
+            losses.push(loss.detach().view([1]));
             Ok(loss)
         };
 
@@ -180,9 +177,16 @@ impl Engine {
             model,
             contexts,
             self.config.activation_checkpointing,
-            &mut checked_loss,
+            &mut recorded_loss,
             &mut on_gradient,
         )?;
+        let mut total = 0.0;
+        for value in loss_values(&losses) {
+            if !value.is_finite() {
+                return Err(Error::Diverged { what: "loss", step: self.step + 1, value }.into());
+            }
+            total += value;
+        }
         Ok(total)
     }
 
@@ -202,7 +206,7 @@ impl Engine {
         if grads.is_empty() && self.groups.pipeline_parallel().size() == 1 {
             return Err(Error::NoTrainableParameters);
         }
-        let grad_norm = self.norm(&states, &grads)?;
+        let grad_norm = self.global_grad_norm(&states, &grads)?;
         if !grad_norm.is_finite() {
             return Err(Error::Diverged { what: "gradient norm", step, value: grad_norm });
         }
@@ -230,7 +234,7 @@ impl Engine {
     }
 
     /// All-reduces the gradients of parameters that every tensor-parallel rank holds in full but uses for
-    /// different work. All of them go through one collective.
+    /// different work. All of them go through one collective. Megatron: `_allreduce_layernorm_grads`.
     fn all_reduce_partial_grads(&self) -> Result<(), Error> {
         let partial = self.param_states.iter().filter(|state| state.parameter.partial_grad);
         let partial_grads: Vec<&Tensor> = partial.filter_map(|state| state.grad.as_ref()).collect();
@@ -263,10 +267,10 @@ impl Engine {
         Ok(())
     }
 
-    /// The global gradient norm. The squared norms of shards are summed over the tensor-parallel group, those
+    /// The global gradient norm (Megatron: `get_grad_norm`). The squared norms of shards are summed over the tensor-parallel group, those
     /// of experts over the expert-parallel group, and those of layers over the pipeline-parallel group. A
     /// replicated or tied parameter is counted once.
-    fn norm(&self, states: &[&ParamState], grads: &[&Tensor]) -> Result<f64, Error> {
+    fn global_grad_norm(&self, states: &[&ParamState], grads: &[&Tensor]) -> Result<f64, Error> {
         let (tensor, expert, pipeline) =
             (self.groups.tensor_parallel(), self.groups.expert_parallel(), self.groups.pipeline_parallel());
         if [tensor, expert, pipeline].iter().all(|group| group.size() == 1) {
@@ -342,8 +346,17 @@ impl StateTensor<'_> {
     }
 }
 
-/// The divisor that brings the gradients to a norm of at most `max_norm`, as in
-/// `torch.nn.utils.clip_grad_norm_` with its 1e-6.
+/// Reads scalar tensors of shape `[1]`.
+fn loss_values(losses: &[Tensor]) -> Vec<f64> {
+    if losses.is_empty() {
+        return Vec::new();
+    }
+    let losses = Tensor::cat(losses, 0).to_device(Device::Cpu).to_kind(Kind::Double);
+    Vec::try_from(losses).expect("a vector of numbers")
+}
+
+/// The divisor that brings the gradients to a norm of at most `max_norm`: the inverse of `clip_coef` in
+/// `torch.nn.utils.clip_grad_norm_`, with its 1e-6.
 fn clip_divisor(norm: f64, max_norm: f64) -> f64 {
     if max_norm == 0.0 { 1.0 } else { ((norm + 1e-6) / max_norm).max(1.0) }
 }

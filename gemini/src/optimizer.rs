@@ -62,8 +62,8 @@ fn fused(
 ) -> Result<(), Error> {
     let device = group[0].master.device();
     // The kernel does not increment the step; it reads the number of the current step.
-    let count = Tensor::from(step as f64).to_kind(Kind::Float).to_device(device);
-    let divisor = Tensor::from(grad_divisor).to_kind(Kind::Float).to_device(device);
+    let scalar = |value: f64| Tensor::full(&[] as &[i64], value, (Kind::Float, device));
+    let (count, divisor) = (scalar(step as f64), scalar(grad_divisor));
 
     let masters: Vec<&Tensor> = group.iter().map(|update| update.master).collect();
     let grads: Vec<&Tensor> = group.iter().map(|update| update.grad).collect();

@@ -7,7 +7,7 @@
 //! A bucket is one flat fp32 buffer, and the gradients of its parameters are views of it. A reduction
 //! therefore is one collective without a copy. Every rank all-reduces the buckets in the same order, even if
 //! its own gradients become ready in another order. A rank without rows contributes zeros. (The idea: Li et
-//! al. 2020, arXiv 2006.15704, section 3.2.)
+//! al. 2020, arXiv 2006.15704, section 3.2. PyTorch DDP: `Reducer`; Megatron: `overlap_grad_reduce`.)
 
 use std::sync::Arc;
 
@@ -46,8 +46,8 @@ pub(crate) struct Reducer {
 
 impl Reducer {
     /// Builds the buckets for `weights`, in reverse order, and returns for each parameter its gradient as a
-    /// view of a bucket. `exclusive` marks the parameters for which the other ranks of the expert-parallel
-    /// group hold different ones (experts); they come last.
+    /// view of a bucket. `is_expert` marks the parameters for which the other ranks of the expert-parallel
+    /// group hold different ones; they come last.
     pub(crate) fn new(
         groups: &Arc<ProcessGroups>,
         weights: &[&Tensor],
@@ -148,7 +148,7 @@ impl Reducer {
         self.micro_batches_left = self
             .micro_batches_left
             .checked_sub(count)
-            .expect("more micro-batches run than split_micro_batches returned");
+            .expect("only micro-batches that split_micro_batches returned are run");
     }
 
     /// Registers that a micro-batch has added its gradient for parameter `param_index`. Starts the all-reduce
@@ -156,7 +156,7 @@ impl Reducer {
     pub(crate) fn on_gradient_ready(&mut self, param_index: usize) -> Result<(), Error> {
         let bucket = &mut self.buckets[self.bucket_of[param_index]];
         bucket.pending =
-            bucket.pending.checked_sub(1).expect("a parameter got more gradients than it has uses");
+            bucket.pending.checked_sub(1).expect("a parameter gets one gradient for each of its uses");
         while self.in_flight.len() < self.buckets.len() && self.buckets[self.in_flight.len()].pending == 0 {
             self.reduce_next_bucket()?;
         }
@@ -169,7 +169,7 @@ impl Reducer {
         while self.in_flight.len() < self.buckets.len() {
             self.reduce_next_bucket()?;
         }
-        assert_eq!(self.micro_batches_left, 0, "a micro-batch of this step has not run yet");
+        assert_eq!(self.micro_batches_left, 0, "all micro-batches of the step have run");
         self.buckets.iter_mut().for_each(|bucket| bucket.pending = 0);
         self.is_prepared = false;
         self.in_flight.drain(..).try_for_each(|started| Ok(started.wait()?))

@@ -14,6 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use parallel::sequence::SequenceShard;
+use parallel::upload;
 use tch::{Device, Kind, Tensor};
 
 use crate::load_balancing::LoadBalancingLoss;
@@ -28,9 +29,9 @@ const MAX_PADDING_RATIO: (i64, i64) = (5, 4);
 pub struct Batch {
     /// Token ids, int64 `[N]`, row after row.
     pub input_ids: Tensor,
-    /// Position of each token in its row, int64 `[N]`.
+    /// Position of each token in its row, int64 `[N]`. transformers: `position_ids`.
     pub positions: Tensor,
-    /// The number of tokens of each row.
+    /// The number of tokens of each row. flash-attn: the differences of `cu_seqlens`.
     pub lengths: Vec<i64>,
     /// The divisor of the auxiliary loss of mixture-of-experts layers: the number of tokens in the optimiser
     /// step. 0 switches that loss off.
@@ -103,8 +104,8 @@ impl Batch {
         let positions: Vec<i64> = lengths.iter().flat_map(|&length| 0..length).collect();
         let (groups, unpad_indices) = group_by_length(&lengths, device);
         Self {
-            input_ids: Tensor::from_slice(&rows.concat()).to_device(device),
-            positions: Tensor::from_slice(&positions).to_device(device),
+            input_ids: upload(&rows.concat(), device),
+            positions: upload(&positions, device),
             lengths,
             aux_loss_divisor: 0.0,
             is_empty,
@@ -188,7 +189,7 @@ impl Batch {
                 || rows.shallow_clone(),
                 |local_batch| rows.index_select(0, &local_batch.token_indices),
             ),
-            lengths: Tensor::from_slice(&self.lengths).to_device(device).to_kind(Kind::Float),
+            lengths: upload(&self.lengths, device).to_kind(Kind::Float),
             unique_mask: local_batch.map(|local_batch| local_batch.unique_mask.shallow_clone()),
             coef: coef / self.aux_loss_divisor,
             group: group.cloned(),
@@ -201,7 +202,7 @@ impl Batch {
         let rows = cache.rows.get_or_insert_with(|| {
             let repeat_row = |(row, &length): (i64, &i64)| std::iter::repeat_n(row, length as usize);
             let rows: Vec<i64> = (0..).zip(&self.lengths).flat_map(repeat_row).collect();
-            Tensor::from_slice(&rows).to_device(self.input_ids.device())
+            upload(&rows, self.input_ids.device())
         });
         rows.shallow_clone()
     }
@@ -214,8 +215,7 @@ impl Batch {
             return Rc::clone(local_batch);
         }
         let device = self.input_ids.device();
-        let token_indices =
-            Tensor::from_slice(&sequence_shard.local_indices(&self.lengths)).to_device(device);
+        let token_indices = upload(&sequence_shard.local_indices(&self.lengths), device);
         let local_batch = Rc::new(LocalBatch {
             input_ids: self.input_ids.index_select(0, &token_indices),
             positions: self.positions.index_select(0, &token_indices),
@@ -223,9 +223,9 @@ impl Batch {
             size: self.num_tokens(),
             unshard_indices: sequence_shard
                 .unshard_indices(&self.lengths)
-                .map(|indices| Tensor::from_slice(&indices).to_device(device)),
+                .map(|indices| upload(&indices, device)),
             chunk_lens: sequence_shard.chunk_lens(&self.lengths),
-            unique_mask: Tensor::from_slice(&sequence_shard.unique_mask(&self.lengths)).to_device(device),
+            unique_mask: upload(&sequence_shard.unique_mask(&self.lengths), device),
         });
         cache.local_batches.push((sequence_shard, Rc::clone(&local_batch)));
         local_batch
@@ -340,7 +340,7 @@ fn group_by_length(lengths: &[i64], device: Device) -> (Vec<PaddedGroup>, Option
     // Padding after the last row moves no token, but it still has to be removed.
     let unpadded = area as usize == unpad_indices.len();
     let in_place = unpadded && unpad_indices.iter().enumerate().all(|(token, &index)| token as i64 == index);
-    let restore = (!in_place).then(|| Tensor::from_slice(&unpad_indices).to_device(device));
+    let restore = (!in_place).then(|| upload(&unpad_indices, device));
     (groups, restore)
 }
 
@@ -365,7 +365,7 @@ fn group_tokens(rows: &[usize], lengths: &[i64], starts: &[i64], device: Device)
     }
     let token = |&row: &usize| (0..length).map(move |token| starts[row] + token.min(lengths[row] - 1));
     let indices: Vec<i64> = rows.iter().flat_map(token).collect();
-    GroupTokens::Gather(Tensor::from_slice(&indices).to_device(device))
+    GroupTokens::Gather(upload(&indices, device))
 }
 
 #[cfg(test)]

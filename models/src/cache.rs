@@ -4,6 +4,7 @@
 //! and has its own length. New tokens are written in place, without concatenation. Query heads that share a
 //! key-value head read it without a copy.
 
+use parallel::upload;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::mask::MaskKind;
@@ -29,8 +30,11 @@ pub struct KvCache {
     keys: Vec<Tensor>,
     values: Vec<Tensor>,
     lengths: Vec<i64>,
+    /// The lengths on the device of the cache, while only [`advance_by_one`](Self::advance_by_one) changes them.
+    device_lengths: Option<Tensor>,
     kv_heads: i64,
     capacity: i64,
+    device: Device,
 }
 
 impl KvCache {
@@ -40,7 +44,8 @@ impl KvCache {
         let shape = [slots, kv_heads, capacity, head_dim];
         // The memory must be zeroed: a masked key is multiplied by zero, and zero times NaN is NaN.
         let layers = || (0..layers).map(|_| Tensor::zeros(shape, (kind, device))).collect();
-        Self { keys: layers(), values: layers(), lengths: vec![0; slots as usize], kv_heads, capacity }
+        let lengths = vec![0; slots as usize];
+        Self { keys: layers(), values: layers(), lengths, device_lengths: None, kv_heads, capacity, device }
     }
 
     /// The number of tokens in each slot.
@@ -50,7 +55,9 @@ impl KvCache {
 
     /// Empties a slot.
     pub fn reset_slot(&mut self, slot: i64) {
-        self.lengths[slot as usize] = 0;
+        if std::mem::take(&mut self.lengths[slot as usize]) > 0 {
+            self.device_lengths = None;
+        }
     }
 
     /// Moves the sequences of `slots` (ascending, without duplicates) to the first slots in this order, and
@@ -69,6 +76,7 @@ impl KvCache {
         let mut lengths: Vec<i64> = slots.iter().map(|&slot| self.lengths[slot as usize]).collect();
         lengths.resize(self.lengths.len(), 0);
         self.lengths = lengths;
+        self.device_lengths = None;
     }
 
     /// The rows of the flat cache to which `counts[r]` new tokens of each `slots[r]` are written: indices
@@ -87,7 +95,7 @@ impl KvCache {
                     .extend((0..self.kv_heads).map(|head| (slot * self.kv_heads + head) * capacity + token));
             }
         }
-        Tensor::from_slice(&indices).to_device(device)
+        upload(&indices, device)
     }
 
     /// Writes a layer's keys and values `[N, kv_heads, D]` to the rows from
@@ -104,6 +112,32 @@ impl KvCache {
         for (&slot, &count) in slots.iter().zip(counts) {
             self.lengths[slot as usize] += count;
         }
+        self.device_lengths = None;
+    }
+
+    /// The lengths of the first `rows` slots, int64 `[rows]`, on the device of the cache. Valid until the next
+    /// change of the cache.
+    pub(crate) fn device_lengths(&mut self, rows: i64) -> Tensor {
+        let upload = || upload(&self.lengths, self.device);
+        self.device_lengths.get_or_insert_with(upload).narrow(0, 0, rows)
+    }
+
+    /// Like [`slot_mapping`](Self::slot_mapping), for one new token in each of the first slots, whose lengths
+    /// are `past` `[rows]`. Nothing is copied from the host.
+    pub(crate) fn next_token_mapping(&self, past: &Tensor) -> Tensor {
+        let (rows, device) = (past.size()[0], past.device());
+        let longest = self.lengths[..rows as usize].iter().max().copied().unwrap_or(0);
+        assert!(longest < self.capacity, "a slot of {longest} tokens is full, and one more token comes");
+        let heads = Tensor::arange(rows * self.kv_heads, (Kind::Int64, device)) * self.capacity;
+        (heads.view([rows, self.kv_heads]) + past.unsqueeze(1)).reshape([-1])
+    }
+
+    /// Adds one token to each of the first `rows` slots.
+    pub(crate) fn advance_by_one(&mut self, rows: i64) {
+        self.lengths[..rows as usize].iter_mut().for_each(|length| *length += 1);
+        if let Some(lengths) = &self.device_lengths {
+            let _ = lengths.narrow(0, 0, rows).g_add_scalar_(1);
+        }
     }
 
     /// A layer's keys and values `[count, kv_heads, length, D]`, for `count` slots from `first` on.
@@ -112,24 +146,18 @@ impl KvCache {
             .map(|cached| cached.narrow(0, first, count).narrow(2, 0, length))
     }
 
-    /// The attention mask of the next token in each of the first `rows` slots:
+    /// The attention mask of the next token in each of the first slots, whose lengths are `past` `[rows]`:
     /// `[rows, 1 or heads, 1, longest + 1]`; `None` if every token sees all keys.
-    pub(crate) fn decoding_mask(
-        &self,
-        rows: i64,
-        mask_kind: &MaskKind,
-        kind: Kind,
-        device: Device,
-    ) -> Option<Tensor> {
-        let lengths = &self.lengths[..rows as usize];
+    pub(crate) fn decoding_mask(&self, past: &Tensor, mask_kind: &MaskKind, kind: Kind) -> Option<Tensor> {
+        let lengths = &self.lengths[..past.size()[0] as usize];
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let equal = lengths.iter().all(|&length| length == longest);
         let windowed = mask_kind.window.is_some_and(|window| window <= longest);
         if equal && !windowed && mask_kind.alibi.is_none() {
             return None;
         }
-        let queries = Tensor::from_slice(lengths).to_device(device).to_kind(Kind::Float).view([-1, 1, 1]);
-        let distance = Tensor::arange(longest + 1, (Kind::Float, device)) - queries; // [rows, 1, keys]
+        let queries = past.to_kind(Kind::Float).view([-1, 1, 1]);
+        let distance = Tensor::arange(longest + 1, (Kind::Float, past.device())) - queries; // [rows, 1, keys]
         Some(mask_kind.bias_at_distance(&distance).to_kind(kind))
     }
 }
@@ -183,7 +211,8 @@ mod tests {
         write(&mut cache, 0, 2, 1.0);
         write(&mut cache, 1, 1, 1.0);
         let plain = MaskKind { window: None, alibi: None };
-        let mask = cache.decoding_mask(2, &plain, Kind::Float, Device::Cpu).unwrap();
+        let past = cache.device_lengths(2);
+        let mask = cache.decoding_mask(&past, &plain, Kind::Float).unwrap();
         assert_eq!(mask.size(), [2, 1, 1, 3]);
         // The new token of the second slot is its second token, so the third key does not belong to this
         // slot.
@@ -191,9 +220,10 @@ mod tests {
             Vec::<f32>::try_from(mask.view([6])).unwrap(),
             [0.0, 0.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY]
         );
-        assert!(cache.decoding_mask(1, &plain, Kind::Float, Device::Cpu).is_none());
+        let first = cache.device_lengths(1);
+        assert!(cache.decoding_mask(&first, &plain, Kind::Float).is_none());
         let window = MaskKind { window: Some(2), alibi: None };
-        let mask = cache.decoding_mask(1, &window, Kind::Float, Device::Cpu).unwrap();
+        let mask = cache.decoding_mask(&first, &window, Kind::Float).unwrap();
         assert_eq!(Vec::<f32>::try_from(mask.view([3])).unwrap(), [f32::NEG_INFINITY, 0.0, 0.0]);
     }
 }

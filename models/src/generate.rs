@@ -1,4 +1,4 @@
-//! The generation engine: prompts in, replies out, as token ids.
+//! The generation engine, with continuous batching (vLLM): prompts in, replies out, as token ids.
 //!
 //! Each prompt runs through the model once, and its keys and values are cached. After that, each step runs
 //! one token of every active reply. When a reply finishes, the next waiting prompt takes its slot. When no
@@ -8,9 +8,11 @@
 
 use std::ops::ControlFlow;
 
+use parallel::upload;
+use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::batch::Batch;
@@ -135,7 +137,7 @@ impl<'a> Generation<'a> {
         // A tied head is the embedding table, so a column-major copy costs memory. It pays off with more than
         // one row per step.
         let weight = model.head().weight;
-        let is_column_major = slots > 1 && weight.device() == tch::Device::Cpu;
+        let is_column_major = slots > 1 && weight.device() == Device::Cpu;
         Self {
             model,
             head: if is_column_major { to_column_major(weight) } else { weight.shallow_clone() },
@@ -166,7 +168,7 @@ impl<'a> Generation<'a> {
             }
             let tokens: Vec<i64> =
                 self.slots.iter().map(|slot| slot.as_ref().map_or(0, |active| active.last)).collect();
-            let hidden = self.model.decode(&Tensor::from_slice(&tokens).to_device(device), &mut cache)?;
+            let hidden = self.model.decode(&upload(&tokens, device), &mut cache)?;
             let slots: Vec<usize> = (0..self.slots.len()).collect();
             self.sample_tokens(&hidden, &slots, &mut cache, on_token)?;
         }
@@ -206,7 +208,7 @@ impl<'a> Generation<'a> {
             let batch = Batch::new(&rows, self.model.device());
             let slot_ids: Vec<i64> = idle.iter().map(|&slot| slot as i64).collect();
             let hidden = self.model.prefill(&batch, cache, &slot_ids)?;
-            let last = Tensor::from_slice(&batch.last_indices()).to_device(hidden.device());
+            let last = upload(&batch.last_indices(), hidden.device());
             self.sample_tokens(&hidden.index_select(0, &last), idle, cache, on_token)?;
         }
         Ok(())
@@ -221,15 +223,17 @@ impl<'a> Generation<'a> {
         on_token: &mut TokenCallback<'_>,
     ) -> Result<(), Error> {
         let head = Head { weight: &self.head, ..self.model.head() };
-        let logits = head.logits(hidden)?.to_kind(Kind::Float).to_device(tch::Device::Cpu).contiguous();
-        let width = logits.size()[1] as usize;
-        let logits = Vec::<f32>::try_from(logits.view([-1]))?;
+        let logits = head.logits(hidden)?.to_kind(Kind::Float);
+        let sampled = if logits.device() == Device::Cpu {
+            self.sample_on_host(&logits.contiguous(), slots)?
+        } else {
+            self.sample_on_device(&logits, slots)
+        };
 
-        for (row, &slot) in logits.chunks_exact(width).zip(slots) {
+        for (token, &slot) in sampled.into_iter().zip(slots) {
             let Some(active) = &mut self.slots[slot] else { continue };
-            let drawn = self.options.sampling.sample(row, &mut active.generator, &mut self.scratch);
             let SampledToken { id, logprob } =
-                drawn.ok_or(Error::LogitsNotFinite { index: active.request })?;
+                token.ok_or(Error::LogitsNotFinite { index: active.request })?;
             let completion = &mut self.completions[active.request];
             completion.ids.push(id);
             completion.logprobs.push(logprob);
@@ -249,6 +253,28 @@ impl<'a> Generation<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Samples from each row of `logits` `[B, V]`, which are in host memory. Idle slots get no token.
+    fn sample_on_host(
+        &mut self,
+        logits: &Tensor,
+        slots: &[usize],
+    ) -> Result<Vec<Option<SampledToken>>, Error> {
+        let width = logits.size()[1] as usize;
+        let logits = Vec::<f32>::try_from(logits.view([-1]))?;
+        let rows = logits.chunks_exact(width).zip(slots).map(|(row, &slot)| {
+            let active = self.slots[slot].as_mut()?;
+            self.options.sampling.sample(row, &mut active.generator, &mut self.scratch)
+        });
+        Ok(rows.collect())
+    }
+
+    /// Samples from all rows of `logits` `[B, V]` on their device.
+    fn sample_on_device(&mut self, logits: &Tensor, slots: &[usize]) -> Vec<Option<SampledToken>> {
+        let draw = |&slot: &usize| self.slots[slot].as_mut().map_or(0.0, |active| active.generator.random());
+        let draws: Vec<f64> = slots.iter().map(draw).collect();
+        self.options.sampling.sample_rows(logits, &draws)
     }
 
     /// Removes idle slots when at least a quarter of all slots is idle and no prompt waits. It does not

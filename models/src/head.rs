@@ -187,6 +187,7 @@ fn log_softmax(z: &Tensor, log_total: Option<&Tensor>) -> Tensor {
 
 /// Computes `-sum_n w_n log p(target_n)`, a scalar in fp32. `hidden` is `[N, H]`, `targets` is `[N]`, and
 /// `weights` is `[N]` or `None` for ones.
+/// Megatron: `vocab_parallel_cross_entropy`, if the vocabulary is sharded; Liger: `FusedLinearCrossEntropy`.
 pub fn cross_entropy(
     hidden: &Tensor,
     head: Head<'_>,
@@ -230,12 +231,12 @@ fn local_cross_entropy(
             total -= picked.sum(Kind::Double);
             if wants_grad {
                 // d loss / d z = w (p - onehot).
-                let mut slope = logprobs.exp();
+                let mut grad_logits = logprobs.exp();
                 let minus_one = Tensor::full([length, 1], -1.0, (Kind::Float, hidden.device()));
-                let _ = slope.scatter_add_(1, &target.masked_ids, &target.zero_masked(minus_one));
-                let slope =
-                    weight.map_or_else(|| slope.shallow_clone(), |weight| &slope * weight.unsqueeze(1));
-                sums.add(&owned, &rows, &slope, start);
+                let _ = grad_logits.scatter_add_(1, &target.masked_ids, &target.zero_masked(minus_one));
+                let grad_logits = weight
+                    .map_or_else(|| grad_logits.shallow_clone(), |weight| &grad_logits * weight.unsqueeze(1));
+                sums.add(&owned, &rows, &grad_logits, start);
             }
         }
         Ok::<_, Error>(owned.all_reduce(&total)?)
@@ -338,8 +339,8 @@ fn local_logprobs(
                 let seeds = [&grads[0], &grads[1]]
                     .map(|grad| grad.as_ref().map(|grad| chunk_column(grad) / temperature));
                 let logprobs = log_softmax(&owned.logits(&chunk, temperature), log_total.as_ref());
-                let slope = logits_grad(&logprobs, &target, &chunk_column(&entropies), seeds);
-                sums.add(&owned, &chunk, &slope, start);
+                let grad_logits = logits_grad(&logprobs, &target, &chunk_column(&entropies), seeds);
+                sums.add(&owned, &chunk, &grad_logits, start);
             }
         });
         Ok(std::mem::take(&mut sums).into_grads())
@@ -358,18 +359,18 @@ fn logits_grad(
     [logprobs_grad, entropy_grad]: [Option<Tensor>; 2],
 ) -> Tensor {
     let probs = logprobs.exp();
-    let mut slope = match logprobs_grad {
+    let mut grad_logits = match logprobs_grad {
         Some(seed) => {
-            let mut slope = &probs * -&seed;
-            let _ = slope.scatter_add_(1, &target.masked_ids, &target.zero_masked(seed));
-            slope
+            let mut grad_logits = &probs * -&seed;
+            let _ = grad_logits.scatter_add_(1, &target.masked_ids, &target.zero_masked(seed));
+            grad_logits
         }
         None => logprobs.zeros_like(),
     };
     if let Some(seed) = entropy_grad {
-        slope -= (probs * (logprobs + entropy)).nan_to_num(0.0, None, None) * seed;
+        grad_logits -= (probs * (logprobs + entropy)).nan_to_num(0.0, None, None) * seed;
     }
-    slope
+    grad_logits
 }
 
 /// The most likely token of each row, `[N]`, for accuracy metrics.
@@ -415,10 +416,10 @@ impl HeadGrads {
         }
     }
 
-    /// Accumulates the gradients of the rows from `start` on, where `slope = d loss / d logits`.
-    fn add(&mut self, head: &DetachedHead, rows: &Tensor, slope: &Tensor, start: i64) {
+    /// Accumulates the gradients of the rows from `start` on, where `grad_logits = d loss / d logits`.
+    fn add(&mut self, head: &DetachedHead, rows: &Tensor, grad_logits: &Tensor, start: i64) {
         let kind = rows.kind();
-        let narrow = slope.to_kind(kind);
+        let narrow = grad_logits.to_kind(kind);
         if let Some(hidden) = &mut self.hidden {
             hidden.narrow(0, start, rows.size()[0]).copy_(&narrow.matmul(&head.weight));
         }
@@ -430,7 +431,7 @@ impl HeadGrads {
             }
         }
         if let Some(bias) = &mut self.bias {
-            let _ = bias.g_add_(&slope.sum_dim_intlist(0, false, Kind::Float));
+            let _ = bias.g_add_(&grad_logits.sum_dim_intlist(0, false, Kind::Float));
         }
     }
 

@@ -47,14 +47,14 @@ impl LoadBalancingLoss {
 
         let tokens_per_expert =
             no_grad(|| sums(&router_probs.zeros_like().scatter_value(1, topk_indices, 1.0)));
-        let mut shares_of_rows = sums(router_probs);
+        let mut router_prob_sums = sums(router_probs);
 
         if let Some(group) = &self.group {
             group.all_reduce(&tokens_per_expert, Reduction::Sum)?;
-            shares_of_rows = mappings::reduce_from_region(&shares_of_rows, group)?;
+            router_prob_sums = mappings::reduce_from_region(&router_prob_sums, group)?;
         }
 
         let factor = self.coef * router_probs.size()[1] as f64;
-        Ok((tokens_per_expert * shares_of_rows / self.lengths.unsqueeze(1)).sum(Kind::Float) * factor)
+        Ok((tokens_per_expert * router_prob_sums / self.lengths.unsqueeze(1)).sum(Kind::Float) * factor)
     }
 }

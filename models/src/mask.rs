@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use parallel::upload;
 use tch::{Device, Kind, Tensor, no_grad};
 
 /// The sliding window and the ALiBi bias of an attention layer. Attention is always causal.
@@ -43,7 +44,7 @@ impl MaskKind {
         let price = match &self.alibi {
             Some(Alibi { heads, local_heads }) => {
                 let slopes = &alibi_slopes(*heads)[local_heads.start as usize..local_heads.end as usize];
-                let slopes = Tensor::from_slice(slopes).to_device(distance.device());
+                let slopes = upload(slopes, distance.device());
                 slopes.view([-1, 1, 1]) * distance.unsqueeze(-3)
             }
             None => distance.zeros_like().unsqueeze(-3),

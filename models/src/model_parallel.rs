@@ -59,8 +59,10 @@ pub enum SequenceParallel {
     /// al. 2022).
     Megatron,
     /// The tokens are split over this group, and the heads are split inside attention (Jacobs et al. 2023).
+    /// Megatron: context parallelism with `cp_comm_type` `a2a`.
     Ulysses(Arc<ProcessGroup>),
     /// The tokens are split over this group, and keys and values travel around a ring (Liu et al. 2023).
+    /// Megatron: context parallelism with `cp_comm_type` `p2p`.
     Ring(Arc<ProcessGroup>),
 }
 

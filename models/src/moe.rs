@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use parallel::autograd::{self, Backward, with_backward};
 use parallel::comm::ProcessGroup;
-use parallel::{ShardSpec, mappings};
+use parallel::{ShardSpec, mappings, upload};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
@@ -106,6 +106,7 @@ impl MoeLayer {
         residual: Option<&Tensor>,
         ctx: &ForwardContext,
     ) -> Result<Tensor, parallel::Error> {
+        // Megatron: `TopKRouter`.
         let router_probs = self.router.forward(x).softmax(-1, Kind::Float);
         let (mut topk_weights, topk_indices) = router_probs.topk(self.top_k, -1, true, true);
         if self.norm_topk_prob {
@@ -222,6 +223,7 @@ impl ExpertPlacement {
     /// Sends rows to the ranks of their experts, runs `expert_fn` there, and returns the results in the
     /// original order. `rows` are sorted by expert, and `counts` has the number of rows for each of all
     /// experts. `expert_fn` receives the rows of this rank's experts, sorted by expert, and their counts.
+    /// Megatron: `MoEAlltoAllTokenDispatcher`, `token_permutation` and `token_unpermutation`.
     fn dispatch_and_combine(
         &self,
         rows: &Tensor,
@@ -231,8 +233,7 @@ impl ExpertPlacement {
         let Some(group) = &self.group else { return Ok(expert_fn(rows, counts)) };
 
         // Every rank learns from the counts of all ranks how many rows it will receive.
-        let all_counts =
-            group.all_gather(&Tensor::from_slice(counts).unsqueeze(0).to_device(rows.device()))?;
+        let all_counts = group.all_gather(&upload(counts, rows.device()).unsqueeze(0))?;
         let rank_counts =
             |rank: usize| Vec::<i64>::try_from(all_counts.get(rank as i64)).expect("one count per expert");
         let all_counts: Vec<Vec<i64>> = (0..group.size()).map(rank_counts).collect();
@@ -249,7 +250,7 @@ impl ExpertPlacement {
         let (permutation, local_counts) = permute_by_expert(&all_counts, self.local_experts());
         let unpermute: Vec<i64> = inverse_permutation(&permutation);
         let [permutation, unpermute] =
-            [permutation, unpermute].map(|indices| Tensor::from_slice(&indices).to_device(rows.device()));
+            [permutation, unpermute].map(|indices| upload(&indices, rows.device()));
 
         let expert_output =
             expert_fn(&arrived.index_select(0, &permutation), &local_counts).index_select(0, &unpermute);

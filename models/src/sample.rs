@@ -4,13 +4,16 @@
 //! likely tokens whose probabilities reach `p` (Holtzman et al. 2020, arXiv 1904.09751), which always
 //! contains the most likely token. The kept tokens are renormalised, and one uniform number draws from them
 //! by inverting the cumulative sum. Temperature 0 takes the largest logit; ties go to the lowest id.
-//! Thresholds are found by partial selection, so nothing of vocabulary size is sorted. Every request has its
-//! own generator, so a reply does not depend on the other requests of the batch.
+//! On the host, thresholds are found by partial selection, so nothing of vocabulary size is sorted. On a GPU
+//! ([`SamplingParams::sample_rows`]), the same steps run on all rows at once, and only the sampled tokens leave
+//! it. Every request has its own generator, so a reply does not depend on the other requests of the batch.
 
+use parallel::upload;
 use rand::Rng;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 
@@ -114,6 +117,65 @@ impl SamplingParams {
             }
         }
         Some(SampledToken { id: chosen as i64, logprob: logprob(chosen) })
+    }
+
+    /// Like [`sample`](Self::sample), for all rows of `logits` `[B, V]`, fp32, on their device. `draws` has a
+    /// uniform number in `[0, 1)` for each row. One copy to the device and one copy back.
+    pub fn sample_rows(&self, logits: &Tensor, draws: &[f64]) -> Vec<Option<SampledToken>> {
+        let inverse = if self.temperature == 0.0 { 1.0 } else { 1.0 / self.temperature };
+        let (highest, best) = logits.max_dim(1, true);
+        let scaled = (logits - highest) * inverse;
+        let weights = scaled.exp();
+        let total = weights.sum_dim_intlist(1, true, Kind::Double);
+
+        let chosen = if self.temperature == 0.0 {
+            best
+        } else {
+            let draws = upload(draws, logits.device()).unsqueeze(1);
+            let kept = match self.row_thresholds(&weights, &total) {
+                Some(thresholds) => weights.masked_fill(&weights.lt_tensor(&thresholds), 0.0),
+                None => weights,
+            };
+            // The first token whose cumulative sum exceeds the draw, or the last kept one if rounding leaves none.
+            let cumulative = kept.cumsum(1, Kind::Double);
+            let mass = cumulative.narrow(1, -1, 1);
+            let last = cumulative.lt_tensor(&mass).sum_dim_intlist(1, true, Kind::Int64);
+            cumulative.le_tensor(&(draws * mass)).sum_dim_intlist(1, true, Kind::Int64).minimum(&last)
+        };
+
+        let logprobs = scaled.gather(1, &chosen, false).to_kind(Kind::Double) - total.log();
+        // Ids are exact in fp64, so that one copy brings both.
+        let rows = Tensor::cat(&[chosen.to_kind(Kind::Double), logprobs], 1).to_device(Device::Cpu);
+        let rows = Vec::<f64>::try_from(rows.reshape([-1])).expect("a vector of numbers");
+        rows.chunks_exact(2)
+            .map(|row| {
+                let (id, logprob) = (row[0] as i64, row[1] as f32);
+                logprob.is_finite().then_some(SampledToken { id, logprob })
+            })
+            .collect()
+    }
+
+    /// The [threshold](Self::threshold) of each row of `weights` `[B, V]`, as `[B, 1]`; `None` to keep all.
+    fn row_thresholds(&self, weights: &Tensor, total: &Tensor) -> Option<Tensor> {
+        let wants_k = self.top_k > 0 && (self.top_k as i64) < weights.size()[1];
+        if !wants_k && self.top_p >= 1.0 {
+            return None;
+        }
+        let kth = wants_k.then(|| weights.topk(self.top_k as i64, 1, true, true).0.narrow(1, -1, 1));
+        if self.top_p >= 1.0 {
+            return kth;
+        }
+
+        let pool = match &kth {
+            Some(kth) => weights.masked_fill(&weights.lt_tensor(kth), 0.0),
+            None => weights.shallow_clone(),
+        };
+        let mass = if wants_k { pool.sum_dim_intlist(1, true, Kind::Double) } else { total.shallow_clone() };
+        let (sorted, _) = pool.sort(1, true);
+        let reached = sorted.cumsum(1, Kind::Double);
+        // The index of the first weight with which the sum reaches top-p.
+        let before = reached.lt_tensor(&(mass * self.top_p)).sum_dim_intlist(1, true, Kind::Int64);
+        Some(sorted.gather(1, &before.clamp_max(sorted.size()[1] - 1), false))
     }
 
     /// The smallest unnormalised weight that top-k and top-p keep, or 0 to keep all. Equal weights are kept
@@ -262,6 +324,49 @@ mod tests {
                 SamplingParams::default().sample(&row, &mut generator, &mut Vec::new()).unwrap().id,
                 1
             );
+        }
+    }
+
+    #[test]
+    fn rows_at_once_are_sampled_as_one_by_one() {
+        let (rows, vocabulary) = (64, 97);
+        let logit = |index: usize| ((index as f32 * 12.9898).sin() * 43_758.547).fract() * 6.0;
+        let logits: Vec<f32> = (0..rows * vocabulary).map(logit).collect();
+        let tensor = Tensor::from_slice(&logits).view([rows as i64, vocabulary as i64]);
+        for (temperature, top_k, top_p) in [
+            (1.0, 0, 1.0),
+            (0.0, 0, 1.0),
+            (0.7, 5, 1.0),
+            (1.3, 0, 0.6),
+            (1.0, 9, 0.5),
+            (2.0, 1, 0.1),
+            (1.0, 500, 1.0),
+        ] {
+            let sampling = SamplingParams { temperature, top_k, top_p };
+            let generators = || (0..rows as u64).map(|row| SamplingParams::generator(7, row));
+            let draws: Vec<f64> = generators().map(|mut generator| generator.random()).collect();
+            let at_once = sampling.sample_rows(&tensor, &draws);
+            for ((row, mut generator), at_once) in logits.chunks(vocabulary).zip(generators()).zip(at_once) {
+                let alone = sampling.sample(row, &mut generator, &mut Vec::new()).unwrap();
+                let at_once = at_once.unwrap();
+                assert_eq!(alone.id, at_once.id, "{sampling:?}");
+                assert!((alone.logprob - at_once.logprob).abs() < 1e-5, "{alone:?} {at_once:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_that_is_no_distribution_does_not_disturb_the_others() {
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        let rows =
+            Tensor::from_slice2(&[[0.0, 1.0], [0.0, nan], [nan, 0.0], [-inf, -inf], [inf, 0.0], [-inf, 0.0]]);
+        for sampling in [SamplingParams::default(), SamplingParams::greedy()] {
+            let ids: Vec<Option<i64>> = sampling
+                .sample_rows(&rows, &[0.999; 6])
+                .into_iter()
+                .map(|token| token.map(|token| token.id))
+                .collect();
+            assert_eq!(ids, [Some(1), None, None, None, None, Some(1)], "{sampling:?}");
         }
     }
 

@@ -2,8 +2,9 @@
 //!
 //! A [`ProcessGroup`] is one rank's handle to a group. A [`Backend`] moves its bytes: shared memory if all
 //! ranks run on one host ([`shared`]), Gloo over TCP otherwise ([`gloo`]), and none for a group of one rank.
-//! The choice of the backend does not change the numerical result. GPU tensors go over NCCL ([`nccl`]); the
-//! ranks of a group join its communicator at the first GPU tensor.
+//! The choice of the backend does not change the numerical result. GPU tensors go over NCCL ([`nccl`]), those
+//! of other devices through host memory ([`staged`]); the ranks of a group connect the backend of a device at
+//! its first tensor.
 //!
 //! Every rank calls the collectives of a group in the same order. A started collective returns a [`Work`];
 //! its tensors must not be touched until the caller has waited for it. An error names the rank, the group,
@@ -16,6 +17,7 @@
 pub mod gloo;
 pub mod nccl;
 pub mod shared;
+pub mod staged;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -86,6 +88,8 @@ pub enum Work {
     },
     /// A GPU runs the collective.
     Nccl(parallel_sys::nccl::Work),
+    /// A collective on copies of the tensors in host memory.
+    Staged(staged::StagedWork),
     /// A thread of this process runs the collective.
     Thread(mpsc::Receiver<Result<(), SysError>>),
 }
@@ -109,6 +113,7 @@ impl Work {
                 Ok(())
             }
             Self::Nccl(work) => work.wait(),
+            Self::Staged(work) => work.wait(),
             Self::Thread(answer) => answer.recv().unwrap_or_else(|_| {
                 let (call, problem) = ("collective".to_owned(), "its thread ended".to_owned());
                 Err(SysError::Shared { call, problem })
@@ -125,6 +130,7 @@ impl Work {
                 Err(mpsc::TryRecvError::Empty) => Ok(Some(Self::Thread(answer))),
                 Err(mpsc::TryRecvError::Disconnected) => Self::Thread(answer).wait().map(|()| None),
             },
+            Self::Staged(work) => Ok(work.try_wait()?.map(Self::Staged)),
             other => other.wait().map(|()| None),
         }
     }
@@ -159,7 +165,7 @@ impl PendingCollective {
 }
 
 /// Sender and receiver, and the message tag.
-type P2pKey = ([usize; 2], usize);
+pub(crate) type P2pKey = ([usize; 2], usize);
 
 /// One rank's handle to a process group.
 pub struct ProcessGroup {
@@ -169,8 +175,8 @@ pub struct ProcessGroup {
     rank: usize,
     /// The backend for CPU tensors; `None` for a group of one rank.
     communicator: Option<Mutex<Box<dyn Backend>>>,
-    /// The backend for GPU tensors, connected at the first of them.
-    gpu: Mutex<Option<Box<dyn Backend>>>,
+    /// The backend for tensors of the device of this rank, connected at the first of them.
+    device_communicator: Mutex<Option<Box<dyn Backend>>>,
     /// Connects further communicators among the ranks of the group; `None` for a group of one rank.
     connect: Option<Box<Connect>>,
     /// The point-to-point connections between this rank and others.
@@ -205,8 +211,18 @@ impl ProcessGroup {
         connect: Option<Box<Connect>>,
     ) -> Self {
         let communicator = communicator.map(Mutex::new);
-        let (gpu, channels, sent_bytes_total) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
-        Self { name: name.into(), ranks, rank, communicator, gpu, connect, channels, sent_bytes_total }
+        let (device_communicator, channels, sent_bytes_total) =
+            (Mutex::default(), Mutex::default(), AtomicU64::new(0));
+        Self {
+            name: name.into(),
+            ranks,
+            rank,
+            communicator,
+            device_communicator,
+            connect,
+            channels,
+            sent_bytes_total,
+        }
     }
 
     /// The name of the group.
@@ -292,20 +308,26 @@ impl ProcessGroup {
         Ok(output)
     }
 
-    /// Sends `sent[i]` rows of `input` `[n, ...]` to rank `i`. Returns the received rows, `received[i]` from
-    /// rank `i`, concatenated in rank order.
-    pub fn all_to_all(&self, input: &Tensor, [received, sent]: [&[i64]; 2]) -> Result<Tensor, Error> {
+    /// Sends `input_split_sizes[i]` rows of `input` `[n, ...]` to rank `i`. Returns the received rows,
+    /// `output_split_sizes[i]` from rank `i`, concatenated in rank order.
+    pub fn all_to_all(
+        &self,
+        input: &Tensor,
+        [output_split_sizes, input_split_sizes]: [&[i64]; 2],
+    ) -> Result<Tensor, Error> {
         let input = input.contiguous();
         if self.size() == 1 {
             return Ok(input);
         }
         let mut shape = input.size();
         let row = bytes_of(&input) / shape[0].max(1) as u64;
-        shape[0] = received.iter().sum();
+        shape[0] = output_split_sizes.iter().sum();
         let output = self.empty_output(&shape, (input.kind(), input.device()), "all_to_all")?;
-        self.count_sent_bytes(row * (sent.iter().sum::<i64>() - sent[self.rank]) as u64);
+        self.count_sent_bytes(
+            row * (input_split_sizes.iter().sum::<i64>() - input_split_sizes[self.rank]) as u64,
+        );
         self.start("all_to_all", input.device(), |communicator| {
-            communicator.all_to_all(&output, &input, [received, sent])
+            communicator.all_to_all(&output, &input, [output_split_sizes, input_split_sizes])
         })?
         .wait()?;
         Ok(output)
@@ -320,24 +342,56 @@ impl ProcessGroup {
     }
 
     /// Starts to send `tensor` to the group's rank `to`, which [receives](Self::recv) the messages of one tag
-    /// in order. `tensor` must not change until the caller has waited for the work. A GPU tensor is copied to
-    /// the host first.
+    /// in order. `tensor` must not change until the caller has waited for the work.
     pub fn send(&self, tensor: &Tensor, to: usize, tag: usize) -> Result<PendingCollective, Error> {
         self.count_sent_bytes(bytes_of(tensor));
-        self.send_or_recv(&tensor.to_device(Device::Cpu), [self.rank, to], tag, "send")
+        self.send_or_recv(tensor, [self.rank, to], tag, "send")
     }
 
     /// Receives the tensor that the group's rank `from` sends under `tag`.
     pub fn recv(
         &self,
         shape: &[i64],
-        (kind, device): (Kind, Device),
+        options: (Kind, Device),
         from: usize,
         tag: usize,
     ) -> Result<Tensor, Error> {
-        let tensor = self.empty_output(shape, (kind, Device::Cpu), "receive")?;
+        let tensor = self.empty_output(shape, options, "receive")?;
         self.send_or_recv(&tensor, [from, self.rank], tag, "receive")?.wait()?;
-        Ok(tensor.to_device(device))
+        Ok(tensor)
+    }
+
+    /// Connects point-to-point channels for tensors of a GPU, each given by sender, receiver and tag. All
+    /// ranks of the group pass the same list. Connecting over NCCL waits for the other rank, so two ranks
+    /// whose first messages go to one another would wait forever if each connected at its first message.
+    pub(crate) fn open_channels(
+        &self,
+        channels: impl Iterator<Item = P2pKey>,
+        device: Device,
+    ) -> Result<(), Error> {
+        if device.is_cuda() {
+            for (endpoints, tag) in channels.filter(|(endpoints, _)| endpoints.contains(&self.rank)) {
+                self.channel(&mut lock(&self.channels), endpoints, tag, device).map(drop)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The channel between two ranks, connected at its first use.
+    fn channel<'c>(
+        &self,
+        channels: &'c mut HashMap<P2pKey, Box<dyn Backend>>,
+        endpoints: [usize; 2],
+        tag: usize,
+        device: Device,
+    ) -> Result<&'c mut Box<dyn Backend>, Error> {
+        Ok(match channels.entry((endpoints, tag)) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(new) => {
+                let name = format!("{}-{}/{tag}", endpoints[0], endpoints[1]);
+                new.insert(self.connect(&name, &endpoints, device)?)
+            }
+        })
     }
 
     fn send_or_recv(
@@ -348,13 +402,7 @@ impl ProcessGroup {
         collective: &'static str,
     ) -> Result<PendingCollective, Error> {
         let mut channels = lock(&self.channels);
-        let channel = match channels.entry((endpoints, tag)) {
-            Entry::Occupied(there) => there.into_mut(),
-            Entry::Vacant(new) => {
-                let name = format!("{}-{}/{tag}", endpoints[0], endpoints[1]);
-                new.insert(self.connect(&name, &endpoints, Device::Cpu)?)
-            }
-        };
+        let channel = self.channel(&mut channels, endpoints, tag, tensor.device())?;
         let (rank, group) = (self.ranks[self.rank], Arc::clone(&self.name));
         let work = channel.send_or_recv(tensor).map_err(|cause| Error::Collective {
             rank,
@@ -466,23 +514,23 @@ impl ProcessGroup {
                 assert_eq!(self.size(), 1, "a fake group has no backend");
                 Ok(Work::Done)
             }
-            Some(_) if device.is_cuda() => start(self.gpu(device)?.as_mut().expect("was joined").as_mut()),
-            Some(communicator) => start(lock(communicator).as_mut()),
+            Some(communicator) if device == Device::Cpu => start(lock(communicator).as_mut()),
+            Some(_) => start(self.device_communicator(device)?.as_mut().expect("it was connected").as_mut()),
         };
         let work =
             work.map_err(|cause| Error::Collective { rank, group: group.to_string(), collective, cause })?;
         Ok(PendingCollective { rank, group, collective, work })
     }
 
-    /// The backend for GPU tensors, connected at its first use. Either all ranks of the group have GPU
-    /// tensors or none.
-    fn gpu(&self, device: Device) -> Result<MutexGuard<'_, Option<Box<dyn Backend>>>, Error> {
-        let mut gpu = lock(&self.gpu);
-        if gpu.is_none() {
+    /// The backend for tensors of `device`, connected at its first use. Either all ranks of the group have
+    /// their tensors on such a device, or none.
+    fn device_communicator(&self, device: Device) -> Result<MutexGuard<'_, Option<Box<dyn Backend>>>, Error> {
+        let mut communicator = lock(&self.device_communicator);
+        if communicator.is_none() {
             let everyone: Vec<usize> = (0..self.size()).collect();
-            *gpu = Some(self.connect("all", &everyone, device)?);
+            *communicator = Some(self.connect("all", &everyone, device)?);
         }
-        Ok(gpu)
+        Ok(communicator)
     }
 
     fn connect(&self, name: &str, ranks: &[usize], device: Device) -> Result<Box<dyn Backend>, Error> {

@@ -4,6 +4,7 @@
 //! This crate knows no model family, no data and no algorithm.
 
 pub mod comm;
+pub mod device;
 pub mod launch;
 pub mod mappings;
 pub mod mesh;
@@ -16,12 +17,13 @@ pub mod sequence;
 pub mod weight_grad_store;
 pub mod world;
 
+pub use device::upload;
 pub use mesh::{Axis, Mesh};
 pub use parallel_sys::{Error as SysError, autograd, c10d, dispatch, memory, process, runtime};
 pub use parameter::{Parameter, Placement, ShardSpec};
 pub use pipeline::PipelineStages;
 pub use segment::{Segmented, Tape};
-pub use world::{ProcessGroups, RankInfo, Transport, World};
+pub use world::{LocalRank, ProcessGroups, RankInfo, Transport, World};
 
 /// An error of the distributed runtime.
 #[derive(Debug, thiserror::Error)]

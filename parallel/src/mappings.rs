@@ -80,17 +80,19 @@ pub fn all_to_all(
     )
 }
 
-/// Sends `sent[i]` rows of `x` `[n, ..]` to rank `i`. Returns the received rows, `received[i]` from rank `i`,
-/// concatenated in rank order.
+/// Sends `input_split_sizes[i]` rows of `x` `[n, ..]` to rank `i`. Returns the received rows,
+/// `output_split_sizes[i]` from rank `i`, concatenated in rank order. PyTorch: `all_to_all_single`.
 pub fn all_to_all_uneven(
     x: &Tensor,
-    received: &[i64],
-    sent: &[i64],
+    output_split_sizes: &[i64],
+    input_split_sizes: &[i64],
     group: &Arc<ProcessGroup>,
 ) -> Result<Tensor, Error> {
-    let result = group.all_to_all(&x.detach(), [received, sent]);
-    let (received, sent) = (received.to_vec(), sent.to_vec());
-    collective_with_backward(x, group, result, move |group, grad| group.all_to_all(grad, [&sent, &received]))
+    let result = group.all_to_all(&x.detach(), [output_split_sizes, input_split_sizes]);
+    let (output_sizes, input_sizes) = (output_split_sizes.to_vec(), input_split_sizes.to_vec());
+    collective_with_backward(x, group, result, move |group, grad| {
+        group.all_to_all(grad, [&input_sizes, &output_sizes])
+    })
 }
 
 /// Attaches `backward` to `result` as its vector-Jacobian product with respect to `x`.

@@ -15,7 +15,7 @@ use crate::Error;
 pub enum Axis {
     /// Pipeline parallelism: stages of layers.
     Pipeline,
-    /// Data parallelism: replicas that train on different rows (and hold `ZeRO` shards).
+    /// Data parallelism: replicas that train on different rows.
     Data,
     /// Expert parallelism: replicas that train on different rows and hold different experts.
     Expert,

@@ -19,6 +19,7 @@ use tch::Device;
 use crate::comm::gloo::GlooGroup;
 use crate::comm::nccl::NcclGroup;
 use crate::comm::shared::SharedGroup;
+use crate::comm::staged::HostStaged;
 use crate::comm::{Backend, ProcessGroup};
 use crate::rendezvous::{self, JOB_SECRET, open_store};
 use crate::{Axis, Error, Mesh, SysError};
@@ -343,6 +344,14 @@ impl World {
         self.hosts.iter().filter(shares).count().max(1)
     }
 
+    /// The rank of this process among the ranks on its host.
+    fn local_rank(&self) -> LocalRank {
+        let local_host = &self.hosts[self.rank()].host;
+        let local = |rank: &usize| self.hosts[*rank].host == *local_host;
+        let below = (0..self.rank()).filter(local).count();
+        LocalRank { rank: below, size: (0..self.hosts.len()).filter(local).count() }
+    }
+
     /// The process group of `ranks`, in this order. Every one of them calls this function with the same
     /// arguments.
     pub fn group(&self, name: &str, ranks: &[usize]) -> Result<ProcessGroup, Error> {
@@ -388,6 +397,10 @@ impl World {
                 NcclGroup::join(store, key, rank_and_size, index, COLLECTIVE_TIMEOUT).map_err(failed)?,
             ));
         }
+        if device != Device::Cpu {
+            let host = self.communicator(name, &format!("{key}/host"), ranks, Device::Cpu)?;
+            return Ok(Box::new(HostStaged::new(host, position)));
+        }
 
         Ok(match self.transport {
             Transport::Shared if !same_host => {
@@ -423,14 +436,30 @@ impl World {
 
     /// The process groups of `mesh`: one along each axis, the combined ones, and the group of all ranks.
     pub fn groups(&self, mesh: &Mesh) -> Result<ProcessGroups, Error> {
-        ProcessGroups::build(mesh, |name, ranks| self.group(name, ranks))
+        let groups = ProcessGroups::build(mesh, |name, ranks| self.group(name, ranks))?;
+        Ok(ProcessGroups { local_rank: self.local_rank(), ..groups })
     }
+}
+
+/// The rank of a process among the processes of the job on its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalRank {
+    /// The rank, from 0.
+    pub rank: usize,
+    /// The number of processes on the host.
+    pub size: usize,
+}
+
+impl LocalRank {
+    /// The only process on its host.
+    pub const SINGLE: Self = Self { rank: 0, size: 1 };
 }
 
 /// The process groups of a mesh that one rank belongs to.
 #[derive(Debug)]
 pub struct ProcessGroups {
     mesh: Mesh,
+    local_rank: LocalRank,
     world: ProcessGroup,
     axis_groups: Vec<Arc<ProcessGroup>>,
     tensor: Arc<ProcessGroup>,
@@ -453,6 +482,7 @@ impl ProcessGroups {
         let (mesh, world) = (Mesh::single(), ProcessGroup::single("world", 0));
         Self {
             mesh,
+            local_rank: LocalRank::SINGLE,
             world,
             axis_groups,
             tensor,
@@ -463,6 +493,11 @@ impl ProcessGroups {
             model_parallel,
             embedding: None,
         }
+    }
+
+    /// The rank of this process among the processes of the job on its host.
+    pub fn local_rank(&self) -> LocalRank {
+        self.local_rank
     }
 
     /// The groups that a process of `mesh` would have. They have ranks and sizes, but no backend, so they can
@@ -522,6 +557,7 @@ impl ProcessGroups {
 
         let (mesh, world) = (mesh.clone(), make("world", &everyone)?);
         Ok(Self {
+            local_rank: LocalRank::SINGLE,
             mesh,
             world,
             axis_groups,

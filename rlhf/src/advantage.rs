@@ -21,6 +21,7 @@
 //! The recursion is sequential along each reply, and a rollout has few numbers. It is therefore a plain loop
 //! in f64 over vectors on the CPU. This module runs no model and treats values and rewards as constants.
 
+use parallel::upload;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
@@ -122,7 +123,7 @@ pub fn token_rewards(
     Ok(TokenRewards {
         rewards: check::vector_like(&rewards, kl),
         lengths: slot_counts,
-        token_slots: Tensor::from_slice(&token_slots).to_device(kl.device()),
+        token_slots: upload(&token_slots, kl.device()),
     })
 }
 
@@ -139,6 +140,7 @@ pub struct Advantages {
 ///
 /// `values` `[S]` are the values that the critic predicted before each slot. The result has the dtype of
 /// `values`, at least fp32.
+/// verl: `compute_gae_advantage_return`.
 pub fn gae(rewards: &TokenRewards, values: &Tensor, gamma: f64, lambda: f64) -> Result<Advantages, Error> {
     let num_slots = rewards.lengths.iter().sum();
     let slot_rewards = check::finite_values("the rewards", &rewards.rewards, num_slots)?;
@@ -164,7 +166,8 @@ pub fn gae(rewards: &TokenRewards, values: &Tensor, gamma: f64, lambda: f64) -> 
 /// Computes the advantage of every token, `[N]`, by comparing the summed rewards of replies to the same
 /// prompt. `group_size` consecutive replies, at least two, belong to one prompt. The result has the dtype of
 /// the rewards, at least fp32.
-pub fn group_relative(
+/// The group advantage of GRPO and RLOO. verl: `compute_grpo_outcome_advantage`.
+pub fn group_relative_advantages(
     rewards: &TokenRewards,
     group_size: usize,
     estimator: AdvantageEstimator,

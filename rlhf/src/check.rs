@@ -2,6 +2,7 @@
 //!
 //! Libtorch silently broadcasts `[B, 1] - [B]` to `[B, B]`, so this module requires equal shapes.
 
+use parallel::upload;
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
@@ -34,7 +35,7 @@ pub(crate) fn to_f64_vec(vector: &Tensor) -> Vec<f64> {
 
 /// Creates a vector on the device of `like`, with its dtype but at least fp32.
 pub(crate) fn vector_like(values: &[f64], like: &Tensor) -> Tensor {
-    Tensor::from_slice(values).to_kind(wide_kind(like)).to_device(like.device())
+    upload(values, like.device()).to_kind(wide_kind(like))
 }
 
 /// Returns `tensor` itself, or converts it to fp32 if its dtype is narrower (bf16, fp16, integers).

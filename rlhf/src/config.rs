@@ -17,7 +17,6 @@ pub struct RewardConfig {
     pub center_rewards_coefficient: f64,
 }
 
-/// The slot of a reply in which the score of the reward model is paid.
 pub use crate::advantage::{AdvantageEstimator, ScoreSlot};
 
 /// Names, written as one string or as a list of strings.
@@ -33,7 +32,7 @@ impl<'de> Deserialize<'de> for Names {
             type Value = Names;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a name in quotes, or a list of names")
+                formatter.write_str("a text in quotes, or a list of texts")
             }
 
             fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Names, E> {
@@ -109,7 +108,7 @@ pub struct PpoConfig {
     pub score_slot: ScoreSlot,
     /// Scores are clamped to plus or minus this value.
     pub score_clip: Option<f64>,
-    /// Subtracted from the score of a reply that was cut at `max_new_tokens`.
+    /// Subtracted from the score of a reply that did not end with a stop token.
     pub missing_eos_penalty: Option<f64>,
     /// The peak learning rate of the critic. The peak of the policy is `[train] lr`.
     pub critic_lr: f64,

@@ -56,7 +56,7 @@ pub fn pairwise_reward_loss(
 
 /// Computes the entropy bonus as a loss: `-coefficient sum_t H_t` over the entropies `[N]` of the policy
 /// before each token.
-pub fn entropy_bonus(entropies: &Tensor, coefficient: f64) -> Tensor {
+pub fn entropy_loss(entropies: &Tensor, coefficient: f64) -> Tensor {
     check::upcast_to_fp32(entropies).sum(None) * -coefficient
 }
 

@@ -13,8 +13,8 @@
 //!     Critic::update      then on each: half the larger of two squared errors    loss::value_loss
 //! ```
 //!
-//! Without a critic, `A_t` comes from the replies to the same prompt (`advantage::group_relative`), and
-//! `Critic::update` does not run.
+//! Without a critic, `A_t` comes from the replies to the same prompt
+//! (`advantage::group_relative_advantages`), and `Critic::update` does not run.
 //!
 //! Policy and critic have one optimiser each. Each loss is a sum over the reply tokens (policy) or the slots
 //! (critic) of a mini-batch, divided by their number in the full mini-batch. The split into micro-batches
@@ -24,7 +24,7 @@
 //! A checkpoint is the model folder of the policy, which contains the model folder of the critic under
 //! [`CRITIC_FOLDER`]. Both contain the state of their optimiser. No random generator has a state that must be
 //! saved, because every seed is derived from the seed of the run and the iteration. The reference and the
-//! reward model do not change, so a resumed run loads them from their original folders.
+//! reward models do not change during a run, so a resumed run loads them from their original folders.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -37,12 +37,12 @@ use models::batch::Batch;
 use models::generate::{self, GenerationOptions};
 use models::sample::SamplingParams;
 use models::scalar_model::ScalarModel;
-use parallel::{ProcessGroups, Segmented};
+use parallel::{ProcessGroups, Segmented, upload};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
+use tch::Device;
 
 use crate::advantage::{self, Advantages};
 use crate::config::PpoConfig;
@@ -151,7 +151,11 @@ impl<'a> Ppo<'a> {
     ) -> Result<Self, Error> {
         config.check()?;
         models.check()?;
-        assert_eq!(models.critic.is_some(), config.advantage_estimator.has_critic(), "GAE needs a critic");
+        assert_eq!(
+            models.critic.is_some(),
+            config.advantage_estimator.has_critic(),
+            "there is a critic exactly for GAE"
+        );
         assert!(!models.rewards.is_empty(), "PPO needs a reward model");
         if data.prompts.is_empty() {
             return Err(Error::NoRows { stage: "ppo", fix: "check [data] train and max_length" });
@@ -200,15 +204,15 @@ impl<'a> Ppo<'a> {
             Some(folder) => self.restore(&folder, run)?,
             None => 0,
         };
-        run.check_step(completed, total)?;
-        run.record(&Event::Started { stage: run.stage, total_steps: total, step: completed })?;
+        run.check_step(completed)?;
+        run.begin(total, completed)?;
 
         let mut tokens_since_log = 0;
         for iteration in completed + 1..=total {
             let started = Instant::now();
 
             // 1. Rollout: the weight replicas share the prompts. Each one generates replies to its prompts
-            // and runs the four models on them.
+            // and runs all models on them.
             let mut experiences = self.generate_rollout(iteration)?;
             let rollout_seconds = started.elapsed().as_secs_f64();
             self.models.score_rollout(
@@ -239,7 +243,7 @@ impl<'a> Ppo<'a> {
                 run.record_step(iteration, &metrics, std::mem::take(&mut tokens_since_log))?;
                 self.log_sample(iteration, &experiences[0], run)?;
             }
-            run.save_or_stop(iteration, &|folder| self.save(folder, iteration))?;
+            run.save_or_stop(iteration, total, &|folder| self.save(folder, iteration))?;
         }
 
         let policy = self.models.policy;
@@ -277,7 +281,7 @@ impl<'a> Ppo<'a> {
         }
         let state: State = checkpoint::load_state(folder, &mut self.policy_engine)?;
         run.check_content(state.content_hash.as_deref(), &self.content_hash)?;
-        run.report_extension(state.total_steps, self.config.iterations, |iterations| {
+        run.check_total_steps(state.total_steps, state.iteration, self.config.iterations, |iterations| {
             self.policy_engine.next_lr_of(self.config.policy_steps(iterations))
         })?;
         self.prompts = Sampler::resume(self.data.prompts.len(), state.prompts)?;
@@ -341,12 +345,12 @@ impl<'a> Ppo<'a> {
 
         // Token rewards: the KL penalty at each token, and the shaped score in one slot of each reply.
         let kl = config.kl_estimator.estimate(
-            &flatten(experiences, |experience| &experience.logprobs),
-            &flatten(experiences, |experience| &experience.reference_logprobs),
+            &upload(&flatten(experiences, |experience| &experience.logprobs), Device::Cpu),
+            &upload(&flatten(experiences, |experience| &experience.reference_logprobs), Device::Cpu),
         )?;
 
         let raw =
-            Tensor::from_slice(&experiences.iter().map(|experience| experience.score).collect::<Vec<f32>>());
+            upload(&experiences.iter().map(|experience| experience.score).collect::<Vec<f32>>(), Device::Cpu);
         let has_eos: Vec<bool> = experiences.iter().map(|experience| experience.stopped).collect();
         let scores = shaping(config).apply(&raw, &has_eos)?;
         let kl_coef = self.controller.coefficient();
@@ -359,7 +363,7 @@ impl<'a> Ppo<'a> {
 
         let (advantages, returns) = if config.advantage_estimator.has_critic() {
             // Returns come from the advantages before whitening. Slots without a token train only the critic.
-            let values = flatten(experiences, |experience| &experience.values);
+            let values = upload(&flatten(experiences, |experience| &experience.values), Device::Cpu);
             let Advantages { advantages, returns } =
                 advantage::gae(&rewards, &values, config.gamma, config.gae_lambda)?;
             let advantages = advantages.index_select(0, &rewards.token_slots);
@@ -367,7 +371,10 @@ impl<'a> Ppo<'a> {
             (whitened, check::to_f64_vec(&returns))
         } else {
             let group_size = config.samples_per_prompt;
-            (advantage::group_relative(&rewards, group_size, config.advantage_estimator)?, Vec::new())
+            (
+                advantage::group_relative_advantages(&rewards, group_size, config.advantage_estimator)?,
+                Vec::new(),
+            )
         };
 
         let replies_count = experiences.len() as f64;
@@ -458,16 +465,16 @@ impl<'a> Ppo<'a> {
         updates.policy_loss += self.policy_engine.accumulate(policy, &batches, |index, hidden| {
             let (rows, micro_batch) = (&rows[index], micro_batches[index]);
             let old =
-                flatten(micro_batch, |trajectory| &trajectory.experience.logprobs).to_device(policy.device());
+                upload(&flatten(micro_batch, |trajectory| &trajectory.experience.logprobs), policy.device());
             let advantages =
-                flatten(micro_batch, |trajectory| &trajectory.advantages).to_device(policy.device());
+                upload(&flatten(micro_batch, |trajectory| &trajectory.advantages), policy.device());
             let new = rows.logprobs(policy, hidden, config.temperature)?;
             let policy_loss = loss::policy_loss(&new.logprobs, &old, &advantages, &clip)?;
             updates.policy += policy_loss.statistics;
 
             let bonus = match config.entropy_coef {
-                0.0 => Tensor::from(0.0),
-                weight => loss::entropy_bonus(&new.entropy, weight),
+                0.0 => policy_loss.loss.zeros_like(),
+                weight => loss::entropy_loss(&new.entropy, weight),
             };
             Ok::<_, Error>((policy_loss.loss + bonus) / tokens as f64)
         })?;
@@ -524,8 +531,8 @@ impl<'a> Critic<'a> {
         updates.value_loss += self.engine.accumulate(critic, &batches, |index, hidden| {
             let (rows, micro_batch) = (&rows[index], micro_batches[index]);
             let old =
-                flatten(micro_batch, |trajectory| &trajectory.experience.values).to_device(critic.device());
-            let returns = flatten(micro_batch, |trajectory| &trajectory.returns).to_device(critic.device());
+                upload(&flatten(micro_batch, |trajectory| &trajectory.experience.values), critic.device());
+            let returns = upload(&flatten(micro_batch, |trajectory| &trajectory.returns), critic.device());
             let new = rows.values(critic, hidden)?;
             let value_loss = loss::value_loss(&new, &old, &returns, Some(config.clip_range_value))?;
             updates.value += value_loss.statistics;
@@ -554,7 +561,7 @@ impl UpdateStats {
     /// Adds the means over the optimiser steps, tokens and slots of the iteration.
     fn push_metrics(&self, has_critic: bool, metrics: &mut Metrics) {
         let (steps, tokens, num_slots) =
-            (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.tokens.max(1.0));
+            (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.slots.max(1.0));
         metrics.push("loss", self.policy_loss / steps);
         metrics.push("loss/policy_avg", self.policy_loss / steps);
         metrics.push("loss/ptx_avg", self.ptx_loss / steps);
@@ -632,11 +639,7 @@ fn num_tokens(trajectories: &[&Trajectory<'_>]) -> usize {
 }
 
 /// Builds the flat batch of each micro-batch of an optimiser step that has `step_tokens` tokens.
-fn collate(
-    micro_batches: &[&[&Trajectory<'_>]],
-    step_tokens: usize,
-    device: tch::Device,
-) -> Vec<ExperienceBatch> {
+fn collate(micro_batches: &[&[&Trajectory<'_>]], step_tokens: usize, device: Device) -> Vec<ExperienceBatch> {
     let batch = |micro_batch: &&[&Trajectory<'_>]| {
         let experiences: Vec<&Experience> =
             micro_batch.iter().map(|trajectory| trajectory.experience).collect();
@@ -647,11 +650,11 @@ fn collate(
     micro_batches.iter().map(batch).collect()
 }
 
-/// Concatenates `field` of every item into one flat tensor.
-fn flatten<T>(items: impl IntoIterator<Item = T>, field: impl Fn(&T) -> &Vec<f32>) -> Tensor {
+/// Concatenates `field` of every item.
+fn flatten<T>(items: impl IntoIterator<Item = T>, field: impl Fn(&T) -> &Vec<f32>) -> Vec<f32> {
     let mut flat: Vec<f32> = Vec::new();
     for item in items {
         flat.extend_from_slice(field(&item));
     }
-    Tensor::from_slice(&flat)
+    flat
 }

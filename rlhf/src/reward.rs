@@ -11,8 +11,8 @@ use datasets::PreferenceRow;
 use models::batch::Batch;
 use models::scalar_model::ScalarModel;
 use parallel::comm::ProcessGroup;
-use parallel::{ProcessGroups, Segmented};
-use tch::{Kind, Tensor};
+use parallel::{ProcessGroups, Segmented, upload};
+use tch::Tensor;
 
 use crate::config::RewardConfig;
 use crate::event::Metrics;
@@ -207,14 +207,14 @@ fn score_pairs(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Result<(T
 }
 
 fn last_scores(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Result<Tensor, Error> {
-    let last = Tensor::from_slice(&batch.last_indices()).to_device(hidden.device());
+    let last = upload(&batch.last_indices(), hidden.device());
     Ok(model.values(&hidden.index_select(0, &last))?)
 }
 
 /// Returns the margins of `pairs`, `[B]`, fp32, with 0 for a pair that has none; `None` if no pair has a
 /// margin.
 fn margins(pairs: &[&PreferenceRow], model: &ScalarModel) -> Option<Tensor> {
-    let margins: Vec<f64> = pairs.iter().map(|pair| pair.margin.unwrap_or(0.0)).collect();
+    let margins: Vec<f32> = pairs.iter().map(|pair| pair.margin.unwrap_or(0.0) as f32).collect();
     let any = pairs.iter().any(|pair| pair.margin.is_some());
-    any.then(|| Tensor::from_slice(&margins).to_kind(Kind::Float).to_device(model.device()))
+    any.then(|| upload(&margins, model.device()))
 }

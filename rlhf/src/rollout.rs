@@ -17,7 +17,7 @@ use models::causal_lm::CausalLm;
 use models::generate::{Completion, FinishReason};
 use models::head::{self, TokenLogprobs};
 use models::scalar_model::ScalarModel;
-use parallel::Segmented;
+use parallel::{Segmented, upload};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor, no_grad};
 
@@ -209,7 +209,7 @@ impl ExperienceBatch {
             offset += experience.ids.len();
         }
 
-        let tensor = |values: &[i64]| Tensor::from_slice(values).to_device(device);
+        let tensor = |values: &[i64]| upload(values, device);
         Self {
             batch: Batch::new(&ids, device),
             positions: tensor(&positions),

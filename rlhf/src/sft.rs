@@ -13,7 +13,7 @@ use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::head;
 use parallel::comm::ProcessGroup;
-use parallel::{ProcessGroups, Segmented};
+use parallel::{ProcessGroups, Segmented, upload};
 use tch::{Device, Tensor};
 
 use crate::Error;
@@ -134,7 +134,7 @@ fn collate(rows: &[&SftRow], device: Device) -> (Batch, Targets) {
         }
         offset += row.input_ids.len() as i64;
     }
-    let tensor = |values: &[i64]| Tensor::from_slice(values).to_device(device);
+    let tensor = |values: &[i64]| upload(values, device);
     (Batch::new(&ids, device), Targets { positions: tensor(&positions), targets: tensor(&targets) })
 }
 

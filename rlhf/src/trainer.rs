@@ -117,14 +117,16 @@ pub fn train<O: Objective>(
     let total_steps = config.total_steps(count);
     let mut engine = Engine::new(objective.model().parameters(), config, total_steps, &run.groups)?;
     let content_hash = objective.content_hash();
-    let mut sampler = match run.start::<State>(&mut engine, total_steps)? {
+    let mut sampler = match run.restore::<State>(&mut engine)? {
         Some(state) => {
             run.check_content(state.content_hash.as_deref(), &content_hash)?;
-            run.report_extension(state.total_steps, total_steps, |total| engine.next_lr_of(total))?;
+            let next_lr = |total| engine.next_lr_of(total);
+            run.check_total_steps(state.total_steps, engine.step_count(), total_steps, next_lr)?;
             Sampler::resume(count, state.sampler)?
         }
         None => Sampler::new(count, run.seed, shuffle)?,
     };
+    run.begin(total_steps, engine.step_count())?;
 
     let mut tokens_since_log = 0;
     while engine.step_count() < total_steps {
@@ -158,7 +160,7 @@ pub fn train<O: Objective>(
             let metrics = objective.evaluate(config.micro_batch_size, &run.groups)?;
             run.record_evaluation(report.step, &metrics)?;
         }
-        run.save_or_stop(engine.step_count(), &|folder| {
+        run.save_or_stop(engine.step_count(), total_steps, &|folder| {
             objective.save(folder)?;
             let state = State {
                 sampler: sampler.state(),

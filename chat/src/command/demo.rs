@@ -13,9 +13,10 @@ const DEMO_CONFIG: &str = include_str!("../demo.toml");
 pub(crate) fn run(arguments: &DemoArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let mut sets =
         vec![format!("seed={}", arguments.seed), format!("out={:?}", arguments.out.display().to_string())];
-    sets.extend(arguments.sets.iter().cloned());
+    sets.extend(arguments.overrides.sets());
     let config = config::pipeline_from_text(DEMO_CONFIG, Path::new("demo.toml"), &sets)?;
-    let sets: String = arguments.sets.iter().map(|set| [" --set '", set, "'"].concat()).collect();
+    let sets: String =
+        arguments.overrides.sets().iter().map(|set| [" --set '", set.as_str(), "'"].concat()).collect();
     let command =
         format!("colossal-chat demo --out {} --seed {}{sets}", arguments.out.display(), arguments.seed);
     let how = PipelineOptions {

@@ -14,6 +14,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::args::JsonArgs;
 use crate::console::print;
+use crate::device::{self, DeviceSetting};
 use crate::exit::Failure;
 
 /// The complete report.
@@ -176,11 +177,7 @@ fn run_check(name: &'static str, check: fn() -> Outcome) -> Check {
 
 /// libtorch's build configuration, and the library file that the dynamic loader chose.
 fn libtorch() -> anyhow::Result<Libtorch> {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let path = maps.lines().find_map(|line| {
-        let file = line.split_whitespace().nth(5)?;
-        file.contains("libtorch_cpu").then(|| file.to_owned())
-    });
+    let path = runtime::libtorch_path().map(|path| path.display().to_string());
     let configuration = runtime::show_config()?
         .lines()
         .map(|line| line.trim().trim_start_matches("- ").to_owned())
@@ -189,10 +186,10 @@ fn libtorch() -> anyhow::Result<Libtorch> {
     Ok(Libtorch { path, configuration })
 }
 
-/// Loads libtorch's CUDA library, if there is one, and counts the GPUs. Call it before the first tensor is
-/// created.
+/// Finds the GPUs, as a run with `device = "auto"` does. Call it before the first tensor is created.
 fn gpu() -> Gpu {
-    let problem = runtime::load_cuda().err().map(|error| error.to_string());
+    device::load([DeviceSetting::Auto]);
+    let problem = device::cuda_problem().map(str::to_owned);
     Gpu { available: tch::Cuda::is_available(), count: tch::Cuda::device_count(), problem }
 }
 

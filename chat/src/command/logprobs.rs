@@ -5,9 +5,9 @@ use datasets::Role;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::head;
-use parallel::Segmented;
+use parallel::{Segmented, upload};
 use serde::Serialize;
-use tch::{Tensor, no_grad};
+use tch::no_grad;
 
 use crate::args::BatchArgs;
 use crate::input::{self, Input, InputKind, RowInput};
@@ -89,10 +89,8 @@ fn score(model: &CausalLm, rows: &[Vec<i64>]) -> anyhow::Result<Vec<Scored>> {
     let targets: Vec<i64> = rows.iter().flat_map(|ids| &ids[1..]).copied().collect();
 
     let found = no_grad(|| {
-        let hidden = model
-            .forward_no_grad(&batch)?
-            .index_select(0, &Tensor::from_slice(&positions).to_device(model.device()));
-        head::logprobs(&hidden, model.head(), &Tensor::from_slice(&targets).to_device(model.device()), 1.0)
+        let hidden = model.forward_no_grad(&batch)?.index_select(0, &upload(&positions, model.device()));
+        head::logprobs(&hidden, model.head(), &upload(&targets, model.device()), 1.0)
     })?;
 
     let mut numbers = Vec::<f32>::try_from(&found.logprobs)?.into_iter();

@@ -10,7 +10,7 @@ use models::causal_lm::CausalLm;
 use models::config::Config;
 use parallel::safetensors_file::TensorFile;
 use serde::Serialize;
-use tch::Kind;
+use tch::{Device, Kind};
 
 use crate::args::{ModelCommand, ModelInfoArgs, ModelInitArgs};
 use crate::console::{print, print_stderr};
@@ -144,7 +144,7 @@ fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
         session::check_vocabulary(tokenizer, &config)?;
     }
 
-    let model = CausalLm::random(config, arguments.seed, &session::frozen_options(Kind::Float))?;
+    let model = CausalLm::random(config, arguments.seed, &session::frozen_options(Kind::Float, Device::Cpu))?;
     checkpoint::write_folder(&arguments.out, |folder| {
         model.save(folder)?;
         if let Some(tokenizer) = &tokenizer {

@@ -26,8 +26,7 @@ use crate::config::{self, ConfigError, PipelineConfig, RunConfig, Stage};
 use crate::console::print_stderr;
 use crate::display::Display;
 use crate::exit::Failure;
-use crate::folder::{self, FolderRequest, RunFolder, check_settings};
-use crate::interrupt;
+use crate::folder::{self, FolderRequest, LengthChange, RunFolder, check_run_settings, check_settings};
 use crate::launch::{self, Job, StartupSpec};
 use crate::output::write_atomically;
 use crate::report;
@@ -35,10 +34,11 @@ use crate::stage;
 use crate::stage::base::BaseModelSpec;
 use crate::stage::context::{RunMode, StageContext};
 use crate::stage::preflight::Preflight;
+use crate::{device, interrupt};
 
 /// Runs the parts that the run file lists.
 pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
-    let config = config::load_pipeline(&arguments.config, &arguments.sets)?;
+    let config = config::load_pipeline(&arguments.config, &arguments.overrides.sets())?;
     if arguments.dry_run {
         let mesh = launch::mesh(&config.parallel, 0, arguments.nproc)?;
         check_folder(&config, Some(&arguments.config), arguments.resume)?;
@@ -81,10 +81,12 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
     }
 
     interrupt::listen()?;
+    device::load(config.stages.values().map(|stage| stage.model.device));
     let resume = how.resume;
     let start = StartupSpec { command: "pipeline", resume, settings: &config.to_toml()? };
     let groups = launch::join(how.threads.or(config.threads), &config.parallel, &start)?;
     if groups.is_rank_zero() {
+        config.warnings.iter().for_each(|warning| print_stderr(&format!("warning: {warning}")));
         check_folder(&config, how.run_file, resume)?;
         // If there are several processes, their launcher on this machine has already checked the inputs.
         if how.processes == 1 {
@@ -185,10 +187,13 @@ fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: boo
     if resume && saved.exists() {
         // Each stage compares its own sections, so that a stage whose folder was removed may run again with
         // other settings.
-        check_settings(&saved, &text, &["stage", "pipeline"])?;
-    }
-    if folder::is_configuration_of(run_file, &config.out) {
-        return Ok(());
+        let was = folder::read_configuration(&config.out)?;
+        check_settings(&saved, &was, &text, &["stage", "pipeline"])?;
+        // The file that the user passes is not replaced by its resolved form, unless the command line changes it.
+        let is_kept = folder::is_configuration_of(run_file, &config.out);
+        if is_kept && config::differences(&was, &text, &[])?.is_empty() {
+            return Ok(());
+        }
     }
     Ok(write_atomically(&saved, text.as_bytes())?)
 }
@@ -279,14 +284,8 @@ impl PipelineRun {
         }
 
         config.check(stage)?;
-        let settings = config.to_toml(stage)?;
-        let request = FolderRequest {
-            out: &config.out,
-            settings: &settings,
-            run_file: None,
-            resume: self.resume && !checkpoint::list(&config.out.join("checkpoints"))?.is_empty(),
-            writes: true,
-        };
+        let resume = self.resume && folder::holds_run(&config.out)?;
+        let request = FolderRequest { stage, config: &config, run_file: None, resume, writes: true };
         let folder = RunFolder::prepare(&request, &self.groups)?;
 
         let mut ctx = StageContext {
@@ -324,25 +323,26 @@ impl PipelineConfig {
         self.out.join(name)
     }
 
-    /// Whether an earlier run has completed `stage` with the configuration `run`, and the stage does not
-    /// become longer. Refuses to extend a stage whose model a later stage has already started from.
+    /// Whether an earlier run has completed `stage` with the configuration `run`, and the stage does not become
+    /// longer. Refuses to extend a stage whose model a later stage has already used.
     fn is_complete(&self, stage: Stage, run: &RunConfig) -> anyhow::Result<bool> {
         if !run.out.join("final").exists() {
             return Ok(false);
         }
-        if !check_settings(&run.out.join(folder::CONFIGURATION), &run.to_toml(stage)?, &[])? {
+        if check_run_settings(&run.out, run, stage)? == LengthChange::Same {
             return Ok(true);
         }
-        for later in
-            self.pipeline.stages.iter().filter_map(|part| part.stage()).filter(|later| *later > stage)
-        {
-            let path = self.path(later.name());
-            if folder::holds_run(&path)? {
-                let (stage, later) = (stage.name(), later.name());
-                return Err(ConfigError::UsedByLaterStage { stage, later, path }.into());
+        let mut later = Vec::new();
+        for other in Stage::ALL.into_iter().filter(|other| *other > stage) {
+            if folder::holds_run(&self.path(other.name()))? {
+                later.push(other.name());
             }
         }
-        Ok(false)
+        if later.is_empty() {
+            return Ok(false);
+        }
+        let path = self.out.clone();
+        Err(ConfigError::UsedByLaterStages { stage: stage.name(), later, path }.into())
     }
 
     /// The configuration of a stage. Paths that the run file does not set point to the results of earlier

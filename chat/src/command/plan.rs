@@ -6,8 +6,8 @@ use crate::stage::context::RunMode;
 
 /// Prints the plan of one stage.
 pub(crate) fn run(arguments: &PlanArgs, threads: Option<usize>) -> anyhow::Result<()> {
-    let PlanArgs { stage, config, sets, nproc, json } = arguments;
-    let (config, sets) = (config.clone(), sets.clone());
-    let arguments = TrainArgs { config, sets, dry_run: true, resume: false, nproc: *nproc };
+    let PlanArgs { stage, config, overrides, nproc, json } = arguments;
+    let (config, overrides) = (config.clone(), overrides.clone());
+    let arguments = TrainArgs { config, overrides, dry_run: true, resume: false, nproc: *nproc };
     train::run_for(RunMode::Plan { json: *json }, *stage, &arguments, threads)
 }

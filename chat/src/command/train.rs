@@ -9,10 +9,10 @@ use crate::config::{self, ConfigError, Stage};
 use crate::console::print_stderr;
 use crate::display::Display;
 use crate::folder::{self, FolderRequest, RunFolder};
-use crate::interrupt;
 use crate::launch::{self, Job, StartupSpec};
 use crate::stage;
 use crate::stage::context::{RunMode, StageContext};
+use crate::{device, interrupt};
 
 /// Runs one stage. `threads` is the command-line flag, which takes precedence over the run file.
 pub(crate) fn run(stage: Stage, arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
@@ -27,7 +27,7 @@ pub(crate) fn run_for(
     arguments: &TrainArgs,
     threads: Option<usize>,
 ) -> anyhow::Result<()> {
-    let loaded = config::load(&arguments.config, &arguments.sets, stage)?;
+    let loaded = config::load(&arguments.config, &arguments.overrides.sets(), stage)?;
     let starts_others = launch::is_launcher(arguments.nproc)?;
     if starts_others && mode == RunMode::Train {
         if arguments.resume && !folder::holds_run(&loaded.config.out)? {
@@ -41,6 +41,7 @@ pub(crate) fn run_for(
     // From here on, this process is a rank or the only process. In a dry run or a plan, a single process
     // stands in for all ranks.
     interrupt::listen()?;
+    device::load([loaded.config.model.device]);
     let settings = loaded.config.to_toml(stage)?;
     let parallel = &loaded.config.parallel;
     let (groups, mesh) = if starts_others {
@@ -56,8 +57,8 @@ pub(crate) fn run_for(
     }
 
     let request = FolderRequest {
-        out: &loaded.config.out,
-        settings: &settings,
+        stage,
+        config: &loaded.config,
         run_file: Some(&arguments.config),
         resume: arguments.resume,
         writes: mode == RunMode::Train,

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ConfigError;
 use super::stage::Stage;
+use crate::device::DeviceSetting;
 
 /// The `[model]` section: the model that a stage starts from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +20,8 @@ pub(crate) struct ModelSection {
     pub(crate) path: Option<String>,
     /// The type of the weights in memory.
     pub(crate) dtype: Dtype,
+    /// The device that the stage computes on.
+    pub(crate) device: DeviceSetting,
 }
 
 /// A type for the weights in memory.

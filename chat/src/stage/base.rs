@@ -38,9 +38,9 @@ pub(super) fn run(
     let architecture = network.config(&tokenizer)?;
     let inputs = sft::inputs(Stage::Base, config, &architecture, &tokenizer)?;
     let model = if let Some(checkpoint) = ctx.folder.checkpoint() {
-        CausalLm::load(checkpoint, &trainable_options(config, ctx.groups))?
+        CausalLm::load(checkpoint, &trainable_options(config, ctx.groups)?)?
     } else {
-        CausalLm::random(architecture, config.seed, &trainable_options(config, ctx.groups))?
+        CausalLm::random(architecture, config.seed, &trainable_options(config, ctx.groups)?)?
     };
     sft::train_on(Stage::Base, config, &model, &inputs, &tokenizer, ctx)
 }

@@ -13,16 +13,14 @@ use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
 use parallel::comm::ProcessGroup;
 use parallel::{Mesh, Parameter, ProcessGroups, Segmented, memory};
 use rlhf::event::Recorder;
-use rlhf::run::{SaveFn, StageRun, StepIntervals, check_total_steps};
-use tch::Device;
+use rlhf::run::{SaveFn, StageRun, StepIntervals};
 
 use crate::config::section::SequenceMode;
 use crate::config::{ConfigError, RunConfig, Stage};
 use crate::console::print_stderr;
 use crate::folder::RunFolder;
-use crate::interrupt;
-use crate::session;
 use crate::stage::plan::{self, Plan};
+use crate::{device, interrupt, session};
 
 /// The context of a stage.
 pub(crate) struct StageContext<'a> {
@@ -78,7 +76,19 @@ pub(super) fn tokenizer_folder(config: &RunConfig, model: &Path) -> anyhow::Resu
 }
 
 /// Returns the options for loading trainable weights. Each rank loads its shards of the model.
-pub(super) fn trainable_options(config: &RunConfig, groups: &ProcessGroups) -> LoadOptions {
+pub(super) fn trainable_options(config: &RunConfig, groups: &ProcessGroups) -> anyhow::Result<LoadOptions> {
+    let device = device::resolve(config.model.device, groups.local_rank())?;
+    let model_parallel = model_parallel(config, groups);
+    if device.is_cuda() && matches!(model_parallel.sequence_parallel, SequenceParallel::Ring(_)) {
+        let key = "parallel.sequence.mode".to_owned();
+        let message = "\"ring\" runs on the CPU only so far: use \"ulysses\" on GPUs".to_owned();
+        return Err(ConfigError::Value { place: None, key, message }.into());
+    }
+    Ok(LoadOptions { kind: config.model.dtype.kind(), device, trainable: true, model_parallel })
+}
+
+/// Returns how the ranks share each model.
+fn model_parallel(config: &RunConfig, groups: &ProcessGroups) -> ModelParallel {
     let sequence_parallel = match config.parallel.sequence.mode {
         SequenceMode::Megatron if groups.tensor_parallel().size() > 1 => SequenceParallel::Megatron,
         SequenceMode::Ulysses if groups.sequence_parallel().size() > 1 => {
@@ -102,14 +112,13 @@ pub(super) fn trainable_options(config: &RunConfig, groups: &ProcessGroups) -> L
     let (expert_parallel, model_parallel_group) =
         (wide(groups.expert_parallel()), wide(groups.model_parallel()));
 
-    let model_parallel = ModelParallel {
+    ModelParallel {
         sequence_parallel,
         pipeline_parallel,
         expert_parallel,
         model_parallel_group,
         ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
-    };
-    LoadOptions { kind: config.model.dtype.kind(), device: Device::Cpu, trainable: true, model_parallel }
+    }
 }
 
 /// Prints the plan. In mode [`RunMode::Train`], also opens the run folder and runs `train` in it.
@@ -122,9 +131,6 @@ pub(super) fn run_in_folder(
     train: impl FnOnce(&mut StageRun<'_>) -> Result<(), rlhf::Error>,
 ) -> anyhow::Result<()> {
     let groups = ctx.groups;
-    if let Some(checkpoint) = ctx.folder.checkpoint() {
-        check_total_steps(checkpoint, plan.steps)?;
-    }
     plan.loaded_bytes = groups.world().all_gather_object(vec![memory::peak_rss_bytes()])?;
     if groups.is_rank_zero() {
         match ctx.mode {
@@ -136,13 +142,21 @@ pub(super) fn run_in_folder(
         return Ok(());
     }
 
-    let settings = config.to_toml(stage)?;
-    if groups.is_rank_zero() {
-        ctx.folder.open(&settings)?;
-        plan.write(&config.out)?;
+    if ctx.folder.is_finished_at(plan.steps) {
+        if groups.is_rank_zero() {
+            print_stderr(&format!("this run is finished: it has had its {} steps already", plan.steps));
+        }
+        return Ok(());
     }
-    groups.world().barrier()?;
+
+    let settings = config.to_toml(stage)?;
+    let (folder, out) = (ctx.folder, &config.out);
+    let open = move || -> anyhow::Result<()> {
+        folder.open(&settings)?;
+        plan.write(out)
+    };
     let mut files = crate::record::MultiRecorder(vec![
+        Box::new(crate::record::FolderRecorder(open)),
         Box::new(crate::record::JsonlRecorder::new(&config.out)),
         Box::new(crate::record::TensorboardRecorder::new(&config.out)),
     ]);
@@ -228,7 +242,7 @@ fn check_experts(config: &RunConfig, models: &[&Config]) -> anyhow::Result<()> {
 pub(super) fn check_mesh(config: &RunConfig, models: &[&Config], mesh: &Mesh) -> anyhow::Result<()> {
     check_experts(config, models)?;
     for rank in 0..mesh.world_size() {
-        let split = trainable_options(config, &ProcessGroups::fake(&mesh.for_rank(rank))).model_parallel;
+        let split = model_parallel(config, &ProcessGroups::fake(&mesh.for_rank(rank)));
         models.iter().try_for_each(|model| decoder::build::check_model_parallel(model, &split))?;
     }
     Ok(())

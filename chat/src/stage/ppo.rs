@@ -209,10 +209,10 @@ pub(super) fn check_tokenizer(
 
 impl PpoModelSet {
     fn load(config: &RunConfig, folders: &PerRole<PathBuf>, groups: &ProcessGroups) -> anyhow::Result<Self> {
-        let options = trainable_options(config, groups);
+        let options = trainable_options(config, groups)?;
         let frozen = |kind| LoadOptions {
             model_parallel: options.model_parallel.clone(),
-            ..session::frozen_options(kind)
+            ..session::frozen_options(kind, options.device)
         };
         Ok(Self {
             policy: CausalLm::load(&folders.policy, &options)?,

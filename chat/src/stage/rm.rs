@@ -19,7 +19,7 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     let folder = start_folder(Stage::Rm, config, ctx)?;
     let tokenizer = tokenizer(config, &folder)?;
     let TrainEvalRows { train, eval } = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
-    let model = load(&folder, config.seed, &trainable_options(config, ctx.groups))?;
+    let model = load(&folder, config.seed, &trainable_options(config, ctx.groups)?)?;
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
     context::check_split(config, &[model.config()], ctx)?;
 

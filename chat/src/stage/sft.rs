@@ -28,7 +28,7 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     let inputs = inputs(Stage::Sft, config, &architecture, &tokenizer)?;
 
     report_added_tokens(&added, held, architecture.vocab_size(), ctx);
-    let options = trainable_options(config, ctx.groups);
+    let options = trainable_options(config, ctx.groups)?;
     let model = if architecture.vocab_size() > held {
         CausalLm::load_resized(&folder, architecture.vocab_size(), &options)?
     } else {

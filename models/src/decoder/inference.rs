@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use parallel::Segmented;
+use parallel::{Segmented, upload};
 use tch::{Tensor, no_grad};
 
 use super::Decoder;
@@ -70,14 +70,13 @@ impl Decoder {
     /// hidden states `[B, H]`, without an autograd graph.
     pub fn decode(&self, input_ids: &Tensor, cache: &mut KvCache) -> Result<Tensor, parallel::Error> {
         let rows = input_ids.size()[0];
-        let slots: Vec<i64> = (0..rows).collect();
         let ones = vec![1; rows as usize];
         let hidden = no_grad(|| {
-            let past_lengths = &cache.lengths()[..rows as usize];
-            let longest = past_lengths.iter().copied().max().unwrap_or(0) + 1;
-            let positions = Tensor::from_slice(past_lengths).to_device(self.device());
-            let lengths: Vec<i64> = past_lengths.iter().map(|length| length + 1).collect();
-            let slot_mapping = cache.slot_mapping(&slots, &ones, self.device());
+            let positions = cache.device_lengths(rows);
+            let lengths: Vec<i64> =
+                cache.lengths()[..rows as usize].iter().map(|length| length + 1).collect();
+            let longest = lengths.iter().copied().max().unwrap_or(1);
+            let slot_mapping = cache.next_token_mapping(&positions);
             let rotary = self.rotary(&positions, &ones, &lengths);
 
             // Layers with the same kind of mask share one mask tensor.
@@ -86,7 +85,7 @@ impl Decoder {
                 cache.write(layer, &slot_mapping, k, v);
                 let [keys, values] = cache.read(layer, 0, rows, longest);
                 if !masks.iter().any(|(kind, _)| kind == attention.mask()) {
-                    let mask = cache.decoding_mask(rows, attention.mask(), q.kind(), q.device());
+                    let mask = cache.decoding_mask(&positions, attention.mask(), q.kind());
                     masks.push((attention.mask().clone(), mask));
                 }
                 let mask = masks
@@ -97,7 +96,7 @@ impl Decoder {
             })
         })?;
 
-        cache.advance(&slots, &ones);
+        cache.advance_by_one(rows);
         Ok(hidden)
     }
 
@@ -176,7 +175,7 @@ impl<'a> CachedPrefill<'a> {
         let lengths = counts.iter().zip(past).map(|(count, past)| count + past).collect();
         let positions: Vec<i64> =
             counts.iter().zip(past).flat_map(|(&count, &past)| past..past + count).collect();
-        let positions = Tensor::from_slice(&positions).to_device(batch.input_ids.device());
+        let positions = upload(&positions, batch.input_ids.device());
         Self { slots, past, counts, lengths, positions }
     }
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use tch::{Device, Kind, Tensor};
 
 use super::{Action, ComputationType, PipelineStages, Schedule, ScheduleKind};
-use crate::comm::PendingCollective;
+use crate::comm::{P2pKey, PendingCollective};
 use crate::weight_grad_store::{self, WeightGradStore};
 use crate::{Error, Segmented, Tape};
 
@@ -28,6 +28,10 @@ pub fn run_schedule<M: Segmented, E: From<Error>>(
         None => Schedule::new(ScheduleKind::OneForwardOneBackward, 1, 1, contexts.len()),
     };
     let rank = pipeline.map_or(0, |pipeline| pipeline.group.rank());
+    if let (Some(pipeline), Some(context)) = (pipeline, contexts.first()) {
+        let (_, (_, device)) = model.hidden_spec(context);
+        pipeline.group.open_channels(channels(&schedule), device)?;
+    }
 
     let mut runner = ScheduleRunner {
         model,
@@ -206,6 +210,19 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         let (shape, options): (Vec<i64>, (Kind, Device)) = self.model.hidden_spec(self.contexts[micro_batch]);
         pipeline.group.recv(&shape, options, from, tag(payload, stage))
     }
+}
+
+/// The channels between the ranks of a schedule: for each pair of neighbouring stages, one for activations
+/// and one for gradients.
+fn channels(schedule: &Schedule) -> impl Iterator<Item = P2pKey> {
+    let rank = |stage| schedule.kind.rank_of_stage(stage, schedule.num_ranks);
+    (1..schedule.num_stages).filter(move |&stage| rank(stage - 1) != rank(stage)).flat_map(move |stage| {
+        let (before, after) = (rank(stage - 1), rank(stage));
+        [
+            ([before, after], tag(P2pPayload::Activation, stage)),
+            ([after, before], tag(P2pPayload::Gradient, stage - 1)),
+        ]
+    })
 }
 
 /// The tag names only the receiving stage and the kind of payload. Messages under one tag are sent in the

@@ -280,6 +280,7 @@ fn warmup_steady_cooldown(
     let forwards = order(ComputationType::Forward, &|chunk| chunk);
     let backwards = order(backward, &|chunk| chunks - 1 - chunk);
 
+    // Megatron: `num_warmup_microbatches`.
     let num_warmup_micro_batches = match kind {
         ScheduleKind::GPipe => forwards.len(),
         ScheduleKind::Interleaved => 2 * ranks_after + (chunks - 1) * ranks,

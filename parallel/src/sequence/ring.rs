@@ -24,7 +24,7 @@ use parallel_sys::dispatch::{self, Value};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::comm::ProcessGroup;
-use crate::{Error, SysError};
+use crate::{Error, SysError, upload};
 
 /// Computes causal attention of this rank's queries `[n, heads, D]` over the keys and values
 /// `[n, kv_heads, D]` of all ranks. Returns `[n, heads, D]`.
@@ -97,8 +97,7 @@ impl EqualChunkRows {
                 None => row_groups.push((chunk, tokens.collect())),
             }
         }
-        let tokens =
-            |chunk, tokens: &[i64]| Tensor::from_slice(tokens).view([-1, 2 * chunk]).to_device(device);
+        let tokens = |chunk, tokens: &[i64]| upload(tokens, device).view([-1, 2 * chunk]);
         row_groups
             .into_iter()
             .map(|(chunk, group_tokens)| Self { chunk, tokens: tokens(chunk, &group_tokens) })

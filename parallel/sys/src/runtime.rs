@@ -1,6 +1,8 @@
 //! Global settings of libtorch: threads, denormals, build configuration, CUDA.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, CString, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use crate::raw::ShimValue;
 use crate::{Error, check, raw};
@@ -23,10 +25,63 @@ extern "C" fn copy(context: *mut c_void, value: *const ShimValue) {
     }
 }
 
-/// Loads libtorch's CUDA library from the loader's path. Call it before the first tensor.
+/// Counts the GPUs that the driver of NVIDIA offers, without libtorch. The error says why the driver cannot
+/// be asked.
+pub fn count_gpus() -> Result<usize, String> {
+    // SAFETY: a literal name; the driver's library has no requirements on its caller.
+    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+    if library.is_null() {
+        return Err("there is no driver of NVIDIA on this machine (libcuda.so.1)".to_owned());
+    }
+    let find = |name: &CStr| {
+        // SAFETY: the library that was just opened, and never closed.
+        let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
+        if symbol.is_null() {
+            Err(format!("libcuda.so.1 has no {}", name.to_string_lossy()))
+        } else {
+            Ok(symbol)
+        }
+    };
+    let (init, count) = (find(c"cuInit")?, find(c"cuDeviceGetCount")?);
+    // SAFETY: the signatures of the CUDA driver API: `CUresult cuInit(unsigned)` and
+    // `CUresult cuDeviceGetCount(int *)`.
+    let (init, count) = unsafe {
+        (
+            std::mem::transmute::<*mut c_void, extern "C" fn(u32) -> i32>(init),
+            std::mem::transmute::<*mut c_void, extern "C" fn(*mut i32) -> i32>(count),
+        )
+    };
+    let mut gpus = 0;
+    for (call, code) in [("cuInit", init(0)), ("cuDeviceGetCount", count(&raw mut gpus))] {
+        // 100: CUDA_ERROR_NO_DEVICE.
+        if code == 100 {
+            return Ok(0);
+        }
+        if code != 0 {
+            return Err(format!("the driver of NVIDIA refuses {call} with error {code}"));
+        }
+    }
+    Ok(usize::try_from(gpus).unwrap_or(0))
+}
+
+/// The libtorch library that this process has loaded.
+pub fn libtorch_path() -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let path = maps
+        .lines()
+        .find_map(|line| line.split_whitespace().nth(5).filter(|path| path.contains("libtorch_cpu")))?;
+    Some(PathBuf::from(path))
+}
+
+/// Loads libtorch's CUDA library: from the folder `cuda` beside the libtorch that is loaded, or from the
+/// loader's path. Call it before the first tensor.
 pub fn load_cuda() -> Result<(), Error> {
-    // SAFETY: a literal name; loading it runs libtorch's own initialisers.
-    let library = unsafe { libc::dlopen(c"libtorch_cuda.so".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    let name = "libtorch_cuda.so";
+    let beside = libtorch_path().map(|path| path.with_file_name("cuda").join(name));
+    let path = beside.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from(name));
+    let path = CString::new(path.as_os_str().as_bytes()).expect("a path has no zero byte");
+    // SAFETY: loading the library runs libtorch's own initialisers.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     if !library.is_null() {
         return Ok(());
     }

@@ -25,8 +25,8 @@ pub struct ValueLoss {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ValueStatistics {
     /// Number of slots.
-    pub tokens: f64,
-    /// Number of slots whose clipped side is the larger. Divided by `tokens`, this is `val/clipfrac_avg` of
+    pub slots: f64,
+    /// Number of slots whose clipped side is the larger. Divided by `slots`, this is `val/clipfrac_avg` of
     /// TRL.
     pub clipped: f64,
     /// Sum of `R`.
@@ -44,16 +44,16 @@ impl ValueStatistics {
     /// mean. `None` when all returns are equal up to the rounding of these sums.
     pub fn explained_variance(&self) -> Option<f64> {
         const ROUNDING: f64 = 1e-12;
-        let variance = |squares: f64, sum: f64| squares / self.tokens - (sum / self.tokens).powi(2);
+        let variance = |squares: f64, sum: f64| squares / self.slots - (sum / self.slots).powi(2);
         let returns = variance(self.returns_squared, self.returns);
-        (returns > ROUNDING * self.returns_squared / self.tokens)
+        (returns > ROUNDING * self.returns_squared / self.slots)
             .then(|| 1.0 - variance(self.error_squared, self.error) / returns)
     }
 }
 
 impl AddAssign for ValueStatistics {
     fn add_assign(&mut self, other: Self) {
-        self.tokens += other.tokens;
+        self.slots += other.slots;
         self.clipped += other.clipped;
         self.returns += other.returns;
         self.returns_squared += other.returns_squared;
@@ -86,7 +86,7 @@ pub fn value_loss(
     let error = &returns - &values;
     // In fp32, rounding would give equal returns a variance other than 0.
     let exact_square = |numbers: &Tensor| numbers.to_kind(Kind::Double).square();
-    let [tokens, clipped, returns, returns_squared, error, error_squared] = sums([
+    let [slots, clipped, returns, returns_squared, error, error_squared] = sums([
         returns.ones_like(),
         clipped.gt_tensor(&unclipped),
         returns.shallow_clone(),
@@ -94,6 +94,6 @@ pub fn value_loss(
         error.shallow_clone(),
         exact_square(&error),
     ]);
-    let statistics = ValueStatistics { tokens, clipped, returns, returns_squared, error, error_squared };
+    let statistics = ValueStatistics { slots, clipped, returns, returns_squared, error, error_squared };
     Ok(ValueLoss { loss, statistics })
 }

@@ -1,0 +1,189 @@
+//! The device that a process computes on: the setting, and the device that it stands for on this machine.
+//!
+//! libtorch's CUDA library is loaded before the first tensor, and only if a setting may need it and the driver
+//! offers a GPU. Under a launcher, every process of a machine gets a GPU of its own.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use parallel::{LocalRank, runtime};
+use serde::{Deserialize, Serialize};
+use tch::Device;
+
+use crate::config::ConfigError;
+use crate::console::print_stderr;
+
+/// The setting `[model] device` or `--device`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) enum DeviceSetting {
+    /// A GPU if there is one, else the processor.
+    #[default]
+    Auto,
+    /// The processor.
+    Cpu,
+    /// A GPU of NVIDIA: the one with this index, or the one that belongs to the process.
+    Cuda(Option<usize>),
+    /// A GPU of Apple.
+    Mps,
+}
+
+impl FromStr for DeviceSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let index = || text.strip_prefix("cuda:")?.parse().ok();
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(None)),
+            "mps" => Ok(Self::Mps),
+            _ => match index() {
+                Some(index) => Ok(Self::Cuda(Some(index))),
+                None => Err(format!("no device {text:?}: use auto, cpu, cuda, cuda:N or mps")),
+            },
+        }
+    }
+}
+
+impl fmt::Display for DeviceSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(None) => f.write_str("cuda"),
+            Self::Cuda(Some(index)) => write!(f, "cuda:{index}"),
+            Self::Mps => f.write_str("mps"),
+        }
+    }
+}
+
+impl TryFrom<String> for DeviceSetting {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<DeviceSetting> for String {
+    fn from(setting: DeviceSetting) -> Self {
+        setting.to_string()
+    }
+}
+
+/// Why libtorch has no GPU of NVIDIA, once [`load`] has looked.
+static NO_CUDA: OnceLock<String> = OnceLock::new();
+
+/// Loads libtorch's CUDA library if one of the settings may need it. Call it before the first tensor.
+pub(crate) fn load(settings: impl IntoIterator<Item = DeviceSetting>) {
+    let settings: Vec<DeviceSetting> = settings.into_iter().collect();
+    if !settings.iter().any(|setting| matches!(setting, DeviceSetting::Auto | DeviceSetting::Cuda(_))) {
+        return;
+    }
+    let problem = match runtime::count_gpus() {
+        Err(problem) => problem,
+        Ok(0) => "the driver offers no GPU".to_owned(),
+        Ok(count) => match runtime::load_cuda() {
+            Ok(()) => return,
+            Err(error) => {
+                let problem = format!("{error}: get libtorch for GPUs with `make libtorch DEVICE=cuda`");
+                // Without this line, a GPU that stays idle would go unnoticed.
+                if settings.contains(&DeviceSetting::Auto) {
+                    print_stderr(&format!("hint: {count} GPUs are not used: {problem}"));
+                }
+                problem
+            }
+        },
+    };
+    let _ = NO_CUDA.set(problem);
+}
+
+/// Why no GPU of NVIDIA can be used, if [`load`] has found a reason.
+pub(crate) fn cuda_problem() -> Option<&'static str> {
+    NO_CUDA.get().map(String::as_str)
+}
+
+/// Returns the device that a setting stands for in this process.
+pub(crate) fn resolve(setting: DeviceSetting, local: LocalRank) -> Result<Device, ConfigError> {
+    let gpus = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
+    let is_bound = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
+    let device = choose(setting, gpus, is_bound, local)
+        .map_err(|problem| ConfigError::Device { setting: setting.to_string(), problem })?;
+    if device == Device::Mps && !tch::utils::has_mps() {
+        let problem = "this libtorch supports no GPU of Apple: use cpu, cuda or auto".to_owned();
+        return Err(ConfigError::Device { setting: setting.to_string(), problem });
+    }
+    Ok(device)
+}
+
+/// Chooses the device of a process among `gpus` GPUs. `is_bound` says whether the launcher may have given each
+/// process GPUs of its own, as SLURM does; every process then sees its own GPU as number 0.
+fn choose(setting: DeviceSetting, gpus: usize, is_bound: bool, local: LocalRank) -> Result<Device, String> {
+    match setting {
+        DeviceSetting::Cpu => Ok(Device::Cpu),
+        DeviceSetting::Mps => Ok(Device::Mps),
+        DeviceSetting::Auto if gpus == 0 => Ok(Device::Cpu),
+        DeviceSetting::Cuda(_) if gpus == 0 => {
+            Err(format!("{}: use cpu or auto", cuda_problem().unwrap_or("there is no GPU")))
+        }
+        DeviceSetting::Cuda(Some(index)) if local.size > 1 => Err(format!(
+            "{} processes on this machine cannot share GPU {index}: use cuda, which gives each process its own",
+            local.size
+        )),
+        DeviceSetting::Cuda(Some(index)) if index >= gpus => {
+            Err(format!("this machine has {gpus} GPUs, numbered from 0"))
+        }
+        DeviceSetting::Cuda(Some(index)) => Ok(Device::Cuda(index)),
+        DeviceSetting::Auto | DeviceSetting::Cuda(None) => {
+            if local.size <= gpus {
+                Ok(Device::Cuda(local.rank))
+            } else if gpus == 1 && is_bound {
+                Ok(Device::Cuda(0))
+            } else {
+                Err(format!(
+                    "{} processes on this machine need as many GPUs, and there are {gpus}: start {gpus}, or use cpu",
+                    local.size
+                ))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_reads_back_as_it_was_written() {
+        for text in ["auto", "cpu", "cuda", "cuda:1", "mps"] {
+            assert_eq!(text.parse::<DeviceSetting>().unwrap().to_string(), text);
+        }
+        for text in ["gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", ""] {
+            assert!(
+                text.parse::<DeviceSetting>().unwrap_err().contains("use auto, cpu, cuda, cuda:N or mps")
+            );
+        }
+    }
+
+    #[test]
+    fn every_process_of_a_machine_gets_a_gpu_of_its_own() {
+        let of = |setting: &str, gpus, is_bound, rank, size| {
+            choose(setting.parse().unwrap(), gpus, is_bound, LocalRank { rank, size })
+        };
+        assert_eq!(of("auto", 0, false, 0, 4), Ok(Device::Cpu));
+        assert_eq!(of("auto", 8, false, 3, 4), Ok(Device::Cuda(3)));
+        assert_eq!(of("cuda", 4, true, 3, 4), Ok(Device::Cuda(3)));
+        assert_eq!(of("cuda", 1, true, 3, 4), Ok(Device::Cuda(0)));
+        assert_eq!(of("cuda:1", 2, false, 0, 1), Ok(Device::Cuda(1)));
+        assert_eq!(of("cpu", 8, false, 3, 4), Ok(Device::Cpu));
+        assert!(
+            of("cuda", 2, false, 3, 4).unwrap_err().contains("4 processes on this machine need as many GPUs")
+        );
+        assert!(of("auto", 1, false, 1, 2).unwrap_err().contains("start 1, or use cpu"));
+        assert!(of("cuda:0", 2, false, 0, 2).unwrap_err().contains("cannot share GPU 0"));
+        assert!(of("cuda:2", 2, false, 0, 1).unwrap_err().contains("2 GPUs, numbered from 0"));
+        assert!(of("cuda", 0, false, 0, 1).unwrap_err().contains("use cpu or auto"));
+    }
+}

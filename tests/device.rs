@@ -1,0 +1,203 @@
+//! Everything that computes, on a device that is not the CPU: the accelerator of `tests/accelerator`, which
+//! refuses operations on tensors of different devices and counts the copies between host and device.
+
+use serde_json::Value;
+
+use crate::harness::{Outcome, Scratch, signal};
+use crate::ranks::worst;
+use crate::training::{copied, copy, metrics};
+
+/// Runs the binary with the accelerator. If `report` is given, every process appends its counts to that file.
+fn run(scratch: &Scratch, line: &str, report: Option<&str>) -> Outcome {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let mut command = scratch.command(&words);
+    command.env("LD_PRELOAD", accelerator::LIBRARY);
+    if let Some(report) = report {
+        command.env("ACCELERATOR_REPORT", scratch.path(report));
+    }
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Outcome {
+        code: output.status.code().unwrap_or(-1),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    }
+}
+
+/// The largest difference of a metric, relative to its size if that is above 1.
+fn worst_metric(left: &[Value], right: &[Value]) -> f64 {
+    assert_eq!(left.len(), right.len());
+    let pairs = left.iter().zip(right).flat_map(|(left, right)| {
+        let keys = left.as_object().unwrap().keys();
+        keys.filter_map(|key| Some((left[key].as_f64()?, right[key].as_f64()?))).collect::<Vec<_>>()
+    });
+    pairs.map(|(left, right)| (left - right).abs() / left.abs().max(1.0)).fold(0.0, f64::max)
+}
+
+/// Runs `stage` on the CPU and on the accelerator and compares metrics and weights.
+fn equals_the_cpu(stage: &str, processes: usize, mesh: &str) {
+    let scratch = copied();
+    let sets: Vec<String> =
+        mesh.split_whitespace().map(|setting| format!(" --set parallel.{setting}")).collect();
+    let sets = sets.concat();
+    for device in ["cpu", "mps"] {
+        let line = format!(
+            "{stage} --config life/{stage}/run.toml --set out={device} --device {device} --nproc {processes}{sets} \
+             --set train.eps=1e-4"
+        );
+        run(&scratch, &line, None).succeeds();
+    }
+    let difference = worst_metric(&metrics(&scratch, "cpu"), &metrics(&scratch, "mps"));
+    assert!(difference < 2e-6, "{stage} {mesh}: metrics differ by {difference}");
+    let file = |device: &str| scratch.path(&format!("{device}/final/model.safetensors"));
+    let difference = worst(&file("cpu"), &file("mps"));
+    assert!(difference < 1e-6, "{stage} {mesh}: weights differ by {difference}");
+}
+
+#[test]
+fn every_stage_runs_on_the_device() {
+    for stage in ["sft", "rm", "ppo"] {
+        equals_the_cpu(stage, 1, "");
+    }
+}
+
+#[test]
+fn ranks_share_a_model_on_the_device() {
+    for mesh in [
+        "",
+        "transport='gloo'",
+        "tensor.size=2",
+        "tensor.size=2 sequence.mode='megatron'",
+        "sequence.mode='ulysses' sequence.size=2",
+        "sequence.mode='ring' sequence.size=2",
+        "pipeline.size=2",
+        "pipeline.size=2 pipeline.schedule='zb-v'",
+    ] {
+        equals_the_cpu("sft", 2, mesh);
+    }
+}
+
+#[test]
+fn ranks_share_the_models_of_ppo_on_the_device() {
+    for mesh in ["", "tensor.size=2", "pipeline.size=2"] {
+        equals_the_cpu("ppo", 2, mesh);
+    }
+}
+
+/// A run that was stopped on the device continues there, bit for bit; on the CPU, it continues up to rounding.
+#[test]
+fn a_checkpoint_belongs_to_no_device() {
+    let scratch = copied();
+    let line = "sft --config life/sft/run.toml --set train.steps=40 --set checkpoint.every=0";
+    run(&scratch, &format!("{line} --set out=whole --device mps"), None).succeeds();
+
+    let words = format!("{line} --set out=stopped --device mps");
+    let mut command = scratch.command(&words.split(' ').collect::<Vec<_>>());
+    let mut child = command.env("LD_PRELOAD", accelerator::LIBRARY).spawn().unwrap();
+    scratch.wait_for_rows("stopped/metrics.jsonl", 3);
+    signal("INT", child.id());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    copy(&scratch.path("stopped"), &scratch.path("on-cpu"));
+
+    run(&scratch, &format!("{line} --set out=stopped --device mps --resume"), None).succeeds();
+    run(&scratch, &format!("{line} --set out=on-cpu --device cpu --resume"), None).succeeds();
+    let file = |out: &str| scratch.path(&format!("{out}/final/model.safetensors"));
+    assert!(std::fs::read(file("stopped")).unwrap() == std::fs::read(file("whole")).unwrap());
+    assert_eq!(metrics(&scratch, "stopped"), metrics(&scratch, "whole"));
+    assert!(worst(&file("on-cpu"), &file("whole")) < 1e-5);
+}
+
+#[test]
+fn replies_are_generated_and_scored_on_the_device() {
+    let scratch = copied();
+    scratch.write("prompts.jsonl", &"{\"prompt\": \"what is 1 + 1?\"}\n".repeat(5));
+    scratch
+        .write("texts.jsonl", "{\"text\": \"1 + 1 is 2\"}\n{\"text\": \"a longer text than the first\"}\n");
+    for line in [
+        "generate --model life/ppo/final --input prompts.jsonl --temperature 0 --max-new-tokens 12",
+        "generate --model life/ppo/final --input prompts.jsonl --temperature 1 --max-new-tokens 12 --seed 3",
+        "generate --model life/ppo/final --input prompts.jsonl --temperature 0.8 --top-p 0.9 --top-k 20",
+    ] {
+        let [cpu, device] =
+            ["cpu", "mps"].map(|name| run(&scratch, &format!("{line} --device {name}"), None));
+        assert_eq!(cpu.succeeds(), device.succeeds(), "{line}");
+    }
+    for line in [
+        "logprobs --model life/sft/final --input texts.jsonl",
+        "reward --model life/rm/final --input texts.jsonl",
+    ] {
+        let [cpu, device] =
+            ["cpu", "mps"].map(|name| run(&scratch, &format!("{line} --device {name}"), None).rows());
+        for (cpu, device) in cpu.iter().zip(&device) {
+            for (cpu, device) in numbers(cpu).iter().zip(numbers(device)) {
+                assert!((cpu - device).abs() < 1e-5, "{line}: {cpu} {device}");
+            }
+        }
+    }
+}
+
+/// All numbers in a row.
+fn numbers(value: &Value) -> Vec<f64> {
+    match value {
+        Value::Number(number) => vec![number.as_f64().unwrap()],
+        Value::Array(values) => values.iter().flat_map(numbers).collect(),
+        Value::Object(fields) => fields.values().flat_map(numbers).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The copies that the commands of `line`, with `count` and twice `count` in place of `N`, differ by, per
+/// count: to the device, to the host (numbers that are read one by one included), and the bytes to the host.
+fn copies_per(scratch: &Scratch, line: &str, count: usize) -> [f64; 3] {
+    let counts = |count: usize| {
+        let report = format!("report-{count}");
+        let line = line.replace('N', &count.to_string()).replace("OUT", &format!("out-{count}"));
+        run(scratch, &line, Some(&report)).succeeds();
+        let text = scratch.read(&report);
+        std::fs::remove_file(scratch.path(&report)).unwrap();
+        let _ = std::fs::remove_dir_all(scratch.path(&format!("out-{count}")));
+        let report: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        let field = |name: &str| report[name].as_f64().unwrap();
+        [field("to_device"), field("to_host") + field("scalar_reads"), field("to_host_bytes")]
+    };
+    let (once, twice) = (counts(count), counts(2 * count));
+    [0, 1, 2].map(|index| (twice[index] - once[index]) / count as f64)
+}
+
+/// The limits are today's numbers. A new copy must be worth its line here.
+#[test]
+fn copies_between_host_and_device_are_few() {
+    let scratch = copied();
+    let per_token =
+        "generate --model life/ppo/final --prompt hello --device mps --ignore-eos --max-new-tokens N";
+    let [to_device, to_host, bytes] = copies_per(&scratch, per_token, 16);
+    // The token and the random number of the next one go in; the id and its log-probability come out.
+    assert!(to_device <= 2.0 && to_host <= 1.0 && bytes <= 16.0, "{to_device} {to_host} {bytes}");
+
+    let stage = |stage: &str, length: &str| {
+        format!(
+            "{stage} --config life/{stage}/run.toml --device mps --set out=OUT --set checkpoint.every=0 {length}"
+        )
+    };
+    let [to_device, to_host, _] = copies_per(&scratch, &stage("sft", "--set train.steps=N"), 6);
+    assert!(to_device <= 9.0 && to_host <= 2.0, "sft: {to_device} {to_host}");
+    let [to_device, to_host, _] = copies_per(&scratch, &stage("rm", "--set train.steps=N"), 6);
+    assert!(to_device <= 9.0 && to_host <= 4.0, "rm: {to_device} {to_host}");
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    let scratch = copied();
+    let line = "generate --model life/ppo/final --prompt hello --device";
+    scratch.run(&format!("{line} mps")).fails(4, &["device mps", "use cpu, cuda or auto"]);
+    scratch.run(&format!("{line} gpu")).fails(2, &["no device \"gpu\"", "cuda:N"]);
+    let line = "sft --config life/sft/run.toml --set out=x --set model.device";
+    scratch.run(&format!("{line}=tpu")).fails(2, &["model.device", "no device \"tpu\""]);
+    if !std::path::Path::new("/dev/nvidiactl").exists() {
+        scratch.run("sft --config life/sft/run.toml --set out=x --device cuda").fails(4, &["device cuda"]);
+        scratch
+            .run("sft --config life/sft/run.toml --set out=x --device cuda:1")
+            .fails(4, &["device cuda:1"]);
+    }
+    assert!(!scratch.path("x").exists());
+}

@@ -1,0 +1,74 @@
+//! The sources themselves: every tensor is placed on a device on purpose.
+//!
+//! A tensor that is made from host values, or on the CPU by name, fails on a GPU as soon as it meets a tensor of
+//! the model. `parallel::upload` is the one way to the device; the exceptions are listed here with the reason.
+
+use std::path::{Path, PathBuf};
+
+/// What makes a tensor of the CPU, or names the CPU.
+const UNPLACED: [&str; 6] =
+    ["Tensor::from_slice", "Tensor::from(", "Device::Cpu", "FLOAT_CPU", "INT64_CPU", "DOUBLE_CPU"];
+
+/// Files that may do so.
+const ALLOWED: [(&str, &str); 17] = [
+    ("chat/src/command/doctor.rs", "checks libtorch on the CPU"),
+    ("chat/src/command/model.rs", "writes a new model to disk"),
+    ("chat/src/device.rs", "chooses the device"),
+    ("gemini/src/engine.rs", "reads losses"),
+    ("models/src/causal_lm.rs", "lays weights out for the kernels of the CPU"),
+    ("models/src/decoder.rs", "lays weights out for the kernels of the CPU"),
+    ("models/src/generate.rs", "samples on the host if the model is there"),
+    ("models/src/initialize.rs", "draws initial weights, the same on every device"),
+    ("models/src/layer.rs", "chooses a kernel of the CPU"),
+    ("models/src/sample.rs", "reads sampled tokens"),
+    ("parallel/src/comm.rs", "exchanges host values"),
+    ("parallel/src/comm/staged.rs", "stages tensors in host memory"),
+    ("parallel/src/device.rs", "copies host values to the device"),
+    ("parallel/src/safetensors_file/write.rs", "writes files"),
+    ("parallel/src/world.rs", "connects the backend for CPU tensors"),
+    ("rlhf/src/check.rs", "reads vectors"),
+    ("rlhf/src/ppo.rs", "computes rewards and advantages on the host"),
+];
+
+#[test]
+fn tensors_are_placed_on_purpose() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut used = Vec::new();
+    for crate_name in ["parallel", "gemini", "models", "rlhf", "eval", "chat"] {
+        for file in sources(&root.join(crate_name).join("src")) {
+            let name = file.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+            let text = std::fs::read_to_string(&file).unwrap();
+            // Unit tests compute on the CPU. They are the end of a file, or files of their own.
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            let mut lines = code.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
+            let Some((index, line)) = lines.find(|(_, line)| UNPLACED.iter().any(|word| line.contains(word)))
+            else {
+                continue;
+            };
+            assert!(
+                ALLOWED.iter().any(|(allowed, _)| *allowed == name),
+                "{name}:{}: `{}` makes a tensor that is not placed: use `parallel::upload`, or give a device",
+                index + 1,
+                line.trim()
+            );
+            used.push(name);
+        }
+    }
+    for (allowed, reason) in ALLOWED {
+        assert!(used.iter().any(|name| name == allowed), "{allowed} ({reason}) needs no exception any more");
+    }
+}
+
+/// The Rust files below `folder`, without those of unit tests.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("tests.rs") {
+            files.push(path);
+        }
+    }
+    files
+}
