@@ -4,8 +4,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
-use std::path::{Path, PathBuf};
+#[path = "golden/folder.rs"]
+mod folder;
 
+use std::path::Path;
+
+use folder::{golden_folder, with_aux_loss};
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::head;
@@ -55,12 +59,8 @@ struct Golden {
     logits: Vec<Tensor>,
 }
 
-fn folder(name: &str) -> PathBuf {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).join(name)
-}
-
 fn golden(name: &str) -> Golden {
-    let tensors = Tensor::read_safetensors(folder(name).join("golden.safetensors")).unwrap();
+    let tensors = Tensor::read_safetensors(golden_folder(name).join("golden.safetensors")).unwrap();
     let get = |key: &str| tensors.iter().find(|(name, _)| name == key).unwrap().1.shallow_clone();
     Golden {
         rows: [0, 1].map(|row| Vec::try_from(get(&format!("ids.{row}"))).unwrap()).to_vec(),
@@ -85,7 +85,7 @@ fn row_of(batch: &Batch, hidden: &Tensor, row: usize) -> Tensor {
 #[test]
 fn logits_are_those_of_transformers() {
     for name in MODELS {
-        let model = CausalLm::load(&folder(name), &OPTIONS).unwrap();
+        let model = CausalLm::load(&golden_folder(name), &OPTIONS).unwrap();
         let golden = golden(name);
         let mut rows = golden.rows.clone();
         rows.push(rows[0].clone()); // A third row, so that the rows of a group are apart in the batch.
@@ -101,7 +101,7 @@ fn logits_are_those_of_transformers() {
 #[test]
 fn scores_are_those_of_transformers() {
     for name in ["llama-score", "gpt2-score", "opt-score"] {
-        let model = ScalarModel::load(&folder(name), &OPTIONS).unwrap();
+        let model = ScalarModel::load(&golden_folder(name), &OPTIONS).unwrap();
         let golden = golden(name);
         let batch = batch(&golden.rows);
         let values = model.values(&model.forward_no_grad(&batch).unwrap()).unwrap();
@@ -121,7 +121,7 @@ fn comparable(name: &str, length: i64) -> i64 {
 #[test]
 fn a_cache_changes_nothing() {
     for name in MODELS {
-        let model = CausalLm::load(&folder(name), &OPTIONS).unwrap();
+        let model = CausalLm::load(&golden_folder(name), &OPTIONS).unwrap();
         let mut rows = golden(name).rows;
         rows[1].truncate(comparable(name, 23) as usize);
         let whole = batch(&rows);
@@ -162,7 +162,7 @@ fn a_cache_changes_nothing() {
 #[test]
 fn segments_give_the_gradients_of_the_whole_graph() {
     for name in MODELS {
-        let model = CausalLm::load(&folder(name), &TRAINABLE).unwrap();
+        let model = CausalLm::load(&golden_folder(name), &TRAINABLE).unwrap();
         let batch = batch(&golden(name).rows);
         let loss_of = |hidden: &Tensor| {
             hidden.matmul(&model.head().weight.tr()).log_softmax(-1, Kind::Float).square().mean(Kind::Float)
@@ -190,7 +190,7 @@ fn segments_give_the_gradients_of_the_whole_graph() {
 #[test]
 fn parameters_have_unique_names_and_each_segment_its_own() {
     for name in MODELS {
-        let model = CausalLm::load(&folder(name), &OPTIONS).unwrap();
+        let model = CausalLm::load(&golden_folder(name), &OPTIONS).unwrap();
         let mut names: Vec<&str> =
             model.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
         names.sort_unstable();
@@ -207,7 +207,7 @@ fn parameters_have_unique_names_and_each_segment_its_own() {
 #[test]
 fn what_is_saved_is_what_was_loaded() {
     for name in MODELS {
-        let model = CausalLm::load(&folder(name), &OPTIONS).unwrap();
+        let model = CausalLm::load(&golden_folder(name), &OPTIONS).unwrap();
         let target = tempfile::tempdir().unwrap();
         model.save(target.path()).unwrap();
         let again = CausalLm::load(target.path(), &OPTIONS).unwrap();
@@ -216,15 +216,15 @@ fn what_is_saved_is_what_was_loaded() {
         let config = |path: &Path| -> serde_json::Value {
             serde_json::from_str(&std::fs::read_to_string(path.join("config.json")).unwrap()).unwrap()
         };
-        assert_eq!(config(target.path()), config(&folder(name)), "{name}");
+        assert_eq!(config(target.path()), config(&golden_folder(name)), "{name}");
     }
 }
 
 #[test]
 fn a_reward_model_begins_with_the_trunk_of_a_language_model() {
     for name in ["llama", "gpt2", "opt-after", "bloom", "neox"] {
-        let language = CausalLm::load(&folder(name), &OPTIONS).unwrap();
-        let from_folder = ScalarModel::from_causal_lm(&folder(name), 7, &OPTIONS).unwrap();
+        let language = CausalLm::load(&golden_folder(name), &OPTIONS).unwrap();
+        let from_folder = ScalarModel::from_causal_lm(&golden_folder(name), 7, &OPTIONS).unwrap();
         let from_model = ScalarModel::from_model(&language, 7, &OPTIONS).unwrap();
         let batch = batch(&golden(name).rows);
         let hidden = language.forward_no_grad(&batch).unwrap();
@@ -240,7 +240,7 @@ fn a_reward_model_begins_with_the_trunk_of_a_language_model() {
 
 #[test]
 fn a_new_model_depends_on_its_seed_alone() {
-    let config = || models::config::Config::from_folder(&folder("gpt2")).unwrap();
+    let config = || models::config::Config::from_folder(&golden_folder("gpt2")).unwrap();
     let [one, same, other] = [1, 1, 2].map(|seed| CausalLm::random(config(), seed, &OPTIONS).unwrap());
     let batch = batch(&[vec![1, 2, 3]]);
     assert_eq!(one.forward_no_grad(&batch).unwrap(), same.forward_no_grad(&batch).unwrap());
@@ -258,7 +258,7 @@ fn a_new_model_depends_on_its_seed_alone() {
 fn half_precision_stays_near() {
     let options = LoadOptions { kind: Kind::BFloat16, ..OPTIONS };
     for name in ["llama", "gpt2", "bloom", "neox"] {
-        let model = CausalLm::load(&folder(name), &options).unwrap();
+        let model = CausalLm::load(&golden_folder(name), &options).unwrap();
         let golden = golden(name);
         let batch = batch(&golden.rows);
         let logits =
@@ -267,18 +267,6 @@ fn half_precision_stays_near() {
         let difference = difference(&row_of(&batch, &logits, 1), &golden.logits[1]) / scale;
         assert!(difference < 0.05, "{name}: {difference}");
     }
-}
-
-/// The golden model `name` with the load-balancing auxiliary loss switched on, with the coefficient 0.4.
-fn with_aux_loss(name: &str) -> tempfile::TempDir {
-    let (from, to) = (folder(name), tempfile::tempdir().unwrap());
-    let text = std::fs::read_to_string(from.join("config.json")).unwrap();
-    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
-    config["output_router_logits"] = true.into();
-    config["router_aux_loss_coef"] = 0.4.into();
-    std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
-    std::fs::copy(from.join("model.safetensors"), to.path().join("model.safetensors")).unwrap();
-    to
 }
 
 #[test]

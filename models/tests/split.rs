@@ -3,12 +3,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
+#[path = "golden/folder.rs"]
+mod folder;
+
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use folder::{golden_folder, with_aux_loss};
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::generate::{self, GenerationOptions};
@@ -47,10 +51,6 @@ const FAMILIES: [&str; 13] = [
     "neox",
     "neox-sequential",
 ];
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).join(name)
-}
 
 fn options(model_parallel: Option<&ModelParallel>) -> LoadOptions {
     let model_parallel = model_parallel.cloned().unwrap_or(ModelParallel::NONE);
@@ -195,11 +195,11 @@ fn same(name: &str, one: &Outcome, many: &Outcome) {
 #[test]
 fn a_split_model_has_the_logits_and_gradients_of_the_whole() {
     for name in FAMILIES {
-        let whole = outcome(&CausalLm::load(&golden(name), &options(None)).unwrap(), false);
+        let whole = outcome(&CausalLm::load(&golden_folder(name), &options(None)).unwrap(), false);
         // Four ranks share two key-value heads where queries share them.
         for (size, transport) in [(2, Transport::Shared), (4, Transport::Shared), (2, Transport::Gloo)] {
             on_ranks(size, transport, |model_parallel| {
-                let model = CausalLm::load(&golden(name), &options(Some(model_parallel))).unwrap();
+                let model = CausalLm::load(&golden_folder(name), &options(Some(model_parallel))).unwrap();
                 same(&format!("{name} on {size}"), &whole, &outcome(&model, size == 4));
             });
         }
@@ -208,12 +208,13 @@ fn a_split_model_has_the_logits_and_gradients_of_the_whole() {
 
 #[test]
 fn heads_columns_and_tokens_need_not_be_a_multiple_of_the_ranks() {
-    let whole = outcome(&CausalLm::load(&golden("gpt2"), &options(None)).unwrap(), false);
+    let whole = outcome(&CausalLm::load(&golden_folder("gpt2"), &options(None)).unwrap(), false);
     on_ranks(3, Transport::Shared, |model_parallel| {
         // Four heads on three ranks, and 48 tokens and 96 columns evenly.
-        let model = CausalLm::load(&golden("gpt2"), &options(Some(model_parallel))).unwrap();
+        let model = CausalLm::load(&golden_folder("gpt2"), &options(Some(model_parallel))).unwrap();
         same("gpt2 on 3", &whole, &outcome(&model, false));
-        let error = CausalLm::load(&golden("llama"), &options(Some(model_parallel))).unwrap_err().to_string();
+        let error =
+            CausalLm::load(&golden_folder("llama"), &options(Some(model_parallel))).unwrap_err().to_string();
         let wanted =
             "[parallel.tensor] size = 3: 4 query heads with 2 key-value heads cannot be split this way";
         assert!(error.starts_with(wanted), "{error}");
@@ -243,12 +244,12 @@ fn ranks_with_different_tokens_have_the_gradients_of_the_whole() {
         ("ring", [2, 2]),
     ];
     for name in FAMILIES {
-        let whole = outcome(&CausalLm::load(&golden(name), &options(None)).unwrap(), false);
+        let whole = outcome(&CausalLm::load(&golden_folder(name), &options(None)).unwrap(), false);
         for (mode, mesh) in ways {
             on_mesh(mesh, Transport::Shared, |groups| {
                 let model_parallel = sequence_parallel_of(groups, mode);
                 let what = format!("{name}, {mode} {mesh:?}");
-                match CausalLm::load(&golden(name), &options(Some(&model_parallel))) {
+                match CausalLm::load(&golden_folder(name), &options(Some(&model_parallel))) {
                     Ok(model) => same(&what, &whole, &outcome(&model, mesh == [2, 2])),
                     Err(error) => {
                         let (error, uneven) = (error.to_string(), name == "bloom-normed");
@@ -301,7 +302,7 @@ fn step(model: &CausalLm, model_parallel: &ModelParallel) -> (f64, Vec<(String, 
 #[test]
 fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whole() {
     for name in FAMILIES {
-        let model = CausalLm::load(&golden(name), &options(None)).unwrap();
+        let model = CausalLm::load(&golden_folder(name), &options(None)).unwrap();
         let (loss, gradients) = step(&model, &ModelParallel::NONE);
         let batch = Batch::new(&ROWS, Device::Cpu);
         let logits =
@@ -329,7 +330,7 @@ fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whol
                     ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
                 };
                 let what = format!("{name}, {schedule_kind:?} {mesh:?}");
-                let model = CausalLm::load(&golden(name), &options(Some(&model_parallel))).unwrap();
+                let model = CausalLm::load(&golden_folder(name), &options(Some(&model_parallel))).unwrap();
                 let (local_loss, local_grads) = step(&model, &model_parallel);
                 let [total] = groups.pipeline_parallel().all_reduce_sum([local_loss]).unwrap();
                 close(&what, &[loss], &[total]);
@@ -349,18 +350,6 @@ fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whol
 
 /// Every family with experts, and the term that keeps them equally busy.
 const MOE_FAMILIES: [&str; 3] = ["mixtral", "qwen2-moe", "qwen3-moe"];
-
-/// The golden model `name` with the load-balancing auxiliary loss switched on, with the coefficient 0.4.
-fn with_aux_loss(name: &str) -> tempfile::TempDir {
-    let (from, to) = (golden(name), tempfile::tempdir().unwrap());
-    let text = std::fs::read_to_string(from.join("config.json")).unwrap();
-    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
-    config["output_router_logits"] = true.into();
-    config["router_aux_loss_coef"] = 0.4.into();
-    std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
-    std::fs::copy(from.join("model.safetensors"), to.path().join("model.safetensors")).unwrap();
-    to
-}
 
 /// The gradients of a step over [`ROWS`], of which this rank of `groups` has some, as wholes; with the loss
 /// of its rows.
@@ -443,7 +432,7 @@ fn tokens_that_travel_to_their_experts_send_as_much_as_the_formula_says() {
     // Every token takes all four experts, of which two are on the other rank.
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
-        let bytes = std::fs::read(golden("mixtral").join(file)).unwrap();
+        let bytes = std::fs::read(golden_folder("mixtral").join(file)).unwrap();
         std::fs::write(folder.path().join(file), bytes).unwrap();
     }
     let config = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
@@ -476,7 +465,7 @@ fn tokens_that_travel_to_their_experts_send_as_much_as_the_formula_says() {
 fn experts_of_several_ranks_are_saved_as_one_model() {
     for name in MOE_FAMILIES {
         let [one, many] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        CausalLm::load(&golden(name), &options(None)).unwrap().save(one.path()).unwrap();
+        CausalLm::load(&golden_folder(name), &options(None)).unwrap().save(one.path()).unwrap();
         on_every_mesh([1, 1, 2, 1, 2], Transport::Shared, |groups| {
             let (expert_parallel, model_parallel_group) =
                 (Some(Arc::clone(groups.expert_parallel())), Some(Arc::clone(groups.model_parallel())));
@@ -485,7 +474,7 @@ fn experts_of_several_ranks_are_saved_as_one_model() {
                 model_parallel_group,
                 ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
             };
-            CausalLm::load(&golden(name), &options(Some(&model_parallel)))
+            CausalLm::load(&golden_folder(name), &options(Some(&model_parallel)))
                 .unwrap()
                 .save(many.path())
                 .unwrap();
@@ -509,7 +498,7 @@ fn tensors(folder: &Path) -> Vec<(String, Vec<f32>)> {
 fn layers_of_several_ranks_are_saved_as_one_model() {
     for name in ["llama-tied", "gpt2", "neox"] {
         let [one, many] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        CausalLm::load(&golden(name), &options(None)).unwrap().save(one.path()).unwrap();
+        CausalLm::load(&golden_folder(name), &options(None)).unwrap().save(one.path()).unwrap();
         on_whole_mesh([2, 1, 2], Transport::Shared, |groups| {
             let (group, embedding_group) =
                 (Arc::clone(groups.pipeline_parallel()), groups.embedding().cloned());
@@ -525,7 +514,7 @@ fn layers_of_several_ranks_are_saved_as_one_model() {
                 model_parallel_group,
                 ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
             };
-            CausalLm::load(&golden(name), &options(Some(&model_parallel)))
+            CausalLm::load(&golden_folder(name), &options(Some(&model_parallel)))
                 .unwrap()
                 .save(many.path())
                 .unwrap();
@@ -550,14 +539,14 @@ fn ranks_with_different_tokens_train_the_score_of_the_whole() {
         found
     };
     for name in ["llama-score", "gpt2-score", "opt-score"] {
-        let whole = gradients(&ScalarModel::load(&golden(name), &options(None)).unwrap());
+        let whole = gradients(&ScalarModel::load(&golden_folder(name), &options(None)).unwrap());
         for (mode, mesh) in [("megatron", [1, 2]), ("ulysses", [2, 2]), ("ring", [2, 1]), ("whole", [1, 2])] {
             on_mesh(mesh, Transport::Shared, |groups| {
                 let model_parallel = match mode {
                     "whole" => ModelParallel::tensor_parallel_only(groups.tensor_parallel()),
                     _ => sequence_parallel_of(groups, mode),
                 };
-                let model = ScalarModel::load(&golden(name), &options(Some(&model_parallel))).unwrap();
+                let model = ScalarModel::load(&golden_folder(name), &options(Some(&model_parallel))).unwrap();
                 let found = gradients(&model);
                 assert_eq!(whole.len(), found.len());
                 for (whole, found) in whole.iter().zip(&found) {
@@ -574,9 +563,9 @@ fn a_split_reward_model_gives_the_values_of_the_whole() {
         let batch = || Batch::new(&ROWS, Device::Cpu);
         let values =
             |model: &ScalarModel| flat(&model.values(&model.forward_no_grad(&batch()).unwrap()).unwrap());
-        let whole = values(&ScalarModel::load(&golden(name), &options(None)).unwrap());
+        let whole = values(&ScalarModel::load(&golden_folder(name), &options(None)).unwrap());
         on_ranks(2, Transport::Shared, |model_parallel| {
-            let model = ScalarModel::load(&golden(name), &options(Some(model_parallel))).unwrap();
+            let model = ScalarModel::load(&golden_folder(name), &options(Some(model_parallel))).unwrap();
             close(name, &whole, &values(&model));
         });
     }
@@ -602,11 +591,11 @@ fn written(model: &CausalLm, temperature: f64) -> Vec<Vec<i64>> {
 fn ranks_that_share_a_model_write_the_replies_of_the_whole() {
     for name in ["llama", "gpt2", "bloom", "qwen3"] {
         let replies = written;
-        let model = CausalLm::load(&golden(name), &options(None)).unwrap();
+        let model = CausalLm::load(&golden_folder(name), &options(None)).unwrap();
         let whole = [0.0, 1.0].map(|temperature| replies(&model, temperature));
         for size in [2, 4] {
             for sharded in on_ranks(size, Transport::Shared, |model_parallel| {
-                let model = CausalLm::load(&golden(name), &options(Some(model_parallel))).unwrap();
+                let model = CausalLm::load(&golden_folder(name), &options(Some(model_parallel))).unwrap();
                 [0.0, 1.0].map(|temperature| replies(&model, temperature))
             }) {
                 assert_eq!(whole, sharded, "{name} on {size}");
@@ -619,9 +608,9 @@ fn ranks_that_share_a_model_write_the_replies_of_the_whole() {
 fn a_split_model_is_saved_whole() {
     for name in ["llama", "gpt2", "neox"] {
         let [one, many] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        CausalLm::load(&golden(name), &options(None)).unwrap().save(one.path()).unwrap();
+        CausalLm::load(&golden_folder(name), &options(None)).unwrap().save(one.path()).unwrap();
         on_ranks(2, Transport::Shared, |model_parallel| {
-            let model = CausalLm::load(&golden(name), &options(Some(model_parallel))).unwrap();
+            let model = CausalLm::load(&golden_folder(name), &options(Some(model_parallel))).unwrap();
             assert!(model.parameters()[0].tensor.numel() < model.parameters()[0].num_elements());
             model.save(many.path()).unwrap();
         });
@@ -634,7 +623,7 @@ fn a_split_model_is_saved_whole() {
 
 #[test]
 fn a_new_model_begins_with_the_same_values_however_it_is_split() {
-    let config = || models::config::Config::from_folder(&golden("gpt2")).unwrap();
+    let config = || models::config::Config::from_folder(&golden_folder("gpt2")).unwrap();
     let values = |model: &CausalLm| -> Vec<Vec<f32>> {
         let whole =
             |parameter: &parallel::Parameter| parameter.placement.full_tensor(&parameter.tensor).unwrap();
@@ -649,7 +638,7 @@ fn a_new_model_begins_with_the_same_values_however_it_is_split() {
 /// What each rank sends for a step of the golden GPT-2: two layers, 12 tokens, width 24, four heads of 6.
 fn sent(mesh: [usize; 2], way: impl Fn(&ProcessGroups) -> ModelParallel + Sync) -> Vec<u64> {
     on_mesh(mesh, Transport::Shared, |groups| {
-        let model = CausalLm::load(&golden("gpt2"), &options(Some(&way(groups)))).unwrap();
+        let model = CausalLm::load(&golden_folder("gpt2"), &options(Some(&way(groups)))).unwrap();
         let batch = Batch::new(&ROWS, Device::Cpu);
         let bytes = || groups.tensor_parallel().sent_bytes() + groups.sequence_parallel().sent_bytes();
         let before = bytes();
@@ -706,8 +695,8 @@ fn a_pass_sends_as_much_as_the_formula_says() {
 #[test]
 fn a_grown_vocabulary_keeps_its_logits_and_begins_with_their_mean() {
     for name in ["llama", "llama-tied", "gpt2", "opt-after", "bloom"] {
-        let old = outcome(&CausalLm::load(&golden(name), &options(None)).unwrap(), false).logits;
-        let model = CausalLm::load_resized(&golden(name), 51, &options(None)).unwrap();
+        let old = outcome(&CausalLm::load(&golden_folder(name), &options(None)).unwrap(), false).logits;
+        let model = CausalLm::load_resized(&golden_folder(name), 51, &options(None)).unwrap();
         assert_eq!(model.config().vocab_size(), 51);
         let whole = outcome(&model, false);
         for (old, new) in old.chunks(48).zip(whole.logits.chunks(51)) {
@@ -721,7 +710,8 @@ fn a_grown_vocabulary_keeps_its_logits_and_begins_with_their_mean() {
         model.save(folder.path()).unwrap();
         same(name, &whole, &outcome(&CausalLm::load(folder.path(), &options(None)).unwrap(), false));
         on_ranks(2, Transport::Shared, |model_parallel| {
-            let model = CausalLm::load_resized(&golden(name), 51, &options(Some(model_parallel))).unwrap();
+            let model =
+                CausalLm::load_resized(&golden_folder(name), 51, &options(Some(model_parallel))).unwrap();
             same(&format!("{name} on 2"), &whole, &outcome(&model, false));
         });
     }
