@@ -20,7 +20,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::optimizer::{AdamwParam, Moments, adamw, global_norm};
 use crate::reducer::Reducer;
-use crate::{Error, TrainConfig, schedule};
+use crate::{Error, TrainConfig, lr_scheduler};
 
 /// A trained parameter with its fp32 master, its moments and its gradient.
 struct ParamState {
@@ -300,7 +300,7 @@ impl Engine {
     /// The learning rate that the next step would have in a run of `total_steps`.
     pub fn next_lr_of(&self, total_steps: u64) -> f64 {
         let TrainConfig { scheduler, warmup_steps, lr, .. } = self.config;
-        lr * schedule::lr_factor(scheduler, self.step, warmup_steps, total_steps)
+        lr * lr_scheduler::lr_factor(scheduler, self.step, warmup_steps, total_steps)
     }
 
     /// The process groups that train the model.

@@ -5,9 +5,9 @@
 pub mod checkpoint;
 pub mod config;
 pub mod engine;
+pub mod lr_scheduler;
 pub mod optimizer;
 mod reducer;
-pub mod schedule;
 
 use std::path::PathBuf;
 
