@@ -107,8 +107,8 @@ pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Saves the engine's state and the stage's own `extra` under `folder/trainer_state`. Every rank of the
-/// model-parallel group calls it. Rank 0 writes.
+/// Saves the engine's state and the stage's own `extra` under `folder/trainer_state`. Every rank that saves
+/// weights ([`parallel::ProcessGroups::saves_weights`]) calls it. Rank 0 writes.
 pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Result<(), Error> {
     let folder = folder.join(STATE_FOLDER);
     let state = engine.state();
@@ -117,16 +117,16 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
         fs::create_dir_all(&folder).map_err(|source| io(&folder, source))?;
     }
     let named: Vec<NamedTensor<'_>> = state.iter().map(StateTensor::named).collect();
-    let model_parallel_group = engine.groups().model_parallel();
+    let pipeline_expert_group = engine.groups().pipeline_expert_group();
     let is_writing_replica = safetensors_file::is_writing_replica(
         named.iter().map(|named| named.placement),
-        model_parallel_group,
+        pipeline_expert_group,
     )?;
     safetensors_file::write(
         &folder.join("optimizer.safetensors"),
         &named,
         is_writing_replica,
-        model_parallel_group,
+        pipeline_expert_group,
     )?;
     if !writes {
         return Ok(());
@@ -144,16 +144,16 @@ pub fn load_state<S: DeserializeOwned>(checkpoint: &Path, engine: &mut Engine) -
     let path = folder.join("optimizer.safetensors");
     let saved = TensorFile::open(&path).map_err(|source| state_error(&path, &source))?;
 
-    // Every saved tensor must belong to this run: the counts over all model-parallel ranks must agree.
-    let wanted = engine.state();
-    let owned = wanted.iter().filter(|state| state.owns_parameter).count();
-    let [all] = engine.groups().model_parallel().all_reduce_sum([owned as f64])?;
+    // Every saved tensor must belong to this run: the counts over the pipeline and expert ranks must agree.
+    let states = engine.state();
+    let owned = states.iter().filter(|state| state.owns_parameter).count();
+    let [all] = engine.groups().pipeline_expert_group().all_reduce_sum([owned as f64])?;
     if saved.names().count() as f64 != all {
         let problem = format!("it holds {} tensors and this run has {all}", saved.names().count());
         return Err(Error::State { path, problem });
     }
 
-    for StateTensor { name, tensor, placement, .. } in wanted {
+    for StateTensor { name, tensor, placement, .. } in states {
         let shape = placement.global_shape(&tensor.size());
         match saved.shape(&name) {
             Some(found) if found == shape => {

@@ -68,7 +68,7 @@ fn check_weight_replicas(states: &[ParamState], groups: &ProcessGroups) -> Resul
     };
     let local_sum = states.iter().map(sum).fold(0, i64::wrapping_add);
     let sums = groups.world().all_gather_object(vec![local_sum])?;
-    let others = groups.weight_replicas().ranks();
+    let others = groups.expert_data_parallel().ranks();
     match others.iter().find(|&&rank| sums[rank] != local_sum) {
         None => Ok(()),
         Some(&other) => Err(Error::ReplicasDiffer { rank: groups.world().rank(), other }),
@@ -103,12 +103,12 @@ impl Engine {
             return Err(Error::NoTrainableParameters);
         }
 
-        if groups.weight_replicas().size() > 1 {
+        if groups.expert_data_parallel().size() > 1 {
             check_weight_replicas(&param_states, groups)?;
         }
 
         // The reducer owns the gradient buffers; each parameter state gets a view into its bucket.
-        let reducer = (groups.dense_weight_replicas().size() > 1).then(|| {
+        let reducer = (groups.dense_data_parallel().size() > 1).then(|| {
             let weights: Vec<&Tensor> = param_states.iter().map(|state| &state.parameter.tensor).collect();
             let is_expert: Vec<bool> = param_states.iter().map(|state| state.parameter.is_expert).collect();
             let (reducer, views) = Reducer::new(groups, &weights, &is_expert);
@@ -335,7 +335,7 @@ pub(crate) struct StateTensor<'a> {
     /// This rank's shard.
     pub(crate) tensor: &'a Tensor,
     pub(crate) placement: &'a Placement,
-    /// Whether this rank owns the parameter. Over the model-parallel group, exactly one rank owns each.
+    /// Whether this rank owns the parameter. In a pipeline-expert group, exactly one rank owns each.
     pub(crate) owns_parameter: bool,
 }
 

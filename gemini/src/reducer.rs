@@ -73,9 +73,9 @@ impl Reducer {
             bucket_numel += weights[param_index].numel();
             if bucket_numel * 4 >= BUCKET_BYTES || is_last_of_kind {
                 let group = if is_expert[param_index] {
-                    groups.weight_replicas()
+                    groups.expert_data_parallel()
                 } else {
-                    groups.dense_weight_replicas()
+                    groups.dense_data_parallel()
                 };
                 let buffer =
                     Tensor::zeros([bucket_numel as i64], (Kind::Float, weights[param_index].device()));

@@ -120,9 +120,9 @@ impl Decoder {
 
     /// Writes `config` and the parameters of all ranks.
     pub(crate) fn save(&self, folder: &Path, config: &Config) -> Result<(), Error> {
-        let alone = ProcessGroup::single("model-parallel", 0);
-        let model_parallel_group = self.model_parallel.model_parallel_group.as_deref().unwrap_or(&alone);
-        weights::save(folder, config, &self.parameters, model_parallel_group)
+        let alone = ProcessGroup::single("pipeline-expert", 0);
+        let pipeline_expert_group = self.model_parallel.pipeline_expert_group.as_deref().unwrap_or(&alone);
+        weights::save(folder, config, &self.parameters, pipeline_expert_group)
     }
 
     /// The dtype of the hidden states.

@@ -33,7 +33,7 @@ pub struct ModelParallel {
     /// The ranks that hold different experts of the same layers; `None` without expert parallelism.
     pub expert_parallel: Option<Arc<ProcessGroup>>,
     /// All ranks that together hold one copy of the model; `None` if this rank holds all of it.
-    pub model_parallel_group: Option<Arc<ProcessGroup>>,
+    pub pipeline_expert_group: Option<Arc<ProcessGroup>>,
 }
 
 /// Pipeline parallelism: every rank holds some of the layers.
@@ -73,7 +73,7 @@ impl ModelParallel {
         sequence_parallel: SequenceParallel::Replicated,
         pipeline_parallel: None,
         expert_parallel: None,
-        model_parallel_group: None,
+        pipeline_expert_group: None,
     };
 
     /// Tensor parallelism over a group, with all tokens on every rank. A group of one rank means no

@@ -318,7 +318,7 @@ fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whol
             (ScheduleKind::ZeroBubbleV, [2, 2]),
         ] {
             on_whole_mesh([mesh[0], 1, mesh[1]], Transport::Shared, |groups| {
-                let embedding_group = groups.embedding().cloned();
+                let embedding_group = groups.embedding_group().cloned();
                 let layers = PipelineParallel {
                     group: Arc::clone(groups.pipeline_parallel()),
                     schedule_kind,
@@ -370,7 +370,7 @@ fn step_with_experts(model: &CausalLm, groups: &ProcessGroups) -> (f64, Vec<(Str
     let gradients = model.parameters().iter().zip(sums).map(|(parameter, grad)| {
         let grad = grad.unwrap_or_else(|| panic!("{} has no gradient", parameter.name)).contiguous();
         let sharers =
-            if parameter.is_expert { groups.weight_replicas() } else { groups.dense_weight_replicas() };
+            if parameter.is_expert { groups.expert_data_parallel() } else { groups.dense_data_parallel() };
         sharers.all_reduce(&grad, Reduction::Sum).unwrap();
         if parameter.partial_grad {
             groups.tensor_parallel().all_reduce(&grad, Reduction::Sum).unwrap();
@@ -467,11 +467,13 @@ fn experts_of_several_ranks_are_saved_as_one_model() {
         let [one, many] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         CausalLm::load(&golden_folder(name), &options(None)).unwrap().save(one.path()).unwrap();
         on_every_mesh([1, 1, 2, 1, 2], Transport::Shared, |groups| {
-            let (expert_parallel, model_parallel_group) =
-                (Some(Arc::clone(groups.expert_parallel())), Some(Arc::clone(groups.model_parallel())));
+            let (expert_parallel, pipeline_expert_group) = (
+                Some(Arc::clone(groups.expert_parallel())),
+                Some(Arc::clone(groups.pipeline_expert_group())),
+            );
             let model_parallel = ModelParallel {
                 expert_parallel,
-                model_parallel_group,
+                pipeline_expert_group,
                 ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
             };
             CausalLm::load(&golden_folder(name), &options(Some(&model_parallel)))
@@ -501,17 +503,17 @@ fn layers_of_several_ranks_are_saved_as_one_model() {
         CausalLm::load(&golden_folder(name), &options(None)).unwrap().save(one.path()).unwrap();
         on_whole_mesh([2, 1, 2], Transport::Shared, |groups| {
             let (group, embedding_group) =
-                (Arc::clone(groups.pipeline_parallel()), groups.embedding().cloned());
+                (Arc::clone(groups.pipeline_parallel()), groups.embedding_group().cloned());
             let pipeline_parallel = Some(PipelineParallel {
                 group,
                 schedule_kind: ScheduleKind::Interleaved,
                 virtual_stages: 2,
                 embedding_group,
             });
-            let model_parallel_group = Some(Arc::clone(groups.model_parallel()));
+            let pipeline_expert_group = Some(Arc::clone(groups.pipeline_expert_group()));
             let model_parallel = ModelParallel {
                 pipeline_parallel,
-                model_parallel_group,
+                pipeline_expert_group,
                 ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
             };
             CausalLm::load(&golden_folder(name), &options(Some(&model_parallel)))

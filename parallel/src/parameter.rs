@@ -241,7 +241,7 @@ impl Parameter {
         self.tied_group.as_ref().is_none_or(|tied_group| tied_group.rank() == 0)
     }
 
-    /// Whether this rank owns the parameter, for counts over the model-parallel group. Exactly one rank of
+    /// Whether this rank owns the parameter, for counts over the pipeline-expert group. Exactly one rank of
     /// the group owns each parameter.
     pub fn is_owned(&self, groups: &ProcessGroups) -> bool {
         self.is_tied_owner() && (self.is_expert || groups.expert_parallel().rank() == 0)

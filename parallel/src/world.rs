@@ -462,13 +462,13 @@ pub struct ProcessGroups {
     local_rank: LocalRank,
     world: ProcessGroup,
     axis_groups: Vec<Arc<ProcessGroup>>,
-    tensor: Arc<ProcessGroup>,
-    data: Arc<ProcessGroup>,
-    dense_weight_replicas: Arc<ProcessGroup>,
-    weight_replicas: Arc<ProcessGroup>,
+    tensor_parallel: Arc<ProcessGroup>,
+    data_parallel: Arc<ProcessGroup>,
+    dense_data_parallel: Arc<ProcessGroup>,
+    expert_data_parallel: Arc<ProcessGroup>,
     loss_group: Arc<ProcessGroup>,
-    model_parallel: Arc<ProcessGroup>,
-    embedding: Option<Arc<ProcessGroup>>,
+    pipeline_expert_group: Arc<ProcessGroup>,
+    embedding_group: Option<Arc<ProcessGroup>>,
 }
 
 impl ProcessGroups {
@@ -476,22 +476,35 @@ impl ProcessGroups {
     pub fn single() -> Self {
         let single_rank = |name: &str| Arc::new(ProcessGroup::single(name, 0));
         let axis_groups = Axis::ALL.iter().map(|axis| single_rank(axis.name())).collect();
-        let [tensor, data, dense_weight_replicas, weight_replicas, loss_group, model_parallel] =
-            ["tensor", "data-parallel", "dense-weight-replicas", "weight-replicas", "loss", "model-parallel"]
-                .map(single_rank);
+        let [
+            tensor_parallel,
+            data_parallel,
+            dense_data_parallel,
+            expert_data_parallel,
+            loss_group,
+            pipeline_expert_group,
+        ] = [
+            "tensor",
+            "data-parallel",
+            "dense-data-parallel",
+            "expert-data-parallel",
+            "loss",
+            "pipeline-expert",
+        ]
+        .map(single_rank);
         let (mesh, world) = (Mesh::single(), ProcessGroup::single("world", 0));
         Self {
             mesh,
             local_rank: LocalRank::SINGLE,
             world,
             axis_groups,
-            tensor,
-            data,
-            dense_weight_replicas,
-            weight_replicas,
+            tensor_parallel,
+            data_parallel,
+            dense_data_parallel,
+            expert_data_parallel,
             loss_group,
-            model_parallel,
-            embedding: None,
+            pipeline_expert_group,
+            embedding_group: None,
         }
     }
 
@@ -525,8 +538,8 @@ impl ProcessGroups {
 
         // Combined groups span several axes. If only one of these axes has more than one rank, the group of
         // that axis is shared, unless `separate` is set. Gradient all-reduces run while collectives over the
-        // sequence and expert axes are under way, so the weight-replica groups need communicators of their
-        // own when one of these axes is in use.
+        // sequence and expert axes are under way, so the two groups that reduce gradients need communicators
+        // of their own when one of these axes is in use.
         let combined_group =
             |name: &str, axes: &[Axis], separate: bool| -> Result<Arc<ProcessGroup>, Error> {
                 let mut axes_in_use = axes.iter().filter(|&&axis| mesh.size(axis) > 1);
@@ -538,13 +551,15 @@ impl ProcessGroups {
             };
 
         let separate = mesh.size(Axis::Sequence) > 1 || mesh.size(Axis::Expert) > 1;
-        let tensor = combined_group("tensor", &Axis::TENSOR, false)?;
-        let data = combined_group("data-parallel", &[Axis::Data, Axis::Expert], false)?;
-        let dense_weight_replicas =
-            combined_group("dense-weight-replicas", &[Axis::Data, Axis::Expert, Axis::Sequence], separate)?;
-        let weight_replicas = combined_group("weight-replicas", &[Axis::Data, Axis::Sequence], separate)?;
+        let tensor_parallel = combined_group("tensor", &Axis::TENSOR, false)?;
+        let data_parallel = combined_group("data-parallel", &[Axis::Data, Axis::Expert], false)?;
+        let dense_data_parallel =
+            combined_group("dense-data-parallel", &[Axis::Data, Axis::Expert, Axis::Sequence], separate)?;
+        let expert_data_parallel =
+            combined_group("expert-data-parallel", &[Axis::Data, Axis::Sequence], separate)?;
         let loss_group = combined_group("loss", &[Axis::Pipeline, Axis::Data, Axis::Expert], false)?;
-        let model_parallel_group = combined_group("model-parallel", &[Axis::Pipeline, Axis::Expert], false)?;
+        let pipeline_expert_group =
+            combined_group("pipeline-expert", &[Axis::Pipeline, Axis::Expert], false)?;
 
         // The embedding group holds the first and the last stage, which share a tied embedding.
         let (stages, stage) = (mesh.group(&[Axis::Pipeline]), mesh.coordinate(Axis::Pipeline));
@@ -561,13 +576,13 @@ impl ProcessGroups {
             mesh,
             world,
             axis_groups,
-            tensor,
-            data,
-            dense_weight_replicas,
-            weight_replicas,
+            tensor_parallel,
+            data_parallel,
+            dense_data_parallel,
+            expert_data_parallel,
             loss_group,
-            model_parallel: model_parallel_group,
-            embedding: embedding_group,
+            pipeline_expert_group,
+            embedding_group,
         })
     }
 
@@ -586,10 +601,11 @@ impl ProcessGroups {
         &self.axis_groups[axis as usize]
     }
 
-    /// The ranks that train on different rows of a step: the data axis and the expert axis together, because
-    /// expert-parallel ranks also have rows of their own (Megatron: the data-parallel group of dense layers).
+    /// The data-parallel group: the ranks that train on different rows of a step. It spans the data and
+    /// expert axes, because expert-parallel ranks also have rows of their own.
+    /// Megatron: `get_data_parallel_group()`.
     pub fn data_parallel(&self) -> &ProcessGroup {
-        &self.data
+        &self.data_parallel
     }
 
     /// The ranks that hold the other experts of the same layers.
@@ -602,25 +618,28 @@ impl ProcessGroups {
         self.axis_group(Axis::Sequence)
     }
 
-    /// The replicas of the dense (non-expert) weights, along the data, expert and sequence axes. The
-    /// gradients of dense weights are all-reduced over this group.
-    pub fn dense_weight_replicas(&self) -> &Arc<ProcessGroup> {
-        &self.dense_weight_replicas
+    /// The ranks that hold replicas of the dense (non-expert) weights, along the data, expert and sequence
+    /// axes. The gradients of dense weights are all-reduced over this group; those of expert weights over
+    /// [`expert_data_parallel`](Self::expert_data_parallel).
+    /// Megatron: `get_data_parallel_group(with_context_parallel=True)`.
+    pub fn dense_data_parallel(&self) -> &Arc<ProcessGroup> {
+        &self.dense_data_parallel
     }
 
-    /// The weight replicas: ranks that hold identical weights, experts included, along the data and sequence
-    /// axes. The gradients of expert weights are all-reduced over this group; those of dense weights over the
-    /// larger [`dense_weight_replicas`](Self::dense_weight_replicas). Evaluation and rollout rows are split
-    /// over it.
-    pub fn weight_replicas(&self) -> &Arc<ProcessGroup> {
-        &self.weight_replicas
+    /// The weight replicas: the ranks that hold identical weights, experts included, along the data and
+    /// sequence axes. The gradients of expert weights are all-reduced over this group; those of dense weights
+    /// over the larger [`dense_data_parallel`](Self::dense_data_parallel). Evaluation and rollout split their
+    /// rows over it too: without gradients, the ranks of an expert-parallel group run the same rows.
+    /// Megatron: `get_expert_data_parallel_group()`.
+    pub fn expert_data_parallel(&self) -> &Arc<ProcessGroup> {
+        &self.expert_data_parallel
     }
 
-    /// The model-parallel group: the pipeline and expert ranks that together hold one full model. Each rank
-    /// holds different parameters. Unlike Megatron's model-parallel group (tensor and pipeline), it does not
-    /// span the tensor axis: the tensor-parallel shards of one parameter are in different groups.
-    pub fn model_parallel(&self) -> &Arc<ProcessGroup> {
-        &self.model_parallel
+    /// The pipeline and expert ranks that together hold all parameters of one model, each at least once.
+    /// Unlike Megatron's model-parallel group (tensor and pipeline), it does not span the tensor axis: the
+    /// tensor-parallel shards of one parameter are in different groups.
+    pub fn pipeline_expert_group(&self) -> &Arc<ProcessGroup> {
+        &self.pipeline_expert_group
     }
 
     /// The ranks that hold the other layers of the same model.
@@ -630,8 +649,8 @@ impl ProcessGroups {
 
     /// The ranks with the first and the last layers; `None` if this rank has neither or if there is only one
     /// stage.
-    pub fn embedding(&self) -> Option<&Arc<ProcessGroup>> {
-        self.embedding.as_ref()
+    pub fn embedding_group(&self) -> Option<&Arc<ProcessGroup>> {
+        self.embedding_group.as_ref()
     }
 
     /// The loss group. Each training row of a step contributes its loss on exactly one rank of this group, so
@@ -642,13 +661,13 @@ impl ProcessGroups {
 
     /// The ranks that hold shards of the same weights.
     pub fn tensor_parallel(&self) -> &Arc<ProcessGroup> {
-        &self.tensor
+        &self.tensor_parallel
     }
 
     /// Whether this rank takes part in saving. Only the first weight replica does; the other replicas hold
     /// the same values.
     pub fn saves_weights(&self) -> bool {
-        self.weight_replicas.rank() == 0
+        self.expert_data_parallel.rank() == 0
     }
 
     /// Whether this is rank 0, which writes files and prints messages for the whole job.

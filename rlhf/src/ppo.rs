@@ -223,7 +223,7 @@ impl<'a> Ppo<'a> {
 
             // 2. Advantages: every rank computes them from all replies, because whitening and the KL
             // controller need the statistics of the full rollout.
-            let experiences = self.groups.weight_replicas().all_gather_object(experiences)?;
+            let experiences = self.groups.expert_data_parallel().all_gather_object(experiences)?;
             let (trajectories, mut metrics) = self.compute_advantages(&experiences)?;
             let scored_seconds = started.elapsed().as_secs_f64() - rollout_seconds;
 
@@ -310,7 +310,7 @@ impl<'a> Ppo<'a> {
         // Each weight replica generates the replies to one contiguous range of prompts. `request_offset` ties
         // the random draws to the global index of a request, so they do not depend on how the prompts are
         // split.
-        let share = self.groups.weight_replicas().shard_range(prompts.len());
+        let share = self.groups.expert_data_parallel().shard_range(prompts.len());
         let prompts = &prompts[share.clone()];
 
         let options = GenerationOptions {

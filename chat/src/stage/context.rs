@@ -106,17 +106,17 @@ fn model_parallel(config: &RunConfig, groups: &ProcessGroups) -> ModelParallel {
         group: Arc::clone(groups.pipeline_parallel()),
         schedule_kind: section.schedule,
         virtual_stages: section.chunks,
-        embedding_group: groups.embedding().cloned(),
+        embedding_group: groups.embedding_group().cloned(),
     });
     let wide = |group: &Arc<ProcessGroup>| (group.size() > 1).then(|| Arc::clone(group));
-    let (expert_parallel, model_parallel_group) =
-        (wide(groups.expert_parallel()), wide(groups.model_parallel()));
+    let (expert_parallel, pipeline_expert_group) =
+        (wide(groups.expert_parallel()), wide(groups.pipeline_expert_group()));
 
     ModelParallel {
         sequence_parallel,
         pipeline_parallel,
         expert_parallel,
-        model_parallel_group,
+        pipeline_expert_group,
         ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
     }
 }
@@ -197,11 +197,11 @@ pub(super) fn run_in_folder(
     Ok(())
 }
 
-/// Counts the parameters of the full model over the ranks of the model-parallel group.
+/// Counts the parameters of the full model over the ranks of the pipeline-expert group.
 pub(super) fn num_parameters(model: &impl Segmented, groups: &ProcessGroups) -> anyhow::Result<usize> {
     let is_owned = |parameter: &&Parameter| parameter.is_owned(groups);
     let owned: usize = model.parameters().iter().filter(is_owned).map(Parameter::num_elements).sum();
-    let [all] = groups.model_parallel().all_reduce_sum([owned as f64])?;
+    let [all] = groups.pipeline_expert_group().all_reduce_sum([owned as f64])?;
     Ok(all as usize)
 }
 

@@ -16,14 +16,14 @@ use crate::config::Config;
 const SHARD_BYTES: usize = 5_000_000_000;
 
 /// Writes `config.json` and the full parameters to a folder, which is created if necessary. Every rank of
-/// `model_parallel_group`, which together holds all parameters, must call it; its first rank writes.
+/// `pipeline_expert_group`, which together holds all parameters, must call it; its first rank writes.
 pub(crate) fn save(
     folder: &Path,
     config: &Config,
     parameters: &[Parameter],
-    model_parallel_group: &ProcessGroup,
+    pipeline_expert_group: &ProcessGroup,
 ) -> Result<(), Error> {
-    if save_in_shards(folder, parameters, SHARD_BYTES, model_parallel_group)? {
+    if save_in_shards(folder, parameters, SHARD_BYTES, pipeline_expert_group)? {
         safetensors_file::write_bytes(&folder.join("config.json"), config.to_json().as_bytes())?;
     }
     Ok(())
@@ -34,19 +34,19 @@ fn save_in_shards(
     folder: &Path,
     parameters: &[Parameter],
     limit: usize,
-    model_parallel_group: &ProcessGroup,
+    pipeline_expert_group: &ProcessGroup,
 ) -> Result<bool, Error> {
     let sizes = parameters.iter().map(|parameter| (parameter.name.clone(), parameter.num_bytes()));
-    let mut sizes = model_parallel_group.all_gather_object(sizes.collect())?;
+    let mut sizes = pipeline_expert_group.all_gather_object(sizes.collect())?;
     let mut seen = BTreeSet::new();
     sizes.retain(|(name, _)| seen.insert(name.clone()));
     let shards = shards(&sizes, limit);
 
     let is_writing_replica = safetensors_file::is_writing_replica(
         parameters.iter().map(|parameter| &parameter.placement),
-        model_parallel_group,
+        pipeline_expert_group,
     )?;
-    let writes = is_writing_replica && model_parallel_group.rank() == 0;
+    let writes = is_writing_replica && pipeline_expert_group.rank() == 0;
     if writes {
         std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
     }
@@ -62,7 +62,7 @@ fn save_in_shards(
             &folder.join(&file),
             &local_parameters.map(Parameter::as_named_tensor).collect::<Vec<_>>(),
             is_writing_replica,
-            model_parallel_group,
+            pipeline_expert_group,
         )?;
         map.extend(shard.iter().map(|name| ((*name).to_owned(), json!(file))));
     }
@@ -174,7 +174,8 @@ mod tests {
             let (name, first) = [("a", 1.0f32), ("b", 10.0)][mesh.coordinate(Axis::Pipeline)];
             let shard = placement.shard(&Tensor::from_slice(&[first, 2.0, 3.0, 4.0]));
             let parameter = Parameter { placement, ..Parameter::replicated(name, &shard) };
-            let wrote = save_in_shards(folder.path(), &[parameter], 20, groups.model_parallel()).unwrap();
+            let wrote =
+                save_in_shards(folder.path(), &[parameter], 20, groups.pipeline_expert_group()).unwrap();
             groups.world().barrier().unwrap();
             wrote
         };

@@ -17,7 +17,7 @@ use crate::comm::ProcessGroup;
 /// The message tag of tensors sent to the rank that writes the file.
 const TAG: usize = usize::MAX;
 
-/// The description of a tensor that all ranks of the model-parallel group share.
+/// The description of a tensor that all ranks of the pipeline-expert group share.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     name: String,
@@ -39,46 +39,46 @@ impl Entry {
     }
 }
 
-/// Whether the ranks of `model_parallel_group` write their sharded tensors, rather than the groups that hold
+/// Whether the ranks of `pipeline_expert_group` write their sharded tensors, rather than the groups that hold
 /// the other shards. `placements` are the placements of all tensors of the group's first rank, not only of
 /// those in one file.
 pub fn is_writing_replica<'p>(
     mut placements: impl Iterator<Item = &'p Placement>,
-    model_parallel_group: &ProcessGroup,
+    pipeline_expert_group: &ProcessGroup,
 ) -> Result<bool, Error> {
-    Ok(model_parallel_group.all_gather_object(vec![placements.all(Placement::is_writer)])?[0])
+    Ok(pipeline_expert_group.all_gather_object(vec![placements.all(Placement::is_writer)])?[0])
 }
 
 /// Writes the full `tensors` to a file. Every rank that holds a shard calls this function with its own
 /// shards. Of the ranks with `is_writing_replica` (see [`is_writing_replica()`]), the first one writes and
-/// the others send their tensors to it. The ranks of `model_parallel_group` hold different tensors; if
+/// the others send their tensors to it. The ranks of `pipeline_expert_group` hold different tensors; if
 /// several of them hold a tensor of the same name, the first copy is written.
 pub fn write(
     path: &Path,
     tensors: &[NamedTensor<'_>],
     is_writing_replica: bool,
-    model_parallel_group: &ProcessGroup,
+    pipeline_expert_group: &ProcessGroup,
 ) -> Result<(), Error> {
-    let entries = entries(path, tensors, model_parallel_group)?;
+    let entries = entries(path, tensors, pipeline_expert_group)?;
 
     // Gathers a full tensor. Every rank calls it for all entries in the same order, because gathering is
     // collective.
     let gather_full = |entry: &Entry| -> Result<Option<Tensor>, Error> {
-        if entry.owner != model_parallel_group.rank() {
-            let receives = is_writing_replica && model_parallel_group.rank() == 0;
+        if entry.owner != pipeline_expert_group.rank() {
+            let receives = is_writing_replica && pipeline_expert_group.rank() == 0;
             let options = (entry.kind(), Device::Cpu);
-            let receive = || model_parallel_group.recv(&entry.shape, options, entry.owner, TAG);
+            let receive = || pipeline_expert_group.recv(&entry.shape, options, entry.owner, TAG);
             return Ok(if receives { Some(receive()?) } else { None });
         }
         let named = &tensors[entry.index];
         let full = named.placement.full_tensor(named.tensor)?;
         if is_writing_replica && entry.owner != 0 {
-            model_parallel_group.send(&full.to_device(Device::Cpu).contiguous(), 0, TAG)?.wait()?;
+            pipeline_expert_group.send(&full.to_device(Device::Cpu).contiguous(), 0, TAG)?.wait()?;
         }
         Ok(Some(full))
     };
 
-    if !is_writing_replica || model_parallel_group.rank() != 0 {
+    if !is_writing_replica || pipeline_expert_group.rank() != 0 {
         return entries.iter().try_for_each(|entry| gather_full(entry).map(drop));
     }
 
@@ -106,11 +106,11 @@ pub fn write(
     })
 }
 
-/// The tensors of all ranks of the model-parallel group, in the order of the file.
+/// The tensors of all ranks of the pipeline-expert group, in the order of the file.
 fn entries(
     path: &Path,
     tensors: &[NamedTensor<'_>],
-    model_parallel_group: &ProcessGroup,
+    pipeline_expert_group: &ProcessGroup,
 ) -> Result<Vec<Entry>, Error> {
     let mut local_entries = Vec::with_capacity(tensors.len());
     for (index, named) in tensors.iter().enumerate() {
@@ -120,11 +120,11 @@ fn entries(
             name: named.name.to_owned(),
             dtype,
             shape,
-            owner: model_parallel_group.rank(),
+            owner: pipeline_expert_group.rank(),
             index,
         });
     }
-    let mut entries = model_parallel_group.all_gather_object(local_entries)?;
+    let mut entries = pipeline_expert_group.all_gather_object(local_entries)?;
     let mut seen = BTreeSet::new();
     entries.retain(|entry| seen.insert(entry.name.clone()));
     // The widest dtypes come first, so that every tensor starts at a multiple of its element size.
