@@ -1,11 +1,15 @@
 //! Ranks as threads of one process.
 
+use std::collections::BTreeSet;
 use std::thread;
 
+use parallel_sys::c10d::Secret;
 use tch::{Kind, Tensor};
 
+use super::hosts::cores;
 use super::*;
 use crate::comm::Reduction;
+use crate::{Axis, Mesh};
 
 fn rank_info(vars: &[(&str, &str)]) -> Result<RankInfo, Error> {
     RankInfo::from_vars(&|name| {

@@ -1,0 +1,236 @@
+//! The process groups of a mesh: one along each axis, and the combined ones that training needs.
+
+use std::sync::Arc;
+
+use super::{LocalRank, World};
+use crate::comm::ProcessGroup;
+use crate::{Axis, Error, Mesh};
+
+/// The process groups of a mesh that one rank belongs to.
+#[derive(Debug)]
+pub struct ProcessGroups {
+    mesh: Mesh,
+    local_rank: LocalRank,
+    world: ProcessGroup,
+    axis_groups: Vec<Arc<ProcessGroup>>,
+    tensor_parallel: Arc<ProcessGroup>,
+    data_parallel: Arc<ProcessGroup>,
+    dense_data_parallel: Arc<ProcessGroup>,
+    expert_data_parallel: Arc<ProcessGroup>,
+    loss_group: Arc<ProcessGroup>,
+    pipeline_expert_group: Arc<ProcessGroup>,
+    embedding_group: Option<Arc<ProcessGroup>>,
+}
+
+impl ProcessGroups {
+    /// The groups of a single process.
+    pub fn single() -> Self {
+        let single_rank = |name: &str| Arc::new(ProcessGroup::single(name, 0));
+        let axis_groups = Axis::ALL.iter().map(|axis| single_rank(axis.name())).collect();
+        let [
+            tensor_parallel,
+            data_parallel,
+            dense_data_parallel,
+            expert_data_parallel,
+            loss_group,
+            pipeline_expert_group,
+        ] = [
+            "tensor",
+            "data-parallel",
+            "dense-data-parallel",
+            "expert-data-parallel",
+            "loss",
+            "pipeline-expert",
+        ]
+        .map(single_rank);
+        let (mesh, world) = (Mesh::single(), ProcessGroup::single("world", 0));
+        Self {
+            mesh,
+            local_rank: LocalRank::SINGLE,
+            world,
+            axis_groups,
+            tensor_parallel,
+            data_parallel,
+            dense_data_parallel,
+            expert_data_parallel,
+            loss_group,
+            pipeline_expert_group,
+            embedding_group: None,
+        }
+    }
+
+    /// The rank of this process among the processes of the job on its host.
+    pub fn local_rank(&self) -> LocalRank {
+        self.local_rank
+    }
+
+    /// The groups that a process of `mesh` would have. They have ranks and sizes, but no backend, so they can
+    /// only be used for planning.
+    pub fn fake(mesh: &Mesh) -> Self {
+        let this_rank = mesh.rank();
+        let make = |name: &str, ranks: &[usize]| {
+            let position =
+                ranks.iter().position(|&rank| rank == this_rank).expect("every group of a rank contains it");
+            Ok(ProcessGroup::fake(name, ranks.to_vec(), position))
+        };
+        Self::build(mesh, make).expect("fake groups open no connection")
+    }
+
+    /// Builds the groups of `mesh`; `make` creates a group from its name and its ranks.
+    fn build(
+        mesh: &Mesh,
+        make: impl Fn(&str, &[usize]) -> Result<ProcessGroup, Error>,
+    ) -> Result<Self, Error> {
+        let everyone: Vec<usize> = (0..mesh.world_size()).collect();
+        let mut axis_groups = Vec::with_capacity(Axis::ALL.len());
+        for axis in Axis::ALL {
+            axis_groups.push(Arc::new(make(axis.name(), &mesh.group(&[axis]))?));
+        }
+
+        // Combined groups span several axes. If only one of these axes has more than one rank, the group of
+        // that axis is shared, unless `separate` is set. Gradient all-reduces run while collectives over the
+        // sequence and expert axes are under way, so the two groups that reduce gradients need communicators
+        // of their own when one of these axes is in use.
+        let combined_group =
+            |name: &str, axes: &[Axis], separate: bool| -> Result<Arc<ProcessGroup>, Error> {
+                let mut axes_in_use = axes.iter().filter(|&&axis| mesh.size(axis) > 1);
+                match (axes_in_use.next(), axes_in_use.next()) {
+                    (None, _) => Ok(Arc::clone(&axis_groups[axes[axes.len() - 1] as usize])),
+                    (Some(&axis), None) if !separate => Ok(Arc::clone(&axis_groups[axis as usize])),
+                    _ => Ok(Arc::new(make(name, &mesh.group(axes))?)),
+                }
+            };
+
+        let separate = mesh.size(Axis::Sequence) > 1 || mesh.size(Axis::Expert) > 1;
+        let tensor_parallel = combined_group("tensor", &Axis::TENSOR, false)?;
+        let data_parallel = combined_group("data-parallel", &[Axis::Data, Axis::Expert], false)?;
+        let dense_data_parallel =
+            combined_group("dense-data-parallel", &[Axis::Data, Axis::Expert, Axis::Sequence], separate)?;
+        let expert_data_parallel =
+            combined_group("expert-data-parallel", &[Axis::Data, Axis::Sequence], separate)?;
+        let loss_group = combined_group("loss", &[Axis::Pipeline, Axis::Data, Axis::Expert], false)?;
+        let pipeline_expert_group =
+            combined_group("pipeline-expert", &[Axis::Pipeline, Axis::Expert], false)?;
+
+        // The embedding group holds the first and the last stage, which share a tied embedding.
+        let (stages, stage) = (mesh.group(&[Axis::Pipeline]), mesh.coordinate(Axis::Pipeline));
+        let embedding_group = match stages.as_slice() {
+            [first, .., last] if stage == 0 || stage + 1 == stages.len() => {
+                Some(Arc::new(make("embedding", &[*first, *last])?))
+            }
+            _ => None,
+        };
+
+        let (mesh, world) = (mesh.clone(), make("world", &everyone)?);
+        Ok(Self {
+            local_rank: LocalRank::SINGLE,
+            mesh,
+            world,
+            axis_groups,
+            tensor_parallel,
+            data_parallel,
+            dense_data_parallel,
+            expert_data_parallel,
+            loss_group,
+            pipeline_expert_group,
+            embedding_group,
+        })
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// The group of all ranks.
+    pub fn world(&self) -> &ProcessGroup {
+        &self.world
+    }
+
+    /// The ranks that differ from this one along `axis` only.
+    pub fn axis_group(&self, axis: Axis) -> &Arc<ProcessGroup> {
+        &self.axis_groups[axis as usize]
+    }
+
+    /// The data-parallel group: the ranks that train on different rows of a step. It spans the data and
+    /// expert axes, because expert-parallel ranks also have rows of their own.
+    /// Megatron: `get_data_parallel_group()`.
+    pub fn data_parallel(&self) -> &ProcessGroup {
+        &self.data_parallel
+    }
+
+    /// The ranks that hold the other experts of the same layers.
+    pub fn expert_parallel(&self) -> &Arc<ProcessGroup> {
+        self.axis_group(Axis::Expert)
+    }
+
+    /// The ranks that train on different tokens of the same rows.
+    pub fn sequence_parallel(&self) -> &Arc<ProcessGroup> {
+        self.axis_group(Axis::Sequence)
+    }
+
+    /// The ranks that hold replicas of the dense (non-expert) weights, along the data, expert and sequence
+    /// axes. The gradients of dense weights are all-reduced over this group; those of expert weights over
+    /// [`expert_data_parallel`](Self::expert_data_parallel).
+    /// Megatron: `get_data_parallel_group(with_context_parallel=True)`.
+    pub fn dense_data_parallel(&self) -> &Arc<ProcessGroup> {
+        &self.dense_data_parallel
+    }
+
+    /// The weight replicas: the ranks that hold identical weights, experts included, along the data and
+    /// sequence axes. The gradients of expert weights are all-reduced over this group; those of dense weights
+    /// over the larger [`dense_data_parallel`](Self::dense_data_parallel). Evaluation and rollout split their
+    /// rows over it too: without gradients, the ranks of an expert-parallel group run the same rows.
+    /// Megatron: `get_expert_data_parallel_group()`.
+    pub fn expert_data_parallel(&self) -> &Arc<ProcessGroup> {
+        &self.expert_data_parallel
+    }
+
+    /// The pipeline and expert ranks that together hold all parameters of one model, each at least once.
+    /// Unlike Megatron's model-parallel group (tensor and pipeline), it does not span the tensor axis: the
+    /// tensor-parallel shards of one parameter are in different groups.
+    pub fn pipeline_expert_group(&self) -> &Arc<ProcessGroup> {
+        &self.pipeline_expert_group
+    }
+
+    /// The ranks that hold the other layers of the same model.
+    pub fn pipeline_parallel(&self) -> &Arc<ProcessGroup> {
+        self.axis_group(Axis::Pipeline)
+    }
+
+    /// The ranks with the first and the last layers; `None` if this rank has neither or if there is only one
+    /// stage.
+    pub fn embedding_group(&self) -> Option<&Arc<ProcessGroup>> {
+        self.embedding_group.as_ref()
+    }
+
+    /// The loss group. Each training row of a step contributes its loss on exactly one rank of this group, so
+    /// a sum over the group is the loss of the step.
+    pub fn loss_group(&self) -> &ProcessGroup {
+        &self.loss_group
+    }
+
+    /// The ranks that hold shards of the same weights.
+    pub fn tensor_parallel(&self) -> &Arc<ProcessGroup> {
+        &self.tensor_parallel
+    }
+
+    /// Whether this rank takes part in saving. Only the first weight replica does; the other replicas hold
+    /// the same values.
+    pub fn saves_weights(&self) -> bool {
+        self.expert_data_parallel.rank() == 0
+    }
+
+    /// Whether this is rank 0, which writes files and prints messages for the whole job.
+    pub fn is_rank_zero(&self) -> bool {
+        self.world.rank() == 0
+    }
+}
+
+impl World {
+    /// The process groups of `mesh`: one along each axis, the combined ones, and the group of all ranks.
+    pub fn groups(&self, mesh: &Mesh) -> Result<ProcessGroups, Error> {
+        let groups = ProcessGroups::build(mesh, |name, ranks| self.group(name, ranks))?;
+        Ok(ProcessGroups { local_rank: self.local_rank(), ..groups })
+    }
+}

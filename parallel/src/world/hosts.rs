@@ -1,0 +1,82 @@
+//! The hosts of a job: which ranks run on one host, and which of them share cores.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::World;
+
+/// Where a process runs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct HostInfo {
+    /// Identifies the host: boot id, network namespace and pid namespace. Two ranks can use shared memory
+    /// only if this value is equal.
+    pub(super) host: String,
+    /// The process id on that host.
+    pub(super) pid: u32,
+    /// The cores that the process may use.
+    pub(super) cores: BTreeSet<usize>,
+}
+
+impl HostInfo {
+    pub(super) fn local() -> Self {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let link =
+            |name: &str| std::fs::read_link(name).map(|path| path.display().to_string()).unwrap_or_default();
+        let host = format!("{} {} {}", boot.trim(), link("/proc/self/ns/net"), link("/proc/self/ns/pid"));
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        Self { host, pid: std::process::id(), cores: cores(list.unwrap_or_default()) }
+    }
+}
+
+/// Parses a list of core numbers such as `0-3,8`.
+pub(super) fn cores(list: &str) -> BTreeSet<usize> {
+    let number = |text: &str| text.trim().parse::<usize>().ok();
+    let range = |item: &str| {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        Some(number(first)?..=number(last)?)
+    };
+    list.split(',').filter_map(range).flatten().collect()
+}
+
+/// The rank of a process among the processes of the job on its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalRank {
+    /// The rank, from 0.
+    pub rank: usize,
+    /// The number of processes on the host.
+    pub size: usize,
+}
+
+impl LocalRank {
+    /// The only process on its host.
+    pub const SINGLE: Self = Self { rank: 0, size: 1 };
+}
+
+impl World {
+    /// The number of processes, including this one, that may run on the same cores as this one.
+    pub fn ranks_sharing_cores(&self) -> usize {
+        let local_host = &self.hosts[self.rank_info.rank];
+        let shares =
+            |host: &&HostInfo| host.host == local_host.host && !host.cores.is_disjoint(&local_host.cores);
+        self.hosts.iter().filter(shares).count().max(1)
+    }
+
+    /// The rank of this process among the ranks on its host.
+    pub(super) fn local_rank(&self) -> LocalRank {
+        let local_host = &self.hosts[self.rank()].host;
+        let local = |rank: &usize| self.hosts[*rank].host == *local_host;
+        let below = (0..self.rank()).filter(local).count();
+        LocalRank { rank: below, size: (0..self.hosts.len()).filter(local).count() }
+    }
+
+    /// Lists the ranks of each host, as in `{0, 1} and {2, 3}`.
+    pub(super) fn hosts_of(&self, ranks: &[usize]) -> String {
+        let mut hosts: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for &rank in ranks {
+            hosts.entry(&self.hosts[rank].host).or_default().push(rank.to_string());
+        }
+        hosts.values().map(|ranks| format!("{{{}}}", ranks.join(", "))).collect::<Vec<_>>().join(" and ")
+    }
+}
