@@ -142,15 +142,16 @@ fn full_grad(parameter: &Parameter, grad: &Tensor, model_parallel: &ModelParalle
     flat(&parameter.placement.full_tensor(&grad).unwrap())
 }
 
-/// A loss that uses cross-entropy, log-probabilities and entropy; `checkpoint` runs each block twice.
-fn outcome(model: &CausalLm, checkpoint: bool) -> Outcome {
+/// A loss that uses cross-entropy, log-probabilities and entropy. With `activation_checkpointing`, each block
+/// runs forward twice.
+fn outcome(model: &CausalLm, activation_checkpointing: bool) -> Outcome {
     let batch = Batch::new(&ROWS, Device::Cpu);
     let targets = Tensor::from_slice(&[9i64, 41, 47, 0, 7, 7, 3, 11, 2, 3, 46, 20]);
     let weights = Tensor::arange(12, (Kind::Float, Device::Cpu)) / 7.0;
     let hidden = model.forward_no_grad(&batch).unwrap();
     let logits = flat(&tch::no_grad(|| model.head().logits(&hidden)).unwrap());
     let best = flat(&head::argmax(&hidden, model.head()).unwrap());
-    let tape = Tape::forward(model, &batch, checkpoint).unwrap();
+    let tape = Tape::forward(model, &batch, activation_checkpointing).unwrap();
     let cross_entropy = head::cross_entropy(tape.hidden(), model.head(), &targets, Some(&weights)).unwrap();
     let found = head::logprobs(tape.hidden(), model.head(), &targets, 0.7).unwrap();
     let weighted = |x: &Tensor| (x * &weights).sum(Kind::Float);

@@ -80,9 +80,13 @@ pub struct Tape<'a, M: Segmented> {
 }
 
 impl<'a, M: Segmented> Tape<'a, M> {
-    /// Runs the network forward. With `checkpoint`, only the inputs of the segments are kept.
-    pub fn forward(model: &'a M, context: &'a M::Context, checkpoint: bool) -> Result<Self, Error> {
-        Self::forward_segments(model, context, 0..model.num_segments(), None, checkpoint)
+    /// Runs the network forward. With `activation_checkpointing`, only the inputs of the segments are kept.
+    pub fn forward(
+        model: &'a M,
+        context: &'a M::Context,
+        activation_checkpointing: bool,
+    ) -> Result<Self, Error> {
+        Self::forward_segments(model, context, 0..model.num_segments(), None, activation_checkpointing)
     }
 
     /// Runs some segments forward from `input`, the output of the segment before them.
@@ -91,13 +95,13 @@ impl<'a, M: Segmented> Tape<'a, M> {
         context: &'a M::Context,
         segments: Range<usize>,
         input: Option<Tensor>,
-        checkpoint: bool,
+        activation_checkpointing: bool,
     ) -> Result<Self, Error> {
         let mut records = Vec::with_capacity(segments.len());
         let mut hidden = input;
         for index in segments.clone() {
             let input = hidden.take();
-            let (record, output) = if checkpoint {
+            let (record, output) = if activation_checkpointing {
                 let output = no_grad(|| model.forward_segment(index, input.as_ref(), context))?;
                 (SavedSegment::InputOnly(input), output)
             } else {
@@ -261,11 +265,11 @@ mod tests {
         }
     }
 
-    fn gradients(checkpoint: bool) -> (Vec<f64>, usize) {
+    fn gradients(activation_checkpointing: bool) -> (Vec<f64>, usize) {
         let model = Chain::new();
         let context = Tensor::from_slice(&[7.0]);
         let mut grads = vec![0.0; 3];
-        let tape = Tape::forward(&model, &context, checkpoint).unwrap();
+        let tape = Tape::forward(&model, &context, activation_checkpointing).unwrap();
         let loss = (tape.hidden() * &model.parameters[0].tensor).sum(Kind::Double);
         tape.backward(&loss, &mut |index, grad| grads[index] += grad.double_value(&[0])).unwrap();
         (grads, model.forwards.get())

@@ -18,7 +18,7 @@ use crate::{Error, Segmented, Tape};
 pub fn run_schedule<M: Segmented, E: From<Error>>(
     model: &M,
     contexts: &[&M::Context],
-    checkpoint: bool,
+    activation_checkpointing: bool,
     loss: &mut dyn FnMut(usize, &Tensor) -> Result<Tensor, E>,
     on_gradient: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -36,7 +36,7 @@ pub fn run_schedule<M: Segmented, E: From<Error>>(
     let mut runner = ScheduleRunner {
         model,
         contexts,
-        checkpoint,
+        activation_checkpointing,
         pipeline,
         schedule: &schedule,
         rank,
@@ -69,7 +69,7 @@ enum P2pPayload {
 struct ScheduleRunner<'a, M: Segmented> {
     model: &'a M,
     contexts: &'a [&'a M::Context],
-    checkpoint: bool,
+    activation_checkpointing: bool,
     pipeline: Option<&'a PipelineStages>,
     schedule: &'a Schedule,
     rank: usize,
@@ -101,9 +101,10 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
             Some(pipeline) => pipeline.segments(stage),
             None => 0..self.model.num_segments(),
         };
-        let (model, context, checkpoint) = (self.model, self.contexts[micro_batch], self.checkpoint);
+        let (model, context, activation_checkpointing) =
+            (self.model, self.contexts[micro_batch], self.activation_checkpointing);
         let tape = self.with_deferred_weight_grads(micro_batch, stage, || {
-            Tape::forward_segments(model, context, segments, input, checkpoint)
+            Tape::forward_segments(model, context, segments, input, activation_checkpointing)
         })?;
 
         let loss = if stage + 1 == self.schedule.num_stages {
@@ -293,7 +294,11 @@ mod tests {
 
     /// Returns the sum of the losses, the gradients, and how often `on_gradient` was called for each.
     /// Micro-batches have different lengths.
-    fn step(model: &Network, num_micro_batches: usize, checkpoint: bool) -> (f64, Vec<Tensor>, Vec<usize>) {
+    fn step(
+        model: &Network,
+        num_micro_batches: usize,
+        activation_checkpointing: bool,
+    ) -> (f64, Vec<Tensor>, Vec<usize>) {
         let x = |micro_batch: usize| {
             let count = 4 * (micro_batch as i64 % 3 + 1);
             (Tensor::arange(count, (Kind::Double, Device::Cpu)) + micro_batch as f64).cos().view([-1, 4])
@@ -307,7 +312,7 @@ mod tests {
         run_schedule::<_, Error>(
             model,
             &contexts,
-            checkpoint,
+            activation_checkpointing,
             &mut |micro_batch, hidden| {
                 let loss = hidden.square().sum(Kind::Double) * (micro_batch + 1) as f64;
                 total += loss.double_value(&[]);
