@@ -168,7 +168,7 @@ impl Attention {
         residual: Option<&Tensor>,
         tp_region: &TensorParallelRegion,
     ) -> Result<Tensor, parallel::Error> {
-        tp_region.row_parallel_linear(&self.out, attended, residual)
+        tp_region.forward_row_parallel(&self.out, attended, residual)
     }
 
     /// The number of key-value heads on this rank.

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::decoder::{self, Decoder, SCORE_WEIGHT};
 use crate::head::Head;
 use crate::initialize;
-use crate::layer::{Request, to_column_major};
+use crate::layer::{ParameterRequest, to_column_major};
 use crate::weights::WeightFolder;
 
 pub use crate::decoder::LoadOptions;
@@ -300,7 +300,7 @@ pub(crate) fn copy(
 }
 
 /// Initialises a new parameter on this rank.
-pub(crate) fn init_parameter(request: &Request<'_>, seed: u64, options: &LoadOptions) -> Tensor {
+pub(crate) fn init_parameter(request: &ParameterRequest<'_>, seed: u64, options: &LoadOptions) -> Tensor {
     if !request.is_local {
         return options.placeholder();
     }

@@ -22,7 +22,7 @@ use crate::batch::Batch;
 use crate::block::Block;
 use crate::config::Config;
 use crate::forward_context::ForwardContext;
-use crate::layer::{Linear, Norm, Request, to_column_major};
+use crate::layer::{Linear, Norm, ParameterRequest, to_column_major};
 use crate::model_parallel::ModelParallel;
 use crate::rope::Rotary;
 use crate::tensor_parallel_region::TensorParallelRegion;
@@ -54,7 +54,7 @@ impl LoadOptions {
 
     /// Moves a parameter to the requested device and dtype. A frozen linear weight on the CPU becomes
     /// column-major, which is faster for inference.
-    pub(crate) fn materialize(&self, request: &Request<'_>, tensor: &Tensor) -> Tensor {
+    pub(crate) fn materialize(&self, request: &ParameterRequest<'_>, tensor: &Tensor) -> Tensor {
         let kind = if request.name == SCORE_WEIGHT { Kind::Float } else { self.kind };
         let converted = tensor.to_device(self.device).to_kind(kind);
         let is_frozen_on_cpu = !self.trainable && self.device == Device::Cpu;

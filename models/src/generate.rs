@@ -1,7 +1,7 @@
 //! The generation engine, with continuous batching (vLLM): prompts in, replies out, as token ids.
 //!
 //! Each prompt runs through the model once, and its keys and values are cached. After that, each step runs
-//! one token of every active reply. When a reply finishes, the next waiting prompt takes its slot. When no
+//! one token of every running reply. When a reply finishes, the next waiting prompt takes its slot. When no
 //! prompt waits, idle slots are removed, so that a long reply does not keep computing finished ones. The
 //! random draws of a request depend on the seed and on its index among the prompts, never on the batch. This
 //! module knows nothing about tokenizers or templates.
@@ -53,6 +53,7 @@ pub enum FinishReason {
 }
 
 /// One reply.
+/// vLLM: `CompletionOutput`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
     /// The new tokens, including the stop token.
@@ -76,7 +77,7 @@ pub fn generate(
     options.sampling.check()?;
     check_prompts(model, prompts)?;
     let model = model.for_decoding()?;
-    let completions = no_grad(|| Generation::new(&model, prompts, options).run(on_token))?;
+    let completions = no_grad(|| GenerationEngine::new(&model, prompts, options).run(on_token))?;
     check_agreement(&model, &completions)?;
     Ok(completions)
 }
@@ -110,27 +111,34 @@ fn check_prompts(model: &CausalLm, prompts: &[Vec<i64>]) -> Result<(), Error> {
 }
 
 /// A reply that is being generated.
-struct ActiveRequest {
-    request: usize,
-    budget: usize,
-    last: i64,
+/// vLLM: a request in the state `RUNNING`.
+struct RunningSequence {
+    /// The index of its prompt.
+    request_index: usize,
+    /// The maximum number of tokens of the reply.
+    max_tokens: usize,
+    /// The newest token, which the next step feeds to the model.
+    last_token: i64,
     generator: ChaCha8Rng,
 }
 
-struct Generation<'a> {
+/// The scheduler of waiting and running requests, with their replies so far.
+/// vLLM: `LLMEngine` and `Scheduler`.
+struct GenerationEngine<'a> {
     model: &'a CausalLm,
     /// The weight of the head, in the memory layout that is fastest for the rows of one step.
     head: Tensor,
     prompts: &'a [Vec<i64>],
     options: &'a GenerationOptions,
-    next: usize,
-    /// One entry per slot; `None` for an idle slot.
-    slots: Vec<Option<ActiveRequest>>,
+    /// The index of the next waiting prompt.
+    next_request: usize,
+    /// One entry per slot of the KV cache; `None` for an idle slot.
+    slots: Vec<Option<RunningSequence>>,
     completions: Vec<Completion>,
     scratch: Vec<f32>,
 }
 
-impl<'a> Generation<'a> {
+impl<'a> GenerationEngine<'a> {
     fn new(model: &'a CausalLm, prompts: &'a [Vec<i64>], options: &'a GenerationOptions) -> Self {
         let empty = Completion { ids: Vec::new(), logprobs: Vec::new(), finish_reason: FinishReason::Length };
         let slots = prompts.len().min(options.max_num_seqs.max(1));
@@ -143,7 +151,7 @@ impl<'a> Generation<'a> {
             head: if is_column_major { to_column_major(weight) } else { weight.shallow_clone() },
             prompts,
             options,
-            next: 0,
+            next_request: 0,
             slots: (0..slots).map(|_| None).collect(),
             completions: vec![empty; prompts.len()],
             scratch: Vec::new(),
@@ -157,7 +165,7 @@ impl<'a> Generation<'a> {
 
         let device = self.model.device();
         let capacity =
-            self.prompts.iter().map(|prompt| prompt.len() + self.budget(prompt.len())).max().unwrap_or(0);
+            self.prompts.iter().map(|prompt| prompt.len() + self.max_tokens(prompt.len())).max().unwrap_or(0);
         let mut cache = self.model.decoder().cache(self.slots.len() as i64, capacity as i64);
 
         loop {
@@ -166,17 +174,20 @@ impl<'a> Generation<'a> {
             if self.slots.is_empty() {
                 return Ok(self.completions);
             }
-            let tokens: Vec<i64> =
-                self.slots.iter().map(|slot| slot.as_ref().map_or(0, |active| active.last)).collect();
+            let tokens: Vec<i64> = self
+                .slots
+                .iter()
+                .map(|slot| slot.as_ref().map_or(0, |sequence| sequence.last_token))
+                .collect();
             let hidden = self.model.decode(&upload(&tokens, device), &mut cache)?;
             let slots: Vec<usize> = (0..self.slots.len()).collect();
             self.sample_tokens(&hidden, &slots, &mut cache, on_token)?;
         }
     }
 
-    /// The maximum number of new tokens after a prompt of `length` tokens.
-    fn budget(&self, length: usize) -> usize {
-        self.options.max_new_tokens.min(self.model.config().max_positions() as usize - length)
+    /// The maximum number of new tokens after a prompt of `prompt_length` tokens.
+    fn max_tokens(&self, prompt_length: usize) -> usize {
+        self.options.max_new_tokens.min(self.model.config().max_positions() as usize - prompt_length)
     }
 
     /// Prefills waiting prompts into idle slots and samples their first tokens.
@@ -185,9 +196,9 @@ impl<'a> Generation<'a> {
         cache: &mut KvCache,
         on_token: &mut TokenCallback<'_>,
     ) -> Result<(), Error> {
-        while self.next < self.prompts.len() {
+        while self.next_request < self.prompts.len() {
             let idle: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.slots[slot].is_none()).collect();
-            let idle = &idle[..idle.len().min(self.prompts.len() - self.next)];
+            let idle = &idle[..idle.len().min(self.prompts.len() - self.next_request)];
             if idle.is_empty() {
                 return Ok(());
             }
@@ -196,15 +207,21 @@ impl<'a> Generation<'a> {
                 cache.reset_slot(slot as i64);
                 let generator = SamplingParams::generator(
                     self.options.seed,
-                    self.options.request_offset + self.next as u64,
+                    self.options.request_offset + self.next_request as u64,
                 );
-                let budget = self.budget(self.prompts[self.next].len());
-                self.slots[slot] = Some(ActiveRequest { request: self.next, budget, last: 0, generator });
-                self.next += 1;
+                let max_tokens = self.max_tokens(self.prompts[self.next_request].len());
+                self.slots[slot] = Some(RunningSequence {
+                    request_index: self.next_request,
+                    max_tokens,
+                    last_token: 0,
+                    generator,
+                });
+                self.next_request += 1;
             }
 
-            let first = self.next - idle.len();
-            let rows: Vec<&[i64]> = self.prompts[first..self.next].iter().map(Vec::as_slice).collect();
+            let first = self.next_request - idle.len();
+            let rows: Vec<&[i64]> =
+                self.prompts[first..self.next_request].iter().map(Vec::as_slice).collect();
             let batch = Batch::new(&rows, self.model.device());
             let slot_ids: Vec<i64> = idle.iter().map(|&slot| slot as i64).collect();
             let hidden = self.model.prefill(&batch, cache, &slot_ids)?;
@@ -231,16 +248,16 @@ impl<'a> Generation<'a> {
         };
 
         for (token, &slot) in sampled.into_iter().zip(slots) {
-            let Some(active) = &mut self.slots[slot] else { continue };
+            let Some(sequence) = &mut self.slots[slot] else { continue };
             let SampledToken { id, logprob } =
-                token.ok_or(Error::LogitsNotFinite { index: active.request })?;
-            let completion = &mut self.completions[active.request];
+                token.ok_or(Error::LogitsNotFinite { index: sequence.request_index })?;
+            let completion = &mut self.completions[sequence.request_index];
             completion.ids.push(id);
             completion.logprobs.push(logprob);
-            active.last = id;
+            sequence.last_token = id;
             let stops = self.options.stop_ids.contains(&id);
-            let interrupted = on_token(active.request, id).is_break();
-            if stops || interrupted || completion.ids.len() == active.budget {
+            let interrupted = on_token(sequence.request_index, id).is_break();
+            if stops || interrupted || completion.ids.len() == sequence.max_tokens {
                 completion.finish_reason = match (stops, interrupted) {
                     (true, _) => FinishReason::Stop,
                     (_, true) => FinishReason::Interrupted,
@@ -264,15 +281,16 @@ impl<'a> Generation<'a> {
         let width = logits.size()[1] as usize;
         let logits = Vec::<f32>::try_from(logits.view([-1]))?;
         let rows = logits.chunks_exact(width).zip(slots).map(|(row, &slot)| {
-            let active = self.slots[slot].as_mut()?;
-            self.options.sampling.sample(row, &mut active.generator, &mut self.scratch)
+            let sequence = self.slots[slot].as_mut()?;
+            self.options.sampling.sample(row, &mut sequence.generator, &mut self.scratch)
         });
         Ok(rows.collect())
     }
 
     /// Samples from all rows of `logits` `[B, V]` on their device.
     fn sample_on_device(&mut self, logits: &Tensor, slots: &[usize]) -> Vec<Option<SampledToken>> {
-        let draw = |&slot: &usize| self.slots[slot].as_mut().map_or(0.0, |active| active.generator.random());
+        let draw =
+            |&slot: &usize| self.slots[slot].as_mut().map_or(0.0, |sequence| sequence.generator.random());
         let draws: Vec<f64> = slots.iter().map(draw).collect();
         self.options.sampling.sample_rows(logits, &draws)
     }
@@ -284,7 +302,7 @@ impl<'a> Generation<'a> {
             .filter(|&slot| self.slots[slot].is_some())
             .map(|slot| slot as i64)
             .collect();
-        if active_slots.len() * 4 > self.slots.len() * 3 && self.next == self.prompts.len() {
+        if active_slots.len() * 4 > self.slots.len() * 3 && self.next_request == self.prompts.len() {
             for slot in 0..self.slots.len() {
                 if self.slots[slot].is_none() {
                     cache.reset_slot(slot as i64);

@@ -124,7 +124,8 @@ impl<'a> Head<'a> {
         Some(RowPartition(vec![Arc::clone(group)]))
     }
 
-    fn owned(&self) -> DetachedHead {
+    /// The head without its autograd graph, for a backward pass that outlives the borrow.
+    fn detach(&self) -> DetachedHead {
         DetachedHead {
             weight: self.weight.detach(),
             bias: self.bias.map(Tensor::detach),
@@ -219,13 +220,13 @@ fn local_cross_entropy(
     let mut sums = HeadGrads::new(hidden, &head, wants_grad);
     let mut total = Tensor::zeros([], (Kind::Double, hidden.device()));
     no_grad(|| {
-        let owned = head.owned();
+        let detached_head = head.detach();
         for (start, length) in chunks(hidden.size()[0], head.chunk_rows()) {
             let rows = hidden.narrow(0, start, length).detach();
-            let target = owned.mask_targets(&targets.narrow(0, start, length).unsqueeze(1));
+            let target = detached_head.mask_targets(&targets.narrow(0, start, length).unsqueeze(1));
             let weight = weights.map(|weights| weights.narrow(0, start, length).to_kind(Kind::Float));
-            let logits = owned.logits(&rows, 1.0);
-            let logprobs = log_softmax(&logits, owned.global_logsumexp(&logits)?.as_ref());
+            let logits = detached_head.logits(&rows, 1.0);
+            let logprobs = log_softmax(&logits, detached_head.global_logsumexp(&logits)?.as_ref());
             let picked = target.zero_masked(logprobs.gather(1, &target.masked_ids, false)).squeeze_dim(1);
             let picked = weight.as_ref().map_or_else(|| picked.shallow_clone(), |weight| &picked * weight);
             total -= picked.sum(Kind::Double);
@@ -236,10 +237,10 @@ fn local_cross_entropy(
                 let _ = grad_logits.scatter_add_(1, &target.masked_ids, &target.zero_masked(minus_one));
                 let grad_logits = weight
                     .map_or_else(|| grad_logits.shallow_clone(), |weight| &grad_logits * weight.unsqueeze(1));
-                sums.add(&owned, &rows, &grad_logits, start);
+                sums.add(&detached_head, &rows, &grad_logits, start);
             }
         }
-        Ok::<_, Error>(owned.all_reduce(&total)?)
+        Ok::<_, Error>(detached_head.all_reduce(&total)?)
     })?;
 
     let total = total.to_kind(Kind::Float);
@@ -299,11 +300,11 @@ fn local_logprobs(
     let chunk_rows = head.chunk_rows();
     let (mut chunk_results, mut log_totals) = (Vec::new(), Vec::new());
     let stacked = no_grad(|| {
-        let owned = head.owned();
+        let detached_head = head.detach();
         for (start, length) in chunks(hidden.size()[0], chunk_rows) {
-            let target = owned.mask_targets(&targets.narrow(0, start, length).unsqueeze(1));
-            let logits = owned.logits(&hidden.narrow(0, start, length), temperature);
-            let log_total = owned.global_logsumexp(&logits)?;
+            let target = detached_head.mask_targets(&targets.narrow(0, start, length).unsqueeze(1));
+            let logits = detached_head.logits(&hidden.narrow(0, start, length), temperature);
+            let log_total = detached_head.global_logsumexp(&logits)?;
             let logprobs = log_softmax(&logits, log_total.as_ref());
             let picked = target.zero_masked(logprobs.gather(1, &target.masked_ids, false)).squeeze_dim(1);
             let terms = (logprobs.exp() * logprobs).nan_to_num(0.0, None, None);
@@ -314,7 +315,7 @@ fn local_logprobs(
             chunk_results.push(Tensor::zeros([2, 0], (Kind::Float, hidden.device())));
         }
         let stacked = Tensor::cat(&chunk_results, 1);
-        owned.all_reduce(&stacked)?;
+        detached_head.all_reduce(&stacked)?;
         Ok::<_, Error>(stacked)
     })?;
 
@@ -323,7 +324,7 @@ fn local_logprobs(
         return Ok(TokenLogprobs { logprobs: values, entropy });
     }
 
-    let (owned, rows, targets) = (head.owned(), hidden.detach(), targets.shallow_clone());
+    let (detached_head, rows, targets) = (head.detach(), hidden.detach(), targets.shallow_clone());
     let entropies = entropy.shallow_clone();
     let mut sums = HeadGrads::new(hidden, &head, true);
     let count = head.inputs(hidden).len();
@@ -334,13 +335,13 @@ fn local_logprobs(
         no_grad(|| {
             for ((start, length), log_total) in chunks(rows.size()[0], chunk_rows).zip(&log_totals) {
                 let chunk = rows.narrow(0, start, length);
-                let target = owned.mask_targets(&targets.narrow(0, start, length).unsqueeze(1));
+                let target = detached_head.mask_targets(&targets.narrow(0, start, length).unsqueeze(1));
                 let chunk_column = |flat: &Tensor| flat.narrow(0, start, length).unsqueeze(1);
                 let seeds = [&grads[0], &grads[1]]
                     .map(|grad| grad.as_ref().map(|grad| chunk_column(grad) / temperature));
-                let logprobs = log_softmax(&owned.logits(&chunk, temperature), log_total.as_ref());
+                let logprobs = log_softmax(&detached_head.logits(&chunk, temperature), log_total.as_ref());
                 let grad_logits = logits_grad(&logprobs, &target, &chunk_column(&entropies), seeds);
-                sums.add(&owned, &chunk, &grad_logits, start);
+                sums.add(&detached_head, &chunk, &grad_logits, start);
             }
         });
         Ok(std::mem::take(&mut sums).into_grads())
@@ -380,11 +381,11 @@ pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
         return result;
     }
     no_grad(|| {
-        let owned = head.owned();
+        let detached_head = head.detach();
         let mut best = Vec::new();
         for (start, length) in chunks(hidden.size()[0], head.chunk_rows()) {
-            let logits = owned.logits(&hidden.narrow(0, start, length), 1.0);
-            best.push(match &owned.vocabulary {
+            let logits = detached_head.logits(&hidden.narrow(0, start, length), 1.0);
+            best.push(match &detached_head.vocabulary {
                 None => logits.argmax(1, false),
                 Some(vocabulary) => vocabulary.argmax(&logits)?,
             });

@@ -21,7 +21,7 @@ const ROWS_OF_ONEDNN: std::ops::RangeInclusive<i64> = 16..=256;
 
 /// A parameter that a model requests from its source.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct ParameterRequest<'a> {
     /// The name in the checkpoint.
     pub name: &'a str,
     /// The shape of the full parameter.
@@ -49,7 +49,7 @@ pub fn to_column_major(weight: &Tensor) -> Tensor {
 }
 
 /// The source of a model's parameters: a checkpoint or an initialiser.
-pub type ParameterSource<'a> = dyn FnMut(&Request<'_>) -> Result<Tensor, Error> + 'a;
+pub type ParameterSource<'a> = dyn FnMut(&ParameterRequest<'_>) -> Result<Tensor, Error> + 'a;
 
 /// Builds layers and keeps the list of their parameters in order of use.
 pub struct ModuleBuilder<'a> {
@@ -152,7 +152,7 @@ impl<'a> ModuleBuilder<'a> {
             _ => Placement::Replicate,
         };
 
-        let tensor = (self.source)(&Request {
+        let tensor = (self.source)(&ParameterRequest {
             name,
             shape,
             placement: &placement,
@@ -197,8 +197,11 @@ impl<'a> ModuleBuilder<'a> {
     }
 
     /// Builds a linear layer that is not tensor-parallel and has no bias: every rank holds the full weight.
-    pub fn linear(&mut self, name: &str, sizes: [i64; 2]) -> Result<Linear, Error> {
-        self.column_parallel_linear(name, sizes, false, &self.model_parallel.non_parallel_placement())
+    /// vLLM: `ReplicatedLinear`.
+    pub fn replicated_linear(&mut self, name: &str, sizes: [i64; 2]) -> Result<Linear, Error> {
+        let placement = self.model_parallel.non_parallel_placement();
+        let weight = self.matrix(name, sizes, 1, self.architecture.initializer_range, &placement)?;
+        Ok(Linear { weight, bias: None, is_conv1d: self.architecture.is_conv1d })
     }
 
     /// Builds a linear layer whose output dimension is sharded.

@@ -12,7 +12,8 @@ use parallel::comm::{ProcessGroup, Reduction};
 use parallel::mappings;
 use tch::{Kind, Tensor, no_grad};
 
-/// The inputs of the load-balancing loss that depend on the batch alone.
+/// The load-balancing loss of a batch: the inputs that all its layers share.
+/// transformers: `load_balancing_loss_func`; per row, Megatron's `seq_aux_loss`.
 #[derive(Debug)]
 pub struct LoadBalancingLoss {
     /// The row of each of this rank's tokens, int64 `[n]`.

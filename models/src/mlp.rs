@@ -55,7 +55,7 @@ impl Mlp {
         tp_region: &TensorParallelRegion,
     ) -> Result<Tensor, parallel::Error> {
         let inner = self.intermediate(&tp_region.copy_to_region(x)?);
-        tp_region.row_parallel_linear(&self.down, &inner, residual)
+        tp_region.forward_row_parallel(&self.down, &inner, residual)
     }
 
     fn intermediate(&self, x: &Tensor) -> Tensor {

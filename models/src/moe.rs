@@ -57,7 +57,8 @@ impl MoeLayer {
         prefix: &str,
     ) -> Result<Self, Error> {
         let (hidden, names) = (architecture.hidden_size, &settings.names);
-        let router = builder.linear(&format!("{prefix}.{}", names.router), [hidden, settings.num_experts])?;
+        let router = builder
+            .replicated_linear(&format!("{prefix}.{}", names.router), [hidden, settings.num_experts])?;
 
         let placement =
             ExpertPlacement::new(settings.num_experts, builder.model_parallel().expert_parallel.as_ref())?;
@@ -82,7 +83,7 @@ impl MoeLayer {
                     ["gate_proj", "up_proj", "down_proj"].map(|matrix| format!("{shared_expert}.{matrix}"));
                 let mlp =
                     Mlp::new(builder, architecture, matrix_names.each_ref().map(String::as_str), inner)?;
-                Some((mlp, builder.linear(&shared_expert_gate, [hidden, 1])?))
+                Some((mlp, builder.replicated_linear(&shared_expert_gate, [hidden, 1])?))
             }
         };
 

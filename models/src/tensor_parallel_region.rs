@@ -52,8 +52,9 @@ impl TensorParallelRegion {
         }
     }
 
-    /// `linear(x) + residual`, where each rank has its columns of `x` `[N, ..]`.
-    pub fn row_parallel_linear(
+    /// `linear(x) + residual`, where each rank has its columns of `x` `[N, ..]`. Leaves the region.
+    /// Megatron: `RowParallelLinear.forward`.
+    pub fn forward_row_parallel(
         &self,
         linear: &Linear,
         x: &Tensor,

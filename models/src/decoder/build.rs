@@ -44,7 +44,7 @@ impl Decoder {
         let token_embedding = VocabParallelEmbedding { weight, vocabulary };
 
         let project_in = optional(architecture.has_embedding_projection(), || {
-            builder.linear(names.project_in, [width, hidden])
+            builder.replicated_linear(names.project_in, [width, hidden])
         })?;
         let position_embedding = position_embedding(&mut builder, &architecture)?;
         let embedding_norm =
@@ -62,7 +62,7 @@ impl Decoder {
         builder.set_local(owns_segment(last));
         let final_norm = optional(architecture.final_norm, || builder.norm(names.final_norm, hidden))?;
         let project_out = optional(architecture.has_embedding_projection(), || {
-            builder.linear(names.project_out, [hidden, width])
+            builder.replicated_linear(names.project_out, [hidden, width])
         })?;
         segment_offsets.push(builder.len());
 
