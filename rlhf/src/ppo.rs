@@ -26,6 +26,10 @@
 //! saved, because every seed is derived from the seed of the run and the iteration. The reference and the
 //! reward models do not change during a run, so a resumed run loads them from their original folders.
 
+mod critic;
+mod metrics;
+mod trajectory;
+
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -36,7 +40,6 @@ use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
 use models::generate::{self, GenerationOptions};
 use models::sample::SamplingParams;
-use models::scalar_model::ScalarModel;
 use parallel::{ProcessGroups, Segmented, upload};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -44,12 +47,15 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
+use self::critic::Critic;
+use self::metrics::{UpdateStats, push_rollout_metrics};
+use self::trajectory::{Trajectory, collate, flatten, num_tokens, trajectories};
 use crate::advantage::{self, Advantages};
 use crate::config::PpoConfig;
 use crate::event::{Event, Metrics};
 use crate::kl::KlController;
-use crate::loss::{self, PolicyClip, PolicyStatistics, ValueStatistics};
-use crate::rollout::{Experience, ExperienceBatch, PpoModels};
+use crate::loss::{self, PolicyClip};
+use crate::rollout::{Experience, PpoModels};
 use crate::run::StageRun;
 use crate::score::ScoreShaping;
 use crate::sft::Sft;
@@ -92,12 +98,6 @@ pub struct Ppo<'a> {
     content_hash: String,
 }
 
-/// The critic and its optimiser.
-struct Critic<'a> {
-    model: &'a ScalarModel,
-    engine: Engine,
-}
-
 /// The state of a checkpoint besides the models and their optimisers.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -114,29 +114,6 @@ struct State {
     /// Number of iterations of the full run. `None` in checkpoints of earlier versions.
     #[serde(default)]
     total_steps: Option<u64>,
-}
-
-/// One reply with its advantages and returns.
-struct Trajectory<'a> {
-    experience: &'a Experience,
-    /// One per token. Whitened if `whiten_advantages` is set.
-    advantages: Vec<f32>,
-    /// One per slot. Empty without a critic.
-    returns: Vec<f32>,
-}
-
-/// Sums over the optimiser steps of one iteration.
-#[derive(Default)]
-struct UpdateStats {
-    steps: f64,
-    policy_loss: f64,
-    value_loss: f64,
-    ptx_loss: f64,
-    policy: PolicyStatistics,
-    value: ValueStatistics,
-    grad_norm: f64,
-    critic_grad_norm: f64,
-    lr: f64,
 }
 
 impl<'a> Ppo<'a> {
@@ -384,7 +361,7 @@ impl<'a> Ppo<'a> {
         metrics.push("objective/rlhf_reward", rlhf_reward / replies_count);
         metrics.push("objective/kl", sequence_kl);
         metrics.push("objective/kl_coef", kl_coef);
-        rollout_metrics(experiences, &mut metrics);
+        push_rollout_metrics(experiences, &mut metrics);
 
         self.controller.update(sequence_kl, experiences.len())?;
         Ok((trajectories(experiences, &check::to_f64_vec(&advantages), &returns), metrics))
@@ -501,84 +478,6 @@ impl<'a> Ppo<'a> {
     }
 }
 
-impl<'a> Critic<'a> {
-    fn new(
-        model: &'a ScalarModel,
-        config: &PpoConfig,
-        train: &TrainConfig,
-        groups: &Arc<ProcessGroups>,
-    ) -> Result<Self, Error> {
-        let train = TrainConfig { lr: config.critic_lr, ..train.clone() };
-        let total_steps = config.iterations * config.steps_per_iteration();
-        Ok(Self { model, engine: Engine::new(model.parameters(), &train, total_steps, groups)? })
-    }
-
-    /// Runs one optimiser step of the critic on `mini_batch`.
-    fn update(
-        &mut self,
-        mini_batch: &[&Trajectory<'_>],
-        config: &PpoConfig,
-        micro_batch_size: usize,
-        updates: &mut UpdateStats,
-    ) -> Result<(), Error> {
-        let critic = self.model;
-        let num_slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
-
-        let micro_batches = self.engine.split_micro_batches(mini_batch, micro_batch_size);
-        let rows = collate(&micro_batches, num_tokens(mini_batch), critic.device());
-        let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
-
-        updates.value_loss += self.engine.accumulate(critic, &batches, |index, hidden| {
-            let (rows, micro_batch) = (&rows[index], micro_batches[index]);
-            let old =
-                upload(&flatten(micro_batch, |trajectory| &trajectory.experience.values), critic.device());
-            let returns = upload(&flatten(micro_batch, |trajectory| &trajectory.returns), critic.device());
-            let new = rows.values(critic, hidden)?;
-            let value_loss = loss::value_loss(&new, &old, &returns, Some(config.clip_range_value))?;
-            updates.value += value_loss.statistics;
-            Ok::<_, Error>(value_loss.loss * (config.vf_coef / num_slots as f64))
-        })?;
-
-        updates.critic_grad_norm += self.engine.step()?.grad_norm;
-        Ok(())
-    }
-}
-
-impl UpdateStats {
-    /// Sums the losses and statistics over all ranks of the loss group.
-    fn all_reduce(&mut self, groups: &ProcessGroups) -> Result<(), Error> {
-        let losses = [self.policy_loss, self.value_loss, self.ptx_loss];
-        [self.policy_loss, self.value_loss, self.ptx_loss] = groups.loss_group().all_reduce_sum(losses)?;
-        let all = groups.loss_group().all_gather_object(vec![(self.policy, self.value)])?;
-        (self.policy, self.value) = Default::default();
-        for (policy, value) in all {
-            self.policy += policy;
-            self.value += value;
-        }
-        Ok(())
-    }
-
-    /// Adds the means over the optimiser steps, tokens and slots of the iteration.
-    fn push_metrics(&self, has_critic: bool, metrics: &mut Metrics) {
-        let (steps, tokens, num_slots) =
-            (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.slots.max(1.0));
-        metrics.push("loss", self.policy_loss / steps);
-        metrics.push("loss/policy_avg", self.policy_loss / steps);
-        metrics.push("loss/ptx_avg", self.ptx_loss / steps);
-        metrics.push("policy/approxkl_avg", self.policy.half_squared_log_ratio / tokens);
-        metrics.push("policy/clipfrac_avg", self.policy.clipped / tokens);
-        metrics.push("val/ratio", self.policy.ratio / tokens);
-        metrics.push("grad_norm", self.grad_norm / steps);
-        if has_critic {
-            metrics.push("loss/value_avg", self.value_loss / steps);
-            metrics.push("val/clipfrac_avg", self.value.clipped / num_slots);
-            metrics.push("val/explained_variance", self.value.explained_variance().unwrap_or(f64::NAN));
-            metrics.push("critic_grad_norm", self.critic_grad_norm / steps);
-        }
-        metrics.push("lr", self.lr);
-    }
-}
-
 /// Derives the seed for one `purpose` of one iteration: 0 is sampling, `1 + epoch` is the shuffle of that
 /// epoch.
 fn derived_seed(seed: u64, iteration: u64, purpose: u64) -> u64 {
@@ -591,70 +490,4 @@ fn derived_seed(seed: u64, iteration: u64, purpose: u64) -> u64 {
 
 fn shaping(config: &PpoConfig) -> ScoreShaping {
     ScoreShaping { clip: config.score_clip, missing_eos_penalty: config.missing_eos_penalty }
-}
-
-/// Adds the entropy, the reply length, the share of truncated replies, and the largest difference between the
-/// log-probabilities of the sampler and the trainer.
-fn rollout_metrics(experiences: &[Experience], metrics: &mut Metrics) {
-    let count = experiences.len() as f64;
-    let tokens = experiences.iter().map(|experience| experience.reply().len()).sum::<usize>().max(1) as f64;
-    let entropy: f64 =
-        experiences.iter().flat_map(|experience| &experience.entropy).map(|&value| f64::from(value)).sum();
-    let stopped = experiences.iter().filter(|experience| experience.stopped).count() as f64;
-    let mismatch = experiences
-        .iter()
-        .flat_map(|experience| experience.logprobs.iter().zip(&experience.sampler_logprobs))
-        .map(|(trainer, sampler)| f64::from((trainer - sampler).abs()))
-        .fold(0.0, f64::max);
-
-    metrics.push("objective/entropy", entropy / tokens);
-    metrics.push("response_length/mean", tokens / count);
-    metrics.push("truncated_rate", 1.0 - stopped / count);
-    metrics.push("sampling/logp_difference/max", mismatch);
-}
-
-/// Splits flat advantages (one per token) and returns (one per slot) by reply.
-fn trajectories<'a>(
-    experiences: &'a [Experience],
-    advantages: &[f64],
-    returns: &[f64],
-) -> Vec<Trajectory<'a>> {
-    let (mut token_advantages, mut slot_returns) = (advantages.iter(), returns.iter());
-    let narrow = |values: &mut std::slice::Iter<'_, f64>, count| {
-        values.take(count).map(|&value| value as f32).collect()
-    };
-    experiences
-        .iter()
-        .map(|experience| Trajectory {
-            experience,
-            advantages: narrow(&mut token_advantages, experience.reply().len()),
-            returns: narrow(&mut slot_returns, experience.num_slots()),
-        })
-        .collect()
-}
-
-/// Returns the number of tokens of all prompts and replies, at least 1.
-fn num_tokens(trajectories: &[&Trajectory<'_>]) -> usize {
-    trajectories.iter().map(|trajectory| trajectory.experience.ids.len()).sum::<usize>().max(1)
-}
-
-/// Builds the flat batch of each micro-batch of an optimiser step that has `step_tokens` tokens.
-fn collate(micro_batches: &[&[&Trajectory<'_>]], step_tokens: usize, device: Device) -> Vec<ExperienceBatch> {
-    let batch = |micro_batch: &&[&Trajectory<'_>]| {
-        let experiences: Vec<&Experience> =
-            micro_batch.iter().map(|trajectory| trajectory.experience).collect();
-        let mut rows = ExperienceBatch::new(&experiences, device);
-        rows.batch.aux_loss_divisor = step_tokens as f64;
-        rows
-    };
-    micro_batches.iter().map(batch).collect()
-}
-
-/// Concatenates `field` of every item.
-fn flatten<T>(items: impl IntoIterator<Item = T>, field: impl Fn(&T) -> &Vec<f32>) -> Vec<f32> {
-    let mut flat: Vec<f32> = Vec::new();
-    for item in items {
-        flat.extend_from_slice(field(&item));
-    }
-    flat
 }

@@ -1,0 +1,63 @@
+//! The critic of a PPO stage: the value model with its own optimiser.
+
+use std::sync::Arc;
+
+use gemini::{Engine, TrainConfig};
+use models::batch::Batch;
+use models::scalar_model::ScalarModel;
+use parallel::{ProcessGroups, Segmented, upload};
+
+use super::metrics::UpdateStats;
+use super::trajectory::{Trajectory, collate, flatten, num_tokens};
+use crate::config::PpoConfig;
+use crate::{Error, loss};
+
+/// The critic and its optimiser.
+pub(super) struct Critic<'a> {
+    pub(super) model: &'a ScalarModel,
+    pub(super) engine: Engine,
+}
+
+impl<'a> Critic<'a> {
+    pub(super) fn new(
+        model: &'a ScalarModel,
+        config: &PpoConfig,
+        train: &TrainConfig,
+        groups: &Arc<ProcessGroups>,
+    ) -> Result<Self, Error> {
+        let train = TrainConfig { lr: config.critic_lr, ..train.clone() };
+        let total_steps = config.iterations * config.steps_per_iteration();
+        Ok(Self { model, engine: Engine::new(model.parameters(), &train, total_steps, groups)? })
+    }
+
+    /// Runs one optimiser step of the critic on `mini_batch`.
+    pub(super) fn update(
+        &mut self,
+        mini_batch: &[&Trajectory<'_>],
+        config: &PpoConfig,
+        micro_batch_size: usize,
+        updates: &mut UpdateStats,
+    ) -> Result<(), Error> {
+        let critic = self.model;
+        let num_slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
+
+        let micro_batches = self.engine.split_micro_batches(mini_batch, micro_batch_size);
+        let experience_batches = collate(&micro_batches, num_tokens(mini_batch), critic.device());
+        let batches: Vec<&Batch> =
+            experience_batches.iter().map(|experience_batch| &experience_batch.batch).collect();
+
+        updates.value_loss += self.engine.accumulate(critic, &batches, |index, hidden| {
+            let (experience_batch, micro_batch) = (&experience_batches[index], micro_batches[index]);
+            let old =
+                upload(&flatten(micro_batch, |trajectory| &trajectory.experience.values), critic.device());
+            let returns = upload(&flatten(micro_batch, |trajectory| &trajectory.returns), critic.device());
+            let new = experience_batch.values(critic, hidden)?;
+            let value_loss = loss::value_loss(&new, &old, &returns, Some(config.clip_range_value))?;
+            updates.value += value_loss.statistics;
+            Ok::<_, Error>(value_loss.loss * (config.vf_coef / num_slots as f64))
+        })?;
+
+        updates.critic_grad_norm += self.engine.step()?.grad_norm;
+        Ok(())
+    }
+}

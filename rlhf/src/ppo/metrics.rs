@@ -1,0 +1,77 @@
+//! The metrics of a PPO iteration, under the names of TRL. `docs/ppo.md` explains them.
+
+use parallel::ProcessGroups;
+
+use crate::Error;
+use crate::event::Metrics;
+use crate::loss::{PolicyStatistics, ValueStatistics};
+use crate::rollout::Experience;
+
+/// Sums over the optimiser steps of one iteration.
+#[derive(Default)]
+pub(super) struct UpdateStats {
+    pub(super) steps: f64,
+    pub(super) policy_loss: f64,
+    pub(super) value_loss: f64,
+    pub(super) ptx_loss: f64,
+    pub(super) policy: PolicyStatistics,
+    pub(super) value: ValueStatistics,
+    pub(super) grad_norm: f64,
+    pub(super) critic_grad_norm: f64,
+    pub(super) lr: f64,
+}
+
+impl UpdateStats {
+    /// Sums the losses and statistics over all ranks of the loss group.
+    pub(super) fn all_reduce(&mut self, groups: &ProcessGroups) -> Result<(), Error> {
+        let losses = [self.policy_loss, self.value_loss, self.ptx_loss];
+        [self.policy_loss, self.value_loss, self.ptx_loss] = groups.loss_group().all_reduce_sum(losses)?;
+        let all = groups.loss_group().all_gather_object(vec![(self.policy, self.value)])?;
+        (self.policy, self.value) = Default::default();
+        for (policy, value) in all {
+            self.policy += policy;
+            self.value += value;
+        }
+        Ok(())
+    }
+
+    /// Adds the means over the optimiser steps, tokens and slots of the iteration.
+    pub(super) fn push_metrics(&self, has_critic: bool, metrics: &mut Metrics) {
+        let (steps, tokens, num_slots) =
+            (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.slots.max(1.0));
+        metrics.push("loss", self.policy_loss / steps);
+        metrics.push("loss/policy_avg", self.policy_loss / steps);
+        metrics.push("loss/ptx_avg", self.ptx_loss / steps);
+        metrics.push("policy/approxkl_avg", self.policy.half_squared_log_ratio / tokens);
+        metrics.push("policy/clipfrac_avg", self.policy.clipped / tokens);
+        metrics.push("val/ratio", self.policy.ratio / tokens);
+        metrics.push("grad_norm", self.grad_norm / steps);
+        if has_critic {
+            metrics.push("loss/value_avg", self.value_loss / steps);
+            metrics.push("val/clipfrac_avg", self.value.clipped / num_slots);
+            metrics.push("val/explained_variance", self.value.explained_variance().unwrap_or(f64::NAN));
+            metrics.push("critic_grad_norm", self.critic_grad_norm / steps);
+        }
+        metrics.push("lr", self.lr);
+    }
+}
+
+/// Adds the entropy, the reply length, the share of truncated replies, and the largest difference between the
+/// log-probabilities of the sampler and the trainer.
+pub(super) fn push_rollout_metrics(experiences: &[Experience], metrics: &mut Metrics) {
+    let count = experiences.len() as f64;
+    let tokens = experiences.iter().map(|experience| experience.reply().len()).sum::<usize>().max(1) as f64;
+    let entropy: f64 =
+        experiences.iter().flat_map(|experience| &experience.entropy).map(|&value| f64::from(value)).sum();
+    let stopped = experiences.iter().filter(|experience| experience.stopped).count() as f64;
+    let mismatch = experiences
+        .iter()
+        .flat_map(|experience| experience.logprobs.iter().zip(&experience.sampler_logprobs))
+        .map(|(trainer, sampler)| f64::from((trainer - sampler).abs()))
+        .fold(0.0, f64::max);
+
+    metrics.push("objective/entropy", entropy / tokens);
+    metrics.push("response_length/mean", tokens / count);
+    metrics.push("truncated_rate", 1.0 - stopped / count);
+    metrics.push("sampling/logp_difference/max", mismatch);
+}
