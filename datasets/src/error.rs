@@ -4,98 +4,22 @@
 //! ends with the fix. Rows are counted from 1 over the full file; a JSONL row has the number of its line.
 //! This module does not print errors.
 
-use std::fmt;
-use std::path::{Path, PathBuf};
+mod hint;
+mod location;
+
+pub use location::RowLocation;
+
+use std::path::PathBuf;
+
+use self::hint::{broken_json, role_hint};
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The location of a row in a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RowLocation {
-    /// The file.
-    pub path: PathBuf,
-    /// The row number, from 1. For JSONL it is the line number. 0 if the location is not in a file of rows.
-    pub row: usize,
-}
-
-impl RowLocation {
-    /// Returns the word for a row of this file: "line" for JSONL, whose rows have line numbers, "row"
-    /// otherwise.
-    pub fn unit(path: &Path) -> &'static str {
-        if has_extension(path, &[".jsonl", ".ndjson"]) { "line" } else { "row" }
-    }
-
-    /// Whether the file is CSV, where every cell is a text.
-    pub(crate) fn is_csv(&self) -> bool {
-        has_extension(&self.path, &[".csv"])
-    }
-}
-
-/// Whether the file name has one of the extensions, ignoring a final `.gz`.
-fn has_extension(path: &Path, extensions: &[&str]) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-    let name = name.strip_suffix(".gz").unwrap_or(&name);
-    extensions.iter().any(|extension| name.ends_with(extension))
-}
-
-impl fmt::Display for RowLocation {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.path.display();
-        match self.row {
-            0 => write!(formatter, "{path}"),
-            row => write!(formatter, "{path} {} {row}", Self::unit(&self.path)),
-        }
-    }
-}
-
-/// Describes a JSON syntax error. For JSONL the line is the line in the file, because the parser sees one
-/// line at a time.
-fn broken(at: &RowLocation, source: &serde_json::Error) -> String {
-    let by_lines = RowLocation::unit(&at.path) == "line" && at.row > 0;
-    let line = if by_lines { at.row } else { source.line() };
-    let reason = source.to_string();
-    let reason = reason.split(" at line ").next().unwrap_or_default();
-    format!("{} line {line} column {}: broken JSON: {reason}", at.path.display(), source.column())
-}
-
-/// Suggests a `--map` entry for an unknown role name, from its meaning in most files.
-fn canonical_role(role: &str) -> String {
-    let meant = match role.to_ascii_lowercase().as_str() {
-        "human" | "customer" | "person" | "question" | "input" | "user" => "user",
-        "bot" | "model" | "ai" | "agent" | "chatbot" | "answer" | "output" | "assistant" => "assistant",
-        "developer" | "instruction" | "instructions" | "context" | "system" => "system",
-        "function" | "ipython" | "tool_result" | "tool" => "tool",
-        _ => return format!("say who it is with --map {role}=user, or =assistant, =system, =tool"),
-    };
-    format!("if it is the {meant}, convert the file with --map {role}={meant}")
-}
-
-/// An error on the way from a file to a token batch.
+/// An error on the way from a file to a token batch. The variants are grouped by what fails.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A fraction setting of the synthetic world is not between 0 and 1.
-    #[error("{name} is {value}; set it to a number from 0 to 1")]
-    SynthShare {
-        /// The option.
-        name: &'static str,
-        /// Its value.
-        value: f64,
-    },
-
-    /// The synthetic world has no more problems on one side of the split.
-    #[error(
-        "the synthetic world has no more {side} questions: {wanted} wanted, {got} found; ask for fewer or change heldout_share"
-    )]
-    SynthExhausted {
-        /// `training` or `held-out`.
-        side: &'static str,
-        /// Number of questions requested.
-        wanted: usize,
-        /// Number of questions found.
-        got: usize,
-    },
-
+    // --- Files: they cannot be found, opened, decompressed or written.
     /// A file could not be read.
     #[error("{path}: cannot read: {source}; check the path and its permissions")]
     Read {
@@ -190,83 +114,6 @@ pub enum Error {
         name: String,
     },
 
-    /// A CSV file cannot be read.
-    #[error(
-        "{path}: broken CSV: {source}; give every row as many cells as the header has names (the header is line 1)"
-    )]
-    Csv {
-        /// The file.
-        path: PathBuf,
-        /// The error of the CSV reader.
-        source: arrow_schema::ArrowError,
-    },
-
-    /// Two columns have the same name.
-    #[error("{path}: the column {column} is there twice; rename or remove one of the two")]
-    DuplicateColumn {
-        /// The file.
-        path: PathBuf,
-        /// The name.
-        column: String,
-    },
-
-    /// Every row was skipped.
-    #[error(
-        "{path}: none of its {rows} rows can be used: {reasons}; name the layout with --layout if it was guessed wrong"
-    )]
-    NothingUsable {
-        /// The file.
-        path: PathBuf,
-        /// Rows read.
-        rows: usize,
-        /// The reasons for skipping.
-        reasons: String,
-    },
-
-    /// A field that would change what is trained on is not read by the layout.
-    #[error(
-        "{at}: the field {field} is {found}, and {kind} rows of the layout {layout} do not use it, so what it says would be lost; if that is right, leave it out by name: --drop {name}, or drop = [\"{name}\"] in [data]"
-    )]
-    UnreadField {
-        /// The row.
-        at: RowLocation,
-        /// The field, with its column if it is a turn field.
-        field: String,
-        /// The value, in a few words.
-        found: String,
-        /// The layout.
-        layout: &'static str,
-        /// The record type.
-        kind: &'static str,
-        /// The field name without its column.
-        name: String,
-    },
-
-    /// A file has no rows.
-    #[error("{path}: the file has no rows; leave it out of the list, or fill it")]
-    NoRows {
-        /// The file or list of files.
-        path: PathBuf,
-    },
-
-    /// A row is not valid JSON.
-    #[error("{}; write one object per line in .jsonl, and one array of objects in .json", broken(at, source))]
-    BadJson {
-        /// The row.
-        at: RowLocation,
-        /// The error of the parser.
-        source: serde_json::Error,
-    },
-
-    /// A row is valid JSON but not an object.
-    #[error("{at}: the row is {found}, not an object with named fields; write one object per row")]
-    NotAnObject {
-        /// The row.
-        at: RowLocation,
-        /// What was found.
-        found: &'static str,
-    },
-
     /// A Parquet file is damaged or uses a feature that is not built in.
     #[error(
         "{path}: this is not a Parquet file that can be read or written: {source}; download or write it again"
@@ -287,6 +134,68 @@ pub enum Error {
         path: PathBuf,
         /// The error of Arrow.
         source: arrow_schema::ArrowError,
+    },
+
+    /// A CSV file cannot be read.
+    #[error(
+        "{path}: broken CSV: {source}; give every row as many cells as the header has names (the header is line 1)"
+    )]
+    Csv {
+        /// The file.
+        path: PathBuf,
+        /// The error of the CSV reader.
+        source: arrow_schema::ArrowError,
+    },
+
+    /// A row is not valid JSON.
+    #[error(
+        "{}; write one object per line in .jsonl, and one array of objects in .json",
+        broken_json(at, source)
+    )]
+    BadJson {
+        /// The row.
+        at: RowLocation,
+        /// The error of the parser.
+        source: serde_json::Error,
+    },
+
+    /// A row is valid JSON but not an object.
+    #[error("{at}: the row is {found}, not an object with named fields; write one object per row")]
+    NotAnObject {
+        /// The row.
+        at: RowLocation,
+        /// What was found.
+        found: &'static str,
+    },
+
+    /// A file has no rows.
+    #[error("{path}: the file has no rows; leave it out of the list, or fill it")]
+    NoRows {
+        /// The file or list of files.
+        path: PathBuf,
+    },
+
+    /// Every row was skipped.
+    #[error(
+        "{path}: none of its {rows} rows can be used: {reasons}; name the layout with --layout if it was guessed wrong"
+    )]
+    NothingUsable {
+        /// The file.
+        path: PathBuf,
+        /// Rows read.
+        rows: usize,
+        /// The reasons for skipping.
+        reasons: String,
+    },
+
+    // --- Layouts: the columns of a file are not those of its rows.
+    /// Two columns have the same name.
+    #[error("{path}: the column {column} is there twice; rename or remove one of the two")]
+    DuplicateColumn {
+        /// The file.
+        path: PathBuf,
+        /// The name.
+        column: String,
     },
 
     /// No accepted layout fits the columns.
@@ -352,6 +261,35 @@ pub enum Error {
         columns: String,
     },
 
+    /// A field that would change what is trained on is not read by the layout.
+    #[error(
+        "{at}: the field {field} is {found}, and {kind} rows of the layout {layout} do not use it, so what it says would be lost; if that is right, leave it out by name: --drop {name}, or drop = [\"{name}\"] in [data]"
+    )]
+    UnreadField {
+        /// The row.
+        at: RowLocation,
+        /// The field, with its column if it is a turn field.
+        field: String,
+        /// The value, in a few words.
+        found: String,
+        /// The layout.
+        layout: &'static str,
+        /// The record type.
+        kind: &'static str,
+        /// The field name without its column.
+        name: String,
+    },
+
+    // --- Rows: a field is not what its layout says.
+    /// An error with the row in which it occurred.
+    #[error("{at}: {source}")]
+    InRow {
+        /// The row.
+        at: RowLocation,
+        /// The error.
+        source: Box<Self>,
+    },
+
     /// A field is missing or null.
     #[error("{at}: the field {field} is missing or null; it must be {expected}")]
     MissingField {
@@ -378,7 +316,7 @@ pub enum Error {
 
     /// A role name is unknown.
     #[error(
-        "{at}: the field {field} is {found:?}, which is none of the roles system, user, assistant and tool; {}", canonical_role(&found.escape_debug().to_string())
+        "{at}: the field {field} is {found:?}, which is none of the roles system, user, assistant and tool; {}", role_hint(&found.escape_debug().to_string())
     )]
     UnknownRole {
         /// The row.
@@ -499,15 +437,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// An error with the row in which it occurred.
-    #[error("{at}: {source}")]
-    InRow {
-        /// The row.
-        at: RowLocation,
-        /// The error.
-        source: Box<Self>,
-    },
-
+    // --- Chat templates.
     /// A chat template does not compile.
     #[error(
         "chat template of {name} does not compile: {reason}; correct the Jinja source or set another template"
@@ -577,6 +507,20 @@ pub enum Error {
         turns: usize,
     },
 
+    /// A chat template leaves out a turn.
+    #[error(
+        "chat template of {name}: it leaves out turn {turn} ({role}): the text is the same whatever the turn says; move its content into another turn, remove it, or set another template"
+    )]
+    DroppedTurn {
+        /// The model folder, or the name of a built-in template.
+        name: String,
+        /// The turn, from 1.
+        turn: usize,
+        /// The role of the turn.
+        role: &'static str,
+    },
+
+    // --- Tokenizers.
     /// The folder has no tokenizer.
     #[error(
         "{folder}: has no tokenizer.json; copy it from the model, or save it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
@@ -633,19 +577,6 @@ pub enum Error {
         token: &'static str,
     },
 
-    /// A chat template leaves out a turn.
-    #[error(
-        "chat template of {name}: it leaves out turn {turn} ({role}): the text is the same whatever the turn says; move its content into another turn, remove it, or set another template"
-    )]
-    DroppedTurn {
-        /// The model folder, or the name of a built-in template.
-        name: String,
-        /// The turn, from 1.
-        turn: usize,
-        /// The role of the turn.
-        role: &'static str,
-    },
-
     /// A vocabulary size is too small for the 256 bytes and the special tokens.
     #[error("vocab_size is {got}; at least {least} are wanted: 256 bytes and the special tokens")]
     VocabularyTooSmall {
@@ -655,6 +586,7 @@ pub enum Error {
         least: usize,
     },
 
+    // --- Token rows: packing and sampling.
     /// A row is longer than a bin.
     #[error("row {row} has {length} tokens, but only {max_length} fit; cut the row, or leave it out")]
     RowTooLong {
@@ -697,6 +629,7 @@ pub enum Error {
         len: usize,
     },
 
+    // --- Models: names, folders and the hub.
     /// A model name is neither a folder nor a hub name.
     #[error(
         "{model}: there is no such folder, and a model of the hub has the form owner/name[@revision]{hint}"
@@ -776,6 +709,29 @@ pub enum Error {
         model: String,
         /// The file.
         file: &'static str,
+    },
+
+    // --- The synthetic world.
+    /// A fraction setting of the synthetic world is not between 0 and 1.
+    #[error("{name} is {value}; set it to a number from 0 to 1")]
+    SynthShare {
+        /// The option.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+    },
+
+    /// The synthetic world has no more problems on one side of the split.
+    #[error(
+        "the synthetic world has no more {side} questions: {wanted} wanted, {got} found; ask for fewer or change heldout_share"
+    )]
+    SynthExhausted {
+        /// `training` or `held-out`.
+        side: &'static str,
+        /// Number of questions requested.
+        wanted: usize,
+        /// Number of questions found.
+        got: usize,
     },
 }
 
