@@ -163,6 +163,8 @@ impl Tokenizer {
             Preference::Messages { prompt, chosen, rejected, margin } => {
                 let chosen = self.encode_answer(prompt, chosen, limit)?;
                 let rejected = self.encode_answer(prompt, rejected, limit)?;
+
+                // A side whose head ends inside the prompt counts all of its ids as prompt.
                 let row = PreferenceRow {
                     prompt_length: chosen.prompt_length.min(rejected.prompt_length),
                     chosen: chosen.input_ids,
@@ -171,9 +173,11 @@ impl Tokenizer {
                 };
                 Ok(TokenPrefix { row, whole: chosen.whole && rejected.whole })
             }
+
             Preference::Tokens { chosen, rejected, prompt_length, margin } => {
                 self.check_ids("chosen_input_ids", chosen)?;
                 self.check_ids("rejected_input_ids", rejected)?;
+
                 let row = PreferenceRow {
                     chosen: chosen.clone(),
                     rejected: rejected.clone(),

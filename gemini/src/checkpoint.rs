@@ -116,6 +116,8 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
     if writes {
         fs::create_dir_all(&folder).map_err(|source| io(&folder, source))?;
     }
+
+    // A rank that does not write takes part in gathering, and sends its tensors.
     let named: Vec<NamedTensor<'_>> = state.iter().map(StateTensor::named).collect();
     let pipeline_expert_group = engine.groups().pipeline_expert_group();
     let is_writing_replica = safetensors_file::is_writing_replica(
@@ -131,6 +133,7 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
     if !writes {
         return Ok(());
     }
+
     let state = serde_json::json!({ "step": engine.step_count(), "stage": extra });
     let path = folder.join(STATE);
     let text = serde_json::to_string_pretty(&state).map_err(|source| state_error(&path, &source))?;
@@ -157,8 +160,8 @@ pub fn load_state<S: DeserializeOwned>(checkpoint: &Path, engine: &mut Engine) -
         let shape = placement.global_shape(&tensor.size());
         match saved.shape(&name) {
             Some(found) if found == shape => {
-                let part = saved.read(&name, &shape, placement)?;
-                no_grad(|| tensor.shallow_clone().copy_(&part));
+                let local = saved.read(&name, &shape, placement)?;
+                no_grad(|| tensor.shallow_clone().copy_(&local));
             }
             Some(found) => {
                 let problem = format!("{name} has the shape {found:?} and this run wants {shape:?}");

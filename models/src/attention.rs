@@ -129,13 +129,13 @@ impl Attention {
                 [q, k, v]
             }
             Projection::Fused(linear) => {
-                let joined = linear.forward(x).unflatten(1, [heads + 2 * kv_heads, self.head_dim]);
+                let qkv = linear.forward(x).unflatten(1, [heads + 2 * kv_heads, self.head_dim]);
                 [(0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads)]
-                    .map(|(start, count)| joined.narrow(1, start, count))
+                    .map(|(start, count)| qkv.narrow(1, start, count))
             }
             Projection::InterleavedByHead(linear) => {
-                let joined = linear.forward(x).unflatten(1, [heads, 3, self.head_dim]);
-                [0, 1, 2].map(|index| joined.select(2, index))
+                let qkv = linear.forward(x).unflatten(1, [heads, 3, self.head_dim]);
+                [0, 1, 2].map(|index| qkv.select(2, index))
             }
         };
 

@@ -161,13 +161,13 @@ impl Batch {
                     .reshape([group.rows * group.length, -1])
             })
             .collect();
-        let joined = match attended.as_slice() {
+        let padded = match attended.as_slice() {
             [one] => one.shallow_clone(),
             several => Tensor::cat(several, 0),
         };
         match &self.unpad_indices {
-            Some(indices) => gather_rows(&joined, indices),
-            None => joined,
+            Some(indices) => gather_rows(&padded, indices),
+            None => padded,
         }
     }
 

@@ -60,14 +60,17 @@ impl Block {
                 let a = self.attend(&self.first_norm.forward(x), ctx, attention_fn, Some(x))?;
                 self.mlp.forward(&self.second_norm.forward(&a), Some(&a), ctx)
             }
+
             ResidualOrder::PostNorm => {
                 let a = self.first_norm.forward(&self.attend(x, ctx, attention_fn, Some(x))?);
                 Ok(self.second_norm.forward(&self.mlp.forward(&a, Some(&a), ctx)?))
             }
+
             ResidualOrder::Parallel => {
                 let attended = self.attend(&self.first_norm.forward(x), ctx, attention_fn, Some(x))?;
                 self.mlp.forward(&self.second_norm.forward(x), Some(&attended), ctx)
             }
+
             ResidualOrder::NormedResidual => {
                 let n = self.first_norm.forward(x);
                 let m = self.second_norm.forward(&self.attend(&n, ctx, attention_fn, Some(&n))?);

@@ -243,9 +243,9 @@ impl ExpertPlacement {
             let range = &self.spec.ranges(rank)[0];
             counts[range.start as usize..range.end as usize].iter().sum()
         };
-        let sent: Vec<i64> = (0..group.size()).map(|rank| sum(counts, rank)).collect();
-        let received: Vec<i64> = all_counts.iter().map(|counts| sum(counts, group.rank())).collect();
-        let arrived = mappings::all_to_all_uneven(rows, &received, &sent, group)?;
+        let input_splits: Vec<i64> = (0..group.size()).map(|rank| sum(counts, rank)).collect();
+        let output_splits: Vec<i64> = all_counts.iter().map(|counts| sum(counts, group.rank())).collect();
+        let dispatched = mappings::all_to_all_uneven(rows, &output_splits, &input_splits, group)?;
 
         // Rows arrive sorted by source rank; `expert_fn` needs them sorted by expert.
         let (permutation, local_counts) = permute_by_expert(&all_counts, self.local_experts());
@@ -254,8 +254,8 @@ impl ExpertPlacement {
             [permutation, unpermute].map(|indices| upload(&indices, rows.device()));
 
         let expert_output =
-            expert_fn(&arrived.index_select(0, &permutation), &local_counts).index_select(0, &unpermute);
-        mappings::all_to_all_uneven(&expert_output, &sent, &received, group)
+            expert_fn(&dispatched.index_select(0, &permutation), &local_counts).index_select(0, &unpermute);
+        mappings::all_to_all_uneven(&expert_output, &input_splits, &output_splits, group)
     }
 }
 

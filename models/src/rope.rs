@@ -237,8 +237,8 @@ impl Rope {
             let (cos, sin) = (angles.cos(), angles.sin());
             let factor = self.attention_factor();
             let finish = |left: &Tensor, right: &Tensor| {
-                let joined = Tensor::cat(&[left, right], 1).unsqueeze(1);
-                (if (factor - 1.0).abs() > 0.0 { joined * factor } else { joined }).to_kind(kind)
+                let table = Tensor::cat(&[left, right], 1).unsqueeze(1);
+                (if (factor - 1.0).abs() > 0.0 { table * factor } else { table }).to_kind(kind)
             };
             Rotary { cos: finish(&cos, &cos), sin: finish(&-&sin, &sin) }
         })
@@ -349,11 +349,11 @@ impl ScalingReader<'_> {
     /// A required number above zero.
     fn required(&self, key: &str) -> Result<f64, Error> {
         let number = self.parameters.number(key)?;
-        let wrong = || {
+        let out_of_range = || {
             let found = number.map_or(Value::Null, |number| json!(number));
             self.parameters.wrong(key, "a number above zero and at most 1e12", &found)
         };
-        number.filter(|number| (f64::MIN_POSITIVE..=1e12).contains(number)).ok_or_else(wrong)
+        number.filter(|number| (f64::MIN_POSITIVE..=1e12).contains(number)).ok_or_else(out_of_range)
     }
 
     fn factor(&self) -> Result<f64, Error> {

@@ -172,10 +172,10 @@ impl SamplingParams {
         };
         let mass = if wants_k { pool.sum_dim_intlist(1, true, Kind::Double) } else { total.shallow_clone() };
         let (sorted, _) = pool.sort(1, true);
-        let reached = sorted.cumsum(1, Kind::Double);
+        let cumulative = sorted.cumsum(1, Kind::Double);
         // The index of the first weight with which the sum reaches top-p.
-        let before = reached.lt_tensor(&(mass * self.top_p)).sum_dim_intlist(1, true, Kind::Int64);
-        Some(sorted.gather(1, &before.clamp_max(sorted.size()[1] - 1), false))
+        let cutoff = cumulative.lt_tensor(&(mass * self.top_p)).sum_dim_intlist(1, true, Kind::Int64);
+        Some(sorted.gather(1, &cutoff.clamp_max(sorted.size()[1] - 1), false))
     }
 
     /// The smallest unnormalised weight that top-k and top-p keep, or 0 to keep all. Equal weights are kept

@@ -433,9 +433,9 @@ impl ProcessGroup {
         let options = (Kind::Int64, tch::Device::Cpu);
         let lengths = self.all_gather(&Tensor::full([1], local.len() as i64, options))?;
         let lengths: Vec<i64> = Vec::try_from(&lengths).expect("one length a rank");
-        let sent = vec![local.len() as i64; self.size()];
+        let input_splits = vec![local.len() as i64; self.size()];
         let copies = Tensor::from_slice(local).repeat([self.size() as i64]);
-        let all = self.all_to_all(&copies, [&lengths, &sent])?;
+        let all = self.all_to_all(&copies, [&lengths, &input_splits])?;
         let mut rest: &[u8] = &Vec::<u8>::try_from(&all).expect("bytes");
         let mut chunks = Vec::with_capacity(self.size());
         for length in lengths {

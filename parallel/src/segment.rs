@@ -198,6 +198,8 @@ fn vector_jacobian<M: Segmented>(
     if leaves.is_empty() || !output.requires_grad() {
         return Ok(None);
     }
+
+    // The gradients have the order of the leaves. A leaf that the output does not depend on has none.
     let mut grads = autograd::grad(&[output], &[grad_output], &leaves)?.into_iter();
     let grad_input = if input.is_some() { grads.next().flatten() } else { None };
     for (&index, grad) in trained.iter().zip(grads) {

@@ -94,16 +94,16 @@ impl SequenceShard {
         if self.order == SequenceOrder::Contiguous {
             return None;
         }
-        let (size, mut before) = (self.local_len(lengths), 0);
+        let (size, mut offset) = (self.local_len(lengths), 0);
         let mut indices = Vec::with_capacity(lengths.iter().sum::<i64>() as usize);
         for (&length, chunk) in lengths.iter().zip(self.chunk_lens(lengths)) {
             indices.extend((0..length).map(|token| {
                 let index = token / chunk;
                 let early = index < self.ranks;
                 let (rank, late) = if early { (index, 0) } else { (2 * self.ranks - 1 - index, chunk) };
-                rank * size + before + late + token % chunk
+                rank * size + offset + late + token % chunk
             }));
-            before += 2 * chunk;
+            offset += 2 * chunk;
         }
         Some(indices)
     }

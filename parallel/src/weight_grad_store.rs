@@ -55,6 +55,8 @@ pub fn linear_deferring_weight_grad(
     if !needs_grad || !weight.is_leaf() {
         return None;
     }
+
+    // The product itself runs without a graph: `backward` is its only node.
     let (detached_x, detached_weight) = (x.detach(), weight.detach());
     let result = no_grad(|| {
         if is_conv1d {
@@ -63,6 +65,7 @@ pub fn linear_deferring_weight_grad(
             detached_x.linear(&detached_weight, None::<&Tensor>)
         }
     });
+
     let backward: Backward = Box::new(move |grads| {
         let Some(grad) = &grads[0] else { return Ok(vec![None]) };
         let input_grad = no_grad(|| {
@@ -74,6 +77,7 @@ pub fn linear_deferring_weight_grad(
         deferred.push(DeferredWeightGrad { weight, x, grad, is_conv1d });
         Ok(vec![Some(input_grad)])
     });
+
     let attached = with_backward(&[&result], &[x], backward);
     Some(
         attached

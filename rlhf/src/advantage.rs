@@ -52,7 +52,7 @@ impl AdvantageEstimator {
     }
 }
 
-/// The slot in which the score of a reply is paid.
+/// The slot in which the score of a reply is paid. A slot is a position with a value and a reward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScoreSlot {

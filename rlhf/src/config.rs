@@ -64,6 +64,7 @@ pub struct PpoConfig {
     pub samples_per_prompt: usize,
     /// Number of replies that are generated at the same time, each with its KV cache. Absent: all replies of
     /// a rollout.
+    /// vLLM: `max_num_seqs`.
     pub rollout_micro_batch_size: Option<usize>,
     /// Number of passes over one rollout.
     pub epochs: usize,
@@ -129,30 +130,37 @@ impl Default for PpoConfig {
             rollout_batch_size: 64,
             samples_per_prompt: 1,
             rollout_micro_batch_size: None,
+
             epochs: 4,
             mini_batch_size: 64,
             max_new_tokens: 64,
             temperature: 1.0,
+
             kl_coef: 0.05,
             kl_target: None,
             kl_horizon: 10_000.0,
             kl_estimator: KlEstimator::K1,
+
             advantage_estimator: AdvantageEstimator::Gae,
             gamma: 1.0,
             gae_lambda: 0.95,
+
             clip_range: 0.2,
             clip_range_high: None,
             clip_range_value: 0.2,
             vf_coef: 0.5,
             entropy_coef: 0.0,
             ptx_coef: 0.0,
+
             whiten_advantages: true,
             whiten_rewards: false,
             score_slot: ScoreSlot::Eos,
             score_clip: None,
             missing_eos_penalty: None,
+
             critic_lr: 1e-5,
             critic_warmup: 0,
+
             reward_model: Names::default(),
             reference_model: None,
             critic_model: None,

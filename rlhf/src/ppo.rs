@@ -421,8 +421,9 @@ impl<'a> Ppo<'a> {
         // This count covers the full mini-batch: every micro-batch on every rank divides its loss by it.
         let tokens: usize = mini_batch.iter().map(|trajectory| trajectory.advantages.len()).sum();
         let micro_batches = self.policy_engine.split_micro_batches(mini_batch, micro_batch_size);
-        let rows = collate(&micro_batches, num_tokens(mini_batch), policy.device());
-        let batches: Vec<&Batch> = rows.iter().map(|rows| &rows.batch).collect();
+        let experience_batches = collate(&micro_batches, num_tokens(mini_batch), policy.device());
+        let batches: Vec<&Batch> =
+            experience_batches.iter().map(|experience_batch| &experience_batch.batch).collect();
         let ptx = self.ptx.as_mut().map(|(objective, sampler)| {
             let rows = sampler.next_batch(mini_batch.len());
             let examples: Vec<_> = rows.into_iter().map(|row| objective.example(row)).collect();
@@ -440,12 +441,12 @@ impl<'a> Ppo<'a> {
         });
 
         updates.policy_loss += self.policy_engine.accumulate(policy, &batches, |index, hidden| {
-            let (rows, micro_batch) = (&rows[index], micro_batches[index]);
+            let (experience_batch, micro_batch) = (&experience_batches[index], micro_batches[index]);
             let old =
                 upload(&flatten(micro_batch, |trajectory| &trajectory.experience.logprobs), policy.device());
             let advantages =
                 upload(&flatten(micro_batch, |trajectory| &trajectory.advantages), policy.device());
-            let new = rows.logprobs(policy, hidden, config.temperature)?;
+            let new = experience_batch.logprobs(policy, hidden, config.temperature)?;
             let policy_loss = loss::policy_loss(&new.logprobs, &old, &advantages, &clip)?;
             updates.policy += policy_loss.statistics;
 

@@ -36,8 +36,8 @@ impl<'a> Reward<'a> {
         eval: &'a [PreferenceRow],
         config: &'a RewardConfig,
     ) -> Result<Self, Error> {
-        let wrong = |pair: &PreferenceRow| pair.margin.filter(|margin| !margin.is_finite());
-        match train.iter().enumerate().find_map(|(index, pair)| Some((index + 1, wrong(pair)?))) {
+        let bad_margin = |pair: &PreferenceRow| pair.margin.filter(|margin| !margin.is_finite());
+        match train.iter().enumerate().find_map(|(index, pair)| Some((index + 1, bad_margin(pair)?))) {
             None => Ok(Self { model, train, eval, config }),
             Some((pair, margin)) => Err(Error::Margin { pair, margin }),
         }

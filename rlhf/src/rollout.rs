@@ -136,8 +136,9 @@ impl PpoModels<'_> {
 
             if let Some(critic) = self.critic {
                 for micro_batch in &mut micro_batches {
-                    let rows = ExperienceBatch::of(micro_batch, critic.device());
-                    let values = rows.values(critic, &critic.forward_no_grad(&rows.batch)?)?;
+                    let experience_batch = ExperienceBatch::of(micro_batch, critic.device());
+                    let values =
+                        experience_batch.values(critic, &critic.forward_no_grad(&experience_batch.batch)?)?;
                     let num_slots: Vec<usize> = micro_batch.iter().map(Experience::num_slots).collect();
                     for (experience, values) in
                         micro_batch.iter_mut().zip(split_by_length(&values, &num_slots))
@@ -169,8 +170,8 @@ fn reply_logprobs(
     experiences: &[Experience],
     temperature: f64,
 ) -> Result<TokenLogprobs, Error> {
-    let rows = ExperienceBatch::of(experiences, model.device());
-    rows.logprobs(model, &model.forward_no_grad(&rows.batch)?, temperature)
+    let experience_batch = ExperienceBatch::of(experiences, model.device());
+    experience_batch.logprobs(model, &model.forward_no_grad(&experience_batch.batch)?, temperature)
 }
 
 /// Splits a flat vector over the tokens of the replies, `[R]`, into one vector per reply.
@@ -202,9 +203,9 @@ impl ExperienceBatch {
         for experience in experiences {
             // The hidden state at position `t - 1` predicts the token at `t`, so the first one is at the end
             // of the prompt.
-            let before = offset + experience.prompt_length - 1;
-            positions.extend((before..before + experience.reply().len()).map(|position| position as i64));
-            slot_positions.extend((before..before + experience.num_slots()).map(|position| position as i64));
+            let first = offset + experience.prompt_length - 1;
+            positions.extend((first..first + experience.reply().len()).map(|position| position as i64));
+            slot_positions.extend((first..first + experience.num_slots()).map(|position| position as i64));
             targets.extend_from_slice(experience.reply());
             offset += experience.ids.len();
         }

@@ -125,6 +125,7 @@ impl StageRun<'_> {
             );
             return Err(Error::RunFolder { path, problem });
         }
+
         if saved.is_none_or(|saved| saved == total) {
             return Ok(());
         }

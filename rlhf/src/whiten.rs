@@ -32,8 +32,8 @@ pub fn whiten(values: &Tensor, shift_mean: bool) -> Result<Tensor, Error> {
     }
 
     let scale = 1.0 / (variance + EPSILON).sqrt();
-    let back = if shift_mean { 0.0 } else { mean };
-    Ok((check::upcast_to_fp32(values) - mean) * scale + back)
+    let shift = if shift_mean { 0.0 } else { mean };
+    Ok((check::upcast_to_fp32(values) - mean) * scale + shift)
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ impl Tokenizer {
         } else {
             (0..messages.len()).filter(|&turn| !messages[turn].content.trim().is_empty()).collect()
         };
+
         for turn in suspects {
             // If changing a turn does not change the rendered text, the turn is not in it.
             let mut changed = messages.to_vec();

@@ -57,10 +57,10 @@ pub(super) fn qwen3_moe(fields: &Fields<'_>) -> Result<Architecture, Error> {
     let experts = experts(fields, &architecture, &["num_experts", "num_local_experts"], [128, 8, 768])?;
     let sliding_windows = vec![window(fields)?; architecture.num_layers as usize];
     let kind = if sliding_windows[0].is_some() { "sliding_attention" } else { "full_attention" };
-    let same = json!(vec![kind; sliding_windows.len()]);
+    let neutral = json!(vec![kind; sliding_windows.len()]);
     let fix =
         "this family has one window for all layers, or none: remove the key, or set `use_sliding_window`";
-    fields.require_neutral("layer_types", &[same], fix)?;
+    fields.require_neutral("layer_types", &[neutral], fix)?;
     Ok(Architecture { experts: Some(experts), sliding_windows, ..architecture })
 }
 

@@ -84,13 +84,13 @@ fn save_in_shards(
 /// Distributes the tensors over files of at most `limit` bytes, and returns the tensor names of each file.
 fn shards(sizes: &[(String, usize)], limit: usize) -> Vec<Vec<&str>> {
     let mut shards: Vec<Vec<&str>> = vec![Vec::new()];
-    let mut filled = 0;
+    let mut shard_bytes = 0;
     for (name, bytes) in sizes {
-        if filled + bytes > limit && filled > 0 {
+        if shard_bytes + bytes > limit && shard_bytes > 0 {
             shards.push(Vec::new());
-            filled = 0;
+            shard_bytes = 0;
         }
-        filled += bytes;
+        shard_bytes += bytes;
         shards.last_mut().expect("the list begins with one shard").push(name);
     }
     shards

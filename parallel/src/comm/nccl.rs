@@ -32,14 +32,16 @@ impl NcclGroup {
         if rank == 0 {
             store.set(&key, &nccl::unique_id()?)?;
         }
-        let wrong = |bytes: Vec<u8>| SysError::Nccl {
+
+        let invalid_id = |bytes: Vec<u8>| SysError::Nccl {
             call: "ncclCommInitRank".to_owned(),
             problem: format!(
                 "the id of rank 0 has {} bytes: start every rank from the same build",
                 bytes.len()
             ),
         };
-        let id: UniqueId = store.get(&key, timeout)?.try_into().map_err(wrong)?;
+        let id: UniqueId = store.get(&key, timeout)?.try_into().map_err(invalid_id)?;
+
         // NCCL waits forever for a missing rank, so the ranks first wait for one another at the store, which
         // has a timeout.
         store.set(&format!("{key}/{rank}"), &[])?;

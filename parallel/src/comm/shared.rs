@@ -68,13 +68,13 @@ impl SharedGroup {
         let memory = Arc::new(Mutex::new(memory));
         let (queue, queued) = mpsc::channel::<QueuedCollective>();
         let shared = Arc::clone(&memory);
-        let run = move || {
+        let worker = move || {
             for QueuedCollective { task, result, _done } in queued {
                 // The receiver is gone if the caller has dropped the work.
                 let _ = result.send(task(&mut lock(&shared)));
             }
         };
-        thread::Builder::new().spawn(run).map_err(|error| SysError::Shared {
+        thread::Builder::new().spawn(worker).map_err(|error| SysError::Shared {
             call: "join".to_owned(),
             problem: format!("the system cannot start a thread: {error}"),
         })?;
@@ -83,7 +83,7 @@ impl SharedGroup {
 
     /// Runs a collective over `bytes` bytes on this thread or sends it to the worker thread.
     fn run(&mut self, bytes: usize, task: Task) -> Result<Work, SysError> {
-        self.in_flight.retain(|done| matches!(done.try_recv(), Err(mpsc::TryRecvError::Empty)));
+        self.in_flight.retain(|is_done| matches!(is_done.try_recv(), Err(mpsc::TryRecvError::Empty)));
         if bytes < ASYNC_THRESHOLD_BYTES && self.in_flight.is_empty() {
             return task(&mut lock(&self.memory)).map(|()| Work::Done);
         }
@@ -122,11 +122,11 @@ impl Backend for SharedGroup {
     fn all_to_all(&mut self, output: &Tensor, input: &Tensor, counts: [&[i64]; 2]) -> Result<Work, SysError> {
         // The row width comes from the shape, because a rank may send no rows.
         let row = input.size()[1..].iter().product::<i64>() as usize * input.kind().elt_size_in_bytes();
-        let [received, sent]: [Vec<usize>; 2] =
+        let [output_bytes, input_bytes]: [Vec<usize>; 2] =
             counts.map(|counts| counts.iter().map(|&rows| rows as usize * row).collect());
         let (output, input) = (output.shallow_clone(), input.shallow_clone());
         // Ranks send different numbers of bytes, so the choice of the thread must not depend on them.
-        self.run(0, Box::new(move |memory| memory.all_to_all(&output, &input, [&received, &sent])))
+        self.run(0, Box::new(move |memory| memory.all_to_all(&output, &input, [&output_bytes, &input_bytes])))
     }
 
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Work, SysError> {

@@ -218,10 +218,10 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
 fn channels(schedule: &Schedule) -> impl Iterator<Item = P2pKey> {
     let rank = |stage| schedule.kind.rank_of_stage(stage, schedule.num_ranks);
     (1..schedule.num_stages).filter(move |&stage| rank(stage - 1) != rank(stage)).flat_map(move |stage| {
-        let (before, after) = (rank(stage - 1), rank(stage));
+        let (earlier, later) = (rank(stage - 1), rank(stage));
         [
-            ([before, after], tag(P2pPayload::Activation, stage)),
-            ([after, before], tag(P2pPayload::Gradient, stage - 1)),
+            ([earlier, later], tag(P2pPayload::Activation, stage)),
+            ([later, earlier], tag(P2pPayload::Gradient, stage - 1)),
         ]
     })
 }

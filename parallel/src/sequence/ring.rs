@@ -43,11 +43,13 @@ pub fn ring_attention(
         row_groups: EqualChunkRows::group_by_length(chunks, q.device()),
         scale,
     };
+
     let [detached_q, detached_k, detached_v] = [q, k, v].map(Tensor::detach);
     let [result, lse] = no_grad(|| ring.forward([&detached_q, &detached_k, &detached_v]))?;
     if !(autograd::is_enabled() && [q, k, v].iter().any(|x| x.requires_grad())) {
         return Ok(result);
     }
+
     let saved = [result.detach(), lse];
     let backward: Backward = Box::new(move |grads| {
         let Some(grad) = &grads[0] else { return Ok(vec![None, None, None]) };
@@ -218,9 +220,9 @@ impl RingAttention {
     fn ring_shift(&self, x: &Tensor) -> Result<Tensor, Error> {
         let (ranks, rank, rows) = (self.group.size(), self.group.rank(), x.size()[0]);
         let only = |chosen: usize| (0..ranks).map(|rank| if rank == chosen { rows } else { 0 }).collect();
-        let (received, sent): (Vec<i64>, Vec<i64>) =
+        let (output_splits, input_splits): (Vec<i64>, Vec<i64>) =
             (only((rank + ranks - 1) % ranks), only((rank + 1) % ranks));
-        self.group.all_to_all(x, [&received, &sent])
+        self.group.all_to_all(x, [&output_splits, &input_splits])
     }
 }
 

@@ -19,6 +19,7 @@ pub fn grad(
     assert_eq!(outputs.len(), grad_outputs.len(), "one seed for each output");
     let (output_list, seed_list, input_list) = (pointers(outputs), pointers(grad_outputs), pointers(inputs));
     let mut results = vec![std::ptr::null_mut::<C_tensor>(); inputs.len()];
+
     // SAFETY: the pointers are borrowed from the argument slices, and `results` has room for one tensor per
     // input.
     let code = unsafe {
@@ -55,6 +56,7 @@ pub fn with_backward(
     let (output_list, input_list) = (pointers(outputs), pointers(inputs));
     let mut results = vec![std::ptr::null_mut::<C_tensor>(); outputs.len()];
     let state: *mut Backward = Box::into_raw(Box::new(backward));
+
     // SAFETY: the node takes ownership of `state` and passes it to `free` exactly once; the pointer lists
     // outlive the call.
     let code = unsafe {

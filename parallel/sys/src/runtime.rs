@@ -33,6 +33,7 @@ pub fn count_gpus() -> Result<usize, String> {
     if library.is_null() {
         return Err("there is no driver of NVIDIA on this machine (libcuda.so.1)".to_owned());
     }
+
     let find = |name: &CStr| {
         // SAFETY: the library that was just opened, and never closed.
         let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
@@ -42,6 +43,7 @@ pub fn count_gpus() -> Result<usize, String> {
             Ok(symbol)
         }
     };
+
     let (init, count) = (find(c"cuInit")?, find(c"cuDeviceGetCount")?);
     // SAFETY: the signatures of the CUDA driver API: `CUresult cuInit(unsigned)` and
     // `CUresult cuDeviceGetCount(int *)`.
@@ -51,6 +53,7 @@ pub fn count_gpus() -> Result<usize, String> {
             std::mem::transmute::<*mut c_void, extern "C" fn(*mut i32) -> i32>(count),
         )
     };
+
     let mut gpus = 0;
     for (call, code) in [("cuInit", init(0)), ("cuDeviceGetCount", count(&raw mut gpus))] {
         // 100: CUDA_ERROR_NO_DEVICE.
