@@ -4,13 +4,16 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use datasets::synth::SynthOptions;
 use parallel::launch;
 
-use crate::config::Stage;
+use crate::config::DeviceSetting;
 use crate::config::section::Dtype;
-use crate::device::DeviceSetting;
+use crate::stage::definition::CommandHelp;
+use crate::stage::{self, Stage};
 
 /// Trains a language model by supervised fine-tuning, a reward model and PPO, and talks with the result.
 #[derive(Debug, Parser)]
@@ -37,25 +40,9 @@ pub(crate) struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Teach a model to answer by example (supervised fine-tuning).
-    #[command(after_help = "\
-Examples:
-  colossal-chat sft --config run.toml --dry-run
-  colossal-chat sft --config run.toml --set train.lr=2e-5 --set out=runs/sft
-  colossal-chat sft --config run.toml --resume")]
-    Sft(TrainArgs),
-    /// Train a reward model on pairs of a better and a worse answer.
-    #[command(after_help = "\
-Examples:
-  colossal-chat rm --config run.toml
-  colossal-chat rm --config run.toml --set model.path=runs/sft/final")]
-    Rm(TrainArgs),
-    /// Improve a model by its rewards (proximal policy optimisation).
-    #[command(after_help = "\
-Examples:
-  colossal-chat ppo --config run.toml
-  colossal-chat ppo --config run.toml --set ppo.kl_coef=0.1 --set ppo.iterations=200")]
-    Ppo(TrainArgs),
+    /// Train one stage.
+    #[command(flatten)]
+    Train(StageCommand),
     /// Do every stage of one file: rows, tokenizer, base, sft, rm, ppo, report.
     #[command(after_help = "\
 Examples:
@@ -132,6 +119,58 @@ Example:
     },
 }
 
+/// The subcommand of a stage. There is one for each stage of [`stage::ALL`] that has one.
+#[derive(Debug)]
+pub(crate) struct StageCommand {
+    /// The stage.
+    pub(crate) stage: &'static Stage,
+    /// How it is run.
+    pub(crate) arguments: TrainArgs,
+}
+
+/// The stages with a subcommand, and its help texts.
+fn stage_commands() -> impl Iterator<Item = (&'static Stage, &'static CommandHelp)> {
+    stage::ALL.into_iter().filter_map(|stage| Some((stage, stage.command.as_ref()?)))
+}
+
+impl Subcommand for StageCommand {
+    fn augment_subcommands(command: clap::Command) -> clap::Command {
+        stage_commands().fold(command, |command, (stage, help)| {
+            let own = TrainArgs::augment_args(clap::Command::new(stage.schema.name));
+            command.subcommand(own.about(help.about).after_help(help.examples))
+        })
+    }
+
+    fn augment_subcommands_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_subcommands(command)
+    }
+
+    fn has_subcommand(name: &str) -> bool {
+        stage_commands().any(|(stage, _)| stage.schema.name == name)
+    }
+}
+
+impl FromArgMatches for StageCommand {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let unknown = || clap::Error::new(ErrorKind::InvalidSubcommand);
+        let (name, matches) = matches.subcommand().ok_or_else(unknown)?;
+        let stage = stage::find(name).ok_or_else(unknown)?;
+        Ok(Self { stage, arguments: TrainArgs::from_arg_matches(matches)? })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Parses the name of a stage that has a subcommand.
+fn stage_parser() -> impl TypedValueParser<Value = &'static Stage> {
+    let names = stage_commands().map(|(stage, help)| PossibleValue::new(stage.schema.name).help(help.title));
+    PossibleValuesParser::new(names)
+        .map(|name| stage::find(&name).expect("only names of stages are possible"))
+}
+
 /// How a stage is run.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
@@ -174,8 +213,8 @@ impl Overrides {
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     /// The stage.
-    #[arg(value_enum)]
-    pub(crate) stage: Stage,
+    #[arg(value_parser = stage_parser())]
+    pub(crate) stage: &'static Stage,
     /// The run file, TOML.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: PathBuf,

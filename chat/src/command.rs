@@ -18,8 +18,8 @@ use std::io::Write;
 
 use clap::CommandFactory;
 
-use crate::args::{Cli, Command, LaunchArgs};
-use crate::config::{ConfigError, Stage};
+use crate::args::{Cli, Command, LaunchArgs, StageCommand};
+use crate::config::ConfigError;
 use crate::launch::{self, Job};
 
 /// Runs one command.
@@ -30,9 +30,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
     match &cli.command {
         Command::Launch(arguments) => return launch(arguments, threads),
         Command::Completions { shell } => return completions(*shell),
-        Command::Sft(arguments) => return train::run(Stage::Sft, arguments, threads),
-        Command::Rm(arguments) => return train::run(Stage::Rm, arguments, threads),
-        Command::Ppo(arguments) => return train::run(Stage::Ppo, arguments, threads),
+        Command::Train(StageCommand { stage, arguments }) => return train::run(stage, arguments, threads),
         Command::Plan(arguments) => return plan::run(arguments, threads),
         Command::Pipeline(arguments) => return pipeline::run(arguments, threads),
         Command::Demo(arguments) => return demo::run(arguments, threads),

@@ -7,11 +7,12 @@
 //! key without effect are reported before anything is loaded. The resolved configuration is saved with the
 //! run and reads back as the same configuration. This module runs no command.
 
+mod device;
 pub(crate) mod error;
 mod location;
 mod read;
 pub(crate) mod section;
-mod stage;
+pub(crate) mod stage;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,15 +23,16 @@ use gemini::TrainConfig;
 use rlhf::config::{PpoConfig, RewardConfig};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use device::DeviceSetting;
 pub(crate) use error::ConfigError;
 use location::SourceLocation;
 use section::{
     BaseSection, CheckpointSection, DataSection, EvalSection, LogSection, ModelSection, ParallelSection,
-    PipelineSection, SequenceMode, TensorMode, TokenizerSection,
+    PipelineSection, PipelineStep, SequenceMode, TensorMode, TokenizerSection,
 };
-pub(crate) use stage::Stage;
-use stage::{CRITIC_KEYS, IgnoredKey};
-use tree::{Node, Tree};
+use stage::CRITIC_KEYS;
+pub(crate) use stage::{IgnoredKey, StageSchema, Units};
+use tree::{Entry, Node, Tree};
 
 /// The resolved configuration of one stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -63,6 +65,9 @@ pub(crate) struct RunConfig {
     pub(crate) reward: RewardConfig,
     /// Settings specific to PPO.
     pub(crate) ppo: PpoConfig,
+    /// The network of a new base model, which belongs to the whole pipeline and not to one stage.
+    #[serde(skip)]
+    pub(crate) base: BaseSection,
 }
 
 impl Default for RunConfig {
@@ -81,6 +86,7 @@ impl Default for RunConfig {
             eval: EvalSection::default(),
             reward: RewardConfig::default(),
             ppo: PpoConfig::default(),
+            base: BaseSection::default(),
         }
     }
 }
@@ -105,17 +111,7 @@ struct RunFile {
     pipeline: PipelineSection,
     synth: SynthOptions,
     base: BaseSection,
-    stage: Stages,
-}
-
-/// The `[stage.NAME]` tables.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Stages {
-    base: StageSections,
-    sft: StageSections,
-    rm: StageSections,
-    ppo: StageSections,
+    stage: BTreeMap<String, StageSections>,
 }
 
 /// The sections of one stage, which override the common sections.
@@ -158,6 +154,8 @@ pub(crate) struct PipelineConfig {
     pub(crate) parallel: ParallelSection,
     /// The parts of the pipeline to run.
     pub(crate) pipeline: PipelineSection,
+    /// The same parts, checked.
+    pub(crate) steps: Vec<PipelineStep>,
     /// The settings of the generated rows.
     pub(crate) synth: SynthOptions,
     /// The network of the base model.
@@ -166,21 +164,30 @@ pub(crate) struct PipelineConfig {
     pub(crate) tokenizer: TokenizerSection,
     /// The resolved configurations of the training stages. Paths that the pipeline creates itself are not set
     /// yet.
-    pub(crate) stages: BTreeMap<Stage, RunConfig>,
+    pub(crate) stages: BTreeMap<&'static str, RunConfig>,
     /// Keys of the file that have no effect.
     pub(crate) warnings: Vec<String>,
 }
 
 /// Reads the configuration of `stage` from the file `path`, applies the `--set` arguments, and checks the
-/// result.
-pub(crate) fn load(path: &Path, sets: &[String], stage: Stage) -> Result<Loaded<RunConfig>, ConfigError> {
+/// result. `stages` are all stages that a file may have sections of.
+pub(crate) fn load(
+    path: &Path,
+    sets: &[String],
+    stage: &'static StageSchema,
+    stages: &[&'static StageSchema],
+) -> Result<Loaded<RunConfig>, ConfigError> {
     let text = read_file(path)?;
-    from_text(&text, path, sets, stage)
+    from_text(&text, path, sets, stage, stages)
 }
 
-/// Reads the configuration of a pipeline from the file `path` and applies the `--set` arguments.
-pub(crate) fn load_pipeline(path: &Path, sets: &[String]) -> Result<PipelineConfig, ConfigError> {
-    pipeline_from_text(&read_file(path)?, path, sets)
+/// Reads the configuration of a pipeline of `stages` from the file `path` and applies the `--set` arguments.
+pub(crate) fn load_pipeline(
+    path: &Path,
+    sets: &[String],
+    stages: &[&'static StageSchema],
+) -> Result<PipelineConfig, ConfigError> {
+    pipeline_from_text(&read_file(path)?, path, sets, stages)
 }
 
 /// Like [`load_pipeline`], from text. `path` is used in error messages.
@@ -188,13 +195,14 @@ pub(crate) fn pipeline_from_text(
     text: &str,
     path: &Path,
     sets: &[String],
+    schemas: &[&'static StageSchema],
 ) -> Result<PipelineConfig, ConfigError> {
     let tree = apply_overrides(tree::parse(text, path)?, sets.iter())?;
     let file: RunFile = read::read(&tree)?;
+    check_stage_tables(&tree, schemas)?;
 
     let (mut stages, mut warnings) = (BTreeMap::new(), Vec::new());
-    for stage in Stage::ALL {
-        refuse_stage_sections(&tree, stage)?;
+    for &stage in schemas {
         // Apply `--set` again after the tables of the stage, because `--set` overrides everything.
         let common = sets
             .iter()
@@ -203,7 +211,7 @@ pub(crate) fn pipeline_from_text(
         let config: RunConfig = read::read(&stage_tree)?;
         config.check_bounds(stage)?;
         warnings.extend(check_ignored_keys(&stage_tree, stage, config.ignored_by_setting(stage))?);
-        stages.insert(stage, config);
+        stages.insert(stage.name, config);
     }
 
     Ok(PipelineConfig {
@@ -211,6 +219,7 @@ pub(crate) fn pipeline_from_text(
         out: required_out(file.out, "pipeline")?,
         threads: file.threads,
         parallel: file.parallel,
+        steps: pipeline_steps(&tree, &file.pipeline, schemas)?,
         pipeline: file.pipeline,
         synth: file.synth,
         base: file.base,
@@ -224,7 +233,8 @@ fn from_text(
     text: &str,
     path: &Path,
     sets: &[String],
-    stage: Stage,
+    stage: &'static StageSchema,
+    stages: &[&'static StageSchema],
 ) -> Result<Loaded<RunConfig>, ConfigError> {
     let (for_life, for_stage): (Vec<&String>, Vec<&String>) = sets.iter().partition(|set| {
         PIPELINE_ONLY_SECTIONS.iter().any(|section| set.starts_with(&format!("{section}.")))
@@ -232,10 +242,9 @@ fn from_text(
     let tree = apply_overrides(tree::parse(text, path)?, for_life.into_iter())?;
     // The full file is read, so that a mistake in a section of another stage is reported now and not hours
     // later.
-    read::read::<RunFile>(&tree)?;
-    for other in Stage::ALL {
-        refuse_stage_sections(&tree, other)?;
-    }
+    let file: RunFile = read::read(&tree)?;
+    check_stage_tables(&tree, stages)?;
+    pipeline_steps(&tree, &file.pipeline, stages)?;
     let whole_life = tree.contains_key("pipeline") || tree.contains_key("stage");
     let tree = apply_overrides(stage_sections(tree, stage), for_stage.into_iter())?;
     let config: RunConfig = read::read(&tree)?;
@@ -253,8 +262,8 @@ fn apply_overrides<'a>(tree: Tree, mut sets: impl Iterator<Item = &'a String>) -
 }
 
 /// Returns the common sections overridden by the sections of `stage`, without any other section.
-fn stage_sections(mut tree: Tree, stage: Stage) -> Tree {
-    let own = tree::find(&tree, &format!("stage.{}", stage.name())).map(|entry| entry.node.clone());
+fn stage_sections(mut tree: Tree, stage: &StageSchema) -> Tree {
+    let own = tree::find(&tree, &format!("stage.{}", stage.name)).map(|entry| entry.node.clone());
     tree.retain(|key, _| !PIPELINE_ONLY_SECTIONS.contains(&key.as_str()));
     match own {
         Some(Node::Table(own)) => tree::merge(tree, own),
@@ -262,20 +271,56 @@ fn stage_sections(mut tree: Tree, stage: Stage) -> Tree {
     }
 }
 
-/// Refuses `[stage.NAME.SECTION]` keys that the stage does not read. Unlike a common section, such a key
-/// cannot be meant for another stage.
-fn refuse_stage_sections(tree: &Tree, stage: Stage) -> Result<(), ConfigError> {
-    for (key, reason) in stage.ignored_keys() {
-        if let Some(entry) = tree::find(tree, &format!("stage.{}.{key}", stage.name())) {
-            let (place, key) = (entry.origin.location.clone(), entry.origin.key.clone());
-            return Err(ConfigError::NoEffect { place, key, stage: stage.name(), reason });
+/// Refuses `[stage.NAME]` tables of no stage, and keys in them that the stage does not read. Unlike a key of a
+/// common section, such a key cannot be meant for another stage.
+fn check_stage_tables(tree: &Tree, stages: &[&'static StageSchema]) -> Result<(), ConfigError> {
+    let names: Vec<&str> = stages.iter().map(|stage| stage.name).collect();
+    if let Some(Entry { node: Node::Table(tables), .. }) = tree.get("stage")
+        && let Some((name, entry)) = tables.iter().find(|(name, _)| !names.contains(&name.as_str()))
+    {
+        let nearest = read::nearest(name, &names).map(|nearest| format!("stage.{nearest}"));
+        let (place, key) = (Some(entry.origin.location.clone()), entry.origin.key.clone());
+        return Err(ConfigError::UnknownKey { place, nearest, key, known: names.join(", ") });
+    }
+
+    for stage in stages {
+        for (key, reason) in stage.ignored_keys {
+            if let Some(entry) = tree::find(tree, &format!("stage.{}.{key}", stage.name)) {
+                let (place, key) = (entry.origin.location.clone(), entry.origin.key.clone());
+                return Err(ConfigError::NoEffect { place, key, stage: stage.name, reason });
+            }
         }
     }
     Ok(())
 }
 
+/// Returns the parts that `[pipeline] stages` lists. Refuses names of no part.
+fn pipeline_steps(
+    tree: &Tree,
+    section: &PipelineSection,
+    stages: &[&'static StageSchema],
+) -> Result<Vec<PipelineStep>, ConfigError> {
+    let step = |name: &String| {
+        PipelineStep::of(name, stages).map_err(|known| {
+            let entry = tree::find(tree, "pipeline.stages");
+            ConfigError::UnknownValue {
+                place: entry.map(|entry| entry.origin.location.clone()),
+                nearest: read::nearest(name, &known).map(str::to_owned),
+                key: "pipeline.stages".to_owned(),
+                value: name.clone(),
+                known: known.join(", "),
+            }
+        })
+    };
+    section.stages.iter().map(step).collect()
+}
+
 /// Checks for keys without effect: an error if `--set` wrote them, else one warning per key.
-fn check_ignored_keys(tree: &Tree, stage: Stage, ignored: &[IgnoredKey]) -> Result<Vec<String>, ConfigError> {
+fn check_ignored_keys(
+    tree: &Tree,
+    stage: &StageSchema,
+    ignored: &[IgnoredKey],
+) -> Result<Vec<String>, ConfigError> {
     let mut warnings = Vec::new();
     for (key, reason) in ignored {
         let Some(entry) = tree::find(tree, key) else { continue };
@@ -285,7 +330,7 @@ fn check_ignored_keys(tree: &Tree, stage: Stage, ignored: &[IgnoredKey]) -> Resu
         let error = |origin: tree::Origin| ConfigError::NoEffect {
             place: origin.location,
             key: origin.key,
-            stage: stage.name(),
+            stage: stage.name,
             reason,
         };
         match from_set {
@@ -317,28 +362,28 @@ fn required_out(out: PathBuf, stage: &'static str) -> Result<PathBuf, ConfigErro
 
 impl RunConfig {
     /// Refuses invalid or contradictory settings and missing required ones.
-    pub(crate) fn check(&self, stage: Stage) -> Result<(), ConfigError> {
+    pub(crate) fn check(&self, stage: &StageSchema) -> Result<(), ConfigError> {
         self.check_bounds(stage)?;
-        required_out(self.out.clone(), stage.name())?;
-        if stage != Stage::Base {
+        required_out(self.out.clone(), stage.name)?;
+        if stage.reads("model.path") {
             self.model_path(stage)?;
         }
         if self.data.train.0.is_empty() {
             let (key, what) = ("data.train", "rows to learn from");
-            return Err(ConfigError::Needed { key, stage: stage.name(), what });
+            return Err(ConfigError::Needed { key, stage: stage.name, what });
         }
-        if stage == Stage::Ppo {
-            self.reward_models()?;
+        if stage.reads("ppo") {
+            self.reward_models(stage)?;
         }
 
         // Settings that contradict each other.
-        if stage == Stage::Ppo && self.ppo.ptx_coef == 0.0 && !self.data.ptx.0.is_empty() {
+        if stage.reads("data.ptx") && self.ppo.ptx_coef == 0.0 && !self.data.ptx.0.is_empty() {
             let message =
                 "has no effect while [ppo] ptx_coef is 0: set that, or leave the rows out".to_owned();
             return Err(ConfigError::Value { place: None, key: "data.ptx".to_owned(), message });
         }
         let held_out = self.data.eval_fraction > 0.0 || !self.data.eval.0.is_empty();
-        if self.eval.every > 0 && !held_out && stage != Stage::Ppo {
+        if self.eval.every > 0 && !held_out && stage.reads("eval") {
             let wanted =
                 "there are no held-out rows: give [data] eval or eval_fraction, or leave this key out";
             return refuse("eval.every", self.eval.every, wanted);
@@ -347,33 +392,33 @@ impl RunConfig {
     }
 
     /// Returns the keys and sections that have no effect on `stage`, each with the reason.
-    fn ignored_keys(&self, stage: Stage) -> Vec<IgnoredKey> {
-        [stage.ignored_keys(), self.ignored_by_setting(stage)].concat()
+    fn ignored_keys(&self, stage: &StageSchema) -> Vec<IgnoredKey> {
+        [stage.ignored_keys, self.ignored_by_setting(stage)].concat()
     }
 
     /// Returns the keys that have no effect on `stage` because of another setting.
-    fn ignored_by_setting(&self, stage: Stage) -> &'static [IgnoredKey] {
-        let is_without_critic = stage == Stage::Ppo && !self.ppo.advantage_estimator.has_critic();
+    fn ignored_by_setting(&self, stage: &StageSchema) -> &'static [IgnoredKey] {
+        let is_without_critic = stage.reads("ppo") && !self.ppo.advantage_estimator.has_critic();
         if is_without_critic { &CRITIC_KEYS } else { &[] }
     }
 
     /// Returns the model that `stage` starts from.
-    pub(crate) fn model_path(&self, stage: Stage) -> Result<&str, ConfigError> {
+    pub(crate) fn model_path(&self, stage: &StageSchema) -> Result<&str, ConfigError> {
         let (key, what) = ("model.path", "a model to start from");
-        self.model.path.as_deref().ok_or(ConfigError::Needed { key, stage: stage.name(), what })
+        self.model.path.as_deref().ok_or(ConfigError::Needed { key, stage: stage.name, what })
     }
 
     /// Returns the reward models of PPO.
-    pub(crate) fn reward_models(&self) -> Result<&[String], ConfigError> {
+    pub(crate) fn reward_models(&self, stage: &StageSchema) -> Result<&[String], ConfigError> {
         let (key, what) = ("ppo.reward_model", "the folder of a reward model");
         match self.ppo.reward_model.0.as_slice() {
-            [] => Err(ConfigError::Needed { key, stage: Stage::Ppo.name(), what }),
+            [] => Err(ConfigError::Needed { key, stage: stage.name, what }),
             names => Ok(names),
         }
     }
 
     /// Refuses invalid values. Does not require paths, because `pipeline` fills them in later.
-    fn check_bounds(&self, stage: Stage) -> Result<(), ConfigError> {
+    fn check_bounds(&self, stage: &StageSchema) -> Result<(), ConfigError> {
         check_parallel(&self.parallel, self.threads)?;
         let optional = [
             ("model.path", &self.model.path),
@@ -391,7 +436,7 @@ impl RunConfig {
             }
         }
         self.train.check().map_err(rlhf::Error::from)?;
-        if stage == Stage::Ppo {
+        if stage.reads("ppo") {
             self.ppo.check()?;
         }
         self.data.check()?;
@@ -406,18 +451,18 @@ impl RunConfig {
 
     /// Reads a configuration that [`to_toml`](Self::to_toml) wrote, perhaps in an earlier version, and writes it
     /// as this version does: keys that did not exist yet have their defaults.
-    pub(crate) fn upgrade(saved: &str, stage: Stage) -> Result<String, toml::de::Error> {
+    pub(crate) fn upgrade(saved: &str, stage: &StageSchema) -> Result<String, toml::de::Error> {
         let config: Self = toml::from_str(saved)?;
         config.to_toml(stage).map_err(serde::de::Error::custom)
     }
 
     /// The number of steps (for PPO: iterations) of the run, if no row has to be counted for it.
-    pub(crate) fn fixed_length(&self, stage: Stage) -> Option<u64> {
-        if stage == Stage::Ppo { Some(self.ppo.iterations) } else { self.train.steps }
+    pub(crate) fn fixed_length(&self, stage: &StageSchema) -> Option<u64> {
+        if stage.reads("ppo") { Some(self.ppo.iterations) } else { self.train.steps }
     }
 
     /// Writes the configuration of `stage` as TOML that reads back the same, with every default written out.
-    pub(crate) fn to_toml(&self, stage: Stage) -> Result<String, toml::ser::Error> {
+    pub(crate) fn to_toml(&self, stage: &StageSchema) -> Result<String, toml::ser::Error> {
         let mut table = toml::Table::try_from(self)?;
         for (key, _) in self.ignored_keys(stage) {
             match key.split_once('.') {
@@ -536,7 +581,7 @@ fn refuse(key: &str, value: u64, wanted: &str) -> Result<(), ConfigError> {
 
 impl PipelineConfig {
     /// Writes the configuration as TOML that reads back the same, with every default written out.
-    pub(crate) fn to_toml(&self) -> anyhow::Result<String> {
+    pub(crate) fn to_toml(&self, schemas: &[&'static StageSchema]) -> anyhow::Result<String> {
         let mut table = toml::Table::new();
         table.insert("seed".into(), toml::Value::try_from(self.seed)?);
         table.insert("out".into(), toml::Value::try_from(&self.out)?);
@@ -550,12 +595,12 @@ impl PipelineConfig {
         table.insert("tokenizer".into(), toml::Value::try_from(&self.tokenizer)?);
 
         let mut stages = toml::Table::new();
-        for (stage, config) in &self.stages {
-            let mut own: toml::Table = toml::from_str(&config.to_toml(*stage)?)?;
+        for stage in schemas {
+            let mut own: toml::Table = toml::from_str(&self.stages[stage.name].to_toml(stage)?)?;
             for key in ["seed", "out", "threads", "parallel"] {
                 own.remove(key);
             }
-            stages.insert(stage.name().to_owned(), toml::Value::Table(own));
+            stages.insert(stage.name.to_owned(), toml::Value::Table(own));
         }
 
         table.insert("stage".into(), toml::Value::Table(stages));

@@ -7,8 +7,6 @@ use rlhf::event::{Event, Metrics, Recorder};
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
-use crate::config::Stage;
-
 /// The metrics that are shown beside the progress, the most important first. A stage reports only some of
 /// them.
 const DISPLAYED_METRICS: [&str; 9] = [
@@ -29,19 +27,17 @@ pub(crate) struct Display {
 }
 
 impl Display {
-    /// A display for a single stage.
-    pub(crate) fn new() -> Self {
-        Self {
-            progress: Progress::new(
-                std::io::stderr(),
-                Mode::detect(std::io::stderr().is_terminal(), &Environment::read()),
-            ),
-        }
+    /// A display for a single stage, whose steps are called `step`.
+    pub(crate) fn new(step: &'static str) -> Self {
+        let mode = Mode::detect(std::io::stderr().is_terminal(), &Environment::read());
+        let mut progress = Progress::new(std::io::stderr(), mode);
+        progress.call_steps(step);
+        Self { progress }
     }
 
-    /// A display for part `number` of the `parts` parts of a pipeline.
-    pub(crate) fn part(number: usize, parts: usize) -> Self {
-        let mut display = Self::new();
+    /// A display for a stage that is part `number` of the `parts` parts of a pipeline.
+    pub(crate) fn part(step: &'static str, number: usize, parts: usize) -> Self {
+        let mut display = Self::new(step);
         display.progress = display.progress.starting_at_stage(number, parts);
         display
     }
@@ -61,10 +57,7 @@ impl Display {
 
     fn show(&mut self, event: &Event<'_>) -> std::io::Result<()> {
         match event {
-            Event::Started { stage, total_steps, step } => {
-                self.progress.call_steps(step_name(stage));
-                self.progress.start_at(stage, *total_steps, *step)
-            }
+            Event::Started { stage, total_steps, step } => self.progress.start_at(stage, *total_steps, *step),
             Event::Step { step, metrics, tokens } => self.steps(*step, metrics, *tokens),
             Event::Evaluated { metrics, .. } => self.evaluation(metrics),
             Event::Checkpoint { path, .. } => self.progress.message(&format!("saved {}", path.display())),
@@ -73,11 +66,6 @@ impl Display {
             Event::Finished => self.progress.finish(),
         }
     }
-}
-
-/// The name for a step of a stage. A step of PPO is an iteration: a rollout and all updates on it.
-pub(crate) fn step_name(stage: &str) -> &'static str {
-    if stage == Stage::Ppo.name() { "iteration" } else { "step" }
 }
 
 impl Recorder for Display {

@@ -15,7 +15,7 @@ use gemini::checkpoint;
 use parallel::ProcessGroups;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{self, ConfigError, Difference, RunConfig, Stage};
+use crate::config::{self, ConfigError, Difference, RunConfig, StageSchema};
 use crate::console::print_stderr;
 use crate::interrupt;
 use crate::output::{check_parent, write_atomically};
@@ -47,7 +47,7 @@ static LOCKS: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
 /// A request for a run folder.
 pub(crate) struct FolderRequest<'a> {
     /// The stage that runs in the folder.
-    pub(crate) stage: Stage,
+    pub(crate) stage: &'static StageSchema,
     /// The resolved configuration, with the folder.
     pub(crate) config: &'a RunConfig,
     /// The file from which the configuration was read, if it came from a file.
@@ -296,28 +296,28 @@ pub(crate) fn check_settings(
 pub(crate) fn check_run_settings(
     out: &Path,
     config: &RunConfig,
-    stage: Stage,
+    stage: &StageSchema,
 ) -> anyhow::Result<LengthChange> {
     let saved = read_settings(out, stage)?;
     check_settings(&out.join(CONFIGURATION), &saved, &config.to_toml(stage)?, &config::LENGTH_KEYS)?;
 
     let saved: RunConfig = toml::from_str(&saved)?;
     let was = planned_steps(out).or(saved.fixed_length(stage));
-    let (key, was, now) = match (config.fixed_length(stage), saved.fixed_length(stage)) {
-        (Some(now), _) => (if stage == Stage::Ppo { "iterations" } else { "steps" }, was, now),
-        (None, None) => ("epochs", Some(saved.train.epochs), config.train.epochs),
+    let (unit, was, now) = match (config.fixed_length(stage), saved.fixed_length(stage)) {
+        (Some(now), _) => (stage.units.step, was, now),
+        (None, None) => ("epoch", Some(saved.train.epochs), config.train.epochs),
         (None, Some(_)) => return Ok(LengthChange::Unknown),
     };
     match was {
         None => Ok(LengthChange::Unknown),
-        Some(was) if now < was => Err(ConfigError::Shorter { path: out.to_owned(), key, was, now }.into()),
+        Some(was) if now < was => Err(ConfigError::Shorter { path: out.to_owned(), unit, was, now }.into()),
         Some(was) if now > was => Ok(LengthChange::Longer),
         Some(_) => Ok(LengthChange::Same),
     }
 }
 
 /// Reads the configuration saved in `out`, as this version would have saved it.
-fn read_settings(out: &Path, stage: Stage) -> anyhow::Result<String> {
+fn read_settings(out: &Path, stage: &StageSchema) -> anyhow::Result<String> {
     let saved = read_configuration(out)?;
     // A file that this version cannot read is compared as it is.
     Ok(RunConfig::upgrade(&saved, stage).unwrap_or(saved))

@@ -12,6 +12,7 @@ mod folder;
 mod input;
 mod interrupt;
 mod launch;
+mod model_folder;
 mod output;
 mod record;
 mod report;

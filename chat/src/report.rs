@@ -21,29 +21,17 @@ use parallel::{LocalRank, ProcessGroups};
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind};
 
-use crate::config::section::PipelineStep;
-use crate::config::{ConfigError, PipelineConfig, Stage};
+use crate::config::{ConfigError, PipelineConfig};
 use crate::console::print_stderr;
 use crate::exit::Failure;
-use crate::{device, session};
+use crate::stage::{self, Stage, base, ppo, rm, sft};
+use crate::{device, model_folder};
 
 /// The number of sampled replies per question.
 const SAMPLES: usize = 4;
 
 /// The maximum number of questions whose replies are shown side by side.
 const SHOWN: usize = 16;
-
-/// The metrics of each stage that are plotted.
-const CURVES: [(Stage, &str); 8] = [
-    (Stage::Base, "loss"),
-    (Stage::Sft, "loss"),
-    (Stage::Rm, "loss"),
-    (Stage::Rm, "accuracy"),
-    (Stage::Ppo, "objective/scores"),
-    (Stage::Ppo, "objective/kl"),
-    (Stage::Ppo, "objective/entropy"),
-    (Stage::Ppo, "response_length/mean"),
-];
 
 /// The replies of one model, per question.
 struct Measured {
@@ -54,13 +42,13 @@ struct Measured {
 /// Evaluates every model of the pipeline and writes `report.md`, `report.html` and `report.json`.
 pub(crate) fn write(
     config: &PipelineConfig,
-    seconds: &BTreeMap<PipelineStep, f64>,
+    seconds: &BTreeMap<String, f64>,
     command: &str,
 ) -> anyhow::Result<()> {
     let started = Instant::now();
     let prompts = heldout(config)?;
     let [base, sft, ppo] =
-        [Stage::Base, Stage::Sft, Stage::Ppo].map(|stage| measure(config, stage, &prompts));
+        [&base::STAGE, &sft::STAGE, &ppo::STAGE].map(|stage| measure(config, stage, &prompts));
     let models = PerModel { base: base?, sft: sft?, ppo: ppo? };
 
     let mut report = Report {
@@ -74,7 +62,7 @@ pub(crate) fn write(
             ppo: scores(models.ppo.as_ref())?,
         },
         reward_model: reward_model(config)?,
-        kl: last_metric(config, Stage::Ppo, "objective/kl")?,
+        kl: last_metric(config, &ppo::STAGE, "objective/kl")?,
         curves: curves(config)?,
         samples: samples(&prompts, &models),
         ..Report::default()
@@ -102,26 +90,26 @@ fn heldout(config: &PipelineConfig) -> anyhow::Result<Vec<Prompt>> {
     if path.exists() { Ok(table::read_records(&path, None)?) } else { Ok(Vec::new()) }
 }
 
-fn final_folder(config: &PipelineConfig, stage: Stage) -> PathBuf {
-    config.out.join(stage.name()).join("final")
+fn final_folder(config: &PipelineConfig, stage: &Stage) -> PathBuf {
+    config.out.join(stage.schema.name).join("final")
 }
 
 /// Generates the replies of the model of `stage`. Returns `None` if there is no such model or no question.
-fn measure(config: &PipelineConfig, stage: Stage, prompts: &[Prompt]) -> anyhow::Result<Option<Measured>> {
+fn measure(config: &PipelineConfig, stage: &Stage, prompts: &[Prompt]) -> anyhow::Result<Option<Measured>> {
     let folder = final_folder(config, stage);
     if prompts.is_empty() || !folder.exists() {
         return Ok(None);
     }
     print_stderr(&format!("measuring {}", folder.display()));
-    let tokenizer = session::tokenizer(&folder, None)?;
-    let model = CausalLm::load(&folder, &session::frozen_options(Kind::Float, device(config, stage)?))?;
-    let stop_ids = session::stop_ids(&tokenizer, model.config());
+    let tokenizer = model_folder::tokenizer(&folder, None)?;
+    let model = CausalLm::load(&folder, &model_folder::frozen_options(Kind::Float, device(config, stage)?))?;
+    let stop_ids = model_folder::stop_ids(&tokenizer, model.config());
     let questions = questions(&tokenizer, prompts, &heldout_path(config))?;
 
     // A reply that cannot be decoded becomes an error text, which the verifier counts as wrong.
     let decode = |ids: &[i64]| tokenizer.decode(ids, true).unwrap_or_else(|error| format!("<{error}>"));
     let draw = |samples, temperature| {
-        let max_new_tokens = config.stages[&Stage::Ppo].ppo.max_new_tokens;
+        let max_new_tokens = config.stages[ppo::STAGE.schema.name].ppo.max_new_tokens;
         let drawing = SamplingOptions { samples, temperature, max_new_tokens, seed: config.seed };
         replies(&model, &questions, drawing, &stop_ids, &decode)
     };
@@ -129,8 +117,8 @@ fn measure(config: &PipelineConfig, stage: Stage, prompts: &[Prompt]) -> anyhow:
 }
 
 /// The device on which the model of `stage` was trained. Only rank 0 writes the report.
-fn device(config: &PipelineConfig, stage: Stage) -> Result<Device, ConfigError> {
-    device::resolve(config.stages[&stage].model.device, LocalRank::SINGLE)
+fn device(config: &PipelineConfig, stage: &Stage) -> Result<Device, ConfigError> {
+    device::resolve(config.stages[stage.schema.name].model.device, LocalRank::SINGLE)
 }
 
 /// The questions of `prompts`, which were read from `path`.
@@ -170,8 +158,8 @@ fn gain(before: &[Vec<Reply>], after: &[Vec<Reply>]) -> anyhow::Result<Gain> {
 
 /// The accuracy of the reward model on held-out preference pairs.
 fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> {
-    let folder = final_folder(config, Stage::Rm);
-    let stage = &config.stages[&Stage::Rm];
+    let folder = final_folder(config, &rm::STAGE);
+    let stage = &config.stages[rm::STAGE.schema.name];
     let mut files = stage.data.eval.0.clone();
     let made = config.out.join("data/heldout_preference.parquet");
     if files.is_empty() && made.exists() {
@@ -181,9 +169,9 @@ fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> 
         return Ok(None);
     }
 
-    let tokenizer = session::tokenizer(&folder, None)?;
+    let tokenizer = model_folder::tokenizer(&folder, None)?;
     let model =
-        ScalarModel::load(&folder, &session::frozen_options(Kind::Float, device(config, Stage::Rm)?))?;
+        ScalarModel::load(&folder, &model_folder::frozen_options(Kind::Float, device(config, &rm::STAGE)?))?;
     let reading = ReadOptions { drop: stage.data.drop.clone(), ..ReadOptions::default() };
     let options = LoadOptions { reading, ..LoadOptions::new(stage.data.max_length, Overlong::Drop) };
     let pairs = EncodedDataset::<PreferenceRow>::load(&files, &tokenizer, &options)?;
@@ -210,8 +198,8 @@ fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> 
 }
 
 /// The rows of a stage's `metrics.jsonl`.
-fn metrics(config: &PipelineConfig, stage: Stage) -> anyhow::Result<Vec<Value>> {
-    let path = config.out.join(stage.name()).join("metrics.jsonl");
+fn metrics(config: &PipelineConfig, stage: &Stage) -> anyhow::Result<Vec<Value>> {
+    let path = config.out.join(stage.schema.name).join("metrics.jsonl");
     if !path.exists() {
         return Ok(Vec::new());
     }
@@ -224,21 +212,23 @@ fn metrics(config: &PipelineConfig, stage: Stage) -> anyhow::Result<Vec<Value>> 
 }
 
 /// The values of a metric over the steps of a stage, as pairs of step and value.
-fn points(config: &PipelineConfig, stage: Stage, metric: &str) -> anyhow::Result<Vec<(f64, f64)>> {
+fn points(config: &PipelineConfig, stage: &Stage, metric: &str) -> anyhow::Result<Vec<(f64, f64)>> {
     let point = |row: &Value| Some((row["step"].as_f64()?, row[metric].as_f64()?));
     Ok(metrics(config, stage)?.iter().filter_map(point).collect())
 }
 
-fn last_metric(config: &PipelineConfig, stage: Stage, metric: &str) -> anyhow::Result<Option<f64>> {
+fn last_metric(config: &PipelineConfig, stage: &Stage, metric: &str) -> anyhow::Result<Option<f64>> {
     Ok(points(config, stage, metric)?.last().map(|&(_, value)| value))
 }
 
 fn curves(config: &PipelineConfig) -> anyhow::Result<Vec<Curve>> {
     let mut curves = Vec::new();
-    for (stage, metric) in CURVES {
-        let points = points(config, stage, metric)?;
-        if points.len() > 1 {
-            curves.push(Curve { stage: stage.name().to_owned(), metric: metric.to_owned(), points });
+    for stage in stage::ALL {
+        for &metric in stage.curves {
+            let points = points(config, stage, metric)?;
+            if points.len() > 1 {
+                curves.push(Curve { stage: stage.schema.name.to_owned(), metric: metric.to_owned(), points });
+            }
         }
     }
     Ok(curves)
@@ -266,20 +256,10 @@ fn samples(prompts: &[Prompt], models: &PerModel<Measured>) -> Vec<Sample> {
         .collect()
 }
 
-fn stage_seconds(seconds: &BTreeMap<PipelineStep, f64>, eval: f64) -> Seconds {
-    let of = |part| seconds.get(&part).copied();
-    let data = [PipelineStep::Data, PipelineStep::Tokenizer]
-        .into_iter()
-        .filter_map(of)
-        .reduce(|left, right| left + right);
-    Seconds {
-        data,
-        base: of(PipelineStep::Base),
-        sft: of(PipelineStep::Sft),
-        rm: of(PipelineStep::Rm),
-        ppo: of(PipelineStep::Ppo),
-        eval: Some(eval),
-    }
+fn stage_seconds(seconds: &BTreeMap<String, f64>, eval: f64) -> Seconds {
+    let of = |part: &str| seconds.get(part).copied();
+    let data = ["data", "tokenizer"].into_iter().filter_map(of).reduce(|left, right| left + right);
+    Seconds { data, base: of("base"), sft: of("sft"), rm: of("rm"), ppo: of("ppo"), eval: Some(eval) }
 }
 
 fn settings(config: &PipelineConfig) -> anyhow::Result<Map<String, Value>> {
@@ -290,20 +270,22 @@ fn settings(config: &PipelineConfig) -> anyhow::Result<Map<String, Value>> {
         settings.insert("layers".into(), json!(model.num_layers()));
     }
 
-    for (stage, run) in config.stages.iter().filter(|(stage, _)| final_folder(config, **stage).exists()) {
+    for stage in stage::ALL.into_iter().filter(|stage| final_folder(config, stage).exists()) {
+        let name = stage.schema.name;
+        let run = &config.stages[name];
         if let Some(path) = &run.model.path {
-            settings.insert(format!("{} from", stage.name()), json!(path));
+            settings.insert(format!("{name} from"), json!(path));
         }
         if let Some(steps) = run.train.steps {
-            settings.insert(format!("{} steps", stage.name()), json!(steps));
+            settings.insert(format!("{name} steps"), json!(steps));
         }
-        settings.insert(format!("{} learning rate", stage.name()), json!(run.train.lr));
+        settings.insert(format!("{name} learning rate"), json!(run.train.lr));
     }
 
-    if !final_folder(config, Stage::Ppo).exists() {
+    if !final_folder(config, &ppo::STAGE).exists() {
         return Ok(settings);
     }
-    let ppo = &config.stages[&Stage::Ppo].ppo;
+    let ppo = &config.stages[ppo::STAGE.schema.name].ppo;
     settings.insert("ppo iterations".into(), json!(ppo.iterations));
     settings.insert("ppo replies per iteration".into(), json!(ppo.replies()?));
     settings.insert("ppo KL coefficient".into(), json!(ppo.kl_coef));
@@ -313,7 +295,7 @@ fn settings(config: &PipelineConfig) -> anyhow::Result<Map<String, Value>> {
 /// The configuration of the evaluated models. It can differ from `[base]`, because the models may stem from
 /// another base model.
 fn measured_model(config: &PipelineConfig) -> anyhow::Result<Option<Config>> {
-    let folders = [Stage::Sft, Stage::Ppo, Stage::Base].map(|stage| final_folder(config, stage));
+    let folders = [&sft::STAGE, &ppo::STAGE, &base::STAGE].map(|stage| final_folder(config, stage));
     let there = folders.iter().find(|folder| folder.exists());
     Ok(there.map(|folder| Config::from_folder(folder)).transpose()?)
 }

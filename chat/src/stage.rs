@@ -1,35 +1,28 @@
-//! Runs one training stage from its resolved configuration: load, check, train. `sft`, `rm`, `ppo` and every
-//! training part of `pipeline` use this module.
+//! The training stages. A stage is one file with a `static STAGE`; a new one is added to [`ALL`].
 
 pub(crate) mod base;
 pub(crate) mod context;
+pub(crate) mod definition;
 mod plan;
-mod ppo;
+pub(crate) mod ppo;
 pub(crate) mod preflight;
-mod rm;
+pub(crate) mod rm;
 mod rows;
-mod sft;
+pub(crate) mod sft;
 
-use base::BaseModelSpec;
-use context::StageContext;
+pub(crate) use definition::Stage;
 
-use crate::config::{RunConfig, Stage};
+use crate::config::StageSchema;
 
-/// Runs a stage that starts from a model folder.
-pub(crate) fn run(stage: Stage, config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
-    match stage {
-        Stage::Base => anyhow::bail!("the base model is trained by `pipeline`"),
-        Stage::Sft => sft::run(config, ctx),
-        Stage::Rm => rm::run(config, ctx),
-        Stage::Ppo => ppo::run(config, ctx),
-    }
+/// Every stage, in the order of a pipeline.
+pub(crate) static ALL: [&Stage; 4] = [&base::STAGE, &sft::STAGE, &rm::STAGE, &ppo::STAGE];
+
+/// Returns what the configuration knows of every stage.
+pub(crate) fn schemas() -> Vec<&'static StageSchema> {
+    ALL.iter().map(|stage| &stage.schema).collect()
 }
 
-/// Trains a base model, with random initial weights, on plain text.
-pub(crate) fn run_base(
-    config: &RunConfig,
-    network: &BaseModelSpec<'_>,
-    ctx: &mut StageContext<'_>,
-) -> anyhow::Result<()> {
-    base::run(config, network, ctx)
+/// Returns the stage of the given name.
+pub(crate) fn find(name: &str) -> Option<&'static Stage> {
+    ALL.into_iter().find(|stage| stage.schema.name == name)
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::args::DemoArgs;
 use crate::command::pipeline::{self, PipelineOptions};
-use crate::config;
+use crate::{config, stage};
 
 /// The built-in run file.
 const DEMO_CONFIG: &str = include_str!("../demo.toml");
@@ -14,7 +14,7 @@ pub(crate) fn run(arguments: &DemoArgs, threads: Option<usize>) -> anyhow::Resul
     let mut sets =
         vec![format!("seed={}", arguments.seed), format!("out={:?}", arguments.out.display().to_string())];
     sets.extend(arguments.overrides.sets());
-    let config = config::pipeline_from_text(DEMO_CONFIG, Path::new("demo.toml"), &sets)?;
+    let config = config::pipeline_from_text(DEMO_CONFIG, Path::new("demo.toml"), &sets, &stage::schemas())?;
     let sets: String =
         arguments.overrides.sets().iter().map(|set| [" --set '", set.as_str(), "'"].concat()).collect();
     let command =

@@ -13,8 +13,9 @@ use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 
 use crate::args::JsonArgs;
+use crate::config::DeviceSetting;
 use crate::console::print;
-use crate::device::{self, DeviceSetting};
+use crate::device;
 use crate::exit::Failure;
 
 /// The complete report.

@@ -14,8 +14,8 @@ use tch::{Device, Kind};
 
 use crate::args::{ModelCommand, ModelInfoArgs, ModelInitArgs};
 use crate::console::{print, print_stderr};
+use crate::model_folder;
 use crate::output;
-use crate::session;
 
 /// The description of a model folder.
 #[derive(Serialize)]
@@ -56,7 +56,7 @@ pub(crate) fn run(command: &ModelCommand) -> anyhow::Result<()> {
 }
 
 fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
-    let folder = session::folder(&arguments.model)?;
+    let folder = model_folder::find(&arguments.model)?;
     let config = Config::from_folder(&folder)?;
     let (dtypes, bytes) = measure_weights(&folder)?;
 
@@ -137,18 +137,19 @@ fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
         .map_err(|source| models::Error::Io { path: arguments.config.clone(), source })?;
     let config = Config::from_json(&text, &arguments.config.display().to_string())?;
     let tokenizer = match &arguments.tokenizer {
-        Some(name) => Some(session::tokenizer(&session::folder(name)?, None)?),
+        Some(name) => Some(model_folder::tokenizer(&model_folder::find(name)?, None)?),
         None => None,
     };
     if let Some(tokenizer) = &tokenizer {
-        session::check_vocabulary(tokenizer, &config)?;
+        model_folder::check_vocabulary(tokenizer, &config)?;
     }
 
-    let model = CausalLm::random(config, arguments.seed, &session::frozen_options(Kind::Float, Device::Cpu))?;
+    let model =
+        CausalLm::random(config, arguments.seed, &model_folder::frozen_options(Kind::Float, Device::Cpu))?;
     checkpoint::write_folder(&arguments.out, |folder| {
         model.save(folder)?;
         if let Some(tokenizer) = &tokenizer {
-            session::save_tokenizer(folder, tokenizer, model.config())?;
+            model_folder::save_tokenizer(folder, tokenizer, model.config())?;
         }
         anyhow::Ok(())
     })?;

@@ -17,12 +17,11 @@ use datasets::synth::{SynthData, SynthOptions};
 use datasets::{Tokenizer, TrainOptions};
 use gemini::checkpoint;
 use parallel::{Mesh, ProcessGroups};
-use rlhf::config::Names;
 
 use crate::args::TrainArgs;
 use crate::command::data::write_world;
 use crate::config::section::PipelineStep;
-use crate::config::{self, ConfigError, PipelineConfig, RunConfig, Stage};
+use crate::config::{self, ConfigError, PipelineConfig, RunConfig};
 use crate::console::print_stderr;
 use crate::display::Display;
 use crate::exit::Failure;
@@ -30,20 +29,20 @@ use crate::folder::{self, FolderRequest, LengthChange, RunFolder, check_run_sett
 use crate::launch::{self, Job, StartupSpec};
 use crate::output::write_atomically;
 use crate::report;
-use crate::stage;
-use crate::stage::base::BaseModelSpec;
 use crate::stage::context::{RunMode, StageContext};
+use crate::stage::definition::PipelineFolder;
 use crate::stage::preflight::Preflight;
+use crate::stage::{self, Stage};
 use crate::{device, interrupt};
 
 /// Runs the parts that the run file lists.
 pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
-    let config = config::load_pipeline(&arguments.config, &arguments.overrides.sets())?;
+    let config = config::load_pipeline(&arguments.config, &arguments.overrides.sets(), &stage::schemas())?;
     if arguments.dry_run {
         let mesh = launch::mesh(&config.parallel, 0, arguments.nproc)?;
         check_folder(&config, Some(&arguments.config), arguments.resume)?;
         preflight(&config, arguments.resume, &mesh)?;
-        return crate::console::print(&config.to_toml()?).map_err(Into::into);
+        return crate::console::print(&config.to_toml(&stage::schemas())?).map_err(Into::into);
     }
     let command = format!("colossal-chat pipeline --config {}", arguments.config.display());
     let how = PipelineOptions {
@@ -83,7 +82,7 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
     interrupt::listen()?;
     device::load(config.stages.values().map(|stage| stage.model.device));
     let resume = how.resume;
-    let start = StartupSpec { command: "pipeline", resume, settings: &config.to_toml()? };
+    let start = StartupSpec { command: "pipeline", resume, settings: &config.to_toml(&stage::schemas())? };
     let groups = launch::join(how.threads.or(config.threads), &config.parallel, &start)?;
     if groups.is_rank_zero() {
         config.warnings.iter().for_each(|warning| print_stderr(&format!("warning: {warning}")));
@@ -98,18 +97,17 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
 
     let seconds = read_seconds(&config.out, resume)?;
     let mut pipeline = PipelineRun { config, resume, groups, seconds };
-    let parts = pipeline.config.pipeline.stages.clone();
+    let parts = pipeline.config.steps.clone();
     for (index, &part) in parts.iter().enumerate() {
-        let display = Display::part(index + 1, parts.len());
         let started = Instant::now();
-        let is_new = pipeline.run_part(part, display, how.command)?;
+        let is_new = pipeline.run_part(part, index + 1, how.command)?;
         // A signal during the final save of a stage: the stage has finished, but the next part must not
         // start.
         if interrupt::is_stop_requested() {
             return Err(Failure::Interrupted.into());
         }
         if is_new && pipeline.groups.is_rank_zero() {
-            pipeline.seconds.insert(part, started.elapsed().as_secs_f64());
+            pipeline.seconds.insert(part.name().to_owned(), started.elapsed().as_secs_f64());
             let seconds = serde_json::to_string_pretty(&pipeline.seconds)?;
             write_atomically(&pipeline.config.out.join("seconds.json"), seconds.as_bytes())?;
         }
@@ -121,26 +119,20 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
 /// Checks the inputs of every part, and prints one line per stage that says what the stage will do. Writes no
 /// files.
 fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Result<()> {
-    let parts = &config.pipeline.stages;
-    let made =
-        GENERATED_FILES.iter().filter(|_| parts.contains(&PipelineStep::Data)).map(|file| config.path(file));
+    let generates = config.steps.contains(&PipelineStep::Data);
+    let made = GENERATED_FILES.iter().filter(|_| generates).map(|file| config.path(file));
     let mut preflight = Preflight::new(&config.out, mesh, made);
 
-    for part in parts {
-        let Some(stage) = part.stage() else { continue };
+    for part in &config.steps {
+        let PipelineStep::Stage(name) = part else { continue };
+        let stage = stage_of(name);
         let run = config.stage(stage);
         if resume && config.is_complete(stage, &run)? {
             continue;
         }
-        let tokenizer = config.path("tokenizer");
-        let line = match stage {
-            Stage::Base => {
-                let network = BaseModelSpec { base: &config.base, tokenizer: &tokenizer };
-                preflight.base(&run, &network, config.tokenizer.vocab_size)
-            }
-            _ => preflight.stage(stage, &run),
-        };
-        print_stderr(&line.with_context(|| format!("stage {}", stage.name()))?);
+        let checked = run.check(&stage.schema).map_err(Into::into);
+        let line = checked.and_then(|()| (stage.preflight)(&mut preflight, &run));
+        print_stderr(&line.with_context(|| format!("stage {name}"))?);
     }
     Ok(())
 }
@@ -148,15 +140,10 @@ fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Resu
 /// The file and folder names that the parts of a pipeline use in its folder.
 fn names(config: &PipelineConfig) -> Vec<&'static str> {
     let mut names = vec![folder::CONFIGURATION, "seconds.json", "logs"];
-    for part in &config.pipeline.stages {
+    for part in &config.steps {
         match part {
-            PipelineStep::Data => names.push("data"),
-            PipelineStep::Tokenizer => names.push("tokenizer"),
-            PipelineStep::Base => names.push(Stage::Base.name()),
-            PipelineStep::Sft => names.push(Stage::Sft.name()),
-            PipelineStep::Rm => names.push(Stage::Rm.name()),
-            PipelineStep::Ppo => names.push(Stage::Ppo.name()),
             PipelineStep::Report => names.extend(["report.json", "report.md", "report.html"]),
+            part => names.push(part.name()),
         }
     }
     names
@@ -179,11 +166,12 @@ fn check_folder(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) 
 /// Creates or reopens the folder of the pipeline, locks it and the folders of its stages until this process
 /// exits, and saves the configuration.
 fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) -> anyhow::Result<()> {
-    let (saved, text) = (config.out.join(folder::CONFIGURATION), config.to_toml()?);
+    let (saved, text) = (config.out.join(folder::CONFIGURATION), config.to_toml(&stage::schemas())?);
     folder::acquire_lock(&config.out)?;
     // Another pipeline may have started here while this one checked its inputs.
     check_folder(config, run_file, resume)?;
-    Stage::ALL.iter().try_for_each(|stage| folder::reacquire_lock(&config.out.join(stage.name())))?;
+    let folders = stage::ALL.iter().map(|stage| config.path(stage.schema.name));
+    folders.into_iter().try_for_each(|folder| folder::reacquire_lock(&folder))?;
     if resume && saved.exists() {
         // Each stage compares its own sections, so that a stage whose folder was removed may run again with
         // other settings.
@@ -199,7 +187,7 @@ fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: boo
 }
 
 /// Reads the seconds that the parts of an earlier run took.
-fn read_seconds(out: &Path, resume: bool) -> anyhow::Result<BTreeMap<PipelineStep, f64>> {
+fn read_seconds(out: &Path, resume: bool) -> anyhow::Result<BTreeMap<String, f64>> {
     let path = out.join("seconds.json");
     if !resume || !path.exists() {
         return Ok(BTreeMap::new());
@@ -216,19 +204,16 @@ struct PipelineRun {
     config: PipelineConfig,
     resume: bool,
     groups: Arc<ProcessGroups>,
-    seconds: BTreeMap<PipelineStep, f64>,
+    seconds: BTreeMap<String, f64>,
 }
 
 impl PipelineRun {
     /// Runs one part. Returns false if an earlier run has already completed it.
-    fn run_part(&self, part: PipelineStep, display: Display, command: &str) -> anyhow::Result<bool> {
+    fn run_part(&self, part: PipelineStep, number: usize, command: &str) -> anyhow::Result<bool> {
         match part {
             PipelineStep::Data => self.on_rank_zero(|| self.data()),
             PipelineStep::Tokenizer => self.on_rank_zero(|| self.tokenizer()),
-            PipelineStep::Base => self.train(Stage::Base, display),
-            PipelineStep::Sft => self.train(Stage::Sft, display),
-            PipelineStep::Rm => self.train(Stage::Rm, display),
-            PipelineStep::Ppo => self.train(Stage::Ppo, display),
+            PipelineStep::Stage(name) => self.train(stage_of(name), number),
             // Rank 0 writes the report alone. No other rank has to wait for it.
             PipelineStep::Report if !self.groups.is_rank_zero() => Ok(true),
             PipelineStep::Report => {
@@ -277,34 +262,35 @@ impl PipelineRun {
         Ok(true)
     }
 
-    fn train(&self, stage: Stage, mut display: Display) -> anyhow::Result<bool> {
+    fn train(&self, stage: &'static Stage, number: usize) -> anyhow::Result<bool> {
+        let schema = &stage.schema;
         let config = self.config.stage(stage);
         if self.resume && self.config.is_complete(stage, &config)? {
             return Ok(false);
         }
 
-        config.check(stage)?;
+        config.check(schema)?;
         let resume = self.resume && folder::holds_run(&config.out)?;
-        let request = FolderRequest { stage, config: &config, run_file: None, resume, writes: true };
+        let request = FolderRequest { stage: schema, config: &config, run_file: None, resume, writes: true };
         let folder = RunFolder::prepare(&request, &self.groups)?;
 
+        let mut display = Display::part(schema.units.step, number, self.config.steps.len());
         let mut ctx = StageContext {
+            stage: schema,
             groups: &self.groups,
             mesh: self.groups.mesh(),
             recorder: &mut display,
             folder: &folder,
             mode: RunMode::Train,
         };
-        match stage {
-            Stage::Base => {
-                let network =
-                    BaseModelSpec { base: &self.config.base, tokenizer: &self.config.path("tokenizer") };
-                stage::run_base(&config, &network, &mut ctx)?;
-            }
-            _ => stage::run(stage, &config, &mut ctx)?,
-        }
+        (stage.run)(&config, &mut ctx)?;
         Ok(true)
     }
+}
+
+/// Returns the stage of a part whose name was checked when the configuration was read.
+fn stage_of(name: &str) -> &'static Stage {
+    stage::find(name).expect("a part of the pipeline is a stage that exists")
 }
 
 /// The files that the part `data` generates.
@@ -325,66 +311,38 @@ impl PipelineConfig {
 
     /// Whether an earlier run has completed `stage` with the configuration `run`, and the stage does not become
     /// longer. Refuses to extend a stage whose model a later stage has already used.
-    fn is_complete(&self, stage: Stage, run: &RunConfig) -> anyhow::Result<bool> {
+    fn is_complete(&self, stage: &'static Stage, run: &RunConfig) -> anyhow::Result<bool> {
         if !run.out.join("final").exists() {
             return Ok(false);
         }
-        if check_run_settings(&run.out, run, stage)? == LengthChange::Same {
+        if check_run_settings(&run.out, run, &stage.schema)? == LengthChange::Same {
             return Ok(true);
         }
+        let name = stage.schema.name;
         let mut later = Vec::new();
-        for other in Stage::ALL.into_iter().filter(|other| *other > stage) {
-            if folder::holds_run(&self.path(other.name()))? {
-                later.push(other.name());
+        for other in
+            stage::ALL.into_iter().map(|other| other.schema.name).skip_while(|other| *other != name).skip(1)
+        {
+            if folder::holds_run(&self.path(other))? {
+                later.push(other);
             }
         }
         if later.is_empty() {
             return Ok(false);
         }
         let path = self.out.clone();
-        Err(ConfigError::UsedByLaterStages { stage: stage.name(), later, path }.into())
+        Err(ConfigError::UsedByLaterStages { stage: name, later, path }.into())
     }
 
     /// The configuration of a stage. Paths that the run file does not set point to the results of earlier
     /// parts.
-    fn stage(&self, stage: Stage) -> RunConfig {
-        let mut config = self.stages[&stage].clone();
-        config.out = self.path(stage.name());
+    fn stage(&self, stage: &Stage) -> RunConfig {
+        let name = stage.schema.name;
+        let mut config = self.stages[name].clone();
+        config.out = self.path(name);
         config.seed = self.seed;
-
-        let made = |name: &str| self.path(name).display().to_string();
-        let set = |path: &mut Option<String>, name: &str| {
-            path.get_or_insert_with(|| made(name));
-        };
-        let set_names = |names: &mut Names, name: &str| {
-            if names.0.is_empty() {
-                names.0.push(made(name));
-            }
-        };
-
-        match stage {
-            Stage::Base => set_names(&mut config.data.train, "data/text.parquet"),
-            Stage::Sft => {
-                set(&mut config.model.path, "base/final");
-                set_names(&mut config.data.train, "data/sft.parquet");
-            }
-            Stage::Rm => {
-                set(&mut config.model.path, "sft/final");
-                set_names(&mut config.data.train, "data/preference.parquet");
-                let made = self.path("data/heldout_preference.parquet").exists();
-                if made && config.data.eval_fraction == 0.0 {
-                    set_names(&mut config.data.eval, "data/heldout_preference.parquet");
-                }
-            }
-            Stage::Ppo => {
-                set(&mut config.model.path, "sft/final");
-                set_names(&mut config.ppo.reward_model, "rm/final");
-                set_names(&mut config.data.train, "data/prompts.parquet");
-                if config.ppo.ptx_coef > 0.0 {
-                    set_names(&mut config.data.ptx, "data/sft.parquet");
-                }
-            }
-        }
+        config.base = self.base.clone();
+        (stage.set_pipeline_paths)(&mut config, &PipelineFolder(&self.out));
         config
     }
 }

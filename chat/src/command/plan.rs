@@ -9,5 +9,5 @@ pub(crate) fn run(arguments: &PlanArgs, threads: Option<usize>) -> anyhow::Resul
     let PlanArgs { stage, config, overrides, nproc, json } = arguments;
     let (config, overrides) = (config.clone(), overrides.clone());
     let arguments = TrainArgs { config, overrides, dry_run: true, resume: false, nproc: *nproc };
-    train::run_for(RunMode::Plan { json: *json }, *stage, &arguments, threads)
+    train::run_for(RunMode::Plan { json: *json }, stage, &arguments, threads)
 }

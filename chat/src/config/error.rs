@@ -263,14 +263,14 @@ pub(crate) enum ConfigError {
     NothingToExtend(PathBuf),
     /// A resumed run that would become shorter.
     #[error(
-        "{}: this run has {was} {key}, and {now} are asked for: a run can become longer, not shorter; ask for {was} or more, or choose another `out`",
+        "{}: this run has {was} {unit}s, and {now} are asked for: a run can become longer, not shorter; ask for {was} or more, or choose another `out`",
         path.display()
     )]
     Shorter {
         /// The run folder.
         path: PathBuf,
-        /// What is counted: steps, iterations or epochs.
-        key: &'static str,
+        /// What is counted, in the singular: step, iteration or epoch.
+        unit: &'static str,
         /// The length of the run.
         was: u64,
         /// The length that is asked for.

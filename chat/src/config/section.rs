@@ -7,9 +7,9 @@ use parallel::pipeline::ScheduleKind;
 use rlhf::config::Names;
 use serde::{Deserialize, Serialize};
 
+use super::device::DeviceSetting;
 use super::error::ConfigError;
-use super::stage::Stage;
-use crate::device::DeviceSetting;
+use super::stage::StageSchema;
 
 /// The `[model]` section: the model that a stage starts from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -351,34 +351,35 @@ impl Default for BaseSection {
 }
 
 /// One part of a pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PipelineStep {
     /// Generates the data.
     Data,
     /// Trains the tokenizer.
     Tokenizer,
-    /// Trains the base model.
-    Base,
-    /// Runs supervised fine-tuning.
-    Sft,
-    /// Trains the reward model.
-    Rm,
-    /// Runs proximal policy optimisation.
-    Ppo,
+    /// Runs the training stage of this name.
+    Stage(&'static str),
     /// Evaluates every model and writes the report.
     Report,
 }
 
 impl PipelineStep {
-    /// The training stage of this part, if it trains a model.
-    pub(crate) fn stage(self) -> Option<Stage> {
+    /// Returns the part of the given name, or else the names of all parts.
+    pub(super) fn of(name: &str, stages: &[&'static StageSchema]) -> Result<Self, Vec<&'static str>> {
+        let trained = stages.iter().map(|stage| Self::Stage(stage.name));
+        let parts: Vec<Self> =
+            [Self::Data, Self::Tokenizer].into_iter().chain(trained).chain([Self::Report]).collect();
+        let found = parts.iter().find(|part| part.name() == name);
+        found.copied().ok_or_else(|| parts.iter().map(|part| part.name()).collect())
+    }
+
+    /// Returns the name in `[pipeline] stages`.
+    pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Base => Some(Stage::Base),
-            Self::Sft => Some(Stage::Sft),
-            Self::Rm => Some(Stage::Rm),
-            Self::Ppo => Some(Stage::Ppo),
-            Self::Data | Self::Tokenizer | Self::Report => None,
+            Self::Data => "data",
+            Self::Tokenizer => "tokenizer",
+            Self::Stage(name) => name,
+            Self::Report => "report",
         }
     }
 }
@@ -388,12 +389,11 @@ impl PipelineStep {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PipelineSection {
     /// The parts to run, in this order.
-    pub(crate) stages: Vec<PipelineStep>,
+    pub(crate) stages: Vec<String>,
 }
 
 impl Default for PipelineSection {
     fn default() -> Self {
-        use PipelineStep::{Base, Data, Ppo, Report, Rm, Sft, Tokenizer};
-        Self { stages: vec![Data, Tokenizer, Base, Sft, Rm, Ppo, Report] }
+        Self { stages: ["data", "tokenizer", "base", "sft", "rm", "ppo", "report"].map(str::to_owned).into() }
     }
 }

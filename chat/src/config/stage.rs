@@ -1,9 +1,7 @@
-//! The training stages and the configuration keys that each of them ignores.
-
-use serde::{Deserialize, Serialize};
+//! What the configuration knows of a training stage. The stages themselves are in [`crate::stage`].
 
 /// A key or section without effect, and the reason.
-pub(super) type IgnoredKey = (&'static str, &'static str);
+pub(crate) type IgnoredKey = (&'static str, &'static str);
 
 /// Keys of `[ppo]` without effect if advantages come from the other replies to the same prompt.
 pub(super) const CRITIC_KEYS: [IgnoredKey; 10] = {
@@ -23,58 +21,48 @@ pub(super) const CRITIC_KEYS: [IgnoredKey; 10] = {
     ]
 };
 
-/// A stage that trains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Stage {
-    /// The base model, from nothing; a part of `pipeline` alone.
-    #[value(skip)]
-    Base,
-    /// Supervised fine-tuning.
-    Sft,
-    /// The reward model.
-    Rm,
-    /// Proximal policy optimisation.
-    Ppo,
+/// `[reward]`, which few stages read.
+pub(crate) const REWARD: IgnoredKey = ("reward", "[reward] is read by rm");
+
+/// `[ppo]`, which few stages read.
+pub(crate) const PPO: IgnoredKey = ("ppo", "[ppo] is read by ppo");
+
+/// `[data] ptx`, which few stages read.
+pub(crate) const PTX: IgnoredKey = ("data.ptx", "ptx rows are read by ppo");
+
+/// The name of a stage, and the sections and keys that it reads.
+#[derive(Debug)]
+pub(crate) struct StageSchema {
+    /// The name in the configuration and on the command line.
+    pub(crate) name: &'static str,
+    /// What the stage counts.
+    pub(crate) units: Units,
+    /// The keys and sections that have no effect on the stage, each with the reason. The stage reads all others.
+    pub(crate) ignored_keys: &'static [IgnoredKey],
 }
 
-impl Stage {
-    /// Every stage, in the order of a pipeline.
-    pub(crate) const ALL: [Self; 4] = [Self::Base, Self::Sft, Self::Rm, Self::Ppo];
+/// The words for what a stage counts, in the singular.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Units {
+    /// A row of the training data.
+    pub(crate) row: &'static str,
+    /// A step of the training loop.
+    pub(crate) step: &'static str,
+    /// What a step trains on.
+    pub(crate) sample: &'static str,
+}
 
-    /// Returns the name in the configuration and on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Base => "base",
-            Self::Sft => "sft",
-            Self::Rm => "rm",
-            Self::Ppo => "ppo",
-        }
-    }
+impl Units {
+    /// The words of a stage that trains on the rows themselves.
+    pub(crate) const ROWS: Self = Self { row: "row", step: "step", sample: "row" };
+}
 
-    /// Returns the keys and sections that have no effect on this stage, each with the reason.
-    pub(super) fn ignored_keys(self) -> &'static [IgnoredKey] {
-        const REWARD: IgnoredKey = ("reward", "[reward] is read by rm");
-        const PPO: IgnoredKey = ("ppo", "[ppo] is read by ppo");
-        const PTX: IgnoredKey = ("data.ptx", "ptx rows are read by ppo");
-
-        match self {
-            Self::Base => &[("model", "the base model starts from [base]"), REWARD, PPO, PTX],
-            Self::Sft => &[REWARD, PPO, PTX],
-            Self::Rm => &[PPO, PTX, ("data.packing", "pairs are not packed")],
-            Self::Ppo => &[
-                REWARD,
-                ("train.steps", "the length of a PPO run is [ppo] iterations"),
-                ("train.epochs", "the length of a PPO run is [ppo] iterations"),
-                (
-                    "train.gradient_accumulation_steps",
-                    "the number of replies per step is [ppo] mini_batch_size",
-                ),
-                ("data.packing", "prompts are not packed"),
-                ("data.eval", "ppo reports the metrics of its rollouts and evaluates no rows"),
-                ("data.eval_fraction", "ppo reports the metrics of its rollouts and evaluates no rows"),
-                ("eval", "ppo reports the metrics of its rollouts and evaluates no rows"),
-            ],
-        }
+impl StageSchema {
+    /// Whether the key or section `key` has an effect on the stage.
+    pub(crate) fn reads(&self, key: &str) -> bool {
+        let covers = |(ignored, _): &IgnoredKey| {
+            key.strip_prefix(ignored).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        !self.ignored_keys.iter().any(covers)
     }
 }

@@ -1,5 +1,5 @@
 //! The base model of a pipeline: a LLaMA of the size given by `[base]`, trained from random weights on plain
-//! text.
+//! text with the tokenizer that the pipeline trains.
 
 use std::path::Path;
 
@@ -8,77 +8,109 @@ use models::causal_lm::CausalLm;
 use models::config::Config;
 use serde_json::json;
 
-use super::context::{StageContext, trainable_options};
+use super::context::{self, StageContext, trainable_options};
+use super::definition::{PipelineFolder, Stage};
+use super::preflight::{ModelSpec, Preflight, TokenizerFiles};
 use super::sft;
 use crate::config::section::BaseSection;
-use crate::config::{RunConfig, Stage};
+use crate::config::stage::{PPO, PTX, REWARD};
+use crate::config::{RunConfig, StageSchema, Units};
 
-/// The specification of a new base model.
-pub(crate) struct BaseModelSpec<'a> {
-    /// The sizes of the network.
-    pub(crate) base: &'a BaseSection,
-    /// The folder of the tokenizer.
-    pub(crate) tokenizer: &'a Path,
-}
+/// The stage `base`, which only `pipeline` runs.
+pub(crate) static STAGE: Stage = Stage {
+    schema: StageSchema {
+        name: "base",
+        units: Units::ROWS,
+        ignored_keys: &[
+            ("model", "the base model starts from [base]"),
+            ("tokenizer", "the base model has the tokenizer that the pipeline trains"),
+            REWARD,
+            PPO,
+            PTX,
+        ],
+    },
+    command: None,
+    curves: &["loss"],
+    set_pipeline_paths,
+    preflight,
+    run,
+};
 
 /// The ids of the special tokens of a tokenizer.
 #[derive(Default)]
-pub(super) struct SpecialIds {
-    pub(super) bos: Option<i64>,
-    pub(super) eos: Option<i64>,
-    pub(super) pad: Option<i64>,
+struct SpecialIds {
+    bos: Option<i64>,
+    eos: Option<i64>,
+    pad: Option<i64>,
 }
 
-pub(super) fn run(
-    config: &RunConfig,
-    network: &BaseModelSpec<'_>,
-    ctx: &mut StageContext<'_>,
-) -> anyhow::Result<()> {
-    let tokenizer = Tokenizer::from_folder(network.tokenizer)?;
-    let architecture = network.config(&tokenizer)?;
-    let inputs = sft::inputs(Stage::Base, config, &architecture, &tokenizer)?;
+fn set_pipeline_paths(config: &mut RunConfig, pipeline: &PipelineFolder<'_>) {
+    config.tokenizer.path = Some(pipeline.path("tokenizer"));
+    pipeline.set_files(&mut config.data.train, "data/text.parquet");
+}
+
+/// `[tokenizer] vocab_size` stands for a tokenizer that the pipeline has not trained yet.
+fn preflight(preflight: &mut Preflight<'_>, config: &RunConfig) -> anyhow::Result<String> {
+    let folder = tokenizer_folder(config);
+    let files = folder.exists().then(|| TokenizerFiles::of(folder.to_owned()));
+    let tokenizer = files.as_ref().map(TokenizerFiles::load).transpose()?;
+
+    let architecture = match &tokenizer {
+        Some(tokenizer) => architecture(&config.base, tokenizer)?,
+        None => with_vocabulary(&config.base, config.tokenizer.vocab_size, &SpecialIds::default())?,
+    };
+    context::check_mesh(config, &[&architecture], preflight.mesh)?;
+    let line = sft::preflight_rows(&STAGE.schema, preflight, config, &architecture, tokenizer.as_ref())?;
+    preflight.add_model(config, ModelSpec { config: architecture, is_reward_model: false, tokenizer: files });
+    Ok(line)
+}
+
+fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
+    let tokenizer = Tokenizer::from_folder(tokenizer_folder(config))?;
+    let architecture = architecture(&config.base, &tokenizer)?;
+    let inputs = sft::inputs(ctx.stage, config, &architecture, &tokenizer)?;
     let model = if let Some(checkpoint) = ctx.folder.checkpoint() {
         CausalLm::load(checkpoint, &trainable_options(config, ctx.groups)?)?
     } else {
         CausalLm::random(architecture, config.seed, &trainable_options(config, ctx.groups)?)?
     };
-    sft::train_on(Stage::Base, config, &model, &inputs, &tokenizer, ctx)
+    sft::train_on(config, &model, &inputs, &tokenizer, ctx)
 }
 
-impl BaseModelSpec<'_> {
-    /// Builds the `config.json` of the network, with the vocabulary of `tokenizer`.
-    pub(super) fn config(&self, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
-        self.with_vocabulary(
-            tokenizer.vocab_size(),
-            &SpecialIds { bos: tokenizer.bos_id(), eos: tokenizer.eos_id(), pad: tokenizer.pad_id() },
-        )
-    }
+/// The tokenizer that the pipeline trains.
+fn tokenizer_folder(config: &RunConfig) -> &Path {
+    Path::new(config.tokenizer.path.as_deref().unwrap_or_default())
+}
 
-    /// Builds the `config.json` of the network from the vocabulary size and the special tokens.
-    pub(super) fn with_vocabulary(&self, vocab_size: usize, special: &SpecialIds) -> anyhow::Result<Config> {
-        let base = self.base;
-        let config = json!({
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": vocab_size,
-            "hidden_size": base.hidden_size,
-            "intermediate_size": base.intermediate_size,
-            "num_hidden_layers": base.num_hidden_layers,
-            "num_attention_heads": base.num_attention_heads,
-            "num_key_value_heads": base.num_key_value_heads,
-            "max_position_embeddings": base.max_position_embeddings,
-            "rope_theta": base.rope_theta,
-            "rms_norm_eps": 1e-5,
-            "hidden_act": "silu",
-            "attention_bias": false,
-            "attention_dropout": 0.0,
-            "mlp_bias": false,
-            "initializer_range": 0.02,
-            "tie_word_embeddings": base.tie_word_embeddings,
-            "bos_token_id": special.bos,
-            "eos_token_id": special.eos,
-            "pad_token_id": special.pad,
-        });
-        Ok(Config::from_json(&config.to_string(), "[base]")?)
-    }
+/// Builds the `config.json` of the network, with the vocabulary of `tokenizer`.
+fn architecture(base: &BaseSection, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
+    let special = SpecialIds { bos: tokenizer.bos_id(), eos: tokenizer.eos_id(), pad: tokenizer.pad_id() };
+    with_vocabulary(base, tokenizer.vocab_size(), &special)
+}
+
+/// Builds the `config.json` of the network from the vocabulary size and the special tokens.
+fn with_vocabulary(base: &BaseSection, vocab_size: usize, special: &SpecialIds) -> anyhow::Result<Config> {
+    let config = json!({
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": vocab_size,
+        "hidden_size": base.hidden_size,
+        "intermediate_size": base.intermediate_size,
+        "num_hidden_layers": base.num_hidden_layers,
+        "num_attention_heads": base.num_attention_heads,
+        "num_key_value_heads": base.num_key_value_heads,
+        "max_position_embeddings": base.max_position_embeddings,
+        "rope_theta": base.rope_theta,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "mlp_bias": false,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": base.tie_word_embeddings,
+        "bos_token_id": special.bos,
+        "eos_token_id": special.eos,
+        "pad_token_id": special.pad,
+    });
+    Ok(Config::from_json(&config.to_string(), "[base]")?)
 }

@@ -16,14 +16,16 @@ use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals};
 
 use crate::config::section::SequenceMode;
-use crate::config::{ConfigError, RunConfig, Stage};
+use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::console::print_stderr;
 use crate::folder::RunFolder;
 use crate::stage::plan::{self, Plan};
-use crate::{device, interrupt, session};
+use crate::{device, interrupt, model_folder};
 
 /// The context of a stage.
 pub(crate) struct StageContext<'a> {
+    /// The stage.
+    pub(crate) stage: &'static StageSchema,
     /// The process groups of the job.
     pub(crate) groups: &'a Arc<ProcessGroups>,
     /// The mesh of the ranks; for a dry run, the mesh of the real run.
@@ -52,25 +54,21 @@ pub(crate) enum RunMode {
 
 /// Returns the folder to load the model from: the checkpoint of a resumed run, or the folder that
 /// `[model] path` names.
-pub(super) fn start_folder(
-    stage: Stage,
-    config: &RunConfig,
-    ctx: &StageContext<'_>,
-) -> anyhow::Result<PathBuf> {
+pub(super) fn start_folder(config: &RunConfig, ctx: &StageContext<'_>) -> anyhow::Result<PathBuf> {
     match ctx.folder.checkpoint() {
         Some(path) => Ok(path.to_owned()),
-        None => session::folder(config.model_path(stage)?),
+        None => model_folder::find(config.model_path(ctx.stage)?),
     }
 }
 
 /// Loads the tokenizer of a stage: the one that `[tokenizer] path` names, or the tokenizer of the model.
 pub(super) fn tokenizer(config: &RunConfig, model: &Path) -> anyhow::Result<Tokenizer> {
-    session::tokenizer(&tokenizer_folder(config, model)?, config.tokenizer.template.as_deref())
+    model_folder::tokenizer(&tokenizer_folder(config, model)?, config.tokenizer.template.as_deref())
 }
 
 pub(super) fn tokenizer_folder(config: &RunConfig, model: &Path) -> anyhow::Result<PathBuf> {
     match &config.tokenizer.path {
-        Some(path) => session::folder(path),
+        Some(path) => model_folder::find(path),
         None => Ok(model.to_owned()),
     }
 }
@@ -123,7 +121,6 @@ fn model_parallel(config: &RunConfig, groups: &ProcessGroups) -> ModelParallel {
 
 /// Prints the plan. In mode [`RunMode::Train`], also opens the run folder and runs `train` in it.
 pub(super) fn run_in_folder(
-    stage: Stage,
     config: &RunConfig,
     mut plan: Plan,
     save_tokenizer: &SaveFn<'_>,
@@ -149,7 +146,7 @@ pub(super) fn run_in_folder(
         return Ok(());
     }
 
-    let settings = config.to_toml(stage)?;
+    let settings = config.to_toml(ctx.stage)?;
     let (folder, out) = (ctx.folder, &config.out);
     let open = move || -> anyhow::Result<()> {
         folder.open(&settings)?;
@@ -162,7 +159,7 @@ pub(super) fn run_in_folder(
     ]);
     let mut recorder = TeeRecorder(&mut files, ctx.recorder);
     let mut run = StageRun {
-        stage: stage.name(),
+        stage: ctx.stage.name,
         out: &config.out,
         groups: Arc::clone(groups),
         seed: config.seed,

@@ -8,9 +8,8 @@ use serde_json::{Map, Value, json};
 use tui::number;
 
 use super::rows::EncodedRows;
-use crate::config::{RunConfig, Stage};
+use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::{print, print_stderr};
-use crate::display::step_name;
 use crate::output;
 
 /// The size and the layout of a run.
@@ -18,6 +17,9 @@ use crate::output;
 pub(crate) struct Plan {
     /// The stage.
     pub(crate) stage: &'static str,
+    /// The words for what is counted below.
+    #[serde(skip)]
+    pub(crate) units: Units,
     /// Number of parameters of each model, by role.
     #[serde(serialize_with = "as_object")]
     pub(crate) parameters: Vec<(&'static str, usize)>,
@@ -44,7 +46,7 @@ impl Plan {
     /// Creates the plan of a stage that trains one model on `rows`, which are `num_examples` examples per
     /// epoch.
     pub(super) fn one_model<T>(
-        stage: Stage,
+        stage: &StageSchema,
         config: &RunConfig,
         mesh: &Mesh,
         parameters: usize,
@@ -52,7 +54,8 @@ impl Plan {
         num_examples: usize,
     ) -> Self {
         Self {
-            stage: stage.name(),
+            stage: stage.name,
+            units: stage.units,
             parameters: vec![("model", parameters)],
             rows: rows.rows.len(),
             dropped: rows.dropped,
@@ -83,17 +86,17 @@ impl Plan {
             .iter()
             .map(|(role, count)| format!("{role} {}", number::count(*count as f64)))
             .collect();
-        let is_ppo = self.stage == Stage::Ppo.name();
+        let Units { row, step, sample } = self.units;
         let dropped = if self.dropped > 0 { format!(" ({} left out)", self.dropped) } else { String::new() };
 
         let mut lines = vec![format!(
             "{}: {} parameters; {}{dropped}, {} tokens; {} of {}; {:.0} MiB of weights and optimiser state",
             self.stage,
             models.join(", "),
-            number::counted(self.rows as u64, if is_ppo { "prompt" } else { "row" }),
+            number::counted(self.rows as u64, row),
             number::count(self.tokens as f64),
-            number::counted(self.steps, step_name(self.stage)),
-            number::counted(self.rows_per_step as u64, if is_ppo { "reply" } else { "row" }),
+            number::counted(self.steps, step),
+            number::counted(self.rows_per_step as u64, sample),
             self.model_bytes as f64 / f64::from(1 << 20),
         )];
 
@@ -146,9 +149,10 @@ pub(super) fn mebibytes(bytes: &[u64]) -> String {
 mod tests {
     use super::*;
 
-    fn plan(stage: Stage, tokens: usize, count: u64) -> Plan {
+    fn plan(stage: &'static str, units: Units, tokens: usize, count: u64) -> Plan {
         Plan {
-            stage: stage.name(),
+            stage,
+            units,
             parameters: vec![("model", 83)],
             rows: count as usize,
             dropped: 0,
@@ -163,9 +167,10 @@ mod tests {
 
     #[test]
     fn few_tokens_are_told_and_one_is_no_plural() {
-        let said = plan(Stage::Sft, 83, 1).lines().join("");
+        let said = plan("sft", Units::ROWS, 83, 1).lines().join("");
         assert!(said.starts_with("sft: model 83 parameters; 1 row, 83 tokens; 1 step of 1 row;"), "{said}");
-        let said = plan(Stage::Ppo, 83_000, 2).lines().join("");
+        let units = Units { row: "prompt", step: "iteration", sample: "reply" };
+        let said = plan("ppo", units, 83_000, 2).lines().join("");
         assert!(said.contains("2 prompts, 83k tokens; 2 iterations of 2 replies;"), "{said}");
     }
 }

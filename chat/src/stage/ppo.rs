@@ -10,14 +10,48 @@ use parallel::ProcessGroups;
 use rlhf::ppo::{CRITIC_FOLDER, Data, Ppo};
 use rlhf::rollout::PpoModels;
 use tch::Kind;
+use tui::number::counted;
 
 use super::context::{self, StageContext, num_parameters, run_in_folder, tokenizer, trainable_options};
+use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::plan::Plan;
+use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
 use super::{rm, rows};
 use crate::config::section::Dtype;
-use crate::config::{ConfigError, RunConfig, Stage};
+use crate::config::stage::REWARD;
+use crate::config::{ConfigError, RunConfig, StageSchema, Units};
 use crate::console::print_stderr;
-use crate::session;
+use crate::model_folder;
+
+/// The stage `ppo`.
+pub(crate) static STAGE: Stage = Stage {
+    schema: StageSchema {
+        name: "ppo",
+        units: Units { row: "prompt", step: "iteration", sample: "reply" },
+        ignored_keys: &[
+            REWARD,
+            ("train.steps", "the length of a PPO run is [ppo] iterations"),
+            ("train.epochs", "the length of a PPO run is [ppo] iterations"),
+            ("train.gradient_accumulation_steps", "the number of replies per step is [ppo] mini_batch_size"),
+            ("data.packing", "prompts are not packed"),
+            ("data.eval", "ppo reports the metrics of its rollouts and evaluates no rows"),
+            ("data.eval_fraction", "ppo reports the metrics of its rollouts and evaluates no rows"),
+            ("eval", "ppo reports the metrics of its rollouts and evaluates no rows"),
+        ],
+    },
+    command: Some(CommandHelp {
+        about: "Improve a model by its rewards (proximal policy optimisation)",
+        title: "Proximal policy optimisation",
+        examples: "\
+Examples:
+  colossal-chat ppo --config run.toml
+  colossal-chat ppo --config run.toml --set ppo.kl_coef=0.1 --set ppo.iterations=200",
+    }),
+    curves: &["objective/scores", "objective/kl", "objective/entropy", "response_length/mean"],
+    set_pipeline_paths,
+    preflight,
+    run,
+};
 
 /// The loaded models. They share no weights.
 struct PpoModelSet {
@@ -28,31 +62,31 @@ struct PpoModelSet {
 }
 
 /// One value for each model.
-pub(super) struct PerRole<T> {
-    pub(super) policy: T,
-    pub(super) reference: T,
+struct PerRole<T> {
+    policy: T,
+    reference: T,
     /// `None` if advantages come from the other replies to the same prompt.
-    pub(super) critic: Option<T>,
+    critic: Option<T>,
     /// At least one.
-    pub(super) rewards: Vec<T>,
+    rewards: Vec<T>,
 }
 
 /// The rows of the stage, checked against its models.
-pub(super) struct Inputs {
-    pub(super) prompts: rows::EncodedRows<PromptRow>,
-    pub(super) ptx: rows::EncodedRows<SftRow>,
+struct Inputs {
+    prompts: rows::EncodedRows<PromptRow>,
+    ptx: rows::EncodedRows<SftRow>,
 }
 
 impl<T: Clone> PerRole<T> {
     /// Calls `find` for each model with the setting that names it and the name that the setting gives. By
     /// default the reference is the policy, and the critic starts as the first reward model.
-    pub(super) fn find(
+    fn find(
         config: &RunConfig,
         mut find: impl FnMut(&'static str, &str) -> anyhow::Result<T>,
     ) -> anyhow::Result<Self> {
         let ppo = &config.ppo;
-        let policy = find("model.path", config.model_path(Stage::Ppo)?)?;
-        let names = config.reward_models()?.iter();
+        let policy = find("model.path", config.model_path(&STAGE.schema)?)?;
+        let names = config.reward_models(&STAGE.schema)?.iter();
         let rewards: Vec<T> = names.map(|name| find("ppo.reward_model", name)).collect::<Result<_, _>>()?;
         let mut named = |key, name: Option<&str>, otherwise: &T| match name {
             Some(name) => find(key, name),
@@ -70,7 +104,7 @@ impl<T: Clone> PerRole<T> {
 
 impl<T> PerRole<T> {
     /// Converts the value of each model.
-    pub(super) fn map<U>(&self, mut to: impl FnMut(&T) -> anyhow::Result<U>) -> anyhow::Result<PerRole<U>> {
+    fn map<U>(&self, mut to: impl FnMut(&T) -> anyhow::Result<U>) -> anyhow::Result<PerRole<U>> {
         Ok(PerRole {
             policy: to(&self.policy)?,
             reference: to(&self.reference)?,
@@ -80,20 +114,70 @@ impl<T> PerRole<T> {
     }
 
     /// The models besides the policy, with their roles.
-    pub(super) fn others(&self) -> Vec<(&'static str, &T)> {
+    fn others(&self) -> Vec<(&'static str, &T)> {
         let rewards = self.rewards.iter().map(|reward| ("reward", reward));
         let critic = self.critic.iter().map(|critic| ("critic", critic));
         std::iter::once(("reference", &self.reference)).chain(rewards).chain(critic).collect()
     }
 
     /// All models, the policy first.
-    pub(super) fn all(&self) -> Vec<&T> {
+    fn all(&self) -> Vec<&T> {
         std::iter::once(&self.policy).chain(self.others().into_iter().map(|(_, model)| model)).collect()
     }
 }
 
-pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
-    let folders = PerRole::find(config, |_, name| session::folder(name))?;
+fn set_pipeline_paths(config: &mut RunConfig, pipeline: &PipelineFolder<'_>) {
+    pipeline.set_path(&mut config.model.path, "sft/final");
+    pipeline.set_files(&mut config.ppo.reward_model, "rm/final");
+    pipeline.set_files(&mut config.data.train, "data/prompts.parquet");
+    if config.ppo.ptx_coef > 0.0 {
+        pipeline.set_files(&mut config.data.ptx, "data/sft.parquet");
+    }
+}
+
+fn preflight(preflight: &mut Preflight<'_>, config: &RunConfig) -> anyhow::Result<String> {
+    let models = PerRole::find(config, |key, name| preflight.model(key, name))?;
+    let mut policy = models.policy.clone();
+    policy.tokenizer = policy.tokenizer_of(&config.tokenizer, false)?;
+    let tokenizer = policy.load_tokenizer()?;
+    let line = preflight_rows(preflight, config, &models, tokenizer.as_ref())?;
+    preflight.add_model(config, policy);
+    Ok(line)
+}
+
+fn preflight_rows(
+    preflight: &Preflight<'_>,
+    config: &RunConfig,
+    models: &PerRole<ModelSpec>,
+    tokenizer: Option<&Tokenizer>,
+) -> anyhow::Result<String> {
+    models.policy.refuse_reward_model("model.path")?;
+    models.reference.refuse_reward_model("ppo.reference_model")?;
+    models.rewards.iter().try_for_each(|model| model.need_reward_model("ppo.reward_model"))?;
+    if let Some(tokenizer) = tokenizer {
+        for (role, model) in models.others() {
+            let files = model.tokenizer.as_ref();
+            if let Some(files) = files.filter(|files| files.folder.join("tokenizer.json").exists()) {
+                check_tokenizer(tokenizer, role, &files.folder, &files.load()?)?;
+            }
+        }
+    }
+    let configs = models.map(|model| Ok(model.config.clone()))?;
+    context::check_mesh(config, &configs.all(), preflight.mesh)?;
+
+    let Some(tokenizer) = tokenizer.filter(|_| preflight.have_rows(config)) else {
+        preflight.parse::<PromptRow>(&config.data.train, &config.data)?;
+        preflight.parse::<SftRow>(&config.data.ptx, &config.data)?;
+        return Ok(deferred_line(&STAGE.schema));
+    };
+    let inputs = inputs(config, &configs, tokenizer)?;
+    let replies = counted(config.ppo.replies()? as u64, "reply");
+    let length = format!("{} of {replies}", counted(config.ppo.iterations, "iteration"));
+    Ok(describe(&STAGE.schema, &inputs.prompts, &length))
+}
+
+fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
+    let folders = PerRole::find(config, |_, name| model_folder::find(name))?;
     let configs = folders.map(|folder| Ok(Config::from_folder(folder)?))?;
     let tokenizer = tokenizer(config, &folders.policy)?;
     folders.check_tokenizers(&tokenizer, ctx.groups)?;
@@ -106,7 +190,7 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     context::check_split(config, &models.configs(), ctx)?;
 
     let plan = models.plan(config, ctx, &prompts)?;
-    let stop_ids = session::stop_ids(&tokenizer, models.policy.config());
+    let stop_ids = model_folder::stop_ids(&tokenizer, models.policy.config());
     // The text is only logged for people, so an id that cannot be decoded becomes an error text and does not
     // stop the run.
     let decode = |ids: &[i64]| tokenizer.decode(ids, true).unwrap_or_else(|error| format!("<{error}>"));
@@ -126,19 +210,15 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     };
 
     let mut stage = Ppo::new(roles, data, &config.ppo, &config.train, config.seed, ctx.groups)?;
-    let companions = |folder: &Path| session::save_tokenizer(folder, &tokenizer, models.policy.config());
-    run_in_folder(Stage::Ppo, config, plan, &companions, ctx, |run| stage.train(run))
+    let companions = |folder: &Path| model_folder::save_tokenizer(folder, &tokenizer, models.policy.config());
+    run_in_folder(config, plan, &companions, ctx, |run| stage.train(run))
 }
 
 /// Reads the rows and checks them against the configurations of the models. Reads no weights.
-pub(super) fn inputs(
-    config: &RunConfig,
-    models: &PerRole<Config>,
-    tokenizer: &Tokenizer,
-) -> anyhow::Result<Inputs> {
-    session::check_vocabulary(tokenizer, &models.policy)?;
+fn inputs(config: &RunConfig, models: &PerRole<Config>, tokenizer: &Tokenizer) -> anyhow::Result<Inputs> {
+    model_folder::check_vocabulary(tokenizer, &models.policy)?;
     let prompts = rows::load_all(&config.data.train, tokenizer, &config.data)?;
-    rows::refuse_none(&prompts, Stage::Ppo)?;
+    rows::refuse_none(&prompts, &STAGE.schema)?;
     let ptx = rows::load_all(&config.data.ptx, tokenizer, &config.data)?;
     check_lengths(models, prompts.longest, config.ppo.max_new_tokens)?;
     models.policy.check_length("the longest ptx row", ptx.longest)?;
@@ -197,7 +277,7 @@ impl PerRole<PathBuf> {
 }
 
 /// Refuses a model whose tokenizer differs from the tokenizer of the policy.
-pub(super) fn check_tokenizer(
+fn check_tokenizer(
     own: &Tokenizer,
     role: &'static str,
     folder: &Path,
@@ -212,7 +292,7 @@ impl PpoModelSet {
         let options = trainable_options(config, groups)?;
         let frozen = |kind| LoadOptions {
             model_parallel: options.model_parallel.clone(),
-            ..session::frozen_options(kind, options.device)
+            ..model_folder::frozen_options(kind, options.device)
         };
         Ok(Self {
             policy: CausalLm::load(&folders.policy, &options)?,
@@ -258,7 +338,8 @@ impl PpoModelSet {
 
         let dtype = config.model.dtype;
         Ok(Plan {
-            stage: Stage::Ppo.name(),
+            stage: STAGE.schema.name,
+            units: STAGE.schema.units,
             rows: prompts.rows.len(),
             dropped: prompts.dropped,
             tokens: prompts.tokens,

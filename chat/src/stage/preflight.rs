@@ -4,44 +4,43 @@
 //! The inputs of a stage are model folders and rows. Inputs that exist are checked in the same way as the
 //! stage itself checks them: `config.json`, the headers of the weight files, the tokenizer with its template,
 //! every row, and whether lengths and token ids fit the models. A folder that an earlier stage will write is
-//! described by the model that this stage starts from. This module reads no weights and writes nothing.
+//! described by the model that this stage starts from. The checks of a stage are in its own file; here is what
+//! they share. Nothing here reads weights or writes files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use datasets::Tokenizer;
 use datasets::dataset::TrainingRow;
-use datasets::{PreferenceRow, PromptRow, SftRow, Tokenizer};
 use models::config::Config;
 use models::weights::WeightFolder;
 use parallel::Mesh;
 use rlhf::config::Names;
 use tui::number::counted;
 
-use super::base::{BaseModelSpec, SpecialIds};
-use super::ppo::PerRole;
-use super::{context, ppo, rm, rows, sft};
-use crate::config::section::DataSection;
-use crate::config::{ConfigError, RunConfig, Stage};
-use crate::session;
+use super::rows;
+use crate::config::section::{DataSection, TokenizerSection};
+use crate::config::{ConfigError, RunConfig, StageSchema};
+use crate::model_folder;
 
 /// A model that exists or that an earlier stage will write.
 #[derive(Clone)]
-struct ModelSpec {
-    config: Config,
+pub(super) struct ModelSpec {
+    pub(super) config: Config,
     /// Whether the model has a score head instead of a vocabulary head.
-    is_reward_model: bool,
+    pub(super) is_reward_model: bool,
     /// The tokenizer. `None` if the pipeline itself will train it.
-    tokenizer: Option<TokenizerFiles>,
+    pub(super) tokenizer: Option<TokenizerFiles>,
 }
 
 /// The location of the tokenizer of a model.
 #[derive(Clone)]
-struct TokenizerFiles {
-    folder: PathBuf,
+pub(super) struct TokenizerFiles {
+    pub(super) folder: PathBuf,
     /// The chat template that an earlier stage sets, as a name or Jinja source.
-    template: Option<String>,
+    pub(super) template: Option<String>,
     /// Whether supervised fine-tuning adds the tokens that the template needs.
-    adds_tokens: bool,
+    pub(super) adds_tokens: bool,
 }
 
 /// The state of the checks: the outputs of the stages before the one that is checked.
@@ -49,7 +48,7 @@ pub(crate) struct Preflight<'a> {
     /// The folder of the pipeline.
     out: PathBuf,
     /// The mesh of the ranks.
-    mesh: &'a Mesh,
+    pub(super) mesh: &'a Mesh,
     /// The row files that the pipeline generates.
     made_rows: BTreeSet<PathBuf>,
     /// The models that earlier stages will write, by run folder.
@@ -63,108 +62,8 @@ impl<'a> Preflight<'a> {
         Self { out: absolute(out), mesh, made_rows, made_models: BTreeMap::new() }
     }
 
-    /// Checks the base model. `vocab_size` replaces the vocabulary of a tokenizer that the pipeline has not
-    /// trained yet. Returns a summary line.
-    pub(crate) fn base(
-        &mut self,
-        config: &RunConfig,
-        network: &BaseModelSpec<'_>,
-        vocab_size: usize,
-    ) -> anyhow::Result<String> {
-        config.check(Stage::Base)?;
-        let folder = network.tokenizer.to_owned();
-        let files = folder.exists().then_some(TokenizerFiles::of(folder));
-        let tokenizer = files.as_ref().map(TokenizerFiles::load).transpose()?;
-
-        let architecture = match &tokenizer {
-            Some(tokenizer) => network.config(tokenizer)?,
-            None => network.with_vocabulary(vocab_size, &SpecialIds::default())?,
-        };
-        context::check_mesh(config, &[&architecture], self.mesh)?;
-        let line = self.demonstrations(Stage::Base, config, &architecture, tokenizer.as_ref())?;
-        self.add_model(config, ModelSpec { config: architecture, is_reward_model: false, tokenizer: files });
-        Ok(line)
-    }
-
-    /// Checks a stage that starts from a model folder. Returns a summary line.
-    pub(crate) fn stage(&mut self, stage: Stage, config: &RunConfig) -> anyhow::Result<String> {
-        config.check(stage)?;
-        let mut model = self.model("model.path", config.model_path(stage)?)?;
-        model.tokenizer = model.tokenizer_of(stage, config)?;
-        let tokenizer = model.tokenizer.as_ref().map(TokenizerFiles::load).transpose()?;
-        if stage == Stage::Ppo {
-            let line = self.ppo(config, tokenizer.as_ref())?;
-            self.add_model(config, model);
-            return Ok(line);
-        }
-
-        context::check_mesh(config, &[&model.config], self.mesh)?;
-        let line = if stage == Stage::Rm {
-            model.is_reward_model = true;
-            self.pairs(config, &model.config, tokenizer.as_ref())?
-        } else {
-            model.refuse_reward_model("model.path")?;
-            model.grow()?;
-            self.demonstrations(stage, config, &model.config, tokenizer.as_ref())?
-        };
-        self.add_model(config, model);
-        Ok(line)
-    }
-
-    fn ppo(&self, config: &RunConfig, tokenizer: Option<&Tokenizer>) -> anyhow::Result<String> {
-        let models = PerRole::find(config, |key, name| self.model(key, name))?;
-        models.policy.refuse_reward_model("model.path")?;
-        models.reference.refuse_reward_model("ppo.reference_model")?;
-        models.rewards.iter().try_for_each(|model| model.need_reward_model("ppo.reward_model"))?;
-        if let Some(tokenizer) = tokenizer {
-            models.others().iter().try_for_each(|(role, model)| model.check_tokenizer(role, tokenizer))?;
-        }
-        let configs = models.map(|model| Ok(model.config.clone()))?;
-        context::check_mesh(config, &configs.all(), self.mesh)?;
-
-        let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
-            self.parse::<PromptRow>(&config.data.train, &config.data)?;
-            self.parse::<SftRow>(&config.data.ptx, &config.data)?;
-            return Ok(deferred_line(Stage::Ppo));
-        };
-        let inputs = ppo::inputs(config, &configs, tokenizer)?;
-        Ok(describe(Stage::Ppo, &inputs.prompts, &iterations(config)?))
-    }
-
-    fn demonstrations(
-        &self,
-        stage: Stage,
-        config: &RunConfig,
-        model: &Config,
-        tokenizer: Option<&Tokenizer>,
-    ) -> anyhow::Result<String> {
-        let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
-            self.parse::<SftRow>(&config.data.train, &config.data)?;
-            self.parse::<SftRow>(&config.data.eval, &config.data)?;
-            return Ok(deferred_line(stage));
-        };
-        let inputs = sft::inputs(stage, config, model, tokenizer)?;
-        let units = rlhf::sft::bins(&inputs.train.rows, sft::packing(config))?.len();
-        Ok(describe(stage, &inputs.train, &steps(config, units)))
-    }
-
-    fn pairs(
-        &self,
-        config: &RunConfig,
-        model: &Config,
-        tokenizer: Option<&Tokenizer>,
-    ) -> anyhow::Result<String> {
-        let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) else {
-            self.parse::<PreferenceRow>(&config.data.train, &config.data)?;
-            self.parse::<PreferenceRow>(&config.data.eval, &config.data)?;
-            return Ok(deferred_line(Stage::Rm));
-        };
-        let train = rm::inputs(config, model, tokenizer)?.train;
-        Ok(describe(Stage::Rm, &train, &steps(config, train.rows.len())))
-    }
-
     /// Whether all row files exist already.
-    fn have_rows(&self, config: &RunConfig) -> bool {
+    pub(super) fn have_rows(&self, config: &RunConfig) -> bool {
         let files = [&config.data.train, &config.data.eval, &config.data.ptx];
         !files.iter().flat_map(|files| &files.0).any(|file| self.will_generate(file))
     }
@@ -179,13 +78,13 @@ impl<'a> Preflight<'a> {
 
     /// Parses the existing rows without tokenising them. Used when the tokenizer or some of the rows do not
     /// exist yet.
-    fn parse<T: TrainingRow>(&self, files: &Names, data: &DataSection) -> anyhow::Result<()> {
+    pub(super) fn parse<T: TrainingRow>(&self, files: &Names, data: &DataSection) -> anyhow::Result<()> {
         let existing: Vec<&String> = files.0.iter().filter(|file| !self.will_generate(file)).collect();
         rows::parse::<T>(&existing, data)
     }
 
     /// Returns the model that the setting `key` names.
-    fn model(&self, key: &'static str, name: &str) -> anyhow::Result<ModelSpec> {
+    pub(super) fn model(&self, key: &'static str, name: &str) -> anyhow::Result<ModelSpec> {
         let path = absolute(Path::new(name));
         // A run folder stands for its `final/`. The checkpoints of a run are models as well.
         let is_written = |run: &Path| {
@@ -197,10 +96,10 @@ impl<'a> Preflight<'a> {
         if path.starts_with(&self.out) && !path.exists() {
             return Err(ConfigError::NotMade { key, path: name.into() }.into());
         }
-        ModelSpec::of_folder(session::folder(name)?)
+        ModelSpec::of_folder(model_folder::find(name)?)
     }
 
-    fn add_model(&mut self, config: &RunConfig, model: ModelSpec) {
+    pub(super) fn add_model(&mut self, config: &RunConfig, model: ModelSpec) {
         self.made_models.insert(absolute(&config.out), model);
     }
 }
@@ -214,43 +113,36 @@ impl ModelSpec {
         Ok(Self { config, is_reward_model, tokenizer: Some(TokenizerFiles::of(folder)) })
     }
 
-    /// Returns the tokenizer of a stage that starts from this model.
-    fn tokenizer_of(&self, stage: Stage, config: &RunConfig) -> anyhow::Result<Option<TokenizerFiles>> {
-        let section = &config.tokenizer;
+    /// Returns the tokenizer of a stage that starts from this model. `adds_tokens` is whether the stage adds the
+    /// tokens that its chat template needs.
+    pub(super) fn tokenizer_of(
+        &self,
+        section: &TokenizerSection,
+        adds_tokens: bool,
+    ) -> anyhow::Result<Option<TokenizerFiles>> {
         let files = match &section.path {
-            Some(path) => Some(TokenizerFiles::of(session::folder(path)?)),
+            Some(path) => Some(TokenizerFiles::of(model_folder::find(path)?)),
             None => self.tokenizer.clone(),
         };
         let own = |files: TokenizerFiles| TokenizerFiles {
-            adds_tokens: files.adds_tokens || stage == Stage::Sft,
+            adds_tokens: files.adds_tokens || adds_tokens,
             template: section.template.clone().or(files.template),
             folder: files.folder,
         };
         Ok(files.map(own))
     }
 
-    /// Grows the vocabulary of the model for the tokens that the stage adds to its tokenizer.
-    fn grow(&mut self) -> anyhow::Result<()> {
-        let Some(files) = self.tokenizer.as_ref().filter(|files| files.adds_tokens) else { return Ok(()) };
-        let prepared = session::tokenizer_to_train(&files.folder, files.template.as_deref())?;
-        sft::grow(&mut self.config, &prepared.tokenizer, &prepared.added)
+    /// Loads the tokenizer. Returns `None` if the pipeline itself will train it.
+    pub(super) fn load_tokenizer(&self) -> anyhow::Result<Option<Tokenizer>> {
+        self.tokenizer.as_ref().map(TokenizerFiles::load).transpose()
     }
 
-    /// Refuses a model whose tokenizer differs from `own`, the tokenizer of the policy.
-    fn check_tokenizer(&self, role: &'static str, own: &Tokenizer) -> anyhow::Result<()> {
-        let Some(files) = &self.tokenizer else { return Ok(()) };
-        if !files.folder.join("tokenizer.json").exists() {
-            return Ok(());
-        }
-        Ok(ppo::check_tokenizer(own, role, &files.folder, &files.load()?)?)
-    }
-
-    fn refuse_reward_model(&self, key: &'static str) -> Result<(), ConfigError> {
+    pub(super) fn refuse_reward_model(&self, key: &'static str) -> Result<(), ConfigError> {
         let message = "is a reward model, which has no vocabulary head: name a language model";
         self.check_head(key, false, message)
     }
 
-    fn need_reward_model(&self, key: &'static str) -> Result<(), ConfigError> {
+    pub(super) fn need_reward_model(&self, key: &'static str) -> Result<(), ConfigError> {
         let message = "is a language model: name the folder of a reward model, such as the final/ of `rm`";
         self.check_head(key, true, message)
     }
@@ -265,16 +157,16 @@ impl ModelSpec {
 }
 
 impl TokenizerFiles {
-    fn of(folder: PathBuf) -> Self {
+    pub(super) fn of(folder: PathBuf) -> Self {
         Self { folder, template: None, adds_tokens: false }
     }
 
-    fn load(&self) -> anyhow::Result<Tokenizer> {
+    pub(super) fn load(&self) -> anyhow::Result<Tokenizer> {
         let template = self.template.as_deref();
         if self.adds_tokens {
-            return Ok(session::tokenizer_to_train(&self.folder, template)?.tokenizer);
+            return Ok(model_folder::tokenizer_to_train(&self.folder, template)?.tokenizer);
         }
-        session::tokenizer(&self.folder, template)
+        model_folder::tokenizer(&self.folder, template)
     }
 }
 
@@ -285,23 +177,19 @@ fn absolute(path: &Path) -> PathBuf {
 }
 
 /// Returns the summary line of a stage whose rows were read.
-fn describe<T>(stage: Stage, rows: &rows::EncodedRows<T>, length: &str) -> String {
+pub(super) fn describe<T>(stage: &StageSchema, rows: &rows::EncodedRows<T>, length: &str) -> String {
     let dropped = if rows.dropped > 0 { format!(" ({} left out)", rows.dropped) } else { String::new() };
     let count = counted(rows.rows.len() as u64, "row");
-    format!("{}: {count}{dropped}, {}; {length}", stage.name(), counted(rows.tokens as u64, "token"))
+    format!("{}: {count}{dropped}, {}; {length}", stage.name, counted(rows.tokens as u64, "token"))
 }
 
 /// Returns the summary line of a stage whose rows or tokenizer an earlier part of the pipeline makes.
-fn deferred_line(stage: Stage) -> String {
-    format!("{}: reads what an earlier part of the pipeline makes", stage.name())
+pub(super) fn deferred_line(stage: &StageSchema) -> String {
+    format!("{}: reads what an earlier part of the pipeline makes", stage.name)
 }
 
-fn steps(config: &RunConfig, units: usize) -> String {
+/// Describes the length of a stage that trains on `units` rows or bins.
+pub(super) fn steps(config: &RunConfig, units: usize) -> String {
     let steps = counted(config.train.total_steps(units), "step");
     format!("{steps} of {}", counted(config.train.batch_size() as u64, "row"))
-}
-
-fn iterations(config: &RunConfig) -> anyhow::Result<String> {
-    let replies = counted(config.ppo.replies()? as u64, "reply");
-    Ok(format!("{} of {replies}", counted(config.ppo.iterations, "iteration")))
 }

@@ -10,13 +10,72 @@ use rlhf::reward::Reward;
 use rlhf::trainer;
 
 use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
+use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::plan::Plan;
+use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
-use crate::config::{RunConfig, Stage};
-use crate::session;
+use crate::config::stage::{PPO, PTX};
+use crate::config::{RunConfig, StageSchema, Units};
+use crate::model_folder;
 
-pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
-    let folder = start_folder(Stage::Rm, config, ctx)?;
+/// The stage `rm`.
+pub(crate) static STAGE: Stage = Stage {
+    schema: StageSchema {
+        name: "rm",
+        units: Units::ROWS,
+        ignored_keys: &[PPO, PTX, ("data.packing", "pairs are not packed")],
+    },
+    command: Some(CommandHelp {
+        about: "Train a reward model on pairs of a better and a worse answer",
+        title: "The reward model",
+        examples: "\
+Examples:
+  colossal-chat rm --config run.toml
+  colossal-chat rm --config run.toml --set model.path=runs/sft/final",
+    }),
+    curves: &["loss", "accuracy"],
+    set_pipeline_paths,
+    preflight,
+    run,
+};
+
+fn set_pipeline_paths(config: &mut RunConfig, pipeline: &PipelineFolder<'_>) {
+    let held_out = "data/heldout_preference.parquet";
+    pipeline.set_path(&mut config.model.path, "sft/final");
+    pipeline.set_files(&mut config.data.train, "data/preference.parquet");
+    if pipeline.has(held_out) && config.data.eval_fraction == 0.0 {
+        pipeline.set_files(&mut config.data.eval, held_out);
+    }
+}
+
+fn preflight(preflight: &mut Preflight<'_>, config: &RunConfig) -> anyhow::Result<String> {
+    let mut model = preflight.model("model.path", config.model_path(&STAGE.schema)?)?;
+    model.tokenizer = model.tokenizer_of(&config.tokenizer, false)?;
+    model.is_reward_model = true;
+    let tokenizer = model.load_tokenizer()?;
+    context::check_mesh(config, &[&model.config], preflight.mesh)?;
+    let line = preflight_rows(preflight, config, &model.config, tokenizer.as_ref())?;
+    preflight.add_model(config, model);
+    Ok(line)
+}
+
+fn preflight_rows(
+    preflight: &Preflight<'_>,
+    config: &RunConfig,
+    model: &Config,
+    tokenizer: Option<&Tokenizer>,
+) -> anyhow::Result<String> {
+    let Some(tokenizer) = tokenizer.filter(|_| preflight.have_rows(config)) else {
+        preflight.parse::<PreferenceRow>(&config.data.train, &config.data)?;
+        preflight.parse::<PreferenceRow>(&config.data.eval, &config.data)?;
+        return Ok(deferred_line(&STAGE.schema));
+    };
+    let train = inputs(config, model, tokenizer)?.train;
+    Ok(describe(&STAGE.schema, &train, &steps(config, train.rows.len())))
+}
+
+fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
+    let folder = start_folder(config, ctx)?;
     let tokenizer = tokenizer(config, &folder)?;
     let TrainEvalRows { train, eval } = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
     let model = load(&folder, config.seed, &trainable_options(config, ctx.groups)?)?;
@@ -25,22 +84,22 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
 
     let objective = Reward::new(&model, &train.rows, &eval.rows, &config.reward)?;
     let parameters = context::num_parameters(&model, ctx.groups)?;
-    let plan = Plan::one_model(Stage::Rm, config, ctx.mesh, parameters, &train, train.rows.len());
+    let plan = Plan::one_model(ctx.stage, config, ctx.mesh, parameters, &train, train.rows.len());
     let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
-    run_in_folder(Stage::Rm, config, plan, &companions, ctx, |run| {
+    run_in_folder(config, plan, &companions, ctx, |run| {
         trainer::train(&objective, config.data.shuffle, &config.train, run)
     })
 }
 
 /// Reads the pairs and checks them against the model's configuration. Reads no weights.
-pub(super) fn inputs(
+fn inputs(
     config: &RunConfig,
     model: &Config,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<TrainEvalRows<PreferenceRow>> {
-    session::check_vocabulary(tokenizer, model)?;
+    model_folder::check_vocabulary(tokenizer, model)?;
     let rows = TrainEvalRows::load(tokenizer, &config.data, config.seed)?;
-    rows::refuse_none(&rows.train, Stage::Rm)?;
+    rows::refuse_none(&rows.train, &STAGE.schema)?;
     model.check_length("the longest reply with its prompt", rows.longest())?;
     Ok(rows)
 }

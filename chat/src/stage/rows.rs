@@ -12,7 +12,7 @@ use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
 use crate::config::section::DataSection;
-use crate::config::{ConfigError, Stage};
+use crate::config::{ConfigError, StageSchema};
 use crate::console::print_stderr;
 
 /// Minimum size of the data files in bytes for which tokenised rows are kept in the cache folder of the user.
@@ -86,12 +86,12 @@ impl<T: TrainingRow> TrainEvalRows<T> {
 }
 
 /// Refuses a stage without training rows.
-pub(super) fn refuse_none<T>(rows: &EncodedRows<T>, stage: Stage) -> Result<(), rlhf::Error> {
+pub(super) fn refuse_none<T>(rows: &EncodedRows<T>, stage: &StageSchema) -> Result<(), rlhf::Error> {
     if !rows.rows.is_empty() {
         return Ok(());
     }
     let fix = "every row of [data] train was left out: see the counts above, and check [data] max_length";
-    Err(rlhf::Error::NoRows { stage: stage.name(), fix })
+    Err(rlhf::Error::NoRows { stage: stage.name, fix })
 }
 
 /// Parses every row of `files` without tokenising it.

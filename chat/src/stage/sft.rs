@@ -9,15 +9,74 @@ use rlhf::sft::Sft;
 use rlhf::trainer::{self, Objective};
 
 use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer_folder, trainable_options};
+use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::plan::Plan;
+use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
-use crate::config::{RunConfig, Stage};
+use crate::config::stage::{PPO, PTX, REWARD};
+use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::print_stderr;
-use crate::session;
+use crate::model_folder;
 
-pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
-    let folder = start_folder(Stage::Sft, config, ctx)?;
-    let prepared = session::tokenizer_to_train(
+/// The stage `sft`.
+pub(crate) static STAGE: Stage = Stage {
+    schema: StageSchema { name: "sft", units: Units::ROWS, ignored_keys: &[REWARD, PPO, PTX] },
+    command: Some(CommandHelp {
+        about: "Teach a model to answer by example (supervised fine-tuning)",
+        title: "Supervised fine-tuning",
+        examples: "\
+Examples:
+  colossal-chat sft --config run.toml --dry-run
+  colossal-chat sft --config run.toml --set train.lr=2e-5 --set out=runs/sft
+  colossal-chat sft --config run.toml --resume",
+    }),
+    curves: &["loss"],
+    set_pipeline_paths,
+    preflight,
+    run,
+};
+
+fn set_pipeline_paths(config: &mut RunConfig, pipeline: &PipelineFolder<'_>) {
+    pipeline.set_path(&mut config.model.path, "base/final");
+    pipeline.set_files(&mut config.data.train, "data/sft.parquet");
+}
+
+fn preflight(preflight: &mut Preflight<'_>, config: &RunConfig) -> anyhow::Result<String> {
+    let mut model = preflight.model("model.path", config.model_path(&STAGE.schema)?)?;
+    model.tokenizer = model.tokenizer_of(&config.tokenizer, true)?;
+    let tokenizer = model.load_tokenizer()?;
+    context::check_mesh(config, &[&model.config], preflight.mesh)?;
+    model.refuse_reward_model("model.path")?;
+    if let Some(files) = model.tokenizer.as_ref().filter(|files| files.adds_tokens) {
+        let prepared = model_folder::tokenizer_to_train(&files.folder, files.template.as_deref())?;
+        grow(&mut model.config, &prepared.tokenizer, &prepared.added)?;
+    }
+    let line = preflight_rows(&STAGE.schema, preflight, config, &model.config, tokenizer.as_ref())?;
+    preflight.add_model(config, model);
+    Ok(line)
+}
+
+/// Checks the rows of a stage that trains on demonstrations. Returns a summary line.
+pub(super) fn preflight_rows(
+    stage: &StageSchema,
+    preflight: &Preflight<'_>,
+    config: &RunConfig,
+    model: &Config,
+    tokenizer: Option<&Tokenizer>,
+) -> anyhow::Result<String> {
+    let Some(tokenizer) = tokenizer.filter(|_| preflight.have_rows(config)) else {
+        preflight.parse::<SftRow>(&config.data.train, &config.data)?;
+        preflight.parse::<SftRow>(&config.data.eval, &config.data)?;
+        return Ok(deferred_line(stage));
+    };
+    let inputs = inputs(stage, config, model, tokenizer)?;
+    let bins = rlhf::sft::bins(&inputs.train.rows, packing(config))?.len();
+    Ok(describe(stage, &inputs.train, &steps(config, bins)))
+}
+
+fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
+    let folder = start_folder(config, ctx)?;
+    let prepared = model_folder::tokenizer_to_train(
         &tokenizer_folder(config, &folder)?,
         config.tokenizer.template.as_deref(),
     )?;
@@ -25,7 +84,7 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     let mut architecture = Config::from_folder(&folder)?;
     let held = architecture.vocab_size();
     grow(&mut architecture, &tokenizer, &added)?;
-    let inputs = inputs(Stage::Sft, config, &architecture, &tokenizer)?;
+    let inputs = inputs(ctx.stage, config, &architecture, &tokenizer)?;
 
     report_added_tokens(&added, held, architecture.vocab_size(), ctx);
     let options = trainable_options(config, ctx.groups)?;
@@ -34,12 +93,12 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     } else {
         CausalLm::load(&folder, &options)?
     };
-    train_on(Stage::Sft, config, &model, &inputs, &tokenizer, ctx)
+    train_on(config, &model, &inputs, &tokenizer, ctx)
 }
 
 /// Raises the vocabulary size of the model if the tokens that were `added` to the tokenizer exceed its
 /// embeddings.
-pub(super) fn grow(model: &mut Config, tokenizer: &Tokenizer, added: &[&str]) -> anyhow::Result<()> {
+fn grow(model: &mut Config, tokenizer: &Tokenizer, added: &[&str]) -> anyhow::Result<()> {
     let (held, wanted) = (model.vocab_size(), tokenizer.vocab_size() as i64);
     // A tokenizer that is too large even without the added tokens belongs to another model. A later check
     // refuses it.
@@ -68,12 +127,12 @@ fn report_added_tokens(added: &[&str], held: i64, wanted: i64, ctx: &StageContex
 
 /// Reads the rows and checks them against the model's configuration. Reads no weights.
 pub(super) fn inputs(
-    stage: Stage,
+    stage: &StageSchema,
     config: &RunConfig,
     model: &Config,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<TrainEvalRows<SftRow>> {
-    session::check_vocabulary(tokenizer, model)?;
+    model_folder::check_vocabulary(tokenizer, model)?;
     let rows = TrainEvalRows::load(tokenizer, &config.data, config.seed)?;
     rows::refuse_none(&rows.train, stage)?;
     model.check_length("the longest row", rows.longest())?;
@@ -81,13 +140,12 @@ pub(super) fn inputs(
 }
 
 /// Returns the length of a bin of packed rows; `None` without packing.
-pub(super) fn packing(config: &RunConfig) -> Option<usize> {
+fn packing(config: &RunConfig) -> Option<usize> {
     config.data.packing.then_some(config.data.max_length)
 }
 
 /// Runs supervised training on a loaded model and its rows.
 pub(super) fn train_on(
-    stage: Stage,
     config: &RunConfig,
     model: &CausalLm,
     inputs: &TrainEvalRows<SftRow>,
@@ -98,9 +156,10 @@ pub(super) fn train_on(
     context::check_split(config, &[model.config()], ctx)?;
     let objective = Sft::new(model, &inputs.train.rows, &inputs.eval.rows, packing(config))?;
     let parameters = context::num_parameters(model, ctx.groups)?;
-    let plan = Plan::one_model(stage, config, ctx.mesh, parameters, &inputs.train, objective.num_examples());
-    let companions = |folder: &Path| session::save_tokenizer(folder, tokenizer, model.config());
-    run_in_folder(stage, config, plan, &companions, ctx, |run| {
+    let plan =
+        Plan::one_model(ctx.stage, config, ctx.mesh, parameters, &inputs.train, objective.num_examples());
+    let companions = |folder: &Path| model_folder::save_tokenizer(folder, tokenizer, model.config());
+    run_in_folder(config, plan, &companions, ctx, |run| {
         trainer::train(&objective, config.data.shuffle, &config.train, run)
     })
 }

@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::args::CheckArgs;
 use crate::console::print;
 use crate::exit::Failure;
-use crate::session;
+use crate::model_folder;
 
 /// The maximum number of errors to show.
 const MAX_SHOWN_ERRORS: usize = 10;
@@ -71,7 +71,9 @@ struct RowStats {
 /// Checks the complete file and prints the report. Fails if a row cannot be used.
 pub(crate) fn run(arguments: &CheckArgs) -> anyhow::Result<()> {
     let tokenizer = match &arguments.tokenizer {
-        Some(name) => Some(session::tokenizer(&session::folder(name)?, arguments.template.as_deref())?),
+        Some(name) => {
+            Some(model_folder::tokenizer(&model_folder::find(name)?, arguments.template.as_deref())?)
+        }
         None => None,
     };
     let report = check(arguments, tokenizer.as_ref())?;

@@ -1,0 +1,113 @@
+//! The folder of a model: which folder a name means, its tokenizer, and the files beside its weights.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use datasets::Tokenizer;
+use models::causal_lm::LoadOptions;
+use models::config::Config;
+use models::model_parallel::ModelParallel;
+use serde_json::json;
+use tch::{Device, Kind};
+
+use crate::config::ConfigError;
+use crate::console::print_stderr;
+use crate::output;
+
+/// The folder of a model: a local folder, or the cached copy of a hub model, which is downloaded if needed.
+/// For the folder of a run, this is the folder of its trained model, `final/`.
+pub(crate) fn find(model: &str) -> anyhow::Result<PathBuf> {
+    let folder = datasets::hub::resolve(model)?;
+    if folder.join("config.json").exists() || !folder.join("run.toml").exists() {
+        return Ok(folder);
+    }
+    let made = folder.join("final");
+    if !made.is_dir() {
+        let argument = folder.display().to_string();
+        return Err(ConfigError::Argument { argument, problem: no_model_message(&folder) }.into());
+    }
+    print_stderr(&format!("{}: the folder of a run; its model is {}", folder.display(), made.display()));
+    Ok(made)
+}
+
+/// The error message for the folder of a run or pipeline that has no model of its own. It names the folders
+/// to use instead.
+fn no_model_message(folder: &Path) -> String {
+    let inside = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path().join("final"));
+    let mut made: Vec<String> =
+        inside.filter(|made| made.is_dir()).map(|made| made.display().to_string()).collect();
+    made.sort();
+    if made.is_empty() {
+        return "this is the folder of a run that has not finished: continue it with --resume, or give one of \
+                its checkpoints"
+            .to_owned();
+    }
+    format!("this is the folder of a pipeline: give one of its models, {}", made.join(", "))
+}
+
+/// Loads the tokenizer of a folder. `template` is the name of a built-in chat template or Jinja source. If
+/// absent, the tokenizer keeps its own template.
+pub(crate) fn tokenizer(folder: &Path, template: Option<&str>) -> anyhow::Result<Tokenizer> {
+    let mut tokenizer = Tokenizer::from_folder(folder)?;
+    match template {
+        Some(source) if source.contains('{') => tokenizer.set_chat_template(source)?,
+        Some(name) => tokenizer.set_built_in_template(name)?,
+        None => {}
+    }
+    Ok(tokenizer)
+}
+
+/// A tokenizer for a model that is about to be trained.
+pub(crate) struct TokenizerToTrain {
+    /// The tokenizer.
+    pub(crate) tokenizer: Tokenizer,
+    /// The tokens that were added to the tokenizer. The model needs embeddings for them.
+    pub(crate) added: Vec<&'static str>,
+}
+
+/// Like [`tokenizer`], for supervised fine-tuning: the template `chatml` adds its turn tokens if they are
+/// missing.
+pub(crate) fn tokenizer_to_train(folder: &Path, template: Option<&str>) -> anyhow::Result<TokenizerToTrain> {
+    if template != Some("chatml") {
+        return Ok(TokenizerToTrain { tokenizer: tokenizer(folder, template)?, added: Vec::new() });
+    }
+    let mut tokenizer = Tokenizer::from_folder(folder)?;
+    let added = tokenizer.add_turn_tokens();
+    tokenizer.set_built_in_template("chatml")?;
+    Ok(TokenizerToTrain { tokenizer, added })
+}
+
+/// The ids of the tokens that end a reply, as defined by the tokenizer, its chat template and the model.
+pub(crate) fn stop_ids(tokenizer: &Tokenizer, config: &Config) -> Vec<i64> {
+    let mut ids = tokenizer.stop_ids().to_vec();
+    ids.extend(config.eos_token_ids());
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// Refuses a tokenizer whose vocabulary is larger than the model's.
+pub(crate) fn check_vocabulary(tokenizer: &Tokenizer, config: &Config) -> anyhow::Result<()> {
+    Ok(config.check_vocabulary("its tokenizer", tokenizer.vocab_size() as i64)?)
+}
+
+/// Writes the files that accompany a language model: the tokenizer, and a `generation_config.json` with which
+/// `transformers` ends a reply at the same token ids as this program.
+pub(crate) fn save_tokenizer(
+    folder: &Path,
+    tokenizer: &Tokenizer,
+    config: &Config,
+) -> Result<(), rlhf::Error> {
+    tokenizer.save(folder)?;
+    let generation = json!({
+        "bos_token_id": tokenizer.bos_id(),
+        "eos_token_id": stop_ids(tokenizer, config),
+        "pad_token_id": tokenizer.pad_id(),
+    });
+    output::write_atomically(&folder.join("generation_config.json"), format!("{generation:#}\n").as_bytes())
+}
+
+/// The options for loading frozen weights.
+pub(crate) fn frozen_options(kind: Kind, device: Device) -> LoadOptions {
+    LoadOptions { kind, device, trainable: false, model_parallel: ModelParallel::NONE }
+}
