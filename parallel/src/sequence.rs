@@ -3,7 +3,7 @@
 //!
 //! | method | token order | attention |
 //! |---|---|---|
-//! | Megatron | contiguous | over all tokens: an all-gather before a tensor-parallel layer, a reduce-scatter after it |
+//! | Megatron | contiguous | over all tokens: [`gather_from_sequence_region`](crate::mappings::gather_from_sequence_region) before a tensor-parallel layer, [`reduce_scatter_to_sequence_region`](crate::mappings::reduce_scatter_to_sequence_region) after it |
 //! | Ulysses | contiguous | over all tokens for some of the heads, by [`mappings::all_to_all`](crate::mappings::all_to_all) |
 //! | ring | zig-zag | for all heads, with keys and values passed around the ring ([`ring`]) |
 //!
@@ -13,6 +13,7 @@
 //! reaches neither the attention of real tokens nor the loss. This module knows no layer.
 
 pub mod ring;
+mod tile_attention;
 
 use crate::comm::ProcessGroup;
 

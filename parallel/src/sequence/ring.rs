@@ -20,11 +20,11 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use parallel_sys::autograd::{self, Backward, with_backward};
-use parallel_sys::dispatch::{self, Value};
-use tch::{Device, Kind, Tensor, no_grad};
+use tch::{Device, Tensor, no_grad};
 
+use super::tile_attention::{accumulation_kind, tile_attention, tile_attention_backward};
 use crate::comm::ProcessGroup;
-use crate::{Error, SysError, upload};
+use crate::{Error, upload};
 
 /// Computes causal attention of this rank's queries `[n, heads, D]` over the keys and values
 /// `[n, kv_heads, D]` of all ranks. Returns `[n, heads, D]`.
@@ -150,7 +150,7 @@ impl RingAttention {
                 let AttentionTile { queries, keys, causal } = row_group.tile_for(self.group.rank(), from);
                 let q = row_group.gather_tokens(q, queries);
                 let [k, v] = split_kv(&row_group.gather_tokens(&kv_block, keys), q.size()[1]);
-                let [o, lse_step] = flash_attention([&q, &k, &v], causal, self.scale)?;
+                let [o, lse_step] = tile_attention([&q, &k, &v], causal, self.scale)?;
                 let (result_before, lse_before) =
                     (row_group.gather_tokens(&result, queries), row_group.gather_tokens(&lse, queries));
                 let lse_total = lse_before.logaddexp(&lse_step);
@@ -189,7 +189,7 @@ impl RingAttention {
                 let [q, o, grad, lse] = [q, result, grad, lse].map(|x| row_group.gather_tokens(x, queries));
                 let [k, v] = split_kv(&row_group.gather_tokens(&kv_block, keys), q.size()[1]);
                 let [dq, dk, dv] =
-                    flash_attention_backward(&grad, [&q, &k, &v], [&o, &lse], causal, self.scale)?;
+                    tile_attention_backward(&grad, [&q, &k, &v], [&o, &lse], causal, self.scale)?;
                 row_group.accumulate_tokens(&q_grad, queries, &dq);
                 row_group.accumulate_tokens(
                     &kv_grads,
@@ -226,11 +226,6 @@ impl RingAttention {
     }
 }
 
-/// Sums are accumulated in fp32 or wider.
-fn accumulation_kind(kind: Kind) -> Kind {
-    if kind == Kind::Double { kind } else { Kind::Float }
-}
-
 /// Splits `[rows, 2 kv_heads, T, D]` into keys and values, each repeated for the queries that share it:
 /// `[rows, heads, T, D]`.
 fn split_kv(joined: &Tensor, heads: i64) -> [Tensor; 2] {
@@ -252,51 +247,10 @@ fn join_kv_grads(grads: [&Tensor; 2], kv_heads: i64) -> Tensor {
     Tensor::cat(&sums, 1)
 }
 
-/// Computes the attention output `[rows, heads, T, D]` and the log-sum-exp of its scores `[rows, heads, T]`.
-fn flash_attention([q, k, v]: [&Tensor; 3], causal: bool, scale: f64) -> Result<[Tensor; 2], SysError> {
-    let arguments = [
-        Value::Tensor(q),
-        Value::Tensor(k),
-        Value::Tensor(v),
-        Value::Double(0.0),
-        Value::Bool(causal),
-        Value::None,
-        Value::Double(scale),
-    ];
-    outputs("aten::_scaled_dot_product_flash_attention_for_cpu", &arguments)
-}
-
-/// Computes the gradients of `q`, `k` and `v` from the result and the log-sum-exp over *all* keys. With these
-/// two, the gradients for one block of keys need no other block.
-fn flash_attention_backward(
-    grad: &Tensor,
-    [q, k, v]: [&Tensor; 3],
-    [result, lse]: [&Tensor; 2],
-    causal: bool,
-    scale: f64,
-) -> Result<[Tensor; 3], SysError> {
-    let arguments = [
-        Value::Tensor(grad),
-        Value::Tensor(q),
-        Value::Tensor(k),
-        Value::Tensor(v),
-        Value::Tensor(result),
-        Value::Tensor(lse),
-        Value::Double(0.0),
-        Value::Bool(causal),
-        Value::None,
-        Value::Double(scale),
-    ];
-    outputs("aten::_scaled_dot_product_flash_attention_for_cpu_backward", &arguments)
-}
-
-fn outputs<const N: usize>(name: &str, arguments: &[Value<'_>]) -> Result<[Tensor; N], SysError> {
-    let outputs = dispatch::call_tensors(name, "", arguments)?;
-    Ok(outputs.try_into().expect("the schema says how many results there are"))
-}
-
 #[cfg(test)]
 mod tests {
+    use tch::Kind;
+
     use super::*;
     use crate::Transport;
     use crate::mappings::tests::{close, leaf};
