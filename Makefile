@@ -3,7 +3,7 @@
 CARGO ?= cargo
 DEMO_DIR ?= colossal-demo
 SEED ?= 1
-DEVICE ?= cpu
+DEVICE ?=
 
 .PHONY: demo test build libtorch check clean
 

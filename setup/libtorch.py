@@ -6,7 +6,7 @@ index by pip, each checked against the sha256 below, into a cache folder outside
 the wheels that are still missing. From them only what a build needs is unpacked: the libraries, the headers, and a linker
 script that stands for libtorch. Nothing of Python is needed once this has run.
 
-With DEVICE=cuda, the libraries for GPUs of NVIDIA are unpacked as well, into `lib/cuda/`. The program is linked with the
+With DEVICE=cuda, the libraries for GPUs of NVIDIA are unpacked as well, into `lib/cuda/`; later runs keep them. The program is linked with the
 same libraries as without them, and loads those for GPUs at run time, on a machine that has one.
 """
 
@@ -58,14 +58,16 @@ PYTHON_LIBRARIES = {"libtorch.so", "libtorch_python.so", "libtorch_global_deps.s
 
 
 def main():
-    device = os.environ.get("DEVICE") or "cpu"
-    if device not in ("cpu", "cuda"):
+    device = os.environ.get("DEVICE")
+    if device not in (None, "", "cpu", "cuda"):
         sys.exit(f"libtorch: DEVICE={device}: use cpu or cuda")
     existing = os.environ.get("LIBTORCH")
     if existing and Path(existing).resolve() != LINK.resolve():
         check(Path(existing))
         return link_to(Path(existing).resolve())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "colossal-chat"
+    # Without DEVICE, a link to the libraries for GPUs stays as it is.
+    device = device or ("cuda" if LINK.resolve() == cache / f"libtorch-{VERSION}-cuda" else "cpu")
     folder = cache / f"libtorch-{VERSION}-{device}"
     if not folder.is_dir():
         wheels = WHEELS | (CUDA_WHEELS if device == "cuda" else {})
@@ -134,6 +136,9 @@ def unpack(wheels, folder, device):
                     with archive.open(entry) as source, open(partial / target, "wb") as sink:
                         shutil.copyfileobj(source, sink, 1 << 20)
         (partial / "lib/libtorch.so").write_text("INPUT(libtorch_cpu.so libc10.so)\n")
+        if device == "cuda":
+            # The program looks NCCL up by this name, in the folder of libtorch.
+            (partial / "lib/libnccl.so").symlink_to("cuda/libnccl.so.2")
         partial.chmod(0o755)
         partial.rename(folder)
     except BaseException:

@@ -125,6 +125,7 @@ impl Work {
     fn try_wait(self) -> Result<Option<Self>, SysError> {
         match self {
             Self::Gloo(work) if !work.is_done()? => Ok(Some(Self::Gloo(work))),
+            Self::Nccl(work) if !work.is_done()? => Ok(Some(Self::Nccl(work))),
             Self::Thread(answer) => match answer.try_recv() {
                 Ok(result) => result.map(|()| None),
                 Err(mpsc::TryRecvError::Empty) => Ok(Some(Self::Thread(answer))),
@@ -154,7 +155,7 @@ impl PendingCollective {
     }
 
     /// Returns the collective if it is still running, and `None` if the tensors hold the result. Waits for a
-    /// GPU collective and for one whose chunks are summed at the end.
+    /// collective whose chunks are summed at the end.
     pub fn try_wait(self) -> Result<Option<Self>, Error> {
         let Self { rank, group, collective, work } = self;
         match work.try_wait() {

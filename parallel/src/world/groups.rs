@@ -164,7 +164,9 @@ impl ProcessGroups {
         self.axis_group(Axis::Expert)
     }
 
-    /// The ranks that train on different tokens of the same rows.
+    /// The ranks that train on different tokens of the same rows (Ulysses, ring). Megatron's sequence parallelism
+    /// splits tokens over the tensor-parallel group instead.
+    /// Megatron: `get_context_parallel_group()`.
     pub fn sequence_parallel(&self) -> &Arc<ProcessGroup> {
         self.axis_group(Axis::Sequence)
     }
@@ -179,11 +181,17 @@ impl ProcessGroups {
 
     /// The weight replicas: the ranks that hold identical weights, experts included, along the data and
     /// sequence axes. The gradients of expert weights are all-reduced over this group; those of dense weights
-    /// over the larger [`dense_data_parallel`](Self::dense_data_parallel). Evaluation and rollout split their
-    /// rows over it too: without gradients, the ranks of an expert-parallel group run the same rows.
+    /// over the larger [`dense_data_parallel`](Self::dense_data_parallel).
     /// Megatron: `get_expert_data_parallel_group()`.
     pub fn expert_data_parallel(&self) -> &Arc<ProcessGroup> {
         &self.expert_data_parallel
+    }
+
+    /// The replicas of the whole model: generation and evaluation split their rows over this group. Without
+    /// gradients, the ranks of an expert-parallel group run the same rows, so it is
+    /// [`expert_data_parallel`](Self::expert_data_parallel).
+    pub fn model_replicas(&self) -> &Arc<ProcessGroup> {
+        self.expert_data_parallel()
     }
 
     /// The pipeline and expert ranks that together hold all parameters of one model, each at least once.
@@ -206,6 +214,7 @@ impl ProcessGroups {
 
     /// The loss group. Each training row of a step contributes its loss on exactly one rank of this group, so
     /// a sum over the group is the loss of the step.
+    /// Megatron: `average_losses_across_data_parallel_group`, here over the pipeline as well.
     pub fn loss_group(&self) -> &ProcessGroup {
         &self.loss_group
     }

@@ -16,6 +16,8 @@ pub(super) struct HostInfo {
     pub(super) pid: u32,
     /// The cores that the process may use.
     pub(super) cores: BTreeSet<usize>,
+    /// The GPUs that the process may see, as its environment says; `None` if it may see all.
+    pub(super) visible_gpus: Option<String>,
 }
 
 impl HostInfo {
@@ -26,7 +28,8 @@ impl HostInfo {
         let host = format!("{} {} {}", boot.trim(), link("/proc/self/ns/net"), link("/proc/self/ns/pid"));
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        Self { host, pid: std::process::id(), cores: cores(list.unwrap_or_default()) }
+        let visible_gpus = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        Self { host, pid: std::process::id(), cores: cores(list.unwrap_or_default()), visible_gpus }
     }
 }
 
@@ -47,11 +50,19 @@ pub struct LocalRank {
     pub rank: usize,
     /// The number of processes on the host.
     pub size: usize,
+    /// Whether the launcher shows every process of the host other GPUs, as SLURM may do: `CUDA_VISIBLE_DEVICES`
+    /// is set for all of them, and differs.
+    pub has_own_gpus: bool,
 }
 
 impl LocalRank {
     /// The only process on its host.
-    pub const SINGLE: Self = Self { rank: 0, size: 1 };
+    pub const SINGLE: Self = Self { rank: 0, size: 1, has_own_gpus: false };
+
+    /// The last of `size` processes on a host.
+    pub fn last_of(size: usize) -> Self {
+        Self { rank: size - 1, size, has_own_gpus: false }
+    }
 }
 
 impl World {
@@ -67,8 +78,14 @@ impl World {
     pub(super) fn local_rank(&self) -> LocalRank {
         let local_host = &self.hosts[self.rank()].host;
         let local = |rank: &usize| self.hosts[*rank].host == *local_host;
-        let below = (0..self.rank()).filter(local).count();
-        LocalRank { rank: below, size: (0..self.hosts.len()).filter(local).count() }
+        let ranks: Vec<usize> = (0..self.hosts.len()).filter(local).collect();
+        let visible: BTreeSet<&String> =
+            ranks.iter().filter_map(|&rank| self.hosts[rank].visible_gpus.as_ref()).collect();
+        LocalRank {
+            rank: ranks.iter().filter(|&&rank| rank < self.rank()).count(),
+            size: ranks.len(),
+            has_own_gpus: visible.len() == ranks.len(),
+        }
     }
 
     /// Lists the ranks of each host, as in `{0, 1} and {2, 3}`.

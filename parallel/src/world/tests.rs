@@ -66,7 +66,12 @@ fn only_ranks_with_cores_in_common_share_them() {
     assert_eq!(cores("0-2,8"), BTreeSet::from([0, 1, 2, 8]));
     assert_eq!(cores(""), BTreeSet::new());
     let mut world = World::single();
-    let host = |host: &str, list: &str| HostInfo { host: host.to_owned(), pid: 1, cores: cores(list) };
+    let host = |host: &str, list: &str| HostInfo {
+        host: host.to_owned(),
+        pid: 1,
+        cores: cores(list),
+        visible_gpus: None,
+    };
     // SLURM has bound the tasks of host a to two cores each; those of b share all four.
     world.hosts = vec![host("a", "0-1"), host("a", "2-3"), host("b", "0-3"), host("b", "0-3")];
     let sharers = [0, 1, 2, 3].map(|rank| {
@@ -181,7 +186,7 @@ fn stranger(meeting: &RankInfo, key: &str, value: &str) {
 }
 
 #[test]
-fn a_seat_that_a_stranger_takes_is_named() {
+fn a_rank_whose_entry_a_stranger_writes_is_named() {
     let (_server, meeting) = meeting();
     let host = serde_json::to_string(&HostInfo::local()).unwrap();
     stranger(&meeting, "/host/1", &host);

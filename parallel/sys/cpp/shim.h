@@ -96,7 +96,7 @@ void shim_work_free(ShimWork *work);
 
 // Queues of a GPU beside the one on which torch computes. `shim_stream_open` makes `device` the thread's, and takes one from torch's
 // pool. `shim_stream_wait_current` lets it wait for all that torch has queued so far and gives its CUDA handle; `shim_stream_record_event` leaves an
-// event behind what was queued on it, and `shim_event_block` lets torch's queue, not the caller, wait for that.
+// event behind what was queued on it, `shim_event_block` lets torch's queue, not the caller, wait for that, and `shim_event_query` says whether it is done.
 struct ShimStream;
 struct ShimEvent;
 int shim_stream_open(int device, ShimStream **stream);
@@ -104,6 +104,7 @@ int shim_stream_wait_current(ShimStream *stream, void **handle);
 int shim_stream_record_event(ShimStream *stream, ShimEvent **event);
 void shim_stream_close(ShimStream *stream);
 int shim_event_block(ShimEvent *event);
+int shim_event_query(ShimEvent *event, bool *done);
 void shim_event_free(ShimEvent *event);
 
 // "Build settings" as libtorch prints them. `sink` receives one SHIM_STRING.

@@ -50,4 +50,8 @@ int shim_event_block(ShimEvent *event) {
   });
 }
 
+int shim_event_query(ShimEvent *event, bool *done) {
+  return shim_guard([&] { *done = event->event.query(); });
+}
+
 void shim_event_free(ShimEvent *event) { delete event; }

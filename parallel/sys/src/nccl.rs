@@ -121,6 +121,11 @@ impl Work {
         self.tensors.clear();
         Ok(())
     }
+
+    /// Whether the GPU has finished the collective.
+    pub fn is_done(&self) -> Result<bool, Error> {
+        self.event.query()
+    }
 }
 
 impl Drop for Work {

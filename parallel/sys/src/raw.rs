@@ -185,6 +185,7 @@ unsafe extern "C" {
     pub fn shim_stream_record_event(stream: *mut ShimStream, event: *mut *mut ShimEvent) -> c_int;
     pub fn shim_stream_close(stream: *mut ShimStream);
     pub fn shim_event_block(event: *mut ShimEvent) -> c_int;
+    pub fn shim_event_query(event: *mut ShimEvent, done: *mut bool) -> c_int;
     pub fn shim_event_free(event: *mut ShimEvent);
     pub fn shim_show_config(sink: ShimSink, context: *mut c_void) -> c_int;
     pub fn shim_set_flush_denormal(flush: bool, supported: *mut bool) -> c_int;

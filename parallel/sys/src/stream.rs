@@ -79,6 +79,14 @@ impl Event {
         // SAFETY: a live event.
         check("Event::block", unsafe { raw::shim_event_block(self.pointer.as_ptr()) })
     }
+
+    /// Whether the stream has reached this event.
+    pub(crate) fn query(&self) -> Result<bool, Error> {
+        let mut done = false;
+        // SAFETY: a live event, and a place for the answer.
+        check("Event::query", unsafe { raw::shim_event_query(self.pointer.as_ptr(), &raw mut done) })?;
+        Ok(done)
+    }
 }
 
 impl Drop for Event {
