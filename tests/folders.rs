@@ -312,8 +312,69 @@ fn a_run_that_kept_no_checkpoint_cannot_become_longer() {
     assert!(scratch.path("bare/final").exists());
 
     std::fs::remove_dir_all(scratch.path("life/ppo/checkpoints")).unwrap();
+    let text = scratch.read("life/run.toml");
     let line = "pipeline --config life.toml --resume --set stage.ppo.ppo.iterations=3";
     scratch.run(line).fails(2, &["life/ppo: this run is finished and has kept no checkpoint"]);
+    assert_eq!(scratch.read("life/run.toml"), text);
+}
+
+/// The file that the user passes may be the one in the folder of the pipeline.
+#[test]
+fn a_pipeline_that_is_refused_keeps_its_configuration() {
+    let scratch = copied();
+    std::fs::remove_dir_all(scratch.path("life/sft/final")).unwrap();
+    let text = scratch.read("life/run.toml");
+    let line = "pipeline --config life/run.toml --resume --set stage.sft.train.lr=5";
+    scratch.run(line).fails(2, &["life/sft/run.toml", "train.lr"]);
+    assert_eq!(scratch.read("life/run.toml"), text);
+}
+
+/// Rows that make as many steps as were asked for by number leave a stage finished, whoever has used its model.
+#[test]
+fn a_pipeline_counts_rows_before_it_calls_a_stage_longer() {
+    let scratch = copied();
+    let text = scratch.read("life/run.toml");
+    let (before, rm) = text.split_once("[stage.rm.train]").unwrap();
+    let (steps, after) = rm.split_once("\nsteps = 6\n").unwrap();
+    scratch.write("epochs.toml", &format!("{before}[stage.rm.train]{steps}\n{after}"));
+    let line =
+        "pipeline --config epochs.toml --resume --set stage.rm.data.limit=24 --set stage.rm.train.epochs=2";
+    scratch.run(line).fails(2, &["data.limit"]);
+    let line = "pipeline --config epochs.toml --resume --set stage.rm.train.epochs=2";
+    scratch.run(line).fails(2, &["stage rm cannot become longer", "used by ppo"]);
+    let line = "pipeline --config epochs.toml --resume --set stage.rm.train.epochs=1";
+    scratch.run(line).fails(2, &["life/rm: this run has 6 steps, and 5 are asked for"]);
+}
+
+/// A run file as an earlier version resolved it: the base stage has a table of the tokenizer and none of the
+/// model.
+#[test]
+fn a_pipeline_of_an_earlier_version_is_resumed_from_its_own_file() {
+    let scratch = copied();
+    let without_model = |path: &str, table: &str| {
+        let text = scratch.read(path);
+        let (before, model) = text.split_once(table).unwrap();
+        let after = model.split_once("\n[").unwrap().1;
+        scratch.write(path, &format!("{before}[{after}"));
+    };
+    without_model("life/run.toml", "[stage.base.model]\n");
+    without_model("life/base/run.toml", "[model]\n");
+    assert!(scratch.read("life/run.toml").contains("[stage.base.tokenizer]\n"));
+    scratch.run("pipeline --config life/run.toml --resume").succeeds();
+    scratch
+        .run("pipeline --config life/run.toml --resume --set model.dtype=bfloat16")
+        .fails(2, &["sft", "model.dtype"]);
+}
+
+#[test]
+fn a_device_that_a_late_stage_cannot_have_is_found_first() {
+    let scratch = Scratch::new();
+    scratch.write("life.toml", crate::training::LIFE);
+    let line = "pipeline --config life.toml --set stage.ppo.model.device=cuda:9";
+    for more in ["", " --dry-run", " --nproc 2 --dry-run"] {
+        scratch.run(&format!("{line}{more}")).fails(4, &["cuda:9"]);
+        assert!(!scratch.path("life").exists());
+    }
 }
 
 /// From `steps` to `epochs`, only the number of rows tells which run is longer: 40 pairs are 5 steps an
@@ -326,7 +387,7 @@ fn epochs_that_make_fewer_steps_do_not_shorten_a_run() {
     assert_eq!(without.len() + 1, text.lines().count());
     scratch.write("epochs.toml", &without.join("\n"));
     let line = "rm --config epochs.toml --resume --set train.epochs";
-    scratch.run(&format!("{line}=1")).fails(3, &["belongs to a run of 6 steps", "makes 5", "not shorter"]);
+    scratch.run(&format!("{line}=1")).fails(2, &["this run has 6 steps, and 5 are asked for", "not shorter"]);
     assert_eq!(scratch.read("life/rm/run.toml"), text);
     scratch.run(&format!("{line}=2")).succeeds();
     assert_eq!(metrics(&scratch, "life/rm").len(), 10);

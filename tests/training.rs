@@ -251,7 +251,7 @@ fn resumed_ppo_equals_uninterrupted_ppo() {
 }
 
 #[test]
-fn a_ppo_does_not_go_on_without_the_order_of_its_ptx_rows() {
+fn a_ppo_resume_needs_the_sampler_state_of_its_ptx_rows() {
     let scratch = copied();
     whole_ppo(&scratch, "whole");
     std::fs::remove_dir_all(scratch.path("whole/final")).unwrap();
@@ -260,7 +260,9 @@ fn a_ppo_does_not_go_on_without_the_order_of_its_ptx_rows() {
     let mut state = json(&scratch, &format!("{folder}/state.json"));
     state["stage"]["ptx"] = Value::Null;
     scratch.write(&format!("{folder}/state.json"), &state.to_string());
-    scratch.run("ppo --config whole/run.toml --resume").fails(3, &["step-4", "no order of the ptx rows"]);
+    scratch
+        .run("ppo --config whole/run.toml --resume")
+        .fails(3, &["step-4", "no sampler state for the ptx rows"]);
 }
 
 /// Replies to the same prompt are compared with one another: no critic is loaded, trained or saved.

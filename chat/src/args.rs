@@ -196,7 +196,7 @@ pub(crate) struct Overrides {
     /// Change one key of the run file; may be given again and again.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// Where the models compute: auto, cpu, cuda, cuda:N or mps; short for `--set model.device=DEVICE`.
+    /// Where the models compute: auto, cpu, cuda or cuda:N; short for `--set model.device=DEVICE`.
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceSetting>,
 }
@@ -282,7 +282,7 @@ pub(crate) struct ModelArgs {
     /// The numbers that the weights are held in.
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
     pub(crate) dtype: Dtype,
-    /// Where the model computes: auto, cpu, cuda, cuda:N or mps.
+    /// Where the model computes: auto, cpu, cuda or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
     pub(crate) device: DeviceSetting,
     /// A built-in chat template, or Jinja source [default: the model's own].

@@ -65,9 +65,9 @@ pub(crate) struct RunConfig {
     pub(crate) reward: RewardConfig,
     /// Settings specific to PPO.
     pub(crate) ppo: PpoConfig,
-    /// The network of a new base model, which belongs to the whole pipeline and not to one stage.
+    /// What the pipeline gives its base stage.
     #[serde(skip)]
-    pub(crate) base: BaseSection,
+    pub(crate) base: NewModel,
 }
 
 impl Default for RunConfig {
@@ -86,9 +86,20 @@ impl Default for RunConfig {
             eval: EvalSection::default(),
             reward: RewardConfig::default(),
             ppo: PpoConfig::default(),
-            base: BaseSection::default(),
+            base: NewModel::default(),
         }
     }
+}
+
+/// A model that is trained from random weights.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct NewModel {
+    /// The sizes of the network.
+    pub(crate) network: BaseSection,
+    /// The folder of its tokenizer, which the pipeline trains.
+    pub(crate) tokenizer: PathBuf,
+    /// The size of the vocabulary of this tokenizer.
+    pub(crate) vocab_size: usize,
 }
 
 /// The full file. It must be valid as a whole, whatever command reads it.
@@ -236,21 +247,21 @@ fn from_text(
     stage: &'static StageSchema,
     stages: &[&'static StageSchema],
 ) -> Result<Loaded<RunConfig>, ConfigError> {
-    let (for_life, for_stage): (Vec<&String>, Vec<&String>) = sets.iter().partition(|set| {
+    let (for_pipeline, for_stage): (Vec<&String>, Vec<&String>) = sets.iter().partition(|set| {
         PIPELINE_ONLY_SECTIONS.iter().any(|section| set.starts_with(&format!("{section}.")))
     });
-    let tree = apply_overrides(tree::parse(text, path)?, for_life.into_iter())?;
+    let tree = apply_overrides(tree::parse(text, path)?, for_pipeline.into_iter())?;
     // The full file is read, so that a mistake in a section of another stage is reported now and not hours
     // later.
     let file: RunFile = read::read(&tree)?;
     check_stage_tables(&tree, stages)?;
     pipeline_steps(&tree, &file.pipeline, stages)?;
-    let whole_life = tree.contains_key("pipeline") || tree.contains_key("stage");
+    let is_pipeline_file = tree.contains_key("pipeline") || tree.contains_key("stage");
     let tree = apply_overrides(stage_sections(tree, stage), for_stage.into_iter())?;
     let config: RunConfig = read::read(&tree)?;
     config.check(stage)?;
     let warnings = check_ignored_keys(&tree, stage, &config.ignored_keys(stage))?;
-    Ok(Loaded { config, warnings: if whole_life { Vec::new() } else { warnings } })
+    Ok(Loaded { config, warnings: if is_pipeline_file { Vec::new() } else { warnings } })
 }
 
 fn read_file(path: &Path) -> Result<String, ConfigError> {

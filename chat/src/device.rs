@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use parallel::{LocalRank, runtime};
 use tch::Device;
+use tui::number::counted;
 
 use crate::config::{ConfigError, DeviceSetting};
 use crate::console::print_stderr;
@@ -29,7 +30,8 @@ pub(crate) fn load(settings: impl IntoIterator<Item = DeviceSetting>) {
                 let problem = format!("{error}: get libtorch for GPUs with `make libtorch DEVICE=cuda`");
                 // Without this line, a GPU that stays idle would go unnoticed.
                 if settings.contains(&DeviceSetting::Auto) {
-                    print_stderr(&format!("hint: {count} GPUs are not used: {problem}"));
+                    let unused = counted(count as u64, "GPU");
+                    print_stderr(&format!("hint: unused on this machine: {unused}: {problem}"));
                 }
                 problem
             }
@@ -46,8 +48,7 @@ pub(crate) fn cuda_problem() -> Option<&'static str> {
 /// Returns the device that a setting stands for in this process.
 pub(crate) fn resolve(setting: DeviceSetting, local: LocalRank) -> Result<Device, ConfigError> {
     let gpus = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
-    let is_bound = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
-    let device = choose(setting, gpus, is_bound, local)
+    let device = choose(setting, gpus, local)
         .map_err(|problem| ConfigError::Device { setting: setting.to_string(), problem })?;
     if device == Device::Mps && !tch::utils::has_mps() {
         let problem = "this libtorch supports no GPU of Apple: use cpu, cuda or auto".to_owned();
@@ -56,9 +57,9 @@ pub(crate) fn resolve(setting: DeviceSetting, local: LocalRank) -> Result<Device
     Ok(device)
 }
 
-/// Chooses the device of a process among `gpus` GPUs. `is_bound` says whether the launcher may have given each
-/// process GPUs of its own, as SLURM does; every process then sees its own GPU as number 0.
-fn choose(setting: DeviceSetting, gpus: usize, is_bound: bool, local: LocalRank) -> Result<Device, String> {
+/// Chooses the device of a process among the `gpus` GPUs that it sees. If the launcher shows every process one GPU
+/// of its own, as SLURM may do, each sees its GPU as number 0.
+fn choose(setting: DeviceSetting, gpus: usize, local: LocalRank) -> Result<Device, String> {
     match setting {
         DeviceSetting::Cpu => Ok(Device::Cpu),
         DeviceSetting::Mps => Ok(Device::Mps),
@@ -71,18 +72,19 @@ fn choose(setting: DeviceSetting, gpus: usize, is_bound: bool, local: LocalRank)
             local.size
         )),
         DeviceSetting::Cuda(Some(index)) if index >= gpus => {
-            Err(format!("this machine has {gpus} GPUs, numbered from 0"))
+            Err(format!("this machine has {}, numbered from 0", counted(gpus as u64, "GPU")))
         }
         DeviceSetting::Cuda(Some(index)) => Ok(Device::Cuda(index)),
         DeviceSetting::Auto | DeviceSetting::Cuda(None) => {
             if local.size <= gpus {
                 Ok(Device::Cuda(local.rank))
-            } else if gpus == 1 && is_bound {
+            } else if gpus == 1 && local.has_own_gpus {
                 Ok(Device::Cuda(0))
             } else {
                 Err(format!(
-                    "{} processes on this machine need as many GPUs, and there are {gpus}: start {gpus}, or use cpu",
-                    local.size
+                    "{} processes on this machine need as many GPUs, and it has {gpus}: start {}, or use cpu",
+                    local.size,
+                    counted(gpus as u64, "process")
                 ))
             }
         }
@@ -95,8 +97,8 @@ mod tests {
 
     #[test]
     fn every_process_of_a_machine_gets_a_gpu_of_its_own() {
-        let of = |setting: &str, gpus, is_bound, rank, size| {
-            choose(setting.parse().unwrap(), gpus, is_bound, LocalRank { rank, size })
+        let of = |setting: &str, gpus, has_own_gpus, rank, size| {
+            choose(setting.parse().unwrap(), gpus, LocalRank { rank, size, has_own_gpus })
         };
         assert_eq!(of("auto", 0, false, 0, 4), Ok(Device::Cpu));
         assert_eq!(of("auto", 8, false, 3, 4), Ok(Device::Cuda(3)));
@@ -107,7 +109,7 @@ mod tests {
         assert!(
             of("cuda", 2, false, 3, 4).unwrap_err().contains("4 processes on this machine need as many GPUs")
         );
-        assert!(of("auto", 1, false, 1, 2).unwrap_err().contains("start 1, or use cpu"));
+        assert!(of("auto", 1, false, 1, 2).unwrap_err().contains("start 1 process, or use cpu"));
         assert!(of("cuda:0", 2, false, 0, 2).unwrap_err().contains("cannot share GPU 0"));
         assert!(of("cuda:2", 2, false, 0, 1).unwrap_err().contains("2 GPUs, numbered from 0"));
         assert!(of("cuda", 0, false, 0, 1).unwrap_err().contains("use cpu or auto"));

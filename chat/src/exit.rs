@@ -260,8 +260,7 @@ fn of_rlhf(error: &rlhf::Error) -> u8 {
         Error::NotFinite { .. } => DIVERGED,
         Error::Interrupted { .. } => INTERRUPTED,
         Error::Io { source, .. } => of_io(source),
-        // The cause of a failed recorder is the next error of the chain, which decides.
-        Error::Recorder(source) => source.downcast_ref().map_or(FAILED, of_config),
+        Error::Recorder(source) => of_cause(source.as_ref()).unwrap_or(FAILED),
         Error::RankZeroFailed | Error::Shape { .. } | Error::EmptyReply { .. } => FAILED,
     }
 }
@@ -472,7 +471,9 @@ mod tests {
             endpoint: "https://hub".into(),
             reason: reason.into(),
         };
-        let cases: [(Error, u8); 20] = [
+        let in_recorder =
+            |error: Error| rlhf::Error::Recorder(error.reallocate_into_boxed_dyn_error_without_backtrace());
+        let cases: [(Error, u8); 22] = [
             (place(io::ErrorKind::PermissionDenied).into(), USAGE),
             (place(io::ErrorKind::StorageFull).into(), FAILED),
             (place(io::ErrorKind::QuotaExceeded).into(), FAILED),
@@ -485,6 +486,8 @@ mod tests {
             (hub("status code 404").into(), USAGE),
             (hub("connection refused").into(), FAILED),
             (anyhow::anyhow!("anything"), FAILED),
+            (in_recorder(anyhow::anyhow!("anything")).into(), FAILED),
+            (in_recorder(ConfigError::OutHasRun("x".into()).into()).into(), USAGE),
             (ConfigError::NothingToResume("x".into()).into(), USAGE),
             (ConfigError::NothingToExtend("x".into()).into(), USAGE),
             (ConfigError::Section(rlhf::Error::Gemini(diverged())).into(), DIVERGED),

@@ -56,6 +56,8 @@ pub(crate) struct FolderRequest<'a> {
     pub(crate) resume: bool,
     /// Whether the run will write to the folder. A dry run changes nothing.
     pub(crate) writes: bool,
+    /// The stages of a pipeline that have started from the model of an earlier run in the folder.
+    pub(crate) used_by: Vec<&'static str>,
 }
 
 /// The run folder of one stage, checked before any model or data is loaded.
@@ -64,6 +66,7 @@ pub(crate) struct RunFolder {
     state: FolderState,
     checkpoint: Option<PathBuf>,
     keeps_configuration: bool,
+    used_by: Vec<&'static str>,
 }
 
 /// The state in which rank 0 finds the folder.
@@ -116,13 +119,19 @@ impl RunFolder {
         let keeps_configuration = request.resume
             && is_configuration_of(request.run_file, out)
             && read_settings(out, request.stage)? == request.config.to_toml(request.stage)?;
-        Ok(Self { out: out.clone(), state, checkpoint, keeps_configuration })
+        Ok(Self {
+            out: out.clone(),
+            state,
+            checkpoint,
+            keeps_configuration,
+            used_by: request.used_by.clone(),
+        })
     }
 
     /// The folder of a run that is only planned. The folder is not checked.
     pub(crate) fn for_plan(out: &Path) -> Self {
         let (state, keeps_configuration) = (FolderState::default(), false);
-        Self { out: out.to_owned(), state, checkpoint: None, keeps_configuration }
+        Self { out: out.to_owned(), state, checkpoint: None, keeps_configuration, used_by: Vec::new() }
     }
 
     /// The checkpoint from which a resumed run continues.
@@ -139,6 +148,22 @@ impl RunFolder {
     /// length of the run follows from its rows.
     pub(crate) fn is_finished_at(&self, total_steps: u64) -> bool {
         self.state.has_final && self.state.planned_steps == Some(total_steps)
+    }
+
+    /// Refuses a resumed run that would become shorter, or longer although later stages of its pipeline have
+    /// used its model. `total_steps` is the length of the run, which may follow from its rows.
+    pub(crate) fn check_length(&self, total_steps: u64, stage: &StageSchema) -> Result<(), ConfigError> {
+        let (out, Some(was)) = (&self.out, self.state.planned_steps) else { return Ok(()) };
+        if total_steps < was {
+            let unit = stage.units.step;
+            return Err(ConfigError::Shorter { path: out.clone(), unit, was, now: total_steps });
+        }
+        if total_steps > was && self.state.has_final && !self.used_by.is_empty() {
+            let path = out.parent().unwrap_or(out).to_owned();
+            let later = self.used_by.clone();
+            return Err(ConfigError::UsedByLaterStages { stage: stage.name, later, path });
+        }
+        Ok(())
     }
 
     /// Creates and locks the folder and saves the configuration in it. Only rank 0 of a job calls this
@@ -171,9 +196,17 @@ pub(crate) fn holds_run(out: &Path) -> anyhow::Result<bool> {
     Ok(out.join(FINAL).exists() || !checkpoint::list(&out.join("checkpoints"))?.is_empty())
 }
 
+/// Refuses to continue a finished run that has kept no checkpoint.
+pub(crate) fn check_extendable(out: &Path) -> anyhow::Result<()> {
+    if checkpoint::list(&out.join("checkpoints"))?.is_empty() {
+        return Err(ConfigError::NothingToExtend(out.to_owned()).into());
+    }
+    Ok(())
+}
+
 /// Decides whether the run may use its folder, and from which checkpoint a resumed run continues.
 fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
-    let FolderRequest { stage, config, run_file, resume, writes } = *request;
+    let FolderRequest { stage, config, run_file, resume, writes, .. } = *request;
     let out = &config.out;
     check_place(out)?;
     if writes {
@@ -200,9 +233,7 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
     if has_final && change == LengthChange::Same {
         return Ok(state);
     }
-    if checkpoints.is_empty() {
-        return Err(ConfigError::NothingToExtend(out.to_owned()).into());
-    }
+    check_extendable(out)?;
     // Damaged checkpoints get renamed, so no other process may be writing to the folder.
     if writes {
         acquire_lock(out)?;
@@ -298,8 +329,13 @@ pub(crate) fn check_run_settings(
     config: &RunConfig,
     stage: &StageSchema,
 ) -> anyhow::Result<LengthChange> {
+    let mut except = config::LENGTH_KEYS.to_vec();
+    // Version 0.1 before `[model] device` saved no `[model]` for the stage `base`.
+    if !toml::from_str::<toml::Table>(&read_configuration(out)?)?.contains_key("model") {
+        except.push("model.dtype");
+    }
     let saved = read_settings(out, stage)?;
-    check_settings(&out.join(CONFIGURATION), &saved, &config.to_toml(stage)?, &config::LENGTH_KEYS)?;
+    check_settings(&out.join(CONFIGURATION), &saved, &config.to_toml(stage)?, &except)?;
 
     let saved: RunConfig = toml::from_str(&saved)?;
     let was = planned_steps(out).or(saved.fixed_length(stage));

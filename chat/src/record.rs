@@ -36,7 +36,10 @@ pub(crate) struct FolderRecorder<F>(pub(crate) F);
 impl<F: FnMut() -> anyhow::Result<()>> Recorder for FolderRecorder<F> {
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
         match event {
-            Event::Started { .. } => (self.0)().map_err(|error| Error::Recorder(error.into())),
+            Event::Started { .. } => (self.0)().map_err(|error| {
+                // The plain conversion hides the type of the error, which decides the exit code.
+                Error::Recorder(error.reallocate_into_boxed_dyn_error_without_backtrace())
+            }),
             _ => Ok(()),
         }
     }

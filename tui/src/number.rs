@@ -18,11 +18,12 @@ pub fn count(value: f64) -> String {
     if fits_ten && !whole { format!("{scaled:.1}{unit}") } else { format!("{scaled:.0}{unit}") }
 }
 
-/// Formats a count with its noun: `1 step`, `83 steps`, `2 replies`.
+/// Formats a count with its noun: `1 step`, `83 steps`, `2 replies`, `2 processes`.
 pub fn counted(count: u64, noun: &str) -> String {
     match (count, noun.strip_suffix('y')) {
         (1, _) => format!("1 {noun}"),
         (_, Some(stem)) => format!("{count} {stem}ies"),
+        (_, None) if noun.ends_with('s') => format!("{count} {noun}es"),
         (_, None) => format!("{count} {noun}s"),
     }
 }

@@ -16,12 +16,12 @@ use anyhow::Context;
 use datasets::synth::{SynthData, SynthOptions};
 use datasets::{Tokenizer, TrainOptions};
 use gemini::checkpoint;
-use parallel::{Mesh, ProcessGroups};
+use parallel::{LocalRank, Mesh, ProcessGroups};
 
 use crate::args::TrainArgs;
 use crate::command::data::write_world;
 use crate::config::section::PipelineStep;
-use crate::config::{self, ConfigError, PipelineConfig, RunConfig};
+use crate::config::{self, ConfigError, NewModel, PipelineConfig, RunConfig};
 use crate::console::print_stderr;
 use crate::display::Display;
 use crate::exit::Failure;
@@ -40,6 +40,9 @@ pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Resu
     let config = config::load_pipeline(&arguments.config, &arguments.overrides.sets(), &stage::schemas())?;
     if arguments.dry_run {
         let mesh = launch::mesh(&config.parallel, 0, arguments.nproc)?;
+        print_warnings(&config);
+        load_devices(&config);
+        check_devices(&config, LocalRank::last_of(arguments.nproc))?;
         check_folder(&config, Some(&arguments.config), arguments.resume)?;
         preflight(&config, arguments.resume, &mesh)?;
         return crate::console::print(&config.to_toml(&stage::schemas())?).map_err(Into::into);
@@ -80,12 +83,13 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
     }
 
     interrupt::listen()?;
-    device::load(config.stages.values().map(|stage| stage.model.device));
+    load_devices(&config);
     let resume = how.resume;
     let start = StartupSpec { command: "pipeline", resume, settings: &config.to_toml(&stage::schemas())? };
     let groups = launch::join(how.threads.or(config.threads), &config.parallel, &start)?;
+    check_devices(&config, groups.local_rank())?;
     if groups.is_rank_zero() {
-        config.warnings.iter().for_each(|warning| print_stderr(&format!("warning: {warning}")));
+        print_warnings(&config);
         check_folder(&config, how.run_file, resume)?;
         // If there are several processes, their launcher on this machine has already checked the inputs.
         if how.processes == 1 {
@@ -114,6 +118,25 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
         parallel::memory::release_free_heap();
     }
     Ok(())
+}
+
+fn load_devices(config: &PipelineConfig) {
+    device::load(config.stages.values().map(|stage| stage.model.device));
+}
+
+/// Refuses a device that a process cannot have: a mistake in the last stage must not cost the time of the first
+/// ones.
+fn check_devices(config: &PipelineConfig, local: LocalRank) -> Result<(), ConfigError> {
+    for part in &config.steps {
+        if let PipelineStep::Stage(name) = part {
+            device::resolve(config.stages[name].model.device, local)?;
+        }
+    }
+    Ok(())
+}
+
+fn print_warnings(config: &PipelineConfig) {
+    config.warnings.iter().for_each(|warning| print_stderr(&format!("warning: {warning}")));
 }
 
 /// Checks the inputs of every part, and prints one line per stage that says what the stage will do. Writes no
@@ -271,7 +294,14 @@ impl PipelineRun {
 
         config.check(schema)?;
         let resume = self.resume && folder::holds_run(&config.out)?;
-        let request = FolderRequest { stage: schema, config: &config, run_file: None, resume, writes: true };
+        let request = FolderRequest {
+            stage: schema,
+            config: &config,
+            run_file: None,
+            resume,
+            writes: true,
+            used_by: self.config.users_of(stage)?,
+        };
         let folder = RunFolder::prepare(&request, &self.groups)?;
 
         let mut display = Display::part(schema.units.step, number, self.config.steps.len());
@@ -282,9 +312,10 @@ impl PipelineRun {
             recorder: &mut display,
             folder: &folder,
             mode: RunMode::Train,
+            has_trained: false,
         };
         (stage.run)(&config, &mut ctx)?;
-        Ok(true)
+        Ok(ctx.has_trained)
     }
 }
 
@@ -310,28 +341,38 @@ impl PipelineConfig {
     }
 
     /// Whether an earlier run has completed `stage` with the configuration `run`, and the stage does not become
-    /// longer. Refuses to extend a stage whose model a later stage has already used.
+    /// longer. Refuses other settings, and to extend a stage whose model a later stage has already used.
     fn is_complete(&self, stage: &'static Stage, run: &RunConfig) -> anyhow::Result<bool> {
+        if !folder::holds_run(&run.out)? {
+            return Ok(false);
+        }
+        let change = check_run_settings(&run.out, run, &stage.schema)?;
         if !run.out.join("final").exists() {
             return Ok(false);
         }
-        if check_run_settings(&run.out, run, &stage.schema)? == LengthChange::Same {
+        if change == LengthChange::Same {
             return Ok(true);
         }
-        let name = stage.schema.name;
-        let mut later = Vec::new();
-        for other in
-            stage::ALL.into_iter().map(|other| other.schema.name).skip_while(|other| *other != name).skip(1)
-        {
-            if folder::holds_run(&self.path(other))? {
-                later.push(other);
+        folder::check_extendable(&run.out)?;
+
+        let later = self.users_of(stage)?;
+        if change == LengthChange::Longer && !later.is_empty() {
+            let (stage, path) = (stage.schema.name, self.out.clone());
+            return Err(ConfigError::UsedByLaterStages { stage, later, path }.into());
+        }
+        Ok(false)
+    }
+
+    /// The later stages that have a run in the folder of the pipeline, and so may have used the model of `stage`.
+    fn users_of(&self, stage: &Stage) -> anyhow::Result<Vec<&'static str>> {
+        let names = stage::ALL.into_iter().map(|stage| stage.schema.name);
+        let mut users = Vec::new();
+        for name in names.skip_while(|name| *name != stage.schema.name).skip(1) {
+            if folder::holds_run(&self.path(name))? {
+                users.push(name);
             }
         }
-        if later.is_empty() {
-            return Ok(false);
-        }
-        let path = self.out.clone();
-        Err(ConfigError::UsedByLaterStages { stage: name, later, path }.into())
+        Ok(users)
     }
 
     /// The configuration of a stage. Paths that the run file does not set point to the results of earlier
@@ -341,7 +382,11 @@ impl PipelineConfig {
         let mut config = self.stages[name].clone();
         config.out = self.path(name);
         config.seed = self.seed;
-        config.base = self.base.clone();
+        config.base = NewModel {
+            network: self.base.clone(),
+            tokenizer: self.path("tokenizer"),
+            vocab_size: self.tokenizer.vocab_size,
+        };
         (stage.set_pipeline_paths)(&mut config, &PipelineFolder(&self.out));
         config
     }

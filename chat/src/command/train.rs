@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parallel::ProcessGroups;
+use parallel::{LocalRank, ProcessGroups};
 
 use crate::args::TrainArgs;
-use crate::config::{self, ConfigError, LENGTH_KEYS, StageSchema};
+use crate::config::{self, ConfigError, DeviceSetting, LENGTH_KEYS, StageSchema};
 use crate::console::print_stderr;
 use crate::display::Display;
 use crate::folder::{self, FolderRequest, RunFolder};
@@ -34,7 +34,7 @@ pub(crate) fn run_for(
 ) -> anyhow::Result<()> {
     let schema = &stage.schema;
     let sets = arguments.overrides.sets();
-    let loaded = config::load(&arguments.config, &sets, schema, &stage::schemas())?;
+    let mut loaded = config::load(&arguments.config, &sets, schema, &stage::schemas())?;
     let starts_others = launch::is_launcher(arguments.nproc)?;
     if starts_others && mode == RunMode::Train {
         return start_ranks(arguments, loaded.config.out);
@@ -43,8 +43,8 @@ pub(crate) fn run_for(
     // From here on, this process is a rank or the only process. In a dry run or a plan, a single process
     // stands in for all ranks.
     interrupt::listen()?;
-    device::load([loaded.config.model.device]);
     let settings = loaded.config.to_toml(schema)?;
+    load_device(mode, starts_others.then_some(arguments.nproc), &mut loaded.config.model.device)?;
     let parallel = &loaded.config.parallel;
     let (groups, mesh) = if starts_others {
         (Arc::new(ProcessGroups::single()), launch::mesh(parallel, 0, arguments.nproc)?)
@@ -64,6 +64,7 @@ pub(crate) fn run_for(
         run_file: Some(&arguments.config),
         resume: arguments.resume,
         writes: mode == RunMode::Train,
+        used_by: Vec::new(),
     };
     let folder = match mode {
         RunMode::Plan { .. } => RunFolder::for_plan(&loaded.config.out),
@@ -84,10 +85,26 @@ pub(crate) fn run_for(
         recorder: &mut display,
         folder: &folder,
         mode,
+        has_trained: false,
     };
     (stage.run)(&loaded.config, &mut ctx)?;
     if mode == RunMode::Train && groups.is_rank_zero() {
         print_stderr(&format!("{}", loaded.config.out.join("final").display()));
+    }
+    Ok(())
+}
+
+/// Loads what the device of a run needs. A plan is for any machine, and a process that stands in for `ranks`
+/// processes of this machine needs no GPU itself: both load the models on the CPU.
+fn load_device(mode: RunMode, ranks: Option<usize>, setting: &mut DeviceSetting) -> Result<(), ConfigError> {
+    if matches!(mode, RunMode::Plan { .. }) {
+        *setting = DeviceSetting::Cpu;
+        return Ok(());
+    }
+    device::load([*setting]);
+    if let Some(ranks) = ranks {
+        device::resolve(*setting, LocalRank::last_of(ranks))?;
+        *setting = DeviceSetting::Cpu;
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ pub(crate) enum DeviceSetting {
     Cpu,
     /// A GPU of NVIDIA: the one with this index, or the one that belongs to the process.
     Cuda(Option<usize>),
-    /// A GPU of Apple.
+    /// A GPU of Apple, which has no fp64 and so runs no stage yet; and the name of the device of the tests.
     Mps,
 }
 
@@ -32,7 +32,7 @@ impl FromStr for DeviceSetting {
             "mps" => Ok(Self::Mps),
             _ => match index() {
                 Some(index) => Ok(Self::Cuda(Some(index))),
-                None => Err(format!("no device {text:?}: use auto, cpu, cuda, cuda:N or mps")),
+                None => Err(format!("no device {text:?}: use auto, cpu, cuda or cuda:N")),
             },
         }
     }
@@ -74,9 +74,7 @@ mod tests {
             assert_eq!(text.parse::<DeviceSetting>().unwrap().to_string(), text);
         }
         for text in ["gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", ""] {
-            assert!(
-                text.parse::<DeviceSetting>().unwrap_err().contains("use auto, cpu, cuda, cuda:N or mps")
-            );
+            assert!(text.parse::<DeviceSetting>().unwrap_err().contains("use auto, cpu, cuda or cuda:N"));
         }
     }
 }

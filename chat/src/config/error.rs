@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+use tui::number::counted;
+
 use super::location::SourceLocation;
 
 /// An error of the configuration or of the command line. The program exits with code 2, except for
@@ -263,8 +265,9 @@ pub(crate) enum ConfigError {
     NothingToExtend(PathBuf),
     /// A resumed run that would become shorter.
     #[error(
-        "{}: this run has {was} {unit}s, and {now} are asked for: a run can become longer, not shorter; ask for {was} or more, or choose another `out`",
-        path.display()
+        "{}: this run has {}, and {now} are asked for: a run can become longer, not shorter; ask for {was} or more, or choose another `out`",
+        path.display(),
+        counted(*was, unit)
     )]
     Shorter {
         /// The run folder.

@@ -24,7 +24,7 @@ pub(crate) struct ModelSection {
     pub(crate) device: DeviceSetting,
 }
 
-/// A type for the weights in memory.
+/// A type for the weights in memory. There is no fp16, and therefore no loss scaling (torch: `GradScaler`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Dtype {

@@ -1,8 +1,6 @@
 //! The base model of a pipeline: a LLaMA of the size given by `[base]`, trained from random weights on plain
 //! text with the tokenizer that the pipeline trains.
 
-use std::path::Path;
-
 use datasets::Tokenizer;
 use models::causal_lm::CausalLm;
 use models::config::Config;
@@ -21,13 +19,7 @@ pub(crate) static STAGE: Stage = Stage {
     schema: StageSchema {
         name: "base",
         units: Units::ROWS,
-        ignored_keys: &[
-            ("model", "the base model starts from [base]"),
-            ("tokenizer", "the base model has the tokenizer that the pipeline trains"),
-            REWARD,
-            PPO,
-            PTX,
-        ],
+        ignored_keys: &[("model.path", "the base model starts from [base]"), REWARD, PPO, PTX],
     },
     command: None,
     curves: &["loss"],
@@ -45,19 +37,18 @@ struct SpecialIds {
 }
 
 fn set_pipeline_paths(config: &mut RunConfig, pipeline: &PipelineFolder<'_>) {
-    config.tokenizer.path = Some(pipeline.path("tokenizer"));
     pipeline.set_files(&mut config.data.train, "data/text.parquet");
 }
 
-/// `[tokenizer] vocab_size` stands for a tokenizer that the pipeline has not trained yet.
+/// A tokenizer that the pipeline has not trained yet is described by the size of its vocabulary.
 fn preflight(preflight: &mut Preflight<'_>, config: &RunConfig) -> anyhow::Result<String> {
-    let folder = tokenizer_folder(config);
-    let files = folder.exists().then(|| TokenizerFiles::of(folder.to_owned()));
+    let folder = &config.base.tokenizer;
+    let files = folder.exists().then(|| TokenizerFiles::of(folder.clone()));
     let tokenizer = files.as_ref().map(TokenizerFiles::load).transpose()?;
 
     let architecture = match &tokenizer {
-        Some(tokenizer) => architecture(&config.base, tokenizer)?,
-        None => with_vocabulary(&config.base, config.tokenizer.vocab_size, &SpecialIds::default())?,
+        Some(tokenizer) => architecture(&config.base.network, tokenizer)?,
+        None => with_vocabulary(&config.base.network, config.base.vocab_size, &SpecialIds::default())?,
     };
     context::check_mesh(config, &[&architecture], preflight.mesh)?;
     let line = sft::preflight_rows(&STAGE.schema, preflight, config, &architecture, tokenizer.as_ref())?;
@@ -66,8 +57,8 @@ fn preflight(preflight: &mut Preflight<'_>, config: &RunConfig) -> anyhow::Resul
 }
 
 fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
-    let tokenizer = Tokenizer::from_folder(tokenizer_folder(config))?;
-    let architecture = architecture(&config.base, &tokenizer)?;
+    let tokenizer = Tokenizer::from_folder(&config.base.tokenizer)?;
+    let architecture = architecture(&config.base.network, &tokenizer)?;
     let inputs = sft::inputs(ctx.stage, config, &architecture, &tokenizer)?;
     let model = if let Some(checkpoint) = ctx.folder.checkpoint() {
         CausalLm::load(checkpoint, &trainable_options(config, ctx.groups)?)?
@@ -75,11 +66,6 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
         CausalLm::random(architecture, config.seed, &trainable_options(config, ctx.groups)?)?
     };
     sft::train_on(config, &model, &inputs, &tokenizer, ctx)
-}
-
-/// The tokenizer that the pipeline trains.
-fn tokenizer_folder(config: &RunConfig) -> &Path {
-    Path::new(config.tokenizer.path.as_deref().unwrap_or_default())
 }
 
 /// Builds the `config.json` of the network, with the vocabulary of `tokenizer`.

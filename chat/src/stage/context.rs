@@ -36,6 +36,8 @@ pub(crate) struct StageContext<'a> {
     pub(crate) folder: &'a RunFolder,
     /// The purpose of this run.
     pub(crate) mode: RunMode,
+    /// Whether the stage has trained: a finished run does not.
+    pub(crate) has_trained: bool,
 }
 
 /// The purpose of a run. All modes but `Train` stop before the run folder is created.
@@ -77,11 +79,6 @@ pub(super) fn tokenizer_folder(config: &RunConfig, model: &Path) -> anyhow::Resu
 pub(super) fn trainable_options(config: &RunConfig, groups: &ProcessGroups) -> anyhow::Result<LoadOptions> {
     let device = device::resolve(config.model.device, groups.local_rank())?;
     let model_parallel = model_parallel(config, groups);
-    if device.is_cuda() && matches!(model_parallel.sequence_parallel, SequenceParallel::Ring(_)) {
-        let key = "parallel.sequence.mode".to_owned();
-        let message = "\"ring\" runs on the CPU only so far: use \"ulysses\" on GPUs".to_owned();
-        return Err(ConfigError::Value { place: None, key, message }.into());
-    }
     Ok(LoadOptions { kind: config.model.dtype.kind(), device, trainable: true, model_parallel })
 }
 
@@ -135,6 +132,7 @@ pub(super) fn run_in_folder(
             RunMode::Train | RunMode::DryRun => plan.show(),
         }
     }
+    ctx.folder.check_length(plan.steps, ctx.stage)?;
     if ctx.mode != RunMode::Train {
         return Ok(());
     }
@@ -176,6 +174,7 @@ pub(super) fn run_in_folder(
         save_tokenizer,
     };
 
+    ctx.has_trained = true;
     // From here on, a signal lets the current step finish and be saved.
     let work = interrupt::enter_graceful();
     let trained = train(&mut run);
@@ -186,7 +185,11 @@ pub(super) fn run_in_folder(
         }
         return Err(error.into());
     }
+    report_peak_memory(groups)
+}
 
+/// Prints the peak memory of each process of a job of several.
+fn report_peak_memory(groups: &ProcessGroups) -> anyhow::Result<()> {
     let peaks = groups.world().all_gather_object(vec![memory::peak_rss_bytes()])?;
     if groups.is_rank_zero() && peaks.len() > 1 {
         print_stderr(&format!("peak memory of the processes: {}", plan::mebibytes(&peaks)));

@@ -199,7 +199,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
         policy: &models.policy,
         reference: &models.reference,
         critic: models.critic.as_ref(),
-        rewards: models.rewards.iter().collect(),
+        reward_models: models.rewards.iter().collect(),
     };
     let data = Data {
         prompts: &prompts.rows,
