@@ -57,7 +57,7 @@ impl Encoded {
     /// Returns the labels: the ids, with [`IGNORE_INDEX`] at tokens that the assistant does not generate,
     /// `[T]`.
     pub fn labels(&self) -> Vec<i64> {
-        let label = |(&id, &speaks): (&i64, &bool)| if speaks { id } else { IGNORE_INDEX };
+        let label = |(&id, &is_assistant): (&i64, &bool)| if is_assistant { id } else { IGNORE_INDEX };
         self.input_ids.iter().zip(&self.assistant_mask).map(label).collect()
     }
 }
@@ -103,9 +103,9 @@ impl Tokenizer {
     fn pieces_head(&self, text: &str, limit: usize) -> Result<(Pieces, bool)> {
         let (mut pieces, whole) = head_of(text, limit, |text| self.pieces(text), |pieces| pieces.ids.len())?;
         if !whole {
-            let settled = pieces.ids.len() - UNSTABLE_TAIL;
-            pieces.ids.truncate(settled);
-            pieces.ranges.truncate(settled);
+            let stable_len = pieces.ids.len() - UNSTABLE_TAIL;
+            pieces.ids.truncate(stable_len);
+            pieces.ranges.truncate(stable_len);
         }
         Ok((pieces, whole))
     }

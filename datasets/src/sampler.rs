@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 /// The position of a sampler: everything that a resumed run needs.
+/// Megatron: `consumed_samples`; torchdata: `StatefulDataLoader.state_dict`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SamplerState {

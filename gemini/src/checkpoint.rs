@@ -2,8 +2,9 @@
 //!
 //! `trainer_state/optimizer.safetensors` holds the moments (and, for bf16 weights, the masters) under the
 //! names `exp_avg.NAME`, `exp_avg_sq.NAME` and `master.NAME`. `trainer_state/state.json` holds the step and
-//! the stage's own state (data order, random generators, coefficients). `trainer_state/files.json` holds the
-//! size of every file of the checkpoint, so that [`verify`] finds missing and truncated files. A folder is
+//! the stage's own state (data order, coefficients). `trainer_state/files.json` holds the
+//! size of every file of the checkpoint, so that [`verify`] finds missing and truncated files. There is no
+//! `rng_state`, as Megatron and transformers save it: every generator is seeded from seed and step. A folder is
 //! written under a temporary name, synced, and renamed. It never replaces another folder.
 
 use std::collections::BTreeMap;
@@ -436,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn left_overs_go_and_nothing_else_does() {
+    fn only_temporary_folders_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         for name in
             [".step-6.tmp", ".step-6.77-abc.tmp", ".step-5.old.tmp", ".notes.tmp", "step-6", ".step-x.tmp"]

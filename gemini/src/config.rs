@@ -13,6 +13,7 @@ pub enum Scheduler {
     /// Linear decay to zero.
     Linear,
     /// Half a cosine, down to zero.
+    /// transformers: `get_cosine_schedule_with_warmup`.
     Cosine,
 }
 
@@ -59,6 +60,7 @@ pub struct TrainConfig {
     /// The largest norm of the gradient; larger gradients are scaled down. 0 turns clipping off.
     pub max_grad_norm: f64,
     /// Whether to keep only the inputs of segments, and to run each segment again in the backward pass.
+    /// transformers: `gradient_checkpointing`; Megatron: `--recompute-granularity full`.
     pub activation_checkpointing: bool,
 }
 
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_that_cannot_be_is_named() {
+    fn invalid_settings_are_named() {
         let config = TrainConfig { betas: (0.9, 1.0), ..TrainConfig::default() };
         assert_eq!(
             config.check().unwrap_err().to_string(),

@@ -22,7 +22,8 @@ use crate::optimizer::{AdamwParam, Moments, adamw, global_norm};
 use crate::reducer::Reducer;
 use crate::{Error, TrainConfig, lr_scheduler};
 
-/// A trained parameter with its fp32 master, its moments and its gradient.
+/// A trained parameter with its fp32 master weight, its moments and its gradient.
+/// Megatron: `main_param`.
 struct ParamState {
     parameter: Parameter,
     master: Tensor,
@@ -139,8 +140,8 @@ impl Engine {
     /// of the losses.
     ///
     /// `loss` computes a scalar from the index of a micro-batch and its last hidden states, already divided
-    /// by the number of tokens (or pairs) of the full step. In a pipeline, only the rank that holds the last layers calls it;
-    /// the other ranks return a loss of zero.
+    /// by the number of tokens (or pairs) of the full step. In a pipeline, only the rank that holds the last
+    /// layers calls it; the other ranks return a loss of zero.
     pub fn accumulate<M, E>(
         &mut self,
         model: &M,
@@ -267,9 +268,10 @@ impl Engine {
         Ok(())
     }
 
-    /// The global gradient norm (Megatron: `get_grad_norm`). The squared norms of shards are summed over the tensor-parallel group, those
-    /// of experts over the expert-parallel group, and those of layers over the pipeline-parallel group. A
-    /// replicated or tied parameter is counted once.
+    /// The global gradient norm, by which gradients are clipped. The squared norms of shards are summed over the
+    /// tensor-parallel group, those of experts over the expert-parallel group, and those of layers over the
+    /// pipeline-parallel group. A replicated or tied parameter is counted once.
+    /// Megatron: `get_grad_norm`; torch: `clip_grad_norm_`.
     fn global_grad_norm(&self, states: &[&ParamState], grads: &[&Tensor]) -> Result<f64, Error> {
         let (tensor, expert, pipeline) =
             (self.groups.tensor_parallel(), self.groups.expert_parallel(), self.groups.pipeline_parallel());
@@ -378,7 +380,7 @@ impl ParamState {
         }
     }
 
-    /// Copies the fp32 master into weights of lower precision.
+    /// Copies the fp32 master weight into weights of lower precision.
     /// Megatron: `copy_main_params_to_model_params`.
     fn copy_master_to_weights(&mut self) {
         if self.parameter.tensor.kind() != Kind::Float {
@@ -514,10 +516,10 @@ mod tests {
 
     #[test]
     fn a_trained_weight_that_is_not_contiguous_is_refused() {
-        let turned = Tensor::ones([2, 3], (Kind::Float, tch::Device::Cpu)).tr().set_requires_grad(true);
+        let transposed = Tensor::ones([2, 3], (Kind::Float, tch::Device::Cpu)).tr().set_requires_grad(true);
         let error =
-            Engine::new(&[Parameter::replicated("w", &turned)], &config(), 1, &alone()).err().unwrap();
-        assert!(error.to_string().starts_with("w is to be trained and does not lie row by row"), "{error}");
+            Engine::new(&[Parameter::replicated("w", &transposed)], &config(), 1, &alone()).err().unwrap();
+        assert!(error.to_string().starts_with("w is trained and its tensor is not contiguous"), "{error}");
     }
 
     #[test]

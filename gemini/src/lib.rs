@@ -1,4 +1,5 @@
-//! Training: one optimiser step over a segmented network, and its checkpoints.
+//! Training: one optimiser step over a segmented network, and its checkpoints. The name is that of Colossal-AI's
+//! memory manager, which belongs here.
 //!
 //! This crate sees an ordered list of named parameters. It knows no model family, no data and no algorithm.
 
@@ -66,7 +67,7 @@ pub enum Error {
     },
     /// A trained parameter whose tensor is not contiguous.
     #[error(
-        "{name} is to be trained and does not lie row by row in memory; the update would mix up its values. \
+        "{name} is trained and its tensor is not contiguous; the update would mix up its values. \
              Load the model with LoadOptions::trainable"
     )]
     NotContiguous {

@@ -35,7 +35,7 @@ pub(crate) struct AdamwParam<'a> {
     pub(crate) weight_decay: bool,
 }
 
-/// Updates every parameter in place. The gradients are divided by `grad_divisor` first; `step` counts from 1.
+/// Updates every parameter in place. The gradients are divided by `grad_divisor` first (`grad_scale` of torch's fused AdamW); `step` counts from 1.
 pub(crate) fn adamw(
     updates: &[AdamwParam<'_>],
     config: &TrainConfig,

@@ -85,8 +85,11 @@ impl Attention {
 
         // Each rank applies the norm to its own heads, so under tensor parallelism its gradient is partial.
         let norms = if architecture.qk_norm {
-            let placement =
-                if builder.group().is_some() { WeightPlacement::Partial } else { WeightPlacement::Replicate };
+            let placement = if builder.group().is_some() {
+                WeightPlacement::ReplicatePartialGrad
+            } else {
+                WeightPlacement::Replicate
+            };
             let norm = |builder: &mut ModuleBuilder<'_>, which: &str| {
                 builder.norm_with_placement(&format!("{prefix}.self_attn.{which}_norm"), dim, &placement)
             };
@@ -151,7 +154,7 @@ impl Attention {
     /// Projects `x` to the keys or values of this rank's key-value heads.
     fn project_kv(&self, linear: &Linear, x: &Tensor) -> Tensor {
         match self.heads.kv_placement {
-            WeightPlacement::Partial => {
+            WeightPlacement::ReplicatePartialGrad => {
                 let kv_heads = &self.heads.kv_heads;
                 linear
                     .select_columns(&(kv_heads.start * self.head_dim..kv_heads.end * self.head_dim))

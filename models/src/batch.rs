@@ -147,7 +147,7 @@ impl Batch {
         self.groups.iter().map(|group| group.rows * group.length).sum()
     }
 
-    /// Causal attention within each row, from `q` `[N, heads, D]`, `k` and `v` `[N, kv_heads, D]` to
+    /// Causal attention within each row (flash-attn: `flash_attn_varlen_func` with `cu_seqlens`), from `q` `[N, heads, D]`, `k` and `v` `[N, kv_heads, D]` to
     /// `[N, heads * D]`.
     pub fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, mask: &MaskKind) -> Tensor {
         let attended: Vec<Tensor> = self

@@ -58,12 +58,12 @@ impl CausalLm {
     }
 
     /// The same weights without gradients, in the memory layout that is fastest for decoding. While both
-    /// models exist, relaid matrices take their memory twice.
+    /// models exist, column-major matrices take their memory twice.
     ///
     /// Weights that already have the layout are shared with this model, and on devices other than the CPU all
     /// weights are.
     pub fn for_decoding(&self) -> Result<Self, Error> {
-        let relaid = self.device() == tch::Device::Cpu;
+        let is_on_cpu = self.device() == tch::Device::Cpu;
         let (config, model_parallel) = (self.config().clone(), self.decoder.model_parallel());
         let decoder =
             Decoder::build(config, decoder::HeadKind::Vocabulary, model_parallel, &mut |request| {
@@ -73,7 +73,7 @@ impl CausalLm {
                 let mut same_name =
                     self.parameters().iter().filter(|parameter| parameter.name == request.name);
                 let tensor = same_name.next().expect("both have the same parameters").tensor.detach();
-                Ok(if relaid && request.is_linear_weight {
+                Ok(if is_on_cpu && request.is_linear_weight {
                     no_grad(|| to_column_major(&tensor))
                 } else {
                     tensor

@@ -237,7 +237,7 @@ impl Segmented for Decoder {
                         batch,
                         local_batch,
                     ),
-                    distinct_rows_per_rank: true,
+                    tokens_differ_per_expert_rank: true,
                 };
                 let mut attention_fn = |attention: &Attention, qkv: &[Tensor; 3]| {
                     self.model_parallel.attend(batch, local_batch, attention, qkv)

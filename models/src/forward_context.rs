@@ -14,5 +14,5 @@ pub struct ForwardContext {
     /// The load-balancing auxiliary loss, in training.
     pub aux_loss: Option<LoadBalancingLoss>,
     /// Whether the ranks of an expert-parallel group have different rows, as in training.
-    pub distinct_rows_per_rank: bool,
+    pub tokens_differ_per_expert_rank: bool,
 }

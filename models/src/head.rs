@@ -26,7 +26,7 @@ use tch::{Kind, Tensor, no_grad};
 use crate::Error;
 use crate::layer::{onednn_linear, use_onednn};
 use crate::model_parallel::needs_grad;
-use crate::tensor_parallel_region::RowPartition;
+use crate::tensor_parallel_region::TokenPartition;
 use crate::vocab_parallel::{MaskedIds, VocabShard};
 
 /// The number of logits held at once: 4 MiB in fp32, which fits into the cache of one core.
@@ -119,9 +119,9 @@ impl<'a> Head<'a> {
     }
 
     /// The split of the rows over the sequence-parallel group, if a gradient is needed.
-    fn row_partition(&self, hidden: &Tensor) -> Option<RowPartition> {
+    fn row_partition(&self, hidden: &Tensor) -> Option<TokenPartition> {
         let group = self.sequence_group.filter(|_| self.requires_grad(hidden))?;
-        Some(RowPartition(vec![Arc::clone(group)]))
+        Some(TokenPartition(vec![Arc::clone(group)]))
     }
 
     /// The head without its autograd graph, for a backward pass that outlives the borrow.

@@ -144,7 +144,7 @@ impl<'a> ModuleBuilder<'a> {
         is_linear_weight: bool,
         placement: &WeightPlacement,
     ) -> Result<Tensor, Error> {
-        let partial_grad = matches!(placement, WeightPlacement::Partial);
+        let partial_grad = matches!(placement, WeightPlacement::ReplicatePartialGrad);
         let placement = match (placement, self.group()) {
             (WeightPlacement::Shard(spec), Some(group)) => {
                 Placement::Shard { spec: spec.clone(), group: Arc::clone(group) }
@@ -315,9 +315,9 @@ impl<'a> ModuleBuilder<'a> {
 
 /// Whether [`onednn_linear`] is the fastest way to compute `x W^T`.
 pub(crate) fn use_onednn(x: &Tensor, weight: &Tensor) -> bool {
-    let relaid = weight.tr().is_contiguous() && !weight.is_contiguous();
+    let is_column_major = weight.tr().is_contiguous() && !weight.is_contiguous();
     let plain = x.kind() == Kind::Float && x.device() == tch::Device::Cpu && !x.requires_grad();
-    relaid && plain && ROWS_OF_ONEDNN.contains(&x.size()[0])
+    is_column_major && plain && ROWS_OF_ONEDNN.contains(&x.size()[0])
 }
 
 /// Computes `x W^T + b` with oneDNN, without an autograd graph, from `x` `[N, in]` and `weight` `[out, in]`
@@ -450,9 +450,13 @@ mod tests {
         tch::manual_seed(3);
         let random = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu));
         let (weight, bias) = (random(&[70, 48]), random(&[70]));
-        let relaid = to_column_major(&weight);
-        assert_eq!(relaid, weight);
-        assert_eq!(to_column_major(&relaid).data_ptr(), relaid.data_ptr(), "what is laid out so is shared");
+        let column_major = to_column_major(&weight);
+        assert_eq!(column_major, weight);
+        assert_eq!(
+            to_column_major(&column_major).data_ptr(),
+            column_major.data_ptr(),
+            "what is laid out so is shared"
+        );
         for rows in [1, 16, 33, 300] {
             // Columns of a wider tensor: rows need not be contiguous.
             let x = random(&[rows, 100]).narrow(1, 5, 48);
@@ -461,8 +465,8 @@ mod tests {
                 bias: Some(bias.shallow_clone()),
                 is_conv1d: false,
             };
-            assert_eq!(use_onednn(&x, &relaid), rows == 16 || rows == 33);
-            let (plain, fast) = (linear(&weight).forward(&x), linear(&relaid).forward(&x));
+            assert_eq!(use_onednn(&x, &column_major), rows == 16 || rows == 33);
+            let (plain, fast) = (linear(&weight).forward(&x), linear(&column_major).forward(&x));
             assert!(plain.allclose(&fast, 1e-5, 1e-5, false), "{rows} rows");
         }
     }

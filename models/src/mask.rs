@@ -37,11 +37,11 @@ impl MaskKind {
     /// The bias of a key at `distance` (key position minus query position) `[..., queries, keys]`. The result
     /// has an additional head dimension before the last two.
     pub fn bias_at_distance(&self, distance: &Tensor) -> Tensor {
-        let mut unseen = distance.gt(0.0);
+        let mut masked = distance.gt(0.0);
         if let Some(window) = self.window {
-            unseen = unseen.logical_or(&distance.le(-window as f64));
+            masked = masked.logical_or(&distance.le(-window as f64));
         }
-        let price = match &self.alibi {
+        let bias = match &self.alibi {
             Some(Alibi { heads, local_heads }) => {
                 let slopes = &alibi_slopes(*heads)[local_heads.start as usize..local_heads.end as usize];
                 let slopes = upload(slopes, distance.device());
@@ -49,7 +49,7 @@ impl MaskKind {
             }
             None => distance.zeros_like().unsqueeze(-3),
         };
-        price.masked_fill(&unseen.unsqueeze(-3), f64::NEG_INFINITY)
+        bias.masked_fill(&masked.unsqueeze(-3), f64::NEG_INFINITY)
     }
 }
 

@@ -115,7 +115,7 @@ impl ModelParallel {
 
     /// The placement of a parameter outside the tensor-parallel layers.
     pub(crate) fn non_parallel_placement(&self) -> WeightPlacement {
-        if self.is_megatron_sp() { WeightPlacement::Partial } else { WeightPlacement::Replicate }
+        if self.is_megatron_sp() { WeightPlacement::ReplicatePartialGrad } else { WeightPlacement::Replicate }
     }
 
     /// Returns an error if the sequence-parallel mode does not support this attention.
@@ -150,7 +150,7 @@ pub enum WeightPlacement {
     Replicate,
     /// Replicated, with a partial gradient: every rank holds the full weight and applies it to different
     /// work, so the gradients are summed over the ranks.
-    Partial,
+    ReplicatePartialGrad,
     /// Every rank holds one shard.
     Shard(ShardSpec),
 }
@@ -206,7 +206,7 @@ impl HeadPartition {
             query_heads: queries.ranges(rank)[0].clone(),
             kv_heads: shared..shared + 1,
             query_placement: WeightPlacement::Shard(queries.with_block_size(dim)),
-            kv_placement: WeightPlacement::Partial,
+            kv_placement: WeightPlacement::ReplicatePartialGrad,
         })
     }
 

@@ -24,7 +24,7 @@ use crate::architecture::{self, Architecture};
 use crate::forward_context::ForwardContext;
 use crate::layer::{Linear, ModuleBuilder};
 use crate::mlp::Mlp;
-use crate::tensor_parallel_region::RowPartition;
+use crate::tensor_parallel_region::TokenPartition;
 
 /// A mixture-of-experts layer.
 #[derive(Debug)]
@@ -146,11 +146,11 @@ impl MoeLayer {
         topk_indices: &Tensor,
         ctx: &ForwardContext,
     ) -> Result<Tensor, parallel::Error> {
-        let Some(group) = self.placement.group.as_ref().filter(|_| !ctx.distinct_rows_per_rank) else {
+        let Some(group) = self.placement.group.as_ref().filter(|_| !ctx.tokens_differ_per_expert_rank) else {
             return self.forward_local_tokens(x, topk_weights, topk_indices);
         };
         // All ranks have the same tokens, so each rank handles a range of them.
-        let (row_partition, rows) = (RowPartition(vec![Arc::clone(group)]), x.size()[0]);
+        let (row_partition, rows) = (TokenPartition(vec![Arc::clone(group)]), x.size()[0]);
         let range = row_partition.local_range(rows);
         let local_rows = |x: &Tensor| x.narrow(0, range.start, range.end - range.start);
         row_partition.gather_rows(
@@ -221,7 +221,7 @@ impl ExpertPlacement {
         self.spec.ranges(self.group.as_ref().map_or(0, |group| group.rank()))[0].clone()
     }
 
-    /// Sends rows to the ranks of their experts, runs `expert_fn` there, and returns the results in the
+    /// The token dispatcher of expert parallelism: sends rows to the ranks of their experts by all-to-all, runs `expert_fn` there, and returns the results in the
     /// original order. `rows` are sorted by expert, and `counts` has the number of rows for each of all
     /// experts. `expert_fn` receives the rows of this rank's experts, sorted by expert, and their counts.
     /// Megatron: `MoEAlltoAllTokenDispatcher`, `token_permutation` and `token_unpermutation`.

@@ -91,8 +91,8 @@ impl Rotary {
         if dim == head_dim {
             return self.rotate(x, dim);
         }
-        let turned = self.rotate(&x.narrow(2, 0, dim), dim);
-        Tensor::cat(&[turned, x.narrow(2, dim, head_dim - dim)], 2)
+        let rotated = self.rotate(&x.narrow(2, 0, dim), dim);
+        Tensor::cat(&[rotated, x.narrow(2, dim, head_dim - dim)], 2)
     }
 
     /// Computes `x cos + (x2, x1) (-sin, sin)`.
@@ -475,8 +475,8 @@ mod tests {
         // 0.1.
         let rope = Rope { theta: 100.0, dim: 4, scaling: Scaling::None };
         let rotary = rope.rotary(&Tensor::from_slice(&[1_i64]), &[1], &[2], Kind::Float);
-        let turned = rotary.apply(&Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0]).view([1, 1, 4]));
-        let got = Vec::<f32>::try_from(turned.view([4])).unwrap();
+        let rotated = rotary.apply(&Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0]).view([1, 1, 4]));
+        let got = Vec::<f32>::try_from(rotated.view([4])).unwrap();
         let (c1, s1, c2, s2) = (1f32.cos(), 1f32.sin(), 0.1f32.cos(), 0.1f32.sin());
         let expected = [c1 - 3.0 * s1, 2.0 * c2 - 4.0 * s2, 3.0 * c1 + s1, 4.0 * c2 + 2.0 * s2];
         assert!(got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{got:?} {expected:?}");

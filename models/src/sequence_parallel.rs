@@ -1,6 +1,7 @@
 //! Training with the tokens of a batch split over ranks: Megatron sequence parallelism (Korthikanti et al.
 //! 2022, arXiv 2205.05198), Ulysses (Jacobs et al. 2023, arXiv 2309.14509) and ring attention (Liu et al.
-//! 2023, arXiv 2310.01889).
+//! 2023, arXiv 2310.01889). Where hidden states enter and leave the tensor-parallel region of Megatron is in
+//! [`tensor_parallel_region`](crate::tensor_parallel_region).
 
 use std::sync::Arc;
 
@@ -14,17 +15,17 @@ use crate::batch::{Batch, LocalBatch};
 use crate::load_balancing::LoadBalancingLoss;
 use crate::mask::{Alibi, MaskKind};
 use crate::model_parallel::{ModelParallel, SequenceParallel, needs_grad};
-use crate::tensor_parallel_region::{RowPartition, TensorParallelRegion, pad_rows};
+use crate::tensor_parallel_region::{TensorParallelRegion, TokenPartition, pad_rows};
 
 impl ModelParallel {
     /// The ranks that hold the same final hidden states in a training pass. The head's rows are split over
     /// these ranks instead of being computed on each. Every rank then has a partial gradient, and the sum
     /// over the ranks is the full gradient.
-    pub(crate) fn row_partition(&self, hidden: &Tensor) -> Option<RowPartition> {
+    pub(crate) fn row_partition(&self, hidden: &Tensor) -> Option<TokenPartition> {
         let groups: Vec<Arc<ProcessGroup>> =
             self.sequence_group().into_iter().chain(&self.tensor_parallel).cloned().collect();
         let is_split = needs_grad(hidden) && !groups.is_empty();
-        is_split.then_some(RowPartition(groups))
+        is_split.then_some(TokenPartition(groups))
     }
 
     /// The load-balancing auxiliary loss over the tokens that this rank routes, with the model's coefficient

@@ -74,9 +74,9 @@ impl TensorParallelRegion {
 /// A split of rows (of the head, or of an expert layer) over groups whose ranks all hold the same hidden
 /// states: each rank computes its range of rows.
 #[derive(Clone, Debug)]
-pub(crate) struct RowPartition(pub(crate) Vec<Arc<ProcessGroup>>);
+pub(crate) struct TokenPartition(pub(crate) Vec<Arc<ProcessGroup>>);
 
-impl RowPartition {
+impl TokenPartition {
     /// The range of rows that this rank computes, out of `rows`.
     pub(crate) fn local_range(&self, rows: i64) -> Range<i64> {
         self.0.iter().fold(0..rows, |range, group| {

@@ -15,7 +15,7 @@ use models::causal_lm::{CausalLm, LoadOptions};
 use models::head;
 use models::model_parallel::ModelParallel;
 use models::scalar_model::ScalarModel;
-use parallel::{Segmented, Tape};
+use parallel::{ForwardPass, Segmented};
 use tch::{Device, Kind, Tensor};
 
 const MODELS: [&str; 25] = [
@@ -176,9 +176,9 @@ fn segments_give_the_gradients_of_the_whole_graph() {
             model.parameters().iter().map(|parameter| parameter.tensor.grad().copy()).collect();
         for checkpoint in [false, true] {
             let mut got: Vec<Tensor> = expected.iter().map(Tensor::zeros_like).collect();
-            let tape = Tape::forward(&model, &batch, checkpoint).unwrap();
-            let loss = loss_of(tape.hidden());
-            tape.backward(&loss, &mut |index, grad| got[index] += grad).unwrap();
+            let forward = ForwardPass::run(&model, &batch, checkpoint).unwrap();
+            let loss = loss_of(forward.hidden());
+            forward.backward(&loss, &mut |index, grad| got[index] += grad).unwrap();
             for ((parameter, got), expected) in model.parameters().iter().zip(&got).zip(&expected) {
                 let difference = difference(got, expected);
                 assert!(difference < 1e-6, "{name} {}: {difference}", parameter.name);
@@ -279,18 +279,18 @@ fn the_load_balancing_loss_is_that_of_transformers() {
     let row = golden("qwen2-moe").rows[1].clone();
     let mut batch = batch(std::slice::from_ref(&row));
     batch.aux_loss_divisor = row.len() as f64;
-    let tape = Tape::forward(&model, &batch, true).unwrap();
+    let forward = ForwardPass::run(&model, &batch, true).unwrap();
     let predicted = row.len() as i64 - 1;
     let targets = Tensor::from_slice(&row[1..]);
     let loss =
-        head::cross_entropy(&tape.hidden().narrow(0, 0, predicted), model.head(), &targets, None).unwrap();
+        head::cross_entropy(&forward.hidden().narrow(0, 0, predicted), model.head(), &targets, None).unwrap();
     let mut found = None;
     let mut deliver = |index: usize, grad: Tensor| {
         if model.parameters()[index].name.ends_with("mlp.gate.weight") {
             found = Some(grad);
         }
     };
-    let _ = tape.backward(&(loss / predicted as f64), &mut deliver).unwrap();
+    let _ = forward.backward(&(loss / predicted as f64), &mut deliver).unwrap();
     let found = found.unwrap();
     for (index, wanted) in wanted.into_iter().enumerate() {
         assert!((found.double_value(&[0, index as i64]) - wanted).abs() < 1e-6, "{found}");

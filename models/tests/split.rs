@@ -26,7 +26,7 @@ use parallel::pipeline::{self, ScheduleKind};
 use parallel::rendezvous::open_store;
 use parallel::safetensors_file::TensorFile;
 use parallel::{
-    Axis, Mesh, Parameter, Placement, ProcessGroups, RankInfo, Segmented, Tape, Transport, World,
+    Axis, ForwardPass, Mesh, Parameter, Placement, ProcessGroups, RankInfo, Segmented, Transport, World,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -151,18 +151,20 @@ fn outcome(model: &CausalLm, activation_checkpointing: bool) -> Outcome {
     let hidden = model.forward_no_grad(&batch).unwrap();
     let logits = flat(&tch::no_grad(|| model.head().logits(&hidden)).unwrap());
     let best = flat(&head::argmax(&hidden, model.head()).unwrap());
-    let tape = Tape::forward(model, &batch, activation_checkpointing).unwrap();
-    let cross_entropy = head::cross_entropy(tape.hidden(), model.head(), &targets, Some(&weights)).unwrap();
-    let found = head::logprobs(tape.hidden(), model.head(), &targets, 0.7).unwrap();
+    let forward = ForwardPass::run(model, &batch, activation_checkpointing).unwrap();
+    let cross_entropy =
+        head::cross_entropy(forward.hidden(), model.head(), &targets, Some(&weights)).unwrap();
+    let found = head::logprobs(forward.hidden(), model.head(), &targets, 0.7).unwrap();
     let weighted = |x: &Tensor| (x * &weights).sum(Kind::Float);
     let loss = &cross_entropy + weighted(&found.logprobs) * 0.3 - weighted(&found.entropy) * 0.2;
     let mut numbers = vec![cross_entropy.double_value(&[]), loss.double_value(&[])];
     numbers.extend(best.iter().map(|&id| f64::from(id)));
     let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
-    tape.backward(&loss, &mut |index, grad| {
-        add(&mut sums[index], grad);
-    })
-    .unwrap();
+    forward
+        .backward(&loss, &mut |index, grad| {
+            add(&mut sums[index], grad);
+        })
+        .unwrap();
     let gradients = model
         .parameters()
         .iter()
@@ -360,14 +362,15 @@ fn step_with_experts(model: &CausalLm, groups: &ProcessGroups) -> (f64, Vec<(Str
     batch.aux_loss_divisor = 1.0;
     let ids: Vec<i64> = local_rows.concat();
     let targets: Vec<i64> = ids.iter().map(|id| id * 5 % 47).collect();
-    let tape = Tape::forward(model, &batch, groups.expert_parallel().size() == 2).unwrap();
-    let hidden = tape.hidden().narrow(0, 0, ids.len() as i64);
+    let forward = ForwardPass::run(model, &batch, groups.expert_parallel().size() == 2).unwrap();
+    let hidden = forward.hidden().narrow(0, 0, ids.len() as i64);
     let loss = head::cross_entropy(&hidden, model.head(), &Tensor::from_slice(&targets), None).unwrap();
     let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
-    tape.backward(&loss, &mut |index, grad| {
-        add(&mut sums[index], grad);
-    })
-    .unwrap();
+    forward
+        .backward(&loss, &mut |index, grad| {
+            add(&mut sums[index], grad);
+        })
+        .unwrap();
     let gradients = model.parameters().iter().zip(sums).map(|(parameter, grad)| {
         let grad = grad.unwrap_or_else(|| panic!("{} has no gradient", parameter.name)).contiguous();
         let sharers =
@@ -429,7 +432,7 @@ fn ranks_with_different_experts_have_the_gradients_and_replies_of_the_whole() {
 }
 
 #[test]
-fn tokens_that_travel_to_their_experts_send_as_much_as_the_formula_says() {
+fn the_bytes_of_expert_parallel_all_to_all_match_the_formula() {
     // Every token takes all four experts, of which two are on the other rank.
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
@@ -446,10 +449,10 @@ fn tokens_that_travel_to_their_experts_send_as_much_as_the_formula_says() {
         let model = CausalLm::load(folder.path(), &options(Some(&model_parallel))).unwrap();
         let batch = Batch::new(&[ROWS[rank]], Device::Cpu);
         let before = expert.sent_bytes();
-        let tape = Tape::forward(&model, &batch, false).unwrap();
+        let forward = ForwardPass::run(&model, &batch, false).unwrap();
         let targets = Tensor::zeros([batch.num_tokens()], (Kind::Int64, Device::Cpu));
-        let loss = head::cross_entropy(tape.hidden(), model.head(), &targets, None).unwrap();
-        tape.backward(&loss, &mut |_, _| ()).unwrap();
+        let loss = head::cross_entropy(forward.hidden(), model.head(), &targets, None).unwrap();
+        forward.backward(&loss, &mut |_, _| ()).unwrap();
         // In each of two layers: the counts of four experts, gathered; rows of width 24 to the experts and
         // back, forward and backward: this rank's own tokens go and their gradients come back, and the other
         // way round for those of the other rank.
@@ -530,15 +533,16 @@ fn layers_of_several_ranks_are_saved_as_one_model() {
 fn ranks_with_different_tokens_train_the_score_of_the_whole() {
     let gradients = |model: &ScalarModel| {
         let batch = Batch::new(&ROWS, Device::Cpu);
-        let tape = Tape::forward(model, &batch, false).unwrap();
-        let last = tape.hidden().index_select(0, &Tensor::from_slice(&batch.last_indices()));
+        let forward = ForwardPass::run(model, &batch, false).unwrap();
+        let last = forward.hidden().index_select(0, &Tensor::from_slice(&batch.last_indices()));
         let values = model.values(&last).unwrap();
         let loss = (&values * Tensor::from_slice(&[0.3f32, -1.0, 2.0])).sum(Kind::Float);
         let mut found = vec![flat(&values)];
-        tape.backward(&loss, &mut |index, grad| {
-            found.push(full_grad(&model.parameters()[index], &grad, model.decoder().model_parallel()));
-        })
-        .unwrap();
+        forward
+            .backward(&loss, &mut |index, grad| {
+                found.push(full_grad(&model.parameters()[index], &grad, model.decoder().model_parallel()));
+            })
+            .unwrap();
         found
     };
     for name in ["llama-score", "gpt2-score", "opt-score"] {
@@ -645,10 +649,10 @@ fn sent(mesh: [usize; 2], way: impl Fn(&ProcessGroups) -> ModelParallel + Sync) 
         let batch = Batch::new(&ROWS, Device::Cpu);
         let bytes = || groups.tensor_parallel().sent_bytes() + groups.sequence_parallel().sent_bytes();
         let before = bytes();
-        let tape = Tape::forward(&model, &batch, false).unwrap();
+        let forward = ForwardPass::run(&model, &batch, false).unwrap();
         let targets = Tensor::zeros([12], (Kind::Int64, Device::Cpu));
-        let loss = head::cross_entropy(tape.hidden(), model.head(), &targets, None).unwrap();
-        tape.backward(&loss, &mut |_, _| ()).unwrap();
+        let loss = head::cross_entropy(forward.hidden(), model.head(), &targets, None).unwrap();
+        forward.backward(&loss, &mut |_, _| ()).unwrap();
         bytes() - before
     })
 }

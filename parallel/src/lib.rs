@@ -22,7 +22,7 @@ pub use mesh::{Axis, Mesh};
 pub use parallel_sys::{Error as SysError, autograd, c10d, dispatch, memory, process, runtime};
 pub use parameter::{Parameter, Placement, ShardSpec};
 pub use pipeline::PipelineStages;
-pub use segment::{Segmented, Tape};
+pub use segment::{ForwardPass, Segmented};
 pub use world::{LocalRank, ProcessGroups, RankInfo, Transport, World};
 
 /// An error of the distributed runtime.

@@ -39,13 +39,16 @@ pub fn reduce_from_region(x: &Tensor, group: &Arc<ProcessGroup>) -> Result<Tenso
 
 /// Concatenates the `[.., n, ..]` tensors of all ranks to `[.., n P, ..]` along `dim`, for a region where
 /// every rank does the same computation with the result.
+/// Megatron: `gather_from_tensor_model_parallel_region`.
 pub fn gather_from_region(x: &Tensor, dim: i64, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
     collective_with_backward(x, group, all_gathered(group, x, dim), move |group, grad| {
         Ok(local_chunk(group, grad, dim))
     })
 }
 
-/// Like [`gather_from_region`], for a region where every rank does a different computation with the result.
+/// Like [`gather_from_region`], for a region where every rank does a different computation with the result, as
+/// in sequence parallelism.
+/// Megatron: `gather_from_sequence_parallel_region`.
 pub fn gather_from_sequence_region(x: &Tensor, dim: i64, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
     collective_with_backward(x, group, all_gathered(group, x, dim), move |group, grad| {
         reduce_scattered(group, grad, dim)
@@ -53,7 +56,8 @@ pub fn gather_from_sequence_region(x: &Tensor, dim: i64, group: &Arc<ProcessGrou
 }
 
 /// Sums the `[.., n P, ..]` tensors of all ranks and returns this rank's `[.., n, ..]` chunk of the sum along
-/// `dim`.
+/// `dim`, as in sequence parallelism.
+/// Megatron: `reduce_scatter_to_sequence_parallel_region`.
 pub fn reduce_scatter_to_sequence_region(
     x: &Tensor,
     dim: i64,

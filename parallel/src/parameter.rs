@@ -204,6 +204,7 @@ pub struct Parameter {
     pub placement: Placement,
     /// Whether the local gradient is a partial sum that must be all-reduced over the tensor-parallel group:
     /// every rank of the group holds the full values and uses them in a different part of the computation.
+    /// DTensor: `Partial` (of the gradient); Megatron: the parameter attribute `sequence_parallel`.
     pub partial_grad: bool,
     /// Whether this is an expert parameter: the other ranks of the expert-parallel group hold other
     /// parameters in its place.

@@ -71,7 +71,7 @@ enum SavedSegment {
 }
 
 /// A forward pass that can be run backward once.
-pub struct Tape<'a, M: Segmented> {
+pub struct ForwardPass<'a, M: Segmented> {
     model: &'a M,
     context: &'a M::Context,
     first: usize,
@@ -79,18 +79,14 @@ pub struct Tape<'a, M: Segmented> {
     hidden: Tensor,
 }
 
-impl<'a, M: Segmented> Tape<'a, M> {
+impl<'a, M: Segmented> ForwardPass<'a, M> {
     /// Runs the network forward. With `activation_checkpointing`, only the inputs of the segments are kept.
-    pub fn forward(
-        model: &'a M,
-        context: &'a M::Context,
-        activation_checkpointing: bool,
-    ) -> Result<Self, Error> {
-        Self::forward_segments(model, context, 0..model.num_segments(), None, activation_checkpointing)
+    pub fn run(model: &'a M, context: &'a M::Context, activation_checkpointing: bool) -> Result<Self, Error> {
+        Self::run_segments(model, context, 0..model.num_segments(), None, activation_checkpointing)
     }
 
     /// Runs some segments forward from `input`, the output of the segment before them.
-    pub fn forward_segments(
+    pub fn run_segments(
         model: &'a M,
         context: &'a M::Context,
         segments: Range<usize>,
@@ -271,9 +267,9 @@ mod tests {
         let model = Chain::new();
         let context = Tensor::from_slice(&[7.0]);
         let mut grads = vec![0.0; 3];
-        let tape = Tape::forward(&model, &context, activation_checkpointing).unwrap();
-        let loss = (tape.hidden() * &model.parameters[0].tensor).sum(Kind::Double);
-        tape.backward(&loss, &mut |index, grad| grads[index] += grad.double_value(&[0])).unwrap();
+        let forward = ForwardPass::run(&model, &context, activation_checkpointing).unwrap();
+        let loss = (forward.hidden() * &model.parameters[0].tensor).sum(Kind::Double);
+        forward.backward(&loss, &mut |index, grad| grads[index] += grad.double_value(&[0])).unwrap();
         (grads, model.forwards.get())
     }
 
@@ -290,10 +286,10 @@ mod tests {
         let model = Chain::new();
         let _ = model.parameters[1].tensor.shallow_clone().set_requires_grad(false);
         let context = Tensor::from_slice(&[7.0]);
-        let tape = Tape::forward(&model, &context, false).unwrap();
-        let loss = tape.hidden().sum(Kind::Double);
+        let forward = ForwardPass::run(&model, &context, false).unwrap();
+        let loss = forward.hidden().sum(Kind::Double);
         let mut seen = Vec::new();
-        tape.backward(&loss, &mut |index, _| seen.push(index)).unwrap();
+        forward.backward(&loss, &mut |index, _| seen.push(index)).unwrap();
         assert_eq!(seen, [2, 0]);
     }
 }

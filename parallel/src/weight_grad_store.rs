@@ -14,7 +14,8 @@ use tch::{Tensor, no_grad};
 
 use crate::{Error, Parameter};
 
-/// The deferred weight gradients.
+/// The deferred weight gradients (wgrad).
+/// Zero-bubble pipelines: `WeightGradStore`; Transformer Engine: `delay_wgrad_compute`.
 #[derive(Clone, Default)]
 pub struct WeightGradStore(Arc<Mutex<Vec<DeferredWeightGrad>>>);
 

@@ -2,7 +2,7 @@
 //! (GAE), without one by comparing the replies to the same prompt.
 //!
 //! ```text
-//!   S slots: the N tokens of the replies, plus one after the end of each reply whose score is paid there
+//!   S slots: the N tokens of the replies, plus one after the end of each reply whose score is added there
 //!
 //!   r_t = -kl_coef KL_t + [t = slot of the score] score
 //!   delta_t = r_t + gamma V_{t+1} - V_t,    V after the last slot = 0
@@ -52,7 +52,8 @@ impl AdvantageEstimator {
     }
 }
 
-/// The slot in which the score of a reply is paid. A slot is a position with a value and a reward.
+/// The slot to whose reward the score of a reply is added (the terminal or EOS reward). A slot is a position with
+/// a value and a reward: each token of the reply, and perhaps one more after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScoreSlot {
@@ -87,7 +88,7 @@ pub struct TokenRewards {
 /// Combines the per-token KL penalty and the score of the full reply into one reward per slot.
 ///
 /// `kl` `[N]`, `scores` `[B]`, `lengths` `[B]` (tokens of each reply), `score_slots` `[B]`. Refuses numbers
-/// that are not finite, and replies without a token, because their score could not be paid.
+/// that are not finite, and replies without a token, because their score has no token to be added to.
 pub fn token_rewards(
     kl: &Tensor,
     scores: &Tensor,

@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_setting_that_cannot_be_is_named() {
+    fn invalid_settings_are_named() {
         assert!(PpoConfig::default().check().is_ok());
         let cases = [
             (PpoConfig { iterations: 3, critic_warmup: 3, ..PpoConfig::default() }, "iterations"),

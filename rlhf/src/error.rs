@@ -121,8 +121,10 @@ pub enum Error {
         /// The value.
         value: f64,
     },
-    /// A reply without a token at which its score could be paid.
-    #[error("reply {row} has no token of the policy, so its score cannot be paid; drop it before the update")]
+    /// A reply without a token to whose reward its score could be added.
+    #[error(
+        "reply {row} has no token of the policy, so its score has no reward to be added to; drop it before the update"
+    )]
     EmptyReply {
         /// The index of the reply in the rollout.
         row: usize,

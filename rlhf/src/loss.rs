@@ -26,12 +26,12 @@ use tch::{Kind, Tensor};
 
 use crate::{Error, check};
 
-/// Computes the summed reward-model loss of pairs.
+/// Computes the summed reward-model loss of pairs (Bradley-Terry), with an optional margin and reward centering.
 ///
 /// `chosen`, `rejected` and `margin` are `[B]`. `centering` is the weight of the squared sum of the two
 /// scores (0.01 is usual, 0 is off). The loss is finite for any finite scores, because the stable form of log
 /// sigmoid is linear for large differences.
-/// OpenRLHF: `PairWiseLoss`.
+/// OpenRLHF: `PairWiseLoss`; TRL: `RewardTrainer`, `margin`, `center_rewards_coefficient`.
 pub fn pairwise_reward_loss(
     chosen: &Tensor,
     rejected: &Tensor,

@@ -28,6 +28,7 @@
 
 mod critic;
 mod metrics;
+mod ptx;
 mod trajectory;
 
 use std::ops::ControlFlow;
@@ -49,6 +50,7 @@ use tch::Device;
 
 use self::critic::Critic;
 use self::metrics::{UpdateStats, push_rollout_metrics};
+use self::ptx::Ptx;
 use self::trajectory::{Trajectory, collate, flatten, num_tokens, trajectories};
 use crate::advantage::{self, Advantages};
 use crate::config::PpoConfig;
@@ -59,9 +61,8 @@ use crate::rollout::{Experience, PpoModels};
 use crate::run::StageRun;
 use crate::score::ScoreShaping;
 use crate::sft::Sft;
-use crate::trainer::Objective;
 use crate::whiten::whiten;
-use crate::{Error, check, trainer};
+use crate::{Error, check};
 
 /// The name of the critic folder inside a checkpoint.
 pub const CRITIC_FOLDER: &str = "critic";
@@ -91,8 +92,8 @@ pub struct Ppo<'a> {
     groups: Arc<ProcessGroups>,
     controller: KlController,
     prompts: Sampler,
-    /// The language-modelling term and the sampler of its rows. `None` when `ptx_coef` is 0.
-    ptx: Option<(Sft<'a>, Sampler)>,
+    /// The ptx term. `None` when `ptx_coef` is 0.
+    ptx: Option<Ptx<'a>>,
     seed: u64,
     /// The hash of the prompts and the rows of the language-modelling term.
     content_hash: String,
@@ -133,7 +134,7 @@ impl<'a> Ppo<'a> {
             config.advantage_estimator.has_critic(),
             "there is a critic exactly for GAE"
         );
-        assert!(!models.rewards.is_empty(), "PPO needs a reward model");
+        assert!(!models.reward_models.is_empty(), "PPO needs a reward model");
         if data.prompts.is_empty() {
             return Err(Error::NoRows { stage: "ppo", fix: "check [data] train and max_length" });
         }
@@ -161,7 +162,8 @@ impl<'a> Ppo<'a> {
             prompts: Sampler::new(data.prompts.len(), seed, data.shuffle)?,
             ptx: if config.ptx_coef > 0.0 {
                 let objective = Sft::new(models.policy, data.ptx, &[], None)?;
-                Some((objective, Sampler::new(data.ptx.len(), seed, data.shuffle)?))
+                let sampler = Sampler::new(data.ptx.len(), seed, data.shuffle)?;
+                Some(Ptx { objective, sampler, coef: config.ptx_coef })
             } else {
                 None
             },
@@ -200,7 +202,7 @@ impl<'a> Ppo<'a> {
 
             // 2. Advantages: every rank computes them from all replies, because whitening and the KL
             // controller need the statistics of the full rollout.
-            let experiences = self.groups.expert_data_parallel().all_gather_object(experiences)?;
+            let experiences = self.groups.model_replicas().all_gather_object(experiences)?;
             let (trajectories, mut metrics) = self.compute_advantages(&experiences)?;
             let scored_seconds = started.elapsed().as_secs_f64() - rollout_seconds;
 
@@ -241,7 +243,7 @@ impl<'a> Ppo<'a> {
         let state = State {
             iteration,
             prompts: self.prompts.state(),
-            ptx: self.ptx.as_ref().map(|(_, sampler)| sampler.state()),
+            ptx: self.ptx.as_ref().map(|ptx| ptx.sampler.state()),
             controller: self.controller,
             content_hash: Some(self.content_hash.clone()),
             total_steps: Some(self.config.iterations),
@@ -262,10 +264,10 @@ impl<'a> Ppo<'a> {
             self.policy_engine.next_lr_of(self.config.policy_steps(iterations))
         })?;
         self.prompts = Sampler::resume(self.data.prompts.len(), state.prompts)?;
-        if let Some((_, sampler)) = &mut self.ptx {
-            let problem = "its state has no order of the ptx rows: remove this checkpoint, and --resume continues from the previous one";
+        if let Some(ptx) = &mut self.ptx {
+            let problem = "its state.json has no sampler state for the ptx rows: remove this checkpoint, and --resume continues from the previous one";
             let missing = || Error::RunFolder { path: folder.to_owned(), problem: problem.to_owned() };
-            *sampler = Sampler::resume(self.data.ptx.len(), state.ptx.ok_or_else(missing)?)?;
+            ptx.sampler = Sampler::resume(self.data.ptx.len(), state.ptx.ok_or_else(missing)?)?;
         }
         self.controller = state.controller;
         Ok(state.iteration)
@@ -273,6 +275,7 @@ impl<'a> Ppo<'a> {
 
     /// Samples `samples_per_prompt` replies to each of the next `rollout_batch_size` prompts. Returns the
     /// replies of this rank's share of the prompts.
+    /// verl: `generate_sequences`; OpenRLHF, trlX: first half of `make_experience`.
     fn generate_rollout(&mut self, iteration: u64) -> Result<Vec<Experience>, Error> {
         let config = self.config;
         let rows = self.prompts.next_batch(config.rollout_batch_size);
@@ -287,7 +290,7 @@ impl<'a> Ppo<'a> {
         // Each weight replica generates the replies to one contiguous range of prompts. `request_offset` ties
         // the random draws to the global index of a request, so they do not depend on how the prompts are
         // split.
-        let share = self.groups.expert_data_parallel().shard_range(prompts.len());
+        let share = self.groups.model_replicas().shard_range(prompts.len());
         let prompts = &prompts[share.clone()];
 
         let options = GenerationOptions {
@@ -418,27 +421,18 @@ impl<'a> Ppo<'a> {
             ..PolicyClip::default()
         };
 
-        // This count covers the full mini-batch: every micro-batch on every rank divides its loss by it.
+        // The loss divisor (verl: batch_num_tokens). This count covers the full mini-batch: every micro-batch on
+        // every rank divides its loss by it.
         let tokens: usize = mini_batch.iter().map(|trajectory| trajectory.advantages.len()).sum();
         let micro_batches = self.policy_engine.split_micro_batches(mini_batch, micro_batch_size);
         let experience_batches = collate(&micro_batches, num_tokens(mini_batch), policy.device());
         let batches: Vec<&Batch> =
             experience_batches.iter().map(|experience_batch| &experience_batch.batch).collect();
-        let ptx = self.ptx.as_mut().map(|(objective, sampler)| {
-            let rows = sampler.next_batch(mini_batch.len());
-            let examples: Vec<_> = rows.into_iter().map(|row| objective.example(row)).collect();
-            let engine = &mut self.policy_engine;
-            (
-                &*objective,
-                trainer::collate_micro_batches(
-                    objective,
-                    &examples,
-                    config.ptx_coef,
-                    micro_batch_size,
-                    engine,
-                ),
-            )
-        });
+        // All rows of the step are split before its first micro-batch runs.
+        let ptx_micro_batches = self
+            .ptx
+            .as_mut()
+            .map(|ptx| ptx.next_micro_batches(mini_batch.len(), micro_batch_size, &mut self.policy_engine));
 
         updates.policy_loss += self.policy_engine.accumulate(policy, &batches, |index, hidden| {
             let (experience_batch, micro_batch) = (&experience_batches[index], micro_batches[index]);
@@ -457,11 +451,9 @@ impl<'a> Ppo<'a> {
             Ok::<_, Error>((policy_loss.loss + bonus) / tokens as f64)
         })?;
 
-        // The language-modelling term accumulates into the same gradients, with as many rows as the
-        // mini-batch has replies. The metric is its loss without the weight.
-        if let Some((objective, micro_batches)) = ptx {
-            let (loss, _) = trainer::accumulate(objective, &micro_batches, &mut self.policy_engine, &mut ())?;
-            updates.ptx_loss += loss / config.ptx_coef;
+        // The ptx loss accumulates into the same gradients, with as many rows as the mini-batch has replies.
+        if let (Some(ptx), Some(micro_batches)) = (&self.ptx, ptx_micro_batches) {
+            updates.ptx_loss += ptx.accumulate_ptx_loss(&micro_batches, &mut self.policy_engine)?;
         }
 
         let report = self.policy_engine.step()?;

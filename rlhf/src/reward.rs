@@ -177,14 +177,14 @@ pub fn evaluate(
     groups: &ProcessGroups,
 ) -> Result<PairScores, Error> {
     let mut scores = PairScores::default();
-    for pairs in groups.expert_data_parallel().round_robin(pairs.chunks(micro_batch_size)) {
+    for pairs in groups.model_replicas().round_robin(pairs.chunks(micro_batch_size)) {
         let pairs: Vec<&PreferenceRow> = pairs.iter().collect();
         let batch = collate(&pairs, model);
         let (chosen, rejected) =
             tch::no_grad(|| score_pairs(model, &batch, &model.forward_no_grad(&batch)?))?;
         scores.add(&chosen, &rejected)?;
     }
-    scores.all_gather(groups.expert_data_parallel())
+    scores.all_gather(groups.model_replicas())
 }
 
 /// Computes the score of each row at its last token, `[rows]`, fp32, without gradients.

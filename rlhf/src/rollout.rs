@@ -34,7 +34,7 @@ pub struct Experience {
     pub prompt_length: usize,
     /// Whether the reply ended with a stop token. If not, it was cut at a length limit.
     pub stopped: bool,
-    /// The slot in which the score is paid.
+    /// The slot to whose reward the score is added.
     pub score_slot: ScoreSlot,
     /// Log-probability of each token, from the sampler.
     pub sampler_logprobs: Vec<f32>,
@@ -45,7 +45,7 @@ pub struct Experience {
     /// Log-probability of each token, from the reference.
     pub reference_logprobs: Vec<f32>,
     /// Value before each token, from the critic at the time of the rollout; also after the last token if the
-    /// score is paid there. Empty without a critic.
+    /// score is added there. Empty without a critic.
     pub values: Vec<f32>,
     /// Sum of the scores that the reward models give the full reply.
     pub score: f32,
@@ -65,7 +65,7 @@ impl Experience {
         }
     }
 
-    /// Number of slots of reward and value: the tokens of the reply, plus one if the score is paid after
+    /// Number of slots of reward and value: the tokens of the reply, plus one if the score is added after
     /// them.
     pub fn num_slots(&self) -> usize {
         self.reply().len() + usize::from(self.score_slot == ScoreSlot::AfterEos)
@@ -86,7 +86,7 @@ pub struct PpoModels<'a> {
     /// The critic (value model): predicts the return from each token onwards. Group algorithms have none.
     pub critic: Option<&'a ScalarModel>,
     /// The reward models: each scores full replies, and the scores are added.
-    pub rewards: Vec<&'a ScalarModel>,
+    pub reward_models: Vec<&'a ScalarModel>,
 }
 
 impl PpoModels<'_> {
@@ -95,7 +95,7 @@ impl PpoModels<'_> {
         let policy = self.policy.config().vocab_size();
         let reference = std::iter::once(("reference", self.reference.config()));
         let critic = self.critic.iter().map(|critic| ("critic", critic.config()));
-        let rewards = self.rewards.iter().map(|reward| ("reward", reward.config()));
+        let rewards = self.reward_models.iter().map(|reward| ("reward", reward.config()));
         for (right, config) in reference.chain(critic).chain(rewards) {
             let right_size = config.vocab_size();
             if right_size != policy {
@@ -107,6 +107,7 @@ impl PpoModels<'_> {
 
     /// Fills in the numbers of all models, `micro_batch_size` replies at a time. Each model runs on all
     /// replies before the next model starts, so that only one of them has to be in memory.
+    /// verl: `compute_log_prob`, `compute_values`; OpenRLHF, trlX: second half of `make_experience`.
     pub fn score_rollout(
         &self,
         experiences: &mut [Experience],
@@ -148,7 +149,7 @@ impl PpoModels<'_> {
                 }
             }
 
-            for reward_model in &self.rewards {
+            for reward_model in &self.reward_models {
                 for micro_batch in &mut micro_batches {
                     let ids: Vec<&[i64]> =
                         micro_batch.iter().map(|experience| experience.ids.as_slice()).collect();
@@ -183,10 +184,10 @@ fn split_by_reply(flat: &Tensor, experiences: &[Experience]) -> std::vec::IntoIt
 /// The flat batch of some experiences, and the indices of the replies in it.
 pub(crate) struct ExperienceBatch {
     pub(crate) batch: Batch,
-    /// Index of the hidden state before each token of each reply, `[R]`.
-    positions: Tensor,
-    /// Index of the hidden state of each slot of each reply, `[S]`.
-    slot_positions: Tensor,
+    /// Index of the hidden state whose logits predict each token of each reply, `[R]`.
+    logit_indices: Tensor,
+    /// Index of the hidden state of each slot of each reply, from which the critic reads a value, `[S]`.
+    value_indices: Tensor,
     /// The tokens of the replies, `[R]`.
     targets: Tensor,
 }
@@ -198,14 +199,14 @@ impl ExperienceBatch {
 
     pub(crate) fn new(experiences: &[&Experience], device: Device) -> Self {
         let ids: Vec<&[i64]> = experiences.iter().map(|experience| experience.ids.as_slice()).collect();
-        let (mut positions, mut slot_positions, mut targets, mut offset) =
+        let (mut logit_indices, mut value_indices, mut targets, mut offset) =
             (Vec::new(), Vec::new(), Vec::new(), 0usize);
         for experience in experiences {
             // The hidden state at position `t - 1` predicts the token at `t`, so the first one is at the end
             // of the prompt.
             let first = offset + experience.prompt_length - 1;
-            positions.extend((first..first + experience.reply().len()).map(|position| position as i64));
-            slot_positions.extend((first..first + experience.num_slots()).map(|position| position as i64));
+            logit_indices.extend((first..first + experience.reply().len()).map(|position| position as i64));
+            value_indices.extend((first..first + experience.num_slots()).map(|position| position as i64));
             targets.extend_from_slice(experience.reply());
             offset += experience.ids.len();
         }
@@ -213,8 +214,8 @@ impl ExperienceBatch {
         let tensor = |values: &[i64]| upload(values, device);
         Self {
             batch: Batch::new(&ids, device),
-            positions: tensor(&positions),
-            slot_positions: tensor(&slot_positions),
+            logit_indices: tensor(&logit_indices),
+            value_indices: tensor(&value_indices),
             targets: tensor(&targets),
         }
     }
@@ -226,13 +227,13 @@ impl ExperienceBatch {
         hidden: &Tensor,
         temperature: f64,
     ) -> Result<TokenLogprobs, Error> {
-        let rows = hidden.index_select(0, &self.positions);
+        let rows = hidden.index_select(0, &self.logit_indices);
         Ok(head::logprobs(&rows, model.head(), &self.targets, temperature)?)
     }
 
     /// Computes the value of each slot, `[S]`.
     pub(crate) fn values(&self, critic: &ScalarModel, hidden: &Tensor) -> Result<Tensor, Error> {
-        Ok(critic.values(&hidden.index_select(0, &self.slot_positions))?)
+        Ok(critic.values(&hidden.index_select(0, &self.value_indices))?)
     }
 }
 

@@ -3,8 +3,8 @@
 //!
 //! A run writes to the folder `out/`. `checkpoints/step-N/` and `final/` are model folders that HF
 //! `transformers` can load; a checkpoint also has `trainer_state/` beside the weights. The recorder writes
-//! the metrics files. The caller creates `out/` and chooses the checkpoint that a resumed run continues from.
-//! This module contains no training algorithm.
+//! the metrics files, and creates `out/` when the run begins. The caller chooses the checkpoint that a resumed run
+//! continues from. This module contains no training algorithm.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

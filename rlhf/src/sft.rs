@@ -146,7 +146,7 @@ pub fn evaluate(
     groups: &ProcessGroups,
 ) -> Result<Metrics, Error> {
     let (mut loss, mut correct, mut count) = (0.0, 0.0, 0usize);
-    for rows in groups.expert_data_parallel().round_robin(rows.chunks(micro_batch_size)) {
+    for rows in groups.model_replicas().round_robin(rows.chunks(micro_batch_size)) {
         let rows: Vec<&SftRow> = rows.iter().collect();
         let (batch, targets) = collate(&rows, model.device());
         let hidden = model.forward_no_grad(&batch)?;
@@ -156,8 +156,7 @@ pub fn evaluate(
         count += targets.targets.numel();
     }
 
-    let [loss, correct, count] =
-        groups.expert_data_parallel().all_reduce_sum([loss, correct, count as f64])?;
+    let [loss, correct, count] = groups.model_replicas().all_reduce_sum([loss, correct, count as f64])?;
     let count = count.max(1.0);
     let mut metrics = Metrics::default();
     metrics.push("eval/loss", loss / count);

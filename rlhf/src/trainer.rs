@@ -53,12 +53,14 @@ pub trait Objective {
     /// A hash of all training examples. A resumed run uses it to detect changed examples.
     fn content_hash(&self) -> String;
 
-    /// The number of tokens in an example.
+    /// The number of tokens in an example, label or not. It is not the loss divisor.
     fn num_tokens(&self, example: &Self::Example) -> usize;
 
-    /// Returns the divisor of the summed loss of `examples`, which are all examples of an optimiser step.
-    /// Never 0.
-    /// transformers: `num_items_in_batch`.
+    /// Returns the loss divisor of `examples`, which are all examples of an optimiser step, on all ranks: their
+    /// label tokens, or their pairs. Never 0. Losses are divided by it and gradients are summed over the ranks, so
+    /// it needs no all-reduce.
+    /// transformers: `num_items_in_batch`; Megatron: `num_tokens` of `finalize_model_grads`; verl:
+    /// `batch_num_tokens`.
     fn loss_divisor(&self, examples: &[Self::Example]) -> f64;
 
     /// Builds the flat batch of a micro-batch and the targets of its loss.

@@ -258,7 +258,7 @@ fn run_ppo(
         policy: &policy,
         reference: &reference,
         critic: critic.as_ref(),
-        rewards: vec![reward_model],
+        reward_models: vec![reward_model],
     };
     let data = ppo::Data {
         prompts: &prompts,
@@ -326,7 +326,7 @@ fn grpo_and_rloo_raise_the_score_that_they_are_given() {
 }
 
 #[test]
-fn the_reward_that_is_told_is_that_before_whitening() {
+fn the_logged_reward_is_the_one_before_whitening() {
     let folder = tempfile::tempdir().unwrap();
     let (reward_model, _) = run_reward(&folder.path().join("rm"), None);
     let settings = PpoConfig { iterations: 2, kl_coef: 0.0, whiten_rewards: true, ..ppo_settings() };
@@ -339,7 +339,7 @@ fn the_reward_that_is_told_is_that_before_whitening() {
 }
 
 #[test]
-fn one_reply_of_one_token_trains_without_a_number_that_is_none() {
+fn a_rollout_of_one_token_makes_no_nan() {
     let folder = tempfile::tempdir().unwrap();
     let (reward_model, _) = run_reward(&folder.path().join("rm"), None);
     let settings = PpoConfig {
@@ -379,7 +379,7 @@ fn without_shuffling_the_language_modelling_term_keeps_the_order_of_its_rows() {
         policy: &policy,
         reference: &reference,
         critic: Some(&critic),
-        rewards: vec![&reward_model],
+        reward_models: vec![&reward_model],
     };
     let data = ppo::Data {
         prompts: &prompts,
@@ -444,8 +444,12 @@ fn all_models_must_share_a_vocabulary() {
         Config::from_json(&config().to_json().replace("\"vocab_size\": 24", "\"vocab_size\": 25"), "other")
             .unwrap();
     let strange = ScalarModel::random(other, 2, &options(true)).unwrap();
-    let models =
-        PpoModels { policy: &policy, reference: &policy, critic: Some(&strange), rewards: vec![&strange] };
+    let models = PpoModels {
+        policy: &policy,
+        reference: &policy,
+        critic: Some(&strange),
+        reward_models: vec![&strange],
+    };
     let error = models.check().unwrap_err().to_string();
     assert!(
         error.contains("policy model has a vocabulary of 24 tokens and the critic model of 25"),

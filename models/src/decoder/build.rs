@@ -203,7 +203,8 @@ fn head_weight(
         HeadKind::Scalar => {
             let initial = Initial::Normal(((width + 1) as f64).sqrt().recip());
             let shared = builder.model_parallel().tensor_parallel.is_some();
-            let placement = if shared { WeightPlacement::Partial } else { WeightPlacement::Replicate };
+            let placement =
+                if shared { WeightPlacement::ReplicatePartialGrad } else { WeightPlacement::Replicate };
             let weight = builder.parameter(SCORE_WEIGHT, &[1, width], initial, &placement)?;
             Ok((weight, if is_last { vec![index] } else { Vec::new() }))
         }

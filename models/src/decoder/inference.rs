@@ -120,7 +120,7 @@ impl Decoder {
         attention_fn: &mut LayerAttentionFn<'_>,
     ) -> Result<Tensor, parallel::Error> {
         let tp_region = TensorParallelRegion::new(self.model_parallel.tensor_parallel.as_ref());
-        let ctx = ForwardContext { tp_region, rotary, aux_loss: None, distinct_rows_per_rank: false };
+        let ctx = ForwardContext { tp_region, rotary, aux_loss: None, tokens_differ_per_expert_rank: false };
         let mut layer = 0..;
         let mut run_segments = |segments: Range<usize>, mut hidden: Option<Tensor>| {
             for segment in segments {

@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 use super::{Action, ComputationType, PipelineStages, Schedule, ScheduleKind};
 use crate::comm::{P2pKey, PendingCollective};
 use crate::weight_grad_store::{self, WeightGradStore};
-use crate::{Error, Segmented, Tape};
+use crate::{Error, ForwardPass, Segmented};
 
 /// Runs the micro-batches `contexts` forward and backward through the segments of this rank.
 ///
@@ -73,9 +73,9 @@ struct ScheduleRunner<'a, M: Segmented> {
     pipeline: Option<&'a PipelineStages>,
     schedule: &'a Schedule,
     rank: usize,
-    /// The tape of each forward pass that waits for its backward pass, by micro-batch and stage; for the last
+    /// The saved forward pass that waits for its backward pass, by micro-batch and stage; for the last
     /// stage with the loss.
-    saved_forwards: HashMap<(usize, usize), (Tape<'a, M>, Option<Tensor>)>,
+    saved_forwards: HashMap<(usize, usize), (ForwardPass<'a, M>, Option<Tensor>)>,
     /// The tensors that one stage of this rank has computed for another stage of this rank, by micro-batch
     /// and receiving stage.
     local_payloads: HashMap<(P2pPayload, usize, usize), Tensor>,
@@ -103,17 +103,17 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         };
         let (model, context, activation_checkpointing) =
             (self.model, self.contexts[micro_batch], self.activation_checkpointing);
-        let tape = self.with_deferred_weight_grads(micro_batch, stage, || {
-            Tape::forward_segments(model, context, segments, input, activation_checkpointing)
+        let forward = self.with_deferred_weight_grads(micro_batch, stage, || {
+            ForwardPass::run_segments(model, context, segments, input, activation_checkpointing)
         })?;
 
         let loss = if stage + 1 == self.schedule.num_stages {
-            Some(loss(micro_batch, tape.hidden())?)
+            Some(loss(micro_batch, forward.hidden())?)
         } else {
-            self.send(P2pPayload::Activation, tape.hidden().detach(), micro_batch, stage + 1)?;
+            self.send(P2pPayload::Activation, forward.hidden().detach(), micro_batch, stage + 1)?;
             None
         };
-        self.saved_forwards.insert((micro_batch, stage), (tape, loss));
+        self.saved_forwards.insert((micro_batch, stage), (forward, loss));
         Ok(())
     }
 
@@ -122,7 +122,7 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         Action { micro_batch, stage, .. }: Action,
         on_gradient: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (tape, loss) = self.saved_forwards.remove(&(micro_batch, stage)).expect("forward comes first");
+        let (forward, loss) = self.saved_forwards.remove(&(micro_batch, stage)).expect("forward comes first");
         let mut outcome = Ok(());
         let mut on_gradient = |index, grad| {
             if outcome.is_ok() {
@@ -131,11 +131,11 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         };
 
         let input_grad = if let Some(loss) = loss {
-            self.with_deferred_weight_grads(micro_batch, stage, || tape.backward(&loss, &mut on_gradient))?
+            self.with_deferred_weight_grads(micro_batch, stage, || forward.backward(&loss, &mut on_gradient))?
         } else {
             let output_grad = self.receive(P2pPayload::Gradient, micro_batch, stage, stage + 1)?;
             self.with_deferred_weight_grads(micro_batch, stage, || {
-                tape.backward_from(&output_grad, &mut on_gradient)
+                forward.backward_from(&output_grad, &mut on_gradient)
             })?
         };
 

@@ -69,9 +69,9 @@ pub enum ComputationType {
     Forward,
     /// The gradients of input and weights.
     FullBackward,
-    /// The gradient of the input.
+    /// The gradient of the input (dgrad).
     BackwardInput,
-    /// The gradients of the weights.
+    /// The gradients of the weights (wgrad).
     BackwardWeight,
 }
 

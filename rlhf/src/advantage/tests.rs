@@ -25,7 +25,7 @@ fn noise(count: usize, seed: f64) -> Vec<f64> {
 }
 
 #[test]
-fn a_score_is_paid_at_the_last_token_or_after_it() {
+fn the_score_is_added_at_the_last_token_or_after_it() {
     let (kl, scores) = (vector(&[1.0, 2.0, 3.0]), vector(&[10.0, 20.0]));
     let eos = token_rewards(&kl, &scores, &[2, 1], 0.5, &[ScoreSlot::Eos; 2]).unwrap();
     assert_near(&eos.rewards, &[-0.5, 9.0, 18.5]);
@@ -36,13 +36,13 @@ fn a_score_is_paid_at_the_last_token_or_after_it() {
 }
 
 #[test]
-fn a_reply_that_fills_its_room_is_paid_at_its_last_token() {
+fn a_truncated_reply_has_its_score_at_its_last_token() {
     assert_eq!(ScoreSlot::AfterEos.of_replies(&[3, 4], 4), [ScoreSlot::AfterEos, ScoreSlot::Eos]);
     assert_eq!(ScoreSlot::Eos.of_replies(&[3, 4], 4), [ScoreSlot::Eos; 2]);
 }
 
 #[test]
-fn with_gamma_and_lambda_one_the_advantage_is_what_is_still_to_come_less_the_value() {
+fn gae_with_gamma_and_lambda_one_is_the_return_minus_the_value() {
     let (rewards, values) = (noise(7, 0.1), noise(7, 0.7));
     let got = gae(&rewards_of(&rewards, &[4, 3]), &vector(&values), 1.0, 1.0).unwrap();
     let to_go = |slot: usize| rewards[slot..if slot < 4 { 4 } else { 7 }].iter().sum::<f64>();
@@ -67,7 +67,7 @@ fn replies_do_not_see_one_another() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_inputs_are_refused() {
     let rewards = |kl: &[f64], scores: &[f64], lengths: &[i64]| {
         let slots = vec![ScoreSlot::Eos; lengths.len()];
         token_rewards(&vector(kl), &vector(scores), lengths, 0.1, &slots).unwrap_err()
@@ -106,7 +106,7 @@ fn replies_to_the_same_prompt_are_compared_with_one_another() {
 
 #[test]
 fn the_advantage_of_a_reply_is_that_of_each_of_its_tokens() {
-    // Two prompts with two replies each. The second reply is paid after its end, in a slot without a token.
+    // Two prompts with two replies each. The second reply has its score after its end, in a slot without a token.
     let kl = vector(&[1.0, 1.0, 2.0, 0.0, 0.0, 0.0]);
     let scores = vector(&[3.0, 4.0, 5.0, 5.0]);
     let slots = [ScoreSlot::Eos, ScoreSlot::AfterEos, ScoreSlot::Eos, ScoreSlot::Eos];

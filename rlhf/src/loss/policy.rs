@@ -49,7 +49,7 @@ pub struct PolicyStatistics {
     /// of TRL.
     pub clipped: f64,
     /// Sum of `(log rho)^2 / 2`. Its mean is `policy/approxkl_avg` of TRL.
-    pub half_squared_log_ratio: f64,
+    pub approx_kl: f64,
     /// Sum of `rho`. Its mean is `val/ratio` of TRL.
     pub ratio: f64,
 }
@@ -58,7 +58,7 @@ impl AddAssign for PolicyStatistics {
     fn add_assign(&mut self, other: Self) {
         self.tokens += other.tokens;
         self.clipped += other.clipped;
-        self.half_squared_log_ratio += other.half_squared_log_ratio;
+        self.approx_kl += other.approx_kl;
         self.ratio += other.ratio;
     }
 }
@@ -85,7 +85,7 @@ pub fn policy_loss(
     let clipped = -(&advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high));
     let loss = unclipped.maximum(&clipped).sum(None);
 
-    let [tokens, clipped, half_squared_log_ratio, ratio] =
+    let [tokens, clipped, approx_kl, ratio] =
         sums([advantages.ones_like(), clipped.gt_tensor(&unclipped), log_ratio.square() * 0.5, ratio]);
-    Ok(PolicyLoss { loss, statistics: PolicyStatistics { tokens, clipped, half_squared_log_ratio, ratio } })
+    Ok(PolicyLoss { loss, statistics: PolicyStatistics { tokens, clipped, approx_kl, ratio } })
 }

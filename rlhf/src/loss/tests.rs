@@ -40,7 +40,7 @@ fn at_ratio_one_the_policy_gradient_is_minus_the_advantage() {
     assert!((number(&result.loss) + 1.25).abs() < 1e-15);
     let statistics = result.statistics;
     assert_eq!((statistics.tokens, statistics.clipped, statistics.ratio), (3.0, 0.0, 3.0));
-    assert_eq!(statistics.half_squared_log_ratio, 0.0);
+    assert_eq!(statistics.approx_kl, 0.0);
 }
 
 #[test]

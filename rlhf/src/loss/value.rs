@@ -62,7 +62,7 @@ impl AddAssign for ValueStatistics {
     }
 }
 
-/// Computes the value loss of `[N]` slots. `old_values` are the values of the rollout. Only `values` has a
+/// Computes the value loss of `[N]` slots, with value clipping. `old_values` are the values of the rollout. Only `values` has a
 /// gradient.
 pub fn value_loss(
     values: &Tensor,

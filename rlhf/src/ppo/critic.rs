@@ -39,6 +39,7 @@ impl<'a> Critic<'a> {
         updates: &mut UpdateStats,
     ) -> Result<(), Error> {
         let critic = self.model;
+        // The loss divisor of the critic, over the full mini-batch on all ranks.
         let num_slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
 
         let micro_batches = self.engine.split_micro_batches(mini_batch, micro_batch_size);

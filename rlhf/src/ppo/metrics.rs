@@ -42,7 +42,7 @@ impl UpdateStats {
         metrics.push("loss", self.policy_loss / steps);
         metrics.push("loss/policy_avg", self.policy_loss / steps);
         metrics.push("loss/ptx_avg", self.ptx_loss / steps);
-        metrics.push("policy/approxkl_avg", self.policy.half_squared_log_ratio / tokens);
+        metrics.push("policy/approxkl_avg", self.policy.approx_kl / tokens);
         metrics.push("policy/clipfrac_avg", self.policy.clipped / tokens);
         metrics.push("val/ratio", self.policy.ratio / tokens);
         metrics.push("grad_norm", self.grad_norm / steps);

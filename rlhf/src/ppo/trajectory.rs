@@ -5,6 +5,7 @@ use tch::Device;
 use crate::rollout::{Experience, ExperienceBatch};
 
 /// One reply with its advantages and returns.
+/// OpenRLHF: `Experience` once `advantages` and `returns` are filled in.
 pub(super) struct Trajectory<'a> {
     pub(super) experience: &'a Experience,
     /// One per token. Whitened if `whiten_advantages` is set.
