@@ -1,4 +1,4 @@
-"""Training and generation beside HF transformers: same weights, rows, order, optimiser and threads, alternating in one run.
+"""Training and generation beside HF transformers: same weights, rows, order, optimizer and threads, alternating in one run.
 
     python bench/make_inputs.py INPUTS
     python bench/compare_transformers.py INPUTS RESULT.json [--pairs 3] [--threads 2]

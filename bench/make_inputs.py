@@ -1,4 +1,4 @@
-"""Writes what both sides of the comparison read: a random LLaMA of 41.7 M parameters and tokenised rows.
+"""Writes what both sides of the comparison read: a random LLaMA of 41.7 M parameters and tokenized rows.
 
     python bench/make_inputs.py OUT
 

@@ -1,4 +1,4 @@
-"""The peer of `colossal-chat sft`: HF Trainer on the same model, rows, order, optimiser and threads.
+"""The peer of `colossal-chat sft`: HF Trainer on the same model, rows, order, optimizer and threads.
 
     python bench/sft_transformers.py INPUTS ROWS.parquet --steps 10 --micro 4 --accumulation 2 --threads 2 --out FILE.json
 """
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 
 
 class Clock(TrainerCallback):
-    """The time of each optimiser step."""
+    """The time of each optimizer step."""
 
     def __init__(self):
         self.seconds = []

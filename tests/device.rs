@@ -84,7 +84,8 @@ fn ranks_share_the_models_of_ppo_on_the_device() {
     }
 }
 
-/// A run that was stopped on the device continues there, bit for bit; on the CPU, it continues up to rounding.
+/// A run that was stopped on the device continues there, bit for bit; on the CPU, it continues up to
+/// rounding.
 #[test]
 fn a_checkpoint_belongs_to_no_device() {
     let scratch = copied();

@@ -329,7 +329,8 @@ fn a_pipeline_that_is_refused_keeps_its_configuration() {
     assert_eq!(scratch.read("life/run.toml"), text);
 }
 
-/// Rows that make as many steps as were asked for by number leave a stage finished, whoever has used its model.
+/// Rows that make as many steps as were asked for by number leave a stage finished, whoever has used its
+/// model.
 #[test]
 fn a_pipeline_counts_rows_before_it_calls_a_stage_longer() {
     let scratch = copied();
@@ -393,7 +394,7 @@ fn epochs_that_make_fewer_steps_do_not_shorten_a_run() {
     assert_eq!(metrics(&scratch, "life/rm").len(), 10);
 }
 
-/// Rows that take some seconds to tokenise; others for each `case`, so that nothing is remembered from the
+/// Rows that take some seconds to tokenize; others for each `case`, so that nothing is remembered from the
 /// last one.
 fn many_rows(scratch: &Scratch, case: usize) {
     let text = format!("{case}: 12 plus 30 is 42, and a list of words. ").repeat(40);
@@ -546,7 +547,7 @@ fn a_checkpoint_whose_state_is_of_another_step_is_refused() {
         assert_ne!(changed, text);
         scratch.write(&state, &changed);
         let outcome = scratch.run(&format!("{stage} --config {out}/run.toml --resume"));
-        outcome.fails(3, &[&newest, "its state is that after step 1"]);
+        outcome.fails(3, &[&newest, "its saved state belongs to step 1"]);
         assert!(!scratch.path(&format!("{out}/final")).exists());
     }
 }

@@ -79,7 +79,8 @@ fn model_info_counts_the_parameters() {
     let info = |folder: &str| -> serde_json::Value {
         serde_json::from_str(world().run(&format!("model info {folder} --json")).succeeds()).unwrap()
     };
-    // Embedding 320 x 32; a layer: q 32 x 32, k and v 16 x 32, o 32 x 32, three of 64 x 32, two norms; last norm.
+    // Embedding 320 x 32; a layer: q 32 x 32, k and v 16 x 32, o 32 x 32, three of 64 x 32, two norms; last
+    // norm.
     let layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32 + 2 * 32;
     let (parameters, float32) = (320 * 32 + 2 * layer + 32, info("model"));
     assert_eq!(float32["parameters"], parameters);

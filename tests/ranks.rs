@@ -487,7 +487,7 @@ fn what_is_at_the_address_and_is_no_store_is_named_at_once() {
                 let (ended, took) = second_of_two("127.0.0.1", port);
                 for (code, told) in ended {
                     assert_eq!(code, Some(2), "{stranger:?}: {told}");
-                    assert!(told.contains(&format!("what listens at 127.0.0.1:{port} {wanted}")), "{told}");
+                    assert!(told.contains(&format!("the server at 127.0.0.1:{port} is not the rendezvous store of this job: it {wanted}")), "{told}");
                     assert_eq!(told.lines().count(), 1, "{told}");
                 }
                 assert!(took < ERROR_DEADLINE, "{stranger:?}: {took:?}");

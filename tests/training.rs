@@ -410,7 +410,7 @@ fn a_loss_that_is_not_a_number_ends_the_run_with_5() {
     let scratch = copied();
     let sets = "--set out=diverged --set train.lr=1e30 --set train.max_grad_norm=0 --set checkpoint.every=1";
     let outcome = scratch.run(&format!("sft --config life/sft/run.toml {sets}"));
-    outcome.fails(5, &["optimiser step", "lower [train] lr"]);
+    outcome.fails(5, &["optimizer step", "lower [train] lr"]);
     assert!(!scratch.path("diverged/final").exists());
 }
 

@@ -1,4 +1,4 @@
-//! The subcommands, one file per subcommand, and their common initialisation: threads and heap are configured
+//! The subcommands, one file per subcommand, and their common initialization: threads and heap are configured
 //! before the first tensor is created.
 
 mod chat;
@@ -25,7 +25,7 @@ use crate::launch::{self, Job};
 /// Runs one command.
 pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
     let threads = cli.threads;
-    // Training commands initialise the process themselves, because their configuration file may set the
+    // Training commands initialize the process themselves, because their configuration file may set the
     // number of threads.
     match &cli.command {
         Command::Launch(arguments) => return launch(arguments, threads),
@@ -63,7 +63,7 @@ fn launch(arguments: &LaunchArgs, threads: Option<usize>) -> anyhow::Result<()> 
     launch::run(&job, &command)
 }
 
-/// Installs the signal handlers, and initialises this process for tensor operations.
+/// Installs the signal handlers, and initializes this process for tensor operations.
 fn prepare(threads: Option<usize>) -> anyhow::Result<()> {
     crate::interrupt::listen()?;
     // `doctor` reports the settings that the C library rejects.

@@ -53,7 +53,7 @@ pub(crate) struct RunConfig {
     pub(crate) tokenizer: TokenizerSection,
     /// The training data.
     pub(crate) data: DataSection,
-    /// The settings of the optimiser steps.
+    /// The settings of the optimizer steps.
     pub(crate) train: TrainConfig,
     /// When checkpoints are saved.
     pub(crate) checkpoint: CheckpointSection,
@@ -282,8 +282,8 @@ fn stage_sections(mut tree: Tree, stage: &StageSchema) -> Tree {
     }
 }
 
-/// Refuses `[stage.NAME]` tables of no stage, and keys in them that the stage does not read. Unlike a key of a
-/// common section, such a key cannot be meant for another stage.
+/// Refuses `[stage.NAME]` tables of no stage, and keys in them that the stage does not read. Unlike a key of
+/// a common section, such a key cannot be meant for another stage.
 fn check_stage_tables(tree: &Tree, stages: &[&'static StageSchema]) -> Result<(), ConfigError> {
     let names: Vec<&str> = stages.iter().map(|stage| stage.name).collect();
     if let Some(Entry { node: Node::Table(tables), .. }) = tree.get("stage")
@@ -460,8 +460,8 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Reads a configuration that [`to_toml`](Self::to_toml) wrote, perhaps in an earlier version, and writes it
-    /// as this version does: keys that did not exist yet have their defaults.
+    /// Reads a configuration that [`to_toml`](Self::to_toml) wrote, perhaps in an earlier version, and writes
+    /// it as this version does: keys that did not exist yet have their defaults.
     pub(crate) fn upgrade(saved: &str, stage: &StageSchema) -> Result<String, toml::de::Error> {
         let config: Self = toml::from_str(saved)?;
         config.to_toml(stage).map_err(serde::de::Error::custom)

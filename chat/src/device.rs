@@ -1,7 +1,7 @@
 //! The device that a process computes on: what `[model] device` stands for on this machine.
 //!
-//! libtorch's CUDA library is loaded before the first tensor, and only if a setting may need it and the driver
-//! offers a GPU. Under a launcher, every process of a machine gets a GPU of its own.
+//! libtorch's CUDA library is loaded before the first tensor, and only if a setting may need it and the
+//! driver offers a GPU. Under a launcher, every process of a machine gets a GPU of its own.
 
 use std::sync::OnceLock;
 
@@ -57,8 +57,8 @@ pub(crate) fn resolve(setting: DeviceSetting, local: LocalRank) -> Result<Device
     Ok(device)
 }
 
-/// Chooses the device of a process among the `gpus` GPUs that it sees. If the launcher shows every process one GPU
-/// of its own, as SLURM may do, each sees its GPU as number 0.
+/// Chooses the device of a process among the `gpus` GPUs that it sees. If the launcher shows every process
+/// one GPU of its own, as SLURM may do, each sees its GPU as number 0.
 fn choose(setting: DeviceSetting, gpus: usize, local: LocalRank) -> Result<Device, String> {
     match setting {
         DeviceSetting::Cpu => Ok(Device::Cpu),

@@ -114,8 +114,8 @@ impl RunFolder {
             return Err(ConfigError::Checkpoints { path: checkpoints, rank, first, problem }.into());
         }
 
-        // The file that the user passes is not replaced by its resolved form, unless the command line makes the
-        // run longer than the file says.
+        // The file that the user passes is not replaced by its resolved form, unless the command line makes
+        // the run longer than the file says.
         let keeps_configuration = request.resume
             && is_configuration_of(request.run_file, out)
             && read_settings(out, request.stage)? == request.config.to_toml(request.stage)?;
@@ -386,6 +386,11 @@ pub(crate) fn acquire_lock(out: &Path) -> anyhow::Result<()> {
     interrupt::register_temp_folder(&checkpoints);
     interrupt::register_temp_folder(out);
     Ok(())
+}
+
+/// Refuses a folder that another process uses. Creates nothing.
+pub(crate) fn refuse_locked(out: &Path) -> anyhow::Result<()> {
+    if out.join(LOCK).exists() { lock(out).map(drop) } else { Ok(()) }
 }
 
 /// Locks `out` if this program made it.

@@ -1,11 +1,11 @@
-//! Data sets: reads files of rows, tokenises the rows and cuts them to length, ready for the sampler.
+//! Data sets: reads files of rows, tokenizes the rows and cuts them to length, ready for the sampler.
 //!
 //! Every dropped or cut row is counted and reported. A demonstration that is too long is truncated on the
 //! right; it is dropped if no position with a label remains. After truncation, each completion of a
 //! preference pair must keep at least one token and the two sides must differ; an unpaired completion must
 //! keep at least one token. A prompt that is too long is always dropped, because without its end it is a
-//! different question. Of a row that is far too long, only the head is tokenised. Tokenisation runs on all
-//! cores while the file is read, and the rows keep the order of the files. Tokenised rows are stored in a
+//! different question. Of a row that is far too long, only the head is tokenized. Tokenization runs on all
+//! cores while the file is read, and the rows keep the order of the files. Tokenized rows are stored in a
 //! [`cache`].
 
 pub mod cache;
@@ -46,7 +46,7 @@ pub struct LoadOptions {
     pub on_overlong: Overlong,
     /// Maximum number of rows to read from the files, counted from the first.
     pub limit: Option<usize>,
-    /// The cache for tokenised rows; `None` disables caching.
+    /// The cache for tokenized rows; `None` disables caching.
     pub cache: Option<Cache>,
 }
 
@@ -118,10 +118,10 @@ pub(crate) enum FitResult<T> {
 
 /// A type of training row: its source record, and how it is encoded and truncated.
 pub trait TrainingRow: Sized + Send + serde::Serialize + serde::de::DeserializeOwned {
-    /// The untokenised record type.
+    /// The untokenized record type.
     type Source: Record;
 
-    /// Tokenises a row. If the row is far longer than `limit` ids, tokenises only its head.
+    /// Tokenizes a row. If the row is far longer than `limit` ids, tokenizes only its beginning.
     fn encode(tokenizer: &Tokenizer, source: &Self::Source, limit: usize) -> Result<TokenPrefix<Self>>;
 
     /// Whether the source has something to learn from. The result agrees with [`Self::has_labels`] on the
@@ -164,7 +164,7 @@ impl<T: TrainingRow> EncodedDataset<T> {
         }
     }
 
-    /// Reads and tokenises the files.
+    /// Reads and tokenizes the files.
     fn read(
         paths: &[PathBuf],
         tokenizer: &Tokenizer,
@@ -279,7 +279,7 @@ impl TrainingRow for SftRow {
     type Source = Demonstration;
 
     fn encode(tokenizer: &Tokenizer, source: &Demonstration, limit: usize) -> Result<TokenPrefix<Self>> {
-        tokenizer.demonstration_head(source, limit)
+        tokenizer.demonstration_prefix(source, limit)
     }
 
     fn source_has_labels(source: &Demonstration) -> bool {
@@ -310,7 +310,7 @@ impl TrainingRow for PreferenceRow {
     type Source = Preference;
 
     fn encode(tokenizer: &Tokenizer, source: &Preference, limit: usize) -> Result<TokenPrefix<Self>> {
-        tokenizer.preference_head(source, limit)
+        tokenizer.preference_prefix(source, limit)
     }
 
     fn source_has_labels(source: &Preference) -> bool {
@@ -340,7 +340,7 @@ impl TrainingRow for UnpairedRow {
     type Source = Unpaired;
 
     fn encode(tokenizer: &Tokenizer, source: &Unpaired, limit: usize) -> Result<TokenPrefix<Self>> {
-        tokenizer.unpaired_head(source, limit)
+        tokenizer.unpaired_prefix(source, limit)
     }
 
     fn source_has_labels(_: &Unpaired) -> bool {
@@ -369,7 +369,7 @@ impl TrainingRow for PromptRow {
     type Source = Prompt;
 
     fn encode(tokenizer: &Tokenizer, source: &Prompt, limit: usize) -> Result<TokenPrefix<Self>> {
-        tokenizer.prompt_head(source, limit)
+        tokenizer.prompt_prefix(source, limit)
     }
 
     fn source_has_labels(_: &Prompt) -> bool {

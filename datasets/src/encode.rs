@@ -1,7 +1,7 @@
 //! Encodes conversations to token ids. Training, generation and chat all use this module.
 //!
-//! A conversation is rendered once and tokenised once. The assistant mask is then computed from the offsets
-//! of the tokens in the rendered text; the ids never come from pieces that were tokenised separately and
+//! A conversation is rendered once and tokenized once. The assistant mask is then computed from the offsets
+//! of the tokens in the rendered text; the ids never come from pieces that were tokenized separately and
 //! concatenated. The start of an assistant turn comes from the template's `{% generation %}` blocks. For a
 //! template without these blocks, it comes from the prompt: the earlier turns are rendered with the
 //! generation prompt, and this rendering must be a prefix of the full conversation, both as text and as ids.
@@ -27,11 +27,11 @@ pub struct Encoded {
     pub assistant_mask: Vec<bool>,
     /// The assistant turns: the index of the message and its token range.
     pub turns: Vec<(usize, Range<usize>)>,
-    /// Whether the ids cover the full conversation, and not only the head of a long one.
+    /// Whether the ids cover the full conversation, and not only the beginning of a long one.
     pub whole: bool,
 }
 
-/// An encoded row, or only its head if the row is far longer than the limit.
+/// An encoded row, or only its beginning if the row is far longer than the limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenPrefix<T> {
     /// The row. If it is not complete, it still has more ids than the limit.
@@ -82,9 +82,9 @@ impl Tokenizer {
     }
 
     /// Encodes plain text. BOS is added if the tokenizer adds one; EOS is always added. If the text is far
-    /// longer than `limit` ids, encodes only its head.
-    fn text_head(&self, text: &str, limit: usize) -> Result<TokenPrefix<Vec<i64>>> {
-        let (mut ids, whole) = head_of(text, limit, |text| self.encode(text, true), Vec::len)?;
+    /// longer than `limit` ids, encodes only its beginning.
+    fn text_prefix(&self, text: &str, limit: usize) -> Result<TokenPrefix<Vec<i64>>> {
+        let (mut ids, whole) = prefix_of(text, limit, |text| self.encode(text, true), Vec::len)?;
         if !whole {
             ids.truncate(ids.len() - UNSTABLE_TAIL);
             return Ok(TokenPrefix { row: ids, whole });
@@ -98,10 +98,11 @@ impl Tokenizer {
         Ok(TokenPrefix { row: ids, whole })
     }
 
-    /// Encodes a text with the byte range of each id, or only its head if the text is far longer than `limit`
+    /// Encodes a text with the byte range of each id, or only its beginning if the text is far longer than `limit`
     /// ids.
-    fn pieces_head(&self, text: &str, limit: usize) -> Result<(Pieces, bool)> {
-        let (mut pieces, whole) = head_of(text, limit, |text| self.pieces(text), |pieces| pieces.ids.len())?;
+    fn pieces_prefix(&self, text: &str, limit: usize) -> Result<(Pieces, bool)> {
+        let (mut pieces, whole) =
+            prefix_of(text, limit, |text| self.pieces(text), |pieces| pieces.ids.len())?;
         if !whole {
             let stable_len = pieces.ids.len() - UNSTABLE_TAIL;
             pieces.ids.truncate(stable_len);
@@ -112,19 +113,19 @@ impl Tokenizer {
 
     /// Encodes a supervised fine-tuning row.
     pub fn encode_demonstration(&self, row: &Demonstration) -> Result<SftRow> {
-        Ok(self.demonstration_head(row, ALL)?.row)
+        Ok(self.demonstration_prefix(row, ALL)?.row)
     }
 
     /// Like [`Self::encode_demonstration`], but encodes only the head of a row that is far longer than
     /// `limit` ids.
-    pub fn demonstration_head(&self, row: &Demonstration, limit: usize) -> Result<TokenPrefix<SftRow>> {
+    pub fn demonstration_prefix(&self, row: &Demonstration, limit: usize) -> Result<TokenPrefix<SftRow>> {
         let encoded = match row {
             Demonstration::Messages(messages) => self.encode_with_loss_mask(messages, 0, limit)?,
             Demonstration::PromptCompletion { prompt, completion } => {
                 self.encode_with_loss_mask(&[prompt.as_slice(), completion].concat(), prompt.len(), limit)?
             }
             Demonstration::Text(text) => {
-                let TokenPrefix { row: input_ids, whole } = self.text_head(text, limit)?;
+                let TokenPrefix { row: input_ids, whole } = self.text_prefix(text, limit)?;
                 return Ok(TokenPrefix { row: SftRow { labels: input_ids.clone(), input_ids }, whole });
             }
             Demonstration::Tokens { input_ids, labels } => {
@@ -153,12 +154,12 @@ impl Tokenizer {
 
     /// Encodes a preference pair. Both sides begin with exactly the ids of the prompt.
     pub fn encode_preference(&self, row: &Preference) -> Result<PreferenceRow> {
-        Ok(self.preference_head(row, ALL)?.row)
+        Ok(self.preference_prefix(row, ALL)?.row)
     }
 
     /// Like [`Self::encode_preference`], but encodes only the heads of sides that are far longer than `limit`
     /// ids.
-    pub fn preference_head(&self, row: &Preference, limit: usize) -> Result<TokenPrefix<PreferenceRow>> {
+    pub fn preference_prefix(&self, row: &Preference, limit: usize) -> Result<TokenPrefix<PreferenceRow>> {
         match row {
             Preference::Messages { prompt, chosen, rejected, margin } => {
                 let chosen = self.encode_answer(prompt, chosen, limit)?;
@@ -191,25 +192,25 @@ impl Tokenizer {
 
     /// Encodes a prompt for generation.
     pub fn encode_prompt_row(&self, row: &Prompt) -> Result<PromptRow> {
-        Ok(self.prompt_head(row, ALL)?.row)
+        Ok(self.prompt_prefix(row, ALL)?.row)
     }
 
     /// Like [`Self::encode_prompt_row`], but encodes only the head of a prompt that is far longer than
     /// `limit` ids.
-    pub fn prompt_head(&self, row: &Prompt, limit: usize) -> Result<TokenPrefix<PromptRow>> {
-        let (pieces, whole) = self.pieces_head(&self.render(&row.messages, true)?.text, limit)?;
+    pub fn prompt_prefix(&self, row: &Prompt, limit: usize) -> Result<TokenPrefix<PromptRow>> {
+        let (pieces, whole) = self.pieces_prefix(&self.render(&row.messages, true)?.text, limit)?;
         let (messages, answer) = (row.messages.clone(), row.answer.clone());
         Ok(TokenPrefix { row: PromptRow { input_ids: pieces.ids, messages, answer }, whole })
     }
 
     /// Encodes an unpaired completion with its good or bad label.
     pub fn encode_unpaired(&self, row: &Unpaired) -> Result<UnpairedRow> {
-        Ok(self.unpaired_head(row, ALL)?.row)
+        Ok(self.unpaired_prefix(row, ALL)?.row)
     }
 
     /// Like [`Self::encode_unpaired`], but encodes only the head of a row that is far longer than `limit`
     /// ids.
-    pub fn unpaired_head(&self, row: &Unpaired, limit: usize) -> Result<TokenPrefix<UnpairedRow>> {
+    pub fn unpaired_prefix(&self, row: &Unpaired, limit: usize) -> Result<TokenPrefix<UnpairedRow>> {
         let EncodedAnswer { input_ids, prompt_length, whole } =
             self.encode_answer(&row.prompt, &row.completion, limit)?;
         Ok(TokenPrefix { row: UnpairedRow { input_ids, prompt_length, label: row.label }, whole })
@@ -284,7 +285,7 @@ impl Tokenizer {
         }
 
         let rendered = self.render(messages, false)?;
-        let (pieces, whole) = self.pieces_head(&rendered.text, limit)?;
+        let (pieces, whole) = self.pieces_prefix(&rendered.text, limit)?;
         let covered = if whole { ALL } else { pieces.ranges.last().map_or(0, |range| range.start) };
 
         let mut assistant_mask = vec![false; pieces.ids.len()];
@@ -427,7 +428,7 @@ impl Tokenizer {
 ///
 /// A token depends on the text near it. The text is therefore cut well past the limit, and the caller must
 /// drop the last `UNSTABLE_TAIL` ids before the cut. The ids before those are the same as in the full text.
-fn head_of<T>(
+fn prefix_of<T>(
     text: &str,
     limit: usize,
     encode: impl Fn(&str) -> Result<T>,
@@ -445,7 +446,7 @@ fn head_of<T>(
     Ok((encode(text)?, true))
 }
 
-/// An assistant turn in a rendered and tokenised conversation.
+/// An assistant turn in a rendered and tokenized conversation.
 #[derive(Clone, Copy)]
 struct Answer<'a> {
     messages: &'a [Message],

@@ -400,7 +400,7 @@ pub enum Error {
 
     /// A token id is outside the vocabulary of the tokenizer.
     #[error(
-        "{place}: token id {id} is outside the vocabulary of {vocab_size} ids; the rows were tokenised with another tokenizer: tokenise again"
+        "{place}: token id {id} is outside the vocabulary of {vocab_size} ids; the rows were tokenized with another tokenizer: tokenize again"
     )]
     IdOutsideVocabulary {
         /// The field or the call that has the id.
@@ -411,7 +411,7 @@ pub enum Error {
         vocab_size: usize,
     },
 
-    /// The two sides of a tokenised pair do not share their prompt.
+    /// The two sides of a tokenized pair do not share their prompt.
     #[error(
         "{at}: prompt_length is {prompt_length}, but the pair shares its first {shared} ids and its sides have {chosen} and {rejected}; count the shared prompt ids, and leave at least one completion id per side"
     )]

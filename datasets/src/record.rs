@@ -1,4 +1,4 @@
-//! Untokenised records: conversations, preference pairs and prompts.
+//! Untokenized records: conversations, preference pairs and prompts.
 //!
 //! The column names are those of TRL and Hugging Face and of the common data sets (`ShareGPT`, Alpaca, HH,
 //! OASST); see [`Layout`]. A string is accepted wherever a list of turns is expected: a prompt string becomes

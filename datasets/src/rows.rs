@@ -1,4 +1,4 @@
-//! Tokenised rows as the training stages use them: token ids and the other inputs of the loss.
+//! Tokenized rows as the training stages use them: token ids and the other inputs of the loss.
 //!
 //! These are plain data types. Labels are not shifted: `labels[t]` is the id at position t, which is
 //! predicted from positions before t, or [`IGNORE_INDEX`]. Masks and lengths are stored explicitly and are

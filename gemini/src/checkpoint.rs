@@ -2,10 +2,10 @@
 //!
 //! `trainer_state/optimizer.safetensors` holds the moments (and, for bf16 weights, the masters) under the
 //! names `exp_avg.NAME`, `exp_avg_sq.NAME` and `master.NAME`. `trainer_state/state.json` holds the step and
-//! the stage's own state (data order, coefficients). `trainer_state/files.json` holds the
-//! size of every file of the checkpoint, so that [`verify`] finds missing and truncated files. There is no
-//! `rng_state`, as Megatron and transformers save it: every generator is seeded from seed and step. A folder is
-//! written under a temporary name, synced, and renamed. It never replaces another folder.
+//! the stage's own state (data order, coefficients). `trainer_state/files.json` holds the size of every file
+//! of the checkpoint, so that [`verify`] finds missing and truncated files. There is no `rng_state`, as
+//! Megatron and transformers save it: every generator is seeded from seed and step. A folder is written under
+//! a temporary name, synced, and renamed. It never replaces another folder.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -183,7 +183,7 @@ pub fn load_state<S: DeserializeOwned>(checkpoint: &Path, engine: &mut Engine) -
 /// The content of `state.json`.
 #[derive(Deserialize)]
 struct SavedState {
-    /// Number of completed optimiser steps.
+    /// Number of completed optimizer steps.
     step: u64,
     /// The state of the stage.
     stage: Value,
@@ -284,7 +284,7 @@ pub fn set_aside(folder: &Path, reason: &str) -> Result<PathBuf, Error> {
     Ok(aside)
 }
 
-/// Removes the temporary files and folders that killed processes left in `folder`. `is_ours` recognises the
+/// Removes the temporary files and folders that killed processes left in `folder`. `is_ours` recognizes the
 /// final names.
 ///
 /// Call this only while no other process writes there.

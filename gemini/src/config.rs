@@ -1,4 +1,4 @@
-//! The `[train]` section: the settings of an optimiser step.
+//! The `[train]` section: the settings of an optimizer step.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ pub enum Optimizer {
     Adamw,
 }
 
-/// The largest number of rows in one optimiser step.
+/// The largest number of rows in one optimizer step.
 pub const LARGEST_BATCH: usize = 1 << 24;
 
 /// The largest number of passes over the rows.
@@ -35,13 +35,13 @@ const LARGEST_EPOCHS: u64 = 1_000_000_000;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
-    /// Number of optimiser steps. If absent, it follows from `epochs`.
+    /// Number of optimizer steps. If absent, it follows from `epochs`.
     pub steps: Option<u64>,
     /// Passes over the training rows, used when `steps` is absent.
     pub epochs: u64,
     /// Rows per micro-batch.
     pub micro_batch_size: usize,
-    /// Micro-batches per optimiser step.
+    /// Micro-batches per optimizer step.
     pub gradient_accumulation_steps: usize,
     /// The highest learning rate.
     pub lr: f64,
@@ -130,12 +130,12 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// Rows per optimiser step.
+    /// Rows per optimizer step.
     pub fn batch_size(&self) -> usize {
         self.micro_batch_size * self.gradient_accumulation_steps
     }
 
-    /// Optimiser steps over `rows` training rows: `steps`, or the number of full batches that cover `epochs`
+    /// Optimizer steps over `rows` training rows: `steps`, or the number of full batches that cover `epochs`
     /// passes. The last batch may take rows of the next pass.
     pub fn total_steps(&self, rows: usize) -> u64 {
         self.steps

@@ -1,14 +1,14 @@
-//! One optimiser step: forward, backward, gradient accumulation, clipping, update.
+//! One optimizer step: forward, backward, gradient accumulation, clipping, update.
 //!
 //! ```text
 //!   accumulate(model, micro-batches, loss)           step()
 //!   forward by segments -> loss / global count       sum over the replicas; clip by the norm of the sum
 //!   backward by segments -> gradients added in fp32  fused AdamW on the fp32 values, copied to bf16 weights
 //! ```
-//! The caller's loss is a sum, already divided by the number of tokens (or pairs) of the *full* step. Therefore
-//! every split into micro-batches gives the same gradient. The micro-batches of a step are split over the
-//! data-parallel ranks. Weights in bf16 have an fp32 master here; weights in fp32 are their own master.
-//! This module knows no loss function and no data.
+//! The caller's loss is a sum, already divided by the number of tokens (or pairs) of the *full* step.
+//! Therefore every split into micro-batches gives the same gradient. The micro-batches of a step are split
+//! over the data-parallel ranks. Weights in bf16 have an fp32 master here; weights in fp32 are their own
+//! master. This module knows no loss function and no data.
 
 use std::sync::Arc;
 
@@ -28,10 +28,11 @@ struct ParamState {
     parameter: Parameter,
     master: Tensor,
     moments: Moments,
+    /// The fp32 sum of the gradients of the step. Megatron: `main_grad`.
     grad: Option<Tensor>,
 }
 
-/// The result of one optimiser step.
+/// The result of one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
     /// The number of the step, from 1.
@@ -42,7 +43,7 @@ pub struct StepReport {
     pub grad_norm: f64,
 }
 
-/// The optimiser of one trained model.
+/// The optimizer of one trained model.
 pub struct Engine {
     config: TrainConfig,
     total_steps: u64,
@@ -51,7 +52,7 @@ pub struct Engine {
     /// For each parameter of the model, its index in `param_states`; `None` for a frozen parameter.
     state_index: Vec<Option<usize>>,
     groups: Arc<ProcessGroups>,
-    /// Reduces gradients over the weight replicas; `None` when there is only one replica.
+    /// Reduces gradients over the data-parallel ranks; `None` when there is only one.
     reducer: Option<Reducer>,
 }
 
@@ -131,13 +132,14 @@ impl Engine {
         }
     }
 
-    /// Optimiser steps done so far.
+    /// Optimizer steps done so far.
     pub fn step_count(&self) -> u64 {
         self.step
     }
 
     /// Runs the forward and backward pass of each micro-batch and accumulates the gradients. Returns the sum
     /// of the losses.
+    /// Megatron: `forward_backward_func`; verl: `forward_backward_batch`.
     ///
     /// `loss` computes a scalar from the index of a micro-batch and its last hidden states, already divided
     /// by the number of tokens (or pairs) of the full step. In a pipeline, only the rank that holds the last
@@ -268,9 +270,9 @@ impl Engine {
         Ok(())
     }
 
-    /// The global gradient norm, by which gradients are clipped. The squared norms of shards are summed over the
-    /// tensor-parallel group, those of experts over the expert-parallel group, and those of layers over the
-    /// pipeline-parallel group. A replicated or tied parameter is counted once.
+    /// The global gradient norm, by which gradients are clipped. The squared norms of shards are summed over
+    /// the tensor-parallel group, those of experts over the expert-parallel group, and those of layers over
+    /// the pipeline-parallel group. A replicated or tied parameter is counted once.
     /// Megatron: `get_grad_norm`; torch: `clip_grad_norm_`.
     fn global_grad_norm(&self, states: &[&ParamState], grads: &[&Tensor]) -> Result<f64, Error> {
         let (tensor, expert, pipeline) =
@@ -310,7 +312,7 @@ impl Engine {
         &self.groups
     }
 
-    /// The optimiser's tensors, which a checkpoint holds in addition to the weights.
+    /// The optimizer's tensors, which a checkpoint holds in addition to the weights.
     pub(crate) fn state(&self) -> Vec<StateTensor<'_>> {
         let mut states = Vec::new();
         for state in &self.param_states {
@@ -331,7 +333,7 @@ impl Engine {
     }
 }
 
-/// One tensor of the optimiser's state.
+/// One tensor of the optimizer's state.
 pub(crate) struct StateTensor<'a> {
     pub(crate) name: String,
     /// This rank's shard.
@@ -504,7 +506,7 @@ mod tests {
         let rows = Tensor::from_slice2(&[[f32::NAN, 1.0]]);
         let loss = |hidden: &Tensor| Ok::<_, Error>(hidden.sum(Kind::Float));
         let error = engine.accumulate(&model, &[&rows], |_, hidden| loss(hidden)).unwrap_err().to_string();
-        assert!(error.starts_with("the loss of optimiser step 1 is NaN"), "{error}");
+        assert!(error.starts_with("the loss of optimizer step 1 is NaN"), "{error}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Training: one optimiser step over a segmented network, and its checkpoints. The name is that of Colossal-AI's
-//! memory manager, which belongs here.
+//! Training: one optimizer step over a segmented network, and its checkpoints. DeepSpeed:
+//! `DeepSpeedEngine`. The crate is named after the memory manager of Colossal-AI, which it does not have yet.
 //!
 //! This crate sees an ordered list of named parameters. It knows no model family, no data and no algorithm.
 
@@ -35,12 +35,12 @@ pub enum Error {
     },
     /// The loss or the gradient is no longer finite.
     #[error(
-        "the {what} of optimiser step {step} is {value}: lower [train] lr, raise warmup_steps, or check the rows of this step"
+        "the {what} of optimizer step {step} is {value}: lower [train] lr, raise warmup_steps, or check the rows of this step"
     )]
     Diverged {
         /// `loss` or `gradient norm`.
         what: &'static str,
-        /// The optimiser step, from 1.
+        /// The optimizer step, from 1.
         step: u64,
         /// Its value.
         value: f64,

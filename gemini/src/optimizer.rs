@@ -4,9 +4,9 @@
 //!   w -= r d w;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //!   w -= r (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 //! ```
-//! with gradient `g`, moments `m` and `v`, step `t` (from 1), learning rate `r` and weight decay `d` (Loshchilov
-//! and Hutter 2019, arXiv 1711.05101, algorithm 2). The same call also scales the gradient for clipping. This
-//! module knows no schedule and no model.
+//! with gradient `g`, moments `m` and `v`, step `t` (from 1), learning rate `r` and weight decay `d`
+//! (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2). The same call also scales the gradient for
+//! clipping. This module knows no schedule and no model.
 
 use parallel::dispatch::{Value, call};
 use tch::{Kind, Tensor, no_grad};
@@ -35,7 +35,8 @@ pub(crate) struct AdamwParam<'a> {
     pub(crate) weight_decay: bool,
 }
 
-/// Updates every parameter in place. The gradients are divided by `grad_divisor` first (`grad_scale` of torch's fused AdamW); `step` counts from 1.
+/// Updates every parameter in place. The gradients are divided by `grad_divisor` first (`grad_scale` of
+/// torch's fused AdamW); `step` counts from 1.
 pub(crate) fn adamw(
     updates: &[AdamwParam<'_>],
     config: &TrainConfig,

@@ -1,4 +1,4 @@
-//! The all-reduce of gradients over the weight replicas, in buckets, while the backward pass still runs.
+//! The all-reduce of gradients over the data-parallel ranks, in buckets, while the backward pass still runs.
 //!
 //! ```text
 //!   bucket 0: gradients of the last layers       -> reduced first, once the last micro-batch has added them
@@ -20,6 +20,8 @@ use crate::Error;
 /// The least size of a bucket in bytes. Only the last dense bucket and the last expert bucket may be smaller.
 const BUCKET_BYTES: usize = 4 << 20;
 
+/// A gradient bucket: one flat fp32 buffer, which is all-reduced as a whole.
+/// torch DDP: `GradBucket`; Megatron: `ParamAndGradBuffer`.
 struct Bucket {
     buffer: Tensor,
     group: Arc<ProcessGroup>,
@@ -27,7 +29,8 @@ struct Bucket {
     pending: usize,
 }
 
-/// Reduces the gradients of one trained model over its weight replicas.
+/// Reduces the gradients of one trained model over the data-parallel ranks: those of dense weights over
+/// `dense_data_parallel`, those of expert weights over `expert_data_parallel`.
 pub(crate) struct Reducer {
     groups: Arc<ProcessGroups>,
     buckets: Vec<Bucket>,

@@ -40,7 +40,7 @@ pub struct Architecture {
     pub residual: ResidualOrder,
     /// The layout of queries, keys and values in the weights.
     pub qkv: Qkv,
-    /// Whether queries and keys are normalised per head by separate RMS norms (Qwen3).
+    /// Whether queries and keys are normalized per head by separate RMS norms (Qwen3).
     pub qk_norm: bool,
     /// Whether the query, key and value projections have biases.
     pub qkv_bias: bool,
@@ -61,7 +61,7 @@ pub struct Architecture {
     pub sliding_windows: Vec<Option<i64>>,
     /// For each layer the factor of the attention scores.
     pub attention_scales: Vec<f64>,
-    /// Whether the embeddings are normalised (BLOOM).
+    /// Whether the embeddings are normalized (BLOOM).
     pub embedding_norm: bool,
     /// Whether there is a norm after the last block.
     pub final_norm: bool,

@@ -33,7 +33,7 @@ pub struct Batch {
     pub positions: Tensor,
     /// The number of tokens of each row. flash-attn: the differences of `cu_seqlens`.
     pub lengths: Vec<i64>,
-    /// The divisor of the auxiliary loss of mixture-of-experts layers: the number of tokens in the optimiser
+    /// The divisor of the auxiliary loss of mixture-of-experts layers: the number of tokens in the optimizer
     /// step. 0 switches that loss off.
     pub aux_loss_divisor: f64,
     is_empty: bool,
@@ -115,7 +115,7 @@ impl Batch {
         }
     }
 
-    /// Sets the number of tokens that the auxiliary loss of the optimiser step is divided by.
+    /// Sets the number of tokens that the auxiliary loss of the optimizer step is divided by.
     #[must_use]
     pub fn with_aux_loss_divisor(self, aux_loss_divisor: f64) -> Self {
         Self { aux_loss_divisor, ..self }
@@ -147,8 +147,8 @@ impl Batch {
         self.groups.iter().map(|group| group.rows * group.length).sum()
     }
 
-    /// Causal attention within each row (flash-attn: `flash_attn_varlen_func` with `cu_seqlens`), from `q` `[N, heads, D]`, `k` and `v` `[N, kv_heads, D]` to
-    /// `[N, heads * D]`.
+    /// Causal attention within each row (flash-attn: `flash_attn_varlen_func` with `cu_seqlens`), from `q`
+    /// `[N, heads, D]`, `k` and `v` `[N, kv_heads, D]` to `[N, heads * D]`.
     pub fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, mask: &MaskKind) -> Tensor {
         let attended: Vec<Tensor> = self
             .groups

@@ -1,4 +1,5 @@
-//! The KV cache: keys and values of past tokens, in slots that are allocated once.
+//! The KV cache: keys and values of past tokens, in slots that are allocated once (contiguous, unlike the
+//! pages of vLLM).
 //!
 //! Each layer holds keys and values of shape `[slots, kv_heads, capacity, D]` each. A slot holds one sequence
 //! and has its own length. New tokens are written in place, without concatenation. Query heads that share a
@@ -30,7 +31,8 @@ pub struct KvCache {
     keys: Vec<Tensor>,
     values: Vec<Tensor>,
     lengths: Vec<i64>,
-    /// The lengths on the device of the cache, while only [`advance_by_one`](Self::advance_by_one) changes them.
+    /// The lengths on the device of the cache, while only [`advance_by_one`](Self::advance_by_one) changes
+    /// them.
     device_lengths: Option<Tensor>,
     kv_heads: i64,
     capacity: i64,
@@ -115,8 +117,8 @@ impl KvCache {
         self.device_lengths = None;
     }
 
-    /// The lengths of the first `rows` slots, int64 `[rows]`, on the device of the cache. Valid until the next
-    /// change of the cache.
+    /// The lengths of the first `rows` slots, int64 `[rows]`, on the device of the cache. Valid until the
+    /// next change of the cache.
     pub(crate) fn device_lengths(&mut self, rows: i64) -> Tensor {
         let upload = || upload(&self.lengths, self.device);
         self.device_lengths.get_or_insert_with(upload).narrow(0, 0, rows)

@@ -41,7 +41,7 @@ impl CausalLm {
         Ok(Self { decoder })
     }
 
-    /// A new model, initialised like in transformers. The values depend only on the seed, not on the machine.
+    /// A new model, initialized like in transformers. The values depend only on the seed, not on the machine.
     pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         check_memory(&config, options)?;
         let decoder =
@@ -188,7 +188,7 @@ fn refuse_reward_model(folder: &Path) -> Result<(), Error> {
     Err(Error::WrongModelKind { path: folder.to_owned(), found, fix })
 }
 
-/// Loads a decoder. With `score_seed`, the scalar head is newly initialised instead of loaded. With
+/// Loads a decoder. With `score_seed`, the scalar head is newly initialized instead of loaded. With
 /// `vocab_size`, the vocabulary is resized to that many tokens.
 pub(crate) fn load(
     folder: &Path,
@@ -280,7 +280,7 @@ fn is_ignorable(name: &str) -> bool {
 }
 
 /// Builds an independent decoder with the values of `from`. A scalar head that `from` does not have is newly
-/// initialised.
+/// initialized.
 pub(crate) fn copy(
     from: &Decoder,
     head: decoder::HeadKind,
@@ -299,7 +299,7 @@ pub(crate) fn copy(
     })
 }
 
-/// Initialises a new parameter on this rank.
+/// Initializes a new parameter on this rank.
 pub(crate) fn init_parameter(request: &ParameterRequest<'_>, seed: u64, options: &LoadOptions) -> Tensor {
     if !request.is_local {
         return options.placeholder();

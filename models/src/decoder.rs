@@ -61,7 +61,7 @@ impl LoadOptions {
         if request.is_linear_weight && is_frozen_on_cpu {
             return no_grad(|| to_column_major(&converted));
         }
-        // The optimiser's kernel walks weight and gradient in memory order, and gradients are row-major.
+        // The optimizer's kernel walks weight and gradient in memory order, and gradients are row-major.
         no_grad(|| converted.contiguous()).set_requires_grad(self.trainable)
     }
 }

@@ -158,7 +158,7 @@ pub enum Error {
     WrongModelKind {
         /// The folder.
         path: PathBuf,
-        /// What the folder holds, and how this was recognised.
+        /// What the folder holds, and how this was recognized.
         found: String,
         /// What to do.
         fix: &'static str,

@@ -73,7 +73,7 @@ fn refuse_foreign(fields: &Fields<'_>) -> Result<(), Error> {
     let empty = [json!({}), json!([])];
 
     let rules: [(&str, &[Value], &str); 18] = [
-        ("quantization_config", &[], "save the model dequantised (in bf16 or fp32) with transformers first"),
+        ("quantization_config", &[], "save the model dequantized (in bf16 or fp32) with transformers first"),
         (
             "auto_map",
             &[],

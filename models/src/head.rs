@@ -11,7 +11,8 @@
 //! If the vocabulary is sharded over a group, each rank computes the logits of its own tokens, and the ranks
 //! exchange only one number per row (the log of the sum of exponentials) and the results. If the rows are
 //! split over a group, each rank computes its own rows. In both cases every rank holds the full hidden
-//! states, and the gradient that it computes for them is one term of a sum over the ranks.
+//! states, and the gradient that it computes for them is partial (DTensor: `Partial`): the backward pass of
+//! the region that they came from sums it over the ranks.
 //!
 //! `N` rows, `H` hidden size, `V` vocabulary size (of this rank). The softmax is in fp32 for any dtype of the
 //! weights. This module knows nothing about reductions or training algorithms.

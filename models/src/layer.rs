@@ -48,7 +48,7 @@ pub fn to_column_major(weight: &Tensor) -> Tensor {
     if columns.is_contiguous() { weight.shallow_clone() } else { columns.contiguous().tr() }
 }
 
-/// The source of a model's parameters: a checkpoint or an initialiser.
+/// The source of a model's parameters: a checkpoint or an initializer.
 pub type ParameterSource<'a> = dyn FnMut(&ParameterRequest<'_>) -> Result<Tensor, Error> + 'a;
 
 /// Builds layers and keeps the list of their parameters in order of use.
@@ -418,7 +418,7 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// Normalises `x` in fp32, and returns the result in the dtype of `x`.
+    /// Normalizes `x` in fp32, and returns the result in the dtype of `x`.
     pub fn forward(&self, x: &Tensor) -> Tensor {
         match self.kind {
             NormKind::Layer => {

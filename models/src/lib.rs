@@ -9,7 +9,7 @@
 //! also in training: the `*_pdrop` and `*_dropout` settings of a `config.json` are kept but have no effect
 //! ([`config::Config::dropout`] lists them).
 //!
-//! This crate knows nothing about losses, optimisers and text.
+//! This crate knows nothing about losses, optimizers and text.
 
 pub mod architecture;
 pub mod attention;

@@ -23,7 +23,7 @@ pub struct LoadBalancingLoss {
     /// 1 for each of this rank's tokens that counts and 0 for the others, fp32 `[n]`; `None` if all tokens
     /// count.
     pub(crate) unique_mask: Option<Tensor>,
-    /// The weight of one token: the model's coefficient divided by the number of tokens in the optimiser
+    /// The weight of one token: the model's coefficient divided by the number of tokens in the optimizer
     /// step.
     pub(crate) coef: f64,
     /// The ranks that hold other tokens of the same rows.

@@ -32,7 +32,8 @@ pub struct ModelParallel {
     pub pipeline_parallel: Option<PipelineParallel>,
     /// The ranks that hold different experts of the same layers; `None` without expert parallelism.
     pub expert_parallel: Option<Arc<ProcessGroup>>,
-    /// All ranks that together hold one copy of the model; `None` if this rank holds all of it.
+    /// The pipeline and expert ranks that together hold all parameters, of this tensor-parallel shard; `None`
+    /// if this rank holds all of them.
     pub pipeline_expert_group: Option<Arc<ProcessGroup>>,
 }
 

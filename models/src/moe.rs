@@ -221,9 +221,10 @@ impl ExpertPlacement {
         self.spec.ranges(self.group.as_ref().map_or(0, |group| group.rank()))[0].clone()
     }
 
-    /// The token dispatcher of expert parallelism: sends rows to the ranks of their experts by all-to-all, runs `expert_fn` there, and returns the results in the
-    /// original order. `rows` are sorted by expert, and `counts` has the number of rows for each of all
-    /// experts. `expert_fn` receives the rows of this rank's experts, sorted by expert, and their counts.
+    /// The token dispatcher of expert parallelism: sends rows to the ranks of their experts by all-to-all,
+    /// runs `expert_fn` there, and returns the results in the original order. `rows` are sorted by expert,
+    /// and `counts` has the number of rows for each of all experts. `expert_fn` receives the rows of this
+    /// rank's experts, sorted by expert, and their counts.
     /// Megatron: `MoEAlltoAllTokenDispatcher`, `token_permutation` and `token_unpermutation`.
     fn dispatch_and_combine(
         &self,

@@ -86,6 +86,7 @@ pub struct Rotary {
 
 impl Rotary {
     /// Rotates the first `dim` numbers of each head. `x` and the result are `[N, heads, D]`.
+    /// transformers: `apply_rotary_pos_emb`.
     pub fn apply(&self, x: &Tensor) -> Tensor {
         let (dim, head_dim) = (self.cos.size()[2], x.size()[2]);
         if dim == head_dim {
@@ -96,6 +97,7 @@ impl Rotary {
     }
 
     /// Computes `x cos + (x2, x1) (-sin, sin)`.
+    /// transformers: `rotate_half`, whose minus sign is in the table of sines.
     fn rotate(&self, x: &Tensor, dim: i64) -> Tensor {
         let half = dim / 2;
         let swapped = Tensor::cat(&[x.narrow(2, half, half), x.narrow(2, 0, half)], 2);

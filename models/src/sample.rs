@@ -1,12 +1,13 @@
 //! Samples one token from one row of logits.
 //!
-//! The temperature divides the logits. Top-k keeps the `k` largest. Top-p then keeps the smallest set of most
-//! likely tokens whose probabilities reach `p` (Holtzman et al. 2020, arXiv 1904.09751), which always
-//! contains the most likely token. The kept tokens are renormalised, and one uniform number draws from them
-//! by inverting the cumulative sum. Temperature 0 takes the largest logit; ties go to the lowest id.
-//! On the host, thresholds are found by partial selection, so nothing of vocabulary size is sorted. On a GPU
-//! ([`SamplingParams::sample_rows`]), the same steps run on all rows at once, and only the sampled tokens leave
-//! it. Every request has its own generator, so a reply does not depend on the other requests of the batch.
+//! The temperature divides the logits. Top-k keeps the `k` largest. Top-p (nucleus sampling) then keeps the
+//! smallest set of most likely tokens whose probabilities reach `p` (Holtzman et al. 2020, arXiv 1904.09751),
+//! which always contains the most likely token. The kept tokens are renormalized, and one uniform number
+//! draws from them by inverting the cumulative sum. Temperature 0 takes the largest logit; ties go to the
+//! lowest id. On the host, thresholds are found by partial selection, so nothing of vocabulary size is
+//! sorted. On a GPU ([`SamplingParams::sample_rows`]), the same steps run on all rows at once, and only the
+//! sampled tokens leave it. Every request has its own generator, so a reply does not depend on the other
+//! requests of the batch.
 
 use parallel::upload;
 use rand::Rng;
@@ -136,7 +137,8 @@ impl SamplingParams {
                 Some(thresholds) => weights.masked_fill(&weights.lt_tensor(&thresholds), 0.0),
                 None => weights,
             };
-            // The first token whose cumulative sum exceeds the draw, or the last kept one if rounding leaves none.
+            // The first token whose cumulative sum exceeds the draw, or the last kept one if rounding leaves
+            // none.
             let cumulative = kept.cumsum(1, Kind::Double);
             let mass = cumulative.narrow(1, -1, 1);
             let last = cumulative.lt_tensor(&mass).sum_dim_intlist(1, true, Kind::Int64);
@@ -178,8 +180,9 @@ impl SamplingParams {
         Some(sorted.gather(1, &cutoff.clamp_max(sorted.size()[1] - 1), false))
     }
 
-    /// The smallest unnormalised weight that top-k and top-p keep, or 0 to keep all. Equal weights are kept
-    /// together.
+    /// The top-k and top-p filter: the smallest unnormalized weight that both keep, or 0 to keep all. Equal
+    /// weights are kept together.
+    /// transformers: `TopKLogitsWarper`, `TopPLogitsWarper`; vLLM: `apply_top_k_top_p`.
     fn threshold(&self, weights: &[f32], total: f64) -> f32 {
         let descending = |left: &f32, right: &f32| right.total_cmp(left);
         let wants_k = self.top_k > 0 && self.top_k < weights.len();
@@ -284,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn top_k_and_top_p_cut_and_renormalise() {
+    fn top_k_and_top_p_cut_and_renormalize() {
         let top_k = SamplingParams { top_k: 2, ..SamplingParams::default() };
         expect(&frequencies(top_k, &logits(), 40_000), &[2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
         // 0.5 does not reach 0.6, 0.5 + 0.25 does.

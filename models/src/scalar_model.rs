@@ -35,7 +35,7 @@ impl ScalarModel {
         Ok(Self { decoder })
     }
 
-    /// Loads the trunk of a language model and initialises a new scalar head from a normal distribution with
+    /// Loads the trunk of a language model and initializes a new scalar head from a normal distribution with
     /// standard deviation `1 / sqrt(H + 1)` (Stiennon et al. 2020, arXiv 2009.01325).
     pub fn from_causal_lm(folder: &Path, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         if WeightFolder::open(folder)?.has(SCORE_WEIGHT) {
@@ -49,19 +49,19 @@ impl ScalarModel {
         Ok(Self { decoder })
     }
 
-    /// Copies the trunk of a language model and initialises a new scalar head.
+    /// Copies the trunk of a language model and initializes a new scalar head.
     pub fn from_model(model: &CausalLm, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = causal_lm::copy(model.decoder(), HeadKind::Scalar, options, seed)?;
         Ok(Self { decoder })
     }
 
-    /// An independent copy of this model, for example a critic that is initialised from the reward model.
+    /// An independent copy of this model, for example a critic that is initialized from the reward model.
     pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = causal_lm::copy(&self.decoder, HeadKind::Scalar, options, 0)?;
         Ok(Self { decoder })
     }
 
-    /// A new, randomly initialised model.
+    /// A new, randomly initialized model.
     pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         causal_lm::check_memory(&config, options)?;
         let decoder = Decoder::build(config, HeadKind::Scalar, &options.model_parallel, &mut |request| {

@@ -71,8 +71,8 @@ impl TensorParallelRegion {
     }
 }
 
-/// A split of rows (of the head, or of an expert layer) over groups whose ranks all hold the same hidden
-/// states: each rank computes its range of rows.
+/// A split of tokens (the rows of `[N, H]`) over groups whose ranks all hold the same hidden states, for the
+/// head and for expert layers: each rank computes its range of them.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenPartition(pub(crate) Vec<Arc<ProcessGroup>>);
 

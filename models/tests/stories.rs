@@ -17,8 +17,9 @@ const OPTIONS: LoadOptions = LoadOptions {
     model_parallel: ModelParallel::NONE,
 };
 
-/// 64 greedy tokens after `<s>`, by transformers 5.23.0 (torch 2.11.0, eager attention, fp32): "Once upon a time, there was a
-/// little girl named Lily. She loved to play outside in the park. …", as the model's own page has it.
+/// 64 greedy tokens after `<s>`, by transformers 5.23.0 (torch 2.11.0, eager attention, fp32): "Once upon a
+/// time, there was a little girl named Lily. She loved to play outside in the park. …", as the model's own
+/// page has it.
 const GREEDY: [i64; 65] = [
     1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338, 401, 396, 267, 337,
     410, 408, 419, 292, 411, 322, 265, 282, 295, 433, 426, 385, 328, 432, 358, 394, 261, 370, 432, 352, 266,

@@ -3,8 +3,8 @@
 use parallel_sys::dispatch::{self, Value};
 use tch::{Device, Tensor, kind::Element};
 
-/// Copies `values` to a tensor `[len]` on `device`. A GPU copies from pinned memory, and the host does not wait
-/// for the copy.
+/// Copies `values` to a tensor `[len]` on `device`. A GPU copies from pinned memory, and the host does not
+/// wait for the copy.
 ///
 /// Code outside this function makes no tensor from host values, so that every tensor is placed on purpose; a
 /// test of the sources checks this.
@@ -17,8 +17,8 @@ pub fn upload<T: Element>(values: &[T], device: Device) -> Tensor {
     }
 }
 
-/// Copies a tensor to pinned memory. `Tensor::pin_memory` passes a device, and libtorch warns at every call that
-/// this argument is deprecated.
+/// Copies a tensor to pinned memory. `Tensor::pin_memory` passes a device, and libtorch warns at every call
+/// that this argument is deprecated.
 fn pinned(host: &Tensor) -> Tensor {
     let mut copies = dispatch::call_tensors("aten::pin_memory", "", &[Value::Tensor(host), Value::None])
         .expect("a machine with a GPU has pinned memory");

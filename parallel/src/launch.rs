@@ -26,7 +26,7 @@ pub fn check_processes(processes: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Initialises one of `processes` processes on this host. `threads` is the number of threads per operation;
+/// Initializes one of `processes` processes on this host. `threads` is the number of threads per operation;
 /// `None` means an equal share of the cores, at least one thread.
 ///
 /// Returns the settings that the C library rejected, which is not an error. Call it first in `main`.

@@ -92,7 +92,7 @@ pub enum Error {
     },
     /// The listener at the address of the store is not the store of this job.
     #[error(
-        "what listens at {address} {problem}, so it is not the store of this job; check MASTER_ADDR and \
+        "the server at {address} is not the rendezvous store of this job: it {problem}; check MASTER_ADDR and \
          MASTER_PORT (--master-addr, --master-port) and COLOSSAL_JOB_SECRET, and whether another program uses that port"
     )]
     NotAStore {

@@ -46,8 +46,8 @@ pub fn gather_from_region(x: &Tensor, dim: i64, group: &Arc<ProcessGroup>) -> Re
     })
 }
 
-/// Like [`gather_from_region`], for a region where every rank does a different computation with the result, as
-/// in sequence parallelism.
+/// Like [`gather_from_region`], for a region where every rank does a different computation with the result,
+/// as in sequence parallelism.
 /// Megatron: `gather_from_sequence_parallel_region`.
 pub fn gather_from_sequence_region(x: &Tensor, dim: i64, group: &Arc<ProcessGroup>) -> Result<Tensor, Error> {
     collective_with_backward(x, group, all_gathered(group, x, dim), move |group, grad| {

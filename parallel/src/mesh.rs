@@ -19,11 +19,12 @@ pub enum Axis {
     Data,
     /// Expert parallelism: replicas that train on different rows and hold different experts.
     Expert,
-    /// Sequence parallelism: shards of one sequence.
+    /// Sequence parallelism by Ulysses or ring attention: shards of one sequence. Megatron: context
+    /// parallelism.
     Sequence,
-    /// Tensor parallelism: weight shards along the depth of a 3D arrangement.
+    /// Tensor parallelism: weight shards along the depth of a 3D arrangement. Reserved: no layer uses it yet.
     Depth,
-    /// Tensor parallelism: weight shards along the rows of a 2D grid.
+    /// Tensor parallelism: weight shards along the rows of a 2D grid. Reserved: no layer uses it yet.
     Row,
     /// Tensor parallelism: weight shards along the columns of a 2D grid, or all shards of 1D tensor
     /// parallelism.

@@ -1,11 +1,12 @@
 //! A network as a chain of segments, and its backward pass one segment at a time.
 //!
-//! The segment is the unit of execution. The autograd graph is cut between two segments: the input of each
-//! segment is a leaf, and the backward pass computes the gradient of that input with a vector-Jacobian
-//! product (`autograd::grad`) and passes it to the previous segment. Activation checkpointing (Chen et al.
-//! 2016, arXiv 1604.06174) is a choice made at these cuts: either the graph of a segment is kept, or only its
-//! input is kept and the segment runs forward again in the backward pass. This module knows no layer, no loss
-//! and no optimiser.
+//! The segment is the unit of execution: the embedding, one transformer layer (DeepSpeed: `LayerSpec`), or
+//! the final norm. Consecutive segments form a pipeline stage (Megatron: model chunk). The autograd graph is
+//! cut between two segments: the input of each segment is a leaf, and the backward pass computes the gradient
+//! of that input with a vector-Jacobian product (`autograd::grad`) and passes it to the previous segment.
+//! Activation checkpointing (Chen et al. 2016, arXiv 1604.06174) is a choice made at these cuts: either the
+//! graph of a segment is kept, or only its input is kept and the segment runs forward again in the backward
+//! pass. This module knows no layer, no loss and no optimizer.
 
 use std::ops::Range;
 

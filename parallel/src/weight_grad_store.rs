@@ -1,5 +1,5 @@
-//! The zero-bubble split of the backward pass: linear layers compute the input gradient at once and the weight
-//! gradient later.
+//! The zero-bubble split of the backward pass: linear layers compute the input gradient at once and the
+//! weight gradient later.
 //!
 //! A pipeline has idle time, in which deferred weight gradients can be computed (Qi et al. 2024, arXiv
 //! 2401.10241). Within [`with_deferred_weight_grads`], the backward pass of a

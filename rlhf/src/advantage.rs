@@ -1,4 +1,4 @@
-//! Token rewards, and the advantages computed from them: with a critic by generalised advantage estimation
+//! Token rewards, and the advantages computed from them: with a critic by generalized advantage estimation
 //! (GAE), without one by comparing the replies to the same prompt.
 //!
 //! ```text
@@ -52,8 +52,9 @@ impl AdvantageEstimator {
     }
 }
 
-/// The slot to whose reward the score of a reply is added (the terminal or EOS reward). A slot is a position with
-/// a value and a reward: each token of the reply, and perhaps one more after it.
+/// The slot to whose reward the score of a reply is added (the terminal or EOS reward). A slot is a position
+/// with a value and a reward: each token of the reply, and perhaps one more after it. (Not a slot of the KV
+/// cache.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScoreSlot {
@@ -89,6 +90,7 @@ pub struct TokenRewards {
 ///
 /// `kl` `[N]`, `scores` `[B]`, `lengths` `[B]` (tokens of each reply), `score_slots` `[B]`. Refuses numbers
 /// that are not finite, and replies without a token, because their score has no token to be added to.
+/// verl: `apply_kl_penalty`, `token_level_rewards`; OpenRLHF: `compute_reward`.
 pub fn token_rewards(
     kl: &Tensor,
     scores: &Tensor,
@@ -137,7 +139,7 @@ pub struct Advantages {
     pub returns: Tensor,
 }
 
-/// Computes generalised advantage estimates with discount `gamma` and decay `lambda`.
+/// Computes generalized advantage estimates (GAE) with discount `gamma` and decay `lambda`.
 ///
 /// `values` `[S]` are the values that the critic predicted before each slot. The result has the dtype of
 /// `values`, at least fp32.

@@ -64,11 +64,11 @@ pub struct PpoConfig {
     pub samples_per_prompt: usize,
     /// Number of replies that are generated at the same time, each with its KV cache. Absent: all replies of
     /// a rollout.
-    /// vLLM: `max_num_seqs`.
+    /// vLLM: `max_num_seqs`. It is not the forward batch of OpenRLHF's `micro_rollout_batch_size`.
     pub rollout_micro_batch_size: Option<usize>,
     /// Number of passes over one rollout.
     pub epochs: usize,
-    /// Number of replies per optimiser step.
+    /// Number of replies per optimizer step.
     pub mini_batch_size: usize,
     /// The maximum length of a reply, in tokens.
     pub max_new_tokens: usize,
@@ -95,7 +95,7 @@ pub struct PpoConfig {
     pub clip_range_high: Option<f64>,
     /// Clip range of the values: their maximum distance from the values of the rollout.
     pub clip_range_value: f64,
-    /// Weight of the value loss. The critic has its own optimiser.
+    /// Weight of the value loss. The critic has its own optimizer.
     pub vf_coef: f64,
     /// Weight of the entropy bonus.
     pub entropy_coef: f64,
@@ -192,12 +192,12 @@ impl PpoConfig {
         let replies = self.replies()?;
         if !replies.is_multiple_of(self.mini_batch_size) {
             let wanted = format!(
-                "must divide rollout_batch_size x samples_per_prompt = {replies}, so that every optimiser step sees as many replies"
+                "must divide rollout_batch_size x samples_per_prompt = {replies}, so that every optimizer step sees as many replies"
             );
             return refuse("mini_batch_size", &self.mini_batch_size, &wanted);
         }
 
-        // `Engine` counts optimiser steps, which must not overflow.
+        // `Engine` counts optimizer steps, which must not overflow.
         let updates = (self.epochs as u64).checked_mul((replies / self.mini_batch_size) as u64);
         if updates
             .and_then(|updates| updates.checked_mul(self.iterations))
@@ -232,7 +232,7 @@ impl PpoConfig {
         refuse("rollout_batch_size x samples_per_prompt", &value, wanted).map(|()| 0)
     }
 
-    /// Number of optimiser steps per iteration: the mini-batches of all epochs. Call [`Self::check`] first.
+    /// Number of optimizer steps per iteration: the mini-batches of all epochs. Call [`Self::check`] first.
     pub fn steps_per_iteration(&self) -> u64 {
         (self.epochs * (self.rollout_batch_size * self.samples_per_prompt / self.mini_batch_size)) as u64
     }
@@ -242,7 +242,7 @@ impl PpoConfig {
         if self.advantage_estimator.has_critic() { self.critic_warmup } else { 0 }
     }
 
-    /// Number of optimiser steps of the policy in a run of `iterations`. The critic warm-up has none.
+    /// Number of optimizer steps of the policy in a run of `iterations`. The critic warm-up has none.
     pub fn policy_steps(&self, iterations: u64) -> u64 {
         iterations.saturating_sub(self.critic_warmup()).saturating_mul(self.steps_per_iteration())
     }

@@ -21,7 +21,7 @@ pub enum Error {
         /// The number of replies per prompt.
         group_size: usize,
     },
-    /// An error of the optimiser step or the checkpoint.
+    /// An error of the optimizer step or the checkpoint.
     #[error(transparent)]
     Gemini(#[from] gemini::Error),
     /// An error of the parallel layer.

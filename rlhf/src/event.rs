@@ -29,7 +29,7 @@ pub enum Event<'a> {
     Started {
         /// The stage: `base`, `sft`, `rm` or `ppo`.
         stage: &'a str,
-        /// Number of optimiser steps (for PPO: iterations) of the full stage.
+        /// Number of optimizer steps (for PPO: iterations) of the full stage.
         total_steps: u64,
         /// Number of steps completed before this start.
         step: u64,

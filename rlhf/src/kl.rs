@@ -62,7 +62,7 @@ impl KlEstimator {
     }
 }
 
-/// The controller of the KL penalty coefficient. Checkpoints contain its serialised form.
+/// The controller of the KL penalty coefficient. Checkpoints contain its serialized form.
 /// TRL: `AdaptiveKLController`, `FixedKLController`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]

@@ -4,9 +4,9 @@
 //! |---|---|---|
 //! | supervised fine-tuning | [`sft`] | `models::head::cross_entropy` |
 //! | reward model | [`reward`] | [`loss::pairwise_reward_loss`] |
-//! | proximal policy optimisation | [`ppo`] | [`kl`], [`score`], [`advantage`], [`whiten`], [`loss`] |
+//! | proximal policy optimization | [`ppo`] | [`kl`], [`score`], [`advantage`], [`whiten`], [`loss`] |
 //!
-//! A stage receives tokenised rows, trains segmented models with `gemini::Engine`, and sends events to a
+//! A stage receives tokenized rows, trains segmented models with `gemini::Engine`, and sends events to a
 //! [`event::Recorder`]. It uses no terminal and no data files, and parallelism is left to `gemini` and
 //! `parallel`.
 

@@ -10,9 +10,9 @@
 //! Policy: Schulman et al. 2017 (arXiv 1707.06347), equation 7; asymmetric clip range: Yu et al. 2025 (arXiv
 //! 2503.14476), equation 10. Value: `openai/baselines` ppo2, with the factor 0.5 inside. Reward: Ouyang et
 //! al. 2022 (arXiv 2203.02155), equation 1; margin: Touvron et al. 2023 (arXiv 2307.09288), equation 2;
-//! centring: Eisenstein et al. 2023 (arXiv 2312.09244).
+//! centering: Eisenstein et al. 2023 (arXiv 2312.09244).
 //!
-//! Every loss is a *sum*. The caller divides it by the count of the full optimiser step, so the split into
+//! Every loss is a *sum*. The caller divides it by the count of the full optimizer step, so the split into
 //! micro-batches does not change the loss. All losses are computed in fp32 at least. `[N]` is a shape over
 //! tokens, `[B]` over pairs. Shapes that would broadcast are refused. This module runs no model.
 
@@ -26,7 +26,8 @@ use tch::{Kind, Tensor};
 
 use crate::{Error, check};
 
-/// Computes the summed reward-model loss of pairs (Bradley-Terry), with an optional margin and reward centering.
+/// Computes the summed reward-model loss of pairs (Bradley-Terry), with an optional margin and reward
+/// centering.
 ///
 /// `chosen`, `rejected` and `margin` are `[B]`. `centering` is the weight of the squared sum of the two
 /// scores (0.01 is usual, 0 is off). The loss is finite for any finite scores, because the stable form of log

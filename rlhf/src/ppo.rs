@@ -1,4 +1,4 @@
-//! Proximal policy optimisation with co-located models: policy, reference, critic and reward models (Schulman
+//! Proximal policy optimization with co-located models: policy, reference, critic and reward models (Schulman
 //! et al. 2017, arXiv 1707.06347; Ouyang et al. 2022, arXiv 2203.02155). GRPO and RLOO are the same loop
 //! without a critic: only the advantages are computed in another way.
 //!
@@ -9,20 +9,20 @@
 //!   compute_advantages    r_t = -kl_coef KL_t + [t = slot of the score] score    advantage::token_rewards
 //!                         A_t, R_t by GAE(gamma, lambda); A whitened             advantage::gae, whiten
 //!   update                mini-batches of a fresh permutation in each epoch
-//!     update_policy       on each: max(-A rho, -A clip(rho))                     loss::policy_loss
-//!     Critic::update      then on each: half the larger of two squared errors    loss::value_loss
+//!     update_policy       all mini-batches: clipped surrogate loss               loss::policy_loss
+//!     Critic::update      afterwards, all mini-batches: clipped value loss       loss::value_loss
 //! ```
 //!
 //! Without a critic, `A_t` comes from the replies to the same prompt
 //! (`advantage::group_relative_advantages`), and `Critic::update` does not run.
 //!
-//! Policy and critic have one optimiser each. Each loss is a sum over the reply tokens (policy) or the slots
+//! Policy and critic have one optimizer each. Each loss is a sum over the reply tokens (policy) or the slots
 //! (critic) of a mini-batch, divided by their number in the full mini-batch. The split into micro-batches
 //! therefore does not change the loss. Dropout is off in all models. Metrics have the names of TRL;
 //! `docs/ppo.md` explains them.
 //!
 //! A checkpoint is the model folder of the policy, which contains the model folder of the critic under
-//! [`CRITIC_FOLDER`]. Both contain the state of their optimiser. No random generator has a state that must be
+//! [`CRITIC_FOLDER`]. Both contain the state of their optimizer. No random generator has a state that must be
 //! saved, because every seed is derived from the seed of the run and the iteration. The reference and the
 //! reward models do not change during a run, so a resumed run loads them from their original folders.
 
@@ -81,7 +81,7 @@ pub struct Data<'a> {
     pub decode: &'a dyn Fn(&[i64]) -> String,
 }
 
-/// One PPO stage: the models, their optimisers and the position in the data.
+/// One PPO stage: the models, their optimizers and the position in the data.
 pub struct Ppo<'a> {
     models: PpoModels<'a>,
     data: Data<'a>,
@@ -99,7 +99,7 @@ pub struct Ppo<'a> {
     content_hash: String,
 }
 
-/// The state of a checkpoint besides the models and their optimisers.
+/// The state of a checkpoint besides the models and their optimizers.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
@@ -118,7 +118,7 @@ struct State {
 }
 
 impl<'a> Ppo<'a> {
-    /// Checks the configuration, the models and the data, and creates both optimisers.
+    /// Checks the configuration, the models and the data, and creates both optimizers.
     pub fn new(
         models: PpoModels<'a>,
         data: Data<'a>,
@@ -132,7 +132,7 @@ impl<'a> Ppo<'a> {
         assert_eq!(
             models.critic.is_some(),
             config.advantage_estimator.has_critic(),
-            "there is a critic exactly for GAE"
+            "a critic is given if and only if the estimator is GAE"
         );
         assert!(!models.reward_models.is_empty(), "PPO needs a reward model");
         if data.prompts.is_empty() {
@@ -190,7 +190,7 @@ impl<'a> Ppo<'a> {
         for iteration in completed + 1..=total {
             let started = Instant::now();
 
-            // 1. Rollout: the weight replicas share the prompts. Each one generates replies to its prompts
+            // 1. Rollout: the model replicas share the prompts. Each one generates replies to its prompts
             // and runs all models on them.
             let mut experiences = self.generate_rollout(iteration)?;
             let rollout_seconds = started.elapsed().as_secs_f64();
@@ -229,7 +229,7 @@ impl<'a> Ppo<'a> {
         run.finish(&|folder| Ok(policy.save(folder)?))
     }
 
-    /// Writes the policy, the critic and the state of both optimisers after `iteration`.
+    /// Writes the policy, the critic and the state of both optimizers after `iteration`.
     fn save(&self, folder: &Path, iteration: u64) -> Result<(), Error> {
         if let Some(critic) = &self.critic {
             let folder = folder.join(CRITIC_FOLDER);
@@ -407,7 +407,7 @@ impl<'a> Ppo<'a> {
         (0..self.config.epochs).map(shuffled).collect()
     }
 
-    /// Runs one optimiser step of the policy on `mini_batch`.
+    /// Runs one optimizer step of the policy on `mini_batch`.
     fn update_policy(
         &mut self,
         mini_batch: &[&Trajectory<'_>],
@@ -421,8 +421,8 @@ impl<'a> Ppo<'a> {
             ..PolicyClip::default()
         };
 
-        // The loss divisor (verl: batch_num_tokens). This count covers the full mini-batch: every micro-batch on
-        // every rank divides its loss by it.
+        // The loss divisor (verl: batch_num_tokens, loss_agg_mode = "token-mean"), also for GRPO. This count
+        // covers the full mini-batch: every micro-batch on every rank divides its loss by it.
         let tokens: usize = mini_batch.iter().map(|trajectory| trajectory.advantages.len()).sum();
         let micro_batches = self.policy_engine.split_micro_batches(mini_batch, micro_batch_size);
         let experience_batches = collate(&micro_batches, num_tokens(mini_batch), policy.device());

@@ -1,8 +1,8 @@
 //! The reward model: predicts which of two replies a person prefers.
 //!
 //! Bradley-Terry loss: `-log sigmoid(s_chosen - s_rejected - margin)`, plus `c (s_chosen + s_rejected)^2` to
-//! centre the scores, averaged over the pairs of the optimiser step (Bradley and Terry 1952; Ouyang et al.
-//! 2022, arXiv 2203.02155, equation 1; centring: Eisenstein et al. 2023, arXiv 2312.09244). The score is a
+//! centre the scores, averaged over the pairs of the optimizer step (Bradley and Terry 1952; Ouyang et al.
+//! 2022, arXiv 2203.02155, equation 1; centering: Eisenstein et al. 2023, arXiv 2312.09244). The score is a
 //! linear map of the hidden state at the last token of a reply, in fp32.
 
 use std::path::Path;

@@ -181,7 +181,8 @@ fn split_by_reply(flat: &Tensor, experiences: &[Experience]) -> std::vec::IntoIt
     split_by_length(flat, &lengths).into_iter()
 }
 
-/// The flat batch of some experiences, and the indices of the replies in it.
+/// The flat batch of some experiences, and the indices of the replies in it, which stand for the
+/// `response_mask` of verl and the `action_mask` of OpenRLHF.
 pub(crate) struct ExperienceBatch {
     pub(crate) batch: Batch,
     /// Index of the hidden state whose logits predict each token of each reply, `[R]`.

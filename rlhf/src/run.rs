@@ -3,8 +3,8 @@
 //!
 //! A run writes to the folder `out/`. `checkpoints/step-N/` and `final/` are model folders that HF
 //! `transformers` can load; a checkpoint also has `trainer_state/` beside the weights. The recorder writes
-//! the metrics files, and creates `out/` when the run begins. The caller chooses the checkpoint that a resumed run
-//! continues from. This module contains no training algorithm.
+//! the metrics files, and creates `out/` when the run begins. The caller chooses the checkpoint that a
+//! resumed run continues from. This module contains no training algorithm.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl StageRun<'_> {
             return Ok(());
         }
         let problem = format!(
-            "its state is that after step {step}: remove this checkpoint, and --resume continues from the previous one"
+            "its saved state belongs to step {step}: remove this checkpoint, and --resume continues from the previous one"
         );
         Err(Error::RunFolder { path: path.clone(), problem })
     }
@@ -108,7 +108,7 @@ impl StageRun<'_> {
     /// Refuses a run that is shorter than at the time of its checkpoint, and reports one that is longer.
     /// `saved` and `total` are the numbers of steps (for PPO: iterations) of the full run, then and now;
     /// `saved` is `None` in checkpoints of earlier versions. `step` is the number of completed steps.
-    /// `next_lr` returns the learning rate of the next optimiser step in a run of so many steps.
+    /// `next_lr` returns the learning rate of the next optimizer step in a run of so many steps.
     pub(crate) fn check_total_steps(
         &mut self,
         saved: Option<u64>,

@@ -1,9 +1,9 @@
 //! Supervised fine-tuning: next-token cross-entropy on the labelled tokens.
 //!
-//! `loss = -sum_t log p(y_t | y_<t) / (number of labelled tokens in the full optimiser step)`. Pre-training
+//! `loss = -sum_t log p(y_t | y_<t) / (number of labelled tokens in the full optimizer step)`. Pre-training
 //! is the same with a label on every token. A bin is a set of rows that are packed together and count as one
 //! row of a micro-batch. Rows never attend to one another, packed or not. This module uses no chat template:
-//! rows arrive tokenised, with labels.
+//! rows arrive tokenized, with labels.
 
 use std::path::Path;
 

@@ -56,11 +56,12 @@ pub trait Objective {
     /// The number of tokens in an example, label or not. It is not the loss divisor.
     fn num_tokens(&self, example: &Self::Example) -> usize;
 
-    /// Returns the loss divisor of `examples`, which are all examples of an optimiser step, on all ranks: their
-    /// label tokens, or their pairs. Never 0. Losses are divided by it and gradients are summed over the ranks, so
-    /// it needs no all-reduce.
+    /// Returns the loss divisor of `examples`, which are all examples of an optimizer step, on all ranks:
+    /// their label tokens, or their pairs. Never 0. Losses are divided by it and gradients are summed over
+    /// the ranks, so it needs no all-reduce: the loss is the mean over the tokens of the step, or over its
+    /// pairs.
     /// transformers: `num_items_in_batch`; Megatron: `num_tokens` of `finalize_model_grads`; verl:
-    /// `batch_num_tokens`.
+    /// `batch_num_tokens`, `loss_agg_mode="token-mean"`.
     fn loss_divisor(&self, examples: &[Self::Example]) -> f64;
 
     /// Builds the flat batch of a micro-batch and the targets of its loss.
@@ -91,14 +92,14 @@ pub trait Objective {
     fn evaluate(&self, micro_batch_size: usize, groups: &parallel::ProcessGroups) -> Result<Metrics, Error>;
 }
 
-/// The state of a checkpoint besides the model and its optimiser.
+/// The state of a checkpoint besides the model and its optimizer.
 #[derive(Serialize, Deserialize)]
 struct State {
     sampler: SamplerState,
     /// The hash of the training examples. `None` in checkpoints of earlier versions.
     #[serde(default)]
     content_hash: Option<String>,
-    /// Number of optimiser steps of the full run. `None` in checkpoints of earlier versions.
+    /// Number of optimizer steps of the full run. `None` in checkpoints of earlier versions.
     #[serde(default)]
     total_steps: Option<u64>,
 }
@@ -175,7 +176,7 @@ pub fn train<O: Objective>(
     run.finish(&|folder| objective.save(folder))
 }
 
-/// The micro-batches of one rank in an optimiser step, ready to run.
+/// The micro-batches of one rank in an optimizer step, ready to run.
 pub(crate) struct MicroBatches<T> {
     batches: Vec<Batch>,
     targets: Vec<T>,
@@ -183,7 +184,7 @@ pub(crate) struct MicroBatches<T> {
     scale: f64,
 }
 
-/// Splits `examples`, those of a full optimiser step, into micro-batches and collates those of this rank.
+/// Splits `examples`, those of a full optimizer step, into micro-batches and collates those of this rank.
 /// Their loss is `weight` times the mean loss of the examples. All examples of a step are split before its
 /// first micro-batch runs, because the engine reduces a gradient as soon as its last micro-batch has run.
 pub(crate) fn collate_micro_batches<O: Objective>(

@@ -1,8 +1,8 @@
 //! The mathematics of this crate against two producers that know nothing of it or of one another.
 //!
-//! `golden/paper.py` computes from the papers' formulas in plain Python, `golden/peers.py` with TRL and torch; both read
-//! `golden/inputs.json`, and their outputs are stored with the versions that made them. First the two must agree, then ours must agree
-//! with each: to 1e-10 in fp64 and to 1e-6 in fp32.
+//! `golden/paper.py` computes from the papers' formulas in plain Python, `golden/peers.py` with TRL and
+//! torch; both read `golden/inputs.json`, and their outputs are stored with the versions that made them.
+//! First the two must agree, then ours must agree with each: to 1e-10 in fp64 and to 1e-6 in fp32.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 

@@ -470,6 +470,6 @@ fn a_run_that_diverges_says_so_and_leaves_no_final_model() {
     let objective = Sft::new(&model, &rows, &[], None).unwrap();
     let (_, outcome) = in_run(folder.path(), None, |run| trainer::train(&objective, true, &train(), run));
     let error = outcome.unwrap_err().to_string();
-    assert!(error.starts_with("the loss of optimiser step 1 is NaN"), "{error}");
+    assert!(error.starts_with("the loss of optimizer step 1 is NaN"), "{error}");
     assert!(!folder.path().join("final").exists());
 }

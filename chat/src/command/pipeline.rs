@@ -75,6 +75,7 @@ pub(crate) struct PipelineOptions<'a> {
 /// Runs a pipeline.
 pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> anyhow::Result<()> {
     if launch::is_launcher(how.processes)? {
+        folder::refuse_locked(&config.out)?;
         check_folder(&config, how.run_file, how.resume)?;
         preflight(&config, how.resume, &launch::mesh(&config.parallel, 0, how.processes)?)?;
         folder::lock_for_launcher(&config.out, &names(&config), how.resume)?;
@@ -90,6 +91,7 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
     check_devices(&config, groups.local_rank())?;
     if groups.is_rank_zero() {
         print_warnings(&config);
+        folder::refuse_locked(&config.out)?;
         check_folder(&config, how.run_file, resume)?;
         // If there are several processes, their launcher on this machine has already checked the inputs.
         if how.processes == 1 {
@@ -124,8 +126,8 @@ fn load_devices(config: &PipelineConfig) {
     device::load(config.stages.values().map(|stage| stage.model.device));
 }
 
-/// Refuses a device that a process cannot have: a mistake in the last stage must not cost the time of the first
-/// ones.
+/// Refuses a device that a process cannot have: a mistake in the last stage must not cost the time of the
+/// first ones.
 fn check_devices(config: &PipelineConfig, local: LocalRank) -> Result<(), ConfigError> {
     for part in &config.steps {
         if let PipelineStep::Stage(name) = part {
@@ -200,7 +202,8 @@ fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: boo
         // other settings.
         let was = folder::read_configuration(&config.out)?;
         check_settings(&saved, &was, &text, &["stage", "pipeline"])?;
-        // The file that the user passes is not replaced by its resolved form, unless the command line changes it.
+        // The file that the user passes is not replaced by its resolved form, unless the command line changes
+        // it.
         let is_kept = folder::is_configuration_of(run_file, &config.out);
         if is_kept && config::differences(&was, &text, &[])?.is_empty() {
             return Ok(());
@@ -340,8 +343,9 @@ impl PipelineConfig {
         self.out.join(name)
     }
 
-    /// Whether an earlier run has completed `stage` with the configuration `run`, and the stage does not become
-    /// longer. Refuses other settings, and to extend a stage whose model a later stage has already used.
+    /// Whether an earlier run has completed `stage` with the configuration `run`, and the stage does not
+    /// become longer. Refuses other settings, and to extend a stage whose model a later stage has already
+    /// used.
     fn is_complete(&self, stage: &'static Stage, run: &RunConfig) -> anyhow::Result<bool> {
         if !folder::holds_run(&run.out)? {
             return Ok(false);
@@ -363,7 +367,8 @@ impl PipelineConfig {
         Ok(false)
     }
 
-    /// The later stages that have a run in the folder of the pipeline, and so may have used the model of `stage`.
+    /// The later stages that have a run in the folder of the pipeline, and so may have used the model of
+    /// `stage`.
     fn users_of(&self, stage: &Stage) -> anyhow::Result<Vec<&'static str>> {
         let names = stage::ALL.into_iter().map(|stage| stage.schema.name);
         let mut users = Vec::new();

@@ -67,7 +67,7 @@ impl ReadError {
 }
 
 /// The entry of `known` that is most similar to `word`, if any is similar enough. The similarity is the
-/// higher of the Jaro-Winkler and the normalised Damerau-Levenshtein similarity.
+/// higher of the Jaro-Winkler and the normalized Damerau-Levenshtein similarity.
 pub(super) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let likeness = |other: &str| {
         strsim::jaro_winkler(word, other).max(strsim::normalized_damerau_levenshtein(word, other))

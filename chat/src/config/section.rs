@@ -217,7 +217,7 @@ pub(crate) struct DataSection {
     pub(crate) limit: Option<usize>,
     /// The columns and turn fields to ignore, whatever they contain.
     pub(crate) drop: Vec<String>,
-    /// The cache folder for tokenised rows, or `""` for no cache. If absent, the user's cache folder.
+    /// The cache folder for tokenized rows, or `""` for no cache. If absent, the user's cache folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<String>,
     /// The maximum length of a row in tokens.

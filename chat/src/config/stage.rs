@@ -37,7 +37,8 @@ pub(crate) struct StageSchema {
     pub(crate) name: &'static str,
     /// What the stage counts.
     pub(crate) units: Units,
-    /// The keys and sections that have no effect on the stage, each with the reason. The stage reads all others.
+    /// The keys and sections that have no effect on the stage, each with the reason. The stage reads all
+    /// others.
     pub(crate) ignored_keys: &'static [IgnoredKey],
 }
 

@@ -8,8 +8,8 @@ use super::context::StageContext;
 use super::preflight::Preflight;
 use crate::config::{RunConfig, StageSchema};
 
-/// A training stage: what the command line, the configuration, the pipeline and the curves of the report know of
-/// it. (The rest of the report compares the stages of the demo by name.)
+/// A training stage: what the command line, the configuration, the pipeline and the curves of the report know
+/// of it. (The rest of the report compares the stages of the demo by name.)
 #[derive(Debug)]
 pub(crate) struct Stage {
     /// Its name, and the configuration keys that it reads.

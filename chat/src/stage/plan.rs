@@ -29,16 +29,16 @@ pub(crate) struct Plan {
     pub(crate) dropped: usize,
     /// Number of tokens of all rows.
     pub(crate) tokens: usize,
-    /// Number of optimiser steps; for PPO, of iterations.
+    /// Number of optimizer steps; for PPO, of iterations.
     pub(crate) steps: u64,
-    /// Number of rows per optimiser step; for PPO, of replies per iteration.
+    /// Number of rows per optimizer step; for PPO, of replies per iteration.
     pub(crate) rows_per_step: usize,
     /// The mesh of the ranks.
     #[serde(serialize_with = "with_places")]
     pub(crate) mesh: Mesh,
     /// Peak memory of each process up to the end of model loading.
     pub(crate) loaded_bytes: Vec<u64>,
-    /// Bytes of weights, gradients and optimiser state of all models, without activations.
+    /// Bytes of weights, gradients and optimizer state of all models, without activations.
     pub(crate) model_bytes: usize,
 }
 
@@ -90,7 +90,7 @@ impl Plan {
         let dropped = if self.dropped > 0 { format!(" ({} left out)", self.dropped) } else { String::new() };
 
         let mut lines = vec![format!(
-            "{}: {} parameters; {}{dropped}, {} tokens; {} of {}; {:.0} MiB of weights and optimiser state",
+            "{}: {} parameters; {}{dropped}, {} tokens; {} of {}; {:.0} MiB of weights and optimizer state",
             self.stage,
             models.join(", "),
             number::counted(self.rows as u64, row),
@@ -125,7 +125,7 @@ fn as_object<S: Serializer>(parameters: &[(&str, usize)], serializer: S) -> Resu
     serializer.collect_map(parameters.iter().copied())
 }
 
-/// Serialises the size of each axis, and the coordinates of each rank.
+/// Serializes the size of each axis, and the coordinates of each rank.
 fn with_places<S: Serializer>(mesh: &Mesh, serializer: S) -> Result<S::Ok, S::Error> {
     let of_axes = |number: &dyn Fn(Axis) -> usize| -> Map<String, Value> {
         Axis::ALL.iter().map(|&axis| (axis.name().to_owned(), number(axis).into())).collect()

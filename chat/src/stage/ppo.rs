@@ -40,8 +40,8 @@ pub(crate) static STAGE: Stage = Stage {
         ],
     },
     command: Some(CommandHelp {
-        about: "Improve a model by its rewards (proximal policy optimisation)",
-        title: "Proximal policy optimisation",
+        about: "Improve a model by its rewards (proximal policy optimization)",
+        title: "Proximal policy optimization",
         examples: "\
 Examples:
   colossal-chat ppo --config run.toml

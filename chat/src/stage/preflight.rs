@@ -4,8 +4,8 @@
 //! The inputs of a stage are model folders and rows. Inputs that exist are checked in the same way as the
 //! stage itself checks them: `config.json`, the headers of the weight files, the tokenizer with its template,
 //! every row, and whether lengths and token ids fit the models. A folder that an earlier stage will write is
-//! described by the model that this stage starts from. The checks of a stage are in its own file; here is what
-//! they share. Nothing here reads weights or writes files.
+//! described by the model that this stage starts from. The checks of a stage are in its own file; here is
+//! what they share. Nothing here reads weights or writes files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ impl<'a> Preflight<'a> {
         (self.made_rows.contains(&path) && !path.exists()) || (is_pattern && is_beside())
     }
 
-    /// Parses the existing rows without tokenising them. Used when the tokenizer or some of the rows do not
+    /// Parses the existing rows without tokenizing them. Used when the tokenizer or some of the rows do not
     /// exist yet.
     pub(super) fn parse<T: TrainingRow>(&self, files: &Names, data: &DataSection) -> anyhow::Result<()> {
         let existing: Vec<&String> = files.0.iter().filter(|file| !self.will_generate(file)).collect();
@@ -113,8 +113,8 @@ impl ModelSpec {
         Ok(Self { config, is_reward_model, tokenizer: Some(TokenizerFiles::of(folder)) })
     }
 
-    /// Returns the tokenizer of a stage that starts from this model. `adds_tokens` is whether the stage adds the
-    /// tokens that its chat template needs.
+    /// Returns the tokenizer of a stage that starts from this model. `adds_tokens` is whether the stage adds
+    /// the tokens that its chat template needs.
     pub(super) fn tokenizer_of(
         &self,
         section: &TokenizerSection,

@@ -1,4 +1,4 @@
-//! The rows of a stage: reads, tokenises and truncates the files of `[data]`, or loads the rows from the
+//! The rows of a stage: reads, tokenizes and truncates the files of `[data]`, or loads the rows from the
 //! cache, and prints what happened to them.
 
 use std::io::IsTerminal;
@@ -15,13 +15,13 @@ use crate::config::section::DataSection;
 use crate::config::{ConfigError, StageSchema};
 use crate::console::print_stderr;
 
-/// Minimum size of the data files in bytes for which tokenised rows are kept in the cache folder of the user.
+/// Minimum size of the data files in bytes for which tokenized rows are kept in the cache folder of the user.
 const MIN_CACHED_BYTES: u64 = 4 << 20;
 
 /// How long loading runs before its progress is shown.
 const PROGRESS_DELAY: Duration = Duration::from_secs(2);
 
-/// Tokenised rows, and the number of rows left out.
+/// Tokenized rows, and the number of rows left out.
 pub(crate) struct EncodedRows<T> {
     /// The rows.
     pub(crate) rows: Vec<T>,
@@ -94,7 +94,7 @@ pub(super) fn refuse_none<T>(rows: &EncodedRows<T>, stage: &StageSchema) -> Resu
     Err(rlhf::Error::NoRows { stage: stage.name, fix })
 }
 
-/// Parses every row of `files` without tokenising it.
+/// Parses every row of `files` without tokenizing it.
 pub(super) fn parse<T: TrainingRow>(files: &[&String], data: &DataSection) -> anyhow::Result<()> {
     for path in table::expand(files)? {
         table::open_records::<T::Source>(&path, &reading(data))?.try_for_each(|row| row.map(drop))?;

@@ -31,7 +31,7 @@ fn pair(path: &Path) -> (Vec<Message>, Message, Message) {
         Preference::Messages { prompt, mut chosen, mut rejected, .. } => {
             (prompt, chosen.remove(0), rejected.remove(0))
         }
-        Preference::Tokens { .. } => panic!("not tokenised"),
+        Preference::Tokens { .. } => panic!("not tokenized"),
     }
 }
 

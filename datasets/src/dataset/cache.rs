@@ -1,10 +1,10 @@
-//! Caches tokenised rows on disk, so that a second run with the same data does not tokenise again.
+//! Caches tokenized rows on disk, so that a second run with the same data does not tokenize again.
 //!
 //! The name of a cache file is a hash (two XXH64 hashes with different seeds) of everything that the rows
 //! depend on: the bytes of the data files, the tokenizer with its chat template, the settings, the kind of
 //! rows, and the version of this program. A cache file is written under a temporary name and then renamed, so
 //! it is either complete or absent. Its magic bytes and checksum are verified when it is read, and a damaged
-//! file is rebuilt. Processes that need the same rows wait for the process that is tokenising them.
+//! file is rebuilt. Processes that need the same rows wait for the process that is tokenizing them.
 //!
 //! ```text
 //! "colossal-chat rows 1\n" | XXH64 of the rest, little endian | postcard: counts, layouts, notes, rows
@@ -27,13 +27,13 @@ use crate::tokenizer::Tokenizer;
 /// The magic bytes at the start of a cache file.
 const MAGIC: &[u8] = b"colossal-chat rows 1\n";
 
-/// A folder of cached tokenised rows.
+/// A folder of cached tokenized rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache {
     /// The folder.
     pub folder: PathBuf,
     /// The smallest total size of the data files, in bytes, for which the cache is used. A few rows are
-    /// tokenised faster than they are looked up.
+    /// tokenized faster than they are looked up.
     pub least_bytes: u64,
 }
 
@@ -80,7 +80,7 @@ impl Cache {
     ) -> Result<EncodedDataset<T>> {
         let path = self.folder.join(format!("{}.rows", key::<T>(paths, tokenizer, options)?));
         let lock = path.with_extension("lock");
-        // Some network file systems have no locks. Without a lock, two processes may tokenise the same rows,
+        // Some network file systems have no locks. Without a lock, two processes may tokenize the same rows,
         // which is harmless.
         let held = fs::create_dir_all(&self.folder).and_then(|()| File::create(&lock));
         let held = held.and_then(|file| file.lock().map(|()| file));

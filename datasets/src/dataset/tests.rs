@@ -151,7 +151,7 @@ fn the_head_of_a_long_row_is_the_head_of_all_of_it() {
 }
 
 #[test]
-fn long_pairs_are_cut_as_if_they_had_been_tokenised_whole() {
+fn long_pairs_are_cut_as_if_they_had_been_tokenized_whole() {
     let tokenizer = small();
     let words = "one two three four. ".repeat(30_000);
     let pair = |prompt: &str, chosen: &str, rejected: &str| Preference::Messages {

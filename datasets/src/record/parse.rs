@@ -90,7 +90,7 @@ fn tokens(fields: &Fields<'_>) -> Result<Demonstration> {
 pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
     let margin = fields.number("margin")?;
     let prompt = match fields.layout {
-        Layout::PreferenceTokens => return Ok(only(tokenised_preference(fields, margin)?)),
+        Layout::PreferenceTokens => return Ok(only(tokenized_preference(fields, margin)?)),
         Layout::ImplicitPreference => return implicit_preference(fields, margin),
         Layout::ShareGptPreference => "conversations",
         Layout::ColossalPreference => "context",
@@ -137,8 +137,8 @@ pub(super) fn split_shared(chosen: &mut Vec<Message>, rejected: &mut Vec<Message
     chosen.drain(..shared).collect()
 }
 
-/// Reads a tokenised pair and checks that both sides share the prompt.
-fn tokenised_preference(fields: &Fields<'_>, margin: Option<f64>) -> Result<Preference> {
+/// Reads a tokenized pair and checks that both sides share the prompt.
+fn tokenized_preference(fields: &Fields<'_>, margin: Option<f64>) -> Result<Preference> {
     const COUNT: &str = "a count of ids";
     let (chosen, rejected) = (fields.ids("chosen_input_ids")?, fields.ids("rejected_input_ids")?);
     let value = fields.need("prompt_length", COUNT)?;

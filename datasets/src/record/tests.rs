@@ -101,7 +101,7 @@ fn labels_must_be_as_many_as_ids() {
 }
 
 #[test]
-fn the_prompt_of_tokenised_pairs_is_checked() {
+fn the_prompt_of_tokenized_pairs_is_checked() {
     let pair = |length: i64| json!({"chosen_input_ids": [1, 2, 3, 4], "rejected_input_ids": [1, 2, 5], "prompt_length": length});
     let row: Preference = parse(Layout::PreferenceTokens, pair(2)).unwrap();
     assert!(matches!(row, Preference::Tokens { prompt_length: 2, .. }));

@@ -1,6 +1,6 @@
 //! Opens files: checks their first bytes against the file name, counts the bytes read, and unpacks gzip.
 //!
-//! Compressed files and Parquet are recognised by their first bytes (RFC 1952, section 2.3.1; RFC 8878,
+//! Compressed files and Parquet are recognized by their first bytes (RFC 1952, section 2.3.1; RFC 8878,
 //! section 3.1.1; the "PAR1" of Parquet). A file whose name does not match its contents therefore gets a
 //! clear error, and is not parsed as broken JSON.
 

@@ -69,7 +69,8 @@ fn public_templates_render_as_in_transformers() {
         let mut source = String::new();
         let file = std::fs::File::open(folder.join(case["template"].as_str().unwrap())).unwrap();
         std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(file), &mut source).unwrap();
-        // Jinja2's `safe` makes what is added to it escape HTML, an accident that this template meets when it lists tools.
+        // Jinja2's `safe` makes what is added to it escape HTML, an accident that this template meets when it
+        // lists tools.
         if case["template"].as_str().unwrap().contains("functionary-medium-v3.1") && case["tools"] == true {
             continue;
         }

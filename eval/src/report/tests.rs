@@ -1,4 +1,5 @@
-//! The three files of a report: keys, escaping, honesty about what is missing, and drawings whose coordinates are checked by hand.
+//! The three files of a report: keys, escaping, honesty about what is missing, and drawings whose coordinates
+//! are checked by hand.
 
 use super::escape::{escape_html, escape_markdown};
 use super::*;
@@ -183,7 +184,8 @@ fn the_page_needs_no_network_and_no_script() {
     assert!(page.contains("prefers-color-scheme: dark") && page.contains("@media print"));
 }
 
-/// Every element that is opened is closed, in order: enough of a parser for a page without raw text elements but `style`.
+/// Every element that is opened is closed, in order: enough of a parser for a page without raw text elements
+/// but `style`.
 #[test]
 fn the_page_is_well_nested() {
     let page = html(&full());
@@ -205,7 +207,8 @@ fn the_page_is_well_nested() {
 
 #[test]
 fn whiskers_stand_where_the_numbers_say() {
-    // The axis runs from x = 150 at 0 % to x = 540 at 100 %: 3.9 per point. 60 % is 384, its interval 56..64 is 368.4..399.6.
+    // The axis runs from x = 150 at 0 % to x = 540 at 100 %: 3.9 per point. 60 % is 384, its interval 56..64
+    // is 368.4..399.6.
     let models = PerModel {
         base: None,
         sft: Some(Scores { greedy: score(0.6, 0.56, 0.64), sampled: None }),

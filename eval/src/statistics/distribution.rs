@@ -1,7 +1,7 @@
 //! Quantiles of the normal and of Student's t distribution, found by bisection on the cumulative distribution
 //! function.
 //!
-//! Student's t uses the regularised incomplete beta function `I_x(a, b)` (Abramowitz and Stegun 1964, 26.5.1
+//! Student's t uses the regularized incomplete beta function `I_x(a, b)` (Abramowitz and Stegun 1964, 26.5.1
 //! and 26.7.1) with its continued fraction (26.5.8). The normal distribution uses the incomplete gamma
 //! function of order 1/2, by series (6.5.29) or continued fraction (6.5.31). Continued fractions are
 //! evaluated by Lentz's method (Lentz 1976, Applied Optics 15, p. 668). Bisection costs a few hundred
@@ -108,12 +108,12 @@ fn upper_gamma_half(x: f64) -> f64 {
 /// Probability that Student's t with `degrees` degrees of freedom is below `x`: `1 - I_y(v/2, 1/2) / 2` with
 /// `y = v / (v + x²)` for x > 0 (Abramowitz and Stegun 26.7.1).
 fn student_t_cdf(x: f64, degrees: f64) -> f64 {
-    let half_tail = 0.5 * regularised_beta(degrees / (degrees + x * x), degrees / 2.0, 0.5);
+    let half_tail = 0.5 * regularized_beta(degrees / (degrees + x * x), degrees / 2.0, 0.5);
     if x < 0.0 { half_tail } else { 1.0 - half_tail }
 }
 
-/// `I_x(a, b)`, the regularised incomplete beta function.
-fn regularised_beta(x: f64, a: f64, b: f64) -> f64 {
+/// `I_x(a, b)`, the regularized incomplete beta function.
+fn regularized_beta(x: f64, a: f64, b: f64) -> f64 {
     if x <= 0.0 || x >= 1.0 {
         return x.clamp(0.0, 1.0);
     }

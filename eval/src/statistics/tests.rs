@@ -1,5 +1,5 @@
-//! Expected numbers are worked by hand where a line says so; all others were printed by `oracle.py` beside this file under
-//! numpy 2.4.6, scipy 1.17.1 and statsmodels 0.15.0.
+//! Expected numbers are worked by hand where a line says so; all others were printed by `oracle.py` beside
+//! this file under numpy 2.4.6, scipy 1.17.1 and statsmodels 0.15.0.
 
 use super::*;
 
@@ -64,7 +64,8 @@ fn quantiles_agree_with_scipy() {
 
 #[test]
 fn samples_are_averaged_within_their_item_first() {
-    // Item means 0, 1/4, 1/2, 1, 3/4; by hand: mean 1/2, squares 2 (1/16 + 1/4) = 5/8, s² = 5/32, SE = sqrt(1/32).
+    // Item means 0, 1/4, 1/2, 1, 3/4; by hand: mean 1/2, squares 2 (1/16 + 1/4) = 5/8, s² = 5/32, SE =
+    // sqrt(1/32).
     let items =
         [vec![0.0, 0.0], vec![0.0, 0.0, 0.0, 1.0], vec![1.0, 0.0], vec![1.0], vec![1.0, 1.0, 0.0, 1.0]];
     let mean = mean_of_items(&items, Interval::StudentT).unwrap();
@@ -108,8 +109,8 @@ fn paired_difference_agrees_with_scipy() {
     assert_close(gain.normal.mean, 0.175, 1e-15);
     assert_close(gain.normal.standard_error, 0.073_923_904_048_308_95, 1e-14);
     assert_close(gain.normal.low, 0.175 - 1.959_963_984_540_054 * 0.073_923_904_048_308_95, 1e-10);
-    // scipy's percentile bootstrap with 1 000 000 draws: 0.0375 to 0.325, on a lattice of 1/160. Ten thousand draws of
-    // another generator may land one or two lattice points away.
+    // scipy's percentile bootstrap with 1 000 000 draws: 0.0375 to 0.325, on a lattice of 1/160. Ten thousand
+    // draws of another generator may land one or two lattice points away.
     assert_close(gain.bootstrap_low, 0.0375, 0.0126);
     assert_close(gain.bootstrap_high, 0.325, 0.0126);
 }

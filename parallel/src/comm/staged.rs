@@ -60,8 +60,8 @@ fn empty_on_host(tensor: &Tensor) -> Tensor {
     Tensor::empty(tensor.size(), (tensor.kind(), Device::Cpu))
 }
 
-/// The work on the host copies `inputs` of tensors. If `output` is given, its first tensor, in host memory, is
-/// copied to the second one at the end.
+/// The work on the host copies `inputs` of tensors. If `output` is given, its first tensor, in host memory,
+/// is copied to the second one at the end.
 fn staged(work: Work, inputs: Vec<Tensor>, output: Option<(Tensor, &Tensor)>) -> Work {
     let output = output.map(|(host, tensor)| (host, tensor.shallow_clone()));
     Work::Staged(StagedWork { work: Box::new(work), inputs, output })

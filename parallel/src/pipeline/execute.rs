@@ -15,6 +15,7 @@ use crate::{Error, ForwardPass, Segmented};
 /// `loss` computes the scalar loss of a micro-batch from its last hidden states, on the rank that has them.
 /// `on_gradient` receives the gradients of this rank's parameters: one call per use of a parameter in a
 /// micro-batch.
+/// Megatron: `forward_backward_pipelining_with_interleaving`.
 pub fn run_schedule<M: Segmented, E: From<Error>>(
     model: &M,
     contexts: &[&M::Context],

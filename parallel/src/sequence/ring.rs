@@ -31,7 +31,7 @@ use crate::{Error, upload};
 ///
 /// `chunks` holds the chunk length of each row; a rank has an early and a late chunk of each row. `scale` is
 /// the factor of the scores.
-/// DeepSpeed, Megatron: ring attention, context parallelism.
+/// Megatron: context parallelism.
 pub fn ring_attention(
     [q, k, v]: [&Tensor; 3],
     chunks: &[i64],

@@ -1,22 +1,22 @@
-//! Attention of some queries over one block of keys, with the log-sum-exp by which results of several blocks are
-//! merged.
+//! Attention of some queries over one block of keys, with the log-sum-exp by which results of several blocks
+//! are merged.
 //!
 //! ```text
 //!   S = scale Q K^T    l = log sum_j e^(S_j)    P = e^(S - l)    O = P V
 //!   dV = P^T dO        dS = P (dO V^T - rowsum(dO O))            dQ = scale dS K    dK = scale dS^T Q
 //! ```
-//! With `l` and `O` over *all* keys, these are the gradients of one block, and need no other block (Dao et al. 2022,
-//! arXiv 2205.14135, section 3.1). On the CPU, libtorch's flash kernel computes them. libtorch has kernels with
-//! a log-sum-exp for some other devices, dtypes and shapes only, so there the same sums are written out: they hold
-//! the scores of one block.
+//! With `l` and `O` over *all* keys, these are the gradients of one block, and need no other block (Dao et
+//! al. 2022, arXiv 2205.14135, section 3.1). On the CPU, libtorch's flash kernel computes them. libtorch has
+//! kernels with a log-sum-exp for some other devices, dtypes and shapes only, so there the same sums are
+//! written out: they hold the scores of one block.
 
 use parallel_sys::dispatch::{self, Value};
 use tch::{Device, Kind, Tensor};
 
 use crate::SysError;
 
-/// Computes the attention output `[rows, heads, T, D]` and the log-sum-exp of its scores `[rows, heads, T]`, in
-/// fp32 at least.
+/// Computes the attention output `[rows, heads, T, D]` and the log-sum-exp of its scores `[rows, heads, T]`,
+/// in fp32 at least.
 pub(super) fn tile_attention(
     [q, k, v]: [&Tensor; 3],
     causal: bool,
@@ -76,7 +76,8 @@ fn math_backward(
     ]
 }
 
-/// The scaled scores `[rows, heads, T, keys]`, in fp32 at least; minus infinity where the causal mask applies.
+/// The scaled scores `[rows, heads, T, keys]`, in fp32 at least; minus infinity where the causal mask
+/// applies.
 fn scores(q: &Tensor, k: &Tensor, causal: bool, scale: f64) -> Tensor {
     let scores = q.matmul(&k.transpose(-2, -1)).to_kind(accumulation_kind(q.kind())) * scale;
     if !causal {

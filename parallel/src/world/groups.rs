@@ -164,8 +164,8 @@ impl ProcessGroups {
         self.axis_group(Axis::Expert)
     }
 
-    /// The ranks that train on different tokens of the same rows (Ulysses, ring). Megatron's sequence parallelism
-    /// splits tokens over the tensor-parallel group instead.
+    /// The ranks that train on different tokens of the same rows (Ulysses, ring). Megatron's sequence
+    /// parallelism splits tokens over the tensor-parallel group instead.
     /// Megatron: `get_context_parallel_group()`.
     pub fn sequence_parallel(&self) -> &Arc<ProcessGroup> {
         self.axis_group(Axis::Sequence)

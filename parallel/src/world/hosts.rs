@@ -50,8 +50,8 @@ pub struct LocalRank {
     pub rank: usize,
     /// The number of processes on the host.
     pub size: usize,
-    /// Whether the launcher shows every process of the host other GPUs, as SLURM may do: `CUDA_VISIBLE_DEVICES`
-    /// is set for all of them, and differs.
+    /// Whether the launcher shows every process of the host other GPUs, as SLURM may do:
+    /// `CUDA_VISIBLE_DEVICES` is set for all of them, and differs.
     pub has_own_gpus: bool,
 }
 

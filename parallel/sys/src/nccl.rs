@@ -279,7 +279,7 @@ impl Comm {
 
 /// Checks that NCCL can be loaded, because cudarc panics if it cannot.
 fn check_library() -> Result<(), Error> {
-    // SAFETY: loading NCCL runs its own initialisers.
+    // SAFETY: loading NCCL runs its own initializers.
     if unsafe { sys::is_culib_present() } {
         return Ok(());
     }

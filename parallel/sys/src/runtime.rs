@@ -83,7 +83,7 @@ pub fn load_cuda() -> Result<(), Error> {
     let beside = libtorch_path().map(|path| path.with_file_name("cuda").join(name));
     let path = beside.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from(name));
     let path = CString::new(path.as_os_str().as_bytes()).expect("a path has no zero byte");
-    // SAFETY: loading the library runs libtorch's own initialisers.
+    // SAFETY: loading the library runs libtorch's own initializers.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     if !library.is_null() {
         return Ok(());

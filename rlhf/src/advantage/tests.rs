@@ -106,7 +106,8 @@ fn replies_to_the_same_prompt_are_compared_with_one_another() {
 
 #[test]
 fn the_advantage_of_a_reply_is_that_of_each_of_its_tokens() {
-    // Two prompts with two replies each. The second reply has its score after its end, in a slot without a token.
+    // Two prompts with two replies each. The second reply has its score after its end, in a slot without a
+    // token.
     let kl = vector(&[1.0, 1.0, 2.0, 0.0, 0.0, 0.0]);
     let scores = vector(&[3.0, 4.0, 5.0, 5.0]);
     let slots = [ScoreSlot::Eos, ScoreSlot::AfterEos, ScoreSlot::Eos, ScoreSlot::Eos];

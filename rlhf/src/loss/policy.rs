@@ -66,7 +66,7 @@ impl AddAssign for PolicyStatistics {
 /// Computes the policy loss of `[N]` tokens. Only `logprobs` has a gradient.
 ///
 /// With a log-probability of minus infinity on one side, the loss is finite if `clip.log_ratio` is set. With
-/// minus infinity on both sides, or with NaN, the loss is NaN. The model is then broken, and the optimiser
+/// minus infinity on both sides, or with NaN, the loss is NaN. The model is then broken, and the optimizer
 /// step must refuse the loss.
 pub fn policy_loss(
     logprobs: &Tensor,

@@ -62,8 +62,8 @@ impl AddAssign for ValueStatistics {
     }
 }
 
-/// Computes the value loss of `[N]` slots, with value clipping. `old_values` are the values of the rollout. Only `values` has a
-/// gradient.
+/// Computes the value loss of `[N]` slots, with value clipping. `old_values` are the values of the rollout.
+/// Only `values` has a gradient.
 pub fn value_loss(
     values: &Tensor,
     old_values: &Tensor,

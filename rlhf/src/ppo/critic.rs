@@ -1,4 +1,4 @@
-//! The critic of a PPO stage: the value model with its own optimiser.
+//! The critic of a PPO stage: the value model with its own optimizer.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::trajectory::{Trajectory, collate, flatten, num_tokens};
 use crate::config::PpoConfig;
 use crate::{Error, loss};
 
-/// The critic and its optimiser.
+/// The critic and its optimizer.
 pub(super) struct Critic<'a> {
     pub(super) model: &'a ScalarModel,
     pub(super) engine: Engine,
@@ -30,7 +30,7 @@ impl<'a> Critic<'a> {
         Ok(Self { model, engine: Engine::new(model.parameters(), &train, total_steps, groups)? })
     }
 
-    /// Runs one optimiser step of the critic on `mini_batch`.
+    /// Runs one optimizer step of the critic on `mini_batch`.
     pub(super) fn update(
         &mut self,
         mini_batch: &[&Trajectory<'_>],

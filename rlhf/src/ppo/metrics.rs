@@ -7,7 +7,7 @@ use crate::event::Metrics;
 use crate::loss::{PolicyStatistics, ValueStatistics};
 use crate::rollout::Experience;
 
-/// Sums over the optimiser steps of one iteration.
+/// Sums over the optimizer steps of one iteration.
 #[derive(Default)]
 pub(super) struct UpdateStats {
     pub(super) steps: f64,
@@ -35,7 +35,7 @@ impl UpdateStats {
         Ok(())
     }
 
-    /// Adds the means over the optimiser steps, tokens and slots of the iteration.
+    /// Adds the means over the optimizer steps, tokens and slots of the iteration.
     pub(super) fn push_metrics(&self, has_critic: bool, metrics: &mut Metrics) {
         let (steps, tokens, num_slots) =
             (self.steps.max(1.0), self.policy.tokens.max(1.0), self.value.slots.max(1.0));

@@ -1,5 +1,5 @@
-//! The ptx term of PPO: cross-entropy on demonstrations, which keeps the policy from forgetting them (Ouyang et
-//! al. 2022, arXiv 2203.02155, section 3.5).
+//! The ptx term of PPO: cross-entropy on demonstrations, which keeps the policy from forgetting them (Ouyang
+//! et al. 2022, arXiv 2203.02155, section 3.5).
 
 use datasets::Sampler;
 use gemini::Engine;
@@ -15,7 +15,7 @@ pub(super) struct Ptx<'a> {
     pub(super) coef: f64,
 }
 
-/// The micro-batches of one optimiser step.
+/// The micro-batches of one optimizer step.
 pub(super) type PtxMicroBatches<'a> = MicroBatches<<Sft<'a> as Objective>::Targets>;
 
 impl<'a> Ptx<'a> {

@@ -39,7 +39,7 @@ pub(super) fn num_tokens(trajectories: &[&Trajectory<'_>]) -> usize {
     trajectories.iter().map(|trajectory| trajectory.experience.ids.len()).sum::<usize>().max(1)
 }
 
-/// Builds the flat batch of each micro-batch of an optimiser step that has `step_tokens` tokens.
+/// Builds the flat batch of each micro-batch of an optimizer step that has `step_tokens` tokens.
 pub(super) fn collate(
     micro_batches: &[&[&Trajectory<'_>]],
     step_tokens: usize,

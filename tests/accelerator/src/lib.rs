@@ -13,7 +13,8 @@ pub const LIBRARY: &str = concat!(env!("OUT_DIR"), "/libaccelerator.so");
 /// If the library cannot be loaded.
 pub fn load() {
     let path = CString::new(LIBRARY).expect("a path has no zero byte");
-    // SAFETY: the library registers kernels when it is loaded, and has no other requirement. It is never closed.
+    // SAFETY: the library registers kernels when it is loaded, and has no other requirement. It is never
+    // closed.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     assert!(!library.is_null(), "{LIBRARY} cannot be loaded");
 }

@@ -63,7 +63,8 @@ fn the_block_shows_where_the_stage_is() {
         progress.count_tokens(600);
         progress.update(step, &[("loss", loss), ("lr", 3e-4)]).unwrap();
     }
-    // Half a second a step: six more take 3 s. The bar has 40 cells, a quarter of them full. 1200 tokens in 1 s.
+    // Half a second a step: six more take 3 s. The bar has 40 cells, a quarter of them full. 1200 tokens in 1
+    // s.
     let bar = format!("{}{}", "━".repeat(10), "─".repeat(30));
     assert_eq!(
         screen(&progress, 80),
@@ -176,7 +177,8 @@ fn no_line_is_too_wide_for_any_terminal() {
 fn a_terminal_made_narrower_is_cleared_wholly() {
     let (mut progress, time) = live(80);
     progress.start("sft", 10).unwrap();
-    // The head of an empty stage at 80 columns is 55 cells, which a terminal of 30 columns has wrapped into two rows.
+    // The head of an empty stage at 80 columns is 55 cells, which a terminal of 30 columns has wrapped into
+    // two rows.
     let wide = progress.drawn[0];
     assert_eq!(wide, 5 + 40 + 2 + "0/10  0%".len());
     progress.mode.layout = Layout::Live(Columns::Fixed(30));

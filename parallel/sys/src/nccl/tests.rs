@@ -24,7 +24,7 @@ fn load_stand_in() {
             .status();
         assert!(built.unwrap().success());
         let name = std::ffi::CString::new(library.as_os_str().as_bytes()).unwrap();
-        // SAFETY: a library of the test's own, which has no initialisers.
+        // SAFETY: a library of the test's own, which has no initializers.
         let loaded = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         assert!(!loaded.is_null());
     });
