@@ -98,8 +98,8 @@ impl Tokenizer {
         Ok(TokenPrefix { row: ids, whole })
     }
 
-    /// Encodes a text with the byte range of each id, or only its beginning if the text is far longer than `limit`
-    /// ids.
+    /// Encodes a text with the byte range of each id, or only its beginning if the text is far longer than
+    /// `limit` ids.
     fn pieces_prefix(&self, text: &str, limit: usize) -> Result<(Pieces, bool)> {
         let (mut pieces, whole) =
             prefix_of(text, limit, |text| self.pieces(text), |pieces| pieces.ids.len())?;

@@ -4,8 +4,9 @@
 //! names `exp_avg.NAME`, `exp_avg_sq.NAME` and `master.NAME`. `trainer_state/state.json` holds the step and
 //! the stage's own state (data order, coefficients). `trainer_state/files.json` holds the size of every file
 //! of the checkpoint, so that [`verify`] finds missing and truncated files. There is no `rng_state`, as
-//! Megatron and transformers save it: every generator is seeded from seed and step. A folder is written under
-//! a temporary name, synced, and renamed. It never replaces another folder.
+//! Megatron and transformers save it: every generator is seeded from the seed of the run and the iteration,
+//! epoch or request. A folder is written under a temporary name, synced, and renamed. It never replaces
+//! another folder.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};

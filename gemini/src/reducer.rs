@@ -21,7 +21,7 @@ use crate::Error;
 const BUCKET_BYTES: usize = 4 << 20;
 
 /// A gradient bucket: one flat fp32 buffer, which is all-reduced as a whole.
-/// torch DDP: `GradBucket`; Megatron: `ParamAndGradBuffer`.
+/// torch DDP: `GradBucket`; Megatron: `_ParamAndGradBucket`.
 struct Bucket {
     buffer: Tensor,
     group: Arc<ProcessGroup>,

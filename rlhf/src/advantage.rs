@@ -169,7 +169,7 @@ pub fn gae(rewards: &TokenRewards, values: &Tensor, gamma: f64, lambda: f64) -> 
 /// Computes the advantage of every token, `[N]`, by comparing the summed rewards of replies to the same
 /// prompt. `group_size` consecutive replies, at least two, belong to one prompt. The result has the dtype of
 /// the rewards, at least fp32.
-/// The group advantage of GRPO and RLOO. verl: `compute_grpo_outcome_advantage`.
+/// The group advantage of GRPO and RLOO (leave-one-out). verl: `compute_grpo_outcome_advantage`.
 pub fn group_relative_advantages(
     rewards: &TokenRewards,
     group_size: usize,

@@ -67,6 +67,7 @@ pub struct PpoConfig {
     /// vLLM: `max_num_seqs`. It is not the forward batch of OpenRLHF's `micro_rollout_batch_size`.
     pub rollout_micro_batch_size: Option<usize>,
     /// Number of passes over one rollout.
+    /// TRL: `num_ppo_epochs`; verl: `ppo_epochs`.
     pub epochs: usize,
     /// Number of replies per optimizer step.
     pub mini_batch_size: usize,

@@ -472,7 +472,7 @@ impl<'a> Ppo<'a> {
 }
 
 /// Derives the seed for one `purpose` of one iteration: 0 is sampling, `1 + epoch` is the shuffle of that
-/// epoch.
+/// epoch. With it, a resumed run needs no saved `rng_state`.
 fn derived_seed(seed: u64, iteration: u64, purpose: u64) -> u64 {
     let mut generator = ChaCha8Rng::seed_from_u64(seed);
     generator.set_stream(iteration);

@@ -54,6 +54,8 @@ pub(crate) fn run_for(
         let mesh = groups.mesh().clone();
         (groups, mesh)
     };
+    // A missing device is named before any row is read.
+    device::resolve(loaded.config.model.device, groups.local_rank())?;
     if groups.is_rank_zero() {
         loaded.warnings.iter().for_each(|warning| print_stderr(&format!("warning: {warning}")));
     }

@@ -312,9 +312,9 @@ fn a_mistyped_folder_is_not_looked_up_in_the_hub() {
     assert!(!told("nothing-like-it").contains("did you mean"), "{}", told("nothing-like-it"));
     // `src` is a folder where the tests of this crate run, so `src/nonsense` has the form of a name and is
     // none.
-    let error = settings.resolve("src/tokenizer").unwrap_err().to_string();
+    let error = settings.resolve("src/tokeniser").unwrap_err().to_string();
     assert!(
-        error.contains("did you mean \"src/tokenizer\"?") && error.contains("src/tokenizer@main"),
+        error.contains("did you mean \"src/tokenizer\"?") && error.contains("src/tokeniser@main"),
         "{error}"
     );
 }
