@@ -32,6 +32,8 @@ fn main() {
             "cpp/c10d.cpp",
             "cpp/stream.cpp",
             "cpp/runtime.cpp",
+            "cpp/blob.cpp",
+            "cpp/allocator.cpp",
             "cpp/mkl.cpp",
             "cpp/names.cpp",
         ])

@@ -111,4 +111,14 @@ void shim_event_free(ShimEvent *event);
 int shim_show_config(ShimSink sink, void *context);
 // Whether denormal numbers are flushed to zero on this thread from now on.
 int shim_set_flush_denormal(bool flush, bool *supported);
+
+// A tensor on the CPU over memory of the caller, with a storage of its own that cannot be resized. `kind` is an at::ScalarType, and the
+// strides count elements. `drop` frees `state`, once: with the storage, or at once where this fails.
+int shim_from_blob(void *data, const int64_t *shape, const int64_t *strides, size_t dims, int32_t kind, void *state,
+                   ShimDrop drop, at::Tensor **result);
+// The memory of CPU tensors made from now on. `take` returns so many bytes, which are more than 0, aligned to 64,
+// or null after `shim_fail`: then the operation fails with an OutOfMemoryError of that message. `give_back` frees
+// what `take` returned. Both are called on any thread until the process ends.
+typedef void *(*ShimTake)(size_t bytes);
+int shim_set_cpu_allocator(ShimTake take, ShimDrop give_back);
 }

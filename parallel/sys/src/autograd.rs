@@ -145,14 +145,16 @@ impl IntoPointer for Tensor {
     }
 }
 
-fn fail(message: &str) -> c_int {
+/// Leaves a message for the C++ side of a callback, and returns the code of a failure.
+pub(crate) fn fail(message: &str) -> c_int {
     let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
     // SAFETY: the text lives until the call returns, and the shim copies it.
     unsafe { raw::shim_fail(text.as_ptr()) };
     1
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+/// The message of a caught panic.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }

@@ -3,14 +3,19 @@
 //! | level | module | interface |
 //! |---|---|---|
 //! | raw | [`raw`] | the C functions of `cpp/shim.h`, in the same order |
-//! | safe | [`dispatch`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`] | tensors and `Result`s |
+//! | safe | [`dispatch`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`], [`allocator`], [`arena`], [`disk`], [`adamw`] | tensors and `Result`s |
 //!
 //! This crate contains the only `unsafe` code of the project. No C++ exception and no Rust panic crosses the
 //! language boundary: an exception becomes [`Error::Torch`], a panic in a callback becomes an error on the
 //! C++ side.
 
+pub mod adamw;
+pub mod allocator;
+pub mod arena;
 pub mod autograd;
+mod bfloat16;
 pub mod c10d;
+pub mod disk;
 pub mod dispatch;
 pub mod memory;
 pub mod nccl;
@@ -19,6 +24,8 @@ pub mod raw;
 pub mod runtime;
 pub mod shared;
 pub mod stream;
+
+use std::path::PathBuf;
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -59,12 +66,78 @@ pub enum Error {
         /// The cause.
         problem: String,
     },
+    /// An argument of AdamW does not fit.
+    #[error("AdamW on the host: `{argument}` {problem}")]
+    Adamw {
+        /// The tensor or the setting.
+        argument: &'static str,
+        /// The problem.
+        problem: String,
+    },
     /// NCCL is missing or returned an error.
     #[error("{call} over NCCL: {problem}")]
     Nccl {
         /// The NCCL function.
         call: String,
         /// The error message.
+        problem: String,
+    },
+    /// An arena has no place for a request, or the system refused it memory.
+    #[error("{call} of an arena of {arena} bytes: {problem}")]
+    Arena {
+        /// The function.
+        call: &'static str,
+        /// The length of the arena in bytes.
+        arena: usize,
+        /// The problem, with the values.
+        problem: String,
+    },
+    /// A file for direct I/O cannot be opened, or has no place for a request.
+    #[error("{call} of {file}: {problem}")]
+    Disk {
+        /// The function.
+        call: &'static str,
+        /// The path of the file, or the folder of a scratch file.
+        file: String,
+        /// The problem, with the values.
+        problem: String,
+    },
+    /// A scratch file does not fit on its disk.
+    #[error(
+        "a scratch file of {wanted} bytes does not fit in {folder}, where {free} bytes are free: {problem}"
+    )]
+    DiskSpace {
+        /// The folder.
+        folder: PathBuf,
+        /// The size of the file in bytes.
+        wanted: u64,
+        /// The bytes that were free before the attempt.
+        free: u64,
+        /// The reason of the system.
+        problem: String,
+    },
+    /// A request to a disk failed.
+    #[error("{operation} of {length} bytes at offset {offset} of {file}: {problem}")]
+    DiskTransfer {
+        /// `read` or `write`.
+        operation: &'static str,
+        /// The path of the file, or the folder of a scratch file.
+        file: String,
+        /// The offset in the file, in bytes.
+        offset: u64,
+        /// The length in bytes.
+        length: usize,
+        /// The reason of the system.
+        problem: String,
+    },
+    /// The mechanism of a disk queue failed.
+    #[error("{call} of the disk queue over {mechanism}: {problem}")]
+    DiskQueue {
+        /// The function.
+        call: &'static str,
+        /// `io_uring` or `threads`.
+        mechanism: &'static str,
+        /// The problem.
         problem: String,
     },
 }

@@ -1,10 +1,13 @@
 //! The memory of this process: statistics, and how the C library allocates large buffers.
 //!
+//! How libtorch allocates tensors is in [`crate::allocator`].
+//!
 //! By default, glibc maps every buffer over 32 MB with a new `mmap` and unmaps it when it is freed, so each
 //! large temporary costs one page fault per 4 KiB. [`keep_large_buffers`] makes the heap keep such buffers.
 
 use std::ffi::CStr;
 use std::fmt;
+use std::io;
 
 /// A setting that the C library rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,10 +74,29 @@ pub fn release_free_heap() {
     unsafe { libc::malloc_trim(0) };
 }
 
-/// The peak resident memory of this program in bytes. `getrusage` would include the memory of the parent
-/// process before it started this program.
+/// The peak resident memory of this program in bytes, since it started or since [`reset_peak_rss`].
+/// `getrusage` would include the memory of the parent process before it started this program.
 pub fn peak_rss_bytes() -> u64 {
     read_bytes("/proc/self/status", "VmHWM:").unwrap_or(0)
+}
+
+/// Starts the peak of [`peak_rss_bytes`] anew at the current resident memory, so that a part of a run has a
+/// peak of its own. Fails where the system does not let a process write `/proc/self/clear_refs`.
+pub fn reset_peak_rss() -> io::Result<()> {
+    // 5 is the code of the kernel for the peak alone.
+    std::fs::write("/proc/self/clear_refs", "5")
+}
+
+/// The resident memory of this process in bytes, with the pages of files and of shared memory that it has
+/// touched; 0 if the system does not report it. The kernel adds up the counts of its processors late, so the
+/// figure may be off by some hundred KiB.
+pub fn rss_bytes() -> u64 {
+    read_bytes("/proc/self/status", "VmRSS:").unwrap_or(0)
+}
+
+/// The part of [`rss_bytes`] that belongs to no file: the heap, the stacks and private mappings.
+pub fn anonymous_rss_bytes() -> u64 {
+    read_bytes("/proc/self/status", "RssAnon:").unwrap_or(0)
 }
 
 /// The memory of this machine in bytes; `None` if the system does not report it.
@@ -126,6 +148,16 @@ mod tests {
     #[test]
     fn a_machine_has_more_memory_than_a_process_held() {
         assert!(super::total_bytes().unwrap() > super::peak_rss_bytes());
+    }
+
+    #[test]
+    fn anonymous_memory_is_a_part_of_the_resident_memory() {
+        let held = std::hint::black_box(vec![1u8; 64 << 20]);
+        let anonymous = anonymous_rss_bytes();
+        assert!(anonymous >= 64 << 20, "{anonymous}");
+        // Other tests free memory between the two readings.
+        assert!(rss_bytes() + (256 << 20) > anonymous);
+        drop(held);
     }
 
     #[test]

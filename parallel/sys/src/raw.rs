@@ -34,6 +34,7 @@ pub type ShimBackward = extern "C" fn(
     input_count: usize,
 ) -> c_int;
 pub type ShimDrop = extern "C" fn(state: *mut c_void);
+pub type ShimTake = extern "C" fn(bytes: usize) -> *mut c_void;
 
 pub const TAG: usize = 32;
 
@@ -189,4 +190,15 @@ unsafe extern "C" {
     pub fn shim_event_free(event: *mut ShimEvent);
     pub fn shim_show_config(sink: ShimSink, context: *mut c_void) -> c_int;
     pub fn shim_set_flush_denormal(flush: bool, supported: *mut bool) -> c_int;
+    pub fn shim_from_blob(
+        data: *mut c_void,
+        shape: *const i64,
+        strides: *const i64,
+        dims: usize,
+        kind: i32,
+        state: *mut c_void,
+        drop: ShimDrop,
+        result: *mut *mut C_tensor,
+    ) -> c_int;
+    pub fn shim_set_cpu_allocator(take: ShimTake, give_back: ShimDrop) -> c_int;
 }

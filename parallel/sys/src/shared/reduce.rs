@@ -3,6 +3,7 @@
 use tch::Kind;
 
 use crate::Error;
+use crate::bfloat16::Bfloat16;
 use crate::c10d::Reduction;
 
 /// A reduction for elements of one kind.
@@ -49,23 +50,13 @@ trait Element: Copy {
     fn narrow(wide: Self::Accumulator) -> Self;
 }
 
-/// The upper half of an `f32`.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-struct Bfloat16(u16);
-
 impl Element for Bfloat16 {
     type Accumulator = f32;
     fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.0) << 16)
+        Self::widen(self)
     }
-    /// Rounds to the nearest value, ties to even.
     fn narrow(wide: f32) -> Self {
-        let bits = wide.to_bits();
-        if wide.is_nan() {
-            return Self((bits >> 16) as u16 | 0x40);
-        }
-        Self((bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
+        Self::nearest(wide)
     }
 }
 

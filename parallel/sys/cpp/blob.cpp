@@ -1,0 +1,16 @@
+// Tensors over memory that is not torch's.
+#include <ATen/ops/from_blob.h>
+
+#include "guard.h"
+#include "shim.h"
+
+int shim_from_blob(void *data, const int64_t *shape, const int64_t *strides, size_t dims, int32_t kind, void *state,
+                   ShimDrop drop, at::Tensor **result) {
+  return shim_guard([&] {
+    // The maker owns the state from here on, and frees it where it throws. `at::from_blob` would not.
+    at::TensorMaker maker = at::for_blob(data, at::IntArrayRef(shape, dims));
+    maker.context(state, drop);
+    auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(kind)).device(at::kCPU);
+    *result = new at::Tensor(maker.strides(at::IntArrayRef(strides, dims)).options(options).make_tensor());
+  });
+}
