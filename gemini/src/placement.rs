@@ -1,0 +1,183 @@
+//! Placement: which chunks are in the memory of the device, as pure functions from numbers to decisions.
+//! Nothing here moves a byte.
+//!
+//! ```text
+//!   choose_evictions    which chunks make room: those whose next use is farthest in the future
+//!   choose_prefetches   which chunks are fetched ahead, and what makes room for them
+//!   static_split        which chunks live off the device if a fixed share does
+//!   simulate            what the policy `auto` moves over a recorded order of use
+//! ```
+//! Time is counted in moments: one moment is one segment's forward or backward pass or one piece of the
+//! optimizer, and it needs a set of chunks at once.
+
+mod lookahead;
+
+use std::cmp::Reverse;
+
+use serde::{Deserialize, Serialize};
+
+pub use lookahead::{
+    ChunkUse, DoesNotFit, Moves, Prefetch, RecordedOrder, Resident, choose_prefetches, simulate,
+};
+
+/// Where chunks are kept. Colossal-AI: `placement_policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlacementPolicy {
+    /// Everything stays on the device, but may be sharded over the ranks (`[parallel] zero`).
+    Cuda,
+    /// The optimizer state and the weights that are not in use are in host memory. DeepSpeed: ZeRO-Offload.
+    Cpu,
+    /// Chunks stay on the device while there is room. Then the chunk whose next use is farthest in the future
+    /// is evicted (Belady 1966), and chunks are fetched before their use.
+    Auto,
+    /// Fixed shares are sharded and off the device. Colossal-AI: `shard_param_frac`, `offload_optim_frac`,
+    /// `offload_param_frac`; DeepSpeed: `ratio`.
+    Static,
+    /// Nothing stays that is not in use; the rest is on disk. DeepSpeed: ZeRO-Infinity with `nvme`.
+    Disk,
+}
+
+/// A chunk that may be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its size.
+    pub bytes: usize,
+    /// The number of moments until its next use; `None` if no further use is known.
+    pub next_use: Option<usize>,
+    /// Whether it has changed since it was fetched, so that evicting it means writing it.
+    pub dirty: bool,
+}
+
+/// Chooses what to evict in order to free `needed_bytes`, and returns indices into `candidates`. The chunk
+/// whose next use is farthest in the future goes first, and one without a next use before all others. Among
+/// equals the order is: clean before dirty, larger before smaller, lower index. If a later choice made an
+/// earlier one unnecessary, the earlier one stays. Returns `None` if all candidates together are not enough.
+///
+/// For chunks of equal size this gives the least possible number of fetches (Belady 1966, "A study of
+/// replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2)), also if a moment needs
+/// several chunks and if the capacity changes over time. For chunks of different sizes it is a heuristic: the
+/// best choice is then NP-hard to find (Chrobak et al. 2012, "Caching is hard, even in the fault model").
+pub fn choose_evictions(candidates: &[Candidate], needed_bytes: usize) -> Option<Vec<usize>> {
+    let mut order: Vec<usize> = (0..candidates.len()).collect();
+    order.sort_by_key(|&index| {
+        let Candidate { bytes, next_use, dirty } = candidates[index];
+        (Reverse(next_use.unwrap_or(usize::MAX)), dirty, Reverse(bytes))
+    });
+
+    let mut freed = 0;
+    let mut chosen = Vec::new();
+    for index in order {
+        if freed >= needed_bytes {
+            break;
+        }
+        freed += candidates[index].bytes;
+        chosen.push(index);
+    }
+    if freed < needed_bytes {
+        return None;
+    }
+
+    // Of the chunks that turn out not to be needed, the one with the nearest next use stays first.
+    for position in (0..chosen.len()).rev() {
+        let without = freed - candidates[chosen[position]].bytes;
+        if without >= needed_bytes {
+            freed = without;
+            chosen.remove(position);
+        }
+    }
+    Some(chosen)
+}
+
+/// Decides which chunks live off the device if the share `offload_frac` of the bytes does. Chunks are taken
+/// from the end of the order of use: the next step needs them last, so there is the most time to fetch them.
+/// The share is at least `offload_frac`, and it would be less without the last chunk taken. 0 or less takes
+/// none, 1 or more takes all. Colossal-AI: `offload_param_frac`, `offload_optim_frac`.
+pub fn static_split(chunk_bytes: &[usize], offload_frac: f64) -> Vec<bool> {
+    let total = chunk_bytes.iter().sum::<usize>() as f64;
+    // 0.07 * 100 is a little more than 7: the margin keeps rounding from taking one chunk more.
+    let wanted = (offload_frac - 1e-9) * total;
+    let mut offloaded = 0;
+    let mut is_off_device = vec![false; chunk_bytes.len()];
+    for (chunk, &bytes) in chunk_bytes.iter().enumerate().rev() {
+        is_off_device[chunk] = offload_frac >= 1.0 || (offloaded as f64) < wanted;
+        offloaded += bytes;
+    }
+    is_off_device
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(bytes: usize, next_use: Option<usize>, dirty: bool) -> Candidate {
+        Candidate { bytes, next_use, dirty }
+    }
+
+    #[test]
+    fn the_farthest_next_use_goes_first() {
+        let candidates = [
+            candidate(10, Some(3), false),
+            candidate(10, Some(9), true),
+            candidate(10, None, true),
+            candidate(10, Some(1), false),
+        ];
+        assert_eq!(choose_evictions(&candidates, 0), Some(vec![]));
+        assert_eq!(choose_evictions(&candidates, 1), Some(vec![2]));
+        assert_eq!(choose_evictions(&candidates, 11), Some(vec![2, 1]));
+        assert_eq!(choose_evictions(&candidates, 40), Some(vec![2, 1, 0, 3]));
+        assert_eq!(choose_evictions(&candidates, 41), None);
+        assert_eq!(choose_evictions(&[], 1), None);
+    }
+
+    #[test]
+    fn equals_go_clean_then_large_then_in_order() {
+        let candidates = [
+            candidate(20, Some(5), true),
+            candidate(10, Some(5), false),
+            candidate(10, Some(5), false),
+            candidate(15, Some(5), false),
+            candidate(30, Some(5), true),
+        ];
+        assert_eq!(choose_evictions(&candidates, 85), Some(vec![3, 1, 2, 4, 0]));
+        assert_eq!(choose_evictions(&candidates, 16), Some(vec![3, 1]));
+    }
+
+    #[test]
+    fn what_a_later_choice_makes_unnecessary_stays() {
+        let candidates = [
+            candidate(1, Some(9), false),
+            candidate(2, Some(8), false),
+            candidate(3, Some(7), false),
+            candidate(9, Some(6), false),
+        ];
+        // 1 + 2 + 3 < 10, and with 9 it is 15. Without 3 it is 12, without 2 as well 10, and 1 is needed.
+        assert_eq!(choose_evictions(&candidates, 10), Some(vec![0, 3]));
+        assert_eq!(choose_evictions(&candidates, 9), Some(vec![3]));
+        assert_eq!(choose_evictions(&candidates, 6), Some(vec![0, 1, 2]));
+    }
+
+    #[test]
+    fn the_split_takes_at_least_the_share_from_the_end() {
+        let split = |frac| static_split(&[10, 30, 20, 40], frac);
+        assert_eq!(split(0.0), [false; 4]);
+        assert_eq!(split(0.01), [false, false, false, true]);
+        assert_eq!(split(0.4), [false, false, false, true]);
+        assert_eq!(split(0.41), [false, false, true, true]);
+        assert_eq!(split(0.9), [false, true, true, true]);
+        assert_eq!(split(0.91), [true; 4]);
+        assert_eq!(split(1.0), [true; 4]);
+        // 0.07 * 100 > 7 in floating point.
+        let taken = static_split(&[1; 100], 0.07).into_iter().filter(|&off| off).count();
+        assert_eq!(taken, 7);
+    }
+
+    #[test]
+    fn policies_are_written_in_snake_case() {
+        use PlacementPolicy::{Auto, Cpu, Cuda, Disk, Static};
+        let policies = ["cuda", "cpu", "auto", "static", "disk"];
+        let parsed: Vec<PlacementPolicy> =
+            policies.iter().map(|name| serde_json::from_value((*name).into()).unwrap()).collect();
+        assert_eq!(parsed, [Cuda, Cpu, Auto, Static, Disk]);
+    }
+}
