@@ -1,6 +1,6 @@
 //! The decoder of all families: embeddings, blocks and a final norm. This file holds the struct and the
-//! training forward pass, segment by segment. [`build`] constructs the decoder, [`inference`] runs it with a
-//! KV cache.
+//! training forward pass, segment by segment. [`build`] constructs the decoder, [`load`] gives its parameters
+//! their values, [`inference`] runs it with a KV cache.
 //!
 //! Segment 0 embeds the tokens into hidden states `[N, H]`, segments `1..=L` are the blocks, and segment
 //! `L + 1` is the final norm (in OPT-350m also a projection). The weight of the head is a parameter of the
@@ -8,10 +8,13 @@
 
 pub mod build;
 pub mod inference;
+pub(crate) mod load;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use parallel::comm::ProcessGroup;
+use parallel::residency::{WeightAllocator, WeightStore};
 use parallel::{Parameter, PipelineStages, Segmented};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -44,6 +47,8 @@ pub struct LoadOptions {
     pub trainable: bool,
     /// How the model is split over ranks.
     pub model_parallel: ModelParallel,
+    /// Reserves the memory of the parameters. `None` allocates each of them on its own.
+    pub memory: Option<Arc<dyn WeightAllocator>>,
 }
 
 impl LoadOptions {
@@ -52,13 +57,19 @@ impl LoadOptions {
         Tensor::empty([0], (self.kind, self.device))
     }
 
-    /// Moves a parameter to the requested device and dtype. A frozen linear weight on the CPU becomes
-    /// column-major, which is faster for inference.
+    fn kind_of(&self, request: &ParameterRequest<'_>) -> Kind {
+        if request.name == SCORE_WEIGHT { Kind::Float } else { self.kind }
+    }
+
+    /// A frozen linear weight on the CPU is column-major, which is faster for inference.
+    fn is_column_major(&self, request: &ParameterRequest<'_>) -> bool {
+        request.is_linear_weight && !self.trainable && self.device == Device::Cpu
+    }
+
+    /// Moves a parameter to the requested device, dtype and memory layout.
     pub(crate) fn materialize(&self, request: &ParameterRequest<'_>, tensor: &Tensor) -> Tensor {
-        let kind = if request.name == SCORE_WEIGHT { Kind::Float } else { self.kind };
-        let converted = tensor.to_device(self.device).to_kind(kind);
-        let is_frozen_on_cpu = !self.trainable && self.device == Device::Cpu;
-        if request.is_linear_weight && is_frozen_on_cpu {
+        let converted = tensor.to_device(self.device).to_kind(self.kind_of(request));
+        if self.is_column_major(request) {
             return no_grad(|| to_column_major(&converted));
         }
         // The optimizer's kernel walks weight and gradient in memory order, and gradients are row-major.
@@ -94,6 +105,15 @@ pub struct Decoder {
     /// The index of each segment's first parameter; the last entry is the end of the last segment.
     segment_offsets: Vec<usize>,
     head_parameters: Vec<usize>,
+    /// The memory of the parameters; `None` if each of them was allocated on its own.
+    memory: Option<ModelMemory>,
+}
+
+/// The memory of the parameters of a decoder.
+#[derive(Debug)]
+struct ModelMemory {
+    allocator: Arc<dyn WeightAllocator>,
+    store: Arc<dyn WeightStore>,
 }
 
 impl Decoder {
@@ -122,7 +142,7 @@ impl Decoder {
     pub(crate) fn save(&self, folder: &Path, config: &Config) -> Result<(), Error> {
         let alone = ProcessGroup::single("pipeline-expert", 0);
         let pipeline_expert_group = self.model_parallel.pipeline_expert_group.as_deref().unwrap_or(&alone);
-        weights::save(folder, config, &self.parameters, pipeline_expert_group)
+        weights::save(folder, config, &self.parameters, self.residency(), pipeline_expert_group)
     }
 
     /// The dtype of the hidden states.
@@ -250,6 +270,10 @@ impl Segmented for Decoder {
 
     fn pipeline(&self) -> Option<&PipelineStages> {
         self.pipeline.as_ref()
+    }
+
+    fn weight_store(&self) -> Option<&Arc<dyn WeightStore>> {
+        self.memory.as_ref().map(|memory| &memory.store)
     }
 
     fn hidden_spec(&self, batch: &Batch) -> (Vec<i64>, (Kind, Device)) {

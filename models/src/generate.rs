@@ -8,6 +8,7 @@
 
 use std::ops::ControlFlow;
 
+use parallel::residency::{ModelPart, hold_weights};
 use parallel::upload;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -77,7 +78,7 @@ pub fn generate(
     options.sampling.check()?;
     check_prompts(model, prompts)?;
     let model = model.for_decoding()?;
-    let completions = no_grad(|| GenerationEngine::new(&model, prompts, options).run(on_token))?;
+    let completions = no_grad(|| GenerationEngine::new(&model, prompts, options)?.run(on_token))?;
     check_agreement(&model, &completions)?;
     Ok(completions)
 }
@@ -139,23 +140,31 @@ struct GenerationEngine<'a> {
 }
 
 impl<'a> GenerationEngine<'a> {
-    fn new(model: &'a CausalLm, prompts: &'a [Vec<i64>], options: &'a GenerationOptions) -> Self {
+    fn new(
+        model: &'a CausalLm,
+        prompts: &'a [Vec<i64>],
+        options: &'a GenerationOptions,
+    ) -> Result<Self, Error> {
         let empty = Completion { ids: Vec::new(), logprobs: Vec::new(), finish_reason: FinishReason::Length };
         let slots = prompts.len().min(options.max_num_seqs.max(1));
         // A tied head is the embedding table, so a column-major copy costs memory. It pays off with more than
         // one row per step.
         let weight = model.head().weight;
         let is_column_major = slots > 1 && weight.device() == Device::Cpu;
-        Self {
+        let head = {
+            let _weights = hold_weights(model, ModelPart::Head)?;
+            if is_column_major { to_column_major(weight) } else { weight.shallow_clone() }
+        };
+        Ok(Self {
             model,
-            head: if is_column_major { to_column_major(weight) } else { weight.shallow_clone() },
+            head,
             prompts,
             options,
             next_request: 0,
             slots: (0..slots).map(|_| None).collect(),
             completions: vec![empty; prompts.len()],
             scratch: Vec::new(),
-        }
+        })
     }
 
     fn run(mut self, on_token: &mut TokenCallback<'_>) -> Result<Vec<Completion>, Error> {

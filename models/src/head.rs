@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use parallel::autograd::{self, Backward, with_backward};
 use parallel::comm::{ProcessGroup, Reduction};
+use parallel::residency::{Access, HeldWeights, ModelPart, Residency, Weights};
 use parallel::{PipelineStages, SysError};
 use tch::{Kind, Tensor, no_grad};
 
@@ -48,6 +49,8 @@ pub struct Head<'a> {
     pub pipeline: Option<&'a PipelineStages>,
     /// The size of the full vocabulary.
     pub vocab_size: i64,
+    /// What keeps the weights in memory while they are used; `None` if they always are in memory.
+    pub residency: Option<&'a dyn Residency>,
 }
 
 /// The result of [`logprobs`] for each row.
@@ -69,7 +72,13 @@ impl<'a> Head<'a> {
             sequence_group: None,
             pipeline: None,
             vocab_size: weight.size()[0],
+            residency: None,
         }
+    }
+
+    /// Holds the weights of the head while it computes.
+    fn hold(&self) -> Result<HeldWeights<'a>, Error> {
+        Ok(HeldWeights::fetch(self.residency, Weights::Part(ModelPart::Head), Access::Read)?)
     }
 
     /// The logits of a few rows over the full vocabulary, for the sampler. They have no autograd graph if the
@@ -81,6 +90,7 @@ impl<'a> Head<'a> {
         {
             return result;
         }
+        let _weights = self.hold()?;
         let local_logits = if use_onednn(hidden, self.weight) {
             onednn_linear(hidden, self.weight, self.bias)
         } else {
@@ -217,6 +227,7 @@ fn local_cross_entropy(
     targets: &Tensor,
     weights: Option<&Tensor>,
 ) -> Result<Tensor, Error> {
+    let _weights = head.hold()?;
     let wants_grad = head.requires_grad(hidden);
     let mut sums = HeadGrads::new(hidden, &head, wants_grad);
     let mut total = Tensor::zeros([], (Kind::Double, hidden.device()));
@@ -298,6 +309,7 @@ fn local_logprobs(
     targets: &Tensor,
     temperature: f64,
 ) -> Result<TokenLogprobs, Error> {
+    let _weights = head.hold()?;
     let chunk_rows = head.chunk_rows();
     let (mut chunk_results, mut log_totals) = (Vec::new(), Vec::new());
     let stacked = no_grad(|| {
@@ -381,6 +393,7 @@ pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
     if let Some(result) = head.broadcast_from_last_stage(hidden, &hidden.size()[..1], Kind::Int64, make) {
         return result;
     }
+    let _weights = head.hold()?;
     no_grad(|| {
         let detached_head = head.detach();
         let mut best = Vec::new();

@@ -4,15 +4,17 @@
 //! `value = hidden . score`, without a bias, in fp32. The caller decides which token's value counts.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use parallel::residency::{ModelPart, WeightStore, hold_weights};
 use parallel::{Parameter, PipelineStages, Segmented};
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::batch::Batch;
-use crate::causal_lm::{self, CausalLm, LoadOptions};
+use crate::causal_lm::{CausalLm, LoadOptions};
 use crate::config::Config;
-use crate::decoder::{Decoder, HeadKind, SCORE_WEIGHT};
+use crate::decoder::{Decoder, HeadKind, SCORE_WEIGHT, load};
 use crate::model_parallel::needs_grad;
 use crate::weights::WeightFolder;
 
@@ -31,7 +33,7 @@ impl ScalarModel {
             let fix = "train one from it with `rm`, and give that run's final folder here";
             return Err(Error::WrongModelKind { path: folder.to_owned(), found, fix });
         }
-        let decoder = causal_lm::load(folder, HeadKind::Scalar, options, None, None)?;
+        let decoder = load::from_folder(folder, HeadKind::Scalar, options, None, None)?;
         Ok(Self { decoder })
     }
 
@@ -45,29 +47,25 @@ impl ScalarModel {
             let fix = "name ...ForSequenceClassification there to continue training that score, or remove the tensor";
             return Err(Error::WrongModelKind { path: folder.to_owned(), found, fix });
         }
-        let decoder = causal_lm::load(folder, HeadKind::Scalar, options, Some(seed), None)?;
+        let decoder = load::from_folder(folder, HeadKind::Scalar, options, Some(seed), None)?;
         Ok(Self { decoder })
     }
 
     /// Copies the trunk of a language model and initializes a new scalar head.
     pub fn from_model(model: &CausalLm, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
-        let decoder = causal_lm::copy(model.decoder(), HeadKind::Scalar, options, seed)?;
+        let decoder = load::copy(model.decoder(), HeadKind::Scalar, options, seed)?;
         Ok(Self { decoder })
     }
 
     /// An independent copy of this model, for example a critic that is initialized from the reward model.
     pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
-        let decoder = causal_lm::copy(&self.decoder, HeadKind::Scalar, options, 0)?;
+        let decoder = load::copy(&self.decoder, HeadKind::Scalar, options, 0)?;
         Ok(Self { decoder })
     }
 
     /// A new, randomly initialized model.
     pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
-        causal_lm::check_memory(&config, options)?;
-        let decoder = Decoder::build(config, HeadKind::Scalar, &options.model_parallel, &mut |request| {
-            Ok(causal_lm::init_parameter(request, seed, options))
-        })?;
-        Ok(Self { decoder })
+        Ok(Self { decoder: load::random(config, HeadKind::Scalar, seed, options)? })
     }
 
     /// Writes `config.json` and the weights. Every rank that holds a shard of the model must call it.
@@ -78,6 +76,7 @@ impl ScalarModel {
 
     /// Computes the values `[N]`, fp32, of hidden states `[N, H]`.
     pub fn values(&self, hidden: &Tensor) -> Result<Tensor, parallel::Error> {
+        let _weights = hold_weights(self, ModelPart::Head)?;
         let score = |hidden: &Tensor| hidden.to_kind(Kind::Float).matmul(&self.score_weight().squeeze_dim(0));
         if let Some(pipeline) = self.decoder.pipeline().filter(|_| !needs_grad(hidden)) {
             let output = pipeline.is_last_stage().then(|| score(hidden));
@@ -134,6 +133,10 @@ impl Segmented for ScalarModel {
 
     fn pipeline(&self) -> Option<&PipelineStages> {
         self.decoder.pipeline()
+    }
+
+    fn weight_store(&self) -> Option<&Arc<dyn WeightStore>> {
+        self.decoder.weight_store()
     }
 
     fn hidden_spec(&self, context: &Batch) -> (Vec<i64>, (Kind, Device)) {

@@ -17,6 +17,7 @@ const OPTIONS: LoadOptions = LoadOptions {
     device: Device::Cpu,
     trainable: false,
     model_parallel: ModelParallel::NONE,
+    memory: None,
 };
 
 /// A copy of a golden model whose tensors `change` may change.

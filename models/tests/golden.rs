@@ -15,6 +15,7 @@ use models::causal_lm::{CausalLm, LoadOptions};
 use models::head;
 use models::model_parallel::ModelParallel;
 use models::scalar_model::ScalarModel;
+use parallel::residency::ModelPart;
 use parallel::{ForwardPass, Segmented};
 use tch::{Device, Kind, Tensor};
 
@@ -50,6 +51,7 @@ const OPTIONS: LoadOptions = LoadOptions {
     device: Device::Cpu,
     trainable: false,
     model_parallel: ModelParallel::NONE,
+    memory: None,
 };
 const TRAINABLE: LoadOptions = LoadOptions { trainable: true, ..OPTIONS };
 
@@ -178,7 +180,7 @@ fn segments_give_the_gradients_of_the_whole_graph() {
             let mut got: Vec<Tensor> = expected.iter().map(Tensor::zeros_like).collect();
             let forward = ForwardPass::run(&model, &batch, checkpoint).unwrap();
             let loss = loss_of(forward.hidden());
-            forward.backward(&loss, &mut |index, grad| got[index] += grad).unwrap();
+            forward.backward(&loss, &mut |_, index, grad| got[index] += grad).unwrap();
             for ((parameter, got), expected) in model.parameters().iter().zip(&got).zip(&expected) {
                 let difference = difference(got, expected);
                 assert!(difference < 1e-6, "{name} {}: {difference}", parameter.name);
@@ -285,7 +287,7 @@ fn the_load_balancing_loss_is_that_of_transformers() {
     let loss =
         head::cross_entropy(&forward.hidden().narrow(0, 0, predicted), model.head(), &targets, None).unwrap();
     let mut found = None;
-    let mut deliver = |index: usize, grad: Tensor| {
+    let mut deliver = |_: ModelPart, index: usize, grad: Tensor| {
         if model.parameters()[index].name.ends_with("mlp.gate.weight") {
             found = Some(grad);
         }

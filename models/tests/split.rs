@@ -54,7 +54,7 @@ const FAMILIES: [&str; 13] = [
 
 fn options(model_parallel: Option<&ModelParallel>) -> LoadOptions {
     let model_parallel = model_parallel.cloned().unwrap_or(ModelParallel::NONE);
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: true, model_parallel }
+    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: true, model_parallel, memory: None }
 }
 
 /// Runs `body` on `size` ranks that share the weights of a model, each a thread.
@@ -161,7 +161,7 @@ fn outcome(model: &CausalLm, activation_checkpointing: bool) -> Outcome {
     numbers.extend(best.iter().map(|&id| f64::from(id)));
     let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
     forward
-        .backward(&loss, &mut |index, grad| {
+        .backward(&loss, &mut |_, index, grad| {
             add(&mut sums[index], grad);
         })
         .unwrap();
@@ -286,7 +286,7 @@ fn step(model: &CausalLm, model_parallel: &ModelParallel) -> (f64, Vec<(String, 
             total += loss.double_value(&[]);
             Ok(loss)
         },
-        &mut |index, grad| {
+        &mut |_, index, grad| {
             add(&mut sums[index], grad);
             Ok(())
         },
@@ -367,7 +367,7 @@ fn step_with_experts(model: &CausalLm, groups: &ProcessGroups) -> (f64, Vec<(Str
     let loss = head::cross_entropy(&hidden, model.head(), &Tensor::from_slice(&targets), None).unwrap();
     let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
     forward
-        .backward(&loss, &mut |index, grad| {
+        .backward(&loss, &mut |_, index, grad| {
             add(&mut sums[index], grad);
         })
         .unwrap();
@@ -452,7 +452,7 @@ fn the_bytes_of_expert_parallel_all_to_all_match_the_formula() {
         let forward = ForwardPass::run(&model, &batch, false).unwrap();
         let targets = Tensor::zeros([batch.num_tokens()], (Kind::Int64, Device::Cpu));
         let loss = head::cross_entropy(forward.hidden(), model.head(), &targets, None).unwrap();
-        forward.backward(&loss, &mut |_, _| ()).unwrap();
+        forward.backward(&loss, &mut |_, _, _| ()).unwrap();
         // In each of two layers: the counts of four experts, gathered; rows of width 24 to the experts and
         // back, forward and backward: this rank's own tokens go and their gradients come back, and the other
         // way round for those of the other rank.
@@ -539,7 +539,7 @@ fn ranks_with_different_tokens_train_the_score_of_the_whole() {
         let loss = (&values * Tensor::from_slice(&[0.3f32, -1.0, 2.0])).sum(Kind::Float);
         let mut found = vec![flat(&values)];
         forward
-            .backward(&loss, &mut |index, grad| {
+            .backward(&loss, &mut |_, index, grad| {
                 found.push(full_grad(&model.parameters()[index], &grad, model.decoder().model_parallel()));
             })
             .unwrap();
@@ -652,7 +652,7 @@ fn sent(mesh: [usize; 2], way: impl Fn(&ProcessGroups) -> ModelParallel + Sync) 
         let forward = ForwardPass::run(&model, &batch, false).unwrap();
         let targets = Tensor::zeros([12], (Kind::Int64, Device::Cpu));
         let loss = head::cross_entropy(forward.hidden(), model.head(), &targets, None).unwrap();
-        forward.backward(&loss, &mut |_, _| ()).unwrap();
+        forward.backward(&loss, &mut |_, _, _| ()).unwrap();
         bytes() - before
     })
 }

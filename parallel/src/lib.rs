@@ -11,6 +11,7 @@ pub mod mesh;
 pub mod parameter;
 pub mod pipeline;
 pub mod rendezvous;
+pub mod residency;
 pub mod safetensors_file;
 pub mod segment;
 pub mod sequence;
@@ -19,7 +20,9 @@ pub mod world;
 
 pub use device::upload;
 pub use mesh::{Axis, Mesh};
-pub use parallel_sys::{Error as SysError, autograd, c10d, dispatch, memory, process, runtime};
+pub use parallel_sys::{
+    Error as SysError, adamw, allocator, arena, autograd, c10d, disk, dispatch, memory, process, runtime,
+};
 pub use parameter::{Parameter, Placement, ShardSpec};
 pub use pipeline::PipelineStages;
 pub use segment::{ForwardPass, Segmented};
@@ -190,6 +193,9 @@ pub enum Error {
         /// The ranks of each host.
         hosts: String,
     },
+    /// The memory manager could not bring weights into memory.
+    #[error(transparent)]
+    Residency(Box<dyn std::error::Error + Send + Sync>),
     /// More threads than cores make every operation wait for the scheduler.
     #[error(
         "{threads} threads in each of {processes} processes on {cores} cores: give --threads, or `threads` \

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tch::{Tensor, no_grad};
 
 use crate::comm::ProcessGroup;
+use crate::residency::Residency;
 use crate::safetensors_file::NamedTensor;
 use crate::{Error, ProcessGroups};
 
@@ -248,9 +249,10 @@ impl Parameter {
         self.is_tied_owner() && (self.is_expert || groups.expert_parallel().rank() == 0)
     }
 
-    /// The parameter as an entry of a safetensors file.
-    pub fn as_named_tensor(&self) -> NamedTensor<'_> {
-        NamedTensor { name: &self.name, tensor: &self.tensor, placement: &self.placement }
+    /// The parameter as an entry of a safetensors file. `residency` is what keeps its values in memory, and
+    /// its index there.
+    pub fn as_named_tensor<'a>(&'a self, residency: Option<(&'a dyn Residency, usize)>) -> NamedTensor<'a> {
+        NamedTensor { name: &self.name, tensor: &self.tensor, placement: &self.placement, residency }
     }
 
     /// The number of elements of the full tensor.

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use tch::{Kind, Tensor};
 
 use crate::Placement;
+use crate::residency::Residency;
 
 pub use read::TensorFile;
 pub use write::{is_writing_replica, write, write_bytes};
@@ -26,6 +27,9 @@ pub struct NamedTensor<'a> {
     pub tensor: &'a Tensor,
     /// How the full tensor is distributed over the ranks.
     pub placement: &'a Placement,
+    /// What keeps this rank's shard in memory while it is written, and the index of the tensor there. `None`
+    /// for a tensor that always is in memory.
+    pub residency: Option<(&'a dyn Residency, usize)>,
 }
 
 /// The supported dtypes, with their names in safetensors.

@@ -9,9 +9,11 @@
 //! pass. This module knows no layer, no loss and no optimizer.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
+use crate::residency::{HeldWeights, ModelPart, Residency, WeightStore, hold_weights};
 use crate::{Error, Parameter, PipelineStages, autograd};
 
 /// A network that runs as a chain of segments. The head on top (vocabulary, scalar) is not a segment: it
@@ -47,6 +49,16 @@ pub trait Segmented {
         None
     }
 
+    /// The memory of the weights; `None` if each weight was allocated on its own and always is in memory.
+    fn weight_store(&self) -> Option<&Arc<dyn WeightStore>> {
+        None
+    }
+
+    /// What keeps the weights in memory while they are used; `None` if they always are in memory.
+    fn residency(&self) -> Option<&dyn Residency> {
+        self.weight_store().map(|store| -> &dyn Residency { &**store })
+    }
+
     /// The shape, kind and device of the hidden states between two segments.
     fn hidden_spec(&self, context: &Self::Context) -> (Vec<i64>, (Kind, Device));
 
@@ -54,14 +66,18 @@ pub trait Segmented {
     /// tensor of the same shape.
     fn forward_no_grad(&self, context: &Self::Context) -> Result<Tensor, Error> {
         no_grad(|| {
-            let mut hidden = self.forward_segment(0, None, context)?;
-            for index in 1..self.num_segments() {
-                hidden = self.forward_segment(index, Some(&hidden), context)?;
+            let mut hidden = None;
+            for index in 0..self.num_segments() {
+                let _weights = hold_weights(self, ModelPart::Segment(index))?;
+                hidden = Some(self.forward_segment(index, hidden.as_ref(), context)?);
             }
-            Ok(hidden)
+            Ok(hidden.expect("a network has a segment"))
         })
     }
 }
+
+/// Receives the gradient of a parameter, given by index, that a part of the model has computed.
+pub type OnGradient<'a> = dyn FnMut(ModelPart, usize, Tensor) + 'a;
 
 /// The state of a segment that is kept between forward and backward.
 enum SavedSegment {
@@ -78,6 +94,8 @@ pub struct ForwardPass<'a, M: Segmented> {
     first: usize,
     records: Vec<SavedSegment>,
     hidden: Tensor,
+    /// The weights of the head, once the loss was computed with them. The backward pass uses them again.
+    head: Option<HeldWeights<'a>>,
 }
 
 impl<'a, M: Segmented> ForwardPass<'a, M> {
@@ -94,26 +112,55 @@ impl<'a, M: Segmented> ForwardPass<'a, M> {
         input: Option<Tensor>,
         activation_checkpointing: bool,
     ) -> Result<Self, Error> {
-        let mut records = Vec::with_capacity(segments.len());
-        let mut hidden = input;
-        for index in segments.clone() {
-            let input = hidden.take();
-            let (record, output) = if activation_checkpointing {
-                let output = no_grad(|| model.forward_segment(index, input.as_ref(), context))?;
-                (SavedSegment::InputOnly(input), output)
-            } else {
-                forward_with_graph(model, index, input, context)?
-            };
-            records.push(record);
-            hidden = Some(output);
+        let mut pass = Self::start(model, context, segments.start, input);
+        for index in segments {
+            let _weights = hold_weights(model, ModelPart::Segment(index))?;
+            pass.run_segment(index, activation_checkpointing)?;
         }
-        let hidden = hidden.expect("a network has a segment").set_requires_grad(true);
-        Ok(Self { model, context, first: segments.start, records, hidden })
+        Ok(pass.finish())
+    }
+
+    /// Starts a pass at segment `first`, from the output of the segment before it.
+    pub(crate) fn start(model: &'a M, context: &'a M::Context, first: usize, input: Option<Tensor>) -> Self {
+        // Without an input the first segment computes the hidden states, and the placeholder is not read.
+        let hidden = input.unwrap_or_default();
+        Self { model, context, first, records: Vec::new(), hidden, head: None }
+    }
+
+    /// Runs the next segment, whose weights the caller holds.
+    pub(crate) fn run_segment(&mut self, index: usize, activation_checkpointing: bool) -> Result<(), Error> {
+        let input = self.hidden.defined().then(|| self.hidden.shallow_clone());
+        let (record, output) = if activation_checkpointing {
+            let output = no_grad(|| self.model.forward_segment(index, input.as_ref(), self.context))?;
+            (SavedSegment::InputOnly(input), output)
+        } else {
+            forward_with_graph(self.model, index, input, self.context)?
+        };
+        self.records.push(record);
+        self.hidden = output;
+        Ok(())
+    }
+
+    /// Makes the last hidden states a leaf.
+    pub(crate) fn finish(self) -> Self {
+        assert!(!self.records.is_empty(), "a network has a segment");
+        Self { hidden: self.hidden.set_requires_grad(true), ..self }
     }
 
     /// The last hidden states, a leaf from which the caller computes the loss.
     pub fn hidden(&self) -> &Tensor {
         &self.hidden
+    }
+
+    /// Frees the last hidden states once the head has run backward.
+    pub(crate) fn drop_hidden(&mut self) {
+        self.hidden = Tensor::new();
+    }
+
+    /// Holds the weights of the head until the backward pass has used them. Call it before the loss.
+    pub fn hold_head(&mut self) -> Result<(), Error> {
+        self.head = Some(hold_weights(self.model, ModelPart::Head)?);
+        Ok(())
     }
 
     /// Runs the network backward from the scalar `loss`, which was computed from [`hidden`](Self::hidden).
@@ -122,42 +169,67 @@ impl<'a, M: Segmented> ForwardPass<'a, M> {
     /// is known. It is called twice for a parameter that is used twice. Returns the gradient of the first
     /// segment's input, if it has one.
     pub fn backward(
-        self,
+        mut self,
         loss: &Tensor,
-        on_gradient: &mut dyn FnMut(usize, Tensor),
+        on_gradient: &mut OnGradient<'_>,
     ) -> Result<Option<Tensor>, Error> {
-        let (model, grad_output) = (self.model, loss.ones_like());
-        let head = model.head_parameters();
-        match vector_jacobian(model, loss, &grad_output, Some(&self.hidden), &head, on_gradient)? {
+        match self.backward_head(loss, on_gradient)? {
             Some(grad_output) => self.backward_from(&grad_output, on_gradient),
             None => Ok(None),
         }
     }
 
+    /// Runs the head backward from the scalar `loss`. Returns the gradient of [`hidden`](Self::hidden), and
+    /// releases the weights of the head.
+    pub(crate) fn backward_head(
+        &mut self,
+        loss: &Tensor,
+        on_gradient: &mut OnGradient<'_>,
+    ) -> Result<Option<Tensor>, Error> {
+        let (model, grad_output) = (self.model, loss.ones_like());
+        let grad =
+            vector_jacobian(model, loss, &grad_output, Some(&self.hidden), ModelPart::Head, on_gradient)?;
+        self.head = None;
+        Ok(grad)
+    }
+
     /// Runs [`backward`](Self::backward) from the gradient of [`hidden`](Self::hidden), which a later
     /// pipeline stage has computed.
     pub fn backward_from(
-        self,
+        mut self,
         grad_output: &Tensor,
-        on_gradient: &mut dyn FnMut(usize, Tensor),
+        on_gradient: &mut OnGradient<'_>,
     ) -> Result<Option<Tensor>, Error> {
-        let Self { model, context, first, records, hidden } = self;
-        drop(hidden);
-        let mut grad_input = Some(grad_output.shallow_clone());
-        for (index, record) in (first..).zip(records).collect::<Vec<_>>().into_iter().rev() {
-            let Some(grad_output) = grad_input else { return Ok(None) };
-            let (input, output) = match record {
-                SavedSegment::WithGraph { input, output } => (input, output),
-                SavedSegment::InputOnly(input) => match forward_with_graph(model, index, input, context)?.0 {
+        self.drop_hidden();
+        let mut grad = Some(grad_output.shallow_clone());
+        for index in (self.first..self.first + self.records.len()).rev() {
+            let Some(grad_output) = grad else { return Ok(None) };
+            let _weights = hold_weights(self.model, ModelPart::Segment(index))?;
+            grad = self.backward_segment(index, &grad_output, on_gradient)?;
+        }
+        Ok(grad)
+    }
+
+    /// Runs the last segment that is left backward. The caller holds its weights. Returns the gradient of the
+    /// segment's input, if it has one.
+    pub(crate) fn backward_segment(
+        &mut self,
+        index: usize,
+        grad_output: &Tensor,
+        on_gradient: &mut OnGradient<'_>,
+    ) -> Result<Option<Tensor>, Error> {
+        let (model, record) = (self.model, self.records.pop().expect("each segment runs backward once"));
+        let (input, output) = match record {
+            SavedSegment::WithGraph { input, output } => (input, output),
+            SavedSegment::InputOnly(input) => {
+                match forward_with_graph(model, index, input, self.context)?.0 {
                     SavedSegment::WithGraph { input, output } => (input, output),
                     SavedSegment::InputOnly(_) => unreachable!("`forward_with_graph` keeps the graph"),
-                },
-            };
-            let parameters = model.segment_parameters(index);
-            grad_input =
-                vector_jacobian(model, &output, &grad_output, input.as_ref(), &parameters, on_gradient)?;
-        }
-        Ok(grad_input)
+                }
+            }
+        };
+        let part = ModelPart::Segment(index);
+        vector_jacobian(model, &output, grad_output, input.as_ref(), part, on_gradient)
     }
 }
 
@@ -182,14 +254,15 @@ fn vector_jacobian<M: Segmented>(
     output: &Tensor,
     grad_output: &Tensor,
     input: Option<&Tensor>,
-    parameters: &[usize],
-    on_gradient: &mut dyn FnMut(usize, Tensor),
+    part: ModelPart,
+    on_gradient: &mut OnGradient<'_>,
 ) -> Result<Option<Tensor>, Error> {
-    let trained: Vec<usize> = parameters
-        .iter()
-        .copied()
-        .filter(|&index| model.parameters()[index].tensor.requires_grad())
-        .collect();
+    let parameters = match part {
+        ModelPart::Segment(index) => model.segment_parameters(index),
+        ModelPart::Head => model.head_parameters(),
+    };
+    let trained: Vec<usize> =
+        parameters.into_iter().filter(|&index| model.parameters()[index].tensor.requires_grad()).collect();
     let leaves: Vec<&Tensor> =
         input.into_iter().chain(trained.iter().map(|&index| &model.parameters()[index].tensor)).collect();
     if leaves.is_empty() || !output.requires_grad() {
@@ -201,7 +274,7 @@ fn vector_jacobian<M: Segmented>(
     let grad_input = if input.is_some() { grads.next().flatten() } else { None };
     for (&index, grad) in trained.iter().zip(grads) {
         if let Some(grad) = grad {
-            on_gradient(index, grad);
+            on_gradient(part, index, grad);
         }
     }
     Ok(grad_input)
@@ -270,7 +343,7 @@ mod tests {
         let mut grads = vec![0.0; 3];
         let forward = ForwardPass::run(&model, &context, activation_checkpointing).unwrap();
         let loss = (forward.hidden() * &model.parameters[0].tensor).sum(Kind::Double);
-        forward.backward(&loss, &mut |index, grad| grads[index] += grad.double_value(&[0])).unwrap();
+        forward.backward(&loss, &mut |_, index, grad| grads[index] += grad.double_value(&[0])).unwrap();
         (grads, model.forwards.get())
     }
 
@@ -290,7 +363,7 @@ mod tests {
         let forward = ForwardPass::run(&model, &context, false).unwrap();
         let loss = forward.hidden().sum(Kind::Double);
         let mut seen = Vec::new();
-        forward.backward(&loss, &mut |index, _| seen.push(index)).unwrap();
+        forward.backward(&loss, &mut |_, index, _| seen.push(index)).unwrap();
         assert_eq!(seen, [2, 0]);
     }
 }

@@ -25,11 +25,9 @@ impl Decoder {
         model_parallel: &ModelParallel,
         source: &mut ParameterSource<'_>,
     ) -> Result<Self, Error> {
-        let group = model_parallel.tensor_parallel.as_ref();
         let architecture = config.architecture().clone();
         let names = &architecture.names;
-        let (hidden, width, vocab) =
-            (architecture.hidden_size, architecture.embedding_size, architecture.vocab_size);
+        let (hidden, width) = (architecture.hidden_size, architecture.embedding_size);
         let pipeline = build_pipeline(&architecture, head, model_parallel)?;
         let owns_segment =
             |segment: usize| pipeline.as_ref().is_none_or(|pipeline| pipeline.owns_segment(segment));
@@ -38,11 +36,7 @@ impl Decoder {
         builder.set_local(owns_segment(0));
         let mut segment_offsets = vec![0];
 
-        let vocab_placement = model_parallel::shard_evenly(vocab, "tokens of a vocabulary", group)?;
-        let vocabulary = VocabShard::new(&vocab_placement, group);
-        let weight = builder.embedding(names.token_embedding, vocab, width, &vocab_placement)?;
-        let token_embedding = VocabParallelEmbedding { weight, vocabulary };
-
+        let (token_embedding, vocab_placement) = token_embedding(&mut builder, &architecture)?;
         let project_in = optional(architecture.has_embedding_projection(), || {
             builder.replicated_linear(names.project_in, [width, hidden])
         })?;
@@ -91,6 +85,7 @@ impl Decoder {
             pipeline,
             segment_offsets,
             head_parameters,
+            memory: None,
         })
     }
 }
@@ -107,6 +102,18 @@ pub fn check_model_parallel(config: &Config, model_parallel: &ModelParallel) -> 
         ExpertPlacement::new(experts.num_experts, model_parallel.expert_parallel.as_ref())?;
     }
     build_pipeline(architecture, HeadKind::Vocabulary, model_parallel).map(drop)
+}
+
+/// The token embedding, and how its rows are distributed over the tensor-parallel ranks.
+fn token_embedding(
+    builder: &mut ModuleBuilder<'_>,
+    architecture: &Architecture,
+) -> Result<(VocabParallelEmbedding, WeightPlacement), Error> {
+    let (vocab, width, group) = (architecture.vocab_size, architecture.embedding_size, builder.group());
+    let placement = model_parallel::shard_evenly(vocab, "tokens of a vocabulary", group)?;
+    let vocabulary = VocabShard::new(&placement, group);
+    let weight = builder.embedding(architecture.names.token_embedding, vocab, width, &placement)?;
+    Ok((VocabParallelEmbedding { weight, vocabulary }, placement))
 }
 
 /// The position embedding, for architectures with learned positions.

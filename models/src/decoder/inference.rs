@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use parallel::residency::{ModelPart, hold_weights};
 use parallel::{Segmented, upload};
 use tch::{Tensor, no_grad};
 
@@ -124,6 +125,7 @@ impl Decoder {
         let mut layer = 0..;
         let mut run_segments = |segments: Range<usize>, mut hidden: Option<Tensor>| {
             for segment in segments {
+                let _weights = hold_weights(self, ModelPart::Segment(segment))?;
                 hidden = Some(match (hidden, self.blocks.get(segment.wrapping_sub(1))) {
                     (Some(hidden), Some(block)) => {
                         let layer = layer.next().expect("the range of layer indices is unbounded");

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use parallel::Placement;
 use parallel::safetensors_file::TensorFile;
@@ -15,7 +16,7 @@ use crate::Error;
 #[derive(Debug)]
 pub struct WeightFolder {
     path: PathBuf,
-    files: Vec<TensorFile>,
+    files: Vec<Arc<TensorFile>>,
     used: BTreeSet<String>,
     /// The number of rows of the vocabulary in the files, and the requested number.
     resized_vocab: Option<[i64; 2]>,
@@ -26,7 +27,7 @@ impl WeightFolder {
     pub fn open(folder: &Path) -> Result<Self, Error> {
         let mut files = Vec::new();
         for name in file_names(folder)? {
-            files.push(TensorFile::open(&folder.join(name))?);
+            files.push(Arc::new(TensorFile::open(&folder.join(name))?));
         }
         Ok(Self { path: folder.to_owned(), files, used: BTreeSet::new(), resized_vocab: None })
     }
@@ -42,14 +43,24 @@ impl WeightFolder {
         self.files.iter().any(|file| file.shape(name).is_some())
     }
 
-    /// Reads this rank's shard of the tensor under the first of `names` that exists. `shape` is the shape of
-    /// the full tensor. The result has the dtype of the file.
+    /// Reads the tensor that [`reader`](Self::reader) finds.
     pub fn tensor(
         &mut self,
         names: &[String],
         shape: &[i64],
         placement: &Placement,
     ) -> Result<Tensor, Error> {
+        self.reader(names, shape, placement)?.read()
+    }
+
+    /// A reader of this rank's shard of the tensor under the first of `names` that exists. `shape` is the
+    /// shape of the full tensor.
+    pub(crate) fn reader(
+        &mut self,
+        names: &[String],
+        shape: &[i64],
+        placement: &Placement,
+    ) -> Result<TensorReader, Error> {
         for name in names {
             if let Some(file) = self.files.iter().find(|file| file.shape(name).is_some()) {
                 self.used.insert(name.clone());
@@ -58,9 +69,13 @@ impl WeightFolder {
                         && shape[0] == *to
                         && file.shape(name).is_some_and(|stored| stored[0] == *from)
                 });
-                let Some([from, to]) = grows else { return Ok(file.read(name, shape, placement)?) };
-                let full = file.read(name, &[from, shape[1]], &Placement::Replicate)?;
-                return Ok(placement.shard(&with_mean_rows(&full, to - from)));
+                return Ok(TensorReader {
+                    file: Arc::clone(file),
+                    name: name.clone(),
+                    shape: shape.to_vec(),
+                    placement: placement.clone(),
+                    grows,
+                });
             }
         }
         Err(Error::MissingTensor { path: self.path.clone(), name: names[0].clone() })
@@ -86,6 +101,27 @@ impl WeightFolder {
             }
         }
         Ok(())
+    }
+}
+
+/// Reads one tensor of a model folder, as often as it is asked to.
+pub(crate) struct TensorReader {
+    file: Arc<TensorFile>,
+    name: String,
+    /// The shape of the full tensor.
+    shape: Vec<i64>,
+    placement: Placement,
+    /// The number of rows in the file and the requested number, if the vocabulary grows.
+    grows: Option<[i64; 2]>,
+}
+
+impl TensorReader {
+    /// Reads this rank's shard, in the dtype of the file.
+    pub(crate) fn read(&self) -> Result<Tensor, Error> {
+        let Self { file, name, shape, placement, grows } = self;
+        let Some([from, to]) = grows else { return Ok(file.read(name, shape, placement)?) };
+        let full = file.read(name, &[*from, shape[1]], &Placement::Replicate)?;
+        Ok(placement.shard(&with_mean_rows(&full, to - from)))
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use parallel::Parameter;
 use parallel::comm::ProcessGroup;
+use parallel::residency::Residency;
 use parallel::safetensors_file;
 use serde_json::{Map, json};
 
@@ -21,9 +22,10 @@ pub(crate) fn save(
     folder: &Path,
     config: &Config,
     parameters: &[Parameter],
+    residency: Option<&dyn Residency>,
     pipeline_expert_group: &ProcessGroup,
 ) -> Result<(), Error> {
-    if save_in_shards(folder, parameters, SHARD_BYTES, pipeline_expert_group)? {
+    if save_in_shards(folder, parameters, residency, SHARD_BYTES, pipeline_expert_group)? {
         safetensors_file::write_bytes(&folder.join("config.json"), config.to_json().as_bytes())?;
     }
     Ok(())
@@ -33,6 +35,7 @@ pub(crate) fn save(
 fn save_in_shards(
     folder: &Path,
     parameters: &[Parameter],
+    residency: Option<&dyn Residency>,
     limit: usize,
     pipeline_expert_group: &ProcessGroup,
 ) -> Result<bool, Error> {
@@ -57,10 +60,15 @@ fn save_in_shards(
             1 => SINGLE.to_owned(),
             count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
         };
-        let local_parameters = parameters.iter().filter(|parameter| shard.contains(&parameter.name.as_str()));
+        let local_parameters = parameters.iter().enumerate();
+        let local_parameters =
+            local_parameters.filter(|(_, parameter)| shard.contains(&parameter.name.as_str()));
+        let named = local_parameters.map(|(index, parameter)| {
+            parameter.as_named_tensor(residency.map(|residency| (residency, index)))
+        });
         safetensors_file::write(
             &folder.join(&file),
-            &local_parameters.map(Parameter::as_named_tensor).collect::<Vec<_>>(),
+            &named.collect::<Vec<_>>(),
             is_writing_replica,
             pipeline_expert_group,
         )?;
@@ -135,7 +143,7 @@ mod tests {
             parameter("c", Kind::Float, 3.5),
         ];
         // 12 + 6 bytes fit in 20; the third tensor starts a second file.
-        save_in_shards(folder.path(), &parameters, 20, &alone()).unwrap();
+        save_in_shards(folder.path(), &parameters, None, 20, &alone()).unwrap();
         assert!(folder.path().join("model-00002-of-00002.safetensors").exists());
         let mut weights = WeightFolder::open(folder.path()).unwrap();
         for parameter in &parameters {
@@ -144,7 +152,7 @@ mod tests {
             assert_eq!(read, parameter.tensor);
         }
         weights.check_all_used(|_| false).unwrap();
-        save_in_shards(folder.path(), &parameters[..1], 20, &alone()).unwrap();
+        save_in_shards(folder.path(), &parameters[..1], None, 20, &alone()).unwrap();
         assert!(!folder.path().join(INDEX).exists());
         assert!(
             WeightFolder::open(folder.path())
@@ -174,8 +182,8 @@ mod tests {
             let (name, first) = [("a", 1.0f32), ("b", 10.0)][mesh.coordinate(Axis::Pipeline)];
             let shard = placement.shard(&Tensor::from_slice(&[first, 2.0, 3.0, 4.0]));
             let parameter = Parameter { placement, ..Parameter::replicated(name, &shard) };
-            let wrote =
-                save_in_shards(folder.path(), &[parameter], 20, groups.pipeline_expert_group()).unwrap();
+            let wrote = save_in_shards(folder.path(), &[parameter], None, 20, groups.pipeline_expert_group())
+                .unwrap();
             groups.world().barrier().unwrap();
             wrote
         };
@@ -195,7 +203,7 @@ mod tests {
     #[test]
     fn nothing_temporary_is_left() {
         let folder = tempfile::tempdir().unwrap();
-        save_in_shards(folder.path(), &[parameter("a", Kind::Float, 1.0)], 20, &alone()).unwrap();
+        save_in_shards(folder.path(), &[parameter("a", Kind::Float, 1.0)], None, 20, &alone()).unwrap();
         let names: Vec<_> =
             std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, [SINGLE]);

@@ -7,8 +7,15 @@ use tch::{Device, Kind, Tensor};
 
 use super::{Action, ComputationType, PipelineStages, Schedule, ScheduleKind};
 use crate::comm::{P2pKey, PendingCollective};
+use crate::residency::{ModelPart, Residency, hold_weights};
 use crate::weight_grad_store::{self, WeightGradStore};
 use crate::{Error, ForwardPass, Segmented};
+
+/// Computes the scalar loss of a micro-batch, given by index, from its last hidden states.
+type LossFn<'a, E> = dyn FnMut(usize, &Tensor) -> Result<Tensor, E> + 'a;
+
+/// Receives the gradient of a parameter, given by index, that a part of the model has computed.
+type OnGradient<'a, E> = dyn FnMut(ModelPart, usize, Tensor) -> Result<(), E> + 'a;
 
 /// Runs the micro-batches `contexts` forward and backward through the segments of this rank.
 ///
@@ -20,10 +27,13 @@ pub fn run_schedule<M: Segmented, E: From<Error>>(
     model: &M,
     contexts: &[&M::Context],
     activation_checkpointing: bool,
-    loss: &mut dyn FnMut(usize, &Tensor) -> Result<Tensor, E>,
-    on_gradient: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
+    loss: &mut LossFn<'_, E>,
+    on_gradient: &mut OnGradient<'_, E>,
 ) -> Result<(), E> {
     let pipeline = model.pipeline();
+    if pipeline.is_none() && model.residency().is_some_and(Residency::is_limited) {
+        return run_segment_major(model, contexts, activation_checkpointing, loss, on_gradient);
+    }
     let schedule = match pipeline {
         Some(pipeline) => pipeline.schedule(contexts.len()),
         None => Schedule::new(ScheduleKind::OneForwardOneBackward, 1, 1, contexts.len()),
@@ -60,6 +70,55 @@ pub fn run_schedule<M: Segmented, E: From<Error>>(
     runner.pending_sends.into_iter().try_for_each(|(send, _)| Ok(send.wait()?))
 }
 
+/// Runs all micro-batches through one segment before the next segment, forward and then backward. The weights
+/// of a segment are therefore fetched twice per step, however many micro-batches there are. The gradients of
+/// a parameter are added in the same order as otherwise.
+fn run_segment_major<M: Segmented, E: From<Error>>(
+    model: &M,
+    contexts: &[&M::Context],
+    activation_checkpointing: bool,
+    loss: &mut LossFn<'_, E>,
+    on_gradient: &mut OnGradient<'_, E>,
+) -> Result<(), E> {
+    let mut outcome = Ok(());
+    let mut on_gradient = |part, index, grad| {
+        if outcome.is_ok() {
+            outcome = on_gradient(part, index, grad);
+        }
+    };
+
+    let mut passes: Vec<_> =
+        contexts.iter().map(|context| ForwardPass::start(model, *context, 0, None)).collect();
+    for index in 0..model.num_segments() {
+        let _weights = hold_weights(model, ModelPart::Segment(index))?;
+        for pass in &mut passes {
+            pass.run_segment(index, activation_checkpointing)?;
+        }
+    }
+
+    // The loss of a micro-batch runs backward at once, so that the logits of one micro-batch exist at a time.
+    let mut passes: Vec<_> = passes.into_iter().map(ForwardPass::finish).collect();
+    let mut grads = Vec::with_capacity(passes.len());
+    {
+        let _weights = hold_weights(model, ModelPart::Head)?;
+        for (micro_batch, pass) in passes.iter_mut().enumerate() {
+            let loss = loss(micro_batch, pass.hidden())?;
+            grads.push(pass.backward_head(&loss, &mut on_gradient)?);
+            pass.drop_hidden();
+        }
+    }
+
+    for index in (0..model.num_segments()).rev() {
+        let _weights = hold_weights(model, ModelPart::Segment(index))?;
+        for (pass, grad) in passes.iter_mut().zip(&mut grads) {
+            if let Some(grad_output) = grad.take() {
+                *grad = pass.backward_segment(index, &grad_output, &mut on_gradient)?;
+            }
+        }
+    }
+    outcome
+}
+
 /// The kind of a message between two stages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum P2pPayload {
@@ -90,7 +149,7 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
     fn forward<E: From<Error>>(
         &mut self,
         Action { micro_batch, stage, .. }: Action,
-        loss: &mut dyn FnMut(usize, &Tensor) -> Result<Tensor, E>,
+        loss: &mut LossFn<'_, E>,
     ) -> Result<(), E> {
         let input = if stage > 0 {
             Some(self.receive(P2pPayload::Activation, micro_batch, stage, stage - 1)?)
@@ -104,11 +163,12 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         };
         let (model, context, activation_checkpointing) =
             (self.model, self.contexts[micro_batch], self.activation_checkpointing);
-        let forward = self.with_deferred_weight_grads(micro_batch, stage, || {
+        let mut forward = self.with_deferred_weight_grads(micro_batch, stage, || {
             ForwardPass::run_segments(model, context, segments, input, activation_checkpointing)
         })?;
 
         let loss = if stage + 1 == self.schedule.num_stages {
+            forward.hold_head()?;
             Some(loss(micro_batch, forward.hidden())?)
         } else {
             self.send(P2pPayload::Activation, forward.hidden().detach(), micro_batch, stage + 1)?;
@@ -121,13 +181,13 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
     fn backward<E: From<Error>>(
         &mut self,
         Action { micro_batch, stage, .. }: Action,
-        on_gradient: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
+        on_gradient: &mut OnGradient<'_, E>,
     ) -> Result<(), E> {
         let (forward, loss) = self.saved_forwards.remove(&(micro_batch, stage)).expect("forward comes first");
         let mut outcome = Ok(());
-        let mut on_gradient = |index, grad| {
+        let mut on_gradient = |part, index, grad| {
             if outcome.is_ok() {
-                outcome = on_gradient(index, grad);
+                outcome = on_gradient(part, index, grad);
             }
         };
 
@@ -151,13 +211,15 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
     fn backward_weight<E: From<Error>>(
         &mut self,
         Action { micro_batch, stage, .. }: Action,
-        on_gradient: &mut dyn FnMut(usize, Tensor) -> Result<(), E>,
+        on_gradient: &mut OnGradient<'_, E>,
     ) -> Result<(), E> {
         let store = self
             .weight_grad_stores
             .remove(&(micro_batch, stage))
             .expect("the gradient of the input comes first");
-        store.flush(self.model.parameters()).try_for_each(|(index, grad)| on_gradient(index, grad))
+        // Only the linear layers of segments defer their weight gradients, and none of them is tied.
+        let part = ModelPart::Segment(stage);
+        store.flush(self.model.parameters()).try_for_each(|(index, grad)| on_gradient(part, index, grad))
     }
 
     /// Runs `body`. If the schedule has separate actions for weight gradients, `body` defers them.
@@ -319,7 +381,7 @@ mod tests {
                 total += loss.double_value(&[]);
                 Ok(loss)
             },
-            &mut |index, grad| {
+            &mut |_, index, grad| {
                 counts[index] += 1;
                 grads[index] += grad;
                 Ok(())

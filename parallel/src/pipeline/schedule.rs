@@ -254,8 +254,8 @@ impl Schedule {
     }
 }
 
-/// Builds one rank's actions: warm-up forward passes, then forward and backward passes alternately (the steady
-/// phase of 1F1B), then the remaining backward passes.
+/// Builds one rank's actions: warm-up forward passes, then forward and backward passes alternately (the
+/// steady phase of 1F1B), then the remaining backward passes.
 fn warmup_steady_cooldown(
     kind: ScheduleKind,
     [rank, ranks, stages, num_micro_batches]: [usize; 4],

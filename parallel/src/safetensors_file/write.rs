@@ -13,9 +13,13 @@ use tch::{Device, Kind, Tensor};
 use super::{DTYPES, Error, NamedTensor};
 use crate::Placement;
 use crate::comm::ProcessGroup;
+use crate::residency::{Access, HeldWeights, Weights};
 
 /// The message tag of tensors sent to the rank that writes the file.
 const TAG: usize = usize::MAX;
+
+/// Takes a full tensor on the rank that writes.
+type Consume<'a> = dyn FnMut(&Tensor) -> Result<(), Error> + 'a;
 
 /// The description of a tensor that all ranks of the pipeline-expert group share.
 #[derive(Serialize, Deserialize)]
@@ -60,26 +64,29 @@ pub fn write(
     pipeline_expert_group: &ProcessGroup,
 ) -> Result<(), Error> {
     let entries = entries(path, tensors, pipeline_expert_group)?;
+    let writes = is_writing_replica && pipeline_expert_group.rank() == 0;
 
-    // Gathers a full tensor. Every rank calls it for all entries in the same order, because gathering is
-    // collective.
-    let gather_full = |entry: &Entry| -> Result<Option<Tensor>, Error> {
+    // Gathers a full tensor and passes it to `consume` on the rank that writes. Every rank calls it for all
+    // entries in the same order, because gathering is collective.
+    let gather_full = |entry: &Entry, consume: &mut Consume<'_>| -> Result<(), Error> {
         if entry.owner != pipeline_expert_group.rank() {
-            let receives = is_writing_replica && pipeline_expert_group.rank() == 0;
             let options = (entry.kind(), Device::Cpu);
             let receive = || pipeline_expert_group.recv(&entry.shape, options, entry.owner, TAG);
-            return Ok(if receives { Some(receive()?) } else { None });
+            return if writes { consume(&receive()?) } else { Ok(()) };
         }
         let named = &tensors[entry.index];
+        let index = named.residency.map_or(0, |(_, index)| index);
+        let (residency, indices) = (named.residency.map(|(residency, _)| residency), [index]);
+        let _values = HeldWeights::fetch(residency, Weights::Parameters(&indices), Access::Read)?;
         let full = named.placement.full_tensor(named.tensor)?;
         if is_writing_replica && entry.owner != 0 {
             pipeline_expert_group.send(&full.to_device(Device::Cpu).contiguous(), 0, TAG)?.wait()?;
         }
-        Ok(Some(full))
+        if writes { consume(&full) } else { Ok(()) }
     };
 
-    if !is_writing_replica || pipeline_expert_group.rank() != 0 {
-        return entries.iter().try_for_each(|entry| gather_full(entry).map(drop));
+    if !writes {
+        return entries.iter().try_for_each(|entry| gather_full(entry, &mut |_| Ok(())));
     }
 
     let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
@@ -99,8 +106,7 @@ pub fn write(
         file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
         file.write_all(header.as_bytes()).map_err(io)?;
         for entry in &entries {
-            let full = gather_full(entry)?.expect("the writing rank receives every tensor");
-            file.write_all(&bytes(&full)).map_err(io)?;
+            gather_full(entry, &mut |full| write_values(file, full).map_err(io))?;
         }
         Ok(())
     })
@@ -148,11 +154,19 @@ fn dtype(path: &Path, named: &NamedTensor<'_>, kind: Kind) -> Result<&'static st
     known.ok_or_else(unknown)
 }
 
-fn bytes(tensor: &Tensor) -> Vec<u8> {
-    let tensor = tensor.to_device(Device::Cpu).contiguous();
-    let mut buffer = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
-    tensor.copy_data_u8(&mut buffer, tensor.numel());
-    buffer
+/// Writes the values of a tensor, piece by piece, because a second copy of a large tensor may not fit.
+fn write_values(file: &mut BufWriter<File>, tensor: &Tensor) -> std::io::Result<()> {
+    const PIECE_ELEMENTS: i64 = 1 << 20;
+    let tensor = tensor.detach().to_device(Device::Cpu).contiguous().view([-1]);
+    let (numel, width) = (tensor.numel() as i64, tensor.kind().elt_size_in_bytes());
+    let mut buffer = Vec::new();
+    for start in (0..numel).step_by(PIECE_ELEMENTS as usize) {
+        let piece = tensor.narrow(0, start, PIECE_ELEMENTS.min(numel - start));
+        buffer.resize(piece.numel() * width, 0);
+        piece.copy_data_u8(&mut buffer, piece.numel());
+        file.write_all(&buffer)?;
+    }
+    Ok(())
 }
 
 fn write_with(

@@ -1,0 +1,334 @@
+//! The values of a decoder's parameters: from a model folder, from random numbers, or from another decoder.
+//!
+//! Each parameter gets a tensor of its own, or a place in the memory that [`LoadOptions::memory`] reserves
+//! for the whole model. In the second case the decoder is built twice: first without values, to list its
+//! parameters in order of use, and then over the reserved memory, so that loading never needs memory for a
+//! second copy of the model.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parallel::Segmented;
+use parallel::memory;
+use parallel::residency::{
+    Access, HeldWeights, ModelPart, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
+};
+use tch::{Device, Tensor, no_grad};
+
+use super::{Decoder, HeadKind, LoadOptions, ModelMemory, SCORE_WEIGHT};
+use crate::Error;
+use crate::config::Config;
+use crate::initialize;
+use crate::layer::{ParameterRequest, to_column_major};
+use crate::weights::WeightFolder;
+
+/// The values of one parameter.
+enum Values {
+    /// This rank's shard, in any dtype, on any device.
+    Tensor(Tensor),
+    /// Reads this rank's shard, as often as it is called.
+    Source(Box<dyn Fn() -> Result<Tensor, Error> + Send>),
+}
+
+/// Returns the values of a requested parameter, which this rank holds.
+type ValuesFn<'a> = dyn FnMut(&ParameterRequest<'_>) -> Result<Values, Error> + 'a;
+
+/// Loads a model folder. With `score_seed`, the scalar head is newly initialized instead of loaded. With
+/// `vocab_size`, the vocabulary is resized to that many tokens.
+pub(crate) fn from_folder(
+    folder: &Path,
+    head: HeadKind,
+    options: &LoadOptions,
+    score_seed: Option<u64>,
+    vocab_size: Option<i64>,
+) -> Result<Decoder, Error> {
+    let mut config = Config::from_folder(folder)?;
+    let mut files = WeightFolder::open(folder)?;
+    if let Some(vocab_size) = vocab_size {
+        files.resize_vocab(config.vocab_size(), vocab_size);
+        config.set("vocab_size", vocab_size.into())?;
+    }
+
+    let names = config.architecture().names;
+    let ties = config.architecture().tie_word_embeddings && head == HeadKind::Vocabulary;
+    let decoder = fill(config, head, options, &mut |request| {
+        if let (SCORE_WEIGHT, Some(seed)) = (request.name, score_seed) {
+            return Ok(Values::Tensor(initial_values(request, seed)));
+        }
+        let mut spellings = vec![request.name.to_owned()];
+        spellings.extend(request.name.strip_prefix(names.prefix).map(str::to_owned));
+        if request.name == format!("{}.weight", names.head) {
+            spellings.push("lm_head.weight".to_owned());
+        }
+        if !request.is_local {
+            files.mark_remote(&spellings)?;
+            return Ok(Values::Tensor(options.placeholder()));
+        }
+
+        let reader = files.reader(&spellings, request.shape, request.placement)?;
+        if ties && request.name.strip_suffix(".weight") == Some(names.token_embedding) {
+            let mut names = [format!("{}.weight", names.head), "lm_head.weight".to_owned()].into_iter();
+            if let Some(name) = names.find(|name| files.has(name)) {
+                let head =
+                    files.reader(std::slice::from_ref(&name), request.shape, request.placement)?.read()?;
+                let embedding = reader.read()?;
+                // transformers (5.23) uses a head that differs, earlier versions tie it. The choice changes
+                // the model, so it is an error.
+                if !head.to_kind(embedding.kind()).equal(&embedding) {
+                    return Err(Error::UntiedHead { path: folder.to_owned(), name });
+                }
+            }
+        }
+
+        let (folder, name, is_checked) = (folder.to_owned(), request.name.to_owned(), AtomicBool::new(false));
+        Ok(Values::Source(Box::new(move || {
+            let tensor = reader.read()?;
+            if !is_checked.swap(true, Ordering::Relaxed) {
+                check_finite(&folder, &name, &tensor)?;
+            }
+            Ok(tensor)
+        })))
+    })?;
+
+    files.check_all_used(is_ignorable)?;
+    Ok(decoder)
+}
+
+/// A new decoder. The values depend only on the seed.
+pub(crate) fn random(
+    config: Config,
+    head: HeadKind,
+    seed: u64,
+    options: &LoadOptions,
+) -> Result<Decoder, Error> {
+    fill(config, head, options, &mut |request| {
+        let is_local = request.is_local;
+        Ok(Values::Tensor(if is_local { initial_values(request, seed) } else { options.placeholder() }))
+    })
+}
+
+/// An independent decoder with the values of `from`. A scalar head that `from` does not have is newly
+/// initialized.
+pub(crate) fn copy(
+    from: &Decoder,
+    head: HeadKind,
+    options: &LoadOptions,
+    seed: u64,
+) -> Result<Decoder, Error> {
+    let options = LoadOptions { model_parallel: from.model_parallel().clone(), ..options.clone() };
+    fill(from.config().clone(), head, &options, &mut |request| {
+        if !request.is_local {
+            return Ok(Values::Tensor(options.placeholder()));
+        }
+        let index = from.parameters().iter().position(|parameter| parameter.name == request.name);
+        Ok(Values::Tensor(match index {
+            None => initial_values(request, seed),
+            Some(index) => {
+                let indices = [index];
+                let weights = Weights::Parameters(&indices);
+                let _weights = HeldWeights::fetch(from.residency(), weights, Access::Read)?;
+                from.parameters()[index].tensor.detach().copy()
+            }
+        }))
+    })
+}
+
+/// The decoder `from` without gradients, in the memory layout that is fastest for decoding.
+pub(crate) fn for_decoding(from: &Decoder) -> Result<Decoder, Error> {
+    if let Some(memory) = from.memory.as_ref().filter(|memory| memory.store.is_limited()) {
+        return copy_for_decoding(from, memory);
+    }
+    let is_on_cpu = from.device() == Device::Cpu;
+    Decoder::build(from.config().clone(), HeadKind::Vocabulary, from.model_parallel(), &mut |request| {
+        if !request.is_local {
+            return Ok(Tensor::empty([0], (from.kind(), from.device())));
+        }
+        let tensor = from.parameters()[index_of(from, request)].tensor.detach();
+        Ok(if is_on_cpu && request.is_linear_weight { no_grad(|| to_column_major(&tensor)) } else { tensor })
+    })
+}
+
+/// [`for_decoding`] for weights that may leave memory: a copy, whose values come from `from` whenever they
+/// are fetched.
+fn copy_for_decoding(from: &Decoder, memory: &ModelMemory) -> Result<Decoder, Error> {
+    let options = LoadOptions {
+        kind: from.kind(),
+        device: from.device(),
+        trainable: false,
+        model_parallel: from.model_parallel().clone(),
+        memory: Some(Arc::clone(&memory.allocator)),
+    };
+    fill(from.config().clone(), HeadKind::Vocabulary, &options, &mut |request| {
+        if !request.is_local {
+            return Ok(Values::Tensor(options.placeholder()));
+        }
+        let index = index_of(from, request);
+        let (tensor, store) = (from.parameters()[index].tensor.detach(), Arc::clone(&memory.store));
+        Ok(Values::Source(Box::new(move || {
+            let indices = [index];
+            let _weights = HeldWeights::fetch(Some(&*store), Weights::Parameters(&indices), Access::Read)?;
+            Ok(tensor.copy())
+        })))
+    })
+}
+
+/// The index of the parameter of `from` that has the name of the request.
+fn index_of(from: &Decoder, request: &ParameterRequest<'_>) -> usize {
+    let index = from.parameters().iter().position(|parameter| parameter.name == request.name);
+    index.expect("both have the same parameters")
+}
+
+/// Builds a decoder and gives its parameters the values that `values` returns.
+fn fill(
+    config: Config,
+    head: HeadKind,
+    options: &LoadOptions,
+    values: &mut ValuesFn<'_>,
+) -> Result<Decoder, Error> {
+    check_memory(&config, options)?;
+    let Some(allocator) = &options.memory else {
+        return Decoder::build(config, head, &options.model_parallel, &mut |request| {
+            Ok(match values(request)? {
+                values if !request.is_local => values.read()?,
+                values => options.materialize(request, &values.read()?),
+            })
+        });
+    };
+
+    let store = reserve(config.clone(), head, options, allocator)?;
+    let mut next = 0..;
+    let mut decoder = Decoder::build(config, head, &options.model_parallel, &mut |request| {
+        let values = values(request)?;
+        if !request.is_local {
+            return values.read();
+        }
+        let index = next.next().expect("the range does not end");
+        let keep = matches!(values, Values::Source(_));
+        store.load(index, values.into_source(), keep).map_err(own_error)?;
+        Ok(store.tensor(index).set_requires_grad(options.trainable))
+    })?;
+    decoder.memory = Some(ModelMemory { allocator: Arc::clone(allocator), store });
+    Ok(decoder)
+}
+
+/// Unpacks an error of a source, which passed through the memory manager.
+fn own_error(error: parallel::Error) -> Error {
+    match error {
+        parallel::Error::Residency(inner) => match inner.downcast::<Error>() {
+            Ok(own) => *own,
+            Err(inner) => parallel::Error::Residency(inner).into(),
+        },
+        error => error.into(),
+    }
+}
+
+/// Builds the decoder without values, and reserves the memory of its parameters.
+fn reserve(
+    config: Config,
+    head: HeadKind,
+    options: &LoadOptions,
+    allocator: &Arc<dyn WeightAllocator>,
+) -> Result<Arc<dyn WeightStore>, Error> {
+    let mut places = Vec::new();
+    let decoder = Decoder::build(config, head, &options.model_parallel, &mut |request| {
+        if request.is_local {
+            let shape = request.placement.local_shape(request.shape);
+            places.push((shape, options.kind_of(request), options.is_column_major(request)));
+        }
+        Ok(options.placeholder())
+    })?;
+
+    let specs = decoder.parameters().iter().zip(places).map(|(parameter, place)| {
+        let (shape, kind, is_column_major) = place;
+        WeightSpec {
+            parameter: parameter.clone(),
+            shape,
+            kind,
+            is_column_major,
+            trainable: options.trainable,
+        }
+    });
+    let segments = (0..decoder.num_segments())
+        .map(|index| (ModelPart::Segment(index), decoder.segment_parameters(index)));
+    let parts = segments.chain([(ModelPart::Head, decoder.head_parameters())]).collect();
+    Ok(allocator.allocate(specs.collect(), parts)?)
+}
+
+impl Values {
+    fn read(self) -> Result<Tensor, Error> {
+        match self {
+            Self::Tensor(tensor) => Ok(tensor),
+            Self::Source(read) => read(),
+        }
+    }
+
+    /// A function that copies the values into a tensor of the model.
+    fn into_source(self) -> WeightSource {
+        let read: Box<dyn Fn() -> Result<Tensor, Error> + Send> = match self {
+            Self::Tensor(tensor) => Box::new(move || Ok(tensor.shallow_clone())),
+            Self::Source(read) => read,
+        };
+        Box::new(move |target| {
+            let values = read().map_err(|error| parallel::Error::Residency(Box::new(error)))?;
+            no_grad(|| {
+                // The kernel that copies a transposed matrix is fast if its target is contiguous.
+                let (mut target, values) = if target.is_contiguous() || target.dim() != 2 {
+                    (target.detach(), values)
+                } else {
+                    (target.detach().tr(), values.tr())
+                };
+                target.copy_(&values);
+            });
+            Ok(())
+        })
+    }
+}
+
+/// Returns an error if this process's share of the model alone exceeds the memory of the machine. The
+/// operating system would kill the process without a message.
+fn check_memory(config: &Config, options: &LoadOptions) -> Result<(), Error> {
+    const GIB: f64 = (1u64 << 30) as f64;
+    if options.memory.as_ref().is_some_and(|memory| memory.is_limited()) {
+        return Ok(());
+    }
+    let Some(available) = memory::total_bytes() else { return Ok(()) };
+    let parameters = config.architecture().num_parameters();
+    let needed =
+        parameters * options.kind.elt_size_in_bytes() as f64 / options.model_parallel.num_shards() as f64;
+    if needed <= available as f64 {
+        return Ok(());
+    }
+    let path = config.origin().to_owned();
+    Err(Error::TooLarge { path, parameters, needed: needed / GIB, available: available as f64 / GIB })
+}
+
+/// Returns an error if a weight is NaN or infinite, because it would make every result NaN.
+fn check_finite(folder: &Path, name: &str, tensor: &Tensor) -> Result<(), Error> {
+    if tensor.numel() == 0 {
+        return Ok(());
+    }
+    let (least, most) = tensor.aminmax(None::<i64>, false);
+    let [least, most] = [least, most].map(|bound| bound.double_value(&[]));
+    if least.is_finite() && most.is_finite() {
+        return Ok(());
+    }
+    let found = if least.is_nan() || most.is_nan() { "NaN" } else { "infinity" };
+    Err(Error::WeightNotFinite { path: folder.to_owned(), name: name.to_owned(), found })
+}
+
+/// Whether no forward pass reads this tensor: a buffer that old versions saved, or a head that is not used
+/// here.
+fn is_ignorable(name: &str) -> bool {
+    const BUFFERS: [&str; 5] =
+        ["attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias", "rotary_emb.inv_freq"];
+    const HEADS: [&str; 3] = ["lm_head.weight", "embed_out.weight", SCORE_WEIGHT];
+    let is_buffer = |end: &&str| name.strip_suffix(*end).is_some_and(|rest| rest.ends_with('.'));
+    HEADS.contains(&name) || BUFFERS.iter().any(is_buffer)
+}
+
+/// This rank's shard of the initial values of a new parameter, fp32 on the CPU.
+fn initial_values(request: &ParameterRequest<'_>, seed: u64) -> Tensor {
+    let full = initialize::values(request.initial, request.shape, seed, request.name);
+    request.placement.shard(&full)
+}
