@@ -202,3 +202,9 @@ fn a_device_that_is_not_there_is_named() {
     }
     assert!(!scratch.path("x").exists());
 }
+
+#[test]
+fn a_budget_is_refused_where_it_is_not_enforced() {
+    let line = "sft --config life/sft/run.toml --set out=out --device mps --set gemini.device_memory='24MiB'";
+    run(&copied(), line, None).fails(2, &["gemini.device_memory", "processor"]);
+}

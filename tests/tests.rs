@@ -29,6 +29,9 @@ mod training;
 // Every stage and command on a device that is not the CPU.
 mod device;
 
+// Models under a budget of memory.
+mod gemini;
+
 // Tensors are placed on purpose.
 mod source;
 

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use datasets::synth::SynthOptions;
-use gemini::TrainConfig;
+use gemini::{GeminiConfig, TrainConfig};
 use rlhf::config::{PpoConfig, RewardConfig};
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +47,8 @@ pub(crate) struct RunConfig {
     pub(crate) threads: Option<usize>,
     /// How the ranks share the work.
     pub(crate) parallel: ParallelSection,
+    /// How much memory the models may take.
+    pub(crate) gemini: GeminiConfig,
     /// The model that the stage starts from.
     pub(crate) model: ModelSection,
     /// The tokenizer of the model.
@@ -77,6 +79,7 @@ impl Default for RunConfig {
             out: PathBuf::new(),
             threads: None,
             parallel: ParallelSection::default(),
+            gemini: GeminiConfig::default(),
             model: ModelSection::default(),
             tokenizer: TokenizerSection::default(),
             data: DataSection::default(),
@@ -110,6 +113,7 @@ struct RunFile {
     out: PathBuf,
     threads: Option<usize>,
     parallel: ParallelSection,
+    gemini: GeminiConfig,
     model: ModelSection,
     tokenizer: TokenizerSection,
     data: DataSection,
@@ -129,6 +133,7 @@ struct RunFile {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct StageSections {
+    gemini: GeminiConfig,
     model: ModelSection,
     tokenizer: TokenizerSection,
     data: DataSection,
@@ -431,6 +436,10 @@ impl RunConfig {
     /// Refuses invalid values. Does not require paths, because `pipeline` fills them in later.
     fn check_bounds(&self, stage: &StageSchema) -> Result<(), ConfigError> {
         check_parallel(&self.parallel, self.threads)?;
+        if let Some((key, reason)) = self.gemini.refused_key() {
+            return Err(ConfigError::Value { place: None, key: key.to_owned(), message: reason.to_owned() });
+        }
+
         let optional = [
             ("model.path", &self.model.path),
             ("tokenizer.path", &self.tokenizer.path),
@@ -536,8 +545,18 @@ fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<
 
 /// Keys that do not change the results of a run: where it is stored, where it runs, how it is monitored and
 /// how often it is saved.
-pub(crate) const RESUME_MUTABLE_KEYS: [&str; 9] =
-    ["out", "threads", "parallel", "model.device", "log", "eval", "checkpoint", "data.eval", "data.cache"];
+pub(crate) const RESUME_MUTABLE_KEYS: [&str; 10] = [
+    "out",
+    "threads",
+    "parallel",
+    "gemini",
+    "model.device",
+    "log",
+    "eval",
+    "checkpoint",
+    "data.eval",
+    "data.cache",
+];
 
 /// Keys that give the length of a run. They may grow on resume.
 pub(crate) const LENGTH_KEYS: [&str; 3] = ["train.steps", "train.epochs", "ppo.iterations"];

@@ -169,7 +169,14 @@ fn is_disk_full(error: &Error) -> bool {
 /// The exit code for a panic with this message. When libtorch runs out of memory, the infallible operators of
 /// tch panic.
 pub(crate) fn of_panic(message: &str) -> u8 {
-    if is_out_of_memory(message) { DEVICE } else { FAILED }
+    if is_out_of_memory(message) || over_budget(message).is_some() { DEVICE } else { FAILED }
+}
+
+/// The refusal of the memory manager inside a libtorch message, or inside the panic of a tensor operation.
+pub(crate) fn over_budget(message: &str) -> Option<&str> {
+    const END: &str = "placement = auto";
+    let text = &message[message.find("the models need ")?..];
+    Some(&text[..text.find(END)? + END.len()]).filter(|text| text.contains("[gemini] device_memory"))
 }
 
 /// Whether a libtorch message reports that memory ran out.
@@ -280,6 +287,7 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         Error::Damaged { .. } => DATA,
         Error::File(error) => of_file(error),
         Error::Io { source, .. } => of_io(source),
+        Error::OverBudget { .. } => DEVICE,
         Error::NotContiguous { .. } => FAILED,
     }
 }
@@ -303,6 +311,7 @@ fn of_parallel(error: &parallel::Error) -> u8 {
     match error {
         Error::Sys(error) | Error::Collective { cause: error, .. } if is_memory(error) => DEVICE,
         Error::Sys(error) => of_sys(error),
+        Error::Residency(error) => of_cause(error.as_ref()).unwrap_or(FAILED),
         Error::Collective { .. }
         | Error::NoInputGradient { .. }
         | Error::MissingRanks { .. }
@@ -330,7 +339,13 @@ fn is_memory(error: &parallel::SysError) -> bool {
 fn of_sys(error: &parallel::SysError) -> u8 {
     match error {
         parallel::SysError::Torch { message, .. } => of_panic(message),
-        parallel::SysError::InvalidTag { .. }
+        parallel::SysError::DiskSpace { .. }
+        | parallel::SysError::DiskTransfer { .. }
+        | parallel::SysError::Disk { .. }
+        | parallel::SysError::DiskQueue { .. }
+        | parallel::SysError::Arena { .. } => DEVICE,
+        parallel::SysError::Adamw { .. }
+        | parallel::SysError::InvalidTag { .. }
         | parallel::SysError::Memory { .. }
         | parallel::SysError::Shared { .. }
         | parallel::SysError::Nccl { .. } => FAILED,

@@ -59,7 +59,9 @@ fn main() -> ExitCode {
         Err(panic) => {
             let constant = || panic.downcast_ref::<&str>().copied();
             let message = panic.downcast_ref().map(String::as_str).or_else(constant).unwrap_or_default();
-            if exit::is_out_of_memory(message) {
+            if let Some(text) = exit::over_budget(message) {
+                print_stderr(&format!("error: {text}"));
+            } else if exit::is_out_of_memory(message) {
                 print_stderr(
                     "error: out of memory: lower train.micro_batch_size, --batch-size or data.max_length",
                 );
@@ -81,6 +83,10 @@ fn show_panics_harmlessly() {
             return;
         }
         let message = panic.to_string();
+        // The program ends with the text of the memory manager, which is no bug.
+        if exit::over_budget(&message).is_some() {
+            return;
+        }
         if tui::text::sanitize(&message) == message { usual(panic) } else { print_stderr(&message) }
     }));
 }

@@ -109,5 +109,5 @@ pub(crate) fn save_tokenizer(
 
 /// The options for loading frozen weights.
 pub(crate) fn frozen_options(kind: Kind, device: Device) -> LoadOptions {
-    LoadOptions { kind, device, trainable: false, model_parallel: ModelParallel::NONE }
+    LoadOptions { kind, device, trainable: false, model_parallel: ModelParallel::NONE, memory: None }
 }

@@ -17,7 +17,6 @@ use parallel::safetensors_file::{self, NamedTensor, TensorFile};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tch::no_grad;
 
 use crate::engine::StateTensor;
 use crate::{Engine, Error};
@@ -158,13 +157,11 @@ pub fn load_state<S: DeserializeOwned>(checkpoint: &Path, engine: &mut Engine) -
         return Err(Error::State { path, problem });
     }
 
-    for StateTensor { name, tensor, placement, .. } in states {
+    for state in states {
+        let StateTensor { name, tensor, placement, .. } = &state;
         let shape = placement.global_shape(&tensor.size());
-        match saved.shape(&name) {
-            Some(found) if found == shape => {
-                let local = saved.read(&name, &shape, placement)?;
-                no_grad(|| tensor.shallow_clone().copy_(&local));
-            }
+        match saved.shape(name) {
+            Some(found) if found == shape => state.set(&saved.read(name, &shape, placement)?)?,
             Some(found) => {
                 let problem = format!("{name} has the shape {found:?} and this run wants {shape:?}");
                 return Err(Error::State { path, problem });
@@ -371,14 +368,25 @@ fn state_error(path: &Path, problem: &impl ToString) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::TrainConfig;
+    use crate::{ChunkManager, TrainConfig};
     use parallel::{Parameter, ProcessGroups};
     use std::sync::Arc;
     use tch::Tensor;
 
-    fn parameters(size: i64) -> Vec<Parameter> {
-        let options = (tch::Kind::Float, tch::Device::Cpu);
-        vec![Parameter::replicated("w", &Tensor::ones([size], options).set_requires_grad(true))]
+    /// An engine over one parameter of `size` ones.
+    fn new_engine(size: i64) -> Engine {
+        let ones = Tensor::ones([size], (tch::Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
+        let groups = Arc::new(ProcessGroups::single());
+        let parameters = [Parameter::replicated("w", &ones)];
+        Engine::of_parameters(
+            &parameters,
+            None,
+            &TrainConfig::default(),
+            5,
+            &groups,
+            &ChunkManager::unlimited(),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -455,9 +463,7 @@ mod tests {
     /// Writes a checkpoint like a training stage does.
     fn checkpoint(folder: &Path) -> PathBuf {
         let path = folder.join("step-4");
-        let mut engine =
-            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(ProcessGroups::single()))
-                .unwrap();
+        let mut engine = new_engine(3);
         engine.set_step(4);
         let fill = |folder: &Path| {
             save_state(folder, &engine, &"extra")?;
@@ -518,15 +524,11 @@ mod tests {
     #[test]
     fn state_goes_to_disk_and_back() {
         let folder = tempfile::tempdir().unwrap();
-        let mut engine =
-            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(ProcessGroups::single()))
-                .unwrap();
+        let mut engine = new_engine(3);
         engine.set_step(4);
-        let _ = engine.state()[0].tensor.shallow_clone().fill_(2.5);
+        engine.state()[0].set(&Tensor::full([3], 2.5, (tch::Kind::Float, tch::Device::Cpu))).unwrap();
         save_state(folder.path(), &engine, &"extra").unwrap();
-        let mut other =
-            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(ProcessGroups::single()))
-                .unwrap();
+        let mut other = new_engine(3);
         let extra: String = load_state(folder.path(), &mut other).unwrap();
         assert_eq!((extra.as_str(), other.step_count()), ("extra", 4));
         assert!((other.state()[0].tensor.double_value(&[1]) - 2.5).abs() < 1e-12);
@@ -535,13 +537,9 @@ mod tests {
     #[test]
     fn a_state_of_another_shape_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let engine =
-            Engine::new(&parameters(3), &TrainConfig::default(), 5, &Arc::new(ProcessGroups::single()))
-                .unwrap();
+        let engine = new_engine(3);
         save_state(folder.path(), &engine, &()).unwrap();
-        let mut other =
-            Engine::new(&parameters(4), &TrainConfig::default(), 5, &Arc::new(ProcessGroups::single()))
-                .unwrap();
+        let mut other = new_engine(4);
         let error = load_state::<()>(folder.path(), &mut other).unwrap_err().to_string();
         assert!(error.contains("exp_avg.w has the shape [3] and this run wants [4]"), "{error}");
     }

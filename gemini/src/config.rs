@@ -1,6 +1,9 @@
-//! The `[train]` section: the settings of an optimizer step.
+//! The `[train]` section: the settings of an optimizer step. `[gemini]` is in [`memory`].
+
+pub mod memory;
 
 use serde::{Deserialize, Serialize};
+use tch::Kind;
 
 use crate::Error;
 
@@ -23,6 +26,26 @@ pub enum Scheduler {
 pub enum Optimizer {
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101).
     Adamw,
+}
+
+/// The dtype of the two moments of AdamW.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MomentsDtype {
+    /// 8 bytes per parameter.
+    Float32,
+    /// 4 bytes per parameter, rounded at random, because the nearest value would mostly be the old one.
+    Bfloat16,
+}
+
+impl MomentsDtype {
+    /// The dtype in libtorch.
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::Float32 => Kind::Float,
+            Self::Bfloat16 => Kind::BFloat16,
+        }
+    }
 }
 
 /// The largest number of rows in one optimizer step.
@@ -51,6 +74,8 @@ pub struct TrainConfig {
     pub warmup_steps: u64,
     /// The update rule.
     pub optimizer: Optimizer,
+    /// The dtype of the two moments. Megatron: `--exp-avg-dtype`, `--exp-avg-sq-dtype`.
+    pub moments_dtype: MomentsDtype,
     /// Decay rates of the two moments.
     pub betas: (f64, f64),
     /// Added to the square root of the second moment.
@@ -75,6 +100,7 @@ impl Default for TrainConfig {
             scheduler: Scheduler::Cosine,
             warmup_steps: 0,
             optimizer: Optimizer::Adamw,
+            moments_dtype: MomentsDtype::Float32,
             betas: (0.9, 0.999),
             eps: 1e-8,
             weight_decay: 0.0,

@@ -3,22 +3,29 @@
 //! ```text
 //!   accumulate(model, micro-batches, loss)           step()
 //!   forward by segments -> loss / global count       sum over the replicas; clip by the norm of the sum
-//!   backward by segments -> gradients added in fp32  fused AdamW on the fp32 values, copied to bf16 weights
+//!   backward by segments -> gradients added in fp32  AdamW on the fp32 values, copied to bf16 weights
 //! ```
 //! The caller's loss is a sum, already divided by the number of tokens (or pairs) of the *full* step.
 //! Therefore every split into micro-batches gives the same gradient. The micro-batches of a step are split
 //! over the data-parallel ranks. Weights in bf16 have an fp32 master here; weights in fp32 are their own
-//! master. This module knows no loss function and no data.
+//! master. Gradients, masters and moments lie in chunks (see [`crate::chunk`]), and the step goes from chunk
+//! to chunk, so that only one chunk of each has to be in memory. This module knows no loss function and no
+//! data.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use parallel::comm::Reduction;
 use parallel::pipeline::run_schedule;
+use parallel::residency::{Access, HeldWeights, ModelPart, Residency, WeightStore, Weights};
 use parallel::safetensors_file::NamedTensor;
 use parallel::{Parameter, Placement, ProcessGroups, Segmented};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use crate::optimizer::{AdamwParam, Moments, adamw, global_norm};
+use crate::chunk::layout::ChunkLayout;
+use crate::chunk::manager::ChunkManager;
+use crate::chunk::store::{ChunkStore, Place, chunk_layout};
+use crate::optimizer::{AdamwParam, Moments, adamw, norms, total_norm};
 use crate::reducer::Reducer;
 use crate::{Error, TrainConfig, lr_scheduler};
 
@@ -26,10 +33,16 @@ use crate::{Error, TrainConfig, lr_scheduler};
 /// Megatron: `main_param`.
 struct ParamState {
     parameter: Parameter,
+    /// Its index among the parameters of the model.
+    index: usize,
     master: Tensor,
     moments: Moments,
     /// The fp32 sum of the gradients of the step. Megatron: `main_grad`.
-    grad: Option<Tensor>,
+    grad: Tensor,
+    /// Whether `grad` has a value in this step.
+    has_grad: bool,
+    /// The number of elements of all trained parameters before it.
+    first_element: u64,
 }
 
 /// The result of one optimizer step.
@@ -51,24 +64,46 @@ pub struct Engine {
     param_states: Vec<ParamState>,
     /// For each parameter of the model, its index in `param_states`; `None` for a frozen parameter.
     state_index: Vec<Option<usize>>,
+    /// The chunks of `param_states`.
+    stores: Stores,
     groups: Arc<ProcessGroups>,
     /// Reduces gradients over the data-parallel ranks; `None` when there is only one.
     reducer: Option<Reducer>,
 }
 
+/// The chunks of the trained parameters. All stores have the same layout.
+struct Stores {
+    layout: Arc<ChunkLayout>,
+    manager: Arc<ChunkManager>,
+    /// The weights; `None` if each of them was allocated on its own.
+    weights: Option<Arc<dyn WeightStore>>,
+    /// `None` if all weights are fp32.
+    masters: Option<ChunkStore>,
+    exp_avgs: ChunkStore,
+    exp_avg_sqs: ChunkStore,
+    grads: Arc<ChunkStore>,
+}
+
 /// Checks that all weight replicas loaded identical weights, and returns an error otherwise. The check
 /// compares the sum of the bit patterns of all values, which does not depend on the order of summation.
-fn check_weight_replicas(states: &[ParamState], groups: &ProcessGroups) -> Result<(), Error> {
-    let sum = |state: &ParamState| {
+fn check_weight_replicas(
+    states: &[ParamState],
+    weights: Option<&dyn Residency>,
+    groups: &ProcessGroups,
+) -> Result<(), Error> {
+    let sum = |state: &ParamState| -> Result<i64, Error> {
+        let indices = [state.index];
+        let _weights = HeldWeights::fetch(weights, Weights::Parameters(&indices), Access::Read)?;
         let tensor = state.parameter.tensor.detach();
         let bits = match tensor.kind().elt_size_in_bytes() {
             2 => Kind::Int16,
             4 => Kind::Int,
             _ => Kind::Int64,
         };
-        tensor.view_dtype(bits).sum(Kind::Int64).int64_value(&[])
+        Ok(tensor.view_dtype(bits).sum(Kind::Int64).int64_value(&[]))
     };
-    let local_sum = states.iter().map(sum).fold(0, i64::wrapping_add);
+    let local_sum =
+        states.iter().try_fold(0i64, |total, state| Ok::<_, Error>(total.wrapping_add(sum(state)?)))?;
     let sums = groups.world().all_gather_object(vec![local_sum])?;
     let others = groups.expert_data_parallel().ranks();
     match others.iter().find(|&&rank| sums[rank] != local_sum) {
@@ -77,49 +112,143 @@ fn check_weight_replicas(states: &[ParamState], groups: &ProcessGroups) -> Resul
     }
 }
 
+impl Stores {
+    /// Reserves the state of `trained` parameters.
+    fn new(
+        trained: &[&Parameter],
+        weights: Option<Arc<dyn WeightStore>>,
+        manager: &Arc<ChunkManager>,
+        moments_kind: Kind,
+    ) -> Result<Self, Error> {
+        let shapes: Vec<Vec<i64>> = trained.iter().map(|parameter| parameter.tensor.size()).collect();
+        let layout = Arc::new(chunk_layout(
+            trained
+                .iter()
+                .zip(&shapes)
+                .map(|(parameter, shape)| (*parameter, shape.as_slice(), parameter.tensor.kind())),
+        ));
+        let device = trained.first().map_or(Device::Cpu, |parameter| parameter.tensor.device());
+        if device != Device::Cpu && moments_kind != Kind::Float {
+            let (key, value) = ("moments_dtype", "bfloat16".to_owned());
+            return Err(Error::Setting { key, value, wanted: "moments on a GPU are float32" });
+        }
+        let store = |kind: Kind| {
+            let places: Vec<Place> =
+                shapes.iter().map(|shape| Place::row_major(shape.clone(), kind)).collect();
+            ChunkStore::new(manager, &layout, &places, device, true)
+        };
+        let has_masters = trained.iter().any(|parameter| parameter.tensor.kind() != Kind::Float);
+        Ok(Self {
+            masters: if has_masters { Some(store(Kind::Float)?) } else { None },
+            exp_avgs: store(moments_kind)?,
+            exp_avg_sqs: store(moments_kind)?,
+            grads: Arc::new(store(Kind::Float)?),
+            manager: Arc::clone(manager),
+            weights,
+            layout,
+        })
+    }
+
+    fn weight_residency(&self) -> Option<&dyn Residency> {
+        self.weights.as_deref().map(|store| -> &dyn Residency { store })
+    }
+
+    /// The stores of a checkpoint, by the name that their tensors have in it.
+    fn saved(&self) -> impl Iterator<Item = (&'static str, &ChunkStore)> {
+        let masters = self.masters.iter().map(|store| ("master", store));
+        [("exp_avg", &self.exp_avgs), ("exp_avg_sq", &self.exp_avg_sqs)].into_iter().chain(masters)
+    }
+}
+
+/// A chunk of each of some stores that stays in memory until this value is dropped.
+struct HeldChunk<'a> {
+    stores: Vec<&'a ChunkStore>,
+    chunk: usize,
+}
+
+impl<'a> HeldChunk<'a> {
+    fn fetch(
+        stores: impl IntoIterator<Item = (&'a ChunkStore, Access)>,
+        chunk: usize,
+    ) -> Result<Self, Error> {
+        let mut held = Self { stores: Vec::new(), chunk };
+        for (store, access) in stores {
+            store.fetch_chunk(chunk, access)?;
+            held.stores.push(store);
+        }
+        Ok(held)
+    }
+}
+
+impl Drop for HeldChunk<'_> {
+    fn drop(&mut self) {
+        self.stores.iter().for_each(|store| store.release_chunk(self.chunk));
+    }
+}
+
 impl Engine {
-    /// Creates an engine for the parameters that require gradients. `total_steps` is the length of the
-    /// learning-rate schedule.
-    pub fn new(
-        parameters: &[Parameter],
+    /// Creates an engine for the parameters of `model` that require gradients. `total_steps` is the length of
+    /// the learning-rate schedule. The state of the optimizer lies in chunks of `manager`.
+    pub fn new<M: Segmented>(
+        model: &M,
         config: &TrainConfig,
         total_steps: u64,
         groups: &Arc<ProcessGroups>,
+        manager: &Arc<ChunkManager>,
+    ) -> Result<Self, Error> {
+        let store = model.weight_store().cloned();
+        Self::of_parameters(model.parameters(), store, config, total_steps, groups, manager)
+    }
+
+    /// An engine for those of `parameters` that require gradients, whose values lie in `weights`, if in any
+    /// store.
+    pub(crate) fn of_parameters(
+        parameters: &[Parameter],
+        weights: Option<Arc<dyn WeightStore>>,
+        config: &TrainConfig,
+        total_steps: u64,
+        groups: &Arc<ProcessGroups>,
+        manager: &Arc<ChunkManager>,
     ) -> Result<Self, Error> {
         config.check()?;
 
-        let mut param_states = Vec::new();
         let mut state_index = Vec::with_capacity(parameters.len());
+        let mut trained = Vec::new();
         for parameter in parameters {
-            state_index.push(parameter.tensor.requires_grad().then_some(param_states.len()));
+            state_index.push(parameter.tensor.requires_grad().then_some(trained.len()));
             if parameter.tensor.requires_grad() {
                 if !parameter.tensor.is_contiguous() {
                     return Err(Error::NotContiguous { name: parameter.name.clone() });
                 }
-                param_states.push(ParamState::new(parameter));
+                trained.push(parameter);
             }
         }
 
         // In a pipeline, a rank may hold only layers without parameters.
-        if param_states.is_empty() && groups.pipeline_parallel().size() == 1 {
+        if trained.is_empty() && groups.pipeline_parallel().size() == 1 {
             return Err(Error::NoTrainableParameters);
         }
 
+        let stores = Stores::new(&trained, weights, manager, config.moments_dtype.kind())?;
+        let indices = (0..parameters.len()).filter(|&index| state_index[index].is_some());
+        let mut param_states: Vec<ParamState> = trained
+            .iter()
+            .zip(indices)
+            .enumerate()
+            .map(|(param, (parameter, index))| ParamState::new(parameter, index, &stores, param))
+            .collect::<Result<_, _>>()?;
+        param_states.iter_mut().fold(0, |first, state| {
+            state.first_element = first;
+            first + state.parameter.tensor.numel() as u64
+        });
         if groups.expert_data_parallel().size() > 1 {
-            check_weight_replicas(&param_states, groups)?;
+            check_weight_replicas(&param_states, stores.weight_residency(), groups)?;
         }
 
-        // The reducer owns the gradient buffers; each parameter state gets a view into its bucket.
-        let reducer = (groups.dense_data_parallel().size() > 1).then(|| {
-            let weights: Vec<&Tensor> = param_states.iter().map(|state| &state.parameter.tensor).collect();
-            let is_expert: Vec<bool> = param_states.iter().map(|state| state.parameter.is_expert).collect();
-            let (reducer, views) = Reducer::new(groups, &weights, &is_expert);
-            param_states.iter_mut().zip(views).for_each(|(state, view)| state.grad = Some(view));
-            reducer
-        });
-
-        let groups = Arc::clone(groups);
-        Ok(Self { config: config.clone(), total_steps, step: 0, param_states, state_index, groups, reducer })
+        let reducer = (groups.dense_data_parallel().size() > 1)
+            .then(|| Reducer::new(groups, &stores.layout, &stores.grads));
+        let (config, groups) = (config.clone(), Arc::clone(groups));
+        Ok(Self { config, total_steps, step: 0, param_states, state_index, stores, groups, reducer })
     }
 
     /// Splits the rows of a step into micro-batches of at most `micro_batch_size` rows, small enough to
@@ -154,7 +283,8 @@ impl Engine {
         M: Segmented,
         E: From<Error> + From<parallel::Error>,
     {
-        let (states, state_index, reducer) = (&mut self.param_states, &self.state_index, &mut self.reducer);
+        let (states, state_index, stores, reducer) =
+            (&mut self.param_states, &self.state_index, &self.stores, &mut self.reducer);
         if let Some(reducer) = reducer {
             reducer.prepare_for_backward(model, state_index, contexts.len());
         }
@@ -167,11 +297,26 @@ impl Engine {
             Ok(loss)
         };
 
-        let mut on_gradient = |index: usize, grad: Tensor| -> Result<(), E> {
-            let Some(param_index) = state_index[index] else { return Ok(()) };
-            states[param_index].accumulate_grad(&grad);
+        // A tied weight gets gradients from two parts of the model. Each part's gradients are summed over the
+        // micro-batches before the sums are added, so that the result does not depend on whether the
+        // micro-batches run one after another or segment by segment.
+        let mut later_parts: BTreeMap<usize, (Tensor, usize)> = BTreeMap::new();
+        let mut first_part: BTreeMap<usize, ModelPart> = BTreeMap::new();
+        let is_one_micro_batch = contexts.len() == 1;
+        let mut on_gradient = |part: ModelPart, index: usize, grad: Tensor| -> Result<(), E> {
+            let Some(param) = state_index[index] else { return Ok(()) };
+            if *first_part.entry(param).or_insert(part) != part && !is_one_micro_batch {
+                if let Some((sum, count)) = later_parts.get_mut(&param) {
+                    let _ = sum.g_add_(&grad);
+                    *count += 1;
+                } else {
+                    later_parts.insert(param, (grad.to_kind(Kind::Float).contiguous(), 1));
+                }
+                return Ok(());
+            }
+            add_grad(&mut states[param], param, stores, &grad)?;
             match reducer {
-                Some(reducer) => Ok(reducer.on_gradient_ready(param_index)?),
+                Some(reducer) => Ok(reducer.on_gradient_ready(param)?),
                 None => Ok(()),
             }
         };
@@ -183,6 +328,13 @@ impl Engine {
             &mut recorded_loss,
             &mut on_gradient,
         )?;
+        for (param, (sum, count)) in later_parts {
+            add_grad(&mut states[param], param, stores, &sum)?;
+            if let Some(reducer) = reducer {
+                (0..count).try_for_each(|_| reducer.on_gradient_ready(param))?;
+            }
+        }
+
         let mut total = 0.0;
         for value in loss_values(&losses) {
             if !value.is_finite() {
@@ -198,52 +350,86 @@ impl Engine {
         let step = self.step + 1;
         let lr = self.next_lr();
 
-        if let Some(reducer) = &mut self.reducer {
-            reducer.finalize_backward()?;
-        }
-        self.all_reduce_partial_grads()?;
-        self.all_reduce_tied_grads()?;
-
-        let (states, grads): (Vec<&ParamState>, Vec<&Tensor>) =
-            self.param_states.iter().filter_map(|state| Some((state, state.grad.as_ref()?))).unzip();
-        if grads.is_empty() && self.groups.pipeline_parallel().size() == 1 {
+        self.reduce_grads()?;
+        if self.param_states.iter().all(|state| !state.has_grad)
+            && self.groups.pipeline_parallel().size() == 1
+        {
             return Err(Error::NoTrainableParameters);
         }
-        let grad_norm = self.global_grad_norm(&states, &grads)?;
+        let grad_norm = self.global_grad_norm()?;
         if !grad_norm.is_finite() {
             return Err(Error::Diverged { what: "gradient norm", step, value: grad_norm });
         }
 
-        let updates: Vec<AdamwParam<'_>> = states
-            .iter()
-            .zip(&grads)
-            .map(|(state, grad)| AdamwParam {
-                master: &state.master,
-                grad,
-                moments: &state.moments,
-                weight_decay: state.parameter.weight_decay,
-            })
-            .collect();
-        adamw(&updates, &self.config, lr, step, clip_divisor(grad_norm, self.config.max_grad_norm))?;
-
-        self.param_states.iter_mut().for_each(ParamState::copy_master_to_weights);
-        match &mut self.reducer {
-            Some(reducer) => reducer.zero_grad(),
-            None => self.param_states.iter_mut().for_each(|state| state.grad = None),
+        let divisor = clip_divisor(grad_norm, self.config.max_grad_norm);
+        for chunk in 0..self.stores.layout.chunks().len() {
+            self.update_chunk(chunk, lr, step, divisor)?;
         }
+        self.param_states.iter_mut().for_each(|state| state.has_grad = false);
 
         self.step = step;
         Ok(StepReport { step, lr, grad_norm })
     }
 
+    /// Sums the gradients over the ranks that share a parameter.
+    fn reduce_grads(&mut self) -> Result<(), Error> {
+        if let Some(reducer) = &mut self.reducer {
+            // A parameter that this rank has not used, for example an expert without tokens, may have
+            // gradients of other ranks.
+            for (param, state) in
+                self.param_states.iter_mut().enumerate().filter(|(_, state)| !state.has_grad)
+            {
+                let chunk = self.stores.layout.slot_of(param).0;
+                let _grads = HeldChunk::fetch([(&*self.stores.grads, Access::Write)], chunk)?;
+                let _ = state.grad.zero_();
+                state.has_grad = true;
+            }
+            reducer.finalize_backward()?;
+        }
+        self.all_reduce_partial_grads()?;
+        self.all_reduce_tied_grads()
+    }
+
+    /// Updates the parameters of one chunk and drops their gradients.
+    fn update_chunk(&self, chunk: usize, lr: f64, step: u64, divisor: f64) -> Result<(), Error> {
+        let slots = &self.stores.layout.chunks()[chunk].params;
+        let states: Vec<&ParamState> =
+            slots.iter().map(|slot| &self.param_states[slot.param]).filter(|state| state.has_grad).collect();
+        let Stores { masters, exp_avgs, exp_avg_sqs, grads, .. } = &self.stores;
+        let indices: Vec<usize> = states.iter().map(|state| state.index).collect();
+        let weights = (self.stores.weight_residency(), Weights::Parameters(&indices));
+        let _weights = HeldWeights::fetch(weights.0, weights.1, Access::Write)?;
+        let changing = masters.iter().chain([exp_avgs, exp_avg_sqs]).map(|store| (store, Access::Write));
+        let held = HeldChunk::fetch(changing.chain([(&**grads, Access::Read)]), chunk)?;
+
+        let updates: Vec<AdamwParam<'_>> = states
+            .iter()
+            .map(|state| AdamwParam {
+                master: &state.master,
+                grad: &state.grad,
+                moments: &state.moments,
+                weight_decay: state.parameter.weight_decay,
+                first_element: state.first_element,
+            })
+            .collect();
+        adamw(&updates, &self.config, lr, step, divisor)?;
+        for state in &states {
+            state.copy_master_to_weights();
+        }
+        drop(held);
+        grads.discard_chunk(chunk)
+    }
+
     /// All-reduces the gradients of parameters that every tensor-parallel rank holds in full but uses for
     /// different work. All of them go through one collective. Megatron: `_allreduce_layernorm_grads`.
     fn all_reduce_partial_grads(&self) -> Result<(), Error> {
-        let partial = self.param_states.iter().filter(|state| state.parameter.partial_grad);
-        let partial_grads: Vec<&Tensor> = partial.filter_map(|state| state.grad.as_ref()).collect();
+        let is_partial = |state: &&ParamState| state.parameter.partial_grad && state.has_grad;
+        let partial_grads: Vec<&Tensor> =
+            self.param_states.iter().filter(is_partial).map(|state| &state.grad).collect();
         if partial_grads.is_empty() {
             return Ok(());
         }
+        let _grads = self.hold_grads(|state| state.parameter.partial_grad)?;
         no_grad(|| {
             let flat: Vec<Tensor> = partial_grads.iter().map(|grad| grad.view([-1])).collect();
             let flat = Tensor::cat(&flat, 0);
@@ -263,37 +449,62 @@ impl Engine {
     /// Megatron: `allreduce_word_embedding_grads`.
     fn all_reduce_tied_grads(&self) -> Result<(), Error> {
         for state in &self.param_states {
-            if let (Some(tied_group), Some(grad)) = (&state.parameter.tied_group, &state.grad) {
-                tied_group.all_reduce(grad, Reduction::Sum)?;
+            if let (Some(tied_group), true) = (&state.parameter.tied_group, state.has_grad) {
+                let _grad = self.hold_grads(|other| other.index == state.index)?;
+                tied_group.all_reduce(&state.grad, Reduction::Sum)?;
             }
         }
         Ok(())
+    }
+
+    /// Holds the gradients of the parameters that `is_wanted` accepts.
+    fn hold_grads(&self, is_wanted: impl Fn(&ParamState) -> bool) -> Result<Vec<HeldChunk<'_>>, Error> {
+        let wanted = (0..self.param_states.len()).filter(|&param| is_wanted(&self.param_states[param]));
+        let chunks: BTreeSet<usize> = wanted.map(|param| self.stores.layout.slot_of(param).0).collect();
+        let hold = |chunk| HeldChunk::fetch([(&*self.stores.grads, Access::Write)], chunk);
+        chunks.into_iter().map(hold).collect()
     }
 
     /// The global gradient norm, by which gradients are clipped. The squared norms of shards are summed over
     /// the tensor-parallel group, those of experts over the expert-parallel group, and those of layers over
     /// the pipeline-parallel group. A replicated or tied parameter is counted once.
     /// Megatron: `get_grad_norm`; torch: `clip_grad_norm_`.
-    fn global_grad_norm(&self, states: &[&ParamState], grads: &[&Tensor]) -> Result<f64, Error> {
+    fn global_grad_norm(&self) -> Result<f64, Error> {
+        let norms = self.grad_norms()?;
         let (tensor, expert, pipeline) =
             (self.groups.tensor_parallel(), self.groups.expert_parallel(), self.groups.pipeline_parallel());
         if [tensor, expert, pipeline].iter().all(|group| group.size() == 1) {
-            return global_norm(grads);
+            return Ok(total_norm(norms.iter().flatten()));
         }
-        let square = |is_shard: bool, is_expert: bool| -> Result<f64, Error> {
+        let square = |is_shard: bool, is_expert: bool| {
             let counts = |state: &ParamState| {
                 let parameter = &state.parameter;
                 parameter.is_tied_owner()
                     && parameter.placement.is_shard() == is_shard
                     && parameter.is_expert == is_expert
             };
-            let chosen = states.iter().zip(grads).filter(|(state, _)| counts(state));
-            Ok(global_norm(&chosen.map(|(_, grad)| *grad).collect::<Vec<_>>())?.powi(2))
+            let chosen = self.param_states.iter().zip(&norms).filter(|(state, _)| counts(state));
+            total_norm(chosen.filter_map(|(_, norm)| norm.as_ref())).powi(2)
         };
-        let [dense_sq, expert_sq] = tensor.all_reduce_sum([square(true, false)?, square(true, true)?])?;
-        let [expert_sq] = expert.all_reduce_sum([expert_sq + square(false, true)?])?;
-        let [all] = pipeline.all_reduce_sum([dense_sq + square(false, false)? + expert_sq])?;
+        let [dense_sq, expert_sq] = tensor.all_reduce_sum([square(true, false), square(true, true)])?;
+        let [expert_sq] = expert.all_reduce_sum([expert_sq + square(false, true)])?;
+        let [all] = pipeline.all_reduce_sum([dense_sq + square(false, false) + expert_sq])?;
         Ok(all.sqrt())
+    }
+
+    /// The norm of each parameter's gradient; `None` for a parameter without one.
+    fn grad_norms(&self) -> Result<Vec<Option<Tensor>>, Error> {
+        let mut all: Vec<Option<Tensor>> = self.param_states.iter().map(|_| None).collect();
+        for (chunk, spec) in self.stores.layout.chunks().iter().enumerate() {
+            let _grads = HeldChunk::fetch([(&*self.stores.grads, Access::Read)], chunk)?;
+            let params = spec.params.iter().map(|slot| slot.param);
+            let params: Vec<usize> = params.filter(|&param| self.param_states[param].has_grad).collect();
+            let grads: Vec<&Tensor> = params.iter().map(|&param| &self.param_states[param].grad).collect();
+            for (param, norm) in params.into_iter().zip(norms(&grads)?) {
+                all[param] = Some(norm);
+            }
+        }
+        Ok(all)
     }
 
     /// The learning rate of the next step.
@@ -315,17 +526,26 @@ impl Engine {
     /// The optimizer's tensors, which a checkpoint holds in addition to the weights.
     pub(crate) fn state(&self) -> Vec<StateTensor<'_>> {
         let mut states = Vec::new();
-        for state in &self.param_states {
+        for (param, state) in self.param_states.iter().enumerate() {
             let owns_parameter = state.parameter.is_owned(&self.groups);
-            let Parameter { name, placement, .. } = &state.parameter;
-            states.extend(state.state_tensors().map(|(kind, tensor)| StateTensor {
+            let Parameter { name, placement, tensor, .. } = &state.parameter;
+            // An fp32 weight is its own master.
+            let is_saved = |kind: &str| kind != "master" || tensor.kind() != Kind::Float;
+            let saved = self.stores.saved().filter(|(kind, _)| is_saved(kind));
+            states.extend(saved.map(|(kind, store)| StateTensor {
                 name: format!("{kind}.{name}"),
-                tensor,
+                tensor: store.param(param),
                 placement,
                 owns_parameter,
+                residency: (store, param),
             }));
         }
         states
+    }
+
+    /// The manager of the memory of the optimizer's state.
+    pub fn manager(&self) -> &Arc<ChunkManager> {
+        &self.stores.manager
     }
 
     pub(crate) fn set_step(&mut self, step: u64) {
@@ -336,17 +556,34 @@ impl Engine {
 /// One tensor of the optimizer's state.
 pub(crate) struct StateTensor<'a> {
     pub(crate) name: String,
-    /// This rank's shard.
-    pub(crate) tensor: &'a Tensor,
+    /// This rank's shard, whose values are in memory while it is held.
+    pub(crate) tensor: Tensor,
     pub(crate) placement: &'a Placement,
     /// Whether this rank owns the parameter. In a pipeline-expert group, exactly one rank owns each.
     pub(crate) owns_parameter: bool,
+    /// The store that holds the tensor, and its index there.
+    residency: (&'a ChunkStore, usize),
 }
 
 impl StateTensor<'_> {
     /// The tensor as an entry of a safetensors file.
     pub(crate) fn named(&self) -> NamedTensor<'_> {
-        NamedTensor { name: &self.name, tensor: self.tensor, placement: self.placement }
+        let (store, param) = self.residency;
+        NamedTensor {
+            name: &self.name,
+            tensor: &self.tensor,
+            placement: self.placement,
+            residency: Some((store, param)),
+        }
+    }
+
+    /// Sets the values.
+    pub(crate) fn set(&self, values: &Tensor) -> Result<(), Error> {
+        let (store, param) = self.residency;
+        let params = [param];
+        let _tensor = HeldWeights::fetch(Some(store), Weights::Parameters(&params), Access::Write)?;
+        no_grad(|| self.tensor.shallow_clone().copy_(values));
+        Ok(())
     }
 }
 
@@ -365,36 +602,53 @@ fn clip_divisor(norm: f64, max_norm: f64) -> f64 {
     if max_norm == 0.0 { 1.0 } else { ((norm + 1e-6) / max_norm).max(1.0) }
 }
 
-impl ParamState {
-    fn new(parameter: &Parameter) -> Self {
-        let master = no_grad(|| parameter.tensor.detach().to_kind(Kind::Float));
-        let moments = Moments::zeros_like(&master);
-        Self { parameter: parameter.clone(), master, moments, grad: None }
-    }
-
-    fn accumulate_grad(&mut self, grad: &Tensor) {
-        match &mut self.grad {
-            Some(sum) => {
-                let _ = sum.g_add_(grad);
-            }
-            // Contiguous fp32: the fused update writes the clipped gradient back into this tensor.
-            empty => *empty = Some(grad.to_kind(Kind::Float).contiguous()),
+/// Adds a gradient of parameter `param`.
+fn add_grad(state: &mut ParamState, param: usize, stores: &Stores, grad: &Tensor) -> Result<(), Error> {
+    let chunk = stores.layout.slot_of(param).0;
+    let _grads = HeldChunk::fetch([(&*stores.grads, Access::Write)], chunk)?;
+    no_grad(|| {
+        if std::mem::replace(&mut state.has_grad, true) {
+            let _ = state.grad.g_add_(grad);
+        } else {
+            state.grad.copy_(grad);
         }
+    });
+    Ok(())
+}
+
+impl ParamState {
+    /// The state of parameter `param` of the stores. Its master weight gets its values here.
+    fn new(parameter: &Parameter, index: usize, stores: &Stores, param: usize) -> Result<Self, Error> {
+        let mut master = parameter.tensor.detach();
+        if let Some(masters) = stores.masters.as_ref().filter(|_| parameter.tensor.kind() != Kind::Float) {
+            let chunk = stores.layout.slot_of(param).0;
+            let indices = [index];
+            let weight = Weights::Parameters(&indices);
+            let _weight = HeldWeights::fetch(stores.weight_residency(), weight, Access::Read)?;
+            let _master = HeldChunk::fetch([(masters, Access::Write)], chunk)?;
+            let weight = std::mem::replace(&mut master, masters.param(param));
+            no_grad(|| master.copy_(&weight));
+        }
+        Ok(Self {
+            parameter: parameter.clone(),
+            index,
+            master,
+            moments: Moments {
+                exp_avg: stores.exp_avgs.param(param),
+                exp_avg_sq: stores.exp_avg_sqs.param(param),
+            },
+            grad: stores.grads.param(param),
+            has_grad: false,
+            first_element: 0,
+        })
     }
 
     /// Copies the fp32 master weight into weights of lower precision.
     /// Megatron: `copy_main_params_to_model_params`.
-    fn copy_master_to_weights(&mut self) {
+    fn copy_master_to_weights(&self) {
         if self.parameter.tensor.kind() != Kind::Float {
-            no_grad(|| self.parameter.tensor.copy_(&self.master));
+            no_grad(|| self.parameter.tensor.shallow_clone().copy_(&self.master));
         }
-    }
-
-    fn state_tensors(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
-        let master = (self.parameter.tensor.kind() != Kind::Float).then_some(("master", &self.master));
-        [("exp_avg", &self.moments.exp_avg), ("exp_avg_sq", &self.moments.exp_avg_sq)]
-            .into_iter()
-            .chain(master)
     }
 }
 
@@ -458,7 +712,7 @@ mod tests {
 
     fn train(splits: &[&[[f32; 2]]]) -> (Vec<f64>, f64) {
         let model = Line::new(Kind::Float);
-        let mut engine = Engine::new(&model.parameters, &config(), 10, &alone()).unwrap();
+        let mut engine = Engine::new(&model, &config(), 10, &alone(), &ChunkManager::unlimited()).unwrap();
         let count: usize = splits.iter().map(|rows| rows.len()).sum();
         for rows in splits {
             let rows = Tensor::from_slice2(rows);
@@ -485,7 +739,7 @@ mod tests {
     fn bf16_weights_follow_an_fp32_master() {
         let model = Line::new(Kind::BFloat16);
         let small = TrainConfig { lr: 1e-4, ..config() };
-        let mut engine = Engine::new(&model.parameters, &small, 100, &alone()).unwrap();
+        let mut engine = Engine::new(&model, &small, 100, &alone(), &ChunkManager::unlimited()).unwrap();
         let rows = Tensor::from_slice2(&[[1.0f32, 1.0]]).to_kind(Kind::BFloat16);
         for _ in 0..50 {
             let loss = |hidden: &Tensor| Ok::<_, Error>(hidden.to_kind(Kind::Float).sum(Kind::Float));
@@ -502,7 +756,7 @@ mod tests {
     #[test]
     fn a_loss_that_is_not_a_number_stops_the_run() {
         let model = Line::new(Kind::Float);
-        let mut engine = Engine::new(&model.parameters, &config(), 10, &alone()).unwrap();
+        let mut engine = Engine::new(&model, &config(), 10, &alone(), &ChunkManager::unlimited()).unwrap();
         let rows = Tensor::from_slice2(&[[f32::NAN, 1.0]]);
         let loss = |hidden: &Tensor| Ok::<_, Error>(hidden.sum(Kind::Float));
         let error = engine.accumulate(&model, &[&rows], |_, hidden| loss(hidden)).unwrap_err().to_string();
@@ -512,15 +766,15 @@ mod tests {
     #[test]
     fn a_step_without_a_gradient_is_refused() {
         let model = Line::new(Kind::Float);
-        let mut engine = Engine::new(&model.parameters, &config(), 10, &alone()).unwrap();
+        let mut engine = Engine::new(&model, &config(), 10, &alone(), &ChunkManager::unlimited()).unwrap();
         assert!(matches!(engine.step(), Err(Error::NoTrainableParameters)));
     }
 
     #[test]
     fn a_trained_weight_that_is_not_contiguous_is_refused() {
         let transposed = Tensor::ones([2, 3], (Kind::Float, tch::Device::Cpu)).tr().set_requires_grad(true);
-        let error =
-            Engine::new(&[Parameter::replicated("w", &transposed)], &config(), 1, &alone()).err().unwrap();
+        let model = Line { parameters: vec![Parameter::replicated("w", &transposed)] };
+        let error = Engine::new(&model, &config(), 1, &alone(), &ChunkManager::unlimited()).err().unwrap();
         assert!(error.to_string().starts_with("w is trained and its tensor is not contiguous"), "{error}");
     }
 

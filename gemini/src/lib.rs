@@ -1,18 +1,24 @@
-//! Training: one optimizer step over a segmented network, and its checkpoints. DeepSpeed:
-//! `DeepSpeedEngine`. The crate is named after the memory manager of Colossal-AI, which it does not have yet.
+//! Training: one optimizer step over a segmented network, the memory that it needs, and its checkpoints.
+//! DeepSpeed: `DeepSpeedEngine`; the memory manager is that of Colossal-AI, from which the crate has its
+//! name.
 //!
 //! This crate sees an ordered list of named parameters. It knows no model family, no data and no algorithm.
 
 pub mod checkpoint;
+pub mod chunk;
 pub mod config;
 pub mod engine;
 pub mod lr_scheduler;
 pub mod optimizer;
+pub mod placement;
 mod reducer;
 
 use std::path::PathBuf;
 
+pub use chunk::manager::{Budget, ChunkManager, Traffic};
+pub use chunk::store::WeightMemory;
 pub use config::TrainConfig;
+pub use config::memory::GeminiConfig;
 pub use engine::{Engine, StepReport};
 
 /// What can go wrong in a training step or a checkpoint.
@@ -32,6 +38,21 @@ pub enum Error {
         /// libtorch's reason.
         #[source]
         source: tch::TchError,
+    },
+    /// What has to be in memory at the same time exceeds the budget.
+    #[error(
+        "the models need {} MiB at the same time, {} MiB of which could be moved to the disk, and [gemini] \
+         device_memory is {} MiB: raise it, lower [train] micro_batch_size, set activation_checkpointing, or let \
+         chunks leave memory with placement = auto",
+        needed >> 20, evictable >> 20, budget >> 20
+    )]
+    OverBudget {
+        /// The bytes that would be in memory.
+        needed: usize,
+        /// The bytes of chunks that are not in use.
+        evictable: usize,
+        /// The bytes that are allowed.
+        budget: usize,
     },
     /// The loss or the gradient is no longer finite.
     #[error(

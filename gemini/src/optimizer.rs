@@ -1,4 +1,4 @@
-//! AdamW over a list of tensors, in one fused call per parameter group (with and without weight decay).
+//! AdamW over a list of tensors: on the host by our own kernel, on a GPU by the fused one of libtorch.
 //!
 //! ```text
 //!   w -= r d w;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
@@ -8,8 +8,9 @@
 //! (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2). The same call also scales the gradient for
 //! clipping. This module knows no schedule and no model.
 
+use parallel::adamw::{AdamwStep, AdamwTensors};
 use parallel::dispatch::{Value, call};
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::{Error, TrainConfig};
 
@@ -20,12 +21,6 @@ pub(crate) struct Moments {
     pub(crate) exp_avg_sq: Tensor,
 }
 
-impl Moments {
-    pub(crate) fn zeros_like(master: &Tensor) -> Self {
-        Self { exp_avg: master.zeros_like(), exp_avg_sq: master.zeros_like() }
-    }
-}
-
 /// One parameter of an update: its fp32 values, their gradient, the moments, and whether weight decay
 /// applies.
 pub(crate) struct AdamwParam<'a> {
@@ -33,10 +28,12 @@ pub(crate) struct AdamwParam<'a> {
     pub(crate) grad: &'a Tensor,
     pub(crate) moments: &'a Moments,
     pub(crate) weight_decay: bool,
+    /// The number of elements of all parameters before it, from which moments in bf16 derive their rounding.
+    pub(crate) first_element: u64,
 }
 
-/// Updates every parameter in place. The gradients are divided by `grad_divisor` first (`grad_scale` of
-/// torch's fused AdamW); `step` counts from 1.
+/// Updates every parameter in place. The gradients are divided by `grad_divisor` first; `step` counts from 1.
+/// On the host, the result of an element does not depend on how the parameters are cut into chunks.
 pub(crate) fn adamw(
     updates: &[AdamwParam<'_>],
     config: &TrainConfig,
@@ -44,17 +41,42 @@ pub(crate) fn adamw(
     step: u64,
     grad_divisor: f64,
 ) -> Result<(), Error> {
-    for decay in [true, false] {
+    let decay_of = |decays: bool| if decays { config.weight_decay } else { 0.0 };
+    let (on_host, on_device): (Vec<&AdamwParam<'_>>, Vec<&AdamwParam<'_>>) =
+        updates.iter().partition(|update| update.master.device() == Device::Cpu);
+    for update in on_host {
+        let hyperparameters = AdamwStep {
+            lr,
+            betas: config.betas,
+            eps: config.eps,
+            weight_decay: decay_of(update.weight_decay),
+            step,
+            grad_divisor,
+            seed: 0,
+        };
+        let flat = |tensor: &Tensor| tensor.detach().view([-1]);
+        let [master, grad] = [update.master, update.grad].map(flat);
+        let [exp_avg, exp_avg_sq] = [&update.moments.exp_avg, &update.moments.exp_avg_sq].map(flat);
+        let tensors = AdamwTensors {
+            master: &master,
+            grad: &grad,
+            exp_avg: &exp_avg,
+            exp_avg_sq: &exp_avg_sq,
+            weight: None,
+        };
+        parallel::adamw::adamw(&tensors, &hyperparameters, update.first_element)?;
+    }
+    for decays in [true, false] {
         let group: Vec<&AdamwParam<'_>> =
-            updates.iter().filter(|update| update.weight_decay == decay).collect();
+            on_device.iter().copied().filter(|update| update.weight_decay == decays).collect();
         if !group.is_empty() {
-            let weight_decay = if decay { config.weight_decay } else { 0.0 };
-            fused(&group, config, [lr, weight_decay, grad_divisor], step)?;
+            fused(&group, config, [lr, decay_of(decays), grad_divisor], step)?;
         }
     }
     Ok(())
 }
 
+/// AdamW of libtorch, for parameters on a GPU.
 fn fused(
     group: &[&AdamwParam<'_>],
     config: &TrainConfig,
@@ -93,23 +115,35 @@ fn fused(
     Ok(())
 }
 
-/// The Euclidean norm of all gradients taken as one vector.
-pub(crate) fn global_norm(grads: &[&Tensor]) -> Result<f64, Error> {
+/// The Euclidean norm of each gradient, scalars in fp64.
+pub(crate) fn norms(grads: &[&Tensor]) -> Result<Vec<Tensor>, Error> {
     if grads.is_empty() {
-        return Ok(0.0);
+        return Ok(Vec::new());
     }
     let norms = parallel::dispatch::call_tensors(
         "aten::_foreach_norm",
         "Scalar",
         &[Value::Tensors(grads), Value::Double(2.0)],
     )?;
-    let norms: Vec<Tensor> = norms.iter().map(|norm| norm.to_kind(Kind::Double)).collect();
-    Ok(Tensor::stack(&norms, 0).square().sum(Kind::Double).sqrt().double_value(&[]))
+    Ok(norms.iter().map(|norm| norm.to_kind(Kind::Double)).collect())
+}
+
+/// The Euclidean norm of some gradients taken as one vector, from the norm of each.
+pub(crate) fn total_norm<'a>(norms: impl Iterator<Item = &'a Tensor>) -> f64 {
+    let norms: Vec<&Tensor> = norms.collect();
+    if norms.is_empty() {
+        return 0.0;
+    }
+    Tensor::stack(&norms, 0).square().sum(Kind::Double).sqrt().double_value(&[])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn zero_moments(master: &Tensor) -> Moments {
+        Moments { exp_avg: master.zeros_like(), exp_avg_sq: master.zeros_like() }
+    }
 
     #[test]
     fn one_step_by_hand() {
@@ -117,9 +151,14 @@ mod tests {
         // / (2 + 1e-8).
         let config = TrainConfig { weight_decay: 0.5, ..TrainConfig::default() };
         let (master, grad) = (Tensor::from_slice(&[1.0f32]), Tensor::from_slice(&[4.0f32]));
-        let moments = Moments::zeros_like(&master);
-        let update =
-            |weight_decay| AdamwParam { master: &master, grad: &grad, moments: &moments, weight_decay };
+        let moments = zero_moments(&master);
+        let update = |weight_decay| AdamwParam {
+            master: &master,
+            grad: &grad,
+            moments: &moments,
+            weight_decay,
+            first_element: 0,
+        };
         adamw(&[update(true)], &config, 0.1, 1, 2.0).unwrap();
         assert!((master.double_value(&[0]) - 0.85).abs() < 1e-6, "{master:?}");
     }
@@ -130,10 +169,16 @@ mod tests {
         let config =
             TrainConfig { weight_decay: 0.1, betas: (0.9, 0.95), eps: 1e-6, ..TrainConfig::default() };
         let master = Tensor::from_slice(&[1.0f32, -1.0]);
-        let moments = Moments::zeros_like(&master);
+        let moments = zero_moments(&master);
         for (step, grad) in [[0.5f32, -2.0], [0.1, 1.0], [-0.3, 0.2]].iter().enumerate() {
             let grad = Tensor::from_slice(grad);
-            let update = AdamwParam { master: &master, grad: &grad, moments: &moments, weight_decay: true };
+            let update = AdamwParam {
+                master: &master,
+                grad: &grad,
+                moments: &moments,
+                weight_decay: true,
+                first_element: 0,
+            };
             adamw(&[update], &config, 0.01, step as u64 + 1, 1.0).unwrap();
         }
         let got = Vec::<f32>::try_from(&master).unwrap();
@@ -146,6 +191,6 @@ mod tests {
     #[test]
     fn the_norm_is_over_all_tensors() {
         let (a, b) = (Tensor::from_slice(&[3.0f32]), Tensor::from_slice(&[0.0f32, 4.0]));
-        assert!((global_norm(&[&a, &b]).unwrap() - 5.0).abs() < 1e-12);
+        assert!((total_norm(norms(&[&a, &b]).unwrap().iter()) - 5.0).abs() < 1e-12);
     }
 }

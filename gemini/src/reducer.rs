@@ -4,26 +4,26 @@
 //!   bucket 0: gradients of the last layers       -> reduced first, once the last micro-batch has added them
 //!   bucket 1: gradients of the layers before it  -> ...
 //! ```
-//! A bucket is one flat fp32 buffer, and the gradients of its parameters are views of it. A reduction
-//! therefore is one collective without a copy. Every rank all-reduces the buckets in the same order, even if
-//! its own gradients become ready in another order. A rank without rows contributes zeros. (The idea: Li et
-//! al. 2020, arXiv 2006.15704, section 3.2. PyTorch DDP: `Reducer`; Megatron: `overlap_grad_reduce`.)
+//! A bucket is a chunk of gradients: one flat fp32 buffer, of which the gradients of its parameters are
+//! views. A reduction therefore is one collective without a copy. A chunk stays in memory until its reduction
+//! is done. Every rank all-reduces the buckets in the same order, even if its own gradients become ready in
+//! another order. A rank without rows contributes zeros. (The idea: Li et al. 2020, arXiv 2006.15704, section
+//! 3.2. PyTorch DDP: `Reducer`; Megatron: `overlap_grad_reduce`.)
 
 use std::sync::Arc;
 
 use parallel::comm::{PendingCollective, ProcessGroup, Reduction};
+use parallel::residency::Access;
 use parallel::{ProcessGroups, Segmented};
-use tch::{Kind, Tensor};
 
 use crate::Error;
+use crate::chunk::layout::ChunkLayout;
+use crate::chunk::store::ChunkStore;
 
-/// The least size of a bucket in bytes. Only the last dense bucket and the last expert bucket may be smaller.
-const BUCKET_BYTES: usize = 4 << 20;
-
-/// A gradient bucket: one flat fp32 buffer, which is all-reduced as a whole.
+/// The gradients of one chunk, which are all-reduced as a whole.
 /// torch DDP: `GradBucket`; Megatron: `_ParamAndGradBucket`.
 struct Bucket {
-    buffer: Tensor,
+    chunk: usize,
     group: Arc<ProcessGroup>,
     /// Gradients that are still missing before the bucket can be reduced.
     pending: usize,
@@ -33,6 +33,7 @@ struct Bucket {
 /// `dense_data_parallel`, those of expert weights over `expert_data_parallel`.
 pub(crate) struct Reducer {
     groups: Arc<ProcessGroups>,
+    grads: Arc<ChunkStore>,
     buckets: Vec<Bucket>,
     /// The bucket of each trained parameter.
     bucket_of: Vec<usize>,
@@ -48,67 +49,41 @@ pub(crate) struct Reducer {
 }
 
 impl Reducer {
-    /// Builds the buckets for `weights`, in reverse order, and returns for each parameter its gradient as a
-    /// view of a bucket. `is_expert` marks the parameters for which the other ranks of the expert-parallel
-    /// group hold different ones; they come last.
-    pub(crate) fn new(
-        groups: &Arc<ProcessGroups>,
-        weights: &[&Tensor],
-        is_expert: &[bool],
-    ) -> (Self, Vec<Tensor>) {
-        let mut buckets = Vec::new();
-        let mut bucket_of = vec![0; weights.len()];
-        let mut views: Vec<Option<Tensor>> = weights.iter().map(|_| None).collect();
-        let mut bucket_params: Vec<usize> = Vec::new();
-        let mut bucket_numel = 0;
-
+    /// Makes one bucket of each chunk of `grads`, in reverse order.
+    pub(crate) fn new(groups: &Arc<ProcessGroups>, layout: &ChunkLayout, grads: &Arc<ChunkStore>) -> Self {
         // The backward pass produces the gradients of the last layers first. Expert buckets come after dense
         // ones because they are reduced over another group.
         let of = |wanted: bool| {
-            (0..weights.len()).rev().filter(move |&param_index| is_expert[param_index] == wanted)
+            (0..layout.chunks().len())
+                .rev()
+                .filter(move |&chunk| layout.chunks()[chunk].group.is_expert == wanted)
         };
-        let order: Vec<usize> = of(false).chain(of(true)).collect();
+        let buckets: Vec<Bucket> = of(false)
+            .chain(of(true))
+            .map(|chunk| {
+                let is_expert = layout.chunks()[chunk].group.is_expert;
+                let group =
+                    if is_expert { groups.expert_data_parallel() } else { groups.dense_data_parallel() };
+                Bucket { chunk, group: Arc::clone(group), pending: 0 }
+            })
+            .collect();
 
-        for (index, &param_index) in order.iter().enumerate() {
-            bucket_params.push(param_index);
-            let next = order.get(index + 1);
-            let is_last_of_kind = next.is_none_or(|&next| is_expert[next] != is_expert[param_index]);
-            bucket_numel += weights[param_index].numel();
-            if bucket_numel * 4 >= BUCKET_BYTES || is_last_of_kind {
-                let group = if is_expert[param_index] {
-                    groups.expert_data_parallel()
-                } else {
-                    groups.dense_data_parallel()
-                };
-                let buffer =
-                    Tensor::zeros([bucket_numel as i64], (Kind::Float, weights[param_index].device()));
-                let mut start = 0;
-                for param_index in bucket_params.drain(..) {
-                    let length = weights[param_index].numel() as i64;
-                    views[param_index] =
-                        Some(buffer.narrow(0, start, length).view(weights[param_index].size().as_slice()));
-                    bucket_of[param_index] = buckets.len();
-                    start += length;
-                }
-                buckets.push(Bucket { buffer, group: Arc::clone(group), pending: 0 });
-                bucket_numel = 0;
+        let mut bucket_of = vec![0; layout.num_params()];
+        for (index, bucket) in buckets.iter().enumerate() {
+            for slot in &layout.chunks()[bucket.chunk].params {
+                bucket_of[slot.param] = index;
             }
         }
-
-        let views = views.into_iter().flatten().collect();
-        let (micro_batches_left, is_prepared, grads_per_backward, in_flight) = (0, false, None, Vec::new());
-        (
-            Self {
-                groups: Arc::clone(groups),
-                buckets,
-                bucket_of,
-                micro_batches_left,
-                is_prepared,
-                grads_per_backward,
-                in_flight,
-            },
-            views,
-        )
+        Self {
+            groups: Arc::clone(groups),
+            grads: Arc::clone(grads),
+            buckets,
+            bucket_of,
+            micro_batches_left: 0,
+            is_prepared: false,
+            grads_per_backward: None,
+            in_flight: Vec::new(),
+        }
     }
 
     /// Splits the rows of the step evenly into micro-batches, adds up how many this rank has to run, and
@@ -175,19 +150,17 @@ impl Reducer {
         assert_eq!(self.micro_batches_left, 0, "all micro-batches of the step have run");
         self.buckets.iter_mut().for_each(|bucket| bucket.pending = 0);
         self.is_prepared = false;
-        self.in_flight.drain(..).try_for_each(|started| Ok(started.wait()?))
+        let done: Result<(), Error> = self.in_flight.drain(..).try_for_each(|started| Ok(started.wait()?));
+        self.buckets.iter().for_each(|bucket| self.grads.release_chunk(bucket.chunk));
+        done
     }
 
-    /// Zeroes all gradients for the next step.
-    pub(crate) fn zero_grad(&mut self) {
-        for bucket in &mut self.buckets {
-            let _ = bucket.buffer.zero_();
-        }
-    }
-
+    /// Starts the all-reduce of the next bucket, whose gradients stay in memory until it is done.
     fn reduce_next_bucket(&mut self) -> Result<(), Error> {
         let bucket = &self.buckets[self.in_flight.len()];
-        self.in_flight.push(bucket.group.start_all_reduce(&bucket.buffer, Reduction::Sum)?);
+        self.grads.fetch_chunk(bucket.chunk, Access::Write)?;
+        let buffer = self.grads.chunk(bucket.chunk);
+        self.in_flight.push(bucket.group.start_all_reduce(&buffer, Reduction::Sum)?);
         Ok(())
     }
 }

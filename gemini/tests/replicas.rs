@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use gemini::config::Scheduler;
-use gemini::{Engine, Error, TrainConfig};
+use gemini::{ChunkManager, Engine, Error, TrainConfig};
 use parallel::c10d::Secret;
 use parallel::rendezvous::open_store;
 use parallel::{Axis, Mesh, Parameter, ProcessGroups, RankInfo, Segmented, Transport, World};
@@ -71,7 +71,7 @@ impl Segmented for Network {
 fn train(groups: &Arc<ProcessGroups>) -> (Vec<f32>, u64) {
     let network = Network::new();
     let config = TrainConfig { lr: 0.01, scheduler: Scheduler::Constant, ..TrainConfig::default() };
-    let mut engine = Engine::new(network.parameters(), &config, 9, groups).unwrap();
+    let mut engine = Engine::new(&network, &config, 9, groups, &ChunkManager::unlimited()).unwrap();
     for (step, count) in [5usize, 1, 4].into_iter().enumerate() {
         let rows: Vec<Tensor> = (0..count)
             .map(|row| (Tensor::arange(8, (Kind::Float, Device::Cpu)) * (row + 3 * step + 1) as f64).cos())
@@ -142,7 +142,7 @@ fn replicas_that_start_from_different_weights_are_refused() {
         if groups.world().rank() == 1 {
             let _ = tch::no_grad(|| network.parameters[0].tensor.shallow_clone().fill_(0.5));
         }
-        let engine = Engine::new(network.parameters(), &TrainConfig::default(), 9, groups);
+        let engine = Engine::new(&network, &TrainConfig::default(), 9, groups, &ChunkManager::unlimited());
         engine.map(drop).unwrap_err().to_string()
     });
     assert!(told[0].starts_with("ranks 0 and 1 start from different weights"), "{}", told[0]);

@@ -41,7 +41,7 @@ use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
 use models::generate::{self, GenerationOptions};
 use models::sample::SamplingParams;
-use parallel::{ProcessGroups, Segmented, upload};
+use parallel::{ProcessGroups, upload};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -151,12 +151,16 @@ impl<'a> Ppo<'a> {
 
         Ok(Self {
             policy_engine: Engine::new(
-                models.policy.parameters(),
+                models.policy,
                 train,
                 config.policy_steps(config.iterations),
                 groups,
+                models.memory,
             )?,
-            critic: models.critic.map(|model| Critic::new(model, config, train, groups)).transpose()?,
+            critic: models
+                .critic
+                .map(|model| Critic::new(model, config, train, groups, models.memory))
+                .transpose()?,
             groups: Arc::clone(groups),
             controller: KlController::new(config.kl_coef, config.kl_target, config.kl_horizon),
             prompts: Sampler::new(data.prompts.len(), seed, data.shuffle)?,
@@ -208,6 +212,7 @@ impl<'a> Ppo<'a> {
 
             // 3. Update: `epochs` passes over the rollout.
             self.update(&trajectories, iteration)?.push_metrics(self.critic.is_some(), &mut metrics);
+            self.models.memory.end_step();
             let seconds = started.elapsed().as_secs_f64();
 
             let tokens = experiences.iter().map(|experience| experience.ids.len()).sum::<usize>();

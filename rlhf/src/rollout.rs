@@ -12,6 +12,9 @@
 //! training, and not from the sampler, so that the ratio of the first update is one up to rounding. This
 //! module contains no reward formula and no loss.
 
+use std::sync::Arc;
+
+use gemini::ChunkManager;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::generate::{Completion, FinishReason};
@@ -87,6 +90,8 @@ pub struct PpoModels<'a> {
     pub critic: Option<&'a ScalarModel>,
     /// The reward models: each scores full replies, and the scores are added.
     pub reward_models: Vec<&'a ScalarModel>,
+    /// The memory that the models share.
+    pub memory: &'a Arc<ChunkManager>,
 }
 
 impl PpoModels<'_> {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gemini::{Engine, checkpoint};
+use gemini::{ChunkManager, Engine, checkpoint};
 use parallel::ProcessGroups;
 use serde::de::DeserializeOwned;
 
@@ -41,6 +41,8 @@ pub struct StageRun<'a> {
     pub out: &'a Path,
     /// The process groups of the job. All ranks run the same steps; rank 0 writes files and records events.
     pub groups: Arc<ProcessGroups>,
+    /// The memory of the models and their optimizers.
+    pub memory: Arc<ChunkManager>,
     /// The seed of the data order and of random draws.
     pub seed: u64,
     /// When to save, log and evaluate.

@@ -118,7 +118,7 @@ pub fn train<O: Objective>(
     }
 
     let total_steps = config.total_steps(count);
-    let mut engine = Engine::new(objective.model().parameters(), config, total_steps, &run.groups)?;
+    let mut engine = Engine::new(objective.model(), config, total_steps, &run.groups, &run.memory)?;
     let content_hash = objective.content_hash();
     let mut sampler = match run.restore::<State>(&mut engine)? {
         Some(state) => {
@@ -145,6 +145,7 @@ pub fn train<O: Objective>(
             collate_micro_batches(objective, &examples, 1.0, config.micro_batch_size, &mut engine);
         let (loss, tokens) = accumulate(objective, &micro_batches, &mut engine, &mut stats)?;
         let report = engine.step()?;
+        run.memory.end_step();
         let [loss, tokens] = run.groups.loss_group().all_reduce_sum([loss, tokens as f64])?;
         tokens_since_log += tokens as u64;
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use datasets::{PreferenceRow, PromptRow, SftRow};
+use gemini::ChunkManager;
 use gemini::TrainConfig;
 use gemini::config::Scheduler;
 use models::causal_lm::CausalLm;
@@ -37,7 +38,13 @@ fn config() -> Config {
 }
 
 fn options(trainable: bool) -> LoadOptions {
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable, model_parallel: ModelParallel::NONE }
+    LoadOptions {
+        kind: Kind::Float,
+        device: Device::Cpu,
+        trainable,
+        model_parallel: ModelParallel::NONE,
+        memory: None,
+    }
 }
 
 fn language_model(seed: u64) -> CausalLm {
@@ -78,6 +85,7 @@ fn in_run(
         stage: "test",
         out,
         groups: Arc::new(ProcessGroups::single()),
+        memory: ChunkManager::unlimited(),
         seed: 5,
         intervals: StepIntervals { save_steps: 3, save_total_limit: 9, logging_steps: 1, eval_steps: 0 },
         resume,
@@ -254,11 +262,13 @@ fn run_ppo(
     let prompts: Vec<PromptRow> = (0..8)
         .map(|prompt| PromptRow { input_ids: vec![3 + prompt, 5], messages: Vec::new(), answer: None })
         .collect();
+    let manager = ChunkManager::unlimited();
     let models = PpoModels {
         policy: &policy,
         reference: &reference,
         critic: critic.as_ref(),
         reward_models: vec![reward_model],
+        memory: &manager,
     };
     let data = ppo::Data {
         prompts: &prompts,
@@ -375,11 +385,13 @@ fn without_shuffling_the_language_modelling_term_keeps_the_order_of_its_rows() {
         ptx_coef: 1.0,
         ..ppo_settings()
     };
+    let manager = ChunkManager::unlimited();
     let models = PpoModels {
         policy: &policy,
         reference: &reference,
         critic: Some(&critic),
         reward_models: vec![&reward_model],
+        memory: &manager,
     };
     let data = ppo::Data {
         prompts: &prompts,
@@ -444,11 +456,13 @@ fn all_models_must_share_a_vocabulary() {
         Config::from_json(&config().to_json().replace("\"vocab_size\": 24", "\"vocab_size\": 25"), "other")
             .unwrap();
     let strange = ScalarModel::random(other, 2, &options(true)).unwrap();
+    let manager = ChunkManager::unlimited();
     let models = PpoModels {
         policy: &policy,
         reference: &policy,
         critic: Some(&strange),
         reward_models: vec![&strange],
+        memory: &manager,
     };
     let error = models.check().unwrap_err().to_string();
     assert!(

@@ -29,7 +29,7 @@ use crate::folder::{self, FolderRequest, LengthChange, RunFolder, check_run_sett
 use crate::launch::{self, Job, StartupSpec};
 use crate::output::write_atomically;
 use crate::report;
-use crate::stage::context::{RunMode, StageContext};
+use crate::stage::context::{RunMode, StageContext, chunk_manager};
 use crate::stage::definition::PipelineFolder;
 use crate::stage::preflight::Preflight;
 use crate::stage::{self, Stage};
@@ -311,6 +311,7 @@ impl PipelineRun {
         let mut ctx = StageContext {
             stage: schema,
             groups: &self.groups,
+            memory: chunk_manager(&config)?,
             mesh: self.groups.mesh(),
             recorder: &mut display,
             folder: &folder,

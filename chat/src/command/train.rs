@@ -11,7 +11,7 @@ use crate::console::print_stderr;
 use crate::display::Display;
 use crate::folder::{self, FolderRequest, RunFolder};
 use crate::launch::{self, Job, StartupSpec};
-use crate::stage::context::{RunMode, StageContext};
+use crate::stage::context::{RunMode, StageContext, chunk_manager};
 use crate::stage::{self, Stage};
 use crate::{device, interrupt};
 
@@ -83,6 +83,7 @@ pub(crate) fn run_for(
     let mut ctx = StageContext {
         stage: schema,
         groups: &groups,
+        memory: chunk_manager(&loaded.config)?,
         mesh: &mesh,
         recorder: &mut display,
         folder: &folder,

@@ -2,6 +2,7 @@
 //! for users.
 
 use datasets::Overlong;
+use gemini::config::MomentsDtype;
 use parallel::Transport;
 use parallel::pipeline::ScheduleKind;
 use rlhf::config::Names;
@@ -49,12 +50,13 @@ impl Dtype {
         self.kind().elt_size_in_bytes()
     }
 
-    /// The number of bytes per trained weight: the weight itself, its fp32 gradient, two fp32 moments, and an
-    /// fp32 master weight if the weight is not fp32 itself.
-    pub(crate) fn trained_bytes(self) -> usize {
+    /// The number of bytes per trained weight: the weight itself, its fp32 gradient, two moments, and an fp32
+    /// master weight if the weight is not fp32 itself.
+    pub(crate) fn trained_bytes(self, moments: MomentsDtype) -> usize {
+        let moments = 2 * moments.kind().elt_size_in_bytes();
         match self {
-            Self::Float32 => 4 + 4 + 8,
-            Self::Bfloat16 => 2 + 4 + 4 + 8,
+            Self::Float32 => 4 + 4 + moments,
+            Self::Bfloat16 => 2 + 4 + 4 + moments,
         }
     }
 }

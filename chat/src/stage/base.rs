@@ -61,9 +61,9 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let architecture = architecture(&config.base.network, &tokenizer)?;
     let inputs = sft::inputs(ctx.stage, config, &architecture, &tokenizer)?;
     let model = if let Some(checkpoint) = ctx.folder.checkpoint() {
-        CausalLm::load(checkpoint, &trainable_options(config, ctx.groups)?)?
+        CausalLm::load(checkpoint, &trainable_options(config, ctx)?)?
     } else {
-        CausalLm::random(architecture, config.seed, &trainable_options(config, ctx.groups)?)?
+        CausalLm::random(architecture, config.seed, &trainable_options(config, ctx)?)?
     };
     sft::train_on(config, &model, &inputs, &tokenizer, ctx)
 }

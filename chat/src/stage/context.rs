@@ -5,15 +5,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datasets::Tokenizer;
-use gemini::checkpoint;
+use gemini::{Budget, ChunkManager, Traffic, WeightMemory, checkpoint};
 use models::causal_lm::LoadOptions;
 use models::config::Config;
 use models::decoder;
 use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
 use parallel::comm::ProcessGroup;
+use parallel::residency::WeightAllocator;
 use parallel::{Mesh, Parameter, ProcessGroups, Segmented, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals};
+use tch::Device;
+use tui::number;
 
 use crate::config::section::SequenceMode;
 use crate::config::{ConfigError, RunConfig, StageSchema};
@@ -28,6 +31,8 @@ pub(crate) struct StageContext<'a> {
     pub(crate) stage: &'static StageSchema,
     /// The process groups of the job.
     pub(crate) groups: &'a Arc<ProcessGroups>,
+    /// The memory of the models of the stage.
+    pub(crate) memory: Arc<ChunkManager>,
     /// The mesh of the ranks; for a dry run, the mesh of the real run.
     pub(crate) mesh: &'a Mesh,
     /// Receives the events of the stage.
@@ -75,11 +80,31 @@ pub(super) fn tokenizer_folder(config: &RunConfig, model: &Path) -> anyhow::Resu
     }
 }
 
+/// Returns the memory of the models of a stage.
+pub(crate) fn chunk_manager(config: &RunConfig) -> anyhow::Result<Arc<ChunkManager>> {
+    let Some(device_memory) = config.gemini.device_memory else { return Ok(ChunkManager::unlimited()) };
+    // The run folder does not exist before the run starts, and a dry run does not create it.
+    let mut folders = config.out.ancestors().filter(|folder| folder.is_dir());
+    let nearest = || folders.next().map_or_else(|| PathBuf::from("."), Path::to_owned);
+    let disk_path = config.gemini.disk_path.clone().unwrap_or_else(nearest);
+    let device_bytes = device_memory.0 as usize;
+    let placement = config.gemini.placement;
+    Ok(ChunkManager::limited(Budget { placement, device_bytes, disk_path })?)
+}
+
 /// Returns the options for loading trainable weights. Each rank loads its shards of the model.
-pub(super) fn trainable_options(config: &RunConfig, groups: &ProcessGroups) -> anyhow::Result<LoadOptions> {
-    let device = device::resolve(config.model.device, groups.local_rank())?;
-    let model_parallel = model_parallel(config, groups);
-    Ok(LoadOptions { kind: config.model.dtype.kind(), device, trainable: true, model_parallel })
+pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> anyhow::Result<LoadOptions> {
+    let device = device::resolve(config.model.device, ctx.groups.local_rank())?;
+    if device != Device::Cpu && ctx.memory.is_limited() {
+        let message =
+            "is enforced on the processor only: set [model] device = \"cpu\", or leave device_memory out";
+        let key = "gemini.device_memory".to_owned();
+        return Err(ConfigError::Value { place: None, key, message: message.to_owned() }.into());
+    }
+    let model_parallel = model_parallel(config, ctx.groups);
+    let memory: Option<Arc<dyn WeightAllocator>> =
+        if device == Device::Cpu { Some(Arc::new(WeightMemory::new(&ctx.memory, device))) } else { None };
+    Ok(LoadOptions { kind: config.model.dtype.kind(), device, trainable: true, model_parallel, memory })
 }
 
 /// Returns how the ranks share each model.
@@ -160,6 +185,7 @@ pub(super) fn run_in_folder(
         stage: ctx.stage.name,
         out: &config.out,
         groups: Arc::clone(groups),
+        memory: Arc::clone(&ctx.memory),
         seed: config.seed,
         intervals: StepIntervals {
             save_steps: config.checkpoint.every,
@@ -185,7 +211,23 @@ pub(super) fn run_in_folder(
         }
         return Err(error.into());
     }
+    report_traffic(&ctx.memory, groups);
     report_peak_memory(groups)
+}
+
+/// Prints what the models of rank 0 took of their budget, and what was moved for it.
+fn report_traffic(memory: &ChunkManager, groups: &ProcessGroups) {
+    let Some(budget) = memory.budget().filter(|_| groups.is_rank_zero()) else { return };
+    let mebibytes = |bytes: u64| bytes >> 20;
+    let Traffic { fetches, fetched_bytes, written_bytes, peak_bytes } = memory.traffic();
+    print_stderr(&format!(
+        "memory of the models: at most {} of {} MiB; {} read from the disk in {}, {} written to it",
+        mebibytes(peak_bytes as u64),
+        mebibytes(budget.device_bytes as u64),
+        format_args!("{} MiB", mebibytes(fetched_bytes)),
+        number::counted(fetches, "piece"),
+        format_args!("{} MiB", mebibytes(written_bytes)),
+    ));
 }
 
 /// Prints the peak memory of each process of a job of several.

@@ -64,7 +64,7 @@ impl Plan {
             rows_per_step: config.train.batch_size(),
             mesh: mesh.clone(),
             loaded_bytes: Vec::new(),
-            model_bytes: parameters * config.model.dtype.trained_bytes(),
+            model_bytes: parameters * config.model.dtype.trained_bytes(config.train.moments_dtype),
         }
     }
 

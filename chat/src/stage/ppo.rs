@@ -1,6 +1,7 @@
 //! The stage `ppo`: policy, reference, critic and reward models in each process.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use datasets::{PromptRow, SftRow, Tokenizer};
 use models::causal_lm::{CausalLm, LoadOptions};
@@ -183,7 +184,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     folders.check_tokenizers(&tokenizer, ctx.groups)?;
 
     let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
-    let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint()), ctx.groups)?;
+    let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint()), ctx)?;
     let critic = models.critic.iter().map(|critic| ("critic", critic.config()));
     let trained: Vec<_> = std::iter::once(("policy", models.policy.config())).chain(critic).collect();
     context::warn_about_dropout(ctx.groups, &trained);
@@ -195,11 +196,13 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     // stop the run.
     let decode = |ids: &[i64]| tokenizer.decode(ids, true).unwrap_or_else(|error| format!("<{error}>"));
 
+    let memory = Arc::clone(&ctx.memory);
     let roles = PpoModels {
         policy: &models.policy,
         reference: &models.reference,
         critic: models.critic.as_ref(),
         reward_models: models.rewards.iter().collect(),
+        memory: &memory,
     };
     let data = Data {
         prompts: &prompts.rows,
@@ -288,10 +291,11 @@ fn check_tokenizer(
 }
 
 impl PpoModelSet {
-    fn load(config: &RunConfig, folders: &PerRole<PathBuf>, groups: &ProcessGroups) -> anyhow::Result<Self> {
-        let options = trainable_options(config, groups)?;
+    fn load(config: &RunConfig, folders: &PerRole<PathBuf>, ctx: &StageContext<'_>) -> anyhow::Result<Self> {
+        let options = trainable_options(config, ctx)?;
         let frozen = |kind| LoadOptions {
             model_parallel: options.model_parallel.clone(),
+            memory: options.memory.clone(),
             ..model_folder::frozen_options(kind, options.device)
         };
         Ok(Self {
@@ -347,7 +351,7 @@ impl PpoModelSet {
             rows_per_step: config.ppo.replies()?,
             mesh: ctx.mesh.clone(),
             loaded_bytes: Vec::new(),
-            model_bytes: trained * dtype.trained_bytes()
+            model_bytes: trained * dtype.trained_bytes(config.train.moments_dtype)
                 + reference * dtype.bytes()
                 + rewards * Dtype::Float32.bytes(),
             parameters,

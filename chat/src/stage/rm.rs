@@ -78,7 +78,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let folder = start_folder(config, ctx)?;
     let tokenizer = tokenizer(config, &folder)?;
     let TrainEvalRows { train, eval } = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
-    let model = load(&folder, config.seed, &trainable_options(config, ctx.groups)?)?;
+    let model = load(&folder, config.seed, &trainable_options(config, ctx)?)?;
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
     context::check_split(config, &[model.config()], ctx)?;
 

@@ -87,7 +87,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let inputs = inputs(ctx.stage, config, &architecture, &tokenizer)?;
 
     report_added_tokens(&added, held, architecture.vocab_size(), ctx);
-    let options = trainable_options(config, ctx.groups)?;
+    let options = trainable_options(config, ctx)?;
     let model = if architecture.vocab_size() > held {
         CausalLm::load_resized(&folder, architecture.vocab_size(), &options)?
     } else {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use gemini::{Engine, TrainConfig};
+use gemini::{ChunkManager, Engine, TrainConfig};
 use models::batch::Batch;
 use models::scalar_model::ScalarModel;
-use parallel::{ProcessGroups, Segmented, upload};
+use parallel::{ProcessGroups, upload};
 
 use super::metrics::UpdateStats;
 use super::trajectory::{Trajectory, collate, flatten, num_tokens};
@@ -24,10 +24,11 @@ impl<'a> Critic<'a> {
         config: &PpoConfig,
         train: &TrainConfig,
         groups: &Arc<ProcessGroups>,
+        memory: &Arc<ChunkManager>,
     ) -> Result<Self, Error> {
         let train = TrainConfig { lr: config.critic_lr, ..train.clone() };
         let total_steps = config.iterations * config.steps_per_iteration();
-        Ok(Self { model, engine: Engine::new(model.parameters(), &train, total_steps, groups)? })
+        Ok(Self { model, engine: Engine::new(model, &train, total_steps, groups, memory)? })
     }
 
     /// Runs one optimizer step of the critic on `mini_batch`.

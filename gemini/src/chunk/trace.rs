@@ -1,0 +1,186 @@
+//! The order in which chunks are used: recorded in one step, it predicts the next.
+//!
+//! Every step of a stage runs the same segments in the same order, so the uses of a chunk in the last step
+//! tell when it is needed next, and the tensors of the last step tell how much memory each moment leaves for
+//! chunks. A moment is one fetch. What only happens in some steps (evaluation, a checkpoint) is skipped: the
+//! prediction goes on at the next moment that matches. Colossal-AI: `MemStats`.
+
+use std::collections::HashMap;
+
+use super::manager::ChunkId;
+use crate::placement::{ChunkUse, RecordedOrder};
+
+/// A fetch: its chunks, and the most bytes that tensors held from there to the next fetch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Moment {
+    uses: Vec<(ChunkId, bool)>,
+    tensor_bytes: usize,
+}
+
+/// The recorded order of use.
+#[derive(Debug, Default)]
+pub(super) struct Trace {
+    /// The moments of this step.
+    current: Vec<Moment>,
+    /// The moments of the last step.
+    last: Vec<Moment>,
+    /// The same moments. Its chunks are indices into `ids`.
+    order: Option<RecordedOrder>,
+    ids: Vec<ChunkId>,
+    indices: HashMap<ChunkId, usize>,
+    /// The moment of the last step that is expected next.
+    next: usize,
+    /// For each moment of the last step, the most bytes that tensors held around it.
+    tensor_bytes: Vec<usize>,
+}
+
+/// The memory that tensors need is taken as the most of so many moments before and after. Memory that is
+/// given to chunks for a short time only would have to be made present again, page by page.
+const WINDOW: usize = 8;
+
+impl Trace {
+    /// Records a fetch. `tensor_bytes` is the most that tensors have held since the fetch before.
+    pub(super) fn record(&mut self, ids: &[ChunkId], writes: bool, tensor_bytes: usize) {
+        if let Some(moment) = self.current.last_mut() {
+            moment.tensor_bytes = moment.tensor_bytes.max(tensor_bytes);
+        }
+        let uses: Vec<_> = ids.iter().map(|&id| (id, writes)).collect();
+        // A fetch of the same chunks again tells nothing new.
+        if self.current.last().is_some_and(|moment| moment.uses == uses) {
+            return;
+        }
+        // A step may have moments that the last one did not have, and leave out others.
+        if ids.iter().all(|id| self.indices.contains_key(id)) {
+            let found = self.last[self.next..].iter().position(|moment| moment.uses == uses);
+            if let Some(skipped) = found {
+                self.next += skipped + 1;
+            }
+        }
+        self.current.push(Moment { uses, tensor_bytes });
+    }
+
+    /// Ends a step. `bytes` gives the size of a chunk; `None` for one that does not exist any more.
+    pub(super) fn end_step(&mut self, bytes: impl Fn(ChunkId) -> Option<usize>) {
+        self.last = std::mem::take(&mut self.current);
+        for moment in &mut self.last {
+            moment.uses.retain(|(id, _)| bytes(*id).is_some());
+        }
+        self.last.retain(|moment| !moment.uses.is_empty());
+        (self.next, self.ids) = (0, Vec::new());
+        self.indices.clear();
+        for (id, _) in self.last.iter().flat_map(|moment| &moment.uses) {
+            self.indices.entry(*id).or_insert_with(|| {
+                self.ids.push(*id);
+                self.ids.len() - 1
+            });
+        }
+
+        let around = |moment: usize| {
+            let window = moment.saturating_sub(WINDOW)..(moment + WINDOW + 1).min(self.last.len());
+            self.last[window].iter().map(|moment| moment.tensor_bytes).max().unwrap_or(0)
+        };
+        self.tensor_bytes = (0..self.last.len()).map(around).collect();
+
+        let chunk_use =
+            |(id, writes): &(ChunkId, bool)| ChunkUse { chunk: self.indices[id], writes: *writes };
+        let moments = self.last.iter().map(|moment| moment.uses.iter().map(chunk_use).collect()).collect();
+        let sizes = self.ids.iter().map(|&id| bytes(id).unwrap_or(0)).collect();
+        self.order = Some(RecordedOrder::new(moments, sizes, true));
+    }
+
+    /// The number of moments until a chunk is used next, if the rest of this step and the next step are like
+    /// the last one. `None` for a chunk that was not used in the last step.
+    pub(super) fn next_use(&self, id: ChunkId) -> Option<usize> {
+        let (order, index) = (self.order.as_ref()?, self.indices.get(&id)?);
+        Some(order.next_use(*index, self.next)? - self.next)
+    }
+
+    /// The recorded order and the moment that runs now, which is the one before the next; `None` in the first
+    /// step.
+    pub(super) fn order(&self) -> Option<(&RecordedOrder, usize)> {
+        let order = self.order.as_ref().filter(|order| order.num_moments() > 0)?;
+        // Moments count on over repetitions, so the one before moment 0 is the last one of the step before.
+        Some((order, if self.next == 0 { order.num_moments() - 1 } else { self.next - 1 }))
+    }
+
+    /// The index of a chunk in [`order`](Self::order).
+    pub(super) fn index(&self, id: ChunkId) -> Option<usize> {
+        self.indices.get(&id).copied()
+    }
+
+    /// The chunk of an index.
+    pub(super) fn id(&self, index: usize) -> ChunkId {
+        self.ids[index]
+    }
+
+    /// The most bytes that tensors held around a moment of the last step.
+    pub(super) fn tensor_bytes(&self, moment: usize) -> usize {
+        self.tensor_bytes[moment]
+    }
+
+    /// The bytes that tensors are expected to need now; 0 in the first step.
+    pub(super) fn expected_tensor_bytes(&self) -> usize {
+        self.order().map_or(0, |(_, now)| self.tensor_bytes(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(numbers: &[usize]) -> Vec<ChunkId> {
+        numbers.iter().map(|&number| ChunkId::of(number)).collect()
+    }
+
+    fn record(trace: &mut Trace, moments: &[usize]) {
+        for &moment in moments {
+            trace.record(&ids(&[moment]), false, 0);
+        }
+    }
+
+    fn next_uses(trace: &Trace) -> [Option<usize>; 3] {
+        [0, 1, 2].map(|id| trace.next_use(ChunkId::of(id)))
+    }
+
+    #[test]
+    fn the_last_step_predicts_the_next() {
+        let mut trace = Trace::default();
+        // Forward 0 1 2, backward 2 1 0. The second use of 2 in a row is no moment of its own.
+        record(&mut trace, &[0, 1, 2, 2, 1, 0]);
+        assert_eq!(next_uses(&trace), [None; 3]);
+        trace.end_step(|_| Some(1));
+        assert_eq!(next_uses(&trace), [Some(0), Some(1), Some(2)]);
+        record(&mut trace, &[0, 1]);
+        // Left: 2 1 0, and then the next step.
+        assert_eq!(next_uses(&trace), [Some(2), Some(1), Some(0)]);
+        record(&mut trace, &[2, 2, 1]);
+        // Left: 0. In the next step 1 is the second moment and 2 the third.
+        assert_eq!(next_uses(&trace), [Some(0), Some(2), Some(3)]);
+    }
+
+    #[test]
+    fn moments_that_only_one_step_has_are_skipped() {
+        let mut trace = Trace::default();
+        record(&mut trace, &[0, 1, 2, 3]);
+        trace.end_step(|_| Some(1));
+        // 9 is new, and 1 is left out.
+        record(&mut trace, &[0, 9, 2]);
+        assert_eq!(trace.next_use(ChunkId::of(3)), Some(0));
+        assert_eq!(trace.next_use(ChunkId::of(9)), None);
+    }
+
+    #[test]
+    fn a_moment_keeps_the_most_that_tensors_held() {
+        let mut trace = Trace::default();
+        trace.record(&ids(&[0]), false, 5);
+        trace.record(&ids(&[1]), false, 7);
+        trace.record(&ids(&[1]), false, 9);
+        trace.record(&ids(&[2]), false, 3);
+        trace.end_step(|id| (id != ChunkId::of(2)).then_some(1));
+        // Until the fetch of 1 tensors held 7 bytes, and until that of 2 they held 9. 2 is gone.
+        assert_eq!(trace.last.iter().map(|moment| moment.tensor_bytes).collect::<Vec<_>>(), [7, 9]);
+        // Each is within the window of the other.
+        assert_eq!((trace.tensor_bytes(0), trace.tensor_bytes(1)), (9, 9));
+        assert_eq!(trace.order().unwrap().0.num_moments(), 2);
+    }
+}

@@ -1,0 +1,126 @@
+//! Chunks under a budget: their values, and how many are moved. The allocator of a process has one budget, so
+//! all of this is one test in a process of its own.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+
+use gemini::placement::{ChunkUse, PlacementPolicy, RecordedOrder, simulate};
+use gemini::{Budget, ChunkManager, WeightMemory};
+use parallel::residency::{
+    Access, HeldWeights, ModelPart, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
+};
+use parallel::{Parameter, allocator, arena};
+use tch::{Device, Kind, Tensor};
+
+const CHUNKS: usize = 8;
+/// A parameter of this size has a chunk of its own.
+const NUMEL: i64 = 64 << 10;
+const CHUNK_BYTES: usize = NUMEL as usize * 4;
+
+fn manager(placement: PlacementPolicy, chunks: usize) -> Arc<ChunkManager> {
+    let device_bytes = allocator::held_bytes() + chunks * CHUNK_BYTES + CHUNK_BYTES / 2;
+    let disk_path = std::env::temp_dir();
+    ChunkManager::limited(Budget { placement, device_bytes, disk_path }).unwrap()
+}
+
+/// A store of parameters that hold their own index. Trained parameters are written to the disk, those of
+/// frozen models are computed again.
+fn store(manager: &Arc<ChunkManager>, trainable: bool) -> Arc<dyn WeightStore> {
+    let parameter = |index: usize| {
+        let nothing = Tensor::empty([0], (Kind::Float, Device::Cpu));
+        let parameter = Parameter::replicated(format!("w{index}"), &nothing);
+        let (shape, kind, is_column_major) = (vec![NUMEL], Kind::Float, false);
+        WeightSpec { parameter, shape, kind, is_column_major, trainable }
+    };
+    let parts = (0..CHUNKS).map(|index| (ModelPart::Segment(index), vec![index])).collect();
+    let memory = WeightMemory::new(manager, Device::Cpu);
+    let store = memory.allocate((0..CHUNKS).map(parameter).collect(), parts).unwrap();
+    for index in 0..CHUNKS {
+        let fill: WeightSource = Box::new(move |target| {
+            let _ = target.shallow_clone().fill_(index as f64);
+            Ok(())
+        });
+        store.load(index, fill, !trainable).unwrap();
+    }
+    store
+}
+
+/// Uses the parameters in this order and adds `change` to each. Returns the values before the change.
+fn step(store: &dyn WeightStore, order: &[usize], change: f64) -> Vec<f64> {
+    let values = order.iter().map(|&index| {
+        let access = if change == 0.0 { Access::Read } else { Access::Write };
+        let part = Weights::Part(ModelPart::Segment(index));
+        let _held = HeldWeights::fetch(Some(store), part, access).unwrap();
+        let mut tensor = store.tensor(index);
+        let values = (tensor.min().double_value(&[]), tensor.max().double_value(&[]));
+        assert_eq!(values.0, values.1, "chunk {index} holds values of several chunks");
+        let _ = tensor.g_add_scalar_(change);
+        values.0
+    });
+    values.collect()
+}
+
+/// The steps in which the order is not known yet, and those that are counted. Between two steps of a cycle
+/// the number of fetches differs by one, so many are counted.
+const STEPS: [usize; 2] = [4, 28];
+
+/// The chunks that the best policy fetches in the counted steps.
+fn least_fetches(order: &[usize], chunks: usize) -> u64 {
+    let moments = order.iter().map(|&chunk| vec![ChunkUse { chunk, writes: false }]).collect();
+    let order = RecordedOrder::new(moments, vec![CHUNK_BYTES; CHUNKS], true);
+    let fetches = |passes| simulate(&order, passes, |_| chunks * CHUNK_BYTES, 0).unwrap().fetches;
+    (fetches(STEPS[0] + STEPS[1]) - fetches(STEPS[0])) as u64
+}
+
+#[test]
+fn chunks_keep_their_values_and_are_moved_as_rarely_as_possible() {
+    assert_eq!(CHUNK_BYTES % arena::page_bytes(), 0);
+    let cycle: Vec<usize> = (0..CHUNKS).collect();
+    let there_and_back: Vec<usize> = (0..CHUNKS).chain((0..CHUNKS).rev()).collect();
+
+    for trainable in [true, false] {
+        for order in [&cycle, &there_and_back] {
+            for chunks in [2, 3, 5, 7] {
+                let manager = manager(PlacementPolicy::Auto, chunks);
+                let store = store(&manager, trainable);
+                let mut before = 0;
+                for number in 0..STEPS[0] + STEPS[1] {
+                    let expected: Vec<f64> = order.iter().map(|&index| index as f64).collect();
+                    assert_eq!(step(&*store, order, 0.0), expected);
+                    manager.end_step();
+                    if number + 1 == STEPS[0] {
+                        before = manager.traffic().fetches;
+                    }
+                }
+                // The simulation starts with empty memory and this run did not, which makes a difference of
+                // less than what fits into memory.
+                let (fetches, least) = (manager.traffic().fetches - before, least_fetches(order, chunks));
+                let difference = fetches.abs_diff(least);
+                assert!(difference < chunks as u64, "{order:?} in {chunks} chunks: {fetches}, not {least}");
+                assert!(manager.traffic().peak_bytes <= manager.budget().unwrap().device_bytes);
+            }
+        }
+    }
+
+    // What was changed comes back from the disk.
+    for placement in [PlacementPolicy::Auto, PlacementPolicy::Disk] {
+        let manager = manager(placement, 3);
+        let store = store(&manager, true);
+        for number in 0..4 {
+            let expected: Vec<f64> =
+                cycle.iter().map(|&index| index as f64 + 0.5 * f64::from(number)).collect();
+            assert_eq!(step(&*store, &cycle, 0.5), expected, "{placement:?}");
+            manager.end_step();
+        }
+        assert!(manager.traffic().written_bytes > 0);
+    }
+    // Nothing is moved that must stay.
+    let manager = manager(PlacementPolicy::Cuda, 3);
+    let memory = WeightMemory::new(&manager, Device::Cpu);
+    assert!(memory.is_limited());
+    let parts: Vec<usize> = cycle.clone();
+    let store = store(&self::manager(PlacementPolicy::Auto, CHUNKS), false);
+    let all = HeldWeights::fetch(Some(&*store), Weights::Parameters(&parts), Access::Read);
+    assert!(all.is_ok(), "all chunks fit at once");
+}

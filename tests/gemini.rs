@@ -1,0 +1,170 @@
+//! Models under a budget of memory: the same bits as without one, less memory, and a clear end where it
+//! cannot be kept.
+
+use std::time::Duration;
+
+use crate::harness::{Scratch, signal};
+use crate::training::{copied, metrics};
+
+/// A model of 1.2 M parameters: large enough for a dozen chunks.
+const CONFIG: &str = r#"{
+  "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 128,
+  "intermediate_size": 384, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+  "tie_word_embeddings": true, "bos_token_id": 0, "eos_token_id": 1, "dtype": "float32"
+}"#;
+
+/// A scratch folder with the model `large`, which has the tokenizer of the pipeline.
+fn with_large_model() -> Scratch {
+    let scratch = copied();
+    scratch.write("large.json", CONFIG);
+    scratch.run("model init large.json --tokenizer life/sft/final --seed 3 --out large").succeeds();
+    scratch
+}
+
+/// Two micro-batches a step, so that the order of the micro-batches matters, and recomputed activations.
+const TRAIN: &str = "--set train.micro_batch_size=2 --set train.gradient_accumulation_steps=2 \
+                     --set train.activation_checkpointing=true --set train.steps=4 --set checkpoint.every=2";
+
+/// The command of a stage that trains `large`.
+fn line(stage: &str, out: &str, sets: &str) -> String {
+    let own = match stage {
+        "ppo" => {
+            "--set ppo.reward_model=rm-whole/final --set train.micro_batch_size=2 --set checkpoint.every=1 \
+             --set train.activation_checkpointing=true"
+        }
+        _ => TRAIN,
+    };
+    let line =
+        format!("{stage} --config life/{stage}/run.toml --set model.path=large --set out={out} {own} {sets}");
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[track_caller]
+fn same_bits(scratch: &Scratch, out: &str, whole: &str) {
+    let weights = |out: &str| std::fs::read(scratch.path(&format!("{out}/final/model.safetensors"))).unwrap();
+    assert!(weights(out) == weights(whole), "the weights of {out} and {whole} differ");
+    assert_eq!(metrics(scratch, out), metrics(scratch, whole), "{out} and {whole}");
+}
+
+#[test]
+fn every_budget_and_placement_gives_the_same_bits() {
+    let scratch = with_large_model();
+    for stage in ["sft", "rm", "ppo"] {
+        let whole = format!("{stage}-whole");
+        scratch.run(&line(stage, &whole, "")).succeeds();
+        for (number, budget) in [
+            "gemini.device_memory='200MiB'",
+            "gemini.device_memory='24MiB'",
+            "gemini.device_memory='12MiB'",
+            "gemini.device_memory='12MiB' --set gemini.placement='disk'",
+        ]
+        .iter()
+        .enumerate()
+        {
+            let out = format!("{stage}-{number}");
+            let outcome = scratch.run(&line(stage, &out, &format!("--set {budget}")));
+            outcome.succeeds();
+            assert!(outcome.stderr.contains("memory of the models: at most"), "{outcome:#?}");
+            same_bits(&scratch, &out, &whole);
+        }
+    }
+}
+
+#[test]
+fn a_killed_run_continues_under_another_budget_with_the_same_bits() {
+    let scratch = with_large_model();
+    let line = |out: &str, sets: &str| line("sft", out, &format!("--set train.steps=12 {sets}"));
+    scratch.run(&line("whole", "")).succeeds();
+
+    let words = line("killed", "--set gemini.device_memory='12MiB'");
+    let mut child = scratch.command(&words.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+    scratch.wait_for_rows("killed/metrics.jsonl", 5);
+    signal("KILL", child.id());
+    child.wait().unwrap();
+    scratch.run(&line("killed", "--set gemini.device_memory='20MiB' --resume")).succeeds();
+    same_bits(&scratch, "killed", "whole");
+
+    // What was started without a budget continues with one, and scratch files leave nothing behind.
+    let words = line("other", "");
+    let mut child = scratch.command(&words.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+    scratch.wait_for_rows("other/metrics.jsonl", 5);
+    signal("KILL", child.id());
+    child.wait().unwrap();
+    scratch.run(&line("other", "--set gemini.device_memory='12MiB' --resume")).succeeds();
+    same_bits(&scratch, "other", "whole");
+    assert!(scratch.names().iter().all(|name| !name.contains("tmp") && !name.contains("scratch")));
+}
+
+#[test]
+fn moments_in_bf16_learn_and_do_not_depend_on_the_budget() {
+    let scratch = with_large_model();
+    let bf16 = "--set train.moments_dtype='bfloat16'";
+    scratch.run(&line("sft", "fp32", "")).succeeds();
+    scratch.run(&line("sft", "whole", bf16)).succeeds();
+    scratch.run(&line("sft", "limited", &format!("{bf16} --set gemini.device_memory='12MiB'"))).succeeds();
+    same_bits(&scratch, "limited", "whole");
+
+    let loss = |out: &str| metrics(&scratch, out).last().unwrap()["loss"].as_f64().unwrap();
+    assert!((loss("whole") - loss("fp32")).abs() < 0.05, "{} and {}", loss("whole"), loss("fp32"));
+    assert_ne!(loss("whole"), loss("fp32"));
+}
+
+#[test]
+fn ranks_with_budgets_give_the_bits_of_ranks_without() {
+    let scratch = with_large_model();
+    for (number, mesh) in
+        ["", "--set parallel.tensor.size=2", "--set parallel.pipeline.size=2"].iter().enumerate()
+    {
+        let (whole, out) = (format!("whole-{number}"), format!("out-{number}"));
+        scratch.run(&line("sft", &whole, &format!("--nproc 2 {mesh}"))).succeeds();
+        let limited = format!("--nproc 2 {mesh} --set gemini.device_memory='12MiB'");
+        scratch.run(&line("sft", &out, &limited)).succeeds();
+        same_bits(&scratch, &out, &whole);
+    }
+}
+
+/// The peak of a process's resident memory in MiB, read until it ends.
+fn peak_mebibytes(scratch: &Scratch, line: &str) -> u64 {
+    let mut child = scratch.command(&line.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kibibytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        peak = peak.max(kibibytes.unwrap_or(0) >> 10);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(child.wait().unwrap().success());
+    peak
+}
+
+#[test]
+fn a_budget_lowers_the_memory_of_the_process() {
+    let scratch = copied();
+    // 13 M parameters: 200 MiB of weights, gradients and moments.
+    scratch.write(
+        "large.json",
+        &CONFIG.replace("\"hidden_size\": 128", "\"hidden_size\": 512").replace("384", "1024"),
+    );
+    scratch.run("model init large.json --tokenizer life/sft/final --seed 3 --out large").succeeds();
+    let whole = peak_mebibytes(&scratch, &line("sft", "whole", "--set train.steps=2"));
+    let budget = "--set train.steps=2 --set gemini.device_memory='60MiB'";
+    let limited = peak_mebibytes(&scratch, &line("sft", "limited", budget));
+    assert!(limited < 60 + 260, "{limited} MiB");
+    assert!(limited + 120 < whole, "{limited} of {whole} MiB");
+    same_bits(&scratch, "limited", "whole");
+}
+
+#[test]
+fn a_budget_that_cannot_be_kept_is_an_error_with_a_fix() {
+    let scratch = with_large_model();
+    let run = |sets: &str| scratch.run(&line("sft", "out", sets));
+    run("--set gemini.device_memory='1MiB'").fails(4, &["device_memory is 1 MiB", "raise it"]);
+    run("--set gemini.device_memory='16MiB' --set gemini.placement='cuda'").fails(4, &["placement", "auto"]);
+    run("--set gemini.device_memory='lots'").fails(2, &["gemini.device_memory", "400MiB"]);
+    run("--set gemini.disk_path='.'").fails(2, &["gemini.disk_path", "device_memory"]);
+    run("--set gemini.placement='static' --set gemini.device_memory='24MiB'").fails(2, &["gemini.placement"]);
+    run("--set gemini.host_memory='24MiB'").fails(2, &["gemini.host_memory"]);
+    run("--set gemini.device_memory='24MiB' --set gemini.disk_path='absent'").fails(4, &["absent"]);
+}
