@@ -93,6 +93,9 @@ impl ChunkStore {
                     params[slot.param] = Some([tensor()?, tensor()?]);
                 }
             }
+            for range in &ranges {
+                arena.prefer_huge_pages(range.clone())?;
+            }
             if manager.is_limited() {
                 let file = if changes { Some(new_scratch(manager, bytes)?) } else { None };
                 ids =

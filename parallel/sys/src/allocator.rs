@@ -26,6 +26,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::arena::HUGE_PAGE_BYTES;
 use crate::autograd::{fail, panic_text};
 use crate::{Error, check, raw};
 
@@ -184,6 +185,11 @@ impl Mapping {
         };
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
+        }
+        // Huge pages are made present faster. A refusal costs only speed.
+        if bytes >= HUGE_PAGE_BYTES {
+            // SAFETY: the pages of the new mapping.
+            unsafe { libc::madvise(address, bytes, libc::MADV_HUGEPAGE) };
         }
         HELD.add(bytes);
         Ok(Self { address, bytes })
