@@ -49,6 +49,29 @@ pub trait Backend: Debug + Send {
     /// Writes this rank's chunk of the sum of all inputs to `output`.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Work, SysError>;
 
+    /// Fills the flat `tensor`, of which each rank has its own of `size` equal parts, with the parts of all
+    /// ranks.
+    fn all_gather_in_place(&mut self, tensor: &Tensor, [rank, size]: [usize; 2]) -> Result<Work, SysError> {
+        let own = part(tensor, rank, size).copy();
+        self.all_gather(tensor, &own)
+    }
+
+    /// Replaces this rank's of `size` equal parts of the flat `tensor` by the sum of this part over all ranks.
+    /// The other parts are undefined afterwards.
+    fn reduce_scatter_in_place(
+        &mut self,
+        tensor: &Tensor,
+        [rank, size]: [usize; 2],
+    ) -> Result<Work, SysError> {
+        let own = part(tensor, rank, size);
+        let sum = own.f_empty_like().map_err(|error| SysError::Torch {
+            call: "reduce_scatter".to_owned(),
+            message: error.to_string(),
+        })?;
+        let work = self.reduce_scatter(&sum, tensor)?;
+        Ok(Work::Copied { work: Box::new(work), from: sum, to: own })
+    }
+
     /// Sends the `i`-th chunk of every input to rank `i`. `counts` holds the rows received from each rank and
     /// the rows sent to each rank.
     fn all_to_all(&mut self, output: &Tensor, input: &Tensor, counts: [&[i64]; 2]) -> Result<Work, SysError>;
@@ -86,6 +109,15 @@ pub enum Work {
         /// The tensor that receives the sum of the chunks.
         output: Tensor,
     },
+    /// A collective whose result is copied at the end.
+    Copied {
+        /// The collective.
+        work: Box<Work>,
+        /// Its result.
+        from: Tensor,
+        /// The tensor that receives the result.
+        to: Tensor,
+    },
     /// A GPU runs the collective.
     Nccl(parallel_sys::nccl::Work),
     /// A collective on copies of the tensors in host memory.
@@ -110,6 +142,11 @@ impl Work {
                     sum += chunks.select(0, rank).to_kind(acc_kind);
                 }
                 output.copy_(&sum);
+                Ok(())
+            }
+            Self::Copied { work, from, mut to } => {
+                work.wait()?;
+                to.copy_(&from);
                 Ok(())
             }
             Self::Nccl(work) => work.wait(),
@@ -307,6 +344,27 @@ impl ProcessGroup {
         })?
         .wait()?;
         Ok(output)
+    }
+
+    /// Starts to fill the flat `tensor`, of which each rank has its own equal part, with the parts of all ranks.
+    /// Its length is a multiple of the number of ranks. FSDP: `all_gather_into_tensor` of a flat parameter.
+    pub fn start_all_gather_in_place(&self, tensor: &Tensor) -> Result<PendingCollective, Error> {
+        self.count_sent_bytes(bytes_of(tensor) / self.size() as u64 * (self.size() as u64 - 1));
+        let place = [self.rank, self.size()];
+        self.start("all_gather", tensor.device(), |communicator| {
+            communicator.all_gather_in_place(tensor, place)
+        })
+    }
+
+    /// Starts to replace this rank's equal part of the flat `tensor` by the sum of this part over all ranks. The
+    /// other parts are undefined afterwards. The length is a multiple of the number of ranks. FSDP:
+    /// `reduce_scatter_tensor` of a flat gradient.
+    pub fn start_reduce_scatter_in_place(&self, tensor: &Tensor) -> Result<PendingCollective, Error> {
+        self.count_sent_bytes(bytes_of(tensor) / self.size() as u64 * (self.size() as u64 - 1));
+        let place = [self.rank, self.size()];
+        self.start("reduce_scatter", tensor.device(), |communicator| {
+            communicator.reduce_scatter_in_place(tensor, place)
+        })
     }
 
     /// Sends `input_split_sizes[i]` rows of `input` `[n, ...]` to rank `i`. Returns the received rows,
@@ -541,6 +599,13 @@ impl ProcessGroup {
     fn count_sent_bytes(&self, bytes: u64) {
         self.sent_bytes_total.fetch_add(bytes, Ordering::Relaxed);
     }
+}
+
+/// Part `index` of a flat tensor that is cut into `parts` equal ones.
+fn part(tensor: &Tensor, index: usize, parts: usize) -> Tensor {
+    let length = tensor.size()[0] / parts as i64;
+    assert!(length * parts as i64 == tensor.size()[0], "the length is a multiple of the ranks");
+    tensor.narrow(0, index as i64 * length, length)
 }
 
 fn bytes_of(tensor: &Tensor) -> u64 {

@@ -67,6 +67,18 @@ impl Backend for NcclGroup {
         self.nccl.reduce_scatter(output, input).map(Work::Nccl)
     }
 
+    fn all_gather_in_place(&mut self, tensor: &Tensor, [rank, size]: [usize; 2]) -> Result<Work, SysError> {
+        self.nccl.all_gather(tensor, &super::part(tensor, rank, size)).map(Work::Nccl)
+    }
+
+    fn reduce_scatter_in_place(
+        &mut self,
+        tensor: &Tensor,
+        [rank, size]: [usize; 2],
+    ) -> Result<Work, SysError> {
+        self.nccl.reduce_scatter(&super::part(tensor, rank, size), tensor).map(Work::Nccl)
+    }
+
     fn all_to_all(&mut self, output: &Tensor, input: &Tensor, counts: [&[i64]; 2]) -> Result<Work, SysError> {
         self.nccl.all_to_all(output, input, counts).map(Work::Nccl)
     }

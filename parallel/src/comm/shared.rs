@@ -119,6 +119,18 @@ impl Backend for SharedGroup {
         self.run(bytes, Box::new(move |memory| memory.reduce_scatter(&output, &input)))
     }
 
+    fn all_gather_in_place(&mut self, tensor: &Tensor, [_, size]: [usize; 2]) -> Result<Work, SysError> {
+        let handle = tensor.shallow_clone();
+        let task = move |memory: &mut SharedMemory| memory.all_gather_in_place(&handle);
+        self.run(bytes_of(tensor) / size, Box::new(task))
+    }
+
+    fn reduce_scatter_in_place(&mut self, tensor: &Tensor, _: [usize; 2]) -> Result<Work, SysError> {
+        let handle = tensor.shallow_clone();
+        let task = move |memory: &mut SharedMemory| memory.reduce_scatter_in_place(&handle);
+        self.run(bytes_of(tensor), Box::new(task))
+    }
+
     fn all_to_all(&mut self, output: &Tensor, input: &Tensor, counts: [&[i64]; 2]) -> Result<Work, SysError> {
         // The row width comes from the shape, because a rank may send no rows.
         let row = input.size()[1..].iter().product::<i64>() as usize * input.kind().elt_size_in_bytes();

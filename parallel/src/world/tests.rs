@@ -171,6 +171,36 @@ fn both_transports_agree_on_every_collective_and_count_the_same_bytes() {
     }
 }
 
+/// Rank `r` contributes `1000 r + index`. The lengths are those of one and of several buffers of shared memory, and
+/// the large one runs on a thread of its own.
+#[test]
+fn collectives_in_place_give_each_rank_its_part_of_the_sum_and_all_parts() {
+    for transport in [Transport::Auto, Transport::Gloo] {
+        run_worlds(3, transport, |world| {
+            let group = world.group("all", &[0, 1, 2]).unwrap();
+            let rank = world.rank() as i64;
+            for part in [1i64, 7, 200_003] {
+                for kind in [Kind::Float, Kind::BFloat16] {
+                    let before = group.sent_bytes();
+                    let index = Tensor::arange(3 * part, (Kind::Double, Device::Cpu)).remainder(64.0);
+                    let tensor = (&index + 64.0 * rank as f64).to_kind(kind);
+                    let range = rank * part;
+                    group.start_reduce_scatter_in_place(&tensor).unwrap().wait().unwrap();
+                    // 3 index + 64 (0 + 1 + 2), at most 381: exact in bf16 up to 256, so compare after rounding.
+                    let sum = (&index * 3.0 + 192.0).to_kind(kind);
+                    assert_eq!(tensor.narrow(0, range, part), sum.narrow(0, range, part), "{part} {kind:?}");
+
+                    group.start_all_gather_in_place(&tensor).unwrap().wait().unwrap();
+                    assert_eq!(tensor, sum, "{part} {kind:?}");
+                    // Each sends n (P - 1) / P of the whole tensor.
+                    let bytes = 2 * 2 * part as u64 * kind.elt_size_in_bytes() as u64;
+                    assert_eq!(group.sent_bytes() - before, bytes);
+                }
+            }
+        });
+    }
+}
+
 #[test]
 fn who_does_not_come_is_named() {
     let rank_info = RankInfo { size: 3, secret: Some(Secret::random().unwrap()), ..RankInfo::single() };

@@ -227,6 +227,55 @@ impl SharedMemory {
         Ok(())
     }
 
+    /// Fills `tensor`, of which each rank has its own equal part, with the parts of all ranks.
+    pub fn all_gather_in_place(&mut self, tensor: &Tensor) -> Result<(), Error> {
+        let mut bytes = TensorBytes::of("all_gather", tensor)?;
+        let length = bytes.length / self.size;
+        check_sizes("all_gather", bytes.length, length * self.size)?;
+        let call = self.announce(Call::new("all_gather", tensor.kind(), 0, length));
+        let within = |start: usize| start..(start + BUFFER_BYTES).min(length);
+        for chunk in (0..length).step_by(BUFFER_BYTES).map(within) {
+            let turn = self.flip_buffer();
+            let place = |rank: usize| rank * length + chunk.start..rank * length + chunk.end;
+            let own = &bytes.as_slice()[place(self.rank)];
+            self.buffer_mut(turn)[..chunk.len()].copy_from_slice(own);
+            self.barrier_and_check(call)?;
+            for rank in self.peers() {
+                let part = &self.buffer(rank, turn)[..chunk.len()];
+                bytes.as_mut_slice()[place(rank)].copy_from_slice(part);
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces this rank's equal part of `tensor` by the sum of this part over all ranks. The other parts keep
+    /// the values of this rank.
+    pub fn reduce_scatter_in_place(&mut self, tensor: &Tensor) -> Result<(), Error> {
+        let add = Add::of(tensor.kind(), Reduction::Sum)?;
+        let mut bytes = TensorBytes::of("reduce_scatter", tensor)?;
+        let length = bytes.length / self.size;
+        check_sizes("reduce_scatter", bytes.length, length * self.size)?;
+        let call = self.announce(Call::new("reduce_scatter", tensor.kind(), 0, length));
+        let piece = BUFFER_BYTES / self.size / CACHE_LINE * CACHE_LINE;
+        let within = |start: usize| start..(start + piece).min(length);
+        for chunk in (0..length).step_by(piece).map(within) {
+            let turn = self.flip_buffer();
+            let place = |rank: usize| rank * length + chunk.start..rank * length + chunk.end;
+            let target = |rank: usize| rank * piece..rank * piece + chunk.len();
+            for other in self.peers() {
+                self.buffer_mut(turn)[target(other)].copy_from_slice(&bytes.as_slice()[place(other)]);
+            }
+            self.barrier_and_check(call)?;
+            // The sum is made in this rank's own part of its buffer, which no other rank reads.
+            let (sum, contributions) =
+                self.reduce_views(turn, &target(self.rank), &bytes.as_slice()[place(self.rank)]);
+            add.run(sum, &contributions);
+            let sum = &self.buffer(self.rank, turn)[target(self.rank)];
+            bytes.as_mut_slice()[place(self.rank)].copy_from_slice(sum);
+        }
+        Ok(())
+    }
+
     /// Sends the `i`-th chunk of every input to rank `i`. `received` and `sent` are numbers of bytes, one per
     /// rank.
     pub fn all_to_all(
