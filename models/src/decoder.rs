@@ -1,5 +1,5 @@
 //! The decoder of all families: embeddings, blocks and a final norm. This file holds the struct and the
-//! training forward pass, segment by segment. [`build`] constructs the decoder, [`load`] gives its parameters
+//! training forward pass, segment by segment. [`build`] constructs the decoder, `load` gives its parameters
 //! their values, [`inference`] runs it with a KV cache.
 //!
 //! Segment 0 embeds the tokens into hidden states `[N, H]`, segments `1..=L` are the blocks, and segment

@@ -112,7 +112,7 @@ pub enum Work {
     /// A collective whose result is copied at the end.
     Copied {
         /// The collective.
-        work: Box<Work>,
+        work: Box<Self>,
         /// Its result.
         from: Tensor,
         /// The tensor that receives the result.
