@@ -3,7 +3,6 @@
 //!
 //! ```text
 //!   layout   which parameter lies in which chunk, and how long the chunks are
-//!   state    what the parameters of a chunk are in use for
 //!   store    one tensor per parameter, in chunks
 //!   manager  keeps chunks in memory while they are used, within a budget
 //!   trace    the order of use, which predicts what is needed next
@@ -11,7 +10,6 @@
 
 pub mod layout;
 pub mod manager;
-pub mod state;
 pub mod store;
 mod trace;
 
@@ -19,4 +17,3 @@ pub use layout::{
     ALIGNMENT, ChunkConfiguration, ChunkGroup, ChunkLayout, ChunkSpec, ParamSlot, ParamSpec, SearchBounds,
     Waste, ZeroSize, search_chunk_configuration,
 };
-pub use state::{ChunkStates, IllegalTransition, LEGAL_TRANSITIONS, TensorState};

@@ -4,7 +4,6 @@
 //! ```text
 //!   choose_evictions    which chunks make room: those whose next use is farthest in the future
 //!   choose_prefetches   which chunks are fetched ahead, and what makes room for them
-//!   static_split        which chunks live off the device if a fixed share does
 //!   simulate            what the policy `auto` moves over a recorded order of use
 //! ```
 //! Time is counted in moments: one moment is one segment's forward or backward pass or one piece of the
@@ -24,7 +23,7 @@ pub use lookahead::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PlacementPolicy {
-    /// Everything stays on the device, but may be sharded over the ranks (`[parallel] zero`).
+    /// Everything stays on the device.
     Cuda,
     /// The optimizer state and the weights that are not in use are in host memory. DeepSpeed: ZeRO-Offload.
     Cpu,
@@ -89,23 +88,6 @@ pub fn choose_evictions(candidates: &[Candidate], needed_bytes: usize) -> Option
     Some(chosen)
 }
 
-/// Decides which chunks live off the device if the share `offload_frac` of the bytes does. Chunks are taken
-/// from the end of the order of use: the next step needs them last, so there is the most time to fetch them.
-/// The share is at least `offload_frac`, and it would be less without the last chunk taken. 0 or less takes
-/// none, 1 or more takes all. Colossal-AI: `offload_param_frac`, `offload_optim_frac`.
-pub fn static_split(chunk_bytes: &[usize], offload_frac: f64) -> Vec<bool> {
-    let total = chunk_bytes.iter().sum::<usize>() as f64;
-    // 0.07 * 100 is a little more than 7: the margin keeps rounding from taking one chunk more.
-    let wanted = (offload_frac - 1e-9) * total;
-    let mut offloaded = 0;
-    let mut is_off_device = vec![false; chunk_bytes.len()];
-    for (chunk, &bytes) in chunk_bytes.iter().enumerate().rev() {
-        is_off_device[chunk] = offload_frac >= 1.0 || (offloaded as f64) < wanted;
-        offloaded += bytes;
-    }
-    is_off_device
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,21 +137,6 @@ mod tests {
         assert_eq!(choose_evictions(&candidates, 10), Some(vec![0, 3]));
         assert_eq!(choose_evictions(&candidates, 9), Some(vec![3]));
         assert_eq!(choose_evictions(&candidates, 6), Some(vec![0, 1, 2]));
-    }
-
-    #[test]
-    fn the_split_takes_at_least_the_share_from_the_end() {
-        let split = |frac| static_split(&[10, 30, 20, 40], frac);
-        assert_eq!(split(0.0), [false; 4]);
-        assert_eq!(split(0.01), [false, false, false, true]);
-        assert_eq!(split(0.4), [false, false, false, true]);
-        assert_eq!(split(0.41), [false, false, true, true]);
-        assert_eq!(split(0.9), [false, true, true, true]);
-        assert_eq!(split(0.91), [true; 4]);
-        assert_eq!(split(1.0), [true; 4]);
-        // 0.07 * 100 > 7 in floating point.
-        let taken = static_split(&[1; 100], 0.07).into_iter().filter(|&off| off).count();
-        assert_eq!(taken, 7);
     }
 
     #[test]
