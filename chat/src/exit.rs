@@ -172,11 +172,11 @@ pub(crate) fn of_panic(message: &str) -> u8 {
     if is_out_of_memory(message) || over_budget(message).is_some() { DEVICE } else { FAILED }
 }
 
-/// The refusal of the memory manager inside a libtorch message, or inside the panic of a tensor operation.
-pub(crate) fn over_budget(message: &str) -> Option<&str> {
-    const END: &str = "placement = auto";
-    let text = &message[message.find("the models need ")?..];
-    Some(&text[..text.find(END)? + END.len()]).filter(|text| text.contains("[gemini] device_memory"))
+/// The reason of the memory manager inside a message of libtorch, or inside the panic of a tensor operation,
+/// which quotes that message as `Torch("...")`.
+pub(crate) fn over_budget(message: &str) -> Option<String> {
+    let (_, reason) = message.split_once(gemini::NO_MEMORY_FOR_TENSOR)?;
+    Some(reason.lines().next()?.trim_end_matches("\")").replace("\\\"", "\""))
 }
 
 /// Whether a libtorch message reports that memory ran out.

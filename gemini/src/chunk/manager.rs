@@ -5,7 +5,7 @@
 //!   fetch(chunks)   absent chunks: make room by evicting others, read them, pin all of them;
 //!                   then start to read what the next moments need, and to write what they replace
 //!   release(chunks) unpin: they stay until their memory is needed
-//!   end_step()      from now on the order of use of the step that ended predicts the next one
+//!   begin_step(), end_step()   the order of use between them predicts the next step
 //! ```
 //! The budget covers all chunks of all models of this process, and all tensors of libtorch (activations,
 //! logits, KV caches), which [`allocator`] counts. [`choose_evictions`] decides which chunk leaves, and
@@ -28,6 +28,9 @@ use parallel::disk::{DiskFile, DiskQueue, Transfer};
 use super::trace::Trace;
 use crate::Error;
 use crate::placement::{Candidate, PlacementPolicy, Resident, choose_evictions, choose_prefetches};
+
+/// The beginning of the message of libtorch if the manager has no memory for a tensor. The reason follows.
+pub const NO_MEMORY_FOR_TENSOR: &str = "no memory for a tensor: ";
 
 /// The most chunks that are read ahead at a time.
 const MAX_PREFETCH: usize = 8;
@@ -229,7 +232,7 @@ impl ChunkManager {
 
     /// Brings chunks into memory and pins them. With `writes`, their values are about to change.
     pub(crate) fn fetch(&self, ids: &[ChunkId], writes: bool) -> Result<(), Error> {
-        let Some(budget) = &self.budget else { return Ok(()) };
+        let Some(budget) = self.budget.as_ref().filter(|_| !ids.is_empty()) else { return Ok(()) };
         let mut state = self.lock();
         state.trace.record(ids, writes, allocator::peak_live_bytes());
         allocator::reset_peak();
@@ -260,7 +263,8 @@ impl ChunkManager {
             chunk.pins = chunk.pins.checked_sub(1).expect("a chunk is released as often as it was fetched");
             let leaves = self.budget.as_ref().is_some_and(|budget| budget.placement == PlacementPolicy::Disk);
             if leaves && state.chunk(*id).is_evictable() {
-                // An error of the disk stays in the transfer: the next fetch reports it.
+                // If the disk refuses the request, the chunk stays as it is, and the next eviction reports
+                // the error. An error of the transfer is reported when the transfer is waited for.
                 let _ = state.start_eviction(*id);
             }
         }
@@ -278,6 +282,11 @@ impl ChunkManager {
             state.chunk(id).backing = Backing::Zeros;
         }
         Ok(())
+    }
+
+    /// Starts a step. Between the end of a step and this call, the order of use does not count.
+    pub fn begin_step(&self) {
+        self.lock().trace.begin_step();
     }
 
     /// Ends a step, whose order of use predicts the next step.
@@ -299,7 +308,8 @@ impl ChunkManager {
             return Ok(());
         }
         let mut state = self.lock();
-        state.make_room(budget, bytes, Tenant::Tensor).map_err(|error| error.to_string())?;
+        let refused = |error: Error| format!("{NO_MEMORY_FOR_TENSOR}{error}");
+        state.make_room(budget, bytes, Tenant::Tensor).map_err(refused)?;
         state.note_peak();
         Ok(())
     }

@@ -2,7 +2,8 @@
 //!
 //! Every step of a stage runs the same segments in the same order, so the uses of a chunk in the last step
 //! tell when it is needed next, and the tensors of the last step tell how much memory each moment leaves for
-//! chunks. A moment is one fetch. What only happens in some steps (evaluation, a checkpoint) is skipped: the
+//! chunks. A moment is one fetch (and has nothing to do with the moments of AdamW). What happens between two
+//! steps (evaluation, a checkpoint) is not part of the order. Where a step differs from the last one, the
 //! prediction goes on at the next moment that matches. Colossal-AI: `MemStats`.
 
 use std::collections::HashMap;
@@ -57,6 +58,12 @@ impl Trace {
             }
         }
         self.current.push(Moment { uses, tensor_bytes });
+    }
+
+    /// Starts a step. What was recorded since the end of the last one is forgotten.
+    pub(super) fn begin_step(&mut self) {
+        self.current.clear();
+        self.next = 0;
     }
 
     /// Ends a step. `bytes` gives the size of a chunk; `None` for one that does not exist any more.
@@ -167,6 +174,19 @@ mod tests {
         record(&mut trace, &[0, 9, 2]);
         assert_eq!(trace.next_use(ChunkId::of(3)), Some(0));
         assert_eq!(trace.next_use(ChunkId::of(9)), None);
+    }
+
+    #[test]
+    fn what_happens_between_two_steps_is_forgotten() {
+        let mut trace = Trace::default();
+        record(&mut trace, &[0, 1, 2, 1]);
+        trace.end_step(|_| Some(1));
+        record(&mut trace, &[0, 1, 2]);
+        trace.begin_step();
+        assert_eq!(next_uses(&trace), [Some(0), Some(1), Some(2)]);
+        record(&mut trace, &[0, 1]);
+        trace.end_step(|_| Some(1));
+        assert_eq!(trace.order().unwrap().0.num_moments(), 2);
     }
 
     #[test]

@@ -149,14 +149,14 @@ pub struct Moves {
 }
 
 /// The chunks in memory during a simulation.
-struct Residency<'a> {
+struct ResidentSet<'a> {
     order: &'a RecordedOrder,
     /// Each chunk, and whether it is dirty.
     chunks: BTreeMap<usize, bool>,
     bytes: usize,
 }
 
-impl<'a> Residency<'a> {
+impl<'a> ResidentSet<'a> {
     fn new(order: &'a RecordedOrder, resident: &[Resident]) -> Self {
         let chunks: BTreeMap<usize, bool> = resident.iter().map(|one| (one.chunk, one.dirty)).collect();
         let bytes = chunks.keys().map(|&chunk| order.bytes(chunk)).sum();
@@ -233,7 +233,7 @@ pub fn choose_prefetches(
 ) -> Vec<Prefetch> {
     let capacity = |moment: usize| capacity(order.recorded(moment));
     let mut lookahead = Lookahead {
-        residency: Residency::new(order, resident),
+        residency: ResidentSet::new(order, resident),
         evictable: resident.iter().filter(|one| !one.pinned).map(|one| one.chunk).collect(),
         evicted: Vec::new(),
         free: Vec::new(),
@@ -262,7 +262,7 @@ pub fn choose_prefetches(
 
 /// The state of [`choose_prefetches`]: what would happen after `now` if every chunk was fetched at its use.
 struct Lookahead<'a> {
-    residency: Residency<'a>,
+    residency: ResidentSet<'a>,
     /// The chunks that may be evicted at `now`.
     evictable: Vec<usize>,
     /// The chunks that are evicted after `now`, or at `now` in favor of a prefetch.
@@ -334,7 +334,7 @@ pub fn simulate(
     max_prefetch: usize,
 ) -> Result<Moves, DoesNotFit> {
     let end = order.num_moments() * if order.repeats { passes } else { 1 };
-    let mut residency = Residency::new(order, &[]);
+    let mut residency = ResidentSet::new(order, &[]);
     let mut moves = Moves::default();
     for moment in 0..end {
         let capacity_now = capacity(order.recorded(moment));
@@ -363,14 +363,14 @@ pub fn simulate(
 }
 
 impl Moves {
-    fn fetch(&mut self, residency: &mut Residency<'_>, chunk: usize) {
+    fn fetch(&mut self, residency: &mut ResidentSet<'_>, chunk: usize) {
         residency.fetch(chunk);
         self.fetches += 1;
         self.fetched_bytes += residency.order.bytes(chunk);
         self.peak_bytes = self.peak_bytes.max(residency.bytes);
     }
 
-    fn evict(&mut self, residency: &mut Residency<'_>, chunks: &[usize]) {
+    fn evict(&mut self, residency: &mut ResidentSet<'_>, chunks: &[usize]) {
         for &chunk in chunks {
             self.evictions += 1;
             if residency.evict(chunk) {
