@@ -17,9 +17,9 @@ use std::sync::Arc;
 
 use parallel::comm::Reduction;
 use parallel::pipeline::run_schedule;
-use parallel::residency::{Access, HeldWeights, ModelPart, Residency, WeightStore, Weights};
+use parallel::residency::{Access, HeldWeights, Residency, WeightStore, Weights};
 use parallel::safetensors_file::NamedTensor;
-use parallel::{Parameter, Placement, ProcessGroups, Segmented};
+use parallel::{GradientSource, Parameter, Placement, ProcessGroups, Segmented};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::chunk::layout::ChunkLayout;
@@ -92,8 +92,7 @@ fn check_weight_replicas(
     groups: &ProcessGroups,
 ) -> Result<(), Error> {
     let sum = |state: &ParamState| -> Result<i64, Error> {
-        let indices = [state.index];
-        let _weights = HeldWeights::fetch(weights, Weights::Parameters(&indices), Access::Read)?;
+        let _weights = HeldWeights::fetch(weights, Weights::Parameter(state.index), Access::Read)?;
         let tensor = state.parameter.tensor.detach();
         let bits = match tensor.kind().elt_size_in_bytes() {
             2 => Kind::Int16,
@@ -125,13 +124,15 @@ impl Stores {
             trained
                 .iter()
                 .zip(&shapes)
-                .map(|(parameter, shape)| (*parameter, shape.as_slice(), parameter.tensor.kind())),
+                .map(|(parameter, shape)| (*parameter, shape.as_slice(), parameter.tensor.kind(), false)),
         ));
+
         let device = trained.first().map_or(Device::Cpu, |parameter| parameter.tensor.device());
         if device != Device::Cpu && moments_kind != Kind::Float {
             let (key, value) = ("moments_dtype", "bfloat16".to_owned());
             return Err(Error::Setting { key, value, wanted: "moments on a GPU are float32" });
         }
+
         let store = |kind: Kind| {
             let places: Vec<Place> =
                 shapes.iter().map(|shape| Place::row_major(shape.clone(), kind)).collect();
@@ -297,21 +298,15 @@ impl Engine {
             Ok(loss)
         };
 
-        // A tied weight gets gradients from two parts of the model. Each part's gradients are summed over the
-        // micro-batches before the sums are added, so that the result does not depend on whether the
-        // micro-batches run one after another or segment by segment.
-        let mut later_parts: BTreeMap<usize, (Tensor, usize)> = BTreeMap::new();
-        let mut first_part: BTreeMap<usize, ModelPart> = BTreeMap::new();
-        let is_one_micro_batch = contexts.len() == 1;
-        let mut on_gradient = |part: ModelPart, index: usize, grad: Tensor| -> Result<(), E> {
+        // A tied weight gets gradients from the head and from a segment. The gradients of the segment are
+        // summed over the micro-batches before they are added to those of the head, so that the result does
+        // not depend on whether the micro-batches run one after another or segment by segment.
+        let head = model.head_parameters();
+        let mut tied: BTreeMap<usize, TiedGrads> = BTreeMap::new();
+        let mut on_gradient = |source: GradientSource, index: usize, grad: Tensor| -> Result<(), E> {
             let Some(param) = state_index[index] else { return Ok(()) };
-            if *first_part.entry(param).or_insert(part) != part && !is_one_micro_batch {
-                if let Some((sum, count)) = later_parts.get_mut(&param) {
-                    let _ = sum.g_add_(&grad);
-                    *count += 1;
-                } else {
-                    later_parts.insert(param, (grad.to_kind(Kind::Float).contiguous(), 1));
-                }
+            if source == GradientSource::Segment && head.contains(&index) {
+                tied.entry(param).or_default().add(&grad);
                 return Ok(());
             }
             add_grad(&mut states[param], param, stores, &grad)?;
@@ -328,17 +323,22 @@ impl Engine {
             &mut recorded_loss,
             &mut on_gradient,
         )?;
-        for (param, (sum, count)) in later_parts {
+        for (param, TiedGrads { sum, count }) in tied {
+            let sum = sum.expect("an entry has a gradient");
             add_grad(&mut states[param], param, stores, &sum)?;
             if let Some(reducer) = reducer {
                 (0..count).try_for_each(|_| reducer.on_gradient_ready(param))?;
             }
         }
+        self.total_loss(&losses).map_err(E::from)
+    }
 
+    /// Adds up the losses of micro-batches, scalars of shape `[1]`. Fails if one is not finite.
+    fn total_loss(&self, losses: &[Tensor]) -> Result<f64, Error> {
         let mut total = 0.0;
-        for value in loss_values(&losses) {
+        for value in loss_values(losses) {
             if !value.is_finite() {
-                return Err(Error::Diverged { what: "loss", step: self.step + 1, value }.into());
+                return Err(Error::Diverged { what: "loss", step: self.step + 1, value });
             }
             total += value;
         }
@@ -396,9 +396,13 @@ impl Engine {
         let states: Vec<&ParamState> =
             slots.iter().map(|slot| &self.param_states[slot.param]).filter(|state| state.has_grad).collect();
         let Stores { masters, exp_avgs, exp_avg_sqs, grads, .. } = &self.stores;
+        if states.is_empty() {
+            return grads.discard_chunk(chunk);
+        }
+
         let indices: Vec<usize> = states.iter().map(|state| state.index).collect();
-        let weights = (self.stores.weight_residency(), Weights::Parameters(&indices));
-        let _weights = HeldWeights::fetch(weights.0, weights.1, Access::Write)?;
+        let residency = self.stores.weight_residency();
+        let _weights = HeldWeights::fetch(residency, Weights::Parameters(&indices), Access::Write)?;
         let changing = masters.iter().chain([exp_avgs, exp_avg_sqs]).map(|store| (store, Access::Write));
         let held = HeldChunk::fetch(changing.chain([(&**grads, Access::Read)]), chunk)?;
 
@@ -406,6 +410,7 @@ impl Engine {
             .iter()
             .map(|state| AdamwParam {
                 master: &state.master,
+                weight: Some(&state.parameter.tensor).filter(|weight| weight.kind() != Kind::Float),
                 grad: &state.grad,
                 moments: &state.moments,
                 weight_decay: state.parameter.weight_decay,
@@ -413,9 +418,8 @@ impl Engine {
             })
             .collect();
         adamw(&updates, &self.config, lr, step, divisor)?;
-        for state in &states {
-            state.copy_master_to_weights();
-        }
+
+        // Only then may the gradients leave memory.
         drop(held);
         grads.discard_chunk(chunk)
     }
@@ -580,8 +584,7 @@ impl StateTensor<'_> {
     /// Sets the values.
     pub(crate) fn set(&self, values: &Tensor) -> Result<(), Error> {
         let (store, param) = self.residency;
-        let params = [param];
-        let _tensor = HeldWeights::fetch(Some(store), Weights::Parameters(&params), Access::Write)?;
+        let _tensor = HeldWeights::fetch(Some(store), Weights::Parameter(param), Access::Write)?;
         no_grad(|| self.tensor.shallow_clone().copy_(values));
         Ok(())
     }
@@ -600,6 +603,24 @@ fn loss_values(losses: &[Tensor]) -> Vec<f64> {
 /// `torch.nn.utils.clip_grad_norm_`, with its 1e-6.
 fn clip_divisor(norm: f64, max_norm: f64) -> f64 {
     if max_norm == 0.0 { 1.0 } else { ((norm + 1e-6) / max_norm).max(1.0) }
+}
+
+/// The gradients that a segment has computed for a tied weight in a call of [`Engine::accumulate`].
+#[derive(Default)]
+struct TiedGrads {
+    /// Their fp32 sum.
+    sum: Option<Tensor>,
+    count: usize,
+}
+
+impl TiedGrads {
+    fn add(&mut self, grad: &Tensor) {
+        self.count += 1;
+        match &mut self.sum {
+            Some(sum) => drop(sum.g_add_(grad)),
+            empty => *empty = Some(grad.to_kind(Kind::Float).contiguous()),
+        }
+    }
 }
 
 /// Adds a gradient of parameter `param`.
@@ -622,8 +643,7 @@ impl ParamState {
         let mut master = parameter.tensor.detach();
         if let Some(masters) = stores.masters.as_ref().filter(|_| parameter.tensor.kind() != Kind::Float) {
             let chunk = stores.layout.slot_of(param).0;
-            let indices = [index];
-            let weight = Weights::Parameters(&indices);
+            let weight = Weights::Parameter(index);
             let _weight = HeldWeights::fetch(stores.weight_residency(), weight, Access::Read)?;
             let _master = HeldChunk::fetch([(masters, Access::Write)], chunk)?;
             let weight = std::mem::replace(&mut master, masters.param(param));
@@ -641,14 +661,6 @@ impl ParamState {
             has_grad: false,
             first_element: 0,
         })
-    }
-
-    /// Copies the fp32 master weight into weights of lower precision.
-    /// Megatron: `copy_main_params_to_model_params`.
-    fn copy_master_to_weights(&self) {
-        if self.parameter.tensor.kind() != Kind::Float {
-            no_grad(|| self.parameter.tensor.shallow_clone().copy_(&self.master));
-        }
     }
 }
 

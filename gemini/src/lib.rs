@@ -15,7 +15,7 @@ mod reducer;
 
 use std::path::PathBuf;
 
-pub use chunk::manager::{Budget, ChunkManager, Traffic};
+pub use chunk::manager::{Budget, ChunkManager, NO_MEMORY_FOR_TENSOR, Traffic};
 pub use chunk::store::WeightMemory;
 pub use config::TrainConfig;
 pub use config::memory::GeminiConfig;
@@ -43,7 +43,7 @@ pub enum Error {
     #[error(
         "the models need {} MiB at the same time, {} MiB of which could be moved to the disk, and [gemini] \
          device_memory is {} MiB: raise it, lower [train] micro_batch_size, set activation_checkpointing, or let \
-         chunks leave memory with placement = auto",
+         chunks leave memory with placement = \"auto\"",
         needed >> 20, evictable >> 20, budget >> 20
     )]
     OverBudget {

@@ -25,6 +25,9 @@ pub(crate) struct Moments {
 /// applies.
 pub(crate) struct AdamwParam<'a> {
     pub(crate) master: &'a Tensor,
+    /// The weight of lower precision, to which the master is copied; `None` if the weight is its own master.
+    /// Megatron: `copy_main_params_to_model_params`.
+    pub(crate) weight: Option<&'a Tensor>,
     pub(crate) grad: &'a Tensor,
     pub(crate) moments: &'a Moments,
     pub(crate) weight_decay: bool,
@@ -44,6 +47,7 @@ pub(crate) fn adamw(
     let decay_of = |decays: bool| if decays { config.weight_decay } else { 0.0 };
     let (on_host, on_device): (Vec<&AdamwParam<'_>>, Vec<&AdamwParam<'_>>) =
         updates.iter().partition(|update| update.master.device() == Device::Cpu);
+
     for update in on_host {
         let hyperparameters = AdamwStep {
             lr,
@@ -52,25 +56,34 @@ pub(crate) fn adamw(
             weight_decay: decay_of(update.weight_decay),
             step,
             grad_divisor,
+            // The step and the element suffice to make the rounding of moments in bf16 random.
             seed: 0,
         };
         let flat = |tensor: &Tensor| tensor.detach().view([-1]);
         let [master, grad] = [update.master, update.grad].map(flat);
+        let weight = update.weight.map(flat);
         let [exp_avg, exp_avg_sq] = [&update.moments.exp_avg, &update.moments.exp_avg_sq].map(flat);
         let tensors = AdamwTensors {
             master: &master,
             grad: &grad,
             exp_avg: &exp_avg,
             exp_avg_sq: &exp_avg_sq,
-            weight: None,
+            weight: weight.as_ref(),
         };
         parallel::adamw::adamw(&tensors, &hyperparameters, update.first_element)?;
     }
+
+    // The fused kernel has one weight decay for all tensors of a call.
     for decays in [true, false] {
         let group: Vec<&AdamwParam<'_>> =
             on_device.iter().copied().filter(|update| update.weight_decay == decays).collect();
         if !group.is_empty() {
             fused(&group, config, [lr, decay_of(decays), grad_divisor], step)?;
+        }
+    }
+    for update in on_device {
+        if let Some(weight) = update.weight {
+            no_grad(|| weight.shallow_clone().copy_(update.master));
         }
     }
     Ok(())
@@ -154,6 +167,7 @@ mod tests {
         let moments = zero_moments(&master);
         let update = |weight_decay| AdamwParam {
             master: &master,
+            weight: None,
             grad: &grad,
             moments: &moments,
             weight_decay,
@@ -174,6 +188,7 @@ mod tests {
             let grad = Tensor::from_slice(grad);
             let update = AdamwParam {
                 master: &master,
+                weight: None,
                 grad: &grad,
                 moments: &moments,
                 weight_decay: true,

@@ -15,8 +15,7 @@ use models::causal_lm::{CausalLm, LoadOptions};
 use models::head;
 use models::model_parallel::ModelParallel;
 use models::scalar_model::ScalarModel;
-use parallel::residency::ModelPart;
-use parallel::{ForwardPass, Segmented};
+use parallel::{ForwardPass, GradientSource, Segmented};
 use tch::{Device, Kind, Tensor};
 
 const MODELS: [&str; 25] = [
@@ -287,7 +286,7 @@ fn the_load_balancing_loss_is_that_of_transformers() {
     let loss =
         head::cross_entropy(&forward.hidden().narrow(0, 0, predicted), model.head(), &targets, None).unwrap();
     let mut found = None;
-    let mut deliver = |_: ModelPart, index: usize, grad: Tensor| {
+    let mut deliver = |_: GradientSource, index: usize, grad: Tensor| {
         if model.parameters()[index].name.ends_with("mlp.gate.weight") {
             found = Some(grad);
         }

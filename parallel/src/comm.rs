@@ -56,8 +56,8 @@ pub trait Backend: Debug + Send {
         self.all_gather(tensor, &own)
     }
 
-    /// Replaces this rank's of `size` equal parts of the flat `tensor` by the sum of this part over all ranks.
-    /// The other parts are undefined afterwards.
+    /// Replaces this rank's of `size` equal parts of the flat `tensor` by the sum of this part over all
+    /// ranks. The other parts are undefined afterwards.
     fn reduce_scatter_in_place(
         &mut self,
         tensor: &Tensor,
@@ -346,8 +346,9 @@ impl ProcessGroup {
         Ok(output)
     }
 
-    /// Starts to fill the flat `tensor`, of which each rank has its own equal part, with the parts of all ranks.
-    /// Its length is a multiple of the number of ranks. FSDP: `all_gather_into_tensor` of a flat parameter.
+    /// Starts to fill the flat `tensor`, of which each rank has its own equal part, with the parts of all
+    /// ranks. Its length is a multiple of the number of ranks. FSDP: `all_gather_into_tensor` of a flat
+    /// parameter.
     pub fn start_all_gather_in_place(&self, tensor: &Tensor) -> Result<PendingCollective, Error> {
         self.count_sent_bytes(bytes_of(tensor) / self.size() as u64 * (self.size() as u64 - 1));
         let place = [self.rank, self.size()];
@@ -356,8 +357,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Starts to replace this rank's equal part of the flat `tensor` by the sum of this part over all ranks. The
-    /// other parts are undefined afterwards. The length is a multiple of the number of ranks. FSDP:
+    /// Starts to replace this rank's equal part of the flat `tensor` by the sum of this part over all ranks.
+    /// The other parts are undefined afterwards. The length is a multiple of the number of ranks. FSDP:
     /// `reduce_scatter_tensor` of a flat gradient.
     pub fn start_reduce_scatter_in_place(&self, tensor: &Tensor) -> Result<PendingCollective, Error> {
         self.count_sent_bytes(bytes_of(tensor) / self.size() as u64 * (self.size() as u64 - 1));

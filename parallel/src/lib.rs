@@ -25,7 +25,7 @@ pub use parallel_sys::{
 };
 pub use parameter::{Parameter, Placement, ShardSpec};
 pub use pipeline::PipelineStages;
-pub use segment::{ForwardPass, Segmented};
+pub use segment::{ForwardPass, GradientSource, Segmented};
 pub use world::{LocalRank, ProcessGroups, RankInfo, Transport, World};
 
 /// An error of the distributed runtime.

@@ -30,6 +30,8 @@ pub enum ModelPart {
 pub enum Weights<'a> {
     /// Those of a part of the model.
     Part(ModelPart),
+    /// One parameter, by index.
+    Parameter(usize),
     /// Some parameters, by index.
     Parameters(&'a [usize]),
 }

@@ -76,8 +76,17 @@ pub trait Segmented {
     }
 }
 
-/// Receives the gradient of a parameter, given by index, that a part of the model has computed.
-pub type OnGradient<'a> = dyn FnMut(ModelPart, usize, Tensor) + 'a;
+/// What has used a parameter when its gradient is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradientSource {
+    /// A segment.
+    Segment,
+    /// The head.
+    Head,
+}
+
+/// Receives the gradient of a parameter, which is given by index.
+pub type OnGradient<'a> = dyn FnMut(GradientSource, usize, Tensor) + 'a;
 
 /// The state of a segment that is kept between forward and backward.
 enum SavedSegment {
@@ -257,9 +266,9 @@ fn vector_jacobian<M: Segmented>(
     part: ModelPart,
     on_gradient: &mut OnGradient<'_>,
 ) -> Result<Option<Tensor>, Error> {
-    let parameters = match part {
-        ModelPart::Segment(index) => model.segment_parameters(index),
-        ModelPart::Head => model.head_parameters(),
+    let (source, parameters) = match part {
+        ModelPart::Segment(index) => (GradientSource::Segment, model.segment_parameters(index)),
+        ModelPart::Head => (GradientSource::Head, model.head_parameters()),
     };
     let trained: Vec<usize> =
         parameters.into_iter().filter(|&index| model.parameters()[index].tensor.requires_grad()).collect();
@@ -274,7 +283,7 @@ fn vector_jacobian<M: Segmented>(
     let grad_input = if input.is_some() { grads.next().flatten() } else { None };
     for (&index, grad) in trained.iter().zip(grads) {
         if let Some(grad) = grad {
-            on_gradient(part, index, grad);
+            on_gradient(source, index, grad);
         }
     }
     Ok(grad_input)

@@ -56,8 +56,9 @@ struct Tensors {
     targets: Vec<Tensor>,
     /// One flat tensor per chunk.
     chunks: Vec<Tensor>,
-    /// The sources of each chunk whose parameters are not all loaded yet.
-    loading: Vec<Vec<(usize, WeightSource, bool)>>,
+    /// The loaded parameters of each chunk whose parameters are not all loaded yet, with the sources that can
+    /// be called again.
+    loading: Vec<Vec<(usize, Option<WeightSource>)>>,
 }
 
 impl std::fmt::Debug for ChunkStore {
@@ -170,9 +171,10 @@ impl ChunkStore {
 
     /// The ids of the chunks that hold `weights`, each once, in order.
     fn ids_of(&self, weights: Weights<'_>) -> Vec<ChunkId> {
-        let params: &[usize] = match weights {
+        let params = match &weights {
+            Weights::Parameter(param) => std::slice::from_ref(param),
             Weights::Parameters(params) => params,
-            Weights::Part(part) => self.parts.get(&part).map_or(&[], Vec::as_slice),
+            Weights::Part(part) => self.parts.get(part).map_or(&[][..], Vec::as_slice),
         };
         let mut ids: Vec<ChunkId> =
             params.iter().map(|&param| self.ids[self.layout.slot_of(param).0]).collect();
@@ -197,16 +199,16 @@ impl ChunkStore {
         let sources = {
             let mut tensors = self.lock();
             let loading = &mut tensors.loading[chunk];
-            loading.push((param, source, keep));
+            loading.push((param, keep.then_some(source)));
             if loading.len() < self.layout.chunks()[chunk].params.len() {
                 return Ok(());
             }
             std::mem::take(loading)
         };
         let Some(&id) = self.ids.get(chunk) else { return Ok(()) };
-        if sources.iter().all(|(_, _, keep)| *keep) {
-            let targets: Vec<(Tensor, WeightSource)> =
-                sources.into_iter().map(|(param, source, _)| (self.target(param), source)).collect();
+        let targets: Option<Vec<(Tensor, WeightSource)>> =
+            sources.into_iter().map(|(param, source)| Some((self.target(param), source?))).collect();
+        if let Some(targets) = targets {
             let fill = move || targets.iter().try_for_each(|(target, source)| source(target));
             self.manager.set_source(id, Box::new(fill));
         } else {
@@ -291,8 +293,9 @@ impl WeightAllocator for WeightMemory {
         specs: Vec<WeightSpec>,
         parts: Vec<(ModelPart, Vec<usize>)>,
     ) -> Result<Arc<dyn WeightStore>, parallel::Error> {
-        let layout =
-            chunk_layout(specs.iter().map(|spec| (&spec.parameter, spec.shape.as_slice(), spec.kind)));
+        let layout = chunk_layout(
+            specs.iter().map(|spec| (&spec.parameter, spec.shape.as_slice(), spec.kind, !spec.trainable)),
+        );
         let places: Vec<Place> = specs
             .iter()
             .map(|spec| Place {
@@ -328,18 +331,18 @@ impl Place {
     }
 }
 
-/// The layout of parameters, given with the shape of the local shard and the dtype.
+/// The layout of parameters, given with the shape of the local shard, the dtype, and whether they are frozen.
 pub(crate) fn chunk_layout<'a>(
-    parameters: impl Iterator<Item = (&'a Parameter, &'a [i64], Kind)>,
+    parameters: impl Iterator<Item = (&'a Parameter, &'a [i64], Kind, bool)>,
 ) -> ChunkLayout {
     let specs: Vec<ParamSpec> = parameters
-        .map(|(parameter, shape, kind)| ParamSpec {
+        .map(|(parameter, shape, kind, is_frozen)| ParamSpec {
             numel: shape.iter().product::<i64>() as usize,
             group: ChunkGroup {
                 is_expert: parameter.is_expert,
                 partial_grad: parameter.partial_grad,
                 is_tied: parameter.tied_group.is_some(),
-                is_frozen: false,
+                is_frozen,
                 element_bytes: kind.elt_size_in_bytes(),
             },
         })

@@ -125,9 +125,8 @@ pub(crate) fn copy(
         Ok(Values::Tensor(match index {
             None => initial_values(request, seed),
             Some(index) => {
-                let indices = [index];
-                let weights = Weights::Parameters(&indices);
-                let _weights = HeldWeights::fetch(from.residency(), weights, Access::Read)?;
+                let weight = Weights::Parameter(index);
+                let _weight = HeldWeights::fetch(from.residency(), weight, Access::Read)?;
                 from.parameters()[index].tensor.detach().copy()
             }
         }))
@@ -166,8 +165,7 @@ fn copy_for_decoding(from: &Decoder, memory: &ModelMemory) -> Result<Decoder, Er
         let index = index_of(from, request);
         let (tensor, store) = (from.parameters()[index].tensor.detach(), Arc::clone(&memory.store));
         Ok(Values::Source(Box::new(move || {
-            let indices = [index];
-            let _weights = HeldWeights::fetch(Some(&*store), Weights::Parameters(&indices), Access::Read)?;
+            let _weight = HeldWeights::fetch(Some(&*store), Weights::Parameter(index), Access::Read)?;
             Ok(tensor.copy())
         })))
     })

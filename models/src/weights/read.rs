@@ -43,8 +43,8 @@ impl WeightFolder {
         self.files.iter().any(|file| file.shape(name).is_some())
     }
 
-    /// Reads this rank's shard of the tensor under the first of `names` that exists. `shape` is the shape of the
-    /// full tensor. The result has the dtype of the file.
+    /// Reads this rank's shard of the tensor under the first of `names` that exists. `shape` is the shape of
+    /// the full tensor. The result has the dtype of the file.
     pub fn tensor(
         &mut self,
         names: &[String],

@@ -9,13 +9,13 @@ use super::{Action, ComputationType, PipelineStages, Schedule, ScheduleKind};
 use crate::comm::{P2pKey, PendingCollective};
 use crate::residency::{ModelPart, Residency, hold_weights};
 use crate::weight_grad_store::{self, WeightGradStore};
-use crate::{Error, ForwardPass, Segmented};
+use crate::{Error, ForwardPass, GradientSource, Segmented};
 
 /// Computes the scalar loss of a micro-batch, given by index, from its last hidden states.
 type LossFn<'a, E> = dyn FnMut(usize, &Tensor) -> Result<Tensor, E> + 'a;
 
-/// Receives the gradient of a parameter, given by index, that a part of the model has computed.
-type OnGradient<'a, E> = dyn FnMut(ModelPart, usize, Tensor) -> Result<(), E> + 'a;
+/// Receives the gradient of a parameter, which is given by index.
+type OnGradient<'a, E> = dyn FnMut(GradientSource, usize, Tensor) -> Result<(), E> + 'a;
 
 /// Runs the micro-batches `contexts` forward and backward through the segments of this rank.
 ///
@@ -81,9 +81,9 @@ fn run_segment_major<M: Segmented, E: From<Error>>(
     on_gradient: &mut OnGradient<'_, E>,
 ) -> Result<(), E> {
     let mut outcome = Ok(());
-    let mut on_gradient = |part, index, grad| {
+    let mut on_gradient = |source, index, grad| {
         if outcome.is_ok() {
-            outcome = on_gradient(part, index, grad);
+            outcome = on_gradient(source, index, grad);
         }
     };
 
@@ -185,9 +185,9 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
     ) -> Result<(), E> {
         let (forward, loss) = self.saved_forwards.remove(&(micro_batch, stage)).expect("forward comes first");
         let mut outcome = Ok(());
-        let mut on_gradient = |part, index, grad| {
+        let mut on_gradient = |source, index, grad| {
             if outcome.is_ok() {
-                outcome = on_gradient(part, index, grad);
+                outcome = on_gradient(source, index, grad);
             }
         };
 
@@ -217,9 +217,9 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
             .weight_grad_stores
             .remove(&(micro_batch, stage))
             .expect("the gradient of the input comes first");
-        // Only the linear layers of segments defer their weight gradients, and none of them is tied.
-        let part = ModelPart::Segment(stage);
-        store.flush(self.model.parameters()).try_for_each(|(index, grad)| on_gradient(part, index, grad))
+        // Only the linear layers of segments defer their weight gradients.
+        let mut grads = store.flush(self.model.parameters());
+        grads.try_for_each(|(index, grad)| on_gradient(GradientSource::Segment, index, grad))
     }
 
     /// Runs `body`. If the schedule has separate actions for weight gradients, `body` defers them.

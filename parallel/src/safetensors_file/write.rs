@@ -75,9 +75,9 @@ pub fn write(
             return if writes { consume(&receive()?) } else { Ok(()) };
         }
         let named = &tensors[entry.index];
-        let index = named.residency.map_or(0, |(_, index)| index);
-        let (residency, indices) = (named.residency.map(|(residency, _)| residency), [index]);
-        let _values = HeldWeights::fetch(residency, Weights::Parameters(&indices), Access::Read)?;
+        let (residency, index) = named.residency.unzip();
+        let weight = Weights::Parameter(index.unwrap_or_default());
+        let _values = HeldWeights::fetch(residency, weight, Access::Read)?;
         let full = named.placement.full_tensor(named.tensor)?;
         if is_writing_replica && entry.owner != 0 {
             pipeline_expert_group.send(&full.to_device(Device::Cpu).contiguous(), 0, TAG)?.wait()?;

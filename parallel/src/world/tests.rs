@@ -171,8 +171,8 @@ fn both_transports_agree_on_every_collective_and_count_the_same_bytes() {
     }
 }
 
-/// Rank `r` contributes `1000 r + index`. The lengths are those of one and of several buffers of shared memory, and
-/// the large one runs on a thread of its own.
+/// Rank `r` contributes `1000 r + index`. The lengths are those of one and of several buffers of shared
+/// memory, and the large one runs on a thread of its own.
 #[test]
 fn collectives_in_place_give_each_rank_its_part_of_the_sum_and_all_parts() {
     for transport in [Transport::Auto, Transport::Gloo] {
@@ -186,7 +186,8 @@ fn collectives_in_place_give_each_rank_its_part_of_the_sum_and_all_parts() {
                     let tensor = (&index + 64.0 * rank as f64).to_kind(kind);
                     let range = rank * part;
                     group.start_reduce_scatter_in_place(&tensor).unwrap().wait().unwrap();
-                    // 3 index + 64 (0 + 1 + 2), at most 381: exact in bf16 up to 256, so compare after rounding.
+                    // 3 index + 64 (0 + 1 + 2), at most 381: exact in bf16 up to 256, so compare after
+                    // rounding.
                     let sum = (&index * 3.0 + 192.0).to_kind(kind);
                     assert_eq!(tensor.narrow(0, range, part), sum.narrow(0, range, part), "{part} {kind:?}");
 

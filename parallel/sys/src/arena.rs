@@ -140,9 +140,9 @@ impl Arena {
         if code == 0 { Ok(()) } else { Err(self.system_error("release", &range)) }
     }
 
-    /// Asks for huge pages inside `range` (bytes), which are made present and given back much faster than small
-    /// ones. Only those that lie completely inside are asked for, so the range takes no more memory than its
-    /// bytes. A system without huge pages does nothing.
+    /// Asks for huge pages inside `range` (bytes), which are made present and given back much faster than
+    /// small ones. Only those that lie completely inside are asked for, so the range takes no more memory
+    /// than its bytes. A system without huge pages does nothing.
     pub fn prefer_huge_pages(&self, range: Range<usize>) -> Result<(), Error> {
         self.check_range("prefer_huge_pages", &range)?;
         let base = self.start.as_ptr() as usize;

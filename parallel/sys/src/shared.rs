@@ -248,8 +248,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Replaces this rank's equal part of `tensor` by the sum of this part over all ranks. The other parts keep
-    /// the values of this rank.
+    /// Replaces this rank's equal part of `tensor` by the sum of this part over all ranks. The other parts
+    /// keep the values of this rank.
     pub fn reduce_scatter_in_place(&mut self, tensor: &Tensor) -> Result<(), Error> {
         let add = Add::of(tensor.kind(), Reduction::Sum)?;
         let mut bytes = TensorBytes::of("reduce_scatter", tensor)?;
