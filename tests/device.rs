@@ -204,7 +204,9 @@ fn a_device_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_budget_is_refused_where_it_is_not_enforced() {
-    let line = "sft --config life/sft/run.toml --set out=out --device mps --set gemini.device_memory='24MiB'";
-    run(&copied(), line, None).fails(2, &["gemini.device_memory", "processor"]);
+fn budgets_and_shards_are_refused_where_they_are_not_there_yet() {
+    for (key, value) in [("gemini.device_memory", "'24MiB'"), ("parallel.zero", "1")] {
+        let line = format!("sft --config life/sft/run.toml --set out=out --device mps --set {key}={value}");
+        run(&copied(), &line, None).fails(2, &[key, "processor"]);
+    }
 }

@@ -15,7 +15,7 @@ const CONFIG: &str = r#"{
 }"#;
 
 /// A scratch folder with the model `large`, which has the tokenizer of the pipeline.
-fn with_large_model() -> Scratch {
+pub(crate) fn with_large_model() -> Scratch {
     let scratch = copied();
     scratch.write("large.json", CONFIG);
     scratch.run("model init large.json --tokenizer life/sft/final --seed 3 --out large").succeeds();
@@ -27,7 +27,7 @@ const TRAIN: &str = "--set train.micro_batch_size=2 --set train.gradient_accumul
                      --set train.activation_checkpointing=true --set train.steps=4 --set checkpoint.every=2";
 
 /// The command of a stage that trains `large`.
-fn line(stage: &str, out: &str, sets: &str) -> String {
+pub(crate) fn line(stage: &str, out: &str, sets: &str) -> String {
     let own = match stage {
         "ppo" => {
             "--set ppo.reward_model=rm-whole/final --set train.micro_batch_size=2 --set checkpoint.every=1 \
@@ -41,7 +41,7 @@ fn line(stage: &str, out: &str, sets: &str) -> String {
 }
 
 #[track_caller]
-fn same_bits(scratch: &Scratch, out: &str, whole: &str) {
+pub(crate) fn same_bits(scratch: &Scratch, out: &str, whole: &str) {
     let weights = |out: &str| std::fs::read(scratch.path(&format!("{out}/final/model.safetensors"))).unwrap();
     assert!(weights(out) == weights(whole), "the weights of {out} and {whole} differ");
     assert_eq!(metrics(scratch, out), metrics(scratch, whole), "{out} and {whole}");

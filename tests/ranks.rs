@@ -41,7 +41,7 @@ pub(crate) fn worst(left: &Path, right: &Path) -> f32 {
     pairs.fold(0.0, f32::max)
 }
 
-fn column(scratch: &Scratch, folder: &str, name: &str) -> Vec<f64> {
+pub(crate) fn column(scratch: &Scratch, folder: &str, name: &str) -> Vec<f64> {
     let rows = scratch.read(&format!("{folder}/metrics.jsonl"));
     rows.lines().map(|row| serde_json::from_str::<Value>(row).unwrap()[name].as_f64().unwrap()).collect()
 }
@@ -50,12 +50,12 @@ fn column(scratch: &Scratch, folder: &str, name: &str) -> Vec<f64> {
 ///
 /// Adam divides a gradient by its own size, so one that is zero but for rounding would move a weight by as
 /// much as any other: an `eps` above the rounding keeps it still.
-fn equals_one_process(stage: &str, metrics: &[&str], ways: &[(usize, &str)]) {
+pub(crate) fn equals_one_process(stage: &str, metrics: &[&str], ways: &[(usize, &str)]) {
     equals_one_process_with(stage, &[], metrics, ways);
 }
 
 /// The same, with more settings.
-fn equals_one_process_with(stage: &str, more: &[&str], metrics: &[&str], ways: &[(usize, &str)]) {
+pub(crate) fn equals_one_process_with(stage: &str, more: &[&str], metrics: &[&str], ways: &[(usize, &str)]) {
     let scratch = copied();
     let length = if stage == "ppo" { "ppo.iterations=5" } else { "train.steps=20" };
     let micro = if stage == "ppo" {
@@ -741,7 +741,7 @@ fn layers_in_two_and_three_dimensions_are_refused_before_anything_is_started() {
 }
 
 /// A new model, trained on meshes of several processes, ends as it does on one.
-fn new_model_equals_one_process(config: &str, ways: &[(usize, &str)]) {
+pub(crate) fn new_model_equals_one_process(config: &str, ways: &[(usize, &str)]) {
     let scratch = copied();
     scratch.write("new.json", config);
     scratch.run("model init new.json --tokenizer life/tokenizer --seed 3 --out new").succeeds();

@@ -40,3 +40,6 @@ mod folders;
 
 // Several processes: the same numbers as one, and a clear end when one of them fails.
 mod ranks;
+
+// State that is divided over the data-parallel processes.
+mod zero;

@@ -288,7 +288,7 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         Error::File(error) => of_file(error),
         Error::Io { source, .. } => of_io(source),
         Error::OverBudget { .. } => DEVICE,
-        Error::NotContiguous { .. } => FAILED,
+        Error::NotContiguous { .. } | Error::Unsharded { .. } => FAILED,
     }
 }
 

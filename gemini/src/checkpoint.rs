@@ -109,7 +109,7 @@ pub fn parent(path: &Path) -> &Path {
 }
 
 /// Saves the engine's state and the stage's own `extra` under `folder/trainer_state`. Every rank that saves
-/// weights ([`parallel::ProcessGroups::saves_weights`]) calls it. Rank 0 writes.
+/// weights ([`parallel::ProcessGroups::saves_weights`]) calls it, and with ZeRO every rank. Rank 0 writes.
 pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Result<(), Error> {
     let folder = folder.join(STATE_FOLDER);
     let state = engine.state();
@@ -123,6 +123,7 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
     let pipeline_expert_group = engine.groups().pipeline_expert_group();
     let is_writing_replica = safetensors_file::is_writing_replica(
         named.iter().map(|named| named.placement),
+        engine.groups().expert_data_parallel().rank(),
         pipeline_expert_group,
     )?;
     safetensors_file::write(

@@ -5,11 +5,13 @@
 //!   layout   which parameter lies in which chunk, and how long the chunks are
 //!   store    one tensor per parameter, in chunks
 //!   manager  keeps chunks in memory while they are used, within a budget
+//!   state    what the chunks of sharded weights and of gradients are in use for
 //!   trace    the order of use, which predicts what is needed next
 //! ```
 
 pub mod layout;
 pub mod manager;
+pub mod state;
 pub mod store;
 mod trace;
 

@@ -9,25 +9,29 @@
 //! Therefore every split into micro-batches gives the same gradient. The micro-batches of a step are split
 //! over the data-parallel ranks. Weights in bf16 have an fp32 master here; weights in fp32 are their own
 //! master. Gradients, masters and moments lie in chunks (see [`crate::chunk`]), and the step goes from chunk
-//! to chunk, so that only one chunk of each has to be in memory. This module knows no loss function and no
-//! data.
+//! to chunk, so that only one chunk of each has to be in memory. With ZeRO ([`crate::zero`]), each
+//! data-parallel rank updates its own elements of every parameter and receives the others. This module knows
+//! no loss function and no data.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
-use parallel::comm::Reduction;
-use parallel::pipeline::run_schedule;
+use parallel::comm::{PendingCollective, Reduction};
+use parallel::pipeline::{ScheduleOptions, StepCallbacks, run_schedule};
 use parallel::residency::{Access, HeldWeights, Residency, WeightStore, Weights};
 use parallel::safetensors_file::NamedTensor;
 use parallel::{GradientSource, Parameter, Placement, ProcessGroups, Segmented};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use crate::chunk::layout::ChunkLayout;
+use crate::chunk::layout::{ChunkLayout, ZeroSize};
 use crate::chunk::manager::ChunkManager;
-use crate::chunk::store::{ChunkStore, Place, chunk_layout};
+use crate::chunk::store::{ChunkStore, Place, chunk_layout, sum_of_bits};
 use crate::optimizer::{AdamwParam, Moments, adamw, norms, total_norm};
 use crate::reducer::Reducer;
-use crate::{Error, TrainConfig, lr_scheduler};
+use crate::zero::{Kept, Sharding};
+use crate::{Error, TrainConfig, ZeroStage, lr_scheduler};
 
 /// A trained parameter with its fp32 master weight, its moments and its gradient.
 /// Megatron: `main_param`.
@@ -35,13 +39,22 @@ struct ParamState {
     parameter: Parameter,
     /// Its index among the parameters of the model.
     index: usize,
-    master: Tensor,
-    moments: Moments,
     /// The fp32 sum of the gradients of the step. Megatron: `main_grad`.
     grad: Tensor,
     /// Whether `grad` has a value in this step.
     has_grad: bool,
-    /// The number of elements of all trained parameters before it.
+    /// What this rank updates: the whole parameter, or with ZeRO a flat piece of it, which may be empty.
+    own: OwnElements,
+}
+
+/// The elements of a parameter that this rank updates.
+struct OwnElements {
+    master: Tensor,
+    /// The weight, if it is not its own master.
+    weight: Option<Tensor>,
+    moments: Moments,
+    grad: Tensor,
+    /// The number of elements of all trained parameters before the first one.
     first_element: u64,
 }
 
@@ -67,6 +80,8 @@ pub struct Engine {
     /// The chunks of `param_states`.
     stores: Stores,
     groups: Arc<ProcessGroups>,
+    /// Whether the gradients of different elements are on different data-parallel ranks after the reduction.
+    has_sharded_grads: bool,
     /// Reduces gradients over the data-parallel ranks; `None` when there is only one.
     reducer: Option<Reducer>,
 }
@@ -77,6 +92,8 @@ struct Stores {
     manager: Arc<ChunkManager>,
     /// The weights; `None` if each of them was allocated on its own.
     weights: Option<Arc<dyn WeightStore>>,
+    /// The indices among the parameters of the model, of the parameters of each chunk.
+    indices: Vec<Vec<usize>>,
     /// `None` if all weights are fp32.
     masters: Option<ChunkStore>,
     exp_avgs: ChunkStore,
@@ -84,22 +101,16 @@ struct Stores {
     grads: Arc<ChunkStore>,
 }
 
-/// Checks that all weight replicas loaded identical weights, and returns an error otherwise. The check
-/// compares the sum of the bit patterns of all values, which does not depend on the order of summation.
+/// Checks that all weight replicas loaded identical weights, and returns an error otherwise. Sharded weights
+/// were compared when they were loaded, before each rank kept its own shard.
 fn check_weight_replicas(
     states: &[ParamState],
     weights: Option<&dyn Residency>,
     groups: &ProcessGroups,
 ) -> Result<(), Error> {
     let sum = |state: &ParamState| -> Result<i64, Error> {
-        let _weights = HeldWeights::fetch(weights, Weights::Parameter(state.index), Access::Read)?;
-        let tensor = state.parameter.tensor.detach();
-        let bits = match tensor.kind().elt_size_in_bytes() {
-            2 => Kind::Int16,
-            4 => Kind::Int,
-            _ => Kind::Int64,
-        };
-        Ok(tensor.view_dtype(bits).sum(Kind::Int64).int64_value(&[]))
+        let _weight = HeldWeights::fetch(weights, Weights::Parameter(state.index), Access::Read)?;
+        Ok(sum_of_bits(&state.parameter.tensor))
     };
     let local_sum =
         states.iter().try_fold(0i64, |total, state| Ok::<_, Error>(total.wrapping_add(sum(state)?)))?;
@@ -112,42 +123,71 @@ fn check_weight_replicas(
 }
 
 impl Stores {
-    /// Reserves the state of `trained` parameters.
+    /// Reserves the state of `trained` parameters, given with their indices in the model.
     fn new(
-        trained: &[&Parameter],
+        trained: &[(usize, &Parameter)],
         weights: Option<Arc<dyn WeightStore>>,
+        groups: &ProcessGroups,
         manager: &Arc<ChunkManager>,
         moments_kind: Kind,
     ) -> Result<Self, Error> {
-        let shapes: Vec<Vec<i64>> = trained.iter().map(|parameter| parameter.tensor.size()).collect();
+        let shapes: Vec<Vec<i64>> = trained.iter().map(|(_, parameter)| parameter.tensor.size()).collect();
+        let sharding = |kept: Kept| match manager.zero_stage() {
+            ZeroStage::None => Ok(None),
+            _ => Sharding::new(groups, kept),
+        };
+        let shards = sharding(Kept::OwnShard)?;
         let layout = Arc::new(chunk_layout(
-            trained
-                .iter()
-                .zip(&shapes)
-                .map(|(parameter, shape)| (*parameter, shape.as_slice(), parameter.tensor.kind(), false)),
-        ));
+            trained.iter().zip(&shapes).map(|((_, parameter), shape)| {
+                (*parameter, shape.as_slice(), parameter.tensor.kind(), false)
+            }),
+            shards.as_ref().map_or(ZeroSize::ONE, Sharding::zero_size),
+            groups,
+        )?);
 
-        let device = trained.first().map_or(Device::Cpu, |parameter| parameter.tensor.device());
+        let device = trained.first().map_or(Device::Cpu, |(_, parameter)| parameter.tensor.device());
         if device != Device::Cpu && moments_kind != Kind::Float {
             let (key, value) = ("moments_dtype", "bfloat16".to_owned());
             return Err(Error::Setting { key, value, wanted: "moments on a GPU are float32" });
         }
 
-        let store = |kind: Kind| {
+        let store = |kind: Kind, sharding: &Option<Sharding>| {
             let places: Vec<Place> =
                 shapes.iter().map(|shape| Place::row_major(shape.clone(), kind)).collect();
-            ChunkStore::new(manager, &layout, &places, device, true)
+            ChunkStore::new(manager, &layout, sharding.clone(), &places, device, true)
         };
-        let has_masters = trained.iter().any(|parameter| parameter.tensor.kind() != Kind::Float);
-        Ok(Self {
-            masters: if has_masters { Some(store(Kind::Float)?) } else { None },
-            exp_avgs: store(moments_kind)?,
-            exp_avg_sqs: store(moments_kind)?,
-            grads: Arc::new(store(Kind::Float)?),
+        let keeps_all_grads = manager.zero_stage() < ZeroStage::Gradients;
+        let grads = sharding(if keeps_all_grads { Kept::Whole } else { Kept::UntilReduced })?;
+        let has_masters = trained.iter().any(|(_, parameter)| parameter.tensor.kind() != Kind::Float);
+        let stores = Self {
+            masters: if has_masters { Some(store(Kind::Float, &shards)?) } else { None },
+            exp_avgs: store(moments_kind, &shards)?,
+            exp_avg_sqs: store(moments_kind, &shards)?,
+            grads: Arc::new(store(Kind::Float, &grads)?),
             manager: Arc::clone(manager),
+            indices: layout
+                .chunks()
+                .iter()
+                .map(|chunk| chunk.params.iter().map(|slot| trained[slot.param].0).collect())
+                .collect(),
             weights,
             layout,
-        })
+        };
+        stores.check_weight_shards(trained)?;
+        Ok(stores)
+    }
+
+    /// Checks that the weights are divided over the ranks as their gradients are.
+    fn check_weight_shards(&self, trained: &[(usize, &Parameter)]) -> Result<(), Error> {
+        for (param, (index, parameter)) in trained.iter().enumerate() {
+            let own = self.grads.own_elements_of(param);
+            let all = 0..parameter.tensor.numel();
+            let of_weight = self.weights.as_ref().map_or(all, |weights| weights.own_elements(*index));
+            if own != of_weight {
+                return Err(Error::Unsharded { name: parameter.name.clone() });
+            }
+        }
+        Ok(())
     }
 
     fn weight_residency(&self) -> Option<&dyn Residency> {
@@ -161,29 +201,29 @@ impl Stores {
     }
 }
 
-/// A chunk of each of some stores that stays in memory until this value is dropped.
-struct HeldChunk<'a> {
+/// This rank's shard of a chunk of each of some stores, which stays in memory until this value is dropped.
+struct HeldShards<'a> {
     stores: Vec<&'a ChunkStore>,
     chunk: usize,
 }
 
-impl<'a> HeldChunk<'a> {
+impl<'a> HeldShards<'a> {
     fn fetch(
         stores: impl IntoIterator<Item = (&'a ChunkStore, Access)>,
         chunk: usize,
     ) -> Result<Self, Error> {
         let mut held = Self { stores: Vec::new(), chunk };
         for (store, access) in stores {
-            store.fetch_chunk(chunk, access)?;
+            store.fetch_shard(chunk, access)?;
             held.stores.push(store);
         }
         Ok(held)
     }
 }
 
-impl Drop for HeldChunk<'_> {
+impl Drop for HeldShards<'_> {
     fn drop(&mut self) {
-        self.stores.iter().for_each(|store| store.release_chunk(self.chunk));
+        self.stores.iter().for_each(|store| store.release_shard(self.chunk));
     }
 }
 
@@ -221,7 +261,7 @@ impl Engine {
                 if !parameter.tensor.is_contiguous() {
                     return Err(Error::NotContiguous { name: parameter.name.clone() });
                 }
-                trained.push(parameter);
+                trained.push((state_index.len() - 1, parameter));
             }
         }
 
@@ -230,26 +270,28 @@ impl Engine {
             return Err(Error::NoTrainableParameters);
         }
 
-        let stores = Stores::new(&trained, weights, manager, config.moments_dtype.kind())?;
-        let indices = (0..parameters.len()).filter(|&index| state_index[index].is_some());
-        let mut param_states: Vec<ParamState> = trained
-            .iter()
-            .zip(indices)
-            .enumerate()
-            .map(|(param, (parameter, index))| ParamState::new(parameter, index, &stores, param))
-            .collect::<Result<_, _>>()?;
-        param_states.iter_mut().fold(0, |first, state| {
-            state.first_element = first;
-            first + state.parameter.tensor.numel() as u64
-        });
-        if groups.expert_data_parallel().size() > 1 {
-            check_weight_replicas(&param_states, stores.weight_residency(), groups)?;
+        let stores = Stores::new(&trained, weights, groups, manager, config.moments_dtype.kind())?;
+        let param_states = param_states(&trained, &stores)?;
+        let residency = stores.weight_residency();
+        if groups.expert_data_parallel().size() > 1 && !residency.is_some_and(Residency::is_sharded) {
+            check_weight_replicas(&param_states, residency, groups)?;
         }
 
-        let reducer = (groups.dense_data_parallel().size() > 1)
-            .then(|| Reducer::new(groups, &stores.layout, &stores.grads));
-        let (config, groups) = (config.clone(), Arc::clone(groups));
-        Ok(Self { config, total_steps, step: 0, param_states, state_index, stores, groups, reducer })
+        let is_replicated = groups.dense_data_parallel().size() > 1;
+        let has_sharded_grads = is_replicated && manager.zero_stage() > ZeroStage::None;
+        let reducer =
+            is_replicated.then(|| Reducer::new(groups, manager.zero_stage(), &stores.layout, &stores.grads));
+        Ok(Self {
+            config: config.clone(),
+            total_steps,
+            step: 0,
+            param_states,
+            state_index,
+            stores,
+            groups: Arc::clone(groups),
+            has_sharded_grads,
+            reducer,
+        })
     }
 
     /// Splits the rows of a step into micro-batches of at most `micro_batch_size` rows, small enough to
@@ -273,7 +315,9 @@ impl Engine {
     ///
     /// `loss` computes a scalar from the index of a micro-batch and its last hidden states, already divided
     /// by the number of tokens (or pairs) of the full step. In a pipeline, only the rank that holds the last
-    /// layers calls it; the other ranks return a loss of zero.
+    /// layers calls it; the other ranks return a loss of zero. If weights are sharded, every rank calls this
+    /// function once for each call of [`split_micro_batches`](Self::split_micro_batches), also without
+    /// micro-batches.
     pub fn accumulate<M, E>(
         &mut self,
         model: &M,
@@ -303,32 +347,46 @@ impl Engine {
         // not depend on whether the micro-batches run one after another or segment by segment.
         let head = model.head_parameters();
         let mut tied: BTreeMap<usize, TiedGrads> = BTreeMap::new();
+        let reducer = RefCell::new(reducer);
+        let states = RefCell::new(states);
+        let add = |param: usize, grad: &Tensor, count: usize| -> Result<(), Error> {
+            add_grad(&mut states.borrow_mut()[param], param, stores, grad)?;
+            match reducer.borrow_mut().as_mut() {
+                Some(reducer) => (0..count).try_for_each(|_| reducer.on_gradient_ready(param)),
+                None => Ok(()),
+            }
+        };
         let mut on_gradient = |source: GradientSource, index: usize, grad: Tensor| -> Result<(), E> {
             let Some(param) = state_index[index] else { return Ok(()) };
             if source == GradientSource::Segment && head.contains(&index) {
                 tied.entry(param).or_default().add(&grad);
                 return Ok(());
             }
-            add_grad(&mut states[param], param, stores, &grad)?;
-            match reducer {
-                Some(reducer) => Ok(reducer.on_gradient_ready(param)?),
-                None => Ok(()),
+            Ok(add(param, &grad, 1)?)
+        };
+        let mut on_part_done = |part| -> Result<(), E> {
+            let mut reducer = reducer.borrow_mut();
+            let Some(reducer) = reducer.as_mut() else { return Ok(()) };
+            for chunk in reducer.due_after(part) {
+                add_missing_grads(&mut states.borrow_mut(), stores, chunk)?;
+                reducer.reduce(chunk)?;
             }
+            Ok(())
         };
 
-        run_schedule(
-            model,
-            contexts,
-            self.config.activation_checkpointing,
-            &mut recorded_loss,
-            &mut on_gradient,
-        )?;
+        // Gradients that leave memory once they are reduced had better be complete one segment at a time.
+        let options = ScheduleOptions {
+            activation_checkpointing: self.config.activation_checkpointing,
+            segment_major: self.has_sharded_grads && stores.manager.zero_stage() >= ZeroStage::Gradients,
+        };
+        let callbacks = StepCallbacks {
+            loss: &mut recorded_loss,
+            on_gradient: &mut on_gradient,
+            on_part_done: &mut on_part_done,
+        };
+        run_schedule(model, contexts, options, callbacks)?;
         for (param, TiedGrads { sum, count }) in tied {
-            let sum = sum.expect("an entry has a gradient");
-            add_grad(&mut states[param], param, stores, &sum)?;
-            if let Some(reducer) = reducer {
-                (0..count).try_for_each(|_| reducer.on_gradient_ready(param))?;
-            }
+            add(param, &sum.expect("an entry has a gradient"), count)?;
         }
         self.total_loss(&losses).map_err(E::from)
     }
@@ -362,9 +420,15 @@ impl Engine {
         }
 
         let divisor = clip_divisor(grad_norm, self.config.max_grad_norm);
+        // While one chunk is updated, the ranks exchange their shards of the one before.
+        let mut exchanged: VecDeque<Exchange<'_>> = VecDeque::new();
         for chunk in 0..self.stores.layout.chunks().len() {
-            self.update_chunk(chunk, lr, step, divisor)?;
+            exchanged.extend(self.update_chunk(chunk, lr, step, divisor)?);
+            if exchanged.len() > 1 {
+                exchanged.pop_front().map_or(Ok(()), Exchange::finish)?;
+            }
         }
+        exchanged.into_iter().try_for_each(Exchange::finish)?;
         self.param_states.iter_mut().for_each(|state| state.has_grad = false);
 
         self.step = step;
@@ -374,62 +438,68 @@ impl Engine {
     /// Sums the gradients over the ranks that share a parameter.
     fn reduce_grads(&mut self) -> Result<(), Error> {
         if let Some(reducer) = &mut self.reducer {
-            // A parameter that this rank has not used, for example an expert without tokens, may have
-            // gradients of other ranks.
-            for (param, state) in
-                self.param_states.iter_mut().enumerate().filter(|(_, state)| !state.has_grad)
-            {
-                let chunk = self.stores.layout.slot_of(param).0;
-                let _grads = HeldChunk::fetch([(&*self.stores.grads, Access::Write)], chunk)?;
-                let _ = state.grad.zero_();
-                state.has_grad = true;
-            }
-            reducer.finalize_backward()?;
+            let (states, stores) = (&mut self.param_states, &self.stores);
+            reducer.finalize_backward(|chunk| add_missing_grads(states, stores, chunk))?;
         }
         self.all_reduce_partial_grads()?;
         self.all_reduce_tied_grads()
     }
 
-    /// Updates the parameters of one chunk and drops their gradients.
-    fn update_chunk(&self, chunk: usize, lr: f64, step: u64, divisor: f64) -> Result<(), Error> {
+    /// Updates the parameters of one chunk and drops their gradients. Starts to exchange the shards of the
+    /// weights between the data-parallel ranks.
+    fn update_chunk(
+        &self,
+        chunk: usize,
+        lr: f64,
+        step: u64,
+        divisor: f64,
+    ) -> Result<Option<Exchange<'_>>, Error> {
         let slots = &self.stores.layout.chunks()[chunk].params;
         let states: Vec<&ParamState> =
             slots.iter().map(|slot| &self.param_states[slot.param]).filter(|state| state.has_grad).collect();
         let Stores { masters, exp_avgs, exp_avg_sqs, grads, .. } = &self.stores;
         if states.is_empty() {
-            return grads.discard_chunk(chunk);
+            grads.discard_chunk(chunk)?;
+            return Ok(None);
         }
 
-        let indices: Vec<usize> = states.iter().map(|state| state.index).collect();
         let residency = self.stores.weight_residency();
-        let _weights = HeldWeights::fetch(residency, Weights::Parameters(&indices), Access::Write)?;
+        let indices = Weights::Parameters(&self.stores.indices[chunk]);
+        let weights = HeldWeights::fetch(residency, indices, Access::Write)?;
         let changing = masters.iter().chain([exp_avgs, exp_avg_sqs]).map(|store| (store, Access::Write));
-        let held = HeldChunk::fetch(changing.chain([(&**grads, Access::Read)]), chunk)?;
+        let held = HeldShards::fetch(changing.chain([(&**grads, Access::Read)]), chunk)?;
 
         let updates: Vec<AdamwParam<'_>> = states
             .iter()
+            .filter(|state| state.own.master.numel() > 0)
             .map(|state| AdamwParam {
-                master: &state.master,
-                weight: Some(&state.parameter.tensor).filter(|weight| weight.kind() != Kind::Float),
-                grad: &state.grad,
-                moments: &state.moments,
+                master: &state.own.master,
+                weight: state.own.weight.as_ref(),
+                grad: &state.own.grad,
+                moments: &state.own.moments,
                 weight_decay: state.parameter.weight_decay,
-                first_element: state.first_element,
+                first_element: state.own.first_element,
             })
             .collect();
         adamw(&updates, &self.config, lr, step, divisor)?;
 
         // Only then may the gradients leave memory.
         drop(held);
-        grads.discard_chunk(chunk)
+        grads.discard_chunk(chunk)?;
+        let gathering = match &self.stores.weights {
+            Some(store) => store.start_all_gather(indices)?,
+            None => Vec::new(),
+        };
+        Ok(Some(Exchange { gathering, _weights: weights }))
     }
 
     /// All-reduces the gradients of parameters that every tensor-parallel rank holds in full but uses for
     /// different work. All of them go through one collective. Megatron: `_allreduce_layernorm_grads`.
     fn all_reduce_partial_grads(&self) -> Result<(), Error> {
+        // Every tensor-parallel rank owns the same elements of these parameters: see `chunk_layout`.
         let is_partial = |state: &&ParamState| state.parameter.partial_grad && state.has_grad;
         let partial_grads: Vec<&Tensor> =
-            self.param_states.iter().filter(is_partial).map(|state| &state.grad).collect();
+            self.param_states.iter().filter(is_partial).map(|state| &state.own.grad).collect();
         if partial_grads.is_empty() {
             return Ok(());
         }
@@ -455,29 +525,30 @@ impl Engine {
         for state in &self.param_states {
             if let (Some(tied_group), true) = (&state.parameter.tied_group, state.has_grad) {
                 let _grad = self.hold_grads(|other| other.index == state.index)?;
-                tied_group.all_reduce(&state.grad, Reduction::Sum)?;
+                tied_group.all_reduce(&state.own.grad, Reduction::Sum)?;
             }
         }
         Ok(())
     }
 
-    /// Holds the gradients of the parameters that `is_wanted` accepts.
-    fn hold_grads(&self, is_wanted: impl Fn(&ParamState) -> bool) -> Result<Vec<HeldChunk<'_>>, Error> {
+    /// Holds this rank's gradients of the parameters that `is_wanted` accepts.
+    fn hold_grads(&self, is_wanted: impl Fn(&ParamState) -> bool) -> Result<Vec<HeldShards<'_>>, Error> {
         let wanted = (0..self.param_states.len()).filter(|&param| is_wanted(&self.param_states[param]));
         let chunks: BTreeSet<usize> = wanted.map(|param| self.stores.layout.slot_of(param).0).collect();
-        let hold = |chunk| HeldChunk::fetch([(&*self.stores.grads, Access::Write)], chunk);
+        let hold = |chunk| HeldShards::fetch([(&*self.stores.grads, Access::Write)], chunk);
         chunks.into_iter().map(hold).collect()
     }
 
     /// The global gradient norm, by which gradients are clipped. The squared norms of shards are summed over
-    /// the tensor-parallel group, those of experts over the expert-parallel group, and those of layers over
-    /// the pipeline-parallel group. A replicated or tied parameter is counted once.
+    /// the tensor-parallel group, those of experts over the expert-parallel group, those of layers over the
+    /// pipeline-parallel group, and with ZeRO those of the elements of each rank over the data-parallel group.
+    /// A replicated or tied parameter is counted once.
     /// Megatron: `get_grad_norm`; torch: `clip_grad_norm_`.
     fn global_grad_norm(&self) -> Result<f64, Error> {
         let norms = self.grad_norms()?;
         let (tensor, expert, pipeline) =
             (self.groups.tensor_parallel(), self.groups.expert_parallel(), self.groups.pipeline_parallel());
-        if [tensor, expert, pipeline].iter().all(|group| group.size() == 1) {
+        if !self.has_sharded_grads && [tensor, expert, pipeline].iter().all(|group| group.size() == 1) {
             return Ok(total_norm(norms.iter().flatten()));
         }
         let square = |is_shard: bool, is_expert: bool| {
@@ -490,20 +561,27 @@ impl Engine {
             let chosen = self.param_states.iter().zip(&norms).filter(|(state, _)| counts(state));
             total_norm(chosen.filter_map(|(_, norm)| norm.as_ref())).powi(2)
         };
-        let [dense_sq, expert_sq] = tensor.all_reduce_sum([square(true, false), square(true, true)])?;
-        let [expert_sq] = expert.all_reduce_sum([expert_sq + square(false, true)])?;
-        let [all] = pipeline.all_reduce_sum([dense_sq + square(false, false) + expert_sq])?;
+        let mut dense = [square(true, false), square(false, false)];
+        let mut of_experts = [square(true, true), square(false, true)];
+        if self.has_sharded_grads {
+            dense = self.groups.dense_data_parallel().all_reduce_sum(dense)?;
+            of_experts = self.groups.expert_data_parallel().all_reduce_sum(of_experts)?;
+        }
+        let [dense_sq, expert_sq] = tensor.all_reduce_sum([dense[0], of_experts[0]])?;
+        let [expert_sq] = expert.all_reduce_sum([expert_sq + of_experts[1]])?;
+        let [all] = pipeline.all_reduce_sum([dense_sq + dense[1] + expert_sq])?;
         Ok(all.sqrt())
     }
 
-    /// The norm of each parameter's gradient; `None` for a parameter without one.
+    /// The norm of this rank's elements of each parameter's gradient; `None` for a parameter without one.
     fn grad_norms(&self) -> Result<Vec<Option<Tensor>>, Error> {
         let mut all: Vec<Option<Tensor>> = self.param_states.iter().map(|_| None).collect();
         for (chunk, spec) in self.stores.layout.chunks().iter().enumerate() {
-            let _grads = HeldChunk::fetch([(&*self.stores.grads, Access::Read)], chunk)?;
+            let _grads = HeldShards::fetch([(&*self.stores.grads, Access::Read)], chunk)?;
             let params = spec.params.iter().map(|slot| slot.param);
             let params: Vec<usize> = params.filter(|&param| self.param_states[param].has_grad).collect();
-            let grads: Vec<&Tensor> = params.iter().map(|&param| &self.param_states[param].grad).collect();
+            let grads: Vec<&Tensor> =
+                params.iter().map(|&param| &self.param_states[param].own.grad).collect();
             for (param, norm) in params.into_iter().zip(norms(&grads)?) {
                 all[param] = Some(norm);
             }
@@ -529,18 +607,19 @@ impl Engine {
 
     /// The optimizer's tensors, which a checkpoint holds in addition to the weights.
     pub(crate) fn state(&self) -> Vec<StateTensor<'_>> {
+        // Store by store, so that a chunk is fetched once for all of its tensors.
         let mut states = Vec::new();
-        for (param, state) in self.param_states.iter().enumerate() {
-            let owns_parameter = state.parameter.is_owned(&self.groups);
-            let Parameter { name, placement, tensor, .. } = &state.parameter;
+        for (kind, store) in self.stores.saved() {
             // An fp32 weight is its own master.
-            let is_saved = |kind: &str| kind != "master" || tensor.kind() != Kind::Float;
-            let saved = self.stores.saved().filter(|(kind, _)| is_saved(kind));
-            states.extend(saved.map(|(kind, store)| StateTensor {
-                name: format!("{kind}.{name}"),
+            let is_saved =
+                |state: &ParamState| kind != "master" || state.parameter.tensor.kind() != Kind::Float;
+            let saved = self.param_states.iter().enumerate().filter(|(_, state)| is_saved(state));
+            states.extend(saved.map(|(param, state)| StateTensor {
+                name: format!("{kind}.{}", state.parameter.name),
                 tensor: store.param(param),
-                placement,
-                owns_parameter,
+                placement: &state.parameter.placement,
+                is_expert: state.parameter.is_expert,
+                owns_parameter: state.parameter.is_owned(&self.groups),
                 residency: (store, param),
             }));
         }
@@ -563,6 +642,7 @@ pub(crate) struct StateTensor<'a> {
     /// This rank's shard, whose values are in memory while it is held.
     pub(crate) tensor: Tensor,
     pub(crate) placement: &'a Placement,
+    is_expert: bool,
     /// Whether this rank owns the parameter. In a pipeline-expert group, exactly one rank owns each.
     pub(crate) owns_parameter: bool,
     /// The store that holds the tensor, and its index there.
@@ -577,6 +657,7 @@ impl StateTensor<'_> {
             name: &self.name,
             tensor: &self.tensor,
             placement: self.placement,
+            is_expert: self.is_expert,
             residency: Some((store, param)),
         }
     }
@@ -625,8 +706,7 @@ impl TiedGrads {
 
 /// Adds a gradient of parameter `param`.
 fn add_grad(state: &mut ParamState, param: usize, stores: &Stores, grad: &Tensor) -> Result<(), Error> {
-    let chunk = stores.layout.slot_of(param).0;
-    let _grads = HeldChunk::fetch([(&*stores.grads, Access::Write)], chunk)?;
+    let _grads = HeldChunk::fetch(&stores.grads, stores.layout.slot_of(param).0)?;
     no_grad(|| {
         if std::mem::replace(&mut state.has_grad, true) {
             let _ = state.grad.g_add_(grad);
@@ -637,31 +717,98 @@ fn add_grad(state: &mut ParamState, param: usize, stores: &Stores, grad: &Tensor
     Ok(())
 }
 
-impl ParamState {
-    /// The state of parameter `param` of the stores. Its master weight gets its values here.
-    fn new(parameter: &Parameter, index: usize, stores: &Stores, param: usize) -> Result<Self, Error> {
-        let mut master = parameter.tensor.detach();
-        if let Some(masters) = stores.masters.as_ref().filter(|_| parameter.tensor.kind() != Kind::Float) {
-            let chunk = stores.layout.slot_of(param).0;
-            let weight = Weights::Parameter(index);
-            let _weight = HeldWeights::fetch(stores.weight_residency(), weight, Access::Read)?;
-            let _master = HeldChunk::fetch([(masters, Access::Write)], chunk)?;
-            let weight = std::mem::replace(&mut master, masters.param(param));
-            no_grad(|| master.copy_(&weight));
+/// Sets the gradients of a chunk to zero that this rank has not computed. Other ranks may have them: those of
+/// an expert that has got no tokens here, for example.
+fn add_missing_grads(states: &mut [ParamState], stores: &Stores, chunk: usize) -> Result<(), Error> {
+    let _grads = HeldChunk::fetch(&stores.grads, chunk)?;
+    for slot in &stores.layout.chunks()[chunk].params {
+        let state = &mut states[slot.param];
+        if !std::mem::replace(&mut state.has_grad, true) {
+            let _ = state.grad.zero_();
         }
-        Ok(Self {
+    }
+    Ok(())
+}
+
+/// A chunk of gradients that stays in memory until this value is dropped, while a gradient is added.
+struct HeldChunk<'a> {
+    grads: &'a ChunkStore,
+    chunk: usize,
+}
+
+impl<'a> HeldChunk<'a> {
+    fn fetch(grads: &'a ChunkStore, chunk: usize) -> Result<Self, Error> {
+        grads.fetch_chunk(chunk, Access::Write)?;
+        Ok(Self { grads, chunk })
+    }
+}
+
+impl Drop for HeldChunk<'_> {
+    fn drop(&mut self) {
+        self.grads.release_chunk(self.chunk);
+    }
+}
+
+/// Updated weights whose shards the data-parallel ranks exchange.
+struct Exchange<'a> {
+    gathering: Vec<PendingCollective>,
+    _weights: HeldWeights<'a>,
+}
+
+impl Exchange<'_> {
+    fn finish(self) -> Result<(), Error> {
+        self.gathering.into_iter().try_for_each(|gathering| Ok(gathering.wait()?))
+    }
+}
+
+/// The states of the trained parameters, given with their indices in the model. Master weights get their
+/// values here.
+fn param_states(trained: &[(usize, &Parameter)], stores: &Stores) -> Result<Vec<ParamState>, Error> {
+    let (mut weight, mut first_element) = (HeldWeights::none(), 0);
+    let mut states = Vec::with_capacity(trained.len());
+    for (param, &(index, parameter)) in trained.iter().enumerate() {
+        let own = stores.grads.own_elements_of(param);
+        let piece = |tensor: Tensor| own_piece(tensor.detach(), &own);
+        let own_weight = piece(parameter.tensor.shallow_clone());
+        let masters = stores.masters.as_ref().filter(|_| own_weight.kind() != Kind::Float);
+        let master = match masters {
+            None => own_weight.shallow_clone(),
+            Some(masters) => {
+                weight.fetch_next(stores.weight_residency(), index)?;
+                let chunk = stores.layout.slot_of(param).0;
+                let _master = HeldShards::fetch([(masters, Access::Write)], chunk)?;
+                let mut master = piece(masters.param(param));
+                no_grad(|| master.copy_(&own_weight));
+                master
+            }
+        };
+        states.push(ParamState {
             parameter: parameter.clone(),
             index,
-            master,
-            moments: Moments {
-                exp_avg: stores.exp_avgs.param(param),
-                exp_avg_sq: stores.exp_avg_sqs.param(param),
-            },
             grad: stores.grads.param(param),
             has_grad: false,
-            first_element: 0,
-        })
+            own: OwnElements {
+                weight: masters.map(|_| own_weight),
+                master,
+                moments: Moments {
+                    exp_avg: piece(stores.exp_avgs.param(param)),
+                    exp_avg_sq: piece(stores.exp_avg_sqs.param(param)),
+                },
+                grad: piece(stores.grads.param(param)),
+                first_element: first_element + own.start as u64,
+            },
+        });
+        first_element += parameter.tensor.numel() as u64;
     }
+    Ok(states)
+}
+
+/// Some elements of a contiguous tensor: the tensor itself if they are all, otherwise a flat view.
+fn own_piece(tensor: Tensor, own: &Range<usize>) -> Tensor {
+    if own.len() == tensor.numel() {
+        return tensor;
+    }
+    tensor.view([-1]).narrow(0, own.start as i64, own.len() as i64)
 }
 
 #[cfg(test)]
@@ -760,7 +907,7 @@ mod tests {
         }
         // 50 steps of 1e-4 downwards. A step of 1e-4 is less than half of the bf16 spacing at 1 and at 2
         // (2^-9 and 2^-7), so weights updated in place would not have moved at all.
-        let master = engine.param_states[0].master.double_value(&[0]);
+        let master = engine.param_states[0].own.master.double_value(&[0]);
         assert!((master - 0.995).abs() < 1e-5, "{master}");
         assert!((weights(&model)[0] - 0.995).abs() < 0.002);
     }

@@ -12,6 +12,7 @@ pub mod lr_scheduler;
 pub mod optimizer;
 pub mod placement;
 mod reducer;
+pub mod zero;
 
 use std::path::PathBuf;
 
@@ -20,6 +21,7 @@ pub use chunk::store::WeightMemory;
 pub use config::TrainConfig;
 pub use config::memory::GeminiConfig;
 pub use engine::{Engine, StepReport};
+pub use zero::ZeroStage;
 
 /// What can go wrong in a training step or a checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +94,15 @@ pub enum Error {
              Load the model with LoadOptions::trainable"
     )]
     NotContiguous {
+        /// The parameter.
+        name: String,
+    },
+    /// A weight that is not divided over the ranks as its gradient is.
+    #[error(
+        "{name} is not sharded over the data-parallel ranks as ZeRO needs it: load the model with \
+             LoadOptions::memory, and train all of its parameters"
+    )]
+    Unsharded {
         /// The parameter.
         name: String,
     },

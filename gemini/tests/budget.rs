@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use gemini::placement::{ChunkUse, PlacementPolicy, RecordedOrder, simulate};
-use gemini::{Budget, ChunkManager, WeightMemory};
+use gemini::{Budget, ChunkManager, WeightMemory, ZeroStage};
 use parallel::residency::{
     Access, HeldWeights, ModelPart, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
 };
-use parallel::{Parameter, allocator, arena};
+use parallel::{Parameter, ProcessGroups, allocator, arena};
 use tch::{Device, Kind, Tensor};
 
 const CHUNKS: usize = 8;
@@ -21,7 +21,7 @@ const CHUNK_BYTES: usize = NUMEL as usize * 4;
 fn manager(placement: PlacementPolicy, chunks: usize) -> Arc<ChunkManager> {
     let device_bytes = allocator::held_bytes() + chunks * CHUNK_BYTES + CHUNK_BYTES / 2;
     let disk_path = std::env::temp_dir();
-    ChunkManager::limited(Budget { placement, device_bytes, disk_path }).unwrap()
+    ChunkManager::limited(Budget { placement, device_bytes, disk_path }, ZeroStage::None).unwrap()
 }
 
 /// A store of parameters that hold their own index. Trained parameters are written to the disk, those of
@@ -34,7 +34,7 @@ fn store(manager: &Arc<ChunkManager>, trainable: bool) -> Arc<dyn WeightStore> {
         WeightSpec { parameter, shape, kind, is_column_major, trainable }
     };
     let parts = (0..CHUNKS).map(|index| (ModelPart::Segment(index), vec![index])).collect();
-    let memory = WeightMemory::new(manager, Device::Cpu);
+    let memory = WeightMemory::new(manager, Device::Cpu, &Arc::new(ProcessGroups::single()));
     let store = memory.allocate((0..CHUNKS).map(parameter).collect(), parts).unwrap();
     for index in 0..CHUNKS {
         let fill: WeightSource = Box::new(move |target| {

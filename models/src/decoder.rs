@@ -138,11 +138,13 @@ impl Decoder {
         &self.model_parallel
     }
 
-    /// Writes `config` and the parameters of all ranks.
+    /// Writes `config` and the parameters of all ranks. The ranks of other replicas only take part in
+    /// gathering sharded weights.
     pub(crate) fn save(&self, folder: &Path, config: &Config) -> Result<(), Error> {
         let alone = ProcessGroup::single("pipeline-expert", 0);
         let pipeline_expert_group = self.model_parallel.pipeline_expert_group.as_deref().unwrap_or(&alone);
-        weights::save(folder, config, &self.parameters, self.residency(), pipeline_expert_group)
+        let replica = self.model_parallel.replica;
+        weights::save(folder, config, &self.parameters, self.residency(), replica, pipeline_expert_group)
     }
 
     /// The dtype of the hidden states.
@@ -284,8 +286,8 @@ impl Segmented for Decoder {
     }
 
     /// Every rank computes complete rows, so sequence parallelism is not used.
-    fn forward_no_grad(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
-        self.forward_rows(batch)
+    fn forward_all_no_grad(&self, batches: &[&Batch]) -> Result<Vec<Tensor>, parallel::Error> {
+        self.forward_rows(batches)
     }
 
     fn segment_parameters(&self, index: usize) -> Vec<usize> {

@@ -35,6 +35,8 @@ pub struct ModelParallel {
     /// The pipeline and expert ranks that together hold all parameters, of this tensor-parallel shard; `None`
     /// if this rank holds all of them.
     pub pipeline_expert_group: Option<Arc<ProcessGroup>>,
+    /// The number of this replica of the model, of which the first one is saved.
+    pub replica: usize,
 }
 
 /// Pipeline parallelism: every rank holds some of the layers.
@@ -75,6 +77,7 @@ impl ModelParallel {
         pipeline_parallel: None,
         expert_parallel: None,
         pipeline_expert_group: None,
+        replica: 0,
     };
 
     /// Tensor parallelism over a group, with all tokens on every rank. A group of one rank means no

@@ -143,8 +143,8 @@ impl Segmented for ScalarModel {
         self.decoder.hidden_spec(context)
     }
 
-    fn forward_no_grad(&self, context: &Batch) -> Result<Tensor, parallel::Error> {
-        self.decoder.forward_no_grad(context)
+    fn forward_all_no_grad(&self, contexts: &[&Batch]) -> Result<Vec<Tensor>, parallel::Error> {
+        self.decoder.forward_all_no_grad(contexts)
     }
 
     fn segment_parameters(&self, index: usize) -> Vec<usize> {

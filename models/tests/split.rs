@@ -276,19 +276,22 @@ fn step(model: &CausalLm, model_parallel: &ModelParallel) -> (f64, Vec<(String, 
     pipeline::run_schedule::<_, models::Error>(
         model,
         &batches.iter().collect::<Vec<_>>(),
-        false,
-        &mut |index, hidden| {
-            let targets: Vec<i64> = ROWS[index].iter().map(|id| id * 5 % 47).collect();
-            let targets = Tensor::from_slice(&targets);
-            let loss = head::cross_entropy(hidden, model.head(), &targets, None)?;
-            let entropy = head::logprobs(hidden, model.head(), &targets, 0.7)?.entropy;
-            let loss = loss + entropy.sum(Kind::Float) * 0.3;
-            total += loss.double_value(&[]);
-            Ok(loss)
-        },
-        &mut |_, index, grad| {
-            add(&mut sums[index], grad);
-            Ok(())
+        pipeline::ScheduleOptions::default(),
+        pipeline::StepCallbacks {
+            loss: &mut |index, hidden| {
+                let targets: Vec<i64> = ROWS[index].iter().map(|id| id * 5 % 47).collect();
+                let targets = Tensor::from_slice(&targets);
+                let loss = head::cross_entropy(hidden, model.head(), &targets, None)?;
+                let entropy = head::logprobs(hidden, model.head(), &targets, 0.7)?.entropy;
+                let loss = loss + entropy.sum(Kind::Float) * 0.3;
+                total += loss.double_value(&[]);
+                Ok(loss)
+            },
+            on_gradient: &mut |_, index, grad| {
+                add(&mut sums[index], grad);
+                Ok(())
+            },
+            on_part_done: &mut |_| Ok(()),
         },
     )
     .unwrap();

@@ -216,7 +216,7 @@ pub struct ProcessGroup {
     /// The backend for tensors of the device of this rank, connected at the first of them.
     device_communicator: Mutex<Option<Box<dyn Backend>>>,
     /// Connects further communicators among the ranks of the group; `None` for a group of one rank.
-    connect: Option<Box<Connect>>,
+    connect: Option<Arc<Connect>>,
     /// The point-to-point connections between this rank and others.
     channels: Mutex<HashMap<P2pKey, Box<dyn Backend>>>,
     sent_bytes_total: AtomicU64,
@@ -246,7 +246,7 @@ impl ProcessGroup {
         ranks: Vec<usize>,
         rank: usize,
         communicator: Option<Box<dyn Backend>>,
-        connect: Option<Box<Connect>>,
+        connect: Option<Arc<Connect>>,
     ) -> Self {
         let communicator = communicator.map(Mutex::new);
         let (device_communicator, channels, sent_bytes_total) =
@@ -261,6 +261,22 @@ impl ProcessGroup {
             channels,
             sent_bytes_total,
         }
+    }
+
+    /// A group of the same ranks with communicators of its own, so that its collectives may run in another
+    /// order than those of this group. Every rank calls this function with the same `name`, which no earlier
+    /// duplicate of the group has. MPI: `MPI_Comm_dup`.
+    pub fn duplicate(&self, name: &str) -> Result<Self, Error> {
+        let Some(connect) = &self.connect else {
+            return Ok(Self::new(name, self.ranks.clone(), self.rank, None, None));
+        };
+        let everyone: Vec<usize> = (0..self.size()).collect();
+        let communicator = connect(name, &everyone, Device::Cpu)?;
+        let (connect, prefix) = (Arc::clone(connect), name.to_owned());
+        let connect: Arc<Connect> = Arc::new(move |subgroup: &str, ranks: &[usize], device: Device| {
+            connect(&format!("{prefix}/{subgroup}"), ranks, device)
+        });
+        Ok(Self::new(name, self.ranks.clone(), self.rank, Some(communicator), Some(connect)))
     }
 
     /// The name of the group.

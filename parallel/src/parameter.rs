@@ -252,7 +252,8 @@ impl Parameter {
     /// The parameter as an entry of a safetensors file. `residency` is what keeps its values in memory, and
     /// its index there.
     pub fn as_named_tensor<'a>(&'a self, residency: Option<(&'a dyn Residency, usize)>) -> NamedTensor<'a> {
-        NamedTensor { name: &self.name, tensor: &self.tensor, placement: &self.placement, residency }
+        let Self { name, tensor, placement, is_expert, .. } = self;
+        NamedTensor { name, tensor, placement, is_expert: *is_expert, residency }
     }
 
     /// The number of elements of the full tensor.

@@ -6,14 +6,19 @@
 //! and deferred weight gradients keep their tensors; only the memory behind them comes and goes. The
 //! mechanism of moving memory and the decision what to move are not here: crate `gemini` implements
 //! [`Residency`].
+//!
+//! The weights of a part may also be sharded over the data-parallel ranks (ZeRO stage 3). To hold them is then
+//! a collective: all ranks of the group hold the same parts in the same order, whatever rows they have.
 //! DeepSpeed: `PartitionedParameterCoordinator` (`fetch_sub_module`, `release_sub_module`); FSDP: `unshard`
 //! and `reshard`.
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
+use crate::comm::PendingCollective;
 use crate::{Error, Parameter, Segmented};
 
 /// A part of a model.
@@ -41,7 +46,8 @@ pub enum Weights<'a> {
 pub enum Access {
     /// It reads them.
     Read,
-    /// It changes them, so they must be written before their memory is used for something else.
+    /// It changes them, so they must be written before their memory is used for something else. Of sharded
+    /// weights, only this rank's part is in memory, and only what is written to that part is kept.
     Write,
 }
 
@@ -51,12 +57,22 @@ pub trait Residency: Debug + Send + Sync {
     /// Brings weights into memory, where they stay until [`release`](Self::release). Calls nest.
     fn fetch(&self, weights: Weights<'_>, access: Access) -> Result<(), Error>;
 
-    /// Ends a [`fetch`](Self::fetch) of the same weights.
+    /// Ends a [`fetch`](Self::fetch) or [`prefetch`](Self::prefetch) of the same weights.
     fn release(&self, weights: Weights<'_>);
+
+    /// Starts to gather sharded weights, which stay in memory until [`release`](Self::release). Fetch them
+    /// before they are used. Does nothing but count if the weights are not sharded.
+    fn prefetch(&self, weights: Weights<'_>) -> Result<(), Error>;
 
     /// Whether weights may leave memory between two uses. The micro-batches of a step then run segment by
     /// segment, so that each weight is fetched as often as if there were one micro-batch.
     fn is_limited(&self) -> bool;
+
+    /// Whether the weights are sharded over ranks, which therefore hold the same weights in the same order.
+    fn is_sharded(&self) -> bool;
+
+    /// The largest `count` of the ranks that the weights are sharded over, all of which call this.
+    fn max_over_ranks(&self, count: usize) -> Result<usize, Error>;
 }
 
 /// Weights that stay in memory until this value is dropped.
@@ -73,8 +89,33 @@ impl<'a> HeldWeights<'a> {
         weights: Weights<'a>,
         access: Access,
     ) -> Result<Self, Error> {
-        let Some(residency) = residency else { return Ok(Self { held: None }) };
+        let Some(residency) = residency else { return Ok(Self::none()) };
         residency.fetch(weights, access)?;
+        Ok(Self { held: Some((residency, weights)) })
+    }
+
+    /// No weights.
+    pub fn none() -> Self {
+        Self { held: None }
+    }
+
+    /// Holds parameter `index` instead. Sharded weights are released only when the parameter is there, so
+    /// that all parameters of a chunk, one after the other, are gathered once.
+    pub fn fetch_next(&mut self, residency: Option<&'a dyn Residency>, index: usize) -> Result<(), Error> {
+        if !residency.is_some_and(Residency::is_sharded) {
+            *self = Self::none();
+        }
+        *self = Self::fetch(residency, Weights::Parameter(index), Access::Read)?;
+        Ok(())
+    }
+
+    /// Starts to gather `weights` if they are sharded. They stay in memory until this value is dropped, but
+    /// have to be fetched before they are used. FSDP: `BackwardPrefetch`, `forward_prefetch`.
+    pub fn prefetch(residency: Option<&'a dyn Residency>, weights: Weights<'a>) -> Result<Self, Error> {
+        let Some(residency) = residency.filter(|residency| residency.is_sharded()) else {
+            return Ok(Self::none());
+        };
+        residency.prefetch(weights)?;
         Ok(Self { held: Some((residency, weights)) })
     }
 }
@@ -90,6 +131,35 @@ impl Drop for HeldWeights<'_> {
 /// Holds the weights of a part of a model while the part runs.
 pub fn hold_weights<M: Segmented + ?Sized>(model: &M, part: ModelPart) -> Result<HeldWeights<'_>, Error> {
     HeldWeights::fetch(model.residency(), Weights::Part(part), Access::Read)
+}
+
+/// Holds the parts of a model one after the other, and gathers the next part while one runs.
+#[derive(Debug)]
+pub struct PartSequence<'a, M: ?Sized> {
+    model: &'a M,
+    /// The parts that are still to come, the next one last.
+    parts: Vec<ModelPart>,
+    /// The part that was gathered ahead.
+    prefetched: Option<HeldWeights<'a>>,
+}
+
+impl<'a, M: Segmented + ?Sized> PartSequence<'a, M> {
+    /// `parts`, in the order in which they run.
+    pub fn new(model: &'a M, parts: impl DoubleEndedIterator<Item = ModelPart>) -> Self {
+        Self { model, parts: parts.rev().collect(), prefetched: None }
+    }
+
+    /// Holds the next part.
+    pub fn hold_next(&mut self) -> Result<HeldWeights<'a>, Error> {
+        let part = self.parts.pop().expect("the caller runs the parts that it has listed");
+        let held = hold_weights(self.model, part)?;
+        // Only now is the part released that was gathered ahead, which is the one that is held.
+        self.prefetched = match self.parts.last() {
+            Some(&next) => Some(HeldWeights::prefetch(self.model.residency(), Weights::Part(next))?),
+            None => None,
+        };
+        Ok(held)
+    }
 }
 
 /// Computes the values of a weight and copies them into the given tensor. It can be called again after the
@@ -120,12 +190,25 @@ pub trait WeightStore: Residency {
     /// Sets the values of weight `index` by `source`. With `keep`, the source is called again after the
     /// memory was used for something else; otherwise the store saves the values.
     fn load(&self, index: usize, source: WeightSource, keep: bool) -> Result<(), Error>;
+
+    /// The elements of weight `index` that this rank updates. The data-parallel ranks divide each weight
+    /// (ZeRO), or every one of them updates all of it.
+    fn own_elements(&self, index: usize) -> Range<usize>;
+
+    /// Starts to send the elements of `weights` that this rank has updated to the other ranks, and to receive
+    /// theirs. The weights must be held until it is done. Returns nothing to wait for if every rank has
+    /// updated everything, or if each keeps only its own elements.
+    fn start_all_gather(&self, weights: Weights<'_>) -> Result<Vec<PendingCollective>, Error>;
 }
 
 /// Reserves memory for the weights of models.
 pub trait WeightAllocator: Debug + Send + Sync {
     /// Whether weights may leave memory between two uses.
     fn is_limited(&self) -> bool;
+
+    /// The same memory, but with all weights whole on every rank. Decoding needs that, because the ranks
+    /// decode different numbers of tokens.
+    fn unsharded(&self) -> Arc<dyn WeightAllocator>;
 
     /// Reserves the places of all weights of a model, in order of use. `parts` lists the weights of each
     /// part.

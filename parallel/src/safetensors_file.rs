@@ -27,6 +27,8 @@ pub struct NamedTensor<'a> {
     pub tensor: &'a Tensor,
     /// How the full tensor is distributed over the ranks.
     pub placement: &'a Placement,
+    /// Whether the tensor belongs to an expert, and is therefore shared by other ranks than the rest.
+    pub is_expert: bool,
     /// What keeps this rank's shard in memory while it is written, and the index of the tensor there. `None`
     /// for a tensor that always is in memory.
     pub residency: Option<(&'a dyn Residency, usize)>,

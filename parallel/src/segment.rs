@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use crate::residency::{HeldWeights, ModelPart, Residency, WeightStore, hold_weights};
+use crate::residency::{HeldWeights, ModelPart, PartSequence, Residency, WeightStore, hold_weights};
 use crate::{Error, Parameter, PipelineStages, autograd};
 
 /// A network that runs as a chain of segments. The head on top (vocabulary, scalar) is not a segment: it
@@ -65,13 +65,23 @@ pub trait Segmented {
     /// Computes the last hidden states without a graph. A pipeline rank that does not have them returns a
     /// tensor of the same shape.
     fn forward_no_grad(&self, context: &Self::Context) -> Result<Tensor, Error> {
+        let mut hidden = self.forward_all_no_grad(&[context])?;
+        Ok(hidden.pop().expect("one context has one result"))
+    }
+
+    /// [`forward_no_grad`](Self::forward_no_grad) of several contexts, segment by segment, so that the
+    /// weights of each segment are fetched once.
+    fn forward_all_no_grad(&self, contexts: &[&Self::Context]) -> Result<Vec<Tensor>, Error> {
+        let mut parts = PartSequence::new(self, (0..self.num_segments()).map(ModelPart::Segment));
+        let mut all: Vec<Option<Tensor>> = contexts.iter().map(|_| None).collect();
         no_grad(|| {
-            let mut hidden = None;
             for index in 0..self.num_segments() {
-                let _weights = hold_weights(self, ModelPart::Segment(index))?;
-                hidden = Some(self.forward_segment(index, hidden.as_ref(), context)?);
+                let _weights = parts.hold_next()?;
+                for (hidden, context) in all.iter_mut().zip(contexts) {
+                    *hidden = Some(self.forward_segment(index, hidden.as_ref(), context)?);
+                }
             }
-            Ok(hidden.expect("a network has a segment"))
+            Ok(all.into_iter().map(|hidden| hidden.expect("a network has a segment")).collect())
         })
     }
 }

@@ -9,7 +9,7 @@ mod groups;
 mod hosts;
 mod launcher;
 
-pub use groups::ProcessGroups;
+pub use groups::{ProcessGroups, WeightGatheringGroups};
 pub use hosts::LocalRank;
 pub use launcher::RankInfo;
 
@@ -189,7 +189,7 @@ impl World {
             let ranks: Vec<usize> = group_ranks.iter().map(|&group_rank| owned[group_rank]).collect();
             world.communicator(&owned_name, &format!("{key}/{subgroup}"), &ranks, device)
         };
-        Ok(ProcessGroup::new(name, ranks.to_vec(), position, Some(communicator), Some(Box::new(connect))))
+        Ok(ProcessGroup::new(name, ranks.to_vec(), position, Some(communicator), Some(Arc::new(connect))))
     }
 
     /// Connects `ranks`, which meet under `key`, with the backend for tensors of `device`.

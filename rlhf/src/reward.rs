@@ -11,6 +11,7 @@ use datasets::PreferenceRow;
 use models::batch::Batch;
 use models::scalar_model::ScalarModel;
 use parallel::comm::ProcessGroup;
+use parallel::pipeline::forward_only;
 use parallel::{ProcessGroups, Segmented, upload};
 use tch::Tensor;
 
@@ -177,13 +178,18 @@ pub fn evaluate(
     groups: &ProcessGroups,
 ) -> Result<PairScores, Error> {
     let mut scores = PairScores::default();
-    for pairs in groups.model_replicas().round_robin(pairs.chunks(micro_batch_size)) {
-        let pairs: Vec<&PreferenceRow> = pairs.iter().collect();
-        let batch = collate(&pairs, model);
-        let (chosen, rejected) =
-            tch::no_grad(|| score_pairs(model, &batch, &model.forward_no_grad(&batch)?))?;
-        scores.add(&chosen, &rejected)?;
-    }
+    let micro_batches: Vec<&[PreferenceRow]> =
+        groups.model_replicas().round_robin(pairs.chunks(micro_batch_size)).collect();
+    let batches = micro_batches.into_iter().map(|pairs| collate(&pairs.iter().collect::<Vec<_>>(), model));
+    forward_only::<_, _, Error>(
+        model,
+        batches,
+        |batch| batch,
+        |batch, hidden| {
+            let (chosen, rejected) = tch::no_grad(|| score_pairs(model, &batch, hidden))?;
+            scores.add(&chosen, &rejected)
+        },
+    )?;
     scores.all_gather(groups.model_replicas())
 }
 
@@ -206,7 +212,7 @@ fn score_pairs(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Result<(T
     Ok((scores.narrow(0, 0, half), scores.narrow(0, half, half)))
 }
 
-fn last_scores(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Result<Tensor, Error> {
+pub(crate) fn last_scores(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Result<Tensor, Error> {
     let last = upload(&batch.last_indices(), hidden.device());
     Ok(model.values(&hidden.index_select(0, &last))?)
 }

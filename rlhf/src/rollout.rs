@@ -20,6 +20,7 @@ use models::causal_lm::CausalLm;
 use models::generate::{Completion, FinishReason};
 use models::head::{self, TokenLogprobs};
 use models::scalar_model::ScalarModel;
+use parallel::pipeline::forward_only;
 use parallel::{Segmented, upload};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor, no_grad};
@@ -119,65 +120,66 @@ impl PpoModels<'_> {
         micro_batch_size: usize,
         temperature: f64,
     ) -> Result<(), Error> {
-        no_grad(|| {
-            let mut micro_batches: Vec<&mut [Experience]> =
-                experiences.chunks_mut(micro_batch_size).collect();
-
-            for micro_batch in &mut micro_batches {
-                let policy = reply_logprobs(self.policy, micro_batch, temperature)?;
-                let entropies = split_by_reply(&policy.entropy, micro_batch);
-                let logprobs = split_by_reply(&policy.logprobs, micro_batch);
-                for (experience, (logprobs, entropy)) in micro_batch.iter_mut().zip(logprobs.zip(entropies)) {
-                    (experience.logprobs, experience.entropy) = (logprobs, entropy);
-                }
+        let (device, size) = (self.policy.device(), micro_batch_size);
+        score_with(self.policy, device, experiences.chunks_mut(size), |batch, replies, hidden| {
+            let policy = batch.logprobs(self.policy, hidden, temperature)?;
+            let entropies = split_by_reply(&policy.entropy, replies);
+            let logprobs = split_by_reply(&policy.logprobs, replies);
+            for (experience, (logprobs, entropy)) in replies.iter_mut().zip(logprobs.zip(entropies)) {
+                (experience.logprobs, experience.entropy) = (logprobs, entropy);
             }
-
-            for micro_batch in &mut micro_batches {
-                let reference = reply_logprobs(self.reference, micro_batch, temperature)?;
-                let logprobs = split_by_reply(&reference.logprobs, micro_batch);
-                for (experience, logprobs) in micro_batch.iter_mut().zip(logprobs) {
-                    experience.reference_logprobs = logprobs;
-                }
-            }
-
-            if let Some(critic) = self.critic {
-                for micro_batch in &mut micro_batches {
-                    let experience_batch = ExperienceBatch::of(micro_batch, critic.device());
-                    let values =
-                        experience_batch.values(critic, &critic.forward_no_grad(&experience_batch.batch)?)?;
-                    let num_slots: Vec<usize> = micro_batch.iter().map(Experience::num_slots).collect();
-                    for (experience, values) in
-                        micro_batch.iter_mut().zip(split_by_length(&values, &num_slots))
-                    {
-                        experience.values = values;
-                    }
-                }
-            }
-
-            for reward_model in &self.reward_models {
-                for micro_batch in &mut micro_batches {
-                    let ids: Vec<&[i64]> =
-                        micro_batch.iter().map(|experience| experience.ids.as_slice()).collect();
-                    let scores = to_vec_f32(&reward::score(reward_model, &ids)?);
-                    for (experience, score) in micro_batch.iter_mut().zip(scores) {
-                        experience.score += score;
-                    }
-                }
-            }
-
             Ok(())
-        })
+        })?;
+
+        score_with(self.reference, device, experiences.chunks_mut(size), |batch, replies, hidden| {
+            let reference = batch.logprobs(self.reference, hidden, temperature)?;
+            let logprobs = split_by_reply(&reference.logprobs, replies);
+            for (experience, logprobs) in replies.iter_mut().zip(logprobs) {
+                experience.reference_logprobs = logprobs;
+            }
+            Ok(())
+        })?;
+
+        if let Some(critic) = self.critic {
+            score_with(critic, device, experiences.chunks_mut(size), |batch, replies, hidden| {
+                let values = batch.values(critic, hidden)?;
+                let num_slots: Vec<usize> = replies.iter().map(Experience::num_slots).collect();
+                for (experience, values) in replies.iter_mut().zip(split_by_length(&values, &num_slots)) {
+                    experience.values = values;
+                }
+                Ok(())
+            })?;
+        }
+
+        for &reward_model in &self.reward_models {
+            score_with(reward_model, device, experiences.chunks_mut(size), |batch, replies, hidden| {
+                let scores = to_vec_f32(&reward::last_scores(reward_model, &batch.batch, hidden)?);
+                for (experience, score) in replies.iter_mut().zip(scores) {
+                    experience.score += score;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 }
 
-/// Computes `log p` and entropy of the tokens of the replies, `[R]`, without gradients.
-fn reply_logprobs(
-    model: &CausalLm,
-    experiences: &[Experience],
-    temperature: f64,
-) -> Result<TokenLogprobs, Error> {
-    let experience_batch = ExperienceBatch::of(experiences, model.device());
-    experience_batch.logprobs(model, &model.forward_no_grad(&experience_batch.batch)?, temperature)
+/// Runs `model` on micro-batches of replies without gradients. `head` gets each micro-batch with its last hidden states.
+fn score_with<M: Segmented<Context = Batch>>(
+    model: &M,
+    device: Device,
+    micro_batches: std::slice::ChunksMut<'_, Experience>,
+    mut head: impl FnMut(&ExperienceBatch, &mut [Experience], &Tensor) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let micro_batches = micro_batches.map(|replies| (ExperienceBatch::of(replies, device), replies));
+    no_grad(|| {
+        forward_only(
+            model,
+            micro_batches,
+            |(batch, _)| &batch.batch,
+            |(batch, replies), hidden| head(&batch, replies, hidden),
+        )
+    })
 }
 
 /// Splits a flat vector over the tokens of the replies, `[R]`, into one vector per reply.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gemini::{ChunkManager, Engine, checkpoint};
+use gemini::{ChunkManager, Engine, ZeroStage, checkpoint};
 use parallel::ProcessGroups;
 use serde::de::DeserializeOwned;
 
@@ -205,10 +205,12 @@ impl StageRun<'_> {
         Ok(path)
     }
 
-    /// Writes a model folder atomically. Every rank that saves weights calls `save`; rank 0 writes the files.
+    /// Writes a model folder atomically. Every rank that saves weights calls `save`, and with ZeRO every rank,
+    /// because each has a shard; rank 0 writes the files.
     fn write_model(&self, path: &Path, save: &SaveFn<'_>) -> Result<(), Error> {
         if !self.groups.is_rank_zero() {
-            return if self.groups.saves_weights() { save(path) } else { Ok(()) };
+            let takes_part = self.groups.saves_weights() || self.memory.zero_stage() > ZeroStage::None;
+            return if takes_part { save(path) } else { Ok(()) };
         }
         if !self.out.is_dir() {
             // A recreated run folder would contain a checkpoint that no run could continue from.

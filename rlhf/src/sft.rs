@@ -13,7 +13,8 @@ use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::head;
 use parallel::comm::ProcessGroup;
-use parallel::{ProcessGroups, Segmented, upload};
+use parallel::pipeline::forward_only;
+use parallel::{ProcessGroups, upload};
 use tch::{Device, Tensor};
 
 use crate::Error;
@@ -146,15 +147,22 @@ pub fn evaluate(
     groups: &ProcessGroups,
 ) -> Result<Metrics, Error> {
     let (mut loss, mut correct, mut count) = (0.0, 0.0, 0usize);
-    for rows in groups.model_replicas().round_robin(rows.chunks(micro_batch_size)) {
-        let rows: Vec<&SftRow> = rows.iter().collect();
-        let (batch, targets) = collate(&rows, model.device());
-        let hidden = model.forward_no_grad(&batch)?;
-        loss += tch::no_grad(|| targets.loss(model, &hidden))?.double_value(&[]);
-        let best = head::argmax(&hidden.index_select(0, &targets.positions), model.head())?;
-        correct += best.eq_tensor(&targets.targets).sum(tch::Kind::Int64).double_value(&[]);
-        count += targets.targets.numel();
-    }
+    let micro_batches: Vec<&[SftRow]> =
+        groups.model_replicas().round_robin(rows.chunks(micro_batch_size)).collect();
+    let collated =
+        micro_batches.into_iter().map(|rows| collate(&rows.iter().collect::<Vec<_>>(), model.device()));
+    forward_only::<_, _, Error>(
+        model,
+        collated,
+        |(batch, _)| batch,
+        |(_, targets), hidden| {
+            loss += tch::no_grad(|| targets.loss(model, hidden))?.double_value(&[]);
+            let best = head::argmax(&hidden.index_select(0, &targets.positions), model.head())?;
+            correct += best.eq_tensor(&targets.targets).sum(tch::Kind::Int64).double_value(&[]);
+            count += targets.targets.numel();
+            Ok(())
+        },
+    )?;
 
     let [loss, correct, count] = groups.model_replicas().all_reduce_sum([loss, correct, count as f64])?;
     let count = count.max(1.0);

@@ -2,6 +2,7 @@
 //! for users.
 
 use datasets::Overlong;
+use gemini::ZeroStage;
 use gemini::config::MomentsDtype;
 use parallel::Transport;
 use parallel::pipeline::ScheduleKind;
@@ -77,6 +78,9 @@ pub(crate) struct ParallelSection {
     pub(crate) tensor: TensorSection,
     /// Sequence parallelism.
     pub(crate) sequence: SequenceSection,
+    /// What the data-parallel processes divide among themselves instead of each holding all of it: 0 nothing,
+    /// 1 the state of the optimizer, 2 also gradients, 3 also weights.
+    pub(crate) zero: ZeroStage,
     /// The transport of the collectives.
     pub(crate) transport: Transport,
 }

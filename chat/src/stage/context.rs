@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datasets::Tokenizer;
-use gemini::{Budget, ChunkManager, Traffic, WeightMemory, checkpoint};
+use gemini::{Budget, ChunkManager, Traffic, WeightMemory, ZeroStage, checkpoint};
 use models::causal_lm::LoadOptions;
 use models::config::Config;
 use models::decoder;
@@ -82,28 +82,36 @@ pub(super) fn tokenizer_folder(config: &RunConfig, model: &Path) -> anyhow::Resu
 
 /// Returns the memory of the models of a stage.
 pub(crate) fn chunk_manager(config: &RunConfig) -> anyhow::Result<Arc<ChunkManager>> {
-    let Some(device_memory) = config.gemini.device_memory else { return Ok(ChunkManager::unlimited()) };
+    let zero = config.parallel.zero;
+    let Some(device_memory) = config.gemini.device_memory else { return Ok(ChunkManager::sharded(zero)) };
     // The run folder does not exist before the run starts, and a dry run does not create it.
     let mut folders = config.out.ancestors().filter(|folder| folder.is_dir());
     let nearest = || folders.next().map_or_else(|| PathBuf::from("."), Path::to_owned);
     let disk_path = config.gemini.disk_path.clone().unwrap_or_else(nearest);
     let device_bytes = device_memory.0 as usize;
     let placement = config.gemini.placement;
-    Ok(ChunkManager::limited(Budget { placement, device_bytes, disk_path })?)
+    Ok(ChunkManager::limited(Budget { placement, device_bytes, disk_path }, zero)?)
 }
 
 /// Returns the options for loading trainable weights. Each rank loads its shards of the model.
 pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> anyhow::Result<LoadOptions> {
     let device = device::resolve(config.model.device, ctx.groups.local_rank())?;
-    if device != Device::Cpu && ctx.memory.is_limited() {
-        let message =
-            "is enforced on the processor only: set [model] device = \"cpu\", or leave device_memory out";
-        let key = "gemini.device_memory".to_owned();
-        return Err(ConfigError::Value { place: None, key, message: message.to_owned() }.into());
+    let is_used = [
+        ("gemini.device_memory", ctx.memory.is_limited()),
+        ("parallel.zero", ctx.memory.zero_stage() > ZeroStage::None),
+    ];
+    if let Some((key, _)) = is_used.into_iter().find(|(_, is_used)| *is_used && device != Device::Cpu) {
+        let message = "works on the processor only: set [model] device = \"cpu\", or leave this key out";
+        return Err(
+            ConfigError::Value { place: None, key: key.to_owned(), message: message.to_owned() }.into()
+        );
     }
     let model_parallel = model_parallel(config, ctx.groups);
-    let memory: Option<Arc<dyn WeightAllocator>> =
-        if device == Device::Cpu { Some(Arc::new(WeightMemory::new(&ctx.memory, device))) } else { None };
+    let memory: Option<Arc<dyn WeightAllocator>> = if device == Device::Cpu {
+        Some(Arc::new(WeightMemory::new(&ctx.memory, device, ctx.groups)))
+    } else {
+        None
+    };
     Ok(LoadOptions { kind: config.model.dtype.kind(), device, trainable: true, model_parallel, memory })
 }
 
@@ -137,6 +145,7 @@ fn model_parallel(config: &RunConfig, groups: &ProcessGroups) -> ModelParallel {
         pipeline_parallel,
         expert_parallel,
         pipeline_expert_group,
+        replica: groups.expert_data_parallel().rank(),
         ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
     }
 }

@@ -20,6 +20,10 @@ use std::collections::HashMap;
 /// Every offset is a multiple of this number of elements: 64 bytes in bf16, 128 in fp32.
 pub const ALIGNMENT: usize = 32;
 
+/// The shards of a chunk have a multiple of this number of elements: a page of 4 KiB in bf16. A shard can
+/// therefore be in memory without the others.
+pub const SHARD_ALIGNMENT: usize = 2048;
+
 /// The default bounds allow no smaller chunk size: a copy of 128 KiB still runs at the speed of the memory.
 const SMALLEST_CHUNK_SIZE: usize = 64 << 10;
 
@@ -84,12 +88,17 @@ impl ZeroSize {
 
     /// The lengths of the chunks of `group` are multiples of this.
     fn length_multiple(self, group: ChunkGroup) -> usize {
-        ALIGNMENT * if group.is_expert { self.expert } else { self.dense }
+        match if group.is_expert { self.expert } else { self.dense } {
+            1 => ALIGNMENT,
+            ranks => SHARD_ALIGNMENT * ranks,
+        }
     }
 
     /// Chunk sizes are multiples of this.
     fn size_multiple(self) -> usize {
-        ALIGNMENT * self.dense / greatest_common_divisor(self.dense, self.expert) * self.expert
+        let dense = self.length_multiple(ChunkGroup::DENSE);
+        let expert = self.length_multiple(ChunkGroup { is_expert: true, ..ChunkGroup::DENSE });
+        dense / greatest_common_divisor(dense, expert) * expert
     }
 }
 
@@ -395,9 +404,9 @@ mod tests {
         let zero_size = ZeroSize { dense: 6, expert: 4 };
         let expert = ParamSpec { numel: 100, group: EXPERT };
         let layout = ChunkLayout::new(&[dense(&[100]), vec![expert]].concat(), 100, zero_size);
-        // 32 * lcm(6, 4) = 384; 32 * 6 = 192; 32 * 4 = 128.
-        assert_eq!(layout.chunk_size(), 384);
-        assert_eq!(lengths(&layout), [192, 128]);
+        // 2048 * lcm(6, 4) = 24 576; 2048 * 6 = 12 288; 2048 * 4 = 8192.
+        assert_eq!(layout.chunk_size(), 24_576);
+        assert_eq!(lengths(&layout), [12_288, 8192]);
     }
 
     #[test]
@@ -419,7 +428,7 @@ mod tests {
             let mut seen = 0;
             for (index, chunk) in layout.chunks().iter().enumerate() {
                 let ranks = if chunk.group.is_expert { zero_size.expert } else { zero_size.dense };
-                assert!(chunk.numel.is_multiple_of(ranks * 32));
+                assert!(chunk.numel.is_multiple_of(shards_unit(ranks)));
                 assert!(chunk.numel <= layout.chunk_size() || chunk.params.len() == 1);
                 let mut end = 0;
                 for slot in &chunk.params {
@@ -436,6 +445,11 @@ mod tests {
         }
     }
 
+    /// The unit of chunks that are cut into shards of whole pages.
+    fn shards_unit(ranks: usize) -> usize {
+        if ranks == 1 { 32 } else { 2048 * ranks }
+    }
+
     /// The uniform waste, computed group by group in units of 32 elements, without a layout.
     fn naive_waste(params: &[ParamSpec], size: usize, zero_size: ZeroSize) -> usize {
         let mut reserved = 0;
@@ -445,7 +459,7 @@ mod tests {
             let mut free: Option<usize> = None;
             for numel in params.iter().filter(|spec| spec.group == group).map(|spec| spec.numel) {
                 if group.is_tied || numel > size {
-                    reserved += numel.max(1).div_ceil(32 * ranks) * 32 * ranks;
+                    reserved += numel.max(1).div_ceil(shards_unit(ranks)) * shards_unit(ranks);
                     free = None;
                 } else {
                     if free.is_none_or(|free| free < numel) {
@@ -479,8 +493,9 @@ mod tests {
             let zero_size = ZeroSize { dense: 1 + random(4), expert: 1 + random(4) };
             let min = 1 + random(4000);
             let bounds = SearchBounds { min, max: min + random(20_000), step: 1 + random(500) };
-            let is_common = |&multiple: &usize| multiple.is_multiple_of(zero_size.expert);
-            let unit = 32 * (1..=4).map(|k| zero_size.dense * k).find(is_common).unwrap();
+            let [dense, expert] = [zero_size.dense, zero_size.expert].map(shards_unit);
+            let is_common = |multiple: &usize| multiple.is_multiple_of(expert);
+            let unit = (1..=expert).map(|k| dense * k).find(is_common).unwrap();
             let round_up = |size: usize| size.div_ceil(unit) * unit;
 
             let mut best = (usize::MAX, 0);

@@ -26,8 +26,8 @@ use parallel::arena::Arena;
 use parallel::disk::{DiskFile, DiskQueue, Transfer};
 
 use super::trace::Trace;
-use crate::Error;
 use crate::placement::{Candidate, PlacementPolicy, Resident, choose_evictions, choose_prefetches};
+use crate::{Error, ZeroStage};
 
 /// The beginning of the message of libtorch if the manager has no memory for a tensor. The reason follows.
 pub const NO_MEMORY_FOR_TENSOR: &str = "no memory for a tensor: ";
@@ -55,7 +55,7 @@ enum Backing {
     Zeros,
     /// They can be computed or read again, from the file of a frozen model for example.
     Source(Arc<Mutex<Fill>>),
-    /// In the scratch file, at the offset that the chunk has in its arena.
+    /// In the scratch file.
     Scratch,
 }
 
@@ -75,12 +75,21 @@ enum Memory {
 struct Chunk {
     arena: Arc<Arena>,
     range: Range<usize>,
-    scratch: Option<Arc<DiskFile>>,
+    /// The place of its values in a scratch file, if they change.
+    scratch: Option<ScratchPlace>,
     backing: Backing,
     memory: Memory,
     /// Whether the values in memory differ from those of the backing.
     is_dirty: bool,
     pins: usize,
+}
+
+/// A place in a scratch file.
+#[derive(Clone, Debug)]
+pub(crate) struct ScratchPlace {
+    pub(crate) file: Arc<DiskFile>,
+    /// In bytes.
+    pub(crate) offset: u64,
 }
 
 /// The budget of the memory on the device, and the folder of the disk tier.
@@ -110,6 +119,7 @@ pub struct Traffic {
 /// The chunks of all models of a process.
 pub struct ChunkManager {
     budget: Option<Budget>,
+    zero_stage: ZeroStage,
     state: Mutex<State>,
 }
 
@@ -153,15 +163,20 @@ impl std::fmt::Debug for ChunkManager {
 impl ChunkManager {
     /// A manager without a budget: every chunk stays in memory.
     pub fn unlimited() -> Arc<Self> {
-        Arc::new(Self { budget: None, state: Mutex::default() })
+        Self::sharded(ZeroStage::None)
+    }
+
+    /// A manager without a budget, whose chunks are divided over the data-parallel ranks.
+    pub fn sharded(zero_stage: ZeroStage) -> Arc<Self> {
+        Arc::new(Self { budget: None, zero_stage, state: Mutex::default() })
     }
 
     /// A manager that keeps chunks and tensors of this process within `budget`. A process has one of them at
     /// a time, because the tensors of all models share one allocator.
-    pub fn limited(budget: Budget) -> Result<Arc<Self>, Error> {
+    pub fn limited(budget: Budget, zero_stage: ZeroStage) -> Result<Arc<Self>, Error> {
         let queue = DiskQueue::open()?;
         let state = State { queue: Some(queue), ..State::default() };
-        let manager = Arc::new(Self { budget: Some(budget), state: Mutex::new(state) });
+        let manager = Arc::new(Self { budget: Some(budget), zero_stage, state: Mutex::new(state) });
         allocator::install()?;
         let weak = Arc::downgrade(&manager);
         allocator::set_budget(Some(Box::new(move |bytes| match weak.upgrade() {
@@ -181,12 +196,17 @@ impl ChunkManager {
         self.budget.is_some()
     }
 
+    /// What the data-parallel ranks divide among themselves.
+    pub fn zero_stage(&self) -> ZeroStage {
+        self.zero_stage
+    }
+
     /// Adds a chunk without values. `scratch` is where its values go when it is evicted after a change.
     pub(crate) fn register(
         &self,
         arena: &Arc<Arena>,
         range: Range<usize>,
-        scratch: Option<&Arc<DiskFile>>,
+        scratch: Option<ScratchPlace>,
     ) -> ChunkId {
         let mut state = self.lock();
         let id = ChunkId(state.next_id);
@@ -194,7 +214,7 @@ impl ChunkManager {
         let chunk = Chunk {
             arena: Arc::clone(arena),
             range,
-            scratch: scratch.map(Arc::clone),
+            scratch,
             backing: Backing::Zeros,
             memory: Memory::Absent,
             is_dirty: false,
@@ -223,17 +243,30 @@ impl ChunkManager {
     }
 
     /// Declares that a chunk in memory has values that exist nowhere else, and sets the file for them.
-    pub(crate) fn set_changed(&self, id: ChunkId, scratch: &Arc<DiskFile>) {
+    pub(crate) fn set_changed(&self, id: ChunkId, scratch: ScratchPlace) {
         let mut state = self.lock();
         let chunk = state.chunk(id);
-        chunk.scratch = Some(Arc::clone(scratch));
+        chunk.scratch = Some(scratch);
         chunk.is_dirty = true;
     }
 
     /// Brings chunks into memory and pins them. With `writes`, their values are about to change.
     pub(crate) fn fetch(&self, ids: &[ChunkId], writes: bool) -> Result<(), Error> {
-        let Some(budget) = self.budget.as_ref().filter(|_| !ids.is_empty()) else { return Ok(()) };
         let mut state = self.lock();
+        let Some(budget) = &self.budget else {
+            // Only shards are registered without a budget. They are counted, and there is room for all.
+            for &id in ids {
+                state.chunk(id).pins += 1;
+                if !state.chunk(id).has_memory() {
+                    state.take_memory(id, Memory::Resident);
+                }
+            }
+            state.note_peak();
+            return Ok(());
+        };
+        if ids.is_empty() {
+            return Ok(());
+        }
         state.trace.record(ids, writes, allocator::peak_live_bytes());
         allocator::reset_peak();
         for id in ids {
@@ -273,9 +306,11 @@ impl ChunkManager {
     /// Declares that the values of chunks are not needed any more: they read as zeros when they are fetched
     /// again. Without a budget the memory stays, with its old values.
     pub(crate) fn discard(&self, ids: &[ChunkId]) -> Result<(), Error> {
-        if !self.is_limited() {
-            return Ok(());
-        }
+        if self.is_limited() { self.free(ids) } else { Ok(()) }
+    }
+
+    /// [Discards](Self::discard) the values of chunks, and gives their memory back also without a budget.
+    pub(crate) fn free(&self, ids: &[ChunkId]) -> Result<(), Error> {
         let mut state = self.lock();
         for &id in ids {
             state.drop_memory(id)?;
@@ -294,6 +329,11 @@ impl ChunkManager {
         let mut state = self.lock();
         let State { trace, chunks, .. } = &mut *state;
         trace.end_step(|id| Some(chunks.get(&id)?.range.len()));
+    }
+
+    /// The bytes of chunks that are in memory. Without a budget, only those of sharded chunks are counted.
+    pub fn resident_bytes(&self) -> usize {
+        self.lock().resident_bytes
     }
 
     /// What was moved so far.
@@ -519,9 +559,9 @@ impl State {
         if !chunk.is_dirty {
             return self.drop_memory(id);
         }
-        let (queue, file) = (queue.as_mut(), chunk.scratch.as_ref());
-        let (queue, file) = queue.zip(file).expect("a chunk that changes has a scratch file");
-        let transfer = queue.write(file, chunk.range.start as u64, &chunk.arena, chunk.range.clone())?;
+        let (queue, scratch) = (queue.as_mut(), chunk.scratch.as_ref());
+        let (queue, scratch) = queue.zip(scratch).expect("a chunk that changes has a scratch file");
+        let transfer = queue.write(&scratch.file, scratch.offset, &chunk.arena, chunk.range.clone())?;
         traffic.written_bytes += chunk.range.len() as u64;
         (chunk.memory, chunk.backing, chunk.is_dirty) = (Memory::Writing(transfer), Backing::Scratch, false);
         Ok(())
@@ -589,9 +629,9 @@ impl State {
     fn start_read(&mut self, id: ChunkId) -> Result<(), Error> {
         let Self { chunks, queue, .. } = self;
         let chunk = &chunks[&id];
-        let (queue, file) = (queue.as_mut(), chunk.scratch.as_ref());
-        let (queue, file) = queue.zip(file).expect("a chunk on disk has a file");
-        let transfer = queue.read(file, chunk.range.start as u64, &chunk.arena, chunk.range.clone())?;
+        let (queue, scratch) = (queue.as_mut(), chunk.scratch.as_ref());
+        let (queue, scratch) = queue.zip(scratch).expect("a chunk on disk has a file");
+        let transfer = queue.read(&scratch.file, scratch.offset, &chunk.arena, chunk.range.clone())?;
         self.count_fetch(id);
         self.take_memory(id, Memory::Reading(transfer));
         Ok(())

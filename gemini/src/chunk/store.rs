@@ -4,21 +4,34 @@
 //! On the CPU the chunks lie one after the other in an [`Arena`], so the tensors keep their addresses while
 //! the [`ChunkManager`] moves chunks to the disk and back. On another device each chunk is one tensor that
 //! stays.
+//!
+//! ```text
+//!   chunk of 3 ranks, seen by rank 1   | others | own shard | others |
+//! ```
+//! If the chunks are sharded ([`Sharding`]), this rank's shard is one piece for the manager, and the others
+//! are further pieces, which are in memory for a short time only.
+
+mod memory;
+mod residency;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use parallel::Parameter;
 use parallel::arena::{Arena, page_bytes};
 use parallel::disk::DiskFile;
-use parallel::residency::{
-    Access, ModelPart, Residency, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
-};
+use parallel::residency::{Access, ModelPart, WeightSource};
 use tch::{Device, Kind, Tensor};
 
-use super::layout::{ChunkGroup, ChunkLayout, ParamSpec, SearchBounds, ZeroSize, search_chunk_configuration};
-use super::manager::{ChunkId, ChunkManager};
+use self::residency::ShardedChunk;
+use super::layout::{ChunkLayout, ChunkSpec};
+use super::manager::{ChunkId, ChunkManager, ScratchPlace};
 use crate::Error;
+use crate::zero::{Kept, Sharding};
+
+pub use self::memory::WeightMemory;
+pub(crate) use self::memory::chunk_layout;
+pub(crate) use self::residency::sum_of_bits;
 
 /// The place of one tensor of a store.
 #[derive(Clone, Debug)]
@@ -35,16 +48,36 @@ pub(crate) struct Place {
 pub(crate) struct ChunkStore {
     manager: Arc<ChunkManager>,
     layout: Arc<ChunkLayout>,
+    sharding: Option<Sharding>,
     parts: HashMap<ModelPart, Vec<usize>>,
-    /// The id of each chunk. Empty if the chunks stay in memory.
-    ids: Vec<ChunkId>,
+    /// The pieces of each chunk. Empty if the chunks stay in memory as they are.
+    pieces: Vec<Pieces>,
     scratch: Option<Scratch>,
     tensors: Mutex<Tensors>,
+    /// What is gathered, of sharded weights.
+    sharded: Mutex<Vec<ShardedChunk>>,
 }
 
-/// The arena of a store whose chunks may leave memory.
+/// What the manager moves of a chunk.
+struct Pieces {
+    /// This rank's shard, or the whole chunk.
+    own: ChunkId,
+    /// The shards of other ranks.
+    others: Vec<ChunkId>,
+}
+
+impl Pieces {
+    fn all(&self) -> Vec<ChunkId> {
+        std::iter::once(self.own).chain(self.others.iter().copied()).collect()
+    }
+}
+
+/// The place of the chunks of a store that are not in memory.
 struct Scratch {
-    arena: Arc<Arena>,
+    /// The offset of each chunk in the file, or of this rank's shard of it.
+    offsets: Vec<u64>,
+    bytes: u64,
+    /// Created when the first chunk changes.
     file: Mutex<Option<Arc<DiskFile>>>,
 }
 
@@ -73,62 +106,49 @@ impl ChunkStore {
     pub(crate) fn new(
         manager: &Arc<ChunkManager>,
         layout: &Arc<ChunkLayout>,
+        sharding: Option<Sharding>,
         places: &[Place],
         device: Device,
         changes: bool,
     ) -> Result<Self, Error> {
         let kinds: Vec<Kind> =
             layout.chunks().iter().map(|chunk| places[chunk.params[0].param].kind).collect();
-        let mut params: Vec<Option<[Tensor; 2]>> = places.iter().map(|_| None).collect();
-        let (mut chunks, mut ids, mut scratch) = (Vec::new(), Vec::new(), None);
-
-        if device == Device::Cpu {
+        let (mut pieces, mut scratch) = (Vec::new(), None);
+        let (chunks, params) = if device == Device::Cpu {
             let (ranges, bytes) = ranges(layout, &kinds);
             let arena = Arena::reserve(bytes)?;
-            for ((chunk, range), &kind) in layout.chunks().iter().zip(&ranges).zip(&kinds) {
-                chunks.push(arena.tensor(range.start, &[chunk.numel as i64], &[1], kind)?);
-                for slot in &chunk.params {
-                    let place = &places[slot.param];
-                    let offset = range.start + slot.offset * kind.elt_size_in_bytes();
-                    let tensor = || arena.tensor(offset, &place.shape, &place.strides(), kind);
-                    params[slot.param] = Some([tensor()?, tensor()?]);
-                }
-            }
-            for range in &ranges {
+            let tensors = tensors_in_arena(&arena, layout, &ranges, &kinds, places)?;
+            let cut: Vec<(Range<usize>, Vec<Range<usize>>)> = layout
+                .chunks()
+                .iter()
+                .zip(ranges)
+                .zip(&kinds)
+                .map(|((chunk, range), &kind)| cut(chunk, range, kind, sharding.as_ref()))
+                .collect();
+            for range in cut.iter().flat_map(|(own, others)| std::iter::once(own).chain(others)) {
                 arena.prefer_huge_pages(range.clone())?;
             }
-            if manager.is_limited() {
-                let file = if changes { Some(new_scratch(manager, bytes)?) } else { None };
-                ids =
-                    ranges.into_iter().map(|range| manager.register(&arena, range, file.as_ref())).collect();
-                scratch = Some(Scratch { arena, file: Mutex::new(file) });
+            let kept = sharding.as_ref().map_or(Kept::Whole, |sharding| sharding.kept);
+            if manager.is_limited() || kept != Kept::Whole {
+                (pieces, scratch) = register(manager, &arena, &cut, kept, changes)?;
             }
+            tensors
         } else {
-            for (chunk, &kind) in layout.chunks().iter().zip(&kinds) {
-                let flat = Tensor::zeros([chunk.numel as i64], (kind, device));
-                for slot in &chunk.params {
-                    let place = &places[slot.param];
-                    let numel = place.shape.iter().product::<i64>();
-                    let view = flat.narrow(0, slot.offset as i64, numel).view(place.shape.as_slice());
-                    params[slot.param] = Some([view.detach(), view]);
-                }
-                chunks.push(flat);
-            }
-        }
+            tensors_on_device(device, layout, &kinds, places)
+        };
 
         let loading = layout.chunks().iter().map(|_| Vec::new()).collect();
-        let (params, targets) = params
-            .into_iter()
-            .map(|tensors| tensors.expect("each parameter has a chunk"))
-            .map(|[param, target]| (param, target))
-            .unzip();
+        let sharded = layout.chunks().iter().map(|_| ShardedChunk::default()).collect();
+        let (params, targets) = params.into_iter().map(|[param, target]| (param, target)).unzip();
         Ok(Self {
             manager: Arc::clone(manager),
             layout: Arc::clone(layout),
+            sharding,
             parts: HashMap::new(),
-            ids,
+            pieces,
             scratch,
             tensors: Mutex::new(Tensors { params, targets, chunks, loading }),
+            sharded: Mutex::new(sharded),
         })
     }
 
@@ -137,8 +157,14 @@ impl ChunkStore {
         self.lock().params[param].shallow_clone()
     }
 
-    fn target(&self, param: usize) -> Tensor {
-        self.lock().targets[param].shallow_clone()
+    /// The elements of parameter `param` that this rank owns.
+    pub(crate) fn own_elements_of(&self, param: usize) -> Range<usize> {
+        let (chunk, offset) = self.layout.slot_of(param);
+        let numel = self.lock().params[param].numel();
+        let Some(sharding) = &self.sharding else { return 0..numel };
+        let shard = sharding.own_elements(&self.layout.chunks()[chunk]);
+        let within = |element: usize| element.saturating_sub(offset).min(numel);
+        within(shard.start)..within(shard.end)
     }
 
     /// Chunk `chunk` as a flat tensor, with its padding.
@@ -146,169 +172,69 @@ impl ChunkStore {
         self.lock().chunks[chunk].shallow_clone()
     }
 
-    /// Brings chunk `chunk` into memory.
+    /// Brings chunk `chunk` into memory. The shards of other ranks have the values that this rank has written
+    /// there, or none.
     pub(crate) fn fetch_chunk(&self, chunk: usize, access: Access) -> Result<(), Error> {
-        match self.ids.get(chunk) {
-            Some(&id) => self.manager.fetch(&[id], access == Access::Write),
-            None => Ok(()),
-        }
+        self.pieces.get(chunk).map_or(Ok(()), |pieces| self.fetch_pieces(&pieces.all(), access))
     }
 
     /// Ends a [`fetch_chunk`](Self::fetch_chunk).
     pub(crate) fn release_chunk(&self, chunk: usize) {
-        if let Some(&id) = self.ids.get(chunk) {
-            self.manager.release(&[id]);
+        if let Some(pieces) = self.pieces.get(chunk) {
+            self.manager.release(&pieces.all());
         }
+    }
+
+    /// Brings this rank's shard of chunk `chunk` into memory; all of it if it is not sharded.
+    pub(crate) fn fetch_shard(&self, chunk: usize, access: Access) -> Result<(), Error> {
+        self.pieces.get(chunk).map_or(Ok(()), |pieces| self.fetch_pieces(&[pieces.own], access))
+    }
+
+    /// Ends a [`fetch_shard`](Self::fetch_shard).
+    pub(crate) fn release_shard(&self, chunk: usize) {
+        if let Some(pieces) = self.pieces.get(chunk) {
+            self.manager.release(&[pieces.own]);
+        }
+    }
+
+    fn fetch_pieces(&self, pieces: &[ChunkId], access: Access) -> Result<(), Error> {
+        self.manager.fetch(pieces, access == Access::Write)
     }
 
     /// Declares that the values of chunk `chunk` are not needed any more.
     pub(crate) fn discard_chunk(&self, chunk: usize) -> Result<(), Error> {
-        match self.ids.get(chunk) {
-            Some(&id) => self.manager.discard(&[id]),
-            None => Ok(()),
-        }
+        self.pieces.get(chunk).map_or(Ok(()), |pieces| self.manager.discard(&pieces.all()))
     }
 
-    /// The ids of the chunks that hold `weights`, each once, in order.
-    fn ids_of(&self, weights: Weights<'_>) -> Vec<ChunkId> {
-        let params = match &weights {
-            Weights::Parameter(param) => std::slice::from_ref(param),
-            Weights::Parameters(params) => params,
-            Weights::Part(part) => self.parts.get(part).map_or(&[][..], Vec::as_slice),
-        };
-        let mut ids: Vec<ChunkId> =
-            params.iter().map(|&param| self.ids[self.layout.slot_of(param).0]).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        ids
+    /// Gives the memory of the shards of other ranks back.
+    pub(crate) fn free_other_shards(&self, chunk: usize) -> Result<(), Error> {
+        self.pieces.get(chunk).map_or(Ok(()), |pieces| self.manager.free(&pieces.others))
+    }
+
+    fn target(&self, param: usize) -> Tensor {
+        self.lock().targets[param].shallow_clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Tensors> {
         self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loads a weight. A chunk stays pinned from its first weight to its last, because until then its values
-    /// exist nowhere else.
-    fn load_param(&self, param: usize, source: WeightSource, keep: bool) -> Result<(), Error> {
-        let chunk = self.layout.slot_of(param).0;
-        if self.lock().loading[chunk].is_empty() {
-            self.fetch_chunk(chunk, Access::Read)?;
-        }
-        source(&self.target(param))?;
-
-        let sources = {
-            let mut tensors = self.lock();
-            let loading = &mut tensors.loading[chunk];
-            loading.push((param, keep.then_some(source)));
-            if loading.len() < self.layout.chunks()[chunk].params.len() {
-                return Ok(());
-            }
-            std::mem::take(loading)
-        };
-        let Some(&id) = self.ids.get(chunk) else { return Ok(()) };
-        let targets: Option<Vec<(Tensor, WeightSource)>> =
-            sources.into_iter().map(|(param, source)| Some((self.target(param), source?))).collect();
-        if let Some(targets) = targets {
-            let fill = move || targets.iter().try_for_each(|(target, source)| source(target));
-            self.manager.set_source(id, Box::new(fill));
-        } else {
-            let file = self.scratch_file()?;
-            self.manager.set_changed(id, &file);
-        }
-        self.release_chunk(chunk);
-        Ok(())
-    }
-
-    /// The scratch file of this store, which is created at its first use.
-    fn scratch_file(&self) -> Result<Arc<DiskFile>, Error> {
-        let scratch = self.scratch.as_ref().expect("a store with chunk ids has an arena");
+    /// The place of chunk `chunk` in the scratch file, which is created at its first use.
+    fn scratch_place(&self, chunk: usize) -> Result<ScratchPlace, Error> {
+        let scratch = self.scratch.as_ref().expect("chunks that leave memory have a place to go");
         let mut file = scratch.file.lock().unwrap_or_else(PoisonError::into_inner);
         if file.is_none() {
-            *file = Some(new_scratch(&self.manager, scratch.arena.len())?);
+            *file = Some(new_scratch(&self.manager, scratch.bytes)?);
         }
-        Ok(Arc::clone(file.as_ref().expect("it was just created")))
+        let file = Arc::clone(file.as_ref().expect("it was just created"));
+        Ok(ScratchPlace { file, offset: scratch.offsets[chunk] })
     }
 }
 
 impl Drop for ChunkStore {
     fn drop(&mut self) {
-        self.manager.unregister(&self.ids);
-    }
-}
-
-impl Residency for ChunkStore {
-    fn fetch(&self, weights: Weights<'_>, access: Access) -> Result<(), parallel::Error> {
-        if self.ids.is_empty() {
-            return Ok(());
-        }
-        let fetched = self.manager.fetch(&self.ids_of(weights), access == Access::Write);
-        fetched.map_err(|error| parallel::Error::Residency(Box::new(error)))
-    }
-
-    fn release(&self, weights: Weights<'_>) {
-        if !self.ids.is_empty() {
-            self.manager.release(&self.ids_of(weights));
-        }
-    }
-
-    fn is_limited(&self) -> bool {
-        !self.ids.is_empty()
-    }
-}
-
-impl WeightStore for ChunkStore {
-    fn tensor(&self, index: usize) -> Tensor {
-        self.param(index)
-    }
-
-    fn load(&self, index: usize, source: WeightSource, keep: bool) -> Result<(), parallel::Error> {
-        self.load_param(index, source, keep).map_err(|error| match error {
-            Error::Parallel(error) => error,
-            error => parallel::Error::Residency(Box::new(error)),
-        })
-    }
-}
-
-/// The memory of the weights of models on one device.
-#[derive(Debug)]
-pub struct WeightMemory {
-    manager: Arc<ChunkManager>,
-    device: Device,
-}
-
-impl WeightMemory {
-    /// Weights on `device`, in chunks of `manager`.
-    pub fn new(manager: &Arc<ChunkManager>, device: Device) -> Self {
-        Self { manager: Arc::clone(manager), device }
-    }
-}
-
-impl WeightAllocator for WeightMemory {
-    fn is_limited(&self) -> bool {
-        self.manager.is_limited() && self.device == Device::Cpu
-    }
-
-    fn allocate(
-        &self,
-        specs: Vec<WeightSpec>,
-        parts: Vec<(ModelPart, Vec<usize>)>,
-    ) -> Result<Arc<dyn WeightStore>, parallel::Error> {
-        let layout = chunk_layout(
-            specs.iter().map(|spec| (&spec.parameter, spec.shape.as_slice(), spec.kind, !spec.trainable)),
-        );
-        let places: Vec<Place> = specs
-            .iter()
-            .map(|spec| Place {
-                shape: spec.shape.clone(),
-                kind: spec.kind,
-                is_column_major: spec.is_column_major,
-            })
-            .collect();
-        let changes = specs.iter().any(|spec| spec.trainable);
-        let store = ChunkStore::new(&self.manager, &Arc::new(layout), &places, self.device, changes);
-        let mut store = store.map_err(|error| parallel::Error::Residency(Box::new(error)))?;
-        store.parts = parts.into_iter().collect();
-        Ok(Arc::new(store))
+        let ids: Vec<ChunkId> = self.pieces.iter().flat_map(Pieces::all).collect();
+        self.manager.unregister(&ids);
     }
 }
 
@@ -331,28 +257,47 @@ impl Place {
     }
 }
 
-/// The layout of parameters, given with the shape of the local shard, the dtype, and whether they are frozen.
-pub(crate) fn chunk_layout<'a>(
-    parameters: impl Iterator<Item = (&'a Parameter, &'a [i64], Kind, bool)>,
-) -> ChunkLayout {
-    let specs: Vec<ParamSpec> = parameters
-        .map(|(parameter, shape, kind, is_frozen)| ParamSpec {
-            numel: shape.iter().product::<i64>() as usize,
-            group: ChunkGroup {
-                is_expert: parameter.is_expert,
-                partial_grad: parameter.partial_grad,
-                is_tied: parameter.tied_group.is_some(),
-                is_frozen,
-                element_bytes: kind.elt_size_in_bytes(),
-            },
-        })
-        .collect();
-    let found = search_chunk_configuration(&specs, SearchBounds::for_params(&specs), ZeroSize::ONE);
-    ChunkLayout::new(&specs, found.chunk_size, ZeroSize::ONE)
+/// The flat tensor of each chunk, and two tensors of each parameter over the same memory.
+type StoreTensors = (Vec<Tensor>, Vec<[Tensor; 2]>);
+
+/// The tensors over an arena, in which the chunks have these byte ranges.
+fn tensors_in_arena(
+    arena: &Arc<Arena>,
+    layout: &ChunkLayout,
+    ranges: &[Range<usize>],
+    kinds: &[Kind],
+    places: &[Place],
+) -> Result<StoreTensors, Error> {
+    let chunk = |chunk: &ChunkSpec, range: &Range<usize>, kind: Kind| {
+        arena.tensor(range.start, &[chunk.numel as i64], &[1], kind)
+    };
+    let specs = layout.chunks().iter().zip(ranges).zip(kinds);
+    let chunks = specs.map(|((spec, range), &kind)| chunk(spec, range, kind)).collect::<Result<_, _>>()?;
+    let param = |(param, place): (usize, &Place)| {
+        let (chunk, offset) = layout.slot_of(param);
+        let offset = ranges[chunk].start + offset * place.kind.elt_size_in_bytes();
+        let tensor = || arena.tensor(offset, &place.shape, &place.strides(), place.kind);
+        Ok::<_, Error>([tensor()?, tensor()?])
+    };
+    Ok((chunks, places.iter().enumerate().map(param).collect::<Result<_, _>>()?))
+}
+
+/// The tensors on a device that is not the CPU, where each chunk is one tensor.
+fn tensors_on_device(device: Device, layout: &ChunkLayout, kinds: &[Kind], places: &[Place]) -> StoreTensors {
+    let chunk = |(chunk, &kind): (&ChunkSpec, &Kind)| Tensor::zeros([chunk.numel as i64], (kind, device));
+    let chunks: Vec<Tensor> = layout.chunks().iter().zip(kinds).map(chunk).collect();
+    let param = |(param, place): (usize, &Place)| {
+        let (chunk, offset) = layout.slot_of(param);
+        let numel = place.shape.iter().product::<i64>();
+        let view = chunks[chunk].narrow(0, offset as i64, numel).view(place.shape.as_slice());
+        [view.detach(), view]
+    };
+    let params = places.iter().enumerate().map(param).collect();
+    (chunks, params)
 }
 
 /// The byte range of each chunk, which starts at a page, and the length of all of them.
-fn ranges(layout: &ChunkLayout, kinds: &[Kind]) -> (Vec<std::ops::Range<usize>>, usize) {
+fn ranges(layout: &ChunkLayout, kinds: &[Kind]) -> (Vec<Range<usize>>, usize) {
     let mut start = 0;
     let ranges = layout.chunks().iter().zip(kinds).map(|(chunk, kind)| {
         let bytes = (chunk.numel * kind.elt_size_in_bytes()).next_multiple_of(page_bytes());
@@ -363,7 +308,68 @@ fn ranges(layout: &ChunkLayout, kinds: &[Kind]) -> (Vec<std::ops::Range<usize>>,
     (ranges, start)
 }
 
-fn new_scratch(manager: &ChunkManager, bytes: usize) -> Result<Arc<DiskFile>, Error> {
+/// Cuts the byte range of a chunk into this rank's shard and the parts before and after it. A chunk that is
+/// kept whole is its own shard.
+fn cut(
+    chunk: &ChunkSpec,
+    range: Range<usize>,
+    kind: Kind,
+    sharding: Option<&Sharding>,
+) -> (Range<usize>, Vec<Range<usize>>) {
+    let Some(sharding) = sharding.filter(|sharding| sharding.kept != Kept::Whole) else {
+        return (range, Vec::new());
+    };
+    let own = sharding.own_elements(chunk);
+    let byte = |element: usize| range.start + element * kind.elt_size_in_bytes();
+    let own = byte(own.start)..byte(own.end);
+    // Only a chunk of one rank may end inside a page.
+    let end = if own.end == byte(chunk.numel) { range.end } else { own.end };
+    let others = [range.start..own.start, end..range.end];
+    (own.start..end, others.into_iter().filter(|range| !range.is_empty()).collect())
+}
+
+/// Registers the pieces of chunks. If they change, they get a scratch file, in which the pieces lie one after
+/// the other; those of other ranks only if their values are kept until they are reduced.
+fn register(
+    manager: &ChunkManager,
+    arena: &Arc<Arena>,
+    cut: &[(Range<usize>, Vec<Range<usize>>)],
+    kept: Kept,
+    changes: bool,
+) -> Result<(Vec<Pieces>, Option<Scratch>), Error> {
+    let others_change = kept == Kept::UntilReduced;
+    let written = |others: &Vec<Range<usize>>| {
+        if others_change { others.iter().map(Range::len).sum() } else { 0 }
+    };
+    let mut bytes = 0;
+    let offsets: Vec<u64> = cut
+        .iter()
+        .map(|(own, others)| {
+            let offset = bytes;
+            bytes += (own.len() + written(others)) as u64;
+            offset
+        })
+        .collect();
+    let file = if changes && manager.is_limited() { Some(new_scratch(manager, bytes)?) } else { None };
+
+    let pieces = cut.iter().zip(&offsets).map(|((own, others), &offset)| {
+        let mut next = offset;
+        let mut piece = |range: &Range<usize>, has_place: bool| {
+            let place = file.as_ref().filter(|_| has_place);
+            let place = place.map(|file| ScratchPlace { file: Arc::clone(file), offset: next });
+            next += range.len() as u64;
+            manager.register(arena, range.clone(), place)
+        };
+        Pieces {
+            own: piece(own, true),
+            others: others.iter().map(|range| piece(range, others_change)).collect(),
+        }
+    });
+    let pieces = pieces.collect();
+    Ok((pieces, Some(Scratch { offsets, bytes, file: Mutex::new(file) })))
+}
+
+fn new_scratch(manager: &ChunkManager, bytes: u64) -> Result<Arc<DiskFile>, Error> {
     let budget = manager.budget().expect("only a limited manager writes chunks");
-    Ok(Arc::new(DiskFile::scratch(&budget.disk_path, bytes as u64)?))
+    Ok(Arc::new(DiskFile::scratch(&budget.disk_path, bytes)?))
 }

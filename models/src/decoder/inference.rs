@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use parallel::residency::{ModelPart, hold_weights};
+use parallel::residency::{ModelPart, PartSequence, hold_weights};
 use parallel::{Segmented, upload};
 use tch::{Tensor, no_grad};
 
@@ -11,7 +11,7 @@ use super::Decoder;
 use crate::architecture::Position;
 use crate::attention::{Attention, scaled_dot_product};
 use crate::batch::Batch;
-use crate::block::Block;
+use crate::block::{AttentionFn, Block};
 use crate::cache::{CacheShape, KvCache};
 use crate::forward_context::ForwardContext;
 use crate::mask::MaskKind;
@@ -101,13 +101,61 @@ impl Decoder {
         Ok(hidden)
     }
 
-    /// The final hidden states `[N, H]` of a batch whose rows are complete on every rank, without an autograd
-    /// graph.
-    pub(super) fn forward_rows(&self, batch: &Batch) -> Result<Tensor, parallel::Error> {
+    /// The final hidden states `[N, H]` of batches whose rows are complete on every rank, without an autograd
+    /// graph. Without a pipeline, all batches run through one segment before the next.
+    pub(super) fn forward_rows(&self, batches: &[&Batch]) -> Result<Vec<Tensor>, parallel::Error> {
+        if self.pipeline.is_some() {
+            let forward = |batch: &&Batch| {
+                let rotary = self.batch_rotary(batch);
+                self.run(&batch.input_ids, &batch.positions, rotary, &mut |_, attention, qkv| {
+                    Ok(attend_batch(batch, attention, qkv))
+                })
+            };
+            return no_grad(|| batches.iter().map(forward).collect());
+        }
+
+        let contexts: Vec<ForwardContext> =
+            batches.iter().map(|batch| self.inference_context(self.batch_rotary(batch))).collect();
+        let mut parts = PartSequence::new(self, (0..self.num_segments()).map(ModelPart::Segment));
+        let mut all: Vec<Option<Tensor>> = batches.iter().map(|_| None).collect();
         no_grad(|| {
-            let mut attention_fn =
-                |_, attention: &Attention, qkv: &[Tensor; 3]| Ok(attend_batch(batch, attention, qkv));
-            self.run(&batch.input_ids, &batch.positions, self.batch_rotary(batch), &mut attention_fn)
+            for segment in 0..self.num_segments() {
+                let _weights = parts.hold_next()?;
+                for ((hidden, batch), ctx) in all.iter_mut().zip(batches).zip(&contexts) {
+                    let mut attention_fn =
+                        |attention: &Attention, qkv: &[Tensor; 3]| Ok(attend_batch(batch, attention, qkv));
+                    *hidden = Some(self.run_segment(
+                        segment,
+                        hidden.as_ref(),
+                        [&batch.input_ids, &batch.positions],
+                        ctx,
+                        &mut attention_fn,
+                    )?);
+                }
+            }
+            Ok(all.into_iter().map(|hidden| hidden.expect("a decoder has segments")).collect())
+        })
+    }
+
+    /// The context of a pass without gradients.
+    fn inference_context(&self, rotary: Option<Rotary>) -> ForwardContext {
+        let tp_region = TensorParallelRegion::new(self.model_parallel.tensor_parallel.as_ref());
+        ForwardContext { tp_region, rotary, aux_loss: None, tokens_differ_per_expert_rank: false }
+    }
+
+    /// Runs one segment on hidden states, or on ids and positions if it is the first.
+    fn run_segment(
+        &self,
+        segment: usize,
+        hidden: Option<&Tensor>,
+        [input_ids, positions]: [&Tensor; 2],
+        ctx: &ForwardContext,
+        attention_fn: &mut AttentionFn<'_>,
+    ) -> Result<Tensor, parallel::Error> {
+        Ok(match (hidden, self.blocks.get(segment.wrapping_sub(1))) {
+            (Some(hidden), Some(block)) => block.forward(hidden, ctx, attention_fn)?,
+            (Some(hidden), None) => self.final_norm_and_project(hidden),
+            (None, _) => self.embed(input_ids, positions, &ctx.tp_region)?,
         })
     }
 
@@ -120,22 +168,17 @@ impl Decoder {
         rotary: Option<Rotary>,
         attention_fn: &mut LayerAttentionFn<'_>,
     ) -> Result<Tensor, parallel::Error> {
-        let tp_region = TensorParallelRegion::new(self.model_parallel.tensor_parallel.as_ref());
-        let ctx = ForwardContext { tp_region, rotary, aux_loss: None, tokens_differ_per_expert_rank: false };
-        let mut layer = 0..;
+        let ctx = self.inference_context(rotary);
+        let mut layers = 0..;
         let mut run_segments = |segments: Range<usize>, mut hidden: Option<Tensor>| {
             for segment in segments {
                 let _weights = hold_weights(self, ModelPart::Segment(segment))?;
-                hidden = Some(match (hidden, self.blocks.get(segment.wrapping_sub(1))) {
-                    (Some(hidden), Some(block)) => {
-                        let layer = layer.next().expect("the range of layer indices is unbounded");
-                        block.forward(&hidden, &ctx, &mut |attention, qkv| {
-                            attention_fn(layer, attention, qkv)
-                        })?
-                    }
-                    (Some(hidden), None) => self.final_norm_and_project(&hidden),
-                    (None, _) => self.embed(input_ids, positions, &ctx.tp_region)?,
-                });
+                let mut attention_fn = |attention: &Attention, qkv: &[Tensor; 3]| {
+                    let layer = layers.next().expect("the range of layer indices is unbounded");
+                    attention_fn(layer, attention, qkv)
+                };
+                let inputs = [input_ids, positions];
+                hidden = Some(self.run_segment(segment, hidden.as_ref(), inputs, &ctx, &mut attention_fn)?);
             }
             Ok(hidden.expect("a stage has a segment"))
         };

@@ -117,6 +117,7 @@ pub(crate) fn copy(
     seed: u64,
 ) -> Result<Decoder, Error> {
     let options = LoadOptions { model_parallel: from.model_parallel().clone(), ..options.clone() };
+    let mut held = HeldWeights::none();
     fill(from.config().clone(), head, &options, &mut |request| {
         if !request.is_local {
             return Ok(Values::Tensor(options.placeholder()));
@@ -125,8 +126,7 @@ pub(crate) fn copy(
         Ok(Values::Tensor(match index {
             None => initial_values(request, seed),
             Some(index) => {
-                let weight = Weights::Parameter(index);
-                let _weight = HeldWeights::fetch(from.residency(), weight, Access::Read)?;
+                held.fetch_next(from.residency(), index)?;
                 from.parameters()[index].tensor.detach().copy()
             }
         }))
@@ -135,7 +135,8 @@ pub(crate) fn copy(
 
 /// The decoder `from` without gradients, in the memory layout that is fastest for decoding.
 pub(crate) fn for_decoding(from: &Decoder) -> Result<Decoder, Error> {
-    if let Some(memory) = from.memory.as_ref().filter(|memory| memory.store.is_limited()) {
+    let leaves_memory = |memory: &&ModelMemory| memory.store.is_limited() || memory.store.is_sharded();
+    if let Some(memory) = from.memory.as_ref().filter(leaves_memory) {
         return copy_for_decoding(from, memory);
     }
     let is_on_cpu = from.device() == Device::Cpu;
@@ -149,21 +150,27 @@ pub(crate) fn for_decoding(from: &Decoder) -> Result<Decoder, Error> {
 }
 
 /// [`for_decoding`] for weights that may leave memory: a copy, whose values come from `from` whenever they
-/// are fetched.
+/// are fetched. A copy of sharded weights is gathered once, because the ranks decode different numbers of
+/// tokens and cannot gather them together.
 fn copy_for_decoding(from: &Decoder, memory: &ModelMemory) -> Result<Decoder, Error> {
     let options = LoadOptions {
         kind: from.kind(),
         device: from.device(),
         trainable: false,
         model_parallel: from.model_parallel().clone(),
-        memory: Some(Arc::clone(&memory.allocator)),
+        memory: Some(memory.allocator.unsharded()),
     };
+    let mut held = HeldWeights::none();
     fill(from.config().clone(), HeadKind::Vocabulary, &options, &mut |request| {
         if !request.is_local {
             return Ok(Values::Tensor(options.placeholder()));
         }
         let index = index_of(from, request);
         let (tensor, store) = (from.parameters()[index].tensor.detach(), Arc::clone(&memory.store));
+        if store.is_sharded() {
+            held.fetch_next(from.residency(), index)?;
+            return Ok(Values::Tensor(tensor));
+        }
         Ok(Values::Source(Box::new(move || {
             let _weight = HeldWeights::fetch(Some(&*store), Weights::Parameter(index), Access::Read)?;
             Ok(tensor.copy())

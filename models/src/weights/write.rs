@@ -17,15 +17,16 @@ use crate::config::Config;
 const SHARD_BYTES: usize = 5_000_000_000;
 
 /// Writes `config.json` and the full parameters to a folder, which is created if necessary. Every rank of
-/// `pipeline_expert_group`, which together holds all parameters, must call it; its first rank writes.
+/// `pipeline_expert_group`, which together holds all parameters, must call it; its first rank writes, in replica 0 of the model.
 pub(crate) fn save(
     folder: &Path,
     config: &Config,
     parameters: &[Parameter],
     residency: Option<&dyn Residency>,
+    replica: usize,
     pipeline_expert_group: &ProcessGroup,
 ) -> Result<(), Error> {
-    if save_in_shards(folder, parameters, residency, SHARD_BYTES, pipeline_expert_group)? {
+    if save_in_shards(folder, parameters, residency, SHARD_BYTES, replica, pipeline_expert_group)? {
         safetensors_file::write_bytes(&folder.join("config.json"), config.to_json().as_bytes())?;
     }
     Ok(())
@@ -37,6 +38,7 @@ fn save_in_shards(
     parameters: &[Parameter],
     residency: Option<&dyn Residency>,
     limit: usize,
+    replica: usize,
     pipeline_expert_group: &ProcessGroup,
 ) -> Result<bool, Error> {
     let sizes = parameters.iter().map(|parameter| (parameter.name.clone(), parameter.num_bytes()));
@@ -45,10 +47,9 @@ fn save_in_shards(
     sizes.retain(|(name, _)| seen.insert(name.clone()));
     let shards = shards(&sizes, limit);
 
-    let is_writing_replica = safetensors_file::is_writing_replica(
-        parameters.iter().map(|parameter| &parameter.placement),
-        pipeline_expert_group,
-    )?;
+    let placements = parameters.iter().map(|parameter| &parameter.placement);
+    let is_writing_replica =
+        safetensors_file::is_writing_replica(placements, replica, pipeline_expert_group)?;
     let writes = is_writing_replica && pipeline_expert_group.rank() == 0;
     if writes {
         std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
@@ -143,7 +144,7 @@ mod tests {
             parameter("c", Kind::Float, 3.5),
         ];
         // 12 + 6 bytes fit in 20; the third tensor starts a second file.
-        save_in_shards(folder.path(), &parameters, None, 20, &alone()).unwrap();
+        save_in_shards(folder.path(), &parameters, None, 20, 0, &alone()).unwrap();
         assert!(folder.path().join("model-00002-of-00002.safetensors").exists());
         let mut weights = WeightFolder::open(folder.path()).unwrap();
         for parameter in &parameters {
@@ -152,7 +153,7 @@ mod tests {
             assert_eq!(read, parameter.tensor);
         }
         weights.check_all_used(|_| false).unwrap();
-        save_in_shards(folder.path(), &parameters[..1], None, 20, &alone()).unwrap();
+        save_in_shards(folder.path(), &parameters[..1], None, 20, 0, &alone()).unwrap();
         assert!(!folder.path().join(INDEX).exists());
         assert!(
             WeightFolder::open(folder.path())
@@ -182,8 +183,9 @@ mod tests {
             let (name, first) = [("a", 1.0f32), ("b", 10.0)][mesh.coordinate(Axis::Pipeline)];
             let shard = placement.shard(&Tensor::from_slice(&[first, 2.0, 3.0, 4.0]));
             let parameter = Parameter { placement, ..Parameter::replicated(name, &shard) };
-            let wrote = save_in_shards(folder.path(), &[parameter], None, 20, groups.pipeline_expert_group())
-                .unwrap();
+            let wrote =
+                save_in_shards(folder.path(), &[parameter], None, 20, 0, groups.pipeline_expert_group())
+                    .unwrap();
             groups.world().barrier().unwrap();
             wrote
         };
@@ -203,7 +205,7 @@ mod tests {
     #[test]
     fn nothing_temporary_is_left() {
         let folder = tempfile::tempdir().unwrap();
-        save_in_shards(folder.path(), &[parameter("a", Kind::Float, 1.0)], None, 20, &alone()).unwrap();
+        save_in_shards(folder.path(), &[parameter("a", Kind::Float, 1.0)], None, 20, 0, &alone()).unwrap();
         let names: Vec<_> =
             std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, [SINGLE]);

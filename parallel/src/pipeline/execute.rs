@@ -1,13 +1,14 @@
 //! Runs one rank's actions of a step in the order of the schedule. Without a pipeline, each micro-batch runs
 //! forward and then backward in turn.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use tch::{Device, Kind, Tensor};
 
 use super::{Action, ComputationType, PipelineStages, Schedule, ScheduleKind};
 use crate::comm::{P2pKey, PendingCollective};
-use crate::residency::{ModelPart, Residency, hold_weights};
+use crate::residency::{Access, HeldWeights, ModelPart, PartSequence, Weights, hold_weights};
 use crate::weight_grad_store::{self, WeightGradStore};
 use crate::{Error, ForwardPass, GradientSource, Segmented};
 
@@ -17,23 +18,49 @@ type LossFn<'a, E> = dyn FnMut(usize, &Tensor) -> Result<Tensor, E> + 'a;
 /// Receives the gradient of a parameter, which is given by index.
 type OnGradient<'a, E> = dyn FnMut(GradientSource, usize, Tensor) -> Result<(), E> + 'a;
 
+/// Called when the backward pass of all micro-batches through a part of the model is done.
+type OnPartDone<'a, E> = dyn FnMut(ModelPart) -> Result<(), E> + 'a;
+
+/// What the caller of [`run_schedule`] does in a step.
+pub struct StepCallbacks<'a, E> {
+    /// Computes the scalar loss of a micro-batch, given by index, from its last hidden states, on the rank
+    /// that has them.
+    pub loss: &'a mut LossFn<'a, E>,
+    /// Receives the gradients of this rank's parameters: one call per use of a parameter in a micro-batch.
+    pub on_gradient: &'a mut OnGradient<'a, E>,
+    /// If all micro-batches run through one segment before the next: called after the backward pass through
+    /// each part of the model, on every rank and also without micro-batches.
+    pub on_part_done: &'a mut OnPartDone<'a, E>,
+}
+
+/// How the micro-batches of a step run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScheduleOptions {
+    /// Whether to keep only the inputs of segments, and to run each segment again in the backward pass.
+    pub activation_checkpointing: bool,
+    /// Whether all micro-batches run through one segment before the next, so that the gradients of a segment
+    /// are complete when its backward pass ends. Weights that may leave memory, or that are sharded, always
+    /// have that order, and a pipeline never has it.
+    pub segment_major: bool,
+}
+
 /// Runs the micro-batches `contexts` forward and backward through the segments of this rank.
-///
-/// `loss` computes the scalar loss of a micro-batch from its last hidden states, on the rank that has them.
-/// `on_gradient` receives the gradients of this rank's parameters: one call per use of a parameter in a
-/// micro-batch.
 /// Megatron: `forward_backward_pipelining_with_interleaving`.
 pub fn run_schedule<M: Segmented, E: From<Error>>(
     model: &M,
     contexts: &[&M::Context],
-    activation_checkpointing: bool,
-    loss: &mut LossFn<'_, E>,
-    on_gradient: &mut OnGradient<'_, E>,
+    options: ScheduleOptions,
+    callbacks: StepCallbacks<'_, E>,
 ) -> Result<(), E> {
-    let pipeline = model.pipeline();
-    if pipeline.is_none() && model.residency().is_some_and(Residency::is_limited) {
-        return run_segment_major(model, contexts, activation_checkpointing, loss, on_gradient);
+    let (pipeline, activation_checkpointing) = (model.pipeline(), options.activation_checkpointing);
+    let leaves_memory = model.residency().is_some_and(|weights| weights.is_limited() || weights.is_sharded());
+    if pipeline.is_none() && (options.segment_major || leaves_memory) {
+        return run_segment_major(model, contexts, activation_checkpointing, callbacks);
     }
+
+    let StepCallbacks { loss, on_gradient, .. } = callbacks;
+    let all: Vec<usize> = (0..model.parameters().len()).collect();
+    let _weights = hold_sharded_stages(model, &all)?;
     let schedule = match pipeline {
         Some(pipeline) => pipeline.schedule(contexts.len()),
         None => Schedule::new(ScheduleKind::OneForwardOneBackward, 1, 1, contexts.len()),
@@ -70,6 +97,51 @@ pub fn run_schedule<M: Segmented, E: From<Error>>(
     runner.pending_sends.into_iter().try_for_each(|(send, _)| Ok(send.wait()?))
 }
 
+/// Holds `all` weights of a pipeline rank if they are sharded, for all micro-batches of a step: the
+/// data-parallel ranks may have different numbers of them, and would otherwise gather the weights differently
+/// often. torchtitan: `reshard_after_forward` is off in a pipeline.
+fn hold_sharded_stages<'a, M: Segmented>(model: &'a M, all: &'a [usize]) -> Result<HeldWeights<'a>, Error> {
+    let sharded = model.residency().filter(|weights| weights.is_sharded());
+    HeldWeights::fetch(sharded, Weights::Parameters(all), Access::Read)
+}
+
+/// The micro-batches whose last hidden states [`forward_only`] holds at the same time.
+const MICRO_BATCHES_PER_PASS: usize = 8;
+
+/// Runs micro-batches forward without gradients, and passes each with its last hidden states to `head`.
+/// `context` is what a micro-batch gives the segments. Weights that may leave memory, or that are sharded, are
+/// fetched once for several micro-batches. All ranks that share sharded weights call this function, with any
+/// number of micro-batches. Megatron: `forward_backward_func(forward_only=True)`.
+pub fn forward_only<M: Segmented, B, E: From<Error>>(
+    model: &M,
+    mut micro_batches: impl ExactSizeIterator<Item = B>,
+    context: fn(&B) -> &M::Context,
+    mut head: impl FnMut(B, &Tensor) -> Result<(), E>,
+) -> Result<(), E> {
+    let Some(weights) = model.residency().filter(|weights| weights.is_limited() || weights.is_sharded())
+    else {
+        return micro_batches.try_for_each(|micro_batch| {
+            let hidden = model.forward_no_grad(context(&micro_batch))?;
+            head(micro_batch, &hidden)
+        });
+    };
+
+    let all: Vec<usize> = (0..model.parameters().len()).collect();
+    let _weights = match model.pipeline() {
+        Some(_) => Some(hold_sharded_stages(model, &all)?),
+        None => None,
+    };
+    let passes = weights.max_over_ranks(micro_batches.len().div_ceil(MICRO_BATCHES_PER_PASS))?;
+    for _ in 0..passes {
+        let of_pass: Vec<B> = micro_batches.by_ref().take(MICRO_BATCHES_PER_PASS).collect();
+        let contexts: Vec<&M::Context> = of_pass.iter().map(context).collect();
+        let hidden = model.forward_all_no_grad(&contexts)?;
+        let _head = hold_weights(model, ModelPart::Head)?;
+        of_pass.into_iter().zip(hidden).try_for_each(|(micro_batch, hidden)| head(micro_batch, &hidden))?;
+    }
+    Ok(())
+}
+
 /// Runs all micro-batches through one segment before the next segment, forward and then backward. The weights
 /// of a segment are therefore fetched twice per step, however many micro-batches there are. The gradients of
 /// a parameter are added in the same order as otherwise.
@@ -77,20 +149,27 @@ fn run_segment_major<M: Segmented, E: From<Error>>(
     model: &M,
     contexts: &[&M::Context],
     activation_checkpointing: bool,
-    loss: &mut LossFn<'_, E>,
-    on_gradient: &mut OnGradient<'_, E>,
+    StepCallbacks { loss, on_gradient, on_part_done }: StepCallbacks<'_, E>,
 ) -> Result<(), E> {
-    let mut outcome = Ok(());
+    // The first error of `on_gradient`, which autograd's callers do not pass on.
+    let outcome: RefCell<Result<(), E>> = RefCell::new(Ok(()));
     let mut on_gradient = |source, index, grad| {
-        if outcome.is_ok() {
-            outcome = on_gradient(source, index, grad);
+        if outcome.borrow().is_ok() {
+            let result = on_gradient(source, index, grad);
+            *outcome.borrow_mut() = result;
         }
     };
+    let mut part_done = |part| {
+        outcome.replace(Ok(()))?;
+        on_part_done(part)
+    };
 
+    let segments = || (0..model.num_segments()).map(ModelPart::Segment);
+    let mut parts = PartSequence::new(model, segments().chain([ModelPart::Head]).chain(segments().rev()));
     let mut passes: Vec<_> =
         contexts.iter().map(|context| ForwardPass::start(model, *context, 0, None)).collect();
     for index in 0..model.num_segments() {
-        let _weights = hold_weights(model, ModelPart::Segment(index))?;
+        let _weights = parts.hold_next()?;
         for pass in &mut passes {
             pass.run_segment(index, activation_checkpointing)?;
         }
@@ -100,23 +179,25 @@ fn run_segment_major<M: Segmented, E: From<Error>>(
     let mut passes: Vec<_> = passes.into_iter().map(ForwardPass::finish).collect();
     let mut grads = Vec::with_capacity(passes.len());
     {
-        let _weights = hold_weights(model, ModelPart::Head)?;
+        let _weights = parts.hold_next()?;
         for (micro_batch, pass) in passes.iter_mut().enumerate() {
             let loss = loss(micro_batch, pass.hidden())?;
             grads.push(pass.backward_head(&loss, &mut on_gradient)?);
             pass.drop_hidden();
         }
+        part_done(ModelPart::Head)?;
     }
 
     for index in (0..model.num_segments()).rev() {
-        let _weights = hold_weights(model, ModelPart::Segment(index))?;
+        let _weights = parts.hold_next()?;
         for (pass, grad) in passes.iter_mut().zip(&mut grads) {
             if let Some(grad_output) = grad.take() {
                 *grad = pass.backward_segment(index, &grad_output, &mut on_gradient)?;
             }
         }
+        part_done(ModelPart::Segment(index))?;
     }
-    outcome
+    Ok(())
 }
 
 /// The kind of a message between two stages.
@@ -375,16 +456,19 @@ mod tests {
         run_schedule::<_, Error>(
             model,
             &contexts,
-            activation_checkpointing,
-            &mut |micro_batch, hidden| {
-                let loss = hidden.square().sum(Kind::Double) * (micro_batch + 1) as f64;
-                total += loss.double_value(&[]);
-                Ok(loss)
-            },
-            &mut |_, index, grad| {
-                counts[index] += 1;
-                grads[index] += grad;
-                Ok(())
+            ScheduleOptions { activation_checkpointing, segment_major: false },
+            StepCallbacks {
+                loss: &mut |micro_batch, hidden| {
+                    let loss = hidden.square().sum(Kind::Double) * (micro_batch + 1) as f64;
+                    total += loss.double_value(&[]);
+                    Ok(loss)
+                },
+                on_gradient: &mut |_, index, grad| {
+                    counts[index] += 1;
+                    grads[index] += grad;
+                    Ok(())
+                },
+                on_part_done: &mut |_| Ok(()),
             },
         )
         .unwrap();

@@ -13,7 +13,7 @@ use tch::{Device, Kind, Tensor};
 use super::{DTYPES, Error, NamedTensor};
 use crate::Placement;
 use crate::comm::ProcessGroup;
-use crate::residency::{Access, HeldWeights, Weights};
+use crate::residency::HeldWeights;
 
 /// The message tag of tensors sent to the rank that writes the file.
 const TAG: usize = usize::MAX;
@@ -45,12 +45,14 @@ impl Entry {
 
 /// Whether the ranks of `pipeline_expert_group` write their sharded tensors, rather than the groups that hold
 /// the other shards. `placements` are the placements of all tensors of the group's first rank, not only of
-/// those in one file.
+/// those in one file. Of several replicas of the model, number 0 writes.
 pub fn is_writing_replica<'p>(
     mut placements: impl Iterator<Item = &'p Placement>,
+    replica: usize,
     pipeline_expert_group: &ProcessGroup,
 ) -> Result<bool, Error> {
-    Ok(pipeline_expert_group.all_gather_object(vec![placements.all(Placement::is_writer)])?[0])
+    let writes = replica == 0 && placements.all(Placement::is_writer);
+    Ok(pipeline_expert_group.all_gather_object(vec![writes])?[0])
 }
 
 /// Writes the full `tensors` to a file. Every rank that holds a shard calls this function with its own
@@ -67,17 +69,26 @@ pub fn write(
     let writes = is_writing_replica && pipeline_expert_group.rank() == 0;
 
     // Gathers a full tensor and passes it to `consume` on the rank that writes. Every rank calls it for all
-    // entries in the same order, because gathering is collective.
-    let gather_full = |entry: &Entry, consume: &mut Consume<'_>| -> Result<(), Error> {
-        if entry.owner != pipeline_expert_group.rank() {
+    // entries in the same order, because gathering is collective. A tensor stays in memory until the next one
+    // is, so that a chunk of sharded weights is gathered once for all of them. Experts have a sequence of
+    // their own: the ranks that share the other tensors have different experts between two of them.
+    let mut held = [HeldWeights::none(), HeldWeights::none()];
+    let mut gather_full = |entry: &Entry, consume: &mut Consume<'_>| -> Result<(), Error> {
+        // The ranks that share a sharded tensor gather it together, whichever of them passes it on.
+        let is_owner = entry.owner == pipeline_expert_group.rank();
+        let own_copy = tensors.iter().find(|named| named.name == entry.name);
+        if let Some(named) = own_copy
+            && let Some((residency, index)) = named.residency
+            && (is_owner || residency.is_sharded())
+        {
+            held[usize::from(named.is_expert)].fetch_next(Some(residency), index)?;
+        }
+        if !is_owner {
             let options = (entry.kind(), Device::Cpu);
             let receive = || pipeline_expert_group.recv(&entry.shape, options, entry.owner, TAG);
             return if writes { consume(&receive()?) } else { Ok(()) };
         }
         let named = &tensors[entry.index];
-        let (residency, index) = named.residency.unzip();
-        let weight = Weights::Parameter(index.unwrap_or_default());
-        let _values = HeldWeights::fetch(residency, weight, Access::Read)?;
         let full = named.placement.full_tensor(named.tensor)?;
         if is_writing_replica && entry.owner != 0 {
             pipeline_expert_group.send(&full.to_device(Device::Cpu).contiguous(), 0, TAG)?.wait()?;

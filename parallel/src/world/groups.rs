@@ -1,6 +1,6 @@
 //! The process groups of a mesh: one along each axis, and the combined ones that training needs.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{LocalRank, World};
 use crate::comm::ProcessGroup;
@@ -20,6 +20,16 @@ pub struct ProcessGroups {
     loss_group: Arc<ProcessGroup>,
     pipeline_expert_group: Arc<ProcessGroup>,
     embedding_group: Option<Arc<ProcessGroup>>,
+    weight_gathering: Mutex<Option<WeightGatheringGroups>>,
+}
+
+/// The groups over which sharded weights are gathered.
+#[derive(Clone, Debug)]
+pub struct WeightGatheringGroups {
+    /// For dense weights: the ranks of [`ProcessGroups::dense_data_parallel`].
+    pub dense: Arc<ProcessGroup>,
+    /// For expert weights: the ranks of [`ProcessGroups::expert_data_parallel`].
+    pub expert: Arc<ProcessGroup>,
 }
 
 impl ProcessGroups {
@@ -56,6 +66,7 @@ impl ProcessGroups {
             loss_group,
             pipeline_expert_group,
             embedding_group: None,
+            weight_gathering: Mutex::default(),
         }
     }
 
@@ -134,6 +145,7 @@ impl ProcessGroups {
             loss_group,
             pipeline_expert_group,
             embedding_group,
+            weight_gathering: Mutex::default(),
         })
     }
 
@@ -185,6 +197,26 @@ impl ProcessGroups {
     /// Megatron: `get_expert_data_parallel_group()`.
     pub fn expert_data_parallel(&self) -> &Arc<ProcessGroup> {
         &self.expert_data_parallel
+    }
+
+    /// The groups over which sharded weights are gathered. They have communicators of their own, because the
+    /// ranks gather weights in one order and reduce gradients in another. The first call connects them, so
+    /// all ranks make it.
+    pub fn weight_gathering(&self) -> Result<WeightGatheringGroups, Error> {
+        let mut connected = self.weight_gathering.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(groups) = &*connected {
+            return Ok(groups.clone());
+        }
+        let (dense, expert) = (&self.dense_data_parallel, &self.expert_data_parallel);
+        let dense_copy = Arc::new(dense.duplicate("weights")?);
+        let expert_copy = if Arc::ptr_eq(dense, expert) {
+            Arc::clone(&dense_copy)
+        } else {
+            Arc::new(expert.duplicate("weights")?)
+        };
+        let groups = WeightGatheringGroups { dense: dense_copy, expert: expert_copy };
+        *connected = Some(groups.clone());
+        Ok(groups)
     }
 
     /// The replicas of the whole model: generation and evaluation split their rows over this group. Without

@@ -1,0 +1,111 @@
+//! Where the weights of models get their memory, and the layout of their chunks.
+
+use std::sync::Arc;
+
+use parallel::residency::{ModelPart, WeightAllocator, WeightSpec, WeightStore};
+use parallel::{Parameter, ProcessGroups};
+use tch::{Device, Kind};
+
+use super::{ChunkStore, Place};
+use crate::Error;
+use crate::chunk::layout::{
+    ChunkGroup, ChunkLayout, ParamSpec, SearchBounds, ZeroSize, search_chunk_configuration,
+};
+use crate::chunk::manager::ChunkManager;
+use crate::zero::{Kept, Sharding, ZeroStage};
+
+/// The memory of the weights of models on one device.
+#[derive(Clone, Debug)]
+pub struct WeightMemory {
+    manager: Arc<ChunkManager>,
+    device: Device,
+    groups: Arc<ProcessGroups>,
+    /// Whether weights are divided over the data-parallel ranks as the ZeRO stage says.
+    is_sharded: bool,
+}
+
+impl WeightMemory {
+    /// Weights on `device`, in chunks of `manager`, which the data-parallel ranks of `groups` share.
+    pub fn new(manager: &Arc<ChunkManager>, device: Device, groups: &Arc<ProcessGroups>) -> Self {
+        Self { manager: Arc::clone(manager), device, groups: Arc::clone(groups), is_sharded: true }
+    }
+
+    /// How a store of these weights is divided over the ranks.
+    fn sharding(&self, is_trained: bool) -> Result<Option<Sharding>, Error> {
+        match self.manager.zero_stage() {
+            _ if !self.is_sharded => Ok(None),
+            ZeroStage::Weights => Sharding::new(&self.groups, Kept::OwnShard),
+            ZeroStage::OptimizerState | ZeroStage::Gradients if is_trained => {
+                Sharding::new(&self.groups, Kept::Whole)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn new_store(&self, specs: &[WeightSpec]) -> Result<ChunkStore, Error> {
+        let is_trained = specs.iter().any(|spec| spec.trainable);
+        let sharding = self.sharding(is_trained)?;
+        let zero_size = sharding.as_ref().map_or(ZeroSize::ONE, Sharding::zero_size);
+        let described =
+            specs.iter().map(|spec| (&spec.parameter, spec.shape.as_slice(), spec.kind, !spec.trainable));
+        let layout = Arc::new(chunk_layout(described, zero_size, &self.groups)?);
+        let place = |spec: &WeightSpec| Place {
+            shape: spec.shape.clone(),
+            kind: spec.kind,
+            is_column_major: spec.is_column_major,
+        };
+        let places: Vec<Place> = specs.iter().map(place).collect();
+        ChunkStore::new(&self.manager, &layout, sharding, &places, self.device, is_trained)
+    }
+}
+
+impl WeightAllocator for WeightMemory {
+    fn is_limited(&self) -> bool {
+        self.manager.is_limited() && self.device == Device::Cpu
+    }
+
+    fn unsharded(&self) -> Arc<dyn WeightAllocator> {
+        Arc::new(Self { is_sharded: false, ..self.clone() })
+    }
+
+    fn allocate(
+        &self,
+        specs: Vec<WeightSpec>,
+        parts: Vec<(ModelPart, Vec<usize>)>,
+    ) -> Result<Arc<dyn WeightStore>, parallel::Error> {
+        let store = self.new_store(&specs);
+        let mut store = store.map_err(|error| parallel::Error::Residency(Box::new(error)))?;
+        store.parts = parts.into_iter().collect();
+        Ok(Arc::new(store))
+    }
+}
+
+/// The layout of parameters, given with the shape of the local shard, the dtype, and whether they are frozen.
+///
+/// Sharded chunks end at the same offsets on all tensor-parallel ranks, which sum the shards of partial
+/// gradients, so these ranks agree on a chunk size and call this function together.
+pub(crate) fn chunk_layout<'a>(
+    parameters: impl Iterator<Item = (&'a Parameter, &'a [i64], Kind, bool)>,
+    zero_size: ZeroSize,
+    groups: &ProcessGroups,
+) -> Result<ChunkLayout, Error> {
+    let specs: Vec<ParamSpec> = parameters
+        .map(|(parameter, shape, kind, is_frozen)| ParamSpec {
+            numel: shape.iter().product::<i64>() as usize,
+            group: ChunkGroup {
+                is_expert: parameter.is_expert,
+                partial_grad: parameter.partial_grad,
+                is_tied: parameter.tied_group.is_some(),
+                is_frozen,
+                element_bytes: kind.elt_size_in_bytes(),
+            },
+        })
+        .collect();
+    let found = search_chunk_configuration(&specs, SearchBounds::for_params(&specs), zero_size);
+    let chunk_size = if zero_size == ZeroSize::ONE {
+        found.chunk_size
+    } else {
+        groups.tensor_parallel().all_reduce_max([found.chunk_size as f64])?[0] as usize
+    };
+    Ok(ChunkLayout::new(&specs, chunk_size, zero_size))
+}

@@ -1,0 +1,266 @@
+//! The weights of a model in a [`ChunkStore`]: loaded, fetched for a part of the model, gathered if they are
+//! sharded. DeepSpeed: `PartitionedParameterCoordinator`; FSDP: `FlatParamHandle`.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::{MutexGuard, PoisonError};
+
+use parallel::comm::PendingCollective;
+use parallel::residency::{Access, Residency, WeightSource, WeightStore, Weights};
+use tch::{Kind, Tensor};
+
+use super::ChunkStore;
+use crate::Error;
+use crate::chunk::manager::ChunkId;
+use crate::chunk::state::ChunkState;
+use crate::zero::{Kept, Sharding};
+
+/// A chunk of sharded weights.
+#[derive(Debug, Default)]
+pub(super) struct ShardedChunk {
+    state: ChunkState,
+    /// How many have fetched or prefetched it.
+    holders: usize,
+    /// The all-gather that runs.
+    gathering: Option<PendingCollective>,
+}
+
+impl ChunkStore {
+    /// The chunks that hold `weights`, in order.
+    fn chunks_of(&self, weights: Weights<'_>) -> BTreeSet<usize> {
+        let params = match &weights {
+            Weights::Parameter(param) => std::slice::from_ref(param),
+            Weights::Parameters(params) => params,
+            Weights::Part(part) => self.parts.get(part).map_or(&[][..], Vec::as_slice),
+        };
+        params.iter().map(|&param| self.layout.slot_of(param).0).collect()
+    }
+
+    /// The pieces of the chunks that hold `weights`.
+    fn pieces_of(&self, weights: Weights<'_>) -> Vec<ChunkId> {
+        self.chunks_of(weights).into_iter().flat_map(|chunk| self.pieces[chunk].all()).collect()
+    }
+
+    /// The division of a store that keeps only this rank's shards.
+    fn own_shards(&self) -> Option<&Sharding> {
+        self.sharding.as_ref().filter(|sharding| sharding.kept == Kept::OwnShard)
+    }
+
+    fn lock_sharded(&self) -> MutexGuard<'_, Vec<ShardedChunk>> {
+        self.sharded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts to gather chunk `chunk`, unless somebody holds it already.
+    fn start_gathering(
+        &self,
+        chunk: usize,
+        sharded: &mut ShardedChunk,
+        sharding: &Sharding,
+    ) -> Result<(), Error> {
+        if sharded.state != ChunkState::Free {
+            return Ok(());
+        }
+        self.fetch_chunk(chunk, Access::Read)?;
+        let group = sharding.group(self.layout.chunks()[chunk].group);
+        match group.start_all_gather_in_place(&self.chunk(chunk)) {
+            Ok(gathering) => sharded.gathering = Some(gathering),
+            Err(error) => {
+                self.release_chunk(chunk);
+                return Err(error.into());
+            }
+        }
+        sharded.state.enter(ChunkState::Hold);
+        Ok(())
+    }
+
+    /// Fetches chunks of sharded weights.
+    fn fetch_sharded(&self, chunks: &[usize], access: Access, sharding: &Sharding) -> Result<(), Error> {
+        let mut all = self.lock_sharded();
+        if access == Access::Write {
+            for &chunk in chunks {
+                // The shards of other ranks get memory, because the caller may write whole parameters.
+                self.manager.fetch(&[self.pieces[chunk].own], true)?;
+                self.manager.fetch(&self.pieces[chunk].others, false)?;
+                all[chunk].state.enter(ChunkState::Compute);
+                all[chunk].holders += 1;
+            }
+            return Ok(());
+        }
+
+        for &chunk in chunks {
+            self.start_gathering(chunk, &mut all[chunk], sharding)?;
+            all[chunk].holders += 1;
+        }
+        for &chunk in chunks {
+            if let Some(gathering) = all[chunk].gathering.take() {
+                gathering.wait()?;
+            }
+            if all[chunk].state == ChunkState::Hold {
+                all[chunk].state.enter(ChunkState::Compute);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the memory of gathered chunks back that nobody holds any more.
+    fn release_sharded(&self, chunks: &BTreeSet<usize>) {
+        let mut all = self.lock_sharded();
+        for &chunk in chunks {
+            let sharded = &mut all[chunk];
+            sharded.holders = sharded.holders.saturating_sub(1);
+            if sharded.holders > 0 || sharded.state == ChunkState::Free {
+                continue;
+            }
+            // After an error nobody waits for what was gathered ahead. The next collective reports it again.
+            let _ = sharded.gathering.take().map(PendingCollective::wait);
+            self.release_chunk(chunk);
+            let _ = self.free_other_shards(chunk);
+            sharded.state.enter(ChunkState::Free);
+        }
+    }
+
+    /// Loads a weight. A chunk stays pinned from its first weight to its last, because until then its values
+    /// exist nowhere else.
+    fn load_param(&self, param: usize, source: WeightSource, keep: bool) -> Result<(), Error> {
+        let chunk = self.layout.slot_of(param).0;
+        if self.lock().loading[chunk].is_empty() {
+            self.fetch_chunk(chunk, Access::Read)?;
+        }
+        source(&self.target(param))?;
+
+        let sources = {
+            let mut tensors = self.lock();
+            let loading = &mut tensors.loading[chunk];
+            loading.push((param, keep.then_some(source)));
+            if loading.len() < self.layout.chunks()[chunk].params.len() {
+                return Ok(());
+            }
+            std::mem::take(loading)
+        };
+        let Some(pieces) = self.pieces.get(chunk) else { return Ok(()) };
+        if let Some(sharding) = self.own_shards() {
+            self.check_replicas(chunk, sharding)?;
+        }
+        if self.manager.is_limited() {
+            let is_sharded = self.own_shards().is_some();
+            let targets: Option<Vec<(Tensor, WeightSource)>> = sources
+                .into_iter()
+                .map(|(param, source)| Some((self.target(param), source.filter(|_| !is_sharded)?)))
+                .collect();
+            if let Some(targets) = targets {
+                let fill = move || targets.iter().try_for_each(|(target, source)| source(target));
+                self.manager.set_source(pieces.own, Box::new(fill));
+            } else {
+                self.manager.set_changed(pieces.own, self.scratch_place(chunk)?);
+            }
+        }
+        self.release_chunk(chunk);
+        self.free_other_shards(chunk)
+    }
+
+    /// Checks that all ranks have loaded the same values into a chunk, of which each keeps a shard.
+    fn check_replicas(&self, chunk: usize, sharding: &Sharding) -> Result<(), Error> {
+        let group = sharding.group(self.layout.chunks()[chunk].group);
+        let sums = group.all_gather_object(vec![sum_of_bits(&self.chunk(chunk))])?;
+        match sums.iter().position(|&sum| sum != sums[group.rank()]) {
+            None => Ok(()),
+            Some(other) => {
+                Err(Error::ReplicasDiffer { rank: group.ranks()[group.rank()], other: group.ranks()[other] })
+            }
+        }
+    }
+}
+
+/// The sum of the bit patterns of all values, which does not depend on the order of summation.
+pub(crate) fn sum_of_bits(tensor: &Tensor) -> i64 {
+    let bits = match tensor.kind().elt_size_in_bytes() {
+        2 => Kind::Int16,
+        4 => Kind::Int,
+        _ => Kind::Int64,
+    };
+    tensor.detach().view_dtype(bits).sum(Kind::Int64).int64_value(&[])
+}
+
+/// An error of the manager, as the `parallel` crate passes it on.
+fn residency_error(error: Error) -> parallel::Error {
+    match error {
+        Error::Parallel(error) => error,
+        error => parallel::Error::Residency(Box::new(error)),
+    }
+}
+
+impl Residency for ChunkStore {
+    fn fetch(&self, weights: Weights<'_>, access: Access) -> Result<(), parallel::Error> {
+        if self.pieces.is_empty() {
+            return Ok(());
+        }
+        let fetched = match self.own_shards() {
+            Some(sharding) => {
+                let chunks: Vec<usize> = self.chunks_of(weights).into_iter().collect();
+                self.fetch_sharded(&chunks, access, sharding)
+            }
+            None => self.manager.fetch(&self.pieces_of(weights), access == Access::Write),
+        };
+        fetched.map_err(residency_error)
+    }
+
+    fn release(&self, weights: Weights<'_>) {
+        if self.own_shards().is_some() {
+            self.release_sharded(&self.chunks_of(weights));
+        } else if !self.pieces.is_empty() {
+            self.manager.release(&self.pieces_of(weights));
+        }
+    }
+
+    fn prefetch(&self, weights: Weights<'_>) -> Result<(), parallel::Error> {
+        let Some(sharding) = self.own_shards() else { return Ok(()) };
+        let mut all = self.lock_sharded();
+        for chunk in self.chunks_of(weights) {
+            all[chunk].holders += 1;
+            // Under a budget there may be room for one part of the model only, on this rank or on another.
+            if !self.manager.is_limited() {
+                self.start_gathering(chunk, &mut all[chunk], sharding).map_err(residency_error)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_limited(&self) -> bool {
+        self.manager.is_limited() && !self.pieces.is_empty()
+    }
+
+    fn is_sharded(&self) -> bool {
+        self.own_shards().is_some()
+    }
+
+    fn max_over_ranks(&self, count: usize) -> Result<usize, parallel::Error> {
+        let Some(sharding) = self.own_shards() else { return Ok(count) };
+        let [most] = sharding.everyone().all_reduce_max([count as f64])?;
+        Ok(most as usize)
+    }
+}
+
+impl WeightStore for ChunkStore {
+    fn tensor(&self, index: usize) -> Tensor {
+        self.param(index)
+    }
+
+    fn load(&self, index: usize, source: WeightSource, keep: bool) -> Result<(), parallel::Error> {
+        self.load_param(index, source, keep).map_err(residency_error)
+    }
+
+    fn own_elements(&self, index: usize) -> Range<usize> {
+        self.own_elements_of(index)
+    }
+
+    fn start_all_gather(&self, weights: Weights<'_>) -> Result<Vec<PendingCollective>, parallel::Error> {
+        let Some(sharding) = self.sharding.as_ref().filter(|sharding| sharding.kept == Kept::Whole) else {
+            return Ok(Vec::new());
+        };
+        let gather = |chunk: usize| {
+            let group = sharding.group(self.layout.chunks()[chunk].group);
+            group.start_all_gather_in_place(&self.chunk(chunk))
+        };
+        self.chunks_of(weights).into_iter().map(gather).collect()
+    }
+}
