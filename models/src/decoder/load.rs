@@ -5,7 +5,7 @@
 //! parameters in order of use, and then over the reserved memory, so that loading never needs memory for a
 //! second copy of the model.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,14 +21,32 @@ use crate::Error;
 use crate::config::Config;
 use crate::initialize;
 use crate::layer::{ParameterRequest, to_column_major};
-use crate::weights::WeightFolder;
+use crate::weights::{TensorReader, WeightFolder};
 
 /// The values of one parameter.
 enum Values {
     /// This rank's shard, in any dtype, on any device.
     Tensor(Tensor),
-    /// Reads this rank's shard, as often as it is called.
-    Source(Box<dyn Fn() -> Result<Tensor, Error> + Send>),
+    /// This rank's shard in a file, which can be read again.
+    File(FileValues),
+    /// A weight of another model, which can be copied again.
+    Weight {
+        /// The memory of the other model.
+        store: Arc<dyn WeightStore>,
+        /// The index of the weight there.
+        index: usize,
+        /// Its tensor.
+        tensor: Tensor,
+    },
+}
+
+/// A tensor in a file of a model folder.
+struct FileValues {
+    reader: TensorReader,
+    folder: PathBuf,
+    name: String,
+    /// Whether the values were found to be finite.
+    is_checked: AtomicBool,
 }
 
 /// Returns the values of a requested parameter, which this rank holds.
@@ -81,14 +99,8 @@ pub(crate) fn from_folder(
             }
         }
 
-        let (folder, name, is_checked) = (folder.to_owned(), request.name.to_owned(), AtomicBool::new(false));
-        Ok(Values::Source(Box::new(move || {
-            let tensor = reader.read()?;
-            if !is_checked.swap(true, Ordering::Relaxed) {
-                check_finite(&folder, &name, &tensor)?;
-            }
-            Ok(tensor)
-        })))
+        let (folder, name) = (folder.to_owned(), request.name.to_owned());
+        Ok(Values::File(FileValues { reader, folder, name, is_checked: AtomicBool::new(false) }))
     })?;
 
     files.check_all_used(is_ignorable)?;
@@ -171,10 +183,7 @@ fn copy_for_decoding(from: &Decoder, memory: &ModelMemory) -> Result<Decoder, Er
             held.fetch_next(from.residency(), index)?;
             return Ok(Values::Tensor(tensor));
         }
-        Ok(Values::Source(Box::new(move || {
-            let _weight = HeldWeights::fetch(Some(&*store), Weights::Parameter(index), Access::Read)?;
-            Ok(tensor.copy())
-        })))
+        Ok(Values::Weight { store, index, tensor })
     })
 }
 
@@ -209,7 +218,7 @@ fn fill(
             return values.read();
         }
         let index = next.next().expect("the range does not end");
-        let keep = matches!(values, Values::Source(_));
+        let keep = !matches!(values, Values::Tensor(_));
         store.load(index, values.into_source(), keep).map_err(own_error)?;
         Ok(store.tensor(index).set_requires_grad(options.trainable))
     })?;
@@ -261,33 +270,63 @@ fn reserve(
 }
 
 impl Values {
+    /// The values as a tensor of their own.
     fn read(self) -> Result<Tensor, Error> {
         match self {
             Self::Tensor(tensor) => Ok(tensor),
-            Self::Source(read) => read(),
+            Self::File(values) => {
+                let tensor = values.reader.read()?;
+                values.check(&tensor)?;
+                Ok(tensor)
+            }
+            Self::Weight { store, index, tensor } => {
+                let _weight = HeldWeights::fetch(Some(&*store), Weights::Parameter(index), Access::Read)?;
+                Ok(tensor.copy())
+            }
         }
     }
 
     /// A function that copies the values into a tensor of the model.
     fn into_source(self) -> WeightSource {
-        let read: Box<dyn Fn() -> Result<Tensor, Error> + Send> = match self {
-            Self::Tensor(tensor) => Box::new(move || Ok(tensor.shallow_clone())),
-            Self::Source(read) => read,
-        };
-        Box::new(move |target| {
-            let values = read().map_err(|error| parallel::Error::Residency(Box::new(error)))?;
-            no_grad(|| {
-                // The kernel that copies a transposed matrix is fast if its target is contiguous.
-                let (mut target, values) = if target.is_contiguous() || target.dim() != 2 {
-                    (target.detach(), values)
-                } else {
-                    (target.detach().tr(), values.tr())
-                };
-                target.copy_(&values);
-            });
-            Ok(())
-        })
+        match self {
+            Self::Tensor(tensor) => Box::new(move |target| {
+                copy_values(target, &tensor);
+                Ok(())
+            }),
+            Self::File(values) => Box::new(move |target| {
+                let read = values.reader.read_into(target).and_then(|()| values.check(target));
+                read.map_err(|error| parallel::Error::Residency(Box::new(error)))
+            }),
+            Self::Weight { store, index, tensor } => Box::new(move |target| {
+                let _weight = HeldWeights::fetch(Some(&*store), Weights::Parameter(index), Access::Read)?;
+                copy_values(target, &tensor);
+                Ok(())
+            }),
+        }
     }
+}
+
+impl FileValues {
+    /// Returns an error if a value that was just read is not finite. The file is checked once.
+    fn check(&self, values: &Tensor) -> Result<(), Error> {
+        if self.is_checked.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        check_finite(&self.folder, &self.name, values)
+    }
+}
+
+/// Copies values into a tensor of a model.
+fn copy_values(target: &Tensor, values: &Tensor) {
+    no_grad(|| {
+        // The kernel that copies a transposed matrix is fast if its target is contiguous.
+        let (mut target, values) = if target.is_contiguous() || target.dim() != 2 {
+            (target.detach(), values.shallow_clone())
+        } else {
+            (target.detach().tr(), values.tr())
+        };
+        target.copy_(&values);
+    });
 }
 
 /// Returns an error if this process's share of the model alone exceeds the memory of the machine. The

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parallel::Placement;
 use parallel::safetensors_file::TensorFile;
 use serde_json::Value;
-use tch::{Kind, Tensor};
+use tch::{Kind, Tensor, no_grad};
 
 use super::names::{INDEX, SINGLE};
 use crate::Error;
@@ -123,6 +123,17 @@ impl TensorReader {
         let Some([from, to]) = grows else { return Ok(file.read(name, shape, placement)?) };
         let full = file.read(name, &[*from, shape[1]], &Placement::Replicate)?;
         Ok(placement.shard(&with_mean_rows(&full, to - from)))
+    }
+
+    /// Reads this rank's shard into `target`, in its dtype and memory layout.
+    pub(crate) fn read_into(&self, target: &Tensor) -> Result<(), Error> {
+        let Self { file, name, shape, placement, grows } = self;
+        if grows.is_none() {
+            return Ok(file.read_into(name, shape, placement, target)?);
+        }
+        let values = self.read()?;
+        no_grad(|| target.detach().copy_(&values));
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reads safetensors files. The header is untrusted: each of its entries is checked against the file before
 //! it is used.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,13 +9,16 @@ use std::path::{Path, PathBuf};
 
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use tch::Tensor;
+use tch::{Device, Kind, Tensor, no_grad};
 
 use super::{DTYPES, Error};
 use crate::Placement;
 
 /// The largest header that safetensors allows.
 const MAX_HEADER: u64 = 100_000_000;
+
+/// The elements that are read at a time.
+const PIECE_ELEMENTS: i64 = 1 << 18;
 
 /// An open file with its parsed header.
 #[derive(Debug)]
@@ -111,6 +114,55 @@ impl TensorFile {
 
     /// Reads this rank's shard of the tensor `name`, whose full shape is `shape`, in the dtype of the file.
     pub fn read(&self, name: &str, shape: &[i64], placement: &Placement) -> Result<Tensor, Error> {
+        let (_, kind) = self.entry(name, shape)?;
+        let tensor = Tensor::f_empty(placement.local_shape(shape), (kind, Device::Cpu))?;
+        self.read_into(name, shape, placement, &tensor)?;
+        Ok(tensor)
+    }
+
+    /// Reads this rank's shard of the tensor `name`, whose full shape is `shape`, into `target`, a tensor of
+    /// the shape of the shard in any dtype and memory layout. Needs memory for a piece of the tensor only.
+    pub fn read_into(
+        &self,
+        name: &str,
+        shape: &[i64],
+        placement: &Placement,
+        target: &Tensor,
+    ) -> Result<(), Error> {
+        let (entry, kind) = self.entry(name, shape)?;
+        let size = kind.elt_size_in_bytes();
+        let local_shape = placement.local_shape(shape);
+        assert_eq!(target.size(), local_shape, "the target has the shape of the shard");
+        // A contiguous target can be cut anywhere, any other one into whole rows.
+        let (target, row_shape) = if target.is_contiguous() {
+            (target.detach().view([-1]), &[][..])
+        } else {
+            (target.detach(), &local_shape[1..])
+        };
+        let row = row_shape.iter().product::<i64>();
+        let rows_per_piece = (PIECE_ELEMENTS / row.max(1)).max(1);
+
+        let mut ranges = ElementRanges(element_ranges(shape, placement).into());
+        let mut buffer = Vec::new();
+        for first in (0..target.size()[0]).step_by(rows_per_piece as usize) {
+            let rows = rows_per_piece.min(target.size()[0] - first);
+            buffer.resize((rows * row) as usize * size, 0);
+            let mut rest = buffer.as_mut_slice();
+            while let Some((start, length)) = ranges.take((rest.len() / size) as u64) {
+                let (chunk, remaining) = rest.split_at_mut(length as usize * size);
+                self.file
+                    .read_exact_at(chunk, entry.start + start * size as u64)
+                    .map_err(|source| Error::Io { path: self.path.clone(), source })?;
+                rest = remaining;
+            }
+            let piece = Tensor::f_from_data_size(&buffer, &[&[rows], row_shape].concat(), kind)?;
+            no_grad(|| target.narrow(0, first, rows).f_copy_(&piece))?;
+        }
+        Ok(())
+    }
+
+    /// The entry of the tensor `name`, whose shape has to be `shape`, and its dtype.
+    fn entry(&self, name: &str, shape: &[i64]) -> Result<(&Entry, Kind), Error> {
         let (path, name) = (|| self.path.clone(), || name.to_owned());
         let entry = self.entries.get(&name()).ok_or_else(|| Error::Missing { path: path(), name: name() })?;
         if entry.shape != shape {
@@ -120,19 +172,26 @@ impl TensorFile {
         let Some(kind) = DTYPES.iter().find(|(dtype, _)| *dtype == entry.dtype).map(|&(_, kind)| kind) else {
             return Err(Error::Dtype { path: path(), name: name(), dtype: entry.dtype.clone() });
         };
+        Ok((entry, kind))
+    }
+}
 
-        let size = kind.elt_size_in_bytes() as u64;
-        let local_shape = placement.local_shape(shape);
-        let mut buffer = vec![0; local_shape.iter().product::<i64>() as usize * size as usize];
-        let mut rest = buffer.as_mut_slice();
-        for (start, length) in element_ranges(shape, placement) {
-            let (chunk, remaining) = rest.split_at_mut((length * size) as usize);
-            self.file
-                .read_exact_at(chunk, entry.start + start * size)
-                .map_err(|source| Error::Io { path: path(), source })?;
-            rest = remaining;
+/// The element ranges of a shard that are still to be read.
+struct ElementRanges(VecDeque<(u64, u64)>);
+
+impl ElementRanges {
+    /// Takes at most `count` elements: all or the beginning of the next range. `None` if there is none, or
+    /// none is wanted.
+    fn take(&mut self, count: u64) -> Option<(u64, u64)> {
+        if count == 0 {
+            return None;
         }
-        Ok(Tensor::f_from_data_size(&buffer, &local_shape, kind)?)
+        let (start, length) = self.0.pop_front()?;
+        let taken = length.min(count);
+        if taken < length {
+            self.0.push_front((start + taken, length - taken));
+        }
+        Some((start, taken))
     }
 }
 
@@ -310,5 +369,45 @@ mod tests {
         let rows = Placement::Shard { spec: ShardSpec::even(0, 2, 1), group: group() };
         assert_eq!(element_ranges(&[2, 5], &rows), [(0, 10)]);
         assert_eq!(element_ranges(&[2, 5], &Placement::Replicate), [(0, 10)]);
+    }
+
+    /// A matrix of 700 x 1000 does not fit into one piece, a row of it does, and 3 does not divide its rows.
+    #[test]
+    fn pieces_land_where_the_whole_tensor_has_them() {
+        let [rows, columns] = [700i64, 1000];
+        assert!(rows * columns > PIECE_ELEMENTS && PIECE_ELEMENTS % columns != 0);
+        let whole = Tensor::arange(rows * columns, (Kind::Float, Device::Cpu)).view([rows, columns]);
+        let header = format!(
+            r#"{{"a": {{"dtype": "F32", "shape": [700, 1000], "data_offsets": [0, {}]}}}}"#,
+            4 * rows * columns
+        );
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(header.as_bytes());
+        let values: Vec<f32> = Vec::try_from(whole.view([-1])).unwrap();
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        let file = opened(&bytes).unwrap();
+
+        let shard = |spec: ShardSpec| {
+            let group = ProcessGroup::fake("test", vec![0, 1, 2], 1);
+            Placement::Shard { spec, group: Arc::new(group) }
+        };
+        for placement in [
+            Placement::Replicate,
+            shard(ShardSpec::even(0, rows, 3)),
+            shard(ShardSpec::even(1, columns, 3)),
+            shard(ShardSpec::concat(&[ShardSpec::even(1, 600, 3), ShardSpec::even(1, 400, 3)])),
+        ] {
+            let expected = placement.shard(&whole);
+            assert_eq!(file.read("a", &[rows, columns], &placement).unwrap(), expected);
+            let [height, width] = expected.size()[..] else { panic!("a matrix") };
+            for kind in [Kind::Float, Kind::BFloat16] {
+                let row_major = Tensor::zeros([height, width], (kind, Device::Cpu));
+                let column_major = Tensor::zeros([width, height], (kind, Device::Cpu)).tr();
+                for target in [row_major, column_major] {
+                    file.read_into("a", &[rows, columns], &placement, &target).unwrap();
+                    assert_eq!(target, expected.to_kind(kind));
+                }
+            }
+        }
     }
 }
