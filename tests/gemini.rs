@@ -58,6 +58,7 @@ fn every_budget_and_placement_gives_the_same_bits() {
             "gemini.device_memory='24MiB'",
             "gemini.device_memory='12MiB'",
             "gemini.device_memory='12MiB' --set gemini.placement='disk'",
+            "gemini.device_memory='40MiB' --set gemini.placement='static'",
         ]
         .iter()
         .enumerate()
@@ -164,7 +165,7 @@ fn a_budget_that_cannot_be_kept_is_an_error_with_a_fix() {
     run("--set gemini.device_memory='16MiB' --set gemini.placement='cuda'").fails(4, &["placement", "auto"]);
     run("--set gemini.device_memory='lots'").fails(2, &["gemini.device_memory", "400MiB"]);
     run("--set gemini.disk_path='.'").fails(2, &["gemini.disk_path", "device_memory"]);
-    run("--set gemini.placement='static' --set gemini.device_memory='24MiB'").fails(2, &["gemini.placement"]);
+    run("--set gemini.placement='cpu' --set gemini.device_memory='24MiB'").fails(2, &["gemini.placement"]);
     run("--set gemini.host_memory='24MiB'").fails(2, &["gemini.host_memory"]);
     run("--set gemini.device_memory='24MiB' --set gemini.disk_path='absent'").fails(4, &["absent"]);
 }

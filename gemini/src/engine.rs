@@ -27,7 +27,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::chunk::layout::{ChunkLayout, ZeroSize};
 use crate::chunk::manager::ChunkManager;
-use crate::chunk::store::{ChunkStore, Place, chunk_layout, sum_of_bits};
+use crate::chunk::store::{ChunkStore, Content, Place, chunk_layout, sum_of_bits};
 use crate::optimizer::{AdamwParam, Moments, adamw, norms, total_norm};
 use crate::reducer::Reducer;
 use crate::zero::{Kept, Sharding};
@@ -151,19 +151,20 @@ impl Stores {
             return Err(Error::Setting { key, value, wanted: "moments on a GPU are float32" });
         }
 
-        let store = |kind: Kind, sharding: &Option<Sharding>| {
+        let store = |kind: Kind, content: Content, sharding: &Option<Sharding>| {
             let places: Vec<Place> =
                 shapes.iter().map(|shape| Place::row_major(shape.clone(), kind)).collect();
-            ChunkStore::new(manager, &layout, sharding.clone(), &places, device, true)
+            ChunkStore::new(manager, &layout, sharding.clone(), &places, device, content)
         };
+        let state = Content::OptimizerState;
         let keeps_all_grads = manager.zero_stage() < ZeroStage::Gradients;
         let grads = sharding(if keeps_all_grads { Kept::Whole } else { Kept::UntilReduced })?;
         let has_masters = trained.iter().any(|(_, parameter)| parameter.tensor.kind() != Kind::Float);
         let stores = Self {
-            masters: if has_masters { Some(store(Kind::Float, &shards)?) } else { None },
-            exp_avgs: store(moments_kind, &shards)?,
-            exp_avg_sqs: store(moments_kind, &shards)?,
-            grads: Arc::new(store(Kind::Float, &grads)?),
+            masters: if has_masters { Some(store(Kind::Float, state, &shards)?) } else { None },
+            exp_avgs: store(moments_kind, state, &shards)?,
+            exp_avg_sqs: store(moments_kind, state, &shards)?,
+            grads: Arc::new(store(Kind::Float, Content::Gradients, &grads)?),
             manager: Arc::clone(manager),
             indices: layout
                 .chunks()

@@ -30,8 +30,8 @@ pub enum PlacementPolicy {
     /// Chunks stay on the device while there is room. Then the chunk whose next use is farthest in the future
     /// is evicted (Belady 1966), and chunks are fetched before their use.
     Auto,
-    /// Fixed shares are sharded and off the device. Colossal-AI: `shard_param_frac`, `offload_optim_frac`,
-    /// `offload_param_frac`; DeepSpeed: `ratio`.
+    /// The state of the optimizer is off the device, and everything else stays. DeepSpeed: ZeRO-Offload;
+    /// Colossal-AI: `static` with `offload_optim_frac` = 1.
     Static,
     /// Nothing stays that is not in use; the rest is on disk. DeepSpeed: ZeRO-Infinity with `nvme`.
     Disk,

@@ -81,6 +81,8 @@ struct Chunk {
     memory: Memory,
     /// Whether the values in memory differ from those of the backing.
     is_dirty: bool,
+    /// Whether it never leaves memory.
+    stays: bool,
     pins: usize,
 }
 
@@ -201,12 +203,14 @@ impl ChunkManager {
         self.zero_stage
     }
 
-    /// Adds a chunk without values. `scratch` is where its values go when it is evicted after a change.
+    /// Adds a chunk without values. `scratch` is where its values go when it is evicted after a change. One
+    /// that `stays` never leaves memory once it is there.
     pub(crate) fn register(
         &self,
         arena: &Arc<Arena>,
         range: Range<usize>,
         scratch: Option<ScratchPlace>,
+        stays: bool,
     ) -> ChunkId {
         let mut state = self.lock();
         let id = ChunkId(state.next_id);
@@ -218,6 +222,7 @@ impl ChunkManager {
             backing: Backing::Zeros,
             memory: Memory::Absent,
             is_dirty: false,
+            stays,
             pins: 0,
         };
         state.chunks.insert(id, chunk);
@@ -243,10 +248,10 @@ impl ChunkManager {
     }
 
     /// Declares that a chunk in memory has values that exist nowhere else, and sets the file for them.
-    pub(crate) fn set_changed(&self, id: ChunkId, scratch: ScratchPlace) {
+    pub(crate) fn set_changed(&self, id: ChunkId, scratch: Option<ScratchPlace>) {
         let mut state = self.lock();
         let chunk = state.chunk(id);
-        chunk.scratch = Some(scratch);
+        chunk.scratch = scratch;
         chunk.is_dirty = true;
     }
 
@@ -294,7 +299,9 @@ impl ChunkManager {
         for id in ids {
             let chunk = state.chunk(*id);
             chunk.pins = chunk.pins.checked_sub(1).expect("a chunk is released as often as it was fetched");
-            let leaves = self.budget.as_ref().is_some_and(|budget| budget.placement == PlacementPolicy::Disk);
+            let leaves = self.budget.as_ref().is_some_and(|budget| {
+                matches!(budget.placement, PlacementPolicy::Disk | PlacementPolicy::Static)
+            });
             if leaves && state.chunk(*id).is_evictable() {
                 // If the disk refuses the request, the chunk stays as it is, and the next eviction reports
                 // the error. An error of the transfer is reported when the transfer is waited for.
@@ -390,7 +397,7 @@ impl Chunk {
 
     /// Whether it may leave memory now.
     fn is_evictable(&self) -> bool {
-        self.pins == 0 && matches!(self.memory, Memory::Resident)
+        self.pins == 0 && !self.stays && matches!(self.memory, Memory::Resident)
     }
 }
 

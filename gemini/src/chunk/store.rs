@@ -27,6 +27,7 @@ use self::residency::ShardedChunk;
 use super::layout::{ChunkLayout, ChunkSpec};
 use super::manager::{ChunkId, ChunkManager, ScratchPlace};
 use crate::Error;
+use crate::placement::PlacementPolicy;
 use crate::zero::{Kept, Sharding};
 
 pub use self::memory::WeightMemory;
@@ -44,6 +45,19 @@ pub(crate) struct Place {
     pub(crate) is_column_major: bool,
 }
 
+/// What a store holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// The weights of a model that is not trained.
+    FrozenWeights,
+    /// The weights of a model that is trained.
+    Weights,
+    /// Gradients.
+    Gradients,
+    /// Masters or a moment.
+    OptimizerState,
+}
+
 /// One tensor per parameter of a model.
 pub(crate) struct ChunkStore {
     manager: Arc<ChunkManager>,
@@ -52,6 +66,8 @@ pub(crate) struct ChunkStore {
     parts: HashMap<ModelPart, Vec<usize>>,
     /// The pieces of each chunk. Empty if the chunks stay in memory as they are.
     pieces: Vec<Pieces>,
+    /// Whether the chunks never leave memory.
+    stays: bool,
     scratch: Option<Scratch>,
     tensors: Mutex<Tensors>,
     /// What is gathered, of sharded weights.
@@ -101,18 +117,21 @@ impl std::fmt::Debug for ChunkStore {
 }
 
 impl ChunkStore {
-    /// Reserves the memory of one tensor per place. `layout` has one parameter per place. With `changes`,
-    /// values will be written after they were loaded, so the space on the disk is taken at once.
+    /// Reserves the memory of one tensor per place. `layout` has one parameter per place. For values that
+    /// will change, the space on the disk is taken at once.
     pub(crate) fn new(
         manager: &Arc<ChunkManager>,
         layout: &Arc<ChunkLayout>,
         sharding: Option<Sharding>,
         places: &[Place],
         device: Device,
-        changes: bool,
+        content: Content,
     ) -> Result<Self, Error> {
         let kinds: Vec<Kind> =
             layout.chunks().iter().map(|chunk| places[chunk.params[0].param].kind).collect();
+        let is_static = manager.budget().is_some_and(|budget| budget.placement == PlacementPolicy::Static);
+        let stays = is_static && content != Content::OptimizerState;
+        let changes = content != Content::FrozenWeights && !stays;
         let (mut pieces, mut scratch) = (Vec::new(), None);
         let (chunks, params) = if device == Device::Cpu {
             let (ranges, bytes) = ranges(layout, &kinds);
@@ -130,7 +149,7 @@ impl ChunkStore {
             }
             let kept = sharding.as_ref().map_or(Kept::Whole, |sharding| sharding.kept);
             if manager.is_limited() || kept != Kept::Whole {
-                (pieces, scratch) = register(manager, &arena, &cut, kept, changes)?;
+                (pieces, scratch) = register(manager, &arena, &cut, kept, [changes, stays])?;
             }
             tensors
         } else {
@@ -146,6 +165,7 @@ impl ChunkStore {
             sharding,
             parts: HashMap::new(),
             pieces,
+            stays,
             scratch,
             tensors: Mutex::new(Tensors { params, targets, chunks, loading }),
             sharded: Mutex::new(sharded),
@@ -329,13 +349,14 @@ fn cut(
 }
 
 /// Registers the pieces of chunks. If they change, they get a scratch file, in which the pieces lie one after
-/// the other; those of other ranks only if their values are kept until they are reduced.
+/// the other; those of other ranks only if their values are kept until they are reduced. Pieces that `stays`
+/// is set for never leave memory.
 fn register(
     manager: &ChunkManager,
     arena: &Arc<Arena>,
     cut: &[(Range<usize>, Vec<Range<usize>>)],
     kept: Kept,
-    changes: bool,
+    [changes, stays]: [bool; 2],
 ) -> Result<(Vec<Pieces>, Option<Scratch>), Error> {
     let others_change = kept == Kept::UntilReduced;
     let written = |others: &Vec<Range<usize>>| {
@@ -358,7 +379,7 @@ fn register(
             let place = file.as_ref().filter(|_| has_place);
             let place = place.map(|file| ScratchPlace { file: Arc::clone(file), offset: next });
             next += range.len() as u64;
-            manager.register(arena, range.clone(), place)
+            manager.register(arena, range.clone(), place, stays)
         };
         Pieces {
             own: piece(own, true),

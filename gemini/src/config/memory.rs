@@ -38,8 +38,9 @@ impl GeminiConfig {
         if self.host_memory.is_some() {
             return Some(("gemini.host_memory", "is for models on a GPU, whose memory is not managed yet"));
         }
-        if matches!(self.placement, PlacementPolicy::Cpu | PlacementPolicy::Static) {
-            return Some(("gemini.placement", "is not there yet: use \"auto\", \"disk\" or \"cuda\""));
+        if self.placement == PlacementPolicy::Cpu {
+            let reason = "is not there yet: use \"auto\", \"static\", \"disk\" or \"cuda\"";
+            return Some(("gemini.placement", reason));
         }
         if self.device_memory.is_some() {
             return None;

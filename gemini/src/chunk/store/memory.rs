@@ -6,7 +6,7 @@ use parallel::residency::{ModelPart, WeightAllocator, WeightSpec, WeightStore};
 use parallel::{Parameter, ProcessGroups};
 use tch::{Device, Kind};
 
-use super::{ChunkStore, Place};
+use super::{ChunkStore, Content, Place};
 use crate::Error;
 use crate::chunk::layout::{
     ChunkGroup, ChunkLayout, ParamSpec, SearchBounds, ZeroSize, search_chunk_configuration,
@@ -55,7 +55,8 @@ impl WeightMemory {
             is_column_major: spec.is_column_major,
         };
         let places: Vec<Place> = specs.iter().map(place).collect();
-        ChunkStore::new(&self.manager, &layout, sharding, &places, self.device, is_trained)
+        let content = if is_trained { Content::Weights } else { Content::FrozenWeights };
+        ChunkStore::new(&self.manager, &layout, sharding, &places, self.device, content)
     }
 }
 

@@ -151,7 +151,8 @@ impl ChunkStore {
                 let fill = move || targets.iter().try_for_each(|(target, source)| source(target));
                 self.manager.set_source(pieces.own, Box::new(fill));
             } else {
-                self.manager.set_changed(pieces.own, self.scratch_place(chunk)?);
+                let place = if self.stays { None } else { Some(self.scratch_place(chunk)?) };
+                self.manager.set_changed(pieces.own, place);
             }
         }
         self.release_chunk(chunk);
