@@ -1,5 +1,7 @@
 //! ZeRO: state that is divided over the data-parallel processes, alone and with every other split.
 
+use serde_json::Value;
+
 use crate::gemini::{line, same_bits, with_large_model};
 use crate::harness::signal;
 use crate::ranks::{equals_one_process, equals_one_process_with, new_model_equals_one_process, worst};
@@ -84,6 +86,23 @@ fn tied_weights_and_experts_with_every_stage_equal_those_on_one_process() {
     new_model_equals_one_process(mixtral, &ways);
 }
 
+/// Three experts on two processes, and enough parameters for a choice of chunk sizes: the processes hold
+/// different numbers of parameters, and still cut the dense weights alike.
+#[test]
+fn processes_with_different_numbers_of_experts_equal_one_process() {
+    let mixtral = r#"{"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "vocab_size": 300, "hidden_size": 256,
+        "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_local_experts": 3, "num_experts_per_tok": 2, "max_position_embeddings": 128, "output_router_logits": true,
+        "router_aux_loss_coef": 0.02}"#;
+    let ways = [
+        (2, "expert.size=2"),
+        (2, "zero=1 expert.size=2"),
+        (4, "zero=2 expert.size=2"),
+        (4, "zero=3 expert.size=2"),
+    ];
+    new_model_equals_one_process(mixtral, &ways);
+}
+
 #[test]
 fn group_advantages_and_the_ptx_term_with_sharded_weights_equal_one_process() {
     let ptx = ["ppo.ptx_coef=0.1", "data.ptx=life/data/sft.parquet"];
@@ -142,6 +161,31 @@ fn a_run_continues_with_another_stage_and_another_number_of_processes() {
     let weights = |out: &str| scratch.path(&format!("{out}/final/model.safetensors"));
     let difference = worst(&weights("whole"), &weights("cut"));
     assert!(difference < 1e-5, "weights differ by {difference}");
+}
+
+#[test]
+fn a_plan_gives_the_bytes_of_each_process() {
+    let scratch = copied();
+    let plan = |sets: &str| -> Value {
+        let outcome = scratch.run(&format!("plan sft --config life/sft/run.toml --json {sets}"));
+        outcome.succeeds();
+        serde_json::from_str(&outcome.stdout).unwrap()
+    };
+    let bytes = |plan: &Value| {
+        ["weights", "gradients", "optimizer"].map(|key| plan["memory"][0][key].as_u64().unwrap())
+    };
+    let alone = plan("");
+    let parameters = alone["parameters"]["model"].as_u64().unwrap();
+    assert_eq!(bytes(&alone), [4 * parameters, 4 * parameters, 8 * parameters]);
+    for (stage, divided) in [(1, 1), (2, 2), (3, 3)] {
+        let many = plan(&format!("--nproc 4 --set parallel.zero={stage}"));
+        for (place, (all, own)) in bytes(&alone).into_iter().zip(bytes(&many)).enumerate() {
+            // From the back: the optimizer first. Each of the parameters is rounded up to whole elements.
+            let expected = if place + divided >= 3 { all / 4 } else { all };
+            assert!((expected..=expected + 8 * 100).contains(&own), "stage {stage}: {own}, {expected}");
+        }
+        assert_eq!(many["model_bytes"].as_u64().unwrap(), bytes(&many).iter().sum::<u64>());
+    }
 }
 
 #[test]

@@ -287,7 +287,7 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         Error::Damaged { .. } => DATA,
         Error::File(error) => of_file(error),
         Error::Io { source, .. } => of_io(source),
-        Error::OverBudget { .. } => DEVICE,
+        Error::OverBudget { .. } | Error::TooLarge { .. } => DEVICE,
         Error::NotContiguous { .. } | Error::Unsharded { .. } => FAILED,
     }
 }

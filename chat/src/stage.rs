@@ -3,6 +3,7 @@
 pub(crate) mod base;
 pub(crate) mod context;
 pub(crate) mod definition;
+mod model_memory;
 mod plan;
 pub(crate) mod ppo;
 pub(crate) mod preflight;

@@ -121,17 +121,12 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
     // A rank that does not write takes part in gathering, and sends its tensors.
     let named: Vec<NamedTensor<'_>> = state.iter().map(StateTensor::named).collect();
     let pipeline_expert_group = engine.groups().pipeline_expert_group();
-    let is_writing_replica = safetensors_file::is_writing_replica(
+    let role = safetensors_file::write_role(
         named.iter().map(|named| named.placement),
         engine.groups().expert_data_parallel().rank(),
         pipeline_expert_group,
     )?;
-    safetensors_file::write(
-        &folder.join("optimizer.safetensors"),
-        &named,
-        is_writing_replica,
-        pipeline_expert_group,
-    )?;
+    safetensors_file::write(&folder.join("optimizer.safetensors"), &named, role, pipeline_expert_group)?;
     if !writes {
         return Ok(());
     }

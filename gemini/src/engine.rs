@@ -9,7 +9,7 @@
 //! Therefore every split into micro-batches gives the same gradient. The micro-batches of a step are split
 //! over the data-parallel ranks. Weights in bf16 have an fp32 master here; weights in fp32 are their own
 //! master. Gradients, masters and moments lie in chunks (see [`crate::chunk`]), and the step goes from chunk
-//! to chunk, so that only one chunk of each has to be in memory. With ZeRO ([`crate::zero`]), each
+//! to chunk, so that one chunk of each has to be in memory, and with ZeRO a second one of weights. With ZeRO ([`crate::zero`]), each
 //! data-parallel rank updates its own elements of every parameter and receives the others. This module knows
 //! no loss function and no data.
 
@@ -491,7 +491,7 @@ impl Engine {
             Some(store) => store.start_all_gather(indices)?,
             None => Vec::new(),
         };
-        Ok(Some(Exchange { gathering, _weights: weights }))
+        Ok((!gathering.is_empty()).then_some(Exchange { gathering, _weights: weights }))
     }
 
     /// All-reduces the gradients of parameters that every tensor-parallel rank holds in full but uses for
@@ -666,9 +666,7 @@ impl StateTensor<'_> {
     /// Sets the values.
     pub(crate) fn set(&self, values: &Tensor) -> Result<(), Error> {
         let (store, param) = self.residency;
-        let _tensor = HeldWeights::fetch(Some(store), Weights::Parameter(param), Access::Write)?;
-        no_grad(|| self.tensor.shallow_clone().copy_(values));
-        Ok(())
+        store.set_param(param, values)
     }
 }
 
@@ -765,7 +763,10 @@ impl Exchange<'_> {
 /// The states of the trained parameters, given with their indices in the model. Master weights get their
 /// values here.
 fn param_states(trained: &[(usize, &Parameter)], stores: &Stores) -> Result<Vec<ParamState>, Error> {
-    let (mut weight, mut first_element) = (HeldWeights::none(), 0);
+    // Of sharded weights, a rank copies only what it owns, and nothing has to be gathered.
+    let residency = stores.weight_residency();
+    let access = if residency.is_some_and(Residency::is_sharded) { Access::Write } else { Access::Read };
+    let mut first_element = 0;
     let mut states = Vec::with_capacity(trained.len());
     for (param, &(index, parameter)) in trained.iter().enumerate() {
         let own = stores.grads.own_elements_of(param);
@@ -775,7 +776,7 @@ fn param_states(trained: &[(usize, &Parameter)], stores: &Stores) -> Result<Vec<
         let master = match masters {
             None => own_weight.shallow_clone(),
             Some(masters) => {
-                weight.fetch_next(stores.weight_residency(), index)?;
+                let _weight = HeldWeights::fetch(residency, Weights::Parameter(index), access)?;
                 let chunk = stores.layout.slot_of(param).0;
                 let _master = HeldShards::fetch([(masters, Access::Write)], chunk)?;
                 let mut master = piece(masters.param(param));

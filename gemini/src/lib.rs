@@ -21,7 +21,7 @@ pub use chunk::store::WeightMemory;
 pub use config::TrainConfig;
 pub use config::memory::GeminiConfig;
 pub use engine::{Engine, StepReport};
-pub use zero::ZeroStage;
+pub use zero::{StateBytes, ZeroStage};
 
 /// What can go wrong in a training step or a checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +55,19 @@ pub enum Error {
         evictable: usize,
         /// The bytes that are allowed.
         budget: usize,
+    },
+    /// The models are larger than the memory of the machine.
+    #[error(
+        "the models need {} MiB of weights, gradients and optimizer state in each process, and this machine has {} MiB: \
+         set [gemini] device_memory, which keeps a part of them on the disk, or divide them over more processes \
+         with [parallel] zero",
+        needed >> 20, available >> 20
+    )]
+    TooLarge {
+        /// The bytes of one process.
+        needed: usize,
+        /// The bytes of the machine.
+        available: usize,
     },
     /// The loss or the gradient is no longer finite.
     #[error(

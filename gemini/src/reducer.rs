@@ -8,9 +8,9 @@
 //! views. A reduction therefore is one collective without a copy: an all-reduce, or with ZeRO a
 //! reduce-scatter, after which each rank has the sums of its own shard. A chunk stays in memory until its
 //! reduction is done. Every rank reduces the buckets in the same order, even if its own gradients become ready in
-//! another order. A rank without rows contributes zeros. If sharded weights are gathered during the backward
-//! pass, every rank also starts the reductions at the same places between them, because a rank that waits in
-//! one collective for another rank, which waits for it in another collective, would wait forever. (The idea: Li et al. 2020, arXiv 2006.15704, section
+//! another order. A rank without rows contributes zeros. In stages 2 and 3 of ZeRO every rank also starts the
+//! reductions at the same places of the backward pass: otherwise one rank could wait in a reduction for
+//! another rank that waits for it in the gathering of weights. (The idea: Li et al. 2020, arXiv 2006.15704, section
 //! 3.2. PyTorch DDP: `Reducer`; Megatron: `overlap_grad_reduce`.)
 
 use std::collections::VecDeque;
@@ -85,15 +85,20 @@ impl Reducer {
         layout: &ChunkLayout,
         grads: &Arc<ChunkStore>,
     ) -> Self {
-        // The backward pass produces the gradients of the last layers first. Expert buckets come after dense
-        // ones because they are reduced over another group.
-        let of = |wanted: bool| {
-            (0..layout.chunks().len())
-                .rev()
-                .filter(move |&chunk| layout.chunks()[chunk].group.is_expert == wanted)
+        let trigger = match zero_stage {
+            ZeroStage::Gradients | ZeroStage::Weights if groups.pipeline_parallel().size() == 1 => {
+                Trigger::PartDone
+            }
+            ZeroStage::Weights => Trigger::EndOfStep,
+            _ => Trigger::Complete,
         };
-        let buckets: Vec<Bucket> = of(false)
-            .chain(of(true))
+        // The backward pass produces the gradients of the last layers first. If a rank reduces a bucket when
+        // its own gradients are complete, expert buckets come after dense ones, which do not wait for them.
+        let is_last = |chunk: &usize| trigger == Trigger::Complete && layout.chunks()[*chunk].group.is_expert;
+        let (last, first): (Vec<usize>, Vec<usize>) = (0..layout.chunks().len()).rev().partition(is_last);
+        let buckets: Vec<Bucket> = first
+            .into_iter()
+            .chain(last)
             .map(|chunk| {
                 let is_expert = layout.chunks()[chunk].group.is_expert;
                 let group =
@@ -111,11 +116,7 @@ impl Reducer {
         Self {
             groups: Arc::clone(groups),
             zero_stage,
-            trigger: match zero_stage {
-                ZeroStage::Weights if groups.pipeline_parallel().size() > 1 => Trigger::EndOfStep,
-                ZeroStage::Weights => Trigger::PartDone,
-                _ => Trigger::Complete,
-            },
+            trigger,
             last_parts: None,
             splits_left: 0,
             grads: Arc::clone(grads),

@@ -23,11 +23,14 @@ use std::sync::Arc;
 
 use parallel::ProcessGroups;
 use parallel::comm::ProcessGroup;
+use parallel::residency::WeightSpec;
 use parallel::world::WeightGatheringGroups;
 use serde::{Deserialize, Serialize};
+use tch::Kind;
 
 use crate::Error;
 use crate::chunk::layout::{ChunkGroup, ChunkSpec, ZeroSize};
+use crate::config::MomentsDtype;
 
 /// What the data-parallel ranks divide among themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -59,6 +62,45 @@ impl TryFrom<u8> for ZeroStage {
 impl From<ZeroStage> for u8 {
     fn from(stage: ZeroStage) -> Self {
         stage as Self
+    }
+}
+
+/// The memory of one model in one process, without activations, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StateBytes {
+    /// The weights.
+    pub weights: usize,
+    /// The gradients of trained weights, in fp32.
+    pub gradients: usize,
+    /// Masters and moments.
+    pub optimizer: usize,
+}
+
+impl StateBytes {
+    /// The memory of a model with these parameters. The padding of chunks is not counted.
+    pub fn of(specs: &[WeightSpec], stage: ZeroStage, groups: &ProcessGroups, moments: MomentsDtype) -> Self {
+        let mut total = Self::default();
+        for spec in specs {
+            let numel = spec.shape.iter().product::<i64>() as usize;
+            let is_expert = spec.parameter.is_expert;
+            let group = if is_expert { groups.expert_data_parallel() } else { groups.dense_data_parallel() };
+            // What a stage divides is rounded up to whole elements of each rank.
+            let share = |from: ZeroStage| if stage >= from { numel.div_ceil(group.size()) } else { numel };
+            let width = spec.kind.elt_size_in_bytes();
+            total.weights += width * share(ZeroStage::Weights);
+            if spec.trainable {
+                let master = if spec.kind == Kind::Float { 0 } else { 4 };
+                let state = master + 2 * moments.kind().elt_size_in_bytes();
+                total.gradients += 4 * share(ZeroStage::Gradients);
+                total.optimizer += state * share(ZeroStage::OptimizerState);
+            }
+        }
+        total
+    }
+
+    /// All of it.
+    pub fn total(self) -> usize {
+        self.weights + self.gradients + self.optimizer
     }
 }
 

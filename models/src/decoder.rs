@@ -10,6 +10,8 @@ pub mod build;
 pub mod inference;
 pub(crate) mod load;
 
+pub use load::weight_specs;
+
 use std::path::Path;
 use std::sync::Arc;
 

@@ -273,10 +273,11 @@ impl ProcessGroup {
         let everyone: Vec<usize> = (0..self.size()).collect();
         let communicator = connect(name, &everyone, Device::Cpu)?;
         let (connect, prefix) = (Arc::clone(connect), name.to_owned());
+        let full_name = format!("{} ({name})", self.name);
         let connect: Arc<Connect> = Arc::new(move |subgroup: &str, ranks: &[usize], device: Device| {
             connect(&format!("{prefix}/{subgroup}"), ranks, device)
         });
-        Ok(Self::new(name, self.ranks.clone(), self.rank, Some(communicator), Some(connect)))
+        Ok(Self::new(&full_name, self.ranks.clone(), self.rank, Some(communicator), Some(connect)))
     }
 
     /// The name of the group.

@@ -47,7 +47,7 @@ pub enum Access {
     /// It reads them.
     Read,
     /// It changes them, so they must be written before their memory is used for something else. Of sharded
-    /// weights, only this rank's part is in memory, and only what is written to that part is kept.
+    /// weights, only this rank's part is in memory, and only that part may be used.
     Write,
 }
 
@@ -205,6 +205,9 @@ pub trait WeightStore: Residency {
 pub trait WeightAllocator: Debug + Send + Sync {
     /// Whether weights may leave memory between two uses.
     fn is_limited(&self) -> bool;
+
+    /// The number of ranks over which the weights are sharded; 1 if every rank holds them whole.
+    fn num_shards(&self) -> usize;
 
     /// The same memory, but with all weights whole on every rank. Decoding needs that, because the ranks
     /// decode different numbers of tokens.

@@ -16,7 +16,7 @@ use crate::Placement;
 use crate::residency::Residency;
 
 pub use read::TensorFile;
-pub use write::{is_writing_replica, write, write_bytes};
+pub use write::{WriteRole, write, write_bytes, write_role};
 
 /// A tensor to write.
 #[derive(Clone, Copy, Debug)]

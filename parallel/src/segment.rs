@@ -72,18 +72,31 @@ pub trait Segmented {
     /// [`forward_no_grad`](Self::forward_no_grad) of several contexts, segment by segment, so that the
     /// weights of each segment are fetched once.
     fn forward_all_no_grad(&self, contexts: &[&Self::Context]) -> Result<Vec<Tensor>, Error> {
-        let mut parts = PartSequence::new(self, (0..self.num_segments()).map(ModelPart::Segment));
-        let mut all: Vec<Option<Tensor>> = contexts.iter().map(|_| None).collect();
-        no_grad(|| {
-            for index in 0..self.num_segments() {
-                let _weights = parts.hold_next()?;
-                for (hidden, context) in all.iter_mut().zip(contexts) {
-                    *hidden = Some(self.forward_segment(index, hidden.as_ref(), context)?);
-                }
-            }
-            Ok(all.into_iter().map(|hidden| hidden.expect("a network has a segment")).collect())
+        forward_segment_by_segment(self, contexts.len(), |segment, index, hidden| {
+            self.forward_segment(segment, hidden, contexts[index])
         })
     }
+}
+
+/// Runs `count` micro-batches through one segment before the next, without a graph. `run` computes the output
+/// of a segment, given by index, for a micro-batch, given by index, from the output of the segment before it.
+/// Returns the last outputs.
+pub fn forward_segment_by_segment<M: Segmented + ?Sized>(
+    model: &M,
+    count: usize,
+    mut run: impl FnMut(usize, usize, Option<&Tensor>) -> Result<Tensor, Error>,
+) -> Result<Vec<Tensor>, Error> {
+    let mut parts = PartSequence::new(model, (0..model.num_segments()).map(ModelPart::Segment));
+    let mut all: Vec<Option<Tensor>> = (0..count).map(|_| None).collect();
+    no_grad(|| {
+        for segment in 0..model.num_segments() {
+            let _weights = parts.hold_next()?;
+            for (index, hidden) in all.iter_mut().enumerate() {
+                *hidden = Some(run(segment, index, hidden.as_ref())?);
+            }
+        }
+        Ok(all.into_iter().map(|hidden| hidden.expect("a network has a segment")).collect())
+    })
 }
 
 /// What has used a parameter when its gradient is computed.

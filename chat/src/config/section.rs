@@ -3,7 +3,6 @@
 
 use datasets::Overlong;
 use gemini::ZeroStage;
-use gemini::config::MomentsDtype;
 use parallel::Transport;
 use parallel::pipeline::ScheduleKind;
 use rlhf::config::Names;
@@ -43,21 +42,6 @@ impl Dtype {
         match self {
             Self::Float32 => tch::Kind::Float,
             Self::Bfloat16 => tch::Kind::BFloat16,
-        }
-    }
-
-    /// The number of bytes per frozen weight.
-    pub(crate) fn bytes(self) -> usize {
-        self.kind().elt_size_in_bytes()
-    }
-
-    /// The number of bytes per trained weight: the weight itself, its fp32 gradient, two moments, and an fp32
-    /// master weight if the weight is not fp32 itself.
-    pub(crate) fn trained_bytes(self, moments: MomentsDtype) -> usize {
-        let moments = 2 * moments.kind().elt_size_in_bytes();
-        match self {
-            Self::Float32 => 4 + 4 + moments,
-            Self::Bfloat16 => 2 + 4 + 4 + moments,
         }
     }
 }

@@ -12,7 +12,7 @@ use models::decoder;
 use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
 use parallel::comm::ProcessGroup;
 use parallel::residency::WeightAllocator;
-use parallel::{Mesh, Parameter, ProcessGroups, Segmented, memory};
+use parallel::{Axis, Mesh, Parameter, ProcessGroups, Segmented, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals};
 use tch::Device;
@@ -106,6 +106,12 @@ pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> a
             ConfigError::Value { place: None, key: key.to_owned(), message: message.to_owned() }.into()
         );
     }
+    let replicas = [Axis::Data, Axis::Expert, Axis::Sequence].map(|axis| ctx.mesh.size(axis));
+    if ctx.memory.zero_stage() > ZeroStage::None && replicas == [1; 3] && ctx.groups.is_rank_zero() {
+        print_stderr(
+            "warning: [parallel] zero has no effect: no two processes hold the same weights and have different rows",
+        );
+    }
     let model_parallel = model_parallel(config, ctx.groups);
     let memory: Option<Arc<dyn WeightAllocator>> = if device == Device::Cpu {
         Some(Arc::new(WeightMemory::new(&ctx.memory, device, ctx.groups)))
@@ -116,7 +122,7 @@ pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> a
 }
 
 /// Returns how the ranks share each model.
-fn model_parallel(config: &RunConfig, groups: &ProcessGroups) -> ModelParallel {
+pub(super) fn model_parallel(config: &RunConfig, groups: &ProcessGroups) -> ModelParallel {
     let sequence_parallel = match config.parallel.sequence.mode {
         SequenceMode::Megatron if groups.tensor_parallel().size() > 1 => SequenceParallel::Megatron,
         SequenceMode::Ulysses if groups.sequence_parallel().size() > 1 => {

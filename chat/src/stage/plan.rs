@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use tui::number;
 
+use super::model_memory::ModelBytes;
 use super::rows::EncodedRows;
 use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::{print, print_stderr};
@@ -38,8 +39,11 @@ pub(crate) struct Plan {
     pub(crate) mesh: Mesh,
     /// Peak memory of each process up to the end of model loading.
     pub(crate) loaded_bytes: Vec<u64>,
-    /// Bytes of weights, gradients and optimizer state of all models, without activations.
+    /// Bytes of weights, gradients and optimizer state of all models in the process that needs most, without
+    /// activations.
     pub(crate) model_bytes: usize,
+    /// The same for each model.
+    pub(crate) memory: Vec<ModelBytes>,
 }
 
 impl Plan {
@@ -49,7 +53,7 @@ impl Plan {
         stage: &StageSchema,
         config: &RunConfig,
         mesh: &Mesh,
-        parameters: usize,
+        (parameters, memory): (usize, Vec<ModelBytes>),
         rows: &EncodedRows<T>,
         num_examples: usize,
     ) -> Self {
@@ -64,7 +68,8 @@ impl Plan {
             rows_per_step: config.train.batch_size(),
             mesh: mesh.clone(),
             loaded_bytes: Vec::new(),
-            model_bytes: parameters * config.model.dtype.trained_bytes(config.train.moments_dtype),
+            model_bytes: memory.iter().map(|model| model.bytes.total()).sum(),
+            memory,
         }
     }
 
@@ -90,7 +95,7 @@ impl Plan {
         let dropped = if self.dropped > 0 { format!(" ({} left out)", self.dropped) } else { String::new() };
 
         let mut lines = vec![format!(
-            "{}: {} parameters; {}{dropped}, {} tokens; {} of {}; {:.0} MiB of weights and optimizer state",
+            "{}: {} parameters; {}{dropped}, {} tokens; {} of {}; {:.0} MiB of weights, gradients and optimizer state{}",
             self.stage,
             models.join(", "),
             number::counted(self.rows as u64, row),
@@ -98,8 +103,19 @@ impl Plan {
             number::counted(self.steps, step),
             number::counted(self.rows_per_step as u64, sample),
             self.model_bytes as f64 / f64::from(1 << 20),
+            if self.mesh.world_size() > 1 { " in each process" } else { "" },
         )];
 
+        lines.extend(self.memory.iter().map(|ModelBytes { role, bytes }| {
+            let [weights, gradients, optimizer] =
+                [bytes.weights, bytes.gradients, bytes.optimizer].map(|bytes| mebibytes(&[bytes as u64]));
+            let state = if bytes.gradients > 0 {
+                format!(", {gradients} of gradients, {optimizer} of optimizer state")
+            } else {
+                String::new()
+            };
+            format!("  {role}: {weights} of weights{state}")
+        }));
         if self.loaded_bytes.len() > 1 {
             lines.push(format!("peak memory of the processes until here: {}", mebibytes(&self.loaded_bytes)));
         }
@@ -162,6 +178,7 @@ mod tests {
             mesh: Mesh::new(&[], 0, 1).unwrap(),
             loaded_bytes: Vec::new(),
             model_bytes: 0,
+            memory: Vec::new(),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use datasets::{PromptRow, SftRow, Tokenizer};
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
+use models::decoder::HeadKind;
 use models::scalar_model::ScalarModel;
 use parallel::ProcessGroups;
 use rlhf::ppo::{CRITIC_FOLDER, Data, Ppo};
@@ -15,10 +16,10 @@ use tui::number::counted;
 
 use super::context::{self, StageContext, num_parameters, run_in_folder, tokenizer, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
+use super::model_memory::{self, ModelBytes, PlannedModel};
 use super::plan::Plan;
 use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
 use super::{rm, rows};
-use crate::config::section::Dtype;
 use crate::config::stage::REWARD;
 use crate::config::{ConfigError, RunConfig, StageSchema, Units};
 use crate::console::print_stderr;
@@ -184,13 +185,14 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     folders.check_tokenizers(&tokenizer, ctx.groups)?;
 
     let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
+    let memory = model_memory::check(config, ctx, &configs.planned(config))?;
     let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint()), ctx)?;
     let critic = models.critic.iter().map(|critic| ("critic", critic.config()));
     let trained: Vec<_> = std::iter::once(("policy", models.policy.config())).chain(critic).collect();
     context::warn_about_dropout(ctx.groups, &trained);
     context::check_split(config, &models.configs(), ctx)?;
 
-    let plan = models.plan(config, ctx, &prompts)?;
+    let plan = models.plan(config, ctx, &prompts, memory)?;
     let stop_ids = model_folder::stop_ids(&tokenizer, models.policy.config());
     // The text is only logged for people, so an id that cannot be decoded becomes an error text and does not
     // stop the run.
@@ -239,6 +241,22 @@ fn check_lengths(models: &PerRole<Config>, longest: usize, max_new_tokens: usize
         config.check_reply("the longest prompt with its reply", whole)?;
     }
     Ok(())
+}
+
+impl PerRole<Config> {
+    /// What is loaded of each model. Only the policy and the critic are trained.
+    fn planned(&self, config: &RunConfig) -> Vec<PlannedModel<'_>> {
+        let kind = config.model.dtype.kind();
+        let planned =
+            |role, config, head, kind, is_trained| PlannedModel { role, config, head, kind, is_trained };
+        let mut models = vec![planned("policy", &self.policy, HeadKind::Vocabulary, kind, true)];
+        models
+            .extend(self.critic.iter().map(|critic| planned("critic", critic, HeadKind::Scalar, kind, true)));
+        models.push(planned("reference", &self.reference, HeadKind::Vocabulary, kind, false));
+        let rewards = self.rewards.iter();
+        models.extend(rewards.map(|reward| planned("reward", reward, HeadKind::Scalar, Kind::Float, false)));
+        models
+    }
 }
 
 impl PerRole<PathBuf> {
@@ -324,6 +342,7 @@ impl PpoModelSet {
         config: &RunConfig,
         ctx: &StageContext<'_>,
         prompts: &rows::EncodedRows<PromptRow>,
+        memory: Vec<ModelBytes>,
     ) -> anyhow::Result<Plan> {
         let groups = ctx.groups;
         let reference = num_parameters(&self.reference, groups)?;
@@ -335,12 +354,9 @@ impl PpoModelSet {
         if self.critic.is_some() {
             parameters.push(("critic", counts(&mut critic.clone())?));
         }
-        // Only the policy and the critic are trained; the other models need memory for their weights alone.
-        let trained: usize = parameters.iter().map(|(_, count)| count).sum();
         let rewards = counts(&mut self.rewards.iter())?;
         parameters.extend([("reference", reference), ("reward", rewards)]);
 
-        let dtype = config.model.dtype;
         Ok(Plan {
             stage: STAGE.schema.name,
             units: STAGE.schema.units,
@@ -351,9 +367,8 @@ impl PpoModelSet {
             rows_per_step: config.ppo.replies()?,
             mesh: ctx.mesh.clone(),
             loaded_bytes: Vec::new(),
-            model_bytes: trained * dtype.trained_bytes(config.train.moments_dtype)
-                + reference * dtype.bytes()
-                + rewards * Dtype::Float32.bytes(),
+            model_bytes: memory.iter().map(|model| model.bytes.total()).sum(),
+            memory,
             parameters,
         })
     }

@@ -5,12 +5,14 @@ use std::path::Path;
 use datasets::{PreferenceRow, Tokenizer};
 use models::causal_lm::LoadOptions;
 use models::config::Config;
+use models::decoder::HeadKind;
 use models::scalar_model::ScalarModel;
 use rlhf::reward::Reward;
 use rlhf::trainer;
 
 use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
+use super::model_memory::{self, PlannedModel};
 use super::plan::Plan;
 use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
@@ -77,14 +79,18 @@ fn preflight_rows(
 fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let folder = start_folder(config, ctx)?;
     let tokenizer = tokenizer(config, &folder)?;
-    let TrainEvalRows { train, eval } = inputs(config, &Config::from_folder(&folder)?, &tokenizer)?;
+    let architecture = Config::from_folder(&folder)?;
+    let TrainEvalRows { train, eval } = inputs(config, &architecture, &tokenizer)?;
+    let (head, kind) = (HeadKind::Scalar, config.model.dtype.kind());
+    let planned = PlannedModel { role: "model", config: &architecture, head, kind, is_trained: true };
+    let memory = model_memory::check(config, ctx, &[planned])?;
     let model = load(&folder, config.seed, &trainable_options(config, ctx)?)?;
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
     context::check_split(config, &[model.config()], ctx)?;
 
     let objective = Reward::new(&model, &train.rows, &eval.rows, &config.reward)?;
     let parameters = context::num_parameters(&model, ctx.groups)?;
-    let plan = Plan::one_model(ctx.stage, config, ctx.mesh, parameters, &train, train.rows.len());
+    let plan = Plan::one_model(ctx.stage, config, ctx.mesh, (parameters, memory), &train, train.rows.len());
     let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
     run_in_folder(config, plan, &companions, ctx, |run| {
         trainer::train(&objective, config.data.shuffle, &config.train, run)

@@ -5,11 +5,13 @@ use std::path::Path;
 use datasets::{SftRow, Tokenizer};
 use models::causal_lm::CausalLm;
 use models::config::Config;
+use models::decoder::HeadKind;
 use rlhf::sft::Sft;
 use rlhf::trainer::{self, Objective};
 
 use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer_folder, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
+use super::model_memory::{self, ModelBytes, PlannedModel};
 use super::plan::Plan;
 use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
@@ -87,13 +89,25 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let inputs = inputs(ctx.stage, config, &architecture, &tokenizer)?;
 
     report_added_tokens(&added, held, architecture.vocab_size(), ctx);
+    let memory = planned_memory(config, ctx, &architecture)?;
     let options = trainable_options(config, ctx)?;
     let model = if architecture.vocab_size() > held {
         CausalLm::load_resized(&folder, architecture.vocab_size(), &options)?
     } else {
         CausalLm::load(&folder, &options)?
     };
-    train_on(config, &model, &inputs, &tokenizer, ctx)
+    train_on(config, (&model, memory), &inputs, &tokenizer, ctx)
+}
+
+/// The memory of a language model that is trained.
+pub(super) fn planned_memory(
+    config: &RunConfig,
+    ctx: &StageContext<'_>,
+    model: &Config,
+) -> anyhow::Result<Vec<ModelBytes>> {
+    let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
+    let model = PlannedModel { role: "model", config: model, head, kind, is_trained: true };
+    model_memory::check(config, ctx, &[model])
 }
 
 /// Raises the vocabulary size of the model if the tokens that were `added` to the tokenizer exceed its
@@ -147,7 +161,7 @@ fn packing(config: &RunConfig) -> Option<usize> {
 /// Runs supervised training on a loaded model and its rows.
 pub(super) fn train_on(
     config: &RunConfig,
-    model: &CausalLm,
+    (model, memory): (&CausalLm, Vec<ModelBytes>),
     inputs: &TrainEvalRows<SftRow>,
     tokenizer: &Tokenizer,
     ctx: &mut StageContext<'_>,
@@ -156,8 +170,14 @@ pub(super) fn train_on(
     context::check_split(config, &[model.config()], ctx)?;
     let objective = Sft::new(model, &inputs.train.rows, &inputs.eval.rows, packing(config))?;
     let parameters = context::num_parameters(model, ctx.groups)?;
-    let plan =
-        Plan::one_model(ctx.stage, config, ctx.mesh, parameters, &inputs.train, objective.num_examples());
+    let plan = Plan::one_model(
+        ctx.stage,
+        config,
+        ctx.mesh,
+        (parameters, memory),
+        &inputs.train,
+        objective.num_examples(),
+    );
     let companions = |folder: &Path| model_folder::save_tokenizer(folder, tokenizer, model.config());
     run_in_folder(config, plan, &companions, ctx, |run| {
         trainer::train(&objective, config.data.shuffle, &config.train, run)

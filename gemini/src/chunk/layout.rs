@@ -11,9 +11,9 @@
 //! aligned shards of the ranks (`zero`). All lengths and offsets are numbers of elements.
 //! (Colossal-AI: `ChunkManager.register_tensor`, `search_chunk_configuration`.)
 //!
-//! The chunk size must be the same on all ranks of a tensor-parallel group: it decides where the chunks of
-//! partial gradients end. The other shards of these ranks may differ in length, and so may the results of
-//! their searches. They have to agree on one of the results before the layout is made.
+//! The chunk size must be the same on all ranks that share chunks: it decides where they end. The other
+//! parameters of these ranks may differ in length and number, and so may the results of their searches. They
+//! have to agree on one of the results before the layout is made.
 
 use std::collections::HashMap;
 

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use parallel::arena::{Arena, page_bytes};
 use parallel::disk::DiskFile;
 use parallel::residency::{Access, ModelPart, WeightSource};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use self::residency::ShardedChunk;
 use super::layout::{ChunkLayout, ChunkSpec};
@@ -203,6 +203,18 @@ impl ChunkStore {
         if let Some(pieces) = self.pieces.get(chunk) {
             self.manager.release(&pieces.all());
         }
+    }
+
+    /// Sets the values of a parameter, of which this rank keeps its own elements.
+    pub(crate) fn set_param(&self, param: usize, values: &Tensor) -> Result<(), Error> {
+        let chunk = self.layout.slot_of(param).0;
+        self.fetch_chunk(chunk, Access::Write)?;
+        no_grad(|| self.param(param).copy_(values));
+        self.release_chunk(chunk);
+        if self.sharding.as_ref().is_some_and(|sharding| sharding.kept == Kept::OwnShard) {
+            self.free_other_shards(chunk)?;
+        }
+        Ok(())
     }
 
     /// Brings this rank's shard of chunk `chunk` into memory; all of it if it is not sharded.

@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use parallel::residency::{ModelPart, PartSequence, hold_weights};
+use parallel::residency::{ModelPart, hold_weights};
+use parallel::segment::forward_segment_by_segment;
 use parallel::{Segmented, upload};
 use tch::{Tensor, no_grad};
 
@@ -116,24 +117,12 @@ impl Decoder {
 
         let contexts: Vec<ForwardContext> =
             batches.iter().map(|batch| self.inference_context(self.batch_rotary(batch))).collect();
-        let mut parts = PartSequence::new(self, (0..self.num_segments()).map(ModelPart::Segment));
-        let mut all: Vec<Option<Tensor>> = batches.iter().map(|_| None).collect();
-        no_grad(|| {
-            for segment in 0..self.num_segments() {
-                let _weights = parts.hold_next()?;
-                for ((hidden, batch), ctx) in all.iter_mut().zip(batches).zip(&contexts) {
-                    let mut attention_fn =
-                        |attention: &Attention, qkv: &[Tensor; 3]| Ok(attend_batch(batch, attention, qkv));
-                    *hidden = Some(self.run_segment(
-                        segment,
-                        hidden.as_ref(),
-                        [&batch.input_ids, &batch.positions],
-                        ctx,
-                        &mut attention_fn,
-                    )?);
-                }
-            }
-            Ok(all.into_iter().map(|hidden| hidden.expect("a decoder has segments")).collect())
+        forward_segment_by_segment(self, batches.len(), |segment, index, hidden| {
+            let batch = batches[index];
+            let mut attention_fn =
+                |attention: &Attention, qkv: &[Tensor; 3]| Ok(attend_batch(batch, attention, qkv));
+            let inputs = [&batch.input_ids, &batch.positions];
+            self.run_segment(segment, hidden, inputs, &contexts[index], &mut attention_fn)
         })
     }
 

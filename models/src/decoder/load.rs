@@ -244,6 +244,29 @@ fn reserve(
     options: &LoadOptions,
     allocator: &Arc<dyn WeightAllocator>,
 ) -> Result<Arc<dyn WeightStore>, Error> {
+    let (decoder, specs) = without_values(config, head, options)?;
+    let segments = (0..decoder.num_segments())
+        .map(|index| (ModelPart::Segment(index), decoder.segment_parameters(index)));
+    let parts = segments.chain([(ModelPart::Head, decoder.head_parameters())]).collect();
+    Ok(allocator.allocate(specs, parts)?)
+}
+
+/// The places that the parameters of this rank need in memory, in order of use. Loads nothing, and works
+/// with process groups for planning.
+pub fn weight_specs(
+    config: &Config,
+    head: HeadKind,
+    options: &LoadOptions,
+) -> Result<Vec<WeightSpec>, Error> {
+    Ok(without_values(config.clone(), head, options)?.1)
+}
+
+/// The decoder with empty tensors, and the places of its parameters.
+fn without_values(
+    config: Config,
+    head: HeadKind,
+    options: &LoadOptions,
+) -> Result<(Decoder, Vec<WeightSpec>), Error> {
     let mut places = Vec::new();
     let decoder = Decoder::build(config, head, &options.model_parallel, &mut |request| {
         if request.is_local {
@@ -252,21 +275,13 @@ fn reserve(
         }
         Ok(options.placeholder())
     })?;
-
     let specs = decoder.parameters().iter().zip(places).map(|(parameter, place)| {
         let (shape, kind, is_column_major) = place;
-        WeightSpec {
-            parameter: parameter.clone(),
-            shape,
-            kind,
-            is_column_major,
-            trainable: options.trainable,
-        }
+        let (parameter, trainable) = (parameter.clone(), options.trainable);
+        WeightSpec { parameter, shape, kind, is_column_major, trainable }
     });
-    let segments = (0..decoder.num_segments())
-        .map(|index| (ModelPart::Segment(index), decoder.segment_parameters(index)));
-    let parts = segments.chain([(ModelPart::Head, decoder.head_parameters())]).collect();
-    Ok(allocator.allocate(specs.collect(), parts)?)
+    let specs = specs.collect();
+    Ok((decoder, specs))
 }
 
 impl Values {
@@ -338,8 +353,9 @@ fn check_memory(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     }
     let Some(available) = memory::total_bytes() else { return Ok(()) };
     let parameters = config.architecture().num_parameters();
-    let needed =
-        parameters * options.kind.elt_size_in_bytes() as f64 / options.model_parallel.num_shards() as f64;
+    let shards =
+        options.model_parallel.num_shards() * options.memory.as_ref().map_or(1, |memory| memory.num_shards());
+    let needed = parameters * options.kind.elt_size_in_bytes() as f64 / shards as f64;
     if needed <= available as f64 {
         return Ok(());
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use parallel::Parameter;
 use parallel::comm::ProcessGroup;
 use parallel::residency::Residency;
-use parallel::safetensors_file;
+use parallel::safetensors_file::{self, WriteRole};
 use serde_json::{Map, json};
 
 use super::names::{INDEX, SINGLE};
@@ -48,9 +48,8 @@ fn save_in_shards(
     let shards = shards(&sizes, limit);
 
     let placements = parameters.iter().map(|parameter| &parameter.placement);
-    let is_writing_replica =
-        safetensors_file::is_writing_replica(placements, replica, pipeline_expert_group)?;
-    let writes = is_writing_replica && pipeline_expert_group.rank() == 0;
+    let role = safetensors_file::write_role(placements, replica, pipeline_expert_group)?;
+    let writes = role == WriteRole::Writes && pipeline_expert_group.rank() == 0;
     if writes {
         std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
     }
@@ -70,7 +69,7 @@ fn save_in_shards(
         safetensors_file::write(
             &folder.join(&file),
             &named.collect::<Vec<_>>(),
-            is_writing_replica,
+            role,
             pipeline_expert_group,
         )?;
         map.extend(shard.iter().map(|name| ((*name).to_owned(), json!(file))));

@@ -1,7 +1,7 @@
 //! Writes safetensors files. Shards are gathered one tensor at a time, so no process ever holds all full
 //! tensors.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -43,30 +43,46 @@ impl Entry {
     }
 }
 
-/// Whether the ranks of `pipeline_expert_group` write their sharded tensors, rather than the groups that hold
-/// the other shards. `placements` are the placements of all tensors of the group's first rank, not only of
-/// those in one file. Of several replicas of the model, number 0 writes.
-pub fn is_writing_replica<'p>(
+/// What the ranks of a pipeline-expert group do when tensors are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WriteRole {
+    /// They gather full tensors, and the first rank writes the file.
+    Writes,
+    /// They hold the other shards of tensors that another group writes.
+    GivesShards,
+    /// They belong to another replica of the model, and share only what is divided over the replicas.
+    OtherReplica,
+}
+
+/// The role of `pipeline_expert_group` in replica number `replica` of a model. `placements` are the placements
+/// of all tensors of the group's first rank, not only of those in one file.
+pub fn write_role<'p>(
     mut placements: impl Iterator<Item = &'p Placement>,
     replica: usize,
     pipeline_expert_group: &ProcessGroup,
-) -> Result<bool, Error> {
-    let writes = replica == 0 && placements.all(Placement::is_writer);
-    Ok(pipeline_expert_group.all_gather_object(vec![writes])?[0])
+) -> Result<WriteRole, Error> {
+    let role = match replica {
+        0 if placements.all(Placement::is_writer) => WriteRole::Writes,
+        0 => WriteRole::GivesShards,
+        _ => WriteRole::OtherReplica,
+    };
+    Ok(pipeline_expert_group.all_gather_object(vec![role])?[0])
 }
 
 /// Writes the full `tensors` to a file. Every rank that holds a shard calls this function with its own
-/// shards. Of the ranks with `is_writing_replica` (see [`is_writing_replica()`]), the first one writes and
-/// the others send their tensors to it. The ranks of `pipeline_expert_group` hold different tensors; if
+/// shards. Of the ranks whose role is [`WriteRole::Writes`], the first one writes and the others send their
+/// tensors to it. The ranks of `pipeline_expert_group` hold different tensors; if
 /// several of them hold a tensor of the same name, the first copy is written.
 pub fn write(
     path: &Path,
     tensors: &[NamedTensor<'_>],
-    is_writing_replica: bool,
+    role: WriteRole,
     pipeline_expert_group: &ProcessGroup,
 ) -> Result<(), Error> {
     let entries = entries(path, tensors, pipeline_expert_group)?;
-    let writes = is_writing_replica && pipeline_expert_group.rank() == 0;
+    let writes = role == WriteRole::Writes && pipeline_expert_group.rank() == 0;
+    let index_of: HashMap<&str, usize> =
+        tensors.iter().enumerate().map(|(index, named)| (named.name, index)).collect();
 
     // Gathers a full tensor and passes it to `consume` on the rank that writes. Every rank calls it for all
     // entries in the same order, because gathering is collective. A tensor stays in memory until the next one
@@ -76,12 +92,16 @@ pub fn write(
     let mut gather_full = |entry: &Entry, consume: &mut Consume<'_>| -> Result<(), Error> {
         // The ranks that share a sharded tensor gather it together, whichever of them passes it on.
         let is_owner = entry.owner == pipeline_expert_group.rank();
-        let own_copy = tensors.iter().find(|named| named.name == entry.name);
+        let own_copy = index_of.get(entry.name.as_str()).map(|&index| &tensors[index]);
+        let reads = is_owner && role != WriteRole::OtherReplica;
         if let Some(named) = own_copy
             && let Some((residency, index)) = named.residency
-            && (is_owner || residency.is_sharded())
+            && (reads || residency.is_sharded())
         {
             held[usize::from(named.is_expert)].fetch_next(Some(residency), index)?;
+        }
+        if role == WriteRole::OtherReplica {
+            return Ok(());
         }
         if !is_owner {
             let options = (entry.kind(), Device::Cpu);
@@ -90,7 +110,7 @@ pub fn write(
         }
         let named = &tensors[entry.index];
         let full = named.placement.full_tensor(named.tensor)?;
-        if is_writing_replica && entry.owner != 0 {
+        if role == WriteRole::Writes && entry.owner != 0 {
             pipeline_expert_group.send(&full.to_device(Device::Cpu).contiguous(), 0, TAG)?.wait()?;
         }
         if writes { consume(&full) } else { Ok(()) }

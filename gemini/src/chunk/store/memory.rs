@@ -65,6 +65,11 @@ impl WeightAllocator for WeightMemory {
         self.manager.is_limited() && self.device == Device::Cpu
     }
 
+    fn num_shards(&self) -> usize {
+        let is_sharded = self.is_sharded && self.manager.zero_stage() == ZeroStage::Weights;
+        if is_sharded { self.groups.dense_data_parallel().size() } else { 1 }
+    }
+
     fn unsharded(&self) -> Arc<dyn WeightAllocator> {
         Arc::new(Self { is_sharded: false, ..self.clone() })
     }
@@ -83,8 +88,9 @@ impl WeightAllocator for WeightMemory {
 
 /// The layout of parameters, given with the shape of the local shard, the dtype, and whether they are frozen.
 ///
-/// Sharded chunks end at the same offsets on all tensor-parallel ranks, which sum the shards of partial
-/// gradients, so these ranks agree on a chunk size and call this function together.
+/// The chunks of dense weights are the same on all ranks that reduce or gather them together, and those of
+/// partial gradients on all tensor-parallel ranks, although these ranks may hold different numbers of experts
+/// and shards of different lengths. They therefore agree on a chunk size, and call this function together.
 pub(crate) fn chunk_layout<'a>(
     parameters: impl Iterator<Item = (&'a Parameter, &'a [i64], Kind, bool)>,
     zero_size: ZeroSize,
@@ -103,10 +109,9 @@ pub(crate) fn chunk_layout<'a>(
         })
         .collect();
     let found = search_chunk_configuration(&specs, SearchBounds::for_params(&specs), zero_size);
-    let chunk_size = if zero_size == ZeroSize::ONE {
-        found.chunk_size
-    } else {
-        groups.tensor_parallel().all_reduce_max([found.chunk_size as f64])?[0] as usize
-    };
-    Ok(ChunkLayout::new(&specs, chunk_size, zero_size))
+    let mut chunk_size = [found.chunk_size as f64];
+    for group in [groups.tensor_parallel(), groups.dense_data_parallel()] {
+        chunk_size = group.all_reduce_max(chunk_size)?;
+    }
+    Ok(ChunkLayout::new(&specs, chunk_size[0] as usize, zero_size))
 }

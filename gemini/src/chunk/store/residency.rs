@@ -21,6 +21,8 @@ pub(super) struct ShardedChunk {
     state: ChunkState,
     /// How many have fetched or prefetched it.
     holders: usize,
+    /// Whether the shards of other ranks are in memory, too.
+    is_whole: bool,
     /// The all-gather that runs.
     gathering: Option<PendingCollective>,
 }
@@ -69,6 +71,7 @@ impl ChunkStore {
                 return Err(error.into());
             }
         }
+        sharded.is_whole = true;
         sharded.state.enter(ChunkState::Hold);
         Ok(())
     }
@@ -78,9 +81,7 @@ impl ChunkStore {
         let mut all = self.lock_sharded();
         if access == Access::Write {
             for &chunk in chunks {
-                // The shards of other ranks get memory, because the caller may write whole parameters.
-                self.manager.fetch(&[self.pieces[chunk].own], true)?;
-                self.manager.fetch(&self.pieces[chunk].others, false)?;
+                self.fetch_shard(chunk, access)?;
                 all[chunk].state.enter(ChunkState::Compute);
                 all[chunk].holders += 1;
             }
@@ -107,14 +108,19 @@ impl ChunkStore {
         let mut all = self.lock_sharded();
         for &chunk in chunks {
             let sharded = &mut all[chunk];
-            sharded.holders = sharded.holders.saturating_sub(1);
+            let left = sharded.holders.checked_sub(1);
+            sharded.holders = left.expect("a chunk is released as often as it was fetched");
             if sharded.holders > 0 || sharded.state == ChunkState::Free {
                 continue;
             }
             // After an error nobody waits for what was gathered ahead. The next collective reports it again.
             let _ = sharded.gathering.take().map(PendingCollective::wait);
-            self.release_chunk(chunk);
-            let _ = self.free_other_shards(chunk);
+            if std::mem::take(&mut sharded.is_whole) {
+                self.release_chunk(chunk);
+                let _ = self.free_other_shards(chunk);
+            } else {
+                self.release_shard(chunk);
+            }
             sharded.state.enter(ChunkState::Free);
         }
     }
@@ -217,11 +223,11 @@ impl Residency for ChunkStore {
         let Some(sharding) = self.own_shards() else { return Ok(()) };
         let mut all = self.lock_sharded();
         for chunk in self.chunks_of(weights) {
-            all[chunk].holders += 1;
             // Under a budget there may be room for one part of the model only, on this rank or on another.
             if !self.manager.is_limited() {
                 self.start_gathering(chunk, &mut all[chunk], sharding).map_err(residency_error)?;
             }
+            all[chunk].holders += 1;
         }
         Ok(())
     }
