@@ -167,7 +167,8 @@ fn a_run_continues_with_another_stage_and_another_number_of_processes() {
 fn a_plan_gives_the_bytes_of_each_process() {
     let scratch = copied();
     let plan = |sets: &str| -> Value {
-        let outcome = scratch.run(&format!("plan sft --config life/sft/run.toml --json {sets}"));
+        let line = format!("plan sft --config life/sft/run.toml --json {sets}");
+        let outcome = scratch.run(line.trim_end());
         outcome.succeeds();
         serde_json::from_str(&outcome.stdout).unwrap()
     };

@@ -9,9 +9,9 @@
 //! Therefore every split into micro-batches gives the same gradient. The micro-batches of a step are split
 //! over the data-parallel ranks. Weights in bf16 have an fp32 master here; weights in fp32 are their own
 //! master. Gradients, masters and moments lie in chunks (see [`crate::chunk`]), and the step goes from chunk
-//! to chunk, so that one chunk of each has to be in memory, and with ZeRO a second one of weights. With ZeRO ([`crate::zero`]), each
-//! data-parallel rank updates its own elements of every parameter and receives the others. This module knows
-//! no loss function and no data.
+//! to chunk, so that one chunk of each has to be in memory, and with ZeRO a second one of weights. With ZeRO
+//! ([`crate::zero`]), each data-parallel rank updates its own elements of every parameter and receives the
+//! others. This module knows no loss function and no data.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -316,8 +316,8 @@ impl Engine {
     ///
     /// `loss` computes a scalar from the index of a micro-batch and its last hidden states, already divided
     /// by the number of tokens (or pairs) of the full step. In a pipeline, only the rank that holds the last
-    /// layers calls it; the other ranks return a loss of zero. If weights are sharded, every rank calls this
-    /// function once for each call of [`split_micro_batches`](Self::split_micro_batches), also without
+    /// layers calls it; the other ranks return a loss of zero. In stages 2 and 3 of ZeRO, every rank calls
+    /// this function once for each call of [`split_micro_batches`](Self::split_micro_batches), also without
     /// micro-batches.
     pub fn accumulate<M, E>(
         &mut self,
@@ -542,8 +542,8 @@ impl Engine {
 
     /// The global gradient norm, by which gradients are clipped. The squared norms of shards are summed over
     /// the tensor-parallel group, those of experts over the expert-parallel group, those of layers over the
-    /// pipeline-parallel group, and with ZeRO those of the elements of each rank over the data-parallel group.
-    /// A replicated or tied parameter is counted once.
+    /// pipeline-parallel group, and with ZeRO those of the elements of each rank over the data-parallel
+    /// group. A replicated or tied parameter is counted once.
     /// Megatron: `get_grad_norm`; torch: `clip_grad_norm_`.
     fn global_grad_norm(&self) -> Result<f64, Error> {
         let norms = self.grad_norms()?;

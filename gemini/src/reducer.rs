@@ -7,11 +7,11 @@
 //! A bucket is a chunk of gradients: one flat fp32 buffer, of which the gradients of its parameters are
 //! views. A reduction therefore is one collective without a copy: an all-reduce, or with ZeRO a
 //! reduce-scatter, after which each rank has the sums of its own shard. A chunk stays in memory until its
-//! reduction is done. Every rank reduces the buckets in the same order, even if its own gradients become ready in
-//! another order. A rank without rows contributes zeros. In stages 2 and 3 of ZeRO every rank also starts the
-//! reductions at the same places of the backward pass: otherwise one rank could wait in a reduction for
-//! another rank that waits for it in the gathering of weights. (The idea: Li et al. 2020, arXiv 2006.15704, section
-//! 3.2. PyTorch DDP: `Reducer`; Megatron: `overlap_grad_reduce`.)
+//! reduction is done. Every rank reduces the buckets in the same order, even if its own gradients become
+//! ready in another order. A rank without rows contributes zeros. In stages 2 and 3 of ZeRO every rank also
+//! starts the reductions at the same places of the backward pass: otherwise one rank could wait in a
+//! reduction for another rank that waits for it in the gathering of weights. (The idea: Li et al. 2020, arXiv
+//! 2006.15704, section 3.2. PyTorch DDP: `Reducer`; Megatron: `overlap_grad_reduce`.)
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -7,8 +7,8 @@
 //! mechanism of moving memory and the decision what to move are not here: crate `gemini` implements
 //! [`Residency`].
 //!
-//! The weights of a part may also be sharded over the data-parallel ranks (ZeRO stage 3). To hold them is then
-//! a collective: all ranks of the group hold the same parts in the same order, whatever rows they have.
+//! The weights of a part may also be sharded over the data-parallel ranks (ZeRO stage 3). To hold them is
+//! then a collective: all ranks of the group hold the same parts in the same order, whatever rows they have.
 //! DeepSpeed: `PartitionedParameterCoordinator` (`fetch_sub_module`, `release_sub_module`); FSDP: `unshard`
 //! and `reshard`.
 

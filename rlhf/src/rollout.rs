@@ -164,7 +164,8 @@ impl PpoModels<'_> {
     }
 }
 
-/// Runs `model` on micro-batches of replies without gradients. `head` gets each micro-batch with its last hidden states.
+/// Runs `model` on micro-batches of replies without gradients. `head` gets each micro-batch with its last
+/// hidden states.
 fn score_with<M: Segmented<Context = Batch>>(
     model: &M,
     device: Device,

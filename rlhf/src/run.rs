@@ -205,8 +205,8 @@ impl StageRun<'_> {
         Ok(path)
     }
 
-    /// Writes a model folder atomically. Every rank that saves weights calls `save`, and with ZeRO every rank,
-    /// because each has a shard; rank 0 writes the files.
+    /// Writes a model folder atomically. Every rank that saves weights calls `save`, and with ZeRO every
+    /// rank, because each has a shard; rank 0 writes the files.
     fn write_model(&self, path: &Path, save: &SaveFn<'_>) -> Result<(), Error> {
         if !self.groups.is_rank_zero() {
             let takes_part = self.groups.saves_weights() || self.memory.zero_stage() > ZeroStage::None;

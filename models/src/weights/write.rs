@@ -17,7 +17,8 @@ use crate::config::Config;
 const SHARD_BYTES: usize = 5_000_000_000;
 
 /// Writes `config.json` and the full parameters to a folder, which is created if necessary. Every rank of
-/// `pipeline_expert_group`, which together holds all parameters, must call it; its first rank writes, in replica 0 of the model.
+/// `pipeline_expert_group`, which together holds all parameters, must call it; its first rank writes, in
+/// replica 0 of the model.
 pub(crate) fn save(
     folder: &Path,
     config: &Config,

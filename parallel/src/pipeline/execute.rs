@@ -109,9 +109,9 @@ fn hold_sharded_stages<'a, M: Segmented>(model: &'a M, all: &'a [usize]) -> Resu
 const MICRO_BATCHES_PER_PASS: usize = 8;
 
 /// Runs micro-batches forward without gradients, and passes each with its last hidden states to `head`.
-/// `context` is what a micro-batch gives the segments. Weights that may leave memory, or that are sharded, are
-/// fetched once for several micro-batches. All ranks that share sharded weights call this function, with any
-/// number of micro-batches. Megatron: `forward_backward_func(forward_only=True)`.
+/// `context` is what a micro-batch gives the segments. Weights that may leave memory, or that are sharded,
+/// are fetched once for several micro-batches. All ranks that share sharded weights call this function, with
+/// any number of micro-batches. Megatron: `forward_backward_func(forward_only=True)`.
 pub fn forward_only<M: Segmented, B, E: From<Error>>(
     model: &M,
     mut micro_batches: impl ExactSizeIterator<Item = B>,

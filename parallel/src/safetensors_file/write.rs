@@ -54,8 +54,8 @@ pub enum WriteRole {
     OtherReplica,
 }
 
-/// The role of `pipeline_expert_group` in replica number `replica` of a model. `placements` are the placements
-/// of all tensors of the group's first rank, not only of those in one file.
+/// The role of `pipeline_expert_group` in replica number `replica` of a model. `placements` are the
+/// placements of all tensors of the group's first rank, not only of those in one file.
 pub fn write_role<'p>(
     mut placements: impl Iterator<Item = &'p Placement>,
     replica: usize,
