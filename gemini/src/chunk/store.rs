@@ -8,7 +8,7 @@
 //! ```text
 //!   chunk of 3 ranks, seen by rank 1   | others | own shard | others |
 //! ```
-//! If the chunks are sharded ([`Sharding`]), this rank's shard is one piece for the manager, and the others
+//! If the chunks are sharded ([`crate::zero`]), this rank's shard is one piece for the manager, and the others
 //! are further pieces, which are in memory for a short time only.
 
 mod memory;
