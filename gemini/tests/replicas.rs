@@ -2,18 +2,16 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod on_ranks;
+
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use gemini::config::Scheduler;
 use gemini::{ChunkManager, Engine, Error, TrainConfig};
-use parallel::c10d::Secret;
-use parallel::rendezvous::open_store;
-use parallel::{Axis, Mesh, Parameter, ProcessGroups, RankInfo, Segmented, Transport, World};
+use parallel::{Axis, Parameter, ProcessGroups, Segmented, Transport};
 use tch::{Device, Kind, Tensor};
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+use on_ranks::on_ranks;
 
 /// Two segments, `tanh(x W)` and `h V`; the head uses `W` once more, so that it is delivered twice.
 struct Network {
@@ -92,30 +90,6 @@ fn train(groups: &Arc<ProcessGroups>) -> (Vec<f32>, u64) {
 /// The same on `size` ranks.
 fn train_on(size: usize, transport: Transport) -> Vec<(Vec<f32>, u64)> {
     on_ranks(size, transport, train)
-}
-
-/// Runs `body` on `size` data-parallel ranks, each a thread.
-fn on_ranks<T: Send>(
-    size: usize,
-    transport: Transport,
-    body: impl Fn(&Arc<ProcessGroups>) -> T + Sync,
-) -> Vec<T> {
-    let meeting = RankInfo { secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
-    let server = open_store(&meeting, TIMEOUT).unwrap();
-    let meeting = RankInfo { port: server.port(), uses_agent_store: true, ..meeting };
-    let rank = |rank: usize| {
-        let place = RankInfo { rank, size, ..meeting.clone() };
-        let world = World::join(place, transport, TIMEOUT).unwrap();
-        let groups = Arc::new(world.groups(&Mesh::new(&[(Axis::Data, size)], rank, size).unwrap()).unwrap());
-        let ended = body(&groups);
-        groups.world().barrier().unwrap();
-        ended
-    };
-    let rank = &rank;
-    thread::scope(|scope| {
-        let ranks: Vec<_> = (0..size).map(|index| scope.spawn(move || rank(index))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
 }
 
 #[test]

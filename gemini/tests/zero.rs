@@ -2,19 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod on_ranks;
+
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use gemini::config::Scheduler;
 use gemini::{ChunkManager, Engine, Error, TrainConfig, WeightMemory, ZeroStage};
-use parallel::c10d::Secret;
-use parallel::rendezvous::open_store;
 use parallel::residency::{
     Access, HeldWeights, ModelPart, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
 };
-use parallel::{Axis, Mesh, Parameter, ProcessGroups, RankInfo, Segmented, Transport, World};
+use parallel::{Parameter, ProcessGroups, Segmented, Transport};
 use tch::{Device, Kind, Tensor};
+
+use on_ranks::on_ranks;
 
 const SEGMENTS: usize = 6;
 const WIDTH: i64 = 256;
@@ -140,31 +140,6 @@ fn train(groups: &Arc<ProcessGroups>, stage: ZeroStage, kind: Kind) -> Outcome {
     }
     let resident = [manager.resident_bytes() as u64, manager.traffic().peak_bytes as u64];
     Outcome { weights: network.weights(), sent, resident }
-}
-
-/// Runs `body` on `size` data-parallel ranks, each a thread.
-fn on_ranks<T: Send>(
-    size: usize,
-    transport: Transport,
-    body: impl Fn(&Arc<ProcessGroups>) -> T + Sync,
-) -> Vec<T> {
-    const TIMEOUT: Duration = Duration::from_secs(20);
-    let meeting = RankInfo { secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
-    let server = open_store(&meeting, TIMEOUT).unwrap();
-    let meeting = RankInfo { port: server.port(), uses_agent_store: true, ..meeting };
-    let rank = |rank: usize| {
-        let place = RankInfo { rank, size, ..meeting.clone() };
-        let world = World::join(place, transport, TIMEOUT).unwrap();
-        let groups = Arc::new(world.groups(&Mesh::new(&[(Axis::Data, size)], rank, size).unwrap()).unwrap());
-        let ended = body(&groups);
-        groups.world().barrier().unwrap();
-        ended
-    };
-    let rank = &rank;
-    thread::scope(|scope| {
-        let ranks: Vec<_> = (0..size).map(|index| scope.spawn(move || rank(index))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
 }
 
 #[test]

@@ -61,7 +61,7 @@ pub trait Residency: Debug + Send + Sync {
     fn release(&self, weights: Weights<'_>);
 
     /// Starts to gather sharded weights, which stay in memory until [`release`](Self::release). Fetch them
-    /// before they are used. Does nothing but count if the weights are not sharded.
+    /// before they are used. Only for weights that [are sharded](Self::is_sharded).
     fn prefetch(&self, weights: Weights<'_>) -> Result<(), Error>;
 
     /// Whether weights may leave memory between two uses. The micro-batches of a step then run segment by
@@ -70,6 +70,11 @@ pub trait Residency: Debug + Send + Sync {
 
     /// Whether the weights are sharded over ranks, which therefore hold the same weights in the same order.
     fn is_sharded(&self) -> bool;
+
+    /// Whether weights are whole in memory only while they are held.
+    fn comes_and_goes(&self) -> bool {
+        self.is_limited() || self.is_sharded()
+    }
 
     /// The largest `count` of the ranks that the weights are sharded over, all of which call this.
     fn max_over_ranks(&self, count: usize) -> Result<usize, Error>;

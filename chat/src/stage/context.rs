@@ -96,6 +96,8 @@ pub(crate) fn chunk_manager(config: &RunConfig) -> anyhow::Result<Arc<ChunkManag
 /// Returns the options for loading trainable weights. Each rank loads its shards of the model.
 pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> anyhow::Result<LoadOptions> {
     let device = device::resolve(config.model.device, ctx.groups.local_rank())?;
+
+    // Memory is managed on the host only.
     let is_used = [
         ("gemini.device_memory", ctx.memory.is_limited()),
         ("parallel.zero", ctx.memory.zero_stage() > ZeroStage::None),
@@ -106,12 +108,14 @@ pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> a
             ConfigError::Value { place: None, key: key.to_owned(), message: message.to_owned() }.into()
         );
     }
+
     let replicas = [Axis::Data, Axis::Expert, Axis::Sequence].map(|axis| ctx.mesh.size(axis));
     if ctx.memory.zero_stage() > ZeroStage::None && replicas == [1; 3] && ctx.groups.is_rank_zero() {
         print_stderr(
             "warning: [parallel] zero has no effect: no two processes hold the same weights and have different rows",
         );
     }
+
     let model_parallel = model_parallel(config, ctx.groups);
     let memory: Option<Arc<dyn WeightAllocator>> = if device == Device::Cpu {
         Some(Arc::new(WeightMemory::new(&ctx.memory, device, ctx.groups)))

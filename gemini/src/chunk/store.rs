@@ -8,8 +8,8 @@
 //! ```text
 //!   chunk of 3 ranks, seen by rank 1   | others | own shard | others |
 //! ```
-//! If the chunks are sharded ([`crate::zero`]), this rank's shard is one piece for the manager, and the others
-//! are further pieces, which are in memory for a short time only.
+//! If the chunks are sharded ([`crate::zero`]), this rank's shard is one piece for the manager, and the
+//! others are further pieces, which are in memory for a short time only.
 
 mod memory;
 mod residency;
@@ -132,6 +132,7 @@ impl ChunkStore {
         let is_static = manager.budget().is_some_and(|budget| budget.placement == PlacementPolicy::Static);
         let stays = is_static && content != Content::OptimizerState;
         let changes = content != Content::FrozenWeights && !stays;
+
         let (mut pieces, mut scratch) = (Vec::new(), None);
         let (chunks, params) = if device == Device::Cpu {
             let (ranges, bytes) = ranges(layout, &kinds);
@@ -211,10 +212,7 @@ impl ChunkStore {
         self.fetch_chunk(chunk, Access::Write)?;
         no_grad(|| self.param(param).copy_(values));
         self.release_chunk(chunk);
-        if self.sharding.as_ref().is_some_and(|sharding| sharding.kept == Kept::OwnShard) {
-            self.free_other_shards(chunk)?;
-        }
-        Ok(())
+        if self.own_shards().is_some() { self.free_other_shards(chunk) } else { Ok(()) }
     }
 
     /// Brings this rank's shard of chunk `chunk` into memory; all of it if it is not sharded.

@@ -147,8 +147,7 @@ pub(crate) fn copy(
 
 /// The decoder `from` without gradients, in the memory layout that is fastest for decoding.
 pub(crate) fn for_decoding(from: &Decoder) -> Result<Decoder, Error> {
-    let leaves_memory = |memory: &&ModelMemory| memory.store.is_limited() || memory.store.is_sharded();
-    if let Some(memory) = from.memory.as_ref().filter(leaves_memory) {
+    if let Some(memory) = from.memory.as_ref().filter(|memory| memory.store.comes_and_goes()) {
         return copy_for_decoding(from, memory);
     }
     let is_on_cpu = from.device() == Device::Cpu;

@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{Action, ComputationType, PipelineStages, Schedule, ScheduleKind};
 use crate::comm::{P2pKey, PendingCollective};
-use crate::residency::{Access, HeldWeights, ModelPart, PartSequence, Weights, hold_weights};
+use crate::residency::{Access, HeldWeights, ModelPart, PartSequence, Residency, Weights, hold_weights};
 use crate::weight_grad_store::{self, WeightGradStore};
 use crate::{Error, ForwardPass, GradientSource, Segmented};
 
@@ -53,8 +53,8 @@ pub fn run_schedule<M: Segmented, E: From<Error>>(
     callbacks: StepCallbacks<'_, E>,
 ) -> Result<(), E> {
     let (pipeline, activation_checkpointing) = (model.pipeline(), options.activation_checkpointing);
-    let leaves_memory = model.residency().is_some_and(|weights| weights.is_limited() || weights.is_sharded());
-    if pipeline.is_none() && (options.segment_major || leaves_memory) {
+    let comes_and_goes = model.residency().is_some_and(Residency::comes_and_goes);
+    if pipeline.is_none() && (options.segment_major || comes_and_goes) {
         return run_segment_major(model, contexts, activation_checkpointing, callbacks);
     }
 
@@ -118,8 +118,7 @@ pub fn forward_only<M: Segmented, B, E: From<Error>>(
     context: fn(&B) -> &M::Context,
     mut head: impl FnMut(B, &Tensor) -> Result<(), E>,
 ) -> Result<(), E> {
-    let Some(weights) = model.residency().filter(|weights| weights.is_limited() || weights.is_sharded())
-    else {
+    let Some(weights) = model.residency().filter(|weights| weights.comes_and_goes()) else {
         return micro_batches.try_for_each(|micro_batch| {
             let hidden = model.forward_no_grad(context(&micro_batch))?;
             head(micro_batch, &hidden)

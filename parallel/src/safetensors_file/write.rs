@@ -71,8 +71,8 @@ pub fn write_role<'p>(
 
 /// Writes the full `tensors` to a file. Every rank that holds a shard calls this function with its own
 /// shards. Of the ranks whose role is [`WriteRole::Writes`], the first one writes and the others send their
-/// tensors to it. The ranks of `pipeline_expert_group` hold different tensors; if
-/// several of them hold a tensor of the same name, the first copy is written.
+/// tensors to it. The ranks of `pipeline_expert_group` hold different tensors; if several of them hold a
+/// tensor of the same name, the first copy is written.
 pub fn write(
     path: &Path,
     tensors: &[NamedTensor<'_>],
@@ -120,18 +120,7 @@ pub fn write(
         return entries.iter().try_for_each(|entry| gather_full(entry, &mut |_| Ok(())));
     }
 
-    let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
-    let mut start = 0;
-    for entry in &entries {
-        let end = start + entry.bytes();
-        let header_entry = json!({"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [start, end]});
-        header.insert(entry.name.clone(), header_entry);
-        start = end;
-    }
-
-    let mut header = Value::Object(header).to_string();
-    header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
-
+    let header = header(&entries);
     write_with(path, |file| {
         let io = |source| Error::Io { path: path.to_owned(), source };
         file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
@@ -141,6 +130,22 @@ pub fn write(
         }
         Ok(())
     })
+}
+
+/// The header of a file with these tensors, one after the other, padded to a multiple of eight bytes.
+fn header(entries: &[Entry]) -> String {
+    let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
+    let mut start = 0;
+    for entry in entries {
+        let end = start + entry.bytes();
+        let header_entry = json!({"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [start, end]});
+        header.insert(entry.name.clone(), header_entry);
+        start = end;
+    }
+
+    let mut header = Value::Object(header).to_string();
+    header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+    header
 }
 
 /// The tensors of all ranks of the pipeline-expert group, in the order of the file.

@@ -35,39 +35,8 @@ pub struct WeightGatheringGroups {
 impl ProcessGroups {
     /// The groups of a single process.
     pub fn single() -> Self {
-        let single_rank = |name: &str| Arc::new(ProcessGroup::single(name, 0));
-        let axis_groups = Axis::ALL.iter().map(|axis| single_rank(axis.name())).collect();
-        let [
-            tensor_parallel,
-            data_parallel,
-            dense_data_parallel,
-            expert_data_parallel,
-            loss_group,
-            pipeline_expert_group,
-        ] = [
-            "tensor",
-            "data-parallel",
-            "dense-data-parallel",
-            "expert-data-parallel",
-            "loss",
-            "pipeline-expert",
-        ]
-        .map(single_rank);
-        let (mesh, world) = (Mesh::single(), ProcessGroup::single("world", 0));
-        Self {
-            mesh,
-            local_rank: LocalRank::SINGLE,
-            world,
-            axis_groups,
-            tensor_parallel,
-            data_parallel,
-            dense_data_parallel,
-            expert_data_parallel,
-            loss_group,
-            pipeline_expert_group,
-            embedding_group: None,
-            weight_gathering: Mutex::default(),
-        }
+        // A group of one rank needs no backend.
+        Self::fake(&Mesh::single())
     }
 
     /// The rank of this process among the processes of the job on its host.

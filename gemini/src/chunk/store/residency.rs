@@ -44,7 +44,7 @@ impl ChunkStore {
     }
 
     /// The division of a store that keeps only this rank's shards.
-    fn own_shards(&self) -> Option<&Sharding> {
+    pub(super) fn own_shards(&self) -> Option<&Sharding> {
         self.sharding.as_ref().filter(|sharding| sharding.kept == Kept::OwnShard)
     }
 
@@ -77,7 +77,12 @@ impl ChunkStore {
     }
 
     /// Fetches chunks of sharded weights.
-    fn fetch_sharded(&self, chunks: &[usize], access: Access, sharding: &Sharding) -> Result<(), Error> {
+    fn fetch_sharded(
+        &self,
+        chunks: &BTreeSet<usize>,
+        access: Access,
+        sharding: &Sharding,
+    ) -> Result<(), Error> {
         let mut all = self.lock_sharded();
         if access == Access::Write {
             for &chunk in chunks {
@@ -202,10 +207,7 @@ impl Residency for ChunkStore {
             return Ok(());
         }
         let fetched = match self.own_shards() {
-            Some(sharding) => {
-                let chunks: Vec<usize> = self.chunks_of(weights).into_iter().collect();
-                self.fetch_sharded(&chunks, access, sharding)
-            }
+            Some(sharding) => self.fetch_sharded(&self.chunks_of(weights), access, sharding),
             None => self.manager.fetch(&self.pieces_of(weights), access == Access::Write),
         };
         fetched.map_err(residency_error)
