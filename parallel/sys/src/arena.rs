@@ -5,6 +5,7 @@
 //!   reserve   address space only
 //!   use       the system adds zeroed pages as they are touched, or ahead of that by `commit`
 //!   release   the pages go back to the system; the next use finds zeros at the same addresses
+//!   move      the pages appear at other addresses, without being cleared and made present again
 //! ```
 //! Each tensor over an arena has a storage of its own, so tensors beside each other do not share the version
 //! counter of autograd, and each keeps the whole mapping alive.
@@ -23,7 +24,7 @@ use tch::{Kind, Tensor};
 use crate::{Error, check, raw};
 
 /// The size of a huge page on x86-64.
-pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The size of a page of memory in bytes.
 pub fn page_bytes() -> usize {
@@ -46,8 +47,8 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Reserves address space for `bytes` bytes, rounded up to whole pages. It takes no memory until it is
-    /// used. Fails if the system has no such range.
+    /// Reserves address space for `bytes` bytes, rounded up to whole pages. It starts where a huge page can
+    /// start, and takes no memory until it is used. Fails if the system has no such range.
     pub fn reserve(bytes: usize) -> Result<Arc<Self>, Error> {
         let refused = |problem: String| Error::Arena { call: "reserve", arena: bytes, problem };
         let len = bytes
@@ -55,12 +56,25 @@ impl Arena {
             .ok_or_else(|| refused("no address space is that large".to_owned()))?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let reserved = mapped_bytes(len).checked_add(HUGE_PAGE_BYTES);
+        let reserved = reserved.ok_or_else(|| refused("no address space is that large".to_owned()))?;
         // SAFETY: a new mapping at an address that the system chooses.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), mapped_bytes(len), protection, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
+        let mapping = unsafe { libc::mmap(std::ptr::null_mut(), reserved, protection, flags, -1, 0) };
+        if mapping == libc::MAP_FAILED {
             return Err(refused(io::Error::last_os_error().to_string()));
         }
-        let start = NonNull::new(start.cast()).expect("a mapping does not begin at null");
+
+        // What lies before the first huge page and behind the arena is not needed.
+        let mapping: *mut u8 = mapping.cast();
+        let before = mapping.align_offset(HUGE_PAGE_BYTES);
+        let end = before + mapped_bytes(len);
+        for unused in [0..before, end..reserved] {
+            if !unused.is_empty() {
+                // SAFETY: whole pages of the new mapping, which nobody uses.
+                unsafe { libc::munmap(mapping.wrapping_add(unused.start).cast(), unused.len()) };
+            }
+        }
+        let start = NonNull::new(mapping.wrapping_add(before)).expect("a mapping does not begin at null");
         Ok(Arc::new(Self { start, len }))
     }
 
@@ -140,17 +154,55 @@ impl Arena {
         if code == 0 { Ok(()) } else { Err(self.system_error("release", &range)) }
     }
 
+    /// Moves the memory of the whole pages `from` of `other` to `range`, which has the same length in bytes.
+    /// Afterwards `from` has no memory and reads as zeros, and `range` has what was in `from`, or zeros if the
+    /// system cannot move memory (Linux before 5.7).
+    ///
+    /// Both begin at a [huge page](HUGE_PAGE_BYTES), or are smaller than one: the system refuses a range for
+    /// a part of which [huge pages](Self::prefer_huge_pages) were asked, and memory is then not moved either.
+    pub fn move_memory(&self, range: Range<usize>, other: &Self, from: Range<usize>) -> Result<(), Error> {
+        self.check_range("move_memory", &range)?;
+        other.check_range("move_memory", &from)?;
+        let page = page_bytes();
+        let is_whole = [range.start, range.end, from.start].iter().all(|byte| byte.is_multiple_of(page));
+        if !is_whole || range.len() != from.len() {
+            let problem = format!("{from:?} and {range:?} are not the same number of whole pages");
+            return Err(Error::Arena { call: "move_memory", arena: self.len, problem });
+        }
+        if range.is_empty() || self.address(range.start) == other.address(from.start) {
+            return Ok(());
+        }
+
+        let (source, target) = (other.address(from.start), self.address(range.start).cast::<c_void>());
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        // SAFETY: whole pages of two mappings, which stay mapped. What lies there stays valid for tensors.
+        let moved = unsafe { libc::mremap(source.cast(), from.len(), range.len(), flags, target) };
+        if moved != libc::MAP_FAILED {
+            return Ok(());
+        }
+        // The system may have unmapped the target already.
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: whole pages that belong to this arena and get new memory of zeros.
+        let mapped = unsafe { libc::mmap(target, range.len(), protection, flags, -1, 0) };
+        if mapped == libc::MAP_FAILED {
+            return Err(self.system_error("move_memory", &range));
+        }
+        self.prefer_huge_pages(range)?;
+        other.release(from)
+    }
+
     /// Asks for huge pages inside `range` (bytes), which are made present and given back much faster than
-    /// small ones. Only those that lie completely inside are asked for, so the range takes no more memory
-    /// than its bytes. A system without huge pages does nothing.
+    /// small ones. They lie completely inside, so the range takes no more memory than its bytes, as long as
+    /// huge pages are not asked for what follows its last page, unless a huge page starts there. A system
+    /// without huge pages does nothing.
     pub fn prefer_huge_pages(&self, range: Range<usize>) -> Result<(), Error> {
         self.check_range("prefer_huge_pages", &range)?;
-        let base = self.start.as_ptr() as usize;
-        let first = (base + range.start).next_multiple_of(HUGE_PAGE_BYTES);
-        let end = (base + range.end) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-        if first < end {
+        let first = range.start.next_multiple_of(HUGE_PAGE_BYTES);
+        let end = range.end / page_bytes() * page_bytes();
+        if first + HUGE_PAGE_BYTES <= end {
             // SAFETY: pages of the mapping, whose contents the call keeps. A refusal costs only speed.
-            unsafe { libc::madvise(self.address(first - base).cast(), end - first, libc::MADV_HUGEPAGE) };
+            unsafe { libc::madvise(self.address(first).cast(), end - first, libc::MADV_HUGEPAGE) };
         }
         Ok(())
     }
@@ -171,6 +223,14 @@ impl Arena {
             return Ok(());
         }
         Err(self.system_error("commit", &range))
+    }
+
+    /// Sets `range` (bytes) to zeros. No thread and no transfer may use it meanwhile.
+    pub fn clear(&self, range: Range<usize>) -> Result<(), Error> {
+        self.check_range("clear", &range)?;
+        // SAFETY: inside the mapping by the check, and nobody else uses it, by this function's contract.
+        unsafe { std::ptr::write_bytes(self.address(range.start), 0, range.len()) };
+        Ok(())
     }
 
     /// The bytes of those pages of `range` that are in memory, a multiple of the page size.
@@ -330,6 +390,50 @@ mod tests {
         assert_eq!(arena.resident_bytes(0..16 * MIB).unwrap(), 16 * MIB);
         arena.release(0..16 * MIB).unwrap();
         assert_eq!(arena.resident_bytes(0..16 * MIB).unwrap(), 0);
+    }
+
+    #[test]
+    fn memory_moves_between_arenas() {
+        // Large ranges with huge pages, and small ones.
+        for (bytes, start) in [(3 * MIB, 4 * MIB), (MIB / 2, 3 * MIB)] {
+            let (one, two) = (Arena::reserve(8 * MIB).unwrap(), Arena::reserve(8 * MIB).unwrap());
+            let (from, to) = (start..start + bytes, 0..bytes);
+            one.prefer_huge_pages(from.clone()).unwrap();
+            two.prefer_huge_pages(to.clone()).unwrap();
+            let tensor = |arena: &Arc<Arena>, offset: usize| {
+                arena.tensor(offset, &[bytes as i64 / 4], &[1], Kind::Float).unwrap()
+            };
+            let (mut source, mut target) = (tensor(&one, from.start), tensor(&two, 0));
+            let beside = one.tensor(from.end, &[1], &[1], Kind::Float).unwrap().fill_(8.0);
+            let _ = source.fill_(3.0);
+            let _ = target.fill_(4.0);
+            two.move_memory(to.clone(), &one, from.clone()).unwrap();
+
+            let taken = [one.resident_bytes(from.clone()).unwrap(), two.resident_bytes(to.clone()).unwrap()];
+            if taken == [0, 0] {
+                println!("this system cannot move memory");
+            } else {
+                assert_eq!(taken, [0, bytes]);
+                assert_eq!((target.min().double_value(&[]), target.max().double_value(&[])), (3.0, 3.0));
+            }
+            assert_eq!(source.abs().max().double_value(&[]), 0.0);
+            assert_eq!(beside.double_value(&[0]), 8.0);
+
+            // And back: what was read into the source in between is gone.
+            let _ = target.fill_(5.0);
+            one.move_memory(from.clone(), &two, to.clone()).unwrap();
+            let [first, last] = [0, bytes as i64 / 4 - 1].map(|index| source.double_value(&[index]));
+            assert_eq!((first, last), if taken == [0, 0] { (0.0, 0.0) } else { (5.0, 5.0) });
+            one.move_memory(from.clone(), &one, from.clone()).unwrap();
+            assert_eq!(source.double_value(&[0]), first);
+        }
+        let arena = Arena::reserve(MIB).unwrap();
+        let error = |to: Range<usize>, from: Range<usize>| {
+            arena.move_memory(to, &arena, from).unwrap_err().to_string()
+        };
+        assert!(error(0..8192, 8192..12288).contains("are not the same number of whole pages"));
+        assert!(error(0..100, 8192..8292).contains("are not the same number of whole pages"));
+        assert!(error(0..4096, MIB..MIB + 4096).contains("are not inside"));
     }
 
     #[test]
