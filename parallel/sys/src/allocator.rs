@@ -43,11 +43,19 @@ const ALIGNMENT: usize = 64;
 const PAGE: usize = 4096;
 
 static INSTALLED: Mutex<bool> = Mutex::new(false);
-static POOL: Mutex<Pool> = Mutex::new(Pool { live: BTreeMap::new(), cached: BTreeMap::new(), num_freed: 0 });
+static POOL: Mutex<Pool> = Mutex::new(Pool {
+    live: BTreeMap::new(),
+    cached: BTreeMap::new(),
+    num_freed: 0,
+    classes: BTreeMap::new(),
+    peak_bytes_by_class: 0,
+});
 static BUDGET: Mutex<Option<Arc<Budget>>> = Mutex::new(None);
 
 static LIVE: Counter = Counter::new();
 static HELD: Counter = Counter::new();
+/// The part of [`LIVE`] that small requests have taken from the heap.
+static SMALL: Counter = Counter::new();
 /// Changes only under the lock of [`POOL`].
 static CACHED: AtomicUsize = AtomicUsize::new(0);
 
@@ -79,6 +87,13 @@ pub fn peak_live_bytes() -> usize {
     LIVE.peak.load(Relaxed)
 }
 
+/// The bytes that this allocator would have held since [`reset_peak`] if it never had to map memory while some
+/// was cached: the sum over the size classes of the most bytes that tensors of the class held at once. It is at
+/// least [`peak_live_bytes`]. As long as so many bytes are held, the same tensors need no new memory.
+pub fn peak_bytes_by_class() -> usize {
+    lock(&POOL).peak_bytes_by_class + SMALL.peak.load(Relaxed)
+}
+
 /// The bytes of freed mappings that wait for the next tensor of their size.
 pub fn cached_bytes() -> usize {
     CACHED.load(Relaxed)
@@ -94,10 +109,12 @@ pub fn peak_held_bytes() -> usize {
     HELD.peak.load(Relaxed)
 }
 
-/// Starts [`peak_live_bytes`] and [`peak_held_bytes`] anew at the current values.
+/// Starts [`peak_live_bytes`], [`peak_held_bytes`] and [`peak_bytes_by_class`] anew at the current values.
 pub fn reset_peak() {
     LIVE.reset_peak();
     HELD.reset_peak();
+    SMALL.reset_peak();
+    lock(&POOL).reset_peak();
 }
 
 /// Unmaps cached mappings, those freed first before the others, until at most `target_cached_bytes` are
@@ -218,12 +235,23 @@ struct Pool {
     cached: BTreeMap<usize, VecDeque<(u64, Mapping)>>,
     /// How often a mapping was freed.
     num_freed: u64,
+    /// For each number of bytes, how many mappings of that size tensors use now, and the most since the peaks
+    /// were started anew.
+    classes: BTreeMap<usize, (usize, usize)>,
+    /// The bytes of these most.
+    peak_bytes_by_class: usize,
 }
 
 impl Pool {
     fn hand_out(&mut self, mapping: Mapping) -> *mut c_void {
         let mapping = ManuallyDrop::new(mapping);
         self.live.insert(mapping.address.addr(), mapping.bytes);
+        let (now, most) = self.classes.entry(mapping.bytes).or_default();
+        *now += 1;
+        if now > most {
+            *most = *now;
+            self.peak_bytes_by_class += mapping.bytes;
+        }
         LIVE.add(mapping.bytes);
         mapping.address
     }
@@ -231,11 +259,20 @@ impl Pool {
     /// Takes a mapping back from a tensor; `false` if the address is not one of a mapping.
     fn take_back(&mut self, address: *mut c_void) -> bool {
         let Some(bytes) = self.live.remove(&address.addr()) else { return false };
+        self.classes.entry(bytes).and_modify(|(now, _)| *now -= 1);
         self.num_freed += 1;
         self.cached.entry(bytes).or_default().push_back((self.num_freed, Mapping { address, bytes }));
         CACHED.fetch_add(bytes, Relaxed);
         LIVE.sub(bytes);
         true
+    }
+
+    fn reset_peak(&mut self) {
+        self.classes.retain(|_, (now, most)| {
+            *most = *now;
+            *now > 0
+        });
+        self.peak_bytes_by_class = self.classes.iter().map(|(bytes, (now, _))| bytes * now).sum();
     }
 
     /// The mapping of this class that was freed last: the processor's caches may still have some of it. If
@@ -275,6 +312,7 @@ extern "C" fn give_back(data: *mut c_void) {
     // SAFETY: what the pool does not know came from `take_small`, and libtorch gives it back once.
     unsafe {
         let bytes = libc::malloc_usable_size(data);
+        SMALL.sub(bytes);
         LIVE.sub(bytes);
         HELD.sub(bytes);
         libc::free(data);
@@ -293,6 +331,7 @@ fn take_small(bytes: usize) -> Result<*mut c_void, String> {
     let data = or_after_trim(allocate).map_err(|error| format!("no {bytes} bytes for a tensor: {error}"))?;
     // SAFETY: `data` was allocated just now.
     let usable = unsafe { libc::malloc_usable_size(data) };
+    SMALL.add(usable);
     LIVE.add(usable);
     HELD.add(usable);
     Ok(data)

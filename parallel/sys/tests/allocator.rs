@@ -92,6 +92,27 @@ fn counts_follow_the_tensors() {
 }
 
 #[test]
+fn memory_of_one_size_does_not_serve_another() {
+    let _alone = alone();
+    let live = allocator::live_bytes();
+    allocator::reset_peak();
+    assert_eq!(allocator::peak_bytes_by_class(), live);
+    // Two of 4 MiB at once, and then one of 2 MiB, for which their memory is too large.
+    drop((mib(4), mib(4)));
+    drop((mib(2), mib(2).view([-1])));
+    drop(mib(2));
+    assert_eq!(allocator::peak_live_bytes(), live + 8 * MIB);
+    assert_eq!(allocator::peak_bytes_by_class(), live + 12 * MIB);
+    assert_eq!(allocator::held_bytes(), live + 12 * MIB);
+
+    let kept = mib(2);
+    allocator::reset_peak();
+    assert_eq!(allocator::peak_bytes_by_class(), live + 2 * MIB);
+    drop(kept);
+    allocator::trim(0);
+}
+
+#[test]
 fn small_tensors_are_counted_and_not_cached() {
     let _alone = alone();
     let live = allocator::live_bytes();
