@@ -112,7 +112,7 @@ pub fn parent(path: &Path) -> &Path {
 /// weights ([`parallel::ProcessGroups::saves_weights`]) calls it, and with ZeRO every rank. Rank 0 writes.
 pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Result<(), Error> {
     let folder = folder.join(STATE_FOLDER);
-    let state = engine.state();
+    let state = engine.state()?;
     let writes = engine.groups().is_rank_zero();
     if writes {
         fs::create_dir_all(&folder).map_err(|source| io(&folder, source))?;
@@ -145,7 +145,7 @@ pub fn load_state<S: DeserializeOwned>(checkpoint: &Path, engine: &mut Engine) -
     let saved = TensorFile::open(&path).map_err(|source| state_error(&path, &source))?;
 
     // Every saved tensor must belong to this run: the counts over the pipeline and expert ranks must agree.
-    let states = engine.state();
+    let states = engine.state()?;
     let owned = states.iter().filter(|state| state.owns_parameter).count();
     let [all] = engine.groups().pipeline_expert_group().all_reduce_sum([owned as f64])?;
     if saved.names().count() as f64 != all {
@@ -522,12 +522,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut engine = new_engine(3);
         engine.set_step(4);
-        engine.state()[0].set(&Tensor::full([3], 2.5, (tch::Kind::Float, tch::Device::Cpu))).unwrap();
+        engine.state().unwrap()[0]
+            .set(&Tensor::full([3], 2.5, (tch::Kind::Float, tch::Device::Cpu)))
+            .unwrap();
         save_state(folder.path(), &engine, &"extra").unwrap();
         let mut other = new_engine(3);
         let extra: String = load_state(folder.path(), &mut other).unwrap();
         assert_eq!((extra.as_str(), other.step_count()), ("extra", 4));
-        assert!((other.state()[0].tensor.double_value(&[1]) - 2.5).abs() < 1e-12);
+        assert!((other.state().unwrap()[0].tensor.double_value(&[1]) - 2.5).abs() < 1e-12);
     }
 
     #[test]

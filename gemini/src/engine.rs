@@ -14,6 +14,7 @@
 //! others. The state of the parameters is in `params`. This module knows no loss function and no data.
 
 mod params;
+mod update;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,8 +29,10 @@ use tch::{Device, Kind, Tensor, no_grad};
 use self::params::{
     HeldShards, ParamState, Stores, add_grad, add_missing_grads, check_weight_replicas, param_states,
 };
+use self::update::{ChunkUpdate, StepNumbers};
 use crate::chunk::manager::ChunkManager;
-use crate::optimizer::{AdamwParam, adamw, norms, total_norm};
+use crate::chunk::store::residency_error;
+use crate::optimizer::{norms, total_norm};
 use crate::reducer::Reducer;
 use crate::{Error, TrainConfig, ZeroStage, lr_scheduler};
 
@@ -255,16 +258,8 @@ impl Engine {
             return Err(Error::Diverged { what: "gradient norm", step, value: grad_norm });
         }
 
-        let divisor = clip_divisor(grad_norm, self.config.max_grad_norm);
-        // While one chunk is updated, the ranks exchange their shards of the one before.
-        let mut exchanged: VecDeque<Exchange<'_>> = VecDeque::new();
-        for chunk in 0..self.stores.layout.chunks().len() {
-            exchanged.extend(self.update_chunk(chunk, lr, step, divisor)?);
-            if exchanged.len() > 1 {
-                exchanged.pop_front().map_or(Ok(()), Exchange::finish)?;
-            }
-        }
-        exchanged.into_iter().try_for_each(Exchange::finish)?;
+        let grad_divisor = clip_divisor(grad_norm, self.config.max_grad_norm);
+        self.update_weights(StepNumbers { step, lr, grad_divisor })?;
         self.param_states.iter_mut().for_each(|state| state.has_grad = false);
 
         self.step = step;
@@ -281,47 +276,42 @@ impl Engine {
         self.all_reduce_tied_grads()
     }
 
-    /// Updates the parameters of one chunk and drops their gradients. Starts to exchange the shards of the
-    /// weights between the data-parallel ranks.
-    fn update_chunk(
-        &self,
-        chunk: usize,
-        lr: f64,
-        step: u64,
-        divisor: f64,
-    ) -> Result<Option<Exchange<'_>>, Error> {
-        let slots = &self.stores.layout.chunks()[chunk].params;
-        let states: Vec<&ParamState> =
-            slots.iter().map(|slot| &self.param_states[slot.param]).filter(|state| state.has_grad).collect();
-        let Stores { masters, exp_avgs, exp_avg_sqs, grads, .. } = &self.stores;
-        if states.is_empty() {
-            grads.discard_chunk(chunk)?;
-            return Ok(None);
+    /// Updates the weights and drops the gradients, chunk by chunk. An update that would wait for memory is
+    /// left to the next forward pass.
+    fn update_weights(&self, numbers: StepNumbers) -> Result<(), Error> {
+        let Stores { weights, indices, grads, .. } = &self.stores;
+        // While one chunk is updated, the ranks exchange their shards of the one before.
+        let mut exchanged: VecDeque<Exchange<'_>> = VecDeque::new();
+        for (chunk, indices) in indices.iter().enumerate() {
+            let update = ChunkUpdate::new(chunk, &self.param_states, &self.stores, &self.config, numbers);
+            let Some(update) = update else {
+                grads.discard_chunk(chunk)?;
+                continue;
+            };
+            match weights {
+                Some(store) if store.defers_update(Weights::Parameters(indices), update.bytes()) => {
+                    let update = Box::new(move || update.run().map_err(residency_error));
+                    store.defer_update(indices.clone(), update);
+                }
+                _ => exchanged.extend(self.update_now(update, indices)?),
+            }
+            if exchanged.len() > 1 {
+                exchanged.pop_front().map_or(Ok(()), Exchange::finish)?;
+            }
         }
+        exchanged.into_iter().try_for_each(Exchange::finish)
+    }
 
-        let residency = self.stores.weight_residency();
-        let indices = Weights::Parameters(&self.stores.indices[chunk]);
-        let weights = HeldWeights::fetch(residency, indices, Access::Write)?;
-        let changing = masters.iter().chain([exp_avgs, exp_avg_sqs]).map(|store| (store, Access::Write));
-        let held = HeldShards::fetch(changing.chain([(&**grads, Access::Read)]), chunk)?;
-
-        let updates: Vec<AdamwParam<'_>> = states
-            .iter()
-            .filter(|state| state.own.master.numel() > 0)
-            .map(|state| AdamwParam {
-                master: &state.own.master,
-                weight: state.own.weight.as_ref(),
-                grad: &state.own.grad,
-                moments: &state.own.moments,
-                weight_decay: state.parameter.weight_decay,
-                first_element: state.own.first_element,
-            })
-            .collect();
-        adamw(&updates, &self.config, lr, step, divisor)?;
-
-        // Only then may the gradients leave memory.
-        drop(held);
-        grads.discard_chunk(chunk)?;
+    /// Runs the update of a chunk, whose parameters have these indices in the model. Starts to exchange the
+    /// shards of the weights between the data-parallel ranks.
+    fn update_now<'a>(
+        &'a self,
+        update: ChunkUpdate,
+        indices: &'a [usize],
+    ) -> Result<Option<Exchange<'a>>, Error> {
+        let indices = Weights::Parameters(indices);
+        let weights = HeldWeights::fetch(self.stores.weight_residency(), indices, Access::Write)?;
+        update.run()?;
         let gathering = match &self.stores.weights {
             Some(store) => store.start_all_gather(indices)?,
             None => Vec::new(),
@@ -442,7 +432,10 @@ impl Engine {
     }
 
     /// The optimizer's tensors, which a checkpoint holds in addition to the weights.
-    pub(crate) fn state(&self) -> Vec<StateTensor<'_>> {
+    pub(crate) fn state(&self) -> Result<Vec<StateTensor<'_>>, Error> {
+        if let Some(weights) = &self.stores.weights {
+            weights.finish_updates()?;
+        }
         // Store by store, so that a chunk is fetched once for all of its tensors.
         let mut states = Vec::new();
         for (kind, store) in self.stores.saved() {
@@ -459,7 +452,7 @@ impl Engine {
                 residency: (store, param),
             }));
         }
-        states
+        Ok(states)
     }
 
     /// The manager of the memory of the optimizer's state.

@@ -21,31 +21,49 @@ pub(crate) struct Moments {
     pub(crate) exp_avg_sq: Tensor,
 }
 
-/// One parameter of an update: its fp32 values, their gradient, the moments, and whether weight decay
-/// applies.
-pub(crate) struct AdamwParam<'a> {
-    pub(crate) master: &'a Tensor,
+/// One parameter of an update, or some elements of it: the fp32 values, their gradient, the moments, and
+/// whether weight decay applies.
+#[derive(Debug)]
+pub(crate) struct AdamwParam {
+    pub(crate) master: Tensor,
     /// The weight of lower precision, to which the master is copied; `None` if the weight is its own master.
     /// Megatron: `copy_main_params_to_model_params`.
-    pub(crate) weight: Option<&'a Tensor>,
-    pub(crate) grad: &'a Tensor,
-    pub(crate) moments: &'a Moments,
+    pub(crate) weight: Option<Tensor>,
+    pub(crate) grad: Tensor,
+    pub(crate) moments: Moments,
     pub(crate) weight_decay: bool,
-    /// The number of elements of all parameters before it, from which moments in bf16 derive their rounding.
+    /// The number of elements of all trained parameters before the first one, from which moments in bf16
+    /// derive their rounding.
     pub(crate) first_element: u64,
+}
+
+impl AdamwParam {
+    /// The same tensors once more.
+    pub(crate) fn shallow_clone(&self) -> Self {
+        Self {
+            master: self.master.shallow_clone(),
+            weight: self.weight.as_ref().map(Tensor::shallow_clone),
+            grad: self.grad.shallow_clone(),
+            moments: Moments {
+                exp_avg: self.moments.exp_avg.shallow_clone(),
+                exp_avg_sq: self.moments.exp_avg_sq.shallow_clone(),
+            },
+            ..*self
+        }
+    }
 }
 
 /// Updates every parameter in place. The gradients are divided by `grad_divisor` first; `step` counts from 1.
 /// On the host, the result of an element does not depend on how the parameters are cut into chunks.
 pub(crate) fn adamw(
-    updates: &[AdamwParam<'_>],
+    updates: &[AdamwParam],
     config: &TrainConfig,
     lr: f64,
     step: u64,
     grad_divisor: f64,
 ) -> Result<(), Error> {
     let decay_of = |decays: bool| if decays { config.weight_decay } else { 0.0 };
-    let (on_host, on_device): (Vec<&AdamwParam<'_>>, Vec<&AdamwParam<'_>>) =
+    let (on_host, on_device): (Vec<&AdamwParam>, Vec<&AdamwParam>) =
         updates.iter().partition(|update| update.master.device() == Device::Cpu);
 
     for update in on_host {
@@ -60,8 +78,8 @@ pub(crate) fn adamw(
             seed: 0,
         };
         let flat = |tensor: &Tensor| tensor.detach().view([-1]);
-        let [master, grad] = [update.master, update.grad].map(flat);
-        let weight = update.weight.map(flat);
+        let [master, grad] = [&update.master, &update.grad].map(flat);
+        let weight = update.weight.as_ref().map(flat);
         let [exp_avg, exp_avg_sq] = [&update.moments.exp_avg, &update.moments.exp_avg_sq].map(flat);
         let tensors = AdamwTensors {
             master: &master,
@@ -75,15 +93,15 @@ pub(crate) fn adamw(
 
     // The fused kernel has one weight decay for all tensors of a call.
     for decays in [true, false] {
-        let group: Vec<&AdamwParam<'_>> =
+        let group: Vec<&AdamwParam> =
             on_device.iter().copied().filter(|update| update.weight_decay == decays).collect();
         if !group.is_empty() {
             fused(&group, config, [lr, decay_of(decays), grad_divisor], step)?;
         }
     }
     for update in on_device {
-        if let Some(weight) = update.weight {
-            no_grad(|| weight.shallow_clone().copy_(update.master));
+        if let Some(weight) = &update.weight {
+            no_grad(|| weight.shallow_clone().copy_(&update.master));
         }
     }
     Ok(())
@@ -91,7 +109,7 @@ pub(crate) fn adamw(
 
 /// AdamW of libtorch, for parameters on a GPU.
 fn fused(
-    group: &[&AdamwParam<'_>],
+    group: &[&AdamwParam],
     config: &TrainConfig,
     [lr, weight_decay, grad_divisor]: [f64; 3],
     step: u64,
@@ -101,8 +119,8 @@ fn fused(
     let scalar = |value: f64| Tensor::full(&[] as &[i64], value, (Kind::Float, device));
     let (count, divisor) = (scalar(step as f64), scalar(grad_divisor));
 
-    let masters: Vec<&Tensor> = group.iter().map(|update| update.master).collect();
-    let grads: Vec<&Tensor> = group.iter().map(|update| update.grad).collect();
+    let masters: Vec<&Tensor> = group.iter().map(|update| &update.master).collect();
+    let grads: Vec<&Tensor> = group.iter().map(|update| &update.grad).collect();
     let exp_avgs: Vec<&Tensor> = group.iter().map(|update| &update.moments.exp_avg).collect();
     let exp_avg_sqs: Vec<&Tensor> = group.iter().map(|update| &update.moments.exp_avg_sq).collect();
     let counts: Vec<&Tensor> = group.iter().map(|_| &count).collect();
@@ -154,8 +172,17 @@ pub(crate) fn total_norm<'a>(norms: impl Iterator<Item = &'a Tensor>) -> f64 {
 mod tests {
     use super::*;
 
-    fn zero_moments(master: &Tensor) -> Moments {
-        Moments { exp_avg: master.zeros_like(), exp_avg_sq: master.zeros_like() }
+    /// A parameter with weight decay and moments of zero.
+    fn param(master: &[f32], grad: &[f32]) -> AdamwParam {
+        let master = Tensor::from_slice(master);
+        AdamwParam {
+            grad: Tensor::from_slice(grad),
+            moments: Moments { exp_avg: master.zeros_like(), exp_avg_sq: master.zeros_like() },
+            master,
+            weight: None,
+            weight_decay: true,
+            first_element: 0,
+        }
     }
 
     #[test]
@@ -163,18 +190,9 @@ mod tests {
         // w = 1, g = 4 / 2 (divisor 2), lr 0.1, decay 0.5: w (1 - 0.05) = 0.95; m^ = 2, v^ = 4: w -= 0.1 * 2
         // / (2 + 1e-8).
         let config = TrainConfig { weight_decay: 0.5, ..TrainConfig::default() };
-        let (master, grad) = (Tensor::from_slice(&[1.0f32]), Tensor::from_slice(&[4.0f32]));
-        let moments = zero_moments(&master);
-        let update = |weight_decay| AdamwParam {
-            master: &master,
-            weight: None,
-            grad: &grad,
-            moments: &moments,
-            weight_decay,
-            first_element: 0,
-        };
-        adamw(&[update(true)], &config, 0.1, 1, 2.0).unwrap();
-        assert!((master.double_value(&[0]) - 0.85).abs() < 1e-6, "{master:?}");
+        let param = param(&[1.0], &[4.0]);
+        adamw(&[param.shallow_clone()], &config, 0.1, 1, 2.0).unwrap();
+        assert!((param.master.double_value(&[0]) - 0.85).abs() < 1e-6, "{param:?}");
     }
 
     /// torch 2.11.0: three `torch.optim.AdamW` steps with grads (0.5, -2), (0.1, 1), (-0.3, 0.2).
@@ -182,21 +200,12 @@ mod tests {
     fn three_steps_equal_those_of_torch() {
         let config =
             TrainConfig { weight_decay: 0.1, betas: (0.9, 0.95), eps: 1e-6, ..TrainConfig::default() };
-        let master = Tensor::from_slice(&[1.0f32, -1.0]);
-        let moments = zero_moments(&master);
+        let param = param(&[1.0, -1.0], &[0.0, 0.0]);
         for (step, grad) in [[0.5f32, -2.0], [0.1, 1.0], [-0.3, 0.2]].iter().enumerate() {
-            let grad = Tensor::from_slice(grad);
-            let update = AdamwParam {
-                master: &master,
-                weight: None,
-                grad: &grad,
-                moments: &moments,
-                weight_decay: true,
-                first_element: 0,
-            };
-            adamw(&[update], &config, 0.01, step as u64 + 1, 1.0).unwrap();
+            let param = AdamwParam { grad: Tensor::from_slice(grad), ..param.shallow_clone() };
+            adamw(&[param], &config, 0.01, step as u64 + 1, 1.0).unwrap();
         }
-        let got = Vec::<f32>::try_from(&master).unwrap();
+        let got = Vec::<f32>::try_from(&param.master).unwrap();
         let expected = EXPECTED;
         assert!((got[0] - expected[0]).abs() < 1e-6 && (got[1] - expected[1]).abs() < 1e-6, "{got:?}");
     }

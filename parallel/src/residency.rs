@@ -186,6 +186,9 @@ pub struct WeightSpec {
     pub trainable: bool,
 }
 
+/// Changes the values of weights that the caller holds for [writing](Access::Write).
+pub type WeightUpdate = Box<dyn FnOnce() -> Result<(), Error> + Send>;
+
 /// The memory of the weights of one model.
 pub trait WeightStore: Residency {
     /// Weight `index`, as a tensor whose address never changes. Its values are in memory only while it is
@@ -199,6 +202,17 @@ pub trait WeightStore: Residency {
     /// The elements of weight `index` that this rank updates. The data-parallel ranks divide each weight
     /// (ZeRO), or every one of them updates all of it.
     fn own_elements(&self, index: usize) -> Range<usize>;
+
+    /// Whether an update of `weights`, which needs `bytes` of memory for its own state and for the weights,
+    /// had better wait until they are used: otherwise it would wait for memory that other tensors take now.
+    fn defers_update(&self, weights: Weights<'_>, bytes: usize) -> bool;
+
+    /// Keeps an `update` of the weights with these indices until one of them is fetched or prefetched, and
+    /// runs it then. Only if the store [defers](Self::defers_update) it.
+    fn defer_update(&self, indices: Vec<usize>, update: WeightUpdate);
+
+    /// Runs the updates that were deferred and did not run yet.
+    fn finish_updates(&self) -> Result<(), Error>;
 
     /// Starts to send the elements of `weights` that this rank has updated to the other ranks, and to receive
     /// theirs. The weights must be held until it is done. Returns nothing to wait for if every rank has

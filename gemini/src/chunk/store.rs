@@ -18,12 +18,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use parallel::arena::{Arena, page_bytes};
+use parallel::arena::{Arena, HUGE_PAGE_BYTES, page_bytes};
 use parallel::disk::DiskFile;
 use parallel::residency::{Access, ModelPart, WeightSource};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use self::residency::ShardedChunk;
+use self::residency::{DeferredUpdate, ShardedChunk};
 use super::layout::{ChunkLayout, ChunkSpec};
 use super::manager::{ChunkId, ChunkManager, ScratchPlace};
 use crate::Error;
@@ -32,7 +32,7 @@ use crate::zero::{Kept, Sharding};
 
 pub use self::memory::WeightMemory;
 pub(crate) use self::memory::chunk_layout;
-pub(crate) use self::residency::sum_of_bits;
+pub(crate) use self::residency::{residency_error, sum_of_bits};
 
 /// The place of one tensor of a store.
 #[derive(Clone, Debug)]
@@ -72,6 +72,8 @@ pub(crate) struct ChunkStore {
     tensors: Mutex<Tensors>,
     /// What is gathered, of sharded weights.
     sharded: Mutex<Vec<ShardedChunk>>,
+    /// In the order in which they were deferred.
+    updates: Mutex<Vec<DeferredUpdate>>,
 }
 
 /// What the manager moves of a chunk.
@@ -170,6 +172,7 @@ impl ChunkStore {
             scratch,
             tensors: Mutex::new(Tensors { params, targets, chunks, loading }),
             sharded: Mutex::new(sharded),
+            updates: Mutex::default(),
         })
     }
 
@@ -186,6 +189,14 @@ impl ChunkStore {
         let shard = sharding.own_elements(&self.layout.chunks()[chunk]);
         let within = |element: usize| element.saturating_sub(offset).min(numel);
         within(shard.start)..within(shard.end)
+    }
+
+    /// The bytes of this rank's shard of chunk `chunk`.
+    pub(crate) fn shard_bytes(&self, chunk: usize) -> usize {
+        let spec = &self.layout.chunks()[chunk];
+        let kind = self.lock().chunks[chunk].kind();
+        let numel = self.sharding.as_ref().map_or(spec.numel, |sharding| sharding.own_elements(spec).len());
+        numel * kind.elt_size_in_bytes()
     }
 
     /// Chunk `chunk` as a flat tensor, with its padding.
@@ -326,16 +337,18 @@ fn tensors_on_device(device: Device, layout: &ChunkLayout, kinds: &[Kind], place
     (chunks, params)
 }
 
-/// The byte range of each chunk, which starts at a page, and the length of all of them.
+/// The byte range of each chunk, which starts at a page, and the length of all of them. A large chunk starts
+/// at a huge page, so that its memory can be moved.
 fn ranges(layout: &ChunkLayout, kinds: &[Kind]) -> (Vec<Range<usize>>, usize) {
-    let mut start = 0;
+    let mut end = 0_usize;
     let ranges = layout.chunks().iter().zip(kinds).map(|(chunk, kind)| {
         let bytes = (chunk.numel * kind.elt_size_in_bytes()).next_multiple_of(page_bytes());
-        start += bytes;
-        start - bytes..start
+        let start = if bytes < HUGE_PAGE_BYTES { end } else { end.next_multiple_of(HUGE_PAGE_BYTES) };
+        end = start + bytes;
+        start..end
     });
     let ranges: Vec<_> = ranges.collect();
-    (ranges, start)
+    (ranges, end)
 }
 
 /// Cuts the byte range of a chunk into this rank's shard and the parts before and after it. A chunk that is

@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 use crate::chunk::layout::{ChunkLayout, ZeroSize};
 use crate::chunk::manager::ChunkManager;
 use crate::chunk::store::{ChunkStore, Content, Place, chunk_layout, sum_of_bits};
-use crate::optimizer::Moments;
+use crate::optimizer::{AdamwParam, Moments};
 use crate::zero::{Kept, Sharding};
 use crate::{Error, ZeroStage};
 
@@ -27,18 +27,7 @@ pub(super) struct ParamState {
     /// Whether `grad` has a value in this step.
     pub(super) has_grad: bool,
     /// What this rank updates: the whole parameter, or with ZeRO a flat piece of it, which may be empty.
-    pub(super) own: OwnElements,
-}
-
-/// The elements of a parameter that this rank updates.
-pub(super) struct OwnElements {
-    pub(super) master: Tensor,
-    /// The weight, if it is not its own master.
-    pub(super) weight: Option<Tensor>,
-    pub(super) moments: Moments,
-    pub(super) grad: Tensor,
-    /// The number of elements of all trained parameters before the first one.
-    pub(super) first_element: u64,
+    pub(super) own: AdamwParam,
 }
 
 /// The chunks of the trained parameters. All stores have the same layout.
@@ -50,9 +39,9 @@ pub(super) struct Stores {
     /// The indices among the parameters of the model, of the parameters of each chunk.
     pub(super) indices: Vec<Vec<usize>>,
     /// `None` if all weights are fp32.
-    pub(super) masters: Option<ChunkStore>,
-    pub(super) exp_avgs: ChunkStore,
-    pub(super) exp_avg_sqs: ChunkStore,
+    pub(super) masters: Option<Arc<ChunkStore>>,
+    pub(super) exp_avgs: Arc<ChunkStore>,
+    pub(super) exp_avg_sqs: Arc<ChunkStore>,
     pub(super) grads: Arc<ChunkStore>,
 }
 
@@ -109,7 +98,8 @@ impl Stores {
         let store = |kind: Kind, content: Content, sharding: &Option<Sharding>| {
             let places: Vec<Place> =
                 shapes.iter().map(|shape| Place::row_major(shape.clone(), kind)).collect();
-            ChunkStore::new(manager, &layout, sharding.clone(), &places, device, content)
+            let store = ChunkStore::new(manager, &layout, sharding.clone(), &places, device, content);
+            Ok::<_, Error>(Arc::new(store?))
         };
         let state = Content::OptimizerState;
         let keeps_all_grads = manager.zero_stage() < ZeroStage::Gradients;
@@ -119,7 +109,7 @@ impl Stores {
             masters: if has_masters { Some(store(Kind::Float, state, &shards)?) } else { None },
             exp_avgs: store(moments_kind, state, &shards)?,
             exp_avg_sqs: store(moments_kind, state, &shards)?,
-            grads: Arc::new(store(Kind::Float, Content::Gradients, &grads)?),
+            grads: store(Kind::Float, Content::Gradients, &grads)?,
             manager: Arc::clone(manager),
             indices: layout
                 .chunks()
@@ -152,8 +142,8 @@ impl Stores {
 
     /// The stores of a checkpoint, by the name that their tensors have in it.
     pub(super) fn saved(&self) -> impl Iterator<Item = (&'static str, &ChunkStore)> {
-        let masters = self.masters.iter().map(|store| ("master", store));
-        [("exp_avg", &self.exp_avgs), ("exp_avg_sq", &self.exp_avg_sqs)].into_iter().chain(masters)
+        let masters = self.masters.iter().map(|store| ("master", &**store));
+        [("exp_avg", &*self.exp_avgs), ("exp_avg_sq", &*self.exp_avg_sqs)].into_iter().chain(masters)
     }
 }
 
@@ -258,7 +248,7 @@ pub(super) fn param_states(
             Some(masters) => {
                 let _weight = HeldWeights::fetch(residency, Weights::Parameter(index), access)?;
                 let chunk = stores.layout.slot_of(param).0;
-                let _master = HeldShards::fetch([(masters, Access::Write)], chunk)?;
+                let _master = HeldShards::fetch([(&**masters, Access::Write)], chunk)?;
                 let mut master = piece(masters.param(param));
                 no_grad(|| master.copy_(&own_weight));
                 master
@@ -269,7 +259,7 @@ pub(super) fn param_states(
             index,
             grad: stores.grads.param(param),
             has_grad: false,
-            own: OwnElements {
+            own: AdamwParam {
                 weight: masters.map(|_| own_weight),
                 master,
                 moments: Moments {
@@ -277,6 +267,7 @@ pub(super) fn param_states(
                     exp_avg_sq: piece(stores.exp_avg_sqs.param(param)),
                 },
                 grad: piece(stores.grads.param(param)),
+                weight_decay: parameter.weight_decay,
                 first_element: first_element + own.start as u64,
             },
         });

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{MutexGuard, PoisonError};
 
 use parallel::comm::PendingCollective;
-use parallel::residency::{Access, Residency, WeightSource, WeightStore, Weights};
+use parallel::residency::{Access, HeldWeights, Residency, WeightSource, WeightStore, WeightUpdate, Weights};
 use tch::{Kind, Tensor};
 
 use super::ChunkStore;
@@ -25,6 +25,15 @@ pub(super) struct ShardedChunk {
     is_whole: bool,
     /// The all-gather that runs.
     gathering: Option<PendingCollective>,
+}
+
+/// An update that runs before one of its weights is used.
+pub(super) struct DeferredUpdate {
+    /// The weights, by index, which are held while it runs.
+    params: Vec<usize>,
+    /// The chunks that hold them.
+    chunks: BTreeSet<usize>,
+    run: WeightUpdate,
 }
 
 impl ChunkStore {
@@ -46,6 +55,24 @@ impl ChunkStore {
     /// The division of a store that keeps only this rank's shards.
     pub(super) fn own_shards(&self) -> Option<&Sharding> {
         self.sharding.as_ref().filter(|sharding| sharding.kept == Kept::OwnShard)
+    }
+
+    /// Runs the deferred updates that are due. An update uses weights itself, so the list is not locked.
+    fn run_updates(&self, is_due: impl Fn(&BTreeSet<usize>) -> bool) -> Result<(), parallel::Error> {
+        loop {
+            let mut updates = self.lock_updates();
+            let Some(due) = updates.iter().position(|update| is_due(&update.chunks)) else {
+                return Ok(());
+            };
+            let DeferredUpdate { params, run, .. } = updates.remove(due);
+            drop(updates);
+            let _weights = HeldWeights::fetch(Some(self), Weights::Parameters(&params), Access::Write)?;
+            run()?;
+        }
+    }
+
+    fn lock_updates(&self) -> MutexGuard<'_, Vec<DeferredUpdate>> {
+        self.updates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_sharded(&self) -> MutexGuard<'_, Vec<ShardedChunk>> {
@@ -194,7 +221,7 @@ pub(crate) fn sum_of_bits(tensor: &Tensor) -> i64 {
 }
 
 /// An error of the manager, as the `parallel` crate passes it on.
-fn residency_error(error: Error) -> parallel::Error {
+pub(crate) fn residency_error(error: Error) -> parallel::Error {
     match error {
         Error::Parallel(error) => error,
         error => parallel::Error::Residency(Box::new(error)),
@@ -206,8 +233,10 @@ impl Residency for ChunkStore {
         if self.pieces.is_empty() {
             return Ok(());
         }
+        let chunks = self.chunks_of(weights);
+        self.run_updates(|updated| !updated.is_disjoint(&chunks))?;
         let fetched = match self.own_shards() {
-            Some(sharding) => self.fetch_sharded(&self.chunks_of(weights), access, sharding),
+            Some(sharding) => self.fetch_sharded(&chunks, access, sharding),
             None => self.manager.fetch(&self.pieces_of(weights), access == Access::Write),
         };
         fetched.map_err(residency_error)
@@ -223,8 +252,10 @@ impl Residency for ChunkStore {
 
     fn prefetch(&self, weights: Weights<'_>) -> Result<(), parallel::Error> {
         let Some(sharding) = self.own_shards() else { return Ok(()) };
+        let chunks = self.chunks_of(weights);
+        self.run_updates(|updated| !updated.is_disjoint(&chunks))?;
         let mut all = self.lock_sharded();
-        for chunk in self.chunks_of(weights) {
+        for chunk in chunks {
             // Under a budget there may be room for one part of the model only, on this rank or on another.
             if !self.manager.is_limited() {
                 self.start_gathering(chunk, &mut all[chunk], sharding).map_err(residency_error)?;
@@ -260,6 +291,29 @@ impl WeightStore for ChunkStore {
 
     fn own_elements(&self, index: usize) -> Range<usize> {
         self.own_elements_of(index)
+    }
+
+    fn defers_update(&self, weights: Weights<'_>, bytes: usize) -> bool {
+        // Ranks that exchange updated weights do so in the same order, at the end of the step.
+        let exchanges = self.sharding.as_ref().is_some_and(|sharding| sharding.kept == Kept::Whole);
+        if !self.is_limited() || exchanges {
+            return false;
+        }
+        // Sharded weights are held while those of the next part of the model are updated.
+        let whole_chunk = |chunk: &Tensor| chunk.numel() * chunk.kind().elt_size_in_bytes();
+        let held = self.own_shards().and_then(|_| self.lock().chunks.iter().map(whole_chunk).max());
+        let needed = bytes + 2 * held.unwrap_or(0);
+        let fits = |chunk: usize| self.manager.has_room_at_next_use(self.pieces[chunk].own, needed);
+        self.chunks_of(weights).into_iter().all(fits)
+    }
+
+    fn defer_update(&self, params: Vec<usize>, update: WeightUpdate) {
+        let chunks = self.chunks_of(Weights::Parameters(&params));
+        self.lock_updates().push(DeferredUpdate { params, chunks, run: update });
+    }
+
+    fn finish_updates(&self) -> Result<(), parallel::Error> {
+        self.run_updates(|_| true)
     }
 
     fn start_all_gather(&self, weights: Weights<'_>) -> Result<Vec<PendingCollective>, parallel::Error> {
