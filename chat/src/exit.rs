@@ -286,7 +286,7 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         | Error::ReplicasDiffer { .. } => USAGE,
         Error::Damaged { .. } => DATA,
         Error::File(error) => of_file(error),
-        Error::Io { source, .. } => of_io(source),
+        Error::Io { source, .. } | Error::Thread(source) => of_io(source),
         Error::OverBudget { .. } | Error::TooLarge { .. } => DEVICE,
         Error::NotContiguous { .. } | Error::Unsharded { .. } => FAILED,
     }

@@ -125,6 +125,9 @@ pub enum Error {
     /// A safetensors file could not be read or written.
     #[error(transparent)]
     File(#[from] parallel::safetensors_file::Error),
+    /// The system refuses a thread.
+    #[error("cannot start the thread that reads ahead: {0}")]
+    Thread(#[source] std::io::Error),
     /// A file system operation failed.
     #[error("{}: {source}{}", path.display(), space_hint(source))]
     Io {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   choose_evictions    which chunks make room: those whose next use is farthest in the future
-//!   choose_prefetches   which chunks are fetched ahead, and what makes room for them
+//!   choose_prefetches   which chunks are fetched ahead
 //!   simulate            what the policy `auto` moves over a recorded order of use
 //! ```
 //! Time is counted in moments: one moment is one segment's forward or backward pass or one piece of the
@@ -15,9 +15,7 @@ use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
 
-pub use lookahead::{
-    ChunkUse, DoesNotFit, Moves, Prefetch, RecordedOrder, Resident, choose_prefetches, simulate,
-};
+pub use lookahead::{ChunkUse, DoesNotFit, Moves, RecordedOrder, choose_prefetches, simulate};
 
 /// Where chunks are kept. Colossal-AI: `placement_policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

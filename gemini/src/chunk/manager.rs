@@ -9,31 +9,34 @@
 //! ```
 //! The budget covers all chunks of all models of this process, and all tensors of libtorch (activations,
 //! logits, KV caches), which [`allocator`] counts. [`choose_evictions`] decides which chunk leaves, and
-//! [`choose_prefetches`] which is read ahead. A chunk that was changed is written to its place in the scratch
+//! [`choose_prefetches`](crate::placement::choose_prefetches) which is read ahead. A chunk that was changed is written to its place in the scratch
 //! file before its memory is given back; an unchanged one is dropped. A chunk keeps its address all the time,
 //! so tensors over it never have to be made again.
 //!
 //! This module knows no parameter and no model.
 
+mod freed;
+mod prefetch;
+mod transfers;
+
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use parallel::allocator;
 use parallel::arena::Arena;
 use parallel::disk::{DiskFile, DiskQueue, Transfer};
 
+use self::freed::FreedMemory;
 use super::trace::Trace;
-use crate::placement::{Candidate, PlacementPolicy, Resident, choose_evictions, choose_prefetches};
+use crate::placement::{Candidate, PlacementPolicy, choose_evictions};
 use crate::{Error, ZeroStage};
 
 /// The beginning of the message of libtorch if the manager has no memory for a tensor. The reason follows.
 pub const NO_MEMORY_FOR_TENSOR: &str = "no memory for a tensor: ";
-
-/// The most chunks that are read ahead at a time.
-const MAX_PREFETCH: usize = 8;
 
 /// A chunk of a [`ChunkManager`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,6 +51,14 @@ impl ChunkId {
 
 /// Fills a chunk with its values. It is called when the chunk is fetched and was never written.
 pub(crate) type Fill = Box<dyn Fn() -> Result<(), parallel::Error> + Send>;
+
+/// What is left to do when chunks are in memory.
+struct Brought {
+    /// These fill some of the chunks.
+    sources: Vec<Arc<Mutex<Fill>>>,
+    /// Whether reading ahead has to wait until something is written.
+    prefetch_waits: bool,
+}
 
 /// Where the values of a chunk are while it is not in memory.
 enum Backing {
@@ -81,6 +92,8 @@ struct Chunk {
     memory: Memory,
     /// Whether the values in memory differ from those of the backing.
     is_dirty: bool,
+    /// Whether it is in memory for a later moment, and was not used since it was read.
+    is_ahead: bool,
     /// Whether it never leaves memory.
     stays: bool,
     pins: usize,
@@ -123,6 +136,8 @@ pub struct ChunkManager {
     budget: Option<Budget>,
     zero_stage: ZeroStage,
     state: Mutex<State>,
+    /// Wakes the thread that reads ahead; `None` if nothing is read ahead.
+    wake_prefetch: Option<SyncSender<()>>,
 }
 
 #[derive(Default)]
@@ -130,9 +145,22 @@ struct State {
     chunks: HashMap<ChunkId, Chunk>,
     next_id: usize,
     resident_bytes: usize,
+    /// What chunks and tensors may take; 0 without a budget.
+    device_bytes: usize,
+    freed: FreedMemory,
     queue: Option<DiskQueue>,
     trace: Trace,
     traffic: Traffic,
+    /// What failed on the thread that reads ahead. The next fetch reports it.
+    failure: Option<Error>,
+}
+
+/// Whether memory that a chunk gets reads as zeros.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum IsCleared {
+    Yes,
+    /// What it holds is undefined.
+    No,
 }
 
 /// Who asks for memory.
@@ -170,15 +198,23 @@ impl ChunkManager {
 
     /// A manager without a budget, whose chunks are divided over the data-parallel ranks.
     pub fn sharded(zero_stage: ZeroStage) -> Arc<Self> {
-        Arc::new(Self { budget: None, zero_stage, state: Mutex::default() })
+        Arc::new(Self { budget: None, zero_stage, state: Mutex::default(), wake_prefetch: None })
     }
 
     /// A manager that keeps chunks and tensors of this process within `budget`. A process has one of them at
     /// a time, because the tensors of all models share one allocator.
     pub fn limited(budget: Budget, zero_stage: ZeroStage) -> Result<Arc<Self>, Error> {
         let queue = DiskQueue::open()?;
-        let state = State { queue: Some(queue), ..State::default() };
-        let manager = Arc::new(Self { budget: Some(budget), zero_stage, state: Mutex::new(state) });
+        let state = State { queue: Some(queue), device_bytes: budget.device_bytes, ..State::default() };
+        let (wake, woken) = sync_channel(1);
+        let wake_prefetch = (budget.placement == PlacementPolicy::Auto).then_some(wake);
+        let state = Mutex::new(state);
+        let manager = Arc::new(Self { budget: Some(budget), zero_stage, state, wake_prefetch });
+        if manager.wake_prefetch.is_some() {
+            let weak = Arc::downgrade(&manager);
+            let thread = std::thread::Builder::new().name("prefetch".to_owned());
+            thread.spawn(move || prefetch::run_thread(&weak, &woken)).map_err(Error::Thread)?;
+        }
         allocator::install()?;
         let weak = Arc::downgrade(&manager);
         allocator::set_budget(Some(Box::new(move |bytes| match weak.upgrade() {
@@ -222,6 +258,7 @@ impl ChunkManager {
             backing: Backing::Zeros,
             memory: Memory::Absent,
             is_dirty: false,
+            is_ahead: false,
             stays,
             pins: 0,
         };
@@ -233,9 +270,12 @@ impl ChunkManager {
     pub(crate) fn unregister(&self, ids: &[ChunkId]) {
         let mut state = self.lock();
         for id in ids {
-            if let Some(chunk) = state.chunks.remove(id).filter(Chunk::has_memory) {
+            let Some(chunk) = state.chunks.remove(id) else { continue };
+            if chunk.has_memory() {
                 state.resident_bytes -= chunk.range.len();
             }
+            // The mapping goes with its tensors in any case.
+            let _ = state.freed.forget(&chunk.arena);
         }
     }
 
@@ -263,7 +303,7 @@ impl ChunkManager {
             for &id in ids {
                 state.chunk(id).pins += 1;
                 if !state.chunk(id).has_memory() {
-                    state.take_memory(id, Memory::Resident);
+                    state.take_memory(id, IsCleared::Yes)?;
                 }
             }
             state.note_peak();
@@ -272,13 +312,24 @@ impl ChunkManager {
         if ids.is_empty() {
             return Ok(());
         }
-        state.trace.record(ids, writes, allocator::peak_live_bytes());
+        if let Some(failure) = state.failure.take() {
+            return Err(failure);
+        }
+        state.trace.record(ids, writes, allocator::peak_bytes_by_class());
         allocator::reset_peak();
         for id in ids {
-            state.chunk(*id).pins += 1;
+            let chunk = state.chunk(*id);
+            chunk.pins += 1;
+            chunk.is_ahead = false;
         }
 
-        let fetched = state.bring(budget, ids, writes);
+        let fetched = state.bring(budget, ids, writes).map(|Brought { sources, prefetch_waits }| {
+            if let (Some(wake), true) = (&self.wake_prefetch, prefetch_waits) {
+                // A full channel means that the thread is awake.
+                let _ = wake.try_send(());
+            }
+            sources
+        });
         drop(state);
         let result = fetched.and_then(|sources| {
             // Sources read files and may fetch other chunks, so they run without the lock.
@@ -334,8 +385,27 @@ impl ChunkManager {
     /// Ends a step, whose order of use predicts the next step.
     pub fn end_step(&self) {
         let mut state = self.lock();
-        let State { trace, chunks, .. } = &mut *state;
-        trace.end_step(|id| Some(chunks.get(&id)?.range.len()));
+        let State { trace, chunks, device_bytes, .. } = &mut *state;
+        trace.end_step(*device_bytes, |id| Some(chunks.get(&id)?.range.len()));
+    }
+
+    /// Whether `bytes` of chunks fit beside the tensors of the moment at which a chunk is used next. `false`
+    /// as long as no order of use is known.
+    pub(crate) fn has_room_at_next_use(&self, id: ChunkId, bytes: usize) -> bool {
+        let Some(budget) = &self.budget else { return true };
+        let tensors = self.lock().trace.tensor_bytes_at_next_use(id);
+        tensors.is_some_and(|tensors| tensors + bytes <= budget.device_bytes)
+    }
+
+    /// Goes on with reading ahead. Returns whether it has to wait until something is written.
+    fn continue_prefetch(&self) -> bool {
+        let Some(budget) = &self.budget else { return false };
+        let mut state = self.lock();
+        let prefetched = state.drop_written().and_then(|()| state.prefetch(budget));
+        prefetched.unwrap_or_else(|error| {
+            state.failure = Some(error);
+            false
+        })
     }
 
     /// The bytes of chunks that are in memory. Without a budget, only those of sharded chunks are counted.
@@ -399,6 +469,11 @@ impl Chunk {
     fn is_evictable(&self) -> bool {
         self.pins == 0 && !self.stays && matches!(self.memory, Memory::Resident)
     }
+
+    /// Whether its memory is given back as soon as it is written.
+    fn is_leaving(&self) -> bool {
+        self.pins == 0 && matches!(self.memory, Memory::Writing(_))
+    }
 }
 
 impl State {
@@ -406,13 +481,8 @@ impl State {
         self.chunks.get_mut(&id).expect("the chunk is registered")
     }
 
-    /// Makes pinned chunks resident. Returns the sources that fill some of them.
-    fn bring(
-        &mut self,
-        budget: &Budget,
-        ids: &[ChunkId],
-        writes: bool,
-    ) -> Result<Vec<Arc<Mutex<Fill>>>, Error> {
+    /// Makes pinned chunks resident.
+    fn bring(&mut self, budget: &Budget, ids: &[ChunkId], writes: bool) -> Result<Brought, Error> {
         self.drop_written()?;
         let mut absent: Vec<ChunkId> =
             ids.iter().copied().filter(|id| !self.chunks[id].has_memory()).collect();
@@ -428,24 +498,25 @@ impl State {
                 Backing::Source(fill) => {
                     sources.push(Arc::clone(fill));
                     self.count_fetch(id);
-                    self.take_memory(id, Memory::Resident);
+                    self.take_memory(id, IsCleared::Yes)?;
                 }
-                Backing::Zeros => self.take_memory(id, Memory::Resident),
+                Backing::Zeros => self.take_memory(id, IsCleared::Yes)?,
                 Backing::Scratch => self.start_read(id)?,
             }
         }
         self.note_peak();
         // What the next moments need is read while this one waits and computes.
-        self.prefetch(budget)?;
+        let prefetch_waits = self.read_ahead(budget)?;
         for &id in ids {
             self.finish_transfer(id)?;
             self.chunk(id).is_dirty |= writes;
         }
-        Ok(sources)
+        Ok(Brought { sources, prefetch_waits })
     }
 
     /// Makes room for `needed` more bytes of `tenant`: first the freed tensors go that the allocator keeps
-    /// and that the next moments will not need, then chunks, and at last all freed tensors.
+    /// and that the next moments will not need, then chunks, and at last all freed tensors. The memory of freed
+    /// chunks counts as room.
     fn make_room(&mut self, budget: &Budget, needed: usize, tenant: Tenant) -> Result<(), Error> {
         let excess = |state: &Self| {
             let taken = state.resident_bytes + allocator::held_bytes() + needed;
@@ -458,7 +529,7 @@ impl State {
             self.drop_written()?;
         }
         if excess(self) == 0 {
-            return Ok(());
+            return self.release_freed(tenant, needed);
         }
 
         // Chunks that are being written leave anyway. Freed tensors that will be needed, and chunks that were
@@ -468,15 +539,18 @@ impl State {
                 trim_to(0, excess(self));
                 self.finish_reads()?;
             }
-            let is_leaving = |chunk: &Chunk| chunk.pins == 0 && matches!(chunk.memory, Memory::Writing(_));
-            let missing = excess(self).saturating_sub(self.bytes_where(is_leaving));
-            let (ids, candidates) =
-                if budget.placement == PlacementPolicy::Cuda { <_>::default() } else { self.candidates() };
+            let missing = excess(self).saturating_sub(self.bytes_where(Chunk::is_leaving));
+            let (ids, candidates) = if budget.placement == PlacementPolicy::Cuda {
+                <_>::default()
+            } else {
+                self.candidates(|_| true)
+            };
             if let Some(victims) = choose_evictions(&candidates, missing) {
                 for victim in victims {
                     self.start_eviction(ids[victim])?;
                 }
-                return self.finish_evictions(|state| excess(state) == 0);
+                self.finish_evictions(|state| excess(state) == 0)?;
+                return self.release_freed(tenant, needed);
             }
         }
         Err(Error::OverBudget {
@@ -486,65 +560,20 @@ impl State {
         })
     }
 
-    /// Starts to read what the next moments need, and to write what it replaces.
-    fn prefetch(&mut self, budget: &Budget) -> Result<(), Error> {
-        if budget.placement != PlacementPolicy::Auto {
+    /// Gives as much memory of freed chunks back to the system as `needed` bytes for tensors require. A chunk
+    /// takes it over.
+    fn release_freed(&mut self, tenant: Tenant, needed: usize) -> Result<(), Error> {
+        if tenant == Tenant::Chunk {
             return Ok(());
         }
-        let Some((order, now)) = self.trace.order() else { return Ok(()) };
-        let in_memory = self.chunks.iter().filter(|(_, chunk)| chunk.has_memory());
-        let mut other_bytes = 0;
-        let mut resident = Vec::new();
-        for (&id, chunk) in in_memory {
-            match self.trace.index(id) {
-                Some(index) => {
-                    let pinned = !chunk.is_evictable();
-                    resident.push(Resident { chunk: index, dirty: chunk.is_dirty, pinned });
-                }
-                None => other_bytes += chunk.range.len(),
-            }
-        }
-        resident.sort_by_key(|one| one.chunk);
-        let capacity = |moment: usize| {
-            let tensors = self.trace.tensor_bytes(moment).max(allocator::live_bytes());
-            budget.device_bytes.saturating_sub(tensors + other_bytes)
-        };
-        let chosen = choose_prefetches(order, now, &resident, capacity, MAX_PREFETCH);
-        let chosen: Vec<(ChunkId, Vec<ChunkId>)> = chosen
-            .into_iter()
-            .map(|one| {
-                let evict = one.evict.into_iter().map(|index| self.trace.id(index)).collect();
-                (self.trace.id(one.chunk), evict)
-            })
-            .collect();
-
-        for (id, evict) in chosen {
-            for victim in evict {
-                self.start_eviction(victim)?;
-            }
-            let bytes = self.chunks[&id].range.len();
-            let excess =
-                |tensors: usize| (self.resident_bytes + tensors + bytes).saturating_sub(budget.device_bytes);
-            let expected = self.trace.expected_tensor_bytes();
-            // What it replaces is still being written: the next fetch finds the room.
-            if excess(expected.max(allocator::live_bytes())) > 0 {
-                return Ok(());
-            }
-            trim_to(expected.saturating_sub(allocator::live_bytes()), excess(allocator::held_bytes()));
-            if excess(allocator::held_bytes()) > 0 {
-                return Ok(());
-            }
-            if matches!(self.chunks[&id].backing, Backing::Scratch) {
-                self.start_read(id)?;
-            }
-        }
-        Ok(())
+        let taken = self.resident_bytes + self.freed.bytes() + allocator::held_bytes() + needed;
+        self.freed.release(taken.saturating_sub(self.device_bytes))
     }
 
-    /// The chunks that may leave memory, in order of registration.
-    fn candidates(&self) -> (Vec<ChunkId>, Vec<Candidate>) {
-        let mut ids: Vec<ChunkId> =
-            self.chunks.iter().filter(|(_, chunk)| chunk.is_evictable()).map(|(&id, _)| id).collect();
+    /// Those chunks that may leave memory and that `is_wanted` accepts, in order of registration.
+    fn candidates(&self, is_wanted: impl Fn(&Chunk) -> bool) -> (Vec<ChunkId>, Vec<Candidate>) {
+        let evictable = self.chunks.iter().filter(|(_, chunk)| chunk.is_evictable() && is_wanted(chunk));
+        let mut ids: Vec<ChunkId> = evictable.map(|(&id, _)| id).collect();
         ids.sort_unstable();
         let candidate = |id: &ChunkId| Candidate {
             bytes: self.chunks[id].range.len(),
@@ -557,120 +586,5 @@ impl State {
 
     fn bytes_where(&self, is_counted: impl Fn(&Chunk) -> bool) -> usize {
         self.chunks.values().filter(|chunk| is_counted(chunk)).map(|chunk| chunk.range.len()).sum()
-    }
-
-    /// Drops an unchanged chunk, and starts to write a changed one.
-    fn start_eviction(&mut self, id: ChunkId) -> Result<(), Error> {
-        let Self { chunks, queue, traffic, .. } = self;
-        let chunk = chunks.get_mut(&id).expect("the chunk is registered");
-        if !chunk.is_dirty {
-            return self.drop_memory(id);
-        }
-        let (queue, scratch) = (queue.as_mut(), chunk.scratch.as_ref());
-        let (queue, scratch) = queue.zip(scratch).expect("a chunk that changes has a scratch file");
-        let transfer = queue.write(&scratch.file, scratch.offset, &chunk.arena, chunk.range.clone())?;
-        traffic.written_bytes += chunk.range.len() as u64;
-        (chunk.memory, chunk.backing, chunk.is_dirty) = (Memory::Writing(transfer), Backing::Scratch, false);
-        Ok(())
-    }
-
-    /// Waits for writes, and gives the memory of the written chunks back, until `is_enough`.
-    fn finish_evictions(&mut self, is_enough: impl Fn(&Self) -> bool) -> Result<(), Error> {
-        let writing = self.chunks.iter().filter(|(_, chunk)| matches!(chunk.memory, Memory::Writing(_)));
-        let mut ids: Vec<ChunkId> = writing.map(|(&id, _)| id).collect();
-        ids.sort_unstable();
-        for id in ids {
-            if is_enough(self) {
-                break;
-            }
-            self.finish_transfer(id)?;
-            if self.chunks[&id].pins == 0 {
-                self.drop_memory(id)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives the memory of chunks back whose writes are done.
-    fn drop_written(&mut self) -> Result<(), Error> {
-        let Self { chunks, queue, .. } = self;
-        let Some(queue) = queue else { return Ok(()) };
-        let mut done = Vec::new();
-        for (&id, chunk) in chunks.iter() {
-            if let Memory::Writing(transfer) = &chunk.memory
-                && chunk.pins == 0
-                && queue.is_done(transfer)?
-            {
-                done.push(id);
-            }
-        }
-        for id in done {
-            self.finish_transfer(id)?;
-            self.drop_memory(id)?;
-        }
-        Ok(())
-    }
-
-    fn finish_reads(&mut self) -> Result<(), Error> {
-        let reading = self.chunks.iter().filter(|(_, chunk)| matches!(chunk.memory, Memory::Reading(_)));
-        let ids: Vec<ChunkId> = reading.map(|(&id, _)| id).collect();
-        ids.into_iter().try_for_each(|id| self.finish_transfer(id))
-    }
-
-    /// Waits until a chunk is neither read nor written.
-    fn finish_transfer(&mut self, id: ChunkId) -> Result<(), Error> {
-        let Self { chunks, queue, .. } = self;
-        let chunk = chunks.get_mut(&id).expect("the chunk is registered");
-        match std::mem::replace(&mut chunk.memory, Memory::Resident) {
-            Memory::Reading(transfer) | Memory::Writing(transfer) => {
-                let queue = queue.as_mut().expect("a transfer has a queue");
-                Ok(queue.wait(transfer)?)
-            }
-            other => {
-                chunk.memory = other;
-                Ok(())
-            }
-        }
-    }
-
-    fn start_read(&mut self, id: ChunkId) -> Result<(), Error> {
-        let Self { chunks, queue, .. } = self;
-        let chunk = &chunks[&id];
-        let (queue, scratch) = (queue.as_mut(), chunk.scratch.as_ref());
-        let (queue, scratch) = queue.zip(scratch).expect("a chunk on disk has a file");
-        let transfer = queue.read(&scratch.file, scratch.offset, &chunk.arena, chunk.range.clone())?;
-        self.count_fetch(id);
-        self.take_memory(id, Memory::Reading(transfer));
-        Ok(())
-    }
-
-    fn count_fetch(&mut self, id: ChunkId) {
-        self.traffic.fetches += 1;
-        self.traffic.fetched_bytes += self.chunks[&id].range.len() as u64;
-    }
-
-    fn take_memory(&mut self, id: ChunkId, memory: Memory) {
-        let chunk = self.chunk(id);
-        chunk.memory = memory;
-        self.resident_bytes += self.chunks[&id].range.len();
-    }
-
-    /// Gives the memory of a chunk back, whatever it holds.
-    fn drop_memory(&mut self, id: ChunkId) -> Result<(), Error> {
-        self.finish_transfer(id)?;
-        let chunk = self.chunk(id);
-        chunk.is_dirty = false;
-        if chunk.has_memory() {
-            chunk.memory = Memory::Absent;
-            let bytes = chunk.range.len();
-            chunk.arena.release(chunk.range.clone())?;
-            self.resident_bytes -= bytes;
-        }
-        Ok(())
-    }
-
-    fn note_peak(&mut self) {
-        let taken = self.resident_bytes + allocator::held_bytes();
-        self.traffic.peak_bytes = self.traffic.peak_bytes.max(taken);
     }
 }

@@ -35,9 +35,13 @@ pub(super) struct Trace {
     tensor_bytes: Vec<usize>,
 }
 
-/// The memory that tensors need is taken as the most of so many moments before and after. Memory that is
-/// given to chunks for a short time only would have to be made present again, page by page.
-const WINDOW: usize = 8;
+/// The memory that tensors need is taken as the most of so many moments before and after. Memory that goes
+/// back and forth between tensors and chunks would have to be made present again, page by page.
+const WINDOW: usize = 64;
+
+/// The same for moments at which tensors need more than half of the budget, for logits for example. That much
+/// memory is worth more as a place of chunks.
+const WINDOW_OF_PEAKS: usize = 8;
 
 impl Trace {
     /// Records a fetch. `tensor_bytes` is the most that tensors have held since the fetch before.
@@ -66,8 +70,9 @@ impl Trace {
         self.next = 0;
     }
 
-    /// Ends a step. `bytes` gives the size of a chunk; `None` for one that does not exist any more.
-    pub(super) fn end_step(&mut self, bytes: impl Fn(ChunkId) -> Option<usize>) {
+    /// Ends a step under a budget of `device_bytes`. `bytes` gives the size of a chunk; `None` for one that
+    /// does not exist any more.
+    pub(super) fn end_step(&mut self, device_bytes: usize, bytes: impl Fn(ChunkId) -> Option<usize>) {
         self.last = std::mem::take(&mut self.current);
         for moment in &mut self.last {
             moment.uses.retain(|(id, _)| bytes(*id).is_some());
@@ -82,9 +87,13 @@ impl Trace {
             });
         }
 
+        let most = |moment: usize, window: usize, limit: usize| {
+            let window = moment.saturating_sub(window)..(moment + window + 1).min(self.last.len());
+            let bytes = self.last[window].iter().map(|moment| moment.tensor_bytes);
+            bytes.filter(|&bytes| bytes <= limit).max().unwrap_or(0)
+        };
         let around = |moment: usize| {
-            let window = moment.saturating_sub(WINDOW)..(moment + WINDOW + 1).min(self.last.len());
-            self.last[window].iter().map(|moment| moment.tensor_bytes).max().unwrap_or(0)
+            most(moment, WINDOW, device_bytes / 2).max(most(moment, WINDOW_OF_PEAKS, usize::MAX))
         };
         self.tensor_bytes = (0..self.last.len()).map(around).collect();
 
@@ -102,6 +111,14 @@ impl Trace {
         Some(order.next_use(*index, self.next)? - self.next)
     }
 
+    /// The bytes that tensors are expected to hold around the next use of a chunk; `None` for a chunk that was
+    /// not used in the last step.
+    pub(super) fn tensor_bytes_at_next_use(&self, id: ChunkId) -> Option<usize> {
+        let (order, index) = (self.order.as_ref()?, self.indices.get(&id)?);
+        let moment = order.next_use(*index, self.next)?;
+        Some(self.tensor_bytes(order.recorded(moment)))
+    }
+
     /// The recorded order and the moment that runs now, which is the one before the next; `None` in the first
     /// step.
     pub(super) fn order(&self) -> Option<(&RecordedOrder, usize)> {
@@ -110,12 +127,7 @@ impl Trace {
         Some((order, if self.next == 0 { order.num_moments() - 1 } else { self.next - 1 }))
     }
 
-    /// The index of a chunk in [`order`](Self::order).
-    pub(super) fn index(&self, id: ChunkId) -> Option<usize> {
-        self.indices.get(&id).copied()
-    }
-
-    /// The chunk of an index.
+    /// The chunk of an index in [`order`](Self::order).
     pub(super) fn id(&self, index: usize) -> ChunkId {
         self.ids[index]
     }
@@ -155,7 +167,7 @@ mod tests {
         // Forward 0 1 2, backward 2 1 0. The second use of 2 in a row is no moment of its own.
         record(&mut trace, &[0, 1, 2, 2, 1, 0]);
         assert_eq!(next_uses(&trace), [None; 3]);
-        trace.end_step(|_| Some(1));
+        trace.end_step(0, |_| Some(1));
         assert_eq!(next_uses(&trace), [Some(0), Some(1), Some(2)]);
         record(&mut trace, &[0, 1]);
         // Left: 2 1 0, and then the next step.
@@ -169,7 +181,7 @@ mod tests {
     fn moments_that_only_one_step_has_are_skipped() {
         let mut trace = Trace::default();
         record(&mut trace, &[0, 1, 2, 3]);
-        trace.end_step(|_| Some(1));
+        trace.end_step(0, |_| Some(1));
         // 9 is new, and 1 is left out.
         record(&mut trace, &[0, 9, 2]);
         assert_eq!(trace.next_use(ChunkId::of(3)), Some(0));
@@ -180,13 +192,24 @@ mod tests {
     fn what_happens_between_two_steps_is_forgotten() {
         let mut trace = Trace::default();
         record(&mut trace, &[0, 1, 2, 1]);
-        trace.end_step(|_| Some(1));
+        trace.end_step(0, |_| Some(1));
         record(&mut trace, &[0, 1, 2]);
         trace.begin_step();
         assert_eq!(next_uses(&trace), [Some(0), Some(1), Some(2)]);
         record(&mut trace, &[0, 1]);
-        trace.end_step(|_| Some(1));
+        trace.end_step(0, |_| Some(1));
         assert_eq!(trace.order().unwrap().0.num_moments(), 2);
+    }
+
+    #[test]
+    fn peaks_above_half_of_the_budget_keep_memory_for_a_shorter_time() {
+        let mut trace = Trace::default();
+        for moment in 0..100 {
+            trace.record(&ids(&[moment]), false, 3);
+        }
+        (trace.current[0].tensor_bytes, trace.current[20].tensor_bytes) = (9, 11);
+        trace.end_step(20, |_| Some(1));
+        assert_eq!([8, 12, 28, 29, 64, 65].map(|moment| trace.tensor_bytes(moment)), [9, 11, 11, 9, 9, 3]);
     }
 
     #[test]
@@ -196,7 +219,7 @@ mod tests {
         trace.record(&ids(&[1]), false, 7);
         trace.record(&ids(&[1]), false, 9);
         trace.record(&ids(&[2]), false, 3);
-        trace.end_step(|id| (id != ChunkId::of(2)).then_some(1));
+        trace.end_step(0, |id| (id != ChunkId::of(2)).then_some(1));
         // Until the fetch of 1 tensors held 7 bytes, and until that of 2 they held 9. 2 is gone.
         assert_eq!(trace.last.iter().map(|moment| moment.tensor_bytes).collect::<Vec<_>>(), [7, 9]);
         // Each is within the window of the other.

@@ -1,15 +1,16 @@
 //! Looking ahead along a recorded order of use: fetching before the use, and simulating the policy `auto`.
 //!
 //! ```text
-//!   moment        0       1       2       3       4       capacity: three chunks
-//!   uses          d       a       c       b       d
-//!   in memory   a b d   a b d   c b d   c b d   c b d     c replaces a, which is not used again
+//!   memory of the device | chunks of this moment and those used again soonest | read ahead | tensors |
+//!                          chosen by `choose_evictions`                         of fixed size
 //! ```
-//! A prefetch must not cost a fetch. It is not enough that the evicted chunk is used later than the fetched
-//! one: at moment 0 of the picture, c could replace b, but then b would be fetched again at moment 3, and a
-//! would stay for nothing. So a chunk is prefetched only in place of the chunk that would make room for it at
-//! its use, and only once that chunk is idle until then. (Cao et al. 1995, "A study of integrated prefetching
-//! and caching strategies": the rules `optimal replacement` and `do no harm`.)
+//! A prefetch must not cost a fetch. Therefore chunks that are read ahead never take the place of a chunk that
+//! the eviction rule would keep: they have a part of the memory of their own. At its use, such a chunk counts
+//! as one of the others, and what the rule then evicts makes room for the next. So the fetches are those of the
+//! best policy for the memory without that part, in the same order, only earlier. (With no memory of their own,
+//! the only harmless prefetches are those in place of a chunk that the rule evicts anyway; in an order that
+//! repeats, this is the chunk in use, and nothing can be read while the device computes. See Cao et al. 1995,
+//! "A study of integrated prefetching and caching strategies".)
 
 use std::collections::BTreeMap;
 
@@ -86,7 +87,7 @@ impl RecordedOrder {
     }
 
     /// The index in the recording of a moment that counts on over repetitions.
-    fn recorded(&self, moment: usize) -> usize {
+    pub(crate) fn recorded(&self, moment: usize) -> usize {
         if self.repeats { moment % self.moments.len() } else { moment }
     }
 
@@ -95,28 +96,6 @@ impl RecordedOrder {
         let end = if self.repeats { now + self.moments.len() } else { self.moments.len() };
         now + 1..end.min(now + 1 + LOOKAHEAD_MOMENTS)
     }
-}
-
-/// A chunk that is in the memory of the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resident {
-    /// The chunk.
-    pub chunk: usize,
-    /// Whether it has changed since it was fetched.
-    pub dirty: bool,
-    /// Whether it cannot be evicted now: it is in use, or a copy of it is under way.
-    pub pinned: bool,
-}
-
-/// A chunk to fetch before its use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prefetch {
-    /// The chunk.
-    pub chunk: usize,
-    /// The moment that uses it.
-    pub moment: usize,
-    /// The chunks to evict first.
-    pub evict: Vec<usize>,
 }
 
 /// The chunks that one moment needs do not fit into the memory that it leaves for chunks.
@@ -157,10 +136,8 @@ struct ResidentSet<'a> {
 }
 
 impl<'a> ResidentSet<'a> {
-    fn new(order: &'a RecordedOrder, resident: &[Resident]) -> Self {
-        let chunks: BTreeMap<usize, bool> = resident.iter().map(|one| (one.chunk, one.dirty)).collect();
-        let bytes = chunks.keys().map(|&chunk| order.bytes(chunk)).sum();
-        Self { order, chunks, bytes }
+    fn new(order: &'a RecordedOrder) -> Self {
+        Self { order, chunks: BTreeMap::new(), bytes: 0 }
     }
 
     fn fetch(&mut self, chunk: usize) {
@@ -216,158 +193,86 @@ impl<'a> ResidentSet<'a> {
     }
 }
 
-/// Decides which chunks to fetch while moment `now` runs, in order of their use, and what to evict first.
-/// `resident` has all chunks in memory, those of `now` included. `capacity` gives the bytes for chunks at a
-/// moment, by its index in the recording. At most `max_prefetch` chunks are fetched.
-///
-/// The search follows the order of use. It stops at the first absent chunk for which there is no room yet,
-/// and never takes a later one instead. A chunk that the policy will evict before its next use is not fetched
-/// either. For chunks of equal size, prefetching does not change the number of fetches. For chunks of
-/// different sizes it rarely changes the later evictions, for the better or for the worse.
+/// Decides which chunks to fetch while moment `now` runs, in order of their use. `is_in_memory` tells of a chunk
+/// whether it is there or on its way, and `ahead_bytes` how many bytes of these were fetched for later moments.
+/// With the chosen ones, these are at most `read_ahead_bytes`. `capacity` gives the bytes for all chunks at a
+/// moment, by its index in the recording: at every moment before its use, a chunk fits beside those in use.
 pub fn choose_prefetches(
     order: &RecordedOrder,
     now: usize,
-    resident: &[Resident],
+    is_in_memory: impl Fn(usize) -> bool,
+    mut ahead_bytes: usize,
+    read_ahead_bytes: usize,
     capacity: impl Fn(usize) -> usize,
-    max_prefetch: usize,
-) -> Vec<Prefetch> {
-    let capacity = |moment: usize| capacity(order.recorded(moment));
-    let mut lookahead = Lookahead {
-        residency: ResidentSet::new(order, resident),
-        evictable: resident.iter().filter(|one| !one.pinned).map(|one| one.chunk).collect(),
-        evicted: Vec::new(),
-        free: Vec::new(),
-        now,
-    };
-    lookahead.free.push(signed_difference(capacity(now), lookahead.residency.bytes));
-
-    let mut prefetches = Vec::new();
+) -> Vec<usize> {
+    let mut limit = read_ahead_bytes;
+    let mut chosen: Vec<usize> = Vec::new();
     for moment in order.moments_after(now) {
-        if prefetches.len() >= max_prefetch {
-            break;
-        }
-        let Ok(victims) = lookahead.residency.victims(moment, capacity(moment)) else { break };
-        let absent = lookahead.residency.absent(moment);
-        let room_for = max_prefetch - prefetches.len();
-        let found = lookahead.prefetch(moment, &absent, &victims);
-        let is_complete = found.len() == absent.len();
-        prefetches.extend(found.into_iter().take(room_for));
-        if !is_complete {
-            break;
-        }
-        lookahead.advance(moment, capacity(moment), &victims, &absent);
-    }
-    prefetches
-}
-
-/// The state of [`choose_prefetches`]: what would happen after `now` if every chunk was fetched at its use.
-struct Lookahead<'a> {
-    residency: ResidentSet<'a>,
-    /// The chunks that may be evicted at `now`.
-    evictable: Vec<usize>,
-    /// The chunks that are evicted after `now`, or at `now` in favor of a prefetch.
-    evicted: Vec<usize>,
-    /// The free bytes at `now` and at each moment after it, with the prefetches so far. Negative if more is
-    /// in memory than the moment has room for.
-    free: Vec<i64>,
-    now: usize,
-}
-
-impl Lookahead<'_> {
-    /// The chunks of `moment` that can be fetched at `now`, up to the first that cannot. Each of them has to
-    /// fit into the memory at `now` and at all moments before `moment`. Of `victims`, which are evicted at
-    /// `moment` at the latest, those that are idle until then are evicted now as far as necessary.
-    fn prefetch(&mut self, moment: usize, absent: &[usize], victims: &[usize]) -> Vec<Prefetch> {
-        if absent.iter().any(|chunk| self.evicted.contains(chunk)) {
-            return Vec::new();
-        }
-        let order = self.residency.order;
-        let is_idle_until =
-            |chunk: usize| order.next_use(chunk, self.now + 1).is_none_or(|next| next > moment);
-        let mut idle =
-            victims.iter().copied().filter(|&chunk| self.evictable.contains(&chunk) && is_idle_until(chunk));
-
-        let mut prefetches = Vec::new();
-        for &chunk in absent {
-            let least_free = self.free.iter().min().expect("`now` has an entry");
-            let mut missing = order.bytes(chunk) as i64 - least_free;
-            let mut evict = Vec::new();
-            while missing > 0 {
-                let Some(victim) = idle.next() else { return prefetches };
-                missing -= order.bytes(victim) as i64;
-                evict.push(victim);
+        let in_use = order.uses_at(moment).iter().map(|chunk_use| order.bytes(chunk_use.chunk)).sum();
+        for &ChunkUse { chunk, .. } in order.uses_at(moment) {
+            if is_in_memory(chunk) || chosen.contains(&chunk) {
+                continue;
             }
-            let freed: usize = evict.iter().map(|&victim| order.bytes(victim)).sum();
-            let change = signed_difference(freed, order.bytes(chunk));
-            self.free.iter_mut().for_each(|free| *free += change);
-            prefetches.push(Prefetch { chunk, moment, evict });
+            ahead_bytes += order.bytes(chunk);
+            if ahead_bytes > limit {
+                return chosen;
+            }
+            chosen.push(chunk);
         }
-        prefetches
+        limit = limit.min(capacity(order.recorded(moment)).saturating_sub(in_use));
     }
-
-    /// Goes on to the next moment.
-    fn advance(&mut self, moment: usize, capacity: usize, victims: &[usize], absent: &[usize]) {
-        for &victim in victims {
-            self.residency.evict(victim);
-        }
-        self.evicted.extend(victims);
-        for &chunk in absent {
-            self.residency.fetch(chunk);
-        }
-        self.residency.mark_writes(moment);
-        self.free.push(signed_difference(capacity, self.residency.bytes));
-    }
+    chosen
 }
 
-fn signed_difference(left: usize, right: usize) -> i64 {
-    left as i64 - right as i64
-}
-
-/// Runs the policy `auto` from empty memory: chunks are fetched at their use, and up to `max_prefetch` chunks
-/// per moment before it. An order that repeats runs `passes` times. `capacity` gives the bytes for chunks at
-/// a moment, by its index in the recording. Returns what was moved, or the first moment whose chunks do not
-/// fit. What a training step moves is the difference between three passes and two.
+/// Runs the policy `auto` from empty memory. An order that repeats runs `passes` times. `capacity` gives the
+/// bytes for chunks at a moment, by its index in the recording, and `read_ahead_bytes` more for chunks that are
+/// fetched before their moment. Returns what was moved, or the first moment whose chunks do not fit. What a
+/// training step moves is the difference between three passes and two.
 pub fn simulate(
     order: &RecordedOrder,
     passes: usize,
     capacity: impl Fn(usize) -> usize,
-    max_prefetch: usize,
+    read_ahead_bytes: usize,
 ) -> Result<Moves, DoesNotFit> {
     let end = order.num_moments() * if order.repeats { passes } else { 1 };
-    let mut residency = ResidentSet::new(order, &[]);
+    let (mut residency, mut ahead) = (ResidentSet::new(order), ResidentSet::new(order));
     let mut moves = Moves::default();
     for moment in 0..end {
         let capacity_now = capacity(order.recorded(moment));
         let victims = residency.victims(moment, capacity_now)?;
         moves.evict(&mut residency, &victims);
         for chunk in residency.absent(moment) {
-            moves.fetch(&mut residency, chunk);
+            if ahead.chunks.contains_key(&chunk) {
+                ahead.evict(chunk);
+            } else {
+                moves.fetch(chunk, order);
+            }
+            residency.fetch(chunk);
         }
         residency.mark_writes(moment);
+        moves.peak_bytes = moves.peak_bytes.max(residency.bytes + ahead.bytes);
 
-        let pinned = |chunk| order.is_used_at(chunk, moment);
-        let resident: Vec<Resident> = residency
-            .chunks
-            .iter()
-            .map(|(&chunk, &dirty)| Resident { chunk, dirty, pinned: pinned(chunk) })
-            .collect();
-        let prefetches = choose_prefetches(order, moment, &resident, &capacity, max_prefetch);
-        for prefetch in prefetches.iter().take_while(|prefetch| prefetch.moment < end) {
-            moves.evict(&mut residency, &prefetch.evict);
-            moves.fetch(&mut residency, prefetch.chunk);
-            moves.prefetches += 1;
+        let is_in_memory =
+            |chunk: usize| residency.chunks.contains_key(&chunk) || ahead.chunks.contains_key(&chunk);
+        let whole = |moment| capacity(moment) + read_ahead_bytes;
+        for chunk in choose_prefetches(order, moment, is_in_memory, ahead.bytes, read_ahead_bytes, whole) {
+            // What is used after the end is not fetched.
+            if order.next_use(chunk, moment + 1).is_some_and(|next| next < end) {
+                moves.fetch(chunk, order);
+                moves.prefetches += 1;
+                ahead.fetch(chunk);
+            }
         }
-        assert!(residency.bytes <= capacity_now, "no more is in memory than there is room for");
+        moves.peak_bytes = moves.peak_bytes.max(residency.bytes + ahead.bytes);
+        assert!(residency.bytes <= capacity_now && ahead.bytes <= read_ahead_bytes, "there is room for all");
     }
     Ok(moves)
 }
 
 impl Moves {
-    fn fetch(&mut self, residency: &mut ResidentSet<'_>, chunk: usize) {
-        residency.fetch(chunk);
+    fn fetch(&mut self, chunk: usize, order: &RecordedOrder) {
         self.fetches += 1;
-        self.fetched_bytes += residency.order.bytes(chunk);
-        self.peak_bytes = self.peak_bytes.max(residency.bytes);
+        self.fetched_bytes += order.bytes(chunk);
     }
 
     fn evict(&mut self, residency: &mut ResidentSet<'_>, chunks: &[usize]) {
@@ -391,11 +296,6 @@ mod tests {
         RecordedOrder::new(moments.iter().map(reads).collect(), chunk_bytes.to_vec(), repeats)
     }
 
-    /// Chunks in memory of which none is pinned.
-    fn resident(chunks: &[usize]) -> Vec<Resident> {
-        chunks.iter().map(|&chunk| Resident { chunk, dirty: false, pinned: false }).collect()
-    }
-
     #[test]
     fn next_uses_wrap_around_if_the_order_repeats() {
         let moments: [&[usize]; 4] = [&[0], &[1], &[0, 2], &[1]];
@@ -409,49 +309,33 @@ mod tests {
     }
 
     #[test]
-    fn a_prefetch_waits_for_the_right_chunk() {
-        // The picture at the top: a, b, c, d = 0, 1, 2, 3.
-        let order = order(&[&[3], &[0], &[2], &[1], &[3]], &[1; 4], false);
-        let mut in_memory = resident(&[0, 1, 3]);
-        in_memory[2].pinned = true;
-        assert_eq!(choose_prefetches(&order, 0, &in_memory, |_| 3, 9), []);
-        // With room for a fourth chunk nothing has to go.
-        let prefetch = Prefetch { chunk: 2, moment: 2, evict: vec![] };
-        assert_eq!(choose_prefetches(&order, 0, &in_memory, |_| 4, 9), [prefetch]);
-        // Unless one of the moments before the use has no such room.
-        let capacity = |moment| if moment == 1 { 3 } else { 4 };
-        assert_eq!(choose_prefetches(&order, 0, &in_memory, capacity, 9), []);
-        assert_eq!(choose_prefetches(&order, 0, &in_memory, |_| 4, 0), []);
-    }
-
-    #[test]
-    fn prefetches_keep_the_order_and_evict_what_is_farthest() {
+    fn prefetches_follow_the_order_of_use() {
         let order = order(&[&[0], &[1], &[2], &[3], &[2], &[4]], &[1, 1, 1, 2, 1], true);
-        // Chunk 3 needs two bytes at moment 3. Of 0, 1 and 2, which are used again at 6, 7 and 4, it replaces
-        // 1 and 0, and both are idle already at moment 2. Chunk 4 will replace 3, and has to wait for it.
-        let mut in_memory = resident(&[0, 1, 2]);
-        in_memory[2].pinned = true;
-        let three = Prefetch { chunk: 3, moment: 3, evict: vec![1, 0] };
-        assert_eq!(choose_prefetches(&order, 2, &in_memory, |_| 3, 9), [three]);
-        // A pinned chunk stays, and chunk 4, which is smaller, does not overtake.
-        in_memory[0].pinned = true;
-        assert_eq!(choose_prefetches(&order, 2, &in_memory, |_| 3, 9), []);
-        // With room for all, the lookahead goes once around.
-        let chunks = |prefetches: Vec<Prefetch>| prefetches.iter().map(|one| one.chunk).collect::<Vec<_>>();
-        assert_eq!(chunks(choose_prefetches(&order, 2, &in_memory[2..], |_| 6, 9)), [3, 4, 0, 1]);
-        assert_eq!(chunks(choose_prefetches(&order, 2, &in_memory[2..], |_| 6, 2)), [3, 4]);
+        let prefetch = |in_memory: &[usize], ahead_bytes: usize, read_ahead_bytes: usize| {
+            choose_prefetches(
+                &order,
+                2,
+                |chunk| in_memory.contains(&chunk),
+                ahead_bytes,
+                read_ahead_bytes,
+                |_| 9,
+            )
+        };
+        // While 2 is in use, the next are 3, 4, 0 and 1.
+        assert_eq!(prefetch(&[2], 0, 9), [3, 4, 0, 1]);
+        assert_eq!(prefetch(&[2], 0, 3), [3, 4]);
+        assert_eq!(prefetch(&[2, 3], 2, 4), [4, 0]);
+        // Chunk 3 has two bytes. Chunk 4, which is smaller, does not overtake it.
+        assert!(prefetch(&[2], 0, 1).is_empty());
+        assert!(prefetch(&[0, 1, 2], 1, 2).is_empty());
     }
 
     #[test]
-    fn a_chunk_that_has_to_go_first_is_not_prefetched() {
-        // Moment 1 has room for 4 of the 6 bytes, and 0 goes, which is clean; 1 is used again as late, but is
-        // dirty. Chunk 2 replaces 1, which frees 2 bytes more than it takes. Chunk 0 would fit there, but it
-        // is in memory still.
-        let order = order(&[&[3], &[3], &[3, 2], &[0, 1]], &[2, 3, 1, 1], false);
-        let mut in_memory = resident(&[0, 1, 3]);
-        (in_memory[1].dirty, in_memory[2].pinned) = (true, true);
-        let two = Prefetch { chunk: 2, moment: 2, evict: vec![1] };
-        assert_eq!(choose_prefetches(&order, 0, &in_memory, |moment| [6, 4, 4, 9][moment], 9), [two]);
+    fn a_prefetch_fits_beside_the_chunks_that_are_used_before_it() {
+        let order = order(&[&[0], &[1], &[2]], &[1, 3, 1], false);
+        let prefetch = |capacity: usize| choose_prefetches(&order, 0, |chunk| chunk < 2, 0, 9, |_| capacity);
+        assert_eq!(prefetch(4), [2]);
+        assert!(prefetch(3).is_empty());
     }
 
     #[test]
@@ -461,7 +345,7 @@ mod tests {
         let uses =
             [(0, true), (1, false), (0, false)].map(|(chunk, writes)| vec![ChunkUse { chunk, writes }]);
         let order = RecordedOrder::new(uses.to_vec(), vec![10, 7], false);
-        let moves = simulate(&order, 1, |_| 10, 4).unwrap();
+        let moves = simulate(&order, 1, |_| 10, 0).unwrap();
         let expected = Moves {
             fetches: 3,
             fetched_bytes: 27,
@@ -471,8 +355,12 @@ mod tests {
             peak_bytes: 10,
         };
         assert_eq!(moves, expected);
-        // With room for both, chunk 1 comes early and nothing goes.
-        let moves = simulate(&order, 1, |_| 17, 4).unwrap();
+        // With memory for reading ahead, the same moves are made earlier: 1 while 0 is in use, but 0 only
+        // after it was evicted.
+        let ahead = Moves { prefetches: 2, peak_bytes: 17, ..expected };
+        assert_eq!(simulate(&order, 1, |_| 10, 10), Ok(ahead));
+        // With room for both, nothing goes.
+        let moves = simulate(&order, 1, |_| 17, 10).unwrap();
         assert_eq!((moves.fetches, moves.prefetches, moves.evictions, moves.peak_bytes), (2, 1, 0, 17));
     }
 
@@ -486,8 +374,8 @@ mod tests {
             let moments: Vec<Vec<ChunkUse>> =
                 (0..n).map(|chunk| vec![ChunkUse { chunk, writes: false }]).collect();
             let order = RecordedOrder::new(moments, vec![1; n], true);
-            for max_prefetch in [0, 1, 3] {
-                let fetches = |passes| simulate(&order, passes, |_| c, max_prefetch).unwrap().fetches;
+            for read_ahead in [0, 1, 3] {
+                let fetches = |passes| simulate(&order, passes, |_| c, read_ahead).unwrap().fetches;
                 assert_eq!(fetches(1), n, "the first pass fetches everything");
                 assert_eq!(fetches(2 * n - 1) - fetches(n), (n - c) * n, "n = {n}, c = {c}");
             }
@@ -501,8 +389,6 @@ mod tests {
         let error = DoesNotFit { moment: 1, needed: 5, capacity: 4 };
         assert_eq!(simulate(&order, 1, |moment| 6 - 2 * moment, 1), Err(error));
         assert_eq!(simulate(&order, 1, |_| 1, 0), Err(DoesNotFit { moment: 0, needed: 2, capacity: 1 }));
-        // A moment ahead that does not fit only ends the lookahead.
-        assert_eq!(choose_prefetches(&order, 0, &resident(&[0]), |_| 4, 1), []);
     }
 
     #[test]
@@ -567,8 +453,8 @@ mod tests {
             let order = RecordedOrder::new(moments.iter().map(uses).collect(), vec![1; num_chunks], false);
 
             let optimum = least_fetched(&moments, &vec![1; num_chunks], |moment| capacities[moment]);
-            for max_prefetch in [0, 1, 2, 10] {
-                let moves = simulate(&order, 1, |moment| capacities[moment], max_prefetch);
+            for read_ahead in [0, 1, 2, 10] {
+                let moves = simulate(&order, 1, |moment| capacities[moment], read_ahead);
                 assert_eq!(moves.ok().map(|moves| moves.fetches), optimum, "{moments:?} {capacities:?}");
                 prefetched += moves.map_or(0, |moves| moves.prefetches);
             }

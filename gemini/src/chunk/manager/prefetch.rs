@@ -1,0 +1,107 @@
+//! Reads ahead.
+//!
+//! ```text
+//!   main thread    | fetch: A has to go, its write starts | compute                             | fetch: B is there
+//!   prefetch thread|                                      | A is written, B is read in its place|
+//! ```
+//! A part of the budget is for chunks that are read before their use (see [`choose_prefetches`]). Its memory is
+//! that of chunks which have to be written first. The thread that computes would not look after them until its
+//! next fetch, so a thread of the manager does.
+
+use std::sync::Weak;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use parallel::allocator;
+
+use super::{Backing, Budget, Chunk, ChunkId, ChunkManager, IsCleared, State, trim_to};
+use crate::Error;
+use crate::placement::{PlacementPolicy, choose_evictions, choose_prefetches};
+
+/// The part of the budget for chunks that are read ahead. The larger it is, the more can be read during one
+/// segment; and the less is left for chunks that stay, so the more has to be read.
+const READ_AHEAD_PART: usize = 8;
+
+/// The time between two looks at the chunks that are being written, of which each takes milliseconds.
+const POLL: Duration = Duration::from_micros(1000);
+
+/// Goes on with reading ahead, after each message of `wake`, until the manager is gone.
+pub(super) fn run_thread(manager: &Weak<ChunkManager>, wake: &Receiver<()>) {
+    for () in wake {
+        loop {
+            std::thread::sleep(POLL);
+            let Some(manager) = manager.upgrade() else { return };
+            if !manager.continue_prefetch() {
+                break;
+            }
+        }
+    }
+}
+
+impl Budget {
+    /// The bytes for chunks that are read ahead.
+    fn read_ahead_bytes(&self) -> usize {
+        if self.placement == PlacementPolicy::Auto { self.device_bytes / READ_AHEAD_PART } else { 0 }
+    }
+}
+
+impl State {
+    /// Lets chunks go until there is memory for reading ahead, if possible, and starts to read what the next
+    /// moments need. Returns whether reads wait until something is written.
+    pub(super) fn read_ahead(&mut self, budget: &Budget) -> Result<bool, Error> {
+        if budget.read_ahead_bytes() == 0 || self.trace.order().is_none() {
+            return Ok(false);
+        }
+        let counts = |chunk: &Chunk| chunk.has_memory() && !chunk.is_leaving() && !chunk.is_ahead;
+        let tensors = self.trace.expected_tensor_bytes().max(allocator::live_bytes());
+        let taken = self.bytes_where(counts) + tensors + budget.read_ahead_bytes();
+        let (ids, candidates) = self.candidates(|chunk| !chunk.is_ahead);
+        let excess = taken.saturating_sub(budget.device_bytes);
+        let evictable = candidates.iter().map(|candidate| candidate.bytes).sum();
+        for victim in choose_evictions(&candidates, excess.min(evictable)).unwrap_or_default() {
+            self.start_eviction(ids[victim])?;
+        }
+        self.prefetch(budget)
+    }
+
+    /// Starts to read what the next moments need. Returns whether reads wait until something is written.
+    pub(super) fn prefetch(&mut self, budget: &Budget) -> Result<bool, Error> {
+        let Some((order, now)) = self.trace.order() else { return Ok(false) };
+        let is_in_memory = |index: usize| {
+            // A chunk that does not exist any more will not be used.
+            let chunk = self.chunks.get(&self.trace.id(index));
+            chunk.is_none_or(|chunk| chunk.has_memory() && !chunk.is_leaving())
+        };
+        let ahead_bytes = self.bytes_where(|chunk| chunk.is_ahead);
+        let capacity = |moment: usize| {
+            let tensors = self.trace.tensor_bytes(moment).max(allocator::live_bytes());
+            budget.device_bytes.saturating_sub(tensors)
+        };
+        let chosen =
+            choose_prefetches(order, now, is_in_memory, ahead_bytes, budget.read_ahead_bytes(), capacity);
+        let chosen: Vec<ChunkId> = chosen.into_iter().map(|index| self.trace.id(index)).collect();
+
+        for id in chosen {
+            let bytes = self.chunks[&id].range.len();
+            let excess =
+                |tensors: usize| (self.resident_bytes + tensors + bytes).saturating_sub(budget.device_bytes);
+            let expected = self.trace.expected_tensor_bytes();
+            // What it replaces is still being written, or the chunk itself.
+            if self.chunks[&id].is_leaving() || excess(expected.max(allocator::live_bytes())) > 0 {
+                return Ok(self.chunks.values().any(Chunk::is_leaving));
+            }
+            trim_to(expected.saturating_sub(allocator::live_bytes()), excess(allocator::held_bytes()));
+            if excess(allocator::held_bytes()) > 0 {
+                return Ok(false);
+            }
+            match self.chunks[&id].backing {
+                Backing::Scratch => self.start_read(id)?,
+                Backing::Zeros => self.take_memory(id, IsCleared::Yes)?,
+                // It is filled when it is fetched.
+                Backing::Source(_) => continue,
+            }
+            self.chunk(id).is_ahead = true;
+        }
+        Ok(false)
+    }
+}
