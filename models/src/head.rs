@@ -147,9 +147,13 @@ impl<'a> Head<'a> {
     /// The number of rows per chunk. It is computed from the average shard, because all ranks need the same
     /// number and their shards of the vocabulary may differ by one token.
     fn chunk_rows(&self) -> i64 {
-        let tokens = self.vocabulary.map_or(self.weight.size()[0], VocabShard::mean_local_size);
-        (CHUNK_ELEMENTS / tokens).max(16)
+        chunk_rows(self.vocabulary.map_or(self.weight.size()[0], VocabShard::mean_local_size))
     }
+}
+
+/// The number of rows whose logits over `vocab_size` tokens are held at once.
+pub(crate) fn chunk_rows(vocab_size: i64) -> i64 {
+    (CHUNK_ELEMENTS / vocab_size).max(16)
 }
 
 struct DetachedHead {

@@ -11,6 +11,7 @@
 //!
 //! This crate knows nothing about losses, optimizers and text.
 
+pub mod activations;
 pub mod architecture;
 pub mod attention;
 pub mod batch;

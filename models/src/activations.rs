@@ -1,0 +1,162 @@
+//! The memory that the tensors of a forward and backward pass take on the host, from the configuration alone.
+//!
+//! `h` hidden size, `q` heads * D, `k` key-value heads * D, `f` intermediate size, `a` heads, `e` 1 for weights
+//! in fp32 and 2 otherwise: how many numbers one number in fp32 counts for.
+//!
+//! | what a block keeps for its backward pass | numbers per token |
+//! |---|---|
+//! | an RMS norm over `w`: the normalized and the weighted input, the root; in bf16 also the input in fp32 | `2w + e`; `4w + e` |
+//! | a layer norm: its output, mean and root | `w + 2e` |
+//! | queries, keys, values, the output of attention, the log of the sum of exponentials | `2q + 2k + ae` |
+//! | the sum behind the attention, unless an RMS norm has its copy in fp32, and the output | `h`, `h` |
+//! | an MLP: the inner activations before and after each product and activation | `2f`; gated `4f` |
+//!
+//! This module knows no loss but that of the vocabulary head, and no optimizer.
+
+use tch::Kind;
+
+use crate::architecture::{Architecture, MoeConfig, NormKind};
+use crate::head::chunk_rows;
+
+/// Sizes of tensors of one model, in bytes. Under tensor parallelism, those of one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct ActivationMemory<'a> {
+    architecture: &'a Architecture,
+    element_bytes: usize,
+    tensor_ranks: usize,
+}
+
+impl<'a> ActivationMemory<'a> {
+    /// Of a model whose weights have this dtype, split over so many tensor-parallel ranks.
+    pub fn new(architecture: &'a Architecture, kind: Kind, tensor_ranks: usize) -> Self {
+        Self { architecture, element_bytes: kind.elt_size_in_bytes(), tensor_ranks }
+    }
+
+    /// The hidden states of so many tokens.
+    pub fn hidden(&self, tokens: usize) -> usize {
+        tokens * size(self.architecture.hidden_size) * self.element_bytes
+    }
+
+    /// What the forward pass of block `layer` keeps for its backward pass, its output included, if all rows have
+    /// the same length.
+    pub fn block(&self, layer: usize, tokens: usize) -> usize {
+        let architecture = self.architecture;
+        let hidden = size(architecture.hidden_size);
+        let fp32 = self.fp32_numbers();
+        let mut numbers = 2 * self.norm(hidden);
+        // The input of an RMS norm in bf16 is kept in fp32, and not once more.
+        let keeps_sum = architecture.norm == NormKind::Layer || fp32 == 1;
+        numbers += hidden + if keeps_sum { hidden } else { 0 };
+
+        let [query, key] = self.attention_widths();
+        numbers += 2 * query + 2 * key + self.split(architecture.num_heads) * fp32;
+        if architecture.qk_norm {
+            // RMS norms, whose outputs are counted already only where they are rotated into new tensors.
+            let heads = self.split(architecture.num_heads) + self.split(architecture.num_kv_heads);
+            let widths = if fp32 == 1 { 2 } else { 3 };
+            numbers += widths * (query + key) + heads * fp32 * if fp32 == 1 { 1 } else { 2 };
+        }
+        numbers += match self.experts(layer) {
+            Some(experts) => self.mixture(experts),
+            None => self.mlp(architecture.intermediate_size, architecture.gated_mlp),
+        };
+        tokens * numbers * self.element_bytes
+    }
+
+    /// What attention keeps in addition if rows of different lengths are padded: the output before and after the
+    /// padding is removed, and the padding itself, of which a tenth is typical.
+    pub fn padded_attention(&self, tokens: usize) -> usize {
+        let [query, key] = self.attention_widths();
+        tokens * (query + (2 * query + 2 * key) / 10) * self.element_bytes
+    }
+
+    /// What the backward pass of block `layer` takes at most beside that: the gradients of the inner
+    /// activations and of the weights of the last matrix.
+    pub fn block_backward(&self, layer: usize, tokens: usize) -> usize {
+        let architecture = self.architecture;
+        let hidden = size(architecture.hidden_size);
+        let inner = self.split(architecture.intermediate_size);
+        let numbers = match self.experts(layer) {
+            // The experts run one after the other, each on a part of the tokens.
+            Some(_) => 3 * hidden,
+            None if architecture.gated_mlp => 2 * inner,
+            None => inner,
+        };
+        (tokens * numbers + hidden * inner) * self.element_bytes
+    }
+
+    /// What the norm after the last block keeps.
+    pub fn final_norm(&self, tokens: usize) -> usize {
+        let norm =
+            if self.architecture.final_norm { self.norm(size(self.architecture.hidden_size)) } else { 0 };
+        tokens * norm * self.element_bytes
+    }
+
+    /// The loss of the vocabulary head with its gradients: what is kept until the backward pass, and the most
+    /// while it is computed.
+    pub fn vocabulary_loss(&self, tokens: usize) -> [usize; 2] {
+        let vocabulary = self.split(self.architecture.vocab_size);
+        let width = size(self.architecture.embedding_size);
+        let rows = chunk_rows(vocabulary as i64).min(tokens as i64) as usize;
+        let kept = tokens * width * self.element_bytes + vocabulary * width * 4;
+        let logits = rows * vocabulary;
+        let most = if self.element_bytes == 4 {
+            3 * 4 * logits + 4 * rows * width
+        } else {
+            // The gradient of the logits, and one of hidden states or weights, is in both dtypes.
+            (3 * 4 + self.element_bytes) * logits + (4 + self.element_bytes) * rows.max(vocabulary) * width
+        };
+        [kept, kept + most]
+    }
+
+    /// The keys and values of one token in all layers of a KV cache.
+    pub fn cached_token(&self) -> usize {
+        let [_, key] = self.attention_widths();
+        2 * key * size(self.architecture.num_layers) * self.element_bytes
+    }
+
+    fn experts(&self, layer: usize) -> Option<&'a MoeConfig> {
+        self.architecture.experts.as_ref().filter(|experts| experts.is_moe_layer[layer])
+    }
+
+    /// How many numbers of the dtype of the weights take the memory of one in fp32.
+    fn fp32_numbers(&self) -> usize {
+        4 / self.element_bytes
+    }
+
+    fn norm(&self, width: usize) -> usize {
+        match (self.architecture.norm, self.fp32_numbers()) {
+            (NormKind::Layer, fp32) => width + 2 * fp32,
+            (NormKind::Rms, 1) => 2 * width + 1,
+            (NormKind::Rms, fp32) => (2 + fp32) * width + fp32,
+        }
+    }
+
+    /// The widths of queries and of keys on this rank.
+    fn attention_widths(&self) -> [usize; 2] {
+        let Architecture { num_heads, num_kv_heads, head_dim, .. } = self.architecture;
+        [num_heads, num_kv_heads].map(|heads| self.split(*heads) * size(*head_dim))
+    }
+
+    fn mlp(&self, inner: i64, gated: bool) -> usize {
+        if gated { 4 * self.split(inner) } else { 2 * self.split(inner) }
+    }
+
+    /// The experts of a token with copies of its input and output, and the shared expert.
+    fn mixture(&self, experts: &MoeConfig) -> usize {
+        let chosen = size(experts.num_experts_per_tok);
+        let shared = experts.shared_expert_intermediate_size.map_or(0, |inner| self.mlp(inner, true));
+        let routed =
+            chosen * (self.mlp(experts.intermediate_size, true) + 3 * size(self.architecture.hidden_size));
+        routed + shared + 2 * size(experts.num_experts) * self.fp32_numbers()
+    }
+
+    /// The share of one tensor-parallel rank, at least one.
+    fn split(&self, number: i64) -> usize {
+        size(number).div_ceil(self.tensor_ranks)
+    }
+}
+
+fn size(number: i64) -> usize {
+    usize::try_from(number).expect("a size is not negative")
+}
