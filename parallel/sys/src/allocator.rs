@@ -36,6 +36,10 @@ pub const LARGE_BYTES: usize = 64 << 10;
 /// Decides whether so many bytes may be mapped. The text of a refusal becomes the error of the operation.
 pub type Budget = dyn Fn(usize) -> Result<(), String> + Send + Sync;
 
+/// The cache takes at most one part in so many of the memory that tensors have held at once. Batches of different
+/// lengths leave mappings of sizes that no tensor needs again for a long time.
+const MAX_WASTE: usize = 8;
+
 /// The alignment of small requests, as libtorch's own allocator has it.
 const ALIGNMENT: usize = 64;
 
@@ -54,6 +58,8 @@ static BUDGET: Mutex<Option<Arc<Budget>>> = Mutex::new(None);
 
 static LIVE: Counter = Counter::new();
 static HELD: Counter = Counter::new();
+/// The most that tensors have held at once so far, as far as large requests have noticed.
+static MOST_LIVE: AtomicUsize = AtomicUsize::new(0);
 /// The part of [`LIVE`] that small requests have taken from the heap.
 static SMALL: Counter = Counter::new();
 /// Changes only under the lock of [`POOL`].
@@ -348,9 +354,21 @@ fn take_large(bytes: usize) -> Result<*mut c_void, String> {
     if let Some(data) = reuse(class) {
         return Ok(data);
     }
+    trim_waste(class);
     let mapping = or_after_trim(|| Mapping::new(class))
         .map_err(|error| format!("no {class} bytes for a tensor: {error}"))?;
     Ok(lock(&POOL).hand_out(mapping))
+}
+
+/// Makes the cache smaller before `bytes` are mapped, so that no more is held than the most that tensors held at
+/// once and [`MAX_WASTE`] of it.
+fn trim_waste(bytes: usize) {
+    let live = LIVE.now.load(Relaxed) + bytes;
+    let most = MOST_LIVE.fetch_max(live, Relaxed).max(live);
+    let excess = (HELD.now.load(Relaxed) + bytes).saturating_sub(most + most / MAX_WASTE);
+    if excess > 0 {
+        trim(CACHED.load(Relaxed).saturating_sub(excess));
+    }
 }
 
 fn reuse(class: usize) -> Option<*mut c_void> {
