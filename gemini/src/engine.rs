@@ -242,8 +242,11 @@ impl Engine {
         Ok(total)
     }
 
-    /// Clips the accumulated gradients, updates the weights, and zeroes the gradients.
+    /// Clips the accumulated gradients, updates the weights, and drops the gradients. Under a budget, the update of
+    /// a weight may run only when the weight is used next.
     pub fn step(&mut self) -> Result<StepReport, Error> {
+        // A rank without rows has used no weight. Its updates of the last step need the gradients of that step.
+        self.finish_updates()?;
         let step = self.step + 1;
         let lr = self.next_lr();
 
@@ -276,8 +279,13 @@ impl Engine {
         self.all_reduce_tied_grads()
     }
 
-    /// Updates the weights and drops the gradients, chunk by chunk. An update that would wait for memory is
-    /// left to the next forward pass.
+    /// Runs the updates of the last step that were left to the next use of their weights.
+    pub fn finish_updates(&self) -> Result<(), Error> {
+        self.stores.weights.as_ref().map_or(Ok(()), |weights| Ok(weights.finish_updates()?))
+    }
+
+    /// Updates the weights and drops the gradients, chunk by chunk. Under a budget, an update is left to the next
+    /// forward pass if there will be room for it.
     fn update_weights(&self, numbers: StepNumbers) -> Result<(), Error> {
         let Stores { weights, indices, grads, .. } = &self.stores;
         // While one chunk is updated, the ranks exchange their shards of the one before.
@@ -433,9 +441,7 @@ impl Engine {
 
     /// The optimizer's tensors, which a checkpoint holds in addition to the weights.
     pub(crate) fn state(&self) -> Result<Vec<StateTensor<'_>>, Error> {
-        if let Some(weights) = &self.stores.weights {
-            weights.finish_updates()?;
-        }
+        self.finish_updates()?;
         // Store by store, so that a chunk is fetched once for all of its tensors.
         let mut states = Vec::new();
         for (kind, store) in self.stores.saved() {

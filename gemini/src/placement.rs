@@ -15,6 +15,7 @@ use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use lookahead::LOOKAHEAD_MOMENTS;
 pub use lookahead::{ChunkUse, DoesNotFit, Moves, RecordedOrder, choose_prefetches, simulate};
 
 /// Where chunks are kept. Colossal-AI: `placement_policy`.

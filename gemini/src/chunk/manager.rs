@@ -55,7 +55,7 @@ pub(crate) type Fill = Box<dyn Fn() -> Result<(), parallel::Error> + Send>;
 /// What is left to do when chunks are in memory.
 struct Brought {
     /// These fill some of the chunks.
-    sources: Vec<Arc<Mutex<Fill>>>,
+    sources: Vec<(ChunkId, Arc<Mutex<Fill>>)>,
     /// Whether reading ahead has to wait until something is written.
     prefetch_waits: bool,
 }
@@ -127,7 +127,7 @@ pub struct Traffic {
     pub fetched_bytes: u64,
     /// Bytes of chunks that were written to the scratch files.
     pub written_bytes: u64,
-    /// The most bytes that chunks and tensors took at the same time.
+    /// The most bytes that chunks, the kept memory of freed chunks, and tensors took at the same time.
     pub peak_bytes: usize,
 }
 
@@ -148,6 +148,8 @@ struct State {
     /// What chunks and tensors may take; 0 without a budget.
     device_bytes: usize,
     freed: FreedMemory,
+    /// What tensors will hold when the last request for memory is served.
+    promised_bytes: usize,
     queue: Option<DiskQueue>,
     trace: Trace,
     traffic: Traffic,
@@ -315,6 +317,7 @@ impl ChunkManager {
         if let Some(failure) = state.failure.take() {
             return Err(failure);
         }
+        state.promised_bytes = 0;
         state.trace.record(ids, writes, allocator::peak_bytes_by_class());
         allocator::reset_peak();
         for id in ids {
@@ -331,15 +334,19 @@ impl ChunkManager {
             sources
         });
         drop(state);
+        let mut unfilled = Vec::new();
         let result = fetched.and_then(|sources| {
             // Sources read files and may fetch other chunks, so they run without the lock.
-            sources.iter().try_for_each(|source| {
+            let fill = |(_, source): &(ChunkId, Arc<Mutex<Fill>>)| {
                 let fill = source.lock().unwrap_or_else(PoisonError::into_inner);
                 Ok(fill()?)
-            })
+            };
+            sources.iter().try_for_each(fill).inspect_err(|_| unfilled = sources)
         });
         if result.is_err() {
             self.release(ids);
+            let mut state = self.lock();
+            unfilled.into_iter().try_for_each(|(id, _)| state.drop_memory(id))?;
         }
         result
     }
@@ -427,6 +434,7 @@ impl ChunkManager {
         let mut state = self.lock();
         let refused = |error: Error| format!("{NO_MEMORY_FOR_TENSOR}{error}");
         state.make_room(budget, bytes, Tenant::Tensor).map_err(refused)?;
+        state.promised_bytes = allocator::held_bytes() + bytes;
         state.note_peak();
         Ok(())
     }
@@ -496,7 +504,7 @@ impl State {
         for id in absent {
             match &self.chunks[&id].backing {
                 Backing::Source(fill) => {
-                    sources.push(Arc::clone(fill));
+                    sources.push((id, Arc::clone(fill)));
                     self.count_fetch(id);
                     self.take_memory(id, IsCleared::Yes)?;
                 }
@@ -532,8 +540,8 @@ impl State {
             return self.release_freed(tenant, needed);
         }
 
-        // Chunks that are being written leave anyway. Freed tensors that will be needed, and chunks that were
-        // read ahead, are the last to go.
+        // Chunks that are being written leave anyway. Freed tensors that will be needed, and chunks that are being
+        // read, are the last to go.
         for is_last_resort in [false, true] {
             if is_last_resort {
                 trim_to(0, excess(self));

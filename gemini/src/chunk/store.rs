@@ -220,8 +220,11 @@ impl ChunkStore {
     /// Sets the values of a parameter, of which this rank keeps its own elements.
     pub(crate) fn set_param(&self, param: usize, values: &Tensor) -> Result<(), Error> {
         let chunk = self.layout.slot_of(param).0;
-        self.fetch_chunk(chunk, Access::Write)?;
+        // The shards of other ranks get values, too, which are dropped and need not be written.
+        self.fetch_chunk(chunk, Access::Read)?;
+        self.fetch_shard(chunk, Access::Write)?;
         no_grad(|| self.param(param).copy_(values));
+        self.release_shard(chunk);
         self.release_chunk(chunk);
         if self.own_shards().is_some() { self.free_other_shards(chunk) } else { Ok(()) }
     }

@@ -11,7 +11,8 @@ use std::collections::HashMap;
 use super::manager::ChunkId;
 use crate::placement::{ChunkUse, RecordedOrder};
 
-/// A fetch: its chunks, and the most bytes that tensors held from there to the next fetch.
+/// A fetch: its chunks, and the bytes that tensors need from there to the next fetch: those of each size class at
+/// their most.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Moment {
     uses: Vec<(ChunkId, bool)>,
@@ -31,7 +32,7 @@ pub(super) struct Trace {
     indices: HashMap<ChunkId, usize>,
     /// The moment of the last step that is expected next.
     next: usize,
-    /// For each moment of the last step, the most bytes that tensors held around it.
+    /// For each moment of the last step, the bytes that tensors need around it.
     tensor_bytes: Vec<usize>,
 }
 
@@ -44,7 +45,7 @@ const WINDOW: usize = 64;
 const WINDOW_OF_PEAKS: usize = 8;
 
 impl Trace {
-    /// Records a fetch. `tensor_bytes` is the most that tensors have held since the fetch before.
+    /// Records a fetch. `tensor_bytes` is what tensors have needed since the fetch before.
     pub(super) fn record(&mut self, ids: &[ChunkId], writes: bool, tensor_bytes: usize) {
         if let Some(moment) = self.current.last_mut() {
             moment.tensor_bytes = moment.tensor_bytes.max(tensor_bytes);

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use super::{Candidate, choose_evictions};
 
 /// The search for chunks to prefetch ends after this many moments: what is used later can be fetched later.
-const LOOKAHEAD_MOMENTS: usize = 64;
+pub(crate) const LOOKAHEAD_MOMENTS: usize = 64;
 
 /// The use of a chunk at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

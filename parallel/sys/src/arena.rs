@@ -180,7 +180,12 @@ impl Arena {
         if moved != libc::MAP_FAILED {
             return Ok(());
         }
-        // The system may have unmapped the target already.
+        // A system that does not know the request has changed nothing.
+        if io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) {
+            self.release(range)?;
+            return other.release(from);
+        }
+        // Another one may have unmapped the target already.
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         // SAFETY: whole pages that belong to this arena and get new memory of zeros.
@@ -193,9 +198,9 @@ impl Arena {
     }
 
     /// Asks for huge pages inside `range` (bytes), which are made present and given back much faster than
-    /// small ones. They lie completely inside, so the range takes no more memory than its bytes, as long as
-    /// huge pages are not asked for what follows its last page, unless a huge page starts there. A system
-    /// without huge pages does nothing.
+    /// small ones. They lie completely inside, so the range takes no more memory than its bytes. (A huge page
+    /// would reach beyond the end only if huge pages were asked for what follows, too. Therefore ask for them from
+    /// the start of a huge page on.) A system without huge pages does nothing.
     pub fn prefer_huge_pages(&self, range: Range<usize>) -> Result<(), Error> {
         self.check_range("prefer_huge_pages", &range)?;
         let first = range.start.next_multiple_of(HUGE_PAGE_BYTES);

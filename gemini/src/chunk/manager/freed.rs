@@ -11,8 +11,9 @@ use crate::Error;
 /// The place of kept memory.
 type Place = (Arc<Arena>, Range<usize>);
 
-/// Memory that no chunk uses, by its size. Memory from the system would have to be cleared and made present
-/// page by page; moved memory has neither to be. It still is where the last chunk has used it.
+/// Memory that no chunk uses, by its size. The system has to clear new memory and to make it present page by page,
+/// and neither is necessary for memory that is moved. Each range stays at the addresses of its last chunk until
+/// another chunk takes it.
 #[derive(Debug, Default)]
 pub(super) struct FreedMemory {
     ranges: HashMap<usize, Vec<Place>>,

@@ -4,9 +4,9 @@
 //!   main thread    | fetch: A has to go, its write starts | compute                             | fetch: B is there
 //!   prefetch thread|                                      | A is written, B is read in its place|
 //! ```
-//! A part of the budget is for chunks that are read before their use (see [`choose_prefetches`]). Its memory is
-//! that of chunks which have to be written first. The thread that computes would not look after them until its
-//! next fetch, so a thread of the manager does.
+//! A part of the budget is for chunks that are read before their use (see [`choose_prefetches`]). Mostly it becomes
+//! free only when other chunks are written. The thread that computes would not notice that before its next fetch,
+//! so a thread of the manager looks after it.
 
 use std::sync::Weak;
 use std::sync::mpsc::Receiver;
@@ -16,14 +16,14 @@ use parallel::allocator;
 
 use super::{Backing, Budget, Chunk, ChunkId, ChunkManager, IsCleared, State, trim_to};
 use crate::Error;
-use crate::placement::{PlacementPolicy, choose_evictions, choose_prefetches};
+use crate::placement::{LOOKAHEAD_MOMENTS, PlacementPolicy, choose_evictions, choose_prefetches};
 
 /// The part of the budget for chunks that are read ahead. The larger it is, the more can be read during one
 /// segment; and the less is left for chunks that stay, so the more has to be read.
 const READ_AHEAD_PART: usize = 8;
 
-/// The time between two looks at the chunks that are being written, of which each takes milliseconds.
-const POLL: Duration = Duration::from_micros(1000);
+/// The time between two looks at the chunks that are being written. Writing a chunk takes milliseconds.
+const POLL: Duration = Duration::from_millis(1);
 
 /// Goes on with reading ahead, after each message of `wake`, until the manager is gone.
 pub(super) fn run_thread(manager: &Weak<ChunkManager>, wake: &Receiver<()>) {
@@ -52,6 +52,7 @@ impl State {
         if budget.read_ahead_bytes() == 0 || self.trace.order().is_none() {
             return Ok(false);
         }
+        self.forget_unused()?;
         let counts = |chunk: &Chunk| chunk.has_memory() && !chunk.is_leaving() && !chunk.is_ahead;
         let tensors = self.trace.expected_tensor_bytes().max(allocator::live_bytes());
         let taken = self.bytes_where(counts) + tensors + budget.read_ahead_bytes();
@@ -64,12 +65,26 @@ impl State {
         self.prefetch(budget)
     }
 
+    /// Chunks that were read ahead and will not be used soon after all, because a step differs from the last one,
+    /// count as the others.
+    fn forget_unused(&mut self) -> Result<(), Error> {
+        let is_far = |id: ChunkId| self.trace.next_use(id).is_none_or(|moments| moments > LOOKAHEAD_MOMENTS);
+        let ahead = self.chunks.iter().filter(|(_, chunk)| chunk.is_ahead).map(|(&id, _)| id);
+        let unused: Vec<ChunkId> = ahead.filter(|&id| is_far(id)).collect();
+        for id in unused {
+            self.finish_transfer(id)?;
+            self.chunk(id).is_ahead = false;
+        }
+        Ok(())
+    }
+
     /// Starts to read what the next moments need. Returns whether reads wait until something is written.
     pub(super) fn prefetch(&mut self, budget: &Budget) -> Result<bool, Error> {
         let Some((order, now)) = self.trace.order() else { return Ok(false) };
         let is_in_memory = |index: usize| {
-            // A chunk that does not exist any more will not be used.
+            // A chunk that does not exist any more will not be used, and one with a source is filled at its use.
             let chunk = self.chunks.get(&self.trace.id(index));
+            let chunk = chunk.filter(|chunk| !matches!(chunk.backing, Backing::Source(_)));
             chunk.is_none_or(|chunk| chunk.has_memory() && !chunk.is_leaving())
         };
         let ahead_bytes = self.bytes_where(|chunk| chunk.is_ahead);
@@ -83,8 +98,10 @@ impl State {
 
         for id in chosen {
             let bytes = self.chunks[&id].range.len();
-            let excess =
-                |tensors: usize| (self.resident_bytes + tensors + bytes).saturating_sub(budget.device_bytes);
+            let promised = self.promised_bytes;
+            let excess = |tensors: usize| {
+                (self.resident_bytes + tensors.max(promised) + bytes).saturating_sub(budget.device_bytes)
+            };
             let expected = self.trace.expected_tensor_bytes();
             // What it replaces is still being written, or the chunk itself.
             if self.chunks[&id].is_leaving() || excess(expected.max(allocator::live_bytes())) > 0 {
@@ -97,10 +114,10 @@ impl State {
             match self.chunks[&id].backing {
                 Backing::Scratch => self.start_read(id)?,
                 Backing::Zeros => self.take_memory(id, IsCleared::Yes)?,
-                // It is filled when it is fetched.
                 Backing::Source(_) => continue,
             }
             self.chunk(id).is_ahead = true;
+            self.note_peak();
         }
         Ok(false)
     }

@@ -66,15 +66,23 @@ impl State {
         ids.into_iter().try_for_each(|id| self.finish_transfer(id))
     }
 
-    /// Waits until a chunk is neither read nor written.
+    /// Waits until a chunk is neither read nor written. If that fails, a chunk that was read has no memory, and
+    /// one that was written still has to be.
     pub(super) fn finish_transfer(&mut self, id: ChunkId) -> Result<(), Error> {
-        let Self { chunks, queue, .. } = self;
+        let Self { chunks, queue, resident_bytes, .. } = self;
         let chunk = chunks.get_mut(&id).expect("the chunk is registered");
+        let mut wait = |transfer| queue.as_mut().expect("a transfer has a queue").wait(transfer);
         match std::mem::replace(&mut chunk.memory, Memory::Resident) {
-            Memory::Reading(transfer) | Memory::Writing(transfer) => {
-                let queue = queue.as_mut().expect("a transfer has a queue");
-                Ok(queue.wait(transfer)?)
-            }
+            Memory::Reading(transfer) => wait(transfer).or_else(|error| {
+                (chunk.memory, chunk.is_ahead) = (Memory::Absent, false);
+                *resident_bytes -= chunk.range.len();
+                chunk.arena.release(chunk.range.clone())?;
+                Err(error.into())
+            }),
+            Memory::Writing(transfer) => wait(transfer).map_err(|error| {
+                chunk.is_dirty = true;
+                error.into()
+            }),
             other => {
                 chunk.memory = other;
                 Ok(())
@@ -104,8 +112,8 @@ impl State {
         self.traffic.fetched_bytes += self.chunks[&id].range.len() as u64;
     }
 
-    /// Gives memory to a chunk, for which there is room beside the memory of freed chunks: some of that, if
-    /// possible.
+    /// Gives memory to a chunk: that of a freed chunk, if possible. The caller has made room for it beside
+    /// everything but the memory of freed chunks, which goes if there is too much of it.
     pub(super) fn take_memory(&mut self, id: ChunkId, is_cleared: IsCleared) -> Result<(), Error> {
         let Self { chunks, freed, .. } = self;
         let chunk = chunks.get_mut(&id).expect("the chunk is registered");

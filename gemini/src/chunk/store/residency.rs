@@ -71,6 +71,16 @@ impl ChunkStore {
         }
     }
 
+    /// The bytes of the chunks of the largest part of the model.
+    fn largest_part_bytes(&self) -> usize {
+        let chunk_bytes = |chunk: usize| {
+            let chunk = self.chunk(chunk);
+            chunk.numel() * chunk.kind().elt_size_in_bytes()
+        };
+        let parts = self.parts.keys().map(|&part| self.chunks_of(Weights::Part(part)));
+        parts.map(|chunks| chunks.into_iter().map(chunk_bytes).sum()).max().unwrap_or(0)
+    }
+
     fn lock_updates(&self) -> MutexGuard<'_, Vec<DeferredUpdate>> {
         self.updates.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -299,10 +309,9 @@ impl WeightStore for ChunkStore {
         if !self.is_limited() || exchanges {
             return false;
         }
-        // Sharded weights are held while those of the next part of the model are updated.
-        let whole_chunk = |chunk: &Tensor| chunk.numel() * chunk.kind().elt_size_in_bytes();
-        let held = self.own_shards().and_then(|_| self.lock().chunks.iter().map(whole_chunk).max());
-        let needed = bytes + 2 * held.unwrap_or(0);
+        // A part of sharded weights is held while the next part of the model is updated.
+        let held = if self.own_shards().is_some() { self.largest_part_bytes() } else { 0 };
+        let needed = bytes + held;
         let fits = |chunk: usize| self.manager.has_room_at_next_use(self.pieces[chunk].own, needed);
         self.chunks_of(weights).into_iter().all(fits)
     }
