@@ -4,6 +4,7 @@ pub(crate) mod base;
 pub(crate) mod context;
 pub(crate) mod definition;
 mod model_memory;
+mod peak_memory;
 mod plan;
 pub(crate) mod ppo;
 pub(crate) mod preflight;

@@ -60,7 +60,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::from_folder(&config.base.tokenizer)?;
     let architecture = architecture(&config.base.network, &tokenizer)?;
     let inputs = sft::inputs(ctx.stage, config, &architecture, &tokenizer)?;
-    let memory = sft::planned_memory(config, ctx, &architecture)?;
+    let memory = sft::planned_memory(config, ctx, &architecture, &inputs)?;
     let model = if let Some(checkpoint) = ctx.folder.checkpoint() {
         CausalLm::load(checkpoint, &trainable_options(config, ctx)?)?
     } else {

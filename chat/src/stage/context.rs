@@ -181,9 +181,10 @@ pub(super) fn run_in_folder(
         return Ok(());
     }
 
-    if ctx.folder.is_finished_at(plan.steps) {
+    let (num_steps, predicted) = (plan.steps, plan.peak_memory.map(|peak| peak.total));
+    if ctx.folder.is_finished_at(num_steps) {
         if groups.is_rank_zero() {
-            print_stderr(&format!("this run is finished: it has had its {} steps already", plan.steps));
+            print_stderr(&format!("this run is finished: it has had its {num_steps} steps already"));
         }
         return Ok(());
     }
@@ -222,16 +223,27 @@ pub(super) fn run_in_folder(
     ctx.has_trained = true;
     // From here on, a signal lets the current step finish and be saved.
     let work = interrupt::enter_graceful();
+    // In a pipeline, the stages before this one had peaks of their own. Where the system does not forget them,
+    // the peak is that of the whole process.
+    let _ = memory::reset_peak_rss();
     let trained = train(&mut run);
     drop(work);
-    if let Err(error) = trained {
+    trained.inspect_err(|error| {
         if groups.is_rank_zero() {
-            report_newest_checkpoint(&config.out, &error);
+            report_newest_checkpoint(&config.out, error);
         }
-        return Err(error.into());
-    }
-    report_traffic(&ctx.memory, groups);
-    report_peak_memory(groups)
+    })?;
+    report_memory(&ctx.memory, predicted, groups)
+}
+
+/// Prints what the models took and moved under a budget, and the peak of each process.
+fn report_memory(
+    memory: &ChunkManager,
+    predicted: Option<usize>,
+    groups: &ProcessGroups,
+) -> anyhow::Result<()> {
+    report_traffic(memory, groups);
+    report_peak_memory(predicted, groups)
 }
 
 /// Prints what the models of rank 0 took of their budget, and what was moved for it.
@@ -249,11 +261,14 @@ fn report_traffic(memory: &ChunkManager, groups: &ProcessGroups) {
     ));
 }
 
-/// Prints the peak memory of each process of a job of several.
-fn report_peak_memory(groups: &ProcessGroups) -> anyhow::Result<()> {
+/// Prints the peak memory of each process, beside the one that was `predicted` for the process that needs most.
+fn report_peak_memory(predicted: Option<usize>, groups: &ProcessGroups) -> anyhow::Result<()> {
     let peaks = groups.world().all_gather_object(vec![memory::peak_rss_bytes()])?;
-    if groups.is_rank_zero() && peaks.len() > 1 {
-        print_stderr(&format!("peak memory of the processes: {}", plan::mebibytes(&peaks)));
+    if groups.is_rank_zero() {
+        let of = if peaks.len() > 1 { " of the processes" } else { "" };
+        let predicted = predicted.map(|bytes| format!(" (predicted: {})", plan::mebibytes(&[bytes as u64])));
+        let predicted = predicted.unwrap_or_default();
+        print_stderr(&format!("peak memory{of}: {}{predicted}", plan::mebibytes(&peaks)));
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use serde::Serialize;
 use tch::{Device, Kind};
 
 use super::context::{RunMode, StageContext, model_parallel};
+use super::peak_memory::{self, MicroBatchRows, PeakMemory};
 use crate::config::RunConfig;
 use crate::device;
 
@@ -36,17 +37,41 @@ pub(crate) struct ModelBytes {
     pub(crate) bytes: StateBytes,
 }
 
-/// Computes the memory of the models in the process that needs most, and refuses a run that cannot have it.
-/// Nothing is refused in mode [`RunMode::Plan`].
+/// The memory of all models of a stage in the process that needs most.
+#[derive(Clone, Debug)]
+pub(crate) struct StageMemory {
+    /// Weights, gradients and optimizer state.
+    pub(crate) models: Vec<ModelBytes>,
+    /// The peak of the process; `None` for models on a GPU, for which there is no prediction.
+    pub(crate) peak: Option<PeakMemory>,
+}
+
+impl StageMemory {
+    /// The bytes of weights, gradients and optimizer state of all models.
+    pub(crate) fn model_bytes(&self) -> usize {
+        self.models.iter().map(|model| model.bytes.total()).sum()
+    }
+}
+
+/// Computes the memory of the models in the process that needs most, while `rows` run through them, and refuses
+/// a run that cannot have it. Nothing is refused in mode [`RunMode::Plan`].
 pub(super) fn check(
     config: &RunConfig,
     ctx: &StageContext<'_>,
     models: &[PlannedModel<'_>],
-) -> anyhow::Result<Vec<ModelBytes>> {
+    rows: &MicroBatchRows,
+) -> anyhow::Result<StageMemory> {
     let most = of_fullest_process(config, ctx.mesh, models)?;
-    if matches!(ctx.mode, RunMode::Plan { .. }) {
-        return Ok(most);
+    let is_on_host = device::resolve(config.model.device, ctx.groups.local_rank())? == Device::Cpu;
+    let peak = is_on_host.then(|| peak_memory::predict(config, ctx.mesh, models, &most, rows));
+    if !matches!(ctx.mode, RunMode::Plan { .. }) {
+        refuse_too_large(config, is_on_host, &most)?;
     }
+    Ok(StageMemory { models: most, peak })
+}
+
+/// Refuses models whose weights and states alone are too much.
+fn refuse_too_large(config: &RunConfig, is_on_host: bool, most: &[ModelBytes]) -> Result<(), Error> {
     let needed: usize = most.iter().map(|model| model.bytes.total()).sum();
     let optimizer: usize = most.iter().map(|model| model.bytes.optimizer).sum();
 
@@ -58,15 +83,15 @@ pub(super) fn check(
             _ => 0,
         };
         if stays > budget {
-            return Err(Error::OverBudget { needed: stays, evictable: 0, budget }.into());
+            return Err(Error::OverBudget { needed: stays, evictable: 0, budget });
         }
-    } else if device::resolve(config.model.device, ctx.groups.local_rank())? == Device::Cpu
+    } else if is_on_host
         && let Some(available) = memory::total_bytes().map(|bytes| bytes as usize)
         && needed > available
     {
-        return Err(Error::TooLarge { needed, available }.into());
+        return Err(Error::TooLarge { needed, available });
     }
-    Ok(most)
+    Ok(())
 }
 
 /// The memory of the models in the process that needs most.

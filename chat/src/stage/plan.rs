@@ -7,7 +7,8 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use tui::number;
 
-use super::model_memory::ModelBytes;
+use super::model_memory::{ModelBytes, StageMemory};
+use super::peak_memory::PeakMemory;
 use super::rows::EncodedRows;
 use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::{print, print_stderr};
@@ -44,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) model_bytes: usize,
     /// The same for each model.
     pub(crate) memory: Vec<ModelBytes>,
+    /// The predicted peak of the process that needs most; `None` for models on a GPU.
+    pub(crate) peak_memory: Option<PeakMemory>,
 }
 
 impl Plan {
@@ -53,7 +56,7 @@ impl Plan {
         stage: &StageSchema,
         config: &RunConfig,
         mesh: &Mesh,
-        (parameters, memory): (usize, Vec<ModelBytes>),
+        (parameters, memory): (usize, StageMemory),
         rows: &EncodedRows<T>,
         num_examples: usize,
     ) -> Self {
@@ -68,8 +71,9 @@ impl Plan {
             rows_per_step: config.train.batch_size(),
             mesh: mesh.clone(),
             loaded_bytes: Vec::new(),
-            model_bytes: memory.iter().map(|model| model.bytes.total()).sum(),
-            memory,
+            model_bytes: memory.model_bytes(),
+            peak_memory: memory.peak,
+            memory: memory.models,
         }
     }
 
@@ -115,6 +119,15 @@ impl Plan {
                 String::new()
             };
             format!("  {role}: {weights} of weights{state}")
+        }));
+        lines.extend(self.peak_memory.map(|PeakMemory { activations, rollout, program, total }| {
+            let in_rollout =
+                if rollout > 0 { format!("{} in a rollout, ", mebibytes(&[rollout as u64])) } else { String::new() };
+            let [activations, program, total] =
+                [activations, program, total].map(|bytes| mebibytes(&[bytes as u64]));
+            format!(
+                "  beside them: {activations} in a training step, {in_rollout}{program} for the program; peak about {total}"
+            )
         }));
         if self.loaded_bytes.len() > 1 {
             lines.push(format!("peak memory of the processes until here: {}", mebibytes(&self.loaded_bytes)));
@@ -179,6 +192,7 @@ mod tests {
             loaded_bytes: Vec::new(),
             model_bytes: 0,
             memory: Vec::new(),
+            peak_memory: None,
         }
     }
 

@@ -16,7 +16,8 @@ use tui::number::counted;
 
 use super::context::{self, StageContext, num_parameters, run_in_folder, tokenizer, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
-use super::model_memory::{self, ModelBytes, PlannedModel};
+use super::model_memory::{self, PlannedModel, StageMemory};
+use super::peak_memory::MicroBatchRows;
 use super::plan::Plan;
 use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
 use super::{rm, rows};
@@ -185,7 +186,8 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     folders.check_tokenizers(&tokenizer, ctx.groups)?;
 
     let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
-    let memory = model_memory::check(config, ctx, &configs.planned(config))?;
+    let rows = MicroBatchRows { new_tokens: config.ppo.max_new_tokens, ..MicroBatchRows::of(&prompts, 1) };
+    let memory = model_memory::check(config, ctx, &configs.planned(config), &rows)?;
     let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint()), ctx)?;
     let critic = models.critic.iter().map(|critic| ("critic", critic.config()));
     let trained: Vec<_> = std::iter::once(("policy", models.policy.config())).chain(critic).collect();
@@ -342,7 +344,7 @@ impl PpoModelSet {
         config: &RunConfig,
         ctx: &StageContext<'_>,
         prompts: &rows::EncodedRows<PromptRow>,
-        memory: Vec<ModelBytes>,
+        memory: StageMemory,
     ) -> anyhow::Result<Plan> {
         let groups = ctx.groups;
         let reference = num_parameters(&self.reference, groups)?;
@@ -367,8 +369,9 @@ impl PpoModelSet {
             rows_per_step: config.ppo.replies()?,
             mesh: ctx.mesh.clone(),
             loaded_bytes: Vec::new(),
-            model_bytes: memory.iter().map(|model| model.bytes.total()).sum(),
-            memory,
+            model_bytes: memory.model_bytes(),
+            peak_memory: memory.peak,
+            memory: memory.models,
             parameters,
         })
     }

@@ -11,7 +11,8 @@ use rlhf::trainer::{self, Objective};
 
 use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer_folder, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
-use super::model_memory::{self, ModelBytes, PlannedModel};
+use super::model_memory::{self, PlannedModel, StageMemory};
+use super::peak_memory::MicroBatchRows;
 use super::plan::Plan;
 use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
@@ -89,7 +90,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let inputs = inputs(ctx.stage, config, &architecture, &tokenizer)?;
 
     report_added_tokens(&added, held, architecture.vocab_size(), ctx);
-    let memory = planned_memory(config, ctx, &architecture)?;
+    let memory = planned_memory(config, ctx, &architecture, &inputs)?;
     let options = trainable_options(config, ctx)?;
     let model = if architecture.vocab_size() > held {
         CausalLm::load_resized(&folder, architecture.vocab_size(), &options)?
@@ -104,10 +105,12 @@ pub(super) fn planned_memory(
     config: &RunConfig,
     ctx: &StageContext<'_>,
     model: &Config,
-) -> anyhow::Result<Vec<ModelBytes>> {
+    inputs: &TrainEvalRows<SftRow>,
+) -> anyhow::Result<StageMemory> {
     let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
     let model = PlannedModel { role: "model", config: model, head, kind, is_trained: true };
-    model_memory::check(config, ctx, &[model])
+    let rows = packing(config).map_or_else(|| MicroBatchRows::of(&inputs.train, 1), MicroBatchRows::packed);
+    model_memory::check(config, ctx, &[model], &rows)
 }
 
 /// Raises the vocabulary size of the model if the tokens that were `added` to the tokenizer exceed its
@@ -161,7 +164,7 @@ fn packing(config: &RunConfig) -> Option<usize> {
 /// Runs supervised training on a loaded model and its rows.
 pub(super) fn train_on(
     config: &RunConfig,
-    (model, memory): (&CausalLm, Vec<ModelBytes>),
+    (model, memory): (&CausalLm, StageMemory),
     inputs: &TrainEvalRows<SftRow>,
     tokenizer: &Tokenizer,
     ctx: &mut StageContext<'_>,
