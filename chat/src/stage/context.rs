@@ -223,8 +223,8 @@ pub(super) fn run_in_folder(
     ctx.has_trained = true;
     // From here on, a signal lets the current step finish and be saved.
     let work = interrupt::enter_graceful();
-    // In a pipeline, the stages before this one had peaks of their own. Where the system does not forget them,
-    // the peak is that of the whole process.
+    // In a pipeline, the stages before this one had peaks of their own. Where the system does not forget
+    // them, the peak is that of the whole process.
     let _ = memory::reset_peak_rss();
     let trained = train(&mut run);
     drop(work);
@@ -261,7 +261,8 @@ fn report_traffic(memory: &ChunkManager, groups: &ProcessGroups) {
     ));
 }
 
-/// Prints the peak memory of each process, beside the one that was `predicted` for the process that needs most.
+/// Prints the peak memory of each process, beside the one that was `predicted` for the process that needs
+/// most.
 fn report_peak_memory(predicted: Option<usize>, groups: &ProcessGroups) -> anyhow::Result<()> {
     let peaks = groups.world().all_gather_object(vec![memory::peak_rss_bytes()])?;
     if groups.is_rank_zero() {

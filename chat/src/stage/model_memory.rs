@@ -14,7 +14,7 @@ use serde::Serialize;
 use tch::{Device, Kind};
 
 use super::context::{RunMode, StageContext, model_parallel};
-use super::peak_memory::{self, MicroBatchRows, PeakMemory};
+use super::peak_memory::{self, PeakMemory, SequenceLengths};
 use crate::config::RunConfig;
 use crate::device;
 
@@ -53,17 +53,17 @@ impl StageMemory {
     }
 }
 
-/// Computes the memory of the models in the process that needs most, while `rows` run through them, and refuses
-/// a run that cannot have it. Nothing is refused in mode [`RunMode::Plan`].
+/// Computes the memory that the models need in the fullest process if they run over sequences of these
+/// `lengths`, and refuses a run that cannot have it. Nothing is refused in mode [`RunMode::Plan`].
 pub(super) fn check(
     config: &RunConfig,
     ctx: &StageContext<'_>,
     models: &[PlannedModel<'_>],
-    rows: &MicroBatchRows,
+    lengths: &SequenceLengths,
 ) -> anyhow::Result<StageMemory> {
     let most = of_fullest_process(config, ctx.mesh, models)?;
     let is_on_host = device::resolve(config.model.device, ctx.groups.local_rank())? == Device::Cpu;
-    let peak = is_on_host.then(|| peak_memory::predict(config, ctx.mesh, models, &most, rows));
+    let peak = is_on_host.then(|| peak_memory::predict(config, ctx.mesh, models, &most, lengths));
     if !matches!(ctx.mode, RunMode::Plan { .. }) {
         refuse_too_large(config, is_on_host, &most)?;
     }

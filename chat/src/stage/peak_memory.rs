@@ -8,6 +8,7 @@
 //! ```
 //! The prediction is for a run on the host, and for the process of a mesh that needs most.
 
+use datasets::dataset::TrainingRow;
 use gemini::TrainConfig;
 use models::activations::ActivationMemory;
 use models::decoder::HeadKind;
@@ -23,46 +24,65 @@ use crate::config::RunConfig;
 /// Linux on x86-64 with two threads.
 const PROGRAM_BYTES: usize = 170 << 20;
 
-/// Without a budget, the heap keeps freed tensors of sizes that are not needed again: so many bytes for each byte
-/// of activations, measured over batches of different lengths. With checkpointing, short-lived tensors are most
-/// of the activations; in bf16, tensors come in two dtypes.
+/// Without a budget, the heap keeps freed tensors of sizes that are not needed again: so many bytes for each
+/// byte of activations, measured over batches of different lengths. With checkpointing, short-lived tensors
+/// are most of the activations; in bf16, tensors come in two dtypes.
 const HEAP_WASTE: f64 = 1.25;
 const HEAP_WASTE_CHECKPOINTING: f64 = 1.6;
 const HEAP_WASTE_BF16: f64 = 1.8;
 
-/// The rows that run through a model together.
+/// The sequences of tokens that run through the models.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MicroBatchRows {
-    /// Mean and standard deviation of the number of tokens of a sequence.
+pub(super) struct SequenceLengths {
+    /// Mean and standard deviation of the number of tokens.
     pub(super) mean: f64,
     pub(super) deviation: f64,
     /// The tokens of the longest sequence.
     pub(super) longest: usize,
+    /// Whether attention has to pad sequences of different lengths.
+    pub(super) are_mixed: bool,
+    /// The number of rows.
+    pub(super) num_rows: usize,
     /// The sequences of a row: two for a pair.
-    pub(super) sequences: usize,
-    /// The tokens of a reply that is sampled after the sequence; 0 in a stage without rollouts.
+    pub(super) per_row: usize,
+    /// The tokens of the reply that a rollout adds; 0 in a stage without rollouts.
     pub(super) new_tokens: usize,
 }
 
-impl MicroBatchRows {
-    /// Of rows of so many sequences each.
-    pub(super) fn of<T>(rows: &EncodedRows<T>, sequences: usize) -> Self {
-        let EncodedRows { longest, mean, deviation, .. } = *rows;
-        Self { mean, deviation, longest, sequences, new_tokens: 0 }
+impl SequenceLengths {
+    /// Those of rows with so many sequences each.
+    pub(super) fn of<T: TrainingRow>(encoded: &EncodedRows<T>, per_row: usize) -> Self {
+        let EncodedRows { rows, tokens, longest, .. } = encoded;
+        let count = rows.len().max(1) as f64;
+        let mean = *tokens as f64 / count;
+        let squares = rows.iter().map(|row| (row.num_tokens() as f64 - mean).powi(2));
+        let deviation = (squares.sum::<f64>() / count).sqrt();
+        let (longest, num_rows, are_mixed) = (*longest, rows.len(), deviation > 0.0);
+        Self { mean, deviation, longest, are_mixed, num_rows, per_row, new_tokens: 0 }
     }
 
-    /// Of bins of packed rows, which are nearly full, each with several rows of different lengths.
-    pub(super) fn packed(bin_tokens: usize) -> Self {
-        Self { mean: bin_tokens as f64, deviation: 1.0, longest: bin_tokens, sequences: 1, new_tokens: 0 }
+    /// Those of bins of packed rows: nearly full, each with several rows of different lengths.
+    pub(super) fn packed<T>(rows: &EncodedRows<T>, bin_tokens: usize) -> Self {
+        let (mean, num_rows) = (bin_tokens as f64, rows.tokens.div_ceil(bin_tokens));
+        Self {
+            mean,
+            deviation: 0.0,
+            longest: bin_tokens,
+            are_mixed: true,
+            num_rows,
+            per_row: 1,
+            new_tokens: 0,
+        }
     }
 
-    /// The tokens of the largest of `count` micro-batches of `rows` rows each: for a normal distribution, the
-    /// largest of `count` values is about `sqrt(2 ln count)` deviations above the mean.
-    fn largest(&self, rows: usize, count: f64) -> usize {
-        let sequences = (rows * self.sequences) as f64;
-        let expected =
-            self.mean * sequences + self.deviation * sequences.sqrt() * (2.0 * count.max(1.0).ln()).sqrt();
-        (expected.min(self.longest as f64 * sequences) + self.new_tokens as f64 * sequences) as usize
+    /// The tokens of the largest micro-batch of `rows` rows. Of `n` values of a normal distribution, the
+    /// largest is about `sqrt(2 ln n)` deviations above the mean.
+    fn largest_micro_batch(&self, rows: usize) -> usize {
+        let sequences = (rows * self.per_row) as f64;
+        let num_micro_batches = self.num_rows.div_ceil(rows).max(1) as f64;
+        let above = self.deviation * sequences.sqrt() * (2.0 * num_micro_batches.ln()).sqrt();
+        let expected = (self.mean * sequences + above).min(self.longest as f64 * sequences);
+        (expected + self.new_tokens as f64 * sequences) as usize
     }
 }
 
@@ -85,12 +105,12 @@ pub(super) fn predict(
     mesh: &Mesh,
     models: &[PlannedModel<'_>],
     state: &[ModelBytes],
-    rows: &MicroBatchRows,
+    lengths: &SequenceLengths,
 ) -> PeakMemory {
     let trained = models.iter().filter(|model| model.is_trained);
-    let activations = trained.map(|model| training_step(config, mesh, model, rows)).max().unwrap_or(0);
-    let policy = models.first().zip(state.first()).filter(|_| rows.new_tokens > 0);
-    let rollout = policy.map_or(0, |(policy, state)| rollout(config, mesh, policy, state, rows));
+    let activations = trained.map(|model| training_step(config, mesh, model, lengths)).max().unwrap_or(0);
+    let policy = models.first().zip(state.first()).filter(|_| lengths.new_tokens > 0);
+    let rollout = policy.map_or(0, |(policy, state)| rollout(config, mesh, policy, state, lengths));
 
     let held: usize = state.iter().map(|model| model.bytes.total()).sum();
     let is_fp32 = config.model.dtype.kind() == Kind::Float;
@@ -107,16 +127,23 @@ pub(super) fn predict(
 }
 
 /// The tensors of a forward and backward pass at their peak.
-fn training_step(config: &RunConfig, mesh: &Mesh, model: &PlannedModel<'_>, rows: &MicroBatchRows) -> usize {
-    let TrainConfig { micro_batch_size, gradient_accumulation_steps, activation_checkpointing, .. } =
-        config.train;
+fn training_step(
+    config: &RunConfig,
+    mesh: &Mesh,
+    model: &PlannedModel<'_>,
+    lengths: &SequenceLengths,
+) -> usize {
+    let TrainConfig { micro_batch_size, activation_checkpointing, .. } = config.train;
     let (architecture, memory) = (model.config.architecture(), memory_of(mesh, model));
-    let micro_batches = gradient_accumulation_steps.div_ceil(mesh.size(Axis::Data));
-    let tokens = rows.largest(micro_batch_size, 200.0).div_ceil(mesh.size(Axis::Sequence));
+    let has_rollouts = lengths.new_tokens > 0;
+    let step_rows = if has_rollouts { config.ppo.mini_batch_size } else { config.train.batch_size() };
+    let micro_batches = step_rows.div_ceil(micro_batch_size).div_ceil(mesh.size(Axis::Data));
+    let tokens =
+        lengths.largest_micro_batch(micro_batch_size.min(step_rows)).div_ceil(mesh.size(Axis::Sequence));
 
     let stages = mesh.size(Axis::Pipeline);
     let layers = (architecture.num_layers as usize).div_ceil(stages);
-    let padding = if rows.deviation > 0.0 { memory.padded_attention(tokens) } else { 0 };
+    let padding = if lengths.are_mixed { memory.padded_attention(tokens) } else { 0 };
     let block = |layer: usize| memory.block(layer, tokens) + padding;
     let blocks = (0..layers).map(block);
     let largest = (0..layers).map(|layer| block(layer) + memory.block_backward(layer, tokens));
@@ -145,13 +172,13 @@ fn rollout(
     mesh: &Mesh,
     policy: &PlannedModel<'_>,
     state: &ModelBytes,
-    rows: &MicroBatchRows,
+    lengths: &SequenceLengths,
 ) -> usize {
     let (architecture, memory) = (policy.config.architecture(), memory_of(mesh, policy));
     let ppo = &config.ppo;
     let replies = (ppo.rollout_batch_size * ppo.samples_per_prompt).div_ceil(mesh.size(Axis::Data));
     let positions = architecture.max_positions as usize;
-    let capacity = (rows.longest + rows.new_tokens).min(positions);
+    let capacity = (lengths.longest + lengths.new_tokens).min(positions);
     let cache = replies * capacity * memory.cached_token() / mesh.size(Axis::Pipeline);
     // The sampler works on the logits of all replies in fp32.
     let logits = 3 * replies * architecture.vocab_size as usize * 4;
@@ -170,15 +197,22 @@ mod tests {
 
     #[test]
     fn the_largest_micro_batch_is_above_the_mean_and_not_above_the_longest_rows() {
-        let rows = MicroBatchRows { mean: 100.0, deviation: 20.0, longest: 128, sequences: 1, new_tokens: 0 };
-        // Of 1000 standard normal values the largest is about sqrt(2 ln 1000) = 3.72.
-        assert_eq!(rows.largest(16, 1000.0), 1600 + (20.0 * 4.0 * 3.716_922) as usize);
-        assert_eq!(rows.largest(1, 1000.0), 128);
-        assert_eq!(rows.largest(16, 1.0), 1600);
-        let pairs = MicroBatchRows { sequences: 2, deviation: 0.0, ..rows };
-        assert_eq!(pairs.largest(4, 9.0), 800);
-        let prompts = MicroBatchRows { new_tokens: 24, deviation: 0.0, ..rows };
-        assert_eq!(prompts.largest(4, 9.0), 4 * 124);
-        assert_eq!(MicroBatchRows::packed(256).largest(2, 100.0), 512);
+        let lengths = SequenceLengths {
+            mean: 100.0,
+            deviation: 20.0,
+            longest: 128,
+            are_mixed: true,
+            num_rows: 16_000,
+            per_row: 1,
+            new_tokens: 0,
+        };
+        // Of 1000 values the largest is sqrt(2 ln 1000) = 3.716 922 deviations above the mean.
+        assert_eq!(lengths.largest_micro_batch(16), 1600 + (20.0 * 4.0 * 3.716_922) as usize);
+        assert_eq!(lengths.largest_micro_batch(1), 128);
+        assert_eq!(lengths.largest_micro_batch(16_000), 1_600_000);
+        let pairs = SequenceLengths { per_row: 2, deviation: 0.0, ..lengths };
+        assert_eq!(pairs.largest_micro_batch(4), 800);
+        let prompts = SequenceLengths { new_tokens: 24, deviation: 0.0, ..lengths };
+        assert_eq!(prompts.largest_micro_batch(4), 4 * 124);
     }
 }

@@ -17,7 +17,7 @@ use tui::number::counted;
 use super::context::{self, StageContext, num_parameters, run_in_folder, tokenizer, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::model_memory::{self, PlannedModel, StageMemory};
-use super::peak_memory::MicroBatchRows;
+use super::peak_memory::SequenceLengths;
 use super::plan::Plan;
 use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
 use super::{rm, rows};
@@ -186,8 +186,9 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     folders.check_tokenizers(&tokenizer, ctx.groups)?;
 
     let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
-    let rows = MicroBatchRows { new_tokens: config.ppo.max_new_tokens, ..MicroBatchRows::of(&prompts, 1) };
-    let memory = model_memory::check(config, ctx, &configs.planned(config), &rows)?;
+    let lengths =
+        SequenceLengths { new_tokens: config.ppo.max_new_tokens, ..SequenceLengths::of(&prompts, 1) };
+    let memory = model_memory::check(config, ctx, &configs.planned(config), &lengths)?;
     let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint()), ctx)?;
     let critic = models.critic.iter().map(|critic| ("critic", critic.config()));
     let trained: Vec<_> = std::iter::once(("policy", models.policy.config())).chain(critic).collect();

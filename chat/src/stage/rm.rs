@@ -13,7 +13,7 @@ use rlhf::trainer;
 use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::model_memory::{self, PlannedModel};
-use super::peak_memory::MicroBatchRows;
+use super::peak_memory::SequenceLengths;
 use super::plan::Plan;
 use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
@@ -84,7 +84,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let TrainEvalRows { train, eval } = inputs(config, &architecture, &tokenizer)?;
     let (head, kind) = (HeadKind::Scalar, config.model.dtype.kind());
     let planned = PlannedModel { role: "model", config: &architecture, head, kind, is_trained: true };
-    let memory = model_memory::check(config, ctx, &[planned], &MicroBatchRows::of(&train, 2))?;
+    let memory = model_memory::check(config, ctx, &[planned], &SequenceLengths::of(&train, 2))?;
     let model = load(&folder, config.seed, &trainable_options(config, ctx)?)?;
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
     context::check_split(config, &[model.config()], ctx)?;

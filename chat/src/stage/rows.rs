@@ -31,10 +31,6 @@ pub(crate) struct EncodedRows<T> {
     pub(crate) tokens: usize,
     /// Number of tokens of the longest row.
     pub(crate) longest: usize,
-    /// Mean number of tokens of a row.
-    pub(crate) mean: f64,
-    /// Standard deviation of that number.
-    pub(crate) deviation: f64,
 }
 
 /// The rows of a stage: those that it trains on, and those held out for evaluation.
@@ -190,13 +186,9 @@ fn encoded<T: TrainingRow>(dataset: EncodedDataset<T>) -> EncodedRows<T> {
 }
 
 fn with_lengths<T: TrainingRow>(rows: Vec<T>, dropped: usize) -> EncodedRows<T> {
-    let tokens: usize = rows.iter().map(TrainingRow::num_tokens).sum();
+    let tokens = rows.iter().map(TrainingRow::num_tokens).sum();
     let longest = rows.iter().map(TrainingRow::num_tokens).max().unwrap_or(0);
-    let count = rows.len().max(1) as f64;
-    let mean = tokens as f64 / count;
-    let squares = rows.iter().map(|row| (row.num_tokens() as f64 - mean).powi(2));
-    let deviation = (squares.sum::<f64>() / count).sqrt();
-    EncodedRows { rows, dropped, tokens, longest, mean, deviation }
+    EncodedRows { rows, dropped, tokens, longest }
 }
 
 /// The progress display of a load that takes longer than [`PROGRESS_DELAY`].

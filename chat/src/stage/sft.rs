@@ -12,7 +12,7 @@ use rlhf::trainer::{self, Objective};
 use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer_folder, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::model_memory::{self, PlannedModel, StageMemory};
-use super::peak_memory::MicroBatchRows;
+use super::peak_memory::SequenceLengths;
 use super::plan::Plan;
 use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
@@ -109,8 +109,11 @@ pub(super) fn planned_memory(
 ) -> anyhow::Result<StageMemory> {
     let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
     let model = PlannedModel { role: "model", config: model, head, kind, is_trained: true };
-    let rows = packing(config).map_or_else(|| MicroBatchRows::of(&inputs.train, 1), MicroBatchRows::packed);
-    model_memory::check(config, ctx, &[model], &rows)
+    let lengths = match packing(config) {
+        Some(max_length) => SequenceLengths::packed(&inputs.train, max_length),
+        None => SequenceLengths::of(&inputs.train, 1),
+    };
+    model_memory::check(config, ctx, &[model], &lengths)
 }
 
 /// Raises the vocabulary size of the model if the tokens that were `added` to the tokenizer exceed its
