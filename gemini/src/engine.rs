@@ -242,10 +242,11 @@ impl Engine {
         Ok(total)
     }
 
-    /// Clips the accumulated gradients, updates the weights, and drops the gradients. Under a budget, the update of
-    /// a weight may run only when the weight is used next.
+    /// Clips the accumulated gradients, updates the weights, and drops the gradients. Under a budget, the
+    /// update of a weight may run only when the weight is used next.
     pub fn step(&mut self) -> Result<StepReport, Error> {
-        // A rank without rows has used no weight. Its updates of the last step need the gradients of that step.
+        // A rank without rows has used no weight. Its updates of the last step need the gradients of that
+        // step.
         self.finish_updates()?;
         let step = self.step + 1;
         let lr = self.next_lr();
@@ -284,8 +285,8 @@ impl Engine {
         self.stores.weights.as_ref().map_or(Ok(()), |weights| Ok(weights.finish_updates()?))
     }
 
-    /// Updates the weights and drops the gradients, chunk by chunk. Under a budget, an update is left to the next
-    /// forward pass if there will be room for it.
+    /// Updates the weights and drops the gradients, chunk by chunk. Under a budget, an update is left to the
+    /// next forward pass if there will be room for it.
     fn update_weights(&self, numbers: StepNumbers) -> Result<(), Error> {
         let Stores { weights, indices, grads, .. } = &self.stores;
         // While one chunk is updated, the ranks exchange their shards of the one before.

@@ -127,8 +127,8 @@ fn chunks_keep_their_values_and_are_moved_as_rarely_as_possible() {
     assert!(loaded.is_err() && manager.traffic().fetches == 0 && manager.traffic().written_bytes == 0);
 }
 
-/// A deferred update runs when its weight is fetched next, or at the end. As long as no order of use is known,
-/// none is deferred.
+/// A deferred update runs when its weight is fetched next, or at the end. As long as no order of use is
+/// known, none is deferred.
 fn deferred_updates_run_before_their_weights_are_used() {
     let manager = manager_of(PlacementPolicy::Auto, 5);
     let store = store(&manager, true);

@@ -1,7 +1,7 @@
 //! The memory that the tensors of a forward and backward pass take on the host, from the configuration alone.
 //!
-//! `h` hidden size, `q` heads * D, `k` key-value heads * D, `f` intermediate size, `a` heads, `e` 1 for weights
-//! in fp32 and 2 otherwise: how many numbers one number in fp32 counts for.
+//! `h` hidden size, `q` heads * D, `k` key-value heads * D, `f` intermediate size, `a` heads, `e` 1 for
+//! weights in fp32 and 2 otherwise: how many numbers one number in fp32 counts for.
 //!
 //! | what a block keeps for its backward pass | numbers per token |
 //! |---|---|
@@ -37,8 +37,8 @@ impl<'a> ActivationMemory<'a> {
         tokens * size(self.architecture.hidden_size) * self.element_bytes
     }
 
-    /// What the forward pass of block `layer` keeps for its backward pass, its output included, if all rows have
-    /// the same length.
+    /// What the forward pass of block `layer` keeps for its backward pass, its output included, if all rows
+    /// have the same length.
     pub fn block(&self, layer: usize, tokens: usize) -> usize {
         let architecture = self.architecture;
         let hidden = size(architecture.hidden_size);
@@ -63,8 +63,8 @@ impl<'a> ActivationMemory<'a> {
         tokens * numbers * self.element_bytes
     }
 
-    /// What attention keeps in addition if rows of different lengths are padded: the output before and after the
-    /// padding is removed, and the padding itself, of which a tenth is typical.
+    /// What attention keeps in addition if rows of different lengths are padded: the output before and after
+    /// the padding is removed, and the padding itself, of which a tenth is typical.
     pub fn padded_attention(&self, tokens: usize) -> usize {
         let [query, key] = self.attention_widths();
         tokens * (query + (2 * query + 2 * key) / 10) * self.element_bytes

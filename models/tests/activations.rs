@@ -1,5 +1,5 @@
-//! The activation memory that the configuration promises is what the allocator counts. The allocator belongs to
-//! the process, so all of this is one test in a process of its own.
+//! The activation memory that the configuration promises is what the allocator counts. The allocator belongs
+//! to the process, so all of this is one test in a process of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 

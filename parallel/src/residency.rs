@@ -203,9 +203,9 @@ pub trait WeightStore: Residency {
     /// (ZeRO), or every one of them updates all of it.
     fn own_elements(&self, index: usize) -> Range<usize>;
 
-    /// Whether an update of `weights` waits until they are used next. It needs `bytes` of memory for its own state
-    /// and for the weights, and waits if there will be room for them. So its state can be read while the model
-    /// computes.
+    /// Whether an update of `weights` waits until they are used next. It needs `bytes` of memory for its own
+    /// state and for the weights, and waits if there will be room for them. So its state can be read while
+    /// the model computes.
     fn defers_update(&self, weights: Weights<'_>, bytes: usize) -> bool;
 
     /// Keeps an `update` of the weights with these indices until one of them is fetched or prefetched, and

@@ -162,7 +162,8 @@ pub fn train<O: Objective>(
             run.record_step(report.step, &metrics, std::mem::take(&mut tokens_since_log))?;
         }
         if objective.has_eval() && run.should_evaluate(report.step, total_steps)? {
-            // The order of use, which tells whether there is room for updates, does not include an evaluation.
+            // The order of use, which tells whether there is room for updates, does not include an
+            // evaluation.
             engine.finish_updates()?;
             run.record_evaluation(report.step, &objective.evaluate(config.micro_batch_size, &run.groups)?)?;
         }

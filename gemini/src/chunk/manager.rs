@@ -9,9 +9,9 @@
 //! ```
 //! The budget covers all chunks of all models of this process, and all tensors of libtorch (activations,
 //! logits, KV caches), which [`allocator`] counts. [`choose_evictions`] decides which chunk leaves, and
-//! [`choose_prefetches`](crate::placement::choose_prefetches) which is read ahead. A chunk that was changed is written to its place in the scratch
-//! file before its memory is given back; an unchanged one is dropped. A chunk keeps its address all the time,
-//! so tensors over it never have to be made again.
+//! [`choose_prefetches`](crate::placement::choose_prefetches) which is read ahead. A chunk that was changed
+//! is written to its place in the scratch file before its memory is used for something else; an unchanged one
+//! is dropped. A chunk keeps its address all the time, so tensors over it never have to be made again.
 //!
 //! This module knows no parameter and no model.
 
@@ -523,8 +523,8 @@ impl State {
     }
 
     /// Makes room for `needed` more bytes of `tenant`: first the freed tensors go that the allocator keeps
-    /// and that the next moments will not need, then chunks, and at last all freed tensors. The memory of freed
-    /// chunks counts as room.
+    /// and that the next moments will not need, then chunks, and at last all freed tensors. The memory of
+    /// freed chunks counts as room.
     fn make_room(&mut self, budget: &Budget, needed: usize, tenant: Tenant) -> Result<(), Error> {
         let excess = |state: &Self| {
             let taken = state.resident_bytes + allocator::held_bytes() + needed;
@@ -540,8 +540,8 @@ impl State {
             return self.release_freed(tenant, needed);
         }
 
-        // Chunks that are being written leave anyway. Freed tensors that will be needed, and chunks that are being
-        // read, are the last to go.
+        // Chunks that are being written leave anyway. Freed tensors that will be needed, and chunks that are
+        // being read, are the last to go.
         for is_last_resort in [false, true] {
             if is_last_resort {
                 trim_to(0, excess(self));

@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use super::manager::ChunkId;
 use crate::placement::{ChunkUse, RecordedOrder};
 
-/// A fetch: its chunks, and the bytes that tensors need from there to the next fetch: those of each size class at
-/// their most.
+/// A fetch: its chunks, and the bytes that tensors need from there to the next fetch: those of each size
+/// class at their most.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Moment {
     uses: Vec<(ChunkId, bool)>,
@@ -112,8 +112,8 @@ impl Trace {
         Some(order.next_use(*index, self.next)? - self.next)
     }
 
-    /// The bytes that tensors are expected to hold around the next use of a chunk; `None` for a chunk that was
-    /// not used in the last step.
+    /// The bytes that tensors are expected to hold around the next use of a chunk; `None` for a chunk that
+    /// was not used in the last step.
     pub(super) fn tensor_bytes_at_next_use(&self, id: ChunkId) -> Option<usize> {
         let (order, index) = (self.order.as_ref()?, self.indices.get(&id)?);
         let moment = order.next_use(*index, self.next)?;

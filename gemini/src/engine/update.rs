@@ -1,7 +1,7 @@
 //! The update of the parameters of one chunk.
 //!
-//! Under a budget, the update waits until a forward pass needs the weights, if an order of use is known and there
-//! will be room (and not in stages 1 and 2 of ZeRO, whose ranks exchange updated weights at once):
+//! Under a budget, the update waits until a forward pass needs the weights, if an order of use is known and
+//! there will be room (and not in stages 1 and 2 of ZeRO, whose ranks exchange updated weights at once):
 //! ```text
 //!   backward of step n | norm, clipping | forward of step n + 1
 //!                                         update 0, segment 0 | update 1, segment 1 | ...

@@ -4,13 +4,13 @@
 //!   memory of the device | chunks of this moment and those used again soonest | read ahead | tensors |
 //!                          chosen by `choose_evictions`                         of fixed size
 //! ```
-//! A prefetch must not cost a fetch. Therefore chunks that are read ahead never take the place of a chunk that
-//! the eviction rule would keep: they have a part of the memory of their own. At its use, such a chunk counts
-//! as one of the others, and what the rule then evicts makes room for the next. So the fetches are those of the
-//! best policy for the memory without that part, in the same order, only earlier. (With no memory of their own,
-//! the only harmless prefetches are those in place of a chunk that the rule evicts anyway; in an order that
-//! repeats, this is the chunk in use, and nothing can be read while the device computes. See Cao et al. 1995,
-//! "A study of integrated prefetching and caching strategies".)
+//! A prefetch must not cost a fetch. Therefore chunks that are read ahead never take the place of a chunk
+//! that the eviction rule would keep: they have a part of the memory of their own. At its use, such a chunk
+//! counts as one of the others, and what the rule then evicts makes room for the next. So the fetches are
+//! those of the best policy for the memory without that part, in the same order, only earlier. (With no
+//! memory of their own, the only harmless prefetches are those in place of a chunk that the rule evicts
+//! anyway; in an order that repeats, this is the chunk in use, and nothing can be read while the device
+//! computes. See Cao et al. 1995, "A study of integrated prefetching and caching strategies".)
 
 use std::collections::BTreeMap;
 
@@ -193,10 +193,11 @@ impl<'a> ResidentSet<'a> {
     }
 }
 
-/// Decides which chunks to fetch while moment `now` runs, in order of their use. `is_in_memory` tells of a chunk
-/// whether it is there or on its way, and `ahead_bytes` how many bytes of these were fetched for later moments.
-/// With the chosen ones, these are at most `read_ahead_bytes`. `capacity` gives the bytes for all chunks at a
-/// moment, by its index in the recording: at every moment before its use, a chunk fits beside those in use.
+/// Decides which chunks to fetch while moment `now` runs, in order of their use. `is_in_memory` tells of a
+/// chunk whether it is there or on its way, and `ahead_bytes` how many bytes of these were fetched for later
+/// moments. With the chosen ones, these are at most `read_ahead_bytes`. `capacity` gives the bytes for all
+/// chunks at a moment, by its index in the recording: at every moment before its use, a chunk fits beside
+/// those in use.
 pub fn choose_prefetches(
     order: &RecordedOrder,
     now: usize,
@@ -208,6 +209,8 @@ pub fn choose_prefetches(
     let mut limit = read_ahead_bytes;
     let mut chosen: Vec<usize> = Vec::new();
     for moment in order.moments_after(now) {
+        // What is not in memory yet comes in the order of use: a smaller chunk does not overtake a larger
+        // one.
         let in_use = order.uses_at(moment).iter().map(|chunk_use| order.bytes(chunk_use.chunk)).sum();
         for &ChunkUse { chunk, .. } in order.uses_at(moment) {
             if is_in_memory(chunk) || chosen.contains(&chunk) {
@@ -225,9 +228,9 @@ pub fn choose_prefetches(
 }
 
 /// Runs the policy `auto` from empty memory. An order that repeats runs `passes` times. `capacity` gives the
-/// bytes for chunks at a moment, by its index in the recording, and `read_ahead_bytes` more for chunks that are
-/// fetched before their moment. Returns what was moved, or the first moment whose chunks do not fit. What a
-/// training step moves is the difference between three passes and two.
+/// bytes for chunks at a moment, by its index in the recording, and `read_ahead_bytes` more for chunks that
+/// are fetched before their moment. Returns what was moved, or the first moment whose chunks do not fit. What
+/// a training step moves is the difference between three passes and two.
 pub fn simulate(
     order: &RecordedOrder,
     passes: usize,

@@ -36,8 +36,8 @@ pub const LARGE_BYTES: usize = 64 << 10;
 /// Decides whether so many bytes may be mapped. The text of a refusal becomes the error of the operation.
 pub type Budget = dyn Fn(usize) -> Result<(), String> + Send + Sync;
 
-/// The cache takes at most one part in so many of the memory that tensors have held at once. Batches of different
-/// lengths leave mappings of sizes that no tensor needs again for a long time.
+/// The cache takes at most one part in so many of the memory that tensors have held at once. Batches of
+/// different lengths leave mappings of sizes that no tensor needs again for a long time.
 const MAX_WASTE: usize = 8;
 
 /// The alignment of small requests, as libtorch's own allocator has it.
@@ -93,9 +93,10 @@ pub fn peak_live_bytes() -> usize {
     LIVE.peak.load(Relaxed)
 }
 
-/// The bytes that this allocator would have held since [`reset_peak`] if it never had to map memory while some
-/// was cached: the sum over the size classes of the most bytes that tensors of the class held at once. It is at
-/// least [`peak_live_bytes`]. As long as so many bytes are held, the same tensors need no new memory.
+/// The bytes that this allocator would have held since [`reset_peak`] if it never had to map memory while
+/// some was cached: the sum over the size classes of the most bytes that tensors of the class held at once.
+/// It is at least [`peak_live_bytes`]. As long as so many bytes are held, the same tensors need no new
+/// memory.
 pub fn peak_bytes_by_class() -> usize {
     lock(&POOL).peak_bytes_by_class + SMALL.peak.load(Relaxed)
 }
@@ -360,8 +361,8 @@ fn take_large(bytes: usize) -> Result<*mut c_void, String> {
     Ok(lock(&POOL).hand_out(mapping))
 }
 
-/// Makes the cache smaller before `bytes` are mapped, so that no more is held than the most that tensors held at
-/// once and [`MAX_WASTE`] of it.
+/// Makes the cache smaller before `bytes` are mapped, so that no more is held than the most that tensors held
+/// at once and [`MAX_WASTE`] of it.
 fn trim_waste(bytes: usize) {
     let live = LIVE.now.load(Relaxed) + bytes;
     let most = MOST_LIVE.fetch_max(live, Relaxed).max(live);

@@ -155,8 +155,8 @@ impl Arena {
     }
 
     /// Moves the memory of the whole pages `from` of `other` to `range`, which has the same length in bytes.
-    /// Afterwards `from` has no memory and reads as zeros, and `range` has what was in `from`, or zeros if the
-    /// system cannot move memory (Linux before 5.7).
+    /// Afterwards `from` has no memory and reads as zeros, and `range` has what was in `from`, or zeros if
+    /// the system cannot move memory (Linux before 5.7).
     ///
     /// Both begin at a [huge page](HUGE_PAGE_BYTES), or are smaller than one: the system refuses a range for
     /// a part of which [huge pages](Self::prefer_huge_pages) were asked, and memory is then not moved either.
@@ -199,8 +199,8 @@ impl Arena {
 
     /// Asks for huge pages inside `range` (bytes), which are made present and given back much faster than
     /// small ones. They lie completely inside, so the range takes no more memory than its bytes. (A huge page
-    /// would reach beyond the end only if huge pages were asked for what follows, too. Therefore ask for them from
-    /// the start of a huge page on.) A system without huge pages does nothing.
+    /// would reach beyond the end only if huge pages were asked for what follows, too. Therefore ask for them
+    /// from the start of a huge page on.) A system without huge pages does nothing.
     pub fn prefer_huge_pages(&self, range: Range<usize>) -> Result<(), Error> {
         self.check_range("prefer_huge_pages", &range)?;
         let first = range.start.next_multiple_of(HUGE_PAGE_BYTES);

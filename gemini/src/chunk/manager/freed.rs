@@ -11,9 +11,9 @@ use crate::Error;
 /// The place of kept memory.
 type Place = (Arc<Arena>, Range<usize>);
 
-/// Memory that no chunk uses, by its size. The system has to clear new memory and to make it present page by page,
-/// and neither is necessary for memory that is moved. Each range stays at the addresses of its last chunk until
-/// another chunk takes it.
+/// Memory that no chunk uses, by its size. The system has to clear new memory and to make it present page by
+/// page, and neither is necessary for memory that is moved. Each range stays at the addresses of its last
+/// chunk until another chunk takes it.
 #[derive(Debug, Default)]
 pub(super) struct FreedMemory {
     ranges: HashMap<usize, Vec<Place>>,

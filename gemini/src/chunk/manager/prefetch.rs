@@ -4,9 +4,9 @@
 //!   main thread    | fetch: A has to go, its write starts | compute                             | fetch: B is there
 //!   prefetch thread|                                      | A is written, B is read in its place|
 //! ```
-//! A part of the budget is for chunks that are read before their use (see [`choose_prefetches`]). Mostly it becomes
-//! free only when other chunks are written. The thread that computes would not notice that before its next fetch,
-//! so a thread of the manager looks after it.
+//! A part of the budget is for chunks that are read before their use (see [`choose_prefetches`]). Mostly it
+//! becomes free only when other chunks are written. The thread that computes would not notice that before its
+//! next fetch, so a thread of the manager looks after it.
 
 use std::sync::Weak;
 use std::sync::mpsc::Receiver;
@@ -65,8 +65,8 @@ impl State {
         self.prefetch(budget)
     }
 
-    /// Chunks that were read ahead and will not be used soon after all, because a step differs from the last one,
-    /// count as the others.
+    /// Chunks that were read ahead and will not be used soon after all, because a step differs from the last
+    /// one, count as the others.
     fn forget_unused(&mut self) -> Result<(), Error> {
         let is_far = |id: ChunkId| self.trace.next_use(id).is_none_or(|moments| moments > LOOKAHEAD_MOMENTS);
         let ahead = self.chunks.iter().filter(|(_, chunk)| chunk.is_ahead).map(|(&id, _)| id);
@@ -82,7 +82,8 @@ impl State {
     pub(super) fn prefetch(&mut self, budget: &Budget) -> Result<bool, Error> {
         let Some((order, now)) = self.trace.order() else { return Ok(false) };
         let is_in_memory = |index: usize| {
-            // A chunk that does not exist any more will not be used, and one with a source is filled at its use.
+            // A chunk that does not exist any more will not be used, and one with a source is filled at its
+            // use.
             let chunk = self.chunks.get(&self.trace.id(index));
             let chunk = chunk.filter(|chunk| !matches!(chunk.backing, Backing::Source(_)));
             chunk.is_none_or(|chunk| chunk.has_memory() && !chunk.is_leaving())

@@ -66,8 +66,8 @@ impl State {
         ids.into_iter().try_for_each(|id| self.finish_transfer(id))
     }
 
-    /// Waits until a chunk is neither read nor written. If that fails, a chunk that was read has no memory, and
-    /// one that was written still has to be.
+    /// Waits until a chunk is neither read nor written. If that fails, a chunk that was read has no memory,
+    /// and one that was written still has to be.
     pub(super) fn finish_transfer(&mut self, id: ChunkId) -> Result<(), Error> {
         let Self { chunks, queue, resident_bytes, .. } = self;
         let chunk = chunks.get_mut(&id).expect("the chunk is registered");

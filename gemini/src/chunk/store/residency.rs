@@ -47,9 +47,8 @@ impl ChunkStore {
         params.iter().map(|&param| self.layout.slot_of(param).0).collect()
     }
 
-    /// The pieces of the chunks that hold `weights`.
-    fn pieces_of(&self, weights: Weights<'_>) -> Vec<ChunkId> {
-        self.chunks_of(weights).into_iter().flat_map(|chunk| self.pieces[chunk].all()).collect()
+    fn pieces_of(&self, chunks: &BTreeSet<usize>) -> Vec<ChunkId> {
+        chunks.iter().flat_map(|&chunk| self.pieces[chunk].all()).collect()
     }
 
     /// The division of a store that keeps only this rank's shards.
@@ -247,7 +246,7 @@ impl Residency for ChunkStore {
         self.run_updates(|updated| !updated.is_disjoint(&chunks))?;
         let fetched = match self.own_shards() {
             Some(sharding) => self.fetch_sharded(&chunks, access, sharding),
-            None => self.manager.fetch(&self.pieces_of(weights), access == Access::Write),
+            None => self.manager.fetch(&self.pieces_of(&chunks), access == Access::Write),
         };
         fetched.map_err(residency_error)
     }
@@ -256,7 +255,7 @@ impl Residency for ChunkStore {
         if self.own_shards().is_some() {
             self.release_sharded(&self.chunks_of(weights));
         } else if !self.pieces.is_empty() {
-            self.manager.release(&self.pieces_of(weights));
+            self.manager.release(&self.pieces_of(&self.chunks_of(weights)));
         }
     }
 
