@@ -112,13 +112,19 @@ int shim_show_config(ShimSink sink, void *context);
 // Whether denormal numbers are flushed to zero on this thread from now on.
 int shim_set_flush_denormal(bool flush, bool *supported);
 
-// A tensor on the CPU over memory of the caller, with a storage of its own that cannot be resized. `kind` is an at::ScalarType, and the
-// strides count elements. `drop` frees `state`, once: with the storage, or at once where this fails.
-int shim_from_blob(void *data, const int64_t *shape, const int64_t *strides, size_t dims, int32_t kind, void *state,
+// A tensor over memory of the caller, with a storage of its own that cannot be resized. `kind` is an at::ScalarType, the strides count
+// elements, and `device` is the number that tch has for a device. `drop` frees `state`, once: with the storage, or at once where this
+// fails.
+int shim_from_blob(void *data, const int64_t *shape, const int64_t *strides, size_t dims, int32_t kind, int32_t device, void *state,
                    ShimDrop drop, at::Tensor **result);
 // The memory of CPU tensors made from now on. `take` returns so many bytes, which are more than 0, aligned to 64,
 // or null after `shim_fail`: then the operation fails with an OutOfMemoryError of that message. `give_back` frees
 // what `take` returned. Both are called on any thread until the process ends.
 typedef void *(*ShimTake)(size_t bytes);
 int shim_set_cpu_allocator(ShimTake take, ShimDrop give_back);
+// Asks the caller before libtorch takes memory of a device other than the CPU for a tensor, and tells the caller when the tensor is gone.
+// `ask` returns 0, or anything else after `shim_fail`: then the operation fails with an OutOfMemoryError of that message.
+typedef int (*ShimAsk)(size_t bytes);
+typedef void (*ShimTell)(size_t bytes);
+int shim_watch_device_allocator(int32_t device, ShimAsk ask, ShimTell tell);
 }

@@ -7,20 +7,27 @@
 //!   release   the pages go back to the system; the next use finds zeros at the same addresses
 //!   move      the pages appear at other addresses, without being cleared and made present again
 //! ```
+//! On a device ([`Arena::reserve_on`]) it is the same with the physical memory of the device, which has to be
+//! there before the use: after `commit`, what it holds is undefined.
+//!
 //! Each tensor over an arena has a storage of its own, so tensors beside each other do not share the version
 //! counter of autograd, and each keeps the whole mapping alive.
 //!
 //! Like the tensors of tch, an arena does not order accesses: who releases, writes or transfers a range must
 //! know that no other thread uses it meanwhile. The arena does not know what its ranges mean.
 
+mod device;
+
 use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
+use self::device::Mapped;
+use crate::driver::{Driver, device_number};
 use crate::{Error, check, raw};
 
 /// The size of a huge page on x86-64.
@@ -33,11 +40,15 @@ pub fn page_bytes() -> usize {
     usize::try_from(bytes).expect("the system has pages")
 }
 
-/// A private mapping. See the module's description.
+/// A range of address space. See the module's description.
 #[derive(Debug)]
 pub struct Arena {
     start: NonNull<u8>,
     len: usize,
+    /// The memory of a device; `None` on the host.
+    mapped: Option<Mapped>,
+    /// The driver that has pinned the memory.
+    pinned_by: OnceLock<Arc<Driver>>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is unmapped with the last owner. The
@@ -75,7 +86,34 @@ impl Arena {
             }
         }
         let start = NonNull::new(mapping.wrapping_add(before)).expect("a mapping does not begin at null");
-        Ok(Arc::new(Self { start, len }))
+        Ok(Arc::new(Self { start, len, mapped: None, pinned_by: OnceLock::new() }))
+    }
+
+    /// Reserves address space on a device, rounded up to its [granularity](Driver::granularity).
+    pub fn reserve_on(driver: &Arc<Driver>, bytes: usize) -> Result<Arc<Self>, Error> {
+        let len = bytes.max(1).next_multiple_of(driver.granularity());
+        let start = driver.reserve(len)?;
+        let start = NonNull::new(start as *mut u8).expect("reserved addresses do not begin at null");
+        Ok(Arc::new(Self { start, len, mapped: Some(Mapped::new(driver)), pinned_by: OnceLock::new() }))
+    }
+
+    /// The device whose memory this is.
+    pub fn device(&self) -> Device {
+        self.driver().map_or(Device::Cpu, |driver| driver.device())
+    }
+
+    /// The driver of the device; `None` on the host.
+    pub fn driver(&self) -> Option<&Arc<Driver>> {
+        self.mapped.as_ref().map(|mapped| &mapped.driver)
+    }
+
+    /// Makes all of the memory present and keeps it where it is, so that `driver` copies it while the host
+    /// goes on. It stays so until the arena is dropped.
+    pub fn pin(&self, driver: &Arc<Driver>) -> Result<(), Error> {
+        self.commit(0..self.len)?;
+        driver.pin(self.host_address("pin", 0..self.len)?, self.len)?;
+        self.pinned_by.set(Arc::clone(driver)).expect("an arena is pinned once");
+        Ok(())
     }
 
     /// The length in bytes, a multiple of the page size.
@@ -88,7 +126,7 @@ impl Arena {
         self.len == 0
     }
 
-    /// Makes a tensor on the CPU over the memory from `offset` bytes on. `strides` count elements, one per
+    /// Makes a tensor over the memory from `offset` bytes on. `strides` count elements, one per
     /// dimension of `shape`; a matrix `[out, in]` that lies column by column has the strides `[1, out]`.
     ///
     /// Tensors may overlap. Each keeps the mapping alive, also without the arena. Fails if an element would
@@ -129,6 +167,7 @@ impl Arena {
                 strides.as_ptr(),
                 shape.len(),
                 scalar_type(kind),
+                device_number(self.device()),
                 state.cast(),
                 free,
                 &raw mut result,
@@ -140,9 +179,13 @@ impl Arena {
     }
 
     /// Gives the memory of the whole pages inside `range` (bytes) back to the system; afterwards they read as
-    /// zeros. Pages that lie only partly inside stay as they are.
+    /// zeros. Pages that lie only partly inside stay as they are. On a device, the range was committed or moved
+    /// as a whole, and no operation of the device uses it any more.
     pub fn release(&self, range: Range<usize>) -> Result<(), Error> {
         self.check_range("release", &range)?;
+        if let Some(mapped) = &self.mapped {
+            return mapped.release(self, range);
+        }
         let page = page_bytes();
         let inside = range.start.next_multiple_of(page)..range.end / page * page;
         if inside.is_empty() {
@@ -171,6 +214,9 @@ impl Arena {
         }
         if range.is_empty() || self.address(range.start) == other.address(from.start) {
             return Ok(());
+        }
+        if let (Some(mapped), Some(others)) = (&self.mapped, &other.mapped) {
+            return mapped.move_memory(self, range, (other, others), from);
         }
 
         let (source, target) = (other.address(from.start), self.address(range.start).cast::<c_void>());
@@ -203,6 +249,9 @@ impl Arena {
     /// from the start of a huge page on.) A system without huge pages does nothing.
     pub fn prefer_huge_pages(&self, range: Range<usize>) -> Result<(), Error> {
         self.check_range("prefer_huge_pages", &range)?;
+        if self.mapped.is_some() {
+            return Ok(());
+        }
         let first = range.start.next_multiple_of(HUGE_PAGE_BYTES);
         let end = range.end / page_bytes() * page_bytes();
         if first + HUGE_PAGE_BYTES <= end {
@@ -216,6 +265,9 @@ impl Arena {
     /// Contents stay. Does nothing on a system without `MADV_POPULATE_WRITE` (Linux before 5.14).
     pub fn commit(&self, range: Range<usize>) -> Result<(), Error> {
         self.check_range("commit", &range)?;
+        if let Some(mapped) = &self.mapped {
+            return mapped.commit(self, range);
+        }
         let pages = outer_pages(&range);
         if pages.is_empty() {
             return Ok(());
@@ -233,6 +285,9 @@ impl Arena {
     /// Sets `range` (bytes) to zeros. No thread and no transfer may use it meanwhile.
     pub fn clear(&self, range: Range<usize>) -> Result<(), Error> {
         self.check_range("clear", &range)?;
+        if let Some(mapped) = &self.mapped {
+            return mapped.driver.clear(self.address(range.start).addr() as u64, range.len());
+        }
         // SAFETY: inside the mapping by the check, and nobody else uses it, by this function's contract.
         unsafe { std::ptr::write_bytes(self.address(range.start), 0, range.len()) };
         Ok(())
@@ -243,6 +298,9 @@ impl Arena {
         // One byte of answer per page, so a range is asked about in windows.
         const WINDOW_PAGES: usize = 1 << 16;
         self.check_range("resident_bytes", &range)?;
+        if let Some(mapped) = &self.mapped {
+            return Ok(mapped.mapped_bytes(range));
+        }
         let (page, pages) = (page_bytes(), outer_pages(&range));
         let mut answer = vec![0u8; WINDOW_PAGES.min(pages.len() / page)];
         let mut resident = 0;
@@ -260,23 +318,43 @@ impl Arena {
 
     /// Copies the bytes from `offset` on into `target`. No thread and no transfer may write them meanwhile.
     pub fn read_bytes(&self, offset: usize, target: &mut [u8]) -> Result<(), Error> {
-        self.check_range("read_bytes", &(offset..offset.saturating_add(target.len())))?;
+        let source = self.host_address("read_bytes", offset..offset.saturating_add(target.len()))?;
         // SAFETY: inside the mapping by the check, and nobody else writes there, by this function's contract.
         // A slice of the caller's is not memory of an arena, which only tensors and this file reach.
-        unsafe { std::ptr::copy_nonoverlapping(self.address(offset), target.as_mut_ptr(), target.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
         Ok(())
     }
 
     /// Copies `source` to the bytes from `offset` on. No thread and no transfer may use them meanwhile.
     pub fn write_bytes(&self, offset: usize, source: &[u8]) -> Result<(), Error> {
-        self.check_range("write_bytes", &(offset..offset.saturating_add(source.len())))?;
+        let target = self.host_address("write_bytes", offset..offset.saturating_add(source.len()))?;
         // SAFETY: as in `read_bytes`, with nobody else reading there either.
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), self.address(offset), source.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
         Ok(())
     }
 
+    /// The address of a range that lies inside, on the host.
+    pub(crate) fn host_address(&self, call: &'static str, range: Range<usize>) -> Result<*mut u8, Error> {
+        self.check_range(call, &range)?;
+        if self.mapped.is_some() {
+            let problem = format!("the memory is that of {:?}, which the host cannot use", self.device());
+            return Err(Error::Arena { call, arena: self.len, problem });
+        }
+        Ok(self.address(range.start))
+    }
+
+    /// The address of a range that lies inside, on a device.
+    pub(crate) fn device_address(&self, call: &'static str, range: &Range<usize>) -> Result<u64, Error> {
+        self.check_range(call, range)?;
+        if self.mapped.is_none() {
+            let problem = "the memory is that of the host".to_owned();
+            return Err(Error::Arena { call, arena: self.len, problem });
+        }
+        Ok(self.address(range.start).addr() as u64)
+    }
+
     /// The address of the byte at `offset`, which is at most the length.
-    pub(crate) fn address(&self, offset: usize) -> *mut u8 {
+    fn address(&self, offset: usize) -> *mut u8 {
         self.start.as_ptr().wrapping_add(offset)
     }
 
@@ -298,6 +376,14 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        // What the driver refuses now goes when the process ends.
+        if let Some(mapped) = &self.mapped {
+            let _ = mapped.free(self);
+            return;
+        }
+        if let Some(driver) = self.pinned_by.get() {
+            let _ = driver.unpin(self.start.as_ptr());
+        }
         // SAFETY: the mapping made by `reserve`, unmapped once; every tensor over it has owned a reference.
         unsafe { libc::munmap(self.start.as_ptr().cast(), mapped_bytes(self.len)) };
     }

@@ -3,7 +3,7 @@
 //! | level | module | interface |
 //! |---|---|---|
 //! | raw | [`raw`] | the C functions of `cpp/shim.h`, in the same order |
-//! | safe | [`dispatch`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`], [`allocator`], [`arena`], [`disk`], [`adamw`] | tensors and `Result`s |
+//! | safe | [`dispatch`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`], [`allocator`], [`device_allocator`], [`arena`], [`driver`], [`disk`], [`adamw`] | tensors and `Result`s |
 //!
 //! This crate contains the only `unsafe` code of the project. No C++ exception and no Rust panic crosses the
 //! language boundary: an exception becomes [`Error::Torch`], a panic in a callback becomes an error on the
@@ -15,8 +15,10 @@ pub mod arena;
 pub mod autograd;
 mod bfloat16;
 pub mod c10d;
+pub mod device_allocator;
 pub mod disk;
 pub mod dispatch;
+pub mod driver;
 pub mod memory;
 pub mod nccl;
 pub mod process;
@@ -90,6 +92,14 @@ pub enum Error {
         /// The length of the arena in bytes.
         arena: usize,
         /// The problem, with the values.
+        problem: String,
+    },
+    /// The driver of a device is missing or refused a call.
+    #[error("{call} of the driver of the device: {problem}")]
+    Driver {
+        /// The function.
+        call: String,
+        /// The reason.
         problem: String,
     },
     /// A file for direct I/O cannot be opened, or has no place for a request.

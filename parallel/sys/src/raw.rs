@@ -35,6 +35,8 @@ pub type ShimBackward = extern "C" fn(
 ) -> c_int;
 pub type ShimDrop = extern "C" fn(state: *mut c_void);
 pub type ShimTake = extern "C" fn(bytes: usize) -> *mut c_void;
+pub type ShimAsk = extern "C" fn(bytes: usize) -> c_int;
+pub type ShimTell = extern "C" fn(bytes: usize);
 
 pub const TAG: usize = 32;
 
@@ -196,9 +198,11 @@ unsafe extern "C" {
         strides: *const i64,
         dims: usize,
         kind: i32,
+        device: i32,
         state: *mut c_void,
         drop: ShimDrop,
         result: *mut *mut C_tensor,
     ) -> c_int;
     pub fn shim_set_cpu_allocator(take: ShimTake, give_back: ShimDrop) -> c_int;
+    pub fn shim_watch_device_allocator(device: i32, ask: ShimAsk, tell: ShimTell) -> c_int;
 }

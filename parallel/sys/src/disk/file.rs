@@ -148,8 +148,7 @@ impl DiskFile {
 
     /// One `pread` from `offset` to `range` of an arena. Returns the number of bytes read.
     pub(super) fn read_once(&self, arena: &Arena, range: Range<usize>, offset: u64) -> io::Result<usize> {
-        arena.check_range("read", &range).map_err(io::Error::other)?;
-        let address = arena.address(range.start).cast();
+        let address = arena.host_address("read", range.clone()).map_err(io::Error::other)?.cast();
         // SAFETY: the range lies in the arena, which outlives the call; by the contract of the transfers
         // nobody else uses it meanwhile.
         let count = unsafe { libc::pread(self.descriptor(), address, range.len(), offset.cast_signed()) };
@@ -158,8 +157,8 @@ impl DiskFile {
 
     /// One `pwrite` from `range` of an arena to `offset`. Returns the number of bytes written.
     pub(super) fn write_once(&self, arena: &Arena, range: Range<usize>, offset: u64) -> io::Result<usize> {
-        arena.check_range("write", &range).map_err(io::Error::other)?;
-        let address = arena.address(range.start).cast_const().cast();
+        let address = arena.host_address("write", range.clone()).map_err(io::Error::other)?;
+        let address = address.cast_const().cast();
         // SAFETY: as in `read_once`.
         let count = unsafe { libc::pwrite(self.descriptor(), address, range.len(), offset.cast_signed()) };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())

@@ -254,7 +254,7 @@ fn check_place(
 ) -> Result<(), Error> {
     let refused =
         |problem: String| Err(Error::Disk { call: operation.name(), file: file.describe(), problem });
-    arena.check_range(operation.name(), range)?;
+    arena.host_address(operation.name(), range.clone())?;
     if operation == Operation::Write && !file.is_writable() {
         return refused("it is open only to be read".to_owned());
     }

@@ -39,7 +39,8 @@ impl Uring {
     pub(super) fn submit(&mut self, request: Request) {
         let slot = self.free.pop().expect("a slot for each request in flight");
         let descriptor = types::Fd(request.file.descriptor());
-        let address = request.arena.address(request.start);
+        let range = request.start..request.start + request.length;
+        let address = request.arena.host_address("transfer", range).expect("the queue has checked the place");
         let length = u32::try_from(request.length).expect("a request is small");
         let entry = match request.operation {
             Operation::Read => opcode::Read::new(descriptor, address, length).offset(request.offset).build(),
