@@ -8,6 +8,8 @@
 //   the backward pass runs on a thread of the device;
 //   a copy between host and device is a call of its own, and is counted.
 //
+// driver.cpp adds the interface of the driver for memory: address space, physical memory, copies on streams.
+//
 // Load it with LD_PRELOAD, before libtorch is used. With ACCELERATOR_REPORT=FILE, the counts are written to FILE
 // as one line of JSON when the process exits.
 #include <ATen/ATen.h>
@@ -25,6 +27,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "driver.h"
+
 namespace {
 
 constexpr c10::DeviceType kDevice = c10::DeviceType::MPS;
@@ -40,11 +44,12 @@ struct Counts {
     const char *path = std::getenv("ACCELERATOR_REPORT");
     if (path == nullptr) return;
     if (FILE *file = std::fopen(path, "a")) {
+      DriverPeaks peaks = driver_peaks();
       std::fprintf(file,
                    "{\"to_device\": %ld, \"to_host\": %ld, \"to_device_bytes\": %ld, \"to_host_bytes\": %ld, "
-                   "\"scalar_reads\": %ld}\n",
+                   "\"scalar_reads\": %ld, \"device_peak_bytes\": %zu, \"pinned_peak_bytes\": %zu}\n",
                    to_device.load(), to_host.load(), to_device_bytes.load(), to_host_bytes.load(),
-                   scalar_reads.load());
+                   scalar_reads.load(), peaks.device_bytes, peaks.pinned_bytes);
       std::fclose(file);
     }
   }
@@ -60,14 +65,25 @@ struct FallbackScope {
 
 // ---- memory, guard and hooks
 
-void free_memory(void *pointer) { std::free(pointer); }
+// A tensor's memory begins with its size, so that it can be given back.
+constexpr size_t kHeader = 64;
+
+void free_memory(void *pointer) {
+  if (pointer == nullptr) return;
+  char *start = static_cast<char *>(pointer) - kHeader;
+  driver_give_back_bytes(*reinterpret_cast<size_t *>(start));
+  std::free(start);
+}
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_memory, device()};
-    void *pointer = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-    TORCH_CHECK(pointer != nullptr, "accelerator: out of memory: ", bytes, " bytes");
-    return {pointer, pointer, &free_memory, device()};
+    size_t rounded = (bytes + 63) / 64 * 64;
+    TORCH_CHECK(driver_take_bytes(rounded), "accelerator: out of memory: ", bytes, " bytes");
+    char *start = static_cast<char *>(std::aligned_alloc(64, kHeader + rounded));
+    TORCH_CHECK(start != nullptr, "accelerator: the host is out of memory: ", bytes, " bytes");
+    *reinterpret_cast<size_t *>(start) = rounded;
+    return {start + kHeader, start + kHeader, &free_memory, device()};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_memory; }
   void copy_data(void *to, const void *from, size_t bytes) const override { std::memcpy(to, from, bytes); }
@@ -124,6 +140,7 @@ struct MPSHooks final : at::MPSHooksInterface {
 // The same memory, as a tensor of the CPU.
 at::Tensor on_host(const at::Tensor &tensor) {
   if (tensor.device().is_cpu()) return tensor;
+  driver_note_use(tensor.data_ptr());
   auto options = tensor.options().device(c10::kCPU);
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), [keep = tensor](void *) {}, options);
 }
@@ -131,13 +148,13 @@ at::Tensor on_host(const at::Tensor &tensor) {
 at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                  std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   c10::DispatchKeySet keys(c10::DispatchKey::MPS);
-  return at::detail::empty_generic(size, &memory, keys, at::dtype_or_default(dtype), format);
+  return at::detail::empty_generic(size, c10::GetAllocator(kDevice), keys, at::dtype_or_default(dtype), format);
 }
 
 at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
                          std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
   c10::DispatchKeySet keys(c10::DispatchKey::MPS);
-  return at::detail::empty_strided_generic(size, stride, &memory, keys, at::dtype_or_default(dtype));
+  return at::detail::empty_strided_generic(size, stride, c10::GetAllocator(kDevice), keys, at::dtype_or_default(dtype));
 }
 
 void count_copy(const at::Tensor &from, const at::Tensor &to) {
@@ -165,7 +182,7 @@ const at::Tensor &resize_(const at::Tensor &self, at::IntArrayRef size, std::opt
   size_t bytes = self.storage_offset() * self.itemsize() + implementation->numel() * self.itemsize();
   auto &storage = implementation->unsafe_storage();
   if (bytes > storage.nbytes()) {
-    c10::DataPtr grown = memory.allocate(bytes);
+    c10::DataPtr grown = c10::GetAllocator(kDevice)->allocate(bytes);
     if (storage.nbytes() > 0) std::memcpy(grown.get(), storage.data(), storage.nbytes());
     storage.set_data_ptr_noswap(std::move(grown));
     storage.set_nbytes(bytes);
@@ -187,6 +204,7 @@ at::Scalar local_scalar_dense(const at::Tensor &self) {
 at::Tensor scaled_dot_product_attention(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
                                         const std::optional<at::Tensor> &mask, double dropout, bool is_causal,
                                         std::optional<double> scale, bool enable_gqa) {
+  for (const at::Tensor &tensor : {query, key, value}) driver_note_use(tensor.data_ptr());
   at::Tensor k = key, v = value;
   if (enable_gqa && query.size(-3) != key.size(-3)) {
     int64_t group = query.size(-3) / key.size(-3);
@@ -200,6 +218,7 @@ at::Tensor scaled_dot_product_attention(const at::Tensor &query, const at::Tenso
 // ---- every other operation: the kernel of the CPU, once all arguments are on the device
 
 void check_placement(const c10::OperatorHandle &op, const at::Tensor &tensor) {
+  if (tensor.defined() && tensor.device().type() == kDevice && tensor.numel() > 0) driver_note_use(tensor.data_ptr());
   if (!tensor.defined() || tensor.device().type() == kDevice || tensor.dim() == 0) return;
   TORCH_CHECK(false, "accelerator: ", op.schema().operator_name(), ": a tensor of shape ", tensor.sizes(),
               " is on ", tensor.device(), ", and others are on the accelerator");

@@ -1,9 +1,11 @@
-//! Compiles `accelerator.cpp` to a shared library, against the libtorch that `LIBTORCH` names.
+//! Compiles `accelerator.cpp` and `driver.cpp` to a shared library, against the libtorch that `LIBTORCH` names.
 
 use std::path::PathBuf;
 
 fn main() {
-    println!("cargo:rerun-if-changed=accelerator.cpp");
+    for file in ["accelerator.cpp", "driver.cpp", "driver.h"] {
+        println!("cargo:rerun-if-changed={file}");
+    }
     println!("cargo:rerun-if-env-changed=LIBTORCH");
     let path =
         |name: &str| PathBuf::from(std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set")));
@@ -11,7 +13,9 @@ fn main() {
 
     let compiler = cc::Build::new().cpp(true).std("c++17").opt_level(1).pic(true).get_compiler();
     let mut command = compiler.to_command();
-    command.args(["-shared", "-w", "accelerator.cpp", "-ltorch_cpu", "-lc10", "-o"]).arg(library);
+    command
+        .args(["-shared", "-w", "accelerator.cpp", "driver.cpp", "-ltorch_cpu", "-lc10", "-o"])
+        .arg(library);
     for include in ["include", "include/torch/csrc/api/include"] {
         command.arg("-I").arg(libtorch.join(include));
     }
