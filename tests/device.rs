@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use crate::gemini::{line, same_bits, with_large_model};
 use crate::harness::{Outcome, Scratch, signal};
 use crate::ranks::worst;
 use crate::training::{copied, copy, metrics};
@@ -82,6 +83,90 @@ fn ranks_share_the_models_of_ppo_on_the_device() {
     for mesh in ["", "tensor.size=2", "pipeline.size=2"] {
         equals_the_cpu("ppo", 2, mesh);
     }
+}
+
+/// The counts that the runs of a report file have written.
+fn counts(scratch: &Scratch, report: &str) -> Vec<Value> {
+    scratch.read(report).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Chunks that leave the device go to memory of the host, and from there to the disk. The accelerator stops a
+/// run that uses memory before it is there or gives it away too soon, and counts what a run takes.
+#[test]
+fn every_budget_of_the_device_gives_the_same_bits() {
+    const BUDGETS: [(&str, Option<u64>); 7] = [
+        ("gemini.device_memory='200MiB'", Some(0)),
+        ("gemini.device_memory='24MiB'", None),
+        ("gemini.device_memory='12MiB'", None),
+        ("gemini.device_memory='12MiB' --set gemini.host_memory='8MiB'", Some(8 << 20)),
+        ("gemini.device_memory='12MiB' --set gemini.placement='cpu'", None),
+        ("gemini.device_memory='12MiB' --set gemini.placement='disk'", None),
+        (
+            "gemini.device_memory='40MiB' --set gemini.placement='static' --set gemini.host_memory='4MiB'",
+            Some(4 << 20),
+        ),
+    ];
+    let scratch = with_large_model();
+    for stage in ["sft", "rm", "ppo"] {
+        let whole = format!("{stage}-whole");
+        run(&scratch, &format!("{} --device mps", line(stage, &whole, "")), None).succeeds();
+        for (number, (budget, host_bytes)) in BUDGETS.into_iter().enumerate() {
+            let out = format!("{stage}-{number}");
+            let words = format!("{} --device mps", line(stage, &out, &format!("--set {budget}")));
+            run(&scratch, &words, Some(&format!("{out}.json"))).succeeds();
+            same_bits(&scratch, &out, &whole);
+
+            let counts = counts(&scratch, &format!("{out}.json"));
+            let device_bytes = budget.split('\'').nth(1).unwrap().strip_suffix("MiB").unwrap();
+            let device_bytes = device_bytes.parse::<u64>().unwrap() << 20;
+            let most = |key: &str| counts[0][key].as_u64().unwrap();
+            assert!(most("device_peak_bytes") <= device_bytes, "{stage} {budget}: {counts:?}");
+            if let Some(host_bytes) = host_bytes {
+                assert!(most("pinned_peak_bytes") <= host_bytes, "{stage} {budget}: {counts:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_share_a_model_have_a_budget_each_on_the_device() {
+    let scratch = with_large_model();
+    for (number, mesh) in ["", "tensor.size=2", "pipeline.size=2"].into_iter().enumerate() {
+        let mesh: Vec<String> =
+            mesh.split_whitespace().map(|setting| format!(" --set parallel.{setting}")).collect();
+        let mesh = format!("--nproc 2 --device mps{}", mesh.concat());
+        let [whole, out] = ["whole", "small"].map(|name| format!("{name}-{number}"));
+        run(&scratch, &format!("{} {mesh}", line("sft", &whole, "")), None).succeeds();
+        let budget = "--set gemini.device_memory='12MiB' --set gemini.host_memory='16MiB'";
+        run(&scratch, &format!("{} {mesh}", line("sft", &out, budget)), Some(&format!("{out}.json")))
+            .succeeds();
+        same_bits(&scratch, &out, &whole);
+        for counts in counts(&scratch, &format!("{out}.json")) {
+            assert!(counts["device_peak_bytes"].as_u64().unwrap() <= 12 << 20, "{mesh}: {counts:?}");
+        }
+    }
+}
+
+/// Another process takes memory of the device during the run, which notices that before the next step and gets
+/// along with what is left.
+#[test]
+fn a_run_shares_the_device_with_other_processes() {
+    let scratch = with_large_model();
+    run(&scratch, &format!("{} --device mps", line("sft", "alone", "")), None).succeeds();
+
+    // Of 16 MiB another process wants 5: then 11 MiB are left of the 14 MiB of the budget.
+    scratch.write("taken", &(5 << 20).to_string());
+    let words = line("sft", "shared", "--set gemini.device_memory='14MiB' --set checkpoint.every=0");
+    let mut command = scratch.command(&format!("{words} --device mps").split(' ').collect::<Vec<_>>());
+    command.env("LD_PRELOAD", accelerator::LIBRARY).env("ACCELERATOR_MEMORY", (16 << 20).to_string());
+    command.env("ACCELERATOR_TAKEN", scratch.path("taken"));
+    // From the third time on that the process asks, which it does before each step.
+    command.env("ACCELERATOR_TAKEN_AFTER", "2");
+    let output = command.output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{told}");
+    assert!(told.contains("other processes use the device: from here on 10 of 14 MiB are left"), "{told}");
+    same_bits(&scratch, "shared", "alone");
 }
 
 /// A run that was stopped on the device continues there, bit for bit; on the CPU, it continues up to
@@ -204,9 +289,23 @@ fn a_device_that_is_not_there_is_named() {
 }
 
 #[test]
-fn budgets_and_shards_are_refused_where_they_are_not_there_yet() {
-    for (key, value) in [("gemini.device_memory", "'24MiB'"), ("parallel.zero", "1")] {
-        let line = format!("sft --config life/sft/run.toml --set out=out --device mps --set {key}={value}");
-        run(&copied(), &line, None).fails(2, &[key, "processor"]);
-    }
+fn settings_of_memory_that_a_device_cannot_have_are_refused() {
+    let refused = |sets: &str, words: &[&str]| {
+        let line = format!("sft --config life/sft/run.toml --set out=out {sets}");
+        run(&copied(), &line, None).fails(2, words);
+    };
+    refused("--device mps --set parallel.zero=1", &["parallel.zero", "processor"]);
+    refused("--device mps --set gemini.host_memory='1GiB'", &["gemini.host_memory", "device_memory"]);
+    let budget = "--device cpu --set gemini.device_memory='1GiB'";
+    refused(&format!("{budget} --set gemini.host_memory='1GiB'"), &["gemini.host_memory", "CPU"]);
+    refused(&format!("{budget} --set gemini.placement='cpu'"), &["gemini.placement", "CPU", "auto"]);
+}
+
+/// Where what leaves the device has no place, the run ends with the numbers.
+#[test]
+fn a_host_that_is_too_small_ends_the_run_with_the_numbers() {
+    let scratch = with_large_model();
+    let budget = "--set gemini.device_memory='12MiB' --set gemini.host_memory='64KiB'";
+    run(&scratch, &format!("{} --device mps", line("sft", "out", budget)), None)
+        .fails(4, &["memory of the host", "host_memory is 0 MiB"]);
 }

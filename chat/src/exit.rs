@@ -287,7 +287,7 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         Error::Damaged { .. } => DATA,
         Error::File(error) => of_file(error),
         Error::Io { source, .. } | Error::Thread(source) => of_io(source),
-        Error::OverBudget { .. } | Error::TooLarge { .. } => DEVICE,
+        Error::OverBudget { .. } | Error::OverHostMemory { .. } | Error::TooLarge { .. } => DEVICE,
         Error::NotContiguous { .. } | Error::Unsharded { .. } => FAILED,
     }
 }
@@ -343,6 +343,7 @@ fn of_sys(error: &parallel::SysError) -> u8 {
         | parallel::SysError::DiskTransfer { .. }
         | parallel::SysError::Disk { .. }
         | parallel::SysError::DiskQueue { .. }
+        | parallel::SysError::Driver { .. }
         | parallel::SysError::Arena { .. } => DEVICE,
         parallel::SysError::Adamw { .. }
         | parallel::SysError::InvalidTag { .. }

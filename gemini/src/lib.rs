@@ -56,6 +56,20 @@ pub enum Error {
         /// The bytes that are allowed.
         budget: usize,
     },
+    /// Chunks that have left the device exceed the memory of the host, and none of them can go to the disk.
+    #[error(
+        "{} MiB of chunks that leave the device need room in memory of the host, {} MiB of which could be moved to the \
+         disk, and [gemini] host_memory is {} MiB: raise it",
+        needed >> 20, evictable >> 20, limit >> 20
+    )]
+    OverHostMemory {
+        /// The bytes that would be in memory of the host.
+        needed: usize,
+        /// The bytes that can go.
+        evictable: usize,
+        /// The bytes that are allowed.
+        limit: usize,
+    },
     /// The models are larger than the memory of the machine.
     #[error(
         "the models need {} MiB of weights, gradients and optimizer state in each process, and this machine has {} MiB: \

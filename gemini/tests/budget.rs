@@ -23,7 +23,8 @@ fn manager_of(placement: PlacementPolicy, chunks: usize) -> Arc<ChunkManager> {
     let for_chunks = allocator::held_bytes() + chunks * CHUNK_BYTES + CHUNK_BYTES / 2;
     let device_bytes = if placement == PlacementPolicy::Auto { for_chunks / 7 * 8 } else { for_chunks };
     let disk_path = std::env::temp_dir();
-    ChunkManager::limited(Budget { placement, device_bytes, disk_path }, ZeroStage::None).unwrap()
+    let budget = Budget { placement, device: Device::Cpu, device_bytes, host_bytes: None, disk_path };
+    ChunkManager::limited(budget, ZeroStage::None).unwrap()
 }
 
 /// A store of parameters that hold their own index. Trained parameters are written to the disk, those of
@@ -89,7 +90,7 @@ fn chunks_keep_their_values_and_are_moved_as_rarely_as_possible() {
                 let mut before = 0;
                 for number in 0..STEPS[0] + STEPS[1] {
                     let expected: Vec<f64> = order.iter().map(|&index| index as f64).collect();
-                    manager.begin_step();
+                    manager.begin_step(&ProcessGroups::single()).unwrap();
                     assert_eq!(step(&*store, order, 0.0), expected);
                     manager.end_step();
                     if number + 1 == STEPS[0] {
@@ -135,7 +136,7 @@ fn deferred_updates_run_before_their_weights_are_used() {
     let defers = |index: usize, chunks: usize| {
         store.defers_update(Weights::Parameters(&[index]), chunks * CHUNK_BYTES)
     };
-    manager.begin_step();
+    manager.begin_step(&ProcessGroups::single()).unwrap();
     assert!(!defers(2, 1));
     step(&*store, &[0, 1, 2, 3, 4, 5, 6, 7], 0.0);
     manager.end_step();

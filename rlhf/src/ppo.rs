@@ -193,7 +193,7 @@ impl<'a> Ppo<'a> {
         let mut tokens_since_log = 0;
         for iteration in completed + 1..=total {
             let started = Instant::now();
-            self.models.memory.begin_step();
+            run.begin_step()?;
 
             // 1. Rollout: the model replicas share the prompts. Each one generates replies to its prompts
             // and runs all models on them.

@@ -150,6 +150,20 @@ impl StageRun<'_> {
         Ok(is_due && !self.requested([self.interrupted])?[0])
     }
 
+    /// Starts a step under the budget of memory, and tells the user if other processes have changed what is
+    /// left of it. All ranks call this.
+    pub(crate) fn begin_step(&mut self) -> Result<(), Error> {
+        let memory = Arc::clone(&self.memory);
+        let (Some(bytes), Some(budget)) = (memory.begin_step(&self.groups)?, memory.budget()) else {
+            return Ok(());
+        };
+        self.record(&Event::Message(&format!(
+            "other processes use the device: from here on {} of {} MiB are left for the models",
+            bytes >> 20,
+            budget.device_bytes >> 20
+        )))
+    }
+
     pub(crate) fn record_step(&mut self, step: u64, metrics: &Metrics, tokens: u64) -> Result<(), Error> {
         self.record(&Event::Step { step, metrics, tokens })
     }

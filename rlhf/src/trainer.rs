@@ -134,7 +134,7 @@ pub fn train<O: Objective>(
     let mut tokens_since_log = 0;
     while engine.step_count() < total_steps {
         let started = Instant::now();
-        run.memory.begin_step();
+        run.begin_step()?;
         let examples: Vec<O::Example> = sampler
             .next_batch(config.batch_size())
             .into_iter()

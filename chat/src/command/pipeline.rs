@@ -311,7 +311,7 @@ impl PipelineRun {
         let mut ctx = StageContext {
             stage: schema,
             groups: &self.groups,
-            memory: chunk_manager(&config)?,
+            memory: chunk_manager(&config, &self.groups)?,
             mesh: self.groups.mesh(),
             recorder: &mut display,
             folder: &folder,

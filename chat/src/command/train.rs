@@ -83,7 +83,7 @@ pub(crate) fn run_for(
     let mut ctx = StageContext {
         stage: schema,
         groups: &groups,
-        memory: chunk_manager(&loaded.config)?,
+        memory: chunk_manager(&loaded.config, &groups)?,
         mesh: &mesh,
         recorder: &mut display,
         folder: &folder,

@@ -81,32 +81,43 @@ pub(super) fn tokenizer_folder(config: &RunConfig, model: &Path) -> anyhow::Resu
 }
 
 /// Returns the memory of the models of a stage.
-pub(crate) fn chunk_manager(config: &RunConfig) -> anyhow::Result<Arc<ChunkManager>> {
-    let zero = config.parallel.zero;
-    let Some(device_memory) = config.gemini.device_memory else { return Ok(ChunkManager::sharded(zero)) };
+pub(crate) fn chunk_manager(config: &RunConfig, groups: &ProcessGroups) -> anyhow::Result<Arc<ChunkManager>> {
+    let (zero, gemini) = (config.parallel.zero, &config.gemini);
+    let Some(device_memory) = gemini.device_memory else { return Ok(ChunkManager::sharded(zero)) };
+    let device = device::resolve(config.model.device, groups.local_rank())?;
+    if device == Device::Cpu
+        && let Some((key, message)) = gemini.refused_on_cpu()
+    {
+        return Err(refused(key, message));
+    }
+    if let Device::Cuda(_) = device {
+        let message = "is not proved on a GPU yet: set [model] device = \"cpu\", or leave this key out";
+        return Err(refused("gemini.device_memory", message));
+    }
+
     // The run folder does not exist before the run starts, and a dry run does not create it.
     let mut folders = config.out.ancestors().filter(|folder| folder.is_dir());
     let nearest = || folders.next().map_or_else(|| PathBuf::from("."), Path::to_owned);
-    let disk_path = config.gemini.disk_path.clone().unwrap_or_else(nearest);
-    let device_bytes = device_memory.0 as usize;
-    let placement = config.gemini.placement;
-    Ok(ChunkManager::limited(Budget { placement, device_bytes, disk_path }, zero)?)
+    let budget = Budget {
+        placement: gemini.placement,
+        device,
+        device_bytes: device_memory.0 as usize,
+        host_bytes: gemini.host_memory.map(|size| size.0 as usize),
+        disk_path: gemini.disk_path.clone().unwrap_or_else(nearest),
+    };
+    Ok(ChunkManager::limited(budget, zero)?)
+}
+
+fn refused(key: &str, message: &str) -> anyhow::Error {
+    ConfigError::Value { place: None, key: key.to_owned(), message: message.to_owned() }.into()
 }
 
 /// Returns the options for loading trainable weights. Each rank loads its shards of the model.
 pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> anyhow::Result<LoadOptions> {
     let device = device::resolve(config.model.device, ctx.groups.local_rank())?;
-
-    // Memory is managed on the host only.
-    let is_used = [
-        ("gemini.device_memory", ctx.memory.is_limited()),
-        ("parallel.zero", ctx.memory.zero_stage() > ZeroStage::None),
-    ];
-    if let Some((key, _)) = is_used.into_iter().find(|(_, is_used)| *is_used && device != Device::Cpu) {
+    if ctx.memory.zero_stage() > ZeroStage::None && device != Device::Cpu {
         let message = "works on the processor only: set [model] device = \"cpu\", or leave this key out";
-        return Err(
-            ConfigError::Value { place: None, key: key.to_owned(), message: message.to_owned() }.into()
-        );
+        return Err(refused("parallel.zero", message));
     }
 
     let replicas = [Axis::Data, Axis::Expert, Axis::Sequence].map(|axis| ctx.mesh.size(axis));
@@ -117,7 +128,7 @@ pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> a
     }
 
     let model_parallel = model_parallel(config, ctx.groups);
-    let memory: Option<Arc<dyn WeightAllocator>> = if device == Device::Cpu {
+    let memory: Option<Arc<dyn WeightAllocator>> = if device == Device::Cpu || ctx.memory.is_limited() {
         Some(Arc::new(WeightMemory::new(&ctx.memory, device, ctx.groups)))
     } else {
         None
@@ -250,14 +261,23 @@ fn report_memory(
 fn report_traffic(memory: &ChunkManager, groups: &ProcessGroups) {
     let Some(budget) = memory.budget().filter(|_| groups.is_rank_zero()) else { return };
     let mebibytes = |bytes: u64| bytes >> 20;
-    let Traffic { fetches, fetched_bytes, written_bytes, peak_bytes } = memory.traffic();
+    let traffic @ Traffic { fetches, fetched_bytes, written_bytes, .. } = memory.traffic();
+    let on_device = match budget.device {
+        Device::Cpu => String::new(),
+        _ => format!(
+            " on the device, and {} MiB on the host; {} MiB copied to the device, {} MiB from it",
+            mebibytes(traffic.host_peak_bytes as u64),
+            mebibytes(traffic.to_device_bytes),
+            mebibytes(traffic.to_host_bytes)
+        ),
+    };
     print_stderr(&format!(
-        "memory of the models: at most {} of {} MiB; {} read from the disk in {}, {} written to it",
-        mebibytes(peak_bytes as u64),
+        "memory of the models: at most {} of {} MiB{on_device}; {} MiB read from the disk in {}, {} MiB written to it",
+        mebibytes(traffic.peak_bytes as u64),
         mebibytes(budget.device_bytes as u64),
-        format_args!("{} MiB", mebibytes(fetched_bytes)),
+        mebibytes(fetched_bytes),
         number::counted(fetches, "piece"),
-        format_args!("{} MiB", mebibytes(written_bytes)),
+        mebibytes(written_bytes)
     ));
 }
 

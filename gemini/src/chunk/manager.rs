@@ -8,31 +8,40 @@
 //!   begin_step(), end_step()   the order of use between them predicts the next step
 //! ```
 //! The budget covers all chunks of all models of this process, and all tensors of libtorch (activations,
-//! logits, KV caches), which [`allocator`] counts. [`choose_evictions`] decides which chunk leaves, and
+//! logits, KV caches), which libtorch's allocator counts. [`choose_evictions`](crate::placement::choose_evictions) decides which chunk leaves, and
 //! [`choose_prefetches`](crate::placement::choose_prefetches) which is read ahead. A chunk that was changed
 //! is written to its place in the scratch file before its memory is used for something else; an unchanged one
 //! is dropped. A chunk keeps its address all the time, so tensors over it never have to be made again.
 //!
 //! This module knows no parameter and no model.
 
+mod budget;
 mod freed;
+mod host;
 mod prefetch;
+mod room;
+mod tensors;
 mod transfers;
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use parallel::allocator;
+use parallel::ProcessGroups;
 use parallel::arena::Arena;
 use parallel::disk::{DiskFile, DiskQueue, Transfer};
+use parallel::driver::{Driver, Event};
+use tch::Device;
 
+pub use self::budget::{Budget, Traffic};
 use self::freed::FreedMemory;
+use self::host::{HostCopy, HostTier};
+use self::room::Tenant;
+use self::tensors::TensorMemory;
 use super::trace::Trace;
-use crate::placement::{Candidate, PlacementPolicy, choose_evictions};
+use crate::placement::PlacementPolicy;
 use crate::{Error, ZeroStage};
 
 /// The beginning of the message of libtorch if the manager has no memory for a tensor. The reason follows.
@@ -78,9 +87,27 @@ enum Memory {
     /// Its values are in memory.
     Resident,
     /// They are being read.
-    Reading(Transfer),
+    Reading(Moving),
     /// They are in memory and being written, after which the memory can be given back.
-    Writing(Transfer),
+    Writing(Moving),
+}
+
+/// The way of values that are read or written.
+#[derive(Debug)]
+enum Moving {
+    /// From or to the disk. Those of a device are in a buffer of the host at the other end.
+    Disk(Transfer),
+    /// Between a device and a buffer of the host.
+    Device(Arc<Event>),
+}
+
+impl Moving {
+    fn is_done(&self, queue: &mut DiskQueue) -> Result<bool, Error> {
+        Ok(match self {
+            Self::Disk(transfer) => queue.is_done(transfer)?,
+            Self::Device(event) => event.is_done()?,
+        })
+    }
 }
 
 struct Chunk {
@@ -89,8 +116,10 @@ struct Chunk {
     /// The place of its values in a scratch file, if they change.
     scratch: Option<ScratchPlace>,
     backing: Backing,
+    /// Of a chunk of a device: its values in memory of the host, as they were when it left.
+    copy: Option<HostCopy>,
     memory: Memory,
-    /// Whether the values in memory differ from those of the backing.
+    /// Whether the values in memory exist nowhere else.
     is_dirty: bool,
     /// Whether it is in memory for a later moment, and was not used since it was read.
     is_ahead: bool,
@@ -105,30 +134,6 @@ pub(crate) struct ScratchPlace {
     pub(crate) file: Arc<DiskFile>,
     /// In bytes.
     pub(crate) offset: u64,
-}
-
-/// The budget of the memory on the device, and the folder of the disk tier.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Budget {
-    /// Which chunks leave memory.
-    pub placement: PlacementPolicy,
-    /// The bytes that all models of this process may take: chunks, activations, logits, caches.
-    pub device_bytes: usize,
-    /// The folder of the scratch files.
-    pub disk_path: PathBuf,
-}
-
-/// What a manager has moved so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// Chunks that were brought into memory from a file.
-    pub fetches: u64,
-    /// Their bytes.
-    pub fetched_bytes: u64,
-    /// Bytes of chunks that were written to the scratch files.
-    pub written_bytes: u64,
-    /// The most bytes that chunks, the kept memory of freed chunks, and tensors took at the same time.
-    pub peak_bytes: usize,
 }
 
 /// The chunks of all models of a process.
@@ -148,6 +153,11 @@ struct State {
     /// What chunks and tensors may take; 0 without a budget.
     device_bytes: usize,
     freed: FreedMemory,
+    tensors: TensorMemory,
+    /// The tier of the host; only for the chunks of a device.
+    host: Option<HostTier>,
+    /// Whether copies of chunks go on to the disk as soon as they are in memory of the host.
+    leaves_host: bool,
     /// What tensors will hold when the last request for memory is served.
     promised_bytes: usize,
     queue: Option<DiskQueue>,
@@ -165,20 +175,8 @@ enum IsCleared {
     No,
 }
 
-/// Who asks for memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Tenant {
-    Chunk,
-    Tensor,
-}
-
-/// Unmaps up to `bytes` of the freed tensors that the allocator keeps, but leaves `kept_bytes` of them.
-fn trim_to(kept_bytes: usize, bytes: usize) {
-    let cached = allocator::cached_bytes();
-    if bytes > 0 && cached > kept_bytes {
-        allocator::trim(cached.saturating_sub(bytes).max(kept_bytes));
-    }
-}
+/// A budget that other processes make smaller changes by one part in so many.
+const BUDGET_UNITS: usize = 64;
 
 thread_local! {
     /// Whether this thread holds the lock of a manager, so that allocations under it do not ask for the lock
@@ -206,24 +204,41 @@ impl ChunkManager {
     /// A manager that keeps chunks and tensors of this process within `budget`. A process has one of them at
     /// a time, because the tensors of all models share one allocator.
     pub fn limited(budget: Budget, zero_stage: ZeroStage) -> Result<Arc<Self>, Error> {
-        let queue = DiskQueue::open()?;
-        let state = State { queue: Some(queue), device_bytes: budget.device_bytes, ..State::default() };
+        let host = match budget.device {
+            Device::Cpu => None,
+            device => Some(HostTier::new(&Driver::open(device)?, budget.host_bytes)),
+        };
+        let state = State {
+            queue: Some(DiskQueue::open()?),
+            device_bytes: budget.device_bytes,
+            leaves_host: budget.placement == PlacementPolicy::Disk,
+            host,
+            ..State::default()
+        };
         let (wake, woken) = sync_channel(1);
         let wake_prefetch = (budget.placement == PlacementPolicy::Auto).then_some(wake);
-        let state = Mutex::new(state);
+        let (device, state) = (budget.device, Mutex::new(state));
         let manager = Arc::new(Self { budget: Some(budget), zero_stage, state, wake_prefetch });
         if manager.wake_prefetch.is_some() {
             let weak = Arc::downgrade(&manager);
             let thread = std::thread::Builder::new().name("prefetch".to_owned());
             thread.spawn(move || prefetch::run_thread(&weak, &woken)).map_err(Error::Thread)?;
         }
-        allocator::install()?;
         let weak = Arc::downgrade(&manager);
-        allocator::set_budget(Some(Box::new(move |bytes| match weak.upgrade() {
-            Some(manager) => manager.make_room_for_tensor(bytes),
-            None => Ok(()),
-        })));
+        let tensors = TensorMemory::watch(
+            device,
+            Box::new(move |bytes| match weak.upgrade() {
+                Some(manager) => manager.make_room_for_tensor(bytes),
+                None => Ok(()),
+            }),
+        )?;
+        manager.lock().tensors = tensors;
         Ok(manager)
+    }
+
+    /// The driver of the device whose memory is managed; `None` on the host, and without a budget.
+    pub(crate) fn driver(&self) -> Option<Arc<Driver>> {
+        self.lock().host.as_ref().map(|host| Arc::clone(host.driver()))
     }
 
     /// The budget; `None` if everything stays in memory.
@@ -234,6 +249,11 @@ impl ChunkManager {
     /// Whether chunks may leave memory.
     pub fn is_limited(&self) -> bool {
         self.budget.is_some()
+    }
+
+    /// Whether chunks may go to the disk.
+    pub(crate) fn uses_disk(&self) -> bool {
+        self.budget.as_ref().is_some_and(Budget::uses_disk)
     }
 
     /// What the data-parallel ranks divide among themselves.
@@ -258,6 +278,7 @@ impl ChunkManager {
             range,
             scratch,
             backing: Backing::Zeros,
+            copy: None,
             memory: Memory::Absent,
             is_dirty: false,
             is_ahead: false,
@@ -272,11 +293,12 @@ impl ChunkManager {
     pub(crate) fn unregister(&self, ids: &[ChunkId]) {
         let mut state = self.lock();
         for id in ids {
+            // The mapping goes with its tensors in any case, but nothing may be copied to it any more.
+            let _ = if state.chunks.contains_key(id) { state.abandon_transfers(*id) } else { Ok(()) };
             let Some(chunk) = state.chunks.remove(id) else { continue };
             if chunk.has_memory() {
                 state.resident_bytes -= chunk.range.len();
             }
-            // The mapping goes with its tensors in any case.
             let _ = state.freed.forget(&chunk.arena);
         }
     }
@@ -318,8 +340,9 @@ impl ChunkManager {
             return Err(failure);
         }
         state.promised_bytes = 0;
-        state.trace.record(ids, writes, allocator::peak_bytes_by_class());
-        allocator::reset_peak();
+        let tensors = state.tensors;
+        state.trace.record(ids, writes, tensors.peak_bytes());
+        tensors.reset_peak();
         for id in ids {
             let chunk = state.chunk(*id);
             chunk.pins += 1;
@@ -358,7 +381,8 @@ impl ChunkManager {
             let chunk = state.chunk(*id);
             chunk.pins = chunk.pins.checked_sub(1).expect("a chunk is released as often as it was fetched");
             let leaves = self.budget.as_ref().is_some_and(|budget| {
-                matches!(budget.placement, PlacementPolicy::Disk | PlacementPolicy::Static)
+                use PlacementPolicy::{Cpu, Disk, Static};
+                matches!(budget.placement, Cpu | Disk | Static)
             });
             if leaves && state.chunk(*id).is_evictable() {
                 // If the disk refuses the request, the chunk stays as it is, and the next eviction reports
@@ -379,14 +403,31 @@ impl ChunkManager {
         let mut state = self.lock();
         for &id in ids {
             state.drop_memory(id)?;
+            state.drop_copy(id)?;
             state.chunk(id).backing = Backing::Zeros;
         }
         Ok(())
     }
 
     /// Starts a step. Between the end of a step and this call, the order of use does not count.
-    pub fn begin_step(&self) {
+    ///
+    /// If other processes have taken memory of a device, less than the budget may be left. The ranks agree on
+    /// what each of them has, and keep within that from now on. Returns the bytes if they have changed.
+    pub fn begin_step(&self, groups: &ProcessGroups) -> Result<Option<usize>, Error> {
         self.lock().trace.begin_step();
+        let Some(budget) = self.budget.as_ref().filter(|budget| budget.device != Device::Cpu) else {
+            return Ok(None);
+        };
+        let available = self.lock().available_bytes()?.min(budget.device_bytes);
+        let [least] = groups.world().all_reduce_max([-(available as f64)])?;
+        // Not every small change is worth other decisions.
+        let unit = (budget.device_bytes / BUDGET_UNITS).max(1);
+        let least = (-least) as usize;
+        let least = if least < budget.device_bytes { least / unit * unit } else { least };
+
+        let mut state = self.lock();
+        let before = std::mem::replace(&mut state.device_bytes, least);
+        Ok((before != least).then_some(least))
     }
 
     /// Ends a step, whose order of use predicts the next step.
@@ -399,9 +440,12 @@ impl ChunkManager {
     /// Whether `bytes` of chunks fit beside the tensors of the moment at which a chunk is used next. `false`
     /// as long as no order of use is known.
     pub(crate) fn has_room_at_next_use(&self, id: ChunkId, bytes: usize) -> bool {
-        let Some(budget) = &self.budget else { return true };
-        let tensors = self.lock().trace.tensor_bytes_at_next_use(id);
-        tensors.is_some_and(|tensors| tensors + bytes <= budget.device_bytes)
+        if !self.is_limited() {
+            return true;
+        }
+        let state = self.lock();
+        let tensors = state.trace.tensor_bytes_at_next_use(id);
+        tensors.is_some_and(|tensors| tensors + bytes <= state.device_bytes)
     }
 
     /// Goes on with reading ahead. Returns whether it has to wait until something is written.
@@ -422,7 +466,9 @@ impl ChunkManager {
 
     /// What was moved so far.
     pub fn traffic(&self) -> Traffic {
-        self.lock().traffic
+        let state = self.lock();
+        let host_peak_bytes = state.host.as_ref().map_or(0, HostTier::peak_bytes);
+        Traffic { host_peak_bytes, ..state.traffic }
     }
 
     /// Called before libtorch takes `bytes` of memory for a tensor.
@@ -434,7 +480,7 @@ impl ChunkManager {
         let mut state = self.lock();
         let refused = |error: Error| format!("{NO_MEMORY_FOR_TENSOR}{error}");
         state.make_room(budget, bytes, Tenant::Tensor).map_err(refused)?;
-        state.promised_bytes = allocator::held_bytes() + bytes;
+        state.promised_bytes = state.tensors.held_bytes() + bytes;
         state.note_peak();
         Ok(())
     }
@@ -503,6 +549,7 @@ impl State {
         let mut sources = Vec::new();
         for id in absent {
             match &self.chunks[&id].backing {
+                _ if self.chunks[&id].copy.is_some() => self.start_read(id)?,
                 Backing::Source(fill) => {
                     sources.push((id, Arc::clone(fill)));
                     self.count_fetch(id);
@@ -518,81 +565,10 @@ impl State {
         for &id in ids {
             self.finish_transfer(id)?;
             self.chunk(id).is_dirty |= writes;
+            if writes {
+                self.drop_copy(id)?;
+            }
         }
         Ok(Brought { sources, prefetch_waits })
-    }
-
-    /// Makes room for `needed` more bytes of `tenant`: first the freed tensors go that the allocator keeps
-    /// and that the next moments will not need, then chunks, and at last all freed tensors. The memory of
-    /// freed chunks counts as room.
-    fn make_room(&mut self, budget: &Budget, needed: usize, tenant: Tenant) -> Result<(), Error> {
-        let excess = |state: &Self| {
-            let taken = state.resident_bytes + allocator::held_bytes() + needed;
-            taken.saturating_sub(budget.device_bytes)
-        };
-        let expected = self.trace.expected_tensor_bytes();
-        let soon = allocator::live_bytes() + if tenant == Tenant::Tensor { needed } else { 0 };
-        trim_to(expected.saturating_sub(soon), excess(self));
-        if excess(self) > 0 {
-            self.drop_written()?;
-        }
-        if excess(self) == 0 {
-            return self.release_freed(tenant, needed);
-        }
-
-        // Chunks that are being written leave anyway. Freed tensors that will be needed, and chunks that are
-        // being read, are the last to go.
-        for is_last_resort in [false, true] {
-            if is_last_resort {
-                trim_to(0, excess(self));
-                self.finish_reads()?;
-            }
-            let missing = excess(self).saturating_sub(self.bytes_where(Chunk::is_leaving));
-            let (ids, candidates) = if budget.placement == PlacementPolicy::Cuda {
-                <_>::default()
-            } else {
-                self.candidates(|_| true)
-            };
-            if let Some(victims) = choose_evictions(&candidates, missing) {
-                for victim in victims {
-                    self.start_eviction(ids[victim])?;
-                }
-                self.finish_evictions(|state| excess(state) == 0)?;
-                return self.release_freed(tenant, needed);
-            }
-        }
-        Err(Error::OverBudget {
-            needed: self.resident_bytes + allocator::held_bytes() + needed,
-            budget: budget.device_bytes,
-            evictable: self.bytes_where(Chunk::is_evictable),
-        })
-    }
-
-    /// Gives as much memory of freed chunks back to the system as `needed` bytes for tensors require. A chunk
-    /// takes it over.
-    fn release_freed(&mut self, tenant: Tenant, needed: usize) -> Result<(), Error> {
-        if tenant == Tenant::Chunk {
-            return Ok(());
-        }
-        let taken = self.resident_bytes + self.freed.bytes() + allocator::held_bytes() + needed;
-        self.freed.release(taken.saturating_sub(self.device_bytes))
-    }
-
-    /// Those chunks that may leave memory and that `is_wanted` accepts, in order of registration.
-    fn candidates(&self, is_wanted: impl Fn(&Chunk) -> bool) -> (Vec<ChunkId>, Vec<Candidate>) {
-        let evictable = self.chunks.iter().filter(|(_, chunk)| chunk.is_evictable() && is_wanted(chunk));
-        let mut ids: Vec<ChunkId> = evictable.map(|(&id, _)| id).collect();
-        ids.sort_unstable();
-        let candidate = |id: &ChunkId| Candidate {
-            bytes: self.chunks[id].range.len(),
-            next_use: self.trace.next_use(*id),
-            dirty: self.chunks[id].is_dirty,
-        };
-        let candidates = ids.iter().map(candidate).collect();
-        (ids, candidates)
-    }
-
-    fn bytes_where(&self, is_counted: impl Fn(&Chunk) -> bool) -> usize {
-        self.chunks.values().filter(|chunk| is_counted(chunk)).map(|chunk| chunk.range.len()).sum()
     }
 }

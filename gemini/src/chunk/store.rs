@@ -1,9 +1,9 @@
 //! One tensor per parameter of a model, stored in chunks: the weights, or the gradients, the master weights
 //! or a moment of the optimizer. Colossal-AI: a chunk group (`fp16_param`, `fp32_param`).
 //!
-//! On the CPU the chunks lie one after the other in an [`Arena`], so the tensors keep their addresses while
-//! the [`ChunkManager`] moves chunks to the disk and back. On another device each chunk is one tensor that
-//! stays.
+//! The chunks lie one after the other in an [`Arena`], so the tensors keep their addresses while the
+//! [`ChunkManager`] moves chunks to the disk or the host and back. On a device without a budget, each chunk is
+//! one tensor that stays.
 //!
 //! ```text
 //!   chunk of 3 ranks, seen by rank 1   | others | own shard | others |
@@ -136,9 +136,14 @@ impl ChunkStore {
         let changes = content != Content::FrozenWeights && !stays;
 
         let (mut pieces, mut scratch) = (Vec::new(), None);
-        let (chunks, params) = if device == Device::Cpu {
-            let (ranges, bytes) = ranges(layout, &kinds);
-            let arena = Arena::reserve(bytes)?;
+        let driver = manager.driver();
+        let (chunks, params) = if device == Device::Cpu || driver.is_some() {
+            let granularity = driver.as_ref().map_or_else(page_bytes, |driver| driver.granularity());
+            let (ranges, bytes) = ranges(layout, &kinds, granularity);
+            let arena = match &driver {
+                Some(driver) => Arena::reserve_on(driver, bytes)?,
+                None => Arena::reserve(bytes)?,
+            };
             let tensors = tensors_in_arena(&arena, layout, &ranges, &kinds, places)?;
             let cut: Vec<(Range<usize>, Vec<Range<usize>>)> = layout
                 .chunks()
@@ -263,15 +268,19 @@ impl ChunkStore {
         self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The place of chunk `chunk` in the scratch file, which is created at its first use.
-    fn scratch_place(&self, chunk: usize) -> Result<ScratchPlace, Error> {
+    /// The place of chunk `chunk` in the scratch file, which is created at its first use; `None` if it never
+    /// goes to the disk.
+    fn scratch_place(&self, chunk: usize) -> Result<Option<ScratchPlace>, Error> {
+        if self.stays || !self.manager.uses_disk() {
+            return Ok(None);
+        }
         let scratch = self.scratch.as_ref().expect("chunks that leave memory have a place to go");
         let mut file = scratch.file.lock().unwrap_or_else(PoisonError::into_inner);
         if file.is_none() {
             *file = Some(new_scratch(&self.manager, scratch.bytes)?);
         }
         let file = Arc::clone(file.as_ref().expect("it was just created"));
-        Ok(ScratchPlace { file, offset: scratch.offsets[chunk] })
+        Ok(Some(ScratchPlace { file, offset: scratch.offsets[chunk] }))
     }
 }
 
@@ -340,12 +349,12 @@ fn tensors_on_device(device: Device, layout: &ChunkLayout, kinds: &[Kind], place
     (chunks, params)
 }
 
-/// The byte range of each chunk, which starts at a page, and the length of all of them. A large chunk starts
-/// at a huge page, so that its memory can be moved.
-fn ranges(layout: &ChunkLayout, kinds: &[Kind]) -> (Vec<Range<usize>>, usize) {
+/// The byte range of each chunk, a multiple of the `granularity` of memory, and the length of all of them. A
+/// large chunk starts at a huge page, so that its memory can be moved.
+fn ranges(layout: &ChunkLayout, kinds: &[Kind], granularity: usize) -> (Vec<Range<usize>>, usize) {
     let mut end = 0_usize;
     let ranges = layout.chunks().iter().zip(kinds).map(|(chunk, kind)| {
-        let bytes = (chunk.numel * kind.elt_size_in_bytes()).next_multiple_of(page_bytes());
+        let bytes = (chunk.numel * kind.elt_size_in_bytes()).next_multiple_of(granularity);
         let start = if bytes < HUGE_PAGE_BYTES { end } else { end.next_multiple_of(HUGE_PAGE_BYTES) };
         end = start + bytes;
         start..end
@@ -397,7 +406,7 @@ fn register(
             offset
         })
         .collect();
-    let file = if changes && manager.is_limited() { Some(new_scratch(manager, bytes)?) } else { None };
+    let file = if changes && manager.uses_disk() { Some(new_scratch(manager, bytes)?) } else { None };
 
     let pieces = cut.iter().zip(&offsets).map(|((own, others), &offset)| {
         let mut next = offset;

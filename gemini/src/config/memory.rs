@@ -35,22 +35,27 @@ impl Default for GeminiConfig {
 impl GeminiConfig {
     /// Returns the key that cannot be used as it is set and the reason, if there is one.
     pub fn refused_key(&self) -> Option<(&'static str, &'static str)> {
-        if self.host_memory.is_some() {
-            return Some(("gemini.host_memory", "is for models on a GPU, whose memory is not managed yet"));
-        }
-        if self.placement == PlacementPolicy::Cpu {
-            let reason = "is not there yet: use \"auto\", \"static\", \"disk\" or \"cuda\"";
-            return Some(("gemini.placement", reason));
-        }
         if self.device_memory.is_some() {
             return None;
         }
         let reason = "without device_memory nothing leaves memory";
         let keys = [
             ("gemini.disk_path", self.disk_path.is_some()),
+            ("gemini.host_memory", self.host_memory.is_some()),
             ("gemini.placement", self.placement != PlacementPolicy::Auto),
         ];
         keys.into_iter().find(|(_, is_set)| *is_set).map(|(key, _)| (key, reason))
+    }
+
+    /// Returns the key that models on the CPU cannot use as it is set and the reason, if there is one.
+    pub fn refused_on_cpu(&self) -> Option<(&'static str, &'static str)> {
+        if self.host_memory.is_some() {
+            let reason = "is the memory for what leaves a GPU; for models on the CPU, device_memory is the memory of the host";
+            return Some(("gemini.host_memory", reason));
+        }
+        let reason =
+            "moves chunks from a GPU to the host: for models on the CPU use \"auto\", \"static\" or \"disk\"";
+        (self.placement == PlacementPolicy::Cpu).then_some(("gemini.placement", reason))
     }
 }
 

@@ -5,11 +5,30 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parallel::arena::{Arena, HUGE_PAGE_BYTES};
+use parallel::driver::{Driver, Event};
 
 use crate::Error;
 
 /// The place of kept memory.
-type Place = (Arc<Arena>, Range<usize>);
+#[derive(Debug)]
+struct Place {
+    arena: Arc<Arena>,
+    range: Range<usize>,
+    /// What the device had to do when the memory became free: it may still use it.
+    used_until: Option<Event>,
+}
+
+impl Place {
+    /// Waits until nobody uses the memory.
+    fn wait(&self) -> Result<(), Error> {
+        Ok(self.used_until.as_ref().map_or(Ok(()), Event::wait)?)
+    }
+
+    fn release(self) -> Result<(), Error> {
+        self.wait()?;
+        Ok(self.arena.release(self.range)?)
+    }
+}
 
 /// Memory that no chunk uses, by its size. The system has to clear new memory and to make it present page by
 /// page, and neither is necessary for memory that is moved. Each range stays at the addresses of its last
@@ -28,12 +47,16 @@ impl FreedMemory {
 
     /// Keeps the memory of a range, or gives it back to the system if it cannot be moved.
     pub(super) fn add(&mut self, arena: &Arc<Arena>, range: Range<usize>) -> Result<(), Error> {
-        let can_move = range.len() < HUGE_PAGE_BYTES || range.start.is_multiple_of(HUGE_PAGE_BYTES);
+        let can_move = arena.driver().is_some()
+            || range.len() < HUGE_PAGE_BYTES
+            || range.start.is_multiple_of(HUGE_PAGE_BYTES);
         if !can_move {
             return Ok(arena.release(range)?);
         }
+        let used_until = arena.driver().map(Driver::mark).transpose()?;
         self.bytes += range.len();
-        self.ranges.entry(range.len()).or_default().push((Arc::clone(arena), range));
+        let kept = self.ranges.entry(range.len()).or_default();
+        kept.push(Place { arena: Arc::clone(arena), range, used_until });
         Ok(())
     }
 
@@ -42,14 +65,18 @@ impl FreedMemory {
     pub(super) fn move_to(&mut self, arena: &Arc<Arena>, range: &Range<usize>) -> Result<bool, Error> {
         let Some(kept) = self.ranges.get_mut(&range.len()) else { return Ok(false) };
         // Its own memory need not be moved.
-        let own = kept.iter().position(|(owner, at)| Arc::ptr_eq(owner, arena) && at == range);
+        let own = kept.iter().position(|place| Arc::ptr_eq(&place.arena, arena) && place.range == *range);
         let taken = match own {
-            Some(own) => Some(kept.swap_remove(own)),
+            Some(own) => Some(kept.remove(own)),
+            // On the host, the processor's caches may still have some of the newest. A device is the first to
+            // be done with the oldest.
+            None if arena.driver().is_some() && !kept.is_empty() => Some(kept.remove(0)),
             None => kept.pop(),
         };
-        let Some((owner, at)) = taken else { return Ok(false) };
+        let Some(place) = taken else { return Ok(false) };
         self.bytes -= range.len();
-        arena.move_memory(range.clone(), &owner, at)?;
+        place.wait()?;
+        arena.move_memory(range.clone(), &place.arena, place.range)?;
         Ok(true)
     }
 
@@ -58,9 +85,9 @@ impl FreedMemory {
         let keep = self.bytes.saturating_sub(bytes);
         for kept in self.ranges.values_mut() {
             while self.bytes > keep {
-                let Some((arena, range)) = kept.pop() else { break };
-                self.bytes -= range.len();
-                arena.release(range)?;
+                let Some(place) = kept.pop() else { break };
+                self.bytes -= place.range.len();
+                place.release()?;
             }
         }
         Ok(())
@@ -69,9 +96,9 @@ impl FreedMemory {
     /// Gives the memory of an arena back that is not used any more.
     pub(super) fn forget(&mut self, arena: &Arc<Arena>) -> Result<(), Error> {
         for kept in self.ranges.values_mut() {
-            for (owner, range) in kept.extract_if(.., |(owner, _)| Arc::ptr_eq(owner, arena)) {
-                self.bytes -= range.len();
-                owner.release(range)?;
+            for place in kept.extract_if(.., |place| Arc::ptr_eq(&place.arena, arena)) {
+                self.bytes -= place.range.len();
+                place.release()?;
             }
         }
         Ok(())

@@ -12,9 +12,7 @@ use std::sync::Weak;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use parallel::allocator;
-
-use super::{Backing, Budget, Chunk, ChunkId, ChunkManager, IsCleared, State, trim_to};
+use super::{Backing, Budget, Chunk, ChunkId, ChunkManager, IsCleared, Memory, Moving, State};
 use crate::Error;
 use crate::placement::{LOOKAHEAD_MOMENTS, PlacementPolicy, choose_evictions, choose_prefetches};
 
@@ -39,9 +37,9 @@ pub(super) fn run_thread(manager: &Weak<ChunkManager>, wake: &Receiver<()>) {
 }
 
 impl Budget {
-    /// The bytes for chunks that are read ahead.
-    fn read_ahead_bytes(&self) -> usize {
-        if self.placement == PlacementPolicy::Auto { self.device_bytes / READ_AHEAD_PART } else { 0 }
+    /// The bytes, of those on the device, for chunks that are read ahead.
+    fn read_ahead_bytes(&self, device_bytes: usize) -> usize {
+        if self.placement == PlacementPolicy::Auto { device_bytes / READ_AHEAD_PART } else { 0 }
     }
 }
 
@@ -49,15 +47,16 @@ impl State {
     /// Lets chunks go until there is memory for reading ahead, if possible, and starts to read what the next
     /// moments need. Returns whether reads wait until something is written.
     pub(super) fn read_ahead(&mut self, budget: &Budget) -> Result<bool, Error> {
-        if budget.read_ahead_bytes() == 0 || self.trace.order().is_none() {
+        let read_ahead_bytes = budget.read_ahead_bytes(self.device_bytes);
+        if read_ahead_bytes == 0 || self.trace.order().is_none() {
             return Ok(false);
         }
         self.forget_unused()?;
         let counts = |chunk: &Chunk| chunk.has_memory() && !chunk.is_leaving() && !chunk.is_ahead;
-        let tensors = self.trace.expected_tensor_bytes().max(allocator::live_bytes());
-        let taken = self.bytes_where(counts) + tensors + budget.read_ahead_bytes();
+        let tensors = self.trace.expected_tensor_bytes().max(self.tensors.live_bytes());
+        let taken = self.bytes_where(counts) + tensors + read_ahead_bytes;
         let (ids, candidates) = self.candidates(|chunk| !chunk.is_ahead);
-        let excess = taken.saturating_sub(budget.device_bytes);
+        let excess = taken.saturating_sub(self.device_bytes);
         let evictable = candidates.iter().map(|candidate| candidate.bytes).sum();
         for victim in choose_evictions(&candidates, excess.min(evictable)).unwrap_or_default() {
             self.start_eviction(ids[victim])?;
@@ -85,34 +84,37 @@ impl State {
             // A chunk that does not exist any more will not be used, and one with a source is filled at its
             // use.
             let chunk = self.chunks.get(&self.trace.id(index));
-            let chunk = chunk.filter(|chunk| !matches!(chunk.backing, Backing::Source(_)));
+            let is_filled =
+                |chunk: &Chunk| chunk.copy.is_none() && matches!(chunk.backing, Backing::Source(_));
+            let chunk = chunk.filter(|chunk| !is_filled(chunk));
             chunk.is_none_or(|chunk| chunk.has_memory() && !chunk.is_leaving())
         };
         let ahead_bytes = self.bytes_where(|chunk| chunk.is_ahead);
         let capacity = |moment: usize| {
-            let tensors = self.trace.tensor_bytes(moment).max(allocator::live_bytes());
-            budget.device_bytes.saturating_sub(tensors)
+            let tensors = self.trace.tensor_bytes(moment).max(self.tensors.live_bytes());
+            self.device_bytes.saturating_sub(tensors)
         };
-        let chosen =
-            choose_prefetches(order, now, is_in_memory, ahead_bytes, budget.read_ahead_bytes(), capacity);
+        let read_ahead_bytes = budget.read_ahead_bytes(self.device_bytes);
+        let chosen = choose_prefetches(order, now, is_in_memory, ahead_bytes, read_ahead_bytes, capacity);
         let chosen: Vec<ChunkId> = chosen.into_iter().map(|index| self.trace.id(index)).collect();
 
         for id in chosen {
             let bytes = self.chunks[&id].range.len();
-            let promised = self.promised_bytes;
+            let (promised, tensors) = (self.promised_bytes, self.tensors);
             let excess = |tensors: usize| {
-                (self.resident_bytes + tensors.max(promised) + bytes).saturating_sub(budget.device_bytes)
+                (self.resident_bytes + tensors.max(promised) + bytes).saturating_sub(self.device_bytes)
             };
             let expected = self.trace.expected_tensor_bytes();
             // What it replaces is still being written, or the chunk itself.
-            if self.chunks[&id].is_leaving() || excess(expected.max(allocator::live_bytes())) > 0 {
+            if self.chunks[&id].is_leaving() || excess(expected.max(tensors.live_bytes())) > 0 {
                 return Ok(self.chunks.values().any(Chunk::is_leaving));
             }
-            trim_to(expected.saturating_sub(allocator::live_bytes()), excess(allocator::held_bytes()));
-            if excess(allocator::held_bytes()) > 0 {
+            tensors.trim_to(expected.saturating_sub(tensors.live_bytes()), excess(tensors.held_bytes()));
+            if excess(tensors.held_bytes()) > 0 {
                 return Ok(false);
             }
             match self.chunks[&id].backing {
+                _ if self.chunks[&id].copy.is_some() => self.start_read(id)?,
                 Backing::Scratch => self.start_read(id)?,
                 Backing::Zeros => self.take_memory(id, IsCleared::Yes)?,
                 Backing::Source(_) => continue,
@@ -120,6 +122,8 @@ impl State {
             self.chunk(id).is_ahead = true;
             self.note_peak();
         }
-        Ok(false)
+        // What comes from the disk still has to be copied to the device.
+        let comes_by_host = |chunk: &Chunk| matches!(chunk.memory, Memory::Reading(Moving::Disk(_)));
+        Ok(self.host.is_some() && self.chunks.values().any(comes_by_host))
     }
 }

@@ -1,25 +1,56 @@
-//! Moves chunks between memory and their files.
+//! Moves chunks between memory and their files, those of a device by way of the [host tier](super::host).
 
 use std::sync::Arc;
 
-use parallel::allocator;
-
-use super::{Backing, ChunkId, IsCleared, Memory, State};
+use super::host::HostCopy;
+use super::{Backing, ChunkId, IsCleared, Memory, Moving, State};
 use crate::Error;
 
 impl State {
     /// Drops an unchanged chunk, and starts to write a changed one.
     pub(super) fn start_eviction(&mut self, id: ChunkId) -> Result<(), Error> {
-        let Self { chunks, queue, traffic, .. } = self;
-        let chunk = chunks.get_mut(&id).expect("the chunk is registered");
-        if !chunk.is_dirty {
+        if !self.chunks[&id].is_dirty {
             return self.drop_memory(id);
         }
+        if self.host.is_some() {
+            return self.start_copy_to_host(id);
+        }
+        let Self { chunks, queue, traffic, .. } = self;
+        let chunk = chunks.get_mut(&id).expect("the chunk is registered");
         let (queue, scratch) = (queue.as_mut(), chunk.scratch.as_ref());
         let (queue, scratch) = queue.zip(scratch).expect("a chunk that changes has a scratch file");
         let transfer = queue.write(&scratch.file, scratch.offset, &chunk.arena, chunk.range.clone())?;
         traffic.written_bytes += chunk.range.len() as u64;
-        (chunk.memory, chunk.backing, chunk.is_dirty) = (Memory::Writing(transfer), Backing::Scratch, false);
+        chunk.memory = Memory::Writing(Moving::Disk(transfer));
+        (chunk.backing, chunk.is_dirty) = (Backing::Scratch, false);
+        Ok(())
+    }
+
+    /// Starts to copy a changed chunk of a device to a buffer of the host.
+    fn start_copy_to_host(&mut self, id: ChunkId) -> Result<(), Error> {
+        self.drop_copy(id)?;
+        let buffer = self.take_buffer(self.chunks[&id].range.len())?;
+        let driver = Arc::clone(self.host().driver());
+        let chunk = self.chunk(id);
+        let copied = driver.start_copy_to_host((&chunk.arena, chunk.range.clone()), &buffer)?;
+        let copied = Arc::new(copied);
+        chunk.memory = Memory::Writing(Moving::Device(Arc::clone(&copied)));
+        chunk.copy = Some(HostCopy { buffer, copied: Some(copied), is_saved: false, saving: None });
+        chunk.is_dirty = false;
+        self.traffic.to_host_bytes += self.chunks[&id].range.len() as u64;
+        Ok(())
+    }
+
+    /// Starts to copy a chunk from its buffer of the host to its memory on the device.
+    fn start_copy_to_device(&mut self, id: ChunkId) -> Result<(), Error> {
+        let driver = Arc::clone(self.host().driver());
+        let chunk = self.chunk(id);
+        let copy = chunk.copy.as_mut().expect("the values are in a buffer of the host");
+        let copied = driver.start_copy_to_device(&copy.buffer, (&chunk.arena, chunk.range.clone()))?;
+        let copied = Arc::new(copied);
+        copy.copied = Some(Arc::clone(&copied));
+        chunk.memory = Memory::Reading(Moving::Device(copied));
+        self.traffic.to_device_bytes += self.chunks[&id].range.len() as u64;
         Ok(())
     }
 
@@ -40,24 +71,26 @@ impl State {
         Ok(())
     }
 
-    /// Gives the memory of chunks back whose writes are done.
+    /// Gives the memory of chunks back whose writes are done, and goes on with those that have come from the
+    /// disk to the host.
     pub(super) fn drop_written(&mut self) -> Result<(), Error> {
-        let Self { chunks, queue, .. } = self;
+        let Self { chunks, queue, host, .. } = self;
         let Some(queue) = queue else { return Ok(()) };
-        let mut done = Vec::new();
+        let (mut written, mut read) = (Vec::new(), Vec::new());
         for (&id, chunk) in chunks.iter() {
-            if let Memory::Writing(transfer) = &chunk.memory
-                && chunk.pins == 0
-                && queue.is_done(transfer)?
-            {
-                done.push(id);
+            match &chunk.memory {
+                Memory::Writing(moving) if chunk.pins == 0 && moving.is_done(queue)? => written.push(id),
+                Memory::Reading(Moving::Disk(transfer)) if host.is_some() && queue.is_done(transfer)? => {
+                    read.push(id);
+                }
+                _ => {}
             }
         }
-        for id in done {
+        for id in written {
             self.finish_transfer(id)?;
             self.drop_memory(id)?;
         }
-        Ok(())
+        read.into_iter().try_for_each(|id| self.finish_disk_read(id))
     }
 
     pub(super) fn finish_reads(&mut self) -> Result<(), Error> {
@@ -67,44 +100,92 @@ impl State {
     }
 
     /// Waits until a chunk is neither read nor written. If that fails, a chunk that was read has no memory,
-    /// and one that was written still has to be.
+    /// and one that was written still has to be. A device may still have to copy what it reads: its operations
+    /// wait for that.
     pub(super) fn finish_transfer(&mut self, id: ChunkId) -> Result<(), Error> {
-        let Self { chunks, queue, resident_bytes, .. } = self;
+        if self.host.is_some() && matches!(self.chunks[&id].memory, Memory::Reading(Moving::Disk(_))) {
+            self.finish_disk_read(id)?;
+        }
+        let Self { chunks, queue, resident_bytes, host, .. } = self;
         let chunk = chunks.get_mut(&id).expect("the chunk is registered");
         let mut wait = |transfer| queue.as_mut().expect("a transfer has a queue").wait(transfer);
-        match std::mem::replace(&mut chunk.memory, Memory::Resident) {
-            Memory::Reading(transfer) => wait(transfer).or_else(|error| {
+        let finished = match std::mem::replace(&mut chunk.memory, Memory::Resident) {
+            Memory::Reading(Moving::Disk(transfer)) => wait(transfer).or_else(|error| {
                 (chunk.memory, chunk.is_ahead) = (Memory::Absent, false);
                 *resident_bytes -= chunk.range.len();
                 chunk.arena.release(chunk.range.clone())?;
-                Err(error.into())
+                Err(error)
             }),
-            Memory::Writing(transfer) => wait(transfer).map_err(|error| {
-                chunk.is_dirty = true;
-                error.into()
-            }),
+            Memory::Reading(Moving::Device(copied)) => copied.join(),
+            Memory::Writing(Moving::Disk(transfer)) => wait(transfer).inspect_err(|_| chunk.is_dirty = true),
+            Memory::Writing(Moving::Device(copied)) => copied.wait().inspect_err(|_| chunk.is_dirty = true),
             other => {
                 chunk.memory = other;
-                Ok(())
+                return Ok(());
             }
-        }
+        };
+        finished?;
+        let goes_to_disk = host.is_some() && self.leaves_host;
+        if goes_to_disk { self.start_saving(id) } else { Ok(()) }
     }
 
+    /// Waits until the values of a chunk of a device have come from the disk, and starts to copy them to the
+    /// device.
+    fn finish_disk_read(&mut self, id: ChunkId) -> Result<(), Error> {
+        let Self { chunks, queue, .. } = self;
+        let chunk = chunks.get_mut(&id).expect("the chunk is registered");
+        let Memory::Reading(Moving::Disk(transfer)) = std::mem::replace(&mut chunk.memory, Memory::Resident)
+        else {
+            unreachable!("the caller has found a chunk that comes from the disk");
+        };
+        let read = queue.as_mut().expect("a transfer has a queue").wait(transfer);
+        if let Err(error) = read {
+            self.drop_copy(id)?;
+            self.drop_memory(id)?;
+            return Err(error.into());
+        }
+        self.start_copy_to_device(id)
+    }
+
+    /// Starts to read a chunk, which is in a buffer of the host or on the disk.
     pub(super) fn start_read(&mut self, id: ChunkId) -> Result<(), Error> {
+        let is_on_device = self.host.is_some();
+        if is_on_device && self.chunks[&id].copy.is_some() {
+            self.take_memory(id, IsCleared::No)?;
+            return self.start_copy_to_device(id);
+        }
+        if is_on_device {
+            let buffer = self.take_buffer(self.chunks[&id].range.len())?;
+            self.chunk(id).copy = Some(HostCopy { buffer, copied: None, is_saved: true, saving: None });
+        }
         self.take_memory(id, IsCleared::No)?;
         let Self { chunks, queue, .. } = self;
         let chunk = chunks.get_mut(&id).expect("the chunk is registered");
         let (queue, scratch) = (queue.as_mut(), chunk.scratch.as_ref());
         let (queue, scratch) = queue.zip(scratch).expect("a chunk on disk has a file");
-        match queue.read(&scratch.file, scratch.offset, &chunk.arena, chunk.range.clone()) {
-            Ok(transfer) => chunk.memory = Memory::Reading(transfer),
+        let (arena, range) = match &chunk.copy {
+            Some(copy) => (&copy.buffer, 0..copy.buffer.len()),
+            None => (&chunk.arena, chunk.range.clone()),
+        };
+        match queue.read(&scratch.file, scratch.offset, arena, range) {
+            Ok(transfer) => chunk.memory = Memory::Reading(Moving::Disk(transfer)),
             Err(error) => {
                 self.drop_memory(id)?;
+                self.drop_copy(id)?;
                 return Err(error.into());
             }
         }
         self.count_fetch(id);
         Ok(())
+    }
+
+    /// Waits until neither a device nor the disk uses the memory of a chunk that is going to be dropped.
+    pub(super) fn abandon_transfers(&mut self, id: ChunkId) -> Result<(), Error> {
+        if self.host.is_none() {
+            return Ok(());
+        }
+        self.finish_transfer(id)?;
+        self.drop_copy(id)
     }
 
     pub(super) fn count_fetch(&mut self, id: ChunkId) {
@@ -122,9 +203,16 @@ impl State {
             if is_cleared == IsCleared::Yes {
                 chunk.arena.clear(range)?;
             }
-        } else if freed.bytes() > 0 {
-            let taken = self.resident_bytes + freed.bytes() + allocator::held_bytes() + bytes;
+        } else {
+            let taken = self.resident_bytes + freed.bytes() + self.tensors.held_bytes() + bytes;
             freed.release(taken.saturating_sub(self.device_bytes))?;
+            // On the host, memory appears at its first use, and is cleared.
+            if chunk.arena.driver().is_some() {
+                chunk.arena.commit(range.clone())?;
+                if is_cleared == IsCleared::Yes {
+                    chunk.arena.clear(range)?;
+                }
+            }
         }
         chunk.memory = Memory::Resident;
         self.resident_bytes += bytes;
@@ -152,7 +240,7 @@ impl State {
     }
 
     pub(super) fn note_peak(&mut self) {
-        let taken = self.resident_bytes + self.freed.bytes() + allocator::held_bytes();
+        let taken = self.resident_bytes + self.freed.bytes() + self.tensors.held_bytes();
         self.traffic.peak_bytes = self.traffic.peak_bytes.max(taken);
     }
 }

@@ -62,7 +62,7 @@ impl WeightMemory {
 
 impl WeightAllocator for WeightMemory {
     fn is_limited(&self) -> bool {
-        self.manager.is_limited() && self.device == Device::Cpu
+        self.manager.is_limited()
     }
 
     fn num_shards(&self) -> usize {

@@ -198,8 +198,7 @@ impl ChunkStore {
                 let fill = move || targets.iter().try_for_each(|(target, source)| source(target));
                 self.manager.set_source(pieces.own, Box::new(fill));
             } else {
-                let place = if self.stays { None } else { Some(self.scratch_place(chunk)?) };
-                self.manager.set_changed(pieces.own, place);
+                self.manager.set_changed(pieces.own, self.scratch_place(chunk)?);
             }
         }
         self.release_chunk(chunk);
