@@ -121,6 +121,7 @@ fn chunks_keep_their_values_and_are_moved_as_rarely_as_possible() {
     }
 
     deferred_updates_run_before_their_weights_are_used();
+    a_copy_that_each_step_makes_stays_while_it_is_used();
 
     // Nothing leaves that must stay: the fourth of three chunks is refused.
     let manager = manager_of(PlacementPolicy::Cuda, 3);
@@ -152,4 +153,24 @@ fn deferred_updates_run_before_their_weights_are_used() {
     assert_eq!(step(&*store, &[1, 3, 2, 1], 0.0), [1.0, 3.0, 102.0, 1.0]);
     store.finish_updates().unwrap();
     assert_eq!(step(&*store, &[5, 4, 2], 0.0), [5.0, 104.0, 102.0]);
+}
+
+/// The policy of PPO generates with a copy of its weights, made in each step. As soon as the order of use is
+/// known, the copy stays in memory for all tokens, and what is used only once leaves for it.
+fn a_copy_that_each_step_makes_stays_while_it_is_used() {
+    let manager = manager_of(PlacementPolicy::Auto, CHUNKS + 4);
+    let policy = store(&manager, true);
+    let all: Vec<usize> = (0..CHUNKS).collect();
+    for number in 0..6 {
+        manager.begin_step(&ProcessGroups::single()).unwrap();
+        step(&*policy, &all, 0.0);
+        let copy = store(&manager, false);
+        let before = manager.traffic().fetches;
+        (0..10).for_each(|_| drop(step(&*copy, &all, 0.0)));
+        let fetches = manager.traffic().fetches - before;
+        // Only the first chunks of the policy are read ahead for the next step.
+        assert!(number < 2 || fetches <= 4, "step {number}: {fetches} chunks were read for 10 tokens");
+        drop(copy);
+        manager.end_step();
+    }
 }

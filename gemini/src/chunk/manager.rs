@@ -24,7 +24,7 @@ mod tensors;
 mod transfers;
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -149,6 +149,8 @@ pub struct ChunkManager {
 struct State {
     chunks: HashMap<ChunkId, Chunk>,
     next_id: usize,
+    /// The ids of chunks that are gone.
+    free_ids: BTreeSet<ChunkId>,
     resident_bytes: usize,
     /// What chunks and tensors may take; 0 without a budget.
     device_bytes: usize,
@@ -271,8 +273,7 @@ impl ChunkManager {
         stays: bool,
     ) -> ChunkId {
         let mut state = self.lock();
-        let id = ChunkId(state.next_id);
-        state.next_id += 1;
+        let id = state.new_id();
         let chunk = Chunk {
             arena: Arc::clone(arena),
             range,
@@ -296,6 +297,7 @@ impl ChunkManager {
             // The mapping goes with its tensors in any case, but nothing may be copied to it any more.
             let _ = if state.chunks.contains_key(id) { state.abandon_transfers(*id) } else { Ok(()) };
             let Some(chunk) = state.chunks.remove(id) else { continue };
+            state.free_ids.insert(*id);
             if chunk.has_memory() {
                 state.resident_bytes -= chunk.range.len();
             }
@@ -340,8 +342,9 @@ impl ChunkManager {
             return Err(failure);
         }
         state.promised_bytes = 0;
-        let tensors = state.tensors;
-        state.trace.record(ids, writes, tensors.peak_bytes());
+        let State { trace, chunks, tensors, .. } = &mut *state;
+        let sizes = ids.iter().map(|id| (*id, chunks[id].range.len()));
+        trace.record(sizes, writes, tensors.peak_bytes());
         tensors.reset_peak();
         for id in ids {
             let chunk = state.chunk(*id);
@@ -433,8 +436,8 @@ impl ChunkManager {
     /// Ends a step, whose order of use predicts the next step.
     pub fn end_step(&self) {
         let mut state = self.lock();
-        let State { trace, chunks, device_bytes, .. } = &mut *state;
-        trace.end_step(*device_bytes, |id| Some(chunks.get(&id)?.range.len()));
+        let device_bytes = state.device_bytes;
+        state.trace.end_step(device_bytes);
     }
 
     /// Whether `bytes` of chunks fit beside the tensors of the moment at which a chunk is used next. `false`
@@ -531,6 +534,15 @@ impl Chunk {
 }
 
 impl State {
+    /// The lowest id that is free. A store that each step makes anew gets the ids of the last step, by which
+    /// the order of use knows its chunks.
+    fn new_id(&mut self) -> ChunkId {
+        self.free_ids.pop_first().unwrap_or_else(|| {
+            self.next_id += 1;
+            ChunkId(self.next_id - 1)
+        })
+    }
+
     fn chunk(&mut self, id: ChunkId) -> &mut Chunk {
         self.chunks.get_mut(&id).expect("the chunk is registered")
     }

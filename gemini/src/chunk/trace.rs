@@ -4,7 +4,8 @@
 //! tell when it is needed next, and the tensors of the last step tell how much memory each moment leaves for
 //! chunks. A moment is one fetch (and has nothing to do with the moments of AdamW). What happens between two
 //! steps (evaluation, a checkpoint) is not part of the order. Where a step differs from the last one, the
-//! prediction goes on at the next moment that matches. Colossal-AI: `MemStats`.
+//! prediction goes on at the next moment that matches. A chunk that every step makes anew, of the copy of the
+//! policy that generates, has the same id each time. Colossal-AI: `MemStats`.
 
 use std::collections::HashMap;
 
@@ -30,6 +31,8 @@ pub(super) struct Trace {
     order: Option<RecordedOrder>,
     ids: Vec<ChunkId>,
     indices: HashMap<ChunkId, usize>,
+    /// The size of each chunk when it was used last.
+    bytes: HashMap<ChunkId, usize>,
     /// The moment of the last step that is expected next.
     next: usize,
     /// For each moment of the last step, the bytes that tensors need around it.
@@ -45,18 +48,26 @@ const WINDOW: usize = 64;
 const WINDOW_OF_PEAKS: usize = 8;
 
 impl Trace {
-    /// Records a fetch. `tensor_bytes` is what tensors have needed since the fetch before.
-    pub(super) fn record(&mut self, ids: &[ChunkId], writes: bool, tensor_bytes: usize) {
+    /// Records a fetch of chunks of these sizes. `tensor_bytes` is what tensors have needed since the fetch
+    /// before.
+    pub(super) fn record(
+        &mut self,
+        chunks: impl Iterator<Item = (ChunkId, usize)>,
+        writes: bool,
+        tensor_bytes: usize,
+    ) {
         if let Some(moment) = self.current.last_mut() {
             moment.tensor_bytes = moment.tensor_bytes.max(tensor_bytes);
         }
-        let uses: Vec<_> = ids.iter().map(|&id| (id, writes)).collect();
+        let chunks: Vec<(ChunkId, usize)> = chunks.collect();
+        self.bytes.extend(chunks.iter().copied());
+        let uses: Vec<_> = chunks.iter().map(|&(id, _)| (id, writes)).collect();
         // A fetch of the same chunks again tells nothing new.
         if self.current.last().is_some_and(|moment| moment.uses == uses) {
             return;
         }
         // A step may have moments that the last one did not have, and leave out others.
-        if ids.iter().all(|id| self.indices.contains_key(id)) {
+        if uses.iter().all(|(id, _)| self.indices.contains_key(id)) {
             let found = self.last[self.next..].iter().position(|moment| moment.uses == uses);
             if let Some(skipped) = found {
                 self.next += skipped + 1;
@@ -71,14 +82,9 @@ impl Trace {
         self.next = 0;
     }
 
-    /// Ends a step under a budget of `device_bytes`. `bytes` gives the size of a chunk; `None` for one that
-    /// does not exist any more.
-    pub(super) fn end_step(&mut self, device_bytes: usize, bytes: impl Fn(ChunkId) -> Option<usize>) {
+    /// Ends a step under a budget of `device_bytes`.
+    pub(super) fn end_step(&mut self, device_bytes: usize) {
         self.last = std::mem::take(&mut self.current);
-        for moment in &mut self.last {
-            moment.uses.retain(|(id, _)| bytes(*id).is_some());
-        }
-        self.last.retain(|moment| !moment.uses.is_empty());
         (self.next, self.ids) = (0, Vec::new());
         self.indices.clear();
         for (id, _) in self.last.iter().flat_map(|moment| &moment.uses) {
@@ -101,7 +107,7 @@ impl Trace {
         let chunk_use =
             |(id, writes): &(ChunkId, bool)| ChunkUse { chunk: self.indices[id], writes: *writes };
         let moments = self.last.iter().map(|moment| moment.uses.iter().map(chunk_use).collect()).collect();
-        let sizes = self.ids.iter().map(|&id| bytes(id).unwrap_or(0)).collect();
+        let sizes = self.ids.iter().map(|id| self.bytes[id]).collect();
         self.order = Some(RecordedOrder::new(moments, sizes, true));
     }
 
@@ -148,14 +154,12 @@ impl Trace {
 mod tests {
     use super::*;
 
-    fn ids(numbers: &[usize]) -> Vec<ChunkId> {
-        numbers.iter().map(|&number| ChunkId::of(number)).collect()
+    fn record(trace: &mut Trace, moments: &[usize]) {
+        moments.iter().for_each(|&moment| record_one(trace, moment, 0));
     }
 
-    fn record(trace: &mut Trace, moments: &[usize]) {
-        for &moment in moments {
-            trace.record(&ids(&[moment]), false, 0);
-        }
+    fn record_one(trace: &mut Trace, chunk: usize, tensor_bytes: usize) {
+        trace.record(std::iter::once((ChunkId::of(chunk), 1)), false, tensor_bytes);
     }
 
     fn next_uses(trace: &Trace) -> [Option<usize>; 3] {
@@ -168,7 +172,7 @@ mod tests {
         // Forward 0 1 2, backward 2 1 0. The second use of 2 in a row is no moment of its own.
         record(&mut trace, &[0, 1, 2, 2, 1, 0]);
         assert_eq!(next_uses(&trace), [None; 3]);
-        trace.end_step(0, |_| Some(1));
+        trace.end_step(0);
         assert_eq!(next_uses(&trace), [Some(0), Some(1), Some(2)]);
         record(&mut trace, &[0, 1]);
         // Left: 2 1 0, and then the next step.
@@ -182,7 +186,7 @@ mod tests {
     fn moments_that_only_one_step_has_are_skipped() {
         let mut trace = Trace::default();
         record(&mut trace, &[0, 1, 2, 3]);
-        trace.end_step(0, |_| Some(1));
+        trace.end_step(0);
         // 9 is new, and 1 is left out.
         record(&mut trace, &[0, 9, 2]);
         assert_eq!(trace.next_use(ChunkId::of(3)), Some(0));
@@ -193,12 +197,12 @@ mod tests {
     fn what_happens_between_two_steps_is_forgotten() {
         let mut trace = Trace::default();
         record(&mut trace, &[0, 1, 2, 1]);
-        trace.end_step(0, |_| Some(1));
+        trace.end_step(0);
         record(&mut trace, &[0, 1, 2]);
         trace.begin_step();
         assert_eq!(next_uses(&trace), [Some(0), Some(1), Some(2)]);
         record(&mut trace, &[0, 1]);
-        trace.end_step(0, |_| Some(1));
+        trace.end_step(0);
         assert_eq!(trace.order().unwrap().0.num_moments(), 2);
     }
 
@@ -206,25 +210,23 @@ mod tests {
     fn peaks_above_half_of_the_budget_keep_memory_for_a_shorter_time() {
         let mut trace = Trace::default();
         for moment in 0..100 {
-            trace.record(&ids(&[moment]), false, 3);
+            record_one(&mut trace, moment, 3);
         }
         (trace.current[0].tensor_bytes, trace.current[20].tensor_bytes) = (9, 11);
-        trace.end_step(20, |_| Some(1));
+        trace.end_step(20);
         assert_eq!([8, 12, 28, 29, 64, 65].map(|moment| trace.tensor_bytes(moment)), [9, 11, 11, 9, 9, 3]);
     }
 
     #[test]
     fn a_moment_keeps_the_most_that_tensors_held() {
         let mut trace = Trace::default();
-        trace.record(&ids(&[0]), false, 5);
-        trace.record(&ids(&[1]), false, 7);
-        trace.record(&ids(&[1]), false, 9);
-        trace.record(&ids(&[2]), false, 3);
-        trace.end_step(0, |id| (id != ChunkId::of(2)).then_some(1));
-        // Until the fetch of 1 tensors held 7 bytes, and until that of 2 they held 9. 2 is gone.
-        assert_eq!(trace.last.iter().map(|moment| moment.tensor_bytes).collect::<Vec<_>>(), [7, 9]);
+        for (chunk, tensor_bytes) in [(0, 5), (1, 7), (1, 9), (2, 3)] {
+            record_one(&mut trace, chunk, tensor_bytes);
+        }
+        trace.end_step(0);
+        // Until the fetch of 1 tensors held 7 bytes, and until that of 2 they held 9.
+        assert_eq!(trace.last.iter().map(|moment| moment.tensor_bytes).collect::<Vec<_>>(), [7, 9, 3]);
         // Each is within the window of the other.
-        assert_eq!((trace.tensor_bytes(0), trace.tensor_bytes(1)), (9, 9));
-        assert_eq!(trace.order().unwrap().0.num_moments(), 2);
+        assert_eq!([0, 1, 2].map(|moment| trace.tensor_bytes(moment)), [9; 3]);
     }
 }
