@@ -107,8 +107,13 @@ Examples:
   colossal-chat plan ppo --config run.toml --nproc 8 --set parallel.tensor.size=2 --set parallel.pipeline.size=2 --json")]
     Plan(PlanArgs),
     /// Check libtorch, the processor and every call that training makes below tch.
-    #[command(after_help = "Ends with code 4 when a check fails.")]
-    Doctor(JsonArgs),
+    #[command(after_help = "\
+Ends with code 4 when a check fails.
+
+Examples:
+  colossal-chat doctor
+  colossal-chat doctor --bench --disk-path /fast-disk/tmp")]
+    Doctor(DoctorArgs),
     /// Print a completion script for a shell.
     #[command(after_help = "\
 Example:
@@ -568,9 +573,15 @@ fn within(text: &str, most: usize) -> Result<usize, String> {
     }
 }
 
-/// Listings.
+/// `doctor`.
 #[derive(Debug, Args)]
-pub(crate) struct JsonArgs {
+pub(crate) struct DoctorArgs {
+    /// Also measure the processor, memory and disk for some 10 seconds, and keep the speeds for `plan`.
+    #[arg(long)]
+    pub(crate) bench: bool,
+    /// A folder on the disk that is measured.
+    #[arg(long, value_name = "DIR", default_value = ".", requires = "bench")]
+    pub(crate) disk_path: PathBuf,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

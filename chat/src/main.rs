@@ -12,12 +12,14 @@ mod folder;
 mod input;
 mod interrupt;
 mod launch;
+mod machine_speed;
 mod model_folder;
 mod output;
 mod record;
 mod report;
 mod session;
 mod stage;
+mod user_cache;
 
 use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,22 +1,28 @@
 //! `doctor`: reports on libtorch and the processor, and runs each low-level libtorch call that training makes
 //! without `tch` once.
 //!
-//! A check computes a value whose correct result is known, and compares the two.
+//! A check computes a value whose correct result is known, and compares the two. `--bench` also measures the
+//! speeds from which `plan` predicts the time of a step.
+
+mod bench;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::Path;
 use std::time::Instant;
 
 use parallel::dispatch::{self, Value};
-use parallel::{autograd, memory, runtime};
+use parallel::{autograd, launch, memory, runtime};
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
+use tui::number::counted;
 
-use crate::args::JsonArgs;
-use crate::config::DeviceSetting;
-use crate::console::print;
+use crate::args::DoctorArgs;
+use crate::config::{ConfigError, DeviceSetting};
+use crate::console::{print, print_stderr};
 use crate::device;
 use crate::exit::Failure;
+use crate::machine_speed::{self, DtypeSpeed, MachineSpeed};
 
 /// The complete report.
 #[derive(Serialize)]
@@ -28,6 +34,9 @@ struct Report {
     memory: Memory,
     gpu: Gpu,
     checks: Vec<Check>,
+    /// What `--bench` measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speed: Option<MachineSpeed>,
 }
 
 #[derive(Serialize)]
@@ -96,7 +105,7 @@ const CHECKS: [Named; 7] = [
 ];
 
 /// Runs every check and prints the report. Fails if a check fails.
-pub(crate) fn run(arguments: &JsonArgs) -> anyhow::Result<()> {
+pub(crate) fn run(arguments: &DoctorArgs) -> anyhow::Result<()> {
     // libtorch's CUDA library must be loaded before the first tensor is created.
     let gpu = gpu();
     let report = Report {
@@ -110,6 +119,7 @@ pub(crate) fn run(arguments: &JsonArgs) -> anyhow::Result<()> {
         memory: memory_sizes(),
         gpu,
         checks: CHECKS.iter().map(|&(name, check)| run_check(name, check)).collect(),
+        speed: if arguments.bench { Some(measure_speed(&arguments.disk_path)?) } else { None },
     };
     print(&if arguments.json { serde_json::to_string_pretty(&report)? } else { report.text() })?;
 
@@ -118,6 +128,19 @@ pub(crate) fn run(arguments: &JsonArgs) -> anyhow::Result<()> {
         return Err(Failure::Checks { failed, total: report.checks.len() }.into());
     }
     Ok(())
+}
+
+/// Measures this machine, and keeps the result for `plan`.
+fn measure_speed(folder: &Path) -> anyhow::Result<MachineSpeed> {
+    let path = MachineSpeed::path(usize::try_from(tch::get_num_threads()).unwrap_or(1));
+    let Some(path) = path else {
+        let problem = "there is no folder for the result: set HOME or XDG_CACHE_HOME".to_owned();
+        return Err(ConfigError::Argument { argument: "--bench".to_owned(), problem }.into());
+    };
+    let speed = bench::measure(folder)?;
+    speed.write(&path)?;
+    print_stderr(&format!("kept for `plan` in {}", path.display()));
+    Ok(speed)
 }
 
 impl Report {
@@ -150,6 +173,9 @@ impl Report {
         let (total, available) =
             (self.memory.total_bytes as f64 / GIB, self.memory.available_bytes as f64 / GIB);
         line("memory", &format!("{available:.1} GiB free of {total:.1} GiB"));
+        if let Some(speed) = &self.speed {
+            speed_lines(speed).iter().for_each(|(name, value)| line(name, value));
+        }
 
         let gpu = match &self.gpu {
             Gpu { available: true, count, .. } => format!("{count} with CUDA"),
@@ -168,6 +194,30 @@ impl Report {
         }
         text.trim_end().to_owned()
     }
+}
+
+/// The speeds in words.
+fn speed_lines(speed: &MachineSpeed) -> Vec<(&'static str, String)> {
+    let MachineSpeed { machine, matmul, attention, elementwise, memory, disk } = speed;
+    let giga = |number: f64| number / 1e9;
+    let title = format!("of {} with {}", machine.processor, counted(machine.threads as u64, "thread"));
+    let mut lines = vec![("speed", title)];
+    let dtypes = |speed: DtypeSpeed, digits: usize, unit: &str| {
+        let (float32, bfloat16) = (giga(speed.float32), giga(speed.bfloat16));
+        format!("{float32:.digits$} {unit} in fp32, {bfloat16:.digits$} in bf16")
+    };
+    lines.extend(matmul.iter().map(|speed| {
+        ("", format!("matrix products of width {}: {}", speed.width, dtypes(speed.flops, 0, "Gflop/s")))
+    }));
+    lines.push(("", format!("attention: {}", dtypes(*attention, 0, "Gflop/s"))));
+    lines.push(("", format!("activation functions: {}", dtypes(*elementwise, 1, "GB/s"))));
+    let [read, copy] = [memory.read, memory.copy].map(giga);
+    lines.push(("", format!("memory: {read:.1} GB/s read, {copy:.1} GB/s copied (read and written)")));
+    let through = if disk.is_direct { "past the page cache" } else { "through the page cache" };
+    let [read, write] = [disk.read, disk.write].map(giga);
+    let folder = disk.folder.display();
+    lines.push(("", format!("disk of {folder}: {read:.2} GB/s read, {write:.2} GB/s written, {through}")));
+    lines
 }
 
 fn run_check(name: &'static str, check: fn() -> Outcome) -> Check {
@@ -195,13 +245,7 @@ fn gpu() -> Gpu {
 }
 
 fn processor() -> Processor {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let field = |name: &str| {
-        text.lines().find_map(|line| {
-            line.strip_prefix(name)?.split_once(':').map(|(_, value)| value.trim().to_owned())
-        })
-    };
-    let flags = field("flags").unwrap_or_default();
+    let flags = machine_speed::cpuinfo_field("flags").unwrap_or_default();
     let has = |flag: &str| flags.split_whitespace().any(|other| other == flag);
 
     let features = [
@@ -213,8 +257,8 @@ fn processor() -> Processor {
         ("amx-bf16", "amx_bf16"),
     ];
     Processor {
-        model: field("model name").unwrap_or_else(|| "unknown".to_owned()),
-        cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        model: machine_speed::processor_name(),
+        cores: launch::cores(),
         threads: tch::get_num_threads(),
         features: features.into_iter().map(|(name, flag)| (name, has(flag))).collect(),
     }

@@ -2,7 +2,6 @@
 //! cache, and prints what happened to them.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use datasets::dataset::{EncodedDataset, FileRead, LoadOptions, TrainingRow, split};
@@ -14,6 +13,7 @@ use tui::terminal::{Environment, Mode};
 use crate::config::section::DataSection;
 use crate::config::{ConfigError, StageSchema};
 use crate::console::print_stderr;
+use crate::user_cache;
 
 /// Minimum size of the data files in bytes for which tokenized rows are kept in the cache folder of the user.
 const MIN_CACHED_BYTES: u64 = 4 << 20;
@@ -145,13 +145,7 @@ fn cache(data: &DataSection) -> Option<Cache> {
     match data.cache.as_deref() {
         Some("") => None,
         Some(folder) => Some(Cache { folder: folder.into(), least_bytes: 0 }),
-        None => {
-            let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-            // A relative path is not valid (XDG Base Directory Specification).
-            let own = variable("XDG_CACHE_HOME").filter(|path| path.is_absolute());
-            let own = own.or_else(|| Some(variable("HOME")?.join(".cache")))?;
-            Some(Cache { folder: own.join("colossal-chat/rows"), least_bytes: MIN_CACHED_BYTES })
-        }
+        None => Some(Cache { folder: user_cache::folder()?.join("rows"), least_bytes: MIN_CACHED_BYTES }),
     }
 }
 
