@@ -2,6 +2,7 @@
 
 use std::process::Stdio;
 
+use crate::gemini::{line, with_large_model};
 use crate::harness::Scratch;
 
 #[test]
@@ -12,6 +13,40 @@ fn every_check_passes_and_the_report_is_json() {
     assert!(checks.len() >= 7 && checks.iter().all(|check| check["ok"] == true), "{report:#}");
     assert_eq!(report["processor"]["threads"], 1);
     assert!(report["libtorch"]["path"].as_str().unwrap().contains("libtorch_cpu"));
+}
+
+#[test]
+fn what_a_machine_measures_tells_the_time_of_a_step() {
+    let scratch = with_large_model();
+    let plan = format!("plan {} --json", line("sft", "planned", ""));
+    let step_time = || scratch.run(&plan).json()["step_time"].clone();
+    assert_eq!(step_time(), serde_json::Value::Null);
+    let text = scratch.run(plan.trim_end_matches(" --json"));
+    assert!(text.succeeds().contains("step time: not known: run `colossal-chat doctor --bench` once"));
+
+    let report = scratch.run("doctor --bench --disk-path . --json").json();
+    let speed = &report["speed"];
+    assert_eq!(speed["machine"]["threads"], 1);
+    assert!(speed["disk"]["read"].as_f64().unwrap() > 0.0, "{report:#}");
+    let predicted = step_time();
+    let parts = ["computation", "update", "disk"].map(|part| predicted[part].as_f64().unwrap());
+    assert!(predicted["seconds"].as_f64().unwrap() >= parts[0] && parts[0] > 0.0, "{predicted:#}");
+    let outcome = scratch.run(&line("sft", "run", ""));
+    outcome.succeeds();
+    assert!(outcome.stderr.contains(" s, the median (predicted: "), "{outcome:#?}");
+
+    // Of another machine, and damaged.
+    let file = ".cache/colossal-chat/speed-1-threads.json";
+    let whole = scratch.read(file);
+    scratch.write(file, &whole.replacen("\"threads\": 1", "\"threads\": 9", 1));
+    assert_eq!(step_time(), serde_json::Value::Null);
+    scratch.write(file, &whole.replacen("\"read\": ", "\"read\": -", 1));
+    scratch.run(&plan).fails(3, &["speed-1-threads.json", "`memory.read` is -", "doctor --bench", "remove"]);
+    scratch.write(file, &whole[..whole.len() / 2]);
+    scratch.run(&line("sft", "out", "")).fails(3, &["speed-1-threads.json", "doctor --bench"]);
+    assert!(!scratch.path("out").exists());
+    scratch.run("doctor --disk-path .").fails(2, &["--bench"]);
+    scratch.run("doctor --bench --disk-path absent").fails(4, &["absent"]);
 }
 
 #[test]

@@ -169,11 +169,47 @@ fn a_budget_lowers_the_memory_of_the_process() {
 fn a_budget_that_cannot_be_kept_is_an_error_with_a_fix() {
     let scratch = with_large_model();
     let run = |sets: &str| scratch.run(&line("sft", "out", sets));
-    run("--set gemini.device_memory='1MiB'").fails(4, &["device_memory is 1 MiB", "raise it"]);
+    let refused = &["device_memory is 1 MiB: set [gemini] device_memory = \""];
+    run("--set gemini.device_memory='1MiB'").fails(4, refused);
     run("--set gemini.device_memory='16MiB' --set gemini.placement='cuda'").fails(4, &["placement", "auto"]);
     run("--set gemini.device_memory='lots'").fails(2, &["gemini.device_memory", "400MiB"]);
     run("--set gemini.disk_path='.'").fails(2, &["gemini.disk_path", "device_memory"]);
     run("--set gemini.placement='cpu' --set gemini.device_memory='24MiB'").fails(2, &["gemini.placement"]);
     run("--set gemini.host_memory='24MiB'").fails(2, &["gemini.host_memory"]);
     run("--set gemini.device_memory='24MiB' --set gemini.disk_path='absent'").fails(4, &["absent"]);
+}
+
+#[test]
+fn what_would_fit_is_told_before_anything_is_loaded_and_does_fit() {
+    let scratch = with_large_model();
+    let sets = "--set gemini.device_memory='6MiB' --set train.micro_batch_size=16 \
+                --set train.gradient_accumulation_steps=1 --set train.activation_checkpointing=false";
+    let refused = scratch.run(&line("sft", "out", sets));
+    refused.fails(4, &["device_memory is 6 MiB: set [gemini] device_memory = \"", ", or "]);
+    assert!(!refused.stderr.contains("MiB of weights"), "{refused:#?}");
+    assert!(!scratch.path("out").exists());
+
+    let plan = format!("plan {}", line("sft", "out", sets));
+    let text = scratch.run(&plan);
+    assert!(text.succeeds().contains("this cannot fit: the models need "), "{text:#?}");
+    let shortage = scratch.run(&format!("{plan} --json")).json()["shortage"].clone();
+    assert_eq!((&shortage["limit"], &shortage["is_certain"]), (&"device_memory".into(), &true.into()));
+    let changes = shortage["changes"].as_array().unwrap();
+    assert!(!changes.is_empty(), "{shortage:#}");
+    for (number, change) in changes.iter().enumerate() {
+        // `[gemini] device_memory = "16MiB" and [train] micro_batch_size = 4`
+        let change = change.as_str().unwrap();
+        if change.contains("processes") {
+            continue;
+        }
+        let settings = change.split(" and ").map(|setting| {
+            let (key, value) = setting.split_once(" = ").unwrap();
+            let key = key.replace('[', "").replace("] ", ".");
+            format!("--set {key}={}", value.replace('"', "'"))
+        });
+        let settings: Vec<String> = settings.collect();
+        let out = format!("fits-{number}");
+        let outcome = scratch.run(&line("sft", &out, &format!("{sets} {}", settings.join(" "))));
+        assert_eq!(outcome.code, 0, "{change}: {outcome:#?}");
+    }
 }

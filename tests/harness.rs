@@ -117,6 +117,12 @@ impl Outcome {
         &self.stdout
     }
 
+    /// The data as one JSON value.
+    #[track_caller]
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(self.succeeds()).expect("JSON")
+    }
+
     /// The data as JSON, one value a line.
     #[track_caller]
     pub(crate) fn rows(&self) -> Vec<serde_json::Value> {

@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use anyhow::Error;
 
 use crate::config::ConfigError;
+use crate::stage::fit::Shortage;
 
 /// The run failed.
 pub(crate) const FAILED: u8 = 1;
@@ -76,6 +77,9 @@ pub(crate) enum Failure {
         /// The value that the model returned.
         number: f32,
     },
+    /// A run whose models do not fit into memory.
+    #[error("{0}")]
+    DoesNotFit(Shortage),
     /// A signal interrupted the program.
     #[error("interrupted")]
     Interrupted,
@@ -189,7 +193,7 @@ pub(crate) fn is_out_of_memory(message: &str) -> bool {
 fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(failure) = cause.downcast_ref::<Failure>() {
         return Some(match failure {
-            Failure::Checks { .. } => DEVICE,
+            Failure::Checks { .. } | Failure::DoesNotFit(_) => DEVICE,
             Failure::Rows { .. } | Failure::File { .. } | Failure::Stdin(_) => DATA,
             Failure::NotFinite { .. } => DIVERGED,
             Failure::Interrupted => INTERRUPTED,
@@ -287,7 +291,7 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         Error::Damaged { .. } => DATA,
         Error::File(error) => of_file(error),
         Error::Io { source, .. } | Error::Thread(source) => of_io(source),
-        Error::OverBudget { .. } | Error::OverHostMemory { .. } | Error::TooLarge { .. } => DEVICE,
+        Error::OverBudget { .. } | Error::OverHostMemory { .. } => DEVICE,
         Error::NotContiguous { .. } | Error::Unsharded { .. } => FAILED,
     }
 }

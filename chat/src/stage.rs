@@ -1,8 +1,10 @@
 //! The training stages. A stage is one file with a `static STAGE`; a new one is added to [`ALL`].
 
 pub(crate) mod base;
+mod chunk_uses;
 pub(crate) mod context;
 pub(crate) mod definition;
+pub(crate) mod fit;
 mod model_memory;
 mod peak_memory;
 mod plan;
@@ -11,6 +13,7 @@ pub(crate) mod preflight;
 pub(crate) mod rm;
 mod rows;
 pub(crate) mod sft;
+mod step_time;
 
 pub(crate) use definition::Stage;
 

@@ -70,19 +70,6 @@ pub enum Error {
         /// The bytes that are allowed.
         limit: usize,
     },
-    /// The models are larger than the memory of the machine.
-    #[error(
-        "the models need {} MiB of weights, gradients and optimizer state in each process, and this machine has {} MiB: \
-         set [gemini] device_memory, which keeps a part of them on the disk, or divide them over more processes \
-         with [parallel] zero",
-        needed >> 20, available >> 20
-    )]
-    TooLarge {
-        /// The bytes of one process.
-        needed: usize,
-        /// The bytes of the machine.
-        available: usize,
-    },
     /// The loss or the gradient is no longer finite.
     #[error(
         "the {what} of optimizer step {step} is {value}: lower [train] lr, raise warmup_steps, or check the rows of this step"

@@ -45,12 +45,13 @@ pub(crate) fn run_for(
     interrupt::listen()?;
     let settings = loaded.config.to_toml(schema)?;
     load_device(mode, starts_others.then_some(arguments.nproc), &mut loaded.config.model.device)?;
-    let parallel = &loaded.config.parallel;
     let (groups, mesh) = if starts_others {
-        (Arc::new(ProcessGroups::single()), launch::mesh(parallel, 0, arguments.nproc)?)
+        // For the predictions.
+        loaded.config.threads = threads.or(loaded.config.threads);
+        (Arc::new(ProcessGroups::single()), launch::mesh(&loaded.config.parallel, 0, arguments.nproc)?)
     } else {
         let start = StartupSpec { command: schema.name, resume: arguments.resume, settings: &settings };
-        let groups = launch::join(threads.or(loaded.config.threads), parallel, &start)?;
+        let groups = launch::join(threads.or(loaded.config.threads), &loaded.config.parallel, &start)?;
         let mesh = groups.mesh().clone();
         (groups, mesh)
     };

@@ -60,13 +60,13 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::from_folder(&config.base.tokenizer)?;
     let architecture = architecture(&config.base.network, &tokenizer)?;
     let inputs = sft::inputs(ctx.stage, config, &architecture, &tokenizer)?;
-    let memory = sft::planned_memory(config, ctx, &architecture, &inputs)?;
+    let plan = sft::planned(config, ctx, &architecture, &inputs)?;
     let model = if let Some(checkpoint) = ctx.folder.checkpoint() {
         CausalLm::load(checkpoint, &trainable_options(config, ctx)?)?
     } else {
         CausalLm::random(architecture, config.seed, &trainable_options(config, ctx)?)?
     };
-    sft::train_on(config, (&model, memory), &inputs, &tokenizer, ctx)
+    sft::train_on(config, (&model, plan), &inputs, &tokenizer, ctx)
 }
 
 /// Builds the `config.json` of the network, with the vocabulary of `tokenizer`.

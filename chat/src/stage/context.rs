@@ -12,7 +12,7 @@ use models::decoder;
 use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
 use parallel::comm::ProcessGroup;
 use parallel::residency::WeightAllocator;
-use parallel::{Axis, Mesh, Parameter, ProcessGroups, Segmented, memory};
+use parallel::{Axis, Mesh, ProcessGroups, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals};
 use tch::Device;
@@ -171,6 +171,16 @@ pub(super) fn model_parallel(config: &RunConfig, groups: &ProcessGroups) -> Mode
     }
 }
 
+/// Prints the plan of a run whose models cannot be loaded because they do not fit, if only the plan is wanted.
+/// Returns whether it did.
+pub(super) fn ends_with_plan(plan: &Plan, ctx: &StageContext<'_>) -> anyhow::Result<bool> {
+    let (RunMode::Plan { json }, Some(_)) = (ctx.mode, &plan.shortage) else { return Ok(false) };
+    if ctx.groups.is_rank_zero() {
+        plan.print(json)?;
+    }
+    Ok(true)
+}
+
 /// Prints the plan. In mode [`RunMode::Train`], also opens the run folder and runs `train` in it.
 pub(super) fn run_in_folder(
     config: &RunConfig,
@@ -192,7 +202,9 @@ pub(super) fn run_in_folder(
         return Ok(());
     }
 
-    let (num_steps, predicted) = (plan.steps, plan.peak_memory.map(|peak| peak.total));
+    let num_steps = plan.steps;
+    let predicted_bytes = plan.peak_memory.map(|peak| peak.total);
+    let predicted_seconds = plan.step_time.map(|time| time.seconds);
     if ctx.folder.is_finished_at(num_steps) {
         if groups.is_rank_zero() {
             print_stderr(&format!("this run is finished: it has had its {num_steps} steps already"));
@@ -211,7 +223,9 @@ pub(super) fn run_in_folder(
         Box::new(crate::record::JsonlRecorder::new(&config.out)),
         Box::new(crate::record::TensorboardRecorder::new(&config.out)),
     ]);
-    let mut recorder = TeeRecorder(&mut files, ctx.recorder);
+    let mut step_seconds = StepSeconds::default();
+    let mut shown = TeeRecorder(&mut step_seconds, ctx.recorder);
+    let mut recorder = TeeRecorder(&mut files, &mut shown);
     let mut run = StageRun {
         stage: ctx.stage.name,
         out: &config.out,
@@ -244,17 +258,14 @@ pub(super) fn run_in_folder(
             report_newest_checkpoint(&config.out, error);
         }
     })?;
-    report_memory(&ctx.memory, predicted, groups)
-}
-
-/// Prints what the models took and moved under a budget, and the peak of each process.
-fn report_memory(
-    memory: &ChunkManager,
-    predicted: Option<usize>,
-    groups: &ProcessGroups,
-) -> anyhow::Result<()> {
-    report_traffic(memory, groups);
-    report_peak_memory(predicted, groups)
+    report_traffic(&ctx.memory, groups);
+    report_peak_memory(predicted_bytes, groups)?;
+    if let (Some(predicted), Some(median)) = (predicted_seconds, step_seconds.median()) {
+        let step = ctx.stage.units.step;
+        let (median, predicted) = (plan::in_seconds(median), plan::in_seconds(predicted));
+        print_stderr(&format!("{step} time: {median}, the median (predicted: {predicted})"));
+    }
+    Ok(())
 }
 
 /// Prints what the models of rank 0 took of their budget, and what was moved for it.
@@ -292,14 +303,6 @@ fn report_peak_memory(predicted: Option<usize>, groups: &ProcessGroups) -> anyho
         print_stderr(&format!("peak memory{of}: {}{predicted}", plan::mebibytes(&peaks)));
     }
     Ok(())
-}
-
-/// Counts the parameters of the full model over the ranks of the pipeline-expert group.
-pub(super) fn num_parameters(model: &impl Segmented, groups: &ProcessGroups) -> anyhow::Result<usize> {
-    let is_owned = |parameter: &&Parameter| parameter.is_owned(groups);
-    let owned: usize = model.parameters().iter().filter(is_owned).map(Parameter::num_elements).sum();
-    let [all] = groups.pipeline_expert_group().all_reduce_sum([owned as f64])?;
-    Ok(all as usize)
 }
 
 /// Prints a warning on rank 0 if a `config.json` sets dropout, which is not applied.
@@ -356,6 +359,26 @@ fn report_newest_checkpoint(out: &Path, error: &rlhf::Error) {
     match newest {
         Some((_, path)) => print_stderr(&format!("the newest checkpoint of this run is {}", path.display())),
         None => print_stderr("this run has saved no checkpoint"),
+    }
+}
+
+/// The seconds of the logged steps. Only rank 0 records events.
+#[derive(Default)]
+struct StepSeconds(Vec<f64>);
+
+impl StepSeconds {
+    fn median(mut self) -> Option<f64> {
+        self.0.sort_by(f64::total_cmp);
+        self.0.get(self.0.len() / 2).copied()
+    }
+}
+
+impl Recorder for StepSeconds {
+    fn record(&mut self, event: &rlhf::event::Event<'_>) -> Result<(), rlhf::Error> {
+        if let rlhf::event::Event::Step { metrics, .. } = event {
+            self.0.extend(metrics.get("seconds"));
+        }
+        Ok(())
     }
 }
 

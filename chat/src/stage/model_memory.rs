@@ -1,22 +1,26 @@
-//! The memory that the models of a stage need in each process, from their configurations alone: before
-//! anything is loaded, and for any number of processes.
+//! What the models of a stage need in each process, from their configurations alone: before anything is
+//! loaded, and for any number of processes.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use gemini::placement::PlacementPolicy;
-use gemini::{Error, StateBytes};
+use gemini::StateBytes;
 use models::causal_lm::LoadOptions;
 use models::config::Config;
 use models::decoder::{HeadKind, weight_specs};
-use parallel::{Axis, Mesh, ProcessGroups, memory};
+use models::model_parallel::ModelParallel;
+use parallel::{Axis, Mesh, ProcessGroups, launch, memory};
 use serde::Serialize;
 use tch::{Device, Kind};
 
 use super::context::{RunMode, StageContext, model_parallel};
+use super::fit::{Shortage, Work};
 use super::peak_memory::{self, PeakMemory, SequenceLengths};
+use super::step_time::{PlannedRun, StepTime};
 use crate::config::RunConfig;
 use crate::device;
+use crate::exit::Failure;
+use crate::machine_speed::{Machine, MachineSpeed};
 
 /// A model of a stage.
 pub(crate) struct PlannedModel<'a> {
@@ -37,65 +41,70 @@ pub(crate) struct ModelBytes {
     pub(crate) bytes: StateBytes,
 }
 
-/// The memory of all models of a stage in the process that needs most.
+/// The memory of all models of a stage in the process that needs most, and the time of its steps.
 #[derive(Clone, Debug)]
-pub(crate) struct StageMemory {
+pub(crate) struct StagePlan {
+    /// The number of parameters of each model, by role.
+    pub(crate) parameters: Vec<(&'static str, usize)>,
     /// Weights, gradients and optimizer state.
     pub(crate) models: Vec<ModelBytes>,
     /// The peak of the process; `None` for models on a GPU, for which there is no prediction.
     pub(crate) peak: Option<PeakMemory>,
+    /// The time of a step; `None` if it is not known.
+    pub(crate) step_time: Option<StepTime>,
+    /// The memory that the run lacks, if it lacks any.
+    pub(crate) shortage: Option<Shortage>,
 }
 
-impl StageMemory {
+impl StagePlan {
     /// The bytes of weights, gradients and optimizer state of all models.
     pub(crate) fn model_bytes(&self) -> usize {
         self.models.iter().map(|model| model.bytes.total()).sum()
     }
 }
 
-/// Computes the memory that the models need in the fullest process if they run over sequences of these
-/// `lengths`, and refuses a run that cannot have it. Nothing is refused in mode [`RunMode::Plan`].
+/// Predicts the memory that the models need in the fullest process and the time that a step takes if they run
+/// over sequences of these `lengths`, and refuses a run that cannot have the memory. Nothing is refused in
+/// mode [`RunMode::Plan`].
 pub(super) fn check(
     config: &RunConfig,
     ctx: &StageContext<'_>,
     models: &[PlannedModel<'_>],
     lengths: &SequenceLengths,
-) -> anyhow::Result<StageMemory> {
-    let most = of_fullest_process(config, ctx.mesh, models)?;
-    let is_on_host = device::resolve(config.model.device, ctx.groups.local_rank())? == Device::Cpu;
-    let peak = is_on_host.then(|| peak_memory::predict(config, ctx.mesh, models, &most, lengths));
-    if !matches!(ctx.mode, RunMode::Plan { .. }) {
-        refuse_too_large(config, is_on_host, &most)?;
+) -> anyhow::Result<StagePlan> {
+    let mesh = ctx.mesh;
+    let state = of_fullest_process(config, mesh, models)?;
+    let parameters = models.iter().map(|model| Ok((model.role, num_parameters(model)?)));
+    let parameters = parameters.collect::<Result<_, models::Error>>()?;
+    if device::resolve(config.model.device, ctx.groups.local_rank())? != Device::Cpu {
+        return Ok(StagePlan { parameters, models: state, peak: None, step_time: None, shortage: None });
     }
-    Ok(StageMemory { models: most, peak })
+
+    let machine_bytes = memory::total_bytes().map(|bytes| bytes as usize);
+    let shortage = Shortage::find(config, mesh, Work { models, lengths, machine_bytes })?;
+    if let Some(shortage) = shortage.as_ref().filter(|shortage| shortage.is_certain)
+        && !matches!(ctx.mode, RunMode::Plan { .. })
+    {
+        return Err(Failure::DoesNotFit(shortage.clone()).into());
+    }
+    let run = PlannedRun { config, mesh, models, state: &state, lengths };
+    let speed = MachineSpeed::load(&Machine::here(threads(config, ctx)))?;
+    let step_time = speed.map(|speed| run.step_time(&speed));
+    let peak = Some(peak_memory::predict(config, mesh, models, &state, lengths));
+    Ok(StagePlan { parameters, models: state, peak, step_time, shortage })
 }
 
-/// Refuses models whose weights and states alone are too much.
-fn refuse_too_large(config: &RunConfig, is_on_host: bool, most: &[ModelBytes]) -> Result<(), Error> {
-    let needed: usize = most.iter().map(|model| model.bytes.total()).sum();
-    let optimizer: usize = most.iter().map(|model| model.bytes.optimizer).sum();
-
-    if let Some(budget) = config.gemini.device_memory.map(|size| size.0 as usize) {
-        // What these two placements never move has to fit, whatever else the run needs.
-        let stays = match config.gemini.placement {
-            PlacementPolicy::Cuda => needed,
-            PlacementPolicy::Static => needed - optimizer,
-            _ => 0,
-        };
-        if stays > budget {
-            return Err(Error::OverBudget { needed: stays, evictable: 0, budget });
-        }
-    } else if is_on_host
-        && let Some(available) = memory::total_bytes().map(|bytes| bytes as usize)
-        && needed > available
-    {
-        return Err(Error::TooLarge { needed, available });
+/// The threads of an operation in each process of the run.
+fn threads(config: &RunConfig, ctx: &StageContext<'_>) -> usize {
+    let processes = ctx.mesh.world_size();
+    if processes == ctx.groups.world().size() {
+        return usize::try_from(tch::get_num_threads()).unwrap_or(1);
     }
-    Ok(())
+    config.threads.unwrap_or((launch::cores() / processes).max(1))
 }
 
 /// The memory of the models in the process that needs most.
-fn of_fullest_process(
+pub(super) fn of_fullest_process(
     config: &RunConfig,
     mesh: &Mesh,
     models: &[PlannedModel<'_>],
@@ -114,6 +123,19 @@ fn of_fullest_process(
     }
     let total = |models: &Vec<ModelBytes>| models.iter().map(|model| model.bytes.total()).sum::<usize>();
     Ok(seen.into_values().max_by_key(total).unwrap_or_default())
+}
+
+/// The parameters of a full model.
+fn num_parameters(model: &PlannedModel<'_>) -> Result<usize, models::Error> {
+    let options = LoadOptions {
+        kind: model.kind,
+        device: Device::Cpu,
+        trainable: model.is_trained,
+        model_parallel: ModelParallel::NONE,
+        memory: None,
+    };
+    let specs = weight_specs(model.config, model.head, &options)?;
+    Ok(specs.iter().map(|spec| spec.shape.iter().product::<i64>() as usize).sum())
 }
 
 fn bytes_of(

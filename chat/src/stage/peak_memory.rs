@@ -22,7 +22,7 @@ use crate::config::RunConfig;
 
 /// What a process takes without any model: libtorch with its work space, the tokenizer, the rows. Measured on
 /// Linux on x86-64 with two threads.
-const PROGRAM_BYTES: usize = 170 << 20;
+pub(super) const PROGRAM_BYTES: usize = 170 << 20;
 
 /// Without a budget, the heap keeps freed tensors of sizes that are not needed again: so many bytes for each
 /// byte of activations, measured over batches of different lengths. With checkpointing, short-lived tensors
@@ -30,6 +30,38 @@ const PROGRAM_BYTES: usize = 170 << 20;
 const HEAP_WASTE: f64 = 1.25;
 const HEAP_WASTE_CHECKPOINTING: f64 = 1.6;
 const HEAP_WASTE_BF16: f64 = 1.8;
+
+/// What a row brings on average.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct RowTokens {
+    /// The tokens of all its sequences.
+    pub(super) tokens: f64,
+    /// The sum of the squared lengths of its sequences.
+    pub(super) squares: f64,
+    /// The positions with logits.
+    pub(super) predicted: f64,
+}
+
+impl RowTokens {
+    /// The mean over `rows`. `lengths` gives the lengths of the sequences of a row, and how many of their
+    /// positions have logits.
+    pub(super) fn mean<T, const N: usize>(rows: &[T], lengths: impl Fn(&T) -> ([usize; N], usize)) -> Self {
+        let mut sum = Self::default();
+        for (sequences, predicted) in rows.iter().map(lengths) {
+            for length in sequences.map(|length| length as f64) {
+                sum.tokens += length;
+                sum.squares += length * length;
+            }
+            sum.predicted += predicted as f64;
+        }
+        sum.times(1.0 / rows.len().max(1) as f64)
+    }
+
+    /// That of so many rows.
+    pub(super) fn times(self, rows: f64) -> Self {
+        Self { tokens: self.tokens * rows, squares: self.squares * rows, predicted: self.predicted * rows }
+    }
+}
 
 /// The sequences of tokens that run through the models.
 #[derive(Clone, Copy, Debug)]
@@ -47,23 +79,29 @@ pub(super) struct SequenceLengths {
     pub(super) per_row: usize,
     /// The tokens of the reply that a rollout adds; 0 in a stage without rollouts.
     pub(super) new_tokens: usize,
+    /// The mean row; in a stage with rollouts, the mean prompt.
+    pub(super) row: RowTokens,
+    /// The mean row of the language-modelling term of PPO, if there is one.
+    pub(super) ptx: Option<RowTokens>,
 }
 
 impl SequenceLengths {
-    /// Those of rows with so many sequences each.
-    pub(super) fn of<T: TrainingRow>(encoded: &EncodedRows<T>, per_row: usize) -> Self {
+    /// Those of rows with so many sequences each, whose mean is `row`.
+    pub(super) fn of<T: TrainingRow>(encoded: &EncodedRows<T>, per_row: usize, row: RowTokens) -> Self {
         let EncodedRows { rows, tokens, longest, .. } = encoded;
         let count = rows.len().max(1) as f64;
         let mean = *tokens as f64 / count;
         let squares = rows.iter().map(|row| (row.num_tokens() as f64 - mean).powi(2));
         let deviation = (squares.sum::<f64>() / count).sqrt();
         let (longest, num_rows, are_mixed) = (*longest, rows.len(), deviation > 0.0);
-        Self { mean, deviation, longest, are_mixed, num_rows, per_row, new_tokens: 0 }
+        Self { mean, deviation, longest, are_mixed, num_rows, per_row, new_tokens: 0, row, ptx: None }
     }
 
-    /// Those of bins of packed rows: nearly full, each with several rows of different lengths.
-    pub(super) fn packed<T>(rows: &EncodedRows<T>, bin_tokens: usize) -> Self {
+    /// Those of bins of packed rows, whose mean is `row`: nearly full, each with several rows of different
+    /// lengths.
+    pub(super) fn packed<T>(rows: &EncodedRows<T>, bin_tokens: usize, row: RowTokens) -> Self {
         let (mean, num_rows) = (bin_tokens as f64, rows.tokens.div_ceil(bin_tokens));
+        let row = row.times(rows.rows.len() as f64 / num_rows.max(1) as f64);
         Self {
             mean,
             deviation: 0.0,
@@ -72,6 +110,8 @@ impl SequenceLengths {
             num_rows,
             per_row: 1,
             new_tokens: 0,
+            row,
+            ptx: None,
         }
     }
 
@@ -86,17 +126,59 @@ impl SequenceLengths {
     }
 }
 
-/// The memory of a process at the moment that needs most.
+/// The memory of a process at the moment that needs most, in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct PeakMemory {
     /// The activations of a training step, with the gradients that are not yet in their place.
     pub(crate) activations: usize,
+    /// The logits of the loss with their gradients, while they exist.
+    pub(crate) logits: usize,
     /// The copy of the policy, the KV cache and the logits of a rollout.
     pub(crate) rollout: usize,
+    /// The KV cache of a rollout.
+    pub(crate) kv_cache: usize,
     /// What the program takes without models.
     pub(crate) program: usize,
     /// The peak: that of the models, at most the budget, and the program.
     pub(crate) total: usize,
+}
+
+/// The tensors of a forward and backward pass, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StepTensors {
+    /// What all micro-batches in flight keep at the end of the forward pass.
+    pub(super) kept: usize,
+    /// What a block takes beside that in its backward pass.
+    pub(super) block: usize,
+    /// What the head and its loss take beside that.
+    pub(super) head: usize,
+    /// The part of the head that is logits and their gradients.
+    pub(super) logits: usize,
+}
+
+impl StepTensors {
+    /// The most at any moment.
+    pub(super) fn peak(&self) -> usize {
+        self.kept + self.block.max(self.head)
+    }
+}
+
+/// What a rollout takes beside the state of the models, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RolloutTensors {
+    /// The copy of the policy, laid out for decoding.
+    pub(super) policy: usize,
+    /// The keys and values of all replies that are generated at the same time.
+    pub(super) kv_cache: usize,
+    /// What the sampler works on.
+    pub(super) logits: usize,
+}
+
+impl RolloutTensors {
+    /// All of it.
+    pub(super) fn total(&self) -> usize {
+        self.policy + self.kv_cache + self.logits
+    }
 }
 
 /// Predicts the peak of a process that holds `state`, the bytes of `models`.
@@ -108,9 +190,11 @@ pub(super) fn predict(
     lengths: &SequenceLengths,
 ) -> PeakMemory {
     let trained = models.iter().filter(|model| model.is_trained);
-    let activations = trained.map(|model| training_step(config, mesh, model, lengths)).max().unwrap_or(0);
-    let policy = models.first().zip(state.first()).filter(|_| lengths.new_tokens > 0);
-    let rollout = policy.map_or(0, |(policy, state)| rollout(config, mesh, policy, state, lengths));
+    let steps: Vec<StepTensors> = trained.map(|model| training_step(config, mesh, model, lengths)).collect();
+    let activations = steps.iter().map(StepTensors::peak).max().unwrap_or(0);
+    let logits = steps.iter().map(|step| step.logits).max().unwrap_or(0);
+    let tensors = rollout(config, mesh, models, state, lengths);
+    let (rollout, kv_cache) = (tensors.total(), tensors.kv_cache);
 
     let held: usize = state.iter().map(|model| model.bytes.total()).sum();
     let is_fp32 = config.model.dtype.kind() == Kind::Float;
@@ -123,23 +207,31 @@ pub(super) fn predict(
         Some(budget) => (held + activations.max(rollout)).min(budget.0 as usize),
         None => held + rollout.max((waste * activations as f64) as usize),
     };
-    PeakMemory { activations, rollout, program: PROGRAM_BYTES, total: models + PROGRAM_BYTES }
+    let (program, total) = (PROGRAM_BYTES, models + PROGRAM_BYTES);
+    PeakMemory { activations, logits, rollout, kv_cache, program, total }
+}
+
+/// The micro-batches of an optimizer step that one process runs.
+pub(super) fn micro_batches(config: &RunConfig, mesh: &Mesh, lengths: &SequenceLengths) -> usize {
+    step_rows(config, lengths).div_ceil(config.train.micro_batch_size).div_ceil(mesh.size(Axis::Data))
+}
+
+/// The rows of an optimizer step; in a stage with rollouts, the replies.
+pub(super) fn step_rows(config: &RunConfig, lengths: &SequenceLengths) -> usize {
+    if lengths.new_tokens > 0 { config.ppo.mini_batch_size } else { config.train.batch_size() }
 }
 
 /// The tensors of a forward and backward pass at their peak.
-fn training_step(
+pub(super) fn training_step(
     config: &RunConfig,
     mesh: &Mesh,
     model: &PlannedModel<'_>,
     lengths: &SequenceLengths,
-) -> usize {
+) -> StepTensors {
     let TrainConfig { micro_batch_size, activation_checkpointing, .. } = config.train;
     let (architecture, memory) = (model.config.architecture(), memory_of(mesh, model));
-    let has_rollouts = lengths.new_tokens > 0;
-    let step_rows = if has_rollouts { config.ppo.mini_batch_size } else { config.train.batch_size() };
-    let micro_batches = step_rows.div_ceil(micro_batch_size).div_ceil(mesh.size(Axis::Data));
-    let tokens =
-        lengths.largest_micro_batch(micro_batch_size.min(step_rows)).div_ceil(mesh.size(Axis::Sequence));
+    let rows = micro_batch_size.min(step_rows(config, lengths));
+    let tokens = lengths.largest_micro_batch(rows).div_ceil(mesh.size(Axis::Sequence));
 
     let stages = mesh.size(Axis::Pipeline);
     let layers = (architecture.num_layers as usize).div_ceil(stages);
@@ -156,38 +248,54 @@ fn training_step(
     // Under a budget, and with sharded weights, all micro-batches run through a segment before the next.
     let is_segment_major =
         config.gemini.device_memory.is_some() || config.parallel.zero >= gemini::ZeroStage::Gradients;
+    let micro_batches = micro_batches(config, mesh, lengths);
     let in_flight = if is_segment_major { micro_batches } else { micro_batches.min(stages) };
+    let logits = head_most - head_kept;
     if activation_checkpointing {
-        let inputs = in_flight * (layers + 1) * memory.hidden(tokens);
-        inputs + largest.max(memory.final_norm(tokens) + head_most)
+        let kept = in_flight * (layers + 1) * memory.hidden(tokens);
+        StepTensors { kept, block: largest, head: memory.final_norm(tokens) + head_most, logits }
     } else {
         let kept = memory.hidden(tokens) + blocks.sum::<usize>() + memory.final_norm(tokens);
-        in_flight * kept + head_most.max(head_kept + memory.block_backward(0, tokens))
+        let block = head_kept + memory.block_backward(0, tokens);
+        StepTensors { kept: in_flight * kept, block, head: head_most, logits }
     }
 }
 
-/// What a rollout takes beside the state of the models.
-fn rollout(
+/// What a rollout of the first model, the policy, takes beside the `state` of the models. Nothing in a stage
+/// without rollouts.
+pub(super) fn rollout(
     config: &RunConfig,
     mesh: &Mesh,
-    policy: &PlannedModel<'_>,
-    state: &ModelBytes,
+    models: &[PlannedModel<'_>],
+    state: &[ModelBytes],
     lengths: &SequenceLengths,
-) -> usize {
+) -> RolloutTensors {
+    let policy = models.first().zip(state.first()).filter(|_| lengths.new_tokens > 0);
+    let Some((policy, state)) = policy else { return RolloutTensors::default() };
     let (architecture, memory) = (policy.config.architecture(), memory_of(mesh, policy));
-    let ppo = &config.ppo;
-    let replies = (ppo.rollout_batch_size * ppo.samples_per_prompt).div_ceil(mesh.size(Axis::Data));
+    let replies = concurrent_replies(config, mesh);
     let positions = architecture.max_positions as usize;
     let capacity = (lengths.longest + lengths.new_tokens).min(positions);
-    let cache = replies * capacity * memory.cached_token() / mesh.size(Axis::Pipeline);
+    let kv_cache = replies * capacity * memory.cached_token() / mesh.size(Axis::Pipeline);
     // The sampler works on the logits of all replies in fp32.
     let logits = 3 * replies * architecture.vocab_size as usize * 4;
     // The head of the copy is laid out anew, also where it is the embedding.
     let head = (architecture.vocab_size * architecture.embedding_size) as usize;
-    state.bytes.weights + head * policy.kind.elt_size_in_bytes() / mesh.size(Axis::Tensor) + cache + logits
+    let head = head * policy.kind.elt_size_in_bytes() / mesh.size(Axis::Tensor);
+    RolloutTensors { policy: state.bytes.weights + head, kv_cache, logits }
 }
 
-fn memory_of<'a>(mesh: &Mesh, model: &PlannedModel<'a>) -> ActivationMemory<'a> {
+/// The replies that a process generates in a rollout.
+pub(super) fn replies(config: &RunConfig, mesh: &Mesh) -> usize {
+    (config.ppo.rollout_batch_size * config.ppo.samples_per_prompt).div_ceil(mesh.size(Axis::Data))
+}
+
+/// The replies that a process generates at the same time.
+pub(super) fn concurrent_replies(config: &RunConfig, mesh: &Mesh) -> usize {
+    replies(config, mesh).min(config.ppo.rollout_micro_batch_size.unwrap_or(usize::MAX))
+}
+
+pub(super) fn memory_of<'a>(mesh: &Mesh, model: &PlannedModel<'a>) -> ActivationMemory<'a> {
     ActivationMemory::new(model.config.architecture(), model.kind, mesh.size(Axis::Tensor))
 }
 
@@ -205,6 +313,8 @@ mod tests {
             num_rows: 16_000,
             per_row: 1,
             new_tokens: 0,
+            row: RowTokens::default(),
+            ptx: None,
         };
         // Of 1000 values the largest is sqrt(2 ln 1000) = 3.716 922 deviations above the mean.
         assert_eq!(lengths.largest_micro_batch(16), 1600 + (20.0 * 4.0 * 3.716_922) as usize);
@@ -214,5 +324,13 @@ mod tests {
         assert_eq!(pairs.largest_micro_batch(4), 800);
         let prompts = SequenceLengths { new_tokens: 24, deviation: 0.0, ..lengths };
         assert_eq!(prompts.largest_micro_batch(4), 4 * 124);
+    }
+
+    #[test]
+    fn a_mean_row_counts_every_sequence_and_its_square() {
+        // Two pairs of 3 and 5, 4 and 2 tokens: 14 tokens, squares of 9 + 25 + 16 + 4 = 54.
+        let mean = RowTokens::mean(&[[3, 5], [4, 2]], |&lengths| (lengths, 1));
+        assert_eq!(mean, RowTokens { tokens: 7.0, squares: 27.0, predicted: 1.0 });
+        assert_eq!(mean.times(4.0), RowTokens { tokens: 28.0, squares: 108.0, predicted: 4.0 });
     }
 }

@@ -7,9 +7,11 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use tui::number;
 
-use super::model_memory::{ModelBytes, StageMemory};
+use super::fit::{NOTHING_FITS, Shortage};
+use super::model_memory::{ModelBytes, StagePlan};
 use super::peak_memory::PeakMemory;
 use super::rows::EncodedRows;
+use super::step_time::StepTime;
 use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::{print, print_stderr};
 use crate::output;
@@ -47,6 +49,10 @@ pub(crate) struct Plan {
     pub(crate) memory: Vec<ModelBytes>,
     /// The predicted peak of the process that needs most; `None` for models on a GPU.
     pub(crate) peak_memory: Option<PeakMemory>,
+    /// The predicted time of a step; `None` if it is not known.
+    pub(crate) step_time: Option<StepTime>,
+    /// The memory that the run lacks, and what would have to change to fit.
+    pub(crate) shortage: Option<Shortage>,
 }
 
 impl Plan {
@@ -56,14 +62,13 @@ impl Plan {
         stage: &StageSchema,
         config: &RunConfig,
         mesh: &Mesh,
-        (parameters, memory): (usize, StageMemory),
+        models: StagePlan,
         rows: &EncodedRows<T>,
         num_examples: usize,
     ) -> Self {
         Self {
             stage: stage.name,
             units: stage.units,
-            parameters: vec![("model", parameters)],
             rows: rows.rows.len(),
             dropped: rows.dropped,
             tokens: rows.tokens,
@@ -71,9 +76,12 @@ impl Plan {
             rows_per_step: config.train.batch_size(),
             mesh: mesh.clone(),
             loaded_bytes: Vec::new(),
-            model_bytes: memory.model_bytes(),
-            peak_memory: memory.peak,
-            memory: memory.models,
+            model_bytes: models.model_bytes(),
+            parameters: models.parameters,
+            peak_memory: models.peak,
+            step_time: models.step_time,
+            shortage: models.shortage,
+            memory: models.models,
         }
     }
 
@@ -110,25 +118,12 @@ impl Plan {
             if self.mesh.world_size() > 1 { " in each process" } else { "" },
         )];
 
-        lines.extend(self.memory.iter().map(|ModelBytes { role, bytes }| {
-            let [weights, gradients, optimizer] =
-                [bytes.weights, bytes.gradients, bytes.optimizer].map(|bytes| mebibytes(&[bytes as u64]));
-            let state = if bytes.gradients > 0 {
-                format!(", {gradients} of gradients, {optimizer} of optimizer state")
-            } else {
-                String::new()
-            };
-            format!("  {role}: {weights} of weights{state}")
-        }));
-        lines.extend(self.peak_memory.map(|PeakMemory { activations, rollout, program, total }| {
-            let in_rollout =
-                if rollout > 0 { format!("{} in a rollout, ", mebibytes(&[rollout as u64])) } else { String::new() };
-            let [activations, program, total] =
-                [activations, program, total].map(|bytes| mebibytes(&[bytes as u64]));
-            format!(
-                "  beside them: {activations} in a training step, {in_rollout}{program} for the program; peak about {total}"
-            )
-        }));
+        lines.extend(self.memory.iter().map(model_line));
+        lines.extend(self.peak_memory.as_ref().map(peak_line));
+        if self.peak_memory.is_some() {
+            lines.push(format!("  {} time: {}", self.units.step, time_text(self.step_time.as_ref())));
+        }
+        lines.extend(self.shortage.iter().flat_map(shortage_lines));
         if self.loaded_bytes.len() > 1 {
             lines.push(format!("peak memory of the processes until here: {}", mebibytes(&self.loaded_bytes)));
         }
@@ -148,6 +143,64 @@ impl Plan {
     pub(crate) fn write(&self, out: &Path) -> anyhow::Result<()> {
         Ok(output::write_atomically(&out.join("plan.json"), serde_json::to_string_pretty(self)?.as_bytes())?)
     }
+}
+
+fn model_line(ModelBytes { role, bytes }: &ModelBytes) -> String {
+    let [weights, gradients, optimizer] =
+        [bytes.weights, bytes.gradients, bytes.optimizer].map(|bytes| mebibytes(&[bytes as u64]));
+    let state = if bytes.gradients > 0 {
+        format!(", {gradients} of gradients, {optimizer} of optimizer state")
+    } else {
+        String::new()
+    };
+    format!("  {role}: {weights} of weights{state}")
+}
+
+fn peak_line(peak: &PeakMemory) -> String {
+    let size = |bytes: usize| mebibytes(&[bytes as u64]);
+    let PeakMemory { activations, logits, rollout, kv_cache, program, total } = *peak;
+    let in_rollout = if rollout > 0 {
+        format!("{} in a rollout, {} of it for the KV cache; ", size(rollout), size(kv_cache))
+    } else {
+        String::new()
+    };
+    format!(
+        "  beside them: {} in a training step, {} of it for logits; {in_rollout}{} for the program; peak about {}",
+        size(activations),
+        size(logits),
+        size(program),
+        size(total)
+    )
+}
+
+fn time_text(time: Option<&StepTime>) -> String {
+    let Some(time) = time else { return "not known: run `colossal-chat doctor --bench` once".to_owned() };
+    let StepTime { seconds, computation, rollout, update, disk } = *time;
+    let parts = [(computation, "computation"), (rollout, "rollout"), (update, "updates"), (disk, "disk")];
+    let parts = parts.into_iter().filter(|(part, _)| *part > 0.0);
+    let parts: Vec<String> = parts.map(|(part, name)| format!("{} of {name}", in_seconds(part))).collect();
+    format!("about {} ({})", in_seconds(seconds), parts.join(", "))
+}
+
+/// Formats a time with three digits.
+pub(super) fn in_seconds(seconds: f64) -> String {
+    let digits = match seconds {
+        100.0.. => 0,
+        10.0.. => 1,
+        1.0.. => 2,
+        _ => 3,
+    };
+    format!("{seconds:.digits$} s")
+}
+
+fn shortage_lines(shortage: &Shortage) -> Vec<String> {
+    let title = if shortage.is_certain { "this cannot fit" } else { "this may not fit" };
+    if shortage.changes.is_empty() {
+        return vec![format!("{title}: {}; {NOTHING_FITS}", shortage.problem())];
+    }
+    let changes = shortage.changes.iter().map(|change| format!("  {change}"));
+    let title = format!("{title}: {}. What would fit:", shortage.problem());
+    std::iter::once(title).chain(changes).collect()
 }
 
 fn as_object<S: Serializer>(parameters: &[(&str, usize)], serializer: S) -> Result<S::Ok, S::Error> {
@@ -193,6 +246,8 @@ mod tests {
             model_bytes: 0,
             memory: Vec::new(),
             peak_memory: None,
+            step_time: None,
+            shortage: None,
         }
     }
 

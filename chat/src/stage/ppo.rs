@@ -14,13 +14,13 @@ use rlhf::rollout::PpoModels;
 use tch::Kind;
 use tui::number::counted;
 
-use super::context::{self, StageContext, num_parameters, run_in_folder, tokenizer, trainable_options};
+use super::context::{self, StageContext, run_in_folder, tokenizer, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
-use super::model_memory::{self, PlannedModel, StageMemory};
-use super::peak_memory::SequenceLengths;
+use super::model_memory::{self, PlannedModel};
+use super::peak_memory::{RowTokens, SequenceLengths};
 use super::plan::Plan;
 use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
-use super::{rm, rows};
+use super::{rm, rows, sft};
 use crate::config::stage::REWARD;
 use crate::config::{ConfigError, RunConfig, StageSchema, Units};
 use crate::console::print_stderr;
@@ -185,17 +185,18 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let tokenizer = tokenizer(config, &folders.policy)?;
     folders.check_tokenizers(&tokenizer, ctx.groups)?;
 
-    let Inputs { prompts, ptx } = inputs(config, &configs, &tokenizer)?;
-    let lengths =
-        SequenceLengths { new_tokens: config.ppo.max_new_tokens, ..SequenceLengths::of(&prompts, 1) };
-    let memory = model_memory::check(config, ctx, &configs.planned(config), &lengths)?;
+    let inputs = inputs(config, &configs, &tokenizer)?;
+    context::check_split(config, &configs.all(), ctx)?;
+    let plan = configs.plan(config, ctx, &inputs)?;
+    if context::ends_with_plan(&plan, ctx)? {
+        return Ok(());
+    }
+    let Inputs { prompts, ptx } = inputs;
     let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint()), ctx)?;
     let critic = models.critic.iter().map(|critic| ("critic", critic.config()));
     let trained: Vec<_> = std::iter::once(("policy", models.policy.config())).chain(critic).collect();
     context::warn_about_dropout(ctx.groups, &trained);
-    context::check_split(config, &models.configs(), ctx)?;
 
-    let plan = models.plan(config, ctx, &prompts, memory)?;
     let stop_ids = model_folder::stop_ids(&tokenizer, models.policy.config());
     // The text is only logged for people, so an id that cannot be decoded becomes an error text and does not
     // stop the run.
@@ -259,6 +260,42 @@ impl PerRole<Config> {
         let rewards = self.rewards.iter();
         models.extend(rewards.map(|reward| planned("reward", reward, HeadKind::Scalar, Kind::Float, false)));
         models
+    }
+
+    /// The plan for these models.
+    fn plan(&self, config: &RunConfig, ctx: &StageContext<'_>, inputs: &Inputs) -> anyhow::Result<Plan> {
+        let Inputs { prompts, ptx } = inputs;
+        let prompt = RowTokens::mean(&prompts.rows, |row| ([row.input_ids.len()], 0));
+        let lengths = SequenceLengths {
+            new_tokens: config.ppo.max_new_tokens,
+            ptx: (config.ppo.ptx_coef > 0.0).then(|| sft::mean_row(&ptx.rows)),
+            ..SequenceLengths::of(prompts, 1, prompt)
+        };
+        let mut models = model_memory::check(config, ctx, &self.planned(config), &lengths)?;
+
+        // The reward models count as one.
+        let is_reward = |role: &str| role == "reward";
+        let rewards = models.parameters.iter().filter(|(role, _)| is_reward(role)).map(|(_, count)| count);
+        let rewards = rewards.sum();
+        models.parameters.retain(|(role, _)| !is_reward(role));
+        models.parameters.push(("reward", rewards));
+        Ok(Plan {
+            stage: STAGE.schema.name,
+            units: STAGE.schema.units,
+            rows: prompts.rows.len(),
+            dropped: prompts.dropped,
+            tokens: prompts.tokens,
+            steps: config.ppo.iterations,
+            rows_per_step: config.ppo.replies()?,
+            mesh: ctx.mesh.clone(),
+            loaded_bytes: Vec::new(),
+            model_bytes: models.model_bytes(),
+            parameters: models.parameters,
+            peak_memory: models.peak,
+            step_time: models.step_time,
+            shortage: models.shortage,
+            memory: models.models,
+        })
     }
 }
 
@@ -331,49 +368,6 @@ impl PpoModelSet {
                 .iter()
                 .map(|folder| ScalarModel::load(folder, &frozen(Kind::Float)))
                 .collect::<Result<_, _>>()?,
-        })
-    }
-
-    /// Returns the configurations of all models.
-    fn configs(&self) -> Vec<&Config> {
-        let scalar_models = self.critic.iter().chain(&self.rewards).map(ScalarModel::config);
-        [self.policy.config(), self.reference.config()].into_iter().chain(scalar_models).collect()
-    }
-
-    fn plan(
-        &self,
-        config: &RunConfig,
-        ctx: &StageContext<'_>,
-        prompts: &rows::EncodedRows<PromptRow>,
-        memory: StageMemory,
-    ) -> anyhow::Result<Plan> {
-        let groups = ctx.groups;
-        let reference = num_parameters(&self.reference, groups)?;
-        let counts = |models: &mut dyn Iterator<Item = &ScalarModel>| -> anyhow::Result<usize> {
-            models.map(|model| num_parameters(model, groups)).sum()
-        };
-        let critic = self.critic.iter();
-        let mut parameters = vec![("policy", num_parameters(&self.policy, groups)?)];
-        if self.critic.is_some() {
-            parameters.push(("critic", counts(&mut critic.clone())?));
-        }
-        let rewards = counts(&mut self.rewards.iter())?;
-        parameters.extend([("reference", reference), ("reward", rewards)]);
-
-        Ok(Plan {
-            stage: STAGE.schema.name,
-            units: STAGE.schema.units,
-            rows: prompts.rows.len(),
-            dropped: prompts.dropped,
-            tokens: prompts.tokens,
-            steps: config.ppo.iterations,
-            rows_per_step: config.ppo.replies()?,
-            mesh: ctx.mesh.clone(),
-            loaded_bytes: Vec::new(),
-            model_bytes: memory.model_bytes(),
-            peak_memory: memory.peak,
-            memory: memory.models,
-            parameters,
         })
     }
 }

@@ -13,7 +13,7 @@ use rlhf::trainer;
 use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::model_memory::{self, PlannedModel};
-use super::peak_memory::SequenceLengths;
+use super::peak_memory::{RowTokens, SequenceLengths};
 use super::plan::Plan;
 use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
@@ -84,14 +84,17 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let TrainEvalRows { train, eval } = inputs(config, &architecture, &tokenizer)?;
     let (head, kind) = (HeadKind::Scalar, config.model.dtype.kind());
     let planned = PlannedModel { role: "model", config: &architecture, head, kind, is_trained: true };
-    let memory = model_memory::check(config, ctx, &[planned], &SequenceLengths::of(&train, 2))?;
+    context::check_split(config, &[&architecture], ctx)?;
+    let row = RowTokens::mean(&train.rows, |row| ([row.chosen.len(), row.rejected.len()], 0));
+    let models = model_memory::check(config, ctx, &[planned], &SequenceLengths::of(&train, 2, row))?;
+    let plan = Plan::one_model(ctx.stage, config, ctx.mesh, models, &train, train.rows.len());
+    if context::ends_with_plan(&plan, ctx)? {
+        return Ok(());
+    }
     let model = load(&folder, config.seed, &trainable_options(config, ctx)?)?;
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
-    context::check_split(config, &[model.config()], ctx)?;
 
     let objective = Reward::new(&model, &train.rows, &eval.rows, &config.reward)?;
-    let parameters = context::num_parameters(&model, ctx.groups)?;
-    let plan = Plan::one_model(ctx.stage, config, ctx.mesh, (parameters, memory), &train, train.rows.len());
     let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
     run_in_folder(config, plan, &companions, ctx, |run| {
         trainer::train(&objective, config.data.shuffle, &config.train, run)

@@ -7,12 +7,12 @@ use models::causal_lm::CausalLm;
 use models::config::Config;
 use models::decoder::HeadKind;
 use rlhf::sft::Sft;
-use rlhf::trainer::{self, Objective};
+use rlhf::trainer;
 
 use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer_folder, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
-use super::model_memory::{self, PlannedModel, StageMemory};
-use super::peak_memory::SequenceLengths;
+use super::model_memory::{self, PlannedModel};
+use super::peak_memory::{RowTokens, SequenceLengths};
 use super::plan::Plan;
 use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
@@ -90,30 +90,42 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let inputs = inputs(ctx.stage, config, &architecture, &tokenizer)?;
 
     report_added_tokens(&added, held, architecture.vocab_size(), ctx);
-    let memory = planned_memory(config, ctx, &architecture, &inputs)?;
+    let plan = planned(config, ctx, &architecture, &inputs)?;
+    if context::ends_with_plan(&plan, ctx)? {
+        return Ok(());
+    }
     let options = trainable_options(config, ctx)?;
     let model = if architecture.vocab_size() > held {
         CausalLm::load_resized(&folder, architecture.vocab_size(), &options)?
     } else {
         CausalLm::load(&folder, &options)?
     };
-    train_on(config, (&model, memory), &inputs, &tokenizer, ctx)
+    train_on(config, (&model, plan), &inputs, &tokenizer, ctx)
 }
 
-/// The memory of a language model that is trained.
-pub(super) fn planned_memory(
+/// The plan for a language model that is trained.
+pub(super) fn planned(
     config: &RunConfig,
     ctx: &StageContext<'_>,
     model: &Config,
     inputs: &TrainEvalRows<SftRow>,
-) -> anyhow::Result<StageMemory> {
+) -> anyhow::Result<Plan> {
+    context::check_split(config, &[model], ctx)?;
     let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
     let model = PlannedModel { role: "model", config: model, head, kind, is_trained: true };
+    let train = &inputs.train;
     let lengths = match packing(config) {
-        Some(max_length) => SequenceLengths::packed(&inputs.train, max_length),
-        None => SequenceLengths::of(&inputs.train, 1),
+        Some(max_length) => SequenceLengths::packed(train, max_length, mean_row(&train.rows)),
+        None => SequenceLengths::of(train, 1, mean_row(&train.rows)),
     };
-    model_memory::check(config, ctx, &[model], &lengths)
+    let models = model_memory::check(config, ctx, &[model], &lengths)?;
+    let num_examples = rlhf::sft::bins(&train.rows, packing(config))?.len();
+    Ok(Plan::one_model(ctx.stage, config, ctx.mesh, models, train, num_examples))
+}
+
+/// The mean of demonstrations: the positions with a loss have logits.
+pub(super) fn mean_row(rows: &[SftRow]) -> RowTokens {
+    RowTokens::mean(rows, |row| ([row.input_ids.len()], row.num_label_tokens()))
 }
 
 /// Raises the vocabulary size of the model if the tokens that were `added` to the tokenizer exceed its
@@ -167,23 +179,13 @@ fn packing(config: &RunConfig) -> Option<usize> {
 /// Runs supervised training on a loaded model and its rows.
 pub(super) fn train_on(
     config: &RunConfig,
-    (model, memory): (&CausalLm, StageMemory),
+    (model, plan): (&CausalLm, Plan),
     inputs: &TrainEvalRows<SftRow>,
     tokenizer: &Tokenizer,
     ctx: &mut StageContext<'_>,
 ) -> anyhow::Result<()> {
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
-    context::check_split(config, &[model.config()], ctx)?;
     let objective = Sft::new(model, &inputs.train.rows, &inputs.eval.rows, packing(config))?;
-    let parameters = context::num_parameters(model, ctx.groups)?;
-    let plan = Plan::one_model(
-        ctx.stage,
-        config,
-        ctx.mesh,
-        (parameters, memory),
-        &inputs.train,
-        objective.num_examples(),
-    );
     let companions = |folder: &Path| model_folder::save_tokenizer(folder, tokenizer, model.config());
     run_in_folder(config, plan, &companions, ctx, |run| {
         trainer::train(&objective, config.data.shuffle, &config.train, run)
