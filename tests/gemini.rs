@@ -182,10 +182,10 @@ fn a_budget_that_cannot_be_kept_is_an_error_with_a_fix() {
 #[test]
 fn what_would_fit_is_told_before_anything_is_loaded_and_does_fit() {
     let scratch = with_large_model();
-    let sets = "--set gemini.device_memory='6MiB' --set train.micro_batch_size=16 \
+    let sets = "--set gemini.device_memory='36MiB' --set train.micro_batch_size=16 \
                 --set train.gradient_accumulation_steps=1 --set train.activation_checkpointing=false";
     let refused = scratch.run(&line("sft", "out", sets));
-    refused.fails(4, &["device_memory is 6 MiB: set [gemini] device_memory = \"", ", or "]);
+    refused.fails(4, &["device_memory is 36 MiB: set [gemini] device_memory = \"", ", or "]);
     assert!(!refused.stderr.contains("MiB of weights"), "{refused:#?}");
     assert!(!scratch.path("out").exists());
 

@@ -159,7 +159,11 @@ impl ChunkUses {
             self.moments.extend((!is_head).then(forward));
         }
         if let Some(head) = model.head {
-            self.moments.push(backward(&model.pieces[head], tensors.kept + tensors.head));
+            // The loss computes its gradients while the logits exist, and adds them when they are gone.
+            let piece = &model.pieces[head];
+            let loss = forward(piece, tensors.kept + tensors.head);
+            self.moments.push(Moment { phase: Phase::Backward, ..loss });
+            self.moments.push(backward(piece, tensors.kept + tensors.head - tensors.logits));
         }
         for index in (0..segments).rev() {
             let beside = if index == 0 { 0 } else { tensors.block };

@@ -202,21 +202,20 @@ pub(super) fn run_in_folder(
         return Ok(());
     }
 
-    let num_steps = plan.steps;
-    let predicted_bytes = plan.peak_memory.map(|peak| peak.total);
-    let predicted_seconds = plan.step_time.map(|time| time.seconds);
-    if ctx.folder.is_finished_at(num_steps) {
+    if ctx.folder.is_finished_at(plan.steps) {
         if groups.is_rank_zero() {
-            print_stderr(&format!("this run is finished: it has had its {num_steps} steps already"));
+            print_stderr(&format!("this run is finished: it has had its {} steps already", plan.steps));
         }
         return Ok(());
     }
+    let predicted_bytes = plan.peak_memory.map(|peak| peak.total);
+    let predicted_seconds = plan.step_time.map(|time| time.seconds);
 
     let settings = config.to_toml(ctx.stage)?;
-    let (folder, out) = (ctx.folder, &config.out);
+    let folder = ctx.folder;
     let open = move || -> anyhow::Result<()> {
         folder.open(&settings)?;
-        plan.write(out)
+        plan.write(&config.out)
     };
     let mut files = crate::record::MultiRecorder(vec![
         Box::new(crate::record::FolderRecorder(open)),
@@ -232,12 +231,7 @@ pub(super) fn run_in_folder(
         groups: Arc::clone(groups),
         memory: Arc::clone(&ctx.memory),
         seed: config.seed,
-        intervals: StepIntervals {
-            save_steps: config.checkpoint.every,
-            save_total_limit: config.checkpoint.keep,
-            logging_steps: config.log.every,
-            eval_steps: config.eval.every,
-        },
+        intervals: intervals(config),
         resume: ctx.folder.checkpoint().map(Path::to_owned),
         interrupted: interrupt::stop_flag(),
         save_requested: interrupt::save_flag(),
@@ -259,13 +253,17 @@ pub(super) fn run_in_folder(
         }
     })?;
     report_traffic(&ctx.memory, groups);
-    report_peak_memory(predicted_bytes, groups)?;
-    if let (Some(predicted), Some(median)) = (predicted_seconds, step_seconds.median()) {
-        let step = ctx.stage.units.step;
-        let (median, predicted) = (plan::in_seconds(median), plan::in_seconds(predicted));
-        print_stderr(&format!("{step} time: {median}, the median (predicted: {predicted})"));
+    step_seconds.report(predicted_seconds, ctx.stage);
+    report_peak_memory(predicted_bytes, groups)
+}
+
+fn intervals(config: &RunConfig) -> StepIntervals {
+    StepIntervals {
+        save_steps: config.checkpoint.every,
+        save_total_limit: config.checkpoint.keep,
+        logging_steps: config.log.every,
+        eval_steps: config.eval.every,
     }
-    Ok(())
 }
 
 /// Prints what the models of rank 0 took of their budget, and what was moved for it.
@@ -370,6 +368,15 @@ impl StepSeconds {
     fn median(mut self) -> Option<f64> {
         self.0.sort_by(f64::total_cmp);
         self.0.get(self.0.len() / 2).copied()
+    }
+
+    /// Prints the median beside the `predicted` seconds, if there is a prediction.
+    fn report(self, predicted: Option<f64>, stage: &StageSchema) {
+        if let (Some(predicted), Some(median)) = (predicted, self.median()) {
+            let (median, predicted) = (plan::in_seconds(median), plan::in_seconds(predicted));
+            let step = stage.units.step;
+            print_stderr(&format!("{step} time: {median}, the median (predicted: {predicted})"));
+        }
     }
 }
 

@@ -5,8 +5,9 @@
 //!   without a budget   predicted peak                         <=  memory of the machine
 //! ```
 //! A change is named only if the same prediction, made for the changed configuration, fits. Predictions are
-//! off by up to a tenth, so a run is refused only if it lacks more than that. What never leaves memory
-//! (weights and states without a budget, or under a placement that does not move them) is known exactly.
+//! off by up to a tenth, and the largest micro-batch is an estimate. So a run is refused only if it lacks more
+//! than a tenth with micro-batches of mean length. What never leaves memory (weights and states without a
+//! budget, or under a placement that does not move them) is known exactly.
 
 use std::fmt;
 
@@ -115,21 +116,25 @@ fn lacks(config: &RunConfig, mesh: &Mesh, work: Work<'_>) -> anyhow::Result<Opti
     let optimizer: usize = state.iter().map(|model| model.bytes.optimizer).sum();
     let run = PlannedRun { config, mesh, models, state: &state, lengths };
 
-    let (limit, needed, exact, available) = if let Some(budget) = config.gemini.device_memory {
+    let least = lengths.at_least();
+    let least = PlannedRun { lengths: &least, ..run };
+    let (limit, [needed, least], exact, available) = if let Some(budget) = config.gemini.device_memory {
         let placement = config.gemini.placement;
         let stays = match placement {
             PlacementPolicy::Cuda => held,
             PlacementPolicy::Static => held - optimizer,
             _ => 0,
         };
-        (Limit::DeviceMemory, run.chunk_uses(1).least_bytes(placement), stays, budget.0 as usize)
+        let bytes = [run, least].map(|run| run.chunk_uses(1).least_bytes(placement));
+        (Limit::DeviceMemory, bytes, stays, budget.0 as usize)
     } else if let Some(machine) = machine_bytes {
-        let peak = peak_memory::predict(config, mesh, models, &state, lengths);
-        (Limit::Machine, peak.total, held, machine)
+        let peak =
+            |run: PlannedRun<'_>| peak_memory::predict(config, mesh, models, &state, run.lengths).total;
+        (Limit::Machine, [run, least].map(peak), held, machine)
     } else {
         return Ok(None);
     };
-    let is_certain = exact > available || needed as f64 > (1.0 + TOLERANCE) * available as f64;
+    let is_certain = exact > available || least as f64 > (1.0 + TOLERANCE) * available as f64;
     let shortage = Shortage { limit, needed, available, is_certain, changes: Vec::new() };
     Ok((needed > available).then_some(shortage))
 }
@@ -292,7 +297,7 @@ mod tests {
       "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true
     }"#;
     /// Weights, gradients and two moments.
-    const STATE_MEBIBYTES: usize = 41_689_600 * 16 >> 20;
+    const STATE_MEBIBYTES: usize = (41_689_600 * 16) >> 20;
 
     fn find(config: &RunConfig, machine_mebibytes: usize) -> Option<Shortage> {
         let model = Config::from_json(CONFIG, "test").unwrap();
@@ -306,6 +311,7 @@ mod tests {
             num_rows: 100,
             per_row: 1,
             new_tokens: 0,
+            reply_tokens: 0,
             row: RowTokens { tokens: 512.0, squares: 512.0 * 512.0, predicted: 512.0 },
             ptx: None,
         };

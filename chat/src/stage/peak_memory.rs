@@ -77,8 +77,11 @@ pub(super) struct SequenceLengths {
     pub(super) num_rows: usize,
     /// The sequences of a row: two for a pair.
     pub(super) per_row: usize,
-    /// The tokens of the reply that a rollout adds; 0 in a stage without rollouts.
+    /// The tokens of the longest reply of a rollout, for which its cache has room; 0 in a stage without
+    /// rollouts.
     pub(super) new_tokens: usize,
+    /// The tokens that replies are taken to have in training.
+    pub(super) reply_tokens: usize,
     /// The mean row; in a stage with rollouts, the mean prompt.
     pub(super) row: RowTokens,
     /// The mean row of the language-modelling term of PPO, if there is one.
@@ -94,7 +97,18 @@ impl SequenceLengths {
         let squares = rows.iter().map(|row| (row.num_tokens() as f64 - mean).powi(2));
         let deviation = (squares.sum::<f64>() / count).sqrt();
         let (longest, num_rows, are_mixed) = (*longest, rows.len(), deviation > 0.0);
-        Self { mean, deviation, longest, are_mixed, num_rows, per_row, new_tokens: 0, row, ptx: None }
+        Self {
+            mean,
+            deviation,
+            longest,
+            are_mixed,
+            num_rows,
+            per_row,
+            new_tokens: 0,
+            reply_tokens: 0,
+            row,
+            ptx: None,
+        }
     }
 
     /// Those of bins of packed rows, whose mean is `row`: nearly full, each with several rows of different
@@ -110,9 +124,18 @@ impl SequenceLengths {
             num_rows,
             per_row: 1,
             new_tokens: 0,
+            reply_tokens: 0,
             row,
             ptx: None,
         }
+    }
+
+    /// Sequences that are all as long as the mean, with the shortest replies: at least one micro-batch takes as
+    /// much memory as these.
+    pub(super) fn at_least(self) -> Self {
+        let mean = self.row.tokens / self.per_row as f64;
+        let reply_tokens = self.new_tokens.min(1);
+        Self { mean, deviation: 0.0, longest: mean as usize, are_mixed: false, reply_tokens, ..self }
     }
 
     /// The tokens of the largest micro-batch of `rows` rows. Of `n` values of a normal distribution, the
@@ -122,7 +145,7 @@ impl SequenceLengths {
         let num_micro_batches = self.num_rows.div_ceil(rows).max(1) as f64;
         let above = self.deviation * sequences.sqrt() * (2.0 * num_micro_batches.ln()).sqrt();
         let expected = (self.mean * sequences + above).min(self.longest as f64 * sequences);
-        (expected + self.new_tokens as f64 * sequences) as usize
+        (expected + self.reply_tokens as f64 * sequences) as usize
     }
 }
 
@@ -313,6 +336,7 @@ mod tests {
             num_rows: 16_000,
             per_row: 1,
             new_tokens: 0,
+            reply_tokens: 0,
             row: RowTokens::default(),
             ptx: None,
         };
@@ -322,7 +346,7 @@ mod tests {
         assert_eq!(lengths.largest_micro_batch(16_000), 1_600_000);
         let pairs = SequenceLengths { per_row: 2, deviation: 0.0, ..lengths };
         assert_eq!(pairs.largest_micro_batch(4), 800);
-        let prompts = SequenceLengths { new_tokens: 24, deviation: 0.0, ..lengths };
+        let prompts = SequenceLengths { new_tokens: 24, reply_tokens: 24, deviation: 0.0, ..lengths };
         assert_eq!(prompts.largest_micro_batch(4), 4 * 124);
     }
 

@@ -268,6 +268,7 @@ impl PerRole<Config> {
         let prompt = RowTokens::mean(&prompts.rows, |row| ([row.input_ids.len()], 0));
         let lengths = SequenceLengths {
             new_tokens: config.ppo.max_new_tokens,
+            reply_tokens: config.ppo.max_new_tokens,
             ptx: (config.ppo.ptx_coef > 0.0).then(|| sft::mean_row(&ptx.rows)),
             ..SequenceLengths::of(prompts, 1, prompt)
         };

@@ -243,7 +243,9 @@ impl PlannedRun<'_> {
         let has_rollout = lengths.new_tokens > 0;
         if has_rollout {
             uses.add_rollout(&pieces[0], &peak_memory::rollout(config, mesh, models, state, lengths));
-            pieces.iter().for_each(|model| uses.add_forward_pass(model));
+            for model in &pieces {
+                uses.add_forward_pass(model);
+            }
         }
         for (model, pieces) in models.iter().zip(&pieces).filter(|(model, _)| model.is_trained) {
             let tensors = peak_memory::training_step(config, mesh, model, lengths);
@@ -350,6 +352,7 @@ mod tests {
             num_rows: 2,
             per_row: 1,
             new_tokens,
+            reply_tokens: new_tokens,
             row: ROW,
             ptx: None,
         }
