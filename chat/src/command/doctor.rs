@@ -17,6 +17,7 @@ use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 use tui::number::counted;
 
+use self::bench::ProcessorTime;
 use crate::args::DoctorArgs;
 use crate::config::{ConfigError, DeviceSetting};
 use crate::console::{print, print_stderr};
@@ -130,6 +131,9 @@ pub(crate) fn run(arguments: &DoctorArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Speeds that were measured while others took more of the processor are doubtful.
+const LARGEST_SHARE_OF_OTHERS: f64 = 0.1;
+
 /// Measures this machine, and keeps the result for `plan`.
 fn measure_speed(folder: &Path) -> anyhow::Result<MachineSpeed> {
     let path = MachineSpeed::path(usize::try_from(tch::get_num_threads()).unwrap_or(1));
@@ -137,7 +141,16 @@ fn measure_speed(folder: &Path) -> anyhow::Result<MachineSpeed> {
         let problem = "there is no folder for the result: set HOME or XDG_CACHE_HOME".to_owned();
         return Err(ConfigError::Argument { argument: "--bench".to_owned(), problem }.into());
     };
+    let before = ProcessorTime::now();
     let speed = bench::measure(folder)?;
+    if let Some((after, before)) = ProcessorTime::now().zip(before)
+        && after.share_of_others(before) > LARGEST_SHARE_OF_OTHERS
+    {
+        print_stderr(&format!(
+            "warning: other processes took {:.0} % of the processor time: measure again when the machine is idle",
+            100.0 * after.share_of_others(before)
+        ));
+    }
     speed.write(&path)?;
     print_stderr(&format!("kept for `plan` in {}", path.display()));
     Ok(speed)
@@ -174,7 +187,9 @@ impl Report {
             (self.memory.total_bytes as f64 / GIB, self.memory.available_bytes as f64 / GIB);
         line("memory", &format!("{available:.1} GiB free of {total:.1} GiB"));
         if let Some(speed) = &self.speed {
-            speed_lines(speed).iter().for_each(|(name, value)| line(name, value));
+            for (name, value) in speed_lines(speed) {
+                line(name, &value);
+            }
         }
 
         let gpu = match &self.gpu {

@@ -26,11 +26,11 @@ use crate::machine_speed::{DiskSpeed, DtypeSpeed, Machine, MachineSpeed, MatmulS
 const WIDTHS: [usize; 4] = [128, 384, 1024, 2048];
 /// The rows of a product: the tokens of a micro-batch.
 const ROWS: i64 = 512;
-/// The outputs of a layer for each input: between those of attention (1) and of an MLP (3 to 4).
-const OUTPUTS: i64 = 2;
-const REPETITIONS: usize = 9;
+/// The outputs of a layer for each input: in attention, and in an MLP.
+const OUTPUTS: [i64; 2] = [1, 3];
+const REPETITIONS: usize = 7;
 /// A repetition runs an operation again and again until so much time is over.
-const LEAST_TIME: Duration = Duration::from_millis(40);
+const LEAST_TIME: Duration = Duration::from_millis(30);
 /// More than caches hold.
 const MEMORY_BYTES: i64 = 256 << 20;
 /// The scratch file, and how long it is written and read at most.
@@ -51,20 +51,59 @@ pub(super) fn measure(folder: &Path) -> anyhow::Result<MachineSpeed> {
     }))
 }
 
+/// The processor time since the machine started, in ticks of the kernel.
+#[derive(Clone, Copy)]
+pub(super) struct ProcessorTime {
+    /// Of all processes.
+    all: u64,
+    /// Of this process.
+    own: u64,
+}
+
+impl ProcessorTime {
+    /// That until now; `None` if the system does not tell it.
+    pub(super) fn now() -> Option<Self> {
+        let numbers = |text: &str| -> Vec<u64> {
+            text.split_whitespace().map(|word| word.parse().unwrap_or(0)).collect()
+        };
+        // cpu USER NICE SYSTEM IDLE IOWAIT IRQ SOFTIRQ STEAL ..., see proc_stat(5)
+        let all = numbers(std::fs::read_to_string("/proc/stat").ok()?.lines().next()?);
+        // PID (NAME) STATE ...: the twelfth and the thirteenth after the name are the times of user and system.
+        let own = std::fs::read_to_string("/proc/self/stat").ok()?;
+        let own = numbers(own.rsplit_once(')')?.1);
+        let all = [1, 2, 3, 6, 7, 8].iter().map(|&field| all.get(field).copied().unwrap_or(0)).sum();
+        Some(Self { all, own: own.get(11)? + own.get(12)? })
+    }
+
+    /// The part of the processor time since `before` that other processes took.
+    pub(super) fn share_of_others(self, before: Self) -> f64 {
+        let all = self.all.saturating_sub(before.all).max(1);
+        let own = self.own.saturating_sub(before.own).min(all);
+        (all - own) as f64 / all as f64
+    }
+}
+
 fn matmul(width: usize) -> MatmulSpeed {
     let inputs = width as i64;
-    let outputs = OUTPUTS * inputs;
-    let operations = 3.0 * 2.0 * (ROWS * inputs * outputs) as f64;
     let flops = |kind| {
-        let random = |shape: [i64; 2]| Tensor::rand(shape, (Kind::Float, Device::Cpu)).to_kind(kind);
-        let (x, weight, grad) = (random([ROWS, inputs]), random([outputs, inputs]), random([ROWS, outputs]));
-        let products = || {
-            let output = x.linear(&weight, None::<&Tensor>);
-            drop((output, grad.matmul(&weight), grad.tr().matmul(&x)));
-        };
-        operations / median_seconds(products)
+        let (mut operations, mut seconds) = (0.0, 0.0);
+        for outputs in OUTPUTS.map(|outputs| outputs * inputs) {
+            operations += 3.0 * 2.0 * (ROWS * inputs * outputs) as f64;
+            seconds += linear_seconds([inputs, outputs], kind);
+        }
+        operations / seconds
     };
     MatmulSpeed { width, flops: in_each_dtype(flops) }
+}
+
+/// The seconds of the three products of a linear layer.
+fn linear_seconds([inputs, outputs]: [i64; 2], kind: Kind) -> f64 {
+    let random = |shape: [i64; 2]| Tensor::rand(shape, (Kind::Float, Device::Cpu)).to_kind(kind);
+    let (x, weight, grad) = (random([ROWS, inputs]), random([outputs, inputs]), random([ROWS, outputs]));
+    median_seconds(|| {
+        let output = x.linear(&weight, None::<&Tensor>);
+        drop((output, grad.matmul(&weight), grad.tr().matmul(&x)));
+    })
 }
 
 fn in_each_dtype(speed: impl Fn(Kind) -> f64) -> DtypeSpeed {
@@ -166,4 +205,25 @@ fn disk(folder: &Path) -> Result<DiskSpeed, SysError> {
     let read = read as f64 / started.elapsed().as_secs_f64();
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     Ok(DiskSpeed { folder, is_direct: file.is_direct(), read, write })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_took_is_the_rest() {
+        let before = ProcessorTime { all: 100, own: 10 };
+        let after = ProcessorTime { all: 300, own: 160 };
+        assert!((after.share_of_others(before) - 0.25).abs() < 1e-12);
+        // The two times are not read at the same moment.
+        assert!(ProcessorTime { all: 100, own: 11 }.share_of_others(before) < 1e-12);
+        assert!(ProcessorTime::now().unwrap().all > 0);
+    }
+
+    #[test]
+    fn the_median_is_of_single_operations() {
+        let seconds = median_seconds(|| std::thread::sleep(Duration::from_millis(5)));
+        assert!((0.005..0.05).contains(&seconds), "{seconds}");
+    }
 }
