@@ -171,8 +171,8 @@ pub(super) fn model_parallel(config: &RunConfig, groups: &ProcessGroups) -> Mode
     }
 }
 
-/// Prints the plan of a run whose models cannot be loaded because they do not fit, if only the plan is wanted.
-/// Returns whether it did.
+/// Prints the plan of a run whose models cannot be loaded because they do not fit, if only the plan is
+/// wanted. Returns whether it did.
 pub(super) fn ends_with_plan(plan: &Plan, ctx: &StageContext<'_>) -> anyhow::Result<bool> {
     let (RunMode::Plan { json }, Some(_)) = (ctx.mode, &plan.shortage) else { return Ok(false) };
     if ctx.groups.is_rank_zero() {

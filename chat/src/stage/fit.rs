@@ -5,9 +5,9 @@
 //!   without a budget   predicted peak                         <=  memory of the machine
 //! ```
 //! A change is named only if the same prediction, made for the changed configuration, fits. Predictions are
-//! off by up to a tenth, and the largest micro-batch is an estimate. So a run is refused only if it lacks more
-//! than a tenth with micro-batches of mean length. What never leaves memory (weights and states without a
-//! budget, or under a placement that does not move them) is known exactly.
+//! off by up to a tenth, and the largest micro-batch is an estimate. So a run is refused only if it lacks
+//! more than a tenth with micro-batches of mean length. What never leaves memory (weights and states without
+//! a budget, or under a placement that does not move them) is known exactly.
 
 use std::fmt;
 

@@ -130,8 +130,8 @@ impl SequenceLengths {
         }
     }
 
-    /// Sequences that are all as long as the mean, with the shortest replies: at least one micro-batch takes as
-    /// much memory as these.
+    /// Sequences that are all as long as the mean, with the shortest replies: at least one micro-batch takes
+    /// as much memory as these.
     pub(super) fn at_least(self) -> Self {
         let mean = self.row.tokens / self.per_row as f64;
         let reply_tokens = self.new_tokens.min(1);

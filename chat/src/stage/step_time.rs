@@ -4,28 +4,30 @@
 //! Operations of a forward pass over `n` tokens, in sequences of lengths `T`:
 //! ```text
 //!   matrices    2 P n                  P parameters of the matrices that a token runs through
-//!   attention   2 q sum T^2            q = heads * D: scores and values, 4 q T per token, half of them masked
+//!   attention   2 q sum T^2            q = heads * D: scores and values, half of which are masked
 //!   head        2 V h                  for each position with logits; V vocabulary, h its width
 //! ```
 //! (Kaplan et al. 2020, arXiv 2001.08361, table 1.) A backward pass has twice as many, and activation
-//! checkpointing one forward pass more (Korthikanti et al. 2022, arXiv 2205.05198). The cross-entropy computes
-//! the gradients of the head with its logits (3 passes over the head); the log-probabilities of PPO compute
-//! the logits once more (4 passes).
+//! checkpointing one forward pass more (Korthikanti et al. 2022, arXiv 2205.05198). The cross-entropy
+//! computes the gradients of the head with its logits (3 passes over the head); the log-probabilities of PPO
+//! compute the logits once more (4 passes).
 //!
-//! | part | seconds |
-//! |---|---|
-//! | computation | operations of matrices and head / speed of products of the hidden size + operations of attention / its speed + bytes of activations / speed of activation functions. A forward pass writes and reads what a block keeps, a backward pass reads it and writes and reads its gradient |
-//! | gradients | 16 bytes a parameter and micro-batch: a gradient is written, and added to the sum |
-//! | update | 3 x gradients (norm, update, zero) + 2 x (weights, masters, moments), over the speed of copies |
-//! | decoding, for each token of a reply | the larger of the operations and the reading of all weights and of the cache; the sampler goes six times over the logits |
-//! | disk | bytes read and written under a budget ([`chunk_uses`](super::chunk_uses)) over the speed of the disk |
+//! The seconds of a step are those of
+//! - computation: the operations of matrices and head over the speed of products of the hidden size, those of
+//!   attention over its speed, and the bytes of activations over the speed of activation functions. A forward
+//!   pass writes and reads what a block keeps; a backward pass reads it, and writes and reads its gradient.
+//! - gradients: 16 bytes a parameter and micro-batch, because a gradient is written and added to the sum.
+//! - updates: 3 x gradients (norm, update, zero) + 2 x (weights, masters, moments), over the speed of copies.
+//! - decoding, for each token of a reply: the operations, or the reading of all weights and of the cache if
+//!   it takes longer; then the sampler goes six times over the logits.
+//! - disk: the bytes that a budget moves ([`chunk_uses`](super::chunk_uses)), over the speed of the disk.
 //!
-//! `auto` moves chunks while it computes, so the larger of the two counts, for each of three phases: rollout and
-//! scoring, forward passes with the updates before them, backward passes. (Chunks are not read further ahead
-//! than an eighth of the budget.) The other placements wait for the disk. All ranks of the mesh divide the operations; a pipeline of `p` stages idles `(p - 1) / (m + p - 1)` of
-//! the time with `m` micro-batches (Narayanan et al. 2021, arXiv 2104.04473), which zero-bubble schedules
-//! shorten. Replies are taken to be of full
-//! length. Not counted: communication between ranks, the reading of rows, checkpoints, evaluation.
+//! `auto` moves chunks while it computes, so the larger of the two counts, for each of three phases: rollout
+//! and scoring, forward passes with the updates before them, backward passes. (Chunks are not read further
+//! ahead than an eighth of the budget.) The other placements wait for the disk. All ranks of the mesh divide
+//! the operations; a pipeline of `p` stages idles `(p - 1) / (m + p - 1)` of the time with `m` micro-batches
+//! (Narayanan et al. 2021, arXiv 2104.04473), which zero-bubble schedules shorten. Replies are taken to be of
+//! full length. Not counted: communication between ranks, the reading of rows, checkpoints, evaluation.
 
 use gemini::placement::PlacementPolicy;
 use models::architecture::Architecture;
@@ -385,9 +387,9 @@ mod tests {
 
     #[test]
     fn a_supervised_step_by_hand() {
-        // Matrices of 8 (2 * 8 + 2 * 8) + 3 * 8 * 16 = 640 parameters: 2 * 640 * 10 = 12800 operations, 2 * 8 * 50
-        // = 800 of attention, and 2 * 32 * 8 * 4 = 2048 of the head. A block keeps 2 (2 * 8 + 1) + 2 * 8 + 4 * 8 +
-        // 2 + 4 * 16 = 148 numbers of a token.
+        // Matrices of 8 (2 * 8 + 2 * 8) + 3 * 8 * 16 = 640 parameters: 2 * 640 * 10 = 12800 operations, 2 * 8
+        // * 50 = 800 of attention, and 2 * 32 * 8 * 4 = 2048 of the head. A block keeps 2 (2 * 8 + 1) + 2 * 8
+        // + 4 * 8 + 2 + 4 * 16 = 148 numbers of a token.
         let mut config = two_rows();
         let time = predict(&config, 1, 0);
         let parts = |passes: f64| {

@@ -2,7 +2,7 @@
 //!
 //! | speed | measured by |
 //! |---|---|
-//! | matrix products | `x W^T`, `dy W` and `dy^T x` of a linear layer, as its forward and backward pass compute them |
+//! | matrix products | `x W^T`, `dy W` and `dy^T x`: the forward and backward pass of a linear layer |
 //! | attention | causal attention of 4 sequences of 128 tokens, forward and backward |
 //! | activations | `silu` of the output of a layer |
 //! | memory | the sum over a large tensor; a copy of it |
@@ -68,7 +68,7 @@ impl ProcessorTime {
         };
         // cpu USER NICE SYSTEM IDLE IOWAIT IRQ SOFTIRQ STEAL ..., see proc_stat(5)
         let all = numbers(std::fs::read_to_string("/proc/stat").ok()?.lines().next()?);
-        // PID (NAME) STATE ...: the twelfth and the thirteenth after the name are the times of user and system.
+        // PID (NAME) STATE ...: the 12th and 13th after the name are the times of user and system.
         let own = std::fs::read_to_string("/proc/self/stat").ok()?;
         let own = numbers(own.rsplit_once(')')?.1);
         let all = [1, 2, 3, 6, 7, 8].iter().map(|&field| all.get(field).copied().unwrap_or(0)).sum();
