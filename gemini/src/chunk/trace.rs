@@ -155,7 +155,9 @@ mod tests {
     use super::*;
 
     fn record(trace: &mut Trace, moments: &[usize]) {
-        moments.iter().for_each(|&moment| record_one(trace, moment, 0));
+        for &moment in moments {
+            record_one(trace, moment, 0);
+        }
     }
 
     fn record_one(trace: &mut Trace, chunk: usize, tensor_bytes: usize) {
