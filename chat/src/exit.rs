@@ -291,7 +291,7 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         Error::Damaged { .. } => DATA,
         Error::File(error) => of_file(error),
         Error::Io { source, .. } | Error::Thread(source) => of_io(source),
-        Error::OverBudget { .. } | Error::OverHostMemory { .. } => DEVICE,
+        Error::OverBudget { .. } | Error::SharedDevice { .. } | Error::OverHostMemory { .. } => DEVICE,
         Error::NotContiguous { .. } | Error::Unsharded { .. } => FAILED,
     }
 }
@@ -347,6 +347,7 @@ fn of_sys(error: &parallel::SysError) -> u8 {
         | parallel::SysError::DiskTransfer { .. }
         | parallel::SysError::Disk { .. }
         | parallel::SysError::DiskQueue { .. }
+        | parallel::SysError::DeviceMemory { .. }
         | parallel::SysError::Driver { .. }
         | parallel::SysError::Arena { .. } => DEVICE,
         parallel::SysError::Adamw { .. }

@@ -56,10 +56,25 @@ pub enum Error {
         /// The bytes that are allowed.
         budget: usize,
     },
+    /// Other processes leave too little of the budget.
+    #[error(
+        "the models need {} MiB at the same time, and other processes on the device leave {} of the {} MiB of \
+         [gemini] device_memory: end those processes, or resume the run when they have ended",
+        needed >> 20, left >> 20, budget >> 20
+    )]
+    SharedDevice {
+        /// The bytes that would be in memory.
+        needed: usize,
+        /// The bytes that are left.
+        left: usize,
+        /// The bytes of the budget.
+        budget: usize,
+    },
     /// Chunks that have left the device exceed the memory of the host, and none of them can go to the disk.
     #[error(
         "{} MiB of chunks that leave the device need room in memory of the host, {} MiB of which could be moved to the \
-         disk, and [gemini] host_memory is {} MiB: raise it",
+         disk, and [gemini] host_memory is {} MiB (by default, three quarters of the machine's memory): set it to a \
+         size that this machine has, and chunks beyond it go to the disk",
         needed >> 20, evictable >> 20, limit >> 20
     )]
     OverHostMemory {

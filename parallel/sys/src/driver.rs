@@ -108,6 +108,8 @@ functions! {
     set_bytes = c"cuMemsetD8Async" (Address, u8, usize, *mut c_void);
 }
 
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: c_int = 2;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: c_int = 600;
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for stream 0 by itself.
@@ -219,40 +221,42 @@ impl Driver {
     /// An event after all operations that torch has queued so far.
     pub fn mark(self: &Arc<Self>) -> Result<Event, Error> {
         self.enter()?;
-        self.record(COMPUTE)
+        self.record(COMPUTE, None)
     }
 
     /// Starts to copy `from` of an arena of this device to the start of `to`, which is
     /// [pinned](Arena::pin), after all operations that torch has queued so far.
     pub fn start_copy_to_host(
         self: &Arc<Self>,
-        from: (&Arena, Range<usize>),
-        to: &Arena,
+        from: (&Arc<Arena>, Range<usize>),
+        to: &Arc<Arena>,
     ) -> Result<Event, Error> {
         let computed = self.mark()?;
+        let ends = [Arc::clone(from.0), Arc::clone(to)];
         let (device, host, bytes) = endpoints("copy_to_host", from, to)?;
-        // SAFETY: both ranges lie in their arenas, which the caller keeps, by the contract of arenas.
+        // SAFETY: both ranges lie in their arenas, which the event keeps.
         unsafe {
             self.check("cuStreamWaitEvent", (self.functions.stream_wait)(self.to_host, computed.raw, 0))?;
             let code = (self.functions.copy_to_host)(host, device, bytes, self.to_host);
             self.check("cuMemcpyDtoHAsync", code)?;
         }
-        self.record(self.to_host)
+        self.record(self.to_host, Some(ends))
     }
 
     /// Starts to copy the start of `from`, which is [pinned](Arena::pin), to a range of an arena of this
     /// device that no operation uses. Torch may use it after [`Event::join`].
     pub fn start_copy_to_device(
         self: &Arc<Self>,
-        from: &Arena,
-        to: (&Arena, Range<usize>),
+        from: &Arc<Arena>,
+        to: (&Arc<Arena>, Range<usize>),
     ) -> Result<Event, Error> {
         self.enter()?;
+        let ends = [Arc::clone(to.0), Arc::clone(from)];
         let (device, host, bytes) = endpoints("copy_to_device", to, from)?;
         // SAFETY: as above.
         let code = unsafe { (self.functions.copy_to_device)(device, host, bytes, self.to_device) };
         self.check("cuMemcpyHtoDAsync", code)?;
-        self.record(self.to_device)
+        self.record(self.to_device, Some(ends))
     }
 
     /// Reserves address space.
@@ -279,6 +283,9 @@ impl Driver {
         let mut handle = 0;
         // SAFETY: a place for the handle, and a description of the memory.
         let code = unsafe { (self.functions.create)(&raw mut handle, bytes, &raw const prop, 0) };
+        if code == OUT_OF_MEMORY {
+            return Err(Error::DeviceMemory { device: self.device, wanted: bytes });
+        }
         self.check("cuMemCreate", code)?;
         Ok(Physical { handle, bytes })
     }
@@ -299,7 +306,10 @@ impl Driver {
             let code = (self.functions.map)(start, physical.bytes, 0, physical.handle, 0);
             self.check("cuMemMap", code)?;
             let code = (self.functions.set_access)(start, physical.bytes, &raw const desc, 1);
-            self.check("cuMemSetAccess", code)
+            self.check("cuMemSetAccess", code).or_else(|error| {
+                self.unmap(start, physical.bytes)?;
+                Err(error)
+            })
         }
     }
 
@@ -337,13 +347,13 @@ impl Driver {
         self.check("cuCtxSetCurrent", unsafe { (self.functions.set_context)(self.context) })
     }
 
-    fn record(self: &Arc<Self>, stream: *mut c_void) -> Result<Event, Error> {
+    fn record(self: &Arc<Self>, stream: *mut c_void, ends: Option<[Arc<Arena>; 2]>) -> Result<Event, Error> {
         let mut raw = ptr::null_mut();
         // SAFETY: a place for the event, which the value owns from here on, and a live stream.
         unsafe {
             let code = (self.functions.create_event)(&raw mut raw, WITHOUT_TIME);
             self.check("cuEventCreate", code)?;
-            let event = Event { driver: Arc::clone(self), raw };
+            let event = Event { driver: Arc::clone(self), raw, ends };
             self.check("cuEventRecord", (self.functions.record_event)(event.raw, stream))?;
             Ok(event)
         }
@@ -379,7 +389,7 @@ impl Driver {
 /// The addresses of a range on the device and of the start of a pinned arena, and the bytes of the range.
 fn endpoints(
     call: &'static str,
-    (device, range): (&Arena, Range<usize>),
+    (device, range): (&Arc<Arena>, Range<usize>),
     host: &Arena,
 ) -> Result<(Address, *mut c_void, usize), Error> {
     let bytes = range.len();
@@ -403,11 +413,14 @@ pub(crate) struct Physical {
     pub(crate) bytes: usize,
 }
 
-/// A point in the work of the device.
+/// A point in the work of the device. That of a copy keeps both arenas, and waits for the copy when it is
+/// dropped.
 #[derive(Debug)]
 pub struct Event {
     driver: Arc<Driver>,
     raw: *mut c_void,
+    /// The arenas of a copy.
+    ends: Option<[Arc<Arena>; 2]>,
 }
 
 // SAFETY: an event may be used on any thread.
@@ -445,7 +458,11 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: owned by this value, and destroyed once. What the stream still has to do is not affected.
+        if self.ends.is_some() {
+            // A driver that refuses this call has lost the device, and copies nothing any more.
+            let _ = self.wait();
+        }
+        // SAFETY: owned by this value, and destroyed once.
         unsafe { (self.driver.functions.destroy_event)(self.raw) };
     }
 }

@@ -94,6 +94,17 @@ pub enum Error {
         /// The problem, with the values.
         problem: String,
     },
+    /// A device has no memory left.
+    #[error(
+        "{device:?} has no {} MiB left: other processes use it, or [gemini] device_memory is more than it has",
+        wanted.div_ceil(1 << 20)
+    )]
+    DeviceMemory {
+        /// The device.
+        device: tch::Device,
+        /// The bytes that were asked for.
+        wanted: usize,
+    },
     /// The driver of a device is missing or refused a call.
     #[error("{call} of the driver of the device: {problem}")]
     Driver {
