@@ -3,15 +3,17 @@
 //
 // A GPU runs behind the host. Kernels here are done when their call returns, so two rules stand in for that:
 //
-//   a copy waits in its stream until somebody asks for it (an event is awaited, or queried for the second time),
-//   so whoever does not wait finds the old values;
+//   a copy waits in its stream until the host awaits it, asks for it the second time, or an operation uses memory
+//   after stream 0 was told to wait for it; so whoever does not wait finds the old values, and whoever changes the
+//   other end too early finds wrong ones;
 //   memory that an operation has used may be unmapped, or copied by a stream, only after an event that was
 //   recorded later on the stream of the operations (stream 0) was awaited, by the host or by that stream.
 //
-// A breach of the second rule, a copy to or from host memory that is not pinned, and an operation on memory whose
-// copy was not awaited end the process with a message. Memory that is not mapped cannot be read at all.
+// A breach of the second rule, a copy to or from host memory that is not pinned or not pinned any more, and an
+// operation on memory whose copy was not awaited end the process with a message. Memory that is not mapped cannot be
+// read at all.
 //
-// ACCELERATOR_MEMORY=BYTES sets the size of the device. ACCELERATOR_TAKEN=FILE names a file with the number of bytes
+// ACCELERATOR_MEMORY=BYTES sets the size of the device, ACCELERATOR_GRANULARITY=BYTES that of a piece of memory. ACCELERATOR_TAKEN=FILE names a file with the number of bytes
 // that other processes want: they take them, as far as they are free, when this process asks what is free, and has asked
 // ACCELERATOR_TAKEN_AFTER times before.
 #include "driver.h"
@@ -33,7 +35,6 @@
 namespace {
 
 constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotReady = 600;
-constexpr size_t kGranularity = 64 << 10;
 
 // A piece of physical memory, at this place of the memory file.
 struct Physical {
@@ -53,10 +54,15 @@ struct Stream {
   long after_use = 0;
 };
 
+// What stream 0 waits for: each stream up to a position.
+using Joined = std::map<Stream *, long>;
+
 struct Event {
   Stream *stream = nullptr;
   long position = 0, after_use = 0;
   bool was_queried = false;
+  // Of an event of stream 0.
+  Joined joined;
 };
 
 std::recursive_mutex mutex;
@@ -65,6 +71,9 @@ size_t file_end = 0, taken = 0, pinned = 0;
 DriverPeaks peaks{0, 0};
 std::map<uintptr_t, Mapping> mappings;
 std::map<uintptr_t, size_t> pinned_ranges;
+// How many copies wait that start at each address of the host.
+std::map<uintptr_t, long> host_copies;
+Joined joined;
 // The number of the last operation, and of the last one that the host knows to be done.
 long last_use = 0, known_done = 0;
 
@@ -78,6 +87,11 @@ struct Lock {
 }
 
 size_t number(const char *text, size_t otherwise) { return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10); }
+
+size_t granularity() {
+  static const size_t bytes = number(std::getenv("ACCELERATOR_GRANULARITY"), 64 << 10);
+  return bytes;
+}
 
 size_t device_bytes() {
   static const size_t all = number(std::getenv("ACCELERATOR_MEMORY"), size_t{64} << 30);
@@ -116,6 +130,10 @@ void run_until(Stream *stream, long position) {
   }
 }
 
+void run_all(const Joined &positions) {
+  for (auto [stream, position] : positions) run_until(stream, position);
+}
+
 int queue_copy(void *device, const void *host, size_t bytes, Stream *stream, bool is_to_device) {
   Lock lock;
   auto found = pinned_ranges.upper_bound(reinterpret_cast<uintptr_t>(host));
@@ -127,11 +145,14 @@ int queue_copy(void *device, const void *host, size_t bytes, Stream *stream, boo
   if (stream == nullptr) breach("a copy on the stream of the operations", device);
   if (stream->after_use < mapping->last_use && known_done < mapping->last_use)
     breach("a copy of memory that an operation may still use", device);
+  auto host_address = reinterpret_cast<uintptr_t>(host);
   ++mapping->copies;
+  ++host_copies[host_address];
   ++stream->queued;
   stream->waiting.push_back([=] {
     std::memcpy(is_to_device ? device : const_cast<void *>(host), is_to_device ? host : device, bytes);
     if (Mapping *there = mapping_at(device)) --there->copies;
+    if (--host_copies[host_address] == 0) host_copies.erase(host_address);
   });
   return kSuccess;
 }
@@ -157,6 +178,8 @@ void driver_note_use(const void *address) {
   Lock lock;
   Mapping *mapping = mapping_at(address);
   if (mapping == nullptr) return;
+  run_all(joined);
+  joined.clear();
   if (mapping->copies > 0) breach("an operation on memory whose copy was not awaited", address);
   mapping->last_use = ++last_use;
 }
@@ -195,12 +218,12 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
 }
 
 int cuMemGetAllocationGranularity(size_t *bytes, const void *, int) {
-  *bytes = kGranularity;
+  *bytes = granularity();
   return kSuccess;
 }
 
 int cuMemAddressReserve(uintptr_t *address, size_t bytes, size_t alignment, uintptr_t, unsigned long long) {
-  if (bytes == 0 || bytes % kGranularity != 0) return kInvalidValue;
+  if (bytes == 0 || bytes % granularity() != 0) return kInvalidValue;
   size_t all = bytes + alignment;
   void *start = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (start == MAP_FAILED) return kOutOfMemory;
@@ -219,7 +242,7 @@ int cuMemAddressFree(uintptr_t address, size_t bytes) {
 
 int cuMemCreate(uintptr_t *handle, size_t bytes, const void *, unsigned long long) {
   Lock lock;
-  if (bytes == 0 || bytes % kGranularity != 0) return kInvalidValue;
+  if (bytes == 0 || bytes % granularity() != 0) return kInvalidValue;
   if (!driver_take_bytes(bytes)) return kOutOfMemory;
   if (memory_file < 0) memory_file = memfd_create("accelerator", MFD_CLOEXEC);
   auto *physical = new Physical{file_end, bytes};
@@ -282,6 +305,9 @@ int cuMemHostUnregister(void *start) {
   Lock lock;
   auto found = pinned_ranges.find(reinterpret_cast<uintptr_t>(start));
   if (found == pinned_ranges.end()) return kInvalidValue;
+  auto copy = host_copies.lower_bound(found->first);
+  if (copy != host_copies.end() && copy->first < found->first + found->second)
+    breach("memory of the host that is unpinned while it is copied", start);
   pinned -= found->second;
   pinned_ranges.erase(found);
   return kSuccess;
@@ -311,13 +337,18 @@ int cuEventDestroy_v2(Event *event) {
 
 int cuEventRecord(Event *event, Stream *stream) {
   Lock lock;
-  *event = Event{stream, stream == nullptr ? 0 : stream->queued, stream == nullptr ? last_use : stream->after_use, false};
+  if (stream == nullptr) {
+    *event = Event{nullptr, 0, last_use, false, joined};
+  } else {
+    *event = Event{stream, stream->queued, stream->after_use, false, {}};
+  }
   return kSuccess;
 }
 
 int cuEventSynchronize(Event *event) {
   Lock lock;
   run_until(event->stream, event->position);
+  run_all(event->joined);
   if (event->after_use > known_done) known_done = event->after_use;
   return kSuccess;
 }
@@ -333,8 +364,13 @@ int cuEventQuery(Event *event) {
 
 int cuStreamWaitEvent(Stream *stream, Event *event, unsigned) {
   Lock lock;
+  if (stream == nullptr) {
+    if (event->stream != nullptr) joined[event->stream] = std::max(joined[event->stream], event->position);
+    return kSuccess;
+  }
   run_until(event->stream, event->position);
-  if (stream != nullptr && event->after_use > stream->after_use) stream->after_use = event->after_use;
+  run_all(event->joined);
+  if (event->after_use > stream->after_use) stream->after_use = event->after_use;
   return kSuccess;
 }
 
