@@ -94,13 +94,15 @@ fn counts(scratch: &Scratch, report: &str) -> Vec<Value> {
 /// run that uses memory before it is there or gives it away too soon, and counts what a run takes.
 #[test]
 fn every_budget_of_the_device_gives_the_same_bits() {
-    const BUDGETS: [(&str, Option<u64>); 7] = [
+    const BUDGETS: [(&str, Option<u64>); 8] = [
         ("gemini.device_memory='200MiB'", Some(0)),
         ("gemini.device_memory='24MiB'", None),
         ("gemini.device_memory='12MiB'", None),
         ("gemini.device_memory='12MiB' --set gemini.host_memory='8MiB'", Some(8 << 20)),
         ("gemini.device_memory='12MiB' --set gemini.placement='cpu'", None),
-        ("gemini.device_memory='12MiB' --set gemini.placement='disk'", None),
+        // Less than what is on its way to the host and back.
+        ("gemini.device_memory='16MiB' --set gemini.host_memory='1MiB'", Some(1 << 20)),
+        ("gemini.device_memory='12MiB' --set gemini.placement='disk'", Some(14 << 20)),
         (
             "gemini.device_memory='40MiB' --set gemini.placement='static' --set gemini.host_memory='4MiB'",
             Some(4 << 20),
@@ -145,6 +147,22 @@ fn ranks_that_share_a_model_have_a_budget_each_on_the_device() {
             assert!(counts["device_peak_bytes"].as_u64().unwrap() <= 12 << 20, "{mesh}: {counts:?}");
         }
     }
+}
+
+/// Memory of a GPU comes in pieces of 2 MiB.
+#[test]
+fn chunks_that_are_smaller_than_a_piece_of_memory_take_a_whole_one() {
+    let scratch = with_large_model();
+    run(&scratch, &format!("{} --device mps", line("sft", "whole", "")), None).succeeds();
+    let budget = "--set gemini.device_memory='48MiB' --set gemini.host_memory='32MiB'";
+    let words = format!("{} --device mps", line("sft", "out", budget));
+    let mut command = scratch.command(&words.split(' ').collect::<Vec<_>>());
+    command.env("LD_PRELOAD", accelerator::LIBRARY).env("ACCELERATOR_GRANULARITY", (2 << 20).to_string());
+    let output = command.env("ACCELERATOR_REPORT", scratch.path("out.json")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    same_bits(&scratch, "out", "whole");
+    let counts = counts(&scratch, "out.json");
+    assert!(counts[0]["device_peak_bytes"].as_u64().unwrap() <= 48 << 20, "{counts:?}");
 }
 
 /// Another process takes memory of the device during the run, which notices that before the next step and gets

@@ -300,6 +300,10 @@ impl ChunkManager {
             state.free_ids.insert(*id);
             if chunk.has_memory() {
                 state.resident_bytes -= chunk.range.len();
+                // The tensors of a host keep its mapping. On a device, the memory is free for others.
+                if chunk.arena.driver().is_some() {
+                    let _ = state.freed.add(&chunk.arena, chunk.range.clone());
+                }
             }
             let _ = state.freed.forget(&chunk.arena);
         }
@@ -421,15 +425,19 @@ impl ChunkManager {
         let Some(budget) = self.budget.as_ref().filter(|budget| budget.device != Device::Cpu) else {
             return Ok(None);
         };
-        let available = self.lock().available_bytes()?.min(budget.device_bytes);
-        let [least] = groups.world().all_reduce_max([-(available as f64)])?;
         // Not every small change is worth other decisions.
         let unit = (budget.device_bytes / BUDGET_UNITS).max(1);
+        let (before, own) = {
+            let mut state = self.lock();
+            let available = state.available_bytes()?;
+            let rounded = if available < budget.device_bytes { available / unit * unit } else { available };
+            let own = rounded.clamp(unit, budget.device_bytes);
+            // The thread that reads ahead must not use up meanwhile what was found to be missing.
+            (std::mem::replace(&mut state.device_bytes, own), own)
+        };
+        let [least] = groups.world().all_reduce_max([-(own as f64)])?;
         let least = (-least) as usize;
-        let least = if least < budget.device_bytes { least / unit * unit } else { least };
-
-        let mut state = self.lock();
-        let before = std::mem::replace(&mut state.device_bytes, least);
+        self.lock().device_bytes = least;
         Ok((before != least).then_some(least))
     }
 
@@ -549,6 +557,26 @@ impl State {
 
     /// Makes pinned chunks resident.
     fn bring(&mut self, budget: &Budget, ids: &[ChunkId], writes: bool) -> Result<Brought, Error> {
+        let mut sources = Vec::new();
+        match self.start_bringing(budget, ids, writes, &mut sources) {
+            Ok(prefetch_waits) => Ok(Brought { sources, prefetch_waits }),
+            Err(error) => {
+                // Nobody fills them any more.
+                sources.into_iter().try_for_each(|(id, _)| self.drop_memory(id))?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes pinned chunks resident, but for those that the caller fills from `sources`. Returns whether
+    /// reading ahead has to wait until something is written.
+    fn start_bringing(
+        &mut self,
+        budget: &Budget,
+        ids: &[ChunkId],
+        writes: bool,
+        sources: &mut Vec<(ChunkId, Arc<Mutex<Fill>>)>,
+    ) -> Result<bool, Error> {
         self.drop_written()?;
         let mut absent: Vec<ChunkId> =
             ids.iter().copied().filter(|id| !self.chunks[id].has_memory()).collect();
@@ -558,14 +586,14 @@ impl State {
             self.make_room(budget, needed, Tenant::Chunk)?;
         }
 
-        let mut sources = Vec::new();
         for id in absent {
             match &self.chunks[&id].backing {
                 _ if self.chunks[&id].copy.is_some() => self.start_read(id)?,
                 Backing::Source(fill) => {
-                    sources.push((id, Arc::clone(fill)));
+                    let fill = Arc::clone(fill);
                     self.count_fetch(id);
                     self.take_memory(id, IsCleared::Yes)?;
+                    sources.push((id, fill));
                 }
                 Backing::Zeros => self.take_memory(id, IsCleared::Yes)?,
                 Backing::Scratch => self.start_read(id)?,
@@ -581,6 +609,6 @@ impl State {
                 self.drop_copy(id)?;
             }
         }
-        Ok(Brought { sources, prefetch_waits })
+        Ok(prefetch_waits)
     }
 }

@@ -68,6 +68,8 @@ pub(crate) struct ChunkStore {
     pieces: Vec<Pieces>,
     /// Whether the chunks never leave memory.
     stays: bool,
+    /// Memory comes in multiples of so many bytes.
+    granularity: usize,
     scratch: Option<Scratch>,
     tensors: Mutex<Tensors>,
     /// What is gathered, of sharded weights.
@@ -137,8 +139,8 @@ impl ChunkStore {
 
         let (mut pieces, mut scratch) = (Vec::new(), None);
         let driver = manager.driver();
+        let granularity = driver.as_ref().map_or_else(page_bytes, |driver| driver.granularity());
         let (chunks, params) = if device == Device::Cpu || driver.is_some() {
-            let granularity = driver.as_ref().map_or_else(page_bytes, |driver| driver.granularity());
             let (ranges, bytes) = ranges(layout, &kinds, granularity);
             let arena = match &driver {
                 Some(driver) => Arena::reserve_on(driver, bytes)?,
@@ -174,6 +176,7 @@ impl ChunkStore {
             parts: HashMap::new(),
             pieces,
             stays,
+            granularity,
             scratch,
             tensors: Mutex::new(Tensors { params, targets, chunks, loading }),
             sharded: Mutex::new(sharded),
@@ -196,12 +199,12 @@ impl ChunkStore {
         within(shard.start)..within(shard.end)
     }
 
-    /// The bytes of this rank's shard of chunk `chunk`.
+    /// The bytes that this rank's shard of chunk `chunk` takes.
     pub(crate) fn shard_bytes(&self, chunk: usize) -> usize {
         let spec = &self.layout.chunks()[chunk];
         let kind = self.lock().chunks[chunk].kind();
         let numel = self.sharding.as_ref().map_or(spec.numel, |sharding| sharding.own_elements(spec).len());
-        numel * kind.elt_size_in_bytes()
+        (numel * kind.elt_size_in_bytes()).next_multiple_of(self.granularity)
     }
 
     /// Chunk `chunk` as a flat tensor, with its padding.

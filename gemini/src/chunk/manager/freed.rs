@@ -80,6 +80,15 @@ impl FreedMemory {
         Ok(true)
     }
 
+    /// Whether memory of so many bytes can be moved without a wait for the device, or is new.
+    pub(super) fn is_ready(&self, bytes: usize) -> Result<bool, Error> {
+        let Some(kept) = self.ranges.get(&bytes) else { return Ok(true) };
+        match kept.first().and_then(|place| place.used_until.as_ref()) {
+            Some(used_until) => Ok(used_until.is_done()?),
+            None => Ok(true),
+        }
+    }
+
     /// Gives at least `bytes` back to the system, or everything.
     pub(super) fn release(&mut self, bytes: usize) -> Result<(), Error> {
         let keep = self.bytes.saturating_sub(bytes);

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use parallel::arena::Arena;
 use parallel::disk::Transfer;
 use parallel::driver::{Driver, Event};
+use parallel::memory;
 
 use super::{Backing, ChunkId, Memory, State};
 use crate::Error;
@@ -41,14 +42,23 @@ pub(super) struct HostTier {
     /// The bytes of all buffers.
     bytes: usize,
     peak_bytes: usize,
-    /// Unused buffers by their bytes. Pinning memory takes longer than copying it, so they stay.
-    free: HashMap<usize, Vec<Arc<Arena>>>,
+    /// Unused buffers by their bytes, each with the last copy that used it. Pinning memory takes longer than
+    /// copying it, so they stay.
+    free: HashMap<usize, Vec<FreeBuffer>>,
 }
 
+/// A buffer that no chunk uses.
+type FreeBuffer = (Arc<Arena>, Option<Arc<Event>>);
+
+/// The part of the machine's memory that buffers take at most if no limit is set.
+const SHARE_OF_HOST: f64 = 0.75;
+
 impl HostTier {
-    /// A tier of at most `limit` bytes; unlimited if that is `None`.
+    /// A tier of at most `limit` bytes; if that is `None`, of most of the memory of the machine.
     pub(super) fn new(driver: &Arc<Driver>, limit: Option<usize>) -> Self {
-        let limit = limit.unwrap_or(usize::MAX);
+        let most =
+            || memory::total_bytes().map_or(usize::MAX, |bytes| (bytes as f64 * SHARE_OF_HOST) as usize);
+        let limit = limit.unwrap_or_else(most);
         Self { driver: Arc::clone(driver), limit, bytes: 0, peak_bytes: 0, free: HashMap::new() }
     }
 
@@ -64,12 +74,14 @@ impl HostTier {
 
     /// A buffer of `bytes`, if there is room for it.
     fn take(&mut self, bytes: usize) -> Result<Option<Arc<Arena>>, Error> {
-        if let Some(buffer) = self.free.get_mut(&bytes).and_then(Vec::pop) {
+        if let Some((buffer, copied)) = self.free.get_mut(&bytes).and_then(take_first_done) {
+            copied.map_or(Ok(()), |copied| copied.wait())?;
             return Ok(Some(buffer));
         }
         for unused in self.free.values_mut() {
             while self.limit - self.bytes < bytes {
-                let Some(buffer) = unused.pop() else { break };
+                // The buffer goes when its last copy is done.
+                let Some((buffer, _copied)) = unused.pop() else { break };
                 self.bytes -= buffer.len();
             }
         }
@@ -83,15 +95,24 @@ impl HostTier {
         Ok(Some(buffer))
     }
 
-    /// Takes a buffer back that neither the device nor the disk uses any more.
-    pub(super) fn give_back(&mut self, copy: HostCopy) -> Result<(), Error> {
-        debug_assert!(copy.saving.is_none(), "a buffer on its way to the disk is in use");
-        if let Some(copied) = &copy.copied {
-            copied.wait()?;
-        }
-        self.free.entry(copy.buffer.len()).or_default().push(copy.buffer);
-        Ok(())
+    /// Takes a buffer back that the disk does not use any more. The device may still have to do the copy.
+    pub(super) fn give_back(&mut self, buffer: Arc<Arena>, copied: Option<Arc<Event>>) {
+        self.free.entry(buffer.len()).or_default().push((buffer, copied));
     }
+
+    /// Whether there is a buffer of `bytes` without taking one from another chunk.
+    fn has_room(&self, bytes: usize) -> bool {
+        let unused: usize = self.free.values().flatten().map(|(buffer, _)| buffer.len()).sum();
+        self.limit - self.bytes + unused >= bytes
+    }
+}
+
+/// Takes a buffer whose last copy is done, or else the one that was given back first.
+fn take_first_done(unused: &mut Vec<FreeBuffer>) -> Option<FreeBuffer> {
+    let is_done =
+        |(_, copied): &FreeBuffer| copied.as_ref().is_none_or(|copied| copied.is_done().unwrap_or(false));
+    let found = unused.iter().position(is_done).unwrap_or(0);
+    (!unused.is_empty()).then(|| unused.remove(found))
 }
 
 impl State {
@@ -103,23 +124,48 @@ impl State {
     /// A buffer of `bytes`, for which other copies go to the disk if necessary.
     pub(super) fn take_buffer(&mut self, bytes: usize) -> Result<Arc<Arena>, Error> {
         self.drop_saved_copies()?;
+        let mut is_settled = false;
         loop {
             if let Some(buffer) = self.host().take(bytes)? {
                 return Ok(buffer);
             }
-            self.evict_from_host(bytes)?;
+            match self.evict_from_host(bytes) {
+                // The copies of chunks on their way may not go. When they have arrived, they may.
+                Err(Error::OverHostMemory { .. }) if !is_settled => {
+                    self.finish_transfers()?;
+                    is_settled = true;
+                }
+                evicted => evicted?,
+            }
         }
+    }
+
+    /// Whether a chunk that comes from the disk finds a buffer, perhaps that of another chunk.
+    pub(super) fn has_buffer_for(&self, bytes: usize) -> bool {
+        let Some(host) = &self.host else { return true };
+        let idle = self.chunks.values().filter(|chunk| chunk.has_idle_copy());
+        host.has_room(bytes) || idle.map(|chunk| chunk.range.len()).sum::<usize>() >= bytes
+    }
+
+    /// Waits for all chunks that are on their way between the device and the host or the disk.
+    fn finish_transfers(&mut self) -> Result<(), Error> {
+        let moving = self.chunks.iter().filter(|(_, chunk)| chunk.is_moving());
+        let mut ids: Vec<ChunkId> = moving.map(|(&id, _)| id).collect();
+        ids.sort_unstable();
+        for id in ids {
+            if self.chunks[&id].is_leaving() { self.finish_eviction(id)? } else { self.finish_transfer(id)? }
+        }
+        Ok(())
     }
 
     /// Drops the copy of a chunk, whose values are elsewhere or not needed any more.
     pub(super) fn drop_copy(&mut self, id: ChunkId) -> Result<(), Error> {
         let Self { chunks, queue, host, .. } = self;
         let chunk = chunks.get_mut(&id).expect("the chunk is registered");
-        let Some(mut copy) = chunk.copy.take() else { return Ok(()) };
-        if let (Some(saving), Some(queue)) = (copy.saving.take(), queue) {
-            queue.wait(saving)?;
-        }
-        host.as_mut().expect("a copy has a host tier").give_back(copy)
+        let Some(HostCopy { buffer, copied, saving, .. }) = chunk.copy.take() else { return Ok(()) };
+        let saved = saving.zip(queue.as_mut()).map_or(Ok(()), |(saving, queue)| queue.wait(saving));
+        host.as_mut().expect("a copy has a host tier").give_back(buffer, copied);
+        Ok(saved?)
     }
 
     /// Starts to write the copy of a chunk to its scratch file.
@@ -152,16 +198,19 @@ impl State {
         Ok(())
     }
 
-    /// Drops the copies that have come to the disk.
-    fn drop_saved_copies(&mut self) -> Result<(), Error> {
-        let Self { chunks, queue, .. } = self;
+    /// Drops the copies that have come to the disk, and where nothing stays on the host those that have come
+    /// from it.
+    pub(super) fn drop_saved_copies(&mut self) -> Result<(), Error> {
+        let Self { chunks, queue, leaves_host, .. } = self;
         let Some(queue) = queue else { return Ok(()) };
         let mut saved = Vec::new();
         for (&id, chunk) in chunks.iter() {
-            let copy = chunk.copy.as_ref().filter(|_| !chunk.is_moving());
-            if let Some(saving) = copy.and_then(|copy| copy.saving.as_ref())
-                && queue.is_done(saving)?
-            {
+            let Some(copy) = chunk.copy.as_ref().filter(|_| !chunk.is_moving()) else { continue };
+            let is_saved = match &copy.saving {
+                Some(saving) => queue.is_done(saving)?,
+                None => copy.is_saved && *leaves_host,
+            };
+            if is_saved {
                 saved.push(id);
             }
         }

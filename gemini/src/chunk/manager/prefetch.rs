@@ -12,6 +12,8 @@ use std::sync::Weak;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use parallel::SysError;
+
 use super::{Backing, Budget, Chunk, ChunkId, ChunkManager, IsCleared, Memory, Moving, State};
 use crate::Error;
 use crate::placement::{LOOKAHEAD_MOMENTS, PlacementPolicy, choose_evictions, choose_prefetches};
@@ -113,11 +115,21 @@ impl State {
             if excess(tensors.held_bytes()) > 0 {
                 return Ok(false);
             }
-            match self.chunks[&id].backing {
-                _ if self.chunks[&id].copy.is_some() => self.start_read(id)?,
-                Backing::Scratch => self.start_read(id)?,
-                Backing::Zeros => self.take_memory(id, IsCleared::Yes)?,
+            // Nobody waits for a device or for other processes before a chunk is used.
+            if !self.freed.is_ready(bytes)? {
+                return Ok(true);
+            }
+            let chunk = &self.chunks[&id];
+            let started = match chunk.backing {
+                _ if chunk.copy.is_some() => self.start_read(id),
+                Backing::Scratch if !self.has_buffer_for(bytes) => return Ok(false),
+                Backing::Scratch => self.start_read(id),
+                Backing::Zeros => self.take_memory(id, IsCleared::Yes),
                 Backing::Source(_) => continue,
+            };
+            match started {
+                Err(Error::Sys(SysError::DeviceMemory { .. })) => return Ok(false),
+                started => started?,
             }
             self.chunk(id).is_ahead = true;
             self.note_peak();

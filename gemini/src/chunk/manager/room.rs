@@ -57,11 +57,12 @@ impl State {
                 return self.release_freed(tenant, needed);
             }
         }
-        Err(Error::OverBudget {
-            needed: self.resident_bytes + tensors.held_bytes() + needed,
-            budget: self.device_bytes,
-            evictable: self.bytes_where(Chunk::is_evictable),
-        })
+        let needed = self.resident_bytes + tensors.held_bytes() + needed;
+        if self.device_bytes < budget.device_bytes {
+            return Err(Error::SharedDevice { needed, left: self.device_bytes, budget: budget.device_bytes });
+        }
+        let evictable = self.bytes_where(Chunk::is_evictable);
+        Err(Error::OverBudget { needed, evictable, budget: budget.device_bytes })
     }
 
     /// Gives as much memory of freed chunks back to the system as `needed` bytes for tensors require. A chunk

@@ -32,8 +32,14 @@ impl State {
         let buffer = self.take_buffer(self.chunks[&id].range.len())?;
         let driver = Arc::clone(self.host().driver());
         let chunk = self.chunk(id);
-        let copied = driver.start_copy_to_host((&chunk.arena, chunk.range.clone()), &buffer)?;
-        let copied = Arc::new(copied);
+        let started = driver.start_copy_to_host((&chunk.arena, chunk.range.clone()), &buffer);
+        let copied = match started {
+            Ok(copied) => Arc::new(copied),
+            Err(error) => {
+                self.host().give_back(buffer, None);
+                return Err(error.into());
+            }
+        };
         chunk.memory = Memory::Writing(Moving::Device(Arc::clone(&copied)));
         chunk.copy = Some(HostCopy { buffer, copied: Some(copied), is_saved: false, saving: None });
         chunk.is_dirty = false;
@@ -41,13 +47,20 @@ impl State {
         Ok(())
     }
 
-    /// Starts to copy a chunk from its buffer of the host to its memory on the device.
+    /// Starts to copy a chunk from its buffer of the host to its memory on the device, which it loses if that
+    /// fails.
     fn start_copy_to_device(&mut self, id: ChunkId) -> Result<(), Error> {
         let driver = Arc::clone(self.host().driver());
         let chunk = self.chunk(id);
         let copy = chunk.copy.as_mut().expect("the values are in a buffer of the host");
-        let copied = driver.start_copy_to_device(&copy.buffer, (&chunk.arena, chunk.range.clone()))?;
-        let copied = Arc::new(copied);
+        let started = driver.start_copy_to_device(&copy.buffer, (&chunk.arena, chunk.range.clone()));
+        let copied = match started {
+            Ok(copied) => Arc::new(copied),
+            Err(error) => {
+                self.drop_memory(id)?;
+                return Err(error.into());
+            }
+        };
         copy.copied = Some(Arc::clone(&copied));
         chunk.memory = Memory::Reading(Moving::Device(copied));
         self.traffic.to_device_bytes += self.chunks[&id].range.len() as u64;
@@ -63,12 +76,19 @@ impl State {
             if is_enough(self) {
                 break;
             }
-            self.finish_transfer(id)?;
-            if self.chunks[&id].pins == 0 {
-                self.drop_memory(id)?;
-            }
+            self.finish_eviction(id)?;
         }
         Ok(())
+    }
+
+    /// Waits until a chunk is written, and takes its memory away unless somebody has fetched it again.
+    pub(super) fn finish_eviction(&mut self, id: ChunkId) -> Result<(), Error> {
+        self.finish_transfer(id)?;
+        if self.chunks[&id].pins > 0 {
+            return Ok(());
+        }
+        self.drop_memory(id)?;
+        if self.leaves_host { self.start_saving(id) } else { Ok(()) }
     }
 
     /// Gives the memory of chunks back whose writes are done, and goes on with those that have come from the
@@ -86,11 +106,9 @@ impl State {
                 _ => {}
             }
         }
-        for id in written {
-            self.finish_transfer(id)?;
-            self.drop_memory(id)?;
-        }
-        read.into_iter().try_for_each(|id| self.finish_disk_read(id))
+        written.into_iter().try_for_each(|id| self.finish_eviction(id))?;
+        read.into_iter().try_for_each(|id| self.finish_disk_read(id))?;
+        self.drop_saved_copies()
     }
 
     pub(super) fn finish_reads(&mut self) -> Result<(), Error> {
@@ -106,7 +124,7 @@ impl State {
         if self.host.is_some() && matches!(self.chunks[&id].memory, Memory::Reading(Moving::Disk(_))) {
             self.finish_disk_read(id)?;
         }
-        let Self { chunks, queue, resident_bytes, host, .. } = self;
+        let Self { chunks, queue, resident_bytes, .. } = self;
         let chunk = chunks.get_mut(&id).expect("the chunk is registered");
         let mut wait = |transfer| queue.as_mut().expect("a transfer has a queue").wait(transfer);
         let finished = match std::mem::replace(&mut chunk.memory, Memory::Resident) {
@@ -124,9 +142,7 @@ impl State {
                 return Ok(());
             }
         };
-        finished?;
-        let goes_to_disk = host.is_some() && self.leaves_host;
-        if goes_to_disk { self.start_saving(id) } else { Ok(()) }
+        Ok(finished?)
     }
 
     /// Waits until the values of a chunk of a device have come from the disk, and starts to copy them to the
@@ -154,11 +170,19 @@ impl State {
             self.take_memory(id, IsCleared::No)?;
             return self.start_copy_to_device(id);
         }
-        if is_on_device {
-            let buffer = self.take_buffer(self.chunks[&id].range.len())?;
-            self.chunk(id).copy = Some(HostCopy { buffer, copied: None, is_saved: true, saving: None });
-        }
         self.take_memory(id, IsCleared::No)?;
+        if is_on_device {
+            match self.take_buffer(self.chunks[&id].range.len()) {
+                Ok(buffer) => {
+                    let copy = HostCopy { buffer, copied: None, is_saved: true, saving: None };
+                    self.chunk(id).copy = Some(copy);
+                }
+                Err(error) => {
+                    self.drop_memory(id)?;
+                    return Err(error);
+                }
+            }
+        }
         let Self { chunks, queue, .. } = self;
         let chunk = chunks.get_mut(&id).expect("the chunk is registered");
         let (queue, scratch) = (queue.as_mut(), chunk.scratch.as_ref());
@@ -208,7 +232,11 @@ impl State {
             freed.release(taken.saturating_sub(self.device_bytes))?;
             // On the host, memory appears at its first use, and is cleared.
             if chunk.arena.driver().is_some() {
-                chunk.arena.commit(range.clone())?;
+                if chunk.arena.commit(range.clone()).is_err() {
+                    // Other processes may have taken memory. What is kept for other chunks goes first.
+                    freed.release(usize::MAX)?;
+                    chunk.arena.commit(range.clone())?;
+                }
                 if is_cleared == IsCleared::Yes {
                     chunk.arena.clear(range)?;
                 }
@@ -230,7 +258,7 @@ impl State {
             let bytes = chunk.range.len();
             let (arena, range) = (Arc::clone(&chunk.arena), chunk.range.clone());
             self.resident_bytes -= bytes;
-            if self.device_bytes > 0 {
+            if self.device_bytes > 0 || arena.driver().is_some() {
                 self.freed.add(&arena, range)?;
             } else {
                 arena.release(range)?;
