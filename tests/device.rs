@@ -165,8 +165,8 @@ fn chunks_that_are_smaller_than_a_piece_of_memory_take_a_whole_one() {
     assert!(counts[0]["device_peak_bytes"].as_u64().unwrap() <= 48 << 20, "{counts:?}");
 }
 
-/// Another process takes memory of the device during the run, which notices that before the next step and gets
-/// along with what is left.
+/// Another process takes memory of the device during the run, which notices that before the next step and
+/// gets along with what is left.
 #[test]
 fn a_run_shares_the_device_with_other_processes() {
     let scratch = with_large_model();

@@ -114,8 +114,8 @@ fn moments_in_bf16_learn_and_do_not_depend_on_the_budget() {
 #[test]
 fn ranks_with_budgets_give_the_bits_of_ranks_without() {
     let scratch = with_large_model();
-    // In the last one, two of four ranks never train on a row. They use their weights for held-out rows, after
-    // updates of several steps.
+    // In the last one, two of four ranks never train on a row. They use their weights for held-out rows,
+    // after updates of several steps.
     let one_row = "--set train.micro_batch_size=1 --set train.gradient_accumulation_steps=1 \
                    --set checkpoint.every=0 --set data.eval=life/data/sft.parquet --set eval.every=4";
     let meshes = [

@@ -1,4 +1,5 @@
-//! Compiles `accelerator.cpp` and `driver.cpp` to a shared library, against the libtorch that `LIBTORCH` names.
+//! Compiles `accelerator.cpp` and `driver.cpp` to a shared library, against the libtorch that `LIBTORCH`
+//! names.
 
 use std::path::PathBuf;
 

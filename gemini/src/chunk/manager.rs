@@ -8,7 +8,8 @@
 //!   begin_step(), end_step()   the order of use between them predicts the next step
 //! ```
 //! The budget covers all chunks of all models of this process, and all tensors of libtorch (activations,
-//! logits, KV caches), which libtorch's allocator counts. [`choose_evictions`](crate::placement::choose_evictions) decides which chunk leaves, and
+//! logits, KV caches), which libtorch's allocator counts.
+//! [`choose_evictions`](crate::placement::choose_evictions) decides which chunk leaves, and
 //! [`choose_prefetches`](crate::placement::choose_prefetches) which is read ahead. A chunk that was changed
 //! is written to its place in the scratch file before its memory is used for something else; an unchanged one
 //! is dropped. A chunk keeps its address all the time, so tensors over it never have to be made again.

@@ -2,8 +2,8 @@
 //! or a moment of the optimizer. Colossal-AI: a chunk group (`fp16_param`, `fp32_param`).
 //!
 //! The chunks lie one after the other in an [`Arena`], so the tensors keep their addresses while the
-//! [`ChunkManager`] moves chunks to the disk or the host and back. On a device without a budget, each chunk is
-//! one tensor that stays.
+//! [`ChunkManager`] moves chunks to the disk or the host and back. On a device without a budget, each chunk
+//! is one tensor that stays.
 //!
 //! ```text
 //!   chunk of 3 ranks, seen by rank 1   | others | own shard | others |

@@ -179,8 +179,8 @@ impl Arena {
     }
 
     /// Gives the memory of the whole pages inside `range` (bytes) back to the system; afterwards they read as
-    /// zeros. Pages that lie only partly inside stay as they are. On a device, the range was committed or moved
-    /// as a whole, and no operation of the device uses it any more.
+    /// zeros. Pages that lie only partly inside stay as they are. On a device, the range was committed or
+    /// moved as a whole, and no operation of the device uses it any more.
     pub fn release(&self, range: Range<usize>) -> Result<(), Error> {
         self.check_range("release", &range)?;
         if let Some(mapped) = &self.mapped {

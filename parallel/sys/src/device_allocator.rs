@@ -1,6 +1,6 @@
 //! Counts the bytes of the tensors that libtorch makes on a device other than the CPU, and asks a budget
-//! before it makes one. The counterpart of [`crate::allocator`], which is for the CPU: the memory itself still
-//! comes from libtorch's allocator of the device.
+//! before it makes one. The counterpart of [`crate::allocator`], which is for the CPU: the memory itself
+//! still comes from libtorch's allocator of the device.
 //!
 //! libtorch's CUDA tensors do not come from the allocator that this replaces, but from one that CUDA keeps
 //! for itself; [`watch`] is therefore not for CUDA.
@@ -19,7 +19,8 @@ use crate::autograd::{fail, panic_text};
 use crate::driver::device_number;
 use crate::{Error, check, raw};
 
-/// A device sets memory aside in multiples of so many bytes (`kMinBlockSize` of the caching allocator of CUDA).
+/// A device sets memory aside in multiples of so many bytes (`kMinBlockSize` of the caching allocator of
+/// CUDA).
 const BLOCK_BYTES: usize = 512;
 
 static WATCHED: Mutex<Option<Device>> = Mutex::new(None);

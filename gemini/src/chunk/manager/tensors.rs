@@ -18,8 +18,8 @@ pub(super) enum TensorMemory {
 use TensorMemory::{Device as OnDevice, Host};
 
 impl TensorMemory {
-    /// Counts the tensors of `device` from now on, and asks `budget` before more memory is taken, with the bytes
-    /// that are not counted yet.
+    /// Counts the tensors of `device` from now on, and asks `budget` before more memory is taken, with the
+    /// bytes that are not counted yet.
     pub(super) fn watch(device: Device, budget: Box<allocator::Budget>) -> Result<Self, Error> {
         if device == Device::Cpu {
             allocator::install()?;

@@ -118,8 +118,8 @@ impl State {
     }
 
     /// Waits until a chunk is neither read nor written. If that fails, a chunk that was read has no memory,
-    /// and one that was written still has to be. A device may still have to copy what it reads: its operations
-    /// wait for that.
+    /// and one that was written still has to be. A device may still have to copy what it reads: its
+    /// operations wait for that.
     pub(super) fn finish_transfer(&mut self, id: ChunkId) -> Result<(), Error> {
         if self.host.is_some() && matches!(self.chunks[&id].memory, Memory::Reading(Moving::Disk(_))) {
             self.finish_disk_read(id)?;

@@ -1,5 +1,5 @@
-//! The physical memory behind an arena of a device. On a device, memory has to be there before it is used, and
-//! is mapped and moved in pieces that stay whole.
+//! The physical memory behind an arena of a device. On a device, memory has to be there before it is used,
+//! and is mapped and moved in pieces that stay whole.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
