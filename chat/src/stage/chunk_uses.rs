@@ -189,13 +189,23 @@ impl ChunkUses {
         self.moments.extend(model.pieces.iter().map(|piece| forward(piece, 0)));
     }
 
-    /// Adds a rollout: the policy is copied piece by piece, and then generates.
+    /// Adds a rollout: the policy is copied piece by piece, and the copy generates. The copy lies in chunks,
+    /// too, of which only those of a piece are needed at once. All tokens are taken as one pass: what a copy
+    /// that does not fit reads for each token is not counted.
     pub(super) fn add_rollout(&mut self, policy: &ModelPieces, tensors: &RolloutTensors) {
-        let count = policy.pieces.len();
-        let copied = |index: usize| tensors.policy * (index + 1) / count;
-        let pieces = policy.pieces.iter().enumerate();
-        self.moments.extend(pieces.map(|(index, piece)| forward(piece, copied(index))));
-        self.moments.push(Moment { tensors: tensors.total(), ..Moment::default() });
+        let weights: Vec<usize> = policy.pieces.iter().map(|piece| piece.weights).collect();
+        let mut copies = Vec::new();
+        for &original in &weights {
+            let copy = self.add_chunk(self.chunks[original].bytes, Part::Weights);
+            self.moments.push(Moment { uses: vec![(original, false), (copy, false)], ..Moment::default() });
+            copies.push(copy);
+        }
+        // The head of the copy is laid out anew.
+        let copied: usize = copies.iter().map(|&copy| self.chunks[copy].bytes).sum();
+        copies.push(self.add_chunk(tensors.policy.saturating_sub(copied), Part::Weights));
+        let beside = tensors.kv_cache + tensors.logits;
+        let generated = copies.into_iter().map(|copy| (vec![(copy, false)], beside));
+        self.moments.extend(generated.map(|(uses, tensors)| Moment { uses, tensors, ..Moment::default() }));
     }
 
     /// The bytes that must be in memory at one moment, with this placement.
@@ -365,6 +375,22 @@ mod tests {
         uses.moments[4].tensors = 7;
         assert_eq!(uses.least_bytes(PlacementPolicy::Auto), 27);
         assert_eq!(uses.least_bytes(PlacementPolicy::Cuda), 87);
+    }
+
+    #[test]
+    fn a_copy_that_generates_need_not_fit_as_a_whole() {
+        let mut uses = two_pieces();
+        let model = ModelPieces {
+            pieces: [0, 3]
+                .map(|weights| Piece { weights, trained: None, largest: 0.5, gathered: [0; 2] })
+                .into(),
+            head: None,
+        };
+        uses.add_rollout(&model, &RolloutTensors { policy: 24, kv_cache: 30, logits: 5 });
+        // A piece of the copy beside the cache and the logits, and not all 24 of it.
+        assert_eq!(uses.least_bytes(PlacementPolicy::Auto), 10 + 30 + 5);
+        // The copy stays, too.
+        assert_eq!(uses.least_bytes(PlacementPolicy::Cuda), 80 + 24 + 35);
     }
 
     #[test]
