@@ -16,7 +16,9 @@ use std::cmp::Reverse;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use lookahead::LOOKAHEAD_MOMENTS;
-pub use lookahead::{ChunkUse, DoesNotFit, Moves, RecordedOrder, choose_prefetches, simulate};
+pub use lookahead::{
+    ChunkUse, DoesNotFit, Moves, READ_AHEAD_PARTS, RecordedOrder, choose_prefetches, simulate,
+};
 
 /// Where chunks are kept. Colossal-AI: `placement_policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,7 +26,8 @@ pub use lookahead::{ChunkUse, DoesNotFit, Moves, RecordedOrder, choose_prefetche
 pub enum PlacementPolicy {
     /// Everything stays on the device.
     Cuda,
-    /// The optimizer state and the weights that are not in use are in host memory. DeepSpeed: ZeRO-Offload.
+    /// Nothing stays on the device that is not in use; the rest is in host memory. DeepSpeed: ZeRO-3 with
+    /// `offload_param` and `offload_optimizer` to the `cpu`.
     Cpu,
     /// Chunks stay on the device while there is room. Then the chunk whose next use is farthest in the future
     /// is evicted (Belady 1966), and chunks are fetched before their use.

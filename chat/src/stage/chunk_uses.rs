@@ -10,15 +10,12 @@
 //! approximation. (Policies: `gemini::placement`.)
 
 use gemini::ZeroStage;
-use gemini::placement::{Candidate, PlacementPolicy, choose_evictions};
+use gemini::placement::{Candidate, PlacementPolicy, READ_AHEAD_PARTS, choose_evictions};
 use models::decoder::HeadKind;
 use parallel::{Axis, Mesh};
 
 use super::model_memory::{ModelBytes, PlannedModel};
 use super::peak_memory::{RolloutTensors, StepTensors};
-
-/// `auto` keeps one part in so many of the budget for chunks that are read ahead.
-const READ_AHEAD_PARTS: usize = 8;
 
 /// The chunks of all models, and the moments of a step in order.
 #[derive(Debug, Default)]

@@ -15,8 +15,9 @@ pub struct Budget {
     pub device: Device,
     /// The bytes that all models of this process may take: chunks, activations, logits, caches.
     pub device_bytes: usize,
-    /// The bytes of chunks that have left a device and are in pinned memory of the host. Without a limit, no
-    /// chunk goes to the disk, unless the placement says so. The CPU has no such tier.
+    /// The bytes of chunks that have left a device and are in pinned memory of the host. If `None`, these are
+    /// at most three quarters of the machine's memory, and no chunk goes to the disk, unless the placement
+    /// says so. The CPU has no such tier.
     pub host_bytes: Option<usize>,
     /// The folder of the scratch files.
     pub disk_path: PathBuf,

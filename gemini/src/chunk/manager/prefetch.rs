@@ -1,8 +1,8 @@
 //! Reads ahead.
 //!
 //! ```text
-//!   main thread    | fetch: A has to go, its write starts | compute                             | fetch: B is there
-//!   prefetch thread|                                      | A is written, B is read in its place|
+//!   main thread     | fetch: the write of A starts | compute                           | fetch: B is there
+//!   prefetch thread |                              | A is written, B read in its place |
 //! ```
 //! A part of the budget is for chunks that are read before their use (see [`choose_prefetches`]). Mostly it
 //! becomes free only when other chunks are written. The thread that computes would not notice that before its
@@ -16,11 +16,9 @@ use parallel::SysError;
 
 use super::{Backing, Budget, Chunk, ChunkId, ChunkManager, IsCleared, Memory, Moving, State};
 use crate::Error;
-use crate::placement::{LOOKAHEAD_MOMENTS, PlacementPolicy, choose_evictions, choose_prefetches};
-
-/// The part of the budget for chunks that are read ahead. The larger it is, the more can be read during one
-/// segment; and the less is left for chunks that stay, so the more has to be read.
-const READ_AHEAD_PART: usize = 8;
+use crate::placement::{
+    LOOKAHEAD_MOMENTS, PlacementPolicy, READ_AHEAD_PARTS, choose_evictions, choose_prefetches,
+};
 
 /// The time between two looks at the chunks that are being written. Writing a chunk takes milliseconds.
 const POLL: Duration = Duration::from_millis(1);
@@ -41,7 +39,7 @@ pub(super) fn run_thread(manager: &Weak<ChunkManager>, wake: &Receiver<()>) {
 impl Budget {
     /// The bytes, of those on the device, for chunks that are read ahead.
     fn read_ahead_bytes(&self, device_bytes: usize) -> usize {
-        if self.placement == PlacementPolicy::Auto { device_bytes / READ_AHEAD_PART } else { 0 }
+        if self.placement == PlacementPolicy::Auto { device_bytes / READ_AHEAD_PARTS } else { 0 }
     }
 }
 

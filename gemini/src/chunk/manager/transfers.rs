@@ -170,6 +170,8 @@ impl State {
             self.take_memory(id, IsCleared::No)?;
             return self.start_copy_to_device(id);
         }
+
+        // What comes from the disk to a device is read into a buffer of the host first.
         self.take_memory(id, IsCleared::No)?;
         if is_on_device {
             match self.take_buffer(self.chunks[&id].range.len()) {
@@ -183,6 +185,7 @@ impl State {
                 }
             }
         }
+
         let Self { chunks, queue, .. } = self;
         let chunk = chunks.get_mut(&id).expect("the chunk is registered");
         let (queue, scratch) = (queue.as_mut(), chunk.scratch.as_ref());
