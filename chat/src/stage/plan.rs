@@ -66,16 +66,29 @@ impl Plan {
         rows: &EncodedRows<T>,
         num_examples: usize,
     ) -> Self {
+        let steps = (config.train.total_steps(num_examples), config.train.batch_size());
+        Self::new(stage, mesh, models, rows, steps)
+    }
+
+    /// Creates the plan of a stage with so many steps of so many rows.
+    pub(super) fn new<T>(
+        stage: &StageSchema,
+        mesh: &Mesh,
+        models: StagePlan,
+        rows: &EncodedRows<T>,
+        (steps, rows_per_step): (u64, usize),
+    ) -> Self {
         Self {
             stage: stage.name,
             units: stage.units,
             rows: rows.rows.len(),
             dropped: rows.dropped,
             tokens: rows.tokens,
-            steps: config.train.total_steps(num_examples),
-            rows_per_step: config.train.batch_size(),
+            steps,
+            rows_per_step,
             mesh: mesh.clone(),
             loaded_bytes: Vec::new(),
+
             model_bytes: models.model_bytes(),
             parameters: models.parameters,
             peak_memory: models.peak,

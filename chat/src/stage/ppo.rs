@@ -280,23 +280,8 @@ impl PerRole<Config> {
         let rewards = rewards.sum();
         models.parameters.retain(|(role, _)| !is_reward(role));
         models.parameters.push(("reward", rewards));
-        Ok(Plan {
-            stage: STAGE.schema.name,
-            units: STAGE.schema.units,
-            rows: prompts.rows.len(),
-            dropped: prompts.dropped,
-            tokens: prompts.tokens,
-            steps: config.ppo.iterations,
-            rows_per_step: config.ppo.replies()?,
-            mesh: ctx.mesh.clone(),
-            loaded_bytes: Vec::new(),
-            model_bytes: models.model_bytes(),
-            parameters: models.parameters,
-            peak_memory: models.peak,
-            step_time: models.step_time,
-            shortage: models.shortage,
-            memory: models.models,
-        })
+        let steps = (config.ppo.iterations, config.ppo.replies()?);
+        Ok(Plan::new(&STAGE.schema, ctx.mesh, models, prompts, steps))
     }
 }
 
