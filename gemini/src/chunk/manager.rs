@@ -349,7 +349,7 @@ impl ChunkManager {
         state.promised_bytes = 0;
         let State { trace, chunks, tensors, .. } = &mut *state;
         let sizes = ids.iter().map(|id| (*id, chunks[id].range.len()));
-        trace.record(sizes, writes, tensors.peak_bytes());
+        trace.record(sizes, writes, tensors.peak_live_bytes());
         tensors.reset_peak();
         for id in ids {
             let chunk = state.chunk(*id);

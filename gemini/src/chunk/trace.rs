@@ -12,8 +12,7 @@ use std::collections::HashMap;
 use super::manager::ChunkId;
 use crate::placement::{ChunkUse, RecordedOrder};
 
-/// A fetch: its chunks, and the bytes that tensors need from there to the next fetch: those of each size
-/// class at their most.
+/// A fetch: its chunks, and the most bytes that tensors hold at once from there to the next fetch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Moment {
     uses: Vec<(ChunkId, bool)>,

@@ -3,65 +3,62 @@
 //! | request | memory | counted as |
 //! |---|---|---|
 //! | below [`LARGE_BYTES`] | the heap of the C library | what the heap sets aside for it |
-//! | from [`LARGE_BYTES`] on | an anonymous mapping of its own | its size class |
+//! | from [`LARGE_BYTES`] on | pages of address space that the allocator keeps | whole pages |
 //!
-//! A size class is the request rounded up to a multiple of an eighth of the power of two at or below it: at
-//! most 12.5 % more than the request, in pages that nobody touches. A tensor that dies leaves its mapping in
-//! a cache, where the next tensor of the same class, or of one slightly below, finds the pages present;
-//! [`trim`] gives cached mappings back to the system. So the resident memory of tensors is at most
+//! A tensor that dies leaves its pages in memory for the next ones, whatever their sizes are: free ranges that
+//! meet become one, and a request takes a part of one ([`free_space`]). A step whose rows are longer or
+//! shorter than those of the last step therefore finds its memory present. [`trim`] gives free pages back to
+//! the system, and what is trimmed keeps its addresses. So the resident memory of tensors is at most
 //! [`held_bytes`] and falls when trimmed, while the heap that [`crate::memory::keep_large_buffers`] sets up
-//! keeps what it once had. Nothing else bounds the cache: a class may keep as much as its tensors ever held
-//! at once.
+//! keeps what it once had.
 //!
 //! Not counted are tensors from before [`install`], tensors over memory of others, and memory that libtorch
 //! takes elsewhere, such as the work space of MKL and oneDNN.
 
+mod free_space;
+
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::io;
-use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::arena::HUGE_PAGE_BYTES;
+use self::free_space::{FreeSpace, Place};
+use crate::arena::page_bytes;
 use crate::autograd::{fail, panic_text};
 use crate::{Error, check, raw};
 
-/// Requests of at least so many bytes get a mapping of their own.
+/// Requests of at least so many bytes get whole pages.
 pub const LARGE_BYTES: usize = 64 << 10;
 
 /// Decides whether so many bytes may be mapped. The text of a refusal becomes the error of the operation.
 pub type Budget = dyn Fn(usize) -> Result<(), String> + Send + Sync;
 
-/// The cache takes at most one part in so many of the memory that tensors have held at once. Batches of
-/// different lengths leave mappings of sizes that no tensor needs again for a long time.
+/// Free pages in memory are at most one part in so many of the memory that tensors have held at once, when new
+/// ones are needed. They lie in pieces that are too small then.
 const MAX_WASTE: usize = 8;
+
+/// Address space is mapped in multiples of so many bytes, so that free ranges meet.
+const GROWTH_BYTES: usize = 64 << 20;
 
 /// The alignment of small requests, as libtorch's own allocator has it.
 const ALIGNMENT: usize = 64;
 
-/// Every mapping starts at a multiple of this, also where pages are larger.
+/// Every page starts at a multiple of this, also where pages are larger.
 const PAGE: usize = 4096;
 
 static INSTALLED: Mutex<bool> = Mutex::new(false);
-static POOL: Mutex<Pool> = Mutex::new(Pool {
-    live: BTreeMap::new(),
-    cached: BTreeMap::new(),
-    num_freed: 0,
-    classes: BTreeMap::new(),
-    peak_bytes_by_class: 0,
-});
+static POOL: Mutex<Pool> = Mutex::new(Pool { live: BTreeMap::new(), free: FreeSpace::new() });
 static BUDGET: Mutex<Option<Arc<Budget>>> = Mutex::new(None);
 
 static LIVE: Counter = Counter::new();
 static HELD: Counter = Counter::new();
 /// The most that tensors have held at once so far, as far as large requests have noticed.
 static MOST_LIVE: AtomicUsize = AtomicUsize::new(0);
-/// The part of [`LIVE`] that small requests have taken from the heap.
-static SMALL: Counter = Counter::new();
 /// Changes only under the lock of [`POOL`].
 static CACHED: AtomicUsize = AtomicUsize::new(0);
 
@@ -93,15 +90,7 @@ pub fn peak_live_bytes() -> usize {
     LIVE.peak.load(Relaxed)
 }
 
-/// The bytes that this allocator would have held since [`reset_peak`] if it never had to map memory while
-/// some was cached: the sum over the size classes of the most bytes that tensors of the class held at once.
-/// It is at least [`peak_live_bytes`]. As long as so many bytes are held, the same tensors need no new
-/// memory.
-pub fn peak_bytes_by_class() -> usize {
-    lock(&POOL).peak_bytes_by_class + SMALL.peak.load(Relaxed)
-}
-
-/// The bytes of freed mappings that wait for the next tensor of their size.
+/// The bytes of free pages that are in memory for the next tensors.
 pub fn cached_bytes() -> usize {
     CACHED.load(Relaxed)
 }
@@ -116,33 +105,33 @@ pub fn peak_held_bytes() -> usize {
     HELD.peak.load(Relaxed)
 }
 
-/// Starts [`peak_live_bytes`], [`peak_held_bytes`] and [`peak_bytes_by_class`] anew at the current values.
+/// Starts [`peak_live_bytes`] and [`peak_held_bytes`] anew at the current values.
 pub fn reset_peak() {
     LIVE.reset_peak();
     HELD.reset_peak();
-    SMALL.reset_peak();
-    lock(&POOL).reset_peak();
 }
 
-/// Unmaps cached mappings, those freed first before the others, until at most `target_cached_bytes` are
-/// cached. Returns the bytes that went back to the system.
+/// Gives free pages back to the system, those freed first before the others, until at most
+/// `target_cached_bytes` of them are in memory. Returns the bytes that went back.
 pub fn trim(target_cached_bytes: usize) -> usize {
-    let mut unused = Vec::new();
-    {
-        let mut pool = lock(&POOL);
-        while CACHED.load(Relaxed) > target_cached_bytes {
-            let Some(mapping) = pool.pop_oldest() else { break };
-            unused.push(mapping);
-        }
+    let mut pool = lock(&POOL);
+    let excess = CACHED.load(Relaxed).saturating_sub(target_cached_bytes);
+    let released = pool.free.take_memory(excess.next_multiple_of(page_bytes()));
+    let bytes = released.iter().map(Range::len).sum();
+    // Under the lock, because the addresses are free for the next request at once.
+    for range in released {
+        // SAFETY: whole pages of this allocator that no tensor uses.
+        unsafe {
+            libc::madvise(ptr::with_exposed_provenance_mut(range.start), range.len(), libc::MADV_DONTNEED)
+        };
     }
-    let bytes = unused.iter().map(|mapping: &Mapping| mapping.bytes).sum();
-    // Unmapping takes its time, so other threads may allocate meanwhile.
-    drop(unused);
+    CACHED.fetch_sub(bytes, Relaxed);
+    HELD.sub(bytes);
     bytes
 }
 
-/// Sets or removes the function that is asked before a large request that the cache cannot serve, with the
-/// bytes that would be mapped. An `Err` fails the operation with that text as its whole message; a panic does
+/// Sets or removes the function that is asked before a large request that free pages in memory cannot serve,
+/// with the bytes of the new pages. An `Err` fails the operation with that text as its whole message; a panic does
 /// with the text of the panic.
 ///
 /// The function may use tensors, [`trim`] and [`set_budget`]: no lock is held while it runs, and requests
@@ -185,121 +174,73 @@ impl Counter {
     }
 }
 
-/// An anonymous mapping that no tensor uses; unmapped when dropped.
-struct Mapping {
-    address: *mut c_void,
-    bytes: usize,
-}
-
-// SAFETY: a mapping belongs to the process, and its owner alone uses the address.
-unsafe impl Send for Mapping {}
-
-impl Mapping {
-    fn new(bytes: usize) -> io::Result<Self> {
-        // SAFETY: the system chooses an address where nothing is mapped.
-        let address = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        // Huge pages are made present faster. A refusal costs only speed.
-        if bytes >= HUGE_PAGE_BYTES {
-            // SAFETY: the pages of the new mapping.
-            unsafe { libc::madvise(address, bytes, libc::MADV_HUGEPAGE) };
-        }
-        HELD.add(bytes);
-        Ok(Self { address, bytes })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: `new` mapped these bytes, and no tensor uses them.
-        unsafe {
-            // The system refuses where it would have to split one more area than a process may have. Then the
-            // pages go back, and only the addresses are lost.
-            if libc::munmap(self.address, self.bytes) != 0 {
-                libc::madvise(self.address, self.bytes, libc::MADV_DONTNEED);
-            }
-        }
-        HELD.sub(self.bytes);
-    }
-}
-
-/// All mappings.
+/// The address space of large requests.
 struct Pool {
-    /// The bytes of each mapping that a tensor uses, by address.
+    /// The bytes that each tensor has, by address.
     live: BTreeMap<usize, usize>,
-    /// The unused mappings by their bytes, those freed first in front, with the number of their freeing.
-    cached: BTreeMap<usize, VecDeque<(u64, Mapping)>>,
-    /// How often a mapping was freed.
-    num_freed: u64,
-    /// For each number of bytes, how many mappings of that size tensors use now, and the most since the peaks
-    /// were started anew.
-    classes: BTreeMap<usize, (usize, usize)>,
-    /// The bytes of these most.
-    peak_bytes_by_class: usize,
+    free: FreeSpace,
 }
 
 impl Pool {
-    fn hand_out(&mut self, mapping: Mapping) -> *mut c_void {
-        let mapping = ManuallyDrop::new(mapping);
-        self.live.insert(mapping.address.addr(), mapping.bytes);
-        let (now, most) = self.classes.entry(mapping.bytes).or_default();
-        *now += 1;
-        if now > most {
-            *most = *now;
-            self.peak_bytes_by_class += mapping.bytes;
-        }
-        LIVE.add(mapping.bytes);
-        mapping.address
-    }
-
-    /// Takes a mapping back from a tensor; `false` if the address is not one of a mapping.
-    fn take_back(&mut self, address: *mut c_void) -> bool {
-        let Some(bytes) = self.live.remove(&address.addr()) else { return false };
-        self.classes.entry(bytes).and_modify(|(now, _)| *now -= 1);
-        self.num_freed += 1;
-        self.cached.entry(bytes).or_default().push_back((self.num_freed, Mapping { address, bytes }));
+    /// Takes memory back from a tensor; `false` if it is not from here.
+    fn take_back(&mut self, address: usize) -> bool {
+        let Some(bytes) = self.live.remove(&address) else { return false };
+        self.free.add(address..address + bytes);
         CACHED.fetch_add(bytes, Relaxed);
         LIVE.sub(bytes);
         true
     }
 
-    fn reset_peak(&mut self) {
-        self.classes.retain(|_, (now, most)| {
-            *most = *now;
-            *now > 0
-        });
-        self.peak_bytes_by_class = self.classes.iter().map(|(bytes, (now, _))| bytes * now).sum();
+    /// Serves a request with free pages in memory.
+    fn reuse(&mut self, bytes: usize) -> Option<*mut c_void> {
+        let address = self.free.take_in_memory(bytes)?;
+        CACHED.fetch_sub(bytes, Relaxed);
+        LIVE.add(bytes);
+        Some(self.hand_out(address, bytes))
     }
 
-    /// The mapping of this class that was freed last: the processor's caches may still have some of it. If
-    /// the class has none, one of at most a quarter more bytes: batches of different lengths need tensors of
-    /// slightly different sizes, and new pages cost more than some unused ones.
-    fn pop_newest(&mut self, class: usize) -> Option<Mapping> {
-        let fitting = self.cached.range_mut(class..=class + class / 4);
-        let queue = fitting.map(|(_, queue)| queue).find(|queue| !queue.is_empty())?;
-        let (_, mapping) = queue.pop_back()?;
-        CACHED.fetch_sub(mapping.bytes, Relaxed);
-        Some(mapping)
+    fn hand_out(&mut self, address: usize, bytes: usize) -> *mut c_void {
+        self.live.insert(address, bytes);
+        ptr::with_exposed_provenance_mut(address)
     }
 
-    fn pop_oldest(&mut self) -> Option<Mapping> {
-        let queues = self.cached.values_mut().filter(|queue| !queue.is_empty());
-        let queue = queues.min_by_key(|queue| queue.front().map(|(number, _)| *number))?;
-        let (_, mapping) = queue.pop_front()?;
-        CACHED.fetch_sub(mapping.bytes, Relaxed);
-        Some(mapping)
+    /// Takes the addresses for a request, with the free pages in memory that lie there.
+    fn take_place(&mut self, bytes: usize) -> io::Result<Place> {
+        let mut place = self.free.take(bytes);
+        if place.is_none() {
+            self.free.add_absent(map(bytes.next_multiple_of(GROWTH_BYTES))?);
+            place = self.free.take(bytes);
+        }
+        let place = place.expect("the new range is large enough");
+        let in_memory = place.bytes_in_memory();
+        CACHED.fetch_sub(in_memory, Relaxed);
+        LIVE.add(in_memory);
+        Ok(place)
     }
+
+    /// Undoes [`take_place`](Self::take_place).
+    fn put_back(&mut self, place: &Place) {
+        self.free.put_back(place);
+        let in_memory = place.bytes_in_memory();
+        CACHED.fetch_add(in_memory, Relaxed);
+        LIVE.sub(in_memory);
+    }
+}
+
+/// Maps address space. The system adds pages as they are touched.
+fn map(bytes: usize) -> io::Result<Range<usize>> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: the system chooses an address where nothing is mapped.
+    let address = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
+    if address == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // A huge page would bring memory that is not counted. Systems without huge pages refuse, which is right, too.
+    // SAFETY: the pages of the new mapping.
+    unsafe { libc::madvise(address, bytes, libc::MADV_NOHUGEPAGE) };
+    let start = address.expose_provenance();
+    Ok(start..start + bytes)
 }
 
 /// The memory of a tensor of so many bytes, more than 0; null with a message left for libtorch.
@@ -313,13 +254,12 @@ extern "C" fn take(bytes: usize) -> *mut c_void {
 
 extern "C" fn give_back(data: *mut c_void) {
     // A small request may start at a page too: then the pool does not know it.
-    if data.is_null() || (data.addr().is_multiple_of(PAGE) && lock(&POOL).take_back(data)) {
+    if data.is_null() || (data.addr().is_multiple_of(PAGE) && lock(&POOL).take_back(data.addr())) {
         return;
     }
     // SAFETY: what the pool does not know came from `take_small`, and libtorch gives it back once.
     unsafe {
         let bytes = libc::malloc_usable_size(data);
-        SMALL.sub(bytes);
         LIVE.sub(bytes);
         HELD.sub(bytes);
         libc::free(data);
@@ -338,31 +278,46 @@ fn take_small(bytes: usize) -> Result<*mut c_void, String> {
     let data = or_after_trim(allocate).map_err(|error| format!("no {bytes} bytes for a tensor: {error}"))?;
     // SAFETY: `data` was allocated just now.
     let usable = unsafe { libc::malloc_usable_size(data) };
-    SMALL.add(usable);
     LIVE.add(usable);
     HELD.add(usable);
     Ok(data)
 }
 
 fn take_large(bytes: usize) -> Result<*mut c_void, String> {
-    let class =
-        class_bytes(bytes).ok_or_else(|| format!("no {bytes} bytes for a tensor: no address space"))?;
-    if let Some(data) = reuse(class) {
+    let no_memory = |problem: &dyn std::fmt::Display| format!("no {bytes} bytes for a tensor: {problem}");
+    let bytes = bytes
+        .checked_next_multiple_of(page_bytes())
+        .filter(|&bytes| isize::try_from(bytes).is_ok())
+        .ok_or_else(|| no_memory(&"no address space is that large"))?;
+    let place = {
+        let mut pool = lock(&POOL);
+        if let Some(data) = pool.reuse(bytes) {
+            return Ok(data);
+        }
+        pool.take_place(bytes).map_err(|error| no_memory(&error))?
+    };
+
+    let missing = place.missing_bytes();
+    let answer = ask(missing);
+    let mut pool = lock(&POOL);
+    if answer.is_err() {
+        pool.put_back(&place);
+    }
+    answer?;
+    // The budget may have freed a tensor whose pages serve the request.
+    if let Some(data) = pool.reuse(bytes) {
+        pool.put_back(&place);
         return Ok(data);
     }
-    ask(class)?;
-    // The budget may have freed a tensor of this class.
-    if let Some(data) = reuse(class) {
-        return Ok(data);
-    }
-    trim_waste(class);
-    let mapping = or_after_trim(|| Mapping::new(class))
-        .map_err(|error| format!("no {class} bytes for a tensor: {error}"))?;
-    Ok(lock(&POOL).hand_out(mapping))
+    drop(pool);
+    trim_waste(missing);
+    LIVE.add(missing);
+    HELD.add(missing);
+    Ok(lock(&POOL).hand_out(place.range.start, bytes))
 }
 
-/// Makes the cache smaller before `bytes` are mapped, so that no more is held than the most that tensors held
-/// at once and [`MAX_WASTE`] of it.
+/// Gives free pages back before `bytes` of new ones are used, so that no more is held than the most that
+/// tensors held at once and [`MAX_WASTE`] of it.
 fn trim_waste(bytes: usize) {
     let live = LIVE.now.load(Relaxed) + bytes;
     let most = MOST_LIVE.fetch_max(live, Relaxed).max(live);
@@ -372,13 +327,7 @@ fn trim_waste(bytes: usize) {
     }
 }
 
-fn reuse(class: usize) -> Option<*mut c_void> {
-    let mut pool = lock(&POOL);
-    let mapping = pool.pop_newest(class)?;
-    Some(pool.hand_out(mapping))
-}
-
-/// Tries again without the cache where the system has no memory.
+/// Tries again without the free pages where the system has no memory.
 fn or_after_trim<T>(allocate: impl Fn() -> io::Result<T>) -> io::Result<T> {
     allocate().or_else(|_| {
         trim(0);
@@ -399,12 +348,6 @@ fn ask(bytes: usize) -> Result<(), String> {
     answer.unwrap_or_else(|panic| Err(format!("the memory budget panicked: {}", panic_text(&*panic))))
 }
 
-/// The size class of a large request in bytes; `None` beyond what a process can address.
-fn class_bytes(bytes: usize) -> Option<usize> {
-    let step = (1 << bytes.ilog2()) / 8;
-    bytes.checked_next_multiple_of(step).filter(|&class| isize::try_from(class).is_ok())
-}
-
 /// No thread leaves a state half changed by a panic, so a poisoned lock is as good as another.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -413,26 +356,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn eight_classes_lie_between_powers_of_two() {
-        const KIB: usize = 1 << 10;
-        // From 64 KiB on in steps of 8 KiB, from 128 KiB on in steps of 16 KiB.
-        assert_eq!(class_bytes(LARGE_BYTES), Some(64 * KIB));
-        assert_eq!(class_bytes(64 * KIB + 1), Some(72 * KIB));
-        assert_eq!(class_bytes(72 * KIB), Some(72 * KIB));
-        assert_eq!(class_bytes(128 * KIB - 1), Some(128 * KIB));
-        assert_eq!(class_bytes(128 * KIB + 1), Some(144 * KIB));
-        for shift in 16..40 {
-            let power = 1usize << shift;
-            let classes: std::collections::BTreeSet<_> =
-                (1..=4096).filter_map(|part| class_bytes(power + power / 4096 * part)).collect();
-            assert_eq!(classes.len(), 8);
-            assert!(classes.iter().all(|class| class.is_multiple_of(PAGE)));
-        }
-        assert_eq!(class_bytes(usize::MAX), None);
-        assert_eq!(class_bytes(isize::MAX as usize), None);
-    }
 
     #[test]
     fn a_peak_starts_anew_at_the_current_value() {

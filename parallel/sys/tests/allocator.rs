@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parallel_sys::arena::page_bytes;
 use parallel_sys::{allocator, memory};
 use tch::{Device, Kind, Tensor};
 
@@ -41,6 +42,17 @@ fn try_mib(count: usize) -> Result<Tensor, tch::TchError> {
     Tensor::f_empty([(count * MIB / 4) as i64], FLOAT)
 }
 
+/// Sets a budget that grants everything and keeps a list of what it was asked for.
+fn log_of_requests() -> Arc<Mutex<Vec<usize>>> {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&asked);
+    allocator::set_budget(Some(Box::new(move |bytes| {
+        log.lock().unwrap().push(bytes);
+        Ok(())
+    })));
+    asked
+}
+
 /// The bits of the loss and of the gradients of a network of matrix products.
 fn network() -> Vec<Vec<u32>> {
     tch::manual_seed(7);
@@ -72,44 +84,61 @@ fn counts_follow_the_tensors() {
     assert_eq!(allocator::live_bytes(), live + 4 * MIB);
     drop(tensor);
     assert_eq!(allocator::live_bytes(), live + 4 * MIB, "the view still holds it");
-    // 1 MiB and 4 bytes count as the next class: classes are an eighth of 1 MiB apart.
+    // 1 MiB and 4 bytes count as whole pages.
     let odd = Tensor::empty([(MIB / 4) as i64 + 1], FLOAT);
-    assert_eq!(allocator::live_bytes(), live + 4 * MIB + MIB / 8 * 9);
+    assert_eq!(allocator::live_bytes(), live + 5 * MIB + page_bytes());
     assert_eq!(allocator::held_bytes(), allocator::live_bytes());
 
     drop(view);
-    assert_eq!(allocator::live_bytes(), live + MIB / 8 * 9);
+    assert_eq!(allocator::live_bytes(), live + MIB + page_bytes());
     assert_eq!(allocator::cached_bytes(), 4 * MIB);
-    assert_eq!(allocator::held_bytes(), live + 4 * MIB + MIB / 8 * 9);
+    assert_eq!(allocator::held_bytes(), live + 5 * MIB + page_bytes());
     drop(odd);
     assert_eq!(allocator::live_bytes(), live);
-    assert_eq!(allocator::peak_live_bytes(), live + 4 * MIB + MIB / 8 * 9);
+    assert_eq!(allocator::peak_live_bytes(), live + 5 * MIB + page_bytes());
     allocator::trim(0);
     assert_eq!((allocator::live_bytes(), allocator::held_bytes()), (live, live));
-    assert_eq!(allocator::peak_held_bytes(), live + 4 * MIB + MIB / 8 * 9);
+    assert_eq!(allocator::peak_held_bytes(), live + 5 * MIB + page_bytes());
     allocator::reset_peak();
     assert_eq!((allocator::peak_live_bytes(), allocator::peak_held_bytes()), (live, live));
 }
 
 #[test]
-fn memory_of_one_size_does_not_serve_another() {
+fn memory_of_one_size_serves_another() {
     let _alone = alone();
-    let live = allocator::live_bytes();
-    allocator::reset_peak();
-    assert_eq!(allocator::peak_bytes_by_class(), live);
-    // Two of 4 MiB at once, and then one of 2 MiB, for which their memory is too large.
+    let held = allocator::held_bytes();
     drop((mib(4), mib(4)));
-    drop((mib(2), mib(2).view([-1])));
-    drop(mib(2));
-    assert_eq!(allocator::peak_live_bytes(), live + 8 * MIB);
-    assert_eq!(allocator::peak_bytes_by_class(), live + 12 * MIB);
-    assert_eq!(allocator::held_bytes(), live + 12 * MIB);
+    // Both together are one range, which serves one tensor of 8 MiB as well as many that are smaller.
+    drop(mib(8));
+    drop((mib(1), mib(5), mib(2)));
+    assert_eq!(allocator::held_bytes(), held + 8 * MIB);
+    // One that is larger needs only the rest.
+    let asked = log_of_requests();
+    let larger = mib(11);
+    allocator::set_budget(None);
+    assert_eq!(*asked.lock().unwrap(), [3 * MIB]);
+    assert_eq!(allocator::held_bytes(), held + 11 * MIB);
+    assert_eq!(larger.fill(2.0).sum(Kind::Float).double_value(&[]), (11 * MIB / 4 * 2) as f64);
+}
 
-    let kept = mib(2);
-    allocator::reset_peak();
-    assert_eq!(allocator::peak_bytes_by_class(), live + 2 * MIB);
-    drop(kept);
-    allocator::trim(0);
+#[test]
+fn a_step_with_other_lengths_needs_no_new_memory() {
+    let _alone = alone();
+    // The outputs of a block for rows of some length: each is alive beside the one before.
+    let step = |length: usize| {
+        let mut alive: Vec<Tensor> = Vec::new();
+        for width in [64, 172, 172, 64, 256, 64, 172, 64] {
+            alive.push(Tensor::empty([(length * width * 4) as i64], FLOAT));
+            alive.truncate(3);
+            alive.rotate_right(1);
+        }
+    };
+    step(700);
+    let held = allocator::held_bytes();
+    let asked = log_of_requests();
+    [300, 655, 512, 700, 419].into_iter().for_each(step);
+    allocator::set_budget(None);
+    assert_eq!((asked.lock().unwrap().len(), allocator::held_bytes()), (0, held));
 }
 
 #[test]
@@ -129,42 +158,38 @@ fn small_tensors_are_counted_and_not_cached() {
 }
 
 #[test]
-fn the_cache_serves_the_same_class_and_slightly_smaller_ones() {
+fn freed_memory_serves_what_fits_best() {
     let _alone = alone();
-    let tensor = mib(3);
-    let address = tensor.data_ptr();
-    assert!(address.addr().is_multiple_of(4096));
-    drop(tensor);
-    assert_eq!(allocator::cached_bytes(), 3 * MIB);
-    // 3 MiB are more than a quarter above 2 MiB, and less than a quarter above 2.5 MiB.
+    let (three, _between, two) = (mib(3), mib(1), mib(2));
+    let (of_three, of_two) = (three.data_ptr(), two.data_ptr());
+    assert!(of_three.addr().is_multiple_of(4096));
+    drop(three);
+    drop(two);
+    assert_eq!(allocator::cached_bytes(), 5 * MIB);
     let other = mib(2);
-    assert_ne!(other.data_ptr(), address);
-    let smaller = Tensor::empty([(MIB / 4 * 5 / 2) as i64], FLOAT);
-    assert_eq!(smaller.data_ptr(), address);
-    drop(smaller);
-    assert_eq!(allocator::cached_bytes(), 3 * MIB);
-    // 4 bytes less than 3 MiB are of the same class.
-    let again = Tensor::empty([(3 * MIB / 4) as i64 - 1], FLOAT);
-    assert_eq!(again.data_ptr(), address);
-    assert_eq!(allocator::cached_bytes(), 0);
+    assert_eq!(other.data_ptr(), of_two);
+    let smaller = mib(1);
+    assert_eq!(smaller.data_ptr(), of_three);
+    assert_eq!(allocator::cached_bytes(), 2 * MIB);
 }
 
 #[test]
-fn trim_unmaps_what_was_freed_first() {
+fn trim_gives_back_what_was_freed_first() {
     let _alone = alone();
-    let (first, second, third) = (mib(1), mib(2), mib(1));
-    let kept = (second.data_ptr(), third.data_ptr());
+    let (first, _between, second) = (mib(2), mib(1), mib(2).fill_(1.0));
+    let address = second.data_ptr();
     drop(first);
     drop(second);
-    drop(third);
     assert_eq!(allocator::trim(4 * MIB), 0);
+    // Only as much as necessary.
     assert_eq!(allocator::trim(3 * MIB), MIB);
-    assert_eq!(allocator::cached_bytes(), 3 * MIB);
-    let (second, third) = (mib(2), mib(1));
-    assert_eq!((second.data_ptr(), third.data_ptr()), kept);
-    drop(second);
-    // 2 MiB are more than 1, and a mapping is not cut.
-    assert_eq!(allocator::trim(MIB), 2 * MIB);
+    assert_eq!(allocator::trim(2 * MIB), MIB);
+    assert_eq!(allocator::cached_bytes(), 2 * MIB);
+    assert_eq!(mib(2).data_ptr(), address);
+    // What is trimmed is gone: its addresses read as zeros.
+    assert_eq!(mib(2).sum(Kind::Float).double_value(&[]), (MIB / 2) as f64);
+    assert_eq!(allocator::trim(0), 2 * MIB);
+    assert_eq!(mib(2).sum(Kind::Float).double_value(&[]), 0.0);
 }
 
 #[test]
@@ -231,20 +256,15 @@ fn a_panic_of_the_budget_is_an_error_of_the_operation() {
 }
 
 #[test]
-fn the_budget_is_asked_for_new_large_mappings() {
+fn the_budget_is_asked_for_new_pages() {
     let _alone = alone();
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&asked);
-    allocator::set_budget(Some(Box::new(move |bytes| {
-        log.lock().unwrap().push(bytes);
-        Ok(())
-    })));
+    let asked = log_of_requests();
     drop(Tensor::empty([1000], FLOAT));
     drop(Tensor::empty([(MIB / 4) as i64 + 1], FLOAT));
     drop(Tensor::empty([(MIB / 4) as i64 + 2], FLOAT));
     drop(mib(2));
     allocator::set_budget(None);
-    assert_eq!(*asked.lock().unwrap(), [MIB / 8 * 9, 2 * MIB]);
+    assert_eq!(*asked.lock().unwrap(), [MIB + page_bytes(), MIB - page_bytes()]);
     assert_eq!(Arc::strong_count(&asked), 1);
 }
 
@@ -270,7 +290,7 @@ fn the_budget_may_free_a_tensor() {
     assert_eq!(error.to_string(), "Internal torch error: nothing left to free");
     assert_eq!(allocator::peak_held_bytes(), limit);
 
-    // Without a trim, the freed mapping itself serves the request.
+    // Without a trim, the freed memory itself serves the request.
     spare.lock().unwrap().push(mib(2));
     let evicted = Arc::clone(&spare);
     let address = spare.lock().unwrap()[0].data_ptr().addr();
@@ -359,7 +379,7 @@ fn a_network_computes_the_same_bits() {
     let alone = alone();
     let before = alone.as_ref().unwrap();
     assert_eq!(before.network.len(), 4);
-    // The second time in mappings that hold old values.
+    // The second time in memory that holds old values.
     for _ in 0..2 {
         assert!(network() == before.network);
     }

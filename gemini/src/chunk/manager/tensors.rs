@@ -8,7 +8,7 @@ use crate::Error;
 /// Where the tensors are that share the budget with the chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum TensorMemory {
-    /// Those of the CPU. Freed ones stay with our allocator for the next tensor of the same size.
+    /// Those of the CPU. The memory of freed ones stays with our allocator for the next tensors.
     #[default]
     Host,
     /// Those of a device, whose allocator gives freed memory back at once.
@@ -47,15 +47,15 @@ impl TensorMemory {
         }
     }
 
-    /// The bytes that the tensors since [`reset_peak`](Self::reset_peak) need without new memory.
-    pub(super) fn peak_bytes(self) -> usize {
+    /// The most bytes that tensors held at once since [`reset_peak`](Self::reset_peak).
+    pub(super) fn peak_live_bytes(self) -> usize {
         match self {
-            Host => allocator::peak_bytes_by_class(),
+            Host => allocator::peak_live_bytes(),
             OnDevice => device_allocator::peak_live_bytes(),
         }
     }
 
-    /// Starts [`peak_bytes`](Self::peak_bytes) anew.
+    /// Starts [`peak_live_bytes`](Self::peak_live_bytes) anew.
     pub(super) fn reset_peak(self) {
         match self {
             Host => allocator::reset_peak(),
