@@ -1,5 +1,6 @@
 //! Moves chunks between memory and their files, those of a device by way of the [host tier](super::host).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::host::HostCopy;
@@ -220,18 +221,16 @@ impl State {
         self.traffic.fetched_bytes += self.chunks[&id].range.len() as u64;
     }
 
-    /// Gives memory to a chunk: that of a freed chunk, if possible. The caller has made room for it beside
-    /// everything but the memory of freed chunks, which goes if there is too much of it.
+    /// Gives memory to a chunk: that of freed chunks, as far as possible. The caller has made room for it
+    /// beside everything but the memory of freed chunks, which goes if there is too much of it.
     pub(super) fn take_memory(&mut self, id: ChunkId, is_cleared: IsCleared) -> Result<(), Error> {
         let Self { chunks, freed, .. } = self;
         let chunk = chunks.get_mut(&id).expect("the chunk is registered");
         let (range, bytes) = (chunk.range.clone(), chunk.range.len());
-        if freed.move_to(&chunk.arena, &range)? {
-            if is_cleared == IsCleared::Yes {
-                chunk.arena.clear(range)?;
-            }
-        } else {
-            let taken = self.resident_bytes + freed.bytes() + self.tensors.held_bytes() + bytes;
+        let mut undefined = freed.move_to(&chunk.arena, &range)?;
+        if undefined.iter().map(Range::len).sum::<usize>() < bytes {
+            let tensors = self.tensors.held_bytes().max(self.promised_bytes);
+            let taken = self.resident_bytes + freed.bytes() + tensors + bytes;
             freed.release(taken.saturating_sub(self.device_bytes))?;
             // On the host, memory appears at its first use, and is cleared.
             if chunk.arena.driver().is_some() {
@@ -240,10 +239,11 @@ impl State {
                     freed.release(usize::MAX)?;
                     chunk.arena.commit(range.clone())?;
                 }
-                if is_cleared == IsCleared::Yes {
-                    chunk.arena.clear(range)?;
-                }
+                undefined.push(range);
             }
+        }
+        if is_cleared == IsCleared::Yes {
+            undefined.into_iter().try_for_each(|part| chunk.arena.clear(part))?;
         }
         chunk.memory = Memory::Resident;
         self.resident_bytes += bytes;
