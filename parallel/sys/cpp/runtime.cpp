@@ -2,8 +2,17 @@
 #include <ATen/Context.h>
 #include <ATen/Version.h>
 
+#include <cstdlib>
+
 #include "guard.h"
 #include "shim.h"
+
+// oneDNN keeps what it has compiled for each shape of matrix, by default for 1024 shapes with up to 4 MiB each, and libtorch keeps the
+// same a second time. Rows of different lengths rarely repeat a shape, so a run in bf16 would grow by more than a GiB. A step has some 20
+// shapes: 64 lose no time, and the second cache, which must have an entry, is not needed. Set before main, while there is one thread;
+// values of the user stay.
+[[maybe_unused]] static const int onednn_keeps_little = setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64", 0);
+[[maybe_unused]] static const int libtorch_keeps_nothing = setenv("LRU_CACHE_CAPACITY", "1", 0);
 
 int shim_show_config(ShimSink sink, void *context) {
   return shim_guard([&] {
