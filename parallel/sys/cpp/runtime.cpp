@@ -7,10 +7,10 @@
 #include "guard.h"
 #include "shim.h"
 
-// oneDNN keeps what it has compiled for each shape of matrix, by default for 1024 shapes with up to 4 MiB each, and libtorch keeps the
-// same a second time. Rows of different lengths rarely repeat a shape, so a run in bf16 would grow by more than a GiB. A step has some 20
-// shapes: 64 lose no time, and the second cache, which must have an entry, is not needed. Set before main, while there is one thread;
-// values of the user stay.
+// oneDNN keeps what it has compiled for each shape of matrix, by default for 1024 shapes of up to 1.5 MiB, and libtorch caches the same a
+// second time. Rows of different lengths rarely repeat a shape, so a run in bf16 would grow by more than a GiB. A step has some 20 shapes:
+// with 64, no time is lost. The second cache is not needed, but must have an entry. Set before main, while there is one thread; values
+// that the user has set stay.
 [[maybe_unused]] static const int onednn_keeps_little = setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64", 0);
 [[maybe_unused]] static const int libtorch_keeps_nothing = setenv("LRU_CACHE_CAPACITY", "1", 0);
 

@@ -6,7 +6,7 @@
 //! | from [`LARGE_BYTES`] on | pages of address space that the allocator keeps | whole pages |
 //!
 //! A tensor that dies leaves its pages in memory for the next ones, whatever their sizes are: free ranges that
-//! meet become one, and a request takes a part of one ([`free_space`]). A step whose rows are longer or
+//! meet become one, and a request takes a part of one (best fit). A step whose rows are longer or
 //! shorter than those of the last step therefore finds its memory present. [`trim`] gives free pages back to
 //! the system, and what is trimmed keeps its addresses. So the resident memory of tensors is at most
 //! [`held_bytes`] and falls when trimmed, while the heap that [`crate::memory::keep_large_buffers`] sets up
@@ -27,7 +27,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use self::free_space::{FreeSpace, Place};
+use self::free_space::{FreeSpace, Reservation};
 use crate::arena::page_bytes;
 use crate::autograd::{fail, panic_text};
 use crate::{Error, check, raw};
@@ -35,7 +35,7 @@ use crate::{Error, check, raw};
 /// Requests of at least so many bytes get whole pages.
 pub const LARGE_BYTES: usize = 64 << 10;
 
-/// Decides whether so many bytes may be mapped. The text of a refusal becomes the error of the operation.
+/// Decides whether so many more bytes of memory may be used. The text of a refusal becomes the error of the operation.
 pub type Budget = dyn Fn(usize) -> Result<(), String> + Send + Sync;
 
 /// Free pages in memory are at most one part in so many of the memory that tensors have held at once, when new
@@ -114,19 +114,25 @@ pub fn reset_peak() {
 /// Gives free pages back to the system, those freed first before the others, until at most
 /// `target_cached_bytes` of them are in memory. Returns the bytes that went back.
 pub fn trim(target_cached_bytes: usize) -> usize {
-    let mut pool = lock(&POOL);
-    let excess = CACHED.load(Relaxed).saturating_sub(target_cached_bytes);
-    let released = pool.free.take_memory(excess.next_multiple_of(page_bytes()));
-    let bytes = released.iter().map(Range::len).sum();
-    // Under the lock, because the addresses are free for the next request at once.
-    for range in released {
-        // SAFETY: whole pages of this allocator that no tensor uses.
-        unsafe {
-            libc::madvise(ptr::with_exposed_provenance_mut(range.start), range.len(), libc::MADV_DONTNEED)
-        };
+    let released = {
+        let mut pool = lock(&POOL);
+        let excess = CACHED.load(Relaxed).saturating_sub(target_cached_bytes);
+        let ranges = pool.free.take_oldest(excess.next_multiple_of(page_bytes()));
+        CACHED.fetch_sub(ranges.iter().map(Range::len).sum(), Relaxed);
+        ranges
+    };
+    // It takes its time, so other threads may allocate meanwhile.
+    for range in &released {
+        let address = ptr::with_exposed_provenance_mut(range.start);
+        // SAFETY: whole pages of this allocator that no tensor uses, and no request finds them now.
+        unsafe { libc::madvise(address, range.len(), libc::MADV_DONTNEED) };
     }
-    CACHED.fetch_sub(bytes, Relaxed);
+    let bytes = released.iter().map(Range::len).sum();
     HELD.sub(bytes);
+    let mut pool = lock(&POOL);
+    for range in released {
+        pool.free.add_absent(range);
+    }
     bytes
 }
 
@@ -193,7 +199,7 @@ impl Pool {
 
     /// Serves a request with free pages in memory.
     fn reuse(&mut self, bytes: usize) -> Option<*mut c_void> {
-        let address = self.free.take_in_memory(bytes)?;
+        let address = self.free.take_resident(bytes)?;
         CACHED.fetch_sub(bytes, Relaxed);
         LIVE.add(bytes);
         Some(self.hand_out(address, bytes))
@@ -204,33 +210,31 @@ impl Pool {
         ptr::with_exposed_provenance_mut(address)
     }
 
-    /// Takes the addresses for a request, with the free pages in memory that lie there.
-    fn take_place(&mut self, bytes: usize) -> io::Result<Place> {
-        let mut place = self.free.take(bytes);
-        if place.is_none() {
+    /// Reserves the addresses for a request, with the free pages in memory that lie there.
+    fn reserve(&mut self, bytes: usize) -> io::Result<Reservation> {
+        let mut reservation = self.free.reserve(bytes);
+        if reservation.is_none() {
             self.free.add_absent(map(bytes.next_multiple_of(GROWTH_BYTES))?);
-            place = self.free.take(bytes);
+            reservation = self.free.reserve(bytes);
         }
-        let place = place.expect("the new range is large enough");
-        let in_memory = place.bytes_in_memory();
-        CACHED.fetch_sub(in_memory, Relaxed);
-        LIVE.add(in_memory);
-        Ok(place)
+        let reservation = reservation.expect("the new range is large enough");
+        CACHED.fetch_sub(reservation.resident_bytes(), Relaxed);
+        LIVE.add(reservation.resident_bytes());
+        Ok(reservation)
     }
 
-    /// Undoes [`take_place`](Self::take_place).
-    fn put_back(&mut self, place: &Place) {
-        self.free.put_back(place);
-        let in_memory = place.bytes_in_memory();
-        CACHED.fetch_add(in_memory, Relaxed);
-        LIVE.sub(in_memory);
+    /// Undoes [`reserve`](Self::reserve).
+    fn cancel(&mut self, reservation: &Reservation) {
+        self.free.cancel(reservation);
+        CACHED.fetch_add(reservation.resident_bytes(), Relaxed);
+        LIVE.sub(reservation.resident_bytes());
     }
 }
 
-/// Maps address space. The system adds pages as they are touched.
+/// Maps address space. The system adds pages as they are touched, and the budget decides how many.
 fn map(bytes: usize) -> io::Result<Range<usize>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: the system chooses an address where nothing is mapped.
     let address = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
     if address == libc::MAP_FAILED {
@@ -289,31 +293,33 @@ fn take_large(bytes: usize) -> Result<*mut c_void, String> {
         .checked_next_multiple_of(page_bytes())
         .filter(|&bytes| isize::try_from(bytes).is_ok())
         .ok_or_else(|| no_memory(&"no address space is that large"))?;
-    let place = {
+    let reserved = {
         let mut pool = lock(&POOL);
         if let Some(data) = pool.reuse(bytes) {
             return Ok(data);
         }
-        pool.take_place(bytes).map_err(|error| no_memory(&error))?
+        pool.reserve(bytes)
+    };
+    let reservation = match reserved {
+        Ok(reservation) => reservation,
+        // What the budget says is more useful.
+        Err(error) => return ask(bytes).and_then(|()| Err(no_memory(&error))),
     };
 
-    let missing = place.missing_bytes();
+    let missing = reservation.missing_bytes();
     let answer = ask(missing);
     let mut pool = lock(&POOL);
-    if answer.is_err() {
-        pool.put_back(&place);
-    }
-    answer?;
     // The budget may have freed a tensor whose pages serve the request.
-    if let Some(data) = pool.reuse(bytes) {
-        pool.put_back(&place);
-        return Ok(data);
+    if answer.is_err() || pool.free.has_resident(bytes) {
+        pool.cancel(&reservation);
+        answer?;
+        return Ok(pool.reuse(bytes).expect("free space has grown"));
     }
     drop(pool);
     trim_waste(missing);
     LIVE.add(missing);
     HELD.add(missing);
-    Ok(lock(&POOL).hand_out(place.range.start, bytes))
+    Ok(lock(&POOL).hand_out(reservation.range.start, bytes))
 }
 
 /// Gives free pages back before `bytes` of new ones are used, so that no more is held than the most that

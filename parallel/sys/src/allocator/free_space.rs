@@ -4,8 +4,8 @@
 //!   tensor | memory | no memory | memory | tensor     free extents between two tensors
 //!          |<-------- a run of them -----------|      serves one request, whatever of it has memory
 //! ```
-//! Neighbours that both have memory, or both have none, are one extent. A request is served by the smallest
-//! extent with memory that is large enough (best fit; Wilson et al. 1995, "Dynamic Storage Allocation: A
+//! An extent with memory is called resident. Neighbours that are both resident, or both not, are one extent. A
+//! request is served by the smallest resident extent that is large enough (best fit; Wilson et al. 1995, "Dynamic Storage Allocation: A
 //! Survey and Critical Review", section 3.5), and otherwise by the place that needs the least new memory.
 //!
 //! This module knows addresses only. It makes no system calls and counts nothing for others.
@@ -17,8 +17,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Extent {
     end: usize,
-    /// Whether its pages are in memory.
-    has_memory: bool,
+    is_resident: bool,
     /// When the newest part of it became free, as a number of [`FreeSpace::num_freed`].
     freed: u64,
 }
@@ -27,38 +26,40 @@ struct Extent {
 #[derive(Debug)]
 pub(super) struct FreeSpace {
     extents: BTreeMap<usize, Extent>,
-    /// Bytes and address of each extent with memory.
+    /// Bytes and address of each resident extent.
     by_bytes: BTreeSet<(usize, usize)>,
+    /// When each resident extent became free, and its address.
+    by_age: BTreeSet<(u64, usize)>,
     /// How often something became free.
     num_freed: u64,
 }
 
-/// A place for a request.
+/// Addresses for a request, only parts of which may have memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Reservation {
     pub(super) range: Range<usize>,
-    /// The parts of the range that have memory, by address.
-    pub(super) in_memory: Vec<Range<usize>>,
+    /// The resident parts of the range, by address.
+    pub(super) resident: Vec<Range<usize>>,
 }
 
-impl Place {
-    /// The bytes that already have memory.
-    pub(super) fn bytes_in_memory(&self) -> usize {
-        self.in_memory.iter().map(Range::len).sum()
+impl Reservation {
+    /// The bytes that have memory.
+    pub(super) fn resident_bytes(&self) -> usize {
+        self.resident.iter().map(Range::len).sum()
     }
 
     /// The bytes for which memory is missing.
     pub(super) fn missing_bytes(&self) -> usize {
-        self.range.len() - self.bytes_in_memory()
+        self.range.len() - self.resident_bytes()
     }
 }
 
 impl FreeSpace {
     pub(super) const fn new() -> Self {
-        Self { extents: BTreeMap::new(), by_bytes: BTreeSet::new(), num_freed: 0 }
+        Self { extents: BTreeMap::new(), by_bytes: BTreeSet::new(), by_age: BTreeSet::new(), num_freed: 0 }
     }
 
-    /// Adds a range that a tensor has given back: all of it is in memory.
+    /// Adds a range that a tensor has given back: all of it has memory.
     pub(super) fn add(&mut self, range: Range<usize>) {
         self.num_freed += 1;
         self.insert(range, true, self.num_freed);
@@ -69,56 +70,62 @@ impl FreeSpace {
         self.insert(range, false, 0);
     }
 
-    /// Adds a place as it was taken.
-    pub(super) fn put_back(&mut self, place: &Place) {
-        let mut start = place.range.start;
-        for part in &place.in_memory {
+    /// Undoes a [reservation](Self::reserve).
+    pub(super) fn cancel(&mut self, reservation: &Reservation) {
+        let mut start = reservation.range.start;
+        for part in &reservation.resident {
             self.add_absent(start..part.start);
             self.add(part.clone());
             start = part.end;
         }
-        self.add_absent(start..place.range.end);
+        self.add_absent(start..reservation.range.end);
     }
 
-    /// Takes `bytes` that are in memory as a whole; `None` if no extent is that large.
-    pub(super) fn take_in_memory(&mut self, bytes: usize) -> Option<usize> {
+    /// Whether [`take_resident`](Self::take_resident) can serve a request.
+    pub(super) fn has_resident(&self, bytes: usize) -> bool {
+        self.by_bytes.range((bytes, 0)..).next().is_some()
+    }
+
+    /// Takes `bytes` that all have memory; `None` if no extent is that large.
+    pub(super) fn take_resident(&mut self, bytes: usize) -> Option<usize> {
         let &(_, start) = self.by_bytes.range((bytes, 0)..).next()?;
         self.cut(start..start + bytes);
         Some(start)
     }
 
     /// Takes the `bytes` for which the least memory is missing; `None` if no run is that long.
-    pub(super) fn take(&mut self, bytes: usize) -> Option<Place> {
-        let mut best: Option<Place> = None;
+    pub(super) fn reserve(&mut self, bytes: usize) -> Option<Reservation> {
+        // Bytes with memory, and the range.
+        let mut best: Option<(usize, Range<usize>)> = None;
         for run in self.runs().filter(|run| run.len() >= bytes) {
-            // The best window begins where an extent with memory begins, or ends where one ends.
+            // The best window begins where a resident extent begins, or ends where one ends.
             let last = run.end - bytes;
-            let extents = self.extents.range(run.clone()).filter(|(_, extent)| extent.has_memory);
+            let extents = self.extents.range(run.clone()).filter(|(_, extent)| extent.is_resident);
             let begins = extents.flat_map(|(&start, extent)| [start, extent.end.saturating_sub(bytes)]);
             for start in begins.chain([run.start]).map(|start| start.clamp(run.start, last)) {
-                let place = self.place(start..start + bytes);
-                if best.as_ref().is_none_or(|best| place.missing_bytes() < best.missing_bytes()) {
-                    best = Some(place);
+                let range = start..start + bytes;
+                let resident = self.resident(&range).map(|part| part.len()).sum();
+                if best.as_ref().is_none_or(|(most, _)| resident > *most) {
+                    best = Some((resident, range));
                 }
             }
         }
-        let place = best?;
-        self.cut(place.range.clone());
-        Some(place)
+        let (_, range) = best?;
+        let resident = self.resident(&range).collect();
+        self.cut(range.clone());
+        Some(Reservation { range, resident })
     }
 
-    /// Takes `bytes` of memory, or what there is, from what became free first. The addresses stay free, without
-    /// memory: the caller gives the memory of these ranges back to the system.
-    pub(super) fn take_memory(&mut self, bytes: usize) -> Vec<Range<usize>> {
+    /// Takes up to `bytes` that have memory, those that became free first before the others. The caller gives
+    /// the memory back to the system, and then [adds](Self::add_absent) the ranges again.
+    pub(super) fn take_oldest(&mut self, bytes: usize) -> Vec<Range<usize>> {
         let mut taken = Vec::new();
         let mut missing = bytes;
         while missing > 0 {
-            let in_memory = self.extents.iter().filter(|(_, extent)| extent.has_memory);
-            let Some((&start, extent)) = in_memory.min_by_key(|(_, extent)| extent.freed) else { break };
-            let range = start..extent.end.min(start + missing);
+            let Some(&(_, start)) = self.by_age.first() else { break };
+            let range = start..self.extents[&start].end.min(start + missing);
             missing -= range.len();
             self.cut(range.clone());
-            self.add_absent(range.clone());
             taken.push(range);
         }
         taken
@@ -137,13 +144,13 @@ impl FreeSpace {
         })
     }
 
-    /// The place of a range inside a run.
-    fn place(&self, range: Range<usize>) -> Place {
+    /// The resident parts of a range inside a run.
+    fn resident(&self, range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let (&first, _) = self.extents.range(..=range.start).next_back().expect("the range is free");
-        let extents = self.extents.range(first..range.end).filter(|(_, extent)| extent.has_memory);
-        let parts = extents.map(|(&start, extent)| start.max(range.start)..extent.end.min(range.end));
-        let in_memory = parts.filter(|part| !part.is_empty()).collect();
-        Place { range, in_memory }
+        let Range { start: low, end: high } = *range;
+        let extents = self.extents.range(first..high).filter(|(_, extent)| extent.is_resident);
+        let parts = extents.map(move |(&start, extent)| start.max(low)..extent.end.min(high));
+        parts.filter(|part| !part.is_empty())
     }
 
     /// Removes a range inside a run. What is left of its extents stays as it was.
@@ -161,22 +168,22 @@ impl FreeSpace {
     }
 
     /// Adds a range, merged with its neighbours.
-    fn insert(&mut self, range: Range<usize>, has_memory: bool, freed: u64) {
+    fn insert(&mut self, range: Range<usize>, is_resident: bool, freed: u64) {
         if range.is_empty() {
             return;
         }
-        let mut merged = Extent { end: range.end, has_memory, freed };
+        let mut merged = Extent { end: range.end, is_resident, freed };
         let mut start = range.start;
         let before = self.extents.range(..start).next_back().map(|(&start, &extent)| (start, extent));
         if let Some((neighbour, extent)) = before
             && extent.end == start
-            && extent.has_memory == has_memory
+            && extent.is_resident == is_resident
         {
             self.remove(neighbour);
             (start, merged.freed) = (neighbour, merged.freed.max(extent.freed));
         }
         if let Some(&extent) = self.extents.get(&range.end)
-            && extent.has_memory == has_memory
+            && extent.is_resident == is_resident
         {
             self.remove(range.end);
             (merged.end, merged.freed) = (extent.end, merged.freed.max(extent.freed));
@@ -185,8 +192,9 @@ impl FreeSpace {
     }
 
     fn store(&mut self, start: usize, extent: Extent) {
-        if extent.has_memory {
+        if extent.is_resident {
             self.by_bytes.insert((extent.end - start, start));
+            self.by_age.insert((extent.freed, start));
         }
         self.extents.insert(start, extent);
     }
@@ -194,6 +202,7 @@ impl FreeSpace {
     fn remove(&mut self, start: usize) -> Extent {
         let extent = self.extents.remove(&start).expect("an extent begins there");
         self.by_bytes.remove(&(extent.end - start, start));
+        self.by_age.remove(&(extent.freed, start));
         extent
     }
 }
@@ -202,18 +211,25 @@ impl FreeSpace {
 mod tests {
     use super::*;
 
-    /// Free space of ranges in this order, as start, end and whether they have memory.
+    /// Free space of ranges in this order, as start, end and whether they are resident.
     fn space(ranges: &[(usize, usize, bool)]) -> FreeSpace {
         let mut space = FreeSpace::new();
-        for &(start, end, has_memory) in ranges {
-            if has_memory { space.add(start..end) } else { space.add_absent(start..end) }
+        for &(start, end, is_resident) in ranges {
+            if is_resident { space.add(start..end) } else { space.add_absent(start..end) }
         }
         space
     }
 
-    /// The extents as start, end and whether they have memory.
+    /// Gives memory back to the system.
+    fn give_back(space: &mut FreeSpace, bytes: usize) -> Vec<Range<usize>> {
+        let ranges = space.take_oldest(bytes);
+        ranges.iter().cloned().for_each(|range| space.add_absent(range));
+        ranges
+    }
+
+    /// The extents as start, end and whether they are resident.
     fn extents(space: &FreeSpace) -> Vec<(usize, usize, bool)> {
-        space.extents.iter().map(|(&start, extent)| (start, extent.end, extent.has_memory)).collect()
+        space.extents.iter().map(|(&start, extent)| (start, extent.end, extent.is_resident)).collect()
     }
 
     #[test]
@@ -223,16 +239,16 @@ mod tests {
         assert_eq!(extents(&space), [(0, 6, true), (6, 8, false)]);
         space.add_absent(8..9);
         assert_eq!(extents(&space), [(0, 6, true), (6, 9, false)]);
-        assert_eq!(space.take_in_memory(6), Some(0));
-        assert_eq!(space.take_in_memory(1), None);
+        assert_eq!(space.take_resident(6), Some(0));
+        assert_eq!(space.take_resident(1), None);
     }
 
     #[test]
     fn the_smallest_extent_that_is_large_enough_serves() {
         let mut space = space(&[(0, 8, true), (10, 13, true), (20, 24, true), (24, 99, false)]);
-        assert_eq!(space.take_in_memory(3), Some(10));
-        assert_eq!(space.take_in_memory(3), Some(20));
-        assert_eq!(space.take_in_memory(3), Some(0));
+        assert_eq!(space.take_resident(3), Some(10));
+        assert_eq!(space.take_resident(3), Some(20));
+        assert_eq!(space.take_resident(3), Some(0));
         assert_eq!(extents(&space), [(3, 8, true), (23, 24, true), (24, 99, false)]);
     }
 
@@ -249,30 +265,30 @@ mod tests {
             (29, 33, true),
         ];
         let mut space = space(&all);
-        let place = space.take(6).unwrap();
+        let place = space.reserve(6).unwrap();
         // 2..8 has 4 of 6 and 3..9 does, too: the first of them.
-        assert_eq!(place, Place { range: 2..8, in_memory: vec![2..5, 7..8] });
-        assert_eq!((place.bytes_in_memory(), place.missing_bytes()), (4, 2));
+        assert_eq!(place, Reservation { range: 2..8, resident: vec![2..5, 7..8] });
+        assert_eq!((place.resident_bytes(), place.missing_bytes()), (4, 2));
         assert_eq!(extents(&space)[..2], [(0, 2, false), (8, 9, true)]);
         // All of the second run, which is 13 long. No run is longer.
-        assert_eq!(space.take(14), None);
-        let longest = space.take(13).unwrap();
-        assert_eq!(longest, Place { range: 20..33, in_memory: vec![20..24, 29..33] });
+        assert_eq!(space.reserve(14), None);
+        let longest = space.reserve(13).unwrap();
+        assert_eq!(longest, Reservation { range: 20..33, resident: vec![20..24, 29..33] });
         // As they were.
-        space.put_back(&longest);
-        space.put_back(&place);
+        space.cancel(&longest);
+        space.cancel(&place);
         assert_eq!(extents(&space), all);
     }
 
     #[test]
     fn memory_that_became_free_first_goes_first() {
         let mut space = space(&[(10, 14, true), (0, 4, true), (20, 24, true)]);
-        assert_eq!(space.take_memory(6), [10..14, 0..2]);
+        assert_eq!(give_back(&mut space, 6), [10..14, 0..2]);
         assert_eq!(extents(&space), [(0, 2, false), (2, 4, true), (10, 14, false), (20, 24, true)]);
         // 14..15 is newer than 20..24, and what it meets has no memory.
         space.add(14..15);
-        assert_eq!(space.take_memory(99), [2..4, 20..24, 14..15]);
-        assert_eq!(space.take_memory(1), []);
+        assert_eq!(give_back(&mut space, 99), [2..4, 20..24, 14..15]);
+        assert_eq!(give_back(&mut space, 1), []);
         assert_eq!(extents(&space), [(0, 4, false), (10, 15, false), (20, 24, false)]);
     }
 
@@ -280,7 +296,7 @@ mod tests {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Page {
         Used,
-        InMemory,
+        Resident,
         Absent,
     }
 
@@ -290,7 +306,7 @@ mod tests {
         let mut extents = Vec::new();
         for run in pages.chunk_by(|left, right| left == right) {
             if run[0] != Page::Used {
-                extents.push((start, start + run.len(), run[0] == Page::InMemory));
+                extents.push((start, start + run.len(), run[0] == Page::Resident));
             }
             start += run.len();
         }
@@ -320,18 +336,18 @@ mod tests {
             let len = 1 + random(12);
             match random(8) {
                 0..4 => {
-                    if let Some(start) = space.take_in_memory(len) {
-                        assert!(pages[start..start + len].iter().all(|&page| page == Page::InMemory));
-                        let whole = extents_of(&pages).into_iter().filter(|&(.., has_memory)| has_memory);
+                    if let Some(start) = space.take_resident(len) {
+                        assert!(pages[start..start + len].iter().all(|&page| page == Page::Resident));
+                        let whole = extents_of(&pages).into_iter().filter(|&(.., is_resident)| is_resident);
                         let fits = whole.map(|(start, end, _)| end - start).filter(|&bytes| bytes >= len);
-                        let next = pages[start..].iter().take_while(|&&page| page == Page::InMemory).count();
+                        let next = pages[start..].iter().take_while(|&&page| page == Page::Resident).count();
                         assert_eq!(Some(next), fits.min(), "the smallest that is large enough");
                         tensors.push(start..start + len);
                         served[0] += 1;
                     } else {
                         assert_ne!(least_missing(&pages, len), Some(0));
-                        let place = space.take(len);
-                        let missing = place.as_ref().map(Place::missing_bytes);
+                        let place = space.reserve(len);
+                        let missing = place.as_ref().map(Reservation::missing_bytes);
                         assert_eq!(missing, least_missing(&pages, len));
                         served[1] += usize::from(place.is_some());
                         tensors.extend(place.map(|place| place.range));
@@ -340,15 +356,15 @@ mod tests {
                 }
                 4..7 if !tensors.is_empty() => {
                     let range = tensors.swap_remove(random(tensors.len()));
-                    pages[range.clone()].fill(Page::InMemory);
+                    pages[range.clone()].fill(Page::Resident);
                     space.add(range);
                 }
                 _ => {
-                    let in_memory = pages.iter().filter(|&&page| page == Page::InMemory).count();
-                    let released = space.take_memory(len);
-                    assert_eq!(released.iter().map(Range::len).sum::<usize>(), len.min(in_memory));
+                    let resident = pages.iter().filter(|&&page| page == Page::Resident).count();
+                    let released = give_back(&mut space, len);
+                    assert_eq!(released.iter().map(Range::len).sum::<usize>(), len.min(resident));
                     for range in released {
-                        assert!(pages[range.clone()].iter().all(|&page| page == Page::InMemory));
+                        assert!(pages[range.clone()].iter().all(|&page| page == Page::Resident));
                         pages[range].fill(Page::Absent);
                         served[2] += 1;
                     }
@@ -356,10 +372,10 @@ mod tests {
             }
             assert_eq!(extents(&space), extents_of(&pages));
             let by_bytes = space.by_bytes.iter().map(|&(bytes, start)| (start, start + bytes, true));
-            let mut in_memory: Vec<_> = by_bytes.collect();
-            in_memory.sort_unstable();
-            let expected = extents_of(&pages).into_iter().filter(|&(.., has_memory)| has_memory);
-            assert_eq!(in_memory, expected.collect::<Vec<_>>());
+            let mut resident: Vec<_> = by_bytes.collect();
+            resident.sort_unstable();
+            let expected = extents_of(&pages).into_iter().filter(|&(.., is_resident)| is_resident);
+            assert_eq!(resident, expected.collect::<Vec<_>>());
         }
         assert!(served.iter().all(|&times| times > 1000), "{served:?}");
     }
