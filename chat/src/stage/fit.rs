@@ -18,7 +18,7 @@ use parallel::Mesh;
 use serde::Serialize;
 
 use super::model_memory::{self, PlannedModel};
-use super::peak_memory::{self, PROGRAM_BYTES, SequenceLengths};
+use super::peak_memory::{self, SequenceLengths};
 use super::step_time::PlannedRun;
 use crate::config::RunConfig;
 use crate::launch;
@@ -209,7 +209,8 @@ impl Variant {
     fn with_machine_budget(&self, work: Work<'_>) -> Option<Self> {
         let machine = work.machine_bytes.filter(|_| self.config.gemini.device_memory.is_none())?;
         let bytes = ((1.0 - TOLERANCE) * machine as f64) as usize;
-        let bytes = bytes.saturating_sub(PROGRAM_BYTES) / ROUNDING_BYTES * ROUNDING_BYTES;
+        let bytes =
+            bytes.saturating_sub(peak_memory::program_bytes(&self.config)) / ROUNDING_BYTES * ROUNDING_BYTES;
         (bytes > 0).then(|| self.with_budget(bytes))
     }
 

@@ -22,7 +22,7 @@ use crate::config::RunConfig;
 
 /// What a process takes without any model: libtorch with its work space, the tokenizer, the rows. Measured on
 /// Linux on x86-64 with two threads.
-pub(super) const PROGRAM_BYTES: usize = 170 << 20;
+const PROGRAM_BYTES: usize = 170 << 20;
 
 /// Without a budget, the heap keeps freed tensors of sizes that are not needed again: so many bytes for each
 /// byte of activations, measured over batches of different lengths. With checkpointing, short-lived tensors
@@ -31,8 +31,8 @@ const HEAP_WASTE: f64 = 1.25;
 const HEAP_WASTE_CHECKPOINTING: f64 = 1.6;
 const HEAP_WASTE_BF16: f64 = 1.8;
 
-/// In bf16, oneDNN keeps what it has compiled for 64 shapes of matrices. With the tiles of Intel (AMX), this
-/// was 1 to 1.5 MiB for each.
+/// In bf16, oneDNN keeps what it has compiled for 64 shapes of matrices: 1 to 1.5 MiB for each on a processor
+/// with AMX.
 const COMPILED_BYTES_BF16: usize = 80 << 20;
 
 /// What a row brings on average.
@@ -234,9 +234,17 @@ pub(super) fn predict(
         Some(budget) => (held + activations.max(rollout)).min(budget.0 as usize),
         None => held + rollout.max((waste * activations as f64) as usize),
     };
-    let program = PROGRAM_BYTES + if is_fp32 { 0 } else { COMPILED_BYTES_BF16 };
+    let program = program_bytes(config);
     let total = models + program;
     PeakMemory { activations, logits, rollout, kv_cache, program, total }
+}
+
+/// What a process takes beside its models.
+pub(super) fn program_bytes(config: &RunConfig) -> usize {
+    match config.model.dtype.kind() {
+        Kind::Float => PROGRAM_BYTES,
+        _ => PROGRAM_BYTES + COMPILED_BYTES_BF16,
+    }
 }
 
 /// The micro-batches of an optimizer step that one process runs.
