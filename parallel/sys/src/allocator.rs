@@ -5,10 +5,10 @@
 //! | below [`LARGE_BYTES`] | the heap of the C library | what the heap sets aside for it |
 //! | from [`LARGE_BYTES`] on | pages of address space that the allocator keeps | whole pages |
 //!
-//! A tensor that dies leaves its pages in memory for the next ones, whatever their sizes are: free ranges that
-//! meet become one, and a request takes a part of one (best fit). A step whose rows are longer or
-//! shorter than those of the last step therefore finds its memory present. [`trim`] gives free pages back to
-//! the system, and what is trimmed keeps its addresses. So the resident memory of tensors is at most
+//! A tensor that dies leaves its pages in memory for the next ones, whatever their sizes are: free ranges
+//! that meet become one, and a request takes a part of one (best fit). A step whose rows are longer or
+//! shorter than those of the last step therefore finds its memory present. [`trim`] gives free pages back
+//! to the system, and what is trimmed keeps its addresses. So the resident memory of tensors is at most
 //! [`held_bytes`] and falls when trimmed, while the heap that [`crate::memory::keep_large_buffers`] sets up
 //! keeps what it once had.
 //!
@@ -35,11 +35,12 @@ use crate::{Error, check, raw};
 /// Requests of at least so many bytes get whole pages.
 pub const LARGE_BYTES: usize = 64 << 10;
 
-/// Decides whether so many more bytes of memory may be used. The text of a refusal becomes the error of the operation.
+/// Decides whether so many more bytes of memory may be used. The text of a refusal becomes the error of the
+/// operation.
 pub type Budget = dyn Fn(usize) -> Result<(), String> + Send + Sync;
 
-/// Free pages in memory are at most one part in so many of the memory that tensors have held at once, when new
-/// ones are needed. They lie in pieces that are too small then.
+/// Free pages in memory are at most one part in so many of the memory that tensors have held at once, when
+/// new ones are needed. They lie in pieces that are too small then.
 const MAX_WASTE: usize = 8;
 
 /// Address space is mapped in multiples of so many bytes, so that free ranges meet.
@@ -121,7 +122,7 @@ pub fn trim(target_cached_bytes: usize) -> usize {
         CACHED.fetch_sub(ranges.iter().map(Range::len).sum(), Relaxed);
         ranges
     };
-    // It takes its time, so other threads may allocate meanwhile.
+    // The system call takes its time, so other threads may allocate meanwhile.
     for range in &released {
         let address = ptr::with_exposed_provenance_mut(range.start);
         // SAFETY: whole pages of this allocator that no tensor uses, and no request finds them now.
@@ -136,9 +137,9 @@ pub fn trim(target_cached_bytes: usize) -> usize {
     bytes
 }
 
-/// Sets or removes the function that is asked before a large request that free pages in memory cannot serve,
-/// with the bytes of the new pages. An `Err` fails the operation with that text as its whole message; a panic does
-/// with the text of the panic.
+/// Sets or removes the function that is asked before a large request that free pages in memory cannot
+/// serve, with the bytes of the new pages. An `Err` fails the operation with that text as its whole
+/// message; a panic does with the text of the panic.
 ///
 /// The function may use tensors, [`trim`] and [`set_budget`]: no lock is held while it runs, and requests
 /// that it makes on its thread are not asked about. It runs on the thread of the request, which may be one
@@ -240,7 +241,7 @@ fn map(bytes: usize) -> io::Result<Range<usize>> {
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // A huge page would bring memory that is not counted. Systems without huge pages refuse, which is right, too.
+    // A huge page would bring memory that is not counted. Systems without huge pages refuse, which is right.
     // SAFETY: the pages of the new mapping.
     unsafe { libc::madvise(address, bytes, libc::MADV_NOHUGEPAGE) };
     let start = address.expose_provenance();
@@ -279,7 +280,13 @@ fn take_small(bytes: usize) -> Result<*mut c_void, String> {
             code => Err(io::Error::from_raw_os_error(code)),
         }
     };
-    let data = or_after_trim(allocate).map_err(|error| format!("no {bytes} bytes for a tensor: {error}"))?;
+    let again_without_free_pages = |_| {
+        trim(0);
+        allocate()
+    };
+    let data = allocate()
+        .or_else(again_without_free_pages)
+        .map_err(|error| format!("no {bytes} bytes for a tensor: {error}"))?;
     // SAFETY: `data` was allocated just now.
     let usable = unsafe { libc::malloc_usable_size(data) };
     LIVE.add(usable);
@@ -331,14 +338,6 @@ fn trim_waste(bytes: usize) {
     if excess > 0 {
         trim(CACHED.load(Relaxed).saturating_sub(excess));
     }
-}
-
-/// Tries again without the free pages where the system has no memory.
-fn or_after_trim<T>(allocate: impl Fn() -> io::Result<T>) -> io::Result<T> {
-    allocate().or_else(|_| {
-        trim(0);
-        allocate()
-    })
 }
 
 /// Asks the budget, unless this thread runs it already.

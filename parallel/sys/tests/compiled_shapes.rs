@@ -1,4 +1,5 @@
-//! The memory that oneDNN keeps for shapes of matrices, in a process of its own, since memory is counted for the whole of it.
+//! The memory that oneDNN keeps for shapes of matrices, in a process of its own, since memory is counted for
+//! the whole of it.
 
 use parallel_sys::memory;
 use tch::{Device, Kind, Tensor};
@@ -17,6 +18,7 @@ fn products_of_many_shapes_keep_little_memory() {
     let before = memory::anonymous_rss_bytes();
     (200..600).for_each(product);
     let grown = memory::anonymous_rss_bytes().saturating_sub(before);
-    // With the defaults, 400 more shapes took 250 MiB and more where the processor multiplies in bf16. Others compile nothing.
+    // With the defaults, 400 more shapes took 280 MiB on a processor that multiplies in bf16. Others compile
+    // nothing.
     assert!(grown < 64 << 20, "{} MiB", grown >> 20);
 }

@@ -4,9 +4,10 @@
 //!   tensor | memory | no memory | memory | tensor     free extents between two tensors
 //!          |<-------- a run of them -----------|      serves one request, whatever of it has memory
 //! ```
-//! An extent with memory is called resident. Neighbours that are both resident, or both not, are one extent. A
-//! request is served by the smallest resident extent that is large enough (best fit; Wilson et al. 1995, "Dynamic Storage Allocation: A
-//! Survey and Critical Review", section 3.5), and otherwise by the place that needs the least new memory.
+//! An extent with memory is called resident. Neighbours that are both resident, or both not, are one
+//! extent. The smallest resident extent that is large enough serves a request (best fit; Wilson et al.
+//! 1995, "Dynamic Storage Allocation: A Survey and Critical Review"), and otherwise the place that needs
+//! the least new memory.
 //!
 //! This module knows addresses only. It makes no system calls and counts nothing for others.
 
