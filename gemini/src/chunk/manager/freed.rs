@@ -39,13 +39,14 @@ pub(super) struct FreedMemory {
     bytes: usize,
 }
 
-/// The system keeps a record of each piece, of at most 65530 (`vm.max_map_count`). So many are pieces of one
-/// arena, of which a process has some twenty.
+/// The kernel keeps a mapping (VMA) for each piece that was moved, and a process may have 65530 of them
+/// (`vm.max_map_count`). An arena is cut into about so many pieces at most; a process has some twenty arenas.
 const MAX_PIECES: usize = 2048;
 
-/// The pieces in which the memory of a chunk is moved. On a host these are a number of huge pages, mostly one,
-/// and the rest behind the last one, so that chunks of different sizes serve each other. Memory of at least a
-/// huge page that does not begin at one cannot be moved. A device moves the memory of a chunk as a whole.
+/// The pieces in which the memory of a chunk is moved. On a host each is one huge page, or several in a
+/// large arena, and what is left at the end, so that chunks of different sizes serve each other. Memory of
+/// at least a huge page that does not begin at one cannot be moved. A device moves the memory of a chunk as
+/// a whole.
 fn pieces(arena: &Arena, range: &Range<usize>) -> Vec<Range<usize>> {
     let Range { start, end } = *range;
     if arena.driver().is_some() || range.len() < HUGE_PAGE_BYTES {
@@ -71,7 +72,7 @@ impl FreedMemory {
         if pieces.is_empty() {
             return Ok(arena.release(range)?);
         }
-        // The last one kept is the first one taken: pieces that stay in order stay one record.
+        // The last one kept is the first one taken: neighbours that are moved in order stay one mapping.
         for range in pieces.into_iter().rev() {
             let used_until = arena.driver().map(Driver::mark).transpose()?;
             self.bytes += range.len();
