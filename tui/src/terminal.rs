@@ -48,7 +48,8 @@ impl Environment {
         is_terminal && self.moves_cursor() && !is_zero(&self.clicolor)
     }
 
-    fn moves_cursor(&self) -> bool {
+    /// Whether the terminal can move its cursor: `TERM` is set and not `dumb`.
+    pub fn moves_cursor(&self) -> bool {
         self.term.as_deref().is_some_and(|term| !term.is_empty() && term != "dumb")
     }
 }

@@ -9,6 +9,8 @@
 //!
 //! Widths are computed by `unicode-width` (UAX 11). Text is cut only between grapheme clusters (UAX 29).
 
+use std::ops::Range;
+
 use unicode_segmentation::UnicodeSegmentation;
 use unicode_width::UnicodeWidthStr;
 
@@ -83,42 +85,60 @@ pub fn truncate(text: &str, columns: usize) -> String {
 /// (Chinese, Japanese, Korean), and within a word only if the word is longer than a line. Line feeds are
 /// kept; the space at a break is dropped. Only a single character wider than `columns` can exceed the width.
 pub fn wrap(text: &str, columns: usize) -> Vec<String> {
-    text.split('\n').flat_map(|line| wrap_line(&line.replace('\t', "    "), columns.max(1))).collect()
+    let wrap_line = |line: &str| {
+        let line = line.replace('\t', "    ");
+        wrap_ranges(&line, columns).into_iter().map(|range| line[range].to_owned()).collect::<Vec<_>>()
+    };
+    text.split('\n').flat_map(wrap_line).collect()
 }
 
-fn wrap_line(text: &str, columns: usize) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut line = String::new();
-    // The byte position in `line` where it may be broken.
-    let mut breakable = 0;
+/// The lines of [`wrap`] as byte ranges of `line`, which has no line feeds and no tabs. What lies between two
+/// ranges are the dropped spaces.
+pub fn wrap_ranges(line: &str, columns: usize) -> Vec<Range<usize>> {
+    let trimmed = |start: usize, end: usize| start..start + line[start..end].trim_end_matches(' ').len();
+    let mut ranges = Vec::new();
+    let mut start = 0;
+    let mut used = 0;
+    // The last position where the line may be broken, and the cells before it.
+    let mut breakable = (0, 0);
 
-    for grapheme in text.graphemes(true) {
-        let wide = width(grapheme) > 1;
-        if wide {
-            breakable = line.len();
+    for (position, grapheme) in line.grapheme_indices(true) {
+        let cells = width(grapheme);
+        if cells > 1 {
+            breakable = (position, used);
         }
-
-        while !line.is_empty() && width(&line) + width(grapheme) > columns {
-            if grapheme == " " {
-                break;
-            }
-            let cut = if breakable == 0 { line.len() } else { breakable };
-            let rest = line.split_off(cut);
-            lines.push(line.trim_end_matches(' ').to_owned());
-            line = rest;
-            breakable = 0;
+        while position > start && used + cells > columns.max(1) && grapheme != " " {
+            let (cut, before) = if breakable.0 > start { breakable } else { (position, used) };
+            ranges.push(trimmed(start, cut));
+            start = cut;
+            used -= before;
         }
-
-        line.push_str(grapheme);
-        if wide || grapheme == " " {
-            breakable = line.len();
+        used += cells;
+        if cells > 1 || grapheme == " " {
+            breakable = (position + grapheme.len(), used);
         }
     }
 
     // Spaces past the last column are dropped here.
-    let trimmed = if width(&line) > columns { line.trim_end_matches(' ') } else { &line };
-    lines.push(trimmed.to_owned());
-    lines
+    ranges.push(if used > columns.max(1) { trimmed(start, line.len()) } else { start..line.len() });
+    ranges
+}
+
+/// Cuts `line` into byte ranges of at most `columns` cells, between any two graphemes. Nothing is dropped.
+pub fn cut_ranges(line: &str, columns: usize) -> Vec<Range<usize>> {
+    let mut ranges = Vec::new();
+    let mut start = 0;
+    let mut used = 0;
+    for (position, grapheme) in line.grapheme_indices(true) {
+        let cells = width(grapheme);
+        if position > start && used + cells > columns.max(1) {
+            ranges.push(start..position);
+            (start, used) = (position, 0);
+        }
+        used += cells;
+    }
+    ranges.push(start..line.len());
+    ranges
 }
 
 fn visible(character: char) -> char {

@@ -1,0 +1,447 @@
+//! The full-screen chat: a state that turns events into effects, and draws itself.
+//!
+//! [`ChatScreen::update`] is the only way in. It changes the state and returns what the program has to do:
+//! [`event`] lists both sides. [`ChatScreen::draw`] shows the state. Nothing here runs a model, reads a file or a
+//! clock, so every run of events can be tested.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`conversation`] | the tree of turns |
+//! | [`command`], [`keys`] | the slash commands and the keys, each in one table |
+//! | [`event`] | events and effects |
+//! | `input` | keys, pastes and the mouse |
+//! | `act` | what commands and actions do |
+//! | `judge` | good, bad, ratings, preferences |
+//! | `answer` | reports of models |
+//! | `transcript` | the lines of the conversation, and scrolling |
+//! | `overlay` | help, lists and tokens in front of the conversation |
+//! | `view` | the layout of the screen |
+
+mod act;
+mod answer;
+pub mod command;
+pub mod conversation;
+pub mod event;
+mod input;
+mod judge;
+pub mod keys;
+mod overlay;
+mod transcript;
+mod view;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::editor::{Editor, History};
+use crate::line::Statistics;
+use crate::theme::{Symbols, Theme};
+use conversation::{Conversation, Role, TurnId};
+use event::{ContextPolicy, Effect, Event, Feedback, Notice, Request, Sampling, Saved};
+use keys::Keymap;
+use overlay::Overlay;
+use transcript::Transcript;
+
+/// How long a notice stays on the screen. An error stays until the user has had this time and then pressed a key.
+const NOTICE: Duration = Duration::from_secs(8);
+
+/// The version of the form of a saved session.
+const VERSION: u32 = 1;
+
+/// What a screen starts with.
+pub struct Setup {
+    /// The models as the user gave them. The first one answers; with `compare`, all of them.
+    pub models: Vec<String>,
+    /// Whether all models answer side by side, and under which names.
+    pub compare: Option<Names>,
+    /// Instructions for the models.
+    pub system: Option<String>,
+    /// How answers are drawn.
+    pub sampling: Sampling,
+    /// What happens when the context is full.
+    pub context: ContextPolicy,
+    /// Earlier messages, the oldest first.
+    pub history: Vec<String>,
+    /// The styles.
+    pub theme: Theme,
+    /// The symbols.
+    pub symbols: Symbols,
+    /// The keys.
+    pub keys: Keymap,
+    /// Whether the input has the keys of vim.
+    pub vim: bool,
+    /// Whether the terminal reports the mouse.
+    pub mouse: bool,
+    /// Makes the name of a new session.
+    pub new_id: Box<dyn FnMut() -> String>,
+    /// Where judgements are written, for the user to know.
+    pub feedback_folder: String,
+}
+
+/// Whether a comparison shows which model wrote which answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Names {
+    /// The answers stand in the order of the models, with their names.
+    Shown,
+    /// The answers stand in an order that is drawn anew each time, without names.
+    Hidden,
+}
+
+/// The state of the chat.
+pub struct ChatScreen {
+    slots: Vec<Slot>,
+    /// The slot that answers.
+    current: usize,
+    compare: Option<Compare>,
+    talk: Conversation,
+    id: String,
+    title: Option<String>,
+    sampling: Sampling,
+    policy: ContextPolicy,
+    transcript: Transcript,
+    /// The turn that commands are about; without one, the last.
+    selected: Option<TurnId>,
+    editor: Editor,
+    history: History,
+    draft: Draft,
+    prompt: Option<PromptLine>,
+    overlay: Option<Overlay>,
+    /// The answers that are asked for, the one in work first.
+    running: VecDeque<TurnId>,
+    progress: Progress,
+    notice: Option<(Notice, Duration)>,
+    note: Option<String>,
+    tags: Vec<String>,
+    prefill: Option<String>,
+    /// Whether the folder of the judgements was shown.
+    has_judged: bool,
+    feedback_folder: String,
+    theme: Theme,
+    symbols: Symbols,
+    keys: Keymap,
+    vim: bool,
+    mouse: bool,
+    new_id: Box<dyn FnMut() -> String>,
+    now: Duration,
+    effects: Vec<Effect>,
+}
+
+/// A model.
+struct Slot {
+    /// As the user gave it.
+    path: String,
+    state: SlotState,
+}
+
+enum SlotState {
+    Loading(String),
+    Ready { context: Option<u64>, detail: String },
+    Failed,
+}
+
+impl Slot {
+    fn name(&self) -> String {
+        short_name(&self.path)
+    }
+}
+
+/// The last parts of a path, which tell models apart: `ppo/final` of `runs/ppo/final`.
+fn short_name(path: &str) -> String {
+    let parts: Vec<&str> = path.trim_end_matches('/').split('/').filter(|part| !part.is_empty()).collect();
+    let name = match parts[..] {
+        [.., stage, "final"] => format!("{stage}/final"),
+        [.., host, version] if path.starts_with("http") => format!("{host}/{version}"),
+        [.., name] => name.to_owned(),
+        [] => path.to_owned(),
+    };
+    crate::text::single_line(&name)
+}
+
+/// Several models that answer the same.
+struct Compare {
+    slots: Vec<usize>,
+    blind: bool,
+    /// The answers that wait for a choice, in the order of the columns.
+    group: Vec<TurnId>,
+}
+
+/// What sending does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Draft {
+    /// The next message.
+    Message,
+    /// Another version of this message.
+    EditMessage(TurnId),
+    /// Another version of this answer.
+    EditAnswer(TurnId),
+}
+
+/// A line that is typed in place of the status bar.
+struct PromptLine {
+    kind: PromptKind,
+    text: String,
+    /// The number of matches to pass over.
+    skip: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PromptKind {
+    Find,
+    History,
+}
+
+/// Numbers of the answer in work, or of the last one.
+#[derive(Default)]
+struct Progress {
+    prompt_tokens: u64,
+    new_tokens: u64,
+    rate: Option<f64>,
+    dropped: usize,
+    statistics: Option<Statistics>,
+}
+
+impl ChatScreen {
+    /// A screen with an empty conversation. The effects load its models.
+    pub fn new(setup: Setup) -> (Self, Vec<Effect>) {
+        let Setup { models, mut new_id, .. } = setup;
+        let load = |(slot, model): (usize, &String)| Effect::Load { slot, model: model.clone() };
+        let effects: Vec<Effect> = models.iter().enumerate().map(load).collect();
+        let slot = |path: String| Slot { path, state: SlotState::Loading("waiting".to_owned()) };
+        let slots: Vec<Slot> = models.into_iter().map(slot).collect();
+        let all = (0..slots.len()).collect();
+        let mut editor = Editor::new();
+        editor.set_vim(setup.vim);
+        let screen = Self {
+            compare: setup.compare.map(|names| Compare {
+                slots: all,
+                blind: names == Names::Hidden,
+                group: Vec::new(),
+            }),
+            slots,
+            current: 0,
+            talk: Conversation::new(setup.system),
+            id: new_id(),
+            title: None,
+            sampling: setup.sampling,
+            policy: setup.context,
+            transcript: Transcript::default(),
+            selected: None,
+            editor,
+            history: History::new(setup.history),
+            draft: Draft::Message,
+            prompt: None,
+            overlay: None,
+            running: VecDeque::new(),
+            progress: Progress::default(),
+            notice: None,
+            note: None,
+            tags: Vec::new(),
+            prefill: None,
+            has_judged: false,
+            feedback_folder: setup.feedback_folder,
+            theme: setup.theme,
+            symbols: setup.symbols,
+            keys: setup.keys,
+            vim: setup.vim,
+            mouse: setup.mouse,
+            new_id,
+            now: Duration::ZERO,
+            effects: Vec::new(),
+        };
+        (screen, effects)
+    }
+
+    /// Takes in an event at the time `now`, and returns what has to be done.
+    pub fn update(&mut self, event: Event, now: Duration) -> Vec<Effect> {
+        self.now = now;
+        let is_key = matches!(event, Event::Input(_));
+        let is_over = |(notice, since): &(Notice, Duration)| {
+            now.saturating_sub(*since) > NOTICE && (!notice.is_error || is_key)
+        };
+        self.notice.take_if(|notice| is_over(notice));
+        match event {
+            Event::Input(input) => self.input(input),
+            Event::Model(report) => self.report(report),
+            Event::Opened(saved) => self.open(*saved),
+            Event::Sessions(sessions) => self.overlay = Some(Overlay::sessions(sessions)),
+            Event::Edited(text) => self.editor.set_text(text.trim_end_matches('\n')),
+            Event::Notice(notice) => self.tell(notice),
+            Event::Text { title, text } => self.overlay = Some(Overlay::text(&title, &text)),
+            Event::Tick => {}
+        }
+        std::mem::take(&mut self.effects)
+    }
+
+    /// The name of the session on the screen.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Whether an answer is being written.
+    pub fn is_busy(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// Stops what is in work and asks for the session to be kept, as when the program has to end.
+    pub fn close(&mut self) -> Vec<Effect> {
+        self.save();
+        let mut effects = std::mem::take(&mut self.effects);
+        effects.push(Effect::Stop);
+        effects
+    }
+
+    fn tell(&mut self, notice: Notice) {
+        self.notice = Some((notice, self.now));
+    }
+
+    fn done(&mut self, text: impl Into<String>) {
+        self.tell(Notice::done(text));
+    }
+
+    fn error(&mut self, text: impl Into<String>) {
+        self.tell(Notice::error(text));
+    }
+
+    /// The answer that commands are about: the selected one, otherwise the last.
+    fn answer(&self) -> Option<TurnId> {
+        let selected = self.selected.filter(|&id| self.talk.turn(id).role == Role::Assistant);
+        selected.or_else(|| self.talk.last(Role::Assistant))
+    }
+
+    /// Asks for the answers of `question`: one by the current model, or one by each model of a comparison.
+    fn ask(&mut self, question: TurnId) {
+        let Some(compare) = &self.compare else {
+            let answer = self.begin_answer(question, self.current, self.sampling.seed);
+            return self.request(answer, self.current, String::new());
+        };
+        let slots = compare.slots.clone();
+        let order = if compare.blind {
+            shuffled(slots.len(), self.talk.len() as u64 ^ self.sampling.seed)
+        } else {
+            (0..slots.len()).collect()
+        };
+        let answers: Vec<TurnId> = order
+            .iter()
+            .map(|&place| self.begin_answer(question, slots[place], self.sampling.seed))
+            .collect();
+        for (&answer, &place) in answers.iter().zip(&order) {
+            self.request(answer, slots[place], String::new());
+        }
+        if let Some(compare) = &mut self.compare {
+            compare.group = answers;
+        }
+        self.talk.go_to(Some(question));
+    }
+
+    fn begin_answer(&mut self, question: TurnId, slot: usize, seed: u64) -> TurnId {
+        let answer = self.talk.add(Some(question), Role::Assistant, "");
+        let turn = self.talk.turn_mut(answer);
+        turn.model = Some(self.slots[slot].path.clone());
+        turn.seed = Some(seed);
+        answer
+    }
+
+    fn request(&mut self, turn: TurnId, slot: usize, prefix: String) {
+        let prefix = if prefix.is_empty() { self.prefill.take().unwrap_or_default() } else { prefix };
+        if self.talk.turn(turn).text.is_empty() && !prefix.is_empty() {
+            self.talk.turn_mut(turn).text.clone_from(&prefix);
+        }
+        self.transcript.forget(turn);
+        let seed = self.talk.turn(turn).seed.unwrap_or(self.sampling.seed);
+        let sampling = Sampling { seed, ..self.sampling };
+        let messages = self.talk.messages_before(turn);
+        self.effects.push(Effect::Generate(Request {
+            turn,
+            slot,
+            messages,
+            prefix,
+            sampling,
+            policy: self.policy,
+        }));
+        if self.running.is_empty() {
+            self.progress = Progress::default();
+        }
+        self.running.push_back(turn);
+        self.selected = None;
+        self.transcript.follow();
+    }
+
+    /// Asks for the session to be kept. An empty one is not worth a file.
+    fn save(&mut self) {
+        if self.talk.is_empty() {
+            return;
+        }
+        let saved = Saved {
+            version: VERSION,
+            id: self.id.clone(),
+            title: self.title.clone(),
+            model: self.slots[self.current].path.clone(),
+            sampling: self.sampling,
+            context: self.policy,
+            conversation: self.talk.clone(),
+        };
+        self.effects.push(Effect::Save(Box::new(saved)));
+    }
+
+    /// Shows a session that was read. The models stay as they are.
+    fn open(&mut self, saved: Saved) {
+        if let Err(damaged) = saved.conversation.check() {
+            let place = damaged.turn.map_or("the session".to_owned(), |turn| format!("turn {turn}"));
+            return self.error(format!("session {} is damaged: {place}: {}", saved.id, damaged.problem));
+        }
+        if saved.version != VERSION {
+            return self.error(format!(
+                "session {} has version {}; this program reads {VERSION}",
+                saved.id, saved.version
+            ));
+        }
+        let other = (saved.model != self.slots[self.current].path).then_some(saved.model);
+        self.begin(saved.id, saved.title, saved.conversation);
+        (self.sampling, self.policy) = (saved.sampling, saved.context);
+        let turns = self.talk.len();
+        match other {
+            Some(model) => self.done(format!(
+                "{turns} turns; answered so far by {model}, from now on by {}",
+                self.slots[self.current].path
+            )),
+            None => self.done(format!("{turns} turns")),
+        }
+    }
+
+    /// Puts another conversation on the screen.
+    fn begin(&mut self, id: String, title: Option<String>, talk: Conversation) {
+        (self.id, self.title, self.talk) = (id, title, talk);
+        self.transcript = Transcript::default();
+        self.selected = None;
+        self.draft = Draft::Message;
+        self.progress = Progress::default();
+        self.overlay = None;
+        if let Some(compare) = &mut self.compare {
+            compare.group.clear();
+        }
+    }
+
+    fn feedback(&mut self, turn: TurnId, verdict: event::Verdict) {
+        let feedback = Feedback {
+            prompt: self.talk.messages_before(turn),
+            verdict,
+            sampling: self.sampling,
+            note: self.note.clone(),
+            tags: self.tags.clone(),
+        };
+        self.effects.push(Effect::Judge(feedback));
+    }
+}
+
+/// The numbers below `count` in an order that `seed` decides (Fisher and Yates, with a linear congruential generator).
+fn shuffled(count: usize, seed: u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for place in (1..count).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        order.swap(place, (state >> 33) as usize % (place + 1));
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests;

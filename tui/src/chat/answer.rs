@@ -1,0 +1,111 @@
+//! What the reports of models change.
+
+use super::conversation::TurnId;
+use super::event::{ContextPolicy, ModelEvent};
+use super::overlay::Overlay;
+use super::{ChatScreen, Draft, SlotState};
+use crate::line::Statistics;
+use crate::text;
+
+impl ChatScreen {
+    pub(super) fn report(&mut self, report: ModelEvent) {
+        match report {
+            ModelEvent::Loading { slot, note } => {
+                self.set_state(slot, SlotState::Loading(text::single_line(&note)));
+            }
+            ModelEvent::Loaded { slot, context, detail } => {
+                self.set_state(slot, SlotState::Ready { context, detail: text::single_line(&detail) });
+            }
+            ModelEvent::LoadFailed { slot, error } => {
+                self.set_state(slot, SlotState::Failed);
+                self.overlay = Some(Overlay::text("this model cannot be loaded", &error));
+            }
+            ModelEvent::Started { turn, prompt_tokens, dropped } => {
+                self.started(turn, prompt_tokens, dropped);
+            }
+            ModelEvent::Piece { turn, text, new_tokens, rate } => {
+                if self.has(turn) {
+                    self.talk.turn_mut(turn).text.push_str(&text);
+                    self.transcript.push(turn, &text);
+                    (self.progress.new_tokens, self.progress.rate) = (new_tokens, rate);
+                }
+            }
+            ModelEvent::Finished { turn, statistics } => self.finished(turn, statistics),
+            ModelEvent::Failed { turn, error } => self.failed(turn, &error),
+            ModelEvent::Scored { turn, score } => {
+                if self.has(turn) {
+                    self.talk.turn_mut(turn).reward = Some(score);
+                    self.save();
+                }
+            }
+            ModelEvent::Tokens(mut report) => {
+                for model in report.models.iter_mut().flatten() {
+                    *model = super::short_name(model);
+                }
+                self.overlay = Some(Overlay::tokens(*report));
+            }
+        }
+    }
+
+    fn set_state(&mut self, slot: usize, state: SlotState) {
+        if let Some(slot) = self.slots.get_mut(slot) {
+            slot.state = state;
+        }
+    }
+
+    /// Whether a turn is still there. The session may have changed since it was asked for.
+    fn has(&self, turn: TurnId) -> bool {
+        turn < self.talk.len()
+    }
+
+    fn started(&mut self, turn: TurnId, prompt_tokens: u64, dropped: usize) {
+        if !self.has(turn) {
+            return;
+        }
+        (self.progress.prompt_tokens, self.progress.new_tokens, self.progress.rate) =
+            (prompt_tokens, 0, None);
+        if dropped > self.progress.dropped {
+            let what = if self.policy == ContextPolicy::Summarize { "summarized" } else { "left out" };
+            self.done(format!("the context is full: the oldest {dropped} messages are {what}"));
+        }
+        self.progress.dropped = dropped;
+    }
+
+    fn finished(&mut self, turn: TurnId, statistics: Statistics) {
+        self.running.retain(|&id| id != turn);
+        if !self.has(turn) {
+            return;
+        }
+        self.talk.turn_mut(turn).finish = Some(statistics.finish_reason.clone());
+        self.transcript.finish(turn);
+        self.progress.rate = statistics.tokens_per_second();
+        self.progress.statistics = Some(statistics);
+        self.save();
+    }
+
+    /// A failed answer. If nothing came of it, the message returns to the input.
+    fn failed(&mut self, turn: TurnId, error: &str) {
+        self.running.retain(|&id| id != turn);
+        if !self.has(turn) {
+            return;
+        }
+        self.error(error);
+        self.talk.turn_mut(turn).finish = Some("failed".to_owned());
+        self.transcript.finish(turn);
+        let is_compared = self.compare.as_ref().is_some_and(|compare| compare.group.contains(&turn));
+        let question = self.talk.turn(turn).parent;
+        if let Some(question) = question.filter(|_| self.talk.turn(turn).text.is_empty() && !is_compared) {
+            let siblings = self.talk.siblings(turn);
+            if let Some(&other) = siblings.iter().rev().find(|&&id| !self.talk.turn(id).text.is_empty()) {
+                self.talk.go_below(other);
+            } else {
+                self.talk.go_to(self.talk.turn(question).parent);
+                if self.editor.is_empty() && self.draft == Draft::Message {
+                    let text = self.talk.turn(question).text.clone();
+                    self.editor.set_text(&text);
+                }
+            }
+        }
+        self.save();
+    }
+}

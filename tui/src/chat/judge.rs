@@ -1,0 +1,193 @@
+//! What the user thinks of answers: thumbs, ratings, preferences and edits. Each judgement is shown at the answer and
+//! written down at once.
+
+use super::act::some;
+use super::conversation::{Role, TurnId};
+use super::event::{Against, Answer, Effect, PairSource, Verdict};
+use super::{ChatScreen, Notice};
+
+impl ChatScreen {
+    fn answer_of(&self, turn: TurnId) -> Answer {
+        let turn = self.talk.turn(turn);
+        Answer { text: turn.text.clone(), model: turn.model.clone(), seed: turn.seed }
+    }
+
+    /// The complete answer that a judgement is about. The notice says why there is none.
+    fn judged(&mut self) -> Option<TurnId> {
+        if self.is_waiting_for_choice() {
+            self.error("several answers are here: /prefer a, b or tie says which is best");
+            return None;
+        }
+        let answer =
+            self.answer().filter(|&id| !self.running.contains(&id) && !self.talk.turn(id).text.is_empty());
+        if answer.is_none() {
+            self.error("there is no complete answer to judge");
+        }
+        answer
+    }
+
+    fn is_waiting_for_choice(&self) -> bool {
+        self.compare.as_ref().is_some_and(|compare| !compare.group.is_empty())
+    }
+
+    pub(super) fn judge_thumb(&mut self, good: bool, note: &str) {
+        let Some(turn) = self.judged() else { return };
+        self.note = some(note).or_else(|| self.note.take());
+        self.talk.turn_mut(turn).judgement.good = Some(good);
+        let verdict = Verdict::Thumb { answer: self.answer_of(turn), good };
+        self.feedback(turn, verdict);
+        self.written(if good { "good" } else { "bad" });
+    }
+
+    pub(super) fn rate(&mut self, arguments: &str) {
+        let (number, note) = arguments.split_once(char::is_whitespace).unwrap_or((arguments, ""));
+        let Some(rating) = number.parse::<u8>().ok().filter(|rating| (1..=5).contains(rating)) else {
+            return self.error("give a number from 1 to 5: /rate 4");
+        };
+        let Some(turn) = self.judged() else { return };
+        self.note = some(note).or_else(|| self.note.take());
+        self.talk.turn_mut(turn).judgement.rating = Some(rating);
+        let verdict = Verdict::Rating { answer: self.answer_of(turn), rating };
+        self.feedback(turn, verdict);
+        self.written(&format!("rated {rating} of 5"));
+    }
+
+    /// Prefers one of the answers to the same message, in the order in which they are shown.
+    pub(super) fn prefer(&mut self, arguments: &str) {
+        if self.refuse_while_busy() {
+            return;
+        }
+        let (group, source, blind) = self.choices();
+        if group.len() < 2 {
+            return self.error("there is only one answer; /regen or /compare make others");
+        }
+        let choice = arguments.to_ascii_lowercase();
+        if choice == "tie" {
+            return self.tie(&group, blind);
+        }
+        let place = match choice.as_bytes() {
+            [letter @ b'a'..=b'z'] => Some(usize::from(letter - b'a')),
+            _ => None,
+        };
+        let Some(&chosen) = place.and_then(|place| group.get(place)) else {
+            let last = char::from(b'a' + (group.len() - 1).min(25) as u8);
+            return self.error(format!("give a letter from a to {last}, or tie: /prefer a"));
+        };
+        for &rejected in group.iter().filter(|&&other| other != chosen) {
+            let answers = (self.answer_of(chosen), self.answer_of(rejected));
+            self.talk.turn_mut(rejected).judgement.preferred = false;
+            if answers.0.text != answers.1.text && !answers.1.text.is_empty() {
+                self.feedback(
+                    chosen,
+                    Verdict::Pair { chosen: answers.0, rejected: answers.1, source, blind },
+                );
+            }
+        }
+        self.talk.turn_mut(chosen).judgement.preferred = true;
+        self.choose(chosen);
+        let name = self.model_name(chosen);
+        self.written(&format!("preferred {choice} ({name})"));
+    }
+
+    /// The answers to choose from, how they came about, and whether their models are hidden.
+    fn choices(&self) -> (Vec<TurnId>, PairSource, bool) {
+        if let Some(compare) = self.compare.as_ref().filter(|compare| !compare.group.is_empty()) {
+            return (compare.group.clone(), PairSource::Compare, compare.blind);
+        }
+        let siblings = self.answer().map(|answer| self.talk.siblings(answer)).unwrap_or_default();
+        (siblings, PairSource::Sibling, false)
+    }
+
+    fn tie(&mut self, group: &[TurnId], blind: bool) {
+        for other in &group[1..] {
+            let answers = [self.answer_of(group[0]), self.answer_of(*other)];
+            self.feedback(group[0], Verdict::Tie { answers, blind });
+        }
+        self.choose(group[0]);
+        self.written("a tie");
+    }
+
+    /// Goes on from an answer of a comparison.
+    fn choose(&mut self, answer: TurnId) {
+        self.talk.go_below(answer);
+        self.selected = None;
+        if let Some(compare) = &mut self.compare {
+            compare.group.clear();
+        }
+    }
+
+    /// Whoever goes on without a choice goes on from the first answer that is there.
+    pub(super) fn settle_comparison(&mut self) {
+        let group = self.compare.as_ref().map(|compare| compare.group.clone()).unwrap_or_default();
+        if let Some(&first) = group.iter().find(|&&id| !self.talk.turn(id).text.is_empty()).or(group.first())
+        {
+            self.choose(first);
+            self.done("no answer was preferred: the conversation goes on from answer a");
+        }
+    }
+
+    /// The user rewrote an answer: the new text is better than the old one.
+    pub(super) fn judge_edit(&mut self, old: TurnId, new: TurnId) {
+        let model = self.talk.turn(old).model.clone();
+        let turn = self.talk.turn_mut(new);
+        turn.finish = Some("stop".to_owned());
+        turn.judgement.preferred = true;
+        let chosen = Answer { model: None, ..self.answer_of(new) };
+        let rejected = Answer { model, ..self.answer_of(old) };
+        if chosen.text != rejected.text {
+            self.feedback(new, Verdict::Pair { chosen, rejected, source: PairSource::Edit, blind: false });
+            self.written("your version is preferred");
+        }
+    }
+
+    pub(super) fn set_note(&mut self, text: &str) {
+        self.note = some(text);
+        self.done(if self.note.is_some() { "the next judgement has this note" } else { "no note" });
+    }
+
+    pub(super) fn set_tags(&mut self, text: &str) {
+        self.tags = text.split_whitespace().map(str::to_owned).collect();
+        self.done(format!("judgements have the tags: {}", if text.is_empty() { "none" } else { text }));
+    }
+
+    /// Asks a reward model for the scores of the answer, or of all answers of a comparison.
+    pub(super) fn score(&mut self, model: &str) {
+        let group =
+            if self.is_waiting_for_choice() { self.choices().0 } else { self.judged().into_iter().collect() };
+        let mut model = some(model);
+        for turn in group {
+            let messages = self.talk.messages_to(Some(turn));
+            self.effects.push(Effect::Score { turn, messages, model: model.take() });
+        }
+    }
+
+    pub(super) fn tokens(&mut self, against: Against) {
+        let Some(turn) = self.judged() else { return };
+        let messages = self.talk.messages_to(Some(turn));
+        self.effects.push(Effect::Tokens { slot: self.current, messages, against });
+    }
+
+    fn written(&mut self, what: &str) {
+        self.note = None;
+        let place = if self.has_judged {
+            String::new()
+        } else {
+            format!("; it is written to {}", self.feedback_folder)
+        };
+        self.has_judged = true;
+        self.tell(Notice::done(format!("{what}{place}")));
+        self.save();
+    }
+
+    /// The name of the model that wrote an answer, as it is shown.
+    pub(super) fn model_name(&self, turn: TurnId) -> String {
+        let turn = self.talk.turn(turn);
+        let slot = self.slots.iter().find(|slot| Some(&slot.path) == turn.model.as_ref());
+        match (slot, &turn.model, turn.role) {
+            (Some(slot), _, _) => slot.name(),
+            (None, Some(model), _) => crate::text::single_line(model),
+            (None, None, Role::Assistant) => "edited".to_owned(),
+            (None, None, _) => "you".to_owned(),
+        }
+    }
+}

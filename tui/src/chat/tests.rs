@@ -1,0 +1,538 @@
+//! The chat as a state machine: keys go in, effects and frames come out.
+
+use proptest::prelude::*;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::event::*;
+use super::*;
+use crate::screen::Input;
+use crate::theme::ThemeName;
+
+/// A screen with a time that goes on by 10 ms an event, and all effects so far.
+struct Harness {
+    screen: ChatScreen,
+    effects: Vec<Effect>,
+    now: Duration,
+}
+
+impl Harness {
+    fn new(models: &[&str], unicode: bool) -> Self {
+        let mut number = 0;
+        let new_id = move || {
+            number += 1;
+            format!("s{number}")
+        };
+        let setup = Setup {
+            models: models.iter().map(|&model| model.to_owned()).collect(),
+            compare: (models.len() > 1).then_some(Names::Shown),
+            system: None,
+            sampling: Sampling { temperature: 0.7, top_k: 0, top_p: 1.0, max_new_tokens: 64, seed: 42 },
+            context: ContextPolicy::Drop,
+            history: Vec::new(),
+            theme: Theme::new(ThemeName::Plain),
+            symbols: if unicode { Symbols::UNICODE } else { Symbols::ASCII },
+            keys: Keymap::default(),
+            vim: false,
+            mouse: false,
+            new_id: Box::new(new_id),
+            feedback_folder: "/feedback".to_owned(),
+        };
+        let (screen, effects) = ChatScreen::new(setup);
+        let mut harness = Self { screen, effects, now: Duration::ZERO };
+        for slot in 0..models.len() {
+            let detail = "21 M parameters, context 256 tokens, on cpu".to_owned();
+            harness.model(ModelEvent::Loaded { slot, context: Some(256), detail });
+        }
+        harness
+    }
+
+    fn event(&mut self, event: Event) {
+        self.now += Duration::from_millis(10);
+        self.effects.extend(self.screen.update(event, self.now));
+    }
+
+    fn model(&mut self, event: ModelEvent) {
+        self.event(Event::Model(event));
+    }
+
+    fn key(&mut self, text: &str) {
+        let (modifiers, code) = match text.split_once('-') {
+            Some(("ctrl", rest)) => (KeyModifiers::CONTROL, rest),
+            Some(("alt", rest)) => (KeyModifiers::ALT, rest),
+            _ => (KeyModifiers::NONE, text),
+        };
+        let code = match code {
+            "enter" => KeyCode::Enter,
+            "esc" => KeyCode::Esc,
+            "up" => KeyCode::Up,
+            "left" => KeyCode::Left,
+            "right" => KeyCode::Right,
+            "tab" => KeyCode::Tab,
+            "pageup" => KeyCode::PageUp,
+            other => KeyCode::Char(other.chars().next().unwrap()),
+        };
+        self.event(Event::Input(Input::Key(KeyEvent::new(code, modifiers))));
+    }
+
+    /// Types a line and sends it.
+    fn say(&mut self, text: &str) {
+        self.event(Event::Input(Input::Paste(text.to_owned())));
+        self.key("enter");
+    }
+
+    /// Lets the model write the oldest answer that is asked for.
+    fn answer(&mut self, text: &str) {
+        let turn = *self.screen.running.front().expect("an answer is asked for");
+        self.model(ModelEvent::Started { turn, prompt_tokens: 10, dropped: 0 });
+        for piece in text.split_inclusive(' ') {
+            self.model(ModelEvent::Piece { turn, text: piece.to_owned(), new_tokens: 1, rate: None });
+        }
+        self.model(ModelEvent::Finished { turn, statistics: statistics("stop") });
+    }
+
+    fn frame(&mut self, columns: u16, rows: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
+        terminal.draw(|frame| self.screen.draw(frame)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    fn requests(&self) -> Vec<&Request> {
+        let mut requests = Vec::new();
+        for effect in &self.effects {
+            if let Effect::Generate(request) = effect {
+                requests.push(request);
+            }
+        }
+        requests
+    }
+
+    fn judgements(&self) -> Vec<&Feedback> {
+        let mut judgements = Vec::new();
+        for effect in &self.effects {
+            if let Effect::Judge(feedback) = effect {
+                judgements.push(feedback);
+            }
+        }
+        judgements
+    }
+}
+
+fn statistics(reason: &str) -> Statistics {
+    Statistics {
+        prompt_tokens: 10,
+        new_tokens: 5,
+        context: 256,
+        first_token: Duration::from_millis(100),
+        total: Duration::from_millis(500),
+        finish_reason: reason.to_owned(),
+    }
+}
+
+fn texts(request: &Request) -> Vec<&str> {
+    request.messages.iter().map(|(_, text)| text.as_str()).collect()
+}
+
+#[test]
+fn a_message_asks_the_model_and_its_answer_is_kept() {
+    let mut chat = Harness::new(&["runs/ppo/final"], true);
+    chat.say("hello");
+    assert_eq!(texts(chat.requests()[0]), ["hello"]);
+    chat.answer("good day ");
+    let Some(Effect::Save(saved)) = chat.effects.last() else { panic!("{:?}", chat.effects.last()) };
+    assert_eq!(saved.conversation.turn(1).text, "good day ");
+    assert_eq!((saved.conversation.turn(1).finish.as_deref(), saved.id.as_str()), (Some("stop"), "s1"));
+    chat.say("again");
+    assert_eq!(texts(chat.requests()[1]), ["hello", "good day ", "again"]);
+}
+
+#[test]
+fn thirty_pasted_lines_are_one_message() {
+    let mut chat = Harness::new(&["m"], true);
+    let lines: Vec<String> = (0..30).map(|line| format!("line {line}")).collect();
+    chat.say(&lines.join("\r\n"));
+    assert_eq!(texts(chat.requests()[0]), [lines.join("\n")]);
+}
+
+#[test]
+fn a_message_during_an_answer_stays_in_the_input() {
+    let mut chat = Harness::new(&["m"], true);
+    chat.say("one");
+    chat.say("two");
+    assert_eq!((chat.requests().len(), chat.screen.editor.text().as_str()), (1, "two"));
+    chat.key("esc");
+    assert_eq!(chat.effects.last(), Some(&Effect::Stop));
+}
+
+#[test]
+fn another_answer_stands_beside_the_first_and_has_another_seed() {
+    let mut chat = Harness::new(&["m"], true);
+    chat.say("q");
+    chat.answer("a");
+    chat.key("ctrl-t");
+    chat.answer("b");
+    let seeds: Vec<u64> = chat.requests().iter().map(|request| request.sampling.seed).collect();
+    assert_eq!(seeds, [42, 43]);
+    assert!(chat.frame(80, 24).contains("2/2"));
+    chat.key("alt-left");
+    assert_eq!(chat.screen.talk.path(), [0, 1]);
+    chat.say("/prefer b");
+    let Verdict::Pair { chosen, rejected, source, .. } = &chat.judgements()[0].verdict else { panic!() };
+    assert_eq!((chosen.text.as_str(), rejected.text.as_str(), *source), ("b", "a", PairSource::Sibling));
+    assert_eq!(chat.screen.talk.path(), [0, 2]);
+}
+
+#[test]
+fn an_edited_message_is_a_branch_and_an_edited_answer_a_preference() {
+    let mut chat = Harness::new(&["m"], true);
+    chat.say("q");
+    chat.answer("a");
+    chat.key("esc");
+    assert_eq!(chat.screen.editor.text(), "q");
+    chat.screen.editor.clear();
+    chat.say("p");
+    chat.answer("c");
+    assert_eq!(texts(chat.requests()[1]), ["p"]);
+    assert_eq!(chat.screen.talk.siblings(0), [0, 2]);
+    chat.say("/edit answer");
+    chat.screen.editor.clear();
+    chat.say("better");
+    let Verdict::Pair { chosen, rejected, source, .. } = &chat.judgements()[0].verdict else { panic!() };
+    assert_eq!((chosen.text.as_str(), rejected.text.as_str(), *source), ("better", "c", PairSource::Edit));
+    assert_eq!(chosen.model, None);
+    chat.say("more");
+    assert_eq!(texts(chat.requests()[2]), ["p", "better", "more"]);
+}
+
+#[test]
+fn a_comparison_asks_all_models_with_one_seed_and_goes_on_from_the_choice() {
+    let mut chat = Harness::new(&["runs/sft/final", "runs/ppo/final"], true);
+    chat.say("q");
+    let requests = chat.requests();
+    assert_eq!(
+        requests.iter().map(|request| (request.slot, request.sampling.seed)).collect::<Vec<_>>(),
+        [(0, 42), (1, 42)]
+    );
+    chat.answer("from sft");
+    chat.answer("from ppo");
+    let frame = chat.frame(80, 24);
+    assert!(frame.contains("a sft/final") && frame.contains("b ppo/final"), "{frame}");
+    assert!(frame.lines().any(|line| line.contains("from sft") && line.contains("from ppo")), "{frame}");
+    chat.say("/good");
+    assert!(chat.judgements().is_empty());
+    chat.say("/prefer b");
+    let Verdict::Pair { chosen, rejected, source, blind } = &chat.judgements()[0].verdict else { panic!() };
+    assert_eq!(
+        (chosen.model.as_deref(), rejected.model.as_deref()),
+        (Some("runs/ppo/final"), Some("runs/sft/final"))
+    );
+    assert_eq!((*source, *blind), (PairSource::Compare, false));
+    chat.say("more");
+    assert_eq!(texts(chat.requests()[2]), ["q", "from ppo", "more"]);
+}
+
+#[test]
+fn a_blind_comparison_hides_the_names_until_the_choice() {
+    let mut chat = Harness::new(&["runs/sft/final", "runs/ppo/final"], true);
+    chat.say("/compare runs/sft/final runs/ppo/final blind");
+    chat.say("q");
+    chat.answer("one");
+    chat.answer("two");
+    let frame = chat.frame(80, 24);
+    assert!(!frame.contains("sft") && !frame.contains("ppo"), "{frame}");
+    chat.say("/prefer tie");
+    assert!(matches!(chat.judgements()[0].verdict, Verdict::Tie { blind: true, .. }));
+    assert!(chat.frame(80, 24).contains("/final"));
+}
+
+#[test]
+fn thumbs_and_ratings_are_written_with_their_note_once() {
+    let mut chat = Harness::new(&["m"], true);
+    chat.say("q");
+    chat.say("/good");
+    assert!(chat.judgements().is_empty(), "an answer that is being written cannot be judged");
+    chat.screen.editor.clear();
+    chat.answer("a");
+    chat.say("/bad too short");
+    chat.say("/rate 2");
+    let [thumb, rating] = chat.judgements()[..] else { panic!() };
+    assert!(matches!(&thumb.verdict, Verdict::Thumb { answer, good: false } if answer.text == "a"));
+    assert_eq!((thumb.note.as_deref(), rating.note.as_deref()), (Some("too short"), None));
+    assert!(matches!(rating.verdict, Verdict::Rating { rating: 2, .. }));
+    assert_eq!(thumb.prompt, [(Role::User, "q".to_owned())]);
+    chat.say("/rate 6");
+    assert_eq!(chat.judgements().len(), 2);
+}
+
+#[test]
+fn a_refused_message_returns_to_the_input() {
+    let mut chat = Harness::new(&["m"], true);
+    chat.say("long");
+    chat.model(ModelEvent::Failed { turn: 1, error: "too long\u{1b}[2J".to_owned() });
+    assert_eq!((chat.screen.editor.text().as_str(), chat.screen.talk.path().len()), ("long", 0));
+    let frame = chat.frame(80, 24);
+    assert!(frame.contains("too long") && !frame.contains('\u{1b}'), "{frame}");
+}
+
+#[test]
+fn sequences_of_a_model_do_not_reach_the_terminal() {
+    let mut chat = Harness::new(&["m\u{1b}[31m"], true);
+    chat.say("q");
+    chat.answer("\u{1b}]52;c;cm0=\u{7} \u{202e}end");
+    let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+    terminal.draw(|frame| chat.screen.draw(frame)).unwrap();
+    let cells = terminal.backend().buffer().content();
+    assert!(!cells.iter().any(|cell| cell.symbol().chars().any(|c| c.is_control() || c == '\u{202e}')));
+}
+
+#[test]
+fn a_new_session_keeps_the_old_one_and_a_saved_one_opens() {
+    let mut chat = Harness::new(&["m"], true);
+    chat.say("q");
+    chat.answer("a");
+    let Some(Effect::Save(saved)) = chat.effects.last().cloned() else { panic!() };
+    chat.say("/new");
+    assert!(chat.screen.talk.is_empty() && chat.screen.id() == "s2");
+    chat.event(Event::Opened(saved));
+    assert_eq!((chat.screen.id(), chat.screen.talk.path().len()), ("s1", 2));
+    chat.say("/fork");
+    assert_eq!((chat.screen.id(), chat.screen.talk.path().len()), ("s3", 2));
+}
+
+#[test]
+fn ctrl_c_stops_then_clears_then_ends() {
+    let mut chat = Harness::new(&["m"], true);
+    chat.say("q");
+    chat.key("ctrl-c");
+    assert_eq!(chat.effects.last(), Some(&Effect::Stop));
+    chat.answer("a");
+    chat.event(Event::Input(Input::Paste("text".into())));
+    chat.key("ctrl-c");
+    assert!(chat.screen.editor.is_empty() && !chat.effects.contains(&Effect::Quit));
+    chat.key("ctrl-c");
+    assert_eq!(chat.effects.last(), Some(&Effect::Quit));
+}
+
+#[test]
+fn the_text_that_is_searched_for_is_on_the_screen_and_marked() {
+    let mut chat = Harness::new(&["m"], true);
+    for number in 0..20 {
+        chat.say(&format!("question {number}"));
+        chat.answer(&format!("answer {number}"));
+    }
+    assert!(!chat.frame(60, 16).contains("answer 3"));
+    chat.key("ctrl-f");
+    for letter in "ANSWER 3".chars() {
+        chat.event(Event::Input(Input::Key(KeyEvent::new(KeyCode::Char(letter), KeyModifiers::NONE))));
+    }
+    assert!(chat.frame(60, 16).contains("answer 3"));
+    chat.key("esc");
+    chat.key("ctrl-r");
+    chat.key("1");
+    chat.key("enter");
+    assert_eq!(chat.screen.editor.text(), "question 19");
+}
+
+/// What the screens show: a conversation with Chinese and emoji, a comparison, and the help.
+#[test]
+fn screens() {
+    let mut shown = String::new();
+    for (columns, rows, unicode) in [(40, 12, false), (80, 24, true), (120, 30, true)] {
+        let mut chat = Harness::new(&["runs/ppo/final"], unicode);
+        let mut show = |name: &str, chat: &mut Harness| {
+            shown.extend([&format!("=== {name} at {columns} x {rows}\n"), &chat.frame(columns, rows), "\n"]);
+        };
+        show("empty", &mut chat);
+        chat.say("今天星期几？ 👩‍👩‍👧 what is **bold**?");
+        chat.answer("今天是**星期三**。\n\n```rust\nfn main() {}\n```\n\n- one\n- two 👍🏽\n\n| a | b |\n|---|---|\n| 1 | 二 |\n");
+        chat.say("/rate 4");
+        chat.event(Event::Input(Input::Paste("下一个".into())));
+        show("answered", &mut chat);
+        chat.screen.editor.clear();
+        chat.event(Event::Input(Input::Paste("/re".into())));
+        show("completion", &mut chat);
+        chat.screen.editor.clear();
+        chat.say("/help");
+        show("help", &mut chat);
+        let mut chat = Harness::new(&["runs/sft/final", "runs/ppo/final"], unicode);
+        chat.say("what is 37 + 45?");
+        chat.answer("37 + 45 = 72");
+        chat.answer("82");
+        show("comparison", &mut chat);
+        chat.say("/prefer b");
+        let token = |text: &str, logprob, reference| TokenScore {
+            text: text.to_owned(),
+            logprob,
+            reference: Some(reference),
+            kl: Some(0.25),
+            alternatives: vec![Alternative { text: "7".into(), logprob: -1.5, reference: Some(-0.5) }],
+        };
+        let tokens = vec![token("8", -0.1, -1.2), token("2", -0.2, -0.2), token("\n", -2.0, -0.1)];
+        let models = [Some("ppo/final".to_owned()), Some("sft/final".to_owned())];
+        chat.model(ModelEvent::Tokens(Box::new(TokenReport { models, tokens })));
+        show("tokens", &mut chat);
+    }
+    insta::assert_snapshot!(shown);
+}
+
+/// A burst of 10 000 tokens costs a frame only for what is visible, and a transcript of 50 000 tokens scrolls at once.
+/// The bounds are far above what a debug build needs.
+#[test]
+fn long_answers_and_transcripts_stay_quick() {
+    let mut chat = Harness::new(&["m"], true);
+    for number in 0..100 {
+        chat.say(&format!("question {number}"));
+        chat.answer(&"some words of an answer. ".repeat(100));
+    }
+    chat.frame(100, 40);
+    let started = std::time::Instant::now();
+    for _ in 0..20 {
+        chat.key("pageup");
+        chat.frame(100, 40);
+    }
+    let frame = started.elapsed() / 20;
+    assert!(frame < Duration::from_millis(100), "{frame:?} a frame");
+}
+
+const KEYS: [KeyCode; 24] = [
+    KeyCode::Enter,
+    KeyCode::Esc,
+    KeyCode::Up,
+    KeyCode::Down,
+    KeyCode::Left,
+    KeyCode::Right,
+    KeyCode::PageUp,
+    KeyCode::PageDown,
+    KeyCode::Home,
+    KeyCode::End,
+    KeyCode::Tab,
+    KeyCode::Backspace,
+    KeyCode::F(1),
+    KeyCode::F(2),
+    KeyCode::F(3),
+    KeyCode::Char('q'),
+    KeyCode::Char('/'),
+    KeyCode::Char('d'),
+    KeyCode::Char('y'),
+    KeyCode::Char('星'),
+    KeyCode::Char('t'),
+    KeyCode::Char('f'),
+    KeyCode::Char('r'),
+    KeyCode::Char('o'),
+];
+
+const LINES: &str = "hello|/new|/regen|/continue|/edit|/edit answer|/undo|/good|/rate 3|/prefer a|/prefer tie|\
+    /compare a b blind|/compare off|/model b|/system x|/fork|/find a|/kl|/stats|/copy|/prefill so|/sessions|/vim|\
+    /stop|/quit|星期三\n👩‍👩‍👧";
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let key = |(code, modifiers)| Event::Input(Input::Key(KeyEvent::new(code, modifiers)));
+    let modifiers = vec![KeyModifiers::NONE, KeyModifiers::CONTROL, KeyModifiers::ALT];
+    let lines: Vec<&str> = LINES.split('|').collect();
+    let model = |event| Event::Model(event);
+    let (turn, error) = (0..8_usize, "no".to_owned());
+    let failed = error.clone();
+    prop_oneof![
+        4 => (prop::sample::select(KEYS.to_vec()), prop::sample::select(modifiers)).prop_map(key),
+        3 => prop::sample::select(lines).prop_map(|line| Event::Input(Input::Paste(line.to_owned()))),
+        2 => turn.clone().prop_map(move |turn| {
+            model(ModelEvent::Piece { turn, text: "a *b* 星\n".to_owned(), new_tokens: 3, rate: Some(9.0) })
+        }),
+        2 => turn.clone().prop_map(move |turn| {
+            model(ModelEvent::Finished { turn, statistics: statistics("length") })
+        }),
+        1 => turn.prop_map(move |turn| model(ModelEvent::Failed { turn, error: failed.clone() })),
+        1 => (0..3_usize).prop_map(move |slot| model(ModelEvent::LoadFailed { slot, error: error.clone() })),
+        1 => Just(Event::Sessions(vec![SessionSummary {
+            id: "x".into(),
+            title: "t".into(),
+            age: "now".into(),
+            turns: 2,
+        }])),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn no_sequence_of_events_panics_and_the_caret_stays_on_the_screen(
+        events in prop::collection::vec(any_event(), 1..80),
+        sizes in prop::collection::vec((1_u16..90, 1_u16..30), 4),
+    ) {
+        let mut chat = Harness::new(&["a", "b"], true);
+        for (place, event) in events.into_iter().enumerate() {
+            let is_paste = matches!(event, Event::Input(Input::Paste(_)));
+            chat.event(event);
+            if is_paste && place % 2 == 0 {
+                chat.key("enter");
+            }
+            let (columns, rows) = sizes[place % sizes.len()];
+            let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
+            terminal.draw(|frame| chat.screen.draw(frame)).unwrap();
+            let caret = terminal.get_cursor_position().unwrap();
+            prop_assert!(caret.x < columns && caret.y < rows);
+        }
+    }
+}
+
+/// A terminal that two parts of a test hold.
+#[derive(Clone)]
+struct Vt100(std::rc::Rc<std::cell::RefCell<vt100::Parser>>);
+
+impl std::io::Write for Vt100 {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.borrow_mut().process(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The bytes that go to a terminal give the screen that was drawn: cells, wide characters and the caret.
+#[test]
+fn a_terminal_shows_what_is_drawn() {
+    use ratatui::backend::CrosstermBackend;
+    use ratatui::layout::Rect;
+    use ratatui::{TerminalOptions, Viewport};
+
+    let (columns, rows) = (50, 16);
+    let viewport = Viewport::Fixed(Rect::new(0, 0, columns, rows));
+    let shown = Vt100(std::rc::Rc::new(vt100::Parser::new(rows, columns, 0).into()));
+    let backend = CrosstermBackend::new(shown.clone());
+    let mut bytes = Terminal::with_options(backend, TerminalOptions { viewport }).unwrap();
+    let mut cells = Terminal::new(TestBackend::new(columns, rows)).unwrap();
+    let mut chat = Harness::new(&["m"], true);
+    let mut check = |chat: &mut Harness| {
+        bytes.draw(|frame| chat.screen.draw(frame)).unwrap();
+        cells.draw(|frame| chat.screen.draw(frame)).unwrap();
+        let parser = shown.0.borrow();
+        let caret = cells.get_cursor_position().unwrap();
+        assert_eq!(parser.screen().cursor_position(), (caret.y, caret.x));
+        let buffer = cells.backend().buffer();
+        for (y, line) in parser.screen().rows(0, columns).enumerate() {
+            let row: Vec<&str> = (0..columns).map(|x| buffer[(x, y as u16)].symbol()).collect();
+            let mut drawn = String::new();
+            let mut x = 0;
+            while x < row.len() {
+                drawn.push_str(row[x]);
+                x += crate::text::width(row[x]).max(1);
+            }
+            assert_eq!(line.trim_end(), drawn.trim_end(), "row {y}");
+        }
+    };
+    check(&mut chat);
+    chat.say("今天星期几？");
+    check(&mut chat);
+    chat.answer("今天是**星期三**。\n\n```python\nprint(1)\n```\n\n> 引用 quote\n");
+    check(&mut chat);
+    for text in ["下", "一个", " ok", "\nzwei", "/he"] {
+        chat.event(Event::Input(Input::Paste(text.into())));
+        check(&mut chat);
+    }
+    chat.key("pageup");
+    check(&mut chat);
+}

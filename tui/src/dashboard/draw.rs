@@ -1,0 +1,179 @@
+//! Draws the whole screen: the head, the panes, the foot, and what lies over them.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::Style;
+
+use super::layout::{Pane, arrange};
+use super::{Dashboard, Overlay, Status, THROUGHPUT, keys, pane};
+use crate::number;
+use crate::text;
+
+/// Draws the dashboard into `area`.
+pub(super) fn draw(dashboard: &Dashboard, area: Rect, buffer: &mut Buffer) {
+    if area.is_empty() {
+        return;
+    }
+    let [head, body, foot] =
+        Layout::vertical([Constraint::Length(2), Constraint::Fill(1), Constraint::Length(1)]).areas(area);
+    let painter = &mut Painter { dashboard, buffer };
+    draw_head(painter, head);
+    if dashboard.overlay == Overlay::Help {
+        draw_help(painter, body);
+    } else {
+        for (kind, area) in arrange(body, dashboard.focus) {
+            let title = pane::title(dashboard, kind);
+            let style = if kind == dashboard.focus { dashboard.theme.accent } else { dashboard.theme.dim };
+            painter.rule(area, &title, style);
+            let inner = Rect { y: area.y + 1, height: area.height.saturating_sub(1), ..area };
+            pane::draw(painter, kind, inner.intersection(body));
+        }
+    }
+    draw_foot(painter, foot);
+}
+
+/// Draws text of the run: every text that is not ours passes through here.
+pub(super) struct Painter<'a> {
+    /// What is drawn.
+    pub(super) dashboard: &'a Dashboard,
+    /// Where it is drawn.
+    pub(super) buffer: &'a mut Buffer,
+}
+
+impl Painter<'_> {
+    /// Draws one line at the row `row` of `area`, cut at its width. Rows outside are not drawn. Returns the column
+    /// behind it.
+    pub(super) fn line(&mut self, area: Rect, row: usize, column: u16, text: &str, style: Style) -> u16 {
+        if row >= usize::from(area.height) || column >= area.width {
+            return column;
+        }
+        let text = self.fit(text, usize::from(area.width - column));
+        self.buffer.set_string(area.x + column, area.y + row as u16, &text, style);
+        column + text::width(&text) as u16
+    }
+
+    /// Sanitizes `text` for this terminal and cuts it at `columns` cells.
+    pub(super) fn fit(&self, text: &str, columns: usize) -> String {
+        let fitted = text::truncate(&self.printable(text).replace('\n', " "), columns);
+        fitted.replace('…', self.dashboard.symbols.ellipsis)
+    }
+
+    /// Makes every character of `text` one that this terminal can show.
+    pub(super) fn printable(&self, text: &str) -> String {
+        let text = text::sanitize(text).replace('\t', " ");
+        if self.dashboard.symbols.unicode {
+            return text;
+        }
+        text.chars().map(|character| if character.is_ascii() { character } else { '?' }).collect()
+    }
+
+    /// Wraps `text` into lines of at most `columns` cells.
+    pub(super) fn wrap(&self, text: &str, columns: u16) -> Vec<String> {
+        text::wrap(&self.printable(text), usize::from(columns))
+    }
+
+    /// Draws the title of a pane in a rule over its whole width.
+    fn rule(&mut self, area: Rect, title: &str, style: Style) {
+        let dim = self.dashboard.theme.dim;
+        let rule = self.dashboard.symbols.rule;
+        let line = rule.repeat(area.width.saturating_sub(1).into());
+        self.line(area, 0, 0, &line, dim);
+        self.line(Rect { width: area.width.saturating_sub(2), ..area }, 0, 2, &format!(" {title} "), style);
+    }
+}
+
+fn status_style(dashboard: &Dashboard) -> Style {
+    let theme = &dashboard.theme;
+    match dashboard.run.status {
+        Status::Running | Status::Finished => theme.good,
+        Status::Paused { .. } | Status::Silent { .. } => theme.warning,
+        Status::Waiting | Status::Stopped => theme.dim,
+        Status::Ended => theme.error,
+    }
+}
+
+fn draw_head(painter: &mut Painter<'_>, area: Rect) {
+    let dashboard = painter.dashboard;
+    let (theme, run) = (&dashboard.theme, &dashboard.run);
+    let status = run.status.text();
+    let taken = (text::width(&status) + 2).min(area.width.into()) as u16;
+    // The status is more important than a long name.
+    let left = Rect { width: area.width - taken, ..area };
+    let stage = if run.stage.is_empty() { "run" } else { &run.stage };
+    let column = painter.line(left, 0, 0, stage, theme.accent);
+    painter.line(left, 0, column + 2, &run.name, theme.text);
+    painter.line(area, 0, left.width + 1, &status, status_style(dashboard));
+
+    let step = dashboard.newest_step.max(dashboard.ranks.iter().map(|rank| rank.step).max().unwrap_or(0));
+    let mut column = match run.total_steps {
+        Some(total) => painter.line(area, 1, 0, &format!("{} {step}/{total}", run.unit), theme.text),
+        None => painter.line(area, 1, 0, &format!("{} {step}", run.unit), theme.text),
+    };
+    if let Some(total) = run.total_steps.filter(|&total| total > 0) {
+        let share = (step as f64 / total as f64).min(1.0);
+        let cells = usize::from(area.width / 8).clamp(4, 30);
+        column = bar(painter, (area, 1, column + 1), share, cells);
+        column = painter.line(area, 1, column + 1, &format!("{:.0}%", 100.0 * share), theme.text);
+    }
+    let mut facts = Vec::new();
+    if run.status.is_alive()
+        && let Some(seconds) =
+            dashboard.remaining_seconds().filter(|seconds| *seconds < 1e9 && *seconds > 0.0)
+    {
+        facts.push(format!("{} left", number::duration(std::time::Duration::from_secs_f64(seconds))));
+    }
+    facts.extend(dashboard.find(THROUGHPUT).and_then(|series| series.median_of_last(20)).map(|rate| {
+        format!("{} tok/s", if rate.is_finite() { number::count(rate) } else { "?".to_owned() })
+    }));
+    if dashboard.ranks.len() > 1 {
+        facts.push(number::counted(dashboard.ranks.len() as u64, "process"));
+    }
+    painter.line(area, 1, column + 2, &facts.join("  "), theme.dim);
+}
+
+/// Draws a bar of `cells` cells at a row and a column of an area, `share` of them full. Returns the column behind it.
+pub(super) fn bar(
+    painter: &mut Painter<'_>,
+    (area, row, column): (Rect, usize, u16),
+    share: f64,
+    cells: usize,
+) -> u16 {
+    let Dashboard { theme, symbols, .. } = painter.dashboard;
+    let full = (share.clamp(0.0, 1.0) * cells as f64).round() as usize;
+    let column = painter.line(area, row, column, &symbols.levels[7].repeat(full), theme.series[0]);
+    painter.line(area, row, column, &symbols.rule.repeat(cells - full.min(cells)), theme.dim)
+}
+
+fn draw_help(painter: &mut Painter<'_>, area: Rect) {
+    let theme = &painter.dashboard.theme;
+    painter.rule(area, "keys", theme.accent);
+    for (index, (key, what)) in keys::KEYS.iter().enumerate() {
+        painter.line(area, index + 1, 1, key, theme.accent);
+        painter.line(area, index + 1, 14, what, theme.text);
+    }
+}
+
+fn draw_foot(painter: &mut Painter<'_>, area: Rect) {
+    let dashboard = painter.dashboard;
+    let theme = &dashboard.theme;
+    if dashboard.overlay == Overlay::ConfirmStop {
+        let question = format!("save and stop this run after the current {}? y/n", dashboard.run.unit);
+        painter.line(area, 0, 0, &question, theme.warning);
+        return;
+    }
+    if !dashboard.notice.is_empty() {
+        painter.line(area, 0, 0, &dashboard.notice, theme.accent);
+        return;
+    }
+    let is_controllable = dashboard.run.status.is_alive() && dashboard.run.takes_requests;
+    let pause = if matches!(dashboard.run.status, Status::Paused { .. }) { "p go on" } else { "p pause" };
+    let mut words = vec!["? keys", "q close", "Tab pane"];
+    if is_controllable {
+        words.extend([pause, "s save", "x stop"]);
+    }
+    if matches!(dashboard.focus, Pane::Charts) {
+        words.push(if dashboard.symbols.unicode { "←→ chart" } else { "Left/Right chart" });
+    }
+    words.extend(["+- smooth", "l log", "c sample"]);
+    painter.line(area, 0, 0, &words.join("  "), theme.dim);
+}
