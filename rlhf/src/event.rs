@@ -69,6 +69,16 @@ pub enum Event<'a> {
         /// The checkpoint folder.
         path: &'a Path,
     },
+    /// The stage waits until it may go on.
+    Paused {
+        /// The number of complete steps.
+        step: u64,
+    },
+    /// The stage goes on after it has waited.
+    Continued {
+        /// The number of complete steps.
+        step: u64,
+    },
     /// A message for the user.
     Message(&'a str),
     /// The stage is complete.

@@ -58,7 +58,7 @@ use crate::event::{Event, Metrics};
 use crate::kl::KlController;
 use crate::loss::{self, PolicyClip};
 use crate::rollout::{Experience, PpoModels};
-use crate::run::StageRun;
+use crate::run::{Phase, StageRun};
 use crate::score::ScoreShaping;
 use crate::sft::Sft;
 use crate::whiten::whiten;
@@ -193,12 +193,14 @@ impl<'a> Ppo<'a> {
         let mut tokens_since_log = 0;
         for iteration in completed + 1..=total {
             let started = Instant::now();
+            (run.progress)(Phase::Rollout, iteration - 1);
             run.begin_step()?;
 
             // 1. Rollout: the model replicas share the prompts. Each one generates replies to its prompts
             // and runs all models on them.
             let mut experiences = self.generate_rollout(iteration)?;
             let rollout_seconds = started.elapsed().as_secs_f64();
+            (run.progress)(Phase::Score, iteration - 1);
             self.models.score_rollout(
                 &mut experiences,
                 self.train.micro_batch_size,
@@ -212,6 +214,7 @@ impl<'a> Ppo<'a> {
             let scored_seconds = started.elapsed().as_secs_f64() - rollout_seconds;
 
             // 3. Update: `epochs` passes over the rollout.
+            (run.progress)(Phase::Update, iteration - 1);
             self.update(&trajectories, iteration)?.push_metrics(self.critic.is_some(), &mut metrics);
             self.models.memory.end_step();
             let seconds = started.elapsed().as_secs_f64();

@@ -9,6 +9,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use gemini::{ChunkManager, Engine, ZeroStage, checkpoint};
 use parallel::ProcessGroups;
@@ -29,6 +31,43 @@ pub struct StepIntervals {
     /// Steps between evaluations of the held-out rows.
     pub eval_steps: u64,
 }
+
+/// What a rank does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// An optimizer step of a stage that learns from rows.
+    Step,
+    /// Replies are generated.
+    Rollout,
+    /// The models are run on the replies.
+    Score,
+    /// The policy and the critic learn from the rollout.
+    Update,
+    /// The held-out rows are evaluated.
+    Evaluation,
+    /// A checkpoint or the finished model is written.
+    Save,
+    /// The rank waits until it may go on.
+    Pause,
+}
+
+impl Phase {
+    /// The name of the phase.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Step => "step",
+            Self::Rollout => "rollout",
+            Self::Score => "score",
+            Self::Update => "update",
+            Self::Evaluation => "evaluation",
+            Self::Save => "save",
+            Self::Pause => "pause",
+        }
+    }
+}
+
+/// The time between two looks whether a paused run may go on.
+const PAUSE_POLL: Duration = Duration::from_millis(100);
 
 /// A function that writes files into a model folder.
 pub type SaveFn<'a> = dyn Fn(&Path) -> Result<(), Error> + 'a;
@@ -53,6 +92,10 @@ pub struct StageRun<'a> {
     pub interrupted: &'a AtomicBool,
     /// Set when a checkpoint after the current step is requested. Cleared when the request is handled.
     pub save_requested: &'a AtomicBool,
+    /// Set while the run is to wait after the current step. All ranks wait if it is set on any of them.
+    pub paused: &'a AtomicBool,
+    /// Told on every rank what it does next, and how many steps are complete.
+    pub progress: &'a (dyn Fn(Phase, u64) + 'a),
     /// Receives the events of the stage.
     pub recorder: &'a mut dyn Recorder,
     /// Writes the files of a model folder besides the model: the tokenizer and its chat template.
@@ -185,31 +228,61 @@ impl StageRun<'_> {
 
     /// Saves a checkpoint after `step` of `total_steps` when one is due or requested, or when the run was
     /// interrupted. The last step has a checkpoint as well, from which the run can become longer. An
-    /// interrupted run ends with [`Error::Interrupted`]. `save` writes the trained models and the trainer
-    /// state.
+    /// interrupted run ends with [`Error::Interrupted`]. A paused run waits here, and still saves and stops. `save`
+    /// writes the trained models and the trainer state.
     pub(crate) fn save_or_stop(
         &mut self,
         step: u64,
         total_steps: u64,
         save: &SaveFn<'_>,
     ) -> Result<(), Error> {
-        let [interrupted, save_requested] = self.requested([self.interrupted, self.save_requested])?;
         let is_last = step == total_steps && self.intervals.save_steps > 0;
-        let is_due = falls_on_interval(step, self.intervals.save_steps) || is_last;
-        if !is_due && !interrupted && !save_requested {
-            return Ok(());
+        let mut is_due = falls_on_interval(step, self.intervals.save_steps) || is_last;
+        let mut saved: Option<PathBuf> = None;
+        let mut has_waited = false;
+        loop {
+            let flags = [self.interrupted, self.save_requested, self.paused];
+            let [interrupted, save_requested, paused] = self.requested(flags)?;
+            if save_requested {
+                self.save_requested.store(false, Ordering::Relaxed);
+            }
+            if is_due || interrupted || save_requested {
+                saved = Some(self.checkpoint_of(step, saved, save)?);
+                is_due = false;
+            }
+            if let Some(path) = saved.take_if(|_| interrupted) {
+                return Err(Error::Interrupted { path });
+            }
+            // After the last step there is nothing to wait for.
+            if !paused || step == total_steps {
+                return if has_waited { self.record(&Event::Continued { step }) } else { Ok(()) };
+            }
+            if !has_waited {
+                self.record(&Event::Paused { step })?;
+                (self.progress)(Phase::Pause, step);
+                has_waited = true;
+            }
+            thread::sleep(PAUSE_POLL);
         }
-        if save_requested {
-            self.save_requested.store(false, Ordering::Relaxed);
-        }
-        let path = self.write_checkpoint(step, save)?;
-        if interrupted { Err(Error::Interrupted { path }) } else { Ok(()) }
+    }
+
+    /// Returns the checkpoint of `step`, which is written unless it was `saved` before.
+    fn checkpoint_of(
+        &mut self,
+        step: u64,
+        saved: Option<PathBuf>,
+        save: &SaveFn<'_>,
+    ) -> Result<PathBuf, Error> {
+        let Some(path) = saved else { return self.write_checkpoint(step, save) };
+        self.record(&Event::Checkpoint { step, path: &path })?;
+        Ok(path)
     }
 
     /// Writes `checkpoints/step-N` atomically, and removes the oldest checkpoints above the limit.
     fn write_checkpoint(&mut self, step: u64, save: &SaveFn<'_>) -> Result<PathBuf, Error> {
         let folder = self.out.join("checkpoints");
         let path = folder.join(format!("step-{step}"));
+        (self.progress)(Phase::Save, step);
         self.write_model(&path, save)?;
         if self.groups.is_rank_zero() {
             checkpoint::prune(&folder, self.intervals.save_total_limit.max(1))?;

@@ -25,7 +25,7 @@ use tch::Tensor;
 
 use crate::Error;
 use crate::event::Metrics;
-use crate::run::StageRun;
+use crate::run::{Phase, StageRun};
 
 /// A model and its training objective: how examples become batches, the loss, and the metrics.
 pub trait Objective {
@@ -134,12 +134,10 @@ pub fn train<O: Objective>(
     let mut tokens_since_log = 0;
     while engine.step_count() < total_steps {
         let started = Instant::now();
+        (run.progress)(Phase::Step, engine.step_count());
         run.begin_step()?;
-        let examples: Vec<O::Example> = sampler
-            .next_batch(config.batch_size())
-            .into_iter()
-            .map(|index| objective.example(index))
-            .collect();
+        let batch = sampler.next_batch(config.batch_size());
+        let examples: Vec<O::Example> = batch.into_iter().map(|index| objective.example(index)).collect();
 
         let mut stats = O::Stats::default();
         let micro_batches =
@@ -165,6 +163,7 @@ pub fn train<O: Objective>(
             // The order of use, which tells whether there is room for updates, does not include an
             // evaluation.
             engine.finish_updates()?;
+            (run.progress)(Phase::Evaluation, report.step);
             run.record_evaluation(report.step, &objective.evaluate(config.micro_batch_size, &run.groups)?)?;
         }
         run.save_or_stop(engine.step_count(), total_steps, &|folder| {

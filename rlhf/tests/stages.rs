@@ -91,6 +91,8 @@ fn in_run(
         resume,
         interrupted: &interrupted,
         save_requested: &save_requested,
+        paused: &AtomicBool::new(false),
+        progress: &|_, _| {},
         recorder: &mut memory,
         save_tokenizer: &|_| Ok(()),
     };
