@@ -16,6 +16,7 @@ mod escape;
 mod html;
 mod layout;
 mod markdown;
+mod runs;
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -29,6 +30,7 @@ use crate::Error;
 use crate::statistics::Estimate;
 pub use html::html;
 pub use markdown::markdown;
+pub use runs::{MetricSummary, Overlay, RunPart, RunSample, RunsReport, overlay_svg, write_runs};
 
 /// A rate or mean with its 95 % interval and the number of items behind it. Exact match is a fraction between
 /// 0 and 1.
@@ -263,8 +265,12 @@ pub fn write(report: &Report, dir: &Path) -> Result<(), Error> {
     report.check()?;
     let mut json = serde_json::to_string_pretty(report)?;
     json.push('\n');
+    write_files(dir, [("report.json", json), ("report.md", markdown(report)), ("report.html", html(report))])
+}
+
+/// Writes `files` into `dir`, which is created if missing.
+fn write_files(dir: &Path, files: [(&str, String); 3]) -> Result<(), Error> {
     fs::create_dir_all(dir).map_err(|source| Error::Write { path: dir.into(), source })?;
-    let files = [("report.json", json), ("report.md", markdown(report)), ("report.html", html(report))];
     for (name, text) in files {
         write_atomically(dir, name, &text).map_err(|source| Error::Write { path: dir.join(name), source })?;
     }

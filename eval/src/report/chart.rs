@@ -163,6 +163,31 @@ pub(super) fn curve(curve: &Curve) -> Option<String> {
     Some(svg + "</g></svg>")
 }
 
+/// The curves of a metric over one another, without smoothing. The number of each curve stands at its end, so that nothing
+/// depends on colour.
+pub(super) fn overlay(metric: &str, curves: &[(String, Vec<(f64, f64)>)]) -> String {
+    let mut svg = open(&format!("{metric} by step"), CURVE.0, CURVE.1);
+    let lines: Vec<curve::Pieces> = curves.iter().map(|(_, points)| curve::raw(points)).collect();
+    let all: curve::Pieces = lines.iter().flatten().cloned().collect();
+    let (Some(x), Some(y)) = (axis_over(&all, |point| point.0), axis_over(&all, |point| point.1)) else {
+        return svg + "</svg>";
+    };
+    let x = Axis { from: 58.0, to: CURVE.0 - 24.0, ..x };
+    let margin = 0.06 * (y.high - y.low);
+    let y = Axis { from: CURVE.1 - 42.0, to: 12.0, low: y.low - margin, high: y.high + margin };
+    draw_axes(&mut svg, x, y);
+    for (index, pieces) in lines.iter().enumerate() {
+        let _ = write!(svg, r#"<g class="run-{}">"#, index % 6);
+        draw_line(&mut svg, "line", pieces, (x, y));
+        if let Some(end) = pieces.last().and_then(|piece| piece.last()) {
+            let (left, top) = (x.at(end.0) + 4.0, y.at(end.1) + 4.0);
+            let _ = write!(svg, r#"<text class="tick end" x="{left:.1}" y="{top:.1}">{}</text>"#, index + 1);
+        }
+        svg.push_str("</g>");
+    }
+    svg + "</svg>"
+}
+
 /// The range of one coordinate. A constant coordinate gets room on both sides.
 fn axis_over(pieces: &curve::Pieces, coordinate: impl Fn(&(f64, f64)) -> f64) -> Option<Axis> {
     let values = pieces.iter().flatten().map(coordinate);

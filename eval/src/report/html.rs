@@ -13,14 +13,7 @@ const STYLE: &str = include_str!("style.css");
 
 /// Renders the HTML page.
 pub fn html(report: &Report) -> String {
-    let title = escape_html(&report.title);
-    let mut page = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n\
-         <body>\n<main>\n<h1>{title}</h1>\n"
-    );
+    let mut page = head(&report.title, "");
     let sections = [
         headline(report),
         exact_match(report),
@@ -34,7 +27,20 @@ pub fn html(report: &Report) -> String {
     page + "</main>\n</body>\n</html>\n"
 }
 
-fn section(heading: &str, body: &str) -> String {
+/// The page up to its first section. `style` follows the common style sheet.
+pub(super) fn head(title: &str, style: &str) -> String {
+    let title = escape_html(title);
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n<style>\n{STYLE}{style}</style>\n</head>\n\
+         <body>\n<main>\n<h1>{title}</h1>\n"
+    )
+}
+
+/// A section. `heading` is HTML.
+pub(super) fn section(heading: &str, body: &str) -> String {
     format!("<section>\n<h2>{heading}</h2>\n{body}</section>\n")
 }
 
