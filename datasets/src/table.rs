@@ -23,8 +23,8 @@ use crate::error::{Error, Result, RowLocation};
 use crate::record::Row;
 
 pub use records::{ReadOptions, RecordReader, open_records, read_records};
-pub(crate) use write::{atomically, write_records_over};
-pub use write::{write_records, write_rows};
+pub(crate) use write::atomically;
+pub use write::{write_records, write_records_over, write_rows};
 
 /// The file extensions that are read and written.
 pub const EXTENSIONS: &str = ".parquet .jsonl .json .csv (the last three also with .gz)";

@@ -36,7 +36,7 @@ pub fn write_records<R: Record>(path: &Path, records: &[R]) -> Result<()> {
 }
 
 /// Like [`write_records`], but an existing file is an error unless `replaces` is set.
-pub(crate) fn write_records_over<R: Record>(path: &Path, records: &[R], replaces: bool) -> Result<()> {
+pub fn write_records_over<R: Record>(path: &Path, records: &[R], replaces: bool) -> Result<()> {
     let layout = records.first().ok_or_else(|| Error::NoRows { path: path.to_owned() })?.layout();
     if let Some(row) = records.iter().position(|record| record.layout() != layout) {
         let found = records[row].layout().name();
