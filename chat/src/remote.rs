@@ -1,0 +1,215 @@
+//! Models behind an endpoint: a client for servers with the chat completions API of `OpenAI`, such as vLLM,
+//! llama.cpp, Ollama and `transformers serve`.
+//!
+//! The reply is read by a thread of its own, so that the caller can stop it at any time: while nothing
+//! arrives, the caller's function is called with an empty piece every 100 ms. The thread closes the
+//! connection as soon as the caller has stopped and the next byte arrives, or when the server has been silent
+//! for its limit. A failure before the first text is an error. After it, the text that arrived is kept and
+//! the failure is part of the reply.
+//!
+//! The server is not trusted: the length of lines and replies is limited, and messages quote it only in short
+//! harmless lines. The text of a reply is passed on as it is, and has to be sanitised like that of any model.
+//! This module knows no screen and no tokens.
+
+mod address;
+mod answer;
+mod error;
+mod reply;
+mod request;
+mod sse;
+
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use datasets::Message;
+use models::generate::FinishReason;
+
+use self::address::{Address, Key};
+pub(crate) use self::error::RemoteError;
+use self::error::excerpt;
+use self::reply::{Ending, Update};
+use self::request::{Endpoint, Offered, SILENCE};
+
+/// How often a caller that waits is asked whether to go on.
+const POLL: Duration = Duration::from_millis(100);
+/// How many pieces may wait for the caller before the connection is read no further.
+const QUEUE: usize = 256;
+
+/// A model behind an endpoint, such as `http://127.0.0.1:8000/v1`.
+#[derive(Clone, Debug)]
+pub(crate) struct RemoteModel {
+    endpoint: Endpoint,
+    name: String,
+    context: Option<u64>,
+}
+
+/// How replies are drawn.
+#[derive(Clone, Debug)]
+pub(crate) struct RemoteOptions {
+    /// Divides the logits.
+    pub(crate) temperature: f64,
+    /// The probability of the most likely tokens that are drawn from.
+    pub(crate) top_p: f64,
+    /// The number of the most likely tokens that are drawn from; 0 is all, and is not sent.
+    pub(crate) top_k: usize,
+    /// The longest reply, in tokens.
+    pub(crate) max_new_tokens: usize,
+    /// Chooses the draws.
+    pub(crate) seed: u64,
+}
+
+/// What the server streamed.
+#[derive(Debug)]
+pub(crate) struct RemoteReply {
+    /// Why the reply ended: it is interrupted if the caller stopped it, or if `problem` did.
+    pub(crate) finish_reason: FinishReason,
+    /// The tokens of the prompt, if the server counts them.
+    pub(crate) prompt_tokens: Option<u64>,
+    /// The tokens of the reply, if the server counts them, otherwise the number of pieces.
+    pub(crate) new_tokens: u64,
+    /// The context length of the model in tokens, if the server tells it.
+    pub(crate) context: Option<u64>,
+    /// The failure that ended the reply after its first text.
+    pub(crate) problem: Option<RemoteError>,
+    /// What the user should know about the reply, one harmless line each.
+    pub(crate) notices: Vec<String>,
+}
+
+impl RemoteModel {
+    /// Finds the model of an address `http://HOST[:PORT][/v1][#NAME]`. Without `#NAME`, this is the only model
+    /// that the server lists.
+    pub(crate) fn connect(address: &str) -> anyhow::Result<Self> {
+        Ok(Self::find(address, |name| std::env::var(name).ok(), SILENCE)?)
+    }
+
+    /// Whether the value of `--model` is the address of an endpoint.
+    pub(crate) fn is_remote(model: &str) -> bool {
+        ["http://", "https://"]
+            .iter()
+            .any(|scheme| model.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme)))
+    }
+
+    /// The name of the model.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The context length of the model in tokens, if the server tells it.
+    pub(crate) fn context(&self) -> Option<u64> {
+        self.context
+    }
+
+    fn find(
+        address: &str,
+        variable: impl Fn(&str) -> Option<String>,
+        silence: Duration,
+    ) -> Result<Self, RemoteError> {
+        let address = Address::parse(address)?;
+        let key = Key::read(&address, variable)?;
+        let endpoint = Endpoint::new(&address, key, silence);
+        let Offered { name, context } = match &address.model {
+            Some(name) => named(&endpoint, name)?,
+            None => only(&endpoint)?,
+        };
+        Ok(Self { endpoint, name, context })
+    }
+
+    /// Asks for the reply to a conversation. Each piece of text goes to `on_piece` as soon as it arrives, and
+    /// an empty piece every 100 ms while nothing arrives; `on_piece` may stop the reply each time.
+    pub(crate) fn chat(
+        &self,
+        messages: &[Message],
+        options: &RemoteOptions,
+        on_piece: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> anyhow::Result<RemoteReply> {
+        let body = request::body(&self.name, serde_json::to_value(messages)?, options);
+        let (sender, updates) = mpsc::sync_channel(QUEUE);
+        let endpoint = self.endpoint.clone();
+        let read = move || {
+            let outcome = reply::read(&endpoint, body, &sender);
+            // There is no receiver if the caller has stopped the reply.
+            let _ = sender.send(Update::End(outcome));
+        };
+        let reader = std::thread::Builder::new().name("remote reply".to_owned()).spawn(read)?;
+
+        let mut tokens = 0;
+        loop {
+            let (piece, chunks) = match updates.recv_timeout(POLL) {
+                Ok(Update::Piece { text, chunks }) => (text, chunks),
+                Ok(Update::End(outcome)) => return Ok(self.finished(outcome?)),
+                Err(RecvTimeoutError::Timeout) => (String::new(), 0),
+                Err(RecvTimeoutError::Disconnected) => match reader.join() {
+                    Ok(()) => return Err(io::Error::other("the reply has no end").into()),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                },
+            };
+            tokens += chunks;
+            if on_piece(&piece).is_break() {
+                return Ok(self.stopped(tokens));
+            }
+        }
+    }
+
+    fn finished(&self, ending: Ending) -> RemoteReply {
+        let Ending { answer, problem, mut notices } = ending;
+        let finish_reason = match (answer.finish(), &problem) {
+            (_, Some(_)) => FinishReason::Interrupted,
+            (Some((reason, word)), None) => {
+                notices.extend(
+                    word.map(|word| format!("the server ended the reply for another reason: {word}")),
+                );
+                reason
+            }
+            (None, None) => FinishReason::Stop,
+        };
+        if answer.thoughts > 0 {
+            notices.push(format!("{} pieces of thought are not shown", answer.thoughts));
+        }
+        RemoteReply {
+            finish_reason,
+            prompt_tokens: answer.prompt_tokens,
+            new_tokens: answer.tokens(),
+            context: self.context,
+            problem,
+            notices,
+        }
+    }
+
+    fn stopped(&self, new_tokens: u64) -> RemoteReply {
+        RemoteReply {
+            finish_reason: FinishReason::Interrupted,
+            prompt_tokens: None,
+            new_tokens,
+            context: self.context,
+            problem: None,
+            notices: Vec::new(),
+        }
+    }
+}
+
+/// The model that the address names. A server need not list its models, and may accept names that it does not
+/// list; then the first request tells. A server that does not answer or wants a key is an error at once.
+fn named(endpoint: &Endpoint, name: &str) -> Result<Offered, RemoteError> {
+    let listed = match endpoint.models() {
+        Ok(listed) => listed,
+        Err(RemoteError::Status { status, .. }) if !matches!(status, 401 | 403) => Vec::new(),
+        Err(RemoteError::NotAReply(_) | RemoteError::Malformed(_)) => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    let unlisted = Offered { name: name.to_owned(), context: None };
+    Ok(listed.into_iter().find(|model| model.name == name).unwrap_or(unlisted))
+}
+
+fn only(endpoint: &Endpoint) -> Result<Offered, RemoteError> {
+    let mut listed = endpoint.models()?;
+    if listed.len() == 1 {
+        return Ok(listed.remove(0));
+    }
+    let names = listed.iter().map(|model| excerpt(&model.name)).collect();
+    Err(RemoteError::Choose { server: endpoint.base.clone(), names })
+}
+
+#[cfg(test)]
+mod tests;
