@@ -17,9 +17,19 @@ use crate::interrupt;
 
 /// Refuses `--output path` if writing it would destroy data. `inputs` are the files that the command reads.
 pub(crate) fn check_output_file(path: &Path, force: bool, inputs: &[&Path]) -> Result<(), ConfigError> {
+    check_named_file("--output", path, force, inputs)
+}
+
+/// Like [`check_output_file`], for a path that another flag gives.
+pub(crate) fn check_named_file(
+    flag: &str,
+    path: &Path,
+    force: bool,
+    inputs: &[&Path],
+) -> Result<(), ConfigError> {
     let refuse = |problem: &str| {
         Err(ConfigError::Argument {
-            argument: format!("--output {}", path.display()),
+            argument: format!("{flag} {}", path.display()),
             problem: problem.to_owned(),
         })
     };

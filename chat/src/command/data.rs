@@ -1,6 +1,7 @@
-//! `data`: generates, converts and checks rows, and trains a tokenizer on them.
+//! `data`: generates, converts and checks rows, makes rows of feedback, and trains a tokenizer on rows.
 
 mod check;
+mod import_feedback;
 
 use std::path::Path;
 
@@ -22,6 +23,7 @@ pub(crate) fn run(command: &DataCommand) -> anyhow::Result<()> {
         DataCommand::Convert(arguments) => convert(arguments),
         DataCommand::Check(arguments) => check::run(arguments),
         DataCommand::Tokenizer(arguments) => tokenizer(arguments),
+        DataCommand::ImportFeedback(arguments) => import_feedback::run(arguments),
     }
 }
 
