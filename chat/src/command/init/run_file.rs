@@ -1,0 +1,227 @@
+//! Writes the text of a run file, with a comment at each key that says what it does.
+//!
+//! The values are a start that runs, not the best there is. `docs/configuration.md` lists every key.
+
+use toml::Value;
+
+use super::answers::{Answers, ModelAnswer};
+use super::command;
+use crate::args::{Goal, RunLength};
+use crate::shell::quote;
+
+/// The longest row in tokens, if the model can read as many.
+const MAX_LENGTH: i64 = 1024;
+/// The longest reply in PPO, in tokens, if the model can read four times as many.
+const MAX_NEW_TOKENS: i64 = 128;
+
+/// The text of the run file.
+pub(super) fn text(answers: &Answers) -> String {
+    let mut file = RunFile::default();
+    file.header(answers);
+    match answers.goal {
+        Goal::All => {
+            file.stages();
+            file.shared(answers);
+            for goal in [Goal::Sft, Goal::Rm, Goal::Ppo] {
+                file.stage(answers, goal, &format!("stage.{}.", command(goal)));
+            }
+        }
+        goal => {
+            file.shared(answers);
+            file.stage(answers, goal, "");
+        }
+    }
+    file.0
+}
+
+/// A file that is being written.
+#[derive(Default)]
+struct RunFile(String);
+
+impl RunFile {
+    fn line(&mut self, line: &str) {
+        self.0.push_str(line);
+        self.0.push('\n');
+    }
+
+    fn section(&mut self, name: &str) {
+        self.line(&format!("\n[{name}]"));
+    }
+
+    /// A key with a comment. `value` is TOML.
+    fn key(&mut self, comment: &str, key: &str, value: &str) {
+        for line in comment.lines() {
+            self.line(&format!("# {line}"));
+        }
+        self.line(&format!("{key} = {value}"));
+    }
+
+    fn header(&mut self, answers: &Answers) {
+        let start = format!("colossal-chat {} --config {}", command(answers.goal), quote(&answers.out));
+        self.line(
+            "# A run file of colossal-chat. Paths count from the folder in which the command is given.",
+        );
+        self.line("#");
+        self.line(&format!("#   {start} --dry-run   says what the run will do"));
+        self.line(&format!("#   {start}             trains"));
+        self.line(&format!("#   {start} --resume    goes on after an interruption"));
+        self.line("#");
+        self.line("# Any key can be changed for one run with --set, as in --set train.lr=1e-4.\n");
+        self.key("Decides initial values, the order of rows and every draw.", "seed", "1");
+        let folder = string(&answers.folder.to_string_lossy());
+        self.key("The run folder. Another run needs another one.", "out", &folder);
+    }
+
+    fn stages(&mut self) {
+        self.section("pipeline");
+        let comment =
+            "What is done, in this order. Each part starts from what the part before it has written.";
+        self.key(comment, "stages", r#"["sft", "rm", "ppo"]"#);
+    }
+
+    /// The sections that every stage of the file reads.
+    fn shared(&mut self, answers: &Answers) {
+        self.section("model");
+        // In a pipeline, only the first stage starts from this model.
+        if answers.goal != Goal::All {
+            self.model_path(&answers.model);
+        }
+        let comment =
+            "The numbers that weights are held in. \"bfloat16\" takes less memory and is faster on a GPU.";
+        self.key(comment, "dtype", &string("float32"));
+        let comment = "\"auto\" takes a GPU if there is one; \"cpu\", \"cuda\" and \"cuda:1\" insist.";
+        self.key(comment, "device", &string("auto"));
+
+        if answers.model.needs_template {
+            self.section("tokenizer");
+            let comment = "How a conversation becomes text. The model has no template of its own, \"plain\" is built in.";
+            self.key(comment, "template", &string("plain"));
+        }
+
+        self.section("checkpoint");
+        let every = if answers.length == RunLength::Quick { "10" } else { "100" };
+        let comment = "Steps (of PPO: iterations) between checkpoints, from which --resume goes on.";
+        self.key(comment, "every", every);
+
+        self.section("log");
+        let comment = "Steps (of PPO: iterations) between rows of metrics.jsonl.";
+        self.key(comment, "every", "1");
+    }
+
+    fn model_path(&mut self, model: &ModelAnswer) {
+        let comment = "The model to start from: a folder, or a hub name owner/name[@revision].";
+        self.key(comment, "path", &string(&model.name));
+    }
+
+    /// The sections of one stage.
+    fn stage(&mut self, answers: &Answers, goal: Goal, prefix: &str) {
+        let is_first = goal == Goal::Sft;
+        if answers.goal == Goal::All && is_first {
+            self.section(&format!("{prefix}model"));
+            self.model_path(&answers.model);
+        }
+        self.data(answers, goal, prefix);
+        self.train(answers.length, goal, prefix);
+        if goal == Goal::Ppo {
+            self.ppo(answers, prefix);
+        }
+    }
+
+    fn data(&mut self, answers: &Answers, goal: Goal, prefix: &str) {
+        self.section(&format!("{prefix}data"));
+        let positions = answers.model.max_positions.unwrap_or(MAX_LENGTH);
+        let (comment, files) = match goal {
+            Goal::Rm => ("Pairs of a better and a worse answer.", &answers.rows.pairs),
+            Goal::Ppo => (
+                "Prompts. The model answers them, and the reward model scores the answers.",
+                &answers.rows.prompts,
+            ),
+            _ => ("Demonstrations: conversations, or prompts with answers.", &answers.rows.demonstrations),
+        };
+        self.key(comment, "train", &list(files));
+        let (comment, length) = match goal {
+            Goal::Ppo => {
+                let room = positions.min(MAX_LENGTH) - max_new_tokens(positions);
+                ("The longest prompt in tokens. Longer ones are left out and counted.", room)
+            }
+            _ => (
+                "The longest row in tokens. Longer ones are left out and counted.",
+                positions.min(MAX_LENGTH),
+            ),
+        };
+        self.key(comment, "max_length", &length.to_string());
+        if goal != Goal::Ppo {
+            self.line("# The part of the rows that is held out, to measure with; needs `every` in [eval].");
+            self.line("# eval_fraction = 0.05");
+        }
+    }
+
+    fn train(&mut self, length: RunLength, goal: Goal, prefix: &str) {
+        self.section(&format!("{prefix}train"));
+        let (lr, small) = match goal {
+            Goal::Rm => ("1e-5", "5e-4"),
+            Goal::Ppo => ("1e-6", "5e-5"),
+            _ => ("2e-5", "1e-3"),
+        };
+        let comment = format!("The highest learning rate. A small model takes more, up to {small}.");
+        self.key(&comment, "lr", lr);
+        match (goal, length) {
+            (Goal::Ppo, _) => {
+                self.key(
+                    "Replies in one forward pass. Lower it when memory runs out.",
+                    "micro_batch_size",
+                    "4",
+                );
+                return;
+            }
+            (_, RunLength::Quick) => {
+                let comment = "Optimizer steps. For a real run replace the line with `epochs = 1`.";
+                self.key(comment, "steps", "20");
+            }
+            (_, RunLength::Normal) => self.key("Passes over the rows.", "epochs", "1"),
+        }
+        self.key("Rows in one forward pass. Lower it when memory runs out.", "micro_batch_size", "4");
+        let batches = if length == RunLength::Quick { "1" } else { "8" };
+        let comment = "Forward passes in one optimizer step: a step learns from the product of the two.";
+        self.key(comment, "gradient_accumulation_steps", batches);
+        let comment = "\"cosine\" and \"linear\" lower the rate to 0, \"constant\" keeps it.";
+        self.key(comment, "scheduler", &string("cosine"));
+        let warmup = if length == RunLength::Quick { "2" } else { "20" };
+        self.key("Steps in which the rate rises from 0.", "warmup_steps", warmup);
+    }
+
+    fn ppo(&mut self, answers: &Answers, prefix: &str) {
+        self.section(&format!("{prefix}ppo"));
+        if let Some(model) = &answers.reward_model {
+            let comment = "The model that scores answers; the critic starts as a copy of it.";
+            self.key(comment, "reward_model", &string(&model.name));
+        }
+        let (iterations, batch) = match answers.length {
+            RunLength::Quick => ("3", "8"),
+            RunLength::Normal => ("100", "64"),
+        };
+        let comment = "Iterations. In each the model answers prompts and learns from the scores.";
+        self.key(comment, "iterations", iterations);
+        self.key("Prompts of one iteration.", "rollout_batch_size", batch);
+        self.key("Replies of one optimizer step.", "mini_batch_size", batch);
+        let positions = answers.model.max_positions.unwrap_or(MAX_LENGTH);
+        self.key("The longest reply in tokens.", "max_new_tokens", &max_new_tokens(positions).to_string());
+        let comment =
+            "What keeps the model near the one it started from. Raise it when the replies degenerate.";
+        self.key(comment, "kl_coef", "0.05");
+        self.key("The highest learning rate of the critic.", "critic_lr", "1e-5");
+    }
+}
+
+/// Leaves most of the positions for prompts.
+fn max_new_tokens(positions: i64) -> i64 {
+    MAX_NEW_TOKENS.min(positions / 4).max(1)
+}
+
+fn string(text: &str) -> String {
+    Value::String(text.to_owned()).to_string()
+}
+
+fn list(files: &[String]) -> String {
+    Value::Array(files.iter().cloned().map(Value::String).collect()).to_string()
+}
