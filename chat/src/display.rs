@@ -61,6 +61,10 @@ impl Display {
             Event::Step { step, metrics, tokens } => self.steps(*step, metrics, *tokens),
             Event::Evaluated { metrics, .. } => self.evaluation(metrics),
             Event::Checkpoint { path, .. } => self.progress.message(&format!("saved {}", path.display())),
+            Event::Paused { step } => {
+                self.progress.message(&format!("paused after {step}, until it is asked to go on"))
+            }
+            Event::Continued { .. } => self.progress.message("goes on"),
             Event::Message(text) => self.progress.message(text),
             Event::Sample { .. } => Ok(()),
             Event::Finished => self.progress.finish(),

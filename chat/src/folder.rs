@@ -10,6 +10,8 @@ use std::fs::{self, File, TryLockError};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use gemini::checkpoint;
 use parallel::ProcessGroups;
@@ -18,18 +20,20 @@ use serde::{Deserialize, Serialize};
 use crate::config::{self, ConfigError, Difference, RunConfig, StageSchema};
 use crate::console::print_stderr;
 use crate::interrupt;
+use crate::live::LIVE;
 use crate::output::{check_parent, write_atomically};
 
 /// The file that marks a folder as made by this program. It is locked while a run writes there.
 const LOCK: &str = ".colossal-chat.lock";
 
 /// The file and folder names in the run folder of a stage.
-pub(crate) const RUN_NAMES: [&str; 8] = [
+pub(crate) const RUN_NAMES: [&str; 9] = [
     CONFIGURATION,
     "plan.json",
     "metrics.jsonl",
     "samples.jsonl",
     "tensorboard",
+    LIVE,
     "logs",
     "checkpoints",
     FINAL,
@@ -287,10 +291,15 @@ pub(crate) fn check_place(out: &Path) -> Result<(), ConfigError> {
     problem.map_err(|problem| ConfigError::BadOut { path: out.to_owned(), problem })
 }
 
+/// Whether this program made the folder.
+pub(crate) fn is_ours(folder: &Path) -> bool {
+    folder.join(LOCK).exists()
+}
+
 /// Refuses a folder that this program did not make and that contains one of `names`. Empty folders, such as
 /// links to another disk, are allowed, because a run overwrites nothing in them.
 pub(crate) fn refuse_foreign_files(out: &Path, names: &[&str]) -> Result<(), ConfigError> {
-    if out.join(LOCK).exists() {
+    if is_ours(out) {
         return Ok(());
     }
     match names.iter().map(|name| out.join(name)).find(|path| checkpoint::is_occupied(path)) {
@@ -390,12 +399,29 @@ pub(crate) fn acquire_lock(out: &Path) -> anyhow::Result<()> {
 
 /// Refuses a folder that another process uses. Creates nothing.
 pub(crate) fn refuse_locked(out: &Path) -> anyhow::Result<()> {
-    if out.join(LOCK).exists() { lock(out).map(drop) } else { Ok(()) }
+    if is_ours(out) { lock(out).map(drop) } else { Ok(()) }
 }
 
 /// Locks `out` if this program made it.
 pub(crate) fn reacquire_lock(out: &Path) -> anyhow::Result<()> {
-    if out.join(LOCK).exists() { acquire_lock(out) } else { Ok(()) }
+    if is_ours(out) { acquire_lock(out) } else { Ok(()) }
+}
+
+/// Whether a process holds the lock of `out`. The lock is shared for an instant, so that nothing changes.
+pub(crate) fn is_locked(out: &Path) -> bool {
+    let Ok(file) = File::open(out.join(LOCK)) else { return false };
+    matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
+}
+
+/// Locks a file. Someone who only asks whether it is locked holds it for an instant, which must not refuse a run.
+fn try_lock(file: &File) -> Result<(), TryLockError> {
+    for _ in 0..5 {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(5)),
+            other => return other,
+        }
+    }
+    file.try_lock()
 }
 
 /// Whether a run or a pipeline writes `name` under a temporary name first.
@@ -429,7 +455,7 @@ fn lock(out: &Path) -> anyhow::Result<File> {
     }
     let mut file =
         File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(unusable)?;
-    match file.try_lock() {
+    match try_lock(&file) {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();

@@ -32,6 +32,8 @@ use crate::exit;
 static STOP_REQUESTED: AtomicBool = AtomicBool::new(false);
 /// Whether a SIGUSR1 has requested a checkpoint that is not saved yet.
 static SAVE_REQUESTED: AtomicBool = AtomicBool::new(false);
+/// Whether the run in progress is to wait after its current step.
+static PAUSED: AtomicBool = AtomicBool::new(false);
 /// Whether a SIGINT or SIGTERM has arrived. A SIGHUP from a closed terminal does not count.
 static EXPLICIT_SIGNAL: AtomicBool = AtomicBool::new(false);
 /// Whether a graceful scope is active: work that checks [`STOP_REQUESTED`] and stops by itself.
@@ -78,6 +80,7 @@ fn receive(signal: i32) {
 
 /// Exits the program. The exit handlers of libtorch are not run, because its threads may still be working.
 fn end() {
+    tui::screen::restore();
     for folder in TEMP_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
         remove_own_temporaries(folder);
     }
@@ -112,6 +115,26 @@ pub(crate) fn save_flag() -> &'static AtomicBool {
     &SAVE_REQUESTED
 }
 
+/// The flag that lets a training stage wait.
+pub(crate) fn pause_flag() -> &'static AtomicBool {
+    &PAUSED
+}
+
+/// Requests a stop, as the first signal does.
+pub(crate) fn request_stop() {
+    STOP_REQUESTED.store(GRACEFUL.load(Ordering::SeqCst), Ordering::SeqCst);
+}
+
+/// Requests a checkpoint, as SIGUSR1 does.
+pub(crate) fn request_save() {
+    SAVE_REQUESTED.store(GRACEFUL.load(Ordering::SeqCst), Ordering::SeqCst);
+}
+
+/// Lets the run in progress wait after its current step, or go on.
+pub(crate) fn request_pause(is_paused: bool) {
+    PAUSED.store(is_paused, Ordering::SeqCst);
+}
+
 /// Whether a signal requested a stop during the current or last graceful scope.
 pub(crate) fn is_stop_requested() -> bool {
     STOP_REQUESTED.load(Ordering::SeqCst)
@@ -125,6 +148,7 @@ pub(crate) struct GracefulScope(());
 pub(crate) fn enter_graceful() -> GracefulScope {
     STOP_REQUESTED.store(false, Ordering::SeqCst);
     SAVE_REQUESTED.store(false, Ordering::SeqCst);
+    PAUSED.store(false, Ordering::SeqCst);
     EXPLICIT_SIGNAL.store(false, Ordering::SeqCst);
     GRACEFUL.store(true, Ordering::SeqCst);
     GracefulScope(())

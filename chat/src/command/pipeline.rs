@@ -37,6 +37,12 @@ use crate::{device, interrupt};
 
 /// Runs the parts that the run file lists.
 pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Result<()> {
+    if arguments.ui {
+        let problem =
+            "a pipeline is several runs: start it without, and give the folder of a stage to `watch`"
+                .to_owned();
+        return Err(ConfigError::Argument { argument: "--ui".to_owned(), problem }.into());
+    }
     let config = config::load_pipeline(&arguments.config, &arguments.overrides.sets(), &stage::schemas())?;
     if arguments.dry_run {
         let mesh = launch::mesh(&config.parallel, 0, arguments.nproc)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parallel::{LocalRank, ProcessGroups};
 
 use crate::args::TrainArgs;
+use crate::command::train_ui;
 use crate::config::{self, ConfigError, DeviceSetting, LENGTH_KEYS, StageSchema};
 use crate::console::print_stderr;
 use crate::display::Display;
@@ -35,6 +36,9 @@ pub(crate) fn run_for(
     let schema = &stage.schema;
     let sets = arguments.overrides.sets();
     let mut loaded = config::load(&arguments.config, &sets, schema, &stage::schemas())?;
+    if arguments.ui && mode == RunMode::Train {
+        return train_ui::run(&loaded.config.out, arguments.resume);
+    }
     let starts_others = launch::is_launcher(arguments.nproc)?;
     if starts_others && mode == RunMode::Train {
         return start_ranks(arguments, loaded.config.out);

@@ -22,6 +22,7 @@ use crate::config::section::SequenceMode;
 use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::console::print_stderr;
 use crate::folder::RunFolder;
+use crate::live::Live;
 use crate::stage::plan::{self, Plan};
 use crate::{device, interrupt, model_folder};
 
@@ -181,14 +182,8 @@ pub(super) fn ends_with_plan(plan: &Plan, ctx: &StageContext<'_>) -> anyhow::Res
     Ok(true)
 }
 
-/// Prints the plan. In mode [`RunMode::Train`], also opens the run folder and runs `train` in it.
-pub(super) fn run_in_folder(
-    config: &RunConfig,
-    mut plan: Plan,
-    save_tokenizer: &SaveFn<'_>,
-    ctx: &mut StageContext<'_>,
-    train: impl FnOnce(&mut StageRun<'_>) -> Result<(), rlhf::Error>,
-) -> anyhow::Result<()> {
+/// Prints the plan, and says whether there is something to train.
+fn is_to_train(plan: &mut Plan, ctx: &StageContext<'_>) -> anyhow::Result<bool> {
     let groups = ctx.groups;
     plan.loaded_bytes = groups.world().all_gather_object(vec![memory::peak_rss_bytes()])?;
     if groups.is_rank_zero() {
@@ -199,15 +194,30 @@ pub(super) fn run_in_folder(
     }
     ctx.folder.check_length(plan.steps, ctx.stage)?;
     if ctx.mode != RunMode::Train {
-        return Ok(());
+        return Ok(false);
     }
 
     if ctx.folder.is_finished_at(plan.steps) {
         if groups.is_rank_zero() {
             print_stderr(&format!("this run is finished: it has had its {} steps already", plan.steps));
         }
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+/// Prints the plan. In mode [`RunMode::Train`], also opens the run folder and runs `train` in it.
+pub(super) fn run_in_folder(
+    config: &RunConfig,
+    mut plan: Plan,
+    save_tokenizer: &SaveFn<'_>,
+    ctx: &mut StageContext<'_>,
+    train: impl FnOnce(&mut StageRun<'_>) -> Result<(), rlhf::Error>,
+) -> anyhow::Result<()> {
+    if !is_to_train(&mut plan, ctx)? {
         return Ok(());
     }
+    let groups = ctx.groups;
     let predicted_bytes = plan.peak_memory.map(|peak| peak.total);
     let predicted_seconds = plan.step_time.map(|time| time.seconds);
 
@@ -217,6 +227,8 @@ pub(super) fn run_in_folder(
         folder.open(&settings)?;
         plan.write(&config.out)
     };
+    let live = Live::new(&config.out, groups, &ctx.memory);
+    let mut events = live.recorder();
     let mut files = crate::record::MultiRecorder(vec![
         Box::new(crate::record::FolderRecorder(open)),
         Box::new(crate::record::JsonlRecorder::new(&config.out)),
@@ -224,7 +236,8 @@ pub(super) fn run_in_folder(
     ]);
     let mut step_seconds = StepSeconds::default();
     let mut shown = TeeRecorder(&mut step_seconds, ctx.recorder);
-    let mut recorder = TeeRecorder(&mut files, &mut shown);
+    let mut told = TeeRecorder(&mut events, &mut shown);
+    let mut recorder = TeeRecorder(&mut files, &mut told);
     let mut run = StageRun {
         stage: ctx.stage.name,
         out: &config.out,
@@ -235,6 +248,8 @@ pub(super) fn run_in_folder(
         resume: ctx.folder.checkpoint().map(Path::to_owned),
         interrupted: interrupt::stop_flag(),
         save_requested: interrupt::save_flag(),
+        paused: interrupt::pause_flag(),
+        progress: &|phase, step| live.progress(phase, step),
         recorder: &mut recorder,
         save_tokenizer,
     };
@@ -247,6 +262,12 @@ pub(super) fn run_in_folder(
     let _ = memory::reset_peak_rss();
     let trained = train(&mut run);
     drop(work);
+    drop(live);
+    if groups.is_rank_zero()
+        && let Err(error) = events.end(&trained)
+    {
+        print_stderr(&format!("warning: {error}: the end of this run is not noted"));
+    }
     trained.inspect_err(|error| {
         if groups.is_rank_zero() {
             report_newest_checkpoint(&config.out, error);

@@ -1,0 +1,387 @@
+//! Reads a run folder while a run writes it, or after it has ended, and tells the dashboard what is new.
+//!
+//! A run folder may come from anywhere, so nothing in it is trusted: a row that cannot be used is named with its file and
+//! line and left out, and no content makes the program fail. Whether a process trains is told by the lock of the folder,
+//! what it does by `live/` ([`crate::live`]). Folders of earlier versions have no `live/`; they are shown, but take no
+//! requests.
+
+mod follow;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+use tui::dashboard::{Event, Memory, RankState, RunFacts, Sample, Status};
+
+pub(crate) use self::follow::{Follower, Piece};
+use crate::config::{self, ConfigError};
+use crate::folder::{self, CONFIGURATION};
+use crate::live::{self, EventRow, RankFile, RequestFile, RequestKind};
+use crate::{output, stage};
+
+/// The time without a word after which a run counts as silent, in seconds.
+const SILENCE: f64 = 10.0;
+
+/// The largest file besides the rows that is read.
+const LARGEST_FILE: u64 = 16 << 20;
+
+/// Reads one run folder.
+pub(crate) struct RunReader {
+    out: PathBuf,
+    metrics: Follower,
+    samples: Follower,
+    events: Follower,
+    /// What the events say of the newest run in the folder.
+    run: NewestRun,
+    /// The files that could not be read, so that each is reported once.
+    unreadable: Vec<PathBuf>,
+    shown: (RunFacts, Vec<RankState>, Memory),
+}
+
+/// What `live/events.jsonl` says of the newest run.
+#[derive(Clone, Debug, Default)]
+struct NewestRun {
+    id: Option<String>,
+    stage: Option<String>,
+    total_steps: Option<u64>,
+    processes: usize,
+    /// The last event that changes how the run is, with its step.
+    state: Option<(State, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    Paused,
+    Finished,
+    Stopped,
+    Failed,
+}
+
+impl RunReader {
+    /// A reader of `out`. Refuses what is not a run folder.
+    pub(crate) fn open(out: &Path) -> Result<Self, ConfigError> {
+        let refuse = |problem: &str| ConfigError::Argument {
+            argument: out.display().to_string(),
+            problem: problem.to_owned(),
+        };
+        if !out.is_dir() {
+            return Err(refuse("there is no such folder: give the `out` of a run"));
+        }
+        if !is_run_folder(out) {
+            let stages = stage::ALL.iter().map(|stage| out.join(stage.schema.name));
+            let inside: Vec<String> =
+                stages.filter(|path| is_run_folder(path)).map(|path| path.display().to_string()).collect();
+            return Err(refuse(&match inside.as_slice() {
+                [] => "no run has written here: give the `out` of a run".to_owned(),
+                inside => format!("this is the folder of a pipeline: give {}", inside.join(" or ")),
+            }));
+        }
+        Ok(Self::at(out))
+    }
+
+    /// A reader of `out`, in which a run may begin later.
+    pub(crate) fn at(out: &Path) -> Self {
+        Self {
+            metrics: Follower::new(out.join("metrics.jsonl")),
+            samples: Follower::new(out.join("samples.jsonl")),
+            events: Follower::new(live::events_path(out)),
+            out: out.to_owned(),
+            run: NewestRun::default(),
+            unreadable: Vec::new(),
+            shown: (RunFacts::default(), Vec::new(), Memory::default()),
+        }
+    }
+
+    /// Returns what is new, and whether there may be more at once.
+    pub(crate) fn poll(&mut self) -> (Vec<Event>, bool) {
+        let mut events = Vec::new();
+        let mut is_more = false;
+        for (file, take) in FILES {
+            let follower = file(self);
+            let path = follower.path().to_owned();
+            match follower.poll() {
+                Ok((pieces, more)) => {
+                    is_more |= more;
+                    self.unreadable.retain(|other| *other != path);
+                    for piece in pieces {
+                        self.take_piece(piece, &path, take, &mut events);
+                    }
+                }
+                Err(error) => self.report_unreadable(&path, &error.to_string(), &mut events),
+            }
+        }
+        let ranks = self.ranks();
+        let facts = self.facts(&ranks);
+        let memory = self.memory(&ranks);
+        let ranks: Vec<RankState> = ranks.into_iter().map(|(file, age)| rank_state(file, age)).collect();
+        if facts != self.shown.0 {
+            events.push(Event::Run(facts.clone()));
+        }
+        if ranks != self.shown.1 {
+            events.push(Event::Ranks(ranks.clone()));
+        }
+        if memory != self.shown.2 {
+            events.push(Event::Memory(memory.clone()));
+        }
+        self.shown = (facts, ranks, memory);
+        (events, is_more)
+    }
+
+    /// What is known of the run besides its rows, as of the last call of [`Self::poll`].
+    pub(crate) fn run(&self) -> &RunFacts {
+        &self.shown.0
+    }
+
+    /// Asks the run for something. It answers in its events.
+    pub(crate) fn ask(&self, request: RequestKind) -> anyhow::Result<()> {
+        let Some(run) = self.run.id.clone() else {
+            anyhow::bail!("{}: no run that takes requests", self.out.display());
+        };
+        let nanoseconds = (live::unix_seconds() * 1e9) as u64;
+        let name = format!("{nanoseconds}-{}.json", std::process::id());
+        let text = serde_json::to_vec(&RequestFile { run, request })?;
+        Ok(output::write_new(&live::requests_path(&self.out).join(name), &text)?)
+    }
+
+    fn take_piece(&mut self, piece: Piece, path: &Path, take: Take, events: &mut Vec<Event>) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let problem = |number, problem: &str| {
+            Event::Message(format!("warning: {name}: line {number}: {problem}; it is left out"))
+        };
+        match piece {
+            Piece::Restarted => take(self, None, events).unwrap_or_default(),
+            Piece::TooLong(number) => events.push(problem(number, "it is too long")),
+            Piece::Line(number, line) => {
+                let parsed = serde_json::from_slice(&line).map_err(|error| error.to_string());
+                if let Err(error) = parsed.and_then(|row| take(self, Some(row), events)) {
+                    events.push(problem(number, &error));
+                }
+            }
+        }
+    }
+
+    fn report_unreadable(&mut self, path: &Path, error: &str, events: &mut Vec<Event>) {
+        if !self.unreadable.iter().any(|other| other == path) {
+            events.push(Event::Message(format!("warning: {}: {error}", path.display())));
+            self.unreadable.push(path.to_owned());
+        }
+    }
+
+    fn take_event(&mut self, row: &EventRow, events: &mut Vec<Event>) {
+        let step = row.step.unwrap_or(0);
+        let text = row.text.clone().unwrap_or_default();
+        let unit = || self.run.stage.as_deref().and_then(stage::find).map_or("step", |s| s.schema.units.step);
+        let said = match row.event.as_str() {
+            "started" => format!("began after {} {step}", unit()),
+            "checkpoint" => format!("saved {text}"),
+            "paused" => format!("paused after {} {step}", unit()),
+            "continued" => "goes on".to_owned(),
+            "finished" => "finished".to_owned(),
+            "stopped" => format!("stopped after {} {step}, saved {text}", unit()),
+            "failed" => format!("failed after {} {step}: {text}", unit()),
+            "message" => text,
+            other => format!("{other} {text}"),
+        };
+        // Old events are no news.
+        let is_new = live::unix_seconds() - row.time < 5.0;
+        events.push(if is_new { Event::Notice(said) } else { Event::Message(said) });
+
+        let state = match row.event.as_str() {
+            "started" => {
+                self.run = NewestRun {
+                    id: row.run.clone(),
+                    stage: row.stage.clone(),
+                    total_steps: row.total_steps,
+                    processes: row.processes.unwrap_or(1),
+                    state: None,
+                };
+                State::Running
+            }
+            "continued" => State::Running,
+            "paused" => State::Paused,
+            "finished" => State::Finished,
+            "stopped" => State::Stopped,
+            "failed" => State::Failed,
+            _ => return,
+        };
+        self.run.state = Some((state, step));
+    }
+
+    /// The states of the ranks of the newest run, with their age in seconds.
+    fn ranks(&self) -> Vec<(RankFile, f64)> {
+        let now = live::unix_seconds();
+        let read = |rank| {
+            let text = read_small(&live::rank_path(&self.out, rank))?;
+            let file: RankFile = serde_json::from_str(&text).ok()?;
+            let age = (now - file.time).max(0.0);
+            Some((file, age))
+        };
+        // Rows of a stranger may claim any number of processes.
+        (0..self.run.processes.min(4096)).filter_map(read).collect()
+    }
+
+    fn facts(&self, ranks: &[(RankFile, f64)]) -> RunFacts {
+        let plan = read_small(&self.out.join("plan.json"))
+            .and_then(|text| serde_json::from_str::<Value>(&text).ok());
+        let plan = plan.unwrap_or_default();
+        let stage = self.run.stage.clone().or_else(|| plan["stage"].as_str().map(str::to_owned));
+        let stage = stage.unwrap_or_default();
+        let unit = stage::find(&stage).map_or("step", |stage| stage.schema.units.step);
+        RunFacts {
+            name: self.out.display().to_string(),
+            unit: unit.to_owned(),
+            total_steps: self.run.total_steps.or_else(|| plan["steps"].as_u64()),
+            status: self.status(ranks),
+            takes_requests: self.run.id.is_some(),
+            settings: self.settings(),
+            stage,
+        }
+    }
+
+    /// How the run is: the lock tells whether a process has the folder, the events and the ranks what it does.
+    fn status(&self, ranks: &[(RankFile, f64)]) -> Status {
+        let state = self.run.state.map(|(state, _)| state);
+        let is_finished = self.out.join("final").exists();
+        // A pipeline keeps the folders of its earlier stages locked.
+        if !folder::is_locked(&self.out) || state == Some(State::Finished) {
+            return match state {
+                _ if is_finished => Status::Finished,
+                Some(State::Stopped) => Status::Stopped,
+                None if !is_run_folder(&self.out) => Status::Waiting,
+                _ => Status::Ended,
+            };
+        }
+        match self.run.state {
+            Some((State::Paused, step)) => Status::Paused { step },
+            Some((State::Running, _)) => match ranks.first() {
+                Some((_, age)) if *age > SILENCE => Status::Silent { seconds: *age as u64 },
+                _ => Status::Running,
+            },
+            // A run of an earlier version.
+            None if self.out.join("metrics.jsonl").exists() && !is_finished => Status::Running,
+            // The process still loads its models.
+            _ => Status::Waiting,
+        }
+    }
+
+    /// The settings that are numbers.
+    fn settings(&self) -> Vec<(String, f64)> {
+        let text = read_small(&self.out.join(CONFIGURATION)).unwrap_or_default();
+        let settings = config::flatten_toml(&text).unwrap_or_default();
+        settings.into_iter().filter_map(|(key, value)| Some((key, value.parse().ok()?))).collect()
+    }
+
+    /// The memory of the models as planned, and of the tiers of the rank that has most in use.
+    fn memory(&self, ranks: &[(RankFile, f64)]) -> Memory {
+        let plan = read_small(&self.out.join("plan.json"))
+            .and_then(|text| serde_json::from_str::<Value>(&text).ok());
+        let plan = plan.unwrap_or_default();
+        let model = |model: &Value| {
+            let sizes = ["weights", "gradients", "optimizer"].map(|part| model[part].as_u64().unwrap_or(0));
+            Some((model["role"].as_str()?.to_owned(), sizes))
+        };
+        let models = plan["memory"].as_array().into_iter().flatten().filter_map(model).collect();
+        let largest = ranks.iter().max_by_key(|(rank, _)| rank.resident_bytes);
+        let mut tiers = Vec::new();
+        if let Some((rank, _)) = largest {
+            tiers.push((format!("rank {}, peak", rank.rank), rank.peak_bytes, None));
+            tiers.extend(rank.tiers.iter().map(|tier| (tier.name.clone(), tier.bytes, tier.limit)));
+        }
+        Memory { models, tiers }
+    }
+}
+
+/// Takes one row of a file, or forgets all rows if there is none. Says what is wrong with a row.
+type Take = fn(&mut RunReader, Option<Value>, &mut Vec<Event>) -> Result<(), String>;
+
+/// The follower of one file.
+type OfFile = fn(&mut RunReader) -> &mut Follower;
+
+/// The files of rows, with what is done with a row.
+const FILES: [(OfFile, Take); 3] = [
+    (
+        |reader| &mut reader.events,
+        |reader, row, events| {
+            let Some(row) = row else {
+                reader.run = NewestRun::default();
+                return Ok(());
+            };
+            let row: EventRow = serde_json::from_value(row).map_err(|error| error.to_string())?;
+            reader.take_event(&row, events);
+            Ok(())
+        },
+    ),
+    (
+        |reader| &mut reader.metrics,
+        |_, row, events| {
+            let event = row.map_or(Ok(Event::ForgetRows), |row| metrics_row(&row))?;
+            events.push(event);
+            Ok(())
+        },
+    ),
+    (
+        |reader| &mut reader.samples,
+        |_, row, events| {
+            let event = row.map_or(Ok(Event::ForgetSamples), |row| sample_row(&row))?;
+            events.push(event);
+            Ok(())
+        },
+    ),
+];
+
+/// Reads a row of `metrics.jsonl`. Null stands for a number that is not finite.
+fn metrics_row(row: &Value) -> Result<Event, String> {
+    let row = object(row)?;
+    let number = |(name, value): (&String, &Value)| match value {
+        Value::Null => Ok((name.clone(), f64::NAN)),
+        value => {
+            value.as_f64().map(|value| (name.clone(), value)).ok_or_else(|| format!("`{name}` is no number"))
+        }
+    };
+    let numbers = row.iter().filter(|(name, _)| *name != "step").map(number).collect::<Result<_, _>>()?;
+    Ok(Event::Row { step: step(row)?, numbers })
+}
+
+/// Reads a row of `samples.jsonl`.
+fn sample_row(row: &Value) -> Result<Event, String> {
+    let row = object(row)?;
+    let text = |name: &str| {
+        let text = row.get(name).and_then(Value::as_str).map(str::to_owned);
+        text.ok_or_else(|| format!("`{name}` is no text"))
+    };
+    let score = row.get("score").and_then(Value::as_f64).unwrap_or(f64::NAN);
+    Ok(Event::Sample(Sample { step: step(row)?, prompt: text("prompt")?, reply: text("reply")?, score }))
+}
+
+fn object(row: &Value) -> Result<&Map<String, Value>, String> {
+    row.as_object().ok_or_else(|| "this is no JSON object".to_owned())
+}
+
+fn step(row: &Map<String, Value>) -> Result<u64, String> {
+    row.get("step").and_then(Value::as_u64).ok_or_else(|| "`step` is no whole number".to_owned())
+}
+
+fn rank_state(file: RankFile, age: f64) -> RankState {
+    let RankFile { rank, phase, step, resident_bytes, .. } = file;
+    // A whole second of age is no news, and would redraw the screen.
+    let age_seconds = if age > SILENCE { age as u64 } else { 0 };
+    RankState { rank, phase, step, resident_bytes, age_seconds }
+}
+
+/// Whether a run has written into `out`, or is about to.
+pub(crate) fn is_run_folder(out: &Path) -> bool {
+    let is_pipeline = out.join("seconds.json").exists()
+        || read_small(&out.join(CONFIGURATION)).is_some_and(|text| text.contains("[pipeline]"));
+    let has_rows = ["metrics.jsonl", "plan.json", live::LIVE].iter().any(|name| out.join(name).exists());
+    has_rows && !is_pipeline
+}
+
+/// Reads a text file that is not too large.
+pub(crate) fn read_small(path: &Path) -> Option<String> {
+    let found = fs::metadata(path).ok()?;
+    if !found.is_file() || found.len() > LARGEST_FILE { None } else { fs::read_to_string(path).ok() }
+}
+
+#[cfg(test)]
+mod tests;
