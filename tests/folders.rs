@@ -42,6 +42,7 @@ fn what_lies_in_a_run_folder_and_is_not_ours_is_never_overwritten() {
         "metrics.jsonl",
         "samples.jsonl",
         "tensorboard/events.out.tfevents.1",
+        "live/events.jsonl",
         "checkpoints/notes",
         "logs/rank-1.log",
     ] {

@@ -91,8 +91,10 @@ impl Scratch {
         }
         command.args(words).current_dir(self.folder.path());
         command.env("HF_HUB_OFFLINE", "1").env("NO_COLOR", "1");
-        // A test leaves nothing in the cache of the person who runs it.
+        // A test leaves nothing in the folders of the person who runs it, and reads nothing there.
         command.env("XDG_CACHE_HOME", self.folder.path().join(".cache"));
+        command.env("XDG_DATA_HOME", self.folder.path().join(".share"));
+        command.env("XDG_CONFIG_HOME", self.folder.path().join(".config"));
         command.env("COLOSSAL_JOB_SECRET", SECRET);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null());
         command

@@ -13,7 +13,7 @@ const CONFIG: &str = r#"{
 }"#;
 
 /// One model for all tests of this file.
-fn world() -> &'static Scratch {
+pub(crate) fn world() -> &'static Scratch {
     static WORLD: OnceLock<Scratch> = OnceLock::new();
     WORLD.get_or_init(|| {
         let scratch = Scratch::new();

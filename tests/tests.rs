@@ -20,11 +20,23 @@ mod preflight;
 // A model from nothing, and the commands that run one.
 mod inference;
 
+// The chat: in a pipe, and on a real screen.
+mod chat;
+
+// A chat with a model of a server.
+mod endpoint;
+
 // What a machine must have.
 mod doctor;
 
 // Training through the binary: a pipeline, resuming, Ctrl-C, and what goes wrong.
 mod training;
+
+// Feedback becomes rows to train on.
+mod feedback;
+
+// A first run file, and the program without arguments.
+mod init;
 
 // Every stage and command on a device that is not the CPU.
 mod device;
@@ -43,3 +55,6 @@ mod ranks;
 
 // State that is divided over the data-parallel processes.
 mod zero;
+
+// Runs that are watched, and the commands over run folders.
+mod watch;

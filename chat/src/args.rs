@@ -6,12 +6,15 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 use datasets::synth::SynthOptions;
 use parallel::launch;
+use tui::chat::event::ContextPolicy;
+use tui::theme::ThemeName;
 
 use crate::config::DeviceSetting;
 use crate::config::section::Dtype;
+use crate::feedback::timestamp::Timestamp;
 use crate::stage::definition::CommandHelp;
 use crate::stage::{self, Stage};
 
@@ -55,6 +58,14 @@ Examples:
   colossal-chat demo
   colossal-chat demo --out /tmp/demo --seed 7")]
     Demo(DemoArgs),
+    /// Write a run file with comments for your own model and rows, after at most five questions.
+    #[command(after_help = "\
+A flag answers its question; off a terminal, flags or --yes answer all of them.
+
+Examples:
+  colossal-chat init
+  colossal-chat init --stage rm --model runs/sft/final --preferences pairs.parquet --yes")]
+    Init(InitArgs),
     /// Write replies to prompts.
     #[command(after_help = "\
 Input rows have `prompt`, `messages`, `text` or `ids`; output rows have `ids` (the new tokens), `text` and `finish_reason`.
@@ -84,8 +95,28 @@ Example:
 Examples:
   colossal-chat chat --model runs/ppo/final
   colossal-chat chat --model runs/ppo/final --system 'Answer in one word.' --temperature 0
+  colossal-chat chat --model runs/ppo/final --compare runs/sft/final --blind --reward-model runs/rm/final
+  colossal-chat chat --model http://127.0.0.1:8000/v1
   echo 'What is 3 + 4?' | colossal-chat chat --model runs/ppo/final")]
     Chat(ChatArgs),
+    /// Watch a running or finished run: curves, samples, processes, hints; pause it, save, stop it.
+    #[command(after_help = "\
+Closing the dashboard leaves the run alone. The key ? lists the keys. Off a terminal, every row is one line.
+
+Examples:
+  colossal-chat watch runs/ppo
+  colossal-chat watch runs/ppo --once --json")]
+    Watch(WatchArgs),
+    /// List, show, compare and plot run folders.
+    #[command(subcommand)]
+    Runs(RunsCommand),
+    /// Write a page about runs: curves over one another, settings, numbers, samples.
+    #[command(after_help = "\
+Writes report.html, report.md and report.json. The page needs no network and no script.
+
+Example:
+  colossal-chat report runs/ppo-a runs/ppo-b --out report")]
+    Report(ReportArgs),
     /// Make, convert and check rows.
     #[command(subcommand)]
     Data(DataCommand),
@@ -193,6 +224,9 @@ pub(crate) struct TrainArgs {
     /// Processes on this machine, which share the rows of every step.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = processes)]
     pub(crate) nproc: usize,
+    /// Train in a process of its own and show the dashboard; the run goes on when it is closed.
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) ui: bool,
 }
 
 /// What the command line changes in a run file.
@@ -278,10 +312,67 @@ pub(crate) struct DemoArgs {
     pub(crate) nproc: usize,
 }
 
-/// Which model, and how it is held.
+/// `init`.
 #[derive(Debug, Args)]
+pub(crate) struct InitArgs {
+    /// The run file to write [default: run.toml, or run-2.toml and so on if that exists].
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) out: Option<PathBuf>,
+    /// Replace --out if it exists.
+    #[arg(long, requires = "out")]
+    pub(crate) force: bool,
+    /// Ask nothing: what no flag answers is taken from what lies here.
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// What to train.
+    #[arg(long, value_name = "STAGE", value_enum)]
+    pub(crate) stage: Option<Goal>,
+    /// The model to start from: a folder, or a hub name `owner/name[@revision]`.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<String>,
+    /// The reward model of PPO.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) reward_model: Option<String>,
+    /// Demonstrations for SFT; may be given again and again.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) data: Vec<String>,
+    /// Pairs of a better and a worse answer for the reward model; may be given again and again.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) preferences: Vec<String>,
+    /// Prompts for PPO; may be given again and again.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompts: Vec<String>,
+    /// How long to train.
+    #[arg(long, value_name = "LENGTH", value_enum)]
+    pub(crate) length: Option<RunLength>,
+}
+
+/// What `init` writes a run file for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Goal {
+    /// Teach a model to answer by example.
+    Sft,
+    /// Train a reward model on pairs of answers.
+    Rm,
+    /// Improve a model by its rewards.
+    Ppo,
+    /// All three, one after the other.
+    All,
+}
+
+/// How long the run of `init` is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum RunLength {
+    /// A few steps, to see that everything works.
+    Quick,
+    /// Every row once.
+    Normal,
+}
+
+/// Which model, and how it is held.
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// A model folder, or a hub name `owner/name[@revision]`.
+    /// A model folder, or a hub name `owner/name[@revision]`; for `chat` also http://HOST:PORT/v1[#NAME].
     #[arg(long, value_name = "DIR")]
     pub(crate) model: String,
     /// The numbers that the weights are held in.
@@ -382,6 +473,193 @@ pub(crate) struct ChatArgs {
     pub(crate) system: Option<String>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    /// What happens when the context is full: the oldest messages are left out, they are summarized by the model, or
+    /// the message is refused [default: drop].
+    #[arg(long, value_name = "WHAT", value_enum)]
+    pub(crate) context: Option<FullContext>,
+    #[command(flatten)]
+    pub(crate) others: OtherModels,
+    #[command(flatten)]
+    pub(crate) kept: KeptArgs,
+    /// The colours: dark, light or plain.
+    #[arg(long, value_name = "NAME", value_parser = theme)]
+    pub(crate) theme: Option<ThemeName>,
+    /// Chat by lines instead of on a full screen.
+    #[arg(long)]
+    pub(crate) inline: bool,
+    /// Read one message from stdin, and print the answer with its numbers as one JSON object.
+    #[arg(long, conflicts_with = "inline")]
+    pub(crate) json: bool,
+}
+
+/// The models beside the one that answers.
+#[derive(Debug, Args)]
+pub(crate) struct OtherModels {
+    /// Another model that answers side by side; may be given again and again.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) compare: Vec<String>,
+    /// Hide which model wrote which answer.
+    #[arg(long, requires = "compare")]
+    pub(crate) blind: bool,
+    /// The reward model of /reward.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) reward_model: Option<String>,
+    /// The reference of /kl.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) reference: Option<String>,
+}
+
+/// What the chat keeps.
+#[derive(Debug, Args)]
+pub(crate) struct KeptArgs {
+    /// Where judgements are written [default: feedback/ in the data folder of the user].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) feedback: Option<PathBuf>,
+    /// Go on with the newest session.
+    #[arg(long = "continue", conflicts_with = "session")]
+    pub(crate) continue_newest: bool,
+    /// Go on with this session.
+    #[arg(long, value_name = "ID")]
+    pub(crate) session: Option<String>,
+    /// Keep neither sessions nor messages.
+    #[arg(long, conflicts_with_all = ["session", "continue_newest"])]
+    pub(crate) no_save: bool,
+}
+
+/// What happens when a conversation no longer fits into the context of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FullContext {
+    /// The model no longer sees the oldest messages.
+    Drop,
+    /// The model sees a summary of the oldest messages.
+    Summarize,
+    /// The message is refused.
+    Stop,
+}
+
+impl From<FullContext> for ContextPolicy {
+    fn from(context: FullContext) -> Self {
+        match context {
+            FullContext::Drop => Self::Drop,
+            FullContext::Summarize => Self::Summarize,
+            FullContext::Stop => Self::Stop,
+        }
+    }
+}
+
+/// The name of a theme.
+fn theme(name: &str) -> Result<ThemeName, String> {
+    ThemeName::find(name).ok_or_else(|| "the themes are dark, light and plain".to_owned())
+}
+
+/// `watch`.
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    /// The run folder.
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Print how the run is now, and end.
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print JSON: with --once one object, otherwise one object for every row.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `runs`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunsCommand {
+    /// List the runs below a folder.
+    #[command(after_help = "\
+Example:
+  colossal-chat runs ls runs")]
+    Ls(RunsLsArgs),
+    /// Show a run: settings that differ from the defaults, numbers, checkpoints, the newest sample.
+    #[command(after_help = "\
+Example:
+  colossal-chat runs show runs/ppo")]
+    Show(RunsShowArgs),
+    /// Show the settings in which runs differ, and their numbers side by side.
+    #[command(after_help = "\
+Example:
+  colossal-chat runs compare runs/ppo-a runs/ppo-b")]
+    Compare(RunsCompareArgs),
+    /// Draw a metric of runs as text, or as an SVG file.
+    #[command(after_help = "\
+Examples:
+  colossal-chat runs plot runs/ppo --metric objective/kl
+  colossal-chat runs plot runs/sft-a runs/sft-b --log --svg loss.svg")]
+    Plot(RunsPlotArgs),
+}
+
+/// `runs ls`.
+#[derive(Debug, Args)]
+pub(crate) struct RunsLsArgs {
+    /// Where to look.
+    #[arg(value_name = "DIR", default_value = ".")]
+    pub(crate) folder: PathBuf,
+    /// Folders below it, in levels.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(crate) depth: usize,
+    /// Print one JSON list.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `runs show`.
+#[derive(Debug, Args)]
+pub(crate) struct RunsShowArgs {
+    /// The run folder.
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `runs compare`.
+#[derive(Debug, Args)]
+pub(crate) struct RunsCompareArgs {
+    /// The run folders.
+    #[arg(value_name = "RUN", required = true, num_args = 2..)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `runs plot`.
+#[derive(Debug, Args)]
+pub(crate) struct RunsPlotArgs {
+    /// The run folders.
+    #[arg(value_name = "RUN", required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// The metric [default: objective/scores of ppo, loss of the other stages].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) metric: Option<String>,
+    /// Draw logarithms. Values without one are left out.
+    #[arg(long, conflicts_with = "svg")]
+    pub(crate) log: bool,
+    /// Write an SVG file instead.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Replace --svg if it exists.
+    #[arg(long, requires = "svg")]
+    pub(crate) force: bool,
+}
+
+/// `report`.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// The run folders.
+    #[arg(value_name = "RUN", required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// The folder for the report.
+    #[arg(long, value_name = "DIR", default_value = "report")]
+    pub(crate) out: PathBuf,
+    /// Replace a report in --out.
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// `data`.
@@ -413,6 +691,12 @@ Example:
 Example:
   colossal-chat data tokenizer text.parquet --vocab-size 4096 --out tokenizer")]
     Tokenizer(TokenizerArgs),
+    /// Turn judgements that were made in `chat` into rows to train on.
+    #[command(after_help = "\
+Examples:
+  colossal-chat data import-feedback --preference pairs.parquet
+  colossal-chat data import-feedback feedback/2026-03.jsonl --preference pairs.parquet --unpaired thumbs.parquet")]
+    ImportFeedback(ImportFeedbackArgs),
 }
 
 /// `data synth`.
@@ -505,6 +789,43 @@ pub(crate) struct TokenizerArgs {
     /// The folder for the tokenizer.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
+}
+
+/// `data import-feedback`.
+#[derive(Debug, Args)]
+pub(crate) struct ImportFeedbackArgs {
+    /// Files of feedback, or folders of them [default: what `chat` has written for this user].
+    #[arg(value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) outputs: FeedbackOutputs,
+    /// Two ratings that lie this far apart make a pair.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=4))]
+    pub(crate) min_rating_gap: u8,
+    /// Take the rows of this session alone.
+    #[arg(long, value_name = "ID")]
+    pub(crate) session: Option<String>,
+    /// Take rows from this day or moment on, in UTC: 2026-03-01 or 2026-03-01T12:30:00Z.
+    #[arg(long, value_name = "DATE")]
+    pub(crate) since: Option<Timestamp>,
+    /// Replace files that exist.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Where the rows of feedback go.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub(crate) struct FeedbackOutputs {
+    /// Write pairs of a better and a worse answer, which `rm` trains on.
+    #[arg(long, value_name = "FILE.parquet")]
+    pub(crate) preference: Option<PathBuf>,
+    /// Write single answers that are good or bad.
+    #[arg(long, value_name = "FILE.parquet")]
+    pub(crate) unpaired: Option<PathBuf>,
 }
 
 /// `model`.

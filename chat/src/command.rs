@@ -6,12 +6,18 @@ mod data;
 mod demo;
 mod doctor;
 mod generate;
+mod init;
 mod logprobs;
 mod model;
 mod pipeline;
 mod plan;
 mod reward;
+mod run_report;
+mod runs;
 mod train;
+mod train_ui;
+mod watch;
+pub(crate) mod welcome;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -34,6 +40,11 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Plan(arguments) => return plan::run(arguments, threads),
         Command::Pipeline(arguments) => return pipeline::run(arguments, threads),
         Command::Demo(arguments) => return demo::run(arguments, threads),
+        Command::Init(arguments) => return init::run(arguments),
+        // These read run folders, and compute nothing.
+        Command::Watch(arguments) => return watch::run(arguments),
+        Command::Runs(command) => return runs::run(command),
+        Command::Report(arguments) => return run_report::run(arguments),
         _ => prepare(threads)?,
     }
 

@@ -575,22 +575,28 @@ pub(crate) struct Difference {
 /// Compares two resolved configurations. Keys and sections in `except` are ignored.
 pub(crate) fn differences(was: &str, now: &str, except: &[&str]) -> Result<Vec<Difference>, toml::de::Error> {
     let [was, now] = [flatten_toml(was)?, flatten_toml(now)?];
-    let keys: BTreeSet<&String> = was.keys().chain(now.keys()).collect();
     let excepted = |key: &str| {
         let within = |section: &&str| {
             key.strip_prefix(*section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
         except.iter().any(within)
     };
+    Ok(flat_differences(&was, &now).into_iter().filter(|difference| !excepted(&difference.key)).collect())
+}
+
+/// Compares two configurations that are laid out by dotted key.
+pub(crate) fn flat_differences(
+    was: &BTreeMap<String, String>,
+    now: &BTreeMap<String, String>,
+) -> Vec<Difference> {
+    let keys: BTreeSet<&String> = was.keys().chain(now.keys()).collect();
     let value = |of: &BTreeMap<String, String>, key| of.get(key).map_or("not set", String::as_str).to_owned();
-    let changed = keys.into_iter().filter(|key| !excepted(key) && was.get(*key) != now.get(*key));
-    Ok(changed
-        .map(|key| Difference { key: key.clone(), was: value(&was, key), now: value(&now, key) })
-        .collect())
+    let changed = keys.into_iter().filter(|key| was.get(*key) != now.get(*key));
+    changed.map(|key| Difference { key: key.clone(), was: value(was, key), now: value(now, key) }).collect()
 }
 
 /// Maps the dotted key of every value of a TOML text to the value.
-fn flatten_toml(text: &str) -> Result<BTreeMap<String, String>, toml::de::Error> {
+pub(crate) fn flatten_toml(text: &str) -> Result<BTreeMap<String, String>, toml::de::Error> {
     fn lay(prefix: &str, table: &toml::Table, flat: &mut BTreeMap<String, String>) {
         for (key, value) in table {
             let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };

@@ -1,8 +1,20 @@
 //! Output to stdout and stderr: rows of data, and messages for the user.
 
 use std::io::{IsTerminal, Write};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Mutex, PoisonError};
 
 use tui::text::sanitize;
+
+/// Where messages go while a full screen is shown.
+static DIVERTED: Mutex<Option<Sender<String>>> = Mutex::new(None);
+
+/// Sends all further messages to the receiver instead of stderr, until it is dropped. A full screen shows them itself.
+pub(crate) fn divert_stderr() -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    *DIVERTED.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+    receiver
+}
 
 /// Writes a line of data to stdout. See [`print_rows`].
 pub(crate) fn print(text: &str) -> std::io::Result<()> {
@@ -26,6 +38,10 @@ pub(crate) fn print_rows(text: &[u8]) -> std::io::Result<()> {
 ///
 /// All messages of this program use this function or the displays of `tui`, which do the same.
 pub(crate) fn print_stderr(text: &str) {
+    let diverted = DIVERTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if diverted.as_ref().is_some_and(|sender| sender.send(text.to_owned()).is_ok()) {
+        return;
+    }
     // One write, so that output of another process does not interrupt the line.
     let _ = std::io::stderr().write_all(format!("{}\n", sanitize(text)).as_bytes());
 }

@@ -13,12 +13,14 @@
 //! The exit code is determined by the first error in the chain of causes whose type belongs to this
 //! workspace, and by the error that it wraps.
 
+use std::any::Any;
 use std::io;
 use std::path::PathBuf;
 
 use anyhow::Error;
 
 use crate::config::ConfigError;
+use crate::remote::RemoteError;
 use crate::stage::fit::Shortage;
 
 /// The run failed.
@@ -176,6 +178,23 @@ pub(crate) fn of_panic(message: &str) -> u8 {
     if is_out_of_memory(message) || over_budget(message).is_some() { DEVICE } else { FAILED }
 }
 
+/// The message of a panic.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let constant = || panic.downcast_ref::<&str>().copied();
+    panic.downcast_ref().map(String::as_str).or_else(constant).unwrap_or_default()
+}
+
+/// What the user should know about a panic with this message.
+pub(crate) fn panic_text(message: &str) -> String {
+    if let Some(text) = over_budget(message) {
+        text
+    } else if is_out_of_memory(message) {
+        "out of memory: lower train.micro_batch_size, --batch-size or data.max_length".to_owned()
+    } else {
+        format!("this program panicked, which is a bug in it: {message}")
+    }
+}
+
 /// The reason of the memory manager inside a message of libtorch, or inside the panic of a tensor operation,
 /// which quotes that message as `Torch("...")`.
 pub(crate) fn over_budget(message: &str) -> Option<String> {
@@ -205,6 +224,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     cause
         .downcast_ref::<ConfigError>()
         .map(of_config)
+        .or_else(|| cause.downcast_ref().map(of_remote))
         .or_else(|| cause.downcast_ref().map(of_rlhf))
         .or_else(|| cause.downcast_ref().map(of_gemini))
         .or_else(|| cause.downcast_ref().map(of_models))
@@ -239,6 +259,10 @@ fn of_config(error: &ConfigError) -> u8 {
         ConfigError::Device { .. } => DEVICE,
         _ => USAGE,
     }
+}
+
+fn of_remote(error: &RemoteError) -> u8 {
+    if error.is_usage() { USAGE } else { FAILED }
 }
 
 fn of_eval(error: &eval::Error) -> u8 {
@@ -494,7 +518,7 @@ mod tests {
         };
         let in_recorder =
             |error: Error| rlhf::Error::Recorder(error.reallocate_into_boxed_dyn_error_without_backtrace());
-        let cases: [(Error, u8); 22] = [
+        let cases: [(Error, u8); 24] = [
             (place(io::ErrorKind::PermissionDenied).into(), USAGE),
             (place(io::ErrorKind::StorageFull).into(), FAILED),
             (place(io::ErrorKind::QuotaExceeded).into(), FAILED),
@@ -506,6 +530,8 @@ mod tests {
             (Failure::Stdin(missing_file()).into(), DATA),
             (hub("status code 404").into(), USAGE),
             (hub("connection refused").into(), FAILED),
+            (RemoteError::WeightsWanted { address: "http://h".into() }.into(), USAGE),
+            (RemoteError::Silent { seconds: 120 }.into(), FAILED),
             (anyhow::anyhow!("anything"), FAILED),
             (in_recorder(anyhow::anyhow!("anything")).into(), FAILED),
             (in_recorder(ConfigError::OutHasRun("x".into()).into()).into(), USAGE),

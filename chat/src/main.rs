@@ -8,24 +8,33 @@ mod console;
 mod device;
 mod display;
 mod exit;
+mod feedback;
 mod folder;
 mod input;
 mod interrupt;
 mod launch;
+mod live;
 mod machine_speed;
 mod model_folder;
+mod nearby;
 mod output;
 mod record;
+mod remote;
 mod report;
+mod run_data;
+mod run_reader;
 mod session;
+mod shell;
 mod stage;
 mod user_cache;
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 
 use args::Cli;
 use console::print_stderr;
@@ -34,6 +43,10 @@ fn main() -> ExitCode {
     show_panics_harmlessly();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
+        // Without arguments, a person gets a place to start from, and a script the help.
+        Err(error) if is_bare(&error) && std::io::stdout().is_terminal() => {
+            return run(command::welcome::run);
+        }
         Err(error) => {
             // Help and version are not errors; clap writes them to stdout.
             let code = if error.use_stderr() { exit::USAGE } else { 0 };
@@ -49,7 +62,17 @@ fn main() -> ExitCode {
         }
     };
 
-    let outcome = catch_unwind(AssertUnwindSafe(|| command::run(cli)));
+    run(|| command::run(cli))
+}
+
+/// Whether the program was started without arguments.
+fn is_bare(error: &clap::Error) -> bool {
+    error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand && std::env::args_os().len() == 1
+}
+
+/// Runs a command, reports its error, and returns the exit code.
+fn run(command: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
+    let outcome = catch_unwind(AssertUnwindSafe(command));
     let code = match outcome {
         Ok(Ok(())) => 0,
         Ok(Err(error)) if exit::is_broken_pipe(&error) => 0,
@@ -59,17 +82,8 @@ fn main() -> ExitCode {
             exit::code(&error)
         }
         Err(panic) => {
-            let constant = || panic.downcast_ref::<&str>().copied();
-            let message = panic.downcast_ref().map(String::as_str).or_else(constant).unwrap_or_default();
-            if let Some(text) = exit::over_budget(message) {
-                print_stderr(&format!("error: {text}"));
-            } else if exit::is_out_of_memory(message) {
-                print_stderr(
-                    "error: out of memory: lower train.micro_batch_size, --batch-size or data.max_length",
-                );
-            } else {
-                print_stderr(&format!("error: this program panicked, which is a bug in it: {message}"));
-            }
+            let message = exit::panic_message(panic.as_ref());
+            print_stderr(&format!("error: {}", exit::panic_text(message)));
             exit::of_panic(message)
         }
     };
@@ -84,6 +98,11 @@ fn show_panics_harmlessly() {
         if datasets::untrusted::is_decoding() {
             return;
         }
+        // The thread of a full screen shows the panics of other threads itself.
+        if tui::screen::is_active() && std::thread::current().name() != Some("main") {
+            return;
+        }
+        tui::screen::restore();
         let message = panic.to_string();
         // The program ends with the text of the memory manager, which is no bug.
         if exit::over_budget(&message).is_some() {

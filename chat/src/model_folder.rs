@@ -13,10 +13,14 @@ use tch::{Device, Kind};
 use crate::config::ConfigError;
 use crate::console::print_stderr;
 use crate::output;
+use crate::remote::{RemoteError, RemoteModel};
 
 /// The folder of a model: a local folder, or the cached copy of a hub model, which is downloaded if needed.
-/// For the folder of a run, this is the folder of its trained model, `final/`.
+/// For the folder of a run, this is the folder of its trained model, `final/`. An endpoint has no folder.
 pub(crate) fn find(model: &str) -> anyhow::Result<PathBuf> {
+    if RemoteModel::is_remote(model) {
+        return Err(RemoteError::WeightsWanted { address: model.to_owned() }.into());
+    }
     let folder = datasets::hub::resolve(model)?;
     if folder.join("config.json").exists() || !folder.join("run.toml").exists() {
         return Ok(folder);

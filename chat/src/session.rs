@@ -58,6 +58,12 @@ impl Session<CausalLm> {
         Self::load(arguments, CausalLm::load, CausalLm::config)
     }
 
+    /// Uses another chat template: a built-in name, or Jinja source.
+    pub(crate) fn set_template(&mut self, template: &str) -> anyhow::Result<()> {
+        self.tokenizer = Some(model_folder::tokenizer(&self.folder, Some(template))?);
+        Ok(())
+    }
+
     /// The ids of the tokens that end a reply.
     pub(crate) fn stop_ids(&self) -> Vec<i64> {
         let config = self.model.config();

@@ -1,0 +1,402 @@
+//! A model that answers in a chat: one on this machine, or one behind an endpoint.
+//!
+//! A conversation that no longer fits into the context loses its oldest messages, is summarized, or is refused, as the
+//! user chose. Room for a reply of `max_new_tokens`, but of at most a quarter of the context, is kept free.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use datasets::{Message, Role};
+use models::causal_lm::CausalLm;
+use models::generate::{self, FinishReason, GenerationOptions};
+use models::sample::SamplingParams;
+use tui::chat::event::{ContextPolicy, Sampling};
+use tui::line::Statistics;
+
+use crate::args::ModelArgs;
+use crate::remote::{RemoteModel, RemoteOptions};
+use crate::session::Session;
+
+/// The longest summary of earlier messages, in tokens.
+const SUMMARY: usize = 200;
+
+/// What is asked.
+pub(super) struct Question {
+    /// The conversation up to the message that is answered.
+    pub(super) messages: Vec<Message>,
+    /// The text with which the answer already begins.
+    pub(super) prefix: String,
+    /// How the answer is drawn.
+    pub(super) sampling: Sampling,
+    /// What happens when the context is full.
+    pub(super) policy: ContextPolicy,
+    /// Whether the answer runs to its limit.
+    pub(super) ignore_eos: bool,
+}
+
+/// What happens while an answer is written.
+pub(super) enum Update<'a> {
+    /// The model got a prompt of this many tokens, without the `dropped` oldest messages.
+    Started { prompt_tokens: u64, dropped: usize },
+    /// The next piece of the answer, perhaps empty. `new_tokens` counts all tokens so far.
+    Piece { text: &'a str, new_tokens: u64, rate: Option<f64> },
+    /// Something that the user should know.
+    Notice(&'a str),
+}
+
+/// Takes in updates, and may stop the answer.
+pub(super) type Listener<'a> = dyn FnMut(Update<'_>) -> ControlFlow<()> + 'a;
+
+/// A model that answers.
+pub(super) enum Answerer {
+    /// A model in this process, with the newest summary and the messages that it stands for.
+    Local { session: Box<Session<CausalLm>>, summary: Option<(Vec<Message>, String)> },
+    /// A model behind an endpoint.
+    Remote(RemoteModel),
+}
+
+impl Answerer {
+    /// Loads the model of a folder or hub name, or connects to an endpoint.
+    pub(super) fn load(arguments: &ModelArgs) -> anyhow::Result<Self> {
+        if RemoteModel::is_remote(&arguments.model) {
+            return Ok(Self::Remote(RemoteModel::connect(&arguments.model)?));
+        }
+        let session = Box::new(Session::causal_lm(arguments)?);
+        // A chat needs a tokenizer, and a template in it.
+        session.tokenizer()?.encode_prompt(&[Message::user("?")])?;
+        Ok(Self::Local { session, summary: None })
+    }
+
+    /// The context length in tokens, if known.
+    pub(super) fn context(&self) -> Option<u64> {
+        match self {
+            Self::Local { session, .. } => Some(session.model.config().max_positions() as u64),
+            Self::Remote(model) => model.context(),
+        }
+    }
+
+    /// What the user should know about the model.
+    pub(super) fn detail(&self) -> String {
+        match self {
+            Self::Local { session, .. } => {
+                let config = session.model.config();
+                let device = format!("{:?}", session.model.device()).to_lowercase();
+                let size = tui::number::count(config.architecture().num_parameters());
+                format!("{size} parameters, context {} tokens, on {device}", config.max_positions())
+            }
+            Self::Remote(model) => format!("{} behind an endpoint", model.name()),
+        }
+    }
+
+    /// The model of this process, or an error that says what cannot be done with an endpoint.
+    pub(super) fn local(&self, what: &str) -> anyhow::Result<&Session<CausalLm>> {
+        match self {
+            Self::Local { session, .. } => Ok(session),
+            Self::Remote(model) => Err(needs_local(what, model)),
+        }
+    }
+
+    /// Uses another chat template.
+    pub(super) fn set_template(&mut self, template: &str) -> anyhow::Result<()> {
+        match self {
+            Self::Local { session, .. } => session.set_template(template),
+            Self::Remote(model) => Err(needs_local("a chat template", model)),
+        }
+    }
+
+    /// The text that the model would get, and its length in tokens.
+    pub(super) fn prompt(&mut self, question: &Question) -> anyhow::Result<(String, usize)> {
+        match self {
+            Self::Local { session, summary } => {
+                let prompt = fitting_prompt(session, summary, question, &mut |_| ControlFlow::Continue(()))?;
+                let text = session.tokenizer()?.render(&prompt.messages, true)?.text;
+                Ok((text + &question.prefix, prompt.ids.len()))
+            }
+            Self::Remote(model) => Err(needs_local("the prompt", model)),
+        }
+    }
+
+    /// Writes an answer.
+    pub(super) fn answer(
+        &mut self,
+        question: &Question,
+        listen: &mut Listener<'_>,
+    ) -> anyhow::Result<Statistics> {
+        match self {
+            Self::Local { session, summary } => {
+                let prompt = fitting_prompt(session, summary, question, listen)?;
+                write(session, &prompt, question, listen)
+            }
+            Self::Remote(model) => answer_remotely(model, question, listen),
+        }
+    }
+}
+
+fn needs_local(what: &str, model: &RemoteModel) -> anyhow::Error {
+    anyhow::anyhow!("{what} needs a model on this machine; {} is behind an endpoint", model.name())
+}
+
+/// A prompt that fits into the context.
+struct Prompt {
+    /// The messages, perhaps with a summary of the ones that were left out.
+    messages: Vec<Message>,
+    /// Their ids, with the beginning of the answer.
+    ids: Vec<i64>,
+    /// The number of messages that were left out.
+    dropped: usize,
+}
+
+/// Shortens the conversation until it fits.
+fn fitting_prompt(
+    session: &Session<CausalLm>,
+    summary: &mut Option<(Vec<Message>, String)>,
+    question: &Question,
+    listen: &mut Listener<'_>,
+) -> anyhow::Result<Prompt> {
+    let tokenizer = session.tokenizer()?;
+    let prefix =
+        if question.prefix.is_empty() { Vec::new() } else { tokenizer.encode(&question.prefix, false)? };
+    let context = session.model.config().max_positions() as usize;
+    let room = context.saturating_sub(question.sampling.max_new_tokens.min(context / 4).max(1));
+    let encode = |messages: &[Message]| -> anyhow::Result<Vec<i64>> {
+        Ok([tokenizer.encode_prompt(messages)?, prefix.clone()].concat())
+    };
+    let ids = encode(&question.messages)?;
+    if ids.len() <= room {
+        return Ok(Prompt { messages: question.messages.clone(), ids, dropped: 0 });
+    }
+    if question.policy == ContextPolicy::Stop {
+        let longest = context as i64;
+        let error = anyhow::Error::from(models::Error::LongPrompt { index: 0, length: ids.len(), longest });
+        return Err(error.context(
+            "the context is full: /context drop leaves the oldest messages out, /new starts afresh",
+        ));
+    }
+
+    let system = usize::from(question.messages.first().is_some_and(|first| first.role == Role::System));
+    let keeps_summary = question.policy == ContextPolicy::Summarize;
+    let room_for_text = if keeps_summary { room.saturating_sub(SUMMARY.min(context / 4)) } else { room };
+    // A conversation goes on with a user turn, whichever turns are left out.
+    let begins = |from: &usize| question.messages[*from].role == Role::User;
+    for from in (system + 1..question.messages.len()).filter(begins) {
+        let mut kept = [&question.messages[..system], &question.messages[from..]].concat();
+        if encode(&kept)?.len() > room_for_text {
+            continue;
+        }
+        if keeps_summary {
+            let text = summarized(session, summary, &question.messages[system..from], listen)?;
+            kept[system].content = format!("(What was said before: {text})\n\n{}", kept[system].content);
+        }
+        return Ok(Prompt { ids: encode(&kept)?, messages: kept, dropped: from - system });
+    }
+    let length =
+        encode(&[&question.messages[..system], &question.messages[question.messages.len() - 1..]].concat())?
+            .len();
+    Err(models::Error::LongPrompt { index: 0, length, longest: room as i64 }.into())
+}
+
+/// The summary of the oldest messages, written by the model itself. It is kept until other messages are left out.
+fn summarized(
+    session: &Session<CausalLm>,
+    summary: &mut Option<(Vec<Message>, String)>,
+    messages: &[Message],
+    listen: &mut Listener<'_>,
+) -> anyhow::Result<String> {
+    if let Some((_, text)) = summary.as_ref().filter(|(old, _)| old == messages) {
+        return Ok(text.clone());
+    }
+    let _ = listen(Update::Notice("the context is full: the model summarizes the oldest messages"));
+    let tokenizer = session.tokenizer()?;
+    let room = session.model.config().max_positions() as usize / 2;
+    // An earlier summary stands for the messages that it covers.
+    let covered = summary.as_ref().filter(|(old, _)| messages.starts_with(old));
+    let mut lines: Vec<String> = covered.map(|(_, text)| format!("Earlier: {text}")).into_iter().collect();
+    lines.extend(
+        messages
+            .iter()
+            .skip(covered.map_or(0, |(old, _)| old.len()))
+            .map(|message| format!("{}: {}", message.role, message.content)),
+    );
+    let ids = loop {
+        let request = format!("Summarize this conversation in a few sentences.\n\n{}", lines.join("\n"));
+        let ids = tokenizer.encode_prompt(&[Message::user(request)])?;
+        if ids.len() <= room || lines.len() == 1 {
+            break ids;
+        }
+        lines.remove(0);
+    };
+    anyhow::ensure!(
+        ids.len() <= room,
+        "a message is too long to be summarized: /context drop leaves the oldest messages out"
+    );
+    let options = GenerationOptions {
+        sampling: SamplingParams::greedy(),
+        max_new_tokens: SUMMARY,
+        stop_ids: session.stop_ids(),
+        seed: 0,
+        request_offset: 0,
+        max_num_seqs: 1,
+    };
+    let mut listen = |_: usize, _: i64| listen(Update::Piece { text: "", new_tokens: 0, rate: None });
+    let made = generate::generate(&session.model, &[ids], &options, &mut listen)?;
+    anyhow::ensure!(made[0].finish_reason != FinishReason::Interrupted, "stopped while summarizing");
+    let text = tokenizer.decode(&made[0].ids, true)?.trim().to_owned();
+    *summary = Some((messages.to_vec(), text.clone()));
+    Ok(text)
+}
+
+/// Generates an answer to a prompt of ids.
+fn write(
+    session: &Session<CausalLm>,
+    prompt: &Prompt,
+    question: &Question,
+    listen: &mut Listener<'_>,
+) -> anyhow::Result<Statistics> {
+    let sampling = question.sampling;
+    let options = GenerationOptions {
+        sampling: SamplingParams {
+            temperature: sampling.temperature,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
+        },
+        max_new_tokens: sampling.max_new_tokens,
+        stop_ids: if question.ignore_eos { Vec::new() } else { session.stop_ids() },
+        seed: sampling.seed,
+        request_offset: 0,
+        max_num_seqs: 1,
+    };
+    let _ = listen(Update::Started { prompt_tokens: prompt.ids.len() as u64, dropped: prompt.dropped });
+    let mut stream = Stream::new(session, &question.prefix)?;
+    let mut callback = |_: usize, id: i64| {
+        let text = if options.stop_ids.contains(&id) { Ok(String::new()) } else { stream.decoder.push(id) };
+        stream.count();
+        match text {
+            Ok(text) => listen(stream.piece(&text)),
+            Err(problem) => {
+                stream.problem.get_or_insert(problem);
+                ControlFlow::Break(())
+            }
+        }
+    };
+    let prompts = [prompt.ids.clone()];
+    let made = generate::generate(&session.model, &prompts, &options, &mut callback)?;
+    let Stream { decoder, problem, clock, .. } = stream;
+    if let Some(problem) = problem {
+        return Err(problem.into());
+    }
+    let rest = decoder.finish()?;
+    let new_tokens = made[0].ids.len() as u64;
+    let _ = listen(Update::Piece { text: &rest, new_tokens, rate: clock.rate(new_tokens) });
+    let context = session.model.config().max_positions() as u64;
+    Ok(clock.statistics(prompt.ids.len() as u64, new_tokens, context, made[0].finish_reason))
+}
+
+/// An answer that is being decoded.
+struct Stream<'a> {
+    decoder: datasets::StreamDecoder<'a>,
+    problem: Option<datasets::Error>,
+    clock: Clock,
+    new_tokens: u64,
+}
+
+impl<'a> Stream<'a> {
+    /// A stream that goes on after `prefix`. The decoder has to know it: the text of a token may depend on the one
+    /// before.
+    fn new(session: &'a Session<CausalLm>, prefix: &str) -> anyhow::Result<Self> {
+        let tokenizer = session.tokenizer()?;
+        let mut decoder = tokenizer.stream_decoder(true);
+        if !prefix.is_empty() {
+            for id in tokenizer.encode(prefix, false)? {
+                decoder.push(id)?;
+            }
+        }
+        Ok(Self { decoder, problem: None, clock: Clock::start(), new_tokens: 0 })
+    }
+
+    fn count(&mut self) {
+        self.new_tokens += 1;
+        self.clock.first_token.get_or_insert_with(|| self.clock.started.elapsed());
+    }
+
+    fn piece<'t>(&self, text: &'t str) -> Update<'t> {
+        Update::Piece { text, new_tokens: self.new_tokens, rate: self.clock.rate(self.new_tokens) }
+    }
+}
+
+/// Measures an answer.
+struct Clock {
+    started: Instant,
+    first_token: Option<Duration>,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self { started: Instant::now(), first_token: None }
+    }
+
+    fn rate(&self, new_tokens: u64) -> Option<f64> {
+        self.statistics(0, new_tokens, 0, FinishReason::Stop).tokens_per_second()
+    }
+
+    fn statistics(
+        &self,
+        prompt_tokens: u64,
+        new_tokens: u64,
+        context: u64,
+        reason: FinishReason,
+    ) -> Statistics {
+        let finish_reason = match reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Interrupted => "interrupted",
+        };
+        Statistics {
+            prompt_tokens,
+            new_tokens,
+            context,
+            first_token: self.first_token.unwrap_or_default(),
+            total: self.started.elapsed(),
+            finish_reason: finish_reason.to_owned(),
+        }
+    }
+}
+
+fn answer_remotely(
+    model: &RemoteModel,
+    question: &Question,
+    listen: &mut Listener<'_>,
+) -> anyhow::Result<Statistics> {
+    anyhow::ensure!(
+        question.prefix.is_empty(),
+        "an endpoint begins answers by itself: /prefill and /continue need a model on this machine"
+    );
+    let sampling = question.sampling;
+    let options = RemoteOptions {
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k,
+        max_new_tokens: sampling.max_new_tokens,
+        seed: sampling.seed,
+    };
+    let (mut clock, mut pieces) = (Clock::start(), 0);
+    let reply = model.chat(&question.messages, &options, &mut |text| {
+        if !text.is_empty() {
+            pieces += 1;
+            clock.first_token.get_or_insert_with(|| clock.started.elapsed());
+        }
+        listen(Update::Piece { text, new_tokens: pieces, rate: clock.rate(pieces) })
+    })?;
+    for notice in &reply.notices {
+        let _ = listen(Update::Notice(notice));
+    }
+    if let Some(problem) = reply.problem {
+        return Err(problem.into());
+    }
+    let prompt_tokens = reply.prompt_tokens.unwrap_or_default();
+    Ok(clock.statistics(
+        prompt_tokens,
+        reply.new_tokens,
+        reply.context.unwrap_or_default(),
+        reply.finish_reason,
+    ))
+}

@@ -1,0 +1,262 @@
+//! The full-screen chat: the loop between the terminal, the state of `tui::chat`, and the thread with the models.
+//!
+//! Everything that happens is applied at once. A frame is drawn at most every 33 ms, so a fast model slows neither the
+//! input nor itself, and at most 8 ms after the user did something. The loop ends with the chat; a signal ends it like `/quit`, with the session kept.
+
+use std::io::Write;
+use std::process::Command;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde_json::json;
+use tui::chat::event::{Answer, Effect, Event, Feedback, Notice, PairSource, Verdict};
+use tui::chat::{ChatScreen, Setup};
+use tui::screen::{Input, Options, Screen};
+
+use super::sessions::Sessions;
+use super::worker::{Work, Worker, to_messages};
+use super::{Kept, export};
+use crate::feedback::{FeedbackLog, FeedbackRow, Source};
+use crate::{console, exit, interrupt};
+
+/// The least time between two frames: of what models write, of what the user does, and of nothing.
+const FRAMES: [Duration; 3] = [Duration::from_millis(33), Duration::from_millis(8), Duration::from_secs(1)];
+
+/// How long the loop waits for input while an answer is written, and while nothing happens.
+const WAIT: [Duration; 2] = [Duration::from_millis(8), Duration::from_millis(50)];
+
+/// What the loop works with.
+struct Loop {
+    screen: Screen,
+    inputs: Receiver<Input>,
+    worker: Worker,
+    sessions: Option<Sessions>,
+    log: FeedbackLog,
+    /// The session on the screen, for the rows of feedback.
+    session: String,
+    events: Vec<Event>,
+    ends: bool,
+}
+
+/// Shows the chat until the user ends it.
+pub(super) fn run(setup: Setup, worker: Worker, kept: Kept, open: Option<String>) -> anyhow::Result<()> {
+    let _graceful = interrupt::enter_graceful();
+    let started = Instant::now();
+    // Whatever the program says meanwhile is shown as a notice.
+    let messages = console::divert_stderr();
+    let screen = Screen::enter(Options { mouse: setup.mouse }).context("cannot take the terminal")?;
+    let inputs = screen.read_input();
+    let Kept { sessions, log } = kept;
+    let (mut chat, effects) = ChatScreen::new(setup);
+    let mut work = Loop {
+        screen,
+        inputs,
+        worker,
+        sessions,
+        log,
+        session: chat.id().to_owned(),
+        events: Vec::new(),
+        ends: false,
+    };
+    for effect in effects {
+        work.perform(effect);
+    }
+    if let Some(id) = open {
+        work.perform(Effect::Open { id: Some(id).filter(|id| !id.is_empty()), current: String::new() });
+    }
+
+    let mut drawn: Option<Instant> = None;
+    let (mut is_dirty, mut is_urgent) = (true, true);
+    while !work.ends {
+        let mut happened = work.wait(chat.is_busy());
+        happened.extend(messages.try_iter().map(|text| Event::Notice(Notice::done(text))));
+        if interrupt::is_stop_requested() {
+            for effect in chat.close() {
+                work.perform(effect);
+            }
+            return Err(exit::Failure::Interrupted.into());
+        }
+        is_dirty |= !happened.is_empty();
+        is_urgent |= happened.iter().any(|event| matches!(event, Event::Input(_)));
+        happened.push(Event::Tick);
+        for event in happened {
+            for effect in chat.update(event, started.elapsed()) {
+                work.perform(effect);
+            }
+        }
+        let least = match (is_urgent, is_dirty) {
+            (true, _) => FRAMES[1],
+            (false, true) => FRAMES[0],
+            // A notice that is old enough goes without an event.
+            (false, false) => FRAMES[2],
+        };
+        if drawn.is_none_or(|at| at.elapsed() >= least) && !work.ends {
+            work.screen.draw(|frame| chat.draw(frame))?;
+            (drawn, is_dirty, is_urgent) = (Some(Instant::now()), false, false);
+        }
+    }
+    Ok(())
+}
+
+impl Loop {
+    /// Waits a moment for input, and returns everything that has happened.
+    fn wait(&mut self, is_busy: bool) -> Vec<Event> {
+        let mut happened = std::mem::take(&mut self.events);
+        let patience = if happened.is_empty() { WAIT[usize::from(!is_busy)] } else { Duration::ZERO };
+        match self.inputs.recv_timeout(patience) {
+            Ok(input) => happened.push(Event::Input(input)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => happened.push(Event::Input(Input::Closed)),
+        }
+        happened.extend(self.inputs.try_iter().map(Event::Input));
+        happened.extend(std::iter::from_fn(|| self.worker.event()));
+        happened
+    }
+
+    fn tell(&mut self, outcome: anyhow::Result<Option<String>>) {
+        match outcome {
+            Ok(None) => {}
+            Ok(Some(text)) => self.events.push(Event::Notice(Notice::done(text))),
+            Err(error) => self.events.push(Event::Notice(Notice::error(exit::text(&error)))),
+        }
+    }
+
+    fn perform(&mut self, effect: Effect) {
+        let outcome = self.try_perform(effect);
+        self.tell(outcome);
+    }
+
+    /// Does what the screen asks for. A text is a notice for the user.
+    fn try_perform(&mut self, effect: Effect) -> anyhow::Result<Option<String>> {
+        match effect {
+            Effect::Stop => self.worker.stop(),
+            Effect::Save(saved) => {
+                self.session.clone_from(&saved.id);
+                if let Some(sessions) = &self.sessions {
+                    sessions.save(&saved)?;
+                }
+            }
+            Effect::ListSessions => {
+                let list = self.kept_sessions()?.list();
+                self.events.push(Event::Sessions(list));
+            }
+            Effect::Open { id, current } => {
+                let sessions = self.kept_sessions()?;
+                let id = id.map_or_else(|| sessions.newest(&current), Ok)?;
+                let saved = sessions.open(&id)?;
+                self.session = id;
+                self.events.push(Event::Opened(Box::new(saved)));
+            }
+            Effect::Delete(id) => self.kept_sessions()?.delete(&id)?,
+            Effect::Judge(feedback) => {
+                self.log.append(&row(feedback, &self.session))?;
+            }
+            Effect::Remember(message) => {
+                if let Some(sessions) = &self.sessions {
+                    sessions.remember(&message)?;
+                }
+            }
+            Effect::Copy(text) => {
+                let is_short = self.screen.copy(&text)?;
+                anyhow::ensure!(
+                    is_short,
+                    "this text is too long for the clipboard; /export md writes it to a file"
+                );
+                return Ok(Some(format!("copied {} characters", text.chars().count())));
+            }
+            Effect::Export { format, path, title, messages } => {
+                let path = export::write(&format, path.as_deref(), &title, &to_messages(messages))?;
+                return Ok(Some(format!("written to {}", path.display())));
+            }
+            Effect::OpenEditor(text) => {
+                let edited = self.screen.suspend(|| edit(&text))??;
+                self.events.push(Event::Edited(edited));
+            }
+            Effect::Mouse(on) => self.screen.set_mouse(on)?,
+            Effect::Redraw => self.screen.redraw()?,
+            Effect::Quit => self.ends = true,
+            work => self.worker.send(model_work(work))?,
+        }
+        Ok(None)
+    }
+
+    fn kept_sessions(&self) -> anyhow::Result<&Sessions> {
+        self.sessions.as_ref().context("sessions are not kept: leave --no-save out")
+    }
+}
+
+/// The work of the models that an effect asks for.
+fn model_work(effect: Effect) -> Work {
+    match effect {
+        Effect::Load { slot, model } => Work::Load { slot, model },
+        Effect::Generate(request) => Work::Generate(request),
+        Effect::Template { slot, template } => Work::Template { slot, template },
+        Effect::Score { turn, messages, model } => {
+            Work::Score { turn, messages: to_messages(messages), model }
+        }
+        Effect::Tokens { slot, messages, against } => {
+            Work::Tokens { slot, messages: to_messages(messages), against }
+        }
+        Effect::Prompt(request) => Work::Prompt(request),
+        other => unreachable!("the screen carries out {other:?} itself"),
+    }
+}
+
+/// Opens the editor of the user with a text, and returns what became of it.
+fn edit(text: &str) -> anyhow::Result<String> {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let editor =
+        variable("VISUAL").or_else(|| variable("EDITOR")).context("set VISUAL or EDITOR to an editor")?;
+    let mut file = tempfile::Builder::new().prefix("message-").suffix(".md").tempfile()?;
+    file.write_all(text.as_bytes())?;
+    // The variable may hold arguments, as in `code --wait`, so a shell splits it.
+    let status = Command::new("sh")
+        .args(["-c", &format!("{editor} \"$1\""), "sh"])
+        .arg(file.path())
+        .status()
+        .with_context(|| format!("cannot start {editor}"))?;
+    anyhow::ensure!(status.success(), "{editor} ended with {status}; the input is as before");
+    let bytes = std::fs::read(file.path())?;
+    String::from_utf8(bytes).context("the editor wrote text that is not UTF-8")
+}
+
+/// The row of a judgement.
+fn row(feedback: Feedback, session: &str) -> FeedbackRow {
+    let source = match &feedback.verdict {
+        Verdict::Pair { source: PairSource::Compare, .. } | Verdict::Tie { .. } => Source::Compare,
+        Verdict::Pair { source: PairSource::Sibling, .. } => Source::Sibling,
+        Verdict::Pair { source: PairSource::Edit, .. } => Source::Edit,
+        Verdict::Thumb { .. } => Source::Thumb,
+        Verdict::Rating { .. } => Source::Rating,
+    };
+    let mut row = FeedbackRow::new(source, session, to_messages(feedback.prompt));
+    let name = |answer: &Answer| answer.model.clone().unwrap_or_else(|| "human".to_owned());
+    match feedback.verdict {
+        Verdict::Pair { chosen, rejected, blind, .. } => {
+            (row.models, row.blind, row.seed) = (vec![name(&chosen), name(&rejected)], blind, rejected.seed);
+            (row.chosen, row.rejected) = (Some(chosen.text), Some(rejected.text));
+        }
+        Verdict::Tie { answers: [left, right], blind } => {
+            (row.models, row.blind, row.tie) = (vec![name(&left), name(&right)], blind, true);
+            (row.chosen, row.rejected, row.seed) = (Some(left.text), Some(right.text), left.seed);
+        }
+        Verdict::Thumb { answer, good } => {
+            (row.models, row.label, row.seed) = (vec![name(&answer)], Some(good), answer.seed);
+            row.completion = Some(answer.text);
+        }
+        Verdict::Rating { answer, rating } => {
+            (row.models, row.rating, row.seed) = (vec![name(&answer)], Some(rating), answer.seed);
+            row.completion = Some(answer.text);
+        }
+    }
+    let sampling = feedback.sampling;
+    row.sampling = Some(json!({
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "max_new_tokens": sampling.max_new_tokens,
+    }));
+    (row.note, row.tags) = (feedback.note, feedback.tags);
+    row
+}

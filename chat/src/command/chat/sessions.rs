@@ -1,0 +1,216 @@
+//! The sessions of the chat on disk: one JSON file each, written whole after every change.
+//!
+//! They lie in `$XDG_DATA_HOME/colossal-chat/sessions` or `~/.local/share/colossal-chat/sessions`, for the owner alone.
+//! Beside them, `history.jsonl` holds the messages that were sent, one JSON string a line. Files of other people or
+//! programs may lie there as well, so names and contents are checked.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use anyhow::Context;
+use tui::chat::event::{Saved, SessionSummary};
+
+use crate::feedback::timestamp::Timestamp;
+use crate::output;
+
+/// The longest file that is read as a session, in bytes.
+const MAX_SESSION: u64 = 64 << 20;
+
+/// The most messages that are remembered.
+const HISTORY: usize = 1000;
+
+/// The folder of the sessions.
+#[derive(Clone, Debug)]
+pub(super) struct Sessions {
+    folder: PathBuf,
+}
+
+impl Sessions {
+    /// The sessions of a folder, which is made when the first one is kept.
+    pub(super) fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    /// A name that no session has: the time, and a few random digits.
+    pub(super) fn new_id() -> String {
+        let digits = |text: String| text.chars().filter(char::is_ascii_digit).take(14).collect::<String>();
+        format!("{}-{:06x}", digits(Timestamp::now().to_string()), rand::random::<u32>() & 0xff_ffff)
+    }
+
+    fn path(&self, id: &str) -> anyhow::Result<PathBuf> {
+        let is_plain = |character: char| character.is_ascii_alphanumeric() || character == '-';
+        anyhow::ensure!(
+            !id.is_empty() && id.len() <= 64 && id.chars().all(is_plain),
+            "`{id}` is no name of a session; /sessions lists them"
+        );
+        Ok(self.folder.join(format!("{id}.json")))
+    }
+
+    fn make_folder(&self) -> std::io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)
+    }
+
+    /// Writes a session, replacing its earlier form.
+    pub(super) fn save(&self, session: &Saved) -> anyhow::Result<()> {
+        let path = self.path(&session.id)?;
+        let cannot = || format!("cannot keep the session in {}", path.display());
+        self.make_folder().with_context(cannot)?;
+        output::write_atomically(&path, &serde_json::to_vec(session)?).with_context(cannot)
+    }
+
+    /// Reads a session.
+    pub(super) fn open(&self, id: &str) -> anyhow::Result<Saved> {
+        let path = self.path(id)?;
+        let missing = || format!("there is no session {id} in {}", self.folder.display());
+        let size = fs::metadata(&path).with_context(missing)?.len();
+        anyhow::ensure!(size <= MAX_SESSION, "{} is {size} bytes long: that is no session", path.display());
+        let text = fs::read_to_string(&path).with_context(missing)?;
+        let saved: Saved =
+            serde_json::from_str(&text).with_context(|| format!("{} is no session", path.display()))?;
+        anyhow::ensure!(saved.id == id, "{} holds the session {}", path.display(), saved.id);
+        if let Err(damaged) = saved.conversation.check() {
+            let turn = damaged.turn.map_or(String::new(), |turn| format!("turn {turn}: "));
+            anyhow::bail!("{} is damaged: {turn}{}", path.display(), damaged.problem);
+        }
+        Ok(saved)
+    }
+
+    /// The names of all sessions with the time of their last change, the newest first.
+    fn ids(&self) -> Vec<(String, SystemTime)> {
+        let entry = |entry: fs::DirEntry| {
+            let name = entry.file_name().into_string().ok()?;
+            let id = name.strip_suffix(".json")?.to_owned();
+            self.path(&id).ok()?;
+            Some((id, entry.metadata().ok()?.modified().ok()?))
+        };
+        let mut ids: Vec<_> =
+            fs::read_dir(&self.folder).into_iter().flatten().flatten().filter_map(entry).collect();
+        ids.sort_by(|left, right| right.1.cmp(&left.1).then_with(|| right.0.cmp(&left.0)));
+        ids
+    }
+
+    /// The newest session other than `current`.
+    pub(super) fn newest(&self, current: &str) -> anyhow::Result<String> {
+        let newest = self.ids().into_iter().map(|(id, _)| id).find(|id| id != current);
+        newest.with_context(|| format!("there is no earlier session in {}", self.folder.display()))
+    }
+
+    /// All sessions, the newest first. A file that is no session is listed as such.
+    pub(super) fn list(&self) -> Vec<SessionSummary> {
+        let now = SystemTime::now();
+        let summary = |(id, changed): (String, SystemTime)| {
+            let age = age(now.duration_since(changed).unwrap_or_default().as_secs());
+            match self.open(&id) {
+                Ok(saved) => SessionSummary {
+                    title: saved.title.or_else(|| saved.conversation.title()).unwrap_or_default(),
+                    turns: saved.conversation.len(),
+                    age,
+                    id,
+                },
+                Err(error) => SessionSummary { title: format!("({error:#})"), turns: 0, age, id },
+            }
+        };
+        self.ids().into_iter().map(summary).collect()
+    }
+
+    /// Deletes a session.
+    pub(super) fn delete(&self, id: &str) -> anyhow::Result<()> {
+        let path = self.path(id)?;
+        fs::remove_file(&path).with_context(|| format!("cannot delete {}", path.display()))
+    }
+
+    fn history_path(&self) -> PathBuf {
+        self.folder.join("history.jsonl")
+    }
+
+    /// The messages that were sent, the oldest first. A line that is no JSON string is left out.
+    pub(super) fn history(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.history_path()).unwrap_or_default();
+        let lines: Vec<String> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        lines[lines.len().saturating_sub(HISTORY)..].to_vec()
+    }
+
+    /// Appends a message to the history.
+    pub(super) fn remember(&self, message: &str) -> anyhow::Result<()> {
+        let path = self.history_path();
+        let append = || {
+            self.make_folder()?;
+            let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
+            file.write_all(format!("{}\n", serde_json::Value::from(message)).as_bytes())
+        };
+        append().with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+/// The folder of all that the chat keeps for this user.
+pub(super) fn default_folder() -> anyhow::Result<PathBuf> {
+    let feedback = crate::feedback::default_folder()?;
+    Ok(feedback.parent().unwrap_or(Path::new(".")).join("sessions"))
+}
+
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..60 => "now".to_owned(),
+        60..3600 => format!("{} min", seconds / 60),
+        3600..86400 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tui::chat::conversation::{Conversation, Role};
+    use tui::chat::event::{ContextPolicy, Sampling};
+
+    use super::*;
+
+    fn saved(id: &str) -> Saved {
+        let mut conversation = Conversation::new(None);
+        conversation.add(None, Role::User, "hello\nthere");
+        let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, max_new_tokens: 8, seed: 1 };
+        let (model, context) = ("m".to_owned(), ContextPolicy::Drop);
+        Saved { version: 1, id: id.to_owned(), title: None, model, sampling, context, conversation }
+    }
+
+    #[test]
+    fn a_session_is_kept_listed_opened_and_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        let sessions = Sessions::new(folder.path().join("deep"));
+        assert!(sessions.list().is_empty() && sessions.newest("").is_err());
+        sessions.save(&saved("one")).unwrap();
+        assert_eq!(sessions.open("one").unwrap(), saved("one"));
+        assert_eq!(sessions.list()[0].title, "hello");
+        assert!(sessions.newest("one").is_err());
+        assert_eq!(sessions.newest("two").unwrap(), "one");
+        sessions.delete("one").unwrap();
+        assert!(sessions.open("one").is_err());
+    }
+
+    #[test]
+    fn names_and_files_of_strangers_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let sessions = Sessions::new(folder.path().to_owned());
+        for name in ["../one", "", "a/b", "a.b", "\u{1b}[2J"] {
+            assert!(sessions.open(name).unwrap_err().to_string().contains("is no name"), "{name}");
+        }
+        fs::write(folder.path().join("bad.json"), "{").unwrap();
+        assert!(sessions.open("bad").unwrap_err().to_string().contains("bad.json is no session"));
+        let other = serde_json::to_string(&saved("other")).unwrap();
+        fs::write(folder.path().join("mine.json"), other).unwrap();
+        assert!(sessions.open("mine").unwrap_err().to_string().contains("holds the session other"));
+        assert_eq!(sessions.list().len(), 2);
+    }
+
+    #[test]
+    fn the_history_survives_lines_that_are_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let sessions = Sessions::new(folder.path().to_owned());
+        sessions.remember("two\nlines").unwrap();
+        OpenOptions::new().append(true).open(sessions.history_path()).unwrap().write_all(b"{half\n").unwrap();
+        sessions.remember("/help").unwrap();
+        assert_eq!(sessions.history(), ["two\nlines", "/help"]);
+    }
+}
