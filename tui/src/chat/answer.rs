@@ -32,8 +32,9 @@ impl ChatScreen {
             }
             ModelEvent::Finished { turn, statistics } => self.finished(turn, statistics),
             ModelEvent::Failed { turn, error } => self.failed(turn, &error),
-            ModelEvent::Scored { turn, score } => {
-                if self.has(turn) {
+            ModelEvent::Scored { session, turn, score } => {
+                // Another session may be on the screen by now.
+                if session == self.id && self.has(turn) {
                     self.talk.turn_mut(turn).reward = Some(score);
                     self.save();
                 }

@@ -118,6 +118,8 @@ pub enum ModelEvent {
     },
     /// A reward model scored an answer.
     Scored {
+        /// The session of the answer.
+        session: String,
         /// The answer.
         turn: TurnId,
         /// Its score.
@@ -354,6 +356,8 @@ pub enum Effect {
     },
     /// Score an answer with a reward model.
     Score {
+        /// The session of the answer.
+        session: String,
         /// The answer.
         turn: TurnId,
         /// The conversation up to the answer, included.

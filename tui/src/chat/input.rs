@@ -83,6 +83,9 @@ impl ChatScreen {
             Reaction::Close => self.overlay = None,
             Reaction::Open(id) => {
                 self.overlay = None;
+                if self.refuse_while_busy() {
+                    return;
+                }
                 self.save();
                 let current = self.id.clone();
                 self.effects.push(Effect::Open { id: Some(id), current });

@@ -157,7 +157,8 @@ impl ChatScreen {
         let mut model = some(model);
         for turn in group {
             let messages = self.talk.messages_to(Some(turn));
-            self.effects.push(Effect::Score { turn, messages, model: model.take() });
+            let session = self.id.clone();
+            self.effects.push(Effect::Score { session, turn, messages, model: model.take() });
         }
     }
 

@@ -157,7 +157,7 @@ fn draw_foot(painter: &mut Painter<'_>, area: Rect) {
     let dashboard = painter.dashboard;
     let theme = &dashboard.theme;
     if dashboard.overlay == Overlay::ConfirmStop {
-        let question = format!("save and stop this run after the current {}? y/n", dashboard.run.unit);
+        let question = format!("stop after this {}, saved? y/n", dashboard.run.unit);
         painter.line(area, 0, 0, &question, theme.warning);
         return;
     }

@@ -192,8 +192,8 @@ fn model_work(effect: Effect) -> Work {
         Effect::Load { slot, model } => Work::Load { slot, model },
         Effect::Generate(request) => Work::Generate(request),
         Effect::Template { slot, template } => Work::Template { slot, template },
-        Effect::Score { turn, messages, model } => {
-            Work::Score { turn, messages: to_messages(messages), model }
+        Effect::Score { session, turn, messages, model } => {
+            Work::Score { session, turn, messages: to_messages(messages), model }
         }
         Effect::Tokens { slot, messages, against } => {
             Work::Tokens { slot, messages: to_messages(messages), against }

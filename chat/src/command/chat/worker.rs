@@ -26,7 +26,7 @@ pub(super) enum Work {
     Load { slot: usize, model: String },
     Generate(Request),
     Template { slot: usize, template: String },
-    Score { turn: TurnId, messages: Vec<Message>, model: Option<String> },
+    Score { session: String, turn: TurnId, messages: Vec<Message>, model: Option<String> },
     Tokens { slot: usize, messages: Vec<Message>, against: Against },
     Prompt(Request),
 }
@@ -146,7 +146,11 @@ impl Models {
                 self.notice("the template holds from the next answer on");
                 Ok(())
             }
-            Work::Score { turn, messages, model } => self.score(turn, &messages, model),
+            Work::Score { session, turn, messages, model } => {
+                let score = self.score(&messages, model)?;
+                self.tell(ModelEvent::Scored { session, turn, score });
+                Ok(())
+            }
             Work::Tokens { slot, messages, against } => self.tokens(slot, &messages, against),
             Work::Prompt(request) => {
                 let (slot, question) = (request.slot, self.question(request));
@@ -211,7 +215,7 @@ impl Models {
         Ok(())
     }
 
-    fn score(&mut self, turn: TurnId, messages: &[Message], model: Option<String>) -> anyhow::Result<()> {
+    fn score(&mut self, messages: &[Message], model: Option<String>) -> anyhow::Result<f64> {
         let wanted = model.or_else(|| self.reward.as_ref().map(|(name, _)| name.clone()));
         let wanted = wanted.or_else(|| self.setup.reward_model.clone());
         let wanted = wanted.context("name a reward model: /reward DIR, or start with --reward-model DIR")?;
@@ -226,9 +230,8 @@ impl Models {
             return Err(models::Error::LongPrompt { index: 0, length: ids.len(), longest }.into());
         }
         let scores = Vec::<f32>::try_from(&rlhf::reward::score(&session.model, &[&ids])?)?;
-        self.tell(ModelEvent::Scored { turn, score: scores[0].into() });
         self.notice(format!("{wanted}: {:+.4}", scores[0]));
-        Ok(())
+        Ok(scores[0].into())
     }
 
     fn tokens(&mut self, slot: usize, messages: &[Message], against: Against) -> anyhow::Result<()> {
