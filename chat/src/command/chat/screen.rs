@@ -75,6 +75,7 @@ pub(super) fn run(setup: Setup, worker: Worker, kept: Kept, open: Option<String>
             for effect in chat.close() {
                 work.perform(effect);
             }
+            work.end(exit::INTERRUPTED);
             return Err(exit::Failure::Interrupted.into());
         }
         is_dirty |= !happened.is_empty();
@@ -96,10 +97,20 @@ pub(super) fn run(setup: Setup, worker: Worker, kept: Kept, open: Option<String>
             (drawn, is_dirty, is_urgent) = (Some(Instant::now()), false, false);
         }
     }
+    work.end(0);
     Ok(())
 }
 
 impl Loop {
+    /// Gives the terminal back and ends the thread of the models. If it is still at work, the program ends here with
+    /// `code`: the exit handlers of libtorch must not run beside it.
+    fn end(self, code: u8) {
+        drop(self.screen);
+        if !self.worker.end() {
+            signal_hook::low_level::exit(code.into());
+        }
+    }
+
     /// Waits a moment for input, and returns everything that has happened.
     fn wait(&mut self, is_busy: bool) -> Vec<Event> {
         let mut happened = std::mem::take(&mut self.events);

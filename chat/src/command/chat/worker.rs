@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use datasets::{Message, Role};
@@ -20,6 +21,9 @@ use super::tokens;
 use crate::args::ModelArgs;
 use crate::exit;
 use crate::session::Session;
+
+/// How long the end of the thread is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What the models do.
 pub(super) enum Work {
@@ -39,8 +43,7 @@ pub(super) struct Worker {
     newest: u64,
     /// Answers up to this number are not wanted any more.
     stopped: Arc<AtomicU64>,
-    /// Kept so that the thread is named as long as its owner lives.
-    _thread: JoinHandle<()>,
+    thread: JoinHandle<()>,
 }
 
 /// What a worker starts with.
@@ -71,7 +74,7 @@ impl Worker {
         };
         let thread =
             std::thread::Builder::new().name("models".to_owned()).spawn(move || models.run(&work))?;
-        Ok(Self { sender, events: receiver, newest: 0, stopped, _thread: thread })
+        Ok(Self { sender, events: receiver, newest: 0, stopped, thread })
     }
 
     /// Adds a piece of work.
@@ -83,6 +86,17 @@ impl Worker {
     /// Stops all answers that were asked for by now.
     pub(super) fn stop(&self) {
         self.stopped.store(self.newest, Ordering::SeqCst);
+    }
+
+    /// Ends the thread. Returns `false` if it is still at work, such as loading a model, after a moment.
+    pub(super) fn end(self) -> bool {
+        self.stop();
+        drop(self.sender);
+        let started = Instant::now();
+        while !self.thread.is_finished() && started.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.thread.is_finished()
     }
 
     /// The next event, if there is one.
