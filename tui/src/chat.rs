@@ -309,13 +309,14 @@ impl ChatScreen {
 
     /// Asks for the answers of `question`: one by the current model, or one by each model of a comparison.
     fn ask(&mut self, question: TurnId) {
+        let prefix = self.prefill.take().unwrap_or_default();
         let Some(compare) = &self.compare else {
             let answer = self.begin_answer(question, self.current, self.sampling.seed);
-            return self.request(answer, self.current, String::new());
+            return self.request(answer, self.current, prefix);
         };
         let slots = compare.slots.clone();
         let order = if compare.blind {
-            shuffled(slots.len(), self.talk.len() as u64 ^ self.sampling.seed)
+            shuffled(slots.len(), mixed(&self.id, self.talk.len()))
         } else {
             (0..slots.len()).collect()
         };
@@ -324,7 +325,7 @@ impl ChatScreen {
             .map(|&place| self.begin_answer(question, slots[place], self.sampling.seed))
             .collect();
         for (&answer, &place) in answers.iter().zip(&order) {
-            self.request(answer, slots[place], String::new());
+            self.request(answer, slots[place], prefix.clone());
         }
         if let Some(compare) = &mut self.compare {
             compare.group = answers;
@@ -341,7 +342,6 @@ impl ChatScreen {
     }
 
     fn request(&mut self, turn: TurnId, slot: usize, prefix: String) {
-        let prefix = if prefix.is_empty() { self.prefill.take().unwrap_or_default() } else { prefix };
         if self.talk.turn(turn).text.is_empty() && !prefix.is_empty() {
             self.talk.turn_mut(turn).text.clone_from(&prefix);
         }
@@ -394,8 +394,16 @@ impl ChatScreen {
                 saved.id, saved.version
             ));
         }
+        // An answer that is being written belongs to the session on the screen.
+        if self.refuse_while_busy() {
+            return;
+        }
         let other = (saved.model != self.slots[self.current].path).then_some(saved.model);
         self.begin(saved.id, saved.title, saved.conversation);
+        // A comparison that was not decided stands at its question: the newest answer is shown.
+        if let Some(head) = self.talk.head().filter(|&id| self.talk.turn(id).role == Role::User) {
+            self.talk.go_below(head);
+        }
         (self.sampling, self.policy) = (saved.sampling, saved.context);
         let turns = self.talk.len();
         match other {
@@ -422,6 +430,7 @@ impl ChatScreen {
 
     fn feedback(&mut self, turn: TurnId, verdict: event::Verdict) {
         let feedback = Feedback {
+            session: self.id.clone(),
             prompt: self.talk.messages_before(turn),
             verdict,
             sampling: self.sampling,
@@ -430,6 +439,17 @@ impl ChatScreen {
         };
         self.effects.push(Effect::Judge(feedback));
     }
+}
+
+/// A number that depends on the session and its number of turns (FNV-1a, finished as in SplitMix64).
+fn mixed(id: &str, turns: usize) -> u64 {
+    let bytes = id.bytes().chain(turns.to_le_bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ hash >> 31
 }
 
 /// The numbers below `count` in an order that `seed` decides (Fisher and Yates, with a linear congruential generator).

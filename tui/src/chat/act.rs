@@ -107,20 +107,27 @@ impl ChatScreen {
         if self.refuse_while_busy() {
             return;
         }
+        self.settle_comparison();
         self.save();
         let id = (self.new_id)();
         self.begin(id, title, talk);
+        self.save();
         self.done("a new session; the one before is kept under /sessions");
     }
 
     fn resume(&mut self, id: &str) {
         if !self.refuse_while_busy() {
+            self.settle_comparison();
             self.save();
             self.effects.push(Effect::Open { id: some(id), current: self.id.clone() });
         }
     }
 
     fn fork(&mut self) {
+        if self.refuse_while_busy() {
+            return;
+        }
+        self.settle_comparison();
         let mut talk = Conversation::new(self.talk.system.clone());
         for id in self.talk.path() {
             let turn = self.talk.turn(id).clone();
@@ -328,34 +335,39 @@ impl ChatScreen {
     // Turns.
 
     pub(super) fn regenerate(&mut self) {
-        let Some(answer) = self.answer() else { return self.error("there is no answer yet") };
         if self.refuse_while_busy() {
             return;
         }
         self.settle_comparison();
+        let Some(answer) = self.answer() else { return self.error("there is no answer yet") };
         let turn = self.talk.turn(answer);
         let Some(question) = turn.parent else { return };
         let slot = self.current;
         // Another seed, so that the answer may differ.
         let seed = self.sampling.seed.wrapping_add(self.talk.siblings(answer).len() as u64);
         let new = self.begin_answer(question, slot, seed);
-        self.request(new, slot, String::new());
+        let prefix = self.prefill.take().unwrap_or_default();
+        self.request(new, slot, prefix);
     }
 
     fn continue_answer(&mut self) {
-        let Some(answer) = self.answer() else { return self.error("there is no answer yet") };
         if self.refuse_while_busy() {
             return;
         }
-        let text = self.talk.turn(answer).text.clone();
-        self.talk.go_to(Some(answer));
-        self.request(answer, self.current, text);
+        self.settle_comparison();
+        let Some(answer) = self.answer() else { return self.error("there is no answer yet") };
+        let turn = self.talk.turn(answer);
+        let (Some(question), text) = (turn.parent, turn.text.clone()) else { return };
+        // The old answer stays as it was, with its model and what was said about it.
+        let longer = self.begin_answer(question, self.current, self.sampling.seed);
+        self.request(longer, self.current, text);
     }
 
     fn edit_turn(&mut self, arguments: &str) {
         if self.refuse_while_busy() {
             return;
         }
+        self.settle_comparison();
         let (turn, draft): (Option<TurnId>, fn(TurnId) -> Draft) = if arguments == "answer" {
             (self.answer(), Draft::EditAnswer)
         } else {
@@ -422,6 +434,7 @@ impl ChatScreen {
         if self.refuse_while_busy() {
             return;
         }
+        self.settle_comparison();
         let Some(turn) = self.selected.or_else(|| self.talk.head()) else { return };
         let Some(sibling) = self.talk.sibling(turn, offset) else {
             return self.done("there is no other version on this side");
@@ -432,6 +445,9 @@ impl ChatScreen {
     }
 
     fn copy(&mut self, arguments: &str) {
+        if self.is_waiting_for_choice() {
+            return self.error("several answers are here: /prefer a, b or tie comes first");
+        }
         let Some(answer) = self.answer() else { return self.error("there is no answer yet") };
         if arguments.is_empty() {
             return self.effects.push(Effect::Copy(self.talk.turn(answer).text.clone()));

@@ -228,6 +228,8 @@ pub enum Against {
 /// A judgement that is to be written down.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Feedback {
+    /// The session.
+    pub session: String,
     /// The instructions and turns before the answer.
     pub prompt: Vec<(Role, String)>,
     /// What was judged.

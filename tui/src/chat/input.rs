@@ -86,6 +86,7 @@ impl ChatScreen {
                 if self.refuse_while_busy() {
                     return;
                 }
+                self.settle_comparison();
                 self.save();
                 let current = self.id.clone();
                 self.effects.push(Effect::Open { id: Some(id), current });
@@ -171,7 +172,11 @@ impl ChatScreen {
         self.remember(&self.editor.text());
         self.editor.clear();
         self.settle_comparison();
-        let question = self.talk.add(self.talk.head(), Role::User, message);
+        // A message without an answer is replaced by this one, as another version of it.
+        let head = self.talk.head();
+        let parent =
+            head.filter(|&id| self.talk.turn(id).role == Role::User).map(|id| self.talk.turn(id).parent);
+        let question = self.talk.add(parent.unwrap_or(head), Role::User, message);
         self.ask(question);
         self.save();
     }

@@ -26,7 +26,7 @@ impl ChatScreen {
         answer
     }
 
-    fn is_waiting_for_choice(&self) -> bool {
+    pub(super) fn is_waiting_for_choice(&self) -> bool {
         self.compare.as_ref().is_some_and(|compare| !compare.group.is_empty())
     }
 
@@ -73,6 +73,9 @@ impl ChatScreen {
             let last = char::from(b'a' + (group.len() - 1).min(25) as u8);
             return self.error(format!("give a letter from a to {last}, or tie: /prefer a"));
         };
+        if self.talk.turn(chosen).text.trim().is_empty() {
+            return self.error("this answer is empty");
+        }
         for &rejected in group.iter().filter(|&&other| other != chosen) {
             let answers = (self.answer_of(chosen), self.answer_of(rejected));
             self.talk.turn_mut(rejected).judgement.preferred = false;
@@ -134,7 +137,8 @@ impl ChatScreen {
         turn.judgement.preferred = true;
         let chosen = Answer { model: None, ..self.answer_of(new) };
         let rejected = Answer { model, ..self.answer_of(old) };
-        if chosen.text != rejected.text {
+        // The input shows control characters, and ends without spaces: that alone is no other answer.
+        if chosen.text != crate::text::sanitize(&rejected.text).trim_end() {
             self.feedback(new, Verdict::Pair { chosen, rejected, source: PairSource::Edit, blind: false });
             self.written("your version is preferred");
         }
@@ -154,11 +158,11 @@ impl ChatScreen {
     pub(super) fn score(&mut self, model: &str) {
         let group =
             if self.is_waiting_for_choice() { self.choices().0 } else { self.judged().into_iter().collect() };
-        let mut model = some(model);
+        let model = some(model);
         for turn in group {
             let messages = self.talk.messages_to(Some(turn));
             let session = self.id.clone();
-            self.effects.push(Effect::Score { session, turn, messages, model: model.take() });
+            self.effects.push(Effect::Score { session, turn, messages, model: model.clone() });
         }
     }
 

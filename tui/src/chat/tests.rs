@@ -536,3 +536,40 @@ fn a_terminal_shows_what_is_drawn() {
     chat.key("pageup");
     check(&mut chat);
 }
+
+#[test]
+fn an_undecided_comparison_can_be_closed_and_opened_again() {
+    let mut chat = Harness::new(&["runs/sft/final", "runs/ppo/final"], true);
+    chat.say("q");
+    chat.answer("one");
+    chat.answer("two");
+    let Some(Effect::Save(saved)) = chat.effects.last().cloned() else { panic!() };
+    chat.say("/compare off");
+    chat.event(Event::Opened(saved));
+    assert_eq!(chat.screen.talk.path(), [0, 2]);
+    chat.say("more");
+    assert_eq!(texts(chat.requests()[2]), ["q", "two", "more"]);
+    assert!(chat.screen.talk.check().is_ok());
+}
+
+#[test]
+fn a_longer_answer_stands_beside_the_one_that_was_cut() {
+    let mut chat = Harness::new(&["m"], true);
+    chat.say("q");
+    chat.answer("so far");
+    chat.say("/good");
+    chat.say("/model other");
+    chat.say("/continue");
+    assert_eq!((chat.requests()[1].prefix.as_str(), chat.requests()[1].slot), ("so far", 1));
+    chat.answer(" and on");
+    let talk = &chat.screen.talk;
+    assert_eq!((talk.turn(1).text.as_str(), talk.turn(2).text.as_str()), ("so far", "so far and on"));
+    assert_eq!((talk.turn(1).model.as_deref(), talk.turn(2).model.as_deref()), (Some("m"), Some("other")));
+}
+
+#[test]
+fn the_order_of_a_blind_comparison_differs_from_session_to_session() {
+    let firsts: Vec<usize> = (0..64).map(|number| shuffled(2, mixed(&format!("s{number}"), 1))[0]).collect();
+    let ones = firsts.iter().filter(|&&first| first == 1).count();
+    assert!((16..=48).contains(&ones), "{firsts:?}");
+}

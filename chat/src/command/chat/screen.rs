@@ -33,8 +33,6 @@ struct Loop {
     worker: Worker,
     sessions: Option<Sessions>,
     log: FeedbackLog,
-    /// The session on the screen, for the rows of feedback.
-    session: String,
     events: Vec<Event>,
     ends: bool,
 }
@@ -49,16 +47,7 @@ pub(super) fn run(setup: Setup, worker: Worker, kept: Kept, open: Option<String>
     let inputs = screen.read_input();
     let Kept { sessions, log } = kept;
     let (mut chat, effects) = ChatScreen::new(setup);
-    let mut work = Loop {
-        screen,
-        inputs,
-        worker,
-        sessions,
-        log,
-        session: chat.id().to_owned(),
-        events: Vec::new(),
-        ends: false,
-    };
+    let mut work = Loop { screen, inputs, worker, sessions, log, events: Vec::new(), ends: false };
     for effect in effects {
         work.perform(effect);
     }
@@ -143,7 +132,6 @@ impl Loop {
         match effect {
             Effect::Stop => self.worker.stop(),
             Effect::Save(saved) => {
-                self.session.clone_from(&saved.id);
                 if let Some(sessions) = &self.sessions {
                     sessions.save(&saved)?;
                 }
@@ -156,12 +144,11 @@ impl Loop {
                 let sessions = self.kept_sessions()?;
                 let id = id.map_or_else(|| sessions.newest(&current), Ok)?;
                 let saved = sessions.open(&id)?;
-                self.session = id;
                 self.events.push(Event::Opened(Box::new(saved)));
             }
             Effect::Delete(id) => self.kept_sessions()?.delete(&id)?,
             Effect::Judge(feedback) => {
-                self.log.append(&row(feedback, &self.session))?;
+                self.log.append(&row(feedback))?;
             }
             Effect::Remember(message) => {
                 if let Some(sessions) = &self.sessions {
@@ -233,7 +220,7 @@ fn edit(text: &str) -> anyhow::Result<String> {
 }
 
 /// The row of a judgement.
-fn row(feedback: Feedback, session: &str) -> FeedbackRow {
+fn row(feedback: Feedback) -> FeedbackRow {
     let source = match &feedback.verdict {
         Verdict::Pair { source: PairSource::Compare, .. } | Verdict::Tie { .. } => Source::Compare,
         Verdict::Pair { source: PairSource::Sibling, .. } => Source::Sibling,
@@ -241,7 +228,7 @@ fn row(feedback: Feedback, session: &str) -> FeedbackRow {
         Verdict::Thumb { .. } => Source::Thumb,
         Verdict::Rating { .. } => Source::Rating,
     };
-    let mut row = FeedbackRow::new(source, session, to_messages(feedback.prompt));
+    let mut row = FeedbackRow::new(source, feedback.session, to_messages(feedback.prompt));
     let name = |answer: &Answer| answer.model.clone().unwrap_or_else(|| "human".to_owned());
     match feedback.verdict {
         Verdict::Pair { chosen, rejected, blind, .. } => {
