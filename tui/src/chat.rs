@@ -441,7 +441,7 @@ impl ChatScreen {
     }
 }
 
-/// A number that depends on the session and its number of turns (FNV-1a, finished as in SplitMix64).
+/// A number that depends on the session and its number of turns (FNV-1a, finished as in splitmix64).
 fn mixed(id: &str, turns: usize) -> u64 {
     let bytes = id.bytes().chain(turns.to_le_bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
