@@ -122,12 +122,13 @@ pub(crate) fn pause_flag() -> &'static AtomicBool {
 
 /// Requests a stop, as the first signal does.
 pub(crate) fn request_stop() {
-    STOP_REQUESTED.store(GRACEFUL.load(Ordering::SeqCst), Ordering::SeqCst);
+    // Or: a request that comes too late must not erase a signal.
+    STOP_REQUESTED.fetch_or(GRACEFUL.load(Ordering::SeqCst), Ordering::SeqCst);
 }
 
 /// Requests a checkpoint, as SIGUSR1 does.
 pub(crate) fn request_save() {
-    SAVE_REQUESTED.store(GRACEFUL.load(Ordering::SeqCst), Ordering::SeqCst);
+    SAVE_REQUESTED.fetch_or(GRACEFUL.load(Ordering::SeqCst), Ordering::SeqCst);
 }
 
 /// Lets the run in progress wait after its current step, or go on.

@@ -219,12 +219,15 @@ impl Shared {
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_request).collect();
         paths.sort();
         for path in paths {
-            let text = fs::read_to_string(&path);
+            // A pipe would block this thread, and a large file fill the memory.
+            let is_small =
+                fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.len() <= 4096);
+            let text = if is_small { fs::read_to_string(&path).ok() } else { None };
             // A request that stays would be taken again and again.
             if fs::remove_file(&path).is_err() {
                 continue;
             }
-            match text.ok().and_then(|text| serde_json::from_str::<RequestFile>(&text).ok()) {
+            match text.and_then(|text| serde_json::from_str::<RequestFile>(&text).ok()) {
                 Some(request) if request.run == self.run => take(request.request),
                 Some(_) => print_stderr("warning: a request for an earlier run in this folder does nothing"),
                 None => print_stderr(&format!("warning: {}: this is no request", path.display())),
@@ -328,7 +331,12 @@ impl Recorder for EventLog {
                 return Ok(());
             }
         };
-        self.append(&row)
+        // A full disk must not end the training for a line that only observers read.
+        if let Err(error) = self.append(&row) {
+            print_stderr(&format!("warning: {error}: observers are told no more of this run"));
+            self.file = None;
+        }
+        Ok(())
     }
 }
 

@@ -114,8 +114,10 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
         let started = Instant::now();
         let is_new = pipeline.run_part(part, index + 1, how.command)?;
         // A signal during the final save of a stage: the stage has finished, but the next part must not
-        // start.
-        if interrupt::is_stop_requested() {
+        // start. A request from outside reaches rank 0 alone, so the ranks agree.
+        let is_stopped = f64::from(u8::from(interrupt::is_stop_requested()));
+        let [is_stopped] = pipeline.groups.world().all_reduce_max([is_stopped])?;
+        if is_stopped > 0.0 {
             return Err(Failure::Interrupted.into());
         }
         if is_new && pipeline.groups.is_rank_zero() {
