@@ -20,6 +20,9 @@ mod preflight;
 // A model from nothing, and the commands that run one.
 mod inference;
 
+// Evaluations: results, resuming, bounds, wrong input.
+mod eval;
+
 // The chat: in a pipe, and on a real screen.
 mod chat;
 

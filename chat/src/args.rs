@@ -2,6 +2,7 @@
 
 mod chat;
 mod data;
+mod eval;
 mod model;
 mod runs;
 mod train;
@@ -13,6 +14,9 @@ use clap::{Args, Parser, Subcommand};
 pub(crate) use chat::{ChatArgs, OtherModels};
 pub(crate) use data::{
     CheckArgs, ConvertArgs, DataCommand, FeedbackOutputs, ImportFeedbackArgs, SynthArgs, TokenizerArgs,
+};
+pub(crate) use eval::{
+    EvalArgs, EvalCommand, EvalDiffArgs, EvalListArgs, EvalRunArgs, EvalShowArgs, TaskArgs,
 };
 pub(crate) use model::{
     BatchArgs, GenerateArgs, ModelArgs, ModelCommand, ModelInfoArgs, ModelInitArgs, SamplingArgs,
@@ -94,6 +98,17 @@ Input rows have `messages`, `prompt` and `completion`, `text` or `ids`; output r
 Example:
   colossal-chat reward --model runs/rm/final --input conversations.jsonl")]
     Reward(BatchArgs),
+    /// Ask models the questions of benchmarks, and report how well they answer.
+    #[command(after_help = "\
+Writes tables, CSV, JSON and one HTML page. The same command again continues an evaluation that was broken off.
+
+Examples:
+  colossal-chat eval --model runs/sft/final --tasks arc_easy,hellaswag --data eval-data --limit 100
+  colossal-chat eval --model runs/sft/final,runs/ppo/final --tasks gsm8k --data eval-data
+  colossal-chat eval list 'mmlu*'
+  colossal-chat eval show arc_easy --data eval-data
+  colossal-chat eval diff eval-results/sft eval-results/ppo")]
+    Eval(Box<EvalArgs>),
     /// Talk with a model. In a pipe, only the answer is printed.
     #[command(after_help = "\
 Examples:

@@ -5,6 +5,7 @@ mod chat;
 mod data;
 mod demo;
 mod doctor;
+mod eval;
 mod generate;
 mod init;
 mod logprobs;
@@ -45,6 +46,8 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Watch(arguments) => return watch::run(arguments),
         Command::Runs(command) => return runs::run(command),
         Command::Report(arguments) => return run_report::run(arguments),
+        // These run no model.
+        Command::Eval(arguments) if arguments.command.is_some() => return eval::run(arguments),
         _ => prepare(threads)?,
     }
 
@@ -53,6 +56,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Logprobs(arguments) => logprobs::run(&arguments),
         Command::Reward(arguments) => reward::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
+        Command::Eval(arguments) => eval::run(&arguments),
         Command::Data(command) => data::run(&command),
         Command::Model(command) => model::run(&command),
         Command::Doctor(arguments) => doctor::run(&arguments),

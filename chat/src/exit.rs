@@ -283,9 +283,18 @@ fn of_remote(error: &RemoteError) -> u8 {
 fn of_eval(error: &eval::Error) -> u8 {
     use eval::Error;
     match error {
-        Error::Models(error) => of_models(error),
-        Error::Write { source, .. } => of_io(source),
-        Error::UnknownAnchor { .. }
+        Error::Datasets(error) => of_datasets(error),
+        Error::InRow { source, .. } => match &**source {
+            Error::Datasets(_) | Error::BadColumn { .. } => DATA,
+            source => of_eval(source),
+        },
+        Error::Write { source, .. } | Error::Read { source, .. } => of_io(source),
+        Error::TaskFile { .. }
+        | Error::UnknownTask { .. }
+        | Error::GroupCycle { .. }
+        | Error::WrongMetric { .. }
+        | Error::NotAFile { .. }
+        | Error::UnknownAnchor { .. }
         | Error::Pattern { .. }
         | Error::UnsupportedPattern { .. }
         | Error::SmallPool { .. } => USAGE,
@@ -298,6 +307,11 @@ fn of_eval(error: &eval::Error) -> u8 {
         | Error::Undetermined { .. }
         | Error::SelfComparison { .. }
         | Error::NoWordList { .. }
+        | Error::NoRowsFound { .. }
+        | Error::TwoFormats { .. }
+        | Error::TooManyRows { .. }
+        | Error::NoDocuments { .. }
+        | Error::BadColumn { .. }
         | Error::Instruction { .. }
         | Error::InstructionPattern { .. } => DATA,
         Error::EmptyItem { .. }
@@ -312,6 +326,8 @@ fn of_eval(error: &eval::Error) -> u8 {
         | Error::SlowPattern { .. }
         | Error::FewReplies { .. }
         | Error::TooManyChoices { .. }
+        | Error::WrongResponse { .. }
+        | Error::Model { .. }
         | Error::Json(_) => FAILED,
     }
 }
@@ -559,7 +575,7 @@ mod tests {
             (place(io::ErrorKind::QuotaExceeded).into(), FAILED),
             (place(io::ErrorKind::Other).into(), FAILED),
             (Error::from(io::Error::from(io::ErrorKind::ReadOnlyFilesystem)).context("logs"), USAGE),
-            (eval::Error::Models(models::Error::File(truncated())).into(), DATA),
+            (eval::Error::GroupCycle { group: String::new() }.into(), USAGE),
             (gemini::Error::File(truncated()).into(), DATA),
             (truncated().into(), DATA),
             (Failure::Stdin(missing_file()).into(), DATA),

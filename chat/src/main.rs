@@ -20,6 +20,7 @@ mod nearby;
 mod output;
 mod record;
 mod remote;
+mod replies;
 mod report;
 mod run_data;
 mod run_reader;

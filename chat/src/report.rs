@@ -11,7 +11,6 @@ use std::time::Instant;
 
 use datasets::dataset::{EncodedDataset, LoadOptions};
 use datasets::{Overlong, PreferenceRow, Prompt, ReadOptions, Tokenizer, table};
-use eval::replies::{Question, SamplingOptions, replies};
 use eval::report::{Curve, Gain, PerModel, Reply, Report, RewardModel, Sample, Score, Scores, Seconds};
 use eval::statistics::{Interval, average_items, mean_of_items, paired_difference, wilson};
 use models::causal_lm::CausalLm;
@@ -24,6 +23,7 @@ use tch::{Device, Kind};
 use crate::config::{ConfigError, PipelineConfig};
 use crate::console::print_stderr;
 use crate::exit::Failure;
+use crate::replies::{Question, SamplingOptions, replies};
 use crate::stage::{self, Stage, base, ppo, rm, sft};
 use crate::{device, model_folder};
 

@@ -31,5 +31,5 @@ pub use sampler::{Sampler, SamplerState};
 pub use table::{
     ReadOptions, RecordReader, TableReader, expand, open_records, read_records, write_records, write_rows,
 };
-pub use template::{ChatTemplate, RenderOptions, Rendered};
+pub use template::{ChatTemplate, RenderOptions, Rendered, RowTemplate, TemplateRow, TextFilter};
 pub use tokenizer::{StreamDecoder, Tokenizer, TrainOptions};

@@ -13,6 +13,7 @@ mod generation;
 mod guard;
 mod limits;
 mod python;
+mod row;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,6 +25,7 @@ use serde::Serialize;
 
 use crate::conversation::Message;
 use crate::error::{Error, Result};
+pub use row::{RowTemplate, TemplateRow, TextFilter};
 
 /// Names of the built-in templates, for error messages.
 pub const BUILT_IN: &str = "chatml, plain";
@@ -54,8 +56,7 @@ pub fn built_in(name: &str) -> Result<&'static str> {
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
-    program: Instructions<'static>,
+    program: Program,
     source: String,
     name: String,
     marked: bool,
@@ -90,8 +91,9 @@ impl ChatTemplate {
             return Err(wrong(format!("it has {} bytes, more than {}", source.len(), limits::SOURCE_BYTES)));
         }
         let (rewritten, marked) = generation::rewrite(&source);
-        let program = compile(rewritten).map_err(|error| wrong(describe(&error)))?;
-        Ok(Self { environment: environment(), program, source, name, marked })
+        let program =
+            Program::new(rewritten, CHAT_SPACES, environment()).map_err(|error| wrong(describe(&error)))?;
+        Ok(Self { program, source, name, marked })
     }
 
     /// The Jinja source, as given.
@@ -138,8 +140,31 @@ impl ChatTemplate {
     fn run(&self, context: &BTreeMap<&str, Value>) -> Result<String> {
         let input = context.values().map(limits::size).sum();
         let root: Value = context.iter().map(|(&name, value)| (name.to_owned(), value.clone())).collect();
-        // The step limit belongs to the environment, so a long conversation gets its own copy with a higher
-        // limit.
+        self.program
+            .run(root, input)
+            .map_err(|error| Error::TemplateRender { name: self.name.clone(), reason: describe(&error) })
+    }
+}
+
+/// A compiled template with the environment that it runs in.
+#[derive(Debug)]
+struct Program {
+    environment: Environment<'static>,
+    instructions: Instructions<'static>,
+}
+
+impl Program {
+    fn new(
+        source: String,
+        spaces: WhitespaceConfig,
+        environment: Environment<'static>,
+    ) -> std::result::Result<Self, minijinja::Error> {
+        Ok(Self { environment, instructions: compile(source, spaces)? })
+    }
+
+    /// Renders with the variables `root`, whose size is `input` bytes.
+    fn run(&self, root: Value, input: usize) -> std::result::Result<String, minijinja::Error> {
+        // The step limit belongs to the environment, so a long input gets its own copy with a higher limit.
         let long = (limits::steps(input) > 2 * limits::STEPS).then(|| {
             let mut environment = self.environment.clone();
             environment.set_fuel(Some(limits::steps(input)));
@@ -150,9 +175,9 @@ impl ChatTemplate {
         let blocks = BTreeMap::new();
         let mut output = make_string_output(&mut text);
         let machine = Vm::new(long.as_ref().unwrap_or(&self.environment));
-        let render = || machine.eval(&self.program, root, &blocks, &mut output, AutoEscape::None).map(drop);
-        limits::with_budget(input, render)
-            .map_err(|error| Error::TemplateRender { name: self.name.clone(), reason: describe(&error) })?;
+        let render =
+            || machine.eval(&self.instructions, root, &blocks, &mut output, AutoEscape::None).map(drop);
+        limits::with_budget(input, render)?;
         Ok(text)
     }
 }
@@ -161,10 +186,16 @@ impl ChatTemplate {
 /// operator in a row, and the shortest operator takes two bytes.
 const READER_STACK: [usize; 2] = [4 << 10, 2 << 20];
 
+/// What transformers does with white space around blocks.
+const CHAT_SPACES: WhitespaceConfig =
+    WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
+
 /// Parses a template and adds its limits.
-fn compile(source: String) -> std::result::Result<Instructions<'static>, minijinja::Error> {
+fn compile(
+    source: String,
+    spaces: WhitespaceConfig,
+) -> std::result::Result<Instructions<'static>, minijinja::Error> {
     let stack_size = READER_STACK[0] * source.len() + READER_STACK[1];
-    let spaces = WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
     let read = move || {
         let tree = parse(&source, "chat", SyntaxConfig, spaces)?;
         let guarded = guard::statement(&tree)?;

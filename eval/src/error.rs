@@ -5,9 +5,122 @@ use std::path::PathBuf;
 /// Everything that can go wrong in evaluation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A model could not reply.
+    /// Rows or a template could not be read.
     #[error(transparent)]
-    Models(#[from] models::Error),
+    Datasets(#[from] datasets::Error),
+    /// A model could not answer at all.
+    #[error("{name} cannot answer")]
+    Model {
+        /// The name of the model.
+        name: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A file or folder could not be read.
+    #[error("cannot read {}; check that it exists and is readable", path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the operating system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A path that must be a regular file and is not.
+    #[error("{} is not a regular file; remove it, or choose another folder", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A task file that cannot be used.
+    #[error("{}: {problem}; {fix}", path.display())]
+    TaskFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+        /// What to write instead.
+        fix: &'static str,
+    },
+    /// A name that no task or group has.
+    #[error("there is no task {name:?}{}", suggestion(near))]
+    UnknownTask {
+        /// The name.
+        name: String,
+        /// Names like it.
+        near: Vec<String>,
+    },
+    /// A group that contains itself.
+    #[error("the group {group:?} contains itself, or groups are nested too deep; correct its tasks")]
+    GroupCycle {
+        /// The group.
+        group: String,
+    },
+    /// The rows of a split are in no folder where they may lie.
+    #[error("there are no rows of the split {split:?} in {}{}", places(folders), source_of(hub))]
+    NoRowsFound {
+        /// The split.
+        split: String,
+        /// Where they were looked for.
+        folders: Vec<PathBuf>,
+        /// The repository on the hub, or nothing.
+        hub: String,
+    },
+    /// A split in two formats.
+    #[error("{} holds the split {split:?} in two formats; remove one of them", folder.display())]
+    TwoFormats {
+        /// The split.
+        split: String,
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A split with too many rows.
+    #[error("{} brings the split to more than {most} rows; evaluate on fewer", path.display())]
+    TooManyRows {
+        /// The file.
+        path: PathBuf,
+        /// The limit.
+        most: usize,
+    },
+    /// A task without rows.
+    #[error("the task {task} has no rows to evaluate; check its split and keep_if")]
+    NoDocuments {
+        /// The task.
+        task: String,
+    },
+    /// A row that cannot be asked about or scored.
+    #[error("task {task}, row {row} (counted from 0)")]
+    InRow {
+        /// The task.
+        task: String,
+        /// The row.
+        row: usize,
+        /// What is wrong.
+        #[source]
+        source: Box<Self>,
+    },
+    /// A template whose value cannot be used.
+    #[error("{key} {problem}; check the task file and the columns of the row")]
+    BadColumn {
+        /// The key of the task file.
+        key: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A model that answered something else than it was asked.
+    #[error("the model did not answer with {wanted}; this is a mistake of the program that runs it")]
+    WrongResponse {
+        /// What was asked.
+        wanted: &'static str,
+    },
+    /// A metric that the answers of a task do not give.
+    #[error("the task {task} asks for {metric}, which its output_type does not give; docs/tasks.md lists them")]
+    WrongMetric {
+        /// The task.
+        task: String,
+        /// The metric.
+        metric: &'static str,
+    },
     /// A statistic was requested for too few items.
     #[error("{what} needs at least {needed} items, got {got}; evaluate on more prompts")]
     TooFew {
@@ -264,6 +377,24 @@ pub enum Error {
     /// The report could not be turned into JSON.
     #[error("cannot encode report.json; settings must be plain JSON values")]
     Json(#[from] serde_json::Error),
+}
+
+fn suggestion(near: &[String]) -> String {
+    if near.is_empty() {
+        return "; `colossal-chat eval --list` names all".to_owned();
+    }
+    format!("; did you mean {}?", near.join(", "))
+}
+
+fn places(folders: &[PathBuf]) -> String {
+    folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn source_of(hub: &str) -> String {
+    if hub.is_empty() {
+        return "; give the folder that holds them with --data".to_owned();
+    }
+    format!("; download https://huggingface.co/datasets/{hub} to one of them, or give their folder with --data")
 }
 
 /// The names of models in quotes, at most eight of them.

@@ -1,15 +1,21 @@
-//! Evaluation: scores of replies, their statistical confidence, and the final report of a run.
+//! Evaluation: what is asked of a model, how its answers are scored, how sure the scores are, and reports.
 //!
-//! Nearly all modules are pure. [`few_shot`] chooses the examples of a prompt; [`filter`] takes the answer
-//! out of a reply; [`metric`], [`exact_match`] and [`math_answer`] score it; [`statistics`] turns scores into
-//! means with intervals and paired comparisons; [`report`] writes them for people (Markdown, one HTML file)
-//! and for programs (JSON). None of them knows how a model is run; only [`replies`] runs one, to answer
-//! questions.
+//! An [`evaluation`] reads [`task`] files and their [`rows`], makes a [`document`] of each row, sends its
+//! [`request`]s to a model, and turns the answers into scores ([`score`]) and those into numbers with
+//! intervals ([`mod@aggregate`], [`statistics`]). Nothing here knows how a model is run: requests go out
+//! through the trait [`request::LanguageModel`].
 //!
-//! Where scores must equal those of lm-evaluation-harness, [`python_random`], [`python_regex`] and
-//! [`number_words`] follow the rules of Python and of the packages that it uses.
+//! Pure helpers: [`few_shot`] chooses the examples of a prompt; [`filter`] takes the answer out of a reply;
+//! [`exact_match`], [`math_answer`] and [`ifeval`] score it. Where scores must equal those of
+//! lm-evaluation-harness, [`python_random`], [`python_regex`] and [`number_words`] follow the rules of Python
+//! and of the packages that it uses.
 
+pub mod aggregate;
+pub mod bbq;
+pub mod contamination;
+pub mod document;
 mod error;
+pub mod evaluation;
 pub mod exact_match;
 pub mod few_shot;
 pub mod filter;
@@ -18,14 +24,21 @@ mod golden_scores;
 #[cfg(test)]
 mod hostile_text;
 pub mod ifeval;
+pub mod judge;
 pub mod math_answer;
 pub mod metric;
 pub mod number_words;
 pub mod python_random;
 pub mod python_regex;
 mod python_text;
-pub mod replies;
 pub mod report;
+pub mod request;
+pub mod response_cache;
+pub mod rows;
+pub mod results;
+pub mod score;
 pub mod statistics;
+pub mod task;
+mod text_filters;
 
 pub use error::Error;

@@ -86,10 +86,21 @@ impl PythonRegex {
 
     /// `text` without what the pattern matches, `re.sub(pattern, "", text)`.
     pub fn remove_from(&self, text: &str) -> Result<String, Error> {
+        self.replace_all(text, |_| String::new())
+    }
+
+    /// `text` with each match replaced by what `replacement` makes of its groups, `re.sub` with a function.
+    /// The groups are those of [`Self::find`].
+    pub fn replace_all(
+        &self,
+        text: &str,
+        replacement: impl Fn(&[&str]) -> String,
+    ) -> Result<String, Error> {
         let (mut kept, mut end) = (String::with_capacity(text.len()), 0);
         self.search(text, |captures| {
             let range = whole(captures);
             kept.push_str(&text[end..range.start]);
+            kept.push_str(&replacement(&groups(captures, self.compiled.usual.regex.captures_len())));
             end = range.end;
             ControlFlow::Continue(())
         })?;

@@ -28,6 +28,7 @@ use serde_json::{Map, Value};
 
 use crate::Error;
 use crate::statistics::Estimate;
+pub(crate) use escape::{escape_html, escape_markdown};
 pub use html::html;
 pub use markdown::markdown;
 pub use runs::{MetricSummary, Overlay, RunPart, RunSample, RunsReport, overlay_svg, write_runs};

@@ -412,6 +412,66 @@ pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
     })
 }
 
+/// The result of [`target_logprobs`].
+#[derive(Debug)]
+pub struct TargetLogprobs {
+    /// `log p(target)` of each target, `[M]`, fp32, without a gradient.
+    pub logprobs: Tensor,
+    /// The most likely token of each row, `[N]`.
+    pub argmax: Tensor,
+}
+
+/// Computes `log p(targets[m])` at row `rows[m]` of `hidden`, and the most likely token of each row, from
+/// logits that are computed once for each row. `hidden` is `[N, H]`, `rows` has `M` indices below `N`, and
+/// `targets` is `[M]`. For evaluation, where several answers are scored after one prompt.
+pub fn target_logprobs(
+    hidden: &Tensor,
+    head: Head<'_>,
+    rows: &[i64],
+    targets: &[i64],
+) -> Result<TargetLogprobs, Error> {
+    let device = hidden.device();
+    if head.vocabulary.is_some() || head.pipeline.is_some() || head.sequence_group.is_some() {
+        let repeated = hidden.index_select(0, &parallel::upload(rows, device));
+        let found = logprobs(&repeated, head, &parallel::upload(targets, device), 1.0)?;
+        return Ok(TargetLogprobs { logprobs: found.logprobs, argmax: argmax(hidden, head)? });
+    }
+
+    // In the order of the rows, so that the targets of a chunk of rows are neighbours.
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by_key(|&at| rows[at]);
+    let sorted_rows: Vec<i64> = order.iter().map(|&at| rows[at]).collect();
+    let sorted_targets: Vec<i64> = order.iter().map(|&at| targets[at]).collect();
+    let mut place = vec![0; rows.len()];
+    for (sorted, &at) in order.iter().enumerate() {
+        place[at] = sorted as i64;
+    }
+
+    let _weights = head.hold()?;
+    no_grad(|| {
+        let detached_head = head.detach();
+        let empty = |kind| Tensor::zeros([0], (kind, device));
+        let (mut picked, mut best) = (vec![empty(Kind::Float)], vec![empty(Kind::Int64)]);
+        let mut first = 0;
+        for (start, length) in chunks(hidden.size()[0], head.chunk_rows()) {
+            let logits = detached_head.logits(&hidden.narrow(0, start, length), 1.0);
+            best.push(logits.argmax(1, false));
+
+            let end = sorted_rows.partition_point(|&row| row < start + length);
+            let vocab_size = logits.size()[1];
+            let flat = |at: usize| (sorted_rows[at] - start) * vocab_size + sorted_targets[at];
+            let flat: Vec<i64> = (first..end).map(flat).collect();
+            let within: Vec<i64> = sorted_rows[first..end].iter().map(|row| row - start).collect();
+            let log_total = logits.logsumexp([1i64].as_slice(), false);
+            let target = logits.view([-1]).index_select(0, &parallel::upload(&flat, device));
+            picked.push(target - log_total.index_select(0, &parallel::upload(&within, device)));
+            first = end;
+        }
+        let logprobs = Tensor::cat(&picked, 0).index_select(0, &parallel::upload(&place, device));
+        Ok(TargetLogprobs { logprobs, argmax: Tensor::cat(&best, 0) })
+    })
+}
+
 /// The gradients of the hidden states and the head, accumulated chunk by chunk. The head's gradients are
 /// accumulated in fp32.
 #[derive(Default)]
@@ -575,6 +635,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn targets_that_share_rows_have_the_logprobs_of_repeated_rows() {
+        for (rows, vocabulary) in [(5, 11), (40, 70_000)] {
+            let case = case(rows, vocabulary);
+            let head = Head::new(&case.weight, Some(&case.bias));
+            let shared: Vec<i64> = (0..2 * rows).map(|at| (at * 7) % rows).collect();
+            let targets: Vec<i64> = (0..2 * rows).map(|at| (at * 13) % vocabulary).collect();
+            let found = target_logprobs(&case.hidden, head, &shared, &targets).unwrap();
+            let repeated = case.hidden.index_select(0, &Tensor::from_slice(&shared));
+            let wanted = logprobs(&repeated, head, &Tensor::from_slice(&targets), 1.0).unwrap();
+            close(&found.logprobs, &wanted.logprobs);
+            assert_eq!(found.argmax, argmax(&case.hidden, head).unwrap());
+        }
+        let none = Tensor::zeros([0, 8], (Kind::Float, Device::Cpu));
+        let case = case(1, 11);
+        let found = target_logprobs(&none, Head::new(&case.weight, None), &[], &[]).unwrap();
+        assert_eq!((found.logprobs.size(), found.argmax.size()), (vec![0], vec![0]));
     }
 
     #[test]

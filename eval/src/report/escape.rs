@@ -3,7 +3,7 @@
 //! 2111.00169).
 
 /// Escapes text for HTML or SVG, as content or within a quoted attribute.
-pub(super) fn escape_html(text: &str) -> String {
+pub(crate) fn escape_html(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars().map(visible) {
         match character {
@@ -20,7 +20,7 @@ pub(super) fn escape_html(text: &str) -> String {
 
 /// Escapes text for one line or one table cell of Markdown: no character keeps a Markdown meaning, and a line
 /// break becomes `↵`.
-pub(super) fn escape_markdown(text: &str) -> String {
+pub(crate) fn escape_markdown(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars().map(visible) {
         match character {

@@ -6,45 +6,44 @@
 
 use std::ops::ControlFlow;
 
+use eval::metric::exact_match;
+use eval::report::Reply;
 use models::causal_lm::CausalLm;
 use models::generate::{self, GenerationOptions};
 use models::sample::SamplingParams;
 
-use crate::metric::exact_match;
-use crate::{Error, report::Reply};
-
 /// A prompt and the only right reply to it.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub(crate) struct Question {
     /// The prompt as token ids, including the generation prompt.
-    pub prompt: Vec<i64>,
+    pub(crate) prompt: Vec<i64>,
     /// The right reply.
-    pub answer: String,
+    pub(crate) answer: String,
 }
 
 /// How replies are sampled.
 #[derive(Clone, Copy, Debug)]
-pub struct SamplingOptions {
+pub(crate) struct SamplingOptions {
     /// Replies per question.
-    pub samples: usize,
+    pub(crate) samples: usize,
     /// The sampling temperature; 0 means greedy decoding.
-    pub temperature: f64,
+    pub(crate) temperature: f64,
     /// The longest reply in tokens.
-    pub max_new_tokens: usize,
+    pub(crate) max_new_tokens: usize,
     /// The seed of the sampling.
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 /// Samples the replies to each question and marks each reply as right or wrong.
 ///
 /// `stop_ids` end a reply; `decode` turns token ids into text without special tokens.
-pub fn replies(
+pub(crate) fn replies(
     model: &CausalLm,
     questions: &[Question],
     drawing: SamplingOptions,
     stop_ids: &[i64],
     decode: &dyn Fn(&[i64]) -> String,
-) -> Result<Vec<Vec<Reply>>, Error> {
+) -> Result<Vec<Vec<Reply>>, models::Error> {
     let prompts: Vec<Vec<i64>> = questions
         .iter()
         .flat_map(|question| std::iter::repeat_n(question.prompt.clone(), drawing.samples))

@@ -1,0 +1,157 @@
+//! The flags of `eval`.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use eval::results::requirement::Requirement;
+
+use crate::config::DeviceSetting;
+use crate::config::section::Dtype;
+
+/// `eval`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct EvalArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<EvalCommand>,
+    #[command(flatten)]
+    pub(crate) run: EvalRunArgs,
+}
+
+/// What is evaluated, and how.
+#[derive(Debug, Args)]
+pub(crate) struct EvalRunArgs {
+    /// Model folders, run folders or hub names, with commas. The others are compared with the first.
+    #[arg(long, value_name = "DIR[,DIR...]", value_delimiter = ',', required = true)]
+    pub(crate) model: Vec<String>,
+    #[command(flatten)]
+    pub(crate) tasks: TaskArgs,
+    /// The first N rows of each task.
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<NonZeroUsize>,
+    /// The folder of the results; an evaluation that was broken off goes on there [default: eval-results/...].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// Replace the results of another evaluation in that folder.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// End with code 1 if a score of the last model misses a bound, such as gsm8k>=0.4.
+    #[arg(long, value_name = "TASK[:METRIC]>=X")]
+    pub(crate) require: Vec<Requirement>,
+    /// The numbers that the weights are held in.
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
+    pub(crate) dtype: Dtype,
+    /// Where the model computes: auto, cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
+    pub(crate) device: DeviceSetting,
+    /// The most tokens of a row, below what the model allows.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_length: Option<NonZeroUsize>,
+    /// Print the results as JSON instead of tables.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Which tasks, and how their prompts are made.
+#[derive(Debug, Args)]
+pub(crate) struct TaskArgs {
+    /// Tasks and groups, with commas; `*` stands for any text. `eval list` names them.
+    #[arg(long, value_name = "TASK[,TASK...]", value_delimiter = ',', required = true)]
+    pub(crate) tasks: Vec<String>,
+    /// The folder of the rows: one folder for each task, as on the hub.
+    #[arg(long, value_name = "DIR", default_value = "eval-data")]
+    pub(crate) data: PathBuf,
+    /// A task file, or a folder of them, in addition to the built-in ones.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) include_path: Vec<PathBuf>,
+    /// Examples in each prompt [default: the task's own number].
+    #[arg(long, value_name = "K")]
+    pub(crate) num_fewshot: Option<usize>,
+    /// Render prompts with the model's chat template.
+    #[arg(long)]
+    pub(crate) apply_chat_template: bool,
+    /// With a chat template: put all examples into one user turn.
+    #[arg(long, requires = "apply_chat_template")]
+    pub(crate) fewshot_in_one_turn: bool,
+    /// The most tokens of a reply [default: the task's own number].
+    #[arg(long, value_name = "N")]
+    pub(crate) max_gen_toks: Option<NonZeroUsize>,
+    /// A text before every prompt; with a chat template, the system message.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system_instruction: Option<String>,
+}
+
+/// What else `eval` can do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum EvalCommand {
+    /// List the tasks and groups.
+    #[command(after_help = "\
+Example:
+  colossal-chat eval list --include-path my-tasks")]
+    List(EvalListArgs),
+    /// Print what a model would be asked, without a model.
+    #[command(after_help = "\
+Example:
+  colossal-chat eval show arc_easy --data eval-data --num-fewshot 2 --rows 1")]
+    Show(EvalShowArgs),
+    /// Compare two evaluations document by document.
+    #[command(after_help = "\
+Example:
+  colossal-chat eval diff eval-results/sft eval-results/ppo")]
+    Diff(EvalDiffArgs),
+}
+
+/// `eval list`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalListArgs {
+    /// A task file, or a folder of them, in addition to the built-in ones.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) include_path: Vec<PathBuf>,
+    /// Only names that this pattern fits; `*` stands for any text.
+    #[arg(value_name = "PATTERN")]
+    pub(crate) pattern: Option<String>,
+    /// Print one JSON list.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `eval show`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalShowArgs {
+    /// The task.
+    #[arg(value_name = "TASK")]
+    pub(crate) task: String,
+    /// The folder of the rows.
+    #[arg(long, value_name = "DIR", default_value = "eval-data")]
+    pub(crate) data: PathBuf,
+    /// A task file, or a folder of them.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) include_path: Vec<PathBuf>,
+    /// Examples in each prompt.
+    #[arg(long, value_name = "K")]
+    pub(crate) num_fewshot: Option<usize>,
+    /// How many first rows.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) rows: NonZeroUsize,
+    /// Print one JSON object for each row.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `eval diff`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalDiffArgs {
+    /// The results of the baseline.
+    #[arg(value_name = "DIR")]
+    pub(crate) before: PathBuf,
+    /// The results that are compared with it.
+    #[arg(value_name = "DIR")]
+    pub(crate) after: PathBuf,
+    /// Compare tasks whose prompts differ as well.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print one JSON list.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

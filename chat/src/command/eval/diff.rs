@@ -1,0 +1,116 @@
+//! `eval diff`: compares two folders of results document by document.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use eval::aggregate::Aggregation;
+use eval::evaluation::Sample;
+use eval::results::{Comparison, ModelResults, Results, TaskInfo, compare};
+use eval::score::{Metric, MetricValue, Scored};
+use serde_json::Value;
+
+use super::{list, output};
+use crate::args::EvalDiffArgs;
+use crate::config::ConfigError;
+use crate::console::{print, print_stderr};
+
+/// Compares the first model of the one folder with the last model of the other.
+pub(super) fn run(arguments: &EvalDiffArgs) -> anyhow::Result<()> {
+    let before = read(&arguments.before)?;
+    let after = read(&arguments.after)?;
+    let (Some(left), Some(right)) = (before.models.first(), after.models.last()) else {
+        return wrong(&arguments.before, "it holds no model");
+    };
+
+    let mut comparisons = Vec::new();
+    let mut common = 0;
+    for task in &before.tasks {
+        let Some(other) = after.task(&task.task) else { continue };
+        common += 1;
+        if task.prompt_hash != other.prompt_hash && !arguments.force {
+            let problem = format!(
+                "{} was asked otherwise ({} and {}): evaluate both alike, or compare what both answered with \
+                 --force",
+                task.task, task.protocol_id, other.protocol_id
+            );
+            return wrong(&arguments.after, &problem);
+        }
+        let samples = (
+            samples(&arguments.before, left, task)?,
+            samples(&arguments.after, right, other)?,
+        );
+        comparisons.extend(compare((&left.name, &right.name), &task.task, (&samples.0, &samples.1))?);
+    }
+    if common == 0 {
+        return wrong(&arguments.after, "it has no task in common with the first folder");
+    }
+    correct(&mut comparisons)?;
+    if arguments.json {
+        return Ok(print(&serde_json::to_string_pretty(&comparisons)?)?);
+    }
+    print_stderr(&format!("{} against {}", right.name, left.name));
+    Ok(print(list::comparison_table(&comparisons).trim_end())?)
+}
+
+/// Holm's correction for all comparisons that are shown.
+fn correct(comparisons: &mut [Comparison]) -> anyhow::Result<()> {
+    let p_values: Vec<f64> = comparisons.iter().map(|comparison| comparison.p_value).collect();
+    for (comparison, corrected) in comparisons.iter_mut().zip(eval::statistics::holm(&p_values)?) {
+        comparison.p_value_holm = corrected;
+    }
+    Ok(())
+}
+
+fn wrong<T>(folder: &Path, problem: &str) -> anyhow::Result<T> {
+    let argument = folder.display().to_string();
+    Err(ConfigError::Argument { argument, problem: problem.to_owned() }.into())
+}
+
+fn read(folder: &Path) -> anyhow::Result<Results> {
+    let path = folder.join("results.json");
+    let text = fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+    match serde_json::from_str(&text) {
+        Ok(results) => Ok(results),
+        Err(error) => wrong(&path, &format!("these are no results of this program: {error}")),
+    }
+}
+
+/// The scores of each document, as `samples/` holds them.
+fn samples(folder: &Path, model: &ModelResults, task: &TaskInfo) -> anyhow::Result<Vec<Sample>> {
+    let file = format!("samples/{}/{}.jsonl", output::file_name(&model.name), task.task);
+    let path = folder.join(file);
+    let text = fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+    let scores: Vec<_> = model.scores.iter().filter(|score| score.task == task.task).collect();
+
+    let mut found: BTreeMap<usize, Sample> = BTreeMap::new();
+    for (number, line) in text.lines().enumerate() {
+        let row: Value = match serde_json::from_str(line) {
+            Ok(row) => row,
+            Err(error) => return wrong(&path, &format!("line {} is damaged: {error}", number + 1)),
+        };
+        let Some(doc_id) = row["doc_id"].as_u64() else {
+            return wrong(&path, &format!("line {} has no doc_id", number + 1));
+        };
+        let sample = found.entry(doc_id as usize).or_insert_with(|| Sample {
+            doc_id: doc_id as usize,
+            responses: Vec::new(),
+            scored: Vec::new(),
+            problem: None,
+        });
+        let Some(filter) = row["filter"].as_str() else { continue };
+        let metrics = scores.iter().filter(|score| score.filter == filter).filter_map(|score| {
+            let value: MetricValue = serde_json::from_value(row[&score.metric].clone()).ok()?;
+            let higher_is_better = score.higher_is_better;
+            Some(Metric { name: score.metric.clone(), value, aggregation: Aggregation::Mean, higher_is_better })
+        });
+        sample.scored.push(Scored {
+            filter: filter.to_owned(),
+            answer: String::new(),
+            unparsed: row["unparsed"].as_bool().unwrap_or(false),
+            correct: row["correct"].as_bool(),
+            metrics: metrics.collect(),
+        });
+    }
+    Ok(found.into_values().collect())
+}

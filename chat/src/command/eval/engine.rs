@@ -1,0 +1,524 @@
+//! The language model of an evaluation: answers requests with a model of this process.
+//!
+//! Protocol: `models/huggingface.py` and `api/model.py` of lm-evaluation-harness 0.4.13, with a batch size of
+//! one. White space at the end of a context moves to the continuation, the two are encoded together, and the
+//! cut is made by the number of tokens of the context; what is too long loses tokens on the left.
+//!
+//! Rows are scored without padding, longest first, so that a batch that does not fit fails at once and the
+//! time left is a pessimistic guess. Choices of one token share a row. Batches depend on the requests alone.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response, move_trailing_space};
+use models::batch::Batch;
+use models::causal_lm::CausalLm;
+use models::generate::{self, FinishReason, GenerationOptions};
+use models::head;
+use models::sample::SamplingParams;
+use parallel::{Segmented, upload};
+use sha2::{Digest, Sha256};
+use tch::no_grad;
+
+use crate::session::Session;
+
+/// The tokens of a batch of rows to score. More tokens do not make a processor faster, and cost memory.
+const BATCH_TOKENS: usize = 4096;
+/// The replies that are generated at once; they are kept together.
+const REPLIES: usize = 64;
+/// Changes when the same request gets other numbers from this engine.
+const ENGINE: &str = "colossal-chat engine 1";
+
+/// A model of this process.
+pub(super) struct Engine {
+    session: Session<CausalLm>,
+    name: String,
+    digest: String,
+    max_length: usize,
+    /// The token that stands before a text without a context.
+    prefix: i64,
+}
+
+/// A row to score: the tokens that the model reads, and the requests that read its end.
+struct Row {
+    ids: Vec<i64>,
+    readers: Vec<Reader>,
+}
+
+/// A request that scores the last `targets.len()` positions of a row.
+struct Reader {
+    request: usize,
+    targets: Vec<i64>,
+}
+
+/// The log-likelihood of a request so far. A long text has several rows.
+#[derive(Clone, Copy)]
+struct Sum {
+    logprob: f64,
+    is_greedy: bool,
+    /// The rows that are not scored yet.
+    left: usize,
+}
+
+/// Why a request cannot be answered; it becomes [`Response::Failed`].
+type Refusal = String;
+
+impl Engine {
+    /// Takes a loaded model. `max_length` limits the tokens of a row below what the model allows.
+    pub(super) fn new(
+        session: Session<CausalLm>,
+        name: String,
+        folder: &Path,
+        max_length: Option<usize>,
+    ) -> anyhow::Result<Self> {
+        let tokenizer = session.tokenizer()?;
+        let eos = session.model.config().eos_token_ids().first().copied();
+        let prefix = tokenizer.bos_id().or_else(|| tokenizer.eos_id()).or(eos).unwrap_or(0);
+        let longest = session.model.config().max_positions() as usize;
+        let max_length = max_length.unwrap_or(longest).min(longest);
+        let template = tokenizer.chat_template().map_or("", |template| template.source());
+        let settings = format!("{ENGINE} {max_length} {:?} {template}", session.model.decoder().kind());
+        let digest = digest(folder, &settings)?;
+        Ok(Self { session, name, digest, max_length, prefix })
+    }
+
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<i64>, Refusal> {
+        let encoded = self.session.tokenizer().and_then(|tokenizer| tokenizer.encode(text, add_special));
+        encoded.map_err(|error| error.to_string())
+    }
+
+    /// The text of a prompt; a conversation goes through the chat template.
+    fn text(&self, prompt: &Prompt) -> Result<String, Refusal> {
+        match prompt {
+            Prompt::Text(text) => Ok(text.clone()),
+            Prompt::Chat(messages) => {
+                let rendered =
+                    self.session.tokenizer().and_then(|tokenizer| tokenizer.render(messages, true));
+                rendered.map(|rendered| rendered.text).map_err(|error| error.to_string())
+            }
+        }
+    }
+
+    /// The rows of a request for a log-likelihood: what is read, and what is scored at its end.
+    fn rows(&self, request: &Request) -> Result<Vec<(Vec<i64>, Vec<i64>)>, Refusal> {
+        match request {
+            Request::Loglikelihood { context, continuation } => {
+                let (context, continuation) = self.encode_pair(&self.text(context)?, continuation)?;
+                self.row(context, continuation).map(|row| vec![row])
+            }
+            Request::LoglikelihoodRolling { text } => {
+                let ids = self.encode(text, true)?;
+                Ok(rolling_windows(&ids, self.prefix, self.max_length))
+            }
+            Request::GenerateUntil { .. } => Ok(Vec::new()),
+        }
+    }
+
+    /// The tokens of a context and of its continuation.
+    fn encode_pair(&self, context: &str, continuation: &str) -> Result<(Vec<i64>, Vec<i64>), Refusal> {
+        if context.is_empty() {
+            let mut ids = self.encode(continuation, false)?;
+            let has_prefix = ids.first() == Some(&self.prefix);
+            let continuation = ids.split_off(usize::from(has_prefix));
+            return Ok((vec![self.prefix], continuation));
+        }
+        let (kept, continuation) = move_trailing_space(context, continuation);
+        let whole = self.encode(&format!("{kept}{continuation}"), true)?;
+        let context = self.encode(kept, true)?;
+        let continuation = whole.get(context.len()..).unwrap_or_default().to_vec();
+        Ok((context, continuation))
+    }
+
+    fn row(&self, context: Vec<i64>, continuation: Vec<i64>) -> Result<(Vec<i64>, Vec<i64>), Refusal> {
+        if continuation.is_empty() {
+            return Err("the continuation has no tokens; check doc_to_choice and doc_to_target".to_owned());
+        }
+        if context.is_empty() {
+            return Err("the context has no tokens: it is white space alone; check doc_to_text".to_owned());
+        }
+        if continuation.len() > self.max_length {
+            let (length, most) = (continuation.len(), self.max_length);
+            return Err(format!("the continuation has {length} tokens, and the model takes {most}"));
+        }
+        let mut ids = context;
+        ids.extend_from_slice(&continuation);
+        // The last token is predicted, never read.
+        ids.pop();
+        let start = ids.len().saturating_sub(self.max_length);
+        Ok((ids.split_off(start), continuation))
+    }
+
+    /// Answers the requests for log-likelihoods.
+    fn score(
+        &self,
+        requests: &[Request],
+        answered: &[bool],
+        on_responses: &mut OnResponses<'_>,
+    ) -> anyhow::Result<()> {
+        let (rows, mut sums, refused) = self.plan(requests);
+        if !refused.is_empty() {
+            on_responses(refused)?;
+        }
+        for batch in batches(&rows) {
+            let needed = |row: &Row| row.readers.iter().any(|reader| !answered[reader.request]);
+            if !batch.iter().any(needed) {
+                continue;
+            }
+            let scored = self.score_rows(batch)?;
+            let mut done = Vec::new();
+            for (reader, (logprob, is_greedy)) in batch.iter().flat_map(|row| &row.readers).zip(scored) {
+                let sum = sums[reader.request].as_mut().expect("a request with rows has a sum");
+                sum.logprob += logprob;
+                sum.is_greedy &= is_greedy;
+                sum.left -= 1;
+                if sum.left == 0 {
+                    let (logprob, is_greedy) = (sum.logprob, sum.is_greedy);
+                    done.push((reader.request, Response::Loglikelihood { logprob, is_greedy }));
+                }
+            }
+            on_responses(done)?;
+        }
+        Ok(())
+    }
+
+    /// The rows of all requests, longest first, the sums that they add to, and what is answered without a
+    /// row.
+    fn plan(&self, requests: &[Request]) -> (Vec<Row>, Vec<Option<Sum>>, Vec<(usize, Response)>) {
+        let mut places: HashMap<Vec<i64>, usize> = HashMap::new();
+        let mut rows: Vec<Row> = Vec::new();
+        let mut sums = vec![None; requests.len()];
+        let mut without_rows = Vec::new();
+        for (index, request) in requests.iter().enumerate() {
+            if matches!(request, Request::GenerateUntil { .. }) {
+                continue;
+            }
+            let of_request = match self.rows(request) {
+                Ok(of_request) => of_request,
+                Err(problem) => {
+                    without_rows.push((index, Response::Failed { problem }));
+                    continue;
+                }
+            };
+            if of_request.is_empty() {
+                without_rows.push((index, Response::Loglikelihood { logprob: 0.0, is_greedy: true }));
+            }
+            sums[index] = Some(Sum { logprob: 0.0, is_greedy: true, left: of_request.len() });
+            for (ids, targets) in of_request {
+                let place = *places.entry(ids).or_insert_with_key(|ids| {
+                    rows.push(Row { ids: ids.clone(), readers: Vec::new() });
+                    rows.len() - 1
+                });
+                rows[place].readers.push(Reader { request: index, targets });
+            }
+        }
+        rows.sort_by(|left, right| right.ids.len().cmp(&left.ids.len()).then_with(|| left.ids.cmp(&right.ids)));
+        (rows, sums, without_rows)
+    }
+
+    /// The log-likelihood of the targets of each reader of the rows, and whether greedy decoding gives them.
+    fn score_rows(&self, rows: &[Row]) -> anyhow::Result<Vec<(f64, bool)>> {
+        let model = &self.session.model;
+        let lines: Vec<&[i64]> = rows.iter().map(|row| row.ids.as_slice()).collect();
+        let batch = Batch::new(&lines, model.device());
+
+        // Positions that several readers share are computed once.
+        let mut positions: Vec<i64> = Vec::new();
+        let mut sources: Vec<i64> = Vec::new();
+        let mut targets: Vec<i64> = Vec::new();
+        for (row, first) in rows.iter().zip(batch.first_indices()) {
+            let longest = row.readers.iter().map(|reader| reader.targets.len()).max().unwrap_or(0) as i64;
+            let end = first + row.ids.len() as i64;
+            let selected = positions.len() as i64;
+            positions.extend(end - longest..end);
+            for reader in &row.readers {
+                let length = reader.targets.len() as i64;
+                sources.extend(selected + longest - length..selected + longest);
+                targets.extend(&reader.targets);
+            }
+        }
+
+        let (logprobs, best) = no_grad(|| {
+            let hidden = model.forward_no_grad(&batch)?;
+            let hidden = hidden.index_select(0, &upload(&positions, model.device()));
+            let scores = head::target_logprobs(
+                &hidden,
+                model.head(),
+                &sources,
+                &targets,
+            )?;
+            Ok::<_, models::Error>((scores.logprobs, scores.argmax))
+        })?;
+        let logprobs = Vec::<f32>::try_from(&logprobs)?;
+        let best = Vec::<i64>::try_from(&best)?;
+
+        let mut scored = Vec::new();
+        let mut next = 0;
+        for reader in rows.iter().flat_map(|row| &row.readers) {
+            let range = next..next + reader.targets.len();
+            next = range.end;
+            let sum: f64 = logprobs[range.clone()].iter().map(|&logprob| f64::from(logprob)).sum();
+            let is_greedy =
+                range.clone().zip(&reader.targets).all(|(at, target)| best[sources[at] as usize] == *target);
+            scored.push((sum, is_greedy));
+        }
+        Ok(scored)
+    }
+
+    /// Answers the requests for replies.
+    fn generate(
+        &self,
+        requests: &[Request],
+        answered: &[bool],
+        on_responses: &mut OnResponses<'_>,
+    ) -> anyhow::Result<()> {
+        let mut groups: Vec<((usize, u64), Vec<(usize, Vec<i64>)>)> = Vec::new();
+        let mut refused = Vec::new();
+        for (index, request) in requests.iter().enumerate() {
+            let Request::GenerateUntil { context, max_gen_toks, temperature, .. } = request else { continue };
+            let ids = match self.prompt(context, *max_gen_toks) {
+                Ok(ids) => ids,
+                Err(problem) => {
+                    refused.push((index, Response::Failed { problem }));
+                    continue;
+                }
+            };
+            let settings = (*max_gen_toks, temperature.to_bits());
+            match groups.iter_mut().find(|(held, _)| *held == settings) {
+                Some((_, prompts)) => prompts.push((index, ids)),
+                None => groups.push((settings, vec![(index, ids)])),
+            }
+        }
+        if !refused.is_empty() {
+            on_responses(refused)?;
+        }
+
+        for ((max_gen_toks, temperature), mut prompts) in groups {
+            prompts.sort_by(|left, right| right.1.len().cmp(&left.1.len()).then_with(|| left.cmp(right)));
+            for (number, chunk) in prompts.chunks(REPLIES).enumerate() {
+                if chunk.iter().all(|(index, _)| answered[*index]) {
+                    continue;
+                }
+                let temperature = f64::from_bits(temperature);
+                let offset = (number * REPLIES) as u64;
+                on_responses(self.replies(requests, chunk, (max_gen_toks, temperature, offset))?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The tokens of a prompt, of which the last ones remain if the reply would not fit.
+    fn prompt(&self, context: &Prompt, max_gen_toks: usize) -> Result<Vec<i64>, Refusal> {
+        let mut ids = self.encode(&self.text(context)?, true)?;
+        let Some(room) = self.max_length.checked_sub(max_gen_toks).filter(|&room| room > 0) else {
+            let most = self.max_length;
+            return Err(format!(
+                "the reply may have {max_gen_toks} tokens, and the model takes {most} with the prompt; set a \
+                 smaller max_gen_toks"
+            ));
+        };
+        if ids.is_empty() {
+            return Err("the prompt has no tokens; check doc_to_text".to_owned());
+        }
+        let start = ids.len().saturating_sub(room);
+        Ok(ids.split_off(start))
+    }
+
+    fn replies(
+        &self,
+        requests: &[Request],
+        chunk: &[(usize, Vec<i64>)],
+        (max_gen_toks, temperature, offset): (usize, f64, u64),
+    ) -> anyhow::Result<Vec<(usize, Response)>> {
+        let tokenizer = self.session.tokenizer()?;
+        let config = self.session.model.config();
+        let mut stop_ids = config.eos_token_ids();
+        stop_ids.extend(tokenizer.eos_id());
+        if chunk.iter().any(|(index, _)| is_chat(&requests[*index])) {
+            stop_ids.extend(tokenizer.stop_ids());
+        }
+        let options = GenerationOptions {
+            sampling: SamplingParams { temperature, ..SamplingParams::default() },
+            max_new_tokens: max_gen_toks,
+            stop_ids,
+            seed: 0,
+            request_offset: offset,
+            max_num_seqs: REPLIES,
+        };
+
+        let prompts: Vec<Vec<i64>> = chunk.iter().map(|(_, ids)| ids.clone()).collect();
+        let mut watches: Vec<StopWatch<'_>> =
+            chunk.iter().map(|(index, _)| StopWatch::new(&requests[*index])).collect();
+        let completions = generate::generate(&self.session.model, &prompts, &options, &mut |index, id| {
+            watches[index].see(id, |ids| tokenizer.decode(ids, false).unwrap_or_default())
+        })?;
+
+        let mut responses = Vec::with_capacity(chunk.len());
+        for ((index, _), completion) in chunk.iter().zip(completions) {
+            let text = tokenizer.decode(&completion.ids, true)?;
+            let until = until(&requests[*index]);
+            responses.push((
+                *index,
+                Response::Reply {
+                    text: eval::filter::cut_at_stop(&text, until).to_owned(),
+                    tokens: completion.ids.len(),
+                    ended: completion.finish_reason != FinishReason::Length,
+                },
+            ));
+        }
+        Ok(responses)
+    }
+}
+
+impl LanguageModel for Engine {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    fn respond(
+        &mut self,
+        requests: &[Request],
+        answered: &[bool],
+        on_responses: &mut OnResponses<'_>,
+    ) -> Result<(), eval::Error> {
+        let name = self.name.clone();
+        let failed = |error: anyhow::Error| match error.downcast::<eval::Error>() {
+            Ok(error) => error,
+            Err(error) => eval::Error::Model { name, source: error.into() },
+        };
+        let mut respond = || {
+            self.score(requests, answered, on_responses)?;
+            self.generate(requests, answered, on_responses)
+        };
+        respond().map_err(failed)
+    }
+}
+
+/// Watches a reply for its stop texts.
+struct StopWatch<'a> {
+    until: &'a [String],
+    /// The last tokens, as many as a stop text can have and a few more.
+    tail: Vec<i64>,
+    longest: usize,
+}
+
+impl<'a> StopWatch<'a> {
+    fn new(request: &'a Request) -> Self {
+        let until = until(request);
+        let longest = until.iter().map(String::len).max().unwrap_or(0) + 2;
+        Self { until, tail: Vec::new(), longest }
+    }
+
+    /// Ends the reply once a stop text is in it.
+    fn see(&mut self, id: i64, decode: impl Fn(&[i64]) -> String) -> ControlFlow<()> {
+        if self.until.is_empty() {
+            return ControlFlow::Continue(());
+        }
+        self.tail.push(id);
+        let start = self.tail.len().saturating_sub(self.longest);
+        self.tail.drain(..start);
+        let text = decode(&self.tail);
+        let found = self.until.iter().any(|stop| !stop.is_empty() && text.contains(stop.as_str()));
+        if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+fn until(request: &Request) -> &[String] {
+    match request {
+        Request::GenerateUntil { until, .. } => until,
+        _ => &[],
+    }
+}
+
+fn is_chat(request: &Request) -> bool {
+    matches!(request, Request::GenerateUntil { context: Prompt::Chat(_), .. })
+}
+
+/// Divides rows into batches of at most [`BATCH_TOKENS`] tokens; a longer row is a batch of its own.
+fn batches(rows: &[Row]) -> Vec<&[Row]> {
+    let mut batches = Vec::new();
+    let (mut start, mut tokens) = (0, 0);
+    for (index, row) in rows.iter().enumerate() {
+        if index > start && tokens + row.ids.len() > BATCH_TOKENS {
+            batches.push(&rows[start..index]);
+            (start, tokens) = (index, 0);
+        }
+        tokens += row.ids.len();
+    }
+    if start < rows.len() {
+        batches.push(&rows[start..]);
+    }
+    batches
+}
+
+/// The windows of a long text (`get_rolling_token_windows` with a context of one token): each predicts the
+/// next `max_length` tokens at most, and every token once. What is read, and what is predicted at its end.
+fn rolling_windows(ids: &[i64], prefix: i64, max_length: usize) -> Vec<(Vec<i64>, Vec<i64>)> {
+    let mut windows = Vec::new();
+    if ids.is_empty() {
+        return windows;
+    }
+    let first = ids.len().min(max_length);
+    let mut read = vec![prefix];
+    read.extend_from_slice(&ids[..first - 1]);
+    windows.push((read, ids[..first].to_vec()));
+
+    let mut predicted = first;
+    while predicted < ids.len() {
+        let length = (ids.len() - predicted).min(max_length);
+        let end = predicted + length;
+        windows.push((ids[end - max_length - 1..end - 1].to_vec(), ids[predicted..end].to_vec()));
+        predicted = end;
+    }
+    windows
+}
+
+/// A hash of the files that decide a model's answers, and of `settings`.
+fn digest(folder: &Path, settings: &str) -> anyhow::Result<String> {
+    let mut names: Vec<String> = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let known = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
+        if name.ends_with(".safetensors") || known.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    let mut hash = Sha256::new();
+    hash.update(settings);
+    for name in names {
+        hash.update(&name);
+        let mut file = std::fs::File::open(folder.join(&name))?;
+        std::io::copy(&mut file, &mut hash)?;
+    }
+    Ok(format!("{:x}", hash.finalize()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_predict_every_token_once_and_keep_the_context_full() {
+        let ids: Vec<i64> = (1..=10).collect();
+        let windows = rolling_windows(&ids, 0, 4);
+        let predicted: Vec<i64> = windows.iter().flat_map(|window| window.1.clone()).collect();
+        assert_eq!(predicted, ids);
+        assert_eq!(windows[0].0, [0, 1, 2, 3]);
+        assert_eq!(windows[1], (vec![4, 5, 6, 7], vec![5, 6, 7, 8]));
+        assert_eq!(windows[2], (vec![6, 7, 8, 9], vec![9, 10]));
+        assert!(rolling_windows(&[], 0, 4).is_empty());
+    }
+
+    #[test]
+    fn batches_hold_at_most_their_tokens() {
+        let row = |length: usize| Row { ids: vec![0; length], readers: Vec::new() };
+        let rows: Vec<Row> = [5000, 3000, 1000, 96, 1].map(row).into_iter().collect();
+        let lengths: Vec<usize> = batches(&rows).iter().map(|batch| batch.len()).collect();
+        assert_eq!(lengths, [1, 3, 1]);
+    }
+}

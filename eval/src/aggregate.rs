@@ -1,0 +1,220 @@
+//! From the scores of documents to one number with its uncertainty.
+//!
+//! Values and standard errors are those of lm-evaluation-harness 0.4.13 (`api/metrics.py`); intervals are
+//! ours: Wilson's for a rate, Student's t for other means, none where no standard error is known.
+
+use std::thread;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::bbq::{self, Bias};
+use crate::python_random::PythonRandom;
+use crate::score::MetricValue;
+use crate::statistics::{Interval, clustered_mean, estimate, wilson};
+
+/// How the scores of documents become one number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aggregation {
+    /// The mean.
+    #[default]
+    Mean,
+    /// The mean over the numbers of all documents, without a standard error: they come in clusters.
+    MeanOfAll,
+    /// `exp(-mean)`.
+    Perplexity,
+    /// `exp(-Σ total / Σ weight)`.
+    WeightedPerplexity,
+    /// `-Σ total / Σ weight / ln 2`.
+    BitsPerByte,
+    /// BBQ: the accuracy in contexts of one kind.
+    BiasAccuracy {
+        /// Whether these contexts say the answer.
+        disambiguated: bool,
+    },
+    /// BBQ: the bias score in contexts of one kind.
+    BiasScore {
+        /// Whether these contexts say the answer.
+        disambiguated: bool,
+    },
+}
+
+/// One number for a task.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Aggregated {
+    /// The value.
+    pub value: f64,
+    /// Its standard error, where one is defined.
+    pub standard_error: Option<f64>,
+    /// The ends of the 95 % interval.
+    pub interval: Option<(f64, f64)>,
+}
+
+/// The draws of a bootstrap of lm-evaluation-harness.
+pub const BOOTSTRAP_ITERATIONS: usize = 100_000;
+/// Draws with the same seed.
+const CHUNK: usize = 1000;
+
+/// The number for a task. `clusters` names the cluster of each document, where rows are not independent: the
+/// interval then allows for it, and the standard error stays that of lm-evaluation-harness.
+pub fn aggregate(
+    aggregation: Aggregation,
+    values: &[&MetricValue],
+    clusters: Option<&[&str]>,
+) -> Result<Aggregated, Error> {
+    if values.is_empty() {
+        return Err(Error::TooFew { what: "a score", needed: 1, got: 0 });
+    }
+    let numbers: Vec<f64> = values.iter().flat_map(|value| numbers(value)).collect();
+    let alone = |value| Aggregated { value, standard_error: None, interval: None };
+    match aggregation {
+        Aggregation::Mean => mean(&numbers, clusters),
+        Aggregation::MeanOfAll => Ok(alone(numbers.iter().sum::<f64>() / numbers.len() as f64)),
+        Aggregation::Perplexity => {
+            let error = bootstrap_error(&numbers, BOOTSTRAP_ITERATIONS);
+            let mean = numbers.iter().sum::<f64>() / numbers.len() as f64;
+            // The interval is that of the mean, carried through exp.
+            let interval = estimate(&numbers, Interval::StudentT).ok();
+            let interval = interval.map(|mean| ((-mean.high).exp(), (-mean.low).exp()));
+            Ok(Aggregated { value: (-mean).exp(), standard_error: error, interval })
+        }
+        Aggregation::WeightedPerplexity => Ok(alone((-ratio(values)).exp())),
+        Aggregation::BiasAccuracy { disambiguated } => Ok(alone(bbq::accuracy(&biases(values), disambiguated))),
+        Aggregation::BiasScore { disambiguated } => Ok(alone(bbq::score(&biases(values), disambiguated))),
+        Aggregation::BitsPerByte => Ok(alone(-ratio(values) / std::f64::consts::LN_2)),
+    }
+}
+
+/// The numbers of a value.
+pub(crate) fn numbers(value: &MetricValue) -> Vec<f64> {
+    match value {
+        MetricValue::Number(number) => vec![*number],
+        MetricValue::Weighted { total, weight } => vec![total / weight],
+        MetricValue::Several(numbers) => numbers.clone(),
+        MetricValue::Bias(bias) => vec![bias.correct],
+    }
+}
+
+fn biases(values: &[&MetricValue]) -> Vec<Bias> {
+    let bias = |value: &&MetricValue| match value {
+        MetricValue::Bias(bias) => Some(*bias),
+        _ => None,
+    };
+    values.iter().filter_map(bias).collect()
+}
+
+fn ratio(values: &[&MetricValue]) -> f64 {
+    let parts = values.iter().map(|value| match value {
+        MetricValue::Weighted { total, weight } => (*total, *weight),
+        other => (numbers(other).iter().sum(), 1.0),
+    });
+    let (total, weight) = parts.fold((0.0, 0.0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
+    total / weight
+}
+
+fn mean(numbers: &[f64], clusters: Option<&[&str]>) -> Result<Aggregated, Error> {
+    let n = numbers.len();
+    let value = numbers.iter().sum::<f64>() / n as f64;
+    if n < 2 || !value.is_finite() {
+        return Ok(Aggregated { value, standard_error: None, interval: None });
+    }
+    let standard = estimate(numbers, Interval::StudentT)?;
+    let is_rate = numbers.iter().all(|&number| number == 0.0 || number == 1.0);
+    let clustered = clusters.and_then(|clusters| clustered_mean(numbers, clusters, Interval::StudentT).ok());
+    let interval = match clustered {
+        Some(clustered) => (clustered.low, clustered.high),
+        None if is_rate => {
+            let hits = numbers.iter().filter(|&&number| number == 1.0).count();
+            let rate = wilson(hits as u64, n as u64)?;
+            (rate.low, rate.high)
+        }
+        None => (standard.low, standard.high),
+    };
+    Ok(Aggregated { value, standard_error: Some(standard.standard_error), interval: Some(interval) })
+}
+
+/// The standard error of `exp(-mean)` by the bootstrap of lm-evaluation-harness: chunks of a thousand draws,
+/// each with Python's generator seeded by the number of the chunk. `None` for a single value.
+pub fn bootstrap_error(values: &[f64], iterations: usize) -> Option<f64> {
+    if values.len() < 2 || iterations < 2 {
+        return None;
+    }
+    let chunk = CHUNK.min(iterations);
+    let chunks = iterations / chunk;
+    let draws = |seed: usize| -> Vec<f64> {
+        let mut random = PythonRandom::new(seed as u64);
+        let one = |_| {
+            let total: f64 = random.choices(values.len(), values.len()).iter().map(|&at| values[at]).sum();
+            (-total / values.len() as f64).exp()
+        };
+        (0..chunk).map(one).collect()
+    };
+
+    // Chunks are independent, so the threads of the machine share them. Their order stays that of the seeds.
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(chunks);
+    let mut by_seed: Vec<(usize, Vec<f64>)> = thread::scope(|scope| {
+        let draws = &draws;
+        let share = |first: usize| {
+            move || (first..chunks).step_by(threads).map(|seed| (seed, draws(seed))).collect::<Vec<_>>()
+        };
+        let running: Vec<_> = (0..threads).map(|first| scope.spawn(share(first))).collect();
+        running.into_iter().flat_map(|thread| thread.join().expect("a draw does not panic")).collect()
+    });
+    by_seed.sort_by_key(|(seed, _)| *seed);
+    let replicates: Vec<f64> = by_seed.into_iter().flat_map(|(_, values)| values).collect();
+    let mean = replicates.iter().sum::<f64>() / replicates.len() as f64;
+    let squares: f64 = replicates.iter().map(|replicate| (replicate - mean).powi(2)).sum();
+    Some((squares / (replicates.len() - 1) as f64).sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn the_bootstrap_is_that_of_the_harness() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lm_eval/rng.json");
+        let golden: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let mut checked = 0;
+        for case in golden["bootstrap"].as_array().unwrap() {
+            if case["metric"] != "perplexity" {
+                continue;
+            }
+            let values: Vec<f64> = serde_json::from_value(case["xs"].clone()).unwrap();
+            let iterations = case["iters"].as_u64().unwrap() as usize;
+            let (got, wanted) = (bootstrap_error(&values, iterations).unwrap(), case["stderr"].as_f64().unwrap());
+            assert!((got - wanted).abs() <= 1e-9 * wanted, "{iterations}: {got} and {wanted}");
+            checked += 1;
+        }
+        assert!(checked >= 3);
+    }
+
+    #[test]
+    fn rolling_values_are_those_of_the_harness() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lm_eval/rng.json");
+        let golden: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let items: Vec<(f64, f64)> = serde_json::from_value(golden["rolling"]["items"].clone()).unwrap();
+        let values: Vec<MetricValue> =
+            items.iter().map(|&(total, weight)| MetricValue::Weighted { total, weight }).collect();
+        let values: Vec<&MetricValue> = values.iter().collect();
+        let value = |aggregation| aggregate(aggregation, &values, None).unwrap().value;
+        let close = |got: f64, wanted: &Value| (got / wanted.as_f64().unwrap() - 1.0).abs() < 1e-12;
+        assert!(close(value(Aggregation::WeightedPerplexity), &golden["rolling"]["weighted_perplexity"]));
+        assert!(close(value(Aggregation::BitsPerByte), &golden["rolling"]["bits_per_byte"]));
+    }
+
+    #[test]
+    fn a_single_value_and_nan_have_no_error() {
+        let one = MetricValue::Number(1.0);
+        let nan = MetricValue::Number(f64::NAN);
+        let single = aggregate(Aggregation::Mean, &[&one], None).unwrap();
+        assert_eq!((single.value, single.standard_error), (1.0, None));
+        assert!(aggregate(Aggregation::Mean, &[&one, &nan], None).unwrap().value.is_nan());
+        assert!(aggregate(Aggregation::Mean, &[], None).is_err());
+    }
+}

@@ -1,0 +1,397 @@
+//! An evaluation: tasks and their rows become requests, a model answers them, and the answers become scores.
+//!
+//! [`Evaluation::prepare`] reads and checks everything before a model is needed. [`Evaluation::run`] asks one
+//! model, through the trait [`LanguageModel`]. Scoring is pure, so an evaluation that was broken off and goes
+//! on later ends with the same results.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::aggregate::{Aggregated, Aggregation, aggregate};
+use crate::document::{Document, Documents, PromptOptions, build};
+use crate::request::{LanguageModel, Request, Response};
+use crate::response_cache::ResponseCache;
+use crate::rows;
+use crate::score::{MetricValue, Scored, score};
+use crate::statistics::{Estimate, Weighting, group_mean, macro_mean};
+use crate::task::{Group, Selection, Task};
+
+/// A task with its documents.
+#[derive(Debug)]
+pub struct PreparedTask {
+    /// The task.
+    pub task: Task,
+    /// Its documents.
+    pub documents: Documents,
+    /// For each document, the indices of its requests among those of the evaluation.
+    requests: Vec<Vec<usize>>,
+}
+
+/// Everything that is asked, before a model is loaded.
+#[derive(Debug)]
+pub struct Evaluation {
+    /// The tasks.
+    pub tasks: Vec<PreparedTask>,
+    /// The groups, each with the names of its tasks.
+    pub groups: Vec<(Group, Vec<String>)>,
+    /// How prompts are made.
+    pub options: PromptOptions,
+    /// The requests of all tasks, each once.
+    requests: Vec<Request>,
+    keys: Vec<String>,
+}
+
+/// How far an evaluation is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Answered requests.
+    pub done: usize,
+    /// All requests.
+    pub total: usize,
+    /// The share of the work that is done, from 0 to 1, by the length of the requests.
+    pub share: f64,
+    /// The share of it that earlier answers save.
+    pub share_before: f64,
+    /// The time since the first request of this process.
+    pub elapsed: Duration,
+}
+
+impl Progress {
+    /// The time until the end at the speed so far. `None` before there is a speed.
+    pub fn time_left(&self) -> Option<Duration> {
+        let now = self.share - self.share_before;
+        (now > 0.0).then(|| self.elapsed.mul_f64((1.0 - self.share).max(0.0) / now))
+    }
+}
+
+/// One document with its answers and scores.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The index of the row in its split.
+    pub doc_id: usize,
+    /// The answers, in the order of the requests.
+    pub responses: Vec<Response>,
+    /// The scores under each filter. Empty if an answer failed.
+    pub scored: Vec<Scored>,
+    /// Why there are no scores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// One number for a task or a group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    /// The name of the task or the group.
+    pub task: String,
+    /// The metric.
+    pub metric: String,
+    /// The filter pipeline.
+    pub filter: String,
+    /// The value and its uncertainty.
+    #[serde(flatten)]
+    pub aggregated: Aggregated,
+    /// Whether more is better.
+    pub higher_is_better: bool,
+    /// The number of documents.
+    pub n: usize,
+    /// The documents in whose reply no answer was found. They count as wrong.
+    pub unparsed: usize,
+    /// The documents that the model could not answer. They do not count.
+    pub failed: usize,
+}
+
+/// What one model made of an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelRun {
+    /// The name of the model.
+    pub name: String,
+    /// The hash of the model.
+    pub digest: String,
+    /// The samples of each task, in the order of the tasks.
+    pub samples: Vec<Vec<Sample>>,
+    /// The scores of tasks.
+    pub scores: Vec<Score>,
+    /// The scores of groups.
+    pub groups: Vec<Score>,
+    /// The time that the requests of this process took.
+    pub elapsed: Duration,
+}
+
+impl ModelRun {
+    /// The number of documents that the model could not answer.
+    pub fn failed(&self) -> usize {
+        self.samples.iter().flatten().filter(|sample| sample.problem.is_some()).count()
+    }
+}
+
+impl Evaluation {
+    /// Reads the rows of all tasks from the folder `data` and makes the requests.
+    pub fn prepare(selection: Selection, data: &Path, options: PromptOptions) -> Result<Self, Error> {
+        let mut evaluation =
+            Self { tasks: Vec::new(), groups: selection.groups, options, requests: Vec::new(), keys: Vec::new() };
+        let mut known: HashMap<String, usize> = HashMap::new();
+        for task in selection.tasks {
+            let documents = documents(&task, data, &evaluation.options)?;
+            if documents.documents.is_empty() {
+                return Err(Error::NoDocuments { task: task.task });
+            }
+            let mut requests = Vec::with_capacity(documents.documents.len());
+            for document in &documents.documents {
+                let of_document = document.requests.iter().map(|request| {
+                    let key = request.key();
+                    *known.entry(key.clone()).or_insert_with(|| {
+                        evaluation.requests.push(request.clone());
+                        evaluation.keys.push(key);
+                        evaluation.requests.len() - 1
+                    })
+                });
+                requests.push(of_document.collect());
+            }
+            evaluation.tasks.push(PreparedTask { task, documents, requests });
+        }
+        Ok(evaluation)
+    }
+
+    /// The number of different requests.
+    pub fn num_requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Asks a model everything that `cache` does not hold, and scores the answers.
+    pub fn run(
+        &self,
+        model: &mut dyn LanguageModel,
+        cache: &mut ResponseCache,
+        on_progress: &mut dyn FnMut(Progress),
+    ) -> Result<ModelRun, Error> {
+        let (name, digest) = (model.name().to_owned(), model.digest().to_owned());
+        let started = Instant::now();
+        let responses = self.responses(model, &digest, cache, on_progress)?;
+        let elapsed = started.elapsed();
+
+        let mut samples = Vec::with_capacity(self.tasks.len());
+        let mut scores = Vec::new();
+        for prepared in &self.tasks {
+            let of_task = prepared.samples(&responses)?;
+            scores.extend(prepared.scores(&of_task)?);
+            samples.push(of_task);
+        }
+        let groups = self.group_scores(&scores);
+        Ok(ModelRun { name, digest, samples, scores, groups, elapsed })
+    }
+
+    /// The answers to all requests, from the cache or from the model.
+    fn responses(
+        &self,
+        model: &mut dyn LanguageModel,
+        digest: &str,
+        cache: &mut ResponseCache,
+        on_progress: &mut dyn FnMut(Progress),
+    ) -> Result<Vec<Response>, Error> {
+        let mut responses: Vec<Option<Response>> =
+            self.keys.iter().map(|key| cache.get(digest, key).cloned()).collect();
+        let answered: Vec<bool> = responses.iter().map(Option::is_some).collect();
+
+        let costs: Vec<usize> = self.requests.iter().map(|request| request.cost().max(1)).collect();
+        let whole = costs.iter().sum::<usize>().max(1) as f64;
+        let cost_of = |responses: &[Option<Response>]| {
+            let done = responses.iter().zip(&costs).filter(|(response, _)| response.is_some());
+            done.map(|(_, cost)| cost).sum::<usize>() as f64
+        };
+        let before = cost_of(&responses);
+        let mut progress = Progress {
+            done: answered.iter().filter(|&&done| done).count(),
+            total: self.requests.len(),
+            share: before / whole,
+            share_before: before / whole,
+            elapsed: Duration::ZERO,
+        };
+        on_progress(progress);
+
+        if answered.iter().any(|done| !done) {
+            let started = Instant::now();
+            let mut done = before;
+            model.respond(&self.requests, &answered, &mut |batch| {
+                let kept = batch.iter().map(|(index, response)| (self.keys[*index].as_str(), response));
+                cache.put(digest, kept)?;
+                for (index, response) in batch {
+                    if responses[index].is_none() {
+                        done += costs[index] as f64;
+                        progress.done += 1;
+                    }
+                    responses[index] = Some(response);
+                }
+                progress.share = done / whole;
+                progress.elapsed = started.elapsed();
+                on_progress(progress);
+                Ok(())
+            })?;
+            cache.sync()?;
+        }
+        let missing = || Response::Failed { problem: "the model gave no answer".to_owned() };
+        Ok(responses.into_iter().map(|response| response.unwrap_or_else(missing)).collect())
+    }
+
+    /// The scores of the groups, from those of their tasks.
+    fn group_scores(&self, scores: &[Score]) -> Vec<Score> {
+        let mut found = Vec::new();
+        for (group, tasks) in &self.groups {
+            for metric in &group.metrics {
+                let mut filters: Vec<&str> = Vec::new();
+                let in_group = |score: &&Score| tasks.contains(&score.task) && score.metric == *metric;
+                for score in scores.iter().filter(in_group) {
+                    let wanted = group.filters.is_empty() || group.filters.contains(&score.filter);
+                    if wanted && !filters.contains(&score.filter.as_str()) {
+                        filters.push(&score.filter);
+                    }
+                }
+                for filter in filters {
+                    let parts: Vec<&Score> =
+                        scores.iter().filter(in_group).filter(|score| score.filter == filter).collect();
+                    found.push(group_score(group, metric, filter, &parts));
+                }
+            }
+        }
+        found
+    }
+}
+
+/// The number of a group from those of its tasks.
+fn group_score(group: &Group, metric: &str, filter: &str, parts: &[&Score]) -> Score {
+    let estimate = |score: &&Score| Estimate {
+        mean: score.aggregated.value,
+        standard_error: score.aggregated.standard_error.unwrap_or(f64::NAN),
+        low: score.aggregated.value,
+        high: score.aggregated.value,
+        n: score.n,
+    };
+    let estimates: Vec<Estimate> = parts.iter().map(estimate).collect();
+    let n: usize = estimates.iter().map(|estimate| estimate.n).sum();
+    let known = estimates.iter().all(|estimate| estimate.standard_error.is_finite());
+    let pooled = match group.weight_by_size {
+        true => group_mean(&estimates, Weighting::BySize),
+        false => macro_mean(&estimates),
+    };
+    let weight = |estimate: &Estimate| if group.weight_by_size { estimate.n as f64 } else { 1.0 };
+    let total: f64 = estimates.iter().map(weight).sum();
+    let value = estimates.iter().map(|estimate| weight(estimate) * estimate.mean).sum::<f64>() / total;
+    let pooled = pooled.ok().filter(|_| known);
+    Score {
+        task: group.group.clone(),
+        metric: metric.to_owned(),
+        filter: filter.to_owned(),
+        aggregated: Aggregated {
+            value,
+            standard_error: pooled.map(|pooled| pooled.standard_error),
+            interval: pooled.map(|pooled| (pooled.low, pooled.high)),
+        },
+        higher_is_better: parts.first().is_none_or(|score| score.higher_is_better),
+        n,
+        unparsed: parts.iter().map(|score| score.unparsed).sum(),
+        failed: parts.iter().map(|score| score.failed).sum(),
+    }
+}
+
+/// Reads the rows of a task and makes its documents.
+fn documents(task: &Task, data: &Path, options: &PromptOptions) -> Result<Documents, Error> {
+    let rows = rows::read(data, &task.dataset, &task.dataset.split)?;
+    let needs_pool = task.shots(options.num_fewshot) > 0;
+    let pool = match (&task.fewshot.samples, &task.fewshot.split) {
+        (Some(samples), _) => Some(samples.clone()),
+        (None, Some(split)) if needs_pool && *split != task.dataset.split => {
+            Some(rows::read(data, &task.dataset, split)?)
+        }
+        _ => None,
+    };
+    build(task, rows, pool, options)
+}
+
+impl PreparedTask {
+    /// The protocol id of the task's scores.
+    pub fn protocol_id(&self) -> String {
+        self.task.protocol_id(self.documents.shots, &self.documents.prompt_hash)
+    }
+
+    fn samples(&self, responses: &[Response]) -> Result<Vec<Sample>, Error> {
+        let documents = self.documents.documents.iter().zip(&self.requests);
+        documents.map(|(document, requests)| self.sample(document, requests, responses)).collect()
+    }
+
+    fn sample(
+        &self,
+        document: &Document,
+        requests: &[usize],
+        responses: &[Response],
+    ) -> Result<Sample, Error> {
+        let responses: Vec<Response> = requests.iter().map(|&index| responses[index].clone()).collect();
+        let failed = responses.iter().find_map(|response| match response {
+            Response::Failed { problem } => Some(problem.clone()),
+            _ => None,
+        });
+        let in_row = |error| Error::InRow {
+            task: self.task.task.clone(),
+            row: document.doc_id,
+            source: Box::new(error),
+        };
+        let scored = match &failed {
+            Some(_) => Vec::new(),
+            None => score(&self.task, document, &responses).map_err(in_row)?,
+        };
+        Ok(Sample { doc_id: document.doc_id, responses, scored, problem: failed })
+    }
+
+    /// The scores of the task: one for each filter and metric.
+    fn scores(&self, samples: &[Sample]) -> Result<Vec<Score>, Error> {
+        let failed = samples.iter().filter(|sample| sample.problem.is_some()).count();
+        let clusters: Option<Vec<&str>> =
+            self.documents.documents.iter().map(|document| document.cluster.as_deref()).collect();
+        let clusters = clusters.filter(|_| failed == 0);
+
+        let mut order: Vec<(String, String)> = Vec::new();
+        let mut values: BTreeMap<(String, String), Values<'_>> = BTreeMap::new();
+        for scored in samples.iter().flat_map(|sample| &sample.scored) {
+            for metric in &scored.metrics {
+                let key = (scored.filter.clone(), metric.name.clone());
+                let held = values.entry(key.clone()).or_insert_with(|| {
+                    order.push(key);
+                    Values {
+                        aggregation: metric.aggregation,
+                        higher_is_better: metric.higher_is_better,
+                        unparsed: 0,
+                        values: Vec::new(),
+                    }
+                });
+                held.unparsed += usize::from(scored.unparsed);
+                held.values.push(&metric.value);
+            }
+        }
+
+        let mut scores = Vec::with_capacity(order.len());
+        for key in order {
+            let Some(held) = values.remove(&key) else { continue };
+            scores.push(Score {
+                task: self.task.task.clone(),
+                metric: key.1,
+                filter: key.0,
+                aggregated: aggregate(held.aggregation, &held.values, clusters.as_deref())?,
+                higher_is_better: held.higher_is_better,
+                n: held.values.len(),
+                unparsed: held.unparsed,
+                failed,
+            });
+        }
+        Ok(scores)
+    }
+}
+
+/// The values of one metric under one filter.
+struct Values<'a> {
+    aggregation: Aggregation,
+    higher_is_better: bool,
+    unparsed: usize,
+    values: Vec<&'a MetricValue>,
+}

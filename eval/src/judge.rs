@@ -1,0 +1,360 @@
+//! Judges: a model that rates the answers of other models, or compares them.
+//!
+//! - [`Judge::rate`]: each turn of a conversation from 1 to 10, as in MT-Bench (Zheng et al. 2023, arXiv
+//!   2306.05685); questions of some categories with a reference answer.
+//! - [`Judge::compare`]: two answers in both orders, always; orders that disagree are a tie. With the five
+//!   degrees of Arena-Hard (Li et al. 2024, arXiv 2406.11939), a strong verdict has three votes.
+//! - [`compare_rewards`]: the same comparison by the scores of a reward model.
+//! - [`standings`]: ratings of several models from their comparisons.
+//!
+//! The judge is asked like any other model, greedily and through the cache, so that judging that was broken
+//! off goes on where it was. A reply without a verdict is answered with a reminder, once; then the item is
+//! `unparsed`. An item that the judge could not answer is `failed`, and the next run asks it again. Neither is
+//! a loss; they do not count. This module does not know how a judge is run, and makes no answers.
+
+mod pairwise;
+mod prompt;
+mod question;
+mod rating;
+pub mod request_set;
+mod verdict;
+
+use datasets::{Message, Row};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::Error;
+use crate::evaluation::Progress;
+use crate::request::{LanguageModel, Prompt, Request, Response, sha256};
+use crate::response_cache::ResponseCache;
+pub use pairwise::{Comparison, JudgedPair, Order, Outcome, Rewards, compare_rewards, standings};
+pub use prompt::JudgePrompt;
+pub use question::{Question, add_references};
+pub use rating::{GroupMean, Rated, RatedTurn};
+use request_set::RequestSet;
+pub use verdict::{Preference, VerdictKind, preference, rating};
+
+/// With fewer items than this, intervals say little.
+const FEW: usize = 30;
+/// A larger share of unreadable verdicts is worth a warning.
+const MANY_UNPARSED: f64 = 0.05;
+
+/// The answers of one model to a list of questions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answers {
+    /// The name of the model.
+    pub model: String,
+    /// The hash of the model.
+    pub digest: String,
+    /// For each question, one reply for each turn.
+    pub replies: Vec<Vec<String>>,
+}
+
+/// A model with the prompts that make it a judge.
+pub struct Judge<'a> {
+    /// The model.
+    pub model: &'a mut dyn LanguageModel,
+    /// What it is asked.
+    pub prompt: &'a JudgePrompt,
+}
+
+/// Which requests an indication of progress is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Round {
+    /// All items.
+    Verdicts,
+    /// The items whose verdict could not be read. Their number is known after the first round.
+    Reminders,
+}
+
+/// Who judged, and by which rules.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JudgedBy {
+    /// The name of the judge.
+    pub judge: String,
+    /// The hash of the judge.
+    pub digest: String,
+    /// Prompts, questions and judge in short. Judgements are comparable exactly if their ids are equal.
+    pub protocol_id: String,
+}
+
+/// What the judge said about one item.
+#[derive(Clone, Debug, PartialEq)]
+struct Heard<T> {
+    verdict: Option<T>,
+    /// Why the judge gave no answer. Without it and without a verdict, the replies could not be read.
+    failed: Option<String>,
+    /// The replies: the second one follows the reminder.
+    replies: Vec<String>,
+}
+
+/// One turn of a question.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    /// The index of the question.
+    row: usize,
+    /// The turn, from 1.
+    turn: usize,
+}
+
+impl Judge<'_> {
+    /// Has each turn of the answers rated.
+    pub fn rate(
+        &mut self,
+        questions: &[Question],
+        answers: &Answers,
+        cache: &mut ResponseCache,
+        on_progress: &mut dyn FnMut(Round, Progress),
+    ) -> Result<Rated, Error> {
+        self.prompt.expect(&[VerdictKind::Rating])?;
+        let items = self.items(questions, &[answers])?;
+        let (shown, imitations) = self.shown(answers);
+        let asked = self.conversations(questions, &items, &[("answers", &shown)])?;
+        let heard = self.hear(asked, rating, cache, on_progress)?;
+
+        let turns = items.iter().zip(heard).map(|(item, heard)| RatedTurn {
+            row: item.row,
+            question: questions[item.row].id.clone(),
+            category: questions[item.row].category.clone(),
+            turn: item.turn,
+            rating: heard.verdict,
+            failed: heard.failed,
+            replies: heard.replies,
+        });
+        let mut rated = Rated::new(self.judged_by(questions), answers.model.clone(), turns.collect())?;
+        rated.warnings.extend(self.warnings(&[answers], imitations));
+        Ok(rated)
+    }
+
+    /// Has each turn of the answers of `system` compared with those of `baseline`, in both orders.
+    pub fn compare(
+        &mut self,
+        questions: &[Question],
+        system: &Answers,
+        baseline: &Answers,
+        cache: &mut ResponseCache,
+        on_progress: &mut dyn FnMut(Round, Progress),
+    ) -> Result<Comparison, Error> {
+        self.prompt.expect(&[VerdictKind::Pair, VerdictKind::FiveWay])?;
+        let items = self.items(questions, &[system, baseline])?;
+        let (first, of_first) = self.shown(system);
+        let (second, of_second) = self.shown(baseline);
+        let mut asked = self.conversations(questions, &items, &[("answers_a", &first), ("answers_b", &second)])?;
+        asked.extend(self.conversations(questions, &items, &[("answers_a", &second), ("answers_b", &first)])?);
+
+        let kind = self.prompt.verdict();
+        let mut heard = self.hear(asked, |reply| preference(reply, kind), cache, on_progress)?;
+        let swapped = heard.split_off(items.len());
+        let pairs = items.iter().zip(heard).zip(swapped).map(|((item, straight), swapped)| {
+            let swapped = Heard { verdict: swapped.verdict.map(Preference::swapped), ..swapped };
+            let length = |answers: &Answers| answers.replies[item.row][item.turn - 1].chars().count();
+            JudgedPair {
+                row: item.row,
+                question: questions[item.row].id.clone(),
+                category: questions[item.row].category.clone(),
+                turn: item.turn,
+                orders: [straight, swapped].map(Order::from).into(),
+                lengths: [length(system), length(baseline)],
+            }
+        });
+        let models = [system, baseline].map(|answers| answers.model.clone());
+        let mut comparison = Comparison::new(self.judged_by(questions), kind, models, pairs.collect())?;
+        comparison.warnings.extend(self.warnings(&[system, baseline], of_first + of_second));
+        Ok(comparison)
+    }
+
+    /// All turns of all questions, after a look at whether everything has an answer.
+    fn items(&self, questions: &[Question], answers: &[&Answers]) -> Result<Vec<Item>, Error> {
+        let task = self.prompt.name();
+        check(task, questions, answers)?;
+        for (row, question) in questions.iter().enumerate() {
+            let (held, needed) = (question.references.len(), question.turns.len());
+            if self.prompt.wants_reference(&question.category) && held < needed {
+                let category = &question.category;
+                let problem = format!(
+                    "has {held} texts, and the judge needs {needed} for a question of the category {category:?}"
+                );
+                let source = Box::new(Error::BadColumn { key: "references", problem });
+                return Err(Error::InRow { task: task.to_owned(), row, source });
+            }
+        }
+        let turns = |(row, question): (usize, &Question)| (1..=question.turns.len()).map(move |turn| Item { row, turn });
+        Ok(questions.iter().enumerate().flat_map(turns).collect())
+    }
+
+    /// The answers as the judge sees them, and how many of them imitate the frame of the prompt.
+    fn shown(&self, answers: &Answers) -> (Vec<Vec<String>>, usize) {
+        let mut imitations = 0;
+        let mut shown = |reply: &String| {
+            let (text, imitates) = self.prompt.harmless(reply);
+            imitations += usize::from(imitates);
+            text
+        };
+        let replies = answers.replies.iter().map(|turns| turns.iter().map(&mut shown).collect()).collect();
+        (replies, imitations)
+    }
+
+    /// What the judge is asked about each item. `answers` has the replies by column.
+    fn conversations(
+        &self,
+        questions: &[Question],
+        items: &[Item],
+        answers: &[(&str, &[Vec<String>])],
+    ) -> Result<Vec<Vec<Message>>, Error> {
+        let conversation = |&Item { row, turn }: &Item| {
+            let question = &questions[row];
+            let mut columns = Row::new();
+            columns.insert("questions".to_owned(), Value::from(&question.turns[..turn]));
+            for (column, replies) in answers {
+                columns.insert((*column).to_owned(), Value::from(&replies[row][..turn]));
+            }
+            let with_reference = self.prompt.wants_reference(&question.category);
+            if with_reference {
+                columns.insert("references".to_owned(), Value::from(&question.references[..turn]));
+            }
+            let rendered = self.prompt.render(turn, with_reference, &columns);
+            rendered.map_err(|error| Error::InRow {
+                task: self.prompt.name().to_owned(),
+                row,
+                source: Box::new(error),
+            })
+        };
+        items.iter().map(conversation).collect()
+    }
+
+    /// Asks everything, and once more what `read` finds no verdict in.
+    fn hear<T>(
+        &mut self,
+        asked: Vec<Vec<Message>>,
+        read: impl Fn(&str) -> Option<T>,
+        cache: &mut ResponseCache,
+        on_progress: &mut dyn FnMut(Round, Progress),
+    ) -> Result<Vec<Heard<T>>, Error> {
+        let responses = self.ask(&asked, cache, &mut |progress| on_progress(Round::Verdicts, progress))?;
+        let mut heard = Vec::with_capacity(asked.len());
+        let (mut places, mut reminders) = (Vec::new(), Vec::new());
+        for (place, (mut messages, response)) in asked.into_iter().zip(responses).enumerate() {
+            let mut one = Heard { verdict: None, failed: None, replies: Vec::new() };
+            one.take(response, &read)?;
+            if one.verdict.is_none() && one.failed.is_none() {
+                messages.push(Message::assistant(one.replies[0].clone()));
+                messages.push(Message::user(self.prompt.reminder()));
+                places.push(place);
+                reminders.push(messages);
+            }
+            heard.push(one);
+        }
+
+        if !places.is_empty() {
+            let responses = self.ask(&reminders, cache, &mut |progress| on_progress(Round::Reminders, progress))?;
+            for (place, response) in places.into_iter().zip(responses) {
+                heard[place].take(response, &read)?;
+            }
+        }
+        Ok(heard)
+    }
+
+    fn ask(
+        &mut self,
+        conversations: &[Vec<Message>],
+        cache: &mut ResponseCache,
+        on_progress: &mut dyn FnMut(Progress),
+    ) -> Result<Vec<Response>, Error> {
+        let mut requests = RequestSet::default();
+        let add = |messages: &Vec<Message>| {
+            requests.add(Request::GenerateUntil {
+                context: Prompt::Chat(messages.clone()),
+                until: Vec::new(),
+                max_gen_toks: self.prompt.max_gen_toks(),
+                temperature: 0.0,
+                sample: 0,
+            })
+        };
+        let places: Vec<usize> = conversations.iter().map(add).collect();
+        let responses = requests.ask(self.model, cache, on_progress)?;
+        Ok(places.into_iter().map(|place| responses[place].clone()).collect())
+    }
+
+    fn judged_by(&self, questions: &[Question]) -> JudgedBy {
+        JudgedBy::new(&self.prompt.id(), questions, self.model.name(), self.model.digest())
+    }
+
+    fn warnings(&self, answers: &[&Answers], imitations: usize) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for answers in answers.iter().filter(|answers| answers.digest == self.model.digest()) {
+            let model = &answers.model;
+            warnings.push(format!("{model} judges its own answers, and judges prefer their own: use another judge"));
+        }
+        if imitations > 0 {
+            warnings.push(format!(
+                "{imitations} answers hold text that frames answers in the judge's prompt; it was replaced, and these \
+                 answers are worth a look"
+            ));
+        }
+        warnings
+    }
+}
+
+impl<T> Heard<T> {
+    /// Takes the next answer of the judge.
+    fn take(&mut self, response: Response, read: impl Fn(&str) -> Option<T>) -> Result<(), Error> {
+        match response {
+            Response::Reply { text, .. } => {
+                self.verdict = read(&text);
+                self.replies.push(text);
+            }
+            Response::Failed { problem } => self.failed = Some(problem),
+            Response::Loglikelihood { .. } => return Err(Error::WrongResponse { wanted: "a reply" }),
+        }
+        Ok(())
+    }
+}
+
+impl JudgedBy {
+    fn new(rules: &str, questions: &[Question], judge: &str, digest: &str) -> Self {
+        let text = serde_json::to_string(questions).expect("questions are plain data");
+        let short = |hash: &str| hash.chars().take(8).collect::<String>();
+        let (n, hash) = (questions.len(), short(&sha256(text.as_bytes())));
+        let protocol_id = format!("{rules}@{n}questions#{hash}/judge#{}", short(digest));
+        Self { judge: judge.to_owned(), digest: digest.to_owned(), protocol_id }
+    }
+}
+
+/// Whether there are questions, and a reply to each turn.
+fn check(task: &str, questions: &[Question], answers: &[&Answers]) -> Result<(), Error> {
+    if questions.is_empty() {
+        return Err(Error::NoDocuments { task: task.to_owned() });
+    }
+    for answers in answers {
+        let (left, right) = (questions.len(), answers.replies.len());
+        if left != right {
+            return Err(Error::Unpaired { left, right });
+        }
+        for (row, (question, replies)) in questions.iter().zip(&answers.replies).enumerate() {
+            let (turns, got) = (question.turns.len(), replies.len());
+            if turns != got || turns == 0 {
+                let problem = format!("has {got} replies of {}, and the question has {turns} turns", answers.model);
+                let source = Box::new(Error::BadColumn { key: "turns", problem });
+                return Err(Error::InRow { task: task.to_owned(), row, source });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Warnings about the number of items that have a verdict.
+fn warnings_of_counts(what: &str, judged: usize, unparsed: usize, failed: usize) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if judged < FEW {
+        warnings.push(format!("there are {judged} judged {what}, and fewer than {FEW} say little: judge more"));
+    }
+    if unparsed as f64 > MANY_UNPARSED * (judged + unparsed) as f64 {
+        warnings.push(format!(
+            "{unparsed} {what} have no verdict that can be read and do not count: use a judge that keeps to its format"
+        ));
+    }
+    if failed > 0 {
+        warnings.push(format!("{failed} {what} were not answered and do not count; the same command asks them again"));
+    }
+    warnings
+}

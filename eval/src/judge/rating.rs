@@ -1,0 +1,110 @@
+//! Ratings of single answers. Turns are averaged within their question, so questions are the independent
+//! units; turns without a rating are left out, as in `FastChat`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{JudgedBy, warnings_of_counts};
+use crate::Error;
+use crate::statistics::{Estimate, Interval, mean_of_items};
+
+/// One turn with its rating.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RatedTurn {
+    /// The index of the question.
+    pub row: usize,
+    /// The id of the question.
+    pub question: String,
+    /// Its category.
+    pub category: String,
+    /// The turn, from 1.
+    pub turn: usize,
+    /// The rating, from 1 to 10.
+    pub rating: Option<f64>,
+    /// Why the judge gave no answer. Without it and without a rating, its replies could not be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+    /// The replies of the judge: the second one follows a reminder.
+    pub replies: Vec<String>,
+}
+
+/// The mean rating of some turns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupMean {
+    /// The category, or the number of the turn.
+    pub name: String,
+    /// The mean.
+    pub mean: f64,
+    /// The number of rated turns.
+    pub n: usize,
+}
+
+/// The ratings of one model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rated {
+    /// Who judged.
+    pub by: JudgedBy,
+    /// The name of the model.
+    pub model: String,
+    /// The mean over questions. `None` with fewer than two rated questions.
+    pub rating: Option<Estimate>,
+    /// The mean of the first turns, of the second turns, and so on.
+    pub turns: Vec<GroupMean>,
+    /// The mean of each category.
+    pub categories: Vec<GroupMean>,
+    /// The turns whose verdict could not be read. They do not count.
+    pub unparsed: usize,
+    /// The turns that the judge could not answer. They do not count.
+    pub failed: usize,
+    /// What speaks against these numbers.
+    pub warnings: Vec<String>,
+    /// All turns.
+    pub items: Vec<RatedTurn>,
+}
+
+impl Rated {
+    pub(super) fn new(by: JudgedBy, model: String, items: Vec<RatedTurn>) -> Result<Self, Error> {
+        let failed = items.iter().filter(|item| item.failed.is_some()).count();
+        let unparsed = items.iter().filter(|item| item.failed.is_none() && item.rating.is_none()).count();
+        let mut questions: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for item in &items {
+            if let Some(rating) = item.rating {
+                questions.entry(item.row).or_default().push(rating);
+            }
+        }
+        let questions: Vec<Vec<f64>> = questions.into_values().collect();
+        let rating = match questions.len() {
+            0 | 1 => None,
+            _ => Some(mean_of_items(&questions, Interval::StudentT)?),
+        };
+        Ok(Self {
+            by,
+            model,
+            rating,
+            turns: means(&items, |item| (item.turn, item.turn.to_string())),
+            categories: means(&items, |item| (0, item.category.clone())),
+            unparsed,
+            failed,
+            warnings: warnings_of_counts("questions", questions.len(), unparsed, failed),
+            items,
+        })
+    }
+}
+
+/// The mean of each group of turns, in the order of the keys; groups without a name are left out.
+fn means(items: &[RatedTurn], group: impl Fn(&RatedTurn) -> (usize, String)) -> Vec<GroupMean> {
+    let mut groups: BTreeMap<(usize, String), Vec<f64>> = BTreeMap::new();
+    for item in items {
+        if let Some(rating) = item.rating {
+            groups.entry(group(item)).or_default().push(rating);
+        }
+    }
+    groups.retain(|(_, name), _| !name.is_empty());
+    let mean = |((_, name), ratings): ((usize, String), Vec<f64>)| GroupMean {
+        name,
+        mean: ratings.iter().sum::<f64>() / ratings.len() as f64,
+        n: ratings.len(),
+    };
+    groups.into_iter().map(mean).collect()
+}

@@ -1,0 +1,131 @@
+//! Answers that were given before, in a file that grows by a line for each.
+//!
+//! A batch is written as soon as it is answered, so a process that is killed loses the batch at work and
+//! nothing else. A line that was cut off is ignored when the file is read again, and its batch is asked again.
+//! Answers lie under the hash of the model and of the request. Failures are not kept.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::request::Response;
+
+/// The longest line that is read back, in bytes.
+const LONGEST_LINE: u64 = 64 << 20;
+
+/// The answers in one file.
+#[derive(Debug)]
+pub struct ResponseCache {
+    path: PathBuf,
+    file: File,
+    held: HashMap<String, Response>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    model: String,
+    request: String,
+    response: Response,
+}
+
+impl ResponseCache {
+    /// Opens the file of a folder, or starts it. Lines that are no answers are skipped.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Read { path: path.to_owned(), source };
+        if path.symlink_metadata().is_ok_and(|found| !found.is_file()) {
+            return Err(Error::NotAFile { path: path.to_owned() });
+        }
+        let mut file =
+            OpenOptions::new().read(true).append(true).create(true).open(path).map_err(failed)?;
+        let mut held = HashMap::new();
+        let mut reader = BufReader::new(&file);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let read = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(failed)?;
+            if read == 0 {
+                break;
+            }
+            if let Ok(Line { model, request, response }) = serde_json::from_slice(&line) {
+                held.insert(format!("{model} {request}"), response);
+            }
+        }
+        // The next line must not continue one that was cut off.
+        if !line_is_whole(&mut file).map_err(failed)? {
+            file.write_all(b"\n").map_err(failed)?;
+        }
+        Ok(Self { path: path.to_owned(), file, held })
+    }
+
+    /// The answer of a model to a request.
+    pub fn get(&self, model: &str, request: &str) -> Option<&Response> {
+        self.held.get(&format!("{model} {request}"))
+    }
+
+    /// Keeps the answers of a batch.
+    pub fn put<'a>(
+        &mut self,
+        model: &str,
+        batch: impl Iterator<Item = (&'a str, &'a Response)>,
+    ) -> Result<(), Error> {
+        let failed = |source| Error::Write { path: self.path.clone(), source };
+        let mut lines = String::new();
+        for (request, response) in batch {
+            if matches!(response, Response::Failed { .. }) {
+                continue;
+            }
+            let line =
+                Line { model: model.to_owned(), request: request.to_owned(), response: response.clone() };
+            lines.push_str(&serde_json::to_string(&line)?);
+            lines.push('\n');
+            self.held.insert(format!("{model} {request}"), response.clone());
+        }
+        self.file.write_all(lines.as_bytes()).map_err(failed)
+    }
+
+    /// Waits until everything is on the disk.
+    pub fn sync(&self) -> Result<(), Error> {
+        self.file.sync_all().map_err(|source| Error::Write { path: self.path.clone(), source })
+    }
+}
+
+/// Whether the file is empty or ends with a newline.
+fn line_is_whole(file: &mut File) -> std::io::Result<bool> {
+    if file.metadata()?.len() == 0 {
+        return Ok(true);
+    }
+    let mut last = [0];
+    file.seek(SeekFrom::End(-1))?;
+    file.read_exact(&mut last)?;
+    Ok(last == *b"\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_answered_is_found_again_and_half_a_line_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("responses.jsonl");
+        let response = Response::Loglikelihood { logprob: -0.1, is_greedy: true };
+        let failed = Response::Failed { problem: "no".to_owned() };
+        let mut cache = ResponseCache::open(&path).unwrap();
+        cache.put("m", [("a", &response), ("b", &failed)].into_iter()).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, [&whole[..], &whole[..whole.len() / 2]].concat()).unwrap();
+
+        let mut cache = ResponseCache::open(&path).unwrap();
+        assert_eq!(cache.get("m", "a"), Some(&response));
+        assert_eq!((cache.get("m", "b"), cache.get("other", "a")), (None, None));
+        cache.put("m", [("c", &response)].into_iter()).unwrap();
+        assert_eq!(ResponseCache::open(&path).unwrap().get("m", "c"), Some(&response));
+
+        std::os::unix::fs::symlink(&path, folder.path().join("link")).unwrap();
+        assert!(ResponseCache::open(&folder.path().join("link")).is_err());
+    }
+}

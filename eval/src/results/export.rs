@@ -1,0 +1,141 @@
+//! Results as Markdown and CSV.
+
+use std::fmt::Write as _;
+
+use super::{ModelResults, Results};
+use crate::evaluation::Score;
+use crate::report::escape_markdown;
+
+impl Results {
+    /// Tables for people: scores with intervals, then comparisons. The columns are those of
+    /// lm-evaluation-harness, with the interval, and what could not be parsed or answered.
+    pub fn markdown(&self) -> String {
+        let mut text = String::from("# Evaluation\n");
+        for model in &self.models {
+            let _ = write!(text, "\n## {}\n\n{}", escape_markdown(&model.name), self.score_table(model));
+        }
+        if !self.comparisons.is_empty() {
+            let _ = write!(text, "\n## Differences, paired by document\n\n{}", self.comparison_table());
+        }
+        text.push_str("\n## Protocols\n\n| task | id | rows |\n|---|---|---|\n");
+        for task in &self.tasks {
+            let rows = format!("{} of {}", task.effective, task.original);
+            let _ = writeln!(text, "| {} | {} | {rows} |", task.task, escape_markdown(&task.protocol_id));
+        }
+        text
+    }
+
+    fn score_table(&self, model: &ModelResults) -> String {
+        let mut table = String::from(
+            "| Tasks | Version | Filter | n-shot | Metric | | Value | | Stderr | 95 % interval | n | unparsed | failed |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        );
+        for score in model.all() {
+            let info = self.task(&score.task);
+            let version = info.and_then(|info| info.version).map_or(String::new(), |version| version.to_string());
+            let shots = info.map_or(String::new(), |info| info.num_fewshot.to_string());
+            let arrow = if score.higher_is_better { "↑" } else { "↓" };
+            let error = score.aggregated.standard_error.map_or("N/A".to_owned(), number);
+            let _ = writeln!(
+                table,
+                "| {} | {version} | {} | {shots} | {} | {arrow} | {} | ± | {error} | {} | {} | {} | {} |",
+                score.task,
+                escape_markdown(&score.filter),
+                score.metric,
+                number(score.aggregated.value),
+                interval(score),
+                score.n,
+                score.unparsed,
+                score.failed,
+            );
+        }
+        table
+    }
+
+    fn comparison_table(&self) -> String {
+        let mut table = String::from(
+            "| Model | Task | Metric | Difference | 95 % interval | more, equal, less | p | p (Holm) | detectable |\n\
+             |---|---|---|---|---|---|---|---|---|\n",
+        );
+        for comparison in &self.comparisons {
+            let normal = &comparison.difference.normal;
+            let _ = writeln!(
+                table,
+                "| {} - {} | {} | {},{} | {:+.4} | {:+.4} to {:+.4} | {}, {}, {} | {} | {} | {:.4} |",
+                escape_markdown(&comparison.model),
+                escape_markdown(&comparison.baseline),
+                comparison.task,
+                comparison.metric,
+                escape_markdown(&comparison.filter),
+                normal.mean,
+                normal.low,
+                normal.high,
+                comparison.more,
+                comparison.equal,
+                comparison.less,
+                p_value(comparison.p_value),
+                p_value(comparison.p_value_holm),
+                comparison.detectable,
+            );
+        }
+        table
+    }
+
+    /// One line for each score.
+    pub fn csv(&self) -> String {
+        let mut text = String::from(
+            "model,task,version,num_fewshot,filter,metric,higher_is_better,value,standard_error,low,high,n,unparsed,failed\n",
+        );
+        for model in &self.models {
+            for score in model.all() {
+                let info = self.task(&score.task);
+                let optional = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
+                let cells = [
+                    csv_cell(&model.name),
+                    csv_cell(&score.task),
+                    optional(info.and_then(|info| info.version)),
+                    info.map_or(String::new(), |info| info.num_fewshot.to_string()),
+                    csv_cell(&score.filter),
+                    score.metric.clone(),
+                    score.higher_is_better.to_string(),
+                    score.aggregated.value.to_string(),
+                    optional(score.aggregated.standard_error),
+                    optional(score.aggregated.interval.map(|interval| interval.0)),
+                    optional(score.aggregated.interval.map(|interval| interval.1)),
+                    score.n.to_string(),
+                    score.unparsed.to_string(),
+                    score.failed.to_string(),
+                ];
+                text.push_str(&cells.join(","));
+                text.push('\n');
+            }
+        }
+        text
+    }
+}
+
+/// A number with four decimals, or with four digits where that says too little.
+pub fn number(value: f64) -> String {
+    if value == 0.0 || (0.01..10_000.0).contains(&value.abs()) {
+        return format!("{value:.4}");
+    }
+    format!("{value:.4e}")
+}
+
+fn interval(score: &Score) -> String {
+    score
+        .aggregated
+        .interval
+        .map_or(String::new(), |(low, high)| format!("{} to {}", number(low), number(high)))
+}
+
+/// A p-value with four decimals.
+pub fn p_value(value: f64) -> String {
+    if value < 0.0001 { "<0.0001".to_owned() } else { format!("{value:.4}") }
+}
+
+/// A cell of CSV. A cell that a spreadsheet would take for a formula gets an apostrophe.
+fn csv_cell(text: &str) -> String {
+    let text = if text.starts_with(['=', '+', '-', '@', '\t', '\r']) { format!("'{text}") } else { text.to_owned() };
+    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+}

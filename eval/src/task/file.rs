@@ -1,0 +1,259 @@
+//! Reads a task file: its base, its subsets, its groups.
+//!
+//! A file comes from outside: every key is known or refused, every template and pattern is compiled, and
+//! every contradiction is an error that names the file, the task and the key, before a model is loaded.
+
+use std::path::{Path, PathBuf};
+
+use datasets::{RowTemplate, TemplateRow};
+use serde_json::{Map, Value};
+
+use super::{Choices, Group, OutputType, Task};
+use crate::Error;
+use crate::few_shot::Sampler;
+use crate::text_filters::TEXT_FILTERS;
+
+/// The largest task file, in bytes. The largest of ours has 100 KB.
+const LARGEST_FILE: u64 = 16 << 20;
+/// The longest name of a task, in characters: names become file names.
+const LONGEST_NAME: usize = 120;
+/// The most examples in a prompt, and the most tokens and replies of a row.
+const MOST: usize = 1_000_000;
+
+/// The tasks and groups of one file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TaskFile {
+    /// The tasks, in the order of the file.
+    pub tasks: Vec<Task>,
+    /// The groups.
+    pub groups: Vec<Group>,
+}
+
+impl TaskFile {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Read { path: path.to_owned(), source };
+        let size = std::fs::metadata(path).map_err(failed)?;
+        if !size.is_file() || size.len() > LARGEST_FILE {
+            let problem = format!("it is no file of at most {} MiB", LARGEST_FILE >> 20);
+            return Err(wrong_file(path, problem, "give a TOML file with one task or one family of tasks"));
+        }
+        parse(&std::fs::read_to_string(path).map_err(failed)?, path)
+    }
+}
+
+/// Parses the text of a task file. `path` is for error messages.
+pub fn parse(text: &str, path: &Path) -> Result<TaskFile, Error> {
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        wrong_file(path, error.to_string().trim().to_owned(), "correct the TOML")
+    })?;
+    let mut base = json_table(table, path)?;
+    let subsets = list(base.remove("subset"), "subset", path)?;
+    let groups = list(base.remove("group"), "group", path)?;
+
+    let mut found = TaskFile::default();
+    if subsets.is_empty() {
+        // A file may hold groups alone.
+        if !base.is_empty() || groups.is_empty() {
+            found.tasks.push(task(base, path)?);
+        }
+    } else {
+        for subset in subsets {
+            found.tasks.push(subset_task(&base, subset, path)?);
+        }
+    }
+    for group in groups {
+        let name = group.get("group").and_then(Value::as_str).unwrap_or("?").to_owned();
+        let group: Group = serde_json::from_value(Value::Object(group)).map_err(|error| {
+            wrong_file(path, format!("[[group]] {name}: {error}"), "docs/tasks.md lists the keys")
+        })?;
+        check_name(&group.group, path)?;
+        found.groups.push(group);
+    }
+    Ok(found)
+}
+
+/// A task of a family: the keys of the base, replaced by those of the subset.
+fn subset_task(
+    base: &Map<String, Value>,
+    mut subset: Map<String, Value>,
+    path: &Path,
+) -> Result<Task, Error> {
+    let Some(Value::String(name)) = subset.remove("name") else {
+        return Err(wrong_file(path, "a [[subset]] has no name".to_owned(), "add name = \"...\""));
+    };
+    let mut merged = base.clone();
+    merge(&mut merged, subset);
+    merged.insert("subset".to_owned(), Value::String(name));
+    task(merged, path)
+}
+
+/// Replaces values of `base`; tables are merged key by key.
+fn merge(base: &mut Map<String, Value>, over: Map<String, Value>) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Object(inner)), Value::Object(value)) => merge(inner, value),
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
+}
+
+fn task(keys: Map<String, Value>, path: &Path) -> Result<Task, Error> {
+    let name = keys.get("task").and_then(Value::as_str).unwrap_or("without a name").to_owned();
+    let mut task: Task = serde_json::from_value(Value::Object(keys)).map_err(|error| {
+        wrong_file(path, format!("task {name}: {error}"), "docs/tasks.md lists the keys")
+    })?;
+    fill_in_subset(&mut task, path)?;
+    check(&task, path)?;
+    Ok(task)
+}
+
+/// Renders what may depend on the name of the subset.
+fn fill_in_subset(task: &mut Task, path: &Path) -> Result<(), Error> {
+    let Some(subset) = task.subset.clone() else { return Ok(()) };
+    let row = Map::from_iter([("subset".to_owned(), Value::String(subset))]);
+    let row = TemplateRow::new(&row);
+    let mut texts = vec![
+        ("task", &mut task.task),
+        ("dataset.folder", &mut task.dataset.folder),
+        ("description", &mut task.description),
+    ];
+    texts.extend(task.dataset.config.as_mut().map(|config| ("dataset.config", config)));
+    for (key, text) in texts {
+        let rendered = RowTemplate::new(key, text, &[]).and_then(|template| template.text(&row));
+        *text = rendered.map_err(|error| {
+            wrong_file(path, format!("{key}: {error}"), "it may use {{ subset }} alone")
+        })?;
+    }
+    Ok(())
+}
+
+fn check(task: &Task, path: &Path) -> Result<(), Error> {
+    check_name(&task.task, path)?;
+    let wrong = |key: &str, problem: &str, fix: &'static str| {
+        Err(wrong_file(path, format!("task {}: {key} {problem}", task.task), fix))
+    };
+
+    // A folder is joined to the data folder, so it must stay in it.
+    let folder = Path::new(&task.dataset.folder);
+    let ordinary = |part| matches!(part, std::path::Component::Normal(_));
+    if task.dataset.folder.is_empty() || !folder.components().all(ordinary) {
+        return wrong("dataset.folder", "does not lie within the data folder", "give a relative path without ..");
+    }
+    let named = |text: &str| !text.is_empty() && !text.contains(['/', '\\', '\0']) && text != "..";
+    if !named(&task.dataset.split) || task.fewshot.split.as_deref().is_some_and(|split| !named(split)) {
+        return wrong("a split", "is no name", "give the name of a split, such as test");
+    }
+
+    match task.output_type {
+        OutputType::MultipleChoice | OutputType::MultipleContext if task.doc_to_choice.is_none() => {
+            return wrong("doc_to_choice", "is missing", "give the choices of a row");
+        }
+        OutputType::MultipleContext if task.doc_to_continuation.is_none() => {
+            return wrong("doc_to_continuation", "is missing", "give the text after each context");
+        }
+        _ => {}
+    }
+    if task.metric_list.is_empty() {
+        return wrong("metric_list", "is empty", "name a metric, such as { metric = \"acc\" }");
+    }
+    if let Some(metric) = task.metric_list.iter().find(|metric| !metric.fits(task.output_type)) {
+        let problem = format!("has {}, which {:?} does not give", metric.name(), task.output_type);
+        return wrong("metric_list", &problem, "docs/tasks.md lists the metrics of each output_type");
+    }
+    if task.output_type != OutputType::GenerateUntil && !task.filter_list.is_empty() {
+        return wrong("filter_list", "needs replies", "leave it out, or use generate_until");
+    }
+
+    let kwargs = &task.generation_kwargs;
+    if !(1..=MOST).contains(&kwargs.max_gen_toks) || !(1..=MOST).contains(&kwargs.repeats) {
+        return wrong("generation_kwargs", "asks for no token or no reply", "give numbers from 1 up");
+    }
+    if !(kwargs.temperature >= 0.0 && kwargs.temperature.is_finite()) {
+        return wrong("generation_kwargs.temperature", "is no temperature", "give 0 or more");
+    }
+    if kwargs.repeats > 1 && kwargs.temperature == 0.0 {
+        return wrong("generation_kwargs.repeats", "asks for equal replies", "give a temperature above 0");
+    }
+    if task.fewshot.num_fewshot > MOST {
+        return wrong("fewshot.num_fewshot", "is too large", "give a number of examples");
+    }
+    let samples = task.fewshot.samples.as_ref().map(Vec::len);
+    if samples.is_some_and(|held| held < task.fewshot.num_fewshot) {
+        return wrong("fewshot.samples", "are fewer than num_fewshot", "add examples, or ask for fewer");
+    }
+    if let (Sampler::Fixed(rows), shots) = (&task.fewshot.sampler, task.fewshot.num_fewshot)
+        && rows.len() < shots
+    {
+        return wrong("fewshot.sampler", "has fewer rows than num_fewshot", "name more rows");
+    }
+    check_templates(task, path)
+}
+
+/// Compiles every template once.
+fn check_templates(task: &Task, path: &Path) -> Result<(), Error> {
+    let mut templates = vec![
+        ("doc_to_text", Some(task.doc_to_text.as_str())),
+        ("doc_to_target", Some(&task.doc_to_target)),
+        ("doc_to_continuation", task.doc_to_continuation.as_deref()),
+        ("doc_to_input", task.doc_to_input.as_deref()),
+        ("doc_to_cluster", task.doc_to_cluster.as_deref()),
+        ("dataset.keep_if", task.dataset.keep_if.as_deref()),
+        ("fewshot.doc_to_text", task.fewshot.doc_to_text.as_deref()),
+        ("fewshot.doc_to_target", task.fewshot.doc_to_target.as_deref()),
+    ];
+    match &task.doc_to_choice {
+        Some(Choices::List(list)) => templates.push(("doc_to_choice", Some(list))),
+        Some(Choices::Each(each)) => {
+            templates.extend(each.iter().map(|choice| ("doc_to_choice", Some(choice.as_str()))));
+        }
+        None => {}
+    }
+    for (key, template) in templates {
+        let compiled = template.map(|template| RowTemplate::new(key, template, TEXT_FILTERS)).transpose();
+        compiled.map_err(|error| {
+            wrong_file(path, format!("task {}: {error}", task.task), "correct the template")
+        })?;
+    }
+    Ok(())
+}
+
+/// Names become file names and parts of keys.
+fn check_name(name: &str, path: &Path) -> Result<(), Error> {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let problem = format!("{:?} is no name of a task", name.chars().take(80).collect::<String>());
+    if name.is_empty() || name.len() > LONGEST_NAME || name.starts_with('.') || !name.chars().all(good) {
+        return Err(wrong_file(path, problem, "use letters, digits, - and _"));
+    }
+    Ok(())
+}
+
+/// A TOML table as JSON, so that merging and reading need one kind of value.
+fn json_table(table: toml::Table, path: &Path) -> Result<Map<String, Value>, Error> {
+    let value = serde_json::to_value(table).map_err(|error| {
+        wrong_file(path, error.to_string(), "use texts, numbers, lists and tables alone")
+    })?;
+    match value {
+        Value::Object(map) => Ok(map),
+        _ => unreachable!("a TOML document is a table"),
+    }
+}
+
+fn list(value: Option<Value>, key: &str, path: &Path) -> Result<Vec<Map<String, Value>>, Error> {
+    let tables = match value {
+        None => Vec::new(),
+        Some(Value::Array(items)) => items,
+        Some(_) => vec![Value::Null],
+    };
+    let table = |item| match item {
+        Value::Object(map) => Ok(map),
+        _ => Err(wrong_file(path, format!("{key} is no table"), "write it as [[subset]] or [[group]]")),
+    };
+    tables.into_iter().map(table).collect()
+}
+
+pub(super) fn wrong_file(path: &Path, problem: String, fix: &'static str) -> Error {
+    Error::TaskFile { path: PathBuf::from(path), problem, fix }
+}
