@@ -9,8 +9,8 @@
 //!
 //! The judge is asked like any other model, greedily and through the cache, so that judging that was broken
 //! off goes on where it was. A reply without a verdict is answered with a reminder, once; then the item is
-//! `unparsed`. An item that the judge could not answer is `failed`, and the next run asks it again. Neither is
-//! a loss; they do not count. This module does not know how a judge is run, and makes no answers.
+//! `unparsed`. An item that the judge could not answer is `failed`, and the next run asks it again. Neither
+//! is a loss; they do not count. This module does not know how a judge is run, and makes no answers.
 
 mod pairwise;
 mod prompt;
@@ -139,8 +139,13 @@ impl Judge<'_> {
         let items = self.items(questions, &[system, baseline])?;
         let (first, of_first) = self.shown(system);
         let (second, of_second) = self.shown(baseline);
-        let mut asked = self.conversations(questions, &items, &[("answers_a", &first), ("answers_b", &second)])?;
-        asked.extend(self.conversations(questions, &items, &[("answers_a", &second), ("answers_b", &first)])?);
+        let mut asked =
+            self.conversations(questions, &items, &[("answers_a", &first), ("answers_b", &second)])?;
+        asked.extend(self.conversations(
+            questions,
+            &items,
+            &[("answers_a", &second), ("answers_b", &first)],
+        )?);
 
         let kind = self.prompt.verdict();
         let mut heard = self.hear(asked, |reply| preference(reply, kind), cache, on_progress)?;
@@ -172,13 +177,15 @@ impl Judge<'_> {
             if self.prompt.wants_reference(&question.category) && held < needed {
                 let category = &question.category;
                 let problem = format!(
-                    "has {held} texts, and the judge needs {needed} for a question of the category {category:?}"
+                    "has {held} texts, and the judge needs {needed} for a question of {category:?}"
                 );
                 let source = Box::new(Error::BadColumn { key: "references", problem });
                 return Err(Error::InRow { task: task.to_owned(), row, source });
             }
         }
-        let turns = |(row, question): (usize, &Question)| (1..=question.turns.len()).map(move |turn| Item { row, turn });
+        let turns = |(row, question): (usize, &Question)| {
+            (1..=question.turns.len()).map(move |turn| Item { row, turn })
+        };
         Ok(questions.iter().enumerate().flat_map(turns).collect())
     }
 
@@ -246,7 +253,8 @@ impl Judge<'_> {
         }
 
         if !places.is_empty() {
-            let responses = self.ask(&reminders, cache, &mut |progress| on_progress(Round::Reminders, progress))?;
+            let responses =
+                self.ask(&reminders, cache, &mut |progress| on_progress(Round::Reminders, progress))?;
             for (place, response) in places.into_iter().zip(responses) {
                 heard[place].take(response, &read)?;
             }
@@ -283,12 +291,14 @@ impl Judge<'_> {
         let mut warnings = Vec::new();
         for answers in answers.iter().filter(|answers| answers.digest == self.model.digest()) {
             let model = &answers.model;
-            warnings.push(format!("{model} judges its own answers, and judges prefer their own: use another judge"));
+            warnings.push(format!(
+                "{model} judges its own answers, and judges prefer their own: use another judge"
+            ));
         }
         if imitations > 0 {
             warnings.push(format!(
-                "{imitations} answers hold text that frames answers in the judge's prompt; it was replaced, and these \
-                 answers are worth a look"
+                "{imitations} answers hold text that frames answers in the judge's prompt; it was replaced, and \
+                 these answers are worth a look"
             ));
         }
         warnings
@@ -333,7 +343,8 @@ fn check(task: &str, questions: &[Question], answers: &[&Answers]) -> Result<(),
         for (row, (question, replies)) in questions.iter().zip(&answers.replies).enumerate() {
             let (turns, got) = (question.turns.len(), replies.len());
             if turns != got || turns == 0 {
-                let problem = format!("has {got} replies of {}, and the question has {turns} turns", answers.model);
+                let problem =
+                    format!("has {got} replies of {}, and the question has {turns} turns", answers.model);
                 let source = Box::new(Error::BadColumn { key: "turns", problem });
                 return Err(Error::InRow { task: task.to_owned(), row, source });
             }
@@ -346,15 +357,19 @@ fn check(task: &str, questions: &[Question], answers: &[&Answers]) -> Result<(),
 fn warnings_of_counts(what: &str, judged: usize, unparsed: usize, failed: usize) -> Vec<String> {
     let mut warnings = Vec::new();
     if judged < FEW {
-        warnings.push(format!("there are {judged} judged {what}, and fewer than {FEW} say little: judge more"));
+        warnings
+            .push(format!("there are {judged} judged {what}, and fewer than {FEW} say little: judge more"));
     }
     if unparsed as f64 > MANY_UNPARSED * (judged + unparsed) as f64 {
         warnings.push(format!(
-            "{unparsed} {what} have no verdict that can be read and do not count: use a judge that keeps to its format"
+            "{unparsed} {what} have no verdict that can be read and do not count: use a judge that keeps to its \
+             format"
         ));
     }
     if failed > 0 {
-        warnings.push(format!("{failed} {what} were not answered and do not count; the same command asks them again"));
+        warnings.push(format!(
+            "{failed} {what} were not answered and do not count; the same command asks them again"
+        ));
     }
     warnings
 }

@@ -9,6 +9,7 @@
 pub mod build;
 pub mod inference;
 pub(crate) mod load;
+pub mod shared_prefix;
 
 pub use load::weight_specs;
 

@@ -6,8 +6,8 @@
 //! (points of the system) / (votes)
 //! ```
 //!
-//! With three verdicts, a pair is one vote, and a tie half a point. With five, each order votes by itself, and
-//! a strong verdict has three votes, as in Arena-Hard; wins, ties and losses then count pairs, and need not
+//! With three verdicts, a pair is one vote, and a tie half a point. With five, each order votes by itself,
+//! and a strong verdict has three votes, as in Arena-Hard; wins, ties and losses then count pairs, and need not
 //! add up to the win rate. The independent units are the questions: the interval is Wilson's if all questions
 //! weigh the same and are won, tied or lost as a whole, otherwise that of the bootstrap over questions.
 
@@ -18,11 +18,11 @@ use serde::{Deserialize, Serialize};
 use super::{Answers, Heard, JudgedBy, Preference, Question, VerdictKind, check, warnings_of_counts};
 use crate::Error;
 use crate::statistics::{
-    Anchor, BOOTSTRAP_RESAMPLES, Estimate, Judgement, LengthControlled, Ratings, Tally, bootstrap, bradley_terry,
-    length_controlled, win_rate,
+    Anchor, BOOTSTRAP_RESAMPLES, Estimate, Judgement, LengthControlled, Ratings, Tally, bootstrap,
+    bradley_terry, length_controlled, win_rate,
 };
 
-/// A length-controlled win rate that is farther than this from the raw one tells of a judge that counts words.
+/// A length-controlled win rate that is farther than this from the raw one tells that length decides.
 const FAR: f64 = 0.1;
 /// It must also be farther than this part of the way to the end of the scale.
 const FAR_PART: f64 = 0.25;
@@ -102,7 +102,11 @@ impl JudgedPair {
 
     /// The verdicts of all orders. `None` if one is missing.
     fn verdicts(&self) -> Option<Vec<Preference>> {
-        self.orders.iter().map(|order| order.verdict).collect::<Option<Vec<_>>>().filter(|all| !all.is_empty())
+        self.orders
+            .iter()
+            .map(|order| order.verdict)
+            .collect::<Option<Vec<_>>>()
+            .filter(|all| !all.is_empty())
     }
 
     /// The votes for a win, a tie and a loss. `None` without an outcome.
@@ -265,7 +269,8 @@ fn rate(questions: &[QuestionVotes]) -> Result<Option<Estimate>, Error> {
     let Some(first) = questions.first() else { return Ok(None) };
     let whole = |question: &QuestionVotes| [0.0, 0.5, 1.0].contains(&question.preference());
     if questions.iter().all(|question| question.votes == first.votes && whole(question)) {
-        let count = |wanted| questions.iter().filter(|question| question.preference() == wanted).count() as u64;
+        let count =
+            |wanted| questions.iter().filter(|question| question.preference() == wanted).count() as u64;
         return win_rate(count(1.0), count(0.5), count(0.0)).map(Some);
     }
     if questions.len() < 2 {
@@ -300,7 +305,9 @@ fn length_warning(controlled: &LengthControlled) -> Option<String> {
     let room = if equal > raw { 1.0 - raw } else { raw };
     let shift = (equal - raw).abs();
     (shift > FAR && shift > FAR_PART * room).then(|| {
-        format!("at equal lengths the win rate is {equal:.2} instead of {raw:.2}: the judge goes by the length")
+        format!(
+            "at equal lengths the win rate is {equal:.2} instead of {raw:.2}: the judge goes by the length"
+        )
     })
 }
 

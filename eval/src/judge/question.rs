@@ -42,7 +42,8 @@ impl Question {
 pub fn add_references(questions: &mut [Question], rows: &[Row]) -> Result<(), Error> {
     for row in rows {
         let Some(id) = id(row) else { return Err(wrong("question_id", "is missing")) };
-        let turns = row.get("choices").and_then(|choices| choices.get(0)).and_then(|choice| choice.get("turns"));
+        let turns =
+            row.get("choices").and_then(|choices| choices.get(0)).and_then(|choice| choice.get("turns"));
         let Some(turns) = turns else { return Err(wrong("choices", "have no turns")) };
         let references = texts("choices", turns)?;
         for question in questions.iter_mut().filter(|question| question.id == id) {
@@ -62,7 +63,9 @@ fn id(row: &Row) -> Option<String> {
 
 fn texts(key: &'static str, value: &Value) -> Result<Vec<String>, Error> {
     let list = value.as_array().ok_or_else(|| wrong(key, "are no list of texts"))?;
-    let text = |item: &Value| item.as_str().map(str::to_owned).ok_or_else(|| wrong(key, "hold something else than text"));
+    let text = |item: &Value| {
+        item.as_str().map(str::to_owned).ok_or_else(|| wrong(key, "hold something else than text"))
+    };
     list.iter().map(text).collect()
 }
 
@@ -82,7 +85,9 @@ mod tests {
 
     #[test]
     fn rows_of_three_forms() {
-        let found = question(&json!({"question_id": 81, "category": "math", "turns": ["a", "b"], "reference": ["x"]}));
+        let found = question(
+            &json!({"question_id": 81, "category": "math", "turns": ["a", "b"], "reference": ["x"]}),
+        );
         let wanted = Question {
             id: "81".to_owned(),
             category: "math".to_owned(),
@@ -94,7 +99,13 @@ mod tests {
         assert_eq!((found.id.as_str(), found.category.as_str(), found.turns.len()), ("f0", "", 1));
         let found = question(&json!({"turns": ["a"], "references": ["r"]})).unwrap();
         assert_eq!((found.id.as_str(), found.references.len()), ("7", 1));
-        for row in [json!({}), json!({"turns": "a"}), json!({"turns": []}), json!({"turns": [1]}), json!({"prompt": 1})] {
+        for row in [
+            json!({}),
+            json!({"turns": "a"}),
+            json!({"turns": []}),
+            json!({"turns": [1]}),
+            json!({"prompt": 1}),
+        ] {
             assert!(question(&row).unwrap_err().to_string().contains("turns"), "{row}");
         }
     }

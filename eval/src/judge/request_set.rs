@@ -54,7 +54,8 @@ impl RequestSet {
 
         let costs: Vec<f64> = self.requests.iter().map(|request| request.cost().max(1) as f64).collect();
         let whole = costs.iter().sum::<f64>().max(1.0);
-        let before = costs.iter().zip(&answered).filter(|(_, done)| **done).map(|(cost, _)| cost).sum::<f64>();
+        let before =
+            costs.iter().zip(&answered).filter(|(_, done)| **done).map(|(cost, _)| cost).sum::<f64>();
         let mut progress = Progress {
             done: answered.iter().filter(|&&done| done).count(),
             total: self.len(),

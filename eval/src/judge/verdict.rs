@@ -59,6 +59,7 @@ pub enum Preference {
 
 impl Preference {
     /// The same verdict on the answers in the other order.
+    #[must_use]
     pub fn swapped(self) -> Self {
         match self {
             Self::FirstMuch => Self::SecondMuch,
@@ -266,7 +267,8 @@ mod tests {
 
     #[test]
     fn no_reply_makes_it_panic_or_slow() {
-        let fragments = ["[", "]", "[[", "]]", "A", "7", "`", "```", "\n", "é", "中", "<think>", "</think>", ">", " "];
+        let fragments =
+            ["[", "]", "[[", "]]", "A", "7", "`", "```", "\n", "é", "中", "<think>", "</think>", ">", " "];
         let mut state = 11_u64;
         for _ in 0..3000 {
             let mut reply = String::new();

@@ -76,6 +76,7 @@ impl Recording {
             fewshot_as_multiturn: !has("singleturn"),
             system_instruction: has("system").then(|| SYSTEM.to_owned()),
             limit: Some(self.documents.len()),
+            ..PromptOptions::default()
         }
     }
 }

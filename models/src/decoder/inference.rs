@@ -150,7 +150,7 @@ impl Decoder {
 
     /// Runs all segments of this rank, stage by stage if the model is pipelined. Ranks without the last stage
     /// return zeros.
-    fn run(
+    pub(super) fn run(
         &self,
         input_ids: &Tensor,
         positions: &Tensor,
@@ -186,7 +186,7 @@ impl Decoder {
         }
     }
 
-    fn rotary(&self, positions: &Tensor, counts: &[i64], lengths: &[i64]) -> Option<Rotary> {
+    pub(super) fn rotary(&self, positions: &Tensor, counts: &[i64], lengths: &[i64]) -> Option<Rotary> {
         match &self.architecture().position {
             Position::Rope(rope) => Some(rope.rotary(positions, counts, lengths, self.kind())),
             Position::Learned { .. } | Position::Alibi => None,

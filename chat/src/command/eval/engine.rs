@@ -5,19 +5,20 @@
 //! cut is made by the number of tokens of the context; what is too long loses tokens on the left.
 //!
 //! Rows are scored without padding, longest first, so that a batch that does not fit fails at once and the
-//! time left is a pessimistic guess. Choices of one token share a row. Batches depend on the requests alone.
+//! time left is a pessimistic guess. A context that several continuations share runs once. Batches depend on
+//! the requests alone.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response, move_trailing_space};
-use models::batch::Batch;
 use models::causal_lm::CausalLm;
+use models::decoder::shared_prefix::SharedPrefix;
 use models::generate::{self, FinishReason, GenerationOptions};
 use models::head;
 use models::sample::SamplingParams;
-use parallel::{Segmented, upload};
+use parallel::upload;
 use sha2::{Digest, Sha256};
 use tch::no_grad;
 
@@ -40,16 +41,43 @@ pub(super) struct Engine {
     prefix: i64,
 }
 
-/// A row to score: the tokens that the model reads, and the requests that read its end.
+/// A context with the continuations that are scored after it.
 struct Row {
-    ids: Vec<i64>,
+    /// The tokens that all readers share.
+    prefix: Vec<i64>,
+    /// What the model reads after the prefix.
+    branches: Vec<Vec<i64>>,
     readers: Vec<Reader>,
 }
 
-/// A request that scores the last `targets.len()` positions of a row.
+/// A request that scores the last `targets.len()` positions of the prefix and its branch.
 struct Reader {
     request: usize,
+    branch: Option<usize>,
     targets: Vec<i64>,
+}
+
+/// The tokens of a request: what the model reads, cut where other requests may continue alike, and what is
+/// scored at its end.
+struct Tokens {
+    prefix: Vec<i64>,
+    branch: Vec<i64>,
+    targets: Vec<i64>,
+}
+
+impl Row {
+    fn tokens(&self) -> usize {
+        self.prefix.len() + self.branches.iter().map(Vec::len).sum::<usize>()
+    }
+
+    /// A single continuation is no branch: it is read with the prefix.
+    fn join_single_branch(&mut self) {
+        if self.branches.len() == 1 && self.readers.iter().all(|reader| reader.branch.is_some()) {
+            self.prefix.append(&mut self.branches[0]);
+            self.branches.clear();
+            self.readers.iter_mut().for_each(|reader| reader.branch = None);
+        }
+    }
 }
 
 /// The log-likelihood of a request so far. A long text has several rows.
@@ -100,16 +128,18 @@ impl Engine {
         }
     }
 
-    /// The rows of a request for a log-likelihood: what is read, and what is scored at its end.
-    fn rows(&self, request: &Request) -> Result<Vec<(Vec<i64>, Vec<i64>)>, Refusal> {
+    /// The tokens of a request for a log-likelihood. A long text has several parts.
+    fn tokens(&self, request: &Request) -> Result<Vec<Tokens>, Refusal> {
         match request {
             Request::Loglikelihood { context, continuation } => {
                 let (context, continuation) = self.encode_pair(&self.text(context)?, continuation)?;
-                self.row(context, continuation).map(|row| vec![row])
+                self.of_pair(context, continuation).map(|tokens| vec![tokens])
             }
             Request::LoglikelihoodRolling { text } => {
                 let ids = self.encode(text, true)?;
-                Ok(rolling_windows(&ids, self.prefix, self.max_length))
+                let windows = rolling_windows(&ids, self.prefix, self.max_length).into_iter();
+                let tokens = |(prefix, targets)| Tokens { prefix, branch: Vec::new(), targets };
+                Ok(windows.map(tokens).collect())
             }
             Request::GenerateUntil { .. } => Ok(Vec::new()),
         }
@@ -130,7 +160,7 @@ impl Engine {
         Ok((context, continuation))
     }
 
-    fn row(&self, context: Vec<i64>, continuation: Vec<i64>) -> Result<(Vec<i64>, Vec<i64>), Refusal> {
+    fn of_pair(&self, context: Vec<i64>, continuation: Vec<i64>) -> Result<Tokens, Refusal> {
         if continuation.is_empty() {
             return Err("the continuation has no tokens; check doc_to_choice and doc_to_target".to_owned());
         }
@@ -141,12 +171,15 @@ impl Engine {
             let (length, most) = (continuation.len(), self.max_length);
             return Err(format!("the continuation has {length} tokens, and the model takes {most}"));
         }
-        let mut ids = context;
-        ids.extend_from_slice(&continuation);
         // The last token is predicted, never read.
-        ids.pop();
-        let start = ids.len().saturating_sub(self.max_length);
-        Ok((ids.split_off(start), continuation))
+        let branch = continuation[..continuation.len() - 1].to_vec();
+        if context.len() + branch.len() <= self.max_length {
+            return Ok(Tokens { prefix: context, branch, targets: continuation });
+        }
+        // Continuations of other lengths cut the context elsewhere, so nothing is shared.
+        let mut prefix = [context, branch].concat();
+        prefix.drain(..prefix.len() - self.max_length);
+        Ok(Tokens { prefix, branch: Vec::new(), targets: continuation })
     }
 
     /// Answers the requests for log-likelihoods.
@@ -193,64 +226,82 @@ impl Engine {
             if matches!(request, Request::GenerateUntil { .. }) {
                 continue;
             }
-            let of_request = match self.rows(request) {
-                Ok(of_request) => of_request,
+            let parts = match self.tokens(request) {
+                Ok(parts) => parts,
                 Err(problem) => {
                     without_rows.push((index, Response::Failed { problem }));
                     continue;
                 }
             };
-            if of_request.is_empty() {
+            if parts.is_empty() {
                 without_rows.push((index, Response::Loglikelihood { logprob: 0.0, is_greedy: true }));
             }
-            sums[index] = Some(Sum { logprob: 0.0, is_greedy: true, left: of_request.len() });
-            for (ids, targets) in of_request {
-                let place = *places.entry(ids).or_insert_with_key(|ids| {
-                    rows.push(Row { ids: ids.clone(), readers: Vec::new() });
+            sums[index] = Some(Sum { logprob: 0.0, is_greedy: true, left: parts.len() });
+            for Tokens { prefix, branch, targets } in parts {
+                let place = *places.entry(prefix).or_insert_with_key(|prefix| {
+                    rows.push(Row { prefix: prefix.clone(), branches: Vec::new(), readers: Vec::new() });
                     rows.len() - 1
                 });
-                rows[place].readers.push(Reader { request: index, targets });
+                let row = &mut rows[place];
+                let known = row.branches.iter().position(|held| *held == branch);
+                let branch = (!branch.is_empty()).then(|| {
+                    known.unwrap_or_else(|| {
+                        row.branches.push(branch);
+                        row.branches.len() - 1
+                    })
+                });
+                row.readers.push(Reader { request: index, branch, targets });
             }
         }
-        rows.sort_by(|left, right| right.ids.len().cmp(&left.ids.len()).then_with(|| left.ids.cmp(&right.ids)));
+
+        rows.iter_mut().for_each(Row::join_single_branch);
+        rows.sort_by(|left, right| {
+            right.tokens().cmp(&left.tokens()).then_with(|| left.prefix.cmp(&right.prefix))
+        });
         (rows, sums, without_rows)
     }
 
     /// The log-likelihood of the targets of each reader of the rows, and whether greedy decoding gives them.
     fn score_rows(&self, rows: &[Row]) -> anyhow::Result<Vec<(f64, bool)>> {
         let model = &self.session.model;
-        let lines: Vec<&[i64]> = rows.iter().map(|row| row.ids.as_slice()).collect();
-        let batch = Batch::new(&lines, model.device());
+        let trees = rows.iter().map(|row| SharedPrefix {
+            prefix: row.prefix.clone(),
+            branches: row.branches.clone(),
+        });
+        let found = model.decoder().forward_shared_prefixes(&trees.collect::<Vec<_>>())?;
 
         // Positions that several readers share are computed once.
+        let mut places: HashMap<i64, i64> = HashMap::new();
         let mut positions: Vec<i64> = Vec::new();
         let mut sources: Vec<i64> = Vec::new();
         let mut targets: Vec<i64> = Vec::new();
-        for (row, first) in rows.iter().zip(batch.first_indices()) {
-            let longest = row.readers.iter().map(|reader| reader.targets.len()).max().unwrap_or(0) as i64;
-            let end = first + row.ids.len() as i64;
-            let selected = positions.len() as i64;
-            positions.extend(end - longest..end);
+        for (index, row) in rows.iter().enumerate() {
             for reader in &row.readers {
-                let length = reader.targets.len() as i64;
-                sources.extend(selected + longest - length..selected + longest);
+                let prefix_length = row.prefix.len() as i64;
+                let branch = reader.branch.map_or(0, |branch| row.branches[branch].len() as i64);
+                let end = prefix_length + branch;
+                for position in end - reader.targets.len() as i64..end {
+                    let token = match reader.branch {
+                        Some(branch) if position >= prefix_length => {
+                            found.branches[index][branch] + position - prefix_length
+                        }
+                        _ => found.prefixes[index] + position,
+                    };
+                    sources.push(*places.entry(token).or_insert_with(|| {
+                        positions.push(token);
+                        positions.len() as i64 - 1
+                    }));
+                }
                 targets.extend(&reader.targets);
             }
         }
 
-        let (logprobs, best) = no_grad(|| {
-            let hidden = model.forward_no_grad(&batch)?;
-            let hidden = hidden.index_select(0, &upload(&positions, model.device()));
-            let scores = head::target_logprobs(
-                &hidden,
-                model.head(),
-                &sources,
-                &targets,
-            )?;
-            Ok::<_, models::Error>((scores.logprobs, scores.argmax))
+        let scores = no_grad(|| {
+            let hidden = found.hidden.index_select(0, &upload(&positions, model.device()));
+            head::target_logprobs(&hidden, model.head(), &sources, &targets)
         })?;
-        let logprobs = Vec::<f32>::try_from(&logprobs)?;
-        let best = Vec::<i64>::try_from(&best)?;
+        let logprobs = Vec::<f32>::try_from(&scores.logprobs)?;
+        let best = Vec::<i64>::try_from(&scores.argmax)?;
 
         let mut scored = Vec::new();
         let mut next = 0;
@@ -259,7 +310,7 @@ impl Engine {
             next = range.end;
             let sum: f64 = logprobs[range.clone()].iter().map(|&logprob| f64::from(logprob)).sum();
             let is_greedy =
-                range.clone().zip(&reader.targets).all(|(at, target)| best[sources[at] as usize] == *target);
+                range.zip(&reader.targets).all(|(at, target)| best[sources[at] as usize] == *target);
             scored.push((sum, is_greedy));
         }
         Ok(scored)
@@ -443,11 +494,11 @@ fn batches(rows: &[Row]) -> Vec<&[Row]> {
     let mut batches = Vec::new();
     let (mut start, mut tokens) = (0, 0);
     for (index, row) in rows.iter().enumerate() {
-        if index > start && tokens + row.ids.len() > BATCH_TOKENS {
+        if index > start && tokens + row.tokens() > BATCH_TOKENS {
             batches.push(&rows[start..index]);
             (start, tokens) = (index, 0);
         }
-        tokens += row.ids.len();
+        tokens += row.tokens();
     }
     if start < rows.len() {
         batches.push(&rows[start..]);
@@ -516,7 +567,7 @@ mod tests {
 
     #[test]
     fn batches_hold_at_most_their_tokens() {
-        let row = |length: usize| Row { ids: vec![0; length], readers: Vec::new() };
+        let row = |length: usize| Row { prefix: vec![0; length], branches: Vec::new(), readers: Vec::new() };
         let rows: Vec<Row> = [5000, 3000, 1000, 96, 1].map(row).into_iter().collect();
         let lengths: Vec<usize> = batches(&rows).iter().map(|batch| batch.len()).collect();
         assert_eq!(lengths, [1, 3, 1]);

@@ -220,8 +220,8 @@ fn left_out(many: usize, other: usize) -> String {
         reasons.push(format!("{} for want of room", count(many, "score", "scores")));
     }
     if other > 0 {
-        let text = "that are no shares of which more is better";
-        reasons.push(format!("{} {text}", count(other, "score", "scores")));
+        let scores = count(other, "score", "scores");
+        reasons.push(format!("{scores} of another kind (no share, or less is better)"));
     }
     if reasons.is_empty() {
         return String::new();

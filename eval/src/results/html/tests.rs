@@ -83,7 +83,7 @@ fn prompt(request: &Request) -> &str {
     }
 }
 
-/// A question such as `5: black?` of ten: `black` is right for even numbers.
+/// `black` or `white`, whichever is more likely.
 fn choose(is_black: bool, request: &Request) -> Response {
     let Request::Loglikelihood { continuation, .. } = request else { panic!("wanted choices") };
     let logprob = if (continuation == " black") == is_black { -1.25 } else { -2.5 };
@@ -224,7 +224,9 @@ fn kinds_of_samples_in_the_html_by_hand() {
                 was == Some(true) && is == Some(false),
                 was == Some(false) && is == Some(true),
             ];
-            kinds.iter().zip(&mut counts).for_each(|(is_kind, count)| *count += usize::from(*is_kind));
+            for (is_kind, count) in kinds.into_iter().zip(&mut counts) {
+                *count += usize::from(is_kind);
+            }
         }
         counts
     };
@@ -382,8 +384,8 @@ fn the_html_says_what_it_leaves_out_and_what_is_doubtful() {
         model.scores[4].failed = 1;
     }
     let page = html(&results, &fixture.evaluation, &fixture.runs, &Notes::default()).unwrap();
-    // 50 scores and the group: 40 drawn, one is no share of which more is better.
-    assert!(page.contains("10 scores for want of room, and 1 score that are no shares"));
+    // 50 scores and the group: 40 drawn, of one less is better.
+    assert!(page.contains("10 scores for want of room, and 1 score of another kind"));
     assert!(page.contains("3 comparisons with larger p-values"));
     assert!(
         page.contains("⚠ 2 unparsed (20.0 %)") && page.contains("20.0 % of the replies of <bdi>sft</bdi>")
