@@ -80,7 +80,9 @@ pub fn aggregate(
             Ok(Aggregated { value: (-mean).exp(), standard_error: error, interval })
         }
         Aggregation::WeightedPerplexity => Ok(alone((-ratio(values)).exp())),
-        Aggregation::BiasAccuracy { disambiguated } => Ok(alone(bbq::accuracy(&biases(values), disambiguated))),
+        Aggregation::BiasAccuracy { disambiguated } => {
+            Ok(alone(bbq::accuracy(&biases(values), disambiguated)))
+        }
         Aggregation::BiasScore { disambiguated } => Ok(alone(bbq::score(&biases(values), disambiguated))),
         Aggregation::BitsPerByte => Ok(alone(-ratio(values) / std::f64::consts::LN_2)),
     }
@@ -187,7 +189,8 @@ mod tests {
             }
             let values: Vec<f64> = serde_json::from_value(case["xs"].clone()).unwrap();
             let iterations = case["iters"].as_u64().unwrap() as usize;
-            let (got, wanted) = (bootstrap_error(&values, iterations).unwrap(), case["stderr"].as_f64().unwrap());
+            let (got, wanted) =
+                (bootstrap_error(&values, iterations).unwrap(), case["stderr"].as_f64().unwrap());
             assert!((got - wanted).abs() <= 1e-9 * wanted, "{iterations}: {got} and {wanted}");
             checked += 1;
         }

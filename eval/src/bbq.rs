@@ -39,9 +39,15 @@ pub struct Bias {
 }
 
 /// What the choice `answer` of a row says. Also returns the category of the row.
-pub fn bias(row: &datasets::Row, choices: &[String], answer: usize, correct: bool) -> Result<(Bias, String), Error> {
+pub fn bias(
+    row: &datasets::Row,
+    choices: &[String],
+    answer: usize,
+    correct: bool,
+) -> Result<(Bias, String), Error> {
     let text = |name: &'static str| -> Result<&str, Error> {
-        let missing = || Error::BadColumn { key: "the metric bbq", problem: format!("needs the column {name}") };
+        let missing =
+            || Error::BadColumn { key: "the metric bbq", problem: format!("needs the column {name}") };
         row.get(name).and_then(Value::as_str).ok_or_else(missing)
     };
     let stereotyped = lower_texts(&row["additional_metadata"]["stereotyped_groups"]);

@@ -97,11 +97,8 @@ pub fn build(
     let effective = options.limit.unwrap_or(original).min(original);
     let mut documents = Vec::with_capacity(effective);
     for (doc_id, row) in rows.iter().take(effective).enumerate() {
-        let in_row = |error: Error| Error::InRow {
-            task: task.task.clone(),
-            row: doc_id,
-            source: Box::new(error),
-        };
+        let in_row =
+            |error: Error| Error::InRow { task: task.task.clone(), row: doc_id, source: Box::new(error) };
         let fewshot_rows = sampler.draw(|other| pool[other] == *row).map_err(in_row)?;
         let examples: Vec<&Row> = fewshot_rows.iter().map(|&row| &pool[row]).collect();
         let document = templates.document(task, (doc_id, row), &examples, options).map_err(in_row)?;
@@ -142,7 +139,10 @@ impl Templates {
         Ok(Self {
             text: compile("doc_to_text", &task.doc_to_text)?,
             target: compile("doc_to_target", &task.doc_to_target)?,
-            choices: sources.iter().map(|source| compile("doc_to_choice", source)).collect::<Result<_, _>>()?,
+            choices: sources
+                .iter()
+                .map(|source| compile("doc_to_choice", source))
+                .collect::<Result<_, _>>()?,
             is_list: matches!(task.doc_to_choice, Some(Choices::List(_))),
             continuation: optional("doc_to_continuation", &task.doc_to_continuation)?,
             input: optional("doc_to_input", &task.doc_to_input)?,
@@ -181,8 +181,9 @@ impl Templates {
         let choices = self.choices(&columns)?;
         let target = target(self.target.value(&columns)?, &choices, task)?;
         let question = self.question(&columns)?;
-        let optional =
-            |template: &Option<RowTemplate>| template.as_ref().map(|template| template.text(&columns)).transpose();
+        let optional = |template: &Option<RowTemplate>| {
+            template.as_ref().map(|template| template.text(&columns)).transpose()
+        };
         let continuation = optional(&self.continuation)?;
         let input = optional(&self.input)?.unwrap_or_else(|| question.text());
         let cluster = optional(&self.cluster)?;
@@ -199,9 +200,8 @@ impl Templates {
             }
             OutputType::MultipleContext => {
                 let continuation = continuation.unwrap_or_default();
-                let request = |context: &String| {
-                    prompt.loglikelihood(&Question::Text(context.clone()), &continuation)
-                };
+                let request =
+                    |context: &String| prompt.loglikelihood(&Question::Text(context.clone()), &continuation);
                 choices.iter().map(request).collect()
             }
             OutputType::Loglikelihood => vec![Request::Loglikelihood {
@@ -278,13 +278,11 @@ impl Templates {
 fn target(value: Value, choices: &[String], task: &Task) -> Result<Target, Error> {
     let wrong = |problem: String| Err(Error::BadColumn { key: "doc_to_target", problem });
     let index = |value: &Value| value.as_u64().map(|index| index as usize);
-    let is_choice =
-        matches!(task.output_type, OutputType::MultipleChoice | OutputType::MultipleContext);
+    let is_choice = matches!(task.output_type, OutputType::MultipleChoice | OutputType::MultipleContext);
     if !is_choice {
-        return plain(&value).map(Target::Text).map_or_else(
-            || wrong(format!("gives {}, which is no text", shown(&value))),
-            Ok,
-        );
+        return plain(&value)
+            .map(Target::Text)
+            .map_or_else(|| wrong(format!("gives {}, which is no text", shown(&value))), Ok);
     }
 
     match &value {
@@ -385,7 +383,8 @@ impl PromptBuilder<'_> {
     fn plain_examples(&self) -> String {
         let fewshot = &self.task.fewshot;
         let between = fewshot.target_delimiter.as_ref().unwrap_or(&self.task.target_delimiter);
-        let example = |(text, answer): &(String, String)| format!("{text}{between}{answer}{}", fewshot.delimiter);
+        let example =
+            |(text, answer): &(String, String)| format!("{text}{between}{answer}{}", fewshot.delimiter);
         self.turns.iter().map(example).collect()
     }
 

@@ -114,7 +114,9 @@ pub enum Error {
         wanted: &'static str,
     },
     /// A metric that the answers of a task do not give.
-    #[error("the task {task} asks for {metric}, which its output_type does not give; docs/tasks.md lists them")]
+    #[error(
+        "the task {task} asks for {metric}, which its output_type does not give; docs/tasks.md lists them"
+    )]
     WrongMetric {
         /// The task.
         task: String,
@@ -394,7 +396,9 @@ fn source_of(hub: &str) -> String {
     if hub.is_empty() {
         return "; give the folder that holds them with --data".to_owned();
     }
-    format!("; download https://huggingface.co/datasets/{hub} to one of them, or give their folder with --data")
+    format!(
+        "; download https://huggingface.co/datasets/{hub} to one of them, or give their folder with --data"
+    )
 }
 
 /// The names of models in quotes, at most eight of them.

@@ -131,8 +131,13 @@ impl ModelRun {
 impl Evaluation {
     /// Reads the rows of all tasks from the folder `data` and makes the requests.
     pub fn prepare(selection: Selection, data: &Path, options: PromptOptions) -> Result<Self, Error> {
-        let mut evaluation =
-            Self { tasks: Vec::new(), groups: selection.groups, options, requests: Vec::new(), keys: Vec::new() };
+        let mut evaluation = Self {
+            tasks: Vec::new(),
+            groups: selection.groups,
+            options,
+            requests: Vec::new(),
+            keys: Vec::new(),
+        };
         let mut known: HashMap<String, usize> = HashMap::new();
         for task in selection.tasks {
             let documents = documents(&task, data, &evaluation.options)?;
@@ -344,12 +349,14 @@ impl PreparedTask {
         Ok(Sample { doc_id: document.doc_id, responses, scored, problem: failed })
     }
 
-    /// The scores of the task: one for each filter and metric.
-    fn scores(&self, samples: &[Sample]) -> Result<Vec<Score>, Error> {
+    /// The scores of the task on these samples, which may be a part of its documents: one for each filter and
+    /// metric.
+    pub(crate) fn scores(&self, samples: &[Sample]) -> Result<Vec<Score>, Error> {
         let failed = samples.iter().filter(|sample| sample.problem.is_some()).count();
         let clusters: Option<Vec<&str>> =
             self.documents.documents.iter().map(|document| document.cluster.as_deref()).collect();
-        let clusters = clusters.filter(|_| failed == 0);
+        let is_whole = samples.len() == self.documents.documents.len();
+        let clusters = clusters.filter(|_| failed == 0 && is_whole);
 
         let mut order: Vec<(String, String)> = Vec::new();
         let mut values: BTreeMap<(String, String), Values<'_>> = BTreeMap::new();

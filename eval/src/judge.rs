@@ -176,9 +176,8 @@ impl Judge<'_> {
             let (held, needed) = (question.references.len(), question.turns.len());
             if self.prompt.wants_reference(&question.category) && held < needed {
                 let category = &question.category;
-                let problem = format!(
-                    "has {held} texts, and the judge needs {needed} for a question of {category:?}"
-                );
+                let problem =
+                    format!("has {held} texts, and the judge needs {needed} for a question of {category:?}");
                 let source = Box::new(Error::BadColumn { key: "references", problem });
                 return Err(Error::InRow { task: task.to_owned(), row, source });
             }

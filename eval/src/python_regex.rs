@@ -91,11 +91,7 @@ impl PythonRegex {
 
     /// `text` with each match replaced by what `replacement` makes of its groups, `re.sub` with a function.
     /// The groups are those of [`Self::find`].
-    pub fn replace_all(
-        &self,
-        text: &str,
-        replacement: impl Fn(&[&str]) -> String,
-    ) -> Result<String, Error> {
+    pub fn replace_all(&self, text: &str, replacement: impl Fn(&[&str]) -> String) -> Result<String, Error> {
         let (mut kept, mut end) = (String::with_capacity(text.len()), 0);
         self.search(text, |captures| {
             let range = whole(captures);

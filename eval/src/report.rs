@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::Error;
+use crate::results::Results;
 use crate::statistics::Estimate;
 pub(crate) use escape::{escape_html, escape_markdown};
 pub use html::html;
@@ -192,6 +193,15 @@ pub struct Sample {
     pub replies: PerModel<Reply>,
 }
 
+/// An evaluation on tasks, and where its own report is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Benchmarks {
+    /// The path of its report, from the folder of this one.
+    pub report: String,
+    /// The results.
+    pub results: Results,
+}
+
 /// All contents of the report of a run. Missing sections are left out of all three files.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -225,6 +235,9 @@ pub struct Report {
     /// Scores per family of tasks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub families: Vec<Family>,
+    /// The tasks that every model was asked, with paired differences.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub benchmarks: Option<Benchmarks>,
     /// Training curves.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub curves: Vec<Curve>,

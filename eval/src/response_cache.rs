@@ -17,11 +17,10 @@ use crate::request::Response;
 /// The longest line that is read back, in bytes.
 const LONGEST_LINE: u64 = 64 << 20;
 
-/// The answers in one file.
-#[derive(Debug)]
+/// The answers in one file, or in memory alone.
+#[derive(Debug, Default)]
 pub struct ResponseCache {
-    path: PathBuf,
-    file: File,
+    file: Option<(PathBuf, File)>,
     held: HashMap<String, Response>,
 }
 
@@ -33,32 +32,34 @@ struct Line {
 }
 
 impl ResponseCache {
+    /// Keeps answers in memory alone.
+    pub fn in_memory() -> Self {
+        Self::default()
+    }
+
     /// Opens the file of a folder, or starts it. Lines that are no answers are skipped.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::Read { path: path.to_owned(), source };
         if path.symlink_metadata().is_ok_and(|found| !found.is_file()) {
             return Err(Error::NotAFile { path: path.to_owned() });
         }
-        let mut file =
-            OpenOptions::new().read(true).append(true).create(true).open(path).map_err(failed)?;
-        let mut held = HashMap::new();
-        let mut reader = BufReader::new(&file);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            let read = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(failed)?;
-            if read == 0 {
-                break;
-            }
-            if let Ok(Line { model, request, response }) = serde_json::from_slice(&line) {
-                held.insert(format!("{model} {request}"), response);
-            }
-        }
+        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(failed)?;
+        let held = read_answers(&file).map_err(failed)?;
         // The next line must not continue one that was cut off.
         if !line_is_whole(&mut file).map_err(failed)? {
             file.write_all(b"\n").map_err(failed)?;
         }
-        Ok(Self { path: path.to_owned(), file, held })
+        Ok(Self { file: Some((path.to_owned(), file)), held })
+    }
+
+    /// Takes over the answers in a file that another process writes.
+    pub fn read_also(&mut self, path: &Path) -> Result<(), Error> {
+        let failed = |source| Error::Read { path: path.to_owned(), source };
+        if path.symlink_metadata().is_ok_and(|found| !found.is_file()) {
+            return Err(Error::NotAFile { path: path.to_owned() });
+        }
+        self.held.extend(File::open(path).and_then(|file| read_answers(&file)).map_err(failed)?);
+        Ok(())
     }
 
     /// The answer of a model to a request.
@@ -72,7 +73,6 @@ impl ResponseCache {
         model: &str,
         batch: impl Iterator<Item = (&'a str, &'a Response)>,
     ) -> Result<(), Error> {
-        let failed = |source| Error::Write { path: self.path.clone(), source };
         let mut lines = String::new();
         for (request, response) in batch {
             if matches!(response, Response::Failed { .. }) {
@@ -84,12 +84,39 @@ impl ResponseCache {
             lines.push('\n');
             self.held.insert(format!("{model} {request}"), response.clone());
         }
-        self.file.write_all(lines.as_bytes()).map_err(failed)
+        match &mut self.file {
+            Some((path, file)) => {
+                let failed = |source| Error::Write { path: path.clone(), source };
+                file.write_all(lines.as_bytes()).map_err(failed)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Waits until everything is on the disk.
     pub fn sync(&self) -> Result<(), Error> {
-        self.file.sync_all().map_err(|source| Error::Write { path: self.path.clone(), source })
+        match &self.file {
+            Some((path, file)) => {
+                file.sync_all().map_err(|source| Error::Write { path: path.clone(), source })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The answers in a file, under the hashes of model and request.
+fn read_answers(file: &File) -> std::io::Result<HashMap<String, Response>> {
+    let mut held = HashMap::new();
+    let mut reader = BufReader::new(file);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        if reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)? == 0 {
+            return Ok(held);
+        }
+        if let Ok(Line { model, request, response }) = serde_json::from_slice(&line) {
+            held.insert(format!("{model} {request}"), response);
+        }
     }
 }
 

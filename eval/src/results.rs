@@ -1,11 +1,12 @@
-//! The results of an evaluation: scores, groups and paired comparisons, as JSON, CSV, Markdown and in the
-//! shape of lm-evaluation-harness.
+//! The results of an evaluation: scores, groups and paired comparisons, as JSON, CSV, Markdown, an HTML page and
+//! in the shape of lm-evaluation-harness.
 //!
 //! Nothing here depends on the time or the machine: an evaluation that was broken off and continued writes
 //! the same files as one that was not.
 
 mod comparison;
 mod export;
+mod html;
 mod lm_eval;
 pub mod requirement;
 mod samples;
@@ -14,10 +15,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Error;
+use crate::contamination::Contamination;
 use crate::evaluation::{Evaluation, ModelRun, Score};
 use crate::task::OutputType;
 pub use comparison::{Comparison, compare};
 pub use export::{number, p_value};
+pub use html::{Notes, html};
+pub(crate) use html::{STYLE, scores_and_differences};
 pub use samples::sample_rows;
 
 /// The version of `results.json`.
@@ -36,8 +40,11 @@ pub struct Results {
     pub tasks: Vec<TaskInfo>,
     /// What each model scored. The first one is the baseline.
     pub models: Vec<ModelResults>,
-    /// Every other model against the baseline, paired by document.
+    /// Every other model against the first one and against the one before it, paired by document.
     pub comparisons: Vec<Comparison>,
+    /// How many documents the training data holds, if it was looked at.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contamination: Vec<Contamination>,
 }
 
 /// What identifies the scores of a task.
@@ -108,6 +115,7 @@ impl Results {
             tasks: tasks.collect(),
             models: models.collect(),
             comparisons: comparison::of_runs(evaluation, runs)?,
+            contamination: Vec::new(),
         })
     }
 

@@ -102,7 +102,10 @@ mod tests {
 
     #[test]
     fn wikitext_is_joined() {
-        let text = wikitext_detokenize(" = Title = \n the dogs ' ( a b ) cost 1 @,@ 000 @-@ ish . It 's \" x \" , ok").unwrap();
+        let text = wikitext_detokenize(
+            " = Title = \n the dogs ' ( a b ) cost 1 @,@ 000 @-@ ish . It 's \" x \" , ok",
+        )
+        .unwrap();
         // The two apostrophes are a pair, so the text between them loses its outer spaces.
         assert_eq!(text, " = Title =\nthe dogs'(a b) cost 1,000-ish. It's \"x\", ok");
     }

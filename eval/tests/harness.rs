@@ -127,8 +127,14 @@ const COLOURS: [&str; 4] = [
     r#"{"question": "snow?", "choices": ["white", "white smoke"], "answer": [0, 1]}"#,
 ];
 
-const LOGPROBS: [(&str, f64); 6] =
-    [(" blue", -4.0), (" dark green", -5.0), (" red", -0.5), (" 蓝色的", -6.0), (" white", -7.0), (" white smoke", -8.0)];
+const LOGPROBS: [(&str, f64); 6] = [
+    (" blue", -4.0),
+    (" dark green", -5.0),
+    (" red", -0.5),
+    (" 蓝色的", -6.0),
+    (" white", -7.0),
+    (" white smoke", -8.0),
+];
 
 impl Bench {
     fn new() -> Self {
@@ -183,7 +189,8 @@ impl Bench {
 
 fn score<'a>(run: &'a ModelRun, task: &str, metric: &str, filter: &str) -> &'a Score {
     let all = run.scores.iter().chain(&run.groups);
-    let found = all.into_iter().find(|score| score.task == task && score.metric == metric && score.filter == filter);
+    let found =
+        all.into_iter().find(|score| score.task == task && score.metric == metric && score.filter == filter);
     found.unwrap_or_else(|| panic!("no {task} {metric} {filter}"))
 }
 
@@ -202,7 +209,9 @@ fn choices_by_hand() {
     let error = score(&run, "colours", "acc", "none").aggregated.standard_error.unwrap();
     assert!((error - 0.25).abs() < 1e-12);
     assert_eq!(run.failed(), 0);
-    assert!(run.samples[0][1].scored[0].answer == "red" && run.samples[0][1].scored[0].correct == Some(false));
+    assert!(
+        run.samples[0][1].scored[0].answer == "red" && run.samples[0][1].scored[0].correct == Some(false)
+    );
 }
 
 #[test]
@@ -211,7 +220,8 @@ fn prompts_are_description_examples_and_question() {
     let options = PromptOptions { num_fewshot: Some(1), limit: Some(1), ..PromptOptions::default() };
     let evaluation = bench.prepare(&["colours"], options.clone()).unwrap();
     let document = &evaluation.tasks[0].documents.documents[0];
-    let Request::Loglikelihood { context: Prompt::Text(context), continuation } = &document.requests[1] else {
+    let Request::Loglikelihood { context: Prompt::Text(context), continuation } = &document.requests[1]
+    else {
         panic!("wanted a log-likelihood");
     };
     assert_eq!(context, "Answer.\n\nQ: coal?\nA: black\n\nQ: sky?\nA:");
@@ -247,7 +257,10 @@ fn replies_under_two_filters_and_unparsed_ones() {
 #[test]
 fn a_killed_evaluation_continues_to_the_same_results() {
     let bench = Bench::new();
-    bench.write("tasks/all.toml", "[[group]]\ngroup = \"all\"\ntasks = [\"colours\", \"s*\"]\nmetrics = [\"acc\"]\n");
+    bench.write(
+        "tasks/all.toml",
+        "[[group]]\ngroup = \"all\"\ntasks = [\"colours\", \"s*\"]\nmetrics = [\"acc\"]\n",
+    );
     let evaluation = bench.prepare(&["all"], PromptOptions::default()).unwrap();
     let replies = [("1 + 1", "2"), ("2 + 2", "5"), ("3 + 3", "")];
     let results = |run: ModelRun| {
@@ -288,8 +301,8 @@ fn what_a_model_cannot_answer_is_named_and_asked_again() {
     let mut model = Double::new(&LOGPROBS, &[]);
     let run = bench.run(&evaluation, &mut model, "cache").unwrap();
     assert_eq!((run.failed(), score(&run, "colours", "acc", "none").n), (0, 4));
-    // The batch of the failed request alone was asked again.
-    assert_eq!(model.asked.len(), 1);
+    // Nothing but the batch of the failed request was asked again. A batch has two requests.
+    assert_eq!(model.asked.len(), 2);
 }
 
 #[test]
@@ -315,12 +328,17 @@ fn models_are_compared_by_document() {
 fn groups_weigh_tasks_by_size() {
     let bench = Bench::new();
     bench.write("data/more/test.jsonl", &(COLOURS[..2].join("\n") + "\n"));
-    let family = CHOICE.replace("task = \"colours\"", "task = \"{{ subset }}_colours\"").replace("folder = \"colours\"", "folder = \"{{ subset }}\"")
+    let family = CHOICE
+        .replace("task = \"colours\"", "task = \"{{ subset }}_colours\"")
+        .replace("folder = \"colours\"", "folder = \"{{ subset }}\"")
         + "\n[[subset]]\nname = \"more\"\nversion = 3\n[[subset]]\nname = \"most\"\ndataset.folder = \"colours\"\n\
            [[group]]\ngroup = \"both\"\ntasks = [\"*_colours\"]\nmetrics = [\"acc\"]\n";
     bench.write("tasks/family.toml", &family);
     let evaluation = bench.prepare(&["both"], PromptOptions::default()).unwrap();
-    assert_eq!(evaluation.tasks.iter().map(|task| task.task.version).collect::<Vec<_>>(), [Some(3.0), Some(2.0)]);
+    assert_eq!(
+        evaluation.tasks.iter().map(|task| task.task.version).collect::<Vec<_>>(),
+        [Some(3.0), Some(2.0)]
+    );
     let run = bench.run(&evaluation, &mut Double::new(&LOGPROBS, &[]), "cache").unwrap();
     let group = score(&run, "both", "acc", "none");
     // (1 + 3) of (2 + 4).
@@ -353,7 +371,10 @@ fn bad_task_files_are_named_with_what_to_do() {
     }
     bench.write("tasks/colours.toml", CHOICE);
     assert!(bench.error(&["colour"]).contains("did you mean colours"));
-    bench.write("data/colours/test.jsonl", "{\"question\": \"sky?\", \"choices\": [\"blue\"], \"answer\": 3}\n");
+    bench.write(
+        "data/colours/test.jsonl",
+        "{\"question\": \"sky?\", \"choices\": [\"blue\"], \"answer\": 3}\n",
+    );
     let error = bench.error(&["colours"]);
     assert!(error.contains("row 0") && error.contains("with 1 choices"), "{error}");
     bench.write("data/colours/test.jsonl", "{\"question\": \n");

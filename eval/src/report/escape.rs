@@ -40,8 +40,8 @@ pub(crate) fn escape_markdown(text: &str) -> String {
     escaped
 }
 
-/// Replaces control characters by their Unicode pictures, and bidirectional controls by the replacement
-/// character.
+/// Replaces control characters by their Unicode pictures; bidirectional controls, and line breaks that only some
+/// programs know, by the replacement character.
 fn visible(character: char) -> char {
     match character {
         '\n' | '\t' => character,
@@ -53,7 +53,7 @@ fn visible(character: char) -> char {
         | '\u{61c}'
         | '\u{200e}'
         | '\u{200f}'
-        | '\u{202a}'..='\u{202e}'
+        | '\u{2028}'..='\u{202e}'
         | '\u{2066}'..='\u{2069}' => '\u{fffd}',
         other => other,
     }

@@ -7,17 +7,20 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value};
 
 use super::escape::escape_html;
-use super::{Family, PerModel, Reply, Report, Sample, Scores, chart, curve, layout};
+use super::{Benchmarks, Family, PerModel, Reply, Report, Sample, Scores, chart, curve, layout};
+use crate::results;
 
 const STYLE: &str = include_str!("style.css");
 
 /// Renders the HTML page.
 pub fn html(report: &Report) -> String {
-    let mut page = head(&report.title, "");
+    let style = if report.benchmarks.is_some() { results::STYLE } else { "" };
+    let mut page = head(&report.title, style);
     let sections = [
         headline(report),
         exact_match(report),
         families(&report.families),
+        benchmarks(report),
         curves(report),
         samples(&report.samples),
         cost(report),
@@ -25,6 +28,13 @@ pub fn html(report: &Report) -> String {
     ];
     page.extend(sections.into_iter().flatten());
     page + "</main>\n</body>\n</html>\n"
+}
+
+/// The tasks that every model was asked.
+fn benchmarks(report: &Report) -> Option<String> {
+    let Benchmarks { report, results } = report.benchmarks.as_ref()?;
+    let link = format!("<p><a href=\"{}\">All samples</a></p>\n", escape_html(report));
+    Some(section("Tasks", &format!("{}{link}", results::scores_and_differences(results))))
 }
 
 /// The page up to its first section. `style` follows the common style sheet.

@@ -16,6 +16,10 @@ pub fn markdown(report: &Report) -> String {
     let mut text = format!("# {}\n", escape_markdown(&report.title));
     text.push_str(&exact_match(report));
     text.push_str(&families(&report.families));
+    if let Some(benchmarks) = &report.benchmarks {
+        let tables = benchmarks.results.markdown_tables("###");
+        let _ = write!(text, "\n## Tasks\n{tables}\nAll samples: {}\n", escape_markdown(&benchmarks.report));
+    }
     text.push_str(&curves(&report.curves));
     text.push_str(&samples(&report.samples));
     text.push_str(&cost(report));

@@ -18,6 +18,7 @@ fn full() -> Report {
     let reply = |text: &str, correct| Some(Reply { text: text.into(), correct });
     let loss = (0..100).map(|step| (f64::from(step), 4.0 - 0.02 * f64::from(step))).collect();
     Report {
+        benchmarks: None,
         title: "Nine <tasks>".into(),
         command: "colossal-chat demo".into(),
         settings: Map::from_iter([("seed".to_owned(), Value::from(7)), ("lr".to_owned(), Value::from(1e-4))]),

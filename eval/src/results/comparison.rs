@@ -40,15 +40,20 @@ pub struct Comparison {
     pub higher_is_better: bool,
 }
 
-/// Every other model against the first.
+/// Every other model against the first one and against the one before it.
 pub(super) fn of_runs(evaluation: &Evaluation, runs: &[ModelRun]) -> Result<Vec<Comparison>, Error> {
-    let Some((baseline, others)) = runs.split_first() else { return Ok(Vec::new()) };
     let mut comparisons = Vec::new();
-    for other in others {
+    for (place, model) in runs.iter().enumerate().skip(1) {
+        let mut baselines = vec![&runs[0]];
+        if place > 1 {
+            baselines.push(&runs[place - 1]);
+        }
         let mut of_model = Vec::new();
-        for (index, prepared) in evaluation.tasks.iter().enumerate() {
-            let samples = (&baseline.samples[index][..], &other.samples[index][..]);
-            of_model.extend(compare((&baseline.name, &other.name), &prepared.task.task, samples)?);
+        for baseline in baselines {
+            for (index, prepared) in evaluation.tasks.iter().enumerate() {
+                let samples = (&baseline.samples[index][..], &model.samples[index][..]);
+                of_model.extend(compare((&baseline.name, &model.name), &prepared.task.task, samples)?);
+            }
         }
         correct(&mut of_model)?;
         comparisons.extend(of_model);
@@ -110,9 +115,9 @@ fn compare_numbers(pairs: &[(f64, f64)]) -> Result<Comparison, Error> {
     let difference = paired_difference(&before, &after)?;
     let more = pairs.iter().filter(|(before, after)| after > before).count();
     let less = pairs.iter().filter(|(before, after)| after < before).count();
-    let is_rate = pairs.iter().all(|&(before, after)| {
-        [before, after].iter().all(|&value| value == 0.0 || value == 1.0)
-    });
+    let is_rate = pairs
+        .iter()
+        .all(|&(before, after)| [before, after].iter().all(|&value| value == 0.0 || value == 1.0));
     // Equal differences on every document leave the t test undefined; the counts of signs then decide.
     let p_value = match difference.p_value() {
         Ok(p_value) if !is_rate => p_value,

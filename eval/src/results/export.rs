@@ -10,17 +10,24 @@ impl Results {
     /// Tables for people: scores with intervals, then comparisons. The columns are those of
     /// lm-evaluation-harness, with the interval, and what could not be parsed or answered.
     pub fn markdown(&self) -> String {
-        let mut text = String::from("# Evaluation\n");
-        for model in &self.models {
-            let _ = write!(text, "\n## {}\n\n{}", escape_markdown(&model.name), self.score_table(model));
-        }
-        if !self.comparisons.is_empty() {
-            let _ = write!(text, "\n## Differences, paired by document\n\n{}", self.comparison_table());
-        }
+        let mut text = format!("# Evaluation\n{}", self.markdown_tables("##"));
         text.push_str("\n## Protocols\n\n| task | id | rows |\n|---|---|---|\n");
         for task in &self.tasks {
             let rows = format!("{} of {}", task.effective, task.original);
             let _ = writeln!(text, "| {} | {} | {rows} |", task.task, escape_markdown(&task.protocol_id));
+        }
+        text
+    }
+
+    /// The tables of scores and differences, under headings of the given level.
+    pub(crate) fn markdown_tables(&self, level: &str) -> String {
+        let mut text = String::new();
+        for model in &self.models {
+            let _ = write!(text, "\n{level} {}\n\n{}", escape_markdown(&model.name), self.score_table(model));
+        }
+        if !self.comparisons.is_empty() {
+            let table = self.comparison_table();
+            let _ = write!(text, "\n{level} Differences, paired by document\n\n{table}");
         }
         text
     }
@@ -32,7 +39,8 @@ impl Results {
         );
         for score in model.all() {
             let info = self.task(&score.task);
-            let version = info.and_then(|info| info.version).map_or(String::new(), |version| version.to_string());
+            let version =
+                info.and_then(|info| info.version).map_or(String::new(), |version| version.to_string());
             let shots = info.map_or(String::new(), |info| info.num_fewshot.to_string());
             let arrow = if score.higher_is_better { "↑" } else { "↓" };
             let error = score.aggregated.standard_error.map_or("N/A".to_owned(), number);
@@ -116,7 +124,7 @@ impl Results {
 
 /// A number with four decimals, or with four digits where that says too little.
 pub fn number(value: f64) -> String {
-    if value == 0.0 || (0.01..10_000.0).contains(&value.abs()) {
+    if value == 0.0 || (0.001..10_000.0).contains(&value.abs()) {
         return format!("{value:.4}");
     }
     format!("{value:.4e}")
@@ -136,6 +144,7 @@ pub fn p_value(value: f64) -> String {
 
 /// A cell of CSV. A cell that a spreadsheet would take for a formula gets an apostrophe.
 fn csv_cell(text: &str) -> String {
-    let text = if text.starts_with(['=', '+', '-', '@', '\t', '\r']) { format!("'{text}") } else { text.to_owned() };
+    let text =
+        if text.starts_with(['=', '+', '-', '@', '\t', '\r']) { format!("'{text}") } else { text.to_owned() };
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }

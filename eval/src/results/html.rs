@@ -31,7 +31,7 @@ use crate::report::escape_html;
 /// The style of every report.
 const COMMON_STYLE: &str = include_str!("../report/style.css");
 /// What this page adds to it.
-const STYLE: &str = include_str!("html/style.css");
+pub(crate) const STYLE: &str = include_str!("html/style.css");
 /// The browser of samples.
 const SCRIPT: &str = include_str!("html/browser.js");
 
@@ -46,23 +46,6 @@ pub struct Notes {
     pub started: String,
     /// The seconds that each model took, in the order of the models.
     pub elapsed_seconds: Vec<f64>,
-    /// What is known about rows that the training data holds; empty if nobody looked.
-    pub contamination: Vec<ContaminationRow>,
-}
-
-/// How many rows of a task the training data holds.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ContaminationRow {
-    /// The task.
-    pub task: String,
-    /// The rows that the training data holds.
-    pub contaminated: usize,
-    /// The rows that were looked for.
-    pub checked: usize,
-    /// The score on the other rows.
-    pub clean_score: Option<f64>,
-    /// The score on the rows that the training data holds.
-    pub dirty_score: Option<f64>,
 }
 
 /// A part of the page with a heading.
@@ -86,7 +69,7 @@ pub fn html(
         scores::section(results, &rows),
         differences::section(results),
         lengths::section(evaluation, runs),
-        overview::contamination(&notes.contamination),
+        overview::contamination(&results.contamination),
         Some(overview::protocols(results, embedded.counts())),
         Some(overview::reproduction(results, notes)),
         Some(samples::section(&embedded, evaluation, runs)),
@@ -106,6 +89,12 @@ pub fn html(
     page.push_str(&embedded.data);
     let _ = writeln!(page, "<script>{SCRIPT}</script>\n</body>\n</html>");
     Ok(page)
+}
+
+/// The scores and the differences alone, for a report of more than an evaluation. It needs [`STYLE`].
+pub(crate) fn scores_and_differences(results: &Results) -> String {
+    let sections = [scores::section(results, &scores::rows(results)), differences::section(results)];
+    sections.into_iter().flatten().map(|section| section.body).collect()
 }
 
 fn head(title: &str) -> String {

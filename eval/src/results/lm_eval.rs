@@ -14,7 +14,8 @@ impl Results {
         let mut groups = Map::new();
         for (group, tasks) in &evaluation.groups {
             let scores: Vec<&Score> = model.groups.iter().filter(|score| score.task == group.group).collect();
-            let length: usize = tasks.iter().filter_map(|task| self.task(task)).map(|task| task.effective).sum();
+            let length: usize =
+                tasks.iter().filter_map(|task| self.task(task)).map(|task| task.effective).sum();
             let row = row(&group.group, length, &scores);
             if !scores.is_empty() {
                 groups.insert(group.group.clone(), row.clone());
@@ -40,11 +41,13 @@ impl Results {
         let configs: Map<String, Value> =
             evaluation.tasks.iter().map(|task| (task.task.task.clone(), json!(task.task))).collect();
         whole.insert("configs".to_owned(), Value::Object(configs));
-        let version = |task: &super::TaskInfo| task.version.map_or_else(|| json!("Yaml"), |version| json!(version));
+        let version =
+            |task: &super::TaskInfo| task.version.map_or_else(|| json!("Yaml"), |version| json!(version));
         whole.insert("versions".to_owned(), per_task(&version).into());
         whole.insert("n-shot".to_owned(), per_task(&|task| json!(task.num_fewshot)).into());
         whole.insert("higher_is_better".to_owned(), self.higher_is_better(model).into());
-        let samples = |task: &super::TaskInfo| json!({"original": task.original, "effective": task.effective});
+        let samples =
+            |task: &super::TaskInfo| json!({"original": task.original, "effective": task.effective});
         whole.insert("n-samples".to_owned(), per_task(&samples).into());
         whole.insert("config".to_owned(), json!({"model": self.program, "model_sha": model.digest}));
         whole.insert("model_name".to_owned(), json!(model.name));

@@ -87,7 +87,10 @@ mod tests {
     fn a_requirement_names_task_metric_filter_and_bound() {
         let parse = |text: &str| text.parse::<Requirement>();
         let plain = parse("gsm8k>=0.4").unwrap();
-        assert_eq!((plain.task.as_str(), plain.metric, plain.at_least, plain.bound), ("gsm8k", None, true, 0.4));
+        assert_eq!(
+            (plain.task.as_str(), plain.metric, plain.at_least, plain.bound),
+            ("gsm8k", None, true, 0.4)
+        );
         let whole = parse("gsm8k:exact_match,strict-match<=1").unwrap();
         assert_eq!(whole.to_string(), "gsm8k:exact_match,strict-match<=1");
         assert_eq!(whole.filter.as_deref(), Some("strict-match"));

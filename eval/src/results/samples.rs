@@ -6,7 +6,10 @@ use crate::evaluation::{PreparedTask, Sample};
 use crate::request::{Prompt, Request, Response};
 
 /// One row for each document and filter, with the fields of lm-evaluation-harness where it has them.
-pub fn sample_rows<'a>(prepared: &'a PreparedTask, samples: &'a [Sample]) -> impl Iterator<Item = Value> + 'a {
+pub fn sample_rows<'a>(
+    prepared: &'a PreparedTask,
+    samples: &'a [Sample],
+) -> impl Iterator<Item = Value> + 'a {
     let documents = prepared.documents.documents.iter().zip(samples);
     documents.flat_map(move |(document, sample)| {
         let (prompts, texts): (Vec<Value>, Vec<Value>) = document.requests.iter().map(asked).unzip();

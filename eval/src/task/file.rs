@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use datasets::{RowTemplate, TemplateRow};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::{Choices, Group, OutputType, Task};
@@ -64,9 +65,7 @@ pub fn parse(text: &str, path: &Path) -> Result<TaskFile, Error> {
     }
     for group in groups {
         let name = group.get("group").and_then(Value::as_str).unwrap_or("?").to_owned();
-        let group: Group = serde_json::from_value(Value::Object(group)).map_err(|error| {
-            wrong_file(path, format!("[[group]] {name}: {error}"), "docs/tasks.md lists the keys")
-        })?;
+        let group: Group = read(group, path, &format!("[[group]] {name}"))?;
         check_name(&group.group, path)?;
         found.groups.push(group);
     }
@@ -102,12 +101,21 @@ fn merge(base: &mut Map<String, Value>, over: Map<String, Value>) {
 
 fn task(keys: Map<String, Value>, path: &Path) -> Result<Task, Error> {
     let name = keys.get("task").and_then(Value::as_str).unwrap_or("without a name").to_owned();
-    let mut task: Task = serde_json::from_value(Value::Object(keys)).map_err(|error| {
-        wrong_file(path, format!("task {name}: {error}"), "docs/tasks.md lists the keys")
-    })?;
+    let mut task: Task = read(keys, path, &format!("task {name}"))?;
     fill_in_subset(&mut task, path)?;
     check(&task, path)?;
     Ok(task)
+}
+
+/// Reads the keys of `what`. An error names the key.
+fn read<T: DeserializeOwned>(keys: Map<String, Value>, path: &Path, what: &str) -> Result<T, Error> {
+    serde_path_to_error::deserialize(Value::Object(keys)).map_err(|error| {
+        let key = match error.path().to_string() {
+            top if top == "." => String::new(),
+            key => format!("{key}: "),
+        };
+        wrong_file(path, format!("{what}: {key}{}", error.inner()), "docs/tasks.md lists the keys")
+    })
 }
 
 /// Renders what may depend on the name of the subset.
@@ -123,9 +131,8 @@ fn fill_in_subset(task: &mut Task, path: &Path) -> Result<(), Error> {
     texts.extend(task.dataset.config.as_mut().map(|config| ("dataset.config", config)));
     for (key, text) in texts {
         let rendered = RowTemplate::new(key, text, &[]).and_then(|template| template.text(&row));
-        *text = rendered.map_err(|error| {
-            wrong_file(path, format!("{key}: {error}"), "it may use {{ subset }} alone")
-        })?;
+        *text = rendered
+            .map_err(|error| wrong_file(path, format!("{key}: {error}"), "it may use {{ subset }} alone"))?;
     }
     Ok(())
 }
@@ -140,7 +147,11 @@ fn check(task: &Task, path: &Path) -> Result<(), Error> {
     let folder = Path::new(&task.dataset.folder);
     let ordinary = |part| matches!(part, std::path::Component::Normal(_));
     if task.dataset.folder.is_empty() || !folder.components().all(ordinary) {
-        return wrong("dataset.folder", "does not lie within the data folder", "give a relative path without ..");
+        return wrong(
+            "dataset.folder",
+            "does not lie within the data folder",
+            "give a relative path without ..",
+        );
     }
     let named = |text: &str| !text.is_empty() && !text.contains(['/', '\\', '\0']) && text != "..";
     if !named(&task.dataset.split) || task.fewshot.split.as_deref().is_some_and(|split| !named(split)) {
@@ -232,9 +243,8 @@ fn check_name(name: &str, path: &Path) -> Result<(), Error> {
 
 /// A TOML table as JSON, so that merging and reading need one kind of value.
 fn json_table(table: toml::Table, path: &Path) -> Result<Map<String, Value>, Error> {
-    let value = serde_json::to_value(table).map_err(|error| {
-        wrong_file(path, error.to_string(), "use texts, numbers, lists and tables alone")
-    })?;
+    let value = serde_json::to_value(table)
+        .map_err(|error| wrong_file(path, error.to_string(), "use texts, numbers, lists and tables alone"))?;
     match value {
         Value::Object(map) => Ok(map),
         _ => unreachable!("a TOML document is a table"),

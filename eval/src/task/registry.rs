@@ -64,7 +64,8 @@ impl Registry {
     }
 
     fn add(&mut self, file: TaskFile, path: &Path) -> Result<(), Error> {
-        let names = file.tasks.iter().map(|task| &task.task).chain(file.groups.iter().map(|group| &group.group));
+        let names =
+            file.tasks.iter().map(|task| &task.task).chain(file.groups.iter().map(|group| &group.group));
         let names: Vec<String> = names.cloned().collect();
         for name in names {
             if self.order.contains(&name) {
@@ -127,10 +128,10 @@ impl Registry {
             return Ok(vec![name.to_owned()]);
         }
 
-        let group = self.groups.get(name).ok_or_else(|| Error::UnknownTask {
-            name: name.to_owned(),
-            near: self.near(name),
-        })?;
+        let group = self
+            .groups
+            .get(name)
+            .ok_or_else(|| Error::UnknownTask { name: name.to_owned(), near: self.near(name) })?;
         if depth == 0 {
             return Err(Error::GroupCycle { group: name.to_owned() });
         }
@@ -160,7 +161,12 @@ impl Registry {
         let mut scored: Vec<(f64, &String)> =
             self.order.iter().map(|known| (strsim::jaro_winkler(name, known), known)).collect();
         scored.sort_by(|left, right| right.0.total_cmp(&left.0));
-        scored.into_iter().take(SHOWN).filter(|(score, _)| *score > 0.6).map(|(_, known)| known.clone()).collect()
+        scored
+            .into_iter()
+            .take(SHOWN)
+            .filter(|(score, _)| *score > 0.6)
+            .map(|(_, known)| known.clone())
+            .collect()
     }
 }
 

@@ -33,7 +33,7 @@ impl Data {
             return None;
         }
         let data = Self { public, folder: tempfile::tempdir().unwrap() };
-        conversions.iter().for_each(|convert| convert(&data)); std::process::Command::new("cp").args(["-r", &format!("{}/.", data.path().display()), "/tmp/golden_data"]).status().unwrap();
+        conversions.iter().for_each(|convert| convert(&data));
         Some(data)
     }
 

@@ -14,7 +14,7 @@
   const visible = (text) => text
     .replace(/[\u0000-\u0008\u000b-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
     .replace(/\u007f/g, "\u2421")
-    .replace(/[\u0080-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
+    .replace(/[\u0080-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, "\ufffd");
 
   // An element with a class and either text or children.
   const make = (name, className, content = []) => {
@@ -142,7 +142,7 @@
   const answerBlock = (row, model, filter) => {
     const answer = row.sample.models[model];
     const head = make("div", "what", [inline(data.models[model]), " ", verdict(result(row, model, filter))]);
-    const parts = [head, ...answer.replies.map(replyBlock)];
+    const parts = [head, ...answer.replies.map((reply, index) => replyBlock(reply, index, answer))];
     if (answer.problem !== null) parts.push(block(answer.problem));
     if (answer.greedy !== null) {
       const text = answer.greedy ? "greedy decoding gives this text" : "greedy decoding gives another text";

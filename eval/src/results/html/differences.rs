@@ -1,4 +1,4 @@
-//! Every other model against the baseline: a forest plot of the paired differences, with the documents on
+//! Every other model against the first one and the one before it: a forest plot of the paired differences, with the documents on
 //! which a model is better, equal or worse.
 //!
 //! The right side is the better one for every metric: where less is better, the drawing is mirrored, and the
@@ -84,13 +84,9 @@ pub(super) fn section(results: &Results) -> Option<Section> {
          better (↓): there the drawing is mirrored. ▲ better and ▼ worse: Holm's p-value, for all comparisons of \
          a model, is below 0.05. ● no difference shown. The bar counts documents: better, equal, worse.</p>\n",
     );
-    for model in &results.models {
-        let of_model: Vec<&Comparison> =
-            results.comparisons.iter().filter(|comparison| comparison.model == model.name).collect();
-        if let Some(first) = of_model.first() {
-            let (name, baseline) = (isolated(&model.name), isolated(&first.baseline));
-            let _ = writeln!(body, "<h3>{name} against {baseline}</h3>\n{}", forest(&of_model));
-        }
+    for of_pair in pairs(results) {
+        let (name, baseline) = (isolated(&of_pair[0].model), isolated(&of_pair[0].baseline));
+        let _ = writeln!(body, "<h3>{name} against {baseline}</h3>\n{}", forest(&of_pair));
     }
     let _ = write!(
         body,
@@ -101,7 +97,22 @@ pub(super) fn section(results: &Results) -> Option<Section> {
     Some(Section { id: "differences", heading: "Differences", body })
 }
 
-/// The plot of one model. With too many rows, those with the smallest p-values.
+/// The comparisons of each pair of models.
+pub(super) fn pairs(results: &Results) -> Vec<Vec<&Comparison>> {
+    let mut pairs: Vec<Vec<&Comparison>> = Vec::new();
+    for comparison in &results.comparisons {
+        let is_same = |pair: &&mut Vec<&Comparison>| {
+            (&pair[0].model, &pair[0].baseline) == (&comparison.model, &comparison.baseline)
+        };
+        match pairs.iter_mut().find(is_same) {
+            Some(pair) => pair.push(comparison),
+            None => pairs.push(vec![comparison]),
+        }
+    }
+    pairs
+}
+
+/// The plot of one pair of models. With too many rows, those with the smallest p-values.
 fn forest(comparisons: &[&Comparison]) -> String {
     let mut order: Vec<usize> = (0..comparisons.len()).collect();
     order.sort_by(|&left, &right| comparisons[left].p_value_holm.total_cmp(&comparisons[right].p_value_holm));
@@ -206,7 +217,7 @@ fn probability(value: f64) -> String {
 
 fn table(comparisons: &[Comparison]) -> String {
     let mut table = String::from("<table>\n<thead><tr>");
-    for heading in ["model", "task", "metric"] {
+    for heading in ["model", "baseline", "task", "metric"] {
         let _ = write!(table, "<th scope=\"col\">{heading}</th>");
     }
     let numbers = [
@@ -227,8 +238,9 @@ fn table(comparisons: &[Comparison]) -> String {
         let Comparison { difference, more, equal, less, .. } = comparison;
         let _ = write!(
             table,
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td>",
+            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td>",
             isolated(&comparison.model),
+            isolated(&comparison.baseline),
             isolated(&comparison.task),
             metric(&comparison.metric, &comparison.filter, comparison.higher_is_better)
         );

@@ -45,7 +45,7 @@ pub(super) fn section(evaluation: &Evaluation, runs: &[ModelRun]) -> Option<Sect
     );
     for (index, lengths) in found.iter().take(MOST_TASKS) {
         let task = &evaluation.tasks[*index].task;
-        let limit = task.generation_kwargs.max_gen_toks;
+        let limit = evaluation.options.max_gen_toks.unwrap_or(task.generation_kwargs.max_gen_toks);
         body.push_str(&figure(&task.task, limit, lengths, runs));
     }
     body.push_str("</div>\n");

@@ -6,12 +6,13 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::differences::{Verdict, signed};
+use super::differences::{Verdict, pairs, signed};
 use super::scores::{Row, has_many_unparsed};
-use super::{ContaminationRow, Notes, Section, count, isolated, percent, wide};
+use super::{Notes, Section, count, isolated, percent, wide};
+use crate::contamination::Contamination;
 use crate::evaluation::{Evaluation, Score};
 use crate::report::escape_html;
-use crate::results::{ModelResults, Results, number};
+use crate::results::{Comparison, Results, number};
 use crate::task::OutputType;
 
 /// The most scores that get a tile.
@@ -35,10 +36,10 @@ pub(super) fn tiles(results: &Results, evaluation: &Evaluation, rows: &[Row<'_>]
     });
     for (row, model, score) in scores.take(MOST_TILES) {
         let what = format!("{}, {}", isolated(&results.models[model].name), isolated(row.task));
-        tiles.push_str(&tile(&what, &number(score.aggregated.value), &score_note(score)));
+        tiles.push_str(&tile(&what, &short(score.aggregated.value), &score_note(score)));
     }
-    for model in &results.models {
-        tiles.push_str(&verdicts(results, model).unwrap_or_default());
+    for pair in pairs(results) {
+        tiles.push_str(&verdicts(&pair));
     }
 
     let seconds: f64 = notes.elapsed_seconds.iter().sum();
@@ -56,6 +57,11 @@ fn tile(what: &str, figure: &str, note: &str) -> String {
     )
 }
 
+/// A number that fits into a tile.
+fn short(value: f64) -> String {
+    if (100.0..10_000.0).contains(&value.abs()) { format!("{value:.1}") } else { number(value) }
+}
+
 fn score_note(score: &Score) -> String {
     let interval = score.aggregated.interval;
     let interval =
@@ -63,26 +69,17 @@ fn score_note(score: &Score) -> String {
     format!("{}{interval}, n = {}", isolated(&score.metric), score.n)
 }
 
-/// How many comparisons of a model show something. `None` for the baseline.
-fn verdicts(results: &Results, model: &ModelResults) -> Option<String> {
-    let of_model: Vec<Verdict> = results
-        .comparisons
-        .iter()
-        .filter(|comparison| comparison.model == model.name)
-        .map(Verdict::of)
-        .collect();
-    let baseline = &results.models.first()?.name;
-    if of_model.is_empty() {
-        return None;
-    }
-    let number_of = |wanted: Verdict| of_model.iter().filter(|verdict| **verdict == wanted).count();
+/// How many comparisons of a pair of models show something.
+fn verdicts(pair: &[&Comparison]) -> String {
+    let verdicts: Vec<Verdict> = pair.iter().map(|comparison| Verdict::of(comparison)).collect();
+    let number_of = |wanted: Verdict| verdicts.iter().filter(|verdict| **verdict == wanted).count();
     let note = format!(
         "{} worse, {} without a difference shown",
         number_of(Verdict::Worse),
         number_of(Verdict::Open)
     );
-    let what = format!("{} against {}", isolated(&model.name), isolated(baseline));
-    Some(tile(&what, &format!("{} better", number_of(Verdict::Better)), &note))
+    let what = format!("{} against {}", isolated(&pair[0].model), isolated(&pair[0].baseline));
+    tile(&what, &format!("{} better", number_of(Verdict::Better)), &note)
 }
 
 /// The largest groups, then the tasks that are in none of them.
@@ -119,9 +116,12 @@ pub(super) fn warnings(results: &Results) -> String {
             }
             if has_many_unparsed(score) {
                 let share = percent(score.unparsed, score.n);
+                let finder = match score.filter.as_str() {
+                    "none" => String::new(),
+                    filter => format!(" that {} finds", isolated(filter)),
+                };
                 lines.push(format!(
-                    "{share} of the replies of {name} to {task} have no answer that {} finds; they count as wrong.",
-                    isolated(&score.filter)
+                    "{share} of the replies of {name} to {task} have no answer{finder}; they count as wrong."
                 ));
             }
         }
@@ -140,12 +140,14 @@ pub(super) fn warnings(results: &Results) -> String {
 }
 
 /// Which tasks the training data holds rows of. `None` if nobody looked.
-pub(super) fn contamination(rows: &[ContaminationRow]) -> Option<Section> {
+pub(super) fn contamination(rows: &[Contamination]) -> Option<Section> {
     if rows.is_empty() {
         return None;
     }
     let mut table = table_head(&[
         ("task", ""),
+        ("model", ""),
+        ("metric", ""),
         ("rows in the training data", "num"),
         ("score of the other rows", "num"),
         ("score of these rows", "num"),
@@ -157,9 +159,11 @@ pub(super) fn contamination(rows: &[ContaminationRow]) -> Option<Section> {
         let class = if row.contaminated > 0 { "num warning" } else { "num" };
         let _ = writeln!(
             table,
-            "<tr><th scope=\"row\">{}</th><td class=\"{class}\">{} of {} ({})</td><td class=\"num\">{}</td>\
-             <td class=\"num\">{}</td><td class=\"num\">{}</td></tr>",
+            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td class=\"{class}\">{} of {} ({})</td>\
+             <td class=\"num\">{}</td><td class=\"num\">{}</td><td class=\"num\">{}</td></tr>",
             isolated(&row.task),
+            isolated(&row.model),
+            isolated(&row.metric),
             row.contaminated,
             row.checked,
             percent(row.contaminated, row.checked),
@@ -169,7 +173,12 @@ pub(super) fn contamination(rows: &[ContaminationRow]) -> Option<Section> {
         );
     }
     table.push_str("</tbody>\n</table>\n");
-    Some(Section { id: "contamination", heading: "Contamination", body: wide("contamination", &table) })
+    let mut body = wide("contamination", &table);
+    body.push_str(
+        "<p class=\"note\">A row stands in the training data if 13 words of one of its texts follow one another there, \
+         or 20 characters of a script without spaces, or the whole of a shorter text.</p>\n",
+    );
+    Some(Section { id: "contamination", heading: "Contamination", body })
 }
 
 /// What identifies the scores of each task, and how many of its samples are in the page.

@@ -7,6 +7,7 @@ use tempfile::TempDir;
 use super::plot::{Scale, shares, strip};
 use super::samples::{embed, embed_within, safe_json};
 use super::*;
+use crate::contamination::Contamination;
 use crate::document::PromptOptions;
 use crate::request::{LanguageModel, OnResponses, Prompt, Request, Response};
 use crate::response_cache::ResponseCache;
@@ -165,6 +166,18 @@ impl Fixture {
     }
 }
 
+fn contamination(name: &str) -> Contamination {
+    Contamination {
+        task: name.to_owned(),
+        model: name.to_owned(),
+        metric: name.to_owned(),
+        contaminated: 3,
+        checked: 10,
+        clean_score: Some(0.5),
+        dirty_score: Some(0.75),
+    }
+}
+
 /// The samples in a page.
 fn data(page: &str) -> Value {
     let json = page.split("id=\"samples-data\">").nth(1).unwrap().split("</script>").next().unwrap();
@@ -247,11 +260,11 @@ fn hostile_text_stays_in_its_place_in_the_html() {
         title: HOSTILE.to_owned(),
         command: HOSTILE.to_owned(),
         started: HOSTILE.to_owned(),
-        contamination: vec![ContaminationRow { task: HOSTILE.to_owned(), ..ContaminationRow::default() }],
         ..Notes::default()
     };
-    let page = html(&fixture.results(json!({HOSTILE: HOSTILE})), &fixture.evaluation, &fixture.runs, &notes);
-    let page = page.unwrap();
+    let mut results = fixture.results(json!({HOSTILE: HOSTILE}));
+    results.contamination.push(contamination(HOSTILE));
+    let page = html(&results, &fixture.evaluation, &fixture.runs, &notes).unwrap();
     assert_eq!((page.matches("<script").count(), page.matches("</script").count()), (2, 2));
     for forbidden in ["<!--", "<img", "<script>alert", "\u{2028}", "\u{202e}", "\0", "://"] {
         assert!(!page.contains(forbidden), "{forbidden:?}");
@@ -400,16 +413,11 @@ fn the_html_of_one_model_compares_nothing() {
     let notes = Notes {
         command: "colossal-chat eval --tasks 'a,b'".to_owned(),
         elapsed_seconds: vec![160.0],
-        contamination: vec![ContaminationRow {
-            task: "sums".to_owned(),
-            contaminated: 3,
-            checked: 10,
-            clean_score: Some(0.5),
-            dirty_score: Some(0.75),
-        }],
         ..Notes::default()
     };
-    let page = fixture.page(&notes);
+    let mut results = fixture.results(json!({}));
+    results.contamination.push(contamination("sums"));
+    let page = html(&results, &fixture.evaluation, &fixture.runs, &notes).unwrap();
     assert!(!page.contains("id=\"differences\"") && !page.contains("value=\"lost\""));
     assert!(page.contains("--tasks &#39;a,b&#39;") && page.contains("2 min 40 s"));
     assert!(page.contains("3 of 10 (30.0 %)") && page.contains(">+0.2500<"));
