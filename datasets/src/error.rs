@@ -700,6 +700,13 @@ pub enum Error {
         cache: PathBuf,
     },
 
+    /// A text that names no dataset of the hub.
+    #[error("{dataset:?} names no dataset of the hub: the form is owner/name or owner/name@revision")]
+    DatasetName {
+        /// The text.
+        dataset: String,
+    },
+
     /// The repository lacks a file that every model needs.
     #[error(
         "{model}: the repository has no {file}; only models with config.json, tokenizer.json and safetensors weights can be used"

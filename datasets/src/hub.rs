@@ -1,4 +1,5 @@
-//! Resolves models by name: a local folder, or a repository of the Hugging Face hub through its cache.
+//! Resolves models by name: a local folder, or a repository of the Hugging Face hub through its cache. Fetches the
+//! rows of datasets from there ([`HubSettings::fetch_rows`]).
 //!
 //! The cache has the layout of Python's `huggingface_hub`, so both share it. `HF_HOME`, `HF_HUB_CACHE`,
 //! `HF_ENDPOINT`, `HF_TOKEN` (or the token file), `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and
@@ -18,13 +19,14 @@ mod name;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use self::cache::CacheFolder;
+use self::cache::{CacheFolder, written};
 use self::client::Client;
 use self::fetch::Snapshot;
-use self::name::{RepositoryName, is_commit, is_weight_file};
+use self::name::{Kind, RepositoryName, is_commit, is_plain_path, is_weight_file};
 use crate::error::{Error, Result};
 use crate::tokenizer::read_small;
 
@@ -109,7 +111,7 @@ impl HubSettings {
             return Ok(path.to_owned());
         }
         local::refuse_missing(model)?;
-        let name = RepositoryName::parse(model).ok_or_else(|| Error::UnknownModel {
+        let name = RepositoryName::parse(Kind::Model, model).ok_or_else(|| Error::UnknownModel {
             model: model.to_owned(),
             hint: local::hint(model, false),
         })?;
@@ -137,27 +139,59 @@ impl HubSettings {
         Ok(folder)
     }
 
-    fn download(&self, name: &RepositoryName, cache: &CacheFolder) -> Result<PathBuf> {
-        #[derive(serde::Deserialize)]
-        struct File {
-            rfilename: String,
+    /// Fetches those files of a dataset `owner/name[@revision]` that `is_wanted` chooses by their path, and
+    /// puts them into `target` under the same paths. Files that are there already are kept. Returns the
+    /// paths of all of them.
+    pub fn fetch_rows(
+        &self,
+        dataset: &str,
+        is_wanted: &dyn Fn(&str) -> bool,
+        target: &Path,
+    ) -> Result<Vec<PathBuf>> {
+        let name = RepositoryName::parse(Kind::Dataset, dataset)
+            .ok_or_else(|| Error::DatasetName { dataset: dataset.to_owned() })?;
+        if self.offline {
+            let (file, cache) = ("the list of files".to_owned(), self.cache.clone());
+            return Err(Error::Offline { model: name.full, file, cache });
         }
-        #[derive(serde::Deserialize)]
-        struct Listing {
-            sha: String,
-            siblings: Vec<File>,
+        let cache = CacheFolder::new(&self.cache, &name);
+        let (client, listing) = self.listing(&name)?;
+        let wanted: Vec<&str> = listing.files().into_iter().filter(|file| is_wanted(file)).collect();
+        let snapshot =
+            Snapshot { settings: self, name: &name, client: &client, cache: &cache, commit: &listing.sha };
+        let mut paths = Vec::with_capacity(wanted.len());
+        for file in wanted {
+            if !is_plain_path(file) {
+                return Err(snapshot.hostile("file", file));
+            }
+            let path = target.join(file);
+            if !path.exists() {
+                copy_whole(&snapshot.fetch(file)?, &path)?;
+            }
+            paths.push(path);
         }
+        cache.note(&name.revision, &listing.sha)?;
+        Ok(paths)
+    }
+
+    /// Asks the hub for the commit of a revision and its files.
+    fn listing(&self, name: &RepositoryName) -> Result<(Client, Listing)> {
         let listed = |reason| self.failed(name, "the list of files", reason);
         let client = Client::new(&self.endpoint, self.token.clone(), self.timeout).map_err(listed)?;
-        let address = format!("/api/models/{}/revision/{}", name.id, name.revision_in_address());
+        let kind = name.kind.in_api();
+        let address = format!("/api/{kind}/{}/revision/{}", name.id, name.revision_in_address());
         let listing: Listing = client.listing(&address).map_err(listed)?;
-        let files: BTreeSet<&str> = listing.siblings.iter().map(|file| file.rfilename.as_str()).collect();
-
-        let snapshot = Snapshot { settings: self, name, client: &client, cache, commit: &listing.sha };
         if !is_commit(&listing.sha) {
-            return Err(snapshot.hostile("commit", &listing.sha));
+            let (model, found) = (name.full.clone(), listing.sha);
+            return Err(Error::HostileName { model, what: "commit", found });
         }
-        snapshot.fetch_all(&files)?;
+        Ok((client, listing))
+    }
+
+    fn download(&self, name: &RepositoryName, cache: &CacheFolder) -> Result<PathBuf> {
+        let (client, listing) = self.listing(name)?;
+        let snapshot = Snapshot { settings: self, name, client: &client, cache, commit: &listing.sha };
+        snapshot.fetch_all(&listing.files())?;
         // The revision is recorded last, so that the cache refers only to complete snapshots.
         cache.note(&name.revision, &listing.sha)?;
         Ok(cache.snapshot(&listing.sha))
@@ -171,6 +205,42 @@ impl HubSettings {
             reason,
         }
     }
+}
+
+/// The files of a repository at one commit.
+#[derive(serde::Deserialize)]
+struct Listing {
+    sha: String,
+    siblings: Vec<ListedFile>,
+}
+
+#[derive(serde::Deserialize)]
+struct ListedFile {
+    rfilename: String,
+}
+
+impl Listing {
+    fn files(&self) -> BTreeSet<&str> {
+        self.siblings.iter().map(|file| file.rfilename.as_str()).collect()
+    }
+}
+
+/// Copies a file of the cache. The copy is whole or absent.
+fn copy_whole(from: &Path, to: &Path) -> Result<()> {
+    let copied = || -> std::io::Result<()> {
+        let folder = to.parent().unwrap_or_else(|| Path::new("."));
+        fs::create_dir_all(folder)?;
+        let mut file = tempfile::Builder::new()
+            .prefix(".fetch-")
+            .suffix(".tmp")
+            .permissions(fs::Permissions::from_mode(0o666))
+            .tempfile_in(folder)?;
+        std::io::copy(&mut fs::File::open(from)?, &mut file)?;
+        file.as_file().sync_all()?;
+        file.persist(to).map_err(|error| error.error)?;
+        fs::File::open(folder)?.sync_all()
+    };
+    written(to, copied())
 }
 
 impl Snapshot<'_> {

@@ -83,7 +83,7 @@ impl CacheFolder {
         written(&path, open())
     }
 
-    /// Links a blob into a snapshot.
+    /// Links a blob into a snapshot. `file` may lie in folders of the repository.
     pub(super) fn link(&self, commit: &str, file: &str, etag: &str) -> Result<PathBuf> {
         let path = self.snapshot(commit).join(file);
         let linked = || -> io::Result<()> {
@@ -92,7 +92,8 @@ impl CacheFolder {
             if fs::symlink_metadata(&path).is_ok() {
                 fs::remove_file(&path)?;
             }
-            match std::os::unix::fs::symlink(format!("../../blobs/{etag}"), &path) {
+            let up = "../".repeat(2 + file.matches('/').count());
+            match std::os::unix::fs::symlink(format!("{up}blobs/{etag}"), &path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
                 other => other,
             }

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::HubSettings;
 use super::cache::{CacheFolder, make_parent, written};
 use super::client::{Client, FileInfo};
-use super::name::{RepositoryName, blob_name, percent_encoded};
+use super::name::{Kind, RepositoryName, blob_name, percent_encoded};
 use crate::error::{Error, Result};
 use crate::tokenizer::SMALL_FILE_BYTES;
 
@@ -30,16 +30,19 @@ pub(super) struct Snapshot<'a> {
 
 impl Snapshot<'_> {
     /// Returns the path of a file in the cache, and downloads the file if it is missing. The name must be a
-    /// plain file name.
+    /// plain path.
     pub(super) fn fetch(&self, file: &str) -> Result<PathBuf> {
         let path = self.cache.snapshot(self.commit).join(file);
         if path.is_file() {
             return Ok(path);
         }
-        let address = format!("/{}/resolve/{}/{}", self.name.id, self.commit, percent_encoded(file));
+        let kind = self.name.kind;
+        let prefix = kind.in_address();
+        let address = format!("{prefix}/{}/resolve/{}/{}", self.name.id, self.commit, percent_encoded(file));
         let info = self.client.file_info(&address).map_err(|reason| self.failed(file, reason))?;
         let etag = blob_name(&info.etag).ok_or_else(|| self.hostile("ETag", &info.etag))?;
-        if !file.ends_with(".safetensors") && info.size > SMALL_FILE_BYTES {
+        let may_be_large = kind == Kind::Dataset || file.ends_with(".safetensors");
+        if !may_be_large && info.size > SMALL_FILE_BYTES {
             return Err(
                 self.failed(file, format!("it has {} bytes, more than {SMALL_FILE_BYTES}", info.size))
             );

@@ -5,9 +5,37 @@ use hf_hub::{Repo, RepoType};
 
 use super::plain_file_name;
 
+/// What a repository holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A model.
+    Model,
+    /// Rows.
+    Dataset,
+}
+
+impl Kind {
+    /// The part of a URL between `/api/` and the name.
+    pub(super) fn in_api(self) -> &'static str {
+        match self {
+            Self::Model => "models",
+            Self::Dataset => "datasets",
+        }
+    }
+
+    /// The beginning of the URL of a file, before the name.
+    pub(super) fn in_address(self) -> &'static str {
+        match self {
+            Self::Model => "",
+            Self::Dataset => "/datasets",
+        }
+    }
+}
+
 /// `owner/name[@revision]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RepositoryName {
+    pub(super) kind: Kind,
     /// As the user wrote it.
     pub(super) full: String,
     /// `owner/name`.
@@ -18,17 +46,21 @@ pub(super) struct RepositoryName {
 
 impl RepositoryName {
     /// Parses `owner/name[@revision]`; `None` if the text has another form.
-    pub(super) fn parse(model: &str) -> Option<Self> {
-        let (id, revision) = model.split_once('@').unwrap_or((model, "main"));
+    pub(super) fn parse(kind: Kind, text: &str) -> Option<Self> {
+        let (id, revision) = text.split_once('@').unwrap_or((text, "main"));
         let (owner, name) = id.split_once('/')?;
         // A revision such as `refs/pr/1` is a path below `refs/` in the cache.
         let valid = word(owner) && word(name) && revision.split('/').all(word);
-        valid.then(|| Self { full: model.to_owned(), id: id.to_owned(), revision: revision.to_owned() })
+        valid.then(|| Self { kind, full: text.to_owned(), id: id.to_owned(), revision: revision.to_owned() })
     }
 
     /// The repository as `hf_hub` represents it.
     pub(super) fn repo(&self) -> Repo {
-        Repo::with_revision(self.id.clone(), RepoType::Model, self.revision.clone())
+        let kind = match self.kind {
+            Kind::Model => RepoType::Model,
+            Kind::Dataset => RepoType::Dataset,
+        };
+        Repo::with_revision(self.id.clone(), kind, self.revision.clone())
     }
 
     /// The revision as part of a URL.
@@ -53,9 +85,14 @@ pub(super) fn blob_name(etag: &str) -> Option<String> {
     (word(name) && name.len() <= 128).then(|| name.to_owned())
 }
 
-/// A file name as part of a URL.
+/// Whether a path within a repository stays in it: plain names with `/` between them.
+pub(super) fn is_plain_path(path: &str) -> bool {
+    path.split('/').all(plain_file_name)
+}
+
+/// A path within a repository as part of a URL.
 pub(super) fn percent_encoded(name: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~/".contains(&byte);
     name.bytes()
         .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
         .collect()
@@ -72,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_name_is_two_words_and_a_revision() {
-        let name = RepositoryName::parse("owner/tiny@refs/pr/1").unwrap();
+        let name = RepositoryName::parse(Kind::Model, "owner/tiny@refs/pr/1").unwrap();
         assert_eq!((name.id.as_str(), name.revision.as_str()), ("owner/tiny", "refs/pr/1"));
         assert_eq!(
             (name.repo().folder_name().as_str(), name.revision_in_address().as_str()),
@@ -81,7 +118,7 @@ mod tests {
         for hostile in
             ["a/b@/etc/x", "a/b@x/../../y", "a/b@..", "a/b@x//y", "a/b@x/", "a/b@x\ny", "a/..", "a/b/c"]
         {
-            assert_eq!(RepositoryName::parse(hostile), None, "{hostile:?}");
+            assert_eq!(RepositoryName::parse(Kind::Model, hostile), None, "{hostile:?}");
         }
     }
 

@@ -78,12 +78,13 @@ fn answer(
     let path = request.split(' ').nth(1).unwrap().to_owned();
     seen.lock().unwrap().push(format!("{path} {}", header("authorization").unwrap_or_default()));
     let commit = manners.commit.clone().unwrap_or_else(|| COMMIT.to_owned());
-    let content = path.rsplit_once('/').filter(|_| path.starts_with("/owner/tiny/resolve/"));
-    let reply = if path == "/api/models/owner/tiny/revision/main" {
+    let resolve = format!("/owner/tiny/resolve/{COMMIT}/");
+    let content = path.strip_prefix("/datasets").unwrap_or(&path).strip_prefix(&resolve);
+    let reply = if path.ends_with("s/owner/tiny/revision/main") {
         let siblings: Vec<_> = files.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
         let body = serde_json::json!({"sha": commit, "siblings": siblings}).to_string();
         format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
-    } else if let Some(content) = content.and_then(|(_, name)| files.get(name)) {
+    } else if let Some(content) = content.and_then(|name| files.get(name)) {
         let hash = content.bytes().fold(5381_u64, |hash, byte| hash.wrapping_mul(33) ^ u64::from(byte));
         let etag = manners.etag.clone().unwrap_or_else(|| format!("{hash:x}"));
         if let Some(host) = &manners.elsewhere {
@@ -149,6 +150,35 @@ fn a_sharded_model_is_fetched_once_and_then_found_offline() {
     assert!(error.contains("model-2.safetensors is not in the cache"), "{error}");
     let error = settings.resolve("owner/other").unwrap_err().to_string();
     assert!(error.contains("owner/other: config.json is not in the cache"), "{error}");
+}
+
+#[test]
+fn rows_are_fetched_into_a_folder_and_kept() {
+    let hub = LocalHub::start(&[("easy/test.jsonl", "1"), ("easy/train.jsonl", "2"), ("README.md", "3")]);
+    let scratch = tempfile::tempdir().unwrap();
+    let (cache, target) = (scratch.path().join("cache"), scratch.path().join("rows"));
+    let wanted = |path: &str| path.ends_with("test.jsonl");
+    let paths = hub.settings(&cache).fetch_rows("owner/tiny", &wanted, &target).unwrap();
+    assert_eq!(paths, [target.join("easy/test.jsonl")]);
+    assert_eq!(fs::read_to_string(&paths[0]).unwrap(), "1");
+    assert!(!target.join("easy/train.jsonl").exists());
+    assert!(hub.requests.lock().unwrap()[0].starts_with("/api/datasets/owner/tiny/revision/main"));
+    // The link of the cache leads to the blob.
+    let snapshot = cache.join(format!("datasets--owner--tiny/snapshots/{COMMIT}/easy/test.jsonl"));
+    assert_eq!(fs::read_to_string(snapshot).unwrap(), "1");
+
+    fs::write(&paths[0], "mine").unwrap();
+    hub.settings(&cache).fetch_rows("owner/tiny", &wanted, &target).unwrap();
+    assert_eq!(fs::read_to_string(&paths[0]).unwrap(), "mine");
+
+    let hostile = LocalHub::start(&[("../../test.jsonl", "1")]);
+    let cache = scratch.path().join("other");
+    let error = hostile.settings(&cache).fetch_rows("owner/tiny", &wanted, &target).unwrap_err();
+    assert!(matches!(error, Error::HostileName { what: "file", .. }), "{error}");
+    for name in ["tiny", "/owner/tiny", "owner/../tiny"] {
+        let error = hub.settings(&cache).fetch_rows(name, &wanted, &target).unwrap_err();
+        assert!(matches!(error, Error::DatasetName { .. }), "{error}");
+    }
 }
 
 #[test]

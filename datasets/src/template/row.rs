@@ -85,8 +85,7 @@ impl RowTemplate {
     }
 
     fn run(&self, program: &Program, row: &TemplateRow) -> Result<String> {
-        let failed =
-            |error| Error::TemplateRender { name: self.name.clone(), reason: describe(&error) };
+        let failed = |error| Error::TemplateRender { name: self.name.clone(), reason: describe(&error) };
         program.run(row.root.clone(), row.size).map_err(failed)
     }
 }
