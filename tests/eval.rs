@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::harness::{Scratch, signal};
 use crate::inference::world;
+use crate::training::{copied, json, metrics};
 
 const TASKS: &str = r#"
 task = "{{ subset }}"
@@ -68,7 +69,10 @@ fn model() -> String {
 fn results_are_written_and_a_killed_evaluation_continues_to_the_same() {
     let scratch = bench();
     let words = |output: &str| {
-        format!("eval --model {} --tasks sums,write,text --include-path tasks.toml --output {output}", model())
+        format!(
+            "eval --model {} --tasks sums,write,text --include-path tasks.toml --output {output}",
+            model()
+        )
     };
     let outcome = scratch.run(&words("whole"));
     let tables = outcome.succeeds();
@@ -90,12 +94,31 @@ fn results_are_written_and_a_killed_evaluation_continues_to_the_same() {
     assert_eq!(scratch.read("whole/responses.jsonl"), responses);
     assert_eq!(scratch.read("whole/results.json"), whole);
 
+    // Two processes share the requests. Other batches change log-likelihoods by rounding only.
+    let two = scratch.run(&format!("{} --nproc 2", words("two")));
+    assert!(two.succeeds().contains("byte_perplexity"), "{two:#?}");
+    let lines = |name: &str| scratch.read(&format!("two/{name}")).lines().count();
+    let all = scratch.read("whole/responses.jsonl").lines().count();
+    assert!(lines("responses.jsonl") > 0 && lines("responses-1.jsonl") > 0);
+    assert_eq!(lines("responses.jsonl") + lines("responses-1.jsonl"), all);
+    let diff = scratch.run("eval diff whole two --json").json();
+    for comparison in diff.as_array().unwrap() {
+        assert!(comparison["difference"]["normal"]["mean"].as_f64().unwrap().abs() < 1e-9, "{comparison}");
+    }
+    // One process takes over what both have answered.
+    scratch.run(&words("two")).succeeds();
+    assert_eq!(lines("responses.jsonl") + lines("responses-1.jsonl"), all);
+
     for milliseconds in [100, 200, 300, 450] {
         let output = format!("killed-{milliseconds}");
         let line = words(&output);
         let words: Vec<&str> = line.split(' ').collect();
-        let mut child =
-            scratch.command(&words).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the binary starts");
+        let mut child = scratch
+            .command(&words)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary starts");
         std::thread::sleep(Duration::from_millis(milliseconds));
         signal("KILL", child.id());
         child.wait().unwrap();
@@ -110,7 +133,11 @@ fn results_are_written_and_a_killed_evaluation_continues_to_the_same() {
 fn models_are_compared_and_bounds_decide_the_code() {
     let scratch = bench();
     let other = scratch.path("other").display().to_string();
-    let line = format!("model init {} --tokenizer {} --seed 9 --out {other}", world().path("config.json").display(), world().path("tokenizer").display());
+    let line = format!(
+        "model init {} --tokenizer {} --seed 9 --out {other}",
+        world().path("config.json").display(),
+        world().path("tokenizer").display()
+    );
     scratch.run(&line).succeeds();
     let eval = format!("eval --tasks choose,text --include-path tasks.toml --limit 20 --model {}", model());
 
@@ -123,7 +150,8 @@ fn models_are_compared_and_bounds_decide_the_code() {
     assert_eq!(count("more") + count("equal") + count("less"), 20);
 
     scratch.run(&format!("{eval} --output one")).succeeds();
-    let line = format!("eval --tasks choose,text --include-path tasks.toml --limit 20 --model {other} --output two");
+    let line =
+        format!("eval --tasks choose,text --include-path tasks.toml --limit 20 --model {other} --output two");
     scratch.run(&line).succeeds();
     let diff = scratch.run("eval diff one two --json").json();
     assert_eq!(diff[0]["difference"], comparison["difference"]);
@@ -158,7 +186,9 @@ fn wrong_input_is_named_before_a_model_is_loaded() {
     scratch.run("eval --tasks choose").fails(2, &["--model"]);
 
     scratch.run(&format!("{eval} --tasks choose --limit 3 --output mine")).succeeds();
-    scratch.run(&format!("{eval} --tasks choose --limit 4 --output mine")).fails(2, &["other limit", "--force"]);
+    scratch
+        .run(&format!("{eval} --tasks choose --limit 4 --output mine"))
+        .fails(2, &["other limit", "--force"]);
     scratch.run(&format!("{eval} --tasks choose --limit 4 --output mine --force")).succeeds();
 
     // A reply that does not fit beside any prompt is a failure of each document, and nothing else stops.
@@ -180,4 +210,97 @@ fn tasks_are_listed_and_prompts_shown() {
     let shown = scratch.run("eval show choose --include-path tasks.toml --num-fewshot 1 --rows 2");
     assert!(shown.succeeds().contains("Q: what is 1 + 0? 多少\nA:"), "{shown:#?}");
     assert!(shown.stdout.contains("3) \" 不知道\"") && shown.stdout.contains("target: 1"), "{shown:#?}");
+}
+
+/// The scores that a run wrote, by step.
+fn task_scores(scratch: &Scratch, run: &str, metric: &str) -> Vec<(u64, f64)> {
+    let rows = metrics(scratch, run);
+    rows.iter().filter_map(|row| Some((row["step"].as_u64()?, row[metric].as_f64()?))).collect()
+}
+
+#[test]
+fn a_model_in_training_is_asked_tasks_and_scores_what_its_folder_scores() {
+    let scratch = copied();
+    let tasks = "--set eval.tasks=['world_preference','world'] --set eval.data=life --set eval.limit=8";
+    let sft = |out: &str, rest: &str| {
+        scratch.run(&format!(
+            "sft --config life.toml --set model.path=life/base/final --set data.train=life/data/sft.parquet \
+             --set eval.every=3 {tasks} --set out={out}{rest}"
+        ))
+    };
+    sft("sft", "").succeeds();
+    let scores = task_scores(&scratch, "sft", "eval/world_preference/acc");
+    assert_eq!(scores.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [3, 6]);
+    assert_eq!(task_scores(&scratch, "sft", "eval/world/exact_match/stripped").len(), 2);
+
+    // Two replicas share the requests.
+    sft("two", " --nproc 2").succeeds();
+    assert_eq!(task_scores(&scratch, "two", "eval/world_preference/acc"), scores);
+    let line = "eval --model sft/final --tasks world_preference,world --data life --limit 8 --json";
+    let results = scratch.run(line).json();
+    assert_eq!(results["models"][0]["scores"][0]["value"].as_f64(), Some(scores[1].1));
+
+    let ppo = format!(
+        "ppo --config life.toml --set model.path=sft/final --set ppo.reward_model=life/rm/final \
+         --set data.train=life/data/prompts.parquet --set eval.every=2 {tasks} --set out=ppo"
+    );
+    scratch.run(&ppo).succeeds();
+    assert_eq!(task_scores(&scratch, "ppo", "eval/world_preference/acc").len(), 1);
+
+    sft("split", " --set parallel.pipeline.size=2 --nproc 2").fails(2, &["eval.tasks", "pipeline"]);
+    sft("unknown", " --set eval.tasks=['worlds']").fails(2, &["worlds", "did you mean"]);
+    let rm =
+        "rm --config life.toml --set model.path=life/sft/final --set data.train=life/data/preference.parquet";
+    scratch.run(&format!("{rm} {tasks} --set out=rm")).fails(2, &["eval.tasks", "rm"]);
+}
+
+#[test]
+fn a_pipeline_ends_with_an_evaluation_of_its_models() {
+    let scratch = copied();
+    let stages = "['data','tokenizer','base','sft','rm','ppo','eval','report']";
+    let line =
+        format!("pipeline --config life.toml --resume --set pipeline.stages={stages} --set eval.data=life");
+    scratch.run(&line).fails(2, &["eval.tasks"]);
+    scratch.run(&format!("{line} --set eval.tasks=wrld")).fails(2, &["wrld", "world"]);
+    let outcome = scratch.run(&format!("{line} --set eval.tasks=['world','world_preference']"));
+    outcome.succeeds();
+
+    let results = json(&scratch, "life/eval/results.json");
+    let names: Vec<&str> =
+        results["models"].as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["base", "sft", "ppo"]);
+    let pairs: Vec<(&str, &str)> = results["comparisons"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|comparison| comparison["task"] == "world_preference" && comparison["metric"] == "acc")
+        .map(|comparison| (comparison["model"].as_str().unwrap(), comparison["baseline"].as_str().unwrap()))
+        .collect();
+    assert_eq!(pairs, [("sft", "base"), ("ppo", "base"), ("ppo", "sft")]);
+    // The files that the stages were trained on were searched for the questions.
+    assert_eq!(results["contamination"].as_array().unwrap().len(), 6);
+    assert_eq!(results["contamination"][0]["checked"], 12);
+
+    let report = scratch.read("life/report.html");
+    assert!(report.contains("href=\"eval/report.html\"") && report.contains("world_preference"));
+    assert_eq!(json(&scratch, "life/report.json")["benchmarks"]["results"], results);
+    assert!(scratch.read("life/report.md").contains("## Tasks"));
+}
+
+#[test]
+fn training_rows_among_the_documents_are_counted() {
+    let scratch = bench();
+    let row = |n: usize| format!("{{\"text\": \"Q: What is {} + {}? 多少\"}}\n", n % 7, n / 7);
+    scratch.write("train.jsonl", &(0..15).map(row).collect::<String>());
+    let eval = format!("eval --model {} --include-path tasks.toml --tasks choose --output out", model());
+    scratch.run(&format!("{eval} --train-data train.jsonl")).succeeds();
+    let results = json(&scratch, "out/results.json");
+    let found = &results["contamination"][0];
+    assert_eq!((&found["contaminated"], &found["checked"]), (&15.into(), &60.into()));
+    // The parts add up to the whole.
+    let share = |name: &str| found[name].as_f64().unwrap();
+    let whole = results["models"][0]["scores"][0]["value"].as_f64().unwrap();
+    assert!((share("dirty_score") * 15.0 + share("clean_score") * 45.0 - whole * 60.0).abs() < 1e-9);
+    assert!(scratch.read("out/report.html").contains("15 of 60 (25.0 %)"));
+    scratch.run(&format!("{eval} --train-data nowhere.jsonl --force")).fails(3, &["nowhere.jsonl"]);
 }

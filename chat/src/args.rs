@@ -16,7 +16,7 @@ pub(crate) use data::{
     CheckArgs, ConvertArgs, DataCommand, FeedbackOutputs, ImportFeedbackArgs, SynthArgs, TokenizerArgs,
 };
 pub(crate) use eval::{
-    EvalArgs, EvalCommand, EvalDiffArgs, EvalListArgs, EvalRunArgs, EvalShowArgs, TaskArgs,
+    EvalArgs, EvalCommand, EvalDiffArgs, EvalFetchArgs, EvalListArgs, EvalRunArgs, EvalShowArgs,
 };
 pub(crate) use model::{
     BatchArgs, GenerateArgs, ModelArgs, ModelCommand, ModelInfoArgs, ModelInitArgs, SamplingArgs,

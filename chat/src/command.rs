@@ -46,8 +46,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Watch(arguments) => return watch::run(arguments),
         Command::Runs(command) => return runs::run(command),
         Command::Report(arguments) => return run_report::run(arguments),
-        // These run no model.
-        Command::Eval(arguments) if arguments.command.is_some() => return eval::run(arguments),
+        Command::Eval(arguments) => return eval::run(arguments, threads),
         _ => prepare(threads)?,
     }
 
@@ -56,7 +55,6 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Logprobs(arguments) => logprobs::run(&arguments),
         Command::Reward(arguments) => reward::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
-        Command::Eval(arguments) => eval::run(&arguments),
         Command::Data(command) => data::run(&command),
         Command::Model(command) => model::run(&command),
         Command::Doctor(arguments) => doctor::run(&arguments),

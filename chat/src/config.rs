@@ -30,7 +30,7 @@ use section::{
     BaseSection, CheckpointSection, DataSection, EvalSection, LogSection, ModelSection, ParallelSection,
     PipelineSection, PipelineStep, SequenceMode, TensorMode, TokenizerSection,
 };
-use stage::CRITIC_KEYS;
+use stage::{CRITIC_KEYS, EVAL_EVERY};
 pub(crate) use stage::{IgnoredKey, StageSchema, Units};
 use tree::{Entry, Node, Tree};
 
@@ -176,6 +176,8 @@ pub(crate) struct PipelineConfig {
     pub(crate) synth: SynthOptions,
     /// The network of the base model.
     pub(crate) base: BaseSection,
+    /// The tasks that the part `eval` asks every model.
+    pub(crate) eval: EvalSection,
     /// The tokenizer that is trained.
     pub(crate) tokenizer: TokenizerSection,
     /// The resolved configurations of the training stages. Paths that the pipeline creates itself are not set
@@ -226,16 +228,22 @@ pub(crate) fn pipeline_from_text(
         let stage_tree = apply_overrides(stage_sections(tree.clone(), stage), common)?;
         let config: RunConfig = read::read(&stage_tree)?;
         config.check_bounds(stage)?;
-        warnings.extend(check_ignored_keys(&stage_tree, stage, config.ignored_by_setting(stage))?);
+        warnings.extend(check_ignored_keys(&stage_tree, stage, &config.ignored_by_setting(stage))?);
         stages.insert(stage.name, config);
     }
 
+    let steps = pipeline_steps(&tree, &file.pipeline, schemas)?;
+    if steps.contains(&PipelineStep::Eval) && file.eval.tasks.0.is_empty() {
+        let what = "tasks for the part `eval` of [pipeline] stages";
+        return Err(ConfigError::Needed { key: "eval.tasks", stage: "pipeline", what });
+    }
     Ok(PipelineConfig {
         seed: file.seed,
         out: required_out(file.out, "pipeline")?,
         threads: file.threads,
         parallel: file.parallel,
-        steps: pipeline_steps(&tree, &file.pipeline, schemas)?,
+        steps,
+        eval: file.eval,
         pipeline: file.pipeline,
         synth: file.synth,
         base: file.base,
@@ -399,9 +407,10 @@ impl RunConfig {
             return Err(ConfigError::Value { place: None, key: "data.ptx".to_owned(), message });
         }
         let held_out = self.data.eval_fraction > 0.0 || !self.data.eval.0.is_empty();
-        if self.eval.every > 0 && !held_out && stage.reads("eval") {
-            let wanted =
-                "there are no held-out rows: give [data] eval or eval_fraction, or leave this key out";
+        let has_tasks = !self.eval.tasks.0.is_empty() && stage.reads("eval.tasks");
+        if self.eval.every > 0 && !held_out && !has_tasks && stage.reads("data.eval") {
+            let wanted = "there are neither held-out rows nor tasks: give [data] eval, eval_fraction or [eval] tasks, \
+                          or leave this key out";
             return refuse("eval.every", self.eval.every, wanted);
         }
         Ok(())
@@ -409,13 +418,19 @@ impl RunConfig {
 
     /// Returns the keys and sections that have no effect on `stage`, each with the reason.
     fn ignored_keys(&self, stage: &StageSchema) -> Vec<IgnoredKey> {
-        [stage.ignored_keys, self.ignored_by_setting(stage)].concat()
+        [stage.ignored_keys, &self.ignored_by_setting(stage)].concat()
     }
 
     /// Returns the keys that have no effect on `stage` because of another setting.
-    fn ignored_by_setting(&self, stage: &StageSchema) -> &'static [IgnoredKey] {
-        let is_without_critic = stage.reads("ppo") && !self.ppo.advantage_estimator.has_critic();
-        if is_without_critic { &CRITIC_KEYS } else { &[] }
+    fn ignored_by_setting(&self, stage: &StageSchema) -> Vec<IgnoredKey> {
+        let mut ignored = Vec::new();
+        if stage.reads("ppo") && !self.ppo.advantage_estimator.has_critic() {
+            ignored.extend(CRITIC_KEYS);
+        }
+        if self.eval.tasks.0.is_empty() && !stage.reads("data.eval") {
+            ignored.push(EVAL_EVERY);
+        }
+        ignored
     }
 
     /// Returns the model that `stage` starts from.
@@ -460,6 +475,7 @@ impl RunConfig {
             self.ppo.check()?;
         }
         self.data.check()?;
+        self.eval.check()?;
         if self.log.every == 0 {
             return refuse("log.every", 0, "must be at least 1");
         }
@@ -628,6 +644,7 @@ impl PipelineConfig {
         table.insert("pipeline".into(), toml::Value::try_from(&self.pipeline)?);
         table.insert("synth".into(), toml::Value::try_from(&self.synth)?);
         table.insert("base".into(), toml::Value::try_from(&self.base)?);
+        table.insert("eval".into(), toml::Value::try_from(&self.eval)?);
         table.insert("tokenizer".into(), toml::Value::try_from(&self.tokenizer)?);
 
         let mut stages = toml::Table::new();

@@ -346,7 +346,7 @@ fn of_rlhf(error: &rlhf::Error) -> u8 {
         Error::NotFinite { .. } => DIVERGED,
         Error::Interrupted { .. } => INTERRUPTED,
         Error::Io { source, .. } => of_io(source),
-        Error::Recorder(source) => of_cause(source.as_ref()).unwrap_or(FAILED),
+        Error::Recorder(source) | Error::Tasks(source) => of_cause(source.as_ref()).unwrap_or(FAILED),
         Error::RankZeroFailed | Error::Shape { .. } | Error::EmptyReply { .. } => FAILED,
     }
 }
@@ -510,6 +510,7 @@ fn of_datasets(error: &datasets::Error) -> u8 {
         | Error::DroppedTurn { .. }
         | Error::LongForModel { .. }
         | Error::HostileName { .. }
+        | Error::DatasetName { .. }
         | Error::WeightIndex { .. }
         | Error::HubFileMissing { .. } => DATA,
     }

@@ -7,6 +7,7 @@ mod config;
 mod console;
 mod device;
 mod display;
+mod evaluation;
 mod exit;
 mod feedback;
 mod folder;

@@ -11,7 +11,9 @@ use std::time::Instant;
 
 use datasets::dataset::{EncodedDataset, LoadOptions};
 use datasets::{Overlong, PreferenceRow, Prompt, ReadOptions, Tokenizer, table};
-use eval::report::{Curve, Gain, PerModel, Reply, Report, RewardModel, Sample, Score, Scores, Seconds};
+use eval::report::{
+    Benchmarks, Curve, Gain, PerModel, Reply, Report, RewardModel, Sample, Score, Scores, Seconds,
+};
 use eval::statistics::{Interval, average_items, mean_of_items, paired_difference, wilson};
 use models::causal_lm::CausalLm;
 use models::config::Config;
@@ -20,6 +22,7 @@ use parallel::{LocalRank, ProcessGroups};
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind};
 
+use crate::config::section::PipelineStep;
 use crate::config::{ConfigError, PipelineConfig};
 use crate::console::print_stderr;
 use crate::exit::Failure;
@@ -63,6 +66,7 @@ pub(crate) fn write(
         },
         reward_model: reward_model(config)?,
         kl: last_metric(config, &ppo::STAGE, "objective/kl")?,
+        benchmarks: benchmarks(config)?,
         curves: curves(config)?,
         samples: samples(&prompts, &models),
         ..Report::default()
@@ -78,6 +82,18 @@ pub(crate) fn write(
     eval::report::write(&report, &config.out)?;
     summary(&report);
     Ok(())
+}
+
+/// The results of the part `eval`, if the pipeline has it.
+fn benchmarks(config: &PipelineConfig) -> anyhow::Result<Option<Benchmarks>> {
+    if !config.steps.contains(&PipelineStep::Eval) {
+        return Ok(None);
+    }
+    let path = config.out.join("eval/results.json");
+    let damaged = |problem: String| Failure::File { path: path.clone(), problem };
+    let text = std::fs::read_to_string(&path).map_err(|source| damaged(source.to_string()))?;
+    let results = serde_json::from_str(&text).map_err(|source| damaged(source.to_string()))?;
+    Ok(Some(Benchmarks { report: "eval/report.html".to_owned(), results }))
 }
 
 fn heldout_path(config: &PipelineConfig) -> PathBuf {

@@ -35,12 +35,13 @@ impl<M> Session<M> {
 
     fn load(
         arguments: &ModelArgs,
+        local: LocalRank,
         load: impl FnOnce(&Path, &LoadOptions) -> Result<M, models::Error>,
         config: impl FnOnce(&M) -> &Config,
     ) -> anyhow::Result<Self> {
         let folder = model_folder::find(&arguments.model)?;
         device::load([arguments.device]);
-        let device = device::resolve(arguments.device, LocalRank::SINGLE)?;
+        let device = device::resolve(arguments.device, local)?;
         let template = arguments.template.as_deref();
         let has_tokenizer = template.is_some() || folder.join("tokenizer.json").exists();
         let tokenizer = has_tokenizer.then(|| model_folder::tokenizer(&folder, template)).transpose()?;
@@ -55,7 +56,12 @@ impl<M> Session<M> {
 impl Session<CausalLm> {
     /// Loads the language model that the arguments specify.
     pub(crate) fn causal_lm(arguments: &ModelArgs) -> anyhow::Result<Self> {
-        Self::load(arguments, CausalLm::load, CausalLm::config)
+        Self::causal_lm_on(arguments, LocalRank::SINGLE)
+    }
+
+    /// Loads the language model in one of several processes of this machine.
+    pub(crate) fn causal_lm_on(arguments: &ModelArgs, local: LocalRank) -> anyhow::Result<Self> {
+        Self::load(arguments, local, CausalLm::load, CausalLm::config)
     }
 
     /// Uses another chat template: a built-in name, or Jinja source.
@@ -76,6 +82,6 @@ impl Session<CausalLm> {
 impl Session<ScalarModel> {
     /// Loads the reward model that the arguments specify.
     pub(crate) fn scalar_model(arguments: &ModelArgs) -> anyhow::Result<Self> {
-        Self::load(arguments, ScalarModel::load, ScalarModel::config)
+        Self::load(arguments, LocalRank::SINGLE, ScalarModel::load, ScalarModel::config)
     }
 }

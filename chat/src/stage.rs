@@ -14,6 +14,7 @@ pub(crate) mod rm;
 mod rows;
 pub(crate) mod sft;
 mod step_time;
+pub(crate) mod tasks;
 
 pub(crate) use definition::Stage;
 

@@ -8,6 +8,9 @@ pub enum Error {
     /// A recorder cannot record an event.
     #[error("{0}")]
     Recorder(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The model in training could not be asked the tasks.
+    #[error("the evaluation on tasks failed: {0}")]
+    Tasks(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Rank 0 could not start the run, and says why.
     #[error("rank 0 could not start the run")]
     RankZeroFailed,

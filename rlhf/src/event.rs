@@ -44,7 +44,7 @@ pub enum Event<'a> {
         /// Tokens processed since the last logged step, including those of steps that were not logged.
         tokens: u64,
     },
-    /// The held-out rows were evaluated.
+    /// The model was evaluated on held-out rows or on tasks.
     Evaluated {
         /// The step after which the evaluation ran.
         step: u64,

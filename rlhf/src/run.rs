@@ -28,7 +28,7 @@ pub struct StepIntervals {
     pub save_total_limit: usize,
     /// Steps between logged metrics. The last step is always logged.
     pub logging_steps: u64,
-    /// Steps between evaluations of the held-out rows.
+    /// Steps between evaluations, of the held-out rows and on tasks.
     pub eval_steps: u64,
 }
 
@@ -43,7 +43,7 @@ pub enum Phase {
     Score,
     /// The policy and the critic learn from the rollout.
     Update,
-    /// The held-out rows are evaluated.
+    /// The model is evaluated on held-out rows or on tasks.
     Evaluation,
     /// A checkpoint or the finished model is written.
     Save,
@@ -71,6 +71,10 @@ const PAUSE_POLL: Duration = Duration::from_millis(100);
 
 /// A function that writes files into a model folder.
 pub type SaveFn<'a> = dyn Fn(&Path) -> Result<(), Error> + 'a;
+
+/// A function that asks the model in training the questions of benchmarks, after a number of steps. All ranks
+/// call it, and the metrics are the same on all.
+pub type TaskEvaluationFn<'a> = dyn Fn(u64) -> Result<Metrics, Error> + 'a;
 
 /// The context of one stage: run folder, process groups, intervals and recorder.
 pub struct StageRun<'a> {
@@ -100,6 +104,8 @@ pub struct StageRun<'a> {
     pub recorder: &'a mut dyn Recorder,
     /// Writes the files of a model folder besides the model: the tokenizer and its chat template.
     pub save_tokenizer: &'a SaveFn<'a>,
+    /// Asks the questions of benchmarks at each evaluation, if there are any.
+    pub evaluate_tasks: Option<&'a TaskEvaluationFn<'a>>,
 }
 
 impl StageRun<'_> {
@@ -209,6 +215,14 @@ impl StageRun<'_> {
 
     pub(crate) fn record_step(&mut self, step: u64, metrics: &Metrics, tokens: u64) -> Result<(), Error> {
         self.record(&Event::Step { step, metrics, tokens })
+    }
+
+    /// Adds what the model scores on the tasks after `step`.
+    pub(crate) fn push_task_metrics(&self, step: u64, metrics: &mut Metrics) -> Result<(), Error> {
+        if let Some(evaluate) = self.evaluate_tasks {
+            metrics.0.extend(evaluate(step)?.0);
+        }
+        Ok(())
     }
 
     pub(crate) fn record_evaluation(&mut self, step: u64, metrics: &Metrics) -> Result<(), Error> {

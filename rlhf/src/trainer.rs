@@ -159,12 +159,18 @@ pub fn train<O: Objective>(
             objective.push_metrics(stats, run.groups.loss_group(), &mut metrics)?;
             run.record_step(report.step, &metrics, std::mem::take(&mut tokens_since_log))?;
         }
-        if objective.has_eval() && run.should_evaluate(report.step, total_steps)? {
+        let has_eval = objective.has_eval() || run.evaluate_tasks.is_some();
+        if has_eval && run.should_evaluate(report.step, total_steps)? {
             // The order of use, which tells whether there is room for updates, does not include an
             // evaluation.
             engine.finish_updates()?;
             (run.progress)(Phase::Evaluation, report.step);
-            run.record_evaluation(report.step, &objective.evaluate(config.micro_batch_size, &run.groups)?)?;
+            let mut metrics = Metrics::default();
+            if objective.has_eval() {
+                metrics = objective.evaluate(config.micro_batch_size, &run.groups)?;
+            }
+            run.push_task_metrics(report.step, &mut metrics)?;
+            run.record_evaluation(report.step, &metrics)?;
         }
         run.save_or_stop(engine.step_count(), total_steps, &|folder| {
             objective.save(folder)?;

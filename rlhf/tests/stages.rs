@@ -95,6 +95,7 @@ fn in_run(
         progress: &|_, _| {},
         recorder: &mut memory,
         save_tokenizer: &|_| Ok(()),
+        evaluate_tasks: None,
     };
     let outcome = stage(&mut run);
     (memory, outcome)

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use eval::results::requirement::Requirement;
 
+use super::train::processes;
 use crate::config::DeviceSetting;
 use crate::config::section::Dtype;
 
@@ -30,6 +31,9 @@ pub(crate) struct EvalRunArgs {
     /// The first N rows of each task.
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<NonZeroUsize>,
+    /// Training files: report which rows of the tasks they hold, and the scores with and without these.
+    #[arg(long, value_name = "FILE[,FILE...]", value_delimiter = ',')]
+    pub(crate) train_data: Vec<PathBuf>,
     /// The folder of the results; an evaluation that was broken off goes on there [default: eval-results/...].
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
@@ -48,6 +52,9 @@ pub(crate) struct EvalRunArgs {
     /// The most tokens of a row, below what the model allows.
     #[arg(long, value_name = "N")]
     pub(crate) max_length: Option<NonZeroUsize>,
+    /// Processes on this machine, which share the requests.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = processes)]
+    pub(crate) nproc: usize,
     /// Print the results as JSON instead of tables.
     #[arg(long)]
     pub(crate) json: bool,
@@ -95,6 +102,11 @@ Example:
 Example:
   colossal-chat eval show arc_easy --data eval-data --num-fewshot 2 --rows 1")]
     Show(EvalShowArgs),
+    /// Download the rows of tasks from the Hugging Face hub.
+    #[command(after_help = "\
+Example:
+  colossal-chat eval fetch --tasks arc_easy,gsm8k --data eval-data")]
+    Fetch(EvalFetchArgs),
     /// Compare two evaluations document by document.
     #[command(after_help = "\
 Example:
@@ -137,6 +149,20 @@ pub(crate) struct EvalShowArgs {
     /// Print one JSON object for each row.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `eval fetch`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalFetchArgs {
+    /// Tasks and groups, with commas; `*` stands for any text.
+    #[arg(long, value_name = "TASK[,TASK...]", value_delimiter = ',', required = true)]
+    pub(crate) tasks: Vec<String>,
+    /// The folder that gets the rows; rows that are there already are kept.
+    #[arg(long, value_name = "DIR", default_value = "eval-data")]
+    pub(crate) data: PathBuf,
+    /// A task file, or a folder of them, in addition to the built-in ones.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) include_path: Vec<PathBuf>,
 }
 
 /// `eval diff`.

@@ -229,7 +229,7 @@ pub(crate) enum RunLength {
 }
 
 /// Processes that this machine would run.
-fn processes(text: &str) -> Result<usize, String> {
+pub(super) fn processes(text: &str) -> Result<usize, String> {
     let number = within(text, usize::MAX)?;
     launch::check_processes(number).map(|()| number).map_err(|error| error.to_string())
 }

@@ -11,8 +11,9 @@ const DEMO_CONFIG: &str = include_str!("../demo.toml");
 
 /// Runs the demo.
 pub(crate) fn run(arguments: &DemoArgs, threads: Option<usize>) -> anyhow::Result<()> {
+    let out = arguments.out.display().to_string();
     let mut sets =
-        vec![format!("seed={}", arguments.seed), format!("out={:?}", arguments.out.display().to_string())];
+        vec![format!("seed={}", arguments.seed), format!("out={out:?}"), format!("eval.data={out:?}")];
     sets.extend(arguments.overrides.sets());
     let config = config::pipeline_from_text(DEMO_CONFIG, Path::new("demo.toml"), &sets, &stage::schemas())?;
     let sets: String =

@@ -5,139 +5,85 @@
 //! are written.
 
 mod diff;
-mod engine;
+mod fetch;
 mod list;
-mod output;
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
-use eval::document::PromptOptions;
-use eval::evaluation::{Evaluation, ModelRun};
-use eval::response_cache::ResponseCache;
 use eval::results::Results;
-use eval::task::Registry;
-use serde_json::{Value, json};
-use tui::progress::Progress;
-use tui::terminal::{Environment, Mode};
+use parallel::RankInfo;
+use rlhf::config::Names;
 
-use crate::args::{EvalArgs, EvalCommand, EvalRunArgs, ModelArgs, TaskArgs};
+use crate::args::{EvalArgs, EvalCommand, EvalRunArgs};
+use crate::command::prepare;
 use crate::config::ConfigError;
+use crate::config::section::{EvalSection, ParallelSection};
 use crate::console::{print, print_stderr};
+use crate::evaluation::job::{Candidate, EvalJob, Outcome};
+use crate::evaluation::output;
 use crate::exit::Failure;
-use crate::model_folder;
-use crate::session::Session;
-use engine::Engine;
-use output::OutputFolder;
+use crate::launch::{self, Job, StartupSpec};
+use crate::{interrupt, model_folder};
 
 /// Runs one of the commands.
-pub(crate) fn run(arguments: &EvalArgs) -> anyhow::Result<()> {
+pub(crate) fn run(arguments: &EvalArgs, threads: Option<usize>) -> anyhow::Result<()> {
     match &arguments.command {
         Some(EvalCommand::List(arguments)) => list::list(arguments),
         Some(EvalCommand::Show(arguments)) => list::show(arguments),
+        Some(EvalCommand::Fetch(arguments)) => fetch::run(arguments),
         Some(EvalCommand::Diff(arguments)) => diff::run(arguments),
-        None => evaluate(&arguments.run),
+        None => evaluate(&arguments.run, threads),
     }
 }
 
-/// A model to evaluate: its folder and the name that reports show.
-struct Candidate {
-    folder: PathBuf,
-    name: String,
-}
-
-fn evaluate(arguments: &EvalRunArgs) -> anyhow::Result<()> {
-    let started = Instant::now();
+fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let candidates = candidates(&arguments.model)?;
-    let registry = registry(&arguments.tasks.include_path)?;
-    let selection = registry.select(&arguments.tasks.tasks)?;
-    let options = prompt_options(&arguments.tasks, arguments.limit.map(usize::from));
-    let evaluation = Evaluation::prepare(selection, &arguments.tasks.data, options)?;
-    let settings = settings(arguments, &candidates);
-    let folder = OutputFolder::open(&output_path(arguments, &candidates), &settings, arguments.force)?;
-    print_stderr(&format!(
-        "{} tasks, {} requests for each of {} models; results go to {}",
-        evaluation.tasks.len(),
-        evaluation.num_requests(),
-        candidates.len(),
-        folder.path().display()
-    ));
-
-    let mut cache = ResponseCache::open(&folder.path().join("responses.jsonl"))?;
-    let mut runs = Vec::with_capacity(candidates.len());
-    for candidate in &candidates {
-        runs.push(ask(candidate, arguments, &evaluation, &mut cache)?);
-    }
-
-    let program = format!("colossal-chat {}", env!("CARGO_PKG_VERSION"));
-    let results = Results::new(&evaluation, &runs, program, settings)?;
-    folder.write(&evaluation, &runs, &results, started.elapsed())?;
-    show(arguments, &results, &folder)?;
-    conclude(arguments, &runs, &results)
-}
-
-/// Loads a model and asks it everything.
-fn ask(
-    candidate: &Candidate,
-    arguments: &EvalRunArgs,
-    evaluation: &Evaluation,
-    cache: &mut ResponseCache,
-) -> anyhow::Result<ModelRun> {
-    let model = ModelArgs {
-        model: candidate.folder.display().to_string(),
+    let output = output_path(arguments, &candidates);
+    let command = std::env::args().collect::<Vec<_>>().join(" ");
+    let section = section(arguments);
+    let job = EvalJob {
+        candidates,
+        section: &section,
+        train_data: arguments.train_data.clone(),
         dtype: arguments.dtype,
         device: arguments.device,
-        template: None,
+        max_length: arguments.max_length.map(usize::from),
+        output: &output,
+        force: arguments.force,
+        command: &command,
     };
-    let session = Session::causal_lm(&model)?;
-    let max_length = arguments.max_length.map(usize::from);
-    let mut engine = Engine::new(session, candidate.name.clone(), &candidate.folder, max_length)?;
-
-    let mode = Mode::detect(std::io::stderr().is_terminal(), &Environment::read());
-    let mut progress = Progress::new(std::io::stderr(), mode);
-    progress.call_steps("request");
-    let mut begun = false;
-    let run = evaluation.run(&mut engine, cache, &mut |state| {
-        // A closed stderr does not stop the work.
-        if begun {
-            let _ = progress.update(state.done as u64, &[("share", state.share)]);
-        } else {
-            begun = true;
-            let _ = progress.start_at(&candidate.name, state.total as u64, state.done as u64);
-        }
-    });
-    let _ = match &run {
-        Ok(_) => progress.finish(),
-        Err(error) => progress.fail(&error.to_string()),
+    if launch::is_launcher(arguments.nproc)? {
+        job.start()?;
+        return launch::run(&Job::on_this_host(arguments.nproc, &output)?, &launch::own_arguments());
+    }
+    let is_rank = arguments.nproc > 1 || RankInfo::from_environment()?.size > 1;
+    let groups = if is_rank {
+        interrupt::listen()?;
+        let settings = toml::to_string(&section)?;
+        let start = StartupSpec { command: "eval", resume: false, settings: &settings };
+        Some(launch::join(threads, &ParallelSection::default(), &start)?)
+    } else {
+        prepare(threads)?;
+        None
     };
-    Ok(run?)
+    let Some(outcome) = job.run(groups.as_deref())? else { return Ok(()) };
+    show(arguments, &outcome)?;
+    conclude(arguments, outcome)
 }
 
 /// Prints the results: the tables, or JSON.
-fn show(arguments: &EvalRunArgs, results: &Results, folder: &OutputFolder) -> anyhow::Result<()> {
+fn show(arguments: &EvalRunArgs, outcome: &Outcome) -> anyhow::Result<()> {
     if arguments.json {
-        return Ok(print(&serde_json::to_string_pretty(results)?)?);
+        return Ok(print(&serde_json::to_string_pretty(&outcome.results)?)?);
     }
-    print(&list::tables(results))?;
-    print_stderr(&format!("the report is {}", folder.path().join("report.html").display()));
+    print(&list::tables(&outcome.results))?;
+    print_stderr(&format!("the report is {}", outcome.report.display()));
     Ok(())
 }
 
 /// Fails if a model left documents unanswered, or a bound is missed.
-fn conclude(arguments: &EvalRunArgs, runs: &[ModelRun], results: &Results) -> anyhow::Result<()> {
-    let mut problems = Vec::new();
-    for run in runs {
-        let first = run.samples.iter().flatten().find_map(|sample| sample.problem.as_ref());
-        if let Some(problem) = first {
-            problems.push(format!(
-                "{} left {} documents without an answer, the first because {problem}; they do not count, and the \
-                 same command asks them again",
-                run.name,
-                run.failed()
-            ));
-        }
-    }
+fn conclude(arguments: &EvalRunArgs, outcome: Outcome) -> anyhow::Result<()> {
+    let Outcome { results, mut problems, .. } = outcome;
     if let Some(model) = results.models.last() {
         problems.extend(arguments.require.iter().filter_map(|required| required.check(model).err()));
     }
@@ -148,23 +94,26 @@ fn conclude(arguments: &EvalRunArgs, runs: &[ModelRun], results: &Results) -> an
     Err(Failure::AlreadyReported { code: crate::exit::FAILED }.into())
 }
 
-/// The tasks in the program and in the given files and folders.
-fn registry(include_path: &[PathBuf]) -> anyhow::Result<Registry> {
-    let mut registry = Registry::embedded()?;
-    for path in include_path {
-        registry.add_path(path)?;
-    }
-    Ok(registry)
+/// The main results, as lines.
+pub(crate) fn summary(results: &Results) -> String {
+    list::tables(results)
 }
 
-fn prompt_options(arguments: &TaskArgs, limit: Option<usize>) -> PromptOptions {
-    PromptOptions {
-        num_fewshot: arguments.num_fewshot,
-        apply_chat_template: arguments.apply_chat_template,
-        fewshot_as_multiturn: !arguments.fewshot_in_one_turn,
-        system_instruction: arguments.system_instruction.clone(),
-        max_gen_toks: arguments.max_gen_toks.map(usize::from),
-        limit,
+/// The flags as the section of a run file.
+fn section(arguments: &EvalRunArgs) -> EvalSection {
+    let tasks = &arguments.tasks;
+    let include_path = tasks.include_path.iter().map(|path| path.display().to_string());
+    EvalSection {
+        every: 0,
+        tasks: Names(tasks.tasks.clone()),
+        data: tasks.data.clone(),
+        include_path: Names(include_path.collect()),
+        limit: arguments.limit,
+        num_fewshot: tasks.num_fewshot,
+        apply_chat_template: tasks.apply_chat_template,
+        fewshot_in_one_turn: tasks.fewshot_in_one_turn,
+        max_gen_toks: tasks.max_gen_toks,
+        system_instruction: tasks.system_instruction.clone(),
     }
 }
 
@@ -198,25 +147,6 @@ fn short_name(path: &Path) -> String {
 fn output_path(arguments: &EvalRunArgs, candidates: &[Candidate]) -> PathBuf {
     let names: Vec<String> = candidates.iter().map(|candidate| output::file_name(&candidate.name)).collect();
     arguments.output.clone().unwrap_or_else(|| Path::new("eval-results").join(names.join("-")))
-}
-
-/// What decides the results. A folder holds the results of one such evaluation.
-fn settings(arguments: &EvalRunArgs, candidates: &[Candidate]) -> Value {
-    let tasks = &arguments.tasks;
-    json!({
-        "models": candidates.iter().map(|candidate| &candidate.name).collect::<Vec<_>>(),
-        "tasks": tasks.tasks,
-        "data": tasks.data,
-        "include_path": tasks.include_path,
-        "limit": arguments.limit,
-        "num_fewshot": tasks.num_fewshot,
-        "apply_chat_template": tasks.apply_chat_template,
-        "fewshot_in_one_turn": tasks.fewshot_in_one_turn,
-        "system_instruction": tasks.system_instruction,
-        "max_gen_toks": tasks.max_gen_toks,
-        "dtype": arguments.dtype,
-        "max_length": arguments.max_length,
-    })
 }
 
 #[cfg(test)]

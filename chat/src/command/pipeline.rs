@@ -1,7 +1,7 @@
 //! `pipeline`: runs all stages, from the data to the final report, from one run file.
 //!
 //! ```text
-//!   data ──> tokenizer ──> base ──> sft ──> rm ──> ppo ──> report
+//!   data ──> tokenizer ──> base ──> sft ──> rm ──> ppo ──> eval ──> report
 //! ```
 //! Each part writes a folder under `out/` and reads the folders of earlier parts, unless the run file sets
 //! another path. With `--resume`, a part whose folder is complete is not run again. Before the first part
@@ -17,13 +17,16 @@ use datasets::synth::{SynthData, SynthOptions};
 use datasets::{Tokenizer, TrainOptions};
 use gemini::checkpoint;
 use parallel::{LocalRank, Mesh, ProcessGroups};
+use tui::number::counted;
 
 use crate::args::TrainArgs;
 use crate::command::data::write_world;
-use crate::config::section::PipelineStep;
+use crate::command::eval;
+use crate::config::section::{Dtype, EvalSection, PipelineStep};
 use crate::config::{self, ConfigError, NewModel, PipelineConfig, RunConfig};
 use crate::console::print_stderr;
 use crate::display::Display;
+use crate::evaluation::job::{self, Candidate, EvalJob};
 use crate::exit::Failure;
 use crate::folder::{self, FolderRequest, LengthChange, RunFolder, check_run_settings, check_settings};
 use crate::launch::{self, Job, StartupSpec};
@@ -160,17 +163,48 @@ fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Resu
     let mut preflight = Preflight::new(&config.out, mesh, made);
 
     for part in &config.steps {
-        let PipelineStep::Stage(name) = part else { continue };
+        let name = match part {
+            PipelineStep::Stage(name) => name,
+            PipelineStep::Eval => {
+                preflight_eval(config).context("part eval")?;
+                continue;
+            }
+            _ => continue,
+        };
         let stage = stage_of(name);
         let run = config.stage(stage);
         if resume && config.is_complete(stage, &run)? {
             continue;
         }
+        let made = makes_rows(config, &run.eval);
         let checked = run.check(&stage.schema).map_err(Into::into);
+        let checked = checked.and_then(|()| stage::tasks::preflight(&run, &stage.schema, made));
         let line = checked.and_then(|()| (stage.preflight)(&mut preflight, &run));
         print_stderr(&line.with_context(|| format!("stage {name}"))?);
     }
     Ok(())
+}
+
+/// Checks the tasks of the part `eval`, and their rows unless the pipeline makes them first.
+fn preflight_eval(config: &PipelineConfig) -> anyhow::Result<()> {
+    if makes_rows(config, &config.eval) {
+        let tasks = job::select(&config.eval)?.tasks.len();
+        print_stderr(&format!("eval: {}, on rows that this pipeline makes", counted(tasks as u64, "task")));
+        return Ok(());
+    }
+    let evaluation = job::prepare(&config.eval)?;
+    let (tasks, requests) = (evaluation.tasks.len(), evaluation.num_requests());
+    print_stderr(&format!(
+        "eval: {}, {} for each model",
+        counted(tasks as u64, "task"),
+        counted(requests as u64, "request")
+    ));
+    Ok(())
+}
+
+/// Whether the rows of the tasks are those that this pipeline makes.
+fn makes_rows(config: &PipelineConfig, eval: &EvalSection) -> bool {
+    config.steps.contains(&PipelineStep::Data) && eval.data == config.out
 }
 
 /// The file and folder names that the parts of a pipeline use in its folder.
@@ -251,6 +285,7 @@ impl PipelineRun {
             PipelineStep::Data => self.on_rank_zero(|| self.data()),
             PipelineStep::Tokenizer => self.on_rank_zero(|| self.tokenizer()),
             PipelineStep::Stage(name) => self.train(stage_of(name), number),
+            PipelineStep::Eval => self.on_rank_zero(|| self.evaluate(command)),
             // Rank 0 writes the report alone. No other rank has to wait for it.
             PipelineStep::Report if !self.groups.is_rank_zero() => Ok(true),
             PipelineStep::Report => {
@@ -297,6 +332,52 @@ impl PipelineRun {
         checkpoint::write_folder(&folder, |folder| anyhow::Ok(tokenizer.save(folder)?))?;
         print_stderr(&format!("{:>8} tokens  {}", tokenizer.vocab_size(), folder.display()));
         Ok(true)
+    }
+
+    /// Asks every language model of the pipeline the tasks of `[eval]`. Answers of an earlier run are kept by
+    /// the hash of the model, so this part always runs, and asks only what is new.
+    fn evaluate(&self, command: &str) -> anyhow::Result<bool> {
+        let stages = [&stage::base::STAGE, &stage::sft::STAGE, &stage::ppo::STAGE];
+        let candidate = |stage: &&&Stage| Candidate {
+            folder: self.config.path(stage.schema.name).join("final"),
+            name: stage.schema.name.to_owned(),
+        };
+        let candidates: Vec<Candidate> =
+            stages.iter().map(|stage| candidate(&stage)).filter(|model| model.folder.exists()).collect();
+        let Some(last) = candidates.last() else {
+            let problem = "there is no model to evaluate: run base, sft or ppo first".to_owned();
+            return Err(Failure::File { path: self.config.out.clone(), problem }.into());
+        };
+        let job = EvalJob {
+            section: &self.config.eval,
+            train_data: self.train_data(),
+            dtype: Dtype::Float32,
+            device: self.config.stages[last.name.as_str()].model.device,
+            max_length: None,
+            output: &self.config.path("eval"),
+            force: self.resume,
+            command,
+            candidates,
+        };
+        let Some(outcome) = job.run(None)? else { return Ok(true) };
+        outcome.problems.iter().for_each(|problem| print_stderr(&format!("warning: {problem}")));
+        print_stderr(&format!("{}\n{}", eval::summary(&outcome.results), outcome.report.display()));
+        Ok(true)
+    }
+
+    /// The files of rows that the stages of the pipeline train on, each once.
+    fn train_data(&self) -> Vec<PathBuf> {
+        let mut files: Vec<PathBuf> = Vec::new();
+        for part in &self.config.steps {
+            let PipelineStep::Stage(name) = part else { continue };
+            for file in self.config.stage(stage_of(name)).data.train.0 {
+                let file = PathBuf::from(file);
+                if file.exists() && !files.contains(&file) {
+                    files.push(file);
+                }
+            }
+        }
+        files
     }
 
     fn train(&self, stage: &'static Stage, number: usize) -> anyhow::Result<bool> {

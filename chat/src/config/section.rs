@@ -1,6 +1,9 @@
 //! The sections of the run file that belong to no other crate. `docs/configuration.md` documents each of them
 //! for users.
 
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
 use datasets::Overlong;
 use gemini::ZeroStage;
 use parallel::Transport;
@@ -295,12 +298,63 @@ impl Default for LogSection {
     }
 }
 
-/// The `[eval]` section.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The `[eval]` section. `colossal-chat eval` has the keys after `every` as flags.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct EvalSection {
-    /// The number of steps between two evaluations on the held-out rows. 0 turns evaluation off.
+    /// The number of steps between two evaluations: of the held-out rows, and on `tasks`. 0 turns them off.
     pub(crate) every: u64,
+    /// The tasks and groups that models are asked.
+    pub(crate) tasks: Names,
+    /// The folder of the rows of tasks.
+    pub(crate) data: PathBuf,
+    /// Task files, or folders of them, in addition to the built-in ones.
+    pub(crate) include_path: Names,
+    /// The number of first rows of each task that are evaluated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) limit: Option<NonZeroUsize>,
+    /// The number of examples in each prompt, in place of the task's own number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) num_fewshot: Option<usize>,
+    /// Whether the model's chat template renders the prompts.
+    pub(crate) apply_chat_template: bool,
+    /// With a chat template: whether all examples are one user turn.
+    pub(crate) fewshot_in_one_turn: bool,
+    /// The most tokens of a reply, in place of the task's own number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_gen_toks: Option<NonZeroUsize>,
+    /// A text before every prompt; with a chat template, the system message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) system_instruction: Option<String>,
+}
+
+impl Default for EvalSection {
+    fn default() -> Self {
+        Self {
+            every: 0,
+            tasks: Names::default(),
+            data: PathBuf::from("eval-data"),
+            include_path: Names::default(),
+            limit: None,
+            num_fewshot: None,
+            apply_chat_template: false,
+            fewshot_in_one_turn: false,
+            max_gen_toks: None,
+            system_instruction: None,
+        }
+    }
+}
+
+impl EvalSection {
+    /// Refuses settings that contradict each other.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if self.fewshot_in_one_turn && !self.apply_chat_template {
+            let message = "true: needs [eval] apply_chat_template = true".to_owned();
+            let key = "eval.fewshot_in_one_turn".to_owned();
+            return Err(ConfigError::Value { place: None, key, message });
+        }
+        Ok(())
+    }
 }
 
 /// The `[base]` section: the network that `pipeline` trains from scratch.
@@ -349,7 +403,9 @@ pub(crate) enum PipelineStep {
     Tokenizer,
     /// Runs the training stage of this name.
     Stage(&'static str),
-    /// Evaluates every model and writes the report.
+    /// Evaluates every model on the tasks of `[eval]`.
+    Eval,
+    /// Writes the report, with exact match on the generated questions.
     Report,
 }
 
@@ -357,8 +413,11 @@ impl PipelineStep {
     /// Returns the part of the given name, or else the names of all parts.
     pub(super) fn of(name: &str, stages: &[&'static StageSchema]) -> Result<Self, Vec<&'static str>> {
         let trained = stages.iter().map(|stage| Self::Stage(stage.name));
-        let parts: Vec<Self> =
-            [Self::Data, Self::Tokenizer].into_iter().chain(trained).chain([Self::Report]).collect();
+        let parts: Vec<Self> = [Self::Data, Self::Tokenizer]
+            .into_iter()
+            .chain(trained)
+            .chain([Self::Eval, Self::Report])
+            .collect();
         let found = parts.iter().find(|part| part.name() == name);
         found.copied().ok_or_else(|| parts.iter().map(|part| part.name()).collect())
     }
@@ -369,6 +428,7 @@ impl PipelineStep {
             Self::Data => "data",
             Self::Tokenizer => "tokenizer",
             Self::Stage(name) => name,
+            Self::Eval => "eval",
             Self::Report => "report",
         }
     }

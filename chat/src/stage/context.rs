@@ -13,8 +13,8 @@ use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
 use parallel::comm::ProcessGroup;
 use parallel::residency::WeightAllocator;
 use parallel::{Axis, Mesh, ProcessGroups, memory};
-use rlhf::event::Recorder;
-use rlhf::run::{SaveFn, StageRun, StepIntervals};
+use rlhf::event::{Metrics, Recorder};
+use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn};
 use tch::Device;
 use tui::number;
 
@@ -207,11 +207,30 @@ fn is_to_train(plan: &mut Plan, ctx: &StageContext<'_>) -> anyhow::Result<bool> 
     Ok(true)
 }
 
+/// What a stage does besides its steps.
+pub(super) struct Hooks<'a> {
+    /// Writes the files of a model folder besides the model.
+    pub(super) save_tokenizer: &'a SaveFn<'a>,
+    /// Asks the tasks of `[eval]`.
+    pub(super) evaluate_tasks: Option<&'a TaskEvaluationFn<'a>>,
+}
+
+impl<'a> Hooks<'a> {
+    /// Takes the function that asks the tasks, if there is one.
+    pub(super) fn new<F>(save_tokenizer: &'a SaveFn<'a>, evaluate_tasks: &'a Option<F>) -> Self
+    where
+        F: Fn(u64) -> Result<Metrics, rlhf::Error> + 'a,
+    {
+        let evaluate_tasks = evaluate_tasks.as_ref().map(|evaluate| evaluate as &TaskEvaluationFn<'a>);
+        Self { save_tokenizer, evaluate_tasks }
+    }
+}
+
 /// Prints the plan. In mode [`RunMode::Train`], also opens the run folder and runs `train` in it.
 pub(super) fn run_in_folder(
     config: &RunConfig,
     mut plan: Plan,
-    save_tokenizer: &SaveFn<'_>,
+    hooks: &Hooks<'_>,
     ctx: &mut StageContext<'_>,
     train: impl FnOnce(&mut StageRun<'_>) -> Result<(), rlhf::Error>,
 ) -> anyhow::Result<()> {
@@ -242,7 +261,8 @@ pub(super) fn run_in_folder(
         paused: interrupt::pause_flag(),
         progress: &|phase, step| live.progress(phase, step),
         recorder: &mut recorder,
-        save_tokenizer,
+        save_tokenizer: hooks.save_tokenizer,
+        evaluate_tasks: hooks.evaluate_tasks,
     };
 
     ctx.has_trained = true;

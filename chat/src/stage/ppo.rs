@@ -14,13 +14,13 @@ use rlhf::rollout::PpoModels;
 use tch::Kind;
 use tui::number::counted;
 
-use super::context::{self, StageContext, run_in_folder, tokenizer, trainable_options};
+use super::context::{self, Hooks, StageContext, run_in_folder, tokenizer, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::model_memory::{self, PlannedModel};
 use super::peak_memory::{RowTokens, SequenceLengths};
 use super::plan::Plan;
 use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
-use super::{rm, rows, sft};
+use super::{rm, rows, sft, tasks};
 use crate::config::stage::REWARD;
 use crate::config::{ConfigError, RunConfig, StageSchema, Units};
 use crate::console::print_stderr;
@@ -39,7 +39,6 @@ pub(crate) static STAGE: Stage = Stage {
             ("data.packing", "prompts are not packed"),
             ("data.eval", "ppo reports the metrics of its rollouts and evaluates no rows"),
             ("data.eval_fraction", "ppo reports the metrics of its rollouts and evaluates no rows"),
-            ("eval", "ppo reports the metrics of its rollouts and evaluates no rows"),
         ],
     },
     command: Some(CommandHelp {
@@ -186,6 +185,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     folders.check_tokenizers(&tokenizer, ctx.groups)?;
 
     let inputs = inputs(config, &configs, &tokenizer)?;
+    let evaluation = tasks::prepare(config)?;
     context::check_split(config, &configs.all(), ctx)?;
     let plan = configs.plan(config, ctx, &inputs)?;
     if context::ends_with_plan(&plan, ctx)? {
@@ -220,7 +220,13 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
 
     let mut stage = Ppo::new(roles, data, &config.ppo, &config.train, config.seed, ctx.groups)?;
     let companions = |folder: &Path| model_folder::save_tokenizer(folder, &tokenizer, models.policy.config());
-    run_in_folder(config, plan, &companions, ctx, |run| stage.train(run))
+    let groups = ctx.groups;
+    let evaluate_tasks = evaluation.as_ref().map(|evaluation| {
+        let model = (&models.policy, &tokenizer);
+        move |step| tasks::evaluate(evaluation, model, groups, step)
+    });
+    let hooks = Hooks::new(&companions, &evaluate_tasks);
+    run_in_folder(config, plan, &hooks, ctx, |run| stage.train(run))
 }
 
 /// Reads the rows and checks them against the configurations of the models. Reads no weights.

@@ -10,7 +10,7 @@ use models::scalar_model::ScalarModel;
 use rlhf::reward::Reward;
 use rlhf::trainer;
 
-use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
+use super::context::{self, Hooks, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::model_memory::{self, PlannedModel};
 use super::peak_memory::{RowTokens, SequenceLengths};
@@ -26,7 +26,12 @@ pub(crate) static STAGE: Stage = Stage {
     schema: StageSchema {
         name: "rm",
         units: Units::ROWS,
-        ignored_keys: &[PPO, PTX, ("data.packing", "pairs are not packed")],
+        ignored_keys: &[
+            PPO,
+            PTX,
+            ("data.packing", "pairs are not packed"),
+            ("eval.tasks", "a reward model answers no tasks"),
+        ],
     },
     command: Some(CommandHelp {
         about: "Train a reward model on pairs of a better and a worse answer",
@@ -96,7 +101,8 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
 
     let objective = Reward::new(&model, &train.rows, &eval.rows, &config.reward)?;
     let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
-    run_in_folder(config, plan, &companions, ctx, |run| {
+    let hooks = Hooks { save_tokenizer: &companions, evaluate_tasks: None };
+    run_in_folder(config, plan, &hooks, ctx, |run| {
         trainer::train(&objective, config.data.shuffle, &config.train, run)
     })
 }

@@ -9,13 +9,16 @@ use models::decoder::HeadKind;
 use rlhf::sft::Sft;
 use rlhf::trainer;
 
-use super::context::{self, StageContext, run_in_folder, start_folder, tokenizer_folder, trainable_options};
+use super::context::{
+    self, Hooks, StageContext, run_in_folder, start_folder, tokenizer_folder, trainable_options,
+};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::model_memory::{self, PlannedModel};
 use super::peak_memory::{RowTokens, SequenceLengths};
 use super::plan::Plan;
 use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
+use super::tasks;
 use crate::config::stage::{PPO, PTX, REWARD};
 use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::print_stderr;
@@ -187,7 +190,12 @@ pub(super) fn train_on(
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
     let objective = Sft::new(model, &inputs.train.rows, &inputs.eval.rows, packing(config))?;
     let companions = |folder: &Path| model_folder::save_tokenizer(folder, tokenizer, model.config());
-    run_in_folder(config, plan, &companions, ctx, |run| {
+    let (evaluation, groups) = (tasks::prepare(config)?, ctx.groups);
+    let evaluate_tasks = evaluation
+        .as_ref()
+        .map(|evaluation| |step| tasks::evaluate(evaluation, (model, tokenizer), groups, step));
+    let hooks = Hooks::new(&companions, &evaluate_tasks);
+    run_in_folder(config, plan, &hooks, ctx, |run| {
         trainer::train(&objective, config.data.shuffle, &config.train, run)
     })
 }

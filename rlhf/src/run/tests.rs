@@ -40,6 +40,7 @@ fn a_paused_run_says_so_again_after_a_checkpoint_and_the_last_save_is_told() {
         progress: &progress,
         recorder: &mut EndsPause(&paused),
         save_tokenizer: &|_| Ok(()),
+        evaluate_tasks: None,
     };
     run.save_or_stop(4, 9, &|_| Ok(())).unwrap();
     run.finish(9, &|_| Ok(())).unwrap();

@@ -10,10 +10,11 @@ use eval::results::{Comparison, ModelResults, Results, TaskInfo, compare};
 use eval::score::{Metric, MetricValue, Scored};
 use serde_json::Value;
 
-use super::{list, output};
+use super::list;
 use crate::args::EvalDiffArgs;
 use crate::config::ConfigError;
 use crate::console::{print, print_stderr};
+use crate::evaluation::output;
 
 /// Compares the first model of the one folder with the last model of the other.
 pub(super) fn run(arguments: &EvalDiffArgs) -> anyhow::Result<()> {
@@ -36,10 +37,7 @@ pub(super) fn run(arguments: &EvalDiffArgs) -> anyhow::Result<()> {
             );
             return wrong(&arguments.after, &problem);
         }
-        let samples = (
-            samples(&arguments.before, left, task)?,
-            samples(&arguments.after, right, other)?,
-        );
+        let samples = (samples(&arguments.before, left, task)?, samples(&arguments.after, right, other)?);
         comparisons.extend(compare((&left.name, &right.name), &task.task, (&samples.0, &samples.1))?);
     }
     if common == 0 {
@@ -69,7 +67,8 @@ fn wrong<T>(folder: &Path, problem: &str) -> anyhow::Result<T> {
 
 fn read(folder: &Path) -> anyhow::Result<Results> {
     let path = folder.join("results.json");
-    let text = fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+    let text =
+        fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
     match serde_json::from_str(&text) {
         Ok(results) => Ok(results),
         Err(error) => wrong(&path, &format!("these are no results of this program: {error}")),
@@ -80,7 +79,8 @@ fn read(folder: &Path) -> anyhow::Result<Results> {
 fn samples(folder: &Path, model: &ModelResults, task: &TaskInfo) -> anyhow::Result<Vec<Sample>> {
     let file = format!("samples/{}/{}.jsonl", output::file_name(&model.name), task.task);
     let path = folder.join(file);
-    let text = fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+    let text =
+        fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
     let scores: Vec<_> = model.scores.iter().filter(|score| score.task == task.task).collect();
 
     let mut found: BTreeMap<usize, Sample> = BTreeMap::new();
@@ -102,7 +102,12 @@ fn samples(folder: &Path, model: &ModelResults, task: &TaskInfo) -> anyhow::Resu
         let metrics = scores.iter().filter(|score| score.filter == filter).filter_map(|score| {
             let value: MetricValue = serde_json::from_value(row[&score.metric].clone()).ok()?;
             let higher_is_better = score.higher_is_better;
-            Some(Metric { name: score.metric.clone(), value, aggregation: Aggregation::Mean, higher_is_better })
+            Some(Metric {
+                name: score.metric.clone(),
+                value,
+                aggregation: Aggregation::Mean,
+                higher_is_better,
+            })
         });
         sample.scored.push(Scored {
             filter: filter.to_owned(),

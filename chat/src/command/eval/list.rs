@@ -9,10 +9,11 @@ use serde_json::json;
 use crate::args::{EvalListArgs, EvalShowArgs};
 use crate::command::runs::table;
 use crate::console::print;
+use crate::evaluation::job;
 
 /// `eval list`.
 pub(super) fn list(arguments: &EvalListArgs) -> anyhow::Result<()> {
-    let registry = super::registry(&arguments.include_path)?;
+    let registry = job::registry(&arguments.include_path)?;
     let pattern = arguments.pattern.as_deref().unwrap_or("*");
     let mut rows = Vec::new();
     let mut objects = Vec::new();
@@ -37,7 +38,7 @@ pub(super) fn list(arguments: &EvalListArgs) -> anyhow::Result<()> {
 
 /// `eval show`.
 pub(super) fn show(arguments: &EvalShowArgs) -> anyhow::Result<()> {
-    let registry = super::registry(&arguments.include_path)?;
+    let registry = job::registry(&arguments.include_path)?;
     let selection = registry.select(&[&arguments.task])?;
     let options = PromptOptions {
         num_fewshot: arguments.num_fewshot,
@@ -59,7 +60,12 @@ pub(super) fn show(arguments: &EvalShowArgs) -> anyhow::Result<()> {
                 print(&object.to_string())?;
                 continue;
             }
-            print(&format!("── {} row {} · {}", prepared.task.task, document.doc_id, prepared.protocol_id()))?;
+            print(&format!(
+                "── {} row {} · {}",
+                prepared.task.task,
+                document.doc_id,
+                prepared.protocol_id()
+            ))?;
             for (index, request) in document.requests.iter().enumerate() {
                 print(&shown(index, request))?;
             }
@@ -98,7 +104,10 @@ pub(super) fn tables(results: &Results) -> String {
         text.push_str(&format!("{}\n{}\n", model.name, score_table(results, model)));
     }
     if !results.comparisons.is_empty() {
-        text.push_str(&format!("differences, paired by document\n{}\n", comparison_table(&results.comparisons)));
+        text.push_str(&format!(
+            "differences, paired by document\n{}\n",
+            comparison_table(&results.comparisons)
+        ));
     }
     text.trim_end().to_owned()
 }
@@ -139,7 +148,16 @@ fn score_table(results: &Results, model: &ModelResults) -> String {
 }
 
 pub(super) fn comparison_table(comparisons: &[Comparison]) -> String {
-    let head = ["models", "task", "metric", "difference", "95 % interval", "more/equal/less", "p (Holm)", "detectable"];
+    let head = [
+        "models",
+        "task",
+        "metric",
+        "difference",
+        "95 % interval",
+        "more/equal/less",
+        "p (Holm)",
+        "detectable",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for comparison in comparisons {
         let normal = &comparison.difference.normal;

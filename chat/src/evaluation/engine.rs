@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use datasets::Tokenizer;
 use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response, move_trailing_space};
 use models::causal_lm::CausalLm;
 use models::decoder::shared_prefix::SharedPrefix;
@@ -22,6 +23,7 @@ use parallel::upload;
 use sha2::{Digest, Sha256};
 use tch::no_grad;
 
+use super::job::Candidate;
 use crate::session::Session;
 
 /// The tokens of a batch of rows to score. More tokens do not make a processor faster, and cost memory.
@@ -32,8 +34,9 @@ const REPLIES: usize = 64;
 const ENGINE: &str = "colossal-chat engine 1";
 
 /// A model of this process.
-pub(super) struct Engine {
-    session: Session<CausalLm>,
+pub(crate) struct Engine<'a> {
+    model: &'a CausalLm,
+    tokenizer: &'a Tokenizer,
     name: String,
     digest: String,
     max_length: usize,
@@ -92,27 +95,38 @@ struct Sum {
 /// Why a request cannot be answered; it becomes [`Response::Failed`].
 type Refusal = String;
 
-impl Engine {
-    /// Takes a loaded model. `max_length` limits the tokens of a row below what the model allows.
-    pub(super) fn new(
-        session: Session<CausalLm>,
+impl<'a> Engine<'a> {
+    /// Takes a model that is in training. Its answers are kept nowhere, so `name` is all that tells it apart.
+    pub(crate) fn new(
+        model: &'a CausalLm,
+        tokenizer: &'a Tokenizer,
         name: String,
-        folder: &Path,
+        max_length: Option<usize>,
+    ) -> Self {
+        let eos = model.config().eos_token_ids().first().copied();
+        let prefix = tokenizer.bos_id().or_else(|| tokenizer.eos_id()).or(eos).unwrap_or(0);
+        let longest = model.config().max_positions() as usize;
+        let max_length = max_length.unwrap_or(longest).min(longest);
+        Self { model, tokenizer, digest: name.clone(), name, max_length, prefix }
+    }
+
+    /// Takes a model that was loaded from a folder. `max_length` limits the tokens of a row below what the
+    /// model allows.
+    pub(super) fn of_folder(
+        session: &'a Session<CausalLm>,
+        candidate: &Candidate,
         max_length: Option<usize>,
     ) -> anyhow::Result<Self> {
-        let tokenizer = session.tokenizer()?;
-        let eos = session.model.config().eos_token_ids().first().copied();
-        let prefix = tokenizer.bos_id().or_else(|| tokenizer.eos_id()).or(eos).unwrap_or(0);
-        let longest = session.model.config().max_positions() as usize;
-        let max_length = max_length.unwrap_or(longest).min(longest);
-        let template = tokenizer.chat_template().map_or("", |template| template.source());
-        let settings = format!("{ENGINE} {max_length} {:?} {template}", session.model.decoder().kind());
-        let digest = digest(folder, &settings)?;
-        Ok(Self { session, name, digest, max_length, prefix })
+        let mut engine = Self::new(&session.model, session.tokenizer()?, candidate.name.clone(), max_length);
+        let template = engine.tokenizer.chat_template().map_or("", |template| template.source());
+        let kind = engine.model.decoder().kind();
+        let settings = format!("{ENGINE} {} {kind:?} {template}", engine.max_length);
+        engine.digest = digest(&candidate.folder, &settings)?;
+        Ok(engine)
     }
 
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<i64>, Refusal> {
-        let encoded = self.session.tokenizer().and_then(|tokenizer| tokenizer.encode(text, add_special));
+        let encoded = self.tokenizer.encode(text, add_special);
         encoded.map_err(|error| error.to_string())
     }
 
@@ -121,8 +135,7 @@ impl Engine {
         match prompt {
             Prompt::Text(text) => Ok(text.clone()),
             Prompt::Chat(messages) => {
-                let rendered =
-                    self.session.tokenizer().and_then(|tokenizer| tokenizer.render(messages, true));
+                let rendered = self.tokenizer.render(messages, true);
                 rendered.map(|rendered| rendered.text).map_err(|error| error.to_string())
             }
         }
@@ -263,11 +276,10 @@ impl Engine {
 
     /// The log-likelihood of the targets of each reader of the rows, and whether greedy decoding gives them.
     fn score_rows(&self, rows: &[Row]) -> anyhow::Result<Vec<(f64, bool)>> {
-        let model = &self.session.model;
-        let trees = rows.iter().map(|row| SharedPrefix {
-            prefix: row.prefix.clone(),
-            branches: row.branches.clone(),
-        });
+        let model = self.model;
+        let trees = rows
+            .iter()
+            .map(|row| SharedPrefix { prefix: row.prefix.clone(), branches: row.branches.clone() });
         let found = model.decoder().forward_shared_prefixes(&trees.collect::<Vec<_>>())?;
 
         // Positions that several readers share are computed once.
@@ -381,8 +393,8 @@ impl Engine {
         chunk: &[(usize, Vec<i64>)],
         (max_gen_toks, temperature, offset): (usize, f64, u64),
     ) -> anyhow::Result<Vec<(usize, Response)>> {
-        let tokenizer = self.session.tokenizer()?;
-        let config = self.session.model.config();
+        let tokenizer = self.tokenizer;
+        let config = self.model.config();
         let mut stop_ids = config.eos_token_ids();
         stop_ids.extend(tokenizer.eos_id());
         if chunk.iter().any(|(index, _)| is_chat(&requests[*index])) {
@@ -400,7 +412,7 @@ impl Engine {
         let prompts: Vec<Vec<i64>> = chunk.iter().map(|(_, ids)| ids.clone()).collect();
         let mut watches: Vec<StopWatch<'_>> =
             chunk.iter().map(|(index, _)| StopWatch::new(&requests[*index])).collect();
-        let completions = generate::generate(&self.session.model, &prompts, &options, &mut |index, id| {
+        let completions = generate::generate(self.model, &prompts, &options, &mut |index, id| {
             watches[index].see(id, |ids| tokenizer.decode(ids, false).unwrap_or_default())
         })?;
 
@@ -421,7 +433,7 @@ impl Engine {
     }
 }
 
-impl LanguageModel for Engine {
+impl LanguageModel for Engine<'_> {
     fn name(&self) -> &str {
         &self.name
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use eval::evaluation::{Evaluation, ModelRun};
-use eval::results::{Results, sample_rows};
+use eval::results::{Notes, Results, html, sample_rows};
 use serde_json::{Value, json};
 
 use crate::config::ConfigError;
@@ -14,6 +14,16 @@ use crate::{folder, output};
 
 /// What makes a folder one of ours, and what it was asked.
 const SETTINGS: &str = "settings.json";
+
+/// What the files say of a run besides its results.
+pub(super) struct RunNotes<'a> {
+    /// When it started.
+    pub(super) started: String,
+    /// The command line.
+    pub(super) command: &'a str,
+    /// The time from its start to the scores.
+    pub(super) elapsed: Duration,
+}
 
 /// The folder of the results.
 pub(super) struct OutputFolder {
@@ -24,6 +34,14 @@ impl OutputFolder {
     /// Starts a folder, or continues one with the same settings. A folder of anything else is refused;
     /// `force` replaces the results of another evaluation, and keeps the answers that both share.
     pub(super) fn open(path: &Path, settings: &Value, force: bool) -> anyhow::Result<Self> {
+        Self::claim(path, settings, force)?;
+        folder::acquire_lock(path)?;
+        Ok(Self { path: path.to_owned() })
+    }
+
+    /// Writes the settings into a folder that [`OutputFolder::open`] would not refuse, so that it is this
+    /// evaluation's from now on.
+    pub(super) fn claim(path: &Path, settings: &Value, force: bool) -> anyhow::Result<()> {
         folder::check_place(path)?;
         let file = path.join(SETTINGS);
         let held = match fs::read(&file) {
@@ -32,7 +50,8 @@ impl OutputFolder {
         };
         match &held {
             None if gemini::checkpoint::is_occupied(path) => {
-                let problem = "it holds something else than an evaluation: choose another --output".to_owned();
+                let problem =
+                    "it holds something else than an evaluation: choose another --output".to_owned();
                 return Err(ConfigError::BadOut { path: path.to_owned(), problem }.into());
             }
             Some(held) if held != settings && !force => {
@@ -45,9 +64,7 @@ impl OutputFolder {
             _ => {}
         }
         folder::refuse_locked(path)?;
-        output::write_atomically(&file, &json_bytes(settings)?)?;
-        folder::acquire_lock(path)?;
-        Ok(Self { path: path.to_owned() })
+        Ok(output::write_atomically(&file, &json_bytes(settings)?)?)
     }
 
     /// The folder.
@@ -62,7 +79,7 @@ impl OutputFolder {
         evaluation: &Evaluation,
         runs: &[ModelRun],
         results: &Results,
-        elapsed: Duration,
+        run_notes: &RunNotes<'_>,
     ) -> anyhow::Result<()> {
         for (run, model) in runs.iter().zip(&results.models) {
             let name = file_name(&run.name);
@@ -80,7 +97,14 @@ impl OutputFolder {
         }
         self.put("summary.md", results.markdown().as_bytes())?;
         self.put("summary.csv", results.csv().as_bytes())?;
-        self.put("environment.json", &json_bytes(&environment(runs, elapsed))?)?;
+        self.put("environment.json", &json_bytes(&environment(runs, run_notes))?)?;
+        let notes = Notes {
+            title: "Evaluation".to_owned(),
+            command: run_notes.command.to_owned(),
+            started: run_notes.started.clone(),
+            elapsed_seconds: runs.iter().map(|run| run.elapsed.as_secs_f64()).collect(),
+        };
+        self.put("report.html", html(results, evaluation, runs, &notes)?.as_bytes())?;
         // The last file: where it stands, the evaluation is whole.
         self.put("results.json", &json_bytes(&serde_json::to_value(results)?)?)
     }
@@ -91,7 +115,7 @@ impl OutputFolder {
 }
 
 /// A name as the name of a file: other characters than letters, digits, `-`, `_` and `.` become `_`.
-pub(super) fn file_name(name: &str) -> String {
+pub(crate) fn file_name(name: &str) -> String {
     const LONGEST: usize = 100;
     let safe = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
     let safe: String = name.chars().map(safe).take(LONGEST).collect();
@@ -107,16 +131,22 @@ fn difference(held: &Value, settings: &Value) -> String {
     let keys = settings.as_object().into_iter().flatten();
     let differ = keys.filter(|(key, value)| held.get(key) != Some(value)).map(|(key, _)| key.as_str());
     let differ: Vec<&str> = differ.collect();
-    if differ.is_empty() { "its settings.json is damaged".to_owned() } else { format!("other {}", differ.join(", ")) }
+    if differ.is_empty() {
+        "its settings.json is damaged".to_owned()
+    } else {
+        format!("other {}", differ.join(", "))
+    }
 }
 
-fn environment(runs: &[ModelRun], elapsed: Duration) -> Value {
-    let models = runs.iter().map(|run| json!({"name": run.name, "request_seconds": run.elapsed.as_secs_f64()}));
+fn environment(runs: &[ModelRun], notes: &RunNotes<'_>) -> Value {
+    let models =
+        runs.iter().map(|run| json!({"name": run.name, "request_seconds": run.elapsed.as_secs_f64()}));
     json!({
+        "started": notes.started,
         "finished": Timestamp::now().to_string(),
-        "seconds": elapsed.as_secs_f64(),
+        "seconds": notes.elapsed.as_secs_f64(),
         "models": models.collect::<Vec<_>>(),
-        "command": std::env::args().collect::<Vec<_>>(),
+        "command": notes.command,
     })
 }
 
@@ -126,7 +156,9 @@ mod tests {
 
     #[test]
     fn names_of_models_never_leave_the_folder() {
-        for (name, file) in [("sft", "sft"), ("../x", ".._x"), ("..", "model"), ("a/b c", "a_b_c"), ("中文", "__")] {
+        for (name, file) in
+            [("sft", "sft"), ("../x", ".._x"), ("..", "model"), ("a/b c", "a_b_c"), ("中文", "__")]
+        {
             assert_eq!(file_name(name), file);
         }
     }

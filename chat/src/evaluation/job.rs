@@ -1,0 +1,282 @@
+//! An evaluation, from its settings to the files of its results: what the command `eval` and the part `eval`
+//! of a pipeline share.
+//!
+//! Everything that can be known is checked before a model is loaded: names of tasks, task files, rows, the
+//! output folder.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use eval::contamination::Overlaps;
+use eval::document::PromptOptions;
+use eval::evaluation::{Evaluation, ModelRun};
+use eval::response_cache::ResponseCache;
+use eval::results::Results;
+use eval::task::{Registry, Selection};
+use parallel::{LocalRank, ProcessGroups};
+use serde_json::{Value, json};
+use tui::number::counted;
+use tui::progress::Progress;
+use tui::terminal::{Environment, Mode};
+
+use super::engine::Engine;
+use super::output::{OutputFolder, RunNotes};
+use super::share::{AnsweredModel, Share, SharedModel};
+use crate::args::ModelArgs;
+use crate::config::DeviceSetting;
+use crate::config::section::{Dtype, EvalSection};
+use crate::console::print_stderr;
+use crate::feedback::timestamp::Timestamp;
+use crate::session::Session;
+
+/// A model to evaluate: its folder and the name that reports show.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    /// The folder of the model.
+    pub(crate) folder: PathBuf,
+    /// The name in reports.
+    pub(crate) name: String,
+}
+
+/// What is evaluated, and how.
+#[derive(Debug)]
+pub(crate) struct EvalJob<'a> {
+    /// The models. The others are compared with the first.
+    pub(crate) candidates: Vec<Candidate>,
+    /// The tasks, and how their prompts are made.
+    pub(crate) section: &'a EvalSection,
+    /// Files of training rows that are searched for the rows of the tasks.
+    pub(crate) train_data: Vec<PathBuf>,
+    /// The numbers that the weights are held in.
+    pub(crate) dtype: Dtype,
+    /// Where the models compute.
+    pub(crate) device: DeviceSetting,
+    /// The most tokens of a row, below what a model allows.
+    pub(crate) max_length: Option<usize>,
+    /// The folder of the results.
+    pub(crate) output: &'a Path,
+    /// Whether the results of another evaluation in that folder are replaced.
+    pub(crate) force: bool,
+    /// The command line that the report shows.
+    pub(crate) command: &'a str,
+}
+
+/// What an evaluation found.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// The scores.
+    pub(crate) results: Results,
+    /// Documents that a model left without an answer, a line for each such model.
+    pub(crate) problems: Vec<String>,
+    /// The report.
+    pub(crate) report: PathBuf,
+}
+
+impl EvalJob<'_> {
+    /// Asks every model everything, and writes the folder of the results. With several processes, each
+    /// answers a share of the requests, and the first one alone returns the outcome.
+    pub(crate) fn run(&self, groups: Option<&ProcessGroups>) -> anyhow::Result<Option<Outcome>> {
+        let (started, began) = (Instant::now(), Timestamp::now().to_string());
+        let world = groups.map(ProcessGroups::world);
+        let share = world
+            .map_or(Share { rank: 0, size: 1 }, |world| Share { rank: world.rank(), size: world.size() });
+        let barrier = || world.map_or(Ok(()), |world| world.barrier());
+        let evaluation = prepare(self.section)?;
+        if share.rank > 0 {
+            barrier()?;
+            self.ask_all(&evaluation, share, groups)?;
+            barrier()?;
+            return Ok(None);
+        }
+
+        let overlaps = match self.train_data.as_slice() {
+            [] => None,
+            files => Some(Overlaps::find(&evaluation, files)?),
+        };
+        let settings = self.settings();
+        let folder = OutputFolder::open(self.output, &settings, self.force)?;
+        print_stderr(&format!(
+            "{}, {} for each of {}; results go to {}",
+            counted(evaluation.tasks.len() as u64, "task"),
+            counted(evaluation.num_requests() as u64, "request"),
+            counted(self.candidates.len() as u64, "model"),
+            folder.path().display()
+        ));
+        barrier()?;
+        let mut runs = self.ask_all(&evaluation, share, groups)?;
+        barrier()?;
+        if share.size > 1 {
+            runs = self.gather(&evaluation, &runs)?;
+        }
+
+        let program = format!("colossal-chat {}", env!("CARGO_PKG_VERSION"));
+        let mut results = Results::new(&evaluation, &runs, program, settings)?;
+        if let Some(overlaps) = overlaps {
+            results.contamination = overlaps.scores(&evaluation, &runs)?;
+        }
+        let notes = RunNotes { started: began, command: self.command, elapsed: started.elapsed() };
+        folder.write(&evaluation, &runs, &results, &notes)?;
+        let report = folder.path().join("report.html");
+        Ok(Some(Outcome { results, problems: runs.iter().filter_map(unanswered).collect(), report }))
+    }
+
+    /// Checks the tasks and their rows, and starts the folder of the results, before the processes of the
+    /// evaluation are started.
+    pub(crate) fn start(&self) -> anyhow::Result<()> {
+        prepare(self.section)?;
+        OutputFolder::claim(self.output, &self.settings(), self.force)
+    }
+
+    /// Asks every model the requests of this process.
+    fn ask_all(
+        &self,
+        evaluation: &Evaluation,
+        share: Share,
+        groups: Option<&ProcessGroups>,
+    ) -> anyhow::Result<Vec<ModelRun>> {
+        let mut cache = ResponseCache::open(&self.output.join(responses_file(share.rank)))?;
+        for other in responses_of_others(self.output, share.rank)? {
+            cache.read_also(&other)?;
+        }
+        let local = groups.map_or(LocalRank::SINGLE, ProcessGroups::local_rank);
+        let ask = |candidate| self.ask(candidate, (evaluation, share), &mut cache, local);
+        self.candidates.iter().map(ask).collect()
+    }
+
+    /// The scores of the answers of all processes.
+    fn gather(&self, evaluation: &Evaluation, runs: &[ModelRun]) -> anyhow::Result<Vec<ModelRun>> {
+        let mut cache = ResponseCache::open(&self.output.join(responses_file(0)))?;
+        for other in responses_of_others(self.output, 0)? {
+            cache.read_also(&other)?;
+        }
+        let score = |run: &ModelRun| {
+            let mut model = AnsweredModel { name: run.name.clone(), digest: run.digest.clone() };
+            let scored = evaluation.run(&mut model, &mut cache, &mut |_| {})?;
+            Ok(ModelRun { elapsed: run.elapsed, ..scored })
+        };
+        runs.iter().map(score).collect()
+    }
+
+    /// Loads a model and asks it the requests of this process.
+    fn ask(
+        &self,
+        candidate: &Candidate,
+        (evaluation, share): (&Evaluation, Share),
+        cache: &mut ResponseCache,
+        local: LocalRank,
+    ) -> anyhow::Result<ModelRun> {
+        let model = ModelArgs {
+            model: candidate.folder.display().to_string(),
+            dtype: self.dtype,
+            device: self.device,
+            template: None,
+        };
+        let session = Session::causal_lm_on(&model, local)?;
+        let mut engine = Engine::of_folder(&session, candidate, self.max_length)?;
+
+        let mode = Mode::detect(std::io::stderr().is_terminal(), &Environment::read());
+        let mut progress = Progress::new(std::io::stderr(), mode);
+        progress.call_steps("request");
+        let mut begun = false;
+        let mut model = SharedModel { model: &mut engine, share };
+        let run = evaluation.run(&mut model, cache, &mut |state| {
+            // A closed stderr does not stop the work. The progress of one process stands for all.
+            if share.rank > 0 {
+                return;
+            }
+            if begun {
+                let _ = progress.update(state.done as u64, &[("share", state.share)]);
+            } else {
+                begun = true;
+                let _ = progress.start_at(&candidate.name, state.total as u64, state.done as u64);
+            }
+        });
+        let _ = match &run {
+            Ok(_) => progress.finish(),
+            Err(error) => progress.fail(&error.to_string()),
+        };
+        Ok(run?)
+    }
+
+    /// What decides the results. A folder holds the results of one such evaluation.
+    fn settings(&self) -> Value {
+        let section = self.section;
+        json!({
+            "models": self.candidates.iter().map(|candidate| &candidate.name).collect::<Vec<_>>(),
+            "tasks": section.tasks,
+            "data": section.data,
+            "include_path": section.include_path,
+            "limit": section.limit,
+            "num_fewshot": section.num_fewshot,
+            "apply_chat_template": section.apply_chat_template,
+            "fewshot_in_one_turn": section.fewshot_in_one_turn,
+            "system_instruction": section.system_instruction,
+            "max_gen_toks": section.max_gen_toks,
+            "train_data": self.train_data,
+            "dtype": self.dtype,
+            "max_length": self.max_length,
+        })
+    }
+}
+
+/// The file of the answers of one process.
+fn responses_file(rank: usize) -> String {
+    if rank == 0 { "responses.jsonl".to_owned() } else { format!("responses-{rank}.jsonl") }
+}
+
+/// The files of the answers of the other processes, also of those of an earlier run with more of them.
+fn responses_of_others(folder: &Path, rank: usize) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let is_one = name.starts_with("responses") && name.ends_with(".jsonl");
+        if is_one && name != responses_file(rank) {
+            found.push(folder.join(name));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Reads the task files and the rows, and makes the requests. Loads no model.
+pub(crate) fn prepare(section: &EvalSection) -> anyhow::Result<Evaluation> {
+    let options = prompt_options(section);
+    Ok(Evaluation::prepare(select(section)?, &section.data, options)?)
+}
+
+/// Finds the tasks that `section` names. Reads the task files, and no rows.
+pub(crate) fn select(section: &EvalSection) -> anyhow::Result<Selection> {
+    Ok(registry(&section.include_path.0)?.select(&section.tasks.0)?)
+}
+
+/// The tasks in the program and in the given files and folders.
+pub(crate) fn registry(include_path: &[impl AsRef<Path>]) -> anyhow::Result<Registry> {
+    let mut registry = Registry::embedded()?;
+    for path in include_path {
+        registry.add_path(path.as_ref())?;
+    }
+    Ok(registry)
+}
+
+fn prompt_options(section: &EvalSection) -> PromptOptions {
+    PromptOptions {
+        num_fewshot: section.num_fewshot,
+        apply_chat_template: section.apply_chat_template,
+        fewshot_as_multiturn: !section.fewshot_in_one_turn,
+        system_instruction: section.system_instruction.clone(),
+        max_gen_toks: section.max_gen_toks.map(usize::from),
+        limit: section.limit.map(usize::from),
+    }
+}
+
+/// Says how many documents a model left without an answer.
+fn unanswered(run: &ModelRun) -> Option<String> {
+    let problem = run.samples.iter().flatten().find_map(|sample| sample.problem.as_ref())?;
+    Some(format!(
+        "{} left {} documents without an answer, the first because {problem}; they do not count, and the same \
+         command asks them again",
+        run.name,
+        run.failed()
+    ))
+}
