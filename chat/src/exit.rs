@@ -92,6 +92,12 @@ pub(crate) enum Failure {
         /// The value that the model returned.
         number: f32,
     },
+    /// Programs of a model cannot be run in isolation on this machine.
+    #[error("the sandbox for code execution {problem}; docs/eval.md says what it needs")]
+    Sandbox {
+        /// What is missing or does not hold.
+        problem: String,
+    },
     /// A run whose models do not fit into memory.
     #[error("{0}")]
     DoesNotFit(Shortage),
@@ -231,7 +237,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             }
             Failure::NotFinite { .. } => DIVERGED,
             Failure::Interrupted => INTERRUPTED,
-            Failure::OtherMachineFailed { .. } => FAILED,
+            Failure::Sandbox { .. } | Failure::OtherMachineFailed { .. } => FAILED,
             Failure::AlreadyReported { code } | Failure::Rank { code, .. } => *code,
         });
     }
@@ -293,6 +299,7 @@ fn of_eval(error: &eval::Error) -> u8 {
         | Error::UnknownTask { .. }
         | Error::GroupCycle { .. }
         | Error::WrongMetric { .. }
+        | Error::CodeNotAllowed { .. }
         | Error::NotAFile { .. }
         | Error::UnknownAnchor { .. }
         | Error::Pattern { .. }
@@ -328,6 +335,7 @@ fn of_eval(error: &eval::Error) -> u8 {
         | Error::TooManyChoices { .. }
         | Error::WrongResponse { .. }
         | Error::Model { .. }
+        | Error::CodeRunner { .. }
         | Error::Json(_) => FAILED,
     }
 }

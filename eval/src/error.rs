@@ -123,6 +123,26 @@ pub enum Error {
         /// The metric.
         metric: &'static str,
     },
+    /// A task whose replies are programs, without leave to run them.
+    #[error(
+        "the task {task} runs code that the model writes; allow it with --allow-code-execution (it runs in a sandbox \
+         without network), or leave the task out"
+    )]
+    CodeNotAllowed {
+        /// The task.
+        task: String,
+    },
+    /// Programs could not be run.
+    #[error(
+        "programs of the task {task} could not be run; the answers are kept, and the same command scores them"
+    )]
+    CodeRunner {
+        /// The task.
+        task: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A statistic was requested for too few items.
     #[error("{what} needs at least {needed} items, got {got}; evaluate on more prompts")]
     TooFew {

@@ -12,11 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::aggregate::{Aggregated, Aggregation, aggregate};
+use crate::code_execution::{CodeRunner, Program, Verdict};
 use crate::document::{Document, Documents, PromptOptions, build};
 use crate::request::{LanguageModel, Request, Response};
 use crate::response_cache::ResponseCache;
 use crate::rows;
-use crate::score::{MetricValue, Scored, score};
+use crate::score::{MetricValue, Scored, programs, score};
 use crate::statistics::{Estimate, Weighting, group_mean, macro_mean};
 use crate::task::{Group, Selection, Task};
 
@@ -40,6 +41,8 @@ pub struct Evaluation {
     pub groups: Vec<(Group, Vec<String>)>,
     /// How prompts are made.
     pub options: PromptOptions,
+    /// What runs the programs that a model writes. Without it, tasks that need it cannot run.
+    pub code_runner: Option<Box<dyn CodeRunner>>,
     /// The requests of all tasks, each once.
     requests: Vec<Request>,
     keys: Vec<String>,
@@ -135,6 +138,7 @@ impl Evaluation {
             tasks: Vec::new(),
             groups: selection.groups,
             options,
+            code_runner: None,
             requests: Vec::new(),
             keys: Vec::new(),
         };
@@ -166,6 +170,23 @@ impl Evaluation {
         self.requests.len()
     }
 
+    /// Whether a task runs code.
+    pub fn runs_code(&self) -> bool {
+        self.code_tasks().next().is_some()
+    }
+
+    /// Fails if a task runs code and there is no [`Self::code_runner`].
+    pub fn check_code_runner(&self) -> Result<(), Error> {
+        match self.code_tasks().next().filter(|_| self.code_runner.is_none()) {
+            Some(task) => Err(Error::CodeNotAllowed { task: task.task.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    fn code_tasks(&self) -> impl Iterator<Item = &Task> {
+        self.tasks.iter().map(|prepared| &prepared.task).filter(|task| task.code_execution.is_some())
+    }
+
     /// Asks a model everything that `cache` does not hold, and scores the answers.
     pub fn run(
         &self,
@@ -173,6 +194,7 @@ impl Evaluation {
         cache: &mut ResponseCache,
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<ModelRun, Error> {
+        self.check_code_runner()?;
         let (name, digest) = (model.name().to_owned(), model.digest().to_owned());
         let started = Instant::now();
         let responses = self.responses(model, &digest, cache, on_progress)?;
@@ -181,7 +203,7 @@ impl Evaluation {
         let mut samples = Vec::with_capacity(self.tasks.len());
         let mut scores = Vec::new();
         for prepared in &self.tasks {
-            let of_task = prepared.samples(&responses)?;
+            let of_task = prepared.samples(&responses, self.code_runner.as_deref())?;
             scores.extend(prepared.scores(&of_task)?);
             samples.push(of_task);
         }
@@ -321,32 +343,70 @@ impl PreparedTask {
         self.task.protocol_id(self.documents.shots, &self.documents.prompt_hash)
     }
 
-    fn samples(&self, responses: &[Response]) -> Result<Vec<Sample>, Error> {
-        let documents = self.documents.documents.iter().zip(&self.requests);
-        documents.map(|(document, requests)| self.sample(document, requests, responses)).collect()
+    fn samples(
+        &self,
+        responses: &[Response],
+        code_runner: Option<&dyn CodeRunner>,
+    ) -> Result<Vec<Sample>, Error> {
+        let of_document = |requests: &Vec<usize>| -> Vec<Response> {
+            requests.iter().map(|&index| responses[index].clone()).collect()
+        };
+        let responses: Vec<Vec<Response>> = self.requests.iter().map(of_document).collect();
+        let executions = self.execute(&responses, code_runner)?;
+
+        let mut samples = Vec::with_capacity(responses.len());
+        for ((document, responses), executions) in
+            self.documents.documents.iter().zip(responses).zip(executions)
+        {
+            let problem = failure(&responses).map(str::to_owned);
+            let scored = match problem {
+                Some(_) => Vec::new(),
+                None => score(&self.task, document, &responses, &executions)
+                    .map_err(|error| self.in_row(document, error))?,
+            };
+            samples.push(Sample { doc_id: document.doc_id, responses, scored, problem });
+        }
+        Ok(samples)
     }
 
-    fn sample(
+    /// Runs the programs of all documents, equal ones once. Returns the verdicts of each document.
+    fn execute(
         &self,
-        document: &Document,
-        requests: &[usize],
-        responses: &[Response],
-    ) -> Result<Sample, Error> {
-        let responses: Vec<Response> = requests.iter().map(|&index| responses[index].clone()).collect();
-        let failed = responses.iter().find_map(|response| match response {
-            Response::Failed { problem } => Some(problem.clone()),
-            _ => None,
-        });
-        let in_row = |error| Error::InRow {
-            task: self.task.task.clone(),
-            row: document.doc_id,
-            source: Box::new(error),
-        };
-        let scored = match &failed {
-            Some(_) => Vec::new(),
-            None => score(&self.task, document, &responses).map_err(in_row)?,
-        };
-        Ok(Sample { doc_id: document.doc_id, responses, scored, problem: failed })
+        responses: &[Vec<Response>],
+        code_runner: Option<&dyn CodeRunner>,
+    ) -> Result<Vec<Vec<Verdict>>, Error> {
+        let mut different: Vec<Program> = Vec::new();
+        let mut known: HashMap<Program, usize> = HashMap::new();
+        let mut of_documents: Vec<Vec<usize>> = Vec::with_capacity(responses.len());
+        for (document, responses) in self.documents.documents.iter().zip(responses) {
+            let programs = match failure(responses) {
+                Some(_) => Vec::new(),
+                None => {
+                    programs(&self.task, document, responses).map_err(|error| self.in_row(document, error))?
+                }
+            };
+            let of_document = programs.into_iter().map(|program| {
+                *known.entry(program).or_insert_with_key(|program| {
+                    different.push(program.clone());
+                    different.len() - 1
+                })
+            });
+            of_documents.push(of_document.collect());
+        }
+        if different.is_empty() {
+            return Ok(vec![Vec::new(); responses.len()]);
+        }
+
+        let task = || self.task.task.clone();
+        let code_runner = code_runner.ok_or_else(|| Error::CodeNotAllowed { task: task() })?;
+        let verdicts =
+            code_runner.run(&different).map_err(|source| Error::CodeRunner { task: task(), source })?;
+        let of_document = |programs: Vec<usize>| programs.iter().map(|&at| verdicts[at].clone()).collect();
+        Ok(of_documents.into_iter().map(of_document).collect())
+    }
+
+    fn in_row(&self, document: &Document, error: Error) -> Error {
+        Error::InRow { task: self.task.task.clone(), row: document.doc_id, source: Box::new(error) }
     }
 
     /// The scores of the task on these samples, which may be a part of its documents: one for each filter and
@@ -393,6 +453,14 @@ impl PreparedTask {
         }
         Ok(scores)
     }
+}
+
+/// Why a document has no answer.
+fn failure(responses: &[Response]) -> Option<&str> {
+    responses.iter().find_map(|response| match response {
+        Response::Failed { problem } => Some(problem.as_str()),
+        _ => None,
+    })
 }
 
 /// The values of one metric under one filter.

@@ -160,6 +160,15 @@ impl Pipeline {
         Self { name: "none".to_owned(), filter: vec![Filter::TakeFirst {}] }
     }
 
+    /// The number of replies that are left of `replies` replies.
+    pub(crate) fn num_replies(&self, replies: usize) -> usize {
+        self.filter.iter().fold(replies, |replies, filter| match filter {
+            Filter::TakeFirst {} | Filter::MajorityVote {} => replies.min(1),
+            Filter::TakeFirstK { k } => replies.min(*k),
+            _ => replies,
+        })
+    }
+
     /// What each filter makes of the replies to one document. The last stage is the result.
     pub fn apply(&self, replies: &[String], document: Document<'_>) -> Result<Vec<Stage>, Error> {
         let found = |text: &String| Filtered { text: text.clone(), unparsed: false };

@@ -3,7 +3,8 @@
 //! An [`evaluation`] reads [`task`] files and their [`rows`], makes a [`document`] of each row, sends its
 //! [`request`]s to a model, and turns the answers into scores ([`score`]) and those into numbers with
 //! intervals ([`mod@aggregate`], [`statistics`]). Nothing here knows how a model is run: requests go out
-//! through the trait [`request::LanguageModel`].
+//! through the trait [`request::LanguageModel`], and programs that a model writes through
+//! [`code_execution::CodeRunner`].
 //!
 //! Pure helpers: [`few_shot`] chooses the examples of a prompt; [`filter`] takes the answer out of a reply;
 //! [`exact_match`], [`math_answer`] and [`ifeval`] score it. Where scores must equal those of
@@ -12,6 +13,7 @@
 
 pub mod aggregate;
 pub mod bbq;
+pub mod code_execution;
 pub mod contamination;
 pub mod document;
 mod error;

@@ -10,12 +10,14 @@ use serde_json::Value;
 use crate::Error;
 use crate::aggregate::Aggregation;
 use crate::bbq::{self, Bias};
+use crate::code_execution::{self, Program};
 use crate::document::{Document, Target};
 use crate::exact_match::{ExactMatch, Verdict};
 use crate::filter::{self, Filtered, Pipeline};
 use crate::ifeval;
 use crate::math_answer::{self, agieval, hendrycks, minerva};
 use crate::request::Response;
+use crate::statistics::pass_at_k;
 use crate::task::{MetricConfig, OutputType, Task};
 
 /// What one metric says about one document.
@@ -65,13 +67,30 @@ pub struct Scored {
     pub correct: Option<bool>,
     /// The metrics.
     pub metrics: Vec<Metric>,
+    /// What came of the program of each reply, where the task runs code.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub executions: Vec<code_execution::Verdict>,
+}
+
+/// The programs that must run before a document can be scored: one for each filter and reply. None where the
+/// task runs no code.
+pub fn programs(task: &Task, document: &Document, responses: &[Response]) -> Result<Vec<Program>, Error> {
+    let Some(execution) = &task.code_execution else { return Ok(Vec::new()) };
+    let filtered = filtered(task, document, responses)?;
+    let answers = filtered.iter().flat_map(|(_, answers)| answers);
+    execution.programs(document, answers.map(|answer| answer.text.as_str()))
 }
 
 /// Scores a document. `responses` are the answers to its requests; none of them may be
-/// [`Response::Failed`].
-pub fn score(task: &Task, document: &Document, responses: &[Response]) -> Result<Vec<Scored>, Error> {
+/// [`Response::Failed`]. `executions` is what came of its [`programs`].
+pub fn score(
+    task: &Task,
+    document: &Document,
+    responses: &[Response],
+    executions: &[code_execution::Verdict],
+) -> Result<Vec<Scored>, Error> {
     let scored = match task.output_type {
-        OutputType::GenerateUntil => return replies(task, document, responses),
+        OutputType::GenerateUntil => return replies(task, document, responses, executions),
         OutputType::MultipleChoice | OutputType::MultipleContext => choices(task, document, responses)?,
         OutputType::Loglikelihood => target(task, document, responses)?,
         OutputType::LoglikelihoodRolling => rolling(task, document, responses)?,
@@ -246,8 +265,12 @@ fn words(text: &str) -> usize {
     pieces
 }
 
-/// Generated replies, under each filter.
-fn replies(task: &Task, document: &Document, responses: &[Response]) -> Result<Vec<Scored>, Error> {
+/// The replies as each filter leaves them, with the name of the filter. There is at least one reply.
+fn filtered(
+    task: &Task,
+    document: &Document,
+    responses: &[Response],
+) -> Result<Vec<(String, Vec<Filtered>)>, Error> {
     let reply = |response: &Response| match response {
         Response::Reply { text, .. } => Ok(text.clone()),
         _ => Err(Error::WrongResponse { wanted: "a reply" }),
@@ -264,21 +287,59 @@ fn replies(task: &Task, document: &Document, responses: &[Response]) -> Result<V
             Some(stage) => stage.replies.clone(),
             None => replies.iter().map(|text| Filtered { text: text.clone(), unparsed: false }).collect(),
         };
-        let Some(first) = answers.first().cloned() else {
+        if answers.is_empty() {
             return Err(Error::WrongResponse { wanted: "a reply" });
+        }
+        results.push((pipeline.name.clone(), answers));
+    }
+    Ok(results)
+}
+
+/// Generated replies, under each filter.
+fn replies(
+    task: &Task,
+    document: &Document,
+    responses: &[Response],
+    executions: &[code_execution::Verdict],
+) -> Result<Vec<Scored>, Error> {
+    let mut executions = executions.iter().cloned();
+    let mut results = Vec::new();
+    for (filter, answers) in filtered(task, document, responses)? {
+        let executed: Vec<_> = match task.code_execution {
+            Some(_) => executions.by_ref().take(answers.len()).collect(),
+            None => Vec::new(),
         };
+        let first = answers[0].clone();
         let mut metrics = Vec::new();
         let mut unparsed = first.unparsed;
         for metric in &task.metric_list {
+            if metric.runs_code() {
+                metrics.extend(passes(metric, &executed)?);
+                continue;
+            }
             // Several replies to one row count as one item: their scores are averaged.
             let each = answers.iter().map(|answer| reply_metric(task, document, metric, answer));
             let (found, parsed) = average(each.collect::<Result<Vec<_>, _>>()?);
             unparsed |= !parsed;
             metrics.extend(found);
         }
-        results.push(scored(&pipeline.name, Filtered { text: first.text, unparsed }, metrics));
+        let scored = scored(&filter, Filtered { text: first.text, unparsed }, metrics);
+        results.push(Scored { executions: executed, ..scored });
     }
     Ok(results)
+}
+
+/// pass@k of the replies to a document.
+fn passes(metric: &MetricConfig, executions: &[code_execution::Verdict]) -> Result<Vec<Metric>, Error> {
+    let passed = executions.iter().filter(|verdict| **verdict == code_execution::Verdict::Passed).count();
+    let of_k = |&k: &u64| {
+        let name = match metric {
+            MetricConfig::PassAt1 {} => metric.name().to_owned(),
+            _ => format!("pass@{k}"),
+        };
+        Ok(mean(&name, pass_at_k(executions.len() as u64, passed as u64, k)?))
+    };
+    metric.pass_at().iter().map(of_k).collect()
 }
 
 /// The scores of one reply by one metric, and whether an answer was found in it.
@@ -371,5 +432,12 @@ fn scored(filter: &str, answer: Filtered, metrics: Vec<Metric>) -> Scored {
         }
         _ => None,
     });
-    Scored { filter: filter.to_owned(), answer: answer.text, unparsed: answer.unparsed, correct, metrics }
+    Scored {
+        filter: filter.to_owned(),
+        answer: answer.text,
+        unparsed: answer.unparsed,
+        correct,
+        metrics,
+        executions: Vec::new(),
+    }
 }

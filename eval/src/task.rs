@@ -16,6 +16,7 @@ mod registry;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::code_execution::CodeExecution;
 use crate::exact_match::ExactMatch;
 use crate::filter::Pipeline;
 pub use file::{TaskFile, parse};
@@ -88,6 +89,9 @@ pub struct Task {
     pub filter_list: Vec<Pipeline>,
     /// What is computed.
     pub metric_list: Vec<MetricConfig>,
+    /// The program that tests the code of a reply, for `pass_at_k` and `pass_at_1`.
+    #[serde(default)]
+    pub code_execution: Option<CodeExecution>,
     /// The name of the subset, for a task of a family.
     #[serde(default)]
     pub subset: Option<String>,
@@ -226,6 +230,14 @@ pub enum MetricConfig {
     MathNormEm {},
     /// IFEval's four accuracies.
     Ifeval {},
+    /// The probability that at least one of `k` replies passes its tests, as `pass@k`.
+    PassAtK {
+        /// The numbers of replies that are looked at; one result for each.
+        k: Vec<u64>,
+    },
+    /// [`Self::PassAtK`] with k = 1, under the name that MBPP has in the harness.
+    #[serde(rename = "pass_at_1")]
+    PassAt1 {},
 }
 
 impl MetricConfig {
@@ -250,6 +262,8 @@ impl MetricConfig {
             Self::AgievalMath {} => "agieval_math",
             Self::MathNormEm {} => "math_norm_em",
             Self::Ifeval {} => "ifeval",
+            Self::PassAtK { .. } => "pass_at_k",
+            Self::PassAt1 {} => "pass_at_1",
         }
     }
 
@@ -274,8 +288,24 @@ impl MetricConfig {
             | Self::MinervaMath {}
             | Self::AgievalMath {}
             | Self::MathNormEm {}
-            | Self::Ifeval {} => output_type == GenerateUntil,
+            | Self::Ifeval {}
+            | Self::PassAtK { .. }
+            | Self::PassAt1 {} => output_type == GenerateUntil,
         }
+    }
+
+    /// The numbers of replies that pass@k looks at. Empty for a metric that needs no execution of code.
+    pub(crate) fn pass_at(&self) -> &[u64] {
+        match self {
+            Self::PassAtK { k } => k,
+            Self::PassAt1 {} => &[1],
+            _ => &[],
+        }
+    }
+
+    /// Whether the metric is computed from programs that were run.
+    pub(crate) fn runs_code(&self) -> bool {
+        matches!(self, Self::PassAtK { .. } | Self::PassAt1 {})
     }
 }
 

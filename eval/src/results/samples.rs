@@ -28,6 +28,9 @@ pub fn sample_rows<'a>(
                 row["answer"] = json!(scored.answer);
                 row["unparsed"] = json!(scored.unparsed);
                 row["correct"] = json!(scored.correct);
+                if !scored.executions.is_empty() {
+                    row["executions"] = json!(scored.executions);
+                }
                 for metric in &scored.metrics {
                     row[&metric.name] = json!(metric.value);
                 }

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use super::{Choices, Group, OutputType, Task};
 use crate::Error;
 use crate::few_shot::Sampler;
+use crate::filter::Pipeline;
 use crate::text_filters::TEXT_FILTERS;
 
 /// The largest task file, in bytes. The largest of ours has 100 KB.
@@ -200,7 +201,53 @@ fn check(task: &Task, path: &Path) -> Result<(), Error> {
     {
         return wrong("fewshot.sampler", "has fewer rows than num_fewshot", "name more rows");
     }
+    check_code_execution(task, path)?;
     check_templates(task, path)
+}
+
+/// pass@k needs a program for each reply, and k replies after every filter.
+fn check_code_execution(task: &Task, path: &Path) -> Result<(), Error> {
+    /// The longest time limit of a program, in seconds.
+    const LONGEST: f64 = 600.0;
+    let wrong = |key: &str, problem: &str, fix: &'static str| {
+        Err(wrong_file(path, format!("task {}: {key} {problem}", task.task), fix))
+    };
+    let metrics: Vec<_> = task.metric_list.iter().filter(|metric| metric.runs_code()).collect();
+    let execution = match (&task.code_execution, metrics.first()) {
+        (None, None) => return Ok(()),
+        (None, Some(metric)) => {
+            let problem = format!("is missing, and {} needs it", metric.name());
+            return wrong("[code_execution]", &problem, "give the program that tests a reply");
+        }
+        (Some(_), None) => {
+            let fix = "add { metric = \"pass_at_k\", k = [1] }, or leave the table out";
+            return wrong("[code_execution]", "has no effect without pass_at_k", fix);
+        }
+        (Some(execution), Some(_)) => execution,
+    };
+    if !(execution.timeout > 0.0 && execution.timeout <= LONGEST) {
+        return wrong("code_execution.timeout", "is no time limit", "give seconds, above 0 and up to 600");
+    }
+
+    if metrics.iter().any(|metric| metric.pass_at().is_empty() || metric.pass_at().contains(&0)) {
+        return wrong("metric_list", "has pass_at_k without a k, or with k = 0", "give k = [1]");
+    }
+    let largest = metrics.iter().flat_map(|metric| metric.pass_at()).copied().max().unwrap_or(1);
+    let repeats = task.generation_kwargs.repeats;
+    let without = [Pipeline::none()];
+    let pipelines = if task.filter_list.is_empty() { &without[..] } else { &task.filter_list };
+    for pipeline in pipelines {
+        let replies = pipeline.num_replies(repeats);
+        if (replies as u64) < largest {
+            let problem = format!(
+                "asks for pass@{largest}, and the filter {} keeps {replies} of {repeats} replies",
+                pipeline.name
+            );
+            let fix = "raise generation_kwargs.repeats, name a filter that keeps all, or choose a smaller k";
+            return wrong("metric_list", &problem, fix);
+        }
+    }
+    Ok(())
 }
 
 /// Compiles every template once.
@@ -214,6 +261,7 @@ fn check_templates(task: &Task, path: &Path) -> Result<(), Error> {
         ("dataset.keep_if", task.dataset.keep_if.as_deref()),
         ("fewshot.doc_to_text", task.fewshot.doc_to_text.as_deref()),
         ("fewshot.doc_to_target", task.fewshot.doc_to_target.as_deref()),
+        ("code_execution.program", task.code_execution.as_ref().map(|execution| execution.program.as_str())),
     ];
     match &task.doc_to_choice {
         Some(Choices::List(list)) => templates.push(("doc_to_choice", Some(list))),

@@ -115,6 +115,7 @@ fn samples(folder: &Path, model: &ModelResults, task: &TaskInfo) -> anyhow::Resu
             unparsed: row["unparsed"].as_bool().unwrap_or(false),
             correct: row["correct"].as_bool(),
             metrics: metrics.collect(),
+            executions: Vec::new(),
         });
     }
     Ok(found.into_values().collect())
