@@ -325,6 +325,17 @@ pub(crate) fn ifeval(data: &Data) {
     data.put("ifeval", "train", &data.rows("ifeval_input_data.jsonl.gz"));
 }
 
+pub(crate) fn humaneval(data: &Data) {
+    data.put("humaneval", "test", &data.rows("HumanEval.jsonl.gz"));
+}
+
+/// The rows of the split `test` of the configuration `full`.
+pub(crate) fn mbpp(data: &Data) {
+    let mut rows = data.rows("mbpp.jsonl.gz");
+    rows.retain(|row| (11..=510).contains(&number(row, "task_id")));
+    data.put("mbpp", "test", &rows);
+}
+
 pub(crate) fn aime(data: &Data) {
     let convert = |row: &Row| {
         let answer: u64 = text(row, "answer").parse().unwrap();
