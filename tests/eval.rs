@@ -1,4 +1,5 @@
-//! Evaluations through the binary: results, an evaluation that is killed, bounds, comparisons, wrong input.
+//! Evaluations through the binary: results, an evaluation that is killed, bounds, comparisons, code that models
+//! write, wrong input.
 
 use std::fs;
 use std::process::Stdio;
@@ -196,6 +197,62 @@ fn wrong_input_is_named_before_a_model_is_loaded() {
     let outcome = scratch.run(&format!("{eval} --tasks write,choose --limit 3 --output long"));
     outcome.fails(1, &["3 documents without an answer", "max_gen_toks"]);
     assert!(outcome.stdout.contains("choose"));
+}
+
+/// Tasks whose programs do not depend on what the model writes: each holds its reply as a text.
+const CODE: &str = r#"
+task = "{{ subset }}"
+version = 1
+output_type = "generate_until"
+doc_to_text = "Q: {{ question }}\nA:"
+doc_to_target = "assert {{ answer }} in (0, 1)"
+metric_list = [{ metric = "pass_at_1" }]
+generation_kwargs = { max_gen_toks = 4 }
+
+[dataset]
+folder = "sums"
+split = "test"
+
+[[subset]]
+name = "right"
+code_execution = { program = "reply = {{ reply | tojson }}\n{{ target }}" }
+
+[[subset]]
+name = "early"
+code_execution = { program = "import os\nos._exit(0)\n{{ target }}" }
+"#;
+
+#[test]
+fn code_runs_in_a_sandbox_and_only_with_leave() {
+    let scratch = bench();
+    scratch.write("code.toml", CODE);
+    let line = format!(
+        "eval --model {} --include-path code.toml --tasks right,early --limit 6 --output code",
+        model()
+    );
+    scratch.run(&line).fails(2, &["task right runs code", "--allow-code-execution"]);
+    assert!(!scratch.path("code").exists());
+
+    let outcome = scratch.run(&format!("{line} --allow-code-execution"));
+    if outcome.stderr.contains("the sandbox for code execution") {
+        eprintln!("skipped, because {}", outcome.stderr);
+        return;
+    }
+    outcome.succeeds();
+    let results: serde_json::Value = serde_json::from_str(&scratch.read("code/results.json")).unwrap();
+    for (at, task, value) in [(0, "right", 1.0), (1, "early", 0.0)] {
+        let score = &results["models"][0]["scores"][at];
+        assert_eq!([&score["task"], &score["metric"]], [task, "pass_at_1"]);
+        assert_eq!(score["value"], value, "{task}");
+    }
+    assert!(results["settings"]["python"].as_str().unwrap().starts_with("3."), "{results}");
+    let samples = scratch.read("code/samples/model/early.jsonl");
+    assert!(samples.contains("exit code 0 before its tests were over"), "{samples}");
+
+    let plain = format!("eval --model {} --include-path tasks.toml --tasks choose --limit 2", model());
+    let unused = scratch.run(&format!("{plain} --output plain --allow-code-execution"));
+    unused.succeeds();
+    assert!(unused.stderr.contains("--allow-code-execution has no effect"), "{}", unused.stderr);
 }
 
 #[test]

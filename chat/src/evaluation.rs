@@ -4,6 +4,7 @@
 mod engine;
 pub(crate) mod job;
 pub(crate) mod output;
+mod sandbox;
 pub(crate) mod share;
 
 pub(crate) use engine::Engine;

@@ -65,6 +65,9 @@ pub type RunnerError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Runs programs whose author is not trusted.
 pub trait CodeRunner: Debug {
+    /// The interpreter and its version, on which verdicts may depend.
+    fn interpreter(&self) -> String;
+
     /// Runs each program by itself, and returns a verdict for each, in the order of the programs.
     fn run(&self, programs: &[Program]) -> Result<Vec<Verdict>, RunnerError>;
 }

@@ -40,6 +40,9 @@ pub(crate) struct EvalRunArgs {
     /// Replace the results of another evaluation in that folder.
     #[arg(long)]
     pub(crate) force: bool,
+    /// Run the programs that models write (humaneval, mbpp), each in a sandbox without network.
+    #[arg(long)]
+    pub(crate) allow_code_execution: bool,
     /// End with code 1 if a score of the last model misses a bound, such as gsm8k>=0.4.
     #[arg(long, value_name = "TASK[:METRIC]>=X")]
     pub(crate) require: Vec<Requirement>,

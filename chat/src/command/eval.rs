@@ -113,6 +113,7 @@ fn section(arguments: &EvalRunArgs) -> EvalSection {
         apply_chat_template: tasks.apply_chat_template,
         fewshot_in_one_turn: tasks.fewshot_in_one_turn,
         max_gen_toks: tasks.max_gen_toks,
+        allow_code_execution: arguments.allow_code_execution,
         system_instruction: tasks.system_instruction.clone(),
     }
 }

@@ -323,6 +323,8 @@ pub(crate) struct EvalSection {
     /// The most tokens of a reply, in place of the task's own number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) max_gen_toks: Option<NonZeroUsize>,
+    /// Whether programs that models write are run, in a sandbox.
+    pub(crate) allow_code_execution: bool,
     /// A text before every prompt; with a chat template, the system message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) system_instruction: Option<String>,
@@ -340,6 +342,7 @@ impl Default for EvalSection {
             apply_chat_template: false,
             fewshot_in_one_turn: false,
             max_gen_toks: None,
+            allow_code_execution: false,
             system_instruction: None,
         }
     }

@@ -22,6 +22,7 @@ use tui::terminal::{Environment, Mode};
 
 use super::engine::Engine;
 use super::output::{OutputFolder, RunNotes};
+use super::sandbox::Sandbox;
 use super::share::{AnsweredModel, Share, SharedModel};
 use crate::args::ModelArgs;
 use crate::config::DeviceSetting;
@@ -94,7 +95,7 @@ impl EvalJob<'_> {
             [] => None,
             files => Some(Overlaps::find(&evaluation, files)?),
         };
-        let settings = self.settings();
+        let settings = self.settings(&evaluation);
         let folder = OutputFolder::open(self.output, &settings, self.force)?;
         print_stderr(&format!(
             "{}, {} for each of {}; results go to {}",
@@ -124,8 +125,8 @@ impl EvalJob<'_> {
     /// Checks the tasks and their rows, and starts the folder of the results, before the processes of the
     /// evaluation are started.
     pub(crate) fn start(&self) -> anyhow::Result<()> {
-        prepare(self.section)?;
-        OutputFolder::claim(self.output, &self.settings(), self.force)
+        let evaluation = prepare(self.section)?;
+        OutputFolder::claim(self.output, &self.settings(&evaluation), self.force)
     }
 
     /// Asks every model the requests of this process.
@@ -200,8 +201,9 @@ impl EvalJob<'_> {
     }
 
     /// What decides the results. A folder holds the results of one such evaluation.
-    fn settings(&self) -> Value {
+    fn settings(&self, evaluation: &Evaluation) -> Value {
         let section = self.section;
+        let runner = evaluation.code_runner.as_ref();
         json!({
             "models": self.candidates.iter().map(|candidate| &candidate.name).collect::<Vec<_>>(),
             "tasks": section.tasks,
@@ -213,6 +215,7 @@ impl EvalJob<'_> {
             "fewshot_in_one_turn": section.fewshot_in_one_turn,
             "system_instruction": section.system_instruction,
             "max_gen_toks": section.max_gen_toks,
+            "python": runner.map(|runner| runner.interpreter()),
             "train_data": self.train_data,
             "dtype": self.dtype,
             "max_length": self.max_length,
@@ -242,7 +245,14 @@ fn responses_of_others(folder: &Path, rank: usize) -> anyhow::Result<Vec<PathBuf
 /// Reads the task files and the rows, and makes the requests. Loads no model.
 pub(crate) fn prepare(section: &EvalSection) -> anyhow::Result<Evaluation> {
     let options = prompt_options(section);
-    Ok(Evaluation::prepare(select(section)?, &section.data, options)?)
+    let mut evaluation = Evaluation::prepare(select(section)?, &section.data, options)?;
+    if section.allow_code_execution && evaluation.runs_code() {
+        evaluation.code_runner = Some(Box::new(Sandbox::open()?));
+    } else if section.allow_code_execution {
+        print_stderr("note: none of the tasks runs code, so --allow-code-execution has no effect");
+    }
+    evaluation.check_code_runner()?;
+    Ok(evaluation)
 }
 
 /// Finds the tasks that `section` names. Reads the task files, and no rows.
