@@ -42,6 +42,10 @@ struct Runner {
 }
 
 impl CodeRunner for Runner {
+    fn interpreter(&self) -> String {
+        "double".to_owned()
+    }
+
     fn run(&self, programs: &[Program]) -> Result<Vec<Verdict>, RunnerError> {
         self.programs.lock().unwrap().extend_from_slice(programs);
         if programs.iter().any(|program| program.source.contains("broken")) {
