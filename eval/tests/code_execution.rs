@@ -51,9 +51,12 @@ impl CodeRunner for Runner {
         if programs.iter().any(|program| program.source.contains("broken")) {
             return Err("no sandbox".into());
         }
-        let verdict = |program: &Program| match program.source.contains("bad") {
-            true => Verdict::Failed { reason: "AssertionError".to_owned() },
-            false => Verdict::Passed,
+        let verdict = |program: &Program| {
+            if program.source.contains("bad") {
+                Verdict::Failed { reason: "AssertionError".to_owned() }
+            } else {
+                Verdict::Passed
+            }
         };
         Ok(programs.iter().map(verdict).collect())
     }
@@ -64,11 +67,11 @@ impl CodeRunner for Runner {
 struct Model;
 
 impl LanguageModel for Model {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "model"
     }
 
-    fn digest(&self) -> &str {
+    fn digest(&self) -> &'static str {
         "0"
     }
 

@@ -33,7 +33,9 @@ impl Data {
             return None;
         }
         let data = Self { public, folder: tempfile::tempdir().unwrap() };
-        conversions.iter().for_each(|convert| convert(&data));
+        for convert in conversions {
+            convert(&data);
+        }
         Some(data)
     }
 
