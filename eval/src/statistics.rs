@@ -8,7 +8,7 @@
 //!   within their item first, so items are the independent units (Miller 2024, arXiv 2411.00640, sections 2
 //!   and 3).
 //! - [`clustered_mean`]: the mean over items that come in clusters.
-//! - [`group_mean`] and [`macro_mean`]: one number for a group of tasks.
+//! - [`group_mean`], [`macro_mean`] and [`weighted_mean`]: one number for a group of tasks.
 //! - [`pass_at_k()`]: the probability that one of k samples is correct.
 //! - [`bootstrap()`]: standard error and interval of any statistic.
 //!
@@ -47,13 +47,14 @@ mod win_rate;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+pub(crate) use bootstrap::quantile;
 pub use bootstrap::{BOOTSTRAP_RESAMPLES, BOOTSTRAP_SEED, Bootstrap, bootstrap};
 pub use bradley_terry::{Anchor, Rating, Ratings, Tally, bradley_terry};
 pub use calibration::{Bin, Calibration, calibration};
 pub use cluster::clustered_mean;
 pub use correlation::{pearson, spearman};
 pub use distribution::{normal_quantile, student_t_quantile};
-pub use group::{Weighting, group_mean, macro_mean};
+pub use group::{Weighting, group_mean, macro_mean, weighted_mean};
 pub use holm::holm;
 pub use length_controlled::{Judgement, LengthControlled, length_controlled};
 pub use mcnemar::mcnemar;

@@ -117,8 +117,9 @@ fn standard_deviation(values: &[f64]) -> f64 {
     (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt()
 }
 
-/// The quantile `p` of ascending values: linear interpolation at position `p (n - 1)`.
-fn quantile(ascending: &[f64], p: f64) -> f64 {
+/// The quantile `p` of ascending values: linear interpolation at position `p (n - 1)`. There must be at least
+/// one.
+pub(crate) fn quantile(ascending: &[f64], p: f64) -> f64 {
     let position = p * (ascending.len() - 1) as f64;
     let below = position.floor() as usize;
     let above = (below + 1).min(ascending.len() - 1);

@@ -11,8 +11,10 @@
 //! that is, `sqrt(s² / N)` with the variance s² within tasks pooled over the tasks. It belongs to the
 //! weighted mean. [`macro_mean`] has the standard error of the unweighted mean of independent tasks,
 //! `sqrt(sum se_i²) / k`, in which a small task with a wide interval weighs as much as a large one.
+//! [`weighted_mean`] has weights w that are given: the mean `sum(w_i m_i) / sum(w_i)`, and the standard error
+//! `sqrt(sum(w_i² se_i²)) / sum(w_i)`.
 //!
-//! Both treat the tasks as fixed: the error is that of the items, not that of the choice of tasks. This file
+//! All of them treat the tasks as fixed: the error is that of the items, not that of the choice of tasks. This file
 //! does not know what the tasks are.
 
 use super::{Estimate, two_sided_normal};
@@ -55,6 +57,22 @@ pub fn macro_mean(tasks: &[Estimate]) -> Result<Estimate, Error> {
     check(tasks)?;
     let variance: f64 = tasks.iter().map(|task| task.standard_error.powi(2)).sum();
     Ok(normal(tasks, unweighted(tasks), variance.sqrt() / tasks.len() as f64))
+}
+
+/// The mean of independent tasks with given weights, which are positive, and a normal 95 % interval. `n` of the
+/// result is the number of items of all tasks.
+pub fn weighted_mean(tasks: &[(Estimate, f64)]) -> Result<Estimate, Error> {
+    if tasks.is_empty() {
+        return Err(Error::TooFew { what: "a weighted mean", needed: 1, got: 0 });
+    }
+    let whole: f64 = tasks.iter().map(|(_, weight)| weight).sum();
+    if !(whole > 0.0 && whole.is_finite()) {
+        return Err(Error::NotFinite { field: "the sum of the weights".to_owned(), got: whole });
+    }
+    let mean = tasks.iter().map(|(task, weight)| weight * task.mean).sum::<f64>() / whole;
+    let variance: f64 = tasks.iter().map(|(task, weight)| (weight * task.standard_error).powi(2)).sum();
+    let estimates: Vec<Estimate> = tasks.iter().map(|(task, _)| *task).collect();
+    Ok(normal(&estimates, mean, variance.sqrt() / whole))
 }
 
 fn unweighted(tasks: &[Estimate]) -> f64 {
