@@ -16,6 +16,7 @@ mod escape;
 mod html;
 mod layout;
 mod markdown;
+mod plane;
 mod runs;
 
 use std::fs::{self, File};
@@ -31,7 +32,9 @@ use crate::results::Results;
 use crate::statistics::Estimate;
 pub(crate) use escape::{escape_html, escape_markdown};
 pub use html::html;
+pub(crate) use html::{head, section};
 pub use markdown::markdown;
+pub(crate) use plane::{LINE_COLOURS, Line, Plane, histogram};
 pub use runs::{MetricSummary, Overlay, RunPart, RunSample, RunsReport, overlay_svg, write_runs};
 
 /// A rate or mean with its 95 % interval and the number of items behind it. Exact match is a fraction between

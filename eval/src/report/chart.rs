@@ -12,15 +12,15 @@ use super::{Curve, Gain, PerModel, Score, Scores, Seconds, curve, layout};
 
 /// The start and end of an axis on the page, and the values at its ends.
 #[derive(Clone, Copy)]
-struct Axis {
-    from: f64,
-    to: f64,
-    low: f64,
-    high: f64,
+pub(super) struct Axis {
+    pub(super) from: f64,
+    pub(super) to: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
 }
 
 impl Axis {
-    fn at(&self, value: f64) -> f64 {
+    pub(super) fn at(&self, value: f64) -> f64 {
         // The difference of two numbers near the limits of a float overflows. That of their halves does not,
         // but half of the smallest numbers is zero.
         let scale = if (self.high - self.low).is_finite() { 1.0 } else { 0.5 };
@@ -29,7 +29,7 @@ impl Axis {
     }
 
     /// The axis of values with some room beyond their ends, as far as floats reach.
-    fn with_margin(self, from: f64, to: f64) -> Self {
+    pub(super) fn with_margin(self, from: f64, to: f64) -> Self {
         let margin = 0.06 * self.high - 0.06 * self.low;
         Self { from, to, low: (self.low - margin).max(f64::MIN), high: (self.high + margin).min(f64::MAX) }
     }
@@ -150,7 +150,8 @@ fn draw_dot(svg: &mut String, dot: &Dot, axis: Axis, y: f64) {
     );
 }
 
-const CURVE: (f64, f64) = (440.0, 236.0);
+/// The size of a drawing of lines.
+pub(super) const CURVE: (f64, f64) = (440.0, 236.0);
 
 /// One training curve: raw values in a faint colour, the moving average on top. `None` if it has no point to
 /// draw.
@@ -160,7 +161,7 @@ pub(super) fn curve(curve: &Curve) -> Option<String> {
     let x = Axis { from: 58.0, to: CURVE.0 - 14.0, ..x };
     let y = y.with_margin(CURVE.1 - 42.0, 12.0);
     let mut svg = open(&format!("{} of {} by step", curve.metric, curve.stage), CURVE.0, CURVE.1);
-    draw_axes(&mut svg, x, y);
+    draw_axes(&mut svg, x, y, "step");
     let class = escape_html(&curve.stage.to_lowercase());
     let smooth = curve::window(&curve.points).map(|window| curve::smoothed(&curve.points, window));
     let raw_class = if smooth.is_some() { "line raw" } else { "line" };
@@ -183,7 +184,7 @@ pub(super) fn overlay(metric: &str, curves: &[(String, Vec<(f64, f64)>)]) -> Str
     };
     let x = Axis { from: 58.0, to: CURVE.0 - 24.0, ..x };
     let y = y.with_margin(CURVE.1 - 42.0, 12.0);
-    draw_axes(&mut svg, x, y);
+    draw_axes(&mut svg, x, y, "step");
     for (index, pieces) in lines.iter().enumerate() {
         let _ = write!(svg, r#"<g class="run-{}">"#, index % 6);
         draw_line(&mut svg, "line", pieces, (x, y));
@@ -197,7 +198,7 @@ pub(super) fn overlay(metric: &str, curves: &[(String, Vec<(f64, f64)>)]) -> Str
 }
 
 /// The range of one coordinate. A constant coordinate gets room on both sides.
-fn axis_over(pieces: &curve::Pieces, coordinate: impl Fn(&(f64, f64)) -> f64) -> Option<Axis> {
+pub(super) fn axis_over(pieces: &curve::Pieces, coordinate: impl Fn(&(f64, f64)) -> f64) -> Option<Axis> {
     let values = pieces.iter().flatten().map(coordinate);
     let (low, high) =
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
@@ -207,7 +208,7 @@ fn axis_over(pieces: &curve::Pieces, coordinate: impl Fn(&(f64, f64)) -> f64) ->
     is_drawable.then_some(Axis { from: 0.0, to: 1.0, low, high })
 }
 
-fn draw_axes(svg: &mut String, x: Axis, y: Axis) {
+pub(super) fn draw_axes(svg: &mut String, x: Axis, y: Axis, x_label: &str) {
     let ticks = layout::ticks(y.low, y.high, 5);
     let step = ticks.get(1).map_or(0.0, |second| second - ticks[0]);
     for tick in ticks {
@@ -244,12 +245,13 @@ fn draw_axes(svg: &mut String, x: Axis, y: Axis) {
     let _ = write!(svg, r#"<path class="axis" d="M{left:.1} {:.1}V{bottom:.1}H{right:.1}"/>"#, y.to);
     let _ = write!(
         svg,
-        r#"<text class="label" x="{middle:.1}" y="{:.1}" text-anchor="middle">step</text>"#,
-        bottom + 35.0
+        r#"<text class="label" x="{middle:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+        bottom + 35.0,
+        escape_html(x_label)
     );
 }
 
-fn draw_line(svg: &mut String, class: &str, pieces: &curve::Pieces, (x, y): (Axis, Axis)) {
+pub(super) fn draw_line(svg: &mut String, class: &str, pieces: &curve::Pieces, (x, y): (Axis, Axis)) {
     let mut path = String::new();
     for piece in pieces {
         for (i, point) in piece.iter().enumerate() {
@@ -293,7 +295,7 @@ pub(super) fn seconds(seconds: &Seconds) -> Option<String> {
     Some(svg + "</svg>")
 }
 
-fn open(title: &str, width: f64, height: f64) -> String {
+pub(super) fn open(title: &str, width: f64, height: f64) -> String {
     let title = escape_html(title);
     format!(
         r#"<svg viewBox="0 0 {width:.0} {height:.0}" role="img" aria-label="{title}"><title>{title}</title>"#

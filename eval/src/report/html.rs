@@ -38,7 +38,7 @@ fn benchmarks(report: &Report) -> Option<String> {
 }
 
 /// The page up to its first section. `style` follows the common style sheet.
-pub(super) fn head(title: &str, style: &str) -> String {
+pub(crate) fn head(title: &str, style: &str) -> String {
     let title = escape_html(title);
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -50,7 +50,7 @@ pub(super) fn head(title: &str, style: &str) -> String {
 }
 
 /// A section. `heading` is HTML.
-pub(super) fn section(heading: &str, body: &str) -> String {
+pub(crate) fn section(heading: &str, body: &str) -> String {
     format!("<section>\n<h2>{heading}</h2>\n{body}</section>\n")
 }
 

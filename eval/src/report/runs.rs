@@ -9,6 +9,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::escape::{escape_html, escape_markdown};
+use super::plane::LINE_COLOURS;
 use super::{chart, curve, html, write_files};
 use crate::Error;
 
@@ -106,9 +107,7 @@ pub fn overlay_svg(metric: &str, curves: &[(String, Vec<(f64, f64)>)]) -> String
 
 /// Renders the HTML page.
 fn runs_html(report: &RunsReport) -> String {
-    const RUN_COLOURS: &str = "svg g.run-0{color:var(--sft)} svg g.run-1{color:var(--ppo)} svg g.run-2{color:var(--rm)} \
-         svg g.run-3{color:var(--base)} svg g.run-4{color:var(--right)} svg g.run-5{color:var(--wrong)} svg .end{fill:currentColor}\n";
-    let mut page = html::head(&report.title, RUN_COLOURS);
+    let mut page = html::head(&report.title, LINE_COLOURS);
     let mut body = String::new();
 
     for overlay in &report.curves {
