@@ -23,7 +23,7 @@ use crate::error::{Error, Result, RowLocation};
 
 pub use layout::Layout;
 pub use mapping::Mapping;
-pub use notes::Notes;
+pub use notes::{Notes, preview};
 use parse::Fields;
 
 /// A row of a table: column names and values.

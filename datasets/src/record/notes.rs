@@ -330,7 +330,7 @@ fn is_blank(value: &Value) -> bool {
 }
 
 /// Describes a value in a few words.
-pub(crate) fn preview(value: &Value) -> String {
+pub fn preview(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
         Value::Bool(value) => format!("the truth value {value}"),
