@@ -37,6 +37,7 @@ pub mod report;
 pub mod request;
 pub mod response_cache;
 pub mod results;
+pub mod reward_model;
 pub mod rows;
 pub mod score;
 pub mod statistics;
