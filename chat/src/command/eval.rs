@@ -19,11 +19,11 @@ use crate::command::prepare;
 use crate::config::ConfigError;
 use crate::config::section::{EvalSection, ParallelSection};
 use crate::console::{print, print_stderr};
-use crate::evaluation::job::{Candidate, EvalJob, Outcome};
-use crate::evaluation::output;
+use crate::evaluation::Candidate;
+use crate::evaluation::job::{EvalJob, Outcome};
 use crate::exit::Failure;
 use crate::launch::{self, Job, StartupSpec};
-use crate::{interrupt, model_folder};
+use crate::interrupt;
 
 /// Runs one of the commands.
 pub(crate) fn run(arguments: &EvalArgs, threads: Option<usize>) -> anyhow::Result<()> {
@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &EvalArgs, threads: Option<usize>) -> anyhow::Resul
 }
 
 fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<()> {
-    let candidates = candidates(&arguments.model)?;
+    let candidates = Candidate::find_all(&arguments.model, &arguments.host)?;
     let output = output_path(arguments, &candidates);
     let command = std::env::args().collect::<Vec<_>>().join(" ");
     let section = section(arguments);
@@ -45,9 +45,7 @@ fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<(
         candidates,
         section: &section,
         train_data: arguments.train_data.clone(),
-        dtype: arguments.dtype,
-        device: arguments.device,
-        max_length: arguments.max_length.map(usize::from),
+        host: arguments.host.clone(),
         output: &output,
         force: arguments.force,
         command: &command,
@@ -118,52 +116,8 @@ fn section(arguments: &EvalRunArgs) -> EvalSection {
     }
 }
 
-/// The folders of the models, with names that differ.
-fn candidates(models: &[String]) -> anyhow::Result<Vec<Candidate>> {
-    let mut candidates: Vec<Candidate> = Vec::with_capacity(models.len());
-    for model in models {
-        let folder = model_folder::find(model)?;
-        let short = short_name(Path::new(model));
-        let taken = |name: &str| candidates.iter().any(|other| other.name == name);
-        let name = if taken(&short) { model.clone() } else { short };
-        if taken(&name) {
-            let problem = "this model is named twice: name each once".to_owned();
-            return Err(ConfigError::Argument { argument: format!("--model {model}"), problem }.into());
-        }
-        candidates.push(Candidate { folder, name });
-    }
-    Ok(candidates)
-}
-
-/// The last part of a path that tells models apart: `final` and the steps of checkpoints do not.
-fn short_name(path: &Path) -> String {
-    let parts: Vec<String> =
-        path.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
-    let telling = |part: &&String| !matches!(part.as_str(), "final" | "checkpoints" | "." | "/" | "..");
-    let last = parts.iter().rev().find(telling).cloned();
-    last.unwrap_or_else(|| path.display().to_string())
-}
-
 /// The folder of the results if none is given.
 fn output_path(arguments: &EvalRunArgs, candidates: &[Candidate]) -> PathBuf {
-    let names: Vec<String> = candidates.iter().map(|candidate| output::file_name(&candidate.name)).collect();
+    let names: Vec<String> = candidates.iter().map(Candidate::file_name).collect();
     arguments.output.clone().unwrap_or_else(|| Path::new("eval-results").join(names.join("-")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_the_telling_part_of_a_path() {
-        for (path, name) in [
-            ("demo/sft/final", "sft"),
-            ("runs/ppo/checkpoints/step-20", "step-20"),
-            ("./base/", "base"),
-            ("owner/name", "name"),
-            (".", "."),
-        ] {
-            assert_eq!(short_name(Path::new(path)), name);
-        }
-    }
 }

@@ -19,14 +19,15 @@ use gemini::checkpoint;
 use parallel::{LocalRank, Mesh, ProcessGroups};
 use tui::number::counted;
 
-use crate::args::TrainArgs;
+use crate::args::{ModelHostArgs, TrainArgs};
 use crate::command::data::write_world;
 use crate::command::eval;
-use crate::config::section::{Dtype, EvalSection, PipelineStep};
+use crate::config::section::{EvalSection, PipelineStep};
 use crate::config::{self, ConfigError, NewModel, PipelineConfig, RunConfig};
 use crate::console::print_stderr;
 use crate::display::Display;
-use crate::evaluation::job::{self, Candidate, EvalJob};
+use crate::evaluation::Candidate;
+use crate::evaluation::job::{self, EvalJob};
 use crate::exit::Failure;
 use crate::folder::{self, FolderRequest, LengthChange, RunFolder, check_run_settings, check_settings};
 use crate::launch::{self, Job, StartupSpec};
@@ -338,12 +339,10 @@ impl PipelineRun {
     /// the hash of the model, so this part always runs, and asks only what is new.
     fn evaluate(&self, command: &str) -> anyhow::Result<bool> {
         let stages = [&stage::base::STAGE, &stage::sft::STAGE, &stage::ppo::STAGE];
-        let candidate = |stage: &&&Stage| Candidate {
-            folder: self.config.path(stage.schema.name).join("final"),
-            name: stage.schema.name.to_owned(),
-        };
+        let finals = stages.map(|stage| (stage.schema.name, self.config.path(stage.schema.name).join("final")));
+        let there = finals.into_iter().filter(|(_, folder)| folder.exists());
         let candidates: Vec<Candidate> =
-            stages.iter().map(|stage| candidate(&stage)).filter(|model| model.folder.exists()).collect();
+            there.map(|(name, folder)| Candidate::of_folder(name.to_owned(), folder)).collect();
         let Some(last) = candidates.last() else {
             let problem = "there is no model to evaluate: run base, sft or ppo first".to_owned();
             return Err(Failure::File { path: self.config.out.clone(), problem }.into());
@@ -351,9 +350,7 @@ impl PipelineRun {
         let job = EvalJob {
             section: &self.config.eval,
             train_data: self.train_data(),
-            dtype: Dtype::Float32,
-            device: self.config.stages[last.name.as_str()].model.device,
-            max_length: None,
+            host: ModelHostArgs::new(self.config.stages[last.name.as_str()].model.device),
             output: &self.config.path("eval"),
             force: self.resume,
             command,

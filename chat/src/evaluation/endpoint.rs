@@ -33,17 +33,17 @@ const POLL: Duration = Duration::from_millis(100);
 
 /// How an endpoint is asked.
 #[derive(Clone, Debug)]
-pub(super) struct EndpointOptions {
+pub(crate) struct EndpointOptions {
     /// How many requests are under way at once.
-    pub(super) concurrency: NonZeroUsize,
+    pub(crate) concurrency: NonZeroUsize,
     /// The time for one whole reply.
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
     /// How often a request is asked at most.
-    pub(super) attempts: u32,
+    pub(crate) attempts: u32,
     /// The wait before the second attempt; it doubles with each further one.
-    pub(super) wait: Duration,
+    pub(crate) wait: Duration,
     /// The longest wait. A server that asks for a longer one gets no further attempt.
-    pub(super) longest_wait: Duration,
+    pub(crate) longest_wait: Duration,
 }
 
 impl Default for EndpointOptions {
@@ -59,7 +59,8 @@ impl Default for EndpointOptions {
 }
 
 /// A model behind an endpoint.
-pub(super) struct EndpointModel {
+#[derive(Clone)]
+pub(crate) struct EndpointModel {
     model: RemoteModel,
     name: String,
     digest: String,
@@ -70,7 +71,9 @@ pub(super) struct EndpointModel {
 #[derive(Debug, thiserror::Error)]
 enum Problem {
     /// The reply was not whole in time.
-    #[error("no whole reply within {seconds} s: use a faster server, or allow more time")]
+    #[error(
+        "no whole reply within {seconds} s: use a faster server, or allow more time with --endpoint-timeout"
+    )]
     Late {
         /// The limit.
         seconds: u64,
@@ -79,7 +82,9 @@ enum Problem {
     #[error("there is no text: {0}")]
     Withheld(String),
     /// Nothing works any more.
-    #[error("{failures} requests in a row failed: repair the endpoint and give the same command; the last one: {last}")]
+    #[error(
+        "{failures} requests in a row failed: repair the endpoint and give the same command; the last one: {last}"
+    )]
     Hopeless {
         /// How many.
         failures: usize,
@@ -121,8 +126,8 @@ enum Cut {
 
 impl EndpointModel {
     /// Finds the model of an address `http://HOST[:PORT][/v1][#NAME]`.
-    pub(super) fn connect(address: &str, options: EndpointOptions) -> anyhow::Result<Self> {
-        let model = RemoteModel::connect(address)?;
+    pub(crate) fn connect(address: &str, options: EndpointOptions) -> anyhow::Result<Self> {
+        let model = RemoteModel::connect_within(address, options.timeout)?;
         let base = address.split_once('#').map_or(address, |(base, _)| base).trim_end_matches('/');
         let name = format!("{base}#{}", tui::text::single_line(model.name()));
         let digest = sha256(format!("{ENGINE}\n{base}\n{}\ntop_p {TOP_P}", model.name()).as_bytes());
@@ -145,6 +150,9 @@ impl EndpointModel {
             };
             // There is no answer, or nobody who takes it, if the evaluation ends.
             let Some(answer) = answer else { return };
+            if answer.is_err() {
+                run.stop.store(true, Ordering::Relaxed);
+            }
             if answers.send((index, answer)).is_err() {
                 return;
             }
@@ -275,16 +283,22 @@ impl LanguageModel for EndpointModel {
             // The answers end when all threads have.
             drop(sender);
 
+            let mut fatal = None;
             for (index, answer) in answers {
-                let name = || self.name.clone();
-                let response = answer.map_err(|source| eval::Error::Model { name: name(), source });
-                let taken = response.and_then(|response| on_responses(vec![(index, response)]));
+                let taken = match answer {
+                    Ok(response) => on_responses(vec![(index, response)]),
+                    // What other threads have answered by now is kept.
+                    Err(source) => {
+                        fatal.get_or_insert(eval::Error::Model { name: self.name.clone(), source });
+                        Ok(())
+                    }
+                };
                 if taken.is_err() {
                     run.stop.store(true, Ordering::Relaxed);
                     return taken;
                 }
             }
-            Ok(())
+            fatal.map_or(Ok(()), Err)
         })
     }
 }
@@ -351,6 +365,7 @@ fn boundary_before(text: &str, place: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
     use std::io::{BufRead, BufReader, Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::sync::{Arc, Barrier, Mutex};
@@ -375,7 +390,8 @@ mod tests {
             let (respond, held) = (Arc::new(respond), bodies.clone());
             thread::spawn(move || {
                 for connection in listener.incoming() {
-                    let (mut connection, respond, held) = (connection.unwrap(), respond.clone(), held.clone());
+                    let (mut connection, respond, held) =
+                        (connection.unwrap(), respond.clone(), held.clone());
                     thread::spawn(move || {
                         let Some((head, body)) = receive(&connection) else { return };
                         if head.starts_with("GET /v1/models ") {
@@ -469,7 +485,10 @@ mod tests {
         }
     }
 
-    fn ask(model: &mut EndpointModel, requests: &[Request]) -> (Vec<Option<Response>>, Result<(), eval::Error>) {
+    fn ask(
+        model: &mut EndpointModel,
+        requests: &[Request],
+    ) -> (Vec<Option<Response>>, Result<(), eval::Error>) {
         let mut responses = vec![None; requests.len()];
         let outcome = model.respond(requests, &vec![false; requests.len()], &mut |batch| {
             for (index, response) in batch {
@@ -530,7 +549,7 @@ mod tests {
         let server = Server::new(|connection, _, _| {
             let mut body = String::new();
             for piece in ["中", "E", "N", "D", "more"] {
-                body.push_str(&format!("data: {}\n\n", json!({"choices": [{"delta": {"content": piece}}]})));
+                let _ = write!(body, "data: {}\n\n", json!({"choices": [{"delta": {"content": piece}}]}));
             }
             send(connection, "200 OK", "", &body);
         });
@@ -576,7 +595,8 @@ mod tests {
         assert_eq!(server.asked(), 3);
 
         // A wait beyond the limit is not waited for.
-        let server = Server::new(|connection, _, _| send(connection, "429 Slow", "Retry-After: 3600\r\n", "{}"));
+        let server =
+            Server::new(|connection, _, _| send(connection, "429 Slow", "Retry-After: 3600\r\n", "{}"));
         let response = one(&mut server.model());
         assert!(problem(&response).contains("try again in 3600 s"), "{response:?}");
         assert_eq!(server.asked(), 1);
@@ -600,7 +620,9 @@ mod tests {
 
     #[test]
     fn a_wrong_key_or_model_ends_the_evaluation() {
-        for (status, words) in [("401 Unauthorized", "COLOSSAL_API_KEY"), ("404 Not Found", "name of the model")] {
+        for (status, words) in
+            [("401 Unauthorized", "COLOSSAL_API_KEY"), ("404 Not Found", "name of the model")]
+        {
             let server = Server::new(move |connection, _, _| send(connection, status, "", "{}"));
             let mut model = server.model();
             let requests: Vec<Request> = (0..50).map(|number| question(&number.to_string(), &[])).collect();
@@ -648,7 +670,9 @@ mod tests {
         ];
         let (responses, outcome) = ask(&mut server.model(), &requests);
         outcome.unwrap();
-        for (response, words) in responses.iter().zip(["log-probabilities", "log-probabilities", "--apply-chat"]) {
+        for (response, words) in
+            responses.iter().zip(["log-probabilities", "log-probabilities", "--apply-chat"])
+        {
             let response = response.as_ref().unwrap();
             assert!(problem(response).starts_with(&server.address) && problem(response).contains(words));
         }
@@ -666,7 +690,9 @@ mod tests {
         let answered: Vec<bool> = (0..10).map(|number| number == 1 || number == 8).collect();
         let mut responses = vec![None; 10];
         let outcome = server.model().respond(&requests, &answered, &mut |batch| {
-            batch.into_iter().for_each(|(index, response)| responses[index] = Some(response));
+            for (index, response) in batch {
+                responses[index] = Some(response);
+            }
             Ok(())
         });
         outcome.unwrap();
@@ -683,9 +709,9 @@ mod tests {
         let mut requests = vec![question("slow", &[]); 3];
         requests.insert(0, Request::LoglikelihoodRolling { text: "a".to_owned() });
         let started = Instant::now();
-        let outcome = server.model().respond(&requests, &[false; 4], &mut |_| {
-            Err(eval::Error::WrongResponse { wanted: "nothing" })
-        });
+        let outcome = server
+            .model()
+            .respond(&requests, &[false; 4], &mut |_| Err(eval::Error::WrongResponse { wanted: "nothing" }));
         assert!(matches!(outcome, Err(eval::Error::WrongResponse { .. })));
         assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     }

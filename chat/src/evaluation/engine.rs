@@ -23,7 +23,6 @@ use parallel::upload;
 use sha2::{Digest, Sha256};
 use tch::no_grad;
 
-use super::job::Candidate;
 use crate::session::Session;
 
 /// The tokens of a batch of rows to score. More tokens do not make a processor faster, and cost memory.
@@ -42,6 +41,52 @@ pub(crate) struct Engine<'a> {
     max_length: usize,
     /// The token that stands before a text without a context.
     prefix: i64,
+}
+
+/// A model that was loaded from a folder.
+pub(super) struct FolderModel {
+    session: Session<CausalLm>,
+    name: String,
+    digest: String,
+    max_length: Option<usize>,
+}
+
+impl FolderModel {
+    /// Takes a loaded model. `max_length` limits the tokens of a row below what the model allows.
+    pub(super) fn new(
+        session: Session<CausalLm>,
+        name: String,
+        folder: &Path,
+        max_length: Option<usize>,
+    ) -> anyhow::Result<Self> {
+        let tokenizer = session.tokenizer()?;
+        let engine = Engine::new(&session.model, tokenizer, name.clone(), max_length);
+        let template = tokenizer.chat_template().map_or("", |template| template.source());
+        let kind = session.model.decoder().kind();
+        let settings = format!("{ENGINE} {} {kind:?} {template}", engine.max_length);
+        Ok(Self { digest: digest(folder, &settings)?, session, name, max_length })
+    }
+}
+
+impl LanguageModel for FolderModel {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    fn respond(
+        &mut self,
+        requests: &[Request],
+        answered: &[bool],
+        on_responses: &mut OnResponses<'_>,
+    ) -> Result<(), eval::Error> {
+        let tokenizer = self.session.tokenizer()?;
+        let mut engine = Engine::new(&self.session.model, tokenizer, self.name.clone(), self.max_length);
+        engine.respond(requests, answered, on_responses)
+    }
 }
 
 /// A context with the continuations that are scored after it.
@@ -108,21 +153,6 @@ impl<'a> Engine<'a> {
         let longest = model.config().max_positions() as usize;
         let max_length = max_length.unwrap_or(longest).min(longest);
         Self { model, tokenizer, digest: name.clone(), name, max_length, prefix }
-    }
-
-    /// Takes a model that was loaded from a folder. `max_length` limits the tokens of a row below what the
-    /// model allows.
-    pub(super) fn of_folder(
-        session: &'a Session<CausalLm>,
-        candidate: &Candidate,
-        max_length: Option<usize>,
-    ) -> anyhow::Result<Self> {
-        let mut engine = Self::new(&session.model, session.tokenizer()?, candidate.name.clone(), max_length);
-        let template = engine.tokenizer.chat_template().map_or("", |template| template.source());
-        let kind = engine.model.decoder().kind();
-        let settings = format!("{ENGINE} {} {kind:?} {template}", engine.max_length);
-        engine.digest = digest(&candidate.folder, &settings)?;
-        Ok(engine)
     }
 
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<i64>, Refusal> {
@@ -451,7 +481,9 @@ impl LanguageModel for Engine<'_> {
         let name = self.name.clone();
         let failed = |error: anyhow::Error| match error.downcast::<eval::Error>() {
             Ok(error) => error,
-            Err(error) => eval::Error::Model { name, source: error.into() },
+            Err(error) => {
+                eval::Error::Model { name, source: error.reallocate_into_boxed_dyn_error_without_backtrace() }
+            }
         };
         let mut respond = || {
             self.score(requests, answered, on_responses)?;
@@ -541,7 +573,7 @@ fn rolling_windows(ids: &[i64], prefix: i64, max_length: usize) -> Vec<(Vec<i64>
 }
 
 /// A hash of the files that decide a model's answers, and of `settings`.
-fn digest(folder: &Path, settings: &str) -> anyhow::Result<String> {
+pub(crate) fn digest(folder: &Path, settings: &str) -> anyhow::Result<String> {
     let mut names: Vec<String> = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let name = entry?.file_name().to_string_lossy().into_owned();

@@ -4,7 +4,6 @@
 //! Everything that can be known is checked before a model is loaded: names of tasks, task files, rows, the
 //! output folder.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -13,32 +12,21 @@ use eval::document::PromptOptions;
 use eval::evaluation::{Evaluation, ModelRun};
 use eval::response_cache::ResponseCache;
 use eval::results::Results;
-use eval::task::{Registry, Selection};
+use eval::task::{OutputType, Registry, Selection};
 use parallel::{LocalRank, ProcessGroups};
 use serde_json::{Value, json};
 use tui::number::counted;
-use tui::progress::Progress;
-use tui::terminal::{Environment, Mode};
 
-use super::engine::Engine;
+use super::model::{self, Candidate};
 use super::output::{OutputFolder, RunNotes};
+use super::progress::RequestProgress;
 use super::sandbox::Sandbox;
 use super::share::{AnsweredModel, Share, SharedModel};
-use crate::args::ModelArgs;
-use crate::config::DeviceSetting;
-use crate::config::section::{Dtype, EvalSection};
+use crate::args::ModelHostArgs;
+use crate::config::ConfigError;
+use crate::config::section::EvalSection;
 use crate::console::print_stderr;
 use crate::feedback::timestamp::Timestamp;
-use crate::session::Session;
-
-/// A model to evaluate: its folder and the name that reports show.
-#[derive(Clone, Debug)]
-pub(crate) struct Candidate {
-    /// The folder of the model.
-    pub(crate) folder: PathBuf,
-    /// The name in reports.
-    pub(crate) name: String,
-}
 
 /// What is evaluated, and how.
 #[derive(Debug)]
@@ -49,12 +37,8 @@ pub(crate) struct EvalJob<'a> {
     pub(crate) section: &'a EvalSection,
     /// Files of training rows that are searched for the rows of the tasks.
     pub(crate) train_data: Vec<PathBuf>,
-    /// The numbers that the weights are held in.
-    pub(crate) dtype: Dtype,
-    /// Where the models compute.
-    pub(crate) device: DeviceSetting,
-    /// The most tokens of a row, below what a model allows.
-    pub(crate) max_length: Option<usize>,
+    /// How the models are run here, and asked behind an endpoint.
+    pub(crate) host: ModelHostArgs,
     /// The folder of the results.
     pub(crate) output: &'a Path,
     /// Whether the results of another evaluation in that folder are replaced.
@@ -83,7 +67,7 @@ impl EvalJob<'_> {
         let share = world
             .map_or(Share { rank: 0, size: 1 }, |world| Share { rank: world.rank(), size: world.size() });
         let barrier = || world.map_or(Ok(()), |world| world.barrier());
-        let evaluation = prepare(self.section)?;
+        let evaluation = self.prepare()?;
         if share.rank > 0 {
             barrier()?;
             self.ask_all(&evaluation, share, groups)?;
@@ -125,8 +109,35 @@ impl EvalJob<'_> {
     /// Checks the tasks and their rows, and starts the folder of the results, before the processes of the
     /// evaluation are started.
     pub(crate) fn start(&self) -> anyhow::Result<()> {
-        let evaluation = prepare(self.section)?;
+        let evaluation = self.prepare()?;
         OutputFolder::claim(self.output, &self.settings(&evaluation), self.force)
+    }
+
+    fn prepare(&self) -> anyhow::Result<Evaluation> {
+        let evaluation = prepare(self.section)?;
+        self.check_endpoints(&evaluation)?;
+        Ok(evaluation)
+    }
+
+    /// Refuses tasks that the models behind endpoints cannot answer, and flags of endpoints without one.
+    fn check_endpoints(&self, evaluation: &Evaluation) -> anyhow::Result<()> {
+        let endpoint = self.candidates.iter().find(|candidate| candidate.folder().is_none());
+        model::check_endpoint_flags(&self.host, endpoint.is_some())?;
+        let Some(endpoint) = endpoint else { return Ok(()) };
+        let scores_texts = |output_type| output_type != OutputType::GenerateUntil;
+        let wrong = evaluation.tasks.iter().find(|prepared| scores_texts(prepared.task.output_type));
+        let problem = match wrong {
+            Some(prepared) => format!(
+                "an endpoint does not give the log-probabilities of given texts, which the task {} asks for: choose \
+                 tasks that generate, such as gsm8k, or name a model folder",
+                prepared.task.task
+            ),
+            None if !self.section.apply_chat_template => {
+                "an endpoint takes conversations alone: add --apply-chat-template".to_owned()
+            }
+            None => return Ok(()),
+        };
+        Err(ConfigError::Argument { argument: format!("--model {}", endpoint.argument), problem }.into())
     }
 
     /// Asks every model the requests of this process.
@@ -167,36 +178,18 @@ impl EvalJob<'_> {
         cache: &mut ResponseCache,
         local: LocalRank,
     ) -> anyhow::Result<ModelRun> {
-        let model = ModelArgs {
-            model: candidate.folder.display().to_string(),
-            dtype: self.dtype,
-            device: self.device,
-            template: None,
-        };
-        let session = Session::causal_lm_on(&model, local)?;
-        let mut engine = Engine::of_folder(&session, candidate, self.max_length)?;
-
-        let mode = Mode::detect(std::io::stderr().is_terminal(), &Environment::read());
-        let mut progress = Progress::new(std::io::stderr(), mode);
-        progress.call_steps("request");
-        let mut begun = false;
-        let mut model = SharedModel { model: &mut engine, share };
+        let mut model = candidate.open(&self.host, local)?;
+        let mut model = SharedModel { model: model.as_mut(), share };
+        let mut progress = (share.rank == 0).then(RequestProgress::new);
         let run = evaluation.run(&mut model, cache, &mut |state| {
-            // A closed stderr does not stop the work. The progress of one process stands for all.
-            if share.rank > 0 {
-                return;
-            }
-            if begun {
-                let _ = progress.update(state.done as u64, &[("share", state.share)]);
-            } else {
-                begun = true;
-                let _ = progress.start_at(&candidate.name, state.total as u64, state.done as u64);
+            // The progress of one process stands for all.
+            if let Some(progress) = &mut progress {
+                progress.show(&candidate.name, state);
             }
         });
-        let _ = match &run {
-            Ok(_) => progress.finish(),
-            Err(error) => progress.fail(&error.to_string()),
-        };
+        if let Some(progress) = progress {
+            progress.end(&run);
+        }
         Ok(run?)
     }
 
@@ -217,8 +210,8 @@ impl EvalJob<'_> {
             "max_gen_toks": section.max_gen_toks,
             "python": runner.map(|runner| runner.interpreter()),
             "train_data": self.train_data,
-            "dtype": self.dtype,
-            "max_length": self.max_length,
+            "dtype": self.host.dtype,
+            "max_length": self.host.max_length,
         })
     }
 }

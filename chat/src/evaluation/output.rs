@@ -26,14 +26,14 @@ pub(super) struct RunNotes<'a> {
 }
 
 /// The folder of the results.
-pub(super) struct OutputFolder {
+pub(crate) struct OutputFolder {
     path: PathBuf,
 }
 
 impl OutputFolder {
     /// Starts a folder, or continues one with the same settings. A folder of anything else is refused;
     /// `force` replaces the results of another evaluation, and keeps the answers that both share.
-    pub(super) fn open(path: &Path, settings: &Value, force: bool) -> anyhow::Result<Self> {
+    pub(crate) fn open(path: &Path, settings: &Value, force: bool) -> anyhow::Result<Self> {
         Self::claim(path, settings, force)?;
         folder::acquire_lock(path)?;
         Ok(Self { path: path.to_owned() })
@@ -68,7 +68,7 @@ impl OutputFolder {
     }
 
     /// The folder.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -109,7 +109,8 @@ impl OutputFolder {
         self.put("results.json", &json_bytes(&serde_json::to_value(results)?)?)
     }
 
-    fn put(&self, file: &str, bytes: &[u8]) -> anyhow::Result<()> {
+    /// Writes one file. A reader never sees half of it.
+    pub(crate) fn put(&self, file: &str, bytes: &[u8]) -> anyhow::Result<()> {
         Ok(output::write_atomically(&self.path.join(file), bytes)?)
     }
 }
@@ -122,7 +123,8 @@ pub(crate) fn file_name(name: &str) -> String {
     if safe.trim_matches('.').is_empty() { "model".to_owned() } else { safe }
 }
 
-fn json_bytes(value: &Value) -> anyhow::Result<Vec<u8>> {
+/// A JSON value as the contents of a file.
+pub(crate) fn json_bytes(value: &Value) -> anyhow::Result<Vec<u8>> {
     Ok(format!("{}\n", serde_json::to_string_pretty(value)?).into_bytes())
 }
 
