@@ -59,7 +59,7 @@ fn an_endpoint_that_cannot_be_used_is_refused() {
     chat(&[&address, "--ignore-eos"]).fails(2, &["--ignore-eos"]);
     chat(&[&address, "--temperature", "-1"]).fails(2, &["temperature"]);
 
-    let weights = [address.as_str(), "only `chat` talks with an endpoint"];
+    let weights = [address.as_str(), "only `chat` and `eval` talk with an endpoint"];
     scratch.run_with(&["generate", "--prompt", "Hi", "--model", &address], "").fails(2, &weights);
     scratch.run_with(&["model", "info", &address], "").fails(2, &weights);
     assert_eq!(scratch.names(), [""; 0]);

@@ -295,6 +295,7 @@ fn of_eval(error: &eval::Error) -> u8 {
             source => of_eval(source),
         },
         Error::Write { source, .. } | Error::Read { source, .. } => of_io(source),
+        Error::Model { source, .. } => of_cause(source.as_ref()).unwrap_or(FAILED),
         Error::TaskFile { .. }
         | Error::UnknownTask { .. }
         | Error::GroupCycle { .. }
@@ -334,7 +335,6 @@ fn of_eval(error: &eval::Error) -> u8 {
         | Error::FewReplies { .. }
         | Error::TooManyChoices { .. }
         | Error::WrongResponse { .. }
-        | Error::Model { .. }
         | Error::CodeRunner { .. }
         | Error::Json(_) => FAILED,
     }
@@ -578,13 +578,20 @@ mod tests {
         };
         let in_recorder =
             |error: Error| rlhf::Error::Recorder(error.reallocate_into_boxed_dyn_error_without_backtrace());
-        let cases: [(Error, u8); 25] = [
+        let of_model = |source: Error| {
+            let source = source.reallocate_into_boxed_dyn_error_without_backtrace();
+            eval::Error::Model { name: "m".into(), source }
+        };
+        let cases: [(Error, u8); 28] = [
             (place(io::ErrorKind::PermissionDenied).into(), USAGE),
             (place(io::ErrorKind::StorageFull).into(), FAILED),
             (place(io::ErrorKind::QuotaExceeded).into(), FAILED),
             (place(io::ErrorKind::Other).into(), FAILED),
             (Error::from(io::Error::from(io::ErrorKind::ReadOnlyFilesystem)).context("logs"), USAGE),
             (eval::Error::GroupCycle { group: String::new() }.into(), USAGE),
+            (of_model(RemoteError::WeightsWanted { address: "http://h".into() }.into()).into(), USAGE),
+            (of_model(RemoteError::Silent { seconds: 120 }.into()).into(), FAILED),
+            (of_model(anyhow::anyhow!("anything")).into(), FAILED),
             (gemini::Error::File(truncated()).into(), DATA),
             (truncated().into(), DATA),
             (Failure::Stdin(missing_file()).into(), DATA),

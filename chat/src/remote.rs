@@ -81,7 +81,12 @@ impl RemoteModel {
     /// Finds the model of an address `http://HOST[:PORT][/v1][#NAME]`. Without `#NAME`, this is the only
     /// model that the server lists.
     pub(crate) fn connect(address: &str) -> anyhow::Result<Self> {
-        Ok(Self::find(address, |name| std::env::var(name).ok(), SILENCE)?)
+        Self::connect_within(address, SILENCE)
+    }
+
+    /// Like [`Self::connect`], for a server that may be silent for longer than usual while it replies.
+    pub(crate) fn connect_within(address: &str, silence: Duration) -> anyhow::Result<Self> {
+        Ok(Self::find(address, |name| std::env::var(name).ok(), silence.max(SILENCE))?)
     }
 
     /// Whether the value of `--model` is the address of an endpoint.

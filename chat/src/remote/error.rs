@@ -22,7 +22,7 @@ pub(crate) enum RemoteError {
     /// An address was given where the weights of a model are needed.
     #[error(
         "{address}: this command needs the weights of a model, which an endpoint does not give: name a model folder or a \
-         hub model; only `chat` talks with an endpoint"
+         hub model; only `chat` and `eval` talk with an endpoint"
     )]
     WeightsWanted {
         /// The address as given.
@@ -64,6 +64,8 @@ pub(crate) enum RemoteError {
         message: String,
         /// How to fix it, with a leading semicolon; empty if there is nothing to advise.
         hint: String,
+        /// After how many seconds the server wants to be asked again, if it says so.
+        retry_after: Option<u64>,
     },
     /// The server wants the request at another address.
     #[error(

@@ -138,6 +138,7 @@ impl Endpoint {
     fn refusal(&self, status: u16, response: Response) -> RemoteError {
         let reason = response.status_text().to_owned();
         let wait = response.header("retry-after").map(excerpt);
+        let retry_after = wait.as_deref().and_then(|wait| wait.parse().ok());
         let mut text = Vec::new();
         // Whatever arrived of the explanation is used; the status alone is an error already.
         let _ = response.into_reader().take(REFUSAL_BYTES).read_to_end(&mut text);
@@ -163,7 +164,8 @@ impl Endpoint {
             500.. => "; the log of the server says more".to_owned(),
             _ => String::new(),
         };
-        RemoteError::Status { server: self.base.clone(), status, message: self.harmless(&message), hint }
+        let (server, message) = (self.base.clone(), self.harmless(&message));
+        RemoteError::Status { server, status, message, hint, retry_after }
     }
 
     fn connection_failure(&self, error: &Transport, silence: Duration) -> RemoteError {
