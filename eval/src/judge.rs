@@ -6,17 +6,20 @@
 //!   degrees of Arena-Hard (Li et al. 2024, arXiv 2406.11939), a strong verdict has three votes.
 //! - [`compare_rewards`]: the same comparison by the scores of a reward model.
 //! - [`standings`]: ratings of several models from their comparisons.
+//! - [`answer`]: the answers of a model to the questions; [`AnswerSheet::from_rows`]: answers from a file.
 //!
 //! The judge is asked like any other model, greedily and through the cache, so that judging that was broken
 //! off goes on where it was. A reply without a verdict is answered with a reminder, once; then the item is
 //! `unparsed`. An item that the judge could not answer is `failed`, and the next run asks it again. Neither
-//! is a loss; they do not count. This module does not know how a judge is run, and makes no answers.
+//! is a loss; they do not count. This module does not know how a model is run.
 
+mod answering;
 mod pairwise;
 mod prompt;
 mod question;
 mod rating;
 pub mod request_set;
+pub mod results;
 mod verdict;
 
 use datasets::{Message, Row};
@@ -27,7 +30,8 @@ use crate::Error;
 use crate::evaluation::Progress;
 use crate::request::{LanguageModel, Prompt, Request, Response, sha256};
 use crate::response_cache::ResponseCache;
-pub use pairwise::{Comparison, JudgedPair, Order, Outcome, Rewards, compare_rewards, standings};
+pub use answering::{AnswerSettings, AnswerSheet, answer, common, mt_bench_temperature};
+pub use pairwise::{Comparison, GroupRate, JudgedPair, Order, Outcome, Rewards, compare_rewards, standings};
 pub use prompt::JudgePrompt;
 pub use question::{Question, add_references};
 pub use rating::{GroupMean, Rated, RatedTurn};
@@ -160,6 +164,7 @@ impl Judge<'_> {
                 turn: item.turn,
                 orders: [straight, swapped].map(Order::from).into(),
                 lengths: [length(system), length(baseline)],
+                rewards: None,
             }
         });
         let models = [system, baseline].map(|answers| answers.model.clone());
@@ -170,18 +175,8 @@ impl Judge<'_> {
 
     /// All turns of all questions, after a look at whether everything has an answer.
     fn items(&self, questions: &[Question], answers: &[&Answers]) -> Result<Vec<Item>, Error> {
-        let task = self.prompt.name();
-        check(task, questions, answers)?;
-        for (row, question) in questions.iter().enumerate() {
-            let (held, needed) = (question.references.len(), question.turns.len());
-            if self.prompt.wants_reference(&question.category) && held < needed {
-                let category = &question.category;
-                let problem =
-                    format!("has {held} texts, and the judge needs {needed} for a question of {category:?}");
-                let source = Box::new(Error::BadColumn { key: "references", problem });
-                return Err(Error::InRow { task: task.to_owned(), row, source });
-            }
-        }
+        check(self.prompt.name(), questions, answers)?;
+        self.prompt.check_questions(questions)?;
         let turns = |(row, question): (usize, &Question)| {
             (1..=question.turns.len()).map(move |turn| Item { row, turn })
         };

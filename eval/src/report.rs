@@ -30,6 +30,7 @@ use serde_json::{Map, Value};
 use crate::Error;
 use crate::results::Results;
 use crate::statistics::Estimate;
+pub(crate) use chart::{IntervalRow, interval_chart};
 pub(crate) use escape::{escape_html, escape_markdown};
 pub use html::html;
 pub(crate) use html::{head, section};

@@ -11,8 +11,8 @@ use std::path::Path;
 use datasets::Role;
 use eval::evaluation::Progress;
 use eval::judge::{
-    Answers, Comparison, Judge, JudgePrompt, Outcome, Question, Rated, Rewards, Round, add_references,
-    compare_rewards, standings,
+    AnswerSettings, Answers, Comparison, Judge, JudgePrompt, Outcome, Question, Rated, Rewards, Round,
+    add_references, answer, compare_rewards, standings,
 };
 use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response};
 use eval::response_cache::ResponseCache;
@@ -165,6 +165,37 @@ fn by_number(prompt: &str) -> String {
 }
 
 #[test]
+fn a_later_turn_holds_the_first_reply_and_a_failure_ends_its_question_alone() {
+    let bench = Bench::new();
+    let mut questions = questions(3, 2);
+    questions[2].turns.truncate(1);
+    let settings = AnswerSettings { max_gen_toks: 5, temperatures: vec![0.0; 3] };
+    let reply = |messages: &[datasets::Message]| {
+        let said_before: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
+        said(&said_before.join("|"))
+    };
+    let busy = |messages: &[datasets::Message]| match messages[0].content.as_str() {
+        "Question 1.1?" => Response::Failed { problem: "busy".to_owned() },
+        _ => reply(messages),
+    };
+    let mut turns = Vec::new();
+    let mut ask = |model: &mut Double<'_>| {
+        answer(model, &questions, &settings, &mut bench.cache(), &mut |turn, _| turns.push(turn)).unwrap()
+    };
+    let mut model = Double::raw(busy);
+    let sheet = ask(&mut model);
+    let wanted = vec!["Question 0.1?".to_owned(), "Question 0.1?|Question 0.1?|Question 0.2?".to_owned()];
+    assert_eq!(sheet.replies, [Ok(wanted), Err("busy".to_owned()), Ok(vec!["Question 2.1?".to_owned()])]);
+    assert_eq!((model.asked, sheet.missing()), (4, Some((1, "busy"))));
+
+    // What is missing is asked, and nothing else.
+    let mut model = Double::raw(reply);
+    let sheet = ask(&mut model);
+    assert_eq!((model.asked, sheet.missing(), sheet.model.as_str()), (2, None, "judge"));
+    assert!(turns.contains(&1) && turns.contains(&2));
+}
+
+#[test]
 fn ratings_by_hand() {
     let bench = Bench::new();
     let answers = answers("sft", &[&["good", "bad"], &["fine", "fine"], &["bad", "none"]]);
@@ -192,6 +223,10 @@ fn ratings_by_hand() {
         rated.turns.iter().map(|mean| (mean.name.as_str(), mean.mean, mean.n)).collect();
     assert_eq!(turns, [("1", 6.0, 3), ("2", 4.5, 2)]);
     assert_eq!((rated.categories[0].name.as_str(), rated.categories[0].mean), ("writing", 27.0 / 5.0));
+    // First turns 9, 6 and 3: s = 3, and t with 2 degrees of freedom is 4.3027 at 97.5 %.
+    let (low, high) = rated.turns[0].interval.unwrap();
+    let half = 4.302_652_729_911_275 * 3.0 / 3.0_f64.sqrt();
+    assert!((low - (6.0 - half)).abs() < 1e-9 && (high - (6.0 + half)).abs() < 1e-9, "{low} {high}");
     assert_eq!((rated.unparsed, rated.failed), (1, 0));
     assert_eq!(rated.items[5].replies, ["I cannot say.", "I cannot say."]);
     let id = &rated.by.protocol_id;
@@ -281,6 +316,9 @@ fn turns_of_a_question_are_one_unit() {
     // Questions 1/2, 1/2 and 1, of two votes each.
     let rate = found.win_rate.unwrap();
     assert_eq!((rate.n, rate.mean), (3, 4.0 / 6.0));
+    let rates: Vec<f64> = found.turns.iter().map(|turn| turn.win_rate.unwrap().mean).collect();
+    assert_eq!((rates, found.turns[1].losses), (vec![1.0, 1.0 / 3.0], 2));
+    assert_eq!((found.categories[0].name.as_str(), found.categories[0].wins), ("writing", 4));
 }
 
 #[test]

@@ -60,6 +60,24 @@ pub struct JudgedPair {
     pub orders: Vec<Order>,
     /// The lengths of the answers of system and baseline, in characters.
     pub lengths: [usize; 2],
+    /// The rewards of system and baseline, if a reward model judged and gave numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rewards: Option<[f64; 2]>,
+}
+
+/// The win rate on some of the pairs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupRate {
+    /// The category, or the number of the turn.
+    pub name: String,
+    /// The win rate of the system. `None` if nothing was judged, or one question alone that is not decided.
+    pub win_rate: Option<Estimate>,
+    /// The pairs that the system won.
+    pub wins: u64,
+    /// The pairs without a winner.
+    pub ties: u64,
+    /// The pairs that the baseline won.
+    pub losses: u64,
 }
 
 /// What became of a pair.
@@ -149,6 +167,10 @@ pub struct Comparison {
     pub win_rate: Option<Estimate>,
     /// The win rate at equal lengths. If it is missing, a warning says why.
     pub length_controlled: Option<LengthControlled>,
+    /// The win rates by turn.
+    pub turns: Vec<GroupRate>,
+    /// The win rates by category.
+    pub categories: Vec<GroupRate>,
     /// The mean lengths of the answers of system and baseline, in characters.
     pub mean_lengths: [f64; 2],
     /// The share of pairs whose orders disagree. `None` if no pair has two verdicts.
@@ -189,7 +211,7 @@ impl Comparison {
             items.iter().map(|item| item.lengths[side] as f64).sum::<f64>() / items.len().max(1) as f64
         };
 
-        let questions = questions(verdict, &items);
+        let questions = questions(verdict, items.iter());
         let mut warnings = warnings_of_counts("pairs", judged, unparsed, failed);
         let controlled = match controlled(&questions) {
             Ok(controlled) => {
@@ -211,6 +233,8 @@ impl Comparison {
             losses: losses as u64,
             win_rate: rate(&questions)?,
             length_controlled: controlled,
+            turns: rates(verdict, &items, |item| (item.turn, item.turn.to_string()))?,
+            categories: rates(verdict, &items, |item| (0, item.category.clone()))?,
             mean_lengths: [mean(0), mean(1)],
             disagreements: (!ordered.is_empty()).then(|| disagreeing as f64 / ordered.len() as f64),
             unparsed,
@@ -220,6 +244,11 @@ impl Comparison {
             warnings,
             items,
         })
+    }
+
+    /// Turns the rows among the judged questions into rows among all: `rows` has them for each judged one.
+    pub fn place_among(&mut self, rows: &[usize]) {
+        self.items.iter_mut().for_each(|item| item.row = rows[item.row]);
     }
 
     /// The votes as a tally, for ratings of several models.
@@ -250,7 +279,7 @@ impl QuestionVotes {
 }
 
 /// The votes by question. Pairs without an outcome are left out.
-fn questions(kind: VerdictKind, items: &[JudgedPair]) -> Vec<QuestionVotes> {
+fn questions<'a>(kind: VerdictKind, items: impl Iterator<Item = &'a JudgedPair>) -> Vec<QuestionVotes> {
     let mut questions: BTreeMap<usize, QuestionVotes> = BTreeMap::new();
     for item in items {
         let Some([wins, ties, losses]) = item.votes(kind) else { continue };
@@ -262,6 +291,26 @@ fn questions(kind: VerdictKind, items: &[JudgedPair]) -> Vec<QuestionVotes> {
         }
     }
     questions.into_values().collect()
+}
+
+/// The win rate of each group of pairs, in the order of the keys; groups without a name are left out.
+fn rates(
+    kind: VerdictKind,
+    items: &[JudgedPair],
+    group: impl Fn(&JudgedPair) -> (usize, String),
+) -> Result<Vec<GroupRate>, Error> {
+    let mut groups: BTreeMap<(usize, String), Vec<&JudgedPair>> = BTreeMap::new();
+    for item in items {
+        groups.entry(group(item)).or_default().push(item);
+    }
+    groups.retain(|(_, name), _| !name.is_empty());
+    let of_group = |((_, name), items): ((usize, String), Vec<&JudgedPair>)| {
+        let count = |wanted| items.iter().filter(|item| item.outcome() == wanted).count() as u64;
+        let [wins, ties, losses] = [Outcome::Win, Outcome::Tie, Outcome::Loss].map(count);
+        let win_rate = rate(&questions(kind, items.iter().copied()))?;
+        Ok(GroupRate { name, win_rate, wins, ties, losses })
+    };
+    groups.into_iter().map(of_group).collect()
 }
 
 /// The win rate of the system. `None` if there is no question, or one question alone that is not decided.
@@ -350,6 +399,7 @@ pub fn compare_rewards(questions: &[Question], rewards: &Rewards<'_>) -> Result<
             turn: question.turns.len(),
             orders: vec![order(ours, theirs)],
             lengths: [length(system), length(baseline)],
+            rewards: (ours.is_finite() && theirs.is_finite()).then_some([ours, theirs]),
         }
     };
     let items = questions.iter().enumerate().map(pair).collect();

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use datasets::{Message, Row, RowTemplate, TemplateRow};
 use serde::Deserialize;
 
-use super::VerdictKind;
+use super::{Question, VerdictKind};
 use crate::Error;
 use crate::request::sha256;
 
@@ -186,16 +186,7 @@ impl JudgePrompt {
         with_reference: bool,
         columns: &Row,
     ) -> Result<Vec<Message>, Error> {
-        let (key, template) = match (turn, with_reference) {
-            (1, false) => ("first", Some(&self.first)),
-            (1, true) => ("first_with_reference", self.first_with_reference.as_ref()),
-            (_, false) => ("later", self.later.as_ref()),
-            (_, true) => ("later_with_reference", self.later_with_reference.as_ref()),
-        };
-        let Some(template) = template else {
-            let problem = format!("it has no [{key}], which turn {turn} of a question needs");
-            return Err(wrong_file(&self.path, problem, "add it, or judge other questions"));
-        };
+        let template = self.template(turn, with_reference)?;
         let text = template.user.text(&TemplateRow::new(columns))?;
         let mut messages = Vec::new();
         if !template.system.is_empty() {
@@ -203,6 +194,41 @@ impl JudgePrompt {
         }
         messages.push(Message::user(text));
         Ok(messages)
+    }
+
+    /// Refuses questions that the judge cannot be asked about: a turn without a template, or a category that
+    /// is judged with reference answers and has none.
+    pub fn check_questions(&self, questions: &[Question]) -> Result<(), Error> {
+        for (row, question) in questions.iter().enumerate() {
+            let in_row =
+                |source| Error::InRow { task: self.name().to_owned(), row, source: Box::new(source) };
+            let category = &question.category;
+            let with_reference = self.wants_reference(category);
+            let (held, needed) = (question.references.len(), question.turns.len());
+            if with_reference && held < needed {
+                let problem =
+                    format!("has {held} texts, and the judge needs {needed} for a question of {category:?}");
+                return Err(in_row(Error::BadColumn { key: "references", problem }));
+            }
+            for turn in 1..=needed {
+                self.template(turn, with_reference).map_err(in_row)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The template for one turn.
+    fn template(&self, turn: usize, with_reference: bool) -> Result<&Template, Error> {
+        let (key, template) = match (turn, with_reference) {
+            (1, false) => ("first", Some(&self.first)),
+            (1, true) => ("first_with_reference", self.first_with_reference.as_ref()),
+            (_, false) => ("later", self.later.as_ref()),
+            (_, true) => ("later_with_reference", self.later_with_reference.as_ref()),
+        };
+        template.ok_or_else(|| {
+            let problem = format!("it has no [{key}], which turn {turn} of a question needs");
+            wrong_file(&self.path, problem, "add it, or judge other questions")
+        })
     }
 
     /// Refuses a prompt for another kind of verdict.

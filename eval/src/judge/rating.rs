@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{JudgedBy, warnings_of_counts};
 use crate::Error;
-use crate::statistics::{Estimate, Interval, mean_of_items};
+use crate::statistics::{Estimate, Interval, clustered_mean, mean_of_items};
 
 /// One turn with its rating.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,6 +36,8 @@ pub struct GroupMean {
     pub name: String,
     /// The mean.
     pub mean: f64,
+    /// Its 95 % interval, with questions as the independent units. `None` with fewer than two questions.
+    pub interval: Option<(f64, f64)>,
     /// The number of rated turns.
     pub n: usize,
 }
@@ -82,8 +84,8 @@ impl Rated {
             by,
             model,
             rating,
-            turns: means(&items, |item| (item.turn, item.turn.to_string())),
-            categories: means(&items, |item| (0, item.category.clone())),
+            turns: means(&items, |item| (item.turn, item.turn.to_string()))?,
+            categories: means(&items, |item| (0, item.category.clone()))?,
             unparsed,
             failed,
             warnings: warnings_of_counts("questions", questions.len(), unparsed, failed),
@@ -92,19 +94,35 @@ impl Rated {
     }
 }
 
+impl Rated {
+    /// Turns the rows among the judged questions into rows among all: `rows` has them for each judged one.
+    pub fn place_among(&mut self, rows: &[usize]) {
+        self.items.iter_mut().for_each(|item| item.row = rows[item.row]);
+    }
+}
+
 /// The mean of each group of turns, in the order of the keys; groups without a name are left out.
-fn means(items: &[RatedTurn], group: impl Fn(&RatedTurn) -> (usize, String)) -> Vec<GroupMean> {
-    let mut groups: BTreeMap<(usize, String), Vec<f64>> = BTreeMap::new();
+fn means(
+    items: &[RatedTurn],
+    group: impl Fn(&RatedTurn) -> (usize, String),
+) -> Result<Vec<GroupMean>, Error> {
+    let mut groups: BTreeMap<(usize, String), (Vec<f64>, Vec<usize>)> = BTreeMap::new();
     for item in items {
         if let Some(rating) = item.rating {
-            groups.entry(group(item)).or_default().push(rating);
+            let (ratings, rows) = groups.entry(group(item)).or_default();
+            ratings.push(rating);
+            rows.push(item.row);
         }
     }
     groups.retain(|(_, name), _| !name.is_empty());
-    let mean = |((_, name), ratings): ((usize, String), Vec<f64>)| GroupMean {
-        name,
-        mean: ratings.iter().sum::<f64>() / ratings.len() as f64,
-        n: ratings.len(),
+    let mean = |((_, name), (ratings, rows)): ((usize, String), (Vec<f64>, Vec<usize>))| {
+        let (mean, n) = (ratings.iter().sum::<f64>() / ratings.len() as f64, ratings.len());
+        let interval = match clustered_mean(&ratings, &rows, Interval::StudentT) {
+            Ok(estimate) => Some((estimate.low, estimate.high)),
+            Err(Error::TooFewClusters { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(GroupMean { name, mean, interval, n })
     };
     groups.into_iter().map(mean).collect()
 }

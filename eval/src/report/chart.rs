@@ -102,6 +102,46 @@ pub(super) fn gains(sampled: Option<&Gain>, greedy: Option<&Gain>) -> Option<Str
         .then(|| dot_chart("PPO minus SFT, percentage points, with 95 % intervals", &dots, axis))
 }
 
+/// A number with its interval, for [`interval_chart`].
+pub(crate) struct IntervalRow {
+    /// What it is the number of.
+    pub(crate) label: String,
+    /// The number.
+    pub(crate) mean: f64,
+    /// Lower end of the interval.
+    pub(crate) low: f64,
+    /// Upper end of the interval.
+    pub(crate) high: f64,
+    /// The number as text.
+    pub(crate) text: String,
+}
+
+/// The longest label of a row, in characters; a longer one loses its beginning.
+const LABEL: usize = 16;
+
+/// Numbers with their intervals on an axis from `low` to `high`.
+pub(crate) fn interval_chart(title: &str, rows: &[IntervalRow], (low, high): (f64, f64)) -> String {
+    let short = |label: &str| match label.chars().count() {
+        long if long > LABEL => format!("…{}", label.chars().skip(long - LABEL + 1).collect::<String>()),
+        _ => label.to_owned(),
+    };
+    let labels: Vec<String> = rows.iter().map(|row| short(&row.label)).collect();
+    let dots: Vec<Dot> = labels
+        .iter()
+        .zip(rows)
+        .map(|(label, row)| Dot {
+            label,
+            class: "sft",
+            filled: true,
+            mean: row.mean,
+            low: row.low,
+            high: row.high,
+            text: row.text.clone(),
+        })
+        .collect();
+    dot_chart(title, &dots, Axis { from: DOT_AXIS.0, to: DOT_AXIS.1, low, high })
+}
+
 fn dot_chart(title: &str, dots: &[Dot], axis: Axis) -> String {
     let bottom = 12.0 + ROW * dots.len() as f64;
     let mut svg = open(title, DOT_WIDTH, bottom + 44.0);
