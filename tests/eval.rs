@@ -5,6 +5,7 @@ use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
+use crate::chat_server::{ChatServer, Reply};
 use crate::harness::{Scratch, signal};
 use crate::inference::world;
 use crate::training::{copied, json, metrics};
@@ -253,6 +254,43 @@ fn code_runs_in_a_sandbox_and_only_with_leave() {
     let unused = scratch.run(&format!("{plain} --output plain --allow-code-execution"));
     unused.succeeds();
     assert!(unused.stderr.contains("--allow-code-execution has no effect"), "{}", unused.stderr);
+}
+
+#[test]
+fn an_endpoint_answers_tasks_that_generate_and_is_asked_again_what_failed() {
+    let scratch = bench();
+    let server = ChatServer::start(|messages, before| {
+        let fails = messages[0].contains("2 + 0") && before == 0;
+        if fails { Reply::Body("no JSON") } else { Reply::Text("不知道\nQ:".to_owned()) }
+    });
+    let eval = format!("eval --model {} --include-path tasks.toml --limit 4", server.address);
+    scratch
+        .run(&format!("{eval} --tasks choose"))
+        .fails(2, &[&server.address, "log-probabilities", "choose"]);
+    scratch.run(&format!("{eval} --tasks write")).fails(2, &[&server.address, "add --apply-chat-template"]);
+    assert_eq!(server.asked().len(), 0);
+
+    let line = format!("{eval} --tasks write --apply-chat-template --output out");
+    scratch.run(&line).fails(1, &["left 1 documents without an answer", "the same command asks them again"]);
+    scratch.run(&line).succeeds();
+    assert_eq!(server.asked().len(), 5);
+    let results: serde_json::Value = serde_json::from_str(&scratch.read("out/results.json")).unwrap();
+    assert_eq!(
+        (&results["models"][0]["name"], &results["tasks"][0]["effective"]),
+        (&server.address.into(), &4.into())
+    );
+
+    let refusing = ChatServer::start(|_, _| Reply::Status("401 Unauthorized", ""));
+    let line = line.replace(server_of(&line), &refusing.address).replace("--output out", "--output refused");
+    scratch.run(&line).fails(2, &["401", "COLOSSAL_API_KEY"]);
+    let folder =
+        format!("eval --model {} --tasks write --include-path tasks.toml --endpoint-timeout 3", model());
+    scratch.run(&folder).fails(2, &["--endpoint-timeout", "no model is behind an endpoint"]);
+}
+
+/// The address in a command line.
+fn server_of(line: &str) -> &str {
+    line.split(' ').find(|word| word.starts_with("http://")).unwrap()
 }
 
 #[test]

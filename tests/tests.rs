@@ -20,8 +20,14 @@ mod preflight;
 // A model from nothing, and the commands that run one.
 mod inference;
 
+// A server with models, for the tests of this process.
+mod chat_server;
+
 // Evaluations: results, resuming, bounds, wrong input.
 mod eval;
+
+// Judges: ratings, comparisons, servers that fail.
+mod judge;
 
 // The chat: in a pipe, and on a real screen.
 mod chat;

@@ -16,7 +16,8 @@ pub(crate) use data::{
     CheckArgs, ConvertArgs, DataCommand, FeedbackOutputs, ImportFeedbackArgs, SynthArgs, TokenizerArgs,
 };
 pub(crate) use eval::{
-    EvalArgs, EvalCommand, EvalDiffArgs, EvalFetchArgs, EvalListArgs, EvalRunArgs, EvalShowArgs,
+    EvalArgs, EvalCommand, EvalDiffArgs, EvalFetchArgs, EvalJudgeArgs, EvalListArgs, EvalRunArgs, EvalShowArgs,
+    JudgeMode, ModelHostArgs,
 };
 pub(crate) use model::{
     BatchArgs, GenerateArgs, ModelArgs, ModelCommand, ModelInfoArgs, ModelInitArgs, SamplingArgs,
@@ -107,7 +108,8 @@ Examples:
   colossal-chat eval --model runs/sft/final,runs/ppo/final --tasks gsm8k --data eval-data
   colossal-chat eval list 'mmlu*'
   colossal-chat eval show arc_easy --data eval-data
-  colossal-chat eval diff eval-results/sft eval-results/ppo")]
+  colossal-chat eval diff eval-results/sft eval-results/ppo
+  colossal-chat eval judge --model runs/ppo/final --questions prompts.jsonl --judge http://127.0.0.1:8000/v1#NAME")]
     Eval(Box<EvalArgs>),
     /// Talk with a model. In a pipe, only the answer is printed.
     #[command(after_help = "\

@@ -4,6 +4,7 @@
 //! characters, bidirectional overrides or bytes that are not UTF-8 is written as `$'...'` with escapes, as
 //! bash, zsh and ksh read it (POSIX 2024), so that the terminal gets printable characters only.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -11,10 +12,20 @@ use tui::text::single_line;
 
 /// Returns the path as a word of a command line.
 pub(crate) fn quote(path: &Path) -> String {
-    let bytes = path.as_os_str().as_bytes();
     // A command would take a name that begins with a dash for a flag.
-    let prefix = if bytes.starts_with(b"-") { "./" } else { "" };
-    match path.to_str() {
+    let prefix = if path.as_os_str().as_bytes().starts_with(b"-") { "./" } else { "" };
+    word(prefix, path.as_os_str())
+}
+
+/// Returns the command line of this process, without its folder.
+pub(crate) fn own_command() -> String {
+    let words = std::env::args_os().skip(1).map(|argument| word("", &argument));
+    std::iter::once("colossal-chat".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+fn word(prefix: &str, text: &OsStr) -> String {
+    let bytes = text.as_bytes();
+    match text.to_str() {
         Some(text) if single_line(text) != text => escaped(prefix, bytes),
         Some(text) if !text.is_empty() && text.chars().all(is_plain) => format!("{prefix}{text}"),
         Some(text) => format!("'{prefix}{}'", text.replace('\'', r"'\''")),
@@ -37,7 +48,6 @@ fn escaped(prefix: &str, bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsStr;
     use std::process::Command;
 
     use super::*;

@@ -1,9 +1,9 @@
 //! The flags of `eval`.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use eval::results::requirement::Requirement;
 
 use super::train::processes;
@@ -23,7 +23,8 @@ pub(crate) struct EvalArgs {
 /// What is evaluated, and how.
 #[derive(Debug, Args)]
 pub(crate) struct EvalRunArgs {
-    /// Model folders, run folders or hub names, with commas. The others are compared with the first.
+    /// Model folders, run folders, hub names or http://HOST:PORT/v1#NAME, with commas. The others are
+    /// compared with the first.
     #[arg(long, value_name = "DIR[,DIR...]", value_delimiter = ',', required = true)]
     pub(crate) model: Vec<String>,
     #[command(flatten)]
@@ -46,21 +47,47 @@ pub(crate) struct EvalRunArgs {
     /// End with code 1 if a score of the last model misses a bound, such as gsm8k>=0.4.
     #[arg(long, value_name = "TASK[:METRIC]>=X")]
     pub(crate) require: Vec<Requirement>,
-    /// The numbers that the weights are held in.
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
-    pub(crate) dtype: Dtype,
-    /// Where the model computes: auto, cpu, cuda or cuda:N.
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
-    pub(crate) device: DeviceSetting,
-    /// The most tokens of a row, below what the model allows.
-    #[arg(long, value_name = "N")]
-    pub(crate) max_length: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) host: ModelHostArgs,
     /// Processes on this machine, which share the requests.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = processes)]
     pub(crate) nproc: usize,
     /// Print the results as JSON instead of tables.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// How models are run here, and asked behind an endpoint.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ModelHostArgs {
+    /// The numbers that the weights are held in.
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
+    pub(crate) dtype: Dtype,
+    /// Where a model computes: auto, cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
+    pub(crate) device: DeviceSetting,
+    /// The most tokens of a row, below what the model allows.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_length: Option<NonZeroUsize>,
+    /// The requests that are under way at an endpoint at once [default: 4].
+    #[arg(long, value_name = "N")]
+    pub(crate) endpoint_concurrency: Option<NonZeroUsize>,
+    /// The most seconds for a reply of an endpoint [default: 600].
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) endpoint_timeout: Option<NonZeroU64>,
+}
+
+impl ModelHostArgs {
+    /// The defaults, on a device.
+    pub(crate) fn on(device: DeviceSetting) -> Self {
+        Self {
+            dtype: Dtype::Float32,
+            device,
+            max_length: None,
+            endpoint_concurrency: None,
+            endpoint_timeout: None,
+        }
+    }
 }
 
 /// Which tasks, and how their prompts are made.
@@ -115,6 +142,88 @@ Example:
 Example:
   colossal-chat eval diff eval-results/sft eval-results/ppo")]
     Diff(EvalDiffArgs),
+    /// Have a judge rate the answers of models, or compare them.
+    #[command(after_help = "\
+A judge is a model behind an endpoint, a model folder, or a reward model folder. The same command
+again continues what was broken off, and asks again what failed.
+
+Examples:
+  colossal-chat eval judge --model runs/sft/final,runs/ppo/final --questions prompts.jsonl --judge http://127.0.0.1:8000/v1#NAME
+  colossal-chat eval judge --model runs/ppo/final --questions mt_bench --data eval-data --judge http://127.0.0.1:8000/v1#NAME
+  colossal-chat eval judge --model runs/sft/final,runs/ppo/final --questions prompts.jsonl --judge runs/rm/final
+  colossal-chat eval judge --answers a.jsonl,b.jsonl --questions arena_hard --judge http://127.0.0.1:8000/v1#NAME")]
+    Judge(Box<EvalJudgeArgs>),
+}
+
+/// `eval judge`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalJudgeArgs {
+    #[command(flatten)]
+    pub(crate) answers: AnswerArgs,
+    /// `mt_bench` or `arena_hard` below --data, or a file of rows with `prompt`, `turns` or `messages`.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) questions: String,
+    /// The folder of `mt_bench` and `arena_hard`.
+    #[arg(long, value_name = "DIR", default_value = "eval-data")]
+    pub(crate) data: PathBuf,
+    /// Reference answers by question: rows with `question_id`, and `choices` or `references`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) references: Option<PathBuf>,
+    /// The first N questions.
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<NonZeroUsize>,
+    /// The judge: http://HOST:PORT/v1#NAME, a model folder, or a reward model folder.
+    #[arg(long, value_name = "URL|DIR")]
+    pub(crate) judge: String,
+    /// Rate single answers, or compare pairs [default: single for `mt_bench` and one model, else pairwise].
+    #[arg(long, value_name = "MODE", value_enum)]
+    pub(crate) mode: Option<JudgeMode>,
+    /// The model that the others are compared with [default: the first].
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) baseline: Option<String>,
+    /// What the judge is asked: `mt_bench_single`, `mt_bench_pair`, `five_way`, or a TOML file.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) prompt: Option<String>,
+    #[command(flatten)]
+    pub(crate) host: ModelHostArgs,
+    /// The folder of the results, where judging that was broken off goes on [default:
+    /// eval-results/judge-...].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// Replace the results of another evaluation in that folder.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print judge.json instead of tables.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Where the answers come from.
+#[derive(Debug, Args)]
+pub(crate) struct AnswerArgs {
+    /// The models that answer: model folders, run folders, hub names or http://HOST:PORT/v1#NAME, with
+    /// commas.
+    #[arg(long, value_name = "DIR[,DIR...]", value_delimiter = ',', required_unless_present = "answers")]
+    pub(crate) model: Vec<String>,
+    /// Files of answers that were given before, one for each model, with commas.
+    #[arg(long, value_name = "FILE[,FILE...]", value_delimiter = ',')]
+    pub(crate) answers: Vec<PathBuf>,
+    /// The most tokens of an answer [default: 1024].
+    #[arg(long, value_name = "N", requires = "model")]
+    pub(crate) max_gen_toks: Option<NonZeroUsize>,
+    /// The temperature of the answers [default: for `mt_bench` that of the category, else 0].
+    #[arg(long, value_name = "T", requires = "model")]
+    pub(crate) temperature: Option<f64>,
+}
+
+/// What a judge does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum JudgeMode {
+    /// Rates each answer from 1 to 10.
+    Single,
+    /// Compares two answers, in both orders.
+    Pairwise,
 }
 
 /// `eval list`.

@@ -6,6 +6,7 @@
 
 mod diff;
 mod fetch;
+mod judge;
 mod list;
 
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ use crate::evaluation::Candidate;
 use crate::evaluation::job::{EvalJob, Outcome};
 use crate::exit::Failure;
 use crate::launch::{self, Job, StartupSpec};
-use crate::interrupt;
+use crate::{interrupt, shell};
 
 /// Runs one of the commands.
 pub(crate) fn run(arguments: &EvalArgs, threads: Option<usize>) -> anyhow::Result<()> {
@@ -32,6 +33,10 @@ pub(crate) fn run(arguments: &EvalArgs, threads: Option<usize>) -> anyhow::Resul
         Some(EvalCommand::Show(arguments)) => list::show(arguments),
         Some(EvalCommand::Fetch(arguments)) => fetch::run(arguments),
         Some(EvalCommand::Diff(arguments)) => diff::run(arguments),
+        Some(EvalCommand::Judge(arguments)) => {
+            prepare(threads)?;
+            judge::run(arguments)
+        }
         None => evaluate(&arguments.run, threads),
     }
 }
@@ -39,7 +44,7 @@ pub(crate) fn run(arguments: &EvalArgs, threads: Option<usize>) -> anyhow::Resul
 fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let candidates = Candidate::find_all(&arguments.model, &arguments.host)?;
     let output = output_path(arguments, &candidates);
-    let command = std::env::args().collect::<Vec<_>>().join(" ");
+    let command = shell::own_command();
     let section = section(arguments);
     let job = EvalJob {
         candidates,

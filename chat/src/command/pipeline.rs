@@ -350,7 +350,7 @@ impl PipelineRun {
         let job = EvalJob {
             section: &self.config.eval,
             train_data: self.train_data(),
-            host: ModelHostArgs::new(self.config.stages[last.name.as_str()].model.device),
+            host: ModelHostArgs::on(self.config.stages[last.name.as_str()].model.device),
             output: &self.config.path("eval"),
             force: self.resume,
             command,
