@@ -29,6 +29,9 @@ mod eval;
 // Judges: ratings, comparisons, servers that fail.
 mod judge;
 
+// The report of a reward model.
+mod eval_rm;
+
 // The chat: in a pipe, and on a real screen.
 mod chat;
 

@@ -16,8 +16,8 @@ pub(crate) use data::{
     CheckArgs, ConvertArgs, DataCommand, FeedbackOutputs, ImportFeedbackArgs, SynthArgs, TokenizerArgs,
 };
 pub(crate) use eval::{
-    EvalArgs, EvalCommand, EvalDiffArgs, EvalFetchArgs, EvalJudgeArgs, EvalListArgs, EvalRunArgs, EvalShowArgs,
-    JudgeMode, ModelHostArgs,
+    EvalArgs, EvalCommand, EvalDiffArgs, EvalFetchArgs, EvalJudgeArgs, EvalListArgs, EvalRmArgs, EvalRunArgs,
+    EvalShowArgs, JudgeMode, ModelHostArgs,
 };
 pub(crate) use model::{
     BatchArgs, GenerateArgs, ModelArgs, ModelCommand, ModelInfoArgs, ModelInitArgs, SamplingArgs,
@@ -109,7 +109,8 @@ Examples:
   colossal-chat eval list 'mmlu*'
   colossal-chat eval show arc_easy --data eval-data
   colossal-chat eval diff eval-results/sft eval-results/ppo
-  colossal-chat eval judge --model runs/ppo/final --questions prompts.jsonl --judge http://127.0.0.1:8000/v1#NAME")]
+  colossal-chat eval judge --model runs/ppo/final --questions prompts.jsonl --judge http://127.0.0.1:8000/v1#NAME
+  colossal-chat eval rm --model runs/rm/final --data pairs.parquet")]
     Eval(Box<EvalArgs>),
     /// Talk with a model. In a pipe, only the answer is printed.
     #[command(after_help = "\

@@ -153,6 +153,15 @@ Examples:
   colossal-chat eval judge --model runs/sft/final,runs/ppo/final --questions prompts.jsonl --judge runs/rm/final
   colossal-chat eval judge --answers a.jsonl,b.jsonl --questions arena_hard --judge http://127.0.0.1:8000/v1#NAME")]
     Judge(Box<EvalJudgeArgs>),
+    /// Report how well a reward model tells better replies from worse ones.
+    #[command(after_help = "\
+Rows are preference pairs, RewardBench, RewardBench 2, HHH alignment, or replies with gold values; their columns tell which.
+Writes rm.json, samples.jsonl, summary.md and report.html.
+
+Examples:
+  colossal-chat eval rm --model runs/rm/final --data heldout.parquet,reward-bench/data/filtered-00000-of-00001.parquet
+  colossal-chat eval rm --model runs/rm/final --data replies.jsonl --run runs/ppo --gold gold.jsonl")]
+    Rm(EvalRmArgs),
 }
 
 /// `eval judge`.
@@ -224,6 +233,53 @@ pub(crate) enum JudgeMode {
     Single,
     /// Compares two answers, in both orders.
     Pairwise,
+}
+
+/// `eval rm`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalRmArgs {
+    /// The reward model: a folder, a run folder or a hub name.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: String,
+    /// Files of rows, folders of them, or patterns, with commas.
+    #[arg(long, value_name = "FILE[,FILE...]", value_delimiter = ',', required = true)]
+    pub(crate) data: Vec<String>,
+    /// The column whose values split pairs into parts [default: subset, source or category].
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) split_by: Option<String>,
+    /// The first N rows of each file.
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<NonZeroUsize>,
+    /// A PPO run whose KL and reward are drawn over one another.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) run: Option<PathBuf>,
+    /// Gold values of that run's policies: rows with `gold`, and `step` or `checkpoint`.
+    #[arg(long, value_name = "FILE", requires = "run")]
+    pub(crate) gold: Option<PathBuf>,
+    /// The folder of the report [default: eval-results/rm-...].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// Replace another report in that folder.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Conversations that are scored at once.
+    #[arg(long, value_name = "N", default_value = "16")]
+    pub(crate) batch_size: NonZeroUsize,
+    /// The most tokens of a conversation, below what the model allows; longer ones lose tokens on the left.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_length: Option<NonZeroUsize>,
+    /// The numbers that the weights are held in.
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
+    pub(crate) dtype: Dtype,
+    /// Where the model computes: auto, cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
+    pub(crate) device: DeviceSetting,
+    /// A built-in chat template, or Jinja source [default: the model's own].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) template: Option<String>,
+    /// Print the report as JSON instead of tables.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// `eval list`.

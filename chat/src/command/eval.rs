@@ -8,6 +8,7 @@ mod diff;
 mod fetch;
 mod judge;
 mod list;
+mod rm;
 
 use std::path::{Path, PathBuf};
 
@@ -36,6 +37,10 @@ pub(crate) fn run(arguments: &EvalArgs, threads: Option<usize>) -> anyhow::Resul
         Some(EvalCommand::Judge(arguments)) => {
             prepare(threads)?;
             judge::run(arguments)
+        }
+        Some(EvalCommand::Rm(arguments)) => {
+            prepare(threads)?;
+            rm::run(arguments)
         }
         None => evaluate(&arguments.run, threads),
     }

@@ -1,0 +1,224 @@
+//! `eval rm`: scores rows of replies with a reward model, and reports what the scores are worth.
+//!
+//! Rows, gold values and the output folder are checked before the model is loaded. What the rows are and what
+//! the scores say is in [`eval::reward_model`]; here the model is run ([`score`]), and files are written.
+
+mod score;
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use eval::reward_model::data::{self, DataFile};
+use eval::reward_model::{
+    ModelInfo, Notes, OverOptimization, RewardModelReport, ScoredFile, html, markdown, over_optimization,
+    read_gold, tables,
+};
+use serde_json::{Value, json};
+use tui::progress::Progress;
+use tui::terminal::{Environment, Mode};
+
+use crate::evaluation::output::{self, OutputFolder};
+use crate::evaluation::engine;
+use crate::evaluation::model::short_name;
+use crate::args::{EvalRmArgs, ModelArgs};
+use crate::command::runs::table;
+use crate::config::ConfigError;
+use crate::console::{print, print_stderr};
+use crate::feedback::timestamp::Timestamp;
+use crate::model_folder;
+use crate::run_data::RunData;
+use crate::session::Session;
+use score::Scorer;
+
+/// Changes when the same rows get other scores from this program.
+const ENGINE: &str = "colossal-chat reward 1";
+
+/// Evaluates a reward model.
+pub(super) fn run(arguments: &EvalRmArgs) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let folder = model_folder::find(&arguments.model)?;
+    let name = short_name(Path::new(&arguments.model));
+    let files = read(arguments)?;
+    let curve = arguments.run.as_deref().map(|run| curve(run, arguments.gold.as_deref())).transpose()?;
+    let settings = settings(arguments, &name);
+    let default = || Path::new("eval-results").join(format!("rm-{}", output::file_name(&name)));
+    let place = arguments.output.clone().unwrap_or_else(default);
+    let place = OutputFolder::open(&place, &settings, arguments.force)?;
+    announce(&files, &place);
+
+    let model = ModelArgs {
+        model: folder.display().to_string(),
+        dtype: arguments.dtype,
+        device: arguments.device,
+        template: arguments.template.clone(),
+    };
+    let scorer = Scorer::new(Session::scalar_model(&model)?, arguments)?;
+    let files = score(&scorer, files, &name)?;
+    let identity = format!("{ENGINE} {:?} {}", arguments.dtype, scorer.settings());
+    let model = ModelInfo { name, digest: engine::digest(&folder, &identity)? };
+    let program = format!("colossal-chat {}", env!("CARGO_PKG_VERSION"));
+    let report = RewardModelReport::new(program, model, settings, &files, curve)?;
+    write(&place, &report, &files, started.elapsed().as_secs_f64())?;
+    show(arguments, &report, &place)
+}
+
+/// Reads the rows of all files.
+fn read(arguments: &EvalRmArgs) -> anyhow::Result<Vec<DataFile>> {
+    let paths = datasets::expand(&arguments.data)?;
+    let mut files = Vec::with_capacity(paths.len());
+    for (path, name) in paths.iter().zip(names(&paths)?) {
+        let limit = arguments.limit.map(usize::from);
+        files.push(data::read(path, name, limit, arguments.split_by.as_deref())?);
+    }
+    Ok(files)
+}
+
+/// The names of files: that of the file, or the whole path where two files have one name.
+fn names(paths: &[PathBuf]) -> Result<Vec<String>, ConfigError> {
+    let short = |path: &PathBuf| {
+        path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+    };
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for path in paths {
+        *counts.entry(short(path)).or_default() += 1;
+    }
+    if let Some(twice) = paths.iter().enumerate().find(|(index, path)| paths[..*index].contains(path)) {
+        let argument = format!("--data {}", twice.1.display());
+        return Err(ConfigError::Argument { argument, problem: "this file is named twice".to_owned() });
+    }
+    let name = |path: &PathBuf| {
+        let short = short(path);
+        if counts[&short] > 1 { path.display().to_string() } else { short }
+    };
+    Ok(paths.iter().map(name).collect())
+}
+
+/// The curve of a PPO run.
+fn curve(run: &Path, gold: Option<&Path>) -> anyhow::Result<OverOptimization> {
+    let gold = gold.map(read_gold).transpose()?.unwrap_or_default();
+    let found = RunData::read(run)?;
+    found.warnings.iter().for_each(|warning| print_stderr(warning));
+    let series = |name: &str| {
+        let problem = || format!("its metrics.jsonl has no {name}: give the folder of a ppo run");
+        let argument = || format!("--run {}", run.display());
+        let found = found.find(name).filter(|series| !series.points.is_empty());
+        found.ok_or_else(|| ConfigError::Argument { argument: argument(), problem: problem() })
+    };
+    let (kl, proxy) = (series("objective/kl")?, series("objective/scores")?);
+    Ok(over_optimization(run.display().to_string(), &kl.points, &proxy.points, &gold)?)
+}
+
+/// Says what will be done.
+fn announce(files: &[DataFile], place: &OutputFolder) {
+    for file in files.iter().filter(|file| file.skipped > 0) {
+        print_stderr(&format!("{}: {} rows hold no pair and are left out", file.name, file.skipped));
+    }
+    let rows: usize = files.iter().map(|file| file.entries.len()).sum();
+    let replies: usize = files.iter().flat_map(|file| &file.entries).map(|entry| entry.replies.len()).sum();
+    print_stderr(&format!("{rows} rows, {replies} replies; the report goes to {}", place.path().display()));
+}
+
+/// Scores every reply, with a line of progress.
+fn score(scorer: &Scorer, files: Vec<DataFile>, name: &str) -> anyhow::Result<Vec<ScoredFile>> {
+    let mode = Mode::detect(std::io::stderr().is_terminal(), &Environment::read());
+    let mut progress = Progress::new(std::io::stderr(), mode);
+    progress.call_steps("conversation");
+    let mut begun = false;
+    let scored = scorer.score(files, &mut |done, total| {
+        // A closed stderr does not stop the work.
+        if begun {
+            let _ = progress.update(done as u64, &[]);
+        } else {
+            begun = true;
+            let _ = progress.start_at(name, total as u64, done as u64);
+        }
+    });
+    let _ = match &scored {
+        Ok(_) => progress.finish(),
+        Err(error) => progress.fail(&error.to_string()),
+    };
+    for file in scored.iter().flatten().filter(|file| file.cut > 0) {
+        print_stderr(&format!(
+            "warning: {}: {} conversations have more than {} tokens and lost the beginning",
+            file.data.name,
+            file.cut,
+            scorer.max_length()
+        ));
+    }
+    scored
+}
+
+/// What decides the report. A folder holds one such report.
+fn settings(arguments: &EvalRmArgs, name: &str) -> Value {
+    json!({
+        "report": "reward model",
+        "model": name,
+        "data": arguments.data,
+        "split_by": arguments.split_by,
+        "limit": arguments.limit,
+        "run": arguments.run,
+        "gold": arguments.gold,
+        "max_length": arguments.max_length,
+        "dtype": arguments.dtype,
+        "template": arguments.template,
+    })
+}
+
+/// Writes the files. All but `environment.json` and `report.html` depend on nothing but model, rows and
+/// settings.
+fn write(
+    place: &OutputFolder,
+    report: &RewardModelReport,
+    files: &[ScoredFile],
+    seconds: f64,
+) -> anyhow::Result<()> {
+    let mut lines = String::new();
+    for row in files.iter().flat_map(ScoredFile::sample_rows) {
+        lines.push_str(&serde_json::to_string(&row)?);
+        lines.push('\n');
+    }
+    let command: Vec<String> = std::env::args().collect();
+    let finished = Timestamp::now().to_string();
+    let notes = Notes { command: command.join(" "), finished: finished.clone() };
+    let environment = json!({"finished": finished, "seconds": seconds, "command": command});
+    place.put("samples.jsonl", lines.as_bytes())?;
+    place.put("summary.md", markdown(report).as_bytes())?;
+    place.put("report.html", html(report, files, &notes).as_bytes())?;
+    place.put("environment.json", &output::json_bytes(&environment)?)?;
+    // The last file: where it stands, the report is whole.
+    place.put("rm.json", &output::json_bytes(&serde_json::to_value(report)?)?)
+}
+
+/// Prints the tables, or JSON.
+fn show(arguments: &EvalRmArgs, report: &RewardModelReport, place: &OutputFolder) -> anyhow::Result<()> {
+    if arguments.json {
+        return Ok(print(&serde_json::to_string_pretty(report)?)?);
+    }
+    for found in tables(report).iter().filter(|found| !found.is_detail) {
+        print(&format!("{}\n{}", found.title, table(&found.rows, found.left)))?;
+        if !found.note.is_empty() {
+            print(&found.note)?;
+        }
+        print("")?;
+    }
+    print_stderr(&format!("the report is {}", place.path().join("report.html").display()));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_one_name_are_told_apart() {
+        let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+        assert_eq!(names(&paths(&["a/x.jsonl", "b/y.jsonl"])).unwrap(), ["x.jsonl", "y.jsonl"]);
+        assert_eq!(
+            names(&paths(&["a/x.jsonl", "b/x.jsonl", "z.csv"])).unwrap(),
+            ["a/x.jsonl", "b/x.jsonl", "z.csv"]
+        );
+        assert!(names(&paths(&["x.jsonl", "x.jsonl"])).unwrap_err().to_string().contains("named twice"));
+    }
+}
