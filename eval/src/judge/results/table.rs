@@ -139,9 +139,8 @@ impl JudgeResults {
         let mut table = Table::new("Standings (Bradley-Terry, the baseline at 1000)", &head, 1);
         for rating in self.standings.iter().flat_map(|standings| &standings.models) {
             // The anchor's rating is given.
-            let interval = |(low, high): (f64, f64)| match low < high {
-                true => format!("{low:.0} to {high:.0}"),
-                false => NOTHING.to_owned(),
+            let interval = |(low, high): (f64, f64)| {
+                if low < high { format!("{low:.0} to {high:.0}") } else { NOTHING.to_owned() }
             };
             table.rows.push(vec![
                 rating.model.clone(),
