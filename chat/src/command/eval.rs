@@ -18,7 +18,6 @@ use rlhf::config::Names;
 
 use crate::args::{EvalArgs, EvalCommand, EvalRunArgs};
 use crate::command::prepare;
-use crate::config::ConfigError;
 use crate::config::section::{EvalSection, ParallelSection};
 use crate::console::{print, print_stderr};
 use crate::evaluation::Candidate;

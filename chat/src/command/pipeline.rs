@@ -339,7 +339,8 @@ impl PipelineRun {
     /// the hash of the model, so this part always runs, and asks only what is new.
     fn evaluate(&self, command: &str) -> anyhow::Result<bool> {
         let stages = [&stage::base::STAGE, &stage::sft::STAGE, &stage::ppo::STAGE];
-        let finals = stages.map(|stage| (stage.schema.name, self.config.path(stage.schema.name).join("final")));
+        let finals =
+            stages.map(|stage| (stage.schema.name, self.config.path(stage.schema.name).join("final")));
         let there = finals.into_iter().filter(|(_, folder)| folder.exists());
         let candidates: Vec<Candidate> =
             there.map(|(name, folder)| Candidate::of_folder(name.to_owned(), folder)).collect();

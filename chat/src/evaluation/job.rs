@@ -29,7 +29,6 @@ use crate::console::print_stderr;
 use crate::feedback::timestamp::Timestamp;
 
 /// What is evaluated, and how.
-#[derive(Debug)]
 pub(crate) struct EvalJob<'a> {
     /// The models. The others are compared with the first.
     pub(crate) candidates: Vec<Candidate>,

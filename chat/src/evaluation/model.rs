@@ -15,7 +15,6 @@ use crate::remote::RemoteModel;
 use crate::session::Session;
 
 /// A model to evaluate, or a judge.
-#[derive(Debug)]
 pub(crate) struct Candidate {
     /// The name that reports show.
     pub(crate) name: String,
@@ -24,7 +23,6 @@ pub(crate) struct Candidate {
     place: Place,
 }
 
-#[derive(Debug)]
 enum Place {
     Folder(PathBuf),
     Endpoint(Box<EndpointModel>),

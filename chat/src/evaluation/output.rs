@@ -34,14 +34,21 @@ impl OutputFolder {
     /// Starts a folder, or continues one with the same settings. A folder of anything else is refused;
     /// `force` replaces the results of another evaluation, and keeps the answers that both share.
     pub(crate) fn open(path: &Path, settings: &Value, force: bool) -> anyhow::Result<Self> {
-        Self::claim(path, settings, force)?;
+        Self::check(path, settings, force)?;
         folder::acquire_lock(path)?;
+        output::write_atomically(&path.join(SETTINGS), &json_bytes(settings)?)?;
         Ok(Self { path: path.to_owned() })
     }
 
     /// Writes the settings into a folder that [`OutputFolder::open`] would not refuse, so that it is this
     /// evaluation's from now on.
     pub(super) fn claim(path: &Path, settings: &Value, force: bool) -> anyhow::Result<()> {
+        Self::check(path, settings, force)?;
+        folder::refuse_locked(path)?;
+        Ok(output::write_atomically(&path.join(SETTINGS), &json_bytes(settings)?)?)
+    }
+
+    fn check(path: &Path, settings: &Value, force: bool) -> anyhow::Result<()> {
         folder::check_place(path)?;
         let file = path.join(SETTINGS);
         let held = match fs::read(&file) {
@@ -63,8 +70,7 @@ impl OutputFolder {
             }
             _ => {}
         }
-        folder::refuse_locked(path)?;
-        Ok(output::write_atomically(&file, &json_bytes(settings)?)?)
+        Ok(())
     }
 
     /// The folder.

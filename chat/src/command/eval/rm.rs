@@ -19,13 +19,13 @@ use serde_json::{Value, json};
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
-use crate::evaluation::output::{self, OutputFolder};
-use crate::evaluation::engine;
-use crate::evaluation::model::short_name;
 use crate::args::{EvalRmArgs, ModelArgs};
 use crate::command::runs::table;
 use crate::config::ConfigError;
 use crate::console::{print, print_stderr};
+use crate::evaluation::engine;
+use crate::evaluation::model::short_name;
+use crate::evaluation::output::{self, OutputFolder};
 use crate::feedback::timestamp::Timestamp;
 use crate::model_folder;
 use crate::run_data::RunData;
