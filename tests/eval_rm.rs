@@ -12,7 +12,7 @@ fn judge() -> String {
 }
 
 fn lines(rows: &[Value]) -> String {
-    rows.iter().map(|row| format!("{row}\n")).collect()
+    rows.iter().map(|row| row.to_string() + "\n").collect()
 }
 
 fn pairs() -> Vec<Value> {
@@ -107,7 +107,7 @@ fn every_kind_of_rows_is_scored_and_reported_twice_alike() {
     assert!(page.contains("&lt;b&gt;x&lt;/b&gt;") && !page.contains("<b>x</b>") && !page.contains("<script"));
     assert!(scratch.read("one/summary.md").contains("# Reward model judge"));
 
-    // The same command again, another batch size and another folder give the same report.
+    // The same command again, in the same folder or another, gives the same report.
     scratch.run(&format!("{line} --output one")).succeeds();
     assert_eq!(serde_json::from_str::<Value>(&scratch.read("one/rm.json")).unwrap(), report);
     let json = scratch.run(&format!("{line} --output two --json")).json();

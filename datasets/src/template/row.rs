@@ -59,8 +59,9 @@ impl RowTemplate {
             Program::new(source, SPACES, row_environment(filters)).map_err(|error| wrong(describe(&error)))
         };
         let text = compile(source.to_owned())?;
-        let value =
-            expression(source).map(|inner| compile(format!("{{{{ ({inner}) | tojson }}}}"))).transpose()?;
+        let value = expression(source)
+            .map(|inner| compile(format!("{{{{ ({inner}) | given | tojson }}}}")))
+            .transpose()?;
         Ok(Self { text, value, name })
     }
 
@@ -102,6 +103,7 @@ fn expression(source: &str) -> Option<&str> {
 fn row_environment(filters: &[(&'static str, TextFilter)]) -> Environment<'static> {
     let mut environment = environment();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.add_filter("given", given);
     environment.add_filter("index", index);
     environment.add_filter("indices", indices);
     for &(name, filter) in filters {
@@ -110,6 +112,14 @@ fn row_environment(filters: &[(&'static str, TextFilter)]) -> Environment<'stati
         });
     }
     environment
+}
+
+/// Refuses the value of a missing column, which `tojson` would write as null.
+fn given(value: Value) -> std::result::Result<Value, minijinja::Error> {
+    if value.is_undefined() {
+        return Err(minijinja::Error::new(ErrorKind::UndefinedError, "a column is missing"));
+    }
+    Ok(value)
 }
 
 /// The place of an item in a list; Python's `list.index`.
