@@ -159,18 +159,11 @@ pub fn train<O: Objective>(
             objective.push_metrics(stats, run.groups.loss_group(), &mut metrics)?;
             run.record_step(report.step, &metrics, std::mem::take(&mut tokens_since_log))?;
         }
-        let has_eval = objective.has_eval() || run.evaluate_tasks.is_some();
-        if has_eval && run.should_evaluate(report.step, total_steps)? {
+        if has_evaluation(objective, run) && run.should_evaluate(report.step, total_steps)? {
             // The order of use, which tells whether there is room for updates, does not include an
             // evaluation.
             engine.finish_updates()?;
-            (run.progress)(Phase::Evaluation, report.step);
-            let mut metrics = Metrics::default();
-            if objective.has_eval() {
-                metrics = objective.evaluate(config.micro_batch_size, &run.groups)?;
-            }
-            run.push_task_metrics(report.step, &mut metrics)?;
-            run.record_evaluation(report.step, &metrics)?;
+            evaluate(objective, config.micro_batch_size, run, report.step)?;
         }
         run.save_or_stop(engine.step_count(), total_steps, &|folder| {
             objective.save(folder)?;
@@ -183,6 +176,26 @@ pub fn train<O: Objective>(
         })?;
     }
     run.finish(total_steps, &|folder| objective.save(folder))
+}
+
+fn has_evaluation<O: Objective>(objective: &O, run: &StageRun<'_>) -> bool {
+    objective.has_eval() || run.evaluate_tasks.is_some()
+}
+
+/// Evaluates the model on the held-out rows and on the tasks, if there are any.
+fn evaluate<O: Objective>(
+    objective: &O,
+    micro_batch_size: usize,
+    run: &mut StageRun<'_>,
+    step: u64,
+) -> Result<(), Error> {
+    (run.progress)(Phase::Evaluation, step);
+    let mut metrics = Metrics::default();
+    if objective.has_eval() {
+        metrics = objective.evaluate(micro_batch_size, &run.groups)?;
+    }
+    run.push_task_metrics(step, &mut metrics)?;
+    run.record_evaluation(step, &metrics)
 }
 
 /// The micro-batches of one rank in an optimizer step, ready to run.
