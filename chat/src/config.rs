@@ -228,7 +228,7 @@ pub(crate) fn pipeline_from_text(
         let stage_tree = apply_overrides(stage_sections(tree.clone(), stage), common)?;
         let config: RunConfig = read::read(&stage_tree)?;
         config.check_bounds(stage)?;
-        warnings.extend(check_ignored_keys(&stage_tree, stage, &config.ignored_by_setting(stage))?);
+        warnings.extend(check_ignored_keys(&stage_tree, stage, config.ignored_by_setting(stage))?);
         stages.insert(stage.name, config);
     }
 
@@ -418,19 +418,17 @@ impl RunConfig {
 
     /// Returns the keys and sections that have no effect on `stage`, each with the reason.
     fn ignored_keys(&self, stage: &StageSchema) -> Vec<IgnoredKey> {
-        [stage.ignored_keys, &self.ignored_by_setting(stage)].concat()
-    }
-
-    /// Returns the keys that have no effect on `stage` because of another setting.
-    fn ignored_by_setting(&self, stage: &StageSchema) -> Vec<IgnoredKey> {
-        let mut ignored = Vec::new();
-        if stage.reads("ppo") && !self.ppo.advantage_estimator.has_critic() {
-            ignored.extend(CRITIC_KEYS);
-        }
+        let mut ignored = [stage.ignored_keys, self.ignored_by_setting(stage)].concat();
         if self.eval.tasks.0.is_empty() && !stage.reads("data.eval") {
             ignored.push(EVAL_EVERY);
         }
         ignored
+    }
+
+    /// Returns the keys that have no effect on `stage` because of a setting of this stage.
+    fn ignored_by_setting(&self, stage: &StageSchema) -> &'static [IgnoredKey] {
+        let is_without_critic = stage.reads("ppo") && !self.ppo.advantage_estimator.has_critic();
+        if is_without_critic { &CRITIC_KEYS } else { &[] }
     }
 
     /// Returns the model that `stage` starts from.

@@ -141,7 +141,9 @@ impl Index {
 
     fn add_file(&mut self, file: &Path) -> Result<(), Error> {
         for row in TableReader::open(file)?.rows(None)? {
-            texts(&row?.1).iter().for_each(|text| self.add(text));
+            for text in texts(&row?.1) {
+                self.add(&text);
+            }
         }
         Ok(())
     }
@@ -199,7 +201,9 @@ fn length(words: &[Word]) -> usize {
 fn grams(words: &[Word], length: usize) -> impl Iterator<Item = u64> {
     words.windows(length).map(|gram| {
         let mut hasher = DefaultHasher::new();
-        gram.iter().for_each(|word| hasher.write_u64(word.hash));
+        for word in gram {
+            hasher.write_u64(word.hash);
+        }
         hasher.finish()
     })
 }

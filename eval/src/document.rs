@@ -105,8 +105,7 @@ pub fn build(
         documents.push(Document { fewshot_rows, ..document });
     }
 
-    let all: String =
-        documents.iter().flat_map(|document| &document.requests).map(|request| request.key()).collect();
+    let all: String = documents.iter().flat_map(|document| &document.requests).map(Request::key).collect();
     Ok(Documents { original, shots, documents, prompt_hash: sha256(all.as_bytes()) })
 }
 
@@ -179,7 +178,7 @@ impl Templates {
     ) -> Result<Document, Error> {
         let columns = TemplateRow::new(row);
         let choices = self.choices(&columns)?;
-        let target = target(self.target.value(&columns)?, &choices, task)?;
+        let target = target(&self.target.value(&columns)?, &choices, task)?;
         let question = self.question(&columns)?;
         let optional = |template: &Option<RowTemplate>| {
             template.as_ref().map(|template| template.text(&columns)).transpose()
@@ -269,38 +268,38 @@ impl Templates {
             return Ok((text, template.text(&columns)?));
         }
         let choices = self.choices(&columns)?;
-        let answer = target(self.target.value(&columns)?, &choices, task)?;
+        let answer = target(&self.target.value(&columns)?, &choices, task)?;
         Ok((text, answer.text(&choices)?.to_owned()))
     }
 }
 
 /// The value of `doc_to_target` as an answer. An index must be that of a choice.
-fn target(value: Value, choices: &[String], task: &Task) -> Result<Target, Error> {
+fn target(value: &Value, choices: &[String], task: &Task) -> Result<Target, Error> {
     let wrong = |problem: String| Err(Error::BadColumn { key: "doc_to_target", problem });
     let index = |value: &Value| value.as_u64().map(|index| index as usize);
     let is_choice = matches!(task.output_type, OutputType::MultipleChoice | OutputType::MultipleContext);
     if !is_choice {
-        return plain(&value)
+        return plain(value)
             .map(Target::Text)
-            .map_or_else(|| wrong(format!("gives {}, which is no text", shown(&value))), Ok);
+            .map_or_else(|| wrong(format!("gives {}, which is no text", shown(value))), Ok);
     }
 
-    match &value {
+    match value {
         Value::String(text) => match choices.iter().position(|choice| choice == text) {
             Some(index) => Ok(Target::Index(index)),
-            None => wrong(format!("gives {}, which is none of the choices", shown(&value))),
+            None => wrong(format!("gives {}, which is none of the choices", shown(value))),
         },
         Value::Array(items) => {
             // An index beyond the choices is a right answer that no choice can be (BBQ has one).
             let indices: Option<Vec<usize>> = items.iter().map(index).collect();
             match indices.filter(|indices| indices.iter().any(|&index| index < choices.len())) {
                 Some(indices) => Ok(Target::Indices(indices)),
-                None => wrong(format!("gives {}, which are no indices of choices", shown(&value))),
+                None => wrong(format!("gives {}, which are no indices of choices", shown(value))),
             }
         }
-        _ => match index(&value).filter(|&index| index < choices.len()) {
+        _ => match index(value).filter(|&index| index < choices.len()) {
             Some(index) => Ok(Target::Index(index)),
-            None => wrong(format!("gives {}, with {} choices", shown(&value), choices.len())),
+            None => wrong(format!("gives {}, with {} choices", shown(value), choices.len())),
         },
     }
 }

@@ -299,10 +299,8 @@ fn group_score(group: &Group, metric: &str, filter: &str, parts: &[&Score]) -> S
     let estimates: Vec<Estimate> = parts.iter().map(estimate).collect();
     let n: usize = estimates.iter().map(|estimate| estimate.n).sum();
     let known = estimates.iter().all(|estimate| estimate.standard_error.is_finite());
-    let pooled = match group.weight_by_size {
-        true => group_mean(&estimates, Weighting::BySize),
-        false => macro_mean(&estimates),
-    };
+    let pooled =
+        if group.weight_by_size { group_mean(&estimates, Weighting::BySize) } else { macro_mean(&estimates) };
     let weight = |estimate: &Estimate| if group.weight_by_size { estimate.n as f64 } else { 1.0 };
     let total: f64 = estimates.iter().map(weight).sum();
     let value = estimates.iter().map(|estimate| weight(estimate) * estimate.mean).sum::<f64>() / total;
@@ -429,11 +427,11 @@ impl PreparedTask {
                         aggregation: metric.aggregation,
                         higher_is_better: metric.higher_is_better,
                         unparsed: 0,
-                        values: Vec::new(),
+                        of_documents: Vec::new(),
                     }
                 });
                 held.unparsed += usize::from(scored.unparsed);
-                held.values.push(&metric.value);
+                held.of_documents.push(&metric.value);
             }
         }
 
@@ -444,9 +442,9 @@ impl PreparedTask {
                 task: self.task.task.clone(),
                 metric: key.1,
                 filter: key.0,
-                aggregated: aggregate(held.aggregation, &held.values, clusters.as_deref())?,
+                aggregated: aggregate(held.aggregation, &held.of_documents, clusters.as_deref())?,
                 higher_is_better: held.higher_is_better,
-                n: held.values.len(),
+                n: held.of_documents.len(),
                 unparsed: held.unparsed,
                 failed,
             });
@@ -468,5 +466,5 @@ struct Values<'a> {
     aggregation: Aggregation,
     higher_is_better: bool,
     unparsed: usize,
-    values: Vec<&'a MetricValue>,
+    of_documents: Vec<&'a MetricValue>,
 }

@@ -382,6 +382,9 @@ fn equal(options: &ExactMatch, reply: &str, gold: &str) -> Result<bool, Error> {
     Ok(options.compare(reply, gold)?.equal)
 }
 
+/// Whether a verdict counts as followed.
+type Follows = fn(&ifeval::Verdict) -> bool;
+
 /// IFEval's four accuracies: prompts count once, or instructions count once.
 fn instructions(document: &Document, reply: &str) -> Result<Vec<Metric>, Error> {
     let column = |name: &str| document.row.get(name).unwrap_or(&Value::Null);
@@ -389,7 +392,7 @@ fn instructions(document: &Document, reply: &str) -> Result<Vec<Metric>, Error> 
     let prompt = ifeval::Prompt::parse(&place, column("instruction_id_list"), column("kwargs"))?;
     let verdicts = prompt.verdicts(reply)?;
 
-    let levels: [(&str, fn(&ifeval::Verdict) -> bool); 2] =
+    let levels: [(&str, Follows); 2] =
         [("strict", |verdict| verdict.strict), ("loose", |verdict| verdict.loose)];
     let mut metrics = Vec::new();
     for (level, follows) in levels {

@@ -21,7 +21,7 @@ fn pattern(pattern: &str) -> PythonRegex {
     PythonRegex::new(pattern).expect("the pattern is written here")
 }
 
-/// Removes the marks of WikiHow from a text of HellaSwag.
+/// Removes the marks of `WikiHow` from a text of HellaSwag.
 fn hellaswag_clean(text: &str) -> Result<String, String> {
     static BRACKETS: LazyLock<PythonRegex> = LazyLock::new(|| pattern(r"\[.*?\]"));
     let text = strip(text).replace(" [title]", ". ");
@@ -84,6 +84,7 @@ fn last_boxed(text: &str) -> Result<String, String> {
 }
 
 /// An answer in the normal form of Minerva.
+#[expect(clippy::unnecessary_wraps, reason = "every filter may fail")]
 fn minerva_normalize(text: &str) -> Result<String, String> {
     Ok(minerva::normalized(text))
 }

@@ -123,7 +123,7 @@ fn check(files: &[&str], sources: &[Conversion], count: usize) {
     for file in files {
         for recording in Recording::read(file) {
             if NOT_OURS.contains(&recording.task.as_str()) {
-                assert!(registry.task(&recording.task).is_none(), "compare {}", recording.recording);
+                assert!(registry.task(&recording.task).is_none(), "compare {}", recording.name);
                 continue;
             }
             let options = recording.options(*file == "chat");
@@ -255,7 +255,7 @@ impl Comparison<'_> {
     }
 
     fn note(&mut self, difference: &str) {
-        self.found.push(format!("{}{}: {difference}", self.recording.recording, self.place));
+        self.found.push(format!("{}{}: {difference}", self.recording.name, self.place));
     }
 }
 

@@ -1,7 +1,10 @@
 //! Whole evaluations with a double in place of a model: what is asked, what is scored, what remains after a
 //! process was killed, and what a bad task file or bad rows are told.
 
+#![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
+
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
@@ -48,11 +51,11 @@ impl Double {
 }
 
 impl LanguageModel for Double {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "double"
     }
 
-    fn digest(&self) -> &str {
+    fn digest(&self) -> &'static str {
         "0123"
     }
 
@@ -180,7 +183,7 @@ impl Bench {
         let mut text = error.to_string();
         let mut source = std::error::Error::source(&error);
         while let Some(cause) = source {
-            text.push_str(&format!(": {cause}"));
+            write!(text, ": {cause}").unwrap();
             source = cause.source();
         }
         text
@@ -265,7 +268,8 @@ fn a_killed_evaluation_continues_to_the_same_results() {
     let replies = [("1 + 1", "2"), ("2 + 2", "5"), ("3 + 3", "")];
     let results = |run: ModelRun| {
         let run = ModelRun { elapsed: std::time::Duration::ZERO, ..run };
-        let results = Results::new(&evaluation, &[run.clone()], "p".to_owned(), json!({})).unwrap();
+        let results =
+            Results::new(&evaluation, std::slice::from_ref(&run), "p".to_owned(), json!({})).unwrap();
         (serde_json::to_string(&results).unwrap(), run)
     };
     let whole = results(bench.run(&evaluation, &mut Double::new(&LOGPROBS, &replies), "whole").unwrap());

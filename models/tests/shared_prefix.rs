@@ -1,7 +1,5 @@
 //! Sequences that begin alike get the hidden states that each of them has alone.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
-
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;

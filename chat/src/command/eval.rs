@@ -97,7 +97,9 @@ fn conclude(arguments: &EvalRunArgs, outcome: Outcome) -> anyhow::Result<()> {
     if problems.is_empty() {
         return Ok(());
     }
-    problems.iter().for_each(|problem| print_stderr(&format!("error: {problem}")));
+    for problem in problems {
+        print_stderr(&format!("error: {problem}"));
+    }
     Err(Failure::AlreadyReported { code: crate::exit::FAILED }.into())
 }
 

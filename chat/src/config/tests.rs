@@ -134,7 +134,7 @@ fn every_example_file_reads() {
     let read =
         |name: &str, text: &str| pipeline_from_text(text, Path::new(name), &[], &stage::schemas()).unwrap();
     let demo = read("demo.toml", include_str!("../demo.toml"));
-    assert_eq!(demo.pipeline.stages.len(), 7);
+    assert_eq!(demo.pipeline.stages.len(), 8);
     let public = read("public_data.toml", include_str!("../../../examples/public_data.toml"));
     assert_eq!(public.stages["rm"].data.train.0.len(), 2);
 }

@@ -137,6 +137,24 @@ struct Sum {
     left: usize,
 }
 
+/// What is computed for the requests for log-likelihoods.
+struct ScorePlan {
+    /// Longest first.
+    rows: Vec<Row>,
+    /// By request, what its rows add to.
+    sums: Vec<Option<Sum>>,
+    /// What is answered without a row.
+    without_rows: Vec<(usize, Response)>,
+}
+
+/// Prompts whose replies have the same settings, and so may be generated together.
+struct PromptGroup {
+    max_gen_toks: usize,
+    temperature: f64,
+    /// The request of each prompt, and its tokens.
+    prompts: Vec<(usize, Vec<i64>)>,
+}
+
 /// Why a request cannot be answered; it becomes [`Response::Failed`].
 type Refusal = String;
 
@@ -232,9 +250,9 @@ impl<'a> Engine<'a> {
         answered: &[bool],
         on_responses: &mut OnResponses<'_>,
     ) -> anyhow::Result<()> {
-        let (rows, mut sums, refused) = self.plan(requests);
-        if !refused.is_empty() {
-            on_responses(refused)?;
+        let ScorePlan { rows, mut sums, without_rows } = self.plan(requests);
+        if !without_rows.is_empty() {
+            on_responses(without_rows)?;
         }
         for batch in batches(&rows) {
             let needed = |row: &Row| row.readers.iter().any(|reader| !answered[reader.request]);
@@ -258,9 +276,8 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// The rows of all requests, longest first, the sums that they add to, and what is answered without a
-    /// row.
-    fn plan(&self, requests: &[Request]) -> (Vec<Row>, Vec<Option<Sum>>, Vec<(usize, Response)>) {
+    /// The rows of all requests, and what they add to.
+    fn plan(&self, requests: &[Request]) -> ScorePlan {
         let mut places: HashMap<Vec<i64>, usize> = HashMap::new();
         let mut rows: Vec<Row> = Vec::new();
         let mut sums = vec![None; requests.len()];
@@ -301,7 +318,7 @@ impl<'a> Engine<'a> {
         rows.sort_by(|left, right| {
             right.tokens().cmp(&left.tokens()).then_with(|| left.prefix.cmp(&right.prefix))
         });
-        (rows, sums, without_rows)
+        ScorePlan { rows, sums, without_rows }
     }
 
     /// The log-likelihood of the targets of each reader of the rows, and whether greedy decoding gives them.
@@ -365,34 +382,37 @@ impl<'a> Engine<'a> {
         answered: &[bool],
         on_responses: &mut OnResponses<'_>,
     ) -> anyhow::Result<()> {
-        let mut groups: Vec<((usize, u64), Vec<(usize, Vec<i64>)>)> = Vec::new();
+        let mut groups: Vec<PromptGroup> = Vec::new();
         let mut refused = Vec::new();
         for (index, request) in requests.iter().enumerate() {
-            let Request::GenerateUntil { context, max_gen_toks, temperature, .. } = request else { continue };
-            let ids = match self.prompt(context, *max_gen_toks) {
+            let &Request::GenerateUntil { ref context, max_gen_toks, temperature, .. } = request else {
+                continue;
+            };
+            let ids = match self.prompt(context, max_gen_toks) {
                 Ok(ids) => ids,
                 Err(problem) => {
                     refused.push((index, Response::Failed { problem }));
                     continue;
                 }
             };
-            let settings = (*max_gen_toks, temperature.to_bits());
-            match groups.iter_mut().find(|(held, _)| *held == settings) {
-                Some((_, prompts)) => prompts.push((index, ids)),
-                None => groups.push((settings, vec![(index, ids)])),
+            let is_same = |group: &&mut PromptGroup| {
+                group.max_gen_toks == max_gen_toks && group.temperature.to_bits() == temperature.to_bits()
+            };
+            match groups.iter_mut().find(is_same) {
+                Some(group) => group.prompts.push((index, ids)),
+                None => groups.push(PromptGroup { max_gen_toks, temperature, prompts: vec![(index, ids)] }),
             }
         }
         if !refused.is_empty() {
             on_responses(refused)?;
         }
 
-        for ((max_gen_toks, temperature), mut prompts) in groups {
+        for PromptGroup { max_gen_toks, temperature, mut prompts } in groups {
             prompts.sort_by(|left, right| right.1.len().cmp(&left.1.len()).then_with(|| left.cmp(right)));
             for (number, chunk) in prompts.chunks(REPLIES).enumerate() {
                 if chunk.iter().all(|(index, _)| answered[*index]) {
                     continue;
                 }
-                let temperature = f64::from_bits(temperature);
                 let offset = (number * REPLIES) as u64;
                 on_responses(self.replies(requests, chunk, (max_gen_toks, temperature, offset))?)?;
             }

@@ -13,6 +13,7 @@ use eval::evaluation::{Evaluation, ModelRun};
 use eval::response_cache::ResponseCache;
 use eval::results::Results;
 use eval::task::{OutputType, Registry, Selection};
+use parallel::comm::ProcessGroup;
 use parallel::{LocalRank, ProcessGroups};
 use serde_json::{Value, json};
 use tui::number::counted;
@@ -65,7 +66,7 @@ impl EvalJob<'_> {
         let world = groups.map(ProcessGroups::world);
         let share = world
             .map_or(Share { rank: 0, size: 1 }, |world| Share { rank: world.rank(), size: world.size() });
-        let barrier = || world.map_or(Ok(()), |world| world.barrier());
+        let barrier = || world.map_or(Ok(()), ProcessGroup::barrier);
         let evaluation = self.prepare()?;
         if share.rank > 0 {
             barrier()?;
@@ -224,10 +225,11 @@ fn responses_file(rank: usize) -> String {
 fn responses_of_others(folder: &Path, rank: usize) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder)? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        let is_one = name.starts_with("responses") && name.ends_with(".jsonl");
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let is_one = name.starts_with("responses") && path.extension().is_some_and(|found| found == "jsonl");
         if is_one && name != responses_file(rank) {
-            found.push(folder.join(name));
+            found.push(path);
         }
     }
     found.sort();

@@ -28,7 +28,9 @@ impl Share {
                 match context {
                     Prompt::Text(text) => text.hash(&mut hasher),
                     Prompt::Chat(messages) => {
-                        messages.iter().for_each(|message| message.content.hash(&mut hasher));
+                        for message in messages {
+                            message.content.hash(&mut hasher);
+                        }
                     }
                 }
             }

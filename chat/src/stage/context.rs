@@ -217,11 +217,11 @@ pub(super) struct Hooks<'a> {
 
 impl<'a> Hooks<'a> {
     /// Takes the function that asks the tasks, if there is one.
-    pub(super) fn new<F>(save_tokenizer: &'a SaveFn<'a>, evaluate_tasks: &'a Option<F>) -> Self
+    pub(super) fn new<F>(save_tokenizer: &'a SaveFn<'a>, evaluate_tasks: Option<&'a F>) -> Self
     where
         F: Fn(u64) -> Result<Metrics, rlhf::Error> + 'a,
     {
-        let evaluate_tasks = evaluate_tasks.as_ref().map(|evaluate| evaluate as &TaskEvaluationFn<'a>);
+        let evaluate_tasks = evaluate_tasks.map(|evaluate| evaluate as &TaskEvaluationFn<'a>);
         Self { save_tokenizer, evaluate_tasks }
     }
 }

@@ -225,7 +225,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
         let model = (&models.policy, &tokenizer);
         move |step| tasks::evaluate(evaluation, model, groups, step)
     });
-    let hooks = Hooks::new(&companions, &evaluate_tasks);
+    let hooks = Hooks::new(&companions, evaluate_tasks.as_ref());
     run_in_folder(config, plan, &hooks, ctx, |run| stage.train(run))
 }
 

@@ -194,7 +194,7 @@ pub(super) fn train_on(
     let evaluate_tasks = evaluation
         .as_ref()
         .map(|evaluation| |step| tasks::evaluate(evaluation, (model, tokenizer), groups, step));
-    let hooks = Hooks::new(&companions, &evaluate_tasks);
+    let hooks = Hooks::new(&companions, evaluate_tasks.as_ref());
     run_in_folder(config, plan, &hooks, ctx, |run| {
         trainer::train(&objective, config.data.shuffle, &config.train, run)
     })

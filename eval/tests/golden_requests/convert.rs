@@ -79,7 +79,7 @@ fn number(row: &Row, column: &str) -> usize {
     row[column].as_u64().unwrap() as usize
 }
 
-fn choice<'a>(row: &'a Row, index: usize) -> &'a str {
+fn choice(row: &Row, index: usize) -> &str {
     row["choices"][index].as_str().unwrap()
 }
 

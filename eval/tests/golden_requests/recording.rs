@@ -13,7 +13,8 @@ pub(crate) type Digest = (String, usize);
 #[derive(Deserialize)]
 pub(crate) struct Recording {
     /// The name of the recording.
-    pub(crate) recording: String,
+    #[serde(rename = "recording")]
+    pub(crate) name: String,
     pub(crate) task: String,
     pub(crate) shots: usize,
     /// A number, or the text `Yaml` for a task without one.
@@ -68,7 +69,7 @@ impl Recording {
 
     /// How its prompts were made. The name of a recording ends with what is out of the ordinary.
     pub(crate) fn options(&self, is_chat: bool) -> PromptOptions {
-        let ending = self.recording.strip_prefix(&format!("{}-{}shot", self.task, self.shots)).unwrap();
+        let ending = self.name.strip_prefix(&format!("{}-{}shot", self.task, self.shots)).unwrap();
         let has = |word: &str| ending.split('-').any(|part| part == word);
         PromptOptions {
             num_fewshot: Some(self.shots),

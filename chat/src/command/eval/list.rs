@@ -1,5 +1,7 @@
 //! What `eval` prints: the list of tasks, the prompts of a task, tables of results.
 
+use std::fmt::Write as _;
+
 use eval::document::PromptOptions;
 use eval::evaluation::{Evaluation, Score};
 use eval::request::{Prompt, Request};
@@ -101,13 +103,11 @@ fn shown(index: usize, request: &Request) -> String {
 pub(super) fn tables(results: &Results) -> String {
     let mut text = String::new();
     for model in &results.models {
-        text.push_str(&format!("{}\n{}\n", model.name, score_table(results, model)));
+        let _ = writeln!(text, "{}\n{}", model.name, score_table(results, model));
     }
     if !results.comparisons.is_empty() {
-        text.push_str(&format!(
-            "differences, paired by document\n{}\n",
-            comparison_table(&results.comparisons)
-        ));
+        let table = comparison_table(&results.comparisons);
+        let _ = writeln!(text, "differences, paired by document\n{table}");
     }
     text.trim_end().to_owned()
 }

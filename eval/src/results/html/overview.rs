@@ -135,7 +135,10 @@ pub(super) fn warnings(results: &Results) -> String {
     if rest > 0 {
         lines.push(format!("{rest} more: see the table of scores."));
     }
-    let items: String = lines.iter().map(|line| format!("<li>⚠ {line}</li>\n")).collect();
+    let mut items = String::new();
+    for line in lines {
+        let _ = writeln!(items, "<li>⚠ {line}</li>");
+    }
     format!("<ul class=\"warnings\" aria-label=\"warnings\">\n{items}</ul>\n")
 }
 
