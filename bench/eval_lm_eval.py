@@ -47,6 +47,7 @@ def peer(options):
     from lm_eval.models.huggingface import HFLM
     torch.set_num_threads(options.threads)
     _, tasks, limit, most = next(call for call in CALLS if call[0] == options.call)
+    limit = options.limit or limit
     lm = HFLM(pretrained=options.peer_model, device="cpu", dtype="float32", batch_size=options.batch_size)
     began = time.monotonic()
     results = simple_evaluate(
@@ -65,6 +66,7 @@ def run_peer(options, call, model, batch_size, out):
         sys.executable, __file__, "--work", options.work, "--call", call[0], "--peer-model", model, "--out", str(out),
         "--batch-size", str(batch_size), "--threads", str(options.threads),
     ]
+    command += ["--limit", str(options.limit)] if options.limit else []
     began = time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.monotonic() - began
@@ -73,6 +75,7 @@ def run_peer(options, call, model, batch_size, out):
 def run_ours(options, call, model, out):
     shutil.rmtree(out, ignore_errors=True)
     _, tasks, limit, most = call
+    limit = options.limit or limit
     command = [
         options.binary, "eval", "--model", model, "--tasks", ",".join(tasks), "--data", f"{options.work}/data",
         "--limit", str(limit), "--output", str(out),
@@ -146,6 +149,7 @@ def main():
     parser.add_argument("--model", action="append", default=[], metavar="NAME=DIR")
     parser.add_argument("--binary", default="target/release/colossal-chat")
     parser.add_argument("--calls", nargs="+", default=[call[0] for call in CALLS])
+    parser.add_argument("--limit", type=int, help="the first N rows of each task, in place of the numbers above")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 16])
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -179,7 +183,7 @@ def main():
             medians = {key: statistics.median(value) for key, value in times.items()}
             best = min(value for key, value in medians.items() if key != "ours")
             run = {
-                "model": name, "call": call[0], "tasks": call[1], "limit": call[2], "metrics": count,
+                "model": name, "call": call[0], "tasks": call[1], "limit": options.limit or call[2], "metrics": count,
                 "metrics_that_differ": differing,
                 "samples": compare_samples(theirs, ours / "samples" / shaped.stem),
                 "seconds": times, "median_seconds": medians, "ratio": best / medians["ours"],

@@ -1,7 +1,7 @@
 //! `eval rm`: scores rows of replies with a reward model, and reports what the scores are worth.
 //!
 //! Rows, gold values and the output folder are checked before the model is loaded. What the rows are and what
-//! the scores say is in [`eval::reward_model`]; here the model is run ([`score`]), and files are written.
+//! the scores say is in [`eval::reward_model`]; here the model is run ([`mod@score`]), and files are written.
 
 mod score;
 
