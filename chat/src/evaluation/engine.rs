@@ -30,7 +30,7 @@ const BATCH_TOKENS: usize = 4096;
 /// The replies that are generated at once; they are kept together.
 const REPLIES: usize = 64;
 /// Changes when the same request gets other numbers from this engine.
-const ENGINE: &str = "colossal-chat engine 1";
+const ENGINE: &str = "colossal-chat engine 2";
 
 /// A model of this process.
 pub(crate) struct Engine<'a> {
@@ -193,7 +193,8 @@ impl<'a> Engine<'a> {
     fn tokens(&self, request: &Request) -> Result<Vec<Tokens>, Refusal> {
         match request {
             Request::Loglikelihood { context, continuation } => {
-                let (context, continuation) = self.encode_pair(&self.text(context)?, continuation)?;
+                let (context, continuation) =
+                    self.encode_pair(&self.text(context)?, continuation, is_text(context))?;
                 self.of_pair(context, continuation).map(|tokens| vec![tokens])
             }
             Request::LoglikelihoodRolling { text } => {
@@ -206,8 +207,14 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The tokens of a context and of its continuation.
-    fn encode_pair(&self, context: &str, continuation: &str) -> Result<(Vec<i64>, Vec<i64>), Refusal> {
+    /// The tokens of a context and of its continuation. `add_special` tells whether the tokenizer adds what it
+    /// puts around a text.
+    fn encode_pair(
+        &self,
+        context: &str,
+        continuation: &str,
+        add_special: bool,
+    ) -> Result<(Vec<i64>, Vec<i64>), Refusal> {
         if context.is_empty() {
             let mut ids = self.encode(continuation, false)?;
             let has_prefix = ids.first() == Some(&self.prefix);
@@ -215,8 +222,8 @@ impl<'a> Engine<'a> {
             return Ok((vec![self.prefix], continuation));
         }
         let (kept, continuation) = move_trailing_space(context, continuation);
-        let whole = self.encode(&format!("{kept}{continuation}"), true)?;
-        let context = self.encode(kept, true)?;
+        let whole = self.encode(&format!("{kept}{continuation}"), add_special)?;
+        let context = self.encode(kept, add_special)?;
         let continuation = whole.get(context.len()..).unwrap_or_default().to_vec();
         Ok((context, continuation))
     }
@@ -422,7 +429,7 @@ impl<'a> Engine<'a> {
 
     /// The tokens of a prompt, of which the last ones remain if the reply would not fit.
     fn prompt(&self, context: &Prompt, max_gen_toks: usize) -> Result<Vec<i64>, Refusal> {
-        let mut ids = self.encode(&self.text(context)?, true)?;
+        let mut ids = self.encode(&self.text(context)?, is_text(context))?;
         let Some(room) = self.max_length.checked_sub(max_gen_toks).filter(|&room| room > 0) else {
             let most = self.max_length;
             return Err(format!(
@@ -547,6 +554,11 @@ fn until(request: &Request) -> &[String] {
         Request::GenerateUntil { until, .. } => until,
         _ => &[],
     }
+}
+
+/// Whether a prompt is plain text. A chat template writes the special tokens itself.
+fn is_text(prompt: &Prompt) -> bool {
+    matches!(prompt, Prompt::Text(_))
 }
 
 fn is_chat(request: &Request) -> bool {
