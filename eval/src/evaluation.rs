@@ -15,6 +15,7 @@ use crate::aggregate::{Aggregated, Aggregation, aggregate};
 use crate::code_execution::{CodeRunner, Program, Verdict};
 use crate::document::{Document, Documents, PromptOptions, build};
 use crate::request::{LanguageModel, Request, Response};
+use crate::request_set::{Progress, RequestSet};
 use crate::response_cache::ResponseCache;
 use crate::rows;
 use crate::score::{MetricValue, Scored, programs, score};
@@ -44,31 +45,7 @@ pub struct Evaluation {
     /// What runs the programs that a model writes. Without it, tasks that need it cannot run.
     pub code_runner: Option<Box<dyn CodeRunner>>,
     /// The requests of all tasks, each once.
-    requests: Vec<Request>,
-    keys: Vec<String>,
-}
-
-/// How far an evaluation is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Progress {
-    /// Answered requests.
-    pub done: usize,
-    /// All requests.
-    pub total: usize,
-    /// The share of the work that is done, from 0 to 1, by the length of the requests.
-    pub share: f64,
-    /// The share of it that earlier answers save.
-    pub share_before: f64,
-    /// The time since the first request of this process.
-    pub elapsed: Duration,
-}
-
-impl Progress {
-    /// The time until the end at the speed so far. `None` before there is a speed.
-    pub fn time_left(&self) -> Option<Duration> {
-        let now = self.share - self.share_before;
-        (now > 0.0).then(|| self.elapsed.mul_f64((1.0 - self.share).max(0.0) / now))
-    }
+    requests: RequestSet,
 }
 
 /// One document with its answers and scores.
@@ -139,10 +116,8 @@ impl Evaluation {
             groups: selection.groups,
             options,
             code_runner: None,
-            requests: Vec::new(),
-            keys: Vec::new(),
+            requests: RequestSet::default(),
         };
-        let mut known: HashMap<String, usize> = HashMap::new();
         for task in selection.tasks {
             let documents = documents(&task, data, &evaluation.options)?;
             if documents.documents.is_empty() {
@@ -150,15 +125,8 @@ impl Evaluation {
             }
             let mut requests = Vec::with_capacity(documents.documents.len());
             for document in &documents.documents {
-                let of_document = document.requests.iter().map(|request| {
-                    let key = request.key();
-                    *known.entry(key.clone()).or_insert_with(|| {
-                        evaluation.requests.push(request.clone());
-                        evaluation.keys.push(key);
-                        evaluation.requests.len() - 1
-                    })
-                });
-                requests.push(of_document.collect());
+                let add = |request: &Request| evaluation.requests.add(request.clone());
+                requests.push(document.requests.iter().map(add).collect());
             }
             evaluation.tasks.push(PreparedTask { task, documents, requests });
         }
@@ -197,7 +165,7 @@ impl Evaluation {
         self.check_code_runner()?;
         let (name, digest) = (model.name().to_owned(), model.digest().to_owned());
         let started = Instant::now();
-        let responses = self.responses(model, &digest, cache, on_progress)?;
+        let responses = self.requests.ask(model, cache, on_progress)?;
         let elapsed = started.elapsed();
 
         let mut samples = Vec::with_capacity(self.tasks.len());
@@ -209,58 +177,6 @@ impl Evaluation {
         }
         let groups = self.group_scores(&scores);
         Ok(ModelRun { name, digest, samples, scores, groups, elapsed })
-    }
-
-    /// The answers to all requests, from the cache or from the model.
-    fn responses(
-        &self,
-        model: &mut dyn LanguageModel,
-        digest: &str,
-        cache: &mut ResponseCache,
-        on_progress: &mut dyn FnMut(Progress),
-    ) -> Result<Vec<Response>, Error> {
-        let mut responses: Vec<Option<Response>> =
-            self.keys.iter().map(|key| cache.get(digest, key).cloned()).collect();
-        let answered: Vec<bool> = responses.iter().map(Option::is_some).collect();
-
-        let costs: Vec<usize> = self.requests.iter().map(|request| request.cost().max(1)).collect();
-        let whole = costs.iter().sum::<usize>().max(1) as f64;
-        let cost_of = |responses: &[Option<Response>]| {
-            let done = responses.iter().zip(&costs).filter(|(response, _)| response.is_some());
-            done.map(|(_, cost)| cost).sum::<usize>() as f64
-        };
-        let before = cost_of(&responses);
-        let mut progress = Progress {
-            done: answered.iter().filter(|&&done| done).count(),
-            total: self.requests.len(),
-            share: before / whole,
-            share_before: before / whole,
-            elapsed: Duration::ZERO,
-        };
-        on_progress(progress);
-
-        if answered.iter().any(|done| !done) {
-            let started = Instant::now();
-            let mut done = before;
-            model.respond(&self.requests, &answered, &mut |batch| {
-                let kept = batch.iter().map(|(index, response)| (self.keys[*index].as_str(), response));
-                cache.put(digest, kept)?;
-                for (index, response) in batch {
-                    if responses[index].is_none() {
-                        done += costs[index] as f64;
-                        progress.done += 1;
-                    }
-                    responses[index] = Some(response);
-                }
-                progress.share = done / whole;
-                progress.elapsed = started.elapsed();
-                on_progress(progress);
-                Ok(())
-            })?;
-            cache.sync()?;
-        }
-        let missing = || Response::Failed { problem: "the model gave no answer".to_owned() };
-        Ok(responses.into_iter().map(|response| response.unwrap_or_else(missing)).collect())
     }
 
     /// The scores of the groups, from those of their tasks.

@@ -18,7 +18,6 @@ mod pairwise;
 mod prompt;
 mod question;
 mod rating;
-pub mod request_set;
 pub mod results;
 mod verdict;
 
@@ -27,15 +26,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Error;
-use crate::evaluation::Progress;
 use crate::request::{LanguageModel, Prompt, Request, Response, sha256};
+use crate::request_set::Progress;
+use crate::request_set::RequestSet;
 use crate::response_cache::ResponseCache;
 pub use answering::{AnswerSettings, AnswerSheet, answer, common, mt_bench_temperature};
 pub use pairwise::{Comparison, GroupRate, JudgedPair, Order, Outcome, Rewards, compare_rewards, standings};
 pub use prompt::JudgePrompt;
 pub use question::{Question, add_references};
 pub use rating::{GroupMean, Rated, RatedTurn};
-use request_set::RequestSet;
 pub use verdict::{Preference, VerdictKind, preference, rating};
 
 /// With fewer items than this, intervals say little.

@@ -35,6 +35,7 @@ pub mod python_regex;
 mod python_text;
 pub mod report;
 pub mod request;
+pub mod request_set;
 pub mod response_cache;
 pub mod results;
 pub mod reward_model;

@@ -9,12 +9,12 @@ use std::io::Read;
 use std::path::Path;
 
 use datasets::Role;
-use eval::evaluation::Progress;
 use eval::judge::{
     AnswerSettings, Answers, Comparison, Judge, JudgePrompt, Outcome, Question, Rated, Rewards, Round,
     add_references, answer, compare_rewards, standings,
 };
 use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response};
+use eval::request_set::Progress;
 use eval::response_cache::ResponseCache;
 use eval::statistics::Anchor;
 

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{IsTerminal, Stderr};
 
-use eval::evaluation::Progress;
+use eval::request_set::Progress;
 use tui::terminal::{Environment, Mode};
 
 /// Shows the progress of one round of requests after the other.

@@ -11,11 +11,11 @@ use datasets::Row;
 use serde_json::{Value, json};
 
 use super::question::{choice, id, present, texts, wrong};
-use super::request_set::RequestSet;
 use super::{Answers, Question};
 use crate::Error;
-use crate::evaluation::Progress;
 use crate::request::{LanguageModel, Prompt, Request, Response, sha256};
+use crate::request_set::Progress;
+use crate::request_set::RequestSet;
 use crate::response_cache::ResponseCache;
 
 /// The temperature that MT-Bench draws the replies of a category with (`temperature_config` in

@@ -12,13 +12,13 @@ mod reward;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use eval::evaluation::Progress;
 use eval::judge::results::{JudgeResults, Table, html};
 use eval::judge::{
     AnswerSettings, AnswerSheet, Answers, Comparison, Judge, JudgePrompt, Question, Rated, Round, answer,
     common,
 };
 use eval::request::LanguageModel;
+use eval::request_set::Progress;
 use eval::response_cache::ResponseCache;
 use parallel::LocalRank;
 use serde_json::{Value, json};
@@ -75,6 +75,7 @@ fn answers(
         max_gen_toks: arguments.answers.max_gen_toks.map_or(plan::MAX_GEN_TOKS, usize::from),
         temperatures: plan.temperatures(arguments.answers.temperature),
     };
+
     let mut cache = ResponseCache::open(&folder.path().join(ANSWER_CACHE))?;
     let mut sheets = Vec::with_capacity(plan.models.len() + plan.files.len());
     for candidate in &plan.models {
@@ -87,6 +88,7 @@ fn answers(
         sheets.push(found?);
         put_answers(folder, plan, sheets.last().expect("it was pushed"))?;
     }
+
     for sheet in &plan.files {
         put_answers(folder, plan, sheet)?;
         sheets.push(sheet.clone());
@@ -114,6 +116,7 @@ fn judged(
         prompt,
         questions: &plan.questions,
     };
+
     let (mut ratings, mut comparisons) = (Vec::new(), Vec::new());
     let mut progress = RequestProgress::new();
     let mut judge_all = || -> Result<(), eval::Error> {

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use eval::evaluation::Progress;
 use eval::judge::{AnswerSheet, Answers, Comparison, Question, Rewards, compare_rewards};
+use eval::request_set::Progress;
 use models::scalar_model::ScalarModel;
 
 use crate::args::ModelHostArgs;

@@ -5,9 +5,31 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::evaluation::Progress;
 use crate::request::{LanguageModel, Request, Response};
 use crate::response_cache::ResponseCache;
+
+/// How far the requests to a model are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Answered requests.
+    pub done: usize,
+    /// All requests.
+    pub total: usize,
+    /// The share of the work that is done, from 0 to 1, by the length of the requests.
+    pub share: f64,
+    /// The share of it that earlier answers save.
+    pub share_before: f64,
+    /// The time since the first request of this process.
+    pub elapsed: Duration,
+}
+
+impl Progress {
+    /// The time until the end at the speed so far. `None` before there is a speed.
+    pub fn time_left(&self) -> Option<Duration> {
+        let now = self.share - self.share_before;
+        (now > 0.0).then(|| self.elapsed.mul_f64((1.0 - self.share).max(0.0) / now))
+    }
+}
 
 /// Requests without repetition.
 #[derive(Debug, Default)]
