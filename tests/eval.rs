@@ -376,6 +376,21 @@ fn a_pipeline_ends_with_an_evaluation_of_its_models() {
     assert_eq!(results["contamination"].as_array().unwrap().len(), 6);
     assert_eq!(results["contamination"][0]["checked"], 12);
 
+    // A conversation is encoded as `generate` encodes it: the template alone writes special tokens.
+    let samples = scratch.read("life/eval/samples/sft/world.jsonl");
+    let samples: Vec<serde_json::Value> =
+        samples.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let row = |sample: &serde_json::Value| serde_json::json!({"messages": sample["prompt"]}).to_string();
+    let rows = samples.iter().map(row).collect::<Vec<_>>().join("\n");
+    scratch.write("asked.jsonl", &rows);
+    let line = "generate --model life/sft/final --input asked.jsonl --temperature 0 --max-new-tokens 32";
+    let replies = scratch.run(line).succeeds().to_owned();
+    assert_eq!(replies.lines().count(), samples.len());
+    for (reply, sample) in replies.lines().zip(&samples) {
+        let reply: serde_json::Value = serde_json::from_str(reply).unwrap();
+        assert_eq!(reply["text"], sample["responses"][0]);
+    }
+
     let report = scratch.read("life/report.html");
     assert!(report.contains("href=\"eval/report.html\"") && report.contains("world_preference"));
     assert_eq!(json(&scratch, "life/report.json")["benchmarks"]["results"], results);

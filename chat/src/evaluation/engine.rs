@@ -41,6 +41,8 @@ pub(crate) struct Engine<'a> {
     max_length: usize,
     /// The token that stands before a text without a context.
     prefix: i64,
+    /// Its text. A text that begins with it gets no special tokens.
+    prefix_text: String,
 }
 
 /// A model that was loaded from a folder.
@@ -170,10 +172,13 @@ impl<'a> Engine<'a> {
         let prefix = tokenizer.bos_id().or_else(|| tokenizer.eos_id()).or(eos).unwrap_or(0);
         let longest = model.config().max_positions() as usize;
         let max_length = max_length.unwrap_or(longest).min(longest);
-        Self { model, tokenizer, digest: name.clone(), name, max_length, prefix }
+        let prefix_text = tokenizer.decode(&[prefix], false).unwrap_or_default();
+        Self { model, tokenizer, digest: name.clone(), name, max_length, prefix, prefix_text }
     }
 
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<i64>, Refusal> {
+        let has_prefix = !self.prefix_text.is_empty() && text.starts_with(&self.prefix_text);
+        let add_special = add_special && !has_prefix;
         let encoded = self.tokenizer.encode(text, add_special);
         encoded.map_err(|error| error.to_string())
     }
@@ -207,8 +212,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The tokens of a context and of its continuation. `add_special` tells whether the tokenizer adds what it
-    /// puts around a text.
+    /// The tokens of a context and of its continuation. `add_special` tells whether the tokenizer adds its
+    /// special tokens.
     fn encode_pair(
         &self,
         context: &str,
@@ -261,12 +266,14 @@ impl<'a> Engine<'a> {
         if !without_rows.is_empty() {
             on_responses(without_rows)?;
         }
+
         for batch in batches(&rows) {
             let needed = |row: &Row| row.readers.iter().any(|reader| !answered[reader.request]);
             if !batch.iter().any(needed) {
                 continue;
             }
             let scored = self.score_rows(batch)?;
+
             let mut done = Vec::new();
             for (reader, (logprob, is_greedy)) in batch.iter().flat_map(|row| &row.readers).zip(scored) {
                 let sum = sums[reader.request].as_mut().expect("a request with rows has a sum");
