@@ -1,5 +1,5 @@
-//! Resolves models by name: a local folder, or a repository of the Hugging Face hub through its cache. Fetches the
-//! rows of datasets from there ([`HubSettings::fetch_rows`]).
+//! Resolves models by name: a local folder, or a repository of the Hugging Face hub through its cache. Fetches
+//! the rows of datasets from there ([`HubSettings::fetch_rows`]).
 //!
 //! The cache has the layout of Python's `huggingface_hub`, so both share it. `HF_HOME`, `HF_HUB_CACHE`,
 //! `HF_ENDPOINT`, `HF_TOKEN` (or the token file), `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and

@@ -1,8 +1,8 @@
 //! What an evaluation asks of a model, and what a model answers.
 //!
 //! There are three kinds of requests, as in lm-evaluation-harness; multiple choice is several of the first
-//! kind. The trait [`LanguageModel`] is all that an evaluation knows of a model: the engine of this program, a
-//! remote endpoint and the doubles of the tests implement it.
+//! kind. The trait [`LanguageModel`] is all that an evaluation knows of a model: the engine of this program,
+//! a remote endpoint and the doubles of the tests implement it.
 
 use datasets::Message;
 use serde::{Deserialize, Serialize};

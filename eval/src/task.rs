@@ -9,6 +9,7 @@
 //!
 //! This module reads and checks files. It knows no rows and no model.
 
+mod embedded;
 mod file;
 mod protocol;
 mod registry;

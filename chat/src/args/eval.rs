@@ -35,7 +35,7 @@ pub(crate) struct EvalRunArgs {
     /// Training files: report which rows of the tasks they hold, and the scores with and without these.
     #[arg(long, value_name = "FILE[,FILE...]", value_delimiter = ',')]
     pub(crate) train_data: Vec<PathBuf>,
-    /// The folder of the results; an evaluation that was broken off goes on there [default: eval-results/...].
+    /// The folder of the results; the same command goes on there after a break [default: eval-results/...].
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
     /// Replace the results of another evaluation in that folder.

@@ -59,20 +59,23 @@ fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<(
         force: arguments.force,
         command: &command,
     };
+
     if launch::is_launcher(arguments.nproc)? {
         job.start()?;
         return launch::run(&Job::on_this_host(arguments.nproc, &output)?, &launch::own_arguments());
     }
+
     let is_rank = arguments.nproc > 1 || RankInfo::from_environment()?.size > 1;
     let groups = if is_rank {
         interrupt::listen()?;
-        let settings = toml::to_string(&section)?;
+        let settings = format!("models = {:?}\n{}", arguments.model, toml::to_string(&section)?);
         let start = StartupSpec { command: "eval", resume: false, settings: &settings };
         Some(launch::join(threads, &ParallelSection::default(), &start)?)
     } else {
         prepare(threads)?;
         None
     };
+
     let Some(outcome) = job.run(groups.as_deref())? else { return Ok(()) };
     show(arguments, &outcome)?;
     conclude(arguments, outcome)

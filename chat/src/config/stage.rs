@@ -23,7 +23,7 @@ pub(super) const CRITIC_KEYS: [IgnoredKey; 10] = {
 
 /// `[eval] every` without effect if there is nothing to evaluate.
 pub(super) const EVAL_EVERY: IgnoredKey =
-    ("eval.every", "ppo reports the metrics of its rollouts and evaluates no rows; [eval] tasks are asked");
+    ("eval.every", "ppo evaluates no rows, and [eval] tasks names no task");
 
 /// `[reward]`, which few stages read.
 pub(crate) const REWARD: IgnoredKey = ("reward", "[reward] is read by rm");

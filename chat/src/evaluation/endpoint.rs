@@ -3,9 +3,9 @@
 //! Requests are asked by a few threads at once, and each answer goes out as soon as it is there. Too many
 //! requests (429), errors of the server (5xx) and failed connections are asked again after a while that
 //! doubles, or that the server names. What then has no answer, and what comes too late or cannot be read, is
-//! [`Response::Failed`] and names the endpoint. Two things end the evaluation at once: a refusal that concerns
-//! all requests, such as a wrong key or model, and many failures of the server in a row. The answers so far
-//! are kept.
+//! [`Response::Failed`] and names the endpoint. Two things end the evaluation at once: a refusal that
+//! concerns all requests, such as a wrong key or model, and many failures of the server in a row. The answers
+//! so far are kept.
 //!
 //! An endpoint gives no log-probabilities of a given text, and takes conversations alone.
 

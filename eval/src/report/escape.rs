@@ -40,8 +40,8 @@ pub(crate) fn escape_markdown(text: &str) -> String {
     escaped
 }
 
-/// Replaces control characters by their Unicode pictures; bidirectional controls, and line breaks that only some
-/// programs know, by the replacement character.
+/// Replaces control characters by their Unicode pictures; bidirectional controls, and line breaks that only
+/// some programs know, by the replacement character.
 fn visible(character: char) -> char {
     match character {
         '\n' | '\t' => character,

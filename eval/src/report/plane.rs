@@ -1,7 +1,7 @@
 //! Lines and points in a plane, and histograms, as inline SVG.
 //!
-//! The number of each of several lines stands at its end, so that nothing depends on colour. Colours come from classes of
-//! the style sheet.
+//! The number of each of several lines stands at its end, so that nothing depends on colour. Colours come
+//! from classes of the style sheet.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,7 @@
-&[
+//! The task files in the program.
+
+/// The name of each file, and its text.
+pub(super) const TASK_FILES: &[(&str, &str)] = &[
     ("agieval.toml", include_str!("../../tasks/agieval.toml")),
     ("agieval_math.toml", include_str!("../../tasks/agieval_math.toml")),
     ("aime24.toml", include_str!("../../tasks/aime24.toml")),
@@ -29,4 +32,4 @@
     ("wikitext.toml", include_str!("../../tasks/wikitext.toml")),
     ("winogrande.toml", include_str!("../../tasks/winogrande.toml")),
     ("world.toml", include_str!("../../tasks/world.toml")),
-]
+];

@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::embedded::TASK_FILES;
 use super::{Group, Task, TaskFile, parse};
 use crate::Error;
-
-/// The files in the program: name and text.
-const EMBEDDED: &[(&str, &str)] = include!("embedded.rs");
 
 /// The most levels of groups within groups.
 const DEEPEST: usize = 16;
@@ -35,7 +33,7 @@ impl Registry {
     /// The tasks of the program.
     pub fn embedded() -> Result<Self, Error> {
         let mut registry = Self::default();
-        for (name, text) in EMBEDDED {
+        for (name, text) in TASK_FILES {
             let path = Path::new("built-in").join(name);
             registry.add(parse(text, &path)?, &path)?;
         }

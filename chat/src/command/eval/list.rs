@@ -48,6 +48,7 @@ pub(super) fn show(arguments: &EvalShowArgs) -> anyhow::Result<()> {
         ..PromptOptions::default()
     };
     let evaluation = Evaluation::prepare(selection, &arguments.data, options)?;
+
     for prepared in &evaluation.tasks {
         for document in &prepared.documents.documents {
             if arguments.json {
