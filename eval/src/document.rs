@@ -41,6 +41,8 @@ pub enum Target {
     Indices(Vec<usize>),
     /// A text.
     Text(String),
+    /// Texts that are all right.
+    Texts(Vec<String>),
 }
 
 /// A row with what is asked about it.
@@ -279,8 +281,13 @@ fn target(value: &Value, choices: &[String], task: &Task) -> Result<Target, Erro
     let index = |value: &Value| value.as_u64().map(|index| index as usize);
     let is_choice = matches!(task.output_type, OutputType::MultipleChoice | OutputType::MultipleContext);
     if !is_choice {
+        // A continuation and a program need one text; replies may be compared with several.
+        let several = task.output_type == OutputType::GenerateUntil && task.code_execution.is_none();
+        let items = value.as_array().filter(|items| several && !items.is_empty());
+        let texts = || items?.iter().map(plain).collect::<Option<Vec<String>>>().map(Target::Texts);
         return plain(value)
             .map(Target::Text)
+            .or_else(texts)
             .map_or_else(|| wrong(format!("gives {}, which is no text", shown(value))), Ok);
     }
 
@@ -305,10 +312,11 @@ fn target(value: &Value, choices: &[String], task: &Task) -> Result<Target, Erro
 }
 
 impl Target {
-    /// The right answer as text: the choice, or the text itself.
+    /// The right answer as text: the choice, or the text itself; of several, the first.
     pub fn text<'a>(&'a self, choices: &'a [String]) -> Result<&'a str, Error> {
         let index = match self {
             Self::Text(text) => return Ok(text),
+            Self::Texts(texts) => return Ok(texts.first().map_or("", String::as_str)),
             Self::Index(index) => *index,
             Self::Indices(indices) => indices.first().copied().unwrap_or(0),
         };
@@ -318,12 +326,20 @@ impl Target {
         })
     }
 
+    /// All right answers as texts.
+    pub fn texts<'a>(&'a self, choices: &'a [String]) -> Result<Vec<&'a str>, Error> {
+        match self {
+            Self::Texts(texts) => Ok(texts.iter().map(String::as_str).collect()),
+            one => Ok(vec![one.text(choices)?]),
+        }
+    }
+
     /// Whether the choice `index` is right.
     pub fn is_right(&self, index: usize) -> bool {
         match self {
             Self::Index(right) => *right == index,
             Self::Indices(right) => right.contains(&index),
-            Self::Text(_) => false,
+            Self::Text(_) | Self::Texts(_) => false,
         }
     }
 }

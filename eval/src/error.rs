@@ -107,6 +107,17 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
+    /// Sentences that are too long for ROUGE-L.
+    #[error(
+        "a sentence of the reply has {in_reply} words and one of the answer {in_answer}, too many for ROUGE-L; \
+         end sentences with a full stop, or lower max_gen_toks"
+    )]
+    TooLongForRouge {
+        /// The words of the longest sentence of the reply.
+        in_reply: usize,
+        /// The words of the longest sentence of the answer.
+        in_answer: usize,
+    },
     /// A model that answered something else than it was asked.
     #[error("the model did not answer with {wanted}; this is a mistake of the program that runs it")]
     WrongResponse {

@@ -14,6 +14,8 @@ pub(crate) struct Case {
     pub(crate) doc: Value,
     pub(crate) target: Value,
     #[serde(default)]
+    pub(crate) requests: Vec<Value>,
+    #[serde(default)]
     pub(crate) replies: Vec<Scored>,
 }
 

@@ -7,7 +7,7 @@
 //! [`code_execution::CodeRunner`].
 //!
 //! Pure helpers: [`few_shot`] chooses the examples of a prompt; [`filter`] takes the answer out of a reply;
-//! [`exact_match`], [`math_answer`] and [`ifeval`] score it. Where scores must equal those of
+//! [`exact_match`], [`math_answer`], [`ifeval`] and [`longbench`] score it. Where scores must equal those of
 //! lm-evaluation-harness, [`python_random`], [`python_regex`] and [`number_words`] follow the rules of Python
 //! and of the packages that it uses.
 
@@ -27,6 +27,7 @@ mod golden_scores;
 mod hostile_text;
 pub mod ifeval;
 pub mod judge;
+pub mod longbench;
 pub mod math_answer;
 pub mod metric;
 pub mod number_words;

@@ -342,14 +342,36 @@ fn passes(metric: &MetricConfig, executions: &[code_execution::Verdict]) -> Resu
     metric.pass_at().iter().map(of_k).collect()
 }
 
-/// The scores of one reply by one metric, and whether an answer was found in it.
+/// The scores of one reply by one metric, and whether an answer was found in it. Of several right answers, the
+/// one that gives the highest score counts.
 fn reply_metric(
     task: &Task,
     document: &Document,
     metric: &MetricConfig,
     answer: &Filtered,
 ) -> Result<(Vec<Metric>, bool), Error> {
-    let gold = document.target.text(&document.choices)?;
+    let first = |(metrics, _): &(Vec<Metric>, bool)| match metrics.first().map(|metric| &metric.value) {
+        Some(MetricValue::Number(number)) => *number,
+        _ => f64::NEG_INFINITY,
+    };
+    let mut best: Option<(Vec<Metric>, bool)> = None;
+    for gold in document.target.texts(&document.choices)? {
+        let found = reply_against(task, document, metric, answer, gold)?;
+        if best.as_ref().is_none_or(|best| first(&found) > first(best)) {
+            best = Some(found);
+        }
+    }
+    best.ok_or(Error::BadColumn { key: "doc_to_target", problem: "gives no answer".to_owned() })
+}
+
+/// The scores of one reply against one right answer, and whether an answer was found in it.
+fn reply_against(
+    task: &Task,
+    document: &Document,
+    metric: &MetricConfig,
+    answer: &Filtered,
+    gold: &str,
+) -> Result<(Vec<Metric>, bool), Error> {
     let reply = answer.text.as_str();
     let one = |name: &str, hit: bool, parsed: bool| Ok((vec![rate(name, hit)], parsed || hit));
     match metric {
@@ -374,6 +396,10 @@ fn reply_metric(
             one("math_norm_em", verdict == Verdict::Right, verdict != Verdict::Unparsed)
         }
         MetricConfig::Ifeval {} => Ok((instructions(document, reply)?, true)),
+        MetricConfig::Longbench { measure } => {
+            let (score, parsed) = measure.score(reply, gold, &document.choices)?;
+            Ok((vec![mean("score", score), mean(measure.name(), score)], parsed))
+        }
         other => Err(Error::WrongMetric { task: task.task.clone(), metric: other.name() }),
     }
 }

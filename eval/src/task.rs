@@ -61,7 +61,8 @@ pub struct Task {
     /// The prompt of a row, without examples.
     #[serde(default)]
     pub doc_to_text: String,
-    /// The right answer: text, the index of the right choice, or a list of right indices.
+    /// The right answer: text, the index of the right choice, or a list of right indices. For replies it may
+    /// be a list of texts: each is right.
     pub doc_to_target: String,
     /// The choices of a row, or for `multiple_context` the contexts.
     #[serde(default)]
@@ -231,6 +232,11 @@ pub enum MetricConfig {
     MathNormEm {},
     /// IFEval's four accuracies.
     Ifeval {},
+    /// A measure of LongBench, under its own name and as `score`, which groups average.
+    Longbench {
+        /// The measure.
+        measure: crate::longbench::Measure,
+    },
     /// The probability that at least one of `k` replies passes its tests, as `pass@k`.
     PassAtK {
         /// The numbers of replies that are looked at; one result for each.
@@ -263,6 +269,7 @@ impl MetricConfig {
             Self::AgievalMath {} => "agieval_math",
             Self::MathNormEm {} => "math_norm_em",
             Self::Ifeval {} => "ifeval",
+            Self::Longbench { .. } => "longbench",
             Self::PassAtK { .. } => "pass_at_k",
             Self::PassAt1 {} => "pass_at_1",
         }
@@ -290,6 +297,7 @@ impl MetricConfig {
             | Self::AgievalMath {}
             | Self::MathNormEm {}
             | Self::Ifeval {}
+            | Self::Longbench { .. }
             | Self::PassAtK { .. }
             | Self::PassAt1 {} => output_type == GenerateUntil,
         }

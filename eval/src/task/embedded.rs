@@ -21,6 +21,7 @@ pub(super) const TASK_FILES: &[(&str, &str)] = &[
     ("humaneval.toml", include_str!("../../tasks/humaneval.toml")),
     ("ifeval.toml", include_str!("../../tasks/ifeval.toml")),
     ("lambada_openai.toml", include_str!("../../tasks/lambada_openai.toml")),
+    ("longbench.toml", include_str!("../../tasks/longbench.toml")),
     ("mbpp.toml", include_str!("../../tasks/mbpp.toml")),
     ("minerva_math.toml", include_str!("../../tasks/minerva_math.toml")),
     ("mmlu.toml", include_str!("../../tasks/mmlu.toml")),
@@ -32,4 +33,5 @@ pub(super) const TASK_FILES: &[(&str, &str)] = &[
     ("wikitext.toml", include_str!("../../tasks/wikitext.toml")),
     ("winogrande.toml", include_str!("../../tasks/winogrande.toml")),
     ("world.toml", include_str!("../../tasks/world.toml")),
+    ("xstest.toml", include_str!("../../tasks/xstest.toml")),
 ];

@@ -9,10 +9,11 @@ use datasets::{RowTemplate, TemplateRow};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::{Choices, Group, OutputType, Task};
+use super::{Choices, Group, MetricConfig, OutputType, Task};
 use crate::Error;
 use crate::few_shot::Sampler;
 use crate::filter::Pipeline;
+use crate::longbench::Measure;
 use crate::text_filters::TEXT_FILTERS;
 
 /// The largest task file, in bytes. The largest of ours has 100 KB.
@@ -174,6 +175,12 @@ fn check(task: &Task, path: &Path) -> Result<(), Error> {
     if let Some(metric) = task.metric_list.iter().find(|metric| !metric.fits(task.output_type)) {
         let problem = format!("has {}, which {:?} does not give", metric.name(), task.output_type);
         return wrong("metric_list", &problem, "docs/tasks.md lists the metrics of each output_type");
+    }
+    let names_classes = |metric: &MetricConfig| {
+        matches!(metric, MetricConfig::Longbench { measure: Measure::Classification })
+    };
+    if task.doc_to_choice.is_none() && task.metric_list.iter().any(names_classes) {
+        return wrong("doc_to_choice", "is missing", "give the classes of a row");
     }
     if task.output_type != OutputType::GenerateUntil && !task.filter_list.is_empty() {
         return wrong("filter_list", "needs replies", "leave it out, or use generate_until");

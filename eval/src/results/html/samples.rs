@@ -175,7 +175,8 @@ impl<'a> TaskSamples<'a> {
         let normalized = |metric: &MetricConfig| matches!(metric, MetricConfig::AccNorm {});
         let has_normalized = self.prepared.task.metric_list.iter().any(normalized);
         let target = match &document.target {
-            Target::Text(text) => Some(text.as_str()),
+            Target::Text(text) => Some(text.clone()),
+            Target::Texts(texts) => Some(texts.join("\n")),
             Target::Index(_) | Target::Indices(_) => None,
         };
         let models = self.samples.iter().map(|samples| match samples.get(index) {
@@ -283,7 +284,7 @@ struct Shown<'a> {
     prompts: Vec<Vec<Turn<'a>>>,
     choices: &'a [String],
     right: Vec<usize>,
-    target: Option<&'a str>,
+    target: Option<String>,
     scored_text: Option<&'a str>,
     models: Vec<Answered<'a>>,
 }

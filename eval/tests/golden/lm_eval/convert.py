@@ -14,6 +14,8 @@ from pathlib import Path
 
 import workfolder
 
+from longbench_cases import LONGBENCH
+
 LETTERS = "ABCDEFGHIJ"
 SOURCE = Path()  # set by main
 
@@ -278,6 +280,12 @@ def wikitext():
     put("wikitext", test=pages, train=pages[:1])
 
 
+def longbench():
+    """Made-up rows for every subset: `../shared` has none of LongBench's."""
+    for name, documents in LONGBENCH.items():
+        put(f"longbench/{name.removeprefix('longbench_')}", test=[document for document, _ in documents])
+
+
 def main():
     global SOURCE
     parser = workfolder.arguments(__doc__)
@@ -288,7 +296,8 @@ def main():
     arc("arc_challenge")
     for convert in (hellaswag, winogrande, piqa, openbookqa, commonsense_qa, social_iqa, boolq, truthfulqa,
                     lambada,
-                    blimp, mmlu, gsm8k, math, bbh, ifeval, code, agieval, bbq, crows_pairs, aime, wikitext):
+                    blimp, mmlu, gsm8k, math, bbh, ifeval, code, agieval, bbq, crows_pairs, aime, wikitext,
+                    longbench):
         convert()
 
 

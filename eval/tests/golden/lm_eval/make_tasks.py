@@ -34,7 +34,7 @@ UNCHANGED = [
     "mbpp/utils.py", "ifeval/utils.py", "wikitext/preprocess_wikitext.py", "aime/utils.py",
     "hendrycks_math/utils.py", "minerva_math/utils.py", "agieval/utils.py", "bbq/utils.py",
     "crows_pairs/utils.py", "bbh/zeroshot/utils.py", "blimp/_blimp.yaml", "bbh/zeroshot/_bbh_zeroshot.yaml",
-    "bbh/cot_fewshot/_bbh_cot_fewshot.yaml", "hendrycks_math/hendrycks_math.yaml",
+    "bbh/cot_fewshot/_bbh_cot_fewshot.yaml", "hendrycks_math/hendrycks_math.yaml", "longbench/metrics.py",
 ]
 ABSENT_AGIEVAL = ("jec_qa_ca", "jec_qa_kd", "logiqa_zh", "logiqa_en")
 
@@ -101,6 +101,7 @@ def main():
     for path in sorted((SOURCE / "crows_pairs").glob("crows_pairs_english*.yaml")):
         if "autre" not in path.name:
             copy(f"crows_pairs/{path.name}", "crows_pairs")
+    leaves("longbench", "longbench")
     print(len(list(TASKS.rglob("*.yaml"))), "YAML files")
 
 

@@ -4,7 +4,8 @@ Tiny models answer nothing right, so that their runs show the scoring rules on m
 scores/<family>.json beside this script, one list of cases per family:
     task, doc         the made-up document, as process_docs leaves it
     target, choices   what the task computes from the document (choices: multiple choice only)
-    requests          log-likelihood tasks: the arguments of the requests that the document gives at 0 shots
+    requests          log-likelihood tasks and longbench: the arguments of the requests that the document
+                      gives at 0 shots
     replies           generation: [reply, {filter: filtered reply}, {filter: metrics}]
     results           log-likelihood: [result per request, metrics]
 A filtered reply that equals the reply is null. Metrics of bbq that belong to other categories than the
@@ -19,6 +20,7 @@ from record import arguments_of, prepare
 from datasets import Dataset
 from lm_eval.api.instance import Instance
 
+from longbench_cases import LONGBENCH
 from score_cases import GENERATION, LIKELIHOOD, bbh
 
 FAMILIES = {"hendrycks_math500": "hendrycks_math", "minerva_math500": "minerva_math", "aime24": "aime24",
@@ -27,7 +29,7 @@ FAMILIES = {"hendrycks_math500": "hendrycks_math", "minerva_math500": "minerva_m
 
 
 def family(name):
-    for prefix in ("gsm8k", "bbh_zeroshot", "bbh_cot_fewshot"):
+    for prefix in ("gsm8k", "bbh_zeroshot", "bbh_cot_fewshot", "longbench"):
         if name.startswith(prefix):
             return prefix
     return FAMILIES.get(name, "likelihood")
@@ -77,6 +79,8 @@ def cases(task, name, documents):
         document = processed(task, document)
         case = {"task": name, "doc": document, "target": task.doc_to_target(document)}
         if task.OUTPUT_TYPE == "generate_until":
+            if family(name) == "longbench":
+                case["requests"] = requests_of(task, document)
             case["replies"] = [score_reply(task, name, document, reply) for reply in inputs]
         else:
             if task.OUTPUT_TYPE == "multiple_choice":
@@ -103,7 +107,7 @@ def main():
     target.mkdir(exist_ok=True)
     names = sorted(name for name in tasks.all_subtasks if name.startswith(("bbh_zeroshot_",
                                                                            "bbh_cot_fewshot_")))
-    jobs = {**GENERATION, **LIKELIHOOD, **{name: bbh(name) for name in names}}
+    jobs = {**GENERATION, **LONGBENCH, **LIKELIHOOD, **{name: bbh(name) for name in names}}
     blocks = {}
     for name, documents in jobs.items():
         task, _ = prepare(tasks, name, 0)
