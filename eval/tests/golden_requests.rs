@@ -268,7 +268,7 @@ fn is_target(task: &Task, document: &Document, theirs: &RecordedTarget) -> bool 
             FIRST_OF_SEVERAL.contains(&task.task.as_str()) && indices.first() == Some(number)
         }
         (RecordedTarget::Numbers(numbers), Target::Indices(indices)) => numbers == indices,
-        (RecordedTarget::Numbers(_), _) => false,
+        (RecordedTarget::Numbers(_), _) | (RecordedTarget::Number(_), Target::Texts(_)) => false,
         (RecordedTarget::Hash { sha256: hash }, target) => {
             let text = match (task.output_type, target) {
                 (OutputType::MultipleContext, Target::Index(index)) => gap_target(document, *index),
