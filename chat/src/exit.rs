@@ -333,6 +333,7 @@ fn of_eval(error: &eval::Error) -> u8 {
         | Error::NotConverged { .. }
         | Error::SlowPattern { .. }
         | Error::FewReplies { .. }
+        | Error::TooLongForRouge { .. }
         | Error::TooManyChoices { .. }
         | Error::WrongResponse { .. }
         | Error::CodeRunner { .. }
