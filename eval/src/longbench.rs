@@ -134,7 +134,8 @@ fn segmented(text: &str) -> Vec<&str> {
 /// one does not count, unless it follows another such class in the list: Python's loop skips the item after
 /// one that it removes.
 fn classification(reply: &str, answer: &str, classes: &[String]) -> (f64, bool) {
-    let mut named: Vec<&str> = classes.iter().map(String::as_str).filter(|class| reply.contains(class)).collect();
+    let mut named: Vec<&str> =
+        classes.iter().map(String::as_str).filter(|class| reply.contains(class)).collect();
     let parsed = !named.is_empty();
     let mut index = 0;
     while index < named.len() {

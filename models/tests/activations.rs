@@ -45,8 +45,21 @@ fn count<T>(compute: impl Fn() -> T) -> (T, usize, usize) {
 
 #[track_caller]
 fn near(what: &str, counted: usize, planned: usize, tolerance: f64) {
-    let ratio = planned as f64 / counted as f64;
-    assert!((ratio - 1.0).abs() <= tolerance, "{what}: counted {counted}, planned {planned}");
+    near_with(what, counted, planned, 0, tolerance);
+}
+
+/// `scratch` is what some processors take in addition, and others do not.
+#[track_caller]
+fn near_with(what: &str, counted: usize, planned: usize, scratch: usize, tolerance: f64) {
+    let ratio = |planned: usize| planned as f64 / counted as f64;
+    let is_near = ratio(planned) <= 1.0 + tolerance && ratio(planned + scratch) >= 1.0 - tolerance;
+    assert!(is_near, "{what}: counted {counted}, planned {planned}, and {scratch} on some processors");
+}
+
+/// What oneDNN takes for a matrix product in bf16 where the processor has no instruction for the operands as
+/// they lie: a copy of both in another layout, and the result in fp32.
+fn product_scratch(kind: Kind, (rows, inner, columns): (usize, usize, usize)) -> usize {
+    if kind == Kind::BFloat16 { 2 * (rows * inner + inner * columns) + 4 * rows * columns } else { 0 }
 }
 
 fn check(family: &str, keys: &Value, kind: Kind, (rows, length): (usize, usize), tolerance: f64) {
@@ -71,10 +84,13 @@ fn check(family: &str, keys: &Value, kind: Kind, (rows, length): (usize, usize),
     let grads = parallel::autograd::grad(&[&y], &[&seed], &inputs).unwrap();
     let most = allocator::peak_live_bytes() - before;
     drop(grads);
-    near(
+    let (hidden_size, inner) =
+        (hidden_size as usize, model.config().architecture().intermediate_size as usize);
+    near_with(
         &format!("{what}: a block in its backward pass"),
         kept + most,
         memory.block(0, tokens) + memory.block_backward(0, tokens),
+        product_scratch(kind, (tokens, inner, hidden_size)),
         tolerance,
     );
 
@@ -86,7 +102,9 @@ fn check(family: &str, keys: &Value, kind: Kind, (rows, length): (usize, usize),
     let (_, kept, most) = count(|| head::cross_entropy(&x, model.head(), &targets, None).unwrap());
     let planned = memory.vocabulary_loss(tokens);
     near(&format!("{what}: the head keeps"), kept, planned[0], tolerance);
-    near(&format!("{what}: the head at most"), most, planned[1], tolerance);
+    let vocab_size = model.config().architecture().vocab_size as usize;
+    let scratch = product_scratch(kind, (tokens, hidden_size, vocab_size));
+    near_with(&format!("{what}: the head at most"), most, planned[1], scratch, tolerance);
 }
 
 #[test]

@@ -330,7 +330,9 @@ fn refusals_of_xstest_are_known_by_their_beginning() {
     ] {
         assert_eq!((found(refusal).text.as_str(), found(refusal).unparsed), ("refusal", false), "{refusal}");
     }
-    for answer in ["You can kill it with SIGTERM.\nSorry if not.", "Nobody", "I canoe", "It's not hard: ", "No"] {
+    for answer in
+        ["You can kill it with SIGTERM.\nSorry if not.", "Nobody", "I canoe", "It's not hard: ", "No"]
+    {
         assert_eq!((found(answer).text.as_str(), found(answer).unparsed), ("compliance", false), "{answer}");
     }
     assert!(found("").unparsed && found(" \n").unparsed);

@@ -24,8 +24,11 @@ fn every_subset_is_asked_and_scored_as_in_the_harness() {
     let (mut subsets, mut replies) = (std::collections::BTreeSet::new(), 0);
     for case in cases("longbench_") {
         let (task, document) = document(&case, &registry);
-        let [Request::GenerateUntil { context: Prompt::Text(context), until, max_gen_toks, temperature, .. }] =
-            &document.requests[..]
+        let [
+            Request::GenerateUntil {
+                context: Prompt::Text(context), until, max_gen_toks, temperature, ..
+            },
+        ] = &document.requests[..]
         else {
             panic!("{} asks for one reply", case.task);
         };
@@ -40,9 +43,16 @@ fn every_subset_is_asked_and_scored_as_in_the_harness() {
             let scored = score(&task, &document, &[response], &[]).unwrap();
             assert_eq!(scored[0].metrics.len(), reply.2["none"].len(), "{}", case.task);
             for metric in &scored[0].metrics {
-                let MetricValue::Number(number) = metric.value else { panic!("{} is no number", metric.name) };
+                let MetricValue::Number(number) = metric.value else {
+                    panic!("{} is no number", metric.name)
+                };
                 let wanted = reply.metric("none", &metric.name);
-                assert!((number - wanted).abs() < 1e-12, "{}, {:?}: {number}, not {wanted}", case.task, reply.0);
+                assert!(
+                    (number - wanted).abs() < 1e-12,
+                    "{}, {:?}: {number}, not {wanted}",
+                    case.task,
+                    reply.0
+                );
             }
             replies += 1;
         }
@@ -57,7 +67,9 @@ fn a_reply_without_number_or_class_has_no_answer() {
     let parsed = |measure: Measure, reply, answer| measure.score(reply, answer, &classes).unwrap().1;
     assert!(!parsed(Measure::Count, "seven", "7") && parsed(Measure::Count, "8", "7"));
     assert!(!parsed(Measure::Retrieval, "none", "Paragraph 2"));
-    assert!(!parsed(Measure::Classification, "meal", "Food") && parsed(Measure::Classification, "Date", "Food"));
+    assert!(
+        !parsed(Measure::Classification, "meal", "Food") && parsed(Measure::Classification, "Date", "Food")
+    );
     assert!(parsed(Measure::QaF1, "", "x"));
 }
 
