@@ -299,6 +299,7 @@ fn of_eval(error: &eval::Error) -> u8 {
         Error::TaskFile { .. }
         | Error::UnknownTask { .. }
         | Error::GroupCycle { .. }
+        | Error::UnknownInGroup { .. }
         | Error::WrongMetric { .. }
         | Error::CodeNotAllowed { .. }
         | Error::NotAFile { .. }

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use eval::metric::exact_match;
 use eval::report::Reply;
 use models::causal_lm::CausalLm;
-use models::generate::{self, GenerationOptions};
+use models::generate::{self, GenerationOptions, RequestIds};
 use models::sample::SamplingParams;
 
 /// A prompt and the only right reply to it.
@@ -54,7 +54,7 @@ pub(crate) fn replies(
         max_new_tokens: drawing.max_new_tokens,
         stop_ids: stop_ids.to_vec(),
         seed: drawing.seed,
-        request_offset: 0,
+        request_ids: RequestIds::From(0),
         max_num_seqs: 256,
     };
 

@@ -246,7 +246,7 @@ impl Tokenizer {
 
     /// A text with everything that determines the ids of a conversation: tokenizers with equal fingerprints
     /// produce equal ids.
-    pub(crate) fn fingerprint(&self) -> Result<String> {
+    pub fn fingerprint(&self) -> Result<String> {
         let inner = self.inner.to_string(false).map_err(|error| self.failed(&error))?;
         let template = self.template.as_ref().map_or("", |template| template.source());
         // A template that prints the date renders another text on another day.

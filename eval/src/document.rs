@@ -77,6 +77,8 @@ pub struct Documents {
     pub documents: Vec<Document>,
     /// A hash of all requests: scores with equal hashes were asked the same.
     pub prompt_hash: String,
+    /// A hash of all requests, right answers and rules of scoring: scores with equal hashes mean the same.
+    pub protocol_hash: String,
 }
 
 /// Makes the documents of a task from the rows under evaluation and the rows of the examples. Without
@@ -92,7 +94,7 @@ pub fn build(
     let rows = templates.kept(task, rows)?;
     let pool = pool.map(|pool| templates.kept(task, pool)).transpose()?;
     let pool: &[Row] = pool.as_deref().unwrap_or(&rows);
-    let exclude = task.fewshot.exclude_document;
+    let exclude = task.fewshot.excludes_document();
     let mut sampler = FewShot::new(task.fewshot.sampler.clone(), shots, pool.len(), exclude, FEW_SHOT_SEED);
 
     let original = rows.len();
@@ -108,7 +110,17 @@ pub fn build(
     }
 
     let all: String = documents.iter().flat_map(|document| &document.requests).map(Request::key).collect();
-    Ok(Documents { original, shots, documents, prompt_hash: sha256(all.as_bytes()) })
+    let protocol_hash = protocol_hash(task, &documents, &all);
+    Ok(Documents { original, shots, documents, prompt_hash: sha256(all.as_bytes()), protocol_hash })
+}
+
+/// A hash of what decides the scores of given answers: the requests, the right answers and the rules.
+fn protocol_hash(task: &Task, documents: &[Document], requests: &str) -> String {
+    let answers: Vec<_> = documents.iter().map(|document| (&document.target, &document.choices)).collect();
+    let rules = (&task.filter_list, &task.metric_list, &task.code_execution);
+    let text =
+        serde_json::to_string(&(requests, answers, rules)).expect("tasks and documents are plain data");
+    sha256(text.as_bytes())
 }
 
 /// The compiled templates of a task.

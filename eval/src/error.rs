@@ -88,6 +88,18 @@ pub enum Error {
         /// The task.
         task: String,
     },
+    /// A group that averages what its tasks do not have.
+    #[error("the group {group} has {key} = {name:?}, which none of its tasks gives; they give {known}")]
+    UnknownInGroup {
+        /// The group.
+        group: String,
+        /// The key of the task file.
+        key: &'static str,
+        /// The unknown name.
+        name: String,
+        /// What there is.
+        known: String,
+    },
     /// A row that cannot be asked about or scored.
     #[error("task {task}, row {row} (counted from 0)")]
     InRow {

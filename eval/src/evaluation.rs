@@ -57,7 +57,7 @@ pub struct Sample {
     pub responses: Vec<Response>,
     /// The scores under each filter. Empty if an answer failed.
     pub scored: Vec<Scored>,
-    /// Why there are no scores.
+    /// Why there are no scores: a request failed, or its answer could not be scored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -80,8 +80,24 @@ pub struct Score {
     pub n: usize,
     /// The documents in whose reply no answer was found. They count as wrong.
     pub unparsed: usize,
-    /// The documents that the model could not answer. They do not count.
+    /// The documents that the model could not answer, or whose answer could not be scored. They do not count.
     pub failed: usize,
+    /// The documents whose prompt was too long for the model and lost its beginning.
+    #[serde(default)]
+    pub cut: usize,
+}
+
+/// What a model answered, before it is scored.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answers {
+    /// The name of the model.
+    pub name: String,
+    /// The hash of the model.
+    pub digest: String,
+    /// The answers to the requests of the evaluation.
+    responses: Vec<Response>,
+    /// The time that the requests of this process took.
+    pub elapsed: Duration,
 }
 
 /// What one model made of an evaluation.
@@ -123,6 +139,9 @@ impl Evaluation {
             if documents.documents.is_empty() {
                 return Err(Error::NoDocuments { task: task.task });
             }
+            for document in &documents.documents {
+                check_scoring(&task, document).map_err(|error| in_row(&task, document, error))?;
+            }
             let mut requests = Vec::with_capacity(documents.documents.len());
             for document in &documents.documents {
                 let add = |request: &Request| evaluation.requests.add(request.clone());
@@ -130,7 +149,31 @@ impl Evaluation {
             }
             evaluation.tasks.push(PreparedTask { task, documents, requests });
         }
+        evaluation.groups.iter().try_for_each(|group| evaluation.check_group(group))?;
         Ok(evaluation)
+    }
+
+    /// Refuses a group whose metrics or filters none of its tasks has.
+    fn check_group(&self, (group, names): &(Group, Vec<String>)) -> Result<(), Error> {
+        let tasks =
+            || self.tasks.iter().map(|prepared| &prepared.task).filter(|task| names.contains(&task.task));
+        let refuse = |key, name: &String, known: Vec<String>| {
+            Err(Error::UnknownInGroup {
+                group: group.group.clone(),
+                key,
+                name: name.clone(),
+                known: listed(known),
+            })
+        };
+        let metrics: Vec<String> = tasks().flat_map(Task::metric_names).collect();
+        let filters: Vec<String> = tasks().flat_map(Task::filter_names).collect();
+        if let Some(name) = group.metrics.iter().find(|name| !metrics.contains(name)) {
+            return refuse("metrics", name, metrics);
+        }
+        if let Some(name) = group.filters.iter().find(|name| !filters.contains(name)) {
+            return refuse("filters", name, filters);
+        }
+        Ok(())
     }
 
     /// The number of different requests.
@@ -163,11 +206,30 @@ impl Evaluation {
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<ModelRun, Error> {
         self.check_code_runner()?;
+        self.score(self.ask(model, cache, on_progress)?)
+    }
+
+    /// Asks a model everything that `cache` does not hold.
+    pub fn ask(
+        &self,
+        model: &mut dyn LanguageModel,
+        cache: &mut ResponseCache,
+        on_progress: &mut dyn FnMut(Progress),
+    ) -> Result<Answers, Error> {
         let (name, digest) = (model.name().to_owned(), model.digest().to_owned());
         let started = Instant::now();
         let responses = self.requests.ask(model, cache, on_progress)?;
-        let elapsed = started.elapsed();
+        Ok(Answers { name, digest, responses, elapsed: started.elapsed() })
+    }
 
+    /// Replaces answers by those that `cache` holds of the same model: those of all processes.
+    pub fn collect(&self, answers: Answers, cache: &ResponseCache) -> Answers {
+        Answers { responses: self.requests.answered(&answers.digest, cache), ..answers }
+    }
+
+    /// Scores the answers of a model.
+    pub fn score(&self, answers: Answers) -> Result<ModelRun, Error> {
+        let Answers { name, digest, responses, elapsed } = answers;
         let mut samples = Vec::with_capacity(self.tasks.len());
         let mut scores = Vec::new();
         for prepared in &self.tasks {
@@ -234,6 +296,7 @@ fn group_score(group: &Group, metric: &str, filter: &str, parts: &[&Score]) -> S
         n,
         unparsed: parts.iter().map(|score| score.unparsed).sum(),
         failed: parts.iter().map(|score| score.failed).sum(),
+        cut: parts.iter().map(|score| score.cut).sum(),
     }
 }
 
@@ -254,7 +317,7 @@ fn documents(task: &Task, data: &Path, options: &PromptOptions) -> Result<Docume
 impl PreparedTask {
     /// The protocol id of the task's scores.
     pub fn protocol_id(&self) -> String {
-        self.task.protocol_id(self.documents.shots, &self.documents.prompt_hash)
+        self.task.protocol_id(self.documents.shots, &self.documents.protocol_hash)
     }
 
     fn samples(
@@ -272,11 +335,17 @@ impl PreparedTask {
         for ((document, responses), executions) in
             self.documents.documents.iter().zip(responses).zip(executions)
         {
-            let problem = failure(&responses).map(str::to_owned);
-            let scored = match problem {
-                Some(_) => Vec::new(),
-                None => score(&self.task, document, &responses, &executions)
-                    .map_err(|error| self.in_row(document, error))?,
+            // One answer that cannot be scored, such as one that takes a pattern too long, costs its own
+            // document and no other.
+            let scored = match failure(&responses) {
+                Some(problem) => Err(problem.to_owned()),
+                None => {
+                    score(&self.task, document, &responses, &executions).map_err(|error| error.to_string())
+                }
+            };
+            let (scored, problem) = match scored {
+                Ok(scored) => (scored, None),
+                Err(problem) => (Vec::new(), Some(problem)),
             };
             samples.push(Sample { doc_id: document.doc_id, responses, scored, problem });
         }
@@ -295,9 +364,8 @@ impl PreparedTask {
         for (document, responses) in self.documents.documents.iter().zip(responses) {
             let programs = match failure(responses) {
                 Some(_) => Vec::new(),
-                None => {
-                    programs(&self.task, document, responses).map_err(|error| self.in_row(document, error))?
-                }
+                None => programs(&self.task, document, responses)
+                    .map_err(|error| in_row(&self.task, document, error))?,
             };
             let of_document = programs.into_iter().map(|program| {
                 *known.entry(program).or_insert_with_key(|program| {
@@ -319,14 +387,12 @@ impl PreparedTask {
         Ok(of_documents.into_iter().map(of_document).collect())
     }
 
-    fn in_row(&self, document: &Document, error: Error) -> Error {
-        Error::InRow { task: self.task.task.clone(), row: document.doc_id, source: Box::new(error) }
-    }
-
     /// The scores of the task on these samples, which may be a part of its documents: one for each filter and
-    /// metric.
+    /// metric. Without a document that could be scored, they have no value.
     pub(crate) fn scores(&self, samples: &[Sample]) -> Result<Vec<Score>, Error> {
         let failed = samples.iter().filter(|sample| sample.problem.is_some()).count();
+        let is_cut = |sample: &&Sample| sample.responses.iter().any(|response| response.cut() > 0);
+        let cut = samples.iter().filter(is_cut).count();
         let clusters: Option<Vec<&str>> =
             self.documents.documents.iter().map(|document| document.cluster.as_deref()).collect();
         let is_whole = samples.len() == self.documents.documents.len();
@@ -363,10 +429,58 @@ impl PreparedTask {
                 n: held.of_documents.len(),
                 unparsed: held.unparsed,
                 failed,
+                cut,
             });
+        }
+        if scores.is_empty() && failed > 0 {
+            scores.extend(self.scores_without_value(failed, cut));
         }
         Ok(scores)
     }
+
+    /// The scores of a task without a document that could be scored, so that it does not vanish from tables
+    /// and groups.
+    fn scores_without_value(&self, failed: usize, cut: usize) -> Vec<Score> {
+        let filters = self.task.filter_names();
+        let score = |(filter, metric): (&String, String)| Score {
+            task: self.task.task.clone(),
+            metric,
+            filter: filter.clone(),
+            aggregated: Aggregated { value: f64::NAN, standard_error: None, interval: None },
+            higher_is_better: true,
+            n: 0,
+            unparsed: 0,
+            failed,
+            cut,
+        };
+        let of_filter = |filter| self.task.metric_names().into_iter().map(move |metric| (filter, metric));
+        filters.iter().flat_map(of_filter).map(score).collect()
+    }
+}
+
+fn in_row(task: &Task, document: &Document, error: Error) -> Error {
+    Error::InRow { task: task.task.clone(), row: document.doc_id, source: Box::new(error) }
+}
+
+/// Names, each once, for an error.
+fn listed(mut names: Vec<String>) -> String {
+    names.sort();
+    names.dedup();
+    names.join(", ")
+}
+
+/// Scores a document with empty answers: what the row lacks for its metrics is found before a model is asked.
+fn check_scoring(task: &Task, document: &Document) -> Result<(), Error> {
+    let empty = |request: &Request| match request {
+        Request::GenerateUntil { .. } => {
+            Response::Reply { text: String::new(), tokens: 0, ended: true, cut: 0 }
+        }
+        _ => Response::Loglikelihood { logprob: -1.0, is_greedy: false, cut: 0 },
+    };
+    let responses: Vec<Response> = document.requests.iter().map(empty).collect();
+    let programs = programs(task, document, &responses)?;
+    let failed = vec![Verdict::Failed { reason: String::new() }; programs.len()];
+    score(task, document, &responses, &failed).map(drop)
 }
 
 /// Why a document has no answer.

@@ -94,6 +94,9 @@ pub enum Response {
         logprob: f64,
         /// Whether greedy decoding gives exactly this text.
         is_greedy: bool,
+        /// The tokens that the context lost at its beginning, because the model takes no more.
+        #[serde(default)]
+        cut: usize,
     },
     /// A reply.
     Reply {
@@ -103,12 +106,25 @@ pub enum Response {
         tokens: usize,
         /// Whether the reply ended by itself, and not at the limit.
         ended: bool,
+        /// The tokens that the prompt lost at its beginning, because the model takes no more.
+        #[serde(default)]
+        cut: usize,
     },
     /// There is no answer: the model refused, the endpoint failed, the prompt is too long.
     Failed {
         /// Why, and what to do.
         problem: String,
     },
+}
+
+impl Response {
+    /// The tokens that the prompt lost.
+    pub fn cut(&self) -> usize {
+        match self {
+            Self::Loglikelihood { cut, .. } | Self::Reply { cut, .. } => *cut,
+            Self::Failed { .. } => 0,
+        }
+    }
 }
 
 /// Where finished answers go: the index of each request, and its answer.

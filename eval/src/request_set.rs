@@ -91,10 +91,12 @@ impl RequestSet {
             let started = Instant::now();
             let mut done = before;
             model.respond(&self.requests, &answered, &mut |batch| {
-                let kept = batch.iter().map(|(place, response)| (self.keys[*place].as_str(), response));
-                cache.put(&digest, kept)?;
+                let new = batch.iter().filter(|(place, _)| responses[*place].is_none());
+                cache.put(&digest, new.map(|(place, response)| (self.keys[*place].as_str(), response)))?;
                 for (place, response) in batch {
-                    if responses[place].replace(response).is_none() {
+                    // A batch may hold requests that were answered before: the first answer stays.
+                    if responses[place].is_none() {
+                        responses[place] = Some(response);
                         done += costs[place];
                         progress.done += 1;
                     }
@@ -108,5 +110,11 @@ impl RequestSet {
         }
         let missing = || Response::Failed { problem: "the model gave no answer".to_owned() };
         Ok(responses.into_iter().map(|response| response.unwrap_or_else(missing)).collect())
+    }
+
+    /// The answers of a model that `cache` holds, also why there is none.
+    pub fn answered(&self, model: &str, cache: &ResponseCache) -> Vec<Response> {
+        let missing = || Response::Failed { problem: "no process answered".to_owned() };
+        self.keys.iter().map(|key| cache.last(model, key).cloned().unwrap_or_else(missing)).collect()
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A batch is written as soon as it is answered, so a process that is killed loses the batch at work and
 //! nothing else. A line that was cut off is ignored when the file is read again, and its batch is asked again.
-//! Answers lie under the hash of the model and of the request. Failures are not kept.
+//! Answers lie under the hash of the model and of the request. A failure is kept for the
+//! processes that work together, and its request is asked again.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -58,12 +59,19 @@ impl ResponseCache {
         if path.symlink_metadata().is_ok_and(|found| !found.is_file()) {
             return Err(Error::NotAFile { path: path.to_owned() });
         }
-        self.held.extend(File::open(path).and_then(|file| read_answers(&file)).map_err(failed)?);
+        for (key, response) in File::open(path).and_then(|file| read_answers(&file)).map_err(failed)? {
+            keep(&mut self.held, key, response);
+        }
         Ok(())
     }
 
     /// The answer of a model to a request.
     pub fn get(&self, model: &str, request: &str) -> Option<&Response> {
+        self.last(model, request).filter(|response| !matches!(response, Response::Failed { .. }))
+    }
+
+    /// The answer of a model to a request, or why there is none.
+    pub fn last(&self, model: &str, request: &str) -> Option<&Response> {
         self.held.get(&format!("{model} {request}"))
     }
 
@@ -75,14 +83,11 @@ impl ResponseCache {
     ) -> Result<(), Error> {
         let mut lines = String::new();
         for (request, response) in batch {
-            if matches!(response, Response::Failed { .. }) {
-                continue;
-            }
             let line =
                 Line { model: model.to_owned(), request: request.to_owned(), response: response.clone() };
             lines.push_str(&serde_json::to_string(&line)?);
             lines.push('\n');
-            self.held.insert(format!("{model} {request}"), response.clone());
+            keep(&mut self.held, format!("{model} {request}"), response.clone());
         }
         match &mut self.file {
             Some((path, file)) => {
@@ -115,8 +120,16 @@ fn read_answers(file: &File) -> std::io::Result<HashMap<String, Response>> {
             return Ok(held);
         }
         if let Ok(Line { model, request, response }) = serde_json::from_slice(&line) {
-            held.insert(format!("{model} {request}"), response);
+            keep(&mut held, format!("{model} {request}"), response);
         }
+    }
+}
+
+/// Keeps the newest answer; a failure does not replace one.
+fn keep(held: &mut HashMap<String, Response>, key: String, response: Response) {
+    let is_failed = matches!(response, Response::Failed { .. });
+    if !is_failed || !held.contains_key(&key) || matches!(held[&key], Response::Failed { .. }) {
+        held.insert(key, response);
     }
 }
 
@@ -139,7 +152,7 @@ mod tests {
     fn what_was_answered_is_found_again_and_half_a_line_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("responses.jsonl");
-        let response = Response::Loglikelihood { logprob: -0.1, is_greedy: true };
+        let response = Response::Loglikelihood { logprob: -0.1, is_greedy: true, cut: 0 };
         let failed = Response::Failed { problem: "no".to_owned() };
         let mut cache = ResponseCache::open(&path).unwrap();
         cache.put("m", [("a", &response), ("b", &failed)].into_iter()).unwrap();
@@ -149,6 +162,10 @@ mod tests {
         let mut cache = ResponseCache::open(&path).unwrap();
         assert_eq!(cache.get("m", "a"), Some(&response));
         assert_eq!((cache.get("m", "b"), cache.get("other", "a")), (None, None));
+        // The other processes can tell why, and a failure hides no answer.
+        assert_eq!(cache.last("m", "b"), Some(&failed));
+        cache.put("m", [("a", &failed)].into_iter()).unwrap();
+        assert_eq!(cache.get("m", "a"), Some(&response));
         cache.put("m", [("c", &response)].into_iter()).unwrap();
         assert_eq!(ResponseCache::open(&path).unwrap().get("m", "c"), Some(&response));
 

@@ -100,7 +100,7 @@ pub fn score(
 
 fn loglikelihoods(responses: &[Response]) -> Result<Vec<(f64, bool)>, Error> {
     let loglikelihood = |response: &Response| match response {
-        Response::Loglikelihood { logprob, is_greedy } => Ok((*logprob, *is_greedy)),
+        Response::Loglikelihood { logprob, is_greedy, .. } => Ok((*logprob, *is_greedy)),
         _ => Err(Error::WrongResponse { wanted: "a log-likelihood" }),
     };
     responses.iter().map(loglikelihood).collect()

@@ -99,6 +99,21 @@ pub struct Task {
     pub subset: Option<String>,
 }
 
+impl Task {
+    /// The names of the results of all metrics.
+    pub(crate) fn metric_names(&self) -> Vec<String> {
+        self.metric_list.iter().flat_map(MetricConfig::outputs).collect()
+    }
+
+    /// The names of the filter pipelines, `none` without one.
+    pub(crate) fn filter_names(&self) -> Vec<String> {
+        match self.filter_list.as_slice() {
+            [] => vec!["none".to_owned()],
+            pipelines => pipelines.iter().map(|pipeline| pipeline.name.clone()).collect(),
+        }
+    }
+}
+
 /// Where the rows of a task lie.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -140,8 +155,9 @@ pub struct FewShotConfig {
     pub fixed: bool,
     /// How examples are selected.
     pub sampler: crate::few_shot::Sampler,
-    /// Whether a row that is evaluated is kept out of its own examples.
-    pub exclude_document: bool,
+    /// Whether a row that is evaluated is kept out of its own examples. Without it, it is exactly if the
+    /// examples come from the rows that are evaluated because neither `split` nor `samples` is given.
+    pub exclude_document: Option<bool>,
     /// Examples in the file itself, as rows; they take the place of a split.
     pub samples: Option<Vec<Map<String, Value>>>,
     /// The prompt of an example; without it, `doc_to_text`.
@@ -154,6 +170,13 @@ pub struct FewShotConfig {
     pub delimiter: String,
 }
 
+impl FewShotConfig {
+    /// Whether a row is kept out of its own examples.
+    pub(crate) fn excludes_document(&self) -> bool {
+        self.exclude_document.unwrap_or(self.split.is_none() && self.samples.is_none())
+    }
+}
+
 impl Default for FewShotConfig {
     fn default() -> Self {
         Self {
@@ -161,7 +184,7 @@ impl Default for FewShotConfig {
             num_fewshot: 0,
             fixed: false,
             sampler: crate::few_shot::Sampler::Default,
-            exclude_document: false,
+            exclude_document: None,
             samples: None,
             doc_to_text: None,
             doc_to_target: None,
@@ -272,6 +295,27 @@ impl MetricConfig {
             Self::Longbench { .. } => "longbench",
             Self::PassAtK { .. } => "pass_at_k",
             Self::PassAt1 {} => "pass_at_1",
+        }
+    }
+
+    /// The names of its results. BBQ has more, which depend on the rows.
+    fn outputs(&self) -> Vec<String> {
+        let several = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        match self {
+            Self::Mc2 {} | Self::AgievalMath {} => several(&["acc"]),
+            Self::Bbq {} => {
+                several(&["acc", "accuracy_amb", "accuracy_disamb", "amb_bias_score", "disamb_bias_score"])
+            }
+            Self::HendrycksMath {} | Self::AimeMath {} | Self::MinervaMath {} => several(&["exact_match"]),
+            Self::Ifeval {} => several(&[
+                "prompt_level_strict_acc",
+                "inst_level_strict_acc",
+                "prompt_level_loose_acc",
+                "inst_level_loose_acc",
+            ]),
+            Self::Longbench { measure } => several(&["score", measure.name()]),
+            Self::PassAtK { k } => k.iter().map(|k| format!("pass@{k}")).collect(),
+            other => several(&[other.name()]),
         }
     }
 

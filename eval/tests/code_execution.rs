@@ -84,7 +84,7 @@ impl LanguageModel for Model {
         let answer = |request: &Request| match request {
             Request::GenerateUntil { context: Prompt::Text(text), sample, .. } if !text.contains('?') => {
                 let text = if *sample == 0 { "good" } else { "bad" };
-                Response::Reply { text: text.to_owned(), tokens: 1, ended: true }
+                Response::Reply { text: text.to_owned(), tokens: 1, ended: true, cut: 0 }
             }
             _ => Response::Failed { problem: "too long".to_owned() },
         };
@@ -190,11 +190,9 @@ fn what_contradicts_itself_in_a_task_is_named() {
     let error = prepare(bench(&exact, ROWS).path()).unwrap_err().to_string();
     assert!(error.contains("no effect without pass_at_k"), "{error}");
 
-    // A column that no row has is an error of the row.
+    // A column that no row has is an error of the row, before a model is asked.
     let unknown = bench(&TASK.replace("{{ target }}", "{{ tests }}"), ROWS);
-    let mut evaluation = prepare(unknown.path()).unwrap();
-    evaluation.code_runner = Some(Box::new(Runner::default()));
-    let error = run(unknown.path(), &evaluation).unwrap_err().to_string();
+    let error = prepare(unknown.path()).unwrap_err().to_string();
     assert!(error.contains("task code, row 0"), "{error}");
 }
 
@@ -210,7 +208,7 @@ fn programs_are_those_of_the_harness() {
         let documents = build(task, vec![row], None, &options).unwrap().documents;
         for recorded in case["replies"].as_array().unwrap() {
             let text = recorded[0].as_str().unwrap();
-            let response = Response::Reply { text: text.to_owned(), tokens: 1, ended: true };
+            let response = Response::Reply { text: text.to_owned(), tokens: 1, ended: true, cut: 0 };
             let found = programs(task, &documents[0], &[response]).unwrap();
             // The prediction, where a filter made it, and the reference.
             let prediction = recorded[1]["create_test"][0].as_str().unwrap_or(text);

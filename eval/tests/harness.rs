@@ -23,27 +23,37 @@ struct Double {
     replies: BTreeMap<&'static str, &'static str>,
     batches: usize,
     asked: Vec<Request>,
+    /// The prompt that it does not answer.
+    refused: Option<&'static str>,
+    /// The tokens that every prompt for a reply loses.
+    cut: usize,
 }
 
 impl Double {
     fn new(logprobs: &[(&'static str, f64)], replies: &[(&'static str, &'static str)]) -> Self {
         let logprobs = logprobs.iter().copied().collect();
-        Self { logprobs, replies: replies.iter().copied().collect(), batches: usize::MAX, asked: Vec::new() }
+        let replies = replies.iter().copied().collect();
+        Self { logprobs, replies, batches: usize::MAX, asked: Vec::new(), refused: None, cut: 0 }
     }
 
     fn answer(&self, request: &Request) -> Response {
         match request {
             Request::Loglikelihood { continuation, .. } => match self.logprobs.get(continuation.as_str()) {
-                Some(&logprob) => Response::Loglikelihood { logprob, is_greedy: logprob > -1.0 },
+                Some(&logprob) => Response::Loglikelihood { logprob, is_greedy: logprob > -1.0, cut: 0 },
                 None => Response::Failed { problem: format!("nothing is known of {continuation:?}") },
             },
             Request::LoglikelihoodRolling { text } => {
-                Response::Loglikelihood { logprob: -(text.len() as f64), is_greedy: false }
+                Response::Loglikelihood { logprob: -(text.len() as f64), is_greedy: false, cut: 0 }
+            }
+            Request::GenerateUntil { context: Prompt::Text(context), .. }
+                if self.refused.is_some_and(|refused| context.contains(refused)) =>
+            {
+                Response::Failed { problem: "refused".to_owned() }
             }
             Request::GenerateUntil { context: Prompt::Text(context), .. } => {
                 let found = self.replies.iter().find(|(question, _)| context.ends_with(*question));
                 let text = found.map_or("", |(_, reply)| *reply).to_owned();
-                Response::Reply { tokens: text.len(), text, ended: true }
+                Response::Reply { tokens: text.len(), text, ended: true, cut: self.cut }
             }
             Request::GenerateUntil { .. } => Response::Failed { problem: "no conversations".to_owned() },
         }
@@ -368,6 +378,7 @@ fn bad_task_files_are_named_with_what_to_do() {
         ("{{ answer }}", "{{ question }}", "none of the choices"),
         ("{{ choices }}", "{{ answer }}", "no list of texts"),
         ("version = 2", "version = \"2\"", "version"),
+        ("{ metric = \"acc_norm\" }", "{ metric = \"mc2\" }", "two results called acc"),
     ] {
         bench.write("tasks/colours.toml", &CHOICE.replace(from, to));
         let error = bench.error(&["colours"]);
@@ -385,6 +396,106 @@ fn bad_task_files_are_named_with_what_to_do() {
     assert!(bench.error(&["colours"]).contains("test.jsonl"));
     bench.write("tasks/more.toml", CHOICE);
     assert!(bench.error(&["colours"]).contains("taken"));
+}
+
+#[test]
+fn a_row_is_no_example_of_itself_unless_the_task_says_so() {
+    let bench = Bench::new();
+    let contexts = |task: &str| -> Vec<String> {
+        bench.write("tasks/sums.toml", task);
+        let options = PromptOptions { num_fewshot: Some(2), ..PromptOptions::default() };
+        let evaluation = bench.prepare(&["sums"], options).unwrap();
+        let context = |document: &eval::document::Document| match &document.requests[0] {
+            Request::GenerateUntil { context: Prompt::Text(text), .. } => text.clone(),
+            _ => panic!("wanted a reply"),
+        };
+        evaluation.tasks[0].documents.documents.iter().map(context).collect()
+    };
+    let holds_itself = |context: &String| {
+        let (examples, question) = context.rsplit_once("\n\n").unwrap();
+        examples.contains(question)
+    };
+    // Three rows, two examples each: the other two.
+    assert!(!contexts(GENERATE).iter().any(holds_itself));
+    let included =
+        GENERATE.replace("[generation_kwargs]", "[fewshot]\nsplit = \"test\"\n[generation_kwargs]");
+    assert!(contexts(&included).iter().any(holds_itself));
+}
+
+#[test]
+fn a_task_without_any_answer_stays_in_the_tables_and_its_group_has_no_value() {
+    let bench = Bench::new();
+    bench.write("data/more/test.jsonl", "{\"question\": \"9 + 9\", \"answer\": \"18\"}\n");
+    let more = GENERATE.replace("\"sums\"", "\"more\"").replace("{{ question }}", "{{ question }}?");
+    bench.write("tasks/more.toml", &more);
+    let group = "[[group]]\ngroup = \"both\"\ntasks = [\"sums\", \"more\"]\nmetrics = [\"exact_match\"]\n";
+    bench.write("tasks/both.toml", group);
+    let evaluation = bench.prepare(&["both"], PromptOptions::default()).unwrap();
+    let mut model = Double::new(&[], &[("1 + 1", "2"), ("2 + 2", "4"), ("3 + 3", "six")]);
+    model.refused = Some("9 + 9");
+    let run = bench.run(&evaluation, &mut model, "cache").unwrap();
+    let sums = score(&run, "sums", "exact_match", "plain");
+    assert_eq!((sums.aggregated.value, sums.failed), (1.0, 0));
+    let more = score(&run, "more", "exact_match", "plain");
+    assert!(more.aggregated.value.is_nan() && (more.n, more.failed) == (0, 1));
+    let both = score(&run, "both", "exact_match", "plain");
+    assert!(both.aggregated.value.is_nan() && (both.n, both.failed) == (3, 1));
+
+    for (from, to) in [("exact_match", "accuracy"), ("metrics =", "filters = [\"first\"]\nmetrics =")] {
+        bench.write("tasks/both.toml", &group.replace(from, to));
+        let error = bench.error(&["both"]);
+        assert!(error.contains("the group both has") && error.contains("they give"), "{error}");
+    }
+}
+
+#[test]
+fn an_answer_that_cannot_be_scored_costs_its_own_document() {
+    let bench = Bench::new();
+    // Python would try every way to cut the digits into groups.
+    bench.write("tasks/sums.toml", &GENERATE.replace(r"(\d+)", r"([0-9]+,?)+$"));
+    let evaluation = bench.prepare(&["sums"], PromptOptions::default()).unwrap();
+    let digits = "111111111111111111111111111111111111111111111111111111111111x";
+    let mut model = Double::new(&[], &[("1 + 1", "2"), ("2 + 2", digits), ("3 + 3", "six")]);
+    let run = bench.run(&evaluation, &mut model, "cache").unwrap();
+    let plain = score(&run, "sums", "exact_match", "plain");
+    assert_eq!((plain.n, plain.failed), (2, 1));
+    assert!(
+        run.samples[0][1].problem.as_ref().unwrap().contains("pattern"),
+        "{:?}",
+        run.samples[0][1].problem
+    );
+}
+
+#[test]
+fn rows_that_the_metrics_cannot_use_are_named_before_a_model_is_asked() {
+    let bench = Bench::new();
+    let ifeval = GENERATE.replace("\"exact_match\", ignore_case = true", "\"ifeval\"");
+    bench.write("tasks/sums.toml", &ifeval);
+    let error = bench.error(&["sums"]);
+    assert!(error.contains("task sums, row 0") && error.contains("instruction_id_list"), "{error}");
+}
+
+#[test]
+fn the_protocol_id_depends_on_answers_and_rules() {
+    let bench = Bench::new();
+    let id = || bench.prepare(&["sums"], PromptOptions::default()).unwrap().tasks[0].protocol_id();
+    let first = id();
+    bench.write("tasks/sums.toml", &GENERATE.replace("ignore_case = true", "ignore_case = false"));
+    let second = id();
+    let rows = fs::read_to_string(bench.path("data/sums/test.jsonl")).unwrap();
+    bench.write("data/sums/test.jsonl", &rows.replace("\"six\"", "\"6\""));
+    let third = id();
+    assert!(first != second && second != third && first != third);
+}
+
+#[test]
+fn prompts_that_lost_their_beginning_are_counted() {
+    let bench = Bench::new();
+    let evaluation = bench.prepare(&["sums"], PromptOptions::default()).unwrap();
+    let mut model = Double::new(&[], &[("1 + 1", "2")]);
+    model.cut = 7;
+    let run = bench.run(&evaluation, &mut model, "cache").unwrap();
+    assert_eq!(score(&run, "sums", "exact_match", "plain").cut, 3);
 }
 
 #[test]

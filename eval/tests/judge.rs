@@ -42,7 +42,7 @@ impl<'a> Double<'a> {
 }
 
 fn said(text: &str) -> Response {
-    Response::Reply { text: text.to_owned(), tokens: 1, ended: true }
+    Response::Reply { text: text.to_owned(), tokens: 1, ended: true, cut: 0 }
 }
 
 impl LanguageModel for Double<'_> {

@@ -34,11 +34,29 @@ pub struct GenerationOptions {
     pub stop_ids: Vec<i64>,
     /// The seed of the random draws.
     pub seed: u64,
-    /// The index of the first prompt among the prompts of all processes. The draws depend on the seed and on
-    /// this global index.
-    pub request_offset: u64,
+    /// The number of each prompt. The draws of its reply depend on the seed and on this number.
+    pub request_ids: RequestIds,
     /// The maximum number of replies that are generated at the same time.
     pub max_num_seqs: usize,
+}
+
+/// How prompts are numbered.
+#[derive(Clone, Debug)]
+pub enum RequestIds {
+    /// From this number on: the index of the first prompt among the prompts of all processes.
+    From(u64),
+    /// Each prompt has its own number.
+    Given(Vec<u64>),
+}
+
+impl RequestIds {
+    /// The number of the prompt at `index`.
+    fn of(&self, index: usize) -> u64 {
+        match self {
+            Self::From(first) => first + index as u64,
+            Self::Given(ids) => ids[index],
+        }
+    }
 }
 
 /// Why a reply ended.
@@ -214,10 +232,8 @@ impl<'a> GenerationEngine<'a> {
 
             for &slot in idle {
                 cache.reset_slot(slot as i64);
-                let generator = SamplingParams::generator(
-                    self.options.seed,
-                    self.options.request_offset + self.next_request as u64,
-                );
+                let request_id = self.options.request_ids.of(self.next_request);
+                let generator = SamplingParams::generator(self.options.seed, request_id);
                 let max_tokens = self.max_tokens(self.prompts[self.next_request].len());
                 self.slots[slot] = Some(RunningSequence {
                     request_index: self.next_request,

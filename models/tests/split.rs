@@ -15,7 +15,7 @@ use std::time::Duration;
 use folder::{golden_folder, with_aux_loss};
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
-use models::generate::{self, GenerationOptions};
+use models::generate::{self, GenerationOptions, RequestIds};
 use models::head;
 use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
 use models::sample::SamplingParams;
@@ -589,7 +589,7 @@ fn written(model: &CausalLm, temperature: f64) -> Vec<Vec<i64>> {
         max_new_tokens: 6,
         stop_ids: vec![7],
         seed: 3,
-        request_offset: 0,
+        request_ids: RequestIds::From(0),
         max_num_seqs: 2,
     };
     let listener = &mut |_: usize, _: i64| ControlFlow::Continue(());

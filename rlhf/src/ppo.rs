@@ -39,7 +39,7 @@ use std::time::Instant;
 use datasets::{PromptRow, Sampler, SamplerState, SftRow};
 use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
-use models::generate::{self, GenerationOptions};
+use models::generate::{self, GenerationOptions, RequestIds};
 use models::sample::SamplingParams;
 use parallel::{ProcessGroups, upload};
 use rand::SeedableRng;
@@ -303,7 +303,7 @@ impl<'a> Ppo<'a> {
             .cloned()
             .collect();
 
-        // Each weight replica generates the replies to one contiguous range of prompts. `request_offset` ties
+        // Each weight replica generates the replies to one contiguous range of prompts. `request_ids` tie
         // the random draws to the global index of a request, so they do not depend on how the prompts are
         // split.
         let share = self.groups.model_replicas().shard_range(prompts.len());
@@ -314,7 +314,7 @@ impl<'a> Ppo<'a> {
             max_new_tokens: config.max_new_tokens,
             stop_ids: self.data.stop_ids.to_vec(),
             seed: derived_seed(self.seed, iteration, 0),
-            request_offset: share.start as u64,
+            request_ids: RequestIds::From(share.start as u64),
             max_num_seqs: config.rollout_micro_batch_size.unwrap_or(prompts.len()),
         };
         let completions =

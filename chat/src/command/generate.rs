@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use datasets::{Message, RowLocation};
 use models::causal_lm::CausalLm;
-use models::generate::{self, Completion, FinishReason, GenerationOptions};
+use models::generate::{self, Completion, FinishReason, GenerationOptions, RequestIds};
 use models::sample::SamplingParams;
 use serde::Serialize;
 
@@ -71,7 +71,7 @@ pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> Generatio
         max_new_tokens: arguments.max_new_tokens.get(),
         stop_ids: if arguments.ignore_eos { Vec::new() } else { stop_ids },
         seed: arguments.seed,
-        request_offset: 0,
+        request_ids: RequestIds::From(0),
         max_num_seqs: 1,
     }
 }

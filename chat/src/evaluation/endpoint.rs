@@ -229,6 +229,7 @@ impl EndpointModel {
             text: eval::filter::cut_at_stop(&text, asked.until).to_owned(),
             tokens: reply.new_tokens as usize,
             ended: cut == Some(Cut::StopText) || reply.finish_reason == FinishReason::Stop,
+            cut: 0,
         }))
     }
 
@@ -514,7 +515,7 @@ mod tests {
     }
 
     fn reply(text: &str, ended: bool) -> Response {
-        Response::Reply { text: text.to_owned(), tokens: 5, ended }
+        Response::Reply { text: text.to_owned(), tokens: 5, ended, cut: 0 }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use datasets::Tokenizer;
 use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response, move_trailing_space};
 use models::causal_lm::CausalLm;
 use models::decoder::shared_prefix::SharedPrefix;
-use models::generate::{self, FinishReason, GenerationOptions};
+use models::generate::{self, FinishReason, GenerationOptions, RequestIds};
 use models::head;
 use models::sample::SamplingParams;
 use parallel::upload;
@@ -29,8 +29,10 @@ use crate::session::Session;
 const BATCH_TOKENS: usize = 4096;
 /// The replies that are generated at once; they are kept together.
 const REPLIES: usize = 64;
+/// The keys and values that the replies of a batch may take, in bytes. Long replies run with fewer at once.
+const CACHE_BYTES: usize = 4 << 30;
 /// Changes when the same request gets other numbers from this engine.
-const ENGINE: &str = "colossal-chat engine 2";
+const ENGINE: &str = "colossal-chat engine 3";
 
 /// A model of this process.
 pub(crate) struct Engine<'a> {
@@ -63,9 +65,10 @@ impl FolderModel {
     ) -> anyhow::Result<Self> {
         let tokenizer = session.tokenizer()?;
         let engine = Engine::new(&session.model, tokenizer, name.clone(), max_length);
-        let template = tokenizer.chat_template().map_or("", |template| template.source());
         let kind = session.model.decoder().kind();
-        let settings = format!("{ENGINE} {} {kind:?} {template}", engine.max_length);
+        // What ends a reply may come from another file; a template may print the date.
+        let (stop_ids, tokenizer) = (tokenizer.stop_ids(), tokenizer.fingerprint()?);
+        let settings = format!("{ENGINE} {} {kind:?} {stop_ids:?} {tokenizer}", engine.max_length);
         Ok(Self { digest: digest(folder, &settings)?, session, name, max_length })
     }
 }
@@ -97,6 +100,8 @@ struct Row {
     prefix: Vec<i64>,
     /// What the model reads after the prefix.
     branches: Vec<Vec<i64>>,
+    /// The tokens of the prefix and of all branches.
+    tokens: usize,
     readers: Vec<Reader>,
 }
 
@@ -113,13 +118,67 @@ struct Tokens {
     prefix: Vec<i64>,
     branch: Vec<i64>,
     targets: Vec<i64>,
+    /// What the context lost at its beginning.
+    cut: usize,
+}
+
+/// The rows of all requests, while they are collected.
+#[derive(Default)]
+struct Rows {
+    rows: Vec<Row>,
+    /// The first row of each prefix, which stands for the prefix, and the one that takes further branches.
+    of_prefix: HashMap<Vec<i64>, (usize, usize)>,
+    /// The row of each branch of a prefix, and its place in the row.
+    of_branch: HashMap<(usize, Vec<i64>), (usize, usize)>,
+}
+
+impl Rows {
+    /// Adds what a request reads and scores. A prefix whose branches fill a batch goes on in another row:
+    /// without a context, all continuations of a task have the same prefix.
+    fn add(&mut self, request: usize, Tokens { prefix, branch, targets, .. }: Tokens) {
+        let (first, last) = match self.of_prefix.get(&prefix) {
+            Some(&rows) => rows,
+            None => self.open(prefix, None),
+        };
+        if branch.is_empty() {
+            self.rows[first].readers.push(Reader { request, branch: None, targets });
+            return;
+        }
+
+        let key = (first, branch);
+        if !self.of_branch.contains_key(&key) {
+            let is_full = self.rows[last].tokens + key.1.len() > BATCH_TOKENS;
+            let has_room = !is_full || self.rows[last].branches.is_empty();
+            let row = if has_room { last } else { self.open(self.rows[last].prefix.clone(), Some(first)).1 };
+            self.of_branch.insert(key.clone(), (row, self.rows[row].branches.len()));
+            self.rows[row].tokens += key.1.len();
+            self.rows[row].branches.push(key.1.clone());
+        }
+        let (row, place) = self.of_branch[&key];
+        self.rows[row].readers.push(Reader { request, branch: Some(place), targets });
+    }
+
+    /// Begins a row. Returns the first row of the prefix and this one.
+    fn open(&mut self, prefix: Vec<i64>, first: Option<usize>) -> (usize, usize) {
+        let row = self.rows.len();
+        let rows = (first.unwrap_or(row), row);
+        self.of_prefix.insert(prefix.clone(), rows);
+        self.rows.push(Row { tokens: prefix.len(), prefix, branches: Vec::new(), readers: Vec::new() });
+        rows
+    }
+
+    /// The rows, longest first.
+    fn sorted(mut self) -> Vec<Row> {
+        self.rows.iter_mut().for_each(Row::join_single_branch);
+        let order = |left: &Row, right: &Row| {
+            right.tokens.cmp(&left.tokens).then_with(|| left.prefix.cmp(&right.prefix))
+        };
+        self.rows.sort_by(order);
+        self.rows
+    }
 }
 
 impl Row {
-    fn tokens(&self) -> usize {
-        self.prefix.len() + self.branches.iter().map(Vec::len).sum::<usize>()
-    }
-
     /// A single continuation is no branch: it is read with the prefix.
     fn join_single_branch(&mut self) {
         if self.branches.len() == 1 && self.readers.iter().all(|reader| reader.branch.is_some()) {
@@ -135,6 +194,7 @@ impl Row {
 struct Sum {
     logprob: f64,
     is_greedy: bool,
+    cut: usize,
     /// The rows that are not scored yet.
     left: usize,
 }
@@ -151,10 +211,26 @@ struct ScorePlan {
 
 /// Prompts whose replies have the same settings, and so may be generated together.
 struct PromptGroup {
+    settings: ReplySettings,
+    prompts: Vec<PromptTokens>,
+}
+
+/// What decides a reply besides its prompt.
+#[derive(Clone, Copy, PartialEq)]
+struct ReplySettings {
     max_gen_toks: usize,
     temperature: f64,
-    /// The request of each prompt, and its tokens.
-    prompts: Vec<(usize, Vec<i64>)>,
+    /// Whether a chat template made the prompt: such a reply ends with a turn, too.
+    is_chat: bool,
+}
+
+/// The prompt of a request.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct PromptTokens {
+    request: usize,
+    ids: Vec<i64>,
+    /// What the prompt lost at its beginning.
+    cut: usize,
 }
 
 /// Why a request cannot be answered; it becomes [`Response::Failed`].
@@ -205,7 +281,7 @@ impl<'a> Engine<'a> {
             Request::LoglikelihoodRolling { text } => {
                 let ids = self.encode(text, true)?;
                 let windows = rolling_windows(&ids, self.prefix, self.max_length).into_iter();
-                let tokens = |(prefix, targets)| Tokens { prefix, branch: Vec::new(), targets };
+                let tokens = |(prefix, targets)| Tokens { prefix, branch: Vec::new(), targets, cut: 0 };
                 Ok(windows.map(tokens).collect())
             }
             Request::GenerateUntil { .. } => Ok(Vec::new()),
@@ -247,12 +323,13 @@ impl<'a> Engine<'a> {
         // The last token is predicted, never read.
         let branch = continuation[..continuation.len() - 1].to_vec();
         if context.len() + branch.len() <= self.max_length {
-            return Ok(Tokens { prefix: context, branch, targets: continuation });
+            return Ok(Tokens { prefix: context, branch, targets: continuation, cut: 0 });
         }
         // Continuations of other lengths cut the context elsewhere, so nothing is shared.
         let mut prefix = [context, branch].concat();
-        prefix.drain(..prefix.len() - self.max_length);
-        Ok(Tokens { prefix, branch: Vec::new(), targets: continuation })
+        let cut = prefix.len() - self.max_length;
+        prefix.drain(..cut);
+        Ok(Tokens { prefix, branch: Vec::new(), targets: continuation, cut })
     }
 
     /// Answers the requests for log-likelihoods.
@@ -281,8 +358,8 @@ impl<'a> Engine<'a> {
                 sum.is_greedy &= is_greedy;
                 sum.left -= 1;
                 if sum.left == 0 {
-                    let (logprob, is_greedy) = (sum.logprob, sum.is_greedy);
-                    done.push((reader.request, Response::Loglikelihood { logprob, is_greedy }));
+                    let Sum { logprob, is_greedy, cut, .. } = *sum;
+                    done.push((reader.request, Response::Loglikelihood { logprob, is_greedy, cut }));
                 }
             }
             on_responses(done)?;
@@ -292,8 +369,7 @@ impl<'a> Engine<'a> {
 
     /// The rows of all requests, and what they add to.
     fn plan(&self, requests: &[Request]) -> ScorePlan {
-        let mut places: HashMap<Vec<i64>, usize> = HashMap::new();
-        let mut rows: Vec<Row> = Vec::new();
+        let mut rows = Rows::default();
         let mut sums = vec![None; requests.len()];
         let mut without_rows = Vec::new();
         for (index, request) in requests.iter().enumerate() {
@@ -308,31 +384,15 @@ impl<'a> Engine<'a> {
                 }
             };
             if parts.is_empty() {
-                without_rows.push((index, Response::Loglikelihood { logprob: 0.0, is_greedy: true }));
+                without_rows.push((index, Response::Loglikelihood { logprob: 0.0, is_greedy: true, cut: 0 }));
             }
-            sums[index] = Some(Sum { logprob: 0.0, is_greedy: true, left: parts.len() });
-            for Tokens { prefix, branch, targets } in parts {
-                let place = *places.entry(prefix).or_insert_with_key(|prefix| {
-                    rows.push(Row { prefix: prefix.clone(), branches: Vec::new(), readers: Vec::new() });
-                    rows.len() - 1
-                });
-                let row = &mut rows[place];
-                let known = row.branches.iter().position(|held| *held == branch);
-                let branch = (!branch.is_empty()).then(|| {
-                    known.unwrap_or_else(|| {
-                        row.branches.push(branch);
-                        row.branches.len() - 1
-                    })
-                });
-                row.readers.push(Reader { request: index, branch, targets });
+            let cut = parts.iter().map(|tokens| tokens.cut).sum();
+            sums[index] = Some(Sum { logprob: 0.0, is_greedy: true, cut, left: parts.len() });
+            for tokens in parts {
+                rows.add(index, tokens);
             }
         }
-
-        rows.iter_mut().for_each(Row::join_single_branch);
-        rows.sort_by(|left, right| {
-            right.tokens().cmp(&left.tokens()).then_with(|| left.prefix.cmp(&right.prefix))
-        });
-        ScorePlan { rows, sums, without_rows }
+        ScorePlan { rows: rows.sorted(), sums, without_rows }
     }
 
     /// The log-likelihood of the targets of each reader of the rows, and whether greedy decoding gives them.
@@ -382,6 +442,9 @@ impl<'a> Engine<'a> {
             let range = next..next + reader.targets.len();
             next = range.end;
             let sum: f64 = logprobs[range.clone()].iter().map(|&logprob| f64::from(logprob)).sum();
+            if !sum.is_finite() {
+                return Err(models::Error::LogitsNotFinite { index: reader.request }.into());
+            }
             let is_greedy =
                 range.zip(&reader.targets).all(|(at, target)| best[sources[at] as usize] == *target);
             scored.push((sum, is_greedy));
@@ -402,40 +465,38 @@ impl<'a> Engine<'a> {
             let &Request::GenerateUntil { ref context, max_gen_toks, temperature, .. } = request else {
                 continue;
             };
-            let ids = match self.prompt(context, max_gen_toks) {
-                Ok(ids) => ids,
+            let (ids, cut) = match self.prompt(context, max_gen_toks) {
+                Ok(found) => found,
                 Err(problem) => {
                     refused.push((index, Response::Failed { problem }));
                     continue;
                 }
             };
-            let is_same = |group: &&mut PromptGroup| {
-                group.max_gen_toks == max_gen_toks && group.temperature.to_bits() == temperature.to_bits()
-            };
-            match groups.iter_mut().find(is_same) {
-                Some(group) => group.prompts.push((index, ids)),
-                None => groups.push(PromptGroup { max_gen_toks, temperature, prompts: vec![(index, ids)] }),
+            let settings = ReplySettings { max_gen_toks, temperature, is_chat: !is_text(context) };
+            let prompt = PromptTokens { request: index, ids, cut };
+            match groups.iter_mut().find(|group| group.settings == settings) {
+                Some(group) => group.prompts.push(prompt),
+                None => groups.push(PromptGroup { settings, prompts: vec![prompt] }),
             }
         }
         if !refused.is_empty() {
             on_responses(refused)?;
         }
 
-        for PromptGroup { max_gen_toks, temperature, mut prompts } in groups {
-            prompts.sort_by(|left, right| right.1.len().cmp(&left.1.len()).then_with(|| left.cmp(right)));
-            for (number, chunk) in prompts.chunks(REPLIES).enumerate() {
-                if chunk.iter().all(|(index, _)| answered[*index]) {
-                    continue;
+        for PromptGroup { settings, mut prompts } in groups {
+            prompts.sort_by(|left, right| right.ids.len().cmp(&left.ids.len()).then_with(|| left.cmp(right)));
+            for chunk in prompts.chunks(REPLIES) {
+                if chunk.iter().any(|prompt| !answered[prompt.request]) {
+                    on_responses(self.replies(requests, chunk, settings)?)?;
                 }
-                let offset = (number * REPLIES) as u64;
-                on_responses(self.replies(requests, chunk, (max_gen_toks, temperature, offset))?)?;
             }
         }
         Ok(())
     }
 
-    /// The tokens of a prompt, of which the last ones remain if the reply would not fit.
-    fn prompt(&self, context: &Prompt, max_gen_toks: usize) -> Result<Vec<i64>, Refusal> {
+    /// The tokens of a prompt, of which the last ones remain if the reply would not fit, and the number of
+    /// those that it lost.
+    fn prompt(&self, context: &Prompt, max_gen_toks: usize) -> Result<(Vec<i64>, usize), Refusal> {
         let mut ids = self.encode(&self.text(context)?, is_text(context))?;
         let Some(room) = self.max_length.checked_sub(max_gen_toks).filter(|&room| room > 0) else {
             let most = self.max_length;
@@ -447,49 +508,61 @@ impl<'a> Engine<'a> {
         if ids.is_empty() {
             return Err("the prompt has no tokens; check doc_to_text".to_owned());
         }
-        let start = ids.len().saturating_sub(room);
-        Ok(ids.split_off(start))
+        let cut = ids.len().saturating_sub(room);
+        Ok((ids.split_off(cut), cut))
     }
 
+    /// The replies that are generated at once, so that their keys and values stay within [`CACHE_BYTES`].
+    fn num_seqs(&self, longest_prompt: usize, max_gen_toks: usize) -> usize {
+        let tokens = (longest_prompt + max_gen_toks).min(self.max_length);
+        (CACHE_BYTES / (tokens * self.model.decoder().cache_bytes_per_token()).max(1)).clamp(1, REPLIES)
+    }
+
+    /// Generates the replies to some prompts. The draws of a reply depend on its request alone.
     fn replies(
         &self,
         requests: &[Request],
-        chunk: &[(usize, Vec<i64>)],
-        (max_gen_toks, temperature, offset): (usize, f64, u64),
+        chunk: &[PromptTokens],
+        settings: ReplySettings,
     ) -> anyhow::Result<Vec<(usize, Response)>> {
+        let ReplySettings { max_gen_toks, temperature, is_chat } = settings;
         let tokenizer = self.tokenizer;
         let config = self.model.config();
         let mut stop_ids = config.eos_token_ids();
         stop_ids.extend(tokenizer.eos_id());
-        if chunk.iter().any(|(index, _)| is_chat(&requests[*index])) {
+        if is_chat {
             stop_ids.extend(tokenizer.stop_ids());
         }
+        let longest = chunk.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
         let options = GenerationOptions {
             sampling: SamplingParams { temperature, ..SamplingParams::default() },
             max_new_tokens: max_gen_toks,
             stop_ids,
             seed: 0,
-            request_offset: offset,
-            max_num_seqs: REPLIES,
+            request_ids: RequestIds::Given(
+                chunk.iter().map(|prompt| stream(&requests[prompt.request])).collect(),
+            ),
+            max_num_seqs: self.num_seqs(longest, max_gen_toks),
         };
 
-        let prompts: Vec<Vec<i64>> = chunk.iter().map(|(_, ids)| ids.clone()).collect();
+        let prompts: Vec<Vec<i64>> = chunk.iter().map(|prompt| prompt.ids.clone()).collect();
         let mut watches: Vec<StopWatch<'_>> =
-            chunk.iter().map(|(index, _)| StopWatch::new(&requests[*index])).collect();
+            chunk.iter().map(|prompt| StopWatch::new(&requests[prompt.request])).collect();
         let completions = generate::generate(self.model, &prompts, &options, &mut |index, id| {
             watches[index].see(id, |ids| tokenizer.decode(ids, false).unwrap_or_default())
         })?;
 
         let mut responses = Vec::with_capacity(chunk.len());
-        for ((index, _), completion) in chunk.iter().zip(completions) {
+        for (&PromptTokens { request, cut, .. }, completion) in chunk.iter().zip(completions) {
             let text = tokenizer.decode(&completion.ids, true)?;
-            let until = until(&requests[*index]);
+            let until = until(&requests[request]);
             responses.push((
-                *index,
+                request,
                 Response::Reply {
                     text: eval::filter::cut_at_stop(&text, until).to_owned(),
                     tokens: completion.ids.len(),
                     ended: completion.finish_reason != FinishReason::Length,
+                    cut,
                 },
             ));
         }
@@ -568,8 +641,9 @@ fn is_text(prompt: &Prompt) -> bool {
     matches!(prompt, Prompt::Text(_))
 }
 
-fn is_chat(request: &Request) -> bool {
-    matches!(request, Request::GenerateUntil { context: Prompt::Chat(_), .. })
+/// The stream of random draws of a request: a number that its key gives.
+fn stream(request: &Request) -> u64 {
+    u64::from_str_radix(&request.key()[..16], 16).expect("a key is a hash in hexadecimal")
 }
 
 /// Divides rows into batches of at most [`BATCH_TOKENS`] tokens; a longer row is a batch of its own.
@@ -577,11 +651,11 @@ fn batches(rows: &[Row]) -> Vec<&[Row]> {
     let mut batches = Vec::new();
     let (mut start, mut tokens) = (0, 0);
     for (index, row) in rows.iter().enumerate() {
-        if index > start && tokens + row.tokens() > BATCH_TOKENS {
+        if index > start && tokens + row.tokens > BATCH_TOKENS {
             batches.push(&rows[start..index]);
             (start, tokens) = (index, 0);
         }
-        tokens += row.tokens();
+        tokens += row.tokens;
     }
     if start < rows.len() {
         batches.push(&rows[start..]);
@@ -649,8 +723,28 @@ mod tests {
     }
 
     #[test]
+    fn continuations_without_a_context_fill_several_rows() {
+        // 3,000 continuations of two tokens, of which one is read, after the same prefix; each one twice.
+        let mut rows = Rows::default();
+        for request in 0..6000 {
+            let branch = vec![request as i64 % 3000];
+            rows.add(request, Tokens { prefix: vec![1; 1097], branch, targets: vec![5, 6], cut: 0 });
+        }
+        let rows = rows.sorted();
+        // By hand: 1097 + 2999 tokens fill a batch; the last continuation has a row of its own, in one piece.
+        assert_eq!(rows.iter().map(|row| row.tokens).collect::<Vec<_>>(), [BATCH_TOKENS, 1098]);
+        assert_eq!(rows.iter().map(|row| row.readers.len()).collect::<Vec<_>>(), [2 * 2999, 2]);
+        assert_eq!(rows[1].prefix.len(), 1098);
+    }
+
+    #[test]
     fn batches_hold_at_most_their_tokens() {
-        let row = |length: usize| Row { prefix: vec![0; length], branches: Vec::new(), readers: Vec::new() };
+        let row = |tokens: usize| Row {
+            prefix: vec![0; tokens],
+            branches: Vec::new(),
+            tokens,
+            readers: Vec::new(),
+        };
         let rows: Vec<Row> = [5000, 3000, 1000, 96, 1].map(row).into_iter().collect();
         let lengths: Vec<usize> = batches(&rows).iter().map(|batch| batch.len()).collect();
         assert_eq!(lengths, [1, 3, 1]);

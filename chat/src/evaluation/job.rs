@@ -5,11 +5,12 @@
 //! output folder.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use eval::contamination::Overlaps;
 use eval::document::PromptOptions;
-use eval::evaluation::{Evaluation, ModelRun};
+use eval::evaluation::{Answers, Evaluation, ModelRun};
 use eval::response_cache::ResponseCache;
 use eval::results::Results;
 use eval::task::{OutputType, Registry, Selection};
@@ -22,7 +23,7 @@ use super::model::{self, Candidate};
 use super::output::{OutputFolder, RunNotes};
 use super::progress::RequestProgress;
 use super::sandbox::Sandbox;
-use super::share::{AnsweredModel, Share, SharedModel};
+use super::share::{Share, SharedModel};
 use crate::args::ModelHostArgs;
 use crate::config::ConfigError;
 use crate::config::section::EvalSection;
@@ -71,14 +72,11 @@ impl EvalJob<'_> {
         if share.rank > 0 {
             barrier()?;
             self.ask_all(&evaluation, share, groups)?;
+            self.wait_for_all(share)?;
             barrier()?;
             return Ok(None);
         }
 
-        let overlaps = match self.train_data.as_slice() {
-            [] => None,
-            files => Some(Overlaps::find(&evaluation, files)?),
-        };
         let settings = self.settings(&evaluation);
         let folder = OutputFolder::open(self.output, &settings, self.force)?;
         print_stderr(&format!(
@@ -88,13 +86,24 @@ impl EvalJob<'_> {
             counted(self.candidates.len() as u64, "model"),
             folder.path().display()
         ));
+        self.remove_marks()?;
         barrier()?;
-        let mut runs = self.ask_all(&evaluation, share, groups)?;
+        let overlaps = match self.train_data.as_slice() {
+            [] => None,
+            files => Some(Overlaps::find(&evaluation, files)?),
+        };
+        let mut answers = self.ask_all(&evaluation, share, groups)?;
+        self.wait_for_all(share)?;
         barrier()?;
         if share.size > 1 {
-            runs = self.gather(&evaluation, &runs)?;
+            self.remove_marks()?;
+            let cache = self.responses(0)?;
+            answers = answers.into_iter().map(|answers| evaluation.collect(answers, &cache)).collect();
         }
+        let runs = answers.into_iter().map(|answers| evaluation.score(answers));
+        let runs = runs.collect::<Result<Vec<ModelRun>, _>>()?;
 
+        runs.iter().flat_map(cut_prompts).for_each(|line| print_stderr(&line));
         let program = format!("colossal-chat {}", env!("CARGO_PKG_VERSION"));
         let mut results = Results::new(&evaluation, &runs, program, settings)?;
         if let Some(overlaps) = overlaps {
@@ -146,28 +155,49 @@ impl EvalJob<'_> {
         evaluation: &Evaluation,
         share: Share,
         groups: Option<&ProcessGroups>,
-    ) -> anyhow::Result<Vec<ModelRun>> {
-        let mut cache = ResponseCache::open(&self.output.join(responses_file(share.rank)))?;
-        for other in responses_of_others(self.output, share.rank)? {
-            cache.read_also(&other)?;
-        }
+    ) -> anyhow::Result<Vec<Answers>> {
+        evaluation.check_code_runner()?;
+        let mut cache = self.responses(share.rank)?;
         let local = groups.map_or(LocalRank::SINGLE, ProcessGroups::local_rank);
         let ask = |candidate| self.ask(candidate, (evaluation, share), &mut cache, local);
         self.candidates.iter().map(ask).collect()
     }
 
-    /// The scores of the answers of all processes.
-    fn gather(&self, evaluation: &Evaluation, runs: &[ModelRun]) -> anyhow::Result<Vec<ModelRun>> {
-        let mut cache = ResponseCache::open(&self.output.join(responses_file(0)))?;
-        for other in responses_of_others(self.output, 0)? {
+    /// The answers so far: the file of a process, and what the files of the others hold.
+    fn responses(&self, rank: usize) -> anyhow::Result<ResponseCache> {
+        let mut cache = ResponseCache::open(&self.output.join(responses_file(rank)))?;
+        for other in responses_of_others(self.output, rank)? {
             cache.read_also(&other)?;
         }
-        let score = |run: &ModelRun| {
-            let mut model = AnsweredModel { name: run.name.clone(), digest: run.digest.clone() };
-            let scored = evaluation.run(&mut model, &mut cache, &mut |_| {})?;
-            Ok(ModelRun { elapsed: run.elapsed, ..scored })
-        };
-        runs.iter().map(score).collect()
+        Ok(cache)
+    }
+
+    /// Marks this process as done, and waits for the marks of the others. A process may be done long before
+    /// another, and a collective waits only so long. A process that dies ends the job, so this wait ends.
+    fn wait_for_all(&self, share: Share) -> anyhow::Result<()> {
+        if share.size == 1 {
+            return Ok(());
+        }
+        let own = self.output.join(mark(share.rank));
+        std::fs::write(&own, "").with_context(|| format!("{}: cannot be written", own.display()))?;
+        let is_missing = |rank: &usize| !self.output.join(mark(*rank)).exists();
+        while (0..share.size).any(|rank| is_missing(&rank)) {
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Removes the marks of an earlier evaluation.
+    fn remove_marks(&self) -> anyhow::Result<()> {
+        for entry in std::fs::read_dir(self.output)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.strip_prefix(MARK).is_some_and(|rank| rank.parse::<usize>().is_ok()) {
+                std::fs::remove_file(&path)
+                    .with_context(|| format!("{}: cannot be removed", path.display()))?;
+            }
+        }
+        Ok(())
     }
 
     /// Loads a model and asks it the requests of this process.
@@ -177,20 +207,20 @@ impl EvalJob<'_> {
         (evaluation, share): (&Evaluation, Share),
         cache: &mut ResponseCache,
         local: LocalRank,
-    ) -> anyhow::Result<ModelRun> {
+    ) -> anyhow::Result<Answers> {
         let mut model = candidate.open(&self.host, local)?;
         let mut model = SharedModel { model: model.as_mut(), share };
         let mut progress = (share.rank == 0).then(RequestProgress::new);
-        let run = evaluation.run(&mut model, cache, &mut |state| {
+        let answers = evaluation.ask(&mut model, cache, &mut |state| {
             // The progress of one process stands for all.
             if let Some(progress) = &mut progress {
                 progress.show(&candidate.name, state);
             }
         });
         if let Some(progress) = progress {
-            progress.end(&run);
+            progress.end(&answers);
         }
-        Ok(run?)
+        Ok(answers?)
     }
 
     /// What decides the results. A folder holds the results of one such evaluation.
@@ -199,6 +229,7 @@ impl EvalJob<'_> {
         let runner = evaluation.code_runner.as_ref();
         json!({
             "models": self.candidates.iter().map(|candidate| &candidate.name).collect::<Vec<_>>(),
+            "places": self.candidates.iter().map(Candidate::place).collect::<Vec<_>>(),
             "tasks": section.tasks,
             "data": section.data,
             "include_path": section.include_path,
@@ -214,6 +245,15 @@ impl EvalJob<'_> {
             "max_length": self.host.max_length,
         })
     }
+}
+
+/// What the name of the mark of a process that is done begins with; its rank follows.
+const MARK: &str = ".done-";
+/// The time between two looks for such marks.
+const POLL: Duration = Duration::from_millis(50);
+
+fn mark(rank: usize) -> String {
+    format!("{MARK}{rank}")
 }
 
 /// The file of the answers of one process.
@@ -272,6 +312,22 @@ fn prompt_options(section: &EvalSection) -> PromptOptions {
         max_gen_toks: section.max_gen_toks.map(usize::from),
         limit: section.limit.map(usize::from),
     }
+}
+
+/// Says for each task how many prompts a model did not see as a whole.
+fn cut_prompts(run: &ModelRun) -> Vec<String> {
+    let mut tasks: Vec<(&str, usize)> = run
+        .scores
+        .iter()
+        .filter(|score| score.cut > 0)
+        .map(|score| (score.task.as_str(), score.cut))
+        .collect();
+    tasks.dedup();
+    let line = |(task, cut): (&str, usize)| {
+        let prompts = counted(cut as u64, "prompt");
+        format!("warning: {prompts} of {task} are longer than {} takes and lost their beginning", run.name)
+    };
+    tasks.into_iter().map(line).collect()
 }
 
 /// Says how many documents a model left without an answer.

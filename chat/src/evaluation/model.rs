@@ -71,6 +71,16 @@ impl Candidate {
         }
     }
 
+    /// Where the model is: its folder, with links resolved, or its address. Two models may have one name.
+    pub(crate) fn place(&self) -> String {
+        match &self.place {
+            Place::Folder(folder) => {
+                folder.canonicalize().unwrap_or_else(|_| folder.clone()).display().to_string()
+            }
+            Place::Endpoint(model) => model.name().to_owned(),
+        }
+    }
+
     /// The name as part of the name of a folder: of an endpoint, the name of its model.
     pub(crate) fn file_name(&self) -> String {
         let short = self.name.rsplit_once('#').map_or(self.name.as_str(), |(_, name)| name);

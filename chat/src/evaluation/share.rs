@@ -15,7 +15,7 @@ pub(crate) struct Share {
 
 impl Share {
     /// The requests of this process, and their places among all. Requests with the same context stay
-    /// together, because they share its computation.
+    /// together, because they share its computation; without a context there is nothing to share.
     pub(crate) fn of(self, requests: &[Request]) -> (Vec<Request>, Vec<usize>) {
         let own = requests.iter().enumerate().filter(|(_, request)| self.holds(request));
         own.map(|(place, request)| (request.clone(), place)).unzip()
@@ -24,6 +24,9 @@ impl Share {
     fn holds(self, request: &Request) -> bool {
         let mut hasher = DefaultHasher::new();
         match request {
+            Request::Loglikelihood { context, continuation } if context.is_empty() => {
+                continuation.hash(&mut hasher);
+            }
             Request::Loglikelihood { context, .. } | Request::GenerateUntil { context, .. } => {
                 match context {
                     Prompt::Text(text) => text.hash(&mut hasher),
@@ -71,28 +74,6 @@ impl LanguageModel for SharedModel<'_> {
     }
 }
 
-/// A model whose answers are all there already.
-pub(crate) struct AnsweredModel {
-    /// Its name.
-    pub(crate) name: String,
-    /// Its hash.
-    pub(crate) digest: String,
-}
-
-impl LanguageModel for AnsweredModel {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn digest(&self) -> &str {
-        &self.digest
-    }
-
-    fn respond(&mut self, _: &[Request], _: &[bool], _: &mut OnResponses<'_>) -> Result<(), eval::Error> {
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,5 +96,16 @@ mod tests {
             assert!(own.chunks(2).all(|pair| pair[0].key() != pair[1].key()));
         }
         assert_eq!(seen, vec![1; requests.len()]);
+    }
+
+    #[test]
+    fn requests_without_a_context_are_divided() {
+        let request = |n: usize| Request::Loglikelihood {
+            context: Prompt::Text(String::new()),
+            continuation: format!("sentence {n}"),
+        };
+        let requests: Vec<Request> = (0..300).map(request).collect();
+        let own = Share { rank: 1, size: 3 }.of(&requests).0.len();
+        assert!((60..140).contains(&own), "{own}");
     }
 }

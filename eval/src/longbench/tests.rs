@@ -39,7 +39,7 @@ fn every_subset_is_asked_and_scored_as_in_the_harness() {
         assert_eq!((*temperature, &recorded["gen_kwargs"]["do_sample"]), (0.0, &Value::Bool(false)));
 
         for reply in &case.replies {
-            let response = Response::Reply { text: reply.0.clone(), tokens: 1, ended: true };
+            let response = Response::Reply { text: reply.0.clone(), tokens: 1, ended: true, cut: 0 };
             let scored = score(&task, &document, &[response], &[]).unwrap();
             assert_eq!(scored[0].metrics.len(), reply.2["none"].len(), "{}", case.task);
             for metric in &scored[0].metrics {

@@ -35,6 +35,10 @@ pub fn sample_rows<'a>(
                     row[&metric.name] = json!(metric.value);
                 }
             }
+            let cut = sample.responses.iter().map(Response::cut).max().unwrap_or(0);
+            if cut > 0 {
+                row["cut_tokens"] = json!(cut);
+            }
             if let Some(problem) = &sample.problem {
                 row["problem"] = json!(problem);
             }
@@ -71,7 +75,7 @@ fn shared(prompts: Vec<Value>) -> Value {
 
 fn answered(response: &Response) -> Value {
     match response {
-        Response::Loglikelihood { logprob, is_greedy } => json!([logprob, is_greedy]),
+        Response::Loglikelihood { logprob, is_greedy, .. } => json!([logprob, is_greedy]),
         Response::Reply { text, .. } => json!(text),
         Response::Failed { .. } => Value::Null,
     }

@@ -172,6 +172,22 @@ fn check(task: &Task, path: &Path) -> Result<(), Error> {
     if task.metric_list.is_empty() {
         return wrong("metric_list", "is empty", "name a metric, such as { metric = \"acc\" }");
     }
+    // Results of equal names would become one number.
+    if let Some(name) = twice(&task.metric_names()) {
+        let problem = format!("gives two results called {name}");
+        return wrong(
+            "metric_list",
+            &problem,
+            "keep one of these metrics, or make a task of its own for the other",
+        );
+    }
+    if let Some(name) = twice(&task.filter_names()) {
+        return wrong(
+            "filter_list",
+            &format!("has two filters called {name}"),
+            "give each a name of its own",
+        );
+    }
     if let Some(metric) = task.metric_list.iter().find(|metric| !metric.fits(task.output_type)) {
         let problem = format!("has {}, which {:?} does not give", metric.name(), task.output_type);
         return wrong("metric_list", &problem, "docs/tasks.md lists the metrics of each output_type");
@@ -210,6 +226,11 @@ fn check(task: &Task, path: &Path) -> Result<(), Error> {
     }
     check_code_execution(task, path)?;
     check_templates(task, path)
+}
+
+/// The first name that occurs a second time.
+fn twice(names: &[String]) -> Option<&String> {
+    names.iter().enumerate().find(|(place, name)| names[..*place].contains(name)).map(|(_, name)| name)
 }
 
 /// pass@k needs a program for each reply, and k replies after every filter.

@@ -1,12 +1,12 @@
-//! The protocol id of a score: task, version, kind of scoring, examples, and a hash of the prompts. Two scores
-//! are comparable exactly if their ids are equal.
+//! The protocol id of a score: task, version, kind of scoring, examples, and a hash of the prompts, the right
+//! answers and the rules of scoring. Two scores are comparable exactly if their ids are equal.
 
 use super::{OutputType, Task};
 
 impl Task {
-    /// The id, such as `mmlu_anatomy/v1/multiple_choice@5shot#3f2a91c0`. `prompt_hash` is the hash of all
-    /// requests.
-    pub fn protocol_id(&self, shots: usize, prompt_hash: &str) -> String {
+    /// The id, such as `mmlu_anatomy/v1/multiple_choice@5shot#3f2a91c0`. `protocol_hash` is that of
+    /// its documents.
+    pub fn protocol_id(&self, shots: usize, protocol_hash: &str) -> String {
         let version = self.version.map_or("0".to_owned(), |version| version.to_string());
         let kind = match self.output_type {
             OutputType::MultipleChoice => "choice",
@@ -15,7 +15,7 @@ impl Task {
             OutputType::LoglikelihoodRolling => "rolling",
             OutputType::GenerateUntil => "generate",
         };
-        let short = &prompt_hash[..prompt_hash.len().min(8)];
+        let short = &protocol_hash[..protocol_hash.len().min(8)];
         format!("{}/v{version}/{kind}@{shots}shot#{short}", self.task)
     }
 

@@ -26,12 +26,21 @@ type LayerAttentionFn<'a> =
 impl Decoder {
     /// Allocates a KV cache with `slots` empty slots for sequences of up to `capacity` tokens.
     pub fn cache(&self, slots: i64, capacity: i64) -> KvCache {
+        KvCache::new(self.cache_shape(slots, capacity), self.kind(), self.device())
+    }
+
+    /// The bytes of the keys and values of one token in all layers of this process.
+    pub fn cache_bytes_per_token(&self) -> usize {
+        let CacheShape { layers, kv_heads, head_dim, .. } = self.cache_shape(1, 1);
+        2 * (layers * kv_heads * head_dim) as usize * self.kind().elt_size_in_bytes()
+    }
+
+    fn cache_shape(&self, slots: i64, capacity: i64) -> CacheShape {
         let layers = (0..self.blocks.len()).filter(|&layer| self.owns_segment(layer + 1)).count() as i64;
         let attention = self.blocks.first().map(Block::attention);
         let (kv_heads, head_dim) =
             attention.map_or((1, 1), |attention| (attention.kv_heads(), attention.head_dim()));
-        let shape = CacheShape { layers, slots, kv_heads, capacity, head_dim };
-        KvCache::new(shape, self.kind(), self.device())
+        CacheShape { layers, slots, kv_heads, capacity, head_dim }
     }
 
     /// Runs row `r` of the batch and appends its keys and values to slot `slots[r]` of the cache. Returns the

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use datasets::{Message, Role};
 use models::causal_lm::CausalLm;
-use models::generate::{self, FinishReason, GenerationOptions};
+use models::generate::{self, FinishReason, GenerationOptions, RequestIds};
 use models::sample::SamplingParams;
 use tui::chat::event::{ContextPolicy, Sampling};
 use tui::line::Statistics;
@@ -253,7 +253,7 @@ fn summarized(
         max_new_tokens: summary_tokens(session.model.config().max_positions()),
         stop_ids: session.stop_ids(),
         seed: 0,
-        request_offset: 0,
+        request_ids: RequestIds::From(0),
         max_num_seqs: 1,
     };
     let mut listen = |_: usize, _: i64| listen(Update::Piece { text: "", new_tokens: 0, rate: None });
@@ -281,7 +281,7 @@ fn write(
         max_new_tokens: sampling.max_new_tokens,
         stop_ids: if question.ignore_eos { Vec::new() } else { session.stop_ids() },
         seed: sampling.seed,
-        request_offset: 0,
+        request_ids: RequestIds::From(0),
         max_num_seqs: 1,
     };
     let _ = listen(Update::Started { prompt_tokens: prompt.ids.len() as u64, dropped: prompt.dropped });

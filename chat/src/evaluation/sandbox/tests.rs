@@ -166,7 +166,7 @@ fn document(task: &Task, row: &Row) -> Document {
 }
 
 fn reply(text: &str) -> Vec<Response> {
-    vec![Response::Reply { text: text.to_owned(), tokens: 1, ended: true }]
+    vec![Response::Reply { text: text.to_owned(), tokens: 1, ended: true, cut: 0 }]
 }
 
 /// The scores of replies to rows of a task, each with a reason if the reply failed.

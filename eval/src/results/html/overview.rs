@@ -102,17 +102,25 @@ fn headline_names<'a>(results: &'a Results, evaluation: &'a Evaluation) -> Vec<&
     names
 }
 
-/// What makes scores doubtful: documents without an answer of the model, replies without an answer in them.
+/// What makes scores doubtful: documents without an answer of the model, prompts that it did not see as a whole,
+/// replies without an answer in them.
 pub(super) fn warnings(results: &Results) -> String {
     let mut lines = Vec::new();
     for model in &results.models {
-        let mut failed: Vec<&str> = Vec::new();
+        let (mut failed, mut cut): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
         for score in &model.scores {
             let (name, task) = (isolated(&model.name), isolated(&score.task));
             if score.failed > 0 && !failed.contains(&score.task.as_str()) {
                 failed.push(&score.task);
                 let documents = count(score.failed, "document", "documents");
                 lines.push(format!("{name} could not answer {documents} of {task}; they do not count."));
+            }
+            if score.cut > 0 && !cut.contains(&score.task.as_str()) {
+                cut.push(&score.task);
+                let documents = count(score.cut, "document", "documents");
+                lines.push(format!(
+                    "The prompts of {documents} of {task} are longer than {name} takes; they lost their beginning."
+                ));
             }
             if has_many_unparsed(score) {
                 let share = percent(score.unparsed, score.n);

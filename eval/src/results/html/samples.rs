@@ -325,11 +325,11 @@ impl<'a> Answered<'a> {
         let mut logprobs = Vec::new();
         for response in &sample.responses {
             match response {
-                Response::Loglikelihood { logprob, is_greedy } => {
+                Response::Loglikelihood { logprob, is_greedy, .. } => {
                     logprobs.push(*logprob);
                     answered.greedy = Some(*is_greedy);
                 }
-                Response::Reply { text, tokens, ended } => {
+                Response::Reply { text, tokens, ended, .. } => {
                     answered.replies.push(ShownReply { text, tokens: *tokens, ended: *ended });
                 }
                 Response::Failed { .. } => logprobs.push(f64::NAN),

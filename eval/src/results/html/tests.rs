@@ -88,11 +88,11 @@ fn prompt(request: &Request) -> &str {
 fn choose(is_black: bool, request: &Request) -> Response {
     let Request::Loglikelihood { continuation, .. } = request else { panic!("wanted choices") };
     let logprob = if (continuation == " black") == is_black { -1.25 } else { -2.5 };
-    Response::Loglikelihood { logprob, is_greedy: false }
+    Response::Loglikelihood { logprob, is_greedy: false, cut: 0 }
 }
 
 fn reply(text: &str) -> Response {
-    Response::Reply { text: text.to_owned(), tokens: text.chars().count(), ended: text.len() < 30 }
+    Response::Reply { text: text.to_owned(), tokens: text.chars().count(), ended: text.len() < 30, cut: 0 }
 }
 
 /// Always black; sums: right up to 4, a hostile reply for 5 to 7, no digit for 8, a failure for 9.
