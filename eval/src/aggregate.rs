@@ -43,11 +43,13 @@ pub enum Aggregation {
 /// One number for a task.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Aggregated {
-    /// The value.
+    /// The value. NaN where no document counts, such as the accuracy of BBQ in contexts that a task does not
+    /// have; JSON holds it as `null`.
+    #[serde(with = "crate::nan_as_null")]
     pub value: f64,
     /// Its standard error, where one is defined.
     pub standard_error: Option<f64>,
-    /// The ends of the 95 % interval.
+    /// The ends of the 95 % interval, where both are finite.
     pub interval: Option<(f64, f64)>,
 }
 
@@ -68,7 +70,7 @@ pub fn aggregate(
     }
     let numbers: Vec<f64> = values.iter().flat_map(|value| numbers(value)).collect();
     let alone = |value| Aggregated { value, standard_error: None, interval: None };
-    match aggregation {
+    let found = match aggregation {
         Aggregation::Mean => mean(&numbers, clusters),
         Aggregation::MeanOfAll => Ok(alone(numbers.iter().sum::<f64>() / numbers.len() as f64)),
         Aggregation::Perplexity => {
@@ -85,7 +87,12 @@ pub fn aggregate(
         }
         Aggregation::BiasScore { disambiguated } => Ok(alone(bbq::score(&biases(values), disambiguated))),
         Aggregation::BitsPerByte => Ok(alone(-ratio(values) / std::f64::consts::LN_2)),
-    }
+    }?;
+    Ok(Aggregated {
+        standard_error: found.standard_error.filter(|error| error.is_finite()),
+        interval: found.interval.filter(|(low, high)| low.is_finite() && high.is_finite()),
+        ..found
+    })
 }
 
 /// The numbers of a value.

@@ -97,7 +97,9 @@ impl Results {
         for model in &self.models {
             for score in model.all() {
                 let info = self.task(&score.task);
-                let optional = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
+                let optional = |value: Option<f64>| {
+                    value.filter(|value| !value.is_nan()).map_or(String::new(), |value| value.to_string())
+                };
                 let cells = [
                     csv_cell(&model.name),
                     csv_cell(&score.task),
@@ -106,7 +108,7 @@ impl Results {
                     csv_cell(&score.filter),
                     score.metric.clone(),
                     score.higher_is_better.to_string(),
-                    score.aggregated.value.to_string(),
+                    optional(Some(score.aggregated.value)),
                     optional(score.aggregated.standard_error),
                     optional(score.aggregated.interval.map(|interval| interval.0)),
                     optional(score.aggregated.interval.map(|interval| interval.1)),
@@ -122,8 +124,11 @@ impl Results {
     }
 }
 
-/// A number with four decimals, or with four digits where that says too little.
+/// A number with four decimals, or with four digits where that says too little; an en dash for NaN.
 pub fn number(value: f64) -> String {
+    if value.is_nan() {
+        return "–".to_owned();
+    }
     if value == 0.0 || (0.001..10_000.0).contains(&value.abs()) {
         return format!("{value:.4}");
     }
