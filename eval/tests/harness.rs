@@ -339,6 +339,19 @@ fn models_are_compared_by_document() {
 }
 
 #[test]
+fn results_with_a_score_of_nan_can_be_read_again() {
+    let bench = Bench::new();
+    bench.write("tasks/colours.toml", &CHOICE.replace("{ metric = \"acc_norm\" }", "{ metric = \"mc2\" }"));
+    let evaluation = bench.prepare(&["colours"], PromptOptions::default()).unwrap();
+    // exp(-2000) is 0, so the share of the right choices is 0/0.
+    let unlikely: Vec<(&str, f64)> = LOGPROBS.iter().map(|&(text, _)| (text, -2000.0)).collect();
+    let run = bench.run(&evaluation, &mut Double::new(&unlikely, &[]), "cache").unwrap();
+    let results = Results::new(&evaluation, &[run], "p".to_owned(), json!({})).unwrap();
+    let read: Results = serde_json::from_str(&serde_json::to_string(&results).unwrap()).unwrap();
+    assert!(read.models[0].scores.iter().any(|score| score.aggregated.value.is_nan()), "{read:?}");
+}
+
+#[test]
 fn groups_weigh_tasks_by_size() {
     let bench = Bench::new();
     bench.write("data/more/test.jsonl", &(COLOURS[..2].join("\n") + "\n"));

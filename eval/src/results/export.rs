@@ -14,7 +14,8 @@ impl Results {
         text.push_str("\n## Protocols\n\n| task | id | rows |\n|---|---|---|\n");
         for task in &self.tasks {
             let rows = format!("{} of {}", task.effective, task.original);
-            let _ = writeln!(text, "| {} | {} | {rows} |", task.task, escape_markdown(&task.protocol_id));
+            let [name, id] = [&task.task, &task.protocol_id].map(|text| escape_markdown(text));
+            let _ = writeln!(text, "| {name} | {id} | {rows} |");
         }
         text
     }
@@ -47,9 +48,9 @@ impl Results {
             let _ = writeln!(
                 table,
                 "| {} | {version} | {} | {shots} | {} | {arrow} | {} | ± | {error} | {} | {} | {} | {} |",
-                score.task,
+                escape_markdown(&score.task),
                 escape_markdown(&score.filter),
-                score.metric,
+                escape_markdown(&score.metric),
                 number(score.aggregated.value),
                 interval(score),
                 score.n,
@@ -66,24 +67,25 @@ impl Results {
              |---|---|---|---|---|---|---|---|---|\n",
         );
         for comparison in &self.comparisons {
-            let normal = &comparison.difference.normal;
+            let interval = comparison.interval();
+            let interval =
+                interval.map_or("–".to_owned(), |(low, high)| format!("{low:+.4} to {high:+.4}"));
             let _ = writeln!(
                 table,
-                "| {} - {} | {} | {},{} | {:+.4} | {:+.4} to {:+.4} | {}, {}, {} | {} | {} | {:.4} |",
+                "| {} - {} | {} | {},{} | {:+.4} | {} | {}, {}, {} | {} | {} | {} |",
                 escape_markdown(&comparison.model),
                 escape_markdown(&comparison.baseline),
-                comparison.task,
-                comparison.metric,
+                escape_markdown(&comparison.task),
+                escape_markdown(&comparison.metric),
                 escape_markdown(&comparison.filter),
-                normal.mean,
-                normal.low,
-                normal.high,
+                comparison.difference.normal.mean,
+                interval,
                 comparison.more,
                 comparison.equal,
                 comparison.less,
                 p_value(comparison.p_value),
                 p_value(comparison.p_value_holm),
-                comparison.detectable,
+                number(comparison.detectable),
             );
         }
         table
@@ -97,16 +99,18 @@ impl Results {
         for model in &self.models {
             for score in model.all() {
                 let info = self.task(&score.task);
-                let optional = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
+                let optional = |value: Option<f64>| {
+                    value.filter(|value| !value.is_nan()).map_or(String::new(), |value| value.to_string())
+                };
                 let cells = [
                     csv_cell(&model.name),
                     csv_cell(&score.task),
                     optional(info.and_then(|info| info.version)),
                     info.map_or(String::new(), |info| info.num_fewshot.to_string()),
                     csv_cell(&score.filter),
-                    score.metric.clone(),
+                    csv_cell(&score.metric),
                     score.higher_is_better.to_string(),
-                    score.aggregated.value.to_string(),
+                    optional(Some(score.aggregated.value)),
                     optional(score.aggregated.standard_error),
                     optional(score.aggregated.interval.map(|interval| interval.0)),
                     optional(score.aggregated.interval.map(|interval| interval.1)),
@@ -122,8 +126,11 @@ impl Results {
     }
 }
 
-/// A number with four decimals, or with four digits where that says too little.
+/// A number with four decimals, or with four digits where that says too little; an en dash for NaN.
 pub fn number(value: f64) -> String {
+    if value.is_nan() {
+        return "–".to_owned();
+    }
     if value == 0.0 || (0.001..10_000.0).contains(&value.abs()) {
         return format!("{value:.4}");
     }

@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use super::differences::{Verdict, pairs, signed};
 use super::scores::{Row, has_many_unparsed};
-use super::{Notes, Section, count, isolated, percent, wide};
+use super::{Notes, Section, count, percent, wide};
 use crate::contamination::Contamination;
 use crate::evaluation::{Evaluation, Score};
-use crate::report::escape_html;
+use crate::report::{escape_html, isolated};
 use crate::results::{Comparison, Results, number};
 use crate::task::OutputType;
 
@@ -187,7 +187,9 @@ pub(super) fn contamination(rows: &[Contamination]) -> Option<Section> {
     let mut body = wide("contamination", &table);
     body.push_str(
         "<p class=\"note\">A row stands in the training data if 13 words of one of its texts follow one another there, \
-         or 20 characters of a script without spaces, or the whole of a shorter text.</p>\n",
+         or 20 characters of a script without spaces, or the whole of a shorter text of at least 8 words or 12 \
+         characters. Texts count that are asked or that are the answer, without what more than 10 rows of the \
+         task share.</p>\n",
     );
     Some(Section { id: "contamination", heading: "Contamination", body })
 }
