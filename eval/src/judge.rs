@@ -275,7 +275,7 @@ impl Judge<'_> {
         };
         let places: Vec<usize> = conversations.iter().map(add).collect();
         let responses = requests.ask(self.model, cache, on_progress)?;
-        Ok(places.into_iter().map(|place| responses[place].clone()).collect())
+        Ok(places.into_iter().map(|place| of_whole_prompt(&responses[place])).collect())
     }
 
     fn judged_by(&self, questions: &[Question], baseline: Option<&Answers>) -> JudgedBy {
@@ -379,4 +379,17 @@ fn warnings_of_missing(what: &str, judged: usize, unparsed: usize, failed: usize
         ));
     }
     warnings
+}
+/// The answer of a judge, unless it did not see the beginning of its prompt: the question and the first answer
+/// stand there.
+fn of_whole_prompt(response: &Response) -> Response {
+    match response.cut() {
+        0 => response.clone(),
+        cut => Response::Failed {
+            problem: format!(
+                "the prompt has {cut} tokens more than the judge takes: use a judge with a longer context, or lower \
+                 max_gen_toks of the prompt file"
+            ),
+        },
+    }
 }

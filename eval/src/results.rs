@@ -149,6 +149,7 @@ mod tests {
             n: 2,
             unparsed: 0,
             failed: 0,
+            cut: 0,
         }
     }
 

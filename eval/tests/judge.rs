@@ -452,6 +452,22 @@ fn what_fails_does_not_count_and_is_asked_again() {
 }
 
 #[test]
+fn a_judge_that_does_not_see_the_whole_prompt_has_no_verdict() {
+    let bench = Bench::new();
+    let (questions, system, baseline) =
+        (questions(2, 1), short("ppo", &["3", "4"]), short("sft", &["1", "1"]));
+    let mut model = Double::raw(|messages| {
+        let prompt = &messages.last().unwrap().content;
+        let cut = if sides(prompt) == ["1", "4"] { 9 } else { 0 };
+        Response::Reply { text: by_number(prompt), tokens: 1, ended: true, cut }
+    });
+    let found = bench.compare("mt_bench_pair", &mut model, &questions, [&system, &baseline]).unwrap();
+    assert_eq!((found.wins, found.failed), (1, 1));
+    let problem = found.items[1].orders.iter().find_map(|order| order.failed.as_ref()).unwrap();
+    assert!(problem.contains("9 tokens more than the judge takes"), "{problem}");
+}
+
+#[test]
 fn judging_that_was_killed_goes_on_to_the_same_results() {
     let questions = questions(3, 1);
     let (system, baseline) = (short("ppo", &["3", "1", "2"]), short("sft", &["2", "4", "7"]));
