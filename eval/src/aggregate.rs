@@ -1,8 +1,10 @@
 //! From the scores of documents to one number with its uncertainty.
 //!
 //! Values and standard errors are those of lm-evaluation-harness 0.4.13 (`api/metrics.py`); intervals are
-//! ours: Wilson's for a rate, Student's t for other means, none where no standard error is known.
+//! ours: Wilson's for a rate, Student's t for other means, none where no standard error is known. Where several
+//! documents share a cluster, intervals count clusters (Miller 2024, arXiv 2411.00640, section 2).
 
+use std::collections::BTreeSet;
 use std::thread;
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +13,7 @@ use crate::Error;
 use crate::bbq::{self, Bias};
 use crate::python_random::PythonRandom;
 use crate::score::MetricValue;
-use crate::statistics::{Interval, clustered_mean, estimate, wilson};
+use crate::statistics::{Interval, clustered_mean, clustered_rate, estimate, wilson};
 
 /// How the scores of documents become one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,17 +132,35 @@ fn mean(numbers: &[f64], clusters: Option<&[&str]>) -> Result<Aggregated, Error>
     }
     let standard = estimate(numbers, Interval::StudentT)?;
     let is_rate = numbers.iter().all(|&number| number == 0.0 || number == 1.0);
-    let clustered = clusters.and_then(|clusters| clustered_mean(numbers, clusters, Interval::StudentT).ok());
-    let interval = match clustered {
-        Some(clustered) => (clustered.low, clustered.high),
+    let shared = clusters.filter(|clusters| clusters.iter().collect::<BTreeSet<_>>().len() < clusters.len());
+    let interval = match shared {
+        Some(clusters) => clustered_interval(numbers, clusters, is_rate)?,
         None if is_rate => {
             let hits = numbers.iter().filter(|&&number| number == 1.0).count();
             let rate = wilson(hits as u64, n as u64)?;
-            (rate.low, rate.high)
+            Some((rate.low, rate.high))
         }
-        None => (standard.low, standard.high),
+        None => Some((standard.low, standard.high)),
     };
-    Ok(Aggregated { value, standard_error: Some(standard.standard_error), interval: Some(interval) })
+    Ok(Aggregated { value, standard_error: Some(standard.standard_error), interval })
+}
+
+/// The interval of a mean over documents in clusters. A single cluster says nothing about others.
+fn clustered_interval(
+    numbers: &[f64],
+    clusters: &[&str],
+    is_rate: bool,
+) -> Result<Option<(f64, f64)>, Error> {
+    let found = if is_rate {
+        clustered_rate(numbers, clusters)
+    } else {
+        clustered_mean(numbers, clusters, Interval::StudentT)
+    };
+    match found {
+        Ok(found) => Ok(Some((found.low, found.high))),
+        Err(Error::TooFewClusters { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The standard error of `exp(-mean)` by the bootstrap of lm-evaluation-harness: chunks of a thousand draws,
@@ -216,6 +236,28 @@ mod tests {
         let close = |got: f64, wanted: &Value| (got / wanted.as_f64().unwrap() - 1.0).abs() < 1e-12;
         assert!(close(value(Aggregation::WeightedPerplexity), &golden["rolling"]["weighted_perplexity"]));
         assert!(close(value(Aggregation::BitsPerByte), &golden["rolling"]["bits_per_byte"]));
+    }
+
+    #[test]
+    fn intervals_of_rates_in_clusters_count_clusters_and_stay_within_0_and_1() {
+        let of = |numbers: &[f64], clusters: &[&str]| {
+            let values: Vec<MetricValue> =
+                numbers.iter().map(|&number| MetricValue::Number(number)).collect();
+            let values: Vec<&MetricValue> = values.iter().collect();
+            aggregate(Aggregation::Mean, &values, Some(clusters)).unwrap().interval
+        };
+        let clusters = ["a", "a", "b", "b", "c", "c"];
+        // All right: Wilson's interval of 3 of 3, by hand 1 / (1 + 1.959964² / 3) = 0.438503.
+        let (low, high) = of(&[1.0; 6], &clusters).unwrap();
+        assert!((low - 0.438_503).abs() < 1e-6 && high == 1.0, "{low}");
+        // One cluster wrong: Student's t with 2 degrees of freedom would reach beyond 1.
+        let (low, high) = of(&[1.0, 1.0, 1.0, 1.0, 0.0, 0.0], &clusters).unwrap();
+        assert!(0.0 < low && low < 2.0 / 3.0 && 2.0 / 3.0 < high && high < 1.0, "{low} {high}");
+        // A cluster for each document changes nothing, and a single cluster has no interval.
+        let single = of(&[1.0, 0.0, 1.0], &["a", "b", "c"]).unwrap();
+        let wilson = wilson(2, 3).unwrap();
+        assert_eq!(single, (wilson.low, wilson.high));
+        assert_eq!(of(&[1.0, 0.0], &["a", "a"]), None);
     }
 
     #[test]

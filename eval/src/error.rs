@@ -253,7 +253,7 @@ pub enum Error {
         got: f64,
     },
     /// A t test of differences that do not vary.
-    #[error("a t test is undefined: the difference is {difference} on every item; use the sign-flip test")]
+    #[error("a t test is undefined: the difference is {difference} on every item; evaluate on more prompts")]
     EqualDifferences {
         /// The difference of every item.
         difference: f64,

@@ -7,7 +7,7 @@
 //! - [`mean_of_items`]: the mean over items when each item was sampled several times. Samples are averaged
 //!   within their item first, so items are the independent units (Miller 2024, arXiv 2411.00640, sections 2
 //!   and 3).
-//! - [`clustered_mean`]: the mean over items that come in clusters.
+//! - [`clustered_mean`] and [`clustered_rate`]: the mean over items that come in clusters.
 //! - [`group_mean`], [`macro_mean`] and [`weighted_mean`]: one number for a group of tasks.
 //! - [`pass_at_k()`]: the probability that one of k samples is correct.
 //! - [`bootstrap()`]: standard error and interval of any statistic.
@@ -16,10 +16,11 @@
 //!
 //! - [`paired_difference`]: the mean difference between two systems on the same items, with a normal interval
 //!   and a bootstrap interval (Miller 2024, section 4; Efron and Tibshirani 1993, "An Introduction to the
-//!   Bootstrap", ch. 13).
-//! - [`PairedDifference::p_value`], [`sign_flip()`] and [`mcnemar()`]: p-values of such a difference;
-//!   [`holm()`] corrects many of them.
-//! - [`detectable_difference`] and [`items_needed`]: what a comparison can find.
+//!   Bootstrap", ch. 13). [`clustered_difference`]: the same for items that come in clusters.
+//! - [`paired_rates`]: the interval of the difference of two rates, also where the systems agree on every item.
+//! - [`PairedDifference::p_value`] and [`mcnemar()`]: p-values of such a difference; [`holm()`] corrects many
+//!   of them.
+//! - [`detectable_difference`]: what a comparison can find.
 //! - [`win_rate()`] and [`length_controlled()`]: judgements against one baseline.
 //! - [`bradley_terry()`]: ratings of many models from judgements of pairs.
 //!
@@ -39,9 +40,9 @@ mod length_controlled;
 mod mcnemar;
 mod newton;
 mod paired;
+mod paired_rates;
 mod pass_at_k;
 mod power;
-mod sign_flip;
 mod win_rate;
 
 use serde::{Deserialize, Serialize};
@@ -51,17 +52,17 @@ pub(crate) use bootstrap::quantile;
 pub use bootstrap::{BOOTSTRAP_RESAMPLES, BOOTSTRAP_SEED, Bootstrap, bootstrap};
 pub use bradley_terry::{Anchor, Rating, Ratings, Tally, bradley_terry};
 pub use calibration::{Bin, Calibration, calibration};
-pub use cluster::clustered_mean;
+pub use cluster::{clustered_mean, clustered_rate};
 pub use correlation::{pearson, spearman};
 pub use distribution::{normal_quantile, student_t_quantile};
 pub use group::{Weighting, group_mean, macro_mean, weighted_mean};
 pub use holm::holm;
 pub use length_controlled::{Judgement, LengthControlled, length_controlled};
 pub use mcnemar::mcnemar;
-pub use paired::{PairedDifference, paired_difference};
+pub use paired::{PairedDifference, clustered_difference, paired_difference};
+pub use paired_rates::{PairedCounts, paired_rates};
 pub use pass_at_k::pass_at_k;
-pub use power::{Comparison, POWER, detectable_difference, items_needed, rate_standard_deviation};
-pub use sign_flip::sign_flip;
+pub use power::{POWER, detectable_difference};
 pub use win_rate::win_rate;
 
 /// A mean with a 95 % interval.

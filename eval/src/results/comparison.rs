@@ -5,9 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::evaluation::{Evaluation, ModelRun, Sample};
 use crate::score::MetricValue;
-use crate::statistics::{
-    Comparison as Design, PairedDifference, detectable_difference, holm, mcnemar, paired_difference,
-};
+use crate::statistics::{PairedDifference, detectable_difference, holm, mcnemar, paired_difference};
 
 /// One model against the baseline on one metric of one task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -123,20 +121,19 @@ fn compare_numbers(pairs: &[(f64, f64)]) -> Result<Comparison, Error> {
         Ok(p_value) if !is_rate => p_value,
         _ => mcnemar(less as u64, more as u64)?,
     };
-    let deviation = difference.normal.standard_error * (pairs.len() as f64).sqrt();
     Ok(Comparison {
         baseline: String::new(),
         model: String::new(),
         task: String::new(),
         metric: String::new(),
         filter: String::new(),
+        detectable: detectable_difference(difference.normal.standard_error)?,
         difference,
         more,
         equal: pairs.len() - more - less,
         less,
         p_value,
         p_value_holm: p_value,
-        detectable: detectable_difference(pairs.len() as u64, deviation, Design::Paired)?,
         higher_is_better: true,
     })
 }

@@ -82,12 +82,7 @@ impl Draws {
     pub(super) fn index(&mut self, n: usize) -> usize {
         // The high word of a 64 by 64 bit product is an almost uniform index; its bias is below n / 2^64,
         // which is negligible.
-        ((u128::from(self.bits()) * n as u128) >> 64) as usize
-    }
-
-    /// 64 random bits.
-    pub(super) fn bits(&mut self) -> u64 {
-        self.0.next_u64()
+        ((u128::from(self.0.next_u64()) * n as u128) >> 64) as usize
     }
 }
 

@@ -11,11 +11,21 @@
 //!
 //! where `SE_CLT² = sum (s - m)² / (n (n - 1))`. If each item is a cluster of its own, SE is `SE_CLT`.
 //!
+//! A rate gets Wilson's interval for as many independent items as would give the same standard error (Korn
+//! and Graubard 1998, "Confidence intervals for proportions with small expected number of positive counts
+//! estimated from survey data", Survey Methodology 24, p. 193): with n items in G clusters
+//!
+//! ```text
+//! effective n = p (1 - p) / SE² (t_(n-1) / t_(G-1))²    at most n
+//! ```
+//!
+//! where the t are quantiles of Student's distribution with those degrees of freedom.
+//!
 //! This file does not know what makes a cluster.
 
 use std::collections::BTreeMap;
 
-use super::{Estimate, Interval, check_finite, interval_factor};
+use super::{Estimate, Interval, check_finite, interval_factor, wilson_interval};
 use crate::Error;
 
 /// Mean over items with the cluster-robust standard error and a 95 % interval.
@@ -50,4 +60,23 @@ pub fn clustered_mean<C: Ord>(values: &[f64], clusters: &[C], interval: Interval
 
     let half = interval_factor(interval, independent)? * standard_error;
     Ok(Estimate { mean, standard_error, low: mean - half, high: mean + half, n: independent })
+}
+
+/// Rate of items that are 0 or 1, with the cluster-robust standard error and a 95 % interval within 0 and 1.
+///
+/// At rates of 0 and 1 the standard error is 0 and tells nothing: the interval is then that of as many items
+/// as there are clusters. `n` of the result is the number of clusters. Needs at least two.
+pub fn clustered_rate<C: Ord>(values: &[f64], clusters: &[C]) -> Result<Estimate, Error> {
+    let clustered = clustered_mean(values, clusters, Interval::StudentT)?;
+    let Estimate { mean, standard_error, n: independent, .. } = clustered;
+    let variance = mean * (1.0 - mean);
+    let effective = if variance > 0.0 && standard_error > 0.0 {
+        let narrow = interval_factor(Interval::StudentT, values.len())?;
+        let wide = interval_factor(Interval::StudentT, independent)?;
+        (variance * (narrow / wide / standard_error).powi(2)).min(values.len() as f64)
+    } else {
+        independent as f64
+    };
+    let (low, high) = wilson_interval(mean, effective);
+    Ok(Estimate { low, high, ..clustered })
 }

@@ -89,11 +89,10 @@ def holm():
 
 
 def power():
-    for comparison, ratio in [("paired", 0), ("unpaired", 1)]:
-        for n, deviation in [(1000, 0.5), (50, 1.3), (164, math.sqrt(0.7 * 0.3)), (20_000, 0.4)]:
-            # statsmodels counts both tails, so the effect is smaller by about 1e-6. Its own solver stops too early.
-            effect = brentq(lambda e: NormalIndPower().power(e, n, 0.05, ratio=ratio) - 0.8, 1e-9, 10, xtol=1e-14)
-            yield {"comparison": comparison, "n": n, "standard_deviation": deviation, "difference": float(effect) * deviation}
+    for n, deviation in [(1000, 0.5), (50, 1.3), (164, math.sqrt(0.7 * 0.3)), (20_000, 0.4)]:
+        # statsmodels counts both tails, so the effect is smaller by about 1e-6. Its own solver stops too early.
+        effect = brentq(lambda e: NormalIndPower().power(e, n, 0.05, ratio=0) - 0.8, 1e-9, 10, xtol=1e-14)
+        yield {"n": n, "standard_deviation": deviation, "difference": float(effect) * deviation}
 
 
 def bootstrap():
@@ -237,10 +236,7 @@ def paired():
     zeros = numpy.array([0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0.0])
     for before, after in [(zeros, ones), (ones, zeros), *((numpy.round(RANDOM.normal(size=n), 2),
                                                            numpy.round(RANDOM.normal(0.4, 1, size=n), 2)) for n in (3, 10, 16))]:
-        flips = stats.permutation_test((after - before,), lambda x, axis: x.sum(axis=axis), permutation_type="samples",
-                                       n_resamples=numpy.inf, vectorized=True)
-        yield {"before": before.tolist(), "after": after.tolist(), "t_p": float(stats.ttest_rel(after, before).pvalue),
-               "sign_flip_p": float(flips.pvalue)}
+        yield {"before": before.tolist(), "after": after.tolist(), "t_p": float(stats.ttest_rel(after, before).pvalue)}
 
 
 def student_t():

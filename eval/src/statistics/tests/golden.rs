@@ -92,13 +92,10 @@ fn holm_agrees_with_statsmodels() {
 #[test]
 fn power_agrees_with_statsmodels() {
     for case in cases("power") {
-        let comparison =
-            if case["comparison"] == "paired" { Comparison::Paired } else { Comparison::Unpaired };
-        let (n, deviation) = (count(&case["n"]), float(&case["standard_deviation"]));
-        let difference = detectable_difference(n, deviation, comparison).unwrap();
+        let (n, deviation) = (float(&case["n"]), float(&case["standard_deviation"]));
+        let difference = detectable_difference(deviation / n.sqrt()).unwrap();
         // statsmodels also counts significant results with the wrong sign.
         assert_relative(difference, float(&case["difference"]), 1e-5);
-        assert_eq!(items_needed(difference, deviation, comparison).unwrap(), n);
     }
 }
 
@@ -255,12 +252,6 @@ fn paired_tests_agree_with_scipy() {
         let (before, after) = (floats(&case["before"]), floats(&case["after"]));
         let difference = paired_difference(&before, &after).unwrap();
         assert_relative(difference.p_value().unwrap(), float(&case["t_p"]), 1e-10);
-
-        let (got, expected) = (sign_flip(&before, &after).unwrap(), float(&case["sign_flip_p"]));
-        let is_exact = before.len() <= 13;
-        // Ten thousand draws: three standard errors of a share p.
-        let tolerance = if is_exact { 1e-15 } else { 3.0 * (expected * (1.0 - expected) / 10_000.0).sqrt() };
-        assert_close(got, expected, tolerance);
     }
 }
 

@@ -59,26 +59,14 @@ fn holm_refuses_what_is_no_p_value() {
 }
 
 #[test]
-fn three_points_of_a_rate_take_about_a_thousand_paired_items() {
-    // Miller 2024, section 5: about 1000 items for 3 points. By hand with a deviation of 1/3 per item:
-    // (2.80158 / 3 / 0.03)² = 968.99.
-    assert_eq!(items_needed(0.03, 1.0 / 3.0, Comparison::Paired).unwrap(), 969);
-    assert_eq!(rate_standard_deviation(0.5).unwrap(), 0.5);
-    assert_eq!(detectable_difference(100, 0.0, Comparison::Paired).unwrap(), 0.0);
-    assert_eq!(items_needed(0.5, 0.0, Comparison::Unpaired).unwrap(), 2);
-}
-
-#[test]
-fn power_refuses_what_it_cannot_use() {
-    assert!(matches!(detectable_difference(1, 0.5, Comparison::Paired), Err(Error::TooFew { got: 1, .. })));
+fn a_thousand_paired_items_detect_about_three_points_of_a_rate() {
+    // Miller 2024, section 5: about 1000 items for 3 points. By hand with a deviation of 1/3 per item, the 969
+    // items of (2.80158 / 3 / 0.03)² detect 0.03.
+    assert_close(detectable_difference(1.0 / 3.0 / 969_f64.sqrt()).unwrap(), 0.03, 1e-6);
+    assert_eq!(detectable_difference(0.0).unwrap(), 0.0);
     for bad in [-1.0, f64::NAN, f64::INFINITY] {
-        assert!(matches!(detectable_difference(9, bad, Comparison::Paired), Err(Error::OutOfRange { .. })));
-        assert!(matches!(items_needed(bad, 0.5, Comparison::Paired), Err(Error::OutOfRange { .. })));
+        assert!(matches!(detectable_difference(bad), Err(Error::OutOfRange { .. })));
     }
-    assert!(items_needed(0.0, 0.5, Comparison::Paired).is_err());
-    let error = items_needed(1e-300, 1e300, Comparison::Paired).unwrap_err().to_string();
-    assert!(error.starts_with("the number of items that this difference needs is inf"), "{error}");
-    assert!(rate_standard_deviation(50.0).is_err());
 }
 
 #[test]
@@ -297,23 +285,97 @@ fn calibration_refuses_what_is_no_probability() {
 }
 
 #[test]
-fn equal_differences_have_a_sign_flip_p_value_but_no_t() {
+fn equal_differences_have_no_t() {
     let before = [0.1, 0.2, 0.3, 0.4, 0.5];
     let same = paired_difference(&before, &before).unwrap();
-    assert_eq!((same.p_value().unwrap(), sign_flip(&before, &before).unwrap()), (1.0, 1.0));
-
-    // In floating point the differences are not all equal. By hand: 2 of 2^5 assignments.
+    assert!(same.p_value().unwrap() == 1.0 && !same.varies());
+    // In floating point the differences are not all equal.
     let after = before.map(|value| value + 0.1);
-    let error = paired_difference(&before, &after).unwrap().p_value().unwrap_err();
-    assert!(matches!(error, Error::EqualDifferences { .. }));
-    assert_eq!(sign_flip(&before, &after).unwrap(), 2.0 / 32.0);
+    let gain = paired_difference(&before, &after).unwrap();
+    assert!(matches!(gain.p_value(), Err(Error::EqualDifferences { .. })) && !gain.varies());
+}
+
+fn paired(both: u64, first_only: u64, second_only: u64, neither: u64) -> (f64, f64) {
+    let n = both + first_only + second_only + neither;
+    paired_rates(PairedCounts { both, first_only, second_only, neither }, n as usize).unwrap()
 }
 
 #[test]
-fn sign_flips_of_many_items_are_drawn_and_never_give_zero() {
-    let (zeros, ones) = (vec![0.0; 200], vec![1.0; 200]);
-    assert_eq!(sign_flip(&zeros, &ones).unwrap(), 1.0 / 10_001.0);
-    assert!(matches!(sign_flip(&[], &[]), Err(Error::TooFew { .. })));
-    assert!(matches!(sign_flip(&zeros, &ones[1..]), Err(Error::Unpaired { .. })));
-    assert!(matches!(sign_flip(&[0.0], &[f64::NAN]), Err(Error::NotFinite { .. })));
+fn intervals_of_paired_rates_are_those_of_newcombe() {
+    // Published, as the first minus the second: Newcombe 1998, Statistics in Medicine 17, p. 2635; Altman et al.
+    // 2000, "Statistics with Confidence", p. 52; Fagerland et al. 2014, Statistics in Medicine 33, p. 2850.
+    for (counts, low, high, digits) in [
+        ([36, 12, 2, 0], 0.0569, 0.3404, 4),
+        ([14, 5, 0, 22], 0.011, 0.226, 3),
+        ([1, 1, 7, 12], -0.507, -0.026, 3),
+    ] {
+        let [both, first_only, second_only, neither] = counts;
+        let (from, to) = paired(both, second_only, first_only, neither);
+        let tolerance = 0.51 * 10_f64.powi(-digits);
+        assert_close(from, low, tolerance);
+        assert_close(to, high, tolerance);
+    }
+}
+
+#[test]
+fn intervals_of_paired_rates_have_width_where_systems_agree() {
+    // By hand: Wilson's interval of 50 of 100 is 0.5 ± 0.096168, phi = 1 - 100 / (2 * 50 * 50) = 0.98, and
+    // 0.096168 sqrt(2 - 2 * 0.98) = 0.019234.
+    let (low, high) = paired(50, 0, 0, 50);
+    assert_close(low, -0.019_234, 1e-6);
+    assert_close(high, 0.019_234, 1e-6);
+    // All right: without a spread there is no correlation. Wilson's interval of 54 of 54 ends 1.959964² / (54 +
+    // 1.959964²) = 0.066414 below 1.
+    let (low, high) = paired(54, 0, 0, 0);
+    assert_close(low, -0.066_414, 1e-6);
+    assert_close(high, 0.066_414, 1e-6);
+    // Fewer independent items: the same table, scaled down to 10 of each.
+    let counts = PairedCounts { both: 50, first_only: 0, second_only: 0, neither: 50 };
+    assert_eq!(paired_rates(counts, 20).unwrap(), paired(10, 0, 0, 10));
+    // Opposite on every item: the ends are those of the scale.
+    let (low, high) = paired(0, 0, 30, 0);
+    assert!((0.8..0.9).contains(&low) && high == 1.0);
+    assert!(matches!(paired_rates(counts, 0), Err(Error::TooFew { .. })));
+}
+
+#[test]
+fn differences_in_clusters_by_hand() {
+    // Differences 1, 1 | 0, 0 | 0, -1 with mean 1/6. Sums of deviations in clusters: 5/3, -1/3, -4/3, with
+    // squares 14/3 in all; squares of deviations: 17/6. SE² = (14/3 + 17/6/5) / 36 = 157/1080.
+    let (before, after) = ([0.0, 0.0, 1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]);
+    let clusters = ["a", "a", "b", "b", "c", "c"];
+    let gain = clustered_difference(&before, &after, &clusters).unwrap();
+    let error = (157.0_f64 / 1080.0).sqrt();
+    assert_close(gain.normal.standard_error, error, 1e-14);
+    assert_eq!(gain.normal.n, 3);
+    assert_close(gain.normal.high - gain.normal.mean, 4.302_652_73 * error, 1e-7);
+    // With 2 degrees of freedom, P(|T| >= t) = 1 - t / sqrt(t² + 2).
+    let t = 1.0 / 6.0 / error;
+    assert_close(gain.p_value().unwrap(), 1.0 - t / (t * t + 2.0).sqrt(), 1e-10);
+    // Of three clusters drawn from three, the same one comes three times with 1/27 > 2.5 %.
+    assert_eq!((gain.bootstrap_low, gain.bootstrap_high), (-0.5, 1.0));
+
+    let single = clustered_difference(&before, &after, &[1, 2, 3, 4, 5, 6]).unwrap();
+    assert_eq!(single, paired_difference(&before, &after).unwrap());
+    let one = clustered_difference(&before, &after, &["a"; 6]);
+    assert!(matches!(one, Err(Error::TooFewClusters { got: 1 })));
+}
+
+#[test]
+fn effective_items_of_a_rate_in_clusters_by_hand() {
+    // 40 items in 20 clusters of two equal items, 10 clusters right: deviations ±1/2, sums ±1. SE² = (20 + 10 /
+    // 39) / 1600 = 0.0126603, p (1 - p) / SE² = 19.7468; t with 39 and 19 degrees of freedom are 2.0226909 and
+    // 2.0930241, so 18.4420 items. Wilson: half = 1.959964 sqrt(0.25 / n + 3.8414588 / 4n²) / (1 + 3.8414588 / n).
+    let values: Vec<f64> = (0..40).map(|item| f64::from(u8::from(item < 20))).collect();
+    let clusters: Vec<usize> = (0..40).map(|item| item / 2).collect();
+    let rate = clustered_rate(&values, &clusters).unwrap();
+    let n: f64 = 18.4420;
+    let half = 1.959_964 * (0.25 / n + 3.841_458_8 / (4.0 * n * n)).sqrt() / (1.0 + 3.841_458_8 / n);
+    assert_close(rate.high - 0.5, half, 1e-5);
+    assert_close(0.5 - rate.low, half, 1e-5);
+    assert_eq!(rate.n, 20);
+    // Right and wrong in each cluster: they tell more than as many independent items, and count as those.
+    let mixed: Vec<f64> = (0..40).map(|item| f64::from(item % 2)).collect();
+    let rate = clustered_rate(&mixed, &clusters).unwrap();
+    assert_close(rate.low, wilson(20, 40).unwrap().low, 1e-12);
 }
