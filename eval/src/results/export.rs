@@ -66,24 +66,25 @@ impl Results {
              |---|---|---|---|---|---|---|---|---|\n",
         );
         for comparison in &self.comparisons {
-            let normal = &comparison.difference.normal;
+            let interval = comparison.interval();
+            let interval =
+                interval.map_or("–".to_owned(), |(low, high)| format!("{low:+.4} to {high:+.4}"));
             let _ = writeln!(
                 table,
-                "| {} - {} | {} | {},{} | {:+.4} | {:+.4} to {:+.4} | {}, {}, {} | {} | {} | {:.4} |",
+                "| {} - {} | {} | {},{} | {:+.4} | {} | {}, {}, {} | {} | {} | {} |",
                 escape_markdown(&comparison.model),
                 escape_markdown(&comparison.baseline),
                 comparison.task,
                 comparison.metric,
                 escape_markdown(&comparison.filter),
-                normal.mean,
-                normal.low,
-                normal.high,
+                comparison.difference.normal.mean,
+                interval,
                 comparison.more,
                 comparison.equal,
                 comparison.less,
                 p_value(comparison.p_value),
                 p_value(comparison.p_value_holm),
-                comparison.detectable,
+                number(comparison.detectable),
             );
         }
         table

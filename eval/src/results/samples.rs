@@ -23,6 +23,9 @@ pub fn sample_rows<'a>(
                 "target": document.target,
                 "responses": sample.responses.iter().map(answered).collect::<Vec<_>>(),
             });
+            if let Some(cluster) = &document.cluster {
+                row["cluster"] = json!(cluster);
+            }
             if let Some(scored) = scored {
                 row["filter"] = json!(scored.filter);
                 row["answer"] = json!(scored.answer);

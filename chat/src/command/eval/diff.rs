@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use eval::aggregate::Aggregation;
-use eval::evaluation::Sample;
+use eval::evaluation::{Sample, Score};
 use eval::results::{Comparison, ModelResults, Results, TaskInfo, compare};
 use eval::score::{Metric, MetricValue, Scored};
 use serde_json::Value;
@@ -37,8 +37,10 @@ pub(super) fn run(arguments: &EvalDiffArgs) -> anyhow::Result<()> {
             );
             return wrong(&arguments.after, &problem);
         }
-        let samples = (samples(&arguments.before, left, task)?, samples(&arguments.after, right, other)?);
-        comparisons.extend(compare((&left.name, &right.name), &task.task, (&samples.0, &samples.1))?);
+        let left_scores = read_samples(&arguments.before, left, task)?;
+        let right_scores = read_samples(&arguments.after, right, other)?;
+        let samples = (&left_scores.samples[..], &right_scores.samples[..]);
+        comparisons.extend(compare((&left.name, &right.name), &task.task, samples, &left_scores.clusters())?);
     }
     if common == 0 {
         return wrong(&arguments.after, "it has no task in common with the first folder");
@@ -76,47 +78,111 @@ fn read(folder: &Path) -> anyhow::Result<Results> {
 }
 
 /// The scores of each document, as `samples/` holds them.
-fn samples(folder: &Path, model: &ModelResults, task: &TaskInfo) -> anyhow::Result<Vec<Sample>> {
+struct TaskSamples {
+    samples: Vec<Sample>,
+    /// The cluster of each document that has one.
+    cluster_of: BTreeMap<usize, String>,
+}
+
+impl TaskSamples {
+    fn clusters(&self) -> BTreeMap<usize, &str> {
+        self.cluster_of.iter().map(|(doc_id, cluster)| (*doc_id, cluster.as_str())).collect()
+    }
+}
+
+fn read_samples(folder: &Path, model: &ModelResults, task: &TaskInfo) -> anyhow::Result<TaskSamples> {
     let file = format!("samples/{}/{}.jsonl", output::file_name(&model.name), task.task);
     let path = folder.join(file);
     let text =
         fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
-    let scores: Vec<_> = model.scores.iter().filter(|score| score.task == task.task).collect();
+    let scores: Vec<&Score> = model.scores.iter().filter(|score| score.task == task.task).collect();
 
     let mut found: BTreeMap<usize, Sample> = BTreeMap::new();
+    let mut cluster_of = BTreeMap::new();
     for (number, line) in text.lines().enumerate() {
         let row: Value = match serde_json::from_str(line) {
             Ok(row) => row,
             Err(error) => return wrong(&path, &format!("line {} is damaged: {error}", number + 1)),
         };
-        let Some(doc_id) = row["doc_id"].as_u64() else {
+        let Some(doc_id) = row["doc_id"].as_u64().map(|doc_id| doc_id as usize) else {
             return wrong(&path, &format!("line {} has no doc_id", number + 1));
         };
-        let sample = found.entry(doc_id as usize).or_insert_with(|| Sample {
-            doc_id: doc_id as usize,
+        if let Some(cluster) = row["cluster"].as_str() {
+            cluster_of.insert(doc_id, cluster.to_owned());
+        }
+        let sample = found.entry(doc_id).or_insert_with(|| Sample {
+            doc_id,
             responses: Vec::new(),
             scored: Vec::new(),
             problem: None,
         });
-        let Some(filter) = row["filter"].as_str() else { continue };
-        let metrics = scores.iter().filter(|score| score.filter == filter).filter_map(|score| {
-            let value: MetricValue = serde_json::from_value(row[&score.metric].clone()).ok()?;
-            let higher_is_better = score.higher_is_better;
-            Some(Metric {
-                name: score.metric.clone(),
-                value,
-                aggregation: Aggregation::Mean,
-                higher_is_better,
-            })
-        });
-        sample.scored.push(Scored {
-            filter: filter.to_owned(),
-            answer: String::new(),
-            unparsed: row["unparsed"].as_bool().unwrap_or(false),
-            correct: row["correct"].as_bool(),
-            metrics: metrics.collect(),
-            executions: Vec::new(),
+        match scored(&row, &scores) {
+            Ok(scored) => sample.scored.extend(scored),
+            Err(problem) => return wrong(&path, &format!("line {} {problem}", number + 1)),
+        }
+    }
+    Ok(TaskSamples { samples: found.into_values().collect(), cluster_of })
+}
+
+/// The numbers of a row under its filter. `None` for a row without scores.
+fn scored(row: &Value, scores: &[&Score]) -> Result<Option<Scored>, String> {
+    let Some(filter) = row["filter"].as_str() else { return Ok(None) };
+    let mut metrics = Vec::new();
+    for score in scores.iter().filter(|score| score.filter == filter) {
+        let value = match &row[&score.metric] {
+            Value::Number(number) => number.as_f64().unwrap_or(f64::NAN),
+            // NaN is null, a metric of other rows is missing, and sums and lists are not compared by document.
+            Value::Null | Value::Object(_) | Value::Array(_) => continue,
+            other => return Err(format!("has {other} as {}; evaluate the task again", score.metric)),
+        };
+        metrics.push(Metric {
+            name: score.metric.clone(),
+            value: MetricValue::Number(value),
+            aggregation: Aggregation::Mean,
+            higher_is_better: score.higher_is_better,
         });
     }
-    Ok(found.into_values().collect())
+    Ok(Some(Scored {
+        filter: filter.to_owned(),
+        answer: String::new(),
+        unparsed: row["unparsed"].as_bool().unwrap_or(false),
+        correct: row["correct"].as_bool(),
+        metrics,
+        executions: Vec::new(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use eval::aggregate::Aggregated;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_metric_that_is_null_in_a_row_does_not_move_the_others() {
+        let score = |metric: &str| Score {
+            task: "bbq".to_owned(),
+            metric: metric.to_owned(),
+            filter: "none".to_owned(),
+            aggregated: Aggregated { value: 0.5, standard_error: None, interval: None },
+            higher_is_better: true,
+            n: 2,
+            unparsed: 0,
+            failed: 0,
+        };
+        let scores = ["mc2", "acc", "bias_Age"].map(score);
+        let scores: Vec<&Score> = scores.iter().collect();
+        let row =
+            |mc2: Value| json!({"filter": "none", "mc2": mc2, "acc": 1.0, "bias_Age": {"correct": 1.0}});
+        let numbers = |row: &Value| -> Vec<(String, MetricValue)> {
+            let metrics = scored(row, &scores).unwrap().unwrap().metrics;
+            metrics.into_iter().map(|metric| (metric.name, metric.value)).collect()
+        };
+        let acc = ("acc".to_owned(), MetricValue::Number(1.0));
+        assert_eq!(numbers(&row(json!(null))), vec![acc.clone()]);
+        assert_eq!(numbers(&row(json!(0.25))), [("mc2".to_owned(), MetricValue::Number(0.25)), acc]);
+        assert!(scored(&row(json!("high")), &scores).unwrap_err().contains("mc2"));
+        assert_eq!(scored(&json!({"doc_id": 1}), &scores).unwrap(), None);
+    }
 }

@@ -168,22 +168,21 @@ fn row(comparison: &Comparison, shared: Scale) -> String {
         class: verdict.class(),
         shape: verdict.shape(),
         value: gain(comparison, normal.mean),
-        interval: Some((ends[0].min(ends[1]), ends[0].max(ends[1]))),
+        interval: comparison.interval().map(|_| (ends[0].min(ends[1]), ends[0].max(ends[1]))),
     };
     let own = if has_own_scale { format!(", own scale of ±{}", number(scale.high)) } else { String::new() };
     let (better, worse) = counts(comparison);
 
     format!(
         "<div class=\"block\"><div class=\"name\"><b>{}</b> <span class=\"note\">{}{own}</span></div>\n{}\n\
-         <div class=\"says\"><span class=\"num\"><b>{}</b> <span class=\"note\">{} to {}</span></span> \
+         <div class=\"says\"><span class=\"num\"><b>{}</b> <span class=\"note\">{}</span></span> \
          <span class=\"{}\">{}, p {}</span>{}<span class=\"note\">{better} better, {} equal, {worse} worse</span>\
          </div></div>\n",
         isolated(&comparison.task),
         metric(&comparison.metric, &comparison.filter, comparison.higher_is_better),
         strip(scale, &scale.quarters(), Some(0.0), &mark),
         signed(normal.mean),
-        signed(normal.low),
-        signed(normal.high),
+        signed_interval(comparison.interval()),
         verdict.class(),
         verdict.text(),
         probability(comparison.p_value_holm),
@@ -208,6 +207,11 @@ pub(super) fn signed(value: f64) -> String {
         ""
     };
     format!("{sign}{}", number(value.abs()))
+}
+
+/// An interval of a difference; an en dash where there is none.
+fn signed_interval(interval: Option<(f64, f64)>) -> String {
+    interval.map_or_else(|| "–".to_owned(), |(low, high)| format!("{} to {}", signed(low), signed(high)))
 }
 
 /// A p-value as HTML: the smallest ones read `<0.0001`.
@@ -246,8 +250,8 @@ fn table(comparisons: &[Comparison]) -> String {
         );
         let cells = [
             signed(difference.normal.mean),
-            format!("{} to {}", signed(difference.normal.low), signed(difference.normal.high)),
-            format!("{} to {}", signed(difference.bootstrap_low), signed(difference.bootstrap_high)),
+            signed_interval(comparison.interval()),
+            signed_interval(comparison.bootstrap_interval()),
             format!("{more}, {equal}, {less}"),
             probability(comparison.p_value),
             probability(comparison.p_value_holm),
