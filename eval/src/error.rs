@@ -74,6 +74,18 @@ pub enum Error {
         /// The folder.
         folder: PathBuf,
     },
+    /// A split whose files are not all there, or are there twice.
+    #[error("{}: the split {split:?} {problem}; {fix}", folder.display())]
+    SplitFiles {
+        /// The split.
+        split: String,
+        /// The folder.
+        folder: PathBuf,
+        /// What is wrong with its files.
+        problem: String,
+        /// What to do about it.
+        fix: &'static str,
+    },
     /// A split with too many rows.
     #[error("{} brings the split to more than {most} rows; evaluate on fewer", path.display())]
     TooManyRows {

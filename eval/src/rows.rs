@@ -3,7 +3,10 @@
 //! A split is a file, or several files of one, within the folder of the task: `test.parquet`, `test.jsonl`,
 //! `test-00000-of-00002.parquet`, or a folder `test/`. Folders are looked for as the task names them, and as
 //! the hub lays them out (`REPOSITORY/CONFIG/`). Nothing is downloaded here.
+//!
+//! A split that lies there in part, or twice, is an error: half a benchmark gives a score that looks whole.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use datasets::{Row, TableReader};
@@ -97,11 +100,72 @@ fn files_in(folder: &Path, split: &str) -> Result<Vec<PathBuf>, Error> {
     }
     found.sort();
     // The same rows in two formats would count twice.
-    let formats: std::collections::BTreeSet<_> = found.iter().map(|path| path.extension()).collect();
+    let formats: BTreeSet<_> = found.iter().map(|path| path.extension()).collect();
     if formats.len() > 1 {
         return Err(Error::TwoFormats { split: split.to_owned(), folder: folder.to_owned() });
     }
+    let wrong = |problem, fix| {
+        let (split, folder) = (split.to_owned(), folder.to_owned());
+        Err(Error::SplitFiles { split, folder, problem, fix })
+    };
+    if let Some(two) = two_layouts(folder, &found) {
+        return wrong(format!("lies there twice, as {two}"), "remove one of them");
+    }
+    if let Some(missing) = missing_part(&found) {
+        return wrong(format!("lacks {missing}"), "download all of its parts");
+    }
     Ok(found)
+}
+
+/// Two files of a split that say the same rows in two layouts: one in the folder and one below it, or a whole
+/// file and a part.
+fn two_layouts(folder: &Path, files: &[PathBuf]) -> Option<String> {
+    let is_within = |path: &&PathBuf| path.parent() == Some(folder);
+    let is_part = |path: &&PathBuf| Part::of(path).is_some();
+    let shown = |path: &Path| path.strip_prefix(folder).unwrap_or(path).display().to_string();
+    let two = |first: Option<&PathBuf>, second: Option<&PathBuf>| {
+        first.zip(second).map(|(first, second)| format!("{} and {}", shown(first), shown(second)))
+    };
+    let inner = files.iter().find(is_within);
+    two(inner, files.iter().find(|path| !is_within(path))).or_else(|| {
+        let mut within = files.iter().filter(is_within);
+        two(within.clone().find(|path| !is_part(path)), within.find(is_part))
+    })
+}
+
+/// The name of the first part that is not among `files`, though the names of others say that there is one.
+fn missing_part(files: &[PathBuf]) -> Option<String> {
+    let mut present: BTreeMap<_, (BTreeSet<usize>, Part<'_>)> = BTreeMap::new();
+    for file in files {
+        let Some(part) = Part::of(file) else { continue };
+        let key = (file.parent(), part.name, part.count);
+        present.entry(key).or_insert((BTreeSet::new(), part)).0.insert(part.index.parse().ok()?);
+    }
+    present.into_values().find_map(|(indices, part)| {
+        let count: usize = part.count.parse().ok()?;
+        let missing = (0..count).find(|index| !indices.contains(index))?;
+        let Part { name, index, count, extension } = part;
+        Some(format!("{name}-{missing:0width$}-of-{count}.{extension}", width = index.len()))
+    })
+}
+
+/// The name of a part of a table: `NAME-INDEX-of-COUNT.EXTENSION`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part<'a> {
+    name: &'a str,
+    index: &'a str,
+    count: &'a str,
+    extension: &'a str,
+}
+
+impl<'a> Part<'a> {
+    fn of(path: &'a Path) -> Option<Self> {
+        let (head, tail) = path.file_name()?.to_str()?.rsplit_once("-of-")?;
+        let (name, index) = head.rsplit_once('-')?;
+        let (count, extension) = tail.split_once('.')?;
+        let is_number = |text: &str| text.parse::<usize>().is_ok();
+        (is_number(index) && is_number(count)).then_some(Self { name, index, count, extension })
+    }
 }
 
 /// Whether a name goes on as that of a part, such as `-00000-of-00002.parquet`.
@@ -170,5 +234,35 @@ mod tests {
         }
         let error = read(data.path(), &source(), "test").unwrap_err();
         assert!(matches!(error, Error::TwoFormats { .. }));
+    }
+
+    #[test]
+    fn a_split_in_part_or_in_two_layouts_is_refused() {
+        for (names, words) in [
+            (&["test-00000-of-00002.jsonl"][..], "lacks test-00001-of-00002.jsonl; download"),
+            (&["test-00001-of-00002.jsonl"], "lacks test-00000-of-00002.jsonl"),
+            (&["test/data-0-of-3.jsonl", "test/data-2-of-3.jsonl"], "lacks data-1-of-3.jsonl"),
+            // Parts of two downloads.
+            (&["test-00000-of-00001.jsonl", "test-00000-of-00002.jsonl"], "lacks test-00001-of-00002.jsonl"),
+            (&["test.jsonl", "test/a.jsonl"], "twice, as test.jsonl and test/a.jsonl; remove one"),
+            (&["test.jsonl", "test-00000-of-00001.jsonl"], "twice, as test.jsonl and test-00000-of-00001"),
+            (&["test-00000-of-00001.jsonl", "test/0000.jsonl"], "twice, as test-00000-of-00001.jsonl and"),
+            (&["test-00000-of-00002.jsonl", "test-00001-of-00002.jsonl"], ""),
+            (&["test/data-0-of-2.jsonl", "test/data-1-of-2.jsonl", "train-0-of-2.jsonl"], ""),
+        ] {
+            let data = tempfile::tempdir().unwrap();
+            for name in names {
+                let path = data.path().join("mine").join(name);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, "{\"a\": 1}\n").unwrap();
+            }
+            let found = read(data.path(), &source(), "test");
+            if words.is_empty() {
+                assert_eq!(found.unwrap().len(), 2, "{names:?}");
+                continue;
+            }
+            let error = found.unwrap_err().to_string();
+            assert!(error.contains("mine: the split \"test\"") && error.contains(words), "{error}");
+        }
     }
 }
