@@ -1,12 +1,17 @@
 //! Whether rows of a benchmark stand in the training data: overlap of n-grams (Brown et al. 2020, arXiv
 //! 2005.14165, appendix C, which uses 13 words).
 //!
-//! A text is split into words: runs of letters and digits in lower case; a character of Chinese, Japanese or
-//! Korean is a word of its own. A text of fewer than n words is compared as a whole. The n-grams of the
-//! documents are kept as 64-bit hashes, and the training texts are read past them once, so that memory grows
-//! with the documents alone. Among a billion training n-grams, one in 10^10 would match a document by chance.
+//! A text is split into words: runs of letters and digits in lower case; a character of a script without spaces
+//! is a word of its own. A text of fewer than n words is compared as a whole, unless it is so short that it
+//! stands anywhere. Of a row, only texts count that the model is asked, or that are the right answer. An n-gram
+//! that many documents of a task share, such as an instruction, tells nothing about one of them and is left out
+//! (Brown et al. leave out those that match more than 10 training documents).
+//!
+//! The n-grams of the documents are kept as 64-bit hashes, and the training texts are read past them once, so
+//! that memory grows with the documents alone. Among a billion training n-grams, one in 10^10 would match a
+//! document by chance.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
@@ -15,14 +20,22 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Error;
+use crate::document::{Document, Target};
 use crate::evaluation::{Evaluation, ModelRun};
+use crate::request::{Prompt, Request};
 
 /// The words of an n-gram.
 pub const WORDS: usize = 13;
 /// The characters of an n-gram in a text without spaces.
 pub const CHARACTERS: usize = 20;
-/// A shorter text says too little to be compared.
-const SHORTEST: usize = 5;
+/// A text of fewer words stands anywhere and is not compared.
+const FEWEST_WORDS: usize = 8;
+/// The same in a text without spaces.
+const FEWEST_CHARACTERS: usize = 12;
+/// An n-gram of more documents of a task belongs to none of them. Documents of one cluster count once.
+const MOST_DOCUMENTS: usize = 10;
+/// The words of the runs by which a text of a row is found in the prompt.
+const RUN: usize = 5;
 
 /// How many documents of a task the training data holds, and what a model scores on them and on the others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,18 +63,14 @@ pub struct Overlaps(Vec<Vec<bool>>);
 impl Overlaps {
     /// Reads the training data: all texts of all rows of `files`.
     pub fn find(evaluation: &Evaluation, files: &[PathBuf]) -> Result<Self, Error> {
-        let documents = || evaluation.tasks.iter().flat_map(|task| &task.documents.documents);
-        let mut index = Index::for_documents(documents().flat_map(|document| texts(&document.row)));
-        for file in files {
-            index.add_file(file)?;
-        }
-        let is_held =
-            |row: &Row| texts(row).iter().any(|text| index.overlap(text).is_some_and(|share| share > 0.0));
+        let mut index = Index::default();
         let tasks = evaluation.tasks.iter();
-        let of_task = |documents: &[crate::document::Document]| {
-            documents.iter().map(|document| is_held(&document.row)).collect()
-        };
-        Ok(Self(tasks.map(|task| of_task(&task.documents.documents)).collect()))
+        let tasks: Vec<Vec<Vec<u64>>> = tasks.map(|task| index.add_task(&task.documents.documents)).collect();
+        for file in files {
+            index.read_file(file)?;
+        }
+        let of_task = |task: &Vec<Vec<u64>>| task.iter().map(|grams| index.holds_any(grams)).collect();
+        Ok(Self(tasks.iter().map(of_task).collect()))
     }
 
     /// What each model scores on both kinds of documents.
@@ -114,42 +123,87 @@ fn texts(row: &Row) -> Vec<String> {
     found
 }
 
+/// The texts of a row that the model is asked, or that are the right answer, as words.
+fn asked_texts(document: &Document) -> Vec<Vec<Word>> {
+    let shown = shown_texts(document);
+    let runs = |text: &&str| grams(&words(text), RUN).collect::<Vec<u64>>();
+    let runs: HashSet<u64> = shown.iter().flat_map(runs).collect();
+    // A template may take a text apart or fill its blank, so half of its runs are enough.
+    let is_shown = |text: &Vec<Word>| {
+        let found = grams(text, RUN).filter(|run| runs.contains(run)).count();
+        2 * found >= text.len() + 1 - RUN
+    };
+    let texts = texts(&document.row);
+    texts.iter().map(|text| words(text)).filter(|text| length(text).is_some() && is_shown(text)).collect()
+}
+
+/// What the model sees and the right answer, each text once.
+fn shown_texts(document: &Document) -> BTreeSet<&str> {
+    let mut shown: BTreeSet<&str> = BTreeSet::new();
+    for request in &document.requests {
+        let (context, text) = match request {
+            Request::Loglikelihood { context, continuation } => (Some(context), Some(continuation)),
+            Request::LoglikelihoodRolling { text } => (None, Some(text)),
+            Request::GenerateUntil { context, .. } => (Some(context), None),
+        };
+        shown.extend(text.map(String::as_str));
+        match context {
+            Some(Prompt::Text(text)) => shown.extend([text.as_str()]),
+            Some(Prompt::Chat(messages)) => {
+                shown.extend(messages.iter().map(|message| message.content.as_str()));
+            }
+            None => {}
+        }
+    }
+    match &document.target {
+        Target::Text(text) => shown.extend([text.as_str()]),
+        Target::Texts(texts) => shown.extend(texts.iter().map(String::as_str)),
+        // A right choice is asked.
+        Target::Index(_) | Target::Indices(_) => {}
+    }
+    shown
+}
+
 /// The n-grams of documents, and which of them the training data holds.
 #[derive(Debug, Default)]
 struct Index {
     grams: HashMap<u64, bool>,
     /// The numbers of words of these n-grams.
-    lengths: Vec<usize>,
+    lengths: BTreeSet<usize>,
 }
 
 impl Index {
-    fn for_documents(documents: impl Iterator<Item = String>) -> Self {
-        let mut index = Self::default();
+    /// Adds the documents of a task. Returns the n-grams of each of them.
+    fn add_task(&mut self, documents: &[Document]) -> Vec<Vec<u64>> {
+        let mut of_documents: Vec<Vec<u64>> = Vec::with_capacity(documents.len());
         for document in documents {
-            let words = words(&document);
-            let length = length(&words);
-            if length < SHORTEST {
-                continue;
+            let mut found = Vec::new();
+            for text in asked_texts(document) {
+                let Some(length) = length(&text) else { continue };
+                self.lengths.insert(length);
+                found.extend(grams(&text, length));
             }
-            if !index.lengths.contains(&length) {
-                index.lengths.push(length);
-            }
-            index.grams.extend(grams(&words, length).map(|gram| (gram, false)));
+            of_documents.push(found);
         }
-        index
+        let frame = shared(documents, &of_documents);
+        for found in &mut of_documents {
+            found.retain(|gram| !frame.contains(gram));
+            self.grams.extend(found.iter().map(|gram| (*gram, false)));
+        }
+        of_documents
     }
 
-    fn add_file(&mut self, file: &Path) -> Result<(), Error> {
+    fn read_file(&mut self, file: &Path) -> Result<(), Error> {
         for row in TableReader::open(file)?.rows(None)? {
             for text in texts(&row?.1) {
-                self.add(&text);
+                self.read(&text);
             }
         }
         Ok(())
     }
 
     /// Marks the n-grams that a training text holds.
-    fn add(&mut self, text: &str) {
+    fn read(&mut self, text: &str) {
         let words = words(text);
         for &length in &self.lengths {
             for gram in grams(&words, length) {
@@ -160,18 +214,28 @@ impl Index {
         }
     }
 
-    /// The share of the n-grams of a document's text that the training data holds, from 0 to 1. `None` for a
-    /// text that is too short to be compared.
-    fn overlap(&self, document: &str) -> Option<f64> {
-        let words = words(document);
-        let length = length(&words);
-        if length < SHORTEST {
-            return None;
-        }
-        let held = |gram: &u64| self.grams.get(gram).copied().unwrap_or(false);
-        let found = grams(&words, length).filter(held).count();
-        Some(found as f64 / (words.len() + 1 - length) as f64)
+    /// Whether the training data holds one of these n-grams.
+    fn holds_any(&self, grams: &[u64]) -> bool {
+        grams.iter().any(|gram| self.grams.get(gram).copied().unwrap_or(false))
     }
+}
+
+/// The n-grams of more than [`MOST_DOCUMENTS`] documents. Documents of one cluster, such as questions about one
+/// passage, count as one.
+fn shared(documents: &[Document], of_documents: &[Vec<u64>]) -> HashSet<u64> {
+    let mut clusters: HashMap<&str, usize> = HashMap::new();
+    let mut places: Vec<(u64, usize)> = Vec::new();
+    for (place, (document, grams)) in documents.iter().zip(of_documents).enumerate() {
+        let place = match &document.cluster {
+            Some(cluster) => *clusters.entry(cluster).or_insert(place),
+            None => place,
+        };
+        places.extend(grams.iter().map(|&gram| (gram, place)));
+    }
+    places.sort_unstable();
+    places.dedup();
+    let of_gram = places.chunk_by(|left, right| left.0 == right.0);
+    of_gram.filter(|places| places.len() > MOST_DOCUMENTS).map(|places| places[0].0).collect()
 }
 
 /// A word of a text.
@@ -190,11 +254,14 @@ impl Word {
     }
 }
 
-/// The length of the n-grams of a text: [`WORDS`] or [`CHARACTERS`], or the whole text if it is shorter.
-fn length(words: &[Word]) -> usize {
+/// The length of the n-grams of a text: [`WORDS`] or [`CHARACTERS`], or the whole text if it is shorter. `None`
+/// for a text that is too short to be compared.
+fn length(words: &[Word]) -> Option<usize> {
     let characters = words.iter().filter(|word| word.is_character).count();
-    let full = if 2 * characters > words.len() { CHARACTERS } else { WORDS };
-    full.min(words.len())
+    let is_without_spaces = 2 * characters > words.len();
+    let (full, fewest) =
+        if is_without_spaces { (CHARACTERS, FEWEST_CHARACTERS) } else { (WORDS, FEWEST_WORDS) };
+    (words.len() >= fewest).then(|| full.min(words.len()))
 }
 
 /// The hashes of the n-grams of a text.
@@ -219,12 +286,14 @@ fn words(text: &str) -> Vec<Word> {
         }
     };
     for c in text.chars().flat_map(char::to_lowercase) {
-        if c.is_alphanumeric() && !is_character_word(c) {
+        let is_character = is_without_spaces(c);
+        if c.is_alphanumeric() && !is_character {
             word.push(c);
             continue;
         }
         end(&mut word, &mut words);
-        if is_character_word(c) {
+        // Tone marks and punctuation of these scripts are left out, like other punctuation.
+        if is_character && c.is_alphanumeric() {
             words.push(Word::new(c.encode_utf8(&mut [0; 4]), true));
         }
     }
@@ -232,31 +301,148 @@ fn words(text: &str) -> Vec<Word> {
     words
 }
 
-/// Whether a character is a word of its own: the scripts that are written without spaces.
-fn is_character_word(c: char) -> bool {
-    matches!(c, '\u{3040}'..='\u{30ff}' | '\u{3400}'..='\u{9fff}' | '\u{ac00}'..='\u{d7af}' | '\u{f900}'..='\u{faff}'
-        | '\u{20000}'..='\u{3134f}')
+/// Whether a character is of a script that is written without spaces between words: Chinese and Japanese, and
+/// Thai, Lao, Khmer and Burmese. Korean is among them, because its spaces vary.
+fn is_without_spaces(c: char) -> bool {
+    matches!(c,
+        // Thai and Lao; Burmese with its extensions; Khmer.
+        '\u{0e00}'..='\u{0eff}'
+        | '\u{1000}'..='\u{109f}' | '\u{a9e0}'..='\u{a9ff}' | '\u{aa60}'..='\u{aa7f}'
+        | '\u{1780}'..='\u{17ff}'
+        // Kana; Chinese characters; Korean syllables.
+        | '\u{3040}'..='\u{30ff}'
+        | '\u{3400}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3134f}'
+        | '\u{ac00}'..='\u{d7af}')
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    /// A document of a row whose prompt is its columns `question` and `passage`.
+    fn document(row: &Value, cluster: Option<&str>) -> Document {
+        let column = |name: &str| row[name].as_str().unwrap_or_default();
+        let context = format!("Answer.\n{} {}\nA:", column("passage"), column("question"));
+        let choices: Vec<String> = serde_json::from_value(row["choices"].clone()).unwrap_or_default();
+        let request = |choice: &String| Request::Loglikelihood {
+            context: Prompt::Text(context.clone()),
+            continuation: format!(" {choice}"),
+        };
+        Document {
+            doc_id: 0,
+            row: row.as_object().unwrap().clone(),
+            target: Target::Text(column("answer").to_owned()),
+            requests: choices.iter().chain([&String::new()]).map(request).collect(),
+            choices,
+            input: String::new(),
+            cluster: cluster.map(str::to_owned),
+            fewshot_rows: Vec::new(),
+        }
+    }
+
+    /// Which rows `training` holds.
+    fn held(rows: &[Value], training: &[&str]) -> Vec<bool> {
+        let documents: Vec<Document> =
+            rows.iter().map(|row| document(row, row["cluster"].as_str())).collect();
+        let mut index = Index::default();
+        let grams = index.add_task(&documents);
+        for text in training {
+            index.read(text);
+        }
+        grams.iter().map(|grams| index.holds_any(grams)).collect()
+    }
 
     #[test]
     fn an_n_gram_in_the_training_text_is_found_in_any_spelling() {
-        let document = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen.";
-        let short = "what is the capital of france";
-        let chinese = "一二三四五六七八九十一二三四五六七八九十甲";
-        let mut index =
-            Index::for_documents([document, short, chinese, "too short"].map(str::to_owned).into_iter());
-        assert_eq!(index.overlap(document), Some(0.0));
-        index.add("zero, ONE two three; four five six seven eight nine ten eleven twelve thirteen - end");
-        index.add("Q: What is the capital of France? A: Paris");
-        index.add("他说：一二三四五六七八九十，一二三四五六七八九十。");
-        assert_eq!(index.overlap(document), Some(0.5));
-        assert_eq!(index.overlap(short), Some(1.0));
-        assert_eq!(index.overlap(chinese), Some(0.5));
-        assert_eq!(index.overlap("too short"), None);
-        assert_eq!(index.overlap("what is the capital of spain"), Some(0.0));
+        let long = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen.";
+        let rows = [
+            json!({"question": long}),
+            json!({"question": "what is the name of the capital of france"}),
+            json!({"question": "一二三四五六七八九十一二三四五六七八九十甲"}),
+        ];
+        let training = [
+            "zero, ONE two three; four five six seven eight nine ten eleven twelve thirteen - end",
+            "Q: What is the name of the capital of France? A: Paris",
+            "他说：一二三四五六七八九十，一二三四五六七八九十。",
+        ];
+        assert_eq!(held(&rows, &training), [true; 3]);
+        for (row, text) in [
+            // 12 of the 13 words; another country; 19 of the 20 characters.
+            "two three four five six seven eight nine ten eleven twelve thirteen",
+            "what is the name of the capital of spain",
+            "二三四五六七八九十一二三四五六七八九十",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert!(!held(&rows, &[text])[row], "{text}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_asked_or_right_counts() {
+        let instruction = "You are a helpful assistant that answers questions about the geography of Europe";
+        let source =
+            "From the third edition of the great encyclopedia of rivers, seas and mountains of Europe";
+        let answer = "It is the Danube, which flows through ten countries before it reaches the Black Sea";
+        let row = json!({
+            "question": "Which river of Europe flows through more countries than any other river does?",
+            "answer": answer, "source": source, "instruction": instruction,
+            "choices": ["the United States of America", "the river that flows through the most capitals of all"],
+        });
+        let of = |text: &str| held(std::slice::from_ref(&row), &[text])[0];
+        assert!(!of(instruction) && !of(source));
+        assert!(of(row["question"].as_str().unwrap()) && of(answer));
+        // Five words stand anywhere, eight are a choice of their own.
+        assert!(!of("born in the United States of America") && of(row["choices"][1].as_str().unwrap()));
+        // A blank that the template fills leaves the rest of a text.
+        let (before, after) =
+            ("the trophy did not fit into the brown", "because it was far too large for it");
+        let blank = json!({
+            "question": format!("{before} suitcase {after} and so we left it at home again"),
+            "sentence": format!("{before} _ {after} and so we left it at home again"),
+        });
+        let text = format!("{before} {after}");
+        assert!(held(&[blank], &[&text])[0]);
+    }
+
+    #[test]
+    fn what_many_documents_share_counts_for_none_of_them() {
+        let frame = "read the passage below with care and then choose the one best answer to it";
+        let numbers = "one two three four five six seven eight nine ten eleven twelve";
+        let row = |n: usize, cluster: Option<&str>| json!({"passage": frame, "question": format!("{numbers} number {n}"), "cluster": cluster});
+        let ten: Vec<Value> = (0..10).map(|n| row(n, None)).collect();
+        assert_eq!(held(&ten, &[frame]), [true; 10]);
+        let eleven: Vec<Value> = (0..11).map(|n| row(n, None)).collect();
+        assert_eq!(held(&eleven, &[frame]), [false; 11]);
+        let found = held(&eleven, &[&format!("{numbers} number 3")]);
+        assert_eq!(found.iter().filter(|found| **found).count(), 1);
+        // Eleven questions about one passage are one.
+        let passage: Vec<Value> = (0..11).map(|n| row(n, Some("passage 1"))).collect();
+        assert_eq!(held(&passage, &[frame]), [true; 11]);
+    }
+
+    #[test]
+    fn scripts_without_spaces_are_compared_by_characters() {
+        // "The capital of ... is called what, and how many people live there", without a space.
+        for text in [
+            "เมืองหลวงของประเทศฝรั่งเศสชื่อว่าอะไร",
+            "ເມືອງຫຼວງຂອງປະເທດຝຣັ່ງຊື່ວ່າຫຍັງ",
+            "រដ្ឋធានីនៃប្រទេសបារាំងមានឈ្មោះអ្វី",
+            "ပြင်သစ်နိုင်ငံ၏မြို့တော်ကဘာလဲ",
+            "フランスの首都はどこですか教えてください",
+        ] {
+            let row = json!({"question": text});
+            let around = format!("{}{text}{}", &text[..3], &text[..3]);
+            assert_eq!(held(&[row], &[&around]), [true], "{text}");
+            assert!(words(text).iter().all(|word| word.is_character), "{text}");
+        }
+        // Eleven characters say too little.
+        assert_eq!(
+            held(&[json!({"question": "一二三四五六七八九十甲"})], &["一二三四五六七八九十甲"]),
+            [false]
+        );
     }
 }

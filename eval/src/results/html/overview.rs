@@ -179,7 +179,9 @@ pub(super) fn contamination(rows: &[Contamination]) -> Option<Section> {
     let mut body = wide("contamination", &table);
     body.push_str(
         "<p class=\"note\">A row stands in the training data if 13 words of one of its texts follow one another there, \
-         or 20 characters of a script without spaces, or the whole of a shorter text.</p>\n",
+         or 20 characters of a script without spaces, or the whole of a shorter text of at least 8 words or 12 \
+         characters. Texts count that are asked or that are the answer, without what more than 10 rows of the \
+         task share.</p>\n",
     );
     Some(Section { id: "contamination", heading: "Contamination", body })
 }
