@@ -181,4 +181,29 @@ mod tests {
         // A value that is missing altogether is an error.
         assert!(serde_json::from_str::<Results>(&text.replace(r#""value":null,"#, "")).is_err());
     }
+
+    #[test]
+    fn names_keep_to_their_cell_in_csv_and_markdown() {
+        // The metric of BBQ holds the category of a row, and a task file can name a task anything.
+        let hostile = "=1,\"a\"|b\n[x](http://y) www.z.com";
+        let mut results = results(vec![Score {
+            task: hostile.to_owned(),
+            metric: hostile.to_owned(),
+            filter: hostile.to_owned(),
+            ..score(0.5)
+        }]);
+        results.models[0].name = hostile.to_owned();
+        let csv = results.csv();
+        let cell = "\"'=1,\"\"a\"\"|b\n[x](http://y) www.z.com\"";
+        assert_eq!(csv.matches(cell).count(), 4, "{csv}");
+        assert_eq!(csv.replace(cell, "").lines().last(), Some(",,,,,,true,0.5,,,,2,0,0"), "{csv}");
+
+        let markdown = results.markdown();
+        let row = markdown.lines().find(|line| line.contains("0.5000")).unwrap();
+        // 13 cells have 14 lines between them.
+        assert_eq!(row.replace("\\|", "").matches('|').count(), 14, "{row}");
+        for part in ["[x](", "http:", "www.z"] {
+            assert!(!markdown.contains(part), "{markdown}");
+        }
+    }
 }

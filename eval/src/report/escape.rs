@@ -32,12 +32,17 @@ pub(crate) fn escape_markdown(text: &str) -> String {
                 escaped.push('\\');
                 escaped.push(character);
             }
-            // Markdown would turn a bare URL into a link.
+            // GitHub would turn `http://x` and `www.x` into links.
             ':' => escaped.push_str("&#58;"),
+            '.' if ends_with_www(&escaped) => escaped.push_str("&#46;"),
             other => escaped.push(other),
         }
     }
     escaped
+}
+
+fn ends_with_www(text: &str) -> bool {
+    text.as_bytes().last_chunk().is_some_and(|end: &[u8; 3]| end.eq_ignore_ascii_case(b"www"))
 }
 
 /// Replaces control characters by their Unicode pictures; bidirectional controls, and line breaks that only

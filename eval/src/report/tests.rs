@@ -173,6 +173,9 @@ fn escapes_worked_by_hand() {
     assert_eq!(escape_html("a<b>&\"'\n\u{7}\u{9b}"), "a&lt;b&gt;&amp;&quot;&#39;\n␇\u{fffd}");
     assert_eq!(escape_markdown("1*2|3\n<b>_"), "1\\*2\\|3 ↵ &lt;b&gt;\\_");
     assert_eq!(escape_markdown("星期三"), "星期三");
+    // What GitHub makes a link of without any brackets.
+    assert_eq!(escape_markdown("see www.x.com, WWW.X.COM"), "see www&#46;x.com, WWW&#46;X.COM");
+    assert_eq!(escape_markdown("http://x ftp://y 1.5 ww.w"), "http&#58;//x ftp&#58;//y 1.5 ww.w");
 }
 
 #[test]

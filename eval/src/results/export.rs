@@ -14,7 +14,8 @@ impl Results {
         text.push_str("\n## Protocols\n\n| task | id | rows |\n|---|---|---|\n");
         for task in &self.tasks {
             let rows = format!("{} of {}", task.effective, task.original);
-            let _ = writeln!(text, "| {} | {} | {rows} |", task.task, escape_markdown(&task.protocol_id));
+            let [name, id] = [&task.task, &task.protocol_id].map(|text| escape_markdown(text));
+            let _ = writeln!(text, "| {name} | {id} | {rows} |");
         }
         text
     }
@@ -47,9 +48,9 @@ impl Results {
             let _ = writeln!(
                 table,
                 "| {} | {version} | {} | {shots} | {} | {arrow} | {} | ± | {error} | {} | {} | {} | {} |",
-                score.task,
+                escape_markdown(&score.task),
                 escape_markdown(&score.filter),
-                score.metric,
+                escape_markdown(&score.metric),
                 number(score.aggregated.value),
                 interval(score),
                 score.n,
@@ -74,8 +75,8 @@ impl Results {
                 "| {} - {} | {} | {},{} | {:+.4} | {} | {}, {}, {} | {} | {} | {} |",
                 escape_markdown(&comparison.model),
                 escape_markdown(&comparison.baseline),
-                comparison.task,
-                comparison.metric,
+                escape_markdown(&comparison.task),
+                escape_markdown(&comparison.metric),
                 escape_markdown(&comparison.filter),
                 comparison.difference.normal.mean,
                 interval,
@@ -107,7 +108,7 @@ impl Results {
                     optional(info.and_then(|info| info.version)),
                     info.map_or(String::new(), |info| info.num_fewshot.to_string()),
                     csv_cell(&score.filter),
-                    score.metric.clone(),
+                    csv_cell(&score.metric),
                     score.higher_is_better.to_string(),
                     optional(Some(score.aggregated.value)),
                     optional(score.aggregated.standard_error),

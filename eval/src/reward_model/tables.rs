@@ -88,7 +88,8 @@ pub fn markdown(report: &RewardModelReport) -> String {
             let _ = writeln!(text, "\n{}", escape_markdown(&table.note));
         }
     }
-    let _ = writeln!(text, "\n{}; model {}.", escape_markdown(&report.program), report.model.digest);
+    let [program, digest] = [&report.program, &report.model.digest].map(|text| escape_markdown(text));
+    let _ = writeln!(text, "\n{program}; model {digest}.");
     text
 }
 
