@@ -31,7 +31,7 @@ use crate::Error;
 use crate::results::Results;
 use crate::statistics::Estimate;
 pub(crate) use chart::{IntervalRow, interval_chart};
-pub(crate) use escape::{escape_html, escape_markdown};
+pub(crate) use escape::{escape_html, escape_markdown, isolated};
 pub use html::html;
 pub(crate) use html::{head, section};
 pub use markdown::markdown;

@@ -18,6 +18,11 @@ pub(crate) fn escape_html(text: &str) -> String {
     escaped
 }
 
+/// Escapes text within a line of HTML and keeps it from changing the direction of what stands around it.
+pub(crate) fn isolated(text: &str) -> String {
+    format!("<bdi>{}</bdi>", escape_html(text))
+}
+
 /// Escapes text for one line or one table cell of Markdown: no character keeps a Markdown meaning, and a line
 /// break becomes `↵`.
 pub(crate) fn escape_markdown(text: &str) -> String {

@@ -26,7 +26,7 @@ use sha2::{Digest as _, Sha256};
 use super::Results;
 use crate::Error;
 use crate::evaluation::{Evaluation, ModelRun};
-use crate::report::escape_html;
+use crate::report::{escape_html, isolated};
 
 /// The style of every report.
 const COMMON_STYLE: &str = include_str!("../report/style.css");
@@ -117,11 +117,6 @@ fn contents(sections: &[Section]) -> String {
         let _ = write!(links, "<a href=\"#{id}\">{heading}</a> ");
     }
     format!("<nav class=\"contents\" aria-label=\"sections\">{}</nav>\n", links.trim_end())
-}
-
-/// Text within a line, escaped and kept from changing the direction of what stands around it.
-fn isolated(text: &str) -> String {
-    format!("<bdi>{}</bdi>", escape_html(text))
 }
 
 /// A table that scrolls sideways where it is too wide. `label` says what it shows; it and `table` are HTML.

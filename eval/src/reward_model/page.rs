@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::data::{Entry, Facts};
 use super::tables::{Table, tables};
 use super::{BestOfN, OverOptimization, PairReport, RewardModelReport, ScoredFile};
-use crate::report::{LINE_COLOURS, Line, Plane, escape_html, head, histogram, section};
+use crate::report::{LINE_COLOURS, Line, Plane, escape_html, head, histogram, isolated, section};
 use crate::results::number;
 use crate::statistics::{Estimate, wilson};
 
@@ -41,7 +41,7 @@ pub fn html(report: &RewardModelReport, files: &[ScoredFile], notes: &Notes) -> 
         page.push_str(&section("Charts", &format!("<div class=\"curves\">\n{charts}</div>\n")));
     }
     for table in tables(report) {
-        page.push_str(&section(&inline(&table.title), &table_html(&table)));
+        page.push_str(&section(&isolated(&table.title), &table_html(&table)));
     }
     page.push_str(&lowest_margins(files));
     page.push_str(&reproduction(report, notes));
@@ -61,7 +61,7 @@ fn tiles(report: &RewardModelReport) -> String {
     let mut pairs = |name: &str, pairs: &PairReport| {
         let Estimate { mean, low, high, n, .. } = pairs.accuracy;
         let note = format!("of {n} pairs right, {:.1} to {:.1}", 100.0 * low, 100.0 * high);
-        tile(&inline(name), &format!("{:.1} %", 100.0 * mean), &note);
+        tile(&isolated(name), &format!("{:.1} %", 100.0 * mean), &note);
     };
     if let Some(all) = &report.all_pairs {
         pairs("all pairs", all);
@@ -78,11 +78,11 @@ fn tiles(report: &RewardModelReport) -> String {
         ];
         for (name, score) in benches {
             if let Some(score) = score {
-                tile(name, &format!("{:.1}", 100.0 * score), &inline(&file.file));
+                tile(name, &format!("{:.1}", 100.0 * score), &isolated(&file.file));
             }
         }
         if let Some(point) = file.best_of_n.as_ref().and_then(|curve| curve.points.last()) {
-            let note = format!("gold value of the best of {}, {}", point.n, inline(&file.file));
+            let note = format!("gold value of the best of {}, {}", point.n, isolated(&file.file));
             tile("best of n", &number(point.gold.mean), &note);
         }
     }
@@ -93,7 +93,7 @@ fn charts(report: &RewardModelReport, files: &[ScoredFile]) -> String {
     let mut body = String::new();
     let mut figure = |title: &str, note: &str, drawing: Option<String>| {
         if let Some(drawing) = drawing {
-            let (title, note) = (inline(title), escape_html(note));
+            let (title, note) = (isolated(title), escape_html(note));
             let _ = writeln!(
                 body,
                 "<figure><figcaption><b>{title}</b> <span class=\"note\">{note}</span></figcaption>{drawing}</figure>"
@@ -188,7 +188,7 @@ fn over_optimization(curve: &OverOptimization) -> [(&'static str, String, Option
 fn table_html(table: &Table) -> String {
     let cell = |column: usize, tag: &str, text: &str| {
         let class = if column < table.left { "" } else { " class=\"num\"" };
-        format!("<{tag}{class}>{}</{tag}>", inline(text))
+        format!("<{tag}{class}>{}</{tag}>", isolated(text))
     };
     let line = |row: &Vec<String>, tag: &str| {
         let cells: String = row.iter().enumerate().map(|(column, text)| cell(column, tag, text)).collect();
@@ -203,7 +203,7 @@ fn table_html(table: &Table) -> String {
     }
     body.push_str("</tbody>\n</table></div>\n");
     if !table.note.is_empty() {
-        let _ = writeln!(body, "<p class=\"note\">{}</p>", inline(&table.note));
+        let _ = writeln!(body, "<p class=\"note\">{}</p>", isolated(&table.note));
     }
     body
 }
@@ -231,7 +231,7 @@ fn lowest_margins(files: &[ScoredFile]) -> String {
         let _ = writeln!(
             body,
             "<article><h3>{} · margin {}</h3>",
-            inline(&format!("{place}{group}")),
+            isolated(&format!("{place}{group}")),
             number(chosen - rejected)
         );
         for turn in &entry.prompt {
@@ -263,7 +263,7 @@ fn reproduction(report: &RewardModelReport, notes: &Notes) -> String {
         escape_html(&notes.command)
     );
     let mut pair = |name: &str, value: &str| {
-        let _ = writeln!(body, "<tr><th>{}</th><td>{}</td></tr>", inline(name), inline(value));
+        let _ = writeln!(body, "<tr><th>{}</th><td>{}</td></tr>", isolated(name), isolated(value));
     };
     pair("program", &report.program);
     pair("model", &report.model.digest);
@@ -279,11 +279,6 @@ fn reproduction(report: &RewardModelReport, notes: &Notes) -> String {
     }
     body.push_str("</tbody></table>\n");
     section("How to make it again", &body)
-}
-
-/// Untrusted text within a line; it cannot change the direction of what stands around it.
-fn inline(text: &str) -> String {
-    format!("<bdi>{}</bdi>", escape_html(text))
 }
 
 /// Untrusted text as a block, cut if it is very long.

@@ -9,7 +9,7 @@ use super::JudgeResults;
 use crate::judge::{
     AnswerSheet, Comparison, JudgedPair, Order, Outcome, Preference, Question, Rated, RatedTurn,
 };
-use crate::report::{IntervalRow, escape_html, head, interval_chart, section};
+use crate::report::{IntervalRow, escape_html, head, interval_chart, isolated, section};
 
 /// What this page adds to the style of every report.
 const STYLE: &str = include_str!("style.css");
@@ -39,7 +39,7 @@ pub fn html(results: &JudgeResults, questions: &[Question], sheets: &[AnswerShee
     if !warnings.is_empty() {
         page.push_str("<ul class=\"warnings\" aria-label=\"warnings\">\n");
         for warning in warnings {
-            let _ = writeln!(page, "<li>{}</li>", bdi(&warning));
+            let _ = writeln!(page, "<li>{}</li>", isolated(&warning));
         }
         page.push_str("</ul>\n");
     }
@@ -52,7 +52,7 @@ pub fn html(results: &JudgeResults, questions: &[Question], sheets: &[AnswerShee
     for (number, rated) in results.ratings.iter().enumerate() {
         let row = |item| rated_row(item, questions, sheet_of(&rated.model));
         let rows: Vec<_> = rated.items.iter().map(row).collect();
-        let heading = format!("Ratings of {}", bdi(&rated.model));
+        let heading = format!("Ratings of {}", isolated(&rated.model));
         let columns = ["question", "category", "turn", "rating", "length"];
         page.push_str(&items(&heading, &format!("rated-{number}"), &columns, &OF_TURNS, &rows));
     }
@@ -60,7 +60,7 @@ pub fn html(results: &JudgeResults, questions: &[Question], sheets: &[AnswerShee
         let sheets = [&comparison.system, &comparison.baseline].map(|name| sheet_of(name));
         let row = |item| pair_row(comparison, item, questions, sheets);
         let rows: Vec<_> = comparison.items.iter().map(row).collect();
-        let heading = format!("{} against {}", bdi(&comparison.system), bdi(&comparison.baseline));
+        let heading = format!("{} against {}", isolated(&comparison.system), isolated(&comparison.baseline));
         let columns = ["question", "category", "turn", "outcome", "verdicts", "lengths"];
         page.push_str(&items(&heading, &format!("pairs-{number}"), &columns, &OF_PAIRS, &rows));
     }
@@ -200,7 +200,7 @@ fn pair_row(
 fn row(class: &str, cells: &[String], texts: &str) -> String {
     let mut row = format!("<tr class=\"{class}\">");
     for cell in cells {
-        let _ = write!(row, "<td>{}</td>", bdi(cell));
+        let _ = write!(row, "<td>{}</td>", isolated(cell));
     }
     let columns = cells.len();
     let _ = writeln!(
@@ -238,7 +238,7 @@ fn text(what: &str, text: &str) -> String {
     };
     format!(
         "<div class=\"reply\"><span class=\"what\">{}</span><pre dir=\"auto\">{}</pre></div>\n",
-        bdi(what),
+        isolated(what),
         escape_html(&shown)
     )
 }
@@ -261,7 +261,7 @@ fn reproduction(results: &JudgeResults, command: &str) -> String {
         "<div class=\"wide\"><table>\n<thead><tr><th>judged</th><th>protocol id</th></tr></thead>\n<tbody>\n",
     );
     for (name, id) in results.protocols() {
-        let _ = writeln!(body, "<tr><td>{}</td><td>{}</td></tr>", bdi(&name), bdi(id));
+        let _ = writeln!(body, "<tr><td>{}</td><td>{}</td></tr>", isolated(&name), isolated(id));
     }
     body.push_str("</tbody>\n</table></div>\n");
     let _ = writeln!(
@@ -270,9 +270,4 @@ fn reproduction(results: &JudgeResults, command: &str) -> String {
         escape_html(&results.program)
     );
     section("How to make it again", &body)
-}
-
-/// Escaped text that does not change the direction of what stands around it.
-fn bdi(text: &str) -> String {
-    format!("<bdi>{}</bdi>", escape_html(text))
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::JudgeResults;
 use crate::judge::{Comparison, GroupRate, Rated};
-use crate::report::{escape_html, escape_markdown};
+use crate::report::{escape_html, escape_markdown, isolated};
 use crate::statistics::Estimate;
 
 /// What stands in a cell without a number.
@@ -50,7 +50,7 @@ impl Table {
         for row in &self.rows {
             table.push_str("<tr>");
             for (at, cell) in row.iter().enumerate() {
-                let _ = write!(table, "<td{}><bdi>{}</bdi></td>", class(at), escape_html(cell));
+                let _ = write!(table, "<td{}>{}</td>", class(at), isolated(cell));
             }
             table.push_str("</tr>\n");
         }

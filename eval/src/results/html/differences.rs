@@ -8,8 +8,8 @@
 use std::fmt::Write as _;
 
 use super::plot::{Mark, Scale, Shape, shares, strip, ticks};
-use super::{Section, count, isolated, metric, wide};
-use crate::report::escape_html;
+use super::{Section, count, metric, wide};
+use crate::report::{escape_html, isolated};
 use crate::results::{Comparison, Results, number, p_value};
 
 /// The most differences of one model in its plot.

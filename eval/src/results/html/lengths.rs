@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use super::plot::histogram;
 use super::scores::colour;
-use super::{Section, count, isolated, percent};
+use super::{Section, count, percent};
 use crate::evaluation::{Evaluation, ModelRun, Sample};
+use crate::report::isolated;
 use crate::request::Response;
 use crate::task::OutputType;
 

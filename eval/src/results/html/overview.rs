@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use super::differences::{Verdict, pairs, signed};
 use super::scores::{Row, has_many_unparsed};
-use super::{Notes, Section, count, isolated, percent, wide};
+use super::{Notes, Section, count, percent, wide};
 use crate::contamination::Contamination;
 use crate::evaluation::{Evaluation, Score};
-use crate::report::escape_html;
+use crate::report::{escape_html, isolated};
 use crate::results::{Comparison, Results, number};
 use crate::task::OutputType;
 

@@ -16,7 +16,7 @@ use crate::Error;
 use crate::aggregate::numbers;
 use crate::document::{Document, Target};
 use crate::evaluation::{Evaluation, ModelRun, PreparedTask, Sample};
-use crate::report::escape_html;
+use crate::report::{escape_html, isolated};
 use crate::request::{Prompt, Request, Response};
 use crate::results::number;
 use crate::score::{MetricValue, Scored};
@@ -490,7 +490,7 @@ fn controls(embedded: &Embedded, evaluation: &Evaluation, runs: &[ModelRun]) -> 
             form,
             "<p class=\"note\">Unparsed replies are among the wrong ones. → is from {} to the model above. All \
              tasks: each by its first filter.</p>",
-            super::isolated(&first.name)
+            isolated(&first.name)
         );
     }
     form + "</form>\n"

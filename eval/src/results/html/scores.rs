@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 use super::plot::{Mark, Scale, Shape, strip, ticks};
-use super::{Section, count, isolated, metric, percent, wide};
+use super::{Section, count, metric, percent, wide};
 use crate::evaluation::Score;
+use crate::report::isolated;
 use crate::results::{Results, number};
 
 /// The most rows of the chart, and the most marks in it.
