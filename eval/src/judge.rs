@@ -77,7 +77,8 @@ pub struct JudgedBy {
     pub judge: String,
     /// The hash of the judge.
     pub digest: String,
-    /// Prompts, questions and judge in short. Judgements are comparable exactly if their ids are equal.
+    /// Prompts, questions, judge and, in a comparison, the answers of the baseline in short. Judgements are
+    /// comparable exactly if their ids are equal.
     pub protocol_id: String,
 }
 
@@ -124,7 +125,7 @@ impl Judge<'_> {
             failed: heard.failed,
             replies: heard.replies,
         });
-        let mut rated = Rated::new(self.judged_by(questions), answers.model.clone(), turns.collect())?;
+        let mut rated = Rated::new(self.judged_by(questions, None), answers.model.clone(), turns.collect())?;
         rated.warnings.extend(self.warnings(&[answers], imitations));
         Ok(rated)
     }
@@ -167,7 +168,8 @@ impl Judge<'_> {
             }
         });
         let models = [system, baseline].map(|answers| answers.model.clone());
-        let mut comparison = Comparison::new(self.judged_by(questions), kind, models, pairs.collect())?;
+        let by = self.judged_by(questions, Some(baseline));
+        let mut comparison = Comparison::new(by, kind, models, pairs.collect())?;
         comparison.warnings.extend(self.warnings(&[system, baseline], of_first + of_second));
         Ok(comparison)
     }
@@ -276,8 +278,8 @@ impl Judge<'_> {
         Ok(places.into_iter().map(|place| responses[place].clone()).collect())
     }
 
-    fn judged_by(&self, questions: &[Question]) -> JudgedBy {
-        JudgedBy::new(&self.prompt.id(), questions, self.model.name(), self.model.digest())
+    fn judged_by(&self, questions: &[Question], baseline: Option<&Answers>) -> JudgedBy {
+        JudgedBy::new(&self.prompt.id(), questions, (self.model.name(), self.model.digest()), baseline)
     }
 
     fn warnings(&self, answers: &[&Answers], imitations: usize) -> Vec<String> {
@@ -314,11 +316,21 @@ impl<T> Heard<T> {
 }
 
 impl JudgedBy {
-    fn new(rules: &str, questions: &[Question], judge: &str, digest: &str) -> Self {
-        let text = serde_json::to_string(questions).expect("questions are plain data");
+    fn new(
+        rules: &str,
+        questions: &[Question],
+        (judge, digest): (&str, &str),
+        baseline: Option<&Answers>,
+    ) -> Self {
         let short = |hash: &str| hash.chars().take(8).collect::<String>();
+        let text = serde_json::to_string(questions).expect("questions are plain data");
         let (n, hash) = (questions.len(), short(&sha256(text.as_bytes())));
-        let protocol_id = format!("{rules}@{n}questions#{hash}/judge#{}", short(digest));
+        // The hash of the answers and not of a model: other answers are another baseline.
+        let against = baseline.map_or_else(String::new, |baseline| {
+            let text = serde_json::to_string(&baseline.replies).expect("replies are plain data");
+            format!("/baseline#{}", short(&sha256(text.as_bytes())))
+        });
+        let protocol_id = format!("{rules}@{n}questions#{hash}/judge#{}{against}", short(digest));
         Self { judge: judge.to_owned(), digest: digest.to_owned(), protocol_id }
     }
 }
@@ -346,13 +358,15 @@ fn check(task: &str, questions: &[Question], answers: &[&Answers]) -> Result<(),
     Ok(())
 }
 
-/// Warnings about the number of items that have a verdict.
-fn warnings_of_counts(what: &str, judged: usize, unparsed: usize, failed: usize) -> Vec<String> {
+/// A warning if there are few independent items that have a verdict.
+fn warning_of_few(what: &str, judged: usize) -> Option<String> {
+    (judged < FEW)
+        .then(|| format!("there are {judged} judged {what}, and fewer than {FEW} say little: judge more"))
+}
+
+/// Warnings about items that have no verdict.
+fn warnings_of_missing(what: &str, judged: usize, unparsed: usize, failed: usize) -> Vec<String> {
     let mut warnings = Vec::new();
-    if judged < FEW {
-        warnings
-            .push(format!("there are {judged} judged {what}, and fewer than {FEW} say little: judge more"));
-    }
     if unparsed as f64 > MANY_UNPARSED * (judged + unparsed) as f64 {
         warnings.push(format!(
             "{unparsed} {what} have no verdict that can be read and do not count: use a judge that keeps to its \

@@ -231,6 +231,43 @@ fn ratings_by_hand() {
     assert_eq!(rated.items[5].replies, ["I cannot say.", "I cannot say."]);
     let id = &rated.by.protocol_id;
     assert!(id.starts_with("mt_bench_single/v1/rating#") && id.ends_with("/judge#01234567"), "{id}");
+    // One of six turns is unread, in three judged questions.
+    assert!(rated.warnings.iter().any(|warning| warning.starts_with("1 turns have no verdict")));
+    assert!(rated.warnings.iter().any(|warning| warning.starts_with("there are 3 judged questions")));
+}
+
+#[test]
+fn unread_verdicts_are_a_share_of_turns() {
+    let bench = Bench::new();
+    let turns = ["yes", "yes", "yes"];
+    let mut replies = vec![&turns[..]; 30];
+    let odd = [["no", "yes", "yes"]; 4];
+    odd.iter().enumerate().for_each(|(row, turns)| replies[row] = turns);
+    // The second turn is asked with the first one in sight, so the last answer decides.
+    let grade = |prompt: &str| {
+        let last = prompt.rsplit("Assistant").find(|part| part.contains("yes") || part.contains("no\n"));
+        if last.is_some_and(|part| part.contains("yes")) { "[[7]]" } else { "?" }.to_owned()
+    };
+    let rated = bench.rate(&mut Double::new(grade), &questions(30, 3), &answers("sft", &replies)).unwrap();
+    // 4 of 90 turns are less than 5 %; of 30 questions they would be more.
+    assert_eq!((rated.unparsed, rated.warnings.len()), (4, 0), "{:?}", rated.warnings);
+}
+
+#[test]
+fn another_baseline_is_another_protocol() {
+    let questions = questions(2, 1);
+    let system = short("ppo", &["3", "1"]);
+    let id = |baseline: &Answers| {
+        let mut judge = Double::new(by_number);
+        let bench = Bench::new();
+        let found = bench.compare("mt_bench_pair", &mut judge, &questions, [&system, baseline]).unwrap();
+        found.by.protocol_id
+    };
+    let sft = id(&short("sft", &["2", "4"]));
+    assert!(sft.contains("/judge#01234567/baseline#"), "{sft}");
+    assert_ne!(sft, id(&short("sft", &["2", "5"])));
+    // The answers count, not the name.
+    assert_eq!(sft, id(&short("gpt", &["2", "4"])));
 }
 
 #[test]

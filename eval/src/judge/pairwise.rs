@@ -15,7 +15,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Answers, Heard, JudgedBy, Preference, Question, VerdictKind, check, warnings_of_counts};
+use super::{
+    Answers, Heard, JudgedBy, Preference, Question, VerdictKind, check, warning_of_few, warnings_of_missing,
+};
 use crate::Error;
 use crate::statistics::{
     Anchor, BOOTSTRAP_RESAMPLES, Estimate, Judgement, LengthControlled, Ratings, Tally, bootstrap,
@@ -212,7 +214,8 @@ impl Comparison {
         };
 
         let questions = questions(verdict, items.iter());
-        let mut warnings = warnings_of_counts("pairs", judged, unparsed, failed);
+        let mut warnings: Vec<String> = warning_of_few("pairs", judged).into_iter().collect();
+        warnings.extend(warnings_of_missing("pairs", judged, unparsed, failed));
         let controlled = match controlled(&questions) {
             Ok(controlled) => {
                 warnings.extend(length_warning(&controlled));
@@ -404,7 +407,8 @@ pub fn compare_rewards(questions: &[Question], rewards: &Rewards<'_>) -> Result<
     };
     let items = questions.iter().enumerate().map(pair).collect();
 
-    let by = JudgedBy::new("reward/v1/pair", questions, rewards.judge, rewards.digest);
+    let judge = (rewards.judge, rewards.digest);
+    let by = JudgedBy::new("reward/v1/pair", questions, judge, Some(baseline));
     let models = [system, baseline].map(|answers| answers.model.clone());
     let mut comparison = Comparison::new(by, VerdictKind::Pair, models, items)?;
     comparison.biased = rewards.is_training_reward;

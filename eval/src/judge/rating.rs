@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{JudgedBy, warnings_of_counts};
+use super::{JudgedBy, warning_of_few, warnings_of_missing};
 use crate::Error;
 use crate::statistics::{Estimate, Interval, clustered_mean, mean_of_items};
 
@@ -76,6 +76,9 @@ impl Rated {
             }
         }
         let questions: Vec<Vec<f64>> = questions.into_values().collect();
+        let rated = items.iter().filter(|item| item.rating.is_some()).count();
+        let mut warnings: Vec<String> = warning_of_few("questions", questions.len()).into_iter().collect();
+        warnings.extend(warnings_of_missing("turns", rated, unparsed, failed));
         let rating = match questions.len() {
             0 | 1 => None,
             _ => Some(mean_of_items(&questions, Interval::StudentT)?),
@@ -88,7 +91,7 @@ impl Rated {
             categories: means(&items, |item| (0, item.category.clone()))?,
             unparsed,
             failed,
-            warnings: warnings_of_counts("questions", questions.len(), unparsed, failed),
+            warnings,
             items,
         })
     }
