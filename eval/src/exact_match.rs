@@ -6,11 +6,12 @@
 //! equal. Nothing is stripped: a leading space makes a reply wrong.
 //!
 //! [`crate::metric::exact_match`] is another rule, which strips the reply. This file does not know where a
-//! reply comes from; a [`Verdict`] joins it with what the filters found.
+//! reply comes from.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+#[cfg(test)]
 use crate::filter::Filtered;
 use crate::python_regex::PythonRegex;
 
@@ -51,10 +52,12 @@ pub enum Verdict {
     Unparsed,
 }
 
+/// What the recorded scores of the filters are held against.
+#[cfg(test)]
 impl Verdict {
     /// The verdict on a filtered reply. A reply without an answer is right if the text that stands for it is
     /// the target, as in lm-evaluation-harness.
-    pub fn new(reply: &Filtered, equal: bool) -> Self {
+    pub(crate) fn new(reply: &Filtered, equal: bool) -> Self {
         match (equal, reply.unparsed) {
             (true, _) => Self::Right,
             (false, false) => Self::Wrong,
@@ -63,7 +66,7 @@ impl Verdict {
     }
 
     /// The score: 1 for a right answer, 0 otherwise.
-    pub fn score(self) -> f64 {
+    pub(crate) fn score(self) -> f64 {
         if self == Self::Right { 1.0 } else { 0.0 }
     }
 }
@@ -139,16 +142,6 @@ mod tests {
     #[test]
     fn an_unknown_option_is_refused() {
         assert!(serde_json::from_str::<ExactMatch>(r#"{"ignore_cases": true}"#).is_err());
-    }
-
-    #[test]
-    fn unparsed_is_not_wrong() {
-        let found = Filtered { text: "5".to_owned(), unparsed: false };
-        let none = Filtered { text: "[invalid]".to_owned(), unparsed: true };
-        assert_eq!(Verdict::new(&found, false), Verdict::Wrong);
-        assert_eq!(Verdict::new(&none, false), Verdict::Unparsed);
-        assert_eq!(Verdict::new(&none, true), Verdict::Right);
-        assert_eq!([Verdict::Right, Verdict::Wrong, Verdict::Unparsed].map(Verdict::score), [1.0, 0.0, 0.0]);
     }
 
     #[test]

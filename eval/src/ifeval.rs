@@ -8,9 +8,8 @@
 //! - loose: on eight variants of the reply, of which one must pass: with or without its first line, with or
 //!   without its last line, with or without asterisks. Loose forgives "Sure, here it is:" and bold type.
 //!
-//! A blank reply, and a blank variant, follow nothing. Four accuracies come of this ([`accuracies`]): the
-//! share of prompts whose instructions are all followed, and the share of instructions, each strict and
-//! loose.
+//! A blank reply, and a blank variant, follow nothing. Four accuracies come of this: the share of prompts
+//! whose instructions are all followed, and the share of instructions, each strict and loose.
 //!
 //! `ifeval/kind.rs` lists the 25 kinds of instructions with their arguments and checks. All give the results
 //! of lm-evaluation-harness 0.4.13 (task version 4.0), except those that [`Agreement::Approximate`] marks:
@@ -175,44 +174,4 @@ pub struct Verdict {
     pub loose: bool,
     /// Whether lm-evaluation-harness surely says the same.
     pub agreement: Agreement,
-}
-
-/// The four accuracies of a set of prompts, from 0 to 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Accuracies {
-    /// Share of prompts whose instructions are all followed (`prompt_level_strict_acc`).
-    pub prompt_strict: f64,
-    /// Share of instructions that are followed (`inst_level_strict_acc`).
-    pub instruction_strict: f64,
-    /// Share of prompts whose instructions are all followed loosely (`prompt_level_loose_acc`).
-    pub prompt_loose: f64,
-    /// Share of instructions that are followed loosely (`inst_level_loose_acc`).
-    pub instruction_loose: f64,
-    /// Number of instructions.
-    pub instructions: usize,
-    /// How many of them are approximate.
-    pub approximate: usize,
-}
-
-/// The accuracies of `prompts`, each the verdicts of one prompt.
-pub fn accuracies(prompts: &[Vec<Verdict>]) -> Result<Accuracies, Error> {
-    let flat: Vec<Verdict> = prompts.iter().flatten().copied().collect();
-    if flat.is_empty() {
-        return Err(Error::TooFew { what: "IFEval's accuracy", needed: 1, got: 0 });
-    }
-
-    let of_prompts = |level: fn(&Verdict) -> bool| {
-        prompts.iter().filter(|verdicts| verdicts.iter().all(level)).count() as f64 / prompts.len() as f64
-    };
-    let of_instructions = |level: fn(&Verdict) -> bool| {
-        flat.iter().filter(|verdict| level(verdict)).count() as f64 / flat.len() as f64
-    };
-    Ok(Accuracies {
-        prompt_strict: of_prompts(|verdict| verdict.strict),
-        instruction_strict: of_instructions(|verdict| verdict.strict),
-        prompt_loose: of_prompts(|verdict| verdict.loose),
-        instruction_loose: of_instructions(|verdict| verdict.loose),
-        instructions: flat.len(),
-        approximate: flat.iter().filter(|verdict| verdict.agreement == Agreement::Approximate).count(),
-    })
 }

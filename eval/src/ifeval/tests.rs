@@ -90,27 +90,6 @@ fn loose_tries_eight_variants() {
 }
 
 #[test]
-fn accuracies_are_shares_of_prompts_and_of_instructions() {
-    let verdict = |strict, loose, agreement| Verdict { strict, loose, agreement };
-    let prompts = [
-        vec![verdict(true, true, Agreement::Exact), verdict(false, true, Agreement::Approximate)],
-        vec![verdict(true, true, Agreement::Exact)],
-        vec![verdict(false, false, Agreement::Exact)],
-        vec![verdict(true, true, Agreement::Exact)],
-    ];
-    let expected = Accuracies {
-        prompt_strict: 0.5,
-        instruction_strict: 0.6,
-        prompt_loose: 0.75,
-        instruction_loose: 0.8,
-        instructions: 5,
-        approximate: 1,
-    };
-    assert_eq!(accuracies(&prompts).unwrap(), expected);
-    assert!(matches!(accuracies(&[]), Err(Error::TooFew { got: 0, .. })));
-}
-
-#[test]
 fn no_text_makes_a_check_panic_or_fail() {
     let prompts: Vec<Prompt> = recorded().into_iter().map(|(prompt, _)| prompt).collect();
     for text in hostile_texts() {

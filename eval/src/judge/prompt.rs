@@ -77,11 +77,6 @@ struct Template {
 }
 
 impl JudgePrompt {
-    /// The names of the prompts in the program.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        EMBEDDED.iter().map(|(name, _)| *name)
-    }
-
     /// The prompt of the program with this name, otherwise the file at this path.
     pub fn load(name_or_path: &str) -> Result<Self, Error> {
         let path = Path::new(name_or_path);
@@ -138,11 +133,6 @@ impl JudgePrompt {
     /// What the judge is told if its verdict cannot be read.
     pub fn reminder(&self) -> &str {
         &self.file.reminder
-    }
-
-    /// The hash of the file, in hexadecimal.
-    pub fn hash(&self) -> &str {
-        &self.hash
     }
 
     /// The protocol id without questions and judge, such as `mt_bench_single/v1/rating#3f2a91c0`.
@@ -353,6 +343,6 @@ mod tests {
         let one = JudgePrompt::parse(text, Path::new("a")).unwrap();
         let other = JudgePrompt::parse(&text.replace("impartial", "kind"), Path::new("a")).unwrap();
         assert!(one.id().starts_with("mt_bench_pair/v1/pair#") && one.id() != other.id());
-        assert!(JudgePrompt::names().all(|name| JudgePrompt::load(name).unwrap().name() == name));
+        assert!(EMBEDDED.iter().all(|(name, _)| JudgePrompt::load(name).unwrap().name() == *name));
     }
 }
