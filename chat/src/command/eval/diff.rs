@@ -131,7 +131,8 @@ fn scored(row: &Value, scores: &[&Score]) -> Result<Option<Scored>, String> {
     for score in scores.iter().filter(|score| score.filter == filter) {
         let value = match &row[&score.metric] {
             Value::Number(number) => number.as_f64().unwrap_or(f64::NAN),
-            // NaN is null, a metric of other rows is missing, and sums and lists are not compared by document.
+            // NaN is null, a metric of other rows is missing, and sums and lists are not compared by
+            // document.
             Value::Null | Value::Object(_) | Value::Array(_) => continue,
             other => return Err(format!("has {other} as {}; evaluate the task again", score.metric)),
         };
