@@ -53,7 +53,7 @@ fn bench() -> Scratch {
     let row = |n: usize| {
         let (left, right) = (n % 7, n / 7);
         format!(
-            "{{\"question\": \"what is {left} + {right}? 多少\", \"choices\": [\"{}\", \"{}\", \"不知道\"], \"answer\": {}}}\n",
+            "{{\"question\": \"what is the sum of {left} and {right}? 多少\", \"choices\": [\"{}\", \"{}\", \"不知道\"], \"answer\": {}}}\n",
             left + right,
             left + right + 1,
             n % 2
@@ -303,7 +303,7 @@ fn tasks_are_listed_and_prompts_shown() {
     let all = scratch.run("eval list mmlu* --json").json();
     assert!(all.as_array().unwrap().len() >= 58);
     let shown = scratch.run("eval show choose --include-path tasks.toml --num-fewshot 1 --rows 2");
-    assert!(shown.succeeds().contains("Q: what is 1 + 0? 多少\nA:"), "{shown:#?}");
+    assert!(shown.succeeds().contains("Q: what is the sum of 1 and 0? 多少\nA:"), "{shown:#?}");
     assert!(shown.stdout.contains("3) \" 不知道\"") && shown.stdout.contains("target: 1"), "{shown:#?}");
 }
 
@@ -400,7 +400,7 @@ fn a_pipeline_ends_with_an_evaluation_of_its_models() {
 #[test]
 fn training_rows_among_the_documents_are_counted() {
     let scratch = bench();
-    let row = |n: usize| format!("{{\"text\": \"Q: What is {} + {}? 多少\"}}\n", n % 7, n / 7);
+    let row = |n: usize| format!("{{\"text\": \"Q: What is the sum of {} and {}? 多少\"}}\n", n % 7, n / 7);
     scratch.write("train.jsonl", &(0..15).map(row).collect::<String>());
     let eval = format!("eval --model {} --include-path tasks.toml --tasks choose --output out", model());
     scratch.run(&format!("{eval} --train-data train.jsonl")).succeeds();

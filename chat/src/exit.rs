@@ -318,6 +318,7 @@ fn of_eval(error: &eval::Error) -> u8 {
         | Error::NoWordList { .. }
         | Error::NoRowsFound { .. }
         | Error::TwoFormats { .. }
+        | Error::SplitFiles { .. }
         | Error::TooManyRows { .. }
         | Error::NoDocuments { .. }
         | Error::BadColumn { .. }

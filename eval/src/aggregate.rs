@@ -1,8 +1,8 @@
 //! From the scores of documents to one number with its uncertainty.
 //!
 //! Values and standard errors are those of lm-evaluation-harness 0.4.13 (`api/metrics.py`); intervals are
-//! ours: Wilson's for a rate, Student's t for other means, none where no standard error is known. Where several
-//! documents share a cluster, intervals count clusters (Miller 2024, arXiv 2411.00640, section 2).
+//! ours: Wilson's for a rate, Student's t for other means, none where no standard error is known. Where
+//! several documents share a cluster, intervals count clusters (Miller 2024, arXiv 2411.00640, section 2).
 
 use std::collections::BTreeSet;
 use std::thread;

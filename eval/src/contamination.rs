@@ -1,11 +1,11 @@
 //! Whether rows of a benchmark stand in the training data: overlap of n-grams (Brown et al. 2020, arXiv
 //! 2005.14165, appendix C, which uses 13 words).
 //!
-//! A text is split into words: runs of letters and digits in lower case; a character of a script without spaces
-//! is a word of its own. A text of fewer than n words is compared as a whole, unless it is so short that it
-//! stands anywhere. Of a row, only texts count that the model is asked, or that are the right answer. An n-gram
-//! that many documents of a task share, such as an instruction, tells nothing about one of them and is left out
-//! (Brown et al. leave out those that match more than 10 training documents).
+//! A text is split into words: runs of letters and digits in lower case; a character of a script without
+//! spaces is a word of its own. A text of fewer than n words is compared as a whole, unless it is so short
+//! that it stands anywhere. Of a row, only texts count that the model is asked, or that are the right answer.
+//! An n-gram that many documents of a task share, such as an instruction, tells nothing about one of them and
+//! is left out (Brown et al. leave out those that match more than 10 training documents).
 //!
 //! The n-grams of the documents are kept as 64-bit hashes, and the training texts are read past them once, so
 //! that memory grows with the documents alone. Among a billion training n-grams, one in 10^10 would match a
@@ -220,8 +220,8 @@ impl Index {
     }
 }
 
-/// The n-grams of more than [`MOST_DOCUMENTS`] documents. Documents of one cluster, such as questions about one
-/// passage, count as one.
+/// The n-grams of more than [`MOST_DOCUMENTS`] documents. Documents of one cluster, such as questions about
+/// one passage, count as one.
 fn shared(documents: &[Document], of_documents: &[Vec<u64>]) -> HashSet<u64> {
     let mut clusters: HashMap<&str, usize> = HashMap::new();
     let mut places: Vec<(u64, usize)> = Vec::new();
@@ -254,8 +254,8 @@ impl Word {
     }
 }
 
-/// The length of the n-grams of a text: [`WORDS`] or [`CHARACTERS`], or the whole text if it is shorter. `None`
-/// for a text that is too short to be compared.
+/// The length of the n-grams of a text: [`WORDS`] or [`CHARACTERS`], or the whole text if it is shorter.
+/// `None` for a text that is too short to be compared.
 fn length(words: &[Word]) -> Option<usize> {
     let characters = words.iter().filter(|word| word.is_character).count();
     let is_without_spaces = 2 * characters > words.len();

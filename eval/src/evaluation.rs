@@ -393,14 +393,12 @@ impl PreparedTask {
         let failed = samples.iter().filter(|sample| sample.problem.is_some()).count();
         let is_cut = |sample: &&Sample| sample.responses.iter().any(|response| response.cut() > 0);
         let cut = samples.iter().filter(is_cut).count();
-        let clusters: Option<Vec<&str>> =
-            self.documents.documents.iter().map(|document| document.cluster.as_deref()).collect();
-        let is_whole = samples.len() == self.documents.documents.len();
-        let clusters = clusters.filter(|_| failed == 0 && is_whole);
-
+        let cluster = |document: &'_ Document| Some((document.doc_id, document.cluster.clone()?));
+        let clusters: HashMap<usize, String> = self.documents.documents.iter().filter_map(cluster).collect();
         let mut order: Vec<(String, String)> = Vec::new();
         let mut values: BTreeMap<(String, String), Values<'_>> = BTreeMap::new();
-        for scored in samples.iter().flat_map(|sample| &sample.scored) {
+        let scored = samples.iter().flat_map(|sample| sample.scored.iter().map(|scored| (sample.doc_id, scored)));
+        for (doc_id, scored) in scored {
             for metric in &scored.metrics {
                 let key = (scored.filter.clone(), metric.name.clone());
                 let held = values.entry(key.clone()).or_insert_with(|| {
@@ -410,9 +408,15 @@ impl PreparedTask {
                         higher_is_better: metric.higher_is_better,
                         unparsed: 0,
                         of_documents: Vec::new(),
+                        clusters: Some(Vec::new()),
                     }
                 });
                 held.unparsed += usize::from(scored.unparsed);
+                // Clusters count if every document has one.
+                held.clusters = held.clusters.take().zip(clusters.get(&doc_id)).map(|(mut held, cluster)| {
+                    held.push(cluster.as_str());
+                    held
+                });
                 held.of_documents.push(&metric.value);
             }
         }
@@ -424,7 +428,7 @@ impl PreparedTask {
                 task: self.task.task.clone(),
                 metric: key.1,
                 filter: key.0,
-                aggregated: aggregate(held.aggregation, &held.of_documents, clusters.as_deref())?,
+                aggregated: aggregate(held.aggregation, &held.of_documents, held.clusters.as_deref())?,
                 higher_is_better: held.higher_is_better,
                 n: held.of_documents.len(),
                 unparsed: held.unparsed,
@@ -497,4 +501,5 @@ struct Values<'a> {
     higher_is_better: bool,
     unparsed: usize,
     of_documents: Vec<&'a MetricValue>,
+    clusters: Option<Vec<&'a str>>,
 }

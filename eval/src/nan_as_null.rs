@@ -1,5 +1,5 @@
-//! How a number that may be undefined stands in JSON: NaN and infinities, which JSON does not have, are written
-//! as `null`, and `null` is read as NaN. For fields with `#[serde(with = "crate::nan_as_null")]`.
+//! How a number that may be undefined stands in JSON: NaN and infinities, which JSON does not have, are
+//! written as `null`, and `null` is read as NaN. For fields with `#[serde(with = "crate::nan_as_null")]`.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -1,5 +1,5 @@
-//! The results of an evaluation: scores, groups and paired comparisons, as JSON, CSV, Markdown, an HTML page and
-//! in the shape of lm-evaluation-harness.
+//! The results of an evaluation: scores, groups and paired comparisons, as JSON, CSV, Markdown, an HTML page
+//! and in the shape of lm-evaluation-harness.
 //!
 //! Nothing here depends on the time or the machine: an evaluation that was broken off and continued writes
 //! the same files as one that was not.

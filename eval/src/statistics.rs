@@ -17,7 +17,8 @@
 //! - [`paired_difference`]: the mean difference between two systems on the same items, with a normal interval
 //!   and a bootstrap interval (Miller 2024, section 4; Efron and Tibshirani 1993, "An Introduction to the
 //!   Bootstrap", ch. 13). [`clustered_difference`]: the same for items that come in clusters.
-//! - [`paired_rates`]: the interval of the difference of two rates, also where the systems agree on every item.
+//! - [`paired_rates`]: the interval of the difference of two rates, also where the systems agree on every
+//!   item.
 //! - [`PairedDifference::p_value`] and [`mcnemar()`]: p-values of such a difference; [`holm()`] corrects many
 //!   of them.
 //! - [`detectable_difference`]: what a comparison can find.

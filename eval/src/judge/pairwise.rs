@@ -8,8 +8,9 @@
 //!
 //! With three verdicts, a pair is one vote, and a tie half a point. With five, each order votes by itself,
 //! and a strong verdict has three votes, as in Arena-Hard; wins, ties and losses then count pairs, and need
-//! not add up to the win rate. The independent units are the questions: the interval is Wilson's if all questions
-//! weigh the same and are won, tied or lost as a whole, otherwise that of the bootstrap over questions.
+//! not add up to the win rate. The independent units are the questions: the interval is Wilson's if all
+//! questions weigh the same and are won, tied or lost as a whole, otherwise that of the bootstrap over
+//! questions.
 
 use std::collections::BTreeMap;
 

@@ -29,8 +29,8 @@ pub struct Comparison {
     pub metric: String,
     /// The filter pipeline.
     pub filter: String,
-    /// The other model minus the baseline, with intervals over the documents: Newcombe's for scores of 0 and 1.
-    /// Over clusters, if some have several documents: Student's.
+    /// The other model minus the baseline, with intervals over the documents: Newcombe's if all scores are 0
+    /// or 1, and Student's over clusters if some of them have several documents.
     pub difference: PairedDifference,
     /// Documents on which the other model scored more.
     pub more: usize,
@@ -38,14 +38,14 @@ pub struct Comparison {
     pub equal: usize,
     /// Documents on which the other model scored less.
     pub less: usize,
-    /// The p-value: exact McNemar for scores of 0 and 1, the paired t test otherwise. With clusters of several
-    /// documents it is the t test over clusters.
+    /// The p-value: exact McNemar for scores of 0 and 1, the paired t test otherwise. With clusters of
+    /// several documents it is the t test over clusters.
     pub p_value: f64,
     /// The p-value after Holm's correction for all comparisons of this model.
     pub p_value_holm: f64,
-    /// The difference that as many documents show with a probability of 80 %. For scores of 0 and 1 it supposes
-    /// at least one document on which the models differ; NaN, in JSON `null`, if other scores differ by the same
-    /// number on every document.
+    /// The difference that as many documents show with a probability of 80 %. For scores of 0 and 1 it
+    /// supposes at least one document on which the models differ; NaN, in JSON `null`, if other scores differ
+    /// by the same number on every document.
     #[serde(with = "crate::nan_as_null")]
     pub detectable: f64,
     /// Whether more is better.
@@ -53,8 +53,8 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// The ends of the 95 % interval of the difference. `None` if scores other than 0 and 1 differ by the same
-    /// number on every document: a width of zero is no knowledge about other documents.
+    /// The ends of the 95 % interval of the difference. `None` if scores other than 0 and 1 differ by the
+    /// same number on every document: a width of zero is no knowledge about other documents.
     pub fn interval(&self) -> Option<(f64, f64)> {
         let Estimate { low, high, .. } = self.difference.normal;
         has_width(low, high).then_some((low, high))
@@ -245,8 +245,8 @@ fn paired_counts(pairs: &[Pair<'_>]) -> Option<PairedCounts> {
     Some(counts)
 }
 
-/// What the comparison can detect. Where all differences are equal their spread says nothing: scores of 0 and 1
-/// then get that of a single differing item among n, whose standard error is exactly 1/n.
+/// What the comparison can detect. Where all differences are equal their spread says nothing: rates then get
+/// what a single differing item among n would give, whose standard error is exactly 1/n.
 fn detectable(difference: &PairedDifference, is_rate: bool) -> Result<f64, Error> {
     if difference.varies() {
         detectable_difference(difference.normal.standard_error)

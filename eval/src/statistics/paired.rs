@@ -65,8 +65,8 @@ pub fn paired_difference(before: &[f64], after: &[f64]) -> Result<PairedDifferen
     Ok(PairedDifference { normal, bootstrap_low: resampled.low, bootstrap_high: resampled.high })
 }
 
-/// [`paired_difference`] of items that come in clusters. `clusters[i]` is the cluster of item i. Needs at least
-/// two clusters; if each item is a cluster of its own, it is [`paired_difference`].
+/// [`paired_difference`] of items that come in clusters. `clusters[i]` is the cluster of item i. Needs at
+/// least two clusters; if each item is a cluster of its own, it is [`paired_difference`].
 pub fn clustered_difference<C: Ord>(
     before: &[f64],
     after: &[f64],

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! where SE is the standard error of the estimated difference (Miller 2024, arXiv 2411.00640, section 5; the
-//! probability of a significant result with the wrong sign, about 1e-6, is neglected). This file does not know
-//! what was measured.
+//! probability of a significant result with the wrong sign, about 1e-6, is neglected). This file does not
+//! know what was measured.
 
 use super::{normal_quantile, two_sided_normal};
 use crate::Error;

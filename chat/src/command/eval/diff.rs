@@ -131,7 +131,8 @@ fn scored(row: &Value, scores: &[&Score]) -> Result<Option<Scored>, String> {
     for score in scores.iter().filter(|score| score.filter == filter) {
         let value = match &row[&score.metric] {
             Value::Number(number) => number.as_f64().unwrap_or(f64::NAN),
-            // NaN is null, a metric of other rows is missing, and sums and lists are not compared by document.
+            // NaN is null, a metric of other rows is missing, and sums and lists are not compared by
+            // document.
             Value::Null | Value::Object(_) | Value::Array(_) => continue,
             other => return Err(format!("has {other} as {}; evaluate the task again", score.metric)),
         };
@@ -150,4 +151,39 @@ fn scored(row: &Value, scores: &[&Score]) -> Result<Option<Scored>, String> {
         metrics,
         executions: Vec::new(),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use eval::aggregate::Aggregated;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_metric_that_is_null_in_a_row_does_not_move_the_others() {
+        let score = |metric: &str| Score {
+            task: "bbq".to_owned(),
+            metric: metric.to_owned(),
+            filter: "none".to_owned(),
+            aggregated: Aggregated { value: 0.5, standard_error: None, interval: None },
+            higher_is_better: true,
+            n: 2,
+            unparsed: 0,
+            failed: 0,
+        };
+        let scores = ["mc2", "acc", "bias_Age"].map(score);
+        let scores: Vec<&Score> = scores.iter().collect();
+        let row =
+            |mc2: Value| json!({"filter": "none", "mc2": mc2, "acc": 1.0, "bias_Age": {"correct": 1.0}});
+        let numbers = |row: &Value| -> Vec<(String, MetricValue)> {
+            let metrics = scored(row, &scores).unwrap().unwrap().metrics;
+            metrics.into_iter().map(|metric| (metric.name, metric.value)).collect()
+        };
+        let acc = ("acc".to_owned(), MetricValue::Number(1.0));
+        assert_eq!(numbers(&row(json!(null))), vec![acc.clone()]);
+        assert_eq!(numbers(&row(json!(0.25))), [("mc2".to_owned(), MetricValue::Number(0.25)), acc]);
+        assert!(scored(&row(json!("high")), &scores).unwrap_err().contains("mc2"));
+        assert_eq!(scored(&json!({"doc_id": 1}), &scores).unwrap(), None);
+    }
 }

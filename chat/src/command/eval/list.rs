@@ -161,16 +161,16 @@ pub(super) fn comparison_table(comparisons: &[Comparison]) -> String {
     ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for comparison in comparisons {
-        let normal = &comparison.difference.normal;
+        let interval = comparison.interval();
         rows.push(vec![
             format!("{} - {}", comparison.model, comparison.baseline),
             comparison.task.clone(),
             format!("{},{}", comparison.metric, comparison.filter),
-            format!("{:+.4}", normal.mean),
-            format!("{:+.4} to {:+.4}", normal.low, normal.high),
+            format!("{:+.4}", comparison.difference.normal.mean),
+            interval.map_or("–".to_owned(), |(low, high)| format!("{low:+.4} to {high:+.4}")),
             format!("{}/{}/{}", comparison.more, comparison.equal, comparison.less),
             eval::results::p_value(comparison.p_value_holm),
-            format!("{:.4}", comparison.detectable),
+            eval::results::number(comparison.detectable),
         ]);
     }
     table(&rows, 3)

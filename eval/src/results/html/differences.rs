@@ -1,5 +1,5 @@
-//! Every other model against the first one and the one before it: a forest plot of the paired differences, with the documents on
-//! which a model is better, equal or worse.
+//! Every other model against the first one and the one before it: a forest plot of the paired differences,
+//! with the documents on which a model is better, equal or worse.
 //!
 //! The right side is the better one for every metric: where less is better, the drawing is mirrored, and the
 //! numbers are not. A difference counts as shown if Holm's p-value is below 5 %. Shape and words say what the

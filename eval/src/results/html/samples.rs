@@ -1,8 +1,8 @@
 //! The browser of samples: its controls, and the samples as JSON in the page.
 //!
 //! A page holds at most [`MOST_SAMPLES`] samples of a task and [`MOST_BYTES`] in all, shared fairly by the
-//! tasks. Samples that models judge differently come first, then those that are not right, then the rest; each
-//! kind in the order of the rows. What all prompts of a task begin with is stored once.
+//! tasks. Samples that models judge differently come first, then those that are not right, then the rest;
+//! each kind in the order of the rows. What all prompts of a task begin with is stored once.
 //!
 //! The JSON holds no character that could end its element, and none that reorders text on screen. Numbers are
 //! texts, written as in the tables, so that the script formats none.

@@ -383,6 +383,24 @@ fn the_better_side_is_right_in_the_html_also_where_less_is_better() {
 }
 
 #[test]
+fn differences_without_a_width_are_a_dash() {
+    let fixture = Fixture::new(["sft", "ppo"]);
+    let mut results = fixture.results(json!({}));
+    results.comparisons.truncate(1);
+    let comparison = &mut results.comparisons[0];
+    let difference = &mut comparison.difference;
+    (difference.normal.mean, difference.normal.low, difference.normal.high) = (0.25, 0.25, 0.25);
+    (difference.bootstrap_low, difference.bootstrap_high) = (0.25, 0.25);
+    comparison.detectable = f64::NAN;
+    let page = differences::section(&results).unwrap().body;
+    // The interval beside the plot; both intervals and the detectable difference in the table.
+    assert_eq!((page.matches("note\">–<").count(), page.matches("<td class=\"num\">–</td>").count()), (1, 3));
+    let markdown = results.markdown();
+    assert!(markdown.contains("| +0.2500 | – |") && markdown.contains("| – |\n"), "{markdown}");
+    assert!(!page.contains("NaN") && !markdown.contains("NaN"));
+}
+
+#[test]
 fn the_html_says_what_it_leaves_out_and_what_is_doubtful() {
     let fixture = Fixture::new(["sft", "ppo"]);
     let mut results = fixture.results(json!({}));

@@ -60,8 +60,8 @@ fn holm_refuses_what_is_no_p_value() {
 
 #[test]
 fn a_thousand_paired_items_detect_about_three_points_of_a_rate() {
-    // Miller 2024, section 5: about 1000 items for 3 points. By hand with a deviation of 1/3 per item, the 969
-    // items of (2.80158 / 3 / 0.03)² detect 0.03.
+    // Miller 2024, section 5: about 1000 items for 3 points. By hand with a deviation of 1/3 per item, the
+    // 969 items of (2.80158 / 3 / 0.03)² detect 0.03.
     assert_close(detectable_difference(1.0 / 3.0 / 969_f64.sqrt()).unwrap(), 0.03, 1e-6);
     assert_eq!(detectable_difference(0.0).unwrap(), 0.0);
     for bad in [-1.0, f64::NAN, f64::INFINITY] {
@@ -302,8 +302,9 @@ fn paired(both: u64, first_only: u64, second_only: u64, neither: u64) -> (f64, f
 
 #[test]
 fn intervals_of_paired_rates_are_those_of_newcombe() {
-    // Published: Newcombe 1998, table II, method 10; Altman et al. 2000, "Statistics with Confidence", p. 53;
-    // Fagerland et al. 2014, Statistics in Medicine 33, p. 2850, table V. They take the first minus the second.
+    // Published, as the first minus the second: Newcombe 1998, Statistics in Medicine 17, p. 2635; Altman et
+    // al. 2000, "Statistics with Confidence", p. 52; Fagerland et al. 2014, Statistics in Medicine 33, p.
+    // 2850.
     for (counts, low, high, digits) in [
         ([36, 12, 2, 0], 0.0569, 0.3404, 4),
         ([14, 5, 0, 22], 0.011, 0.226, 3),
@@ -324,8 +325,8 @@ fn intervals_of_paired_rates_have_width_where_systems_agree() {
     let (low, high) = paired(50, 0, 0, 50);
     assert_close(low, -0.019_234, 1e-6);
     assert_close(high, 0.019_234, 1e-6);
-    // All right: without a spread there is no correlation. Wilson's interval of 54 of 54 ends 1.959964² / (54 +
-    // 1.959964²) = 0.066414 below 1.
+    // All right: without a spread there is no correlation. Wilson's interval of 54 of 54 ends 1.959964² / (54
+    // + 1.959964²) = 0.066414 below 1.
     let (low, high) = paired(54, 0, 0, 0);
     assert_close(low, -0.066_414, 1e-6);
     assert_close(high, 0.066_414, 1e-6);
@@ -363,9 +364,10 @@ fn differences_in_clusters_by_hand() {
 
 #[test]
 fn effective_items_of_a_rate_in_clusters_by_hand() {
-    // 40 items in 20 clusters of two equal items, 10 clusters right: deviations ±1/2, sums ±1. SE² = (20 + 10 /
-    // 39) / 1600 = 0.0126603, p (1 - p) / SE² = 19.7468; t with 39 and 19 degrees of freedom are 2.0226909 and
-    // 2.0930241, so 18.4420 items. Wilson: half = 1.959964 sqrt(0.25 / n + 3.8414588 / 4n²) / (1 + 3.8414588 / n).
+    // 40 items in 20 clusters of two equal items, 10 clusters right: deviations ±1/2, sums ±1. SE² = (20 + 10
+    // / 39) / 1600 = 0.0126603, p (1 - p) / SE² = 19.7468; t with 39 and 19 degrees of freedom are 2.0226909
+    // and 2.0930241, so 18.4420 items. Wilson: half = 1.959964 sqrt(0.25 / n + 3.8414588 / 4n²) / (1 +
+    // 3.8414588 / n).
     let values: Vec<f64> = (0..40).map(|item| f64::from(u8::from(item < 20))).collect();
     let clusters: Vec<usize> = (0..40).map(|item| item / 2).collect();
     let rate = clustered_rate(&values, &clusters).unwrap();
