@@ -200,6 +200,27 @@ fn wrong_input_is_named_before_a_model_is_loaded() {
     assert!(outcome.stdout.contains("choose"));
 }
 
+#[test]
+fn ranks_of_a_run_share_the_verdicts_on_the_programs_of_rank_0() {
+    let scratch = copied();
+    let rows = (0..6).map(|n| format!("{{\"question\": \"{n}\", \"answer\": {}}}\n", n % 2));
+    fs::create_dir_all(scratch.path("rows/sums")).unwrap();
+    scratch.write("rows/sums/test.jsonl", &rows.collect::<String>());
+    scratch.write("code.toml", CODE);
+    let outcome = scratch.run(
+        "sft --config life.toml --nproc 2 --set model.path=life/base/final --set data.train=life/data/sft.parquet \
+         --set eval.every=3 --set eval.tasks=['right','early'] --set eval.data=rows \
+         --set eval.include_path=['code.toml'] --set eval.allow_code_execution=true --set out=code",
+    );
+    if outcome.stderr.contains("the sandbox for code execution") {
+        eprintln!("skipped, because {}", outcome.stderr);
+        return;
+    }
+    outcome.succeeds();
+    assert_eq!(task_scores(&scratch, "code", "eval/right/pass_at_1"), [(3, 1.0), (6, 1.0)]);
+    assert_eq!(task_scores(&scratch, "code", "eval/early/pass_at_1"), [(3, 0.0), (6, 0.0)]);
+}
+
 /// Tasks whose programs do not depend on what the model writes: each holds its reply as a text.
 const CODE: &str = r#"
 task = "{{ subset }}"
@@ -341,6 +362,14 @@ fn a_model_in_training_is_asked_tasks_and_scores_what_its_folder_scores() {
     );
     scratch.run(&ppo).succeeds();
     assert_eq!(task_scores(&scratch, "ppo", "eval/world_preference/acc").len(), 1);
+
+    // Replies that fit beside no prompt: nothing is scored, the user is told once, and the run goes on.
+    let long = sft("long", " --set eval.max_gen_toks=5000");
+    long.succeeds();
+    let told = "the task world of [eval] has 8 of 8 documents without an answer, the first because the reply";
+    assert_eq!(long.stderr.matches(told).count(), 1, "{long:#?}");
+    assert!(task_scores(&scratch, "long", "eval/world/exact_match/stripped").is_empty());
+    assert!(scratch.path("long/final/config.json").exists());
 
     sft("split", " --set parallel.pipeline.size=2 --nproc 2").fails(2, &["eval.tasks", "pipeline"]);
     sft("unknown", " --set eval.tasks=['worlds']").fails(2, &["worlds", "did you mean"]);

@@ -4,7 +4,8 @@
 //! ```text
 //!   the program | weights, gradients, optimizer state of all models | the larger of
 //!                                                                       one training step: activations
-//!                                                                       one rollout: copy of the policy, KV cache
+//!                                                                       one rollout, or the replies to tasks:
+//!                                                                           copy of the policy, KV cache
 //! ```
 //! The prediction is for a run on the host, and for the process of a mesh that needs most.
 
@@ -67,6 +68,15 @@ impl RowTokens {
     }
 }
 
+/// The replies to tasks that a model in training generates at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TaskReplies {
+    /// Their number in each process.
+    pub(super) count: usize,
+    /// The tokens of the longest with its prompt, for which the cache has room.
+    pub(super) capacity: usize,
+}
+
 /// The sequences of tokens that run through the models.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SequenceLengths {
@@ -90,6 +100,8 @@ pub(super) struct SequenceLengths {
     pub(super) row: RowTokens,
     /// The mean row of the language-modelling term of PPO, if there is one.
     pub(super) ptx: Option<RowTokens>,
+    /// The replies to the tasks of `[eval]`, if there are any.
+    pub(super) task_replies: Option<TaskReplies>,
 }
 
 impl SequenceLengths {
@@ -112,6 +124,7 @@ impl SequenceLengths {
             reply_tokens: 0,
             row,
             ptx: None,
+            task_replies: None,
         }
     }
 
@@ -131,6 +144,7 @@ impl SequenceLengths {
             reply_tokens: 0,
             row,
             ptx: None,
+            task_replies: None,
         }
     }
 
@@ -160,9 +174,10 @@ pub(crate) struct PeakMemory {
     pub(crate) activations: usize,
     /// The logits of the loss with their gradients, while they exist.
     pub(crate) logits: usize,
-    /// The copy of the policy, the KV cache and the logits of a rollout.
+    /// The copy of the policy, the KV cache and the logits of a rollout, or of the replies to tasks if they
+    /// take more.
     pub(crate) rollout: usize,
-    /// The KV cache of a rollout.
+    /// The KV cache of these.
     pub(crate) kv_cache: usize,
     /// What the program takes without models.
     pub(crate) program: usize,
@@ -220,7 +235,11 @@ pub(super) fn predict(
     let steps: Vec<StepTensors> = trained.map(|model| training_step(config, mesh, model, lengths)).collect();
     let activations = steps.iter().map(StepTensors::peak).max().unwrap_or(0);
     let logits = steps.iter().map(|step| step.logits).max().unwrap_or(0);
-    let tensors = rollout(config, mesh, models, state, lengths);
+    let replies = [
+        rollout(config, mesh, models, state, lengths),
+        task_replies(mesh, models, state, lengths),
+    ];
+    let tensors = replies.into_iter().max_by_key(RolloutTensors::total).unwrap_or_default();
     let (rollout, kv_cache) = (tensors.total(), tensors.kv_cache);
 
     let held: usize = state.iter().map(|model| model.bytes.total()).sum();
@@ -307,11 +326,33 @@ pub(super) fn rollout(
     lengths: &SequenceLengths,
 ) -> RolloutTensors {
     let policy = models.first().zip(state.first()).filter(|_| lengths.new_tokens > 0);
-    let Some((policy, state)) = policy else { return RolloutTensors::default() };
-    let (architecture, memory) = (policy.config.architecture(), memory_of(mesh, policy));
+    let Some(policy) = policy else { return RolloutTensors::default() };
     let replies = concurrent_replies(config, mesh);
-    let positions = architecture.max_positions as usize;
-    let capacity = (lengths.longest + lengths.new_tokens).min(positions);
+    generation(mesh, policy, (replies, lengths.longest + lengths.new_tokens))
+}
+
+/// What the replies to tasks take beside the `state` of the models. The first model generates them.
+fn task_replies(
+    mesh: &Mesh,
+    models: &[PlannedModel<'_>],
+    state: &[ModelBytes],
+    lengths: &SequenceLengths,
+) -> RolloutTensors {
+    let Some(TaskReplies { count, capacity }) = lengths.task_replies else {
+        return RolloutTensors::default();
+    };
+    let model = models.first().zip(state.first());
+    model.map_or_else(RolloutTensors::default, |model| generation(mesh, model, (count, capacity)))
+}
+
+/// What a model takes to generate so many replies, each of so many tokens with its prompt.
+fn generation(
+    mesh: &Mesh,
+    (policy, state): (&PlannedModel<'_>, &ModelBytes),
+    (replies, capacity): (usize, usize),
+) -> RolloutTensors {
+    let (architecture, memory) = (policy.config.architecture(), memory_of(mesh, policy));
+    let capacity = capacity.min(architecture.max_positions as usize);
     let kv_cache = replies * capacity * memory.cached_token() / mesh.size(Axis::Pipeline);
     // The sampler works on the logits of all replies in fp32.
     let logits = 3 * replies * architecture.vocab_size as usize * 4;
@@ -352,6 +393,7 @@ mod tests {
             reply_tokens: 0,
             row: RowTokens::default(),
             ptx: None,
+            task_replies: None,
         };
         // Of 1000 values the largest is sqrt(2 ln 1000) = 3.716 922 deviations above the mean.
         assert_eq!(lengths.largest_micro_batch(16), 1600 + (20.0 * 4.0 * 3.716_922) as usize);
