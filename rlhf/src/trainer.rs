@@ -160,12 +160,7 @@ pub fn train<O: Objective>(
             run.record_step(report.step, &metrics, std::mem::take(&mut tokens_since_log))?;
         }
         // Before the model is saved: held-out scores that are not finite must leave no such checkpoint.
-        if objective.has_eval() && run.should_evaluate(report.step, total_steps)? {
-            // The order of use, which tells whether there is room for updates, does not include an
-            // evaluation.
-            engine.finish_updates()?;
-            evaluate(objective, config.micro_batch_size, run, report.step)?;
-        }
+        evaluate(objective, config.micro_batch_size, &engine, run, (report.step, total_steps))?;
         run.save_or_stop(engine.step_count(), total_steps, &|folder| {
             objective.save(folder)?;
             let state = State {
@@ -184,13 +179,19 @@ pub fn train<O: Objective>(
     run.finish(total_steps, &|folder| objective.save(folder))
 }
 
-/// Evaluates the model on the held-out rows.
+/// Evaluates the model on the held-out rows, if there are any and it is time.
 fn evaluate<O: Objective>(
     objective: &O,
     micro_batch_size: usize,
+    engine: &Engine,
     run: &mut StageRun<'_>,
-    step: u64,
+    (step, total_steps): (u64, u64),
 ) -> Result<(), Error> {
+    if !objective.has_eval() || !run.should_evaluate(step, total_steps)? {
+        return Ok(());
+    }
+    // The order of use, which tells whether there is room for updates, does not include an evaluation.
+    engine.finish_updates()?;
     (run.progress)(Phase::Evaluation, step);
     let metrics = objective.evaluate(micro_batch_size, &run.groups)?;
     run.record_evaluation(step, &metrics)
