@@ -235,10 +235,7 @@ pub(super) fn predict(
     let steps: Vec<StepTensors> = trained.map(|model| training_step(config, mesh, model, lengths)).collect();
     let activations = steps.iter().map(StepTensors::peak).max().unwrap_or(0);
     let logits = steps.iter().map(|step| step.logits).max().unwrap_or(0);
-    let replies = [
-        rollout(config, mesh, models, state, lengths),
-        task_replies(mesh, models, state, lengths),
-    ];
+    let replies = [rollout(config, mesh, models, state, lengths), task_replies(mesh, models, state, lengths)];
     let tensors = replies.into_iter().max_by_key(RolloutTensors::total).unwrap_or_default();
     let (rollout, kv_cache) = (tensors.total(), tensors.kv_cache);
 
@@ -378,7 +375,11 @@ pub(super) fn memory_of<'a>(mesh: &Mesh, model: &PlannedModel<'a>) -> Activation
 
 #[cfg(test)]
 mod tests {
+    use models::config::Config;
+
     use super::*;
+    use crate::launch;
+    use crate::stage::model_memory;
 
     #[test]
     fn the_largest_micro_batch_is_above_the_mean_and_not_above_the_longest_rows() {
@@ -411,5 +412,42 @@ mod tests {
         let mean = RowTokens::mean(&[[3, 5], [4, 2]], |&lengths| (lengths, 1));
         assert_eq!(mean, RowTokens { tokens: 7.0, squares: 27.0, predicted: 1.0 });
         assert_eq!(mean.times(4.0), RowTokens { tokens: 28.0, squares: 108.0, predicted: 4.0 });
+    }
+
+    #[test]
+    fn replies_to_tasks_count_where_they_take_more_than_a_training_step() {
+        let text = r#"{
+          "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128,
+          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "hidden_act": "silu"
+        }"#;
+        let model = Config::from_json(text, "test").unwrap();
+        let (head, kind) = (HeadKind::Vocabulary, Kind::Float);
+        let models = [PlannedModel { role: "model", config: &model, head, kind, is_trained: true }];
+        let config = RunConfig::default();
+        let mesh = launch::mesh(&config.parallel, 0, 1).unwrap();
+        let state = model_memory::of_fullest_process(&config, &mesh, &models).unwrap();
+        let row = RowTokens { tokens: 16.0, squares: 256.0, predicted: 16.0 };
+        let lengths = SequenceLengths {
+            mean: 16.0,
+            deviation: 0.0,
+            longest: 16,
+            are_mixed: false,
+            num_rows: 8,
+            per_row: 1,
+            new_tokens: 0,
+            reply_tokens: 0,
+            row,
+            ptx: None,
+            task_replies: None,
+        };
+        let peak = |task_replies| {
+            predict(&config, &mesh, &models, &state, &SequenceLengths { task_replies, ..lengths })
+        };
+        let (without, with) = (peak(None), peak(Some(TaskReplies { count: 64, capacity: 2000 })));
+        assert_eq!((without.rollout, without.kv_cache), (0, 0));
+        // 64 replies of 1024 tokens at most; keys and values of 2 heads of 16 numbers of 4 bytes in 2 layers.
+        assert_eq!(with.kv_cache, 64 * 1024 * 2 * 2 * 16 * 4 * 2);
+        assert!(with.total >= without.total + with.kv_cache / 2, "{without:?} {with:?}");
     }
 }
