@@ -16,13 +16,16 @@ use eval::code_execution::{CodeRunner, Program, RunnerError, Verdict};
 use eval::evaluation::{Evaluation, Sample, Score};
 use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response};
 use eval::response_cache::ResponseCache;
+use eval::task::Task;
 use gemini::ZeroStage;
 use models::causal_lm::CausalLm;
 use parallel::ProcessGroups;
+use rlhf::config::Names;
 use rlhf::event::Metrics;
 use rlhf::run::TaskScores;
 
 use super::peak_memory::TaskReplies;
+use crate::config::section::EvalSection;
 use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::evaluation::share::Share;
 use crate::evaluation::{Engine, job};
@@ -124,14 +127,32 @@ fn num_tokens(tokenizer: &Tokenizer, prompt: &Prompt) -> usize {
     ids.map_or(0, |ids| ids.len())
 }
 
-/// Checks the tasks of a stage of a pipeline before the first part runs: their rows too, unless the pipeline
-/// makes them.
-pub(crate) fn preflight(config: &RunConfig, stage: &StageSchema, makes_rows: bool) -> anyhow::Result<()> {
+/// Checks the tasks of a stage of a pipeline before the first part runs. See [`check`].
+pub(crate) fn preflight(
+    config: &RunConfig,
+    stage: &StageSchema,
+    is_made: &dyn Fn(&Task) -> bool,
+) -> anyhow::Result<()> {
     if !has_tasks(config) || !stage.reads("eval.tasks") {
         return Ok(());
     }
     check_mesh(config)?;
-    if makes_rows { job::select(&config.eval).map(drop) } else { job::prepare(&config.eval).map(drop) }
+    check(&config.eval, is_made).map(drop)
+}
+
+/// Checks the tasks of a section, and the rows of those for which `is_made` is false: of the others, the
+/// pipeline makes the rows first. Returns what is asked on the rows that exist, if anything.
+pub(crate) fn check(
+    section: &EvalSection,
+    is_made: &dyn Fn(&Task) -> bool,
+) -> anyhow::Result<Option<Evaluation>> {
+    let tasks = job::select(section)?.tasks;
+    let names = tasks.into_iter().filter(|task| !is_made(task)).map(|task| task.task);
+    let names: Vec<String> = names.collect();
+    if names.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(job::prepare(&EvalSection { tasks: Names(names), ..section.clone() })?))
 }
 
 fn has_tasks(config: &RunConfig) -> bool {
