@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::chat_server::{ChatServer, Reply};
 use crate::harness::{Scratch, signal};
 use crate::inference::world;
-use crate::training::{copied, json, metrics};
+use crate::training::{copied, copy, json, metrics};
 
 const TASKS: &str = r#"
 task = "{{ subset }}"
@@ -160,7 +160,9 @@ fn models_are_compared_and_bounds_decide_the_code() {
 
     scratch.run(&format!("{eval} --output one --require choose>=0.0 --require text<=1e9")).succeeds();
     scratch.run(&format!("{eval} --output one --require choose>=1.1")).fails(1, &["choose>=1.1: model has"]);
-    scratch.run(&format!("{eval} --output one --require choice>=0")).fails(1, &["no such score"]);
+    scratch.run(&format!("{eval} --output new --require choice>=0")).fails(2, &["choice>=0", "choose"]);
+    assert!(!scratch.path("new").exists());
+    scratch.run(&format!("{eval} --output one --require choose:f1>=0")).fails(1, &["no such score"]);
     scratch.run(&format!("{eval} --output one --require choose")).fails(2, &["TASK>=NUMBER"]);
 
     // Another number of examples is another question.
@@ -187,6 +189,18 @@ fn wrong_input_is_named_before_a_model_is_loaded() {
     scratch.run("eval --model nowhere/final --tasks choose --include-path tasks.toml").fails(2, &["nowhere"]);
     scratch.run("eval --tasks choose").fails(2, &["--model"]);
 
+    // All models are looked at before the first is asked.
+    let second = |folder: &str, rest: &str| {
+        scratch
+            .run(&format!("eval --model {},{folder} --include-path tasks.toml --tasks choose{rest}", model()))
+    };
+    let reward = world().path("judge").display().to_string();
+    second(&reward, " --output second").fails(2, &["judge", "name a language model"]);
+    copy(&world().path("model"), &scratch.path("bare"));
+    fs::remove_file(scratch.path("bare/tokenizer.json")).unwrap();
+    second("bare", " --output second").fails(3, &["bare", "tokenizer.json"]);
+    assert!(!scratch.path("second").exists());
+
     scratch.run(&format!("{eval} --tasks choose --limit 3 --output mine")).succeeds();
     scratch
         .run(&format!("{eval} --tasks choose --limit 4 --output mine"))
@@ -198,6 +212,27 @@ fn wrong_input_is_named_before_a_model_is_loaded() {
     let outcome = scratch.run(&format!("{eval} --tasks write,choose --limit 3 --output long"));
     outcome.fails(1, &["3 documents without an answer", "max_gen_toks"]);
     assert!(outcome.stdout.contains("choose"));
+}
+
+#[test]
+fn ranks_of_a_run_share_the_verdicts_on_the_programs_of_rank_0() {
+    let scratch = copied();
+    let rows = (0..6).map(|n| format!("{{\"question\": \"{n}\", \"answer\": {}}}\n", n % 2));
+    fs::create_dir_all(scratch.path("rows/sums")).unwrap();
+    scratch.write("rows/sums/test.jsonl", &rows.collect::<String>());
+    scratch.write("code.toml", CODE);
+    let outcome = scratch.run(
+        "sft --config life.toml --nproc 2 --set model.path=life/base/final --set data.train=life/data/sft.parquet \
+         --set eval.every=3 --set eval.tasks=['right','early'] --set eval.data=rows \
+         --set eval.include_path=['code.toml'] --set eval.allow_code_execution=true --set out=code",
+    );
+    if outcome.stderr.contains("the sandbox for code execution") {
+        eprintln!("skipped, because {}", outcome.stderr);
+        return;
+    }
+    outcome.succeeds();
+    assert_eq!(task_scores(&scratch, "code", "eval/right/pass_at_1"), [(3, 1.0), (6, 1.0)]);
+    assert_eq!(task_scores(&scratch, "code", "eval/early/pass_at_1"), [(3, 0.0), (6, 0.0)]);
 }
 
 /// Tasks whose programs do not depend on what the model writes: each holds its reply as a text.
@@ -272,8 +307,19 @@ fn an_endpoint_answers_tasks_that_generate_and_is_asked_again_what_failed() {
 
     let line = format!("{eval} --tasks write --apply-chat-template --output out");
     scratch.run(&line).fails(1, &["left 1 documents without an answer", "the same command asks them again"]);
-    scratch.run(&line).succeeds();
+    let again = scratch.run(&line);
+    again.succeeds();
+    assert!(
+        again
+            .stderr
+            .contains("3 of 4 answers are from an earlier run; the same command with --force asks again"),
+        "{again:#?}"
+    );
     assert_eq!(server.asked().len(), 5);
+    scratch.run(&format!("{line} --force")).succeeds();
+    assert_eq!(server.asked().len(), 9);
+    scratch.run(&format!("{line} --dtype bfloat16")).fails(2, &["--dtype", "leave the flag out"]);
+    scratch.run(&format!("{line} --max-length 64")).fails(2, &["--max-length", "leave the flag out"]);
     let results: serde_json::Value = serde_json::from_str(&scratch.read("out/results.json")).unwrap();
     assert_eq!(
         (&results["models"][0]["name"], &results["tasks"][0]["effective"]),
@@ -342,6 +388,14 @@ fn a_model_in_training_is_asked_tasks_and_scores_what_its_folder_scores() {
     scratch.run(&ppo).succeeds();
     assert_eq!(task_scores(&scratch, "ppo", "eval/world_preference/acc").len(), 1);
 
+    // Replies that fit beside no prompt: nothing is scored, the user is told once, and the run goes on.
+    let long = sft("long", " --set eval.max_gen_toks=5000");
+    long.succeeds();
+    let told = "the task world of [eval] has 8 of 8 documents without an answer, the first because the reply";
+    assert_eq!(long.stderr.matches(told).count(), 1, "{long:#?}");
+    assert!(task_scores(&scratch, "long", "eval/world/exact_match/stripped").is_empty());
+    assert!(scratch.path("long/final/config.json").exists());
+
     sft("split", " --set parallel.pipeline.size=2 --nproc 2").fails(2, &["eval.tasks", "pipeline"]);
     sft("unknown", " --set eval.tasks=['worlds']").fails(2, &["worlds", "did you mean"]);
     let rm =
@@ -357,6 +411,14 @@ fn a_pipeline_ends_with_an_evaluation_of_its_models() {
         format!("pipeline --config life.toml --resume --set pipeline.stages={stages} --set eval.data=life");
     scratch.run(&line).fails(2, &["eval.tasks"]);
     scratch.run(&format!("{line} --set eval.tasks=wrld")).fails(2, &["wrld", "world"]);
+    // Before the first part runs: tasks whose rows the pipeline does not make, and a part `eval` without a model.
+    let fresh = line.replace(" --resume", " --set out=fresh").replace("eval.data=life", "eval.data=fresh");
+    scratch
+        .run(&format!("{fresh} --set eval.tasks=['world','arc_easy']"))
+        .fails(3, &["part eval", "no rows of the split", "fresh/arc_easy"]);
+    let alone = fresh.replace(stages, "['data','eval']");
+    scratch.run(&format!("{alone} --set eval.tasks=world")).fails(3, &["no model to evaluate", "add base"]);
+    assert!(!scratch.path("fresh").exists());
     let outcome = scratch.run(&format!("{line} --set eval.tasks=['world','world_preference']"));
     outcome.succeeds();
 
@@ -395,6 +457,23 @@ fn a_pipeline_ends_with_an_evaluation_of_its_models() {
     assert!(report.contains("href=\"eval/report.html\"") && report.contains("world_preference"));
     assert_eq!(json(&scratch, "life/report.json")["benchmarks"]["results"], results);
     assert!(scratch.read("life/report.md").contains("## Tasks"));
+}
+
+#[test]
+fn the_ranks_of_a_pipeline_share_the_requests_of_its_evaluation() {
+    let scores = |processes: usize| {
+        let scratch = copied();
+        let outcome = scratch.run(&format!(
+            "pipeline --config life.toml --resume --nproc {processes} --set eval.data=life \
+             --set pipeline.stages=['data','tokenizer','base','sft','rm','ppo','eval'] \
+             --set eval.tasks=['world','world_preference']"
+        ));
+        outcome.succeeds();
+        let second = fs::read_to_string(scratch.path("life/eval/responses-1.jsonl")).unwrap_or_default();
+        assert_eq!(second.lines().count() > 0, processes == 2, "{outcome:#?}");
+        json(&scratch, "life/eval/results.json")["models"].clone()
+    };
+    assert_eq!(scores(2), scores(1));
 }
 
 #[test]

@@ -126,6 +126,29 @@ fn rows_too_long_for_the_model_are_cut_and_counted() {
 }
 
 #[test]
+fn scores_are_kept_and_scoring_that_was_broken_off_goes_on_to_the_same_report() {
+    let scratch = bench();
+    let line = format!("eval rm --model {} --data pairs.jsonl --output out --batch-size 2", judge());
+    scratch.run(&line).succeeds();
+    let (report, samples) = (scratch.read("out/rm.json"), scratch.read("out/samples.jsonl"));
+    let kept = scratch.read("out/score_responses.jsonl");
+    let count = kept.lines().count();
+    assert!(count > 4);
+
+    // Broken off within the third line.
+    let whole: usize = kept.lines().take(2).map(|line| line.len() + 1).sum();
+    scratch.write("out/score_responses.jsonl", &kept[..whole + 20]);
+    std::fs::remove_file(scratch.path("out/rm.json")).unwrap();
+    scratch.run(&line).succeeds();
+    assert_eq!((scratch.read("out/rm.json"), scratch.read("out/samples.jsonl")), (report, samples));
+    // What was kept is scored no second time: one line more is the one that was cut off.
+    let lines = scratch.read("out/score_responses.jsonl");
+    assert_eq!(lines.lines().count(), count + 1);
+    scratch.run(&line).succeeds();
+    assert_eq!(scratch.read("out/score_responses.jsonl"), lines);
+}
+
+#[test]
 fn wrong_input_is_named_before_a_model_is_loaded() {
     let scratch = bench();
     scratch.write(
@@ -141,6 +164,7 @@ fn wrong_input_is_named_before_a_model_is_loaded() {
         ("--data bad.jsonl", 3, &["bad.jsonl line 2", "field chosen"]),
         ("--data sft.jsonl", 3, &["sft.jsonl", "prompt, chosen, rejected"]),
         ("--data pairs.jsonl,pairs.jsonl", 2, &["named twice"]),
+        ("--data replies.jsonl --split-by topic", 2, &["--split-by topic", "leave the flag out"]),
         ("--data pairs.jsonl --split-by topic", 3, &["pairs.jsonl line 1", "field topic is missing"]),
         ("--data pairs.jsonl --run nowhere", 2, &["nowhere: there is no such folder"]),
         ("--data pairs.jsonl --run run --gold late.jsonl", 3, &["late.jsonl line 1", "iteration 10"]),

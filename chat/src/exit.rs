@@ -357,7 +357,9 @@ fn of_rlhf(error: &rlhf::Error) -> u8 {
         Error::NotFinite { .. } => DIVERGED,
         Error::Interrupted { .. } => INTERRUPTED,
         Error::Io { source, .. } => of_io(source),
-        Error::Recorder(source) | Error::Tasks(source) => of_cause(source.as_ref()).unwrap_or(FAILED),
+        Error::Recorder(source) | Error::Tasks(source) | Error::TasksOnPart(source) => {
+            of_cause(source.as_ref()).unwrap_or(FAILED)
+        }
         Error::RankZeroFailed | Error::Shape { .. } | Error::EmptyReply { .. } => FAILED,
     }
 }

@@ -21,12 +21,13 @@ mod sse;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use datasets::Message;
 use models::generate::FinishReason;
 
 use self::address::{Access, Address};
+pub(crate) use self::address::{KeyChoice, KeyPlan};
 pub(crate) use self::error::RemoteError;
 use self::error::excerpt;
 use self::reply::{Ending, Update};
@@ -34,6 +35,10 @@ use self::request::{Endpoint, Offered, SILENCE};
 
 /// How often a caller that waits is asked whether to go on.
 const POLL: Duration = Duration::from_millis(100);
+/// A model that is this old was not made at the time of the request.
+const RECENT: Duration = Duration::from_secs(24 * 3600);
+/// After this, the time of a request is another one: servers tell seconds.
+const SECOND_LOOK: Duration = Duration::from_millis(1100);
 /// How many pieces may wait for the caller before the connection is read no further.
 const QUEUE: usize = 256;
 
@@ -41,8 +46,7 @@ const QUEUE: usize = 256;
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteModel {
     endpoint: Endpoint,
-    name: String,
-    context: Option<u64>,
+    offered: Offered,
 }
 
 /// How replies are drawn.
@@ -81,12 +85,17 @@ impl RemoteModel {
     /// Finds the model of an address `http://HOST[:PORT][/v1][#NAME]`. Without `#NAME`, this is the only
     /// model that the server lists.
     pub(crate) fn connect(address: &str) -> anyhow::Result<Self> {
-        Self::connect_within(address, SILENCE)
+        Self::connect_within(address, SILENCE, KeyChoice::default())
     }
 
-    /// Like [`Self::connect`], for a server that may be silent for longer than usual while it replies.
-    pub(crate) fn connect_within(address: &str, silence: Duration) -> anyhow::Result<Self> {
-        Ok(Self::find(address, |name| std::env::var(name).ok(), silence.max(SILENCE))?)
+    /// Like [`Self::connect`], for a server that may be silent for longer than usual while it replies, and
+    /// that is one of several.
+    pub(crate) fn connect_within(
+        address: &str,
+        silence: Duration,
+        choice: KeyChoice,
+    ) -> anyhow::Result<Self> {
+        Ok(Self::find(address, choice, |name| std::env::var(name).ok(), silence.max(SILENCE))?)
     }
 
     /// Whether the value of `--model` is the address of an endpoint.
@@ -96,27 +105,43 @@ impl RemoteModel {
 
     /// The name of the model.
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        &self.offered.name
+    }
+
+    /// What the server tells of the model besides its name: it changes if the server was started with other
+    /// weights under the same name, as far as the server shows it.
+    pub(crate) fn identity(&self) -> Result<String, RemoteError> {
+        let Offered { name, context, created, details } = &self.offered;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let is_recent = |created: &u64| created.abs_diff(now) < RECENT.as_secs();
+        let mut created = *created;
+        if created.as_ref().is_some_and(is_recent) {
+            // A time that moves with the clock is that of the request.
+            std::thread::sleep(SECOND_LOOK);
+            created = named(&self.endpoint, name)?.created.filter(|again| created == Some(*again));
+        }
+        Ok(format!("{created:?} {context:?} {details}"))
     }
 
     /// The context length of the model in tokens, if the server tells it.
     pub(crate) fn context(&self) -> Option<u64> {
-        self.context
+        self.offered.context
     }
 
     fn find(
         address: &str,
+        choice: KeyChoice,
         variable: impl Fn(&str) -> Option<String>,
         silence: Duration,
     ) -> Result<Self, RemoteError> {
         let address = Address::parse(address)?;
-        let access = Access::read(&address, variable)?;
+        let access = Access::read(&address, choice, variable)?;
         let endpoint = Endpoint::new(&address, access, silence);
-        let Offered { name, context } = match &address.model {
+        let offered = match &address.model {
             Some(name) => named(&endpoint, name)?,
             None => only(&endpoint)?,
         };
-        Ok(Self { endpoint, name, context })
+        Ok(Self { endpoint, offered })
     }
 
     /// Asks for the reply to a conversation. Each piece of text goes to `on_piece` as soon as it arrives, and
@@ -127,7 +152,7 @@ impl RemoteModel {
         options: &RemoteOptions,
         on_piece: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> anyhow::Result<RemoteReply> {
-        let body = request::body(&self.name, serde_json::to_value(messages)?, options);
+        let body = request::body(self.name(), serde_json::to_value(messages)?, options);
         let (sender, updates) = mpsc::sync_channel(QUEUE);
         let endpoint = self.endpoint.clone();
         let read = move || {
@@ -174,7 +199,7 @@ impl RemoteModel {
             finish_reason,
             prompt_tokens: answer.prompt_tokens,
             new_tokens: answer.tokens(),
-            context: self.context,
+            context: self.context(),
             problem,
             notices,
         }
@@ -185,7 +210,7 @@ impl RemoteModel {
             finish_reason: FinishReason::Interrupted,
             prompt_tokens: None,
             new_tokens,
-            context: self.context,
+            context: self.context(),
             problem: None,
             notices: Vec::new(),
         }
@@ -201,7 +226,7 @@ fn named(endpoint: &Endpoint, name: &str) -> Result<Offered, RemoteError> {
         Err(RemoteError::NotAReply(_) | RemoteError::Malformed(_)) => Vec::new(),
         Err(error) => return Err(error),
     };
-    let unlisted = Offered { name: name.to_owned(), context: None };
+    let unlisted = Offered { name: name.to_owned(), ..Offered::default() };
     Ok(listed.into_iter().find(|model| model.name == name).unwrap_or(unlisted))
 }
 

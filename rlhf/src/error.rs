@@ -8,9 +8,15 @@ pub enum Error {
     /// A recorder cannot record an event.
     #[error("{0}")]
     Recorder(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The model in training could not be asked the tasks.
+    /// The model in training could not be asked the tasks, which all ranks know. The run goes on.
     #[error("the evaluation on tasks failed: {0}")]
     Tasks(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A rank with a part of the model could not go on with the tasks, and the others wait for it.
+    #[error(
+        "the evaluation on tasks failed on a rank that holds a part of the model; to train without it, set [eval] \
+         tasks = []"
+    )]
+    TasksOnPart(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Rank 0 could not start the run, and says why.
     #[error("rank 0 could not start the run")]
     RankZeroFailed,

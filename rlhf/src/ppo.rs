@@ -231,16 +231,14 @@ impl<'a> Ppo<'a> {
                 run.record_step(iteration, &metrics, std::mem::take(&mut tokens_since_log))?;
                 self.log_sample(iteration, &experiences[0], run)?;
             }
-            if run.evaluate_tasks.is_some() && run.should_evaluate(iteration, total)? {
-                self.policy_engine.finish_updates()?;
-                (run.progress)(Phase::Evaluation, iteration);
-                let mut metrics = Metrics::default();
-                run.push_task_metrics(iteration, &mut metrics)?;
-                run.record_evaluation(iteration, &metrics)?;
-            }
             run.save_or_stop(iteration, total, &|folder| self.save(folder, iteration))?;
+            if run.should_ask_tasks(iteration, total)? {
+                self.policy_engine.finish_updates()?;
+                run.ask_tasks(iteration)?;
+            }
         }
 
+        self.policy_engine.finish_updates()?;
         let policy = self.models.policy;
         run.finish(total, &|folder| Ok(policy.save(folder)?))
     }

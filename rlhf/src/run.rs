@@ -72,9 +72,19 @@ const PAUSE_POLL: Duration = Duration::from_millis(100);
 /// A function that writes files into a model folder.
 pub type SaveFn<'a> = dyn Fn(&Path) -> Result<(), Error> + 'a;
 
+/// What a model in training scores on benchmarks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TaskScores {
+    /// The scores, named `eval/...`.
+    pub metrics: Metrics,
+    /// What the user must know of them: questions that were left without an answer.
+    pub warnings: Vec<String>,
+}
+
 /// A function that asks the model in training the questions of benchmarks, after a number of steps. All ranks
-/// call it, and the metrics are the same on all.
-pub type TaskEvaluationFn<'a> = dyn Fn(u64) -> Result<Metrics, Error> + 'a;
+/// call it, and what it returns is the same on all: the scores, or [`Error::Tasks`], which does not end the
+/// run. Any other error ends it.
+pub type TaskEvaluationFn<'a> = dyn Fn(u64) -> Result<TaskScores, Error> + 'a;
 
 /// The context of one stage: run folder, process groups, intervals and recorder.
 pub struct StageRun<'a> {
@@ -217,12 +227,36 @@ impl StageRun<'_> {
         self.record(&Event::Step { step, metrics, tokens })
     }
 
-    /// Adds what the model scores on the tasks after `step`.
-    pub(crate) fn push_task_metrics(&self, step: u64, metrics: &mut Metrics) -> Result<(), Error> {
-        if let Some(evaluate) = self.evaluate_tasks {
-            metrics.0.extend(evaluate(step)?.0);
+    /// Whether to ask the tasks after `step`, once the model is saved. [`Self::finish`] asks them after the
+    /// last step.
+    pub(crate) fn should_ask_tasks(&self, step: u64, total_steps: u64) -> Result<bool, Error> {
+        Ok(self.evaluate_tasks.is_some() && step < total_steps && self.should_evaluate(step, total_steps)?)
+    }
+
+    /// Asks the model the tasks after `step`, which is saved by then if it is to be. An interrupted run skips
+    /// them. A failure costs the scores, not the run.
+    pub(crate) fn ask_tasks(&mut self, step: u64) -> Result<(), Error> {
+        let Some(evaluate) = self.evaluate_tasks else { return Ok(()) };
+        if self.requested([self.interrupted])?[0] {
+            return Ok(());
         }
-        Ok(())
+        (self.progress)(Phase::Evaluation, step);
+        let TaskScores { metrics, warnings } = match evaluate(step) {
+            Ok(scores) => scores,
+            Err(error @ Error::Tasks(_)) => {
+                let text = if self.requested([self.interrupted])?[0] {
+                    format!("the evaluation on tasks after step {step} is broken off")
+                } else {
+                    format!("warning: {error}; step {step} has no scores, and the run goes on")
+                };
+                return self.record(&Event::Message(&text));
+            }
+            Err(error) => return Err(error),
+        };
+        for warning in warnings {
+            self.record(&Event::Message(&format!("warning: {warning}")))?;
+        }
+        if metrics.0.is_empty() { Ok(()) } else { self.record_evaluation(step, &metrics) }
     }
 
     pub(crate) fn record_evaluation(&mut self, step: u64, metrics: &Metrics) -> Result<(), Error> {
@@ -331,12 +365,15 @@ impl StageRun<'_> {
         })
     }
 
-    /// Saves the model that `step` steps have trained under `final/`.
+    /// Saves the model that `step` steps have trained under `final/`, and asks it the tasks.
     pub(crate) fn finish(&mut self, step: u64, save: &SaveFn<'_>) -> Result<(), Error> {
         (self.progress)(Phase::Save, step);
         self.write_model(&self.out.join("final"), save)?;
         // No rank may start a next stage that loads this model before it is written.
         self.groups.world().barrier()?;
+        if self.intervals.eval_steps > 0 {
+            self.ask_tasks(step)?;
+        }
         self.record(&Event::Finished)
     }
 }

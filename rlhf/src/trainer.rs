@@ -6,7 +6,7 @@
 //!   split them into micro-batches over the data-parallel ranks       Engine::split_micro_batches
 //!   forward, loss, backward                                          Objective::{collate, loss}
 //!   clip, update, zero the gradients                                 Engine::step
-//!   log, evaluate, save a checkpoint                                 Objective::evaluate, StageRun
+//!   log, evaluate, save a checkpoint, ask tasks                      Objective::evaluate, StageRun
 //! ```
 //! The loss of a step is a sum over its examples divided by [`Objective::loss_divisor`], which covers the
 //! full step. Therefore neither the split into micro-batches nor the split over ranks changes the gradient.
@@ -159,12 +159,8 @@ pub fn train<O: Objective>(
             objective.push_metrics(stats, run.groups.loss_group(), &mut metrics)?;
             run.record_step(report.step, &metrics, std::mem::take(&mut tokens_since_log))?;
         }
-        if has_evaluation(objective, run) && run.should_evaluate(report.step, total_steps)? {
-            // The order of use, which tells whether there is room for updates, does not include an
-            // evaluation.
-            engine.finish_updates()?;
-            evaluate(objective, config.micro_batch_size, run, report.step)?;
-        }
+        // Before the model is saved: held-out scores that are not finite must leave no such checkpoint.
+        evaluate(objective, config.micro_batch_size, &engine, run, (report.step, total_steps))?;
         run.save_or_stop(engine.step_count(), total_steps, &|folder| {
             objective.save(folder)?;
             let state = State {
@@ -174,27 +170,30 @@ pub fn train<O: Objective>(
             };
             Ok(checkpoint::save_state(folder, &engine, &state)?)
         })?;
+        if run.should_ask_tasks(report.step, total_steps)? {
+            engine.finish_updates()?;
+            run.ask_tasks(report.step)?;
+        }
     }
+    engine.finish_updates()?;
     run.finish(total_steps, &|folder| objective.save(folder))
 }
 
-fn has_evaluation<O: Objective>(objective: &O, run: &StageRun<'_>) -> bool {
-    objective.has_eval() || run.evaluate_tasks.is_some()
-}
-
-/// Evaluates the model on the held-out rows and on the tasks, if there are any.
+/// Evaluates the model on the held-out rows, if there are any and it is time.
 fn evaluate<O: Objective>(
     objective: &O,
     micro_batch_size: usize,
+    engine: &Engine,
     run: &mut StageRun<'_>,
-    step: u64,
+    (step, total_steps): (u64, u64),
 ) -> Result<(), Error> {
-    (run.progress)(Phase::Evaluation, step);
-    let mut metrics = Metrics::default();
-    if objective.has_eval() {
-        metrics = objective.evaluate(micro_batch_size, &run.groups)?;
+    if !objective.has_eval() || !run.should_evaluate(step, total_steps)? {
+        return Ok(());
     }
-    run.push_task_metrics(step, &mut metrics)?;
+    // The order of use, which tells whether there is room for updates, does not include an evaluation.
+    engine.finish_updates()?;
+    (run.progress)(Phase::Evaluation, step);
+    let metrics = objective.evaluate(micro_batch_size, &run.groups)?;
     run.record_evaluation(step, &metrics)
 }
 

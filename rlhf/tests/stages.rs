@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -20,7 +21,7 @@ use rlhf::config::{AdvantageEstimator, PpoConfig, RewardConfig};
 use rlhf::event::{Event, Metrics, Recorder};
 use rlhf::reward::Reward;
 use rlhf::rollout::PpoModels;
-use rlhf::run::{StageRun, StepIntervals};
+use rlhf::run::{StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
 use rlhf::sft::Sft;
 use rlhf::trainer::Objective;
 use rlhf::{Error, ppo, reward, sft, trainer};
@@ -51,16 +52,21 @@ fn language_model(seed: u64) -> CausalLm {
     CausalLm::random(config(), seed, &options(true)).unwrap()
 }
 
-/// Remembers every row of metrics.
+/// Remembers every row of metrics, and the messages.
 #[derive(Default)]
 struct Memory {
     steps: Vec<Metrics>,
+    evaluations: Vec<(u64, Metrics)>,
+    messages: Vec<String>,
 }
 
 impl Recorder for Memory {
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
-        if let Event::Step { metrics, .. } = event {
-            self.steps.push((*metrics).clone());
+        match event {
+            Event::Step { metrics, .. } => self.steps.push((*metrics).clone()),
+            Event::Evaluated { step, metrics } => self.evaluations.push((*step, (*metrics).clone())),
+            Event::Message(text) => self.messages.push((*text).to_owned()),
+            _ => {}
         }
         Ok(())
     }
@@ -78,6 +84,16 @@ fn in_run(
     resume: Option<PathBuf>,
     stage: impl FnOnce(&mut StageRun<'_>) -> Result<(), Error>,
 ) -> (Memory, Result<(), Error>) {
+    in_run_with_tasks(out, resume, None, stage)
+}
+
+fn in_run_with_tasks(
+    out: &Path,
+    resume: Option<PathBuf>,
+    evaluate_tasks: Option<&TaskEvaluationFn<'_>>,
+    stage: impl FnOnce(&mut StageRun<'_>) -> Result<(), Error>,
+) -> (Memory, Result<(), Error>) {
+    let eval_steps = if evaluate_tasks.is_some() { 3 } else { 0 };
     std::fs::create_dir_all(out).unwrap();
     let mut memory = Memory::default();
     let (interrupted, save_requested) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -87,7 +103,7 @@ fn in_run(
         groups: Arc::new(ProcessGroups::single()),
         memory: ChunkManager::unlimited(),
         seed: 5,
-        intervals: StepIntervals { save_steps: 3, save_total_limit: 9, logging_steps: 1, eval_steps: 0 },
+        intervals: StepIntervals { save_steps: 3, save_total_limit: 9, logging_steps: 1, eval_steps },
         resume,
         interrupted: &interrupted,
         save_requested: &save_requested,
@@ -95,7 +111,7 @@ fn in_run(
         progress: &|_, _| {},
         recorder: &mut memory,
         save_tokenizer: &|_| Ok(()),
-        evaluate_tasks: None,
+        evaluate_tasks,
     };
     let outcome = stage(&mut run);
     (memory, outcome)
@@ -489,4 +505,38 @@ fn a_run_that_diverges_says_so_and_leaves_no_final_model() {
     let error = outcome.unwrap_err().to_string();
     assert!(error.starts_with("the loss of optimizer step 1 is NaN"), "{error}");
     assert!(!folder.path().join("final").exists());
+}
+
+#[test]
+fn tasks_are_asked_once_the_model_is_saved_and_their_failure_ends_no_run() {
+    let (folder, rows) = (tempfile::tempdir().unwrap(), rows());
+    let run = |name: &str, fails: fn(u64) -> Option<Error>| {
+        let out = folder.path().join(name);
+        let asked = RefCell::new(Vec::new());
+        let tasks = |step| {
+            let saved = if step == 6 { "final" } else { "checkpoints/step-3" };
+            asked.borrow_mut().push((step, out.join(saved).exists()));
+            let metrics = Metrics(vec![("eval/sums/acc".to_owned(), 0.5)]);
+            let scores = TaskScores { metrics, warnings: vec!["one is missing".to_owned()] };
+            fails(step).map_or(Ok(scores), Err)
+        };
+        let model = language_model(1);
+        let objective = Sft::new(&model, &rows, &[], None).unwrap();
+        let (memory, outcome) = in_run_with_tasks(&out, None, Some(&tasks), |run| {
+            trainer::train(&objective, true, &train(), run)
+        });
+        (memory, outcome, asked.take())
+    };
+
+    let (memory, outcome, asked) =
+        run("tolerated", |step| (step == 3).then(|| Error::Tasks("the disk is full".into())));
+    outcome.unwrap();
+    assert_eq!(asked, [(3, true), (6, true)]);
+    assert_eq!(memory.evaluations.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [6]);
+    assert!(memory.messages[0].contains("the disk is full; step 3 has no scores"), "{:?}", memory.messages);
+    assert_eq!(memory.messages[1..], ["warning: one is missing"]);
+
+    let (_, outcome, asked) = run("fatal", |_| Some(Error::TasksOnPart("a rank is gone".into())));
+    assert!(matches!(outcome, Err(Error::TasksOnPart(_))));
+    assert_eq!(asked, [(3, true)]);
 }

@@ -38,7 +38,7 @@ pub(crate) struct EvalRunArgs {
     /// The folder of the results; the same command goes on there after a break [default: eval-results/...].
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
-    /// Replace the results of another evaluation in that folder.
+    /// Replace the results of another evaluation in that folder; with the same command, ask endpoints again.
     #[arg(long)]
     pub(crate) force: bool,
     /// Run the programs that models write (humaneval, mbpp), each in a sandbox without network.
@@ -199,7 +199,7 @@ pub(crate) struct EvalJudgeArgs {
     /// eval-results/judge-...].
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
-    /// Replace the results of another evaluation in that folder.
+    /// Replace the results of another evaluation in that folder; with the same command, ask endpoints again.
     #[arg(long)]
     pub(crate) force: bool,
     /// Print judge.json instead of tables.

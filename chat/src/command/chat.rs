@@ -33,7 +33,7 @@ use crate::command::generate as replies;
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, DeviceSetting};
 use crate::feedback::{self, FeedbackLog};
-use crate::remote::RemoteModel;
+use crate::remote::{KeyPlan, RemoteModel};
 use line::Conversation;
 use sessions::Sessions;
 use settings::Settings;
@@ -58,6 +58,7 @@ pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {
         seed: arguments.sampling.seed,
     };
     refuse_local_flags(arguments)?;
+    KeyPlan::new(models(arguments), None)?;
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
     let (settings, keys) = Settings::read()?;
     let policy = arguments.context.map(Into::into).or(settings.context).unwrap_or_default();

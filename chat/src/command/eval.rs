@@ -13,17 +13,21 @@ mod rm;
 use std::path::{Path, PathBuf};
 
 use eval::results::Results;
+use eval::results::requirement::Requirement;
+use eval::task::Selection;
 use parallel::RankInfo;
 use rlhf::config::Names;
 
 use crate::args::{EvalArgs, EvalCommand, EvalRunArgs};
 use crate::command::prepare;
+use crate::config::ConfigError;
 use crate::config::section::{EvalSection, ParallelSection};
 use crate::console::{print, print_stderr};
-use crate::evaluation::Candidate;
-use crate::evaluation::job::{EvalJob, Outcome};
+use crate::evaluation::job::{self, EvalJob, Outcome};
+use crate::evaluation::{Candidate, model};
 use crate::exit::Failure;
 use crate::launch::{self, Job, StartupSpec};
+use crate::remote::KeyPlan;
 use crate::{interrupt, shell};
 
 /// Runs one of the commands.
@@ -46,10 +50,16 @@ pub(crate) fn run(arguments: &EvalArgs, threads: Option<usize>) -> anyhow::Resul
 }
 
 fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<()> {
-    let candidates = Candidate::find_all(&arguments.model, &arguments.host)?;
+    let keys = KeyPlan::new(&arguments.model, None)?;
+    let candidates = Candidate::find_all(&arguments.model, &arguments.host, &keys)?;
     let output = output_path(arguments, &candidates);
     let command = shell::own_command();
     let section = section(arguments);
+    check_requirements(&arguments.require, &section)?;
+    model::check_folder_flags(&arguments.host, candidates.iter().any(|model| model.folder().is_some()))?;
+    for candidate in &candidates {
+        candidate.check_answers("--model", section.apply_chat_template)?;
+    }
     let job = EvalJob {
         candidates,
         section: &section,
@@ -79,6 +89,37 @@ fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<(
     let Some(outcome) = job.run(groups.as_deref())? else { return Ok(()) };
     show(arguments, &outcome)?;
     conclude(arguments, outcome)
+}
+
+/// Refuses bounds on scores that the selected tasks cannot have. The names of a task's metrics may depend on
+/// its rows, so they are not checked.
+fn check_requirements(requirements: &[Requirement], section: &EvalSection) -> anyhow::Result<()> {
+    const MOST_NAMES: usize = 8;
+    if requirements.is_empty() {
+        return Ok(());
+    }
+    let Selection { tasks, groups } = job::select(section)?;
+    for required in requirements {
+        let group = groups.iter().map(|(group, _)| group).find(|group| group.group == required.task);
+        let problem = match group {
+            None if tasks.iter().any(|task| task.task == required.task) => continue,
+            None => {
+                let names = groups.iter().map(|(group, _)| &group.group);
+                let names = names.chain(tasks.iter().map(|task| &task.task)).map(String::as_str);
+                let some: Vec<&str> = names.take(MOST_NAMES).collect();
+                format!("no task or group of --tasks has this name: give one such as {}", some.join(", "))
+            }
+            Some(group) if group.metrics.is_empty() => {
+                "this group has no score of its own: name one of its tasks".to_owned()
+            }
+            Some(group) if required.metric.as_ref().is_none_or(|metric| group.metrics.contains(metric)) => {
+                continue;
+            }
+            Some(group) => format!("the scores of this group are {}: name one", group.metrics.join(", ")),
+        };
+        return Err(ConfigError::Argument { argument: format!("--require {required}"), problem }.into());
+    }
+    Ok(())
 }
 
 /// Prints the results: the tables, or JSON.

@@ -15,13 +15,14 @@ use std::time::Instant;
 use anyhow::Context;
 use datasets::synth::{SynthData, SynthOptions};
 use datasets::{Tokenizer, TrainOptions};
+use eval::task::Task;
 use gemini::checkpoint;
 use parallel::{LocalRank, Mesh, ProcessGroups};
 use tui::number::counted;
 
 use crate::args::{ModelHostArgs, TrainArgs};
 use crate::command::data::write_world;
-use crate::command::eval;
+use crate::command::eval as eval_command;
 use crate::config::section::{EvalSection, PipelineStep};
 use crate::config::{self, ConfigError, NewModel, PipelineConfig, RunConfig};
 use crate::console::print_stderr;
@@ -177,35 +178,49 @@ fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Resu
         if resume && config.is_complete(stage, &run)? {
             continue;
         }
-        let made = makes_rows(config, &run.eval);
+        let made = |task: &Task| makes_rows(config, &run.eval, task);
         let checked = run.check(&stage.schema).map_err(Into::into);
-        let checked = checked.and_then(|()| stage::tasks::preflight(&run, &stage.schema, made));
+        let checked = checked.and_then(|()| stage::tasks::preflight(&run, &stage.schema, &made));
         let line = checked.and_then(|()| (stage.preflight)(&mut preflight, &run));
         print_stderr(&line.with_context(|| format!("stage {name}"))?);
     }
     Ok(())
 }
 
-/// Checks the tasks of the part `eval`, and their rows unless the pipeline makes them first.
+/// Checks that the part `eval` has a model, its tasks, and their rows unless the pipeline makes them first.
 fn preflight_eval(config: &PipelineConfig) -> anyhow::Result<()> {
-    if makes_rows(config, &config.eval) {
-        let tasks = job::select(&config.eval)?.tasks.len();
-        print_stderr(&format!("eval: {}, on rows that this pipeline makes", counted(tasks as u64, "task")));
-        return Ok(());
+    let is_made = |stage: &Stage| {
+        let part =
+            |step: &PipelineStep| matches!(step, PipelineStep::Stage(name) if *name == stage.schema.name);
+        config.steps.iter().any(part) || config.path(stage.schema.name).join("final").exists()
+    };
+    if !LANGUAGE_MODELS.into_iter().any(is_made) {
+        return Err(no_model(config).into());
     }
-    let evaluation = job::prepare(&config.eval)?;
-    let (tasks, requests) = (evaluation.tasks.len(), evaluation.num_requests());
-    print_stderr(&format!(
-        "eval: {}, {} for each model",
-        counted(tasks as u64, "task"),
-        counted(requests as u64, "request")
-    ));
+
+    let all = job::select(&config.eval)?.tasks.len();
+    let tasks = counted(all as u64, "task");
+    let checked = stage::tasks::check(&config.eval, &|task| makes_rows(config, &config.eval, task))?;
+    match checked {
+        Some(evaluation) if evaluation.tasks.len() == all => {
+            let requests = counted(evaluation.num_requests() as u64, "request");
+            print_stderr(&format!("eval: {tasks}, {requests} for each model"));
+        }
+        _ => print_stderr(&format!("eval: {tasks}, on rows that this pipeline makes")),
+    }
     Ok(())
 }
 
-/// Whether the rows of the tasks are those that this pipeline makes.
-fn makes_rows(config: &PipelineConfig, eval: &EvalSection) -> bool {
-    config.steps.contains(&PipelineStep::Data) && eval.data == config.out
+fn no_model(config: &PipelineConfig) -> Failure {
+    let problem = "there is no model to evaluate: add base, sft or ppo to [pipeline] stages".to_owned();
+    Failure::File { path: config.out.clone(), problem }
+}
+
+/// Whether the rows of a task are those that this pipeline makes.
+fn makes_rows(config: &PipelineConfig, eval: &EvalSection, task: &Task) -> bool {
+    let file = format!("{}/{}.parquet", task.dataset.folder, task.dataset.split);
+    let is_made = GENERATED_FILES.contains(&file.as_str()) && !config.path(&file).exists();
+    config.steps.contains(&PipelineStep::Data) && eval.data == config.out && is_made
 }
 
 /// The file and folder names that the parts of a pipeline use in its folder.
@@ -286,7 +301,7 @@ impl PipelineRun {
             PipelineStep::Data => self.on_rank_zero(|| self.data()),
             PipelineStep::Tokenizer => self.on_rank_zero(|| self.tokenizer()),
             PipelineStep::Stage(name) => self.train(stage_of(name), number),
-            PipelineStep::Eval => self.on_rank_zero(|| self.evaluate(command)),
+            PipelineStep::Eval => self.evaluate(command),
             // Rank 0 writes the report alone. No other rank has to wait for it.
             PipelineStep::Report if !self.groups.is_rank_zero() => Ok(true),
             PipelineStep::Report => {
@@ -336,17 +351,16 @@ impl PipelineRun {
     }
 
     /// Asks every language model of the pipeline the tasks of `[eval]`. Answers of an earlier run are kept by
-    /// the hash of the model, so this part always runs, and asks only what is new.
+    /// the hash of the model, so this part always runs, and asks only what is new. The ranks share the
+    /// requests, each with the whole model: none waits for another longer than a collective may take.
     fn evaluate(&self, command: &str) -> anyhow::Result<bool> {
-        let stages = [&stage::base::STAGE, &stage::sft::STAGE, &stage::ppo::STAGE];
-        let finals =
-            stages.map(|stage| (stage.schema.name, self.config.path(stage.schema.name).join("final")));
+        let finals = LANGUAGE_MODELS
+            .map(|stage| (stage.schema.name, self.config.path(stage.schema.name).join("final")));
         let there = finals.into_iter().filter(|(_, folder)| folder.exists());
         let candidates: Vec<Candidate> =
             there.map(|(name, folder)| Candidate::of_folder(name.to_owned(), folder)).collect();
         let Some(last) = candidates.last() else {
-            let problem = "there is no model to evaluate: run base, sft or ppo first".to_owned();
-            return Err(Failure::File { path: self.config.out.clone(), problem }.into());
+            return Err(no_model(&self.config).into());
         };
         let job = EvalJob {
             section: &self.config.eval,
@@ -357,9 +371,10 @@ impl PipelineRun {
             command,
             candidates,
         };
-        let Some(outcome) = job.run(None)? else { return Ok(true) };
+        let groups = (self.groups.world().size() > 1).then_some(&*self.groups);
+        let Some(outcome) = job.run(groups)? else { return Ok(true) };
         outcome.problems.iter().for_each(|problem| print_stderr(&format!("warning: {problem}")));
-        print_stderr(&format!("{}\n{}", eval::summary(&outcome.results), outcome.report.display()));
+        print_stderr(&format!("{}\n{}", eval_command::summary(&outcome.results), outcome.report.display()));
         Ok(true)
     }
 
@@ -417,6 +432,9 @@ impl PipelineRun {
 fn stage_of(name: &str) -> &'static Stage {
     stage::find(name).expect("a part of the pipeline is a stage that exists")
 }
+
+/// The stages whose models answer tasks, in the order in which they are trained.
+const LANGUAGE_MODELS: [&Stage; 3] = [&stage::base::STAGE, &stage::sft::STAGE, &stage::ppo::STAGE];
 
 /// The files that the part `data` generates.
 const GENERATED_FILES: [&str; 6] = [

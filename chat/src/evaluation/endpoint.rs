@@ -7,6 +7,9 @@
 //! concerns all requests, such as a wrong key or model, and many failures of the server in a row. The answers
 //! so far are kept.
 //!
+//! Answers are kept under what the server tells of its model. It need not tell of other weights under the same
+//! name, so the same command with `--force` asks again.
+//!
 //! An endpoint gives no log-probabilities of a given text, and takes conversations alone.
 
 use std::num::NonZeroUsize;
@@ -20,10 +23,12 @@ use datasets::Message;
 use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response, sha256};
 use models::generate::FinishReason;
 
-use crate::remote::{RemoteError, RemoteModel, RemoteOptions};
+use crate::remote::{KeyChoice, RemoteError, RemoteModel, RemoteOptions};
 
 /// Changes when the same request gets other answers from the same endpoint.
-const ENGINE: &str = "colossal-chat endpoint 1";
+const ENGINE: &str = "colossal-chat endpoint 2";
+/// What the hash of such a model ends with.
+pub(super) const ENDPOINT_DIGEST: &str = "-endpoint";
 /// The probability of the tokens that are drawn from: all.
 const TOP_P: f64 = 1.0;
 /// So many failures of the server in a row end the evaluation. A refusal of one request is none.
@@ -44,6 +49,8 @@ pub(crate) struct EndpointOptions {
     pub(crate) wait: Duration,
     /// The longest wait. A server that asks for a longer one gets no further attempt.
     pub(crate) longest_wait: Duration,
+    /// The key for the server.
+    pub(crate) key: KeyChoice,
 }
 
 impl Default for EndpointOptions {
@@ -54,6 +61,7 @@ impl Default for EndpointOptions {
             attempts: 5,
             wait: Duration::from_secs(1),
             longest_wait: Duration::from_secs(60),
+            key: KeyChoice::default(),
         }
     }
 }
@@ -127,10 +135,12 @@ enum Cut {
 impl EndpointModel {
     /// Finds the model of an address `http://HOST[:PORT][/v1][#NAME]`.
     pub(crate) fn connect(address: &str, options: EndpointOptions) -> anyhow::Result<Self> {
-        let model = RemoteModel::connect_within(address, options.timeout)?;
+        let model = RemoteModel::connect_within(address, options.timeout, options.key)?;
         let base = address.split_once('#').map_or(address, |(base, _)| base).trim_end_matches('/');
         let name = format!("{base}#{}", tui::text::single_line(model.name()));
-        let digest = sha256(format!("{ENGINE}\n{base}\n{}\ntop_p {TOP_P}", model.name()).as_bytes());
+        let identity = model.identity()?;
+        let told = format!("{ENGINE}\n{base}\n{}\n{identity}\ntop_p {TOP_P}", model.name());
+        let digest = format!("{}{ENDPOINT_DIGEST}", sha256(told.as_bytes()));
         Ok(Self { model, name, digest, options })
     }
 
@@ -427,6 +437,7 @@ mod tests {
             attempts: 3,
             wait: Duration::from_millis(10),
             longest_wait: Duration::from_secs(2),
+            key: KeyChoice::default(),
         }
     }
 
@@ -531,7 +542,7 @@ mod tests {
         assert_eq!(model.name(), server.address);
         let other = server.address.replace("#m", "#other");
         let other = EndpointModel::connect(&other, quick()).unwrap();
-        assert!(other.digest() != model.digest() && other.digest().len() == 64);
+        assert!(other.digest() != model.digest() && other.digest().ends_with(ENDPOINT_DIGEST));
         assert_eq!(server.model().digest(), model.digest());
     }
 

@@ -3,16 +3,24 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use datasets::Tokenizer;
 use eval::request::LanguageModel;
+use models::config::Config;
+use models::scalar_model::ScalarModel;
+use models::weights::WeightFolder;
 use parallel::LocalRank;
 
 use super::endpoint::{EndpointModel, EndpointOptions};
-use super::engine::FolderModel;
+use super::engine::{self, FolderModel};
 use crate::args::{ModelArgs, ModelHostArgs};
-use crate::config::ConfigError;
+use crate::config::section::Dtype;
+use crate::config::{ConfigError, DeviceSetting};
 use crate::model_folder;
-use crate::remote::RemoteModel;
+use crate::remote::{KeyChoice, KeyPlan, RemoteModel};
 use crate::session::Session;
+
+/// Changes when the same conversation gets another score from the same reward model.
+const REWARD_ENGINE: &str = "colossal-chat reward 2";
 
 /// A model to evaluate, or a judge.
 pub(crate) struct Candidate {
@@ -30,9 +38,9 @@ enum Place {
 
 impl Candidate {
     /// Finds a model folder, or connects to an endpoint.
-    pub(crate) fn find(argument: &str, host: &ModelHostArgs) -> anyhow::Result<Self> {
+    pub(crate) fn find(argument: &str, host: &ModelHostArgs, key: KeyChoice) -> anyhow::Result<Self> {
         let (name, place) = if RemoteModel::is_remote(argument) {
-            let model = EndpointModel::connect(argument, endpoint_options(host))?;
+            let model = EndpointModel::connect(argument, endpoint_options(host, key))?;
             (model.name().to_owned(), Place::Endpoint(Box::new(model)))
         } else {
             (short_name(Path::new(argument)), Place::Folder(model_folder::find(argument)?))
@@ -41,10 +49,14 @@ impl Candidate {
     }
 
     /// Finds several models. Their names differ.
-    pub(crate) fn find_all(arguments: &[String], host: &ModelHostArgs) -> anyhow::Result<Vec<Self>> {
+    pub(crate) fn find_all(
+        arguments: &[String],
+        host: &ModelHostArgs,
+        keys: &KeyPlan,
+    ) -> anyhow::Result<Vec<Self>> {
         let mut candidates: Vec<Self> = Vec::with_capacity(arguments.len());
         for argument in arguments {
-            let mut candidate = Self::find(argument, host)?;
+            let mut candidate = Self::find(argument, host, keys.choice(argument, false))?;
             let taken = |name: &str| candidates.iter().any(|other| other.name == name);
             if taken(&candidate.name) {
                 candidate.name.clone_from(argument);
@@ -56,6 +68,28 @@ impl Candidate {
             candidates.push(candidate);
         }
         Ok(candidates)
+    }
+
+    /// Refuses a folder that cannot answer, before any model is asked: one of a reward model, without weights
+    /// or a tokenizer, or without a chat template where conversations are asked. `flag` names it in messages.
+    pub(crate) fn check_answers(&self, flag: &str, needs_template: bool) -> anyhow::Result<()> {
+        let Place::Folder(folder) = &self.place else { return Ok(()) };
+        let refuse = |problem: &str| {
+            let (argument, problem) = (format!("{flag} {}", self.argument), problem.to_owned());
+            anyhow::Error::from(ConfigError::Argument { argument, problem })
+        };
+        let config = Config::from_folder(folder)?;
+        if config.is_sequence_classification() {
+            return Err(refuse("is a reward model, which has no vocabulary head: name a language model"));
+        }
+        let tokenizer = check_folder(folder, &config)?;
+        if needs_template && tokenizer.chat_template().is_none() {
+            return Err(refuse(
+                "its tokenizer has no chat template, and conversations are asked: put one into chat_template.jinja, or \
+                 name another model",
+            ));
+        }
+        Ok(())
     }
 
     /// A model folder that was found before.
@@ -105,6 +139,26 @@ impl Candidate {
     }
 }
 
+/// Checks the headers of the weights of a folder, and its tokenizer, which it returns.
+pub(crate) fn check_folder(folder: &Path, config: &Config) -> anyhow::Result<Tokenizer> {
+    WeightFolder::open(folder)?;
+    let tokenizer = model_folder::tokenizer(folder, None)?;
+    model_folder::check_vocabulary(&tokenizer, config)?;
+    Ok(tokenizer)
+}
+
+/// The hash of everything that the scores of a reward model depend on besides the conversation.
+/// `max_length` is the most tokens of a conversation.
+pub(crate) fn reward_digest(
+    session: &Session<ScalarModel>,
+    folder: &Path,
+    dtype: Dtype,
+    max_length: usize,
+) -> anyhow::Result<String> {
+    let template = session.tokenizer()?.chat_template().map_or("", |template| template.source());
+    engine::digest(folder, &format!("{REWARD_ENGINE} {dtype:?} {max_length} {template}"))
+}
+
 /// How the model of a folder is loaded.
 pub(crate) fn model_args(folder: &Path, host: &ModelHostArgs) -> ModelArgs {
     let model = folder.display().to_string();
@@ -117,19 +171,35 @@ pub(crate) fn check_endpoint_flags(host: &ModelHostArgs, has_endpoint: bool) -> 
         ("--endpoint-concurrency", host.endpoint_concurrency.is_some()),
         ("--endpoint-timeout", host.endpoint_timeout.is_some()),
     ];
-    match flags.into_iter().find(|(_, given)| *given && !has_endpoint) {
+    check_flags(&flags, has_endpoint, "no model is behind an endpoint")
+}
+
+/// Refuses flags of model folders if all models are behind endpoints.
+pub(crate) fn check_folder_flags(host: &ModelHostArgs, has_folder: bool) -> Result<(), ConfigError> {
+    let flags = [
+        ("--dtype", host.dtype != Dtype::Float32),
+        ("--device", host.device != DeviceSetting::Auto),
+        ("--max-length", host.max_length.is_some()),
+    ];
+    check_flags(&flags, has_folder, "the servers of the models decide this")
+}
+
+/// Refuses flags that were given and have no effect.
+fn check_flags(flags: &[(&str, bool)], have_effect: bool, why: &str) -> Result<(), ConfigError> {
+    match flags.iter().find(|(_, is_given)| *is_given && !have_effect) {
         None => Ok(()),
         Some((flag, _)) => {
-            let problem = "no model is behind an endpoint: leave the flag out".to_owned();
-            Err(ConfigError::Argument { argument: flag.to_owned(), problem })
+            let problem = format!("{why}: leave the flag out");
+            Err(ConfigError::Argument { argument: (*flag).to_owned(), problem })
         }
     }
 }
 
-fn endpoint_options(host: &ModelHostArgs) -> EndpointOptions {
+fn endpoint_options(host: &ModelHostArgs, key: KeyChoice) -> EndpointOptions {
     let usual = EndpointOptions::default();
     EndpointOptions {
         concurrency: host.endpoint_concurrency.unwrap_or(usual.concurrency),
+        key,
         timeout: host.endpoint_timeout.map_or(usual.timeout, |seconds| Duration::from_secs(seconds.get())),
         ..usual
     }

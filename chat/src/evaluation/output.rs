@@ -5,15 +5,34 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use eval::evaluation::{Evaluation, ModelRun};
+use eval::request::sha256;
 use eval::results::{Notes, Results, html, sample_rows};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::endpoint::ENDPOINT_DIGEST;
 use crate::config::ConfigError;
+use crate::exit::Failure;
 use crate::feedback::timestamp::Timestamp;
 use crate::{folder, output};
 
 /// What makes a folder one of ours, and what it was asked.
 const SETTINGS: &str = "settings.json";
+/// What holds the results of `eval`, `eval judge` and `eval rm`. First the files that say that the others are
+/// whole. Answers are kept.
+const RESULTS: [&str; 11] = [
+    "results.json",
+    "judge.json",
+    "rm.json",
+    "summary.md",
+    "summary.csv",
+    "report.html",
+    "environment.json",
+    "judgements.jsonl",
+    "samples.jsonl",
+    "samples",
+    "lm_eval",
+];
 
 /// What the files say of a run besides its results.
 pub(super) struct RunNotes<'a> {
@@ -25,6 +44,13 @@ pub(super) struct RunNotes<'a> {
     pub(super) elapsed: Duration,
 }
 
+/// A line of a file of answers.
+#[derive(Deserialize)]
+struct KeptAnswer {
+    /// The hash of the model.
+    model: String,
+}
+
 /// The folder of the results.
 pub(crate) struct OutputFolder {
     path: PathBuf,
@@ -32,11 +58,15 @@ pub(crate) struct OutputFolder {
 
 impl OutputFolder {
     /// Starts a folder, or continues one with the same settings. A folder of anything else is refused;
-    /// `force` replaces the results of another evaluation, and keeps the answers that both share.
+    /// `force` replaces the results of another evaluation, and keeps the answers that both share. With the
+    /// same settings it forgets the answers of endpoints, which may have other weights by now.
     pub(crate) fn open(path: &Path, settings: &Value, force: bool) -> anyhow::Result<Self> {
         Self::check(path, settings, force)?;
         folder::acquire_lock(path)?;
-        output::write_atomically(&path.join(SETTINGS), &json_bytes(settings)?)?;
+        if force && held_settings(path).as_ref() == Some(settings) {
+            forget_endpoints(path)?;
+        }
+        begin(path, settings)?;
         Ok(Self { path: path.to_owned() })
     }
 
@@ -45,16 +75,12 @@ impl OutputFolder {
     pub(super) fn claim(path: &Path, settings: &Value, force: bool) -> anyhow::Result<()> {
         Self::check(path, settings, force)?;
         folder::refuse_locked(path)?;
-        Ok(output::write_atomically(&path.join(SETTINGS), &json_bytes(settings)?)?)
+        begin(path, settings)
     }
 
     fn check(path: &Path, settings: &Value, force: bool) -> anyhow::Result<()> {
         folder::check_place(path)?;
-        let file = path.join(SETTINGS);
-        let held = match fs::read(&file) {
-            Ok(bytes) => Some(serde_json::from_slice::<Value>(&bytes).unwrap_or(Value::Null)),
-            Err(_) => None,
-        };
+        let held = held_settings(path);
         match &held {
             None if gemini::checkpoint::is_occupied(path) => {
                 let problem =
@@ -121,12 +147,66 @@ impl OutputFolder {
     }
 }
 
-/// A name as the name of a file: other characters than letters, digits, `-`, `_` and `.` become `_`.
+/// The settings that a folder holds; null if they cannot be read.
+fn held_settings(path: &Path) -> Option<Value> {
+    let bytes = fs::read(path.join(SETTINGS)).ok()?;
+    Some(serde_json::from_slice(&bytes).unwrap_or(Value::Null))
+}
+
+/// Writes the settings. The results of other settings go first: nobody must take them for those of these.
+fn begin(path: &Path, settings: &Value) -> anyhow::Result<()> {
+    if held_settings(path).is_some_and(|held| held != *settings) {
+        for result in RESULTS {
+            remove(&path.join(result))?;
+        }
+    }
+    Ok(output::write_atomically(&path.join(SETTINGS), &json_bytes(settings)?)?)
+}
+
+/// Forgets the answers of endpoints, so that they are asked again.
+fn forget_endpoints(folder: &Path) -> anyhow::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let file = entry?.path();
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        if !name.contains("responses") || file.extension().is_none_or(|found| found != "jsonl") {
+            continue;
+        }
+        let held = fs::read(&file)?;
+        let is_kept = |line: &&[u8]| {
+            let line = serde_json::from_slice::<KeptAnswer>(line);
+            line.is_ok_and(|line| !line.model.ends_with(ENDPOINT_DIGEST))
+        };
+        let lines: Vec<&[u8]> = held.split_inclusive(|&byte| byte == b'\n').collect();
+        let kept: Vec<&[u8]> = lines.iter().copied().filter(is_kept).collect();
+        if kept.len() < lines.len() {
+            output::write_atomically(&file, &kept.concat())?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes a file, or a folder with all that is in it.
+fn remove(path: &Path) -> Result<(), Failure> {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            let problem =
+                format!("the results of other settings cannot be removed: {error}; choose another --output");
+            Err(Failure::File { path: path.to_owned(), problem })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A name as the name of a file: other characters than letters, digits, `-`, `_` and `.` become `_`, and what
+/// is too long is cut. A hash keeps apart names that then would be the same.
 pub(crate) fn file_name(name: &str) -> String {
     const LONGEST: usize = 100;
+    const HASH: usize = 8;
     let safe = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
     let safe: String = name.chars().map(safe).take(LONGEST).collect();
-    if safe.trim_matches('.').is_empty() { "model".to_owned() } else { safe }
+    let safe = if safe.trim_matches('.').is_empty() { "model".to_owned() } else { safe };
+    if safe == name { safe } else { format!("{safe}-{}", &sha256(name.as_bytes())[..HASH]) }
 }
 
 /// A JSON value as the contents of a file.
@@ -165,10 +245,45 @@ mod tests {
     #[test]
     fn names_of_models_never_leave_the_folder() {
         for (name, file) in
-            [("sft", "sft"), ("../x", ".._x"), ("..", "model"), ("a/b c", "a_b_c"), ("中文", "__")]
+            [("../x", ".._x-"), ("..", "model-"), ("", "model-"), ("a/b c", "a_b_c-"), ("中文", "__-")]
         {
-            assert_eq!(file_name(name), file);
+            assert_eq!(file_name(name).rsplit_once('-').unwrap().0, &file[..file.len() - 1]);
         }
+        assert_eq!(file_name("sft-1.5"), "sft-1.5");
+    }
+
+    #[test]
+    fn names_that_differ_are_files_that_differ() {
+        let long = "x".repeat(100);
+        let names =
+            ["模型甲", "模型乙", "___", &long, &format!("{long}1"), &format!("{long}2"), "a/b", "a_b"];
+        let files: std::collections::BTreeSet<String> = names.iter().map(|name| file_name(name)).collect();
+        assert_eq!(files.len(), names.len(), "{files:?}");
+    }
+
+    #[test]
+    fn the_results_of_other_settings_go_and_answers_stay() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("results");
+        let settings = json!({"tasks": ["a"]});
+        let folder = OutputFolder::open(&path, &settings, false).unwrap();
+        for file in ["results.json", "responses.jsonl", "samples/old/a.jsonl"] {
+            folder.put(file, b"{}").unwrap();
+        }
+        drop(folder);
+        let names = || {
+            let mut names: Vec<String> = fs::read_dir(&path)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .filter(|name| !name.starts_with('.'))
+                .collect();
+            names.sort();
+            names
+        };
+        drop(OutputFolder::open(&path, &settings, false).unwrap());
+        assert_eq!(names(), ["responses.jsonl", "results.json", "samples", "settings.json"]);
+        drop(OutputFolder::open(&path, &json!({"tasks": ["b"]}), true).unwrap());
+        assert_eq!(names(), ["responses.jsonl", "settings.json"]);
     }
 
     #[test]

@@ -4,12 +4,17 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Stderr};
 
 use eval::request_set::Progress;
+use tui::chat::is_endpoint;
 use tui::terminal::{Environment, Mode};
+
+use super::Candidate;
 
 /// Shows the progress of one round of requests after the other.
 pub(crate) struct RequestProgress {
     display: tui::progress::Progress<Stderr>,
     round: Option<String>,
+    /// Whether a model behind an endpoint answers in all rounds.
+    asks_endpoint: bool,
 }
 
 impl RequestProgress {
@@ -18,18 +23,34 @@ impl RequestProgress {
         let mode = Mode::detect(std::io::stderr().is_terminal(), &Environment::read());
         let mut display = tui::progress::Progress::new(std::io::stderr(), mode);
         display.call_steps("request");
-        Self { display, round: None }
+        Self { display, round: None, asks_endpoint: false }
     }
 
-    /// Shows how far a round is. Another name begins another round.
+    /// A display of the requests to one model.
+    pub(crate) fn of(model: &Candidate) -> Self {
+        Self { asks_endpoint: model.folder().is_none(), ..Self::new() }
+    }
+
+    /// Shows how far a round is. Another name, such as that of the model, begins another round.
     pub(crate) fn show(&mut self, round: &str, state: Progress) {
         // A closed stderr does not stop the work.
         let _ = if self.round.as_deref() == Some(round) {
             self.display.update(state.done as u64, &[("share", state.share)])
         } else {
             self.round = Some(round.to_owned());
-            self.display.start_at(round, state.total as u64, state.done as u64)
+            let started = self.display.start_at(round, state.total as u64, state.done as u64);
+            started.and_then(|()| self.tell_earlier(round, state))
         };
+    }
+
+    /// Says how many answers an earlier run has given.
+    fn tell_earlier(&mut self, round: &str, Progress { done, total, .. }: Progress) -> std::io::Result<()> {
+        if done == 0 {
+            return Ok(());
+        }
+        let is_endpoint = self.asks_endpoint || is_endpoint(round);
+        let fix = if is_endpoint { "; the same command with --force asks again" } else { "" };
+        self.display.message(&format!("{done} of {total} answers are from an earlier run{fix}"))
     }
 
     /// Ends the display with what came of the requests.

@@ -2,10 +2,12 @@
 //!
 //! Without a path the endpoint is below `/v1`, as with most servers. `COLOSSAL_API_KEY` is the key for the
 //! server that the user names. `OPENAI_API_KEY`, which many programs share, is sent to `OpenAI`'s own host
-//! alone. A key is sent only over https or to this machine. This file makes no connection.
+//! alone, and `COLOSSAL_JUDGE_API_KEY` to the judge alone. A key is sent only over https or to this machine,
+//! and no key to two other machines in one command ([`KeyPlan`]). This file makes no connection.
 
 use std::fmt::Write as _;
 
+use tui::chat::is_endpoint;
 use url::{Host, Url};
 
 use super::error::RemoteError;
@@ -16,6 +18,8 @@ const PATH: &str = "/v1";
 const OWN_VARIABLE: &str = "COLOSSAL_API_KEY";
 /// The variable with the key for [`OPENAI_HOST`].
 const OPENAI_VARIABLE: &str = "OPENAI_API_KEY";
+/// The variable with the key for the server of a judge.
+const JUDGE_VARIABLE: &str = "COLOSSAL_JUDGE_API_KEY";
 /// The only host that gets the key of [`OPENAI_VARIABLE`].
 const OPENAI_HOST: &str = "api.openai.com";
 
@@ -31,6 +35,8 @@ pub(super) struct Address {
     /// Whether the host is this machine.
     pub(super) is_loopback: bool,
     is_https: bool,
+    /// Scheme, host and port.
+    origin: String,
 }
 
 impl Address {
@@ -75,7 +81,13 @@ impl Address {
             model: name.map(|name| name.trim().to_owned()),
             is_loopback,
             is_https: url.scheme() == "https",
+            origin,
         })
+    }
+
+    /// Whether nobody between here and the server can read a key.
+    fn may_get_key(&self) -> bool {
+        self.is_https || self.is_loopback
     }
 }
 
@@ -106,24 +118,100 @@ pub(super) struct Access {
     pub(super) advice: String,
 }
 
+/// Which key a server gets among those of a command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KeyChoice {
+    /// Whether the server is that of a judge.
+    is_judge: bool,
+    /// Whether another server of the command gets the key that this one would get.
+    is_for_another: bool,
+}
+
+/// The servers that a command talks with, and the keys that they get.
+#[derive(Debug)]
+pub(crate) struct KeyPlan(Vec<(Address, KeyChoice)>);
+
+impl KeyPlan {
+    /// Plans the keys for the models of a command and its judge; those that are no addresses get none.
+    /// Refuses to send one key to two machines besides this one.
+    pub(crate) fn new<'a>(
+        models: impl IntoIterator<Item = &'a String>,
+        judge: Option<&String>,
+    ) -> anyhow::Result<Self> {
+        Ok(Self::from_variables(models, judge, &|name| std::env::var(name).ok())?)
+    }
+
+    fn from_variables<'a>(
+        models: impl IntoIterator<Item = &'a String>,
+        judge: Option<&String>,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, RemoteError> {
+        let models = models.into_iter().map(|model| (model, false));
+        let all = models.chain(judge.map(|judge| (judge, true)));
+        let mut servers = Vec::new();
+        for (text, is_judge) in all.filter(|(text, _)| is_endpoint(text)) {
+            servers.push((Address::parse(text)?, KeyChoice { is_judge, is_for_another: false }));
+        }
+
+        let keys: Vec<Option<&str>> = servers
+            .iter()
+            .map(|(address, choice)| Some(key_of(address, choice.is_judge, variable)?.variable))
+            .collect();
+        for this in 0..servers.len() {
+            let Some(variable) = keys[this] else { continue };
+            for other in (0..servers.len()).filter(|&other| keys[other] == Some(variable)) {
+                let ((first, _), (second, _)) = (&servers[this], &servers[other]);
+                if first.origin == second.origin || !second.may_get_key() {
+                    continue;
+                }
+                if first.is_https && second.is_https && !first.is_loopback && !second.is_loopback {
+                    let [first, second] = [first, second].map(|address| address.base.clone());
+                    return Err(RemoteError::SharedKey { variable: variable.to_owned(), first, second });
+                }
+                servers[this].1.is_for_another = true;
+            }
+        }
+        Ok(Self(servers))
+    }
+
+    /// The key for one of the servers.
+    pub(crate) fn choice(&self, address: &str, is_judge: bool) -> KeyChoice {
+        let parsed = Address::parse(address).ok();
+        let is_same = |(other, choice): &&(Address, KeyChoice)| {
+            parsed.as_ref().is_some_and(|parsed| parsed.origin == other.origin) && choice.is_judge == is_judge
+        };
+        let found = self.0.iter().find(is_same).map(|(_, choice)| *choice);
+        found.unwrap_or(KeyChoice { is_judge, is_for_another: false })
+    }
+}
+
+/// The key for a server. Empty variables count as not set.
+fn key_of(
+    address: &Address,
+    is_judge: bool,
+    variable: &(impl Fn(&str) -> Option<String> + ?Sized),
+) -> Option<Key> {
+    let read = |name| {
+        let secret = variable(name)?.trim().to_owned();
+        (!secret.is_empty()).then_some(Key { secret, variable: name })
+    };
+    let of_judge = if is_judge { read(JUDGE_VARIABLE) } else { None };
+    let of_openai = || if address.host == OPENAI_HOST { read(OPENAI_VARIABLE) } else { None };
+    of_judge.or_else(of_openai).or_else(|| read(OWN_VARIABLE))
+}
+
 impl Access {
-    /// Reads the key for `address` from environment variables. Empty variables count as not set.
+    /// Reads the key for `address` from environment variables.
     pub(super) fn read(
         address: &Address,
+        KeyChoice { is_judge, is_for_another }: KeyChoice,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, RemoteError> {
-        let read = |name| {
-            let secret = variable(name)?.trim().to_owned();
-            (!secret.is_empty()).then_some(Key { secret, variable: name })
-        };
         let is_openai = address.host == OPENAI_HOST;
-        let key =
-            if is_openai { read(OPENAI_VARIABLE).or_else(|| read(OWN_VARIABLE)) } else { read(OWN_VARIABLE) };
-
-        let Some(key) = key else {
+        let Some(key) = key_of(address, is_judge, &variable) else {
             let wanted = if is_openai { OPENAI_VARIABLE } else { OWN_VARIABLE };
             let mut advice = format!("set {wanted} to a key for this server");
-            if read(OPENAI_VARIABLE).is_some() {
+            if variable(OPENAI_VARIABLE).is_some_and(|secret| !secret.trim().is_empty()) {
                 let _ =
                     write!(advice, ", because the one in {OPENAI_VARIABLE} is sent to {OPENAI_HOST} alone");
             }
@@ -134,7 +222,11 @@ impl Access {
         if !key.secret.chars().all(|character| character.is_ascii_graphic()) {
             return Err(RemoteError::BadKey { variable });
         }
-        if !address.is_https && !address.is_loopback {
+        if !address.may_get_key() && is_for_another {
+            let advice = format!("the key in {variable} is sent to the other server alone, over https");
+            return Ok(Self { key: None, advice });
+        }
+        if !address.may_get_key() {
             return Err(RemoteError::OpenKey { server: address.base.clone(), variable });
         }
         Ok(Self { key: Some(key), advice: format!("the key in {variable} is not accepted here") })
@@ -190,7 +282,7 @@ mod tests {
     }
 
     fn access(address: &str, own: &str, openai: &str) -> Result<Access, RemoteError> {
-        Access::read(&Address::parse(address).unwrap(), |name| match name {
+        Access::read(&Address::parse(address).unwrap(), KeyChoice::default(), |name| match name {
             "COLOSSAL_API_KEY" => Some(own.to_owned()),
             "OPENAI_API_KEY" => Some(openai.to_owned()),
             _ => None,
@@ -264,5 +356,54 @@ mod tests {
             sent("https://h", "a b", ""),
             Err(RemoteError::BadKey { variable: "COLOSSAL_API_KEY" })
         ));
+    }
+
+    /// What each server of a command gets: the variable of its key.
+    fn planned(models: &[&str], judge: &str, set: &[&str]) -> Result<Vec<Option<&'static str>>, RemoteError> {
+        let variable = |name: &str| set.contains(&name).then(|| format!("key-of-{name}"));
+        let models: Vec<String> = models.iter().map(|&model| model.to_owned()).collect();
+        let judge = judge.to_owned();
+        let plan = KeyPlan::from_variables(&models, Some(&judge), &variable)?;
+        let all = models.iter().map(|model| (model, false)).chain([(&judge, true)]);
+        all.filter(|(text, _)| is_endpoint(text))
+            .map(|(text, is_judge)| {
+                let access =
+                    Access::read(&Address::parse(text).unwrap(), plan.choice(text, is_judge), variable)?;
+                Ok(access.key.map(|key| key.variable))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn one_key_is_not_sent_to_two_machines() {
+        const OWN: Option<&str> = Some(OWN_VARIABLE);
+        const JUDGE: Option<&str> = Some(JUDGE_VARIABLE);
+        let both = ["COLOSSAL_API_KEY", "COLOSSAL_JUDGE_API_KEY"];
+        let shared = planned(&["https://a/v1#m"], "https://b", &both[..1]).unwrap_err().to_string();
+        assert!(
+            ["https://a/v1", "https://b/v1", "COLOSSAL_API_KEY", "COLOSSAL_JUDGE_API_KEY"]
+                .iter()
+                .all(|word| shared.contains(word)),
+            "{shared}"
+        );
+        assert!(planned(&["https://a", "https://b"], "folder", &both).is_err());
+        assert_eq!(planned(&["https://a"], "https://b", &both).unwrap(), [OWN, JUDGE]);
+        // Ports are other servers; names of one server share its key.
+        assert!(planned(&["https://a:1"], "https://a:2", &both[..1]).is_err());
+        assert_eq!(planned(&["https://a#m", "https://a#n"], "folder", &both).unwrap(), [OWN, OWN]);
+        assert_eq!(planned(&["http://localhost:1"], "https://b", &both[..1]).unwrap(), [OWN, OWN]);
+        assert_eq!(planned(&["https://a"], "https://b", &[]).unwrap(), [None, None]);
+    }
+
+    #[test]
+    fn a_server_that_gets_no_key_does_not_stop_the_one_that_does() {
+        let own = ["COLOSSAL_API_KEY"];
+        assert_eq!(planned(&["http://h:8000"], "https://b", &own).unwrap(), [None, Some(OWN_VARIABLE)]);
+        assert!(matches!(planned(&["http://h:8000"], "folder", &own), Err(RemoteError::OpenKey { .. })));
+        assert!(planned(&["http://h:8000"], "http://i", &own).is_err());
+        // The key of the judge is meant for the judge.
+        let judge = ["COLOSSAL_JUDGE_API_KEY"];
+        assert_eq!(planned(&["http://h:8000"], "https://b", &judge).unwrap(), [None, Some(JUDGE_VARIABLE)]);
+        assert!(planned(&["https://a"], "http://h", &judge).is_err());
     }
 }

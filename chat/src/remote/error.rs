@@ -39,6 +39,19 @@ pub(crate) enum RemoteError {
         /// The environment variable that holds the key.
         variable: &'static str,
     },
+    /// Two machines would get the same key.
+    #[error(
+        "the key in {variable} would be sent to both {first} and {second}: put the key of a judge into \
+         COLOSSAL_JUDGE_API_KEY, ask the servers by separate commands, or send none with `env -u {variable}`"
+    )]
+    SharedKey {
+        /// The environment variable that holds the key.
+        variable: String,
+        /// One base URL.
+        first: String,
+        /// The other one.
+        second: String,
+    },
     /// The key cannot be sent in a header.
     #[error("the key in {variable} holds a character that no key has: set the variable again")]
     BadKey {
@@ -125,6 +138,7 @@ impl RemoteError {
             Self::Address { .. }
             | Self::WeightsWanted { .. }
             | Self::OpenKey { .. }
+            | Self::SharedKey { .. }
             | Self::BadKey { .. }
             | Self::Redirect { .. }
             | Self::Choose { .. } => true,

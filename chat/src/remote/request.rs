@@ -47,12 +47,17 @@ impl fmt::Debug for Endpoint {
 }
 
 /// A model that an endpoint offers.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offered {
     /// The name for requests.
     pub(super) name: String,
     /// The context length in tokens, if the server tells it.
     pub(super) context: Option<u64>,
+    /// When the model was made, in seconds since 1970, if the server tells it. Some servers put the time of
+    /// the request there.
+    pub(super) created: Option<u64>,
+    /// What else the server tells of it: where its weights are (`root`), whose it is, their sizes (`meta`).
+    pub(super) details: String,
 }
 
 impl Endpoint {
@@ -85,7 +90,12 @@ impl Endpoint {
             ))
         })?;
         let named = models.iter().filter_map(|model| {
-            Some(Offered { name: model["id"].as_str()?.to_owned(), context: context_length(model) })
+            Some(Offered {
+                name: model["id"].as_str()?.to_owned(),
+                context: context_length(model),
+                created: model["created"].as_u64(),
+                details: json!([model["root"], model["owned_by"], model["meta"]]).to_string(),
+            })
         });
         Ok(named.collect())
     }

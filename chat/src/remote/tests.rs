@@ -93,7 +93,7 @@ fn no_variables(_: &str) -> Option<String> {
 }
 
 fn model(address: &str) -> RemoteModel {
-    RemoteModel::find(address, no_variables, Duration::from_secs(20)).unwrap()
+    RemoteModel::find(address, KeyChoice::default(), no_variables, Duration::from_secs(20)).unwrap()
 }
 
 /// A reply with its text.
@@ -166,7 +166,9 @@ fn a_reply_is_streamed_and_counted() {
 #[test]
 fn the_model_is_the_only_one_or_the_named_one() {
     let listing = |body: &'static str| server(move |_, connection| send(connection, "200 OK", "", body)).0;
-    let find = |address: &str| RemoteModel::find(address, no_variables, Duration::from_secs(20));
+    let find = |address: &str| {
+        RemoteModel::find(address, KeyChoice::default(), no_variables, Duration::from_secs(20))
+    };
     let several = listing(r#"{"data":[{"id":"a"},{"id":"b\u001b[2J","context_length":9}]}"#);
     let text = find(&several).unwrap_err().to_string();
     assert!(text.contains("offers 2 models, a, b␛[2J: choose one with --model"), "{text}");
@@ -174,7 +176,7 @@ fn the_model_is_the_only_one_or_the_named_one() {
     assert!(find(&several).unwrap_err().is_usage());
 
     let named = find(&format!("{several}#b\u{1b}[2J")).unwrap();
-    assert_eq!(named.context, Some(9));
+    assert_eq!(named.context(), Some(9));
     // A name that is not listed may still be an alias.
     assert_eq!(find(&format!("{several}/v1#c")).unwrap().name(), "c");
     assert!(matches!(find(&listing("[]")), Err(RemoteError::Malformed(_))));
@@ -225,7 +227,7 @@ fn the_key_is_sent_and_is_never_repeated() {
         send(connection, "401 Unauthorized", "", &format!("{{\"error\":\"{:?} is wrong\"}}", request.head));
     });
     let variable = |name: &str| (name == "COLOSSAL_API_KEY").then(|| "sk-hunter2".to_owned());
-    let model = RemoteModel::find(&address, variable, Duration::from_secs(20)).unwrap();
+    let model = RemoteModel::find(&address, KeyChoice::default(), variable, Duration::from_secs(20)).unwrap();
     let error = ask(&model).unwrap_err();
     assert!(requests.recv().unwrap().head.contains("Authorization: Bearer sk-hunter2\r\n"));
     for text in [error.to_string(), format!("{error:?}"), format!("{model:?}")] {
@@ -238,7 +240,7 @@ fn the_key_is_sent_and_is_never_repeated() {
 fn the_key_of_openai_is_not_sent_to_another_server() {
     let (address, requests) = chat_server(|_, connection| send(connection, "403 Forbidden", "", ""));
     let variable = |name: &str| (name == "OPENAI_API_KEY").then(|| "sk-hunter2".to_owned());
-    let model = RemoteModel::find(&address, variable, Duration::from_secs(20)).unwrap();
+    let model = RemoteModel::find(&address, KeyChoice::default(), variable, Duration::from_secs(20)).unwrap();
     let error = ask(&model).unwrap_err().to_string();
     for request in [requests.recv().unwrap(), requests.recv().unwrap()] {
         assert!(!request.head.contains("hunter2"), "{}", request.head);
@@ -254,7 +256,8 @@ fn a_redirect_is_not_followed() {
     let location = format!("Location: {other}/v1/models\r\n");
     let (address, _) = server(move |_, connection| send(connection, "307 Moved", &location, ""));
     let variable = |_: &str| Some("sk-1".to_owned());
-    let error = RemoteModel::find(&address, variable, Duration::from_secs(20)).unwrap_err();
+    let error =
+        RemoteModel::find(&address, KeyChoice::default(), variable, Duration::from_secs(20)).unwrap_err();
     assert!(error.to_string().contains(&format!("redirects to {other}/v1/models")), "{error}");
     assert!(error.is_usage() && visits.try_recv().is_err());
 }
@@ -287,7 +290,9 @@ fn settings_that_a_server_does_not_know_are_left_out_with_a_notice() {
 #[test]
 fn no_server_and_no_http_are_told_apart() {
     let find = |address: &str| {
-        RemoteModel::find(address, no_variables, Duration::from_secs(20)).unwrap_err().to_string()
+        RemoteModel::find(address, KeyChoice::default(), no_variables, Duration::from_secs(20))
+            .unwrap_err()
+            .to_string()
     };
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let text = find(&format!("http://{free}"));
@@ -356,7 +361,9 @@ fn a_silent_server_is_given_up() {
             // Until the client closes the connection.
             let _ = std::io::Read::read(connection, &mut [0]);
         });
-        let model = RemoteModel::find(&address, no_variables, Duration::from_millis(400)).unwrap();
+        let model =
+            RemoteModel::find(&address, KeyChoice::default(), no_variables, Duration::from_millis(400))
+                .unwrap();
         match ask(&model) {
             Err(RemoteError::Silent { .. }) => assert!(!has_text),
             Ok(Heard { text, reply }) => {
@@ -428,5 +435,29 @@ fn only_addresses_are_remote() {
     }
     for model in ["runs/sft/final", "owner/name", "http:/x", "httpd", "ü", ""] {
         assert!(!RemoteModel::is_remote(model), "{model}");
+    }
+}
+
+#[test]
+fn what_a_server_tells_of_its_model_is_its_identity_and_the_time_of_a_request_is_not() {
+    let offering = |details: &'static str, moves: bool| {
+        let (address, _) = server(move |_, connection| {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+            let created = if moves { format!(",\"created\":{now}") } else { String::new() };
+            send(connection, "200 OK", "", &format!("{{\"data\":[{{\"id\":\"m\"{created}{details}}}]}}"));
+        });
+        model(&address).identity().unwrap()
+    };
+    let plain = offering("", false);
+    assert_eq!(offering("", true), plain);
+    for details in [
+        r#","root":"/models/b""#,
+        r#","owned_by":"me""#,
+        r#","meta":{"n_params":7}"#,
+        r#","created":1700000000"#,
+        r#","max_model_len":4096"#,
+    ] {
+        assert_ne!(offering(details, false), plain, "{details}");
+        assert_eq!(offering(details, false), offering(details, false));
     }
 }

@@ -10,6 +10,7 @@ use super::context::{self, StageContext, trainable_options};
 use super::definition::{PipelineFolder, Stage};
 use super::preflight::{ModelSpec, Preflight, TokenizerFiles};
 use super::sft;
+use super::tasks::Tasks;
 use crate::config::section::BaseSection;
 use crate::config::stage::{PPO, PTX, REWARD};
 use crate::config::{RunConfig, StageSchema, Units};
@@ -60,13 +61,15 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::from_folder(&config.base.tokenizer)?;
     let architecture = architecture(&config.base.network, &tokenizer)?;
     let inputs = sft::inputs(ctx.stage, config, &architecture, &tokenizer)?;
-    let plan = sft::planned(config, ctx, &architecture, &inputs)?;
+    let tasks = Tasks::prepare(config, ctx.groups)?;
+    let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
+    let plan = sft::planned(config, ctx, &architecture, &inputs, replies)?;
     let model = if let Some(checkpoint) = ctx.folder.checkpoint() {
         CausalLm::load(checkpoint, &trainable_options(config, ctx)?)?
     } else {
         CausalLm::random(architecture, config.seed, &trainable_options(config, ctx)?)?
     };
-    sft::train_on(config, (&model, plan), &inputs, &tokenizer, ctx)
+    sft::train_on(config, (&model, plan), &inputs, &tokenizer, tasks.as_ref(), ctx)
 }
 
 /// Builds the `config.json` of the network, with the vocabulary of `tokenizer`.

@@ -13,8 +13,8 @@ use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
 use parallel::comm::ProcessGroup;
 use parallel::residency::WeightAllocator;
 use parallel::{Axis, Mesh, ProcessGroups, memory};
-use rlhf::event::{Metrics, Recorder};
-use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn};
+use rlhf::event::Recorder;
+use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
 use tch::Device;
 use tui::number;
 
@@ -219,7 +219,7 @@ impl<'a> Hooks<'a> {
     /// Takes the function that asks the tasks, if there is one.
     pub(super) fn new<F>(save_tokenizer: &'a SaveFn<'a>, evaluate_tasks: Option<&'a F>) -> Self
     where
-        F: Fn(u64) -> Result<Metrics, rlhf::Error> + 'a,
+        F: Fn(u64) -> Result<TaskScores, rlhf::Error> + 'a,
     {
         let evaluate_tasks = evaluate_tasks.map(|evaluate| evaluate as &TaskEvaluationFn<'a>);
         Self { save_tokenizer, evaluate_tasks }

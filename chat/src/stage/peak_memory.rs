@@ -4,7 +4,8 @@
 //! ```text
 //!   the program | weights, gradients, optimizer state of all models | the larger of
 //!                                                                       one training step: activations
-//!                                                                       one rollout: copy of the policy, KV cache
+//!                                                                       one rollout, or the replies to tasks:
+//!                                                                           copy of the policy, KV cache
 //! ```
 //! The prediction is for a run on the host, and for the process of a mesh that needs most.
 
@@ -67,6 +68,15 @@ impl RowTokens {
     }
 }
 
+/// The replies to tasks that a model in training generates at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TaskReplies {
+    /// Their number in each process.
+    pub(super) count: usize,
+    /// The tokens of the longest with its prompt, for which the cache has room.
+    pub(super) capacity: usize,
+}
+
 /// The sequences of tokens that run through the models.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SequenceLengths {
@@ -90,6 +100,8 @@ pub(super) struct SequenceLengths {
     pub(super) row: RowTokens,
     /// The mean row of the language-modelling term of PPO, if there is one.
     pub(super) ptx: Option<RowTokens>,
+    /// The replies to the tasks of `[eval]`, if there are any.
+    pub(super) task_replies: Option<TaskReplies>,
 }
 
 impl SequenceLengths {
@@ -112,6 +124,7 @@ impl SequenceLengths {
             reply_tokens: 0,
             row,
             ptx: None,
+            task_replies: None,
         }
     }
 
@@ -131,6 +144,7 @@ impl SequenceLengths {
             reply_tokens: 0,
             row,
             ptx: None,
+            task_replies: None,
         }
     }
 
@@ -160,9 +174,10 @@ pub(crate) struct PeakMemory {
     pub(crate) activations: usize,
     /// The logits of the loss with their gradients, while they exist.
     pub(crate) logits: usize,
-    /// The copy of the policy, the KV cache and the logits of a rollout.
+    /// The copy of the policy, the KV cache and the logits of a rollout, or of the replies to tasks if they
+    /// take more.
     pub(crate) rollout: usize,
-    /// The KV cache of a rollout.
+    /// The KV cache of these.
     pub(crate) kv_cache: usize,
     /// What the program takes without models.
     pub(crate) program: usize,
@@ -220,7 +235,8 @@ pub(super) fn predict(
     let steps: Vec<StepTensors> = trained.map(|model| training_step(config, mesh, model, lengths)).collect();
     let activations = steps.iter().map(StepTensors::peak).max().unwrap_or(0);
     let logits = steps.iter().map(|step| step.logits).max().unwrap_or(0);
-    let tensors = rollout(config, mesh, models, state, lengths);
+    let replies = [rollout(config, mesh, models, state, lengths), task_replies(mesh, models, state, lengths)];
+    let tensors = replies.into_iter().max_by_key(RolloutTensors::total).unwrap_or_default();
     let (rollout, kv_cache) = (tensors.total(), tensors.kv_cache);
 
     let held: usize = state.iter().map(|model| model.bytes.total()).sum();
@@ -307,11 +323,33 @@ pub(super) fn rollout(
     lengths: &SequenceLengths,
 ) -> RolloutTensors {
     let policy = models.first().zip(state.first()).filter(|_| lengths.new_tokens > 0);
-    let Some((policy, state)) = policy else { return RolloutTensors::default() };
-    let (architecture, memory) = (policy.config.architecture(), memory_of(mesh, policy));
+    let Some(policy) = policy else { return RolloutTensors::default() };
     let replies = concurrent_replies(config, mesh);
-    let positions = architecture.max_positions as usize;
-    let capacity = (lengths.longest + lengths.new_tokens).min(positions);
+    generation(mesh, policy, (replies, lengths.longest + lengths.new_tokens))
+}
+
+/// What the replies to tasks take beside the `state` of the models. The first model generates them.
+fn task_replies(
+    mesh: &Mesh,
+    models: &[PlannedModel<'_>],
+    state: &[ModelBytes],
+    lengths: &SequenceLengths,
+) -> RolloutTensors {
+    let Some(TaskReplies { count, capacity }) = lengths.task_replies else {
+        return RolloutTensors::default();
+    };
+    let model = models.first().zip(state.first());
+    model.map_or_else(RolloutTensors::default, |model| generation(mesh, model, (count, capacity)))
+}
+
+/// What a model takes to generate so many replies, each of so many tokens with its prompt.
+fn generation(
+    mesh: &Mesh,
+    (policy, state): (&PlannedModel<'_>, &ModelBytes),
+    (replies, capacity): (usize, usize),
+) -> RolloutTensors {
+    let (architecture, memory) = (policy.config.architecture(), memory_of(mesh, policy));
+    let capacity = capacity.min(architecture.max_positions as usize);
     let kv_cache = replies * capacity * memory.cached_token() / mesh.size(Axis::Pipeline);
     // The sampler works on the logits of all replies in fp32.
     let logits = 3 * replies * architecture.vocab_size as usize * 4;
@@ -337,7 +375,11 @@ pub(super) fn memory_of<'a>(mesh: &Mesh, model: &PlannedModel<'a>) -> Activation
 
 #[cfg(test)]
 mod tests {
+    use models::config::Config;
+
     use super::*;
+    use crate::launch;
+    use crate::stage::model_memory;
 
     #[test]
     fn the_largest_micro_batch_is_above_the_mean_and_not_above_the_longest_rows() {
@@ -352,6 +394,7 @@ mod tests {
             reply_tokens: 0,
             row: RowTokens::default(),
             ptx: None,
+            task_replies: None,
         };
         // Of 1000 values the largest is sqrt(2 ln 1000) = 3.716 922 deviations above the mean.
         assert_eq!(lengths.largest_micro_batch(16), 1600 + (20.0 * 4.0 * 3.716_922) as usize);
@@ -369,5 +412,42 @@ mod tests {
         let mean = RowTokens::mean(&[[3, 5], [4, 2]], |&lengths| (lengths, 1));
         assert_eq!(mean, RowTokens { tokens: 7.0, squares: 27.0, predicted: 1.0 });
         assert_eq!(mean.times(4.0), RowTokens { tokens: 28.0, squares: 108.0, predicted: 4.0 });
+    }
+
+    #[test]
+    fn replies_to_tasks_count_where_they_take_more_than_a_training_step() {
+        let text = r#"{
+          "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128,
+          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "hidden_act": "silu"
+        }"#;
+        let model = Config::from_json(text, "test").unwrap();
+        let (head, kind) = (HeadKind::Vocabulary, Kind::Float);
+        let models = [PlannedModel { role: "model", config: &model, head, kind, is_trained: true }];
+        let config = RunConfig::default();
+        let mesh = launch::mesh(&config.parallel, 0, 1).unwrap();
+        let state = model_memory::of_fullest_process(&config, &mesh, &models).unwrap();
+        let row = RowTokens { tokens: 16.0, squares: 256.0, predicted: 16.0 };
+        let lengths = SequenceLengths {
+            mean: 16.0,
+            deviation: 0.0,
+            longest: 16,
+            are_mixed: false,
+            num_rows: 8,
+            per_row: 1,
+            new_tokens: 0,
+            reply_tokens: 0,
+            row,
+            ptx: None,
+            task_replies: None,
+        };
+        let peak = |task_replies| {
+            predict(&config, &mesh, &models, &state, &SequenceLengths { task_replies, ..lengths })
+        };
+        let (without, with) = (peak(None), peak(Some(TaskReplies { count: 64, capacity: 2000 })));
+        assert_eq!((without.rollout, without.kv_cache), (0, 0));
+        // 64 replies of 1024 tokens at most; keys and values of 2 heads of 16 numbers of 4 bytes in 2 layers.
+        assert_eq!(with.kv_cache, 64 * 1024 * 2 * 2 * 16 * 4 * 2);
+        assert!(with.total >= without.total + with.kv_cache / 2, "{without:?} {with:?}");
     }
 }

@@ -17,10 +17,11 @@ use tui::number::counted;
 use super::context::{self, Hooks, StageContext, run_in_folder, tokenizer, trainable_options};
 use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::model_memory::{self, PlannedModel};
-use super::peak_memory::{RowTokens, SequenceLengths};
+use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
 use super::plan::Plan;
 use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
-use super::{rm, rows, sft, tasks};
+use super::tasks::Tasks;
+use super::{rm, rows, sft};
 use crate::config::stage::REWARD;
 use crate::config::{ConfigError, RunConfig, StageSchema, Units};
 use crate::console::print_stderr;
@@ -185,9 +186,10 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     folders.check_tokenizers(&tokenizer, ctx.groups)?;
 
     let inputs = inputs(config, &configs, &tokenizer)?;
-    let evaluation = tasks::prepare(config)?;
+    let tasks = Tasks::prepare(config, ctx.groups)?;
     context::check_split(config, &configs.all(), ctx)?;
-    let plan = configs.plan(config, ctx, &inputs)?;
+    let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
+    let plan = configs.plan(config, ctx, &inputs, replies)?;
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());
     }
@@ -220,11 +222,8 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
 
     let mut stage = Ppo::new(roles, data, &config.ppo, &config.train, config.seed, ctx.groups)?;
     let companions = |folder: &Path| model_folder::save_tokenizer(folder, &tokenizer, models.policy.config());
-    let groups = ctx.groups;
-    let evaluate_tasks = evaluation.as_ref().map(|evaluation| {
-        let model = (&models.policy, &tokenizer);
-        move |step| tasks::evaluate(evaluation, model, groups, step)
-    });
+    let policy = (&models.policy, &tokenizer);
+    let evaluate_tasks = tasks.as_ref().map(|tasks| move |step| tasks.evaluate(policy, step));
     let hooks = Hooks::new(&companions, evaluate_tasks.as_ref());
     run_in_folder(config, plan, &hooks, ctx, |run| stage.train(run))
 }
@@ -269,12 +268,19 @@ impl PerRole<Config> {
     }
 
     /// The plan for these models.
-    fn plan(&self, config: &RunConfig, ctx: &StageContext<'_>, inputs: &Inputs) -> anyhow::Result<Plan> {
+    fn plan(
+        &self,
+        config: &RunConfig,
+        ctx: &StageContext<'_>,
+        inputs: &Inputs,
+        task_replies: Option<TaskReplies>,
+    ) -> anyhow::Result<Plan> {
         let Inputs { prompts, ptx } = inputs;
         let prompt = RowTokens::mean(&prompts.rows, |row| ([row.input_ids.len()], 0));
         let lengths = SequenceLengths {
             new_tokens: config.ppo.max_new_tokens,
             reply_tokens: config.ppo.max_new_tokens,
+            task_replies,
             ptx: (config.ppo.ptx_coef > 0.0).then(|| sft::mean_row(&ptx.rows)),
             ..SequenceLengths::of(prompts, 1, prompt)
         };

@@ -14,11 +14,11 @@ use super::context::{
 };
 use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::model_memory::{self, PlannedModel};
-use super::peak_memory::{RowTokens, SequenceLengths};
+use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
 use super::plan::Plan;
 use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
-use super::tasks;
+use super::tasks::Tasks;
 use crate::config::stage::{PPO, PTX, REWARD};
 use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::print_stderr;
@@ -91,9 +91,11 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let held = architecture.vocab_size();
     grow(&mut architecture, &tokenizer, &added)?;
     let inputs = inputs(ctx.stage, config, &architecture, &tokenizer)?;
+    let tasks = Tasks::prepare(config, ctx.groups)?;
 
     report_added_tokens(&added, held, architecture.vocab_size(), ctx);
-    let plan = planned(config, ctx, &architecture, &inputs)?;
+    let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
+    let plan = planned(config, ctx, &architecture, &inputs, replies)?;
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());
     }
@@ -103,15 +105,16 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     } else {
         CausalLm::load(&folder, &options)?
     };
-    train_on(config, (&model, plan), &inputs, &tokenizer, ctx)
+    train_on(config, (&model, plan), &inputs, &tokenizer, tasks.as_ref(), ctx)
 }
 
-/// The plan for a language model that is trained.
+/// The plan for a language model that is trained. `replies` are those to the tasks that it is asked.
 pub(super) fn planned(
     config: &RunConfig,
     ctx: &StageContext<'_>,
     model: &Config,
     inputs: &TrainEvalRows<SftRow>,
+    replies: Option<TaskReplies>,
 ) -> anyhow::Result<Plan> {
     context::check_split(config, &[model], ctx)?;
     let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
@@ -121,6 +124,7 @@ pub(super) fn planned(
         Some(max_length) => SequenceLengths::packed(train, max_length, mean_row(&train.rows)),
         None => SequenceLengths::of(train, 1, mean_row(&train.rows)),
     };
+    let lengths = SequenceLengths { task_replies: replies, ..lengths };
     let models = model_memory::check(config, ctx, &[model], &lengths)?;
     let num_examples = rlhf::sft::bins(&train.rows, packing(config))?.len();
     Ok(Plan::one_model(ctx.stage, config, ctx.mesh, models, train, num_examples))
@@ -185,15 +189,13 @@ pub(super) fn train_on(
     (model, plan): (&CausalLm, Plan),
     inputs: &TrainEvalRows<SftRow>,
     tokenizer: &Tokenizer,
+    tasks: Option<&Tasks>,
     ctx: &mut StageContext<'_>,
 ) -> anyhow::Result<()> {
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
     let objective = Sft::new(model, &inputs.train.rows, &inputs.eval.rows, packing(config))?;
     let companions = |folder: &Path| model_folder::save_tokenizer(folder, tokenizer, model.config());
-    let (evaluation, groups) = (tasks::prepare(config)?, ctx.groups);
-    let evaluate_tasks = evaluation
-        .as_ref()
-        .map(|evaluation| |step| tasks::evaluate(evaluation, (model, tokenizer), groups, step));
+    let evaluate_tasks = tasks.map(|tasks| |step| tasks.evaluate((model, tokenizer), step));
     let hooks = Hooks::new(&companions, evaluate_tasks.as_ref());
     run_in_folder(config, plan, &hooks, ctx, |run| {
         trainer::train(&objective, config.data.shuffle, &config.train, run)

@@ -357,6 +357,7 @@ mod tests {
             reply_tokens: new_tokens,
             row: ROW,
             ptx: None,
+            task_replies: None,
         }
     }
 

@@ -1,41 +1,158 @@
 //! The tasks of `[eval]` that a model in training is asked at each evaluation.
 //!
 //! The replicas of the model share the requests, and every rank computes the same scores from all answers.
+//! Programs that a model writes run on rank 0 alone: on a machine that several ranks share, the time limits of
+//! programs would strike at random.
+//!
+//! A failure is known to all ranks ([`rlhf::Error::Tasks`]) and costs the scores alone. Only a rank that holds
+//! a part of the model cannot tell the others, which wait for it in the middle of a forward pass.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use datasets::Tokenizer;
-use eval::evaluation::{Evaluation, Score};
-use eval::request::{LanguageModel, OnResponses, Request, Response};
+use eval::code_execution::{CodeRunner, Program, RunnerError, Verdict};
+use eval::evaluation::{Evaluation, Sample, Score};
+use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response};
 use eval::response_cache::ResponseCache;
+use eval::task::Task;
 use gemini::ZeroStage;
 use models::causal_lm::CausalLm;
 use parallel::ProcessGroups;
-use parallel::comm::ProcessGroup;
+use rlhf::config::Names;
 use rlhf::event::Metrics;
+use rlhf::run::TaskScores;
 
+use super::peak_memory::TaskReplies;
+use crate::config::section::EvalSection;
 use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::evaluation::share::Share;
 use crate::evaluation::{Engine, job};
+use crate::interrupt;
 
-/// The tasks of a run, if it has any: the requests, and no model yet.
-pub(super) fn prepare(config: &RunConfig) -> anyhow::Result<Option<Evaluation>> {
-    if !has_tasks(config) {
-        return Ok(None);
-    }
-    check_mesh(config)?;
-    Ok(Some(job::prepare(&config.eval)?))
+/// The most replies that are generated at once, as in `evaluation/engine.rs`.
+const REPLIES: usize = 64;
+/// The programs that run while the other ranks wait for their verdicts; the wait has a limit.
+const PROGRAMS: usize = 256;
+
+/// The tasks of a run: the requests, and no model yet.
+pub(super) struct Tasks {
+    evaluation: Evaluation,
+    groups: Arc<ProcessGroups>,
+    /// The tasks whose unanswered documents the user knows of.
+    told: RefCell<BTreeSet<String>>,
 }
 
-/// Checks the tasks of a stage of a pipeline before the first part runs: their rows too, unless the pipeline
-/// makes them.
-pub(crate) fn preflight(config: &RunConfig, stage: &StageSchema, makes_rows: bool) -> anyhow::Result<()> {
+impl Tasks {
+    /// Reads the tasks and their rows, if the run has any.
+    pub(super) fn prepare(config: &RunConfig, groups: &Arc<ProcessGroups>) -> anyhow::Result<Option<Self>> {
+        if !has_tasks(config) {
+            return Ok(None);
+        }
+        check_mesh(config)?;
+        let mut evaluation = job::prepare(&config.eval)?;
+        if groups.world().size() > 1 {
+            let runner = evaluation.code_runner.take();
+            let shared = |runner| Box::new(SharedRunner { runner, groups: Arc::clone(groups) }) as _;
+            evaluation.code_runner = runner.map(shared);
+        }
+        Ok(Some(Self { evaluation, groups: Arc::clone(groups), told: RefCell::default() }))
+    }
+
+    /// The replies that a process generates at once, for the prediction of its memory. `None` if no task asks
+    /// for replies.
+    pub(super) fn replies(&self, tokenizer: &Tokenizer) -> Option<TaskReplies> {
+        let documents = self.evaluation.tasks.iter().flat_map(|prepared| &prepared.documents.documents);
+        let asked = documents.flat_map(|document| &document.requests).filter_map(|request| match request {
+            Request::GenerateUntil { context, max_gen_toks, .. } => Some((context, *max_gen_toks)),
+            _ => None,
+        });
+        let asked: Vec<(&Prompt, usize)> = asked.collect();
+        let (longest, _) = asked.iter().max_by_key(|(context, _)| context.len())?;
+        let new = asked.iter().map(|(_, max_gen_toks)| max_gen_toks).max()?;
+        let count = asked.len().div_ceil(self.groups.model_replicas().size()).min(REPLIES);
+        Some(TaskReplies { count, capacity: num_tokens(tokenizer, longest) + new })
+    }
+
+    /// Asks a model the tasks after `step` steps.
+    pub(super) fn evaluate(
+        &self,
+        (model, tokenizer): (&CausalLm, &Tokenizer),
+        step: u64,
+    ) -> Result<TaskScores, rlhf::Error> {
+        let name = format!("the model after step {step}");
+        let engine = Engine::new(model, tokenizer, name, None);
+        let mut replica = Replica { engine, groups: &self.groups, fatal: None };
+        let run = self.evaluation.run(&mut replica, &mut ResponseCache::in_memory(), &mut |_| {});
+        if let Some(error) = replica.fatal {
+            return Err(error);
+        }
+        let run = run.map_err(|error| rlhf::Error::Tasks(with_causes(error).into()))?;
+        let mut metrics = Metrics::default();
+        for score in run.groups.iter().chain(&run.scores) {
+            metrics.push(&metric_name(score), score.aggregated.value);
+        }
+        Ok(TaskScores { metrics, warnings: self.unanswered(&run.samples) })
+    }
+
+    /// Says of each task, once in a run, how many of its documents have no answer.
+    fn unanswered(&self, samples: &[Vec<Sample>]) -> Vec<String> {
+        let mut told = self.told.borrow_mut();
+        let mut warnings = Vec::new();
+        for (prepared, samples) in self.evaluation.tasks.iter().zip(samples) {
+            let task = &prepared.task.task;
+            let problems: Vec<&String> =
+                samples.iter().filter_map(|sample| sample.problem.as_ref()).collect();
+            let Some(first) = problems.first().filter(|_| told.insert(task.clone())) else { continue };
+            warnings.push(format!(
+                "the task {task} of [eval] has {} of {} documents without an answer, the first because {first}; they do \
+                 not count, and this is not told again",
+                problems.len(),
+                samples.len()
+            ));
+        }
+        warnings
+    }
+}
+
+/// The number of tokens of a prompt, about.
+fn num_tokens(tokenizer: &Tokenizer, prompt: &Prompt) -> usize {
+    let text = match prompt {
+        Prompt::Text(text) => Some(text.clone()),
+        Prompt::Chat(messages) => tokenizer.render(messages, true).ok().map(|rendered| rendered.text),
+    };
+    let ids = text.and_then(|text| tokenizer.encode(&text, true).ok());
+    // A prompt that has no tokens here is refused when it is asked.
+    ids.map_or(0, |ids| ids.len())
+}
+
+/// Checks the tasks of a stage of a pipeline before the first part runs. See [`check`].
+pub(crate) fn preflight(
+    config: &RunConfig,
+    stage: &StageSchema,
+    is_made: &dyn Fn(&Task) -> bool,
+) -> anyhow::Result<()> {
     if !has_tasks(config) || !stage.reads("eval.tasks") {
         return Ok(());
     }
     check_mesh(config)?;
-    if makes_rows { job::select(&config.eval).map(drop) } else { job::prepare(&config.eval).map(drop) }
+    check(&config.eval, is_made).map(drop)
+}
+
+/// Checks the tasks of a section, and the rows of those for which `is_made` is false: of the others, the
+/// pipeline makes the rows first. Returns what is asked on the rows that exist, if anything.
+pub(crate) fn check(
+    section: &EvalSection,
+    is_made: &dyn Fn(&Task) -> bool,
+) -> anyhow::Result<Option<Evaluation>> {
+    let tasks = job::select(section)?.tasks;
+    let names = tasks.into_iter().filter(|task| !is_made(task)).map(|task| task.task);
+    let names: Vec<String> = names.collect();
+    if names.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(job::prepare(&EvalSection { tasks: Names(names), ..section.clone() })?))
 }
 
 fn has_tasks(config: &RunConfig) -> bool {
@@ -59,36 +176,66 @@ fn check_mesh(config: &RunConfig) -> Result<(), ConfigError> {
     Err(ConfigError::Value { place: None, key: "eval.tasks".to_owned(), message })
 }
 
-/// Asks `model` the tasks after `step` steps. Returns the metrics `eval/TASK/METRIC`.
-pub(super) fn evaluate(
-    evaluation: &Evaluation,
-    (model, tokenizer): (&CausalLm, &Tokenizer),
-    groups: &ProcessGroups,
-    step: u64,
-) -> Result<Metrics, rlhf::Error> {
-    let mut replica = Replica {
-        engine: Engine::new(model, tokenizer, format!("step {step}"), None),
-        group: Arc::clone(groups.model_replicas()),
-    };
-    let run = evaluation
-        .run(&mut replica, &mut ResponseCache::in_memory(), &mut |_| {})
-        .map_err(|error| rlhf::Error::Tasks(error.into()))?;
-    let mut metrics = Metrics::default();
-    for score in run.groups.iter().chain(&run.scores) {
-        metrics.push(&metric_name(score), score.aggregated.value);
-    }
-    Ok(metrics)
-}
-
 fn metric_name(score: &Score) -> String {
     let name = format!("eval/{}/{}", score.task, score.metric);
     if score.filter == "none" { name } else { format!("{name}/{}", score.filter) }
 }
 
+/// An error with its causes, in one line.
+fn with_causes(error: eval::Error) -> String {
+    format!("{:#}", anyhow::Error::from(error))
+}
+
+/// Why a model gave no answer, without its name.
+fn reason(error: eval::Error) -> String {
+    match error {
+        eval::Error::Model { source, .. } => format!("{:#}", anyhow::Error::from_boxed(source)),
+        error => with_causes(error),
+    }
+}
+
 /// One of the replicas of a model. Each answers a share of the requests.
 struct Replica<'a> {
     engine: Engine<'a>,
-    group: Arc<ProcessGroup>,
+    groups: &'a ProcessGroups,
+    /// What ends the run.
+    fatal: Option<rlhf::Error>,
+}
+
+/// What a replica answered, and why it stopped before the end.
+type Answers = (Vec<(usize, Response)>, Option<String>);
+
+impl Replica<'_> {
+    /// Answers the share of this replica. A signal stops it between two batches.
+    fn answer_share(&mut self, requests: &[Request]) -> Result<Answers, rlhf::Error> {
+        let (groups, replicas) = (self.groups, self.groups.model_replicas());
+        let (own, places) = Share { rank: replicas.rank(), size: replicas.size() }.of(requests);
+        let (name, mut answers, mut is_stopped) = (self.name().to_owned(), Vec::new(), Ok(false));
+        let asked = self.engine.respond(&own, &vec![false; own.len()], &mut |batch| {
+            answers.extend(batch.into_iter().map(|(index, response)| (places[index], response)));
+            is_stopped = is_stop_requested(groups);
+            match is_stopped {
+                Ok(false) => Ok(()),
+                _ => Err(eval::Error::Model { name: name.clone(), source: "the run is interrupted".into() }),
+            }
+        });
+        let is_part = groups.world().size() > replicas.size() && !is_stopped?;
+        match asked {
+            Err(error) if is_part => Err(rlhf::Error::TasksOnPart(reason(error).into())),
+            asked => Ok((answers, asked.err().map(reason))),
+        }
+    }
+
+    /// The answers of all replicas, in which every rank sees the same problems.
+    fn answer_all(&mut self, requests: &[Request]) -> Result<Answers, rlhf::Error> {
+        let own = self.answer_share(requests)?;
+        let (mut all, mut problem) = (Vec::new(), None);
+        for (answers, other) in self.groups.model_replicas().all_gather_object(vec![own])? {
+            all.extend(answers);
+            problem = problem.or(other);
+        }
+        Ok((all, problem))
+    }
 }
 
 impl LanguageModel for Replica<'_> {
@@ -106,14 +253,54 @@ impl LanguageModel for Replica<'_> {
         _: &[bool],
         on_responses: &mut OnResponses<'_>,
     ) -> Result<(), eval::Error> {
-        let (own, places) = Share { rank: self.group.rank(), size: self.group.size() }.of(requests);
-        let answers: RefCell<Vec<(usize, Response)>> = RefCell::default();
-        self.engine.respond(&own, &vec![false; own.len()], &mut |batch| {
-            answers.borrow_mut().extend(batch.into_iter().map(|(index, response)| (places[index], response)));
-            Ok(())
-        })?;
-        let name = self.engine.name().to_owned();
-        let all = self.group.all_gather_object(answers.into_inner());
-        on_responses(all.map_err(|error| eval::Error::Model { name, source: error.into() })?)
+        let name = self.name().to_owned();
+        let problem = match self.answer_all(requests) {
+            Ok((answers, None)) => return on_responses(answers),
+            Ok((_, Some(problem))) => problem,
+            Err(error) => {
+                let problem = error.to_string();
+                self.fatal = Some(error);
+                problem
+            }
+        };
+        Err(eval::Error::Model { name, source: problem.into() })
+    }
+}
+
+/// Whether a signal has reached any rank with a part of this replica. They run the same batches, so all of
+/// them call this.
+fn is_stop_requested(groups: &ProcessGroups) -> Result<bool, parallel::Error> {
+    let mut requested = [f64::from(u8::from(interrupt::is_stop_requested()))];
+    for parts in [groups.tensor_parallel(), groups.expert_parallel()] {
+        requested = parts.all_reduce_max(requested)?;
+    }
+    Ok(requested[0] > 0.0)
+}
+
+/// Runs programs on rank 0 alone. All ranks get the verdicts.
+#[derive(Debug)]
+struct SharedRunner {
+    runner: Box<dyn CodeRunner>,
+    groups: Arc<ProcessGroups>,
+}
+
+impl CodeRunner for SharedRunner {
+    fn interpreter(&self) -> String {
+        self.runner.interpreter()
+    }
+
+    fn run(&self, programs: &[Program]) -> Result<Vec<Verdict>, RunnerError> {
+        let mut verdicts = Vec::with_capacity(programs.len());
+        for some in programs.chunks(PROGRAMS) {
+            let mut found: Vec<Result<Vec<Verdict>, String>> = Vec::new();
+            if self.groups.is_rank_zero() {
+                found.push(self.runner.run(some).map_err(|error| error.to_string()));
+            }
+            let found = self.groups.world().all_gather_object(found)?;
+            for result in found {
+                verdicts.extend(result?);
+            }
+        }
+        Ok(verdicts)
     }
 }

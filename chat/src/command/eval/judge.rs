@@ -80,7 +80,7 @@ fn answers(
     let mut sheets = Vec::with_capacity(plan.models.len() + plan.files.len());
     for candidate in &plan.models {
         let mut model = candidate.open(&arguments.host, LocalRank::SINGLE)?;
-        let mut progress = RequestProgress::new();
+        let mut progress = RequestProgress::of(candidate);
         let found = answer(model.as_mut(), &plan.questions, &settings, &mut cache, &mut |turn, state| {
             progress.show(&format!("{}, turn {turn}", candidate.name), state);
         });
@@ -118,7 +118,7 @@ fn judged(
     };
 
     let (mut ratings, mut comparisons) = (Vec::new(), Vec::new());
-    let mut progress = RequestProgress::new();
+    let mut progress = RequestProgress::of(&plan.judge);
     let mut judge_all = || -> Result<(), eval::Error> {
         if plan.mode == JudgeMode::Single {
             for sheet in sheets {

@@ -2,6 +2,7 @@
 //!
 //! Rows, gold values and the output folder are checked before the model is loaded. What the rows are and what
 //! the scores say is in [`eval::reward_model`]; here the model is run ([`mod@score`]), and files are written.
+//! Scores are kept as they come, so the same command continues what was broken off.
 
 mod score;
 
@@ -10,7 +11,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use eval::reward_model::data::{self, DataFile};
+use eval::reward_model::data::{self, DataFile, FileKind};
 use eval::reward_model::{
     ModelInfo, Notes, OverOptimization, RewardModelReport, ScoredFile, html, markdown, over_optimization,
     read_gold, tables,
@@ -23,17 +24,17 @@ use crate::args::{EvalRmArgs, ModelArgs};
 use crate::command::runs::table;
 use crate::config::ConfigError;
 use crate::console::{print, print_stderr};
-use crate::evaluation::engine;
 use crate::evaluation::model::short_name;
 use crate::evaluation::output::{self, OutputFolder};
 use crate::feedback::timestamp::Timestamp;
 use crate::model_folder;
 use crate::run_data::RunData;
 use crate::session::Session;
-use score::Scorer;
+use crate::shell;
+use score::{HeldScores, Scorer};
 
-/// Changes when the same rows get other scores from this program.
-const ENGINE: &str = "colossal-chat reward 1";
+/// The scores so far.
+const SCORE_CACHE: &str = "score_responses.jsonl";
 
 /// Evaluates a reward model.
 pub(super) fn run(arguments: &EvalRmArgs) -> anyhow::Result<()> {
@@ -55,9 +56,10 @@ pub(super) fn run(arguments: &EvalRmArgs) -> anyhow::Result<()> {
         template: arguments.template.clone(),
     };
     let scorer = Scorer::new(Session::scalar_model(&model)?, arguments)?;
-    let files = score(&scorer, files, &name)?;
-    let identity = format!("{ENGINE} {:?} {}", arguments.dtype, scorer.settings());
-    let model = ModelInfo { name, digest: engine::digest(&folder, &identity)? };
+    let digest = scorer.digest(&folder, arguments.dtype)?;
+    let mut held = HeldScores::open(&place.path().join(SCORE_CACHE), digest.clone())?;
+    let files = score(&scorer, files, &mut held, &name)?;
+    let model = ModelInfo { name, digest };
     let program = format!("colossal-chat {}", env!("CARGO_PKG_VERSION"));
     let report = RewardModelReport::new(program, model, settings, &files, curve)?;
     write(&place, &report, &files, started.elapsed().as_secs_f64())?;
@@ -72,7 +74,27 @@ fn read(arguments: &EvalRmArgs) -> anyhow::Result<Vec<DataFile>> {
         let limit = arguments.limit.map(usize::from);
         files.push(data::read(path, name, limit, arguments.split_by.as_deref())?);
     }
+    check_split(arguments, &files)?;
     Ok(files)
+}
+
+/// Refuses `--split-by` if no file has pairs to split, and names the files that it does not concern.
+fn check_split(arguments: &EvalRmArgs, files: &[DataFile]) -> Result<(), ConfigError> {
+    let Some(column) = &arguments.split_by else { return Ok(()) };
+    let is_split = |file: &DataFile| file.kind == FileKind::Preference;
+    if !files.iter().any(is_split) {
+        let problem =
+            "no file has preference pairs, and other rows are split by their own columns: leave the flag out";
+        let argument = format!("--split-by {column}");
+        return Err(ConfigError::Argument { argument, problem: problem.to_owned() });
+    }
+    for file in files.iter().filter(|file| !is_split(file)) {
+        print_stderr(&format!(
+            "warning: {} has no preference pairs: --split-by does not concern its rows",
+            file.name
+        ));
+    }
+    Ok(())
 }
 
 /// The names of files: that of the file, or the whole path where two files have one name.
@@ -121,12 +143,17 @@ fn announce(files: &[DataFile], place: &OutputFolder) {
 }
 
 /// Scores every reply, with a line of progress.
-fn score(scorer: &Scorer, files: Vec<DataFile>, name: &str) -> anyhow::Result<Vec<ScoredFile>> {
+fn score(
+    scorer: &Scorer,
+    files: Vec<DataFile>,
+    held: &mut HeldScores,
+    name: &str,
+) -> anyhow::Result<Vec<ScoredFile>> {
     let mode = Mode::detect(std::io::stderr().is_terminal(), &Environment::read());
     let mut progress = Progress::new(std::io::stderr(), mode);
     progress.call_steps("conversation");
     let mut begun = false;
-    let scored = scorer.score(files, &mut |done, total| {
+    let scored = scorer.score(files, held, &mut |done, total| {
         // A closed stderr does not stop the work.
         if begun {
             let _ = progress.update(done as u64, &[]);
@@ -179,9 +206,9 @@ fn write(
         lines.push_str(&serde_json::to_string(&row)?);
         lines.push('\n');
     }
-    let command: Vec<String> = std::env::args().collect();
+    let command = shell::own_command();
     let finished = Timestamp::now().to_string();
-    let notes = Notes { command: command.join(" "), finished: finished.clone() };
+    let notes = Notes { command: command.clone(), finished: finished.clone() };
     let environment = json!({"finished": finished, "seconds": seconds, "command": command});
     place.put("samples.jsonl", lines.as_bytes())?;
     place.put("summary.md", markdown(report).as_bytes())?;

@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 use super::questions::{QuestionSource, read_answers, read_questions};
 use crate::args::{EvalJudgeArgs, JudgeMode};
 use crate::config::ConfigError;
-use crate::evaluation::model::{Candidate, check_endpoint_flags};
+use crate::evaluation::model::{Candidate, check_endpoint_flags, check_folder, check_folder_flags};
 use crate::evaluation::output::file_name;
 use crate::exit::Failure;
+use crate::remote::KeyPlan;
 
 /// The most tokens of an answer (`max_new_token` of `gen_model_answer.py` of `FastChat`).
 pub(super) const MAX_GEN_TOKS: usize = 1024;
@@ -41,18 +42,18 @@ impl Plan {
     /// Reads and checks everything, and connects to the endpoints.
     pub(super) fn new(arguments: &EvalJudgeArgs) -> anyhow::Result<Self> {
         let (source, questions) = read_questions(arguments)?;
-        let judge = Candidate::find(&arguments.judge, &arguments.host)?;
-        let models = Candidate::find_all(&arguments.answers.model, &arguments.host)?;
+        let keys = KeyPlan::new(&arguments.answers.model, Some(&arguments.judge))?;
+        let judge = Candidate::find(&arguments.judge, &arguments.host, keys.choice(&arguments.judge, true))?;
+        let models = Candidate::find_all(&arguments.answers.model, &arguments.host, &keys)?;
         let remote = |candidate: &Candidate| candidate.folder().is_none();
-        check_endpoint_flags(&arguments.host, remote(&judge) || models.iter().any(remote))?;
+        let all = || models.iter().chain([&judge]);
+        check_endpoint_flags(&arguments.host, all().any(remote))?;
+        check_folder_flags(&arguments.host, !all().all(remote))?;
         let files = read_answers(&arguments.answers.answers, &questions)?;
         let names = names(&models, &files)?;
         let baseline = baseline(arguments, &models, &names)?;
 
-        let is_reward = match judge.folder() {
-            Some(folder) => Config::from_folder(folder)?.is_sequence_classification(),
-            None => false,
-        };
+        let is_reward = check_models(&models, &judge)?;
         let mode = mode(arguments, source, names.len(), is_reward)?;
         let prompt = if is_reward { None } else { Some(prompt(arguments, source, mode)?) };
         if let Some(prompt) = &prompt {
@@ -92,6 +93,22 @@ impl Plan {
         let usual = || Path::new("eval-results").join(file_name(&names.join("-")));
         arguments.output.clone().unwrap_or_else(usual)
     }
+}
+
+/// Checks that the models can answer conversations, and that the judge can judge. Returns whether it is a
+/// reward model.
+fn check_models(models: &[Candidate], judge: &Candidate) -> anyhow::Result<bool> {
+    for model in models {
+        model.check_answers("--model", true)?;
+    }
+    if let Some(folder) = judge.folder() {
+        let config = Config::from_folder(folder)?;
+        if config.is_sequence_classification() {
+            return check_folder(folder, &config).map(|_| true);
+        }
+    }
+    judge.check_answers("--judge", true)?;
+    Ok(false)
 }
 
 fn refuse<T>(argument: &str, problem: impl Into<String>) -> Result<T, ConfigError> {

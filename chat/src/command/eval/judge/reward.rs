@@ -9,16 +9,13 @@ use eval::request_set::Progress;
 use models::scalar_model::ScalarModel;
 
 use crate::args::ModelHostArgs;
-use crate::evaluation::engine;
-use crate::evaluation::model::model_args;
+use crate::evaluation::model::{model_args, reward_digest};
 use crate::folder::CONFIGURATION;
 use crate::run_reader::read_small;
 use crate::session::Session;
 
 /// The conversations that are scored at once.
 const BATCH: usize = 16;
-/// Changes when the same conversation gets another score from this file.
-const ENGINE: &str = "colossal-chat reward 1";
 /// The most folders from a model up to its run: `checkpoints/step-N`.
 const RUN_DEPTH: usize = 2;
 
@@ -36,9 +33,8 @@ impl RewardJudge {
     /// Loads the reward model of a folder.
     pub(super) fn load(name: &str, folder: &Path, host: &ModelHostArgs) -> anyhow::Result<Self> {
         let session = Session::scalar_model(&model_args(folder, host))?;
-        // A missing tokenizer is an error of the folder, not of each answer.
-        session.tokenizer()?;
-        let digest = engine::digest(folder, &format!("{ENGINE} {:?}", host.dtype))?;
+        let max_length = session.model.config().max_positions() as usize;
+        let digest = reward_digest(&session, folder, host.dtype, max_length)?;
         Ok(Self { name: name.to_owned(), digest, session })
     }
 

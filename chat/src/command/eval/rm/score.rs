@@ -7,13 +7,18 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::path::Path;
 
 use datasets::RowLocation;
+use eval::request::{Response, sha256};
+use eval::response_cache::ResponseCache;
 use eval::reward_model::ScoredFile;
 use eval::reward_model::data::DataFile;
 use models::scalar_model::ScalarModel;
 
 use crate::args::EvalRmArgs;
+use crate::config::section::Dtype;
+use crate::evaluation::model::reward_digest;
 use crate::input;
 use crate::session::Session;
 
@@ -22,6 +27,41 @@ pub(super) struct Scorer {
     session: Session<ScalarModel>,
     max_length: usize,
     batch_size: usize,
+}
+
+/// The scores that a reward model has given so far, in a file.
+pub(super) struct HeldScores {
+    cache: ResponseCache,
+    digest: String,
+}
+
+impl HeldScores {
+    /// Opens the file, or starts it. `digest` is the hash of what decides scores.
+    pub(super) fn open(path: &Path, digest: String) -> Result<Self, eval::Error> {
+        Ok(Self { cache: ResponseCache::open(path)?, digest })
+    }
+
+    /// The scores of a batch, if all are held.
+    fn get(&self, batch: &[&[i64]]) -> Option<Vec<f64>> {
+        let score = |ids: &&[i64]| match self.cache.get(&self.digest, &key(ids))? {
+            Response::Loglikelihood { logprob, .. } => Some(*logprob),
+            _ => None,
+        };
+        batch.iter().map(score).collect()
+    }
+
+    /// Keeps the scores of a batch. A score stands where a log-likelihood would.
+    fn put(&mut self, batch: &[&[i64]], scores: &[f64]) -> Result<(), eval::Error> {
+        let response = |&logprob: &f64| Response::Loglikelihood { logprob, is_greedy: false };
+        let kept: Vec<(String, Response)> =
+            batch.iter().map(|ids| key(ids)).zip(scores.iter().map(response)).collect();
+        self.cache.put(&self.digest, kept.iter().map(|(key, response)| (key.as_str(), response)))
+    }
+}
+
+/// The hash of an encoded conversation.
+fn key(ids: &[i64]) -> String {
+    sha256(&ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>())
 }
 
 /// A conversation to score, and the row that has it first.
@@ -64,16 +104,16 @@ impl Scorer {
         self.max_length
     }
 
-    /// What decides scores besides the files of the model.
-    pub(super) fn settings(&self) -> String {
-        let template = self.session.tokenizer().ok().and_then(|tokenizer| tokenizer.chat_template());
-        format!("{} {}", self.max_length, template.map_or("", |template| template.source()))
+    /// The hash of what decides scores.
+    pub(super) fn digest(&self, folder: &Path, dtype: Dtype) -> anyhow::Result<String> {
+        reward_digest(&self.session, folder, dtype, self.max_length)
     }
 
-    /// Scores every reply. `on_batch` is told how many of all conversations are done.
+    /// Scores every reply whose score is not held. `on_batch` is told how many of all conversations are done.
     pub(super) fn score(
         &self,
         files: Vec<DataFile>,
+        held: &mut HeldScores,
         on_batch: &mut dyn FnMut(usize, usize),
     ) -> anyhow::Result<Vec<ScoredFile>> {
         let mut plan = Plan::default();
@@ -96,7 +136,7 @@ impl Scorer {
             planned.push((file, places, cut));
         }
 
-        let scores = self.run(&plan.conversations, on_batch)?;
+        let scores = self.run(&plan.conversations, held, on_batch)?;
         let scored = |(data, places, cut): (DataFile, Vec<Vec<usize>>, usize)| {
             let of_entry = |places: &Vec<usize>| places.iter().map(|&place| scores[place]).collect();
             ScoredFile { data, scores: places.iter().map(of_entry).collect(), cut }
@@ -104,10 +144,12 @@ impl Scorer {
         Ok(planned.into_iter().map(scored).collect())
     }
 
-    /// The score of each conversation.
+    /// The score of each conversation. A batch is run whole, or not at all if all of its scores are held, so
+    /// that the numbers do not depend on where an earlier run ended.
     fn run(
         &self,
         conversations: &[Conversation],
+        held: &mut HeldScores,
         on_batch: &mut dyn FnMut(usize, usize),
     ) -> anyhow::Result<Vec<f64>> {
         let (vocab_size, longest) =
@@ -123,10 +165,19 @@ impl Scorer {
         on_batch(done, order.len());
         for batch in order.chunks(self.batch_size) {
             let ids: Vec<&[i64]> = batch.iter().map(|&index| conversations[index].ids.as_slice()).collect();
-            let found = Vec::<f32>::try_from(&rlhf::reward::score(&self.session.model, &ids)?)?;
-            for (&index, score) in batch.iter().zip(&found) {
-                input::check_finite(&conversations[index].at, [score])?;
-                scores[index] = f64::from(*score);
+            let found = if let Some(found) = held.get(&ids) {
+                found
+            } else {
+                let found = Vec::<f32>::try_from(&rlhf::reward::score(&self.session.model, &ids)?)?;
+                for (&index, score) in batch.iter().zip(&found) {
+                    input::check_finite(&conversations[index].at, [score])?;
+                }
+                let found: Vec<f64> = found.into_iter().map(f64::from).collect();
+                held.put(&ids, &found)?;
+                found
+            };
+            for (&index, score) in batch.iter().zip(found) {
+                scores[index] = score;
             }
             done += batch.len();
             on_batch(done, order.len());
