@@ -397,7 +397,8 @@ impl PreparedTask {
         let clusters: HashMap<usize, String> = self.documents.documents.iter().filter_map(cluster).collect();
         let mut order: Vec<(String, String)> = Vec::new();
         let mut values: BTreeMap<(String, String), Values<'_>> = BTreeMap::new();
-        let scored = samples.iter().flat_map(|sample| sample.scored.iter().map(|scored| (sample.doc_id, scored)));
+        let scored =
+            samples.iter().flat_map(|sample| sample.scored.iter().map(|scored| (sample.doc_id, scored)));
         for (doc_id, scored) in scored {
             for metric in &scored.metrics {
                 let key = (scored.filter.clone(), metric.name.clone());

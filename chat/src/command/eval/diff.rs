@@ -171,6 +171,7 @@ mod tests {
             n: 2,
             unparsed: 0,
             failed: 0,
+            cut: 0,
         };
         let scores = ["mc2", "acc", "bias_Age"].map(score);
         let scores: Vec<&Score> = scores.iter().collect();

@@ -52,7 +52,7 @@ impl HeldScores {
 
     /// Keeps the scores of a batch. A score stands where a log-likelihood would.
     fn put(&mut self, batch: &[&[i64]], scores: &[f64]) -> Result<(), eval::Error> {
-        let response = |&logprob: &f64| Response::Loglikelihood { logprob, is_greedy: false };
+        let response = |&logprob: &f64| Response::Loglikelihood { logprob, is_greedy: false, cut: 0 };
         let kept: Vec<(String, Response)> =
             batch.iter().map(|ids| key(ids)).zip(scores.iter().map(response)).collect();
         self.cache.put(&self.digest, kept.iter().map(|(key, response)| (key.as_str(), response)))
