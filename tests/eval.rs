@@ -411,7 +411,7 @@ fn a_pipeline_ends_with_an_evaluation_of_its_models() {
         format!("pipeline --config life.toml --resume --set pipeline.stages={stages} --set eval.data=life");
     scratch.run(&line).fails(2, &["eval.tasks"]);
     scratch.run(&format!("{line} --set eval.tasks=wrld")).fails(2, &["wrld", "world"]);
-    // Before the first part runs: tasks whose rows the pipeline does not make, and a part `eval` without a model.
+    // Before the first part runs: tasks whose rows the pipeline does not make, and a part without a model.
     let fresh = line.replace(" --resume", " --set out=fresh").replace("eval.data=life", "eval.data=fresh");
     scratch
         .run(&format!("{fresh} --set eval.tasks=['world','arc_easy']"))

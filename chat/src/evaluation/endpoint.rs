@@ -7,8 +7,8 @@
 //! concerns all requests, such as a wrong key or model, and many failures of the server in a row. The answers
 //! so far are kept.
 //!
-//! Answers are kept under what the server tells of its model. It need not tell of other weights under the same
-//! name, so the same command with `--force` asks again.
+//! Answers are kept under what the server tells of its model. It need not tell of other weights under the
+//! same name, so the same command with `--force` asks again.
 //!
 //! An endpoint gives no log-probabilities of a given text, and takes conversations alone.
 

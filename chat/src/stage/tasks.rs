@@ -1,11 +1,11 @@
 //! The tasks of `[eval]` that a model in training is asked at each evaluation.
 //!
 //! The replicas of the model share the requests, and every rank computes the same scores from all answers.
-//! Programs that a model writes run on rank 0 alone: on a machine that several ranks share, the time limits of
-//! programs would strike at random.
+//! Programs that a model writes run on rank 0 alone: on a machine that several ranks share, the time limits
+//! of programs would strike at random.
 //!
-//! A failure is known to all ranks ([`rlhf::Error::Tasks`]) and costs the scores alone. Only a rank that holds
-//! a part of the model cannot tell the others, which wait for it in the middle of a forward pass.
+//! A failure is known to all ranks ([`rlhf::Error::Tasks`]) and costs the scores alone. Only a rank that
+//! holds a part of the model cannot tell the others, which wait for it in the middle of a forward pass.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
