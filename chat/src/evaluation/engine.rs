@@ -28,7 +28,7 @@ use crate::session::Session;
 /// The tokens of a batch of rows to score. More tokens do not make a processor faster, and cost memory.
 const BATCH_TOKENS: usize = 4096;
 /// The replies that are generated at once; they are kept together.
-const REPLIES: usize = 64;
+pub(crate) const REPLIES: usize = 64;
 /// The keys and values that the replies of a batch may take, in bytes. Long replies run with fewer at once.
 const CACHE_BYTES: usize = 4 << 30;
 /// Changes when the same request gets other numbers from this engine.
@@ -125,7 +125,7 @@ struct Tokens {
 /// The rows of all requests, while they are collected.
 #[derive(Default)]
 struct Rows {
-    rows: Vec<Row>,
+    all: Vec<Row>,
     /// The first row of each prefix, which stands for the prefix, and the one that takes further branches.
     of_prefix: HashMap<Vec<i64>, (usize, usize)>,
     /// The row of each branch of a prefix, and its place in the row.
@@ -141,40 +141,40 @@ impl Rows {
             None => self.open(prefix, None),
         };
         if branch.is_empty() {
-            self.rows[first].readers.push(Reader { request, branch: None, targets });
+            self.all[first].readers.push(Reader { request, branch: None, targets });
             return;
         }
 
         let key = (first, branch);
         if !self.of_branch.contains_key(&key) {
-            let is_full = self.rows[last].tokens + key.1.len() > BATCH_TOKENS;
-            let has_room = !is_full || self.rows[last].branches.is_empty();
-            let row = if has_room { last } else { self.open(self.rows[last].prefix.clone(), Some(first)).1 };
-            self.of_branch.insert(key.clone(), (row, self.rows[row].branches.len()));
-            self.rows[row].tokens += key.1.len();
-            self.rows[row].branches.push(key.1.clone());
+            let is_full = self.all[last].tokens + key.1.len() > BATCH_TOKENS;
+            let has_room = !is_full || self.all[last].branches.is_empty();
+            let row = if has_room { last } else { self.open(self.all[last].prefix.clone(), Some(first)).1 };
+            self.of_branch.insert(key.clone(), (row, self.all[row].branches.len()));
+            self.all[row].tokens += key.1.len();
+            self.all[row].branches.push(key.1.clone());
         }
         let (row, place) = self.of_branch[&key];
-        self.rows[row].readers.push(Reader { request, branch: Some(place), targets });
+        self.all[row].readers.push(Reader { request, branch: Some(place), targets });
     }
 
     /// Begins a row. Returns the first row of the prefix and this one.
     fn open(&mut self, prefix: Vec<i64>, first: Option<usize>) -> (usize, usize) {
-        let row = self.rows.len();
+        let row = self.all.len();
         let rows = (first.unwrap_or(row), row);
         self.of_prefix.insert(prefix.clone(), rows);
-        self.rows.push(Row { tokens: prefix.len(), prefix, branches: Vec::new(), readers: Vec::new() });
+        self.all.push(Row { tokens: prefix.len(), prefix, branches: Vec::new(), readers: Vec::new() });
         rows
     }
 
     /// The rows, longest first.
     fn sorted(mut self) -> Vec<Row> {
-        self.rows.iter_mut().for_each(Row::join_single_branch);
+        self.all.iter_mut().for_each(Row::join_single_branch);
         let order = |left: &Row, right: &Row| {
             right.tokens.cmp(&left.tokens).then_with(|| left.prefix.cmp(&right.prefix))
         };
-        self.rows.sort_by(order);
-        self.rows
+        self.all.sort_by(order);
+        self.all
     }
 }
 

@@ -27,12 +27,11 @@ use rlhf::run::TaskScores;
 use super::peak_memory::TaskReplies;
 use crate::config::section::EvalSection;
 use crate::config::{ConfigError, RunConfig, StageSchema};
+use crate::evaluation::engine::REPLIES;
 use crate::evaluation::share::Share;
 use crate::evaluation::{Engine, job};
 use crate::interrupt;
 
-/// The most replies that are generated at once, as in `evaluation/engine.rs`.
-const REPLIES: usize = 64;
 /// The programs that run while the other ranks wait for their verdicts; the wait has a limit.
 const PROGRAMS: usize = 256;
 

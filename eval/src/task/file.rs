@@ -139,12 +139,23 @@ fn fill_in_subset(task: &mut Task, path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// An error at a key of a task.
+fn wrong<T>(task: &Task, path: &Path, (key, problem): (&str, &str), fix: &'static str) -> Result<T, Error> {
+    Err(wrong_file(path, format!("task {}: {key} {problem}", task.task), fix))
+}
+
 fn check(task: &Task, path: &Path) -> Result<(), Error> {
     check_name(&task.task, path)?;
-    let wrong = |key: &str, problem: &str, fix: &'static str| {
-        Err(wrong_file(path, format!("task {}: {key} {problem}", task.task), fix))
-    };
+    check_dataset(task, path)?;
+    check_metrics(task, path)?;
+    check_generation(task, path)?;
+    check_fewshot(task, path)?;
+    check_code_execution(task, path)?;
+    check_templates(task, path)
+}
 
+fn check_dataset(task: &Task, path: &Path) -> Result<(), Error> {
+    let wrong = |key, problem, fix| wrong(task, path, (key, problem), fix);
     // A folder is joined to the data folder, so it must stay in it.
     let folder = Path::new(&task.dataset.folder);
     let ordinary = |part| matches!(part, std::path::Component::Normal(_));
@@ -159,7 +170,12 @@ fn check(task: &Task, path: &Path) -> Result<(), Error> {
     if !named(&task.dataset.split) || task.fewshot.split.as_deref().is_some_and(|split| !named(split)) {
         return wrong("a split", "is no name", "give the name of a split, such as test");
     }
+    Ok(())
+}
 
+/// What is asked, what is computed from it, and what is missing for that.
+fn check_metrics(task: &Task, path: &Path) -> Result<(), Error> {
+    let wrong = |key, problem: &str, fix| wrong(task, path, (key, problem), fix);
     match task.output_type {
         OutputType::MultipleChoice | OutputType::MultipleContext if task.doc_to_choice.is_none() => {
             return wrong("doc_to_choice", "is missing", "give the choices of a row");
@@ -201,7 +217,11 @@ fn check(task: &Task, path: &Path) -> Result<(), Error> {
     if task.output_type != OutputType::GenerateUntil && !task.filter_list.is_empty() {
         return wrong("filter_list", "needs replies", "leave it out, or use generate_until");
     }
+    Ok(())
+}
 
+fn check_generation(task: &Task, path: &Path) -> Result<(), Error> {
+    let wrong = |key, problem, fix| wrong(task, path, (key, problem), fix);
     let kwargs = &task.generation_kwargs;
     if !(1..=MOST).contains(&kwargs.max_gen_toks) || !(1..=MOST).contains(&kwargs.repeats) {
         return wrong("generation_kwargs", "asks for no token or no reply", "give numbers from 1 up");
@@ -212,6 +232,11 @@ fn check(task: &Task, path: &Path) -> Result<(), Error> {
     if kwargs.repeats > 1 && kwargs.temperature == 0.0 {
         return wrong("generation_kwargs.repeats", "asks for equal replies", "give a temperature above 0");
     }
+    Ok(())
+}
+
+fn check_fewshot(task: &Task, path: &Path) -> Result<(), Error> {
+    let wrong = |key, problem, fix| wrong(task, path, (key, problem), fix);
     if task.fewshot.num_fewshot > MOST {
         return wrong("fewshot.num_fewshot", "is too large", "give a number of examples");
     }
@@ -224,8 +249,7 @@ fn check(task: &Task, path: &Path) -> Result<(), Error> {
     {
         return wrong("fewshot.sampler", "has fewer rows than num_fewshot", "name more rows");
     }
-    check_code_execution(task, path)?;
-    check_templates(task, path)
+    Ok(())
 }
 
 /// The first name that occurs a second time.
@@ -237,9 +261,7 @@ fn twice(names: &[String]) -> Option<&String> {
 fn check_code_execution(task: &Task, path: &Path) -> Result<(), Error> {
     /// The longest time limit of a program, in seconds.
     const LONGEST: f64 = 600.0;
-    let wrong = |key: &str, problem: &str, fix: &'static str| {
-        Err(wrong_file(path, format!("task {}: {key} {problem}", task.task), fix))
-    };
+    let wrong = |key, problem: &str, fix| wrong(task, path, (key, problem), fix);
     let metrics: Vec<_> = task.metric_list.iter().filter(|metric| metric.runs_code()).collect();
     let execution = match (&task.code_execution, metrics.first()) {
         (None, None) => return Ok(()),
