@@ -295,7 +295,7 @@ fn code_runs_in_a_sandbox_and_only_with_leave() {
 fn an_endpoint_answers_tasks_that_generate_and_is_asked_again_what_failed() {
     let scratch = bench();
     let server = ChatServer::start(|messages, before| {
-        let fails = messages[0].contains("2 + 0") && before == 0;
+        let fails = messages[0].contains("sum of 2 and 0") && before == 0;
         if fails { Reply::Body("no JSON") } else { Reply::Text("不知道\nQ:".to_owned()) }
     });
     let eval = format!("eval --model {} --include-path tasks.toml --limit 4", server.address);
