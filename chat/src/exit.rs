@@ -509,6 +509,7 @@ fn of_datasets(error: &datasets::Error) -> u8 {
         | Error::BadForeignRow { .. }
         | Error::TemplateSyntax { .. }
         | Error::TemplateRender { .. }
+        | Error::RowTemplate { .. }
         | Error::NoChatTemplate { .. }
         | Error::NotAPrefix { .. }
         | Error::GenerationBlocks { .. }

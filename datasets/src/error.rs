@@ -460,6 +460,20 @@ pub enum Error {
         reason: String,
     },
 
+    /// A template over the columns of a row fails.
+    #[error(
+        "the template {name} fails: {reason}{}; check the template and the columns of the rows",
+        missing_columns(missing)
+    )]
+    RowTemplate {
+        /// The key of the template.
+        name: String,
+        /// The template's own message, with the line.
+        reason: String,
+        /// The columns that the template reads and the row lacks.
+        missing: Vec<String>,
+    },
+
     /// The tokenizer has no chat template.
     #[error(
         "{name}: the tokenizer has no chat template; add chat_template.jinja to the folder or set a built-in one ({known})"
@@ -747,5 +761,14 @@ impl Error {
     #[must_use]
     pub fn in_row(self, at: &RowLocation) -> Self {
         Self::InRow { at: at.clone(), source: Box::new(self) }
+    }
+}
+
+/// Says which columns a row lacks.
+fn missing_columns(missing: &[String]) -> String {
+    match missing {
+        [] => String::new(),
+        [column] => format!("; the row has no column {column}"),
+        columns => format!("; the row has no columns {}", columns.join(", ")),
     }
 }

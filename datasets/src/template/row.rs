@@ -25,6 +25,8 @@ pub struct RowTemplate {
     /// For a template that is one expression: the same expression, printed as JSON.
     value: Option<Program>,
     name: String,
+    /// The columns that the template reads.
+    columns: Vec<String>,
 }
 
 /// The columns of a row, ready for several templates.
@@ -51,7 +53,7 @@ impl RowTemplate {
         filters: &[(&'static str, TextFilter)],
     ) -> Result<Self> {
         let name = name.into();
-        let wrong = |reason: String| Error::TemplateSyntax { name: name.clone(), reason };
+        let wrong = |reason: String| Error::RowTemplate { name: name.clone(), reason, missing: Vec::new() };
         if source.len() > limits::SOURCE_BYTES {
             return Err(wrong(format!("it has {} bytes, more than {}", source.len(), limits::SOURCE_BYTES)));
         }
@@ -59,10 +61,15 @@ impl RowTemplate {
             Program::new(source, SPACES, row_environment(filters)).map_err(|error| wrong(describe(&error)))
         };
         let text = compile(source.to_owned())?;
+        let mut columns: Vec<String> = row_environment(filters).template_from_str(source).map_or_else(
+            |_| Vec::new(),
+            |template| template.undeclared_variables(false).into_iter().collect(),
+        );
+        columns.sort();
         let value = expression(source)
             .map(|inner| compile(format!("{{{{ ({inner}) | given | tojson }}}}")))
             .transpose()?;
-        Ok(Self { text, value, name })
+        Ok(Self { text, value, name, columns })
     }
 
     /// Whether the template is one expression, so that its value may be a number or a list.
@@ -79,15 +86,18 @@ impl RowTemplate {
     pub fn value(&self, row: &TemplateRow) -> Result<serde_json::Value> {
         let Some(program) = &self.value else { return Ok(serde_json::Value::String(self.text(row)?)) };
         let json = self.run(program, row)?;
-        serde_json::from_str(&json).map_err(|error| Error::TemplateRender {
-            name: self.name.clone(),
-            reason: format!("its value cannot be written as JSON: {error}"),
-        })
+        serde_json::from_str(&json)
+            .map_err(|error| self.failed(format!("its value cannot be written as JSON: {error}"), row))
     }
 
     fn run(&self, program: &Program, row: &TemplateRow) -> Result<String> {
-        let failed = |error| Error::TemplateRender { name: self.name.clone(), reason: describe(&error) };
-        program.run(row.root.clone(), row.size).map_err(failed)
+        program.run(row.root.clone(), row.size).map_err(|error| self.failed(describe(&error), row))
+    }
+
+    fn failed(&self, reason: String, row: &TemplateRow) -> Error {
+        let is_missing = |column: &&String| row.root.get_attr(column).is_ok_and(|value| value.is_undefined());
+        let missing = self.columns.iter().filter(is_missing).cloned().collect();
+        Error::RowTemplate { name: self.name.clone(), reason, missing }
     }
 }
 
@@ -188,6 +198,8 @@ mod tests {
             let error = value(source, &json!({})).unwrap_err();
             assert!(error.contains("doc_to_text"), "{source}: {error}");
         }
+        let error = value("{{ towns }} {{ label }}", &json!({"label": 1})).unwrap_err();
+        assert!(error.contains("the row has no column towns;"), "{error}");
         assert!(value("{{ question", &json!({})).is_err());
         assert!(value("{% include 'x' %}", &json!({})).is_err());
         assert!(value("{{ 'x' * 10000000000 }}", &json!({})).is_err());
