@@ -88,14 +88,15 @@ impl Frames {
         self.is_urgent |= happened.iter().any(|event| matches!(event, Event::Input(_)));
     }
 
-    fn is_due(&self) -> bool {
+    /// The time until the next frame may be drawn. Zero if it may be drawn now.
+    fn time_left(&self, now: Instant) -> Duration {
         let least = match (self.is_urgent, self.is_dirty) {
             (true, _) => FRAMES[1],
             (false, true) => FRAMES[0],
             // A notice that is old enough goes without an event.
             (false, false) => FRAMES[2],
         };
-        self.drawn.is_none_or(|at| at.elapsed() >= least)
+        self.drawn.map_or(Duration::ZERO, |at| (at + least).saturating_duration_since(now))
     }
 }
 
@@ -109,7 +110,9 @@ impl Loop {
     ) -> anyhow::Result<()> {
         let mut frames = Frames::default();
         while !self.ends {
-            let mut happened = self.wait(chat.is_busy());
+            // What happened shortly after a frame must not wait for the next event to be shown.
+            let longest = WAIT[usize::from(!chat.is_busy())];
+            let mut happened = self.wait(longest.min(frames.time_left(Instant::now())));
             happened.extend(messages.try_iter().map(|text| Event::Notice(Notice::done(text))));
 
             // A signal ends the chat like /quit, but with its own exit code.
@@ -125,7 +128,7 @@ impl Loop {
                 }
             }
 
-            if frames.is_due() && !self.ends {
+            if frames.time_left(Instant::now()).is_zero() && !self.ends {
                 self.screen.draw(|frame| chat.draw(frame)).context("cannot draw on the terminal")?;
                 frames = Frames { drawn: Some(Instant::now()), ..Frames::default() };
             }
@@ -159,9 +162,9 @@ impl Loop {
     }
 
     /// Waits a moment for input, and returns everything that has happened.
-    fn wait(&mut self, is_busy: bool) -> Vec<Event> {
+    fn wait(&mut self, longest: Duration) -> Vec<Event> {
         let mut happened = std::mem::take(&mut self.events);
-        let patience = if happened.is_empty() { WAIT[usize::from(!is_busy)] } else { Duration::ZERO };
+        let patience = if happened.is_empty() { longest } else { Duration::ZERO };
         match self.inputs.recv_timeout(patience) {
             Ok(input) => happened.push(Event::Input(input)),
             Err(RecvTimeoutError::Timeout) => {}
@@ -328,4 +331,20 @@ fn row(feedback: Feedback) -> FeedbackRow {
     });
     (row.note, row.tags) = (feedback.note, feedback.tags);
     row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_shortly_after_a_frame_is_shown_within_eight_milliseconds() {
+        let now = Instant::now();
+        let after = |milliseconds| now + Duration::from_millis(milliseconds);
+        let frames = |is_dirty, is_urgent| Frames { drawn: Some(now), is_dirty, is_urgent };
+        assert_eq!(frames(true, true).time_left(after(3)), Duration::from_millis(5));
+        assert_eq!(frames(true, true).time_left(after(9)), Duration::ZERO);
+        assert_eq!(frames(true, false).time_left(after(3)), Duration::from_millis(30));
+        assert_eq!(Frames::default().time_left(now), Duration::ZERO);
+    }
 }
