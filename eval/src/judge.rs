@@ -380,8 +380,9 @@ fn warnings_of_missing(what: &str, judged: usize, unparsed: usize, failed: usize
     }
     warnings
 }
-/// The answer of a judge, unless it did not see the beginning of its prompt: the question and the first answer
-/// stand there.
+
+/// The answer of a judge, unless it did not see the beginning of its prompt, where the question and the first
+/// answer stand.
 fn of_whole_prompt(response: &Response) -> Response {
     match response.cut() {
         0 => response.clone(),

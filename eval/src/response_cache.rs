@@ -1,9 +1,9 @@
 //! Answers that were given before, in a file that grows by a line for each.
 //!
 //! A batch is written as soon as it is answered, so a process that is killed loses the batch at work and
-//! nothing else. A line that was cut off is ignored when the file is read again, and its batch is asked again.
-//! Answers lie under the hash of the model and of the request. A failure is kept for the
-//! processes that work together, and its request is asked again.
+//! nothing else. A line that was cut off is ignored when the file is read again, and its batch is asked
+//! again. Answers lie under the hash of the model and of the request. A failure is kept for the processes
+//! that work together, and its request is asked again.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

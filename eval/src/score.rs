@@ -342,8 +342,8 @@ fn passes(metric: &MetricConfig, executions: &[code_execution::Verdict]) -> Resu
     metric.pass_at().iter().map(of_k).collect()
 }
 
-/// The scores of one reply by one metric, and whether an answer was found in it. Of several right answers, the
-/// one that gives the highest score counts.
+/// The scores of one reply by one metric, and whether an answer was found in it. Of several right answers,
+/// the one that gives the highest score counts.
 fn reply_metric(
     task: &Task,
     document: &Document,

@@ -455,6 +455,12 @@ fn a_task_without_any_answer_stays_in_the_tables_and_its_group_has_no_value() {
     let both = score(&run, "both", "exact_match", "plain");
     assert!(both.aggregated.value.is_nan() && (both.n, both.failed) == (3, 1));
 
+    // All right: no standard error to pool, and no interval of width zero.
+    let mut model = Double::new(&[], &[("1 + 1", "2"), ("2 + 2", "4"), ("3 + 3", "six"), ("9 + 9?", "18")]);
+    let run = bench.run(&evaluation, &mut model, "right").unwrap();
+    let both = score(&run, "both", "exact_match", "plain").aggregated;
+    assert_eq!((both.value, both.interval), (1.0, None));
+
     for (from, to) in [("exact_match", "accuracy"), ("metrics =", "filters = [\"first\"]\nmetrics =")] {
         bench.write("tasks/both.toml", &group.replace(from, to));
         let error = bench.error(&["both"]);

@@ -102,8 +102,8 @@ fn headline_names<'a>(results: &'a Results, evaluation: &'a Evaluation) -> Vec<&
     names
 }
 
-/// What makes scores doubtful: documents without an answer of the model, prompts that it did not see as a whole,
-/// replies without an answer in them.
+/// What makes scores doubtful: documents without an answer of the model, prompts that it did not see as a
+/// whole, replies without an answer in them.
 pub(super) fn warnings(results: &Results) -> String {
     let mut lines = Vec::new();
     for model in &results.models {
