@@ -95,8 +95,8 @@ pub const CONFIDENCE: f64 = 0.95;
 
 /// Wilson's 95 % interval of a rate of `successes` out of `n`.
 ///
-/// With p = successes / n and z the normal quantile, the interval is `(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²))
-/// / (1 + z²/n)`. It stays within 0 and 1, and it also works for rates of 0 and 1, where the textbook
+/// With p = successes / n and z the normal quantile, the interval is
+/// `(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)`. It stays within 0 and 1, and it also works for rates of 0 and 1, where the textbook
 /// interval has width zero. `standard_error` is the closed form `sqrt(p(1-p)/n)`.
 pub fn wilson(successes: u64, n: u64) -> Result<Estimate, Error> {
     if n == 0 {

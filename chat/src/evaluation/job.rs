@@ -71,6 +71,7 @@ impl EvalJob<'_> {
         let evaluation = self.prepare()?;
         if share.rank > 0 {
             barrier()?;
+            OutputFolder::check_shared(self.output, share.rank)?;
             self.ask_all(&evaluation, share, groups)?;
             self.wait_for_all(share)?;
             barrier()?;

@@ -78,6 +78,18 @@ impl OutputFolder {
         begin(path, settings)
     }
 
+    /// Fails if this process does not see the folder that rank 0 has started: each would wait for the others
+    /// without end, and answers would be missing.
+    pub(super) fn check_shared(path: &Path, rank: usize) -> Result<(), Failure> {
+        if path.join(SETTINGS).is_file() {
+            return Ok(());
+        }
+        let problem = format!(
+            "rank {rank} does not see what rank 0 wrote here: give an --output that all machines share"
+        );
+        Err(Failure::File { path: path.to_owned(), problem })
+    }
+
     fn check(path: &Path, settings: &Value, force: bool) -> anyhow::Result<()> {
         folder::check_place(path)?;
         let held = held_settings(path);
@@ -241,6 +253,15 @@ fn environment(runs: &[ModelRun], notes: &RunNotes<'_>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_that_a_rank_does_not_share_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = OutputFolder::check_shared(folder.path(), 3).unwrap_err().to_string();
+        assert!(error.contains("rank 3 does not see") && error.contains("--output"), "{error}");
+        OutputFolder::claim(&folder.path().join("out"), &json!({}), false).unwrap();
+        assert!(OutputFolder::check_shared(&folder.path().join("out"), 3).is_ok());
+    }
 
     #[test]
     fn names_of_models_never_leave_the_folder() {
