@@ -22,6 +22,7 @@ use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use tch::{Device, Kind, Tensor};
@@ -49,12 +50,14 @@ pub struct Arena {
     mapped: Option<Mapped>,
     /// The driver that has pinned the memory.
     pinned_by: OnceLock<Arc<Driver>>,
+    /// Whether some of the addresses may belong to somebody else.
+    is_lost: AtomicBool,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is unmapped with the last owner. The
 // order of accesses to its contents is the callers', as for the tensors of tch.
 unsafe impl Send for Arena {}
-// SAFETY: as above; the fields never change.
+// SAFETY: as above; the fields never change, but for atomic ones.
 unsafe impl Sync for Arena {}
 
 impl Arena {
@@ -86,7 +89,7 @@ impl Arena {
             }
         }
         let start = NonNull::new(mapping.wrapping_add(before)).expect("a mapping does not begin at null");
-        Ok(Arc::new(Self { start, len, mapped: None, pinned_by: OnceLock::new() }))
+        Ok(Arc::new(Self::at(start, len, None)))
     }
 
     /// Reserves address space on a device, rounded up to its [granularity](Driver::granularity).
@@ -94,7 +97,11 @@ impl Arena {
         let len = bytes.max(1).next_multiple_of(driver.granularity());
         let start = driver.reserve(len)?;
         let start = NonNull::new(start as *mut u8).expect("reserved addresses do not begin at null");
-        Ok(Arc::new(Self { start, len, mapped: Some(Mapped::new(driver)), pinned_by: OnceLock::new() }))
+        Ok(Arc::new(Self::at(start, len, Some(Mapped::new(driver)))))
+    }
+
+    fn at(start: NonNull<u8>, len: usize, mapped: Option<Mapped>) -> Self {
+        Self { start, len, mapped, pinned_by: OnceLock::new(), is_lost: AtomicBool::new(false) }
     }
 
     /// The device whose memory this is.
@@ -226,21 +233,41 @@ impl Arena {
         if moved != libc::MAP_FAILED {
             return Ok(());
         }
+        let refusal = io::Error::last_os_error();
         // A system that does not know the request has changed nothing.
-        if io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) {
+        if refusal.raw_os_error() == Some(libc::EINVAL) {
             self.release(range)?;
             return other.release(from);
         }
-        // Another one may have unmapped the target already.
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: whole pages that belong to this arena and get new memory of zeros.
-        let mapped = unsafe { libc::mmap(target, range.len(), protection, flags, -1, 0) };
-        if mapped == libc::MAP_FAILED {
-            return Err(self.system_error("move_memory", &range));
-        }
+        self.map_again(&range, &refusal)?;
         self.prefer_huge_pages(range)?;
         other.release(from)
+    }
+
+    /// Maps the whole pages of `range` again, which a move that failed with `refusal` has unmapped.
+    ///
+    /// Another thread may have got these addresses meanwhile, for a stack or from malloc. What lies there is
+    /// not touched then, and the arena is neither used nor unmapped any more.
+    fn map_again(&self, range: &Range<usize>, refusal: &io::Error) -> Result<(), Error> {
+        let target = self.address(range.start).cast::<c_void>();
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: a new mapping, which replaces none.
+        let mapping = unsafe { libc::mmap(target, range.len(), protection, flags, -1, 0) };
+        if mapping == target {
+            return Ok(());
+        }
+        if mapping != libc::MAP_FAILED {
+            // Linux before 4.17 takes the address for a wish.
+            // SAFETY: the new mapping, which nobody uses.
+            unsafe { libc::munmap(mapping, range.len()) };
+        }
+        self.is_lost.store(true, Ordering::SeqCst);
+        let problem = format!(
+            "the system moves no memory to the bytes {} to {} ({refusal}), and may have given their addresses away",
+            range.start, range.end
+        );
+        Err(Error::Arena { call: "move_memory", arena: self.len, problem })
     }
 
     /// Asks for huge pages inside `range` (bytes), which are made present and given back much faster than
@@ -358,8 +385,12 @@ impl Arena {
         self.start.as_ptr().wrapping_add(offset)
     }
 
-    /// Checks that a range of bytes lies inside.
+    /// Checks that a range of bytes lies inside, and belongs to the arena.
     pub(crate) fn check_range(&self, call: &'static str, range: &Range<usize>) -> Result<(), Error> {
+        if self.is_lost.load(Ordering::SeqCst) {
+            let problem = "an earlier move of memory has failed".to_owned();
+            return Err(Error::Arena { call, arena: self.len, problem });
+        }
         if range.start <= range.end && range.end <= self.len {
             return Ok(());
         }
@@ -379,6 +410,9 @@ impl Drop for Arena {
         // What the driver refuses now goes when the process ends.
         if let Some(mapped) = &self.mapped {
             let _ = mapped.free(self);
+            return;
+        }
+        if self.is_lost.load(Ordering::SeqCst) {
             return;
         }
         if let Some(driver) = self.pinned_by.get() {
@@ -525,6 +559,46 @@ mod tests {
         assert!(error(0..8192, 8192..12288).contains("are not the same number of whole pages"));
         assert!(error(0..100, 8192..8292).contains("are not the same number of whole pages"));
         assert!(error(0..4096, MIB..MIB + 4096).contains("are not inside"));
+    }
+
+    /// A move that the system refuses may leave a hole. It is filled, unless somebody else has mapped memory
+    /// there, which keeps its contents, also when the arena is dropped.
+    #[test]
+    fn addresses_that_a_failed_move_gave_away_are_left_to_their_new_owner() {
+        let (arena, page) = (Arena::reserve(MIB).unwrap(), page_bytes());
+        let hole = 4 * page..8 * page;
+        let start = arena.address(hole.start);
+        let refusal = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let unmap = |length: usize| {
+            // SAFETY: pages of the arena, over which this test makes no tensor.
+            assert_eq!(unsafe { libc::munmap(start.cast(), length) }, 0);
+        };
+        arena.write_bytes(hole.start, &[7; 10]).unwrap();
+        unmap(hole.len());
+        arena.map_again(&hole, &refusal()).unwrap();
+        let mut bytes = [1; 10];
+        arena.read_bytes(hole.start, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 10]);
+
+        unmap(hole.len());
+        let (protection, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
+        );
+        // SAFETY: addresses that were just unmapped, one page of them.
+        let foreign = unsafe { libc::mmap(start.cast(), page, protection, flags, -1, 0) };
+        assert_eq!(foreign, start.cast());
+        // SAFETY: the mapping of one page that was just made.
+        unsafe { start.write_bytes(9, page) };
+        let error = arena.map_again(&hole, &refusal()).unwrap_err().to_string();
+        assert!(error.contains("may have given their addresses away"), "{error}");
+        let error = arena.release(0..MIB).unwrap_err().to_string();
+        assert!(error.contains("an earlier move of memory has failed"), "{error}");
+        drop(arena);
+        // SAFETY: the mapping of this test, which nobody has touched.
+        let kept = unsafe { std::slice::from_raw_parts(start, page) };
+        assert!(kept.iter().all(|&byte| byte == 9));
+        unmap(page);
     }
 
     #[test]
