@@ -5,6 +5,7 @@
 //! neither on the order of creation nor on other parameters. Normal numbers are drawn by the method of Box
 //! and Muller (1958).
 
+use parallel::fnv1a;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::Tensor;
@@ -46,22 +47,9 @@ fn normal(count: usize, deviation: f64, seed: u64, name: &str) -> Vec<f32> {
     numbers
 }
 
-/// The 64-bit FNV-1a hash.
-fn fnv1a(text: &str) -> u64 {
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn hash_has_its_published_values() {
-        assert_eq!(fnv1a(""), 0xcbf2_9ce4_8422_2325);
-        assert_eq!(fnv1a("a"), 0xaf63_dc4c_8601_ec8c);
-        assert_eq!(fnv1a("foobar"), 0x8594_4171_f739_67e8);
-    }
 
     #[test]
     fn seed_and_name_decide_and_nothing_else() {

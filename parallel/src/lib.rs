@@ -5,6 +5,7 @@
 
 pub mod comm;
 pub mod device;
+pub mod hash;
 pub mod launch;
 pub mod mappings;
 pub mod mesh;
@@ -19,10 +20,11 @@ pub mod weight_grad_store;
 pub mod world;
 
 pub use device::upload;
+pub use hash::fnv1a;
 pub use mesh::{Axis, Mesh};
 pub use parallel_sys::{
     Error as SysError, adamw, allocator, arena, autograd, c10d, device_allocator, disk, dispatch, driver,
-    memory, process, runtime,
+    elements, memory, process, runtime,
 };
 pub use parameter::{Parameter, Placement, ShardSpec};
 pub use pipeline::PipelineStages;

@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use parallel_sys::elements::ElementNumbers;
 use tch::{Tensor, no_grad};
 
 use crate::comm::ProcessGroup;
@@ -163,6 +164,21 @@ impl Placement {
         shape
     }
 
+    /// The numbers that the elements of this rank's shard have in the full tensor, of which `global_shape` is
+    /// the shape.
+    pub fn element_numbers(&self, global_shape: &[i64]) -> ElementNumbers {
+        let numel = |shape: &[i64]| shape.iter().product::<i64>() as u64;
+        match self {
+            Self::Replicate => ElementNumbers::starting_at(0),
+            Self::Shard { spec, group } => {
+                let inner = numel(&global_shape[spec.dim + 1..]);
+                let elements = |range: &Range<i64>| range.start as u64 * inner..range.end as u64 * inner;
+                let ranges = spec.ranges(group.rank()).iter().map(elements);
+                ElementNumbers::in_blocks(ranges, numel(&global_shape[spec.dim..]))
+            }
+        }
+    }
+
     /// This rank's shard of the full tensor `full`.
     pub fn shard(&self, full: &Tensor) -> Tensor {
         match self {
@@ -305,6 +321,26 @@ mod tests {
         let fused = ShardSpec::concat(&[heads(4), heads(2), heads(2)]);
         assert_eq!(fused.ranges(0), [0..6, 12..15, 18..21]);
         assert_eq!(fused.ranges(1), [6..12, 15..18, 21..24]);
+    }
+
+    /// A tensor whose values are the numbers of its elements.
+    #[test]
+    fn the_elements_of_every_shard_have_the_numbers_of_the_full_tensor() {
+        let shape = [5, 12, 3];
+        let full = Tensor::arange(5 * 12 * 3, (Kind::Int64, Device::Cpu)).reshape(shape);
+        let heads = |count| ShardSpec::even(1, count, 3).with_block_size(2);
+        let fused = ShardSpec::concat(&[heads(4), heads(2)]);
+        for spec in [ShardSpec::even(0, 5, 3), ShardSpec::even(1, 12, 3), ShardSpec::even(2, 3, 3), fused] {
+            for rank in 0..3 {
+                let group = Arc::new(ProcessGroup::fake("test", vec![0, 1, 2], rank));
+                let placement = Placement::Shard { spec: spec.clone(), group };
+                let shard: Vec<i64> = placement.shard(&full).flatten(0, -1).try_into().unwrap();
+                let elements = placement.element_numbers(&shape);
+                let found = (0..shard.len()).map(|index| elements.run_at(index as u64).0 as i64);
+                assert_eq!(found.collect::<Vec<_>>(), shard, "{spec:?} {rank}");
+            }
+        }
+        assert_eq!(Placement::Replicate.element_numbers(&shape).run_at(7).0, 7);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use parallel_sys::adamw::{AdamwStep, AdamwTensors, adamw};
 use parallel_sys::dispatch::{Value, call};
+use parallel_sys::elements::ElementNumbers;
 use tch::{Device, Kind, Tensor};
 
 const STEP: AdamwStep = AdamwStep {
@@ -40,14 +41,20 @@ fn main() {
     };
     let copied = AdamwTensors { weight: Some(&weight), ..fp32 };
     let bf16 = AdamwTensors { exp_avg: &halves[0], exp_avg_sq: &halves[1], ..copied };
-    let ours = |tensors: &AdamwTensors<'_>| adamw(tensors, &STEP, 0).expect("tensors that fit");
+    let (all, columns) =
+        (ElementNumbers::starting_at(0), ElementNumbers::in_blocks(std::iter::once(0..512), 4096));
+    let ours_of = |tensors: &AdamwTensors<'_>, elements: &ElementNumbers| {
+        adamw(tensors, &STEP, elements).expect("tensors that fit");
+    };
+    let ours = |tensors: &AdamwTensors<'_>| ours_of(tensors, &all);
 
-    let cases: [(&str, f64, &dyn Fn()); 6] = [
+    let cases: [(&str, f64, &dyn Fn()); 7] = [
         ("ours, fp32", 28.0, &|| ours(&fp32)),
         ("aten, no divisor", 28.0, &|| aten(&fp32, false)),
         ("ours, fp32 and a bf16 copy", 30.0, &|| ours(&copied)),
         ("aten, divisor", 32.0, &|| aten(&fp32, true)),
         ("ours, bf16 moments and copy", 22.0, &|| ours(&bf16)),
+        ("ours, of 512 columns of 4096", 22.0, &|| ours_of(&bf16, &columns)),
         ("copy of memory", 8.0, &|| target.shallow_clone().copy_(&grad)),
     ];
 

@@ -19,8 +19,8 @@
 //! **Moments in bfloat16** are computed in fp32 and stored with stochastic rounding. Rounding to nearest
 //! would freeze `v`: with `b2` = 0.999 a step moves it by a thousandth of `g^2 - v`, and a move of less than
 //! half the distance of two bfloat16 numbers, which is 2^-9 to 2^-8 of `v`, is lost (Zamirai et al. 2020,
-//! arXiv 2010.06192, section 3, for weights). The random numbers are a hash of seed, step and element, so
-//! they too do not depend on the cut. This module knows no chunk, no schedule and no clipping.
+//! arXiv 2010.06192, section 3, for weights). The random numbers are a hash of seed, step and the number of
+//! the element, so they too do not depend on the cut. This module knows no chunk, no schedule and no clipping.
 
 #![expect(
     clippy::inline_always,
@@ -33,6 +33,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::bfloat16::Bfloat16;
+use crate::elements::ElementNumbers;
 
 /// The least number of elements for which a thread is worth its start.
 const ELEMENTS_PER_THREAD: usize = 128 << 10;
@@ -73,19 +74,19 @@ pub struct AdamwTensors<'a> {
     pub weight: Option<&'a Tensor>,
 }
 
-/// Updates `master`, both moments and `weight` in place. `first_element` is the number of the first element
-/// among all elements of the optimizer; with the seed and the step it determines the random numbers. Autograd
-/// does not see the changes. Large tensors are split among as many threads as libtorch uses.
-pub fn adamw(tensors: &AdamwTensors<'_>, step: &AdamwStep, first_element: u64) -> Result<(), Error> {
+/// Updates `master`, both moments and `weight` in place. The numbers of the `elements`, with the seed and the
+/// step, determine the random numbers. Autograd does not see the changes. Large tensors are split among as
+/// many threads as libtorch uses.
+pub fn adamw(tensors: &AdamwTensors<'_>, step: &AdamwStep, elements: &ElementNumbers) -> Result<(), Error> {
     let threads = tch::get_num_threads().max(1) as usize;
     let threads = threads.min(tensors.master.numel() / ELEMENTS_PER_THREAD).max(1);
-    adamw_with(tensors, step, first_element, InstructionSet::best(), threads)
+    adamw_with(tensors, step, elements, InstructionSet::best(), threads)
 }
 
 fn adamw_with(
     tensors: &AdamwTensors<'_>,
     step: &AdamwStep,
-    first_element: u64,
+    elements: &ElementNumbers,
     instructions: InstructionSet,
     threads: usize,
 ) -> Result<(), Error> {
@@ -99,10 +100,10 @@ fn adamw_with(
 
     let coefficients = Coefficients::of(step);
     if tensors.exp_avg.kind() == Kind::BFloat16 {
-        let part = Part::<Bfloat16>::of(tensors, count, first_element);
+        let part = Part::<Bfloat16>::of(tensors, count, elements);
         part.in_threads(threads, &|part| part.update(step, coefficients, instructions));
     } else {
-        let part = Part::<f32>::of(tensors, count, first_element);
+        let part = Part::<f32>::of(tensors, count, elements);
         part.in_threads(threads, &|part| part.update(step, coefficients, instructions));
     }
     Ok(())
@@ -163,12 +164,14 @@ struct Part<'a, M> {
     exp_avg_sq: &'a mut [M],
     /// Empty if no copy is wanted.
     weight: &'a mut [Bfloat16],
-    first_element: u64,
+    elements: &'a ElementNumbers,
+    /// The elements before this part.
+    before: u64,
 }
 
 impl<'a, M: Moment> Part<'a, M> {
     /// The elements of `tensors`, which have been checked and whose moments are of the kind of `M`.
-    fn of(tensors: &AdamwTensors<'a>, count: usize, first_element: u64) -> Self {
+    fn of(tensors: &AdamwTensors<'a>, count: usize, elements: &'a ElementNumbers) -> Self {
         let weight = tensors.weight.map(|weight| weight.data_ptr().cast());
         // SAFETY: `check` has found that these are `count` contiguous, aligned elements each, of these kinds,
         // on the CPU, and that no two tensors overlap. They live as long as 'a. Any bits are valid numbers.
@@ -179,7 +182,8 @@ impl<'a, M: Moment> Part<'a, M> {
                 exp_avg: std::slice::from_raw_parts_mut(tensors.exp_avg.data_ptr().cast(), count),
                 exp_avg_sq: std::slice::from_raw_parts_mut(tensors.exp_avg_sq.data_ptr().cast(), count),
                 weight: weight.map_or(&mut [], |start| std::slice::from_raw_parts_mut(start, count)),
-                first_element,
+                elements,
+                before: 0,
             }
         }
     }
@@ -204,26 +208,29 @@ impl<'a, M: Moment> Part<'a, M> {
         let (exp_avg, exp_avg_tail) = self.exp_avg.split_at_mut(count);
         let (exp_avg_sq, exp_avg_sq_tail) = self.exp_avg_sq.split_at_mut(count);
         let (weight, weight_tail) = self.weight.split_at_mut(count.min(self.weight.len()));
-        let first_element = self.first_element;
+        let (elements, before) = (self.elements, self.before);
         let tail = Self {
             master: master_tail,
             grad: grad_tail,
             exp_avg: exp_avg_tail,
             exp_avg_sq: exp_avg_sq_tail,
             weight: weight_tail,
-            first_element: first_element.wrapping_add(count as u64),
+            elements,
+            before: before + count as u64,
         };
-        (Self { master, grad, exp_avg, exp_avg_sq, weight, first_element }, tail)
+        (Self { master, grad, exp_avg, exp_avg_sq, weight, elements, before }, tail)
     }
 
     fn update(self, step: &AdamwStep, mut coefficients: Coefficients, instructions: InstructionSet) {
         let mut rest = self;
         while !rest.master.is_empty() {
-            // Inside a run of 2^32 elements the loop counts in 32 bits.
-            let (run, first) = (rest.first_element >> 32, rest.first_element as u32);
-            let left = (1u64 << 32) - u64::from(first);
+            // The loop takes consecutive numbers. Their upper half is part of the key, and it counts the
+            // lower one in 32 bits. Where nothing is rounded, it takes all elements at once.
+            let (number, run) = if M::IS_ROUNDED { rest.elements.run_at(rest.before) } else { (0, u64::MAX) };
+            let (upper, lower) = (number >> 32, number as u32);
+            let left = if M::IS_ROUNDED { run.min((1 << 32) - u64::from(lower)) } else { run };
             let count = rest.master.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            coefficients.random = Random::of([step.seed, step.step, run], first);
+            coefficients.random = Random::of([step.seed, step.step, upper], lower);
 
             let (part, tail) = rest.split_at(count);
             if part.weight.is_empty() {
@@ -289,11 +296,11 @@ impl Coefficients {
     }
 }
 
-/// Random numbers by the number of the element, inside a run of 2^32 elements.
+/// Random numbers by the lower half of the number of the element.
 #[derive(Clone, Copy)]
 struct Random {
     keys: [u32; 2],
-    /// The number of the first element in the run.
+    /// The lower half of the number of the first element.
     first: u32,
 }
 
@@ -323,12 +330,15 @@ impl Random {
 
 /// A kind in which moments are stored.
 trait Moment: Copy + Send + Sync {
+    /// Whether `narrow` rounds, and so uses its random number.
+    const IS_ROUNDED: bool;
     fn widen(self) -> f32;
     /// `random` is uniform below 2^16.
     fn narrow(wide: f32, random: u32) -> Self;
 }
 
 impl Moment for f32 {
+    const IS_ROUNDED: bool = false;
     #[inline(always)]
     fn widen(self) -> f32 {
         self
@@ -340,6 +350,7 @@ impl Moment for f32 {
 }
 
 impl Moment for Bfloat16 {
+    const IS_ROUNDED: bool = true;
     #[inline(always)]
     fn widen(self) -> f32 {
         Self::widen(self)

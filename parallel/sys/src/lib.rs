@@ -19,6 +19,7 @@ pub mod device_allocator;
 pub mod disk;
 pub mod dispatch;
 pub mod driver;
+pub mod elements;
 pub mod memory;
 pub mod nccl;
 pub mod process;

@@ -102,7 +102,7 @@ impl State {
     }
 
     fn update(&self, step: &AdamwStep) {
-        adamw(&self.tensors(true), step, 0).unwrap();
+        adamw(&self.tensors(true), step, &ElementNumbers::starting_at(0)).unwrap();
     }
 
     /// The bits of all tensors.
@@ -210,16 +210,50 @@ fn every_cut_gives_the_same_bits() {
     for kind in [Kind::Float, Kind::BFloat16] {
         let start = State::random(count, kind);
         let whole = start.copied();
-        adamw(&whole.tensors(true), &STEP, first).unwrap();
+        adamw(&whole.tensors(true), &STEP, &ElementNumbers::starting_at(first)).unwrap();
         assert_ne!(whole.bits()[2], start.bits()[2]);
 
         for size in [1, 7, 16, 1000, 4096] {
             let pieces = start.misaligned(size % 5);
             for begin in (0..count).step_by(size as usize) {
                 let piece = pieces.part(begin, size.min(count - begin));
-                adamw(&piece.tensors(true), &STEP, first + begin as u64).unwrap();
+                let elements = ElementNumbers::starting_at(first).skip(begin as u64);
+                adamw(&piece.tensors(true), &STEP, &elements).unwrap();
             }
             assert_eq!(pieces.bits(), whole.bits(), "{kind:?} in pieces of {size}");
+        }
+    }
+}
+
+/// A matrix whose columns two ranks hold: each rounds its elements as one rank with all of them does.
+#[test]
+fn a_shard_of_columns_has_the_bits_of_the_whole() {
+    let (rows, columns) = (37i64, 61i64);
+    // The numbers of the matrix cross a multiple of 2^32 in its middle.
+    let first = (1u64 << 32) - (rows * columns) as u64 / 2;
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let start = State::random(rows * columns, kind);
+        let whole = start.copied();
+        adamw(&whole.tensors(true), &STEP, &ElementNumbers::starting_at(first)).unwrap();
+        for columns_of in [0..20i64, 20..61] {
+            let narrow = |state: &State| {
+                state.each(|tensor| {
+                    let matrix = tensor.view([rows, columns]);
+                    let part = matrix.narrow(1, columns_of.start, columns_of.end - columns_of.start);
+                    part.contiguous().view([-1])
+                })
+            };
+            let part = narrow(&start);
+            let range = first + columns_of.start as u64..first + columns_of.end as u64;
+            let elements = ElementNumbers::in_blocks(std::iter::once(range), columns as u64);
+            for threads in [1, 3] {
+                let part = part.copied();
+                let set = InstructionSet::best();
+                adamw_with(&part.tensors(true), &STEP, &elements, set, threads).unwrap();
+                let mut expected = narrow(&whole);
+                expected.grad = part.grad.shallow_clone();
+                assert_eq!(part.bits(), expected.bits(), "{kind:?} {columns_of:?}");
+            }
         }
     }
 }
@@ -233,7 +267,7 @@ fn every_instruction_set_and_number_of_threads_gives_the_same_bits() {
         let start = State::random(count, kind);
         let run = |set: InstructionSet, threads: usize, copy: bool| {
             let state = start.misaligned(1);
-            adamw_with(&state.tensors(copy), &STEP, 5, set, threads).unwrap();
+            adamw_with(&state.tensors(copy), &STEP, &ElementNumbers::starting_at(5), set, threads).unwrap();
             state.bits()
         };
         let expected = run(InstructionSet::Build, 1, true);
@@ -334,7 +368,7 @@ fn the_second_moment_keeps_moving() {
 #[test]
 fn what_does_not_fit_is_named() {
     let state = State::random(64, Kind::Float);
-    let good = state.tensors(true);
+    let (good, elements) = (state.tensors(true), ElementNumbers::starting_at(0));
     let before = state.bits();
     let wide = Tensor::zeros([64], (Kind::Double, Device::Cpu));
     let short = Tensor::zeros([63], (Kind::Float, Device::Cpu));
@@ -348,10 +382,10 @@ fn what_does_not_fit_is_named() {
         (AdamwTensors { weight: Some(&state.master), ..good }, "`weight` is of kind Float"),
     ];
     for (tensors, expected) in cases {
-        let message = adamw(&tensors, &STEP, 0).unwrap_err().to_string();
+        let message = adamw(&tensors, &STEP, &elements).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
     }
-    let message = adamw(&good, &AdamwStep { step: 0, ..STEP }, 0).unwrap_err().to_string();
+    let message = adamw(&good, &AdamwStep { step: 0, ..STEP }, &elements).unwrap_err().to_string();
     assert!(message.contains("`step` is 0"), "{message}");
     assert_eq!(state.bits(), before);
     State::random(0, Kind::Float).update(&STEP);
