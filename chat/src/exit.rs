@@ -380,7 +380,7 @@ fn of_gemini(error: &gemini::Error) -> u8 {
         Error::File(error) => of_file(error),
         Error::Io { source, .. } | Error::Thread(source) => of_io(source),
         Error::OverBudget { .. } | Error::SharedDevice { .. } | Error::OverHostMemory { .. } => DEVICE,
-        Error::NotContiguous { .. } | Error::Unsharded { .. } => FAILED,
+        Error::NotContiguous { .. } | Error::Unsharded { .. } | Error::ReplicasDrifted { .. } => FAILED,
     }
 }
 

@@ -22,18 +22,17 @@ use std::sync::Arc;
 
 use parallel::comm::{PendingCollective, Reduction};
 use parallel::pipeline::{ScheduleOptions, StepCallbacks, run_schedule};
-use parallel::residency::{Access, HeldWeights, Residency, WeightStore, Weights};
+use parallel::residency::{Access, HeldWeights, WeightStore, Weights};
 use parallel::{GradientSource, Parameter, ProcessGroups, Segmented};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use self::params::{
-    HeldShards, ParamState, Stores, add_grad, add_missing_grads, check_weight_replicas, param_states,
-};
+use self::params::{HeldShards, ParamState, Stores, add_grad, add_missing_grads, param_states};
 use self::update::{ChunkUpdate, StepNumbers};
 use crate::chunk::manager::ChunkManager;
 use crate::chunk::store::residency_error;
 use crate::optimizer::{norms, total_norm};
 use crate::reducer::Reducer;
+use crate::replicas::{self, check_replicas};
 use crate::{Error, TrainConfig, ZeroStage, lr_scheduler};
 
 pub(crate) use self::params::StateTensor;
@@ -111,10 +110,7 @@ impl Engine {
 
         let stores = Stores::new(&trained, weights, groups, manager, config.moments_dtype.kind())?;
         let param_states = param_states(&trained, &stores)?;
-        let residency = stores.weight_residency();
-        if groups.expert_data_parallel().size() > 1 && !residency.is_some_and(Residency::is_sharded) {
-            check_weight_replicas(&param_states, residency, groups)?;
-        }
+        replicas::check_loaded(parameters, stores.weights.as_deref(), groups)?;
 
         let is_replicated = groups.dense_data_parallel().size() > 1;
         let has_sharded_grads = is_replicated && manager.zero_stage() > ZeroStage::None;
@@ -446,10 +442,7 @@ impl Engine {
         // Store by store, so that a chunk is fetched once for all of its tensors.
         let mut states = Vec::new();
         for (kind, store) in self.stores.saved() {
-            // An fp32 weight is its own master.
-            let is_saved =
-                |state: &ParamState| kind != "master" || state.parameter.tensor.kind() != Kind::Float;
-            let saved = self.param_states.iter().enumerate().filter(|(_, state)| is_saved(state));
+            let saved = self.param_states.iter().enumerate().filter(|(_, state)| state.has_saved(kind));
             states.extend(saved.map(|(param, state)| StateTensor {
                 name: format!("{kind}.{}", state.parameter.name),
                 tensor: store.param(param),
@@ -460,6 +453,18 @@ impl Engine {
             }));
         }
         Ok(states)
+    }
+
+    /// Checks that all ranks with copies of the weights of `model`, or of the optimizer's state, have the same
+    /// bits. All ranks call this.
+    pub fn check_replicas<M: Segmented>(&self, model: &M) -> Result<(), Error> {
+        self.finish_updates()?;
+        check_replicas(model, Some(self), &self.groups)
+    }
+
+    /// The hashes of the optimizer's tensors.
+    pub(crate) fn state_copies(&self) -> Result<Vec<replicas::Copy<'_>>, Error> {
+        self.stores.copies(&self.param_states)
     }
 
     /// The manager of the memory of the optimizer's state.

@@ -12,6 +12,7 @@ pub mod lr_scheduler;
 pub mod optimizer;
 pub mod placement;
 mod reducer;
+pub mod replicas;
 pub mod zero;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ pub use chunk::store::WeightMemory;
 pub use config::TrainConfig;
 pub use config::memory::GeminiConfig;
 pub use engine::{Engine, StepReport};
+pub use replicas::check_replicas;
 pub use zero::{StateBytes, ZeroStage};
 
 /// What can go wrong in a training step or a checkpoint.
@@ -102,9 +104,23 @@ pub enum Error {
         "ranks {rank} and {other} start from different weights: the folders of the models must be the same on all machines"
     )]
     ReplicasDiffer {
-        /// The rank that reports the error.
+        /// A rank.
         rank: usize,
-        /// The rank whose weights differ.
+        /// A rank whose weights differ from those of the other.
+        other: usize,
+    },
+    /// Ranks that should hold the same values hold different ones after the training.
+    #[error(
+        "{name} is not the same on ranks {rank} and {other}, which hold copies of it: their processors compute different \
+         numbers, or one of them is faulty; nothing more is saved. Train again on machines of one kind, or resume from a \
+         checkpoint, which holds the copies of one rank"
+    )]
+    ReplicasDrifted {
+        /// The parameter, or a tensor of the optimizer for it.
+        name: String,
+        /// A rank.
+        rank: usize,
+        /// The first rank whose values differ from those of the other.
         other: usize,
     },
     /// An invalid setting.

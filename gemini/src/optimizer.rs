@@ -10,6 +10,7 @@
 
 use parallel::adamw::{AdamwStep, AdamwTensors};
 use parallel::dispatch::{Value, call};
+use parallel::elements::ElementNumbers;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::{Error, TrainConfig};
@@ -32,9 +33,11 @@ pub(crate) struct AdamwParam {
     pub(crate) grad: Tensor,
     pub(crate) moments: Moments,
     pub(crate) weight_decay: bool,
-    /// The number of elements of all trained parameters before the first one, from which moments in bf16
-    /// derive their rounding.
-    pub(crate) first_element: u64,
+    /// What the random numbers that round moments in bf16 depend on: the name of the parameter, and the
+    /// numbers of these elements in the full parameter. So all copies of an element are rounded alike, on
+    /// any rank of any mesh.
+    pub(crate) seed: u64,
+    pub(crate) elements: ElementNumbers,
 }
 
 impl AdamwParam {
@@ -48,7 +51,9 @@ impl AdamwParam {
                 exp_avg: self.moments.exp_avg.shallow_clone(),
                 exp_avg_sq: self.moments.exp_avg_sq.shallow_clone(),
             },
-            ..*self
+            weight_decay: self.weight_decay,
+            seed: self.seed,
+            elements: self.elements.clone(),
         }
     }
 }
@@ -74,8 +79,7 @@ pub(crate) fn adamw(
             weight_decay: decay_of(update.weight_decay),
             step,
             grad_divisor,
-            // The step and the element suffice to make the rounding of moments in bf16 random.
-            seed: 0,
+            seed: update.seed,
         };
         let flat = |tensor: &Tensor| tensor.detach().view([-1]);
         let [master, grad] = [&update.master, &update.grad].map(flat);
@@ -88,7 +92,7 @@ pub(crate) fn adamw(
             exp_avg_sq: &exp_avg_sq,
             weight: weight.as_ref(),
         };
-        parallel::adamw::adamw(&tensors, &hyperparameters, update.first_element)?;
+        parallel::adamw::adamw(&tensors, &hyperparameters, &update.elements)?;
     }
 
     // The fused kernel has one weight decay for all tensors of a call.
@@ -181,7 +185,8 @@ mod tests {
             master,
             weight: None,
             weight_decay: true,
-            first_element: 0,
+            seed: 0,
+            elements: ElementNumbers::starting_at(0),
         }
     }
 

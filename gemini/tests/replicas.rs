@@ -4,10 +4,11 @@
 
 mod on_ranks;
 
+use std::path::Path;
 use std::sync::Arc;
 
-use gemini::config::Scheduler;
-use gemini::{ChunkManager, Engine, Error, TrainConfig};
+use gemini::config::{MomentsDtype, Scheduler};
+use gemini::{ChunkManager, Engine, Error, TrainConfig, checkpoint};
 use parallel::{Axis, Parameter, ProcessGroups, Segmented, Transport};
 use tch::{Device, Kind, Tensor};
 
@@ -110,6 +111,74 @@ fn replicas_make_the_step_of_one_process_and_send_as_much_as_the_formula_says() 
     }
 }
 
+/// An engine after a step, with the folder of its state.
+fn after_a_step(network: &Network, groups: &Arc<ProcessGroups>, folder: &Path) -> Engine {
+    let config = TrainConfig { moments_dtype: MomentsDtype::Bfloat16, ..TrainConfig::default() };
+    let mut engine = Engine::new(network, &config, 9, groups, &ChunkManager::unlimited()).unwrap();
+    let rows =
+        [Tensor::arange(8, (Kind::Float, Device::Cpu)).cos(), Tensor::ones([8], (Kind::Float, Device::Cpu))];
+    for micro in engine.split_micro_batches(&rows, 1) {
+        let batch = Tensor::stack(micro, 0);
+        let loss = |hidden: &Tensor| Ok::<_, Error>(network.loss(hidden, 2));
+        engine.accumulate(network, &[&batch], |_, hidden| loss(hidden)).unwrap();
+    }
+    engine.step().unwrap();
+    std::fs::create_dir_all(folder).unwrap();
+    checkpoint::save_state(folder, &engine, &()).unwrap();
+    groups.world().barrier().unwrap();
+    engine
+}
+
+#[test]
+fn copies_that_drift_apart_are_named_on_every_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = on_ranks(3, Transport::Shared, |groups| {
+        let mut network = Network::new();
+        network
+            .parameters
+            .push(Parameter::replicated("frozen", &Tensor::ones([5], (Kind::Float, Device::Cpu))));
+        let mut engine = after_a_step(&network, groups, folder.path());
+        let mut told = vec![engine.check_replicas(&network).map_err(|error| error.to_string())];
+
+        // The smallest change of one weight, trained or frozen, and back.
+        for parameter in [1, 2] {
+            let changed = network.parameters[parameter].tensor.detach().flatten(0, -1).get(3);
+            let before = changed.copy();
+            if groups.world().rank() == 2 {
+                let next = changed.view_dtype(Kind::Int).g_add_scalar(1).view_dtype(Kind::Float);
+                changed.shallow_clone().copy_(&next);
+            }
+            told.push(engine.check_replicas(&network).map_err(|error| error.to_string()));
+            changed.shallow_clone().copy_(&before);
+        }
+
+        // A moment of one rank.
+        let state = folder.path().join("trainer_state");
+        let own = tempfile::tempdir().unwrap();
+        let own_state = own.path().join("trainer_state");
+        std::fs::create_dir(&own_state).unwrap();
+        std::fs::copy(state.join("state.json"), own_state.join("state.json")).unwrap();
+        let mut bytes = std::fs::read(state.join("optimizer.safetensors")).unwrap();
+        let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        bytes[data] ^= u8::from(groups.world().rank() == 1);
+        std::fs::write(own_state.join("optimizer.safetensors"), bytes).unwrap();
+        checkpoint::load_state::<()>(own.path(), &mut engine).unwrap();
+        told.push(engine.check_replicas(&network).map_err(|error| error.to_string()));
+        told
+    });
+    for told in told {
+        assert_eq!(told[0], Ok(()));
+        for (told, start) in told[1..].iter().zip([
+            "v is not the same on ranks 0 and 2",
+            "frozen is not the same on ranks 0 and 2",
+            "exp_avg.w is not the same on ranks 0 and 1",
+        ]) {
+            let error = told.as_ref().unwrap_err();
+            assert!(error.starts_with(start), "{error}");
+        }
+    }
+}
+
 #[test]
 fn replicas_that_start_from_different_weights_are_refused() {
     let told = on_ranks(3, Transport::Shared, |groups| {
@@ -120,6 +189,7 @@ fn replicas_that_start_from_different_weights_are_refused() {
         let engine = Engine::new(&network, &TrainConfig::default(), 9, groups, &ChunkManager::unlimited());
         engine.map(drop).unwrap_err().to_string()
     });
-    assert!(told[0].starts_with("ranks 0 and 1 start from different weights"), "{}", told[0]);
-    assert!(told[1].starts_with("ranks 1 and 0 start from different weights"), "{}", told[1]);
+    for told in told {
+        assert!(told.starts_with("ranks 0 and 1 start from different weights"), "{told}");
+    }
 }

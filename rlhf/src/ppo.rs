@@ -238,9 +238,20 @@ impl<'a> Ppo<'a> {
             }
         }
 
-        self.policy_engine.finish_updates()?;
+        self.check_replicas()?;
         let policy = self.models.policy;
         run.finish(total, &|folder| Ok(policy.save(folder)?))
+    }
+
+    /// Checks that the ranks hold the same copies of all models.
+    fn check_replicas(&self) -> Result<(), Error> {
+        self.policy_engine.check_replicas(self.models.policy)?;
+        if let Some(critic) = &self.critic {
+            critic.engine.check_replicas(critic.model)?;
+        }
+        gemini::check_replicas(self.models.reference, None, &self.groups)?;
+        let mut rewards = self.models.reward_models.iter();
+        Ok(rewards.try_for_each(|reward| gemini::check_replicas(*reward, None, &self.groups))?)
     }
 
     /// Writes the policy, the critic and the state of both optimizers after `iteration`.

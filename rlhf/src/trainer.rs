@@ -175,7 +175,7 @@ pub fn train<O: Objective>(
             run.ask_tasks(report.step)?;
         }
     }
-    engine.finish_updates()?;
+    engine.check_replicas(objective.model())?;
     run.finish(total_steps, &|folder| objective.save(folder))
 }
 

@@ -46,9 +46,11 @@ pub struct ChunkGroup {
     /// Expert parameters are reduced and sharded over `expert_data_parallel`, the others over
     /// `dense_data_parallel`.
     pub is_expert: bool,
-    /// The gradients are summed over the tensor-parallel ranks as well. These ranks need the same layout,
-    /// although their other shards may differ in length.
-    pub partial_grad: bool,
+    /// Every tensor-parallel rank holds the full parameter. These ranks need the same layout for them,
+    /// although their other shards may differ in length: their gradients may be partial sums, which are added
+    /// chunk by chunk, and some collectives add the terms of a sum in an order that depends on its place, so
+    /// that copies at different places would drift apart.
+    pub is_replicated: bool,
     /// Another pipeline rank holds the same weight. It is alone in its chunk, so that the chunk is the same
     /// on both ranks.
     pub is_tied: bool,
@@ -59,9 +61,9 @@ pub struct ChunkGroup {
 }
 
 impl ChunkGroup {
-    /// Trained parameters that are reduced over `dense_data_parallel` and nothing else.
+    /// Trained shards that are reduced over `dense_data_parallel` and nothing else.
     pub const DENSE: Self =
-        Self { is_expert: false, partial_grad: false, is_tied: false, is_frozen: false, element_bytes: 4 };
+        Self { is_expert: false, is_replicated: false, is_tied: false, is_frozen: false, element_bytes: 4 };
 }
 
 /// One parameter, as far as the layout is concerned.
@@ -306,7 +308,7 @@ mod tests {
     use super::*;
 
     const EXPERT: ChunkGroup = ChunkGroup { is_expert: true, ..ChunkGroup::DENSE };
-    const PARTIAL: ChunkGroup = ChunkGroup { partial_grad: true, ..ChunkGroup::DENSE };
+    const REPLICATED: ChunkGroup = ChunkGroup { is_replicated: true, ..ChunkGroup::DENSE };
     const TIED: ChunkGroup = ChunkGroup { is_tied: true, ..ChunkGroup::DENSE };
     const FROZEN: ChunkGroup = ChunkGroup { is_frozen: true, ..ChunkGroup::DENSE };
 
@@ -324,7 +326,7 @@ mod tests {
     }
 
     fn random_params(random: &mut impl FnMut(usize) -> usize) -> Vec<ParamSpec> {
-        let groups = [ChunkGroup::DENSE, ChunkGroup::DENSE, EXPERT, PARTIAL, TIED, FROZEN];
+        let groups = [ChunkGroup::DENSE, ChunkGroup::DENSE, EXPERT, REPLICATED, TIED, FROZEN];
         let count = 1 + random(30);
         let mut param = || {
             let largest = [100, 1000, 3000, 20_000][random(4)];
@@ -364,7 +366,7 @@ mod tests {
 
     #[test]
     fn every_group_has_its_own_chunks() {
-        let groups = [ChunkGroup::DENSE, EXPERT, PARTIAL, FROZEN, TIED];
+        let groups = [ChunkGroup::DENSE, EXPERT, REPLICATED, FROZEN, TIED];
         let params: Vec<ParamSpec> =
             groups.iter().chain(&groups).map(|&group| ParamSpec { numel: 10, group }).collect();
         let layout = ChunkLayout::new(&params, 1024, ZeroSize::ONE);
@@ -379,10 +381,10 @@ mod tests {
     #[test]
     fn other_shards_do_not_move_partial_gradients() {
         let with_shards_of = |numel| {
-            let norm = ParamSpec { numel: 70, group: PARTIAL };
+            let norm = ParamSpec { numel: 70, group: REPLICATED };
             let shard = ParamSpec { numel, group: ChunkGroup::DENSE };
             let layout = ChunkLayout::new(&[norm, shard, norm, shard, norm], 192, ZeroSize::ONE);
-            let partial = layout.chunks().iter().filter(|chunk| chunk.group == PARTIAL);
+            let partial = layout.chunks().iter().filter(|chunk| chunk.group == REPLICATED);
             partial.cloned().collect::<Vec<ChunkSpec>>()
         };
         assert_eq!(with_shards_of(100), with_shards_of(99));
@@ -453,7 +455,7 @@ mod tests {
     /// The uniform waste, computed group by group in units of 32 elements, without a layout.
     fn naive_waste(params: &[ParamSpec], size: usize, zero_size: ZeroSize) -> usize {
         let mut reserved = 0;
-        for group in [ChunkGroup::DENSE, EXPERT, PARTIAL, TIED, FROZEN] {
+        for group in [ChunkGroup::DENSE, EXPERT, REPLICATED, TIED, FROZEN] {
             let ranks = if group.is_expert { zero_size.expert } else { zero_size.dense };
             // `free` is the rest of the open chunk, and a parameter is rounded up only within it.
             let mut free: Option<usize> = None;

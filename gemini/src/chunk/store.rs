@@ -32,7 +32,7 @@ use crate::zero::{Kept, Sharding};
 
 pub use self::memory::WeightMemory;
 pub(crate) use self::memory::chunk_layout;
-pub(crate) use self::residency::{residency_error, sum_of_bits};
+pub(crate) use self::residency::residency_error;
 
 /// The place of one tensor of a store.
 #[derive(Clone, Debug)]

@@ -4,15 +4,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use parallel::elements::ElementNumbers;
 use parallel::residency::{Access, HeldWeights, Residency, WeightStore, Weights};
 use parallel::safetensors_file::NamedTensor;
-use parallel::{Parameter, Placement, ProcessGroups};
+use parallel::{Parameter, Placement, ProcessGroups, fnv1a};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::chunk::layout::{ChunkLayout, ZeroSize};
 use crate::chunk::manager::ChunkManager;
-use crate::chunk::store::{ChunkStore, Content, Place, chunk_layout, sum_of_bits};
+use crate::chunk::store::{ChunkStore, Content, Place, chunk_layout};
 use crate::optimizer::{AdamwParam, Moments};
+use crate::replicas::{self, digest};
 use crate::zero::{Kept, Sharding};
 use crate::{Error, ZeroStage};
 
@@ -30,6 +32,13 @@ pub(super) struct ParamState {
     pub(super) own: AdamwParam,
 }
 
+impl ParamState {
+    /// Whether a checkpoint has the tensor `kind` of this parameter. An fp32 weight is its own master.
+    pub(super) fn has_saved(&self, kind: &str) -> bool {
+        kind != "master" || self.parameter.tensor.kind() != Kind::Float
+    }
+}
+
 /// The chunks of the trained parameters. All stores have the same layout.
 pub(super) struct Stores {
     pub(super) layout: Arc<ChunkLayout>,
@@ -43,27 +52,6 @@ pub(super) struct Stores {
     pub(super) exp_avgs: Arc<ChunkStore>,
     pub(super) exp_avg_sqs: Arc<ChunkStore>,
     pub(super) grads: Arc<ChunkStore>,
-}
-
-/// Checks that all weight replicas loaded identical weights, and returns an error otherwise. Sharded weights
-/// were compared when they were loaded, before each rank kept its own shard.
-pub(super) fn check_weight_replicas(
-    states: &[ParamState],
-    weights: Option<&dyn Residency>,
-    groups: &ProcessGroups,
-) -> Result<(), Error> {
-    let sum = |state: &ParamState| -> Result<i64, Error> {
-        let _weight = HeldWeights::fetch(weights, Weights::Parameter(state.index), Access::Read)?;
-        Ok(sum_of_bits(&state.parameter.tensor))
-    };
-    let local_sum =
-        states.iter().try_fold(0i64, |total, state| Ok::<_, Error>(total.wrapping_add(sum(state)?)))?;
-    let sums = groups.world().all_gather_object(vec![local_sum])?;
-    let others = groups.expert_data_parallel().ranks();
-    match others.iter().find(|&&rank| sums[rank] != local_sum) {
-        None => Ok(()),
-        Some(&other) => Err(Error::ReplicasDiffer { rank: groups.world().rank(), other }),
-    }
 }
 
 impl Stores {
@@ -138,6 +126,25 @@ impl Stores {
 
     pub(super) fn weight_residency(&self) -> Option<&dyn Residency> {
         self.weights.as_deref().map(|store| -> &dyn Residency { store })
+    }
+
+    /// The hashes of the masters and moments of `states`, of which a rank has all elements or its own.
+    pub(super) fn copies<'a>(&self, states: &'a [ParamState]) -> Result<Vec<replicas::Copy<'a>>, Error> {
+        let mut copies = Vec::new();
+        for (kind, store) in self.saved() {
+            for (param, state) in states.iter().enumerate().filter(|(_, state)| state.has_saved(kind)) {
+                let chunk = self.layout.slot_of(param).0;
+                let _held = HeldShards::fetch([(store, Access::Read)], chunk)?;
+                let own = own_piece(store.param(param).detach(), &store.own_elements_of(param));
+                copies.push(replicas::Copy {
+                    state: Some(kind),
+                    parameter: &state.parameter,
+                    digest: digest(&own),
+                    is_on_data_ranks: self.manager.zero_stage() == ZeroStage::None,
+                });
+            }
+        }
+        Ok(copies)
     }
 
     /// The stores of a checkpoint, by the name that their tensors have in it.
@@ -236,7 +243,6 @@ pub(super) fn param_states(
     // Of sharded weights, a rank copies only what it owns, and nothing has to be gathered.
     let residency = stores.weight_residency();
     let access = if residency.is_some_and(Residency::is_sharded) { Access::Write } else { Access::Read };
-    let mut first_element = 0;
     let mut states = Vec::with_capacity(trained.len());
     for (param, &(index, parameter)) in trained.iter().enumerate() {
         let own = stores.grads.own_elements_of(param);
@@ -268,12 +274,18 @@ pub(super) fn param_states(
                 },
                 grad: piece(stores.grads.param(param)),
                 weight_decay: parameter.weight_decay,
-                first_element: first_element + own.start as u64,
+                seed: fnv1a(&parameter.name),
+                elements: element_numbers(parameter).skip(own.start as u64),
             },
         });
-        first_element += parameter.tensor.numel() as u64;
     }
     Ok(states)
+}
+
+/// The numbers of the elements of this rank's shard in the full parameter.
+fn element_numbers(parameter: &Parameter) -> ElementNumbers {
+    let placement = &parameter.placement;
+    placement.element_numbers(&placement.global_shape(&parameter.tensor.size()))
 }
 
 /// Some elements of a contiguous tensor: the tensor itself if they are all, otherwise a flat view.

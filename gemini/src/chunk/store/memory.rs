@@ -89,7 +89,7 @@ impl WeightAllocator for WeightMemory {
 /// The layout of parameters, given with the shape of the local shard, the dtype, and whether they are frozen.
 ///
 /// The chunks of dense weights are the same on all ranks that reduce or gather them together, and those of
-/// partial gradients on all tensor-parallel ranks, although these ranks may hold different numbers of experts
+/// replicated weights on all tensor-parallel ranks, although these ranks may hold different numbers of experts
 /// and shards of different lengths. They therefore agree on a chunk size, and call this function together.
 pub(crate) fn chunk_layout<'a>(
     parameters: impl Iterator<Item = (&'a Parameter, &'a [i64], Kind, bool)>,
@@ -101,7 +101,7 @@ pub(crate) fn chunk_layout<'a>(
             numel: shape.iter().product::<i64>() as usize,
             group: ChunkGroup {
                 is_expert: parameter.is_expert,
-                partial_grad: parameter.partial_grad,
+                is_replicated: !parameter.placement.is_shard(),
                 is_tied: parameter.tied_group.is_some(),
                 is_frozen,
                 element_bytes: kind.elt_size_in_bytes(),

@@ -7,12 +7,13 @@ use std::sync::{MutexGuard, PoisonError};
 
 use parallel::comm::PendingCollective;
 use parallel::residency::{Access, HeldWeights, Residency, WeightSource, WeightStore, WeightUpdate, Weights};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::ChunkStore;
 use crate::Error;
 use crate::chunk::manager::ChunkId;
 use crate::chunk::state::ChunkState;
+use crate::replicas::digest;
 use crate::zero::{Kept, Sharding};
 
 /// A chunk of sharded weights.
@@ -208,24 +209,14 @@ impl ChunkStore {
     /// Checks that all ranks have loaded the same values into a chunk, of which each keeps a shard.
     fn check_replicas(&self, chunk: usize, sharding: &Sharding) -> Result<(), Error> {
         let group = sharding.group(self.layout.chunks()[chunk].group);
-        let sums = group.all_gather_object(vec![sum_of_bits(&self.chunk(chunk))])?;
-        match sums.iter().position(|&sum| sum != sums[group.rank()]) {
+        let digests = group.all_gather_object(vec![digest(&self.chunk(chunk))])?;
+        match digests.iter().position(|&digest| digest != digests[group.rank()]) {
             None => Ok(()),
             Some(other) => {
                 Err(Error::ReplicasDiffer { rank: group.ranks()[group.rank()], other: group.ranks()[other] })
             }
         }
     }
-}
-
-/// The sum of the bit patterns of all values, which does not depend on the order of summation.
-pub(crate) fn sum_of_bits(tensor: &Tensor) -> i64 {
-    let bits = match tensor.kind().elt_size_in_bytes() {
-        2 => Kind::Int16,
-        4 => Kind::Int,
-        _ => Kind::Int64,
-    };
-    tensor.detach().view_dtype(bits).sum(Kind::Int64).int64_value(&[])
 }
 
 /// An error of the manager, as the `parallel` crate passes it on.
