@@ -519,6 +519,68 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
     }
 }
 
+/// Sets the first number of a tensor of an fp32 file.
+fn set_first(path: &Path, name: &str, value: f32) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..data]).unwrap();
+    let start = data + header[name]["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[start..start + 4].copy_from_slice(&value.to_le_bytes());
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// A moment that is not a number makes the next weights NaN, and a changed `config.json` another model.
+#[test]
+fn a_checkpoint_with_impossible_numbers_or_a_changed_file_falls_back_to_the_one_before() {
+    let (norm, optimizer) = ("model.norm.weight", "trainer_state/optimizer.safetensors");
+    let change = |scratch: &Scratch, file: &str, from: &str, to: &str| {
+        let text = scratch.read(file);
+        assert_ne!(text.replace(from, to), text, "{file}");
+        scratch.write(file, &text.replace(from, to));
+    };
+    let cases: [(&str, &dyn Fn(&Scratch, &str), &str); 5] = [
+        (
+            optimizer,
+            &|scratch, file| set_first(&scratch.path(file), &format!("exp_avg.{norm}"), f32::NAN),
+            "`exp_avg.model.norm.weight` is NaN at [0] and must be finite",
+        ),
+        (
+            optimizer,
+            &|scratch, file| set_first(&scratch.path(file), &format!("exp_avg_sq.{norm}"), -1e-9),
+            "at [0] and must be finite and not below zero",
+        ),
+        (
+            "model.safetensors",
+            &|scratch, file| set_first(&scratch.path(file), norm, f32::INFINITY),
+            "`model.norm.weight` is inf at [0]",
+        ),
+        (
+            "config.json",
+            &|scratch, file| change(scratch, file, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\""),
+            "its content has changed since the checkpoint was saved",
+        ),
+        (
+            "tokenizer.json",
+            &|scratch, file| change(scratch, file, "\"version\": \"1.0\"", "\"version\": \"1.1\""),
+            "its content has changed since the checkpoint was saved",
+        ),
+    ];
+    for (file, damage, words) in cases {
+        let scratch = copied();
+        std::fs::remove_dir_all(scratch.path("life/sft/final")).unwrap();
+        let path = format!("life/sft/checkpoints/step-6/{file}");
+        damage(&scratch, &path);
+        let outcome = scratch.run("sft --config life/sft/run.toml --resume");
+        outcome.succeeds();
+        for words in [file, words, "step-6.damaged", "continuing from life/sft/checkpoints/step-4"] {
+            assert!(outcome.stderr.contains(words), "{words}: {outcome:#?}");
+        }
+        let bytes =
+            |scratch: &Scratch| std::fs::read(scratch.path("life/sft/final/model.safetensors")).unwrap();
+        assert!(bytes(&scratch) == bytes(life()), "{file}");
+    }
+}
+
 #[test]
 fn a_run_folder_that_is_removed_under_way_is_not_made_anew() {
     let scratch = copied();
@@ -547,6 +609,8 @@ fn a_checkpoint_whose_state_is_of_another_step_is_refused() {
         let changed = text.replacen(&format!("\"{key}\": {step}"), &format!("\"{key}\": 1"), 1);
         assert_ne!(changed, text);
         scratch.write(&state, &changed);
+        // Checkpoints of earlier versions do not tell that a file has changed.
+        std::fs::remove_file(scratch.path(&state).with_file_name("files.json")).unwrap();
         let outcome = scratch.run(&format!("{stage} --config {out}/run.toml --resume"));
         outcome.fails(3, &[&newest, "its saved state belongs to step 1"]);
         assert!(!scratch.path(&format!("{out}/final")).exists());

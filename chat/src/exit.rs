@@ -394,7 +394,9 @@ fn of_file(error: &parallel::safetensors_file::Error) -> u8 {
         | Error::Malformed { .. }
         | Error::Missing { .. }
         | Error::Shape { .. }
-        | Error::Dtype { .. } => DATA,
+        | Error::Dtype { .. }
+        | Error::Value { .. } => DATA,
+        Error::NotFinite { .. } => DIVERGED,
     }
 }
 

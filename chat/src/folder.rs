@@ -253,12 +253,13 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
     Ok(FolderState { checkpoint, ..state })
 }
 
-/// The newest checkpoint that is complete. Newer checkpoints, which are damaged, are reported. If `writes` is
-/// set, they are renamed, so that they neither count as kept checkpoints nor occupy the name of a future one.
+/// The newest checkpoint that is complete and holds only numbers that a run can go on from. Newer
+/// checkpoints, which are damaged, are reported. If `writes` is set, they are renamed, so that they neither
+/// count as kept checkpoints nor occupy the name of a future one.
 fn newest_valid(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> anyhow::Result<PathBuf> {
     let mut damaged: Vec<(PathBuf, gemini::Error)> = Vec::new();
     for (_, path) in checkpoints.into_iter().rev() {
-        let Err(problem) = checkpoint::verify(&path) else {
+        let Err(problem) = checkpoint::verify_values(&path) else {
             for (damaged, problem) in damaged {
                 print_stderr(&format!(
                     "warning: a checkpoint is damaged: {problem}; continuing from {}",

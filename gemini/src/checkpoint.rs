@@ -3,7 +3,8 @@
 //! `trainer_state/optimizer.safetensors` holds the moments (and, for bf16 weights, the masters) under the
 //! names `exp_avg.NAME`, `exp_avg_sq.NAME` and `master.NAME`. `trainer_state/state.json` holds the step and
 //! the stage's own state (data order, coefficients). `trainer_state/files.json` holds the size of every file
-//! of the checkpoint, so that [`verify`] finds missing and truncated files. There is no `rng_state`, as
+//! of the checkpoint, and of all but the tensors a hash of the content, so that [`verify`] finds missing,
+//! truncated and changed files. No number that is not finite is written. There is no `rng_state`, as
 //! Megatron and transformers save it: every generator is seeded from the seed of the run and the iteration,
 //! epoch or request. A folder is written under a temporary name, synced, and renamed. It never replaces
 //! another folder.
@@ -13,7 +14,8 @@ use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use parallel::safetensors_file::{self, NamedTensor, TensorFile};
+use parallel::fnv1a;
+use parallel::safetensors_file::{self, AllowedValues, NamedTensor, TensorFile};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -25,7 +27,9 @@ use crate::{Engine, Error};
 pub const STATE_FOLDER: &str = "trainer_state";
 /// The file with the step and the state of the stage, inside [`STATE_FOLDER`].
 const STATE: &str = "state.json";
-/// The file with the sizes of all files of a checkpoint, inside [`STATE_FOLDER`].
+/// The file with the moments and the masters, inside [`STATE_FOLDER`].
+const OPTIMIZER: &str = "optimizer.safetensors";
+/// The file with the sizes and hashes of all files of a checkpoint, inside [`STATE_FOLDER`].
 const MANIFEST: &str = "files.json";
 /// Files that every resume needs. Weight files have varying names and are checked separately.
 const REQUIRED_FILES: [&str; 4] =
@@ -126,7 +130,7 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
         engine.groups().expert_data_parallel().rank(),
         pipeline_expert_group,
     )?;
-    safetensors_file::write(&folder.join("optimizer.safetensors"), &named, role, pipeline_expert_group)?;
+    safetensors_file::write(&folder.join(OPTIMIZER), &named, role, pipeline_expert_group)?;
     if !writes {
         return Ok(());
     }
@@ -138,10 +142,11 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
 }
 
 /// Restores what [`save_state`] saved into an engine over the same parameters, and returns the stage's own
-/// part. The mesh may differ from the one that saved the state.
+/// part. The mesh may differ from the one that saved the state. A moment or master that is not finite is
+/// refused, as is a second moment below zero: the next step would make a weight NaN of it.
 pub fn load_state<S: DeserializeOwned>(checkpoint: &Path, engine: &mut Engine) -> Result<S, Error> {
     let folder = checkpoint.join(STATE_FOLDER);
-    let path = folder.join("optimizer.safetensors");
+    let path = folder.join(OPTIMIZER);
     let saved = TensorFile::open(&path).map_err(|source| state_error(&path, &source))?;
 
     // Every saved tensor must belong to this run: the counts over the pipeline and expert ranks must agree.
@@ -157,7 +162,9 @@ pub fn load_state<S: DeserializeOwned>(checkpoint: &Path, engine: &mut Engine) -
         let StateTensor { name, tensor, placement, .. } = &state;
         let shape = placement.global_shape(&tensor.size());
         match saved.shape(name) {
-            Some(found) if found == shape => state.set(&saved.read(name, &shape, placement)?)?,
+            Some(found) if found == shape => {
+                state.set(&saved.read_allowed(name, &shape, placement, allowed_values(&path, name))?)?;
+            }
             Some(found) => {
                 let problem = format!("{name} has the shape {found:?} and this run wants {shape:?}");
                 return Err(Error::State { path, problem });
@@ -174,6 +181,15 @@ pub fn load_state<S: DeserializeOwned>(checkpoint: &Path, engine: &mut Engine) -
     serde_json::from_value(stage).map_err(|source| state_error(&path, &source))
 }
 
+/// The numbers that the tensor `name` of the file `path` of a checkpoint may hold.
+fn allowed_values(path: &Path, name: &str) -> AllowedValues {
+    if path.ends_with(OPTIMIZER) && name.starts_with("exp_avg_sq.") {
+        AllowedValues::NotNegative
+    } else {
+        AllowedValues::Finite
+    }
+}
+
 /// The content of `state.json`.
 #[derive(Deserialize)]
 struct SavedState {
@@ -183,15 +199,55 @@ struct SavedState {
     stage: Value,
 }
 
-/// Writes the manifest: the size of every file of the checkpoint `folder`, which must otherwise be complete.
+/// What the manifest says of a file.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum ListedFile {
+    /// Its size and the hash of its content. The hash of tensors is not kept: to compare it would take as
+    /// long as to load them.
+    Hashed { bytes: u64, fnv1a: Option<String> },
+    /// Its size, in checkpoints of earlier versions.
+    Sized(u64),
+}
+
+impl ListedFile {
+    fn of(path: &Path) -> Result<Self, Error> {
+        let bytes = fs::metadata(path).map_err(|source| io(path, source))?.len();
+        let is_tensors = path.extension().is_some_and(|extension| extension == "safetensors");
+        Ok(Self::Hashed { bytes, fnv1a: if is_tensors { None } else { Some(content_hash(path)?) } })
+    }
+
+    /// Checks the size and the content of the file.
+    fn check(&self, path: &Path) -> Result<(), Error> {
+        let (bytes, hash) = match self {
+            Self::Hashed { bytes, fnv1a } => (*bytes, fnv1a.as_deref()),
+            Self::Sized(bytes) => (*bytes, None),
+        };
+        check_size(path, Some(bytes))?;
+        match hash {
+            Some(hash) if content_hash(path)? != hash => {
+                Err(damaged(path, &"its content has changed since the checkpoint was saved: restore it"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn content_hash(path: &Path) -> Result<String, Error> {
+    let content = fs::read(path).map_err(|source| io(path, source))?;
+    Ok(format!("{:016x}", fnv1a(content)))
+}
+
+/// Writes the manifest: the size of every file of the checkpoint `folder`, which must otherwise be complete,
+/// and the hash of every file but the tensors.
 pub fn write_manifest(folder: &Path) -> Result<(), Error> {
-    let mut sizes = BTreeMap::new();
+    let mut files = BTreeMap::new();
     for name in list_files(folder, Path::new(""))? {
-        let path = folder.join(&name);
-        sizes.insert(name, fs::metadata(&path).map_err(|source| io(&path, source))?.len());
+        let listed = ListedFile::of(&folder.join(&name))?;
+        files.insert(name, listed);
     }
     let path = folder.join(STATE_FOLDER).join(MANIFEST);
-    let text = serde_json::to_string_pretty(&sizes).map_err(|source| state_error(&path, &source))?;
+    let text = serde_json::to_string_pretty(&files).map_err(|source| state_error(&path, &source))?;
     fs::write(&path, text).map_err(|source| io(&path, source))
 }
 
@@ -212,24 +268,11 @@ fn list_files(folder: &Path, below: &Path) -> Result<Vec<String>, Error> {
 
 /// Checks that the checkpoint `folder` is complete, without reading its tensors.
 ///
-/// Every file listed in `files.json` must have the listed size. Every JSON file must parse. The header of
-/// every safetensors file must parse, and its tensors must lie inside the file. The tensor bytes are not
-/// compared: they were synced before the checkpoint got its name, and reading them all would take as long as
-/// loading them.
+/// Every file listed in `files.json` must have the listed size, and if it holds no tensors, the same content.
+/// Every JSON file must parse. The header of every safetensors file must parse, and its tensors must lie
+/// inside the file. The tensor bytes are not compared: they were synced before the checkpoint got its name.
 pub fn verify(folder: &Path) -> Result<(), Error> {
-    let manifest = folder.join(STATE_FOLDER).join(MANIFEST);
-    let needed = match fs::read_to_string(&manifest) {
-        Ok(text) => {
-            let sizes: BTreeMap<String, u64> =
-                serde_json::from_str(&text).map_err(|source| damaged(&manifest, &source))?;
-            sizes.iter().try_for_each(|(name, size)| check_size(&folder.join(name), Some(*size)))?;
-            sizes.into_keys().collect()
-        }
-        // The checkpoint comes from an earlier version, or `files.json` itself is missing.
-        Err(_) => [&REQUIRED_FILES.map(str::to_owned)[..], &weight_files(folder)?].concat(),
-    };
-
-    for name in needed {
+    for name in needed_files(folder)? {
         let path = folder.join(&name);
         check_size(&path, None)?;
         match path.extension().and_then(|extension| extension.to_str()) {
@@ -239,6 +282,31 @@ pub fn verify(folder: &Path) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// [Verifies](verify) the checkpoint `folder`, and reads all of its tensors: every number must be finite, and
+/// no second moment below zero.
+pub fn verify_values(folder: &Path) -> Result<(), Error> {
+    verify(folder)?;
+    let is_tensors = |name: &String| name.ends_with(".safetensors");
+    for name in needed_files(folder)?.into_iter().filter(is_tensors) {
+        let path = folder.join(name);
+        TensorFile::open(&path)?.check_values(|tensor| allowed_values(&path, tensor))?;
+    }
+    Ok(())
+}
+
+/// The files of a checkpoint, of which those that `files.json` lists are compared with it.
+fn needed_files(folder: &Path) -> Result<Vec<String>, Error> {
+    let manifest = folder.join(STATE_FOLDER).join(MANIFEST);
+    let Ok(text) = fs::read_to_string(&manifest) else {
+        // The checkpoint comes from an earlier version, or `files.json` itself is missing.
+        return Ok([&REQUIRED_FILES.map(str::to_owned)[..], &weight_files(folder)?].concat());
+    };
+    let files: BTreeMap<String, ListedFile> =
+        serde_json::from_str(&text).map_err(|source| damaged(&manifest, &source))?;
+    files.iter().try_for_each(|(name, listed)| listed.check(&folder.join(name)))?;
+    Ok(files.into_keys().collect())
 }
 
 /// The weight files that a checkpoint must have: those listed in its index, or else the single file.
@@ -504,6 +572,73 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_changed_file_and_an_impossible_number_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = checkpoint(folder.path());
+        verify_values(&path).unwrap();
+        // Of the same length, and still JSON.
+        fs::write(path.join("config.json"), "[]").unwrap();
+        let error = verify(&path).unwrap_err().to_string();
+        assert!(error.contains("config.json: its content has changed"), "{error}");
+        fs::write(path.join("config.json"), "{}").unwrap();
+
+        let file = path.join("trainer_state/optimizer.safetensors");
+        let bytes = fs::read(&file).unwrap();
+        let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let start = |name: &str| {
+            let header: Value = serde_json::from_slice(&bytes[8..data]).unwrap();
+            data + header[name]["data_offsets"][0].as_u64().unwrap() as usize
+        };
+        for (name, value, words) in [
+            ("exp_avg.w", f32::NAN, Some("`exp_avg.w` is NaN at [1] and must be finite")),
+            ("exp_avg_sq.w", f32::INFINITY, Some("`exp_avg_sq.w` is inf at [1]")),
+            ("exp_avg_sq.w", -1.0, Some("`exp_avg_sq.w` is -1 at [1] and must be finite and not below zero")),
+            ("exp_avg.w", -1.0, None),
+        ] {
+            let mut changed = bytes.clone();
+            let second = start(name) + 4;
+            changed[second..second + 4].copy_from_slice(&value.to_le_bytes());
+            fs::write(&file, changed).unwrap();
+            verify(&path).unwrap();
+            let found = [verify_values(&path), load_state::<String>(&path, &mut new_engine(3)).map(drop)];
+            for found in found {
+                match words {
+                    None => found.unwrap(),
+                    Some(words) => {
+                        let error = found.unwrap_err().to_string();
+                        let expected = format!("optimizer.safetensors: {words}");
+                        assert!(error.contains(&expected), "{error}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_list_of_an_earlier_version_has_sizes_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = checkpoint(folder.path());
+        let list = path.join("trainer_state/files.json");
+        fs::write(&list, r#"{"config.json": 2, "tokenizer.json": 2}"#).unwrap();
+        verify(&path).unwrap();
+        fs::write(&list, r#"{"config.json": 3}"#).unwrap();
+        let error = verify(&path).unwrap_err().to_string();
+        assert!(error.contains("it has 2 of 3 bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_number_that_is_not_finite_is_not_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = new_engine(3);
+        let nan = Tensor::from_slice(&[0.0f32, 0.0, f32::NAN]);
+        engine.state().unwrap()[1].set(&nan).unwrap();
+        let target = folder.path().join("step-1");
+        let error = write_folder(&target, |path| save_state(path, &engine, &())).unwrap_err().to_string();
+        assert!(error.starts_with("`exp_avg_sq.w` is NaN at [2], so nothing is saved"), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

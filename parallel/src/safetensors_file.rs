@@ -3,9 +3,11 @@
 //! Tensors have a [`Placement`]. A rank reads only the bytes of its own shard. Writing gathers the shards of
 //! all ranks, one tensor at a time. A file therefore always contains full tensors, and any mesh can read the
 //! files of any other mesh. A file is written under a temporary name, synced and renamed, so a reader sees
-//! either the old file or the new one. This module knows no architecture.
+//! either the old file or the new one. No file with a number that is not finite is written. This module knows
+//! no architecture.
 
 mod read;
+mod values;
 mod write;
 
 use std::path::PathBuf;
@@ -16,6 +18,7 @@ use crate::Placement;
 use crate::residency::Residency;
 
 pub use read::TensorFile;
+pub use values::AllowedValues;
 pub use write::{WriteRole, write, write_bytes, write_role};
 
 /// A tensor to write.
@@ -37,6 +40,22 @@ pub struct NamedTensor<'a> {
 /// The supported dtypes, with their names in safetensors.
 const DTYPES: [(&str, Kind); 4] =
     [("F32", Kind::Float), ("BF16", Kind::BFloat16), ("F16", Kind::Half), ("F64", Kind::Double)];
+
+/// The index, one per dimension, of the element with this number in a tensor of this shape.
+fn index_of(number: u64, shape: &[i64]) -> Vec<i64> {
+    let mut rest = number as i64;
+    let mut index: Vec<i64> = shape
+        .iter()
+        .rev()
+        .map(|&length| {
+            let index = rest % length;
+            rest /= length;
+            index
+        })
+        .collect();
+    index.reverse();
+    index
+}
 
 /// An error of reading or writing a safetensors file.
 #[derive(Debug, thiserror::Error)]
@@ -96,6 +115,33 @@ pub enum Error {
         name: String,
         /// The dtype as the file names it.
         dtype: String,
+    },
+    /// A tensor holds a number that it may not hold.
+    #[error("{}: `{name}` is {value} at {index:?} and must be {wanted}", path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The index of the number in the full tensor, one per dimension.
+        index: Vec<i64>,
+        /// The number.
+        value: f64,
+        /// What is allowed.
+        wanted: &'static str,
+    },
+    /// A tensor that is to be written holds NaN or infinity.
+    #[error(
+        "`{name}` is {value} at {index:?}, so nothing is saved: what is saved before is untouched; go on from there with \
+         a lower [train] lr"
+    )]
+    NotFinite {
+        /// The tensor.
+        name: String,
+        /// The index of the number in the full tensor, one per dimension.
+        index: Vec<i64>,
+        /// The number.
+        value: f64,
     },
     /// The shards could not be gathered.
     #[error(transparent)]

@@ -1,7 +1,7 @@
 //! Reads safetensors files. The header is untrusted: each of its entries is checked against the file before
 //! it is used.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::{DTYPES, Error};
+use super::{AllowedValues, DTYPES, Error, index_of};
 use crate::Placement;
 
 /// The largest header that safetensors allows.
@@ -114,9 +114,20 @@ impl TensorFile {
 
     /// Reads this rank's shard of the tensor `name`, whose full shape is `shape`, in the dtype of the file.
     pub fn read(&self, name: &str, shape: &[i64], placement: &Placement) -> Result<Tensor, Error> {
+        self.read_allowed(name, shape, placement, AllowedValues::Any)
+    }
+
+    /// Like [`read`](Self::read), of a tensor that holds only `allowed` values.
+    pub fn read_allowed(
+        &self,
+        name: &str,
+        shape: &[i64],
+        placement: &Placement,
+        allowed: AllowedValues,
+    ) -> Result<Tensor, Error> {
         let (_, kind) = self.entry(name, shape)?;
         let tensor = Tensor::f_empty(placement.local_shape(shape), (kind, Device::Cpu))?;
-        self.read_into(name, shape, placement, &tensor)?;
+        self.read_shard((name, shape), placement, &tensor, allowed)?;
         Ok(tensor)
     }
 
@@ -128,6 +139,16 @@ impl TensorFile {
         shape: &[i64],
         placement: &Placement,
         target: &Tensor,
+    ) -> Result<(), Error> {
+        self.read_shard((name, shape), placement, target, AllowedValues::Any)
+    }
+
+    fn read_shard(
+        &self,
+        (name, shape): (&str, &[i64]),
+        placement: &Placement,
+        target: &Tensor,
+        allowed: AllowedValues,
     ) -> Result<(), Error> {
         let (entry, kind) = self.entry(name, shape)?;
         let size = kind.elt_size_in_bytes();
@@ -142,21 +163,53 @@ impl TensorFile {
         let row = row_shape.iter().product::<i64>();
         let rows_per_piece = (PIECE_ELEMENTS / row.max(1)).max(1);
 
-        let mut ranges = ElementRanges(element_ranges(shape, placement).into());
-        let mut buffer = Vec::new();
+        let elements = placement.element_numbers(shape);
+        let (mut buffer, mut done) = (Vec::new(), 0);
         for first in (0..target.size()[0]).step_by(rows_per_piece as usize) {
             let rows = rows_per_piece.min(target.size()[0] - first);
             buffer.resize((rows * row) as usize * size, 0);
             let mut rest = buffer.as_mut_slice();
-            while let Some((start, length)) = ranges.take((rest.len() / size) as u64) {
-                let (chunk, remaining) = rest.split_at_mut(length as usize * size);
-                self.file
-                    .read_exact_at(chunk, entry.start + start * size as u64)
-                    .map_err(|source| Error::Io { path: self.path.clone(), source })?;
-                rest = remaining;
+            while !rest.is_empty() {
+                let (number, run) = elements.run_at(done);
+                let count = run.min((rest.len() / size) as u64);
+                let (numbers, remaining) = rest.split_at_mut(count as usize * size);
+                self.read_numbers((name, entry, kind), number, numbers, allowed)?;
+                (rest, done) = (remaining, done + count);
             }
             let piece = Tensor::f_from_data_size(&buffer, &[&[rows], row_shape].concat(), kind)?;
             no_grad(|| target.narrow(0, first, rows).f_copy_(&piece))?;
+        }
+        Ok(())
+    }
+
+    /// Reads numbers of a tensor, from the element with this `number` on.
+    fn read_numbers(
+        &self,
+        (name, entry, kind): (&str, &Entry, Kind),
+        number: u64,
+        target: &mut [u8],
+        allowed: AllowedValues,
+    ) -> Result<(), Error> {
+        let path = || self.path.clone();
+        let start = entry.start + number * kind.elt_size_in_bytes() as u64;
+        self.file.read_exact_at(target, start).map_err(|source| Error::Io { path: path(), source })?;
+        let Some((found, value)) = allowed.first_refused(target, kind) else { return Ok(()) };
+        let index = index_of(number + found as u64, &entry.shape);
+        Err(Error::Value { path: path(), name: name.to_owned(), index, value, wanted: allowed.wanted() })
+    }
+
+    /// Reads all tensors and checks their values, of which `allowed` says by name which they may have.
+    /// Tensors of a dtype that cannot be loaded are passed over.
+    pub fn check_values(&self, allowed: impl Fn(&str) -> AllowedValues) -> Result<(), Error> {
+        let mut buffer = Vec::new();
+        for (name, entry) in &self.entries {
+            let Ok((_, kind)) = self.entry(name, &entry.shape) else { continue };
+            let size = kind.elt_size_in_bytes();
+            let (numel, piece) = ((entry.end - entry.start) / size as u64, PIECE_ELEMENTS as u64);
+            for number in (0..numel).step_by(piece as usize) {
+                buffer.resize(piece.min(numel - number) as usize * size, 0);
+                self.read_numbers((name, entry, kind), number, &mut buffer, allowed(name))?;
+            }
         }
         Ok(())
     }
@@ -174,42 +227,6 @@ impl TensorFile {
         };
         Ok((entry, kind))
     }
-}
-
-/// The element ranges of a shard that are still to be read.
-struct ElementRanges(VecDeque<(u64, u64)>);
-
-impl ElementRanges {
-    /// Takes at most `count` elements: all or the beginning of the next range. `None` if there is none, or
-    /// none is wanted.
-    fn take(&mut self, count: u64) -> Option<(u64, u64)> {
-        if count == 0 {
-            return None;
-        }
-        let (start, length) = self.0.pop_front()?;
-        let taken = length.min(count);
-        if taken < length {
-            self.0.push_front((start + taken, length - taken));
-        }
-        Some((start, taken))
-    }
-}
-
-/// The element ranges (start and count) of a tensor that this rank holds, in the order of the shard.
-fn element_ranges(shape: &[i64], placement: &Placement) -> Vec<(u64, u64)> {
-    let Placement::Shard { spec, group } = placement else {
-        return vec![(0, shape.iter().product::<i64>() as u64)];
-    };
-    let (outer_shape, inner_shape) = shape.split_at(spec.dim());
-    let outer: i64 = outer_shape.iter().product();
-    let inner: i64 = inner_shape[1..].iter().product();
-    let block_ranges = |outer_index: i64| {
-        spec.ranges(group.rank()).iter().map(move |range| {
-            let start = (outer_index * inner_shape[0] + range.start) * inner;
-            (start as u64, ((range.end - range.start) * inner) as u64)
-        })
-    };
-    (0..outer).flat_map(block_ranges).collect()
 }
 
 /// The header: the entries by tensor name. It is parsed entry by entry, because it may have 100 MB.
@@ -361,14 +378,48 @@ mod tests {
     }
 
     #[test]
-    fn a_column_shard_is_read_row_by_row() {
-        let group = || Arc::new(ProcessGroup::single("test", 0));
-        let spec = ShardSpec::concat(&[ShardSpec::even(1, 2, 1), ShardSpec::even(1, 3, 1)]);
-        let placement = Placement::Shard { spec, group: group() };
-        assert_eq!(element_ranges(&[2, 5], &placement), [(0, 2), (2, 3), (5, 2), (7, 3)]);
-        let rows = Placement::Shard { spec: ShardSpec::even(0, 2, 1), group: group() };
-        assert_eq!(element_ranges(&[2, 5], &rows), [(0, 10)]);
-        assert_eq!(element_ranges(&[2, 5], &Placement::Replicate), [(0, 10)]);
+    fn a_value_that_is_not_allowed_is_named_by_its_index_in_the_full_tensor() {
+        // Rows 0.. of a [3, 4]; element 6, row 1 and column 2, is below zero, and 11 is NaN.
+        let values: Vec<u8> = (0..12)
+            .flat_map(|number| {
+                if number == 6 {
+                    -6.0
+                } else if number == 11 {
+                    f32::NAN
+                } else {
+                    number as f32
+                }
+                .to_le_bytes()
+            })
+            .collect();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let header = br#"{"a": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}"#;
+        std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header, &values].concat()).unwrap();
+        let file = TensorFile::open(&path).unwrap();
+        let last_columns = Placement::Shard {
+            spec: ShardSpec::even(1, 4, 2),
+            group: Arc::new(ProcessGroup::fake("test", vec![0, 1], 1)),
+        };
+        let read = |placement, allowed| file.read_allowed("a", &[3, 4], placement, allowed).map(drop);
+        for (found, index, value, wanted) in [
+            (
+                read(&last_columns, AllowedValues::NotNegative),
+                "[1, 2]",
+                "-6",
+                "must be finite and not below zero",
+            ),
+            (read(&last_columns, AllowedValues::Finite), "[2, 3]", "NaN", "must be finite"),
+            (file.check_values(|_| AllowedValues::Finite), "[2, 3]", "NaN", "must be finite"),
+        ] {
+            let error = found.unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("x.safetensors: `a` is {value} at {index} and {wanted}")),
+                "{error}"
+            );
+        }
+        file.check_values(|_| AllowedValues::Any).unwrap();
+        read(&last_columns, AllowedValues::Any).unwrap();
     }
 
     /// A matrix of 700 x 1000 does not fit into one piece, a row of it does, and 3 does not divide its rows.

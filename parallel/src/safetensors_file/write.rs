@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind, Tensor};
 
-use super::{DTYPES, Error, NamedTensor};
+use super::{AllowedValues, DTYPES, Error, NamedTensor, index_of};
 use crate::Placement;
 use crate::comm::ProcessGroup;
 use crate::residency::HeldWeights;
@@ -72,7 +72,8 @@ pub fn write_role<'p>(
 /// Writes the full `tensors` to a file. Every rank that holds a shard calls this function with its own
 /// shards. Of the ranks whose role is [`WriteRole::Writes`], the first one writes and the others send their
 /// tensors to it. The ranks of `pipeline_expert_group` hold different tensors; if several of them hold a
-/// tensor of the same name, the first copy is written.
+/// tensor of the same name, the first copy is written. A number that is not finite ends the writing, and the
+/// file does not appear.
 pub fn write(
     path: &Path,
     tensors: &[NamedTensor<'_>],
@@ -126,7 +127,7 @@ pub fn write(
         file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
         file.write_all(header.as_bytes()).map_err(io)?;
         for entry in &entries {
-            gather_full(entry, &mut |full| write_values(file, full).map_err(io))?;
+            gather_full(entry, &mut |full| write_values(path, file, &entry.name, full))?;
         }
         Ok(())
     })
@@ -190,17 +191,23 @@ fn dtype(path: &Path, named: &NamedTensor<'_>, kind: Kind) -> Result<&'static st
     known.ok_or_else(unknown)
 }
 
-/// Writes the values of a tensor, piece by piece, because a second copy of a large tensor may not fit.
-fn write_values(file: &mut BufWriter<File>, tensor: &Tensor) -> std::io::Result<()> {
+/// Writes the values of a tensor, piece by piece, because a second copy of a large tensor may not fit. Fails
+/// if one of them is not finite.
+fn write_values(path: &Path, file: &mut BufWriter<File>, name: &str, tensor: &Tensor) -> Result<(), Error> {
     const PIECE_ELEMENTS: i64 = 1 << 20;
+    let shape = tensor.size();
     let tensor = tensor.detach().to_device(Device::Cpu).contiguous().view([-1]);
-    let (numel, width) = (tensor.numel() as i64, tensor.kind().elt_size_in_bytes());
+    let (numel, kind) = (tensor.numel() as i64, tensor.kind());
     let mut buffer = Vec::new();
     for start in (0..numel).step_by(PIECE_ELEMENTS as usize) {
         let piece = tensor.narrow(0, start, PIECE_ELEMENTS.min(numel - start));
-        buffer.resize(piece.numel() * width, 0);
+        buffer.resize(piece.numel() * kind.elt_size_in_bytes(), 0);
         piece.copy_data_u8(&mut buffer, piece.numel());
-        file.write_all(&buffer)?;
+        if let Some((found, value)) = AllowedValues::Finite.first_refused(&buffer, kind) {
+            let index = index_of(start as u64 + found as u64, &shape);
+            return Err(Error::NotFinite { name: name.to_owned(), index, value });
+        }
+        file.write_all(&buffer).map_err(|source| Error::Io { path: path.to_owned(), source })?;
     }
     Ok(())
 }
