@@ -4,6 +4,7 @@
 pub(crate) mod endpoint;
 pub(crate) mod engine;
 pub(crate) mod job;
+mod marks;
 pub(crate) mod model;
 pub(crate) mod output;
 pub(crate) mod progress;

@@ -5,9 +5,8 @@
 //! output folder.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::Context as _;
 use eval::contamination::Overlaps;
 use eval::document::PromptOptions;
 use eval::evaluation::{Answers, Evaluation, ModelRun};
@@ -19,6 +18,7 @@ use parallel::{LocalRank, ProcessGroups};
 use serde_json::{Value, json};
 use tui::number::counted;
 
+use super::marks::{Mark, remove_marks};
 use super::model::{self, Candidate};
 use super::output::{OutputFolder, RunNotes};
 use super::progress::RequestProgress;
@@ -72,8 +72,9 @@ impl EvalJob<'_> {
         if share.rank > 0 {
             barrier()?;
             OutputFolder::check_shared(self.output, share.rank)?;
+            let mark = Mark::start(self.output, share)?;
             self.ask_all(&evaluation, share, groups)?;
-            self.wait_for_all(share)?;
+            mark.wait_for_all()?;
             barrier()?;
             return Ok(None);
         }
@@ -87,17 +88,18 @@ impl EvalJob<'_> {
             counted(self.candidates.len() as u64, "model"),
             folder.path().display()
         ));
-        self.remove_marks()?;
+        remove_marks(self.output)?;
         barrier()?;
+        let mark = Mark::start(self.output, share)?;
         let overlaps = match self.train_data.as_slice() {
             [] => None,
             files => Some(Overlaps::find(&evaluation, files)?),
         };
         let mut answers = self.ask_all(&evaluation, share, groups)?;
-        self.wait_for_all(share)?;
+        mark.wait_for_all()?;
         barrier()?;
         if share.size > 1 {
-            self.remove_marks()?;
+            remove_marks(self.output)?;
             let cache = self.responses(0)?;
             answers = answers.into_iter().map(|answers| evaluation.collect(answers, &cache)).collect();
         }
@@ -173,34 +175,6 @@ impl EvalJob<'_> {
         Ok(cache)
     }
 
-    /// Marks this process as done, and waits for the marks of the others. A process may be done long before
-    /// another, and a collective waits only so long. A process that dies ends the job, so this wait ends.
-    fn wait_for_all(&self, share: Share) -> anyhow::Result<()> {
-        if share.size == 1 {
-            return Ok(());
-        }
-        let own = self.output.join(mark(share.rank));
-        std::fs::write(&own, "").with_context(|| format!("{}: cannot be written", own.display()))?;
-        let is_missing = |rank: &usize| !self.output.join(mark(*rank)).exists();
-        while (0..share.size).any(|rank| is_missing(&rank)) {
-            std::thread::sleep(POLL);
-        }
-        Ok(())
-    }
-
-    /// Removes the marks of an earlier evaluation.
-    fn remove_marks(&self) -> anyhow::Result<()> {
-        for entry in std::fs::read_dir(self.output)? {
-            let path = entry?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if name.strip_prefix(MARK).is_some_and(|rank| rank.parse::<usize>().is_ok()) {
-                std::fs::remove_file(&path)
-                    .with_context(|| format!("{}: cannot be removed", path.display()))?;
-            }
-        }
-        Ok(())
-    }
-
     /// Loads a model and asks it the requests of this process.
     fn ask(
         &self,
@@ -246,15 +220,6 @@ impl EvalJob<'_> {
             "max_length": self.host.max_length,
         })
     }
-}
-
-/// What the name of the mark of a process that is done begins with; its rank follows.
-const MARK: &str = ".done-";
-/// The time between two looks for such marks.
-const POLL: Duration = Duration::from_millis(50);
-
-fn mark(rank: usize) -> String {
-    format!("{MARK}{rank}")
 }
 
 /// The file of the answers of one process.
