@@ -1,15 +1,21 @@
 """Training on many meshes of processes beside training on one process: the largest differences of losses and final weights.
 
-    python tests/parity.py [BINARY] [--ranks 2,4,8] [--stages sft,rm,ppo] [--only TEXT]
+    python tests/parity.py [BINARY] [--ranks 2,4,8] [--stages sft,rm,ppo] [--only TEXT] [--moments bfloat16]
 
 Tiny random models are trained for 20 steps with every way of sharing the work, on as many processes as asked for, and beside that on one
 process. Weights are compared in fp32, every tensor; losses are those of every step. Adam divides a gradient by its own size, so `eps` is
 1e-4: above the rounding of a gradient that is zero but for it. The script prints one line a run and a table, and fails above 1e-5. It
 needs numpy and safetensors.
+
+With `--moments bfloat16` the models have a vocabulary, inner widths and experts that no number of processes divides, and moments whose
+rounding is random. Each mesh trains for 50 steps, at the end of which the program compares all copies of every weight and moment bit by
+bit and fails if two differ. A run on the same mesh that resumes from step 25 must give the same files, and one that resumes from the
+checkpoint of a single process must have equal copies as well.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +34,12 @@ MODELS = {
                  n_positions=128),
     "mixtral": dict(SIZES, model_type="mixtral", architectures=["MixtralForCausalLM"], num_hidden_layers=2,
                     num_local_experts=8, num_experts_per_tok=2, output_router_logits=True, router_aux_loss_coef=0.02),
+}
+# What of these models no number of processes divides, in the runs with moments in bfloat16.
+UNEVEN = {
+    "llama": dict(vocab_size=301, intermediate_size=49),
+    "gpt2": dict(vocab_size=301, n_inner=131),
+    "mixtral": dict(vocab_size=301, intermediate_size=49, num_local_experts=9),
 }
 # Settings below [parallel]; P is the number of processes.
 WAYS = {
@@ -103,13 +115,16 @@ stages = ["data", "tokenizer"]
 
 
 class Bench:
-    def __init__(self, binary, folder):
+    def __init__(self, binary, folder, stages, is_uneven):
         self.binary, self.folder = binary, folder
         (folder / "rows.toml").write_text(ROWS)
         self.call("pipeline", "--config", "rows.toml")
         for name, config in MODELS.items():
+            config = dict(config, **UNEVEN[name]) if is_uneven else config
             (folder / f"{name}.json").write_text(json.dumps(config))
             self.call("model", "init", f"{name}.json", "--tokenizer", "rows/tokenizer", "--seed", "3", "--out", name)
+            if "ppo" not in stages:
+                continue
             self.file(f"{name}-rm", name, "rm")
             self.call("rm", "--config", f"{name}-rm.toml", "--set", f"out=reward-{name}")
 
@@ -125,14 +140,17 @@ class Bench:
         text = RUN.format(model=model, rows=rows, accumulation=accumulation, more=more)
         (self.folder / f"{name}.toml").write_text(text)
 
-    def train(self, model, stage, ranks, settings):
-        out = f"run-{len(list(self.folder.glob('run-*')))}"
+    def run(self, out, model, stage, ranks, settings, *more):
         self.file("run", model, stage)
-        words = ["--nproc", str(ranks), "--set", f"out={out}"]
+        words = ["--nproc", str(ranks), "--set", f"out={out}", *more]
         for key, value in settings.items():
             value = ranks if value == "P" else value
             words += ["--set", f"parallel.{key}={json.dumps(value)}"]
         self.call(stage, "--config", "run.toml", *words)
+
+    def train(self, model, stage, ranks, settings):
+        out = f"run-{len(list(self.folder.glob('run-*')))}"
+        self.run(out, model, stage, ranks, settings)
         rows = [json.loads(line) for line in (self.folder / out / "metrics.jsonl").read_text().splitlines()]
         names = [name for name in rows[0] if name.startswith(("loss", "objective/"))]
         losses = numpy.array([[row[name] for name in names] for row in rows])
@@ -148,22 +166,67 @@ def difference(one, many):
     return relative.max(), max(numpy.abs(weights[name] - others[name]).max() for name in weights)
 
 
+def moments(stage, *more):
+    """The settings of a run with moments in bfloat16 and a checkpoint halfway."""
+    length = ("ppo.iterations=8", "checkpoint.every=4") if stage == "ppo" else ("train.steps=50", "checkpoint.every=25")
+    sets = ("train.moments_dtype=bfloat16", "checkpoint.keep=9", *length)
+    return [word for setting in sets for word in ("--set", setting)] + list(more)
+
+
+def halfway(bench, name, copy):
+    """A copy of a finished run that has got no further than its first checkpoint."""
+    shutil.rmtree(bench.folder / copy, ignore_errors=True)
+    shutil.copytree(bench.folder / name, bench.folder / copy)
+    shutil.rmtree(bench.folder / copy / "final")
+    checkpoints = sorted((bench.folder / copy / "checkpoints").iterdir(), key=lambda path: int(path.name.split("-")[1]))
+    for path in checkpoints[1:]:
+        shutil.rmtree(path)
+
+
+def check_copies(bench, model, stage, way, count, settings):
+    """Trains on this mesh, at the end of which the program compares all copies; resumes there, and from one process."""
+    shutil.rmtree(bench.folder / "whole", ignore_errors=True)
+    bench.run("whole", model, stage, count, settings, *moments(stage))
+    halfway(bench, "whole", "resumed")
+    bench.run("resumed", model, stage, count, settings, *moments(stage, "--resume"))
+    for path in sorted((bench.folder / "whole").rglob("*.safetensors")):
+        other = bench.folder / "resumed" / path.relative_to(bench.folder / "whole")
+        if path.read_bytes() != other.read_bytes():
+            sys.exit(f"{model} {stage} {way} {count}: {other} differs from that of the run without a break")
+    halfway(bench, "alone", "moved")
+    bench.run("moved", model, stage, count, settings, *moments(stage, "--resume"))
+    print(f"{model:8} {stage:4} {way:34} {count}  copies are equal, and resumed equals uninterrupted", flush=True)
+
+
+def check_all_copies(bench, model, stage, runs):
+    if runs:
+        shutil.rmtree(bench.folder / "alone", ignore_errors=True)
+        bench.run("alone", model, stage, 1, {}, *moments(stage))
+    for run in runs:
+        check_copies(bench, model, stage, *run)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("binary", nargs="?", default=HERE.parent / "target/release/colossal-chat")
     parser.add_argument("--ranks", default="2,4,8")
     parser.add_argument("--stages", default="sft,rm,ppo")
     parser.add_argument("--only", default="")
+    parser.add_argument("--moments", choices=["float32", "bfloat16"], default="float32")
     arguments = parser.parse_args()
     ranks, stages = [int(count) for count in arguments.ranks.split(",")], arguments.stages.split(",")
     worst, table = 0.0, {}
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(arguments.binary).resolve(), Path(folder))
+        is_uneven = arguments.moments == "bfloat16"
+        bench = Bench(Path(arguments.binary).resolve(), Path(folder), stages, is_uneven)
         for model in MODELS:
             ways, mixed = (EXPERTS, MIXED_EXPERTS) if model == "mixtral" else (WAYS, MIXED)
             runs = [(f"{way}", count, settings) for way, settings in ways.items() for count in ranks]
             runs += [(way, 8, settings) for way, settings in mixed.items() if 8 in ranks]
             for stage in stages:
+                if is_uneven:
+                    check_all_copies(bench, model, stage, [run for run in runs if arguments.only in f"{model} {stage} {run[0]}"])
+                    continue
                 alone = bench.train(model, stage, 1, {})
                 for way, count, settings in runs:
                     if arguments.only not in f"{model} {stage} {way}":
@@ -172,6 +235,8 @@ def main():
                     print(f"{model:8} {stage:4} {way:34} {count}  loss {losses:.1e}  weights {weights:.1e}", flush=True)
                     table.setdefault((model, way, count), {})[stage] = (losses, weights)
                     worst = max(worst, losses, weights)
+    if is_uneven:
+        return
     print("\n| model | way | processes |", " | ".join(f"{stage}: loss, weights" for stage in stages), "|")
     print("|---|---|---|" + "---|" * len(stages))
     for (model, way, count), row in table.items():

@@ -68,5 +68,8 @@ mod ranks;
 // State that is divided over the data-parallel processes.
 mod zero;
 
+// Copies of a weight on several processes have the same bits.
+mod replicas;
+
 // Runs that are watched, and the commands over run folders.
 mod watch;
