@@ -222,6 +222,8 @@ def summary(options):
             lines.append(f"    {figure['name']}: {figure['value']:.4g} {figure['unit']}{limit}")
         lines += [f"    skipped: {reason}" for reason in step.get("skipped", [])]
         lines += [f"    | {line[:150]}" for line in step.get("log", [])[-3:]]
+    if results["stand_in"]:
+        lines.insert(1, "The accelerator proves no kernel of CUDA, no stream, no NCCL and no speed: these need a GPU.")
     if len(lines) > SUMMARY_LINES - 1:
         lines = lines[: SUMMARY_LINES - 2] + ["    ... the rest is in the file"]
     print("\n".join([*lines, options.out]))

@@ -16,8 +16,8 @@ usage() {
     cat <<USAGE
 usage: bench/gpu.sh [OPTION...] [STEP...]
   --stand-in      run on the accelerator of the tests, with tiny models
-  --binary FILE   the colossal-chat to test (default: target/release/colossal-chat)
-  --tests FILE    the integration tests (default: the newest target/release/deps/integration-*)
+  --binary FILE   the colossal-chat to test, which may be an .xz (default: target/release/colossal-chat)
+  --tests FILE    the integration tests, likewise (default: the newest target/release/deps/integration-*)
   --torch DIR     the folder lib of torch 2.11 for CUDA 13 (default: that of \`python3 -c 'import torch'\`)
   --name NAME     write bench/results/gpu-NAME.json (default: the name of the GPU)
   --out FILE      write this file instead
@@ -75,7 +75,11 @@ rows() { # LENGTH COUNT: rows of token ids that count upwards
         print "]}" } }' >"rows-$1.jsonl"
 }
 
-step_doctor() { program doctor; }
+step_doctor() {
+    program doctor >doctor.txt
+    cat doctor.txt
+    test "$stand_in" = yes || ! grep -q '^GPU *none' doctor.txt
+}
 
 step_parity() {
     tests device:: --skip device::every_budget --skip device::ranks_that_share_a_model_have --skip device::zero_ \
@@ -176,6 +180,17 @@ limit_of() { # STEP: its seconds
 
 # ---- what the steps need
 
+unpacked() { # FILE NAME: the path of a program, unpacked if need be
+    case $1 in
+        *.xz)
+            python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), open(sys.argv[2], "wb"))' "$1" "$work/$2"
+            chmod +x "$work/$2"
+            echo "$work/$2"
+            ;;
+        *) readlink -f "$1" ;;
+    esac
+}
+
 find_torch() {
     if [ -z "$torch" ]; then
         torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__) + "/lib")' 2>/dev/null) ||
@@ -250,13 +265,13 @@ case $minutes in '' | *[!0-9]*) fail "--minutes is $minutes, and must be a numbe
 
 : "${binary:=$root/target/release/colossal-chat}"
 : "${integration:=$(ls -t "$root"/target/release/deps/integration-* 2>/dev/null | grep -v '\.' | head -n 1)}"
-test -x "$binary" || fail "there is no program $binary: build it, or name it with --binary"
-test -x "$integration" || fail "there are no integration tests ${integration:-in target/release/deps}: build them, or name them with --tests"
+test -f "$binary" || fail "there is no program $binary: build it, or name it with --binary"
+test -f "$integration" || fail "there are no integration tests ${integration:-in target/release/deps}: build them, or name them with --tests"
 command -v python3 >/dev/null || fail "there is no python3, which writes the results"
-binary=$(readlink -f "$binary") integration=$(readlink -f "$integration")
 : "${work:=$(mktemp -d)}"
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
+binary=$(unpacked "$binary" colossal-chat) integration=$(unpacked "$integration" integration)
 if [ "$stand_in" = yes ]; then prepare_stand_in; else prepare_gpu; fi
 
 if [ -n "$inside" ]; then
