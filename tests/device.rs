@@ -1,6 +1,6 @@
 //! Everything that computes, on a device that is not the CPU: the accelerator of `tests/accelerator`, which
-//! refuses operations on tensors of different devices and counts the copies between host and device, or the GPU
-//! that `COLOSSAL_TEST_DEVICE` names, such as `cuda:0`.
+//! refuses operations on tensors of different devices and counts the copies between host and device, or the
+//! GPU that `COLOSSAL_TEST_DEVICE` names, such as `cuda:0`.
 //!
 //! A GPU adds in another order than the CPU, and not always in the same: where the accelerator must give the
 //! same bits, a GPU may differ by [`Device::tolerance`]. Ranks share the one GPU, so their tensors go through
@@ -42,8 +42,8 @@ impl Device {
         if self.is_stand_in() { 2e-6 } else { 2e-4 }
     }
 
-    /// `sets` with budgets for this device. Memory of a GPU comes in pieces of 2 MiB, and its libraries take some
-    /// for themselves: it gets four times as much.
+    /// `sets` with budgets for this device. Memory of a GPU comes in pieces of 2 MiB, and its libraries take
+    /// some for themselves: it gets four times as much.
     fn budgets(&self, sets: &str) -> String {
         let scale = |word: &str| match word.strip_suffix("MiB") {
             Some(number) if !self.is_stand_in() => {
@@ -81,8 +81,8 @@ fn command(scratch: &Scratch, line: &str) -> Command {
     command
 }
 
-/// Runs the binary on the device. If `report` is given, every process of the accelerator appends its counts to
-/// that file.
+/// Runs the binary on the device. If `report` is given, every process of the accelerator appends its counts
+/// to that file.
 fn run(scratch: &Scratch, line: &str, report: Option<&str>) -> Outcome {
     let mut command = command(scratch, line);
     if let Some(report) = report {

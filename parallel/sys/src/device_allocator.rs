@@ -2,8 +2,8 @@
 //! before it makes one. The counterpart of [`crate::allocator`], which is for the CPU: the memory itself
 //! still comes from libtorch's allocator of the device.
 //!
-//! The allocator of a GPU keeps the memory of freed tensors, which [`reserved_bytes`] counts and [`live_bytes`]
-//! does not, until [`empty_cache`] gives it back to the driver.
+//! The allocator of a GPU keeps the memory of freed tensors, which [`reserved_bytes`] counts and
+//! [`live_bytes`] does not, until [`empty_cache`] gives it back to the driver.
 //!
 //! Not counted are tensors from before [`watch`], tensors over memory of others, and what the libraries of
 //! CUDA take for themselves.
