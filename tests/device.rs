@@ -1,5 +1,13 @@
 //! Everything that computes, on a device that is not the CPU: the accelerator of `tests/accelerator`, which
-//! refuses operations on tensors of different devices and counts the copies between host and device.
+//! refuses operations on tensors of different devices and counts the copies between host and device, or the
+//! GPU that `COLOSSAL_TEST_DEVICE` names, such as `cuda:0`.
+//!
+//! A GPU adds in another order than the CPU, and not always in the same: where the accelerator must give the
+//! same bits, a GPU may differ by [`Device::tolerance`]. Ranks share the one GPU, so their tensors go through
+//! the host.
+
+use std::process::Command;
+use std::sync::OnceLock;
 
 use serde_json::Value;
 
@@ -8,11 +16,75 @@ use crate::harness::{Outcome, Scratch, signal};
 use crate::ranks::worst;
 use crate::training::{copied, copy, metrics};
 
-/// Runs the binary with the accelerator. If `report` is given, every process appends its counts to that file.
+/// The device of these tests.
+struct Device {
+    /// Its name in `--device`.
+    name: String,
+}
+
+/// The device that the environment names, or the accelerator.
+fn device() -> &'static Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    DEVICE.get_or_init(|| {
+        let name = std::env::var("COLOSSAL_TEST_DEVICE").unwrap_or_else(|_| "mps".to_owned());
+        Device { name }
+    })
+}
+
+impl Device {
+    /// Whether it is the accelerator of `tests/accelerator`.
+    fn is_stand_in(&self) -> bool {
+        self.name == "mps"
+    }
+
+    /// How far metrics and weights may differ from those of the CPU after a few steps.
+    fn tolerance(&self) -> f64 {
+        if self.is_stand_in() { 2e-6 } else { 2e-4 }
+    }
+
+    /// `sets` with budgets for this device. Memory of a GPU comes in pieces of 2 MiB, and its libraries take
+    /// some for themselves: it gets four times as much.
+    fn budgets(&self, sets: &str) -> String {
+        let scale = |word: &str| match word.strip_suffix("MiB") {
+            Some(number) if !self.is_stand_in() => {
+                format!("{}MiB", number.parse::<u64>().unwrap() * 4)
+            }
+            _ => word.to_owned(),
+        };
+        sets.split('\'').map(scale).collect::<Vec<_>>().join("'")
+    }
+
+    /// The setting that lets several ranks use the device, if `mesh` has none.
+    fn transport(&self, mesh: &str) -> &'static str {
+        if self.is_stand_in() || mesh.contains("transport=") { "" } else { " transport='gloo'" }
+    }
+
+    /// Whether a test ends here, which needs what only the accelerator has: `what`.
+    fn lacks(&self, what: &str) -> bool {
+        if !self.is_stand_in() {
+            println!("skipped: {} has no {what}", self.name);
+        }
+        !self.is_stand_in()
+    }
+}
+
+/// The command for `line`, in which `DEVICE` stands for the device.
+fn command(scratch: &Scratch, line: &str) -> Command {
+    let line = line.replace("DEVICE", &device().name);
+    let mut command = scratch.command(&line.split_whitespace().collect::<Vec<_>>());
+    if device().is_stand_in() {
+        command.env("LD_PRELOAD", accelerator::LIBRARY);
+    } else {
+        // By default the products take 32 MiB of the budget, more than the models.
+        command.env("CUBLAS_WORKSPACE_CONFIG", ":16:8").env("CUBLASLT_WORKSPACE_SIZE", "128");
+    }
+    command
+}
+
+/// Runs the binary on the device. If `report` is given, every process of the accelerator appends its counts
+/// to that file.
 fn run(scratch: &Scratch, line: &str, report: Option<&str>) -> Outcome {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let mut command = scratch.command(&words);
-    command.env("LD_PRELOAD", accelerator::LIBRARY);
+    let mut command = command(scratch, line);
     if let Some(report) = report {
         command.env("ACCELERATOR_REPORT", scratch.path(report));
     }
@@ -25,6 +97,25 @@ fn run(scratch: &Scratch, line: &str, report: Option<&str>) -> Outcome {
     }
 }
 
+/// Checks that two runs on the device give the same numbers: the same bits on the accelerator.
+#[track_caller]
+fn same_numbers(scratch: &Scratch, out: &str, whole: &str) {
+    if device().is_stand_in() {
+        return same_bits(scratch, out, whole);
+    }
+    nearly_the_same_numbers(scratch, out, whole);
+}
+
+/// Checks that two runs differ by rounding only.
+#[track_caller]
+fn nearly_the_same_numbers(scratch: &Scratch, out: &str, whole: &str) {
+    let file = |out: &str| scratch.path(&format!("{out}/final/model.safetensors"));
+    let of_weights = f64::from(worst(&file(out), &file(whole)));
+    let difference = of_weights.max(worst_metric(&metrics(scratch, out), &metrics(scratch, whole)));
+    println!("{out} and {whole} differ by {difference:.1e}");
+    assert!(difference < 5.0 * device().tolerance(), "{out} and {whole} differ by {difference}");
+}
+
 /// The largest difference of a metric, relative to its size if that is above 1.
 fn worst_metric(left: &[Value], right: &[Value]) -> f64 {
     assert_eq!(left.len(), right.len());
@@ -35,24 +126,30 @@ fn worst_metric(left: &[Value], right: &[Value]) -> f64 {
     pairs.map(|(left, right)| (left - right).abs() / left.abs().max(1.0)).fold(0.0, f64::max)
 }
 
-/// Runs `stage` on the CPU and on the accelerator and compares metrics and weights.
+/// The settings of `mesh` for so many processes on the device.
+fn parallel_sets(processes: usize, mesh: &str) -> String {
+    let transport = if processes > 1 { device().transport(mesh) } else { "" };
+    let mesh = format!("{mesh}{transport}");
+    mesh.split_whitespace().map(|setting| format!(" --set parallel.{setting}")).collect()
+}
+
+/// Runs `stage` on the CPU and on the device and compares metrics and weights.
 fn equals_the_cpu(stage: &str, processes: usize, mesh: &str) {
     let scratch = copied();
-    let sets: Vec<String> =
-        mesh.split_whitespace().map(|setting| format!(" --set parallel.{setting}")).collect();
-    let sets = sets.concat();
-    for device in ["cpu", "mps"] {
+    let sets = parallel_sets(processes, mesh);
+    for (out, name) in [("cpu", "cpu"), ("device", "DEVICE")] {
         let line = format!(
-            "{stage} --config life/{stage}/run.toml --set out={device} --device {device} --nproc {processes}{sets} \
+            "{stage} --config life/{stage}/run.toml --set out={out} --device {name} --nproc {processes}{sets} \
              --set train.eps=1e-4"
         );
         run(&scratch, &line, None).succeeds();
     }
-    let difference = worst_metric(&metrics(&scratch, "cpu"), &metrics(&scratch, "mps"));
-    assert!(difference < 2e-6, "{stage} {mesh}: metrics differ by {difference}");
-    let file = |device: &str| scratch.path(&format!("{device}/final/model.safetensors"));
-    let difference = worst(&file("cpu"), &file("mps"));
-    assert!(difference < 1e-6, "{stage} {mesh}: weights differ by {difference}");
+    let difference = worst_metric(&metrics(&scratch, "cpu"), &metrics(&scratch, "device"));
+    println!("{stage} {mesh}: metrics differ by {difference:.1e}");
+    assert!(difference < device().tolerance(), "{stage} {mesh}: metrics differ by {difference}");
+    let file = |out: &str| scratch.path(&format!("{out}/final/model.safetensors"));
+    let difference = f64::from(worst(&file("cpu"), &file("device")));
+    assert!(difference < device().tolerance() / 2.0, "{stage} {mesh}: weights differ by {difference}");
 }
 
 #[test]
@@ -111,13 +208,17 @@ fn every_budget_of_the_device_gives_the_same_bits() {
     let scratch = with_large_model();
     for stage in ["sft", "rm", "ppo"] {
         let whole = format!("{stage}-whole");
-        run(&scratch, &format!("{} --device mps", line(stage, &whole, "")), None).succeeds();
+        run(&scratch, &format!("{} --device DEVICE", line(stage, &whole, "")), None).succeeds();
         for (number, (budget, host_bytes)) in BUDGETS.into_iter().enumerate() {
             let out = format!("{stage}-{number}");
-            let words = format!("{} --device mps", line(stage, &out, &format!("--set {budget}")));
+            let budget = device().budgets(budget);
+            let words = format!("{} --device DEVICE", line(stage, &out, &format!("--set {budget}")));
             run(&scratch, &words, Some(&format!("{out}.json"))).succeeds();
-            same_bits(&scratch, &out, &whole);
+            same_numbers(&scratch, &out, &whole);
 
+            if !device().is_stand_in() {
+                continue;
+            }
             let counts = counts(&scratch, &format!("{out}.json"));
             let device_bytes = budget.split('\'').nth(1).unwrap().strip_suffix("MiB").unwrap();
             let device_bytes = device_bytes.parse::<u64>().unwrap() << 20;
@@ -134,17 +235,48 @@ fn every_budget_of_the_device_gives_the_same_bits() {
 fn ranks_that_share_a_model_have_a_budget_each_on_the_device() {
     let scratch = with_large_model();
     for (number, mesh) in ["", "tensor.size=2", "pipeline.size=2"].into_iter().enumerate() {
-        let mesh: Vec<String> =
-            mesh.split_whitespace().map(|setting| format!(" --set parallel.{setting}")).collect();
-        let mesh = format!("--nproc 2 --device mps{}", mesh.concat());
+        let mesh = format!("--nproc 2 --device DEVICE{}", parallel_sets(2, mesh));
         let [whole, out] = ["whole", "small"].map(|name| format!("{name}-{number}"));
         run(&scratch, &format!("{} {mesh}", line("sft", &whole, "")), None).succeeds();
-        let budget = "--set gemini.device_memory='12MiB' --set gemini.host_memory='16MiB'";
-        run(&scratch, &format!("{} {mesh}", line("sft", &out, budget)), Some(&format!("{out}.json")))
+        let budget = device().budgets("--set gemini.device_memory='12MiB' --set gemini.host_memory='16MiB'");
+        run(&scratch, &format!("{} {mesh}", line("sft", &out, &budget)), Some(&format!("{out}.json")))
             .succeeds();
-        same_bits(&scratch, &out, &whole);
-        for counts in counts(&scratch, &format!("{out}.json")) {
+        same_numbers(&scratch, &out, &whole);
+        let reports =
+            if device().is_stand_in() { counts(&scratch, &format!("{out}.json")) } else { Vec::new() };
+        for counts in reports {
             assert!(counts["device_peak_bytes"].as_u64().unwrap() <= 12 << 20, "{mesh}: {counts:?}");
+        }
+    }
+}
+
+/// The shards of the ranks are whole pieces of memory, which come and go on their own.
+#[test]
+fn zero_divides_state_within_a_budget_of_the_device() {
+    let scratch = with_large_model();
+    for stage in ["sft", "ppo"] {
+        if stage == "ppo" {
+            run(&scratch, &format!("{} --device DEVICE", line("rm", "rm-whole", "")), None).succeeds();
+        }
+        let mesh = format!("--nproc 2 --device DEVICE{}", parallel_sets(2, ""));
+        let whole = format!("{stage}-whole");
+        run(&scratch, &format!("{} {mesh}", line(stage, &whole, "--set train.eps=1e-4")), None).succeeds();
+        for zero in [1, 2, 3] {
+            let [large, small] = [200, 16].map(|mebibytes| {
+                let out = format!("{stage}-{zero}-{mebibytes}");
+                let budget = device().budgets(&format!("--set gemini.device_memory='{mebibytes}MiB'"));
+                let sets = format!("{budget} --set parallel.zero={zero} --set train.eps=1e-4");
+                let words = format!("{} {mesh}", line(stage, &out, &sets));
+                run(&scratch, &words, Some(&format!("{out}.json"))).succeeds();
+                out
+            });
+            nearly_the_same_numbers(&scratch, &large, &whole);
+            same_numbers(&scratch, &small, &large);
+            if device().is_stand_in() {
+                for counts in counts(&scratch, &format!("{small}.json")) {
+                    assert!(counts["device_peak_bytes"].as_u64().unwrap() <= 16 << 20, "{zero}: {counts:?}");
+                }
+            }
         }
     }
 }
@@ -152,39 +284,62 @@ fn ranks_that_share_a_model_have_a_budget_each_on_the_device() {
 /// Memory of a GPU comes in pieces of 2 MiB.
 #[test]
 fn chunks_that_are_smaller_than_a_piece_of_memory_take_a_whole_one() {
+    if device().lacks("smaller pieces") {
+        return;
+    }
     let scratch = with_large_model();
-    run(&scratch, &format!("{} --device mps", line("sft", "whole", "")), None).succeeds();
+    run(&scratch, &format!("{} --device DEVICE", line("sft", "whole", "")), None).succeeds();
     let budget = "--set gemini.device_memory='48MiB' --set gemini.host_memory='32MiB'";
-    let words = format!("{} --device mps", line("sft", "out", budget));
-    let mut command = scratch.command(&words.split(' ').collect::<Vec<_>>());
-    command.env("LD_PRELOAD", accelerator::LIBRARY).env("ACCELERATOR_GRANULARITY", (2 << 20).to_string());
+    let mut command = command(&scratch, &format!("{} --device DEVICE", line("sft", "out", budget)));
+    command.env("ACCELERATOR_GRANULARITY", (2 << 20).to_string());
     let output = command.env("ACCELERATOR_REPORT", scratch.path("out.json")).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    same_bits(&scratch, "out", "whole");
+    same_numbers(&scratch, "out", "whole");
     let counts = counts(&scratch, "out.json");
     assert!(counts[0]["device_peak_bytes"].as_u64().unwrap() <= 48 << 20, "{counts:?}");
+}
+
+/// libtorch's allocator keeps the memory of freed tensors, until the device has none left for a chunk.
+#[test]
+fn memory_of_freed_tensors_is_given_back_where_a_chunk_needs_it() {
+    if device().lacks("limit of its memory that a test can set") {
+        return;
+    }
+    let scratch = with_large_model();
+    run(&scratch, &format!("{} --device DEVICE", line("sft", "whole", "")), None).succeeds();
+    let words = line("sft", "out", "--set gemini.device_memory='14MiB'");
+    let mut command = command(&scratch, &format!("{words} --device DEVICE"));
+    command.env("ACCELERATOR_CACHES", "1").env("ACCELERATOR_MEMORY", (15 << 20).to_string());
+    let output = command.output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{told}");
+    // What libtorch keeps is no memory of other processes.
+    assert!(!told.contains("other processes"), "{told}");
+    same_numbers(&scratch, "out", "whole");
 }
 
 /// Another process takes memory of the device during the run, which notices that before the next step and
 /// gets along with what is left.
 #[test]
 fn a_run_shares_the_device_with_other_processes() {
+    if device().lacks("processes that take memory at a certain moment") {
+        return;
+    }
     let scratch = with_large_model();
-    run(&scratch, &format!("{} --device mps", line("sft", "alone", "")), None).succeeds();
+    run(&scratch, &format!("{} --device DEVICE", line("sft", "alone", "")), None).succeeds();
 
     // Of 16 MiB another process wants 5: then 11 MiB are left of the 14 MiB of the budget.
     scratch.write("taken", &(5 << 20).to_string());
     let words = line("sft", "shared", "--set gemini.device_memory='14MiB' --set checkpoint.every=0");
-    let mut command = scratch.command(&format!("{words} --device mps").split(' ').collect::<Vec<_>>());
-    command.env("LD_PRELOAD", accelerator::LIBRARY).env("ACCELERATOR_MEMORY", (16 << 20).to_string());
-    command.env("ACCELERATOR_TAKEN", scratch.path("taken"));
+    let mut command = command(&scratch, &format!("{words} --device DEVICE"));
+    command.env("ACCELERATOR_MEMORY", (16 << 20).to_string()).env("ACCELERATOR_TAKEN", scratch.path("taken"));
     // From the third time on that the process asks, which it does before each step.
     command.env("ACCELERATOR_TAKEN_AFTER", "2");
     let output = command.output().unwrap();
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{told}");
     assert!(told.contains("other processes use the device: from here on 10 of 14 MiB are left"), "{told}");
-    same_bits(&scratch, "shared", "alone");
+    same_numbers(&scratch, "shared", "alone");
 }
 
 /// A run that was stopped on the device continues there, bit for bit; on the CPU, it continues up to
@@ -193,26 +348,24 @@ fn a_run_shares_the_device_with_other_processes() {
 fn a_checkpoint_belongs_to_no_device() {
     let scratch = copied();
     let line = "sft --config life/sft/run.toml --set train.steps=40 --set checkpoint.every=0";
-    run(&scratch, &format!("{line} --set out=whole --device mps"), None).succeeds();
+    run(&scratch, &format!("{line} --set out=whole --device DEVICE"), None).succeeds();
 
-    let words = format!("{line} --set out=stopped --device mps");
-    let mut command = scratch.command(&words.split(' ').collect::<Vec<_>>());
-    let mut child = command.env("LD_PRELOAD", accelerator::LIBRARY).spawn().unwrap();
+    let mut child = command(&scratch, &format!("{line} --set out=stopped --device DEVICE")).spawn().unwrap();
     scratch.wait_for_rows("stopped/metrics.jsonl", 3);
     signal("INT", child.id());
     assert_eq!(child.wait().unwrap().code(), Some(130));
     copy(&scratch.path("stopped"), &scratch.path("on-cpu"));
 
-    run(&scratch, &format!("{line} --set out=stopped --device mps --resume"), None).succeeds();
+    run(&scratch, &format!("{line} --set out=stopped --device DEVICE --resume"), None).succeeds();
     run(&scratch, &format!("{line} --set out=on-cpu --device cpu --resume"), None).succeeds();
+    same_numbers(&scratch, "stopped", "whole");
     let file = |out: &str| scratch.path(&format!("{out}/final/model.safetensors"));
-    assert!(std::fs::read(file("stopped")).unwrap() == std::fs::read(file("whole")).unwrap());
-    assert_eq!(metrics(&scratch, "stopped"), metrics(&scratch, "whole"));
-    assert!(worst(&file("on-cpu"), &file("whole")) < 1e-5);
+    assert!(f64::from(worst(&file("on-cpu"), &file("whole"))) < 5.0 * device().tolerance());
 }
 
 #[test]
 fn replies_are_generated_and_scored_on_the_device() {
+    let tolerance = device().tolerance();
     let scratch = copied();
     scratch.write("prompts.jsonl", &"{\"prompt\": \"what is 1 + 1?\"}\n".repeat(5));
     scratch
@@ -223,7 +376,7 @@ fn replies_are_generated_and_scored_on_the_device() {
         "generate --model life/ppo/final --input prompts.jsonl --temperature 0.8 --top-p 0.9 --top-k 20",
     ] {
         let [cpu, device] =
-            ["cpu", "mps"].map(|name| run(&scratch, &format!("{line} --device {name}"), None));
+            ["cpu", "DEVICE"].map(|name| run(&scratch, &format!("{line} --device {name}"), None));
         assert_eq!(cpu.succeeds(), device.succeeds(), "{line}");
     }
     for line in [
@@ -231,10 +384,10 @@ fn replies_are_generated_and_scored_on_the_device() {
         "reward --model life/rm/final --input texts.jsonl",
     ] {
         let [cpu, device] =
-            ["cpu", "mps"].map(|name| run(&scratch, &format!("{line} --device {name}"), None).rows());
+            ["cpu", "DEVICE"].map(|name| run(&scratch, &format!("{line} --device {name}"), None).rows());
         for (cpu, device) in cpu.iter().zip(&device) {
             for (cpu, device) in numbers(cpu).iter().zip(numbers(device)) {
-                assert!((cpu - device).abs() < 1e-5, "{line}: {cpu} {device}");
+                assert!((cpu - device).abs() < 5.0 * tolerance, "{line}: {cpu} {device}");
             }
         }
     }
@@ -271,16 +424,19 @@ fn copies_per(scratch: &Scratch, line: &str, count: usize) -> [f64; 3] {
 /// The limits are today's numbers. A new copy must be worth its line here.
 #[test]
 fn copies_between_host_and_device_are_few() {
+    if device().lacks("count of copies") {
+        return;
+    }
     let scratch = copied();
     let per_token =
-        "generate --model life/ppo/final --prompt hello --device mps --ignore-eos --max-new-tokens N";
+        "generate --model life/ppo/final --prompt hello --device DEVICE --ignore-eos --max-new-tokens N";
     let [to_device, to_host, bytes] = copies_per(&scratch, per_token, 16);
     // The token and the random number of the next one go in; the id and its log-probability come out.
     assert!(to_device <= 2.0 && to_host <= 1.0 && bytes <= 16.0, "{to_device} {to_host} {bytes}");
 
     let stage = |stage: &str, length: &str| {
         format!(
-            "{stage} --config life/{stage}/run.toml --device mps --set out=OUT --set checkpoint.every=0 {length}"
+            "{stage} --config life/{stage}/run.toml --device DEVICE --set out=OUT --set checkpoint.every=0 {length}"
         )
     };
     let [to_device, to_host, _] = copies_per(&scratch, &stage("sft", "--set train.steps=N"), 6);
@@ -293,6 +449,7 @@ fn copies_between_host_and_device_are_few() {
 fn a_device_that_is_not_there_is_named() {
     let scratch = copied();
     let line = "generate --model life/ppo/final --prompt hello --device";
+    // Without the accelerator, this is a device that libtorch does not have.
     scratch.run(&format!("{line} mps")).fails(4, &["device mps", "use cpu, cuda or auto"]);
     scratch.run(&format!("{line} gpu")).fails(2, &["no device \"gpu\"", "cuda:N"]);
     let line = "sft --config life/sft/run.toml --set out=x --set model.device";
@@ -312,18 +469,30 @@ fn settings_of_memory_that_a_device_cannot_have_are_refused() {
         let line = format!("sft --config life/sft/run.toml --set out=out {sets}");
         run(&copied(), &line, None).fails(2, words);
     };
-    refused("--device mps --set parallel.zero=1", &["parallel.zero", "processor"]);
-    refused("--device mps --set gemini.host_memory='1GiB'", &["gemini.host_memory", "device_memory"]);
+    refused("--device DEVICE --set parallel.zero=1", &["parallel.zero", "gemini", "device_memory"]);
+    refused("--device DEVICE --set gemini.host_memory='1GiB'", &["gemini.host_memory", "device_memory"]);
     let budget = "--device cpu --set gemini.device_memory='1GiB'";
     refused(&format!("{budget} --set gemini.host_memory='1GiB'"), &["gemini.host_memory", "CPU"]);
     refused(&format!("{budget} --set gemini.placement='cpu'"), &["gemini.placement", "CPU", "auto"]);
+}
+
+/// A plan is made for any machine, and by one without a GPU.
+#[test]
+fn a_run_for_a_gpu_is_planned_anywhere() {
+    for placement in ["auto", "cpu"] {
+        let memory = "--set gemini.device_memory='64GiB' --set gemini.host_memory='64GiB'";
+        let line = format!(
+            "plan sft --config life/sft/run.toml --set model.device=cuda --set gemini.placement={placement} {memory}"
+        );
+        copied().run(&line).succeeds();
+    }
 }
 
 /// Where what leaves the device has no place, the run ends with the numbers.
 #[test]
 fn a_host_that_is_too_small_ends_the_run_with_the_numbers() {
     let scratch = with_large_model();
-    let budget = "--set gemini.device_memory='12MiB' --set gemini.host_memory='64KiB'";
-    run(&scratch, &format!("{} --device mps", line("sft", "out", budget)), None)
+    let budget = &device().budgets("--set gemini.device_memory='12MiB' --set gemini.host_memory='64KiB'");
+    run(&scratch, &format!("{} --device DEVICE", line("sft", "out", budget)), None)
         .fails(4, &["memory of the host", "host_memory is 0 MiB"]);
 }

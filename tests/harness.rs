@@ -85,7 +85,9 @@ impl Scratch {
 
     /// The binary, ready to start here without network and, unless `words` say otherwise, with one thread.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_colossal-chat"));
+        // On another machine than the one that built these tests, the binary is elsewhere.
+        let binary = std::env::var_os("COLOSSAL_TEST_BINARY");
+        let mut command = Command::new(binary.unwrap_or_else(|| env!("CARGO_BIN_EXE_colossal-chat").into()));
         if !words.contains(&"--threads") {
             command.args(["--threads", "1"]);
         }

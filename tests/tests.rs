@@ -53,6 +53,9 @@ mod init;
 // Every stage and command on a device that is not the CPU.
 mod device;
 
+// NCCL on a GPU.
+mod nccl;
+
 // Models under a budget of memory.
 mod gemini;
 

@@ -24,18 +24,21 @@ pub(crate) fn load(settings: impl IntoIterator<Item = DeviceSetting>) {
     let problem = match runtime::count_gpus() {
         Err(problem) => problem,
         Ok(0) => "the driver offers no GPU".to_owned(),
-        Ok(count) => match runtime::load_cuda() {
-            Ok(()) => return,
-            Err(error) => {
-                let problem = format!("{error}: get libtorch for GPUs with `make libtorch DEVICE=cuda`");
-                // Without this line, a GPU that stays idle would go unnoticed.
-                if settings.contains(&DeviceSetting::Auto) {
-                    let unused = counted(count as u64, "GPU");
-                    print_stderr(&format!("hint: unused on this machine: {unused}: {problem}"));
+        Ok(count) => {
+            let problem = match runtime::load_cuda() {
+                Ok(()) if tch::Cuda::device_count() > 0 => return,
+                Ok(()) => {
+                    "libtorch sees no GPU: the driver may be too old for CUDA 13 (nvidia-smi)".to_owned()
                 }
-                problem
+                Err(error) => format!("{error}: get libtorch for GPUs with `make libtorch DEVICE=cuda`"),
+            };
+            // Without this line, a GPU that stays idle would go unnoticed.
+            if settings.contains(&DeviceSetting::Auto) {
+                let unused = counted(count as u64, "GPU");
+                print_stderr(&format!("hint: unused on this machine: {unused}: {problem}"));
             }
-        },
+            problem
+        }
     };
     let _ = NO_CUDA.set(problem);
 }
@@ -67,8 +70,9 @@ fn choose(setting: DeviceSetting, gpus: usize, local: LocalRank) -> Result<Devic
         DeviceSetting::Cuda(_) if gpus == 0 => {
             Err(format!("{}: use cpu or auto", cuda_problem().unwrap_or("there is no GPU")))
         }
-        DeviceSetting::Cuda(Some(index)) if local.size > 1 => Err(format!(
-            "{} processes on this machine cannot share GPU {index}: use cuda, which gives each process its own",
+        DeviceSetting::Cuda(Some(index)) if local.size > 1 && !local.can_share_gpus => Err(format!(
+            "{} processes on this machine share GPU {index} only with [parallel] transport = \"shared\" or \"gloo\": \
+             set it, or use cuda, which gives each process its own",
             local.size
         )),
         DeviceSetting::Cuda(Some(index)) if index >= gpus => {
@@ -93,12 +97,15 @@ fn choose(setting: DeviceSetting, gpus: usize, local: LocalRank) -> Result<Devic
 
 #[cfg(test)]
 mod tests {
+    use parallel::Transport;
+
     use super::*;
 
     #[test]
     fn every_process_of_a_machine_gets_a_gpu_of_its_own() {
         let of = |setting: &str, gpus, has_own_gpus, rank, size| {
-            choose(setting.parse().unwrap(), gpus, LocalRank { rank, size, has_own_gpus })
+            let local = LocalRank { rank, size, has_own_gpus, can_share_gpus: false };
+            choose(setting.parse().unwrap(), gpus, local)
         };
         assert_eq!(of("auto", 0, false, 0, 4), Ok(Device::Cpu));
         assert_eq!(of("auto", 8, false, 3, 4), Ok(Device::Cuda(3)));
@@ -110,8 +117,14 @@ mod tests {
             of("cuda", 2, false, 3, 4).unwrap_err().contains("4 processes on this machine need as many GPUs")
         );
         assert!(of("auto", 1, false, 1, 2).unwrap_err().contains("start 1 process, or use cpu"));
-        assert!(of("cuda:0", 2, false, 0, 2).unwrap_err().contains("cannot share GPU 0"));
+        assert!(of("cuda:0", 2, false, 0, 2).unwrap_err().contains("share GPU 0 only with"));
         assert!(of("cuda:2", 2, false, 0, 1).unwrap_err().contains("2 GPUs, numbered from 0"));
         assert!(of("cuda", 0, false, 0, 1).unwrap_err().contains("use cpu or auto"));
+
+        let through_the_host = LocalRank::last_of(2, Transport::Gloo);
+        let shared = |setting: &str| choose(setting.parse().unwrap(), 1, through_the_host);
+        assert_eq!(shared("cuda:0"), Ok(Device::Cuda(0)));
+        assert!(shared("cuda:1").unwrap_err().contains("1 GPU, numbered from 0"));
+        assert!(shared("cuda").unwrap_err().contains("need as many GPUs"));
     }
 }

@@ -223,7 +223,8 @@ pub(crate) fn over_budget(message: &str) -> Option<String> {
 
 /// Whether a libtorch message reports that memory ran out.
 pub(crate) fn is_out_of_memory(message: &str) -> bool {
-    ["can't allocate memory", "out of memory", "not enough memory"]
+    // The last one is what the libraries of CUDA say, such as CUBLAS_STATUS_ALLOC_FAILED.
+    ["can't allocate memory", "out of memory", "not enough memory", "_STATUS_ALLOC_FAILED"]
         .iter()
         .any(|words| message.contains(words))
 }
@@ -590,7 +591,13 @@ mod tests {
             let source = source.reallocate_into_boxed_dyn_error_without_backtrace();
             eval::Error::Model { name: "m".into(), source }
         };
-        let cases: [(Error, u8); 28] = [
+        let on_gpu = |message: &str| parallel::SysError::Torch { call: "mm".into(), message: message.into() };
+        let cases: [(Error, u8); 30] = [
+            (on_gpu("CUDA out of memory. Tried to allocate 20.00 MiB.").into(), DEVICE),
+            (
+                on_gpu("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`").into(),
+                DEVICE,
+            ),
             (place(io::ErrorKind::PermissionDenied).into(), USAGE),
             (place(io::ErrorKind::StorageFull).into(), FAILED),
             (place(io::ErrorKind::QuotaExceeded).into(), FAILED),

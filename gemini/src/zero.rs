@@ -143,9 +143,9 @@ impl Sharding {
         group.rank() * length..(group.rank() + 1) * length
     }
 
-    /// The numbers of ranks.
-    pub(crate) fn zero_size(&self) -> ZeroSize {
-        ZeroSize { dense: self.groups.dense.size(), expert: self.groups.expert.size() }
+    /// The numbers of ranks, whose shards are multiples of `shard_alignment` elements.
+    pub(crate) fn zero_size(&self, shard_alignment: usize) -> ZeroSize {
+        ZeroSize { dense: self.groups.dense.size(), expert: self.groups.expert.size(), shard_alignment }
     }
 
     /// The ranks of all chunks.

@@ -3,7 +3,8 @@
 //! The processes meet at a store, which either rank 0 or the launcher serves ([`crate::rendezvous`]).
 //!
 //! All ranks of a group create it together, and every rank creates its groups in the same order. A group uses
-//! shared memory if all of its ranks run on one host, TCP otherwise, and NCCL for GPU tensors.
+//! shared memory if all of its ranks run on one host, TCP otherwise, and NCCL for GPU tensors, unless the
+//! transport is set.
 
 mod groups;
 mod hosts;
@@ -43,13 +44,20 @@ const MIN_WAIT: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// Shared memory within a host, Gloo between hosts.
+    /// Shared memory within a host, Gloo between hosts, and NCCL for tensors of GPUs.
     #[default]
     Auto,
-    /// Gloo everywhere.
+    /// Gloo everywhere. Tensors of GPUs go through the host.
     Gloo,
-    /// Shared memory; an error if a group spans several hosts.
+    /// Shared memory; an error if a group spans several hosts. Tensors of GPUs go through the host.
     Shared,
+}
+
+impl Transport {
+    /// Whether tensors of GPUs go through the host, so that ranks may share a GPU.
+    pub fn stages_gpus(self) -> bool {
+        self != Self::Auto
+    }
 }
 
 /// One process of a job, connected to the others.
@@ -213,7 +221,7 @@ impl World {
             cause,
         };
 
-        if let Device::Cuda(index) = device {
+        if let (Device::Cuda(index), false) = (device, self.transport.stages_gpus()) {
             return Ok(Box::new(
                 NcclGroup::join(store, key, rank_and_size, index, COLLECTIVE_TIMEOUT).map_err(failed)?,
             ));

@@ -34,6 +34,7 @@ fn main() {
             "cpp/runtime.cpp",
             "cpp/blob.cpp",
             "cpp/allocator.cpp",
+            "cpp/cuda_allocator.cpp",
             "cpp/mkl.cpp",
             "cpp/names.cpp",
         ])

@@ -10,6 +10,9 @@
 //
 // driver.cpp adds the interface of the driver for memory: address space, physical memory, copies on streams.
 //
+// With ACCELERATOR_CACHES set, the memory of freed tensors stays with the allocator, as that of a GPU does, until it is asked to
+// give it back, or needs it for a tensor of another size.
+//
 // Load it with LD_PRELOAD, before libtorch is used. With ACCELERATOR_REPORT=FILE, the counts are written to FILE
 // as one line of JSON when the process exits.
 #include <ATen/ATen.h>
@@ -18,7 +21,7 @@
 #include <ATen/detail/MPSHooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
-#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
@@ -26,6 +29,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
 
 #include "driver.h"
 
@@ -68,18 +74,74 @@ struct FallbackScope {
 // A tensor's memory begins with its size, so that it can be given back.
 constexpr size_t kHeader = 64;
 
+// The memory of freed tensors by its size, and the bytes of it and of live tensors.
+struct Cache {
+  bool is_used = std::getenv("ACCELERATOR_CACHES") != nullptr;
+  std::mutex mutex;
+  std::map<size_t, std::vector<char *>> free;
+  size_t reserved = 0;
+
+  char *take(size_t bytes) {
+    std::lock_guard<std::mutex> guard(mutex);
+    auto &starts = free[bytes];
+    if (starts.empty()) return nullptr;
+    char *start = starts.back();
+    starts.pop_back();
+    return start;
+  }
+
+  bool reserve(size_t bytes) {
+    if (!driver_take_bytes(bytes)) {
+      empty();
+      if (!driver_take_bytes(bytes)) return false;
+    }
+    std::lock_guard<std::mutex> guard(mutex);
+    reserved += bytes;
+    return true;
+  }
+
+  void give_back(char *start, size_t bytes) {
+    std::lock_guard<std::mutex> guard(mutex);
+    if (is_used) {
+      free[bytes].push_back(start);
+    } else {
+      drop(start, bytes);
+    }
+  }
+
+  void empty() {
+    std::lock_guard<std::mutex> guard(mutex);
+    for (auto &[bytes, starts] : free)
+      for (char *start : starts) drop(start, bytes);
+    free.clear();
+  }
+
+ private:
+  void drop(char *start, size_t bytes) {
+    reserved -= bytes;
+    driver_give_back_bytes(bytes);
+    std::free(start);
+  }
+};
+
+// Never freed: tensors go after everything else.
+Cache &cache() {
+  static Cache *cache = new Cache;
+  return *cache;
+}
+
 void free_memory(void *pointer) {
   if (pointer == nullptr) return;
   char *start = static_cast<char *>(pointer) - kHeader;
-  driver_give_back_bytes(*reinterpret_cast<size_t *>(start));
-  std::free(start);
+  cache().give_back(start, *reinterpret_cast<size_t *>(start));
 }
 
-struct Memory final : c10::Allocator {
+struct Memory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_memory, device()};
     size_t rounded = (bytes + 63) / 64 * 64;
-    TORCH_CHECK(driver_take_bytes(rounded), "accelerator: out of memory: ", bytes, " bytes");
+    if (char *start = cache().take(rounded)) return {start + kHeader, start + kHeader, &free_memory, device()};
+    TORCH_CHECK(cache().reserve(rounded), "accelerator: out of memory: ", bytes, " bytes");
     char *start = static_cast<char *>(std::aligned_alloc(64, kHeader + rounded));
     TORCH_CHECK(start != nullptr, "accelerator: the host is out of memory: ", bytes, " bytes");
     *reinterpret_cast<size_t *>(start) = rounded;
@@ -87,6 +149,17 @@ struct Memory final : c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_memory; }
   void copy_data(void *to, const void *from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override { cache().empty(); }
+  void recordStream(const c10::DataPtr &, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    std::lock_guard<std::mutex> guard(cache().mutex);
+    stats.reserved_bytes[0].current = static_cast<int64_t>(cache().reserved);
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
 } memory;
 
 c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, device()); }

@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Resu
         let mesh = launch::mesh(&config.parallel, 0, arguments.nproc)?;
         print_warnings(&config);
         load_devices(&config);
-        check_devices(&config, LocalRank::last_of(arguments.nproc))?;
+        check_devices(&config, LocalRank::last_of(arguments.nproc, config.parallel.transport))?;
         check_folder(&config, Some(&arguments.config), arguments.resume)?;
         preflight(&config, arguments.resume, &mesh)?;
         return crate::console::print(&config.to_toml(&stage::schemas())?).map_err(Into::into);

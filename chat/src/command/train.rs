@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use gemini::placement::PlacementPolicy;
 use parallel::{LocalRank, Mesh, ProcessGroups};
 
 use crate::args::TrainArgs;
@@ -48,7 +49,8 @@ pub(crate) fn run_for(
     // stands in for all ranks.
     interrupt::listen()?;
     let settings = loaded.config.to_toml(schema)?;
-    load_device(mode, starts_others.then_some(arguments.nproc), &mut loaded.config.model.device)?;
+    let last = LocalRank::last_of(arguments.nproc, loaded.config.parallel.transport);
+    load_device(mode, starts_others.then_some(last), &mut loaded.config)?;
     let (groups, mesh) = if starts_others {
         // For the predictions.
         loaded.config.threads = threads.or(loaded.config.threads);
@@ -113,19 +115,31 @@ fn run_as_rank(
     Ok(())
 }
 
-/// Loads what the device of a run needs. A plan is for any machine, and a process that stands in for `ranks`
-/// processes of this machine needs no GPU itself: both load the models on the CPU.
-fn load_device(mode: RunMode, ranks: Option<usize>, setting: &mut DeviceSetting) -> Result<(), ConfigError> {
+/// Loads what the device of a run needs. A plan is for any machine, and a process that stands in for all
+/// processes of this machine up to the `last` one needs no GPU itself: both load the models on the CPU.
+fn load_device(mode: RunMode, last: Option<LocalRank>, config: &mut RunConfig) -> Result<(), ConfigError> {
     if matches!(mode, RunMode::Plan { .. }) {
-        *setting = DeviceSetting::Cpu;
+        stay_on_cpu(config);
         return Ok(());
     }
-    device::load([*setting]);
-    if let Some(ranks) = ranks {
-        device::resolve(*setting, LocalRank::last_of(ranks))?;
-        *setting = DeviceSetting::Cpu;
+    device::load([config.model.device]);
+    if let Some(last) = last {
+        device::resolve(config.model.device, last)?;
+        stay_on_cpu(config);
     }
     Ok(())
+}
+
+/// Sets the CPU as the device. What leaves a device goes to the host, and what leaves the CPU to the disk.
+fn stay_on_cpu(config: &mut RunConfig) {
+    if config.model.device == DeviceSetting::Cpu {
+        return;
+    }
+    config.model.device = DeviceSetting::Cpu;
+    config.gemini.host_memory = None;
+    if config.gemini.placement == PlacementPolicy::Cpu {
+        config.gemini.placement = PlacementPolicy::Disk;
+    }
 }
 
 /// Starts the ranks of this machine as processes of the same command.

@@ -92,10 +92,6 @@ pub(crate) fn chunk_manager(config: &RunConfig, groups: &ProcessGroups) -> anyho
     {
         return Err(refused(key, message));
     }
-    if let Device::Cuda(_) = device {
-        let message = "is not proved on a GPU yet: set [model] device = \"cpu\", or leave this key out";
-        return Err(refused("gemini.device_memory", message));
-    }
 
     // The run folder does not exist before the run starts, and a dry run does not create it.
     let mut folders = config.out.ancestors().filter(|folder| folder.is_dir());
@@ -117,8 +113,8 @@ fn refused(key: &str, message: &str) -> anyhow::Error {
 /// Returns the options for loading trainable weights. Each rank loads its shards of the model.
 pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> anyhow::Result<LoadOptions> {
     let device = device::resolve(config.model.device, ctx.groups.local_rank())?;
-    if ctx.memory.zero_stage() > ZeroStage::None && device != Device::Cpu {
-        let message = "works on the processor only: set [model] device = \"cpu\", or leave this key out";
+    if ctx.memory.zero_stage() > ZeroStage::None && device != Device::Cpu && !ctx.memory.is_limited() {
+        let message = "on a device needs a budget: set [gemini] device_memory, or [model] device = \"cpu\"";
         return Err(refused("parallel.zero", message));
     }
 

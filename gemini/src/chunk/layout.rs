@@ -20,8 +20,8 @@ use std::collections::HashMap;
 /// Every offset is a multiple of this number of elements: 64 bytes in bf16, 128 in fp32.
 pub const ALIGNMENT: usize = 32;
 
-/// The shards of a chunk have a multiple of this number of elements: a page of 4 KiB in bf16. A shard can
-/// therefore be in memory without the others.
+/// The shards of a chunk on the host have a multiple of this number of elements: a page of 4 KiB in bf16. A
+/// shard can therefore be in memory without the others.
 pub const SHARD_ALIGNMENT: usize = 2048;
 
 /// The default bounds allow no smaller chunk size: a copy of 128 KiB still runs at the speed of the memory.
@@ -82,17 +82,19 @@ pub struct ZeroSize {
     pub dense: usize,
     /// For chunks of expert parameters.
     pub expert: usize,
+    /// The lengths of shards are multiples of this number of elements.
+    pub shard_alignment: usize,
 }
 
 impl ZeroSize {
     /// No chunk is sharded.
-    pub const ONE: Self = Self { dense: 1, expert: 1 };
+    pub const ONE: Self = Self { dense: 1, expert: 1, shard_alignment: SHARD_ALIGNMENT };
 
     /// The lengths of the chunks of `group` are multiples of this.
     fn length_multiple(self, group: ChunkGroup) -> usize {
         match if group.is_expert { self.expert } else { self.dense } {
             1 => ALIGNMENT,
-            ranks => SHARD_ALIGNMENT * ranks,
+            ranks => self.shard_alignment * ranks,
         }
     }
 
@@ -403,7 +405,7 @@ mod tests {
 
     #[test]
     fn chunks_divide_evenly_into_aligned_shards() {
-        let zero_size = ZeroSize { dense: 6, expert: 4 };
+        let zero_size = ZeroSize { dense: 6, expert: 4, ..ZeroSize::ONE };
         let expert = ParamSpec { numel: 100, group: EXPERT };
         let layout = ChunkLayout::new(&[dense(&[100]), vec![expert]].concat(), 100, zero_size);
         // 2048 * lcm(6, 4) = 24 576; 2048 * 6 = 12 288; 2048 * 4 = 8192.
@@ -425,7 +427,7 @@ mod tests {
         let mut random = random_numbers(1);
         for _ in 0..300 {
             let params = random_params(&mut random);
-            let zero_size = ZeroSize { dense: 1 + random(6), expert: 1 + random(4) };
+            let zero_size = ZeroSize { dense: 1 + random(6), expert: 1 + random(4), ..ZeroSize::ONE };
             let layout = ChunkLayout::new(&params, 1 + random(5000), zero_size);
             let mut seen = 0;
             for (index, chunk) in layout.chunks().iter().enumerate() {
@@ -492,7 +494,7 @@ mod tests {
         let mut random = random_numbers(2);
         for _ in 0..200 {
             let params = random_params(&mut random);
-            let zero_size = ZeroSize { dense: 1 + random(4), expert: 1 + random(4) };
+            let zero_size = ZeroSize { dense: 1 + random(4), expert: 1 + random(4), ..ZeroSize::ONE };
             let min = 1 + random(4000);
             let bounds = SearchBounds { min, max: min + random(20_000), step: 1 + random(500) };
             let [dense, expert] = [zero_size.dense, zero_size.expert].map(shards_unit);
@@ -563,7 +565,7 @@ mod tests {
 
         for params in [decoder(4096, 128, 512, 6), decoder(32_000, 512, 1376, 8), large] {
             for dense in [1, 3, 8] {
-                let zero_size = ZeroSize { dense, expert: 1 };
+                let zero_size = ZeroSize { dense, ..ZeroSize::ONE };
                 let bounds = SearchBounds::for_params(&params);
                 let found = search_chunk_configuration(&params, bounds, zero_size);
                 let layout = ChunkLayout::new(&params, found.chunk_size, zero_size);

@@ -34,13 +34,14 @@ use parallel::ProcessGroups;
 use parallel::arena::Arena;
 use parallel::disk::{DiskFile, DiskQueue, Transfer};
 use parallel::driver::{Driver, Event};
-use tch::Device;
+use tch::{Device, Kind};
 
 pub use self::budget::{Budget, Traffic};
 use self::freed::FreedMemory;
 use self::host::{HostCopy, HostTier};
 use self::room::Tenant;
 use self::tensors::TensorMemory;
+use super::layout::SHARD_ALIGNMENT;
 use super::trace::Trace;
 use crate::placement::PlacementPolicy;
 use crate::{Error, ZeroStage};
@@ -242,6 +243,12 @@ impl ChunkManager {
     /// The driver of the device whose memory is managed; `None` on the host, and without a budget.
     pub(crate) fn driver(&self) -> Option<Arc<Driver>> {
         self.lock().host.as_ref().map(|host| Arc::clone(host.driver()))
+    }
+
+    /// The shards of chunks have a multiple of this number of elements, which in bf16 is a piece of memory.
+    pub(crate) fn shard_alignment(&self) -> usize {
+        let granularity = self.driver().map_or(0, |driver| driver.granularity());
+        (granularity / Kind::BFloat16.elt_size_in_bytes()).max(SHARD_ALIGNMENT)
     }
 
     /// The budget; `None` if everything stays in memory.

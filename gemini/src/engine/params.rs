@@ -73,7 +73,7 @@ impl Stores {
             trained.iter().zip(&shapes).map(|((_, parameter), shape)| {
                 (*parameter, shape.as_slice(), parameter.tensor.kind(), false)
             }),
-            shards.as_ref().map_or(ZeroSize::ONE, Sharding::zero_size),
+            shards.as_ref().map_or(ZeroSize::ONE, |shards| shards.zero_size(manager.shard_alignment())),
             groups,
         )?);
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::World;
+use super::{Transport, World};
 
 /// Where a process runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -53,15 +53,18 @@ pub struct LocalRank {
     /// Whether the launcher shows every process of the host other GPUs, as SLURM may do:
     /// `CUDA_VISIBLE_DEVICES` is set for all of them, and differs.
     pub has_own_gpus: bool,
+    /// Whether processes may share a GPU: the transport takes tensors of a GPU through the host. NCCL wants a
+    /// GPU for each rank.
+    pub can_share_gpus: bool,
 }
 
 impl LocalRank {
     /// The only process on its host.
-    pub const SINGLE: Self = Self { rank: 0, size: 1, has_own_gpus: false };
+    pub const SINGLE: Self = Self { rank: 0, size: 1, has_own_gpus: false, can_share_gpus: false };
 
-    /// The last of `size` processes on a host.
-    pub fn last_of(size: usize) -> Self {
-        Self { rank: size - 1, size, has_own_gpus: false }
+    /// The last of `size` processes on a host, which are connected by `transport`.
+    pub fn last_of(size: usize, transport: Transport) -> Self {
+        Self { rank: size - 1, size, has_own_gpus: false, can_share_gpus: transport.stages_gpus() }
     }
 }
 
@@ -85,6 +88,7 @@ impl World {
             rank: ranks.iter().filter(|&&rank| rank < self.rank()).count(),
             size: ranks.len(),
             has_own_gpus: visible.len() == ranks.len(),
+            can_share_gpus: self.transport.stages_gpus(),
         }
     }
 

@@ -127,4 +127,9 @@ int shim_set_cpu_allocator(ShimTake take, ShimDrop give_back);
 typedef int (*ShimAsk)(size_t bytes);
 typedef void (*ShimTell)(size_t bytes);
 int shim_watch_device_allocator(int32_t device, ShimAsk ask, ShimTell tell);
+// The bytes that libtorch's allocator of a device has taken from the driver, for live tensors and for those to come. Leaves `bytes` as it
+// is for a device whose allocator keeps nothing.
+int shim_device_reserved_bytes(int32_t device, size_t *bytes);
+// Gives memory back to the driver that libtorch's allocator of a device keeps for tensors to come.
+int shim_device_empty_cache(int32_t device);
 }

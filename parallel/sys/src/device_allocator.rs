@@ -2,17 +2,18 @@
 //! before it makes one. The counterpart of [`crate::allocator`], which is for the CPU: the memory itself
 //! still comes from libtorch's allocator of the device.
 //!
-//! libtorch's CUDA tensors do not come from the allocator that this replaces, but from one that CUDA keeps
-//! for itself; [`watch`] is therefore not for CUDA.
+//! The allocator of a GPU keeps the memory of freed tensors, which [`reserved_bytes`] counts and
+//! [`live_bytes`] does not, until [`empty_cache`] gives it back to the driver.
 //!
-//! Not counted are tensors from before [`watch`], and tensors over memory of others.
+//! Not counted are tensors from before [`watch`], tensors over memory of others, and what the libraries of
+//! CUDA take for themselves.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tch::Device;
+use tch::{Device, Kind, Tensor};
 
 use crate::allocator::Budget;
 use crate::autograd::{fail, panic_text};
@@ -40,6 +41,10 @@ pub fn watch(device: Device) -> Result<(), Error> {
             Err(Error::Torch { call: "SetAllocator".to_owned(), message })
         }
         None => {
+            // libtorch sets its allocator of a device up when it makes the first tensor there.
+            let failed =
+                |error: tch::TchError| Error::Torch { call: "empty".to_owned(), message: error.to_string() };
+            let _first = Tensor::f_empty([0], (Kind::Uint8, device)).map_err(failed)?;
             // SAFETY: both functions are there as long as the process and may be called on any thread.
             let code = unsafe { raw::shim_watch_device_allocator(device_number(device), ask, tell) };
             check("SetAllocator", code)?;
@@ -47,6 +52,22 @@ pub fn watch(device: Device) -> Result<(), Error> {
             Ok(())
         }
     }
+}
+
+/// The bytes that libtorch has taken from the driver of `device`: those of live tensors, and those that it
+/// keeps for tensors to come.
+pub fn reserved_bytes(device: Device) -> Result<usize, Error> {
+    let mut bytes = live_bytes();
+    // SAFETY: a place for the answer.
+    let code = unsafe { raw::shim_device_reserved_bytes(device_number(device), &raw mut bytes) };
+    check("getDeviceStats", code)?;
+    Ok(bytes)
+}
+
+/// Gives the memory back to the driver of `device` that libtorch keeps for tensors to come.
+pub fn empty_cache(device: Device) -> Result<(), Error> {
+    // SAFETY: a plain call.
+    check("emptyCache", unsafe { raw::shim_device_empty_cache(device_number(device)) })
 }
 
 /// The bytes that tensors hold now.

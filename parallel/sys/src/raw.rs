@@ -205,4 +205,6 @@ unsafe extern "C" {
     ) -> c_int;
     pub fn shim_set_cpu_allocator(take: ShimTake, give_back: ShimDrop) -> c_int;
     pub fn shim_watch_device_allocator(device: i32, ask: ShimAsk, tell: ShimTell) -> c_int;
+    pub fn shim_device_reserved_bytes(device: i32, bytes: *mut usize) -> c_int;
+    pub fn shim_device_empty_cache(device: i32) -> c_int;
 }

@@ -15,7 +15,7 @@ impl State {
     /// The bytes of the device that this process takes or could take.
     pub(super) fn available_bytes(&mut self) -> Result<usize, Error> {
         let (free, _) = self.host().driver().memory_info()?;
-        Ok(free + self.resident_bytes + self.freed.bytes() + self.tensors.held_bytes())
+        Ok(free + self.resident_bytes + self.freed.bytes() + self.tensors.reserved_bytes()?)
     }
 
     /// Makes room for `needed` more bytes of `tenant`: first the freed tensors go that the allocator keeps

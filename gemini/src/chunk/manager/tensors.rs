@@ -11,8 +11,9 @@ pub(super) enum TensorMemory {
     /// Those of the CPU. The memory of freed ones stays with our allocator for the next tensors.
     #[default]
     Host,
-    /// Those of a device, whose allocator gives freed memory back at once.
-    Device,
+    /// Those of a device. The memory of freed ones stays with its allocator, and is not counted: it goes back
+    /// to the driver where that has no other.
+    Device(Device),
 }
 
 use TensorMemory::{Device as OnDevice, Host};
@@ -28,14 +29,30 @@ impl TensorMemory {
         }
         device_allocator::watch(device)?;
         device_allocator::set_budget(Some(Box::new(move |_| budget(0))));
-        Ok(OnDevice)
+        Ok(OnDevice(device))
     }
 
     /// The bytes that tensors hold now.
     pub(super) fn live_bytes(self) -> usize {
         match self {
             Host => allocator::live_bytes(),
-            OnDevice => device_allocator::live_bytes(),
+            OnDevice(_) => device_allocator::live_bytes(),
+        }
+    }
+
+    /// The bytes that the allocator has taken from the system or the driver.
+    pub(super) fn reserved_bytes(self) -> Result<usize, Error> {
+        match self {
+            Host => Ok(allocator::held_bytes()),
+            OnDevice(device) => Ok(device_allocator::reserved_bytes(device)?),
+        }
+    }
+
+    /// Gives the memory of all freed tensors of a device back to its driver.
+    pub(super) fn empty_cache(self) -> Result<(), Error> {
+        match self {
+            Host => Ok(()),
+            OnDevice(device) => Ok(device_allocator::empty_cache(device)?),
         }
     }
 
@@ -43,7 +60,7 @@ impl TensorMemory {
     pub(super) fn held_bytes(self) -> usize {
         match self {
             Host => allocator::held_bytes(),
-            OnDevice => device_allocator::live_bytes(),
+            OnDevice(_) => device_allocator::live_bytes(),
         }
     }
 
@@ -51,7 +68,7 @@ impl TensorMemory {
     pub(super) fn peak_live_bytes(self) -> usize {
         match self {
             Host => allocator::peak_live_bytes(),
-            OnDevice => device_allocator::peak_live_bytes(),
+            OnDevice(_) => device_allocator::peak_live_bytes(),
         }
     }
 
@@ -59,7 +76,7 @@ impl TensorMemory {
     pub(super) fn reset_peak(self) {
         match self {
             Host => allocator::reset_peak(),
-            OnDevice => device_allocator::reset_peak(),
+            OnDevice(_) => device_allocator::reset_peak(),
         }
     }
 

@@ -235,8 +235,10 @@ impl State {
             // On the host, memory appears at its first use, and is cleared.
             if chunk.arena.driver().is_some() {
                 if chunk.arena.commit(range.clone()).is_err() {
-                    // Other processes may have taken memory. What is kept for other chunks goes first.
+                    // Other processes may have taken memory. What is kept for other chunks and for tensors to
+                    // come goes first.
                     freed.release(usize::MAX)?;
+                    self.tensors.empty_cache()?;
                     chunk.arena.commit(range.clone())?;
                 }
                 undefined.push(range);

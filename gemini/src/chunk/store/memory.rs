@@ -45,7 +45,8 @@ impl WeightMemory {
     fn new_store(&self, specs: &[WeightSpec]) -> Result<ChunkStore, Error> {
         let is_trained = specs.iter().any(|spec| spec.trainable);
         let sharding = self.sharding(is_trained)?;
-        let zero_size = sharding.as_ref().map_or(ZeroSize::ONE, Sharding::zero_size);
+        let alignment = self.manager.shard_alignment();
+        let zero_size = sharding.as_ref().map_or(ZeroSize::ONE, |sharding| sharding.zero_size(alignment));
         let described =
             specs.iter().map(|spec| (&spec.parameter, spec.shape.as_slice(), spec.kind, !spec.trainable));
         let layout = Arc::new(chunk_layout(described, zero_size, &self.groups)?);
