@@ -317,6 +317,8 @@ fn of_eval(error: &eval::Error) -> u8 {
         | Error::SelfComparison { .. }
         | Error::NoWordList { .. }
         | Error::NoRowsFound { .. }
+        | Error::NoConfigColumn { .. }
+        | Error::NoRowsOfConfig { .. }
         | Error::TwoFormats { .. }
         | Error::SplitFiles { .. }
         | Error::TooManyRows { .. }
@@ -588,7 +590,7 @@ mod tests {
             let source = source.reallocate_into_boxed_dyn_error_without_backtrace();
             eval::Error::Model { name: "m".into(), source }
         };
-        let cases: [(Error, u8); 28] = [
+        let cases: [(Error, u8); 27] = [
             (place(io::ErrorKind::PermissionDenied).into(), USAGE),
             (place(io::ErrorKind::StorageFull).into(), FAILED),
             (place(io::ErrorKind::QuotaExceeded).into(), FAILED),
@@ -609,7 +611,6 @@ mod tests {
             (anyhow::anyhow!("anything"), FAILED),
             (in_recorder(anyhow::anyhow!("anything")).into(), FAILED),
             (in_recorder(ConfigError::OutHasRun("x".into()).into()).into(), USAGE),
-            (ConfigError::NothingToResume("x".into()).into(), USAGE),
             (ConfigError::NothingToExtend("x".into()).into(), USAGE),
             (ConfigError::Section(rlhf::Error::Gemini(diverged())).into(), DIVERGED),
             (rlhf::Error::Gemini(diverged()).into(), DIVERGED),
