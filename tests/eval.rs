@@ -288,7 +288,7 @@ fn code_runs_in_a_sandbox_and_only_with_leave() {
     let plain = format!("eval --model {} --include-path tasks.toml --tasks choose --limit 2", model());
     let unused = scratch.run(&format!("{plain} --output plain --allow-code-execution"));
     unused.succeeds();
-    assert!(unused.stderr.contains("--allow-code-execution has no effect"), "{}", unused.stderr);
+    assert!(unused.stderr.contains("allow_code_execution has no effect"), "{}", unused.stderr);
 }
 
 #[test]

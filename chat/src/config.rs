@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use device::DeviceSetting;
 pub(crate) use error::ConfigError;
 use finding::PipelineFindings;
+use no_effect::HELD_OUT;
 use section::{
     BaseSection, CheckpointSection, DataSection, EvalSection, LogSection, ModelSection, ParallelSection,
     PipelineSection, PipelineStep, SequenceMode, TensorMode, TokenizerSection,
@@ -237,7 +238,9 @@ pub(crate) fn pipeline_from_text(
         config.check_bounds(stage).map_err(|error| error.placed(&stage_tree))?;
         if steps.contains(&PipelineStep::Stage(stage.name)) {
             told.warnings.extend(finding::check_warmup(&stage_tree, &config, stage, is_saved)?);
-            let ignored = no_effect::by_setting(&config, stage);
+            let mut ignored = no_effect::by_setting(&config, stage);
+            // The report measures the reward model on these rows.
+            ignored.retain(|(key, _)| *key != HELD_OUT || !steps.contains(&PipelineStep::Report));
             told.add(stage, finding::findings(&stage_tree, &config, &ignored, is_saved)?)?;
         }
         stages.insert(stage.name, config);
@@ -493,7 +496,9 @@ impl RunConfig {
     /// Keys without effect are left out.
     pub(crate) fn to_toml(&self, stage: &StageSchema) -> Result<String, toml::ser::Error> {
         let mut table = toml::Table::try_from(self)?;
-        self.ignored_keys(stage).iter().for_each(|(key, _)| finding::remove(&mut table, key));
+        // Whether the report of a pipeline reads the held-out rows is not known here.
+        let ignored = self.ignored_keys(stage).into_iter().filter(|(key, _)| *key != HELD_OUT);
+        ignored.for_each(|(key, _)| finding::remove(&mut table, key));
         toml::to_string(&table)
     }
 }

@@ -9,6 +9,9 @@ use super::section::{ParallelSection, SequenceMode};
 use super::stage::{CRITIC_KEYS, IgnoredKey, StageSchema};
 use super::{DeviceSetting, RunConfig};
 
+/// The held-out rows, which the report of a pipeline may read besides the stage.
+pub(super) const HELD_OUT: &str = "data.eval";
+
 /// The keys of `[eval]` that say how tasks are asked.
 pub(super) const TASK_KEYS: [&str; 9] = [
     "eval.data",
@@ -96,8 +99,8 @@ fn by_gemini(config: &RunConfig) -> Vec<IgnoredKey> {
 fn by_eval(config: &RunConfig, stage: &StageSchema) -> Vec<IgnoredKey> {
     let eval = &config.eval;
     let mut keys = Vec::new();
-    if eval.every == 0 && stage.reads("data.eval") {
-        keys.push(("data.eval", "held-out rows are measured every [eval] every steps, which is 0"));
+    if eval.every == 0 && stage.reads(HELD_OUT) {
+        keys.push((HELD_OUT, "held-out rows are measured every [eval] every steps, which is 0"));
     }
     let reason = if !stage.reads("eval.tasks") {
         "a reward model answers no tasks"
