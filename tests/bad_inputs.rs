@@ -103,9 +103,80 @@ const RUNS: &[Case] = &[
     case("sft --config mine/run.toml --set out=mine", &[("mine/run.toml", SFT)], 2, &["mine"]),
     case("sft --config sft.toml --set out=life/sft", FILES, 2, &["life/sft", "--resume"]),
     case("sft --config sft.toml --set out=sft.toml", FILES, 2, &["sft.toml"]),
-    case("sft --config sft.toml --resume", FILES, 2, &["run", "resume"]),
     case("pipeline --config life.toml", &[], 2, &["life", "--resume"]),
 ];
+
+/// Keys without effect, places that cannot be used, and paths of others.
+const SETTINGS: &[Case] = &[
+    case("sft --config sft.toml --set train.epochs=2", FILES, 2, &["`train.epochs` has no effect on sft"]),
+    case(
+        "sft --config sft.toml --set train.warmup_steps=2",
+        FILES,
+        2,
+        &["--set train.warmup_steps=2", "warm-up"],
+    ),
+    case(
+        "sft --config sft.toml --set eval.limit=2 --dry-run",
+        FILES,
+        2,
+        &["`eval.limit` has no effect on sft"],
+    ),
+    case(
+        "sft --config sft.toml --set out=/proc/run --dry-run",
+        FILES,
+        2,
+        &["`out` = \"/proc/run\"", "cannot be written"],
+    ),
+    case(
+        "pipeline --config life.toml --set out=/proc/run --dry-run",
+        &[],
+        2,
+        &["/proc/run", "cannot be written"],
+    ),
+    case("sft --config sft.toml --set out=~nobody/run", FILES, 2, &["`out`", "./~nobody/run"]),
+    case("demo --out=~nobody/demo", &[], 2, &["--out <DIR>", "./~nobody/demo"]),
+    case(
+        "sft --config sft.toml --set eval.every=1 --set eval.tasks=humaneval --dry-run",
+        FILES,
+        2,
+        &["humaneval", "allow_code_execution"],
+    ),
+    case(
+        "pipeline --config life.toml --resume --dry-run --set eval.tasks=humaneval --set pipeline.stages=['eval']",
+        &[],
+        2,
+        &["humaneval", "allow_code_execution"],
+    ),
+    case(
+        "sft --config sft.toml --dry-run --set gemini.device_memory='900MiB' --set gemini.disk_path=absent",
+        FILES,
+        2,
+        &["`gemini.disk_path`", "absent"],
+    ),
+    case(
+        "pipeline --config life.toml --set out=new --dry-run --set gemini.device_memory='900MiB' --set gemini.disk_path=absent",
+        &[],
+        2,
+        &["stage base", "`gemini.disk_path`", "absent"],
+    ),
+    case(
+        "eval --model life/sft/final --tasks t --include-path t.toml",
+        &[("t.toml", ROOT_TASK)],
+        2,
+        &["t.toml", "dataset.hub"],
+    ),
+    case(
+        "eval --model life/sft/final --tasks t --include-path t.toml",
+        &[("t.toml", UP_TASK)],
+        2,
+        &["t.toml", "dataset.config"],
+    ),
+];
+
+const ROOT_TASK: &str = "task = 't'\noutput_type = 'generate_until'\ndoc_to_target = 'a'\nmetric_list = [{ metric = 'exact_match' }]\n\
+                         [dataset]\nfolder = 't'\nsplit = 'test'\nhub = '/etc'\n";
+const UP_TASK: &str = "task = 't'\noutput_type = 'generate_until'\ndoc_to_target = 'a'\nmetric_list = [{ metric = 'exact_match' }]\n\
+                       [dataset]\nfolder = 't'\nsplit = 'test'\nhub = 'a/b'\nconfig = '../..'\n";
 
 /// Rows.
 const ROWS: &[Case] = &[
@@ -261,6 +332,11 @@ const MODELS: &[Case] = &[
 #[test]
 fn wrong_usage_is_refused() {
     run_all(USAGE);
+}
+
+#[test]
+fn settings_that_cannot_be_meant() {
+    run_all(SETTINGS);
 }
 
 #[test]

@@ -288,7 +288,7 @@ fn code_runs_in_a_sandbox_and_only_with_leave() {
     let plain = format!("eval --model {} --include-path tasks.toml --tasks choose --limit 2", model());
     let unused = scratch.run(&format!("{plain} --output plain --allow-code-execution"));
     unused.succeeds();
-    assert!(unused.stderr.contains("--allow-code-execution has no effect"), "{}", unused.stderr);
+    assert!(unused.stderr.contains("allow_code_execution has no effect"), "{}", unused.stderr);
 }
 
 #[test]
@@ -332,6 +332,59 @@ fn an_endpoint_answers_tasks_that_generate_and_is_asked_again_what_failed() {
     let folder =
         format!("eval --model {} --tasks write --include-path tasks.toml --endpoint-timeout 3", model());
     scratch.run(&folder).fails(2, &["--endpoint-timeout", "no model is behind an endpoint"]);
+}
+
+/// An answer that is none is asked again, and is no wrong answer until then.
+#[test]
+fn an_empty_reply_of_an_endpoint_is_no_answer() {
+    let scratch = bench();
+    let server = ChatServer::start(|_, before| match before {
+        0 => Reply::Body("{\"choices\":[]}"),
+        1 => Reply::Body("{\"choices\":[{\"message\":{\"content\":\"\"},\"finish_reason\":\"stop\"}]}"),
+        _ => Reply::Text("不知道\nQ:".to_owned()),
+    });
+    let line = format!(
+        "eval --model {} --include-path tasks.toml --limit 2 --tasks write --apply-chat-template --output out",
+        server.address
+    );
+    scratch.run(&line).fails(1, &["left 2 documents without an answer", "no choice with a message"]);
+    scratch.run(&line).fails(1, &["left 2 documents without an answer", "the reply is empty"]);
+    scratch.run(&line).succeeds();
+    assert_eq!(server.asked().len(), 6);
+}
+
+/// The rows of all subjects in the place that the error of missing rows names.
+#[test]
+fn a_subject_is_asked_its_own_rows() {
+    let scratch = Scratch::new();
+    let row = |subject: &str, question: &str| {
+        format!(
+            "{{\"subject\": \"{subject}\", \"question\": \"{question}\", \"choices\": [\"a\", \"b\", \"c\", \"d\"], \"answer\": 1}}\n"
+        )
+    };
+    std::fs::create_dir_all(scratch.path("eval-data/cais/mmlu")).unwrap();
+    let rows =
+        [row("anatomy", "Which bone?"), row("astronomy", "Which star?"), row("astronomy", "Which moon?")];
+    scratch.write("eval-data/cais/mmlu/test.jsonl", &rows.concat());
+    let show = |subject: &str| {
+        scratch.run(&format!("eval show mmlu_{subject} --num-fewshot 0 --rows 9")).succeeds().to_owned()
+    };
+    let (anatomy, astronomy) = (show("anatomy"), show("astronomy"));
+    assert!(anatomy.contains("Which bone?") && !anatomy.contains("Which star?"), "{anatomy}");
+    assert!(astronomy.contains("Which moon?") && !astronomy.contains("Which bone?"), "{astronomy}");
+    scratch
+        .run("eval show mmlu_virology --num-fewshot 0")
+        .fails(3, &["no row", "\"virology\" in the column \"subject\"", "eval-data/mmlu/virology"]);
+
+    // Nothing says which rows of BBH are whose.
+    std::fs::create_dir_all(scratch.path("eval-data/SaylorTwift/bbh")).unwrap();
+    scratch.write(
+        "eval-data/SaylorTwift/bbh/test.jsonl",
+        "{\"input\": \"not True is\", \"target\": \"False\"}\n",
+    );
+    let missing = scratch.run("eval show bbh_zeroshot_navigate");
+    missing.fails(3, &["no rows", "eval-data/SaylorTwift/bbh/navigate"]);
+    assert!(!missing.stderr.contains("bbh/data"), "{missing:#?}");
 }
 
 /// The address in a command line.

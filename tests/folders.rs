@@ -238,7 +238,7 @@ fn settings_that_make_no_run_longer_leave_it_finished() {
     let scratch = copied();
     // `epochs` has no effect beside `steps`; and 40 pairs in batches of 8 are 5 steps an epoch.
     let line = "rm --config life/rm/run.toml --resume --set train.epochs=2";
-    assert!(scratch.run(line).stderr.contains("this run is finished"));
+    scratch.run(line).fails(2, &["`train.epochs` has no effect on rm", "[train] steps"]);
     scratch.run("rm --config life/rm/run.toml --set out=five --set train.steps=5").succeeds();
     let text = scratch.read("five/run.toml");
     let without: Vec<&str> = text.lines().filter(|line| !line.starts_with("steps =")).collect();
@@ -247,6 +247,76 @@ fn settings_that_make_no_run_longer_leave_it_finished() {
     outcome.succeeds();
     assert!(outcome.stderr.contains("this run is finished: it has had its 5 steps already"), "{outcome:#?}");
     assert!(scratch.path("five/final").exists() && !scratch.path("five/final.before-extension").exists());
+}
+
+/// A scheduler restarts a job with the same command, whatever it had done when it died.
+#[test]
+fn a_run_without_a_checkpoint_resumes_from_its_beginning() {
+    let scratch = copied();
+    let line =
+        |out: &str, more: &str| format!("sft --config life/sft/run.toml --set out={out} --resume{more}");
+    let told = "there is nothing to resume yet, so the run starts from the beginning";
+    let weights = |out: &str| std::fs::read(scratch.path(&format!("{out}/final/model.safetensors"))).unwrap();
+    let outcome = scratch.run(&line("planned", " --dry-run"));
+    outcome.succeeds();
+    assert!(outcome.stderr.contains(told) && !scratch.path("planned").exists(), "{outcome:#?}");
+    for (out, more, processes) in [("new", "", 1), ("pair", " --nproc 2", 2), ("dead", "", 1)] {
+        if out == "dead" {
+            // What a run leaves that was killed before its first checkpoint.
+            let words = "sft --config life/sft/run.toml --set out=dead --set train.steps=1000000 --set checkpoint.every=0";
+            let mut child = scratch.command(&words.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+            scratch.wait_for_rows("dead/metrics.jsonl", 2);
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        let outcome = scratch.run(&line(out, more));
+        outcome.succeeds();
+        assert_eq!(outcome.stderr.matches(told).count(), 1, "{out}: {outcome:#?}");
+        assert_eq!(metrics(&scratch, out).len(), 6, "{out}");
+        if processes == 1 {
+            assert!(weights(out) == weights("life/sft"), "{out}");
+        }
+        // The second time there is something.
+        let again = scratch.run(&line(out, more));
+        assert!(again.stderr.contains("this run is finished") && !again.stderr.contains(told), "{again:#?}");
+    }
+    // With the very file that the dead run has saved.
+    std::fs::create_dir(scratch.path("own")).unwrap();
+    scratch.write("own/.colossal-chat.lock", &scratch.read("new/.colossal-chat.lock"));
+    scratch.write("own/run.toml", &scratch.read("new/run.toml").replace("\"new\"", "\"own\""));
+    let text = scratch.read("own/run.toml");
+    scratch.run("sft --config own/run.toml").fails(2, &["this is the run file"]);
+    scratch.run("sft --config own/run.toml --resume").succeeds();
+    assert_eq!(scratch.read("own/run.toml"), text);
+    // A folder of somebody else stays somebody else's.
+    std::fs::create_dir(scratch.path("theirs")).unwrap();
+    scratch.write("theirs/metrics.jsonl", "theirs\n");
+    for more in ["", " --nproc 2"] {
+        scratch.run(&line("theirs", more)).fails(2, &["theirs/metrics.jsonl", "no run of this program"]);
+        assert_eq!(names(&scratch.path("theirs")), ["metrics.jsonl"]);
+    }
+}
+
+#[test]
+fn a_pipeline_without_a_folder_resumes_from_its_beginning() {
+    let scratch = Scratch::new();
+    scratch.write("life.toml", crate::training::LIFE);
+    let told = "life: there is nothing to resume yet";
+    let line = "pipeline --config life.toml --resume";
+    let outcome = scratch.run(&format!("{line} --dry-run"));
+    outcome.succeeds();
+    assert!(outcome.stderr.contains(told) && !scratch.path("life").exists(), "{outcome:#?}");
+    let outcome = scratch.run(&format!("{line} --set pipeline.stages=['data','tokenizer','base']"));
+    outcome.succeeds();
+    assert_eq!(outcome.stderr.matches(told).count(), 1, "{outcome:#?}");
+    // A stage that died before its first checkpoint begins again.
+    let base = scratch.path("life/base");
+    for part in ["final", "checkpoints"] {
+        std::fs::remove_dir_all(base.join(part)).unwrap();
+    }
+    let outcome = scratch.run(&format!("{line} --set pipeline.stages=['data','tokenizer','base']"));
+    outcome.succeeds();
+    assert!(!outcome.stderr.contains(told) && base.join("final").exists(), "{outcome:#?}");
 }
 
 /// The user may also edit the file in the run folder. It is kept as it was written.
@@ -760,11 +830,6 @@ fn the_code_tells_whose_fault_it_is() {
         (format!("{sft} --set model.path=nobody/nothing"), 2, "nobody/nothing"),
         (format!("{sft} --set tokenizer.path=hollow"), 3, "hollow"),
         ("sft --config life/sft/run.toml".to_owned(), 2, "there is a run in this folder already"),
-        (
-            "sft --config life/sft/run.toml --set out=hollow --resume".to_owned(),
-            2,
-            "no checkpoint to resume from",
-        ),
         ("logprobs --model life/sft/final --input absent.jsonl".to_owned(), 3, "absent.jsonl"),
         ("logprobs --model hollow --input in.jsonl".to_owned(), 3, "hollow"),
         (

@@ -176,7 +176,8 @@ fn a_budget_that_cannot_be_kept_is_an_error_with_a_fix() {
     run("--set gemini.disk_path='.'").fails(2, &["gemini.disk_path", "device_memory"]);
     run("--set gemini.placement='cpu' --set gemini.device_memory='24MiB'").fails(2, &["gemini.placement"]);
     run("--set gemini.host_memory='24MiB'").fails(2, &["gemini.host_memory"]);
-    run("--set gemini.device_memory='24MiB' --set gemini.disk_path='absent'").fails(4, &["absent"]);
+    run("--set gemini.device_memory='24MiB' --set gemini.disk_path='absent'")
+        .fails(2, &["`gemini.disk_path`", "absent", "no such folder"]);
 }
 
 #[test]

@@ -191,6 +191,34 @@ fn what_a_judge_fails_at_is_named_and_asked_again_and_the_rest_is_kept() {
     );
 }
 
+/// A judge that says something else, and one that is behind no chat endpoint, have judged nothing.
+#[test]
+fn a_judge_without_any_verdict_ends_with_1() {
+    let scratch = Scratch::new();
+    write_questions(&scratch, 2);
+    write_answers(&scratch, "sft", &["0", "1"]);
+    write_answers(&scratch, "ppo", &["2", "3"]);
+    let judge = ChatServer::start(|_, _| say("Both are fine."));
+    let line = |answers: &str, judge: &ChatServer| {
+        format!(
+            "eval judge --questions questions.jsonl --answers {answers} --judge {} --output out",
+            judge.address
+        )
+    };
+    for answers in ["sft.jsonl", "sft.jsonl,ppo.jsonl"] {
+        let outcome = scratch.run(&line(answers, &judge));
+        outcome.fails(1, &["gave no verdict that can be read, on 2 items"]);
+        assert!(scratch.path("out/report.html").exists());
+        fs::remove_dir_all(scratch.path("out")).unwrap();
+    }
+    let empty = ChatServer::start(|_, _| Reply::Body("{\"choices\":[]}"));
+    let outcome = scratch.run(&line("sft.jsonl", &empty));
+    outcome.fails(1, &["left 2 of 2 turns of sft without a verdict", "no choice with a message"]);
+    // No answer is kept: the same command asks both again.
+    scratch.run(&line("sft.jsonl", &empty)).fails(1, &["left 2 of 2 turns"]);
+    assert_eq!(empty.asked().len(), 4);
+}
+
 #[test]
 fn a_model_that_fails_leaves_the_others_judged() {
     let scratch = Scratch::new();

@@ -107,6 +107,12 @@ fn one_file_makes_a_whole_life() {
     }
     assert_eq!(metrics(scratch, "life/sft").len(), 6);
     assert_eq!(metrics(scratch, "life/ppo").len(), 2);
+    // Eight rows in each of six steps, of so many rows.
+    let rows = json(scratch, "life/sft/plan.json")["rows"].as_f64().unwrap();
+    for (step, row) in metrics(scratch, "life/sft").iter().enumerate() {
+        let passes = 8.0 * (step + 1) as f64 / rows;
+        assert!((row["epoch"].as_f64().unwrap() - passes).abs() < 1e-9, "{row}: {passes}");
+    }
     let plan = json(scratch, "life/ppo/plan.json");
     assert_eq!(plan["parameters"]["policy"], plan["parameters"]["reference"]);
     let report = json(scratch, "life/report.json");
@@ -280,9 +286,8 @@ fn grpo_and_rloo_need_no_critic_and_resume_exactly() {
         let whole = format!("{estimator}-whole");
         let outcome = scratch.run(&line(&whole));
         outcome.succeeds();
-        let warning =
-            "`ppo.critic_lr` has no effect on ppo: only [ppo] advantage_estimator = \"gae\" has a critic";
-        assert!(outcome.stderr.contains(warning), "{outcome:#?}");
+        // The file that the other run has saved holds the keys of the critic, at their defaults.
+        assert!(!outcome.stderr.contains("has no effect"), "{outcome:#?}");
         let plan = json(&scratch, &format!("{whole}/plan.json"));
         assert!(plan["parameters"]["critic"].is_null() && plan["parameters"]["reward"].is_u64(), "{plan}");
         assert!(!scratch.path(&format!("{whole}/checkpoints/step-4/critic")).exists());
@@ -382,8 +387,6 @@ fn a_run_is_not_resumed_with_other_settings() {
     let line = "sft --config life/sft/run.toml --resume";
     let changed = scratch.run(&format!("{line} --set train.weight_decay=0.5"));
     changed.fails(2, &["life/sft/run.toml: the run began with `train.weight_decay`", "choose another `out`"]);
-    let nothing = "sft --config life/sft/run.toml --resume --set out=empty";
-    scratch.run(nothing).fails(2, &["empty", "no checkpoint to resume from"]);
 }
 
 #[test]

@@ -3,13 +3,15 @@
 mod chat;
 mod data;
 mod eval;
+mod home;
 mod model;
 mod runs;
 mod train;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub(crate) use chat::{ChatArgs, OtherModels};
 pub(crate) use data::{
@@ -47,6 +49,18 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Reads the command line of this process. `~` in a path is the home folder.
+    pub(crate) fn read() -> Result<Self, clap::Error> {
+        Self::read_from(std::env::args_os())
+    }
+
+    fn read_from<T: Into<OsString> + Clone>(words: impl IntoIterator<Item = T>) -> Result<Self, clap::Error> {
+        let matches = home::expand(Self::command()).try_get_matches_from(words)?;
+        Self::from_arg_matches(&matches).map_err(|error| error.format(&mut Self::command()))
+    }
 }
 
 /// What to do.
@@ -208,8 +222,6 @@ pub(crate) struct DoctorArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     /// The help of `command` and of every command below it.
@@ -229,6 +241,31 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// A shell leaves `~` alone behind `=` and behind a comma. What is no path stays as it is.
+    #[test]
+    fn the_home_folder_is_written_out_in_paths() {
+        let home = std::env::var("HOME").unwrap();
+        let read = |words: &str| Cli::read_from(words.split(' ')).map(|cli| cli.command);
+        let Ok(Command::Demo(demo)) = read("x demo --out=~/demo") else { panic!("no demo") };
+        assert_eq!(demo.out, PathBuf::from(&home).join("demo"));
+        let Ok(Command::Eval(eval)) = read("x eval --model=a,~/b --tasks ~/c --data ~ --output ./~/d") else {
+            panic!("no evaluation")
+        };
+        assert_eq!(eval.run.model, ["a".to_owned(), format!("{home}/b")]);
+        assert_eq!(eval.run.tasks.tasks, ["~/c"]);
+        assert_eq!(eval.run.tasks.data, PathBuf::from(&home));
+        assert_eq!(eval.run.output, Some(PathBuf::from("./~/d")));
+        let Ok(Command::Generate(generate)) = read("x generate --model=~/m --prompt ~/x") else {
+            panic!("no replies")
+        };
+        assert_eq!(
+            (generate.model.model, generate.source.prompt),
+            (format!("{home}/m"), Some("~/x".to_owned()))
+        );
+        let error = read("x demo --out=~nobody/demo").unwrap_err().to_string();
+        assert!(error.contains("--out <DIR>") && error.contains("./~nobody/demo"), "{error}");
+    }
+
     #[test]
     fn help_texts() {
         let mut text = String::new();
@@ -240,7 +277,7 @@ mod tests {
     fn prompt_and_input_exclude_each_other_and_one_is_needed() {
         let parse = |extra: &[&str]| {
             let words = ["colossal-chat", "generate", "--model", "m"];
-            Cli::try_parse_from(words.iter().chain(extra)).is_ok()
+            Cli::read_from(words.iter().chain(extra)).is_ok()
         };
         assert!(parse(&["--prompt", "x"]) && parse(&["--input", "x.jsonl"]));
         assert!(!parse(&[]) && !parse(&["--prompt", "x", "--input", "y"]));

@@ -9,7 +9,10 @@
 
 mod device;
 pub(crate) mod error;
+mod finding;
 mod location;
+mod no_effect;
+mod paths;
 mod read;
 pub(crate) mod section;
 pub(crate) mod stage;
@@ -25,14 +28,16 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use device::DeviceSetting;
 pub(crate) use error::ConfigError;
-use location::SourceLocation;
+use finding::PipelineFindings;
+use no_effect::HELD_OUT;
 use section::{
     BaseSection, CheckpointSection, DataSection, EvalSection, LogSection, ModelSection, ParallelSection,
     PipelineSection, PipelineStep, SequenceMode, TensorMode, TokenizerSection,
 };
-use stage::{CRITIC_KEYS, EVAL_EVERY};
 pub(crate) use stage::{IgnoredKey, StageSchema, Units};
 use tree::{Entry, Node, Tree};
+
+use crate::folder;
 
 /// The resolved configuration of one stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -218,8 +223,11 @@ pub(crate) fn pipeline_from_text(
     let tree = apply_overrides(tree::parse(text, path)?, sets.iter())?;
     let file: RunFile = read::read(&tree)?;
     check_stage_tables(&tree, schemas)?;
+    let steps = pipeline_steps(&tree, &file.pipeline, schemas)?;
 
-    let (mut stages, mut warnings) = (BTreeMap::new(), Vec::new());
+    let mut stages = BTreeMap::new();
+    let is_saved = folder::is_configuration_of(Some(path), &file.out);
+    let mut told = PipelineFindings::default();
     for &stage in schemas {
         // Apply `--set` again after the tables of the stage, because `--set` overrides everything.
         let common = sets
@@ -227,12 +235,23 @@ pub(crate) fn pipeline_from_text(
             .filter(|set| !PIPELINE_ONLY_SECTIONS.iter().any(|part| set.starts_with(&format!("{part}."))));
         let stage_tree = apply_overrides(stage_sections(tree.clone(), stage), common)?;
         let config: RunConfig = read::read(&stage_tree)?;
-        config.check_bounds(stage)?;
-        warnings.extend(check_ignored_keys(&stage_tree, stage, config.ignored_by_setting(stage))?);
+        config.check_bounds(stage).map_err(|error| error.placed(&stage_tree))?;
+        if steps.contains(&PipelineStep::Stage(stage.name)) {
+            told.warnings.extend(finding::check_warmup(&stage_tree, &config, stage, is_saved)?);
+            let mut ignored = no_effect::by_setting(&config, stage);
+            // The report measures the reward model on these rows.
+            ignored.retain(|(key, _)| *key != HELD_OUT || !steps.contains(&PipelineStep::Report));
+            told.add(stage, finding::findings(&stage_tree, &config, &ignored, is_saved)?)?;
+        }
         stages.insert(stage.name, config);
     }
+    let unused = |section: &str| match section {
+        "synth" => file.synth != SynthOptions::default(),
+        _ => file.base != BaseSection::default(),
+    };
+    let of_parts = finding::by_parts(&tree, &steps, unused);
+    let warnings = told.conclude(of_parts, &steps, schemas)?;
 
-    let steps = pipeline_steps(&tree, &file.pipeline, schemas)?;
     if steps.contains(&PipelineStep::Eval) && file.eval.tasks.0.is_empty() {
         let what = "tasks for the part `eval` of [pipeline] stages";
         return Err(ConfigError::Needed { key: "eval.tasks", stage: "pipeline", what });
@@ -272,17 +291,27 @@ fn from_text(
     let is_pipeline_file = tree.contains_key("pipeline") || tree.contains_key("stage");
     let tree = apply_overrides(stage_sections(tree, stage), for_stage.into_iter())?;
     let config: RunConfig = read::read(&tree)?;
-    config.check(stage)?;
-    let warnings = check_ignored_keys(&tree, stage, &config.ignored_keys(stage))?;
-    Ok(Loaded { config, warnings: if is_pipeline_file { Vec::new() } else { warnings } })
+    config.check(stage).map_err(|error| error.placed(&tree))?;
+    let is_saved = folder::is_configuration_of(Some(path), &config.out);
+    let mut warnings = finding::check_warmup(&tree, &config, stage, is_saved)?;
+    for finding in finding::findings(&tree, &config, &config.ignored_keys(stage), is_saved)? {
+        match finding {
+            finding if finding.is_refused => return Err(finding.error(stage.name)),
+            // A common key of a file for several stages may be meant for another one.
+            finding if is_pipeline_file && finding.is_common() => {}
+            finding => warnings.push(finding.error(stage.name).to_string()),
+        }
+    }
+    Ok(Loaded { config, warnings })
 }
 
 fn read_file(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })
 }
 
+/// Applies `--set` arguments, and writes out the home folder in paths.
 fn apply_overrides<'a>(tree: Tree, mut sets: impl Iterator<Item = &'a String>) -> Result<Tree, ConfigError> {
-    sets.try_fold(tree, |tree, set| tree::set(tree, set))
+    paths::expand_home(sets.try_fold(tree, |tree, set| tree::set(tree, set))?)
 }
 
 /// Returns the common sections overridden by the sections of `stage`, without any other section.
@@ -339,44 +368,6 @@ fn pipeline_steps(
     section.stages.iter().map(step).collect()
 }
 
-/// Checks for keys without effect: an error if `--set` wrote them, else one warning per key.
-fn check_ignored_keys(
-    tree: &Tree,
-    stage: &StageSchema,
-    ignored: &[IgnoredKey],
-) -> Result<Vec<String>, ConfigError> {
-    let mut warnings = Vec::new();
-    for (key, reason) in ignored {
-        let Some(entry) = tree::find(tree, key) else { continue };
-        let from_set = overridden_by_set(&entry.node).or_else(|| {
-            matches!(entry.origin.location, SourceLocation::Set(_)).then(|| entry.origin.clone())
-        });
-        let error = |origin: tree::Origin| ConfigError::NoEffect {
-            place: origin.location,
-            key: origin.key,
-            stage: stage.name,
-            reason,
-        };
-        match from_set {
-            Some(origin) => return Err(error(origin)),
-            None => warnings.push(error(entry.origin.clone()).to_string()),
-        }
-    }
-    Ok(warnings)
-}
-
-/// Returns the origin of the first value below `node` that `--set` wrote.
-fn overridden_by_set(node: &Node) -> Option<tree::Origin> {
-    let Node::Table(tree) = node else { return None };
-    tree.values().find_map(|entry| {
-        let own = matches!(
-            (&entry.origin.location, &entry.node),
-            (SourceLocation::Set(_), Node::Leaf(_) | Node::List(_))
-        );
-        own.then(|| entry.origin.clone()).or_else(|| overridden_by_set(&entry.node))
-    })
-}
-
 fn required_out(out: PathBuf, stage: &'static str) -> Result<PathBuf, ConfigError> {
     if out.as_os_str().is_empty() {
         return Err(ConfigError::Needed { key: "out", stage, what: "a folder for the run" });
@@ -418,17 +409,23 @@ impl RunConfig {
 
     /// Returns the keys and sections that have no effect on `stage`, each with the reason.
     fn ignored_keys(&self, stage: &StageSchema) -> Vec<IgnoredKey> {
-        let mut ignored = [stage.ignored_keys, self.ignored_by_setting(stage)].concat();
-        if self.eval.tasks.0.is_empty() && !stage.reads("data.eval") {
-            ignored.push(EVAL_EVERY);
-        }
-        ignored
+        [stage.ignored_keys, &no_effect::by_setting(self, stage)].concat()
     }
 
-    /// Returns the keys that have no effect on `stage` because of a setting of this stage.
-    fn ignored_by_setting(&self, stage: &StageSchema) -> &'static [IgnoredKey] {
-        let is_without_critic = stage.reads("ppo") && !self.ppo.advantage_estimator.has_critic();
-        if is_without_critic { &CRITIC_KEYS } else { &[] }
+    /// The optimizer steps of the run (for PPO: of the policy), if no row has to be counted for it.
+    fn optimizer_steps(&self, stage: &StageSchema) -> Option<u64> {
+        if stage.reads("ppo") { Some(self.ppo.policy_steps(self.ppo.iterations)) } else { self.train.steps }
+    }
+
+    /// What is wrong with a warm-up that is longer than a run of `steps` optimizer steps.
+    pub(crate) fn long_warmup(&self, steps: u64) -> Option<String> {
+        let warmup = self.train.warmup_steps;
+        (warmup > steps).then(|| {
+            format!(
+                "{warmup} steps of warm-up are more than the run has ({steps}), so the rate never reaches [train] lr: lower \
+                 this, or train longer"
+            )
+        })
     }
 
     /// Returns the model that `stage` starts from.
@@ -495,19 +492,13 @@ impl RunConfig {
         if stage.reads("ppo") { Some(self.ppo.iterations) } else { self.train.steps }
     }
 
-    /// Writes the configuration of `stage` as TOML that reads back the same, with every default written out.
+    /// Writes the configuration of `stage` as TOML that makes the same run, with every default written out.
+    /// Keys without effect are left out.
     pub(crate) fn to_toml(&self, stage: &StageSchema) -> Result<String, toml::ser::Error> {
         let mut table = toml::Table::try_from(self)?;
-        for (key, _) in self.ignored_keys(stage) {
-            match key.split_once('.') {
-                None => drop(table.remove(key)),
-                Some((section, key)) => {
-                    if let Some(toml::Value::Table(section)) = table.get_mut(section) {
-                        section.remove(key);
-                    }
-                }
-            }
-        }
+        // Whether the report of a pipeline reads the held-out rows is not known here.
+        let ignored = self.ignored_keys(stage).into_iter().filter(|(key, _)| *key != HELD_OUT);
+        ignored.for_each(|(key, _)| finding::remove(&mut table, key));
         toml::to_string(&table)
     }
 }

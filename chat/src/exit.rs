@@ -318,6 +318,8 @@ fn of_eval(error: &eval::Error) -> u8 {
         | Error::SelfComparison { .. }
         | Error::NoWordList { .. }
         | Error::NoRowsFound { .. }
+        | Error::NoConfigColumn { .. }
+        | Error::NoRowsOfConfig { .. }
         | Error::TwoFormats { .. }
         | Error::SplitFiles { .. }
         | Error::TooManyRows { .. }
@@ -592,7 +594,7 @@ mod tests {
             eval::Error::Model { name: "m".into(), source }
         };
         let on_gpu = |message: &str| parallel::SysError::Torch { call: "mm".into(), message: message.into() };
-        let cases: [(Error, u8); 30] = [
+        let cases: [(Error, u8); 29] = [
             (on_gpu("CUDA out of memory. Tried to allocate 20.00 MiB.").into(), DEVICE),
             (
                 on_gpu("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`").into(),
@@ -618,7 +620,6 @@ mod tests {
             (anyhow::anyhow!("anything"), FAILED),
             (in_recorder(anyhow::anyhow!("anything")).into(), FAILED),
             (in_recorder(ConfigError::OutHasRun("x".into()).into()).into(), USAGE),
-            (ConfigError::NothingToResume("x".into()).into(), USAGE),
             (ConfigError::NothingToExtend("x".into()).into(), USAGE),
             (ConfigError::Section(rlhf::Error::Gemini(diverged())).into(), DIVERGED),
             (rlhf::Error::Gemini(diverged()).into(), DIVERGED),

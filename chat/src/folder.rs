@@ -21,7 +21,7 @@ use crate::config::{self, ConfigError, Difference, RunConfig, StageSchema};
 use crate::console::print_stderr;
 use crate::interrupt;
 use crate::live::LIVE;
-use crate::output::{check_parent, write_atomically};
+use crate::output::{check_parent, check_writable, write_atomically};
 
 /// The file that marks a folder as made by this program. It is locked while a run writes there.
 const LOCK: &str = ".colossal-chat.lock";
@@ -200,6 +200,12 @@ pub(crate) fn holds_run(out: &Path) -> anyhow::Result<bool> {
     Ok(out.join(FINAL).exists() || !checkpoint::list(&out.join("checkpoints"))?.is_empty())
 }
 
+/// What `--resume` says where there is no checkpoint yet: a scheduler restarts a job with the same command,
+/// also one that died before its first checkpoint.
+pub(crate) fn nothing_to_resume(out: &Path) -> String {
+    format!("{}: there is nothing to resume yet, so the run starts from the beginning", out.display())
+}
+
 /// Refuses to continue a finished run that has kept no checkpoint.
 pub(crate) fn check_extendable(out: &Path) -> anyhow::Result<()> {
     if checkpoint::list(&out.join("checkpoints"))?.is_empty() {
@@ -216,18 +222,24 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
     if writes {
         reacquire_lock(out)?;
     }
-    if !resume {
-        if holds_run(out)? {
+    let is_new = !holds_run(out)?;
+    if !resume || is_new {
+        if !is_new {
             return Err(ConfigError::OutHasRun(out.to_owned()).into());
         }
         refuse_foreign_files(out, &RUN_NAMES)?;
+        if resume {
+            print_stderr(&nothing_to_resume(out));
+        }
         if writes && fs::metadata(out.join("metrics.jsonl")).is_ok_and(|rows| rows.len() > 0) {
             print_stderr(&format!(
                 "warning: {}: an earlier run ended here before its first checkpoint: its metrics are replaced",
                 out.display()
             ));
         }
-        if is_configuration_of(run_file, out) {
+        // A run that died before its first checkpoint has saved the very file that it is given again.
+        let is_kept = || resume && read_settings(out, stage).ok() == config.to_toml(stage).ok();
+        if is_configuration_of(run_file, out) && !is_kept() {
             return Err(ConfigError::RunFileInOut(out.join(CONFIGURATION)).into());
         }
         return Ok(FolderState::default());
@@ -235,9 +247,6 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
 
     let checkpoints = checkpoint::list(&out.join("checkpoints"))?;
     let has_final = out.join(FINAL).exists();
-    if checkpoints.is_empty() && !has_final {
-        return Err(ConfigError::NothingToResume(out.to_owned()).into());
-    }
     let change = check_run_settings(out, config, stage)?;
     let state = FolderState { has_final, change, planned_steps: planned_steps(out), checkpoint: None };
     if has_final && change == LengthChange::Same {
@@ -282,18 +291,18 @@ fn newest_valid(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> a
 /// launcher of several ranks calls this, because it writes `logs/` into the folder before rank 0 checks it.
 pub(crate) fn lock_for_launcher(out: &Path, names: &[&str], resume: bool) -> anyhow::Result<()> {
     check_place(out)?;
-    if !resume {
+    if !resume || !holds_run(out)? {
         refuse_foreign_files(out, names)?;
     }
     // The lock is released at once, so that rank 0 can take it.
     lock(out).map(drop)
 }
 
-/// Refuses an `out` that exists and is not a folder, or that has such an ancestor.
+/// Refuses an `out` that exists and is not a folder, that has such an ancestor, or that cannot be written.
 pub(crate) fn check_place(out: &Path) -> Result<(), ConfigError> {
     let problem = match fs::metadata(out) {
         Ok(found) if !found.is_dir() => Err("it is not a folder".to_owned()),
-        _ => check_parent(out),
+        _ => check_parent(out).and_then(|()| check_writable(out)),
     };
     problem.map_err(|problem| ConfigError::BadOut { path: out.to_owned(), problem })
 }

@@ -35,7 +35,6 @@ use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
 
 use args::Cli;
@@ -43,7 +42,7 @@ use console::print_stderr;
 
 fn main() -> ExitCode {
     show_panics_harmlessly();
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::read() {
         Ok(cli) => cli,
         // Without arguments, a person gets a place to start from, and a script the help.
         Err(error) if is_bare(&error) && std::io::stdout().is_terminal() => {

@@ -80,6 +80,17 @@ pub(crate) fn check_parent(path: &Path) -> Result<(), String> {
     }
 }
 
+/// Refuses a folder in which nothing can be written, or that cannot be made. A folder without a name is made
+/// and removed, because permissions do not tell what root may do nor whether the disk is read-only.
+pub(crate) fn check_writable(folder: &Path) -> Result<(), String> {
+    let existing = folder.ancestors().find(|above| above.is_dir());
+    let place = existing.filter(|place| !place.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match tempfile::Builder::new().prefix(".colossal-chat-").tempdir_in(place) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("{} cannot be written: {}", place.display(), error.kind())),
+    }
+}
+
 /// Writes a file under a temporary name, syncs it, and renames it to `path`, replacing an existing file. A
 /// path that is not a regular file (`/dev/stdout`, a pipe) is written to directly.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
@@ -154,6 +165,16 @@ mod tests {
         assert!(check_output_folder(&path("other")).is_err() && check_output_folder(folder.path()).is_err());
         fs::create_dir(path("empty")).unwrap();
         assert!(check_output_folder(&path("empty")).is_ok() && check_output_folder(&path("a/b")).is_ok());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_found_before_it_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(check_writable(&folder.path().join("a/b")), Ok(()));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        // Not even root makes a folder there.
+        let error = check_writable(Path::new("/proc/out")).unwrap_err();
+        assert!(error.starts_with("/proc cannot be written"), "{error}");
     }
 
     #[test]

@@ -18,13 +18,28 @@ pub(crate) fn config() -> Option<PathBuf> {
     folder("XDG_CONFIG_HOME", ".config")
 }
 
-/// A path as a shell would take it: `~` and `~/...` are the home folder, if `HOME` is set.
-pub(crate) fn expand_home(path: &str) -> PathBuf {
-    let below = if path == "~" { Some("") } else { path.strip_prefix("~/") };
-    match below.zip(std::env::var_os("HOME").filter(|home| !home.is_empty())) {
-        Some((below, home)) => PathBuf::from(home).join(below),
-        None => PathBuf::from(path),
+/// A path that no shell has seen begins with a `~` that cannot be written out.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HomeError {
+    /// `~name/...`.
+    #[error(
+        "{0:?}: only ~/ is read as the home folder: write the whole path, or ./{0} for what has this name here"
+    )]
+    OtherUser(String),
+    /// `HOME` is not set.
+    #[error("{0:?}: HOME is not set, so ~ means no folder: write the whole path")]
+    NoHome(String),
+}
+
+/// A path as a shell would take it: `~` and `~/...` are the home folder.
+pub(crate) fn expand_home(path: &str) -> Result<String, HomeError> {
+    let Some(below) = path.strip_prefix('~') else { return Ok(path.to_owned()) };
+    if !below.is_empty() && !below.starts_with('/') {
+        return Err(HomeError::OtherUser(path.to_owned()));
     }
+    let home = std::env::var("HOME").ok().filter(|home| !home.is_empty());
+    let home = home.ok_or_else(|| HomeError::NoHome(path.to_owned()))?;
+    Ok(if below.is_empty() { home } else { format!("{}{below}", home.trim_end_matches('/')) })
 }
 
 /// `colossal-chat` in the folder that `variable` names, otherwise in `default` of the home folder.

@@ -275,11 +275,16 @@ pub fn resolve(model: &str) -> Result<PathBuf> {
     HubSettings::from_process().resolve(model)
 }
 
+/// Whether a text is the name `owner/name[@revision]` of a dataset. Such a name is a plain path of two folders.
+pub fn is_dataset_name(text: &str) -> bool {
+    RepositoryName::parse(Kind::Dataset, text).is_some()
+}
+
 /// Whether a text is a file name and not a path: no separator, no control character, and not hidden.
 ///
 /// The `models` crate has the same rule for the index of a folder that it loads, because it does not depend
 /// on this crate.
-pub(crate) fn plain_file_name(name: &str) -> bool {
+pub fn plain_file_name(name: &str) -> bool {
     let harmless = |character: char| !matches!(character, '/' | '\\') && !character.is_control();
     !name.is_empty() && !name.starts_with('.') && name.chars().all(harmless)
 }

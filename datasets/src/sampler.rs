@@ -63,13 +63,7 @@ impl Sampler {
         self.state
     }
 
-    /// Returns the number of completed epochs. An epoch counts as completed when the first row of the next
-    /// one is returned.
-    pub fn epoch(&self) -> u64 {
-        self.state.epoch
-    }
-
-    /// Returns the number of completed epochs, including the fraction of the current one.
+    /// Returns the number of passes over the rows so far, including the fraction of the current one.
     pub fn progress(&self) -> f64 {
         self.state.epoch as f64 + self.state.position as f64 / self.order.len() as f64
     }
@@ -147,7 +141,19 @@ mod tests {
         let mut sampler = Sampler::new(10, 0, true).unwrap();
         let pieces: Vec<usize> = (0..5).flat_map(|_| sampler.next_batch(7)).collect();
         assert_eq!(pieces, whole);
-        assert_eq!(sampler.epoch(), 3);
+        assert_eq!(sampler.progress(), 3.5);
+    }
+
+    #[test]
+    fn the_progress_counts_the_rows_of_an_unfinished_epoch() {
+        let mut sampler = Sampler::new(8, 0, true).unwrap();
+        let progress: Vec<f64> = (0..5)
+            .map(|_| {
+                sampler.next_batch(2);
+                sampler.progress()
+            })
+            .collect();
+        assert_eq!(progress, [0.25, 0.5, 0.75, 1.0, 1.25]);
     }
 
     #[test]

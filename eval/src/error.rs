@@ -66,6 +66,30 @@ pub enum Error {
         /// The repository on the hub, or nothing.
         hub: String,
     },
+    /// Rows of several configurations in one place, without the column that tells them apart.
+    #[error(
+        "{}: a row has no text in the column {column:?}, which names its configuration: give the rows of {config:?} a folder of \
+         their own",
+        path.display()
+    )]
+    NoConfigColumn {
+        /// The file.
+        path: PathBuf,
+        /// The column.
+        column: String,
+        /// The configuration that is asked.
+        config: String,
+    },
+    /// Rows of other configurations alone.
+    #[error("no row of the repository has {config:?} in the column {column:?}: put the rows of {config:?} into {}", folder.display())]
+    NoRowsOfConfig {
+        /// Where the rows of the configuration may lie.
+        folder: PathBuf,
+        /// The column.
+        column: String,
+        /// The configuration that is asked.
+        config: String,
+    },
     /// A split in two formats.
     #[error("{} holds the split {split:?} in two formats; remove one of them", folder.display())]
     TwoFormats {
@@ -160,8 +184,8 @@ pub enum Error {
     },
     /// A task whose replies are programs, without leave to run them.
     #[error(
-        "the task {task} runs code that the model writes; allow it with --allow-code-execution (it runs in a sandbox \
-         without network), or leave the task out"
+        "the task {task} runs code that the model writes; allow it with --allow-code-execution, or allow_code_execution in \
+         [eval] (it runs in a sandbox without network), or leave the task out"
     )]
     CodeNotAllowed {
         /// The task.

@@ -4,12 +4,16 @@
 //! `test-00000-of-00002.parquet`, or a folder `test/`. Folders are looked for as the task names them, and as
 //! the hub lays them out (`REPOSITORY/CONFIG/`). Nothing is downloaded here.
 //!
+//! A repository with several configurations, such as the subjects of MMLU, has a folder for each. Rows of all of
+//! them in one place are told apart by a column, or not used.
+//!
 //! A split that lies there in part, or twice, is an error: half a benchmark gives a score that looks whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use datasets::{Row, TableReader};
+use serde_json::Value;
 
 use crate::Error;
 use crate::task::DatasetSource;
@@ -20,45 +24,103 @@ const MOST_ROWS: usize = 5_000_000;
 /// What the hub calls the only configuration of a dataset.
 const UNNAMED: [&str; 2] = ["default", "plain_text"];
 
+/// A folder where the rows of a task may lie.
+struct Place {
+    folder: PathBuf,
+    /// Whether the rows of other configurations may lie there too.
+    is_shared: bool,
+}
+
 /// The files of a split, sorted.
 pub fn files(data: &Path, source: &DatasetSource, split: &str) -> Result<Vec<PathBuf>, Error> {
-    let folders = folders(data, source);
-    for folder in &folders {
-        let found = files_in(folder, split)?;
-        if !found.is_empty() {
-            return Ok(found);
+    Ok(found(data, source, split)?.0)
+}
+
+/// The rows of a split. Where those of all configurations lie together, the column that names the
+/// configuration chooses.
+pub fn read(data: &Path, source: &DatasetSource, split: &str) -> Result<Vec<Row>, Error> {
+    let (files, chosen_by) = found(data, source, split)?;
+    let (mut rows, mut count) = (Vec::new(), 0);
+    for file in files {
+        for row in TableReader::open(&file)?.rows(None)? {
+            if count == MOST_ROWS {
+                return Err(Error::TooManyRows { path: file, most: MOST_ROWS });
+            }
+            count += 1;
+            let row = row?.1;
+            if chosen_by.as_ref().map_or(Ok(true), |chosen_by| chosen_by.keeps(&row, &file))? {
+                rows.push(row);
+            }
         }
     }
+    match chosen_by {
+        Some(chosen_by) if rows.is_empty() => Err(chosen_by.no_rows(data, source)),
+        _ => Ok(rows),
+    }
+}
+
+/// The files of a split, and what chooses among their rows.
+fn found<'a>(
+    data: &Path,
+    source: &'a DatasetSource,
+    split: &str,
+) -> Result<(Vec<PathBuf>, Option<ConfigColumn<'a>>), Error> {
+    let places = places(data, source);
+    for Place { folder, is_shared } in &places {
+        let found = files_in(folder, split)?;
+        if !found.is_empty() {
+            let columns = source.config_column.as_deref().zip(source.config.as_deref());
+            let chosen_by = columns.filter(|_| *is_shared && source.is_one_of_several);
+            return Ok((found, chosen_by.map(|(column, config)| ConfigColumn { column, config })));
+        }
+    }
+    let folders = places.into_iter().map(|place| place.folder).collect();
     Err(Error::NoRowsFound { split: split.to_owned(), folders, hub: source.hub.clone().unwrap_or_default() })
 }
 
-/// The rows of a split with their numbers within it, from 0.
-pub fn read(data: &Path, source: &DatasetSource, split: &str) -> Result<Vec<Row>, Error> {
-    let mut rows = Vec::new();
-    for file in files(data, source, split)? {
-        for row in TableReader::open(&file)?.rows(None)? {
-            if rows.len() == MOST_ROWS {
-                return Err(Error::TooManyRows { path: file, most: MOST_ROWS });
-            }
-            rows.push(row?.1);
-        }
-    }
-    Ok(rows)
-}
-
-/// Where the rows of a task may lie, the best place first.
-fn folders(data: &Path, source: &DatasetSource) -> Vec<PathBuf> {
-    let mut folders = vec![data.join(&source.folder)];
-    let configs = configs(source);
+/// Where the rows of a task may lie, the best place first. The repository itself is no place for one of
+/// several configurations whose rows nothing tells apart.
+fn places(data: &Path, source: &DatasetSource) -> Vec<Place> {
+    let own = |folder| Place { folder, is_shared: false };
+    let mut places = vec![own(data.join(&source.folder))];
     if let Some(hub) = &source.hub {
         let mut repositories = vec![data.join(hub)];
         repositories.extend(hub.rsplit_once('/').map(|(_, name)| data.join(name)));
         for repository in repositories {
-            folders.extend(configs.iter().map(|config| repository.join(config)));
-            folders.extend([repository.join("data"), repository]);
+            places.extend(configs(source).iter().map(|config| own(repository.join(config))));
+            if may_share(source) {
+                let shared = [repository.join("data"), repository];
+                places.extend(shared.map(|folder| Place { folder, is_shared: true }));
+            }
         }
     }
-    folders
+    places
+}
+
+/// Whether the rows of a source may lie beside those of other configurations.
+fn may_share(source: &DatasetSource) -> bool {
+    !source.is_one_of_several || source.config_column.is_some()
+}
+
+/// The column that names the configuration of a row, and the configuration that is asked.
+struct ConfigColumn<'a> {
+    column: &'a str,
+    config: &'a str,
+}
+
+impl ConfigColumn<'_> {
+    fn keeps(&self, row: &Row, file: &Path) -> Result<bool, Error> {
+        let (column, config) = (self.column.to_owned(), self.config.to_owned());
+        match row.get(self.column).and_then(Value::as_str) {
+            Some(name) => Ok(name == self.config),
+            None => Err(Error::NoConfigColumn { path: file.to_owned(), column, config }),
+        }
+    }
+
+    fn no_rows(&self, data: &Path, source: &DatasetSource) -> Error {
+        let (column, config) = (self.column.to_owned(), self.config.to_owned());
+        Error::NoRowsOfConfig { folder: data.join(&source.folder), column, config }
+    }
 }
 
 /// The configuration of a source, or what it may be called if the repository has one alone.
@@ -70,10 +132,12 @@ fn configs(source: &DatasetSource) -> Vec<&str> {
 /// `[CONFIG/|data/]SPLIT[-00000-of-00001].EXTENSION` or `[CONFIG/|data/]SPLIT/FILE.EXTENSION`.
 pub fn is_file_of_split(path: &str, source: &DatasetSource, split: &str) -> bool {
     let within = |folder: &&str| path.strip_prefix(*folder)?.strip_prefix('/');
-    let rest = configs(source).iter().chain(&["data"]).find_map(within).or_else(|| {
+    let rest = configs(source).iter().find_map(within);
+    let shared = || {
         // With configurations, a folder at the top is another configuration or split.
-        (source.config.is_none() || !path.contains('/')).then_some(path)
-    });
+        within(&"data").or_else(|| (source.config.is_none() || !path.contains('/')).then_some(path))
+    };
+    let rest = rest.or_else(|| may_share(source).then(shared).flatten());
     let Some(rest) = rest else { return false };
     let is_table = [".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz"]
         .iter()
@@ -234,6 +298,45 @@ mod tests {
         }
         let error = read(data.path(), &source(), "test").unwrap_err();
         assert!(matches!(error, Error::TwoFormats { .. }));
+    }
+
+    /// One file with the rows of all subjects, beside the repository's own layout.
+    #[test]
+    fn rows_of_several_configurations_in_one_place_are_told_apart_or_not_used() {
+        let source = DatasetSource { is_one_of_several: true, ..source() };
+        let by_column = DatasetSource { config_column: Some("subject".to_owned()), ..source.clone() };
+        let data = tempfile::tempdir().unwrap();
+        let write = |place: &str, text: &str| {
+            let path = data.path().join(place);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+        };
+        let (easy, hard) = ("{\"subject\": \"easy\"}\n", "{\"subject\": \"hard\"}\n");
+        for place in ["owner/name/test.jsonl", "owner/name/data/test.jsonl", "name/test.jsonl"] {
+            write(place, &[easy, hard, hard].concat());
+            assert_eq!(read(data.path(), &by_column, "test").unwrap().len(), 1, "{place}");
+            let hard = DatasetSource { config: Some("hard".to_owned()), ..by_column.clone() };
+            assert_eq!(read(data.path(), &hard, "test").unwrap().len(), 2, "{place}");
+            // Without a column nothing tells them apart, and the error names the places of this one alone.
+            let error = read(data.path(), &source, "test").unwrap_err().to_string();
+            assert!(error.contains("name/easy") && !error.contains("name/data"), "{error}");
+            // The only configuration may lie anywhere.
+            let only = DatasetSource { is_one_of_several: false, ..source.clone() };
+            assert_eq!(read(data.path(), &only, "test").unwrap().len(), 3, "{place}");
+            std::fs::remove_file(data.path().join(place)).unwrap();
+        }
+        let failure = |text: &str| {
+            write("owner/name/test.jsonl", text);
+            read(data.path(), &by_column, "test").unwrap_err().to_string()
+        };
+        assert!(failure(&[hard, "{\"a\": 1}\n"].concat()).contains("no text in the column \"subject\""));
+        assert!(failure(hard).contains("has \"easy\" in the column \"subject\""));
+        // Of a folder of its own, no row is looked at.
+        write("owner/name/easy/test.jsonl", "{\"a\": 1}\n");
+        assert_eq!(read(data.path(), &by_column, "test").unwrap().len(), 1);
+        assert!(is_file_of_split("data/test.jsonl", &by_column, "test"));
+        assert!(!is_file_of_split("data/test.jsonl", &source, "test"));
+        assert!(!is_file_of_split("test.jsonl", &source, "test"));
     }
 
     #[test]

@@ -126,6 +126,12 @@ pub struct DatasetSource {
     /// The configuration within that repository.
     #[serde(default)]
     pub config: Option<String>,
+    /// The column that holds the name of the configuration, where the rows of all of them lie in one place.
+    #[serde(default)]
+    pub config_column: Option<String>,
+    /// Whether other tasks ask the rows of other configurations of that repository. The registry knows.
+    #[serde(skip)]
+    pub is_one_of_several: bool,
     /// The split that is evaluated.
     pub split: String,
     /// Keeps the rows for which this template gives something true.

@@ -155,7 +155,7 @@ pub fn train<O: Objective>(
             metrics.push("grad_norm", report.grad_norm);
             metrics.push("tokens", tokens);
             metrics.push("seconds", started.elapsed().as_secs_f64());
-            metrics.push("epoch", sampler.epoch() as f64);
+            metrics.push("epoch", sampler.progress());
             objective.push_metrics(stats, run.groups.loss_group(), &mut metrics)?;
             run.record_step(report.step, &metrics, std::mem::take(&mut tokens_since_log))?;
         }

@@ -34,7 +34,7 @@ use crate::folder::{self, FolderRequest, LengthChange, RunFolder, check_run_sett
 use crate::launch::{self, Job, StartupSpec};
 use crate::output::write_atomically;
 use crate::report;
-use crate::stage::context::{RunMode, StageContext, chunk_manager};
+use crate::stage::context::{RunMode, StageContext, check_disk_path, chunk_manager};
 use crate::stage::definition::PipelineFolder;
 use crate::stage::preflight::Preflight;
 use crate::stage::{self, Stage};
@@ -57,6 +57,7 @@ pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Resu
         load_devices(&config);
         check_devices(&config, LocalRank::last_of(arguments.nproc, config.parallel.transport))?;
         check_folder(&config, Some(&arguments.config), arguments.resume)?;
+        report_new(&config, arguments.resume);
         preflight(&config, arguments.resume, &mesh)?;
         return crate::console::print(&config.to_toml(&stage::schemas())?).map_err(Into::into);
     }
@@ -179,7 +180,7 @@ fn preflight(config: &PipelineConfig, resume: bool, mesh: &Mesh) -> anyhow::Resu
             continue;
         }
         let made = |task: &Task| makes_rows(config, &run.eval, task);
-        let checked = run.check(&stage.schema).map_err(Into::into);
+        let checked = run.check(&stage.schema).and_then(|()| check_disk_path(&run)).map_err(Into::into);
         let checked = checked.and_then(|()| stage::tasks::preflight(&run, &stage.schema, &made));
         let line = checked.and_then(|()| (stage.preflight)(&mut preflight, &run));
         print_stderr(&line.with_context(|| format!("stage {name}"))?);
@@ -249,6 +250,13 @@ fn check_folder(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) 
     Ok(())
 }
 
+/// Says so if `--resume` finds nothing that an earlier pipeline has made.
+fn report_new(config: &PipelineConfig, resume: bool) {
+    if resume && !config.out.join(folder::CONFIGURATION).exists() {
+        print_stderr(&folder::nothing_to_resume(&config.out));
+    }
+}
+
 /// Creates or reopens the folder of the pipeline, locks it and the folders of its stages until this process
 /// exits, and saves the configuration.
 fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) -> anyhow::Result<()> {
@@ -256,6 +264,7 @@ fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: boo
     folder::acquire_lock(&config.out)?;
     // Another pipeline may have started here while this one checked its inputs.
     check_folder(config, run_file, resume)?;
+    report_new(config, resume);
     let folders = stage::ALL.iter().map(|stage| config.path(stage.schema.name));
     folders.into_iter().try_for_each(|folder| folder::reacquire_lock(&folder))?;
     if resume && saved.exists() {

@@ -40,9 +40,6 @@ const GRACE_PERIOD: Duration = Duration::from_secs(10);
 /// Starts the run of `out` with the arguments of this process, and shows it.
 pub(crate) fn run(out: &Path, resume: bool) -> anyhow::Result<()> {
     check_terminal(out)?;
-    if resume && !folder::holds_run(out)? {
-        return Err(ConfigError::NothingToResume(out.to_owned()).into());
-    }
     folder::lock_for_launcher(out, &folder::RUN_NAMES, resume)?;
     let mut run = StartedRun::start(out)?;
     let shown = run.show();

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use tui::number::counted;
 
 use super::location::SourceLocation;
+use super::tree::{self, Tree};
 
 /// An error of the configuration or of the command line. The program exits with code 2, except for
 /// [`ConfigError::Section`] and [`ConfigError::NoWholeCheckpoint`].
@@ -254,9 +255,6 @@ pub(crate) enum ConfigError {
         /// What is wrong with each checkpoint, newest first.
         problems: Vec<String>,
     },
-    /// There is no checkpoint to resume from.
-    #[error("{}: there is no checkpoint to resume from: leave --resume out, or correct `out`", .0.display())]
-    NothingToResume(PathBuf),
     /// A finished run that kept no checkpoint cannot become longer.
     #[error(
         "{}: this run is finished and has kept no checkpoint, so it cannot become longer: start a new run from its `final` ([model] path), with [checkpoint] every above 0",
@@ -309,6 +307,19 @@ pub(crate) enum ConfigError {
         /// What is wrong, and how to fix it.
         problem: String,
     },
+}
+
+impl ConfigError {
+    /// Adds the place where the key of a refused value was written, if the user wrote it.
+    pub(super) fn placed(self, tree: &Tree) -> Self {
+        match self {
+            Self::Value { place: None, key, message } => {
+                let place = tree::find(tree, &key).map(|entry| entry.origin.location.clone());
+                Self::Value { place, key, message }
+            }
+            other => other,
+        }
+    }
 }
 
 fn at(place: Option<&SourceLocation>) -> String {

@@ -21,10 +21,6 @@ pub(super) const CRITIC_KEYS: [IgnoredKey; 10] = {
     ]
 };
 
-/// `[eval] every` without effect if there is nothing to evaluate.
-pub(super) const EVAL_EVERY: IgnoredKey =
-    ("eval.every", "ppo evaluates no rows, and [eval] tasks names no task");
-
 /// `[reward]`, which few stages read.
 pub(crate) const REWARD: IgnoredKey = ("reward", "[reward] is read by rm");
 

@@ -73,7 +73,7 @@ fn the_saved_file_reads_back_the_same() {
 }
 
 #[test]
-fn the_saved_file_has_every_default_of_its_stage() {
+fn the_saved_file_has_every_default_that_has_an_effect() {
     insta::assert_snapshot!(load(RUN, &[], SFT).unwrap().config.to_toml(SFT).unwrap());
 }
 
@@ -147,4 +147,184 @@ fn a_set_goes_before_the_tables_of_the_stages() {
     assert_eq!(demo.stages["ppo"].ppo.iterations, 7);
     assert_eq!(demo.stages["rm"].train.lr, 0.5);
     assert_eq!(demo.stages["sft"].train.lr, 2e-3);
+}
+
+/// A key beside others under which it has no effect: what the file says besides, and the key that is told.
+#[test]
+fn every_key_without_effect_is_told_once_with_its_line() {
+    let ppo = "[ppo]\nreward_model = 'rm'\n";
+    let cases: Vec<(&'static StageSchema, String, &str)> = vec![
+        (SFT, "[parallel.pipeline]\nschedule = 'gpipe'\n".into(), "parallel.pipeline.schedule"),
+        (SFT, "[parallel.pipeline]\nchunks = 3\n".into(), "parallel.pipeline.chunks"),
+        (SFT, "[parallel.pipeline]\nsize = 2\nschedule = 'zb-v'\nchunks = 3\n".into(), "parallel.pipeline.chunks"),
+        (SFT, "[parallel.sequence]\nmode = 'ring'\n".into(), "parallel.sequence.mode"),
+        (SFT, "[gemini]\ndevice_memory = '1GiB'\nplacement = 'cuda'\ndisk_path = '/d'\n".into(), "gemini.disk_path"),
+        (SFT, "[gemini]\ndevice_memory = '1GiB'\nplacement = 'cpu'\ndisk_path = '/d'\n".into(), "gemini.disk_path"),
+        (SFT, "[tokenizer]\nvocab_size = 300\n".into(), "tokenizer.vocab_size"),
+        (SFT, "[eval]\ntasks = 'arc_easy'\n".into(), "eval.tasks"),
+        (SFT, "[eval]\nlimit = 3\n".into(), "eval.limit"),
+        (SFT, "[eval]\nallow_code_execution = true\n".into(), "eval.allow_code_execution"),
+        (SFT, "[eval]\nevery = 2\ntasks = 'a'\nnum_fewshot = 0\napply_chat_template = true\nfewshot_in_one_turn = true\n".into(), "eval.fewshot_in_one_turn"),
+        (RM, "[eval]\nlimit = 3\n".into(), "eval.limit"),
+        (RM, "[reward]\n[eval]\ntasks = 'a'\n".into(), "eval.tasks"),
+        (PPO, format!("{ppo}[eval]\nevery = 3\n"), "eval.every"),
+        (PPO, format!("{ppo}kl_horizon = 5\n"), "ppo.kl_horizon"),
+        (PPO, format!("{ppo}kl_coef = 0\nkl_target = 0.1\n"), "ppo.kl_target"),
+        (PPO, format!("{ppo}epochs = 1\nclip_range = 0.1\n"), "ppo.clip_range"),
+        (PPO, format!("{ppo}epochs = 1\nclip_range_value = 0.1\n"), "ppo.clip_range_value"),
+        (PPO, format!("{ppo}vf_coef = 0\nclip_range_value = 0.1\n"), "ppo.clip_range_value"),
+        (PPO, format!("{ppo}critic_lr = 0\nvf_coef = 0.1\n"), "ppo.vf_coef"),
+        (PPO, format!("{ppo}advantage_estimator = 'grpo'\nsamples_per_prompt = 2\ngamma = 0.5\n"), "ppo.gamma"),
+        (PPO, format!("{ppo}[reward]\ncenter_rewards_coefficient = 1\n"), "reward"),
+        (SFT, "[ppo]\nepochs = 3\n".into(), "ppo"),
+        (SFT, "[reward]\n".into(), "reward"),
+        (SFT, "[stage.sft.tokenizer]\nvocab_size = 9\n".into(), "stage.sft.tokenizer.vocab_size"),
+    ];
+    for (stage, extra, key) in cases {
+        let warnings =
+            load(&with(&extra), &[], stage).unwrap_or_else(|error| panic!("{key}: {error}")).warnings;
+        let [warning] = warnings.as_slice() else { panic!("{key}: {warnings:?}") };
+        let told = format!("`{key}` has no effect on {}: ", stage.name);
+        assert!(warning.starts_with("run.toml:") && warning.contains(&told), "{key}: {warning}");
+    }
+    // In the sections that the file has already.
+    for (line, key) in
+        [("eval = 'held_out'", "data.eval"), ("[train]\nlr = 0\nscheduler = 'linear'\n", "train.scheduler")]
+    {
+        let text = match line.strip_prefix("[train]\n") {
+            Some(train) => RUN.replace("lr = 1e-4\n", train),
+            None => RUN.replace("[train]", &format!("{line}\n[train]")),
+        };
+        let warnings = load(&text, &[], SFT).unwrap().warnings;
+        assert!(matches!(warnings.as_slice(), [one] if one.contains(&format!("`{key}`"))), "{warnings:?}");
+    }
+}
+
+/// What says how things are anyway is nobody's mistake, and a resolved file of an earlier version is full of it.
+#[test]
+fn a_key_without_effect_at_its_default_is_silent() {
+    let text = "[parallel.pipeline]\nchunks = 2\n[eval]\napply_chat_template = false\ndata = 'eval-data'\n\
+                [tokenizer]\nvocab_size = 512\n[gemini]\nplacement = 'auto'\n";
+    assert!(load(&with(text), &[], SFT).unwrap().warnings.is_empty());
+    let ppo = "[ppo]\nreward_model = 'rm'\nkl_horizon = 10000\ncritic_lr = 0\nvf_coef = 0.5\n";
+    assert!(load(&with(ppo), &[], PPO).unwrap().warnings.is_empty());
+    // But --set is always meant.
+    let error = message(RUN, &["eval.apply_chat_template=false"], SFT);
+    assert!(
+        error.contains("`eval.apply_chat_template` has no effect on sft: [eval] tasks names no task"),
+        "{error}"
+    );
+}
+
+#[test]
+fn epochs_beside_steps_are_refused_unless_something_nearer_overrides_them() {
+    let both = with("steps = 5\nepochs = 1\n");
+    let error = message(&both, &[], SFT);
+    assert!(
+        error.starts_with("run.toml:13: `train.epochs` has no effect on sft: [train] steps is"),
+        "{error}"
+    );
+    // A quick look at a run of epochs.
+    let epochs = with("epochs = 3\n");
+    let loaded = load(&epochs, &["train.steps=2"], SFT).unwrap();
+    assert_eq!(loaded.config.train.steps, Some(2));
+    assert!(loaded.warnings[0].contains("`train.epochs` has no effect"), "{:?}", loaded.warnings);
+    // A stage that differs from the others, and the other way round.
+    let stage = with("epochs = 3\n[stage.sft.train]\nsteps = 5\n");
+    assert!(load(&stage, &[], SFT).unwrap().warnings.is_empty());
+    let error = message(&with("steps = 5\n[stage.sft.train]\nepochs = 3\n"), &[], SFT);
+    assert!(error.contains("run.toml:14: `stage.sft.train.epochs` has no effect"), "{error}");
+    // What is saved says only what holds.
+    let saved = loaded.config.to_toml(SFT).unwrap();
+    assert!(saved.contains("steps = 2\n") && !saved.contains("epochs"), "{saved}");
+}
+
+#[test]
+fn a_warm_up_longer_than_the_run_is_refused_if_the_file_says_both() {
+    let long = with("warmup_steps = 6\nsteps = 5\n");
+    let error = message(&long, &[], SFT);
+    assert!(error.starts_with("run.toml:12: `train.warmup_steps`: 6 steps of warm-up are more"), "{error}");
+    let loaded = load(&with("warmup_steps = 6\nsteps = 50\n"), &["train.steps=5"], SFT).unwrap();
+    assert!(
+        matches!(loaded.warnings.as_slice(), [one] if one.contains("6 steps of warm-up")),
+        "{:?}",
+        loaded.warnings
+    );
+    assert!(load(&with("warmup_steps = 6\nsteps = 6\n"), &[], SFT).unwrap().warnings.is_empty());
+    // 3 iterations without the warm-up of the critic, of 2 x 2 steps: 12.
+    let ppo = |warmup: u64| {
+        with(&format!(
+            "warmup_steps = {warmup}\n[ppo]\nreward_model = 'rm'\niterations = 5\ncritic_warmup = 2\nepochs = 2\n\
+             rollout_batch_size = 8\nmini_batch_size = 4\n"
+        ))
+    };
+    assert!(load(&ppo(12), &[], PPO).unwrap().warnings.is_empty());
+    let error = message(&ppo(13), &[], PPO);
+    assert!(error.contains("13 steps of warm-up are more than the run has (12)"), "{error}");
+}
+
+/// A common key may be meant for one stage of several. A pipeline tells what none of them uses.
+#[test]
+fn a_pipeline_tells_of_common_keys_that_no_stage_uses() {
+    let read = |text: &str, sets: &[&str]| {
+        let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
+        pipeline_from_text(text, Path::new("life.toml"), &sets, &stage::schemas())
+    };
+    let warnings = |text: &str, sets: &[&str]| read(text, sets).unwrap().warnings;
+    let life = "out = 'life'\n";
+    let base = |text: &str| warnings(&format!("{life}{text}"), &[]);
+    // The part `tokenizer` uses the size, and the base stage has its own length.
+    assert!(
+        base("[tokenizer]\nvocab_size = 300\n[train]\nepochs = 2\n[stage.base.train]\nsteps = 5\n")
+            .is_empty()
+    );
+    let told = base("[eval]\nlimit = 3\n");
+    assert_eq!(
+        told,
+        ["life.toml:3: `eval.limit` has no effect on this pipeline: [eval] tasks names no task"]
+    );
+    let parts = base("[pipeline]\nstages = ['sft']\n[synth]\ntrain = 7\n[base]\nhidden_size = 8\n");
+    assert!(parts.len() == 2 && parts[0].contains("`synth`") && parts[1].contains("`base`"), "{parts:?}");
+    let told = base("[stage.rm.eval]\nlimit = 3\n");
+    assert!(
+        matches!(told.as_slice(), [one] if one.contains("`stage.rm.eval.limit` has no effect on rm")),
+        "{told:?}"
+    );
+    // Of --set, too: one stage that uses the key is enough.
+    let text = format!("{life}[train]\nlr = 1e-3\n[stage.base.train]\nsteps = 5\n");
+    assert!(read(&text, &["train.epochs=2"]).is_ok());
+    let error = read(life, &["ppo.kl_horizon=3"]).unwrap_err().to_string();
+    assert!(error.contains("`ppo.kl_horizon` has no effect on this pipeline"), "{error}");
+    let error = read(&format!("{life}[train]\nsteps = 5\nepochs = 2\n"), &[]).unwrap_err().to_string();
+    assert!(error.starts_with("life.toml:4: `train.epochs` has no effect on this pipeline"), "{error}");
+}
+
+/// The file that a run has saved is that of the run, whatever version has resolved it.
+#[test]
+fn the_own_file_of_a_run_is_read_without_a_word() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.toml");
+    let out = format!("out = '{}'\n", folder.path().display());
+    let text = with("steps = 5\nepochs = 1\nwarmup_steps = 3\n[eval]\nlimit = 3\n")
+        .replace("out = 'runs/sft'\n", &out);
+    std::fs::write(&path, &text).unwrap();
+    let read = |path: &Path| from_text(&text, path, &[], SFT, &stage::schemas());
+    assert!(read(&path).unwrap().warnings.is_empty());
+    assert!(read(&folder.path().join("mine.toml")).is_err());
+}
+
+#[test]
+fn the_home_folder_is_written_out_in_every_path() {
+    let home = std::env::var("HOME").unwrap();
+    let text = "out = '~'\n[model]\npath = '~/m'\n[data]\ntrain = ['~/a', 'b~']\ncache = '~/c'\n[tokenizer]\ntemplate = '~/t'\n\
+                [stage.sft.eval]\ninclude_path = '~/tasks'\n";
+    let config = load(text, &["data.eval=~/e", "eval.every=1"], SFT).unwrap().config;
+    assert_eq!((config.out, config.model.path.unwrap()), (PathBuf::from(&home), format!("{home}/m")));
+    assert_eq!(config.data.train.0, [format!("{home}/a"), "b~".to_owned()]);
+    assert_eq!(config.data.eval.0, [format!("{home}/e")]);
+    assert_eq!(config.data.cache.unwrap(), format!("{home}/c"));
+    assert_eq!(config.tokenizer.template.unwrap(), "~/t");
+    assert_eq!(config.eval.include_path.0, [format!("{home}/tasks")]);
+    let error = message(RUN, &["out=~nobody/run"], SFT);
+    assert!(error.starts_with("--set out=~nobody/run: `out`: \"~nobody/run\": only ~/ is read"), "{error}");
 }

@@ -26,7 +26,7 @@ use models::generate::FinishReason;
 use crate::remote::{KeyChoice, RemoteError, RemoteModel, RemoteOptions};
 
 /// Changes when the same request gets other answers from the same endpoint.
-const ENGINE: &str = "colossal-chat endpoint 2";
+const ENGINE: &str = "colossal-chat endpoint 3";
 /// What the hash of such a model ends with.
 pub(super) const ENDPOINT_DIGEST: &str = "-endpoint";
 /// The probability of the tokens that are drawn from: all.
@@ -89,6 +89,9 @@ enum Problem {
     /// The server sent no text, and said why.
     #[error("there is no text: {0}")]
     Withheld(String),
+    /// The server sent no text, and counts no token that it drew: an answer that is empty has at least its end.
+    #[error("the reply is empty, and the server counts no token of it: look at its log")]
+    Empty,
     /// Nothing works any more.
     #[error(
         "{failures} requests in a row failed: repair the endpoint and give the same command; the last one: {last}"
@@ -234,6 +237,9 @@ impl EndpointModel {
         let reason = reply.notices.iter().find(|notice| notice.contains("for another reason"));
         if let Some(reason) = reason.filter(|_| text.is_empty()) {
             return Err(Problem::Withheld(reason.clone()).into());
+        }
+        if text.is_empty() && cut.is_none() && reply.new_tokens == 0 {
+            return Err(Problem::Empty.into());
         }
         Ok(Some(Response::Reply {
             text: eval::filter::cut_at_stop(&text, asked.until).to_owned(),
@@ -571,13 +577,29 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_fails_and_is_not_asked_again() {
-        for body in ["<html>", "{\"choices\": 7", "", "{\"error\": \"no memory\"}"] {
+        for body in [
+            "<html>",
+            "{\"choices\": 7",
+            "",
+            "{\"error\": \"no memory\"}",
+            "{\"choices\":[]}",
+            "{\"choices\":[{}]}",
+            "{}",
+            "data: {\"choices\":[]}\n\ndata: [DONE]\n\n",
+            "data: [DONE]\n\n",
+            "{\"choices\":[{\"message\":{}}]}",
+            "{\"choices\":[{\"message\":{\"content\":null},\"finish_reason\":\"stop\"}]}",
+            "{\"choices\":[{\"message\":{\"content\":\"\"}}],\"usage\":{\"completion_tokens\":0}}",
+        ] {
             let server = Server::new(move |connection, _, _| send(connection, "200 OK", "", body));
             let mut model = server.model();
             let response = one(&mut model);
             assert!(problem(&response).starts_with(&server.address), "{response:?}");
             assert_eq!(server.asked(), 1, "{body}");
         }
+        // A model that draws its end first has answered, and the server counts that token.
+        let server = Server::new(|connection, _, _| say(connection, "", "stop"));
+        assert_eq!(one(&mut server.model()), reply("", true));
         let server = Server::new(|connection, _, _| say(connection, "", "content_filter"));
         assert!(problem(&one(&mut server.model())).contains("content_filter"));
     }

@@ -12,7 +12,7 @@ use eval::document::PromptOptions;
 use eval::evaluation::{Answers, Evaluation, ModelRun};
 use eval::response_cache::ResponseCache;
 use eval::results::Results;
-use eval::task::{OutputType, Registry, Selection};
+use eval::task::{OutputType, Registry, Selection, Task};
 use parallel::comm::ProcessGroup;
 use parallel::{LocalRank, ProcessGroups};
 use serde_json::{Value, json};
@@ -245,19 +245,45 @@ fn responses_of_others(folder: &Path, rank: usize) -> anyhow::Result<Vec<PathBuf
 /// Reads the task files and the rows, and makes the requests. Loads no model.
 pub(crate) fn prepare(section: &EvalSection) -> anyhow::Result<Evaluation> {
     let options = prompt_options(section);
-    let mut evaluation = Evaluation::prepare(select(section)?, &section.data, options)?;
+    let selection = select(section)?;
+    tell_unused(section, &selection.tasks);
+    let mut evaluation = Evaluation::prepare(selection, &section.data, options)?;
     if section.allow_code_execution && evaluation.runs_code() {
         evaluation.code_runner = Some(Box::new(Sandbox::open()?));
-    } else if section.allow_code_execution {
-        print_stderr("note: none of the tasks runs code, so --allow-code-execution has no effect");
     }
     evaluation.check_code_runner()?;
     Ok(evaluation)
 }
 
-/// Finds the tasks that `section` names. Reads the task files, and no rows.
+/// Finds the tasks that `section` names, and refuses those that run code without leave. Reads the task files,
+/// and no rows.
 pub(crate) fn select(section: &EvalSection) -> anyhow::Result<Selection> {
-    Ok(registry(&section.include_path.0)?.select(&section.tasks.0)?)
+    let selection = registry(&section.include_path.0)?.select(&section.tasks.0)?;
+    let code_task = selection.tasks.iter().find(|task| task.code_execution.is_some());
+    if let Some(task) = code_task.filter(|_| !section.allow_code_execution) {
+        return Err(eval::Error::CodeNotAllowed { task: task.task.clone() }.into());
+    }
+    Ok(selection)
+}
+
+/// Tells of settings that none of the tasks uses.
+fn tell_unused(section: &EvalSection, tasks: &[Task]) {
+    let runs_code = tasks.iter().any(|task| task.code_execution.is_some());
+    let generates = tasks.iter().any(|task| task.output_type == OutputType::GenerateUntil);
+    let takes_examples = tasks.iter().any(|task| !task.fewshot.fixed);
+    for (is_unused, setting, reason) in [
+        (section.allow_code_execution && !runs_code, "allow_code_execution", "runs code"),
+        (section.max_gen_toks.is_some() && !generates, "max_gen_toks", "asks for a reply"),
+        (
+            section.num_fewshot.is_some() && !takes_examples,
+            "num_fewshot",
+            "leaves the number of examples open",
+        ),
+    ] {
+        if is_unused {
+            print_stderr(&format!("note: {setting} has no effect: none of the tasks {reason}"));
+        }
+    }
 }
 
 /// The tasks in the program and in the given files and folders.

@@ -14,6 +14,8 @@ use super::error::{RemoteError, excerpt};
 /// What the chunks have said so far, apart from the text.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
+    /// Whether there was a choice, which may have said nothing.
+    has_choice: bool,
     /// The number of pieces of text.
     pub(super) pieces: u64,
     /// The number of pieces of thought.
@@ -49,6 +51,7 @@ impl Answer {
             self.finish_reason = Some(reason.to_owned());
         }
         let said = [&choice["delta"], &choice["message"]].into_iter().find(|said| said.is_object());
+        self.has_choice |= said.is_some() || choice["finish_reason"].is_string();
         let said = said.unwrap_or(&Value::Null);
         let is_thought = |field: &str| said[field].as_str().is_some_and(|thought| !thought.is_empty());
         if is_thought("reasoning_content") || is_thought("reasoning") {
@@ -59,6 +62,12 @@ impl Answer {
             self.pieces += 1;
         }
         Ok(text)
+    }
+
+    /// Refuses a reply that has ended without a choice: it answers nothing.
+    pub(super) fn check_choice(&self) -> Result<(), RemoteError> {
+        let problem = "it has no choice with a message, so it holds no answer";
+        if self.has_choice { Ok(()) } else { Err(RemoteError::Malformed(problem.to_owned())) }
     }
 
     /// Why the reply ended, if the server said so, and the server's own word if there is no name for it here.
@@ -164,6 +173,11 @@ mod tests {
             assert!(matches!(take(&[chunk]), Err(RemoteError::Malformed(_))), "{chunk}");
         }
         // An object without any known field says nothing.
-        assert_eq!(take(&[r#"{"choices":{"0":[]}}"#]).unwrap().0, "");
+        for nothing in ["{}", r#"{"choices":[]}"#, r#"{"choices":[{}]}"#, r#"{"choices":{"0":[]}}"#] {
+            let (text, answer) = take(&[nothing]).unwrap();
+            assert!(text.is_empty() && answer.check_choice().is_err(), "{nothing}");
+        }
+        let silent = take(&[r#"{"choices":[{"delta":{"role":"assistant"}}]}"#, r#"{"choices":[]}"#]).unwrap();
+        assert!(silent.1.check_choice().is_ok());
     }
 }

@@ -125,6 +125,7 @@ impl<'a> Reading<'a> {
             object.extend(bytes);
         }
         let text = self.answer.take(&object)?;
+        self.answer.check_choice()?;
         self.pass_on(text, 1);
         Ok(())
     }
@@ -158,7 +159,7 @@ impl<'a> Reading<'a> {
                 ));
             }
             match data.trim() {
-                "[DONE]" => return Ok(false),
+                "[DONE]" => return self.answer.check_choice().map(|()| false),
                 "" => {}
                 chunk => {
                     let before = self.answer.pieces + self.answer.thoughts;

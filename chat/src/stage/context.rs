@@ -12,7 +12,7 @@ use models::decoder;
 use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
 use parallel::comm::ProcessGroup;
 use parallel::residency::WeightAllocator;
-use parallel::{Axis, Mesh, ProcessGroups, memory};
+use parallel::{Axis, Mesh, ProcessGroups, Transport, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
 use tch::Device;
@@ -23,6 +23,7 @@ use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::console::print_stderr;
 use crate::folder::RunFolder;
 use crate::live::Live;
+use crate::output::check_writable;
 use crate::record::{FolderRecorder, JsonlRecorder, MultiRecorder, TensorboardRecorder};
 use crate::stage::plan::{self, Plan};
 use crate::{device, interrupt, model_folder};
@@ -93,6 +94,7 @@ pub(crate) fn chunk_manager(config: &RunConfig, groups: &ProcessGroups) -> anyho
         return Err(refused(key, message));
     }
 
+    check_disk_path(config)?;
     // The run folder does not exist before the run starts, and a dry run does not create it.
     let mut folders = config.out.ancestors().filter(|folder| folder.is_dir());
     let nearest = || folders.next().map_or_else(|| PathBuf::from("."), Path::to_owned);
@@ -104,6 +106,17 @@ pub(crate) fn chunk_manager(config: &RunConfig, groups: &ProcessGroups) -> anyho
         disk_path: gemini.disk_path.clone().unwrap_or_else(nearest),
     };
     Ok(ChunkManager::limited(budget, zero)?)
+}
+
+/// Refuses a folder for scratch files that does not exist or cannot be written.
+pub(crate) fn check_disk_path(config: &RunConfig) -> Result<(), ConfigError> {
+    let Some(path) = &config.gemini.disk_path else { return Ok(()) };
+    let problem =
+        if path.is_dir() { check_writable(path).err() } else { Some("there is no such folder".to_owned()) };
+    problem.map_or(Ok(()), |problem| {
+        let message = format!("{:?}: {problem}: make it, or name another folder", path.display().to_string());
+        Err(ConfigError::Value { place: None, key: "gemini.disk_path".to_owned(), message })
+    })
 }
 
 fn refused(key: &str, message: &str) -> anyhow::Error {
@@ -118,6 +131,11 @@ pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> a
         return Err(refused("parallel.zero", message));
     }
 
+    if config.parallel.transport != Transport::Auto && ctx.mesh.world_size() == 1 {
+        print_stderr(
+            "warning: [parallel] transport has no effect: there is one process, which sends nothing",
+        );
+    }
     let replicas = [Axis::Data, Axis::Expert, Axis::Sequence].map(|axis| ctx.mesh.size(axis));
     if ctx.memory.zero_stage() > ZeroStage::None && replicas == [1; 3] && ctx.groups.is_rank_zero() {
         print_stderr(
@@ -180,7 +198,7 @@ pub(super) fn ends_with_plan(plan: &Plan, ctx: &StageContext<'_>) -> anyhow::Res
 }
 
 /// Prints the plan, and says whether there is something to train.
-fn is_to_train(plan: &mut Plan, ctx: &StageContext<'_>) -> anyhow::Result<bool> {
+fn is_to_train(config: &RunConfig, plan: &mut Plan, ctx: &StageContext<'_>) -> anyhow::Result<bool> {
     let groups = ctx.groups;
     plan.loaded_bytes = groups.world().all_gather_object(vec![memory::peak_rss_bytes()])?;
     if groups.is_rank_zero() {
@@ -188,6 +206,13 @@ fn is_to_train(plan: &mut Plan, ctx: &StageContext<'_>) -> anyhow::Result<bool> 
             RunMode::Plan { json } => plan.print(json)?,
             RunMode::Train | RunMode::DryRun => plan.show(),
         }
+    }
+    // Of a length that the file says, the configuration knows already.
+    if groups.is_rank_zero()
+        && config.fixed_length(ctx.stage).is_none()
+        && let Some(problem) = config.long_warmup(plan.steps)
+    {
+        print_stderr(&format!("warning: `train.warmup_steps`: {problem}"));
     }
     ctx.folder.check_length(plan.steps, ctx.stage)?;
     if ctx.mode != RunMode::Train {
@@ -230,7 +255,7 @@ pub(super) fn run_in_folder(
     ctx: &mut StageContext<'_>,
     train: impl FnOnce(&mut StageRun<'_>) -> Result<(), rlhf::Error>,
 ) -> anyhow::Result<()> {
-    if !is_to_train(&mut plan, ctx)? {
+    if !is_to_train(config, &mut plan, ctx)? {
         return Ok(());
     }
     let groups = ctx.groups;

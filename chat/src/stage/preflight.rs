@@ -190,6 +190,9 @@ pub(super) fn deferred_line(stage: &StageSchema) -> String {
 
 /// Describes the length of a stage that trains on `units` rows or bins.
 pub(super) fn steps(config: &RunConfig, units: usize) -> String {
-    let steps = counted(config.train.total_steps(units), "step");
-    format!("{steps} of {}", counted(config.train.batch_size() as u64, "row"))
+    let steps = config.train.total_steps(units);
+    let warmup = config.long_warmup(steps).filter(|_| config.train.steps.is_none());
+    let warmup = warmup.map(|problem| format!("; warning: `train.warmup_steps`: {problem}"));
+    let batch = counted(config.train.batch_size() as u64, "row");
+    format!("{} of {batch}{}", counted(steps, "step"), warmup.unwrap_or_default())
 }

@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{AnswerSheet, Comparison, Rated, standings};
+use super::{AnswerSheet, Comparison, JudgedPair, Outcome, Rated, standings};
 use crate::Error;
 use crate::report::escape_markdown;
 use crate::statistics::{Anchor, Ratings};
@@ -179,6 +179,16 @@ impl JudgeResults {
             (name, comparison.by.protocol_id.as_str())
         });
         ratings.chain(comparisons).collect()
+    }
+
+    /// The turns and pairs that the judge was shown, and how many of them have a verdict.
+    pub fn verdicts(&self) -> (usize, usize) {
+        let turns = self.ratings.iter().flat_map(|rated| &rated.items).map(|item| item.rating.is_some());
+        let pairs = self.comparisons.iter().flat_map(|comparison| &comparison.items);
+        let is_decided =
+            |pair: &JudgedPair| matches!(pair.outcome(), Outcome::Win | Outcome::Tie | Outcome::Loss);
+        let all: Vec<bool> = turns.chain(pairs.map(is_decided)).collect();
+        (all.len(), all.iter().filter(|has_verdict| **has_verdict).count())
     }
 
     /// The turns and pairs that the judge could not answer, how many there are in all, and why the first of

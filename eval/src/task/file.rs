@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use datasets::hub::{is_dataset_name, plain_file_name};
 use datasets::{RowTemplate, TemplateRow};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -166,8 +167,18 @@ fn check_dataset(task: &Task, path: &Path) -> Result<(), Error> {
             "give a relative path without ..",
         );
     }
-    let named = |text: &str| !text.is_empty() && !text.contains(['/', '\\', '\0']) && text != "..";
-    if !named(&task.dataset.split) || task.fewshot.split.as_deref().is_some_and(|split| !named(split)) {
+    // So must the folders of a repository, and what is in them.
+    if task.dataset.hub.as_deref().is_some_and(|hub| !is_dataset_name(hub)) {
+        return wrong("dataset.hub", "is no name of a dataset", "give owner/name");
+    }
+    if task.dataset.config.as_deref().is_some_and(|config| !plain_file_name(config)) {
+        return wrong("dataset.config", "is no name", "give the name of a configuration, such as main");
+    }
+    if task.dataset.config_column.is_some() && task.dataset.config.is_none() {
+        return wrong("dataset.config_column", "has no effect without dataset.config", "leave it out");
+    }
+    let splits = [Some(&task.dataset.split), task.fewshot.split.as_ref()];
+    if splits.into_iter().flatten().any(|split| !plain_file_name(split)) {
         return wrong("a split", "is no name", "give the name of a split, such as test");
     }
     Ok(())
@@ -364,4 +375,45 @@ fn list(value: Option<Value>, key: &str, path: &Path) -> Result<Vec<Map<String, 
 
 pub(super) fn wrong_file(path: &Path, problem: String, fix: &'static str) -> Error {
     Error::TaskFile { path: PathBuf::from(path), problem, fix }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task_with(dataset: &str) -> Result<TaskFile, Error> {
+        let text = format!(
+            "task = 't'\noutput_type = 'generate_until'\ndoc_to_target = 'a'\nmetric_list = [{{ metric = 'exact_match' }}]\n\
+             [dataset]\n{dataset}"
+        );
+        parse(&text, Path::new("t.toml"))
+    }
+
+    /// What a task file says of its rows becomes a path below the data folder.
+    #[test]
+    fn no_name_of_a_task_file_leads_out_of_the_data_folder() {
+        let place = "folder = 'f'\nsplit = 'test'\n";
+        assert!(task_with(&format!("{place}hub = 'owner/name'\nconfig = 'main-1.0'\n")).is_ok());
+        assert!(task_with(&format!("{place}hub = 'owner/name@refs/convert/parquet'\n")).is_ok());
+        for (key, names) in [
+            ("hub", &["/abs", "../..", "a/..", "/abs/x", "a/b/c", "a", "", "a/.b", "a\\\\b/c"][..]),
+            ("hub = 'a/b'\nconfig", &["/abs", "..", "a/b", "../b", "", ".hidden", "a\\u0007b", "a\\\\b"]),
+            ("fewshot_split", &["/abs", "..", "a/b", "", ".", ".hidden", "a\\u0007"]),
+            ("split", &["/abs", "..", "a/b", "", ".", ".hidden", "a\\u0007"]),
+            ("folder", &["/abs", "..", "a/../..", ""]),
+        ] {
+            for name in names {
+                let dataset = match key {
+                    "folder" => format!("folder = \"{name}\"\nsplit = 'test'\n"),
+                    "split" => format!("folder = 'f'\nsplit = \"{name}\"\n"),
+                    "fewshot_split" => format!("{place}[fewshot]\nsplit = \"{name}\"\n"),
+                    key => format!("{place}{key} = \"{name}\"\n"),
+                };
+                let error = task_with(&dataset).unwrap_err().to_string();
+                assert!(error.starts_with("t.toml: task t: "), "{key} {name:?}: {error}");
+            }
+        }
+        let error = task_with(&format!("{place}config_column = 'subject'\n")).unwrap_err().to_string();
+        assert!(error.contains("dataset.config_column has no effect"), "{error}");
+    }
 }

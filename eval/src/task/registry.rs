@@ -1,6 +1,6 @@
 //! The tasks that can be named: those in the program, and those of folders that the user gives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::embedded::TASK_FILES;
@@ -74,7 +74,22 @@ impl Registry {
         }
         self.tasks.extend(file.tasks.into_iter().map(|task| (task.task.clone(), task)));
         self.groups.extend(file.groups.into_iter().map(|group| (group.group.clone(), group)));
+        self.note_configurations();
         Ok(())
+    }
+
+    /// Notes which tasks ask one of several configurations of their repository.
+    fn note_configurations(&mut self) {
+        let mut configurations: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for source in self.tasks.values().map(|task| &task.dataset) {
+            if let (Some(hub), Some(config)) = (&source.hub, &source.config) {
+                configurations.entry(hub.clone()).or_default().insert(config.clone());
+            }
+        }
+        for source in self.tasks.values_mut().map(|task| &mut task.dataset) {
+            let of_hub = source.hub.as_ref().and_then(|hub| configurations.get(hub));
+            source.is_one_of_several = source.config.is_some() && of_hub.is_some_and(|known| known.len() > 1);
+        }
     }
 
     /// The names of all tasks and groups, in the order of their files.

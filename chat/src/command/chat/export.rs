@@ -16,7 +16,7 @@ pub(super) fn write(
     messages: &[Message],
 ) -> anyhow::Result<PathBuf> {
     let path = match path {
-        Some(path) => user_folders::expand_home(path),
+        Some(path) => PathBuf::from(user_folders::expand_home(path)?),
         None => free_name(format),
     };
     anyhow::ensure!(!path.exists(), "{} exists already: give another name", path.display());

@@ -21,7 +21,7 @@ use super::tokens;
 use crate::args::ModelArgs;
 use crate::exit;
 use crate::session::Session;
-use crate::user_folders;
+use crate::user_folders::{self, HomeError};
 
 /// How long the end of the thread is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -187,15 +187,14 @@ impl Models {
         self.answerers.get_mut(&slot).map(|(_, answerer)| answerer).context(missing)
     }
 
-    fn arguments(&self, model: &str) -> ModelArgs {
+    fn arguments(&self, model: &str) -> Result<ModelArgs, HomeError> {
         // No shell has seen what is typed here.
-        let model = user_folders::expand_home(model).display().to_string();
-        ModelArgs { model, ..self.setup.model.clone() }
+        Ok(ModelArgs { model: user_folders::expand_home(model)?, ..self.setup.model.clone() })
     }
 
     fn load(&mut self, slot: usize, model: &str) -> anyhow::Result<()> {
         self.tell(ModelEvent::Loading { slot, note: "reading the weights".to_owned() });
-        let answerer = Answerer::load(&self.arguments(model))?;
+        let answerer = Answerer::load(&self.arguments(model)?)?;
         self.tell(ModelEvent::Loaded { slot, context: answerer.context(), detail: answerer.detail() });
         self.answerers.insert(slot, (model.to_owned(), answerer));
         Ok(())
@@ -244,7 +243,7 @@ impl Models {
         let wanted = wanted.context("name a reward model: /reward DIR, or start with --reward-model DIR")?;
         if self.reward.as_ref().is_none_or(|(name, _)| *name != wanted) {
             self.notice(format!("loading the reward model {wanted}"));
-            self.reward = Some((wanted.clone(), Session::scalar_model(&self.arguments(&wanted))?));
+            self.reward = Some((wanted.clone(), Session::scalar_model(&self.arguments(&wanted)?)?));
         }
         let (_, session) = self.reward.as_ref().expect("it was loaded above");
         let ids = session.tokenizer()?.encode_scored(messages)?;
@@ -271,7 +270,7 @@ impl Models {
             let wanted = wanted.context("name the reference: /kl DIR, or start with --reference DIR")?;
             if self.reference.as_ref().is_none_or(|(name, _)| *name != wanted) {
                 self.notice(format!("loading the reference {wanted}"));
-                self.reference = Some((wanted.clone(), Session::causal_lm(&self.arguments(&wanted))?));
+                self.reference = Some((wanted.clone(), Session::causal_lm(&self.arguments(&wanted)?)?));
             }
         }
         let (name, answerer) = self.answerers.get(&slot).context("this model is not loaded")?;

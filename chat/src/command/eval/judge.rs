@@ -22,6 +22,7 @@ use eval::request_set::Progress;
 use eval::response_cache::ResponseCache;
 use parallel::LocalRank;
 use serde_json::{Value, json};
+use tui::number::counted;
 
 use crate::args::{EvalJudgeArgs, JudgeMode};
 use crate::command::runs::table;
@@ -287,7 +288,7 @@ fn show(arguments: &EvalJudgeArgs, results: &JudgeResults, folder: &OutputFolder
     Ok(())
 }
 
-/// Fails if a model left questions unanswered, or the judge left answers without a verdict.
+/// Fails if a model left questions unanswered, if the judge did not answer, or if it gave no verdict at all.
 fn conclude(plan: &Plan, results: &JudgeResults) -> anyhow::Result<()> {
     let mut problems = Vec::new();
     // What a file does not hold cannot be asked again.
@@ -308,7 +309,15 @@ fn conclude(plan: &Plan, results: &JudgeResults) -> anyhow::Result<()> {
         ));
     }
     if problems.is_empty() {
-        return Ok(());
+        match results.verdicts() {
+            (0, _) => problems.push("no question has an answer that could be judged".to_owned()),
+            (shown, 0) => problems.push(format!(
+                "{} gave no verdict that can be read, on {}: use a judge that keeps to its format, or another --prompt",
+                results.judge,
+                counted(shown as u64, "item")
+            )),
+            _ => return Ok(()),
+        }
     }
     for problem in problems {
         print_stderr(&format!("error: {problem}"));

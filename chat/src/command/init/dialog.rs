@@ -7,7 +7,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use tui::text::{sanitize, single_line};
 
 use crate::config::ConfigError;
-use crate::exit;
+use crate::{exit, user_folders};
 
 /// How many lines that do not pass the check one question may get, so that a broken terminal ends the dialog.
 const TRIES: usize = 20;
@@ -80,7 +80,9 @@ impl<R: BufRead, W: Write> Dialog<R, W> {
                 writeln!(self.output, "   there is no default: type an answer, or end with Ctrl-C")?;
                 continue;
             }
-            match check(&answer) {
+            // No shell has seen what is typed here.
+            let answer = user_folders::expand_home(&answer).map_err(anyhow::Error::from);
+            match answer.and_then(|answer| check(&answer)) {
                 Ok(accepted) => return Ok(accepted),
                 Err(error) => writeln!(self.output, "   {}", sanitize(&exit::text(&error)))?,
             }

@@ -1,0 +1,153 @@
+//! Keys of the run file that have no effect under the other settings of a stage, each with the reason. Keys that
+//! a stage never reads are in its [`StageSchema`]. What becomes of a key that the user has written all the same
+//! is in [`super::finding`].
+
+use gemini::placement::PlacementPolicy;
+use parallel::pipeline::ScheduleKind;
+
+use super::section::{ParallelSection, SequenceMode};
+use super::stage::{CRITIC_KEYS, IgnoredKey, StageSchema};
+use super::{DeviceSetting, RunConfig};
+
+/// The held-out rows, which the report of a pipeline may read besides the stage.
+pub(super) const HELD_OUT: &str = "data.eval";
+
+/// The keys of `[eval]` that say how tasks are asked.
+pub(super) const TASK_KEYS: [&str; 9] = [
+    "eval.data",
+    "eval.include_path",
+    "eval.limit",
+    "eval.num_fewshot",
+    "eval.apply_chat_template",
+    "eval.fewshot_in_one_turn",
+    "eval.max_gen_toks",
+    "eval.allow_code_execution",
+    "eval.system_instruction",
+];
+
+/// Returns the keys that have no effect on `stage` because of other settings, each with the reason.
+pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<IgnoredKey> {
+    let mut keys = by_parallel(&config.parallel);
+    keys.push((
+        "tokenizer.vocab_size",
+        "it is the size of a tokenizer that the part `tokenizer` of a pipeline trains",
+    ));
+    keys.extend(by_gemini(config));
+    keys.extend(by_eval(config, stage));
+    if !stage.reads("model.path") {
+        let reason = "the base model has the tokenizer that the pipeline trains, with its template";
+        keys.extend([("tokenizer.path", reason), ("tokenizer.template", reason)]);
+    }
+    if stage.reads("ppo") {
+        keys.extend(by_ppo(config));
+    }
+    if config.train.steps.is_some() {
+        keys.push(("train.epochs", "[train] steps is the length of the run: leave one of the two out"));
+    }
+    let learns =
+        config.train.lr > 0.0 || (stage.reads("ppo") && has_critic(config) && config.ppo.critic_lr > 0.0);
+    if !learns {
+        let reason = "with a learning rate of 0 no weight changes";
+        let names = [
+            "train.scheduler",
+            "train.warmup_steps",
+            "train.betas",
+            "train.eps",
+            "train.weight_decay",
+            "train.max_grad_norm",
+        ];
+        keys.extend(names.map(|key| (key, reason)));
+    }
+    keys.retain(|(key, _)| stage.reads(key));
+    keys
+}
+
+fn by_parallel(parallel: &ParallelSection) -> Vec<IgnoredKey> {
+    let mut keys = Vec::new();
+    let pipeline = &parallel.pipeline;
+    if pipeline.size == 1 {
+        let reason = "[parallel.pipeline] size is 1, so no layers are split";
+        keys.extend([("parallel.pipeline.schedule", reason), ("parallel.pipeline.chunks", reason)]);
+    } else if pipeline.schedule != ScheduleKind::Interleaved {
+        keys.push(("parallel.pipeline.chunks", "only schedule = \"interleaved\" has a number of chunks"));
+    }
+    let sequence = &parallel.sequence;
+    if sequence.size == 1 && matches!(sequence.mode, SequenceMode::Ulysses | SequenceMode::Ring) {
+        keys.push(("parallel.sequence.mode", "[parallel.sequence] size is 1, so no row is split"));
+    }
+    keys
+}
+
+/// The keys of `[gemini]` beside a placement that does not use them. Those without a budget are refused by
+/// [`gemini::GeminiConfig::refused_key`].
+fn by_gemini(config: &RunConfig) -> Vec<IgnoredKey> {
+    const STAYS: &str = "placement = \"cuda\" moves nothing";
+    let gemini = &config.gemini;
+    let may_be_cpu = matches!(config.model.device, DeviceSetting::Auto | DeviceSetting::Cpu);
+    match gemini.placement {
+        PlacementPolicy::Cuda => vec![("gemini.disk_path", STAYS), ("gemini.host_memory", STAYS)],
+        PlacementPolicy::Disk => Vec::new(),
+        _ if gemini.host_memory.is_some() => Vec::new(),
+        PlacementPolicy::Auto | PlacementPolicy::Static if may_be_cpu => Vec::new(),
+        _ => vec![(
+            "gemini.disk_path",
+            "without host_memory or placement = \"disk\" all that leaves the device stays on the host",
+        )],
+    }
+}
+
+fn by_eval(config: &RunConfig, stage: &StageSchema) -> Vec<IgnoredKey> {
+    let eval = &config.eval;
+    let mut keys = Vec::new();
+    if eval.every == 0 && stage.reads(HELD_OUT) {
+        keys.push((HELD_OUT, "held-out rows are measured every [eval] every steps, which is 0"));
+    }
+    let reason = if !stage.reads("eval.tasks") {
+        "a reward model answers no tasks"
+    } else if eval.tasks.0.is_empty() {
+        "[eval] tasks names no task"
+    } else if eval.every == 0 {
+        "tasks are asked every [eval] every steps, which is 0"
+    } else {
+        if eval.num_fewshot == Some(0) {
+            keys.push(("eval.fewshot_in_one_turn", "with num_fewshot = 0 there are no examples"));
+        }
+        return keys;
+    };
+    keys.extend(TASK_KEYS.map(|key| (key, reason)));
+    keys.push(("eval.tasks", reason));
+    if eval.tasks.0.is_empty() && !stage.reads("data.eval") {
+        keys.push(("eval.every", "ppo evaluates no rows, and [eval] tasks names no task"));
+    }
+    keys
+}
+
+fn has_critic(config: &RunConfig) -> bool {
+    config.ppo.advantage_estimator.has_critic()
+}
+
+fn by_ppo(config: &RunConfig) -> Vec<IgnoredKey> {
+    let ppo = &config.ppo;
+    let mut keys = Vec::new();
+    if ppo.kl_coef == 0.0 {
+        let reason = "with kl_coef = 0 there is no penalty that could be adapted";
+        keys.extend([("ppo.kl_target", reason), ("ppo.kl_horizon", reason)]);
+    } else if ppo.kl_target.is_none() {
+        keys.push(("ppo.kl_horizon", "without kl_target the coefficient is fixed"));
+    }
+    // The first step of a rollout has the weights that the rollout had.
+    if ppo.epochs == 1 && ppo.replies().is_ok_and(|replies| replies == ppo.mini_batch_size) {
+        let reason = "with one optimizer step for each rollout the policy and the values have not moved yet";
+        let names = ["ppo.clip_range", "ppo.clip_range_high", "ppo.clip_range_value"];
+        keys.extend(names.map(|key| (key, reason)));
+    }
+    if !has_critic(config) {
+        keys.extend(CRITIC_KEYS);
+    } else if ppo.critic_lr == 0.0 {
+        let reason = "with critic_lr = 0 the critic does not learn";
+        keys.extend([("ppo.vf_coef", reason), ("ppo.clip_range_value", reason)]);
+    } else if ppo.vf_coef == 0.0 {
+        keys.push(("ppo.clip_range_value", "with vf_coef = 0 the values have no loss"));
+    }
+    keys
+}
