@@ -535,14 +535,25 @@ fn training_rows_among_the_documents_are_counted() {
     let row = |n: usize| format!("{{\"text\": \"Q: What is the sum of {} and {}? 多少\"}}\n", n % 7, n / 7);
     scratch.write("train.jsonl", &(0..15).map(row).collect::<String>());
     let eval = format!("eval --model {} --include-path tasks.toml --tasks choose --output out", model());
-    scratch.run(&format!("{eval} --train-data train.jsonl")).succeeds();
+    // A pattern, as in `data.train`.
+    let outcome = scratch.run(&format!("{eval} --train-data tr*.jsonl"));
+    outcome.succeeds();
     let results = json(&scratch, "out/results.json");
     let found = &results["contamination"][0];
     assert_eq!((&found["contaminated"], &found["checked"]), (&15.into(), &60.into()));
+    assert_eq!(found["unexamined"], 0);
+    let ends: (f64, f64) = serde_json::from_value(found["difference_interval"].clone()).unwrap();
+    assert!(ends.0 < ends.1);
+    assert!(
+        outcome.stdout.contains("rows in the training data") && outcome.stdout.contains("15 of 60"),
+        "{outcome:#?}"
+    );
+    assert!(scratch.read("out/summary.md").contains("## Rows in the training data\n\n| Task"));
     // The parts add up to the whole.
     let share = |name: &str| found[name].as_f64().unwrap();
     let whole = results["models"][0]["scores"][0]["value"].as_f64().unwrap();
     assert!((share("dirty_score") * 15.0 + share("clean_score") * 45.0 - whole * 60.0).abs() < 1e-9);
     assert!(scratch.read("out/report.html").contains("15 of 60 (25.0 %)"));
     scratch.run(&format!("{eval} --train-data nowhere.jsonl --force")).fails(3, &["nowhere.jsonl"]);
+    scratch.run(&format!("{eval} --train-data no*.jsonl --force")).fails(3, &["no*.jsonl"]);
 }

@@ -14,7 +14,9 @@ use datasets::{Overlong, PreferenceRow, Prompt, ReadOptions, Tokenizer, table};
 use eval::report::{
     Benchmarks, Curve, Gain, PerModel, Reply, Report, RewardModel, Sample, Score, Scores, Seconds,
 };
-use eval::statistics::{Interval, average_items, mean_of_items, paired_difference, wilson};
+use eval::statistics::{
+    PairedCounts, average_items, clustered_rate, paired_difference, paired_rates, wilson,
+};
 use models::causal_lm::CausalLm;
 use models::config::Config;
 use models::scalar_model::ScalarModel;
@@ -73,8 +75,8 @@ pub(crate) fn write(
     };
 
     if let (Some(sft), Some(ppo)) = (&models.sft, &models.ppo) {
-        report.paired_gain = Some(gain(&sft.sampled, &ppo.sampled)?);
-        report.paired_gain_greedy = Some(gain(&sft.greedy, &ppo.greedy)?);
+        report.paired_gain = Some(gain(&rights(&sft.sampled), &rights(&ppo.sampled))?);
+        report.paired_gain_greedy = Some(gain(&rights(&sft.greedy), &rights(&ppo.greedy))?);
     }
 
     report.seconds = stage_seconds(seconds, started.elapsed().as_secs_f64());
@@ -162,14 +164,29 @@ fn scores(measured: Option<&Measured>) -> anyhow::Result<Option<Scores>> {
     let Some(measured) = measured else { return Ok(None) };
     let right = measured.greedy.iter().flatten().filter(|reply| reply.correct).count() as u64;
     let greedy = wilson(right, measured.greedy.len() as u64)?;
-    let sampled = mean_of_items(&rights(&measured.sampled), Interval::Normal)?;
-    Ok(Some(Scores { greedy: Some(Score::from(greedy)), sampled: Some(Score::from(sampled)) }))
+    let sampled = sampled_rate(&rights(&measured.sampled))?;
+    Ok(Some(Scores { greedy: Some(Score::from(greedy)), sampled: Some(sampled) }))
 }
 
-fn gain(before: &[Vec<Reply>], after: &[Vec<Reply>]) -> anyhow::Result<Gain> {
-    let items = |replies| average_items(&rights(replies));
-    let difference = paired_difference(&items(before)?, &items(after)?)?;
-    Ok(Gain { mean: difference.normal.mean, low: difference.bootstrap_low, high: difference.bootstrap_high })
+/// The rate of right replies, where the replies to one question are not independent.
+fn sampled_rate(rights: &[Vec<f64>]) -> anyhow::Result<Score> {
+    let replies = rights.iter().enumerate();
+    let replies = replies.flat_map(|(question, rights)| rights.iter().map(move |&right| (right, question)));
+    let (values, questions): (Vec<f64>, Vec<usize>) = replies.unzip();
+    Ok(Score::from(clustered_rate(&values, &questions)?))
+}
+
+/// The gain of `after` over `before`, paired by question, each with the correctness of its replies.
+fn gain(before: &[Vec<f64>], after: &[Vec<f64>]) -> anyhow::Result<Gain> {
+    let (before, after) = (average_items(before)?, average_items(after)?);
+    // No question can gain or lose more than one point.
+    let found = paired_difference(&before, &after)?.estimate.within(-1.0, 1.0);
+    let counts = PairedCounts::of(before.iter().copied().zip(after.iter().copied()));
+    let (low, high) = match counts {
+        Some(counts) => paired_rates(counts, before.len())?,
+        None => (found.low, found.high),
+    };
+    Ok(Gain { mean: found.mean, low, high })
 }
 
 /// The accuracy of the reward model on held-out preference pairs.
@@ -356,5 +373,35 @@ fn summary(report: &Report) {
     }
     if let Some(model) = report.reward_model {
         print_stderr(&format!("reward model: {:.1} % of {} held-out pairs", model.accuracy * 100.0, model.n));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_and_a_gain_have_a_width_where_no_reply_is_right() {
+        let wrong = vec![vec![0.0; SAMPLES]; 1000];
+        let rate = sampled_rate(&wrong).unwrap();
+        // Wilson's interval of 0 of 1000 ends at z² / (1000 + z²), by hand 3.841459 / 1003.841459.
+        assert!((rate.high - 0.003_826_8).abs() < 1e-7 && rate.low == 0.0, "{rate:?}");
+        assert_eq!((rate.mean, rate.n), (0.0, 1000));
+        let even = gain(&wrong, &wrong).unwrap();
+        assert!(
+            even.mean == 0.0 && (even.high - rate.high).abs() < 1e-15 && even.low == -even.high,
+            "{even:?}"
+        );
+    }
+
+    #[test]
+    fn the_gain_of_sampled_replies_is_paired_by_question_with_students_interval() {
+        // By hand: averages 1/2, 0, 1/2 and 1, 1/2, 1/2, so differences 1/2, 1/2, 0 with mean 1/3 and s² =
+        // 1/12; t with 2 degrees of freedom is 4.302653, and half the width 4.302653 sqrt(1/36) = 0.717109.
+        let before = [[0.0, 1.0], [0.0, 0.0], [1.0, 0.0]].map(Vec::from);
+        let after = [[1.0, 1.0], [0.0, 1.0], [1.0, 0.0]].map(Vec::from);
+        let found = gain(&before, &after).unwrap();
+        assert!((found.mean - 1.0 / 3.0).abs() < 1e-15);
+        assert!((found.low - (1.0 / 3.0 - 0.717_109)).abs() < 1e-6 && found.high == 1.0, "{found:?}");
     }
 }

@@ -13,7 +13,7 @@ use crate::Error;
 use crate::bbq::{self, Bias};
 use crate::python_random::PythonRandom;
 use crate::score::MetricValue;
-use crate::statistics::{Interval, clustered_mean, clustered_rate, estimate, wilson};
+use crate::statistics::{clustered_mean, clustered_rate, estimate, wilson};
 
 /// How the scores of documents become one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,8 +79,8 @@ pub fn aggregate(
             let error = bootstrap_error(&numbers, BOOTSTRAP_ITERATIONS);
             let mean = numbers.iter().sum::<f64>() / numbers.len() as f64;
             // The interval is that of the mean, carried through exp.
-            let interval = estimate(&numbers, Interval::StudentT).ok();
-            let interval = interval.map(|mean| ((-mean.high).exp(), (-mean.low).exp()));
+            let interval = estimate(&numbers).ok().and_then(|mean| mean.interval());
+            let interval = interval.map(|(low, high)| ((-high).exp(), (-low).exp()));
             Ok(Aggregated { value: (-mean).exp(), standard_error: error, interval })
         }
         Aggregation::WeightedPerplexity => Ok(alone((-ratio(values)).exp())),
@@ -130,7 +130,7 @@ fn mean(numbers: &[f64], clusters: Option<&[&str]>) -> Result<Aggregated, Error>
     if n < 2 || !value.is_finite() {
         return Ok(Aggregated { value, standard_error: None, interval: None });
     }
-    let standard = estimate(numbers, Interval::StudentT)?;
+    let standard = estimate(numbers)?;
     let is_rate = numbers.iter().all(|&number| number == 0.0 || number == 1.0);
     let shared = clusters.filter(|clusters| clusters.iter().collect::<BTreeSet<_>>().len() < clusters.len());
     let interval = match shared {
@@ -140,7 +140,7 @@ fn mean(numbers: &[f64], clusters: Option<&[&str]>) -> Result<Aggregated, Error>
             let rate = wilson(hits as u64, n as u64)?;
             Some((rate.low, rate.high))
         }
-        None => Some((standard.low, standard.high)),
+        None => standard.interval(),
     };
     Ok(Aggregated { value, standard_error: Some(standard.standard_error), interval })
 }
@@ -151,13 +151,9 @@ fn clustered_interval(
     clusters: &[&str],
     is_rate: bool,
 ) -> Result<Option<(f64, f64)>, Error> {
-    let found = if is_rate {
-        clustered_rate(numbers, clusters)
-    } else {
-        clustered_mean(numbers, clusters, Interval::StudentT)
-    };
+    let found = if is_rate { clustered_rate(numbers, clusters) } else { clustered_mean(numbers, clusters) };
     match found {
-        Ok(found) => Ok(Some((found.low, found.high))),
+        Ok(found) => Ok(found.interval()),
         Err(Error::TooFewClusters { .. }) => Ok(None),
         Err(error) => Err(error),
     }

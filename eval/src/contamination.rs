@@ -5,7 +5,11 @@
 //! spaces is a word of its own. A text of fewer than n words is compared as a whole, unless it is so short
 //! that it stands anywhere. Of a row, only texts count that the model is asked, or that are the right answer.
 //! An n-gram that many documents of a task share, such as an instruction, tells nothing about one of them and
-//! is left out (Brown et al. leave out those that match more than 10 training documents).
+//! is left out (Brown et al. leave out those that match more than 10 training documents). A document that has
+//! no n-gram left cannot be examined: it is neither marked nor clean, and is counted apart.
+//!
+//! The difference of the scores has the interval of [`independent_difference`], from the intervals of both
+//! scores.
 //!
 //! The n-grams of the documents are kept as 64-bit hashes, and the training texts are read past them once, so
 //! that memory grows with the documents alone. Among a billion training n-grams, one in 10^10 would match a
@@ -21,8 +25,9 @@ use serde_json::Value;
 
 use crate::Error;
 use crate::document::{Document, Target};
-use crate::evaluation::{Evaluation, ModelRun};
+use crate::evaluation::{Evaluation, ModelRun, PreparedTask, Sample, Score};
 use crate::request::{Prompt, Request};
+use crate::statistics::independent_difference;
 
 /// The words of an n-gram.
 pub const WORDS: usize = 13;
@@ -37,7 +42,8 @@ const MOST_DOCUMENTS: usize = 10;
 /// The words of the runs by which a text of a row is found in the prompt.
 const RUN: usize = 5;
 
-/// How many documents of a task the training data holds, and what a model scores on them and on the others.
+/// How many documents of a task the training data holds, and what a model scores on these and on the clean
+/// ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Contamination {
     /// The task.
@@ -48,17 +54,42 @@ pub struct Contamination {
     pub metric: String,
     /// The documents that the training data holds: an n-gram of one of their texts stands in it.
     pub contaminated: usize,
-    /// All documents.
+    /// The documents that could be examined.
     pub checked: usize,
-    /// The score on the documents that the training data does not hold.
+    /// The documents that could not: their texts are too short, or stand in many documents of the task.
+    #[serde(default)]
+    pub unexamined: usize,
+    /// The score on the documents that could be examined and that the training data does not hold.
     pub clean_score: Option<f64>,
     /// The score on those that it holds.
     pub dirty_score: Option<f64>,
+    /// The ends of the 95 % interval of the score on those that it holds minus that on the clean ones, where
+    /// both scores have an interval.
+    #[serde(default)]
+    pub difference_interval: Option<(f64, f64)>,
 }
 
-/// For each task of an evaluation, whether the training data holds each of its documents.
+impl Contamination {
+    /// The score on the documents that the training data holds minus that on the clean ones.
+    pub fn difference(&self) -> Option<f64> {
+        Some(self.dirty_score? - self.clean_score?)
+    }
+}
+
+/// What was found out about a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Finding {
+    /// The training data holds one of its n-grams.
+    Contaminated,
+    /// The training data holds none of them.
+    Clean,
+    /// It has no n-gram that tells anything.
+    Unexamined,
+}
+
+/// For each document of each task of an evaluation, whether the training data holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Overlaps(Vec<Vec<bool>>);
+pub struct Overlaps(Vec<Vec<Finding>>);
 
 impl Overlaps {
     /// Reads the training data: all texts of all rows of `files`.
@@ -69,7 +100,7 @@ impl Overlaps {
         for file in files {
             index.read_file(file)?;
         }
-        let of_task = |task: &Vec<Vec<u64>>| task.iter().map(|grams| index.holds_any(grams)).collect();
+        let of_task = |task: &Vec<Vec<u64>>| task.iter().map(|grams| index.finding(grams)).collect();
         Ok(Self(tasks.iter().map(of_task).collect()))
     }
 
@@ -78,34 +109,53 @@ impl Overlaps {
         let mut found = Vec::new();
         for (index, prepared) in evaluation.tasks.iter().enumerate() {
             for run in runs {
-                let held = &self.0[index];
-                let part = |wanted: bool| {
-                    let samples = run.samples[index].iter().zip(held);
-                    let samples: Vec<_> = samples
-                        .filter(|(_, held)| **held == wanted)
-                        .map(|(sample, _)| sample.clone())
-                        .collect();
-                    prepared.scores(&samples).map(|scores| scores.into_iter().next())
-                };
-                let (clean, dirty) = (part(false)?, part(true)?);
-                let named = clean.as_ref().or(dirty.as_ref());
-                let metric = named.map_or_else(String::new, |score| match score.filter.as_str() {
-                    "none" => score.metric.clone(),
-                    filter => format!("{}, {filter}", score.metric),
-                });
-                found.push(Contamination {
-                    task: prepared.task.task.clone(),
-                    model: run.name.clone(),
-                    metric,
-                    contaminated: held.iter().filter(|held| **held).count(),
-                    checked: held.len(),
-                    clean_score: clean.map(|score| score.aggregated.value),
-                    dirty_score: dirty.map(|score| score.aggregated.value),
-                });
+                found.push(of_run(prepared, &self.0[index], &run.name, &run.samples[index])?);
             }
         }
         Ok(found)
     }
+}
+
+/// What a model scores on both kinds of documents of a task.
+fn of_run(
+    prepared: &PreparedTask,
+    findings: &[Finding],
+    model: &str,
+    samples: &[Sample],
+) -> Result<Contamination, Error> {
+    let count = |wanted: Finding| findings.iter().filter(|finding| **finding == wanted).count();
+    let score = |wanted: Finding| {
+        let part = samples.iter().zip(findings).filter(|(_, finding)| **finding == wanted);
+        let part: Vec<Sample> = part.map(|(sample, _)| sample.clone()).collect();
+        prepared.scores(&part).map(|scores| scores.into_iter().next())
+    };
+    let (clean, dirty) = (score(Finding::Clean)?, score(Finding::Contaminated)?);
+    let metric =
+        clean.as_ref().or(dirty.as_ref()).map_or_else(String::new, |score| match score.filter.as_str() {
+            "none" => score.metric.clone(),
+            filter => format!("{}, {filter}", score.metric),
+        });
+    // Without a document of a kind, its score is NaN.
+    let value =
+        |score: &Option<Score>| Some(score.as_ref()?.aggregated.value).filter(|value| value.is_finite());
+    let estimate = |score: &Option<Score>| {
+        let found = score.as_ref()?.aggregated;
+        Some((found.value, found.interval?))
+    };
+    let (contaminated, clean_count) = (count(Finding::Contaminated), count(Finding::Clean));
+    Ok(Contamination {
+        task: prepared.task.task.clone(),
+        model: model.to_owned(),
+        metric,
+        contaminated,
+        checked: contaminated + clean_count,
+        unexamined: count(Finding::Unexamined),
+        difference_interval: estimate(&dirty)
+            .zip(estimate(&clean))
+            .map(|(dirty, clean)| independent_difference(dirty, clean)),
+        clean_score: value(&clean),
+        dirty_score: value(&dirty),
+    })
 }
 
 /// All texts of a row, also those in lists and messages.
@@ -214,9 +264,14 @@ impl Index {
         }
     }
 
-    /// Whether the training data holds one of these n-grams.
-    fn holds_any(&self, grams: &[u64]) -> bool {
-        grams.iter().any(|gram| self.grams.get(gram).copied().unwrap_or(false))
+    /// Whether the training data holds one of the n-grams of a document.
+    fn finding(&self, grams: &[u64]) -> Finding {
+        let holds = |gram: &u64| self.grams.get(gram).copied().unwrap_or(false);
+        match grams {
+            [] => Finding::Unexamined,
+            grams if grams.iter().any(holds) => Finding::Contaminated,
+            _ => Finding::Clean,
+        }
     }
 }
 
@@ -342,8 +397,8 @@ mod tests {
         }
     }
 
-    /// Which rows `training` holds.
-    fn held(rows: &[Value], training: &[&str]) -> Vec<bool> {
+    /// What is found out about rows with this training data.
+    fn findings(rows: &[Value], training: &[&str]) -> Vec<Finding> {
         let documents: Vec<Document> =
             rows.iter().map(|row| document(row, row["cluster"].as_str())).collect();
         let mut index = Index::default();
@@ -351,7 +406,27 @@ mod tests {
         for text in training {
             index.read(text);
         }
-        grams.iter().map(|grams| index.holds_any(grams)).collect()
+        grams.iter().map(|grams| index.finding(grams)).collect()
+    }
+
+    /// Which rows `training` holds.
+    fn held(rows: &[Value], training: &[&str]) -> Vec<bool> {
+        findings(rows, training).into_iter().map(|finding| finding == Finding::Contaminated).collect()
+    }
+
+    #[test]
+    fn what_has_no_n_gram_of_its_own_is_neither_marked_nor_clean() {
+        let question = "what is the name of the capital of france";
+        // Seven words; the same text in eleven rows.
+        let mut rows =
+            vec![json!({"question": question}), json!({"question": "name the capital of france or spain"})];
+        rows.extend(
+            (0..11).map(|_| json!({"question": "which of these cities is the capital of the country"})),
+        );
+        let found = findings(&rows, &["nothing of this"]);
+        assert_eq!(found[0], Finding::Clean);
+        assert_eq!(found[1..], [Finding::Unexamined; 12]);
+        assert_eq!(findings(&rows, &[question])[0], Finding::Contaminated);
     }
 
     #[test]

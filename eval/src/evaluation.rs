@@ -290,11 +290,8 @@ fn group_score(group: &Group, metric: &str, filter: &str, parts: &[&Score]) -> S
         aggregated: Aggregated {
             value,
             standard_error: pooled.map(|pooled| pooled.standard_error),
-            // Tasks on which all documents score the same have no standard error to pool. An interval of
-            // width zero would look like proof.
-            interval: pooled
-                .filter(|pooled| pooled.standard_error > 0.0)
-                .map(|pooled| (pooled.low, pooled.high)),
+            // Tasks on which all documents score the same have no standard error to pool, and no interval.
+            interval: pooled.and_then(|pooled| pooled.interval()),
         },
         higher_is_better: parts.first().is_none_or(|score| score.higher_is_better),
         n,

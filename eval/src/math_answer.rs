@@ -2,13 +2,14 @@
 //!
 //! - [`boxed`]: the content of the last `\boxed`.
 //! - [`hendrycks`]: the text equality of MATH, which `hendrycks_math` and `aime` use.
-//! - [`minerva`]: the normalization of `minerva_math`.
+//! - [`minerva`]: the normalization and equality of `minerva_math`, for which it reads formulas as sympy
+//!   does.
 //! - [`agieval`]: the reading and equality of `agieval_math` and `agieval_gaokao_mathcloze`.
 //! - [`value`] and [`math_norm_em`]: an equality of this program's own, which compares exact rational
 //!   numbers.
 //!
-//! The first four follow lm-evaluation-harness 0.4.13 and give its scores, but for the half of [`minerva`]
-//! that needs sympy. There is no computer algebra here: no module expands, simplifies or solves anything.
+//! The first four follow lm-evaluation-harness 0.4.13 and give its scores. There is no computer algebra here:
+//! no module expands, simplifies or solves anything. [`minerva`] compares formulas by computing them.
 
 pub mod agieval;
 pub mod boxed;

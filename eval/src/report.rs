@@ -326,7 +326,7 @@ fn check_interval(field: &str, mean: f64, low: f64, high: f64) -> Result<(), Err
     for value in [mean, low, high] {
         check_finite(field, value)?;
     }
-    // The mean may lie on the end of a percentile bootstrap interval, up to rounding in the last place.
+    // The mean may lie on an end of its interval, up to rounding in the last place.
     let slack = 1e-9 * (1.0 + mean.abs());
     if low - slack <= mean && mean <= high + slack {
         return Ok(());

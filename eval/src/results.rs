@@ -19,7 +19,7 @@ use crate::contamination::Contamination;
 use crate::evaluation::{Evaluation, ModelRun, Score};
 use crate::task::OutputType;
 pub use comparison::{Comparison, compare};
-pub use export::{number, p_value};
+pub use export::{number, p_value, signed_interval};
 pub use html::{Notes, html};
 pub(crate) use html::{STYLE, scores_and_differences};
 pub use samples::sample_rows;

@@ -385,8 +385,7 @@ fn reply_against(
         MetricConfig::MinervaMath {} => {
             let found = minerva::answer(reply);
             let normal = minerva::normalized(found.as_deref().unwrap_or(minerva::INVALID_ANSWER));
-            let hit = minerva::equal(&normal, gold) || math_answer::value::equal(&normal, gold);
-            one("exact_match", found.is_some() && hit, found.is_some())
+            one("exact_match", minerva::equal(&normal, gold), found.is_some())
         }
         MetricConfig::AgievalMath {} => {
             one("acc", agieval::equal(reply, gold), agieval::answer(reply).is_some())

@@ -8,27 +8,30 @@
 //!   within their item first, so items are the independent units (Miller 2024, arXiv 2411.00640, sections 2
 //!   and 3).
 //! - [`clustered_mean`] and [`clustered_rate`]: the mean over items that come in clusters.
-//! - [`group_mean`], [`macro_mean`] and [`weighted_mean`]: one number for a group of tasks.
+//! - [`weighted_rate`]: the rate of items that count differently and come in clusters.
+//! - [`group_mean`], [`macro_mean`] and [`stratified_rate`]: one number for a group of tasks.
 //! - [`pass_at_k()`]: the probability that one of k samples is correct.
-//! - [`bootstrap()`]: standard error and interval of any statistic.
 //!
-//! Comparisons of systems:
+//! Comparisons of systems. An interval excludes 0 exactly where its p-value is below 0.05, because both come
+//! from one distribution:
 //!
-//! - [`paired_difference`]: the mean difference between two systems on the same items, with a normal interval
-//!   and a bootstrap interval (Miller 2024, section 4; Efron and Tibshirani 1993, "An Introduction to the
-//!   Bootstrap", ch. 13). [`clustered_difference`]: the same for items that come in clusters.
-//! - [`paired_rates`]: the interval of the difference of two rates, also where the systems agree on every
-//!   item.
-//! - [`PairedDifference::p_value`] and [`mcnemar()`]: p-values of such a difference; [`holm()`] corrects many
-//!   of them.
-//! - [`detectable_difference`]: what a comparison can find.
+//! - [`paired_difference`]: the mean difference between two systems on the same items, with Student's
+//!   interval and [`PairedDifference::p_value`] (Miller 2024, section 4). [`clustered_difference`]: the same
+//!   for items that come in clusters.
+//! - [`paired_rates`] and [`mcnemar()`]: interval and p-value of the difference of two rates.
+//! - [`independent_difference`]: the interval of a difference between different items.
+//! - [`holm()`] corrects many p-values; [`detectable_difference`]: what a comparison can find.
 //! - [`win_rate()`] and [`length_controlled()`]: judgements against one baseline.
 //! - [`bradley_terry()`]: ratings of many models from judgements of pairs.
+//!
+//! No interval has width zero: equal values say nothing about other items. Where they lie on a known scale,
+//! [`Estimate::within`] has the interval; elsewhere there is none.
 //!
 //! Relations: [`pearson`] and [`spearman`] correlation, [`calibration()`] of probabilities.
 //!
 //! This module does not know what was measured.
 
+mod binomial;
 mod bootstrap;
 mod bradley_terry;
 mod calibration;
@@ -37,6 +40,7 @@ mod correlation;
 mod distribution;
 mod group;
 mod holm;
+mod independent_difference;
 mod length_controlled;
 mod mcnemar;
 mod newton;
@@ -44,26 +48,28 @@ mod paired;
 mod paired_rates;
 mod pass_at_k;
 mod power;
+mod weighted_rate;
 mod win_rate;
 
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 pub(crate) use bootstrap::quantile;
-pub use bootstrap::{BOOTSTRAP_RESAMPLES, BOOTSTRAP_SEED, Bootstrap, bootstrap};
 pub use bradley_terry::{Anchor, Rating, Ratings, Tally, bradley_terry};
 pub use calibration::{Bin, Calibration, calibration};
 pub use cluster::{clustered_mean, clustered_rate};
 pub use correlation::{pearson, spearman};
 pub use distribution::{normal_quantile, student_t_quantile};
-pub use group::{Weighting, group_mean, macro_mean, weighted_mean};
+pub use group::{Weighting, group_mean, macro_mean, stratified_rate};
 pub use holm::holm;
+pub use independent_difference::independent_difference;
 pub use length_controlled::{Judgement, LengthControlled, length_controlled};
 pub use mcnemar::mcnemar;
 pub use paired::{PairedDifference, clustered_difference, paired_difference};
 pub use paired_rates::{PairedCounts, paired_rates};
 pub use pass_at_k::pass_at_k;
 pub use power::{POWER, detectable_difference};
+pub use weighted_rate::{Vote, weighted_rate};
 pub use win_rate::win_rate;
 
 /// A mean with a 95 % interval.
@@ -73,21 +79,48 @@ pub struct Estimate {
     pub mean: f64,
     /// Its standard error.
     pub standard_error: f64,
-    /// Lower end of the 95 % interval.
+    /// Lower end of the 95 % interval; NaN, in JSON `null`, without one.
+    #[serde(with = "crate::nan_as_null")]
     pub low: f64,
-    /// Upper end of the 95 % interval.
+    /// Upper end of the 95 % interval; NaN, in JSON `null`, without one.
+    #[serde(with = "crate::nan_as_null")]
     pub high: f64,
     /// Number of independent items.
     pub n: usize,
 }
 
-/// The distribution that gives the width of the interval of a mean.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interval {
-    /// Standard normal: accurate from about a hundred items on.
-    Normal,
-    /// Student's t with n - 1 degrees of freedom (Student 1908): accurate for few items with normal errors.
-    StudentT,
+impl Estimate {
+    /// A mean with the interval that extends `half` to each side. There is none where the values do not vary:
+    /// that their spread is zero says nothing about other items.
+    fn around(mean: f64, standard_error: f64, half: f64, n: usize) -> Self {
+        let half = if has_spread(mean, standard_error) { half } else { f64::NAN };
+        Self { mean, standard_error, low: mean - half, high: mean + half, n }
+    }
+
+    /// The ends of the 95 % interval, if there is one.
+    pub fn interval(&self) -> Option<(f64, f64)> {
+        (self.low.is_finite() && self.high.is_finite()).then_some((self.low, self.high))
+    }
+
+    /// The same estimate of values that cannot lie outside of `low` to `high`.
+    ///
+    /// The interval ends there at the latest. If all n values were equal, the interval is that of the share
+    /// of items with another value, of which 0 of n were seen: Wilson's ends at `z² / (n + z²)`, and each of
+    /// these items moves the mean by no more than the distance to an end of the scale.
+    #[must_use]
+    pub fn within(self, low: f64, high: f64) -> Self {
+        if self.interval().is_some() {
+            return Self { low: self.low.max(low), high: self.high.min(high), ..self };
+        }
+        let (_, others) = wilson_interval(0.0, self.n as f64);
+        let ends = (self.mean - others * (self.mean - low), self.mean + others * (high - self.mean));
+        Self { low: ends.0, high: ends.1, ..self }
+    }
+}
+
+/// Whether a standard error is more than the rounding errors of equal values.
+fn has_spread(mean: f64, standard_error: f64) -> bool {
+    standard_error > 1e-12 * mean.abs()
 }
 
 /// The confidence level of every interval in this crate.
@@ -121,13 +154,13 @@ fn wilson_interval(p: f64, n: f64) -> (f64, f64) {
     ((centre - half).clamp(0.0, p), (centre + half).clamp(p, 1.0))
 }
 
-/// Mean over items, each the average of its own samples, with a 95 % interval over the items.
+/// Mean over items, each the average of its own samples, with Student's 95 % interval over the items.
 ///
 /// `items[i]` holds the scores of item i; items may have different numbers of samples. The standard error is
 /// `s / sqrt(n)`, where s is computed with `n - 1` and n is the number of items, not of samples: replies to
 /// the same prompt are not independent.
-pub fn mean_of_items(items: &[Vec<f64>], interval: Interval) -> Result<Estimate, Error> {
-    estimate(&average_items(items)?, interval)
+pub fn mean_of_items(items: &[Vec<f64>]) -> Result<Estimate, Error> {
+    estimate(&average_items(items)?)
 }
 
 /// The average over the samples of each item, in order.
@@ -141,9 +174,9 @@ pub fn average_items(items: &[Vec<f64>]) -> Result<Vec<f64>, Error> {
     items.iter().enumerate().map(average).collect()
 }
 
-/// Mean of one number per item, with standard error `s / sqrt(n)` and a 95 % interval. Needs at least two
-/// items.
-pub fn estimate(values: &[f64], interval: Interval) -> Result<Estimate, Error> {
+/// Mean of one number per item, with standard error `s / sqrt(n)` and Student's 95 % interval with n - 1
+/// degrees of freedom (Student 1908). Needs at least two items.
+pub fn estimate(values: &[f64]) -> Result<Estimate, Error> {
     let n = values.len();
     if n < 2 {
         return Err(Error::TooFew { what: "a mean with an interval", needed: 2, got: n });
@@ -152,8 +185,8 @@ pub fn estimate(values: &[f64], interval: Interval) -> Result<Estimate, Error> {
     let mean = values.iter().sum::<f64>() / n as f64;
     let sum_of_squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     let standard_error = (sum_of_squares / (n - 1) as f64 / n as f64).sqrt();
-    let half = interval_factor(interval, n)? * standard_error;
-    Ok(Estimate { mean, standard_error, low: mean - half, high: mean + half, n })
+    let half = student_factor(n)? * standard_error;
+    Ok(Estimate::around(mean, standard_error, half, n))
 }
 
 fn check_finite(values: &[f64]) -> Result<(), Error> {
@@ -175,12 +208,22 @@ fn total(what: &'static str, counts: &[u64]) -> Result<u64, Error> {
     })
 }
 
-/// How many standard errors of a mean of `n` independent items a 95 % interval extends to each side.
-fn interval_factor(interval: Interval, n: usize) -> Result<f64, Error> {
-    match interval {
-        Interval::Normal => Ok(two_sided_normal()),
-        Interval::StudentT => student_t_quantile(f64::midpoint(1.0, CONFIDENCE), (n - 1) as f64),
+/// The sum of weights, each of which must be above 0.
+fn total_weight(weights: impl Iterator<Item = f64>) -> Result<f64, Error> {
+    let mut sum = 0.0;
+    for (index, got) in weights.enumerate() {
+        if !(got > 0.0 && got.is_finite()) {
+            let (field, fix) = (format!("weight {index}"), "leave out what does not count");
+            return Err(Error::OutOfRange { field, got, low: 0.0, high: f64::INFINITY, fix });
+        }
+        sum += got;
     }
+    Ok(sum)
+}
+
+/// How many standard errors of a mean of `n` independent items Student's 95 % interval extends to each side.
+fn student_factor(n: usize) -> Result<f64, Error> {
+    student_t_quantile(f64::midpoint(1.0, CONFIDENCE), (n - 1) as f64)
 }
 
 /// The z for which a standard normal variable lies within ± z with probability [`CONFIDENCE`].

@@ -252,8 +252,7 @@ pub enum MetricConfig {
     HendrycksMath {},
     /// As [`Self::HendrycksMath`], with the content of the last box as the answer (AIME).
     AimeMath {},
-    /// The reply's answer equals the target by the rules of Minerva. Formulas that sympy would simplify to
-    /// each other count only if they are the same number.
+    /// The reply's answer equals the target by the rules of Minerva: as a text, or as a formula.
     MinervaMath {},
     /// The reply's answer equals the target by AGIEval's rules, as `acc`.
     AgievalMath {},

@@ -331,7 +331,7 @@ fn models_are_compared_by_document() {
     let acc = results.comparisons.iter().find(|comparison| comparison.metric == "acc").unwrap();
     // The reversed model has the second, and the row with two right choices: sky, grass and 天空 differ.
     assert_eq!((acc.more, acc.equal, acc.less), (2, 1, 1));
-    assert_eq!(acc.difference.normal.mean, 0.25);
+    assert_eq!(acc.difference.estimate.mean, 0.25);
     assert!(acc.p_value_holm >= acc.p_value && acc.p_value_holm <= 1.0);
     let text = results.markdown();
     assert!(text.contains("| colours | 2 | none | 0 | acc | ↑ | 0.7500 |"), "{text}");

@@ -218,15 +218,15 @@ fn ratings_by_hand() {
     // By question: (9 + 3) / 2 = 6, 6, and 3 alone. Mean 5, s² = (1 + 1 + 4) / 2 = 3, se = sqrt(3 / 3) = 1.
     let estimate = rated.rating.unwrap();
     assert_eq!((estimate.mean, estimate.n), (5.0, 3));
-    assert!((estimate.standard_error - 1.0).abs() < 1e-12 && estimate.low < 1.0 && estimate.high > 9.0);
+    // Student's interval is 5 ± 4.302653, and no rating is below 1.
+    assert!((estimate.standard_error - 1.0).abs() < 1e-12 && estimate.low == 1.0);
+    assert!((estimate.high - 9.302_652_73).abs() < 1e-8, "{estimate:?}");
     let turns: Vec<(&str, f64, usize)> =
         rated.turns.iter().map(|mean| (mean.name.as_str(), mean.mean, mean.n)).collect();
     assert_eq!(turns, [("1", 6.0, 3), ("2", 4.5, 2)]);
     assert_eq!((rated.categories[0].name.as_str(), rated.categories[0].mean), ("writing", 27.0 / 5.0));
-    // First turns 9, 6 and 3: s = 3, and t with 2 degrees of freedom is 4.3027 at 97.5 %.
-    let (low, high) = rated.turns[0].interval.unwrap();
-    let half = 4.302_652_729_911_275 * 3.0 / 3.0_f64.sqrt();
-    assert!((low - (6.0 - half)).abs() < 1e-9 && (high - (6.0 + half)).abs() < 1e-9, "{low} {high}");
+    // First turns 9, 6 and 3: s = 3, t with 2 degrees of freedom is 4.3027 at 97.5 %, and 6 ± 7.45 is all of the scale.
+    assert_eq!(rated.turns[0].interval, Some((1.0, 10.0)));
     assert_eq!((rated.unparsed, rated.failed), (1, 0));
     assert_eq!(rated.items[5].replies, ["I cannot say.", "I cannot say."]);
     let id = &rated.by.protocol_id;
@@ -304,10 +304,10 @@ fn both_orders_are_asked_and_disagreement_is_a_tie() {
     let found = bench.compare("mt_bench_pair", &mut judge, &questions, [&system, &baseline]).unwrap();
     assert_eq!(judge.asked, 7, "the pair of equal answers is one request");
     assert_eq!((found.wins, found.ties, found.losses, found.disagreements), (2, 1, 1, Some(0.0)));
-    // (2 + 1/2) / 4, and the variance of 1, 0, 1/2, 1 over 4: (p (1 - p) - t / 4n) / n.
+    // (2 + 1/2) / 4, and the variance of 1, 0, 1/2, 1 over 4: (p (1 - p) - t / 4n) / (n - 1).
     let rate = found.win_rate.unwrap();
     assert_eq!((rate.mean, rate.n), (0.625, 4));
-    assert!((rate.standard_error - ((0.625 * 0.375 - 0.0625_f64) / 4.0).sqrt()).abs() < 1e-12);
+    assert!((rate.standard_error - ((0.625 * 0.375 - 0.0625_f64) / 3.0).sqrt()).abs() < 1e-12);
     assert_eq!(found.mean_lengths, [1.0, 1.0]);
     assert_eq!(found.length_controlled.unwrap().win_rate.mean, 0.625);
     assert!(found.warnings.iter().any(|warning| warning.contains("4 judged pairs")), "{:?}", found.warnings);
@@ -380,11 +380,25 @@ fn strong_verdicts_have_three_votes() {
         bench.compare("five_way", &mut Double::new(judge), &questions(3, 1), [&system, &baseline]).unwrap();
     assert_eq!((found.wins, found.ties, found.losses), (2, 0, 1));
     // Two orders each: 6 votes won, 2 won, 2 lost.
-    let tally = found.tally();
-    assert_eq!((tally.wins, tally.ties, tally.losses), (8, 0, 2));
     let rate = found.win_rate.unwrap();
     assert_eq!(rate.mean, 0.8);
-    assert!(rate.low < 0.8 && rate.high > 0.8 && rate.standard_error > 0.0);
+    // By hand: the surplus of the questions is 6 - 4.8, 2 - 1.6 and 0 - 1.6, so SE² = 3/2 (1.44 + 0.16 +
+    // 2.56) / 100.
+    assert!(
+        rate.low < 0.8 && rate.high > 0.8 && (rate.standard_error - 0.249_799_92).abs() < 1e-8,
+        "{rate:?}"
+    );
+    let ratings = standings(&[found], Anchor { model: "sft", rating: 1000.0 }, 0).unwrap();
+    assert_eq!(ratings.models[0].comparisons, 10);
+
+    // All won, with unequal votes. By hand: weights of 6, 2 and 2 are worth 100 / 44 questions, and the
+    // interval begins at n / (n + 3.841459).
+    let (system, baseline) = (short("ppo", &["9", "3", "3"]), short("sft", &["1", "2", "2"]));
+    let found =
+        bench.compare("five_way", &mut Double::new(judge), &questions(3, 1), [&system, &baseline]).unwrap();
+    let rate = found.win_rate.unwrap();
+    assert_eq!((rate.mean, rate.high, rate.n), (1.0, 1.0, 3));
+    assert!((rate.low - 0.371_714).abs() < 1e-6, "{rate:?}");
 
     let error = bench.compare(
         "five_way",
@@ -570,7 +584,7 @@ fn a_longer_answer_alone_is_no_better_one() {
 #[test]
 fn rewards_judge_too_and_the_training_reward_is_flagged() {
     let questions = questions(4, 1);
-    let (system, baseline) = (short("ppo", &["aa", "b", "c", "d"]), short("sft", &["a", "b", "c", "d"]));
+    let (system, baseline) = (short("ppo", &["aa", "b", "cc", "dd"]), short("sft", &["a", "b", "c", "d"]));
     let mut rewards = Rewards {
         judge: "rm",
         digest: "feed",
@@ -579,6 +593,7 @@ fn rewards_judge_too_and_the_training_reward_is_flagged() {
         baseline: &baseline,
         baseline_scores: &[0.0, 0.5, -1.0, 2.0],
         is_training_reward: true,
+        noise: 0.0,
     };
     let found = compare_rewards(&questions, &rewards).unwrap();
     assert_eq!((found.wins, found.ties, found.losses, found.disagreements), (2, 1, 1, None));
@@ -594,6 +609,29 @@ fn rewards_judge_too_and_the_training_reward_is_flagged() {
     );
     rewards.system_scores = &[1.0];
     assert!(compare_rewards(&questions, &rewards).is_err());
+}
+
+#[test]
+fn equal_answers_and_equal_rewards_but_for_rounding_tie() {
+    let (system, baseline) = (short("ppo", &["a", "bb", "cc", "dd"]), short("sft", &["a", "b", "c", "d"]));
+    // The first answers are equal: their rewards differ by what another batch does to them. The second and
+    // the third differ by rounding, the last ones by more than that.
+    let mut rewards = Rewards {
+        judge: "rm",
+        digest: "feed",
+        system: &system,
+        system_scores: &[2.5, 1.046_330_7, -0.000_000_1, 1.001],
+        baseline: &baseline,
+        baseline_scores: &[2.0, 1.046_330_9, 0.000_000_1, 1.0],
+        is_training_reward: false,
+        noise: 1e-5,
+    };
+    let counts = |found: &Comparison| (found.wins, found.ties, found.losses);
+    let found = compare_rewards(&questions(4, 1), &rewards).unwrap();
+    assert_eq!(counts(&found), (1, 3, 0));
+    // Numbers of fewer bits do not tell 1.001 from 1 either.
+    rewards.noise = 0.01;
+    assert_eq!(counts(&compare_rewards(&questions(4, 1), &rewards).unwrap()), (0, 4, 0));
 }
 
 #[test]

@@ -28,6 +28,15 @@ pub fn counted(count: u64, noun: &str) -> String {
     }
 }
 
+/// The median of values in any order: the one in the middle, or the mean of the two in the middle. `None`
+/// without values.
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let above = values.len() / 2;
+    let below = values.len().checked_sub(1)? / 2;
+    Some(f64::midpoint(values[below], values[above]))
+}
+
 /// Formats a duration in its two largest units: `0.4s`, `45s`, `3m12s`, `1h04m`, `2d03h`.
 pub fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
@@ -88,6 +97,14 @@ mod tests {
             assert_eq!(count(value), expected);
         }
         assert_eq!(count(f64::INFINITY), "–");
+    }
+
+    #[test]
+    fn the_median_of_22_and_24_is_23() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!(median(vec![24.0, 22.0]), Some(23.0));
+        assert_eq!(median(vec![9.0, 1.0, 5.0]), Some(5.0));
+        assert_eq!(median(vec![9.0, 1.0, 5.0, 2.0]), Some(3.5));
     }
 
     #[test]

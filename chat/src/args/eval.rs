@@ -32,9 +32,10 @@ pub(crate) struct EvalRunArgs {
     /// The first N rows of each task.
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<NonZeroUsize>,
-    /// Training files: report which rows of the tasks they hold, and the scores with and without these.
+    /// Training files, folders and patterns such as 'data/*.parquet': report which rows of the tasks they
+    /// hold, and the scores with and without these.
     #[arg(long, value_name = "FILE[,FILE...]", value_delimiter = ',')]
-    pub(crate) train_data: Vec<PathBuf>,
+    pub(crate) train_data: Vec<String>,
     /// The folder of the results; the same command goes on there after a break [default: eval-results/...].
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use datasets::synth::{SynthData, SynthOptions};
-use datasets::{Tokenizer, TrainOptions};
+use datasets::{Tokenizer, TrainOptions, table};
 use eval::task::Task;
 use gemini::checkpoint;
 use parallel::{LocalRank, Mesh, ProcessGroups};
@@ -387,14 +387,16 @@ impl PipelineRun {
         Ok(true)
     }
 
-    /// The files of rows that the stages of the pipeline train on, each once.
-    fn train_data(&self) -> Vec<PathBuf> {
-        let mut files: Vec<PathBuf> = Vec::new();
+    /// The files of rows that the stages of the pipeline train on, each once. Files that are gone since a
+    /// stage was trained are left out.
+    fn train_data(&self) -> Vec<String> {
+        let mut files: Vec<String> = Vec::new();
         for part in &self.config.steps {
             let PipelineStep::Stage(name) = part else { continue };
             for file in self.config.stage(stage_of(name)).data.train.0 {
-                let file = PathBuf::from(file);
-                if file.exists() && !files.contains(&file) {
+                let is_there =
+                    table::expand(&[&file]).is_ok_and(|found| found.iter().all(|path| path.exists()));
+                if is_there && !files.contains(&file) {
                     files.push(file);
                 }
             }

@@ -47,6 +47,17 @@ impl Dtype {
             Self::Bfloat16 => tch::Kind::BFloat16,
         }
     }
+
+    /// By how much two scorings of one conversation in this type can differ, relative to the typical score.
+    /// Other conversations in a batch change the order of sums. Measured on 2 to 16 layers, in batches of 1,
+    /// 3 and 16: up to 61 roundings of 2^-24, and up to 3 of 2^-9, where few differ at all; allowed are 256
+    /// and 8.
+    pub(crate) fn score_noise(self) -> f64 {
+        match self {
+            Self::Float32 => 2.0_f64.powi(-16),
+            Self::Bfloat16 => 2.0_f64.powi(-6),
+        }
+    }
 }
 
 /// The `[parallel]` section: how a job distributes the work among its processes.

@@ -7,6 +7,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use anyhow::Context as _;
+use datasets::table;
 use eval::contamination::Overlaps;
 use eval::document::PromptOptions;
 use eval::evaluation::{Answers, Evaluation, ModelRun};
@@ -36,8 +38,8 @@ pub(crate) struct EvalJob<'a> {
     pub(crate) candidates: Vec<Candidate>,
     /// The tasks, and how their prompts are made.
     pub(crate) section: &'a EvalSection,
-    /// Files of training rows that are searched for the rows of the tasks.
-    pub(crate) train_data: Vec<PathBuf>,
+    /// Files, folders and patterns of training rows that are searched for the rows of the tasks.
+    pub(crate) train_data: Vec<String>,
     /// How the models are run here, and asked behind an endpoint.
     pub(crate) host: ModelHostArgs,
     /// The folder of the results.
@@ -69,6 +71,7 @@ impl EvalJob<'_> {
             .map_or(Share { rank: 0, size: 1 }, |world| Share { rank: world.rank(), size: world.size() });
         let barrier = || world.map_or(Ok(()), ProcessGroup::barrier);
         let evaluation = self.prepare()?;
+        let train_data = table::expand(&self.train_data)?;
         if share.rank > 0 {
             barrier()?;
             OutputFolder::check_shared(self.output, share.rank)?;
@@ -91,7 +94,7 @@ impl EvalJob<'_> {
         remove_marks(self.output)?;
         barrier()?;
         let mark = Mark::start(self.output, share)?;
-        let overlaps = match self.train_data.as_slice() {
+        let overlaps = match train_data.as_slice() {
             [] => None,
             files => Some(Overlaps::find(&evaluation, files)?),
         };
@@ -122,6 +125,7 @@ impl EvalJob<'_> {
     /// evaluation are started.
     pub(crate) fn start(&self) -> anyhow::Result<()> {
         let evaluation = self.prepare()?;
+        table::expand(&self.train_data)?;
         OutputFolder::claim(self.output, &self.settings(&evaluation), self.force)
     }
 

@@ -436,14 +436,9 @@ fn report_newest_checkpoint(out: &Path, error: &rlhf::Error) {
 struct StepSeconds(Vec<f64>);
 
 impl StepSeconds {
-    fn median(mut self) -> Option<f64> {
-        self.0.sort_by(f64::total_cmp);
-        self.0.get(self.0.len() / 2).copied()
-    }
-
     /// Prints the median beside the `predicted` seconds, if there is a prediction.
     fn report(self, predicted: Option<f64>, stage: &StageSchema) {
-        if let (Some(predicted), Some(median)) = (predicted, self.median()) {
+        if let (Some(predicted), Some(median)) = (predicted, number::median(self.0)) {
             let (median, predicted) = (plan::in_seconds(median), plan::in_seconds(predicted));
             let step = stage.units.step;
             print_stderr(&format!("{step} time: {median}, the median (predicted: {predicted})"));

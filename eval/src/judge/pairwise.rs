@@ -8,9 +8,8 @@
 //!
 //! With three verdicts, a pair is one vote, and a tie half a point. With five, each order votes by itself,
 //! and a strong verdict has three votes, as in Arena-Hard; wins, ties and losses then count pairs, and need
-//! not add up to the win rate. The independent units are the questions: the interval is Wilson's if all
-//! questions weigh the same and are won, tied or lost as a whole, otherwise that of the bootstrap over
-//! questions.
+//! not add up to the win rate. The independent units are the questions: the interval is that of
+//! [`weighted_rate`], whose items are the verdicts that vote, and whose clusters are the questions.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +20,8 @@ use super::{
 };
 use crate::Error;
 use crate::statistics::{
-    Anchor, BOOTSTRAP_RESAMPLES, Estimate, Judgement, LengthControlled, Ratings, Tally, bootstrap,
-    bradley_terry, length_controlled, win_rate,
+    Anchor, Estimate, Judgement, LengthControlled, Ratings, Tally, Vote, bradley_terry, length_controlled,
+    weighted_rate,
 };
 
 /// A length-controlled win rate that is farther than this from the raw one tells that length decides.
@@ -73,7 +72,7 @@ pub struct JudgedPair {
 pub struct GroupRate {
     /// The category, or the number of the turn.
     pub name: String,
-    /// The win rate of the system. `None` if nothing was judged, or one question alone that is not decided.
+    /// The win rate of the system. `None` if nothing was judged.
     pub win_rate: Option<Estimate>,
     /// The pairs that the system won.
     pub wins: u64,
@@ -130,22 +129,18 @@ impl JudgedPair {
             .filter(|all| !all.is_empty())
     }
 
-    /// The votes for a win, a tie and a loss. `None` without an outcome.
-    fn votes(&self, kind: VerdictKind) -> Option<[u64; 3]> {
-        let mut votes = [0; 3];
+    /// The verdicts that vote: the points of the system, and the number of votes. None without an outcome.
+    fn votes(&self, kind: VerdictKind) -> Vec<(f64, u64)> {
         match (self.outcome(), kind) {
-            (Outcome::Unparsed | Outcome::Failed, _) => return None,
+            (Outcome::Unparsed | Outcome::Failed, _) => Vec::new(),
             (_, VerdictKind::FiveWay) => {
-                for verdict in self.verdicts()? {
-                    let place = usize::from(verdict.points() < 1.0) + usize::from(verdict.points() < 0.5);
-                    votes[place] += verdict.votes();
-                }
+                let verdicts = self.verdicts().unwrap_or_default();
+                verdicts.into_iter().map(|verdict| (verdict.points(), verdict.votes())).collect()
             }
-            (Outcome::Win, _) => votes[0] = 1,
-            (Outcome::Tie, _) => votes[1] = 1,
-            (Outcome::Loss, _) => votes[2] = 1,
+            (Outcome::Win, _) => vec![(1.0, 1)],
+            (Outcome::Tie, _) => vec![(0.5, 1)],
+            (Outcome::Loss, _) => vec![(0.0, 1)],
         }
-        Some(votes)
     }
 }
 
@@ -235,7 +230,7 @@ impl Comparison {
             wins: wins as u64,
             ties: ties as u64,
             losses: losses as u64,
-            win_rate: rate(&questions)?,
+            win_rate: rate(verdict, items.iter())?,
             length_controlled: controlled,
             turns: rates(verdict, &items, |item| (item.turn, item.turn.to_string()))?,
             categories: rates(verdict, &items, |item| (0, item.category.clone()))?,
@@ -255,16 +250,19 @@ impl Comparison {
         self.items.iter_mut().for_each(|item| item.row = rows[item.row]);
     }
 
-    /// The votes as a tally, for ratings of several models.
-    pub fn tally(&self) -> Tally {
-        let mut sum = [0; 3];
-        for votes in self.items.iter().filter_map(|item| item.votes(self.verdict)) {
-            for (total, votes) in sum.iter_mut().zip(votes) {
-                *total += votes;
-            }
+    /// The votes on one pair as a tally, for ratings of several models.
+    fn tally(&self, item: &JudgedPair) -> Tally {
+        let (first, second) = (self.system.clone(), self.baseline.clone());
+        let mut tally = Tally { first, second, wins: 0, ties: 0, losses: 0 };
+        for (points, votes) in item.votes(self.verdict) {
+            let count = match points {
+                1.0 => &mut tally.wins,
+                0.0 => &mut tally.losses,
+                _ => &mut tally.ties,
+            };
+            *count += votes;
         }
-        let [wins, ties, losses] = sum;
-        Tally { first: self.system.clone(), second: self.baseline.clone(), wins, ties, losses }
+        tally
     }
 }
 
@@ -286,10 +284,15 @@ impl QuestionVotes {
 fn questions<'a>(kind: VerdictKind, items: impl Iterator<Item = &'a JudgedPair>) -> Vec<QuestionVotes> {
     let mut questions: BTreeMap<usize, QuestionVotes> = BTreeMap::new();
     for item in items {
-        let Some([wins, ties, losses]) = item.votes(kind) else { continue };
+        let votes = item.votes(kind);
+        if votes.is_empty() {
+            continue;
+        }
         let question = questions.entry(item.row).or_default();
-        question.points += wins as f64 + 0.5 * ties as f64;
-        question.votes += (wins + ties + losses) as f64;
+        for (points, votes) in votes {
+            question.points += points * votes as f64;
+            question.votes += votes as f64;
+        }
         for (sum, length) in question.lengths.iter_mut().zip(item.lengths) {
             *sum += length;
         }
@@ -311,36 +314,23 @@ fn rates(
     let of_group = |((_, name), items): ((usize, String), Vec<&JudgedPair>)| {
         let count = |wanted| items.iter().filter(|item| item.outcome() == wanted).count() as u64;
         let [wins, ties, losses] = [Outcome::Win, Outcome::Tie, Outcome::Loss].map(count);
-        let win_rate = rate(&questions(kind, items.iter().copied()))?;
+        let win_rate = rate(kind, items.iter().copied())?;
         Ok(GroupRate { name, win_rate, wins, ties, losses })
     };
     groups.into_iter().map(of_group).collect()
 }
 
-/// The win rate of the system. `None` if there is no question, or one question alone that is not decided.
-fn rate(questions: &[QuestionVotes]) -> Result<Option<Estimate>, Error> {
-    let Some(first) = questions.first() else { return Ok(None) };
-    let whole = |question: &QuestionVotes| [0.0, 0.5, 1.0].contains(&question.preference());
-    if questions.iter().all(|question| question.votes == first.votes && whole(question)) {
-        let count =
-            |wanted| questions.iter().filter(|question| question.preference() == wanted).count() as u64;
-        return win_rate(count(1.0), count(0.5), count(0.0)).map(Some);
-    }
-    if questions.len() < 2 {
-        return Ok(None);
-    }
-    let ratio = |drawn: &[QuestionVotes]| {
-        let points: f64 = drawn.iter().map(|question| question.points).sum();
-        Ok(points / drawn.iter().map(|question| question.votes).sum::<f64>())
+/// The win rate of the system. `None` if nothing was judged.
+fn rate<'a>(
+    kind: VerdictKind,
+    items: impl Iterator<Item = &'a JudgedPair>,
+) -> Result<Option<Estimate>, Error> {
+    let of_item = |item: &'a JudgedPair| {
+        let vote = |(value, votes): (f64, u64)| Vote { value, weight: votes as f64, cluster: item.row };
+        item.votes(kind).into_iter().map(vote)
     };
-    let found = bootstrap(questions, BOOTSTRAP_RESAMPLES, ratio)?;
-    Ok(Some(Estimate {
-        mean: found.value,
-        standard_error: found.standard_error,
-        low: found.low,
-        high: found.high,
-        n: questions.len(),
-    }))
+    let votes: Vec<Vote<usize>> = items.flat_map(of_item).collect();
+    if votes.is_empty() { Ok(None) } else { weighted_rate(&votes).map(Some) }
 }
 
 fn controlled(questions: &[QuestionVotes]) -> Result<LengthControlled, Error> {
@@ -381,10 +371,12 @@ pub struct Rewards<'a> {
     pub baseline_scores: &'a [f64],
     /// Whether one of the models was trained on this reward.
     pub is_training_reward: bool,
+    /// By how much two scorings of one conversation can differ, relative to the typical reward.
+    pub noise: f64,
 }
 
-/// Compares two models by rewards: the higher one wins, equal ones are a tie, and a question with a reward
-/// that is no finite number fails.
+/// Compares two models by rewards: the higher one wins. Equal answers tie, and so do rewards that are nearer
+/// than the noise of scoring. A question with a reward that is no finite number fails.
 pub fn compare_rewards(questions: &[Question], rewards: &Rewards<'_>) -> Result<Comparison, Error> {
     let Rewards { system, baseline, system_scores, baseline_scores, .. } = *rewards;
     check("reward", questions, &[system, baseline])?;
@@ -393,15 +385,17 @@ pub fn compare_rewards(questions: &[Question], rewards: &Rewards<'_>) -> Result<
             return Err(Error::Unpaired { left: questions.len(), right: scores.len() });
         }
     }
+    let noise = rewards.noise * typical(system_scores.iter().chain(baseline_scores));
     let pair = |(row, question): (usize, &Question)| {
         let (ours, theirs) = (system_scores[row], baseline_scores[row]);
+        let is_tie = system.replies[row] == baseline.replies[row] || (ours - theirs).abs() <= noise;
         let length = |answers: &Answers| answers.replies[row].iter().map(|reply| reply.chars().count()).sum();
         JudgedPair {
             row,
             question: question.id.clone(),
             category: question.category.clone(),
             turn: question.turns.len(),
-            orders: vec![order(ours, theirs)],
+            orders: vec![order(ours, theirs, is_tie)],
             lengths: [length(system), length(baseline)],
             rewards: (ours.is_finite() && theirs.is_finite()).then_some([ours, theirs]),
         }
@@ -422,20 +416,30 @@ pub fn compare_rewards(questions: &[Question], rewards: &Rewards<'_>) -> Result<
     Ok(comparison)
 }
 
-fn order(ours: f64, theirs: f64) -> Order {
+/// The size of the typical reward: the root of the mean square of all finite ones. A reward is a sum of terms
+/// of about this size, however small it is itself, and so are its rounding errors.
+fn typical<'a>(scores: impl Iterator<Item = &'a f64>) -> f64 {
+    let finite = scores.filter(|score| score.is_finite());
+    let (sum, count) = finite.fold((0.0, 0.0), |(sum, count), score| (sum + score * score, count + 1.0));
+    if count > 0.0 { f64::sqrt(sum / count) } else { 0.0 }
+}
+
+fn order(ours: f64, theirs: f64, is_tie: bool) -> Order {
     let known = ours.is_finite() && theirs.is_finite();
-    let verdict = match ours.total_cmp(&theirs) {
-        _ if ours == theirs => Preference::Tie,
-        std::cmp::Ordering::Greater => Preference::First,
-        _ => Preference::Second,
-    };
+    let decided = if ours > theirs { Preference::First } else { Preference::Second };
+    let verdict = if is_tie { Preference::Tie } else { decided };
     let problem = || format!("the rewards are {ours} and {theirs}; find out why before comparing");
     Order { verdict: known.then_some(verdict), failed: (!known).then(problem), replies: Vec::new() }
 }
 
-/// Ratings of several models (Bradley-Terry) from comparisons by one judge. Their intervals treat votes as
-/// independent, as the code of Arena-Hard does, so with five verdicts and with several turns they are narrow.
+/// Ratings of several models (Bradley-Terry) from comparisons by one judge. Their intervals draw questions,
+/// each with all votes on all of its answers: the votes on one question are not independent.
 pub fn standings(comparisons: &[Comparison], anchor: Anchor<'_>, resamples: usize) -> Result<Ratings, Error> {
-    let tallies: Vec<Tally> = comparisons.iter().map(Comparison::tally).collect();
-    bradley_terry(&tallies, anchor, resamples)
+    let mut questions: BTreeMap<usize, Vec<Tally>> = BTreeMap::new();
+    for comparison in comparisons {
+        for item in comparison.items.iter().filter(|item| !item.votes(comparison.verdict).is_empty()) {
+            questions.entry(item.row).or_default().push(comparison.tally(item));
+        }
+    }
+    bradley_terry(&questions.into_values().collect::<Vec<_>>(), anchor, resamples)
 }

@@ -7,7 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{JudgedBy, warning_of_few, warnings_of_missing};
 use crate::Error;
-use crate::statistics::{Estimate, Interval, clustered_mean, mean_of_items};
+use crate::statistics::{Estimate, clustered_mean, mean_of_items};
+
+/// The ends of the scale.
+const LOWEST: f64 = 1.0;
+const HIGHEST: f64 = 10.0;
 
 /// One turn with its rating.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -81,7 +85,7 @@ impl Rated {
         warnings.extend(warnings_of_missing("turns", rated, unparsed, failed));
         let rating = match questions.len() {
             0 | 1 => None,
-            _ => Some(mean_of_items(&questions, Interval::StudentT)?),
+            _ => Some(mean_of_items(&questions)?.within(LOWEST, HIGHEST)),
         };
         Ok(Self {
             by,
@@ -120,8 +124,8 @@ fn means(
     groups.retain(|(_, name), _| !name.is_empty());
     let mean = |((_, name), (ratings, rows)): ((usize, String), (Vec<f64>, Vec<usize>))| {
         let (mean, n) = (ratings.iter().sum::<f64>() / ratings.len() as f64, ratings.len());
-        let interval = match clustered_mean(&ratings, &rows, Interval::StudentT) {
-            Ok(estimate) => Some((estimate.low, estimate.high)),
+        let interval = match clustered_mean(&ratings, &rows) {
+            Ok(estimate) => estimate.within(LOWEST, HIGHEST).interval(),
             Err(Error::TooFewClusters { .. }) => None,
             Err(error) => return Err(error),
         };

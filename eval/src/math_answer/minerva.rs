@@ -1,17 +1,21 @@
 //! The answers of Minerva (Lewkowycz et al. 2022, arXiv 2206.14858, appendix D; `get_unnormalized_answer` and
 //! `normalize_final_answer` in `tasks/minerva_math/utils.py` of lm-evaluation-harness 0.4.13).
 //!
-//! The harness calls two normalized answers equal if their texts are equal, or else if sympy simplifies their
-//! difference to zero. Sympy has no counterpart here, so [`equal`] is the first half: it never counts an
-//! answer as right that the harness counts as wrong, but it misses equal answers of another form.
+//! The harness calls two normalized answers equal if their texts are equal, or else if sympy reads both as
+//! formulas and simplifies their difference to zero. `expression` reads as sympy does, and `value` decides
+//! about the difference. What sympy makes of integrals, sums and limits is left out: there, only equal texts
+//! are equal.
 
+mod expression;
 mod markup;
+mod value;
 
 use std::sync::LazyLock;
 
 use fancy_regex::Regex;
 
 use crate::python_text::{is_word, strip};
+use expression::Expression;
 
 /// The answer of a reply without one.
 pub const INVALID_ANSWER: &str = "[invalidanswer]";
@@ -97,9 +101,14 @@ pub fn answer(reply: &str) -> Option<String> {
     }
 }
 
-/// Whether two normalized answers are the same text. Two empty ones are not.
+/// `is_equiv`: whether two normalized answers are the same text, or formulas of one value. Two empty ones are
+/// not.
 pub fn equal(left: &str, right: &str) -> bool {
-    !left.is_empty() && left == right
+    if left == right {
+        return !left.is_empty();
+    }
+    let [left, right] = [left, right].map(Expression::read);
+    left.zip(right).is_some_and(|(left, right)| value::equal(&left, &right))
 }
 
 /// `normalize_final_answer`: the answer without units and markup.

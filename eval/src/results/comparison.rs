@@ -1,7 +1,7 @@
 //! Paired comparisons of models on the same documents (Miller 2024, arXiv 2411.00640, sections 2 and 4).
 //!
 //! Documents of one cluster, such as questions about one passage, are not independent: where a cluster has
-//! several of them, standard errors, intervals, p-values and the bootstrap count clusters.
+//! several of them, standard errors, intervals and p-values count clusters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,8 +12,7 @@ use crate::document::Document;
 use crate::evaluation::{Evaluation, ModelRun, Sample};
 use crate::score::{Metric, MetricValue};
 use crate::statistics::{
-    Estimate, PairedCounts, PairedDifference, clustered_difference, detectable_difference, holm, mcnemar,
-    paired_rates,
+    PairedCounts, PairedDifference, clustered_difference, detectable_difference, holm, mcnemar, paired_rates,
 };
 
 /// One model against the baseline on one metric of one task.
@@ -29,8 +28,9 @@ pub struct Comparison {
     pub metric: String,
     /// The filter pipeline.
     pub filter: String,
-    /// The other model minus the baseline, with intervals over the documents: Newcombe's if all scores are 0
-    /// or 1, and Student's over clusters if some of them have several documents.
+    /// The other model minus the baseline, with the interval that belongs to the p-value: that of
+    /// [`paired_rates`] if all scores are 0 or 1, and Student's otherwise and over clusters of several
+    /// documents.
     pub difference: PairedDifference,
     /// Documents on which the other model scored more.
     pub more: usize,
@@ -39,7 +39,7 @@ pub struct Comparison {
     /// Documents on which the other model scored less.
     pub less: usize,
     /// The p-value: exact McNemar for scores of 0 and 1, the paired t test otherwise. With clusters of
-    /// several documents it is the t test over clusters.
+    /// several documents it is the t test over clusters. It is below 0.05 exactly if the interval excludes 0.
     pub p_value: f64,
     /// The p-value after Holm's correction for all comparisons of this model.
     pub p_value_holm: f64,
@@ -56,20 +56,8 @@ impl Comparison {
     /// The ends of the 95 % interval of the difference. `None` if scores other than 0 and 1 differ by the
     /// same number on every document: a width of zero is no knowledge about other documents.
     pub fn interval(&self) -> Option<(f64, f64)> {
-        let Estimate { low, high, .. } = self.difference.normal;
-        has_width(low, high).then_some((low, high))
+        self.difference.estimate.interval()
     }
-
-    /// The ends of the bootstrap interval. `None` if it has no width.
-    pub fn bootstrap_interval(&self) -> Option<(f64, f64)> {
-        let PairedDifference { bootstrap_low, bootstrap_high, .. } = self.difference;
-        has_width(bootstrap_low, bootstrap_high).then_some((bootstrap_low, bootstrap_high))
-    }
-}
-
-/// Whether an interval is wider than a few rounding errors.
-fn has_width(low: f64, high: f64) -> bool {
-    high - low > 1e-12 * low.abs().max(high.abs())
 }
 
 /// Every other model against the first one and against the one before it.
@@ -193,14 +181,16 @@ fn compare_pairs(pairs: &[Pair<'_>]) -> Result<Comparison, Error> {
     let (before, after): (Vec<f64>, Vec<f64>) = pairs.iter().map(|pair| (pair.before, pair.after)).unzip();
     let units: Vec<Unit<'_>> = pairs.iter().map(|pair| pair.unit).collect();
     let mut difference = clustered_difference(&before, &after, &units)?;
-    let independent = difference.normal.n;
+    let independent = difference.estimate.n;
     let is_clustered = independent < pairs.len();
-    let counts = paired_counts(pairs);
+    let counts = PairedCounts::of(pairs.iter().map(|pair| (pair.before, pair.after)));
     if let Some(counts) = counts {
-        let is_of_clusters = is_clustered && difference.varies();
-        let Estimate { low, high, .. } = &mut difference.normal;
-        (*low, *high) =
-            if is_of_clusters { (low.max(-1.0), high.min(1.0)) } else { paired_rates(counts, independent)? };
+        let estimate = &mut difference.estimate;
+        if is_clustered && estimate.interval().is_some() {
+            *estimate = estimate.within(-1.0, 1.0);
+        } else {
+            (estimate.low, estimate.high) = paired_rates(counts, independent)?;
+        }
     }
 
     let more = pairs.iter().filter(|pair| pair.after > pair.before).count();
@@ -229,29 +219,13 @@ fn compare_pairs(pairs: &[Pair<'_>]) -> Result<Comparison, Error> {
     })
 }
 
-/// The counts of a table of two by two. `None` if scores other than 0 and 1 are among the pairs.
-fn paired_counts(pairs: &[Pair<'_>]) -> Option<PairedCounts> {
-    let mut counts = PairedCounts { both: 0, first_only: 0, second_only: 0, neither: 0 };
-    for pair in pairs {
-        let count = match (pair.before, pair.after) {
-            (1.0, 1.0) => &mut counts.both,
-            (1.0, 0.0) => &mut counts.first_only,
-            (0.0, 1.0) => &mut counts.second_only,
-            (0.0, 0.0) => &mut counts.neither,
-            _ => return None,
-        };
-        *count += 1;
-    }
-    Some(counts)
-}
-
 /// What the comparison can detect. Where all differences are equal their spread says nothing: rates then get
 /// what a single differing item among n would give, whose standard error is exactly 1/n.
 fn detectable(difference: &PairedDifference, is_rate: bool) -> Result<f64, Error> {
     if difference.varies() {
-        detectable_difference(difference.normal.standard_error)
+        detectable_difference(difference.estimate.standard_error)
     } else if is_rate {
-        detectable_difference(1.0 / difference.normal.n as f64)
+        detectable_difference(1.0 / difference.estimate.n as f64)
     } else {
         Ok(f64::NAN)
     }
@@ -322,7 +296,7 @@ mod tests {
             .iter()
             .map(|one| {
                 let documents = one.more + one.equal + one.less;
-                (one.filter.as_str(), one.metric.as_str(), one.difference.normal.mean, documents)
+                (one.filter.as_str(), one.metric.as_str(), one.difference.estimate.mean, documents)
             })
             .collect();
         // By hand: acc 1 - 0, 1 - 1, 1 - 0; f1 0 - 0.5 and 0.5 - 0.5, document 1 has none; loose 0 - 1.
@@ -336,14 +310,14 @@ mod tests {
         let clustered = only(compared(&before, &after, &["a", "a", "b", "b", "c", "c"]));
         // The numbers are those that the statistics work by hand.
         let error = (157.0_f64 / 1080.0).sqrt();
-        assert!((clustered.difference.normal.standard_error - error).abs() < 1e-12);
+        assert!((clustered.difference.estimate.standard_error - error).abs() < 1e-12);
         assert!((clustered.detectable - 2.801_585_218 * error).abs() < 1e-8);
         assert!((clustered.p_value - 0.704_69).abs() < 1e-5, "{}", clustered.p_value);
-        assert_eq!((clustered.difference.normal.low, clustered.difference.normal.high), (-1.0, 1.0));
+        assert_eq!((clustered.difference.estimate.low, clustered.difference.estimate.high), (-1.0, 1.0));
         assert_eq!((clustered.more, clustered.equal, clustered.less), (2, 3, 1));
         // Exact McNemar without clusters, and with a cluster for each document: 2 of 3, so 1.
         let single = only(compared(&before, &after, &[]));
-        assert_eq!((single.p_value, single.difference.normal.n), (1.0, 6));
+        assert_eq!((single.p_value, single.difference.estimate.n), (1.0, 6));
         assert_eq!(only(compared(&before, &after, &["a", "b", "c", "d", "e", "f"])), single);
         // One cluster alone says nothing.
         assert_eq!(compared(&before, &after, &["a"; 6]), []);
@@ -353,11 +327,11 @@ mod tests {
     fn models_that_agree_everywhere_are_not_proven_equal() {
         let right = [1.0, 0.0, 1.0, 0.0];
         let same = only(compared(&right, &right, &[]));
-        // By hand: Wilson's interval of 2 of 4 is 0.5 ± 0.349961, phi = (2 * 2 - 4 / 2) / (2 * 2) = 0.5.
+        // By hand: Wilson's interval of 0 disagreements of 4 ends at 3.841459 / (4 + 3.841459) = 0.489891.
         let (low, high) = same.interval().unwrap();
-        assert!((high - 0.349_961).abs() < 1e-6 && low == -high, "{low} {high}");
+        assert!((high - 0.489_891).abs() < 1e-6 && low == -high, "{low} {high}");
         assert!((same.detectable - 2.801_585_218 / 4.0).abs() < 1e-8);
-        assert_eq!((same.p_value, same.bootstrap_interval()), (1.0, None));
+        assert_eq!(same.p_value, 1.0);
         // Two clusters of two are two items.
         let clustered = only(compared(&right, &right, &["a", "a", "b", "b"]));
         assert!(clustered.interval().unwrap().1 > high && clustered.detectable > same.detectable);

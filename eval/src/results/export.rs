@@ -11,6 +11,9 @@ impl Results {
     /// lm-evaluation-harness, with the interval, and what could not be parsed or answered.
     pub fn markdown(&self) -> String {
         let mut text = format!("# Evaluation\n{}", self.markdown_tables("##"));
+        if !self.contamination.is_empty() {
+            let _ = write!(text, "\n## Rows in the training data\n\n{}", self.contamination_table());
+        }
         text.push_str("\n## Protocols\n\n| task | id | rows |\n|---|---|---|\n");
         for task in &self.tasks {
             let rows = format!("{} of {}", task.effective, task.original);
@@ -67,9 +70,7 @@ impl Results {
              |---|---|---|---|---|---|---|---|---|\n",
         );
         for comparison in &self.comparisons {
-            let interval = comparison.interval();
-            let interval =
-                interval.map_or("–".to_owned(), |(low, high)| format!("{low:+.4} to {high:+.4}"));
+            let interval = signed_interval(comparison.interval());
             let _ = writeln!(
                 table,
                 "| {} - {} | {} | {},{} | {:+.4} | {} | {}, {}, {} | {} | {} | {} |",
@@ -78,7 +79,7 @@ impl Results {
                 escape_markdown(&comparison.task),
                 escape_markdown(&comparison.metric),
                 escape_markdown(&comparison.filter),
-                comparison.difference.normal.mean,
+                comparison.difference.estimate.mean,
                 interval,
                 comparison.more,
                 comparison.equal,
@@ -86,6 +87,31 @@ impl Results {
                 p_value(comparison.p_value),
                 p_value(comparison.p_value_holm),
                 number(comparison.detectable),
+            );
+        }
+        table
+    }
+
+    fn contamination_table(&self) -> String {
+        let mut table = String::from(
+            "| Task | Model | Metric | In the training data | Not examined | Clean rows | Rows in the training data | \
+             Difference | 95 % interval |\n|---|---|---|---|---|---|---|---|---|\n",
+        );
+        for row in &self.contamination {
+            let score = |score: Option<f64>| score.map_or("–".to_owned(), number);
+            let _ = writeln!(
+                table,
+                "| {} | {} | {} | {} of {} | {} | {} | {} | {} | {} |",
+                escape_markdown(&row.task),
+                escape_markdown(&row.model),
+                escape_markdown(&row.metric),
+                row.contaminated,
+                row.checked,
+                row.unexamined,
+                score(row.clean_score),
+                score(row.dirty_score),
+                row.difference().map_or("–".to_owned(), |difference| format!("{difference:+.4}")),
+                signed_interval(row.difference_interval),
             );
         }
         table
@@ -135,6 +161,11 @@ pub fn number(value: f64) -> String {
         return format!("{value:.4}");
     }
     format!("{value:.4e}")
+}
+
+/// An interval of a difference, with four decimals; an en dash where there is none.
+pub fn signed_interval(interval: Option<(f64, f64)>) -> String {
+    interval.map_or("–".to_owned(), |(low, high)| format!("{low:+.4} to {high:+.4}"))
 }
 
 fn interval(score: &Score) -> String {

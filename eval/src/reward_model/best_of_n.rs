@@ -29,7 +29,7 @@ use serde::Serialize;
 use super::ScoredEntry;
 use super::data::Facts;
 use crate::Error;
-use crate::statistics::{Estimate, Interval, estimate};
+use crate::statistics::{Estimate, estimate};
 
 /// The curve over n.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -90,9 +90,8 @@ pub(super) fn curve(entries: &[ScoredEntry<'_>]) -> Result<BestOfN, Error> {
 }
 
 fn point(prompts: &[Candidates<'_>], n: usize) -> Result<BestOfNPoint, Error> {
-    let mean = |value: &dyn Fn(&Candidates<'_>) -> f64| {
-        estimate(&prompts.iter().map(value).collect::<Vec<f64>>(), Interval::StudentT)
-    };
+    let mean =
+        |value: &dyn Fn(&Candidates<'_>) -> f64| estimate(&prompts.iter().map(value).collect::<Vec<f64>>());
     let picked = |prompt: &Candidates<'_>, n| expected_pick(prompt.scores, prompt.gold, n);
     let gain = |prompt: &Candidates<'_>| picked(prompt, n) - picked(prompt, 1);
     Ok(BestOfNPoint {

@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use super::data::{need, wrong};
 use crate::Error;
-use crate::statistics::{Estimate, Interval, estimate};
+use crate::statistics::{Estimate, estimate};
 
 /// The curve of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -147,7 +147,7 @@ pub fn over_optimization(
         let values = of_step.get(&step);
         let gold = values.map(|values| values.iter().sum::<f64>() / values.len() as f64);
         let several = values.filter(|values| values.len() > 1);
-        let gold_estimate = several.map(|values| estimate(values, Interval::StudentT)).transpose()?;
+        let gold_estimate = several.map(|values| estimate(values)).transpose()?;
         points.push(CurvePoint { step, kl, root_kl: kl.max(0.0).sqrt(), proxy, gold, gold_estimate });
     }
     if points.is_empty() {

@@ -143,11 +143,16 @@ fn reliability(title: &str, pairs: &PairReport) -> Option<String> {
     Plane { title, x_label: "probability of the preferred reply", lines: vec![line], reference }.svg()
 }
 
+/// The interval of an estimate at a place of a chart, if it has one.
+fn with_interval(place: f64, estimate: &Estimate) -> Option<(f64, f64, f64)> {
+    estimate.interval().map(|(low, high)| (place, low, high))
+}
+
 fn best_of_n(title: &str, curve: &BestOfN) -> Option<String> {
     let points = curve.points.iter();
     let picked = Line {
         points: points.clone().map(|point| (point.kl_bound, point.gold.mean)).collect(),
-        intervals: points.clone().map(|point| (point.kl_bound, point.gold.low, point.gold.high)).collect(),
+        intervals: points.clone().filter_map(|point| with_interval(point.kl_bound, &point.gold)).collect(),
         has_marks: true,
     };
     let best = Line {
@@ -174,7 +179,7 @@ fn over_optimization(curve: &OverOptimization) -> [(&'static str, String, Option
         points: points.iter().filter_map(|point| Some((point.root_kl, point.gold?))).collect(),
         intervals: points
             .iter()
-            .filter_map(|point| point.gold_estimate.map(|gold| (point.root_kl, gold.low, gold.high)))
+            .filter_map(|point| with_interval(point.root_kl, point.gold_estimate.as_ref()?))
             .collect(),
         has_marks: true,
     };

@@ -8,14 +8,14 @@
 //! score of Safety.) The prior test sets, which count as half a section on the first leaderboard, are left
 //! out.
 //!
-//! The interval of a section is normal, with the standard error of independent subsets. This file does not
-//! know where the pairs are from.
+//! The interval of a section is that of [`stratified_rate`]: subsets are independent. This file does not know
+//! where the pairs are from.
 
 use serde::Serialize;
 
 use super::pairs::GroupReport;
 use crate::Error;
-use crate::statistics::{Estimate, weighted_mean};
+use crate::statistics::{Estimate, stratified_rate};
 
 /// A subset, its rows, and what they count in the mean of the section.
 struct Subset {
@@ -120,7 +120,7 @@ pub(super) fn score(groups: &[GroupReport]) -> Result<RewardBench, Error> {
         }
         if !parts.is_empty() {
             let expected = subsets.iter().map(|subset| subset.rows).sum();
-            sections.push(Section { section, score: weighted_mean(&parts)?, expected });
+            sections.push(Section { section, score: stratified_rate(&parts)?, expected });
         }
     }
     let sum: f64 = sections.iter().map(|section| section.score.mean).sum();

@@ -27,7 +27,7 @@ use super::ScoredEntry;
 use super::data::{Facts, wrong};
 use super::reward_bench::is_ties;
 use crate::Error;
-use crate::statistics::{Estimate, Interval, estimate};
+use crate::statistics::{Estimate, Vote, weighted_rate};
 
 /// The subsets and their rows.
 const SUBSETS: [(&str, usize); 6] =
@@ -51,7 +51,7 @@ pub struct SubsetScore {
     pub subset: String,
     /// The score; `None` if the rows do not give one.
     pub score: Option<f64>,
-    /// The score with its interval, for subsets other than Ties with at least two rows.
+    /// The score with its interval, for subsets other than Ties.
     pub estimate: Option<Estimate>,
     /// The parts of the score of Ties.
     pub ties: Option<Ties>,
@@ -116,11 +116,13 @@ fn best_of_four(subset: &str, entries: &[&ScoredEntry<'_>]) -> Result<SubsetScor
         shared += usize::from(first == highest && as_high > 1);
         values.push(if first == highest { 1.0 / as_high as f64 } else { 0.0 });
     }
-    let found = if values.len() > 1 { Some(estimate(&values, Interval::StudentT)?) } else { None };
+    // A row is an item of its own: its interval lies within 0 and 1 and has a width even if all are right.
+    let votes: Vec<Vote<usize>> =
+        values.iter().enumerate().map(|(cluster, &value)| Vote { value, weight: 1.0, cluster }).collect();
     Ok(SubsetScore {
         subset: subset.to_owned(),
         score: Some(values.iter().sum::<f64>() / values.len() as f64),
-        estimate: found,
+        estimate: Some(weighted_rate(&votes)?),
         ties: None,
         rows: values.len(),
         shared,

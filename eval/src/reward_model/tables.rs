@@ -361,7 +361,7 @@ fn over_optimization(curve: &OverOptimization) -> Table {
 }
 
 fn interval(estimate: &Estimate) -> String {
-    format!("{} to {}", number(estimate.low), number(estimate.high))
+    estimate.interval().map_or_else(absent, |(low, high)| format!("{} to {}", number(low), number(high)))
 }
 
 fn optional(value: Option<f64>) -> String {

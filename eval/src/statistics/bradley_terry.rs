@@ -16,12 +16,12 @@
 //! The rating is `anchor + 400 / ln 10 (theta_i - theta_anchor)`: 400 points more are odds of 10 to 1, and
 //! the anchor has the rating that it was given. Only differences of ratings mean something.
 //!
-//! The interval is the percentile interval of [`super::bootstrap()`]. The comparisons of equal outcome are
-//! interchangeable, so a resample is a multinomial draw of how often each unique outcome (pair of models and
-//! win, tie or loss) occurs, as the code of Chatbot Arena does it (Chiang et al.
-//! 2024, arXiv 2403.04132).
+//! The interval is that of the percentile bootstrap over clusters (Davison and Hinkley 1997, "Bootstrap
+//! Methods and their Application", section 3.8): comparisons of one cluster, such as all votes on all models'
+//! answers to one question, are drawn together, because they are not independent. Where each cluster is one
+//! comparison, it is the bootstrap of Chatbot Arena (Chiang et al. 2024, arXiv 2403.04132).
 //!
-//! This file does not know who judged, and treats comparisons as independent.
+//! This file does not know who judged.
 
 mod connectivity;
 mod interval;
@@ -68,8 +68,8 @@ pub struct Rating {
     /// Its rating on the scale of Elo.
     pub rating: f64,
     /// The ends of the 95 % bootstrap interval of the difference to the anchor, shifted to the anchor's
-    /// rating. `None` without resamples, and if in more than 2.5 % of them some rating was infinite: the ends
-    /// could then be infinite too.
+    /// rating. `None` without resamples; if in more than 2.5 % of them some rating was infinite, because the
+    /// ends could then be infinite too; and where no resample differs, as for the anchor itself.
     pub interval: Option<(f64, f64)>,
     /// The number of comparisons with this model.
     pub comparisons: u64,
@@ -89,15 +89,16 @@ pub struct Ratings {
 /// One Newton step costs the cube of the number of models.
 const MOST_MODELS: usize = 1000;
 
-/// The ratings of the models of `tallies`, with intervals from `resamples` bootstrap resamples (1000 is
-/// usual; 0 for no intervals).
-pub fn bradley_terry(tallies: &[Tally], anchor: Anchor, resamples: usize) -> Result<Ratings, Error> {
-    check_resamples(resamples, 0)?;
+/// The ratings of the models of all tallies, with intervals from `resamples` bootstrap resamples (1000 is
+/// usual; 0 for no intervals). Each entry of `clusters` has the comparisons that are drawn together; entries
+/// are independent of one another.
+pub fn bradley_terry(clusters: &[Vec<Tally>], anchor: Anchor, resamples: usize) -> Result<Ratings, Error> {
+    check_resamples(resamples)?;
     if !anchor.rating.is_finite() {
         return Err(Error::NotFinite { field: "the rating of the anchor".into(), got: anchor.rating });
     }
-    let comparisons = Comparisons::new(tallies, anchor.model)?;
-    let points = comparisons.points(&comparisons.counts);
+    let comparisons = Comparisons::new(clusters, anchor.model)?;
+    let points = comparisons.points(&vec![1; clusters.len()]);
     if let Some((unbeaten, others)) = separated(&points, comparisons.anchor) {
         let names =
             |models: Vec<usize>| models.iter().map(|&model| comparisons.models[model].into()).collect();
@@ -111,7 +112,7 @@ pub fn bradley_terry(tallies: &[Tally], anchor: Anchor, resamples: usize) -> Res
     let rating = |(model, &strength): (usize, &f64)| Rating {
         model: comparisons.models[model].into(),
         rating: elo(strength),
-        interval: intervals.as_ref().map(|ends| (elo(ends[model].0), elo(ends[model].1))),
+        interval: intervals.as_ref().and_then(|ends| ends[model]).map(|(low, high)| (elo(low), elo(high))),
         comparisons: comparisons.of_model(model),
     };
     let mut models: Vec<Rating> = strengths.iter().enumerate().map(rating).collect();
@@ -119,13 +120,15 @@ pub fn bradley_terry(tallies: &[Tally], anchor: Anchor, resamples: usize) -> Res
     Ok(Ratings { models, resamples, undetermined })
 }
 
-/// What one comparison gave: points for two models.
+/// What the comparisons of two models in one cluster gave: points for both.
 #[derive(Clone, Copy)]
 struct Outcome {
     first: usize,
     second: usize,
-    /// The points of the first; the second has the rest of 1.
-    points: f64,
+    /// The index of the cluster.
+    cluster: usize,
+    /// The points of the first and of the second; together, the number of comparisons.
+    points: [f64; 2],
 }
 
 /// The tallies with models as indices.
@@ -133,20 +136,18 @@ struct Comparisons<'a> {
     /// The names, ascending.
     models: Vec<&'a str>,
     anchor: usize,
-    /// The unique outcomes that occurred.
     outcomes: Vec<Outcome>,
-    /// How often each of them occurred.
-    counts: Vec<u64>,
-    total: u64,
+    clusters: usize,
 }
 
 impl<'a> Comparisons<'a> {
-    fn new(tallies: &'a [Tally], anchor: &str) -> Result<Self, Error> {
-        if let Some(tally) = tallies.iter().find(|tally| tally.first == tally.second) {
+    fn new(clusters: &'a [Vec<Tally>], anchor: &str) -> Result<Self, Error> {
+        let tallies = || clusters.iter().flatten();
+        if let Some(tally) = tallies().find(|tally| tally.first == tally.second) {
             return Err(Error::SelfComparison { model: tally.first.clone() });
         }
         let mut models: Vec<&str> =
-            tallies.iter().flat_map(|tally| [tally.first.as_str(), tally.second.as_str()]).collect();
+            tallies().flat_map(|tally| [tally.first.as_str(), tally.second.as_str()]).collect();
         models.sort_unstable();
         models.dedup();
         if models.len() > MOST_MODELS {
@@ -161,38 +162,36 @@ impl<'a> Comparisons<'a> {
         };
         let anchor = index(anchor).map_err(unknown)?;
 
-        let (mut outcomes, mut counts) = (Vec::new(), Vec::new());
-        for tally in tallies {
+        let counts: Vec<u64> = tallies().flat_map(|tally| [tally.wins, tally.ties, tally.losses]).collect();
+        total("comparisons of a rating", &counts)?;
+        let outcome = |(cluster, tally): (usize, &Tally)| {
             let [first, second] =
                 [&tally.first, &tally.second].map(|name| index(name).expect("all names are in the list"));
-            for (points, count) in [(1.0, tally.wins), (0.5, tally.ties), (0.0, tally.losses)] {
-                if count > 0 {
-                    outcomes.push(Outcome { first, second, points });
-                    counts.push(count);
-                }
-            }
-        }
-        let total = total("comparisons of a rating", &counts)?;
-        Ok(Self { models, anchor, outcomes, counts, total })
+            let half = 0.5 * tally.ties as f64;
+            Outcome { first, second, cluster, points: [tally.wins as f64 + half, tally.losses as f64 + half] }
+        };
+        let of_cluster =
+            |(cluster, tallies): (usize, &'a Vec<Tally>)| tallies.iter().map(move |tally| (cluster, tally));
+        let outcomes = clusters.iter().enumerate().flat_map(of_cluster).map(outcome).collect();
+        Ok(Self { models, anchor, outcomes, clusters: clusters.len() })
     }
 
-    /// The points of each model against each other one, if the outcomes occur `counts` times.
-    fn points(&self, counts: &[u64]) -> Points {
+    /// The points of each model against each other one, if each cluster occurs as often as `counts` says.
+    fn points(&self, counts: &[u32]) -> Points {
         let mut points = Points { models: self.models.len(), of: vec![0.0; self.models.len().pow(2)] };
-        for (outcome, &count) in self.outcomes.iter().zip(counts) {
-            let Outcome { first, second, points: won } = *outcome;
-            points.of[first * points.models + second] += won * count as f64;
-            points.of[second * points.models + first] += (1.0 - won) * count as f64;
+        for outcome in &self.outcomes {
+            let Outcome { first, second, cluster, points: [won, lost] } = *outcome;
+            let count = f64::from(counts[cluster]);
+            points.of[first * points.models + second] += won * count;
+            points.of[second * points.models + first] += lost * count;
         }
         points
     }
 
     fn of_model(&self, model: usize) -> u64 {
-        let pairs = self.outcomes.iter().zip(&self.counts);
-        pairs
-            .filter(|(outcome, _)| [outcome.first, outcome.second].contains(&model))
-            .map(|(_, count)| count)
-            .sum()
+        let with_model =
+            self.outcomes.iter().filter(|outcome| [outcome.first, outcome.second].contains(&model));
+        with_model.map(|outcome| outcome.points[0] + outcome.points[1]).sum::<f64>() as u64
     }
 }
 

@@ -25,15 +25,15 @@
 
 use std::collections::BTreeMap;
 
-use super::{Estimate, Interval, check_finite, interval_factor, wilson_interval};
+use super::{Estimate, check_finite, student_factor, wilson_interval};
 use crate::Error;
 
-/// Mean over items with the cluster-robust standard error and a 95 % interval.
+/// Mean over items with the cluster-robust standard error and Student's 95 % interval.
 ///
 /// `clusters[i]` is the cluster of item i. The mean weights items equally. `n` of the result is the number of
 /// clusters, which are the independent units; Student's t has that number minus 1 degrees of freedom. Needs
 /// at least two clusters, and from a few dozen on the error is accurate.
-pub fn clustered_mean<C: Ord>(values: &[f64], clusters: &[C], interval: Interval) -> Result<Estimate, Error> {
+pub fn clustered_mean<C: Ord>(values: &[f64], clusters: &[C]) -> Result<Estimate, Error> {
     if values.len() != clusters.len() {
         let (left, right) = (values.len(), clusters.len());
         return Err(Error::Lengths { what: "a clustered mean", left, right });
@@ -58,8 +58,8 @@ pub fn clustered_mean<C: Ord>(values: &[f64], clusters: &[C], interval: Interval
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     let standard_error = (between + squares / (n - 1.0)).sqrt() / n;
 
-    let half = interval_factor(interval, independent)? * standard_error;
-    Ok(Estimate { mean, standard_error, low: mean - half, high: mean + half, n: independent })
+    let half = student_factor(independent)? * standard_error;
+    Ok(Estimate::around(mean, standard_error, half, independent))
 }
 
 /// Rate of items that are 0 or 1, with the cluster-robust standard error and a 95 % interval within 0 and 1.
@@ -67,12 +67,12 @@ pub fn clustered_mean<C: Ord>(values: &[f64], clusters: &[C], interval: Interval
 /// At rates of 0 and 1 the standard error is 0 and tells nothing: the interval is then that of as many items
 /// as there are clusters. `n` of the result is the number of clusters. Needs at least two.
 pub fn clustered_rate<C: Ord>(values: &[f64], clusters: &[C]) -> Result<Estimate, Error> {
-    let clustered = clustered_mean(values, clusters, Interval::StudentT)?;
+    let clustered = clustered_mean(values, clusters)?;
     let Estimate { mean, standard_error, n: independent, .. } = clustered;
     let variance = mean * (1.0 - mean);
     let effective = if variance > 0.0 && standard_error > 0.0 {
-        let narrow = interval_factor(Interval::StudentT, values.len())?;
-        let wide = interval_factor(Interval::StudentT, independent)?;
+        let narrow = student_factor(values.len())?;
+        let wide = student_factor(independent)?;
         (variance * (narrow / wide / standard_error).powi(2)).min(values.len() as f64)
     } else {
         independent as f64

@@ -13,6 +13,9 @@ use std::f64::consts::{PI, SQRT_2};
 
 use crate::Error;
 
+/// Steps of a continued fraction: enough for counts up to about 10^11.
+const MOST_STEPS: u32 = 1_000_000;
+
 /// Lentz's method replaces smaller divisors by this number.
 const TINY: f64 = 1e-300;
 
@@ -118,7 +121,7 @@ pub(super) fn student_t_two_sided(t: f64, degrees: f64) -> f64 {
 }
 
 /// `I_x(a, b)`, the regularized incomplete beta function.
-fn regularized_beta(x: f64, a: f64, b: f64) -> f64 {
+pub(super) fn regularized_beta(x: f64, a: f64, b: f64) -> f64 {
     if x <= 0.0 || x >= 1.0 {
         return x.clamp(0.0, 1.0);
     }
@@ -130,11 +133,12 @@ fn regularized_beta(x: f64, a: f64, b: f64) -> f64 {
     }
 }
 
-/// The continued fraction of `I_x(a, b)`, which converges fast for x below (a + 1) / (a + b + 2).
+/// The continued fraction of `I_x(a, b)`, which converges for x below (a + 1) / (a + b + 2) in about
+/// `sqrt(max(a, b))` steps.
 fn beta_fraction(x: f64, a: f64, b: f64) -> f64 {
     let (mut c, mut d) = (1.0, 1.0 / away_from_zero(1.0 - (a + b) * x / (a + 1.0)));
     let mut fraction = d;
-    for m in 1..1000 {
+    for m in 1..MOST_STEPS {
         let m = f64::from(m);
         let even = m * (b - m) * x / ((a + 2.0 * m - 1.0) * (a + 2.0 * m));
         d = 1.0 / away_from_zero(1.0 + even * d);

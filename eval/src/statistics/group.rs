@@ -11,13 +11,17 @@
 //! that is, `sqrt(s² / N)` with the variance s² within tasks pooled over the tasks. It belongs to the
 //! weighted mean. [`macro_mean`] has the standard error of the unweighted mean of independent tasks,
 //! `sqrt(sum se_i²) / k`, in which a small task with a wide interval weighs as much as a large one.
-//! [`weighted_mean`] has weights w that are given: the mean `sum(w_i m_i) / sum(w_i)`, and the standard error
-//! `sqrt(sum(w_i² se_i²)) / sum(w_i)`.
 //!
-//! All of them treat the tasks as fixed: the error is that of the items, not that of the choice of tasks. This file
-//! does not know what the tasks are.
+//! [`stratified_rate`] is for rates with given weights w: the mean `sum(w_i m_i) / sum(w_i)`, and the
+//! standard error `sqrt(sum(w_i² se_i²)) / sum(w_i)`. Its interval is Wilson's for as many independent items
+//! as would give this standard error, `p (1 - p) / SE²`, at most N (Korn and Graubard 1998). If every rate is
+//! 0 or 1, the standard error is 0 and tells nothing, and the items are worth `(sum w_i)² / sum(w_i² / n_i)`
+//! of equal weight (Kish 1965, "Survey Sampling", section 11.7).
+//!
+//! All of them treat the tasks as fixed: the error is that of the items, not that of the choice of tasks.
+//! This file does not know what the tasks are.
 
-use super::{Estimate, two_sided_normal};
+use super::{Estimate, total_weight, two_sided_normal, wilson_interval};
 use crate::Error;
 
 /// What a task counts in the mean of its group.
@@ -59,20 +63,24 @@ pub fn macro_mean(tasks: &[Estimate]) -> Result<Estimate, Error> {
     Ok(normal(tasks, unweighted(tasks), variance.sqrt() / tasks.len() as f64))
 }
 
-/// The mean of independent tasks with given weights, which are positive, and a normal 95 % interval. `n` of the
-/// result is the number of items of all tasks.
-pub fn weighted_mean(tasks: &[(Estimate, f64)]) -> Result<Estimate, Error> {
-    if tasks.is_empty() {
+/// The mean of independent rates with given weights, which are positive, with a 95 % interval within 0 and 1.
+/// `n` of the result is the number of items of all rates.
+pub fn stratified_rate(rates: &[(Estimate, f64)]) -> Result<Estimate, Error> {
+    if rates.is_empty() {
         return Err(Error::TooFew { what: "a weighted mean", needed: 1, got: 0 });
     }
-    let whole: f64 = tasks.iter().map(|(_, weight)| weight).sum();
-    if !(whole > 0.0 && whole.is_finite()) {
-        return Err(Error::NotFinite { field: "the sum of the weights".to_owned(), got: whole });
-    }
-    let mean = tasks.iter().map(|(task, weight)| weight * task.mean).sum::<f64>() / whole;
-    let variance: f64 = tasks.iter().map(|(task, weight)| (weight * task.standard_error).powi(2)).sum();
-    let estimates: Vec<Estimate> = tasks.iter().map(|(task, _)| *task).collect();
-    Ok(normal(&estimates, mean, variance.sqrt() / whole))
+    let whole = total_weight(rates.iter().map(|(_, weight)| *weight))?;
+    let n: usize = rates.iter().map(|(rate, _)| rate.n).sum();
+    let mean = rates.iter().map(|(rate, weight)| weight * rate.mean).sum::<f64>() / whole;
+    let variance: f64 = rates.iter().map(|(rate, weight)| (weight * rate.standard_error).powi(2)).sum();
+    let standard_error = variance.sqrt() / whole;
+    let effective = if standard_error > 0.0 {
+        (mean * (1.0 - mean) / standard_error.powi(2)).min(n as f64)
+    } else {
+        whole * whole / rates.iter().map(|(rate, weight)| weight * weight / rate.n as f64).sum::<f64>()
+    };
+    let (low, high) = wilson_interval(mean, effective);
+    Ok(Estimate { mean, standard_error, low, high, n })
 }
 
 fn unweighted(tasks: &[Estimate]) -> f64 {
@@ -82,7 +90,7 @@ fn unweighted(tasks: &[Estimate]) -> f64 {
 fn normal(tasks: &[Estimate], mean: f64, standard_error: f64) -> Estimate {
     let half = two_sided_normal() * standard_error;
     let n = tasks.iter().map(|task| task.n).sum();
-    Estimate { mean, standard_error, low: mean - half, high: mean + half, n }
+    Estimate::around(mean, standard_error, half, n)
 }
 
 fn check(tasks: &[Estimate]) -> Result<(), Error> {

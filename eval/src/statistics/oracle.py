@@ -20,6 +20,5 @@ before = numpy.array([0, 0, 1, 1, 0, 0.5, 0.25, 1, 0, 0.75] * 4)
 after = numpy.array([1, 0, 1, 0.5, 1, 0.5, 0.5, 1, 0.25, 0.5] * 4)
 d = after - before
 print("paired", repr(float(d.mean())), repr(float(stats.sem(d))))
-result = stats.bootstrap((d,), numpy.mean, n_resamples=1_000_000, method="percentile", batch=10_000,
-                         random_state=numpy.random.default_rng(1))
-print("bootstrap", repr(float(result.confidence_interval.low)), repr(float(result.confidence_interval.high)))
+for result in (stats.ttest_rel(after, before), stats.ttest_1samp([0.1, 0.2, 0.3], 0)):
+    print("t test", *map(repr, map(float, [result.pvalue, *result.confidence_interval()])))

@@ -72,31 +72,44 @@ fn samples_are_averaged_within_their_item_first() {
     // sqrt(1/32).
     let items =
         [vec![0.0, 0.0], vec![0.0, 0.0, 0.0, 1.0], vec![1.0, 0.0], vec![1.0], vec![1.0, 1.0, 0.0, 1.0]];
-    let mean = mean_of_items(&items, Interval::StudentT).unwrap();
+    let mean = mean_of_items(&items).unwrap();
     assert_eq!((mean.mean, mean.n), (0.5, 5));
     assert_close(mean.standard_error, (1.0_f64 / 32.0).sqrt(), 1e-15);
     assert_close(mean.low, 0.009_189_209_630_610_706, 1e-10);
     assert_close(mean.high, 0.990_810_790_369_389_2, 1e-10);
-    let normal = mean_of_items(&items, Interval::Normal).unwrap();
-    assert_close(normal.high - 0.5, 1.959_963_984_540_054 / 32.0_f64.sqrt(), 1e-10);
 }
 
 #[test]
 fn copies_of_a_sample_add_no_evidence() {
     let once = [vec![0.0], vec![1.0], vec![1.0]];
     let often = [vec![0.0; 50], vec![1.0; 50], vec![1.0; 50]];
-    let [once, often] = [&once, &often].map(|items| mean_of_items(items, Interval::Normal).unwrap());
+    let [once, often] = [&once, &often].map(|items| mean_of_items(items).unwrap());
     assert_eq!(once, often);
 }
 
 #[test]
+fn equal_values_on_a_scale_have_the_interval_of_values_that_were_not_seen() {
+    // By hand: 20 ratings of 10. At most z² / (20 + z²) = 3.841459 / 23.841459 = 0.161125 of all ratings are
+    // others, each at least 1: 10 - 0.161125 * 9 = 8.549875.
+    let tens = estimate(&[10.0; 20]).unwrap();
+    assert_eq!(tens.interval(), None);
+    let (low, high) = tens.within(1.0, 10.0).interval().unwrap();
+    assert_close(low, 8.549_875, 1e-5);
+    assert_eq!(high, 10.0);
+    // On the scale of a rate it is Wilson's interval.
+    let all = wilson(20, 20).unwrap();
+    assert_close(estimate(&[1.0; 20]).unwrap().within(0.0, 1.0).low, all.low, 1e-15);
+    // Values that vary keep Student's interval up to the ends of the scale.
+    let varied = estimate(&[10.0, 10.0, 7.0]).unwrap();
+    let within = varied.within(1.0, 10.0);
+    assert_eq!((within.low, within.high), (varied.low, 10.0));
+}
+
+#[test]
 fn a_mean_refuses_what_it_cannot_use() {
-    assert!(matches!(
-        mean_of_items(&[vec![1.0], vec![]], Interval::Normal),
-        Err(Error::EmptyItem { item: 1 })
-    ));
-    assert!(matches!(estimate(&[1.0], Interval::Normal), Err(Error::TooFew { got: 1, .. })));
-    assert!(matches!(estimate(&[1.0, f64::NAN], Interval::Normal), Err(Error::NotFinite { .. })));
+    assert!(matches!(mean_of_items(&[vec![1.0], vec![]]), Err(Error::EmptyItem { item: 1 })));
+    assert!(matches!(estimate(&[1.0]), Err(Error::TooFew { got: 1, .. })));
+    assert!(matches!(estimate(&[1.0, f64::NAN]), Err(Error::NotFinite { .. })));
 }
 
 /// The scores of `oracle.py`: ten items, four times over.
@@ -110,32 +123,34 @@ fn paired_scores() -> (Vec<f64>, Vec<f64>) {
 fn paired_difference_agrees_with_scipy() {
     let (before, after) = paired_scores();
     let gain = paired_difference(&before, &after).unwrap();
-    assert_close(gain.normal.mean, 0.175, 1e-15);
-    assert_close(gain.normal.standard_error, 0.073_923_904_048_308_95, 1e-14);
-    assert_close(gain.normal.low, 0.175 - 1.959_963_984_540_054 * 0.073_923_904_048_308_95, 1e-10);
-    // scipy's percentile bootstrap with 1 000 000 draws: 0.0375 to 0.325, on a lattice of 1/160. Ten thousand
-    // draws of another generator may land one or two lattice points away.
-    assert_close(gain.bootstrap_low, 0.0375, 0.0126);
-    assert_close(gain.bootstrap_high, 0.325, 0.0126);
+    assert_close(gain.estimate.mean, 0.175, 1e-15);
+    assert_close(gain.estimate.standard_error, 0.073_923_904_048_308_95, 1e-14);
+    assert_close(gain.estimate.low, 0.025_474_790_507_816_73, 1e-10);
+    assert_close(gain.estimate.high, 0.324_525_209_492_183_2, 1e-10);
+    assert_close(gain.p_value().unwrap(), 0.022_975_447_885_771_983, 1e-10);
+    let swapped = paired_difference(&after, &before).unwrap();
+    assert_close(swapped.estimate.low, -gain.estimate.high, 1e-15);
 }
 
 #[test]
-fn the_bootstrap_repeats_itself_to_the_bit() {
-    let (before, after) = paired_scores();
-    let [first, second] = [(); 2].map(|()| paired_difference(&before, &after).unwrap());
-    assert_eq!(first, second);
-    let swapped = paired_difference(&after, &before).unwrap();
-    assert_close(swapped.normal.mean, -first.normal.mean, 1e-15);
-    assert_close(swapped.bootstrap_low, -first.bootstrap_high, 1e-12);
+fn three_gains_of_one_sign_are_no_proof() {
+    // scipy's ttest_rel of 0.1, 0.2 and 0.3 against 0, and its confidence interval.
+    let gain = paired_difference(&[0.0; 3], &[0.1, 0.2, 0.3]).unwrap();
+    assert_close(gain.p_value().unwrap(), 0.074_179_900_227_448_5, 1e-12);
+    assert_close(gain.estimate.low, -0.048_413_771_175_032_93, 1e-10);
+    assert_close(gain.estimate.high, 0.448_413_771_175_033, 1e-10);
 }
 
 #[test]
 fn pairing_removes_what_both_systems_share() {
-    // Items differ wildly, the difference not at all: by hand d = 1/4 everywhere, so no width.
+    // Items differ wildly, the difference not at all: by hand d = 1/4 everywhere, so no interval.
     let before: Vec<f64> = (0..8).map(f64::from).collect();
     let after: Vec<f64> = before.iter().map(|value| value + 0.25).collect();
     let gain = paired_difference(&before, &after).unwrap();
-    assert_eq!((gain.normal.mean, gain.normal.standard_error), (0.25, 0.0));
-    assert_eq!((gain.bootstrap_low, gain.bootstrap_high), (0.25, 0.25));
+    assert_eq!((gain.estimate.mean, gain.estimate.standard_error), (0.25, 0.0));
+    assert_eq!(gain.estimate.interval(), None);
+    let text = serde_json::to_string(&gain).unwrap();
+    assert!(text.contains(r#""low":null,"high":null"#), "{text}");
+    assert_eq!(serde_json::from_str::<PairedDifference>(&text).unwrap().estimate.interval(), None);
     assert!(matches!(paired_difference(&before, &after[1..]), Err(Error::Unpaired { left: 8, right: 7 })));
 }

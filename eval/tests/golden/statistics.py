@@ -5,7 +5,7 @@ It writes statistics.json beside it: a list of cases per statistic, each with it
 
 Where a library has the statistic, it is called as it is. The rest is written in another shape than the Rust code on purpose:
 clustered errors as the triple sum of Miller 2024, group errors as the residuals of a regression on the tasks, pass@k and
-McNemar with exact fractions, bootstraps with numpy's generator.
+McNemar with exact fractions, intervals of paired rates by a root finder, bootstraps with numpy's generator.
 """
 
 import sys
@@ -29,6 +29,7 @@ from sklearn.calibration import calibration_curve
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import NormalIndPower
+from statsmodels.stats.proportion import proportion_confint
 from statsmodels.tools.sm_exceptions import PerfectSeparationWarning
 
 # A fit with as many parameters as pairs of models predicts each pair exactly. All fits here have a finite maximum.
@@ -95,19 +96,60 @@ def power():
         yield {"n": n, "standard_deviation": deviation, "difference": float(effect) * deviation}
 
 
-def bootstrap():
-    items = numpy.round(RANDOM.lognormal(size=80), 3)
-    pairs = numpy.round(RANDOM.multivariate_normal([0, 0], [[1, 0.6], [0.6, 1]], 50), 3)
-    for name, data, statistic, rows in [
-        ("mean of squares", (items,), lambda x, axis: (x**2).mean(axis=axis), items[:, None]),
-        ("median", (items,), numpy.median, items[:, None]),
-        ("pearson", (pairs[:, 0], pairs[:, 1]), lambda x, y: numpy.corrcoef(x, y)[0, 1], pairs),
-    ]:
-        result = stats.bootstrap(data, statistic, n_resamples=100_000, method="percentile", paired=True, batch=1000,
-                                 vectorized=name != "pearson", rng=numpy.random.default_rng(1))
-        low, high = result.confidence_interval
-        yield {"statistic": name, "rows": rows.tolist(), "standard_error": float(result.standard_error),
-               "low": float(low), "high": float(high)}
+def wilson(rate, n):
+    return proportion_confint(rate * n, n, method="wilson")
+
+
+def paired_rates_ends(b, c, n):
+    """The ends by a root finder on the equation of Newcombe 2016, and not in closed form."""
+    m, rho = b + c, (b + c) / n
+    r1, r2 = wilson(rho, n)
+    if m == 0:
+        return -r2, r2
+    exact = stats.binomtest(c, m).proportion_ci(method="exact")
+
+    def lower(theta, t1):
+        def gap(d):
+            spread = (1 / r1 - 1 / rho) if d > 0 else (1 / rho - 1 / r2)
+            return theta - d / rho - math.hypot(theta - t1, d * spread)
+        return 0.0 if gap(0) == 0 else brentq(gap, -1.5, theta * rho, xtol=1e-15) if gap(theta * rho) < 0 else theta * rho
+    theta = (c - b) / m
+    return lower(theta, 2 * exact.low - 1), -lower(-theta, 1 - 2 * exact.high)
+
+
+def paired_rates():
+    for b, c, n in [(0, 0, 4), (0, 0, 250), (2, 12, 50), (0, 5, 41), (0, 6, 41), (7, 1, 21), (3, 3, 9), (100, 140, 1000), (0, 30, 30),
+                    (1, 0, 1), (40, 90, 200)]:
+        low, high = map(float, paired_rates_ends(b, c, n))
+        assert (low > 0 or high < 0) == (b + c > 0 and stats.binomtest(b, b + c).pvalue < 0.05), (b, c, n)
+        yield {"both": n - b - c, "b": b, "c": c, "neither": 0, "low": low, "high": high}
+    for n in (5, 12, 30, 60):
+        tables = [(b, c) for b in range(n + 1) for c in range(n + 1 - b)]
+        ends = numpy.array([paired_rates_ends(b, c, n) for b, c in tables])
+        for rho in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0):
+            for theta in (0, 0.1, 0.3, 0.6, 0.9, 1):
+                chances = [rho * (1 - theta) / 2, rho * (1 + theta) / 2, 1 - rho]
+                weights = stats.multinomial.pmf([[b, c, n - b - c] for b, c in tables], n, chances)
+                holds = (ends[:, 0] - 1e-9 <= rho * theta) & (rho * theta <= ends[:, 1] + 1e-9)
+                assert 0.9475 < weights[holds].sum() <= 1 + 1e-9, (n, rho, theta, weights[holds].sum())
+
+
+def weighted_rate():
+    for questions, turns in [(12, 1), (9, 2), (40, 2), (3, 4), (2, 1)]:
+        ids = numpy.repeat(numpy.arange(questions), turns)
+        values = RANDOM.choice([0.0, 0.5, 1.0], len(ids), p=[0.3, 0.2, 0.5])
+        values[0], values[-1] = 1.0, 0.0
+        weights = RANDOM.choice([1.0, 3.0], len(ids))
+        fit = sm.WLS(values, numpy.ones(len(ids)), weights=weights).fit(cov_type="cluster", cov_kwds={"groups": ids})
+        rate, error = float(fit.params[0]), float(fit.bse[0])
+        n = weights.sum() ** 2 / (weights**2).sum()
+        shrink = stats.t.ppf(0.975, max(n - 1, 1)) / stats.t.ppf(0.975, questions - 1)
+        degrees = max(n - 1, 1)
+        effective = min(rate * (1 - rate) / error**2 * (degrees + 1) / degrees * shrink**2, n)
+        low, high = wilson(rate, effective)
+        # The corrections of statsmodels are G / (G - 1) and (N - 1) / (N - 1).
+        yield {"values": values.tolist(), "weights": weights.tolist(), "clusters": ids.tolist(), "mean": rate,
+               "standard_error": error, "low": float(low), "high": float(high)}
 
 
 def logistic_points(tallies, models, anchor):
@@ -148,19 +190,29 @@ def bradley_terry():
 
 
 def bradley_terry_bootstrap():
-    tallies = [("a", "b", 30, 10, 20), ("b", "c", 40, 5, 25), ("c", "a", 20, 8, 45)]
-    outcomes = [(i, k) for i in range(3) for k in range(3)]
-    counts = numpy.array([tallies[i][2 + k] for i, k in outcomes])
-    random, drawn = numpy.random.default_rng(3), {"a": [], "c": []}
-    for resample in random.multinomial(counts.sum(), counts / counts.sum(), size=4000):
-        redrawn = [[*tally[:2], 0, 0, 0] for tally in tallies]
-        for (i, k), count in zip(outcomes, resample):
-            redrawn[i][2 + k] = int(count)
-        strengths = logistic_points(redrawn, ["a", "b", "c"], "b")
-        for model in drawn:
-            drawn[model].append(1000 + 400 / math.log(10) * strengths[model])
-    yield {"tallies": tallies, "anchor": "b",
-           "intervals": {m: [float(x) for x in numpy.percentile(d, [2.5, 97.5])] for m, d in drawn.items()}}
+    """Resamples of whole clusters: single comparisons, and questions whose votes agree."""
+    single = [("a", "b", 30, 10, 20), ("b", "c", 40, 5, 25), ("c", "a", 20, 8, 45)]
+    apart = [[(first, second, *(int(i == k) for i in range(3)))]
+             for first, second, *counts in single for k in range(3) for _ in range(counts[k])]
+    questions = []
+    for _ in range(60):
+        skill = RANDOM.normal(size=3)
+        votes = [(x, y, int(3 * (skill[i] > skill[j])), 0, int(3 * (skill[i] <= skill[j])))
+                 for (x, i), (y, j) in [(("a", 0), ("b", 1)), (("c", 2), ("b", 1))]]
+        questions.append(votes)
+    random = numpy.random.default_rng(3)
+    for clusters in (apart, questions):
+        drawn = {"a": [], "c": []}
+        for resample in random.multinomial(len(clusters), numpy.full(len(clusters), 1 / len(clusters)), size=4000):
+            sums = {}
+            for cluster, count in zip(clusters, resample):
+                for first, second, *outcome in cluster:
+                    sums[first, second] = sums.get((first, second), 0) + count * numpy.array(outcome)
+            strengths = logistic_points([(*pair, *counts) for pair, counts in sums.items()], ["a", "b", "c"], "b")
+            for model in drawn:
+                drawn[model].append(1000 + 400 / math.log(10) * strengths[model])
+        yield {"clusters": clusters, "anchor": "b",
+               "intervals": {m: [float(x) for x in numpy.percentile(d, [2.5, 97.5])] for m, d in drawn.items()}}
 
 
 def length_controlled():
@@ -236,7 +288,10 @@ def paired():
     zeros = numpy.array([0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0.0])
     for before, after in [(zeros, ones), (ones, zeros), *((numpy.round(RANDOM.normal(size=n), 2),
                                                            numpy.round(RANDOM.normal(0.4, 1, size=n), 2)) for n in (3, 10, 16))]:
-        yield {"before": before.tolist(), "after": after.tolist(), "t_p": float(stats.ttest_rel(after, before).pvalue)}
+        test = stats.ttest_rel(after, before)
+        low, high = test.confidence_interval()
+        yield {"before": before.tolist(), "after": after.tolist(), "t_p": float(test.pvalue), "t_low": float(low),
+               "t_high": float(high)}
 
 
 def student_t():
@@ -245,7 +300,7 @@ def student_t():
         yield {"t": t, "degrees": degrees, "p": float(2 * stats.t.sf(abs(t), degrees))}
 
 
-CASES = [group, cluster, mcnemar_test, holm, power, bootstrap, bradley_terry, bradley_terry_bootstrap, length_controlled, win_rate,
+CASES = [group, cluster, mcnemar_test, holm, power, paired_rates, weighted_rate, bradley_terry, bradley_terry_bootstrap, length_controlled, win_rate,
          pass_at_k, correlation, calibration, paired, student_t]
 
 versions = {"python": platform.python_version()} | {

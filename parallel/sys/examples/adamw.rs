@@ -72,7 +72,7 @@ fn main() {
         println!("{threads} threads, {} Mi elements, median of {rounds}", count >> 20);
         for (times, (name, bytes, _)) in seconds.iter_mut().zip(&cases) {
             times.sort_by(f64::total_cmp);
-            let median = times[times.len() / 2];
+            let median = f64::midpoint(times[(times.len() - 1) / 2], times[times.len() / 2]);
             let speed = bytes * count as f64 / median / 1e9;
             println!(
                 "  {name:28} {:8.1} ms  {speed:6.1} GB/s  (best {:.1} ms)",

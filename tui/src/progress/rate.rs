@@ -7,6 +7,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::number::median;
+
 /// Number of updates in the window.
 const WINDOW: usize = 64;
 
@@ -35,14 +37,7 @@ impl Rate {
     /// Median seconds per step, or `None` before the first step.
     pub(super) fn seconds_per_step(&self) -> Option<f64> {
         let stepped = self.recent.iter().filter(|interval| interval.steps > 0);
-        let mut each: Vec<f64> = stepped.map(|interval| interval.seconds / interval.steps as f64).collect();
-        each.sort_by(f64::total_cmp);
-        let middle = each.len() / 2;
-        match each.len() {
-            0 => None,
-            odd if odd % 2 == 1 => Some(each[middle]),
-            _ => Some(f64::midpoint(each[middle - 1], each[middle])),
-        }
+        median(stepped.map(|interval| interval.seconds / interval.steps as f64).collect())
     }
 
     /// Mean tokens per second, or `None` if no tokens were counted.

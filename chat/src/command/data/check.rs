@@ -14,6 +14,7 @@ use datasets::{
     RowLocation, TableReader, Tokenizer, Unpaired, open_records, table,
 };
 use serde::Serialize;
+use tui::number::median;
 
 use crate::args::CheckArgs;
 use crate::console::print;
@@ -53,7 +54,7 @@ struct TokenStats {
     /// The number of tokens that contribute to the loss.
     label_tokens: usize,
     shortest: usize,
-    median: usize,
+    median: f64,
     longest: usize,
     mean: f64,
 }
@@ -244,7 +245,8 @@ impl TokenStats {
         let (&shortest, &longest) = (lengths.first()?, lengths.last()?);
         let total = lengths.iter().sum();
         let mean = total as f64 / lengths.len() as f64;
-        Some(Self { total, label_tokens, shortest, median: lengths[lengths.len() / 2], longest, mean })
+        let median = median(lengths.iter().map(|&length| length as f64).collect())?;
+        Some(Self { total, label_tokens, shortest, median, longest, mean })
     }
 }
 

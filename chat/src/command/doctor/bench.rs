@@ -19,6 +19,7 @@ use parallel::arena::Arena;
 use parallel::disk::{DiskFile, DiskQueue, QUEUE_DEPTH, REQUEST_BYTES};
 use parallel::{SysError, autograd};
 use tch::{Device, Kind, Tensor, no_grad};
+use tui::number::median;
 
 use crate::machine_speed::{DiskSpeed, DtypeSpeed, Machine, MachineSpeed, MatmulSpeed, MemorySpeed};
 
@@ -168,9 +169,7 @@ fn median_seconds(mut operation: impl FnMut()) -> f64 {
         started.elapsed().as_secs_f64() / count
     };
     repetition();
-    let mut seconds: Vec<f64> = (0..REPETITIONS).map(|_| repetition()).collect();
-    seconds.sort_by(f64::total_cmp);
-    seconds[REPETITIONS / 2]
+    median((0..REPETITIONS).map(|_| repetition()).collect()).expect("there are repetitions")
 }
 
 fn disk(folder: &Path) -> Result<DiskSpeed, SysError> {

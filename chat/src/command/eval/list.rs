@@ -1,12 +1,15 @@
 //! What `eval` prints: the list of tasks, the prompts of a task, tables of results.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use eval::contamination::Contamination;
 use eval::document::PromptOptions;
 use eval::evaluation::{Evaluation, Score};
 use eval::request::{Prompt, Request};
 use eval::results::{Comparison, ModelResults, Results};
 use serde_json::json;
+use tui::number::counted;
 
 use crate::args::{EvalListArgs, EvalShowArgs};
 use crate::command::runs::table;
@@ -110,7 +113,56 @@ pub(super) fn tables(results: &Results) -> String {
         let table = comparison_table(&results.comparisons);
         let _ = writeln!(text, "differences, paired by document\n{table}");
     }
+    if !results.contamination.is_empty() {
+        let _ = writeln!(text, "rows in the training data\n{}", contamination_table(&results.contamination));
+    }
     text.trim_end().to_owned()
+}
+
+/// The tasks of which the training data holds rows, and how many tasks have none of their rows in it.
+fn contamination_table(found: &[Contamination]) -> String {
+    let head = [
+        "task",
+        "model",
+        "metric",
+        "in the training data",
+        "not examined",
+        "clean rows",
+        "rows in the training data",
+        "difference",
+        "95 % interval",
+    ];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let mut clean: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for row in found {
+        if row.contaminated == 0 {
+            clean.insert(&row.task, (row.checked, row.unexamined));
+            continue;
+        }
+        let score = |score: Option<f64>| score.map_or("–".to_owned(), eval::results::number);
+        rows.push(vec![
+            row.task.clone(),
+            row.model.clone(),
+            row.metric.clone(),
+            format!("{} of {}", row.contaminated, row.checked),
+            row.unexamined.to_string(),
+            score(row.clean_score),
+            score(row.dirty_score),
+            row.difference().map_or("–".to_owned(), |difference| format!("{difference:+.4}")),
+            eval::results::signed_interval(row.difference_interval),
+        ]);
+    }
+    let mut text = if rows.len() > 1 { table(&rows, 3) } else { String::new() };
+    if !clean.is_empty() {
+        let (checked, unexamined) =
+            clean.values().fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
+        let _ = writeln!(
+            text,
+            "none of the {checked} examined rows of {}; {unexamined} rows could not be examined",
+            counted(clean.len() as u64, if rows.len() > 1 { "other task" } else { "task" })
+        );
+    }
+    text
 }
 
 fn score_table(results: &Results, model: &ModelResults) -> String {
@@ -161,13 +213,12 @@ pub(super) fn comparison_table(comparisons: &[Comparison]) -> String {
     ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for comparison in comparisons {
-        let interval = comparison.interval();
         rows.push(vec![
             format!("{} - {}", comparison.model, comparison.baseline),
             comparison.task.clone(),
             format!("{},{}", comparison.metric, comparison.filter),
-            format!("{:+.4}", comparison.difference.normal.mean),
-            interval.map_or("–".to_owned(), |(low, high)| format!("{low:+.4} to {high:+.4}")),
+            format!("{:+.4}", comparison.difference.estimate.mean),
+            eval::results::signed_interval(comparison.interval()),
             format!("{}/{}/{}", comparison.more, comparison.equal, comparison.less),
             eval::results::p_value(comparison.p_value_holm),
             eval::results::number(comparison.detectable),

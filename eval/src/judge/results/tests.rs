@@ -30,6 +30,7 @@ fn compared(sheets: &[AnswerSheet], scores: [&[f64]; 2]) -> Comparison {
         baseline: &answers[1],
         baseline_scores: scores[1],
         is_training_reward: true,
+        noise: 1e-6,
     };
     let mut comparison = compare_rewards(&questions, &rewards).unwrap();
     comparison.place_among(&rows);

@@ -33,7 +33,7 @@ pub(super) enum Verdict {
 impl Verdict {
     /// What a comparison shows.
     pub(super) fn of(comparison: &Comparison) -> Self {
-        let gain = gain(comparison, comparison.difference.normal.mean);
+        let gain = gain(comparison, comparison.difference.estimate.mean);
         let is_shown = comparison.p_value_holm < SIGNIFICANCE;
         if is_shown && gain > 0.0 {
             Self::Better
@@ -146,8 +146,9 @@ fn forest(comparisons: &[&Comparison]) -> String {
 
 /// How far the interval of a comparison reaches from zero.
 fn reach(comparison: &Comparison) -> f64 {
-    let normal = &comparison.difference.normal;
-    normal.low.abs().max(normal.high.abs()).max(normal.mean.abs())
+    let estimate = &comparison.difference.estimate;
+    // Without an interval, NaN: `max` then takes the other number.
+    estimate.low.abs().max(estimate.high.abs()).max(estimate.mean.abs())
 }
 
 /// The label of a tick: the gain, with its sign.
@@ -159,16 +160,18 @@ fn label(value: f64) -> String {
 }
 
 fn row(comparison: &Comparison, shared: Scale) -> String {
-    let normal = &comparison.difference.normal;
+    let estimate = &comparison.difference.estimate;
     let has_own_scale = reach(comparison) > SHARED_REACH;
     let scale = if has_own_scale { Scale::around_zero(reach(comparison)) } else { shared };
     let verdict = Verdict::of(comparison);
-    let ends = [normal.low, normal.high].map(|end| gain(comparison, end));
     let mark = Mark {
         class: verdict.class(),
         shape: verdict.shape(),
-        value: gain(comparison, normal.mean),
-        interval: comparison.interval().map(|_| (ends[0].min(ends[1]), ends[0].max(ends[1]))),
+        value: gain(comparison, estimate.mean),
+        interval: comparison.interval().map(|(low, high)| {
+            let ends = [low, high].map(|end| gain(comparison, end));
+            (ends[0].min(ends[1]), ends[0].max(ends[1]))
+        }),
     };
     let own = if has_own_scale { format!(", own scale of ±{}", number(scale.high)) } else { String::new() };
     let (better, worse) = counts(comparison);
@@ -181,7 +184,7 @@ fn row(comparison: &Comparison, shared: Scale) -> String {
         isolated(&comparison.task),
         metric(&comparison.metric, &comparison.filter, comparison.higher_is_better),
         strip(scale, &scale.quarters(), Some(0.0), &mark),
-        signed(normal.mean),
+        signed(estimate.mean),
         signed_interval(comparison.interval()),
         verdict.class(),
         verdict.text(),
@@ -210,7 +213,7 @@ pub(super) fn signed(value: f64) -> String {
 }
 
 /// An interval of a difference; an en dash where there is none.
-fn signed_interval(interval: Option<(f64, f64)>) -> String {
+pub(super) fn signed_interval(interval: Option<(f64, f64)>) -> String {
     interval.map_or_else(|| "–".to_owned(), |(low, high)| format!("{} to {}", signed(low), signed(high)))
 }
 
@@ -224,15 +227,7 @@ fn table(comparisons: &[Comparison]) -> String {
     for heading in ["model", "baseline", "task", "metric"] {
         let _ = write!(table, "<th scope=\"col\">{heading}</th>");
     }
-    let numbers = [
-        "difference",
-        "95 % interval",
-        "bootstrap interval",
-        "more, equal, less",
-        "p",
-        "p (Holm)",
-        "detectable",
-    ];
+    let numbers = ["difference", "95 % interval", "more, equal, less", "p", "p (Holm)", "detectable"];
     for heading in numbers {
         let _ = write!(table, "<th scope=\"col\" class=\"num\">{heading}</th>");
     }
@@ -249,9 +244,8 @@ fn table(comparisons: &[Comparison]) -> String {
             metric(&comparison.metric, &comparison.filter, comparison.higher_is_better)
         );
         let cells = [
-            signed(difference.normal.mean),
+            signed(difference.estimate.mean),
             signed_interval(comparison.interval()),
-            signed_interval(comparison.bootstrap_interval()),
             format!("{more}, {equal}, {less}"),
             probability(comparison.p_value),
             probability(comparison.p_value_holm),

@@ -8,6 +8,7 @@ use super::{Section, count, percent};
 use crate::evaluation::{Evaluation, ModelRun, Sample};
 use crate::report::isolated;
 use crate::request::Response;
+use crate::statistics::quantile;
 use crate::task::OutputType;
 
 /// The most tasks with histograms.
@@ -110,7 +111,10 @@ impl Lengths {
 
     fn summary(&self, limit: usize) -> String {
         let n = self.tokens.len();
-        let Some(median) = self.tokens.get(n.saturating_sub(1) / 2) else { return "no replies".to_owned() };
+        if n == 0 {
+            return "no replies".to_owned();
+        }
+        let median = quantile(&self.tokens.iter().map(|&tokens| tokens as f64).collect::<Vec<_>>(), 0.5);
         let cut = match self.cut {
             0 => "none cut".to_owned(),
             cut => format!("{cut} cut ({}) at {limit} tokens", percent(cut, n)),

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::differences::{Verdict, pairs, signed};
+use super::differences::{Verdict, pairs, signed, signed_interval};
 use super::scores::{Row, has_many_unparsed};
 use super::{Notes, Section, count, percent, wide};
 use crate::contamination::Contamination;
@@ -160,27 +160,31 @@ pub(super) fn contamination(rows: &[Contamination]) -> Option<Section> {
         ("model", ""),
         ("metric", ""),
         ("rows in the training data", "num"),
-        ("score of the other rows", "num"),
-        ("score of these rows", "num"),
+        ("rows not examined", "num"),
+        ("score of the clean rows", "num"),
+        ("score of the rows in the training data", "num"),
         ("difference", "num"),
+        ("95 % interval", "num"),
     ]);
     for row in rows {
         let score = |score: Option<f64>| score.map_or_else(|| "–".to_owned(), number);
-        let difference = row.dirty_score.zip(row.clean_score).map(|(dirty, clean)| signed(dirty - clean));
         let class = if row.contaminated > 0 { "num warning" } else { "num" };
         let _ = writeln!(
             table,
             "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td class=\"{class}\">{} of {} ({})</td>\
-             <td class=\"num\">{}</td><td class=\"num\">{}</td><td class=\"num\">{}</td></tr>",
+             <td class=\"num\">{}</td><td class=\"num\">{}</td><td class=\"num\">{}</td><td class=\"num\">{}</td>\
+             <td class=\"num\">{}</td></tr>",
             isolated(&row.task),
             isolated(&row.model),
             isolated(&row.metric),
             row.contaminated,
             row.checked,
             percent(row.contaminated, row.checked),
+            row.unexamined,
             score(row.clean_score),
             score(row.dirty_score),
-            difference.unwrap_or_else(|| "–".to_owned()),
+            row.difference().map_or_else(|| "–".to_owned(), signed),
+            signed_interval(row.difference_interval),
         );
     }
     table.push_str("</tbody>\n</table>\n");
@@ -189,7 +193,7 @@ pub(super) fn contamination(rows: &[Contamination]) -> Option<Section> {
         "<p class=\"note\">A row stands in the training data if 13 words of one of its texts follow one another there, \
          or 20 characters of a script without spaces, or the whole of a shorter text of at least 8 words or 12 \
          characters. Texts count that are asked or that are the answer, without what more than 10 rows of the \
-         task share.</p>\n",
+         task share. A row without such a text was not examined and is in neither score.</p>\n",
     );
     Some(Section { id: "contamination", heading: "Contamination", body })
 }

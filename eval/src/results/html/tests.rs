@@ -173,6 +173,8 @@ fn contamination(name: &str) -> Contamination {
         metric: name.to_owned(),
         contaminated: 3,
         checked: 10,
+        unexamined: 2,
+        difference_interval: Some((-0.125, 0.5)),
         clean_score: Some(0.5),
         dirty_score: Some(0.75),
     }
@@ -205,7 +207,7 @@ fn numbers_in_the_html_are_those_of_the_results() {
     // acc of the group; acc and acc_norm of colours, exact_match under two filters: for two models.
     assert_eq!(scores, 10);
     for comparison in &results.comparisons {
-        let difference = differences::signed(comparison.difference.normal.mean);
+        let difference = differences::signed(comparison.difference.estimate.mean);
         assert!(page.contains(&format!("<b>{difference}</b>")), "{comparison:?}");
     }
     for task in &results.tasks {
@@ -363,8 +365,8 @@ fn the_better_side_is_right_in_the_html_also_where_less_is_better() {
     let comparison = &mut results.comparisons[0];
     (comparison.higher_is_better, comparison.p_value_holm) = (false, 0.01);
     (comparison.more, comparison.equal, comparison.less) = (1, 2, 7);
-    let normal = &mut comparison.difference.normal;
-    (normal.mean, normal.low, normal.high) = (-0.25, -0.5, -0.125);
+    let estimate = &mut comparison.difference.estimate;
+    (estimate.mean, estimate.low, estimate.high) = (-0.25, -0.5, -0.125);
     let plot = differences::section(&results).unwrap().body;
     // The scale reaches ±0.5: 0.25 lies at three quarters, the interval from 62.5 % to 100 %.
     assert!(plot.contains("<svg x=\"75.00%\" y=\"50%\"><path class=\"mark\" d=\"M0-6"), "{plot}");
@@ -377,7 +379,7 @@ fn the_better_side_is_right_in_the_html_also_where_less_is_better() {
     );
 
     let comparison = &mut results.comparisons[0];
-    (comparison.p_value_holm, comparison.difference.normal.low) = (0.00001, -3.0);
+    (comparison.p_value_holm, comparison.difference.estimate.low) = (0.00001, -3.0);
     let plot = differences::section(&results).unwrap().body;
     assert!(plot.contains("own scale of ±5.0000") && plot.contains("p &lt;0.0001"), "{plot}");
 }
@@ -388,13 +390,12 @@ fn differences_without_a_width_are_a_dash() {
     let mut results = fixture.results(json!({}));
     results.comparisons.truncate(1);
     let comparison = &mut results.comparisons[0];
-    let difference = &mut comparison.difference;
-    (difference.normal.mean, difference.normal.low, difference.normal.high) = (0.25, 0.25, 0.25);
-    (difference.bootstrap_low, difference.bootstrap_high) = (0.25, 0.25);
+    let estimate = &mut comparison.difference.estimate;
+    (estimate.mean, estimate.low, estimate.high) = (0.25, f64::NAN, f64::NAN);
     comparison.detectable = f64::NAN;
     let page = differences::section(&results).unwrap().body;
-    // The interval beside the plot; both intervals and the detectable difference in the table.
-    assert_eq!((page.matches("note\">–<").count(), page.matches("<td class=\"num\">–</td>").count()), (1, 3));
+    // The interval beside the plot; the interval and the detectable difference in the table.
+    assert_eq!((page.matches("note\">–<").count(), page.matches("<td class=\"num\">–</td>").count()), (1, 2));
     let markdown = results.markdown();
     assert!(markdown.contains("| +0.2500 | – |") && markdown.contains("| – |\n"), "{markdown}");
     assert!(!page.contains("NaN") && !markdown.contains("NaN"));
@@ -439,6 +440,7 @@ fn the_html_of_one_model_compares_nothing() {
     assert!(!page.contains("id=\"differences\"") && !page.contains("value=\"lost\""));
     assert!(page.contains("--tasks &#39;a,b&#39;") && page.contains("2 min 40 s"));
     assert!(page.contains("3 of 10 (30.0 %)") && page.contains(">+0.2500<"));
+    assert!(page.contains("<td class=\"num\">2</td>") && page.contains("−0.1250 to +0.5000"));
     assert!(!Fixture::new(["a", "b"]).page(&Notes::default()).contains("id=\"contamination\""));
 }
 

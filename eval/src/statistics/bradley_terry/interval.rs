@@ -1,4 +1,4 @@
-//! Bootstrap intervals of strengths: multinomial draws of how often each unique outcome occurs.
+//! Bootstrap intervals of strengths: draws of how often each cluster of comparisons occurs.
 //!
 //! This file does not know how strengths are computed.
 
@@ -8,11 +8,11 @@ use super::connectivity::separated;
 use super::{Comparisons, fit};
 use crate::Error;
 
-/// The largest number of comparisons drawn over all resamples: a few minutes.
+/// The largest number of outcomes and clusters over all resamples: a few minutes.
 const MOST_DRAWS: f64 = 1e10;
 
-/// Ends of the interval of each strength.
-type Intervals = Vec<(f64, f64)>;
+/// Ends of the interval of each strength. `None` where no resample differs from another.
+type Intervals = Vec<Option<(f64, f64)>>;
 
 /// The intervals of the strengths, and the number of resamples whose strengths are not finite. No intervals
 /// without resamples, or if that number is above the share of resamples that lie outside at one end.
@@ -21,13 +21,12 @@ pub(super) fn intervals(
     strengths: &[f64],
     resamples: usize,
 ) -> Result<(Option<Intervals>, usize), Error> {
-    check_draws(comparisons.total as f64 * resamples as f64)?;
-    let ends = cumulative(&comparisons.counts);
+    check_draws((comparisons.outcomes.len() + comparisons.clusters) as f64 * resamples as f64)?;
     let mut draws = Draws::new();
     let mut drawn = vec![Vec::with_capacity(resamples); strengths.len()];
     let mut undetermined = 0;
     for _ in 0..resamples {
-        let points = comparisons.points(&resample(&ends, &mut draws));
+        let points = comparisons.points(&resample(comparisons.clusters, &mut draws));
         if separated(&points, comparisons.anchor).is_some() {
             undetermined += 1;
             continue;
@@ -42,7 +41,9 @@ pub(super) fn intervals(
     }
     let ends_of = |mut drawn: Vec<f64>| {
         drawn.sort_by(f64::total_cmp);
-        percentile_interval(&drawn)
+        let (low, high) = percentile_interval(&drawn);
+        // Equal resamples differ by what is left of the last step of the fit.
+        (high - low > 1e-9).then_some((low, high))
     };
     Ok((Some(drawn.into_iter().map(ends_of).collect()), undetermined))
 }
@@ -56,21 +57,11 @@ fn check_draws(draws: f64) -> Result<(), Error> {
     Err(Error::OutOfRange { field, got: draws, low: 0.0, high: MOST_DRAWS, fix })
 }
 
-fn cumulative(counts: &[u64]) -> Vec<u64> {
-    let add = |end: &mut u64, count: &u64| {
-        *end += count;
-        Some(*end)
-    };
-    counts.iter().scan(0, add).collect()
-}
-
-/// How often each outcome occurs in one resample of all comparisons. `ends` are the cumulative counts.
-fn resample(ends: &[u64], draws: &mut Draws) -> Vec<u64> {
-    let mut counts = vec![0; ends.len()];
-    let total = ends.last().copied().unwrap_or(0);
-    for _ in 0..total {
-        let comparison = draws.index(total as usize) as u64;
-        counts[ends.partition_point(|&end| end <= comparison)] += 1;
+/// How often each of the clusters occurs in one resample of as many.
+fn resample(clusters: usize, draws: &mut Draws) -> Vec<u32> {
+    let mut counts = vec![0; clusters];
+    for _ in 0..clusters {
+        counts[draws.index(clusters)] += 1;
     }
     counts
 }

@@ -1,5 +1,5 @@
 //! A reward model as a judge: the higher score of two conversations wins, read at the last token as in the
-//! command `reward`.
+//! command `reward`. Equal answers tie, and so do scores that differ by rounding alone.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,6 +26,8 @@ pub(super) type Score = Result<f64, String>;
 pub(super) struct RewardJudge {
     name: String,
     digest: String,
+    /// By how much two of its scores of one conversation can differ, relative to the typical one.
+    noise: f64,
     session: Session<ScalarModel>,
 }
 
@@ -35,7 +37,7 @@ impl RewardJudge {
         let session = Session::scalar_model(&model_args(folder, host))?;
         let max_length = session.model.config().max_positions() as usize;
         let digest = reward_digest(&session, folder, host.dtype, max_length)?;
-        Ok(Self { name: name.to_owned(), digest, session })
+        Ok(Self { name: name.to_owned(), digest, noise: host.dtype.score_noise(), session })
     }
 
     /// The scores of the conversations of a model, by question.
@@ -103,6 +105,7 @@ impl RewardJudge {
                 baseline,
                 baseline_scores: &numbers(theirs),
                 is_training_reward,
+                noise: self.noise,
             },
         )?;
         for item in &mut comparison.items {
