@@ -133,7 +133,7 @@ fn start_ranks(arguments: &TrainArgs, out: PathBuf) -> anyhow::Result<()> {
     if arguments.resume && !folder::holds_run(&out)? {
         return Err(ConfigError::NothingToResume(out).into());
     }
-    folder::lock_for_launcher(&out, &folder::RUN_NAMES, arguments.resume)?;
+    folder::lock_for_launcher(&out, &folder::RUN)?;
     let job = Job::on_this_host(arguments.nproc, &out)?;
     launch::run(&job, &launch::own_arguments())
 }
