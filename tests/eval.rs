@@ -46,7 +46,7 @@ metrics = ["acc"]
 "#;
 
 /// A folder with tasks and rows.
-fn bench() -> Scratch {
+pub(crate) fn bench() -> Scratch {
     let scratch = Scratch::new();
     scratch.write("tasks.toml", TASKS);
     fs::create_dir_all(scratch.path("eval-data/sums")).unwrap();
@@ -63,7 +63,7 @@ fn bench() -> Scratch {
     scratch
 }
 
-fn model() -> String {
+pub(crate) fn model() -> String {
     world().path("model").display().to_string()
 }
 

@@ -65,9 +65,11 @@ fn what_lies_in_a_run_folder_and_is_not_ours_is_never_overwritten() {
     scratch.write("mine/run.toml", &text);
     scratch.run("sft --config mine/run.toml").fails(2, &["mine/run.toml: no run of this program made this"]);
     assert_eq!(scratch.read("mine/run.toml"), text);
-    // A folder of ours in which no checkpoint was made may be used again, but not over the file that is being
-    // read.
+    // A lock file that no run wrote marks nothing. A folder of ours in which no checkpoint was made may be used
+    // again, but not over the file that is being read.
     scratch.write("mine/.colossal-chat.lock", "");
+    scratch.run("sft --config mine/run.toml").fails(2, &["mine/run.toml: no run of this program made this"]);
+    scratch.write("mine/.colossal-chat", "colossal-chat 1 run\n");
     scratch.run("sft --config mine/run.toml").fails(2, &["mine/run.toml: this is the run file"]);
     assert_eq!(scratch.read("mine/run.toml"), text);
     scratch.write("file", "");

@@ -65,6 +65,9 @@ mod source;
 // Folders and files: whose they are, who holds them, and what is left after a signal, a fault or a full disk.
 mod folders;
 
+// What others have put into the folders of this program: refused, and left as it is.
+mod ownership;
+
 // Several processes: the same numbers as one, and a clear end when one of them fails.
 mod ranks;
 

@@ -169,7 +169,7 @@ fn a_run_whose_live_folder_is_a_link_trains_without_observers() {
     let scratch = copied();
     std::fs::create_dir_all(scratch.path("out")).unwrap();
     std::fs::create_dir_all(scratch.path("elsewhere/requests")).unwrap();
-    scratch.write("out/.colossal-chat.lock", "");
+    scratch.write("out/.colossal-chat", "colossal-chat 1 run\n");
     for name in ["rank-0.json", "events.jsonl", "requests/mine.json"] {
         scratch.write(&format!("elsewhere/{name}"), "mine");
     }

@@ -3,6 +3,7 @@
 
 pub(crate) mod endpoint;
 pub(crate) mod engine;
+pub(crate) mod held;
 pub(crate) mod job;
 mod marks;
 pub(crate) mod model;

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use datasets::{Message, Role};
+use parallel::regular_file;
 use serde::{Deserialize, Serialize};
 
 use self::timestamp::Timestamp;
@@ -235,7 +236,8 @@ impl FeedbackLog {
 /// Appends a line to a file, which is made if it is missing.
 fn append_line(path: &Path, line: &str) -> io::Result<()> {
     let is_new = !path.exists();
-    let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+    let mut options = OpenOptions::new();
+    let mut file = regular_file::open(path, options.read(true).append(true).create(true).mode(0o600))?;
     let separator = if ends_with_half_line(&mut file)? { "\n" } else { "" };
     file.write_all(format!("{separator}{line}").as_bytes())?;
     file.sync_all()?;
@@ -297,6 +299,29 @@ mod tests {
         assert_eq!(paths[0].file_stem().unwrap().to_str().unwrap(), &rows[0].time[..7]);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&paths[0]), mode(paths[0].parent().unwrap())), (0o600, 0o700));
+    }
+
+    #[test]
+    fn a_file_that_is_a_link_or_a_pipe_is_refused_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = FeedbackLog::new(folder.path().join("log"));
+        let path = log.append(&thumb("a", true)).unwrap();
+        let mine = folder.path().join("mine");
+        fs::rename(&path, &mine).unwrap();
+        let before = fs::read_to_string(&mine).unwrap();
+        let make_link = || std::os::unix::fs::symlink(&mine, &path).unwrap();
+        let make_pipe =
+            || assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        for (make, words) in [(&make_link as &dyn Fn(), "a link"), (&make_pipe, "a pipe")] {
+            make();
+            let error = format!("{:#}", log.append(&thumb("b", true)).unwrap_err());
+            assert!(error.contains(".jsonl") && error.contains(words), "{error}");
+            let error = read::files(&[folder.path().join("log")]).unwrap_err().to_string();
+            assert!(error.contains(".jsonl") && error.contains(words), "{error}");
+            assert!(!fs::symlink_metadata(&path).unwrap().is_file());
+            fs::remove_file(&path).unwrap();
+        }
+        assert_eq!(fs::read_to_string(mine).unwrap(), before);
     }
 
     #[test]

@@ -1,10 +1,9 @@
 //! The output folder of a run or a pipeline: checks whether a run may start in it, locks it, and selects the
 //! checkpoint from which a resumed run continues.
 //!
-//! The file `out/.colossal-chat.lock` marks a folder that this program made. If the file is missing, anything
-//! in the folder that has one of the program's file names was made by someone else, and no run starts there.
-//! The process that writes into the folder (rank 0 of a job) holds a lock on the file until the process
-//! exits, even if it crashes.
+//! Whose the folder is, is told by its marker ([`crate::own_folder`]). The process that writes into the folder
+//! (rank 0 of a job) holds a lock on the file `out/.colossal-chat.lock` until the process exits, even if it
+//! crashes.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{Read, Write};
@@ -14,30 +13,32 @@ use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
 use gemini::checkpoint;
-use parallel::ProcessGroups;
+use parallel::{ProcessGroups, regular_file};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{self, ConfigError, Difference, RunConfig, StageSchema};
 use crate::console::print_stderr;
 use crate::interrupt;
 use crate::live::LIVE;
-use crate::output::{check_parent, check_writable, write_atomically};
+use crate::output::{check_parent, check_writable};
+use crate::own_file;
+use crate::own_folder::{self, Claim, FolderKind, LARGEST_SETTINGS, LOCK, MARKER};
 
-/// The file that marks a folder as made by this program. It is locked while a run writes there.
-const LOCK: &str = ".colossal-chat.lock";
-
-/// The file and folder names in the run folder of a stage.
-pub(crate) const RUN_NAMES: [&str; 9] = [
-    CONFIGURATION,
-    "plan.json",
-    "metrics.jsonl",
-    "samples.jsonl",
-    "tensorboard",
-    LIVE,
-    "logs",
-    "checkpoints",
-    FINAL,
-];
+/// The run folder of a stage, with its file and folder names.
+pub(crate) const RUN: Claim<'static> = Claim {
+    kind: FolderKind::Run,
+    names: &[
+        CONFIGURATION,
+        "plan.json",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "tensorboard",
+        LIVE,
+        "logs",
+        "checkpoints",
+        FINAL,
+    ],
+};
 
 /// The folder name of the trained model.
 const FINAL: &str = "final";
@@ -173,7 +174,7 @@ impl RunFolder {
     /// Creates and locks the folder and saves the configuration in it. Only rank 0 of a job calls this
     /// method, once nothing can refuse the run any more.
     pub(crate) fn open(&self, settings: &str) -> anyhow::Result<()> {
-        acquire_lock(&self.out)?;
+        acquire_lock(&self.out, &RUN)?;
         // Another run may have started and finished here while this one was loading.
         if self.checkpoint.is_none() && holds_run(&self.out)? {
             return Err(ConfigError::OutHasRun(self.out.clone()).into());
@@ -191,7 +192,7 @@ impl RunFolder {
         if self.keeps_configuration {
             return Ok(());
         }
-        Ok(write_atomically(&self.out.join(CONFIGURATION), settings.as_bytes())?)
+        Ok(own_file::write(&self.out.join(CONFIGURATION), settings.as_bytes())?)
     }
 }
 
@@ -227,7 +228,7 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
         if !is_new {
             return Err(ConfigError::OutHasRun(out.to_owned()).into());
         }
-        refuse_foreign_files(out, &RUN_NAMES)?;
+        RUN.check(out)?;
         if resume {
             print_stderr(&nothing_to_resume(out));
         }
@@ -247,6 +248,8 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
 
     let checkpoints = checkpoint::list(&out.join("checkpoints"))?;
     let has_final = out.join(FINAL).exists();
+    own_folder::require_ours(out)?;
+    RUN.check(out)?;
     let change = check_run_settings(out, config, stage)?;
     let state = FolderState { has_final, change, planned_steps: planned_steps(out), checkpoint: None };
     if has_final && change == LengthChange::Same {
@@ -255,7 +258,7 @@ fn inspect(request: &FolderRequest<'_>) -> anyhow::Result<FolderState> {
     check_extendable(out)?;
     // Damaged checkpoints get renamed, so no other process may be writing to the folder.
     if writes {
-        acquire_lock(out)?;
+        acquire_lock(out, &RUN)?;
     }
     let newest = newest_valid(out, checkpoints, writes)?;
     let checkpoint = newest.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -289,11 +292,11 @@ fn newest_valid(out: &Path, checkpoints: Vec<(u64, PathBuf)>, writes: bool) -> a
 
 /// Refuses a folder that is in use or was made by someone else, and marks it as made by this program. The
 /// launcher of several ranks calls this, because it writes `logs/` into the folder before rank 0 checks it.
-pub(crate) fn lock_for_launcher(out: &Path, names: &[&str], resume: bool) -> anyhow::Result<()> {
+pub(crate) fn lock_for_launcher(out: &Path, claim: &Claim<'_>) -> anyhow::Result<()> {
     check_place(out)?;
-    if !resume || !holds_run(out)? {
-        refuse_foreign_files(out, names)?;
-    }
+    claim.check(out)?;
+    create(out)?;
+    claim.mark(out)?;
     // The lock is released at once, so that rank 0 can take it.
     lock(out).map(drop)
 }
@@ -305,23 +308,6 @@ pub(crate) fn check_place(out: &Path) -> Result<(), ConfigError> {
         _ => check_parent(out).and_then(|()| check_writable(out)),
     };
     problem.map_err(|problem| ConfigError::BadOut { path: out.to_owned(), problem })
-}
-
-/// Whether this program made the folder.
-pub(crate) fn is_ours(folder: &Path) -> bool {
-    folder.join(LOCK).exists()
-}
-
-/// Refuses a folder that this program did not make and that contains one of `names`. Empty folders, such as
-/// links to another disk, are allowed, because a run overwrites nothing in them.
-pub(crate) fn refuse_foreign_files(out: &Path, names: &[&str]) -> Result<(), ConfigError> {
-    if is_ours(out) {
-        return Ok(());
-    }
-    match names.iter().map(|name| out.join(name)).find(|path| checkpoint::is_occupied(path)) {
-        Some(path) => Err(ConfigError::ForeignFile(path)),
-        None => Ok(()),
-    }
 }
 
 /// Whether the run file is the very file to which the run saves its configuration in `out`.
@@ -387,22 +373,25 @@ fn read_settings(out: &Path, stage: &StageSchema) -> anyhow::Result<String> {
 /// Reads the text of the configuration saved in `out`.
 pub(crate) fn read_configuration(out: &Path) -> Result<String, ConfigError> {
     let path = out.join(CONFIGURATION);
-    fs::read_to_string(&path).map_err(|source| ConfigError::Read { path, source })
+    regular_file::read_to_string(&path, LARGEST_SETTINGS).map_err(|source| ConfigError::Read { path, source })
 }
 
 /// The number of steps (for PPO: iterations) of the run in `out`, from its plan.
 fn planned_steps(out: &Path) -> Option<u64> {
-    let plan = fs::read_to_string(out.join("plan.json")).ok()?;
+    let plan = regular_file::read_to_string(&out.join("plan.json"), LARGEST_SETTINGS).ok()?;
     serde_json::from_str::<serde_json::Value>(&plan).ok()?["steps"].as_u64()
 }
 
-/// Creates `out` if needed and locks it until this process exits. Removes the partially written files that a
-/// killed run left there.
-pub(crate) fn acquire_lock(out: &Path) -> anyhow::Result<()> {
+/// Creates and marks `out` if needed and locks it until this process exits. Refuses a folder that the command
+/// may not use. Removes the partially written files that a killed run left there.
+pub(crate) fn acquire_lock(out: &Path, claim: &Claim<'_>) -> anyhow::Result<()> {
     let mut held = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     if out.canonicalize().is_ok_and(|out| held.iter().any(|(path, _)| *path == out)) {
         return Ok(());
     }
+    claim.check(out)?;
+    create(out)?;
+    claim.mark(out)?;
     let file = lock(out)?;
     held.push((out.canonicalize().unwrap_or_else(|_| out.to_owned()), file));
     let checkpoints = out.join("checkpoints");
@@ -415,21 +404,18 @@ pub(crate) fn acquire_lock(out: &Path) -> anyhow::Result<()> {
 
 /// Refuses a folder that another process uses. Creates nothing.
 pub(crate) fn refuse_locked(out: &Path) -> anyhow::Result<()> {
-    if is_ours(out) { lock(out).map(drop) } else { Ok(()) }
+    if own_folder::kind(out)?.is_some() { lock(out).map(drop) } else { Ok(()) }
 }
 
-/// Locks `out` if this program made it.
+/// Locks the run folder `out` if this program made it.
 pub(crate) fn reacquire_lock(out: &Path) -> anyhow::Result<()> {
-    if is_ours(out) { acquire_lock(out) } else { Ok(()) }
+    if own_folder::kind(out)?.is_some() { acquire_lock(out, &RUN) } else { Ok(()) }
 }
 
 /// Since when a process holds the lock of `out`, in seconds since 1970. None if no process does. The lock is
 /// shared for an instant, so that nothing changes.
 pub(crate) fn locked_since(out: &Path) -> Option<f64> {
-    let path = out.join(LOCK);
-    // To open a pipe would wait for someone who writes, and a run locks no link.
-    fs::symlink_metadata(&path).ok().filter(fs::Metadata::is_file)?;
-    let file = File::open(&path).ok()?;
+    let file = regular_file::open(&out.join(LOCK), File::options().read(true)).ok()?;
     if !matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)) {
         return None;
     }
@@ -453,7 +439,8 @@ fn try_lock(file: &File) -> Result<(), TryLockError> {
 
 /// Whether a run or a pipeline writes `name` under a temporary name first.
 fn is_written(name: &str) -> bool {
-    const WRITTEN: [&str; 9] = [
+    const WRITTEN: [&str; 10] = [
+        MARKER,
         CONFIGURATION,
         "plan.json",
         "metrics.jsonl",
@@ -467,21 +454,24 @@ fn is_written(name: &str) -> bool {
     WRITTEN.contains(&name) || ["data", "tokenizer"].contains(&name)
 }
 
-/// Locks the lock file of `out`, which is created if needed, and returns it. On a file system without locks,
-/// this only prints a warning.
-fn lock(out: &Path) -> anyhow::Result<File> {
-    let unusable = |source| ConfigError::BadOut { path: out.to_owned(), problem: format!("{source}") };
+/// Creates `out` if needed.
+fn create(out: &Path) -> anyhow::Result<()> {
     checkpoint::create_folder(out).map_err(|error| match error {
-        gemini::Error::Io { source, .. } => unusable(source).into(),
+        gemini::Error::Io { source, .. } => {
+            ConfigError::BadOut { path: out.to_owned(), problem: source.to_string() }.into()
+        }
         other => anyhow::Error::from(other),
-    })?;
+    })
+}
 
-    let path = out.join(LOCK);
-    if path.is_symlink() {
-        return Err(ConfigError::ForeignFile(path).into());
-    }
-    let mut file =
-        File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(unusable)?;
+/// Locks the lock file of the folder `out`, which is created if needed, and returns it. On a file system
+/// without locks, this only prints a warning.
+fn lock(out: &Path) -> anyhow::Result<File> {
+    let options = File::options().read(true).write(true).create(true).truncate(false).clone();
+    let mut file = regular_file::open(&out.join(LOCK), &options).map_err(|source| {
+        let problem = format!("{LOCK}: {source}");
+        ConfigError::BadOut { path: out.to_owned(), problem }
+    })?;
     match try_lock(&file) {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {

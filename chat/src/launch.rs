@@ -30,7 +30,7 @@ use parallel::c10d::{Secret, Store};
 use parallel::process::{self, send_signal};
 use parallel::rendezvous::{JOB_SECRET, open_store, secret_from_environment};
 use parallel::world::RENDEZVOUS_TIMEOUT;
-use parallel::{Axis, Mesh, ProcessGroups, RankInfo, World, launch};
+use parallel::{Axis, Mesh, ProcessGroups, RankInfo, World, launch, regular_file};
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
@@ -208,14 +208,14 @@ struct Log {
 
 impl Log {
     fn open(path: PathBuf) -> std::io::Result<(Self, File)> {
-        let file = File::options().append(true).create(true).open(&path)?;
+        let file = regular_file::open(&path, File::options().append(true).create(true))?;
         let start = file.metadata()?.len();
         Ok((Self { path, start }, file))
     }
 
     /// The text that this run has written.
     fn text(&self) -> std::io::Result<String> {
-        let mut file = File::open(&self.path)?;
+        let mut file = regular_file::open(&self.path, File::options().read(true))?;
         file.seek(SeekFrom::Start(self.start))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;

@@ -11,13 +11,13 @@
 //! flag, and all ranks agree on the flags after every step, as they do on signals. A request names the run it
 //! is meant for: one that was meant for an earlier run in the folder is removed and does nothing. Ranks of
 //! other machines are seen if they share the folder. Nothing here ends a training run: what cannot be written
-//! is named in a warning ([`event_log`], [`files`]).
+//! is named in a warning ([`event_log`], [`files`], [`crate::own_file`]).
 
 mod event_log;
 mod files;
 mod format;
 
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,15 +25,15 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use gemini::ChunkManager;
-use parallel::{ProcessGroups, memory};
+use parallel::{ProcessGroups, memory, regular_file};
 use rlhf::run::Phase;
 
 pub(crate) use event_log::EventLog;
-pub(crate) use files::is_folder;
 pub(crate) use format::{EventRow, RankFile, RequestFile, RequestKind, Tier};
 
 use crate::console::print_stderr;
 use crate::interrupt;
+use crate::own_file::{self, is_folder};
 
 /// The folder inside the run folder.
 pub(crate) const LIVE: &str = "live";
@@ -216,7 +216,7 @@ impl Shared {
             tiers: self.tiers(),
         };
         let text = serde_json::to_vec(&state)?;
-        files::replace(&rank_path(&self.out, self.rank), |file| file.write_all(&text)).map(drop)
+        own_file::replace(&rank_path(&self.out, self.rank), |file| file.write_all(&text)).map(drop)
     }
 
     /// The memory of the models of this rank by tier. Without a budget there are no tiers.
@@ -251,10 +251,10 @@ impl Shared {
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_request).collect();
         paths.sort();
         for path in paths {
-            let Some(found) = fs::symlink_metadata(&path).ok().filter(Metadata::is_file) else { continue };
-            // A large file would fill the memory.
-            let is_small = found.len() <= 4096;
-            let text = if is_small { fs::read_to_string(&path).ok() } else { None };
+            if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
+                continue;
+            }
+            let text = regular_file::read_to_string(&path, 4096).ok();
             // A request that stays would be taken again and again.
             if fs::remove_file(&path).is_err() {
                 continue;

@@ -8,16 +8,15 @@
 //! number of threads is not used, and one with a speed that no machine has is an error. This module measures
 //! nothing.
 
-use std::fs::File;
-use std::io::Read;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use parallel::regular_file;
 use serde::{Deserialize, Serialize};
 use tch::Kind;
 
 use crate::exit::Failure;
-use crate::{output, user_folders};
+use crate::{own_file, user_folders};
 
 /// The speeds of a machine with a number of threads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -133,14 +132,14 @@ impl MachineSpeed {
 
     /// Reads the speeds of `machine`; `None` if they were not measured.
     pub(crate) fn load(machine: &Machine) -> Result<Option<Self>, Failure> {
-        let path = Self::path(machine.threads).filter(|path| path.exists());
+        let path = Self::path(machine.threads).filter(|path| path.symlink_metadata().is_ok());
         let speed = path.map(|path| Self::read(&path)).transpose()?;
         Ok(speed.filter(|speed| speed.machine == *machine))
     }
 
     /// Writes the file, whole or not at all.
     pub(crate) fn write(&self, path: &Path) -> anyhow::Result<()> {
-        Ok(output::write_atomically(path, serde_json::to_string_pretty(self)?.as_bytes())?)
+        Ok(own_file::write(path, serde_json::to_string_pretty(self)?.as_bytes())?)
     }
 
     fn read(path: &Path) -> Result<Self, Failure> {
@@ -150,13 +149,8 @@ impl MachineSpeed {
                 "{problem}: measure this machine again with `colossal-chat doctor --bench`, or remove this file"
             ),
         };
-        // Asked first, because the opening of a pipe would wait.
-        if !path.is_file() {
-            return Err(damaged("it is not a regular file".to_owned()));
-        }
-        let mut text = String::new();
-        let file = File::open(path).map_err(|error| damaged(error.to_string()))?;
-        file.take(MAX_FILE_BYTES).read_to_string(&mut text).map_err(|error| damaged(error.to_string()))?;
+        let text = regular_file::read_to_string(path, MAX_FILE_BYTES);
+        let text = text.map_err(|error| damaged(error.to_string()))?;
         let speed: Self = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
         speed.impossible_value().map_or(Ok(speed), |problem| Err(damaged(problem)))
     }

@@ -19,6 +19,8 @@ mod machine_speed;
 mod model_folder;
 mod nearby;
 mod output;
+mod own_file;
+mod own_folder;
 mod record;
 mod remote;
 mod replies;

@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 
 use datasets::{Demonstration, Layout, Preference, Prompt, Record, TableReader};
 use models::config::Config;
+use parallel::regular_file;
 
-use crate::folder;
 use crate::stage;
+use crate::{folder, own_folder};
 
 /// How many folders below the first one are searched.
 const DEPTH: usize = 3;
@@ -123,7 +124,7 @@ impl Nearby {
 
     /// Adds a folder if it is a model or a run. Returns whether it may hold more.
     fn add_folder(&mut self, path: &Path) -> bool {
-        if folder::is_ours(path) && path.join(folder::CONFIGURATION).is_file() {
+        if own_folder::is_ours(path) && path.join(folder::CONFIGURATION).is_file() {
             let is_done_pipeline = is_pipeline_done(path) == Some(true);
             self.runs.extend(if is_done_pipeline { None } else { run(path) });
             return is_done_pipeline;
@@ -199,8 +200,7 @@ fn is_pipeline_done(path: &Path) -> Option<bool> {
 
 /// The text of a file, unless it is too large to be what this program writes, or no file at all.
 fn small_text(path: &Path) -> Option<String> {
-    let found = fs::metadata(path).ok()?;
-    if found.is_file() && found.len() <= SMALL { fs::read_to_string(path).ok() } else { None }
+    regular_file::read_to_string(path, SMALL).ok()
 }
 
 /// The model in a folder with a `config.json`.
@@ -243,17 +243,17 @@ mod tests {
             ("base/model.safetensors", ""),
             ("base/data/x.jsonl", "{\"text\": \"x\"}\n"),
             ("no-weights/config.json", LLAMA),
-            ("runs/sft/.colossal-chat.lock", ""),
+            ("runs/sft/.colossal-chat", "colossal-chat 1 run\n"),
             ("runs/sft/run.toml", ""),
             ("runs/sft/plan.json", r#"{"stage": "sft"}"#),
             ("runs/sft/metrics.jsonl", "{\"text\": \"no row\"}\n"),
-            ("runs/rm/.colossal-chat.lock", ""),
+            ("runs/rm/.colossal-chat", "colossal-chat 1 run\n"),
             ("runs/rm/run.toml", ""),
             ("runs/rm/plan.json", r#"{"stage": "rm"}"#),
             ("runs/rm/final/config.json", LLAMA),
-            ("life/.colossal-chat.lock", ""),
+            ("life/.colossal-chat", "colossal-chat 1 pipeline\n"),
             ("life/run.toml", "[pipeline]\nstages = ['sft', 'rm']\n"),
-            ("life/sft/.colossal-chat.lock", ""),
+            ("life/sft/.colossal-chat", "colossal-chat 1 run\n"),
             ("life/sft/run.toml", ""),
             ("life/sft/plan.json", r#"{"stage": "sft"}"#),
             ("pairs.jsonl", "{\"prompt\": \"q\", \"chosen\": \"a\", \"rejected\": \"b\"}\n"),

@@ -109,6 +109,12 @@ fn write(path: &Path, bytes: &[u8], replaces: bool) -> Result<(), Error> {
         return fs::write(path, bytes).map_err(failed);
     }
 
+    write_file(path, bytes, replaces)
+}
+
+/// Writes a regular file under a temporary name, syncs it, and renames it to `path`.
+pub(crate) fn write_file(path: &Path, bytes: &[u8], replaces: bool) -> Result<(), Error> {
+    let failed = |source| Error::Io { path: path.to_owned(), source };
     let parent = checkpoint::parent(path);
     checkpoint::create_folder(parent)?;
     let write = || {

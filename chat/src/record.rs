@@ -10,16 +10,20 @@
 
 mod tensorboard;
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use parallel::regular_file;
 use rlhf::Error;
 use rlhf::event::{Event, Metrics, Recorder};
 use serde_json::{Map, Value};
 use tensorboard::EventWriter;
 
-use crate::output::write_atomically;
+use crate::own_file::{self, io_error};
+
+/// No file of rows is longer, in bytes.
+pub(crate) const LARGEST_ROWS: u64 = 4 << 30;
 
 /// Several recorders that receive every event in order.
 pub(crate) struct MultiRecorder<'a>(pub(crate) Vec<Box<dyn Recorder + 'a>>);
@@ -138,41 +142,37 @@ impl Recorder for TensorboardRecorder {
     }
 }
 
-/// Opens a JSONL file for appending and drops all rows except those whose `step` is at most `step`.
+/// Replaces a JSONL file by one with the rows whose `step` is at most `step`, and opens it for appending.
 ///
 /// A last row that a crash left incomplete is dropped as well.
 fn truncate_after(path: &Path, step: u64) -> Result<File, Error> {
-    let failed = |source| io(path, source);
+    let failed = io_error(path);
     if step == 0 {
-        return File::create(path).map_err(failed);
+        return own_file::replace(path, |_| Ok(())).map_err(failed);
     }
-    let old = match fs::read_to_string(path) {
+    let old = match regular_file::read_to_string(path, LARGEST_ROWS) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-        other => other.map_err(failed)?,
+        other => other.map_err(&failed)?,
     };
     let stands = |line: &&str| {
         serde_json::from_str::<Value>(line).is_ok_and(|row| row["step"].as_u64().is_some_and(|at| at <= step))
     };
     let kept: String = old.lines().filter(stands).flat_map(|line| [line, "\n"]).collect();
-    if kept != old {
-        write_atomically(path, kept.as_bytes())?;
-    }
-    OpenOptions::new().create(true).append(true).open(path).map_err(failed)
+    own_file::replace(path, |file| file.write_all(kept.as_bytes()).and_then(|()| file.sync_all()))
+        .map_err(failed)
 }
 
 /// Appends one row with a single write.
 fn append(file: &mut File, path: &Path, row: Map<String, Value>) -> Result<(), Error> {
     let mut line = Value::Object(row).to_string();
     line.push('\n');
-    file.write_all(line.as_bytes()).map_err(|source| io(path, source))
-}
-
-fn io(path: &Path, source: std::io::Error) -> Error {
-    Error::Io { path: path.to_owned(), source }
+    file.write_all(line.as_bytes()).map_err(io_error(path))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, OpenOptions};
+
     use super::*;
 
     fn step(rows: &mut JsonlRecorder, step: u64, loss: f64) {

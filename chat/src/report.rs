@@ -20,14 +20,16 @@ use eval::statistics::{
 use models::causal_lm::CausalLm;
 use models::config::Config;
 use models::scalar_model::ScalarModel;
-use parallel::{LocalRank, ProcessGroups};
+use parallel::{LocalRank, ProcessGroups, regular_file};
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind};
 
 use crate::config::section::PipelineStep;
 use crate::config::{ConfigError, PipelineConfig};
 use crate::console::print_stderr;
+use crate::evaluation::output::LARGEST_RESULTS;
 use crate::exit::Failure;
+use crate::record::LARGEST_ROWS;
 use crate::replies::{Question, SamplingOptions, replies};
 use crate::stage::{self, Stage, base, ppo, rm, sft};
 use crate::{device, model_folder};
@@ -93,7 +95,8 @@ fn benchmarks(config: &PipelineConfig) -> anyhow::Result<Option<Benchmarks>> {
     }
     let path = config.out.join("eval/results.json");
     let damaged = |problem: String| Failure::File { path: path.clone(), problem };
-    let text = std::fs::read_to_string(&path).map_err(|source| damaged(source.to_string()))?;
+    let text = regular_file::read_to_string(&path, LARGEST_RESULTS);
+    let text = text.map_err(|source| damaged(source.to_string()))?;
     let results = serde_json::from_str(&text).map_err(|source| damaged(source.to_string()))?;
     Ok(Some(Benchmarks { report: "eval/report.html".to_owned(), results }))
 }
@@ -237,7 +240,8 @@ fn metrics(config: &PipelineConfig, stage: &Stage) -> anyhow::Result<Vec<Value>>
         return Ok(Vec::new());
     }
     let damaged = |problem: String| Failure::File { path: path.clone(), problem };
-    let text = std::fs::read_to_string(&path).map_err(|source| damaged(source.to_string()))?;
+    let text = regular_file::read_to_string(&path, LARGEST_ROWS);
+    let text = text.map_err(|source| damaged(source.to_string()))?;
     let row = |(line, text): (usize, &str)| {
         serde_json::from_str(text).map_err(|source| damaged(format!("line {}: {source}", line + 1)).into())
     };

@@ -8,9 +8,9 @@
 mod follow;
 mod liveness;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use parallel::regular_file;
 use serde_json::{Map, Value};
 use tui::dashboard::{Event, Memory, RankState, RunFacts, Sample, Status};
 
@@ -325,8 +325,7 @@ pub(crate) fn is_run_folder(out: &Path) -> bool {
 
 /// Reads a text file that is not too large.
 pub(crate) fn read_small(path: &Path) -> Option<String> {
-    let found = fs::metadata(path).ok()?;
-    if !found.is_file() || found.len() > LARGEST_FILE { None } else { fs::read_to_string(path).ok() }
+    regular_file::read_to_string(path, LARGEST_FILE).ok()
 }
 
 #[cfg(test)]

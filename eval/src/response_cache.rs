@@ -44,7 +44,13 @@ impl ResponseCache {
         if path.symlink_metadata().is_ok_and(|found| !found.is_file()) {
             return Err(Error::NotAFile { path: path.to_owned() });
         }
-        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(failed)?;
+        let file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(failed)?;
+        Self::of_file(path, file)
+    }
+
+    /// Takes the file at `path`, open to read and to append. Lines that are no answers are skipped.
+    pub fn of_file(path: &Path, mut file: File) -> Result<Self, Error> {
+        let failed = |source| Error::Read { path: path.to_owned(), source };
         let held = read_answers(&file).map_err(failed)?;
         // The next line must not continue one that was cut off.
         if !line_is_whole(&mut file).map_err(failed)? {
@@ -53,13 +59,10 @@ impl ResponseCache {
         Ok(Self { file: Some((path.to_owned(), file)), held })
     }
 
-    /// Takes over the answers in a file that another process writes.
-    pub fn read_also(&mut self, path: &Path) -> Result<(), Error> {
+    /// Takes over the answers in the file at `path` that another process writes.
+    pub fn read_also(&mut self, path: &Path, file: &File) -> Result<(), Error> {
         let failed = |source| Error::Read { path: path.to_owned(), source };
-        if path.symlink_metadata().is_ok_and(|found| !found.is_file()) {
-            return Err(Error::NotAFile { path: path.to_owned() });
-        }
-        for (key, response) in File::open(path).and_then(|file| read_answers(&file)).map_err(failed)? {
+        for (key, response) in read_answers(file).map_err(failed)? {
             keep(&mut self.held, key, response);
         }
         Ok(())

@@ -10,12 +10,13 @@
 //! another folder.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
+use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use parallel::fnv1a;
 use parallel::safetensors_file::{self, AllowedValues, NamedTensor, TensorFile};
+use parallel::{fnv1a, regular_file};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -31,6 +32,8 @@ const STATE: &str = "state.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// The file with the sizes and hashes of all files of a checkpoint, inside [`STATE_FOLDER`].
 const MANIFEST: &str = "files.json";
+/// No JSON file of a checkpoint is longer, in bytes.
+const LARGEST_JSON: u64 = 256 << 20;
 /// Files that every resume needs. Weight files have varying names and are checked separately.
 const REQUIRED_FILES: [&str; 4] =
     ["config.json", "tokenizer.json", "trainer_state/state.json", "trainer_state/optimizer.safetensors"];
@@ -174,7 +177,7 @@ pub fn load_state<S: DeserializeOwned>(checkpoint: &Path, engine: &mut Engine) -
     }
 
     let path = folder.join(STATE);
-    let text = fs::read_to_string(&path).map_err(|source| io(&path, source))?;
+    let text = regular_file::read_to_string(&path, LARGEST_JSON).map_err(|source| io(&path, source))?;
     let SavedState { step, stage } =
         serde_json::from_str(&text).map_err(|source| state_error(&path, &source))?;
     engine.set_step(step);
@@ -234,7 +237,7 @@ impl ListedFile {
 }
 
 fn content_hash(path: &Path) -> Result<String, Error> {
-    let content = fs::read(path).map_err(|source| io(path, source))?;
+    let content = regular_file::read(path, LARGEST_JSON).map_err(|source| io(path, source))?;
     Ok(format!("{:016x}", fnv1a(content)))
 }
 
@@ -298,15 +301,31 @@ pub fn verify_values(folder: &Path) -> Result<(), Error> {
 
 /// The files of a checkpoint, of which those that `files.json` lists are compared with it.
 fn needed_files(folder: &Path) -> Result<Vec<String>, Error> {
-    let manifest = folder.join(STATE_FOLDER).join(MANIFEST);
-    let Ok(text) = fs::read_to_string(&manifest) else {
-        // The checkpoint comes from an earlier version, or `files.json` itself is missing.
+    let Some(files) = read_manifest(folder)? else {
         return Ok([&REQUIRED_FILES.map(str::to_owned)[..], &weight_files(folder)?].concat());
     };
-    let files: BTreeMap<String, ListedFile> =
-        serde_json::from_str(&text).map_err(|source| damaged(&manifest, &source))?;
     files.iter().try_for_each(|(name, listed)| listed.check(&folder.join(name)))?;
     Ok(files.into_keys().collect())
+}
+
+/// What `files.json` lists. `None` if the checkpoint comes from an earlier version, or the file itself is
+/// missing. A path that leaves the folder is damage.
+fn read_manifest(folder: &Path) -> Result<Option<BTreeMap<String, ListedFile>>, Error> {
+    let path = folder.join(STATE_FOLDER).join(MANIFEST);
+    let text = match regular_file::read_to_string(&path, LARGEST_JSON) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        text => text.map_err(|source| damaged(&path, &source))?,
+    };
+    let files: BTreeMap<String, ListedFile> =
+        serde_json::from_str(&text).map_err(|source| damaged(&path, &source))?;
+    let leaves = |name: &&String| {
+        let mut parts = Path::new(name.as_str()).components();
+        name.is_empty() || !parts.all(|part| matches!(part, Component::Normal(_)))
+    };
+    match files.keys().find(leaves) {
+        Some(name) => Err(damaged(&path, &format!("it lists {name:?}, which is no file of the checkpoint"))),
+        None => Ok(Some(files)),
+    }
 }
 
 /// The weight files that a checkpoint must have: those listed in its index, or else the single file.
@@ -321,7 +340,8 @@ fn weight_files(folder: &Path) -> Result<Vec<String>, Error> {
 }
 
 fn check_size(path: &Path, expected: Option<u64>) -> Result<(), Error> {
-    let got = fs::metadata(path).map_err(|source| io(path, source))?.len();
+    regular_file::check(path).map_err(|source| damaged(path, &source))?;
+    let got = fs::symlink_metadata(path).map_err(|source| io(path, source))?.len();
     match expected {
         Some(expected) if expected != got => Err(damaged(path, &format!("it has {got} of {expected} bytes"))),
         _ => Ok(()),
@@ -329,7 +349,7 @@ fn check_size(path: &Path, expected: Option<u64>) -> Result<(), Error> {
 }
 
 fn read_json(path: &Path) -> Result<Value, Error> {
-    let text = fs::read(path).map_err(|source| io(path, source))?;
+    let text = regular_file::read(path, LARGEST_JSON).map_err(|source| io(path, source))?;
     serde_json::from_slice(&text).map_err(|source| damaged(path, &source))
 }
 
@@ -340,7 +360,7 @@ pub fn set_aside(folder: &Path, reason: &str) -> Result<PathBuf, Error> {
     let mut names = std::iter::once(format!("{name}.{reason}"))
         .chain((2..).map(|number: u64| format!("{name}.{reason}-{number}")))
         .map(|name| folder.with_file_name(name));
-    let aside = names.find(|path| !path.exists()).expect("the numbers do not end");
+    let aside = names.find(|path| fs::symlink_metadata(path).is_err()).expect("the numbers do not end");
     fs::rename(folder, &aside).map_err(|source| io(folder, source))?;
     sync_folder(parent(folder))?;
     Ok(aside)
@@ -377,7 +397,8 @@ pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
     for entry in entries {
         let path = entry.map_err(|source| io(folder, source))?.path();
         let step = path.file_name().and_then(|name| parse_step(name.to_str()?));
-        if let Some(step) = step.filter(|_| path.is_dir()) {
+        let is_folder = || fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir());
+        if let Some(step) = step.filter(|_| is_folder()) {
             found.push((step, path));
         }
     }
@@ -385,11 +406,62 @@ pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
     Ok(found)
 }
 
-/// Removes all but the newest `keep` checkpoints.
+/// Removes all but the newest `keep` checkpoints: the files that their manifests list. What somebody else has
+/// put into the folder of a checkpoint stays, in a folder `step-N.removed`.
 pub fn prune(folder: &Path, keep: usize) -> Result<(), Error> {
     let checkpoints = list(folder)?;
     let surplus = checkpoints.len().saturating_sub(keep);
-    checkpoints[..surplus].iter().try_for_each(|(_, path)| remove(path))
+    checkpoints[..surplus].iter().try_for_each(|(_, path)| remove_checkpoint(path))
+}
+
+fn remove_checkpoint(folder: &Path) -> Result<(), Error> {
+    let listed = match read_manifest(folder) {
+        Ok(Some(sizes)) => sizes.into_keys().collect(),
+        Ok(None) => files_of_earlier_version(folder),
+        // Nobody can tell what in it is ours.
+        Err(_) => return set_aside(folder, "damaged").map(drop),
+    };
+    // The manifest goes last, so that a removal that is cut off can be continued.
+    let manifest = format!("{STATE_FOLDER}/{MANIFEST}");
+    for name in listed.iter().chain([&manifest]).filter(|name| is_plain_file(folder, name)) {
+        let path = folder.join(name);
+        fs::remove_file(&path).map_err(|source| io(&path, source))?;
+        // A folder that is not empty stays.
+        let above = Path::new(name).ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
+        above.for_each(|above| drop(fs::remove_dir(folder.join(above))));
+    }
+    if fs::remove_dir(folder).is_err() {
+        set_aside(folder, "removed")?;
+    }
+    Ok(())
+}
+
+/// Whether `name` is a regular file in `folder`, on a path without links.
+fn is_plain_file(folder: &Path, name: &str) -> bool {
+    let is = |below: &Path, wanted: fn(&Metadata) -> bool| {
+        fs::symlink_metadata(folder.join(below)).is_ok_and(|found| wanted(&found))
+    };
+    let name = Path::new(name);
+    is(name, Metadata::is_file) && name.ancestors().skip(1).all(|above| is(above, Metadata::is_dir))
+}
+
+/// The files of a checkpoint without a manifest.
+fn files_of_earlier_version(folder: &Path) -> Vec<String> {
+    const MORE: [&str; 5] = [
+        "model.safetensors.index.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+    ];
+    let weights = weight_files(folder).unwrap_or_default();
+    let own = REQUIRED_FILES.into_iter().chain(MORE).map(str::to_owned).chain(weights);
+    let own: Vec<String> = own.collect();
+    let in_critic = own.iter().map(|name| format!("critic/{name}"));
+    let all = own.iter().cloned().chain(in_critic);
+    let is_inside =
+        |name: &String| Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+    all.filter(is_inside).collect()
 }
 
 /// Removes a file, a link or a folder with its contents.
@@ -675,6 +747,67 @@ mod tests {
         let mut other = new_engine(4);
         let error = load_state::<()>(folder.path(), &mut other).unwrap_err().to_string();
         assert!(error.contains("exp_avg.w has the shape [3] and this run wants [4]"), "{error}");
+    }
+
+    #[test]
+    fn a_checkpoint_is_removed_by_its_manifest_and_files_of_others_stay() {
+        for has_manifest in [true, false] {
+            for mine in [None, Some("notes"), Some("trainer_state/notes"), Some("critic/notes")] {
+                let folder = tempfile::tempdir().unwrap();
+                let path = checkpoint(folder.path());
+                if !has_manifest {
+                    fs::remove_file(path.join("trainer_state/files.json")).unwrap();
+                }
+                if let Some(mine) = mine {
+                    fs::create_dir_all(path.join(mine).parent().unwrap()).unwrap();
+                    fs::write(path.join(mine), "mine").unwrap();
+                }
+                prune(folder.path(), 0).unwrap();
+                assert!(list(folder.path()).unwrap().is_empty());
+                let left = list_files(folder.path(), Path::new("")).unwrap();
+                let wanted: Vec<String> =
+                    mine.into_iter().map(|mine| format!("step-4.removed/{mine}")).collect();
+                assert_eq!(left, wanted, "manifest {has_manifest}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_manifest_lists_files_of_its_checkpoint_alone() {
+        for listed in ["../mine", "/mine", "trainer_state/../../mine", ""] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = checkpoint(folder.path());
+            fs::write(folder.path().join("mine"), "mine").unwrap();
+            let text = format!("{{{listed:?}: 4}}");
+            fs::write(path.join("trainer_state/files.json"), text).unwrap();
+            assert!(verify(&path).unwrap_err().to_string().contains("no file of the checkpoint"));
+            prune(folder.path(), 0).unwrap();
+            let aside = folder.path().join("step-4.damaged/config.json");
+            assert!(folder.path().join("mine").exists() && aside.exists());
+        }
+    }
+
+    #[test]
+    fn a_link_or_a_pipe_in_a_checkpoint_is_damage_and_no_checkpoint_is_a_link() {
+        for name in
+            ["config.json", "model.safetensors", "trainer_state/state.json", "trainer_state/files.json"]
+        {
+            let folder = tempfile::tempdir().unwrap();
+            let path = checkpoint(folder.path());
+            let (file, mine) = (path.join(name), folder.path().join("mine"));
+            fs::rename(&file, &mine).unwrap();
+            let make_pipe =
+                || assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+            let make_link = || std::os::unix::fs::symlink(&mine, &file).unwrap();
+            for (make, words) in [(&make_pipe as &dyn Fn(), "a pipe"), (&make_link, "a link")] {
+                make();
+                let error = verify(&path).unwrap_err().to_string();
+                assert!(error.contains(name) && error.contains(words), "{error}");
+                fs::remove_file(&file).unwrap();
+            }
+            std::os::unix::fs::symlink("step-4", folder.path().join("step-5")).unwrap();
+            assert_eq!(list(folder.path()).unwrap(), [(4, path)]);
+        }
     }
 
     #[test]

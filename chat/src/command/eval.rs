@@ -23,6 +23,7 @@ use crate::command::prepare;
 use crate::config::ConfigError;
 use crate::config::section::{EvalSection, ParallelSection};
 use crate::console::{print, print_stderr};
+use crate::evaluation::held::Held;
 use crate::evaluation::job::{self, EvalJob, Outcome};
 use crate::evaluation::{Candidate, model};
 use crate::exit::Failure;
@@ -54,7 +55,7 @@ fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<(
     let candidates = Candidate::find_all(&arguments.model, &arguments.host, &keys)?;
     let output = output_path(arguments, &candidates);
     let command = shell::own_command();
-    let section = section(arguments);
+    let Asked { candidates, section, train_data, judged, note } = asked(arguments, candidates, &output)?;
     check_requirements(&arguments.require, &section)?;
     model::check_folder_flags(&arguments.host, candidates.iter().any(|model| model.folder().is_some()))?;
     for candidate in &candidates {
@@ -63,7 +64,7 @@ fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<(
     let job = EvalJob {
         candidates,
         section: &section,
-        train_data: arguments.train_data.clone(),
+        train_data,
         host: arguments.host.clone(),
         output: &output,
         force: arguments.force,
@@ -86,9 +87,38 @@ fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<(
         None
     };
 
+    if let Some(note) = note.filter(|_| groups.as_ref().is_none_or(|groups| groups.is_rank_zero())) {
+        print_stderr(&note);
+    }
     let Some(outcome) = job.run(groups.as_deref())? else { return Ok(()) };
     show(arguments, &outcome)?;
-    conclude(arguments, outcome)
+    conclude(arguments, outcome, judged.as_deref())
+}
+
+/// What a command asks, together with what the folder of its results holds.
+struct Asked {
+    candidates: Vec<Candidate>,
+    section: EvalSection,
+    train_data: Vec<PathBuf>,
+    /// The name of the model whose scores have bounds: the last one that the command names.
+    judged: Option<String>,
+    /// What the folder brings, if it is more than the command names.
+    note: Option<String>,
+}
+
+fn asked(arguments: &EvalRunArgs, named: Vec<Candidate>, output: &Path) -> anyhow::Result<Asked> {
+    let (mut section, mut train_data) = (section(arguments), arguments.train_data.clone());
+    let held = if arguments.force { None } else { Held::read(output)? };
+    let Some(held) = held else {
+        let judged = named.last().map(|model| model.name.clone());
+        return Ok(Asked { candidates: named, section, train_data, judged, note: None });
+    };
+    let last = named.last().map(Candidate::place);
+    let note = (!held.is_within(&named, &section)).then(|| held.note());
+    held.add_to(&mut section, &mut train_data);
+    let candidates = held.with_models(named)?;
+    let judged = candidates.iter().find(|model| Some(model.place()) == last).map(|model| model.name.clone());
+    Ok(Asked { candidates, section, train_data, judged, note })
 }
 
 /// Refuses bounds on scores that the selected tasks cannot have. The names of a task's metrics may depend on
@@ -132,10 +162,10 @@ fn show(arguments: &EvalRunArgs, outcome: &Outcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fails if a model left documents unanswered, or a bound is missed.
-fn conclude(arguments: &EvalRunArgs, outcome: Outcome) -> anyhow::Result<()> {
+/// Fails if a model left documents unanswered, or the model called `judged` misses a bound.
+fn conclude(arguments: &EvalRunArgs, outcome: Outcome, judged: Option<&str>) -> anyhow::Result<()> {
     let Outcome { results, mut problems, .. } = outcome;
-    if let Some(model) = results.models.last() {
+    if let Some(model) = results.models.iter().find(|model| Some(model.name.as_str()) == judged) {
         problems.extend(arguments.require.iter().filter_map(|required| required.check(model).err()));
     }
     if problems.is_empty() {

@@ -17,7 +17,7 @@ use datasets::synth::{SynthData, SynthOptions};
 use datasets::{Tokenizer, TrainOptions, table};
 use eval::task::Task;
 use gemini::checkpoint;
-use parallel::{LocalRank, Mesh, ProcessGroups};
+use parallel::{LocalRank, Mesh, ProcessGroups, regular_file};
 use tui::number::counted;
 
 use crate::args::{ModelHostArgs, TrainArgs};
@@ -32,7 +32,8 @@ use crate::evaluation::job::{self, EvalJob};
 use crate::exit::Failure;
 use crate::folder::{self, FolderRequest, LengthChange, RunFolder, check_run_settings, check_settings};
 use crate::launch::{self, Job, StartupSpec};
-use crate::output::write_atomically;
+use crate::own_file;
+use crate::own_folder::{Claim, FolderKind, LARGEST_SETTINGS};
 use crate::report;
 use crate::stage::context::{RunMode, StageContext, check_disk_path, chunk_manager};
 use crate::stage::definition::PipelineFolder;
@@ -93,7 +94,7 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
         folder::refuse_locked(&config.out)?;
         check_folder(&config, how.run_file, how.resume)?;
         preflight(&config, how.resume, &launch::mesh(&config.parallel, 0, how.processes)?)?;
-        folder::lock_for_launcher(&config.out, &names(&config), how.resume)?;
+        folder::lock_for_launcher(&config.out, &claim(&names(&config)))?;
         let job = Job::on_this_host(how.processes, &config.out)?;
         return launch::run(&job, &launch::own_arguments());
     }
@@ -132,7 +133,7 @@ pub(crate) fn run_config(config: PipelineConfig, how: &PipelineOptions<'_>) -> a
         if is_new && pipeline.groups.is_rank_zero() {
             pipeline.seconds.insert(part.name().to_owned(), started.elapsed().as_secs_f64());
             let seconds = serde_json::to_string_pretty(&pipeline.seconds)?;
-            write_atomically(&pipeline.config.out.join("seconds.json"), seconds.as_bytes())?;
+            own_file::write(&pipeline.config.out.join("seconds.json"), seconds.as_bytes())?;
         }
         parallel::memory::release_free_heap();
     }
@@ -236,10 +237,14 @@ fn names(config: &PipelineConfig) -> Vec<&'static str> {
     names
 }
 
+fn claim<'a>(names: &'a [&'a str]) -> Claim<'a> {
+    Claim { kind: FolderKind::Pipeline, names }
+}
+
 /// Refuses a folder that the pipeline may not use. Creates nothing.
 fn check_folder(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) -> anyhow::Result<()> {
     folder::check_place(&config.out)?;
-    folder::refuse_foreign_files(&config.out, &names(config))?;
+    claim(&names(config)).check(&config.out)?;
     let saved = config.out.join(folder::CONFIGURATION);
     if !resume && folder::is_configuration_of(run_file, &config.out) {
         return Err(ConfigError::RunFileInOut(saved).into());
@@ -261,7 +266,7 @@ fn report_new(config: &PipelineConfig, resume: bool) {
 /// exits, and saves the configuration.
 fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: bool) -> anyhow::Result<()> {
     let (saved, text) = (config.out.join(folder::CONFIGURATION), config.to_toml(&stage::schemas())?);
-    folder::acquire_lock(&config.out)?;
+    folder::acquire_lock(&config.out, &claim(&names(config)))?;
     // Another pipeline may have started here while this one checked its inputs.
     check_folder(config, run_file, resume)?;
     report_new(config, resume);
@@ -279,7 +284,7 @@ fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: boo
             return Ok(());
         }
     }
-    Ok(write_atomically(&saved, text.as_bytes())?)
+    Ok(own_file::write(&saved, text.as_bytes())?)
 }
 
 /// Reads the seconds that the parts of an earlier run took.
@@ -292,7 +297,8 @@ fn read_seconds(out: &Path, resume: bool) -> anyhow::Result<BTreeMap<String, f64
         let problem = format!("{problem}: remove this file and run again");
         Failure::File { path: path.clone(), problem }
     };
-    let text = std::fs::read_to_string(&path).map_err(|source| damaged(source.to_string()))?;
+    let text = regular_file::read_to_string(&path, LARGEST_SETTINGS);
+    let text = text.map_err(|source| damaged(source.to_string()))?;
     Ok(serde_json::from_str(&text).map_err(|source| damaged(source.to_string()))?)
 }
 

@@ -144,7 +144,7 @@ fn stay_on_cpu(config: &mut RunConfig) {
 
 /// Starts the ranks of this machine as processes of the same command.
 fn start_ranks(arguments: &TrainArgs, out: PathBuf) -> anyhow::Result<()> {
-    folder::lock_for_launcher(&out, &folder::RUN_NAMES, arguments.resume)?;
+    folder::lock_for_launcher(&out, &folder::RUN)?;
     let job = Job::on_this_host(arguments.nproc, &out)?;
     launch::run(&job, &launch::own_arguments())
 }

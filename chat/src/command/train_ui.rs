@@ -10,7 +10,7 @@
 //! open, its last messages are printed and its exit code is returned.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use parallel::RankInfo;
 use parallel::process::send_signal;
+use parallel::{RankInfo, regular_file};
 use signal_hook::iterator::Signals;
 use tui::terminal::Environment;
 
@@ -29,7 +29,7 @@ use crate::config::ConfigError;
 use crate::console::print_stderr;
 use crate::exit::{FAILED, Failure};
 use crate::run_reader::{Follower, Piece, RunReader};
-use crate::{folder, interrupt, launch, live};
+use crate::{folder, interrupt, launch, live, own_file};
 
 /// The time between two looks at a run that loads.
 const POLL: Duration = Duration::from_millis(100);
@@ -40,7 +40,7 @@ const GRACE_PERIOD: Duration = Duration::from_secs(10);
 /// Starts the run of `out` with the arguments of this process, and shows it.
 pub(crate) fn run(out: &Path, resume: bool) -> anyhow::Result<()> {
     check_terminal(out)?;
-    folder::lock_for_launcher(out, &folder::RUN_NAMES, resume)?;
+    folder::lock_for_launcher(out, &folder::RUN)?;
     let mut run = StartedRun::start(out)?;
     let shown = run.show();
     run.leave(shown, print_stderr)
@@ -75,9 +75,9 @@ struct StartedRun {
 impl StartedRun {
     fn start(out: &Path) -> anyhow::Result<Self> {
         let folder = out.join("logs");
-        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        own_file::make_folder(&folder).with_context(|| folder.display().to_string())?;
         let path = folder.join("run.log");
-        let opened = File::options().append(true).create(true).open(&path);
+        let opened = regular_file::open(&path, File::options().append(true).create(true));
         let file = opened.with_context(|| path.display().to_string())?;
         let mut log = Follower::new(path);
         // The messages of earlier runs are not shown.

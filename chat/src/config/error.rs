@@ -219,6 +219,34 @@ pub(crate) enum ConfigError {
         .0.display()
     )]
     ForeignFile(PathBuf),
+    /// There is something that is neither a file nor a folder under a name that this program uses.
+    #[error(
+        "{}: this is {found}, and this program follows and opens none in its folders: move it away",
+        path.display()
+    )]
+    NotPlain {
+        /// The place.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+    },
+    /// A run is to be continued in a folder without a marker.
+    #[error(
+        "{}: it has no file .colossal-chat, by which this program knows its folders: if a run made it, write the \
+         line `colossal-chat 1 run` into that file", .0.display()
+    )]
+    NoMarker(PathBuf),
+    /// The marker of a folder cannot be read.
+    #[error(
+        "{}: {problem}: if no command of this program made this folder, choose another one; if one did, mend or \
+         remove this file", path.display()
+    )]
+    Marker {
+        /// The marker.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// The run file is the very file to which the run saves its resolved configuration.
     #[error(
         "{}: this is the run file, and the run would overwrite it with the resolved configuration: copy it to another place, or choose another `out`",

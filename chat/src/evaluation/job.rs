@@ -4,6 +4,7 @@
 //! Everything that can be known is checked before a model is loaded: names of tasks, task files, rows, the
 //! output folder.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -16,13 +17,13 @@ use eval::response_cache::ResponseCache;
 use eval::results::Results;
 use eval::task::{OutputType, Registry, Selection, Task};
 use parallel::comm::ProcessGroup;
-use parallel::{LocalRank, ProcessGroups};
+use parallel::{LocalRank, ProcessGroups, regular_file};
 use serde_json::{Value, json};
 use tui::number::counted;
 
 use super::marks::{Mark, remove_marks};
 use super::model::{self, Candidate};
-use super::output::{OutputFolder, RunNotes};
+use super::output::{self, OutputFolder, RunNotes};
 use super::progress::RequestProgress;
 use super::sandbox::Sandbox;
 use super::share::{Share, SharedModel};
@@ -31,6 +32,8 @@ use crate::config::ConfigError;
 use crate::config::section::EvalSection;
 use crate::console::print_stderr;
 use crate::feedback::timestamp::Timestamp;
+use crate::own_file::io_error;
+use crate::own_folder::FolderKind;
 
 /// What is evaluated, and how.
 pub(crate) struct EvalJob<'a> {
@@ -83,7 +86,7 @@ impl EvalJob<'_> {
         }
 
         let settings = self.settings(&evaluation);
-        let folder = OutputFolder::open(self.output, &settings, self.force)?;
+        let folder = OutputFolder::open(self.output, FolderKind::Eval, &settings, self.force)?;
         print_stderr(&format!(
             "{}, {} for each of {}; results go to {}",
             counted(evaluation.tasks.len() as u64, "task"),
@@ -121,12 +124,12 @@ impl EvalJob<'_> {
         Ok(Some(Outcome { results, problems: runs.iter().filter_map(unanswered).collect(), report }))
     }
 
-    /// Checks the tasks and their rows, and starts the folder of the results, before the processes of the
+    /// Checks the tasks and their rows, and marks the folder of the results, before the processes of the
     /// evaluation are started.
     pub(crate) fn start(&self) -> anyhow::Result<()> {
         let evaluation = self.prepare()?;
         table::expand(&self.train_data)?;
-        OutputFolder::claim(self.output, &self.settings(&evaluation), self.force)
+        OutputFolder::start(self.output, &self.settings(&evaluation), self.force)
     }
 
     fn prepare(&self) -> anyhow::Result<Evaluation> {
@@ -172,9 +175,12 @@ impl EvalJob<'_> {
 
     /// The answers so far: the file of a process, and what the files of the others hold.
     fn responses(&self, rank: usize) -> anyhow::Result<ResponseCache> {
-        let mut cache = ResponseCache::open(&self.output.join(responses_file(rank)))?;
-        for other in responses_of_others(self.output, rank)? {
-            cache.read_also(&other)?;
+        let own = self.output.join(responses_file(rank));
+        let mut cache = output::open_responses(&own)?;
+        // Also those of an earlier run with more processes.
+        for other in output::response_files(self.output)?.into_iter().filter(|path| *path != own) {
+            let file = regular_file::open(&other, File::options().read(true));
+            cache.read_also(&other, &file.map_err(io_error(&other))?)?;
         }
         Ok(cache)
     }
@@ -229,21 +235,6 @@ impl EvalJob<'_> {
 /// The file of the answers of one process.
 fn responses_file(rank: usize) -> String {
     if rank == 0 { "responses.jsonl".to_owned() } else { format!("responses-{rank}.jsonl") }
-}
-
-/// The files of the answers of the other processes, also of those of an earlier run with more of them.
-fn responses_of_others(folder: &Path, rank: usize) -> anyhow::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let is_one = name.starts_with("responses") && path.extension().is_some_and(|found| found == "jsonl");
-        if is_one && name != responses_file(rank) {
-            found.push(path);
-        }
-    }
-    found.sort();
-    Ok(found)
 }
 
 /// Reads the task files and the rows, and makes the requests. Loads no model.

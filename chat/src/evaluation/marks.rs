@@ -8,12 +8,15 @@
 //! job when one of its processes dies, but `srun` does not, and a process that was stopped does not die. A
 //! process whose number grows no more therefore ends the wait.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use parallel::regular_file;
 
 use super::share::Share;
 
@@ -21,6 +24,9 @@ use super::share::Share;
 const MARK: &str = ".done-";
 /// What a mark says at the end.
 const DONE: &str = "done";
+
+/// No mark is longer, in bytes.
+const LONGEST: u64 = 64;
 
 /// How often processes give a sign of life, and look for those of others.
 #[derive(Clone, Copy)]
@@ -64,7 +70,7 @@ impl<'a> Mark<'a> {
             while stopped.recv_timeout(pace.beat) == Err(RecvTimeoutError::Timeout) {
                 number += 1;
                 // One that cannot be written is a sign less.
-                let _ = std::fs::write(&path, number.to_string());
+                let _ = write(&path, &number.to_string());
             }
         };
         let thread =
@@ -88,7 +94,7 @@ impl<'a> Mark<'a> {
         let (path, mut last, mut looks) = (mark(self.folder, rank), String::new(), 0);
         loop {
             // While it is written, a file is empty for an instant, and on another machine it may be missing.
-            let said = std::fs::read_to_string(&path).unwrap_or_default();
+            let said = regular_file::read_to_string(&path, LONGEST).unwrap_or_default();
             if said == DONE {
                 return Ok(());
             }
@@ -139,7 +145,10 @@ fn mark(folder: &Path, rank: usize) -> PathBuf {
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("{}: cannot be written", path.display()))
+    let mut options = File::options();
+    let file = regular_file::open(path, options.write(true).create(true).truncate(true));
+    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("{}: cannot be written", path.display()))
 }
 
 #[cfg(test)]

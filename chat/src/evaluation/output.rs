@@ -1,12 +1,21 @@
-//! The folder of an evaluation: which files it holds, and that it is one evaluation's alone.
+//! The folder of the results of `eval`, `eval judge` and `eval rm`.
+//!
+//! Its marker lists the files of results, and only these are ever removed ([`crate::own_folder`]). Answers are
+//! kept as they come, under hashes of model and request, whatever the settings are; `settings.json` is
+//! written with the results that it decides, so a command that fails before leaves the folder as it was. The
+//! results of `eval` accumulate: settings that add models and tasks to those of the folder continue it.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use eval::evaluation::{Evaluation, ModelRun};
 use eval::request::sha256;
+use eval::response_cache::ResponseCache;
 use eval::results::{Notes, Results, html, sample_rows};
+use parallel::regular_file;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -14,16 +23,20 @@ use super::endpoint::ENDPOINT_DIGEST;
 use crate::config::ConfigError;
 use crate::exit::Failure;
 use crate::feedback::timestamp::Timestamp;
-use crate::{folder, output};
+use crate::folder;
+use crate::own_file::{self, io_error};
+use crate::own_folder::{self, Claim, FolderKind, LARGEST_SETTINGS, LOCK, MARKER};
 
-/// What makes a folder one of ours, and what it was asked.
+/// What was asked.
 const SETTINGS: &str = "settings.json";
-/// What holds the results of `eval`, `eval judge` and `eval rm`. First the files that say that the others are
-/// whole. Answers are kept.
-const RESULTS: [&str; 11] = [
-    "results.json",
-    "judge.json",
-    "rm.json",
+/// The files that say that the others are whole.
+const LAST_FILES: [&str; 3] = ["results.json", "judge.json", "rm.json"];
+/// The names directly in the folder.
+const NAMES: [&str; 18] = [
+    SETTINGS,
+    LAST_FILES[0],
+    LAST_FILES[1],
+    LAST_FILES[2],
     "summary.md",
     "summary.csv",
     "report.html",
@@ -32,7 +45,17 @@ const RESULTS: [&str; 11] = [
     "samples.jsonl",
     "samples",
     "lm_eval",
+    "answers",
+    "logs",
+    "responses.jsonl",
+    "answer_responses.jsonl",
+    "judge_responses.jsonl",
+    "score_responses.jsonl",
 ];
+/// The lists in the settings of `eval` to which a later command may add.
+const LISTS: [&str; 5] = ["models", "places", "tasks", "include_path", "train_data"];
+/// The largest file of results or answers that is read as a whole, in bytes.
+pub(crate) const LARGEST_RESULTS: u64 = 4 << 30;
 
 /// What the files say of a run besides its results.
 pub(super) struct RunNotes<'a> {
@@ -54,34 +77,49 @@ struct KeptAnswer {
 /// The folder of the results.
 pub(crate) struct OutputFolder {
     path: PathBuf,
+    kind: FolderKind,
+    settings: Value,
+    /// The files that the marker lists.
+    listed: RefCell<BTreeSet<String>>,
+    /// The files that this command has written.
+    written: RefCell<BTreeSet<String>>,
+    /// Whether this command has made the folder, or found it empty.
+    is_new: bool,
 }
 
 impl OutputFolder {
-    /// Starts a folder, or continues one with the same settings. A folder of anything else is refused;
-    /// `force` replaces the results of another evaluation, and keeps the answers that both share. With the
-    /// same settings it forgets the answers of endpoints, which may have other weights by now.
-    pub(crate) fn open(path: &Path, settings: &Value, force: bool) -> anyhow::Result<Self> {
-        Self::check(path, settings, force)?;
-        folder::acquire_lock(path)?;
-        if force && held_settings(path).as_ref() == Some(settings) {
+    /// Opens a folder of results, or makes one. A folder of anything else is refused; `force` replaces the
+    /// results of other settings, and keeps the answers that both share. With the same settings it forgets
+    /// the answers of endpoints, which may have other weights by now.
+    pub(crate) fn open(path: &Path, kind: FolderKind, settings: &Value, force: bool) -> anyhow::Result<Self> {
+        Self::check(path, kind, settings, force)?;
+        let is_new = own_folder::kind(path)?.is_none();
+        folder::acquire_lock(path, &claim(kind))?;
+        if force && held_settings(path)?.as_ref() == Some(settings) {
             forget_endpoints(path)?;
         }
-        begin(path, settings)?;
-        Ok(Self { path: path.to_owned() })
+        Ok(Self {
+            path: path.to_owned(),
+            kind,
+            settings: settings.clone(),
+            listed: RefCell::new(own_folder::listed_files(path)?),
+            written: RefCell::default(),
+            is_new,
+        })
     }
 
-    /// Writes the settings into a folder that [`OutputFolder::open`] would not refuse, so that it is this
-    /// evaluation's from now on.
-    pub(super) fn claim(path: &Path, settings: &Value, force: bool) -> anyhow::Result<()> {
-        Self::check(path, settings, force)?;
+    /// Marks a folder that [`OutputFolder::open`] would not refuse, so that the processes of the evaluation
+    /// can be started in it.
+    pub(super) fn start(path: &Path, settings: &Value, force: bool) -> anyhow::Result<()> {
+        Self::check(path, FolderKind::Eval, settings, force)?;
         folder::refuse_locked(path)?;
-        begin(path, settings)
+        folder::lock_for_launcher(path, &claim(FolderKind::Eval))
     }
 
     /// Fails if this process does not see the folder that rank 0 has started: each would wait for the others
     /// without end, and answers would be missing.
     pub(super) fn check_shared(path: &Path, rank: usize) -> Result<(), Failure> {
-        if path.join(SETTINGS).is_file() {
+        if own_folder::is_ours(path) {
             return Ok(());
         }
         let problem = format!(
@@ -90,25 +128,63 @@ impl OutputFolder {
         Err(Failure::File { path: path.to_owned(), problem })
     }
 
-    fn check(path: &Path, settings: &Value, force: bool) -> anyhow::Result<()> {
+    fn check(path: &Path, kind: FolderKind, settings: &Value, force: bool) -> anyhow::Result<()> {
         folder::check_place(path)?;
-        let held = held_settings(path);
-        match &held {
-            None if gemini::checkpoint::is_occupied(path) => {
-                let problem =
-                    "it holds something else than an evaluation: choose another --output".to_owned();
-                return Err(ConfigError::BadOut { path: path.to_owned(), problem }.into());
-            }
-            Some(held) if held != settings && !force => {
-                let problem = format!(
-                    "it holds another evaluation ({}): choose another --output, or replace it with --force",
-                    difference(held, settings)
-                );
-                return Err(ConfigError::BadOut { path: path.to_owned(), problem }.into());
-            }
-            _ => {}
+        let refuse = |problem: String| Err(ConfigError::BadOut { path: path.to_owned(), problem }.into());
+        if own_folder::kind(path)?.is_none() && gemini::checkpoint::is_occupied(path) {
+            return refuse("it holds something else than an evaluation: choose another --output".to_owned());
         }
-        Ok(())
+        claim(kind).check(path)?;
+        match held_settings(path)? {
+            Some(held) if !continues(&held, settings) && !force => refuse(format!(
+                "it holds another evaluation ({}): choose another --output, or replace it with --force",
+                difference(&held, settings)
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens a file of answers in the folder, or starts it.
+    pub(crate) fn responses(&self, name: &str) -> anyhow::Result<ResponseCache> {
+        open_responses(&self.path.join(name))
+    }
+
+    /// Writes the settings: from now on the results in the folder are theirs. The results of other settings
+    /// go first, and if these add to them, at least the files that call them whole: nobody must take them for
+    /// the results of these.
+    pub(crate) fn begin_results(&self) -> anyhow::Result<()> {
+        match held_settings(&self.path)? {
+            Some(held) if held == self.settings => return Ok(()),
+            Some(held) if continues(&held, &self.settings) => {
+                self.remove(|file| LAST_FILES.contains(&file))?;
+            }
+            _ => self.remove(|file| !file.starts_with("answers/"))?,
+        }
+        self.put(SETTINGS, &json_bytes(&self.settings)?)
+    }
+
+    /// Removes listed files that this command has not written, the files of [`LAST_FILES`] first.
+    fn remove(&self, is_meant: impl Fn(&str) -> bool) -> anyhow::Result<()> {
+        let written = self.written.borrow();
+        let goes = |file: &&String| is_meant(file) && !written.contains(*file);
+        let mut files: Vec<String> = self.listed.borrow().iter().filter(goes).cloned().collect();
+        files.sort_by_key(|file| !LAST_FILES.contains(&file.as_str()));
+        for file in &files {
+            let path = self.path.join(file);
+            match regular_file::check(&path).and_then(|()| fs::remove_file(&path)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(io_error(&path)(error).into());
+                }
+                _ => {}
+            }
+            // A folder that is not empty holds something of somebody else, and stays.
+            let above = Path::new(file).ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
+            above.for_each(|above| drop(fs::remove_dir(self.path.join(above))));
+        }
+        let mut listed = self.listed.borrow_mut();
+        listed.retain(|file| !files.contains(file));
+        let listed: Vec<String> = listed.iter().cloned().collect();
+        Ok(own_folder::set_listed_files(&self.path, self.kind, &listed)?)
     }
 
     /// The folder.
@@ -125,6 +201,7 @@ impl OutputFolder {
         results: &Results,
         run_notes: &RunNotes<'_>,
     ) -> anyhow::Result<()> {
+        self.begin_results()?;
         for (run, model) in runs.iter().zip(&results.models) {
             let name = file_name(&run.name);
             for (prepared, samples) in evaluation.tasks.iter().zip(&run.samples) {
@@ -153,37 +230,82 @@ impl OutputFolder {
         self.put("results.json", &json_bytes(&serde_json::to_value(results)?)?)
     }
 
-    /// Writes one file. A reader never sees half of it.
+    /// Writes one file, whose path in the folder the marker lists from then on. A reader never sees half of it.
     pub(crate) fn put(&self, file: &str, bytes: &[u8]) -> anyhow::Result<()> {
-        Ok(output::write_atomically(&self.path.join(file), bytes)?)
+        let path = self.path.join(file);
+        let mut folder = self.path.clone();
+        for part in Path::new(file).parent().into_iter().flat_map(Path::components) {
+            folder.push(part);
+            own_file::make_folder(&folder).map_err(io_error(&folder))?;
+        }
+        if self.listed.borrow_mut().insert(file.to_owned()) {
+            own_folder::list_file(&self.path, file).map_err(io_error(&self.path.join(MARKER)))?;
+        }
+        self.written.borrow_mut().insert(file.to_owned());
+        Ok(own_file::write(&path, bytes)?)
     }
 }
 
-/// The settings that a folder holds; null if they cannot be read.
-fn held_settings(path: &Path) -> Option<Value> {
-    let bytes = fs::read(path.join(SETTINGS)).ok()?;
-    Some(serde_json::from_slice(&bytes).unwrap_or(Value::Null))
-}
-
-/// Writes the settings. The results of other settings go first: nobody must take them for those of these.
-fn begin(path: &Path, settings: &Value) -> anyhow::Result<()> {
-    if held_settings(path).is_some_and(|held| held != *settings) {
-        for result in RESULTS {
-            remove(&path.join(result))?;
+impl Drop for OutputFolder {
+    /// Gives back a folder that this command has made and in which it has kept nothing.
+    fn drop(&mut self) {
+        if !self.is_new || !self.listed.borrow().is_empty() {
+            return;
+        }
+        let is_kept = |name: &str| fs::metadata(self.path.join(name)).is_ok_and(|found| found.len() > 0);
+        let caches = NAMES.into_iter().filter(|name| name.ends_with("responses.jsonl"));
+        let mut left = caches.clone().chain(["logs"]);
+        if !left.any(is_kept) {
+            caches.chain([LOCK, MARKER]).for_each(|name| drop(fs::remove_file(self.path.join(name))));
+            let _ = fs::remove_dir(&self.path);
         }
     }
-    Ok(output::write_atomically(&path.join(SETTINGS), &json_bytes(settings)?)?)
+}
+
+/// What the results of a kind use a folder for.
+fn claim(kind: FolderKind) -> Claim<'static> {
+    Claim { kind, names: &NAMES }
+}
+
+/// The settings that a folder holds; null if they cannot be parsed.
+pub(crate) fn held_settings(path: &Path) -> anyhow::Result<Option<Value>> {
+    let file = path.join(SETTINGS);
+    if own_folder::kind(path)?.is_none() {
+        return Ok(None);
+    }
+    match regular_file::read(&file, LARGEST_SETTINGS) {
+        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).unwrap_or(Value::Null))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ConfigError::Read { path: file, source }.into()),
+    }
+}
+
+/// Opens a file of answers, or starts it.
+pub(super) fn open_responses(path: &Path) -> anyhow::Result<ResponseCache> {
+    let file = regular_file::open(path, fs::File::options().read(true).append(true).create(true));
+    Ok(ResponseCache::of_file(path, file.map_err(io_error(path))?)?)
+}
+
+/// The files of answers of the processes of `eval` in a folder, by name.
+pub(super) fn response_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("responses") && name.ends_with(".jsonl") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// Forgets the answers of endpoints, so that they are asked again.
 fn forget_endpoints(folder: &Path) -> anyhow::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let file = entry?.path();
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        if !name.contains("responses") || file.extension().is_none_or(|found| found != "jsonl") {
-            continue;
-        }
-        let held = fs::read(&file)?;
+    let caches = NAMES.into_iter().filter(|name| name.ends_with("_responses.jsonl"));
+    let caches = caches.map(|name| folder.join(name)).filter(|path| path.symlink_metadata().is_ok());
+    for file in response_files(folder)?.into_iter().chain(caches) {
+        let held = regular_file::read(&file, LARGEST_RESULTS).map_err(io_error(&file))?;
         let is_kept = |line: &&[u8]| {
             let line = serde_json::from_slice::<KeptAnswer>(line);
             line.is_ok_and(|line| !line.model.ends_with(ENDPOINT_DIGEST))
@@ -191,23 +313,10 @@ fn forget_endpoints(folder: &Path) -> anyhow::Result<()> {
         let lines: Vec<&[u8]> = held.split_inclusive(|&byte| byte == b'\n').collect();
         let kept: Vec<&[u8]> = lines.iter().copied().filter(is_kept).collect();
         if kept.len() < lines.len() {
-            output::write_atomically(&file, &kept.concat())?;
+            own_file::write(&file, &kept.concat())?;
         }
     }
     Ok(())
-}
-
-/// Removes a file, or a folder with all that is in it.
-fn remove(path: &Path) -> Result<(), Failure> {
-    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-    match removed {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            let problem =
-                format!("the results of other settings cannot be removed: {error}; choose another --output");
-            Err(Failure::File { path: path.to_owned(), problem })
-        }
-        _ => Ok(()),
-    }
 }
 
 /// A name as the name of a file: other characters than letters, digits, `-`, `_` and `.` become `_`, and what
@@ -226,15 +335,34 @@ pub(crate) fn json_bytes(value: &Value) -> anyhow::Result<Vec<u8>> {
     Ok(format!("{}\n", serde_json::to_string_pretty(value)?).into_bytes())
 }
 
+/// Whether results of the settings `held` are part of those of `settings`: they are the same, or models and
+/// tasks were added.
+fn continues(held: &Value, settings: &Value) -> bool {
+    differing_keys(held, settings).is_some_and(|keys| keys.is_empty())
+}
+
+/// The keys whose value of `held` is not part of the one of `settings`. `None` if `held` are no settings.
+fn differing_keys(held: &Value, settings: &Value) -> Option<Vec<String>> {
+    let held = held.as_object()?;
+    let settings = settings.as_object()?;
+    let accumulates = settings.contains_key("places");
+    let is_part = |key: &str| match (held.get(key), settings.get(key)) {
+        (Some(Value::Array(held)), Some(Value::Array(all))) if accumulates && LISTS.contains(&key) => {
+            held.iter().all(|value| all.contains(value))
+        }
+        // Tasks that were added may be the first ones that run code.
+        (Some(Value::Null), _) if accumulates && key == "python" => true,
+        (held, value) => held == value,
+    };
+    let keys: BTreeSet<&String> = held.keys().chain(settings.keys()).collect();
+    Some(keys.into_iter().filter(|key| !is_part(key)).cloned().collect())
+}
+
 /// The settings in which two evaluations differ.
 fn difference(held: &Value, settings: &Value) -> String {
-    let keys = settings.as_object().into_iter().flatten();
-    let differ = keys.filter(|(key, value)| held.get(key) != Some(value)).map(|(key, _)| key.as_str());
-    let differ: Vec<&str> = differ.collect();
-    if differ.is_empty() {
-        "its settings.json is damaged".to_owned()
-    } else {
-        format!("other {}", differ.join(", "))
+    match differing_keys(held, settings) {
+        Some(keys) if !keys.is_empty() => format!("other {}", keys.join(", ")),
+        _ => "its settings.json is damaged".to_owned(),
     }
 }
 
@@ -251,77 +379,4 @@ fn environment(runs: &[ModelRun], notes: &RunNotes<'_>) -> Value {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_folder_that_a_rank_does_not_share_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let error = OutputFolder::check_shared(folder.path(), 3).unwrap_err().to_string();
-        assert!(error.contains("rank 3 does not see") && error.contains("--output"), "{error}");
-        OutputFolder::claim(&folder.path().join("out"), &json!({}), false).unwrap();
-        assert!(OutputFolder::check_shared(&folder.path().join("out"), 3).is_ok());
-    }
-
-    #[test]
-    fn names_of_models_never_leave_the_folder() {
-        for (name, file) in
-            [("../x", ".._x-"), ("..", "model-"), ("", "model-"), ("a/b c", "a_b_c-"), ("中文", "__-")]
-        {
-            assert_eq!(file_name(name).rsplit_once('-').unwrap().0, &file[..file.len() - 1]);
-        }
-        assert_eq!(file_name("sft-1.5"), "sft-1.5");
-    }
-
-    #[test]
-    fn names_that_differ_are_files_that_differ() {
-        let long = "x".repeat(100);
-        let names =
-            ["模型甲", "模型乙", "___", &long, &format!("{long}1"), &format!("{long}2"), "a/b", "a_b"];
-        let files: std::collections::BTreeSet<String> = names.iter().map(|name| file_name(name)).collect();
-        assert_eq!(files.len(), names.len(), "{files:?}");
-    }
-
-    #[test]
-    fn the_results_of_other_settings_go_and_answers_stay() {
-        let scratch = tempfile::tempdir().unwrap();
-        let path = scratch.path().join("results");
-        let settings = json!({"tasks": ["a"]});
-        let folder = OutputFolder::open(&path, &settings, false).unwrap();
-        for file in ["results.json", "responses.jsonl", "samples/old/a.jsonl"] {
-            folder.put(file, b"{}").unwrap();
-        }
-        drop(folder);
-        let names = || {
-            let mut names: Vec<String> = fs::read_dir(&path)
-                .unwrap()
-                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-                .filter(|name| !name.starts_with('.'))
-                .collect();
-            names.sort();
-            names
-        };
-        drop(OutputFolder::open(&path, &settings, false).unwrap());
-        assert_eq!(names(), ["responses.jsonl", "results.json", "samples", "settings.json"]);
-        drop(OutputFolder::open(&path, &json!({"tasks": ["b"]}), true).unwrap());
-        assert_eq!(names(), ["responses.jsonl", "settings.json"]);
-    }
-
-    #[test]
-    fn a_folder_is_one_evaluations_alone() {
-        let scratch = tempfile::tempdir().unwrap();
-        let path = scratch.path().join("results");
-        let settings = json!({"tasks": ["a"], "limit": 1});
-        drop(OutputFolder::open(&path, &settings, false).unwrap());
-        drop(OutputFolder::open(&path, &settings, false).unwrap());
-        let other = json!({"tasks": ["b"], "limit": 1});
-        let error = OutputFolder::open(&path, &other, false).err().unwrap().to_string();
-        assert!(error.contains("other tasks") && error.contains("--force"), "{error}");
-        drop(OutputFolder::open(&path, &other, true).unwrap());
-
-        let foreign = scratch.path().join("foreign");
-        fs::create_dir(&foreign).unwrap();
-        fs::write(foreign.join("mine.txt"), "").unwrap();
-        assert!(OutputFolder::open(&foreign, &settings, true).is_err());
-    }
-}
+mod tests;

@@ -5,14 +5,20 @@
 //! a row is good for.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use datasets::Message;
+use parallel::regular_file;
 use serde_json::Value;
 
 use super::{FeedbackRow, Source};
 use crate::exit::Failure;
+use crate::own_file;
+
+/// The longest file that is read, in bytes.
+const LARGEST_LOG: u64 = 1 << 30;
 
 /// The rows of some files.
 #[derive(Debug, Default)]
@@ -23,7 +29,8 @@ pub(crate) struct Feedback {
     pub(crate) repeated: usize,
 }
 
-/// Returns the files that `paths` mean. A folder means its `.jsonl` files, by name.
+/// Returns the files that `paths` mean. A folder means its `.jsonl` files, by name, which must be regular
+/// files; a file that is named itself may be a link or a pipe.
 pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let mut files = Vec::new();
     for path in paths {
@@ -42,7 +49,9 @@ fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut files = Vec::new();
     for entry in entries {
         let path = entry.map_err(|error| failed(format!("cannot read the folder: {error}")))?.path();
-        if path.extension().is_some_and(|extension| extension == "jsonl") && path.is_file() {
+        if path.extension().is_some_and(|extension| extension == "jsonl") && !own_file::is_folder(&path) {
+            let checked = regular_file::check(&path);
+            checked.map_err(|error| Failure::File { path: path.clone(), problem: error.to_string() })?;
             files.push(path);
         }
     }
@@ -64,10 +73,15 @@ pub(crate) fn read(files: &[PathBuf]) -> Result<Feedback, Failure> {
     let mut known = HashMap::new();
     for path in files {
         let refuse = |problem: String| Failure::File { path: path.clone(), problem };
-        let bytes = fs::read(path).map_err(|error| match error.kind() {
+        let mut bytes = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(LARGEST_LOG + 1).read_to_end(&mut bytes));
+        read.map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => refuse(NO_FEEDBACK.to_owned()),
             _ => refuse(format!("cannot read: {error}")),
         })?;
+        if bytes.len() as u64 > LARGEST_LOG {
+            return Err(refuse(format!("it has more than {LARGEST_LOG} bytes: divide it into files")));
+        }
 
         for (index, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
             if line.trim_ascii().is_empty() {

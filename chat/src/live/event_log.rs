@@ -10,9 +10,9 @@ use std::sync::Arc;
 use rlhf::Error;
 use rlhf::event::{Event, Recorder};
 
-use super::files::{self, io_error};
-use super::{EventRow, Shared, events_path};
+use super::{EventRow, Shared, events_path, files};
 use crate::console::print_stderr;
+use crate::own_file::{self, io_error};
 
 /// Appends the events of a run to `live/events.jsonl`.
 pub(crate) struct EventLog {
@@ -38,8 +38,8 @@ impl EventLog {
         let path = events_path(&self.shared.out);
         let open = || match step {
             // By its rename, the file appears together with its first row.
-            0 => files::replace(&path, |file| append(file, &row)),
-            _ => files::open_to_append(&path).and_then(|mut file| append(&mut file, &row).map(|()| file)),
+            0 => own_file::replace(&path, |file| append(file, &row)),
+            _ => own_file::open_to_append(&path).and_then(|mut file| append(&mut file, &row).map(|()| file)),
         };
         match files::prepare(&self.shared.out).and_then(|()| open().map_err(io_error(&path))) {
             Ok(file) => self.file = Some(file),

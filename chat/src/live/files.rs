@@ -1,24 +1,17 @@
-//! The files under `live/` as the run writes them.
+//! The folders of `live/` as a run prepares them.
 //!
 //! A user or a stranger may have put anything into the run folder. Only regular files with the names that
-//! this program gives are removed, and nothing is written through a symbolic link: a file is written under a
-//! temporary name and renamed, which replaces a link and leaves its target alone. What is neither a file nor
-//! a link is never replaced.
+//! this program gives are removed.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use rlhf::Error;
 
 use super::{LIVE, requests_path};
-
-/// Whether `path` is a folder. A link to a folder is none.
-pub(crate) fn is_folder(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
-}
+use crate::own_file::{io_error, make_folder};
 
 /// Makes `live/` and `live/requests/` in the run folder `out`, and removes the states and the requests that
 /// an earlier run left there.
@@ -27,21 +20,6 @@ pub(super) fn prepare(out: &Path) -> Result<(), Error> {
     [&live, &requests].into_iter().try_for_each(|folder| make_folder(folder).map_err(io_error(folder)))?;
     remove_files(&live, is_state).map_err(io_error(&live))?;
     remove_files(&requests, is_request).map_err(io_error(&requests))
-}
-
-/// The error of a file or a folder.
-pub(super) fn io_error(path: &Path) -> impl Fn(io::Error) -> Error {
-    move |source| Error::Io { path: path.to_owned(), source }
-}
-
-fn make_folder(path: &Path) -> io::Result<()> {
-    match fs::create_dir(path) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
-        Err(_) if !is_folder(path) => {
-            Err(io::Error::new(ErrorKind::NotADirectory, "this is a link or a file, no folder: move it away"))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Whether a rank writes its state under `name`: `rank-N.json`, or `rank-N.tmp` until it is complete.
@@ -74,65 +52,4 @@ fn remove_files(folder: &Path, is_ours: fn(&str) -> bool) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Replaces the file `path`, or a link of that name, by what `write` writes under a temporary name. Returns
-/// the file.
-pub(super) fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<File> {
-    let temporary = path.with_extension("tmp");
-    check_replaceable(path)?;
-    check_replaceable(&temporary)?;
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-
-    let mut file = File::options().write(true).create_new(true).open(&temporary)?;
-    let written = write(&mut file).and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        // The error of the write tells more than one of the removal.
-        let _ = fs::remove_file(&temporary);
-    }
-    written.map(|()| file)
-}
-
-/// Refuses what is neither absent nor a file nor a link.
-fn check_replaceable(path: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(path) {
-        Ok(found) if !found.is_file() && !found.is_symlink() => Err(no_file()),
-        _ => Ok(()),
-    }
-}
-
-fn no_file() -> io::Error {
-    io::Error::new(ErrorKind::InvalidInput, "this is no regular file: move it away")
-}
-
-/// Opens the file of rows `path` to append to it, and creates it if it is missing. Refuses a link.
-pub(super) fn open_to_append(path: &Path) -> io::Result<File> {
-    let found = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            return File::options().append(true).create_new(true).open(path);
-        }
-        found => found?,
-    };
-    if !found.is_file() {
-        return Err(no_file());
-    }
-    let mut file = File::options().read(true).append(true).open(path)?;
-    let opened = file.metadata()?;
-    if (opened.dev(), opened.ino()) != (found.dev(), found.ino()) {
-        return Err(io::Error::other("this file was replaced while the run opened it"));
-    }
-
-    // A row that a crash cut in two must not swallow the next one.
-    if opened.len() > 0 {
-        let mut last = [0];
-        file.seek(SeekFrom::End(-1))?;
-        file.read_exact(&mut last)?;
-        if last != *b"\n" {
-            file.write_all(b"\n")?;
-        }
-    }
-    Ok(file)
 }

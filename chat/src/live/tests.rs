@@ -107,10 +107,7 @@ fn nothing_is_written_through_a_link() {
         }
         run(&out, step);
         assert_eq!(fs::read_to_string(&mine).unwrap(), "mine");
-        // A fresh run replaces the links. A resumed one refuses to append, and says nothing of itself.
-        let is_fresh = step == 0;
-        assert_eq!(events_path(&out).is_symlink(), !is_fresh);
-        assert_eq!(rank_path(&out, 0).is_symlink(), !is_fresh);
+        assert!(events_path(&out).is_symlink() && rank_path(&out, 0).is_symlink());
     }
 }
 

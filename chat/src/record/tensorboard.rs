@@ -15,11 +15,15 @@
 //! and no metric name.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use parallel::regular_file;
 use rlhf::Error;
+
+use crate::own_file::{self, io_error};
+use crate::own_folder::is_event_file;
 
 /// Writes one event file.
 #[derive(Debug)]
@@ -29,14 +33,15 @@ pub(crate) struct EventWriter {
 }
 
 impl EventWriter {
-    /// Creates an event file in `folder`, which is created if needed. For a resumed run, `resumed_at` is the
+    /// Creates an event file in `folder`, which is created if needed in the run folder. For a resumed run, `resumed_at` is the
     /// last step whose events stay valid.
     pub(crate) fn create(folder: &Path, resumed_at: Option<u64>) -> Result<Self, Error> {
-        gemini::checkpoint::create_folder(folder)?;
+        own_file::make_folder(folder).map_err(io_error(folder))?;
         let time = now();
         // TensorBoard reads the files of a folder in the order of their names, so the time comes first.
         let path = folder.join(format!("events.out.tfevents.{:017.6}.{}", time, std::process::id()));
-        let file = File::create(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let created = regular_file::open(&path, File::options().append(true).create_new(true));
+        let file = created.map_err(io_error(&path))?;
         let mut writer = Self { path, file };
         writer.append(&version_event(time))?;
         if let Some(step) = resumed_at {
@@ -55,14 +60,17 @@ impl EventWriter {
     }
 }
 
-/// Removes the event files of an earlier run from `folder`.
+/// Removes the event files of an earlier run from `folder`: regular files alone.
 pub(crate) fn remove_events(folder: &Path) -> Result<(), Error> {
-    let failed = |source: io::Error| Error::Io { path: folder.to_owned(), source };
-    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
-    for entry in entries {
-        let path = entry.map_err(failed)?.path();
-        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("events.out.tfevents.")) {
-            fs::remove_file(&path).map_err(|source| Error::Io { path, source })?;
+    if !own_file::is_folder(folder) {
+        return Ok(());
+    }
+    for entry in fs::read_dir(folder).map_err(io_error(folder))? {
+        let entry = entry.map_err(io_error(folder))?;
+        // The type is that of the entry itself: a link is no file.
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if is_file && entry.file_name().to_str().is_some_and(is_event_file) {
+            fs::remove_file(entry.path()).map_err(io_error(&entry.path()))?;
         }
     }
     Ok(())

@@ -5,10 +5,12 @@
 //! last bytes that were read tell. A line beyond [`LONGEST_LINE`] is reported and skipped, so that a damaged
 //! file does not fill the memory.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use parallel::regular_file;
 
 /// The longest line that is read.
 const LONGEST_LINE: usize = 4 << 20;
@@ -61,7 +63,7 @@ impl Follower {
     /// Reads what is new, up to a limit. Returns also whether there may be more.
     pub(crate) fn poll(&mut self) -> io::Result<(Vec<Piece>, bool)> {
         let mut pieces = Vec::new();
-        let mut file = match open_file(&self.path) {
+        let mut file = match regular_file::open(&self.path, File::options().read(true)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.restart(None, &mut pieces);
@@ -128,18 +130,9 @@ impl Follower {
     }
 }
 
-/// Opens a regular file. To open a pipe would wait for someone who writes, and to open a device may do
-/// anything.
-fn open_file(path: &Path) -> io::Result<File> {
-    if fs::metadata(path)?.is_file() {
-        File::open(path)
-    } else {
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "this is not a file"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::Write;
 
     use super::*;
@@ -215,7 +208,7 @@ mod tests {
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         for path in [pipe.as_path(), folder.path()] {
             let error = Follower::new(path.to_owned()).poll().unwrap_err();
-            assert_eq!(error.to_string(), "this is not a file");
+            assert!(error.to_string().contains("where this program has a regular file"), "{error}");
         }
     }
 }

@@ -10,7 +10,7 @@ use tui::dashboard::{RankState, Status};
 
 use super::{RunReader, is_run_folder};
 use crate::live::{self, RankFile, RequestFile, RequestKind};
-use crate::{folder, output};
+use crate::{folder, output, own_file};
 
 /// The time without a word after which a run counts as silent, in seconds: five times that between two
 /// states.
@@ -128,7 +128,7 @@ impl RunReader {
             anyhow::bail!("{out}: {reason}");
         }
         let folder = live::requests_path(&self.out);
-        if !live::is_folder(&folder) {
+        if !own_file::is_folder(&folder) {
             anyhow::bail!("{}: this is no folder, so the run takes no requests", folder.display());
         }
 

@@ -255,7 +255,7 @@ fn a_lock_or_rows_that_are_pipes_are_not_opened() {
     let reader = &mut RunReader::open(out).unwrap();
     let (messages, rows) = poll(reader);
     assert_eq!((messages.len(), rows, reader.run().status), (1, 0, Status::Ended));
-    assert!(messages[0].contains("metrics.jsonl: this is not a file"), "{messages:?}");
+    assert!(messages[0].contains("metrics.jsonl: this is a pipe"), "{messages:?}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use super::rows::EncodedRows;
 use super::step_time::StepTime;
 use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::{print, print_stderr};
-use crate::output;
+use crate::own_file;
 
 /// The size and the layout of a run.
 #[derive(Debug, Serialize)]
@@ -154,7 +154,7 @@ impl Plan {
 
     /// Writes `plan.json`.
     pub(crate) fn write(&self, out: &Path) -> anyhow::Result<()> {
-        Ok(output::write_atomically(&out.join("plan.json"), serde_json::to_string_pretty(self)?.as_bytes())?)
+        Ok(own_file::write(&out.join("plan.json"), serde_json::to_string_pretty(self)?.as_bytes())?)
     }
 }
 

@@ -10,9 +10,10 @@
 //! "colossal-chat rows 1\n" | XXH64 of the rest, little endian | postcard: counts, layouts, notes, rows
 //! ```
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::hash::Hasher;
-use std::io::{Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -82,7 +83,7 @@ impl Cache {
         let lock = path.with_extension("lock");
         // Some network file systems have no locks. Without a lock, two processes may tokenize the same rows,
         // which is harmless.
-        let held = fs::create_dir_all(&self.folder).and_then(|()| File::create(&lock));
+        let held = fs::create_dir_all(&self.folder).and_then(|()| open_lock(&lock));
         let held = held.and_then(|file| file.lock().map(|()| file));
 
         let damaged = match open(&path) {
@@ -108,7 +109,7 @@ impl Cache {
 }
 
 /// Releases the lock for the next process. A lock file that stays behind does no harm.
-fn unlock(held: std::io::Result<File>, lock: &Path) {
+fn unlock(held: io::Result<File>, lock: &Path) {
     if held.is_ok() {
         let _ = fs::remove_file(lock);
     }
@@ -125,9 +126,38 @@ fn dataset<T>(kept: CachedRows<T>, paths: &[PathBuf], cache: CacheUse) -> Encode
 /// The error for a cache file whose magic bytes, checksum or contents are wrong.
 struct Damaged;
 
+/// Opens the lock file, or creates it.
+fn open_lock(path: &Path) -> io::Result<File> {
+    match File::options().write(true).create_new(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => open_regular(path),
+        created => created,
+    }
+}
+
+/// Opens a file of the cache, which is a regular file. To open a pipe would wait for someone who writes, and
+/// a link leads to a file of someone else.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let found = check_regular(path)?;
+    let file = File::open(path)?;
+    let opened = file.metadata()?;
+    if (opened.dev(), opened.ino()) != (found.dev(), found.ino()) {
+        return Err(io::Error::other("this file was replaced while it was opened"));
+    }
+    Ok(file)
+}
+
+fn check_regular(path: &Path) -> io::Result<Metadata> {
+    let found = fs::symlink_metadata(path)?;
+    if found.is_file() {
+        return Ok(found);
+    }
+    Err(io::Error::new(ErrorKind::InvalidInput, "this is no regular file: move it away"))
+}
+
 /// Reads a cache file. Returns `None` if it cannot be read.
 fn open<T: TrainingRow>(path: &Path) -> Option<Result<CachedRows<T>, Damaged>> {
-    let bytes = fs::read(path).ok()?;
+    let mut bytes = Vec::new();
+    open_regular(path).and_then(|mut file| file.read_to_end(&mut bytes)).ok()?;
     let rest = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first_chunk::<8>);
     let kept = rest
         .filter(|(sum, payload)| u64::from_le_bytes(**sum) == XxHash64::oneshot(0, payload))
@@ -146,7 +176,11 @@ fn keep<T: TrainingRow>(path: &Path, dataset: &EncodedDataset<T>) -> Result<()> 
     let files = dataset.files.iter().map(|file| (file.layout, &file.notes)).collect();
     let keeping = Keeping { counts: dataset.counts, files, rows: &dataset.rows };
     let failed = |source| Error::Write { path: path.to_owned(), source };
-    let payload = postcard::to_allocvec(&keeping).map_err(|error| failed(std::io::Error::other(error)))?;
+    match check_regular(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let payload = postcard::to_allocvec(&keeping).map_err(|error| failed(io::Error::other(error)))?;
     atomically(path, true, |file| {
         let sum = XxHash64::oneshot(0, &payload).to_le_bytes();
         [MAGIC, &sum, &payload].iter().try_for_each(|part| file.write_all(part)).map_err(failed)

@@ -244,6 +244,37 @@ fn the_cache_gives_back_what_was_made_and_notices_every_change() {
 }
 
 #[test]
+fn a_cache_file_or_lock_that_is_a_link_or_a_pipe_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache { folder: folder.path().join("cache"), least_bytes: 1 };
+    let (_data, path) = write("{\"text\": \"one\"}\n");
+    let options = LoadOptions { cache: Some(cache), ..options(64, Overlong::Drop) };
+    let load = || EncodedDataset::<SftRow>::load(&[&path], &small(), &options).unwrap();
+    let CacheUse::Written(rows) = load().cache else { panic!("it is new") };
+    let mine = folder.path().join("mine");
+    fs::write(&mine, "mine").unwrap();
+    for path in [rows.clone(), rows.with_extension("lock")] {
+        let make_pipe =
+            || assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let make_link = |target: &std::path::Path| std::os::unix::fs::symlink(target, &path).unwrap();
+        let to_mine = || make_link(&mine);
+        let to_zeros = || make_link("/dev/zero".as_ref());
+        for make in [&make_pipe as &dyn Fn(), &to_mine, &to_zeros] {
+            let _ = fs::remove_file(&path);
+            make();
+            let loaded = load();
+            assert_eq!(loaded.rows.len(), 1);
+            let is_refused =
+                matches!(&loaded.cache, CacheUse::Failed(why) if why.contains("no regular file"));
+            assert_eq!(is_refused, path == rows, "{:?}", loaded.cache);
+            assert!(!fs::symlink_metadata(&path).unwrap().is_file());
+        }
+        fs::remove_file(&path).unwrap();
+    }
+    assert_eq!(fs::read_to_string(mine).unwrap(), "mine");
+}
+
+#[test]
 fn a_cache_that_cannot_be_written_does_not_stop_the_run() {
     let (_data, path) = write("{\"text\": \"one\"}\n");
     let folder = format!("{path}/below/a/file");

@@ -6,18 +6,19 @@
 
 use std::cell::RefCell;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io::Write;
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context;
+use parallel::regular_file;
 use serde_json::{Value, json};
 use tui::chat::event::{Saved, SessionSummary};
 
 use crate::console::print_stderr;
 use crate::feedback::timestamp::Timestamp;
-use crate::{output, user_folders};
+use crate::{own_file, user_folders};
 
 /// The longest file that is read as a session, in bytes.
 const MAX_SESSION: u64 = 64 << 20;
@@ -27,6 +28,9 @@ const ATTEMPTS: usize = 10;
 
 /// The most messages that are remembered.
 const HISTORY: usize = 1000;
+
+/// The end of the history that is read, in bytes.
+const LONGEST_HISTORY: u64 = 16 << 20;
 
 /// The folder of the sessions.
 #[derive(Debug)]
@@ -65,7 +69,7 @@ impl Sessions {
         for _ in 0..ATTEMPTS {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(false).mode(0o600);
-            let file = options.open(&path).with_context(cannot)?;
+            let file = regular_file::open(&path, &options).with_context(cannot)?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
@@ -128,17 +132,16 @@ impl Sessions {
             let held = self.lock(&session.id)?;
             *self.held.borrow_mut() = Some(held);
         }
-        output::write_atomically(&path, &serde_json::to_vec(session)?).with_context(cannot)
+        own_file::write(&path, &serde_json::to_vec(session)?).with_context(cannot)
     }
 
     /// Reads a session.
     fn open(&self, id: &str) -> anyhow::Result<Saved> {
         let path = self.path(id)?;
         let missing = || format!("there is no session {id} in {}", self.folder.display());
-        let size = fs::metadata(&path).with_context(missing)?.len();
-        anyhow::ensure!(size <= MAX_SESSION, "{} is {size} bytes long: that is no session", path.display());
-        let text = fs::read_to_string(&path).with_context(missing)?;
         let no_session = || format!("{} is no session", path.display());
+        let text = regular_file::read_to_string(&path, MAX_SESSION);
+        let text = text.with_context(|| if path.exists() { no_session() } else { missing() })?;
         let mut value: Value = serde_json::from_str(&text).with_context(no_session)?;
         match value["version"].as_u64() {
             Some(1) => upgrade(&mut value),
@@ -201,7 +204,8 @@ impl Sessions {
         let path = self.path(id)?;
         // A session that another chat has open stays.
         let _lock = if self.holds(id) { None } else { Some(self.lock(id)?) };
-        fs::remove_file(&path).with_context(|| format!("cannot delete {}", path.display()))
+        let deleted = regular_file::check(&path).and_then(|()| fs::remove_file(&path));
+        deleted.with_context(|| format!("cannot delete {}", path.display()))
     }
 
     fn history_path(&self) -> PathBuf {
@@ -210,8 +214,11 @@ impl Sessions {
 
     /// The messages that were sent, the oldest first. A line that is no JSON string is left out.
     pub(super) fn history(&self) -> Vec<String> {
-        let text = fs::read_to_string(self.history_path()).unwrap_or_default();
-        let lines: Vec<String> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let text = read_end(&self.history_path()).unwrap_or_default();
+        let lines: Vec<String> = String::from_utf8_lossy(&text)
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect();
         lines[lines.len().saturating_sub(HISTORY)..].to_vec()
     }
 
@@ -220,7 +227,8 @@ impl Sessions {
         let path = self.history_path();
         let append = || {
             self.make_folder()?;
-            let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
+            let mut file =
+                regular_file::open(&path, OpenOptions::new().append(true).create(true).mode(0o600))?;
             file.write_all(format!("{}\n", serde_json::Value::from(message)).as_bytes())
         };
         append().with_context(|| format!("cannot write {}", path.display()))
@@ -240,9 +248,19 @@ fn upgrade(session: &mut Value) {
     session["version"] = Saved::VERSION.into();
 }
 
+/// The end of a file of lines.
+fn read_end(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut file = regular_file::open(path, File::options().read(true))?;
+    let start = file.metadata()?.len().saturating_sub(LONGEST_HISTORY);
+    file.seek(SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    file.take(LONGEST_HISTORY).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Whether `path` still names this open file.
 fn is_same_file(file: &File, path: &Path) -> bool {
-    match (file.metadata(), fs::metadata(path)) {
+    match (file.metadata(), fs::symlink_metadata(path)) {
         (Ok(open), Ok(named)) => (open.dev(), open.ino()) == (named.dev(), named.ino()),
         _ => false,
     }
@@ -349,6 +367,32 @@ mod tests {
         fs::write(folder.path().join("mine.json"), other).unwrap();
         assert!(sessions.open("mine").unwrap_err().to_string().contains("holds the session other"));
         assert_eq!(sessions.list().len(), 2);
+    }
+
+    #[test]
+    fn links_and_pipes_are_named_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let sessions = Sessions::new(folder.path().to_owned());
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("mine"), "mine").unwrap();
+        for name in ["a.json", "history.jsonl", "b.lock"] {
+            std::os::unix::fs::symlink(path("mine"), path(name)).unwrap();
+        }
+        std::os::unix::fs::symlink("/dev/zero", path("zero.json")).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(path("pipe.json")).status().unwrap().success());
+
+        assert_eq!(sessions.list().len(), 3);
+        for (id, words) in [("a", "a link"), ("zero", "a link"), ("pipe", "a pipe")] {
+            for refused in [sessions.open(id).map(drop), sessions.save(&saved(id)), sessions.delete(id)] {
+                let error = format!("{:#}", refused.unwrap_err());
+                assert!(error.contains(&format!("{id}.json")) && error.contains(words), "{error}");
+            }
+        }
+        assert!(format!("{:#}", sessions.save(&saved("b")).unwrap_err()).contains("b.lock"));
+        assert!(sessions.remember("hi").is_err() && sessions.history().is_empty());
+        assert_eq!(fs::read_to_string(path("mine")).unwrap(), "mine");
+        let kept = ["a.json", "b.lock", "history.jsonl", "pipe.json", "zero.json"];
+        assert!(kept.iter().all(|name| !fs::symlink_metadata(path(name)).unwrap().is_file()));
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! `eval diff`: compares two folders of results document by document.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use eval::aggregate::Aggregation;
 use eval::evaluation::{Sample, Score};
 use eval::results::{Comparison, ModelResults, Results, TaskInfo, compare};
 use eval::score::{Metric, MetricValue, Scored};
+use parallel::regular_file;
 use serde_json::Value;
 
 use super::list;
@@ -69,12 +69,16 @@ fn wrong<T>(folder: &Path, problem: &str) -> anyhow::Result<T> {
 
 fn read(folder: &Path) -> anyhow::Result<Results> {
     let path = folder.join("results.json");
-    let text =
-        fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+    let text = read_text(&path)?;
     match serde_json::from_str(&text) {
         Ok(results) => Ok(results),
         Err(error) => wrong(&path, &format!("these are no results of this program: {error}")),
     }
+}
+
+fn read_text(path: &Path) -> Result<String, ConfigError> {
+    regular_file::read_to_string(path, output::LARGEST_RESULTS)
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })
 }
 
 /// The scores of each document, as `samples/` holds them.
@@ -93,8 +97,7 @@ impl TaskSamples {
 fn read_samples(folder: &Path, model: &ModelResults, task: &TaskInfo) -> anyhow::Result<TaskSamples> {
     let file = format!("samples/{}/{}.jsonl", output::file_name(&model.name), task.task);
     let path = folder.join(file);
-    let text =
-        fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+    let text = read_text(&path)?;
     let scores: Vec<&Score> = model.scores.iter().filter(|score| score.task == task.task).collect();
 
     let mut found: BTreeMap<usize, Sample> = BTreeMap::new();

@@ -31,6 +31,7 @@ use crate::evaluation::output::{OutputFolder, file_name, json_bytes};
 use crate::evaluation::progress::RequestProgress;
 use crate::exit::{FAILED, Failure};
 use crate::feedback::timestamp::Timestamp;
+use crate::own_folder::FolderKind;
 use crate::shell;
 use plan::Plan;
 use reward::RewardJudge;
@@ -44,7 +45,8 @@ const JUDGE_CACHE: &str = "judge_responses.jsonl";
 pub(super) fn run(arguments: &EvalJudgeArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let plan = Plan::new(arguments)?;
-    let folder = OutputFolder::open(&plan.output(arguments), &plan.settings, arguments.force)?;
+    let folder =
+        OutputFolder::open(&plan.output(arguments), FolderKind::Judge, &plan.settings, arguments.force)?;
     print_stderr(&format!(
         "{} questions, {} models, judged by {}; results go to {}",
         plan.questions.len(),
@@ -77,7 +79,7 @@ fn answers(
         temperatures: plan.temperatures(arguments.answers.temperature),
     };
 
-    let mut cache = ResponseCache::open(&folder.path().join(ANSWER_CACHE))?;
+    let mut cache = folder.responses(ANSWER_CACHE)?;
     let mut sheets = Vec::with_capacity(plan.models.len() + plan.files.len());
     for candidate in &plan.models {
         let mut model = candidate.open(&arguments.host, LocalRank::SINGLE)?;
@@ -112,7 +114,7 @@ fn judged(
 ) -> anyhow::Result<(Vec<Rated>, Vec<Comparison>)> {
     let mut model = plan.judge.open(&arguments.host, LocalRank::SINGLE)?;
     let mut bench = Bench {
-        cache: ResponseCache::open(&folder.path().join(JUDGE_CACHE))?,
+        cache: folder.responses(JUDGE_CACHE)?,
         model: model.as_mut(),
         prompt,
         questions: &plan.questions,
@@ -252,6 +254,7 @@ fn write(
     elapsed: Duration,
 ) -> anyhow::Result<()> {
     let command = shell::own_command();
+    folder.begin_results()?;
     folder.put("judgements.jsonl", &lines(&results.judgements()?))?;
     folder.put("summary.md", results.markdown().as_bytes())?;
     folder.put("report.html", html(results, &plan.questions, sheets, &command).as_bytes())?;

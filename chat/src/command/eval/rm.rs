@@ -28,6 +28,7 @@ use crate::evaluation::model::short_name;
 use crate::evaluation::output::{self, OutputFolder};
 use crate::feedback::timestamp::Timestamp;
 use crate::model_folder;
+use crate::own_folder::FolderKind;
 use crate::run_data::RunData;
 use crate::session::Session;
 use crate::shell;
@@ -46,7 +47,7 @@ pub(super) fn run(arguments: &EvalRmArgs) -> anyhow::Result<()> {
     let settings = settings(arguments, &name);
     let default = || Path::new("eval-results").join(format!("rm-{}", output::file_name(&name)));
     let place = arguments.output.clone().unwrap_or_else(default);
-    let place = OutputFolder::open(&place, &settings, arguments.force)?;
+    let place = OutputFolder::open(&place, FolderKind::RewardModel, &settings, arguments.force)?;
     announce(&files, &place);
 
     let model = ModelArgs {
@@ -57,7 +58,7 @@ pub(super) fn run(arguments: &EvalRmArgs) -> anyhow::Result<()> {
     };
     let scorer = Scorer::new(Session::scalar_model(&model)?, arguments)?;
     let digest = scorer.digest(&folder, arguments.dtype)?;
-    let mut held = HeldScores::open(&place.path().join(SCORE_CACHE), digest.clone())?;
+    let mut held = HeldScores { cache: place.responses(SCORE_CACHE)?, digest: digest.clone() };
     let files = score(&scorer, files, &mut held, &name)?;
     let model = ModelInfo { name, digest };
     let program = format!("colossal-chat {}", env!("CARGO_PKG_VERSION"));
@@ -210,6 +211,7 @@ fn write(
     let finished = Timestamp::now().to_string();
     let notes = Notes { command: command.clone(), finished: finished.clone() };
     let environment = json!({"finished": finished, "seconds": seconds, "command": command});
+    place.begin_results()?;
     place.put("samples.jsonl", lines.as_bytes())?;
     place.put("summary.md", markdown(report).as_bytes())?;
     place.put("report.html", html(report, files, &notes).as_bytes())?;

@@ -31,16 +31,13 @@ pub(super) struct Scorer {
 
 /// The scores that a reward model has given so far, in a file.
 pub(super) struct HeldScores {
-    cache: ResponseCache,
-    digest: String,
+    /// The file.
+    pub(super) cache: ResponseCache,
+    /// The hash of what decides scores.
+    pub(super) digest: String,
 }
 
 impl HeldScores {
-    /// Opens the file, or starts it. `digest` is the hash of what decides scores.
-    pub(super) fn open(path: &Path, digest: String) -> Result<Self, eval::Error> {
-        Ok(Self { cache: ResponseCache::open(path)?, digest })
-    }
-
     /// The scores of a batch, if all are held.
     fn get(&self, batch: &[&[i64]]) -> Option<Vec<f64>> {
         let score = |ids: &&[i64]| match self.cache.get(&self.digest, &key(ids))? {
