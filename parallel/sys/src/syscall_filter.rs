@@ -225,7 +225,7 @@ mod tests {
     const EPERM: u32 = 0x0005_0001;
     const ENOSYS: u32 = 0x0005_0026;
 
-    /// Runs the filter as the machine of the BSD packet filter (McCanne and Jacobson, 1993) does.
+    /// Runs the filter as the machine of the BSD packet filter does.
     fn run(architecture: u32, number: u32, arguments: [u64; 2]) -> u32 {
         let filter = instructions(X86_64);
         let (mut at, mut register) = (0, 0);
