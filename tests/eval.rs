@@ -223,7 +223,7 @@ fn ranks_of_a_run_share_the_verdicts_on_the_programs_of_rank_0() {
     scratch.write("code.toml", CODE);
     let outcome = scratch.run(
         "sft --config life.toml --nproc 2 --set model.path=life/base/final --set data.train=life/data/sft.parquet \
-         --set eval.every=3 --set eval.tasks=['right','early'] --set eval.data=rows \
+         --set eval.every=3 --set eval.tasks=['right','early','greedy'] --set eval.data=rows \
          --set eval.include_path=['code.toml'] --set eval.allow_code_execution=true --set out=code",
     );
     if outcome.stderr.contains("the sandbox for code execution") {
@@ -233,6 +233,8 @@ fn ranks_of_a_run_share_the_verdicts_on_the_programs_of_rank_0() {
     outcome.succeeds();
     assert_eq!(task_scores(&scratch, "code", "eval/right/pass_at_1"), [(3, 1.0), (6, 1.0)]);
     assert_eq!(task_scores(&scratch, "code", "eval/early/pass_at_1"), [(3, 0.0), (6, 0.0)]);
+    // Fourteen processes of 900 MB: the programs fail, and the run goes on to its end.
+    assert_eq!(task_scores(&scratch, "code", "eval/greedy/pass_at_1"), [(3, 0.0), (6, 0.0)]);
 }
 
 /// Tasks whose programs do not depend on what the model writes: each holds its reply as a text.
@@ -256,6 +258,17 @@ code_execution = { program = "reply = {{ reply | tojson }}\n{{ target }}" }
 [[subset]]
 name = "early"
 code_execution = { program = "import os\nos._exit(0)\n{{ target }}" }
+
+[[subset]]
+name = "greedy"
+code_execution = { program = """
+import os
+for _ in range(14):
+    if os.fork() == 0:
+        memory = bytearray(900 << 20)
+        while memory:
+            pass
+{{ target }}""" }
 "#;
 
 #[test]

@@ -156,6 +156,17 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
     children
 }
 
+/// The processes that `process` and those that it has started have started.
+pub(crate) fn descendants(process: u32) -> Vec<u32> {
+    children(process).into_iter().flat_map(|child| [vec![child], descendants(child)].concat()).collect()
+}
+
+/// Whether a process runs: not after its end, also where its parent has not asked for its exit code.
+pub(crate) fn is_running(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
 /// A port of this host that nothing listens at.
 pub(crate) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("a port").port()

@@ -26,6 +26,9 @@ mod chat_server;
 // Evaluations: results, resuming, bounds, wrong input.
 mod eval;
 
+// Programs of a model that run when a signal arrives.
+mod sandbox;
+
 // Judges: ratings, comparisons, servers that fail.
 mod judge;
 

@@ -14,3 +14,4 @@ pub(crate) mod share;
 
 pub(crate) use engine::Engine;
 pub(crate) use model::Candidate;
+pub(crate) use sandbox::most_memory;

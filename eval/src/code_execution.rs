@@ -63,8 +63,9 @@ pub enum Verdict {
 /// Why programs could not be run at all.
 pub type RunnerError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs programs whose author is not trusted.
-pub trait CodeRunner: Debug {
+/// Runs programs whose author is not trusted. May be called from another thread while the calling one does
+/// something else.
+pub trait CodeRunner: Debug + Sync {
     /// The interpreter and its version, on which verdicts may depend.
     fn interpreter(&self) -> String;
 

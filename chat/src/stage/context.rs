@@ -259,7 +259,8 @@ pub(super) fn run_in_folder(
         return Ok(());
     }
     let groups = ctx.groups;
-    let predicted_bytes = plan.peak_memory.map(|peak| peak.total);
+    // A sandbox is a process of its own, and its memory is not measured here.
+    let predicted_bytes = plan.peak_memory.map(|peak| peak.total - peak.sandbox);
     let predicted_seconds = plan.step_time.map(|time| time.seconds);
 
     let live = Live::new(&config.out, groups, &ctx.memory)?;

@@ -205,12 +205,12 @@ impl Variant {
         Ok(Some(self.with_budget(bytes.next_multiple_of(ROUNDING_BYTES))))
     }
 
-    /// Where no budget is set, the largest that leaves room for the program.
+    /// Where no budget is set, the largest that leaves room for the program and for a sandbox.
     fn with_machine_budget(&self, work: Work<'_>) -> Option<Self> {
         let machine = work.machine_bytes.filter(|_| self.config.gemini.device_memory.is_none())?;
         let bytes = ((1.0 - TOLERANCE) * machine as f64) as usize;
-        let bytes =
-            bytes.saturating_sub(peak_memory::program_bytes(&self.config)) / ROUNDING_BYTES * ROUNDING_BYTES;
+        let beside = peak_memory::program_bytes(&self.config) + peak_memory::sandbox_bytes(work.lengths);
+        let bytes = bytes.saturating_sub(beside) / ROUNDING_BYTES * ROUNDING_BYTES;
         (bytes > 0).then(|| self.with_budget(bytes))
     }
 

@@ -6,6 +6,7 @@
 //!                                                                       one training step: activations
 //!                                                                       one rollout, or the replies to tasks:
 //!                                                                           copy of the policy, KV cache
+//!   a sandbox, if tasks run code
 //! ```
 //! The prediction is for a run on the host, and for the process of a mesh that needs most.
 
@@ -75,6 +76,8 @@ pub(super) struct TaskReplies {
     pub(super) count: usize,
     /// The tokens of the longest with its prompt, for which the cache has room.
     pub(super) capacity: usize,
+    /// The bytes that a program takes that is made of a reply and run; 0 if no task runs code.
+    pub(super) programs: usize,
 }
 
 /// The sequences of tokens that run through the models.
@@ -181,6 +184,8 @@ pub(crate) struct PeakMemory {
     pub(crate) kv_cache: usize,
     /// What the program takes without models.
     pub(crate) program: usize,
+    /// What a program takes that the model writes for a task, in its sandbox.
+    pub(crate) sandbox: usize,
     /// The peak: that of the models, at most the budget, and the program.
     pub(crate) total: usize,
 }
@@ -251,8 +256,10 @@ pub(super) fn predict(
         None => held + rollout.max((waste * activations as f64) as usize),
     };
     let program = program_bytes(config);
-    let total = models + program;
-    PeakMemory { activations, logits, rollout, kv_cache, program, total }
+    // The heap keeps what the models took while programs run.
+    let sandbox = sandbox_bytes(lengths);
+    let total = models + program + sandbox;
+    PeakMemory { activations, logits, rollout, kv_cache, program, sandbox, total }
 }
 
 /// What a process takes beside its models.
@@ -261,6 +268,11 @@ pub(super) fn program_bytes(config: &RunConfig) -> usize {
         Kind::Float => PROGRAM_BYTES,
         _ => PROGRAM_BYTES + COMPILED_BYTES_BF16,
     }
+}
+
+/// What a program takes that the model writes for a task.
+pub(super) fn sandbox_bytes(lengths: &SequenceLengths) -> usize {
+    lengths.task_replies.map_or(0, |replies| replies.programs)
 }
 
 /// The micro-batches of an optimizer step that one process runs.
@@ -335,7 +347,7 @@ fn task_replies(
     state: &[ModelBytes],
     lengths: &SequenceLengths,
 ) -> RolloutTensors {
-    let Some(TaskReplies { count, capacity }) = lengths.task_replies else {
+    let Some(TaskReplies { count, capacity, .. }) = lengths.task_replies else {
         return RolloutTensors::default();
     };
     let model = models.first().zip(state.first());
@@ -444,10 +456,16 @@ mod tests {
         let peak = |task_replies| {
             predict(&config, &mesh, &models, &state, &SequenceLengths { task_replies, ..lengths })
         };
-        let (without, with) = (peak(None), peak(Some(TaskReplies { count: 64, capacity: 2000 })));
+        let (without, with) =
+            (peak(None), peak(Some(TaskReplies { count: 64, capacity: 2000, programs: 0 })));
         assert_eq!((without.rollout, without.kv_cache), (0, 0));
         // 64 replies of 1024 tokens at most; keys and values of 2 heads of 16 numbers of 4 bytes in 2 layers.
         assert_eq!(with.kv_cache, 64 * 1024 * 2 * 2 * 16 * 4 * 2);
         assert!(with.total >= without.total + with.kv_cache / 2, "{without:?} {with:?}");
+
+        // A program in its sandbox comes on top of all that the process keeps.
+        let running = peak(Some(TaskReplies { count: 64, capacity: 2000, programs: 1 << 30 }));
+        assert_eq!((with.sandbox, running.sandbox), (0, 1 << 30));
+        assert_eq!(running.total, with.total + (1 << 30));
     }
 }

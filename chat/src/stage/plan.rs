@@ -171,14 +171,20 @@ fn model_line(ModelBytes { role, bytes }: &ModelBytes) -> String {
 
 fn peak_line(peak: &PeakMemory) -> String {
     let size = |bytes: usize| mebibytes(&[bytes as u64]);
-    let PeakMemory { activations, logits, rollout, kv_cache, program, total } = *peak;
+    let PeakMemory { activations, logits, rollout, kv_cache, program, sandbox, total } = *peak;
     let in_rollout = if rollout > 0 {
         format!("{} in a rollout, {} of it for the KV cache; ", size(rollout), size(kv_cache))
     } else {
         String::new()
     };
+    let in_sandbox = if sandbox > 0 {
+        format!("{} for a program that the model writes; ", size(sandbox))
+    } else {
+        String::new()
+    };
     format!(
-        "  beside them: {} in a training step, {} of it for logits; {in_rollout}{} for the program; peak about {}",
+        "  beside them: {} in a training step, {} of it for logits; {in_rollout}{} for the program; {in_sandbox}peak \
+         about {}",
         size(activations),
         size(logits),
         size(program),

@@ -10,6 +10,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use datasets::Tokenizer;
 use eval::code_execution::{CodeRunner, Program, RunnerError, Verdict};
@@ -29,11 +32,12 @@ use crate::config::section::EvalSection;
 use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::evaluation::engine::REPLIES;
 use crate::evaluation::share::Share;
-use crate::evaluation::{Engine, job};
+use crate::evaluation::{Engine, job, most_memory};
 use crate::interrupt;
 
-/// The programs that run while the other ranks wait for their verdicts; the wait has a limit.
-const PROGRAMS: usize = 256;
+/// How long ranks wait in one collective for the verdicts of rank 0. A collective has a limit; the programs of
+/// a task together have none.
+const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// The tasks of a run: the requests, and no model yet.
 pub(super) struct Tasks {
@@ -71,7 +75,8 @@ impl Tasks {
         let (longest, _) = asked.iter().max_by_key(|(context, _)| context.len())?;
         let new = asked.iter().map(|(_, max_gen_toks)| max_gen_toks).max()?;
         let count = asked.len().div_ceil(self.groups.model_replicas().size()).min(REPLIES);
-        Some(TaskReplies { count, capacity: num_tokens(tokenizer, longest) + new })
+        let programs = if self.evaluation.runs_code() { most_memory() as usize } else { 0 };
+        Some(TaskReplies { count, capacity: num_tokens(tokenizer, longest) + new, programs })
     }
 
     /// Asks a model the tasks after `step` steps.
@@ -276,6 +281,9 @@ fn is_stop_requested(groups: &ProcessGroups) -> Result<bool, parallel::Error> {
     Ok(requested[0] > 0.0)
 }
 
+/// The verdicts on programs, or why there are none.
+type Outcome = Result<Vec<Verdict>, String>;
+
 /// Runs programs on rank 0 alone. All ranks get the verdicts.
 #[derive(Debug)]
 struct SharedRunner {
@@ -289,17 +297,74 @@ impl CodeRunner for SharedRunner {
     }
 
     fn run(&self, programs: &[Program]) -> Result<Vec<Verdict>, RunnerError> {
-        let mut verdicts = Vec::with_capacity(programs.len());
-        for some in programs.chunks(PROGRAMS) {
-            let mut found: Vec<Result<Vec<Verdict>, String>> = Vec::new();
-            if self.groups.is_rank_zero() {
-                found.push(self.runner.run(some).map_err(|error| error.to_string()));
-            }
-            let found = self.groups.world().all_gather_object(found)?;
-            for result in found {
-                verdicts.extend(result?);
+        let run = || self.runner.run(programs).map_err(|error| error.to_string());
+        let exchange = |own| self.groups.world().all_gather_object(own);
+        Ok(run_with_heartbeat(self.groups.is_rank_zero().then_some(run), HEARTBEAT, exchange)??)
+    }
+}
+
+/// Runs programs on the rank that has `run`, which is one, and exchanges verdicts at every heartbeat until they
+/// are there. Every rank returns them.
+fn run_with_heartbeat(
+    run: Option<impl FnOnce() -> Outcome + Send>,
+    heartbeat: Duration,
+    exchange: impl Fn(Vec<Option<Outcome>>) -> Result<Vec<Option<Outcome>>, parallel::Error>,
+) -> Result<Outcome, parallel::Error> {
+    thread::scope(|scope| {
+        let (sender, verdicts) = mpsc::channel();
+        let is_runner = run.is_some();
+        if let Some(run) = run {
+            scope.spawn(move || sender.send(run()));
+        }
+        loop {
+            let own = is_runner.then(|| match verdicts.recv_timeout(heartbeat) {
+                Ok(outcome) => Some(outcome),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => Some(Err("the programs could not be run".to_owned())),
+            });
+            if let Some(outcome) = exchange(own.into_iter().collect())?.into_iter().flatten().next() {
+                return Ok(outcome);
             }
         }
-        Ok(verdicts)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn ranks_hear_of_rank_0_while_programs_run() {
+        // Rank 0: its programs end when the ranks have exchanged three times.
+        let (go, wait) = mpsc::channel();
+        let run = move || {
+            wait.recv().unwrap();
+            Ok(vec![Verdict::Passed])
+        };
+        let exchanges = Cell::new(0);
+        let exchange = |own: Vec<Option<Outcome>>| {
+            assert_eq!(own.len(), 1);
+            exchanges.set(exchanges.get() + 1);
+            if exchanges.get() == 3 {
+                go.send(()).unwrap();
+            }
+            Ok(own)
+        };
+        let outcome = run_with_heartbeat(Some(run), Duration::from_millis(1), exchange).unwrap();
+        assert_eq!(outcome, Ok(vec![Verdict::Passed]));
+        assert!(exchanges.get() >= 4, "{exchanges:?}");
+
+        // Another rank has nothing to say and waits for what rank 0 says: not yet, not yet, no.
+        let said = RefCell::new(vec![Some(Err("no sandbox".to_owned())), None, None]);
+        let exchange = |own: Vec<Option<Outcome>>| {
+            assert_eq!(own, []);
+            Ok(vec![said.borrow_mut().pop().unwrap()])
+        };
+        let none: Option<fn() -> Outcome> = None;
+        let outcome = run_with_heartbeat(none, Duration::from_secs(1000), exchange).unwrap();
+        assert_eq!(outcome, Err("no sandbox".to_owned()));
+        assert!(said.borrow().is_empty());
     }
 }

@@ -5,9 +5,13 @@
 //! By default, glibc maps every buffer over 32 MB with a new `mmap` and unmaps it when it is freed, so each
 //! large temporary costs one page fault per 4 KiB. [`keep_large_buffers`] makes the heap keep such buffers.
 
+mod available;
+
 use std::ffi::CStr;
 use std::fmt;
 use std::io;
+
+pub use available::available_bytes;
 
 /// A setting that the C library rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

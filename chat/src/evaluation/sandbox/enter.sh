@@ -1,16 +1,18 @@
 # Builds the file system of a sandbox in fresh namespaces, and replaces itself with the program in it.
 #
-# usage: enter.sh ROOT (folder PATH | file PATH | link PATH TARGET)... -- COMMAND...
+# usage: enter.sh ROOT TMP_SIZE TMP_FILES (folder PATH | file PATH | link PATH TARGET)... -- COMMAND...
 #
-# ROOT is an empty folder. The command starts in ROOT and makes it its root folder: all that it can then see
-# are the given folders and files, read-only and under their own paths, and an empty /tmp.
+# ROOT is a folder of the system that the sandbox does not show. The command starts in ROOT and makes it its root
+# folder: all that it can then see are the given folders and files, read-only and under their own paths, and an
+# empty /tmp of TMP_SIZE bytes and TMP_FILES files. The mounts end with the namespaces, so nothing is left of them.
 set -eu
 umask 022
 root=$1
-shift
-mount -t tmpfs -o size=1m,mode=755,nosuid,nodev tmpfs "$root"
+tmp="size=$2,nr_inodes=$3"
+shift 3
+mount -t tmpfs -o size=1m,nr_inodes=1k,mode=755,nosuid,nodev tmpfs "$root"
 mkdir "$root/tmp"
-mount -t tmpfs -o size=64m,mode=1777,nosuid,nodev tmpfs "$root/tmp"
+mount -t tmpfs -o "$tmp,mode=1777,nosuid,nodev" tmpfs "$root/tmp"
 
 while [ "$1" != -- ]; do
     mkdir -p "$root${2%/*}"
