@@ -22,7 +22,7 @@ pub use device::upload;
 pub use mesh::{Axis, Mesh};
 pub use parallel_sys::{
     Error as SysError, adamw, allocator, arena, autograd, c10d, device_allocator, disk, dispatch, driver,
-    memory, process, runtime,
+    heap, memory, process, runtime,
 };
 pub use parameter::{Parameter, Placement, ShardSpec};
 pub use pipeline::PipelineStages;
