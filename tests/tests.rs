@@ -11,6 +11,9 @@ mod usage;
 // Rows that cannot be used: code 3, and nothing half-written.
 mod rows;
 
+// Small files that unpack to more than memory.
+mod bombs;
+
 // What newcomers get wrong and strangers send: one error line, the right code, nothing half-written.
 mod bad_inputs;
 

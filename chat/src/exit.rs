@@ -174,7 +174,21 @@ pub(crate) fn text(error: &Error) -> String {
     if is_disk_full(error) && !message.contains(MAKE_SPACE) {
         message = format!("{message}: {MAKE_SPACE}");
     }
-    message
+    shortened(message)
+}
+
+/// The most characters of a message that are shown from its start, and from its end.
+const SHOWN: [usize; 2] = [4000, 1000];
+
+/// A message without its middle if it is very long, as one that quotes a name of a file from outside may be.
+pub(crate) fn shortened(message: String) -> String {
+    let count = message.chars().count();
+    if count <= SHOWN[0] + SHOWN[1] {
+        return message;
+    }
+    let head: String = message.chars().take(SHOWN[0]).collect();
+    let tail: String = message.chars().skip(count - SHOWN[1]).collect();
+    format!("{head} [{} more characters] {tail}", count - SHOWN[0] - SHOWN[1])
 }
 
 /// The advice for a full disk.
@@ -223,8 +237,16 @@ pub(crate) fn over_budget(message: &str) -> Option<String> {
 
 /// Whether a libtorch message reports that memory ran out.
 pub(crate) fn is_out_of_memory(message: &str) -> bool {
-    // The last one is what the libraries of CUDA say, such as CUBLAS_STATUS_ALLOC_FAILED.
-    ["can't allocate memory", "out of memory", "not enough memory", "_STATUS_ALLOC_FAILED"]
+    // `_STATUS_ALLOC_FAILED` ends what the libraries of CUDA say, such as CUBLAS_STATUS_ALLOC_FAILED.
+    let words = [
+        "can't allocate memory",
+        "out of memory",
+        "not enough memory",
+        "_STATUS_ALLOC_FAILED",
+        "bad_alloc",
+        "Cannot allocate memory",
+    ];
+    words
         .iter()
         .any(|words| message.contains(words))
 }
@@ -467,7 +489,7 @@ fn of_datasets(error: &datasets::Error) -> u8 {
         // The hub refused: the model does not exist, or this user has no access. Anything else is the
         // network.
         Error::Hub { reason, .. } if ["401", "403", "404"].iter().any(|code| reason.contains(code)) => USAGE,
-        Error::Hub { .. } => FAILED,
+        Error::Hub { .. } | Error::HubSpace { .. } => FAILED,
         Error::UnknownLayout { .. }
         | Error::BadMapping { .. }
         | Error::UnknownTemplate { .. }
@@ -484,6 +506,7 @@ fn of_datasets(error: &datasets::Error) -> u8 {
         | Error::Compressed { .. }
         | Error::NotAFile { .. }
         | Error::TooLong { .. }
+        | Error::Unpacks { .. }
         | Error::WrongFormat { .. }
         | Error::DamagedGzip { .. }
         | Error::ParquetCompression { .. }

@@ -95,7 +95,7 @@ fn read_lines(lines: impl BufRead, wants: InputKind) -> Result<Vec<Input>, Error
         }
         let at = RowLocation { path: path.to_owned(), row: row + 1 };
         let row: Row =
-            serde_json::from_str(&line).map_err(|source| Error::BadJson { at: at.clone(), source })?;
+            serde_json::from_str(&line).map_err(|source| Error::broken_json(at.clone(), &source))?;
         inputs.push(Input { value: parse(&row, &at, wants)?, at });
     }
     non_empty(inputs, path)

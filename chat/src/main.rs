@@ -42,7 +42,12 @@ use clap::error::ErrorKind;
 use args::Cli;
 use console::print_stderr;
 
+#[global_allocator]
+static HEAP: parallel::heap::Heap = parallel::heap::Heap::new(exit::DEVICE);
+
 fn main() -> ExitCode {
+    parallel::heap::before_exit(tui::screen::restore_without_waiting);
+    datasets::hub::measure_disks_with(parallel::disk::free_bytes);
     show_panics_harmlessly();
     let cli = match Cli::read() {
         Ok(cli) => cli,

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::record::{Demonstration, Layout, Notes, Preference, Prompt, Record, Unpaired};
-use crate::table::{self, ReadOptions, TableReader, open_records, write_records_over};
+use crate::table::{self, ReadOptions, TableReader, open_records};
 
 /// A summary of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,25 +54,62 @@ fn run<R: Record>(
     reading: &ReadOptions,
     replaces: bool,
 ) -> Result<ConvertReport> {
-    let mut rows = open_records::<R>(input, reading)?;
-    let mut records = Vec::new();
-    let mut read = 0;
-    while let Some(row) = rows.next_row() {
-        read += 1;
-        records.extend(row?.1);
+    // Rows are written while they are read, so whether one of them has a weight is known at the end. Few
+    // files have weights, so they are the ones that are read twice.
+    let is_stream = table::refuse_stream(output).is_err();
+    let weighted = is_stream && any_weights::<R>(input, reading)?;
+    match write_as::<R>(input, output, reading, (replaces, weighted))? {
+        Some(report) => Ok(report),
+        None => {
+            let report = write_as::<R>(input, output, reading, (replaces, true))?;
+            Ok(report.expect("a file with a column for weights is written"))
+        }
     }
+}
 
-    if read == 0 {
-        return Err(Error::NoRows { path: input.to_owned() });
+fn any_weights<R: Record>(input: &Path, reading: &ReadOptions) -> Result<bool> {
+    for row in open_records::<R>(input, reading)? {
+        if table::has_weights(&row?.1) {
+            return Ok(true);
+        }
     }
-    let Some(first) = records.first() else {
+    Ok(false)
+}
+
+/// Writes the records of a file. `None` if one has a weight and there is no column for it.
+fn write_as<R: Record>(
+    input: &Path,
+    output: &Path,
+    reading: &ReadOptions,
+    (replaces, weighted): (bool, bool),
+) -> Result<Option<ConvertReport>> {
+    let mut rows = open_records::<R>(input, reading)?;
+    let Some((_, first)) = rows.next().transpose()? else {
         let reasons = rows.notes().skipped.keys().cloned().collect::<Vec<_>>().join("; ");
-        return Err(Error::NothingUsable { path: input.to_owned(), rows: read, reasons });
+        return Err(match rows.num_rows_read() {
+            0 => Error::NoRows { path: input.to_owned() },
+            rows => Error::NothingUsable { path: input.to_owned(), rows, reasons },
+        });
     };
 
-    let (from, to, written) = (rows.layout(), first.layout(), records.len());
-    write_records_over(output, &records, replaces)?;
-    Ok(ConvertReport { from, to, read, written, notes: rows.notes().clone() })
+    let (from, to) = (rows.layout(), first.layout());
+    let (mut written, mut needs_weights) = (0, false);
+    let rest = rows.by_ref().map(|row| row.map(|(_, record)| record));
+    let records = std::iter::once(Ok(first)).chain(rest).map(|record| {
+        let record = record?;
+        written += 1;
+        needs_weights = !weighted && table::has_weights(&record);
+        if needs_weights || record.layout() != to {
+            let (path, found) = (output.to_owned(), record.layout().name());
+            return Err(Error::MixedLayouts { path, row: written, first: to.name(), found });
+        }
+        Ok(record.to_row())
+    });
+    match table::write(output, replaces, (to, weighted), records) {
+        Err(_) if needs_weights => return Ok(None),
+        outcome => outcome?,
+    }
+    Ok(Some(ConvertReport { from, to, read: rows.num_rows_read(), written, notes: rows.notes().clone() }))
 }
 
 #[cfg(test)]

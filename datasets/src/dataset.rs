@@ -186,7 +186,7 @@ impl<T: TrainingRow> EncodedDataset<T> {
                 let row = if left == 0 { None } else { records.next_row() }?;
                 left -= 1;
                 read += 1;
-                Some(row)
+                Some(row.map(|(at, sources)| (at, sources, records.row_bytes())))
             });
 
             // One id more than the limit is enough to see that a row is too long.

@@ -11,7 +11,7 @@ pub use location::RowLocation;
 
 use std::path::PathBuf;
 
-use self::hint::{broken_json, role_hint};
+use self::hint::role_hint;
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -85,12 +85,21 @@ pub enum Error {
         fix: String,
     },
 
-    /// A line, or a file that is read at once, exceeds the size limit.
-    #[error("{path}: {source}; split the file, or check the program that wrote it")]
+    /// A row, a header or the columns of a file exceed a limit.
+    #[error("{at}: {what}; make it smaller, or check the program that wrote the file")]
     TooLong {
+        /// The row.
+        at: RowLocation,
+        /// What is too long, with the limit.
+        what: String,
+    },
+
+    /// A gzip file unpacks to far more than rows do.
+    #[error("{path}: {source}, which rows do not; if it is right, unpack it first with `gzip -d {path}`")]
+    Unpacks {
         /// The file.
         path: PathBuf,
-        /// What is too long.
+        /// The limit.
         source: std::io::Error,
     },
 
@@ -149,14 +158,17 @@ pub enum Error {
 
     /// A row is not valid JSON.
     #[error(
-        "{}; write one object per line in .jsonl, and one array of objects in .json",
-        broken_json(at, source)
+        "{} line {line} column {column}: broken JSON: {reason}; write one object per line in .jsonl, and one array of objects in .json", at.path.display()
     )]
     BadJson {
         /// The row.
         at: RowLocation,
-        /// The error of the parser.
-        source: serde_json::Error,
+        /// The line in the file, from 1.
+        line: usize,
+        /// The column in the line, from 1.
+        column: usize,
+        /// What the parser expected.
+        reason: String,
     },
 
     /// A row is valid JSON but not an object.
@@ -701,6 +713,24 @@ pub enum Error {
         reason: String,
     },
 
+    /// The files that the hub announces do not fit on the disk.
+    #[error(
+        "{model}: {file} would take {} MB more, and the disk of {folder} has {} MB free for them; make room, or set HF_HUB_CACHE to a folder on another disk",
+        missing.div_ceil(1_000_000), free / 1_000_000
+    )]
+    HubSpace {
+        /// The model.
+        model: String,
+        /// The file, or what the files are.
+        file: String,
+        /// The bytes that are still to come.
+        missing: u64,
+        /// The bytes that may be written.
+        free: u64,
+        /// The cache folder.
+        folder: PathBuf,
+    },
+
     /// A file is not in the cache and the hub must not be contacted.
     #[error(
         "{model}: {file} is not in the cache {cache} and HF_HUB_OFFLINE is set; download the model once with HF_HUB_OFFLINE unset (there is no folder {model} here)"
@@ -757,6 +787,21 @@ pub enum Error {
 }
 
 impl Error {
+    /// The error for a row that was parsed by itself. For JSONL the line is the line in the file, because the
+    /// parser sees one line at a time.
+    #[must_use]
+    pub fn broken_json(at: RowLocation, source: &serde_json::Error) -> Self {
+        let by_lines = RowLocation::unit(&at.path) == "line" && at.row > 0;
+        let line = if by_lines { at.row } else { source.line() };
+        Self::BadJson { at, line, column: source.column(), reason: Self::reason_of_json(source) }
+    }
+
+    /// What the parser expected, without the place.
+    pub(crate) fn reason_of_json(source: &serde_json::Error) -> String {
+        let reason = source.to_string();
+        reason.split(" at line ").next().unwrap_or_default().to_owned()
+    }
+
     /// Adds the row in which this error occurred.
     #[must_use]
     pub fn in_row(self, at: &RowLocation) -> Self {

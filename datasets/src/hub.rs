@@ -10,6 +10,7 @@
 //! weight files are checked before they become paths (`name.rs`), and the token is sent to no other host
 //! (`client.rs`). The only file whose content this module reads is the weight index.
 
+mod bounds;
 mod cache;
 mod client;
 mod fetch;
@@ -23,6 +24,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use self::bounds::measure_disks_with;
 use self::cache::{CacheFolder, written};
 use self::client::Client;
 use self::fetch::Snapshot;
@@ -159,17 +161,14 @@ impl HubSettings {
         let wanted: Vec<&str> = listing.files().into_iter().filter(|file| is_wanted(file)).collect();
         let snapshot =
             Snapshot { settings: self, name: &name, client: &client, cache: &cache, commit: &listing.sha };
-        let mut paths = Vec::with_capacity(wanted.len());
-        for file in wanted {
-            if !is_plain_path(file) {
-                return Err(snapshot.hostile("file", file));
-            }
-            let path = target.join(file);
-            if !path.exists() {
-                copy_whole(&snapshot.fetch(file)?, &path)?;
-            }
-            paths.push(path);
+        if let Some(file) = wanted.iter().find(|file| !is_plain_path(file)) {
+            return Err(snapshot.hostile("file", file));
         }
+        let missing: Vec<&str> = wanted.iter().copied().filter(|file| !target.join(file).exists()).collect();
+        for (file, path) in missing.iter().zip(snapshot.fetch_files(&missing)?) {
+            copy_whole(&path, &target.join(file))?;
+        }
+        let paths = wanted.iter().map(|file| target.join(file)).collect();
         cache.note(&name.revision, &listing.sha)?;
         Ok(paths)
     }
@@ -263,10 +262,9 @@ impl Snapshot<'_> {
                 return Err(Error::WeightIndex { path, reason });
             }
         }
-        for file in SMALL_FILES.into_iter().filter(|file| files.contains(file)) {
-            self.fetch(file)?;
-        }
-        weights.iter().try_for_each(|file| self.fetch(file).map(drop))
+        let small = SMALL_FILES.into_iter().filter(|file| files.contains(file));
+        let wanted: Vec<&str> = small.chain(weights.iter().map(String::as_str)).collect();
+        self.fetch_files(&wanted).map(drop)
     }
 }
 

@@ -1,19 +1,26 @@
 //! Reads and writes files of rows: Parquet, JSONL, JSON and CSV. The last three may be gzipped.
 //!
-//! Files are streamed (Parquet in batches within row groups, text line by line); only `.json` files are read
-//! at once. Files are written under a temporary name in the same folder, synced and renamed. JSONL is split
-//! at `\n` only. The file name decides the format, and the first bytes must agree with it. Rows are counted
-//! from 1; a JSONL row has the number of its line. This module does not know what the columns mean.
+//! Files are streamed (Parquet in batches within row groups, text row by row), and every row, batch and
+//! header has a limit (`limits.rs`). Files are written under a temporary name in the same folder, synced and
+//! renamed. JSONL is split at `\n` only. The file name decides the format, and the first bytes must agree
+//! with it. Rows are counted from 1; a JSONL row has the number of its line. This module does not know what
+//! the columns mean.
 
 mod arrow;
+mod batch;
+mod csv;
+mod delta;
+mod document;
 mod footer;
-mod json;
+pub(crate) mod json;
+pub(crate) mod limits;
+mod pages;
 mod records;
 mod source;
 mod text;
 mod write;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +30,7 @@ use crate::error::{Error, Result, RowLocation};
 use crate::record::Row;
 
 pub use records::{ReadOptions, RecordReader, open_records, read_records};
-pub(crate) use write::atomically;
+pub(crate) use write::{atomically, has_weights, write};
 pub use write::{write_records, write_records_over, write_rows};
 
 /// The file extensions that are read and written.
@@ -162,9 +169,14 @@ impl Position {
         self.done.fetch_add(count, Ordering::Relaxed);
     }
 
+    /// Returns the units that have been read.
+    fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
     /// Returns the fraction of the file that has been read, from 0 to 1.
     pub fn share(&self) -> f64 {
-        (self.done.load(Ordering::Relaxed) as f64 / self.whole.max(1) as f64).min(1.0)
+        (self.done() as f64 / self.whole.max(1) as f64).min(1.0)
     }
 }
 
@@ -177,7 +189,7 @@ pub struct TableReader {
 }
 
 enum Source {
-    Parquet(arrow::Builder),
+    Parquet(arrow::ParquetFile),
     Text(Rows),
 }
 
@@ -189,17 +201,17 @@ impl TableReader {
         let (file, size) = source::open(path, format, gzipped)?;
         let path = path.to_owned();
         if format == Format::Parquet {
-            let (builder, columns) = arrow::open(file, &path)?;
+            let (file, columns) = arrow::open(file, &path)?;
             distinct(&columns, &path)?;
-            let position = Position::new(builder.metadata().file_metadata().num_rows().max(0) as u64);
-            return Ok(Self { path, columns, position, source: Source::Parquet(builder) });
+            let position = Position::new(file.num_rows());
+            return Ok(Self { path, columns, position, source: Source::Parquet(file) });
         }
         let position = Position::new(size);
-        let reader = source::reader(file, format, gzipped, &position);
+        let reader = source::reader(file, gzipped, &position);
         let (rows, columns) = match format {
-            Format::Csv => text::csv(reader, &path, gzipped)?,
-            Format::Json => sample(text::json(reader, &path, gzipped)?)?,
-            _ => sample(text::jsonl(reader, &path, gzipped))?,
+            Format::Csv => csv::csv(reader, &path, gzipped)?,
+            Format::Json => sample(document::json(reader, &path, gzipped), &path)?,
+            _ => sample(text::jsonl(reader, &path, gzipped), &path)?,
         };
         distinct(&columns, &path)?;
         Ok(Self { path, columns, position, source: Source::Text(rows) })
@@ -219,7 +231,7 @@ impl TableReader {
     /// metadata. Empty for other formats.
     fn filled(&self) -> Vec<(String, usize)> {
         match &self.source {
-            Source::Parquet(builder) => arrow::filled(builder),
+            Source::Parquet(file) => arrow::filled(file),
             Source::Text(_) => Vec::new(),
         }
     }
@@ -233,7 +245,7 @@ impl TableReader {
         wanted: Option<&dyn Fn(&str) -> bool>,
     ) -> Result<impl Iterator<Item = Result<(RowLocation, Row)>> + Send + use<>> {
         let rows = match self.source {
-            Source::Parquet(builder) => arrow::rows(builder, wanted, &self.path, self.position)?,
+            Source::Parquet(file) => arrow::rows(file, wanted, &self.path, self.position)?,
             Source::Text(rows) => rows,
         };
         let path = self.path;
@@ -246,21 +258,29 @@ impl TableReader {
 
 /// Returns an error for a duplicate column, because one of the two would be lost.
 fn distinct(columns: &[String], path: &Path) -> Result<()> {
-    let twice = columns.iter().enumerate().find(|(index, name)| columns[..*index].contains(name));
-    twice.map_or(Ok(()), |(_, name)| {
+    let mut seen = HashSet::new();
+    let twice = columns.iter().find(|name| !seen.insert(*name));
+    twice.map_or(Ok(()), |name| {
         Err(Error::DuplicateColumn { path: path.to_owned(), column: name.escape_debug().to_string() })
     })
 }
 
 /// Finds the columns from the first rows. The returned iterator yields these rows first.
-fn sample(mut rows: Rows) -> Result<(Rows, Vec<String>)> {
+fn sample(mut rows: Rows, path: &Path) -> Result<(Rows, Vec<String>)> {
     let mut head = VecDeque::new();
     let mut columns: Vec<String> = Vec::new();
-    for row in rows.by_ref().take(COLUMN_SAMPLE) {
-        for name in row.iter().flat_map(|(_, row)| row.keys()) {
-            if !columns.contains(name) {
-                columns.push(name.clone());
-            }
+    let mut seen = HashSet::new();
+    let mut bytes = 0;
+    while head.len() < COLUMN_SAMPLE && bytes < limits::SAMPLE_BYTES {
+        let Some(row) = rows.next() else { break };
+        if let Ok((_, row)) = &row {
+            bytes += limits::row_bytes(row);
+            let new = row.keys().filter(|name| !seen.contains(*name)).cloned().collect::<Vec<_>>();
+            seen.extend(new.iter().cloned());
+            columns.extend(new);
+        }
+        if columns.len() > limits::COLUMNS {
+            return Err(limits::too_many_columns(RowLocation { path: path.to_owned(), row: 0 }));
         }
         head.push_back(row);
     }

@@ -9,6 +9,7 @@
 mod compare;
 mod dropped;
 mod folder;
+mod growth;
 mod stream;
 mod train;
 mod turns;
@@ -26,6 +27,7 @@ use crate::template::{self, ChatTemplate, RenderOptions, Rendered};
 use crate::untrusted::decode;
 
 pub(crate) use folder::{SMALL_FILE_BYTES, read_small};
+use growth::Growth;
 pub use stream::StreamDecoder;
 pub use train::TrainOptions;
 
@@ -54,6 +56,10 @@ struct BrokenTemplate {
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// How much `inner` may make of a text or of ids.
+    growth: Growth,
+    /// The bytes of the longest token.
+    longest_token: usize,
     /// `tokenizer_config.json` as read, without the chat template.
     config: Map<String, Value>,
     /// The special tokens that have an id, by name: `bos_token`, `eos_token`, `pad_token`, `unk_token` …
@@ -92,6 +98,7 @@ impl Tokenizer {
     /// Encodes text to ids. With `add_special`, the post-processor of `tokenizer.json` runs and the settings
     /// `add_bos_token` and `add_eos_token` apply. A BOS or EOS that is already in the text is not doubled.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<i64>> {
+        self.check_text(text)?;
         let encoding =
             decode(|| self.inner.encode_fast(text, add_special)).map_err(|reason| self.failed(&reason))?;
         let encoding = encoding.map_err(|error| self.failed(&error))?;
@@ -106,6 +113,9 @@ impl Tokenizer {
     /// Decodes ids to text. With `skip_special`, special tokens are left out.
     pub fn decode(&self, ids: &[i64], skip_special: bool) -> Result<String> {
         let ids: Vec<u32> = ids.iter().map(|&id| self.checked("decode", id)).collect::<Result<_>>()?;
+        let length = |&id: &u32| self.inner.id_to_token(id).map_or(0, |token| token.len());
+        let exact = || ids.iter().map(length).sum();
+        self.growth.check_ids(ids.len(), self.longest_token, exact).map_err(|reason| self.failed(&reason))?;
         let text = decode(|| self.inner.decode(&ids, skip_special)).map_err(|reason| self.failed(&reason))?;
         text.map_err(|error| self.failed(&error))
     }
@@ -236,6 +246,7 @@ impl Tokenizer {
 
     /// Encodes text without adding any token, and returns the byte range of each id in the text.
     pub(crate) fn pieces(&self, text: &str) -> Result<Pieces> {
+        self.check_text(text)?;
         let encoding = decode(|| self.inner.encode(text, false)).map_err(|reason| self.failed(&reason))?;
         let encoding = encoding.map_err(|error| self.failed(&error))?;
         Ok(Pieces {
@@ -268,6 +279,11 @@ impl Tokenizer {
 
     fn special_id(&self, name: &str) -> Option<i64> {
         self.special.get(name).map(|token| token.id)
+    }
+
+    /// Refuses a text that the normalizer may make too much of.
+    fn check_text(&self, text: &str) -> Result<()> {
+        self.growth.check_text(text.len()).map_err(|reason| self.failed(&reason))
     }
 
     fn failed(&self, error: &dyn std::fmt::Display) -> Error {

@@ -12,7 +12,7 @@ use crate::fields::Fields;
 use crate::{Error, family};
 
 /// The maximum size in bytes of a JSON file in a model folder.
-const LARGEST_TEXT: u64 = 100_000_000;
+const LARGEST_TEXT: u64 = 32 << 20;
 
 /// A parsed and checked `config.json`.
 #[derive(Clone, Debug)]
@@ -267,8 +267,8 @@ impl Config {
     }
 }
 
-/// Reads a small text file. Files above 100 MB are errors, and so are pipes and devices, because reading a
-/// pipe could block forever.
+/// Reads a small text file. Files above 32 MiB are errors, because a parsed file takes up to 36 times as
+/// much, and so are pipes and devices, because reading a pipe could block forever.
 pub(crate) fn read_text(path: &Path) -> Result<String, Error> {
     let io = |source| Error::Io { path: path.to_owned(), source };
     let about = std::fs::metadata(path).map_err(io)?;

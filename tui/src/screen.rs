@@ -50,7 +50,15 @@ fn active() -> MutexGuard<'static, bool> {
 pub fn restore() {
     // A panic inside of a frame comes here with the lock held by its own thread. Then the screen gives the
     // terminal back when it is dropped.
-    let active = if thread::panicking() { try_active() } else { Some(active()) };
+    leave_if(if thread::panicking() { try_active() } else { Some(active()) });
+}
+
+/// Like [`restore`], for a thread that may hold the lock of a frame: then the terminal stays as it is.
+pub fn restore_without_waiting() {
+    leave_if(try_active());
+}
+
+fn leave_if(active: Option<MutexGuard<'_, bool>>) {
     if active.is_some_and(|mut active| std::mem::take(&mut *active)) {
         // Nothing is left to do about a terminal that is gone.
         let _ = leave(&mut io::stdout());

@@ -323,3 +323,20 @@ fn hints_name_the_role_that_is_meant() {
     let shared = r#"{"messages": [{"role": "human", "content": "q"}, {"role": "gpt", "content": "a"}]}"#;
     assert_eq!(messages(shared), [Message::user("q"), Message::assistant("a")]);
 }
+
+#[test]
+fn a_weight_in_the_last_row_has_a_column() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("x.jsonl"), folder.path().join("y.parquet"));
+    let row = |weight: &str| {
+        format!(
+            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"q\"}}, {{\"role\": \"assistant\", \"content\": \"a\"{weight}}}]}}\n"
+        )
+    };
+    std::fs::write(&input, row("").repeat(2000) + &row(", \"weight\": 0") + &row("")).unwrap();
+    let report = convert(&input, &output, &ReadOptions::default(), false).unwrap();
+    assert_eq!((report.read, report.written), (2002, 2002));
+    let rows = table::read_records::<Demonstration>(&output, None).unwrap();
+    let ignored = |row: &Demonstration| row.turns().iter().any(|turn| turn.ignore_loss);
+    assert_eq!(rows.iter().position(ignored), Some(2000));
+}

@@ -1,8 +1,8 @@
 //! Encodes rows on all cores while they are read, and returns the results in file order.
 //!
-//! The caller's thread reads batches and sends them to the worker threads through a bounded queue, so that
-//! memory use does not grow with the file. Batches that finish out of order wait for the earlier ones.
-//! Encoding stops at the first error in file order.
+//! The caller's thread reads batches and sends them to the worker threads through a bounded queue, and waits
+//! while the rows under way take too many bytes, so that memory use does not grow with the file. Batches that
+//! finish out of order wait for the earlier ones. Encoding stops at the first error in file order.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -12,16 +12,23 @@ use std::thread;
 
 use crate::error::{Result, RowLocation};
 
-/// Number of rows per batch.
+/// Number of rows per batch, unless they are large.
 const BATCH: usize = 128;
+/// The bytes after which a batch is sent.
+const BATCH_BYTES: usize = 4 << 20;
+/// The most bytes of rows that are under way. A larger batch is under way alone.
+const BYTES_UNDER_WAY: usize = 256 << 20;
 
 /// A batch with its index in the file.
 type Batch<S> = (usize, Vec<(RowLocation, S)>);
 
+/// The sources of a row, and their bytes in memory.
+type SizedRow<S> = (RowLocation, Vec<S>, usize);
+
 /// Encodes every source of every row and passes the results to `take` in order. A row has any number of
 /// sources.
 pub(super) fn encode<S: Send, F: Send>(
-    rows: impl Iterator<Item = Result<(RowLocation, Vec<S>)>>,
+    rows: impl Iterator<Item = Result<SizedRow<S>>>,
     encode: &(impl Fn(&(RowLocation, S)) -> Result<F> + Sync),
     take: impl FnMut(Vec<F>),
 ) -> Result<()> {
@@ -58,30 +65,23 @@ fn work<S, F>(
 
 /// Reads batches, sends them to the workers and passes the results on in order.
 fn feed<S, F>(
-    mut rows: impl Iterator<Item = Result<(RowLocation, Vec<S>)>>,
+    mut rows: impl Iterator<Item = Result<SizedRow<S>>>,
     to_workers: SyncSender<Batch<S>>,
     encoded: &Receiver<(usize, Result<Vec<F>>)>,
     mut take: impl FnMut(Vec<F>),
 ) -> Result<()> {
-    let (mut sent, mut taken) = (0, 0);
-    let mut waiting = BTreeMap::new();
+    let mut sent = 0;
+    let mut order = InOrder { waiting: BTreeMap::new(), next: 0 };
+    let mut under_way = UnderWay::default();
     let mut failed = None;
 
-    let mut hand_on = |place: usize, result: Result<Vec<F>>| -> Result<()> {
-        waiting.insert(place, result);
-        while let Some(result) = waiting.remove(&taken) {
-            take(result?);
-            taken += 1;
-        }
-        Ok(())
-    };
-
     while failed.is_none() {
-        let mut batch = Vec::new();
-        while batch.len() < BATCH {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while batch.len() < BATCH && bytes < BATCH_BYTES {
             match rows.next() {
                 None => break,
-                Some(Ok((at, sources))) => {
+                Some(Ok((at, sources, size))) => {
+                    bytes += if sources.is_empty() { 0 } else { size };
                     batch.extend(sources.into_iter().map(|source| (at.clone(), source)));
                 }
                 Some(Err(error)) => {
@@ -95,19 +95,66 @@ fn feed<S, F>(
         if batch.is_empty() {
             break;
         }
+        while under_way.is_full(bytes) {
+            let Ok((place, result)) = encoded.recv() else { break };
+            under_way.remove(place);
+            order.hand_on(place, result, &mut take)?;
+        }
         if to_workers.send((sent, batch)).is_err() {
             break;
         }
+        under_way.add(sent, bytes);
         sent += 1;
         while let Ok((place, result)) = encoded.try_recv() {
-            hand_on(place, result)?;
+            under_way.remove(place);
+            order.hand_on(place, result, &mut take)?;
         }
     }
 
     // Closing the queue ends the workers, which closes `encoded` after the last result.
     drop(to_workers);
     for (place, result) in encoded {
-        hand_on(place, result)?;
+        order.hand_on(place, result, &mut take)?;
     }
     failed.map_or(Ok(()), Err)
+}
+
+/// The results that wait for those of earlier batches.
+struct InOrder<F> {
+    waiting: BTreeMap<usize, Result<Vec<F>>>,
+    next: usize,
+}
+
+impl<F> InOrder<F> {
+    fn hand_on(&mut self, place: usize, result: Result<Vec<F>>, take: &mut impl FnMut(Vec<F>)) -> Result<()> {
+        self.waiting.insert(place, result);
+        while let Some(result) = self.waiting.remove(&self.next) {
+            take(result?);
+            self.next += 1;
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of the batches that were sent and have not come back.
+#[derive(Default)]
+struct UnderWay {
+    batches: BTreeMap<usize, usize>,
+    bytes: usize,
+}
+
+impl UnderWay {
+    /// Whether a batch must wait for others.
+    fn is_full(&self, bytes: usize) -> bool {
+        !self.batches.is_empty() && self.bytes.saturating_add(bytes) > BYTES_UNDER_WAY
+    }
+
+    fn add(&mut self, place: usize, bytes: usize) {
+        self.batches.insert(place, bytes);
+        self.bytes += bytes;
+    }
+
+    fn remove(&mut self, place: usize) {
+        self.bytes -= self.batches.remove(&place).unwrap_or(0);
+    }
 }

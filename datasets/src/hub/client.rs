@@ -10,6 +10,8 @@ use std::time::Duration;
 use ureq::{Agent, AgentBuilder, Response};
 use url::Url;
 
+use super::bounds::Pace;
+
 /// The largest listing of a repository, in bytes.
 const LISTING_BYTES: u64 = 64 << 20;
 const REDIRECTS: usize = 10;
@@ -57,10 +59,22 @@ impl Client {
     /// Requests a JSON object from the hub's API.
     pub(super) fn listing<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, String> {
         let response = self.get(path, None)?.response;
-        let mut text = Vec::new();
-        let read = response.into_reader().take(LISTING_BYTES).read_to_end(&mut text);
-        read.map_err(|error| self.explain_io(&error))?;
+        let text = self.read_all(response.into_reader().take(LISTING_BYTES))?;
         serde_json::from_slice(&text).map_err(|error| format!("the hub's answer cannot be read: {error}"))
+    }
+
+    fn read_all(&self, mut reader: impl Read) -> Result<Vec<u8>, String> {
+        let pace = Pace::new(self.timeout);
+        let (mut text, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+        loop {
+            match reader.read(&mut buffer) {
+                Ok(0) => return Ok(text),
+                Ok(count) => text.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.explain_io(&error)),
+            }
+            pace.check(text.len() as u64)?;
+        }
     }
 
     /// Requests the `ETag` and the length of a file.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::HubSettings;
+use super::bounds::{self, Pace};
 use super::cache::{CacheFolder, make_parent, written};
 use super::client::{Client, FileInfo};
 use super::name::{Kind, RepositoryName, blob_name, percent_encoded};
@@ -28,14 +29,40 @@ pub(super) struct Snapshot<'a> {
     pub(super) commit: &'a str,
 }
 
+/// A file of the repository that is not in the snapshot.
+struct Missing<'a> {
+    file: &'a str,
+    address: String,
+    info: FileInfo,
+    /// The name of its blob.
+    etag: String,
+}
+
 impl Snapshot<'_> {
     /// Returns the path of a file in the cache, and downloads the file if it is missing. The name must be a
     /// plain path.
     pub(super) fn fetch(&self, file: &str) -> Result<PathBuf> {
-        let path = self.cache.snapshot(self.commit).join(file);
-        if path.is_file() {
-            return Ok(path);
+        self.fetch_files(&[file]).map(|mut paths| paths.remove(0))
+    }
+
+    /// Returns the paths of files in the cache, and downloads those that are missing, if all of them fit on
+    /// the disk. The names must be plain paths.
+    pub(super) fn fetch_files(&self, files: &[&str]) -> Result<Vec<PathBuf>> {
+        if files.len() > bounds::FILES {
+            let reason = format!("there are {} of them, more than {}", files.len(), bounds::FILES);
+            return Err(self.failed("the files", reason));
         }
+        let snapshot = self.cache.snapshot(self.commit);
+        let missing = files.iter().filter(|file| !snapshot.join(file).is_file());
+        let missing = missing.map(|file| self.ask(file)).collect::<Result<Vec<_>>>()?;
+        let sizes = missing.iter().map(|missing| self.missing_bytes(missing));
+        self.check_space("the files", sizes.fold(0, u64::saturating_add))?;
+        missing.iter().try_for_each(|missing| self.download(missing))?;
+        Ok(files.iter().map(|file| snapshot.join(file)).collect())
+    }
+
+    /// Asks the hub for the size and the `ETag` of a file.
+    fn ask<'a>(&self, file: &'a str) -> Result<Missing<'a>> {
         let kind = self.name.kind;
         let prefix = kind.in_address();
         let address = format!("{prefix}/{}/resolve/{}/{}", self.name.id, self.commit, percent_encoded(file));
@@ -47,19 +74,37 @@ impl Snapshot<'_> {
                 self.failed(file, format!("it has {} bytes, more than {SMALL_FILE_BYTES}", info.size))
             );
         }
+        Ok(Missing { file, address, info, etag })
+    }
 
-        let blob = self.cache.blob(&etag);
-        let _lock = self
-            .cache
-            .lock(&etag, || self.report(&format!("{file}: another process fetches it; waiting")))?;
+    /// The bytes of a file that are still to come.
+    fn missing_bytes(&self, missing: &Missing<'_>) -> u64 {
+        let held = |path: &Path| fs::metadata(path).map_or(0, |held| held.len());
+        let (blob, incomplete) = (self.cache.blob(&missing.etag), self.cache.incomplete(&missing.etag));
+        missing.info.size.saturating_sub(held(&blob).max(held(&incomplete)))
+    }
+
+    fn check_space(&self, file: &str, missing: u64) -> Result<()> {
+        let folder = self.settings.cache.clone();
+        bounds::too_little_space(&folder, missing).map_or(Ok(()), |free| {
+            let (model, file) = (self.name.full.clone(), file.to_owned());
+            Err(Error::HubSpace { model, file, missing, free, folder })
+        })
+    }
+
+    fn download(&self, missing: &Missing<'_>) -> Result<()> {
+        let Missing { file, address, info, etag } = missing;
+        let blob = self.cache.blob(etag);
+        let _lock =
+            self.cache.lock(etag, || self.report(&format!("{file}: another process fetches it; waiting")))?;
         let held = fs::metadata(&blob).is_ok_and(|held| held.len() == info.size);
         if !held {
-            let incomplete = self.cache.incomplete(&etag);
-            self.transfer(file, &address, &info, &incomplete)?;
-            self.check(file, &etag, &incomplete)?;
+            let incomplete = self.cache.incomplete(etag);
+            self.transfer(file, address, info, &incomplete)?;
+            self.check(file, etag, &incomplete)?;
             written(&blob, fs::rename(&incomplete, &blob))?;
         }
-        self.cache.link(self.commit, file, &etag)
+        self.cache.link(self.commit, file, etag).map(drop)
     }
 
     /// The error for an unsafe name chosen by the repository.
@@ -82,7 +127,9 @@ impl Snapshot<'_> {
             let start = if start > info.size { 0 } else { start };
             match self.append(address, start, info.size, incomplete, &mut progress)? {
                 Ok(()) => break,
-                Err(reason) if attempt == ATTEMPTS => return Err(self.failed(file, reason)),
+                Err(reason) if attempt == ATTEMPTS || progress.is_too_slow => {
+                    return Err(self.failed(file, reason));
+                }
                 Err(_) => std::thread::sleep(Duration::from_millis(300)),
             }
         }
@@ -119,11 +166,17 @@ impl Snapshot<'_> {
                 Ok(count) => {
                     written(path, out.write_all(&buffer[..count]))?;
                     done += count as u64;
+                    if progress.came(count as u64) {
+                        self.check_space(progress.file, size.saturating_sub(done))?;
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Ok(Err(self.client.explain_io(&error))),
             }
             progress.show(done);
+            if let Err(reason) = progress.check_pace() {
+                return Ok(Err(reason));
+            }
         }
         written(path, out.sync_all())?;
         Ok(if done == size { Ok(()) } else { Err(format!("{done} of {size} bytes came")) })
@@ -160,22 +213,42 @@ impl Snapshot<'_> {
     }
 }
 
-/// Prints the progress of a transfer at regular intervals.
+/// Prints the progress of a transfer at regular intervals, and checks its speed.
 struct Progress<'a> {
     snapshot: &'a Snapshot<'a>,
     file: &'a str,
     size: u64,
     last_report: Instant,
+    pace: Pace,
+    /// The bytes that came, in all attempts.
+    bytes: u64,
+    is_too_slow: bool,
 }
 
 impl<'a> Progress<'a> {
     const EVERY: Duration = Duration::from_secs(5);
+    /// The bytes after which the space of the disk is checked again.
+    const CHECKED_BYTES: u64 = 256 << 20;
 
     fn new(snapshot: &'a Snapshot<'a>, file: &'a str, size: u64) -> Self {
         if size > 1 << 20 {
             snapshot.report(&format!("fetching {file}, {} MB", size.div_ceil(1_000_000)));
         }
-        Self { snapshot, file, size, last_report: Instant::now() }
+        let pace = Pace::new(snapshot.settings.timeout);
+        Self { snapshot, file, size, last_report: Instant::now(), pace, bytes: 0, is_too_slow: false }
+    }
+
+    /// Counts bytes. Returns whether so many came that the space of the disk should be checked again.
+    fn came(&mut self, count: u64) -> bool {
+        let before = self.bytes;
+        self.bytes += count;
+        before / Self::CHECKED_BYTES != self.bytes / Self::CHECKED_BYTES
+    }
+
+    fn check_pace(&mut self) -> Result<(), String> {
+        let pace = self.pace.check(self.bytes);
+        self.is_too_slow = pace.is_err();
+        pace
     }
 
     fn show(&mut self, done: u64) {

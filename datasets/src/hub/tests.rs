@@ -28,6 +28,10 @@ struct Manners {
     elsewhere: Option<String>,
     /// Bytes after which a transfer breaks off once.
     breaks_after: Option<usize>,
+    /// The size that every file is said to have; absent: that of its content.
+    announced: Option<u64>,
+    /// Whether every file comes at ten bytes a second.
+    drips: bool,
 }
 
 impl LocalHub {
@@ -103,13 +107,22 @@ fn answer(
                 "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {first}-{last}/{}\r\nETag: \
                  \"{etag}\"\r\nx-repo-commit: {COMMIT}\r\nConnection: close\r\n\r\n{}",
                 body.len(),
-                content.len(),
+                manners.announced.unwrap_or(content.len() as u64),
                 &body[..sent],
             )
         }
     } else {
         "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned()
     };
+    let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+    if manners.drips && content.is_some() && body.len() > 1 {
+        write!(stream, "{head}\r\n\r\n").unwrap();
+        // The client may have gone.
+        let drop =
+            |byte| stream.write_all(&[byte]).is_ok().then(|| thread::sleep(Duration::from_millis(100)));
+        let _ = body.bytes().try_for_each(drop);
+        return;
+    }
     stream.write_all(reply.as_bytes()).unwrap();
 }
 
@@ -318,6 +331,34 @@ fn a_transfer_that_breaks_off_goes_on_where_it_stopped() {
         assert_eq!(&fs::read_to_string(folder.join(name)).unwrap(), content);
     }
     assert!(tree(cache.path()).iter().all(|path| path.extension().is_none_or(|end| end != "incomplete")));
+}
+
+#[test]
+fn announced_sizes_must_fit_on_the_disk() {
+    // 100 MB are free, 64 MiB of which stay free.
+    measure_disks_with(|_| Ok(Some(100_000_000)));
+    let cache = tempfile::tempdir().unwrap();
+    let root = cache.path().join("not/there/yet");
+    // Each of the three files fits, all of them do not.
+    let whole = [("config.json", "{}"), ("tokenizer.json", "{}"), ("model.safetensors", "x")];
+    let hub = LocalHub::with(&whole, Manners { announced: Some(20_000_000), ..Manners::default() });
+    let error = hub.settings(&root).resolve("owner/tiny").unwrap_err();
+    let Error::HubSpace { missing, free, .. } = error else { panic!("{error}") };
+    assert_eq!((missing, free), (60_000_000, 100_000_000 - (64 << 20)));
+    // The list and three sizes were asked for, and no bytes.
+    assert_eq!(hub.requests.lock().unwrap().len(), 4);
+    assert!(!root.exists());
+}
+
+#[test]
+fn a_file_that_drips_is_given_up() {
+    let long = "x".repeat(1000);
+    let files = [("config.json", "{}"), ("tokenizer.json", "{}"), ("model.safetensors", long.as_str())];
+    let hub = LocalHub::with(&files, Manners { drips: true, ..Manners::default() });
+    let cache = tempfile::tempdir().unwrap();
+    // At ten bytes a second the server is never silent, and would take 100 s.
+    let error = hub.settings(cache.path()).resolve("owner/tiny").unwrap_err().to_string();
+    assert!(error.contains("cannot get model.safetensors") && error.contains("16 KiB a second"), "{error}");
 }
 
 #[test]

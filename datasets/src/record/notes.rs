@@ -5,7 +5,7 @@
 //! learns are an error, metadata such as `id` are counted separately, and all others are counted and
 //! reported. This module does not print.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::{Layout, Mapping, Record, Row};
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result, RowLocation};
+use crate::table::limits::{COLUMNS, too_many_columns};
 
 /// Fields of rows and turns that are part of the model input or the training target. They are an error where
 /// no layout reads them.
@@ -192,14 +193,10 @@ impl Notes {
             turn @ Value::Object(_) => std::slice::from_ref(turn),
             _ => return Ok(()),
         };
-        let mut seen: Vec<&str> = Vec::new();
+        let mut seen: BTreeSet<&str> = BTreeSet::new();
         for turn in turns.iter().filter_map(Value::as_object) {
             for (name, value) in turn {
-                if !looked.mapping.reads_turn_field(name)
-                    && !seen.contains(&name.as_str())
-                    && !is_blank(value)
-                {
-                    seen.push(name);
+                if !looked.mapping.reads_turn_field(name) && !is_blank(value) && seen.insert(name) {
                     self.field(looked, name, &format!("{column}[].{name}"), value)?;
                 }
             }
@@ -221,6 +218,10 @@ impl Notes {
                 kind: looked.kind,
                 name: name.escape_debug().to_string(),
             }),
+            // A file whose every row has fields of its own would fill the memory with their names.
+            Class::Metadata | Class::Told if self.metadata.len() + self.unread.len() > COLUMNS => {
+                Err(too_many_columns(looked.at.clone()))
+            }
             Class::Metadata => {
                 count(&mut self.metadata, place, looked.at);
                 Ok(())
@@ -329,6 +330,9 @@ fn is_blank(value: &Value) -> bool {
     }
 }
 
+/// The most names of an object in a message.
+const SHOWN_NAMES: usize = 20;
+
 /// Describes a value in a few words.
 pub fn preview(value: &Value) -> String {
     match value {
@@ -338,8 +342,9 @@ pub fn preview(value: &Value) -> String {
         Value::String(text) => format!("the text {:?}", text.chars().take(40).collect::<String>()),
         Value::Array(list) => format!("a list of {}", list.len()),
         Value::Object(object) => {
-            let names: Vec<String> = object.keys().map(|name| name.escape_debug().to_string()).collect();
-            format!("an object with {}", names.join(", "))
+            let names = object.keys().take(SHOWN_NAMES).map(|name| name.escape_debug().to_string());
+            let more = if object.len() > SHOWN_NAMES { ", ..." } else { "" };
+            format!("an object with {}{more}", names.collect::<Vec<_>>().join(", "))
         }
     }
 }

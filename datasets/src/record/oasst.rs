@@ -11,11 +11,13 @@ use super::parse::Fields;
 use super::{Demonstration, Parsed, Preference};
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
+use crate::table::limits::{ROW_BYTES, row_too_large};
 
 /// Reads all preference pairs of a tree.
 pub(super) fn preferences(row: &Fields<'_>) -> Result<Parsed<Preference>> {
-    let mut pairs = Vec::new();
-    collect(row, root(row)?, &mut Vec::new(), &mut pairs)?;
+    let mut tree = Tree { row, path: Vec::new(), pairs: Vec::new(), bytes: 0 };
+    tree.collect(root(row)?)?;
+    let pairs = tree.pairs;
     Ok(if pairs.is_empty() { Parsed::Skipped("the tree has no ranked answers") } else { Parsed::Rows(pairs) })
 }
 
@@ -40,37 +42,54 @@ fn root<'a>(row: &Fields<'a>) -> Result<&'a Value> {
     row.row.get("prompt").ok_or_else(|| bad(row, "there is no prompt message"))
 }
 
-/// Adds the preference pairs below `node`. `path` holds the messages above it.
-fn collect(
-    row: &Fields<'_>,
-    node: &Value,
-    path: &mut Vec<Message>,
-    pairs: &mut Vec<Preference>,
-) -> Result<()> {
-    path.push(message(row, node)?);
-    let replies = replies(node);
-    let ranked: Vec<&Value> = replies.iter().copied().filter(|reply| rank(reply).is_some()).collect();
+/// The pairs of a tree. Every pair repeats the messages above it, so a small tree may give pairs without end.
+struct Tree<'a> {
+    row: &'a Fields<'a>,
+    /// The messages above the current one.
+    path: Vec<Message>,
+    pairs: Vec<Preference>,
+    /// The bytes of the pairs.
+    bytes: usize,
+}
 
-    for (place, &one) in ranked.iter().enumerate() {
-        for &other in &ranked[place + 1..] {
-            let (better, worse) = (message(row, one)?, message(row, other)?);
-            let answers = better.role == Role::Assistant && worse.role == Role::Assistant;
-            if answers && rank(one) != rank(other) && better != worse {
-                pairs.push(Preference::Messages {
-                    prompt: path.clone(),
-                    chosen: vec![better],
-                    rejected: vec![worse],
-                    margin: None,
-                });
+impl Tree<'_> {
+    /// Adds the preference pairs below `node`.
+    fn collect(&mut self, node: &Value) -> Result<()> {
+        self.path.push(message(self.row, node)?);
+        let replies = replies(node);
+        let ranked: Vec<&Value> = replies.iter().copied().filter(|reply| rank(reply).is_some()).collect();
+        let above: usize = self.path.iter().map(bytes).sum();
+
+        for (place, &one) in ranked.iter().enumerate() {
+            for &other in &ranked[place + 1..] {
+                let (better, worse) = (message(self.row, one)?, message(self.row, other)?);
+                let answers = better.role == Role::Assistant && worse.role == Role::Assistant;
+                if answers && rank(one) != rank(other) && better != worse {
+                    self.bytes += size_of::<Preference>() + above + bytes(&better) + bytes(&worse);
+                    if self.bytes > ROW_BYTES {
+                        return Err(row_too_large(self.row.at.clone()));
+                    }
+                    self.pairs.push(Preference::Messages {
+                        prompt: self.path.clone(),
+                        chosen: vec![better],
+                        rejected: vec![worse],
+                        margin: None,
+                    });
+                }
             }
         }
-    }
 
-    for reply in replies {
-        collect(row, reply, path, pairs)?;
+        for reply in replies {
+            self.collect(reply)?;
+        }
+        self.path.pop();
+        Ok(())
     }
-    path.pop();
-    Ok(())
+}
+
+/// The bytes of a message in memory.
+fn bytes(message: &Message) -> usize {
+    size_of::<Message>() + message.content.len()
 }
 
 fn rank(node: &Value) -> Option<i64> {

@@ -12,6 +12,8 @@ use serde_json::Value;
 use super::{Demonstration, Layout, Mapping, Parsed, Preference, Prompt, Row, Unpaired, notes, transcript};
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result, RowLocation};
+use crate::table::json::{self, Problem};
+use crate::table::limits::row_too_large;
 
 const TURNS: &str = "a list of {role, content}";
 const CONTENT: &str = "text, or a list of {type: \"text\", text}";
@@ -272,8 +274,16 @@ impl Fields<'_> {
     fn listed(&self, field: &str, expected: &'static str) -> Result<Cow<'_, Value>> {
         let value = self.need(field, expected)?;
         let cell = value.as_str().filter(|text| self.at.is_csv() && text.trim_start().starts_with('['));
-        let list = cell.and_then(|text| serde_json::from_str(text).ok());
-        Ok(list.map_or(Cow::Borrowed(value), Cow::Owned))
+        match cell.map(|text| json::parse(text.as_bytes())) {
+            Some(Ok(list)) => Ok(Cow::Owned(list)),
+            // A list with a field that is there twice, or one that is too large, is no text.
+            Some(Err(Problem::Broken(error))) if error.is_data() => {
+                let reason = format!("the list in the field {field}: {}", Error::reason_of_json(&error));
+                Err(Error::BadForeignRow { at: self.at.clone(), reason })
+            }
+            Some(Err(Problem::TooLarge)) => Err(row_too_large(self.at.clone())),
+            Some(Err(Problem::Broken(_))) | None => Ok(Cow::Borrowed(value)),
+        }
     }
 
     /// Returns the prompt turns, after the turn of a `system` column. A text becomes one user turn.

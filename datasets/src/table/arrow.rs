@@ -1,44 +1,51 @@
-//! Reads Parquet files as rows: converts record batches to JSON values, the representation that all formats
-//! share.
+//! Reads Parquet files as rows.
 //!
-//! Supported types are text of any offset width, dictionary-encoded text, integers, floating-point numbers,
-//! booleans, lists and structs. A column of any other type (binary, dates) is an error if it is read. This
-//! module does not know what the columns mean.
+//! Texts are decoded as views: values of a dictionary or a page that many rows refer to are in memory once,
+//! and `pages.rs` bounds the pages that a batch may hold. Supported types are those of `batch.rs`. A column
+//! of any other type (binary, dates) is an error if it is read. This module does not know what the columns
+//! mean.
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
-use arrow_array::cast::AsArray;
-use arrow_array::types::{Float64Type, Int64Type, UInt64Type};
-use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_schema::{ArrowError, DataType};
-use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use arrow_schema::{ArrowError, DataType, Field, FieldRef, Fields};
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::{ProjectionMask, parquet_to_arrow_field_levels};
 use parquet::basic::Compression;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::statistics::Statistics;
-use serde_json::{Map, Value, json};
 
-use super::{Position, Rows, footer};
+use super::batch::{RowBatch, in_column, plain, rows_of};
+use super::pages::{Meter, MeteredRowGroups};
+use super::{Position, Rows, footer, limits, pages};
 use crate::error::{Error, Result};
-use crate::record::Row;
 use crate::untrusted::decode;
 
 /// Number of rows per decoded batch.
 const BATCH: usize = 1024;
 
-pub(super) type Builder = ParquetRecordBatchReaderBuilder<File>;
+type Builder = ParquetRecordBatchReaderBuilder<File>;
+
+/// An open file.
+pub(super) struct ParquetFile {
+    file: Arc<File>,
+    builder: Builder,
+    bytes: u64,
+    /// The unpacked size of the largest page of each column, in bytes.
+    largest_pages: Vec<u64>,
+}
 
 /// Opens a file and reads its column names. Returns an error for a compression that is not built in.
-pub(super) fn open(file: File, path: &Path) -> Result<(Builder, Vec<String>)> {
+pub(super) fn open(file: File, path: &Path) -> Result<(ParquetFile, Vec<String>)> {
     let failed = |source| Error::Parquet { path: path.to_owned(), source };
     let damaged = |error: std::io::Error| failed(ParquetError::General(error.to_string()));
     footer::check(&file).map_err(damaged)?;
     let pages = file.try_clone().map_err(|source| Error::Read { path: path.to_owned(), source })?;
     let builder = decode(|| Builder::try_new(file)).map_err(ParquetError::General);
     let builder = builder.and_then(|builder| builder).map_err(failed)?;
-    footer::check_pages(&pages, builder.metadata()).map_err(damaged)?;
+    let largest_pages = footer::check_pages(&pages, builder.metadata()).map_err(damaged)?;
 
     let chunks = builder.metadata().row_groups().iter().flat_map(RowGroupMetaData::columns);
     for chunk in chunks {
@@ -51,12 +58,14 @@ pub(super) fn open(file: File, path: &Path) -> Result<(Builder, Vec<String>)> {
         }
     }
     let columns = builder.schema().fields().iter().map(|field| field.name().clone()).collect();
-    Ok((builder, columns))
+    let bytes = pages.metadata().map_err(|source| Error::Read { path: path.to_owned(), source })?.len();
+    Ok((ParquetFile { file: Arc::new(pages), builder, bytes, largest_pages }, columns))
 }
 
 /// Returns the number of rows in which each column is not null. The file has no such count for lists and
 /// structs; all their rows are counted.
-pub(super) fn filled(builder: &Builder) -> Vec<(String, usize)> {
+pub(super) fn filled(file: &ParquetFile) -> Vec<(String, usize)> {
+    let builder = &file.builder;
     let fields = builder.schema().fields().iter();
     let schema = builder.parquet_schema();
     let filled = |name: &str| {
@@ -73,131 +82,93 @@ pub(super) fn filled(builder: &Builder) -> Vec<(String, usize)> {
     fields.map(|field| (field.name().clone(), filled(field.name()).unwrap_or(0))).collect()
 }
 
+impl ParquetFile {
+    /// The number of rows that the footer announces.
+    pub(super) fn num_rows(&self) -> u64 {
+        self.builder.metadata().file_metadata().num_rows().max(0) as u64
+    }
+}
+
 /// Returns the rows, with only the wanted columns.
 pub(super) fn rows(
-    builder: Builder,
+    file: ParquetFile,
     wanted: Option<&dyn Fn(&str) -> bool>,
     path: &Path,
     position: Position,
 ) -> Result<Rows> {
-    let mask = wanted.map_or_else(ProjectionMask::all, |wanted| {
-        let fields = builder.schema().fields().iter().enumerate();
-        let roots = fields.filter(|(_, field)| wanted(field.name()));
-        ProjectionMask::roots(builder.parquet_schema(), roots.map(|(index, _)| index))
-    });
+    let meter = Meter::default();
+    let reader = decode(|| reader(&file, wanted, &meter))
+        .unwrap_or_else(|reason| Err(Fault::Parquet(ParquetError::General(reason))));
+    let mut reader = reader.map_err(|fault| match fault {
+        Fault::Parquet(source) => Error::Parquet { path: path.to_owned(), source },
+        Fault::Type(source) => Error::Arrow { path: path.to_owned(), source },
+    })?;
 
-    let reader = builder.with_projection(mask).with_batch_size(BATCH).build();
-    let path = path.to_owned();
-    let mut reader = reader.map_err(|source| Error::Parquet { path: path.clone(), source })?;
-
-    let (mut number, mut ended) = (0, false);
-    // Stop after an error: the reader may return the same error forever.
-    let batches = std::iter::from_fn(move || {
-        if ended {
-            return None;
+    let most = limits::rows_bytes(file.bytes);
+    Ok(rows_of(path, most, move |path| {
+        meter.begin_batch();
+        let batch = decode(|| Some(reader.next()?.and_then(|batch| RowBatch::new(&batch))));
+        let batch = batch.unwrap_or_else(|reason| Some(Err(ArrowError::ParquetError(reason))))?;
+        if let Ok(batch) = &batch {
+            position.add(batch.num_rows() as u64);
         }
-
-        let failed = |source| Error::Arrow { path: path.clone(), source };
-        let rows = match decode(|| Some(reader.next()?.and_then(|batch| rows_of(&batch)))) {
-            Ok(rows) => rows?.map_err(failed),
-            Err(reason) => Err(failed(ArrowError::ParquetError(reason))),
-        };
-
-        ended = rows.is_err();
-        Some(match rows {
-            Ok(rows) => {
-                position.add(rows.len() as u64);
-                let from = number;
-                number += rows.len();
-                rows.into_iter().enumerate().map(|(index, row)| Ok((from + index + 1, row))).collect()
-            }
-            Err(error) => vec![Err(error)],
-        })
-    });
-    Ok(Box::new(batches.flatten()))
+        Some(batch.map_err(|source| Error::Arrow { path: path.to_owned(), source }))
+    }))
 }
 
-/// Converts a record batch to rows.
-pub(super) fn rows_of(batch: &RecordBatch) -> std::result::Result<Vec<Row>, ArrowError> {
-    let mut rows = vec![Map::new(); batch.num_rows()];
-    for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
-        let values = values(column).map_err(|error| in_column(field.name(), error))?;
-        for (row, value) in rows.iter_mut().zip(values) {
-            row.insert(field.name().clone(), value);
-        }
-    }
-    Ok(rows)
+/// Why a file cannot be read.
+enum Fault {
+    Parquet(ParquetError),
+    /// A wanted column has a type that is not supported.
+    Type(ArrowError),
 }
 
-/// Adds the column name to the error for an unsupported type.
-fn in_column(name: &str, error: ArrowError) -> ArrowError {
-    match error {
-        ArrowError::NotYetImplemented(what) => ArrowError::NotYetImplemented(format!("`{name}`: {what}")),
-        other => other,
+impl From<ParquetError> for Fault {
+    fn from(error: ParquetError) -> Self {
+        Self::Parquet(error)
     }
 }
 
-/// Converts a column to JSON values.
-fn values(column: &ArrayRef) -> std::result::Result<Vec<Value>, ArrowError> {
-    let plain = |to: &DataType| arrow_cast::cast(column, to);
-    Ok(match column.data_type() {
-        DataType::Null => vec![Value::Null; column.len()],
-        DataType::Boolean => column.as_boolean().iter().map(|value| json!(value)).collect(),
-        DataType::Utf8 => column.as_string::<i32>().iter().map(|value| json!(value)).collect(),
-        DataType::LargeUtf8 | DataType::Utf8View => values(&plain(&DataType::Utf8)?)?,
-        DataType::Dictionary(_, to) => values(&plain(to)?)?,
-        DataType::UInt64 => column.as_primitive::<UInt64Type>().iter().map(|value| json!(value)).collect(),
-        DataType::Int64 => column.as_primitive::<Int64Type>().iter().map(|value| json!(value)).collect(),
-        kind if kind.is_integer() => values(&plain(&DataType::Int64)?)?,
-        DataType::Float64 => column.as_primitive::<Float64Type>().iter().map(number).collect(),
-        kind if kind.is_floating() => values(&plain(&DataType::Float64)?)?,
-        DataType::List(_) => {
-            let lists = column.as_list::<i32>();
-            let bounds = lists.value_offsets().iter().map(|&offset| offset as usize).collect::<Vec<_>>();
-            lists_of(column, lists.values(), &bounds)?
+fn reader(
+    file: &ParquetFile,
+    wanted: Option<&dyn Fn(&str) -> bool>,
+    meter: &Meter,
+) -> std::result::Result<ParquetRecordBatchReader, Fault> {
+    let (builder, schema) = (&file.builder, file.builder.parquet_schema());
+    let is_wanted = |field: &Field| wanted.is_none_or(|wanted| wanted(field.name()));
+    let fields = builder.schema().fields();
+    let roots = fields.iter().enumerate().filter(|(_, field)| is_wanted(field)).map(|(index, _)| index);
+    let mask = ProjectionMask::roots(schema, roots);
+    for (leaf, &bytes) in file.largest_pages.iter().enumerate() {
+        if mask.leaf_included(leaf) {
+            pages::check_size(schema.get_column_root(leaf).name(), bytes)?;
         }
-        DataType::LargeList(_) => {
-            let lists = column.as_list::<i64>();
-            let bounds = lists.value_offsets().iter().map(|&offset| offset as usize).collect::<Vec<_>>();
-            lists_of(column, lists.values(), &bounds)?
-        }
-        DataType::FixedSizeList(item, _) => values(&plain(&DataType::List(item.clone()))?)?,
-        DataType::Struct(fields) => {
-            let structs = column.as_struct();
-            let mut rows = vec![Map::new(); column.len()];
-            for (field, part) in fields.iter().zip(structs.columns()) {
-                for (row, value) in rows.iter_mut().zip(values(part)?) {
-                    row.insert(field.name().clone(), value);
-                }
-            }
-            let whole = rows.into_iter().map(Value::Object).enumerate();
-            whole.map(|(row, value)| if column.is_null(row) { Value::Null } else { value }).collect()
-        }
-        kind => return Err(ArrowError::NotYetImplemented(format!("a column of type {kind}"))),
-    })
-}
-
-/// Converts a floating-point number. JSON has no non-finite numbers, so a non-finite value becomes a text,
-/// which every numeric field rejects.
-fn number(value: Option<f64>) -> Value {
-    match value {
-        Some(value) if !value.is_finite() => Value::String(value.to_string()),
-        value => json!(value),
     }
+
+    let views: Fields = fields.iter().map(texts_as_views).collect();
+    let levels = parquet_to_arrow_field_levels(schema, mask, Some(&views))?;
+    let groups = MeteredRowGroups::new(Arc::clone(&file.file), Arc::clone(builder.metadata()), meter.clone());
+    let reader = ParquetRecordBatchReader::try_new_with_row_groups(&levels, &groups, BATCH, None)?;
+    // Before anything is decoded, since only texts are decoded as views.
+    for field in fields.iter().filter(|field| is_wanted(field)) {
+        plain(field.data_type()).map_err(|error| Fault::Type(in_column(field.name(), error)))?;
+    }
+    Ok(reader)
 }
 
-/// Splits the items of a list column at its offsets.
-fn lists_of(
-    column: &ArrayRef,
-    items: &ArrayRef,
-    bounds: &[usize],
-) -> std::result::Result<Vec<Value>, ArrowError> {
-    let first = bounds.first().copied().unwrap_or(0);
-    let last = bounds.last().copied().unwrap_or(0);
-    let mut items = values(&items.slice(first, last - first))?.into_iter();
-    let list = |row: usize| {
-        let list: Vec<Value> = items.by_ref().take(bounds[row + 1] - bounds[row]).collect();
-        if column.is_null(row) { Value::Null } else { Value::Array(list) }
-    };
-    Ok((0..column.len()).map(list).collect())
+/// A field whose texts, also those inside of lists and structs, are views.
+fn texts_as_views(field: &FieldRef) -> FieldRef {
+    Arc::new(Field::clone(field).with_data_type(type_with_views(field.data_type())))
+}
+
+fn type_with_views(kind: &DataType) -> DataType {
+    match kind {
+        DataType::Utf8 | DataType::LargeUtf8 => DataType::Utf8View,
+        DataType::Dictionary(_, value) => type_with_views(value),
+        DataType::List(item) => DataType::List(texts_as_views(item)),
+        DataType::LargeList(item) => DataType::LargeList(texts_as_views(item)),
+        DataType::FixedSizeList(item, size) => DataType::FixedSizeList(texts_as_views(item), *size),
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(texts_as_views).collect()),
+        other => other.clone(),
+    }
 }

@@ -4,8 +4,9 @@
 //! boolean inside a list takes no byte there. A footer of 800 bytes can therefore keep it busy for minutes.
 //! The crate also reads a known field without checking its type. This module requires every known field to
 //! have the type that `parquet.thrift` gives it (github.com/apache/parquet-format), and it rejects a list
-//! that announces more elements than there are bytes left. It validates only; it stores nothing that it
-//! reads, except the size of a page.
+//! that announces more elements than there are bytes left. It also bounds the footer, the number of columns
+//! and how deep they are nested, because the crate builds the tree of columns by recursion. It validates
+//! only; it stores nothing that it reads, except the sizes of a page and the columns of groups that are open.
 
 use std::fs::File;
 use std::io;
@@ -13,8 +14,14 @@ use std::os::unix::fs::FileExt;
 
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 
+use super::limits::COLUMNS;
+
 /// Size of the file tail in bytes: the length of the footer (four bytes) and "PAR1".
 const TAIL: u64 = 8;
+/// Maximum size of the footer in bytes. Decoded, it takes up to 35 times as much.
+const FOOTER_BYTES: u64 = 32 << 20;
+/// Maximum nesting depth of columns. A list takes two levels and a structure one.
+const GROUPS: usize = 64;
 /// Maximum nesting depth of structures. Parquet's own structures nest 6 deep.
 const DEPTH: usize = 16;
 /// Number of bytes read at first for a page header. Most headers have fewer than 100.
@@ -175,14 +182,19 @@ pub(super) fn check(file: &File) -> io::Result<()> {
     let length = u64::from(u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]));
     let Some(start) = end.checked_sub(length).filter(|_| tail.ends_with(b"PAR1")) else { return Ok(()) };
 
+    if length > FOOTER_BYTES {
+        let why = format!("it has {} MiB, more than {}", length >> 20, FOOTER_BYTES >> 20);
+        return Err(wrong("footer", Fault::Wrong(why)));
+    }
     let mut bytes = vec![0; length as usize];
     file.read_exact_at(&mut bytes, start)?;
     Reader::new(&bytes).structure(FILE, 0).map_err(|fault| wrong("footer", fault))?;
     Ok(())
 }
 
-/// Checks the headers of all pages of a file. The footer must have been checked before.
-pub(super) fn check_pages(file: &File, metadata: &ParquetMetaData) -> io::Result<()> {
+/// Checks the headers of all pages of a file, and returns the unpacked size of the largest page of each
+/// column. The footer must have been checked before.
+pub(super) fn check_pages(file: &File, metadata: &ParquetMetaData) -> io::Result<Vec<u64>> {
     let end_of_file = file.metadata()?.len();
     let columns = || metadata.row_groups().iter().flat_map(RowGroupMetaData::columns);
     let bytes = columns().map(|column| u128::try_from(column.compressed_size()).unwrap_or(0));
@@ -190,23 +202,28 @@ pub(super) fn check_pages(file: &File, metadata: &ParquetMetaData) -> io::Result
     if bytes.sum::<u128>() > u128::from(end_of_file) {
         return Err(wrong("footer", Fault::Wrong("its columns are larger than the file".to_owned())));
     }
-    for column in columns() {
+    let mut largest = vec![0; metadata.file_metadata().schema_descr().num_columns()];
+    let leaves = metadata.row_groups().iter().flat_map(|group| group.columns().iter().enumerate());
+    for (leaf, column) in leaves {
         // Some writers set the page offsets of a row group without rows to 0.
         let offsets = [column.dictionary_page_offset(), Some(column.data_page_offset())];
         let Some(first) = offsets.into_iter().flatten().filter(|&offset| offset > 0).min() else { continue };
         let mut at = first as u64;
         let length = u64::try_from(column.compressed_size()).unwrap_or(0);
         let end = at.saturating_add(length).min(end_of_file);
-        while let Some(next) = page(file, at, end)? {
+        while let Some((next, unpacked)) = page(file, at, end)? {
             at = next;
+            if let Some(largest) = largest.get_mut(leaf) {
+                *largest = unpacked.max(*largest);
+            }
         }
     }
-    Ok(())
+    Ok(largest)
 }
 
-/// Returns the offset of the page after the one at `at`. Returns `None` after the last page, and where the
-/// Parquet crate will itself stop with an error.
-fn page(file: &File, at: u64, end: u64) -> io::Result<Option<u64>> {
+/// Returns the offset of the page after the one at `at`, and the unpacked size of the page. Returns `None`
+/// after the last page, and where the Parquet crate will itself stop with an error.
+fn page(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
     let left = end.saturating_sub(at);
     if left == 0 {
         return Ok(None);
@@ -219,7 +236,7 @@ fn page(file: &File, at: u64, end: u64) -> io::Result<Option<u64>> {
         match reader.structure(PAGE, 0) {
             Ok(()) => {
                 let header = (bytes.len() - reader.bytes.len()) as u64;
-                return Ok(reader.page_size.map(|size| at + header + size));
+                return Ok(reader.page_size.map(|size| (at + header + size, reader.unpacked_size)));
             }
             Err(Fault::Ends) if length < left => length *= 16,
             Err(Fault::Ends) => return Ok(None),
@@ -241,11 +258,46 @@ struct Reader<'a> {
     bytes: &'a [u8],
     /// Field 3 of the outermost structure. In a page header it is the size of the page.
     page_size: Option<u64>,
+    /// Field 2 of the outermost structure. In a page header it is the size of the unpacked page.
+    unpacked_size: u64,
+    /// Field 5 of the structure inside of the outermost one that was read last. In an element of the schema
+    /// it is the number of its children.
+    children: u64,
+    columns: Columns,
+}
+
+/// The tree of columns, whose elements come parents first.
+#[derive(Default)]
+struct Columns {
+    /// The children that are still to come, of each group that is open.
+    open: Vec<u64>,
+    leaves: usize,
+}
+
+impl Columns {
+    fn add(&mut self, children: u64) -> Result<(), Fault> {
+        while self.open.pop_if(|left| *left == 0).is_some() {}
+        if let Some(left) = self.open.last_mut() {
+            *left -= 1;
+        }
+        if children == 0 {
+            self.leaves += 1;
+        } else {
+            self.open.push(children);
+        }
+        if self.open.len() > GROUPS {
+            return Err(Fault::Wrong(format!("its columns are more than {GROUPS} groups deep")));
+        }
+        if self.leaves > COLUMNS {
+            return Err(Fault::Wrong(format!("it has more than {COLUMNS} columns")));
+        }
+        Ok(())
+    }
 }
 
 impl<'a> Reader<'a> {
     fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, page_size: None }
+        Self { bytes, page_size: None, unpacked_size: 0, children: 0, columns: Columns::default() }
     }
 
     fn take(&mut self, count: u64) -> Result<&'a [u8], Fault> {
@@ -291,9 +343,15 @@ impl<'a> Reader<'a> {
 
             number += i16::from(step);
             let kind = fields.iter().find(|field| field.0 == number).map(|field| &field.1);
-            if depth == 0 && number == 3 && (4..=6).contains(&code) {
+            let is_integer = matches!(kind, None | Some(Integer)) && (4..=6).contains(&code);
+            if is_integer && matches!((depth, number), (0, 2 | 3) | (1, 5)) {
                 let zigzag = self.unsigned()?;
-                self.page_size = (zigzag % 2 == 0).then_some(zigzag / 2);
+                let natural = (zigzag % 2 == 0).then_some(zigzag / 2);
+                match number {
+                    2 => self.unpacked_size = natural.unwrap_or(0),
+                    3 => self.page_size = natural,
+                    _ => self.children = natural.unwrap_or(0),
+                }
             } else {
                 self.value(code, kind, number, depth)?;
             }
@@ -354,13 +412,20 @@ impl<'a> Reader<'a> {
             return Err(Fault::Ends);
         }
 
+        let is_schema = depth == 0 && number == 2;
         for _ in 0..count {
+            if is_schema {
+                self.children = 0;
+            }
             // A list in a list counts as one level deeper, so that empty lists cannot nest without limit.
             let depth = if code == 9 { depth + 1 } else { depth };
             if depth == DEPTH {
                 return Err(Fault::Wrong(format!("it is more than {DEPTH} structures deep")));
             }
             self.value(code, kind, number, depth)?;
+            if is_schema {
+                self.columns.add(self.children)?;
+            }
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 
+use super::limits::row_bytes;
 use super::{Position, TableReader};
 use crate::error::{Error, Result, RowLocation};
 use crate::record::notes::{Class, ReadRow, class};
@@ -60,6 +61,10 @@ pub struct RecordReader<R> {
     layout: Layout,
     notes: Notes,
     position: Position,
+    /// The number of rows read, also of those that cannot be used.
+    read: usize,
+    /// The bytes of the records of the last row in memory.
+    row_bytes: usize,
     /// The remaining records of a row that gives several.
     pending: VecDeque<(RowLocation, R)>,
 }
@@ -80,9 +85,20 @@ impl<R: Record> RecordReader<R> {
         self.position.clone()
     }
 
+    /// Returns the number of rows read so far, also of those that cannot be used.
+    pub fn num_rows_read(&self) -> usize {
+        self.read
+    }
+
+    /// Returns about how many bytes the records of the last row take in memory.
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
     /// Reads the next row of the file, which gives any number of records.
     pub fn next_row(&mut self) -> Option<Result<(RowLocation, Vec<R>)>> {
         let row = self.rows.next()?;
+        self.read += 1;
         Some(row.and_then(|(at, row)| {
             let records = self.records(&at, row)?;
             Ok((at, records))
@@ -93,6 +109,7 @@ impl<R: Record> RecordReader<R> {
     fn records(&mut self, at: &RowLocation, row: Row) -> Result<Vec<R>> {
         let ReadOptions { mapping, layout_guessed, .. } = &self.reading;
         let row = self.reading.prepare(row);
+        let row_bytes = row_bytes(&row);
         let needless = if *layout_guessed { &[] } else { R::UNUSED_COLUMNS };
         let looked = ReadRow { row: &row, at, layout: self.layout, mapping, needless, kind: R::KIND };
         self.notes.unread(&looked)?;
@@ -102,6 +119,8 @@ impl<R: Record> RecordReader<R> {
                 Ok(Vec::new())
             }
             Parsed::Rows(records) => {
+                // No record is larger than its row.
+                self.row_bytes = row_bytes.saturating_mul(records.len());
                 // The pairs of a message tree share their turns, so their oddities would be counted several
                 // times.
                 if let [record] = &records[..] {
@@ -162,7 +181,16 @@ pub fn open_records<R: Record>(path: &Path, reading: &ReadOptions) -> Result<Rec
 
     let position = reader.position();
     let rows = Box::new(reader.rows(Some(&wanted))?);
-    Ok(RecordReader { rows, reading: reading.clone(), layout, notes, position, pending: VecDeque::new() })
+    Ok(RecordReader {
+        rows,
+        reading: reading.clone(),
+        layout,
+        notes,
+        position,
+        read: 0,
+        row_bytes: 0,
+        pending: VecDeque::new(),
+    })
 }
 
 /// Reads all records of a file.

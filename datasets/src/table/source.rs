@@ -23,10 +23,10 @@ const MAGIC: [(&[u8], &str, &str); 6] = [
     (b"PAR1", "Parquet", ""),
 ];
 
-/// Maximum length of a line in bytes. Parsing a row of this size takes a few times as much memory.
-const LONGEST_LINE: u64 = 256 << 20;
-/// Maximum size of a `.json` file in bytes, because it is read into memory at once.
-const LARGEST_JSON: u64 = 4 << 30;
+/// Bytes that a gzip file may unpack to, and those for each of its own bytes beside them. Rows of text unpack
+/// to 3 to 20 times their size, and gzip unpacks to 1032 times at most.
+const UNPACKED_BYTES: u64 = 64 << 20;
+const UNPACKED_RATIO: u64 = 200;
 
 /// A buffered reader of the unpacked bytes of a text file.
 pub(super) type Bytes = BufReader<Box<dyn Read + Send>>;
@@ -80,34 +80,35 @@ fn check_head(path: &Path, head: &[u8], format: Format, gzipped: bool) -> Result
     })
 }
 
-/// Returns a reader of a text file that counts the bytes read from disk and limits the length of lines.
-pub(super) fn reader(file: File, format: Format, gzipped: bool, position: &Position) -> Bytes {
+/// Returns a reader of a text file that counts the bytes read from disk and bounds what gzip unpacks.
+pub(super) fn reader(file: File, gzipped: bool, position: &Position) -> Bytes {
     let counted = Counted { file, position: position.clone() };
-    let bytes: Box<dyn Read + Send> =
-        if gzipped { Box::new(MultiGzDecoder::new(BufReader::new(counted))) } else { Box::new(counted) };
-    BufReader::with_capacity(
-        1 << 16,
-        Box::new(Bounded { bytes, by_lines: format != Format::Json, length: 0 }),
-    )
+    let bytes: Box<dyn Read + Send> = if gzipped {
+        let bytes = MultiGzDecoder::new(BufReader::new(counted));
+        Box::new(Unpacked { bytes, packed: position.clone(), count: 0 })
+    } else {
+        Box::new(counted)
+    };
+    BufReader::with_capacity(1 << 16, bytes)
 }
 
-/// A reader that returns an error if a line, or a file that is not read by lines, exceeds the limit. A small
-/// compressed file or a device may contain an endless line.
-struct Bounded {
-    bytes: Box<dyn Read + Send>,
-    by_lines: bool,
-    /// Bytes of the current line so far, or of the full file.
-    length: u64,
+/// A reader that returns an error if a file unpacks to far more than rows do: a few bytes may unpack without
+/// end.
+struct Unpacked<R> {
+    bytes: R,
+    /// The bytes that were read from the file.
+    packed: Position,
+    /// The bytes that they unpacked to.
+    count: u64,
 }
 
-impl Read for Bounded {
+impl<R: Read> Read for Unpacked<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.bytes.read(buffer)?;
-        let last_break = buffer[..count].iter().rposition(|&byte| byte == b'\n').filter(|_| self.by_lines);
-        self.length = last_break.map_or(self.length + count as u64, |at| (count - at - 1) as u64);
-        let (what, most) = if self.by_lines { ("a line", LONGEST_LINE) } else { ("the file", LARGEST_JSON) };
-        if self.length > most {
-            let problem = format!("{what} has more than {} MiB, which is no row", most >> 20);
+        self.count += count as u64;
+        let most = UNPACKED_BYTES + UNPACKED_RATIO.saturating_mul(self.packed.done());
+        if self.count > most {
+            let problem = format!("the gzip data unpacks to more than {UNPACKED_RATIO} times its size");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
         }
         Ok(count)
@@ -120,7 +121,7 @@ pub(super) fn failed(path: &Path, gzipped: bool, source: io::Error) -> Error {
     use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     let path = path.to_owned();
     if source.kind() == io::ErrorKind::FileTooLarge {
-        return Error::TooLong { path, source };
+        return Error::Unpacks { path, source };
     }
     if gzipped && matches!(source.kind(), InvalidData | InvalidInput | UnexpectedEof) {
         return Error::DamagedGzip { path, source };
@@ -146,19 +147,20 @@ impl Read for Counted {
 mod tests {
     use super::*;
 
-    fn bounded(bytes: impl Read + Send + 'static, by_lines: bool) -> io::Result<u64> {
-        io::copy(&mut Bounded { bytes: Box::new(bytes), by_lines, length: 0 }, &mut io::sink())
+    fn unpacked(bytes: impl Read, packed: u64) -> io::Result<u64> {
+        let position = Position::new(0);
+        position.add(packed);
+        io::copy(&mut Unpacked { bytes, packed: position, count: 0 }, &mut io::sink())
     }
 
     #[test]
-    fn a_line_without_an_end_is_an_error_and_many_lines_are_none() {
-        let error = bounded(io::repeat(b' '), true).unwrap_err();
-        assert_eq!(error.to_string(), "a line has more than 256 MiB, which is no row");
-        let path = Path::new("x.jsonl");
-        assert!(matches!(failed(path, true, error), Error::TooLong { .. }));
-        let lines =
-            io::repeat(b' ').take(LONGEST_LINE).chain(&b"\n"[..]).chain(io::repeat(b' ').take(LONGEST_LINE));
-        assert_eq!(bounded(lines, true).unwrap(), 2 * LONGEST_LINE + 1);
-        assert!(bounded(io::repeat(b'\n').take(LONGEST_LINE + 9), false).is_ok());
+    fn a_file_that_unpacks_without_end_is_an_error() {
+        let error = unpacked(io::repeat(b' '), 1000).unwrap_err();
+        assert_eq!(error.to_string(), "the gzip data unpacks to more than 200 times its size");
+        let error = failed(Path::new("x.jsonl.gz"), true, error).to_string();
+        assert!(error.contains("gzip -d x.jsonl.gz"), "{error}");
+        let most = UNPACKED_BYTES + 200 * 1000;
+        assert_eq!(unpacked(io::repeat(b' ').take(most), 1000).unwrap(), most);
+        assert!(unpacked(io::repeat(b' ').take(most + 1), 1000).is_err());
     }
 }

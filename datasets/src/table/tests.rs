@@ -390,3 +390,109 @@ fn columns_of_parquet_that_nothing_reads_are_counted_without_being_read() {
     let error = read_records::<Demonstration>(&path, None).unwrap_err().to_string();
     assert!(error.contains("x.parquet row 2: the field tools is the text \"search\""), "{error}");
 }
+
+/// Texts in the delta encodings, plain and in lists, in pages of both versions.
+#[test]
+fn texts_in_delta_encodings_are_read_within_limits() {
+    use arrow_array::builder::{ListBuilder, StringBuilder};
+    use parquet::basic::Encoding;
+    use parquet::file::properties::{WriterProperties, WriterVersion};
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.parquet");
+    let write = |columns: Vec<(&str, ArrayRef)>, encoding, version| {
+        let batch = RecordBatch::try_from_iter(columns).unwrap();
+        let properties = WriterProperties::builder()
+            .set_writer_version(version)
+            .set_dictionary_enabled(false)
+            .set_encoding(encoding)
+            .build();
+        let mut writer =
+            ArrowWriter::try_new(File::create(&path).unwrap(), batch.schema(), Some(properties)).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+    };
+    let read = || -> Result<Vec<serde_json::Value>> {
+        let rows = TableReader::open(&path)?.rows(None)?;
+        rows.map(|row| Ok(serde_json::Value::Object(row?.1))).collect()
+    };
+
+    let texts: Vec<Option<String>> =
+        (0..3000).map(|row| (row % 7 > 0).then(|| format!("the same beginning of {row}"))).collect();
+    let mut lists = ListBuilder::new(StringBuilder::new());
+    texts.chunks(3).for_each(|three| lists.append_value(three.iter().map(Option::as_deref)));
+    let lists: ArrayRef = Arc::new(lists.finish());
+    let flat: ArrayRef = Arc::new(texts.iter().take(1000).collect::<arrow_array::StringArray>());
+    for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
+        for encoding in [Encoding::DELTA_BYTE_ARRAY, Encoding::DELTA_LENGTH_BYTE_ARRAY] {
+            write(vec![("flat", Arc::clone(&flat)), ("lists", Arc::clone(&lists))], encoding, version);
+            let rows = read().unwrap();
+            assert_eq!(rows.len(), 1000);
+            for (row, found) in rows.iter().enumerate() {
+                let wanted = serde_json::json!({"flat": texts[row], "lists": texts[3 * row..3 * row + 3]});
+                assert_eq!(*found, wanted);
+            }
+        }
+    }
+
+    // 300 times a text of 3 MiB, of which the file holds one.
+    let long = "a".repeat(3 << 20);
+    let bomb: DictionaryArray<Int32Type> = std::iter::repeat_n(long.as_str(), 300).collect();
+    write(vec![("text", Arc::new(bomb))], Encoding::DELTA_BYTE_ARRAY, WriterVersion::PARQUET_1_0);
+    assert!(fs::metadata(&path).unwrap().len() < 4 << 20);
+    let error = read().unwrap_err().to_string();
+    assert!(error.contains("its next rows take more than 768 MiB with the column text"), "{error}");
+}
+
+#[test]
+fn a_json_file_is_read_one_element_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.json");
+    let read = |content: &str| -> Vec<std::result::Result<String, String>> {
+        fs::write(&path, content).unwrap();
+        let rows = TableReader::open(&path).unwrap().rows(None).unwrap();
+        let text = |row: Result<(RowLocation, Row)>| match row {
+            Ok((at, row)) => Ok(format!("{} {}", at.row, row["text"].as_str().unwrap().len())),
+            Err(error) => Err(error.to_string().rsplit('/').next().unwrap().to_owned()),
+        };
+        rows.map(text).collect()
+    };
+
+    // Elements that end inside of the window, at its end, and beyond it.
+    let lengths: Vec<usize> =
+        (0..400).map(|row| (row * 7919) % 3000 + 200_000 * usize::from(row % 100 == 7)).collect();
+    let element = |&length: &usize| format!("{{\"text\": \"{}\"}}", "x".repeat(length));
+    let elements: Vec<String> = lengths.iter().map(element).collect();
+    let wanted: Vec<_> =
+        lengths.iter().enumerate().map(|(row, length)| Ok(format!("{} {length}", row + 1))).collect();
+    assert_eq!(read(&format!(" [{}] ", elements.join(" ,\n"))), wanted);
+    assert_eq!(read(&elements.concat()), wanted);
+    assert_eq!(read(&format!("\u{feff}[]{}", elements.join("\n"))), wanted);
+
+    let ok = || Ok("1 1".to_owned());
+    let broken = |place: &str, reason: &str| {
+        let fix = "write one object per line in .jsonl, and one array of objects in .json";
+        Err(format!("x.json line {place}: broken JSON: {reason}; {fix}"))
+    };
+    let a = "{\"text\": \"a\"}";
+    assert_eq!(read(&format!("[{a},\n]")), [ok(), broken("2 column 1", "trailing comma")]);
+    assert_eq!(read(&format!("[{a}\n {a}]")), [ok(), broken("2 column 2", "expected `,` or `]`")]);
+    assert_eq!(read(&format!("[{a}\n")), [ok(), broken("2 column 0", "EOF while parsing a list")]);
+    assert_eq!(read(&format!("[{a},")), [ok(), broken("1 column 15", "EOF while parsing a value")]);
+    assert_eq!(read(&format!("{a} x")), [ok(), broken("1 column 15", "expected value")]);
+    // An element that is no object ends nothing.
+    let found = read(&format!("[{a}, 12, {a}]"));
+    assert_eq!((found.len(), &found[2]), (3, &Ok("3 1".to_owned())));
+    assert!(found[1].as_ref().unwrap_err().contains("x.json row 2: the row is a number"), "{found:?}");
+}
+
+#[test]
+fn the_notes_of_a_row_with_many_names_take_no_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.jsonl");
+    let names: String = (0..9000).map(|number| format!("\"k{number}\": 0, ")).collect();
+    fs::write(&path, format!("{{{names}\"text\": \"a\"}}\n").repeat(3)).unwrap();
+    let mut rows = open_records::<Demonstration>(&path, &ReadOptions::default()).unwrap();
+    assert_eq!(rows.by_ref().flatten().count(), 3);
+    assert_eq!(rows.notes().unread.len(), 9000);
+}

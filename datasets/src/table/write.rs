@@ -21,14 +21,19 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use serde_json::Value;
 
+use super::limits::row_bytes;
 use super::{Format, format_of};
 use crate::error::{Error, Result};
 use crate::record::{Layout, Record, Row};
 
 /// Maximum number of rows of a Parquet row group.
 const ROW_GROUP: usize = 50_000;
+/// The bytes in memory after which a row group ends.
+const ROW_GROUP_BYTES: usize = 256 << 20;
 /// Number of rows converted to columns at a time.
 const BATCH: usize = 1024;
+/// The bytes of rows after which fewer are converted at a time.
+const BATCH_BYTES: usize = 64 << 20;
 
 /// Writes records of one layout. The file name decides the format. An existing file is replaced.
 pub fn write_records<R: Record>(path: &Path, records: &[R]) -> Result<()> {
@@ -42,21 +47,27 @@ pub fn write_records_over<R: Record>(path: &Path, records: &[R], replaces: bool)
         let found = records[row].layout().name();
         return Err(Error::MixedLayouts { path: path.to_owned(), row: row + 1, first: layout.name(), found });
     }
-    let weighted = records.iter().any(|record| record.turns().iter().any(|turn| turn.ignore_loss));
-    write(path, replaces, (layout, weighted), records.iter().map(R::to_row))
+    let weighted = records.iter().any(has_weights);
+    write(path, replaces, (layout, weighted), records.iter().map(|record| Ok(record.to_row())))
+}
+
+/// Whether a turn of the record has no loss, which the column of turns needs a field for.
+pub(crate) fn has_weights<R: Record>(record: &R) -> bool {
+    record.turns().iter().any(|turn| turn.ignore_loss)
 }
 
 /// Writes rows that have the columns of `layout`.
 pub fn write_rows(path: &Path, layout: Layout, rows: impl Iterator<Item = Row>) -> Result<()> {
-    write(path, true, (layout, false), rows)
+    write(path, true, (layout, false), rows.map(Ok))
 }
 
-/// Writes rows in the given layout. With `weighted`, the turns have a `weight` field.
-fn write(
+/// Writes rows in the given layout. With `weighted`, the turns have a `weight` field. After an error of a row
+/// there is no file.
+pub(crate) fn write(
     path: &Path,
     replaces: bool,
     (layout, weighted): (Layout, bool),
-    rows: impl Iterator<Item = Row>,
+    rows: impl Iterator<Item = Result<Row>>,
 ) -> Result<()> {
     let (format, gzipped) = format_of(path)?;
     atomically(path, replaces, |file| match format {
@@ -114,7 +125,7 @@ fn parquet(
     path: &Path,
     file: &mut BufWriter<File>,
     (layout, weighted): (Layout, bool),
-    rows: impl Iterator<Item = Row>,
+    rows: impl Iterator<Item = Result<Row>>,
 ) -> Result<()> {
     let failed = |source| Error::Parquet { path: path.to_owned(), source };
     let schema = schema(layout, weighted);
@@ -127,19 +138,28 @@ fn parquet(
     let mut writer = ArrowWriter::try_new(file, schema.clone(), Some(properties)).map_err(failed)?;
     for_batches(rows, |rows| {
         let batch = batch(&schema, rows).map_err(|source| Error::Arrow { path: path.to_owned(), source })?;
-        writer.write(&batch).map_err(failed)
+        writer.write(&batch).map_err(failed)?;
+        // The pages of a row group are in memory until it ends.
+        if writer.memory_size() > ROW_GROUP_BYTES { writer.flush().map_err(failed) } else { Ok(()) }
     })?;
     writer.close().map(drop).map_err(failed)
 }
 
 /// Calls `write` on successive batches of rows.
-fn for_batches(rows: impl Iterator<Item = Row>, mut write: impl FnMut(&[Row]) -> Result<()>) -> Result<()> {
+fn for_batches(
+    rows: impl Iterator<Item = Result<Row>>,
+    mut write: impl FnMut(&[Row]) -> Result<()>,
+) -> Result<()> {
     let mut batch = Vec::with_capacity(BATCH);
+    let mut bytes = 0;
     for row in rows {
+        let row = row?;
+        bytes += row_bytes(&row);
         batch.push(row);
-        if batch.len() == BATCH {
+        if batch.len() == BATCH || bytes >= BATCH_BYTES {
             write(&batch)?;
             batch.clear();
+            bytes = 0;
         }
     }
     if batch.is_empty() { Ok(()) } else { write(&batch) }
@@ -183,7 +203,7 @@ fn text(
     format: Format,
     out: &mut impl Write,
     layout: Layout,
-    rows: impl Iterator<Item = Row>,
+    rows: impl Iterator<Item = Result<Row>>,
 ) -> Result<()> {
     let failed = |source| Error::Write { path: path.to_owned(), source };
     match format {
@@ -191,14 +211,14 @@ fn text(
         Format::Json => {
             let mut before = "[\n";
             for row in rows {
-                write!(out, "{before}{}", Value::Object(row)).map_err(failed)?;
+                write!(out, "{before}{}", Value::Object(row?)).map_err(failed)?;
                 before = ",\n";
             }
             out.write_all(b"\n]\n").map_err(failed)
         }
         _ => {
             for row in rows {
-                writeln!(out, "{}", Value::Object(row)).map_err(failed)?;
+                writeln!(out, "{}", Value::Object(row?)).map_err(failed)?;
             }
             Ok(())
         }
@@ -206,7 +226,12 @@ fn text(
 }
 
 /// Writes CSV. Cells are texts, and lists are written as JSON.
-fn csv(path: &Path, out: &mut impl Write, layout: Layout, rows: impl Iterator<Item = Row>) -> Result<()> {
+fn csv(
+    path: &Path,
+    out: &mut impl Write,
+    layout: Layout,
+    rows: impl Iterator<Item = Result<Row>>,
+) -> Result<()> {
     let names: Vec<&str> = written(layout).copied().collect();
     let failed = |source| Error::Arrow { path: path.to_owned(), source };
     let mut writer = arrow_csv::Writer::new(out);

@@ -14,6 +14,7 @@ use std::sync::Mutex;
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
+use super::growth::{self, Growth};
 use super::{BrokenTemplate, SpecialToken, Tokenizer};
 use crate::error::{Error, Result};
 use crate::template::ChatTemplate;
@@ -25,6 +26,9 @@ const SPECIAL_NAMES: [&str; 7] =
 pub(super) fn load(folder: &Path) -> Result<Tokenizer> {
     let path = folder.join("tokenizer.json");
     let text = read_small(&path)?.ok_or_else(|| Error::TokenizerMissing { folder: folder.to_owned() })?;
+    let parts = decode(|| serde_json::from_slice::<growth::Parts>(&text));
+    let parts = parts.map_err(|reason| invalid(&path, &reason))?.map_err(|error| invalid(&path, &error))?;
+    let growth = parts.growth().map_err(|reason| invalid(&path, &reason))?;
     let inner =
         decode(|| tokenizers::Tokenizer::from_bytes(text)).map_err(|reason| invalid(&path, &reason))?;
     let mut inner = inner.map_err(|error| invalid(&path, &error))?;
@@ -34,7 +38,7 @@ pub(super) fn load(folder: &Path) -> Result<Tokenizer> {
     inner.with_truncation(None).map_err(|error| invalid(&path, &error))?;
 
     let mut config = read_object(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
-    add_tokens(&mut inner, &config, &folder.join("tokenizer_config.json"))?;
+    add_tokens(&mut inner, &config, growth, &folder.join("tokenizer_config.json"))?;
     let source = chat_template(folder, config.remove("chat_template"))?;
 
     let generation = read_object(&folder.join("generation_config.json"))?.unwrap_or_default();
@@ -44,8 +48,8 @@ pub(super) fn load(folder: &Path) -> Result<Tokenizer> {
     let end =
         generation.get("eos_token_id").filter(|end| !end.is_null()).or_else(|| model.get("eos_token_id"));
 
-    let mut tokenizer =
-        Parts { inner, config, special, generation_eos: ids(end) }.build(folder.display().to_string());
+    let mut tokenizer = Parts { inner, growth, config, special, generation_eos: ids(end) }
+        .build(folder.display().to_string());
 
     // A template that does not compile is an error only when it is used.
     if let Some(source) = source {
@@ -65,6 +69,7 @@ pub(super) fn load(folder: &Path) -> Result<Tokenizer> {
 /// The parts from which a tokenizer is built.
 pub(super) struct Parts {
     pub(super) inner: tokenizers::Tokenizer,
+    pub(super) growth: Growth,
     pub(super) config: Map<String, Value>,
     pub(super) special: BTreeMap<String, SpecialToken>,
     pub(super) generation_eos: Vec<i64>,
@@ -73,10 +78,13 @@ pub(super) struct Parts {
 impl Parts {
     /// Builds a tokenizer without a chat template.
     pub(super) fn build(self, name: String) -> Tokenizer {
-        let highest = self.inner.get_vocab(true).into_values().max();
+        let tokens = self.inner.get_vocab(true);
+        let highest = tokens.values().max();
         let mut tokenizer = Tokenizer {
-            vocab_size: highest.map_or(0, |id| id as usize + 1),
+            vocab_size: highest.map_or(0, |&id| id as usize + 1),
+            longest_token: tokens.keys().map(String::len).max().unwrap_or(0),
             inner: self.inner,
+            growth: self.growth,
             config: self.config,
             special: self.special,
             generation_eos: self.generation_eos,
@@ -128,22 +136,26 @@ fn invalid(path: &Path, reason: &dyn std::fmt::Display) -> Error {
     Error::TokenizerInvalid { path: path.to_owned(), reason: reason.to_string() }
 }
 
-/// The largest size in bytes of a file without weights in a model folder.
-pub(crate) const SMALL_FILE_BYTES: u64 = 1 << 30;
+/// The largest size in bytes of a file without weights in a model folder. The vocabularies of public models
+/// have at most 40 MB.
+pub(crate) const SMALL_FILE_BYTES: u64 = 128 << 20;
+/// The largest size in bytes of a file that is read as a JSON object, which takes up to 36 times as much.
+const OBJECT_BYTES: u64 = 16 << 20;
 
 /// Reads a file without weights from a model folder; `None` if the file does not exist. Returns an error for
 /// a pipe or a device, because reading it might never end, and for a file that is too large.
 pub(crate) fn read_small(path: &Path) -> Result<Option<Vec<u8>>> {
+    read_up_to(path, SMALL_FILE_BYTES)
+}
+
+fn read_up_to(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     let read = || -> std::io::Result<Vec<u8>> {
         let about = fs::metadata(path)?;
         if !about.is_file() {
             return Err(std::io::Error::other("it is not a regular file"));
         }
-        if about.len() > SMALL_FILE_BYTES {
-            return Err(std::io::Error::other(format!(
-                "it has {} bytes, more than {SMALL_FILE_BYTES}",
-                about.len()
-            )));
+        if about.len() > most {
+            return Err(std::io::Error::other(format!("it has {} bytes, more than {most}", about.len())));
         }
         fs::read(path)
     };
@@ -156,14 +168,19 @@ pub(crate) fn read_small(path: &Path) -> Result<Option<Vec<u8>>> {
 
 /// Reads a JSON object from a file; `None` if the file does not exist.
 fn read_object(path: &Path) -> Result<Option<Map<String, Value>>> {
-    let Some(text) = read_small(path)? else { return Ok(None) };
+    let Some(text) = read_up_to(path, OBJECT_BYTES)? else { return Ok(None) };
     serde_json::from_slice(&text)
         .map(Some)
         .map_err(|error| Error::ModelFile { path: path.to_owned(), reason: error.to_string() })
 }
 
 /// Adds the tokens that only `tokenizer_config.json` lists, and checks that they get the listed ids.
-fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &Map<String, Value>, path: &Path) -> Result<()> {
+fn add_tokens(
+    inner: &mut tokenizers::Tokenizer,
+    config: &Map<String, Value>,
+    growth: Growth,
+    path: &Path,
+) -> Result<()> {
     let Some(Value::Object(decoder)) = config.get("added_tokens_decoder") else { return Ok(()) };
     let mut tokens: Vec<(u32, &Value)> = Vec::new();
     for (id, token) in decoder {
@@ -179,6 +196,7 @@ fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &Map<String, Value>, pa
             continue;
         }
 
+        growth.check_text(content.len()).map_err(|reason| invalid(path, &reason))?;
         let added = AddedToken::from(content, flag("special"))
             .lstrip(flag("lstrip"))
             .rstrip(flag("rstrip"))

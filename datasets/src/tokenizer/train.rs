@@ -18,6 +18,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::processors::template::TemplateProcessing;
 
 use super::folder::Parts;
+use super::growth::Growth;
 use super::{SpecialToken, Tokenizer};
 use crate::error::{Error, Result};
 use crate::template;
@@ -115,5 +116,6 @@ fn add_special_tokens(inner: tokenizers::Tokenizer, options: &TrainOptions) -> T
         special.insert(name.to_owned(), SpecialToken { text: text.to_owned(), id: i64::from(id) });
         config.insert(name.to_owned(), json!(text));
     }
-    Parts { inner, config, special, generation_eos: Vec::new() }.build("a new model".to_owned())
+    let growth = Growth::of(&inner).expect("a tokenizer that was made here does not expand texts");
+    Parts { inner, growth, config, special, generation_eos: Vec::new() }.build("a new model".to_owned())
 }

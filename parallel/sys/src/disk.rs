@@ -23,7 +23,7 @@ mod request;
 mod threads;
 mod uring;
 
-pub use file::DiskFile;
+pub use file::{DiskFile, free_bytes};
 pub use queue::{DiskQueue, Transfer};
 
 /// The largest request in bytes.

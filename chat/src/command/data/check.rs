@@ -18,7 +18,7 @@ use tui::number::median;
 
 use crate::args::CheckArgs;
 use crate::console::print;
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
 use crate::model_folder;
 
 /// The maximum number of errors to show.
@@ -134,7 +134,7 @@ fn check_as<R: RowStatistics>(
         report.rows += 1;
         let measured = row.and_then(|(at, records)| {
             let measure = |record: &R| {
-                report.duplicates += usize::from(!seen.insert(hash(&record.to_row())));
+                report.duplicates += usize::from(!seen.insert(hash(record.to_row())));
                 record.measure(tokenizer).map_err(|error| error.in_row(&at))
             };
             records.iter().map(measure).collect::<Result<Vec<_>, _>>()
@@ -148,14 +148,11 @@ fn check_as<R: RowStatistics>(
                     report.special_text += usize::from(measured.special_text);
                 }
             }
-            // No further row can be read after one of these errors.
-            Err(error @ (Error::Read { .. } | Error::DamagedGzip { .. } | Error::Arrow { .. })) => {
-                return Err(error);
-            }
+            Err(error) if ends_file(&error) => return Err(error),
             Err(error) => {
                 report.unusable += 1;
                 if report.errors.len() < MAX_SHOWN_ERRORS {
-                    report.errors.push(error.to_string());
+                    report.errors.push(exit::shortened(error.to_string()));
                 }
             }
         }
@@ -166,9 +163,19 @@ fn check_as<R: RowStatistics>(
     Ok(report)
 }
 
-fn hash(row: &Row) -> u64 {
+/// Whether no further row can be read after this error.
+fn ends_file(error: &Error) -> bool {
+    match error {
+        Error::Read { .. } | Error::DamagedGzip { .. } | Error::Unpacks { .. } | Error::Arrow { .. } => true,
+        // A broken line ends only itself.
+        Error::BadJson { at, .. } => RowLocation::unit(&at.path) != "line",
+        _ => false,
+    }
+}
+
+fn hash(row: Row) -> u64 {
     let mut hasher = DefaultHasher::new();
-    serde_json::Value::Object(row.clone()).to_string().hash(&mut hasher);
+    serde_json::Value::Object(row).to_string().hash(&mut hasher);
     hasher.finish()
 }
 

@@ -216,7 +216,7 @@ fn make_direct(file: &File) -> bool {
 
 /// The bytes that this user may still allocate in the file system of `file`; `None` if it has no limit or
 /// does not tell.
-fn free_bytes(file: &File) -> io::Result<Option<u64>> {
+pub fn free_bytes(file: &File) -> io::Result<Option<u64>> {
     let mut numbers = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
     // SAFETY: an open descriptor, and a place for the answer, which is plain numbers.
     let numbers = unsafe {
