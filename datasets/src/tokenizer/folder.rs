@@ -184,7 +184,7 @@ fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &Map<String, Value>, pa
             .rstrip(flag("rstrip"))
             .single_word(flag("single_word"))
             .normalized(flag("normalized"));
-        inner.add_tokens(std::slice::from_ref(&added));
+        inner.add_tokens([added]).map_err(|error| invalid(path, &error))?;
         if inner.token_to_id(content) != Some(id) {
             let reason =
                 format!("token {content:?} should have id {id}, but tokenizer.json gives it another");
