@@ -51,14 +51,14 @@ pub(super) fn read(
     updates: &SyncSender<Update>,
 ) -> Result<Ending, RemoteError> {
     let mut notices = Vec::new();
-    let reader = endpoint.reply(body, &mut notices)?.into_reader();
+    let reader = Box::new(endpoint.reply(body, &mut notices)?.into_body().into_reader());
     let (answer, problem) = Reading::new(reader, endpoint.silence, updates).run()?;
     Ok(Ending { answer, problem, notices })
 }
 
 /// The bytes of a response.
 struct Response {
-    reader: Box<dyn Read + Send + Sync>,
+    reader: Box<dyn Read + Send>,
     total: usize,
     silence: Duration,
 }
@@ -84,7 +84,7 @@ struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    fn new(reader: Box<dyn Read + Send + Sync>, silence: Duration, updates: &'a SyncSender<Update>) -> Self {
+    fn new(reader: Box<dyn Read + Send>, silence: Duration, updates: &'a SyncSender<Update>) -> Self {
         Self { response: Response { reader, total: 0, silence }, answer: Answer::default(), updates }
     }
 

@@ -4,13 +4,13 @@
 //! connection is kept for a second request: a server may have closed it in the meantime, and a POST cannot be
 //! repeated. Every failure is described with its fix. This file does not read replies.
 
-use std::error::Error;
 use std::fmt;
 use std::io::{self, Read};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use ureq::{Agent, AgentBuilder, ErrorKind, Request, Response, Transport};
+use ureq::http::{Response, StatusCode};
+use ureq::{Agent, Body, Proxy, RequestBuilder, Timeout};
 
 use super::address::{Access, Address};
 use super::answer::error_message;
@@ -62,24 +62,29 @@ pub(super) struct Offered {
 
 impl Endpoint {
     pub(super) fn new(address: &Address, access: Access, silence: Duration) -> Self {
-        let agent = AgentBuilder::new()
-            .try_proxy_from_env(!address.is_loopback)
-            .redirects(0)
+        let proxy = if address.is_loopback { None } else { Proxy::try_from_env() };
+        let config = Agent::config_builder()
+            .proxy(proxy)
+            .http_status_as_error(false)
+            .max_redirects(0)
             .max_idle_connections(0)
-            .timeout_connect(CONNECT)
-            .timeout_read(silence)
-            .timeout_write(silence)
+            .timeout_connect(Some(CONNECT))
+            .timeout_per_read(Some(silence))
+            .timeout_per_write(Some(silence))
             .user_agent(concat!("colossal-chat/", env!("CARGO_PKG_VERSION")))
+            .accept_encoding("identity")
             .build();
-        Self { agent, base: address.base.clone(), host: address.host.clone(), access, silence }
+        let (base, host) = (address.base.clone(), address.host.clone());
+        Self { agent: config.into(), base, host, access, silence }
     }
 
     /// The models that the server lists.
     pub(super) fn models(&self) -> Result<Vec<Offered>, RemoteError> {
-        let request = self.request("GET", "/models").timeout(LISTING);
-        let response = self.accept(request.call(), LISTING)?;
+        let request = self.agent.get(format!("{}/models", self.base));
+        let request = request.config().timeout_global(Some(LISTING)).build();
+        let response = self.accept(self.with_key(request).call(), LISTING)?;
         let mut text = Vec::new();
-        let read = response.into_reader().take(LISTING_BYTES).read_to_end(&mut text);
+        let read = response.into_body().into_reader().take(LISTING_BYTES).read_to_end(&mut text);
         read.map_err(|error| read_failure(&error, LISTING))?;
         let listing: Value = serde_json::from_slice(&text)
             .map_err(|_| RemoteError::NotAReply(excerpt(&String::from_utf8_lossy(&text))))?;
@@ -106,9 +111,10 @@ impl Endpoint {
         &self,
         mut body: Map<String, Value>,
         notices: &mut Vec<String>,
-    ) -> Result<Response, RemoteError> {
+    ) -> Result<Response<Body>, RemoteError> {
         loop {
-            let request = self.request("POST", "/chat/completions").set("Accept", "text/event-stream");
+            let request = self.agent.post(format!("{}/chat/completions", self.base));
+            let request = self.with_key(request).header("Accept", "text/event-stream");
             let refused = match self.accept(request.send_json(&body), self.silence) {
                 Err(refused @ RemoteError::Status { status: 400 | 422, .. }) => refused,
                 other => return other,
@@ -119,11 +125,9 @@ impl Endpoint {
         }
     }
 
-    fn request(&self, method: &str, path: &str) -> Request {
-        let url = format!("{}{path}", self.base);
-        let request = self.agent.request(method, &url).set("Accept-Encoding", "identity");
+    fn with_key<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
         match &self.access.key {
-            Some(key) => request.set("Authorization", &format!("Bearer {}", key.secret)),
+            Some(key) => request.header("Authorization", format!("Bearer {}", key.secret)),
             None => request,
         }
     }
@@ -131,27 +135,29 @@ impl Endpoint {
     /// Turns everything but a response with status 2xx into an error.
     fn accept(
         &self,
-        outcome: Result<Response, ureq::Error>,
+        outcome: Result<Response<Body>, ureq::Error>,
         silence: Duration,
-    ) -> Result<Response, RemoteError> {
-        match outcome {
-            Ok(response) if (200..300).contains(&response.status()) => Ok(response),
-            Ok(response) => {
-                let location = self.harmless(response.header("location").unwrap_or("nowhere"));
-                Err(RemoteError::Redirect { server: self.base.clone(), location })
-            }
-            Err(ureq::Error::Status(status, response)) => Err(self.refusal(status, response)),
-            Err(ureq::Error::Transport(error)) => Err(self.connection_failure(&error, silence)),
+    ) -> Result<Response<Body>, RemoteError> {
+        let response = outcome.map_err(|error| self.connection_failure(&error, silence))?;
+        let status = response.status();
+        if status.is_success() {
+            Ok(response)
+        } else if status.is_redirection() {
+            let location = self.harmless(header(&response, "location").unwrap_or("nowhere"));
+            Err(RemoteError::Redirect { server: self.base.clone(), location })
+        } else {
+            Err(self.refusal(status, response))
         }
     }
 
-    fn refusal(&self, status: u16, response: Response) -> RemoteError {
-        let reason = response.status_text().to_owned();
-        let wait = response.header("retry-after").map(excerpt);
+    fn refusal(&self, status: StatusCode, response: Response<Body>) -> RemoteError {
+        let reason = status.canonical_reason().unwrap_or("no reason given").to_owned();
+        let status = status.as_u16();
+        let wait = header(&response, "retry-after").map(excerpt);
         let retry_after = wait.as_deref().and_then(|wait| wait.parse().ok());
         let mut text = Vec::new();
         // Whatever arrived of the explanation is used; the status alone is an error already.
-        let _ = response.into_reader().take(REFUSAL_BYTES).read_to_end(&mut text);
+        let _ = response.into_body().into_reader().take(REFUSAL_BYTES).read_to_end(&mut text);
         let text = String::from_utf8_lossy(&text);
         let message = match serde_json::from_str::<Value>(&text) {
             Ok(object) if object.is_object() => error_message(&object),
@@ -178,45 +184,39 @@ impl Endpoint {
         RemoteError::Status { server, status, message, hint, retry_after }
     }
 
-    fn connection_failure(&self, error: &Transport, silence: Duration) -> RemoteError {
-        let mut source = error.source();
-        let mut cause = None;
-        while let Some(inner) = source {
-            cause = inner.downcast_ref::<io::Error>().or(cause);
-            source = inner.source();
-        }
-        let kind = cause.map(io::Error::kind);
-        let timed_out = matches!(kind, Some(io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock));
-        let detail = excerpt(
-            &cause.map_or_else(|| error.message().unwrap_or_default().to_owned(), io::Error::to_string),
-        );
-        let is_tls = error.message().is_some_and(|message| message.contains("tls"));
-        let detail = if is_tls && timed_out { "no answer to the TLS handshake".to_owned() } else { detail };
+    fn connection_failure(&self, error: &ureq::Error, silence: Duration) -> RemoteError {
+        let cause = match error {
+            ureq::Error::Io(error) => Some(error.kind()),
+            _ => None,
+        };
+        let is_tls = match error {
+            ureq::Error::Tls(_) | ureq::Error::Rustls(_) => true,
+            // What arrives in the place of a handshake is data that TLS cannot read.
+            _ => cause == Some(io::ErrorKind::InvalidData) && self.base.starts_with("https:"),
+        };
+        let detail = excerpt(&error.to_string());
 
-        let reason = match error.kind() {
-            ErrorKind::Dns => {
-                format!(
-                    "the name {} has no address: check its spelling and the network ({detail})",
-                    self.host
-                )
+        let reason = match error {
+            ureq::Error::HostNotFound => {
+                format!("the name {} has no address: check its spelling and the network", self.host)
             }
             _ if is_tls => format!(
                 "no secure connection: {detail}; a server without TLS needs http://, and only certificates of public \
                  authorities are accepted"
             ),
-            ErrorKind::ConnectionFailed if kind == Some(io::ErrorKind::ConnectionRefused) => {
+            _ if cause == Some(io::ErrorKind::ConnectionRefused) => {
                 "nothing listens there (connection refused): start the server, or check the port".to_owned()
             }
-            ErrorKind::ConnectionFailed if timed_out => {
+            ureq::Error::Timeout(Timeout::Resolve | Timeout::Connect) => {
                 format!("no connection within {} s: check the address and the firewall", CONNECT.as_secs())
             }
-            ErrorKind::BadStatus | ErrorKind::BadHeader => {
+            ureq::Error::Timeout(_) => return RemoteError::Silent { seconds: silence.as_secs() },
+            ureq::Error::Protocol(_) | ureq::Error::LargeResponseHeader(..) => {
                 "the answer is not HTTP: check the port, and whether the server wants https://".to_owned()
             }
-            ErrorKind::InvalidProxyUrl | ErrorKind::ProxyConnect | ErrorKind::ProxyUnauthorized => {
-                format!("the proxy of the environment (HTTPS_PROXY, ALL_PROXY) refuses: {}", error.kind())
+            ureq::Error::InvalidProxyUrl | ureq::Error::ConnectProxyFailed(_) => {
+                format!("the proxy of the environment (HTTPS_PROXY, ALL_PROXY) refuses: {detail}")
             }
-            _ if timed_out => return RemoteError::Silent { seconds: silence.as_secs() },
             _ => format!("the connection failed: {detail}"),
         };
         RemoteError::Connection { server: self.base.clone(), reason }
@@ -233,12 +233,15 @@ impl Endpoint {
 
 /// Describes a failed read of a response.
 pub(super) fn read_failure(error: &io::Error, silence: Duration) -> RemoteError {
-    match error.kind() {
-        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
-            RemoteError::Silent { seconds: silence.as_secs() }
-        }
+    match error.get_ref().and_then(|error| error.downcast_ref()) {
+        Some(ureq::Error::Timeout(_)) => RemoteError::Silent { seconds: silence.as_secs() },
         _ => RemoteError::Ended(excerpt(&error.to_string())),
     }
+}
+
+/// A header of a response, if it is text.
+fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
+    response.headers().get(name)?.to_str().ok()
 }
 
 /// The context length of a listed model. vLLM says `max_model_len`, llama.cpp `meta.n_ctx` or `n_ctx_train`,

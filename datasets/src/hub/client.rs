@@ -7,7 +7,8 @@
 use std::io::Read;
 use std::time::Duration;
 
-use ureq::{Agent, AgentBuilder, Response};
+use ureq::http::Response;
+use ureq::{Agent, Body};
 use url::Url;
 
 use super::bounds::Pace;
@@ -35,7 +36,7 @@ pub(super) struct FileInfo {
 
 /// A response, with the headers that the hub itself sent on the way to it.
 struct Reply {
-    response: Response,
+    response: Response<Body>,
     /// `x-linked-etag` or `etag` of the last response from the hub itself, before any redirect to another
     /// host.
     etag: Option<String>,
@@ -45,21 +46,22 @@ struct Reply {
 impl Client {
     pub(super) fn new(endpoint: &str, token: Option<String>, timeout: Duration) -> Result<Self, String> {
         let endpoint = Url::parse(endpoint).map_err(|error| format!("HF_ENDPOINT is not a URL: {error}"))?;
-        let agent = AgentBuilder::new()
-            .try_proxy_from_env(true)
-            .redirects(0)
-            .timeout_connect(timeout)
-            .timeout_read(timeout)
-            .timeout_write(timeout)
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .timeout_connect(Some(timeout))
+            .timeout_per_read(Some(timeout))
+            .timeout_per_write(Some(timeout))
             .user_agent(concat!("colossal-chat/", env!("CARGO_PKG_VERSION")))
+            .accept_encoding("identity")
             .build();
-        Ok(Self { agent, endpoint, token, timeout })
+        Ok(Self { agent: config.into(), endpoint, token, timeout })
     }
 
     /// Requests a JSON object from the hub's API.
     pub(super) fn listing<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, String> {
         let response = self.get(path, None)?.response;
-        let text = self.read_all(response.into_reader().take(LISTING_BYTES))?;
+        let text = self.read_all(response.into_body().into_reader().take(LISTING_BYTES))?;
         serde_json::from_slice(&text).map_err(|error| format!("the hub's answer cannot be read: {error}"))
     }
 
@@ -80,10 +82,10 @@ impl Client {
     /// Requests the `ETag` and the length of a file.
     pub(super) fn file_info(&self, path: &str) -> Result<FileInfo, String> {
         let reply = self.get(path, Some("bytes=0-0"))?;
-        let header = |name: &str| reply.response.header(name);
+        let header = |name: &str| header(&reply.response, name);
         let total = header("content-range").and_then(|range| range.rsplit('/').next()?.parse().ok());
         let length = || header("content-length").and_then(|length| length.parse().ok());
-        let whole = (reply.response.status() == 200).then(length).flatten();
+        let whole = (reply.response.status().as_u16() == 200).then(length).flatten();
         Ok(FileInfo {
             etag: reply.etag.ok_or("the hub's answer has no ETag")?,
             size: reply.linked_size.or(total).or(whole).ok_or("the hub's answer has no length")?,
@@ -94,14 +96,14 @@ impl Client {
     /// sends the file from the beginning.
     pub(super) fn bytes_from(&self, path: &str, start: u64) -> Result<(impl Read, bool), String> {
         let response = self.get(path, Some(&format!("bytes={start}-")))?.response;
-        let partial = response.status() == 206;
-        Ok((response.into_reader(), partial || start == 0))
+        let partial = response.status().as_u16() == 206;
+        Ok((response.into_body().into_reader(), partial || start == 0))
     }
 
     /// Describes a failed read.
     pub(super) fn explain_io(&self, error: &std::io::Error) -> String {
-        match error.kind() {
-            std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock => {
+        match error.get_ref().and_then(|error| error.downcast_ref()) {
+            Some(ureq::Error::Timeout(_)) => {
                 format!("the server sent nothing for {} s", self.timeout.as_secs_f64())
             }
             _ => error.to_string(),
@@ -116,15 +118,15 @@ impl Client {
         for _ in 0..=REDIRECTS {
             let response = self.ask(&url, range)?;
             if url.origin() == self.endpoint.origin() {
-                etag = response.header("x-linked-etag").or(response.header("etag")).map(str::to_owned);
-                linked_size = response.header("x-linked-size").and_then(|size| size.parse().ok());
+                etag = header(&response, "x-linked-etag").or(header(&response, "etag")).map(str::to_owned);
+                linked_size = header(&response, "x-linked-size").and_then(|size| size.parse().ok());
             }
 
-            if !matches!(response.status(), 301 | 302 | 303 | 307 | 308) {
+            if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(Reply { response, etag, linked_size });
             }
 
-            let location = response.header("location").ok_or("a redirect without a Location header")?;
+            let location = header(&response, "location").ok_or("a redirect without a Location header")?;
             let next = url
                 .join(location)
                 .map_err(|error| format!("a redirect to something that is not a URL: {error}"))?;
@@ -144,44 +146,40 @@ impl Client {
         Err(format!("more than {REDIRECTS} redirects"))
     }
 
-    fn ask(&self, url: &Url, range: Option<&str>) -> Result<Response, String> {
-        let mut request = self.agent.request_url("GET", url).set("Accept-Encoding", "identity");
+    fn ask(&self, url: &Url, range: Option<&str>) -> Result<Response<Body>, String> {
+        let mut request = self.agent.get(url.as_str());
         if let Some(range) = range {
-            request = request.set("Range", range);
+            request = request.header("Range", range);
         }
         if let Some(token) = self.token.as_ref().filter(|_| url.origin() == self.endpoint.origin()) {
-            // The error message of `ureq` would show the token.
+            // A token with another character would be refused without a word that it is the token.
             if !token.chars().all(|character| character.is_ascii_graphic()) {
                 return Err("the token (HF_TOKEN or its file) holds a character that no token has".to_owned());
             }
-            request = request.set("Authorization", &format!("Bearer {token}"));
+            request = request.header("Authorization", format!("Bearer {token}"));
         }
+
         let host = url.host_str().unwrap_or_default();
-        request.call().map_err(|error| match error {
-            ureq::Error::Status(status, response) => {
-                format!("{host} answers {status} {}", response.status_text().escape_debug())
-            }
-            ureq::Error::Transport(error) => self.explain(host, &error),
-        })
+        let response = request.call().map_err(|error| self.explain(host, &error))?;
+        if response.status().is_client_error() || response.status().is_server_error() {
+            return Err(format!("{host} answers {}", response.status()));
+        }
+        Ok(response)
     }
 
     /// Describes a failed request. The host is included, because it may be another host than the hub.
-    fn explain(&self, host: &str, error: &ureq::Transport) -> String {
-        let timed_out = |error: &(dyn std::error::Error + 'static)| {
-            error.downcast_ref::<std::io::Error>().is_some_and(|error| {
-                matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock)
-            })
-        };
-        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-        while let Some(inner) = cause {
-            if timed_out(inner) {
-                return format!("{host} did not answer within {} s", self.timeout.as_secs_f64());
+    fn explain(&self, host: &str, error: &ureq::Error) -> String {
+        match error {
+            ureq::Error::Timeout(_) => {
+                format!("{host} did not answer within {} s", self.timeout.as_secs_f64())
             }
-            cause = inner.source();
+            ureq::Error::HostNotFound => format!("{host}: the name has no address"),
+            _ => format!("{host}: {error}"),
         }
-        let message = error.message().unwrap_or_default();
-        let source =
-            std::error::Error::source(error).map(|source| format!(" ({source})")).unwrap_or_default();
-        format!("{host}: {}: {message}{source}", error.kind())
     }
+}
+
+/// A header of a response, if it is text.
+fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
+    response.headers().get(name)?.to_str().ok()
 }

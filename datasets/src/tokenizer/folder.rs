@@ -202,7 +202,7 @@ fn add_tokens(
             .rstrip(flag("rstrip"))
             .single_word(flag("single_word"))
             .normalized(flag("normalized"));
-        inner.add_tokens(std::slice::from_ref(&added));
+        inner.add_tokens([added]).map_err(|error| invalid(path, &error))?;
         if inner.token_to_id(content) != Some(id) {
             let reason =
                 format!("token {content:?} should have id {id}, but tokenizer.json gives it another");

@@ -18,7 +18,8 @@ impl Tokenizer {
         let missing: Vec<&str> =
             TOKENS.into_iter().filter(|token| self.token_to_id(token).is_none()).collect();
         let added: Vec<AddedToken> = missing.iter().map(|&token| AddedToken::from(token, true)).collect();
-        self.inner.add_special_tokens(&added);
+        let listed = self.inner.add_special_tokens(added);
+        listed.expect("special tokens are not normalized, and the other added tokens were listed before");
         for token in &missing {
             self.note_token(token);
         }
