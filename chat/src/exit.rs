@@ -246,9 +246,7 @@ pub(crate) fn is_out_of_memory(message: &str) -> bool {
         "bad_alloc",
         "Cannot allocate memory",
     ];
-    words
-        .iter()
-        .any(|words| message.contains(words))
+    words.iter().any(|words| message.contains(words))
 }
 
 fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {

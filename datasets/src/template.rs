@@ -122,7 +122,10 @@ impl ChatTemplate {
     pub fn render_values(&self, messages: impl Serialize, options: &RenderOptions) -> Result<Rendered> {
         let mut context: BTreeMap<&str, Value> = BTreeMap::new();
         context.insert("messages", Value::from(Serde(messages)));
-        context.insert("tools", options.tools.as_ref().map_or(Value::from(()), |tools| Value::from(Serde(tools))));
+        context.insert(
+            "tools",
+            options.tools.as_ref().map_or(Value::from(()), |tools| Value::from(Serde(tools))),
+        );
         context.insert("documents", Value::from(()));
         context.insert("add_generation_prompt", Value::from(options.add_generation_prompt));
         for (name, text) in &options.special_tokens {
@@ -176,9 +179,8 @@ impl Program {
         let blocks = BTreeMap::new();
         let mut output = make_string_output(&mut text);
         let environment = long.as_ref().unwrap_or(&self.environment);
-        let render = || {
-            eval(environment, &self.instructions, root, &blocks, &mut output, AutoEscape::None).map(drop)
-        };
+        let render =
+            || eval(environment, &self.instructions, root, &blocks, &mut output, AutoEscape::None).map(drop);
         limits::with_budget(input, render)?;
         Ok(text)
     }

@@ -99,7 +99,7 @@ fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<(
 struct Asked {
     candidates: Vec<Candidate>,
     section: EvalSection,
-    train_data: Vec<PathBuf>,
+    train_data: Vec<String>,
     /// The name of the model whose scores have bounds: the last one that the command names.
     judged: Option<String>,
     /// What the folder brings, if it is more than the command names.

@@ -38,7 +38,7 @@ pub(crate) fn run_for(
     let sets = arguments.overrides.sets();
     let mut loaded = config::load(&arguments.config, &sets, schema, &stage::schemas())?;
     if arguments.ui && mode == RunMode::Train {
-        return train_ui::run(&loaded.config.out, arguments.resume);
+        return train_ui::run(&loaded.config.out);
     }
     let starts_others = launch::is_launcher(arguments.nproc)?;
     if starts_others && mode == RunMode::Train {

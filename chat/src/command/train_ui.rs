@@ -38,7 +38,7 @@ const POLL: Duration = Duration::from_millis(100);
 const GRACE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Starts the run of `out` with the arguments of this process, and shows it.
-pub(crate) fn run(out: &Path, resume: bool) -> anyhow::Result<()> {
+pub(crate) fn run(out: &Path) -> anyhow::Result<()> {
     check_terminal(out)?;
     folder::lock_for_launcher(out, &folder::RUN)?;
     let mut run = StartedRun::start(out)?;

@@ -39,10 +39,10 @@ impl Held {
     }
 
     /// Puts the tasks of the folder before those of the command, with the files that they need.
-    pub(crate) fn add_to(&self, section: &mut EvalSection, train_data: &mut Vec<PathBuf>) {
+    pub(crate) fn add_to(&self, section: &mut EvalSection, train_data: &mut Vec<String>) {
         add(&self.tasks, &mut section.tasks.0);
         add(&self.include_path, &mut section.include_path.0);
-        add(&self.train_data.iter().map(PathBuf::from).collect::<Vec<_>>(), train_data);
+        add(&self.train_data, train_data);
     }
 
     /// Puts the models of the folder before those that the command names. A model that is in both keeps the

@@ -8,7 +8,6 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::Context as _;
 use datasets::table;
 use eval::contamination::Overlaps;
 use eval::document::PromptOptions;

@@ -207,9 +207,21 @@ fn a_refusal_tells_the_status_the_message_and_the_fix() {
             true,
         ),
         ("429 Too Many Requests", "Retry-After: 17\r\n", "{}", "429: {}; try again in 17 s", false),
-        ("429 Slow", "Retry-After: Fri, 1 Jan\r\n", "", "429: Too Many Requests; try again after Fri, 1 Jan", false),
+        (
+            "429 Slow",
+            "Retry-After: Fri, 1 Jan\r\n",
+            "",
+            "429: Too Many Requests; try again after Fri, 1 Jan",
+            false,
+        ),
         ("400 Bad Request", "", r#"{"message":"too long"}"#, "400: too long", false),
-        ("503 Down", "", "<html>proxy</html>", "503: Service Unavailable; the log of the server says more", false),
+        (
+            "503 Down",
+            "",
+            "<html>proxy</html>",
+            "503: Service Unavailable; the log of the server says more",
+            false,
+        ),
         ("500 Error", "", "out\x1b]52;c;x\x07\nof memory", "500: out␛]52;c;x␇↵of memory; the log", false),
     ];
     for (status, headers, body, expected, usage) in cases {

@@ -63,7 +63,10 @@ pub(super) fn statement(from: &ast::Stmt<'_>) -> Result<ast::Stmt<'static>> {
         Stmt::CallBlock(node) => {
             let macro_decl = at(node.macro_decl.span(), macro_declaration(&node.macro_decl)?);
             let call = at(node.call.span(), plain_call(&node.call)?);
-            Stmt::CallBlock(at(node.span(), ast::CallBlock { call, call_expr_span: node.call_expr_span, macro_decl }))
+            Stmt::CallBlock(at(
+                node.span(),
+                ast::CallBlock { call, call_expr_span: node.call_expr_span, macro_decl },
+            ))
         }
         Stmt::Do(node) => {
             Stmt::Do(at(node.span(), ast::Do { call: at(node.span(), plain_call(&node.call)?) }))

@@ -91,9 +91,12 @@ pub(super) fn install(environment: &mut Environment<'static>) {
         charge_comparison(&left, &right).map(|()| left >= right)
     });
 
-    environment.add_function(" filter", |state: &mut State, value: Value, name: String, args: Rest<Value>| {
-        filter(state, &name, value, args.0)
-    });
+    environment.add_function(
+        " filter",
+        |state: &mut State, value: Value, name: String, args: Rest<Value>| {
+            filter(state, &name, value, args.0)
+        },
+    );
     environment.add_function(" test", |state: &mut State, value: Value, name: String, args: Rest<Value>| {
         let args: Vec<Value> = std::iter::once(value).chain(args.0).collect();
         // Tests of the type, such as `string`, do not read the contents of a value.
@@ -102,9 +105,12 @@ pub(super) fn install(environment: &mut Environment<'static>) {
         }
         state.perform_test(&name, &args)
     });
-    environment.add_function(" method", |state: &mut State, value: Value, name: String, args: Rest<Value>| {
-        method(state, &value, &name, &args.0)
-    });
+    environment.add_function(
+        " method",
+        |state: &mut State, value: Value, name: String, args: Rest<Value>| {
+            method(state, &value, &name, &args.0)
+        },
+    );
 }
 
 /// Prints a value like Python's `str`. Undefined values print as nothing.

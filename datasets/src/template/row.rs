@@ -56,7 +56,8 @@ impl RowTemplate {
             return Err(wrong(format!("it has {} bytes, more than {}", source.len(), limits::SOURCE_BYTES)));
         }
         let compile = |source: String| {
-            Program::new(source, row_syntax(), row_environment(filters)).map_err(|error| wrong(describe(&error)))
+            Program::new(source, row_syntax(), row_environment(filters))
+                .map_err(|error| wrong(describe(&error)))
         };
         let text = compile(source.to_owned())?;
         let mut columns: Vec<String> = row_environment(filters).template_from_str(source).map_or_else(
