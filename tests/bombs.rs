@@ -110,16 +110,18 @@ fn a_row_that_is_no_row_is_refused() {
 #[test]
 fn rows_with_names_without_end_are_refused() {
     let scratch = Scratch::new();
-    let names: String = (0..500_000).map(|number| format!("\"k{number}\": 0, ")).collect();
+    let names: String = (0..500_000).map(|number| format!("\"k{number}\": 0, ")).collect::<Vec<_>>().concat();
     scratch.write("keys.jsonl", &format!("{{{names}\"text\": \"a\"}}\n"));
     refused(&scratch, "keys.jsonl", &["keys.jsonl line 1", "an object has more than 10000 fields"]);
     // Every row has names of its own.
     let rows: String = (0..200)
         .map(|row| {
-            let names: String = (0..200).map(|number| format!("\"k{row}-{number}\": 0, ")).collect();
+            let names: String =
+                (0..200).map(|number| format!("\"k{row}-{number}\": 0, ")).collect::<Vec<_>>().concat();
             format!("{{{names}\"text\": \"a\"}}\n")
         })
-        .collect();
+        .collect::<Vec<_>>()
+        .concat();
     scratch.write("names.jsonl", &rows);
     refused(&scratch, "names.jsonl", &["names.jsonl", "it has more than 10000 columns"]);
     scratch.write("deep.jsonl", &format!("{{\"text\": {}\n", "[".repeat(1_000_000)));
@@ -171,9 +173,11 @@ impl Thrift {
 
     fn structures(mut self, number: u8, structures: Vec<Self>) -> Self {
         self = self.field(number, 9);
-        self.bytes.push(0xf0 | 12);
+        self.bytes.push(0xf0 | 0x0c);
         self = self.varint(structures.len() as u64);
-        structures.into_iter().for_each(|structure| self.bytes.extend(structure.end()));
+        for structure in structures {
+            self.bytes.extend(structure.end());
+        }
         self
     }
 

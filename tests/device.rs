@@ -130,7 +130,7 @@ fn worst_metric(left: &[Value], right: &[Value]) -> f64 {
 fn parallel_sets(processes: usize, mesh: &str) -> String {
     let transport = if processes > 1 { device().transport(mesh) } else { "" };
     let mesh = format!("{mesh}{transport}");
-    mesh.split_whitespace().map(|setting| format!(" --set parallel.{setting}")).collect()
+    mesh.split_whitespace().map(|setting| format!(" --set parallel.{setting}")).collect::<Vec<_>>().concat()
 }
 
 /// Runs `stage` on the CPU and on the device and compares metrics and weights.

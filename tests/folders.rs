@@ -601,6 +601,9 @@ fn set_first(path: &Path, name: &str, value: f32) {
     std::fs::write(path, bytes).unwrap();
 }
 
+/// Changes the file of a checkpoint.
+type Damage<'a> = &'a dyn Fn(&Scratch, &str);
+
 /// A moment that is not a number makes the next weights NaN, and a changed `config.json` another model.
 #[test]
 fn a_checkpoint_with_impossible_numbers_or_a_changed_file_falls_back_to_the_one_before() {
@@ -610,7 +613,7 @@ fn a_checkpoint_with_impossible_numbers_or_a_changed_file_falls_back_to_the_one_
         assert_ne!(text.replace(from, to), text, "{file}");
         scratch.write(file, &text.replace(from, to));
     };
-    let cases: [(&str, &dyn Fn(&Scratch, &str), &str); 5] = [
+    let cases: [(&str, Damage<'_>, &str); 5] = [
         (
             optimizer,
             &|scratch, file| set_first(&scratch.path(file), &format!("exp_avg.{norm}"), f32::NAN),

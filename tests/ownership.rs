@@ -88,7 +88,9 @@ fn tree(folder: &Path) -> Vec<String> {
 
 /// The content of all files below a folder, but for the locks, which every command that opens a folder writes.
 fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
-    let is_content = |name: &String| folder.join(name).is_file() && !name.ends_with(".lock");
+    let is_content = |name: &String| {
+        folder.join(name).is_file() && Path::new(name).extension().is_none_or(|extension| extension != "lock")
+    };
     let files = tree(folder).into_iter().filter(is_content);
     files.map(|name| (name.clone(), fs::read(folder.join(name)).unwrap())).collect()
 }
@@ -357,7 +359,9 @@ fn only_listed_files_are_removed_and_another_kind_of_results_is_refused() {
     }
 
     let mine = ["samples/model/mine.jsonl", "samples/mine.txt", "lm_eval/mine.json", "summary.txt"];
-    mine.iter().for_each(|name| scratch.write(&format!("out/{name}"), "mine"));
+    for name in mine {
+        scratch.write(&format!("out/{name}"), "mine");
+    }
     let other = eval.replace("choose", "write");
     run(&scratch, &other.replace("--limit 2", "--limit 3")).fails(2, &["other limit"]);
     run(&scratch, &format!("{other} --force")).succeeds();

@@ -31,7 +31,11 @@ const ROUNDED: &str = "--set train.moments_dtype=bfloat16";
 
 /// Trains it for `steps` steps. `mesh` are settings below `[parallel]`.
 fn train(scratch: &Scratch, (processes, mesh): (usize, &str), steps: u64, more: &str) {
-    let mesh: String = mesh.split_whitespace().map(|setting| format!(" --set parallel.{setting}")).collect();
+    let mesh: String = mesh
+        .split_whitespace()
+        .map(|setting| format!(" --set parallel.{setting}"))
+        .collect::<Vec<_>>()
+        .concat();
     let sets = "--set model.path=new --set train.lr=1e-2 --set train.eps=1e-4 --set train.micro_batch_size=1 \
                 --set train.gradient_accumulation_steps=4";
     let line = format!(

@@ -496,8 +496,9 @@ impl RunConfig {
     /// Keys without effect are left out.
     pub(crate) fn to_toml(&self, stage: &StageSchema) -> Result<String, toml::ser::Error> {
         let mut table = toml::Table::try_from(self)?;
-        // Whether the report of a pipeline reads the held-out rows is not known here.
-        let ignored = self.ignored_keys(stage).into_iter().filter(|(key, _)| *key != HELD_OUT);
+        // Whether the report of a pipeline reads the held-out rows of a stage is not known here.
+        let is_kept = |key: &str| key == HELD_OUT && stage.reads(HELD_OUT);
+        let ignored = self.ignored_keys(stage).into_iter().filter(|(key, _)| !is_kept(key));
         ignored.for_each(|(key, _)| finding::remove(&mut table, key));
         toml::to_string(&table)
     }

@@ -158,7 +158,7 @@ impl Claim<'_> {
             }
             ["tensorboard", name] => is_event_file(name),
             ["checkpoints", name] => checkpoint::parse_step(name).is_some(),
-            ["logs", name] => name.ends_with(".log"),
+            ["logs", name] => Path::new(name).extension().is_some_and(|extension| extension == "log"),
             ["checkpoints" | "final" | "data" | "tokenizer" | "samples" | "lm_eval" | "answers", ..] => true,
             _ => false,
         }
@@ -182,7 +182,7 @@ pub(crate) fn is_event_file(name: &str) -> bool {
 }
 
 fn marker_text(kind: FolderKind, files: &[String]) -> String {
-    let lines: String = files.iter().map(|file| format!("{file}\n")).collect();
+    let lines: String = files.iter().map(|file| format!("{file}\n")).collect::<Vec<_>>().concat();
     format!("{HEAD} {}\n{lines}", kind.name())
 }
 

@@ -58,13 +58,11 @@ fn run<R: Record>(
     // files have weights, so they are the ones that are read twice.
     let is_stream = table::refuse_stream(output).is_err();
     let weighted = is_stream && any_weights::<R>(input, reading)?;
-    match write_as::<R>(input, output, reading, (replaces, weighted))? {
-        Some(report) => Ok(report),
-        None => {
-            let report = write_as::<R>(input, output, reading, (replaces, true))?;
-            Ok(report.expect("a file with a column for weights is written"))
-        }
+    if let Some(report) = write_as::<R>(input, output, reading, (replaces, weighted))? {
+        return Ok(report);
     }
+    let report = write_as::<R>(input, output, reading, (replaces, true))?;
+    Ok(report.expect("a file with a column for weights is written"))
 }
 
 fn any_weights<R: Record>(input: &Path, reading: &ReadOptions) -> Result<bool> {

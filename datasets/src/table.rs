@@ -189,7 +189,7 @@ pub struct TableReader {
 }
 
 enum Source {
-    Parquet(arrow::ParquetFile),
+    Parquet(Box<arrow::ParquetFile>),
     Text(Rows),
 }
 
@@ -204,7 +204,7 @@ impl TableReader {
             let (file, columns) = arrow::open(file, &path)?;
             distinct(&columns, &path)?;
             let position = Position::new(file.num_rows());
-            return Ok(Self { path, columns, position, source: Source::Parquet(file) });
+            return Ok(Self { path, columns, position, source: Source::Parquet(Box::new(file)) });
         }
         let position = Position::new(size);
         let reader = source::reader(file, gzipped, &position);
@@ -245,7 +245,7 @@ impl TableReader {
         wanted: Option<&dyn Fn(&str) -> bool>,
     ) -> Result<impl Iterator<Item = Result<(RowLocation, Row)>> + Send + use<>> {
         let rows = match self.source {
-            Source::Parquet(file) => arrow::rows(file, wanted, &self.path, self.position)?,
+            Source::Parquet(file) => arrow::rows(&file, wanted, &self.path, self.position)?,
             Source::Text(rows) => rows,
         };
         let path = self.path;

@@ -18,9 +18,8 @@ mod row;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
+use minijinja::machinery::{CodeGenerator, Instructions, Vm, WhitespaceConfig, make_string_output, parse};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
 use serde::Serialize;
 
@@ -93,7 +92,7 @@ impl ChatTemplate {
         }
         let (rewritten, marked) = generation::rewrite(&source);
         let program =
-            Program::new(rewritten, chat_syntax(), environment()).map_err(|error| wrong(describe(&error)))?;
+            Program::new(rewritten, CHAT_SPACES, environment()).map_err(|error| wrong(describe(&error)))?;
         Ok(Self { program, source, name, marked })
     }
 
@@ -121,11 +120,8 @@ impl ChatTemplate {
     /// on.
     pub fn render_values(&self, messages: impl Serialize, options: &RenderOptions) -> Result<Rendered> {
         let mut context: BTreeMap<&str, Value> = BTreeMap::new();
-        context.insert("messages", Value::from(Serde(messages)));
-        context.insert(
-            "tools",
-            options.tools.as_ref().map_or(Value::from(()), |tools| Value::from(Serde(tools))),
-        );
+        context.insert("messages", Value::from_serialize(messages));
+        context.insert("tools", options.tools.as_ref().map_or(Value::from(()), Value::from_serialize));
         context.insert("documents", Value::from(()));
         context.insert("add_generation_prompt", Value::from(options.add_generation_prompt));
         for (name, text) in &options.special_tokens {
@@ -160,10 +156,10 @@ struct Program {
 impl Program {
     fn new(
         source: String,
-        syntax: SyntaxConfig,
+        spaces: WhitespaceConfig,
         environment: Environment<'static>,
     ) -> std::result::Result<Self, minijinja::Error> {
-        Ok(Self { environment, instructions: compile(source, syntax)? })
+        Ok(Self { environment, instructions: compile(source, spaces)? })
     }
 
     /// Renders with the variables `root`, whose size is `input` bytes.
@@ -178,9 +174,9 @@ impl Program {
         let mut text = String::new();
         let blocks = BTreeMap::new();
         let mut output = make_string_output(&mut text);
-        let environment = long.as_ref().unwrap_or(&self.environment);
+        let machine = Vm::new(long.as_ref().unwrap_or(&self.environment));
         let render =
-            || eval(environment, &self.instructions, root, &blocks, &mut output, AutoEscape::None).map(drop);
+            || machine.eval(&self.instructions, root, &blocks, &mut output, AutoEscape::None).map(drop);
         limits::with_budget(input, render)?;
         Ok(text)
     }
@@ -190,20 +186,18 @@ impl Program {
 /// operator in a row, and the shortest operator takes two bytes.
 const READER_STACK: [usize; 2] = [4 << 10, 2 << 20];
 
-/// Jinja's syntax, with what transformers does with white space around blocks.
-fn chat_syntax() -> SyntaxConfig {
-    let syntax = SyntaxConfig::builder().lstrip_blocks(true).trim_blocks(true).build();
-    syntax.expect("the delimiters are Jinja's own")
-}
+/// What transformers does with white space around blocks.
+const CHAT_SPACES: WhitespaceConfig =
+    WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
 
 /// Parses a template and adds its limits.
 fn compile(
     source: String,
-    syntax: SyntaxConfig,
+    spaces: WhitespaceConfig,
 ) -> std::result::Result<Instructions<'static>, minijinja::Error> {
     let stack_size = READER_STACK[0] * source.len() + READER_STACK[1];
     let read = move || {
-        let tree = parse(&source, "chat", syntax)?;
+        let tree = parse(&source, "chat", SyntaxConfig, spaces)?;
         let guarded = guard::statement(&tree)?;
         let mut generator = CodeGenerator::new("chat", "");
         generator.compile_stmt(&guarded);

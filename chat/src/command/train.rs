@@ -1,6 +1,6 @@
 //! The subcommands that train: runs one stage from a run file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use gemini::placement::PlacementPolicy;
@@ -42,7 +42,7 @@ pub(crate) fn run_for(
     }
     let starts_others = launch::is_launcher(arguments.nproc)?;
     if starts_others && mode == RunMode::Train {
-        return start_ranks(arguments, loaded.config.out);
+        return start_ranks(arguments, &loaded.config.out);
     }
 
     // From here on, this process is a rank or the only process. In a dry run or a plan, a single process
@@ -143,9 +143,9 @@ fn stay_on_cpu(config: &mut RunConfig) {
 }
 
 /// Starts the ranks of this machine as processes of the same command.
-fn start_ranks(arguments: &TrainArgs, out: PathBuf) -> anyhow::Result<()> {
-    folder::lock_for_launcher(&out, &folder::RUN)?;
-    let job = Job::on_this_host(arguments.nproc, &out)?;
+fn start_ranks(arguments: &TrainArgs, out: &Path) -> anyhow::Result<()> {
+    folder::lock_for_launcher(out, &folder::RUN)?;
+    let job = Job::on_this_host(arguments.nproc, out)?;
     launch::run(&job, &launch::own_arguments())
 }
 

@@ -133,7 +133,9 @@ mod tests {
     fn models_and_tasks_of_the_folder_come_first() {
         let folder = tempfile::tempdir().unwrap();
         let models = ["x/m0", "y/m0", "m1"].map(|name| folder.path().join(name));
-        models.iter().for_each(|model| fs::create_dir_all(model).unwrap());
+        for model in &models {
+            fs::create_dir_all(model).unwrap();
+        }
         let places = models.each_ref().map(|model| model.canonicalize().unwrap().display().to_string());
         let held = held(folder.path(), &[&places[0], &places[2]]);
 

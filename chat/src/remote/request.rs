@@ -191,8 +191,8 @@ impl Endpoint {
         };
         let is_tls = match error {
             ureq::Error::Tls(_) | ureq::Error::Rustls(_) => true,
-            // What arrives in the place of a handshake is data that TLS cannot read.
-            _ => cause == Some(io::ErrorKind::InvalidData) && self.base.starts_with("https:"),
+            // A server without TLS answers the handshake with data that TLS cannot read, or with the end.
+            _ => self.base.starts_with("https:") && cause.is_some_and(ends_a_handshake),
         };
         let detail = excerpt(&error.to_string());
 
@@ -229,6 +229,12 @@ impl Endpoint {
             None => excerpt(text),
         }
     }
+}
+
+/// Whether a connection that failed in this way was open, and not yet of use.
+fn ends_a_handshake(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, UnexpectedEof};
+    matches!(kind, InvalidData | UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe)
 }
 
 /// Describes a failed read of a response.

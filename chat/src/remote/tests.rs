@@ -241,7 +241,7 @@ fn the_key_is_sent_and_is_never_repeated() {
     let variable = |name: &str| (name == "COLOSSAL_API_KEY").then(|| "sk-hunter2".to_owned());
     let model = RemoteModel::find(&address, KeyChoice::default(), variable, Duration::from_secs(20)).unwrap();
     let error = ask(&model).unwrap_err();
-    assert!(requests.recv().unwrap().head.contains("Authorization: Bearer sk-hunter2\r\n"));
+    assert!(requests.recv().unwrap().head.contains("authorization: Bearer sk-hunter2\r\n"));
     for text in [error.to_string(), format!("{error:?}"), format!("{model:?}")] {
         assert!(!text.contains("hunter2"), "{text}");
     }

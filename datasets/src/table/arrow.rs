@@ -91,13 +91,13 @@ impl ParquetFile {
 
 /// Returns the rows, with only the wanted columns.
 pub(super) fn rows(
-    file: ParquetFile,
+    file: &ParquetFile,
     wanted: Option<&dyn Fn(&str) -> bool>,
     path: &Path,
     position: Position,
 ) -> Result<Rows> {
     let meter = Meter::default();
-    let reader = decode(|| reader(&file, wanted, &meter))
+    let reader = decode(|| reader(file, wanted, &meter))
         .unwrap_or_else(|reason| Err(Fault::Parquet(ParquetError::General(reason))));
     let mut reader = reader.map_err(|fault| match fault {
         Fault::Parquet(source) => Error::Parquet { path: path.to_owned(), source },

@@ -42,7 +42,7 @@ pub(super) fn rows_of(
                     (batch, ended) = (None, true);
                     return Some(Err(rows_too_large(at())));
                 }
-                return Some(row.map(|row| (number, row)).ok_or_else(|| row_too_large(at())));
+                return Some(row.map(|row| (number, row)).map_err(|TooLarge| row_too_large(at())));
             }
             if ended {
                 return None;
@@ -58,6 +58,9 @@ pub(super) fn rows_of(
         }
     }))
 }
+
+/// A row takes more memory than a row may.
+struct TooLarge;
 
 /// The rows of a record batch.
 pub(super) struct RowBatch {
@@ -85,14 +88,14 @@ impl RowBatch {
         self.num_rows
     }
 
-    /// Makes the next row; `Some(None)` if it takes more memory than a row may.
-    fn next_row(&mut self, room: &mut Room) -> Option<Option<Row>> {
+    /// Makes the next row.
+    fn next_row(&mut self, room: &mut Room) -> Option<std::result::Result<Row, TooLarge>> {
         if self.next == self.num_rows {
             return None;
         }
         let row = self.next;
         self.next += 1;
-        Some(object(&self.columns, row, room))
+        Some(object(&self.columns, row, room).ok_or(TooLarge))
     }
 }
 

@@ -178,11 +178,12 @@ impl Document {
     /// Goes past bytes of the window.
     fn advance(&mut self, count: usize) {
         let passed = &self.window[self.start..self.start + count];
-        match passed.iter().rposition(|&byte| byte == b'\n') {
-            None => self.place.column += count,
-            Some(last) => {
-                self.place.line += passed.iter().filter(|&&byte| byte == b'\n').count();
-                self.place.column = count - last - 1;
+        for line in passed.split_inclusive(|&byte| byte == b'\n') {
+            if line.ends_with(b"\n") {
+                self.place.line += 1;
+                self.place.column = 0;
+            } else {
+                self.place.column += line.len();
             }
         }
         self.start += count;

@@ -490,7 +490,7 @@ fn a_json_file_is_read_one_element_at_a_time() {
 fn the_notes_of_a_row_with_many_names_take_no_time() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.jsonl");
-    let names: String = (0..9000).map(|number| format!("\"k{number}\": 0, ")).collect();
+    let names: String = (0..9000).map(|number| format!("\"k{number}\": 0, ")).collect::<Vec<_>>().concat();
     fs::write(&path, format!("{{{names}\"text\": \"a\"}}\n").repeat(3)).unwrap();
     let mut rows = open_records::<Demonstration>(&path, &ReadOptions::default()).unwrap();
     assert_eq!(rows.by_ref().flatten().count(), 3);

@@ -63,10 +63,7 @@ pub(super) fn statement(from: &ast::Stmt<'_>) -> Result<ast::Stmt<'static>> {
         Stmt::CallBlock(node) => {
             let macro_decl = at(node.macro_decl.span(), macro_declaration(&node.macro_decl)?);
             let call = at(node.call.span(), plain_call(&node.call)?);
-            Stmt::CallBlock(at(
-                node.span(),
-                ast::CallBlock { call, call_expr_span: node.call_expr_span, macro_decl },
-            ))
+            Stmt::CallBlock(at(node.span(), ast::CallBlock { call, macro_decl }))
         }
         Stmt::Do(node) => {
             Stmt::Do(at(node.span(), ast::Do { call: at(node.span(), plain_call(&node.call)?) }))
@@ -136,10 +133,6 @@ fn assigned(from: &ast::Expr<'_>) -> Result<ast::Expr<'static>> {
             let items = node.items.iter().map(assigned).collect::<Result<_>>()?;
             Expr::List(at(node.span(), ast::List { items }))
         }
-        Expr::Tuple(node) => {
-            let items = node.items.iter().map(assigned).collect::<Result<_>>()?;
-            Expr::Tuple(at(node.span(), ast::Tuple { items }))
-        }
         other => return Err(unsupported(&format!("an assignment to a {}", other.description()))),
     })
 }
@@ -191,10 +184,6 @@ fn expression(from: &ast::Expr<'_>) -> Result<ast::Expr<'static>> {
         Expr::List(node) => {
             let items = node.items.iter().map(expression).collect::<Result<_>>()?;
             counted(Expr::List(at(span, ast::List { items })))
-        }
-        Expr::Tuple(node) => {
-            let items = node.items.iter().map(expression).collect::<Result<_>>()?;
-            counted(Expr::Tuple(at(span, ast::Tuple { items })))
         }
         Expr::Map(node) => {
             let keys = node.keys.iter().map(expression).collect::<Result<_>>()?;

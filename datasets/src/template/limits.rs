@@ -8,7 +8,7 @@
 
 use std::cell::Cell;
 
-use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
+use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
 use super::python;
@@ -91,13 +91,10 @@ pub(super) fn install(environment: &mut Environment<'static>) {
         charge_comparison(&left, &right).map(|()| left >= right)
     });
 
-    environment.add_function(
-        " filter",
-        |state: &mut State, value: Value, name: String, args: Rest<Value>| {
-            filter(state, &name, value, args.0)
-        },
-    );
-    environment.add_function(" test", |state: &mut State, value: Value, name: String, args: Rest<Value>| {
+    environment.add_function(" filter", |state: &State, value: Value, name: String, args: Rest<Value>| {
+        filter(state, &name, value, args.0)
+    });
+    environment.add_function(" test", |state: &State, value: Value, name: String, args: Rest<Value>| {
         let args: Vec<Value> = std::iter::once(value).chain(args.0).collect();
         // Tests of the type, such as `string`, do not read the contents of a value.
         if args.len() > 1 || matches!(name.as_str(), "lower" | "upper") {
@@ -105,16 +102,13 @@ pub(super) fn install(environment: &mut Environment<'static>) {
         }
         state.perform_test(&name, &args)
     });
-    environment.add_function(
-        " method",
-        |state: &mut State, value: Value, name: String, args: Rest<Value>| {
-            method(state, &value, &name, &args.0)
-        },
-    );
+    environment.add_function(" method", |state: &State, value: Value, name: String, args: Rest<Value>| {
+        method(state, &value, &name, &args.0)
+    });
 }
 
 /// Prints a value like Python's `str`. Undefined values print as nothing.
-fn print(out: &mut Output, _: &mut State, value: &Value) -> Result<()> {
+fn print(out: &mut Output, _: &State, value: &Value) -> Result<()> {
     let failed = |_| Error::new(ErrorKind::WriteFailure, "cannot write to a string");
     if let Some(text) = value.as_str() {
         charge(text.len() as i64 + 1)?;
@@ -202,7 +196,7 @@ fn charge_comparison(left: &Value, right: &Value) -> Result<()> {
     Ok(())
 }
 
-fn contains(state: &mut State, needle: &Value, container: &Value) -> Result<bool> {
+fn contains(state: &State, needle: &Value, container: &Value) -> Result<bool> {
     match container.kind() {
         ValueKind::Map | ValueKind::Undefined => {}
         ValueKind::String | ValueKind::Seq | ValueKind::Iterable => {
@@ -334,7 +328,7 @@ fn places(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> im
         .map(|place| place as usize)
 }
 
-fn filter(state: &mut State, name: &str, value: Value, args: Vec<Value>) -> Result<Value> {
+fn filter(state: &State, name: &str, value: Value, args: Vec<Value>) -> Result<Value> {
     let cheap = matches!(
         name,
         "length"
@@ -360,7 +354,7 @@ fn filter(state: &mut State, name: &str, value: Value, args: Vec<Value>) -> Resu
     keep(state.apply_filter(name, &args)?)
 }
 
-fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value> {
+fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Value> {
     if value.kind() != ValueKind::Map {
         charge(cost_of_call(name, value, args)?)?;
     }
@@ -368,14 +362,12 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
 }
 
 /// The `map` filter. Like any other filter, the inner filter is charged.
-fn map(state: &mut State, value: Value, args: Rest<Value>) -> Result<Value> {
+fn map(state: &State, value: Value, args: Rest<Value>) -> Result<Value> {
     let mut args = args.0;
     if args.first().is_none_or(|first| first.as_str().is_none()) {
         let mut whole = vec![value];
         whole.append(&mut args);
-        let first = whole.remove(0);
-        let rest = Rest(whole.into_iter().map(ValueOrKwargs::from).collect());
-        return minijinja::filters::map(state, first, rest).map(Value::from);
+        return minijinja::filters::map(state, whole.remove(0), Rest(whole)).map(Value::from);
     }
     let name = args.remove(0).to_string();
     let made = value.try_iter()?.map(|item| filter(state, &name, item, args.clone()));

@@ -265,8 +265,6 @@ impl Clock {
 
 #[cfg(test)]
 mod tests {
-    use minijinja::value::Serde;
-
     use super::*;
 
     #[test]
@@ -286,7 +284,7 @@ mod tests {
 
     #[test]
     fn values_print_as_in_python() {
-        let value = Value::from(Serde(serde_json::json!({"a": [1, true, null, "it's", 1.5]})));
+        let value = Value::from_serialize(serde_json::json!({"a": [1, true, null, "it's", 1.5]}));
         assert_eq!(text(&value), "{'a': [1, True, None, \"it's\", 1.5]}");
         assert_eq!(text(&Value::from("x")), "x");
         assert_eq!(text(&Value::UNDEFINED), "");

@@ -4,9 +4,8 @@
 //! missing is an error. A template that is exactly one expression, such as `{{ choices.text }}`, also has a
 //! value of another type than text. The limits are those of chat templates. This module knows no tasks.
 
-use minijinja::machinery::{ast, parse};
+use minijinja::machinery::{WhitespaceConfig, ast, parse};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
 
 use super::{Program, describe, environment, limits};
@@ -15,6 +14,9 @@ use crate::record::Row;
 
 /// A filter from text to text, or why there is no result.
 pub type TextFilter = fn(&str) -> std::result::Result<String, String>;
+
+const SPACES: WhitespaceConfig =
+    WhitespaceConfig { keep_trailing_newline: true, lstrip_blocks: false, trim_blocks: false };
 
 /// A compiled template over a row.
 #[derive(Debug)]
@@ -37,7 +39,7 @@ pub struct TemplateRow {
 impl TemplateRow {
     /// The columns of `row`.
     pub fn new(row: &Row) -> Self {
-        let root = Value::from(Serde(row));
+        let root = Value::from_serialize(row);
         let size = limits::size(&root);
         Self { root, size }
     }
@@ -56,8 +58,7 @@ impl RowTemplate {
             return Err(wrong(format!("it has {} bytes, more than {}", source.len(), limits::SOURCE_BYTES)));
         }
         let compile = |source: String| {
-            Program::new(source, row_syntax(), row_environment(filters))
-                .map_err(|error| wrong(describe(&error)))
+            Program::new(source, SPACES, row_environment(filters)).map_err(|error| wrong(describe(&error)))
         };
         let text = compile(source.to_owned())?;
         let mut columns: Vec<String> = row_environment(filters).template_from_str(source).map_or_else(
@@ -103,16 +104,10 @@ impl RowTemplate {
 /// The expression that is the whole template, without its braces.
 fn expression(source: &str) -> Option<&str> {
     let inner = source.strip_prefix("{{")?.strip_suffix("}}")?;
-    let tree = parse(source, "row", row_syntax()).ok()?;
+    let tree = parse(source, "row", SyntaxConfig, SPACES).ok()?;
     let ast::Stmt::Template(template) = &tree else { return None };
     let alone = matches!(template.children.as_slice(), [ast::Stmt::EmitExpr(_)]);
     alone.then(|| inner.trim_start_matches('-').trim_end_matches('-').trim())
-}
-
-/// Jinja's syntax, with white space as it is written.
-fn row_syntax() -> SyntaxConfig {
-    let syntax = SyntaxConfig::builder().keep_trailing_newline(true).build();
-    syntax.expect("the delimiters are Jinja's own")
 }
 
 fn row_environment(filters: &[(&'static str, TextFilter)]) -> Environment<'static> {

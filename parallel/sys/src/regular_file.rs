@@ -107,7 +107,7 @@ mod tests {
             }
             assert!(read(&path(name), 10).is_err(), "{name}");
         }
-        assert!(open(Path::new("/dev/zero"), &ways[0]).unwrap_err().to_string().contains("a device"));
+        assert!(open(Path::new("/dev/zero"), ways[0]).unwrap_err().to_string().contains("a device"));
         assert_eq!(fs::read(path("mine")).unwrap(), b"mine");
         assert!(!path("nowhere").exists());
     }

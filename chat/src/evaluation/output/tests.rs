@@ -48,7 +48,9 @@ fn names(path: &Path) -> Vec<String> {
 fn results(path: &Path, settings: &Value, force: bool, files: &[&str]) {
     let folder = open(path, settings, force).unwrap();
     folder.begin_results().unwrap();
-    files.iter().for_each(|file| folder.put(file, b"{}").unwrap());
+    for file in files {
+        folder.put(file, b"{}").unwrap();
+    }
 }
 
 #[test]

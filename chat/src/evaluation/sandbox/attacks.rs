@@ -103,7 +103,7 @@ assert ctypes.CFUNCTYPE(ctypes.c_int)(entry)() == -1
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn process_1_and_the_keyring_are_out_of_reach_without_the_filter_too() {
-    let source = r#"
+    let source = r"
 import ctypes, errno
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
@@ -120,7 +120,7 @@ refused(101, 16, 1, 0, 0)
 refused(101, 0x4206, 1, 0, 0)
 # KEYCTL_READ of the session keyring: the bytes of the list of its keys.
 assert call(250, 11, -3, 0, 0) == 0
-"#;
+";
     for owner in Owner::all() {
         assert_eq!(owner.run_with(ALLOW_ALL, source).unwrap(), Verdict::Passed);
     }

@@ -284,7 +284,7 @@ impl Parser {
                 Ok(Expression::Call(Function::Conjugate, Box::new(base)))
             }
             Token::Symbol(name) => {
-                let name = self.with_index(name)?;
+                let name = self.with_index(&name)?;
                 self.expect(&Token::OpenParenthesis)?;
                 Ok(Expression::Unknown(name, self.arguments()?))
             }
@@ -335,12 +335,11 @@ impl Parser {
             parser.expect(&Token::OpenParenthesis)?;
             Ok(parser.arguments()?.remove(0))
         })?;
-        let argument = match in_parentheses {
-            Some(argument) => argument,
-            None => {
-                let first = self.signed(false)?;
-                self.factors(first, false)?
-            }
+        let argument = if let Some(argument) = in_parentheses {
+            argument
+        } else {
+            let first = self.signed(false)?;
+            self.factors(first, false)?
         };
         let call = match (function, base) {
             (Function::Logarithm, Some(base)) => Expression::Logarithm(Box::new(argument), Box::new(base)),
@@ -364,7 +363,7 @@ impl Parser {
     /// `atom` of the grammar.
     fn atom(&mut self) -> Parsed<Expression> {
         match self.next()? {
-            Token::Symbol(name) => Ok(Expression::Symbol(self.with_index(name)?)),
+            Token::Symbol(name) => Ok(Expression::Symbol(self.with_index(&name)?)),
             Token::Differential(name) => Ok(Expression::Symbol(format!("d{name}"))),
             Token::Digit(digit) => self.number(digit),
             Token::Fraction => self.fraction(),
@@ -379,7 +378,7 @@ impl Parser {
     }
 
     /// The name of a symbol with its index and its primes.
-    fn with_index(&mut self, name: String) -> Parsed<String> {
+    fn with_index(&mut self, name: &str) -> Parsed<String> {
         let primes = self.primes()?;
         let index = match self.peek()? {
             Some(Token::Underscore) => format!("_{{{:?}}}", self.index()?),
