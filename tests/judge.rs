@@ -282,10 +282,14 @@ fn a_refused_key_ends_with_2_and_keeps_what_there_is() {
     assert_eq!(names(&scratch.path("out/answers")).len(), 1);
     assert!(!scratch.path("out/judge.json").exists());
 
+    // Nothing was judged yet, so another judge may begin. After it, a third one may not.
     let judge = ChatServer::start(|_, _| say("[[5]]"));
-    scratch.run(&line(&judge.address)).fails(2, &["other judge", "--force"]);
-    scratch.run(&format!("{} --force", line(&judge.address))).succeeds();
+    scratch.run(&line(&judge.address)).succeeds();
     assert_eq!((model.asked().len(), judge.asked().len()), (7, 6));
+    let third = ChatServer::start(|_, _| say("[[7]]"));
+    scratch.run(&line(&third.address)).fails(2, &["other judge", "--force"]);
+    scratch.run(&format!("{} --force", line(&third.address))).succeeds();
+    assert_eq!((model.asked().len(), third.asked().len()), (7, 6));
 }
 
 #[test]
