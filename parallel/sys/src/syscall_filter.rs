@@ -4,7 +4,7 @@
 //! | call | answer |
 //! |---|---|
 //! | of another architecture, or of x32 | EPERM |
-//! | newer than [`NEWEST`], `clone3` | ENOSYS, with which the C library does without |
+//! | newer than `NEWEST`, `clone3` | ENOSYS, with which the C library does without |
 //! | one of [`REFUSED`] | EPERM |
 //! | `clone` except for a thread | EPERM |
 //! | a socket of another family than UNIX, INET and INET6 | EPERM |
