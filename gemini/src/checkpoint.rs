@@ -275,8 +275,14 @@ fn list_files(folder: &Path, below: &Path) -> Result<Vec<String>, Error> {
 /// Every JSON file must parse. The header of every safetensors file must parse, and its tensors must lie
 /// inside the file. The tensor bytes are not compared: they were synced before the checkpoint got its name.
 pub fn verify(folder: &Path) -> Result<(), Error> {
-    for name in needed_files(folder)? {
-        let path = folder.join(&name);
+    verified_files(folder).map(drop)
+}
+
+/// [Verifies](verify) the checkpoint `folder`, and returns its files.
+fn verified_files(folder: &Path) -> Result<Vec<String>, Error> {
+    let names = needed_files(folder)?;
+    for name in &names {
+        let path = folder.join(name);
         check_size(&path, None)?;
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("safetensors") => drop(TensorFile::open(&path)?),
@@ -284,15 +290,14 @@ pub fn verify(folder: &Path) -> Result<(), Error> {
             _ => {}
         }
     }
-    Ok(())
+    Ok(names)
 }
 
 /// [Verifies](verify) the checkpoint `folder`, and reads all of its tensors: every number must be finite, and
 /// no second moment below zero.
 pub fn verify_values(folder: &Path) -> Result<(), Error> {
-    verify(folder)?;
     let is_tensors = |name: &String| name.ends_with(".safetensors");
-    for name in needed_files(folder)?.into_iter().filter(is_tensors) {
+    for name in verified_files(folder)?.into_iter().filter(is_tensors) {
         let path = folder.join(name);
         TensorFile::open(&path)?.check_values(|tensor| allowed_values(&path, tensor))?;
     }

@@ -97,7 +97,7 @@ enum Memory {
 /// The way of values that are read or written.
 #[derive(Debug)]
 enum Moving {
-    /// From or to the disk. Those of a device are in a buffer of the host at the other end.
+    /// From or to the disk. A chunk of a device is in a buffer of the host at the other end.
     Disk(Transfer),
     /// Between a device and a buffer of the host.
     Device(Arc<Event>),
@@ -179,7 +179,7 @@ enum IsCleared {
     No,
 }
 
-/// A budget that other processes make smaller changes by one part in so many.
+/// Other processes that take memory make the budget smaller in steps of one part in this number.
 const BUDGET_UNITS: usize = 64;
 
 thread_local! {

@@ -8,10 +8,10 @@ use crate::Error;
 /// Where the tensors are that share the budget with the chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum TensorMemory {
-    /// Those of the CPU. The memory of freed ones stays with our allocator for the next tensors.
+    /// Tensors of the CPU. The memory of freed ones stays with our allocator for the next tensors.
     #[default]
     Host,
-    /// Those of a device. The memory of freed ones stays with its allocator, and is not counted: it goes back
+    /// Tensors of a device. The memory of freed ones stays with its allocator, and is not counted: it goes back
     /// to the driver where that has no other.
     Device(Device),
 }
