@@ -125,7 +125,8 @@ pub enum Error {
 
     /// A Parquet file is damaged or uses a feature that is not built in.
     #[error(
-        "{path}: this is not a Parquet file that can be read or written: {source}; download or write it again"
+        "{path}: this is not a Parquet file that can be read or written: {reason}; download or write it again",
+        reason = parquet_reason(.source)
     )]
     Parquet {
         /// The file.
@@ -815,5 +816,13 @@ fn missing_columns(missing: &[String]) -> String {
         [] => String::new(),
         [column] => format!("; the row has no column {column}"),
         columns => format!("; the row has no columns {}", columns.join(", ")),
+    }
+}
+
+/// What a Parquet error says, without the words "Parquet error: " that its general kind puts before it.
+fn parquet_reason(error: &parquet::errors::ParquetError) -> String {
+    match error {
+        parquet::errors::ParquetError::General(reason) => reason.clone(),
+        other => other.to_string(),
     }
 }
