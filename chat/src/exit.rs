@@ -238,15 +238,16 @@ pub(crate) fn over_budget(message: &str) -> Option<String> {
 /// Whether a libtorch message reports that memory ran out.
 pub(crate) fn is_out_of_memory(message: &str) -> bool {
     // `_STATUS_ALLOC_FAILED` ends what the libraries of CUDA say, such as CUBLAS_STATUS_ALLOC_FAILED.
-    let words = [
+    [
         "can't allocate memory",
         "out of memory",
         "not enough memory",
         "_STATUS_ALLOC_FAILED",
         "bad_alloc",
         "Cannot allocate memory",
-    ];
-    words.iter().any(|words| message.contains(words))
+    ]
+    .iter()
+    .any(|words| message.contains(words))
 }
 
 fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {

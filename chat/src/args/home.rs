@@ -1,8 +1,8 @@
 //! The home folder on the command line: `~` at the beginning of a path is written out, also where a shell
 //! leaves it alone, as in `--out=~/run` and behind a comma.
 //!
-//! A path is an argument whose type is a path, or a text whose name in the help says that it may be one: names
-//! of models may be folders, and patterns of files are texts.
+//! A path is an argument whose type is a path, or a text whose name in the help says that it may be a path:
+//! names of models may be folders, and patterns of files are texts.
 
 use std::any::TypeId;
 use std::path::PathBuf;

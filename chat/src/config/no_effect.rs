@@ -1,6 +1,6 @@
-//! Keys of the run file that have no effect under the other settings of a stage, each with the reason. Keys that
-//! a stage never reads are in its [`StageSchema`]. What becomes of a key that the user has written all the same
-//! is in [`super::finding`].
+//! Keys of the run file that have no effect under the other settings of a stage, each with the reason. Keys
+//! that a stage never reads are in its [`StageSchema`]. [`super::finding`] decides what becomes of a key
+//! that the user has written all the same.
 
 use gemini::placement::PlacementPolicy;
 use parallel::pipeline::ScheduleKind;

@@ -200,7 +200,8 @@ fn every_key_without_effect_is_told_once_with_its_line() {
     }
 }
 
-/// What says how things are anyway is nobody's mistake, and a resolved file of an earlier version is full of it.
+/// A key at its default changes nothing, so it is no mistake. Resolved files of earlier versions hold many
+/// such keys.
 #[test]
 fn a_key_without_effect_at_its_default_is_silent() {
     let text = "[parallel.pipeline]\nchunks = 2\n[eval]\napply_chat_template = false\ndata = 'eval-data'\n\

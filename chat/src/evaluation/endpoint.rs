@@ -89,7 +89,7 @@ enum Problem {
     /// The server sent no text, and said why.
     #[error("there is no text: {0}")]
     Withheld(String),
-    /// The server sent no text, and counts no token that it drew: an answer that is empty has at least its end.
+    /// The server sent no text, and counts no token: an empty answer has at least its end token.
     #[error("the reply is empty, and the server counts no token of it: look at its log")]
     Empty,
     /// Nothing works any more.

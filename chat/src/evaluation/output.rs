@@ -1,7 +1,7 @@
 //! The folder of the results of `eval`, `eval judge` and `eval rm`.
 //!
-//! Its marker lists the files of results, and only these are ever removed ([`crate::own_folder`]). Answers are
-//! kept as they come, under hashes of model and request, whatever the settings are; `settings.json` is
+//! Its marker lists the files of results, and only these files are ever removed ([`crate::own_folder`]).
+//! Answers are kept as they come, under hashes of model and request, whatever the settings are; `settings.json` is
 //! written with the results that it decides, so a command that fails before leaves the folder as it was. The
 //! results of `eval` accumulate: settings that add models and tasks to those of the folder continue it.
 
@@ -230,7 +230,7 @@ impl OutputFolder {
         self.put("results.json", &json_bytes(&serde_json::to_value(results)?)?)
     }
 
-    /// Writes one file, whose path in the folder the marker lists from then on. A reader never sees half of it.
+    /// Writes one file, and lists its path in the marker. A reader never sees half of the file.
     pub(crate) fn put(&self, file: &str, bytes: &[u8]) -> anyhow::Result<()> {
         let path = self.path.join(file);
         let mut folder = self.path.clone();

@@ -26,7 +26,7 @@ impl EventLog {
         Self { shared: Arc::clone(shared), file: None }
     }
 
-    /// Prepares the folder for this run: nothing that an earlier run left there stands for this one. A
+    /// Prepares the folder for this run: nothing that an earlier run left there is taken for this run. A
     /// resumed run keeps the events of the run before it.
     fn start(&mut self, stage: &str, total_steps: u64, step: u64) {
         let mut row = EventRow::new("started", Some(step));

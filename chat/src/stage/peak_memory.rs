@@ -63,7 +63,7 @@ impl RowTokens {
         sum.times(1.0 / rows.len().max(1) as f64)
     }
 
-    /// That of so many rows.
+    /// The tokens of `rows` rows.
     pub(super) fn times(self, rows: f64) -> Self {
         Self { tokens: self.tokens * rows, squares: self.squares * rows, predicted: self.predicted * rows }
     }
@@ -108,7 +108,7 @@ pub(super) struct SequenceLengths {
 }
 
 impl SequenceLengths {
-    /// Those of rows with so many sequences each, whose mean is `row`.
+    /// The lengths of rows with `per_row` sequences each, whose mean is `row`.
     pub(super) fn of<T: TrainingRow>(encoded: &EncodedRows<T>, per_row: usize, row: RowTokens) -> Self {
         let EncodedRows { rows, tokens, longest, .. } = encoded;
         let count = rows.len().max(1) as f64;
@@ -131,8 +131,8 @@ impl SequenceLengths {
         }
     }
 
-    /// Those of bins of packed rows, whose mean is `row`: nearly full, each with several rows of different
-    /// lengths.
+    /// The lengths of bins of packed rows, whose mean is `row`: nearly full bins, each with several rows of
+    /// different lengths.
     pub(super) fn packed<T>(rows: &EncodedRows<T>, bin_tokens: usize, row: RowTokens) -> Self {
         let (mean, num_rows) = (bin_tokens as f64, rows.tokens.div_ceil(bin_tokens));
         let row = row.times(rows.rows.len() as f64 / num_rows.max(1) as f64);
@@ -354,7 +354,7 @@ fn task_replies(
     model.map_or_else(RolloutTensors::default, |model| generation(mesh, model, (count, capacity)))
 }
 
-/// What a model takes to generate so many replies, each of so many tokens with its prompt.
+/// The memory that a model takes to generate a number of replies, each of a number of tokens.
 fn generation(
     mesh: &Mesh,
     (policy, state): (&PlannedModel<'_>, &ModelBytes),

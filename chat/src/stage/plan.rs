@@ -70,7 +70,7 @@ impl Plan {
         Self::new(stage, mesh, models, rows, steps)
     }
 
-    /// Creates the plan of a stage with so many steps of so many rows.
+    /// Creates the plan of a stage from its number of steps and the rows of a step.
     pub(super) fn new<T>(
         stage: &StageSchema,
         mesh: &Mesh,

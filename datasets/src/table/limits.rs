@@ -95,7 +95,7 @@ pub(crate) fn row_too_large(at: RowLocation) -> Error {
     Error::TooLong { at, what }
 }
 
-/// The bytes that all rows of a Parquet file of so many bytes may take.
+/// The bytes of memory that all rows of a Parquet file of `file` bytes may take, one after another.
 pub(super) fn rows_bytes(file: u64) -> u64 {
     ROWS_BYTES.saturating_add(ROWS_RATIO.saturating_mul(file))
 }

@@ -156,7 +156,7 @@ impl Growth {
         Ok(Self { encoded, decoded: decoded.within_limits("decoder")? })
     }
 
-    /// Refuses a text of so many bytes that may become too long.
+    /// Refuses a text of `length` bytes that may become too long.
     pub(super) fn check_text(&self, length: usize) -> Result<(), Refused> {
         let most = ENCODED_BYTES + PER_INPUT_BYTE * length as u64;
         let bound = self.encoded.of(length);
