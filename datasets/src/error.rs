@@ -126,13 +126,14 @@ pub enum Error {
     /// A Parquet file is damaged or uses a feature that is not built in.
     #[error(
         "{path}: this is not a Parquet file that can be read or written: {reason}; download or write it again",
-        reason = parquet_reason(.source)
+        reason = parquet_reason(.error)
     )]
     Parquet {
         /// The file.
         path: PathBuf,
-        /// The error of the Parquet reader or writer.
-        source: parquet::errors::ParquetError,
+        /// The error of the Parquet reader or writer. The message says all of it, so it is not a source: a chain
+        /// of causes would say it twice, with the words that `parquet_reason` leaves out.
+        error: parquet::errors::ParquetError,
     },
 
     /// Arrow could not convert a column.

@@ -39,7 +39,7 @@ pub(super) struct ParquetFile {
 
 /// Opens a file and reads its column names. Returns an error for a compression that is not built in.
 pub(super) fn open(file: File, path: &Path) -> Result<(ParquetFile, Vec<String>)> {
-    let failed = |source| Error::Parquet { path: path.to_owned(), source };
+    let failed = |error| Error::Parquet { path: path.to_owned(), error };
     let damaged = |error: std::io::Error| failed(ParquetError::General(error.to_string()));
     footer::check(&file).map_err(damaged)?;
     let pages = file.try_clone().map_err(|source| Error::Read { path: path.to_owned(), source })?;
@@ -100,7 +100,7 @@ pub(super) fn rows(
     let reader = decode(|| reader(file, wanted, &meter))
         .unwrap_or_else(|reason| Err(Fault::Parquet(ParquetError::General(reason))));
     let mut reader = reader.map_err(|fault| match fault {
-        Fault::Parquet(source) => Error::Parquet { path: path.to_owned(), source },
+        Fault::Parquet(error) => Error::Parquet { path: path.to_owned(), error },
         Fault::Type(source) => Error::Arrow { path: path.to_owned(), source },
     })?;
 

@@ -127,7 +127,7 @@ fn parquet(
     (layout, weighted): (Layout, bool),
     rows: impl Iterator<Item = Result<Row>>,
 ) -> Result<()> {
-    let failed = |source| Error::Parquet { path: path.to_owned(), source };
+    let failed = |error| Error::Parquet { path: path.to_owned(), error };
     let schema = schema(layout, weighted);
     let note = KeyValue::new("colossal-chat.layout".to_owned(), layout.name().to_owned());
     let properties = WriterProperties::builder()
