@@ -28,7 +28,7 @@ const BATCH: usize = 1024;
 pub(super) fn csv(reader: Bytes, path: &Path, gzipped: bool) -> Result<(Rows, Vec<String>)> {
     let path = path.to_owned();
     let wrong = |source| Error::Csv { path: path.clone(), source };
-    let mut records = Records { reader, state: State::Record, fields: 0 };
+    let mut records = Records { reader, state: State::Record, fields: 0, is_at_end: false };
     let mut header = Vec::new();
     let at = || RowLocation { path: path.clone(), row: 0 };
     let is_whole =
@@ -58,7 +58,7 @@ pub(super) fn csv(reader: Bytes, path: &Path, gzipped: bool) -> Result<(Rows, Ve
             Ok(text) => text,
             Err(source) => return Some(Err(failed(path, gzipped, source))),
         };
-        let batch = next_batch(&mut decoder, text.as_deref()).transpose()?;
+        let batch = next_batch(&mut decoder, &text.unwrap_or_default(), records.is_at_end).transpose()?;
         number += batch.as_ref().map_or(0, RecordBatch::num_rows);
         let batch = batch.and_then(|batch| RowBatch::new(&batch));
         Some(batch.map_err(|source| Error::Csv { path: path.to_owned(), source }))
@@ -66,25 +66,31 @@ pub(super) fn csv(reader: Bytes, path: &Path, gzipped: bool) -> Result<(Rows, Ve
     Ok((rows_of(&path.clone(), u64::MAX, batches), columns))
 }
 
-/// Decodes whole records; `None` is the end of the file.
+/// Decodes whole records. `None` means that the file has no more of them.
 fn next_batch(
     decoder: &mut Decoder,
-    text: Option<&[u8]>,
+    text: &[u8],
+    is_at_end: bool,
 ) -> std::result::Result<Option<RecordBatch>, ArrowError> {
-    // An empty text ends the last record, which may have no line break.
-    decode(decoder, text.unwrap_or_default())?;
+    decode(decoder, text)?;
+    if is_at_end {
+        // An empty text tells the decoder that the file ends here. Without it, a last record that has no line
+        // break stays open, and the decoder gives it the fields of another record.
+        decoder.decode(&[])?;
+    }
     decoder.flush()
 }
 
 /// Gives a text to the decoder, which takes the header and the rows at separate calls.
 fn decode(decoder: &mut Decoder, mut text: &[u8]) -> std::result::Result<(), ArrowError> {
-    loop {
+    while !text.is_empty() {
         let count = decoder.decode(text)?;
-        text = &text[count..];
-        if text.is_empty() || count == 0 {
-            return Ok(());
+        if count == 0 {
+            return Err(ArrowError::CsvError("the records of a batch end elsewhere".to_owned()));
         }
+        text = &text[count..];
     }
+    Ok(())
 }
 
 /// Where the reader is in a record.
@@ -108,6 +114,8 @@ struct Records {
     state: State,
     /// The commas of the record and one.
     fields: usize,
+    /// Whether the last byte of the file was read.
+    is_at_end: bool,
 }
 
 impl Records {
@@ -144,6 +152,7 @@ impl Records {
                 return Ok(false);
             }
             if ends || is_last {
+                self.is_at_end = is_last;
                 return Ok(true);
             }
         }

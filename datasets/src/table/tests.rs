@@ -188,6 +188,36 @@ fn a_link_to_nothing_in_a_folder_is_named() {
 }
 
 #[test]
+fn the_last_row_of_a_csv_file_needs_no_line_break() {
+    let folder = tempfile::tempdir().unwrap();
+    let cells = |content: &str| -> Vec<Vec<String>> {
+        let path = folder.path().join("x.csv");
+        fs::write(&path, content).unwrap();
+        let cells = |row: &Row| row.values().map(|cell| cell.as_str().unwrap().to_owned()).collect();
+        TableReader::open(&path).unwrap().rows(None).unwrap().map(|row| cells(&row.unwrap().1)).collect()
+    };
+    // Each file has the same rows with and without the line break after its last row.
+    let of_a_batch = |count: usize| (0..count).map(|row| format!("\n\"row {row}\"")).collect::<String>();
+    for content in [
+        "text\nabc".to_owned(),
+        "text\nabc\ndef".to_owned(),
+        "text\r\nabc\r\ndef".to_owned(),
+        "text\n\"abc\"\n\"def\"".to_owned(),
+        "text\na\nlast \"x\"".to_owned(),
+        "text,b\n\"abc\",1\n\"def\",2".to_owned(),
+        format!("text{}", of_a_batch(1023)),
+        format!("text{}", of_a_batch(1024)),
+        format!("text{}", of_a_batch(1025)),
+    ] {
+        let rows = cells(&content);
+        assert_eq!(rows, cells(&format!("{content}\n")), "{content:.60}");
+        assert_eq!(rows.len(), content.lines().count() - 1, "{content:.60}");
+    }
+    assert_eq!(cells("text\nabc\ndef"), [["abc"], ["def"]]);
+    assert_eq!(cells("text,b\n\"abc\",1\n\"def\",2"), [["abc", "1"], ["def", "2"]]);
+}
+
+#[test]
 fn the_rows_of_a_csv_file_end_behind_a_broken_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.csv");
