@@ -2,8 +2,9 @@
 //!
 //! A server chooses the sizes that it announces and the speed at which it sends, so both have a limit: what
 //! is missing of all files must fit on the disk before the first byte is asked for, and again while bytes
-//! come; and a transfer must have [`BYTES_PER_SECOND`] on average once [`Pace::grace`] is over. A file of 1
-//! GB may thus take 17 hours and not forever. This module does not use the network.
+//! come; the headers of an answer must be complete within [`grace`], after which a transfer must have
+//! [`BYTES_PER_SECOND`] on average. A file of 1 GB may thus take 17 hours and not forever. This module does
+//! not use the network.
 
 use std::fs::File;
 use std::io;
@@ -41,6 +42,11 @@ pub(super) fn too_little_space(folder: &Path, missing: u64) -> Option<u64> {
     (missing > free).then_some(free)
 }
 
+/// The time in which a server that may be silent for `timeout` must have begun to send at a reasonable speed.
+pub(super) fn grace(timeout: Duration) -> Duration {
+    timeout.saturating_mul(GRACE)
+}
+
 /// The time of a transfer.
 pub(super) struct Pace {
     started: Instant,
@@ -50,7 +56,7 @@ pub(super) struct Pace {
 impl Pace {
     /// Starts a transfer from a server that may be silent for `timeout`.
     pub(super) fn new(timeout: Duration) -> Self {
-        Self { started: Instant::now(), grace: timeout.saturating_mul(GRACE) }
+        Self { started: Instant::now(), grace: grace(timeout) }
     }
 
     /// Returns what is wrong with a transfer that has brought so many bytes.

@@ -8,10 +8,10 @@ use std::io::Read;
 use std::time::Duration;
 
 use ureq::http::Response;
-use ureq::{Agent, Body};
+use ureq::{Agent, Body, Timeout};
 use url::Url;
 
-use super::bounds::Pace;
+use super::bounds::{self, Pace};
 
 /// The largest listing of a repository, in bytes.
 const LISTING_BYTES: u64 = 64 << 20;
@@ -51,6 +51,7 @@ impl Client {
             .max_redirects(0)
             .timeout_connect(Some(timeout))
             .timeout_per_read(Some(timeout))
+            .timeout_recv_response(Some(bounds::grace(timeout)))
             .timeout_per_write(Some(timeout))
             .user_agent(concat!("colossal-chat/", env!("CARGO_PKG_VERSION")))
             .accept_encoding("identity")
@@ -170,6 +171,9 @@ impl Client {
     /// Describes a failed request. The host is included, because it may be another host than the hub.
     fn explain(&self, host: &str, error: &ureq::Error) -> String {
         match error {
+            ureq::Error::Timeout(Timeout::RecvResponse) => {
+                format!("{host} did not answer within {} s", bounds::grace(self.timeout).as_secs_f64())
+            }
             ureq::Error::Timeout(_) => {
                 format!("{host} did not answer within {} s", self.timeout.as_secs_f64())
             }

@@ -30,8 +30,16 @@ struct Manners {
     breaks_after: Option<usize>,
     /// The size that every file is said to have; absent: that of its content.
     announced: Option<u64>,
-    /// Whether every file comes at ten bytes a second.
-    drips: bool,
+    /// What of every file comes at ten bytes a second.
+    drips: Drips,
+}
+
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Drips {
+    #[default]
+    Nothing,
+    Headers,
+    Content,
 }
 
 impl LocalHub {
@@ -114,16 +122,17 @@ fn answer(
     } else {
         "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned()
     };
-    let (head, body) = reply.split_once("\r\n\r\n").unwrap();
-    if manners.drips && content.is_some() && body.len() > 1 {
-        write!(stream, "{head}\r\n\r\n").unwrap();
-        // The client may have gone.
-        let drop =
-            |byte| stream.write_all(&[byte]).is_ok().then(|| thread::sleep(Duration::from_millis(100)));
-        let _ = body.bytes().try_for_each(drop);
-        return;
-    }
-    stream.write_all(reply.as_bytes()).unwrap();
+    let length = reply.find("\r\n\r\n").unwrap() + 4;
+    let (at_once, slowly) = match manners.drips {
+        Drips::Headers if content.is_some() => (0, length),
+        // One byte of content answers the question for the size of a file.
+        Drips::Content if content.is_some() && reply.len() > length + 1 => (length, reply.len()),
+        _ => (reply.len(), reply.len()),
+    };
+    stream.write_all(&reply.as_bytes()[..at_once]).unwrap();
+    // The client may have gone.
+    let drop = |&byte| stream.write_all(&[byte]).is_ok().then(|| thread::sleep(Duration::from_millis(100)));
+    let _ = reply.as_bytes()[at_once..slowly].iter().try_for_each(drop);
 }
 
 const SHARDED: [(&str, &str); 6] = [
@@ -354,11 +363,16 @@ fn announced_sizes_must_fit_on_the_disk() {
 fn a_file_that_drips_is_given_up() {
     let long = "x".repeat(1000);
     let files = [("config.json", "{}"), ("tokenizer.json", "{}"), ("model.safetensors", long.as_str())];
-    let hub = LocalHub::with(&files, Manners { drips: true, ..Manners::default() });
-    let cache = tempfile::tempdir().unwrap();
-    // At ten bytes a second the server is never silent, and would take 100 s.
-    let error = hub.settings(cache.path()).resolve("owner/tiny").unwrap_err().to_string();
-    assert!(error.contains("cannot get model.safetensors") && error.contains("16 KiB a second"), "{error}");
+    // At ten bytes a second the server is never silent, and would take 100 s, or 15 s for the headers.
+    for (drips, said) in [
+        (Drips::Content, ["cannot get model.safetensors", "16 KiB a second"]),
+        (Drips::Headers, ["cannot get ", "did not answer within 3 s"]),
+    ] {
+        let hub = LocalHub::with(&files, Manners { drips, ..Manners::default() });
+        let cache = tempfile::tempdir().unwrap();
+        let error = hub.settings(cache.path()).resolve("owner/tiny").unwrap_err().to_string();
+        assert!(said.iter().all(|words| error.contains(words)), "{error}");
+    }
 }
 
 #[test]
