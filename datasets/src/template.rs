@@ -18,8 +18,9 @@ mod row;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use minijinja::machinery::{CodeGenerator, Instructions, Vm, WhitespaceConfig, make_string_output, parse};
-use minijinja::syntax::SyntaxConfig;
+use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
+use minijinja::syntax::{SyntaxConfig, SyntaxConfigBuilder};
+use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
 use serde::Serialize;
 
@@ -91,8 +92,8 @@ impl ChatTemplate {
             return Err(wrong(format!("it has {} bytes, more than {}", source.len(), limits::SOURCE_BYTES)));
         }
         let (rewritten, marked) = generation::rewrite(&source);
-        let program =
-            Program::new(rewritten, CHAT_SPACES, environment()).map_err(|error| wrong(describe(&error)))?;
+        let program = Program::new(rewritten, &chat_syntax(), environment())
+            .map_err(|error| wrong(describe(&error)))?;
         Ok(Self { program, source, name, marked })
     }
 
@@ -120,8 +121,11 @@ impl ChatTemplate {
     /// on.
     pub fn render_values(&self, messages: impl Serialize, options: &RenderOptions) -> Result<Rendered> {
         let mut context: BTreeMap<&str, Value> = BTreeMap::new();
-        context.insert("messages", Value::from_serialize(messages));
-        context.insert("tools", options.tools.as_ref().map_or(Value::from(()), Value::from_serialize));
+        context.insert("messages", Value::from(Serde(messages)));
+        context.insert(
+            "tools",
+            options.tools.as_ref().map_or(Value::from(()), |tools| Value::from(Serde(tools))),
+        );
         context.insert("documents", Value::from(()));
         context.insert("add_generation_prompt", Value::from(options.add_generation_prompt));
         for (name, text) in &options.special_tokens {
@@ -139,7 +143,7 @@ impl ChatTemplate {
 
     fn run(&self, context: &BTreeMap<&str, Value>) -> Result<String> {
         let input = context.values().map(limits::size).sum();
-        let root: Value = context.iter().map(|(&name, value)| (name.to_owned(), value.clone())).collect();
+        let root = Value::from_pairs(context.iter().map(|(&name, value)| (name.to_owned(), value.clone())));
         self.program
             .run(root, input)
             .map_err(|error| Error::TemplateRender { name: self.name.clone(), reason: describe(&error) })
@@ -156,10 +160,10 @@ struct Program {
 impl Program {
     fn new(
         source: String,
-        spaces: WhitespaceConfig,
+        syntax: &SyntaxConfigBuilder,
         environment: Environment<'static>,
     ) -> std::result::Result<Self, minijinja::Error> {
-        Ok(Self { environment, instructions: compile(source, spaces)? })
+        Ok(Self { environment, instructions: compile(source, syntax)? })
     }
 
     /// Renders with the variables `root`, whose size is `input` bytes.
@@ -174,9 +178,9 @@ impl Program {
         let mut text = String::new();
         let blocks = BTreeMap::new();
         let mut output = make_string_output(&mut text);
-        let machine = Vm::new(long.as_ref().unwrap_or(&self.environment));
+        let environment = long.as_ref().unwrap_or(&self.environment);
         let render =
-            || machine.eval(&self.instructions, root, &blocks, &mut output, AutoEscape::None).map(drop);
+            || eval(environment, &self.instructions, root, &blocks, &mut output, AutoEscape::None).map(drop);
         limits::with_budget(input, render)?;
         Ok(text)
     }
@@ -187,17 +191,21 @@ impl Program {
 const READER_STACK: [usize; 2] = [4 << 10, 2 << 20];
 
 /// What transformers does with white space around blocks.
-const CHAT_SPACES: WhitespaceConfig =
-    WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
+fn chat_syntax() -> SyntaxConfigBuilder {
+    let mut syntax = SyntaxConfig::builder();
+    syntax.lstrip_blocks(true).trim_blocks(true);
+    syntax
+}
 
 /// Parses a template and adds its limits.
 fn compile(
     source: String,
-    spaces: WhitespaceConfig,
+    syntax: &SyntaxConfigBuilder,
 ) -> std::result::Result<Instructions<'static>, minijinja::Error> {
     let stack_size = READER_STACK[0] * source.len() + READER_STACK[1];
+    let syntax = syntax.build()?;
     let read = move || {
-        let tree = parse(&source, "chat", SyntaxConfig, spaces)?;
+        let tree = parse(&source, "chat", syntax)?;
         let guarded = guard::statement(&tree)?;
         let mut generator = CodeGenerator::new("chat", "");
         generator.compile_stmt(&guarded);

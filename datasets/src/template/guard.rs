@@ -61,9 +61,10 @@ pub(super) fn statement(from: &ast::Stmt<'_>) -> Result<ast::Stmt<'static>> {
         }
         Stmt::Macro(node) => Stmt::Macro(at(node.span(), macro_declaration(node)?)),
         Stmt::CallBlock(node) => {
+            let call_expr_span = node.call_expr_span;
             let macro_decl = at(node.macro_decl.span(), macro_declaration(&node.macro_decl)?);
             let call = at(node.call.span(), plain_call(&node.call)?);
-            Stmt::CallBlock(at(node.span(), ast::CallBlock { call, macro_decl }))
+            Stmt::CallBlock(at(node.span(), ast::CallBlock { call, macro_decl, call_expr_span }))
         }
         Stmt::Do(node) => {
             Stmt::Do(at(node.span(), ast::Do { call: at(node.span(), plain_call(&node.call)?) }))
@@ -133,6 +134,10 @@ fn assigned(from: &ast::Expr<'_>) -> Result<ast::Expr<'static>> {
             let items = node.items.iter().map(assigned).collect::<Result<_>>()?;
             Expr::List(at(node.span(), ast::List { items }))
         }
+        Expr::Tuple(node) => {
+            let items = node.items.iter().map(assigned).collect::<Result<_>>()?;
+            Expr::Tuple(at(node.span(), ast::Tuple { items }))
+        }
         other => return Err(unsupported(&format!("an assignment to a {}", other.description()))),
     })
 }
@@ -184,6 +189,10 @@ fn expression(from: &ast::Expr<'_>) -> Result<ast::Expr<'static>> {
         Expr::List(node) => {
             let items = node.items.iter().map(expression).collect::<Result<_>>()?;
             counted(Expr::List(at(span, ast::List { items })))
+        }
+        Expr::Tuple(node) => {
+            let items = node.items.iter().map(expression).collect::<Result<_>>()?;
+            counted(Expr::Tuple(at(span, ast::Tuple { items })))
         }
         Expr::Map(node) => {
             let keys = node.keys.iter().map(expression).collect::<Result<_>>()?;

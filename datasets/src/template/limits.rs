@@ -8,7 +8,7 @@
 
 use std::cell::Cell;
 
-use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
 use super::python;
@@ -91,24 +91,33 @@ pub(super) fn install(environment: &mut Environment<'static>) {
         charge_comparison(&left, &right).map(|()| left >= right)
     });
 
-    environment.add_function(" filter", |state: &State, value: Value, name: String, args: Rest<Value>| {
-        filter(state, &name, value, args.0)
-    });
-    environment.add_function(" test", |state: &State, value: Value, name: String, args: Rest<Value>| {
-        let args: Vec<Value> = std::iter::once(value).chain(args.0).collect();
-        // Tests of the type, such as `string`, do not read the contents of a value.
-        if args.len() > 1 || matches!(name.as_str(), "lower" | "upper") {
-            charge(costs(&args)?)?;
-        }
-        state.perform_test(&name, &args)
-    });
-    environment.add_function(" method", |state: &State, value: Value, name: String, args: Rest<Value>| {
-        method(state, &value, &name, &args.0)
-    });
+    environment.add_function(
+        " filter",
+        |state: &mut State, value: Value, name: String, args: Rest<ValueOrKwargs>| {
+            filter(state, &name, value, args.into_values())
+        },
+    );
+    environment.add_function(
+        " test",
+        |state: &mut State, value: Value, name: String, args: Rest<ValueOrKwargs>| {
+            let args: Vec<Value> = std::iter::once(value).chain(args.into_values()).collect();
+            // Tests of the type, such as `string`, do not read the contents of a value.
+            if args.len() > 1 || matches!(name.as_str(), "lower" | "upper") {
+                charge(costs(&args)?)?;
+            }
+            state.perform_test(&name, &args)
+        },
+    );
+    environment.add_function(
+        " method",
+        |state: &mut State, value: Value, name: String, args: Rest<ValueOrKwargs>| {
+            method(state, &value, &name, &args.into_values())
+        },
+    );
 }
 
 /// Prints a value like Python's `str`. Undefined values print as nothing.
-fn print(out: &mut Output, _: &State, value: &Value) -> Result<()> {
+fn print(out: &mut Output, _: &mut State, value: &Value) -> Result<()> {
     let failed = |_| Error::new(ErrorKind::WriteFailure, "cannot write to a string");
     if let Some(text) = value.as_str() {
         charge(text.len() as i64 + 1)?;
@@ -196,7 +205,7 @@ fn charge_comparison(left: &Value, right: &Value) -> Result<()> {
     Ok(())
 }
 
-fn contains(state: &State, needle: &Value, container: &Value) -> Result<bool> {
+fn contains(state: &mut State, needle: &Value, container: &Value) -> Result<bool> {
     match container.kind() {
         ValueKind::Map | ValueKind::Undefined => {}
         ValueKind::String | ValueKind::Seq | ValueKind::Iterable => {
@@ -217,7 +226,7 @@ fn add(left: &Value, right: &Value) -> Result<Value> {
     }
     if is_list(left) && is_list(right) {
         charge((length(left) + length(right)).saturating_mul(ENTRY))?;
-        return Ok(left.try_iter()?.chain(right.try_iter()?).collect::<Vec<Value>>().into());
+        return Ok(list_like(left, left.try_iter()?.chain(right.try_iter()?).collect()));
     }
     calculate("+", left, right, i128::checked_add, |left, right| left + right)
 }
@@ -247,7 +256,7 @@ fn multiply(left: &Value, right: &Value) -> Result<Value> {
         charge(times.saturating_mul(length(repeated).max(1)).saturating_mul(ENTRY))?;
         let items: Vec<Value> = repeated.try_iter()?.collect();
         let all = items.iter().cloned().cycle().take(items.len() * times as usize);
-        return Ok(all.collect::<Vec<Value>>().into());
+        return Ok(list_like(repeated, all.collect()));
     }
 
     calculate("*", left, right, i128::checked_mul, |left, right| left * right)
@@ -312,7 +321,8 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
 
     charge(length(value).saturating_mul(ENTRY))?;
     let items: Vec<Value> = value.try_iter()?.collect();
-    Ok(places(items.len(), start, stop, step).map(|place| items[place].clone()).collect::<Vec<_>>().into())
+    let taken = places(items.len(), start, stop, step).map(|place| items[place].clone()).collect();
+    Ok(list_like(value, taken))
 }
 
 /// The indices that Python's `slice(start, stop, step).indices(length)` produces.
@@ -328,7 +338,7 @@ fn places(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> im
         .map(|place| place as usize)
 }
 
-fn filter(state: &State, name: &str, value: Value, args: Vec<Value>) -> Result<Value> {
+fn filter(state: &mut State, name: &str, value: Value, args: Vec<Value>) -> Result<Value> {
     let cheap = matches!(
         name,
         "length"
@@ -354,7 +364,7 @@ fn filter(state: &State, name: &str, value: Value, args: Vec<Value>) -> Result<V
     keep(state.apply_filter(name, &args)?)
 }
 
-fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Value> {
+fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value> {
     if value.kind() != ValueKind::Map {
         charge(cost_of_call(name, value, args)?)?;
     }
@@ -362,13 +372,11 @@ fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Va
 }
 
 /// The `map` filter. Like any other filter, the inner filter is charged.
-fn map(state: &State, value: Value, args: Rest<Value>) -> Result<Value> {
-    let mut args = args.0;
-    if args.first().is_none_or(|first| first.as_str().is_none()) {
-        let mut whole = vec![value];
-        whole.append(&mut args);
-        return minijinja::filters::map(state, whole.remove(0), Rest(whole)).map(Value::from);
+fn map(state: &mut State, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value> {
+    if args.0.first().is_none_or(|first| first.as_str().is_none()) {
+        return minijinja::filters::map(state, value, args).map(Value::from);
     }
+    let mut args = args.into_values();
     let name = args.remove(0).to_string();
     let made = value.try_iter()?.map(|item| filter(state, &name, item, args.clone()));
     made.collect::<Result<Vec<Value>>>().map(Value::from)
@@ -434,6 +442,11 @@ fn widths(format: &str) -> i64 {
 
 fn is_list(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
+}
+
+/// A tuple of `items` if `model` is a tuple, otherwise a list of them.
+fn list_like(model: &Value, items: Vec<Value>) -> Value {
+    if python::is_tuple(model) { Tuple::from(items).into() } else { items.into() }
 }
 
 fn length(value: &Value) -> i64 {

@@ -6,8 +6,13 @@
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{Kwargs, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
+
+/// Whether a value is a tuple: a list that Python prints in parentheses.
+pub(super) fn is_tuple(value: &Value) -> bool {
+    value.downcast_object_ref::<Tuple>().is_some()
+}
 
 /// Python's `str(value)`.
 pub(super) fn text(value: &Value) -> String {
@@ -24,7 +29,11 @@ fn repr(value: &Value) -> String {
         ValueKind::String => quote(&value.to_string()),
         ValueKind::Seq => {
             let items: Vec<String> = value.try_iter().into_iter().flatten().map(|item| repr(&item)).collect();
-            format!("[{}]", items.join(", "))
+            match items.as_slice() {
+                [item] if is_tuple(value) => format!("({item},)"),
+                _ if is_tuple(value) => format!("({})", items.join(", ")),
+                _ => format!("[{}]", items.join(", ")),
+            }
         }
         ValueKind::Map if value.as_object().is_some_and(|object| object.enumerator_len().is_some()) => {
             let entry = |key: Value| {
@@ -284,7 +293,8 @@ mod tests {
 
     #[test]
     fn values_print_as_in_python() {
-        let value = Value::from_serialize(serde_json::json!({"a": [1, true, null, "it's", 1.5]}));
+        let value =
+            Value::from(minijinja::value::Serde(serde_json::json!({"a": [1, true, null, "it's", 1.5]})));
         assert_eq!(text(&value), "{'a': [1, True, None, \"it's\", 1.5]}");
         assert_eq!(text(&Value::from("x")), "x");
         assert_eq!(text(&Value::UNDEFINED), "");

@@ -4,8 +4,9 @@
 //! missing is an error. A template that is exactly one expression, such as `{{ choices.text }}`, also has a
 //! value of another type than text. The limits are those of chat templates. This module knows no tasks.
 
-use minijinja::machinery::{WhitespaceConfig, ast, parse};
-use minijinja::syntax::SyntaxConfig;
+use minijinja::machinery::{ast, parse};
+use minijinja::syntax::{SyntaxConfig, SyntaxConfigBuilder};
+use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
 
 use super::{Program, describe, environment, limits};
@@ -15,8 +16,12 @@ use crate::record::Row;
 /// A filter from text to text, or why there is no result.
 pub type TextFilter = fn(&str) -> std::result::Result<String, String>;
 
-const SPACES: WhitespaceConfig =
-    WhitespaceConfig { keep_trailing_newline: true, lstrip_blocks: false, trim_blocks: false };
+/// What the harness does with white space around blocks.
+fn row_syntax() -> SyntaxConfigBuilder {
+    let mut syntax = SyntaxConfig::builder();
+    syntax.keep_trailing_newline(true);
+    syntax
+}
 
 /// A compiled template over a row.
 #[derive(Debug)]
@@ -39,7 +44,7 @@ pub struct TemplateRow {
 impl TemplateRow {
     /// The columns of `row`.
     pub fn new(row: &Row) -> Self {
-        let root = Value::from_serialize(row);
+        let root = Value::from(Serde(row));
         let size = limits::size(&root);
         Self { root, size }
     }
@@ -58,7 +63,8 @@ impl RowTemplate {
             return Err(wrong(format!("it has {} bytes, more than {}", source.len(), limits::SOURCE_BYTES)));
         }
         let compile = |source: String| {
-            Program::new(source, SPACES, row_environment(filters)).map_err(|error| wrong(describe(&error)))
+            Program::new(source, &row_syntax(), row_environment(filters))
+                .map_err(|error| wrong(describe(&error)))
         };
         let text = compile(source.to_owned())?;
         let mut columns: Vec<String> = row_environment(filters).template_from_str(source).map_or_else(
@@ -104,7 +110,7 @@ impl RowTemplate {
 /// The expression that is the whole template, without its braces.
 fn expression(source: &str) -> Option<&str> {
     let inner = source.strip_prefix("{{")?.strip_suffix("}}")?;
-    let tree = parse(source, "row", SyntaxConfig, SPACES).ok()?;
+    let tree = row_syntax().build().and_then(|syntax| parse(source, "row", syntax)).ok()?;
     let ast::Stmt::Template(template) = &tree else { return None };
     let alone = matches!(template.children.as_slice(), [ast::Stmt::EmitExpr(_)]);
     alone.then(|| inner.trim_start_matches('-').trim_end_matches('-').trim())

@@ -254,3 +254,19 @@ fn control_characters_of_a_template_do_not_reach_the_terminal() {
     let error = ChatTemplate::new("m", "{{ \u{1b}[31m }}").unwrap_err().to_string();
     assert!(!error.chars().any(char::is_control), "{error:?}");
 }
+
+/// What Jinja2 3.1 prints.
+#[test]
+fn tuples_are_those_of_python() {
+    for (source, wanted) in [
+        ("{{ (1, 'a') }} {{ (1,) }} {{ () }}", "(1, 'a') (1,) ()"),
+        ("{{ (1, 2) + (3,) }} {{ (1, 2, 3)[::-1] }} {{ (1,) * 2 }}", "(1, 2, 3) (3, 2, 1) (1, 1)"),
+        ("{{ {'a': 1}.items() | list }} {{ {'a': 1} | items | list }}", "[('a', 1)] [('a', 1)]"),
+        ("{{ {'b': 2} | dictsort }} {{ (1, 2) | tojson }}", "[('b', 2)] [1, 2]"),
+        ("{% for a, b in [(1, 2), (3, 4)] %}{{ a + b }} {% endfor %}", "3 7 "),
+        ("{% set (x, y) = (5, 6) %}{{ x }}{{ y }}", "56"),
+    ] {
+        let rendered = ChatTemplate::new("m", source).unwrap().render(&[], &RenderOptions::default());
+        assert_eq!(rendered.unwrap().text, wanted, "{source}");
+    }
+}
