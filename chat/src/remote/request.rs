@@ -189,10 +189,11 @@ impl Endpoint {
             ureq::Error::Io(error) => Some(error.kind()),
             _ => None,
         };
+        let wants_tls = self.base.starts_with("https:");
         let is_tls = match error {
             ureq::Error::Tls(_) | ureq::Error::Rustls(_) => true,
-            // A server without TLS answers the handshake with data that TLS cannot read, or with the end.
-            _ => self.base.starts_with("https:") && cause.is_some_and(ends_a_handshake),
+            // A server without TLS may answer the handshake with data that TLS cannot read.
+            _ => wants_tls && cause == Some(io::ErrorKind::InvalidData),
         };
         let detail = excerpt(&error.to_string());
 
@@ -203,6 +204,10 @@ impl Endpoint {
             _ if is_tls => format!(
                 "no secure connection: {detail}; a server without TLS needs http://, and only certificates of public \
                  authorities are accepted"
+            ),
+            // A server without TLS may end the handshake, and any server may end a connection.
+            _ if wants_tls && cause.is_some_and(is_end) => format!(
+                "the server ended the connection before it answered: {detail}; if it has no TLS, it needs http://"
             ),
             _ if cause == Some(io::ErrorKind::ConnectionRefused) => {
                 "nothing listens there (connection refused): start the server, or check the port".to_owned()
@@ -231,10 +236,10 @@ impl Endpoint {
     }
 }
 
-/// Whether a connection that failed in this way was open, and not yet of use.
-fn ends_a_handshake(kind: io::ErrorKind) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, UnexpectedEof};
-    matches!(kind, InvalidData | UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe)
+/// Whether a connection that failed in this way was ended by the other side.
+fn is_end(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(kind, UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe)
 }
 
 /// Describes a failed read of a response.

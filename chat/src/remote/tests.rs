@@ -1,6 +1,6 @@
 //! The client against servers of this process, which listen on a free loopback port.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
@@ -313,11 +313,18 @@ fn no_server_and_no_http_are_told_apart() {
     assert!(find(&address).contains("the answer is not HTTP"), "{}", find(&address));
     let (address, _) = server(|_, _| {});
     assert!(find(&address).contains("the connection failed"), "{}", find(&address));
-    // The server reads the first bytes of the handshake as an endless head, and closes the connection.
-    let closing = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = format!("https://{}", closing.local_addr().unwrap());
-    std::thread::spawn(move || closing.incoming().for_each(drop));
-    assert!(find(&address).contains("no secure connection"), "{}", find(&address));
+    // Servers without TLS: one closes the connection, the other one sends what TLS cannot read.
+    for (answer, said) in [("", "ended the connection before it answered"), ("SSH-2.0\r\n", "no secure")] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("https://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for mut connection in listener.incoming().map(Result::unwrap) {
+                let _ = connection.read(&mut [0; 1 << 14]);
+                let _ = connection.write_all(answer.as_bytes());
+            }
+        });
+        assert!(find(&address).contains(said), "{}", find(&address));
+    }
 }
 
 #[test]
