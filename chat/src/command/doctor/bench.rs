@@ -9,7 +9,8 @@
 //! | disk | direct transfers of a scratch file with 64 requests in flight |
 //!
 //! Products and memory: the median of several repetitions after one that warms up. The disk: all bytes over
-//! the whole time.
+//! the whole time. A processor without instructions for bfloat16 computes its products some hundred times
+//! slower than those in float32, so what takes long is measured on fewer rows and repeated less often.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,11 +28,15 @@ use crate::machine_speed::{DiskSpeed, DtypeSpeed, Machine, MachineSpeed, MatmulS
 const WIDTHS: [usize; 4] = [128, 384, 1024, 2048];
 /// The rows of a product: the tokens of a micro-batch.
 const ROWS: i64 = 512;
+/// The rows that a slow product is first tried with, and the factor by which they grow up to [`ROWS`].
+const FEW_ROWS: i64 = 8;
 /// The outputs of a layer for each input: in attention, and in an MLP.
 const OUTPUTS: [i64; 2] = [1, 3];
 const REPETITIONS: usize = 7;
 /// A repetition runs an operation again and again until so much time is over.
 const LEAST_TIME: Duration = Duration::from_millis(30);
+/// No repetition begins after so much time.
+const MOST_TIME: Duration = Duration::from_secs(1);
 /// More than caches hold.
 const MEMORY_BYTES: i64 = 256 << 20;
 /// The scratch file, and how long it is written and read at most.
@@ -97,14 +102,30 @@ fn matmul(width: usize) -> MatmulSpeed {
     MatmulSpeed { width, flops: in_each_dtype(flops) }
 }
 
-/// The seconds of the three products of a linear layer.
-fn linear_seconds([inputs, outputs]: [i64; 2], kind: Kind) -> f64 {
+/// The seconds of the three products of a linear layer with [`ROWS`] rows.
+fn linear_seconds(layer: [i64; 2], kind: Kind) -> f64 {
+    // A slow product takes the same time for each row, so a few rows tell its speed.
+    let mut rows = FEW_ROWS;
+    while rows < ROWS {
+        let mut operation = products(layer, rows, kind);
+        let started = Instant::now();
+        operation();
+        let seconds = started.elapsed();
+        if seconds * FEW_ROWS as u32 > MOST_TIME {
+            return seconds.as_secs_f64() * (ROWS / rows) as f64;
+        }
+        rows *= FEW_ROWS;
+    }
+    median_seconds(products(layer, ROWS, kind))
+}
+
+fn products([inputs, outputs]: [i64; 2], rows: i64, kind: Kind) -> impl FnMut() {
     let random = |shape: [i64; 2]| Tensor::rand(shape, (Kind::Float, Device::Cpu)).to_kind(kind);
-    let (x, weight, grad) = (random([ROWS, inputs]), random([outputs, inputs]), random([ROWS, outputs]));
-    median_seconds(|| {
+    let (x, weight, grad) = (random([rows, inputs]), random([outputs, inputs]), random([rows, outputs]));
+    move || {
         let output = x.linear(&weight, None::<&Tensor>);
         drop((output, grad.matmul(&weight), grad.tr().matmul(&x)));
-    })
+    }
 }
 
 fn in_each_dtype(speed: impl Fn(Kind) -> f64) -> DtypeSpeed {
@@ -169,7 +190,13 @@ fn median_seconds(mut operation: impl FnMut()) -> f64 {
         started.elapsed().as_secs_f64() / count
     };
     repetition();
-    median((0..REPETITIONS).map(|_| repetition()).collect()).expect("there are repetitions")
+
+    let started = Instant::now();
+    let mut seconds = vec![repetition()];
+    while seconds.len() < REPETITIONS && started.elapsed() < MOST_TIME {
+        seconds.push(repetition());
+    }
+    median(seconds).expect("there are repetitions")
 }
 
 fn disk(folder: &Path) -> Result<DiskSpeed, SysError> {
