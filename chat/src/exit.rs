@@ -122,6 +122,16 @@ pub(crate) enum Failure {
         /// The exit code of the process.
         code: u8,
     },
+    /// A signal has stopped a rank for too long.
+    #[error(
+        "a signal has stopped rank {rank} for {seconds} s, and other ranks are done: continue it sooner (SIGCONT)"
+    )]
+    RankStopped {
+        /// The rank.
+        rank: usize,
+        /// For how long the launcher has waited.
+        seconds: u64,
+    },
     /// A rank of another machine failed.
     #[error("{failure}; the ranks of this machine were stopped")]
     OtherMachineFailed {
@@ -259,7 +269,9 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             }
             Failure::NotFinite { .. } => DIVERGED,
             Failure::Interrupted => INTERRUPTED,
-            Failure::Sandbox { .. } | Failure::OtherMachineFailed { .. } => FAILED,
+            Failure::Sandbox { .. } | Failure::RankStopped { .. } | Failure::OtherMachineFailed { .. } => {
+                FAILED
+            }
             Failure::AlreadyReported { code } | Failure::Rank { code, .. } => *code,
         });
     }

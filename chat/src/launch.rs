@@ -9,7 +9,8 @@
 //! When a rank exits with an error, the launcher stops the other ranks within [`GRACE_PERIOD`] and exits with
 //! the failed rank's code. The launchers on other machines learn of the failure through the store. The kernel
 //! kills a rank whose launcher has died, so no process is left behind. Ctrl-C, SIGTERM and SIGHUP are
-//! forwarded to every rank, and all ranks stop after the same step.
+//! forwarded to every rank, and all ranks stop after the same step. A rank that a signal has stopped is missed
+//! by the collectives of the other ranks, and after these have exited by the launcher.
 //!
 //! For a job on one host, the launcher generates the job secret. The ranks read it from their environment,
 //! which only this user can read.
@@ -197,6 +198,8 @@ struct Rank {
     child: Child,
     log: Option<Log>,
     ended: Option<ExitStatus>,
+    /// Since when the launcher has seen it stopped by a signal.
+    stopped_since: Option<Instant>,
 }
 
 /// The log file of a rank. A later run appends to it, and the lines of earlier runs stay.
@@ -238,6 +241,11 @@ pub(crate) fn run(job: &Job, arguments: &[OsString]) -> anyhow::Result<()> {
             others.report_failure(&ranks.0[first].failure_message(), ranks.0[first].is_root_cause());
             ranks.stop();
             return Err(ranks.0[ranks.root_cause(first)].failure().into());
+        }
+        if let Some(rank) = ranks.long_stopped(RENDEZVOUS_TIMEOUT) {
+            let failure = Failure::RankStopped { rank, seconds: RENDEZVOUS_TIMEOUT.as_secs() };
+            others.report_failure(&failure.to_string(), true);
+            return Err(failure.into());
         }
         if ranks.have_exited() {
             others.wait_for_peers(&mut signals);
@@ -404,7 +412,7 @@ fn start(job: &Job, local_rank: usize, port: u16, arguments: &[OsString]) -> any
     }
 
     let child = command.spawn().with_context(|| format!("rank {rank} does not start"))?;
-    Ok(Rank { number: rank, child, log, ended: None })
+    Ok(Rank { number: rank, child, log, ended: None, stopped_since: None })
 }
 
 /// The ranks of this host. Dropping the list kills the ranks that are still running.
@@ -419,6 +427,22 @@ impl Ranks {
     /// Whether all ranks have exited.
     fn have_exited(&self) -> bool {
         self.0.iter().all(|rank| rank.ended.is_some())
+    }
+
+    /// The number of a rank that a signal has stopped for `limit` while another rank had exited. As long as all
+    /// ranks are there, their collectives have limits of their own.
+    fn long_stopped(&mut self, limit: Duration) -> Option<usize> {
+        if self.0.iter().all(|rank| rank.ended.is_none()) {
+            return None;
+        }
+        for rank in self.0.iter_mut().filter(|rank| rank.ended.is_none()) {
+            if !process::is_stopped(rank.child.id()) {
+                rank.stopped_since = None;
+            } else if rank.stopped_since.get_or_insert_with(Instant::now).elapsed() >= limit {
+                return Some(rank.number);
+            }
+        }
+        None
     }
 
     /// The index of the rank that caused the failure, or `first` if no rank stands out. The other ranks exit
@@ -518,5 +542,48 @@ impl Rank {
         let text = log.text().unwrap_or_default();
         let line = text.lines().rev().find_map(|line| line.strip_prefix("error: "));
         line.map_or_else(|| format!(" (its log: {})", log.path.display()), |line| format!(": {line}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use signal_hook::consts::{SIGCONT, SIGSTOP};
+
+    use super::*;
+
+    fn rank(number: usize, seconds: &str) -> Rank {
+        let child = Command::new("sleep").arg(seconds).spawn().unwrap();
+        Rank { number, child, log: None, ended: None, stopped_since: None }
+    }
+
+    /// Asks as the launcher does, until a rank was found or `patience` is over.
+    fn find(ranks: &mut Ranks, limit: Duration, patience: Duration) -> Option<usize> {
+        let started = Instant::now();
+        while started.elapsed() < patience {
+            assert!(ranks.first_failure().is_none());
+            if let Some(rank) = ranks.long_stopped(limit) {
+                return Some(rank);
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        None
+    }
+
+    #[test]
+    fn a_rank_that_stays_stopped_after_another_has_exited_is_found() {
+        let (limit, short, long) = (Duration::from_millis(300), Duration::from_millis(600), Duration::MAX);
+        let mut ranks = Ranks(vec![rank(0, "1000"), rank(1, "1000")]);
+        send_signal(ranks.0[1].child.id(), SIGSTOP);
+        assert_eq!(find(&mut ranks, limit, short), None, "both ranks are there");
+
+        let mut ranks = Ranks(vec![rank(0, "0"), rank(1, "1000")]);
+        assert_eq!(find(&mut ranks, limit, short), None, "the other rank goes on");
+        send_signal(ranks.0[1].child.id(), SIGSTOP);
+        assert_eq!(find(&mut ranks, limit, long), Some(1));
+        assert!(ranks.0[1].stopped_since.unwrap().elapsed() >= limit);
+        // What was stopped and goes on is not counted as stopped since then.
+        send_signal(ranks.0[1].child.id(), SIGCONT);
+        assert_eq!(find(&mut ranks, limit, short), None, "the other rank goes on again");
+        assert!(ranks.0[1].stopped_since.is_none());
     }
 }

@@ -19,6 +19,14 @@ pub fn is_signal_handled(process: u32, signal: i32) -> bool {
     is_in_mask(&process.to_string(), "SigCgt:", signal)
 }
 
+/// Whether a signal such as SIGSTOP has stopped `process`, or a debugger has. False for a process that does not
+/// exist.
+pub fn is_stopped(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+    state.is_some_and(|state| state.trim_start().starts_with(['T', 't']))
+}
+
 /// Whether `signal` is in one of the signal masks of `/proc/PROCESS/status`.
 fn is_in_mask(process: &str, name: &str, signal: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
