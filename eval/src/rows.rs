@@ -94,6 +94,10 @@ fn places(data: &Path, source: &DatasetSource) -> Vec<Place> {
             }
         }
     }
+
+    // A task's own folder may be one of those of its repository.
+    let mut seen = BTreeSet::new();
+    places.retain(|place| seen.insert(place.folder.clone()));
     places
 }
 
