@@ -125,7 +125,7 @@ const SETTINGS: &[Case] = &[
         "sft --config sft.toml --set out=/proc/run --dry-run",
         FILES,
         2,
-        &["`out` = \"/proc/run\"", "cannot be written"],
+        &["\"/proc/run\" cannot be used", "choose another folder"],
     ),
     case(
         "pipeline --config life.toml --set out=/proc/run --dry-run",

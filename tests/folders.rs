@@ -73,7 +73,9 @@ fn what_lies_in_a_run_folder_and_is_not_ours_is_never_overwritten() {
     scratch.run("sft --config mine/run.toml").fails(2, &["mine/run.toml: this is the run file"]);
     assert_eq!(scratch.read("mine/run.toml"), text);
     scratch.write("file", "");
-    scratch.run("sft --config life/sft/run.toml --set out=file").fails(2, &["\"file\": it is not a folder"]);
+    scratch
+        .run("sft --config life/sft/run.toml --set out=file")
+        .fails(2, &["\"file\" cannot be used: it is not a folder"]);
     scratch.run("sft --config life/sft/run.toml --set out=file/x").fails(2, &["file is not a folder"]);
 }
 

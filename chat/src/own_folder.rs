@@ -284,6 +284,7 @@ fn files_of_earlier_version(folder: &Path) -> Vec<String> {
     if !is_file(&folder.join(RESULTS[0])) {
         return Vec::new();
     }
+
     let paths_in = |below: PathBuf| {
         let entries = fs::read_dir(folder.join(&below)).into_iter().flatten().flatten();
         entries.map(move |entry| below.join(entry.file_name())).collect::<Vec<_>>()
@@ -291,6 +292,8 @@ fn files_of_earlier_version(folder: &Path) -> Vec<String> {
     let samples = paths_in("samples".into()).into_iter().flat_map(paths_in);
     let written = |path: &PathBuf| path.extension().is_some_and(|end| end == "json" || end == "jsonl");
     let nested = samples.chain(paths_in("lm_eval".into())).filter(written);
+
+    // A list in a file names one file a line, so a name with a line break is none of ours.
     let all = RESULTS.into_iter().map(PathBuf::from).chain(nested);
     let found = all.filter(|path| is_file(&folder.join(path)));
     let names = found.filter_map(|path| path.into_os_string().into_string().ok());

@@ -253,10 +253,10 @@ pub(crate) enum ConfigError {
         .0.display()
     )]
     RunFileInOut(PathBuf),
-    /// The run folder cannot be created or used.
-    #[error("`out` = {:?}: {problem}: choose another `out`", path.display().to_string())]
+    /// The folder of a run or of results, `out` or `--output`, cannot be created or used.
+    #[error("{:?} cannot be used: {problem}: choose another folder", path.display().to_string())]
     BadOut {
-        /// The run folder.
+        /// The folder.
         path: PathBuf,
         /// The reason.
         problem: String,

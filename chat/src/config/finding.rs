@@ -60,12 +60,15 @@ pub(super) fn findings(
         if found.iter().any(|finding| finding.key == key) {
             continue;
         }
+
         let origin = set_below(&entry.node).unwrap_or_else(|| entry.origin.clone());
         let is_set = matches!(origin.location, SourceLocation::Set(_));
         let is_excluded = !is_saved
             && EXCLUDED_BY.iter().any(|(excluded, by)| {
                 *excluded == key && tree::find(tree, by).is_some_and(|by| rank(&by.origin) <= rank(&origin))
             });
+
+        // What equals the default was not asked for, and says nothing.
         let is_section = matches!(entry.node, Node::Table(_));
         let is_own = is_section || value_at(&values, key) != value_at(&defaults, key);
         if is_set || is_excluded || (is_own && !is_saved) {

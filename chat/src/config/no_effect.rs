@@ -34,6 +34,7 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
     ));
     keys.extend(by_gemini(config));
     keys.extend(by_eval(config, stage));
+
     if !stage.reads("model.path") {
         let reason = "the base model has the tokenizer that the pipeline trains, with its template";
         keys.extend([("tokenizer.path", reason), ("tokenizer.template", reason)]);
@@ -41,9 +42,11 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
     if stage.reads("ppo") {
         keys.extend(by_ppo(config));
     }
+
     if config.train.steps.is_some() {
         keys.push(("train.epochs", "[train] steps is the length of the run: leave one of the two out"));
     }
+
     let learns =
         config.train.lr > 0.0 || (stage.reads("ppo") && has_critic(config) && config.ppo.critic_lr > 0.0);
     if !learns {
@@ -58,6 +61,7 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
         ];
         keys.extend(names.map(|key| (key, reason)));
     }
+
     keys.retain(|(key, _)| stage.reads(key));
     keys
 }

@@ -83,7 +83,7 @@ impl Held {
     }
 
     fn refuse<T>(&self, problem: &str) -> Result<T, ConfigError> {
-        let problem = format!("{problem}; or choose another --output, or replace the results with --force");
+        let problem = format!("{problem}, or replace the results with --force");
         Err(ConfigError::BadOut { path: self.folder.clone(), problem })
     }
 

@@ -132,12 +132,12 @@ impl OutputFolder {
         folder::check_place(path)?;
         let refuse = |problem: String| Err(ConfigError::BadOut { path: path.to_owned(), problem }.into());
         if own_folder::kind(path)?.is_none() && gemini::checkpoint::is_occupied(path) {
-            return refuse("it holds something else than an evaluation: choose another --output".to_owned());
+            return refuse("it holds something else than an evaluation".to_owned());
         }
         claim(kind).check(path)?;
         match held_settings(path)? {
             Some(held) if !continues(&held, settings) && !force => refuse(format!(
-                "it holds another evaluation ({}): choose another --output, or replace it with --force",
+                "it holds another evaluation ({}), which --force replaces",
                 difference(&held, settings)
             )),
             _ => Ok(()),
