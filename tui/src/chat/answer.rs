@@ -135,6 +135,7 @@ impl ChatScreen {
         for gone in self.talk.remove_last(question) {
             self.transcript.forget(gone);
         }
+        self.selected = self.selected.filter(|&turn| self.has(turn));
         if self.editor.is_empty() && self.draft == Draft::Message {
             self.editor.set_text(&text);
             self.prefill = self.prefill.take().or(Some(prefix)).filter(|prefix| !prefix.is_empty());

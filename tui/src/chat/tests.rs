@@ -736,6 +736,17 @@ fn a_refused_comparison_and_a_refused_beginning_return_to_the_input() {
 }
 
 #[test]
+fn an_answer_that_is_taken_back_is_selected_no_more() {
+    let mut chat = Harness::new(&["m"], true);
+    chat.say("hello");
+    chat.key("alt-up");
+    assert!(chat.screen.selected.is_some());
+    chat.model(ModelEvent::Failed { turn: 1, error: "no".to_owned() });
+    assert_eq!((chat.screen.talk.len(), chat.screen.selected), (0, None));
+    chat.event(Event::Input(Input::Key(KeyEvent::new(KeyCode::F(2), KeyModifiers::NONE))));
+}
+
+#[test]
 fn flags_outweigh_the_first_session_that_opens_and_no_other() {
     let mut chat = Harness::new(&["m"], true);
     chat.say("/system old");
