@@ -9,6 +9,7 @@
 use std::ops::ControlFlow;
 
 use parallel::residency::{ModelPart, hold_weights};
+use parallel::softmax::RowWeights;
 use parallel::upload;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -154,7 +155,9 @@ struct GenerationEngine<'a> {
     /// One entry per slot of the KV cache; `None` for an idle slot.
     slots: Vec<Option<RunningSequence>>,
     completions: Vec<Completion>,
-    scratch: Vec<f32>,
+    /// Working memory of the sampler: the logits of a step on the host, and the weights of a row.
+    host_logits: Vec<f32>,
+    row: RowWeights,
 }
 
 impl<'a> GenerationEngine<'a> {
@@ -181,7 +184,8 @@ impl<'a> GenerationEngine<'a> {
             next_request: 0,
             slots: (0..slots).map(|_| None).collect(),
             completions: vec![empty; prompts.len()],
-            scratch: Vec::new(),
+            host_logits: Vec::new(),
+            row: RowWeights::default(),
         })
     }
 
@@ -267,7 +271,7 @@ impl<'a> GenerationEngine<'a> {
         let head = Head { weight: &self.head, ..self.model.head() };
         let logits = head.logits(hidden)?.to_kind(Kind::Float);
         let sampled = if logits.device() == Device::Cpu {
-            self.sample_on_host(&logits.contiguous(), slots)?
+            self.sample_on_host(&logits.contiguous(), slots)
         } else {
             self.sample_on_device(&logits, slots)
         };
@@ -298,18 +302,15 @@ impl<'a> GenerationEngine<'a> {
     }
 
     /// Samples from each row of `logits` `[B, V]`, which are in host memory. Idle slots get no token.
-    fn sample_on_host(
-        &mut self,
-        logits: &Tensor,
-        slots: &[usize],
-    ) -> Result<Vec<Option<SampledToken>>, Error> {
-        let width = logits.size()[1] as usize;
-        let logits = Vec::<f32>::try_from(logits.view([-1]))?;
-        let rows = logits.chunks_exact(width).zip(slots).map(|(row, &slot)| {
+    fn sample_on_host(&mut self, logits: &Tensor, slots: &[usize]) -> Vec<Option<SampledToken>> {
+        let (width, count) = (logits.size()[1] as usize, logits.numel());
+        self.host_logits.resize(count, 0.0);
+        logits.copy_data(&mut self.host_logits, count);
+        let rows = self.host_logits.chunks_exact(width).zip(slots).map(|(row, &slot)| {
             let sequence = self.slots[slot].as_mut()?;
-            self.options.sampling.sample(row, &mut sequence.generator, &mut self.scratch)
+            self.options.sampling.sample(row, &mut sequence.generator, &mut self.row)
         });
-        Ok(rows.collect())
+        rows.collect()
     }
 
     /// Samples from all rows of `logits` `[B, V]` on their device.

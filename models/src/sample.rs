@@ -9,6 +9,7 @@
 //! sampled tokens leave it. Every request has its own generator, so a reply does not depend on the other
 //! requests of the batch.
 
+use parallel::softmax::RowWeights;
 use parallel::upload;
 use rand::Rng;
 use rand::SeedableRng;
@@ -75,49 +76,33 @@ impl SamplingParams {
         generator
     }
 
-    /// Samples from one row of logits. `scratch` is working memory that is reused between calls. Returns
-    /// `None` if a logit is NaN or none is finite, because there is no distribution then.
+    /// Samples from one row of logits. `row` is working memory that is reused between calls. Returns `None` if a
+    /// logit is NaN or none is finite, because there is no distribution then.
     pub fn sample(
         &self,
         logits: &[f32],
         generator: &mut ChaCha8Rng,
-        scratch: &mut Vec<f32>,
+        row: &mut RowWeights,
     ) -> Option<SampledToken> {
-        let best = argmax(logits);
         let inverse = if self.temperature == 0.0 { 1.0 } else { (1.0 / self.temperature) as f32 };
-        let highest = logits[best];
-        scratch.clear();
-        scratch.extend(logits.iter().map(|logit| ((logit - highest) * inverse).exp()));
-        let total: f64 = sum(scratch);
+        row.compute(logits, inverse);
+        let (best, total) = (row.best(), row.total());
         if !total.is_finite() {
             return None;
         }
 
-        let logprob = |id: usize| ((logits[id] - highest) * inverse) - total.ln() as f32;
+        let logprob = |id: usize| ((logits[id] - logits[best]) * inverse) - total.ln() as f32;
+        let sampled = |id: usize| Some(SampledToken { id: id as i64, logprob: logprob(id) });
         if self.temperature == 0.0 {
-            return Some(SampledToken { id: best as i64, logprob: logprob(best) });
+            return sampled(best);
         }
-
-        let threshold = self.threshold(scratch, total);
-        let kept = if threshold > 0.0 {
-            scratch.iter().filter(|&&weight| weight >= threshold).map(|&weight| f64::from(weight)).sum()
+        let draw: f64 = generator.random();
+        let threshold = self.threshold(row.weights(), total);
+        sampled(if threshold > 0.0 {
+            draw_above(threshold, row.weights(), draw)
         } else {
-            total
-        };
-
-        // Invert the cumulative sum of the kept weights.
-        let mut left = generator.random::<f64>() * kept;
-        let mut chosen = best;
-        for (id, &weight) in scratch.iter().enumerate() {
-            if weight > 0.0 && weight >= threshold {
-                chosen = id;
-                left -= f64::from(weight);
-                if left < 0.0 {
-                    break;
-                }
-            }
-        }
-        Some(SampledToken { id: chosen as i64, logprob: logprob(chosen) })
+            row.find(draw * total)
+        })
     }
 
     /// Like [`sample`](Self::sample), for all rows of `logits` `[B, V]`, fp32, on their device. `draws` has a
@@ -237,14 +222,20 @@ fn sum(weights: &[f32]) -> f64 {
     total
 }
 
-fn argmax(logits: &[f32]) -> usize {
-    let mut best = 0;
-    for (id, logit) in logits.iter().enumerate() {
-        if *logit > logits[best] {
-            best = id;
+/// Draws from the tokens whose weights reach `threshold`, at least one, by inverting their cumulative sum at `draw`
+/// of the whole.
+fn draw_above(threshold: f32, weights: &[f32], draw: f64) -> usize {
+    let kept = || weights.iter().enumerate().filter(|&(_, &weight)| weight >= threshold);
+    let mut left = draw * kept().map(|(_, &weight)| f64::from(weight)).sum::<f64>();
+    let mut chosen = 0;
+    for (id, &weight) in kept() {
+        chosen = id;
+        left -= f64::from(weight);
+        if left < 0.0 {
+            break;
         }
     }
-    best
+    chosen
 }
 
 #[cfg(test)]
@@ -254,9 +245,9 @@ mod tests {
     fn frequencies(sampling: SamplingParams, logits: &[f32], draws: usize) -> Vec<f64> {
         let mut generator = SamplingParams::generator(3, 0);
         let mut counts = vec![0.0; logits.len()];
-        let mut scratch = Vec::new();
+        let mut row = RowWeights::default();
         for _ in 0..draws {
-            counts[sampling.sample(logits, &mut generator, &mut scratch).unwrap().id as usize] +=
+            counts[sampling.sample(logits, &mut generator, &mut row).unwrap().id as usize] +=
                 1.0 / draws as f64;
         }
         counts
@@ -301,8 +292,9 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_of_equals_and_reports_its_logprob() {
         let mut generator = SamplingParams::generator(0, 0);
-        let drawn =
-            SamplingParams::greedy().sample(&[1.0, 2.0, 2.0], &mut generator, &mut Vec::new()).unwrap();
+        let drawn = SamplingParams::greedy()
+            .sample(&[1.0, 2.0, 2.0], &mut generator, &mut RowWeights::default())
+            .unwrap();
         assert_eq!(drawn.id, 1);
         // e / (1 + 2e), by hand.
         assert!(
@@ -314,7 +306,7 @@ mod tests {
     fn the_logprob_is_that_of_the_uncut_distribution() {
         let mut generator = SamplingParams::generator(1, 0);
         let sampling = SamplingParams { top_k: 1, ..SamplingParams::default() };
-        let drawn = sampling.sample(&logits(), &mut generator, &mut Vec::new()).unwrap();
+        let drawn = sampling.sample(&logits(), &mut generator, &mut RowWeights::default()).unwrap();
         assert!((drawn.logprob - 0.5f32.ln()).abs() < 1e-6);
     }
 
@@ -324,7 +316,10 @@ mod tests {
         let row = [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY];
         for _ in 0..1000 {
             assert_eq!(
-                SamplingParams::default().sample(&row, &mut generator, &mut Vec::new()).unwrap().id,
+                SamplingParams::default()
+                    .sample(&row, &mut generator, &mut RowWeights::default())
+                    .unwrap()
+                    .id,
                 1
             );
         }
@@ -350,7 +345,7 @@ mod tests {
             let draws: Vec<f64> = generators().map(|mut generator| generator.random()).collect();
             let at_once = sampling.sample_rows(&tensor, &draws);
             for ((row, mut generator), at_once) in logits.chunks(vocabulary).zip(generators()).zip(at_once) {
-                let alone = sampling.sample(row, &mut generator, &mut Vec::new()).unwrap();
+                let alone = sampling.sample(row, &mut generator, &mut RowWeights::default()).unwrap();
                 let at_once = at_once.unwrap();
                 assert_eq!(alone.id, at_once.id, "{sampling:?}");
                 assert!((alone.logprob - at_once.logprob).abs() < 1e-5, "{alone:?} {at_once:?}");
@@ -378,7 +373,11 @@ mod tests {
         let mut generator = SamplingParams::generator(5, 0);
         for row in [[0.0, f32::NAN], [f32::NAN, 0.0], [f32::NEG_INFINITY; 2], [f32::INFINITY, 0.0]] {
             for sampling in [SamplingParams::default(), SamplingParams::greedy()] {
-                assert_eq!(sampling.sample(&row, &mut generator, &mut Vec::new()), None, "{row:?}");
+                assert_eq!(
+                    sampling.sample(&row, &mut generator, &mut RowWeights::default()),
+                    None,
+                    "{row:?}"
+                );
             }
         }
     }

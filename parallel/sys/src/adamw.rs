@@ -34,6 +34,7 @@ use tch::{Device, Kind, Tensor};
 use crate::Error;
 use crate::bfloat16::Bfloat16;
 use crate::elements::ElementNumbers;
+use crate::instruction_set::InstructionSet;
 
 /// The least number of elements for which a thread is worth its start.
 const ELEMENTS_PER_THREAD: usize = 128 << 10;
@@ -387,38 +388,7 @@ fn update<M: Moment, const COPY: bool>(
     }
 }
 
-/// The instruction set for which a loop is compiled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum InstructionSet {
-    /// That of the build. Without a fused multiply-add (x86-64 before 2013) the C library computes it, which
-    /// is slow and gives the same bits.
-    Build,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-}
-
 impl InstructionSet {
-    /// The sets that this processor has, the fastest last.
-    fn available() -> Vec<Self> {
-        let mut sets = vec![Self::Build];
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            sets.push(Self::Avx2);
-            let has_all = is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512dq");
-            sets.extend(has_all.then_some(Self::Avx512));
-        }
-        sets
-    }
-
-    fn best() -> Self {
-        Self::available().pop().unwrap_or(Self::Build)
-    }
-
     /// Updates a part. `self` is one of [`available`](Self::available).
     fn update<M: Moment, const COPY: bool>(self, part: Part<'_, M>, coefficients: &Coefficients) {
         let Part { master, grad, exp_avg, exp_avg_sq, weight, .. } = part;

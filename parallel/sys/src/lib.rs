@@ -3,7 +3,7 @@
 //! | level | module | interface |
 //! |---|---|---|
 //! | raw | [`raw`] | the C functions of `cpp/shim.h`, in the same order |
-//! | safe | [`dispatch`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`], [`heap`], [`allocator`], [`device_allocator`], [`arena`], [`driver`], [`disk`], [`regular_file`], [`adamw`], [`syscall_filter`] | tensors and `Result`s |
+//! | safe | [`dispatch`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`], [`heap`], [`allocator`], [`device_allocator`], [`arena`], [`driver`], [`disk`], [`regular_file`], [`adamw`], [`softmax`], [`syscall_filter`] | tensors and `Result`s |
 //!
 //! This crate contains the only `unsafe` code of the project. No C++ exception and no Rust panic crosses the
 //! language boundary: an exception becomes [`Error::Torch`], a panic in a callback becomes an error on the
@@ -21,6 +21,7 @@ pub mod dispatch;
 pub mod driver;
 pub mod elements;
 pub mod heap;
+mod instruction_set;
 pub mod memory;
 pub mod nccl;
 pub mod process;
@@ -28,6 +29,7 @@ pub mod raw;
 pub mod regular_file;
 pub mod runtime;
 pub mod shared;
+pub mod softmax;
 pub mod stream;
 pub mod syscall_filter;
 

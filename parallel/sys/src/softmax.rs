@@ -1,0 +1,256 @@
+//! The softmax of one row of logits on the host: weights `exp((z - max z) / t)`, their sum, and the token at which
+//! their cumulative sum passes a number.
+//!
+//! One pass finds the largest logit, and a second one computes the weights and their sums over blocks of 256
+//! tokens, so that a draw adds up blocks and then the tokens of one block.
+//!
+//! **Bits.** The weights of a row depend on the row alone, and not on the instruction set.
+
+#![expect(
+    clippy::inline_always,
+    reason = "such a function is compiled with the instruction set of its caller"
+)]
+
+use crate::instruction_set::InstructionSet;
+
+/// The tokens whose weights are summed together.
+const BLOCK: usize = 256;
+/// The numbers that a loop handles at once. The order of a sum depends on it.
+const LANES: usize = 16;
+
+/// The weights of a row. The memory is used again for the next row.
+#[derive(Debug, Default)]
+pub struct RowWeights {
+    weights: Vec<f32>,
+    /// The sum of each block of weights.
+    sums: Vec<f64>,
+    /// The first token with the largest logit.
+    best: usize,
+    total: f64,
+}
+
+impl RowWeights {
+    /// Computes the weights of a row of at least one logit. `inverse` is `1 / t`.
+    pub fn compute(&mut self, logits: &[f32], inverse: f32) {
+        self.compute_with(logits, inverse, InstructionSet::best());
+    }
+
+    fn compute_with(&mut self, logits: &[f32], inverse: f32, instructions: InstructionSet) {
+        self.weights.resize(logits.len(), 0.0);
+        self.sums.resize(logits.len().div_ceil(BLOCK), 0.0);
+        let highest = instructions.highest(logits);
+        self.best = first_index_of(highest, logits);
+        instructions.weigh(logits, [highest, inverse], &mut self.weights, &mut self.sums);
+        self.total = self.sums.iter().sum();
+    }
+
+    /// `exp((z - max z) / t)` of each token.
+    pub fn weights(&self) -> &[f32] {
+        &self.weights
+    }
+
+    /// The first token with the largest logit.
+    pub fn best(&self) -> usize {
+        self.best
+    }
+
+    /// The sum of all weights. It is not finite if a logit is NaN or infinity, or if all are minus infinity.
+    pub fn total(&self) -> f64 {
+        self.total
+    }
+
+    /// The first token for which the sum of the weights up to its own exceeds `point`, or if rounding leaves
+    /// none, the last token with a weight above zero.
+    pub fn find(&self, point: f64) -> usize {
+        let mut left = point;
+        for (block, (weights, sum)) in self.weights.chunks(BLOCK).zip(&self.sums).enumerate() {
+            if left >= *sum {
+                left -= sum;
+                continue;
+            }
+            for (index, &weight) in weights.iter().enumerate() {
+                left -= f64::from(weight);
+                if left < 0.0 {
+                    return block * BLOCK + index;
+                }
+            }
+        }
+        self.weights.iter().rposition(|&weight| weight > 0.0).unwrap_or(self.best)
+    }
+}
+
+/// The first index of `highest`, or 0 if there is none, which means that no logit is a number.
+fn first_index_of(highest: f32, logits: &[f32]) -> usize {
+    let is_there = |logit: &f32| *logit >= highest;
+    let in_block = |block: &[f32]| block.iter().fold(false, |found, logit| found | is_there(logit));
+    let start = logits.chunks(BLOCK).position(in_block).unwrap_or(0) * BLOCK;
+    logits[start..].iter().position(is_there).map_or(0, |index| start + index)
+}
+
+/// The largest number of a row. NaN is passed over.
+#[inline(always)]
+fn highest(logits: &[f32]) -> f32 {
+    let larger = |left: f32, right: f32| if right > left { right } else { left };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (body, tail) = logits.as_chunks::<LANES>();
+    for chunk in body {
+        for (lane, logit) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, *logit);
+        }
+    }
+    lanes.iter().chain(tail).fold(f32::NEG_INFINITY, |most, &logit| larger(most, logit))
+}
+
+/// Writes the weight of each logit, and the sum of each block.
+#[inline(always)]
+fn weigh(logits: &[f32], [highest, inverse]: [f32; 2], weights: &mut [f32], sums: &mut [f64]) {
+    let blocks = logits.chunks(BLOCK).zip(weights.chunks_mut(BLOCK));
+    for ((logits, weights), sum) in blocks.zip(sums) {
+        let mut lanes = [0f32; LANES];
+        let (body, tail) = logits.as_chunks::<LANES>();
+        let (body_weights, tail_weights) = weights.as_chunks_mut::<LANES>();
+        for (logits, weights) in body.iter().zip(body_weights) {
+            for lane in 0..LANES {
+                weights[lane] = exp((logits[lane] - highest) * inverse);
+                lanes[lane] += weights[lane];
+            }
+        }
+        for (logit, weight) in tail.iter().zip(&mut *tail_weights) {
+            *weight = exp((logit - highest) * inverse);
+        }
+        *sum = lanes.iter().chain(&*tail_weights).map(|&weight| f64::from(weight)).sum();
+    }
+}
+
+/// `e^x` for `x` up to 0, within 1 unit in the last place; below the normal numbers it is 0. NaN stays NaN.
+///
+/// `x = n ln 2 + r` with an integer `n` and `r` within half of `ln 2`, in two parts of `ln 2` (Cody and Waite
+/// 1980); the polynomial for `e^r` is of Cephes (Moshier 1989, `expf`).
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    /// Numbers of this size have no fraction, so that adding it rounds to an integer.
+    const TO_INTEGER: f32 = 12_582_912.0;
+    const LN_2_HIGH: f32 = 355.0 / 512.0;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    const LOWEST: f32 = -87.336_54;
+
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, TO_INTEGER);
+    let n = shifted - TO_INTEGER;
+    let r = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, x));
+    let mut p = 1.987_569_1e-4f32;
+    for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_66, 0.5] {
+        p = p.mul_add(r, coefficient);
+    }
+    let power = p.mul_add(r * r, r) + 1.0;
+    let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
+    if x < LOWEST { 0.0 } else { power * scale }
+}
+
+impl InstructionSet {
+    /// The largest of `logits`. `self` is one of [`available`](Self::available).
+    fn highest(self, logits: &[f32]) -> f32 {
+        match self {
+            Self::Build => highest(logits),
+            // SAFETY: `available` has found these instructions.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { highest_avx2(logits) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { highest_avx512(logits) },
+        }
+    }
+
+    /// See [`weigh`]. `self` is one of [`available`](Self::available).
+    fn weigh(self, logits: &[f32], scaling: [f32; 2], weights: &mut [f32], sums: &mut [f64]) {
+        match self {
+            Self::Build => weigh(logits, scaling, weights, sums),
+            // SAFETY: `available` has found these instructions.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { weigh_avx2(logits, scaling, weights, sums) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { weigh_avx512(logits, scaling, weights, sums) },
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn highest_avx2(logits: &[f32]) -> f32 {
+    highest(logits)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
+fn highest_avx512(logits: &[f32]) -> f32 {
+    highest(logits)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn weigh_avx2(logits: &[f32], scaling: [f32; 2], weights: &mut [f32], sums: &mut [f64]) {
+    weigh(logits, scaling, weights, sums);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
+fn weigh_avx512(logits: &[f32], scaling: [f32; 2], weights: &mut [f32], sums: &mut [f64]) {
+    weigh(logits, scaling, weights, sums);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_a_unit_in_the_last_place() {
+        let mut worst = 0.0f64;
+        for index in 0..=2_000_000 {
+            let x = -87.33 * (f64::from(index) / 2_000_000.0);
+            let x = x as f32;
+            let exact = f64::from(x).exp();
+            let unit = f64::from(f32::EPSILON) * 2f64.powf(exact.log2().floor());
+            worst = worst.max((f64::from(exp(x)) - exact).abs() / unit);
+        }
+        assert!(worst < 1.0, "{worst} units");
+        assert_eq!([exp(0.0), exp(-88.0), exp(f32::NEG_INFINITY)], [1.0, 0.0, 0.0]);
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        for length in [1, 15, 16, 255, 256, 257, 1000, 32_003] {
+            let logits: Vec<f32> = (0..length).map(|index| (index as f32 * 12.9898).sin() * 30.0).collect();
+            let mut found = InstructionSet::available().into_iter().map(|instructions| {
+                let mut row = RowWeights::default();
+                row.compute_with(&logits, 0.7, instructions);
+                (row.weights, row.sums, row.best, row.total.to_bits())
+            });
+            let first = found.next().unwrap();
+            assert!(found.all(|other| other == first), "{length}");
+            let exact: f64 = logits.iter().map(|&z| (f64::from(z - logits[first.2]) * 0.7).exp()).sum();
+            assert!((f64::from_bits(first.3) - exact).abs() < 1e-6 * exact, "{length}");
+            let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!(logits.iter().position(|&logit| logit == most), Some(first.2));
+        }
+    }
+
+    #[test]
+    fn a_point_is_found_where_the_cumulative_sum_passes_it() {
+        // Weights 1/2, 0, 1/4, 1 at every thousandth token, none elsewhere.
+        let mut logits = vec![f32::NEG_INFINITY; 3001];
+        for (token, weight) in [(0, 0.5f32), (1000, 0.25), (2000, 1.0), (3000, 0.25)] {
+            logits[token] = weight.ln();
+        }
+        let mut row = RowWeights::default();
+        row.compute(&logits, 1.0);
+        assert_eq!((row.best(), row.total()), (2000, 2.0));
+        for (point, token) in
+            [(0.0, 0), (0.49, 0), (0.5, 1000), (0.74, 1000), (0.75, 2000), (1.74, 2000), (1.75, 3000)]
+        {
+            assert_eq!(row.find(point), token, "{point}");
+        }
+        // Rounding may leave a point beyond the sum.
+        assert_eq!(row.find(2.0), 3000);
+    }
+}
