@@ -5,11 +5,11 @@
 //!
 //! | what a block keeps for its backward pass | numbers per token |
 //! |---|---|
-//! | an RMS norm over `w`: the normalized and the weighted input, the root; in bf16 also the input in fp32 | `2w + e`; `4w + e` |
+//! | an RMS norm over `w`: its output and root | `w + e` |
 //! | a layer norm: its output, mean and root | `w + 2e` |
 //! | queries, keys, values, the output of attention, the log of the sum of exponentials | `2q + 2k + ae` |
-//! | the sum behind the attention, unless an RMS norm has its copy in fp32, and the output | `h`, `h` |
-//! | an MLP: the inner activations before and after each product and activation | `2f`; gated `4f` |
+//! | the sum behind the attention, and the output of the block | `h`, `h` |
+//! | an MLP: the inner activations before and after the activation; gated: gate, up and their product | `2f`; `3f` |
 //!
 //! This module knows no loss but that of the vocabulary head, and no optimizer.
 
@@ -44,17 +44,14 @@ impl<'a> ActivationMemory<'a> {
         let hidden = size(architecture.hidden_size);
         let fp32 = self.fp32_numbers();
         let mut numbers = 2 * self.norm(hidden);
-        // The input of an RMS norm in bf16 is kept in fp32, and not once more.
-        let keeps_sum = architecture.norm == NormKind::Layer || fp32 == 1;
-        numbers += hidden + if keeps_sum { hidden } else { 0 };
+        numbers += 2 * hidden;
 
         let [query, key] = self.attention_widths();
         numbers += 2 * query + 2 * key + self.split(architecture.num_heads) * fp32;
         if architecture.qk_norm {
-            // RMS norms, whose outputs are counted already only where they are rotated into new tensors.
+            // The inputs and roots of these norms. Their outputs are rotated into new tensors, and not kept.
             let heads = self.split(architecture.num_heads) + self.split(architecture.num_kv_heads);
-            let widths = if fp32 == 1 { 2 } else { 3 };
-            numbers += widths * (query + key) + heads * fp32 * if fp32 == 1 { 1 } else { 2 };
+            numbers += query + key + heads * fp32;
         }
         numbers += match self.experts(layer) {
             Some(experts) => self.mixture(experts),
@@ -79,7 +76,6 @@ impl<'a> ActivationMemory<'a> {
         let numbers = match self.experts(layer) {
             // The experts run one after the other, each on a part of the tokens.
             Some(_) => 3 * hidden,
-            None if architecture.gated_mlp => 2 * inner,
             None => inner,
         };
         (tokens * numbers + hidden * inner) * self.element_bytes
@@ -100,13 +96,14 @@ impl<'a> ActivationMemory<'a> {
         let rows = chunk_rows(vocabulary as i64).min(tokens as i64) as usize;
         let kept = tokens * width * self.element_bytes + vocabulary * width * 4;
         let logits = rows * vocabulary;
-        let most = if self.element_bytes == 4 {
-            3 * 4 * logits + 4 * rows * width
+        // Logits and log-probabilities, and later the gradients of the logits, and of hidden states or weights. In
+        // bf16 the gradients are in both dtypes.
+        let grads = if self.element_bytes == 4 {
+            4 * logits + 4 * rows * width
         } else {
-            // The gradient of the logits, and one of hidden states or weights, is in both dtypes.
-            (3 * 4 + self.element_bytes) * logits + (4 + self.element_bytes) * rows.max(vocabulary) * width
+            (4 + self.element_bytes) * (logits + rows.max(vocabulary) * width)
         };
-        [kept, kept + most]
+        [kept, kept + grads.max(2 * 4 * logits)]
     }
 
     /// The keys and values of one token in all layers of a KV cache.
@@ -125,10 +122,9 @@ impl<'a> ActivationMemory<'a> {
     }
 
     fn norm(&self, width: usize) -> usize {
-        match (self.architecture.norm, self.fp32_numbers()) {
-            (NormKind::Layer, fp32) => width + 2 * fp32,
-            (NormKind::Rms, 1) => 2 * width + 1,
-            (NormKind::Rms, fp32) => (2 + fp32) * width + fp32,
+        match self.architecture.norm {
+            NormKind::Layer => width + 2 * self.fp32_numbers(),
+            NormKind::Rms => width + self.fp32_numbers(),
         }
     }
 
@@ -139,7 +135,7 @@ impl<'a> ActivationMemory<'a> {
     }
 
     fn mlp(&self, inner: i64, gated: bool) -> usize {
-        if gated { 4 * self.split(inner) } else { 2 * self.split(inner) }
+        if gated { 3 * self.split(inner) } else { 2 * self.split(inner) }
     }
 
     /// The experts of a token with copies of its input and output, and the shared expert.

@@ -5,10 +5,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use parallel::autograd;
 use parallel::comm::ProcessGroup;
 use parallel::dispatch::{self, Value};
 use parallel::{Parameter, Placement, weight_grad_store};
-use tch::{Kind, Tensor};
+use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::architecture::{Architecture, NormKind};
@@ -428,15 +429,54 @@ impl Norm {
         }
     }
 
+    /// RMS norm (Zhang and Sennrich 2019, arXiv 1910.07467) `x / rms(x) * weight` as one node of the graph. It
+    /// keeps its input and the roots; autograd would keep every tensor in between.
     fn rms(&self, x: &Tensor) -> Tensor {
+        let detached = x.detach();
+        let (normed, root) = no_grad(|| self.rms_with_root(&detached));
+        let inputs: Vec<&Tensor> = std::iter::once(x).chain(&self.weight).collect();
+        let weight = self.weight.as_ref().map(|weight| (weight.detach(), weight.requires_grad()));
+        autograd::node(normed, &inputs, move |grad| rms_backward(grad, &detached, &root, weight.as_ref()))
+            .expect("a node can be attached to the norm")
+    }
+
+    /// The norm of `x` `[.., size]`, and `1 / rms(x)` in fp32, `[.., 1]`.
+    fn rms_with_root(&self, x: &Tensor) -> (Tensor, Tensor) {
         let full = x.to_kind(Kind::Float);
         let root = (full.square().mean_dim(-1, true, Kind::Float) + self.eps).rsqrt();
-        let normed = (full * root).to_kind(x.kind());
-        match &self.weight {
-            Some(weight) => normed * weight,
-            None => normed,
+        let mut normed = (full * &root).to_kind(x.kind());
+        if let Some(weight) = &self.weight {
+            let _ = normed.g_mul_(weight);
         }
+        (normed, root)
     }
+}
+
+/// The gradients of an RMS norm with respect to `x` `[.., H]` and, if it has one, to its weight `[H]`, which comes
+/// with whether its gradient is needed. With `n = x root`: `dx = root (g w - n mean(g w n))` and `dw = sum g n`.
+fn rms_backward(
+    grad: &Tensor,
+    x: &Tensor,
+    root: &Tensor,
+    weight: Option<&(Tensor, bool)>,
+) -> Vec<Option<Tensor>> {
+    let size = x.size().last().copied().unwrap_or(1);
+    let grad = grad.to_kind(Kind::Float);
+    let mut normed = x.to_kind(Kind::Float) * root;
+    let product = &grad * &normed;
+
+    let (mut x_grad, sum, weight_grad) = match weight {
+        None => (grad.copy(), product.sum_dim_intlist(-1, true, Kind::Float), None),
+        Some((weight, is_trained)) => {
+            let full = weight.to_kind(Kind::Float);
+            let rows = || product.view([-1, size]).sum_dim_intlist(0, false, Kind::Float);
+            let weight_grad = is_trained.then(|| rows().to_kind(weight.kind()));
+            (&grad * &full, product.matmul(&full).unsqueeze(-1), Some(weight_grad))
+        }
+    };
+    let _ = normed.g_mul_(&(sum / size as f64));
+    let _ = x_grad.g_sub_(&normed).g_mul_(root);
+    std::iter::once(Some(x_grad.to_kind(x.kind()))).chain(weight_grad).collect()
 }
 
 #[cfg(test)]
@@ -444,6 +484,46 @@ mod tests {
     use tch::Device;
 
     use super::*;
+
+    /// The RMS norm as plain operations, whose graph autograd makes.
+    fn composite_rms(x: &Tensor, weight: Option<&Tensor>, eps: f64) -> Tensor {
+        let root = (x.square().mean_dim(-1, true, x.kind()) + eps).rsqrt();
+        let normed = x * root;
+        weight.map_or_else(|| normed.shallow_clone(), |weight| &normed * weight)
+    }
+
+    #[test]
+    fn the_gradients_of_an_rms_norm_are_those_of_its_formula() {
+        tch::manual_seed(3);
+        for shape in [vec![40, 64], vec![5, 4, 16]] {
+            let random = |shape: &[i64]| Tensor::randn(shape, (Kind::Double, Device::Cpu));
+            let size = *shape.last().unwrap();
+            let (x, weight, seed) = (random(&shape) * 3.0, random(&[size]), random(&shape));
+            for is_affine in [true, false] {
+                let gradients = |kind: Kind, forward: &dyn Fn(&Tensor, Option<&Tensor>) -> Tensor| {
+                    let leaf = |x: &Tensor| x.to_kind(kind).detach().set_requires_grad(true);
+                    let (x, weight) = (leaf(&x), is_affine.then(|| leaf(&weight)));
+                    let output = forward(&x, weight.as_ref());
+                    let leaves: Vec<&Tensor> = std::iter::once(&x).chain(&weight).collect();
+                    let loss = (&output * seed.to_kind(kind)).sum(kind);
+                    let mut found = Tensor::run_backward(&[loss], &leaves, false, false);
+                    found.push(output.detach());
+                    found
+                };
+                let exact = gradients(Kind::Double, &|x, weight| composite_rms(x, weight, 1e-6));
+                let composite = gradients(Kind::Float, &|x, weight| composite_rms(x, weight, 1e-6));
+                let ours = gradients(Kind::Float, &|x, weight| {
+                    let weight = weight.map(Tensor::shallow_clone);
+                    Norm { kind: NormKind::Rms, eps: 1e-6, size, weight, bias: None }.forward(x)
+                });
+                for ((exact, composite), ours) in exact.iter().zip(composite).zip(ours) {
+                    let error = |found: Tensor| (exact - found).abs().max().double_value(&[]);
+                    let (ours, theirs) = (error(ours), error(composite));
+                    assert!(ours < 2.0 * theirs, "{ours} against {theirs}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn few_rows_are_the_same_product() {

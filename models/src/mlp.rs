@@ -1,6 +1,7 @@
 //! The MLP of a block or of one expert.
 
-use tch::Tensor;
+use parallel::autograd;
+use tch::{Tensor, no_grad};
 
 use crate::Error;
 use crate::architecture::{Activation, Architecture};
@@ -60,7 +61,7 @@ impl Mlp {
 
     fn intermediate(&self, x: &Tensor) -> Tensor {
         match &self.gate {
-            Some(gate) => self.activation.apply(&gate.forward(x)) * self.up.forward(x),
+            Some(gate) => self.activation.gate(&gate.forward(x), &self.up.forward(x)),
             None => self.activation.apply(&self.up.forward(x)),
         }
     }
@@ -75,5 +76,32 @@ impl Activation {
             Self::GeluTanh => x.gelu("tanh"),
             Self::Relu => x.relu(),
         }
+    }
+
+    /// The gradient of [`apply`](Self::apply) with respect to `x`.
+    fn backward(self, grad: &Tensor, x: &Tensor) -> Tensor {
+        match self {
+            Self::Silu => x.silu_backward(grad),
+            Self::Gelu => x.gelu_backward(grad, "none"),
+            Self::GeluTanh => x.gelu_backward(grad, "tanh"),
+            Self::Relu => x.threshold_backward(grad, 0),
+        }
+    }
+
+    /// Computes `act(gate) * up` (Shazeer 2020, arXiv 2002.05202) as one node of the graph. Its backward pass
+    /// computes the activation again, which takes less time than keeping it takes memory.
+    fn gate(self, gate: &Tensor, up: &Tensor) -> Tensor {
+        let gated = move |gate: &Tensor, up: &Tensor| {
+            let mut activated = self.apply(gate);
+            let _ = activated.g_mul_(up);
+            activated
+        };
+        let (detached_gate, detached_up) = (gate.detach(), up.detach());
+        let output = no_grad(|| gated(&detached_gate, &detached_up));
+        autograd::node(output, &[gate, up], move |grad| {
+            let gate_grad = self.backward(&(grad * detached_up), &detached_gate);
+            vec![Some(gate_grad), Some(gated(&detached_gate, grad))]
+        })
+        .expect("a node can be attached to the product")
     }
 }

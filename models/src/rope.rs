@@ -11,8 +11,9 @@
 //! on the other rows of the batch; transformers uses the longest row of the batch. With a KV cache each new
 //! token is rotated for the current length and old keys stay unchanged, as in transformers.
 
+use parallel::autograd;
 use serde_json::{Value, json};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::fields::Fields;
@@ -75,6 +76,13 @@ pub enum Scaling {
     },
 }
 
+/// The direction of a pass through the network, in which angles are added or subtracted.
+#[derive(Clone, Copy, Debug)]
+enum Direction {
+    Forward,
+    Backward,
+}
+
 /// The rotary tables of a batch: sine and cosine for each token.
 #[derive(Debug)]
 pub struct Rotary {
@@ -85,23 +93,36 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// Rotates the first `dim` numbers of each head. `x` and the result are `[N, heads, D]`.
+    /// Rotates the first `dim` numbers of each head. `x` and the result are `[N, heads, D]`. It is one node of
+    /// the graph, whose backward pass rotates the gradient back.
     /// transformers: `apply_rotary_pos_emb`.
     pub fn apply(&self, x: &Tensor) -> Tensor {
-        let (dim, head_dim) = (self.cos.size()[2], x.size()[2]);
-        if dim == head_dim {
-            return self.rotate(x, dim);
-        }
-        let rotated = self.rotate(&x.narrow(2, 0, dim), dim);
-        Tensor::cat(&[rotated, x.narrow(2, dim, head_dim - dim)], 2)
+        let rotated = no_grad(|| self.rotate(&x.detach(), Direction::Forward));
+        let tables = self.clone();
+        autograd::node(rotated, &[x], move |grad| vec![Some(tables.rotate(grad, Direction::Backward))])
+            .expect("a node can be attached to the rotation")
     }
 
-    /// Computes `x cos + (x2, x1) (-sin, sin)`.
+    /// Computes `x cos + (x2, x1) (-sin, sin)` for the halves `(x1, x2)` of the rotated numbers, or with the
+    /// opposite angles.
     /// transformers: `rotate_half`, whose minus sign is in the table of sines.
-    fn rotate(&self, x: &Tensor, dim: i64) -> Tensor {
+    fn rotate(&self, x: &Tensor, direction: Direction) -> Tensor {
+        let (dim, head_dim) = (self.cos.size()[2], x.size()[2]);
         let half = dim / 2;
-        let swapped = Tensor::cat(&[x.narrow(2, half, half), x.narrow(2, 0, half)], 2);
-        (x * &self.cos).addcmul(&swapped, &self.sin)
+        let mut rotated = x.narrow(2, 0, dim) * &self.cos;
+        let [sin1, sin2] = match direction {
+            Direction::Forward => [0, half],
+            Direction::Backward => [half, 0],
+        }
+        .map(|start| self.sin.narrow(2, start, half));
+        let [x1, x2] = [0, half].map(|start| x.narrow(2, start, half));
+        // A fused multiply-add would round differently where aten's loop is not a vector loop.
+        let _ = rotated.narrow(2, 0, half).g_add_(&(x2 * sin1));
+        let _ = rotated.narrow(2, half, half).g_add_(&(x1 * sin2));
+        if dim < head_dim {
+            rotated = Tensor::cat(&[rotated, x.narrow(2, dim, head_dim - dim)], 2);
+        }
+        rotated
     }
 
     /// The tables of some of the tokens; `tokens` are their indices `[n]`.

@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tch::Tensor;
+use tch::{Tensor, no_grad};
 use torch_sys::C_tensor;
 
 use crate::{Error, check, raw};
@@ -73,6 +73,33 @@ pub fn with_backward(
     };
     check("autograd::attach", code)?;
     Ok(results.into_iter().filter_map(owned).collect())
+}
+
+/// Attaches `backward` to `output` (computed without a graph) as the only node between it and `inputs`, unless no
+/// gradient is needed. `backward` runs without a graph, at most once, and returns one gradient for each input.
+/// What it owns is freed when it has run.
+/// PyTorch: `torch.autograd.Function`, with `once_differentiable`.
+pub fn node(
+    output: Tensor,
+    inputs: &[&Tensor],
+    backward: impl FnOnce(&Tensor) -> Vec<Option<Tensor>> + Send + 'static,
+) -> Result<Tensor, Error> {
+    if !is_enabled() || !inputs.iter().any(|input| input.requires_grad()) {
+        return Ok(output);
+    }
+    let (count, mut backward) = (inputs.len(), Some(backward));
+    let backward: Backward = Box::new(move |grads| {
+        let backward = backward.take().ok_or_else(|| Error::Torch {
+            call: "autograd::node".to_owned(),
+            message: "the graph has run backward already".to_owned(),
+        })?;
+        Ok(match &grads[0] {
+            Some(grad) => no_grad(|| backward(grad)),
+            None => (0..count).map(|_| None).collect(),
+        })
+    });
+    let mut attached = with_backward(&[&output], inputs, backward)?;
+    Ok(attached.pop().expect("one attached tensor per output"))
 }
 
 /// Whether operations on this thread build a graph, which they do not inside `no_grad`.
