@@ -671,7 +671,7 @@ fn a_pass_over_shared_tokens_sends_as_much_as_the_formulas_say() {
         let one = sent([1, ranks as usize], |groups| sequence_parallel_of(groups, "megatron"))[0];
         assert_eq!(
             one,
-            (4 * layers + 2) * 2 * local_bytes * (ranks - 1) + 12 * 4 * (ranks - 1) + all_reduce(8)
+            (4 * layers + 2) * 2 * local_bytes * (ranks - 1) + 12 * 4 * (ranks - 1) + all_reduce(12 * 4)
         );
         // Queries, keys, values and the result exchanged twice a layer; the last hidden states gathered and
         // their gradient scattered; the loss of each rank's rows.
@@ -694,11 +694,11 @@ fn a_pass_over_shared_tokens_sends_as_much_as_the_formulas_say() {
 fn a_pass_sends_as_much_as_the_formula_says() {
     let sent = sent([1, 4], |groups| ModelParallel::tensor_parallel_only(groups.tensor_parallel()));
     // Hidden states [12, 24] in fp32, summed once by the embedding, four times a block (out of attention and
-    // MLP going forward, into them coming back) and once by the head; the head's 12 log sums gathered, its
-    // one loss in fp64 summed.
+    // MLP going forward, into them coming back) and once by the head; the head's 12 log sums gathered, and
+    // its 12 log-probabilities summed.
     let (ranks, layers) = (4, 2);
     let all_reduce = |bytes: u64| 2 * bytes * (ranks - 1) / ranks;
-    let wanted = (4 * layers + 2) * all_reduce(12 * 24 * 4) + 12 * 4 * (ranks - 1) + all_reduce(8);
+    let wanted = (4 * layers + 2) * all_reduce(12 * 24 * 4) + 12 * 4 * (ranks - 1) + all_reduce(12 * 4);
     assert_eq!(sent, [wanted; 4]);
 }
 

@@ -40,6 +40,7 @@ use datasets::{PromptRow, Sampler, SamplerState, SftRow};
 use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
 use models::generate::{self, GenerationOptions, RequestIds};
+use models::head::{RowSums, TokenTerms};
 use models::sample::SamplingParams;
 use parallel::{ProcessGroups, upload};
 use rand::SeedableRng;
@@ -56,7 +57,7 @@ use crate::advantage::{self, Advantages};
 use crate::config::PpoConfig;
 use crate::event::{Event, Metrics};
 use crate::kl::KlController;
-use crate::loss::{self, PolicyClip};
+use crate::loss::{self, PolicyClip, PolicyLoss, PolicyStatistics};
 use crate::rollout::{Experience, PpoModels};
 use crate::run::{Phase, StageRun};
 use crate::score::ScoreShaping;
@@ -465,15 +466,17 @@ impl<'a> Ppo<'a> {
                 upload(&flatten(micro_batch, |trajectory| &trajectory.experience.logprobs), policy.device());
             let advantages =
                 upload(&flatten(micro_batch, |trajectory| &trajectory.advantages), policy.device());
-            let new = experience_batch.logprobs(policy, hidden, config.temperature)?;
-            let policy_loss = loss::policy_loss(&new.logprobs, &old, &advantages, &clip)?;
-            updates.policy += policy_loss.statistics;
-
-            let bonus = match config.entropy_coef {
-                0.0 => policy_loss.loss.zeros_like(),
-                weight => loss::entropy_loss(&new.entropy, weight),
-            };
-            Ok::<_, Error>((policy_loss.loss + bonus) / tokens as f64)
+            let terms = TokenTerms { temperature: config.temperature, entropy: config.entropy_coef != 0.0 };
+            let sums = experience_batch.token_loss(policy, hidden, terms, &mut |rows, new| {
+                let PolicyLoss { mut loss, statistics } =
+                    loss::policy_loss(&new.logprobs, &rows.of(&old), &rows.of(&advantages), &clip)?;
+                if terms.entropy {
+                    loss += loss::entropy_loss(&new.entropy, config.entropy_coef);
+                }
+                Ok::<_, Error>(RowSums { loss, statistics: Some(statistics) })
+            })?;
+            updates.policy += sums.statistics.as_ref().map(PolicyStatistics::from).unwrap_or_default();
+            Ok::<_, Error>(sums.loss / tokens as f64)
         })?;
 
         // The ptx loss accumulates into the same gradients, with as many rows as the mini-batch has replies.

@@ -18,7 +18,7 @@ use gemini::ChunkManager;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::generate::{Completion, FinishReason};
-use models::head::{self, TokenLogprobs};
+use models::head::{self, RowLoss, RowSums, TokenLogprobs, TokenTerms};
 use models::scalar_model::ScalarModel;
 use parallel::pipeline::forward_only;
 use parallel::{Segmented, upload};
@@ -238,6 +238,18 @@ impl ExperienceBatch {
     ) -> Result<TokenLogprobs, Error> {
         let rows = hidden.index_select(0, &self.logit_indices);
         Ok(head::logprobs(&rows, model.head(), &self.targets, temperature)?)
+    }
+
+    /// Computes a loss over the tokens of the replies, from the last hidden states.
+    pub(crate) fn token_loss(
+        &self,
+        model: &CausalLm,
+        hidden: &Tensor,
+        terms: TokenTerms,
+        row_loss: &mut RowLoss<'_, Error>,
+    ) -> Result<RowSums, Error> {
+        let rows = hidden.index_select(0, &self.logit_indices);
+        head::token_loss(&rows, model.head(), &self.targets, terms, row_loss)
     }
 
     /// Computes the value of each slot, `[S]`.

@@ -150,7 +150,7 @@ impl Ours {
             got.loss.backward();
             self.put(&format!("policy/{name}/loss"), &got.loss);
             self.put(&format!("policy/{name}/gradient"), &logprobs.grad());
-            let sums = got.statistics;
+            let sums = loss::PolicyStatistics::from(&got.statistics);
             for (key, sum) in
                 [("clipped", sums.clipped), ("approx_kl", sums.approx_kl), ("ratio", sums.ratio)]
             {

@@ -8,9 +8,8 @@
 //!   head        2 V h                  for each position with logits; V vocabulary, h its width
 //! ```
 //! (Kaplan et al. 2020, arXiv 2001.08361, table 1.) A backward pass has twice as many, and activation
-//! checkpointing one forward pass more (Korthikanti et al. 2022, arXiv 2205.05198). The cross-entropy
-//! computes the gradients of the head with its logits (3 passes over the head); the log-probabilities of PPO
-//! compute the logits once more (4 passes).
+//! checkpointing one forward pass more (Korthikanti et al. 2022, arXiv 2205.05198). A loss of tokens computes
+//! the gradients of the head with its logits: 3 passes over the head.
 //!
 //! The seconds of a step are those of
 //! - computation: the operations of matrices and head over the speed of products of the hidden size, those of
@@ -99,7 +98,7 @@ impl PlannedRun<'_> {
 
     fn supervised(&self, speed: &MachineSpeed) -> PhaseSeconds {
         let rows = self.lengths.row.times(self.config.train.batch_size() as f64);
-        let training = self.trained().map(|(model, _)| self.training(model, rows, 3.0, speed));
+        let training = self.trained().map(|(model, _)| self.training(model, rows, speed));
         training.fold(<_>::default(), added)
     }
 
@@ -120,9 +119,9 @@ impl PlannedRun<'_> {
         }
         let all_epochs = replies * ppo.epochs as f64;
         for (index, (model, _)) in self.trained().enumerate() {
-            seconds = added(seconds, self.training(model, sequence.times(all_epochs), 4.0, speed));
+            seconds = added(seconds, self.training(model, sequence.times(all_epochs), speed));
             if let Some(ptx) = self.lengths.ptx.filter(|_| index == 0) {
-                seconds = added(seconds, self.training(model, ptx.times(all_epochs), 3.0, speed));
+                seconds = added(seconds, self.training(model, ptx.times(all_epochs), speed));
             }
         }
         seconds
@@ -138,22 +137,15 @@ impl PlannedRun<'_> {
         self.divided(forward)
     }
 
-    /// The seconds of a forward and backward pass of `rows`, with a loss that goes over the head so many
-    /// times.
-    fn training(
-        &self,
-        model: &PlannedModel<'_>,
-        rows: RowTokens,
-        head_passes: f64,
-        speed: &MachineSpeed,
-    ) -> PhaseSeconds {
+    /// The seconds of a forward and backward pass of `rows`.
+    fn training(&self, model: &PlannedModel<'_>, rows: RowTokens, speed: &MachineSpeed) -> PhaseSeconds {
         let forward = block_seconds(model, rows, 2.0, speed);
         // Twice the operations, and three traversals: as much as two forward passes with 1.5 each.
         let mut backward = 2.0 * block_seconds(model, rows, 1.5, speed);
         if self.config.train.activation_checkpointing {
             backward += forward;
         }
-        let backward = backward + head_passes * head_seconds(model, rows, speed);
+        let backward = backward + 3.0 * head_seconds(model, rows, speed);
         [0.0, self.divided(forward), self.divided(backward)]
     }
 
@@ -389,12 +381,12 @@ mod tests {
     #[test]
     fn a_supervised_step_by_hand() {
         // Matrices of 8 (2 * 8 + 2 * 8) + 3 * 8 * 16 = 640 parameters: 2 * 640 * 10 = 12800 operations, 2 * 8
-        // * 50 = 800 of attention, and 2 * 32 * 8 * 4 = 2048 of the head. A block keeps 2 (2 * 8 + 1) + 2 * 8
-        // + 4 * 8 + 2 + 4 * 16 = 148 numbers of a token.
+        // * 50 = 800 of attention, and 2 * 32 * 8 * 4 = 2048 of the head. A block keeps 2 (8 + 1) + 2 * 8 + 4 * 8
+        // + 2 + 3 * 16 = 116 numbers of a token.
         let mut config = two_rows();
         let time = predict(&config, 1, 0);
         let parts = |passes: f64| {
-            [passes * 12800.0 + 3.0 * 2048.0, passes * 800.0, (2.0 * passes - 1.0) * 148.0 * 4.0 * 10.0]
+            [passes * 12800.0 + 3.0 * 2048.0, passes * 800.0, (2.0 * passes - 1.0) * 116.0 * 4.0 * 10.0]
         };
         let seconds = |[matrices, attention, activations]: [f64; 3]| {
             matrices / 1e11 + attention / 2e10 + activations / 5e9
@@ -461,9 +453,9 @@ mod tests {
 
         // Scoring and four epochs over 4 sequences of 8 tokens, with 3 logits each.
         let (matrices, head) = (2.0 * 640.0 * 32.0, 2.0 * 256.0 * 12.0);
-        let (attention, activations) = (2.0 * 8.0 * 4.0 * 64.0 / 2e10, 148.0 * 4.0 * 32.0 / 5e9);
+        let (attention, activations) = (2.0 * 8.0 * 4.0 * 64.0 / 2e10, 116.0 * 4.0 * 32.0 / 5e9);
         let score = (matrices + head) / 1e11 + attention + 2.0 * activations;
-        let epoch = (3.0 * matrices + 4.0 * head) / 1e11 + 3.0 * attention + 5.0 * activations;
+        let epoch = (3.0 * matrices + 3.0 * head) / 1e11 + 3.0 * attention + 5.0 * activations;
         same(time.computation, score + 4.0 * epoch);
         // Four steps, each with the gradients of four micro-batches.
         same(time.update, 4.0 * (4.0 * 16.0 * 896.0 + 3.0 * 3584.0 + 2.0 * (3584.0 + 7168.0)) / 1e10);

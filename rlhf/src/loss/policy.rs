@@ -9,7 +9,7 @@ use std::ops::AddAssign;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{detached_like, sums};
+use super::{detached_like, device_sums};
 use crate::{Error, check};
 
 /// The clip range of the policy loss.
@@ -36,8 +36,8 @@ impl Default for PolicyClip {
 pub struct PolicyLoss {
     /// The sum over the tokens, a scalar with a gradient.
     pub loss: Tensor,
-    /// Sums for the metrics.
-    pub statistics: PolicyStatistics,
+    /// The numbers of [`PolicyStatistics`], `[4]` in fp64 on the device of the loss.
+    pub statistics: Tensor,
 }
 
 /// Sums over tokens. They can be added up over micro-batches.
@@ -54,6 +54,14 @@ pub struct PolicyStatistics {
     pub ratio: f64,
 }
 
+impl From<&Tensor> for PolicyStatistics {
+    fn from(sums: &Tensor) -> Self {
+        let sums: [f64; 4] = check::to_f64_vec(sums).try_into().expect("one sum for each quantity");
+        let [tokens, clipped, approx_kl, ratio] = sums;
+        Self { tokens, clipped, approx_kl, ratio }
+    }
+}
+
 impl AddAssign for PolicyStatistics {
     fn add_assign(&mut self, other: Self) {
         self.tokens += other.tokens;
@@ -67,7 +75,7 @@ impl AddAssign for PolicyStatistics {
 ///
 /// With a log-probability of minus infinity on one side, the loss is finite if `clip.log_ratio` is set. With
 /// minus infinity on both sides, or with NaN, the loss is NaN. The model is then broken, and the optimizer
-/// step must refuse the loss.
+/// step must refuse the loss. The loss of a token depends on no other token.
 pub fn policy_loss(
     logprobs: &Tensor,
     old_logprobs: &Tensor,
@@ -85,7 +93,6 @@ pub fn policy_loss(
     let clipped = -(&advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high));
     let loss = unclipped.maximum(&clipped).sum(None);
 
-    let [tokens, clipped, approx_kl, ratio] =
-        sums([advantages.ones_like(), clipped.gt_tensor(&unclipped), log_ratio.square() * 0.5, ratio]);
-    Ok(PolicyLoss { loss, statistics: PolicyStatistics { tokens, clipped, approx_kl, ratio } })
+    let quantities = [advantages.ones_like(), clipped.gt_tensor(&unclipped), log_ratio.square() * 0.5, ratio];
+    Ok(PolicyLoss { loss, statistics: device_sums(quantities) })
 }
