@@ -40,7 +40,7 @@ use datasets::{PromptRow, Sampler, SamplerState, SftRow};
 use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
 use models::generate::{self, GenerationOptions, RequestIds};
-use models::head::{RowSums, TokenTerms};
+use models::head::{LogprobsOptions, RowSums};
 use models::sample::SamplingParams;
 use parallel::{ProcessGroups, upload};
 use rand::SeedableRng;
@@ -466,12 +466,13 @@ impl<'a> Ppo<'a> {
                 upload(&flatten(micro_batch, |trajectory| &trajectory.experience.logprobs), policy.device());
             let advantages =
                 upload(&flatten(micro_batch, |trajectory| &trajectory.advantages), policy.device());
-            let terms = TokenTerms { temperature: config.temperature, entropy: config.entropy_coef != 0.0 };
-            let sums = experience_batch.token_loss(policy, hidden, terms, &mut |rows, new| {
+            let options =
+                LogprobsOptions { temperature: config.temperature, entropy: config.entropy_coef != 0.0 };
+            let sums = experience_batch.token_loss(policy, hidden, options, &mut |rows, new| {
                 let PolicyLoss { mut loss, statistics } =
                     loss::policy_loss(&new.logprobs, &rows.of(&old), &rows.of(&advantages), &clip)?;
-                if terms.entropy {
-                    loss += loss::entropy_loss(&new.entropy, config.entropy_coef);
+                if let Some(entropy) = &new.entropy {
+                    loss += loss::entropy_loss(entropy, config.entropy_coef);
                 }
                 Ok::<_, Error>(RowSums { loss, statistics: Some(statistics) })
             })?;

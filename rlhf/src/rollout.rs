@@ -18,7 +18,7 @@ use gemini::ChunkManager;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::generate::{Completion, FinishReason};
-use models::head::{self, RowLoss, RowSums, TokenLogprobs, TokenTerms};
+use models::head::{self, LogprobsOptions, RowLoss, RowSums, TokenLogprobs};
 use models::scalar_model::ScalarModel;
 use parallel::pipeline::forward_only;
 use parallel::{Segmented, upload};
@@ -245,11 +245,11 @@ impl ExperienceBatch {
         &self,
         model: &CausalLm,
         hidden: &Tensor,
-        terms: TokenTerms,
+        options: LogprobsOptions,
         row_loss: &mut RowLoss<'_, Error>,
     ) -> Result<RowSums, Error> {
         let rows = hidden.index_select(0, &self.logit_indices);
-        head::token_loss(&rows, model.head(), &self.targets, terms, row_loss)
+        head::token_loss(&rows, model.head(), &self.targets, options, row_loss)
     }
 
     /// Computes the value of each slot, `[S]`.

@@ -1,0 +1,169 @@
+//! The head against the dense form, by hand, and at its edges.
+
+use super::*;
+use tch::Device;
+
+struct Case {
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+}
+
+/// A random test case. With V = `70_000` a chunk has 128 rows, so 300 rows need several chunks.
+fn case(rows: i64, vocabulary: i64) -> Case {
+    tch::manual_seed(7);
+    let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    Case {
+        hidden: random(&[rows, 8]),
+        weight: random(&[vocabulary, 8]),
+        bias: random(&[vocabulary]),
+        targets: Tensor::randint(vocabulary, [rows], (Kind::Int64, Device::Cpu)),
+    }
+}
+
+fn close(left: &Tensor, right: &Tensor) {
+    close_to(left, right, 2e-5);
+}
+
+fn close_to(left: &Tensor, right: &Tensor, tolerance: f64) {
+    let worst = (left - right).abs().max().double_value(&[]);
+    let scale = right.abs().max().double_value(&[]).max(1.0);
+    assert!(worst < tolerance * scale, "{worst} against {scale}");
+}
+
+fn grads(loss: &Tensor, case: &Case) -> Vec<Tensor> {
+    Tensor::run_backward(&[loss], &[&case.hidden, &case.weight, &case.bias], false, false)
+}
+
+#[test]
+fn cross_entropy_equals_the_dense_form_with_its_gradients() {
+    for (rows, vocabulary) in [(5, 11), (300, 70_000)] {
+        let case = case(rows, vocabulary);
+        let head = Head::new(&case.weight, Some(&case.bias));
+        let weights = Tensor::arange(rows, (Kind::Float, Device::Cpu)) / rows as f64;
+        let ours = cross_entropy(&case.hidden, head, &case.targets, Some(&weights)).unwrap() * 3.0;
+        let dense = case.hidden.linear(&case.weight, Some(&case.bias)).log_softmax(1, Kind::Float);
+        let picked = dense.gather(1, &case.targets.unsqueeze(1), false).squeeze_dim(1);
+        let dense = -(picked * &weights).sum(Kind::Float) * 3.0;
+        close(&ours, &dense);
+        for (left, right) in grads(&ours, &case).iter().zip(&grads(&dense, &case)) {
+            close(left, right);
+        }
+    }
+}
+
+#[test]
+fn logprobs_and_entropy_equal_the_dense_form_with_gradients() {
+    for (rows, vocabulary) in [(5, 11), (300, 70_000)] {
+        let case = case(rows, vocabulary);
+        let head = Head::new(&case.weight, Some(&case.bias));
+        let seeds = Tensor::arange(rows, (Kind::Float, Device::Cpu)) - 2.0;
+        for shares in [[1.0, 0.0], [0.0, 1.0], [0.3, -2.0]] {
+            let ours = logprobs(&case.hidden, head, &case.targets, 0.7).unwrap();
+            // The reference is in double precision, because a sum over 70 000 tokens loses digits in
+            // fp32.
+            let [hidden, weight, bias] =
+                [&case.hidden, &case.weight, &case.bias].map(|tensor| tensor.to_kind(Kind::Double));
+            let dense = (hidden.linear(&weight, Some(&bias)) / 0.7).log_softmax(1, Kind::Double);
+            let picked = dense.gather(1, &case.targets.unsqueeze(1), false).squeeze_dim(1);
+            let entropy = -(dense.exp() * &dense).sum_dim_intlist(1, false, Kind::Double);
+            close(&ours.logprobs, &picked);
+            close(&ours.entropy, &entropy);
+            let weigh = |logprobs: &Tensor, entropy: &Tensor| {
+                let weighted_terms = [(logprobs, shares[0]), (entropy, shares[1])];
+                let used = weighted_terms.into_iter().filter(|(_, share)| *share != 0.0);
+                let sums = used.map(|(values, share)| (values * &seeds).sum(Kind::Float) * share);
+                sums.reduce(|left, right| left + right).unwrap()
+            };
+            let (left, right) = (weigh(&ours.logprobs, &ours.entropy), weigh(&picked, &entropy));
+            // The terms p (log p + H) of the entropy cancel in the sum over the vocabulary, so fp32 keeps
+            // one digit less.
+            let tolerance = if shares[1] == 0.0 { 2e-5 } else { 1e-4 };
+            for (left, right) in grads(&left, &case).iter().zip(&grads(&right, &case)) {
+                close_to(left, right, tolerance);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_loss_of_tokens_equals_that_of_their_logprobs_and_entropies() {
+    for (rows, vocabulary) in [(5, 11), (300, 70_000)] {
+        let case = case(rows, vocabulary);
+        let head = Head::new(&case.weight, Some(&case.bias));
+        let advantages = Tensor::arange(rows, (Kind::Float, Device::Cpu)).sin();
+        for entropy in [true, false] {
+            let options = LogprobsOptions { temperature: 0.7, entropy };
+            let loss = |found: &RowLogprobs, advantages: &Tensor| {
+                assert_eq!(found.entropy.is_some(), entropy);
+                let policy = (found.logprobs.exp() * advantages).sum(Kind::Float);
+                found.entropy.iter().fold(policy, |loss, entropy| loss - entropy.sum(Kind::Float) * 0.3)
+            };
+            let ours = token_loss(&case.hidden, head, &case.targets, options, &mut |rows, found| {
+                let statistics = Some(found.logprobs.sum(Kind::Double).view([1]).detach());
+                Ok::<_, Error>(RowSums { loss: loss(found, &rows.of(&advantages)), statistics })
+            })
+            .unwrap();
+            let found = logprobs(&case.hidden, head, &case.targets, 0.7).unwrap();
+            let entropies = entropy.then(|| found.entropy.shallow_clone());
+            let dense = RowLogprobs { logprobs: found.logprobs.shallow_clone(), entropy: entropies };
+            let wanted = loss(&dense, &advantages);
+            close(&ours.loss, &wanted);
+            close(&ours.statistics.unwrap(), &found.logprobs.sum(Kind::Double).view([1]));
+            for (left, right) in grads(&(ours.loss * 3.0), &case).iter().zip(&grads(&(wanted * 3.0), &case)) {
+                close(left, right);
+            }
+        }
+    }
+}
+
+#[test]
+fn targets_that_share_rows_have_the_logprobs_of_repeated_rows() {
+    for (rows, vocabulary) in [(5, 11), (300, 70_000)] {
+        let case = case(rows, vocabulary);
+        let head = Head::new(&case.weight, Some(&case.bias));
+        let shared: Vec<i64> = (0..2 * rows).map(|at| (at * 7) % rows).collect();
+        let targets: Vec<i64> = (0..2 * rows).map(|at| (at * 13) % vocabulary).collect();
+        let found = target_logprobs(&case.hidden, head, &shared, &targets).unwrap();
+        let repeated = case.hidden.index_select(0, &Tensor::from_slice(&shared));
+        let wanted = logprobs(&repeated, head, &Tensor::from_slice(&targets), 1.0).unwrap();
+        close(&found.logprobs, &wanted.logprobs);
+        assert_eq!(found.argmax, argmax(&case.hidden, head).unwrap());
+    }
+    let none = Tensor::zeros([0, 8], (Kind::Float, Device::Cpu));
+    let case = case(1, 11);
+    let found = target_logprobs(&none, Head::new(&case.weight, None), &[], &[]).unwrap();
+    assert_eq!((found.logprobs.size(), found.argmax.size()), (vec![0], vec![0]));
+}
+
+#[test]
+fn a_uniform_head_by_hand() {
+    // With W = 0, p = 1/4 for every token, so log p = -ln 4 and the entropy is ln 4.
+    let hidden = Tensor::ones([2, 3], (Kind::Float, Device::Cpu));
+    let weight = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu));
+    let targets = Tensor::from_slice(&[1i64, 3]);
+    let found = logprobs(&hidden, Head::new(&weight, None), &targets, 1.0).unwrap();
+    assert!((found.logprobs.double_value(&[0]) + 4f64.ln()).abs() < 1e-6);
+    assert!((found.entropy.double_value(&[1]) - 4f64.ln()).abs() < 1e-6);
+    let loss = cross_entropy(&hidden, Head::new(&weight, None), &targets, None).unwrap();
+    assert!((loss.double_value(&[]) - 2.0 * 4f64.ln()).abs() < 1e-6);
+}
+
+#[test]
+fn no_rows_give_no_numbers() {
+    let hidden = Tensor::zeros([0, 3], (Kind::Float, Device::Cpu));
+    let weight = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu));
+    let targets = Tensor::from_slice::<i64>(&[]);
+    let found = logprobs(&hidden, Head::new(&weight, None), &targets, 1.0).unwrap();
+    assert_eq!(found.logprobs.size(), [0]);
+}
+
+#[test]
+fn without_a_graph_no_gradient_is_made() {
+    let case = case(5, 11);
+    let head = Head::new(&case.weight, Some(&case.bias));
+    let loss = no_grad(|| cross_entropy(&case.hidden, head, &case.targets, None)).unwrap();
+    let found = no_grad(|| logprobs(&case.hidden, head, &case.targets, 1.0)).unwrap();
+    assert!(!loss.requires_grad() && !found.logprobs.requires_grad());
+}
