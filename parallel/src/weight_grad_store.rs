@@ -9,7 +9,7 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use parallel_sys::autograd::{Backward, with_backward};
+use parallel_sys::autograd;
 use tch::{Tensor, no_grad};
 
 use crate::{Error, Parameter};
@@ -52,12 +52,12 @@ pub fn linear_deferring_weight_grad(
     is_conv1d: bool,
 ) -> Option<Result<Tensor, Error>> {
     let store = CURRENT.with_borrow(Clone::clone)?;
-    let needs_grad = parallel_sys::autograd::is_enabled() && x.requires_grad() && weight.requires_grad();
+    let needs_grad = autograd::is_enabled() && x.requires_grad() && weight.requires_grad();
     if !needs_grad || !weight.is_leaf() {
         return None;
     }
 
-    // The product itself runs without a graph: `backward` is its only node.
+    // The product itself runs without a graph: the node is all that autograd sees.
     let (detached_x, detached_weight) = (x.detach(), weight.detach());
     let result = no_grad(|| {
         if is_conv1d {
@@ -67,24 +67,14 @@ pub fn linear_deferring_weight_grad(
         }
     });
 
-    let backward: Backward = Box::new(move |grads| {
-        let Some(grad) = &grads[0] else { return Ok(vec![None]) };
-        let input_grad = no_grad(|| {
-            if is_conv1d { grad.matmul(&detached_weight.tr()) } else { grad.matmul(&detached_weight) }
-        });
-        let (weight, x, grad) =
-            (detached_weight.shallow_clone(), detached_x.shallow_clone(), grad.shallow_clone());
+    let attached = autograd::node(result, &[x], move |grad| {
+        let (weight, x, grad) = (detached_weight, detached_x, grad.shallow_clone());
+        let input_grad = grad.matmul(&if is_conv1d { weight.tr() } else { weight.shallow_clone() });
         let mut deferred = store.0.lock().unwrap_or_else(PoisonError::into_inner);
         deferred.push(DeferredWeightGrad { weight, x, grad, is_conv1d });
-        Ok(vec![Some(input_grad)])
+        vec![Some(input_grad)]
     });
-
-    let attached = with_backward(&[&result], &[x], backward);
-    Some(
-        attached
-            .map_err(Error::from)
-            .map(|mut outputs| outputs.pop().expect("one attached tensor per result")),
-    )
+    Some(attached.map_err(Error::from))
 }
 
 impl WeightGradStore {

@@ -75,9 +75,9 @@ pub fn with_backward(
     Ok(results.into_iter().filter_map(owned).collect())
 }
 
-/// Attaches `backward` to `output` (computed without a graph) as the only node between it and `inputs`, unless no
-/// gradient is needed. `backward` runs without a graph, at most once, and returns one gradient for each input.
-/// What it owns is freed when it has run.
+/// Attaches `backward` to `output` (computed without a graph) as the only node between it and `inputs`,
+/// unless no gradient is needed. `backward` runs without a graph, at most once, and returns one gradient for
+/// each input. What it owns is freed when it has run. A second backward pass is an error.
 /// PyTorch: `torch.autograd.Function`, with `once_differentiable`.
 pub fn node(
     output: Tensor,

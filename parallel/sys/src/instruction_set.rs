@@ -1,13 +1,16 @@
-//! The instruction sets for which the loops of this crate are compiled, and the choice among them at run time.
+//! The instruction sets for which the loops of this crate are compiled, and the choice among them at run
+//! time.
 //!
-//! A loop is written once, with operations that IEEE 754 rounds correctly (the fused multiply-add among them),
-//! and compiled once for each set, so all of them give the same bits.
+//! A loop is written once, with operations that IEEE 754 rounds correctly (the fused multiply-add among
+//! them), and compiled once for each set, so all of them give the same bits.
+
+use std::sync::OnceLock;
 
 /// The instruction set for which a loop is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InstructionSet {
-    /// The set of the build. Without a fused multiply-add (x86-64 before 2013) the C library computes it, which
-    /// is slow and gives the same bits.
+    /// The set of the build. Without a fused multiply-add (x86-64 before 2013) the C library computes it,
+    /// which is slow and gives the same bits.
     Build,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -33,6 +36,7 @@ impl InstructionSet {
 
     /// The fastest set that this processor has.
     pub(crate) fn best() -> Self {
-        Self::available().pop().unwrap_or(Self::Build)
+        static BEST: OnceLock<InstructionSet> = OnceLock::new();
+        *BEST.get_or_init(|| Self::available().pop().unwrap_or(Self::Build))
     }
 }

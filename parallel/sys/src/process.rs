@@ -19,7 +19,7 @@ pub fn is_signal_handled(process: u32, signal: i32) -> bool {
     is_in_mask(&process.to_string(), "SigCgt:", signal)
 }
 
-/// Whether a signal such as SIGSTOP has stopped `process`, or a debugger has. False for a process that does not
+/// Whether a signal such as SIGSTOP, or a debugger, has stopped `process`. False for a process that does not
 /// exist.
 pub fn is_stopped(process: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The softmax of one row of logits on the host: weights `exp((z - max z) / t)`, their sum, and the token at which
-//! their cumulative sum passes a number.
+//! The softmax of one row of logits on the host: weights `exp((z - max z) / t)`, their sum, and the token at
+//! which their cumulative sum passes a number.
 //!
 //! One pass finds the largest logit, and a second one computes the weights and their sums over blocks of 256
 //! tokens, so that a draw adds up blocks and then the tokens of one block.
