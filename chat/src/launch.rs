@@ -9,8 +9,9 @@
 //! When a rank exits with an error, the launcher stops the other ranks within [`GRACE_PERIOD`] and exits with
 //! the failed rank's code. The launchers on other machines learn of the failure through the store. The kernel
 //! kills a rank whose launcher has died, so no process is left behind. Ctrl-C, SIGTERM and SIGHUP are
-//! forwarded to every rank, and all ranks stop after the same step. A rank that a signal has stopped is missed
-//! by the collectives of the other ranks, and after these have exited by the launcher.
+//! forwarded to every rank, and all ranks stop after the same step. If a signal such as SIGSTOP stops a rank,
+//! the collectives of the other ranks fail at their time limit; once another rank has exited, the launcher
+//! ends the job.
 //!
 //! For a job on one host, the launcher generates the job secret. The ranks read it from their environment,
 //! which only this user can read.
@@ -429,8 +430,8 @@ impl Ranks {
         self.0.iter().all(|rank| rank.ended.is_some())
     }
 
-    /// The number of a rank that a signal has stopped for `limit` while another rank had exited. As long as all
-    /// ranks are there, their collectives have limits of their own.
+    /// The number of a rank that a signal has kept stopped for `limit` since another rank exited. As long as
+    /// all ranks are there, their collectives have time limits of their own.
     fn long_stopped(&mut self, limit: Duration) -> Option<usize> {
         if self.0.iter().all(|rank| rank.ended.is_none()) {
             return None;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! .colossal-chat    colossal-chat 1 eval          the program, the version of the marker, the kind of folder
-//!                   samples/sft/arc_easy.jsonl    in a folder of results: a file that was written, one a line
+//!                   samples/sft/arc_easy.jsonl    in a folder of results: the files written, one a line
 //! ```
 //! A folder without the marker belongs to someone else: the program writes none of its names over what is
 //! there. Only files that the marker lists, or that have a name of the documented form (checkpoints, events,

@@ -4,8 +4,8 @@
 //! `test-00000-of-00002.parquet`, or a folder `test/`. Folders are looked for as the task names them, and as
 //! the hub lays them out (`REPOSITORY/CONFIG/`). Nothing is downloaded here.
 //!
-//! A repository with several configurations, such as the subjects of MMLU, has a folder for each. Rows of all of
-//! them in one place are told apart by a column, or not used.
+//! A repository with several configurations, such as the subjects of MMLU, has a folder for each. Rows of all
+//! configurations in one place are told apart by a column, or not used.
 //!
 //! A split that lies there in part, or twice, is an error: half a benchmark gives a score that looks whole.
 
@@ -296,6 +296,10 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let error = read(data.path(), &source(), "test").unwrap_err().to_string();
         assert!(error.contains("owner/name") && error.contains("mine"), "{error}");
+        // A folder of its own that is one of those of the repository is named once.
+        let inside = DatasetSource { folder: "owner/name/easy".into(), ..source() };
+        let error = read(data.path(), &inside, "test").unwrap_err().to_string();
+        assert_eq!(error.matches("owner/name/easy").count(), 1, "{error}");
         std::fs::create_dir(data.path().join("mine")).unwrap();
         for name in ["test.jsonl", "test.csv"] {
             std::fs::write(data.path().join("mine").join(name), "{}\n").unwrap();

@@ -9,7 +9,7 @@
 //! | a layer norm: its output, mean and root | `w + 2e` |
 //! | queries, keys, values, the output of attention, the log of the sum of exponentials | `2q + 2k + ae` |
 //! | the sum behind the attention, and the output of the block | `h`, `h` |
-//! | an MLP: the inner activations before and after the activation; gated: gate, up and their product | `2f`; `3f` |
+//! | an MLP: the input and the output of the activation; gated: gate, up and their product | `2f`; `3f` |
 //!
 //! This module knows no loss but that of the vocabulary head, and no optimizer.
 
@@ -32,7 +32,7 @@ impl<'a> ActivationMemory<'a> {
         Self { architecture, element_bytes: kind.elt_size_in_bytes(), tensor_ranks }
     }
 
-    /// The hidden states of so many tokens.
+    /// The bytes of the hidden states of `tokens` tokens.
     pub fn hidden(&self, tokens: usize) -> usize {
         tokens * size(self.architecture.hidden_size) * self.element_bytes
     }
@@ -96,8 +96,8 @@ impl<'a> ActivationMemory<'a> {
         let rows = chunk_rows(vocabulary as i64).min(tokens as i64) as usize;
         let kept = tokens * width * self.element_bytes + vocabulary * width * 4;
         let logits = rows * vocabulary;
-        // Logits and log-probabilities, and later the gradients of the logits, and of hidden states or weights. In
-        // bf16 the gradients are in both dtypes.
+        // First logits and log-probabilities are there, later the gradients of the logits, and of hidden
+        // states or weights. In bf16 the gradients are in both dtypes.
         let grads = if self.element_bytes == 4 {
             4 * logits + 4 * rows * width
         } else {

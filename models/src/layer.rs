@@ -429,8 +429,8 @@ impl Norm {
         }
     }
 
-    /// RMS norm (Zhang and Sennrich 2019, arXiv 1910.07467) `x / rms(x) * weight` as one node of the graph. It
-    /// keeps its input and the roots; autograd would keep every tensor in between.
+    /// RMS norm (Zhang and Sennrich 2019, arXiv 1910.07467) `x / rms(x) * weight` as one node of the graph.
+    /// The node keeps the input and the roots; autograd would keep every tensor in between.
     fn rms(&self, x: &Tensor) -> Tensor {
         let detached = x.detach();
         let (normed, root) = no_grad(|| self.rms_with_root(&detached));
@@ -452,8 +452,9 @@ impl Norm {
     }
 }
 
-/// The gradients of an RMS norm with respect to `x` `[.., H]` and, if it has one, to its weight `[H]`, which comes
-/// with whether its gradient is needed. With `n = x root`: `dx = root (g w - n mean(g w n))` and `dw = sum g n`.
+/// The gradients of an RMS norm with respect to `x` `[.., H]` and, if it has one, to its weight `[H]`, which
+/// comes with whether its gradient is needed. With `n = x root`: `dx = root (g w - n mean(g w n))` and
+/// `dw = sum g n`.
 fn rms_backward(
     grad: &Tensor,
     x: &Tensor,

@@ -93,8 +93,8 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// Rotates the first `dim` numbers of each head. `x` and the result are `[N, heads, D]`. It is one node of
-    /// the graph, whose backward pass rotates the gradient back.
+    /// Rotates the first `dim` numbers of each head. `x` and the result are `[N, heads, D]`. The rotation is
+    /// one node of the graph, whose backward pass rotates the gradient back.
     /// transformers: `apply_rotary_pos_emb`.
     pub fn apply(&self, x: &Tensor) -> Tensor {
         let rotated = no_grad(|| self.rotate(&x.detach(), Direction::Forward));

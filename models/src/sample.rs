@@ -76,8 +76,8 @@ impl SamplingParams {
         generator
     }
 
-    /// Samples from one row of logits. `row` is working memory that is reused between calls. Returns `None` if a
-    /// logit is NaN or none is finite, because there is no distribution then.
+    /// Samples from one row of logits. `row` is working memory that is reused between calls. Returns `None`
+    /// if a logit is NaN or none is finite, because there is no distribution then.
     pub fn sample(
         &self,
         logits: &[f32],
@@ -222,8 +222,8 @@ fn sum(weights: &[f32]) -> f64 {
     total
 }
 
-/// Draws from the tokens whose weights reach `threshold`, at least one, by inverting their cumulative sum at `draw`
-/// of the whole.
+/// Draws one of the tokens whose weights reach `threshold`, of which there is one at least: the token at which
+/// their cumulative sum passes the fraction `draw` of their sum.
 fn draw_above(threshold: f32, weights: &[f32], draw: f64) -> usize {
     let kept = || weights.iter().enumerate().filter(|&(_, &weight)| weight >= threshold);
     let mut left = draw * kept().map(|(_, &weight)| f64::from(weight)).sum::<f64>();

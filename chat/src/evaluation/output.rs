@@ -1,9 +1,10 @@
 //! The folder of the results of `eval`, `eval judge` and `eval rm`.
 //!
 //! Its marker lists the files of results, and only these files are ever removed ([`crate::own_folder`]).
-//! Answers are kept as they come, under hashes of model and request, whatever the settings are; `settings.json` is
-//! written with the results that it decides, so a command that fails before leaves the folder as it was. The
-//! results of `eval` accumulate: settings that add models and tasks to those of the folder continue it.
+//! Answers are kept as they come, under hashes of model and request, whatever the settings are;
+//! `settings.json` is written with the results that it decides, so a command that fails before leaves the
+//! folder as it was. The results of `eval` accumulate: settings that add models and tasks to those of the
+//! folder continue it.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

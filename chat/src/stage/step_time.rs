@@ -149,7 +149,7 @@ impl PlannedRun<'_> {
         [0.0, self.divided(forward), self.divided(backward)]
     }
 
-    /// The time of each rank, of what one would do in so many seconds.
+    /// The seconds that each rank needs for its part of what one rank would do in `seconds`.
     fn divided(&self, seconds: f64) -> f64 {
         seconds / self.mesh.world_size() as f64 / (1.0 - self.bubble())
     }
@@ -254,8 +254,8 @@ fn added(left: PhaseSeconds, right: PhaseSeconds) -> PhaseSeconds {
     std::array::from_fn(|phase| left[phase] + right[phase])
 }
 
-/// The seconds of the operations of a forward pass through all blocks, and of so many traversals of what they
-/// keep.
+/// The seconds of the operations of a forward pass through all blocks, and of `traversals` traversals of the
+/// tensors that the blocks keep.
 fn block_seconds(model: &PlannedModel<'_>, rows: RowTokens, traversals: f64, speed: &MachineSpeed) -> f64 {
     let (architecture, kind) = (model.config.architecture(), model.kind);
     matrix_operations(architecture, rows.tokens) / speed.matmul_flops(architecture.hidden_size as f64, kind)
@@ -308,7 +308,7 @@ fn head_operations(architecture: &Architecture, rows: RowTokens) -> f64 {
     2.0 * (architecture.vocab_size * architecture.embedding_size) as f64 * rows.predicted
 }
 
-/// The bytes of what all blocks keep of so many tokens.
+/// The bytes that all blocks keep of `tokens` tokens for their backward pass.
 fn activation_bytes(model: &PlannedModel<'_>, tokens: f64) -> f64 {
     // Per token, by a number of tokens that no rounding matters for.
     const TOKENS: usize = 1024;
@@ -381,8 +381,8 @@ mod tests {
     #[test]
     fn a_supervised_step_by_hand() {
         // Matrices of 8 (2 * 8 + 2 * 8) + 3 * 8 * 16 = 640 parameters: 2 * 640 * 10 = 12800 operations, 2 * 8
-        // * 50 = 800 of attention, and 2 * 32 * 8 * 4 = 2048 of the head. A block keeps 2 (8 + 1) + 2 * 8 + 4 * 8
-        // + 2 + 3 * 16 = 116 numbers of a token.
+        // * 50 = 800 of attention, and 2 * 32 * 8 * 4 = 2048 of the head. A block keeps 2 (8 + 1) + 2 * 8
+        // + 4 * 8 + 2 + 3 * 16 = 116 numbers of a token.
         let mut config = two_rows();
         let time = predict(&config, 1, 0);
         let parts = |passes: f64| {

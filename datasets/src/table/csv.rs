@@ -86,7 +86,10 @@ fn decode(decoder: &mut Decoder, mut text: &[u8]) -> std::result::Result<(), Arr
     while !text.is_empty() {
         let count = decoder.decode(text)?;
         if count == 0 {
-            return Err(ArrowError::CsvError("the records of a batch end elsewhere".to_owned()));
+            return Err(ArrowError::CsvError(
+                "its records end elsewhere for the parser than for this program, which is a bug in it"
+                    .to_owned(),
+            ));
         }
         text = &text[count..];
     }
