@@ -5,6 +5,10 @@ use std::path::PathBuf;
 fn main() {
     println!("cargo:rerun-if-changed=cpp");
     println!("cargo:rerun-if-env-changed=LIBTORCH");
+    // The functions of `openmp.rs` go before those of libgomp. `build.rs` of the program says the same.
+    for names in ["GOMP_*", "omp_*"] {
+        println!("cargo:rustc-link-arg=-Wl,--export-dynamic-symbol={names}");
+    }
     let libtorch = PathBuf::from(
         std::env::var("LIBTORCH")
             .expect("LIBTORCH is not set: run `make libtorch` once, it sets .libtorch up"),

@@ -5,6 +5,8 @@
 //! | raw | [`raw`] | the C functions of `cpp/shim.h`, in the same order |
 //! | safe | [`dispatch`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`], [`heap`], [`allocator`], [`device_allocator`], [`arena`], [`driver`], [`disk`], [`regular_file`], [`adamw`], [`softmax`], [`syscall_filter`] | tensors and `Result`s |
 //!
+//! `openmp` has no caller in Rust: it is the runtime under libtorch's parallel loops.
+//!
 //! This crate contains the only `unsafe` code of the project. No C++ exception and no Rust panic crosses the
 //! language boundary: an exception becomes [`Error::Torch`], a panic in a callback becomes an error on the
 //! C++ side.
@@ -24,6 +26,7 @@ pub mod heap;
 mod instruction_set;
 pub mod memory;
 pub mod nccl;
+mod openmp;
 pub mod process;
 pub mod raw;
 pub mod regular_file;
