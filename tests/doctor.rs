@@ -31,6 +31,12 @@ fn what_a_machine_measures_tells_the_time_of_a_step() {
     let predicted = step_time();
     let parts = ["computation", "update", "disk"].map(|part| predicted[part].as_f64().unwrap());
     assert!(predicted["seconds"].as_f64().unwrap() >= parts[0] && parts[0] > 0.0, "{predicted:#}");
+    // The time in the other dtype is the one that a run in this dtype is told.
+    let other = scratch.run(&plan).json()["other_dtype"].clone();
+    let in_bf16 = scratch.run(&format!("{plan} --set model.dtype=bfloat16")).json();
+    assert_eq!(other["dtype"], "bfloat16");
+    assert_eq!(other["seconds"], in_bf16["step_time"]["seconds"]);
+    assert_eq!(in_bf16["other_dtype"]["seconds"], predicted["seconds"]);
     let outcome = scratch.run(&line("sft", "run", ""));
     outcome.succeeds();
     assert!(outcome.stderr.contains(" s, the median (predicted: "), "{outcome:#?}");

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use crate::args::{Goal, InitArgs};
 use crate::config::ConfigError;
 use crate::console::print;
+use crate::machine_speed::{Machine, MachineSpeed};
 use crate::nearby::Nearby;
 use crate::output::{write_atomically, write_new};
 use crate::shell::quote;
@@ -26,7 +27,8 @@ pub(crate) fn run(arguments: &InitArgs) -> anyhow::Result<()> {
     let nearby = Nearby::search(Path::new("."));
     let mut dialog = Dialog::on_terminal(arguments.yes);
     let answers = Answers::collect(arguments, &nearby, &mut dialog)?;
-    let text = run_file::text(&answers);
+    let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
+    let text = run_file::text(&answers, MachineSpeed::load(&Machine::here(threads))?.as_ref());
     if arguments.force {
         write_atomically(&answers.out, text.as_bytes())?;
     } else {

@@ -40,6 +40,22 @@ pub(crate) enum Dtype {
 }
 
 impl Dtype {
+    /// The type that this one is not.
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Float32 => Self::Bfloat16,
+            Self::Bfloat16 => Self::Float32,
+        }
+    }
+
+    /// The name in a run file.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Bfloat16 => "bfloat16",
+        }
+    }
+
     /// The libtorch kind of this type.
     pub(crate) fn kind(self) -> tch::Kind {
         match self {

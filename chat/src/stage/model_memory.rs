@@ -16,13 +16,14 @@ use tch::{Device, Kind};
 use super::context::{RunMode, StageContext, model_parallel};
 use super::fit::{Shortage, Work};
 use super::peak_memory::{self, PeakMemory, SequenceLengths};
-use super::step_time::{PlannedRun, StepTime};
+use super::step_time::{DtypeTime, PlannedRun, StepTime};
 use crate::config::RunConfig;
 use crate::device;
 use crate::exit::Failure;
 use crate::machine_speed::{Machine, MachineSpeed};
 
 /// A model of a stage.
+#[derive(Clone, Copy)]
 pub(crate) struct PlannedModel<'a> {
     pub(crate) role: &'static str,
     pub(crate) config: &'a Config,
@@ -52,6 +53,8 @@ pub(crate) struct StagePlan {
     pub(crate) peak: Option<PeakMemory>,
     /// The time of a step; `None` if it is not known.
     pub(crate) step_time: Option<StepTime>,
+    /// The time of a step with weights in the other dtype; `None` if it is not known.
+    pub(crate) other_dtype: Option<DtypeTime>,
     /// The memory that the run lacks, if it lacks any.
     pub(crate) shortage: Option<Shortage>,
 }
@@ -77,7 +80,14 @@ pub(super) fn check(
     let parameters = models.iter().map(|model| Ok((model.role, num_parameters(model)?)));
     let parameters = parameters.collect::<Result<_, models::Error>>()?;
     if device::resolve(config.model.device, ctx.groups.local_rank())? != Device::Cpu {
-        return Ok(StagePlan { parameters, models: state, peak: None, step_time: None, shortage: None });
+        return Ok(StagePlan {
+            parameters,
+            models: state,
+            peak: None,
+            step_time: None,
+            other_dtype: None,
+            shortage: None,
+        });
     }
 
     let machine_bytes = memory::total_bytes().map(|bytes| bytes as usize);
@@ -89,9 +99,22 @@ pub(super) fn check(
     }
     let run = PlannedRun { config, mesh, models, state: &state, lengths };
     let speed = MachineSpeed::load(&Machine::here(threads(config, ctx)))?;
-    let step_time = speed.map(|speed| run.step_time(&speed));
+    let step_time = speed.as_ref().map(|speed| run.step_time(speed));
+    let other_dtype = speed.map(|speed| in_other_dtype(run, &speed)).transpose()?;
     let peak = Some(peak_memory::predict(config, mesh, models, &state, lengths));
-    Ok(StagePlan { parameters, models: state, peak, step_time, shortage })
+    Ok(StagePlan { parameters, models: state, peak, step_time, other_dtype, shortage })
+}
+
+/// The time of a step of the same run with weights in the other dtype.
+fn in_other_dtype(run: PlannedRun<'_>, speed: &MachineSpeed) -> anyhow::Result<DtypeTime> {
+    let mut config = run.config.clone();
+    config.model.dtype = config.model.dtype.other();
+    let dtype = config.model.dtype;
+    let models: Vec<PlannedModel<'_>> =
+        run.models.iter().map(|&model| PlannedModel { kind: dtype.kind(), ..model }).collect();
+    let state = of_fullest_process(&config, run.mesh, &models)?;
+    let run = PlannedRun { config: &config, models: &models, state: &state, ..run };
+    Ok(DtypeTime { dtype, seconds: run.step_time(speed).seconds })
 }
 
 /// The threads of an operation in each process of the run.

@@ -11,7 +11,7 @@ use super::fit::{NOTHING_FITS, Shortage};
 use super::model_memory::{ModelBytes, StagePlan};
 use super::peak_memory::PeakMemory;
 use super::rows::EncodedRows;
-use super::step_time::StepTime;
+use super::step_time::{DtypeTime, StepTime};
 use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::{print, print_stderr};
 use crate::own_file;
@@ -51,6 +51,8 @@ pub(crate) struct Plan {
     pub(crate) peak_memory: Option<PeakMemory>,
     /// The predicted time of a step; `None` if it is not known.
     pub(crate) step_time: Option<StepTime>,
+    /// The predicted time of a step with weights in the other dtype; `None` if it is not known.
+    pub(crate) other_dtype: Option<DtypeTime>,
     /// The memory that the run lacks, and what would have to change to fit.
     pub(crate) shortage: Option<Shortage>,
 }
@@ -93,6 +95,7 @@ impl Plan {
             parameters: models.parameters,
             peak_memory: models.peak,
             step_time: models.step_time,
+            other_dtype: models.other_dtype,
             shortage: models.shortage,
             memory: models.models,
         }
@@ -134,7 +137,11 @@ impl Plan {
         lines.extend(self.memory.iter().map(model_line));
         lines.extend(self.peak_memory.as_ref().map(peak_line));
         if self.peak_memory.is_some() {
-            lines.push(format!("  {} time: {}", self.units.step, time_text(self.step_time.as_ref())));
+            lines.push(format!(
+                "  {} time: {}",
+                self.units.step,
+                time_text(self.step_time.as_ref(), self.other_dtype)
+            ));
         }
         lines.extend(self.shortage.iter().flat_map(shortage_lines));
         if self.loaded_bytes.len() > 1 {
@@ -192,13 +199,16 @@ fn peak_line(peak: &PeakMemory) -> String {
     )
 }
 
-fn time_text(time: Option<&StepTime>) -> String {
+fn time_text(time: Option<&StepTime>, other_dtype: Option<DtypeTime>) -> String {
     let Some(time) = time else { return "not known: run `colossal-chat doctor --bench` once".to_owned() };
     let StepTime { seconds, computation, rollout, update, disk } = *time;
     let parts = [(computation, "computation"), (rollout, "rollout"), (update, "updates"), (disk, "disk")];
     let parts = parts.into_iter().filter(|(part, _)| *part > 0.0);
     let parts: Vec<String> = parts.map(|(part, name)| format!("{} of {name}", in_seconds(part))).collect();
-    format!("about {} ({})", in_seconds(seconds), parts.join(", "))
+    let other = other_dtype.map(|DtypeTime { dtype, seconds }| {
+        format!("; with model.dtype = \"{}\" about {}", dtype.name(), in_seconds(seconds))
+    });
+    format!("about {} ({}){}", in_seconds(seconds), parts.join(", "), other.unwrap_or_default())
 }
 
 /// Formats a time with three digits.
@@ -266,6 +276,7 @@ mod tests {
             memory: Vec::new(),
             peak_memory: None,
             step_time: None,
+            other_dtype: None,
             shortage: None,
         }
     }

@@ -39,6 +39,7 @@ use super::chunk_uses::{ChunkUses, DiskTraffic, ModelPieces, Phase, PhaseTraffic
 use super::model_memory::{ModelBytes, PlannedModel};
 use super::peak_memory::{self, RowTokens, SequenceLengths};
 use crate::config::RunConfig;
+use crate::config::section::Dtype;
 use crate::machine_speed::MachineSpeed;
 
 /// The bytes of a gradient that is written, read, and added to a sum that is read and written.
@@ -59,6 +60,15 @@ pub(crate) struct StepTime {
     pub(crate) update: f64,
     /// The transfers between memory and disk.
     pub(crate) disk: f64,
+}
+
+/// The predicted seconds of a step with weights in one dtype.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct DtypeTime {
+    /// The dtype.
+    pub(crate) dtype: Dtype,
+    /// The seconds of a step; for PPO, of an iteration.
+    pub(crate) seconds: f64,
 }
 
 /// The run whose time is predicted.

@@ -50,6 +50,8 @@ pub(super) struct ModelAnswer {
     pub(super) name: String,
     /// The longest sequence in tokens; `None` if the model is not on this machine yet.
     pub(super) max_positions: Option<i64>,
+    /// The size of its hidden states; `None` if the model is not on this machine yet.
+    pub(super) hidden_size: Option<i64>,
     /// Whether its tokenizer has no chat template.
     pub(super) needs_template: bool,
 }
@@ -202,7 +204,8 @@ fn ask_model<R: BufRead, W: Write>(
 /// Checks the configuration and the tokenizer of a model. A hub model that is not in the cache is taken as it
 /// is.
 fn check_model(name: &str, head: Head) -> anyhow::Result<ModelAnswer> {
-    let unseen = ModelAnswer { name: name.to_owned(), max_positions: None, needs_template: false };
+    let unseen =
+        ModelAnswer { name: name.to_owned(), max_positions: None, hidden_size: None, needs_template: false };
     let Some(folder) = local_folder(name)? else { return Ok(unseen) };
 
     let config = Config::from_folder(&folder)?;
@@ -218,7 +221,13 @@ fn check_model(name: &str, head: Head) -> anyhow::Result<ModelAnswer> {
     let tokenizer = model_folder::tokenizer(&folder, None)?;
     model_folder::check_vocabulary(&tokenizer, &config)?;
     let needs_template = tokenizer.chat_template().is_none();
-    Ok(ModelAnswer { max_positions: Some(config.max_positions()), needs_template, ..unseen })
+    let (max_positions, hidden_size) = (config.max_positions(), config.architecture().hidden_size);
+    Ok(ModelAnswer {
+        max_positions: Some(max_positions),
+        hidden_size: Some(hidden_size),
+        needs_template,
+        ..unseen
+    })
 }
 
 /// The folder of a model on this machine; `None` for a hub model that is not in the cache.

@@ -7,6 +7,8 @@ use toml::Value;
 use super::answers::{Answers, ModelAnswer};
 use super::command;
 use crate::args::{Goal, RunLength};
+use crate::config::section::Dtype;
+use crate::machine_speed::MachineSpeed;
 use crate::shell::quote;
 
 /// The longest row in tokens, if the model can read as many.
@@ -14,20 +16,20 @@ const MAX_LENGTH: i64 = 1024;
 /// The longest reply in PPO, in tokens, if the model can read four times as many.
 const MAX_NEW_TOKENS: i64 = 128;
 
-/// The text of the run file.
-pub(super) fn text(answers: &Answers) -> String {
+/// The text of the run file. Without the measured speeds of this machine, weights are in fp32.
+pub(super) fn text(answers: &Answers, speed: Option<&MachineSpeed>) -> String {
     let mut file = RunFile::default();
     file.header(answers);
     match answers.goal {
         Goal::All => {
             file.stages();
-            file.shared(answers);
+            file.shared(answers, speed);
             for goal in [Goal::Sft, Goal::Rm, Goal::Ppo] {
                 file.stage(answers, goal, &format!("stage.{}.", command(goal)));
             }
         }
         goal => {
-            file.shared(answers);
+            file.shared(answers, speed);
             file.stage(answers, goal, "");
         }
     }
@@ -80,15 +82,13 @@ impl RunFile {
     }
 
     /// The sections that every stage of the file reads.
-    fn shared(&mut self, answers: &Answers) {
+    fn shared(&mut self, answers: &Answers, speed: Option<&MachineSpeed>) {
         self.section("model");
         // In a pipeline, only the first stage starts from this model.
         if answers.goal != Goal::All {
             self.model_path(&answers.model);
         }
-        let comment =
-            "The numbers that weights are held in. \"bfloat16\" takes less memory and is faster on a GPU.";
-        self.key(comment, "dtype", &string("float32"));
+        self.dtype(speed.zip(answers.model.hidden_size));
         let comment = "\"auto\" takes a GPU if there is one; \"cpu\", \"cuda\" and \"cuda:1\" insist.";
         self.key(comment, "device", &string("auto"));
 
@@ -106,6 +106,23 @@ impl RunFile {
         self.section("log");
         let comment = "Steps (of PPO: iterations) between rows of metrics.jsonl.";
         self.key(comment, "every", "1");
+    }
+
+    /// The dtype in which this processor multiplies matrices of the model's width faster.
+    fn dtype(&mut self, speed_and_width: Option<(&MachineSpeed, i64)>) {
+        let comment =
+            "The numbers that weights are held in. \"bfloat16\" takes less memory and is faster on a GPU.";
+        let Some((speed, width)) = speed_and_width else {
+            let hint = "`colossal-chat doctor --bench` measures whether it is faster on this processor, too.";
+            return self.key(&format!("{comment}\n{hint}"), "dtype", &string(Dtype::Float32.name()));
+        };
+        let [float32, bfloat16] =
+            [Dtype::Float32, Dtype::Bfloat16].map(|dtype| speed.matmul_flops(width as f64, dtype.kind()));
+        let factor = bfloat16 / float32;
+        let faster = if factor > 1.0 { Dtype::Bfloat16 } else { Dtype::Float32 };
+        let measured =
+            format!("On this processor it is {factor:.2} times as fast as \"float32\" (doctor --bench).");
+        self.key(&format!("{comment}\n{measured}"), "dtype", &string(faster.name()));
     }
 
     fn model_path(&mut self, model: &ModelAnswer) {

@@ -11,7 +11,7 @@ use crate::args::{Cli, Command};
 use crate::command::init::rows::default_files;
 use crate::command::init::run_file;
 use crate::nearby::Run;
-use crate::{config, stage};
+use crate::{config, machine_speed, stage};
 
 const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8,
     "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -64,7 +64,7 @@ fn typed(folder: &TempDir, words: &[&str], lines: &str) -> (anyhow::Result<Answe
 /// Writes the run file of `answers`, reads it back as its command does, and gives the settings of each stage.
 fn read_back(folder: &TempDir, answers: &Answers) -> Vec<config::RunConfig> {
     let file = folder.path().join("run.toml");
-    fs::write(&file, run_file::text(answers)).unwrap();
+    fs::write(&file, run_file::text(answers, None)).unwrap();
     if answers.goal == Goal::All {
         let config = config::load_pipeline(&file, &[], &stage::schemas()).unwrap();
         assert_eq!(config.warnings, Vec::<String>::new());
@@ -181,6 +181,20 @@ fn the_run_file_explains_itself() {
     let mut answers = answers.unwrap();
     answers.folder = "runs/pipeline".into();
     answers.model.needs_template = true;
-    let text = run_file::text(&answers).replace(folder.path().to_str().unwrap(), "HERE");
+    let text = run_file::text(&answers, None).replace(folder.path().to_str().unwrap(), "HERE");
     insta::assert_snapshot!(text);
+}
+
+#[test]
+fn the_faster_dtype_is_written_with_the_measured_factor() {
+    let folder = place();
+    let (answers, ..) = typed(&folder, &["--out", "run.toml"], "sft\n@/base\n@/chats.jsonl\nnormal\n");
+    let answers = answers.unwrap();
+    // In `round`, bf16 has half the speed of fp32.
+    let mut speed = machine_speed::tests::round();
+    let text = run_file::text(&answers, Some(&speed));
+    assert!(text.contains("it is 0.50 times as fast") && text.contains("dtype = \"float32\""), "{text}");
+    speed.matmul[0].flops.bfloat16 = 1.94e11;
+    let text = run_file::text(&answers, Some(&speed));
+    assert!(text.contains("it is 1.94 times as fast") && text.contains("dtype = \"bfloat16\""), "{text}");
 }
