@@ -5,6 +5,5 @@
 // made 116 Gflop/s of fp32 products instead of 250). The question is a function that libtorch_cpu.so exports and calls
 // through its procedure table, so that the answer of the program goes before its own. After it MKL still looks at
 // the feature flags of the processor, and takes no instruction that is not there.
-#include "shim.h"
 
 extern "C" __attribute__((visibility("default"), used)) int mkl_serv_intel_cpu_true() { return 1; }
