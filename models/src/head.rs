@@ -28,7 +28,7 @@ use parallel::{PipelineStages, SysError};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
-use crate::layer::{onednn_linear, use_onednn};
+use crate::layer::few_rows_linear;
 use crate::model_parallel::needs_grad;
 use crate::tensor_parallel_region::TokenPartition;
 use crate::vocab_parallel::{MaskedIds, VocabShard};
@@ -101,11 +101,8 @@ impl<'a> Head<'a> {
             return result;
         }
         let _weights = self.hold()?;
-        let local_logits = if use_onednn(hidden, self.weight) {
-            onednn_linear(hidden, self.weight, self.bias)
-        } else {
-            hidden.linear(self.weight, self.bias)
-        };
+        let local_logits = few_rows_linear(hidden, self.weight, self.bias)
+            .unwrap_or_else(|| hidden.linear(self.weight, self.bias));
         match self.vocabulary {
             None => Ok(local_logits),
             Some(vocabulary) => Ok(vocabulary.spec.with_dim(1).unshard(&local_logits, &vocabulary.group)?),

@@ -19,6 +19,11 @@ use crate::model_parallel::{ModelParallel, WeightPlacement};
 /// The numbers of rows for which oneDNN is faster than MKL on matrices of [`to_column_major`]. MKL repacks
 /// such a matrix for each product, which costs as much as 100 rows. Below 16 rows the two are equally fast.
 const ROWS_OF_ONEDNN: std::ops::RangeInclusive<i64> = 16..=256;
+/// The parts of a product of one row with a matrix. They are a fixed number, because each part rounds its sum.
+const PARTS_OF_ONE_ROW: i64 = 8;
+/// The fewest elements of a matrix whose product with one row is divided: it takes as long on one thread as the
+/// start of another one.
+const MIN_DIVIDED_ELEMENTS: usize = 1 << 17;
 
 /// A parameter that a model requests from its source.
 #[derive(Clone, Copy, Debug)]
@@ -314,16 +319,52 @@ impl<'a> ModuleBuilder<'a> {
     }
 }
 
-/// Whether [`onednn_linear`] is the fastest way to compute `x W^T`.
-pub(crate) fn use_onednn(x: &Tensor, weight: &Tensor) -> bool {
-    let is_column_major = weight.tr().is_contiguous() && !weight.is_contiguous();
-    let plain = x.kind() == Kind::Float && x.device() == tch::Device::Cpu && !x.requires_grad();
-    is_column_major && plain && ROWS_OF_ONEDNN.contains(&x.size()[0])
+/// Computes `x W^T + b` from `x` `[N, in]` and `weight` `[out, in]`, without an autograd graph. `None` where no
+/// way is known that is faster than libtorch's own.
+pub(crate) fn few_rows_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Option<Tensor> {
+    let is_plain = x.kind() == Kind::Float && x.device() == tch::Device::Cpu && !x.requires_grad();
+    let rows = x.size()[0];
+    if !is_plain {
+        None
+    } else if rows == 1 {
+        let product = one_row_product(x, weight)?;
+        Some(bias.map_or_else(|| product.shallow_clone(), |bias| &product + bias))
+    } else {
+        let is_onednn_faster = is_column_major(weight) && ROWS_OF_ONEDNN.contains(&rows);
+        is_onednn_faster.then(|| onednn_linear(x, weight, bias))
+    }
+}
+
+fn is_column_major(weight: &Tensor) -> bool {
+    weight.tr().is_contiguous() && !weight.is_contiguous()
+}
+
+/// Computes `x W^T` from one row `x` `[1, in]`; `None` if the matrix is small or cannot be divided.
+///
+/// MKL multiplies a vector with a matrix on one thread, and one core does not read memory at full speed. The
+/// products of a batch run on all threads. A part of a row-major matrix makes some of the outputs; a part of
+/// a column-major one sums over some of the inputs.
+fn one_row_product(x: &Tensor, weight: &Tensor) -> Option<Tensor> {
+    const PARTS: i64 = PARTS_OF_ONE_ROW;
+    let [outputs, inputs]: [i64; 2] = weight.size().try_into().ok()?;
+    if weight.numel() < MIN_DIVIDED_ELEMENTS {
+        return None;
+    }
+    if weight.is_contiguous() && outputs % PARTS == 0 {
+        let parts = weight.view([PARTS, outputs / PARTS, inputs]).transpose(1, 2);
+        return Some(x.unsqueeze(0).expand([PARTS, 1, inputs], false).bmm(&parts).view([1, outputs]));
+    }
+    if is_column_major(weight) && inputs % PARTS == 0 {
+        let parts = weight.tr().view([PARTS, inputs / PARTS, outputs]);
+        let products = x.reshape([PARTS, 1, inputs / PARTS]).bmm(&parts);
+        return Some(products.sum_dim_intlist(0, false, None::<Kind>));
+    }
+    None
 }
 
 /// Computes `x W^T + b` with oneDNN, without an autograd graph, from `x` `[N, in]` and `weight` `[out, in]`
 /// in the layout of [`to_column_major`].
-pub(crate) fn onednn_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+fn onednn_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
     let arguments = [
         Value::Tensor(x),
         Value::Tensor(weight),
@@ -349,8 +390,8 @@ pub struct Linear {
 impl Linear {
     /// Computes `[N, out]` from `x` `[N, in]`.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        if !self.is_conv1d && use_onednn(x, &self.weight) {
-            return onednn_linear(x, &self.weight, self.bias.as_ref());
+        if let Some(output) = self.few_rows(x, self.bias.as_ref()) {
+            return output;
         }
         if let Some(product) = self.matmul_deferring_weight_grad(x) {
             return self.with_bias(product);
@@ -364,10 +405,16 @@ impl Linear {
 
     /// [`forward`](Self::forward) without the bias.
     pub fn matmul(&self, x: &Tensor) -> Tensor {
-        if let Some(product) = self.matmul_deferring_weight_grad(x) {
+        if let Some(product) = self.few_rows(x, None).or_else(|| self.matmul_deferring_weight_grad(x)) {
             return product;
         }
         if self.is_conv1d { x.matmul(&self.weight) } else { x.linear(&self.weight, None::<&Tensor>) }
+    }
+
+    /// See [`few_rows_linear`].
+    fn few_rows(&self, x: &Tensor, bias: Option<&Tensor>) -> Option<Tensor> {
+        let transposed = self.is_conv1d.then(|| self.weight.tr());
+        few_rows_linear(x, transposed.as_ref().unwrap_or(&self.weight), bias)
     }
 
     /// The product, if the computation of the weight's gradient is deferred; otherwise `None`.
@@ -397,13 +444,16 @@ impl Linear {
 
     /// [`forward`](Self::forward) plus `residual` `[N, out]`, in one operation if there is no bias.
     pub fn forward_add(&self, x: &Tensor, residual: Option<&Tensor>) -> Tensor {
-        match (residual, &self.bias) {
-            (None, _) => self.forward(x),
-            (Some(residual), _) if weight_grad_store::is_deferring() => self.forward(x) + residual,
-            (Some(residual), Some(_)) => self.forward(x) + residual,
-            (Some(residual), None) if self.is_conv1d => residual.addmm(x, &self.weight),
-            (Some(residual), None) if use_onednn(x, &self.weight) => self.forward(x) + residual,
-            (Some(residual), None) => residual.addmm(x, &self.weight.tr()),
+        let Some(residual) = residual else { return self.forward(x) };
+        if let Some(output) = self.few_rows(x, self.bias.as_ref()) {
+            return output + residual;
+        }
+        if self.bias.is_some() || weight_grad_store::is_deferring() {
+            self.forward(x) + residual
+        } else if self.is_conv1d {
+            residual.addmm(x, &self.weight)
+        } else {
+            residual.addmm(x, &self.weight.tr())
         }
     }
 }
@@ -530,7 +580,7 @@ mod tests {
     fn few_rows_are_the_same_product() {
         tch::manual_seed(3);
         let random = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu));
-        let (weight, bias) = (random(&[70, 48]), random(&[70]));
+        let (weight, bias) = (random(&[520, 264]), random(&[520]));
         let column_major = to_column_major(&weight);
         assert_eq!(column_major, weight);
         assert_eq!(
@@ -538,17 +588,26 @@ mod tests {
             column_major.data_ptr(),
             "what is laid out so is shared"
         );
-        for rows in [1, 16, 33, 300] {
+        for rows in [1, 2, 16, 33, 300] {
             // Columns of a wider tensor: rows need not be contiguous.
-            let x = random(&[rows, 100]).narrow(1, 5, 48);
-            let linear = |weight: &Tensor| Linear {
+            let x = random(&[rows, 300]).narrow(1, 5, 264);
+            let linear = |weight: &Tensor, is_conv1d| Linear {
                 weight: weight.shallow_clone(),
                 bias: Some(bias.shallow_clone()),
-                is_conv1d: false,
+                is_conv1d,
             };
-            assert_eq!(use_onednn(&x, &column_major), rows == 16 || rows == 33);
-            let (plain, fast) = (linear(&weight).forward(&x), linear(&column_major).forward(&x));
-            assert!(plain.allclose(&fast, 1e-5, 1e-5, false), "{rows} rows");
+            let is_fast = |weight| few_rows_linear(&x, weight, None).is_some();
+            assert_eq!(is_fast(&column_major), matches!(rows, 1 | 16 | 33));
+            assert_eq!(is_fast(&weight), rows == 1);
+            let exact = x.to_kind(Kind::Double).matmul(&weight.to_kind(Kind::Double).tr()) + &bias;
+            let conv1d = weight.tr().contiguous();
+            for layer in [linear(&weight, false), linear(&column_major, false), linear(&conv1d, true)] {
+                let error = (layer.forward(&x) - &exact).abs().max().double_value(&[]);
+                assert!(error < 1e-4, "{rows} rows: {error}");
+                let residual = random(&[rows, 520]);
+                let error = layer.forward_add(&x, Some(&residual)) - (&exact + &residual);
+                assert!(error.abs().max().double_value(&[]) < 1e-4, "{rows} rows with a residual");
+            }
         }
     }
 }
