@@ -2,22 +2,24 @@
 
 First every metric, standard error and log-likelihood is compared; then the wall time of both is measured in turn
 (A B A B). The rows and task files are those of eval/tests/golden/lm_eval (README there: convert.py, make_punkt.py,
-make_tasks.py and make_gpt2.py fill WORK). Run it in a virtual environment with lm_eval:
+make_tasks.py and make_gpt2.py fill WORK). The part `eval` of bench/run.py calls it; alone it runs as
 
     python bench/eval_lm_eval.py --work WORK --model stories260k=DIR --model gpt2-random=WORK/gpt2-random \\
-        --binary target/release/colossal-chat --out bench/results/eval-NAME.json
+        --binary target/release/colossal-chat --out FILE.json
 """
 import argparse
 import json
 import math
 import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from machine import processor
+from measure import peer_environment
 
 HARNESS = Path(__file__).resolve().parent.parent / "eval/tests/golden/lm_eval"
 
@@ -68,7 +70,8 @@ def run_peer(options, call, model, batch_size, out):
     ]
     command += ["--limit", str(options.limit)] if options.limit else []
     began = time.monotonic()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = peer_environment()
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.monotonic() - began
 
 
@@ -78,7 +81,7 @@ def run_ours(options, call, model, out):
     limit = options.limit or limit
     command = [
         options.binary, "eval", "--model", model, "--tasks", ",".join(tasks), "--data", f"{options.work}/data",
-        "--limit", str(limit), "--output", str(out),
+        "--limit", str(limit), "--output", str(out), "--threads", str(options.threads),
     ]
     command += ["--max-gen-toks", str(most)] if most else []
     began = time.monotonic()
@@ -134,13 +137,6 @@ def compare_samples(theirs, folder):
         "loglikelihoods": count, "largest_difference": largest, "above_1e-4": above, "replies": replies,
         "replies_that_differ": differing,
     }
-
-
-def processor():
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
-    family = [next(line.split(": ")[1] for line in lines if line.startswith(key)) for key in ("cpu family", "model\t")]
-    return f"{name}, family {family[0]}, model {family[1]}, {os.cpu_count()} cores"
 
 
 def main():
