@@ -56,8 +56,7 @@ class Iterations:
             config.write_text(self.configuration(out, policy, settings))
             metrics, peak = ours.run_stage(self.bench, "ppo", config, out)
         length = statistics.mean(row["response_length/mean"] for row in metrics)
-        # Our metric is the weighted loss.
-        value_loss = metrics[0]["loss/value_avg"] / VF_COEF
+        value_loss = metrics[0]["loss/value_avg"]
         phases = {name: phase(metrics, f"timing/{name}") for name in ("rollout", "score", "update")}
         return {
             "value": phase(metrics, "seconds"),

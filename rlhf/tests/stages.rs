@@ -331,6 +331,20 @@ fn ppo_raises_the_score_that_it_is_given() {
     assert!(folder.path().join("final/model.safetensors").exists());
 }
 
+#[test]
+fn the_logged_value_loss_has_no_weight() {
+    let folder = tempfile::tempdir().unwrap();
+    let (reward_model, _) = run_reward(&folder.path().join("rm"), None);
+    let logged = |vf_coef: f64| {
+        // One step, before which both critics are the same.
+        let settings = PpoConfig { iterations: 1, epochs: 1, mini_batch_size: 32, vf_coef, ..ppo_settings() };
+        let out = folder.path().join(vf_coef.to_string());
+        run_ppo(&settings, &train(), &out, &reward_model).0.all("loss/value_avg")[0]
+    };
+    let [half, double, none] = [0.5, 2.0, 0.0].map(logged);
+    assert!(half > 0.0 && half == double && half == none, "{half} {double} {none}");
+}
+
 /// Without a critic, and with replies to the same prompt instead.
 #[test]
 fn grpo_and_rloo_raise_the_score_that_they_are_given() {

@@ -91,6 +91,7 @@ fn the_value_loss_takes_the_larger_square() {
     assert!((number(&result.loss) - 0.5 * (0.64 + 0.25 + 0.09)).abs() < 1e-12);
     assert_near(&gradient(&result.loss, &values), &[0.0, 0.5, -0.3]);
     assert_eq!(result.statistics.clipped, 1.0);
+    assert!((result.statistics.loss - number(&result.loss)).abs() < 1e-12);
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub struct ValueLoss {
 pub struct ValueStatistics {
     /// Number of slots.
     pub slots: f64,
+    /// Sum of the losses.
+    pub loss: f64,
     /// Number of slots whose clipped side is the larger. Divided by `slots`, this is `val/clipfrac_avg` of
     /// TRL.
     pub clipped: f64,
@@ -54,6 +56,7 @@ impl ValueStatistics {
 impl AddAssign for ValueStatistics {
     fn add_assign(&mut self, other: Self) {
         self.slots += other.slots;
+        self.loss += other.loss;
         self.clipped += other.clipped;
         self.returns += other.returns;
         self.returns_squared += other.returns_squared;
@@ -81,19 +84,22 @@ pub fn value_loss(
         }
         None => unclipped.shallow_clone(),
     };
-    let loss = unclipped.maximum(&clipped).sum(None) * 0.5;
+    let losses = unclipped.maximum(&clipped) * 0.5;
+    let loss = losses.sum(None);
 
     let error = &returns - &values;
     // In fp32, rounding would give equal returns a variance other than 0.
     let exact_square = |numbers: &Tensor| numbers.to_kind(Kind::Double).square();
-    let [slots, clipped, returns, returns_squared, error, error_squared] = sums([
+    let [slots, loss_sum, clipped, returns, returns_squared, error, error_squared] = sums([
         returns.ones_like(),
+        losses,
         clipped.gt_tensor(&unclipped),
         returns.shallow_clone(),
         exact_square(&returns),
         error.shallow_clone(),
         exact_square(&error),
     ]);
-    let statistics = ValueStatistics { slots, clipped, returns, returns_squared, error, error_squared };
+    let statistics =
+        ValueStatistics { slots, loss: loss_sum, clipped, returns, returns_squared, error, error_squared };
     Ok(ValueLoss { loss, statistics })
 }

@@ -48,7 +48,7 @@ impl<'a> Critic<'a> {
         let batches: Vec<&Batch> =
             experience_batches.iter().map(|experience_batch| &experience_batch.batch).collect();
 
-        updates.value_loss += self.engine.accumulate(critic, &batches, |index, hidden| {
+        self.engine.accumulate(critic, &batches, |index, hidden| {
             let (experience_batch, micro_batch) = (&experience_batches[index], micro_batches[index]);
             let old =
                 upload(&flatten(micro_batch, |trajectory| &trajectory.experience.values), critic.device());
@@ -56,6 +56,8 @@ impl<'a> Critic<'a> {
             let new = experience_batch.values(critic, hidden)?;
             let value_loss = loss::value_loss(&new, &old, &returns, Some(config.clip_range_value))?;
             updates.value += value_loss.statistics;
+            // The metric of TRL has no weight.
+            updates.value_loss += value_loss.statistics.loss / num_slots as f64;
             Ok::<_, Error>(value_loss.loss * (config.vf_coef / num_slots as f64))
         })?;
 
