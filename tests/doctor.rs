@@ -10,7 +10,7 @@ fn every_check_passes_and_the_report_is_json() {
     let outcome = Scratch::new().run("doctor --json");
     let report: serde_json::Value = serde_json::from_str(outcome.succeeds()).unwrap();
     let checks = report["checks"].as_array().unwrap();
-    assert!(checks.len() >= 7 && checks.iter().all(|check| check["ok"] == true), "{report:#}");
+    assert!(checks.len() >= 8 && checks.iter().all(|check| check["ok"] == true), "{report:#}");
     assert_eq!(report["processor"]["threads"], 1);
     assert!(report["libtorch"]["path"].as_str().unwrap().contains("libtorch_cpu"));
 }

@@ -375,8 +375,8 @@ fn local_logprobs(
     Ok(TokenLogprobs { logprobs, entropy })
 }
 
-/// The gradient with respect to `z` `[n, V]`, from the incoming gradients `[n, 1]` of log-probabilities, and of
-/// entropies with the entropies themselves: `d log p(y) / d z = onehot(y) - p` and
+/// The gradient with respect to `z` `[n, V]`, from the incoming gradients `[n, 1]` of log-probabilities, and
+/// of entropies with the entropies themselves: `d log p(y) / d z = onehot(y) - p` and
 /// `d H / d z = -p (log p + H)`.
 fn logits_grad(
     mut logprobs: Tensor,

@@ -222,8 +222,8 @@ fn sum(weights: &[f32]) -> f64 {
     total
 }
 
-/// Draws one of the tokens whose weights reach `threshold`, of which there is one at least: the token at which
-/// their cumulative sum passes the fraction `draw` of their sum.
+/// Draws one of the tokens whose weights reach `threshold`, of which there is one at least: the token at
+/// which their cumulative sum passes the fraction `draw` of their sum.
 fn draw_above(threshold: f32, weights: &[f32], draw: f64) -> usize {
     let kept = || weights.iter().enumerate().filter(|&(_, &weight)| weight >= threshold);
     let mut left = draw * kept().map(|(_, &weight)| f64::from(weight)).sum::<f64>();

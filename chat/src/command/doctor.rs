@@ -95,7 +95,7 @@ type Outcome = Result<(), String>;
 type Named = (&'static str, fn() -> Outcome);
 
 /// All checks.
-const CHECKS: [Named; 7] = [
+const CHECKS: [Named; 8] = [
     ("dispatch by name", dispatch_by_name),
     ("fused AdamW", fused_adamw),
     ("gradient with a seed", gradient_with_seed),
@@ -103,6 +103,7 @@ const CHECKS: [Named; 7] = [
     ("panic in a node becomes an error", panic_in_node),
     ("flush of denormal numbers", flush_denormal),
     ("file to tensor and back", safetensors_round_trip),
+    ("operations on the program's threads", own_threads),
 ];
 
 /// Runs every check and prints the report. Fails if a check fails.
@@ -233,6 +234,12 @@ fn speed_lines(speed: &MachineSpeed) -> Vec<(&'static str, String)> {
     let folder = disk.folder.display();
     lines.push(("", format!("disk of {folder}: {read:.2} GB/s read, {write:.2} GB/s written, {through}")));
     lines
+}
+
+fn own_threads() -> Outcome {
+    let problem =
+        "libtorch takes libgomp's threads, which spin while they wait: build the program with chat/build.rs";
+    runtime::has_own_threads().then_some(()).ok_or_else(|| problem.to_owned())
 }
 
 fn run_check(name: &'static str, check: fn() -> Outcome) -> Check {

@@ -105,10 +105,12 @@ fn a_loss_of_tokens_equals_that_of_their_logprobs_and_entropies() {
                 Ok::<_, Error>(RowSums { loss: loss(found, &rows.of(&advantages)), statistics })
             })
             .unwrap();
+
             let found = logprobs(&case.hidden, head, &case.targets, 0.7).unwrap();
             let entropies = entropy.then(|| found.entropy.shallow_clone());
             let dense = RowLogprobs { logprobs: found.logprobs.shallow_clone(), entropy: entropies };
             let wanted = loss(&dense, &advantages);
+
             close(&ours.loss, &wanted);
             close(&ours.statistics.unwrap(), &found.logprobs.sum(Kind::Double).view([1]));
             for (left, right) in grads(&(ours.loss * 3.0), &case).iter().zip(&grads(&(wanted * 3.0), &case)) {

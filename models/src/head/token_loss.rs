@@ -1,5 +1,5 @@
-//! Losses that are sums over rows: their gradient is made in the forward pass, chunk by chunk, while the logits
-//! of the chunk exist.
+//! Losses that are sums over rows: their gradient is made in the forward pass, chunk by chunk, while the
+//! logits of the chunk exist.
 //!
 //! ```text
 //!   chunk:  hidden ─> logits ─> log p(target), entropy ─ row_loss ─> part of the loss
@@ -46,8 +46,8 @@ pub struct RowLogprobs {
     pub entropy: Option<Tensor>,
 }
 
-/// Computes the part of a loss that belongs to some rows, from their log-probabilities and entropies. The loss
-/// of a row may depend on no other row.
+/// Computes the part of a loss that belongs to some rows, from their log-probabilities and entropies. The
+/// loss of a row may depend on no other row.
 pub type RowLoss<'a, E> = dyn FnMut(Rows, &RowLogprobs) -> Result<RowSums, E> + 'a;
 
 /// Computes a loss `sum_n f_n(log p(target_n), H_n)` and its gradient from logits that are computed once for

@@ -93,7 +93,7 @@ fn give(iterations: Option<(c_long, c_long)>, start: *mut c_long, end: *mut c_lo
 
 /// Runs `region` once for each member of a team. `threads` is their number, or 0 for the default.
 #[unsafe(no_mangle)]
-extern "C" fn GOMP_parallel(region: Region, data: *mut c_void, threads: c_uint, _flags: c_uint) {
+pub(crate) extern "C" fn GOMP_parallel(region: Region, data: *mut c_void, threads: c_uint, _flags: c_uint) {
     let default = THREADS.get();
     let size = if threads == 0 { default } else { threads };
     let is_nested = MEMBER.get().is_parallel;

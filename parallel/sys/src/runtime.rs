@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use crate::raw::ShimValue;
-use crate::{Error, check, raw};
+use crate::{Error, check, openmp, raw};
 
 /// Returns libtorch's description of its build settings, which has several lines.
 pub fn show_config() -> Result<String, Error> {
@@ -91,6 +91,13 @@ pub fn load_cuda() -> Result<(), Error> {
     // SAFETY: the error text of the call that just failed on this thread, copied at once.
     let message = unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned();
     Err(Error::Torch { call: "CUDA".to_owned(), message })
+}
+
+/// Whether libtorch's operations run on the threads of this program (`openmp`), and not on those of libgomp.
+pub fn has_own_threads() -> bool {
+    // SAFETY: a literal name.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"GOMP_parallel".as_ptr()) };
+    std::ptr::eq(found, openmp::GOMP_parallel as *const c_void)
 }
 
 /// Sets whether this thread flushes denormal numbers to zero. Returns whether the processor supports it.

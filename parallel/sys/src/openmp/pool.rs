@@ -28,8 +28,10 @@ use super::{THREADS, futex, run_as};
 /// The body of a region, which the compiler made of the block after `#pragma omp parallel`.
 pub(super) type Region = unsafe extern "C" fn(*mut c_void);
 
-/// How long a thread spins before it sleeps. Sleeping and waking takes 5 to 50 microseconds, so a shorter time
-/// makes regions that follow each other slower. A longer time keeps a core from the thread that is waited for.
+/// How long a thread spins before it sleeps. Sleeping and waking takes 5 to 50 microseconds, so a shorter
+/// time makes regions that follow each other slower. A longer time keeps a core from the thread that is
+/// waited for. Tried on an AMD EPYC (Zen 4, two threads) alone, from 10 to 2000 microseconds: beside a busy
+/// process, 10 to 50 are the fastest; without one, 50 and 200 differ by 5 % in decoding and not in training.
 pub(super) const SPIN: Duration = Duration::from_micros(50);
 
 /// The stack of a worker, which is the usual one of a main thread. Only pages that are used take memory.

@@ -1,3 +1,5 @@
+//! Tests of the functions as a compiler calls them, and of who provides them.
+
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_long, c_void};
 use std::sync::Mutex;
