@@ -63,7 +63,7 @@ process, of the program and of the peer.
 To repeat the figures on another machine, on which nothing else computes:
 
 ```sh
-cargo build --release
+make build
 python -m venv peers
 peers/bin/pip install -r bench/requirements.txt
 peers/bin/python bench/run.py --rounds 3 --threads 2
