@@ -106,6 +106,18 @@ impl<'a> Tmux<'a> {
         }
     }
 
+    /// Resizes the terminal, and waits until the program in it can know. tmux hands a size on with a delay, and
+    /// leaves out sizes that follow each other too fast.
+    #[track_caller]
+    fn resize(&self, columns: &str, rows: &str) {
+        self.run(&["resize-window", "-x", columns, "-y", rows]);
+        let terminal = self.run(&["display-message", "-p", "#{pane_tty}"]);
+        self.wait(&format!("terminal of {columns} columns"), |_| {
+            let size = Command::new("stty").args(["-F", terminal.trim(), "size"]).output().unwrap();
+            String::from_utf8_lossy(&size.stdout).trim() == format!("{rows} {columns}")
+        });
+    }
+
     /// The line of an answer that ran to its length, `count` times.
     #[track_caller]
     fn answered(&self, count: usize) {
@@ -157,7 +169,7 @@ fn a_person_chats_compares_judges_and_leaves_the_terminal_as_it_was() {
     tmux.shows("4/5");
 
     for (columns, rows) in [("40", "12"), ("120", "40"), ("90", "24")] {
-        tmux.run(&["resize-window", "-x", columns, "-y", rows]);
+        tmux.resize(columns, rows);
         tmux.wait("the input", |screen| {
             screen.lines().count() <= rows.parse().unwrap() && screen.contains("ctx")
         });
