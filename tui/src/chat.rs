@@ -222,6 +222,16 @@ enum Draft {
     EditAnswer(TurnId),
 }
 
+impl Draft {
+    /// The turn of which the input is another version.
+    fn turn(self) -> Option<TurnId> {
+        match self {
+            Draft::Message => None,
+            Draft::EditMessage(turn) | Draft::EditAnswer(turn) => Some(turn),
+        }
+    }
+}
+
 /// A line that is typed in place of the status bar.
 struct PromptLine {
     kind: PromptKind,

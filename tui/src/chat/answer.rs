@@ -136,6 +136,9 @@ impl ChatScreen {
             self.transcript.forget(gone);
         }
         self.selected = self.selected.filter(|&turn| self.has(turn));
+        if self.draft.turn().is_some_and(|turn| !self.has(turn)) {
+            self.draft = Draft::Message;
+        }
         if self.editor.is_empty() && self.draft == Draft::Message {
             self.editor.set_text(&text);
             self.prefill = self.prefill.take().or(Some(prefix)).filter(|prefix| !prefix.is_empty());

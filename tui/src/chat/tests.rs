@@ -542,7 +542,7 @@ fn any_event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+    #![proptest_config(crate::testing::cases(128))]
 
     #[test]
     fn no_sequence_of_events_panics_and_the_caret_stays_on_the_screen(
@@ -744,6 +744,20 @@ fn an_answer_that_is_taken_back_is_selected_no_more() {
     chat.model(ModelEvent::Failed { turn: 1, error: "no".to_owned() });
     assert_eq!((chat.screen.talk.len(), chat.screen.selected), (0, None));
     chat.event(Event::Input(Input::Key(KeyEvent::new(KeyCode::F(2), KeyModifiers::NONE))));
+}
+
+#[test]
+fn a_version_of_a_message_that_is_taken_back_is_sent_as_a_message() {
+    let mut chat = Harness::new(&["m"], true);
+    chat.say("hello");
+    chat.model(ModelEvent::Finished { turn: 1, statistics: statistics("stop") });
+    chat.say("/edit");
+    chat.key("ctrl-t");
+    chat.model(ModelEvent::Failed { turn: 2, error: "no".to_owned() });
+    assert_eq!((chat.screen.talk.len(), chat.screen.editor.text().as_str()), (0, "hello"));
+    chat.key("enter");
+    let asked = chat.requests();
+    assert_eq!((asked.len(), texts(asked[2])), (3, vec!["hello"]));
 }
 
 #[test]
