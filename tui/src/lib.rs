@@ -18,5 +18,7 @@ pub mod plot;
 pub mod progress;
 pub mod screen;
 pub mod terminal;
+#[cfg(test)]
+mod testing;
 pub mod text;
 pub mod theme;

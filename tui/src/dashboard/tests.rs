@@ -330,7 +330,7 @@ fn any_event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(crate::testing::cases(200))]
 
     #[test]
     fn no_events_at_any_size_make_it_panic(

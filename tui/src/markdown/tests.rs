@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 
@@ -198,7 +197,7 @@ fn blocks() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(crate::testing::cases(1000))]
 
     #[test]
     fn pieces_equal_the_whole(
@@ -243,8 +242,8 @@ proptest! {
 }
 
 proptest! {
-    // The seed is fixed because `block` decides the rarest cases by rules that are simpler than the grammar.
-    #![proptest_config(ProptestConfig { cases: 2000, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
+    // The seed matters here: `block` decides the rarest cases by rules that are simpler than the grammar.
+    #![proptest_config(crate::testing::cases(2000))]
 
     #[test]
     fn wild_markdown_split_into_blocks_equals_the_text_parsed_at_once(

@@ -216,7 +216,7 @@ fn act(editor: &mut Editor, size: &mut (u16, u16), action: Action) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(crate::testing::cases(100))]
 
     #[test]
     fn no_sequence_of_actions_breaks_the_drawing_or_the_caret(
@@ -246,7 +246,7 @@ proptest! {
         let mut editor = Editor::new();
         let mut size = (10, 4);
         let undoing = |key: &KeyEvent| match key.code {
-            KeyCode::Char('u' | 'U') => key.modifiers.is_empty(),
+            KeyCode::Char('u' | 'U') => !key.modifiers.intersects(CONTROL | ALT),
             KeyCode::Char('z' | 'Z' | '_' | '7' | 'r') => !key.modifiers.is_empty(),
             _ => false,
         };
