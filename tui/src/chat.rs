@@ -226,8 +226,8 @@ impl Draft {
     /// The turn of which the input is another version.
     fn turn(self) -> Option<TurnId> {
         match self {
-            Draft::Message => None,
-            Draft::EditMessage(turn) | Draft::EditAnswer(turn) => Some(turn),
+            Self::Message => None,
+            Self::EditMessage(turn) | Self::EditAnswer(turn) => Some(turn),
         }
     }
 }
