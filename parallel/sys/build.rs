@@ -41,6 +41,7 @@ fn main() {
             "cpp/cuda_allocator.cpp",
             "cpp/mkl.cpp",
             "cpp/names.cpp",
+            "cpp/operations.cpp",
         ])
         // Whole, since nobody but libtorch calls the functions of mkl.cpp and names.cpp.
         .link_lib_modifier("+whole-archive")

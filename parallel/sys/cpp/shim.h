@@ -36,6 +36,11 @@ typedef void (*ShimSink)(void *context, const ShimValue *value);
 int shim_call(const char *name, const char *overload, const ShimValue *arguments, size_t count, ShimSink sink,
               void *context);
 
+// Between the two calls, the operations of this thread are counted. `sink` receives for each name a SHIM_STRING with the count
+// as `integer`.
+int shim_operations_begin();
+int shim_operations_end(ShimSink sink, void *context);
+
 // d(sum_i <outputs_i, seeds_i>) / d(inputs). `results[i]` is owned by the caller, or null where the input was not used.
 int shim_grad(at::Tensor *const *outputs, at::Tensor *const *seeds, size_t output_count, at::Tensor *const *inputs,
               size_t input_count, bool retain_graph, bool create_graph, bool allow_unused, at::Tensor **results);

@@ -95,6 +95,8 @@ unsafe extern "C" {
         sink: ShimSink,
         context: *mut c_void,
     ) -> c_int;
+    pub fn shim_operations_begin() -> c_int;
+    pub fn shim_operations_end(sink: ShimSink, context: *mut c_void) -> c_int;
     pub fn shim_grad(
         outputs: *const *const C_tensor,
         seeds: *const *const C_tensor,

@@ -1,0 +1,140 @@
+//! The operations that a layer takes, forward, forward and backward, and for a decoded token. Each is a
+//! kernel that is started, waits for all threads and goes over memory, so a change that adds one says so here.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
+
+use models::batch::Batch;
+use models::causal_lm::{CausalLm, LoadOptions};
+use models::config::Config;
+use models::head;
+use models::model_parallel::ModelParallel;
+use parallel::operations::{self, Counts};
+use parallel::segment::ForwardPass;
+use parallel::{Segmented, upload};
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+/// Operations that compute nothing: they describe the same memory anew, allocate, or call another operation
+/// that is counted too.
+const NO_KERNEL: [&str; 41] = [
+    "_to_copy",
+    "_unsafe_view",
+    "alias",
+    "as_strided",
+    "chunk",
+    "clone",
+    "contiguous",
+    "detach",
+    "detach_",
+    "embedding",
+    "embedding_backward",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "expand",
+    "flatten",
+    "item",
+    "linear",
+    "lift_fresh",
+    "matmul",
+    "mean",
+    "narrow",
+    "numpy_T",
+    "reshape",
+    "resize_",
+    "resolve_conj",
+    "result_type",
+    "scaled_dot_product_attention",
+    "select",
+    "slice",
+    "split",
+    "square",
+    "squeeze",
+    "t",
+    "to",
+    "transpose",
+    "unflatten",
+    "unsqueeze",
+    "view",
+    "zeros",
+    "zeros_like",
+];
+
+fn model(layers: i64, is_trained: bool) -> CausalLm {
+    let file = json!({
+        "model_type": "llama", "vocab_size": 64, "max_position_embeddings": 128, "hidden_size": 32,
+        "intermediate_size": 48, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true,
+    });
+    let options = LoadOptions {
+        kind: Kind::Float,
+        device: Device::Cpu,
+        trainable: is_trained,
+        model_parallel: ModelParallel::NONE,
+        memory: None,
+    };
+    CausalLm::random(Config::from_json(&file.to_string(), "test").unwrap(), 1, &options).unwrap()
+}
+
+fn rows() -> [Vec<i64>; 2] {
+    [(0..20).collect(), (5..25).collect()]
+}
+
+fn batch() -> Batch {
+    let rows = rows();
+    Batch::new(&rows.each_ref().map(Vec::as_slice), Device::Cpu)
+}
+
+/// The kernels of `compute` in each layer, and outside of the layers.
+fn kernels(is_trained: bool, compute: impl Fn(&CausalLm) -> Counts) -> (usize, usize) {
+    let [two, three] = [2, 3].map(|layers| {
+        let counts = compute(&model(layers, is_trained));
+        let is_kernel = |name: &&String| !NO_KERNEL.contains(&name.trim_start_matches("aten::"));
+        println!("{layers} layers: {counts:?}");
+        counts.iter().filter(|(name, _)| is_kernel(name)).map(|(_, count)| count).sum::<usize>()
+    });
+    let layer = three - two;
+    (layer, two - 2 * layer)
+}
+
+fn forward(model: &CausalLm) -> Counts {
+    let batch = batch();
+    operations::count(|| model.forward_no_grad(&batch).unwrap()).unwrap().1
+}
+
+fn training(model: &CausalLm) -> Counts {
+    let batch = batch();
+    let targets = upload(&rows().concat(), Device::Cpu);
+    let step = || {
+        let forward = ForwardPass::run(model, &batch, false).unwrap();
+        let loss = head::cross_entropy(forward.hidden(), model.head(), &targets, None).unwrap();
+        forward.backward(&loss, &mut |_, _, _| ()).unwrap();
+    };
+    operations::count(step).unwrap().1
+}
+
+/// One token for each of four rows that have equal lengths.
+fn decoding(model: &CausalLm) -> Counts {
+    let model = model.for_decoding().unwrap();
+    let mut cache = model.decoder().cache(4, 32);
+    let rows = [[1_i64, 2, 3]; 4];
+    let batch = Batch::new(&rows.each_ref().map(<[i64; 3]>::as_slice), Device::Cpu);
+    let _ = model.prefill(&batch, &mut cache, &[0, 1, 2, 3]).unwrap();
+    let token = || Tensor::from_slice(&[4_i64, 5, 6, 7]);
+    let _ = model.decode(&token(), &mut cache).unwrap();
+    operations::count(|| model.decode(&token(), &mut cache).unwrap()).unwrap().1
+}
+
+#[test]
+fn a_layer_takes_no_more_kernels_than_before() {
+    for (what, found, most) in [
+        ("forward", kernels(false, forward), (46, 29)),
+        ("forward and backward", kernels(true, training), (150, 89)),
+        ("a decoded token", kernels(false, decoding), (48, 37)),
+    ] {
+        assert!(
+            found.0 <= most.0 && found.1 <= most.1,
+            "{what}: {found:?} in a layer and outside of the layers"
+        );
+    }
+}
