@@ -7,6 +7,12 @@
 //! mask. Consecutive rows of equal length are a view and cost no copy. Tensors that depend on the batch alone
 //! (indices, masks, rotary tables) are computed once and cached. Packed sequences are simply more rows.
 //!
+//! A row may continue another row, its prefix: its tokens attend to the prefix and to themselves. Sequences
+//! that begin alike, such as the replies to one prompt or the choices of one question, then run their prefix
+//! once. This is "cascade" or "tree" attention (Juravsky et al. 2024, arXiv 2402.05099), without a kernel of
+//! its own: keys and values of the prefix are copied for each row that continues it. Rows with prefixes form
+//! groups of their own, in which shorter prefixes are padded on the left.
+//!
 //! This module knows nothing about layers.
 
 use std::cell::RefCell;
@@ -29,10 +35,15 @@ const MAX_PADDING_RATIO: (i64, i64) = (5, 4);
 pub struct Batch {
     /// Token ids, int64 `[N]`, row after row.
     pub input_ids: Tensor,
-    /// Position of each token in its row, int64 `[N]`. transformers: `position_ids`.
+    /// Position of each token in its sequence, which begins with the prefix of its row; int64 `[N]`.
+    /// transformers: `position_ids`.
     pub positions: Tensor,
-    /// The number of tokens of each row. flash-attn: the differences of `cu_seqlens`.
+    /// The number of tokens of each row without its prefix. flash-attn: the differences of `cu_seqlens`.
     pub lengths: Vec<i64>,
+    /// For each row the length of the longest sequence that it belongs to, with its prefix.
+    sequence_lengths: Vec<i64>,
+    /// The tokens whose final hidden states are wanted, int64 `[M]`; `None` for all of them.
+    outputs: Option<Tensor>,
     /// The divisor of the auxiliary loss of mixture-of-experts layers: the number of tokens in the optimizer
     /// step. 0 switches that loss off.
     pub aux_loss_divisor: f64,
@@ -44,12 +55,24 @@ pub struct Batch {
     cache: RefCell<BatchCache>,
 }
 
-/// Rows that attention handles together, padded to the same length.
+/// Rows that attention handles together, padded to the same length. All of them have a prefix, or none has.
 #[derive(Debug)]
 struct PaddedGroup {
     rows: i64,
     length: i64,
     tokens: GroupTokens,
+    prefixes: Option<PaddedPrefixes>,
+}
+
+/// The prefixes of the rows of a group, padded on the left to the same length.
+#[derive(Debug)]
+struct PaddedPrefixes {
+    length: i64,
+    /// The tokens whose keys each row sees: its prefix and itself. Indices into the flat batch, int64
+    /// `[rows * (prefix + length)]`.
+    keys: Tensor,
+    /// The number of padding keys on the left of each row; `None` if no row has one.
+    padding: Option<Vec<i64>>,
 }
 
 /// The tokens of a group.
@@ -70,8 +93,11 @@ struct BatchCache {
     rotary: Vec<(RotaryKey, Rotary)>,
     local_batches: Vec<(SequenceShard, Rc<LocalBatch>)>,
     rows: Option<Tensor>,
-    masks: Vec<((i64, MaskKind, Kind), Tensor)>,
+    masks: Vec<(MaskKey, Tensor)>,
 }
+
+/// The cache key of masks: the lengths of prefix and rows, the padding of the prefixes, the mask, its dtype.
+type MaskKey = ([i64; 2], Option<Vec<i64>>, MaskKind, Kind);
 
 /// One rank's shard of a batch's tokens under sequence parallelism.
 #[derive(Debug)]
@@ -97,22 +123,57 @@ impl Batch {
     /// A batch of rows, each with at least one token. An empty batch gets one dummy token, because a rank
     /// without rows must still take part in the collectives of every layer.
     pub fn new(rows: &[&[i64]], device: Device) -> Self {
+        Self::with_prefixes(rows, &vec![None; rows.len()], device)
+    }
+
+    /// Like [`Self::new`], where row `r` continues row `prefixes[r]`, which itself continues none.
+    pub fn with_prefixes(rows: &[&[i64]], prefixes: &[Option<usize>], device: Device) -> Self {
         assert!(rows.iter().all(|row| !row.is_empty()), "each row of a batch has a token");
+        assert_eq!(rows.len(), prefixes.len(), "one entry for each row");
+        let is_whole = |&prefix: &usize| prefixes[prefix].is_none();
+        assert!(prefixes.iter().flatten().all(is_whole), "a prefix continues no other row");
+
         let is_empty = rows.is_empty();
-        let rows: &[&[i64]] = if is_empty { &[&[0]] } else { rows };
+        let (rows, prefixes): (&[&[i64]], &[Option<usize>]) =
+            if is_empty { (&[&[0]], &[None]) } else { (rows, prefixes) };
         let lengths: Vec<i64> = rows.iter().map(|row| row.len() as i64).collect();
-        let positions: Vec<i64> = lengths.iter().flat_map(|&length| 0..length).collect();
-        let (groups, unpad_indices) = group_by_length(&lengths, device);
+        let past = |row: usize| prefixes[row].map_or(0, |prefix| lengths[prefix]);
+        let positions: Vec<i64> =
+            (0..rows.len()).flat_map(|row| past(row)..past(row) + lengths[row]).collect();
+        let (groups, unpad_indices) = group_rows(&lengths, prefixes, device);
         Self {
             input_ids: upload(&rows.concat(), device),
             positions: upload(&positions, device),
+            sequence_lengths: sequence_lengths(&lengths, prefixes),
             lengths,
+            outputs: None,
             aux_loss_divisor: 0.0,
             is_empty,
             groups,
             unpad_indices,
             cache: RefCell::default(),
         }
+    }
+
+    /// The model computes the final hidden states of these tokens alone, in this order, so that its last
+    /// block leaves out work that nobody reads: a loss over replies needs no state inside the prompts, and a
+    /// score needs the last token of each row.
+    #[must_use]
+    pub fn with_outputs(self, tokens: &[i64]) -> Self {
+        let outputs = Some(upload(tokens, self.input_ids.device()));
+        Self { outputs, ..self }
+    }
+
+    /// [`with_outputs`](Self::with_outputs) of the last token of each row; none for an empty batch.
+    #[must_use]
+    pub fn with_last_outputs(self) -> Self {
+        let last = if self.is_empty { Vec::new() } else { self.last_indices() };
+        self.with_outputs(&last)
+    }
+
+    /// The tokens whose final hidden states are wanted, int64 `[M]`; `None` for all of them.
+    pub(crate) fn outputs(&self) -> Option<&Tensor> {
+        self.outputs.as_ref()
     }
 
     /// Sets the number of tokens that the auxiliary loss of the optimizer step is divided by.
@@ -154,9 +215,9 @@ impl Batch {
             .groups
             .iter()
             .map(|group| {
-                let mask = self.mask(group.length, mask, q.kind());
-                let pad = |x: &Tensor| group.pad_input(x);
-                crate::attention::scaled_dot_product(&pad(q), &pad(k), &pad(v), mask.as_ref(), scale)
+                let mask = self.mask(group, mask, q.kind());
+                let [k, v] = [k, v].map(|x| group.pad_keys(x));
+                crate::attention::scaled_dot_product(&group.pad_input(q), &k, &v, mask.as_ref(), scale)
                     .transpose(1, 2)
                     .reshape([group.rows * group.length, -1])
             })
@@ -179,7 +240,7 @@ impl Batch {
         local_batch: Option<&LocalBatch>,
         group: Option<&Arc<parallel::comm::ProcessGroup>>,
     ) -> Option<LoadBalancingLoss> {
-        if coef == 0.0 || self.aux_loss_divisor == 0.0 || self.is_empty {
+        if !self.has_load_balancing_loss(coef) {
             return None;
         }
         let device = self.input_ids.device();
@@ -194,6 +255,11 @@ impl Batch {
             coef: coef / self.aux_loss_divisor,
             group: group.cloned(),
         })
+    }
+
+    /// Whether the pass has the load-balancing auxiliary loss, with the model's coefficient `coef`.
+    pub(crate) fn has_load_balancing_loss(&self, coef: f64) -> bool {
+        coef != 0.0 && self.aux_loss_divisor != 0.0 && !self.is_empty
     }
 
     /// The row of each token, int64 `[N]`; computed at the first call.
@@ -239,25 +305,33 @@ impl Batch {
         if let Some((_, rotary)) = cache.rotary.iter().find(|(cached_key, _)| *cached_key == key) {
             return rotary.clone();
         }
-        let full = rope.rotary(&self.positions, &self.lengths, &self.lengths, kind);
+        let full = rope.rotary(&self.positions, &self.lengths, &self.sequence_lengths, kind);
         let rotary =
             tokens.map_or_else(|| full.clone(), |local_batch| full.select(&local_batch.token_indices));
         cache.rotary.push((key, rotary.clone()));
         rotary
     }
 
-    /// The mask of rows of `length` tokens; `None` if plain causality is enough.
-    fn mask(&self, length: i64, mask_kind: &MaskKind, kind: Kind) -> Option<Tensor> {
-        let windowed = mask_kind.window.is_some_and(|window| window < length);
-        if !windowed && mask_kind.alibi.is_none() {
+    /// The mask of a group; `None` if plain causality is enough.
+    fn mask(&self, group: &PaddedGroup, mask_kind: &MaskKind, kind: Kind) -> Option<Tensor> {
+        let (past, padding) =
+            group.prefixes.as_ref().map_or((0, None), |prefixes| (prefixes.length, prefixes.padding.clone()));
+        let windowed = mask_kind.window.is_some_and(|window| window < group.length);
+        if past == 0 && !windowed && mask_kind.alibi.is_none() {
             return None;
         }
-        let key = (length, mask_kind.clone(), kind);
+        let key = ([past, group.length], padding, mask_kind.clone(), kind);
         let mut cache = self.cache.borrow_mut();
         if let Some((_, mask)) = cache.masks.iter().find(|(cached_key, _)| *cached_key == key) {
             return Some(mask.shallow_clone());
         }
-        let mask = mask_kind.attention_bias(0, length, kind, self.input_ids.device());
+        let device = self.input_ids.device();
+        let mut mask = mask_kind.attention_bias(past, group.length, kind, device);
+        if let Some(padding) = &key.1 {
+            let keys = Tensor::arange(past + group.length, (Kind::Int64, device));
+            let hidden = keys.unsqueeze(0).lt_tensor(&upload(padding, device).unsqueeze(1));
+            mask = mask.masked_fill(&hidden.unsqueeze(1).unsqueeze(1), f64::NEG_INFINITY);
+        }
         cache.masks.push((key, mask.shallow_clone()));
         Some(mask)
     }
@@ -289,11 +363,19 @@ impl PaddedGroup {
         };
         tokens.unflatten(0, [self.rows, self.length]).transpose(1, 2)
     }
+
+    /// Pads keys or values `[N, heads, D]` to `[rows, heads, prefix + length, D]`.
+    fn pad_keys(&self, x: &Tensor) -> Tensor {
+        let Some(prefixes) = &self.prefixes else { return self.pad_input(x) };
+        let shape = x.size();
+        let keys = gather_rows(&x.reshape([shape[0], -1]), &prefixes.keys);
+        keys.view([self.rows, -1, shape[1], shape[2]]).transpose(1, 2)
+    }
 }
 
 /// Selects rows of `[N, width]`. Uses the embedding kernel, because its backward pass is twice as fast as the
 /// backward pass of `index_select`.
-fn gather_rows(x: &Tensor, indices: &Tensor) -> Tensor {
+pub(crate) fn gather_rows(x: &Tensor, indices: &Tensor) -> Tensor {
     Tensor::embedding(x, indices, -1, false, false)
 }
 
@@ -309,19 +391,38 @@ fn starts(lengths: &[i64]) -> Vec<i64> {
         .collect()
 }
 
-/// Splits rows into padded groups, and returns the indices that restore the order of the batch.
-fn group_by_length(lengths: &[i64], device: Device) -> (Vec<PaddedGroup>, Option<Tensor>) {
+/// For each row the length of the longest sequence that it belongs to.
+fn sequence_lengths(lengths: &[i64], prefixes: &[Option<usize>]) -> Vec<i64> {
+    let mut longest = lengths.to_vec();
+    for (row, prefix) in prefixes.iter().enumerate() {
+        if let Some(prefix) = *prefix {
+            longest[prefix] = longest[prefix].max(lengths[prefix] + lengths[row]);
+        }
+    }
+    prefixes.iter().enumerate().map(|(row, prefix)| longest[prefix.unwrap_or(row)]).collect()
+}
+
+/// Splits rows into padded groups, first the rows without a prefix, and returns the indices that restore the
+/// order of the batch.
+fn group_rows(
+    lengths: &[i64],
+    prefixes: &[Option<usize>],
+    device: Device,
+) -> (Vec<PaddedGroup>, Option<Tensor>) {
     let starts = starts(lengths);
+    let past = |row: usize| prefixes[row].map_or(0, |prefix| lengths[prefix]);
     let mut order: Vec<usize> = (0..lengths.len()).collect();
-    order.sort_by_key(|&row| std::cmp::Reverse(lengths[row])); // stable: equal lengths stay in batch order
+    // Stable: rows of equal length stay in batch order.
+    order.sort_by_key(|&row| (prefixes[row].is_some(), std::cmp::Reverse(past(row) + lengths[row])));
 
     let mut groups = Vec::new();
     let mut unpad_indices = vec![0_i64; lengths.iter().sum::<i64>() as usize];
     let mut area = 0;
     let mut rest = order.as_slice();
     while !rest.is_empty() {
-        let (rows, later) = rest.split_at(group_size(rest, lengths));
-        let length = lengths[rows[0]];
+        let sizes: Vec<[i64; 2]> = rest.iter().map(|&row| [past(row), lengths[row]]).collect();
+        let (rows, later) = rest.split_at(group_size(&sizes));
+        let length = rows.iter().map(|&row| lengths[row]).max().expect("a group has a row");
         for (group_row, &row) in rows.iter().enumerate() {
             let row_start = area + group_row as i64 * length;
             for token in 0..lengths[row] {
@@ -331,7 +432,8 @@ fn group_by_length(lengths: &[i64], device: Device) -> (Vec<PaddedGroup>, Option
         groups.push(PaddedGroup {
             rows: rows.len() as i64,
             length,
-            tokens: group_tokens(rows, lengths, &starts, device),
+            tokens: group_tokens(rows, length, lengths, &starts, device),
+            prefixes: PaddedPrefixes::new(rows, length, lengths, prefixes, &starts, device),
         });
         area += rows.len() as i64 * length;
         rest = later;
@@ -344,21 +446,49 @@ fn group_by_length(lengths: &[i64], device: Device) -> (Vec<PaddedGroup>, Option
     (groups, restore)
 }
 
-/// How many of `rows`, longest first, fit into the next group.
-fn group_size(rows: &[usize], lengths: &[i64]) -> usize {
-    let longest = lengths[rows[0]];
-    let mut tokens = 0;
-    rows.iter()
+/// How many of the next rows, longest first, fit into the next group. `sizes` are the lengths of the prefix
+/// and of the row itself.
+fn group_size(sizes: &[[i64; 2]]) -> usize {
+    let (mut tokens, mut widths) = (0, [0, 0]);
+    let has_prefix = sizes[0][0] > 0;
+    sizes
+        .iter()
         .enumerate()
-        .take_while(|&(index, &row)| {
-            tokens += lengths[row];
-            (index as i64 + 1) * longest * MAX_PADDING_RATIO.1 <= tokens * MAX_PADDING_RATIO.0
+        .take_while(|&(index, &[past, length])| {
+            tokens += past + length;
+            widths = [widths[0].max(past), widths[1].max(length)];
+            let area = (index as i64 + 1) * (widths[0] + widths[1]);
+            (past > 0) == has_prefix && area * MAX_PADDING_RATIO.1 <= tokens * MAX_PADDING_RATIO.0
         })
         .count()
 }
 
-fn group_tokens(rows: &[usize], lengths: &[i64], starts: &[i64], device: Device) -> GroupTokens {
-    let length = lengths[rows[0]];
+impl PaddedPrefixes {
+    /// The prefixes of `rows`, which are padded to `length` themselves; `None` if they have none.
+    fn new(
+        rows: &[usize],
+        length: i64,
+        lengths: &[i64],
+        prefixes: &[Option<usize>],
+        starts: &[i64],
+        device: Device,
+    ) -> Option<Self> {
+        let longest = rows.iter().map(|&row| prefixes[row].map(|prefix| lengths[prefix])).max()??;
+        let (mut keys, mut padding) = (Vec::new(), Vec::new());
+        for &row in rows {
+            let prefix = prefixes[row]?;
+            let pad = longest - lengths[prefix];
+            padding.push(pad);
+            // Padding repeats the first token of the prefix and the last token of the row.
+            keys.extend((0..longest).map(|key| starts[prefix] + (key - pad).max(0)));
+            keys.extend((0..length).map(|key| starts[row] + key.min(lengths[row] - 1)));
+        }
+        let padding = padding.iter().any(|&pad| pad > 0).then_some(padding);
+        Some(Self { length: longest, keys: upload(&keys, device), padding })
+    }
+}
+
+fn group_tokens(rows: &[usize], length: i64, lengths: &[i64], starts: &[i64], device: Device) -> GroupTokens {
     let is_contiguous = rows.iter().zip(rows[0]..).all(|(&row, next)| row == next && lengths[row] == length);
     if is_contiguous {
         return GroupTokens::Contiguous(starts[rows[0]]);

@@ -8,6 +8,7 @@ use tch::Tensor;
 use crate::Error;
 use crate::architecture::{Architecture, ResidualOrder};
 use crate::attention::Attention;
+use crate::batch::gather_rows;
 use crate::forward_context::ForwardContext;
 use crate::layer::{ModuleBuilder, Norm};
 use crate::mlp::Mlp;
@@ -48,32 +49,34 @@ impl Block {
     }
 
     /// Computes the block's output `[N, hidden]` from `x` `[N, hidden]`. The tokens are those that this rank
-    /// has outside tensor-parallel regions.
+    /// has outside tensor-parallel regions. With `outputs`, int64 `[M]`, all tokens are attended to, and only
+    /// these have an output, `[M, hidden]`.
     pub fn forward(
         &self,
         x: &Tensor,
+        outputs: Option<&Tensor>,
         ctx: &ForwardContext,
         attention_fn: &mut AttentionFn<'_>,
     ) -> Result<Tensor, parallel::Error> {
         match self.residual {
             ResidualOrder::PreNorm => {
-                let a = self.attend(&self.first_norm.forward(x), ctx, attention_fn, Some(x))?;
+                let a = self.attend(&self.first_norm.forward(x), x, outputs, ctx, attention_fn)?;
                 self.mlp.forward(&self.second_norm.forward(&a), Some(&a), ctx)
             }
 
             ResidualOrder::PostNorm => {
-                let a = self.first_norm.forward(&self.attend(x, ctx, attention_fn, Some(x))?);
+                let a = self.first_norm.forward(&self.attend(x, x, outputs, ctx, attention_fn)?);
                 Ok(self.second_norm.forward(&self.mlp.forward(&a, Some(&a), ctx)?))
             }
 
             ResidualOrder::Parallel => {
-                let attended = self.attend(&self.first_norm.forward(x), ctx, attention_fn, Some(x))?;
-                self.mlp.forward(&self.second_norm.forward(x), Some(&attended), ctx)
+                let attended = self.attend(&self.first_norm.forward(x), x, outputs, ctx, attention_fn)?;
+                self.mlp.forward(&self.second_norm.forward(&select(x, outputs)), Some(&attended), ctx)
             }
 
             ResidualOrder::NormedResidual => {
                 let n = self.first_norm.forward(x);
-                let m = self.second_norm.forward(&self.attend(&n, ctx, attention_fn, Some(&n))?);
+                let m = self.second_norm.forward(&self.attend(&n, &n, outputs, ctx, attention_fn)?);
                 self.mlp.forward(&m, Some(&m), ctx)
             }
         }
@@ -84,17 +87,25 @@ impl Block {
         &self.attention
     }
 
+    /// The attention layer's output plus `residual`, both of the tokens that have an output.
     fn attend(
         &self,
         x: &Tensor,
+        residual: &Tensor,
+        outputs: Option<&Tensor>,
         ctx: &ForwardContext,
         attention_fn: &mut AttentionFn<'_>,
-        residual: Option<&Tensor>,
     ) -> Result<Tensor, parallel::Error> {
         let attended =
             attention_fn(&self.attention, &self.attention.qkv(x, ctx.rotary.as_ref(), &ctx.tp_region)?)?;
-        self.attention.o_proj(&attended, residual, &ctx.tp_region)
+        let [attended, residual] = [&attended, residual].map(|x| select(x, outputs));
+        self.attention.o_proj(&attended, Some(&residual), &ctx.tp_region)
     }
+}
+
+/// The rows of `x` `[N, width]` that have an output.
+fn select(x: &Tensor, outputs: Option<&Tensor>) -> Tensor {
+    outputs.map_or_else(|| x.shallow_clone(), |outputs| gather_rows(x, outputs))
 }
 
 /// The feed-forward layer of a block: a dense MLP or a mixture of experts.

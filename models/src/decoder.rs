@@ -9,7 +9,6 @@
 pub mod build;
 pub mod inference;
 pub(crate) mod load;
-pub mod shared_prefix;
 
 pub use load::weight_specs;
 
@@ -24,7 +23,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 use crate::Error;
 use crate::architecture::{Architecture, Position};
 use crate::attention::Attention;
-use crate::batch::Batch;
+use crate::batch::{Batch, gather_rows};
 use crate::block::Block;
 use crate::config::Config;
 use crate::forward_context::ForwardContext;
@@ -199,6 +198,36 @@ impl Decoder {
         }
     }
 
+    /// Whether rows that continue a prefix have the numbers of whole rows. Ring attention and Ulysses split
+    /// whole rows over ranks; frequencies that follow the length of a row, and the auxiliary loss of experts,
+    /// see whole rows.
+    pub fn can_share_prefixes(&self) -> bool {
+        let follows_length =
+            matches!(&self.architecture().position, Position::Rope(rope) if rope.depends_on_length());
+        self.model_parallel.sequence_group().is_none()
+            && !follows_length
+            && self.config.router_aux_loss_coef() == 0.0
+    }
+
+    /// The tokens that have an output in `segment`; `None` for all tokens. The last block drops the tokens
+    /// whose final hidden states nobody wants, unless another part needs them: the next stage of a pipeline
+    /// and ranks that split the tokens, which expect all of them, and the auxiliary loss of experts.
+    fn outputs_of_segment<'b>(&self, segment: usize, batch: &'b Batch) -> Option<&'b Tensor> {
+        let needs_all = self.pipeline.is_some()
+            || self.model_parallel.sequence_shard().is_some()
+            || batch.has_load_balancing_loss(self.config.router_aux_loss_coef());
+        // Layers are not made for no tokens at all.
+        batch.outputs().filter(|outputs| segment == self.blocks.len() && !needs_all && outputs.numel() > 0)
+    }
+
+    /// The wanted rows of the final hidden states, where the last block has not dropped the others.
+    fn select_outputs(&self, hidden: Tensor, batch: &Batch) -> Tensor {
+        match (batch.outputs(), self.outputs_of_segment(self.blocks.len(), batch)) {
+            (Some(outputs), None) => gather_rows(&hidden, outputs),
+            _ => hidden,
+        }
+    }
+
     fn architecture(&self) -> &Architecture {
         self.config.architecture()
     }
@@ -252,25 +281,24 @@ impl Segmented for Decoder {
             return self.embed(ids, positions, &self.tp_region(batch));
         };
 
-        match self.blocks.get(index - 1) {
-            Some(block) => {
-                let ctx = ForwardContext {
-                    tp_region: self.tp_region(batch),
-                    rotary: self.training_rotary(batch),
-                    aux_loss: self.model_parallel.load_balancing_loss(
-                        self.config.router_aux_loss_coef(),
-                        batch,
-                        local_batch,
-                    ),
-                    tokens_differ_per_expert_rank: true,
-                };
-                let mut attention_fn = |attention: &Attention, qkv: &[Tensor; 3]| {
-                    self.model_parallel.attend(batch, local_batch, attention, qkv)
-                };
-                block.forward(hidden, &ctx, &mut attention_fn)
-            }
-            None => self.model_parallel.gather_hidden(&self.final_norm_and_project(hidden), local_batch),
-        }
+        let Some(block) = self.blocks.get(index - 1) else {
+            let hidden = self.final_norm_and_project(hidden);
+            return Ok(self.select_outputs(self.model_parallel.gather_hidden(&hidden, local_batch)?, batch));
+        };
+        let ctx = ForwardContext {
+            tp_region: self.tp_region(batch),
+            rotary: self.training_rotary(batch),
+            aux_loss: self.model_parallel.load_balancing_loss(
+                self.config.router_aux_loss_coef(),
+                batch,
+                local_batch,
+            ),
+            tokens_differ_per_expert_rank: true,
+        };
+        let mut attention_fn = |attention: &Attention, qkv: &[Tensor; 3]| {
+            self.model_parallel.attend(batch, local_batch, attention, qkv)
+        };
+        block.forward(hidden, self.outputs_of_segment(index, batch), &ctx, &mut attention_fn)
     }
 
     fn pipeline(&self) -> Option<&PipelineStages> {

@@ -251,11 +251,10 @@ impl<'a> GenerationEngine<'a> {
             let first = self.next_request - idle.len();
             let rows: Vec<&[i64]> =
                 self.prompts[first..self.next_request].iter().map(Vec::as_slice).collect();
-            let batch = Batch::new(&rows, self.model.device());
+            let batch = Batch::new(&rows, self.model.device()).with_last_outputs();
             let slot_ids: Vec<i64> = idle.iter().map(|&slot| slot as i64).collect();
             let hidden = self.model.prefill(&batch, cache, &slot_ids)?;
-            let last = upload(&batch.last_indices(), hidden.device());
-            self.sample_tokens(&hidden.index_select(0, &last), idle, cache, on_token)?;
+            self.sample_tokens(&hidden, idle, cache, on_token)?;
         }
         Ok(())
     }

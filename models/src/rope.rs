@@ -206,6 +206,11 @@ impl Rope {
         }
     }
 
+    /// Whether the frequencies of a row depend on its length.
+    pub fn depends_on_length(&self) -> bool {
+        matches!(self.scaling, Scaling::Dynamic { .. })
+    }
+
     /// The frequencies for rows of `length` tokens, fp32 `[dim / 2]`.
     pub fn inv_freq(&self, length: i64, device: Device) -> Tensor {
         let exponents = Tensor::arange_start_step(0, self.dim, 2, (Kind::Float, device)) / self.dim as f64;

@@ -89,7 +89,7 @@ fn score(model: &CausalLm, rows: &[Vec<i64>]) -> anyhow::Result<Vec<Scored>> {
     let targets: Vec<i64> = rows.iter().flat_map(|ids| &ids[1..]).copied().collect();
 
     let found = no_grad(|| {
-        let hidden = model.forward_no_grad(&batch)?.index_select(0, &upload(&positions, model.device()));
+        let hidden = model.forward_no_grad(&batch.with_outputs(&positions))?;
         head::logprobs(&hidden, model.head(), &upload(&targets, model.device()), 1.0)
     })?;
 

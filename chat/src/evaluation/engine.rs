@@ -14,12 +14,12 @@ use std::path::Path;
 
 use datasets::Tokenizer;
 use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response, move_trailing_space};
+use models::batch::Batch;
 use models::causal_lm::CausalLm;
-use models::decoder::shared_prefix::SharedPrefix;
 use models::generate::{self, FinishReason, GenerationOptions, RequestIds};
 use models::head;
 use models::sample::SamplingParams;
-use parallel::upload;
+use parallel::Segmented;
 use sha2::{Digest, Sha256};
 use tch::no_grad;
 
@@ -32,7 +32,7 @@ pub(crate) const REPLIES: usize = 64;
 /// The keys and values that the replies of a batch may take, in bytes. Long replies run with fewer at once.
 const CACHE_BYTES: usize = 4 << 30;
 /// Changes when the same request gets other numbers from this engine.
-const ENGINE: &str = "colossal-chat engine 3";
+const ENGINE: &str = "colossal-chat engine 4";
 
 /// A model of this process.
 pub(crate) struct Engine<'a> {
@@ -398,17 +398,25 @@ impl<'a> Engine<'a> {
     /// The log-likelihood of the targets of each reader of the rows, and whether greedy decoding gives them.
     fn score_rows(&self, rows: &[Row]) -> anyhow::Result<Vec<(f64, bool)>> {
         let model = self.model;
-        let trees = rows
-            .iter()
-            .map(|row| SharedPrefix { prefix: row.prefix.clone(), branches: row.branches.clone() });
-        let found = model.decoder().forward_shared_prefixes(&trees.collect::<Vec<_>>())?;
+        let mut sequences: Vec<&[i64]> = Vec::new();
+        let mut prefixes = Vec::new();
+        for row in rows {
+            let prefix = sequences.len();
+            sequences.push(&row.prefix);
+            prefixes.push(None);
+            sequences.extend(row.branches.iter().map(Vec::as_slice));
+            prefixes.extend(row.branches.iter().map(|_| Some(prefix)));
+        }
+        let batch = Batch::with_prefixes(&sequences, &prefixes, model.device());
+        let starts = batch.first_indices();
 
         // Positions that several readers share are computed once.
         let mut places: HashMap<i64, i64> = HashMap::new();
         let mut positions: Vec<i64> = Vec::new();
         let mut sources: Vec<i64> = Vec::new();
         let mut targets: Vec<i64> = Vec::new();
-        for (index, row) in rows.iter().enumerate() {
+        let mut sequence = 0;
+        for row in rows {
             for reader in &row.readers {
                 let prefix_length = row.prefix.len() as i64;
                 let branch = reader.branch.map_or(0, |branch| row.branches[branch].len() as i64);
@@ -416,9 +424,9 @@ impl<'a> Engine<'a> {
                 for position in end - reader.targets.len() as i64..end {
                     let token = match reader.branch {
                         Some(branch) if position >= prefix_length => {
-                            found.branches[index][branch] + position - prefix_length
+                            starts[sequence + 1 + branch] + position - prefix_length
                         }
-                        _ => found.prefixes[index] + position,
+                        _ => starts[sequence] + position,
                     };
                     sources.push(*places.entry(token).or_insert_with(|| {
                         positions.push(token);
@@ -427,10 +435,12 @@ impl<'a> Engine<'a> {
                 }
                 targets.extend(&reader.targets);
             }
+            sequence += 1 + row.branches.len();
         }
 
+        let batch = batch.with_outputs(&positions);
         let scores = no_grad(|| {
-            let hidden = found.hidden.index_select(0, &upload(&positions, model.device()));
+            let hidden = model.forward_no_grad(&batch)?;
             head::target_logprobs(&hidden, model.head(), &sources, &targets)
         })?;
         let logprobs = Vec::<f32>::try_from(&scores.logprobs)?;

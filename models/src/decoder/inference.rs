@@ -23,6 +23,22 @@ use crate::tensor_parallel_region::TensorParallelRegion;
 type LayerAttentionFn<'a> =
     dyn FnMut(usize, &Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;
 
+/// The tokens of a pass.
+struct Inputs<'a> {
+    /// int64 `[N]`.
+    ids: &'a Tensor,
+    /// int64 `[N]`.
+    positions: &'a Tensor,
+    /// The batch of the tokens; `None` in a decoding step.
+    batch: Option<&'a Batch>,
+}
+
+impl<'a> Inputs<'a> {
+    fn of(batch: &'a Batch) -> Self {
+        Self { ids: &batch.input_ids, positions: &batch.positions, batch: Some(batch) }
+    }
+}
+
 impl Decoder {
     /// Allocates a KV cache with `slots` empty slots for sequences of up to `capacity` tokens.
     pub fn cache(&self, slots: i64, capacity: i64) -> KvCache {
@@ -43,8 +59,9 @@ impl Decoder {
         CacheShape { layers, slots, kv_heads, capacity, head_dim }
     }
 
-    /// Runs row `r` of the batch and appends its keys and values to slot `slots[r]` of the cache. Returns the
-    /// final hidden states `[N, H]` of the new tokens, without an autograd graph.
+    /// Runs row `r` of the batch, which has no prefix, and appends its keys and values to slot `slots[r]` of
+    /// the cache. Returns the final hidden states of the new tokens `[N, H]`, or of the outputs of the batch
+    /// `[M, H]`, without an autograd graph.
     pub fn prefill(
         &self,
         batch: &Batch,
@@ -58,8 +75,7 @@ impl Decoder {
         let hidden = no_grad(|| {
             // Empty slots need only the keys and values of this batch, so attention does not read the cache.
             if past_lengths.iter().all(|&length| length == 0) {
-                let rotary = self.batch_rotary(batch);
-                return self.run(&batch.input_ids, &batch.positions, rotary, &mut |layer, attention, qkv| {
+                return self.run_batch(batch, &mut |layer, attention, qkv| {
                     cache.write(layer, &slot_mapping, &qkv[1], &qkv[2]);
                     Ok(attend_batch(batch, attention, qkv))
                 });
@@ -67,7 +83,9 @@ impl Decoder {
 
             let cached_prefill = CachedPrefill::new(batch, slots, &past_lengths);
             let rotary = self.rotary(&cached_prefill.positions, &batch.lengths, &cached_prefill.lengths);
-            self.run(&batch.input_ids, &cached_prefill.positions, rotary, &mut |layer, attention, qkv| {
+            let inputs =
+                Inputs { ids: &batch.input_ids, positions: &cached_prefill.positions, batch: Some(batch) };
+            self.run(&inputs, rotary, &mut |layer, attention, qkv| {
                 cache.write(layer, &slot_mapping, &qkv[1], &qkv[2]);
                 Ok(cached_prefill.attend(cache, layer, attention, &qkv[0]))
             })
@@ -92,7 +110,8 @@ impl Decoder {
 
             // Layers with the same kind of mask share one mask tensor.
             let mut masks: Vec<(MaskKind, Option<Tensor>)> = Vec::new();
-            self.run(input_ids, &positions, rotary, &mut |layer, attention, [q, k, v]| {
+            let inputs = Inputs { ids: input_ids, positions: &positions, batch: None };
+            self.run(&inputs, rotary, &mut |layer, attention, [q, k, v]| {
                 cache.write(layer, &slot_mapping, k, v);
                 let [keys, values] = cache.read(layer, 0, rows, longest);
                 if !masks.iter().any(|(kind, _)| kind == attention.mask()) {
@@ -111,15 +130,13 @@ impl Decoder {
         Ok(hidden)
     }
 
-    /// The final hidden states `[N, H]` of batches whose rows are complete on every rank, without an autograd
-    /// graph. Without a pipeline, all batches run through one segment before the next.
+    /// The final hidden states of batches whose rows are complete on every rank, `[N, H]` each, or of their
+    /// outputs `[M, H]`, without an autograd graph. Without a pipeline, all batches run through one segment
+    /// before the next.
     pub(super) fn forward_rows(&self, batches: &[&Batch]) -> Result<Vec<Tensor>, parallel::Error> {
         if self.pipeline.is_some() {
-            let forward = |batch: &&Batch| {
-                let rotary = self.batch_rotary(batch);
-                self.run(&batch.input_ids, &batch.positions, rotary, &mut |_, attention, qkv| {
-                    Ok(attend_batch(batch, attention, qkv))
-                })
+            let forward = |&batch: &&Batch| {
+                self.run_batch(batch, &mut |_, attention, qkv| Ok(attend_batch(batch, attention, qkv)))
             };
             return no_grad(|| batches.iter().map(forward).collect());
         }
@@ -130,8 +147,7 @@ impl Decoder {
             let batch = batches[index];
             let mut attention_fn =
                 |attention: &Attention, qkv: &[Tensor; 3]| Ok(attend_batch(batch, attention, qkv));
-            let inputs = [&batch.input_ids, &batch.positions];
-            self.run_segment(segment, hidden, inputs, &contexts[index], &mut attention_fn)
+            self.run_segment(segment, hidden, &Inputs::of(batch), &contexts[index], &mut attention_fn)
         })
     }
 
@@ -146,23 +162,39 @@ impl Decoder {
         &self,
         segment: usize,
         hidden: Option<&Tensor>,
-        [input_ids, positions]: [&Tensor; 2],
+        inputs: &Inputs<'_>,
         ctx: &ForwardContext,
         attention_fn: &mut AttentionFn<'_>,
     ) -> Result<Tensor, parallel::Error> {
         Ok(match (hidden, self.blocks.get(segment.wrapping_sub(1))) {
-            (Some(hidden), Some(block)) => block.forward(hidden, ctx, attention_fn)?,
-            (Some(hidden), None) => self.final_norm_and_project(hidden),
-            (None, _) => self.embed(input_ids, positions, &ctx.tp_region)?,
+            (Some(hidden), Some(block)) => {
+                let outputs = inputs.batch.and_then(|batch| self.outputs_of_segment(segment, batch));
+                block.forward(hidden, outputs, ctx, attention_fn)?
+            }
+            (Some(hidden), None) => {
+                let hidden = self.final_norm_and_project(hidden);
+                match inputs.batch {
+                    Some(batch) => self.select_outputs(hidden, batch),
+                    None => hidden,
+                }
+            }
+            (None, _) => self.embed(inputs.ids, inputs.positions, &ctx.tp_region)?,
         })
+    }
+
+    fn run_batch(
+        &self,
+        batch: &Batch,
+        attention_fn: &mut LayerAttentionFn<'_>,
+    ) -> Result<Tensor, parallel::Error> {
+        self.run(&Inputs::of(batch), self.batch_rotary(batch), attention_fn)
     }
 
     /// Runs all segments of this rank, stage by stage if the model is pipelined. Ranks without the last stage
     /// return zeros.
-    pub(super) fn run(
+    fn run(
         &self,
-        input_ids: &Tensor,
-        positions: &Tensor,
+        inputs: &Inputs<'_>,
         rotary: Option<Rotary>,
         attention_fn: &mut LayerAttentionFn<'_>,
     ) -> Result<Tensor, parallel::Error> {
@@ -175,15 +207,15 @@ impl Decoder {
                     let layer = layers.next().expect("the range of layer indices is unbounded");
                     attention_fn(layer, attention, qkv)
                 };
-                let inputs = [input_ids, positions];
                 hidden = Some(self.run_segment(segment, hidden.as_ref(), inputs, &ctx, &mut attention_fn)?);
             }
             Ok(hidden.expect("a stage has a segment"))
         };
 
         let Some(pipeline) = &self.pipeline else { return run_segments(0..self.num_segments(), None) };
-        let (rows, options) = (input_ids.size()[0], (self.kind(), self.device()));
-        let last = pipeline.run_stages(&[rows, self.architecture().hidden_size], options, run_segments)?;
+        let (tokens, options) = (inputs.ids.size()[0], (self.kind(), self.device()));
+        let last = pipeline.run_stages(&[tokens, self.architecture().hidden_size], options, run_segments)?;
+        let rows = inputs.batch.and_then(Batch::outputs).map_or(tokens, |outputs| outputs.size()[0]);
         let zeros = || Tensor::zeros([1], options).expand([rows, self.architecture().embedding_size], false);
         Ok(last.unwrap_or_else(zeros))
     }
@@ -195,7 +227,7 @@ impl Decoder {
         }
     }
 
-    pub(super) fn rotary(&self, positions: &Tensor, counts: &[i64], lengths: &[i64]) -> Option<Rotary> {
+    fn rotary(&self, positions: &Tensor, counts: &[i64], lengths: &[i64]) -> Option<Rotary> {
         match &self.architecture().position {
             Position::Rope(rope) => Some(rope.rotary(positions, counts, lengths, self.kind())),
             Position::Learned { .. } | Position::Alibi => None,

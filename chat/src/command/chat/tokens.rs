@@ -70,9 +70,9 @@ pub(super) fn report(
 
 /// The hidden states that predict `ids[from..]`, `[T, D]`.
 fn hidden_states(model: &CausalLm, ids: &[i64], from: usize) -> anyhow::Result<Tensor> {
-    let batch = Batch::new(&[ids], model.device());
-    let hidden = no_grad(|| model.forward_no_grad(&batch))?;
-    Ok(hidden.narrow(0, from as i64 - 1, (ids.len() - from) as i64))
+    let outputs: Vec<i64> = (from as i64 - 1..ids.len() as i64 - 1).collect();
+    let batch = Batch::new(&[ids], model.device()).with_outputs(&outputs);
+    Ok(no_grad(|| model.forward_no_grad(&batch))?)
 }
 
 /// The log-probabilities of all tokens at each row of `hidden` `[T, D]`: `[T, V]`, fp32.
