@@ -40,7 +40,7 @@ use datasets::{PromptRow, Sampler, SamplerState, SftRow};
 use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
 use models::generate::{self, GenerationOptions, RequestIds};
-use models::head::{LogprobsOptions, RowSums};
+use models::head::{self, LogprobsOptions, RowSums};
 use models::sample::SamplingParams;
 use parallel::{ProcessGroups, upload};
 use rand::SeedableRng;
@@ -58,7 +58,7 @@ use crate::config::PpoConfig;
 use crate::event::{Event, Metrics};
 use crate::kl::KlController;
 use crate::loss::{self, PolicyClip, PolicyLoss, PolicyStatistics};
-use crate::rollout::{Experience, PpoModels};
+use crate::rollout::{Experience, PpoModels, Reads};
 use crate::run::{Phase, StageRun};
 use crate::score::ScoreShaping;
 use crate::sft::Sft;
@@ -202,7 +202,7 @@ impl<'a> Ppo<'a> {
             let mut experiences = self.generate_rollout(iteration)?;
             let rollout_seconds = started.elapsed().as_secs_f64();
             (run.progress)(Phase::Score, iteration - 1);
-            self.models.score_rollout(
+            let scored_tokens = self.models.score_rollout(
                 &mut experiences,
                 self.train.micro_batch_size,
                 self.config.temperature,
@@ -216,13 +216,17 @@ impl<'a> Ppo<'a> {
 
             // 3. Update: `epochs` passes over the rollout.
             (run.progress)(Phase::Update, iteration - 1);
-            self.update(&trajectories, iteration)?.push_metrics(self.critic.is_some(), &mut metrics);
+            let updates = self.update(&trajectories, iteration)?;
+            updates.push_metrics(self.critic.is_some(), &mut metrics);
             self.models.memory.end_step();
             let seconds = started.elapsed().as_secs_f64();
 
             let tokens = experiences.iter().map(|experience| experience.ids.len()).sum::<usize>();
             tokens_since_log += tokens as u64;
+            let [scored_tokens] = self.groups.model_replicas().all_reduce_sum([scored_tokens as f64])?;
             metrics.push("tokens", tokens as f64);
+            metrics.push("units/score", scored_tokens / tokens as f64);
+            metrics.push("units/update", self.units_per_trained_token() * updates.tokens / tokens as f64);
             metrics.push("timing/rollout", rollout_seconds);
             metrics.push("timing/score", scored_seconds);
             metrics.push("timing/update", seconds - rollout_seconds - scored_seconds);
@@ -404,7 +408,15 @@ impl<'a> Ppo<'a> {
         let mini_batches: Vec<Vec<&Trajectory<'_>>> = orders
             .iter()
             .flat_map(|order| order.chunks(self.config.mini_batch_size))
-            .map(|indices| indices.iter().map(|&index| &trajectories[index]).collect())
+            .map(|indices| {
+                // The order within a mini-batch does not change its loss. Replies to the same prompt stand
+                // together, so that they share its tokens; a stable sort changes nothing for single replies.
+                let mut indices = indices.to_vec();
+                if self.config.samples_per_prompt > 1 {
+                    indices.sort_by_key(|index| index / self.config.samples_per_prompt);
+                }
+                indices.into_iter().map(|index| &trajectories[index]).collect()
+            })
             .collect();
 
         let mut updates = UpdateStats { steps: mini_batches.len() as f64, ..UpdateStats::default() };
@@ -451,7 +463,8 @@ impl<'a> Ppo<'a> {
         // covers the full mini-batch: every micro-batch on every rank divides its loss by it.
         let tokens: usize = mini_batch.iter().map(|trajectory| trajectory.advantages.len()).sum();
         let micro_batches = self.policy_engine.split_micro_batches(mini_batch, micro_batch_size);
-        let experience_batches = collate(&micro_batches, num_tokens(mini_batch), policy.device());
+        let experience_batches =
+            collate(&micro_batches, num_tokens(mini_batch), Reads::Tokens, policy.decoder());
         let batches: Vec<&Batch> =
             experience_batches.iter().map(|experience_batch| &experience_batch.batch).collect();
         // All rows of the step are split before its first micro-batch runs.
@@ -462,13 +475,15 @@ impl<'a> Ppo<'a> {
 
         updates.policy_loss += self.policy_engine.accumulate(policy, &batches, |index, hidden| {
             let (experience_batch, micro_batch) = (&experience_batches[index], micro_batches[index]);
+            updates.tokens += experience_batch.batch.num_real_tokens() as f64;
             let old =
                 upload(&flatten(micro_batch, |trajectory| &trajectory.experience.logprobs), policy.device());
             let advantages =
                 upload(&flatten(micro_batch, |trajectory| &trajectory.advantages), policy.device());
             let options =
                 LogprobsOptions { temperature: config.temperature, entropy: config.entropy_coef != 0.0 };
-            let sums = experience_batch.token_loss(policy, hidden, options, &mut |rows, new| {
+            let targets = &experience_batch.targets;
+            let sums = head::token_loss(hidden, policy.head(), targets, options, &mut |rows, new| {
                 let PolicyLoss { mut loss, statistics } =
                     loss::policy_loss(&new.logprobs, &rows.of(&old), &rows.of(&advantages), &clip)?;
                 if let Some(entropy) = &new.entropy {
@@ -489,6 +504,12 @@ impl<'a> Ppo<'a> {
         updates.grad_norm += report.grad_norm;
         updates.lr = report.lr;
         Ok(())
+    }
+
+    /// The work of a trained token in units, of which a forward pass is 1 and a backward pass 2: recomputed
+    /// activations take another forward pass.
+    fn units_per_trained_token(&self) -> f64 {
+        if self.train.activation_checkpointing { 4.0 } else { 3.0 }
     }
 
     /// Records one reply as text, with its score.

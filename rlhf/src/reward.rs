@@ -89,12 +89,11 @@ impl<'a> Objective for Reward<'a> {
 
     fn loss(
         &self,
-        batch: &Batch,
         margins: &Option<Tensor>,
         hidden: &Tensor,
         scores: &mut PairScores,
     ) -> Result<Tensor, Error> {
-        let (chosen, rejected) = score_pairs(self.model, batch, hidden)?;
+        let (chosen, rejected) = score_pairs(self.model, hidden)?;
         scores.add(&chosen, &rejected)?;
         loss::pairwise_reward_loss(
             &chosen,
@@ -185,8 +184,8 @@ pub fn evaluate(
         model,
         batches,
         |batch| batch,
-        |batch, hidden| {
-            let (chosen, rejected) = tch::no_grad(|| score_pairs(model, &batch, hidden))?;
+        |_, hidden| {
+            let (chosen, rejected) = tch::no_grad(|| score_pairs(model, hidden))?;
             scores.add(&chosen, &rejected)
         },
     )?;
@@ -195,26 +194,22 @@ pub fn evaluate(
 
 /// Computes the score of each row at its last token, `[rows]`, fp32, without gradients.
 pub fn score(model: &ScalarModel, rows: &[&[i64]]) -> Result<Tensor, Error> {
-    let batch = Batch::new(rows, model.device());
-    tch::no_grad(|| last_scores(model, &batch, &model.forward_no_grad(&batch)?))
+    let batch = Batch::new(rows, model.device()).with_last_outputs();
+    Ok(tch::no_grad(|| model.values(&model.forward_no_grad(&batch)?))?)
 }
 
-/// Builds the batch of the pairs: all preferred replies first, then all other replies.
+/// Builds the batch of the pairs, all preferred replies first, then all other replies. Its outputs are their
+/// last tokens.
 fn collate(pairs: &[&PreferenceRow], model: &ScalarModel) -> Batch {
     let chosen = pairs.iter().map(|pair| pair.chosen.as_slice());
     let rows: Vec<&[i64]> = chosen.chain(pairs.iter().map(|pair| pair.rejected.as_slice())).collect();
-    Batch::new(&rows, model.device())
+    Batch::new(&rows, model.device()).with_last_outputs()
 }
 
-fn score_pairs(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Result<(Tensor, Tensor), Error> {
-    let scores = last_scores(model, batch, hidden)?;
+fn score_pairs(model: &ScalarModel, hidden: &Tensor) -> Result<(Tensor, Tensor), Error> {
+    let scores = model.values(hidden)?;
     let half = scores.size()[0] / 2;
     Ok((scores.narrow(0, 0, half), scores.narrow(0, half, half)))
-}
-
-pub(crate) fn last_scores(model: &ScalarModel, batch: &Batch, hidden: &Tensor) -> Result<Tensor, Error> {
-    let last = upload(&batch.last_indices(), hidden.device());
-    Ok(model.values(&hidden.index_select(0, &last))?)
 }
 
 /// Returns the margins of `pairs`, `[B]`, fp32, with 0 for a pair that has none; `None` if no pair has a

@@ -7,26 +7,27 @@
 //!   rewards    -> one score of the full reply each; the scores are added
 //! ```
 //! A reply is stored as the prompt ids followed by the new ids. Where the prompt ends is stored as a length
-//! and never inferred from the ids. All models run on the flat batch without padding. Log-probabilities
-//! are computed at the sampling temperature. They come from a forward pass over the full replies, as in
-//! training, and not from the sampler, so that the ratio of the first update is one up to rounding. This
-//! module contains no reward formula and no loss.
+//! and never inferred from the ids. All models run on the flat batch without padding, in which neighbouring
+//! replies to the same prompt share its tokens. Log-probabilities are computed at the sampling temperature.
+//! They come from a forward pass over the full replies, as in training, and not from the sampler, so that the
+//! ratio of the first update is one up to rounding. This module contains no reward formula and no loss.
 
 use std::sync::Arc;
 
 use gemini::ChunkManager;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
+use models::decoder::Decoder;
 use models::generate::{Completion, FinishReason};
-use models::head::{self, LogprobsOptions, RowLoss, RowSums, TokenLogprobs};
+use models::head;
 use models::scalar_model::ScalarModel;
 use parallel::pipeline::forward_only;
 use parallel::{Segmented, upload};
 use serde::{Deserialize, Serialize};
-use tch::{Device, Tensor, no_grad};
+use tch::{Tensor, no_grad};
 
+use crate::Error;
 use crate::advantage::ScoreSlot;
-use crate::{Error, reward};
 
 /// One prompt with one reply and the numbers computed for it. Vectors over tokens have one entry per token of
 /// the reply.
@@ -75,6 +76,11 @@ impl Experience {
         self.reply().len() + usize::from(self.score_slot == ScoreSlot::AfterEos)
     }
 
+    /// The ids of the prompt.
+    pub fn prompt(&self) -> &[i64] {
+        &self.ids[..self.prompt_length]
+    }
+
     /// The ids of the reply.
     pub fn reply(&self) -> &[i64] {
         &self.ids[self.prompt_length..]
@@ -112,28 +118,30 @@ impl PpoModels<'_> {
     }
 
     /// Fills in the numbers of all models, `micro_batch_size` replies at a time. Each model runs on all
-    /// replies before the next model starts, so that only one of them has to be in memory.
+    /// replies before the next model starts, so that only one of them has to be in memory. Returns the number
+    /// of tokens that went through the models.
     /// verl: `compute_log_prob`, `compute_values`; OpenRLHF, trlX: second half of `make_experience`.
     pub fn score_rollout(
         &self,
         experiences: &mut [Experience],
         micro_batch_size: usize,
         temperature: f64,
-    ) -> Result<(), Error> {
-        let (device, size) = (self.policy.device(), micro_batch_size);
-        score_with(self.policy, device, experiences.chunks_mut(size), |batch, replies, hidden| {
-            let policy = batch.logprobs(self.policy, hidden, temperature)?;
-            let entropies = split_by_reply(&policy.entropy, replies);
-            let logprobs = split_by_reply(&policy.logprobs, replies);
+    ) -> Result<i64, Error> {
+        let (policy, reference) = (self.policy, self.reference);
+        let mut rollout = Rollout { experiences, micro_batch_size, tokens: 0 };
+        rollout.score(policy, policy.decoder(), Reads::Tokens, |batch, replies, hidden| {
+            let found = head::logprobs(hidden, policy.head(), &batch.targets, temperature)?;
+            let entropies = split_by_reply(&found.entropy, replies);
+            let logprobs = split_by_reply(&found.logprobs, replies);
             for (experience, (logprobs, entropy)) in replies.iter_mut().zip(logprobs.zip(entropies)) {
                 (experience.logprobs, experience.entropy) = (logprobs, entropy);
             }
             Ok(())
         })?;
 
-        score_with(self.reference, device, experiences.chunks_mut(size), |batch, replies, hidden| {
-            let reference = batch.logprobs(self.reference, hidden, temperature)?;
-            let logprobs = split_by_reply(&reference.logprobs, replies);
+        rollout.score(reference, reference.decoder(), Reads::Tokens, |batch, replies, hidden| {
+            let found = head::logprobs(hidden, reference.head(), &batch.targets, temperature)?;
+            let logprobs = split_by_reply(&found.logprobs, replies);
             for (experience, logprobs) in replies.iter_mut().zip(logprobs) {
                 experience.reference_logprobs = logprobs;
             }
@@ -141,8 +149,8 @@ impl PpoModels<'_> {
         })?;
 
         if let Some(critic) = self.critic {
-            score_with(critic, device, experiences.chunks_mut(size), |batch, replies, hidden| {
-                let values = batch.values(critic, hidden)?;
+            rollout.score(critic, critic.decoder(), Reads::Slots, |_, replies, hidden| {
+                let values = critic.values(hidden)?;
                 let num_slots: Vec<usize> = replies.iter().map(Experience::num_slots).collect();
                 for (experience, values) in replies.iter_mut().zip(split_by_length(&values, &num_slots)) {
                     experience.values = values;
@@ -152,35 +160,49 @@ impl PpoModels<'_> {
         }
 
         for &reward_model in &self.reward_models {
-            score_with(reward_model, device, experiences.chunks_mut(size), |batch, replies, hidden| {
-                let scores = to_vec_f32(&reward::last_scores(reward_model, &batch.batch, hidden)?);
+            rollout.score(reward_model, reward_model.decoder(), Reads::LastToken, |_, replies, hidden| {
+                let scores = to_vec_f32(&reward_model.values(hidden)?);
                 for (experience, score) in replies.iter_mut().zip(scores) {
                     experience.score += score;
                 }
                 Ok(())
             })?;
         }
-        Ok(())
+        Ok(rollout.tokens)
     }
 }
 
-/// Runs `model` on micro-batches of replies without gradients. `head` gets each micro-batch with its last
-/// hidden states.
-fn score_with<M: Segmented<Context = Batch>>(
-    model: &M,
-    device: Device,
-    micro_batches: std::slice::ChunksMut<'_, Experience>,
-    mut head: impl FnMut(&ExperienceBatch, &mut [Experience], &Tensor) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let micro_batches = micro_batches.map(|replies| (ExperienceBatch::of(replies, device), replies));
-    no_grad(|| {
-        forward_only(
-            model,
-            micro_batches,
-            |(batch, _)| &batch.batch,
-            |(batch, replies), hidden| head(&batch, replies, hidden),
-        )
-    })
+/// The replies that are scored, and the number of tokens that went through the models so far.
+struct Rollout<'e> {
+    experiences: &'e mut [Experience],
+    micro_batch_size: usize,
+    tokens: i64,
+}
+
+impl Rollout<'_> {
+    /// Runs `model`, which has this trunk, on micro-batches of replies without gradients. `head` gets each
+    /// micro-batch with the hidden states that it reads.
+    fn score<M: Segmented<Context = Batch>>(
+        &mut self,
+        model: &M,
+        trunk: &Decoder,
+        reads: Reads,
+        mut head: impl FnMut(&ExperienceBatch, &mut [Experience], &Tensor) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let micro_batches = self.experiences.chunks_mut(self.micro_batch_size).map(|replies| {
+            let batch = ExperienceBatch::new(&replies.iter().collect::<Vec<_>>(), reads, trunk);
+            self.tokens += batch.batch.num_real_tokens();
+            (batch, replies)
+        });
+        no_grad(|| {
+            forward_only(
+                model,
+                micro_batches,
+                |(batch, _)| &batch.batch,
+                |(batch, replies), hidden| head(&batch, replies, hidden),
+            )
+        })
+    }
 }
 
 /// Splits a flat vector over the tokens of the replies, `[R]`, into one vector per reply.
@@ -189,72 +211,77 @@ fn split_by_reply(flat: &Tensor, experiences: &[Experience]) -> std::vec::IntoIt
     split_by_length(flat, &lengths).into_iter()
 }
 
-/// The flat batch of some experiences, and the indices of the replies in it, which stand for the
-/// `response_mask` of verl and the `action_mask` of OpenRLHF.
+/// What a head reads of each reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reads {
+    /// The hidden state whose logits predict each token: the one before it.
+    Tokens,
+    /// The hidden state from which the critic predicts the value of each slot.
+    Slots,
+    /// The hidden state of the last token, from which a reward model predicts its score.
+    LastToken,
+}
+
+impl Reads {
+    /// The positions in the sequence of prompt and reply.
+    fn positions(self, experience: &Experience) -> std::ops::Range<usize> {
+        // The hidden state at position `t - 1` predicts the token at `t`, so the first one is at the end of
+        // the prompt.
+        let first = experience.prompt_length - 1;
+        match self {
+            Self::Tokens => first..first + experience.reply().len(),
+            Self::Slots => first..first + experience.num_slots(),
+            Self::LastToken => experience.ids.len() - 1..experience.ids.len(),
+        }
+    }
+}
+
+/// The flat batch of some experiences. Its outputs are the hidden states that the head reads, reply after
+/// reply; they stand for the `response_mask` of verl and the `action_mask` of OpenRLHF.
 pub(crate) struct ExperienceBatch {
     pub(crate) batch: Batch,
-    /// Index of the hidden state whose logits predict each token of each reply, `[R]`.
-    logit_indices: Tensor,
-    /// Index of the hidden state of each slot of each reply, from which the critic reads a value, `[S]`.
-    value_indices: Tensor,
     /// The tokens of the replies, `[R]`.
-    targets: Tensor,
+    pub(crate) targets: Tensor,
 }
 
 impl ExperienceBatch {
-    fn of(experiences: &[Experience], device: Device) -> Self {
-        Self::new(&experiences.iter().collect::<Vec<_>>(), device)
-    }
-
-    pub(crate) fn new(experiences: &[&Experience], device: Device) -> Self {
-        let ids: Vec<&[i64]> = experiences.iter().map(|experience| experience.ids.as_slice()).collect();
-        let (mut logit_indices, mut value_indices, mut targets, mut offset) =
-            (Vec::new(), Vec::new(), Vec::new(), 0usize);
-        for experience in experiences {
-            // The hidden state at position `t - 1` predicts the token at `t`, so the first one is at the end
-            // of the prompt.
-            let first = offset + experience.prompt_length - 1;
-            logit_indices.extend((first..first + experience.reply().len()).map(|position| position as i64));
-            value_indices.extend((first..first + experience.num_slots()).map(|position| position as i64));
-            targets.extend_from_slice(experience.reply());
-            offset += experience.ids.len();
+    /// Builds the batch for a model with this trunk. Neighbouring replies to the same prompt continue one row
+    /// that holds the prompt, if the trunk gives them the numbers that each of them has alone.
+    pub(crate) fn new(experiences: &[&Experience], reads: Reads, trunk: &Decoder) -> Self {
+        let (mut rows, mut prefixes, mut outputs) = (Vec::<&[i64]>::new(), Vec::new(), Vec::new());
+        let mut num_tokens = 0;
+        let mut push = |row, prefix| {
+            rows.push(row);
+            prefixes.push(prefix);
+            num_tokens += row.len();
+            (rows.len() - 1, num_tokens - row.len())
+        };
+        for same_prompt in experiences.chunk_by(|left, right| left.prompt() == right.prompt()) {
+            let has_tokens = |experience: &&Experience| !experience.reply().is_empty();
+            let shares =
+                same_prompt.len() > 1 && same_prompt.iter().all(has_tokens) && trunk.can_share_prefixes();
+            let prompt = shares.then(|| push(same_prompt[0].prompt(), None));
+            for experience in same_prompt {
+                // Where the tokens from position `split` onwards begin, and those before it.
+                let (split, before, after) = match prompt {
+                    Some((row, start)) => {
+                        (experience.prompt_length, start, push(experience.reply(), Some(row)).1)
+                    }
+                    None => (0, 0, push(&experience.ids, None).1),
+                };
+                outputs.extend(reads.positions(experience).map(|position| {
+                    let token = if position < split { before + position } else { after + position - split };
+                    token as i64
+                }));
+            }
         }
 
-        let tensor = |values: &[i64]| upload(values, device);
+        let targets: Vec<i64> =
+            experiences.iter().flat_map(|experience| experience.reply()).copied().collect();
         Self {
-            batch: Batch::new(&ids, device),
-            logit_indices: tensor(&logit_indices),
-            value_indices: tensor(&value_indices),
-            targets: tensor(&targets),
+            batch: Batch::with_prefixes(&rows, &prefixes, trunk.device()).with_outputs(&outputs),
+            targets: upload(&targets, trunk.device()),
         }
-    }
-
-    /// Computes `log p` and entropy of the tokens of the replies, `[R]`, from the last hidden states.
-    pub(crate) fn logprobs(
-        &self,
-        model: &CausalLm,
-        hidden: &Tensor,
-        temperature: f64,
-    ) -> Result<TokenLogprobs, Error> {
-        let rows = hidden.index_select(0, &self.logit_indices);
-        Ok(head::logprobs(&rows, model.head(), &self.targets, temperature)?)
-    }
-
-    /// Computes a loss over the tokens of the replies, from the last hidden states.
-    pub(crate) fn token_loss(
-        &self,
-        model: &CausalLm,
-        hidden: &Tensor,
-        options: LogprobsOptions,
-        row_loss: &mut RowLoss<'_, Error>,
-    ) -> Result<RowSums, Error> {
-        let rows = hidden.index_select(0, &self.logit_indices);
-        head::token_loss(&rows, model.head(), &self.targets, options, row_loss)
-    }
-
-    /// Computes the value of each slot, `[S]`.
-    pub(crate) fn values(&self, critic: &ScalarModel, hidden: &Tensor) -> Result<Tensor, Error> {
-        Ok(critic.values(&hidden.index_select(0, &self.value_indices))?)
     }
 }
 

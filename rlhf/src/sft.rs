@@ -56,7 +56,8 @@ pub fn bins(rows: &[SftRow], packing: Option<usize>) -> Result<Vec<Vec<usize>>, 
 impl<'a> Objective for Sft<'a> {
     type Model = CausalLm;
     type Example = Vec<&'a SftRow>;
-    type Targets = Targets;
+    /// The predicted tokens.
+    type Targets = Tensor;
     type Stats = ();
 
     fn model(&self) -> &CausalLm {
@@ -87,12 +88,12 @@ impl<'a> Objective for Sft<'a> {
         bins.iter().flatten().map(|row| row.num_label_tokens()).sum::<usize>().max(1) as f64
     }
 
-    fn collate(&self, bins: &[Vec<&'a SftRow>]) -> (Batch, Targets) {
+    fn collate(&self, bins: &[Vec<&'a SftRow>]) -> (Batch, Tensor) {
         collate(&bins.concat(), self.model.device())
     }
 
-    fn loss(&self, _: &Batch, targets: &Targets, hidden: &Tensor, (): &mut ()) -> Result<Tensor, Error> {
-        targets.loss(self.model, hidden)
+    fn loss(&self, targets: &Tensor, hidden: &Tensor, (): &mut ()) -> Result<Tensor, Error> {
+        Ok(head::cross_entropy(hidden, self.model.head(), targets, None)?)
     }
 
     fn push_metrics(&self, (): (), _: &ProcessGroup, _: &mut Metrics) -> Result<(), Error> {
@@ -108,22 +109,9 @@ impl<'a> Objective for Sft<'a> {
     }
 }
 
-/// The hidden states that predict a token, by index, and the predicted tokens.
-pub struct Targets {
-    positions: Tensor,
-    targets: Tensor,
-}
-
-impl Targets {
-    /// Computes the summed cross-entropy. `hidden` is `[N, H]`.
-    fn loss(&self, model: &CausalLm, hidden: &Tensor) -> Result<Tensor, Error> {
-        let rows = hidden.index_select(0, &self.positions);
-        Ok(head::cross_entropy(&rows, model.head(), &self.targets, None)?)
-    }
-}
-
-/// Builds the flat batch of some rows and its targets. The hidden state of token `i` predicts label `i + 1`.
-fn collate(rows: &[&SftRow], device: Device) -> (Batch, Targets) {
+/// Builds the flat batch of some rows and its targets, int64 `[M]`. The hidden state of token `i` predicts
+/// label `i + 1`, so the outputs of the batch are the tokens before a label.
+fn collate(rows: &[&SftRow], device: Device) -> (Batch, Tensor) {
     let ids: Vec<&[i64]> = rows.iter().map(|row| row.input_ids.as_slice()).collect();
     let (mut positions, mut targets, mut offset) = (Vec::new(), Vec::new(), 0i64);
     for row in rows {
@@ -135,8 +123,7 @@ fn collate(rows: &[&SftRow], device: Device) -> (Batch, Targets) {
         }
         offset += row.input_ids.len() as i64;
     }
-    let tensor = |values: &[i64]| upload(values, device);
-    (Batch::new(&ids, device), Targets { positions: tensor(&positions), targets: tensor(&targets) })
+    (Batch::new(&ids, device).with_outputs(&positions), upload(&targets, device))
 }
 
 /// Computes mean loss, perplexity and token accuracy over `rows`, which are split over the weight replicas.
@@ -156,10 +143,11 @@ pub fn evaluate(
         collated,
         |(batch, _)| batch,
         |(_, targets), hidden| {
-            loss += tch::no_grad(|| targets.loss(model, hidden))?.double_value(&[]);
-            let best = head::argmax(&hidden.index_select(0, &targets.positions), model.head())?;
-            correct += best.eq_tensor(&targets.targets).sum(tch::Kind::Int64).double_value(&[]);
-            count += targets.targets.numel();
+            let sum = tch::no_grad(|| head::cross_entropy(hidden, model.head(), &targets, None))?;
+            loss += sum.double_value(&[]);
+            let best = head::argmax(hidden, model.head())?;
+            correct += best.eq_tensor(&targets).sum(tch::Kind::Int64).double_value(&[]);
+            count += targets.numel();
             Ok(())
         },
     )?;

@@ -67,11 +67,10 @@ pub trait Objective {
     /// Builds the flat batch of a micro-batch and the targets of its loss.
     fn collate(&self, examples: &[Self::Example]) -> (Batch, Self::Targets);
 
-    /// Computes the summed loss of a micro-batch, a scalar with a gradient. `hidden` `[N, H]` are the last
-    /// hidden states of `batch`.
+    /// Computes the summed loss of a micro-batch, a scalar with a gradient. `hidden` `[M, H]` are the last
+    /// hidden states of the outputs of its batch.
     fn loss(
         &self,
-        batch: &Batch,
         targets: &Self::Targets,
         hidden: &Tensor,
         stats: &mut Self::Stats,
@@ -239,7 +238,7 @@ pub(crate) fn accumulate<O: Objective>(
     let mut tokens = 0;
     let loss = engine.accumulate(objective.model(), &batches, |index, hidden| {
         tokens += batches[index].num_real_tokens();
-        Ok::<_, Error>(objective.loss(batches[index], &targets[index], hidden, stats)? * *scale)
+        Ok::<_, Error>(objective.loss(&targets[index], hidden, stats)? * *scale)
     })?;
     Ok((loss, tokens))
 }

@@ -331,6 +331,29 @@ fn ppo_raises_the_score_that_it_is_given() {
     assert!(folder.path().join("final/model.safetensors").exists());
 }
 
+/// A unit is a forward pass over all tokens of prompts and replies: policy, reference, critic and reward model
+/// score in one unit each, and policy and critic learn in three units an epoch each, if no prompt is shared.
+#[test]
+fn replies_to_one_prompt_run_it_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let reward_model = ScalarModel::random(config(), 2, &options(false)).unwrap();
+    let train = TrainConfig { micro_batch_size: 32, ..train() };
+    for samples_per_prompt in [4, 1] {
+        let count = 8 * samples_per_prompt;
+        let settings =
+            PpoConfig { iterations: 1, samples_per_prompt, mini_batch_size: count, ..ppo_settings() };
+        let out = folder.path().join(samples_per_prompt.to_string());
+        let (memory, _) = run_ppo(&settings, &train, &out, &reward_model);
+        let [tokens, score, update, length] =
+            ["tokens", "units/score", "units/update", "response_length/mean"].map(|name| memory.all(name)[0]);
+        let replies = length * count as f64;
+        let share = ((tokens - replies) / samples_per_prompt as f64 + replies) / tokens;
+        assert!((score - 4.0 * share).abs() < 1e-6, "{score} {share}");
+        assert!((update - 12.0 * share).abs() < 1e-6, "{update} {share}");
+        assert!(samples_per_prompt == 1 || share < 0.8, "{share}");
+    }
+}
+
 #[test]
 fn the_logged_value_loss_has_no_weight() {
     let folder = tempfile::tempdir().unwrap();

@@ -10,6 +10,7 @@ use parallel::{ProcessGroups, upload};
 use super::metrics::UpdateStats;
 use super::trajectory::{Trajectory, collate, flatten, num_tokens};
 use crate::config::PpoConfig;
+use crate::rollout::Reads;
 use crate::{Error, loss};
 
 /// The critic and its optimizer.
@@ -44,16 +45,18 @@ impl<'a> Critic<'a> {
         let num_slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
 
         let micro_batches = self.engine.split_micro_batches(mini_batch, micro_batch_size);
-        let experience_batches = collate(&micro_batches, num_tokens(mini_batch), critic.device());
+        let experience_batches =
+            collate(&micro_batches, num_tokens(mini_batch), Reads::Slots, critic.decoder());
         let batches: Vec<&Batch> =
             experience_batches.iter().map(|experience_batch| &experience_batch.batch).collect();
 
         self.engine.accumulate(critic, &batches, |index, hidden| {
-            let (experience_batch, micro_batch) = (&experience_batches[index], micro_batches[index]);
+            let micro_batch = micro_batches[index];
+            updates.tokens += batches[index].num_real_tokens() as f64;
             let old =
                 upload(&flatten(micro_batch, |trajectory| &trajectory.experience.values), critic.device());
             let returns = upload(&flatten(micro_batch, |trajectory| &trajectory.returns), critic.device());
-            let new = experience_batch.values(critic, hidden)?;
+            let new = critic.values(hidden)?;
             let value_loss = loss::value_loss(&new, &old, &returns, Some(config.clip_range_value))?;
             updates.value += value_loss.statistics;
             // The metric of TRL has no weight.

@@ -11,6 +11,8 @@ use crate::rollout::Experience;
 #[derive(Default)]
 pub(super) struct UpdateStats {
     pub(super) steps: f64,
+    /// The tokens that went forward and backward through policy and critic.
+    pub(super) tokens: f64,
     pub(super) policy_loss: f64,
     pub(super) value_loss: f64,
     pub(super) ptx_loss: f64,
@@ -24,8 +26,9 @@ pub(super) struct UpdateStats {
 impl UpdateStats {
     /// Sums the losses and statistics over all ranks of the loss group.
     pub(super) fn all_reduce(&mut self, groups: &ProcessGroups) -> Result<(), Error> {
-        let losses = [self.policy_loss, self.value_loss, self.ptx_loss];
-        [self.policy_loss, self.value_loss, self.ptx_loss] = groups.loss_group().all_reduce_sum(losses)?;
+        let sums = [self.policy_loss, self.value_loss, self.ptx_loss, self.tokens];
+        [self.policy_loss, self.value_loss, self.ptx_loss, self.tokens] =
+            groups.loss_group().all_reduce_sum(sums)?;
         let all = groups.loss_group().all_gather_object(vec![(self.policy, self.value)])?;
         (self.policy, self.value) = Default::default();
         for (policy, value) in all {

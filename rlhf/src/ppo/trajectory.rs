@@ -1,8 +1,8 @@
 //! The replies of a rollout with their advantages and returns, and their flat batches.
 
-use tch::Device;
+use models::decoder::Decoder;
 
-use crate::rollout::{Experience, ExperienceBatch};
+use crate::rollout::{Experience, ExperienceBatch, Reads};
 
 /// One reply with its advantages and returns.
 /// OpenRLHF: `Experience` once `advantages` and `returns` are filled in.
@@ -39,16 +39,18 @@ pub(super) fn num_tokens(trajectories: &[&Trajectory<'_>]) -> usize {
     trajectories.iter().map(|trajectory| trajectory.experience.ids.len()).sum::<usize>().max(1)
 }
 
-/// Builds the flat batch of each micro-batch of an optimizer step that has `step_tokens` tokens.
+/// Builds the flat batch of each micro-batch of an optimizer step that has `step_tokens` tokens, for a model
+/// with this trunk.
 pub(super) fn collate(
     micro_batches: &[&[&Trajectory<'_>]],
     step_tokens: usize,
-    device: Device,
+    reads: Reads,
+    trunk: &Decoder,
 ) -> Vec<ExperienceBatch> {
     let batch = |micro_batch: &&[&Trajectory<'_>]| {
         let experiences: Vec<&Experience> =
             micro_batch.iter().map(|trajectory| trajectory.experience).collect();
-        let mut experience_batch = ExperienceBatch::new(&experiences, device);
+        let mut experience_batch = ExperienceBatch::new(&experiences, reads, trunk);
         experience_batch.batch.aux_loss_divisor = step_tokens as f64;
         experience_batch
     };
