@@ -4,12 +4,12 @@ RATES = {"float32": "gemm_float32", "bfloat16": "gemm_bfloat16"}
 SMALL_BYTES = 64 << 20  # what may stay in the caches of the processor between two steps
 
 
-def training_speed(bench, shape, lengths, dtype="float32", with_head=True):
+def training_speed(bench, shape, lengths, dtype="float32", with_head=True, outputs=None):
     """Tokens a second, when nothing but the products takes time. `lengths` are those of all rows."""
     if bench.rates is None:
         return None
     rate = bench.rates[RATES[dtype]]
-    return sum(lengths) * rate / shape.training_flop(lengths, with_head)
+    return sum(lengths) * rate / shape.training_flop(lengths, with_head, outputs)
 
 
 def decode_seconds(bench, shape, batch, context):
@@ -24,17 +24,19 @@ def decode_seconds(bench, shape, batch, context):
 def ppo_seconds(bench, shape, prompts, prompt_length, replies, reply_length, epochs):
     """Seconds of an iteration: prompts, steps of generation, three models that score, two that learn.
 
-    A prompt that has several replies is read once. Only tokens of replies need the head.
+    A prompt is read once by each model, however many replies it has. Only tokens of replies need the head and the last
+    layer. The sampler could give the log-probabilities of the policy.
     """
     if bench.rates is None:
         return None
     rate = bench.rates["gemm_float32"]
-    rows = [prompt_length + reply_length] * replies
     head = 2 * shape.head * reply_length * replies
-    prefill = shape.forward_flop([prompt_length] * prompts, with_head=False) / rate
+    prompt = shape.forward_flop([prompt_length] * prompts, with_head=False, outputs=0)
+    reply = shape.forward_flop([reply_length] * replies, with_head=False, outputs=reply_length * replies, past=prompt_length)
+    scored = shape.forward_flop([reply_length] * replies, with_head=False, outputs=replies, past=prompt_length)
     steps = round(reply_length)
     decode = sum(decode_seconds(bench, shape, replies, prompt_length + step) for step in range(steps))
-    body = shape.forward_flop(rows, with_head=False)
-    score = (3 * body + head) / rate
-    update = epochs * 3 * (2 * body + head) / rate
-    return prefill + decode + score + update
+    # Reference and critic; the reward model reads the last tokens alone.
+    score = (3 * prompt + 2 * reply + scored + head) / rate
+    update = epochs * 3 * (2 * (prompt + reply) + head) / rate
+    return prompt / rate + decode + score + update

@@ -48,19 +48,28 @@ class Shape:
         """All values. Two norms a layer and one at the end."""
         return self.body + self.head + (2 * self.layers + 1) * self.hidden
 
-    def forward_flop(self, lengths, with_head=True):
+    @property
+    def after_attention(self):
+        """Values of the matrices of a layer behind its attention: its output and the feed-forward part."""
+        return self.hidden**2 + 3 * self.hidden * self.inner
+
+    def forward_flop(self, lengths, with_head=True, outputs=None, past=0):
         """Operations of one pass over rows: two a weight and token, and causal attention.
 
         Attention multiplies queries with keys, and weights with values, over half of T x T places: 2 T^2 H a layer
-        together. The last token of a row has no target and needs no head.
+        together. Each row continues a sequence of `past` tokens, which a row of its own computes. The last layer needs
+        no more behind its attention than `outputs` tokens, and so does the head: all but the last token of each row,
+        which has no target, unless they are given.
         """
         tokens = sum(lengths)
-        flop = 2 * self.body * tokens + sum(2 * self.layers * self.hidden * length**2 for length in lengths)
-        return flop + (2 * self.head * (tokens - len(lengths)) if with_head else 0)
+        outputs = tokens - len(lengths) if outputs is None else outputs
+        attention = sum(2 * self.layers * self.hidden * ((past + length) ** 2 - past**2) for length in lengths)
+        dropped = 2 * self.after_attention * (tokens - outputs)
+        return 2 * self.body * tokens + attention - dropped + (2 * self.head * outputs if with_head else 0)
 
-    def training_flop(self, lengths, with_head=True):
+    def training_flop(self, lengths, with_head=True, outputs=None):
         """The backward pass has twice the products of the forward pass."""
-        return 3 * self.forward_flop(lengths, with_head)
+        return 3 * self.forward_flop(lengths, with_head, outputs)
 
     def decode_flop(self, batch, context):
         """Operations of one step of generation, in which each row has `context` tokens in its cache."""

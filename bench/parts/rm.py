@@ -41,5 +41,5 @@ def compare(bench, name, lengths):
     samples, difference = alternate(
         bench.rounds, both, lambda one, other: within(1e-4, f"{name}: loss", one["losses"], other["losses"]))
     all_lengths = [length for pair in sides for length in pair]
-    limit = limits.training_speed(bench, shape, all_lengths, with_head=False)
+    limit = limits.training_speed(bench, shape, all_lengths, with_head=False, outputs=len(all_lengths))
     return figure(name, "tokens/s", samples, higher_is_better=True, limit=limit, difference=difference)
