@@ -202,10 +202,9 @@ impl Batch {
         starts(&self.lengths).iter().zip(&self.lengths).map(|(start, length)| start + length - 1).collect()
     }
 
-    /// The number of tokens in the padded areas of attention, at most 5/4 of
-    /// [`num_tokens`](Self::num_tokens).
-    pub fn padded_tokens(&self) -> i64 {
-        self.groups.iter().map(|group| group.rows * group.length).sum()
+    /// Whether a row continues another one.
+    pub(crate) fn has_prefixes(&self) -> bool {
+        self.groups.iter().any(|group| group.prefixes.is_some())
     }
 
     /// Causal attention within each row (flash-attn: `flash_attn_varlen_func` with `cu_seqlens`), from `q`
@@ -414,14 +413,14 @@ fn group_rows(
     let mut order: Vec<usize> = (0..lengths.len()).collect();
     // Stable: rows of equal length stay in batch order.
     order.sort_by_key(|&row| (prefixes[row].is_some(), std::cmp::Reverse(past(row) + lengths[row])));
+    let sizes: Vec<[i64; 2]> = order.iter().map(|&row| [past(row), lengths[row]]).collect();
 
     let mut groups = Vec::new();
     let mut unpad_indices = vec![0_i64; lengths.iter().sum::<i64>() as usize];
     let mut area = 0;
     let mut rest = order.as_slice();
     while !rest.is_empty() {
-        let sizes: Vec<[i64; 2]> = rest.iter().map(|&row| [past(row), lengths[row]]).collect();
-        let (rows, later) = rest.split_at(group_size(&sizes));
+        let (rows, later) = rest.split_at(group_size(&sizes[order.len() - rest.len()..]));
         let length = rows.iter().map(|&row| lengths[row]).max().expect("a group has a row");
         for (group_row, &row) in rows.iter().enumerate() {
             let row_start = area + group_row as i64 * length;
@@ -446,8 +445,8 @@ fn group_rows(
     (groups, restore)
 }
 
-/// How many of the next rows, longest first, fit into the next group. `sizes` are the lengths of the prefix
-/// and of the row itself.
+/// How many of the next rows, longest first, fit into the next group. `sizes` are, for each row, the lengths
+/// of its prefix and of the row itself.
 fn group_size(sizes: &[[i64; 2]]) -> usize {
     let (mut tokens, mut widths) = (0, [0, 0]);
     let has_prefix = sizes[0][0] > 0;
@@ -527,7 +526,6 @@ mod tests {
         let batch = batch(&[4, 10, 8, 9]);
         let shapes: Vec<(i64, i64)> = batch.groups.iter().map(|group| (group.rows, group.length)).collect();
         assert_eq!(shapes, [(3, 10), (1, 4)]);
-        assert_eq!(batch.padded_tokens(), 34);
         // Row 0 starts after the first padded area of 30; row 1 starts at 0, row 3 at 10 and row 2 at 20.
         let restore = Vec::<i64>::try_from(batch.unpad_indices.as_ref().unwrap()).unwrap();
         assert_eq!((restore[0], restore[4], restore[14], restore[22]), (30, 0, 20, 10));

@@ -79,6 +79,7 @@ impl ModelParallel {
                 scatter_tokens_gather_heads(&attended.unflatten(1, [q.size()[1], -1]), group)
             }
             (SequenceParallel::Ring(group), Some(local_batch)) => {
+                assert!(!batch.has_prefixes(), "a ring splits whole sequences, see `can_share_prefixes`");
                 Ok(ring::ring_attention([q, k, v], &local_batch.chunk_lens, scale, group)?.flatten(1, 2))
             }
             _ => Ok(batch.attend(q, k, v, scale, mask)),

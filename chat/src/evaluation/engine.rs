@@ -21,7 +21,7 @@ use models::head;
 use models::sample::SamplingParams;
 use parallel::Segmented;
 use sha2::{Digest, Sha256};
-use tch::no_grad;
+use tch::{Device, no_grad};
 
 use crate::session::Session;
 
@@ -383,6 +383,8 @@ impl<'a> Engine<'a> {
                     continue;
                 }
             };
+
+            // Nothing to score has probability one.
             if parts.is_empty() {
                 without_rows.push((index, Response::Loglikelihood { logprob: 0.0, is_greedy: true, cut: 0 }));
             }
@@ -398,16 +400,7 @@ impl<'a> Engine<'a> {
     /// The log-likelihood of the targets of each reader of the rows, and whether greedy decoding gives them.
     fn score_rows(&self, rows: &[Row]) -> anyhow::Result<Vec<(f64, bool)>> {
         let model = self.model;
-        let mut sequences: Vec<&[i64]> = Vec::new();
-        let mut prefixes = Vec::new();
-        for row in rows {
-            let prefix = sequences.len();
-            sequences.push(&row.prefix);
-            prefixes.push(None);
-            sequences.extend(row.branches.iter().map(Vec::as_slice));
-            prefixes.extend(row.branches.iter().map(|_| Some(prefix)));
-        }
-        let batch = Batch::with_prefixes(&sequences, &prefixes, model.device());
+        let batch = collate(rows, model.device());
         let starts = batch.first_indices();
 
         // Positions that several readers share are computed once.
@@ -654,6 +647,20 @@ fn is_text(prompt: &Prompt) -> bool {
 /// The stream of random draws of a request: a number that its key gives.
 fn stream(request: &Request) -> u64 {
     u64::from_str_radix(&request.key()[..16], 16).expect("a key is a hash in hexadecimal")
+}
+
+/// The flat batch of some rows: each prefix, and behind it its branches, which continue it.
+fn collate(rows: &[Row], device: Device) -> Batch {
+    let mut sequences: Vec<&[i64]> = Vec::new();
+    let mut prefixes = Vec::new();
+    for row in rows {
+        let prefix = sequences.len();
+        sequences.push(&row.prefix);
+        prefixes.push(None);
+        sequences.extend(row.branches.iter().map(Vec::as_slice));
+        prefixes.extend(row.branches.iter().map(|_| Some(prefix)));
+    }
+    Batch::with_prefixes(&sequences, &prefixes, device)
 }
 
 /// Divides rows into batches of at most [`BATCH_TOKENS`] tokens; a longer row is a batch of its own.

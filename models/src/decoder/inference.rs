@@ -69,6 +69,7 @@ impl Decoder {
         slots: &[i64],
     ) -> Result<Tensor, parallel::Error> {
         assert_eq!(batch.lengths.len(), slots.len(), "one slot for each row");
+        assert!(!batch.has_prefixes(), "a slot of the cache holds a whole sequence");
         let past_lengths: Vec<i64> = slots.iter().map(|&slot| cache.lengths()[slot as usize]).collect();
         let slot_mapping = cache.slot_mapping(slots, &batch.lengths, self.device());
 
