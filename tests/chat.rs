@@ -106,8 +106,8 @@ impl<'a> Tmux<'a> {
         }
     }
 
-    /// Resizes the terminal, and waits until the program in it can know. tmux hands a size on with a delay, and
-    /// leaves out sizes that follow each other too fast.
+    /// Resizes the terminal, and waits until the program in it can know. tmux hands a size on with a delay,
+    /// and leaves out sizes that follow each other too fast.
     #[track_caller]
     fn resize(&self, columns: &str, rows: &str) {
         self.run(&["resize-window", "-x", columns, "-y", rows]);

@@ -413,8 +413,8 @@ impl Linear {
         if self.is_conv1d { x.matmul(&self.weight) } else { x.linear(&self.weight, None::<&Tensor>) }
     }
 
-    /// The output of a layer that only runs, see [`few_rows_linear`]. A layer that is trained computes the same
-    /// bits with and without a graph, so that a pass with activation checkpointing repeats itself exactly.
+    /// The output of a layer that is not trained, see [`few_rows_linear`]. A layer that is trained computes
+    /// the same bits with and without a graph, so that activation checkpointing repeats a pass exactly.
     fn few_rows(&self, x: &Tensor, bias: Option<&Tensor>) -> Option<Tensor> {
         if self.weight.requires_grad() {
             return None;

@@ -410,7 +410,7 @@ impl<'a> Ppo<'a> {
             .flat_map(|order| order.chunks(self.config.mini_batch_size))
             .map(|indices| {
                 // The order within a mini-batch does not change its loss. Replies to the same prompt stand
-                // together, so that they share its tokens; a stable sort changes nothing for single replies.
+                // together, so that they share its tokens.
                 let mut indices = indices.to_vec();
                 if self.config.samples_per_prompt > 1 {
                     indices.sort_by_key(|index| index / self.config.samples_per_prompt);

@@ -250,6 +250,7 @@ impl ExperienceBatch {
     pub(crate) fn new(experiences: &[&Experience], reads: Reads, trunk: &Decoder) -> Self {
         let (mut rows, mut prefixes, mut outputs) = (Vec::<&[i64]>::new(), Vec::new(), Vec::new());
         let mut num_tokens = 0;
+        // Adds a row, and returns its number and the place of its first token.
         let mut push = |row, prefix| {
             rows.push(row);
             prefixes.push(prefix);
@@ -262,15 +263,18 @@ impl ExperienceBatch {
                 same_prompt.len() > 1 && same_prompt.iter().all(has_tokens) && trunk.can_share_prefixes();
             let prompt = shares.then(|| push(same_prompt[0].prompt(), None));
             for experience in same_prompt {
-                // Where the tokens from position `split` onwards begin, and those before it.
-                let (split, before, after) = match prompt {
-                    Some((row, start)) => {
-                        (experience.prompt_length, start, push(experience.reply(), Some(row)).1)
+                // The sequence begins with `shared` tokens at `prompt_start`, and goes on at `start`.
+                let (shared, prompt_start, start) = match prompt {
+                    Some((row, prompt_start)) => {
+                        (experience.prompt_length, prompt_start, push(experience.reply(), Some(row)).1)
                     }
                     None => (0, 0, push(&experience.ids, None).1),
                 };
                 outputs.extend(reads.positions(experience).map(|position| {
-                    let token = if position < split { before + position } else { after + position - split };
+                    let token = match position.checked_sub(shared) {
+                        Some(behind) => start + behind,
+                        None => prompt_start + position,
+                    };
                     token as i64
                 }));
             }

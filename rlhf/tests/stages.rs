@@ -331,8 +331,9 @@ fn ppo_raises_the_score_that_it_is_given() {
     assert!(folder.path().join("final/model.safetensors").exists());
 }
 
-/// A unit is a forward pass over all tokens of prompts and replies: policy, reference, critic and reward model
-/// score in one unit each, and policy and critic learn in three units an epoch each, if no prompt is shared.
+/// A unit is a forward pass over all tokens of prompts and replies: policy, reference, critic and reward
+/// model score in one unit each, and policy and critic learn in three units an epoch each, if no prompt is
+/// shared.
 #[test]
 fn replies_to_one_prompt_run_it_once() {
     let folder = tempfile::tempdir().unwrap();

@@ -12,8 +12,8 @@
 //!    |   ASLEEP                IDLE                      |    |
 //!    +---------------------------------------------------+----+  worker: finish
 //! ```
-//! Only the worker sleeps on an idle word and only the owner on a taken one, so a wake never reaches the wrong
-//! thread.
+//! Only the worker sleeps on an idle word and only the owner on a taken one, so a wake never reaches the
+//! wrong thread.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;

@@ -213,8 +213,8 @@ fn the_owner_does_the_shares_of_workers_that_do_not_begin() {
     assert_eq!(ran.into_inner().unwrap(), [(0, owner), (1, owner), (2, owner)]);
 }
 
-/// Every function of OpenMP that the loaded libtorch imports is one of this program. One that is missing would
-/// come from libgomp, which knows nothing of these threads.
+/// Every function of OpenMP that the loaded libtorch imports is one of this program. One that is missing
+/// would come from libgomp, which knows nothing of these threads.
 #[test]
 fn every_function_that_libtorch_imports_is_of_this_program() {
     let path = crate::runtime::libtorch_path().unwrap_or_else(|| {
