@@ -24,7 +24,7 @@ pub use hash::fnv1a;
 pub use mesh::{Axis, Mesh};
 pub use parallel_sys::{
     Error as SysError, adamw, allocator, arena, autograd, c10d, device_allocator, disk, dispatch, driver,
-    elements, heap, memory, operations, process, regular_file, runtime, softmax, syscall_filter,
+    elements, heap, kernels, memory, operations, process, regular_file, runtime, softmax, syscall_filter,
 };
 pub use parameter::{Parameter, Placement, ShardSpec};
 pub use pipeline::PipelineStages;

@@ -6,6 +6,11 @@
 
 use std::sync::OnceLock;
 
+/// A loop that is compiled once for each instruction set. `run` and all that it calls are inlined.
+pub(crate) trait VectorLoop {
+    fn run(self);
+}
+
 /// The instruction set for which a loop is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InstructionSet {
@@ -34,9 +39,34 @@ impl InstructionSet {
         sets
     }
 
+    /// Runs a loop with these instructions. `self` is one of [`available`](Self::available).
+    pub(crate) fn run(self, vector_loop: impl VectorLoop) {
+        match self {
+            Self::Build => vector_loop.run(),
+            // SAFETY: `available` has found these instructions.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { run_avx2(vector_loop) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { run_avx512(vector_loop) },
+        }
+    }
+
     /// The fastest set that this processor has.
     pub(crate) fn best() -> Self {
         static BEST: OnceLock<InstructionSet> = OnceLock::new();
         *BEST.get_or_init(|| Self::available().pop().unwrap_or(Self::Build))
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn run_avx2(vector_loop: impl VectorLoop) {
+    vector_loop.run();
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
+fn run_avx512(vector_loop: impl VectorLoop) {
+    vector_loop.run();
 }

@@ -3,7 +3,7 @@
 //! | level | module | interface |
 //! |---|---|---|
 //! | raw | [`raw`] | the C functions of `cpp/shim.h`, in the same order |
-//! | safe | [`dispatch`], [`operations`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`], [`heap`], [`allocator`], [`device_allocator`], [`arena`], [`driver`], [`disk`], [`regular_file`], [`adamw`], [`softmax`], [`syscall_filter`] | tensors and `Result`s |
+//! | safe | [`dispatch`], [`operations`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`], [`heap`], [`allocator`], [`device_allocator`], [`arena`], [`driver`], [`disk`], [`regular_file`], [`adamw`], [`softmax`], [`kernels`], [`syscall_filter`] | tensors and `Result`s |
 //!
 //! `openmp` has no caller in Rust: it is the runtime under libtorch's parallel loops.
 //!
@@ -22,8 +22,11 @@ pub mod disk;
 pub mod dispatch;
 pub mod driver;
 pub mod elements;
+mod exponential;
+
 pub mod heap;
 mod instruction_set;
+pub mod kernels;
 pub mod memory;
 pub mod nccl;
 mod openmp;

@@ -33,6 +33,7 @@ mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use futex::Lock;
@@ -106,6 +107,34 @@ pub(crate) extern "C" fn GOMP_parallel(region: Region, data: *mut c_void, thread
         // SAFETY: the compiler made `region` for `data`.
         run_as(Member::new(&team, 0, is_nested), || unsafe { region(data) });
     }
+}
+
+/// Divides `0..count` among the threads of a region, at least `least` to each, and calls `body` with each share.
+pub(crate) fn share(count: usize, least: usize, body: &(impl Fn(Range<usize>) + Sync)) {
+    struct Call<'a, B> {
+        count: usize,
+        body: &'a B,
+    }
+    unsafe extern "C" fn region<B: Fn(Range<usize>) + Sync>(data: *mut c_void) {
+        // SAFETY: `share` passes its own `call`, which lives until all members are done.
+        let call = unsafe { &*data.cast::<Call<'_, B>>() };
+        let size = call.count.div_ceil(omp_get_num_threads() as usize);
+        let start = omp_get_thread_num() as usize * size;
+        let share = start.min(call.count)..(start + size).min(call.count);
+        if !share.is_empty() {
+            (call.body)(share);
+        }
+    }
+    fn region_of<B: Fn(Range<usize>) + Sync>(_: &B) -> Region {
+        region::<B>
+    }
+
+    let members = (count / least.max(1)).min(THREADS.get() as usize);
+    if members <= 1 {
+        return body(0..count);
+    }
+    let mut call = Call { count, body };
+    GOMP_parallel(region_of(body), (&raw mut call).cast(), members as c_uint, 0);
 }
 
 /// Waits until all members of the region have come here.

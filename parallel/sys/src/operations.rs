@@ -1,5 +1,7 @@
-//! Counts operations of libtorch. A count needs no clock, so a test can hold the work of a layer to a number.
+//! Counts operations of libtorch and our own [`kernels`](crate::kernels). A count needs no clock, so a test can
+//! hold the work of a layer to a number.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 
@@ -9,13 +11,30 @@ use crate::{Error, check};
 /// How often an operation ran, by its name, such as `aten::addmm`.
 pub type Counts = BTreeMap<String, usize>;
 
+thread_local! {
+    /// The kernels that this thread has started during [`count`].
+    static KERNELS: RefCell<Option<Counts>> = const { RefCell::new(None) };
+}
+
+/// Counts a kernel of our own, if this thread counts.
+pub(crate) fn record(kernel: &str) {
+    KERNELS.with_borrow_mut(|counts| {
+        if let Some(counts) = counts {
+            *counts.entry(format!("kernels::{kernel}")).or_default() += 1;
+        }
+    });
+}
+
 /// Runs `compute` and counts the operations that this thread dispatches, with those that they dispatch in
 /// turn: `aten::linear` counts, and so does the `aten::addmm` inside it. Calls are not nested.
+///
+/// Our own kernels count as well, such as `kernels::linear`.
 pub fn count<T>(compute: impl FnOnce() -> T) -> Result<(T, Counts), Error> {
     // SAFETY: the function takes nothing.
     check("shim_operations_begin", unsafe { raw::shim_operations_begin() })?;
+    KERNELS.set(Some(Counts::new()));
     let result = compute();
-    let mut counts = Counts::new();
+    let mut counts = KERNELS.take().unwrap_or_default();
     // SAFETY: `collect` is only called during the call, with `counts` as its context.
     let code = unsafe { raw::shim_operations_end(collect, (&raw mut counts).cast()) };
     check("shim_operations_end", code)?;

@@ -1,0 +1,284 @@
+//! Sixteen numbers at once, for the loops whose sums must stay in registers. A compiler that vectorizes a plain
+//! loop keeps the sums of such a loop in memory.
+//!
+//! All instruction sets compute with sixteen lanes and add them up in the same order, so they give the same
+//! bits.
+
+#![expect(
+    clippy::inline_always,
+    reason = "such a function is compiled with the instruction set of its caller"
+)]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "a loop over registers is unrolled, and its index is a constant"
+)]
+
+use crate::instruction_set::InstructionSet;
+
+/// Sixteen numbers.
+///
+/// # Safety
+/// Every method needs the instructions of the implementation, which [`run`] has found.
+pub(super) trait Lanes: Copy {
+    const COUNT: usize = 16;
+
+    unsafe fn splat(number: f32) -> Self;
+
+    /// Reads the sixteen numbers from `place` on.
+    unsafe fn load(place: *const f32) -> Self;
+
+    /// Reads `count` numbers from `place` on, and zeros for the others.
+    #[inline(always)]
+    unsafe fn load_first(place: *const f32, count: usize) -> Self {
+        let mut numbers = [0f32; 16];
+        // SAFETY: the caller's promises.
+        unsafe {
+            std::ptr::copy_nonoverlapping(place, numbers.as_mut_ptr(), count);
+            Self::load(numbers.as_ptr())
+        }
+    }
+
+    /// Writes the numbers to `place` and the fifteen after it.
+    unsafe fn store(self, place: *mut f32);
+
+    /// `self factor + sum`, rounded once.
+    unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self;
+
+    /// The sums of the lanes of four values.
+    unsafe fn sums(values: [Self; 4]) -> [f32; 4];
+}
+
+/// A loop over [`Lanes`].
+pub(super) trait LanesLoop {
+    /// `ROWS` and `COLUMNS` are the numbers of operands of [`dot_products`] whose sums fit into registers, and
+    /// `VALUES` a number of values that fit with a few others.
+    ///
+    /// # Safety
+    /// The processor has the instructions of `L`.
+    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize, const VALUES: usize>(self);
+}
+
+/// Whether [`run`] has instructions for [`Lanes`] on this processor.
+pub(super) fn are_available() -> bool {
+    InstructionSet::best() != InstructionSet::Build
+}
+
+/// Asks the processor to fetch the memory at `place` into its second-level cache. The first level has room for
+/// few requests, and then waits. `place` may lie outside of any tensor.
+#[inline(always)]
+pub(super) fn prefetch(place: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which reads nothing.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
+/// Runs a loop with the instructions of `set`, one of [`InstructionSet::available`] with [`Lanes`].
+pub(super) fn run(set: InstructionSet, lanes_loop: impl LanesLoop) {
+    match set {
+        // SAFETY: `available` has found these instructions.
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 => unsafe { x86::run_avx512(lanes_loop) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => unsafe { x86::run_avx2(lanes_loop) },
+        InstructionSet::Build => unreachable!("the caller asked whether there are lanes"),
+    }
+}
+
+/// The products of `ROWS` rows of `x` with `COLUMNS` rows of `y`, at most four, which lie one after another and
+/// have `length` numbers each. Meanwhile as much memory as that of `y` is fetched, from `ahead` numbers behind the
+/// start of `y` on, unless `ahead` is 0: in the order of the addresses, which a processor recognizes, while the
+/// products read several rows at once.
+///
+/// # Safety
+/// The processor has the instructions of `L`.
+#[inline(always)]
+pub(super) unsafe fn dot_products<L: Lanes, const ROWS: usize, const COLUMNS: usize>(
+    x: &[f32],
+    y: &[f32],
+    length: usize,
+    ahead: usize,
+) -> [[f32; COLUMNS]; ROWS] {
+    assert!(x.len() == ROWS * length && y.len() == COLUMNS * length && COLUMNS <= 4, "whole rows");
+    let (x, y) = (x.as_ptr(), y.as_ptr());
+    // SAFETY: the processor has the instructions, and what is read lies within the rows.
+    unsafe {
+        let mut sums = [[L::splat(0.0); COLUMNS]; ROWS];
+        let whole = length / L::COUNT * L::COUNT;
+        for at in (0..whole).step_by(L::COUNT) {
+            let (mut left, mut right) = ([L::splat(0.0); ROWS], [L::splat(0.0); COLUMNS]);
+            for column in 0..COLUMNS {
+                if ahead > 0 {
+                    prefetch(y.wrapping_add(ahead + at * COLUMNS + column * L::COUNT));
+                }
+                right[column] = L::load(y.add(column * length + at));
+            }
+            for row in 0..ROWS {
+                left[row] = L::load(x.add(row * length + at));
+            }
+            add_products(&mut sums, left, right);
+        }
+        if whole < length {
+            let (mut left, mut right) = ([L::splat(0.0); ROWS], [L::splat(0.0); COLUMNS]);
+            for column in 0..COLUMNS {
+                right[column] = L::load_first(y.add(column * length + whole), length - whole);
+            }
+            for row in 0..ROWS {
+                left[row] = L::load_first(x.add(row * length + whole), length - whole);
+            }
+            add_products(&mut sums, left, right);
+        }
+
+        let mut totals = [[0.0; COLUMNS]; ROWS];
+        for row in 0..ROWS {
+            let mut four = [L::splat(0.0); 4];
+            four[..COLUMNS].copy_from_slice(&sums[row]);
+            totals[row].copy_from_slice(&L::sums(four)[..COLUMNS]);
+        }
+        totals
+    }
+}
+
+/// Adds the product of each pair to its sum.
+///
+/// # Safety
+/// The processor has the instructions of `L`.
+#[inline(always)]
+unsafe fn add_products<L: Lanes, const ROWS: usize, const COLUMNS: usize>(
+    sums: &mut [[L; COLUMNS]; ROWS],
+    left: [L; ROWS],
+    right: [L; COLUMNS],
+) {
+    for row in 0..ROWS {
+        for column in 0..COLUMNS {
+            // SAFETY: the caller's promise.
+            sums[row][column] = unsafe { left[row].multiply_add(right[column], sums[row][column]) };
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    #[allow(clippy::wildcard_imports, reason = "the names begin with `_mm`")]
+    use std::arch::x86_64::*;
+
+    use super::{Lanes, LanesLoop};
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn run_avx2(lanes_loop: impl LanesLoop) {
+        // SAFETY: these are the instructions of the function.
+        unsafe { lanes_loop.run::<[__m256; 2], 2, 3, 4>() }
+    }
+
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
+    pub(super) fn run_avx512(lanes_loop: impl LanesLoop) {
+        // SAFETY: these are the instructions of the function.
+        unsafe { lanes_loop.run::<__m512, 4, 4, 16>() }
+    }
+
+    impl Lanes for __m512 {
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        unsafe fn splat(number: f32) -> Self {
+            _mm512_set1_ps(number)
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        unsafe fn load(place: *const f32) -> Self {
+            // SAFETY: the caller's promise.
+            unsafe { _mm512_loadu_ps(place) }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        unsafe fn store(self, place: *mut f32) {
+            // SAFETY: the caller's promise.
+            unsafe { _mm512_storeu_ps(place, self) }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self {
+            _mm512_fmadd_ps(self, factor, sum)
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx,avx512f,avx512dq")]
+        unsafe fn sums(values: [Self; 4]) -> [f32; 4] {
+            // An array's `map` would take a closure, which has no instructions of its own.
+            let [a, b, c, d] = values;
+            sums_of_quarters([in_quarter(a), in_quarter(b), in_quarter(c), in_quarter(d)])
+        }
+    }
+
+    impl Lanes for [__m256; 2] {
+        #[inline]
+        #[target_feature(enable = "avx")]
+        unsafe fn splat(number: f32) -> Self {
+            [_mm256_set1_ps(number); 2]
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx")]
+        unsafe fn load(place: *const f32) -> Self {
+            // SAFETY: the caller's promise.
+            unsafe { [_mm256_loadu_ps(place), _mm256_loadu_ps(place.add(8))] }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx")]
+        unsafe fn store(self, place: *mut f32) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                _mm256_storeu_ps(place, self[0]);
+                _mm256_storeu_ps(place.add(8), self[1]);
+            }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx,fma")]
+        unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self {
+            [_mm256_fmadd_ps(self[0], factor[0], sum[0]), _mm256_fmadd_ps(self[1], factor[1], sum[1])]
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx")]
+        unsafe fn sums(values: [Self; 4]) -> [f32; 4] {
+            let [a, b, c, d] = values;
+            let half = [
+                _mm256_add_ps(a[0], a[1]),
+                _mm256_add_ps(b[0], b[1]),
+                _mm256_add_ps(c[0], c[1]),
+                _mm256_add_ps(d[0], d[1]),
+            ];
+            sums_of_quarters([quarter(half[0]), quarter(half[1]), quarter(half[2]), quarter(half[3])])
+        }
+    }
+
+    /// Adds the upper half of the lanes to the lower half, and does so again.
+    #[inline]
+    #[target_feature(enable = "avx,avx512f,avx512dq")]
+    fn in_quarter(lanes: __m512) -> __m128 {
+        quarter(_mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes)))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx")]
+    fn quarter(half: __m256) -> __m128 {
+        _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx")]
+    fn sums_of_quarters([a, b, c, d]: [__m128; 4]) -> [f32; 4] {
+        let sums = _mm_hadd_ps(_mm_hadd_ps(a, b), _mm_hadd_ps(c, d));
+        // SAFETY: both are four numbers.
+        unsafe { std::mem::transmute::<__m128, [f32; 4]>(sums) }
+    }
+}
