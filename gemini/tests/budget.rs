@@ -33,8 +33,7 @@ fn store(manager: &Arc<ChunkManager>, trainable: bool) -> Arc<dyn WeightStore> {
     let parameter = |index: usize| {
         let nothing = Tensor::empty([0], (Kind::Float, Device::Cpu));
         let parameter = Parameter::replicated(format!("w{index}"), &nothing);
-        let (shape, kind, is_column_major) = (vec![NUMEL], Kind::Float, false);
-        WeightSpec { parameter, shape, kind, is_column_major, trainable }
+        WeightSpec { parameter, shape: vec![NUMEL], kind: Kind::Float, trainable }
     };
     let parts = (0..CHUNKS).map(|index| (ModelPart::Segment(index), vec![index])).collect();
     let memory = WeightMemory::new(manager, Device::Cpu, &Arc::new(ProcessGroups::single()));

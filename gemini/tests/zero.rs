@@ -35,7 +35,6 @@ impl Network {
             parameter: Parameter::replicated(format!("w{index}"), &placeholder),
             shape: vec![WIDTH, WIDTH],
             kind,
-            is_column_major: false,
             trainable: true,
         };
         let parts = (0..SEGMENTS).map(|index| (ModelPart::Segment(index), vec![index])).collect();

@@ -5,10 +5,15 @@
 //! and has its own length. New tokens are written in place, without concatenation. Query heads that share a
 //! key-value head read it without a copy.
 
+use std::ops::Range;
+
+use parallel::kernels::attention;
 use parallel::upload;
 use tch::{Device, Kind, Tensor, no_grad};
 
+use crate::attention::Attention;
 use crate::mask::MaskKind;
+use crate::rope::Rotary;
 
 /// The sizes of a [`KvCache`].
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +42,8 @@ pub struct KvCache {
     kv_heads: i64,
     capacity: i64,
     device: Device,
+    /// The rotary tables of all positions, once a decoding step has needed them.
+    rotary: Option<Rotary>,
 }
 
 impl KvCache {
@@ -47,7 +54,16 @@ impl KvCache {
         // The memory must be zeroed: a masked key is multiplied by zero, and zero times NaN is NaN.
         let layers = || (0..layers).map(|_| Tensor::zeros(shape, (kind, device))).collect();
         let lengths = vec![0; slots as usize];
-        Self { keys: layers(), values: layers(), lengths, device_lengths: None, kv_heads, capacity, device }
+        Self {
+            keys: layers(),
+            values: layers(),
+            lengths,
+            device_lengths: None,
+            kv_heads,
+            capacity,
+            device,
+            rotary: None,
+        }
     }
 
     /// The number of tokens in each slot.
@@ -100,6 +116,13 @@ impl KvCache {
         upload(&indices, device)
     }
 
+    /// The rotary tables of all positions that the cache has room for; `compute` makes those of the positions
+    /// `[N]` that it gets.
+    pub(crate) fn rotary(&mut self, compute: impl FnOnce(&Tensor) -> Rotary) -> &Rotary {
+        let (capacity, device) = (self.capacity, self.device);
+        self.rotary.get_or_insert_with(|| compute(&Tensor::arange(capacity, (Kind::Int64, device))))
+    }
+
     /// Writes a layer's keys and values `[N, kv_heads, D]` to the rows from
     /// [`slot_mapping`](Self::slot_mapping).
     pub(crate) fn write(&self, layer: usize, slot_mapping: &Tensor, k: &Tensor, v: &Tensor) {
@@ -146,6 +169,23 @@ impl KvCache {
     pub(crate) fn read(&self, layer: usize, first: i64, count: i64, length: i64) -> [Tensor; 2] {
         [&self.keys[layer], &self.values[layer]]
             .map(|cached| cached.narrow(0, first, count).narrow(2, 0, length))
+    }
+
+    /// Attention of the next token in each of the first slots, with queries `q` `[rows, heads, D]`, over the
+    /// tokens of its own slot, whose keys and values have been written: `[rows, heads * D]`. `None` if
+    /// [`attention::decode`] does not compute it.
+    pub(crate) fn attend_own_tokens(
+        &self,
+        layer: usize,
+        q: &Tensor,
+        attention: &Attention,
+    ) -> Option<Tensor> {
+        let MaskKind { window, alibi: None } = attention.mask() else { return None };
+        let first = |end: i64| window.map_or(0, |window| (end - window).max(0));
+        let visible = |&past: &i64| first(past + 1) as usize..past as usize + 1;
+        let visible: Vec<Range<usize>> = self.lengths[..q.size()[0] as usize].iter().map(visible).collect();
+        let cached = attention::Cached { keys: &self.keys[layer], values: &self.values[layer] };
+        attention::decode(q, cached, &visible, attention.scale())
     }
 
     /// The attention mask of the next token in each of the first slots, whose lengths are `past` `[rows]`:

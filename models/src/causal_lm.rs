@@ -51,11 +51,8 @@ impl CausalLm {
         Ok(Self { decoder: load::copy(&self.decoder, HeadKind::Vocabulary, options, 0)? })
     }
 
-    /// The same weights without gradients, in the memory layout that is fastest for decoding. While both
-    /// models exist, column-major matrices take their memory twice.
-    ///
-    /// Weights that already have the layout are shared with this model, and on devices other than the CPU all
-    /// weights are. If the weights of this model may leave memory, nothing is shared.
+    /// The same weights without gradients, which the two models share. If the weights of this model may leave
+    /// memory, nothing is shared.
     pub fn for_decoding(&self) -> Result<Self, Error> {
         Ok(Self { decoder: load::for_decoding(&self.decoder)? })
     }

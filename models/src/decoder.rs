@@ -27,7 +27,7 @@ use crate::batch::{Batch, gather_rows};
 use crate::block::Block;
 use crate::config::Config;
 use crate::forward_context::ForwardContext;
-use crate::layer::{Linear, Norm, ParameterRequest, to_column_major};
+use crate::layer::{Linear, Norm, ParameterRequest};
 use crate::model_parallel::ModelParallel;
 use crate::rope::Rotary;
 use crate::tensor_parallel_region::TensorParallelRegion;
@@ -63,18 +63,10 @@ impl LoadOptions {
         if request.name == SCORE_WEIGHT { Kind::Float } else { self.kind }
     }
 
-    /// A frozen linear weight on the CPU is column-major, which is faster for inference.
-    fn is_column_major(&self, request: &ParameterRequest<'_>) -> bool {
-        request.is_linear_weight && !self.trainable && self.device == Device::Cpu
-    }
-
-    /// Moves a parameter to the requested device, dtype and memory layout.
+    /// Moves a parameter to the requested device and dtype. Its memory is contiguous: the optimizer's kernel
+    /// walks weight and gradient in memory order, and gradients are contiguous.
     pub(crate) fn materialize(&self, request: &ParameterRequest<'_>, tensor: &Tensor) -> Tensor {
         let converted = tensor.to_device(self.device).to_kind(self.kind_of(request));
-        if self.is_column_major(request) {
-            return no_grad(|| to_column_major(&converted));
-        }
-        // The optimizer's kernel walks weight and gradient in memory order, and gradients are row-major.
         no_grad(|| converted.contiguous()).set_requires_grad(self.trainable)
     }
 }

@@ -8,7 +8,6 @@
 
 use std::ops::ControlFlow;
 
-use parallel::residency::{ModelPart, hold_weights};
 use parallel::softmax::RowWeights;
 use parallel::upload;
 use rand::Rng;
@@ -20,8 +19,6 @@ use crate::Error;
 use crate::batch::Batch;
 use crate::cache::KvCache;
 use crate::causal_lm::CausalLm;
-use crate::head::Head;
-use crate::layer::to_column_major;
 use crate::sample::{SampledToken, SamplingParams};
 
 /// The options of a generation run.
@@ -97,7 +94,7 @@ pub fn generate(
     options.sampling.check()?;
     check_prompts(model, prompts)?;
     let model = model.for_decoding()?;
-    let completions = no_grad(|| GenerationEngine::new(&model, prompts, options)?.run(on_token))?;
+    let completions = no_grad(|| GenerationEngine::new(&model, prompts, options).run(on_token))?;
     check_agreement(&model, &completions)?;
     Ok(completions)
 }
@@ -146,8 +143,6 @@ struct RunningSequence {
 /// vLLM: `LLMEngine` and `Scheduler`.
 struct GenerationEngine<'a> {
     model: &'a CausalLm,
-    /// The weight of the head, in the memory layout that is fastest for the rows of one step.
-    head: Tensor,
     prompts: &'a [Vec<i64>],
     options: &'a GenerationOptions,
     /// The index of the next waiting prompt.
@@ -161,24 +156,11 @@ struct GenerationEngine<'a> {
 }
 
 impl<'a> GenerationEngine<'a> {
-    fn new(
-        model: &'a CausalLm,
-        prompts: &'a [Vec<i64>],
-        options: &'a GenerationOptions,
-    ) -> Result<Self, Error> {
+    fn new(model: &'a CausalLm, prompts: &'a [Vec<i64>], options: &'a GenerationOptions) -> Self {
         let empty = Completion { ids: Vec::new(), logprobs: Vec::new(), finish_reason: FinishReason::Length };
         let slots = prompts.len().min(options.max_num_seqs.max(1));
-        // A tied head is the embedding table, so a column-major copy costs memory. It pays off with more than
-        // one row per step.
-        let weight = model.head().weight;
-        let is_column_major = slots > 1 && weight.device() == Device::Cpu;
-        let head = {
-            let _weights = hold_weights(model, ModelPart::Head)?;
-            if is_column_major { to_column_major(weight) } else { weight.shallow_clone() }
-        };
-        Ok(Self {
+        Self {
             model,
-            head,
             prompts,
             options,
             next_request: 0,
@@ -186,7 +168,7 @@ impl<'a> GenerationEngine<'a> {
             completions: vec![empty; prompts.len()],
             host_logits: Vec::new(),
             row: RowWeights::default(),
-        })
+        }
     }
 
     fn run(mut self, on_token: &mut TokenCallback<'_>) -> Result<Vec<Completion>, Error> {
@@ -267,8 +249,7 @@ impl<'a> GenerationEngine<'a> {
         cache: &mut KvCache,
         on_token: &mut TokenCallback<'_>,
     ) -> Result<(), Error> {
-        let head = Head { weight: &self.head, ..self.model.head() };
-        let logits = head.logits(hidden)?.to_kind(Kind::Float);
+        let logits = self.model.head().logits(hidden)?.to_kind(Kind::Float);
         let sampled = if logits.device() == Device::Cpu {
             self.sample_on_host(&logits.contiguous(), slots)
         } else {

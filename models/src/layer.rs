@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parallel::autograd;
 use parallel::comm::ProcessGroup;
-use parallel::dispatch::{self, Value};
+use parallel::kernels::{linear, rms_norm};
 use parallel::{Parameter, Placement, weight_grad_store};
 use tch::{Kind, Tensor, no_grad};
 
@@ -15,17 +15,6 @@ use crate::Error;
 use crate::architecture::{Architecture, NormKind};
 use crate::initialize::Initial;
 use crate::model_parallel::{ModelParallel, WeightPlacement};
-
-/// The numbers of rows for which oneDNN is faster than MKL on matrices of [`to_column_major`]. MKL repacks
-/// such a matrix for each product, which costs as much as 100 rows. Below 16 rows the two are equally fast.
-const ROWS_OF_ONEDNN: std::ops::RangeInclusive<i64> = 16..=256;
-/// The parts of a product of one row with a matrix. They are a fixed number, because each part rounds its
-/// sum. Tried on an AMD EPYC (Zen 4, two threads) alone: 2 and 4 parts of a column-major matrix take the
-/// same time, and so do 2, 8 and 16 of a row-major one. One part takes 1.3 times as long and more.
-const PARTS_OF_ONE_ROW: i64 = 8;
-/// The fewest elements of a matrix whose product with one row is divided. With fewer, one thread needs as
-/// long as another one needs to wake up: 35 microseconds at 15 GB/s.
-const MIN_DIVIDED_ELEMENTS: usize = 1 << 17;
 
 /// A parameter that a model requests from its source.
 #[derive(Clone, Copy, Debug)]
@@ -41,19 +30,6 @@ pub struct ParameterRequest<'a> {
     /// Whether this rank holds the parameter or a shard of it. If not, the source only checks that the
     /// checkpoint contains it.
     pub is_local: bool,
-    /// Whether the forward pass multiplies by its transpose, so that [`to_column_major`] may change its
-    /// memory layout.
-    pub is_linear_weight: bool,
-}
-
-/// Returns the same matrix `[out, in]` in column-major memory layout.
-///
-/// A product of few rows with the transpose of the matrix then takes half the time or less: the kernels need
-/// not reorder the matrix, and with few rows the cost of reordering is not hidden behind computation. Shares
-/// memory with `weight` if it already has this layout.
-pub fn to_column_major(weight: &Tensor) -> Tensor {
-    let columns = weight.tr();
-    if columns.is_contiguous() { weight.shallow_clone() } else { columns.contiguous().tr() }
 }
 
 /// The source of a model's parameters: a checkpoint or an initializer.
@@ -133,23 +109,12 @@ impl<'a> ModuleBuilder<'a> {
         self.parameters
     }
 
-    /// Requests a parameter that is not the weight of a linear layer.
+    /// Requests a parameter. Registers it if this rank holds it.
     pub fn parameter(
         &mut self,
         name: &str,
         shape: &[i64],
         initial: Initial,
-        placement: &WeightPlacement,
-    ) -> Result<Tensor, Error> {
-        self.request_parameter(name, shape, initial, false, placement)
-    }
-
-    fn request_parameter(
-        &mut self,
-        name: &str,
-        shape: &[i64],
-        initial: Initial,
-        is_linear_weight: bool,
         placement: &WeightPlacement,
     ) -> Result<Tensor, Error> {
         let partial_grad = matches!(placement, WeightPlacement::ReplicatePartialGrad);
@@ -166,7 +131,6 @@ impl<'a> ModuleBuilder<'a> {
             placement: &placement,
             initial,
             is_local: self.is_local,
-            is_linear_weight,
         })?;
         if !self.is_local {
             return Ok(tensor);
@@ -180,8 +144,8 @@ impl<'a> ModuleBuilder<'a> {
         Ok(tensor)
     }
 
-    /// Requests the matrix `{name}.weight` `[rows, width]` of a head, sharded by rows.
-    pub fn head(
+    /// Requests the table `{name}.weight` `[rows, width]` of an embedding or a head, sharded by rows.
+    pub fn table(
         &mut self,
         name: &str,
         rows: i64,
@@ -189,19 +153,7 @@ impl<'a> ModuleBuilder<'a> {
         placement: &WeightPlacement,
     ) -> Result<Tensor, Error> {
         let initial = Initial::Normal(self.architecture.initializer_range);
-        self.request_parameter(&format!("{name}.weight"), &[rows, width], initial, true, placement)
-    }
-
-    /// Requests an embedding table `{name}.weight` `[rows, width]`, sharded by rows.
-    pub fn embedding(
-        &mut self,
-        name: &str,
-        rows: i64,
-        width: i64,
-        placement: &WeightPlacement,
-    ) -> Result<Tensor, Error> {
-        let initial = Initial::Normal(self.architecture.initializer_range);
-        self.request_parameter(&format!("{name}.weight"), &[rows, width], initial, false, placement)
+        self.parameter(&format!("{name}.weight"), &[rows, width], initial, placement)
     }
 
     /// Builds a linear layer that is not tensor-parallel and has no bias: every rank holds the full weight.
@@ -255,13 +207,7 @@ impl<'a> ModuleBuilder<'a> {
             WeightPlacement::Shard(spec) => WeightPlacement::Shard(spec.with_dim(dim)),
             other => other.clone(),
         };
-        self.request_parameter(
-            &format!("{name}.weight"),
-            &shape,
-            Initial::Normal(deviation),
-            !in_out,
-            &placement,
-        )
+        self.parameter(&format!("{name}.weight"), &shape, Initial::Normal(deviation), &placement)
     }
 
     fn with_bias(
@@ -272,13 +218,9 @@ impl<'a> ModuleBuilder<'a> {
         placement: &WeightPlacement,
     ) -> Result<Linear, Error> {
         let bias = match bias {
-            Some(size) => Some(self.request_parameter(
-                &format!("{name}.bias"),
-                &[size],
-                Initial::Zeros,
-                false,
-                placement,
-            )?),
+            Some(size) => {
+                Some(self.parameter(&format!("{name}.bias"), &[size], Initial::Zeros, placement)?)
+            }
             None => None,
         };
         Ok(Linear { weight, bias, is_conv1d: self.architecture.is_conv1d })
@@ -300,21 +242,9 @@ impl<'a> ModuleBuilder<'a> {
 
         let (mut weight, mut bias) = (None, None);
         if self.architecture.norm_affine {
-            weight = Some(self.request_parameter(
-                &format!("{name}.weight"),
-                &[size],
-                Initial::Ones,
-                false,
-                placement,
-            )?);
+            weight = Some(self.parameter(&format!("{name}.weight"), &[size], Initial::Ones, placement)?);
             if kind == NormKind::Layer {
-                bias = Some(self.request_parameter(
-                    &format!("{name}.bias"),
-                    &[size],
-                    Initial::Zeros,
-                    false,
-                    placement,
-                )?);
+                bias = Some(self.parameter(&format!("{name}.bias"), &[size], Initial::Zeros, placement)?);
             }
         }
         Ok(Norm { kind, eps, size, weight, bias })
@@ -324,60 +254,11 @@ impl<'a> ModuleBuilder<'a> {
 /// Computes `x W^T + b` from `x` `[N, in]` and `weight` `[out, in]`, without an autograd graph. `None` where
 /// no way is known that is faster than libtorch's own.
 pub(crate) fn few_rows_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Option<Tensor> {
-    let is_plain = x.kind() == Kind::Float && x.device() == tch::Device::Cpu && !x.requires_grad();
-    let rows = x.size()[0];
-    if !is_plain {
-        None
-    } else if rows == 1 {
-        let product = one_row_product(x, weight)?;
-        Some(bias.map_or_else(|| product.shallow_clone(), |bias| &product + bias))
-    } else {
-        let is_onednn_faster = is_column_major(weight) && ROWS_OF_ONEDNN.contains(&rows);
-        is_onednn_faster.then(|| onednn_linear(x, weight, bias))
-    }
-}
-
-fn is_column_major(weight: &Tensor) -> bool {
-    weight.tr().is_contiguous() && !weight.is_contiguous()
-}
-
-/// Computes `x W^T` from one row `x` `[1, in]`; `None` if the matrix is small or cannot be divided.
-///
-/// MKL multiplies a vector with a matrix on one thread, and one core does not read memory at full speed. The
-/// products of a batch run on all threads. A part of a row-major matrix makes some of the outputs; a part of
-/// a column-major one sums over some of the inputs.
-fn one_row_product(x: &Tensor, weight: &Tensor) -> Option<Tensor> {
-    const PARTS: i64 = PARTS_OF_ONE_ROW;
-    let [outputs, inputs]: [i64; 2] = weight.size().try_into().ok()?;
-    if weight.numel() < MIN_DIVIDED_ELEMENTS {
+    if x.requires_grad() {
         return None;
     }
-    if weight.is_contiguous() && outputs % PARTS == 0 {
-        let parts = weight.view([PARTS, outputs / PARTS, inputs]).transpose(1, 2);
-        return Some(x.unsqueeze(0).expand([PARTS, 1, inputs], false).bmm(&parts).view([1, outputs]));
-    }
-    if is_column_major(weight) && inputs % PARTS == 0 {
-        let parts = weight.tr().view([PARTS, inputs / PARTS, outputs]);
-        let products = x.reshape([PARTS, 1, inputs / PARTS]).bmm(&parts);
-        return Some(products.sum_dim_intlist(0, false, None::<Kind>));
-    }
-    None
-}
-
-/// Computes `x W^T + b` with oneDNN, without an autograd graph, from `x` `[N, in]` and `weight` `[out, in]`
-/// in the layout of [`to_column_major`].
-fn onednn_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
-    let arguments = [
-        Value::Tensor(x),
-        Value::Tensor(weight),
-        bias.map_or(Value::None, Value::Tensor),
-        Value::Str("none"),
-        Value::Doubles(&[]),
-        Value::Str(""),
-    ];
-    let mut product = dispatch::call_tensors("mkldnn::_linear_pointwise", "", &arguments)
-        .expect("shapes were checked at loading");
-    product.pop().expect("the operation has one result")
+    let product = linear::forward(x, weight)?;
+    Some(bias.map_or_else(|| product.shallow_clone(), |bias| &product + bias))
 }
 
 /// A linear layer `x W + b`.
@@ -489,14 +370,15 @@ impl Norm {
     /// The node keeps the input and the roots; autograd would keep every tensor in between.
     fn rms(&self, x: &Tensor) -> Tensor {
         let detached = x.detach();
-        let (normed, root) = no_grad(|| self.rms_with_root(&detached));
-        let inputs: Vec<&Tensor> = std::iter::once(x).chain(&self.weight).collect();
         let weight = self.weight.as_ref().map(|weight| (weight.detach(), weight.requires_grad()));
+        let fused = || rms_norm::forward(&detached, weight.as_ref().map(|(weight, _)| weight), self.eps);
+        let (normed, root) = no_grad(|| fused().unwrap_or_else(|| self.rms_with_root(&detached)));
+        let inputs: Vec<&Tensor> = std::iter::once(x).chain(&self.weight).collect();
         autograd::node(normed, &inputs, move |grad| rms_backward(grad, &detached, &root, weight.as_ref()))
             .expect("a node can be attached to the norm")
     }
 
-    /// The norm of `x` `[.., size]`, and `1 / rms(x)` in fp32, `[.., 1]`.
+    /// The norm of `x` `[.., size]`, and `1 / rms(x)` in fp32, `[.., 1]`, of libtorch's operations.
     fn rms_with_root(&self, x: &Tensor) -> (Tensor, Tensor) {
         let full = x.to_kind(Kind::Float);
         let root = (full.square().mean_dim(-1, true, Kind::Float) + self.eps).rsqrt();
@@ -517,6 +399,11 @@ fn rms_backward(
     root: &Tensor,
     weight: Option<&(Tensor, bool)>,
 ) -> Vec<Option<Tensor>> {
+    let is_trained = weight.is_some_and(|(_, is_trained)| *is_trained);
+    let fused = rms_norm::backward(grad, x, root, weight.map(|(weight, _)| weight), is_trained);
+    if let Some((x_grad, weight_grad)) = fused {
+        return std::iter::once(Some(x_grad)).chain(weight.map(|_| weight_grad)).collect();
+    }
     let size = x.size().last().copied().unwrap_or(1);
     let grad = grad.to_kind(Kind::Float);
     let mut normed = x.to_kind(Kind::Float) * root;
@@ -602,13 +489,6 @@ mod tests {
         tch::manual_seed(3);
         let random = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu));
         let (weight, bias) = (random(&[520, 264]), random(&[520]));
-        let column_major = to_column_major(&weight);
-        assert_eq!(column_major, weight);
-        assert_eq!(
-            to_column_major(&column_major).data_ptr(),
-            column_major.data_ptr(),
-            "what is laid out so is shared"
-        );
         for rows in [1, 2, 16, 33, 300] {
             // Columns of a wider tensor: rows need not be contiguous.
             let x = random(&[rows, 300]).narrow(1, 5, 264);
@@ -617,12 +497,10 @@ mod tests {
                 bias: Some(bias.shallow_clone()),
                 is_conv1d,
             };
-            let is_fast = |weight| few_rows_linear(&x, weight, None).is_some();
-            assert_eq!(is_fast(&column_major), matches!(rows, 1 | 16 | 33));
-            assert_eq!(is_fast(&weight), rows == 1);
+            assert!(rows < 300 || few_rows_linear(&x, &weight, None).is_none(), "300 rows are many");
             let exact = x.to_kind(Kind::Double).matmul(&weight.to_kind(Kind::Double).tr()) + &bias;
             let conv1d = weight.tr().contiguous();
-            for layer in [linear(&weight, false), linear(&column_major, false), linear(&conv1d, true)] {
+            for layer in [linear(&weight, false), linear(&conv1d, true)] {
                 let error = (layer.forward(&x) - &exact).abs().max().double_value(&[]);
                 assert!(error < 1e-4, "{rows} rows: {error}");
                 let residual = random(&[rows, 520]);

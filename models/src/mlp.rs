@@ -1,6 +1,6 @@
 //! The MLP of a block or of one expert.
 
-use parallel::autograd;
+use parallel::{autograd, kernels};
 use tch::{Tensor, no_grad};
 
 use crate::Error;
@@ -61,7 +61,7 @@ impl Mlp {
 
     fn intermediate(&self, x: &Tensor) -> Tensor {
         match &self.gate {
-            Some(gate) => self.activation.gate(&gate.forward(x), &self.up.forward(x)),
+            Some(gate) => self.activation.gate(gate.forward(x), self.up.forward(x)),
             None => self.activation.apply(&self.up.forward(x)),
         }
     }
@@ -89,18 +89,25 @@ impl Activation {
     }
 
     /// Computes `act(gate) * up` (Shazeer 2020, arXiv 2002.05202) as one node of the graph. Its backward pass
-    /// computes the activation again, which takes less time than keeping it takes memory.
-    fn gate(self, gate: &Tensor, up: &Tensor) -> Tensor {
+    /// computes the activation again, which takes less time than keeping it takes memory, and writes the
+    /// gradients into the memory of `gate` and `up`, which therefore belong to this call alone.
+    #[expect(clippy::needless_pass_by_value, reason = "the node overwrites the memory of both")]
+    fn gate(self, gate: Tensor, up: Tensor) -> Tensor {
+        let is_silu = matches!(self, Self::Silu);
         let gated = move |gate: &Tensor, up: &Tensor| {
             let mut activated = self.apply(gate);
             let _ = activated.g_mul_(up);
             activated
         };
-        let (detached_gate, detached_up) = (gate.detach(), up.detach());
-        let output = no_grad(|| gated(&detached_gate, &detached_up));
-        autograd::node(output, &[gate, up], move |grad| {
-            let gate_grad = self.backward(&(grad * detached_up), &detached_gate);
-            vec![Some(gate_grad), Some(gated(&detached_gate, grad))]
+        let (mut kept_gate, mut kept_up) = (gate.detach(), up.detach());
+        let fused = is_silu.then(|| kernels::gated::forward(&kept_gate, &kept_up)).flatten();
+        let output = fused.unwrap_or_else(|| no_grad(|| gated(&kept_gate, &kept_up)));
+        autograd::node(output, &[&gate, &up], move |grad| {
+            if is_silu && kernels::gated::backward_(grad, &mut kept_gate, &mut kept_up) {
+                return vec![Some(kept_gate), Some(kept_up)];
+            }
+            let gate_grad = self.backward(&(grad * kept_up), &kept_gate);
+            vec![Some(gate_grad), Some(gated(&kept_gate, grad))]
         })
         .expect("a node can be attached to the product")
     }

@@ -12,6 +12,7 @@
 //! token is rotated for the current length and old keys stay unchanged, as in transformers.
 
 use parallel::autograd;
+use parallel::kernels::rotary;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -107,6 +108,10 @@ impl Rotary {
     /// opposite angles.
     /// transformers: `rotate_half`, whose minus sign is in the table of sines.
     fn rotate(&self, x: &Tensor, direction: Direction) -> Tensor {
+        let is_backward = matches!(direction, Direction::Backward);
+        if let Some(rotated) = rotary::rotate(x, &self.cos, &self.sin, is_backward) {
+            return rotated;
+        }
         let (dim, head_dim) = (self.cos.size()[2], x.size()[2]);
         let half = dim / 2;
         let mut rotated = x.narrow(2, 0, dim) * &self.cos;

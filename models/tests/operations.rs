@@ -94,7 +94,7 @@ fn kernels(is_trained: bool, compute: impl Fn(&CausalLm) -> Counts) -> (usize, u
         let is_kernel = |name: &str| match name.strip_prefix("aten::") {
             Some(name) => !NO_KERNEL.contains(&name),
             // The steps of autograd are counted as well.
-            None => name.starts_with("mkldnn::"),
+            None => name.starts_with("mkldnn::") || name.starts_with("kernels::"),
         };
         counts.iter().filter(|(name, _)| is_kernel(name)).map(|(_, count)| count).sum::<usize>()
     });
@@ -132,14 +132,11 @@ fn decoding(model: &CausalLm) -> Counts {
 
 #[test]
 fn a_layer_takes_no_more_kernels_than_before() {
-    for (what, found, most) in [
-        ("forward", kernels(false, forward), (46, 29)),
-        ("forward and backward", kernels(true, training), (109, 78)),
-        ("a decoded token", kernels(false, decoding), (48, 37)),
-    ] {
-        assert!(
-            found.0 <= most.0 && found.1 <= most.1,
-            "{what}: {found:?} in a layer and outside of the layers"
-        );
-    }
+    let found = [kernels(false, forward), kernels(true, training), kernels(false, decoding)];
+    let most = [(15, 18), (47, 57), (17, 12)];
+    let is_more = |(found, most): (&(usize, usize), &(usize, usize))| found.0 > most.0 || found.1 > most.1;
+    assert!(
+        !found.iter().zip(&most).any(is_more),
+        "forward, with backward, and a decoded token, in a layer and outside of the layers: {found:?}"
+    );
 }

@@ -180,8 +180,6 @@ pub struct WeightSpec {
     pub shape: Vec<i64>,
     /// The dtype.
     pub kind: Kind,
-    /// Whether the matrix `[out, in]` is stored column by column.
-    pub is_column_major: bool,
     /// Whether training changes its values.
     pub trainable: bool,
 }

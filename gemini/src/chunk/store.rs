@@ -41,8 +41,6 @@ pub(crate) struct Place {
     pub(crate) shape: Vec<i64>,
     /// Its dtype, the same for all tensors of a chunk.
     pub(crate) kind: Kind,
-    /// Whether the matrix `[out, in]` is stored column by column.
-    pub(crate) is_column_major: bool,
 }
 
 /// What a store holds.
@@ -295,16 +293,8 @@ impl Drop for ChunkStore {
 }
 
 impl Place {
-    /// A tensor in the usual memory layout.
-    pub(crate) fn row_major(shape: Vec<i64>, kind: Kind) -> Self {
-        Self { shape, kind, is_column_major: false }
-    }
-
     /// The strides in elements.
     fn strides(&self) -> Vec<i64> {
-        if self.is_column_major {
-            return vec![1, self.shape[0]];
-        }
         let mut strides = vec![1; self.shape.len()];
         for dim in (1..self.shape.len()).rev() {
             strides[dim - 1] = strides[dim] * self.shape[dim];

@@ -85,7 +85,7 @@ impl Stores {
 
         let store = |kind: Kind, content: Content, sharding: &Option<Sharding>| {
             let places: Vec<Place> =
-                shapes.iter().map(|shape| Place::row_major(shape.clone(), kind)).collect();
+                shapes.iter().map(|shape| Place { shape: shape.clone(), kind }).collect();
             let store = ChunkStore::new(manager, &layout, sharding.clone(), &places, device, content);
             Ok::<_, Error>(Arc::new(store?))
         };

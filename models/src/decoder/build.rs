@@ -112,7 +112,7 @@ fn token_embedding(
     let (vocab, width, group) = (architecture.vocab_size, architecture.embedding_size, builder.group());
     let placement = model_parallel::shard_evenly(vocab, "tokens of a vocabulary", group)?;
     let vocabulary = VocabShard::new(&placement, group);
-    let weight = builder.embedding(architecture.names.token_embedding, vocab, width, &placement)?;
+    let weight = builder.table(architecture.names.token_embedding, vocab, width, &placement)?;
     Ok((VocabParallelEmbedding { weight, vocabulary }, placement))
 }
 
@@ -125,7 +125,7 @@ fn position_embedding(
     let (rows, placement) =
         (architecture.max_positions + offset, builder.model_parallel().non_parallel_placement());
     let name = architecture.names.position_embedding;
-    builder.embedding(name, rows, architecture.hidden_size, &placement).map(Some)
+    builder.table(name, rows, architecture.hidden_size, &placement).map(Some)
 }
 
 /// Assigns layers to pipeline stages by the cost of their matrix products.
@@ -194,7 +194,7 @@ fn head_weight(
                 Some(embedding_group) if is_first => builder.tie_parameter(0, &embedding_group),
                 Some(embedding_group) => {
                     let name = architecture.names.token_embedding;
-                    let weight = builder.embedding(name, architecture.vocab_size, width, vocab_placement)?;
+                    let weight = builder.table(name, architecture.vocab_size, width, vocab_placement)?;
                     builder.tie_parameter(index, &embedding_group);
                     return Ok((weight, vec![index]));
                 }
@@ -204,7 +204,7 @@ fn head_weight(
         }
         HeadKind::Vocabulary => {
             let weight =
-                builder.head(architecture.names.head, architecture.vocab_size, width, vocab_placement)?;
+                builder.table(architecture.names.head, architecture.vocab_size, width, vocab_placement)?;
             Ok((weight, if is_last { vec![index] } else { Vec::new() }))
         }
         HeadKind::Scalar => {

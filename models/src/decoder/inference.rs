@@ -100,21 +100,22 @@ impl Decoder {
     /// hidden states `[B, H]`, without an autograd graph.
     pub fn decode(&self, input_ids: &Tensor, cache: &mut KvCache) -> Result<Tensor, parallel::Error> {
         let rows = input_ids.size()[0];
-        let ones = vec![1; rows as usize];
         let hidden = no_grad(|| {
             let positions = cache.device_lengths(rows);
             let lengths: Vec<i64> =
                 cache.lengths()[..rows as usize].iter().map(|length| length + 1).collect();
-            let longest = lengths.iter().copied().max().unwrap_or(1);
             let slot_mapping = cache.next_token_mapping(&positions);
-            let rotary = self.rotary(&positions, &ones, &lengths);
+            let rotary = self.decoding_rotary(&positions, &lengths, cache);
 
             // Layers with the same kind of mask share one mask tensor.
             let mut masks: Vec<(MaskKind, Option<Tensor>)> = Vec::new();
             let inputs = Inputs { ids: input_ids, positions: &positions, batch: None };
             self.run(&inputs, rotary, &mut |layer, attention, [q, k, v]| {
                 cache.write(layer, &slot_mapping, k, v);
-                let [keys, values] = cache.read(layer, 0, rows, longest);
+                if let Some(attended) = cache.attend_own_tokens(layer, q, attention) {
+                    return Ok(attended);
+                }
+                let [keys, values] = cache.read(layer, 0, rows, lengths.iter().copied().max().unwrap_or(1));
                 if !masks.iter().any(|(kind, _)| kind == attention.mask()) {
                     let mask = cache.decoding_mask(&positions, attention.mask(), q.kind());
                     masks.push((attention.mask().clone(), mask));
@@ -226,6 +227,16 @@ impl Decoder {
             Position::Rope(rope) => Some(batch.rotary(rope, self.kind(), None)),
             Position::Learned { .. } | Position::Alibi => None,
         }
+    }
+
+    /// The rotary tables of the next tokens, at `positions` `[B]` of sequences that then have these lengths.
+    /// They are rows of a table that the cache keeps, unless the frequencies depend on the length.
+    fn decoding_rotary(&self, positions: &Tensor, lengths: &[i64], cache: &mut KvCache) -> Option<Rotary> {
+        let Position::Rope(rope) = &self.architecture().position else { return None };
+        if rope.depends_on_length() {
+            return Some(rope.rotary(positions, &vec![1; lengths.len()], lengths, self.kind()));
+        }
+        Some(cache.rotary(|positions| rope.rotary(positions, &[], &[], self.kind())).select(positions))
     }
 
     fn rotary(&self, positions: &Tensor, counts: &[i64], lengths: &[i64]) -> Option<Rotary> {

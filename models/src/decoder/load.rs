@@ -14,13 +14,13 @@ use parallel::memory;
 use parallel::residency::{
     Access, HeldWeights, ModelPart, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
 };
-use tch::{Device, Tensor, no_grad};
+use tch::{Tensor, no_grad};
 
 use super::{Decoder, HeadKind, LoadOptions, ModelMemory, SCORE_WEIGHT};
 use crate::Error;
 use crate::config::Config;
 use crate::initialize;
-use crate::layer::{ParameterRequest, to_column_major};
+use crate::layer::ParameterRequest;
 use crate::weights::{TensorReader, WeightFolder};
 
 /// The values of one parameter.
@@ -145,18 +145,17 @@ pub(crate) fn copy(
     })
 }
 
-/// The decoder `from` without gradients, in the memory layout that is fastest for decoding.
+/// The decoder `from` without gradients. It shares the weights of `from`.
 pub(crate) fn for_decoding(from: &Decoder) -> Result<Decoder, Error> {
     if let Some(memory) = from.memory.as_ref().filter(|memory| memory.store.comes_and_goes()) {
         return copy_for_decoding(from, memory);
     }
-    let is_on_cpu = from.device() == Device::Cpu;
     Decoder::build(from.config().clone(), HeadKind::Vocabulary, from.model_parallel(), &mut |request| {
-        if !request.is_local {
-            return Ok(Tensor::empty([0], (from.kind(), from.device())));
-        }
-        let tensor = from.parameters()[index_of(from, request)].tensor.detach();
-        Ok(if is_on_cpu && request.is_linear_weight { no_grad(|| to_column_major(&tensor)) } else { tensor })
+        Ok(if request.is_local {
+            from.parameters()[index_of(from, request)].tensor.detach()
+        } else {
+            Tensor::empty([0], (from.kind(), from.device()))
+        })
     })
 }
 
@@ -270,14 +269,13 @@ fn without_values(
     let decoder = Decoder::build(config, head, &options.model_parallel, &mut |request| {
         if request.is_local {
             let shape = request.placement.local_shape(request.shape);
-            places.push((shape, options.kind_of(request), options.is_column_major(request)));
+            places.push((shape, options.kind_of(request)));
         }
         Ok(options.placeholder())
     })?;
     let specs = decoder.parameters().iter().zip(places).map(|(parameter, place)| {
-        let (shape, kind, is_column_major) = place;
-        let (parameter, trainable) = (parameter.clone(), options.trainable);
-        WeightSpec { parameter, shape, kind, is_column_major, trainable }
+        let (shape, kind) = place;
+        WeightSpec { parameter: parameter.clone(), shape, kind, trainable: options.trainable }
     });
     let specs = specs.collect();
     Ok((decoder, specs))

@@ -50,11 +50,7 @@ impl WeightMemory {
         let described =
             specs.iter().map(|spec| (&spec.parameter, spec.shape.as_slice(), spec.kind, !spec.trainable));
         let layout = Arc::new(chunk_layout(described, zero_size, &self.groups)?);
-        let place = |spec: &WeightSpec| Place {
-            shape: spec.shape.clone(),
-            kind: spec.kind,
-            is_column_major: spec.is_column_major,
-        };
+        let place = |spec: &WeightSpec| Place { shape: spec.shape.clone(), kind: spec.kind };
         let places: Vec<Place> = specs.iter().map(place).collect();
         let content = if is_trained { Content::Weights } else { Content::FrozenWeights };
         ChunkStore::new(&self.manager, &layout, sharding, &places, self.device, content)
