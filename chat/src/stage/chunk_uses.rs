@@ -197,9 +197,6 @@ impl ChunkUses {
             self.moments.push(Moment { uses: vec![(original, false), (copy, false)], ..Moment::default() });
             copies.push(copy);
         }
-        // The head of the copy is laid out anew.
-        let copied: usize = copies.iter().map(|&copy| self.chunks[copy].bytes).sum();
-        copies.push(self.add_chunk(tensors.policy.saturating_sub(copied), Part::Weights));
         let beside = tensors.kv_cache + tensors.logits;
         let generated = copies.into_iter().map(|copy| (vec![(copy, false)], beside));
         self.moments.extend(generated.map(|(uses, tensors)| Moment { uses, tensors, ..Moment::default() }));
@@ -383,11 +380,11 @@ mod tests {
                 .into(),
             head: None,
         };
-        uses.add_rollout(&model, &RolloutTensors { policy: 24, kv_cache: 30, logits: 5 });
-        // A piece of the copy beside the cache and the logits, and not all 24 of it.
+        uses.add_rollout(&model, &RolloutTensors { policy: 20, kv_cache: 30, logits: 5 });
+        // A piece of the copy beside the cache and the logits, and not all 20 of it.
         assert_eq!(uses.least_bytes(PlacementPolicy::Auto), 10 + 30 + 5);
         // The copy stays, too.
-        assert_eq!(uses.least_bytes(PlacementPolicy::Cuda), 80 + 24 + 35);
+        assert_eq!(uses.least_bytes(PlacementPolicy::Cuda), 80 + 20 + 35);
     }
 
     #[test]

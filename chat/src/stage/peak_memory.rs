@@ -213,7 +213,7 @@ impl StepTensors {
 /// What a rollout takes beside the state of the models, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RolloutTensors {
-    /// The copy of the policy, laid out for decoding.
+    /// The copy of the policy's weights, if there is one.
     pub(super) policy: usize,
     /// The keys and values of all replies that are generated at the same time.
     pub(super) kv_cache: usize,
@@ -240,7 +240,8 @@ pub(super) fn predict(
     let steps: Vec<StepTensors> = trained.map(|model| training_step(config, mesh, model, lengths)).collect();
     let activations = steps.iter().map(StepTensors::peak).max().unwrap_or(0);
     let logits = steps.iter().map(|step| step.logits).max().unwrap_or(0);
-    let replies = [rollout(config, mesh, models, state, lengths), task_replies(mesh, models, state, lengths)];
+    let replies =
+        [rollout(config, mesh, models, state, lengths), task_replies(config, mesh, models, state, lengths)];
     let tensors = replies.into_iter().max_by_key(RolloutTensors::total).unwrap_or_default();
     let (rollout, kv_cache) = (tensors.total(), tensors.kv_cache);
 
@@ -337,11 +338,12 @@ pub(super) fn rollout(
     let policy = models.first().zip(state.first()).filter(|_| lengths.new_tokens > 0);
     let Some(policy) = policy else { return RolloutTensors::default() };
     let replies = concurrent_replies(config, mesh);
-    generation(mesh, policy, (replies, lengths.longest + lengths.new_tokens))
+    generation(config, mesh, policy, (replies, lengths.longest + lengths.new_tokens))
 }
 
 /// What the replies to tasks take beside the `state` of the models. The first model generates them.
 fn task_replies(
+    config: &RunConfig,
     mesh: &Mesh,
     models: &[PlannedModel<'_>],
     state: &[ModelBytes],
@@ -351,11 +353,12 @@ fn task_replies(
         return RolloutTensors::default();
     };
     let model = models.first().zip(state.first());
-    model.map_or_else(RolloutTensors::default, |model| generation(mesh, model, (count, capacity)))
+    model.map_or_else(RolloutTensors::default, |model| generation(config, mesh, model, (count, capacity)))
 }
 
 /// The memory that a model takes to generate a number of replies, each of a number of tokens.
 fn generation(
+    config: &RunConfig,
     mesh: &Mesh,
     (policy, state): (&PlannedModel<'_>, &ModelBytes),
     (replies, capacity): (usize, usize),
@@ -365,10 +368,13 @@ fn generation(
     let kv_cache = replies * capacity * memory.cached_token() / mesh.size(Axis::Pipeline);
     // The sampler works on the logits of all replies in fp32.
     let logits = 3 * replies * architecture.vocab_size as usize * 4;
-    // The head of the copy is laid out anew, also where it is the embedding.
-    let head = (architecture.vocab_size * architecture.embedding_size) as usize;
-    let head = head * policy.kind.elt_size_in_bytes() / mesh.size(Axis::Tensor);
-    RolloutTensors { policy: state.bytes.weights + head, kv_cache, logits }
+    let policy = if decodes_with_a_copy(config) { state.bytes.weights } else { 0 };
+    RolloutTensors { policy, kv_cache, logits }
+}
+
+/// Whether replies are generated with a copy of the weights, because the weights themselves may leave memory.
+pub(super) fn decodes_with_a_copy(config: &RunConfig) -> bool {
+    config.gemini.device_memory.is_some() || config.parallel.zero == gemini::ZeroStage::Weights
 }
 
 /// The replies that a process generates in a rollout.

@@ -214,7 +214,8 @@ impl PlannedRun<'_> {
         let decode = (operations / flops).max((weights + cache / parts) / speed.memory.read)
             + SAMPLER_PASSES * logits / speed.memory.copy;
 
-        let copy = 2.0 * weights / speed.memory.copy;
+        let is_copied = peak_memory::decodes_with_a_copy(self.config);
+        let copy = if is_copied { 2.0 * weights / speed.memory.copy } else { 0.0 };
         copy + prefill + new * (replies / batch).ceil() * decode
     }
 
@@ -453,13 +454,17 @@ mod tests {
         config.ppo.mini_batch_size = 4;
         config.ppo.rollout_micro_batch_size = Some(2);
         let time = predict(&config, 1, 3);
-        let copy = 2.0 * 3584.0 / 1e10;
         // 2 * 640 * 20 and 2 * 8 * 100 operations, and the logits of the last position of each prompt.
         let prefill = (25600.0 + 2.0 * 256.0 * 4.0) / 1e11 + 1600.0 / 2e10;
         // A token of two replies: weights and 6.5 tokens of the cache, of 2 * 8 * 4 bytes, are read in more
         // time than 2 * 640 * 2 + 2 * 256 * 2 operations take.
         let token = (3584.0 + 2.0 * 6.5 * 64.0) / 2e10 + 6.0 * 4.0 * 2.0 * 32.0 / 1e10;
-        same(time.rollout, copy + prefill + 2.0 * 3.0 * token);
+        same(time.rollout, prefill + 2.0 * 3.0 * token);
+
+        // Weights that may leave memory are copied: read and written once.
+        config.gemini.device_memory = Some(ByteSize(1 << 20));
+        same(predict(&config, 1, 3).rollout, 2.0 * 3584.0 / 1e10 + prefill + 2.0 * 3.0 * token);
+        config.gemini.device_memory = None;
 
         // Scoring and four epochs over 4 sequences of 8 tokens, with 3 logits each.
         let (matrices, head) = (2.0 * 640.0 * 32.0, 2.0 * 256.0 * 12.0);
