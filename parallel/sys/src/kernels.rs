@@ -1,15 +1,17 @@
 //! Operations of a layer on the host, in one pass over memory where libtorch takes several.
 //!
-//! A pass costs the start of a kernel and the time to read and write its tensors. In training of a small model
-//! the norms, the rotations and the gates of the layers take a third of the time; in decoding all operations
-//! read much and compute little. Each operation returns `None` for tensors that it is not made for, such as
-//! those of a GPU, and its caller then composes it of the operations of libtorch.
+//! A pass costs the start of a kernel and the time to read and write its tensors. In training of a small
+//! model the norms, the rotations and the gates of the layers take a third of the time; in decoding all
+//! operations read much and compute little. Each operation returns `None` for tensors that it is not made
+//! for, such as those of a GPU, and its caller then composes it of the operations of libtorch.
 //!
 //! | operation | rows |
 //! |---|---|
-//! | [`rms_norm`], [`rotary`], [`gated`] | any number, forward and backward, fp32 and bfloat16; they round where the composed operations do |
-//! | [`linear`] | few, fp32 |
-//! | [`attention`] | one for each sequence, fp32 |
+//! | [`rms_norm`], [`rotary`], [`gated`] | any number, forward and backward, in fp32 and bfloat16 |
+//! | [`linear`] | few, in fp32 |
+//! | [`attention`] | one for each sequence, in fp32 |
+//!
+//! The first three round where the composed operations do.
 //!
 //! **Bits.** The result of a row depends on that row alone, and not on the number of threads or the
 //! instruction set.

@@ -1,5 +1,5 @@
-//! Counts operations of libtorch and our own [`kernels`](crate::kernels). A count needs no clock, so a test can
-//! hold the work of a layer to a number.
+//! Counts operations of libtorch and our own [`kernels`](crate::kernels). A count needs no clock, so a test
+//! can hold the work of a layer to a number.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -22,10 +22,11 @@ use crate::exponential::exp;
 use crate::instruction_set::InstructionSet;
 use crate::{openmp, operations};
 
-/// The numbers of keys for which another thread is worth its start: it takes some 2 microseconds to read them.
+/// The numbers of keys for which another thread is worth its start: it takes some 2 microseconds to read
+/// them.
 const NUMBERS_PER_SHARE: usize = 8 << 10;
-/// How many numbers of the keys and values are fetched ahead: 4 KiB, which memory gives in the time that a request
-/// takes. It is no more, because what lies behind the last token is fetched in vain.
+/// How many numbers of the keys and values are fetched ahead: 4 KiB, which memory gives in the time that a
+/// request takes. It is no more, because what lies behind the last token is fetched in vain.
 const FETCHED_AHEAD: usize = 1024;
 /// The registers in which the outputs of a head are summed.
 const SUMS: usize = 4;

@@ -1,5 +1,5 @@
-//! Sixteen numbers at once, for the loops whose sums must stay in registers. A compiler that vectorizes a plain
-//! loop keeps the sums of such a loop in memory.
+//! Sixteen numbers at once, for the loops whose sums must stay in registers. A compiler that vectorizes a
+//! plain loop keeps the sums of such a loop in memory.
 //!
 //! All instruction sets compute with sixteen lanes and add them up in the same order, so they give the same
 //! bits.
@@ -50,8 +50,8 @@ pub(super) trait Lanes: Copy {
 
 /// A loop over [`Lanes`].
 pub(super) trait LanesLoop {
-    /// `ROWS` and `COLUMNS` are the numbers of operands of [`dot_products`] whose sums fit into registers, and
-    /// `VALUES` a number of values that fit with a few others.
+    /// `ROWS` and `COLUMNS` are the numbers of operands of [`dot_products`] whose sums fit into registers,
+    /// and `VALUES` a number of values that fit with a few others.
     ///
     /// # Safety
     /// The processor has the instructions of `L`.
@@ -63,8 +63,8 @@ pub(super) fn are_available() -> bool {
     InstructionSet::best() != InstructionSet::Build
 }
 
-/// Asks the processor to fetch the memory at `place` into its second-level cache. The first level has room for
-/// few requests, and then waits. `place` may lie outside of any tensor.
+/// Asks the processor to fetch the memory at `place` into its second-level cache. The first level has room
+/// for few requests, and then waits. `place` may lie outside of any tensor.
 #[inline(always)]
 pub(super) fn prefetch(place: *const f32) {
     #[cfg(target_arch = "x86_64")]
@@ -90,10 +90,12 @@ pub(super) fn run(set: InstructionSet, lanes_loop: impl LanesLoop) {
     }
 }
 
-/// The products of `ROWS` rows of `x` with `COLUMNS` rows of `y`, at most four, which lie one after another and
-/// have `length` numbers each. Meanwhile as much memory as that of `y` is fetched, from `ahead` numbers behind the
-/// start of `y` on, unless `ahead` is 0: in the order of the addresses, which a processor recognizes, while the
-/// products read several rows at once.
+/// Computes the products of `ROWS` rows of `x` with `COLUMNS` rows of `y`, at most four. Rows lie one after
+/// another and have `length` numbers each.
+///
+/// Unless `ahead` is 0, the function fetches the memory from `ahead` numbers behind the start of `y` on, as
+/// much as `y` takes. It does so in the order of the addresses, which the prefetcher of a processor
+/// recognizes; the products read several rows at once, which it does not.
 ///
 /// # Safety
 /// The processor has the instructions of `L`.

@@ -28,12 +28,12 @@ const PRODUCTS_PER_SHARE: usize = 1 << 17;
 /// The bytes of the matrix, or of the outputs of a transposed one, that stay in the cache of a core while all
 /// rows of `x` pass. A second-level cache has at least 256 KiB, and the other operands need a part of it.
 const BLOCK_BYTES: usize = 64 << 10;
-/// How many numbers of the matrix are fetched ahead: 16 KiB. Memory gives some 4 KiB in the time that a request
-/// takes (35 GB/s, 100 ns), and every second-level cache has room for several times as much.
+/// How many numbers of the matrix are fetched ahead: 16 KiB. Memory gives some 4 KiB in the time that a
+/// request takes (35 GB/s, 100 ns), and every second-level cache has room for several times as much.
 const FETCHED_AHEAD: usize = 4096;
 
-/// Computes `x W^T` `[N, out]` from a few rows `x` `[N, in]` and the matrix `weight` `[out, in]`, fp32. The matrix
-/// or its transpose is contiguous. The bits of a row do not depend on the other rows.
+/// Computes `x W^T` `[N, out]` from a few rows `x` `[N, in]` and the matrix `weight` `[out, in]`, fp32. The
+/// matrix or its transpose is contiguous. The bits of a row do not depend on the other rows.
 pub fn forward(x: &Tensor, weight: &Tensor) -> Option<Tensor> {
     let ([rows, inputs], [outputs, width]): ([i64; 2], [i64; 2]) =
         (x.size().try_into().ok()?, weight.size().try_into().ok()?);
@@ -58,9 +58,9 @@ pub fn forward(x: &Tensor, weight: &Tensor) -> Option<Tensor> {
     Some(output)
 }
 
-/// The most rows of `x` with which the kernel is at least as fast as MKL, which copies its operands into another
-/// layout first. With the registers of AVX2 it reads its operands more often; of a transposed matrix it would
-/// also read and write each output too often.
+/// The most rows of `x` with which the kernel is at least as fast as MKL, which copies its operands into
+/// another layout first. With the registers of AVX2 it reads its operands more often; of a transposed matrix
+/// it would also read and write each output too often.
 fn most_rows(is_transposed: bool) -> i64 {
     match InstructionSet::best() {
         InstructionSet::Build => 0,
@@ -199,8 +199,8 @@ impl Product<'_> {
     unsafe fn add_inputs<L: Lanes, const INPUTS: usize>(&self, input: usize, columns: &Range<usize>) {
         let weight_row = |index: usize| &self.weight[(input + index) * self.outputs..][..self.outputs];
         let whole = columns.start + columns.len() / L::COUNT * L::COUNT;
-        // SAFETY: the caller's promise; what is read and written lies within the rows, and no other thread has
-        // these columns.
+        // SAFETY: the caller's promise; what is read and written lies within the rows, and no other thread
+        // has these columns.
         unsafe {
             for column in (columns.start..whole).step_by(L::COUNT) {
                 let mut weights = [L::splat(0.0); INPUTS];

@@ -1,6 +1,6 @@
-//! The RMS norm (Zhang and Sennrich 2019, arXiv 1910.07467): `y = x root w` with `root = 1 / sqrt(mean x^2 + e)`
-//! for each row of `H` numbers. Its gradients are `dx = root (g w - n mean(g w n))` and `dw = sum g n`, with
-//! `n = x root`.
+//! The RMS norm (Zhang and Sennrich 2019, arXiv 1910.07467): `y = x root w` with `root = 1 / sqrt(mean x^2 +
+//! e)` for each row of `H` numbers. Its gradients are `dx = root (g w - n mean(g w n))` and `dw = sum g n`,
+//! with `n = x root`.
 
 #![expect(
     clippy::inline_always,

@@ -1,4 +1,5 @@
-//! Rotary position embeddings: the pairs `(x[j], x[j + dim / 2])` of a head's first `dim` numbers are rotated.
+//! Rotary position embeddings: the pairs `(x[j], x[j + dim / 2])` of a head's first `dim` numbers are
+//! rotated.
 
 #![expect(
     clippy::inline_always,
@@ -15,9 +16,9 @@ use crate::instruction_set::{InstructionSet, VectorLoop};
 use crate::{openmp, operations};
 
 /// Computes `x cos + (x2, x1) sin` for the halves `(x1, x2)` of the rotated numbers of `x` `[N, heads, D]`,
-/// whose last dimension is contiguous, from tables `[N, 1, dim]`. If `is_backward`, the halves of `sin` change
-/// places, which rotates in the other direction. Products and sums are rounded to the kind of `x`. The result
-/// is contiguous.
+/// whose last dimension is contiguous, from tables `[N, 1, dim]`. If `is_backward`, the halves of `sin`
+/// change places, which rotates in the other direction. Products and sums are rounded to the kind of `x`. The
+/// result is contiguous.
 pub fn rotate(x: &Tensor, cos: &Tensor, sin: &Tensor, is_backward: bool) -> Option<Tensor> {
     let kind = common_kind(&[x, cos, sin])?;
     let ([_, heads, size], [.., dim]): ([i64; 3], [i64; 3]) =
