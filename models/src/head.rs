@@ -37,9 +37,10 @@ pub use token_loss::{RowLogprobs, RowLoss, RowSums, Rows, token_loss};
 
 /// The fewest and the most rows of a chunk. A chunk of `R` rows takes `6 R V H` operations and moves `16 V H`
 /// bytes, because it reads the weights twice, and reads and writes their gradient. With 128 rows that is 48
-/// operations for a byte in fp32, twice of what processors compute in the time of reading one: 6 on an AMD EPYC
-/// with two cores (Zen 4), 22 on one with 96. Measured on the first: 128 rows and more take equally long, at
-/// vocabularies of 32,000 and 128,000; with 32 rows it takes half as long again.
+/// operations for a byte in fp32. A processor computes fewer in the time in which it reads a byte: 6 on two
+/// cores of an AMD EPYC (Zen 4, measured), 23 on all 96 cores of one (10.7 Tflop/s and 460 GB/s, by its data
+/// sheet). On the two cores 128 rows and more take equally long, at vocabularies of 32,000 and 128,000, and
+/// 32 rows take half as long again.
 const CHUNK_ROWS: std::ops::RangeInclusive<i64> = 128..=256;
 /// Between these two, a chunk has the rows whose logits fill so many numbers: 32 MiB in fp32.
 const CHUNK_ELEMENTS: i64 = 1 << 23;

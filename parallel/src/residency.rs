@@ -33,7 +33,7 @@ pub enum ModelPart {
 /// The weights that a caller uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights<'a> {
-    /// Those of a part of the model.
+    /// The weights of a part of the model.
     Part(ModelPart),
     /// One parameter, by index.
     Parameter(usize),

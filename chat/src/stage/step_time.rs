@@ -464,7 +464,6 @@ mod tests {
         // Weights that may leave memory are copied: read and written once.
         config.gemini.device_memory = Some(ByteSize(1 << 20));
         same(predict(&config, 1, 3).rollout, 2.0 * 3584.0 / 1e10 + prefill + 2.0 * 3.0 * token);
-        config.gemini.device_memory = None;
 
         // Scoring and four epochs over 4 sequences of 8 tokens, with 3 logits each.
         let (matrices, head) = (2.0 * 640.0 * 32.0, 2.0 * 256.0 * 12.0);

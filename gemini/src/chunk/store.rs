@@ -66,7 +66,7 @@ pub(crate) struct ChunkStore {
     pieces: Vec<Pieces>,
     /// Whether the chunks never leave memory.
     stays: bool,
-    /// Memory comes in multiples of so many bytes.
+    /// The system gives memory in multiples of this number of bytes.
     granularity: usize,
     scratch: Option<Scratch>,
     tensors: Mutex<Tensors>,

@@ -20,6 +20,10 @@
     clippy::inline_always,
     reason = "such a function is compiled with the instruction set of its caller"
 )]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "a loop over registers is unrolled, and its index is a constant"
+)]
 
 pub mod attention;
 pub mod gated;

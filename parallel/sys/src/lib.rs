@@ -5,7 +5,7 @@
 //! | raw | [`raw`] | the C functions of `cpp/shim.h`, in the same order |
 //! | safe | [`dispatch`], [`operations`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`], [`heap`], [`allocator`], [`device_allocator`], [`arena`], [`driver`], [`disk`], [`regular_file`], [`adamw`], [`softmax`], [`kernels`], [`syscall_filter`] | tensors and `Result`s |
 //!
-//! `openmp` has no caller in Rust: it is the runtime under libtorch's parallel loops.
+//! `openmp` is the runtime under libtorch's parallel loops. In Rust only the [`kernels`] call it.
 //!
 //! This crate contains the only `unsafe` code of the project. No C++ exception and no Rust panic crosses the
 //! language boundary: an exception becomes [`Error::Torch`], a panic in a callback becomes an error on the

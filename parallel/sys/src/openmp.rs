@@ -109,7 +109,8 @@ pub(crate) extern "C" fn GOMP_parallel(region: Region, data: *mut c_void, thread
     }
 }
 
-/// Divides `0..count` among the threads of a region, at least `least` to each, and calls `body` with each share.
+/// Divides `0..count` among the threads that libtorch uses, at least `least` to each, and calls `body` with
+/// each share. The shares of `count` depend on the number of threads.
 pub(crate) fn share(count: usize, least: usize, body: &(impl Fn(Range<usize>) + Sync)) {
     struct Call<'a, B> {
         count: usize,
@@ -129,7 +130,7 @@ pub(crate) fn share(count: usize, least: usize, body: &(impl Fn(Range<usize>) + 
         region::<B>
     }
 
-    let members = (count / least.max(1)).min(THREADS.get() as usize);
+    let members = (count / least.max(1)).min(tch::get_num_threads() as usize);
     if members <= 1 {
         return body(0..count);
     }

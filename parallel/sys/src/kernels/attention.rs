@@ -3,15 +3,6 @@
 //! Each sequence reads its own keys and no others, and a key-value head is read once for all query heads that
 //! share it. Nothing is padded to the longest sequence, so no mask is needed.
 
-#![expect(
-    clippy::inline_always,
-    reason = "such a function is compiled with the instruction set of its caller"
-)]
-#![expect(
-    clippy::needless_range_loop,
-    reason = "a loop over registers is unrolled, and its index is a constant"
-)]
-
 use std::ops::Range;
 
 use tch::{Kind, Tensor};

@@ -1,10 +1,5 @@
 //! The gate of a `SwiGLU` (Shazeer 2020, arXiv 2002.05202): `silu(gate) up` with `silu(x) = x / (1 + e^-x)`.
 
-#![expect(
-    clippy::inline_always,
-    reason = "such a function is compiled with the instruction set of its caller"
-)]
-
 use std::ops::Range;
 
 use tch::{Kind, Tensor};

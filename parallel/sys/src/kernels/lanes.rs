@@ -4,15 +4,7 @@
 //! All instruction sets compute with sixteen lanes and add them up in the same order, so they give the same
 //! bits.
 
-#![expect(
-    clippy::inline_always,
-    reason = "such a function is compiled with the instruction set of its caller"
-)]
-#![expect(
-    clippy::needless_range_loop,
-    reason = "a loop over registers is unrolled, and its index is a constant"
-)]
-
+use super::LANES;
 use crate::instruction_set::InstructionSet;
 
 /// Sixteen numbers.
@@ -20,7 +12,7 @@ use crate::instruction_set::InstructionSet;
 /// # Safety
 /// Every method needs the instructions of the implementation, which [`run`] has found.
 pub(super) trait Lanes: Copy {
-    const COUNT: usize = 16;
+    const COUNT: usize = LANES;
 
     unsafe fn splat(number: f32) -> Self;
 
@@ -30,7 +22,7 @@ pub(super) trait Lanes: Copy {
     /// Reads `count` numbers from `place` on, and zeros for the others.
     #[inline(always)]
     unsafe fn load_first(place: *const f32, count: usize) -> Self {
-        let mut numbers = [0f32; 16];
+        let mut numbers = [0f32; LANES];
         // SAFETY: the caller's promises.
         unsafe {
             std::ptr::copy_nonoverlapping(place, numbers.as_mut_ptr(), count);

@@ -4,15 +4,6 @@
 //! With few, the time is that of reading the matrix, so this kernel reads it as it lies, once, and from the
 //! start to the end.
 
-#![expect(
-    clippy::inline_always,
-    reason = "such a function is compiled with the instruction set of its caller"
-)]
-#![expect(
-    clippy::needless_range_loop,
-    reason = "a loop over registers is unrolled, and its index is a constant"
-)]
-
 use std::ops::Range;
 
 use tch::{Kind, Tensor};
@@ -61,17 +52,16 @@ pub fn forward(x: &Tensor, weight: &Tensor) -> Option<Tensor> {
 /// The most rows of `x` with which the kernel is at least as fast as MKL, which copies its operands into
 /// another layout first. With the registers of AVX2 it reads its operands more often; of a transposed matrix
 /// it would also read and write each output too often.
+///
+/// Tried on an AMD EPYC (Zen 4) alone, with both instruction sets: with AVX-512 it is faster up to 1024 rows
+/// of 512 inputs, and up to 128 of 8192. More rows on another processor cost time, and no result is wrong.
 fn most_rows(is_transposed: bool) -> i64 {
     match InstructionSet::best() {
         InstructionSet::Build => 0,
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => {
-            if is_transposed {
-                0
-            } else {
-                32
-            }
-        }
+        InstructionSet::Avx2 if is_transposed => 0,
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => 32,
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512 => 128,
     }

@@ -2,11 +2,6 @@
 //! e)` for each row of `H` numbers. Its gradients are `dx = root (g w - n mean(g w n))` and `dw = sum g n`,
 //! with `n = x root`.
 
-#![expect(
-    clippy::inline_always,
-    reason = "such a function is compiled with the instruction set of its caller"
-)]
-
 use std::borrow::Cow;
 use std::ops::Range;
 

@@ -1,11 +1,6 @@
 //! Rotary position embeddings: the pairs `(x[j], x[j + dim / 2])` of a head's first `dim` numbers are
 //! rotated.
 
-#![expect(
-    clippy::inline_always,
-    reason = "such a function is compiled with the instruction set of its caller"
-)]
-
 use std::ops::Range;
 
 use tch::{Kind, Tensor};
@@ -96,6 +91,7 @@ impl<T: Number> VectorLoop for Rotation<'_, T> {
         for (token, ((cos, sin), output)) in
             tables.zip(self.output.chunks_exact_mut(heads * size)).enumerate()
         {
+            // The halves of the table differ in sign, so that they rotate back when they change places.
             let (low, high) = sin.split_at(half);
             let [sin1, sin2] = if self.is_backward { [high, low] } else { [low, high] };
             let (cos1, cos2) = cos.split_at(half);
@@ -105,6 +101,7 @@ impl<T: Number> VectorLoop for Rotation<'_, T> {
                 let ((x1, x2), rest) = (x[..dim].split_at(half), &x[dim..]);
                 let (rotated, same) = output.split_at_mut(dim);
                 let (output1, output2) = rotated.split_at_mut(half);
+
                 for place in 0..half {
                     let (left, right) = (x1[place].widen(), x2[place].widen());
                     let turned = |a: f32, cos: T, b: f32, sin: T| {
