@@ -2,11 +2,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use datasets::Tokenizer;
+use gemini::{ChunkManager, WeightMemory};
 use models::causal_lm::LoadOptions;
 use models::config::Config;
 use models::model_parallel::ModelParallel;
+use parallel::ProcessGroups;
+use parallel::residency::WeightAllocator;
 use serde_json::json;
 use tch::{Device, Kind};
 
@@ -112,6 +116,16 @@ pub(crate) fn save_tokenizer(
 }
 
 /// The options for loading frozen weights.
+///
+/// On the processor the weights lie in the chunks of a manager without a budget, whose memory consists of huge
+/// pages: a decoding step reads all weights once, and takes longer where it has to look up many small pages.
 pub(crate) fn frozen_options(kind: Kind, device: Device) -> LoadOptions {
-    LoadOptions { kind, device, trainable: false, model_parallel: ModelParallel::NONE, memory: None }
+    let memory: Option<Arc<dyn WeightAllocator>> = match device {
+        Device::Cpu => {
+            let groups = Arc::new(ProcessGroups::single());
+            Some(Arc::new(WeightMemory::new(&ChunkManager::unlimited(), device, &groups)))
+        }
+        _ => None,
+    };
+    LoadOptions { kind, device, trainable: false, model_parallel: ModelParallel::NONE, memory }
 }
