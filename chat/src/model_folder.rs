@@ -120,12 +120,11 @@ pub(crate) fn save_tokenizer(
 /// On the processor the weights lie in the chunks of a manager without a budget, whose memory consists of huge
 /// pages: a decoding step reads all weights once, and takes longer where it has to look up many small pages.
 pub(crate) fn frozen_options(kind: Kind, device: Device) -> LoadOptions {
-    let memory: Option<Arc<dyn WeightAllocator>> = match device {
-        Device::Cpu => {
-            let groups = Arc::new(ProcessGroups::single());
-            Some(Arc::new(WeightMemory::new(&ChunkManager::unlimited(), device, &groups)))
-        }
-        _ => None,
+    let memory: Option<Arc<dyn WeightAllocator>> = if device == Device::Cpu {
+        let groups = Arc::new(ProcessGroups::single());
+        Some(Arc::new(WeightMemory::new(&ChunkManager::unlimited(), device, &groups)))
+    } else {
+        None
     };
     LoadOptions { kind, device, trainable: false, model_parallel: ModelParallel::NONE, memory }
 }
