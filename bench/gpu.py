@@ -155,7 +155,7 @@ def machine(options):
     out = Path(options.out) if options.out else default
     revision = ["git", "-C", options.root, "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        commit = subprocess.run(revision, capture_output=True, text=True).stdout.strip()
+        commit = options.commit or subprocess.run(revision, capture_output=True, text=True).stdout.strip()
     except OSError:
         commit = ""
     flops, bytes_per_second = peaks() if options.stand_in == "no" else (None, None)
@@ -248,7 +248,7 @@ def main():
     verb(training, "figures", "name", "run").add_argument("model", nargs="?")
     verb(decode, "figures", "name", "binary", "model", "device", batch=1, new=128, prompt=128, preload="")
     verb(tokenizer, "source", "config", "folder")
-    verb(machine, out="", name="", stand_in="no", torch="", root="")
+    verb(machine, out="", name="", stand_in="no", torch="", root="", commit="")
     child = verb(record, "out", "step")
     for number in ("rc", "seconds", "limit"):
         child.add_argument(number, type=int)

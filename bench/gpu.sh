@@ -21,6 +21,7 @@ usage: bench/gpu.sh [OPTION...] [STEP...]
   --torch DIR     the folder lib of torch 2.11 for CUDA 13 (default: that of \`python3 -c 'import torch'\`)
   --name NAME     write bench/results/gpu-NAME.json (default: the name of the GPU)
   --out FILE      write this file instead
+  --commit REV    the commit of the two programs (default: that of this folder)
   --work DIR      keep models and logs here (default: a temporary folder)
   --minutes N     start no step after so many minutes (default: 25)
 steps: $all
@@ -232,12 +233,12 @@ prepare_stand_in() {
 
 # ---- the command line
 
-stand_in=no accelerator= binary= integration= torch= name= out= work= minutes=25 steps= inside=
+stand_in=no accelerator= binary= integration= torch= name= out= commit= work= minutes=25 steps= inside=
 while [ $# -gt 0 ]; do
     case $1 in
         --stand-in) stand_in=yes ;;
         -h | --help) usage && exit ;;
-        --binary | --tests | --torch | --name | --out | --work | --minutes | --inside)
+        --binary | --tests | --torch | --name | --out | --commit | --work | --minutes | --inside)
             test $# -gt 1 || fail "$1 needs a value"
             case $1 in
                 --binary) binary=$2 ;;
@@ -245,6 +246,7 @@ while [ $# -gt 0 ]; do
                 --torch) torch=$2 ;;
                 --name) name=$2 ;;
                 --out) out=$2 ;;
+                --commit) commit=$2 ;;
                 --work) work=$2 ;;
                 --minutes) minutes=$2 ;;
                 --inside) inside=$2 ;;
@@ -281,7 +283,8 @@ if [ -n "$inside" ]; then
     exit
 fi
 
-out=$(python3 "$here/gpu.py" machine --out "$out" --name "$name" --stand-in "$stand_in" --torch "$torch" --root "$root")
+out=$(python3 "$here/gpu.py" machine --out "$out" --name "$name" --stand-in "$stand_in" --torch "$torch" --root "$root" \
+    --commit "$commit")
 end=$(($(date +%s) + minutes * 60))
 set -- --binary "$binary" --tests "$integration" --work "$work"
 test "$stand_in" = no || set -- "$@" --stand-in
