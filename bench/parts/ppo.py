@@ -5,6 +5,9 @@ and a learning rate of zero, with all replies in one mini-batch. Both sides then
 mean length, the mean score and the value loss must agree. They rest on the sampler, the reward model, the critic, the
 KL, the token rewards and the returns.
 
+Both sides take the old log-probabilities from the sampler. With several replies a prompt, a mini-batch of ours has all
+replies to its prompts. TRL knows no groups and mixes them.
+
 Ragged replies come from a model that ends a reply with probability 1/32 at each token, up to 64 tokens. Both sides draw
 lengths from this distribution, and the mean lengths that they had are recorded. At a temperature near zero this model
 would end every reply at once, so the check has another one, whose replies have 1, 8 or 64 tokens.
@@ -101,8 +104,10 @@ iterations = {settings.iterations}
 rollout_batch_size = {self.prompt_count}
 samples_per_prompt = {self.samples_per_prompt}
 epochs = {EPOCHS}
+{'shuffle = "prompts"' if self.samples_per_prompt > 1 else ''}
 mini_batch_size = {settings.mini_batch}
 max_new_tokens = {REPLY_LENGTH}
+old_logprobs = "sampler"
 temperature = {settings.temperature}
 kl_coef = 0.05
 score_slot = "after_eos"

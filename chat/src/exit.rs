@@ -386,9 +386,11 @@ fn of_rlhf(error: &rlhf::Error) -> u8 {
         Error::Parallel(error) => of_parallel(error),
         Error::Models(error) => of_models(error),
         Error::Datasets(error) => of_datasets(error),
-        Error::Setting { .. } | Error::Vocabulary { .. } | Error::TooFew { .. } | Error::Groups { .. } => {
-            USAGE
-        }
+        Error::Setting { .. }
+        | Error::Vocabulary { .. }
+        | Error::TooFew { .. }
+        | Error::Groups { .. }
+        | Error::SamplerDiffers { .. } => USAGE,
         Error::NoRows { .. } | Error::Margin { .. } | Error::RunFolder { .. } => DATA,
         Error::NotFinite { .. } => DIVERGED,
         Error::Interrupted { .. } => INTERRUPTED,

@@ -77,6 +77,8 @@ pub struct Completion {
     pub ids: Vec<i64>,
     /// The log-probability of each token at the sampling temperature, before top-k and top-p.
     pub logprobs: Vec<f32>,
+    /// The entropy of the distribution of each token, in nats.
+    pub entropies: Vec<f32>,
     /// Why the reply ended.
     pub finish_reason: FinishReason,
 }
@@ -157,7 +159,12 @@ struct GenerationEngine<'a> {
 
 impl<'a> GenerationEngine<'a> {
     fn new(model: &'a CausalLm, prompts: &'a [Vec<i64>], options: &'a GenerationOptions) -> Self {
-        let empty = Completion { ids: Vec::new(), logprobs: Vec::new(), finish_reason: FinishReason::Length };
+        let empty = Completion {
+            ids: Vec::new(),
+            logprobs: Vec::new(),
+            entropies: Vec::new(),
+            finish_reason: FinishReason::Length,
+        };
         let slots = prompts.len().min(options.max_num_seqs.max(1));
         Self {
             model,
@@ -258,11 +265,12 @@ impl<'a> GenerationEngine<'a> {
 
         for (token, &slot) in sampled.into_iter().zip(slots) {
             let Some(sequence) = &mut self.slots[slot] else { continue };
-            let SampledToken { id, logprob } =
+            let SampledToken { id, logprob, entropy } =
                 token.ok_or(Error::LogitsNotFinite { index: sequence.request_index })?;
             let completion = &mut self.completions[sequence.request_index];
             completion.ids.push(id);
             completion.logprobs.push(logprob);
+            completion.entropies.push(entropy);
             sequence.last_token = id;
             let stops = self.options.stop_ids.contains(&id);
             let interrupted = on_token(sequence.request_index, id).is_break();

@@ -45,6 +45,8 @@ pub struct SampledToken {
     /// The log-probability under the full distribution at the sampling temperature (before top-k and top-p).
     /// At temperature 0 it is the log-probability at temperature 1.
     pub logprob: f32,
+    /// The entropy of the same distribution in nats.
+    pub entropy: f32,
 }
 
 impl SamplingParams {
@@ -92,7 +94,8 @@ impl SamplingParams {
         }
 
         let logprob = |id: usize| ((logits[id] - logits[best]) * inverse) - total.ln() as f32;
-        let sampled = |id: usize| Some(SampledToken { id: id as i64, logprob: logprob(id) });
+        let entropy = row.entropy() as f32;
+        let sampled = |id: usize| Some(SampledToken { id: id as i64, logprob: logprob(id), entropy });
         if self.temperature == 0.0 {
             return sampled(best);
         }
@@ -120,7 +123,7 @@ impl SamplingParams {
             let draws = upload(draws, logits.device()).unsqueeze(1);
             let kept = match self.row_thresholds(&weights, &total) {
                 Some(thresholds) => weights.masked_fill(&weights.lt_tensor(&thresholds), 0.0),
-                None => weights,
+                None => weights.shallow_clone(),
             };
             // The first token whose cumulative sum exceeds the draw, or the last kept one if rounding leaves
             // none.
@@ -131,13 +134,17 @@ impl SamplingParams {
         };
 
         let logprobs = scaled.gather(1, &chosen, false).to_kind(Kind::Double) - total.log();
-        // Ids are exact in fp64, so that one copy brings both.
-        let rows = Tensor::cat(&[chosen.to_kind(Kind::Double), logprobs], 1).to_device(Device::Cpu);
-        let rows = Vec::<f64>::try_from(rows.reshape([-1])).expect("a vector of numbers");
-        rows.chunks_exact(2)
+        // Minus infinity times the weight 0 would be NaN.
+        let terms = (&scaled.clamp_min(-200.0) * &weights).sum_dim_intlist(1, true, Kind::Double);
+        let entropies = total.log() - terms / &total;
+        // Ids are exact in fp64, so that one copy brings all.
+        let rows = Tensor::cat(&[chosen.to_kind(Kind::Double), logprobs, entropies], 1);
+        let rows =
+            Vec::<f64>::try_from(rows.to_device(Device::Cpu).reshape([-1])).expect("a vector of numbers");
+        rows.chunks_exact(3)
             .map(|row| {
-                let (id, logprob) = (row[0] as i64, row[1] as f32);
-                logprob.is_finite().then_some(SampledToken { id, logprob })
+                let (id, logprob, entropy) = (row[0] as i64, row[1] as f32, row[2] as f32);
+                logprob.is_finite().then_some(SampledToken { id, logprob, entropy })
             })
             .collect()
     }
@@ -349,6 +356,7 @@ mod tests {
                 let at_once = at_once.unwrap();
                 assert_eq!(alone.id, at_once.id, "{sampling:?}");
                 assert!((alone.logprob - at_once.logprob).abs() < 1e-5, "{alone:?} {at_once:?}");
+                assert!((alone.entropy - at_once.entropy).abs() < 1e-5, "{alone:?} {at_once:?}");
             }
         }
     }

@@ -71,10 +71,14 @@ pub struct PpoConfig {
     pub epochs: usize,
     /// Number of replies per optimizer step.
     pub mini_batch_size: usize,
+    /// What each epoch brings into a new order.
+    pub shuffle: Shuffle,
     /// The maximum length of a reply, in tokens.
     pub max_new_tokens: usize,
     /// Divides the logits, both in sampling and in training.
     pub temperature: f64,
+    /// Where the log-probabilities of the policy at the time of the rollout come from.
+    pub old_logprobs: OldLogprobs,
     /// Weight of the KL penalty in the reward.
     pub kl_coef: f64,
     /// KL of a full reply that the adaptive controller aims for. Absent: `kl_coef` is fixed.
@@ -124,6 +128,30 @@ pub struct PpoConfig {
     pub critic_model: Option<String>,
 }
 
+/// What an epoch of PPO brings into a new order before it is cut into mini-batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shuffle {
+    /// The replies: TRL, `OpenAI`.
+    #[default]
+    Replies,
+    /// The prompts. The replies to a prompt stay together, and a mini-batch that holds them runs the prompt
+    /// once.
+    Prompts,
+}
+
+/// Where the log-probabilities of the policy at the time of the rollout come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OldLogprobs {
+    /// From a forward pass over the full replies, as in training: `OpenRLHF`, verl.
+    #[default]
+    Trainer,
+    /// From the sampler: TRL. One micro-batch of each rollout is computed by the trainer as well, and the run
+    /// ends if they differ by more than [`LARGEST_DIFFERENCE`](crate::rollout::LARGEST_DIFFERENCE).
+    Sampler,
+}
+
 impl Default for PpoConfig {
     fn default() -> Self {
         Self {
@@ -134,8 +162,10 @@ impl Default for PpoConfig {
 
             epochs: 4,
             mini_batch_size: 64,
+            shuffle: Shuffle::Replies,
             max_new_tokens: 64,
             temperature: 1.0,
+            old_logprobs: OldLogprobs::Trainer,
 
             kl_coef: 0.05,
             kl_target: None,

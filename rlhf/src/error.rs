@@ -130,6 +130,16 @@ pub enum Error {
         /// The value.
         value: f64,
     },
+    /// Log-probabilities of the sampler that are not those of the trainer.
+    #[error(
+        "the sampler's log-probabilities differ from the trainer's by up to {difference:.1e}, and at most {most:.0e} is rounding: set [ppo] old_logprobs = \"trainer\""
+    )]
+    SamplerDiffers {
+        /// The largest difference.
+        difference: f32,
+        /// The largest difference that counts as rounding.
+        most: f32,
+    },
     /// A reply without a token to whose reward its score could be added.
     #[error(
         "reply {row} has no token of the policy, so its score has no reward to be added to; drop it before the update"

@@ -54,7 +54,7 @@ use self::metrics::{UpdateStats, push_rollout_metrics};
 use self::ptx::Ptx;
 use self::trajectory::{Trajectory, collate, flatten, num_tokens, trajectories};
 use crate::advantage::{self, Advantages};
-use crate::config::PpoConfig;
+use crate::config::{PpoConfig, Shuffle};
 use crate::event::{Event, Metrics};
 use crate::kl::KlController;
 use crate::loss::{self, PolicyClip, PolicyLoss, PolicyStatistics};
@@ -206,6 +206,7 @@ impl<'a> Ppo<'a> {
                 &mut experiences,
                 self.train.micro_batch_size,
                 self.config.temperature,
+                self.config.old_logprobs,
             )?;
 
             // 2. Advantages: every rank computes them from all replies, because whitening and the KL
@@ -436,11 +437,15 @@ impl<'a> Ppo<'a> {
     /// Returns the order of the replies in each epoch of an iteration. Each epoch shuffles the order of the
     /// previous epoch.
     fn orders(&self, num_replies: usize, iteration: u64) -> Vec<Vec<usize>> {
-        let mut order: Vec<usize> = (0..num_replies).collect();
+        let group_size = match self.config.shuffle {
+            Shuffle::Replies => 1,
+            Shuffle::Prompts => self.config.samples_per_prompt,
+        };
+        let mut groups: Vec<usize> = (0..num_replies / group_size).collect();
         let shuffled = |epoch: usize| {
             let seed = derived_seed(self.seed, iteration, 1 + epoch as u64);
-            order.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
-            order.clone()
+            groups.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
+            groups.iter().flat_map(|group| group * group_size..(group + 1) * group_size).collect()
         };
         (0..self.config.epochs).map(shuffled).collect()
     }

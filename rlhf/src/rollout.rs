@@ -9,8 +9,9 @@
 //! A reply is stored as the prompt ids followed by the new ids. Where the prompt ends is stored as a length
 //! and never inferred from the ids. All models run on the flat batch without padding, in which neighbouring
 //! replies to the same prompt share its tokens. Log-probabilities are computed at the sampling temperature.
-//! They come from a forward pass over the full replies, as in training, and not from the sampler, so that the
-//! ratio of the first update is one up to rounding. This module contains no reward formula and no loss.
+//! They come from a forward pass over the full replies, as in training, so that the ratio of the first update
+//! is one up to rounding; or from the sampler ([`OldLogprobs`]), which saves that pass. This module contains no
+//! reward formula and no loss.
 
 use std::sync::Arc;
 
@@ -28,6 +29,11 @@ use tch::{Tensor, no_grad};
 
 use crate::Error;
 use crate::advantage::ScoreSlot;
+use crate::config::OldLogprobs;
+
+/// The largest difference between the log-probabilities of sampler and trainer that counts as rounding. In fp32
+/// they differ by 1e-5 at most; bfloat16 is coarser.
+pub const LARGEST_DIFFERENCE: f32 = 1e-3;
 
 /// One prompt with one reply and the numbers computed for it. Vectors over tokens have one entry per token of
 /// the reply.
@@ -43,6 +49,8 @@ pub struct Experience {
     pub score_slot: ScoreSlot,
     /// Log-probability of each token, from the sampler.
     pub sampler_logprobs: Vec<f32>,
+    /// Entropy before each token, from the sampler.
+    pub sampler_entropy: Vec<f32>,
     /// Log-probability of each token, from the policy at the time of the rollout.
     pub logprobs: Vec<f32>,
     /// Entropy of the policy before each token.
@@ -66,6 +74,7 @@ impl Experience {
             score_slot,
             stopped: completion.finish_reason == FinishReason::Stop,
             sampler_logprobs: completion.logprobs.clone(),
+            sampler_entropy: completion.entropies.clone(),
             ..Self::default()
         }
     }
@@ -74,6 +83,13 @@ impl Experience {
     /// them.
     pub fn num_slots(&self) -> usize {
         self.reply().len() + usize::from(self.score_slot == ScoreSlot::AfterEos)
+    }
+
+    /// The largest difference between the log-probabilities of the policy and those of the sampler; NaN if one
+    /// of them is.
+    pub fn logprob_difference(&self) -> f32 {
+        let pairs = self.logprobs.iter().zip(&self.sampler_logprobs);
+        pairs.map(|(policy, sampler)| (policy - sampler).abs()).fold(0.0, larger)
     }
 
     /// The ids of the prompt.
@@ -126,9 +142,19 @@ impl PpoModels<'_> {
         experiences: &mut [Experience],
         micro_batch_size: usize,
         temperature: f64,
+        old_logprobs: OldLogprobs,
     ) -> Result<i64, Error> {
         let (policy, reference) = (self.policy, self.reference);
-        let mut rollout = Rollout { experiences, micro_batch_size, tokens: 0 };
+        let computed = match old_logprobs {
+            OldLogprobs::Trainer => experiences.len(),
+            OldLogprobs::Sampler => micro_batch_size.min(experiences.len()),
+        };
+        let (by_trainer, by_sampler) = experiences.split_at_mut(computed);
+        for experience in by_sampler {
+            experience.logprobs = experience.sampler_logprobs.clone();
+            experience.entropy = experience.sampler_entropy.clone();
+        }
+        let mut rollout = Rollout { experiences: &mut *by_trainer, micro_batch_size, tokens: 0 };
         rollout.score(policy, policy.decoder(), Reads::Tokens, |batch, replies, hidden| {
             let found = head::logprobs(hidden, policy.head(), &batch.targets, temperature)?;
             let entropies = split_by_reply(&found.entropy, replies);
@@ -138,7 +164,12 @@ impl PpoModels<'_> {
             }
             Ok(())
         })?;
+        let tokens = rollout.tokens;
+        if old_logprobs == OldLogprobs::Sampler {
+            check_sampler(by_trainer)?;
+        }
 
+        let mut rollout = Rollout { experiences, micro_batch_size, tokens };
         rollout.score(reference, reference.decoder(), Reads::Tokens, |batch, replies, hidden| {
             let found = head::logprobs(hidden, reference.head(), &batch.targets, temperature)?;
             let logprobs = split_by_reply(&found.logprobs, replies);
@@ -170,6 +201,25 @@ impl PpoModels<'_> {
         }
         Ok(rollout.tokens)
     }
+}
+
+/// The largest [`Experience::logprob_difference`]; NaN if one of them is.
+pub(crate) fn largest_difference(experiences: &[Experience]) -> f32 {
+    experiences.iter().map(Experience::logprob_difference).fold(0.0, larger)
+}
+
+/// The larger of two numbers, or NaN, unlike `f32::max`, which passes over NaN.
+fn larger(left: f32, right: f32) -> f32 {
+    if right > left || right.is_nan() { right } else { left }
+}
+
+/// Refuses replies whose sampler did not give the log-probabilities of the trainer.
+fn check_sampler(experiences: &[Experience]) -> Result<(), Error> {
+    let largest = largest_difference(experiences);
+    if largest <= LARGEST_DIFFERENCE {
+        return Ok(());
+    }
+    Err(Error::SamplerDiffers { difference: largest, most: LARGEST_DIFFERENCE })
 }
 
 /// The replies that are scored, and the number of tokens that went through the models so far.

@@ -17,7 +17,7 @@ use models::decoder::LoadOptions;
 use models::model_parallel::ModelParallel;
 use models::scalar_model::ScalarModel;
 use parallel::{ProcessGroups, Segmented};
-use rlhf::config::{AdvantageEstimator, PpoConfig, RewardConfig};
+use rlhf::config::{AdvantageEstimator, OldLogprobs, PpoConfig, RewardConfig, Shuffle};
 use rlhf::event::{Event, Metrics, Recorder};
 use rlhf::reward::Reward;
 use rlhf::rollout::PpoModels;
@@ -339,20 +339,46 @@ fn replies_to_one_prompt_run_it_once() {
     let folder = tempfile::tempdir().unwrap();
     let reward_model = ScalarModel::random(config(), 2, &options(false)).unwrap();
     let train = TrainConfig { micro_batch_size: 32, ..train() };
-    for samples_per_prompt in [4, 1] {
-        let count = 8 * samples_per_prompt;
+    // All replies in one mini-batch, and four mini-batches with two prompts each.
+    let cases = [(4, 32, Shuffle::Replies), (4, 8, Shuffle::Prompts), (1, 8, Shuffle::Replies)];
+    for (index, (samples_per_prompt, mini_batch_size, shuffle)) in cases.into_iter().enumerate() {
         let settings =
-            PpoConfig { iterations: 1, samples_per_prompt, mini_batch_size: count, ..ppo_settings() };
-        let out = folder.path().join(samples_per_prompt.to_string());
+            PpoConfig { iterations: 1, samples_per_prompt, mini_batch_size, shuffle, ..ppo_settings() };
+        let out = folder.path().join(index.to_string());
         let (memory, _) = run_ppo(&settings, &train, &out, &reward_model);
         let [tokens, score, update, length] =
             ["tokens", "units/score", "units/update", "response_length/mean"].map(|name| memory.all(name)[0]);
-        let replies = length * count as f64;
+        let replies = length * 8.0 * samples_per_prompt as f64;
         let share = ((tokens - replies) / samples_per_prompt as f64 + replies) / tokens;
         assert!((score - 4.0 * share).abs() < 1e-6, "{score} {share}");
         assert!((update - 12.0 * share).abs() < 1e-6, "{update} {share}");
         assert!(samples_per_prompt == 1 || share < 0.8, "{share}");
     }
+}
+
+#[test]
+fn the_samplers_logprobs_are_those_of_the_trainer() {
+    let folder = tempfile::tempdir().unwrap();
+    let reward_model = ScalarModel::random(config(), 2, &options(false)).unwrap();
+    let train = TrainConfig { micro_batch_size: 4, ..train() };
+    let [trainer, sampler] = [OldLogprobs::Trainer, OldLogprobs::Sampler].map(|old_logprobs| {
+        let settings = PpoConfig { iterations: 2, temperature: 0.8, old_logprobs, ..ppo_settings() };
+        run_ppo(&settings, &train, &folder.path().join(format!("{old_logprobs:?}")), &reward_model).0
+    });
+    for name in ["objective/kl", "objective/entropy", "loss/value_avg", "policy/approxkl_avg", "grad_norm"] {
+        for (trainer, sampler) in trainer.all(name).iter().zip(sampler.all(name)) {
+            assert!(
+                (trainer - sampler).abs() < 1e-4 * trainer.abs().max(0.01),
+                "{name}: {trainer} {sampler}"
+            );
+        }
+    }
+    assert!(
+        sampler.all("sampling/logp_difference/max").iter().all(|&largest| largest > 0.0 && largest < 1e-5)
+    );
+    // The policy runs on four replies instead of all 32.
+    let saved = trainer.all("units/score")[0] - sampler.all("units/score")[0];
+    assert!(saved > 0.7 * trainer.all("units/score")[0] / 4.0, "{saved}");
 }
 
 #[test]

@@ -139,6 +139,12 @@ fn by_ppo(config: &RunConfig) -> Vec<IgnoredKey> {
     } else if ppo.kl_target.is_none() {
         keys.push(("ppo.kl_horizon", "without kl_target the coefficient is fixed"));
     }
+    if ppo.samples_per_prompt == 1 {
+        keys.push((
+            "ppo.shuffle",
+            "with samples_per_prompt = 1 a prompt has one reply, and both orders are the same",
+        ));
+    }
     // The first step of a rollout has the weights that the rollout had.
     if ppo.epochs == 1 && ppo.replies().is_ok_and(|replies| replies == ppo.mini_batch_size) {
         let reason = "with one optimizer step for each rollout the policy and the values have not moved yet";

@@ -33,6 +33,7 @@ use models::architecture::Architecture;
 use models::decoder::HeadKind;
 use parallel::pipeline::ScheduleKind;
 use parallel::{Axis, Mesh};
+use rlhf::config::OldLogprobs;
 use serde::Serialize;
 
 use super::chunk_uses::{ChunkUses, DiskTraffic, ModelPieces, Phase, PhaseTraffic};
@@ -125,7 +126,11 @@ impl PlannedRun<'_> {
 
         let mut seconds = PhaseSeconds::default();
         for model in self.models {
-            seconds[Phase::Inference as usize] += self.scoring(model, sequence.times(replies), speed);
+            let is_sampled = model.role == "policy" && ppo.old_logprobs == OldLogprobs::Sampler;
+            // Of the sampler's log-probabilities one micro-batch is checked.
+            let checked = replies.min(self.config.train.micro_batch_size as f64);
+            let computed = if is_sampled { checked } else { replies };
+            seconds[Phase::Inference as usize] += self.scoring(model, sequence.times(computed), speed);
         }
         let all_epochs = replies * ppo.epochs as f64;
         for (index, (model, _)) in self.trained().enumerate() {
@@ -367,9 +372,9 @@ mod tests {
     fn predict(config: &RunConfig, processes: usize, new_tokens: usize) -> StepTime {
         let model = Config::from_json(CONFIG, "test").unwrap();
         let (head, kind) = (HeadKind::Vocabulary, Kind::Float);
-        let models = [PlannedModel { role: "model", config: &model, head, kind, is_trained: true }];
+        let models = [PlannedModel { role: "policy", config: &model, head, kind, is_trained: true }];
         let bytes = StateBytes { weights: 3584, gradients: 3584, optimizer: 7168 };
-        let state = [ModelBytes { role: "model", bytes }];
+        let state = [ModelBytes { role: "policy", bytes }];
         let mesh = launch::mesh(&config.parallel, 0, processes).unwrap();
         let lengths = lengths(new_tokens);
         let run = PlannedRun { config, mesh: &mesh, models: &models, state: &state, lengths: &lengths };
@@ -471,6 +476,9 @@ mod tests {
         let score = (matrices + head) / 1e11 + attention + 2.0 * activations;
         let epoch = (3.0 * matrices + 3.0 * head) / 1e11 + 3.0 * attention + 5.0 * activations;
         same(time.computation, score + 4.0 * epoch);
+        // The log-probabilities of the sampler are checked on one micro-batch, which has one of four replies.
+        config.ppo.old_logprobs = OldLogprobs::Sampler;
+        same(predict(&config, 1, 3).computation, score / 4.0 + 4.0 * epoch);
         // Four steps, each with the gradients of four micro-batches.
         same(time.update, 4.0 * (4.0 * 16.0 * 896.0 + 3.0 * 3584.0 + 2.0 * (3584.0 + 7168.0)) / 1e10);
     }

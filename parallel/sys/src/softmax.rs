@@ -1,8 +1,8 @@
-//! The softmax of one row of logits on the host: weights `exp((z - max z) / t)`, their sum, and the token at
-//! which their cumulative sum passes a number.
+//! The softmax of one row of logits on the host: weights `w = exp(x)` with `x = (z - max z) / t`, their sum, the
+//! entropy, and the token at which their cumulative sum passes a number.
 //!
-//! One pass finds the largest logit, and a second one computes the weights and their sums over blocks of 256
-//! tokens, so that a draw adds up blocks and then the tokens of one block.
+//! One pass finds the largest logit, and a second one computes the weights and the sums of `w` and `w x` over
+//! blocks of 256 tokens, so that a draw adds up blocks and then the tokens of one block.
 //!
 //! **Bits.** The weights of a row depend on the row alone, and not on the instruction set.
 
@@ -23,11 +23,12 @@ const LANES: usize = 16;
 #[derive(Debug, Default)]
 pub struct RowWeights {
     weights: Vec<f32>,
-    /// The sum of each block of weights.
-    sums: Vec<f64>,
+    /// The sums of `w` and of `w x` in each block.
+    sums: Vec<[f64; 2]>,
     /// The first token with the largest logit.
     best: usize,
     total: f64,
+    entropy: f64,
 }
 
 impl RowWeights {
@@ -38,11 +39,12 @@ impl RowWeights {
 
     fn compute_with(&mut self, logits: &[f32], inverse: f32, instructions: InstructionSet) {
         self.weights.resize(logits.len(), 0.0);
-        self.sums.resize(logits.len().div_ceil(BLOCK), 0.0);
+        self.sums.resize(logits.len().div_ceil(BLOCK), [0.0; 2]);
         let highest = instructions.highest(logits);
         self.best = first_index_of(highest, logits);
         instructions.weigh(logits, [highest, inverse], &mut self.weights, &mut self.sums);
-        self.total = self.sums.iter().sum();
+        let [total, weighted] = [0, 1].map(|index| self.sums.iter().map(|sums| sums[index]).sum::<f64>());
+        (self.total, self.entropy) = (total, total.ln() - weighted / total);
     }
 
     /// `exp((z - max z) / t)` of each token.
@@ -60,11 +62,16 @@ impl RowWeights {
         self.total
     }
 
+    /// The entropy of the distribution in nats: `log sum w - (sum w x) / (sum w)`.
+    pub fn entropy(&self) -> f64 {
+        self.entropy
+    }
+
     /// The first token for which the sum of the weights up to its own exceeds `point`, or if rounding leaves
     /// none, the last token with a weight above zero.
     pub fn find(&self, point: f64) -> usize {
         let mut left = point;
-        for (block, (weights, sum)) in self.weights.chunks(BLOCK).zip(&self.sums).enumerate() {
+        for (block, (weights, [sum, _])) in self.weights.chunks(BLOCK).zip(&self.sums).enumerate() {
             if left >= *sum {
                 left -= sum;
                 continue;
@@ -102,24 +109,34 @@ fn highest(logits: &[f32]) -> f32 {
     lanes.iter().chain(tail).fold(f32::NEG_INFINITY, |most, &logit| larger(most, logit))
 }
 
-/// Writes the weight of each logit, and the sum of each block.
+/// Writes the weight of each logit, and the sums of each block.
 #[inline(always)]
-fn weigh(logits: &[f32], [highest, inverse]: [f32; 2], weights: &mut [f32], sums: &mut [f64]) {
+fn weigh(logits: &[f32], [highest, inverse]: [f32; 2], weights: &mut [f32], sums: &mut [[f64; 2]]) {
+    // Below this exponent the weight is zero in fp32, also times the exponent. Minus infinity would give NaN.
+    const LEAST: f32 = -200.0;
+    let exponent = |logit: f32| (logit - highest) * inverse;
+    let term = |weight: f32, exponent: f32| weight * if exponent < LEAST { LEAST } else { exponent };
     let blocks = logits.chunks(BLOCK).zip(weights.chunks_mut(BLOCK));
-    for ((logits, weights), sum) in blocks.zip(sums) {
-        let mut lanes = [0f32; LANES];
+    for ((logits, weights), sums) in blocks.zip(sums) {
+        let (mut lanes, mut terms) = ([0f32; LANES], [0f32; LANES]);
         let (body, tail) = logits.as_chunks::<LANES>();
         let (body_weights, tail_weights) = weights.as_chunks_mut::<LANES>();
         for (logits, weights) in body.iter().zip(body_weights) {
             for lane in 0..LANES {
-                weights[lane] = exp((logits[lane] - highest) * inverse);
+                let exponent = exponent(logits[lane]);
+                weights[lane] = exp(exponent);
                 lanes[lane] += weights[lane];
+                terms[lane] += term(weights[lane], exponent);
             }
         }
-        for (logit, weight) in tail.iter().zip(&mut *tail_weights) {
-            *weight = exp((logit - highest) * inverse);
+        let sum = |numbers: &[f32]| numbers.iter().map(|&number| f64::from(number)).sum::<f64>();
+        *sums = [sum(&lanes), sum(&terms)];
+        for (&logit, weight) in tail.iter().zip(tail_weights) {
+            let exponent = exponent(logit);
+            *weight = exp(exponent);
+            sums[0] += f64::from(*weight);
+            sums[1] += f64::from(term(*weight, exponent));
         }
-        *sum = lanes.iter().chain(&*tail_weights).map(|&weight| f64::from(weight)).sum();
     }
 }
 
@@ -138,7 +155,7 @@ impl InstructionSet {
     }
 
     /// See [`weigh`]. `self` is one of [`available`](Self::available).
-    fn weigh(self, logits: &[f32], scaling: [f32; 2], weights: &mut [f32], sums: &mut [f64]) {
+    fn weigh(self, logits: &[f32], scaling: [f32; 2], weights: &mut [f32], sums: &mut [[f64; 2]]) {
         match self {
             Self::Build => weigh(logits, scaling, weights, sums),
             // SAFETY: `available` has found these instructions.
@@ -165,13 +182,13 @@ fn highest_avx512(logits: &[f32]) -> f32 {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn weigh_avx2(logits: &[f32], scaling: [f32; 2], weights: &mut [f32], sums: &mut [f64]) {
+fn weigh_avx2(logits: &[f32], scaling: [f32; 2], weights: &mut [f32], sums: &mut [[f64; 2]]) {
     weigh(logits, scaling, weights, sums);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
-fn weigh_avx512(logits: &[f32], scaling: [f32; 2], weights: &mut [f32], sums: &mut [f64]) {
+fn weigh_avx512(logits: &[f32], scaling: [f32; 2], weights: &mut [f32], sums: &mut [[f64; 2]]) {
     weigh(logits, scaling, weights, sums);
 }
 
@@ -186,12 +203,18 @@ mod tests {
             let mut found = InstructionSet::available().into_iter().map(|instructions| {
                 let mut row = RowWeights::default();
                 row.compute_with(&logits, 0.7, instructions);
-                (row.weights, row.sums, row.best, row.total.to_bits())
+                (row.weights, row.sums, row.best, [row.total, row.entropy].map(f64::to_bits))
             });
             let first = found.next().unwrap();
             assert!(found.all(|other| other == first), "{length}");
             let exact: f64 = logits.iter().map(|&z| (f64::from(z - logits[first.2]) * 0.7).exp()).sum();
-            assert!((f64::from_bits(first.3) - exact).abs() < 1e-6 * exact, "{length}");
+            assert!((f64::from_bits(first.3[0]) - exact).abs() < 1e-6 * exact, "{length}");
+            let surprise = |&z: &f32| {
+                let log = f64::from(z - logits[first.2]) * 0.7 - exact.ln();
+                -log.exp() * log
+            };
+            let entropy: f64 = logits.iter().map(surprise).sum();
+            assert!((f64::from_bits(first.3[1]) - entropy).abs() < 1e-5, "{length}: {entropy}");
             let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             assert_eq!(logits.iter().position(|&logit| logit == most), Some(first.2));
         }
@@ -207,6 +230,8 @@ mod tests {
         let mut row = RowWeights::default();
         row.compute(&logits, 1.0);
         assert_eq!((row.best(), row.total()), (2000, 2.0));
+        // Probabilities 1/4, 1/8, 1/2, 1/8; a token of probability 0 adds nothing.
+        assert!((row.entropy() - 1.75 * std::f64::consts::LN_2).abs() < 1e-7);
         for (point, token) in
             [(0.0, 0), (0.49, 0), (0.5, 1000), (0.74, 1000), (0.75, 2000), (1.74, 2000), (1.75, 3000)]
         {

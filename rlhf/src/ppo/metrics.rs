@@ -5,7 +5,7 @@ use parallel::ProcessGroups;
 use crate::Error;
 use crate::event::Metrics;
 use crate::loss::{PolicyStatistics, ValueStatistics};
-use crate::rollout::Experience;
+use crate::rollout::{self, Experience};
 
 /// Sums over the optimizer steps of one iteration.
 #[derive(Default)]
@@ -67,14 +67,10 @@ pub(super) fn push_rollout_metrics(experiences: &[Experience], metrics: &mut Met
     let entropy: f64 =
         experiences.iter().flat_map(|experience| &experience.entropy).map(|&value| f64::from(value)).sum();
     let stopped = experiences.iter().filter(|experience| experience.stopped).count() as f64;
-    let mismatch = experiences
-        .iter()
-        .flat_map(|experience| experience.logprobs.iter().zip(&experience.sampler_logprobs))
-        .map(|(trainer, sampler)| f64::from((trainer - sampler).abs()))
-        .fold(0.0, f64::max);
+    let mismatch = rollout::largest_difference(experiences);
 
     metrics.push("objective/entropy", entropy / tokens);
     metrics.push("response_length/mean", tokens / count);
     metrics.push("truncated_rate", 1.0 - stopped / count);
-    metrics.push("sampling/logp_difference/max", mismatch);
+    metrics.push("sampling/logp_difference/max", f64::from(mismatch));
 }
