@@ -10,7 +10,6 @@ use models::causal_lm::LoadOptions;
 use models::config::Config;
 use models::model_parallel::ModelParallel;
 use parallel::ProcessGroups;
-use parallel::residency::WeightAllocator;
 use serde_json::json;
 use tch::{Device, Kind};
 
@@ -115,16 +114,9 @@ pub(crate) fn save_tokenizer(
     output::write_atomically(&folder.join("generation_config.json"), format!("{generation:#}\n").as_bytes())
 }
 
-/// The options for loading frozen weights.
-///
-/// On the processor the weights lie in the chunks of a manager without a budget, whose memory consists of huge
-/// pages: a decoding step reads all weights once, and takes longer where it has to look up many small pages.
+/// The options for loading frozen weights that no stage trains.
 pub(crate) fn frozen_options(kind: Kind, device: Device) -> LoadOptions {
-    let memory: Option<Arc<dyn WeightAllocator>> = if device == Device::Cpu {
-        let groups = Arc::new(ProcessGroups::single());
-        Some(Arc::new(WeightMemory::new(&ChunkManager::unlimited(), device, &groups)))
-    } else {
-        None
-    };
+    let groups = Arc::new(ProcessGroups::single());
+    let memory = WeightMemory::for_device(&ChunkManager::unlimited(), device, &groups);
     LoadOptions { kind, device, trainable: false, model_parallel: ModelParallel::NONE, memory }
 }

@@ -11,7 +11,6 @@ use models::config::Config;
 use models::decoder;
 use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
 use parallel::comm::ProcessGroup;
-use parallel::residency::WeightAllocator;
 use parallel::{Axis, Mesh, ProcessGroups, Transport, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
@@ -144,11 +143,7 @@ pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> a
     }
 
     let model_parallel = model_parallel(config, ctx.groups);
-    let memory: Option<Arc<dyn WeightAllocator>> = if device == Device::Cpu || ctx.memory.is_limited() {
-        Some(Arc::new(WeightMemory::new(&ctx.memory, device, ctx.groups)))
-    } else {
-        None
-    };
+    let memory = WeightMemory::for_device(&ctx.memory, device, ctx.groups);
     Ok(LoadOptions { kind: config.model.dtype.kind(), device, trainable: true, model_parallel, memory })
 }
 

@@ -349,11 +349,7 @@ fn check_tokenizer(
 impl PpoModelSet {
     fn load(config: &RunConfig, folders: &PerRole<PathBuf>, ctx: &StageContext<'_>) -> anyhow::Result<Self> {
         let options = trainable_options(config, ctx)?;
-        let frozen = |kind| LoadOptions {
-            model_parallel: options.model_parallel.clone(),
-            memory: options.memory.clone(),
-            ..model_folder::frozen_options(kind, options.device)
-        };
+        let frozen = |kind| LoadOptions { kind, trainable: false, ..options.clone() };
         Ok(Self {
             policy: CausalLm::load(&folders.policy, &options)?,
             reference: CausalLm::load(&folders.reference, &frozen(options.kind))?,

@@ -3,7 +3,11 @@
 //! | level | module | interface |
 //! |---|---|---|
 //! | raw | [`raw`] | the C functions of `cpp/shim.h`, in the same order |
-//! | safe | [`dispatch`], [`operations`], [`autograd`], [`c10d`], [`shared`], [`nccl`], [`stream`], [`runtime`], [`memory`], [`heap`], [`allocator`], [`device_allocator`], [`arena`], [`driver`], [`disk`], [`regular_file`], [`adamw`], [`softmax`], [`kernels`], [`syscall_filter`] | tensors and `Result`s |
+//! | safe: libtorch | [`dispatch`], [`operations`], [`autograd`], [`runtime`], [`stream`] | tensors and `Result`s |
+//! | safe: ranks | [`c10d`], [`shared`], [`nccl`] | tensors and `Result`s |
+//! | safe: memory | [`memory`], [`heap`], [`allocator`], [`device_allocator`], [`arena`], [`driver`], [`disk`] | bytes and tensors |
+//! | safe: kernels | [`adamw`], [`softmax`], [`kernels`] | slices |
+//! | safe: system | [`regular_file`], [`syscall_filter`] | files and processes |
 //!
 //! `openmp` is the runtime under libtorch's parallel loops. In Rust only the [`kernels`] call it.
 //!

@@ -30,6 +30,20 @@ impl WeightMemory {
         Self { manager: Arc::clone(manager), device, groups: Arc::clone(groups), is_sharded: true }
     }
 
+    /// The memory of weights on `device`: chunks of `manager` on the processor, and on another device if the
+    /// manager has a budget to keep. A device without a budget has libtorch's own allocator, which is `None`.
+    ///
+    /// On the processor chunks pay even without a budget, because they ask the system for huge pages: each
+    /// pass over the weights reads all of them once, and looks up fewer pages.
+    pub fn for_device(
+        manager: &Arc<ChunkManager>,
+        device: Device,
+        groups: &Arc<ProcessGroups>,
+    ) -> Option<Arc<dyn WeightAllocator>> {
+        let has_chunks = device == Device::Cpu || manager.is_limited();
+        has_chunks.then(|| Arc::new(Self::new(manager, device, groups)) as Arc<dyn WeightAllocator>)
+    }
+
     /// How a store of these weights is divided over the ranks.
     fn sharding(&self, is_trained: bool) -> Result<Option<Sharding>, Error> {
         match self.manager.zero_stage() {
