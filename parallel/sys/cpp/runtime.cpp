@@ -25,3 +25,7 @@ int shim_show_config(ShimSink sink, void *context) {
 int shim_set_flush_denormal(bool flush, bool *supported) {
   return shim_guard([&] { *supported = at::globalContext().setFlushDenormal(flush); });
 }
+
+int shim_set_cudnn_attention(bool use) {
+  return shim_guard([&] { at::globalContext().setSDPUseCuDNN(use); });
+}

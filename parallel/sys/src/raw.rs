@@ -194,6 +194,7 @@ unsafe extern "C" {
     pub fn shim_event_free(event: *mut ShimEvent);
     pub fn shim_show_config(sink: ShimSink, context: *mut c_void) -> c_int;
     pub fn shim_set_flush_denormal(flush: bool, supported: *mut bool) -> c_int;
+    pub fn shim_set_cudnn_attention(use_cudnn: bool) -> c_int;
     pub fn shim_from_blob(
         data: *mut c_void,
         shape: *const i64,
