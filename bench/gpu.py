@@ -99,7 +99,7 @@ def training(options):
 
 
 def generate(options, new, prompts):
-    command = [options.binary, "generate", "--model", options.model, "--device", options.device, "--input", prompts, "--raw"]
+    command = [options.binary, "generate", "--model", options.model, "--device", options.device, "--input", prompts, "--raw", "--dtype", "bfloat16"]
     command += ["--output", "decoded.jsonl", "--force", "--ignore-eos", "--temperature", "0", "--batch-size", str(options.batch)]
     started = time.perf_counter()
     subprocess.run(
@@ -208,7 +208,7 @@ def record(options):
     write(out, results)
 
 
-NOT_RUN = {"nccl": "it needs a GPU and its NCCL"}
+NOT_RUN = {"nccl": "it needs a GPU and its NCCL", "peers": "python3 has no torch for GPUs, or no transformers"}
 
 
 def summary(options):

@@ -10,7 +10,7 @@ set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
-all="doctor parity stages ranks nccl budgets zero decode sft-1b sft-1b-budget ppo-4x1b sft-8b"
+all="doctor parity stages ranks nccl budgets zero decode sft-1b sft-1b-budget peers ppo-4x1b sft-8b"
 
 usage() {
     cat <<USAGE
@@ -138,7 +138,7 @@ sft() { # NAME MODEL SETTING...: a few steps of SFT in bf16
     rows "$row" 64
     rm -rf "$name"
     train sft "$name" "$device" "model.path='model-$shape'" "model.dtype='bfloat16'" "data.train=['rows-$row.jsonl']" \
-        "data.max_length=$row" 'data.eval=[]' train.steps=8 train.lr=1e-5 train.micro_batch_size=4 "$@"
+        "data.max_length=$row" train.steps=8 train.lr=1e-5 train.micro_batch_size=4 "$@"
     report training "$name" "$name" "model-$shape"
     rm -rf "$name/final"
 }
@@ -151,11 +151,19 @@ step_sft_1b_budget() {
     report compare "within $small_budget" sft-1b sft-1b-budget --tolerance 5e-2
 }
 
+step_peers() {
+    python3 -c 'import torch, transformers; torch.cuda.init()' || return 77
+    life
+    model "$small"
+    python3 "$here/peers/gpu.py" "model-$small" --batches $batches --new "$new" --row "$row" >"$figures"
+    cat "$figures"
+}
+
 step_ppo_4x1b() {
     life
     model "$small"
     rm -rf reward ppo-4x1b
-    train rm reward "$device" "model.path='model-$small'" "model.dtype='bfloat16'" train.steps=2 'data.eval=[]'
+    train rm reward "$device" "model.path='model-$small'" "model.dtype='bfloat16'" train.steps=2
     train ppo ppo-4x1b "$device" "model.path='model-$small'" "model.dtype='bfloat16'" "ppo.reward_model='reward/final'" \
         "gemini.device_memory='$ppo_budget'" "ppo.rollout_batch_size=$rollout" "ppo.rollout_micro_batch_size=$rollout" \
         "ppo.mini_batch_size=$rollout" ppo.epochs=1 "ppo.max_new_tokens=$reply" ppo.iterations=3 train.micro_batch_size=4 \

@@ -201,7 +201,7 @@ fn every_budget_of_the_device_gives_the_same_bits() {
         ("gemini.device_memory='16MiB' --set gemini.host_memory='1MiB'", Some(1 << 20)),
         ("gemini.device_memory='12MiB' --set gemini.placement='disk'", Some(12 << 20)),
         (
-            "gemini.device_memory='40MiB' --set gemini.placement='static' --set gemini.host_memory='4MiB'",
+            "gemini.device_memory='48MiB' --set gemini.placement='static' --set gemini.host_memory='4MiB'",
             Some(4 << 20),
         ),
     ];
