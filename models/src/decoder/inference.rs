@@ -286,8 +286,12 @@ fn attend_batch(batch: &Batch, attention: &Attention, [q, k, v]: &[Tensor; 3]) -
     batch.attend(q, k, v, attention.scale(), attention.mask())
 }
 
-/// Attention with one query per row. The kernel handles grouped query heads, so keys and values are not
-/// repeated.
+/// Attention of one token per row: queries `[B, heads, D]` over keys and values `[B, kv_heads, T, D]`, with a
+/// mask `[B, 1 or heads, 1, T]` that is added to the scores.
+///
+/// The query heads that share a key-value head stand as its queries. No key is masked by the order of
+/// queries, so this is the same attention, and every kernel of libtorch computes it without repeating keys
+/// and values. (With a mask, the kernels for CUDA do not know groups of heads.)
 fn attend_decode(
     attention: &Attention,
     q: &Tensor,
@@ -295,7 +299,11 @@ fn attend_decode(
     values: &Tensor,
     mask: Option<&Tensor>,
 ) -> Tensor {
-    let (q, grouped) = (q.unsqueeze(2), q.size()[1] != keys.size()[1]);
-    Tensor::scaled_dot_product_attention(&q, keys, values, mask, 0.0, false, attention.scale(), grouped)
-        .reshape([q.size()[0], -1])
+    let (rows, heads, kv_heads) = (q.size()[0], q.size()[1], keys.size()[1]);
+    let by_kv_head = |x: &Tensor| x.reshape([rows, kv_heads, heads / kv_heads, -1]);
+    let of_each_head = mask.filter(|mask| mask.size()[1] > 1).map(by_kv_head);
+    let mask = of_each_head.as_ref().or(mask);
+    let scale = attention.scale();
+    Tensor::scaled_dot_product_attention(&by_kv_head(q), keys, values, mask, 0.0, false, scale, false)
+        .reshape([rows, -1])
 }
