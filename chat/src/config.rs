@@ -19,11 +19,12 @@ pub(crate) mod stage;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use datasets::synth::SynthOptions;
 use gemini::{GeminiConfig, TrainConfig};
-use rlhf::config::{PpoConfig, RewardConfig};
+use rlhf::config::{OldLogprobs, PpoConfig, RewardConfig};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use device::DeviceSetting;
@@ -31,8 +32,8 @@ pub(crate) use error::ConfigError;
 use finding::PipelineFindings;
 use no_effect::HELD_OUT;
 use section::{
-    BaseSection, CheckpointSection, DataSection, EvalSection, LogSection, ModelSection, ParallelSection,
-    PipelineSection, PipelineStep, SequenceMode, TensorMode, TokenizerSection,
+    BaseSection, CheckpointSection, DataSection, Dtype, EvalSection, LogSection, ModelSection,
+    ParallelSection, PipelineSection, PipelineStep, SequenceMode, TensorMode, TokenizerSection,
 };
 pub(crate) use stage::{IgnoredKey, StageSchema, Units};
 use tree::{Entry, Node, Tree};
@@ -397,6 +398,14 @@ impl RunConfig {
                 "has no effect while [ppo] ptx_coef is 0: set that, or leave the rows out".to_owned();
             return Err(ConfigError::Value { place: None, key: "data.ptx".to_owned(), message });
         }
+        if stage.reads("ppo")
+            && self.ppo.old_logprobs == OldLogprobs::Sampler
+            && self.model.dtype == Dtype::Bfloat16
+        {
+            let wanted = "in bfloat16 the sampler and the training pass round differently: take \"trainer\", or [model] \
+                          dtype = \"float32\"";
+            return refuse("ppo.old_logprobs", "sampler", wanted);
+        }
         let held_out = self.data.eval_fraction > 0.0 || !self.data.eval.0.is_empty();
         let has_tasks = !self.eval.tasks.0.is_empty() && stage.reads("eval.tasks");
         if self.eval.every > 0 && !held_out && !has_tasks && stage.reads("data.eval") {
@@ -617,7 +626,7 @@ pub(crate) fn flatten_toml(text: &str) -> Result<BTreeMap<String, String>, toml:
     Ok(found)
 }
 
-fn refuse(key: &str, value: u64, wanted: &str) -> Result<(), ConfigError> {
+fn refuse(key: &str, value: impl Display, wanted: &str) -> Result<(), ConfigError> {
     Err(ConfigError::Value { place: None, key: key.to_owned(), message: format!("{value}: {wanted}") })
 }
 

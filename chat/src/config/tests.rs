@@ -264,6 +264,17 @@ fn a_warm_up_longer_than_the_run_is_refused_if_the_file_says_both() {
     assert!(error.contains("13 steps of warm-up are more than the run has (12)"), "{error}");
 }
 
+#[test]
+fn log_probabilities_of_a_sampler_in_bfloat16_are_refused() {
+    let ppo = |dtype: &str| {
+        let text = with("[ppo]\nreward_model = 'rm'\nold_logprobs = 'sampler'\n");
+        load(&text, &[&format!("model.dtype='{dtype}'")], PPO)
+    };
+    assert!(ppo("float32").is_ok());
+    let error = ppo("bfloat16").unwrap_err().to_string();
+    assert!(error.contains("`ppo.old_logprobs`: sampler: in bfloat16 the sampler"), "{error}");
+}
+
 /// A common key may be meant for one stage of several. A pipeline tells what none of them uses.
 #[test]
 fn a_pipeline_tells_of_common_keys_that_no_stage_uses() {
