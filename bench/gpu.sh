@@ -291,7 +291,7 @@ if [ -n "$inside" ]; then
     exit
 fi
 
-out=$(python3 "$here/gpu.py" machine --out "$out" --name "$name" --stand-in "$stand_in" --torch "$torch" --root "$root" \
+out=$(python3 "$here/gpu.py" machine --out "$out" --name "$name" --stand-in "$stand_in" --torch "${version:-}" --root "$root" \
     --commit "$commit")
 end=$(($(date +%s) + minutes * 60))
 set -- --binary "$binary" --tests "$integration" --work "$work"

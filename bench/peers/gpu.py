@@ -7,9 +7,11 @@ autocast, and weights in bf16 (without the fp32 copy that colossal-chat keeps). 
 import argparse
 import json
 import statistics
+import sys
 import time
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 SKIPPED_STEPS = 2
@@ -70,6 +72,7 @@ def main():
     for name, default in (("prompt", 128), ("new", 128), ("row", 2048), ("rows", 4), ("steps", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
+    print(f"transformers {transformers.__version__}, torch {torch.__version__}", file=sys.stderr)
 
     model = load(options.model, torch.bfloat16)
     model.generation_config.eos_token_id = None
