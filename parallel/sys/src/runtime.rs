@@ -80,8 +80,8 @@ pub fn libtorch_path() -> Option<PathBuf> {
 /// loader's path. Call it before the first tensor.
 ///
 /// Attention then runs on libtorch's own kernels and not on cuDNN. cuDNN compiles a plan for each shape that
-/// it meets, and every decoding step has a new one: on an H200 that takes 25 ms of a step of 37 ms. Where
-/// shapes repeat, both train a model of 1 B parameters in the same time.
+/// it meets, and every decoding step has a new one: on an H200 that takes 29 ms of a step of 37 ms. Where
+/// shapes repeat, a model of 1.2 B parameters trains in 256 ms a step instead of 250.
 pub fn load_cuda() -> Result<(), Error> {
     let name = "libtorch_cuda.so";
     let beside = libtorch_path().map(|path| path.with_file_name("cuda").join(name));
