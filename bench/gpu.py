@@ -199,6 +199,9 @@ def record(options):
         "commit": results["commit"],
         "figures": [json.loads(line) for line in figures.read_text().splitlines()] if figures.exists() else [],
     }
+    notes = [line for line in log if " differ by " in line or line.startswith("transformers ")]
+    if notes:
+        step["notes"] = notes
     skipped = sorted({line.split("skipped: ", 1)[1] for line in log if "skipped: " in line})
     if skipped:
         step["skipped"] = skipped

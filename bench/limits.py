@@ -25,7 +25,7 @@ def ppo_seconds(bench, shape, prompts, prompt_length, replies, reply_length, epo
     """Seconds of an iteration: prompts, steps of generation, three models that score, two that learn.
 
     A prompt is read once by each model, however many replies it has. Only tokens of replies need the head and the last
-    layer. The sampler could give the log-probabilities of the policy.
+    layer. The sampler gives the log-probabilities of the policy.
     """
     if bench.rates is None:
         return None

@@ -13,7 +13,7 @@
 //!
 //! This module knows no loss but that of the vocabulary head, and no optimizer.
 
-use tch::Kind;
+use tch::{Device, Kind};
 
 use crate::architecture::{Architecture, MoeConfig, NormKind};
 use crate::head::chunk_rows;
@@ -93,7 +93,7 @@ impl<'a> ActivationMemory<'a> {
     pub fn vocabulary_loss(&self, tokens: usize) -> [usize; 2] {
         let vocabulary = self.split(self.architecture.vocab_size);
         let width = size(self.architecture.embedding_size);
-        let rows = chunk_rows(vocabulary as i64).min(tokens as i64) as usize;
+        let rows = chunk_rows(vocabulary as i64, Device::Cpu).min(tokens as i64) as usize;
         let kept = tokens * width * self.element_bytes + vocabulary * width * 4;
         let logits = rows * vocabulary;
         // First logits and log-probabilities are there, later the gradients of the logits, and of hidden

@@ -5,8 +5,8 @@
 //! `log p(y_n) = z[y_n] - log sum_v exp z[v]`, entropy `H_n = log sum exp z - sum_v p_v z_v`.
 //! Everything runs over chunks of rows, 128 to 256 on the CPU. A loss that is a sum over rows, [`token_loss`]
 //! and its special case [`cross_entropy`], computes its gradient in the forward pass, while the logits exist,
-//! because the gradient of a sum is known up to a factor. [`logprobs`] serves every other loss, and recomputes
-//! the logits in its backward pass. (The idea is from Wijmans et al. 2024, arXiv 2411.09009.)
+//! because the gradient of a sum is known up to a factor. [`logprobs`] serves every other loss, and
+//! recomputes the logits in its backward pass. (The idea is from Wijmans et al. 2024, arXiv 2411.09009.)
 //!
 //! If the vocabulary is sharded over a group, each rank computes the logits of its own tokens, and the ranks
 //! exchange only one number per row (the log of the sum of exponentials) and the results. If the rows are
@@ -44,10 +44,12 @@ pub use token_loss::{RowLogprobs, RowLoss, RowSums, Rows, token_loss};
 const CHUNK_ROWS: std::ops::RangeInclusive<i64> = 128..=256;
 /// Between these two, a chunk has the rows whose logits fill so many numbers: 32 MiB in fp32.
 const CHUNK_ELEMENTS: i64 = 1 << 23;
-/// The rows of a chunk on a GPU, which computes more operations in the time in which it reads a byte: 165 in
-/// bf16 on an H200, by its data sheet. There 64 chunks of 128 rows spent 61 ms of a step of 256 ms on adding
-/// to the weight's gradient (1.2 B parameters, a vocabulary of 128,256).
-const DEVICE_CHUNK_ROWS: i64 = 2048;
+/// The same on a GPU, which computes more operations in the time in which it reads a byte: 206 in bf16 on an
+/// H200, by its data sheet. There 64 chunks of 128 rows spent 61 ms of a step of 256 ms on adding to the
+/// weight's gradient (1.2 B parameters, a vocabulary of 128,256).
+const DEVICE_CHUNK_ROWS: std::ops::RangeInclusive<i64> = 128..=2048;
+/// The logits of a chunk on a GPU: 1 GiB in fp32.
+const DEVICE_CHUNK_ELEMENTS: i64 = 1 << 28;
 
 /// The weights of a vocabulary head.
 #[derive(Clone, Copy, Debug)]
@@ -159,16 +161,18 @@ impl<'a> Head<'a> {
     /// The number of rows per chunk. It is computed from the average shard, because all ranks need the same
     /// number and their shards of the vocabulary may differ by one token.
     fn chunk_rows(&self) -> i64 {
-        if self.weight.device() != Device::Cpu {
-            return DEVICE_CHUNK_ROWS;
-        }
-        chunk_rows(self.vocabulary.map_or(self.weight.size()[0], VocabShard::mean_local_size))
+        let vocab_size = self.vocabulary.map_or(self.weight.size()[0], VocabShard::mean_local_size);
+        chunk_rows(vocab_size, self.weight.device())
     }
 }
 
-/// The number of rows whose logits over `vocab_size` tokens are held at once on the CPU.
-pub(crate) fn chunk_rows(vocab_size: i64) -> i64 {
-    (CHUNK_ELEMENTS / vocab_size).clamp(*CHUNK_ROWS.start(), *CHUNK_ROWS.end())
+/// The number of rows whose logits over `vocab_size` tokens are held at once.
+pub(crate) fn chunk_rows(vocab_size: i64, device: Device) -> i64 {
+    let (rows, elements) = match device {
+        Device::Cpu => (CHUNK_ROWS, CHUNK_ELEMENTS),
+        _ => (DEVICE_CHUNK_ROWS, DEVICE_CHUNK_ELEMENTS),
+    };
+    (elements / vocab_size).clamp(*rows.start(), *rows.end())
 }
 
 struct DetachedHead {

@@ -10,8 +10,8 @@
 //! and never inferred from the ids. All models run on the flat batch without padding, in which neighbouring
 //! replies to the same prompt share its tokens. Log-probabilities are computed at the sampling temperature.
 //! They come from a forward pass over the full replies, as in training, so that the ratio of the first update
-//! is one up to rounding; or from the sampler ([`OldLogprobs`]), which saves that pass. This module contains no
-//! reward formula and no loss.
+//! is one up to rounding; or from the sampler ([`OldLogprobs`]), which saves that pass. This module contains
+//! no reward formula and no loss.
 
 use std::sync::Arc;
 
@@ -31,8 +31,8 @@ use crate::Error;
 use crate::advantage::ScoreSlot;
 use crate::config::OldLogprobs;
 
-/// The largest difference between the log-probabilities of sampler and trainer that counts as rounding. In fp32
-/// they differ by 1e-5 at most; bfloat16 is coarser.
+/// The largest difference between the log-probabilities of sampler and trainer at temperature 1 that counts
+/// as rounding. In fp32 they differ by 1e-5 at most; bfloat16 is coarser. A temperature below 1 magnifies it.
 pub const LARGEST_DIFFERENCE: f32 = 1e-3;
 
 /// One prompt with one reply and the numbers computed for it. Vectors over tokens have one entry per token of
@@ -85,8 +85,8 @@ impl Experience {
         self.reply().len() + usize::from(self.score_slot == ScoreSlot::AfterEos)
     }
 
-    /// The largest difference between the log-probabilities of the policy and those of the sampler; NaN if one
-    /// of them is.
+    /// The largest difference between the log-probabilities of the policy and of the sampler; NaN if one of
+    /// them is.
     pub fn logprob_difference(&self) -> f32 {
         let pairs = self.logprobs.iter().zip(&self.sampler_logprobs);
         pairs.map(|(policy, sampler)| (policy - sampler).abs()).fold(0.0, larger)
@@ -166,7 +166,7 @@ impl PpoModels<'_> {
         })?;
         let tokens = rollout.tokens;
         if old_logprobs == OldLogprobs::Sampler {
-            check_sampler(by_trainer)?;
+            check_sampler(by_trainer, temperature)?;
         }
 
         let mut rollout = Rollout { experiences, micro_batch_size, tokens };
@@ -214,12 +214,11 @@ fn larger(left: f32, right: f32) -> f32 {
 }
 
 /// Refuses replies whose sampler did not give the log-probabilities of the trainer.
-fn check_sampler(experiences: &[Experience]) -> Result<(), Error> {
-    let largest = largest_difference(experiences);
-    if largest <= LARGEST_DIFFERENCE {
-        return Ok(());
-    }
-    Err(Error::SamplerDiffers { difference: largest, most: LARGEST_DIFFERENCE })
+fn check_sampler(experiences: &[Experience], temperature: f64) -> Result<(), Error> {
+    let difference = largest_difference(experiences);
+    let most = LARGEST_DIFFERENCE / temperature.min(1.0) as f32;
+    // A log-probability that is no number ends the run elsewhere, under its own name.
+    if difference > most { Err(Error::SamplerDiffers { difference, most }) } else { Ok(()) }
 }
 
 /// The replies that are scored, and the number of tokens that went through the models so far.

@@ -139,14 +139,20 @@ fn by_ppo(config: &RunConfig) -> Vec<IgnoredKey> {
     } else if ppo.kl_target.is_none() {
         keys.push(("ppo.kl_horizon", "without kl_target the coefficient is fixed"));
     }
+    let has_one_mini_batch = ppo.replies().is_ok_and(|replies| replies == ppo.mini_batch_size);
     if ppo.samples_per_prompt == 1 {
         keys.push((
             "ppo.shuffle",
-            "with samples_per_prompt = 1 a prompt has one reply, and both orders are the same",
+            "with samples_per_prompt = 1 a prompt has one reply, which is alone anyway",
+        ));
+    } else if has_one_mini_batch {
+        keys.push((
+            "ppo.shuffle",
+            "one mini-batch holds all replies of a rollout, in the order of the prompts",
         ));
     }
     // The first step of a rollout has the weights that the rollout had.
-    if ppo.epochs == 1 && ppo.replies().is_ok_and(|replies| replies == ppo.mini_batch_size) {
+    if ppo.epochs == 1 && has_one_mini_batch {
         let reason = "with one optimizer step for each rollout the policy and the values have not moved yet";
         let names = ["ppo.clip_range", "ppo.clip_range_high", "ppo.clip_range_value"];
         keys.extend(names.map(|key| (key, reason)));

@@ -10,6 +10,7 @@ use models::config::Config;
 use models::decoder::{HeadKind, weight_specs};
 use models::model_parallel::ModelParallel;
 use parallel::{Axis, Mesh, ProcessGroups, launch, memory};
+use rlhf::config::OldLogprobs;
 use serde::Serialize;
 use tch::{Device, Kind};
 
@@ -109,6 +110,8 @@ pub(super) fn check(
 fn in_other_dtype(run: PlannedRun<'_>, speed: &MachineSpeed) -> anyhow::Result<DtypeTime> {
     let mut config = run.config.clone();
     config.model.dtype = config.model.dtype.other();
+    // In bfloat16 the sampler's log-probabilities are refused.
+    config.ppo.old_logprobs = OldLogprobs::Trainer;
     let dtype = config.model.dtype;
     let models: Vec<PlannedModel<'_>> =
         run.models.iter().map(|&model| PlannedModel { kind: dtype.kind(), ..model }).collect();

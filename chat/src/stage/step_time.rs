@@ -127,8 +127,9 @@ impl PlannedRun<'_> {
         let mut seconds = PhaseSeconds::default();
         for model in self.models {
             let is_sampled = model.role == "policy" && ppo.old_logprobs == OldLogprobs::Sampler;
-            // Of the sampler's log-probabilities one micro-batch is checked.
-            let checked = replies.min(self.config.train.micro_batch_size as f64);
+            // Every data-parallel rank checks one micro-batch of the sampler's log-probabilities.
+            let ranks = self.mesh.size(Axis::Data);
+            let checked = replies.min((ranks * self.config.train.micro_batch_size) as f64);
             let computed = if is_sampled { checked } else { replies };
             seconds[Phase::Inference as usize] += self.scoring(model, sequence.times(computed), speed);
         }

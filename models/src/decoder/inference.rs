@@ -289,9 +289,10 @@ fn attend_batch(batch: &Batch, attention: &Attention, [q, k, v]: &[Tensor; 3]) -
 /// Attention of one token per row: queries `[B, heads, D]` over keys and values `[B, kv_heads, T, D]`, with a
 /// mask `[B, 1 or heads, 1, T]` that is added to the scores.
 ///
-/// The query heads that share a key-value head stand as its queries. No key is masked by the order of
-/// queries, so this is the same attention, and every kernel of libtorch computes it without repeating keys
-/// and values. (With a mask, the kernels for CUDA do not know groups of heads.)
+/// The query heads that share a key-value head become the query positions of this head. No key is masked by
+/// the order of the positions, so this is the same attention, and every kernel of libtorch computes it
+/// without repeating keys and values. (libtorch's kernels for CUDA have no grouped-query attention with a
+/// mask.)
 fn attend_decode(
     attention: &Attention,
     q: &Tensor,

@@ -26,6 +26,6 @@ int shim_set_flush_denormal(bool flush, bool *supported) {
   return shim_guard([&] { *supported = at::globalContext().setFlushDenormal(flush); });
 }
 
-int shim_set_cudnn_attention(bool use) {
-  return shim_guard([&] { at::globalContext().setSDPUseCuDNN(use); });
+int shim_set_cudnn_attention(bool use_cudnn) {
+  return shim_guard([&] { at::globalContext().setSDPUseCuDNN(use_cudnn); });
 }

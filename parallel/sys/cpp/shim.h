@@ -117,7 +117,7 @@ int shim_show_config(ShimSink sink, void *context);
 // Whether denormal numbers are flushed to zero on this thread from now on.
 int shim_set_flush_denormal(bool flush, bool *supported);
 // Whether scaled_dot_product_attention may use cuDNN.
-int shim_set_cudnn_attention(bool use);
+int shim_set_cudnn_attention(bool use_cudnn);
 
 // A tensor over memory of the caller, with a storage of its own that cannot be resized. `kind` is an at::ScalarType, the strides count
 // elements, and `device` is the number that tch has for a device. `drop` frees `state`, once: with the storage, or at once where this

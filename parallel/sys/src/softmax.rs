@@ -1,5 +1,5 @@
-//! The softmax of one row of logits on the host: weights `w = exp(x)` with `x = (z - max z) / t`, their sum, the
-//! entropy, and the token at which their cumulative sum passes a number.
+//! The softmax of one row of logits on the host: weights `w = exp(x)` with `x = (z - max z) / t`, their sum,
+//! the entropy, and the token at which their cumulative sum passes a number.
 //!
 //! One pass finds the largest logit, and a second one computes the weights and the sums of `w` and `w x` over
 //! blocks of 256 tokens, so that a draw adds up blocks and then the tokens of one block.
