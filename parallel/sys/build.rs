@@ -38,7 +38,7 @@ fn main() {
     // The files are one translation unit, because the compiler spends nearly all of its time on libtorch's
     // headers: one unit takes a third of the time of twelve.
     let unit = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("shim.cpp");
-    let includes: String = FILES.iter().map(|file| format!("#include \"{file}.cpp\"\n")).collect();
+    let includes = FILES.map(|file| format!("#include \"{file}.cpp\"\n")).concat();
     std::fs::write(&unit, includes).expect("OUT_DIR can be written");
 
     cc::Build::new()
