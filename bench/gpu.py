@@ -99,8 +99,8 @@ def training(options):
 
 
 def generate(options, new, prompts):
-    command = [options.binary, "generate", "--model", options.model, "--device", options.device, "--input", prompts, "--raw", "--dtype", "bfloat16"]
-    command += ["--output", "decoded.jsonl", "--force", "--ignore-eos", "--temperature", "0", "--batch-size", str(options.batch)]
+    command = [options.binary, "generate", "--model", options.model, "--device", options.device, "--input", prompts, "--raw"]
+    command += ["--dtype", "bfloat16", "--output", "decoded.jsonl", "--force", "--ignore-eos", "--temperature", "0", "--batch-size", str(options.batch)]
     started = time.perf_counter()
     subprocess.run(
         command + ["--max-new-tokens", str(new)],

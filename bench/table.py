@@ -38,7 +38,8 @@ EXPLANATIONS = {
     "at each token. The peer is the PPO trainer of TRL, which is given each prompt 4 times where a prompt has 4 "
     "replies. It runs in fp32 without gradient checkpointing, and steps its optimizer after every mini-batch, as ours "
     "does. Both sides take old log-probabilities from the sampler. With 4 replies a prompt, a mini-batch of ours has all "
-    "replies to its prompts, while TRL knows no groups and mixes them. The replies are sampled, so they differ; the difference is the largest of mean length, mean score and value "
+    "replies to its prompts, while TRL knows no groups and mixes them. The replies are sampled, so they differ; the "
+    "difference is the largest of mean length, mean score and value "
     "loss (relative) in a greedy iteration.",
     "eval": "Tasks on tiny models, beside lm-evaluation-harness at its faster batch size. The difference is the largest "
     "of all log-likelihoods.",

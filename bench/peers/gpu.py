@@ -1,7 +1,8 @@
 """The peer of bench/gpu.sh on the same GPU: transformers generates and trains with the model of the steps.
 
 It decodes greedily in bf16 with the cache that grows, and trains on equal rows at two settings: fp32 weights under
-autocast, and weights in bf16 (without the fp32 copy that colossal-chat keeps). It prints one figure a line.
+autocast, and weights in bf16 (without the fp32 copy that colossal-chat keeps). It prints one figure a line. It compares
+no losses and no tokens with the program: bench/run.py does that, on the CPU.
 """
 
 import argparse
