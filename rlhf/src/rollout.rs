@@ -144,31 +144,8 @@ impl PpoModels<'_> {
         temperature: f64,
         old_logprobs: OldLogprobs,
     ) -> Result<i64, Error> {
-        let (policy, reference) = (self.policy, self.reference);
-        let computed = match old_logprobs {
-            OldLogprobs::Trainer => experiences.len(),
-            OldLogprobs::Sampler => micro_batch_size.min(experiences.len()),
-        };
-        let (by_trainer, by_sampler) = experiences.split_at_mut(computed);
-        for experience in by_sampler {
-            experience.logprobs = experience.sampler_logprobs.clone();
-            experience.entropy = experience.sampler_entropy.clone();
-        }
-        let mut rollout = Rollout { experiences: &mut *by_trainer, micro_batch_size, tokens: 0 };
-        rollout.score(policy, policy.decoder(), Reads::Tokens, |batch, replies, hidden| {
-            let found = head::logprobs(hidden, policy.head(), &batch.targets, temperature)?;
-            let entropies = split_by_reply(&found.entropy, replies);
-            let logprobs = split_by_reply(&found.logprobs, replies);
-            for (experience, (logprobs, entropy)) in replies.iter_mut().zip(logprobs.zip(entropies)) {
-                (experience.logprobs, experience.entropy) = (logprobs, entropy);
-            }
-            Ok(())
-        })?;
-        let tokens = rollout.tokens;
-        if old_logprobs == OldLogprobs::Sampler {
-            check_sampler(by_trainer, temperature)?;
-        }
-
+        let tokens = self.score_policy(experiences, micro_batch_size, temperature, old_logprobs)?;
+        let reference = self.reference;
         let mut rollout = Rollout { experiences, micro_batch_size, tokens };
         rollout.score(reference, reference.decoder(), Reads::Tokens, |batch, replies, hidden| {
             let found = head::logprobs(hidden, reference.head(), &batch.targets, temperature)?;
@@ -200,6 +177,43 @@ impl PpoModels<'_> {
             })?;
         }
         Ok(rollout.tokens)
+    }
+
+    /// Fills in the log-probabilities and entropies of the policy. Returns the number of tokens that went
+    /// through it.
+    fn score_policy(
+        &self,
+        experiences: &mut [Experience],
+        micro_batch_size: usize,
+        temperature: f64,
+        old_logprobs: OldLogprobs,
+    ) -> Result<i64, Error> {
+        let policy = self.policy;
+        let computed = match old_logprobs {
+            OldLogprobs::Trainer => experiences.len(),
+            OldLogprobs::Sampler => micro_batch_size.min(experiences.len()),
+        };
+        let (by_trainer, by_sampler) = experiences.split_at_mut(computed);
+        for experience in by_sampler {
+            experience.logprobs = experience.sampler_logprobs.clone();
+            experience.entropy = experience.sampler_entropy.clone();
+        }
+
+        let mut rollout = Rollout { experiences: &mut *by_trainer, micro_batch_size, tokens: 0 };
+        rollout.score(policy, policy.decoder(), Reads::Tokens, |batch, replies, hidden| {
+            let found = head::logprobs(hidden, policy.head(), &batch.targets, temperature)?;
+            let entropies = split_by_reply(&found.entropy, replies);
+            let logprobs = split_by_reply(&found.logprobs, replies);
+            for (experience, (logprobs, entropy)) in replies.iter_mut().zip(logprobs.zip(entropies)) {
+                (experience.logprobs, experience.entropy) = (logprobs, entropy);
+            }
+            Ok(())
+        })?;
+        let tokens = rollout.tokens;
+        if old_logprobs == OldLogprobs::Sampler {
+            check_sampler(by_trainer, temperature)?;
+        }
+        Ok(tokens)
     }
 }
 
