@@ -3,11 +3,14 @@
 //! | level | module | interface |
 //! |---|---|---|
 //! | raw | [`raw`] | the C functions of `cpp/shim.h`, in the same order |
-//! | safe: libtorch | [`dispatch`], [`operations`], [`autograd`], [`runtime`], [`stream`] | tensors and `Result`s |
-//! | safe: ranks | [`c10d`], [`shared`], [`nccl`] | tensors and `Result`s |
-//! | safe: memory | [`memory`], [`heap`], [`allocator`], [`device_allocator`], [`arena`], [`driver`], [`disk`] | bytes and tensors |
-//! | safe: kernels | [`adamw`], [`softmax`], [`kernels`] | slices |
+//! | safe: libtorch | [`dispatch`], [`operations`], [`autograd`], [`runtime`], [`stream`] | tensors |
+//! | safe: ranks | [`c10d`], [`shared`], [`nccl`] | tensors |
+//! | safe: memory | [`memory`], [`heap`], [`allocator`], [`arena`], [`disk`] | bytes and tensors |
+//! | safe: memory of devices | [`device_allocator`], [`driver`] | bytes and events |
+//! | safe: kernels | [`adamw`], [`softmax`], [`kernels`] | tensors and slices |
 //! | safe: system | [`regular_file`], [`syscall_filter`] | files and processes |
+//!
+//! Every function of the safe modules that can fail returns a `Result`.
 //!
 //! `openmp` is the runtime under libtorch's parallel loops. In Rust only the [`kernels`] call it.
 //!
